@@ -1,6 +1,6 @@
-// What a way of connecting ranks implements. Small, so that processes, GPUs and a simulated network
-// fit behind it; one conformance suite (tests/comm/conformance_test.cc) says what all of them must
-// do.
+// What a way of connecting ranks implements. It is small, so that processes, GPUs and a simulated
+// network fit behind it. One conformance suite (tests/comm/conformance_test.cc) says what every
+// backend must do.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ enum class CollectiveKind : uint8_t {
 };
 inline constexpr int kCollectiveKinds = 8;
 
-// One call, checked for what a rank can see alone.
+// One call. A rank checks what it can see alone.
 struct Collective {
   CollectiveKind kind = CollectiveKind::kBarrier;
   DType dtype = DType::kFloat32;
@@ -53,9 +53,9 @@ class CommunicatorBackend {
   virtual absl::Status Enqueue(Stream& stream, const Collective& collective) = 0;
   virtual absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
                                                                      std::string_view name) = 0;
-  // Of backends whose sums have an order of their own.
+  // For backends with an order of sums of their own.
   virtual absl::Status SumInOrder(std::span<std::byte> /*scratch*/) { return absl::OkStatus(); }
-  // Of backends that move registered memory without copies.
+  // For backends that move registered memory without copies.
   virtual absl::Status Register(std::span<std::byte> /*memory*/) { return absl::OkStatus(); }
   virtual void Deregister() {}
   virtual void Leave() {}
@@ -73,10 +73,11 @@ struct NoticeTimes {
 struct CommunicatorOptions {
   std::string name = "communicator";  // in messages
   int reduction_group = 0;       // consecutive ranks summed first; 0: all. Must divide the size
-  double timeout_seconds = 600;  // a rank that has not come by then fails the communicator
+  double timeout_seconds = 600;  // a rank that is missing after this time fails the communicator
   NoticeTimes notices = {};
 
-  // Of what Split makes: the groups of the whole need not divide its parts. An empty name: the whole's.
+  // For the parts that Split makes: the whole's reduction groups need not divide a part. An empty
+  // name: the whole's.
   CommunicatorOptions OfPart(std::string_view part_name) const {
     return {.name = part_name.empty() ? name : std::string(part_name),
             .timeout_seconds = timeout_seconds,
@@ -84,11 +85,11 @@ struct CommunicatorOptions {
   }
 };
 
-// What a rank asks for with others: ranks that propose the same colour become a group, ordered by (key, rank). The
-// options and the device are the same on all.
+// What a rank proposes to the others. Ranks that propose the same colour become a group, ordered by
+// (key, rank). All propose the same options and device.
 struct Proposal {
   CommunicatorOptions options;
-  std::string device = {};  // that the ranks share, for people; empty: no certain one
+  std::string device = {};  // shared by the ranks, for messages; empty: none that is certain
   int colour = 0;
   int key = 0;
 };
@@ -100,9 +101,9 @@ class WorldBackend {
   virtual int size() const = 0;
   virtual int local_rank() const = 0;
   virtual int local_size() const = 0;
-  // How many consecutive ranks always share a host, the same on all ranks; all if no such number
-  // divides them. What stands in front of another world says what that one does: it is the default
-  // reduction group, and so decides the bits of sums.
+  // How many consecutive ranks always share a host, the same on all ranks; all of them if no number
+  // divides every host. A backend that wraps another world returns that world's number, because it
+  // is the default reduction group and so decides the bits of sums.
   virtual int ranks_per_host() const = 0;
   virtual absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) = 0;
@@ -115,15 +116,15 @@ class WorldBackend {
     return device.Allocate(bytes, what);
   }
   virtual void Fail(absl::Status why) = 0;
-  // Where the ranks compare the order of their calls. Null: nowhere, or there is one rank.
+  // Where the ranks compare the order of their calls. Null: they do not, or there is one rank.
   virtual CallOrder* calls() { return nullptr; }
   // Sends this rank's calls to the ranks that cannot read its memory. Any thread.
   virtual void TellCalls() {}
-  // Where ranks with GPUs tell each other what connects those. An error: they cannot.
+  // Where ranks with GPUs exchange what connects their GPUs. An error: they have no such place.
   virtual absl::StatusOr<std::shared_ptr<StoreGroup>> bootstrap() {
     return absl::UnimplementedError("these ranks cannot be given GPUs");
   }
-  // Where ranks that are threads of one process form communicators. Null: they are not.
+  // Where ranks that are threads of one process form communicators. Null: they are no such threads.
   virtual SharedGroup* threads() { return nullptr; }
 };
 

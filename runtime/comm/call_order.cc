@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kEngineShift = 8, kErrorsShift = 32;
 
-// A call, and the errors that its rank had had before it.
+// A call, and the errors that its rank had returned before it.
 struct KeptCall {
   CallOfWorld call;
   uint32_t errors = 0;
@@ -32,7 +32,8 @@ KeptCall Unpack(uint64_t word) {
           .errors = static_cast<uint32_t>(word >> kErrorsShift)};
 }
 
-// Of one error. The sum of those of a rank does not depend on the order of errors behind one call.
+// The hash of one error. A rank adds the hashes, so the sum does not depend on the order of errors
+// behind one call.
 uint32_t HashOf(uint64_t number, int engine) {
   uint64_t hash = (number << 24 ^ static_cast<uint64_t>(engine + 1)) + 0x9e3779b97f4a7c15u;
   hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9u;
@@ -51,16 +52,16 @@ bool Alike(CallOfWorld one, CallOfWorld other) {
          (one.kind == other.kind || (Meets(one.kind) && Meets(other.kind)));
 }
 
-// Where call `number`, from 1, has its place.
+// The place of call `number`; numbers begin at 1.
 size_t PlaceOf(uint64_t number) {
   return (number - 1) % CallRecord::kKept;
 }
 
-// Nothing where it is not kept any more, or not made yet.
+// Nothing if the record holds the call no longer, or the rank has not made it yet.
 std::optional<KeptCall> CallAt(const CallRecord& record, uint64_t number) {
   if (record.count.load(std::memory_order_seq_cst) < number) return std::nullopt;
   const uint64_t word = record.calls[PlaceOf(number)].load(std::memory_order_acquire);
-  // The rank writes a call before it counts it, so the place may be that of one more already.
+  // The rank writes a call before it counts it, so one more call may be in that place already.
   const uint64_t count = record.count.load(std::memory_order_seq_cst);
   if (count < number || count + 1 >= number + CallRecord::kKept) return std::nullopt;
   return Unpack(word);
@@ -90,7 +91,8 @@ absl::Status CallOrder::Note(CallOfWorld call) {
   mine.calls[PlaceOf(number)].store(
       ebb::Pack({.call = call, .errors = mine.errors.load(std::memory_order_seq_cst)}),
       std::memory_order_release);
-  // In one order with the look at others: of two that differ, the second to come sees it.
+  // The count is stored before the others' counts are read, in one order for all ranks. So of two
+  // ranks that differ, the second one sees it.
   mine.count.store(number, std::memory_order_seq_cst);
   if (rank_ != nearest_) EBB_RETURN_IF_ERROR(Compare(nearest_, rank_, number));
   if (rank_ == nearest_ || !told_.empty()) {
@@ -105,7 +107,7 @@ void CallOrder::NoteError(int engine, bool in_call) {
   CallRecord& mine = Mine();
   const uint64_t number = mine.count.load(std::memory_order_seq_cst);
   if (std::exchange(errors_at_, number) != number) engines_at_.clear();
-  // An error that is returned again, as that of the last step by Report, is the same one.
+  // An error that is returned again, like the last step's error by Report, is the same error.
   if (std::find(engines_at_.begin(), engines_at_.end(), engine) != engines_at_.end()) return;
   engines_at_.push_back(engine);
   mine.errors.fetch_add(HashOf(2 * number + (in_call ? 0 : 1), engine), std::memory_order_seq_cst);
@@ -125,7 +127,8 @@ absl::Status CallOrder::Check() const {
   return absl::OkStatus();
 }
 
-// Of calls from number `oldest` on those that both have made and keep.
+// Compares the calls from number `oldest` on that both ranks have made and still have in their
+// records.
 absl::Status CallOrder::Compare(int first, int second, uint64_t oldest) const {
   if (first == second) return absl::OkStatus();
   if (first > second) std::swap(first, second);

@@ -1,14 +1,14 @@
-// The calls that all ranks of a world make together, in one order: which call each rank has come to, and
-// whether two ranks have made different ones in the same place. Ranks that go apart so learn it with the
-// call, where a collective would wait for its time-out.
+// The calls that all ranks of a world make together, in one order: which call each rank has come
+// to, and whether two ranks have made different calls in the same place. Ranks with different
+// orders learn it in that call, where a collective would wait until its time-out.
 //
-//   rank 0   create 'policy' | step | finish | step ...       the third call of rank 2 is another one:
-//   rank 1   create 'policy' | step | finish                  "rank 2 began an evaluation where rank 0
-//   rank 2   create 'policy' | step | evaluation               finished a step"
+//   rank 0   create 'policy' | step | finish | step ...    the third call of rank 2 differs:
+//   rank 1   create 'policy' | step | finish               "rank 2 began an evaluation where rank 0
+//   rank 2   create 'policy' | step | evaluation            finished a step"
 //
-// Each rank keeps a record of its last calls. Others read it where the ranks share memory (threads,
-// processes of a host); to other hosts a rank sends it when it has waited for a while. A call costs one
-// store and a look at one other record.
+// Each rank keeps a record of its last calls. The others read it where the ranks share memory
+// (threads, processes of a host). A rank sends it to other hosts once it has waited for a while. A
+// call costs one store and one look at one other record.
 #pragma once
 
 #include <atomic>
@@ -36,7 +36,7 @@ enum class CallKind : uint8_t {
   kEvaluationWithWritten,
   kFinishEvaluation,
   kGather,
-  // Ranks that call different ones of these meet all the same, and all get a Status (engine/meeting.cc).
+  // Ranks that call different ones of these still meet, and each gets a Status (engine/meeting.cc).
   kSuspend,
   kResume,
   kCopy,
@@ -48,10 +48,10 @@ enum class CallKind : uint8_t {
 
 struct CallOfWorld {
   CallKind kind = CallKind::kNone;
-  int engine = -1;  // which one, counted over the calls of Create; -1: of none
+  int engine = -1;  // which engine, counted over the calls of Create; -1: none
 };
 
-// One rank's calls, for the ranks that can read its memory. Zeros are no calls.
+// One rank's calls, for the ranks that can read its memory. A zeroed record has no calls.
 struct alignas(64) CallRecord {
   static constexpr uint64_t kKept = 14;
   std::atomic<uint64_t> count;
@@ -61,37 +61,40 @@ struct alignas(64) CallRecord {
 
 class CallOrder {
  public:
-  // Of rank `rank`. `records`: by rank of the world, null where this process cannot read that rank's memory;
-  // where this rank's is null, it can read none.
+  // For rank `rank`. `records`: by rank of the world, null where this process cannot read that
+  // rank's memory. Null at this rank's own place: this rank can read no record.
   CallOrder(int rank, std::vector<CallRecord*> records);
 
   // The number of a new engine. Its Create is the next call.
   int AddEngine(std::string_view name);
-  // This rank's next call. kFailedPrecondition: another rank has made a different one in its place.
+  // This rank's next call. kFailedPrecondition: another rank has made a different call in its
+  // place.
   absl::Status Note(CallOfWorld call);
-  // A call of this engine (-1: of none) has returned an error, this rank's last one or one behind it. What
-  // ranks do then may differ, because some learn of a failure one step later than others. So the next
-  // calls of two ranks are compared only where both have had errors from the same calls. Any thread.
-  // `in_call`: of one that all ranks make; an error that a rank only asks for, as by Report, is another one.
+  // A call of this engine (-1: of none) has returned an error: this rank's last call, or one before
+  // it. From then on ranks may differ, because some learn of a failure one step later than others.
+  // So the next calls of two ranks are compared only if both have had errors from the same calls.
+  // Any thread. `in_call`: the call is one that all ranks make. An error that a rank only asks for,
+  // as with Report, does not count as that.
   void NoteError(int engine, bool in_call = true);
-  // Compares all that is known. Any thread.
+  // Compares all records that are known. Any thread.
   absl::Status Check() const;
-  // Compares what is known of `rank` with all others. Any thread.
+  // Compares the record of `rank` with all others. Any thread.
   absl::Status Check(int rank) const;
 
   // Whether `rank` is known to have made fewer calls than this one.
   bool IsBehind(int rank) const;
-  // Whether this rank is the first that is known to have come so far: all before it are behind, and a
-  // rank that waits tells what it has called. Not where one of them has had other errors. Any thread.
+  // Whether this rank is the first that is known to have come so far: all ranks before it are
+  // behind. Of the ranks that wait, this one sends its calls. False if one of them has had other
+  // errors. Any thread.
   bool IsFirstHere() const;
-  // "rank 2 has begun a step of the engine 'policy' as its last call, number 7; ...", or "" where it
-  // is not known. Any thread.
+  // "rank 2 has begun a step of the engine 'policy' as its last call, number 7; ...", or "" if rank
+  // 2's calls are unknown. Any thread.
   std::string Describe(int rank) const;
-  // The same of the first few of these.
+  // The same for the first few of `ranks`.
   std::string Describe(std::span<const int> ranks) const;
 
-  // For records that are not in shared memory: a text with this rank's, and what Check says of
-  // another once its text has come. Any thread.
+  // For records outside of shared memory. Pack makes a text of this rank's record. The other takes
+  // another rank's text, and returns what Check says of that rank. Any thread.
   std::string Pack() const;
   absl::Status Hear(std::string_view packed);
 
@@ -104,13 +107,13 @@ class CallOrder {
 
   const int rank_;
   std::vector<CallRecord*> records_;
-  std::vector<std::unique_ptr<CallRecord>> told_;  // of ranks elsewhere
-  int nearest_ = 0;                                // the first rank that has its memory read
+  std::vector<std::unique_ptr<CallRecord>> told_;  // records of ranks in other memory
+  int nearest_ = 0;                                // first rank with a record in reach
   mutable std::mutex names_mutex_;
   std::vector<std::string> names_;
   std::mutex errors_mutex_;
   uint64_t errors_at_ = 0;       // the number of calls made when the last errors came
-  std::vector<int> engines_at_;  // theirs
+  std::vector<int> engines_at_;  // the engines of those errors
   std::mutex hearing_;
 };
 

@@ -15,7 +15,7 @@ absl::string_view Absl(std::string_view text) {
   return {text.data(), text.size()};
 }
 
-// What a call uses of its spans, in units of a span's count; 0: not at all.
+// Which counts a call uses of its spans, in units of a span's count; 0: not used.
 struct Sides {
   int64_t send = 0;
   int64_t receive = 0;
@@ -156,7 +156,7 @@ uint64_t Fingerprint(const Collective& call) {
   mixer.Add(static_cast<uint64_t>(call.kind));
   mixer.Add(static_cast<uint64_t>(call.op));
   mixer.Add(std::bit_cast<uint32_t>(call.scale));
-  // Of two ranks that send to each other each has its own peer; the backend has paired them.
+  // The two ranks of an exchange each name the other as peer, and the backend has paired them.
   mixer.Add(call.kind == CollectiveKind::kBroadcast ? static_cast<uint64_t>(call.peer) : 0);
   mixer.Add(Shape(call));
   return mixer.state;

@@ -1,5 +1,5 @@
-// What all backends need to know about a call: whether its arguments can be right, how to say what
-// it was, and whether two ranks called the same.
+// What all backends need to know about a call: whether its arguments can be right, its description,
+// and whether two ranks have made the same call.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace ebb {
 
-// "all-gather", "reduce-scatter", ...: the spelling of every message.
+// "all-gather", "reduce-scatter", ...: the spelling in every message.
 std::string_view Name(CollectiveKind kind);
 inline bool IsPointToPoint(CollectiveKind kind) {
   return kind == CollectiveKind::kSend || kind == CollectiveKind::kReceive;
@@ -21,15 +21,15 @@ inline bool IsReduction(const Collective& call) {
   return call.kind == CollectiveKind::kReduceScatter || call.kind == CollectiveKind::kAllReduce;
 }
 
-// What one rank can see alone: counts, pointers, peers, buffers that overlap in a way that is not
-// the documented in place.
+// What one rank can see alone: counts, pointers, peers, and buffers that overlap other than in the
+// documented in-place way.
 absl::Status CheckArguments(const Collective& call, int rank, int size);
 
-// Equal for calls that may meet, different (but for a chance of 2^-64) for others: kind, dtype,
-// operation, scale, root and the counts of all spans.
+// Equal for calls that may meet. Different for all others, but for a chance of 2^-64. It covers
+// kind, dtype, operation, scale, root and the counts of all spans.
 uint64_t Fingerprint(const Collective& call);
 
-// What another rank needs to know of a call, without pointers: it may cross processes.
+// What another rank needs to know of a call. It has no pointers, so it may cross processes.
 struct CallSummary {
   static constexpr size_t kCounts = 16;  // of the first spans, for messages
   CollectiveKind kind = CollectiveKind::kBarrier;
@@ -45,19 +45,19 @@ struct CallSummary {
 };
 CallSummary Summarise(const Collective& call);
 
-// Whether a rank's send and its peer's receive, or the other way round, are of the same elements.
+// Whether a rank's send and its peer's receive (or the reverse) are of the same elements.
 bool FitForExchange(const CallSummary& a, const CallSummary& b);
 
 // "reduce-scatter of 2 spans, 1024 fp32 elements, scale 0.5".
 std::string Describe(const CallSummary& call);
 
-// Two calls that do not fit, in words: "rank 0 called ..., rank 2 called ...; span 1 has 64
-// elements there and 32 here".
+// Two calls that differ, in words: "rank 0 called ..., rank 2 called ...; span 1 has 64 elements
+// there and 32 here".
 std::string DescribeMismatch(std::string_view first_rank, const CallSummary& first,
                              std::string_view second_rank, const CallSummary& second);
 
-// Whether the call leaves every byte what and where it is: of one rank, in place, unscaled. What a
-// backend would do more, a NaN without its payload, is none of the caller's concern.
+// Whether the call leaves every byte as it is: one rank, in place, unscaled. A backend might still
+// change the payload of a NaN, which no caller needs.
 bool MovesNothing(const Collective& call, int size);
 
 // Bytes as Communicator::bytes_moved counts them.

@@ -8,21 +8,21 @@
 //
 // Every call takes several spans and runs them as one group. In place is allowed where NCCL allows
 // it: all-gather with send == receive + rank * count, reduce-scatter with receive == send + rank *
-// count, all-reduce and broadcast with send == receive. Of one rank in place nothing is enqueued, unless
+// count, all-reduce and broadcast with send == receive. One rank in place enqueues nothing, unless
 // a sum is to be scaled. The span array and the memory are borrowed until the operation has run on
 // `stream`.
 //
 // Order of sums: rank order inside a reduction group, then group order, partials in fp32,
 // multiplied by `scale` before the one rounding to the dtype (nearest, ties to even). int8 sums
-// saturate. All backends give the same bits for the same group size, but for NCCL: it has an order of
-// its own and rounds partial sums, and only what it has summed is multiplied in fp32 and rounded
-// (nccl/nccl_world.h); SumInOrder makes its bits those of the others.
+// saturate. All backends but NCCL give the same bits for the same group size. NCCL has an order of
+// its own and rounds partial sums; its results are multiplied in fp32 and rounded once more
+// (nccl/nccl_world.h). SumInOrder gives NCCL the bits of the others.
 //
-// Ranks call the same operations in the same order with the same counts. A call returns at once
-// with an error only for arguments that are wrong on this rank alone to see; what goes wrong later
-// (a rank failed, left, called something else, or did not come within the time-out) fails the
-// communicator for good: status() says what, every later operation does nothing, and `receive` is
-// undefined. Nothing hangs. Threads: one enqueuing thread at a time.
+// Ranks call the same operations in the same order with the same counts. A call returns an error at
+// once only for arguments that this rank alone can see to be wrong. A later fault (a rank failed,
+// left, called something else, or did not come within the time-out) fails the communicator for
+// good: status() says why, every later operation does nothing, and `receive` is undefined. Nothing
+// hangs. Threads: one enqueuing thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -71,32 +71,33 @@ class Communicator {
   absl::Status Broadcast(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype,
                          int root);
   absl::Status AllToAll(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype);
-  // Point to point; the peer calls the other one with the same counts. Only the named side of each
-  // span is used.
+  // Point to point. The peer makes the opposite call with the same counts. Only the named side of
+  // each span is used.
   absl::Status Send(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype, int peer);
   absl::Status Receive(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype,
                        int peer);
   absl::Status Barrier(Stream& stream);
 
-  // From now on sums have the order above also where the backend has its own (NCCL): their pieces
-  // meet in `scratch`, which operations use in turn and which is borrowed until another is given.
-  // Communicators whose reductions all run on one stream may share it. Memory of the device,
-  // aligned to 16 bytes, at least 16 bytes a rank; larger operations are cut into more pieces.
-  // Elsewhere nothing changes. Between operations; on all ranks, with the same size.
+  // From now on sums have the order above also on a backend with its own order (NCCL). The ranks'
+  // inputs meet in `scratch`, which operations use one after the other and which is borrowed until
+  // another one is given. Communicators may share it if their reductions all run on one stream. It
+  // is device memory, aligned to 16 bytes, with at least 16 bytes for each rank; larger operations
+  // are cut into more pieces. Other backends ignore it. Call it between operations, on all ranks,
+  // with the same size.
   absl::Status SumInOrder(std::span<std::byte> scratch);
 
-  // Memory of World::Allocate that operations use again and again, so that NCCL may move it without
-  // copies of its own; collective, the same sizes in the same order. After an error status() says
-  // whether the communicator works on, with copies; no rank may register more before all know of
-  // it. Elsewhere nothing has to be done. Deregister ends all of it, before the memory is given back
-  // and while no operation is under way on any rank.
+  // Registers memory of World::Allocate that operations use again and again, so that NCCL may move
+  // it without copies of its own. Collective: the same sizes in the same order. After an error
+  // status() says whether the communicator still works, with copies. No rank may register more
+  // before all ranks know of the error. Other backends ignore it. Deregister undoes every Register.
+  // Call it before the memory is freed, while no operation runs on any rank.
   absl::Status Register(std::span<std::byte> memory);
   void Deregister();
 
-  // This rank calls nothing more: a rank that calls it and waits for this one fails. So does destroying
-  // it; to be called before by who gives back memory of a device first, or has several communicators,
-  // since that waits for the device, where ranks that share it may wait for this one. Waits until what
-  // this rank has called has ended.
+  // This rank makes no more calls: a rank that calls this communicator and waits for this rank
+  // fails. Waits until this rank's calls have ended. The destructor calls it. Call it earlier if
+  // you free device memory, or have several communicators: freeing waits for the device, on which
+  // ranks that share it may be waiting for this rank.
   void Leave();
 
   // Collective over this communicator: ranks with the same colour form a new one, ordered by (key,
@@ -107,10 +108,11 @@ class Communicator {
   absl::Status status() const;
   // Makes every rank's pending and later operations fail with `why`. Any thread.
   void Abort(absl::Status why);
-  // Bytes of operations that have run: what this rank received from others (all-gather, broadcast,
-  // ...) or sent to others (reduce-scatter), that is (N-1)/N of the whole buffer. Any thread.
+  // Bytes of operations that have run: what this rank received from other ranks (all-gather,
+  // broadcast, ...) or sent to them (reduce-scatter), that is (N-1)/N of the whole buffer. Any
+  // thread.
   int64_t bytes_moved() const;
-  // The same of all operations that were enqueued. By the enqueuing thread.
+  // The same for all operations that were enqueued. Call it on the enqueuing thread.
   int64_t bytes_enqueued() const { return bytes_enqueued_; }
 
  private:

@@ -1,5 +1,5 @@
-// The spans of a call as one sequence of elements, so that it can be cut into steps that know nothing of spans, and the
-// memory behind it.
+// The spans of a call as one sequence of elements, with the memory behind it. It can be cut into
+// steps that do not know of spans.
 //
 //   spans     |  0  | 1 |      2      |
 //   steps     |    0   |    1   |   2   |
@@ -24,13 +24,13 @@ struct ElementRange {
   int64_t count() const { return end - begin; }
 };
 
-// A range as it is moved: `per_step` elements at a time.
+// A range that is moved `per_step` elements at a time.
 class StepRanges {
  public:
   StepRanges(ElementRange all, int64_t per_step) : all_(all), per_step_(per_step) {}
 
   int64_t count() const { return (all_.count() + per_step_ - 1) / per_step_; }
-  // Empty behind the last.
+  // Empty after the last step.
   ElementRange operator[](int64_t step) const {
     const int64_t begin = std::min(all_.end, all_.begin + step * per_step_);
     return {.begin = begin, .end = std::min(all_.end, begin + per_step_)};
@@ -44,7 +44,8 @@ class StepRanges {
 class FlatSpans {
  public:
   enum Side : uint8_t { kSend, kReceive };
-  // `count` elements of a span from its element `first`, which are at `at` of what is visited.
+  // `count` elements of a span, from its element `first` on. `at`: their place in the visited
+  // range.
   struct Piece {
     const CollectiveSpan& span;
     int64_t first;
@@ -60,7 +61,8 @@ class FlatSpans {
   int64_t BytesOf(ElementRange range) const { return range.count() * element_; }
   int64_t element_bytes() const { return element_; }
 
-  // Steps are visited one behind the other mostly, so the look for a range's first span begins where the last ended.
+  // Steps are mostly visited in order, so the search for a range's first span begins where the last
+  // search ended.
   template <class Visitor>
   void Visit(ElementRange range, Visitor visit) const {
     if (range.begin < before_) span_ = 0, before_ = 0;
@@ -98,7 +100,8 @@ class FlatSpans {
                 piece.count * element_, bytes_);
     });
   }
-  // Block `from` of what this rank sends, to block `to` of what it receives, unless it is there.
+  // Copies block `from` of this rank's sent memory to block `to` of its received memory, unless
+  // they are the same memory.
   void CopyOwn(int64_t from, int64_t to, ThreadTeam& team) const {
     Visit(all(), [&](const Piece& piece) {
       std::byte* const target = At(piece, kReceive, to);
@@ -112,7 +115,7 @@ class FlatSpans {
   const int64_t element_;
   const int64_t bytes_;
   mutable size_t span_ = 0;
-  mutable int64_t before_ = 0;  // elements of the spans before span_
+  mutable int64_t before_ = 0;  // elements before span_
 };
 
 }  // namespace ebb

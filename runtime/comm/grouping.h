@@ -1,5 +1,5 @@
-// Which ranks form a communicator together: a pure function of what all ranks propose, so that every rank
-// can compute it.
+// Which ranks form a communicator together: a pure function of what all ranks propose, so that
+// every rank can compute it.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +18,11 @@ namespace ebb {
 absl::StatusOr<std::vector<std::vector<size_t>>> FormGroups(std::span<const int> world_ranks,
                                                             std::span<const Proposal> proposals);
 
-// How long others are waited for who have proposed nothing yet. A time-out that is none waits for
-// the others to hear about it.
+// How long a rank waits for ranks that have not proposed yet. A time-out that is not positive
+// counts as 600 s here, so that the other ranks come and learn of the bad value.
 double CreationSeconds(const CommunicatorOptions& options);
 
-// Time-outs of hours and "never" alike become a point in time that no clock reaches by overflow.
+// Time-outs of hours and "never" become a point in time that no clock reaches, without overflow.
 WaitPoint::Deadline DeadlineAfter(double seconds);
 
 }  // namespace ebb

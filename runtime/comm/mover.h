@@ -1,5 +1,5 @@
-// Where the bytes of a Transfer are moved and summed: by the threads of a CPU, or on a GPU's stream.
-// One call for each piece of a span; what happens to its elements knows no Mover.
+// Where the bytes of a Transfer are moved and summed: by CPU threads, or on a GPU's stream. One
+// call for each piece of a span. A Mover knows nothing of what its elements mean.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,14 @@ class Mover {
   // As CopyBytes (device/cpu/copy.h).
   virtual void Copy(void* destination, const void* source, int64_t bytes,
                     int64_t together_bytes) = 0;
-  // As CopyBytesInStep; one copy after the other unless a mover knows better.
+  // As CopyBytesInStep. By default one copy after the other.
   virtual void CopyInStep(std::span<const CopyEnds> copies, int64_t bytes, int64_t together_bytes);
   // As Reduce (reduce.h), with its bits.
   virtual void Reduce(const Reduction& reduction, std::span<const void* const> inputs,
                       void* destination, int64_t count, int64_t together_bytes) = 0;
 };
 
-// At once, on the CPU.
+// Runs at once, on the CPU.
 class TeamMover final : public Mover {
  public:
   explicit TeamMover(ThreadTeam& team) : team_(team) {}

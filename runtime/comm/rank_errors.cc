@@ -68,26 +68,26 @@ bool SpeaksFor(CollectiveKind kind, int rank, std::span<const int> absent) {
 }
 
 std::string WaitsInCall(const CommunicatorOptions& options, const CallSummary& call,
-                        std::string_view for_whom) {
-  return absl::StrCat("for ", Absl(for_whom), " in ", Describe(call), " on communicator '",
+                        std::string_view awaited) {
+  return absl::StrCat("for ", Absl(awaited), " in ", Describe(call), " on communicator '",
                       options.name, "'");
 }
 
-std::string WaitsForCreation(const CommunicatorOptions& options, std::string_view for_whom) {
-  return absl::StrCat("for ", Absl(for_whom), " to create communicator '", options.name, "'");
+std::string WaitsForCreation(const CommunicatorOptions& options, std::string_view awaited) {
+  return absl::StrCat("for ", Absl(awaited), " to create communicator '", options.name, "'");
 }
 
 absl::Status LateStatus(const CommunicatorOptions& options, std::string_view waiting,
-                        const CallSummary& call, std::string_view for_whom, std::string_view more) {
+                        const CallSummary& call, std::string_view awaited, std::string_view more) {
   return absl::DeadlineExceededError(
       absl::StrCat(Absl(waiting), " has waited ", options.timeout_seconds, " s ",
-                   WaitsInCall(options, call, for_whom), more.empty() ? "" : ": ", Absl(more)));
+                   WaitsInCall(options, call, awaited), more.empty() ? "" : ": ", Absl(more)));
 }
 
-absl::Status LateCreationStatus(const CommunicatorOptions& options, std::string_view for_whom) {
+absl::Status LateCreationStatus(const CommunicatorOptions& options, std::string_view awaited) {
   return absl::DeadlineExceededError(absl::StrCat("creating communicator '", options.name,
                                                   "' has waited ", options.timeout_seconds,
-                                                  " s for ", Absl(for_whom)));
+                                                  " s for ", Absl(awaited)));
 }
 
 absl::Status LeftStatus(const CommunicatorOptions& options, std::string_view rank,

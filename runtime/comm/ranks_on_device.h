@@ -1,4 +1,5 @@
-// The ranks of a world with devices of their own: they keep their places, and what they are made from.
+// The ranks of a world with devices of their own. They keep their hosts and the world that they
+// were made from.
 #pragma once
 
 #include <memory>

@@ -1,7 +1,8 @@
-// Collectives of memory that other ranks cannot read: every rank puts what each other needs, unreduced, into slots,
-// step by step, and takes what they have put there for it. How a slot gets to another rank, a StepChannel says: ranks
-// of a host read it where it is (shared/ring.h), others get a message (mpi/messages.h). Sums have the order of
-// communicator.h whatever the steps are, since a step's inputs are read at once.
+// Collectives of memory that other ranks cannot read. Step by step every rank puts what each other
+// rank needs, unreduced, into slots, and takes what the others have put there for it. A StepChannel
+// moves a slot to another rank: ranks of a host read it in place (shared/ring.h), others get a
+// message (mpi/messages.h). Sums have the order of communicator.h for any size of step, because a
+// step's inputs are read at once.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +19,10 @@ namespace ebb {
 
 class StepChannel {
  public:
-  // What one operation moves; the same on all ranks as far as they see the same.
+  // What one operation moves. Ranks that see the same call compute the same Load.
   struct Load {
     int64_t steps = 0;
-    // What is sent does not depend on the peer: one slot is filled for all.
+    // The sent bytes do not depend on the peer: one slot is filled for all.
     bool same_for_all = false;
     // At most slot_bytes(same_for_all); 0: nothing.
     absl::FunctionRef<int64_t(int peer, int64_t step)> sent_bytes;
@@ -34,7 +35,7 @@ class StepChannel {
   virtual int64_t slot_bytes(bool same_for_all) const = 0;
   // False: the communicator has failed.
   virtual bool Run(const Collective& call, const Load& load, WaitPoint::Deadline deadline) = 0;
-  // In `consume`.
+  // For use in `consume`.
   virtual const std::byte* Received(int peer, int64_t step) const = 0;
 };
 
@@ -42,7 +43,7 @@ class StagedOperations {
  public:
   StagedOperations(int rank, int size, int reduction_group, StepChannel& channel);
 
-  // Once all have called the same. False: the communicator has failed.
+  // Call it once all have made the same call. False: the communicator has failed.
   bool Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
 
  private:
@@ -51,10 +52,11 @@ class StagedOperations {
   bool ReduceParts(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
   bool GatherParts(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
   bool Exchange(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
-  // What has come of `range` in a step, and of this rank's own what is in block `block` of its sent memory.
+  // Sums what has come of `range` in a step with this rank's own elements in block `block` of its
+  // sent memory.
   void SumReceived(const Collective& call, const FlatSpans& flat, ElementRange range, int64_t step,
                    int64_t block, ThreadTeam& team);
-  // An all-reduced flat is cut into one part a rank, none longer than the first.
+  // An all-reduced flat is cut into one part for each rank, none longer than the first.
   ElementRange PartOf(int rank, int64_t elements) const;
   StepRanges StepsOf(const FlatSpans& flat, ElementRange range, bool same_for_all) const {
     return {range, channel_.slot_bytes(same_for_all) / flat.element_bytes()};

@@ -10,7 +10,7 @@ absl::Status TaskCommunicator::Enqueue(Stream& stream, const Collective& call) {
   stream.Enqueue([this, call, number, team = &stream.team()] {
     if (RunInTurn(call, number, *team))
       bytes_moved_.fetch_add(BytesMoved(call, rank(), size()), std::memory_order_relaxed);
-    // The destructor may be waiting for just this: from the count on, this object is not touched.
+    // The destructor may be waiting for this count: after it this object is not touched.
     const std::shared_ptr<Ended> ended = ended_;
     ended->count.fetch_add(1, std::memory_order_acq_rel);
     ended->changed.Notify();
@@ -20,7 +20,7 @@ absl::Status TaskCommunicator::Enqueue(Stream& stream, const Collective& call) {
 
 bool TaskCommunicator::RunInTurn(const Collective& call, uint64_t number, ThreadTeam& team) {
   const WaitPoint::Deadline deadline = DeadlineAfter(timeout_seconds_);
-  // The one before ends with a failure of the communicator, too.
+  // The earlier call also ends when the communicator fails.
   if (!ended_->changed.Await(
           [&] { return ended_->count.load(std::memory_order_acquire) + 1 == number; }, deadline)) {
     FailBehindAnother(call);

@@ -1,5 +1,6 @@
-// What communicators have in common whose operations run on the CPU: each is a task of the stream it was enqueued on, and
-// they run in the order of their calls, also those on different streams.
+// The common part of communicators with operations that run on the CPU. Each operation is a task of
+// the stream it was enqueued on, and operations run in the order of their calls, even on different
+// streams.
 #pragma once
 
 #include <atomic>
@@ -23,9 +24,9 @@ class TaskCommunicator : public CommunicatorBackend {
   // False: the communicator has failed.
   virtual bool Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) = 0;
   virtual bool failed() = 0;
-  // `call` has waited too long for the one that this rank had called before.
+  // `call` has waited too long for the call before it of this rank.
   virtual void FailBehindAnother(const Collective& call) = 0;
-  // To be called first by what destroys a communicator.
+  // The destructor of a derived class calls it first.
   void AwaitAllEnded();
 
  private:

@@ -13,8 +13,8 @@ std::byte* At(void* base, int64_t bytes) {
   return static_cast<std::byte*>(base) + bytes;
 }
 
-// The part of an all-reduced span that one rank sums: whole cache lines, so that no two ranks write
-// one.
+// The part of an all-reduced span that one rank sums. It has whole cache lines, so that no two
+// ranks write to one line.
 struct Part {
   int64_t begin = 0;
   int64_t count = 0;

@@ -1,5 +1,5 @@
-// What a rank does in a collective when it can read the other ranks' buffers where they are. All
-// ranks have called the same; no rank's buffers change until all have done it.
+// A rank's work in a collective if it can read the other ranks' buffers in place. All ranks have
+// made the same call, and no rank's buffers change until all are done.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ class Transfer {
   Transfer(int rank, int size, int reduction_group);
 
   void Run(const Collective& call, MemoryOf send, Mover& mover);
-  // An all-reduce is complete after a second part, between which all have to meet.
+  // An all-reduce has a second part. All ranks meet between the two.
   static bool HasSecond(const Collective& call) { return call.kind == CollectiveKind::kAllReduce; }
   void RunSecond(const Collective& call, MemoryOf receive, Mover& mover);
 
@@ -48,8 +48,8 @@ class Transfer {
 // The arithmetic of a call.
 Reduction ReductionOf(const Collective& call, int reduction_group);
 
-// What a rank writes of a call's spans in all: whether a copy goes past the caches depends on the
-// operation, not on its pieces.
+// The bytes that a rank writes of all of a call's spans. Whether a copy bypasses the caches depends
+// on the operation, not on its pieces.
 int64_t TotalBytes(const Collective& call, int64_t blocks);
 
 }  // namespace ebb

@@ -23,7 +23,7 @@ WaitNotice::WaitNotice(const NoticeTimes& times, Clock::time_point begin)
 
 std::optional<double> WaitNotice::Take(Clock::time_point now) {
   if (now < due_) return std::nullopt;
-  // Counted from now: where a line came late, the next does not follow at once.
+  // Counted from now, so that the next line does not directly follow a late one.
   due_ = After(now, times_.interval_seconds);
   return std::chrono::duration<double>(now - begin_).count();
 }

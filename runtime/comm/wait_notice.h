@@ -1,5 +1,5 @@
-// When a rank that waits for others says so in the log: after a few seconds, and then once a minute. A
-// wait may be legal for hours, up to its time-out; until it ends, the log says which ranks are waited for.
+// When a rank that waits for others logs it: after a few seconds, and then once a minute. A wait
+// may be legal for hours, up to its time-out. Until it ends, the log says which ranks are missing.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ class WaitNotice {
   explicit WaitNotice(const NoticeTimes& times, Clock::time_point begin = Clock::now());
   // When the next line is due.
   WaitPoint::Deadline due() const { return due_; }
-  // How many seconds have been waited, if a line is due by `now`: it then counts as said.
+  // The seconds waited so far, if a line is due by `now`; the line then counts as logged.
   std::optional<double> Take(Clock::time_point now = Clock::now());
 
  private:
@@ -29,7 +29,7 @@ class WaitNotice {
   WaitPoint::Deadline due_;
 };
 
-// The line, of which `waits` is all but the time: "rank 0 has waited 5 s " + "for rank 1 in ...".
+// Logs the line. `waits` is all of it but the time: "rank 0 has waited 5 s " + "for rank 1 in ...".
 // `time_out`: in seconds. `more`: what else is known, or "".
 void LogWaiting(std::string_view waiting, double seconds, std::string_view waits, double time_out,
                 std::string_view more);

@@ -107,7 +107,7 @@ void World::NoteCreation() const {
 absl::StatusOr<Communicator> World::NewCommunicator(const CommunicatorOptions& options) const {
   NoteCreation();
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> made = backend_->NewCommunicator(options);
-  // What a world never has, all of its ranks lack alike.
+  // If a world can never have it, all of its ranks lack it alike.
   if (calls() != nullptr && !made.ok() && !absl::IsUnimplemented(made.status()))
     calls()->NoteError(/*engine=*/-1);
   EBB_RETURN_IF_ERROR(made.status());
@@ -115,7 +115,7 @@ absl::StatusOr<Communicator> World::NewCommunicator(const CommunicatorOptions& o
 }
 
 absl::Status World::MeetOnHost(const CommunicatorOptions& options) const {
-  // No rank has a communicator before all have come for it.
+  // No rank gets a communicator before all have come for it.
   const absl::Status met = NewCommunicator(options).status();
   return absl::IsUnimplemented(met) ? absl::OkStatus() : met;
 }

@@ -1,4 +1,4 @@
-// A Mover on a stream of a CUDA device: it enqueues, and reads and writes what that device can
+// A Mover on a stream of a CUDA device. It enqueues its work, and moves memory that the device can
 // reach.
 #pragma once
 
@@ -21,10 +21,10 @@ struct ReduceGrids;
 
 class StreamMover final : public Mover {
  public:
-  // More inputs of a reduction find no room in a kernel's parameters.
+  // A kernel's parameters hold no more inputs of a reduction.
   static constexpr int kInputsMax = 64;
 
-  // Loads the kernels onto a CUDA device: what its movers are made with.
+  // Loads the kernels onto a CUDA device. Its movers are made from the result.
   static absl::StatusOr<std::shared_ptr<const ReduceGrids>> Load(const Device& device);
   StreamMover(const Device& device, const ReduceGrids& grids, Stream& stream)
       : device_(device), grids_(grids), stream_(stream) {}
@@ -32,22 +32,22 @@ class StreamMover final : public Mover {
   void Copy(void* destination, const void* source, int64_t bytes, int64_t together_bytes) override;
   void Reduce(const Reduction& reduction, std::span<const void* const> inputs, void* destination,
               int64_t count, int64_t together_bytes) override;
-  // The same of any number of inputs that lie in a row, each `stride` bytes behind the one before:
+  // The same for any number of inputs in a row, each `stride` bytes after the one before. `stride`:
   // a multiple of 16.
   void ReduceRow(const Reduction& reduction, const void* first, int64_t stride, int inputs,
                  void* destination, int64_t count);
 
-  // Multiplies what the spans have received, `count` elements each, where it lies, in fp32 with one
+  // Multiplies, in place, what the spans have received, `count` elements each, in fp32 with one
   // rounding: one kernel for up to 64 spans.
   void Scale(std::span<const CollectiveSpan> spans, DType dtype, float factor);
 
-  // The first failure: the stream's, or a kernel's that could not be launched, after which nothing
-  // more is enqueued.
+  // The first failure: the stream's, or that of a kernel that could not be launched. After a
+  // failure nothing more is enqueued.
   absl::Status status() const { return failed_.ok() ? stream_.status() : failed_; }
 
  private:
   void Launch(const ReduceArrays& arrays);
-  // `launch` returns what CUDA says.
+  // `launch` returns CUDA's result.
   void Launch(absl::FunctionRef<int()> launch);
 
   const Device& device_;

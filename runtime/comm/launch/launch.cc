@@ -50,7 +50,7 @@ absl::StatusOr<int> Number(const Environment& environment, const char* name, int
   return number;
 }
 
-// What one launcher says. Nothing: none of its variables is set.
+// What one launcher says. Nothing: none of the launcher's variables is set.
 absl::StatusOr<std::optional<Launch>> Read(const Environment& environment,
                                            const Numbering& numbering) {
   const bool has_rank = Find(environment, numbering.rank) != nullptr;
@@ -82,11 +82,12 @@ std::string SlurmStep(const Environment& environment) {
   return ValueOr(environment, {"SLURM_STEP_ID", "SLURM_STEPID"});
 }
 
-// srun has started this very process. A batch script and an interactive shell have the numbers of
-// their allocation too, and are one process.
+// srun has started this very process. A batch script or an interactive shell is one process,
+// although it has the numbers of its allocation.
 absl::StatusOr<std::optional<Launch>> ReadSlurm(const Environment& environment) {
   if (Find(environment, "SLURM_PROCID") == nullptr) return std::optional<Launch>();
-  // salloc's shell where LaunchParameters has use_interactive_step: SLURM_INTERACTIVE_STEP.
+  // SLURM_INTERACTIVE_STEP: the step of salloc's shell where LaunchParameters has
+  // use_interactive_step.
   constexpr const char* kInteractiveStep = "4294967290";
   const std::string step = SlurmStep(environment);
   const bool is_batch_script = !SlurmJob(environment).empty() && step.empty();
@@ -108,7 +109,7 @@ bool Agree(const Launch& a, const Launch& b) {
   return a.rank == b.rank && a.size == b.size;
 }
 
-// Where MPI_Init asks for the other processes: PMIx (Open MPI, srun --mpi=pmix) or PMI (MPICH).
+// Where MPI_Init finds the other processes: PMIx (Open MPI, srun --mpi=pmix) or PMI (MPICH).
 bool HasMpiServer(const Environment& environment) {
   for (const char* name : {"PMIX_NAMESPACE", "PMI_FD", "PMI_PORT"}) {
     if (Find(environment, name) != nullptr) return true;
@@ -123,7 +124,8 @@ uint32_t Hash(const std::string& text) {
   return hash;
 }
 
-// Above what services use, below what Linux gives to outgoing connections (from 32768 on).
+// Above the ports of services, below those that Linux gives to outgoing connections (from 32768
+// on).
 int PortOf(const std::string& job) {
   return 20'000 + static_cast<int>(Hash(job) % 12'000);
 }
@@ -162,7 +164,7 @@ absl::Status PlaceTorchrun(const Environment& environment, Launch& launch) {
                                                 "number of ranks on this host"));
     launch.one_host = here == launch.size;
   }
-  // torchrun listens at MASTER_PORT itself then, for the rendezvous of PyTorch.
+  // torchrun itself then listens at MASTER_PORT, for PyTorch's rendezvous.
   if (ValueOr(environment, {"TORCHELASTIC_USE_AGENT_STORE"}) == "True") {
     const std::string restart = ValueOr(environment, {"TORCHELASTIC_RESTART_COUNT"}, "0");
     if (launch.one_host) {
@@ -221,21 +223,21 @@ absl::StatusOr<std::optional<Launch>> DescribeLaunch(const Environment& environm
     EBB_ASSIGN_OR_RETURN(mpi, Read(environment, kPmi));
   }
   EBB_ASSIGN_OR_RETURN(std::optional<Launch> slurm, ReadSlurm(environment));
-  // srun --mpi=pmi2 sets PMI's variables beside its own, which say more.
+  // srun --mpi=pmi2 sets PMI's variables beside its own, and its own say more.
   if (mpi.has_value() && !is_open_mpi && slurm.has_value() && Agree(*mpi, *slurm)) mpi.reset();
 
   if (torchrun.has_value() && mpi.has_value() && !Agree(*torchrun, *mpi)) {
     return Disagreement(environment, *torchrun, *mpi, kTorchrun, is_open_mpi ? kOpenMpi : kPmi);
   }
-  // srun starts torchrun and mpirun's daemons as processes of its own, which then have numbers of
-  // their own; RANK and WORLD_SIZE set by hand must be srun's.
+  // srun starts torchrun and mpirun's daemons as its processes, which then have numbers of their
+  // own. RANK and WORLD_SIZE set by hand must equal srun's.
   const bool is_torchrun = Find(environment, "TORCHELASTIC_RUN_ID") != nullptr;
   if (torchrun.has_value() && !is_torchrun && slurm.has_value() && !Agree(*torchrun, *slurm)) {
     return Disagreement(environment, *torchrun, *slurm, kTorchrun, kSlurm);
   }
   std::optional<Launch> launch = torchrun.has_value() ? torchrun : mpi.has_value() ? mpi : slurm;
   if (!launch.has_value() || launch->size == 1) return launch;
-  // torchrun's processes inherit what its own launcher has set for it.
+  // torchrun's processes inherit the variables of torchrun's own launcher.
   launch->has_mpi = !is_torchrun && HasMpiServer(environment);
   launch->launcher_stays = torchrun.has_value() ? is_torchrun : is_open_mpi;
   EBB_RETURN_IF_ERROR(torchrun.has_value() ? PlaceTorchrun(environment, *launch)
@@ -270,7 +272,8 @@ absl::StatusOr<std::string> FirstHost(const std::string& node_list) {
           absl::StrCat("SLURM's list of hosts '", node_list, "' cannot be read"));
     }
     host += node_list.substr(end + 1, number_end - end - 1);
-    // What follows the brackets is part of the name, up to the next one; it may have brackets too.
+    // The text after the brackets belongs to the name, up to the next name; it may have brackets,
+    // too.
     const std::string rest = node_list.substr(close + 1);
     if (!rest.empty() && rest[0] != ',') {
       absl::StatusOr<std::string> tail = FirstHost(rest);

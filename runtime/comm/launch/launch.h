@@ -7,8 +7,8 @@
 //   SLURM                   SLURM_PROCID, SLURM_NTASKS of a step; SLURM_STEP_NODELIST; also with
 //                           PMI's variables, which agree (srun --mpi=pmi2)
 //
-// RANK and WORLD_SIZE count most, then MPI, then SLURM, which may have started the others.
-// MASTER_ADDR and MASTER_PORT say where to meet, whatever the launcher.
+// RANK and WORLD_SIZE come first, then MPI, then SLURM, because SLURM may have started the other
+// launchers. MASTER_ADDR and MASTER_PORT say where to meet, whatever the launcher.
 #pragma once
 
 #include <map>
@@ -22,26 +22,26 @@ namespace ebb {
 
 struct Launch {
   std::string launcher;  // "torchrun"
-  std::string job;       // tells this launch from others, where the launcher does
+  std::string job;       // distinguishes this launch from others, if the launcher has such a name
   int rank = 0;
   int size = 1;
   bool one_host = false;  // as far as is known
   bool has_mpi = false;   // the launcher is an MPI's: MPI_Init would find all ranks
-  // The launcher is the parent process and stays until all ranks have ended: if it ends before, it
-  // was killed. Not so of what a shell or a script has started with variables set by hand.
+  // The launcher is the parent process and stays until all ranks have ended. If it ends earlier, it
+  // was killed. False for a process that a shell or a script started with variables set by hand.
   bool launcher_stays = false;
-  // Nowhere if ranks of several hosts have no way to meet without MPI.
+  // No place if ranks of several hosts have no way to meet without MPI.
   std::optional<MeetingPlace> place;
 };
 
 using Environment = std::map<std::string, std::string>;
 
 // Nothing: no launcher has started this process. kInvalidArgument names the variable that is wrong
-// or missing; kFailedPrecondition the launchers that disagree.
+// or missing. kFailedPrecondition names the launchers that disagree.
 absl::StatusOr<std::optional<Launch>> DescribeLaunch(const Environment& environment);
 
-// Whether an MPI launcher or SLURM has said that this process is the first of its host. No, where none
-// has said which it is.
+// Whether an MPI launcher or SLURM has said that this process is the first of its host. False if
+// neither has said so.
 bool IsFirstOfHost(const Environment& environment);
 
 // The variables of this process.

@@ -14,8 +14,8 @@
 namespace ebb {
 namespace {
 
-// What a rank has sent is on its way within this time, or another rank has ended. Of those that have failed, others
-// may have.
+// How long a rank that leaves waits for what it has sent. Within this time it has been sent, or
+// another rank has ended. After a failure other ranks may have failed too, so the wait is shorter.
 constexpr std::chrono::milliseconds kLeaving{2000}, kLeavingFailed{200};
 
 }  // namespace
@@ -160,7 +160,7 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
     if (!notice.has_value()) {
       NoticeTimes times = options_.notices;
       notice.emplace(times, now);
-      times.first_seconds /= 5;  // the other hosts need them to compare
+      times.first_seconds /= 5;  // the other hosts need this rank's calls to compare
       telling.emplace(times, now);
     }
     if (telling->Take(now).has_value()) world_->store().TellCalls();
@@ -195,8 +195,8 @@ bool MpiCommunicator::Run(const Collective& call, WaitPoint::Deadline deadline, 
   const std::span<const int> peers =
       IsPointToPoint(call.kind) ? std::span<const int>(peer) : others();
   if (!Meet(call, peers, deadline)) return false;
-  // A rank that has given up had announced its call before. Where no elements follow, which others would wait for, all say
-  // once more that they are there.
+  // A rank that gives up had announced its call before. If no elements follow, for which the others
+  // would wait, all ranks meet once more.
   if (Summarise(call).elements == 0) return Meet(call, peers, deadline);
   return operations_.Run(call, deadline, team);
 }
@@ -210,7 +210,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
     Pair& pair = pairs_[static_cast<size_t>(peer)];
     const int which = static_cast<int>(pair.sent++ % 2);
     MpiMessage& outgoing = pair.outgoing[which];
-    // That of two meetings ago: the peer has answered it.
+    // The announcement of two meetings ago: the peer has answered it.
     if (!Await(
             call, [&] { return outgoing.Test(); }, absent, deadline))
       return false;
@@ -224,7 +224,8 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
     std::erase_if(absent_, [&](int peer) {
       Pair& pair = pairs_[static_cast<size_t>(peer)];
       if (pair.here) return true;
-      // Before the look for what it has sent, which may come meanwhile.
+      // This is loaded before the look at what the peer has sent, because a message may come
+      // meanwhile.
       const uint64_t sent_in_all = pair.sent_in_all.load(std::memory_order_acquire);
       pair.here =
           pair.incoming.Test() && world_->HasHeard(world_rank(peer), AnnouncementOf(peer, 0)->told);
@@ -239,7 +240,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
     return absent_.empty() && !failed();
   };
   if (!Await(call, look, absent, deadline)) return false;
-  // Every rank compares with the first, so all that find a difference find the same.
+  // Every rank compares with the first rank, so all that find a difference find the same one.
   const auto called = [&](int member) -> const CallSummary& {
     return member == rank_ ? mine : AnnouncementOf(member, 0)->call;
   };
@@ -254,8 +255,8 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
 
 bool MpiCommunicator::Fits(const CallSummary& mine, int peer) {
   const CallSummary& theirs = AnnouncementOf(peer, 0)->call;
-  // A rank calls in one order, so of two that want to exchange something and to meet all others the one will never
-  // come to the other's.
+  // A rank calls in one order. So if one rank wants an exchange and the other a meeting of all,
+  // neither will come to the other's call.
   const bool exchanges = IsPointToPoint(mine.kind);
   if (exchanges ? FitForExchange(mine, theirs) : !IsPointToPoint(theirs.kind)) return true;
   const int first = std::min(rank_, peer), second = std::max(rank_, peer);

@@ -1,9 +1,10 @@
-// One rank's end of a communicator between hosts. All ranks first send each other what they have called, so that a rank
-// that is missing or calls something else is known by name, and nothing moves before; then elements move straight between
-// the ranks, as staged operations. Communicators are formed, and their failures and departures told, through the store.
+// One rank's end of a communicator between hosts. First all ranks send each other what they have
+// called, so that a missing rank, or one that calls something else, is known by name before
+// anything moves. Then elements move straight between the ranks, as staged operations. The store
+// forms communicators and carries their failures and departure notices.
 //
-// All communicators of a world share one MPI communicator and differ by tags. MPI has nothing to sleep on that a message
-// wakes: a rank that waits looks again and again (Backoff).
+// All communicators of a world share one MPI communicator and differ by tags. MPI has no wait that
+// a message ends, so a waiting rank polls (Backoff).
 #pragma once
 
 #include <atomic>
@@ -45,13 +46,13 @@ class MpiCommunicator : public TaskCommunicator {
   MpiEndpoint& endpoint() { return world_->endpoint(); }
   int data_tag() const { return MpiWorld::kTags * static_cast<int>(group_->number()) + 1; }
 
-  // Until `condition()`, which looks at messages. False: the communicator has failed, by this call if the ranks that
-  // `absent()` names are late.
+  // Polls messages until `condition()`. False: the communicator has failed, by this call if the
+  // ranks that `absent()` names are late.
   bool Await(const Collective& call, absl::FunctionRef<bool()> condition,
              absl::FunctionRef<std::vector<int>()> absent, WaitPoint::Deadline deadline);
   // The first failure stays. Any thread.
   void SetFailed(const absl::Status& why);
-  // What a rank of the world that leaves has packed for its peers. Any thread.
+  // The departure notice that a rank of the world has packed for its peers. Any thread.
   void HearDeparture(Unpacker& departure);
 
  protected:
@@ -63,14 +64,15 @@ class MpiCommunicator : public TaskCommunicator {
   // What a rank sends to a peer: its next call.
   struct Announcement {
     CallSummary call;
-    uint64_t told;  // failures that the sender has told before (MpiWorld)
+    uint64_t told;  // failures that the sender has reported before (MpiWorld)
   };
-  // The announcements between this rank and a peer. The n-th of the one answers the n-th of the other.
+  // The announcements between this rank and a peer. The n-th announcement of the one answers the
+  // n-th of the other.
   struct Pair {
     MpiMessage incoming, outgoing[2];
     uint64_t sent = 0, received = 0;
     bool here = false;
-    std::atomic<uint64_t> sent_in_all{kStillHere};  // by a peer that has left
+    std::atomic<uint64_t> sent_in_all{kStillHere};  // set by a peer that has left
   };
   static constexpr uint64_t kStillHere = ~uint64_t{0};
 
@@ -92,10 +94,10 @@ class MpiCommunicator : public TaskCommunicator {
   const int rank_;
   const CommunicatorOptions options_;
   std::vector<int> others_;
-  const MessageMemory announcements_;  // by peer: the one that comes, two that go
+  const MessageMemory announcements_;  // by peer: one to receive, two to send
   std::vector<Pair> pairs_;
   uint64_t collectives_ = 0;  // announced to every peer
-  std::vector<int> absent_;   // peers whose announcement has not come yet
+  std::vector<int> absent_;   // peers without an announcement yet
   MpiMessages messages_;
   StagedOperations operations_;
   std::atomic<bool> failed_{false};

@@ -19,7 +19,7 @@
 namespace ebb {
 namespace {
 
-// Of a collective that others have not come to. MPI cannot say which ranks those are.
+// For a collective to which other ranks have not come. MPI cannot say which ranks those are.
 absl::Status NotAllHaveCome(MpiLibrary& library, MPI_Comm comm, const char* what) {
   int rank = 0, size = 0;
   const std::scoped_lock lock(library.mutex());
@@ -30,8 +30,8 @@ absl::Status NotAllHaveCome(MpiLibrary& library, MPI_Comm comm, const char* what
       "world, for the other ranks: not all ", size, " have come there (", what, ")"));
 }
 
-// MPI does not tell which are missing. So the first two say it, of which one may be it, and the first of
-// each host, where neither has come.
+// MPI does not say which ranks are missing. So the first two ranks log it, because one of them may
+// be the missing one, and so does the first rank of each host, because both may be missing.
 void SayNotAllHaveCome(MpiLibrary& library, MPI_Comm comm, double seconds) {
   int rank = 0, size = 1;
   {
@@ -45,8 +45,8 @@ void SayNotAllHaveCome(MpiLibrary& library, MPI_Comm comm, double seconds) {
                           " have come there"));
 }
 
-// Until a non-blocking collective of `comm` is complete. One that is not keeps `memory`, to which
-// MPI may write at any time.
+// Waits until a non-blocking collective of `comm` is complete. If it never is, `memory` stays
+// allocated, because MPI may still write to it.
 absl::Status AwaitRequest(MpiLibrary& library, MPI_Comm comm, MPI_Request request,
                           const MessageMemory& memory, const char* what,
                           WaitPoint::Deadline deadline) {

@@ -1,9 +1,10 @@
-// Messages between the ranks of a world: short calls that begin one or look whether one has ended.
+// Messages between the ranks of a world. Its short calls begin a message or look whether one has
+// ended.
 //
 // All communicators of a world share one MPI communicator and differ by tags. MPI matches messages
-// by (communicator, sender, tag), so those of different communicators never meet, whichever threads
-// send them; and no communicator needs a collective call of MPI, which would hang where a rank has
-// failed.
+// by (communicator, sender, tag). So messages of different communicators never meet, whichever
+// threads send them, and no communicator needs a collective call of MPI, which would hang after a
+// rank has failed.
 #pragma once
 
 #include <mpi.h>
@@ -33,11 +34,11 @@ class MpiMessage {
   MpiMessage() = default;
   MpiMessage(MpiMessage&& other) noexcept { *this = std::move(other); }
   MpiMessage& operator=(MpiMessage&& other) noexcept;
-  // One that is still under way is given up, and its memory kept as long as MPI may use it.
+  // Gives up a message that is still under way. Its memory stays as long as MPI may use it.
   ~MpiMessage();
 
   bool is_under_way() const { return request_ != MPI_REQUEST_NULL; }
-  // True: nothing is under way any more. Never, once its endpoint has been abandoned.
+  // True: nothing is under way. Never true again once its endpoint has been abandoned.
   bool Test();
 
  private:
@@ -61,17 +62,18 @@ class MpiEndpoint {
   // `data` lies in `memory`.
   void Send(MpiMessage& message, int to, int tag, MessageMemory memory, const std::byte* data,
             int64_t bytes);
-  // The same, and not over before the receiver has begun to receive it.
+  // The same, but it ends only after the receiver has begun to receive it.
   void SendToBeTaken(MpiMessage& message, int to, int tag, MessageMemory memory,
                      const std::byte* data, int64_t bytes);
   void Receive(MpiMessage& message, int from, int tag, MessageMemory memory, std::byte* data,
                int64_t bytes);
 
-  // Rank 0's text, of at most 2 KiB. All ranks call it, before anything else is under way.
+  // Rank 0's text, of at most 2 KiB. All ranks call it, before any message.
   absl::StatusOr<std::string> Broadcast(std::string_view mine, WaitPoint::Deadline deadline);
 
-  // Nothing is sent, received or asked for any more, and what is under way never ends. For when a rank
-  // has died: Open MPI may spin in whatever is called after it could not send to that one.
+  // After it nothing is sent, received or tested any more, and messages under way never end. For
+  // the time after a rank has died: once Open MPI could not send to that rank, any later call may
+  // spin.
   void Abandon() { abandoned_.store(true, std::memory_order_release); }
   bool abandoned() const { return abandoned_.load(std::memory_order_acquire); }
 
@@ -82,12 +84,12 @@ class MpiEndpoint {
  private:
   friend class MpiMessage;
   MpiEndpoint(MpiLibrary& library, MPI_Comm comm);
-  // What all messages begin with.
+  // How every message begins.
   void Begin(MpiMessage& message, MessageMemory memory, bool is_receive);
   void NoteLocked(const char* what, int result);
 
   MpiLibrary& library_;
-  // Never freed: that is a collective call, and ranks come to their ends on their own.
+  // Never freed: freeing is a collective call, and ranks end at different times.
   const MPI_Comm comm_;
   int rank_ = 0;
   int size_ = 1;
@@ -96,8 +98,8 @@ class MpiEndpoint {
   absl::Status status_;
 };
 
-// Sleeps between looks. MPI has nothing to sleep on that a message wakes, so a thread that waits for one
-// has to look: at once while messages are coming, more and more seldom while they are not.
+// Sleeps between looks. MPI has no wait that a message ends, so a waiting thread has to look: at
+// once while messages are coming, more and more seldom while none comes.
 class Backoff {
  public:
   void Pause();

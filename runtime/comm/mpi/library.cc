@@ -17,7 +17,7 @@
 namespace ebb {
 namespace {
 
-// Never destroyed: messages may outlive everything else.
+// Never destroyed: messages may outlive every other object.
 MpiLibrary& TheLibrary() {
   static MpiLibrary* const library = new MpiLibrary();
   return *library;
@@ -139,7 +139,7 @@ void MpiLibrary::WorldEnds(bool failed) {
     (failed ? failed_ : one_has_ended_well_) = true;
     late = --worlds_ == 0 && exiting_ && owned_;
   }
-  // A world in a static object outlives what is registered to run at exit.
+  // A world in a static object outlives the functions that are registered to run at exit.
   if (late) AtExit();
 }
 

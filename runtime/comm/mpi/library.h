@@ -1,7 +1,7 @@
 // The MPI of this process, initialised by us or by the program. All of our calls are made by one
-// thread at a time, so MPI_THREAD_SERIALIZED is enough where nothing else calls it; a program that
-// has initialised MPI may call it at any time, and needs MPI_THREAD_MULTIPLE. The calls are all
-// short ones: nothing here waits inside MPI, because MPI's waits burn a core and have no time-out.
+// thread at a time, so MPI_THREAD_SERIALIZED is enough if only we call MPI. A program that has
+// initialised MPI may call it at any time, and needs MPI_THREAD_MULTIPLE. All our calls are short:
+// nothing waits inside MPI, because MPI's waits burn a core and have no time-out.
 #pragma once
 
 #include <mpi.h>
@@ -21,26 +21,26 @@ namespace ebb {
 
 class MpiLibrary {
  public:
-  // Initialises MPI if that is still to do, on a thread of its own, which also ends it at exit: so a rank
-  // that never comes to MPI_Init costs the others the time-out and no more.
+  // Initialises MPI if needed, on a thread of its own, which also ends MPI at exit. So a rank that
+  // never comes to MPI_Init costs the others the time-out and no more.
   static absl::StatusOr<MpiLibrary*> Get(double timeout_seconds);
 
-  // Of a call's result; `what` names the call.
+  // `result`: of a call. `what`: the name of the call.
   static absl::Status ToStatus(std::string_view what, int result);
 
   std::mutex& mutex() { return mutex_; }
 
-  // Only a program whose worlds have all ended well waits at exit in MPI_Finalize for the other
-  // ranks. After one has failed, or could not be made, or while there is one, they may never come
-  // there: the launcher sees that it ends without, and ends the job.
+  // A program waits at exit in MPI_Finalize for the other ranks only if all of its worlds have
+  // ended well. After a world has failed, could not be made, or still exists, the other ranks may
+  // never come there. The process then ends without MPI_Finalize, and the launcher ends the job.
   void WorldBegins();
   void WorldEnds(bool failed);
   void WorldNotMade();
 
-  // Messages that no thread waits for any more, until they are complete or the process ends. With
-  // mutex() held.
+  // Takes messages that no thread waits for any more. They stay until they are complete or the
+  // process ends. Call it with mutex() held.
   void BuryLocked(MPI_Request request, std::shared_ptr<std::byte[]> memory);
-  // Memory of messages that MPI is not asked about any more.
+  // Keeps memory of messages that MPI is not asked about any more.
   void KeepLocked(std::shared_ptr<std::byte[]> memory) { kept_.push_back(std::move(memory)); }
 
  private:
@@ -60,7 +60,7 @@ class MpiLibrary {
   bool failed_ = false;
   bool exiting_ = false;
 
-  // Of the thread that has initialised MPI.
+  // Used by the thread that has initialised MPI.
   bool owned_ = false;
   std::thread thread_;
   std::atomic<bool> initialised_{false};

@@ -7,7 +7,7 @@
 namespace ebb {
 namespace {
 
-// Large enough for the network's bandwidth, and not too much in all of a large communicator.
+// Large enough for the network's bandwidth, and small enough in a large communicator.
 int64_t SlotBytes(int ranks, int slots) {
   constexpr int64_t kLargest = int64_t{512} << 10, kSmallest = int64_t{64} << 10;
   constexpr int64_t kTogether = int64_t{32} << 20;
@@ -21,7 +21,7 @@ MpiMessages::MpiMessages(MpiCommunicator& communicator, int size)
     : communicator_(communicator),
       size_(size),
       slot_bytes_(SlotBytes(size, 2 * kSlots)),
-      // Not initialised, so that what is never used stays without pages.
+      // Not initialised, so that slots that are never used take no pages.
       memory_(new std::byte[static_cast<size_t>(2 * kSlots * size * slot_bytes_)]),
       messages_(static_cast<size_t>(2 * kSlots * size)) {}
 

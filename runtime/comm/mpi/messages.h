@@ -1,11 +1,11 @@
-// Steps of staged operations as messages, in memory of its own: what is under way when an operation fails touches no
-// other's. In step s a rank fills a slot for every peer it sends to, and later consumes, at once, what all have sent in
-// that step:
+// Steps of staged operations as messages, in memory of their own: messages that are under way when
+// an operation fails touch no other operation's memory. In step s a rank fills a slot for every
+// peer that it sends to. It consumes later, at once, what all ranks have sent in that step:
 //
 //   fill 0 | fill 1 | fill 2 | fill 3, consume 0 | fill 4, consume 1 | ...
 //
-// A rank leaves an operation once all that it sent has been taken. MPI moves messages only while it is called, and the
-// next call may be far away, behind kernels.
+// A rank leaves an operation once all that it sent has been taken. MPI moves messages only while it
+// is called, and the next call may be far away, behind kernels.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ class MpiCommunicator;
 
 class MpiMessages : public StepChannel {
  public:
-  // Members of `communicator` are used when there are operations only.
+  // Uses members of `communicator` only during operations.
   MpiMessages(MpiCommunicator& communicator, int size);
 
   int64_t slot_bytes(bool /*same_for_all*/) const override { return slot_bytes_; }
@@ -35,7 +35,7 @@ class MpiMessages : public StepChannel {
  private:
   static constexpr int kSlots = 4;
 
-  // The slots that a peer is sent to come first.
+  // The slots for sending to a peer come first.
   std::byte* Slot(int first, int peer, int64_t step) const;
   MpiMessage& Message(int first, int peer, int64_t step);
   bool Send(const Collective& call, const Load& load, int64_t step, WaitPoint::Deadline deadline);

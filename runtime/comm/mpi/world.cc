@@ -18,11 +18,12 @@
 namespace ebb {
 namespace {
 
-// All ranks are there when they connect by TCP: a rank that has not come by then cannot.
+// All ranks have started when they connect by TCP, so a rank that is missing after this time has
+// failed.
 constexpr double kConnectSeconds = 30;
 
-// Rank 0 listens at all of its host's addresses, which MPI tells the others. `fits`: why this rank cannot take part, which
-// all learn.
+// Rank 0 listens at all addresses of its host, and MPI sends them to the others. `fits`: why this
+// rank cannot take part; every rank learns it.
 absl::StatusOr<Rendezvous> Meet(MpiEndpoint& endpoint, const MpiWorldOptions& wanted,
                                 const absl::Status& fits, WaitPoint::Deadline deadline) {
   RendezvousOptions options = {.rank = endpoint.rank(),
@@ -59,7 +60,7 @@ absl::StatusOr<Rendezvous> Meet(MpiEndpoint& endpoint, const MpiWorldOptions& wa
   return rendezvous;
 }
 
-// What another rank has told of it.
+// Passes on another rank's note.
 void PassOn(MpiCommunicator& communicator, std::string_view note) {
   Unpacker unpacker(note);
   unpacker.Text();
@@ -71,7 +72,7 @@ void PassOn(MpiCommunicator& communicator, std::string_view note) {
   communicator.HearDeparture(departure);
 }
 
-// Ranks that MPI has let meet, but that share memory.
+// Ranks that have met through MPI but share memory.
 class SharedMemoryRank : public SharedRank {
  public:
   SharedMemoryRank(std::shared_ptr<SharedWorld> world, MpiLibrary& library)
@@ -143,7 +144,7 @@ absl::StatusOr<std::shared_ptr<MpiWorld>> MpiWorld::Hold(std::unique_ptr<MpiEndp
                                                          Rendezvous rendezvous) {
   std::shared_ptr<MpiWorld> world(new MpiWorld(std::move(endpoint)));
   EBB_ASSIGN_OR_RETURN(world->store_, Store::Hold(world->rank(), std::move(rendezvous)));
-  // The store may live on when the world is gone.
+  // The store may outlive the world.
   world->store_->OnNote([weak = std::weak_ptr(world)](std::string_view note) {
     if (const auto alive = weak.lock()) alive->Hear(note);
   });
@@ -159,7 +160,7 @@ MpiWorld::MpiWorld(std::unique_ptr<MpiEndpoint> endpoint) : endpoint_(std::move(
 }
 
 MpiWorld::~MpiWorld() {
-  // Also of a rank that has died since: MPI may wait for it in whatever is called next.
+  // True also for a rank that has died since then: MPI may wait for it in any later call.
   endpoint_->library().WorldEnds(!status().ok());
 }
 
@@ -173,7 +174,8 @@ void MpiWorld::Fail(const absl::Status& why) {
   store_->Break(status());
 }
 
-// Open MPI may spin in whatever is called after it could not send to a rank that has died, so it is left alone.
+// Once Open MPI could not send to a rank that has died, any later call may spin. So MPI is not
+// called any more.
 void MpiWorld::FailHere(const absl::Status& why) {
   const std::scoped_lock lock(mutex_);
   if (!status_.ok()) return;
@@ -220,7 +222,7 @@ void MpiWorld::TellDeparture(const std::string& name, int size, std::string_view
   Depart(name, size);
 }
 
-// With mutex_ held.
+// Call it with mutex_ held.
 void MpiWorld::Depart(const std::string& name, int size) {
   if (++communicators_[name].departed >= size) communicators_.erase(name);
 }
@@ -233,7 +235,7 @@ bool MpiWorld::HasHeard(int rank, uint64_t told) const {
   return store_->IsAlone();
 }
 
-// A failure is of no departing ranks.
+// A failure notice names no departing ranks.
 void MpiWorld::Hear(std::string_view note) {
   Unpacker unpacker(note);
   const std::string name = unpacker.Text();

@@ -1,5 +1,5 @@
-// A world of ranks on several hosts: they meet through MPI, which only tells all where rank 0 listens, hold the store
-// (rendezvous/store.h) from then on, and move elements through MPI.
+// A world of ranks on several hosts. They meet through MPI, which only says where rank 0 listens.
+// From then on they use the store (rendezvous/store.h), and move elements through MPI.
 #pragma once
 
 #include <atomic>
@@ -23,17 +23,17 @@ class MpiCommunicator;
 struct MpiWorldOptions {
   MPI_Comm ranks = MPI_COMM_WORLD;
   double timeout_seconds = 600;
-  // Ranks with different texts count as on different hosts, wherever they are; for tests.
+  // Ranks with different texts count as on different hosts. For tests.
   std::string host = {};
   std::string launcher = "MPI";
 };
 
 class MpiWorld {
  public:
-  static constexpr int kTags = 2;  // of a communicator
+  static constexpr int kTags = 2;  // for each communicator
   // All ranks call it.
   static absl::StatusOr<std::shared_ptr<MpiWorld>> Form(const MpiWorldOptions& options);
-  // Of ranks that have met.
+  // For ranks that have met.
   static absl::StatusOr<std::shared_ptr<MpiWorld>> Hold(std::unique_ptr<MpiEndpoint> endpoint,
                                                         Rendezvous rendezvous);
   ~MpiWorld();
@@ -48,11 +48,13 @@ class MpiWorld {
   void Fail(const absl::Status& why);
   absl::Status status() const;
 
-  // Communicators hear of their failure, departures and the world's failure from Register on, and of what came before.
+  // From Register on a communicator hears of its failure, its departures and the world's failure,
+  // also of earlier ones.
   void Register(const std::string& name, MpiCommunicator& communicator);
   void Forget(const std::string& name);
-  // MPI's messages may overtake what a rank has told before through the store. So they carry how many failures their
-  // sender has counted, and mean nothing before the receiver has heard so many of it, or can hear no more.
+  // MPI's messages may overtake the notices that a rank has sent before through the store. So a
+  // message carries how many failures its sender has counted. The receiver reads it only after that
+  // many failures of the sender have come, or once no more can come.
   void CountFailure() { told_.fetch_add(1); }
   void TellFailure(const std::string& name, const absl::Status& why);
   void TellDeparture(const std::string& name, int size, std::string_view departure);
@@ -60,16 +62,17 @@ class MpiWorld {
   bool HasHeard(int rank, uint64_t told) const;
 
  private:
-  // What is known of each communicator from the first that is heard of it until all of its ranks have left it.
+  // What is known of a communicator, from the first notice of it until all of its ranks have left
+  // it.
   struct Known {
     MpiCommunicator* here = nullptr;
     bool has_left = false;           // this rank
-    std::vector<std::string> early;  // notes from before it was here
+    std::vector<std::string> early;  // notes from before this rank joined it
     int departed = 0;
   };
 
   explicit MpiWorld(std::unique_ptr<MpiEndpoint> endpoint);
-  // Of what the store hears.
+  // Handles what the store hears.
   void FailHere(const absl::Status& why);
   void Hear(std::string_view note);
   void Depart(const std::string& name, int size);

@@ -14,10 +14,10 @@
 namespace ebb {
 namespace {
 
-// Nothing tells when a call in progress is ready: NCCL has to be asked. An operation is within
-// microseconds, on the trainer's time, and a pause takes Linux some 50 us more than it says; so the
-// first looks, some 200 us of them, only offer the core to others. What connects ranks takes seconds,
-// for which a core should not be kept busy.
+// NCCL has to be asked whether a call in progress is ready. An operation is ready within
+// microseconds, in which the trainer waits, and a pause takes Linux some 50 us longer than asked.
+// So the first looks, for some 200 us, only yield the core. Connecting ranks takes seconds, for
+// which no core should be kept busy.
 constexpr int kLooksWithoutPause = 400;
 constexpr std::chrono::microseconds kFirstPause{50}, kLongestPause{1000};
 
@@ -46,7 +46,7 @@ void NcclChannel::AbortOnceFailed() {
   pthread_setname_np(pthread_self(), "ebb-nccl-abort");
   changed_.Await([this] { return failed() || ends_.load(std::memory_order_acquire); });
   if (!failed()) return;
-  // What it asks of CUDA is harmless while another thread captures a graph.
+  // What NCCL asks of CUDA is harmless while another thread captures a graph.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaThreadExchangeStreamCaptureMode(&mode);
   Abort();

@@ -1,18 +1,19 @@
-// Owns one ncclComm_t: its calls one at a time, none of which blocks, its asynchronous errors, and
-// its end, which is ncclCommAbort as soon as something has failed.
+// Owns one ncclComm_t: makes its calls one at a time and without blocking, reports its asynchronous
+// errors, and ends it: by ncclCommAbort once anything has failed.
 //
-// ncclCommAbort blocks. First it tells the kernels of its own communicator to end, then it gives back
-// memory, and so waits for the whole device, where kernels of other communicators wait for the same
-// dead rank and have not been told. So every channel aborts on a thread of its own, and none waits for
-// another. The thread is there from the first: a failure is also noticed by host functions, which may
-// call no CUDA, and the system may grant no thread by then. NCCL's groups would do for channels that are
-// ready, from 2.22 on; not for one whose launch is under way, because each ncclCommAbort of a group
-// waits for that before the next one is called.
+// ncclCommAbort blocks. First it tells the kernels of its own communicator to end. Then it frees
+// memory, which waits for the whole device, where kernels of other communicators wait for the same
+// dead rank and have not been told to end. So every channel aborts on a thread of its own, and none
+// waits for another. The channel starts this thread when it is made, because a host function, which
+// may call no CUDA, can notice a failure, and the system may then grant no thread. NCCL's groups
+// (from 2.22 on) would do for channels that are ready. They would not for a channel with a launch
+// under way, because each ncclCommAbort of a group waits for that launch before the next one is
+// called.
 //
-// Communicators do not block (ncclConfig_t::blocking 0), which costs each operation a thread of NCCL's,
-// made and joined. Only so may ncclCommAbort come while a call has not finished: it ends and joins that
-// thread, and would otherwise free what a call that blocks goes on using (NCCL's user guide, "Fault
-// Tolerance", asks for it).
+// Communicators do not block (ncclConfig_t::blocking 0), for which NCCL makes and joins a thread
+// for each operation. Only then may ncclCommAbort come while a call has not finished: it ends and
+// joins that thread. It would free memory that a blocking call still uses (NCCL's user guide,
+// "Fault Tolerance", asks for it).
 #pragma once
 
 #include <nccl.h>
@@ -36,25 +37,26 @@ class NcclChannel {
  public:
   // `device`: the ordinal of the CUDA device of all its calls.
   static absl::StatusOr<std::shared_ptr<NcclChannel>> Create(const NcclLibrary& nccl, int device);
-  // Lets go of a communicator in order, unless something has failed; other ranks are waited for
-  // until the deadline.
+  // Closes the communicator in order, unless something has failed. Waits for the other ranks until
+  // the deadline.
   void Close(WaitPoint::Deadline deadline);
-  // Aborts what has not been closed; waits for an abort that has begun.
+  // Aborts a communicator that has not been closed. Waits for an abort that has begun.
   ~NcclChannel();
 
   // Runs `call` on the channel's device; `what` is for messages. An error does not fail the
-  // channel: that is its user's to decide.
+  // channel: its user decides that.
   absl::Status Call(std::string_view what, absl::FunctionRef<ncclResult_t(ncclComm_t&)> call);
-  // Waits until the calls before have done their part on the host, which takes the other ranks the
-  // first time. kDeadlineExceeded, without words.
+  // Waits until the host's part of the earlier calls is done, for which the first call needs the
+  // other ranks. kDeadlineExceeded, without a message.
   absl::Status AwaitReady(WaitPoint::Deadline deadline);
-  // An error that has come up meanwhile. Waits for no call: beside one there is none.
+  // An error that has come up meanwhile. Does not wait for a call: while one runs, it reports none.
   absl::Status AsynchronousError();
 
-  // Ends the operations of this rank, running and later ones; what they receive into is undefined.
-  // The first failure stays. Any thread, host functions too; waits for nothing and calls no CUDA.
+  // Ends the running and later operations of this rank; their received memory is undefined. The
+  // first failure stays. Any thread, host functions too. It neither waits nor calls CUDA.
   void Fail(const absl::Status& why);
-  // After Fail: until NCCL is done with the communicator, and with what it was given to write to.
+  // Call it after Fail. Waits until NCCL uses neither the communicator nor the memory of its
+  // operations.
   void WaitAborted() const { aborted_.wait(); }
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   absl::Status status() const;

@@ -21,11 +21,11 @@ namespace {
 
 constexpr double kWatchesPerTimeout = 20;
 constexpr double kWatchSecondsMax = 0.1;
-// A rank that is done waits for the others to be done too, but nothing depends on it.
+// A rank waits so long for the others to be done too, but nothing depends on it.
 constexpr double kCloseSecondsMax = 10;
 constexpr std::chrono::microseconds kPauseUntilEmpty{200};
 
-constexpr char kWhoIsLate[] =
+constexpr char kUnknownRanks[] =
     "other ranks, of which NCCL does not say which are missing: look for a rank that has ended, "
     "failed or called something else, or raise ebb.timeout_seconds";
 
@@ -42,7 +42,8 @@ ncclConfig_t NonBlocking() {
 
 }  // namespace
 
-// From before its first call of NCCL, which waits on the host for ranks that it has not met yet.
+// Begins before this rank's first call of NCCL, which waits on the host for ranks that it has not
+// met yet.
 class NcclCommunicator::Calling {
  public:
   explicit Calling(NcclCommunicator& communicator) : communicator_(communicator) {
@@ -72,7 +73,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(Part
     ncclConfig_t config = NonBlocking();
     return parts.nccl.CommInitRankConfig(&comm, size, id, rank, &config);
   }));
-  // From here on a failure of another rank ends the waiting for it.
+  // From here on a failure of another rank ends the wait.
   parts.failures->Join(channel);
   return Finish(std::move(parts), std::move(name), channel, deadline);
 }
@@ -82,7 +83,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Finish(
     WaitPoint::Deadline deadline) {
   const absl::Status ready = channel->AwaitReady(deadline);
   if (absl::IsDeadlineExceeded(ready) && ready.message().empty())
-    return LateCreationStatus(parts.options, kWhoIsLate);
+    return LateCreationStatus(parts.options, kUnknownRanks);
   EBB_RETURN_IF_ERROR(ready);
   NcclGroup group;
   EBB_RETURN_IF_ERROR(channel->Call("ncclCommUserRank", [&](ncclComm_t& comm) {
@@ -148,10 +149,10 @@ absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
   }
   if (channel_->failed()) return absl::OkStatus();
   const CallSummary summary = Summarise(call);
-  // What two ranks do the others do not count.
+  // The other ranks do not count an exchange between two ranks.
   std::optional<Calling> calling;
   if (!IsPointToPoint(call.kind)) calling.emplace(*this);
-  // NCCL connects ranks, and loads kernels, when it first needs them.
+  // NCCL connects ranks and loads kernels when it first needs them.
   std::optional<DriverMemory::Measured> measured;
   if (!std::exchange(has_called_[static_cast<size_t>(call.kind)], true))
     measured.emplace(parts_.device);
@@ -181,7 +182,7 @@ absl::Status NcclCommunicator::EnqueueNow(Stream& stream, const Collective& call
     return EnqueueGroup(parts_.nccl, comm, group_, call, multiplies ? sum.op() : PlainOp(call.op),
                         native);
   }));
-  // What comes next, on this communicator or another, is enqueued behind it.
+  // The next operation, on this communicator or another, is enqueued behind this one.
   EBB_RETURN_IF_ERROR(channel_->AwaitReady(DeadlineAfter(parts_.options.timeout_seconds)));
   if (multiplies) {
     EBB_RETURN_IF_ERROR(channel_->Call(
@@ -229,13 +230,13 @@ absl::Status NcclCommunicator::Register(std::span<std::byte> memory) {
       added.code(),
       absl::StrCat(RankName(), " registering ", memory.size(), " bytes on communicator '",
                    parts_.options.name, "': ", why, "; ebb.register_buffers false does without"));
-  // Then the communicator is of no more use.
+  // The communicator cannot be used any more.
   if (late || !channel_->AsynchronousError().ok()) parts_.failures->Report(named);
   return named;
 }
 
-// After it all ranks have made the same number of calls, also where one's NCCL has refused a buffer and
-// it has shown no others.
+// After it all ranks have made the same number of calls, also a rank where NCCL has refused a
+// buffer and that has registered no later ones.
 void NcclCommunicator::Deregister() {
   registrations_.RemoveAll();
   calls_.fetch_sub(std::exchange(registering_calls_, 0), std::memory_order_acq_rel);
@@ -248,7 +249,7 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(
                                                    "' cannot be split by the colour ", colour,
                                                    ": NCCL takes colours from 0"));
   }
-  // NCCL allows it only while nothing is under way.
+  // NCCL allows it only while no operation runs.
   while (!in_flight_->empty()) std::this_thread::sleep_for(kPauseUntilEmpty);
   const auto deadline = DeadlineAfter(parts_.options.timeout_seconds);
   const Calling calling(*this);
@@ -275,7 +276,7 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(
     EBB_RETURN_IF_ERROR(channel_->AwaitReady(deadline));
     parts_.failures->Join(part);
     Parts parts = parts_;
-    parts.options.reduction_group = 0;  // the parent's need not divide the parts
+    parts.options.reduction_group = 0;  // the parent's reduction groups need not divide the parts
     if (!name.empty()) parts.options.name = name;
     return Finish(std::move(parts), absl::StrCat(name_, ".", number, ":", colour), part, deadline);
   };
@@ -283,7 +284,7 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(
   if (finished.ok()) return *std::move(finished);
   absl::Status why = finished.status();
   if (absl::IsDeadlineExceeded(why) && why.message().empty())
-    why = LateCreationStatus(parts_.options, kWhoIsLate);
+    why = LateCreationStatus(parts_.options, kUnknownRanks);
   parts_.failures->Report(
       absl::Status(why.code(), absl::StrCat(RankName(), " could not split communicator '",
                                             parts_.options.name, "': ", why.message())));
@@ -327,10 +328,10 @@ absl::Status NcclCommunicator::WhatIsWrong() {
                                                  parts_.options.name, "': ", error.message()));
 }
 
-// NCCL does not say which ranks are waited for; what these have called last may.
+// NCCL does not say which ranks are missing. The last calls of the ranks may.
 void NcclCommunicator::SayIfWaiting() {
   const NoticeTimes& times = parts_.options.notices;
-  const double tells_after = times.first_seconds / 5;  // the others need it to compare
+  const double tells_after = times.first_seconds / 5;  // the others compare them
   const std::optional<CallSummary> call = in_flight_->Late(tells_after);
   if (!call.has_value() || channel_->failed()) {
     notice_.reset();
@@ -353,7 +354,7 @@ void NcclCommunicator::SayIfWaiting() {
   if (order != nullptr) {
     if (const absl::Status apart = order->Check(); !apart.ok()) parts_.failures->Report(apart);
   }
-  // Of an exchange, of the first two, of which one may be waited for, and where neither has come.
+  // For an exchange: one of the first two ranks may be the missing one, or both are.
   const bool speaks =
       IsPointToPoint(call->kind) || group_.rank <= 1 || (order != nullptr && order->IsFirstHere());
   if (!speaks) return;
@@ -372,7 +373,7 @@ absl::Status NcclCommunicator::Deserted() {
 }
 
 absl::Status NcclCommunicator::LateStatus(const CallSummary& call) const {
-  return ebb::LateStatus(parts_.options, RankName(), call, kWhoIsLate);
+  return ebb::LateStatus(parts_.options, RankName(), call, kUnknownRanks);
 }
 
 absl::Status NcclCommunicator::Named(const absl::Status& error, const CallSummary& call) const {

@@ -1,9 +1,9 @@
 // One rank's end of an NCCL communicator: enqueues its operations, and watches them.
 //
-//   enqueuing thread   [ begin | ncclGroup ... | end ]   on the stream, as soon as the host's part is ready
-//   watching thread    asynchronous errors, operations that take too long or wait for a rank that has left
+//   enqueuing thread   [ begin | ncclGroup ... | end ]  on the stream, once the host's part is ready
+//   watching thread    asynchronous errors, late operations, waits for a rank that left
 //
-// Whatever goes wrong ends in NcclFailures, which aborts the world's communicators on all ranks.
+// Every failure goes to NcclFailures, which aborts the world's communicators on all ranks.
 #pragma once
 
 #include <array>
@@ -42,11 +42,13 @@ class NcclCommunicator : public CommunicatorBackend {
     std::shared_ptr<const ReduceGrids> grids = nullptr;  // of our kernels; Connect loads them
   };
 
-  // Connects this rank with the others that have the same id. `name`: which no other communicator of the world has.
+  // Connects this rank with the others that have the same id. `name`: no other communicator of the
+  // world has it.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(Parts parts, std::string name,
                                                                    const ncclUniqueId& id, int rank,
                                                                    int size);
-  // Waits for what was enqueued, then leaves: a rank that calls more than this one has is told.
+  // Waits for what was enqueued, then leaves. A rank that makes more calls than this one gets an
+  // error.
   ~NcclCommunicator() override;
 
   int rank() const override { return group_.rank; }
@@ -63,12 +65,12 @@ class NcclCommunicator : public CommunicatorBackend {
   int64_t bytes_moved() const override { return in_flight_->bytes_moved(); }
 
  private:
-  // While all ranks are needed for what this one calls.
+  // Exists while this rank's call needs all ranks.
   class Calling;
 
   NcclCommunicator(Parts parts, std::string name, std::shared_ptr<NcclChannel> channel,
                    std::unique_ptr<InFlight> in_flight, Buffer barrier, NcclGroup group);
-  // Of a channel whose creation has begun: waits until it is connected.
+  // For a channel that is being created: waits until it is connected.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Finish(
       Parts parts, std::string name, std::shared_ptr<NcclChannel> channel,
       WaitPoint::Deadline deadline);
@@ -84,7 +86,7 @@ class NcclCommunicator : public CommunicatorBackend {
   std::string RankName() const;
 
   Parts parts_;
-  const std::string name_;  // for departures
+  const std::string name_;  // in departure notices
   const std::shared_ptr<NcclChannel> channel_;
   const std::unique_ptr<InFlight> in_flight_;
   const Buffer barrier_;
@@ -93,7 +95,7 @@ class NcclCommunicator : public CommunicatorBackend {
   NcclRegistrations registrations_;
   std::atomic<uint64_t> calls_{0};  // of all ranks together
   uint64_t splits_ = 0;
-  uint64_t registering_calls_ = 0;  // of them, since the last Deregister
+  uint64_t registering_calls_ = 0;  // of those, since the last Deregister
   std::atomic<bool> calling_{false};
   bool left_ = false;
   std::array<bool, kCollectiveKinds> has_called_ = {};  // by kind

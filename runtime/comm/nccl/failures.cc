@@ -6,7 +6,7 @@ namespace ebb {
 
 std::shared_ptr<NcclFailures> NcclFailures::Of(std::shared_ptr<Store> store) {
   std::shared_ptr<NcclFailures> failures(new NcclFailures(std::move(store)));
-  // The store may live on, and hear something, when the world is gone.
+  // The store may outlive the world, and report a failure then.
   const std::weak_ptr<Heard> weak = failures->heard_;
   failures->store_->OnFailure([weak](const absl::Status& why) {
     if (const auto alive = weak.lock()) alive->FailAll(why);
@@ -40,7 +40,8 @@ bool NcclFailures::Heard::FailAll(const absl::Status& why) {
       if (auto channel = weak.lock()) failing.push_back(std::move(channel));
     }
   }
-  // All before any is let go of, whose end may wait for the others' kernels.
+  // Every channel fails before any of them is freed, because that may wait for kernels of the
+  // others.
   for (const auto& channel : failing) channel->Fail(why);
   return true;
 }

@@ -1,5 +1,5 @@
-// Makes one rank's failure that of all: of every communicator of this rank's world, and through the store of every other
-// rank's.
+// Spreads one rank's failure: to every communicator of this rank's world, and through the store to
+// every other rank.
 #pragma once
 
 #include <memory>
@@ -18,14 +18,14 @@ class NcclFailures {
 
   // Fails with the others from now on.
   void Join(const std::shared_ptr<NcclChannel>& channel);
-  // `why` is what all ranks will say. The first stays.
+  // `why`: the error of all ranks. The first one stays.
   void Report(const absl::Status& why);
   absl::Status status() const;
   Store& store() const { return *store_; }
 
  private:
-  // What the store's thread uses when it has heard something. It may be the last to let go of that, so that does not own
-  // the store, whose end waits for its thread.
+  // Used by the store's thread. That thread may be the last owner, so this does not own the store,
+  // because the store's destructor waits for its thread.
   struct Heard {
     mutable std::mutex mutex;
     absl::Status status;

@@ -1,6 +1,6 @@
 // The operations of one communicator that have been enqueued and have not ended: how far they have
-// come, what they have moved, and whether the oldest takes too long. Their time counts from when
-// the device has come to them, because a host enqueues far ahead.
+// come, what they have moved, and whether the oldest takes too long. An operation's time counts
+// from when the device comes to it, because a host enqueues far ahead.
 #pragma once
 
 #include <chrono>
@@ -23,21 +23,21 @@ class InFlight {
   static constexpr size_t kOperationsMax = 256;
   using Clock = std::chrono::steady_clock;
 
-  // What ends after `channel` has failed has moved nothing.
+  // An operation that ends after `channel` has failed counts as having moved nothing.
   static absl::StatusOr<std::unique_ptr<InFlight>> Create(
       const Device& device, std::shared_ptr<const NcclChannel> channel);
 
-  // Around the enqueuing of an operation, by one thread. It runs after the one before it also if
-  // that one is on another stream. Begin waits while kOperationsMax are under way.
-  // `bytes`: what it will have moved.
+  // Around the enqueuing of an operation, by one thread. The operation runs after the one before
+  // it, even if that one is on another stream. Begin waits while kOperationsMax are under way.
+  // `bytes`: what the operation moves.
   void Begin(Stream& stream, const CallSummary& call);
   void End(Stream& stream, int64_t bytes);
 
   // Any thread.
   bool empty();
   int64_t bytes_moved();
-  // The oldest one, if the device has been at it for longer than `seconds`; the time is taken
-  // between calls of this, which have to be frequent.
+  // The oldest operation, if the device has worked at it for longer than `seconds`. The time is
+  // measured between calls of this function, so call it often.
   std::optional<CallSummary> Late(double seconds);
 
  private:

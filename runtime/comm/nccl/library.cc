@@ -9,11 +9,11 @@
 namespace ebb {
 namespace {
 
-// Before it ncclCommAbort did not wait for a launch that was under way, which then used what had been given
-// back; and memory could not be registered.
+// In older versions ncclCommAbort does not wait for a launch that is under way, which then uses
+// freed memory; and memory cannot be registered.
 constexpr LibraryVersion kOldest = {.major = 2, .minor = 19, .patch = 0};
 
-// Of NCCL_VERSION_CODE, which had a digit less before 2.9.
+// `code`: NCCL_VERSION_CODE, which had one digit less before 2.9.
 LibraryVersion VersionOf(int code) {
   const int major_factor = code < 10000 ? 1000 : 10000;
   return {code / major_factor, code % major_factor / 100, code % 100};

@@ -1,4 +1,4 @@
-// NCCL's functions, found when the first communicator is made: runtime/device/opened_library.h.
+// NCCL's functions, opened when the first communicator is made: runtime/device/opened_library.h.
 #pragma once
 
 #include <nccl.h>
@@ -37,13 +37,13 @@ struct NcclLibrary {
   decltype(&::ncclSend) Send = nullptr;
   decltype(&::ncclRecv) Recv = nullptr;
 
-  // As plain types, because headers may lack them: these came with 2.19.
+  // Declared with plain types, because headers before 2.19 lack theirs.
   ncclResult_t (*MemAlloc)(void** data, size_t bytes) = nullptr;
   ncclResult_t (*MemFree)(void* data) = nullptr;
   ncclResult_t (*CommRegister)(const ncclComm_t comm, void* data, size_t bytes,
                                void** handle) = nullptr;
   ncclResult_t (*CommDeregister)(const ncclComm_t comm, void* handle) = nullptr;
-  // And these with 2.27: null in libraries that have them not. A window is a pointer of NCCL's.
+  // From 2.27 on; null in older libraries. A window is a pointer of NCCL's.
   ncclResult_t (*CommWindowRegister)(ncclComm_t comm, void* data, size_t bytes, void** window,
                                      int flags) = nullptr;
   ncclResult_t (*CommWindowDeregister)(ncclComm_t comm, void* window) = nullptr;
@@ -51,14 +51,14 @@ struct NcclLibrary {
 
 // kUnavailable says what is missing, or which version is too old.
 absl::StatusOr<NcclLibrary> OpenNccl();
-// What the first call has opened, or its error: the same for the whole life of the process.
+// The result of the first call, for the whole life of the process.
 absl::StatusOr<const NcclLibrary*> LoadNccl();
 
 // "2.28.9".
 std::string NcclVersionText(int version);
 
-// OK for ncclSuccess and ncclInProgress. `comm` may be null; otherwise NCCL's own words about its
-// last error are added.
+// OK for ncclSuccess and ncclInProgress. `comm` may be null; otherwise NCCL's own text about its
+// last error is added.
 absl::Status NcclStatus(const NcclLibrary& nccl, ncclResult_t result, ncclComm_t comm,
                         std::string_view what);
 

@@ -37,9 +37,9 @@ class NcclWorld : public RanksOnDevice {
     auto connected = NcclCommunicator::Connect(
         {.nccl = nccl_, .device = device_, .failures = failures_, .options = options},
         std::move(agreed.name), agreed.id, rank(), size());
-    // The others may be waiting for this rank inside NCCL, where only this ends it.
+    // The others may be waiting for this rank inside NCCL, and only a failure ends that wait.
     if (!connected.ok()) Fail(connected.status());
-    // A communicator that one rank lacks is of no use to the others.
+    // The others cannot use a communicator that one rank lacks.
     EBB_ASSIGN_OR_RETURN(
         const std::vector<std::string> texts,
         OrFailed(group_->AllGather(PackStatus(connected.status()), CreationSeconds(options))));
@@ -71,7 +71,7 @@ class NcclWorld : public RanksOnDevice {
   }
 
  private:
-  // What a new communicator is called, for departures, and the id of its rank 0's.
+  // The name of a new communicator, for departure notices, and the id that its rank 0 has made.
   struct Agreed {
     std::string name;
     ncclUniqueId id = {};

@@ -78,7 +78,7 @@ struct Enqueuer {
   }
 };
 
-// Also after an error: a group that has been started has to be ended.
+// The group ends also after an error, because NCCL demands it.
 ncclResult_t InGroup(const NcclLibrary& nccl, absl::FunctionRef<ncclResult_t()> calls) {
   const ncclResult_t started = nccl.GroupStart();
   if (Failed(started)) return started;
@@ -106,8 +106,8 @@ absl::Status CheckForNccl(const Collective& call) {
 
 NcclScale ScaleFor(const Collective& call, int ranks) {
   NcclScale scale = {.sum = call.scale};
-  // Other types have the range of fp32, and where the scale is not below 1 the result would overflow
-  // as the sum does.
+  // The other types have the range of fp32. If the scale is at least 1, the result overflows when
+  // the sum does.
   if (call.dtype != DType::kFloat16 || std::abs(scale.sum) >= 1) return scale;
   scale.inputs = 1.0f / static_cast<float>(std::bit_ceil(static_cast<unsigned>(ranks)));
   scale.sum /= scale.inputs;

@@ -1,4 +1,4 @@
-// The calls of communicator.h as calls of NCCL: one group an operation.
+// Calls of communicator.h as calls of NCCL: one group for each operation.
 #pragma once
 
 #include <nccl.h>
@@ -12,25 +12,25 @@
 
 namespace ebb {
 
-// What NCCL's own operations cannot do of what communicator.h allows.
+// Refuses what communicator.h allows and NCCL's own operations cannot do.
 absl::Status CheckForNccl(const Collective& call);
 
-// What a sum's inputs and what the sum is multiplied with: together its scale. Inputs only where the
-// sum might overflow otherwise, because for any operator but its plain sum NCCL does without much of
-// what registered memory is for: symmetric kernels, sums inside the switch, PAT (2.28.9:
-// sym_kernels.cc, register/coll_reg.cc, enqueue.cc). Neither rounds the scale: `inputs` is a power of
-// two, and the sum is multiplied in fp32.
+// The factor of a sum's inputs and the factor of the sum: their product is the scale. Inputs are
+// scaled only if the sum might overflow otherwise, because NCCL uses symmetric kernels, sums inside
+// the switch and PAT, for which memory is registered, only for its plain sum (2.28.9:
+// sym_kernels.cc, register/coll_reg.cc, enqueue.cc). Neither factor rounds the scale: `inputs` is a
+// power of two, and the sum is multiplied in fp32.
 struct NcclScale {
   float inputs = 1;
   float sum = 1;
 };
 NcclScale ScaleFor(const Collective& call, int ranks);
 
-// Sums of inputs that are multiplied first: an operator of NCCL's for one operation. Made before the
-// operation and destroyed when its call has returned and is not in progress.
+// Sums of scaled inputs: an operator of NCCL's for one operation. Made before the operation, and
+// destroyed once the operation's call has returned and is not in progress.
 class NcclSum {
  public:
-  // Of NcclScale::inputs. 1: no operator of its own.
+  // `inputs`: as in NcclScale. 1: no operator of its own.
   ncclResult_t Create(const NcclLibrary& nccl, ncclComm_t comm, float inputs);
   ncclResult_t Destroy(const NcclLibrary& nccl, ncclComm_t comm);
   ncclRedOp_t op() const { return op_; }
@@ -45,15 +45,15 @@ struct NcclGroup {
   void* barrier = nullptr;  // a byte of the device, for barriers
 };
 
-// Enqueues `call` on `stream`. `op`: of its reduction.
+// Enqueues `call` on `stream`. `op`: the operator of its reduction.
 ncclResult_t EnqueueGroup(const NcclLibrary& nccl, ncclComm_t comm, const NcclGroup& group,
                           const Collective& call, ncclRedOp_t op, cudaStream_t stream);
 
-// The same for sends and receives, of bytes.
+// The same for sends and receives; they move bytes.
 ncclResult_t EnqueueMessages(const NcclLibrary& nccl, ncclComm_t comm,
                              std::span<const OrderedSums::Message> messages, cudaStream_t stream);
 
-// Of a collective with this operation; sums whose inputs are multiplied need a NcclSum.
+// For a collective with this operation. Sums of scaled inputs need a NcclSum.
 ncclRedOp_t PlainOp(ReduceOp op);
 
 }  // namespace ebb

@@ -9,8 +9,8 @@
 namespace ebb {
 namespace {
 
-// Cuts and inputs begin at multiples of what the kernel loads at once, so that a span that is
-// aligned stays so.
+// Cuts and inputs begin at multiples of the kernel's load size, so that an aligned span stays
+// aligned.
 constexpr int64_t kAlignment = 16;
 
 int64_t RoundedUp(int64_t value, int64_t to) {

@@ -1,4 +1,4 @@
-// Reductions over NCCL whose sums have the order of communicator.h, whatever NCCL's version and
+// Reductions over NCCL with sums in the order of communicator.h, whatever NCCL's version and
 // algorithm: ranks send each other the inputs, and one kernel of ours sums them.
 //
 //   rank 1's send   [ for 0 | for 1 | for 2 ]     a group of sends and receives, a piece at a time
@@ -7,8 +7,7 @@
 //                             |
 //   receive                [ sum ]                the kernel; of an all-reduce then sent to all
 //
-// A reduce-scatter moves the same bytes as NCCL's. A piece takes parts of several spans where they
-// are small.
+// A reduce-scatter moves the same bytes as NCCL's. A piece may hold parts of several small spans.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +34,7 @@ class OrderedSums {
   // Enqueues them as one group.
   using Exchange = absl::FunctionRef<absl::Status(std::span<const Message>)>;
 
-  // Whether it may be given to a communicator of so many ranks.
+  // Whether a communicator of so many ranks may use it.
   static absl::Status CheckScratch(std::span<const std::byte> scratch, int size);
 
   // `scratch`: borrowed.
@@ -44,8 +43,8 @@ class OrderedSums {
   absl::Status Run(const Collective& call, Exchange exchange, StreamMover& mover);
 
  private:
-  // Consecutive elements of a span, in one piece: of each rank's block of a reduce-scatter, or of
-  // an all-reduced span, which the ranks sum in parts.
+  // Consecutive elements of a span in one piece: of each rank's block of a reduce-scatter, or of an
+  // all-reduced span, of which each rank sums a part.
   struct Cut {
     const CollectiveSpan* span = nullptr;
     int64_t begin = 0;  // elements
@@ -53,15 +52,15 @@ class OrderedSums {
     std::byte* scratch = nullptr;
   };
   struct Part {
-    int64_t begin = 0;  // in the cut's send memory, elements from the span's start
+    int64_t begin = 0;  // in the cut's send memory, in elements from the span's start
     int64_t count = 0;
   };
 
-  // The next piece into cuts_, from element `begin` of span `span` on, which move on. False: all
-  // is done.
+  // Puts the next piece into cuts_, from element `begin` of span `span` on, and moves both on.
+  // False: the call is done.
   bool NextPiece(const Collective& call, size_t& span, int64_t& begin);
   Part PartOf(const Collective& call, const Cut& cut, int rank) const;
-  // Of one rank's inputs in the scratch.
+  // The bytes of one rank's inputs in the scratch.
   int64_t StrideOf(const Collective& call, const Cut& cut) const;
   std::byte* DestinationOf(const Collective& call, const Cut& cut) const;
 

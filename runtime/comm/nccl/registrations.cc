@@ -7,7 +7,7 @@
 namespace ebb {
 namespace {
 
-// NCCL_WIN_COLL_SYMMETRIC, which headers before 2.27 have not.
+// NCCL_WIN_COLL_SYMMETRIC, which headers before 2.27 lack.
 constexpr int kSymmetric = 1;
 
 }  // namespace
@@ -20,8 +20,8 @@ absl::StatusOr<Buffer> NcclRegistrations::Allocate(const NcclLibrary& nccl, cons
   void* data = nullptr;
   const ncclResult_t result = nccl.MemAlloc(&data, static_cast<size_t>(bytes));
   if (result != ncclSuccess) {
-    // CUDA says better what is missing, if it is memory. Only then is it asked: giving back what it
-    // gave would wait for the device, where another rank may wait for this one.
+    // If memory is missing, CUDA's message says more, so CUDA allocates then. In no other case:
+    // freeing CUDA's memory would wait for the device, where another rank may wait for this one.
     if (device.free_bytes().value_or(bytes) < bytes)
       EBB_RETURN_IF_ERROR(device.Allocate(bytes, what).status());
     const absl::Status failed = NcclStatus(nccl, result, nullptr, "ncclMemAlloc");
@@ -74,7 +74,7 @@ void NcclRegistrations::RemoveAll() {
                })
         .IgnoreError();
   }
-  // A communicator that has failed takes its registrations with it.
+  // A communicator that has failed drops its registrations itself.
   if (!entries_.empty() && channel_->failed()) channel_->WaitAborted();
   entries_.clear();
 }

@@ -1,6 +1,6 @@
-// Memory that NCCL knows for one communicator, so that its operations read and write it where it
-// is, without copies through NCCL's own buffers, and may use algorithms that need to reach all
-// ranks' memory: as a symmetric window (from NCCL 2.27 on), else as a buffer.
+// Memory that NCCL has registered for one communicator. Its operations read and write that memory
+// in place, without copies through NCCL's own buffers, and may use algorithms that reach all ranks'
+// memory. It is registered as a symmetric window (from NCCL 2.27 on), otherwise as a buffer.
 #pragma once
 
 #include <cstddef>
@@ -27,10 +27,11 @@ class NcclRegistrations {
   static absl::StatusOr<Buffer> Allocate(const NcclLibrary& nccl, const Device& device,
                                          int64_t bytes, std::string_view what);
 
-  // Collective. kUnimplemented: NCCL does not take it here, and the communicator works on without.
-  // Other errors are those of the channel: kDeadlineExceeded without words, or what NCCL says.
+  // Collective. kUnimplemented: NCCL does not take the memory, and the communicator works on
+  // without it. Other errors are the channel's: kDeadlineExceeded without a message, or NCCL's
+  // message.
   absl::Status Add(std::span<std::byte> memory, WaitPoint::Deadline deadline);
-  // Nothing that uses the memory is under way.
+  // Call it when no operation uses the memory.
   void RemoveAll();
 
  private:
@@ -41,7 +42,7 @@ class NcclRegistrations {
 
   const NcclLibrary& nccl_;
   const std::shared_ptr<NcclChannel> channel_;
-  std::list<Entry> entries_;  // which NCCL writes to while it registers
+  std::list<Entry> entries_;  // NCCL writes to an entry while it registers it
 };
 
 }  // namespace ebb

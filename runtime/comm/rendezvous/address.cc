@@ -30,7 +30,7 @@
 namespace ebb {
 namespace {
 
-constexpr std::chrono::milliseconds kBetweenQuestions{250};  // for the name server's sake
+constexpr std::chrono::milliseconds kBetweenQuestions{250};  // spares the name server
 
 absl::StatusOr<Address> NamedAddress(const MeetingPlace& place) {
   Address address;
@@ -71,7 +71,7 @@ Answer Ask(const std::string& host, int port, int flags) {
 }
 
 // One question to the name servers, on a thread of its own: nothing can interrupt it, and servers
-// that are gone hold it up for as long as the resolver's own time-outs say.
+// that do not answer block it until the resolver's own time-outs.
 class Question {
  public:
   Question(std::string host, int port)
@@ -92,11 +92,11 @@ class Question {
   Answer answer_;
   std::atomic<bool> answered_{false};
   WaitPoint point_;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last, because the thread uses the other members
 };
 
-// Questions that no thread waits for any more, kept until they have been answered or the process ends,
-// which must not wait for them: hence never destroyed.
+// Questions that no thread waits for any more. They stay until they have been answered or the
+// process ends. The process's end must not wait for them, so this object is never destroyed.
 struct Kept {
   static Kept& Get() {
     static Kept& kept = *new Kept;
@@ -163,7 +163,7 @@ std::string AddressesOfThisHost() {
       char text[NI_MAXHOST] = {};
       if (getnameinfo(each->ifa_addr, bytes, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) != 0)
         continue;
-      // Of a link alone: it means nothing without the name of this host's device.
+      // A link-local address means nothing without the name of this host's device.
       if (std::strchr(text, '%') == nullptr) texts.emplace_back(text);
     }
   }

@@ -20,17 +20,20 @@ struct Address {
   bool is_loopback() const;
 };
 
-// Of a place whose host is an address, or several with commas in between, not a name; else none.
+// The addresses of a place that names one or several addresses with commas in between. Empty for
+// a name.
 std::vector<Address> LiteralAddresses(const MeetingPlace& place);
 
-// By which other hosts may reach this one, in the form of MeetingPlace::host; its name if it has none.
+// Addresses at which other hosts may reach this host, in the form of MeetingPlace::host; its name
+// if it has none.
 std::string AddressesOfThisHost();
 
-// All of this host's: a name may resolve here to another one than elsewhere.
+// All addresses of this host: its name may resolve differently here than on other hosts.
 std::vector<Address> AnyAddresses(int port);
 
-// Of any place. A name that does not exist may do so in a moment, as those of a cluster's services
-// do, and is asked for until then. kDeadlineExceeded: it still does not, or nobody has answered.
+// For any place. A name that does not exist may exist in a moment, like the names of a cluster's
+// services. So it is asked for until the deadline. kDeadlineExceeded: it still does not exist, or
+// no server has answered.
 absl::StatusOr<std::vector<Address>> Resolve(const MeetingPlace& place,
                                              WaitPoint::Deadline deadline);
 

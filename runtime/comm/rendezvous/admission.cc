@@ -14,9 +14,9 @@
 namespace ebb {
 namespace {
 
-// How long a process that does not read may hold up all others.
+// How long a process that does not read may hold up the ranks.
 constexpr std::chrono::seconds kSendPatience{2};
-// How long rank 0 stays, after an error, to tell it to ranks that are still on their way.
+// How long rank 0 stays after an error, to report it to ranks that are still on their way.
 constexpr std::chrono::seconds kTurningAway{2};
 constexpr size_t kUnknownMax = 4096;
 
@@ -51,7 +51,7 @@ absl::Status Admission::HearSome(WaitPoint::Deadline deadline) {
   std::vector<pollfd> polled = {{.fd = listener_.get(), .events = POLLIN, .revents = 0}};
   for (const Connection& connection : unknown_)
     polled.push_back({.fd = connection.fd(), .events = POLLIN, .revents = 0});
-  for (const Connection& connection : connections_)  // -1 is passed over
+  for (const Connection& connection : connections_)  // poll passes over -1
     polled.push_back({.fd = connection.fd(), .events = POLLIN, .revents = 0});
   constexpr int kSliceMilliseconds = 60'000;
   poll(polled.data(), polled.size(), PollMilliseconds(deadline, kSliceMilliseconds));
@@ -73,7 +73,7 @@ absl::Status Admission::HearSome(WaitPoint::Deadline deadline) {
   return absl::OkStatus();
 }
 
-// What a process says that has not said hello. Only an error of a rank is an error.
+// The message of a process that has not said hello. Only an error of a rank is an error.
 absl::Status Admission::Hear(Connection& connection) {
   absl::StatusOr<std::optional<Message>> message = connection.TryReceive();
   if (message.ok() && !message->has_value()) return absl::OkStatus();
@@ -88,7 +88,8 @@ absl::Status Admission::Hear(Connection& connection) {
   return absl::OkStatus();
 }
 
-// False: it is a stranger's, which has been sent away. An error: a rank's of this launch.
+// False: the connection is a stranger's and has been closed. An error: it is a rank's of this
+// launch.
 absl::StatusOr<bool> Admission::CheckBuild(Connection& connection, const Message& hello) {
   Unpacker unpacker(hello.payload);
   const std::string launcher = unpacker.Text(), build = unpacker.Text();
@@ -111,7 +112,7 @@ absl::StatusOr<bool> Admission::CheckBuild(Connection& connection, const Message
 
 absl::Status Admission::Admit(Connection& connection, const Participant& guest) {
   const auto refused = [&](std::string text) {
-    // Kept among the unknown, so that it is told with the others.
+    // It stays among the unknown connections, so that it gets the error with the others.
     return absl::FailedPreconditionError(absl::StrCat(
         "the ranks that meet at ", Describe(options_.place), " do not fit: ", std::move(text)));
   };
@@ -142,7 +143,7 @@ absl::Status Admission::Admit(Connection& connection, const Participant& guest) 
   return absl::OkStatus();
 }
 
-// A rank that is waiting for the table has nothing to say: its connection has closed.
+// A rank that waits for the table sends nothing, so its connection has closed.
 absl::Status Admission::HearRank(int rank) {
   const auto& participant = participants_[static_cast<size_t>(rank)];
   const auto message = connections_[static_cast<size_t>(rank)].TryReceive();
@@ -153,7 +154,7 @@ absl::Status Admission::HearRank(int rank) {
       Describe(participant), " has ended while the others were still being waited for"));
 }
 
-// "rank 2, rank 5", of the first few that have come, or that have not.
+// "rank 2, rank 5": the first few that have come, or that are missing.
 std::string Admission::RankNames(bool have_come) const {
   constexpr int kNamed = 8;
   std::string names;
@@ -199,7 +200,7 @@ void Admission::TurnAllAway(const absl::Status& why, WaitPoint::Deadline deadlin
   for (Connection& connection : connections_) tell(connection);
   for (Connection& connection : unknown_) tell(connection);
   unknown_.clear();
-  // Ranks that come in a moment would else wait for a rank that has gone.
+  // Ranks that come in a moment would otherwise wait for a rank that has gone.
   const WaitPoint::Deadline end = std::min(Soon(kTurningAway), deadline);
   while (told < options_.size - 1 && WaitPoint::Clock::now() < end) {
     pollfd polled = {.fd = listener_.get(), .events = POLLIN, .revents = 0};

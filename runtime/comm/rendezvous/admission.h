@@ -1,5 +1,5 @@
-// Rank 0's part of a rendezvous until all ranks are there: hears who comes, and turns away who does
-// not belong.
+// Rank 0's part of a rendezvous until all ranks are there: it admits ranks and turns away processes
+// that are no ranks of this world.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ class Admission {
  public:
   Admission(const RendezvousOptions& options, Descriptor listener);
 
-  // Waits until every rank has said hello. An error has been told to all that are there.
+  // Waits until every rank has said hello. On an error, all ranks that are there have been sent it.
   absl::Status HearAll(WaitPoint::Deadline deadline);
 
   std::vector<Participant> TakeParticipants() && { return std::move(participants_); }
@@ -36,7 +36,7 @@ class Admission {
   Descriptor listener_;
   std::vector<Participant> participants_;  // by rank; valid where a connection is open
   std::vector<Connection> connections_;    // by rank
-  std::vector<Connection> unknown_;        // have not said hello yet
+  std::vector<Connection> unknown_;        // processes that have not said hello yet
   int strangers_ = 0;
   int missing_;
 };

@@ -142,7 +142,8 @@ absl::StatusOr<std::optional<Message>> Connection::TryReceive() {
 }
 
 absl::StatusOr<std::optional<Message>> Connection::Parse() {
-  // What is there of the magic number must be right: a stranger need not send all twelve bytes.
+  // The part of the magic number that has come must be right: a stranger may send less than twelve
+  // bytes.
   const size_t magic_bytes = std::min<size_t>(received_.size(), 4);
   for (size_t i = 0; i < magic_bytes; ++i) {
     if (static_cast<unsigned char>(received_[i]) != (kMagic >> (8 * i) & 0xff))

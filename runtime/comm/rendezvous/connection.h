@@ -1,4 +1,4 @@
-// Messages between ranks before and beside their collectives: framed, versioned, and distrusted
+// Messages between ranks before and beside their collectives: framed, versioned, and not trusted
 // until the other side has shown that it is a rank.
 //
 //   | magic u32 | version u16 | type u16 | payload bytes u32 | payload |   numbers little-endian
@@ -25,17 +25,17 @@ enum class MessageType : uint16_t {
   kRefusal,    // the rendezvous has failed, and why
   kBlob,       // one rank's part of an all-gather
   kBlobs,      // all ranks' parts
-  kGoodbye,    // the sender leaves as it should
-  kLeaves,     // likewise rank 0, which still passes on what others tell
-  kDeparture,  // for all ranks, that the sender has left a communicator (departures.h)
-  kNote,       // for all ranks, of what is none of the rendezvous' business
-  kCalls,      // for all ranks, the sender's calls (CallOrder)
+  kGoodbye,    // the sender leaves in order
+  kLeaves,     // rank 0 leaves in order and still passes on the others' messages
+  kDeparture,  // to all ranks: the sender has left a communicator (departures.h)
+  kNote,       // to all ranks: a text that the rendezvous does not read
+  kCalls,      // to all ranks: the sender's calls (CallOrder)
 };
 
 struct Message {
   MessageType type = MessageType::kGoodbye;
   std::string payload;
-  uint16_t version = kProtocolVersion;  // of the other side; another one in a kHello only
+  uint16_t version = kProtocolVersion;  // of the other side; differs from ours in a kHello only
 };
 
 // Numbers and texts, one after the other.
@@ -48,7 +48,7 @@ class Packer {
  private:
   std::string bytes_;
 };
-// Whatever the bytes are, reading them is safe; ok() says whether they were what was read.
+// Reading is safe for any bytes. ok() says whether the bytes held what was read.
 class Unpacker {
  public:
   explicit Unpacker(std::string_view bytes) : bytes_(bytes) {}
@@ -76,14 +76,15 @@ class Connection {
   int fd() const { return socket_.get(); }
   bool is_open() const { return socket_.is_open(); }
   void Close() { socket_ = Descriptor(); }
-  // From now on long messages are accepted.
+  // Accepts long messages from now on.
   void Trust() { payload_bytes_max_ = kPayloadBytesMax; }
 
   absl::Status Send(MessageType type, std::string_view payload, WaitPoint::Deadline deadline);
-  // kUnavailable: the other side has closed. kDeadlineExceeded. kDataLoss: it does not speak this
-  // protocol. kFailedPrecondition: it speaks another version of it, and this is no hello.
+  // kUnavailable: the other side has closed. kDeadlineExceeded. kDataLoss: the other side does not
+  // speak this protocol. kFailedPrecondition: it speaks another version, and the message is no
+  // hello.
   absl::StatusOr<Message> Receive(WaitPoint::Deadline deadline);
-  // The same, of what has arrived; nothing if that is not a whole message yet.
+  // The same for bytes that have arrived; nothing if they are no whole message yet.
   absl::StatusOr<std::optional<Message>> TryReceive();
 
  private:

@@ -1,5 +1,6 @@
-// Which communicators of a world ranks have left, and after how many calls: a rank that leaves one tells all others,
-// because NCCL does not, and a rank that has called more than that waits in vain.
+// Which communicators of a world ranks have left, and after how many calls. A rank that leaves one
+// notifies all others, because NCCL does not, and a rank that makes more calls than that waits in
+// vain.
 #pragma once
 
 #include <cstddef>
@@ -13,21 +14,22 @@
 namespace ebb {
 
 struct Departure {
-  std::string rank;    // for people: "rank 1"
-  uint64_t calls = 0;  // of all ranks together, that it has made
+  std::string rank;    // for messages: "rank 1"
+  uint64_t calls = 0;  // collective calls of all ranks that it has made
 };
 
-// One rank's knowledge. Communicators have names that no two share; what is said of one that is still to come, or that
-// this rank has left, is kept until all of its ranks have left it. Any thread.
+// One rank's knowledge. No two communicators share a name. A departure from a communicator that
+// does not exist yet, or that this rank has left, is kept until all of its ranks have left it. Any
+// thread.
 class Departures {
  public:
-  // This rank leaves a communicator of `size` ranks; what all others have to be told.
+  // This rank leaves a communicator of `size` ranks. Returns the departure notice for all others.
   std::string Leave(const std::string& name, int size, const Departure& mine);
-  // What another rank was to tell. A text that cannot be read is passed over.
+  // Another rank's departure notice. A text that cannot be read is ignored.
   void Hear(std::string_view text);
-  // The first that has left.
+  // The first rank that has left.
   std::optional<Departure> First(const std::string& name);
-  // Of how many communicators something is kept.
+  // How many communicators have departures here.
   size_t known();
 
  private:

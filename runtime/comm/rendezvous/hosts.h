@@ -1,4 +1,5 @@
-// Which ranks share a host, and whether the hosts are alike: a pure function, the same on all ranks.
+// Which ranks share a host, and whether the hosts are alike: a pure function, the same on all
+// ranks.
 //
 //   host 0   | 0 | 1 | 2 |        even: every host has as many ranks, numbered host by host
 //   host 1   | 3 | 4 | 5 |
@@ -13,12 +14,12 @@
 namespace ebb {
 
 struct Hosts {
-  // By host in the order of their first ranks, then ranks in their order.
+  // By host in the order of the hosts' first ranks, then by rank.
   std::vector<std::vector<int>> ranks;
   bool is_even = false;
 
   int count() const { return static_cast<int>(ranks.size()); }
-  // Of even ones.
+  // For even hosts.
   int ranks_per_host() const { return static_cast<int>(ranks[0].size()); }
   // The ranks that share a host with `rank`.
   const std::vector<int>& With(int rank) const;

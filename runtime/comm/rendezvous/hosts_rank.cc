@@ -28,7 +28,7 @@ void HostsRank::Fail(absl::Status why) {
   store.Fail(RankFailedStatus(store.rank(), why));
 }
 
-// The parts of a world go on by themselves.
+// A part of a world makes its calls in an order of its own.
 CallOrder* HostsRank::calls() {
   Store& store = group_->store();
   return group_->world_ranks().size() == store.participants().size() ? store.calls() : nullptr;

@@ -1,5 +1,6 @@
-// Ranks on several hosts: they know each other's numbers and hosts, and can tell each other through the store so much as
-// GPUs need to be connected (World::On). Operations of their own they have only where MPI connects them (mpi/world.h).
+// Ranks on several hosts. They know each other's numbers and hosts, and exchange through the store
+// what GPUs need to be connected (World::On). They have operations of their own only if MPI
+// connects them (mpi/world.h).
 #pragma once
 
 #include <memory>

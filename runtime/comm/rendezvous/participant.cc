@@ -35,7 +35,7 @@ std::string Cores() {
   return bits;
 }
 
-// FNV-1a of all that says where in shared memory something lies.
+// FNV-1a of all offsets in shared memory.
 constexpr uint64_t LayoutNumber() {
   const uint64_t numbers[] = {sizeof(void*),
                               sizeof(shared::WorldHeader),
@@ -53,8 +53,8 @@ constexpr uint64_t LayoutNumber() {
   return hash;
 }
 
-// "Ebb 0.1.0 (shared memory 5a0f...)": the version, and a number that differs where the structures that ranks share are
-// of other sizes.
+// "Ebb 0.1.0 (shared memory 5a0f...)": the version, and a number that differs if the structures
+// that ranks share differ in size.
 std::string ThisBuild() {
   return absl::StrCat("Ebb ", EBB_VERSION, " (shared memory ", absl::Hex(LayoutNumber()), ")");
 }

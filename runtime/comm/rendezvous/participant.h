@@ -18,10 +18,10 @@ struct Participant {
   std::string host_name;
   // Equal on ranks that can share memory: the running kernel, and the file system behind /dev/shm.
   std::string shared_memory;
-  std::string network;        // the network namespace: where names of sockets mean something
-  std::string pid_namespace;  // and kernel: where the process id means something
+  std::string network;        // the network namespace, in which names of sockets are unique
+  std::string pid_namespace;  // and kernel, in which the process id is unique
   int64_t pid = 0;
-  std::string cores;  // that the process may run on, as bits
+  std::string cores;  // on which the process may run, as bits
 };
 
 // This process.
@@ -30,8 +30,8 @@ Participant Myself(int rank, int size, std::string launcher);
 // "rank 1 (process 4242 on host 'node1')", or "rank 1" of a thread.
 std::string Describe(const Participant& participant);
 
-// Begins with the launcher and the build in every version of the protocol, so that a rank of another
-// version can be told from a stranger.
+// Begins with the launcher and the build in every version of the protocol, so that a rank of
+// another version is recognised.
 std::string Pack(const Participant& participant);
 absl::StatusOr<Participant> UnpackParticipant(std::string_view payload);
 

@@ -19,12 +19,13 @@ namespace ebb {
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenAttempts{20};
-// Guests wait a little longer than rank 0 does, so that they hear from it which rank is missing.
+// The other ranks wait a little longer than rank 0, so that rank 0 can tell them which rank is
+// missing.
 constexpr double kGraceSeconds = 0.5;
-// How long the process that has rank 0's place may take to answer another rank 0.
+// How long the process that listens in rank 0's place may take to answer another rank 0.
 constexpr std::chrono::seconds kOccupantPatience{1};
-// Likewise a guest: rank 0 welcomes each at once, whoever else is still missing. So does not who lets
-// each in and closes again for so long.
+// How long another rank waits for the welcome. Rank 0 welcomes each rank at once, also while others
+// are missing; a process that accepts connections and closes them for so long is a stranger.
 constexpr std::chrono::seconds kWelcomePatience{5};
 
 uint64_t NewNonce() {
@@ -55,7 +56,8 @@ absl::Status Rendezvous::JoinAsHost() {
                                             ? std::move(*options_.listener)
                                             : Listen(options_.place, options_.one_host, deadline_);
   if (listener.status().code() == absl::StatusCode::kAlreadyExists) {
-    // Another rank 0 of this world, which can tell the others, or a stranger.
+    // A process listens there: another rank 0 of this world, which can pass on the error, or a
+    // stranger.
     absl::StatusOr<Descriptor> socket = Connect(options_.place, deadline_);
     if (socket.ok()) {
       Connection occupant(*std::move(socket));
@@ -87,7 +89,7 @@ absl::Status Rendezvous::JoinAsHost() {
   for (const Participant& participant : participants_) table.Add(Pack(participant));
   const std::string packed = table.Take();
   for (Connection& connection : connections_) {
-    // A rank that cannot be told has ended, and is missed at the next all-gather.
+    // A rank that does not receive it has ended, and is missed at the next all-gather.
     if (connection.is_open()) connection.Send(MessageType::kTable, packed, deadline_).IgnoreError();
   }
   return absl::OkStatus();
@@ -119,18 +121,18 @@ void Rendezvous::SayWaiting(double seconds, const absl::Status& last) const {
 absl::Status Rendezvous::JoinAsGuest() {
   const std::string hello = Pack(Me(options_));
   absl::Status last;
-  WaitPoint::Deadline patience = WaitPoint::kNever;  // with a peer that lets in and closes
+  WaitPoint::Deadline patience = WaitPoint::kNever;  // for a process that accepts and closes
   WaitNotice notice(options_.notices);
   for (;;) {
     if (const std::optional<double> seconds = notice.Take()) SayWaiting(*seconds, last);
     absl::StatusOr<Descriptor> socket = Connect(options_.place, std::min(deadline_, notice.due()));
     last = socket.status();
-    // Only a line for the log was due.
+    // It only was time for a line in the log.
     const bool goes_on = absl::IsDeadlineExceeded(last) && WaitPoint::Clock::now() < deadline_;
     if (socket.ok()) {
       Connection connection(*std::move(socket));
       connection.Trust();
-      // What cannot be sent is seen when nothing is received: only that says why.
+      // A failed send shows when nothing is received, and only the receive says why.
       connection.Send(MessageType::kHello, hello, deadline_).IgnoreError();
       const absl::StatusOr<Message> answer =
           connection.Receive(std::min(deadline_, WaitPoint::Clock::now() + kWelcomePatience));
@@ -148,7 +150,7 @@ absl::Status Rendezvous::JoinAsGuest() {
       patience = WaitPoint::kNever;
     }
     if (goes_on) continue;
-    // No process listens yet, or it has just stopped: rank 0 may still come.
+    // No process listens there yet, or it has just stopped: rank 0 may still come.
     if (last.code() != absl::StatusCode::kUnavailable) return FromRankZero(last);
     if (WaitPoint::Clock::now() + kBetweenAttempts >= deadline_) {
       return FromRankZero(absl::DeadlineExceededError(last.message()));
@@ -158,7 +160,7 @@ absl::Status Rendezvous::JoinAsGuest() {
   return ReceiveTable();
 }
 
-// Rank 0 says in the log which ranks are missing; this one only if that takes very long.
+// Rank 0 logs which ranks are missing. This rank logs it only if the wait is very long.
 absl::Status Rendezvous::ReceiveTable() {
   WaitNotice notice({.first_seconds = options_.notices.interval_seconds,
                      .interval_seconds = options_.notices.interval_seconds});
@@ -218,8 +220,8 @@ absl::StatusOr<std::vector<std::string>> Rendezvous::AllGatherAsHost(std::string
 
 absl::StatusOr<std::vector<std::string>> Rendezvous::AllGatherAsGuest(std::string_view mine) {
   const absl::Status sent = connections_[0].Send(MessageType::kBlob, mine, deadline_);
-  // Rank 0 may have told why before it closed, so its last message counts also if ours was not
-  // sent.
+  // Rank 0 may have sent the reason before it closed, so its last message counts even if ours was
+  // not sent.
   const absl::StatusOr<Message> answer = connections_[0].Receive(deadline_);
   if (!answer.ok()) return FromRankZero(sent.ok() ? answer.status() : sent);
   if (answer->type == MessageType::kRefusal) return UnpackStatus(answer->payload);

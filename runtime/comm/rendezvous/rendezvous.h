@@ -1,16 +1,15 @@
-// How processes that know nothing but a place and their numbers become a world: rank 0 listens,
-// all others come and give their numbers, and all get to know all.
+// How processes that know only a place and their ranks become a world: rank 0 listens, the others
+// connect and give their ranks, and rank 0 sends all of them the list.
 //
 //   rank 0   listen --- hear all --- table ---+--- all-gather of small texts ... --+
 //   rank r   connect --- hello --- welcome ---+                                    +-- connections
 //
-// Rank 0 welcomes each at once, whoever else is missing, so that a guest which is not welcomed knows
-// that it has come to a stranger.
+// Rank 0 welcomes each rank at once, also while others are missing. So a rank without a welcome
+// knows that it has reached a stranger.
 //
-// What is wrong with one is told to every rank that can be reached: a rank that comes twice or not
-// in time, or with another size, launcher or build of Ebb. Strangers are
-// sent away and do not disturb. The connections stay open: one that closes means that a rank has
-// ended.
+// An error goes to every rank that can be reached: a rank came twice or too late, or with another
+// size, launcher or build of Ebb. Strangers are disconnected and do not disturb. The connections
+// stay open: a closed one means that a rank has ended.
 #pragma once
 
 #include <cstdint>
@@ -31,15 +30,15 @@ struct RendezvousOptions {
   int rank = 0;
   int size = 1;
   MeetingPlace place = {};
-  bool one_host = false;  // as far as the launcher has said
+  bool one_host = false;  // if the launcher has said so
   std::string launcher;   // and job: the same on all ranks
   double timeout_seconds = 600;
   NoticeTimes notices = {};                        // when the log says which ranks are waited for
-  std::shared_ptr<Descriptor> listener = nullptr;  // rank 0's, where it listens already
-  std::string host_name = {};                      // in place of this host's; for tests
+  std::shared_ptr<Descriptor> listener = nullptr;  // rank 0's, if it listens already
+  std::string host_name = {};                      // replaces this host's name; for tests
 };
 
-// This process, as it introduces itself.
+// How this process introduces itself.
 Participant Me(const RendezvousOptions& options);
 
 class Rendezvous {
@@ -54,10 +53,11 @@ class Rendezvous {
 
   // Every rank's text, by rank; every rank calls it. An error on one rank is one on all.
   absl::StatusOr<std::vector<std::string>> AllGather(std::string_view mine);
-  // Tells everybody that this rank cannot go on. What waits in AllGather gets `why`.
+  // Reports to every rank that this rank cannot go on. Ranks that wait in AllGather get `why`.
   void Refuse(const absl::Status& why);
 
-  // Rank 0: to every rank, by rank, its own not open. Others: one, to rank 0.
+  // Rank 0: a connection to every rank, by rank; its own is not open. Others: one connection, to
+  // rank 0.
   std::vector<Connection> TakeConnections() && { return std::move(connections_); }
 
  private:

@@ -31,8 +31,8 @@ void SetOption(const Descriptor& socket, int level, int option, int value) {
   setsockopt(socket.get(), level, option, &value, sizeof(value));
 }
 
-// Options that make a connection prompt and notice a peer's host that has vanished; harmless where
-// they mean nothing.
+// Options that make a connection prompt, and make it notice that the peer's host has vanished. They
+// are harmless where they have no effect.
 void Tune(const Descriptor& socket) {
   SetOption(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   SetOption(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
@@ -68,7 +68,7 @@ absl::StatusOr<Descriptor> ConnectTo(const MeetingPlace& place, const Address& a
   if (!socket.is_open()) return Error(absl::StatusCode::kInternal, place, "no socket", errno);
   int error = connect(socket.get(), address.get(), address.bytes) == 0 ? 0 : errno;
   if (error == EINPROGRESS) {
-    constexpr int kAttemptMilliseconds = 3000;  // a host that drops packets must not take all time
+    constexpr int kAttemptMilliseconds = 3000;  // for a host that drops packets
     pollfd poll_for = {.fd = socket.get(), .events = POLLOUT, .revents = 0};
     socklen_t bytes = sizeof(error);
     if (poll(&poll_for, 1, PollMilliseconds(deadline, kAttemptMilliseconds)) != 1) {
@@ -115,8 +115,8 @@ absl::StatusOr<std::vector<Address>> AddressesToListenAt(const MeetingPlace& pla
                                                          WaitPoint::Deadline deadline) {
   if (!place.name.empty()) return Resolve(place, deadline);
   std::vector<Address> addresses = LiteralAddresses(place);
-  // What a name means here says nothing about where others look for this host: it may be the name
-  // of its loopback device only here, or not exist yet.
+  // A name may resolve differently on other hosts: here it may name the loopback device, or not
+  // exist yet.
   if (addresses.empty() && one_host) {
     EBB_ASSIGN_OR_RETURN(addresses, Resolve(place, deadline));
   }

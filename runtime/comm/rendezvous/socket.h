@@ -1,4 +1,4 @@
-// The byte streams between ranks that have yet to meet.
+// The byte streams between ranks that have not met yet.
 #pragma once
 
 #include <utility>
@@ -10,7 +10,7 @@
 
 namespace ebb {
 
-// An open file, never standard input, output or error; closed with this object.
+// An open file; never standard input, output or error. It is closed with this object.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -29,17 +29,17 @@ class Descriptor {
   int fd_ = -1;
 };
 
-// All sockets are non-blocking and are not inherited by programs that this one starts.
-// Not to the network if the place is a loopback address, or a name of one and all ranks are on
+// All sockets are non-blocking, and programs that this one starts do not inherit them. The socket
+// is not open to the network if the place is a loopback address, or names one and all ranks are on
 // `one_host`. kAlreadyExists: another process listens there.
 absl::StatusOr<Descriptor> Listen(const MeetingPlace& place, bool one_host,
                                   WaitPoint::Deadline deadline);
-// Where one of a network listens.
+// The port of a listener on a network.
 int PortOf(const Descriptor& listener);
 // A connection that waits at `listener`; not open if there is none.
 Descriptor Accept(const Descriptor& listener);
-// One attempt at every address of the place, whose name is waited for. kUnavailable: nobody listens
-// there yet.
+// One attempt at every address of the place; waits for its name to resolve. kUnavailable: no
+// process listens there yet.
 absl::StatusOr<Descriptor> Connect(const MeetingPlace& place, WaitPoint::Deadline deadline);
 
 // The poll(2) time-out until `deadline`, at most `milliseconds_max`.

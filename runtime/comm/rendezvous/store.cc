@@ -23,23 +23,25 @@
 namespace ebb {
 namespace {
 
-// Every rank's thread reads whatever comes: a rank that takes nothing for so long has ended or is stuck.
+// Every rank's thread reads all that comes, so a rank that takes nothing for this time has ended or
+// is stuck.
 constexpr std::chrono::milliseconds kSendPatience{500};
-// Others wait a little longer than rank 0 does, so that they hear from it which rank is missing.
+// The other ranks wait a little longer than rank 0, so that rank 0 can tell them which rank is
+// missing.
 constexpr double kGraceSeconds = 1;
 
 WaitPoint::Deadline Soon() {
   return WaitPoint::Clock::now() + kSendPatience;
 }
 
-// Not open where the kernel or a container does not let us.
+// Not open if the kernel or a container forbids it.
 Descriptor OpenProcess(int64_t pid) {
   return Descriptor(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
 }
 
 void Wake(const Descriptor& event) {
   const uint64_t one = 1;
-  // An eventfd takes what fits its counter.
+  // The value fits the eventfd's counter.
   [[maybe_unused]] const ssize_t written = write(event.get(), &one, sizeof(one));
 }
 
@@ -81,9 +83,9 @@ std::string PackGathered(const std::string& name, const Store::Gathered& gathere
 
 std::optional<ParentProcess> ParentProcess::Find() {
   const pid_t pid = getppid();
-  if (pid == 0) return std::nullopt;  // of another process namespace
+  if (pid == 0) return std::nullopt;  // it is in another process namespace
   Descriptor process = OpenProcess(pid);
-  // Else it has ended in between, and the id may mean another one.
+  // Otherwise it has ended in between, and the id may belong to another process.
   if (!process.is_open() || getppid() != pid) return std::nullopt;
   return ParentProcess{.pid = pid, .process = std::move(process)};
 }
@@ -133,7 +135,7 @@ absl::StatusOr<std::shared_ptr<Store>> Store::Start(std::shared_ptr<Store> store
     return NoThread("no thread to hear the other ranks", error);
   }
   pthread_setname_np(store->thread_.native_handle(), "ebb-store");
-  // The thread needs the object for longer than those that let it end.
+  // The thread needs the object for longer than the owners that end it.
   return std::shared_ptr<Store>(store.get(), [store](Store*) { store->Stop(); });
 }
 
@@ -173,7 +175,8 @@ void Store::Stop() {
     }
   }
   Wake(wake_);
-  // A listener has ended the world, or the others still need the thread, which keeps all that it uses.
+  // A listener has ended the world, or the others still need the thread. The thread owns all that
+  // it uses.
   if (goes_on || thread_.get_id() == std::this_thread::get_id()) {
     thread_.detach();
   } else {
@@ -183,7 +186,7 @@ void Store::Stop() {
 
 void Store::Run() {
   std::unique_lock lock(mutex_);
-  // What came with the last message of the meeting is no longer there to poll for.
+  // Bytes that came with the last message of the rendezvous cannot be polled for.
   for (size_t i = 0; i < connections_.size(); ++i)
     if (connections_[i].is_open()) Hear(i);
   while (!stopping_ || (rank_ == 0 && failure_.ok() && HasOthers())) {
@@ -202,7 +205,7 @@ void Store::Run() {
         next = std::min({next, round.due, round.notice->due()});
     }
     polled_.assign(1, {.fd = wake_.get(), .events = POLLIN, .revents = 0});
-    const auto add = [&](int fd) {  // -1 is passed over
+    const auto add = [&](int fd) {  // poll passes over -1
       polled_.push_back({.fd = fd, .events = POLLIN, .revents = 0});
     };
     for (const Connection& connection : connections_) add(connection.fd());
@@ -234,7 +237,7 @@ void Store::Run() {
       const std::vector<std::string> calls = std::exchange(calls_to_hear_, {});
       const std::vector<std::string> notes = std::exchange(notes_to_hear_, {});
       absl::Status apart;
-      lock.unlock();  // of many ranks, comparing takes a while
+      lock.unlock();  // comparing many ranks takes a while
       for (const std::string& text : calls) apart.Update(calls_->Hear(text));
       for (const std::string& note : notes) hear_note_(note);
       lock.lock();
@@ -319,7 +322,7 @@ void Store::Collect(int from, const Round& round, bool comes, std::string text) 
   const auto place = static_cast<size_t>(found - all.members.begin());
   ++all.here;
   if (comes) all.texts[place] = std::move(text);
-  // The first that waits sets the time.
+  // The first member that waits sets the time.
   if (comes && !all.notice.has_value()) {
     all.what = round.what;
     all.timeout_seconds = round.timeout_seconds;
@@ -351,7 +354,8 @@ void Store::Settle(const std::string& name, Collected& round, Gathered::Outcome 
   Answer(name, round);
 }
 
-// All members, also those that have not come: rank 0 may have left by then. No member, if none waits.
+// Answers all members, also those that have not come, because rank 0 may leave before they do.
+// Answers none if no member waits.
 void Store::Answer(const std::string& name, Collected& round) {
   if (!round.outcome.has_value() || !round.notice.has_value() || round.answered) return;
   round.answered = true;
@@ -359,7 +363,7 @@ void Store::Answer(const std::string& name, Collected& round) {
   for (const int member : round.members) {
     if (member == rank_) {
       outcomes_[name] = *round.outcome;
-    } else {  // one that has ended is heard of
+    } else {  // a member that has ended shows elsewhere
       connections_[static_cast<size_t>(member)]
           .Send(MessageType::kBlobs, packed, Soon())
           .IgnoreError();
@@ -388,7 +392,7 @@ void Store::LookAtRounds(WaitPoint::Deadline now) {
   }
 }
 
-// No failure, unless a rank waits for it.
+// A departure is a failure only if a rank waits for it.
 void Store::Leave(int rank) {
   has_left_[static_cast<size_t>(rank)] = true;
   for (auto& [name, round] : rounds_) {
@@ -412,7 +416,7 @@ void Store::Broken(absl::Status why, int told_by) {
 void Store::TellOthers(MessageType type, std::string_view payload, int except) {
   for (size_t i = 0; i < connections_.size(); ++i) {
     if (connections_[i].is_open() && RankAt(i) != except)
-      connections_[i].Send(type, payload, Soon()).IgnoreError();  // one that has ended is heard of
+      connections_[i].Send(type, payload, Soon()).IgnoreError();  // an ended rank shows later
   }
 }
 
@@ -437,7 +441,7 @@ void Store::OnNote(std::function<void(std::string_view note)> hear) {
 }
 
 void Store::TellCalls() {
-  // The others are compared as they are heard, or by themselves.
+  // The other ranks are compared when their calls come, or compare themselves.
   absl::Status apart = calls_->Check(rank_);
   const std::scoped_lock lock(mutex_);
   Broken(std::move(apart), rank_);
@@ -453,7 +457,7 @@ std::string Store::CompareCalls(std::span<const int> ranks) {
 }
 
 absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_view mine) {
-  // A rank that waits lets the others compare what it has called.
+  // A rank that waits sends its calls, so that the others can compare them.
   WaitNotice telling({.first_seconds = round.notices.first_seconds / 5,
                       .interval_seconds = round.notices.interval_seconds});
   const WaitPoint::Deadline late = DeadlineAfter(round.timeout_seconds + kGraceSeconds);
@@ -461,7 +465,7 @@ absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_vi
   EBB_RETURN_IF_ERROR(failure_);
   if (rank_ == 0) {
     Collect(0, round, /*comes=*/true, std::string(mine));
-    Wake(wake_);  // there is a time now
+    Wake(wake_);  // there is a deadline now
   } else {
     TellOthers(MessageType::kBlob, PackRound(round, /*comes=*/true, mine), rank_);
   }
@@ -483,7 +487,8 @@ absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_vi
     }
   }
   const auto gathered = outcomes_.extract(round.name);
-  // A failure does not undo what all have come to, and is older than another outcome that it may have led to.
+  // A failure does not undo a round that all members have come to. The round is older than an
+  // outcome that the failure may have caused.
   if (gathered && gathered.mapped().outcome == Gathered::Outcome::kAll) return gathered.mapped();
   EBB_RETURN_IF_ERROR(failure_);
   if (gathered) return gathered.mapped();
@@ -511,7 +516,7 @@ void Store::Break(const absl::Status& why) {
 }
 
 void Store::Fail(const absl::Status& why) {
-  if (participants_[0].host_name.empty()) return Break(why);  // of threads
+  if (participants_[0].host_name.empty()) return Break(why);  // the ranks are threads
   Break(absl::Status(why.code(), absl::StrCat(why.message(), " (told by ", Name(rank_), ")")));
 }
 

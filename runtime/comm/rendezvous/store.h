@@ -1,14 +1,16 @@
-// What the processes of a world tell each other through rank 0, which all of them have a connection to: texts that all
-// get, why one has failed, and, by connections and processes that end, that one has died.
+// Messages between the processes of a world through rank 0, to which all are connected: texts for
+// all ranks, a failure's reason, and a rank's death, which shows as a closed connection or an ended
+// process.
 //
-//   rank 1 ---+            one says something      rank 0 tells the others
-//   rank 2 ---+--- rank 0  one's connection closes rank 0 tells the others
+//   rank 1 ---+            a rank sends a text     rank 0 sends it to the others
+//   rank 2 ---+--- rank 0  its connection closes   rank 0 tells the others
 //   rank 3 ---+            rank 0's closes         each sees it
 //
-// Rank 0 goes on passing on when it has left itself, until the others have, or its process ends.
+// Rank 0 goes on passing messages on after it has left, until the others have left or its process
+// ends.
 //
-// A thread of its own hears all this at once, whatever the program is waiting for. Processes of this host it also
-// watches by themselves, so that they notice each other's end when rank 0 has left.
+// A thread of its own receives all this at once, also while the program waits. It also watches the
+// processes of this host directly, so that they notice each other's end after rank 0 has left.
 #pragma once
 
 #include <poll.h>
@@ -37,7 +39,7 @@ namespace ebb {
 
 // The process that has started this one.
 struct ParentProcess {
-  // Nothing if it has ended already or cannot be seen.
+  // Nothing if it has ended already or is not visible.
   static std::optional<ParentProcess> Find();
 
   int64_t pid = 0;
@@ -50,24 +52,28 @@ class Store {
 
   // What is watched beside the connections.
   struct Watched {
-    std::optional<ParentProcess> launcher;  // its end before this world's is a failure
+    std::optional<ParentProcess> launcher;  // its end before this world's end is a failure
     std::string launcher_name;
-    // The processes of this host. Says of a rank whose process has ended whether that was in order. Null: not watched.
+    // For the processes of this host: whether a rank had left in order before its process ended.
+    // Null: not watched.
     std::function<bool(int rank)> ended_in_order;
-    // Of ranks that can read each other's. Null: they tell each other their calls, through the store.
+    // For ranks that can read each other's records. Null: they send each other their calls, through
+    // the store.
     std::shared_ptr<CallOrder> calls;
   };
-  // Of ranks that have met. When the last that has it lets go, this rank says goodbye.
+  // For ranks that have met. When its last owner lets go, this rank says goodbye.
   static absl::StatusOr<std::shared_ptr<Store>> Hold(int rank, Rendezvous rendezvous,
                                                      Watched watched = {});
-  // Of threads of this process: every rank's. `calls`: as above, by rank, if there are any.
+  // For the ranks of one process, which are threads: a store for each. `calls`: as above, by rank,
+  // if there are any.
   static absl::StatusOr<std::vector<std::shared_ptr<Store>>> OfThreads(
       int size, const std::vector<std::shared_ptr<CallOrder>>& calls = {});
 
   int rank() const { return rank_; }
   const std::vector<Participant>& participants() const { return participants_; }
 
-  // Some ranks give each other a text. Each round has a name of its own; all members give the same of it.
+  // An all-gather of texts among some ranks. Each round has its own name, and all members pass the
+  // same round.
   struct Round {
     std::string name;
     std::vector<int> members;
@@ -78,41 +84,46 @@ class Store {
   struct Gathered {
     enum class Outcome : uint8_t { kAll, kLate, kLeft };
     Outcome outcome = Outcome::kAll;
-    uint64_t number = 0;             // of the round; no other that is complete has it
+    uint64_t number = 0;             // of the round; no other complete round has it
     std::vector<std::string> texts;  // by place among the members
-    std::vector<int> absent;         // that are late, or one that has left
+    std::vector<int> absent;         // members that are late, or the one that has left
   };
-  // The outcome is the same on all members, also on those that come when it is settled. An error: the world has failed.
+  // The outcome is the same on all members, also on those that come after it is settled. An error:
+  // the world has failed.
   absl::StatusOr<Gathered> Gather(const Round& round, std::string_view mine);
-  // This rank will not come to that round. Waits for no rank.
+  // This rank will not come to that round. Does not wait.
   void LeaveRound(const Round& round);
 
-  // Tells all other ranks that this one has given up; does not wait for them. The first failure stays. Any thread.
+  // Reports to all other ranks that this rank has given up; does not wait for them. The first
+  // failure stays. Any thread.
   void Fail(const absl::Status& why);
-  // The same, in just these words.
+  // The same, with the message unchanged.
   void Break(const absl::Status& why);
   absl::Status status();
-  // `heard` is called, on any thread, with the first failure, whichever rank's: at once if that has happened already.
+  // Calls `heard`, on any thread, with the first failure of any rank: at once if one has happened
+  // already.
   void OnFailure(Heard heard);
   // As WorldBackend's.
   CallOrder* calls() { return participants_.size() > 1 ? calls_.get() : nullptr; }
-  // This rank's calls, to all others. Fails where those that are known have gone apart.
+  // Sends this rank's calls to all others. Fails if the known calls differ.
   void TellCalls();
-  // The same of what is known here; else what `ranks` have called last.
+  // The same for the calls that are known here. If they do not differ, returns what `ranks` have
+  // called last.
   std::string CompareCalls(std::span<const int> ranks);
 
-  // Whether nothing is heard of other ranks any more, because rank 0's process has ended in order. All that had been told
-  // before has been heard then.
+  // Whether no more can come from other ranks, because rank 0's process has ended in order.
+  // Everything sent before has then been received.
   bool IsAlone();
 
-  // This rank leaves a communicator of `size` ranks, which all are told.
+  // This rank leaves a communicator of `size` ranks, and sends all others its departure notice.
   void Depart(const std::string& communicator, int size, const Departure& mine);
   // The first that has left it.
   std::optional<Departure> FirstDeparture(const std::string& communicator) {
     return departures_.First(communicator);
   }
 
-  // A text for all other ranks, and what hears theirs, on the store's thread; set before any can come.
+  // Sends a text to all other ranks. OnNote sets what receives theirs, on the store's thread,
+  // before any can come.
   void Tell(std::string_view note);
   void OnNote(std::function<void(std::string_view note)> hear);
 
@@ -127,7 +138,7 @@ class Store {
     WaitPoint::Deadline due = WaitPoint::kNever;
     std::optional<WaitNotice> notice;
     std::optional<Gathered> outcome;
-    bool answered = false;  // all have been told it
+    bool answered = false;  // all members have the answer
   };
 
   Store(int rank, std::vector<Participant> participants, std::vector<Connection> connections,
@@ -137,11 +148,11 @@ class Store {
   void Run();
   void WatchProcesses();
   void Hear(size_t connection);
-  // Of the rank at the other end of a connection.
+  // The rank at the other end of a connection.
   int RankAt(size_t connection) const { return rank_ == 0 ? static_cast<int>(connection) : 0; }
   std::string Name(int rank) const { return Describe(participants_[static_cast<size_t>(rank)]); }
 
-  // With mutex_ held.
+  // Call it with mutex_ held.
   bool ReachesRankZero() const { return rank_ == 0 || connections_[0].is_open(); }
   bool HasOthers() const;
   void Understand(int from, Message message);
@@ -159,28 +170,28 @@ class Store {
   const std::vector<Participant> participants_;
   const Descriptor wake_;
   Watched watched_;
-  std::vector<Descriptor> processes_;  // by rank, of this host's
+  std::vector<Descriptor> processes_;  // by rank, for ranks of this host
   Departures departures_;
   const bool tells_calls_;
   const std::shared_ptr<CallOrder> calls_;
-  std::vector<pollfd> polled_;              // of the thread
-  std::vector<std::string> calls_to_hear_;  // likewise
+  std::vector<pollfd> polled_;              // used by the thread
+  std::vector<std::string> calls_to_hear_;  // used by the thread
   std::vector<std::string> notes_to_hear_;
   std::thread thread_;
 
-  std::mutex mutex_;  // of what follows; the thread alone receives, and alone closes
+  std::mutex mutex_;  // guards the members below; only the thread receives and closes
   std::condition_variable changed_;
   std::vector<Connection> connections_;
   bool stopping_ = false;
   absl::Status failure_;
-  bool to_tell_ = false;  // failure_, to what listens
+  bool to_tell_ = false;  // failure_ is still to be reported to the listeners
   std::vector<Heard> listeners_;
   std::function<void(std::string_view note)> hear_note_;
   std::vector<bool> has_left_;               // by rank
   std::map<std::string, Collected> rounds_;  // rank 0's
-  uint64_t settled_ = 0;                     // of them
+  uint64_t settled_ = 0;                     // rounds that are settled
   std::map<std::string, Gathered>
-      outcomes_;  // of rounds that this rank waits for, or is still to come to
+      outcomes_;  // of rounds that this rank waits for or has not come to yet
 };
 
 }  // namespace ebb

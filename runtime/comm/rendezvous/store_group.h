@@ -1,5 +1,5 @@
-// Ranks of a world that do something together through the store: all of them, or a part. They give each other texts,
-// and agree on which of them form a communicator or a smaller part.
+// Ranks of a world that act together through the store: all of them, or a part. They exchange
+// texts, and agree on which of them form a communicator or a smaller part.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,18 @@ class StoreGroup {
  public:
   // All ranks.
   explicit StoreGroup(std::shared_ptr<Store> store);
-  // `name`: the same on its ranks, and no other group's that shares ranks with it.
+  // `name`: the same on its ranks, and different from that of any other group that shares ranks
+  // with it.
   StoreGroup(std::shared_ptr<Store> store, std::string name, std::vector<int> world_ranks);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(world_ranks_.size()); }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
   const std::string& name() const { return name_; }
-  uint64_t number() const { return number_; }  // of what Form has made: no other group has it
+  uint64_t number() const {
+    return number_;
+  }  // of the group that Form has made: no other group
+     // has it
   Store& store() const { return *store_; }
   const std::shared_ptr<Store>& shared_store() const { return store_; }
   // As WorldBackend's.
@@ -33,19 +37,21 @@ class StoreGroup {
   int local_size() const;
   int ranks_per_host() const;
 
-  // What follows is collective: all ranks call it in the same order, one thread a rank.
+  // The functions below are collective: all ranks call them in the same order, one thread on each
+  // rank.
 
-  // Every rank's text, by rank. Waits at most `timeout_seconds` for ranks that have not come. An error on one rank is one
-  // on all ranks of the world, and names the missing one.
+  // Every rank's text, by rank. Waits at most `timeout_seconds` for ranks that have not come. An
+  // error on one rank is one on all ranks of the world, and names the missing one.
   absl::StatusOr<std::vector<std::string>> AllGather(std::string_view mine, double timeout_seconds);
 
-  // The group that this rank forms with others that propose the same colour, and what each of its ranks has said with it.
+  // The group that this rank forms with others that propose the same colour, and the text of each
+  // of its ranks.
   struct Formed {
     std::shared_ptr<StoreGroup> group;
     std::vector<std::string> texts;  // by rank
   };
   absl::StatusOr<Formed> Form(const Proposal& proposal, std::string_view text = {});
-  // This rank forms no others any more. Waits for no rank.
+  // This rank forms no more groups. Does not wait.
   void Leave();
 
  private:

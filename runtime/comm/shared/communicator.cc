@@ -11,7 +11,8 @@
 namespace ebb {
 namespace {
 
-// Of all blocks of an operation. Below, a second meeting costs more than a second copy.
+// For all blocks of an operation together. Below this size a second meeting costs more than a
+// second copy.
 constexpr int64_t kStagedBytesMax = int64_t{256} << 10,
                   kStagedBytesMaxOfThreads = int64_t{16} << 10;
 

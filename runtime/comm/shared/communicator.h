@@ -1,13 +1,14 @@
 // One rank's end of a communicator between ranks that share memory, threads or processes.
 //
-// Large operations read the others' memory where it is: each rank publishes its call, all meet, each reads what it needs
-// straight from the others' memory, and all meet again, after which the buffers are their owners'.
+// Large operations read the other ranks' memory in place: each rank publishes its call, all meet,
+// each reads what it needs straight from the others' memory, and all meet again. After that the
+// buffers are their owners' again.
 //
 //   rank 0   publish --+-- read others --+-- done
 //   rank 1   publish --+-- read others --+-- done
 //
-// Small ones, and those of memory that processes cannot read of each other (not World::Allocate's), are staged through
-// slots (ring.h), which takes one meeting less and a copy more.
+// Small operations are staged through slots (ring.h), which saves a meeting and costs a copy. So
+// are operations on memory that other processes cannot read (memory not from World::Allocate).
 #pragma once
 
 #include <memory>
@@ -44,9 +45,10 @@ class SharedCommunicator : public TaskCommunicator {
   bool RunExchange(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
   bool RunDirect(const Collective& call, uint64_t meeting, WaitPoint::Deadline deadline,
                  ThreadTeam& team);
-  // What the others need to know of `call`, for `meeting`: where its memory lies, if they can read that.
+  // What the others need to know of `call`, for `meeting`: where its memory lies, if they can read
+  // it.
   shared::GroupSeat::Call Publish(const Collective& call, uint64_t meeting);
-  // Where a span of a rank that has published it is.
+  // The memory of a span that `rank` has published.
   CollectiveSpan SpanOf(int rank, const shared::GroupSeat::Call& published, uint64_t meeting,
                         size_t span) const;
 

@@ -99,7 +99,7 @@ bool SharedDeviceCommunicator::RunCollective(Stream& stream, const Collective& c
   const auto span_of = [&](int peer, size_t span) {
     return group_.call(peer, meeting).spans[span];
   };
-  // No rank reads anything before all have come here.
+  // No rank reads anything before all ranks have come here.
   if (!RecordMark(next_mark(), stream, mover) || !Meet(stream, summary, deadline)) return false;
   const auto run = [&] {
     if (!group_.AllCalledTheSame(meeting)) return false;
@@ -141,7 +141,7 @@ bool SharedDeviceCommunicator::RunExchange(Stream& stream, const Collective& cal
       [&] {
         const SharedGroup::Reading reading(group_);
         if (!reading.allowed()) return false;
-        stream.Wait(Mark(call.peer, kExchangeMark));  // its memory is ready
+        stream.Wait(Mark(call.peer, kExchangeMark));  // the peer's memory is ready
         for (size_t i = 0; i < call.spans.size(); ++i) {
           mover.Copy(call.spans[i].receive, other.post.spans[i].send,
                      call.spans[i].count * SizeOf(call.dtype), TotalBytes(call, 1));
@@ -150,7 +150,7 @@ bool SharedDeviceCommunicator::RunExchange(Stream& stream, const Collective& cal
       });
   if (call.kind == CollectiveKind::kSend) {
     if (!exchanged) group_.AwaitNoReader();
-    // When the peer has read this rank's memory, that is its own again.
+    // This rank's memory is its own again once the peer has read it.
     WaitForMark(stream, call.peer, kExchangeMark);
     if (!RecordMark(kExchangeMark, stream, mover)) return false;
   }
@@ -161,7 +161,7 @@ bool SharedDeviceCommunicator::RecordMark(size_t mark, Stream& stream, const Str
   stream.Record(Mark(rank(), mark));
   const absl::Status status = mover.status();
   if (status.ok()) return true;
-  // Of a stream that takes no records any more, no other rank can tell when it has stopped reading.
+  // If a stream takes no more records, no other rank can tell when it has stopped reading.
   if (!stream.status().ok()) stream.WaitIdle();
   FailBecause(status);
   return false;
@@ -176,7 +176,7 @@ bool SharedDeviceCommunicator::Meet(Stream& stream, const CallSummary& call,
 }
 
 void SharedDeviceCommunicator::AwaitReaders(Stream& stream) {
-  group_.AwaitNoReader();  // and so all that have read have recorded their marks
+  group_.AwaitNoReader();  // so all readers have recorded their marks
   WaitForMarks(stream, next_mark());
 }
 
@@ -187,9 +187,12 @@ void SharedDeviceCommunicator::WaitForMarks(Stream& stream, size_t mark) {
 }
 
 void SharedDeviceCommunicator::WaitForMark(Stream& stream, int peer, size_t mark) {
-  if (marks_[static_cast<size_t>(peer)]->size() <= mark) return;  // that rank could not make it
+  if (marks_[static_cast<size_t>(peer)]->size() <= mark)
+    return;  // the other rank could not make
+             // it
   stream.Wait(Mark(peer, mark));
-  // A stream that has failed waits for nothing any more, so the host does: the other may be reading this rank's memory.
+  // A failed stream does not wait, so the host does: the other rank may be reading this rank's
+  // memory.
   if (!stream.status().ok()) Mark(peer, mark).Wait();
 }
 

@@ -7,11 +7,12 @@
 //   rank 0   record its mark --+-- wait for the marks of the others ... reads them
 //   rank 1   record its mark --+-- wait for the marks of the others ... reads them
 //
-// What is enqueued after it runs after what all ranks had enqueued before it. An operation is one
-// meeting, what Transfer does, and one more, after which the buffers are their owners' again.
+// Work enqueued after a meeting runs after all work that any rank had enqueued before it. An
+// operation is one meeting, the Transfer, and a second meeting. After that the buffers are their
+// owners' again.
 //
-// The ranks' threads therefore call the operations of all of their communicators on devices in the
-// same order: a call returns when all ranks have made it. bytes_moved() counts it then.
+// A call therefore returns only when all ranks have made it, so the ranks' threads make the calls
+// of all their device communicators in one order. bytes_moved() counts a call when it returns.
 #pragma once
 
 #include <atomic>
@@ -29,11 +30,11 @@ namespace ebb {
 
 class SharedDeviceCommunicator : public CommunicatorBackend {
  public:
-  // Of ranks of `parent`. What fails on this rank alone fails it on all.
+  // For ranks of `parent`. A failure on this rank fails it on all.
   static absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Create(SharedGroup& parent,
                                                                      Proposal proposal,
                                                                      const Device& device);
-  // Leaves. What was enqueued runs to its end.
+  // Leaves. Enqueued work runs to its end.
   ~SharedDeviceCommunicator() override;
 
   int rank() const override { return group_.rank(); }
@@ -46,8 +47,8 @@ class SharedDeviceCommunicator : public CommunicatorBackend {
   int64_t bytes_moved() const override { return bytes_moved_.load(std::memory_order_relaxed); }
 
  private:
-  // A rank's marks. Two are for meetings in turn: a rank's mark for the next meeting but one is recorded only after all
-  // have waited for this one's. One is for the exchange with a peer.
+  // A rank's marks. Two are for meetings, in turn: a rank records its mark for the next meeting but
+  // one only after all ranks have waited for this one's mark. One is for the exchange with a peer.
   using Marks = std::shared_ptr<std::vector<Event>>;
   static constexpr size_t kExchangeMark = 2, kMarks = 3;
 
@@ -56,20 +57,20 @@ class SharedDeviceCommunicator : public CommunicatorBackend {
 
   bool RunCollective(Stream& stream, const Collective& call, StreamMover& mover);
   bool RunExchange(Stream& stream, const Collective& call, StreamMover& mover);
-  // What happens between two meetings of a collective, and the second of them.
+  // The part between two meetings of a collective, and the second meeting.
   bool RunPart(Stream& stream, StreamMover& mover, const CallSummary& call,
                WaitPoint::Deadline deadline, absl::FunctionRef<bool()> read_others);
 
-  // Where `stream` is now, for the others. False: the group has failed, because the stream or the
-  // mover has.
+  // Records where `stream` is now, for the others. False: the group has failed, because the stream
+  // or the mover has.
   bool RecordMark(size_t mark, Stream& stream, const StreamMover& mover);
   bool Meet(Stream& stream, const CallSummary& call, WaitPoint::Deadline deadline);
-  // The memory of an operation that ends without its last meeting is its owner's again once the
-  // others have stopped enqueuing, which is waited for here, and what they enqueued has run.
+  // For an operation that ends without its last meeting. Waits until the others have stopped
+  // enqueuing and their enqueued work has run. After that its memory is its owner's again.
   void AwaitReaders(Stream& stream);
   void WaitForMarks(Stream& stream, size_t mark);
   void WaitForMark(Stream& stream, int peer, size_t mark);
-  // Operations run in the order of their calls, also those on different streams.
+  // Operations run in the order of their calls, even on different streams.
   void FollowLastStream(Stream& stream);
 
   size_t next_mark() const { return meetings_ % 2; }
@@ -81,7 +82,7 @@ class SharedDeviceCommunicator : public CommunicatorBackend {
   const Device device_;
   std::shared_ptr<const ReduceGrids> grids_;
   Transfer transfer_;
-  const std::vector<Marks> marks_;  // by rank; one may have left when another waits for its marks
+  const std::vector<Marks> marks_;  // by rank; a rank may leave while another waits for its marks
   uint64_t meetings_ = 0;           // of streams
   void* last_stream_ = nullptr;
   std::atomic<int64_t> bytes_moved_{0};

@@ -18,7 +18,7 @@ namespace {
 
 class SharedDeviceRank : public RanksOnDevice {
  public:
-  // `threads`: the ranks' group, of `ranks` or of a rank that is alone.
+  // `threads`: the ranks' group, that of `ranks` or of a single rank.
   SharedDeviceRank(std::shared_ptr<WorldBackend> ranks, std::shared_ptr<WorldBackend> threads,
                    const Device& device)
       : RanksOnDevice(std::move(ranks), device), threads_(std::move(threads)) {}

@@ -1,5 +1,5 @@
-// A world whose ranks share one GPU: threads of a process that have all named the same one, or a
-// rank that is alone.
+// A world of ranks that share one GPU: threads of a process that have all named the same GPU, or a
+// single rank.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 
 namespace ebb {
 
-// The ranks of `world` on `device`, a CUDA device, or null where they cannot or need not share it:
-// they are processes, have different devices, or NCCL was told to connect ranks that share one
+// The ranks of `world` on `device`, a CUDA device. Null if they do not share it: they are
+// processes, have different devices, or NCCL was told to connect ranks that share one
 // (NCCL_MULTI_RANK_GPU_ENABLE=1). Collective; the same on all ranks.
 absl::StatusOr<std::shared_ptr<WorldBackend>> ShareDevice(std::shared_ptr<WorldBackend> world,
                                                           const Device& device);

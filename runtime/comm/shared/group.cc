@@ -18,7 +18,8 @@ using shared::GroupSeat;
 using shared::kCalls;
 using shared::kForming;
 
-// An exchange as one word: its number between the two ranks, the other rank, and whether this one receives.
+// An exchange as one word: its number between the two ranks, the peer, and whether this rank
+// receives.
 constexpr uint64_t kReceives = 1;
 uint64_t Word(uint64_t number, int peer) {
   constexpr int kPeerBits = 21;
@@ -96,8 +97,8 @@ bool SharedGroup::Await(uint64_t meeting, const CallSummary& call, WaitPoint::De
   return AwaitMeeting(kCalls, meeting, options(), &call, deadline).ok();
 }
 
-// `call` is none where ranks meet to form others, with the options that they propose. Once they have agreed on these, a
-// failure does not undo what they have formed.
+// `call` is none when ranks meet to form groups with the options that they propose. Once they have
+// agreed on the options, a failure does not undo the groups.
 absl::Status SharedGroup::AwaitMeeting(shared::Meetings which, uint64_t meeting,
                                        const CommunicatorOptions& options, const CallSummary* call,
                                        WaitPoint::Deadline deadline, bool is_agreed) {
@@ -121,7 +122,8 @@ absl::Status SharedGroup::AwaitMeeting(shared::Meetings which, uint64_t meeting,
   Sleep(is_over, deadline, options.notices,
         [&](double seconds) { SayWaiting(options, call, absent(), seconds); });
   if (call != nullptr) {
-    // A rank that has left came to this meeting before, or it would not be complete: so that is looked at last.
+    // A rank that has left had come to this meeting before, or the meeting would not be complete.
+    // So that is looked at last.
     if (met()) return absl::OkStatus();
     if (failed()) return status();
     if (left() >= 0) {
@@ -132,7 +134,7 @@ absl::Status SharedGroup::AwaitMeeting(shared::Meetings which, uint64_t meeting,
     return status();
   }
   if (is_agreed && met()) return absl::OkStatus();
-  // Failing is for good: also for a rank that comes when all the others are there already.
+  // A failure is for good: also for a rank that comes when all the others are there already.
   EBB_RETURN_IF_ERROR(status());
   if (header().broken.is_set()) return header().broken.Get();
   if (met()) return absl::OkStatus();
@@ -224,16 +226,16 @@ bool SharedGroup::Exchange(const GroupSeat::Call& call, WaitPoint::Deadline dead
                  [&] { return came() || is_over() || is_at_a_collective(); }))
     return false;
   const bool is_there = came();
-  // A receiver that has taken what is sent goes on.
+  // A receiver that has taken the elements goes on.
   if (!is_over()) {
-    // A rank calls in one order: the peer cannot have gone on to its next meeting, for which it needs this rank, and
-    // never comes here.
+    // A rank calls in one order. So the peer cannot have passed its next meeting, which needs this
+    // rank, and it never comes here.
     if (!is_there) {
       FailMismatch(peer, this->call(peer, met + 1).summary, rank(), own.post.summary);
       return false;
     }
-    // Of a sender and a receiver the receiver compares the calls: the sender's stays until the receiver has ended the
-    // exchange, but not the receiver's, which goes on to its next call.
+    // The receiver compares the calls, because the sender's call stays until the receiver has ended
+    // the exchange. The receiver's call does not: the receiver goes on to its next one.
     const bool compares = receives || (posted & kReceives) == 0;
     if (compares && !FitForExchange(own.post.summary, other.post.summary)) {
       const int first = std::min(rank(), peer), second = std::max(rank(), peer);
@@ -253,12 +255,12 @@ bool SharedGroup::Exchange(const GroupSeat::Call& call, WaitPoint::Deadline dead
   return true;
 }
 
-// For a rank that has come to a meeting of all: a peer that waits for it in a send or receive will never come there. Of
-// the two, the one that comes second sees it.
+// For a rank that has come to a meeting of all: a peer that waits for it in a send or receive never
+// comes to that meeting. Of the two ranks, the one that comes second sees it.
 void SharedGroup::FailIfAwaited(const CallSummary& call, uint64_t meeting) {
   for (int peer = 0; peer < size(); ++peer) {
     const uint64_t next = exchanges_[static_cast<size_t>(peer)] + 1;
-    // One that has come to the meeting may have gone on already.
+    // A rank that has come to the meeting may have gone on already.
     if ((seat(peer).posted.load(std::memory_order_seq_cst) & ~kReceives) == Word(next, rank()) &&
         seat(peer).post_meeting < meeting)
       FailMismatch(rank(), call, peer, seat(peer).post.summary);
@@ -266,7 +268,8 @@ void SharedGroup::FailIfAwaited(const CallSummary& call, uint64_t meeting) {
 }
 
 SharedGroup::Reading::Reading(SharedGroup& group) : group_(group) {
-  // Before the look for a failure: a rank that fails the group sees this reader or this reader sees the failure.
+  // This comes before the look for a failure: either the rank that fails the group sees this
+  // reader, or this reader sees the failure.
   if (group_.world_.is_threads()) group_.header().readers.fetch_add(1, std::memory_order_seq_cst);
   allowed_ = !group_.failed();
 }
@@ -324,7 +327,7 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
   if (const absl::Status met = AwaitMeeting(kForming, Arrive(kForming), options, nullptr, deadline,
                                             /*is_agreed=*/true);
       !met.ok()) {
-    AwaitNoReader();  // of what is attached
+    AwaitNoReader();  // so no rank reads the attached object
     return met;
   }
   const GroupSeat::Formed& formed = seat(static_cast<int>(members[0])).formed[half];
@@ -365,7 +368,7 @@ absl::Status SharedGroup::status() const {
 
 void SharedGroup::Fail(const absl::Status& why) {
   if (!failed()) header().failure.TrySet(why);
-  // The first rank to fail it may have been killed before it has woken any.
+  // The first rank to fail it may have been killed before it woke the others.
   Wake();
 }
 

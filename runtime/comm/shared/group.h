@@ -1,9 +1,10 @@
-// One rank's view of a communicator between ranks that share memory: where the others are with their calls, the first
-// failure, and how others are formed of it.
+// One rank's view of a communicator between ranks that share memory: which call each rank has come
+// to, the first failure, and how groups are formed from it.
 //
-// An operation is a few meetings: each rank publishes what it has called and comes to a meeting, and knows then what all
-// have called. A meeting costs each rank one atomic increment, and one system call to the last that comes. Failing and
-// leaving end the waits for every meeting that is not complete.
+// An operation is a few meetings. At a meeting each rank publishes its call and arrives; after the
+// meeting it knows all ranks' calls. A meeting costs each rank one atomic increment, and the last
+// rank to come one system call. Failing and leaving end the waits for every meeting that is not
+// complete.
 #pragma once
 
 #include <atomic>
@@ -32,7 +33,7 @@ class SharedGroup {
   // A rank's place in a communicator. `offset`: of its memory.
   struct Place {
     CommunicatorOptions options;
-    std::string path;  // which no other has that shares ranks with it
+    std::string path;  // no other communicator that shares ranks with it has it
     std::vector<int> world_ranks;
     int rank = 0;
     int64_t offset = 0;
@@ -41,7 +42,7 @@ class SharedGroup {
   };
 
   SharedGroup(SharedWorld& world, Place place);
-  // Gives the memory back if this rank is the last that uses it.
+  // Frees the memory if this rank is the last user.
   ~SharedGroup();
   SharedGroup(const SharedGroup&) = delete;
   SharedGroup& operator=(const SharedGroup&) = delete;
@@ -65,33 +66,37 @@ class SharedGroup {
   std::byte* slot(int rank, uint64_t meeting) const {
     return place_.memory.data() + place_.layout.slot(rank, meeting);
   }
-  // What `rank` has called for `meeting`.
+  // The call of `rank` for `meeting`.
   shared::GroupSeat::Call& call(int rank, uint64_t meeting) const {
     return seat(rank).calls[meeting % shared::kSlots];
   }
 
-  // The meeting that this rank comes to next, and coming to it. A rank comes to at most one more before it has waited.
+  // The meeting that this rank comes to next, and coming to it. A rank comes to at most one more
+  // meeting before it waits.
   uint64_t next() const { return mine().arrived[shared::kCalls].load() + 1; }
   uint64_t Arrive(shared::Meetings which = shared::kCalls);
-  // Until all have come. False: the communicator has failed, by this call if a rank has left or is late.
+  // Waits until all have come. False: the communicator has failed, by this call if a rank has left
+  // or is late.
   bool Await(uint64_t meeting, const CallSummary& call, WaitPoint::Deadline deadline);
   bool Meet(const CallSummary& call, WaitPoint::Deadline deadline) {
     return Await(Arrive(), call, deadline);
   }
-  // Whether all have called the same for this meeting, which is over. If not, the communicator fails.
+  // Whether all ranks have made the same call for this meeting, which is over. If not, the
+  // communicator fails.
   bool AllCalledTheSame(uint64_t meeting);
 
-  // One side of a send and receive: waits until the peer has posted the other one, calls `send` or `receive`, and
-  // returns when both are done. What the peer has posted is seat(peer).post. False: the communicator has failed.
+  // One side of a send and receive. Waits until the peer has posted the other side, calls `send` or
+  // `receive`, and returns when both are done. The peer's post is seat(peer).post. False: the
+  // communicator has failed.
   bool Exchange(const shared::GroupSeat::Call& call, WaitPoint::Deadline deadline,
                 absl::FunctionRef<bool()> send, absl::FunctionRef<bool()> receive);
-  // In `send` or `receive`: until `condition()`, which only the peer can make true.
+  // For use in `send` or `receive`: waits until `condition()`, which only the peer can make true.
   bool AwaitPeer(const CallSummary& call, WaitPoint::Deadline deadline,
                  absl::FunctionRef<bool()> condition);
   void Wake();
 
-  // Around every access to another thread's memory or spans between two meetings. Not allowed once the communicator has
-  // failed. Processes need none: what they read of others stays mapped.
+  // Around every access to another thread's memory or spans between two meetings. Refused once the
+  // communicator has failed. Processes need none: the memory of other processes stays mapped.
   class Reading {
    public:
     explicit Reading(SharedGroup& group);
@@ -104,11 +109,12 @@ class SharedGroup {
     SharedGroup& group_;
     bool allowed_;
   };
-  // Once it has failed: until all threads that were reading have stopped.
+  // Call it after a failure: waits until no thread is reading.
   void AwaitNoReader();
 
-  // The communicator that this rank forms with others of this one: all ranks call it in the same order. Threads may
-  // attach an object, and see those of the members, by rank, while it certainly exists.
+  // The communicator that this rank forms with other ranks of this one. All ranks call it in the
+  // same order. Threads may attach an object, and see the members' objects, by rank, while these
+  // certainly exist.
   absl::StatusOr<Place> Join(
       const Proposal& proposal, const void* attached = nullptr,
       absl::FunctionRef<void(int rank, const void* attached)> see = [](int, const void*) {});
@@ -119,14 +125,15 @@ class SharedGroup {
   void Fail(const absl::Status& why);
   // As TaskCommunicator's.
   void FailBehindAnother(const CallSummary& call);
-  // This rank calls nothing any more.
+  // This rank makes no more calls.
   void Leave(const std::string& how);
 
  private:
   absl::Status AwaitMeeting(shared::Meetings which, uint64_t meeting,
                             const CommunicatorOptions& options, const CallSummary* call,
                             WaitPoint::Deadline deadline, bool is_agreed = false);
-  // Until `condition()` or a failure; `say`: of the seconds, when the log is to hear of it.
+  // Waits until `condition()` or a failure. `say`: called with the seconds, when the log is to
+  // report the wait.
   void Sleep(absl::FunctionRef<bool()> condition, WaitPoint::Deadline deadline,
              const NoticeTimes& notices, absl::FunctionRef<void(double seconds)> say);
   void SayWaiting(const CommunicatorOptions& options, const CallSummary* call,
@@ -144,8 +151,8 @@ class SharedGroup {
   SharedWorld& world_;
   Place place_;
   const bool spins_;
-  // How long a waiter spins before it sleeps: longer where that has helped, not at all where there are more ranks than
-  // cores, as it would keep from its core the very rank that is waited for.
+  // How long a waiter spins before it sleeps: longer where spinning has helped. Zero where there
+  // are more ranks than cores, because a spinning waiter would keep the awaited rank from its core.
   std::chrono::nanoseconds spin_{2000};
   std::vector<uint64_t> exchanges_;  // with each peer
   uint64_t formed_ = 0;

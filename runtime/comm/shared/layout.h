@@ -1,6 +1,6 @@
-// What lies where in the memory that ranks of one host share: this process's heap, where they are threads, pages of one
-// file, where they are processes. Zeros are the initial state of all of it but the wait points. Processes map it at
-// different places, so addresses mean something to threads only.
+// The layout of the memory that ranks of one host share: this process's heap for threads, the pages
+// of one file for processes. All of it but the wait points begins as zeros. Processes map it at
+// different places, so only threads may use addresses.
 //
 //   a world:         header | places of ranks | a communicator without slots, in which others are formed
 //   a communicator:  header | seats of ranks | slots of ranks
@@ -18,13 +18,15 @@
 
 namespace ebb::shared {
 
-// A rank's slots take turns: it fills the next one while slower ranks read those before it (ring.h).
+// A rank fills its slots in turn: it fills the next one while slower ranks read the ones before it
+// (ring.h).
 inline constexpr int kSlots = 4;
 inline constexpr int64_t kSlotBytes = int64_t{128} << 10;
-// Communicators share the points where their ranks sleep, so that whoever fails a world can wake all.
+// Communicators share the points where their ranks sleep, so that a rank that fails a world can
+// wake all.
 inline constexpr int kWaitPoints = 64;
 inline constexpr size_t kTextBytesMax = 180;
-inline constexpr size_t kReasonBytesMax = 2040;  // why a rank left: all of most errors
+inline constexpr size_t kReasonBytesMax = 2040;  // why a rank left: long enough for most errors
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&
                   std::atomic<uint32_t>::is_always_lock_free,
@@ -37,19 +39,19 @@ struct alignas(64) Point {
 
 struct WorldHeader {
   SharedStatus failure;              // of all communicators
-  std::atomic<int64_t> next_offset;  // of the file: where the next communicator's memory begins
+  std::atomic<int64_t> next_offset;  // in the file: where the next communicator's memory begins
   std::atomic<uint32_t> next_point;
   std::atomic<uint32_t> failures;  // ranks that have failed
 };
 
 struct alignas(64) RankPlace {
   CallRecord calls;
-  std::atomic<uint32_t> ended;  // its process may end now: that is no failure
+  std::atomic<uint32_t> ended;  // its process may end now, which is no failure
   std::atomic<uint32_t>
-      failed_as;  // which of the ranks that have failed it is, from 1; 0: it has not
+      failed_as;  // its number among the ranks that have failed, from 1; 0: it has not failed
 };
 
-// What ranks of a communicator meet for: the operations that they call, and to form others.
+// Why ranks of a communicator meet: for the operations that they call, or to form others.
 enum Meetings : uint8_t { kCalls, kForming };
 inline constexpr int kMeetings = 2;
 
@@ -60,8 +62,8 @@ struct GroupHeader {
   uint32_t point;
   std::atomic<int32_t> posted;   // seats with a posted send or receive
   std::atomic<int32_t> readers;  // threads that read others' memory
-  std::atomic<int32_t> left;     // the rank that left first, plus 1
-  // A rank may have come to a meeting more than another, so even and odd meetings have a count each.
+  std::atomic<int32_t> left;     // 1 + the rank that left first
+  // A rank may be one meeting ahead of another, so even and odd meetings have a count each.
   struct alignas(64) Arrivals {
     std::atomic<uint64_t> of[2];
   } arrivals[kMeetings];
@@ -74,7 +76,7 @@ struct SharedProposal {
   int32_t colour;
   int32_t key;
   double timeout_seconds;
-  const void* attached;  // of threads: an object of the rank's that the others may copy
+  const void* attached;  // threads only: an object of the rank that the others may copy
 };
 
 struct alignas(64) GroupSeat {
@@ -82,37 +84,38 @@ struct alignas(64) GroupSeat {
   std::atomic<uint32_t> has_left;
   char how_left[kReasonBytesMax];
 
-  // What the rank has called, by meeting.
+  // The rank's calls, by meeting.
   struct Call {
     CallSummary summary;
-    // Its spans, for threads; processes copy them to the rank's slot, with places in its heap for addresses.
+    // Its spans, for threads. Processes copy them to the rank's slot, with heap offsets instead of
+    // addresses.
     const CollectiveSpan* spans;
-    int32_t readable;  // others can read the memory that they need of it
+    int32_t readable;  // others can read the memory of it that they need
   } calls[kSlots];
 
-  // A send or receive that waits for its peer: the number of the exchange between the two, the peer, and which of the
-  // two it is; 0: none.
+  // A send or receive that waits for its peer: the number of the exchange between the two, the
+  // peer, and which of the two the call is. 0: none.
   alignas(64) std::atomic<uint64_t> posted;
   Call post;
-  uint64_t post_meeting;               // the last before it
-  std::atomic<uint64_t> acknowledged;  // by the receiver: the exchange that is over
+  uint64_t post_meeting;               // the last meeting before it
+  std::atomic<uint64_t> acknowledged;  // by the receiver: the last exchange that is over
   std::atomic<int64_t> sent, taken;    // steps of the present exchange
 
-  // Of forming others, in odd and even rounds.
+  // Proposals for forming others, in odd and even rounds.
   SharedProposal proposals[2];
   struct Formed {
-    int64_t offset;  // of the memory of the group whose first rank this is
-    int32_t code;    // or why there is none
+    int64_t offset;  // the memory of the group in which this rank is the first
+    int32_t code;    // or an error: there is none
     char message[256];
   } formed[2];
 };
 
-// The offsets of a communicator's parts, for N ranks.
+// The offsets of a communicator's parts, for `ranks` ranks.
 class GroupLayout {
  public:
   explicit GroupLayout(int ranks, bool has_slots = true)
       : ranks_(ranks),
-        // At least a few cache lines for each peer, however many there are.
+        // At least a few cache lines for each peer, whatever the number of peers.
         slot_bytes_(has_slots ? std::max(kSlotBytes, int64_t{256} * ranks) : 0) {}
 
   int64_t slot_bytes() const { return slot_bytes_; }

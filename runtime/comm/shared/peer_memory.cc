@@ -15,7 +15,7 @@
 namespace ebb::shared {
 namespace {
 
-// Not mapped if the owner has none or this process cannot have it.
+// Not mapped if the owner has no heap, or this process may not open it.
 Mapping MapMemoryOf(const Participant& owner, std::string_view packed) {
   Unpacker unpacker(packed);
   const auto bytes = static_cast<int64_t>(unpacker.Number());

@@ -1,4 +1,4 @@
-// Maps the buffers of the other ranks of a host, so that they can be read where they are.
+// Maps the buffers of the other ranks of a host, so that they are read in place.
 #pragma once
 
 #include <vector>
@@ -9,9 +9,9 @@
 
 namespace ebb::shared {
 
-// Installs this process's shared heap and maps, for reading, those of all others, by rank. The same
-// on all ranks: none if one of them cannot, for example because a container hides processes from
-// each other; operations then stage what they send. Every rank calls it.
+// Installs this process's shared heap and maps the heaps of all other ranks for reading, by rank.
+// The same on all ranks: empty if one of them cannot map, for example because a container hides
+// processes from each other. Operations are then staged. Every rank calls it.
 absl::StatusOr<std::vector<Mapping>> MapPeerMemory(int rank, Rendezvous& rendezvous);
 
 }  // namespace ebb::shared

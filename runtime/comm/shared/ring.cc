@@ -5,7 +5,8 @@
 namespace ebb {
 namespace {
 
-// Of an exchange: two, as the others may still be reading the slots of this rank's last two meetings.
+// An exchange uses two slots, because the others may still be reading the slots of this rank's last
+// two meetings.
 constexpr uint64_t kSlotsOfExchange = 2;
 
 }  // namespace
@@ -27,7 +28,7 @@ bool SharedRing::Run(const Collective& call, const Load& load, WaitPoint::Deadli
   if (exchanges_) return RunExchange(load, call.peer, call.kind == CollectiveKind::kSend, deadline);
   same_for_all_ = load.same_for_all;
   first_ = group_.next();
-  // Ranks that have nothing to move come to one meeting, too.
+  // Ranks with nothing to move still come to one meeting.
   const int64_t steps = std::max<int64_t>(load.steps, is_checked_ ? 0 : 1);
   for (int64_t step = 0; step <= steps; ++step) {
     if (step < steps) {

@@ -1,11 +1,13 @@
-// Steps of staged operations through slots in memory that the ranks share: in step s a rank fills a slot of its own for
-// the others, comes to a meeting, and reads what they have filled one step before:
+// Steps of staged operations through slots in memory that the ranks share: in step s a rank fills a
+// slot of its own for the others, comes to a meeting, and reads the slots that they filled one step
+// before:
 //
 //   rank 0   fill 0 | fill 1  read 0 | fill 2  read 1 | ...
 //   rank 1   fill 0 | fill 1  read 0 | fill 2  read 1 | ...
 //
-// A rank's four slots take turns with its meetings. It fills one when it has waited for all but its last meeting, which
-// the others come to after they have read what the slot held before.
+// A rank fills its four slots in turn, one for each meeting. It fills a slot once it has waited for
+// all meetings but its last one, because the others come to those after they have read the slot's
+// old contents.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +21,7 @@ class SharedRing : public StepChannel {
  public:
   explicit SharedRing(SharedGroup& group) : group_(group) {}
 
-  // What the next operation is, and whether all are known to have called the same already.
+  // `call`: the next operation. `is_checked`: all ranks are known to have made the same call.
   void Begin(const CallSummary& call, bool is_checked) {
     call_ = &call;
     is_checked_ = is_checked;
@@ -37,7 +39,7 @@ class SharedRing : public StepChannel {
   bool is_checked_ = false;
   bool same_for_all_ = false;
   bool exchanges_ = false;
-  uint64_t first_ = 0;  // meeting of the operation
+  uint64_t first_ = 0;  // first meeting of the operation
 };
 
 }  // namespace ebb

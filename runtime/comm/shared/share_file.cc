@@ -15,7 +15,7 @@ namespace {
 
 using Fill = absl::FunctionRef<absl::Status(SharedFile& file)>;
 
-// What one rank cannot have, all learn of before they wait for it.
+// If one rank fails, all ranks learn it here, before they wait for it.
 template <class T>
 absl::StatusOr<T> OrRefuse(Rendezvous& rendezvous, absl::StatusOr<T> result) {
   if (!result.ok()) rendezvous.Refuse(result.status());
@@ -85,7 +85,7 @@ absl::StatusOr<SharedFile> ShareFile(int rank, Rendezvous& rendezvous, Fill fill
   if (nameless.has_value()) return *std::move(nameless);
   const std::string name = SharedFileName(rendezvous);
   absl::StatusOr<SharedFile> file = ShareNamed(rank, rendezvous, fill, name);
-  // On every way, by every rank: the one that made it may have been killed.
+  // Every rank removes the name, on every path, because its maker may have been killed.
   SharedFile::RemoveName(name);
   return file;
 }

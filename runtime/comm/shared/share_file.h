@@ -1,4 +1,4 @@
-// The file whose pages the ranks of a host share, from rank 0's making it until all have it open.
+// The file of pages that the ranks of a host share: rank 0 makes it, and all open it.
 #pragma once
 
 #include <string>
@@ -11,13 +11,13 @@
 
 namespace ebb::shared {
 
-// Rank 0's file, after `fill` has run on it there, open on all ranks. It has no name, so that
-// nothing stays behind even if all ranks are killed; only where ranks may not look into each other's
-// processes it has one while this runs. Every rank calls it.
+// Rank 0's file, after `fill` has run on it there, open on all ranks. It has no name, so that no
+// file stays behind even if all ranks are killed. If ranks may not look into each other's processes
+// it has a name while this function runs. Every rank calls it.
 absl::StatusOr<SharedFile> ShareFile(int rank, Rendezvous& rendezvous,
                                      absl::FunctionRef<absl::Status(SharedFile& file)> fill);
 
-// That name.
+// The name that the file then has.
 std::string SharedFileName(const Rendezvous& rendezvous);
 
 }  // namespace ebb::shared

@@ -1,5 +1,5 @@
-// A file that exists in memory only, which processes map to share its pages. It has no name, or one
-// that is removed when all have opened it; what is added to the file later needs none.
+// A file that exists in memory only. Processes map it to share its pages. It has no name, or a name
+// that is removed once all have opened it. Pages that are added later need no name.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,8 @@
 
 namespace ebb {
 
-// Pages of a file in this process's memory, until this object ends. Of no bytes: memory of another owner.
+// Pages of a file in this process's memory, until this object ends. No pages: memory of another
+// owner.
 class Mapping {
  public:
   Mapping() = default;
@@ -31,7 +32,7 @@ class Mapping {
   ~Mapping();
 
   std::byte* data() const { return data_; }
-  // From now on nothing ends them.
+  // Keeps the pages mapped for good.
   std::byte* Keep() && { return std::exchange(data_, nullptr); }
 
  private:
@@ -42,17 +43,17 @@ class Mapping {
 class SharedFile {
  public:
   explicit SharedFile(Descriptor file) : file_(std::move(file)) {}
-  // Nothing where the kernel does not allow it.
+  // Nothing if the kernel does not allow it.
   static std::optional<SharedFile> CreateNameless();
-  // Private to this user, and new: kAlreadyExists if the name is taken.
+  // Private to this user, and new. kAlreadyExists: the name is taken.
   static absl::StatusOr<SharedFile> Create(std::string_view name);
   static absl::StatusOr<SharedFile> Open(std::string_view name);
   static void RemoveName(std::string_view name);
 
-  // Makes sure that the pages exist, filled with zeros, so that no later access can fail.
-  // kResourceExhausted says how much is missing where.
+  // Allocates the pages, filled with zeros, so that no later access can fail. kResourceExhausted
+  // says how much is missing where.
   absl::Status Reserve(int64_t offset, int64_t bytes);
-  // Gives pages back that no rank will touch any more.
+  // Frees pages that no rank will touch any more.
   void Release(int64_t offset, int64_t bytes);
   absl::StatusOr<Mapping> Map(int64_t offset, int64_t bytes) const;
   int descriptor() const { return file_.get(); }
@@ -61,15 +62,15 @@ class SharedFile {
   Descriptor file_;
 };
 
-// Another process of this host opens a file without a name among the open files of the process that has it. Nothing of
-// the file stays behind, whichever process is killed.
+// Another process of this host opens a file without a name from the open files of its owner.
+// Nothing of the file stays behind, whichever process is killed.
 namespace shared {
 
-// What others have to be told of this process's `file`.
+// What other processes need to open this process's `file`.
 std::string PackFile(int file);
 
-// The file that `owner` has told of. Not open if it cannot be had: a container hides processes from
-// each other, or `owner`'s process id means another process here.
+// The file that `owner` has packed. Not open if a container hides processes from each other, or
+// `owner`'s process id belongs to another process here.
 Descriptor OpenPeerFile(const Participant& owner, std::string_view packed, int flags);
 
 }  // namespace shared

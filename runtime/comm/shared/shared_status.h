@@ -1,4 +1,4 @@
-// A Status in shared memory that the first to fail sets and all others read. Zeros are an OK one.
+// A Status in shared memory. The first rank to fail sets it, and all others read it. Zeros mean OK.
 #pragma once
 
 #include <atomic>
@@ -11,11 +11,11 @@ namespace ebb {
 
 class SharedStatus {
  public:
-  static constexpr size_t kMessageBytesMax = 2040;  // longer messages are cut
+  static constexpr size_t kMessageBytesMax = 2040;  // longer messages are truncated
 
-  // False: another process was first; what it has set can be read when this returns. Processes
-  // may be killed at any point: what one has begun to set and not finished in time is set by
-  // the next.
+  // False: another process was first; its status can be read when this returns. Processes may be
+  // killed at any point: if one has begun to set it and does not finish in time, the next one sets
+  // it.
   bool TrySet(const absl::Status& status);
   bool is_set() const { return state_.load(std::memory_order_seq_cst) == kSet; }
   // OK while nothing is set.

@@ -50,7 +50,7 @@ int Sharers(const std::vector<Participant>& participants, int rank) {
       }));
 }
 
-// Of pages that are zeros.
+// `memory`: pages of zeros.
 void MakeWorld(const Mapping& memory, int ranks, WaitPoint::Scope scope) {
   const shared::WorldLayout layout(ranks);
   reinterpret_cast<shared::WorldHeader*>(memory.data())
@@ -130,7 +130,8 @@ SharedWorld::SharedWorld(int rank, int size, SharedFile file, Mapping memory,
 void SharedWorld::SetUp() {
   std::vector<CallRecord*> records;
   for (int other = 0; other < size_; ++other) records.push_back(&place(other).calls);
-  // The records are in memory that it keeps: a store may use it for longer than there is a world.
+  // The records are in memory that they own, because a store may use them for longer than the world
+  // exists.
   calls_ = std::shared_ptr<CallOrder>(new CallOrder(rank_, std::move(records)),
                                       [memory = memory_](CallOrder* calls) { delete calls; });
   SharedGroup::Place all;
@@ -181,7 +182,7 @@ std::string SharedWorld::CompareCalls(std::span<const int> ranks) {
 
 void SharedWorld::SetFailed(const absl::Status& why) {
   if (!failed()) header().failure.TrySet(why);
-  // The first rank to fail it may have been killed before it has woken any.
+  // The first rank to fail it may have been killed before it woke the others.
   for (uint32_t which = 0; which < shared::kWaitPoints; ++which) point(which).Notify();
 }
 
@@ -197,7 +198,7 @@ void SharedWorld::Fail(const absl::Status& why) {
 }
 
 void SharedWorld::ListenTo(Store& store) {
-  // The store may live on when the world is gone.
+  // The store may outlive the world.
   store.OnFailure([weak = weak_from_this()](const absl::Status& why) {
     if (const auto alive = weak.lock()) alive->SetFailed(why);
   });
@@ -206,7 +207,7 @@ void SharedWorld::ListenTo(Store& store) {
 absl::StatusOr<std::shared_ptr<Store>> SharedWorld::store() {
   if (!is_threads()) return store_;
   std::shared_ptr<Store> mine;
-  std::vector<std::shared_ptr<Store>> of_ranks_that_left;  // whose end waits for their threads
+  std::vector<std::shared_ptr<Store>> of_ranks_that_left;  // they wait for their threads
   {
     const std::scoped_lock lock(thread_stores_->mutex);
     std::vector<std::shared_ptr<Store>>& stores = thread_stores_->stores;
@@ -234,7 +235,7 @@ void SharedWorld::NoteFailure(int rank) {
 
 void SharedWorld::Leave(const std::string& how) {
   if (is_threads()) {
-    std::shared_ptr<Store> store;  // whose end waits for its thread
+    std::shared_ptr<Store> store;  // its destructor waits for its thread
     const std::scoped_lock lock(thread_stores_->mutex);
     thread_stores_->has_left[static_cast<size_t>(rank_)] = true;
     if (thread_stores_->made) store.swap(thread_stores_->stores[static_cast<size_t>(rank_)]);

@@ -1,7 +1,8 @@
-// One rank's view of a world whose ranks share a host's memory, threads of this process or processes: the memory that
-// they share, who of them is still there, and which failed first.
+// One rank's view of a world of ranks that share a host's memory, threads of this process or
+// processes: the memory that they share, which of them are still there, and which failed first.
 //
-// The end of a process that has not said that it leaves fails the whole world, on every rank, with its name and host.
+// If a process ends without leaving first, the whole world fails on every rank. The error names
+// that rank and its host.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +29,12 @@ namespace ebb {
 
 class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
  public:
-  // Of processes that have met. kUnimplemented: the ranks are on several hosts, which the message names.
+  // For processes that have met. kUnimplemented: the ranks are on several hosts, which the message
+  // names.
   static absl::StatusOr<std::shared_ptr<SharedWorld>> Form(
       int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher = std::nullopt,
       std::string launcher_name = "");
-  // The stores of ranks that are threads, which only GPUs need: made with the first that is asked for.
+  // The stores of ranks that are threads. Only GPUs need them: the first call makes all.
   struct ThreadStores {
     std::mutex mutex;
     bool made = false;
@@ -40,7 +42,7 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
     std::vector<bool> has_left;
     std::vector<std::shared_ptr<CallOrder>> calls;
   };
-  // Of threads, in `memory` (ThreadWorld).
+  // For threads, in `memory` (ThreadWorld).
   SharedWorld(int rank, int size, std::shared_ptr<const Mapping> memory,
               std::shared_ptr<ThreadStores> stores);
   ~SharedWorld();
@@ -49,21 +51,22 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   int size() const { return size_; }
   bool is_threads() const { return !file_.has_value(); }
   const SharedFile& file() const { return *file_; }
-  // Where others are formed.
+  // The group in which others are formed.
   SharedGroup& all() { return *all_; }
   CallOrder* calls() { return size_ > 1 ? calls_.get() : nullptr; }
   const std::shared_ptr<CallOrder>& shared_calls() const { return calls_; }
-  // Where ranks tell each other what connects their GPUs.
+  // Where ranks exchange what connects their GPUs.
   absl::StatusOr<std::shared_ptr<Store>> store();
-  // Fails, with all communicators, where the ranks' calls have gone apart. Else what is known of the last calls of `ranks`.
+  // Fails, with all communicators, if the ranks' calls differ. Otherwise returns what `ranks` have
+  // called last.
   std::string CompareCalls(std::span<const int> ranks);
 
-  // Memory that all ranks can have, filled with zeros.
+  // Memory that all ranks can reach, filled with zeros.
   absl::StatusOr<int64_t> Reserve(int64_t bytes);
   absl::StatusOr<Mapping> Map(int64_t offset, int64_t bytes) const;
   void Release(int64_t offset, int64_t bytes);
-  // Whether processes can read the large buffers of all others, and what is to be added to an address that `rank` has
-  // told of its own, to read there.
+  // Whether processes can read the large buffers of all others; and the distance from an address
+  // that `rank` has published to its place here.
   bool shares_buffers() const { return is_threads() || !peer_memory_.empty(); }
   uintptr_t BaseOf(int rank) const {
     return is_threads()
@@ -81,11 +84,11 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
 
   bool failed() const { return header().failure.is_set(); }
   absl::Status status() const { return header().failure.Get(); }
-  // This rank gives up: the first failure stays.
+  // This rank gives up. The first failure stays.
   void Fail(const absl::Status& why);
-  // `rank` has failed, aborted, returned an error or, by leaving, made another fail.
+  // `rank` has failed, aborted, returned an error, or made another rank fail by leaving.
   void NoteFailure(int rank);
-  // This rank calls nothing any more, of all communicators.
+  // This rank makes no more calls, on any communicator.
   void Leave(const std::string& how);
 
   void Add(SharedGroup& group);
@@ -110,9 +113,9 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   std::mutex groups_mutex_;
   std::vector<SharedGroup*> groups_;
   std::unique_ptr<SharedGroup> all_;
-  std::shared_ptr<Store> store_;  // of processes
+  std::shared_ptr<Store> store_;  // for processes
   const std::shared_ptr<ThreadStores> thread_stores_;
-  bool listens_ = false;  // to that of this thread
+  bool listens_ = false;  // to the store of this thread
 };
 
 // What ranks that are threads share.
@@ -135,14 +138,14 @@ class SharedRank : public WorldBackend {
  public:
   explicit SharedRank(std::shared_ptr<SharedWorld> world)
       : world_(std::move(world)), group_(world_->all()) {}
-  // Of a part of it.
+  // For a part of it.
   SharedRank(std::shared_ptr<SharedWorld> world, SharedGroup::Place part)
       : world_(std::move(world)),
         part_(std::make_unique<SharedGroup>(*world_, std::move(part))),
         group_(*part_) {}
   SharedRank(const std::shared_ptr<ThreadWorld>& threads, int rank)
       : SharedRank(threads->rank(rank)) {}
-  // Communicators go on; new ones are not waited for.
+  // Communicators go on; no rank waits for new ones of this rank.
   ~SharedRank() override { group_.Leave("its World was destroyed"); }
 
   int rank() const override { return group_.rank(); }
@@ -164,7 +167,7 @@ class SharedRank : public WorldBackend {
  private:
   const std::unique_ptr<SharedGroup> part_;
   SharedGroup& group_;
-  std::shared_ptr<StoreGroup> bootstrap_;  // once it is needed
+  std::shared_ptr<StoreGroup> bootstrap_;  // made when it is first needed
 };
 
 }  // namespace ebb
