@@ -1,5 +1,5 @@
-// An event that threads of the host wait for: they sleep, where a GPU's other events keep a core busy,
-// and each record of it costs the device an interrupt.
+// An event that threads of the host wait for. Its waiters sleep, while a GPU's other events keep a
+// core busy; each record of it costs the device an interrupt.
 #pragma once
 
 #include "absl/status/statusor.h"

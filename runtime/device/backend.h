@@ -1,5 +1,5 @@
-// What a kind of device implements. Three small classes; one conformance suite
-// (tests/device/conformance_test.cc) says what they must do, for every backend.
+// What a kind of device implements: three small classes. One conformance suite
+// (tests/device/conformance_test.cc) says what every backend must do.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ class StreamBackend {
   virtual void Enqueue(const Task& task) = 0;
   virtual void Copy(void* destination, const void* source, int64_t bytes) = 0;
   virtual void Zero(void* destination, int64_t bytes) = 0;
-  virtual void Wait(const EventBackend& event) = 0;  // events of the same device
+  virtual void Wait(const EventBackend& event) = 0;  // an event of the same device
   virtual void Record(EventBackend& event) = 0;
   virtual void WaitIdle() = 0;
   virtual ThreadTeam& team() = 0;
@@ -54,28 +54,28 @@ class DeviceBackend {
   virtual DriverMemory* driver_memory() { return nullptr; }
   virtual absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name,
                                                                    int tasks_max) = 0;
-  // Where all streams are of equal rank.
+  // Default: all streams have equal priority.
   virtual absl::StatusOr<std::unique_ptr<StreamBackend>> NewStreamOf(StreamPriority /*priority*/,
                                                                      std::string_view name,
                                                                      int tasks_max) {
     return NewStream(name, tasks_max);
   }
-  // Where every stream's tasks may compute and wait.
+  // Default: every stream's tasks may compute and wait.
   virtual absl::StatusOr<std::unique_ptr<StreamBackend>> NewHostStream(std::string_view name,
                                                                        int tasks_max) {
     return NewStream(name, tasks_max);
   }
   virtual std::unique_ptr<StreamBackend> CallerStream() = 0;
   virtual absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() = 0;
-  // One that threads of the host wait for, where that makes a difference.
+  // An event that threads of the host wait for, if the kind of device distinguishes them.
   virtual absl::StatusOr<std::unique_ptr<EventBackend>> NewAwaitedEvent() { return NewEvent(); }
   virtual absl::StatusOr<std::unique_ptr<SpanClock>> NewSpanClock() { return nullptr; }
   virtual absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) = 0;
-  // Where the device's memory is the host's, any of it.
+  // Default: the device's memory is the host's, so any memory is shared.
   virtual absl::StatusOr<Buffer> AllocateShared(int64_t bytes, std::string_view what) {
     return Allocate(bytes, what);
   }
-  // Where a copy from any host memory runs beside the host.
+  // Default: copies from any host memory run beside the host, so nothing is locked.
   virtual absl::StatusOr<LockedRange> LockHostMemory(std::span<std::byte> memory,
                                                      std::string_view /*what*/) {
     return LockedRange(memory, [](void*, int64_t, int) {});

@@ -1,5 +1,5 @@
-// Owned device memory. Move-only; given back by the destructor, which the owner orders after the
-// work that uses it.
+// Owned device memory. Move-only. The destructor frees it; the owner orders that after the work
+// that uses the memory.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ class Buffer {
   using Release = void (*)(void* data, int64_t bytes, int device);
 
   Buffer() = default;
-  // `device`: the ordinal of whose it is.
+  // `device`: the ordinal of the memory's device.
   Buffer(void* data, int64_t bytes, Release release, int device = 0)
       : data_(data), bytes_(bytes), release_(release), device_(device) {}
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
@@ -40,8 +40,8 @@ class Buffer {
   int device_ = 0;
 };
 
-// Host memory that was there already, locked in RAM for a device for as long as this exists. The
-// memory outlives it, and nothing on the device uses it any more when it goes.
+// Host memory that the caller owns, locked in RAM for a device as long as this object exists. The
+// memory outlives it, and nothing on the device uses the memory when this object is destroyed.
 class LockedRange {
  public:
   LockedRange() = default;
@@ -50,7 +50,7 @@ class LockedRange {
   std::span<std::byte> span() const { return locked_.span(); }
 
  private:
-  Buffer locked_;  // whose release unlocks
+  Buffer locked_;  // its release unlocks
 };
 
 // What released memory is filled with in debug builds: read as fp32, bf16 or fp16, every bit

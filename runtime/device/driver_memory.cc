@@ -19,7 +19,7 @@ void DriverMemory::Begin(const Device& device) {
   if (open_++ == 0) free_before_ = device.free_bytes();
 }
 
-// What a library gives back counts against what it took.
+// Memory that a library frees counts against what it took.
 void DriverMemory::End(const Device& device) {
   const std::scoped_lock lock(mutex_);
   if (--open_ > 0 || !free_before_) return;

@@ -1,7 +1,7 @@
 // What the driver and libraries take of a device's memory beside its buffers: the context, NCCL's
-// communicators, handles, graphs, the code of kernels. None of them says how much; it is measured by how
-// much less is free once they are there. What others take or give back on the same device meanwhile is
-// counted with it, so it is for people to read and for nothing else.
+// communicators, handles, graphs, the code of kernels. None of them reports its size, so the drop
+// of the device's free memory is measured. What other processes take or free on the device
+// meanwhile is counted with it, so the number is for messages only.
 //
 //   {
 //     const DriverMemory::Measured measured(device);   // nested and concurrent ones count once
@@ -31,7 +31,7 @@ class DriverMemory {
     const Device device_;
   };
 
-  // `bytes` that were taken before anything was measured.
+  // `bytes` that were taken before the first measurement.
   void Add(int64_t bytes);
   int64_t bytes() const;
   int64_t peak_bytes() const;
@@ -41,8 +41,8 @@ class DriverMemory {
   void End(const Device& device);
 
   mutable std::mutex mutex_;
-  int open_ = 0;                        // Measured objects
-  std::optional<int64_t> free_before_;  // the first of them; not known: nothing is measured
+  int open_ = 0;                        // Measured objects that exist
+  std::optional<int64_t> free_before_;  // when the first of them began; unknown: not measured
   int64_t bytes_ = 0, peak_bytes_ = 0;
 };
 

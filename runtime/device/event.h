@@ -1,5 +1,5 @@
-// A point in a stream that others can wait for. Move-only, recorded any number of times; never
-// recorded counts as passed.
+// A point in a stream that others can wait for. Move-only. It may be recorded any number of times;
+// an event that was never recorded counts as passed.
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@ class Event {
 
   // Blocks the caller until the most recent Record, as of this call, has passed.
   void Wait() const;
-  // Whether it has, without blocking.
+  // Whether that Record has passed, without blocking.
   bool Passed() const;
 
   EventBackend& backend() const { return *backend_; }

@@ -11,10 +11,10 @@
 namespace ebb {
 
 std::string BootId(const std::string& root) {
-  // Not by a stream of the standard library, whose descriptor a child process would inherit.
+  // Child processes would inherit the descriptor of a std::ifstream.
   const int file = open((root + "/proc/sys/kernel/random/boot_id").c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return "";
-  std::array<char, 64> text;  // a UUID of 36 characters and the end of its line
+  std::array<char, 64> text;  // a UUID of 36 characters and a newline
   const ssize_t bytes = read(file, text.data(), text.size());
   close(file);
   const absl::string_view read_text(text.data(), static_cast<size_t>(std::max<ssize_t>(bytes, 0)));

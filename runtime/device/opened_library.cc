@@ -7,7 +7,7 @@
 namespace ebb {
 namespace {
 
-// The file that a function lies in.
+// The file that holds a function.
 std::string FileOf(void* function) {
   Dl_info info = {};
   return dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "?";

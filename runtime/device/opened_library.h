@@ -1,12 +1,12 @@
-// Functions of a library that is opened when it is first needed, not linked: a program starts where
-// it is missing, and a newer compatible one can take its place without a new build. The one that the
-// program has already is used (two in a process disturb each other), else the one that the dynamic
-// linker finds; either is refused if its version is not one that Ebb was written for.
+// Functions of a library that is opened when it is first needed, not linked. So a program starts on
+// a machine without the library, and needs no new build for a newer compatible one. A library that
+// the program has already is used, because two in a process disturb each other; otherwise the one
+// that the dynamic linker finds. Either is refused if Ebb was not written for its version.
 //
 //   const absl::StatusOr<OpenedLibrary> library = OpenedLibrary::Open(wanted);
 //   absl::Status found = library->Find("ncclCommSplit", nccl.CommSplit);
 //
-// What is opened stays so until the process ends: nobody knows when its last thread has left it. All
+// An opened library stays open until the process ends, because its own threads may still run. All
 // errors are kUnavailable.
 #pragma once
 
@@ -28,12 +28,12 @@ struct LibraryVersion {
 std::string TextOf(const LibraryVersion& version);
 
 struct WantedLibrary {
-  std::string name;                        // "NCCL", as people call it
-  std::string file;                        // "libnccl.so.2", as the dynamic linker looks for it
-  std::string needed_for;                  // "ranks on GPUs", as a message begins
-  std::string instead;                     // "use --device cpu", as it ends
-  LibraryVersion oldest;                   // later ones of its major version will do, too
-  const char* version_function = nullptr;  // also tells whether the program has the library already
+  std::string name;                        // "NCCL": its name in messages
+  std::string file;                        // "libnccl.so.2": its name for the dynamic linker
+  std::string needed_for;                  // "ranks on GPUs": begins a message
+  std::string instead;                     // "use --device cpu": ends a message
+  LibraryVersion oldest;                   // later ones of its major version work, too
+  const char* version_function = nullptr;  // also shows whether the program has the library already
   LibraryVersion (*version)(void* version_function) = nullptr;  // calls it
 };
 
@@ -51,7 +51,7 @@ class OpenedLibrary {
     function = reinterpret_cast<Function>(Symbol(name));
     return function != nullptr ? absl::OkStatus() : Lacks(name);
   }
-  // Null in libraries that do not have it.
+  // Null in libraries that lack it.
   template <class Function>
   void FindIfThere(const char* name, Function& function) const {
     function = reinterpret_cast<Function>(Symbol(name));
@@ -64,7 +64,7 @@ class OpenedLibrary {
   absl::Status Lacks(std::string_view function) const;
 
   void* handle_;        // dlopen's, or RTLD_DEFAULT
-  std::string advice_;  // how to get one that will do
+  std::string advice_;  // how to get a usable one
   LibraryVersion version_;
   std::string description_;
 };

@@ -1,9 +1,9 @@
 // An in-order queue of work on a device. Move-only; the destructor waits for what was enqueued.
 //
 // Enqueue, Copy, Zero, Wait and Record return at once, allocate nothing and may be called by one
-// thread at a time. A stream holds as many tasks as it was made for, kStreamTasksMax if nothing else
-// was said; an enqueuing thread waits while it is full. Tasks do not fail: work that can fail keeps its own sticky Status (Communicator,
-// Engine); the device's own failures are status().
+// thread at a time. A stream holds as many tasks as it was made for, kStreamTasksMax by default; an
+// enqueuing thread waits while it is full. Tasks do not fail: work that can fail keeps its own
+// sticky Status (Communicator, Engine); the device's own failures are status().
 #pragma once
 
 #include <cstddef>
@@ -55,9 +55,9 @@ class Stream {
   Stream& operator=(Stream&&) noexcept;
   ~Stream();
 
-  // Runs `function` after everything enqueued before. On CUDA: a host function in stream order,
-  // which may not call CUDA nor wait for another stream, as one thread may run those of all streams;
-  // for work that waits there are host streams (Device::NewHostStream).
+  // Runs `function` after everything enqueued before. On CUDA it is a host function in stream
+  // order. It may neither call CUDA nor wait for another stream, because one thread may run the
+  // host functions of all streams. Work that waits belongs on host streams (Device::NewHostStream).
   template <class F>
   void Enqueue(F function) {
     Enqueue(Task(function));
@@ -65,7 +65,7 @@ class Stream {
   void Enqueue(Task task);
   void Copy(void* destination, const void* source, int64_t bytes);
   void Zero(void* destination, int64_t bytes);
-  // What is enqueued after this runs after the most recent Record of `event` at the time of this
+  // Work enqueued after this call runs after the most recent Record of `event` at the time of this
   // call; at once if there is none.
   void Wait(const Event& event);
   void Record(Event& event);
@@ -75,7 +75,7 @@ class Stream {
   // Threads that kernels on this stream may use, the running one included.
   ThreadTeam& team() const;
   StreamView view() const;
-  // The first failure of what was enqueued, sticky: later work does nothing, but tasks still run.
+  // The first failure of enqueued work, sticky: later work does nothing, but tasks still run.
   // Always OK on the CPU.
   absl::Status status() const;
 

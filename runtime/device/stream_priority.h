@@ -1,5 +1,6 @@
-// A stream that comes first where a device has to choose what to run next. What others wait for, such as
-// gathers and reductions of an engine, goes on one. Streams of the CPU are threads of equal rank.
+// A stream that comes first when a device must choose what to run next, for work that other streams
+// wait for: the gathers and reductions of an engine. Streams of the CPU are threads of equal
+// priority.
 #pragma once
 
 #include <string_view>
@@ -11,7 +12,7 @@ namespace ebb {
 
 enum class StreamPriority { kUsual, kFirst };
 
-// As Device::NewStream, which makes usual ones.
+// As Device::NewStream, which makes streams of usual priority.
 absl::StatusOr<Stream> NewStream(const Device& device, std::string_view name, int tasks_max,
                                  StreamPriority priority);
 

@@ -1,5 +1,5 @@
-// The error where the system grants no thread: one kind everywhere, so that a program can tell it from
-// other resources that are exhausted.
+// The error if the system grants no thread. It is one kind everywhere, so that a program can tell
+// it from other exhausted resources.
 #pragma once
 
 #include <string_view>
@@ -9,7 +9,8 @@
 
 namespace ebb {
 
-// kResourceExhausted. `what`: "no thread to watch the other ranks"; `remedy` comes before the general one.
+// kResourceExhausted. `what`: "no thread to watch the other ranks"; `remedy` comes before the
+// general one.
 absl::Status NoThread(std::string_view what, const std::system_error& error,
                       std::string_view remedy = "");
 // Whether `status` is such an error, of this rank.

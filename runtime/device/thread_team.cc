@@ -14,9 +14,9 @@
 namespace ebb {
 namespace {
 
-// What can be claimed, in one word: the run's number, its parts, and the next part that nobody has
-// taken. A worker that wakes late finds a higher number or no part left, so a run never waits for a
-// thread that has not started on it.
+// What can be claimed, in one word: the run's number, its parts, and the next unclaimed part. A
+// worker that wakes late finds a higher number or no part left, so a run never waits for a thread
+// that has not started on it.
 struct Claims {
   uint32_t run = 0;
   uint16_t parts = 0;
@@ -33,7 +33,7 @@ struct ThreadTeam::State {
   std::atomic<bool> busy{false};
   std::atomic<bool> stop{false};
 
-  // Written by the caller before it publishes `claims`, read by those that claimed a part of it.
+  // The caller writes it before it publishes `claims`; threads that have claimed a part read it.
   const absl::FunctionRef<void(int64_t, int64_t)>* body = nullptr;
   int64_t count = 0;
   int64_t part_size = 0;

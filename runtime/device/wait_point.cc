@@ -17,7 +17,7 @@ uint32_t* Word(std::atomic<uint32_t>& word) {
   return reinterpret_cast<uint32_t*>(&word);
 }
 
-// A private futex is found by its address in this process alone, which is cheaper.
+// The kernel finds a private futex by its address in this process alone, which is cheaper.
 int Flags(int operation, WaitPoint::Scope scope) {
   return scope == WaitPoint::Scope::kThreads ? operation | FUTEX_PRIVATE_FLAG : operation;
 }

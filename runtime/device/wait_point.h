@@ -1,8 +1,8 @@
-// Where threads sleep until something has become true: an event count over a futex. Notifying costs
-// two atomic operations and no system call while nobody sleeps, and a waiter spins for at most a
-// few microseconds before it sleeps, so hundreds of waiting threads on a few cores cost nothing.
-// The condition itself lives in the caller's atomics. In memory that processes share it serves
-// threads of all of them, if it is told so.
+// Where threads sleep until a condition has become true: an event count over a futex. Notifying
+// costs two atomic operations, and no system call while no thread sleeps. A waiter spins for at
+// most a few microseconds before it sleeps, so hundreds of waiting threads on a few cores cost
+// nothing. The condition itself lives in the caller's atomics. With Scope::kProcesses it serves the
+// threads of all processes that share its memory.
 //
 //   waiter:    point.Await([&] { return ready.load(std::memory_order_acquire); });
 //   notifier:  ready.store(true, std::memory_order_release);  point.Notify();
@@ -20,14 +20,14 @@ class WaitPoint {
   using Clock = std::chrono::steady_clock;
   using Deadline = Clock::time_point;
   static constexpr Deadline kNever = Deadline::max();
-  // A wake-up through the kernel costs up to 20 us on a virtual machine; what is about to happen
-  // anyway is cheaper to spin for.
+  // A wake-up through the kernel costs up to 20 us on a virtual machine; spinning is cheaper if the
+  // condition is about to hold.
   static constexpr std::chrono::nanoseconds kSpin{1500};
 
   explicit WaitPoint(Scope scope = Scope::kThreads) : scope_(scope) {}
 
-  // Returns true once `condition()` holds, false when the deadline has passed before. `condition`
-  // may run any number of times.
+  // True once `condition()` holds; false if the deadline passes first. `condition` may run any
+  // number of times.
   template <class Condition>
   bool Await(Condition condition, Deadline deadline = kNever,
              std::chrono::nanoseconds spin = kSpin) {
@@ -40,14 +40,15 @@ class WaitPoint {
       } while (Clock::now() < spin_end);
     }
     for (;;) {
-      // Read before the condition is: whatever is notified after this wakes the sleep below.
+      // The epoch is read before the condition, so a notification after this read ends the sleep
+      // below.
       const uint32_t seen = epoch_.load(std::memory_order_seq_cst);
       if (condition()) return true;
       if (!Sleep(seen, deadline)) return condition();
     }
   }
 
-  // Wakes every waiter to look again. What makes their conditions true is stored before this call.
+  // Makes every waiter look again. Store what makes their conditions true before this call.
   void Notify() {
     epoch_.fetch_add(1, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) != 0) Wake();

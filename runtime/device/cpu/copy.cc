@@ -13,7 +13,7 @@ namespace {
 
 // Waking a worker costs as much as copying a few hundred KiB.
 constexpr int64_t kGrainBytes = int64_t{512} << 10;
-// What a core has just read has to be in its cache still when another core reads it.
+// One core must find in its cache what another core has just read.
 constexpr int64_t kPieceBytes = int64_t{256} << 10;
 
 #if defined(__x86_64__)
@@ -34,8 +34,7 @@ void CopyPastCaches(std::byte* destination, const std::byte* source, int64_t byt
     _mm_stream_si128(to + 3, d);
   }
   std::memcpy(destination + i, source + i, static_cast<size_t>(bytes - i));
-  // Streaming stores are not ordered by the release stores that later tell others that the data is
-  // there.
+  // Streaming stores are not ordered by the release stores that later publish the data.
   _mm_sfence();
 }
 #else

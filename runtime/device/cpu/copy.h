@@ -8,21 +8,21 @@
 
 namespace ebb {
 
-// From this size on a copy goes past the caches: 27 instead of 20 GB/s (EPYC, 2 threads, 32 MiB
-// each), because the lines that are written need not be read first. Smaller ones stay in the
-// caches, where their reader finds them.
+// From this size on a copy bypasses the caches: 27 instead of 20 GB/s (EPYC, 2 threads, 32 MiB
+// each), because the written lines need not be read first. Smaller copies stay in the caches, where
+// their reader finds them.
 inline constexpr int64_t kStreamingCopyBytes = int64_t{16} << 20;
 
-// `source` and `destination` do not overlap, or are the same. `together_bytes`: what the operation
-// that this copy is a part of copies in all, if that is more than `bytes`; it decides whether the
-// copy goes past the caches.
+// `source` and `destination` are the same, or do not overlap. `together_bytes`: what the whole
+// operation copies, if that is more than this copy's `bytes`. It decides whether the copy bypasses
+// the caches.
 void CopyBytes(ThreadTeam& team, void* destination, const void* source, int64_t bytes,
                int64_t together_bytes = 0);
 
-// Several such copies of `bytes` each, in step: the first piece of every one, then the second. When
-// several teams copy the same sources at once, whichever each begins with, one finds in another's
-// cache what that has just read: 3.7 instead of 5.6 ms (two threads that both copy the same two
-// 32 MiB).
+// Several such copies of `bytes` each, in step: the first piece of every copy, then the second
+// pieces. If several teams copy the same sources at once, each in its own order, one team finds in
+// the cache what another has just read: 3.7 instead of 5.6 ms (two threads that both copy the same
+// two 32 MiB).
 struct CopyEnds {
   void* destination;
   const void* source;

@@ -27,7 +27,7 @@ void CoreShare::SetForProcess(int ranks) {
 }
 
 int CoreShare::Cores() {
-  // Not hardware_concurrency, which does not see taskset and container limits with every libc.
+  // hardware_concurrency does not see taskset and container limits with every libc.
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) return std::max(1, CPU_COUNT(&allowed));
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));

@@ -1,6 +1,7 @@
-// How many ranks share this machine's cores, as far as the calling thread knows. A hint for one
-// place only: Device::Cpu(0), which gives each rank its share of the cores. Set around the body of
-// a rank by whoever runs ranks as threads, and once for a process that is one of several ranks.
+// How many ranks share this machine's cores, as far as the calling thread knows. Only
+// Device::Cpu(0) uses it, to give each rank its share of the cores. A program that runs ranks as
+// threads sets it around the body of each rank; a process that is one of several ranks sets it
+// once.
 #pragma once
 
 namespace ebb {
@@ -12,7 +13,7 @@ class CoreShare {
   CoreShare(const CoreShare&) = delete;
   CoreShare& operator=(const CoreShare&) = delete;
 
-  // For all threads of this process that are in no CoreShare.
+  // For all threads of this process outside of a CoreShare.
   static void SetForProcess(int ranks);
 
   // The cores that this process may run on, divided by the ranks that share them; at least 1.

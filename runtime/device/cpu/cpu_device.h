@@ -25,7 +25,7 @@ class CpuDevice : public DeviceBackend {
   absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) override;
 
  private:
-  // Streams and events hold these too, and so outlive the device's last handle safely.
+  // Streams and events own these too, so they may outlive the device's last handle.
   std::shared_ptr<ThreadTeam> team_;
   std::shared_ptr<ProgressPool> pool_;
 };

@@ -1,9 +1,9 @@
 // How far a CPU stream has come, and events as places in it.
 //
 // Record takes the next ticket of its stream and enqueues the passing of it; Wait compares the
-// stream's progress with the ticket that the event holds at that moment. So an event is
-// re-recorded, on any stream, without disturbing those who wait for its earlier place, and nothing
-// that is enqueued refers to the event itself: it may be destroyed at any time.
+// stream's progress with the ticket that the event holds at that moment. So an event may be
+// recorded again, on any stream, while others still wait for its earlier place. Nothing that is
+// enqueued refers to the event itself: it may be destroyed at any time.
 #pragma once
 
 #include <atomic>
@@ -22,13 +22,13 @@ namespace ebb {
 class Progress {
  public:
   Progress() : passed_(own_) {}
-  // Counts in `passed`, which is 0 and outlives this.
+  // Counts in `passed`, which is 0 at first and outlives this object.
   explicit Progress(std::atomic<int64_t>& passed) : passed_(passed) {}
   int64_t TakeTicket() { return ++taken_; }  // by the stream's enqueuing thread
   void Pass(int64_t ticket);
   void PassNext() { Pass(passed_.load(std::memory_order_relaxed) + 1); }
   bool Passed(int64_t ticket) const { return passed_.load(std::memory_order_acquire) >= ticket; }
-  // False: not before the deadline.
+  // False: the deadline came first.
   bool Await(int64_t ticket, WaitPoint::Deadline deadline = WaitPoint::kNever);
   const std::atomic<int64_t>& passed() const { return passed_; }
 
@@ -39,14 +39,14 @@ class Progress {
   WaitPoint changed_;
 };
 
-// Owns the Progress of all streams that a device ever had, because tasks and events name them by
-// address. One that its stream has left behind goes on under the next stream: its tickets only
-// grow, so old events stay passed.
+// Owns the Progress of every stream that the device ever had, because tasks and events name a
+// Progress by address. A new stream reuses the Progress of a destroyed one: its tickets only grow,
+// so old events stay passed.
 class ProgressPool {
  public:
   Progress* Take();
   void GiveBack(Progress* progress);
-  // One that counts in memory of the caller's, which outlives the pool.
+  // Adds a Progress that counts in the caller's memory, which outlives the pool.
   void Add(std::atomic<int64_t>& passed);
   bool HasFree() const;
 
@@ -60,7 +60,7 @@ class CpuEvent : public EventBackend {
  public:
   struct Place {
     Progress* progress =
-        nullptr;  // null: never recorded, or on the calling thread's stream: passed
+        nullptr;  // null: passed, because never recorded or on the calling thread's stream
     int64_t ticket = 0;
     bool Passed() const { return progress == nullptr || progress->Passed(ticket); }
     void Await() const {

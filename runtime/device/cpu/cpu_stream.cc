@@ -14,7 +14,7 @@
 namespace ebb {
 namespace {
 
-constexpr size_t kThreadNameCharacters = 15;  // what Linux keeps
+constexpr size_t kThreadNameCharacters = 15;  // Linux keeps no more
 
 }  // namespace
 
@@ -64,7 +64,7 @@ void CpuStream::Run() {
   }
 }
 
-// By the enqueuing thread. There is one: no more than tasks_max_ tasks wait.
+// Called by the enqueuing thread. A block is free, because at most tasks_max_ tasks wait.
 void CpuStream::TakeBlock(uint64_t first_task) {
   uint64_t free = 0;
   while (taken_[free].load(std::memory_order_acquire)) ++free;
@@ -72,7 +72,7 @@ void CpuStream::TakeBlock(uint64_t first_task) {
   block_of_[first_task / Block::kTasks % blocks_] = &memory_[free];
 }
 
-// By the stream's thread, when all tasks of it have run.
+// Called by the stream's thread when all tasks of the block have run.
 void CpuStream::GiveBlockBack(uint64_t last_task) {
   const Block* const block = block_of_[last_task / Block::kTasks % blocks_];
   taken_[static_cast<uint64_t>(block - memory_.get())].store(false, std::memory_order_release);
@@ -103,7 +103,7 @@ void CpuStream::Wait(const EventBackend& event) {
 
 void CpuStream::WaitFor(const CpuEvent::Place& place) {
   if (place.progress == progress_ || place.Passed())
-    return;  // own places have passed by the order of the queue
+    return;  // the queue's order has passed own places
   Enqueue(Task([place] { place.Await(); }));
 }
 

@@ -3,8 +3,8 @@
 //
 //   enqueuer --> [ task | task | task | ... ] --> thread    tail_ - head_ tasks wait
 //
-// The queue is in blocks of memory, of which the first that is free is taken next: pages of those that
-// the queue was never long enough for are never touched, and so take no memory.
+// The queue is in blocks of memory, and takes the first free block next. A short queue never
+// touches the later blocks, so their pages take no memory.
 #pragma once
 
 #include <atomic>
@@ -36,7 +36,7 @@ class CpuStream : public StreamBackend {
   ThreadTeam& team() override { return *team_; }
   StreamView view() const override { return {}; }
 
-  // Wait and Record for events of another kind, which keep the place themselves.
+  // Wait and Record for other kinds of events, which keep the place themselves.
   void WaitFor(const CpuEvent::Place& place);
   CpuEvent::Place EnqueuePlace();
 
@@ -58,11 +58,11 @@ class CpuStream : public StreamBackend {
   std::shared_ptr<ProgressPool> pool_;
   Progress* progress_;
   const uint64_t tasks_max_;
-  const uint64_t blocks_;  // as many as hold tasks_max_ wherever the first of them is in its block
+  const uint64_t blocks_;  // enough for tasks_max_ tasks, wherever the first one is in its block
   std::unique_ptr<Block[]> memory_;
   std::unique_ptr<std::atomic<bool>[]> taken_;  // by block of memory_
   std::unique_ptr<Block*[]> block_of_;          // by task / Block::kTasks, modulo blocks_
-  // Counts of tasks, ever growing. The two ends on lines of their own.
+  // Counts of tasks, which only grow. Each end is on a cache line of its own.
   alignas(64) std::atomic<uint64_t> tail_{0};
   std::atomic<bool> stop_{false};
   WaitPoint not_empty_;

@@ -17,7 +17,7 @@
 namespace ebb {
 namespace {
 
-// Above this no address space has room (47 bits of user addresses on x86-64), and no sum below can
+// No address space has room for more (47 bits of user addresses on x86-64), and no sum below can
 // overflow.
 constexpr int64_t kBytesMax = int64_t{1} << 47;
 
@@ -35,8 +35,8 @@ int64_t Alignment(int64_t bytes) {
   return bytes >= kHugePageBytes ? kHugePageBytes : PageBytes();
 }
 
-// What is behind the last whole huge page is in small ones: a huge one for it would take up to 2 MiB
-// more of RAM than anybody knows of, with every buffer.
+// Bytes after the last whole huge page are in small pages: a huge page for them would take up to 2
+// MiB of RAM more, in every buffer.
 int64_t MappedBytes(int64_t bytes) {
   return RoundUp(bytes, PageBytes());
 }
@@ -45,9 +45,9 @@ int64_t HeapBytes(int64_t bytes) {
   return RoundUp(bytes, Alignment(bytes));
 }
 
-// Released memory of debug builds: poisoned and kept mapped for a while, oldest out first. Without
-// it the next allocation would often get the same addresses, and a use after release would read its
-// new owner's numbers.
+// Released memory of debug builds. It is poisoned and stays mapped for a while; the oldest goes
+// first. Otherwise the next allocation would often get the same addresses, and a use after release
+// would read its new owner's numbers.
 class Quarantine {
  public:
   static constexpr int64_t kBufferBytesMax = int64_t{8} << 20;
@@ -72,9 +72,9 @@ void ReleasePages(void* data, int64_t bytes, int) {
   const int64_t mapped = MappedBytes(bytes);
   if constexpr (kPoisonReleased) {
     static auto* quarantine =
-        new Quarantine;  // never destroyed: static buffers may be released after it would be
-    // Larger ones fault at the next touch instead: poisoning would make pages that were never
-    // written resident.
+        new Quarantine;  // never destroyed: static buffers may be released late
+    // Larger buffers are unmapped, so that the next touch faults. Poisoning would make pages
+    // resident that were never written.
     if (mapped <= Quarantine::kBufferBytesMax) {
       quarantine->Add(data, mapped);
       return;
@@ -85,7 +85,7 @@ void ReleasePages(void* data, int64_t bytes, int) {
 
 void ReleaseShared(void* data, int64_t bytes, int) {
   SharedHeap* const heap = SharedHeap::Installed();
-  // In a forked child the buffers of its parent are in no heap.
+  // In a forked child the heap does not own the parent's buffers.
   if (heap != nullptr && heap->OffsetOf(data, bytes) >= 0)
     heap->Release(static_cast<std::byte*>(data), HeapBytes(bytes));
 }
@@ -111,7 +111,7 @@ absl::Status CheckRequest(int64_t bytes, std::string_view what) {
 
 absl::StatusOr<Buffer> AllocatePages(int64_t bytes, std::string_view what) {
   EBB_RETURN_IF_ERROR(CheckRequest(bytes, what));
-  // Small ones are not worth sharing: what is small is copied.
+  // Small buffers are not in the heap, because small operations are staged.
   if (SharedHeap* const heap = SharedHeap::Installed();
       heap != nullptr && HeapBytes(bytes) >= kSharedBytesMin) {
     if (std::byte* const data = heap->Allocate(HeapBytes(bytes), Alignment(bytes))) {
@@ -127,7 +127,7 @@ absl::StatusOr<Buffer> AllocatePrivatePages(int64_t bytes, std::string_view what
   const int64_t size = MappedBytes(bytes);
   const int64_t alignment = Alignment(bytes);
   const int64_t spare =
-      alignment == kHugePageBytes ? alignment : 0;  // cut off below to align the rest
+      alignment == kHugePageBytes ? alignment : 0;  // cut off below, to align the rest
   void* mapped = mmap(nullptr, static_cast<size_t>(size + spare), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) return Exhausted(bytes, what, std::strerror(errno));
@@ -138,7 +138,7 @@ absl::StatusOr<Buffer> AllocatePrivatePages(int64_t bytes, std::string_view what
     if (before > 0) munmap(start, static_cast<size_t>(before));
     if (spare > before) munmap(start + before + size, static_cast<size_t>(spare - before));
     start += before;
-    // Fails where huge pages are switched off: then there are small ones.
+    // Fails if huge pages are switched off; the pages are then small.
     madvise(start, static_cast<size_t>(size), MADV_HUGEPAGE);
   }
   return Buffer(start, bytes, ReleasePages);

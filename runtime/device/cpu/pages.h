@@ -14,15 +14,15 @@ namespace ebb {
 
 inline constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 
-// As Device::Allocate promises. Larger ones lie in the SharedHeap once there is one, where ranks that
-// are processes read them; huge pages there are a setting of the system's of their own
-// (/sys/kernel/mm/transparent_hugepage/shmem_enabled), which is off unless somebody has set it.
+// As Device::Allocate promises. Larger buffers lie in the SharedHeap, once it exists, where ranks
+// that are processes read them. Huge pages there have a system setting of their own
+// (/sys/kernel/mm/transparent_hugepage/shmem_enabled), which is off by default.
 absl::StatusOr<Buffer> AllocatePages(int64_t bytes, std::string_view what);
-// The same, for memory that no other rank reads: never in the SharedHeap.
+// The same for memory that no other rank reads: never in the SharedHeap.
 absl::StatusOr<Buffer> AllocatePrivatePages(int64_t bytes, std::string_view what);
 
-// Makes pages resident that were never touched, on all threads: what locks them would otherwise do that
-// on one. What the system refuses comes with the first touch.
+// Makes untouched pages resident, on all threads, because locking would do it on one. If the system
+// refuses a page, the first touch shows it.
 void PopulatePages(ThreadTeam& team, std::span<std::byte> memory);
 
 }  // namespace ebb

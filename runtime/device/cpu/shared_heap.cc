@@ -21,7 +21,7 @@ int64_t RoundUp(int64_t bytes, int64_t to) {
   return (bytes + to - 1) / to * to;
 }
 
-// Twice the memory, so that holes between buffers do no harm.
+// Twice the machine's memory, so that holes between buffers do no harm.
 int64_t HeapBytes() {
   return RoundUp(2 * int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE), kHugePageBytes);
 }
@@ -53,12 +53,13 @@ SharedHeap* SharedHeap::Install() {
     close(file);
     return nullptr;
   }
-  // A forked child would share what it believes to be its copy. It may install a heap of its own.
+  // A forked child would share these pages, although it expects a copy. It may install a heap of
+  // its own.
   madvise(mapped, static_cast<size_t>(bytes), MADV_DONTFORK);
   pthread_atfork(nullptr, nullptr, [] { installed.store(nullptr, std::memory_order_release); });
-  // Fails where huge pages are switched off.
+  // Fails if huge pages are switched off.
   madvise(mapped, static_cast<size_t>(bytes), MADV_HUGEPAGE);
-  // Never destroyed: static buffers may be released after it would be.
+  // Never destroyed, because static buffers may be released late.
   installed.store(new SharedHeap(file, static_cast<std::byte*>(mapped), bytes),
                   std::memory_order_release);
   return Installed();

@@ -1,7 +1,6 @@
-// Memory for buffers that other processes may map: ranks of one host read each other's buffers
-// straight from there, as threads do. One file without a name, as long as memory is large, mapped
-// once at a fixed place; pages exist where they have been touched, and go when a buffer is
-// released.
+// Memory for buffers that other processes may map: ranks of one host read each other's buffers in
+// place, as threads do. It is one file without a name, longer than the machine's memory, mapped
+// once at a fixed place. Pages exist where they have been touched, until their buffer is released.
 #pragma once
 
 #include <cstddef>
@@ -14,15 +13,15 @@ namespace ebb {
 class SharedHeap {
  public:
   // From now on the large buffers of this process's CPU devices lie in a shared heap, until the
-  // process ends; programs that it forks do not have it. Memory that no rank reads of another does
-  // not (AllocatePrivatePages). Null: the system does not allow it.
+  // process ends; forked programs do not have it. Memory that no other rank reads is not in it
+  // (AllocatePrivatePages). Null: the system does not allow it.
   static SharedHeap* Install();
-  // Null before that.
+  // Null before Install.
   static SharedHeap* Installed();
 
   int file() const { return file_; }
   int64_t bytes() const { return bytes_; }
-  // Where `data` lies in the file; -1: `bytes` from there are not in it.
+  // The offset of `data` in the file; -1: the heap does not hold all of these `bytes`.
   int64_t OffsetOf(const void* data, int64_t bytes) const;
 
   // Zero-filled, aligned to `alignment`, a power of two of at least a page. Null: no room.

@@ -12,8 +12,7 @@ namespace {
 
 using Graph = std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, decltype(&cudaGraphDestroy)>;
 
-// As CudaStatus. What went wrong is dealt with by the caller: nobody shall find it as CUDA's last
-// error.
+// As CudaStatus, but clears CUDA's last error, because the caller handles it.
 absl::Status Checked(cudaError_t result, const char* what) {
   if (result != cudaSuccess) cudaGetLastError();
   return CudaStatus(result, what);
@@ -37,7 +36,7 @@ absl::StatusOr<CapturedGraph> CapturedGraph::Capture(int device, cudaStream_t st
   EBB_RETURN_IF_ERROR(
       Checked(cudaGraphInstantiate(&native, graph.get(), 0), "instantiating a graph"));
   CapturedGraph made(device, native);
-  // Here, where it can be refused, and not in the first launch.
+  // Uploaded here, where the caller can handle an error, and not in the first launch.
   EBB_RETURN_IF_ERROR(Checked(cudaGraphUpload(native, stream), "uploading a graph"));
   return made;
 }

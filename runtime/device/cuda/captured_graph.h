@@ -4,8 +4,8 @@
 //   Capture   begin -> enqueue() -> end -> instantiate -> upload       nothing runs
 //   Launch    all of it, in stream order                                any number of times
 //
-// A graph holds the addresses and numbers that it was captured with. What they point to is read
-// anew each time it runs.
+// A graph holds the addresses and numbers that it was captured with. Each run reads the memory at
+// those addresses anew.
 //
 // Move-only. May be destroyed while the device runs it: CUDA then frees it afterwards.
 #pragma once
@@ -23,10 +23,10 @@ namespace ebb {
 class CapturedGraph {
  public:
   // Calls `enqueue` on this thread, where it may enqueue kernels, copies and zeroing on `stream` of
-  // `device`; what it waits for, allocates or queries CUDA refuses. Other threads are not affected.
-  // Kernels that were never launched may have to be loaded, which cannot be captured: run the
-  // sequence once before. After an error, `enqueue`'s or CUDA's, nothing has run, and the stream is
-  // as before.
+  // `device`. CUDA refuses waits, allocations and queries in it. Other threads are not affected.
+  // Run the sequence once before, because kernels that were never launched may have to be loaded,
+  // which cannot be captured. After an error, from `enqueue` or CUDA, nothing has run, and the
+  // stream is as before.
   static absl::StatusOr<CapturedGraph> Capture(int device, cudaStream_t stream,
                                                absl::FunctionRef<absl::Status()> enqueue);
   CapturedGraph(CapturedGraph&& other) noexcept
@@ -38,7 +38,7 @@ class CapturedGraph {
   }
   ~CapturedGraph();
 
-  // Enqueues it on a stream of the device, which is current.
+  // Enqueues it on a stream of the device, which is the current one.
   cudaError_t Launch(cudaStream_t stream) const { return cudaGraphLaunch(native_, stream); }
 
  private:

@@ -20,7 +20,7 @@ bool HasCudaContext(int ordinal) {
 void FreeHostMemory(void* data, int64_t, int device) {
   const CudaCurrent current(device);
   if (cudaFreeHost(data) != cudaSuccess)
-    cudaGetLastError();  // an earlier one, of which status() tells
+    cudaGetLastError();  // an earlier error, which status() reports
 }
 
 absl::Status CudaContext::status() const {
@@ -29,7 +29,8 @@ absl::Status CudaContext::status() const {
 }
 
 void CudaContext::Fail(cudaError_t result, const char* call, std::string_view stream) {
-  // Otherwise the next one who asks CUDA for the last error, after a kernel's launch say, is blamed.
+  // Otherwise the next caller that asks CUDA for the last error, after a kernel's launch for
+  // example, gets this one.
   cudaGetLastError();
   const std::scoped_lock lock(mutex_);
   if (!status_.ok()) return;

@@ -1,7 +1,7 @@
-// One CUDA device as its streams, events and buffers share it: which one it is, and the first
-// failure. CUDA calls fail late and elsewhere (a kernel's fault shows in whatever is called next),
-// so one failure fails the whole device: nothing is enqueued any more, nobody waits any more, and
-// status() says what went wrong first.
+// What the streams, events and buffers of one CUDA device share: which device it is, and its first
+// failure. CUDA calls fail late and elsewhere (any later call may report a kernel's fault). So one
+// failure fails the whole device: nothing is enqueued any more, no wait blocks any more, and
+// status() says what failed first.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,7 +20,7 @@
 
 namespace ebb {
 
-// How often one who waits for the device looks whether it still works.
+// How often a thread that waits for the device checks that it still works.
 inline constexpr std::chrono::milliseconds kLookEvery{100};
 
 class CudaContext {
@@ -35,8 +35,8 @@ class CudaContext {
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   absl::Status status() const;
-  // True if `call` went well. Otherwise the device has failed: "`call` on `stream` of CUDA device
-  // 0 (...) failed: ...".
+  // True if `call` succeeded. Otherwise the device fails: "`call` on `stream` of CUDA device 0
+  // (...) failed: ...".
   bool Check(cudaError_t result, const char* call, std::string_view stream) {
     if (result == cudaSuccess) return true;
     Fail(result, call, stream);
@@ -52,7 +52,7 @@ class CudaContext {
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
   absl::Status status_;
-  FailureWatch failure_watch_{*this};  // ends before what it uses
+  FailureWatch failure_watch_{*this};  // destroyed before the members that it uses
 };
 
 // Whether this process has a context on a device. Makes none.

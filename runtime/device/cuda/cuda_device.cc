@@ -31,7 +31,7 @@ absl::StatusOr<int> CountDevices() {
       "; install a driver, look at CUDA_VISIBLE_DEVICES, or use --device cpu"));
 }
 
-// Of all 16 bytes, which differ wherever the devices do.
+// Uses all 16 bytes of the UUID, because devices may differ in any of them.
 uint64_t IdentityOf(const cudaDeviceProp& properties) {
   uint64_t halves[2];
   static_assert(sizeof(halves) == sizeof(properties.uuid.bytes));
@@ -39,8 +39,8 @@ uint64_t IdentityOf(const cudaDeviceProp& properties) {
   return halves[0] ^ std::rotl(halves[1], 1);
 }
 
-// An error of these is an earlier one, of which status() tells; left as CUDA's last error it would be
-// blamed on the next launch.
+// If freeing fails, the error is an earlier one, which status() reports. It is cleared because the
+// next launch would report it as its own.
 void Free(void* data, int64_t, int device) {
   const CudaCurrent current(device);
   if (cudaFree(data) != cudaSuccess) cudaGetLastError();
@@ -51,13 +51,14 @@ void Unlock(void* data, int64_t, int device) {
   if (cudaHostUnregister(data) != cudaSuccess) cudaGetLastError();
 }
 
-// What this process's contexts took of their devices, and others had of them. Ranks of one process that open a device at once make one
-// context, so each holds the lock from the look whether there is one until it is measured: the second finds what the first has measured.
+// The bytes that this process's contexts took of their devices, and that others took meanwhile.
+// Ranks of one process that open a device at once make one context. So each holds the lock from the
+// look for a context until the measurement: the second rank finds what the first has measured.
 class ContextBytes {
  public:
   explicit ContextBytes(int ordinal) : ordinal_(ordinal), was_there_(HasCudaContext(ordinal)) {}
 
-  // Of the context that is there now. 0: it was there before the first CudaDevice.
+  // The bytes of the context that exists now. 0: it existed before the first CudaDevice.
   int64_t Measure() {
     size_t free_bytes = 0, total_bytes = 0;
     if (!was_there_ && cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess)
@@ -75,7 +76,7 @@ class ContextBytes {
   const bool was_there_;
 };
 
-// Of an allocation that comes with nothing else to blame.
+// The error of an allocation that is wrong before CUDA is asked.
 absl::Status CheckRequest(const CudaContext& context, int64_t bytes, std::string_view what) {
   EBB_RETURN_IF_ERROR(context.status());
   if (bytes >= 0) return absl::OkStatus();
@@ -129,9 +130,9 @@ absl::StatusOr<std::shared_ptr<CudaDevice>> CudaDevice::Create(int ordinal, cuda
   return device;
 }
 
-// The team updates what is offloaded, while the trainer's thread is enqueuing or in a call of CUDA that
-// spins: that has a core of its own. A part that shares its core with something else is slow, so there
-// are several a thread, and the others take more of them.
+// The team updates offloaded parts while the trainer's thread enqueues, or spins in a call of CUDA,
+// for which one core is left free. A thread that shares its core is slow, so there are several
+// parts for each thread, and the other threads take more of them.
 CudaDevice::CudaDevice(std::shared_ptr<CudaContext> context, uint64_t identity)
     : context_(std::move(context)),
       identity_(identity),
@@ -146,7 +147,7 @@ absl::Status CudaDevice::MakeStreams(cudaStream_t compute) {
   }
   compute_ = SharedCudaStream(compute, [](cudaStream_t) {});
   const cudaError_t state = cudaStreamQuery(compute);
-  if (state == cudaErrorNotReady) cudaGetLastError();  // it is no error
+  if (state == cudaErrorNotReady) cudaGetLastError();  // no error
   return CudaStatus(state == cudaErrorNotReady ? cudaSuccess : state,
                     absl::StrCat("using the given stream on ", context_->name()));
 }
@@ -156,7 +157,7 @@ std::optional<int64_t> CudaDevice::free_bytes() const {
   size_t free_bytes = 0, total_bytes = 0;
   if (cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess)
     return static_cast<int64_t>(free_bytes);
-  cudaGetLastError();  // whoever uses the device next hears of it
+  cudaGetLastError();  // the next user of the device gets the error
   return std::nullopt;
 }
 
@@ -202,7 +203,7 @@ absl::StatusOr<Buffer> CudaDevice::Allocate(int64_t bytes, std::string_view what
   void* data = nullptr;
   if (const cudaError_t result = cudaMalloc(&data, static_cast<size_t>(bytes));
       result != cudaSuccess) {
-    cudaGetLastError();  // it is dealt with here
+    cudaGetLastError();  // handled here
     if (result == cudaErrorMemoryAllocation) return OutOfMemory(*context_, bytes, what);
     return CudaStatus(result, absl::StrCat("allocating memory of ", context_->name()));
   }
@@ -221,7 +222,7 @@ absl::StatusOr<Buffer> CudaDevice::AllocateShared(int64_t bytes, std::string_vie
   const cudaError_t result =
       cudaHostAlloc(&data, static_cast<size_t>(bytes), cudaHostAllocPortable | cudaHostAllocMapped);
   if (result != cudaSuccess) {
-    cudaGetLastError();  // it is dealt with here
+    cudaGetLastError();  // handled here
     return CudaStatus(
         result,
         absl::StrCat("locking ", bytes, " bytes of host memory that ", context_->name(),
@@ -241,7 +242,7 @@ absl::StatusOr<LockedRange> CudaDevice::LockHostMemory(std::span<std::byte> memo
   const cudaError_t result = cudaHostRegister(memory.data(), memory.size(),
                                               cudaHostRegisterPortable | cudaHostRegisterMapped);
   if (result != cudaSuccess) {
-    cudaGetLastError();  // it is dealt with here
+    cudaGetLastError();  // handled here
     return CudaStatus(
         result,
         absl::StrCat("locking ", memory.size(), " bytes of host memory for ", context_->name(),

@@ -1,5 +1,5 @@
 // A CUDA device behind the Device interface: memory from cudaMalloc, streams and events of CUDA,
-// the host's threads for what the host computes.
+// and host threads for work on the host.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,7 +20,7 @@ namespace ebb {
 
 class CudaDevice : public DeviceBackend {
  public:
-  // `compute`: the stream that CallerStream() is, borrowed; null: one of our own.
+  // `compute`: the stream that CallerStream() returns, borrowed; null: a stream of our own.
   static absl::StatusOr<std::shared_ptr<CudaDevice>> Create(int ordinal, cudaStream_t compute);
 
   DeviceKind kind() const override { return DeviceKind::kCuda; }
@@ -46,7 +46,7 @@ class CudaDevice : public DeviceBackend {
   absl::StatusOr<LockedRange> LockHostMemory(std::span<std::byte> memory,
                                              std::string_view what) override;
 
-  // For what launches kernels of our own on its streams: to note a launch that failed.
+  // For code that launches our own kernels on its streams: it notes a launch that failed here.
   const std::shared_ptr<CudaContext>& context() const { return context_; }
 
  private:

@@ -11,8 +11,8 @@ absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::Create(std::shared_ptr<Cud
                                                              bool awaited) {
   EBB_RETURN_IF_ERROR(context->status());
   const CudaCurrent current(context->ordinal());
-  // Only where threads wait: an event without blocking synchronisation is the fastest to wait for on
-  // streams and to query (cudaEventCreateWithFlags).
+  // Blocking synchronisation is only for events that threads wait for: streams and queries are
+  // fastest without it (cudaEventCreateWithFlags).
   const unsigned flags = cudaEventDisableTiming | (awaited ? cudaEventBlockingSync : 0u);
   cudaEvent_t event = nullptr;
   EBB_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&event, flags),
@@ -56,7 +56,7 @@ bool CudaEvent::Passed() const {
   const CudaCurrent current(context_->ordinal());
   const cudaError_t result = cudaEventQuery(event_);
   if (result == cudaErrorNotReady) {
-    cudaGetLastError();  // a trainer that asks for CUDA's last error has made none
+    cudaGetLastError();  // so that a trainer does not find it as CUDA's last error
     return false;
   }
   context_->Check(result, "cudaEventQuery", "an event");

@@ -1,7 +1,7 @@
-// An event of a CUDA device: its last record is on a stream of CUDA, in an event of CUDA's without
-// timing, or on a host stream, as a place in that. It holds the device's shared state, and so may
-// outlive streams and the last handle of the device; CUDA lets its event be destroyed while waits
-// for it are enqueued, and waits for a place name the place alone.
+// An event of a CUDA device. Its last record is on a CUDA stream, in a CUDA event without timing,
+// or on a host stream, as a place in that stream. It owns the device's shared state, so it may
+// outlive streams and the device's last handle. CUDA allows its event to be destroyed while waits
+// for it are enqueued, and a wait for a place refers to the place alone.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,7 +20,7 @@ class CudaEvent : public EventBackend {
  public:
   struct Place {
     bool recorded = false;
-    CpuEvent::Place host;  // on no host stream: on one of the device
+    CpuEvent::Place host;  // empty: the last record is on a stream of the device
     bool on_host() const { return host.progress != nullptr; }
   };
 
@@ -30,7 +30,7 @@ class CudaEvent : public EventBackend {
   ~CudaEvent() override;
 
   void HostWait() const override;
-  // Of a record on the device true also once that has failed: nobody waits for what will not come.
+  // A record on a device that has failed counts as passed, so that no thread waits for it.
   bool Passed() const override;
 
   cudaEvent_t native() const { return event_; }

@@ -34,11 +34,11 @@ CudaHostStream::~CudaHostStream() {
   thread_.reset();
   context_->failure_watch().Remove(crossing_.get());
   const CudaCurrent current(context_->ordinal());
-  // What had to cross has, but the last host function may not have returned yet.
+  // All waits have crossed, but the last host function may not have returned yet.
   Check(cudaStreamSynchronize(crossing_.get()), "cudaStreamSynchronize");
   crossing_.reset();
-  // A failed device forgets what had to cross, which would miss in the next stream's count. There
-  // is no next stream then.
+  // A failed device loses its crossings, so the next stream's count would be too low. But there is
+  // no next stream then.
   context_->host_order().crossings().GiveBack(crossed_);
 }
 
@@ -67,7 +67,7 @@ void CudaHostStream::Wait(const EventBackend& event) {
 }
 
 void CudaHostStream::WaitForDevice(cudaEvent_t event) {
-  // CUDA's wait is for the record as of now, whatever is recorded before the thread gets there.
+  // CUDA waits for the record as of now, also if another is recorded before the thread gets there.
   const CudaCurrent current(context_->ordinal());
   if (!Check(cudaStreamWaitEvent(crossing_.get(), event, 0), "cudaStreamWaitEvent")) return;
   const auto cross = [](void* crossed) { static_cast<Progress*>(crossed)->PassNext(); };

@@ -35,7 +35,7 @@ class CudaHostStream : public StreamBackend {
   StreamView view() const override { return {}; }
   absl::Status status() const override { return context_->status(); }
 
-  // What stands for this stream where order is noted (order_observer.h).
+  // Represents this stream where order is checked (order_observer.h).
   cudaStream_t crossing() const { return crossing_.get(); }
 
  private:
@@ -43,8 +43,8 @@ class CudaHostStream : public StreamBackend {
                  std::unique_ptr<CpuStream> thread, std::string_view name);
   bool Check(cudaError_t result, const char* call) { return context_->Check(result, call, name_); }
   void WaitForDevice(cudaEvent_t event);
-  // By the thread, which asks nothing of CUDA (failure_watch.h): until `ticket` has crossed, or the
-  // device has failed.
+  // Called by the thread; makes no call of CUDA (failure_watch.h). Waits until `ticket` has
+  // crossed, or the device has failed.
   void AwaitCrossing(int64_t ticket);
 
   const std::shared_ptr<CudaContext> context_;

@@ -49,8 +49,8 @@ absl::Status CudaSpanClock::MakeEvent(cudaEvent_t& event) const {
                     absl::StrCat("creating an event with a time of ", context_->name()));
 }
 
-// On a stream of its own, where nothing else is waited for; the one that was waited for the shortest
-// time is the nearest. What the device does is thus never shown before the host enqueued it.
+// Measured on an idle stream of its own. The shortest of several waits gives the best tie. A time
+// is never shown earlier than the host enqueued the work.
 absl::Status CudaSpanClock::TieToHost() {
   EBB_ASSIGN_OR_RETURN(const SharedCudaStream stream, NewCudaStream(*context_, "tie of clocks"));
   const CudaCurrent current(context_->ordinal());
@@ -123,7 +123,7 @@ SpanClock::State CudaSpanClock::Take(int number, Span& span) {
   if (!context_->failed()) {
     cudaError_t result = cudaEventQuery(pair.end);
     if (result == cudaErrorNotReady) {
-      cudaGetLastError();  // a trainer that asks for CUDA's last error has made none
+      cudaGetLastError();  // so that a trainer does not find it as CUDA's last error
       return State::kUnderWay;
     }
     if (result == cudaSuccess) result = at(pair.begin, span.begin_ns);

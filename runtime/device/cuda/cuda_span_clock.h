@@ -1,4 +1,4 @@
-// The times of CUDA's events.
+// A SpanClock of CUDA events.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -36,7 +36,7 @@ class CudaSpanClock : public SpanClock {
   };
   struct Pair {
     cudaEvent_t begin = nullptr, end = nullptr;
-    std::shared_ptr<const Tie> tie = nullptr;  // what its times are counted from
+    std::shared_ptr<const Tie> tie = nullptr;  // its times count from here
   };
 
   explicit CudaSpanClock(std::shared_ptr<CudaContext> context) : context_(std::move(context)) {}
@@ -46,7 +46,7 @@ class CudaSpanClock : public SpanClock {
 
   const std::shared_ptr<CudaContext> context_;
   std::vector<Pair> pairs_;
-  std::vector<int> unused_;  // of pairs_
+  std::vector<int> unused_;  // indices into pairs_
   std::shared_ptr<const Tie> tie_;
 };
 

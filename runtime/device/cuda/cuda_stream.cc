@@ -59,13 +59,13 @@ void CudaStream::Enqueue(const Task& task) {
     if (state != cudaErrorNotReady) {
       Check(state, "cudaStreamQuery");
     } else {
-      cudaGetLastError();  // a trainer that asks for CUDA's last error has made none
+      cudaGetLastError();  // so that a trainer does not find it as CUDA's last error
     }
   }
   if (place != nullptr &&
       Check(cudaLaunchHostFunc(stream_.get(), &HostTasks::Run, place), "cudaLaunchHostFunc"))
     return;
-  // The device has failed. Its tasks still run, each after those before it.
+  // The device has failed. The stream's tasks still run, in order.
   WaitIdle();
   if (place == nullptr) task();
 }

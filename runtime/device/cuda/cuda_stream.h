@@ -1,9 +1,9 @@
 // A stream of CUDA behind the Stream interface.
 //
-// Copies, zeroing, waits and records are enqueued on it; kernels and libraries enqueue on view().
-// A host task is a host function in stream order (cudaLaunchHostFunc): for bookkeeping. CUDA may
-// run those of all streams on one thread, so a task calls no CUDA (failure_watch.h says why) and
-// waits for no other stream.
+// Copies, zeroing, waits and records are enqueued on it; kernels and libraries enqueue on view(). A
+// host task is a host function in stream order (cudaLaunchHostFunc), for bookkeeping. CUDA may run
+// the host functions of all streams on one thread. So a task makes no call of CUDA (failure_watch.h
+// says why) and waits for no other stream.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,10 +20,10 @@
 
 namespace ebb {
 
-// Destroyed with the last that holds it, or borrowed.
+// Destroyed with its last owner, or borrowed.
 using SharedCudaStream = std::shared_ptr<CUstream_st>;
 
-// A stream of our own that never waits for the default stream nor is waited for by it.
+// A stream of our own. It and the default stream never wait for each other.
 absl::StatusOr<SharedCudaStream> NewCudaStream(const CudaContext& context, std::string_view name,
                                                StreamPriority priority = StreamPriority::kUsual);
 

@@ -1,21 +1,22 @@
-// Calls of CUDA's runtime are about the thread's current device.
+// Calls of CUDA's runtime use the thread's current device.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 namespace ebb {
 
-// Makes a device the calling thread's current one for as long as it exists.
+// Makes a device the calling thread's current one as long as this object exists.
 //
-// Not only the calls that mean the current device need it (allocations, launches, new streams and
-// events). Every call that needs a context, also one that names a stream, an event or memory (query,
-// synchronize, wait, record, copy, host function, destroy, free), makes one for the current device of
-// a thread that has none yet; for a thread that never chose a device that is GPU 0, where then every
-// rank of a host would hold some hundred MB. So all of those are made inside one of these. Without a
-// context work: counting devices, their properties and attributes, cudaGetDevice, cudaGetLastError.
+// Many calls use the current device: allocations, launches, new streams and events. Every call that
+// needs a context (query, synchronize, wait, record, copy, host function, destroy, free) also makes
+// one for the current device of a thread that has none, even if the call names a stream, an event
+// or memory. A thread that never chose a device has GPU 0, and then every rank of a host would hold
+// some hundred MB there. So all of these calls are made inside a CudaCurrent. No context is needed
+// to count devices, read their properties and attributes, or call cudaGetDevice and
+// cudaGetLastError.
 //
-// cudaSetDevice makes a context, too. So the thread gets its own device back only where that has a
-// context already, and keeps this one otherwise.
+// cudaSetDevice makes a context, too. So the destructor restores the thread's own device only if
+// that has a context already. Otherwise the thread keeps this device.
 class CudaCurrent {
  public:
   explicit CudaCurrent(int ordinal);

@@ -14,7 +14,7 @@ void* DriverFunction(const char* name) {
 #else
   const cudaError_t result = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &found);
 #endif
-  if (result != cudaSuccess) cudaGetLastError();  // it is dealt with here
+  if (result != cudaSuccess) cudaGetLastError();  // handled here
   return result == cudaSuccess && found == cudaDriverEntryPointSuccess ? function : nullptr;
 }
 

@@ -1,9 +1,10 @@
-// Functions of the CUDA driver, which is not linked, as programs have to start where there is none.
+// Functions of the CUDA driver. It is not linked, because programs must start on machines without
+// it.
 #pragma once
 
 namespace ebb {
 
-// Null: there is no driver, or it has no such function of CUDA 12.0.
+// Null: there is no driver, or it lacks this function of CUDA 12.0.
 void* DriverFunction(const char* name);
 
 }  // namespace ebb

@@ -10,11 +10,11 @@
 
 namespace ebb {
 
-// Of whose memory an error says that there is too little.
+// Which memory an error says is short.
 enum class CudaMemory : uint8_t { kOfDevice, kLockedOfHost };
 
 // OK for cudaSuccess. `what` begins the message: "cudaMemcpyAsync on stream 'gather' of CUDA device
-// 0"; after it come CUDA's words, the name of the error and, where there is something, what to do.
+// 0". After it come CUDA's text, the name of the error, and a remedy if there is one.
 absl::Status CudaStatus(cudaError_t error, std::string_view what,
                         CudaMemory memory = CudaMemory::kOfDevice);
 

@@ -1,15 +1,16 @@
-// Notices that a device has failed while threads of host streams wait for it, on a thread of its own.
+// Notices, on a thread of its own, that a device has failed while threads of host streams wait for
+// it.
 //
 //   host stream's thread   waits for what crosses ... still waits: Look() -> waits
 //   the watch              asks CUDA how the crossings are: an error fails the device, and so
 //                          wakes all
 //
-// A host stream's thread itself asks nothing of CUDA, here or in a task. A call of CUDA may wait for
-// a lock of the driver's; another thread may hold that in a call that waits for the device, as
-// cudaFree does; and the device may be waiting for what this host stream has to do next. The same
-// holds for CUDA's own thread that runs host functions (host_tasks.h). What these threads may do:
-// compute, read and write memory of the host, wait for files and for other host streams, count what
-// the device waits for in locked memory, and note and read the device's status.
+// A host stream's thread makes no call of CUDA, here or in a task. A call of CUDA may wait for a
+// lock of the driver, which another thread may hold in a call that waits for the device, as
+// cudaFree does. The device may be waiting for the host stream's next task. The same holds for
+// CUDA's own thread that runs host functions (host_tasks.h). These threads may compute, read and
+// write memory of the host, wait for files and for other host streams, count in locked memory what
+// the device waits for, and note and read the device's status.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -33,11 +34,11 @@ class FailureWatch {
   explicit FailureWatch(CudaContext& context) : context_(context) {}
   ~FailureWatch();
 
-  // `name`: as errors say it.
+  // `name`: the stream's name in errors.
   absl::Status Add(cudaStream_t crossing, const std::string& name);
-  // Once it returns nothing is asked of the stream any more.
+  // Once it returns no call uses the stream any more.
   void Remove(cudaStream_t crossing);
-  // Soon. Calls nothing of CUDA.
+  // Makes the watch look soon. Makes no call of CUDA.
   void Look();
 
  private:
@@ -45,12 +46,12 @@ class FailureWatch {
   void AskAll();
 
   CudaContext& context_;
-  std::mutex mutex_;  // held while CUDA is asked, so never taken by the threads that wait
+  std::mutex mutex_;  // held during calls of CUDA, so threads that wait never take it
   std::map<cudaStream_t, std::string> crossings_;
   std::atomic<bool> stop_{false};
   std::atomic<int64_t> looks_{0};
   WaitPoint changed_;
-  std::thread thread_;  // from the first crossing on
+  std::thread thread_;  // started by the first crossing
 };
 
 }  // namespace ebb

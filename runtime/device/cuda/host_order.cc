@@ -14,7 +14,7 @@
 namespace ebb {
 namespace {
 
-// One on each line of the caches: the device reads it while the host writes its neighbours.
+// Each count is on its own cache line: the device reads it while the host writes its neighbours.
 struct alignas(64) Count {
   std::atomic<int64_t> passed{0};
 };
@@ -73,7 +73,7 @@ cudaError_t HostOrder::EnqueueWait(cudaStream_t stream, const CpuEvent::Place& p
   const CUresult result =
       stream_wait_value_(stream, reinterpret_cast<CUdeviceptr>(&place.progress->passed()),
                          static_cast<cuuint64_t>(place.ticket), CU_STREAM_WAIT_VALUE_GEQ);
-  return static_cast<cudaError_t>(result);  // the same numbers mean the same
+  return static_cast<cudaError_t>(result);  // both enums have the same numbers
 }
 
 }  // namespace ebb

@@ -6,15 +6,15 @@
 //                           event; a host function behind that counts, and the host's thread waits
 //                           for the count
 //
-// All counts only grow and belong to the device's shared state: one that a stream has left behind
-// goes on under the next, so nothing that is enqueued refers to an event or to memory that is gone.
+// All counts only grow and belong to the device's shared state. A new stream reuses the count of a
+// destroyed one, so nothing that is enqueued refers to a destroyed event or to freed memory.
 //
-// A wait that blocks a queue of the hardware, which several streams may share, blocks for good only
-// if what it waits for is behind it there. It is not: a record is enqueued, with all that it
-// depends on in this process, before a wait for it is. What shares the queue is late, though:
-// docs/ranks.md says how there are more. And an operation of NCCL's depends on those of other ranks,
-// which may come later; ranks that are threads on one device and that NCCL connects need a queue for
-// every stream (docs/ranks.md).
+// Several streams may share a queue of the hardware, which a wait blocks. The wait would block for
+// good if its record came later in the same queue. It does not: a record, with all that it depends
+// on in this process, is enqueued before any wait for it. The other streams of the queue are
+// delayed, though; docs/ranks.md says how to get more queues. An operation of NCCL depends on
+// operations of other ranks, which may come later. So ranks that are threads on one device and use
+// NCCL need a queue for every stream (docs/ranks.md).
 #pragma once
 
 #include <cuda.h>
@@ -38,13 +38,13 @@ class CudaContext;
 
 class HostOrder {
  public:
-  // A thread with a queue whose records streams of the device can wait for.
+  // A thread with a queue. Streams of the device can wait for its records.
   absl::StatusOr<std::unique_ptr<CpuStream>> NewThread(const CudaContext& context,
                                                        std::string_view name, int tasks_max,
                                                        std::shared_ptr<ThreadTeam> team);
-  // `place` is in such a thread.
+  // `place`: in such a thread's queue.
   cudaError_t EnqueueWait(cudaStream_t stream, const CpuEvent::Place& place) const;
-  // Counts of what has crossed from the device to the host.
+  // Counts of the records that have crossed from the device to the host.
   ProgressPool& crossings() { return crossings_; }
 
  private:
@@ -53,7 +53,7 @@ class HostOrder {
   absl::Status FindStreamWaitValue(const CudaContext& context);
   absl::Status AddCounts(const CudaContext& context);
 
-  std::mutex mutex_;  // one thread at a time makes a stream
+  std::mutex mutex_;  // only one thread at a time makes a stream
   StreamWaitValue stream_wait_value_ = nullptr;
   std::vector<Buffer> locked_;
   const std::shared_ptr<ProgressPool> records_ = std::make_shared<ProgressPool>();

@@ -2,8 +2,8 @@
 //
 //   enqueuer --> [ task | task | ... ] --> CUDA's callback thread    at most tasks_max wait
 //
-// CUDA forgets the host functions of a device that has failed. Each task runs exactly once all the
-// same: RunAbandoned runs on the calling thread what CUDA will not.
+// CUDA drops the host functions of a device that has failed. Each task still runs exactly once,
+// because RunAbandoned runs the dropped ones on the calling thread.
 #pragma once
 
 #include <atomic>
@@ -20,18 +20,18 @@ class HostTasks {
   struct Place {
     Task task;
     HostTasks* owner = nullptr;
-    std::atomic<bool> claimed{false};  // somebody runs it, or has
+    std::atomic<bool> claimed{false};  // a thread runs it, or has run it
   };
 
   explicit HostTasks(int tasks_max);
-  // Only once all have ended.
+  // Called only once all tasks have ended.
   ~HostTasks() = default;
 
-  // By the enqueuing thread. Null: full until the deadline.
+  // Called by the enqueuing thread. Null: the queue was full until the deadline.
   Place* TryPut(const Task& task, WaitPoint::Deadline deadline);
-  // What CUDA calls; `place` as returned by TryPut.
+  // CUDA calls it; `place` as returned by TryPut.
   static void Run(void* place);
-  // By the enqueuing thread, once CUDA runs none of them any more, or the device has failed.
+  // Called by the enqueuing thread, once CUDA runs no task any more, or the device has failed.
   void RunAbandoned();
 
  private:
@@ -41,7 +41,7 @@ class HostTasks {
   std::unique_ptr<Place[]> ring_;
   uint64_t put_ = 0;
   std::atomic<uint64_t> ended_{0};
-  // Counted last of all: when it has caught up, no thread is inside this object any more.
+  // Counted last: when it has caught up, no thread is inside this object any more.
   std::atomic<uint64_t> left_{0};
   WaitPoint not_full_;
 };

@@ -18,14 +18,14 @@ struct Grid {
   size_t shared_bytes = 0;
 };
 
-// Enqueues it on a stream of the current device. Says what CUDA says of the launch, and nothing of
-// what was enqueued before.
+// Enqueues it on a stream of the current device. Returns CUDA's error for this launch, not for
+// earlier work.
 template <class Kernel>
 cudaError_t LaunchKernel(cudaStream_t stream, const Grid& grid,
                          const typename Kernel::Arrays& arrays);
 
-// Loads kernels onto the current device, which their first launch would do otherwise, and wait for
-// the device meanwhile. An error where it is older than what the build has code for.
+// Loads kernels onto the current device. Otherwise their first launch loads them, and may wait for
+// the device. An error if the device is older than the build's code.
 template <class... Kernels>
 cudaError_t LoadKernels();
 
@@ -56,7 +56,7 @@ cudaError_t LaunchKernel(cudaStream_t stream, const Grid& grid,
     config.stream = stream;
     result = cudaLaunchKernelEx(&config, &RunKernel<Kernel>, typename Kernel::Arrays(arrays));
   }
-  if (result != cudaSuccess) cudaGetLastError();  // it is dealt with by the caller
+  if (result != cudaSuccess) cudaGetLastError();  // handled by the caller
   return result;
 }
 

@@ -1,4 +1,4 @@
-// One thread of a kernel's block, as kernels whose threads work together see it: who it is, the
+// One thread of a kernel's block, for kernels with threads that work together: its index, the
 // block's shared memory, and what threads do together. A kernel is a struct
 //
 //   struct Kernel {
@@ -30,15 +30,15 @@ class DeviceThread {
   __device__ int64_t block() const { return blockIdx.x; }
   __device__ int64_t blocks() const { return gridDim.x; }
 
-  // The block's, of as many bytes as the launch gave it; aligned to 128 bytes.
+  // The block's shared memory, of the launch's size; aligned to 128 bytes.
   __device__ char* shared() const {
     extern __shared__ __align__(128) char memory[];
     return memory;
   }
 
-  // Of all threads of the block, none of which may be left out.
+  // All threads of the block call it.
   __device__ void Sync() const { __syncthreads(); }
-  // Of all threads of the warp, none of which may be left out: the same order of memory as Sync.
+  // All threads of the warp call it: the same order of memory as Sync.
   __device__ void SyncWarp() const { __syncwarp(); }
   // The value of another lane; T of 4 or 8 bytes.
   template <class T>

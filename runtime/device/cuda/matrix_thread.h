@@ -1,10 +1,10 @@
 // A thread of kernel_thread.h that also multiplies matrices with its warp: MatrixThread<Thread>,
-// which a kernel makes of the Thread it runs with. Here is the device's, for sm_80 and later; that of
-// tests is in tests/cuda/stand_in/host_matrix_thread.h.
+// which a kernel makes from the Thread it runs with. This one is the device's, for sm_80 and later;
+// tests have theirs in tests/cuda/stand_in/host_matrix_thread.h.
 //
-// A product is c[16, 8] += a[16, 16] b[16, 8], with a and b of 16-bit numbers, two a word, and c of
-// fp32. Its parts are spread over the warp's lanes as PTX lays mma.m16n8k16 out: with
-// group = lane / 4 and pair = lane % 4,
+// A product is c[16, 8] += a[16, 16] b[16, 8], with a and b of 16-bit numbers, two in each word,
+// and c of fp32. Its parts are spread over the warp's lanes as in PTX's mma.m16n8k16: with group =
+// lane / 4 and pair = lane % 4,
 //
 //   a[0]  a(group,     2 pair), a(group,     2 pair + 1)    c[0]  c(group,     2 pair)
 //   a[1]  a(group + 8, 2 pair), a(group + 8, 2 pair + 1)    c[1]  c(group,     2 pair + 1)
@@ -13,10 +13,11 @@
 //   b0    b(2 pair, group), b(2 pair + 1, group)
 //   b1    b(2 pair + 8, group), b(2 pair + 9, group)
 //
-// the first of two numbers in the lower half of its word. So two neighbouring c, rounded, are a word
-// of an a: what a product gave goes into the next without a move between lanes.
+// the first of two numbers in the lower half of its word. So two neighbouring numbers of c,
+// rounded, are one word of an a: the result of a product goes into the next product without a move
+// between lanes.
 //
-// Places in shared memory are said as bytes from shared().
+// Places in shared memory are byte offsets from shared().
 #pragma once
 
 #include <cstdint>
@@ -38,8 +39,8 @@ class MatrixThread<DeviceThread> : public DeviceThread {
   __device__ __forceinline__ explicit MatrixThread(const DeviceThread& thread)
       : DeviceThread(thread), base_(static_cast<int>(__cvta_generic_to_shared(thread.shared()))) {}
 
-  // The same value, of which the compiler does not know what it is made. For addresses inside loops:
-  // all their sums with constants would else be kept in registers from before the loop.
+  // The same value, but the compiler does not know how it was computed. For addresses inside loops:
+  // otherwise their sums with constants would be kept in registers from before the loop.
   __device__ __forceinline__ int Opaque(int place) const {
     asm volatile("" : "+r"(place));
     return place;
@@ -50,8 +51,8 @@ class MatrixThread<DeviceThread> : public DeviceThread {
   }
 
   // Four matrices of 8 rows of 8 numbers; lane i has the place of row i % 8 of matrix i / 8, a
-  // multiple of 16 bytes. words[m] becomes numbers (group, 2 pair) and (group, 2 pair + 1) of matrix
-  // m. Of all lanes.
+  // multiple of 16 bytes. words[m] becomes numbers (group, 2 pair) and (group, 2 pair + 1) of
+  // matrix m. All lanes call it.
   __device__ __forceinline__ void LoadMatrices(int row, uint32_t (&words)[4]) const {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
@@ -66,7 +67,7 @@ class MatrixThread<DeviceThread> : public DeviceThread {
                  : "memory");
   }
 
-  // T is BFloat16 or Float16. Of all lanes.
+  // T is BFloat16 or Float16. All lanes call it.
   template <class T>
   __device__ __forceinline__ void MultiplyAdd(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                               uint32_t b1) const {
@@ -84,8 +85,9 @@ class MatrixThread<DeviceThread> : public DeviceThread {
     }
   }
 
-  // Begins to copy 16 bytes to shared memory, both ends at multiples of 16; without `inside` zeros,
-  // and `from` is not read. They are there after WaitForCopies, for others after a Sync, too.
+  // Begins to copy 16 bytes to shared memory, both ends at multiples of 16. Without `inside` it
+  // writes zeros and does not read `from`. This thread sees them after WaitForCopies, other threads
+  // after a Sync.
   __device__ __forceinline__ void CopyAsync(int to, const void* from, bool inside) const {
     const uint32_t bytes = inside ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
@@ -97,7 +99,7 @@ class MatrixThread<DeviceThread> : public DeviceThread {
   __device__ __forceinline__ void CommitCopies() const {
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
-  // For all groups of this thread but the last kPending.
+  // Waits for all groups of this thread but the last kPending.
   template <int kPending>
   __device__ __forceinline__ void WaitForCopies() const {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

@@ -1,5 +1,5 @@
-// The bits of numbers in functions of kernels. Functions marked EBB_HOST_DEVICE are compiled for the
-// host too, where tests run them; what differs there is the instruction, not the result. Names no
+// The bits of numbers in functions of kernels. Functions marked EBB_HOST_DEVICE are also compiled
+// for the host, where tests run them: with other instructions, and the same results. It includes no
 // header of CUDA, so that those tests need none.
 #pragma once
 
@@ -15,7 +15,8 @@
 #define EBB_HOST_DEVICE inline
 #endif
 
-// Of the loop that follows: arrays stay in registers only where their indices are constant.
+// Unrolls the loop that follows, because arrays stay in registers only if their indices are
+// constant.
 #if defined(__CUDA_ARCH__)
 #define EBB_UNROLL _Pragma("unroll")
 #else
@@ -61,8 +62,8 @@ EBB_HOST_DEVICE uint16_t ToFloat16(float value) {
 #endif
 }
 
-// Two numbers of T, BFloat16 or Float16, as one word, the first in its lower half, each rounded to
-// nearest, ties to even; and back.
+// Two numbers of T, BFloat16 or Float16, as one word and back: the first in the lower half, each
+// rounded to nearest, ties to even.
 template <class T>
 EBB_HOST_DEVICE uint32_t PackPair(float low, float high) {
 #if defined(__CUDA_ARCH__)

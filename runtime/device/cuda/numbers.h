@@ -4,8 +4,8 @@
 //   Packed<kWidth>     of one that is known when it runs: the branches on it are the same for all
 //                      threads and cost nothing beside the memory
 //
-// As number_bits.h has it, all of it is compiled for the host too; what differs there is the
-// instruction, not the result, but for the payload of a NaN that Group's Pack rounds.
+// As in number_bits.h, all of it is also compiled for the host: with other instructions, and the
+// same results but for the payload of a NaN that Group's Pack rounds.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace ebb::kernel {
 
-// In one access, to which the address is aligned.
+// In one access. The address must be aligned to it.
 template <int kBytes>
 EBB_HOST_DEVICE void Read(const void* from, uint32_t* words) {
 #if defined(__CUDA_ARCH__)
@@ -71,7 +71,7 @@ struct Group {
   uint32_t words[(kBytes + 3) / 4];
 };
 
-// The address is a multiple of the group's bytes, or of 16 if they are more.
+// The address is a multiple of the group's bytes, or of 16 if the group is larger.
 template <class T, int kWidth>
 EBB_HOST_DEVICE Group<T, kWidth> Load(const void* array, int64_t at) {
   constexpr int kBytes = Group<T, kWidth>::kBytes;
@@ -130,7 +130,7 @@ EBB_HOST_DEVICE Group<T, kWidth> Pack(const float (&numbers)[kWidth]) {
   return group;
 }
 
-// Where nothing is known of the address: in one access if it happens to be aligned.
+// For any address: in one access if it happens to be aligned.
 template <class T, int kWidth>
 EBB_HOST_DEVICE bool Aligned(const void* array, int64_t at) {
   constexpr int kBytes = Group<T, kWidth>::kBytes < 16 ? Group<T, kWidth>::kBytes : 16;
@@ -150,7 +150,7 @@ struct Packed {
   }
 };
 
-// Numbers [at, at + kWidth) of an array; `size`: of one, 2 or 4 bytes.
+// Numbers [at, at + kWidth) of an array. `size`: bytes of one number, 2 or 4.
 template <int kWidth>
 EBB_HOST_DEVICE Packed<kWidth> Load(const void* array, int64_t size, int64_t at) {
   Packed<kWidth> packed = {};
@@ -183,7 +183,7 @@ EBB_HOST_DEVICE void Unpack(const Packed<kWidth>& packed, DType dtype, float (&n
   }
 }
 
-// Rounded to nearest, ties to even; a NaN stays one.
+// Rounded to nearest, ties to even; a NaN stays a NaN.
 template <int kWidth>
 EBB_HOST_DEVICE Packed<kWidth> Pack(const float (&numbers)[kWidth], DType dtype) {
   Packed<kWidth> packed = {};

@@ -1,8 +1,9 @@
-// Order that no call of CUDA shows: what host streams record and copy, and who waits for it. A program that checks the
-// order of what is enqueued (tests/cuda/stand_in/order.h) sets an observer; elsewhere there is none.
+// Order that no call of CUDA shows: what host streams record and copy, and which streams wait for
+// it. A program that checks the order of what is enqueued (tests/cuda/stand_in/order.h) sets an
+// observer; other programs have none.
 //
-// `crossing` is the CUDA stream over which a host stream waits for the device, and so stands for what
-// the host stream has waited for, and for the host stream itself.
+// `crossing` is the CUDA stream over which a host stream waits for the device. It represents the
+// host stream, and what that has waited for.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,11 +23,11 @@ class OrderObserver {
   virtual void WaitForHost(cudaStream_t waiter, const CpuEvent::Place& place) = 0;
   // The calling thread knows that this record has passed.
   virtual void HostPassed(const CpuEvent::Place& place) = 0;
-  // Before it is enqueued. `source`: null where the destination is zeroed.
+  // Called before the copy is enqueued. `source`: null if the destination is zeroed.
   virtual void HostCopy(cudaStream_t crossing, const void* destination, const void* source,
                         int64_t bytes) = 0;
 
-  // Of the process; null: none. Set before the first device is opened.
+  // The process's observer; null: none. Set it before the first device is opened.
   static OrderObserver*& Current() {
     static OrderObserver* current = nullptr;
     return current;

@@ -1,14 +1,14 @@
-// How large a grid is worth making: a kernel's blocks of threads beyond those that a device keeps
-// running at once only wait for others to end, so there are no more and their threads walk on.
+// How large a grid is worth making: a device runs a limited number of a kernel's blocks at once,
+// and further blocks only wait. So a grid has no more blocks than that, and their threads loop.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 namespace ebb {
 
-// Asks the current device, and loads the kernel onto it, which a first launch in the middle of a
-// step might wait for the device to do. An error where the device is older than what this build has
-// code for. `threads`: of a block.
+// Asks the current device, and loads the kernel onto it, because a first launch in the middle of a
+// step might wait for the device to load it. An error if the device is older than this build's
+// code. `threads`: of a block.
 inline cudaError_t LoadAndCountResident(const void* kernel, int threads, int* blocks) {
   cudaFuncAttributes attributes;
   cudaError_t result = cudaFuncGetAttributes(&attributes, kernel);
@@ -19,7 +19,7 @@ inline cudaError_t LoadAndCountResident(const void* kernel, int threads, int* bl
   if (result == cudaSuccess)
     result = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_processor, kernel, threads, 0);
   *blocks = processors * of_processor;
-  if (result != cudaSuccess) cudaGetLastError();  // it is dealt with by the caller
+  if (result != cudaSuccess) cudaGetLastError();  // handled by the caller
   return result;
 }
 
