@@ -1,5 +1,5 @@
 // Config::ForWorld: train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps
-// * world, completed and checked as DeepSpeed does, except that nothing is ever rounded away.
+// * world, completed and checked as in DeepSpeed, but nothing is ever rounded.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -21,7 +21,7 @@ using config::Join;
 using config::Quoted;
 using config::Remark;
 
-// How far the search for a divisor goes; no message is worth more.
+// How far the search for a divisor goes.
 constexpr int64_t kSearch = 100'000;
 
 // The divisors of `whole` next to `near`, below and above: "4 or 8". "" if none is close.
@@ -38,7 +38,7 @@ std::string DivisorsNear(int64_t whole, int64_t near) {
   return text;
 }
 
-// The positive multiples of `unit` next to `near`, which is none.
+// The positive multiples of `unit` next to `near`, which is not one itself.
 std::string MultiplesNear(int64_t unit, int64_t near) {
   const int64_t below = near / unit * unit;
   std::string text = below > 0 ? std::to_string(below) : "";
@@ -90,7 +90,7 @@ struct Triple {
                       "number; \"auto\" counts as not given where the trainer does not say it "
                       "(ReadOptions::trainer)"});
     }
-    int64_t unit = 0;  // what the train batch must be a multiple of; if both are given, be
+    int64_t unit = 0;  // the train batch must be a multiple of it; if both are given, be
     if (__builtin_mul_overflow(std::max<int64_t>(micro, 1) * std::max<int64_t>(accumulation, 1),
                                world, &unit)) {
       return Invalid({"the batch has more than 2^63 samples: ", Numbers()});
@@ -114,8 +114,8 @@ struct Triple {
   }
 };
 
-// ebb.shard_group from either of its names. Sums run within the shard groups first, so the reduction
-// group is theirs.
+// ebb.shard_group, given under either of its names. Sums run within the shard groups first, so the
+// reduction group is the shard group.
 absl::Status ResolveShardGroup(int world, Config& config) {
   int64_t& shards = config.ebb.shard_group;
   const int64_t mics = config.zero.mics_shard_size;
@@ -146,7 +146,7 @@ absl::Status ResolveShardGroup(int world, Config& config) {
   return absl::OkStatus();
 }
 
-// 1 where it would change nothing. At other stages the file's reader says so.
+// 1 where it would change nothing. At other stages the reader of the file remarks on it.
 absl::Status ResolvePartition(int world, Config& config) {
   int64_t& size = config.zero.hpz_partition_size;
   const int64_t given = std::exchange(size, 1);
@@ -169,7 +169,7 @@ absl::Status ResolvePartition(int world, Config& config) {
   return absl::OkStatus();
 }
 
-// Where io_uring is there, and is not wanted on one machine or in one run.
+// EBB_IO_URING=0 switches io_uring off on one machine or in one run.
 absl::Status TakeEnvironment(Config& config) {
   const char* const given = std::getenv("EBB_IO_URING");
   const std::string_view value = given == nullptr ? "" : given;
@@ -183,7 +183,7 @@ absl::Status TakeEnvironment(Config& config) {
   return absl::OkStatus();
 }
 
-// One swap file holds states, gradients and activations.
+// States, gradients and activations share one swap file.
 void ResolvePaths(Config& config) {
   ZeroConfig& zero = config.zero;
   if (!zero.offload_optimizer.nvme_paths.empty()) return;
@@ -236,7 +236,7 @@ absl::StatusOr<Config> Config::ForWorld(int world) const {
   EBB_RETURN_IF_ERROR(ResolvePartition(world, resolved));
   EBB_RETURN_IF_ERROR(TakeEnvironment(resolved));
   ResolvePaths(resolved);
-  EBB_RETURN_IF_ERROR(resolved.Validate());  // what was derived may be too large a number
+  EBB_RETURN_IF_ERROR(resolved.Validate());  // a derived number may be too large
   return resolved;
 }
 

@@ -13,7 +13,7 @@ std::optional<int64_t> ParseBytes(std::string_view text) {
     while (end < text.size() && absl::ascii_isdigit(text[end])) ++end;
     return std::string(text.substr(at, end - at));
   };
-  constexpr size_t kFractionDigits = 6;  // times a TiB still within 64 bits
+  constexpr size_t kFractionDigits = 6;  // a fraction times a TiB still fits 64 bits
   const std::string whole = digits_from(0);
   const bool has_point = whole.size() < text.size() && text[whole.size()] == '.';
   const std::string fraction = has_point ? digits_from(whole.size() + 1) : "0";
@@ -33,7 +33,7 @@ std::optional<int64_t> ParseBytes(std::string_view text) {
     if (power == 0 || (rest != "b" && rest != "ib")) return std::nullopt;
     if (rest == "ib") base = 1024;
   }
-  if (has_point && power == 0) return std::nullopt;  // no part of a byte
+  if (has_point && power == 0) return std::nullopt;  // no fraction of a byte
   for (; power > 0; --power) {
     if (__builtin_mul_overflow(bytes, base, &bytes)) return std::nullopt;
     part *= base;

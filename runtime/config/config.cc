@@ -21,7 +21,7 @@ absl::Status OfFile(const std::string& path, const absl::Status& status) {
   return config::Invalid({path, ": ", {status.message().data(), status.message().size()}});
 }
 
-// Whatever can be read to its end, a pipe too, but never much more than a configuration can have.
+// Reads any file that ends, a pipe too, but not much more than a configuration can have.
 absl::StatusOr<std::string> ReadText(const std::string& path) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
                                                              &std::fclose);
@@ -55,8 +55,8 @@ absl::StatusOr<std::string> Config::ExplainFile(const std::string& path,
   return config::Join({path, "\n", *explained});
 }
 
-// Every key's own range is the table's, and a Config that is not one of a file has no other way to
-// be wrong than a file has.
+// Checks each key's range by the table, as for a file, because a Config can be wrong only in the
+// ways in which a file can.
 absl::Status Config::Validate() const {
   config::Problems problems;
   config::CheckTogether(*this, problems);

@@ -1,9 +1,9 @@
 // One JSON file in DeepSpeed's vocabulary, as one validated struct.
 //
-// FromFile and FromJson read, check and complete a configuration; the world size is not known
-// there, so the batch triple is completed by ForWorld (Engine::Create calls it). Fields are public:
-// a program may set them after reading (as `gpt --stage` does) and Validate() then says what no
-// longer fits. Keys, ranges and meanings: keys.h, the one table of them.
+// FromFile and FromJson read, check and complete a configuration. They do not know the world size,
+// so ForWorld completes the batch triple (Engine::Create calls it). Fields are public: a program
+// may set them after reading (as `gpt --stage` does), and Validate() then reports what no longer
+// fits. Keys, ranges and meanings: keys.h, the one table of them.
 #pragma once
 
 #include <cstdint>
@@ -92,25 +92,25 @@ struct LossScaleConfig {
 struct OffloadParamConfig {
   Tier device = Tier::kDevice;               // "none", "cpu", "nvme"
   std::vector<std::string> nvme_paths = {};  // folders; several are striped
-  // Upper limits: how many staging buffers between the disk and the device, and of how many elements.
-  // Unset: DeepSpeed's default, or as large as a rank's slice of the largest unit.
+  // Upper limits: the number of staging buffers between the disk and the device, and the elements
+  // of one. Unset: DeepSpeed's default, and the size of a rank's slice of the largest unit.
   int64_t buffer_count = 5;
   std::optional<int64_t> buffer_size = {};
-  int64_t max_in_cpu = 1'000'000'000;  // elements that stay in RAM when the rest is on NVMe
+  int64_t max_in_cpu = 1'000'000'000;  // elements that stay in RAM while the others are on NVMe
   bool pin_memory = true;
 
   friend bool operator==(const OffloadParamConfig&, const OffloadParamConfig&) = default;
 };
 
-// Where masters and optimizer states live, and thereby where the update runs. From stage 1.
+// Where masters and optimizer states live, and so where the update runs. From stage 1.
 struct OffloadOptimizerConfig {
   Tier device = Tier::kDevice;
   std::vector<std::string> nvme_paths = {};
   int64_t buffer_count = 4;  // upper limit, staging buffers
   bool pin_memory = true;
-  double ratio = 1;  // of the states, what is offloaded; the rest stays on the device
-  // "auto": Create chooses the ratio and sets it. Whoever plans without an engine plans with what
-  // `ratio` is until then; PredictMemory with what ebb.device_memory asks for.
+  double ratio = 1;  // the offloaded part of the states; the rest stays on the device
+  // "auto": Create chooses the ratio and sets it. A plan without an engine uses the `ratio` given
+  // here; PredictMemory uses what ebb.device_memory asks for.
   bool measures_ratio = false;
 
   friend bool operator==(const OffloadOptimizerConfig&, const OffloadOptimizerConfig&) = default;
@@ -118,7 +118,7 @@ struct OffloadOptimizerConfig {
 
 // How swap files are read and written.
 struct AioConfig {
-  int64_t block_size = 1048576;      // bytes of a request, a multiple of 4096
+  int64_t block_size = 1048576;      // bytes of one request, a multiple of 4096
   int64_t queue_depth = 8;           // requests in flight, per thread of I/O
   int64_t intra_op_parallelism = 1;  // threads of I/O
   bool single_submit = false;        // requests submitted one by one
@@ -127,7 +127,7 @@ struct AioConfig {
 };
 
 struct ActivationCheckpointingConfig {
-  bool cpu_checkpointing = false;  // ebb.offload_activations "cpu", unless that is given
+  bool cpu_checkpointing = false;  // same as ebb.offload_activations "cpu", unless that is given
 
   friend bool operator==(const ActivationCheckpointingConfig&,
                          const ActivationCheckpointingConfig&) = default;
@@ -136,7 +136,7 @@ struct ActivationCheckpointingConfig {
 struct ZeroConfig {
   int stage = 0;
   bool overlap_comm = true;
-  // Upper limits, in elements. Unset: what the plan chooses.
+  // Upper limits, in elements. Unset: the plan chooses.
   std::optional<int64_t> reduce_bucket_size = {}, allgather_bucket_size = {};
   int64_t prefetch_bucket_size = 50'000'000;        // stage3_prefetch_bucket_size
   int64_t param_persistence_threshold = 100'000;    // of a whole unit
@@ -144,21 +144,21 @@ struct ZeroConfig {
   int64_t max_live_parameters = 1'000'000'000;
   int64_t max_reuse_distance = 1'000'000'000;
   int64_t mics_shard_size = -1;  // ebb.shard_group by another name; below 1: not given
-  // ZeRO++'s hpZ: consecutive ranks that hold each unit together a second time, for all gathers of a
-  // step but the first. 1: none; ForWorld makes it 1 where it would change nothing.
+  // ZeRO++'s hpZ: consecutive ranks that together hold a second copy of each unit, for all gathers
+  // of a step but the first. 1: none; ForWorld sets 1 where it would change nothing.
   int64_t hpz_partition_size = 1;  // zero_hpz_partition_size
   OffloadParamConfig offload_param = {};
   OffloadOptimizerConfig offload_optimizer = {};
-  int64_t sub_group_size = 1'000'000'000;  // upper limit, elements updated as one piece
+  int64_t sub_group_size = 1'000'000'000;  // upper limit: elements updated as one piece
 
   friend bool operator==(const ZeroConfig&, const ZeroConfig&) = default;
 };
 
-// "ebb.parameter_groups": {"NAME": {...}}, for parameters whose ParameterSpec::group is NAME.
+// "ebb.parameter_groups": {"NAME": {...}}, for parameters with ParameterSpec::group NAME.
 struct ParameterGroupConfig {
   double lr_factor = 1;
   std::optional<double> weight_decay = {};
-  // Instead of the top-level one, with its own learning rate.
+  // Replaces the top-level one, with its own learning rate.
   std::optional<OptimizerConfig> optimizer = {};
 
   friend bool operator==(const ParameterGroupConfig&, const ParameterGroupConfig&) = default;
@@ -166,10 +166,10 @@ struct ParameterGroupConfig {
 
 // Default: step at stages 0 and 1, round at 2 and 3.
 enum class ReduceAt { kDefault, kRound, kStep };
-// Auto: early where it is allowed, else late.
+// Auto: early where allowed, otherwise late.
 enum class AsynchronousStep { kAuto, kLate, kOff };
-// What of swap files is compared with a checksum when it is read back: masters and states, or all. Auto:
-// all, where Create measures that a step gets no longer by it, else states.
+// Which parts of swap files are compared with a checksum when they are read back: masters and
+// states, or all. Auto: all if Create measures that steps get no longer by it, otherwise states.
 enum class VerifySwap { kOff, kStates, kAll, kAuto };
 // Whether an unknown key is an error or a warning.
 enum class UnknownKeys { kError, kWarn };
@@ -179,46 +179,46 @@ struct EbbConfig {
   int64_t micro_batches_per_round = 1;  // 0: "all"
   AsynchronousStep asynchronous_step = AsynchronousStep::kAuto;
   bool check_overflow = true;
-  // Whether a step that leaves out the backward of a trainable visit, or a round, is an error unless
-  // its StepOptions::may_leave_out is true.
+  // Whether it is an error if a step leaves out a round, or the backward of a trainable visit.
+  // StepOptions::may_leave_out allows it for one step.
   bool strict = true;
   int64_t prefetch_depth = 1;  // units gathered ahead of the one in use; "all": INT64_MAX
   // "coalesce". Unset: the smaller of DeepSpeed's bucket and 1 MiB.
   std::optional<int64_t> coalesce_bytes = {};
-  // "auto": where NCCL connects the ranks, Create measures coalesce_bytes and sets it. Elsewhere not
-  // given.
+  // "auto": if NCCL connects the ranks, Create measures coalesce_bytes and sets it. Otherwise it
+  // counts as not given.
   bool measures_coalesce = false;
   bool reshard_after_forward = true;
-  int64_t reduction_group = 0;  // ranks; 0: those of a host
-  // HSDP, MiCS: states are cut over this many consecutive ranks and repeated by every further group
-  // of them. 0: the world.
+  int64_t reduction_group = 0;  // ranks; 0: the ranks of a host
+  // HSDP, MiCS: states are cut over this many consecutive ranks, and every further group of as many
+  // ranks repeats them. 0: the world.
   int64_t shard_group = 0;
   double timeout_seconds = 600;
-  // Over NCCL: sums in one order, by an all-to-all and our own kernel, with the bits of the CPU's.
+  // Over NCCL: sums in one order, by an all-to-all and our own kernel, with the same bits as the
+  // CPU's.
   bool deterministic_reduce = false;
-  bool register_buffers = true;  // pools with NCCL, where it offers to move them without copies
+  bool register_buffers = true;  // pools, with NCCL, to move them without copies
   std::string trace = "";        // file of the timeline; "": none
-  // Unset: gradients follow the optimizer, to the cpu at most; activations stay on the device.
+  // Unset: gradients follow the optimizer, to the cpu at most, and activations stay on the device.
   std::optional<Tier> offload_gradients = {}, offload_activations = {};
-  // Bytes that the pools of a tier may take. Unset: for the device what there is, for the host what
+  // Bytes that the pools of a tier may take. Unset: all of the device's memory; for the host what
   // staging needs.
   std::optional<int64_t> host_memory = {}, device_memory = {};
-  bool split_master = false;  // a master is its bf16 parameter and 16 bits more
-  // A master is its bf16 parameter, which updates round up or down by chance.
+  bool split_master = false;  // a master is its bf16 parameter plus 16 more bits
+  // A master is its bf16 parameter alone, and updates round it up or down at random.
   bool stochastic_rounding = false;
   VerifySwap verify_swap = VerifySwap::kAuto;
-  // Auto: ForWorld takes the environment's EBB_IO_URING=0 as kThreads. May differ between ranks.
+  // Auto: ForWorld turns the environment's EBB_IO_URING=0 into kThreads. May differ between ranks.
   IoBackend io_backend = IoBackend::kAuto;
-  // Unset: an error where DeepSpeed refuses it or where it looks like a misspelling, else a
-  // warning.
+  // Unset: an error if DeepSpeed refuses the key or it looks misspelt, otherwise a warning.
   std::optional<UnknownKeys> unknown_keys = {};
   std::map<std::string, ParameterGroupConfig> parameter_groups = {};
 
   friend bool operator==(const EbbConfig&, const EbbConfig&) = default;
 };
 
-// What a trainer knows by itself. A file leaves such a value to it with "auto", as it does to Hugging
-// Face's Trainer, or does not have it at all where nothing can be trained without one.
+// Values that a trainer supplies. A file leaves a value to the trainer with "auto", as it does to
+// Hugging Face's Trainer, or by leaving out a key without which nothing can be trained.
 struct TrainerValues {
   std::optional<int64_t> micro_batch_size = {}, gradient_accumulation_steps = {};
   std::optional<int64_t> total_steps = {}, warmup_steps = {};
@@ -230,9 +230,9 @@ struct TrainerValues {
 struct Config;
 struct ReadOptions {
   TrainerValues trainer = {};
-  std::optional<UnknownKeys> unknown_keys = {};  // set: instead of ebb.unknown_keys
-  // Called with what was read before it is checked together, so that what a program overrides is
-  // never held against the file.
+  std::optional<UnknownKeys> unknown_keys = {};  // if set, replaces ebb.unknown_keys
+  // Called after reading, before the keys are checked together. So a value that the program
+  // overrides causes no error in the file.
   std::function<void(Config&)> overrides = {};
 };
 
@@ -252,13 +252,13 @@ struct Config {
   ActivationCheckpointingConfig activation_checkpointing = {};
   EbbConfig ebb = {};
   // What was not taken literally, a sentence each: keys without meaning here, upper limits,
-  // approximations, defaults that users of other runtimes may not expect. Logged once at Create, on
+  // approximations, defaults that may surprise users of other runtimes. Logged once at Create, on
   // rank 0.
   std::vector<std::string> remarks = {};
-  // Unknown keys that were passed over. Logged as warnings, likewise.
+  // Unknown keys that were ignored. Logged once as warnings.
   std::vector<std::string> warnings = {};
 
-  // Where a file is wrong in several ways, the error has them all, each with its line and column.
+  // If a file is wrong in several ways, the error lists all of them, each with its line and column.
   static absl::StatusOr<Config> FromFile(const std::string& path, const ReadOptions& options = {});
   static absl::StatusOr<Config> FromJson(std::string_view json, const ReadOptions& options = {});
 
@@ -267,34 +267,35 @@ struct Config {
                                                  const ReadOptions& options = {});
 
   // The configuration for `world` ranks: the batch triple completed (train = micro * accumulation *
-  // world), micro_batches_per_round, reduce_at and communication resolved, io_backend as the
-  // environment has it, and offload_optimizer's nvme_paths those of offload_param where only these
-  // are given and gradients or activations are on NVMe. An error names all numbers, which of them
-  // were not given, and the nearest choices that work.
+  // world), micro_batches_per_round, reduce_at and communication resolved, and io_backend as the
+  // environment has it. offload_optimizer takes the nvme_paths of offload_param if only those are
+  // given and gradients or activations are on NVMe. An error names all numbers, which of them were
+  // not given, and the nearest choices that work.
   absl::StatusOr<Config> ForWorld(int world) const;
 
-  // The number of ranks whose batch triple fits: `preferred`, or else what the three sizes ask for, or
-  // the largest below `preferred` that divides them. `preferred` where none fits.
+  // The number of ranks for which the batch triple fits: `preferred`, or else the number that the
+  // three sizes imply, or the largest below `preferred` that divides them. `preferred` if none
+  // fits.
   int FittingWorld(int preferred) const;
 
-  // What the fields say together, after a program changed them.
+  // Checks the fields together, after a program changed them.
   absl::Status Validate() const;
 
-  // All of it, resolved, as JSON in the vocabulary it was read in; FromJson reads it back to the
-  // same Config, remarks apart. Parameters of an optimizer or scheduler type that is not the chosen
-  // one are left out.
+  // All fields, resolved, as JSON with DeepSpeed's keys. FromJson reads it back to the same Config,
+  // except for the remarks. Parameters of optimizer or scheduler types that are not chosen are left
+  // out.
   std::string ToJson() const;
 
-  // Derived once here, so that the plan, the engine and the reader of a table agree.
+  // Derived once here, so that the plan, the engine and a table agree.
   DType communication_dtype() const { return communication.value_or(compute); }
-  bool checks_overflow() const;   // fp16 always; bf16 unless either switch is off; fp32 by ebb's
+  bool checks_overflow() const;   // fp16: always; bf16: unless either switch is off; fp32: by ebb's
   bool reduces_at_round() const;  // resolved reduce_at
-  Tier parameter_tier() const;    // below stage 3 the device
-  Tier optimizer_tier() const;    // of masters, too; at stage 0 the device
-  Tier gradient_tier() const;     // of reduced gradients; not given: cpu if the
-                                  // optimizer is not on the device, else the device
+  Tier parameter_tier() const;    // below stage 3: the device
+  Tier optimizer_tier() const;    // of masters, too; at stage 0: the device
+  Tier gradient_tier() const;     // of reduced gradients; not given: cpu if the optimizer is not on
+                                  // the device, otherwise the device
   Tier activation_tier() const;   // of boundary activations
-  bool uses_nvme() const;         // whether any of the four is there
+  bool uses_nvme() const;         // whether any of the four tiers is nvme
 
   friend bool operator==(const Config&, const Config&) = default;
 };

@@ -1,4 +1,4 @@
-// Config to JSON and back, before either is text.
+// Config to and from JSON values.
 #pragma once
 
 #include <vector>
@@ -12,13 +12,13 @@
 
 namespace ebb::config {
 
-// `keys`, if not null, becomes how each key was taken.
+// `keys`, if not null, receives how each key was taken.
 absl::StatusOr<Config> FromDocument(Document document, const ReadOptions& options = {},
                                     std::vector<TakenKey>* keys = nullptr);
 
 Json ToDocument(Config config);
 
-// What holds between keys, each of which is allowed by itself.
+// Checks keys together, each of which is allowed by itself.
 void CheckTogether(const Config& config, Problems& problems);
 
 }  // namespace ebb::config

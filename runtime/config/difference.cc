@@ -27,7 +27,7 @@ Json Changed(const Json& from, const Json& to) {
 std::string Dumped(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
-// With a space after each colon and comma, as one would write it.
+// With a space after each colon and comma.
 std::string OnOneLine(const Json& object) {
   std::vector<std::string> members;
   for (const auto& [name, value] : object.items()) {

@@ -1,4 +1,4 @@
-// What one Config has otherwise than another, for messages.
+// Where one Config differs from another, for messages.
 #pragma once
 
 #include <string>
@@ -7,12 +7,12 @@
 
 namespace ebb::config {
 
-// The keys whose values differ, with those of `to`, in the order of ToJson, as the JSON of a config
+// The keys that differ, with the values of `to`, in the order of ToJson, as the JSON of a config
 // file on one line:
 //
 //   {"zero_optimization": {"stage": 3}, "ebb": {"offload_gradients": "cpu"}}
 //
-// Keys that `to` does not have are left out. Nothing differs: "".
+// Keys that `to` does not have are left out. "" if no key differs.
 std::string Difference(const Config& from, const Config& to);
 
 }  // namespace ebb::config

@@ -11,8 +11,8 @@
 namespace ebb::config {
 namespace {
 
-// Blanks comments and trailing commas, so that every other byte stays where it was, and notes where
-// each value and each key begins.
+// Blanks comments and trailing commas, so that every other byte keeps its place. Notes where each
+// value and each key begins.
 class Relaxed {
  public:
   explicit Relaxed(std::string_view text) : text_(text) {
@@ -53,7 +53,7 @@ class Relaxed {
       return;
     }
     if ((c == '}' || c == ']') && last_ == ',' && follows_value_) text_[comma_] = ' ';
-    // [,] and [1,,] stay what they are: wrong.
+    // [,] and [1,,] stay as they are, because they are wrong.
     follows_value_ = c == ',' && last_ != ',' && last_ != '[' && last_ != '{';
     if (c == ',') comma_ = at_;
     last_ = c;
@@ -79,7 +79,7 @@ class Relaxed {
   bool follows_value_ = false;
 };
 
-// Builds the document from the parser's events and stops it at the first thing it does not accept.
+// Builds the document from the parser's events, and stops at the first error.
 class Builder : public nlohmann::json_sax<Json> {
  public:
   Builder(std::string_view text, const std::vector<size_t>& tokens)
@@ -126,7 +126,8 @@ class Builder : public nlohmann::json_sax<Json> {
 
   bool parse_error(size_t position, const std::string&,
                    const nlohmann::detail::exception& problem) override {
-    // The parser's sentence comes after its own words for the place, or after its error number.
+    // The parser's sentence comes after its own description of the place, or after its error
+    // number.
     std::string_view what = problem.what();
     if (size_t end = what.find("column "); end != std::string_view::npos) {
       what = what.substr(std::min(what.find(": ", end), what.size() - 2) + 2);
@@ -144,7 +145,7 @@ class Builder : public nlohmann::json_sax<Json> {
     return false;
   }
 
-  // Where the token of this event begins: every key and every value is one.
+  // Where the token of this event begins: every key and every value is a token.
   size_t NextToken() { return token_ < tokens_.size() ? tokens_[token_++] : text_.size(); }
 
   // Where the next value goes: the root, the key just read, or the end of the open array.
@@ -177,7 +178,7 @@ class Builder : public nlohmann::json_sax<Json> {
     return true;
   }
 
-  // Of the key that was read last.
+  // The path of the last key.
   std::string Path() const {
     std::string path;
     for (const std::string& name : names_) {
@@ -192,10 +193,10 @@ class Builder : public nlohmann::json_sax<Json> {
   size_t token_ = 0;
   Document document_;
   absl::Status error_;
-  std::vector<Json*> open_;         // the objects and arrays around the next value, outermost first
-  std::vector<std::string> names_;  // for each, the key that was read last
+  std::vector<Json*> open_;         // the open objects and arrays, outermost first
+  std::vector<std::string> names_;  // for each of them, its last key
   Json* slot_ = nullptr;            // the value of that key in the innermost object
-  std::list<Json> repeated_;        // values of keys that are there twice
+  std::list<Json> repeated_;        // values of keys that occur twice
 };
 
 }  // namespace

@@ -1,8 +1,9 @@
-// Text to JSON, for text that nothing vouches for.
+// Text to JSON, for text that is not trusted.
 //
-// As people write it: comments (//, /* */, #) and trailing commas pass. As a machine must have it:
-// a duplicate key, a number beyond fp64, invalid UTF-8 or anything after the end is an error; size,
-// depth and keys per object are bounded. An error says its line and column.
+// It accepts comments (//, /* */, #) and trailing commas, which people write. It refuses a
+// duplicate key, a number beyond fp64, invalid UTF-8 and anything after the end, because programs
+// read them differently. Size, depth and keys per object are bounded. An error states its line and
+// column.
 #pragma once
 
 #include <map>
@@ -21,7 +22,7 @@ inline constexpr size_t kObjectKeysMax = 1000;
 
 struct Document {
   Json root;          // an object
-  Problems problems;  // a key that is there twice; it knows where every key stands
+  Problems problems;  // keys that occur twice; it knows the place of every key
 };
 
 absl::StatusOr<Document> ParseDocument(std::string_view text);

@@ -44,7 +44,7 @@ constexpr std::string_view Name(DType dtype) {
   return "";
 }
 
-// Storage of 16-bit numbers. They convert, and compute nothing.
+// Storage of 16-bit numbers. They only convert; they have no arithmetic.
 struct BFloat16 {
   uint16_t bits = 0;
   BFloat16() = default;
@@ -89,8 +89,8 @@ constexpr BFloat16::BFloat16(float value) {
   }
 }
 
-// The cast of parameters. NaN stays NaN; all else is add and cut, also across binades and into
-// infinity.
+// The cast of parameters. NaN stays NaN. All other values are added and cut, also across binades
+// and into infinity.
 constexpr BFloat16 RoundHalfAway(float value) {
   const uint32_t u = std::bit_cast<uint32_t>(value);
   BFloat16 result;

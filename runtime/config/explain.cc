@@ -28,7 +28,7 @@ absl::StatusOr<std::string> Explain(std::string_view text, const ReadOptions& op
     key_width = std::max(key_width, Shortened(taken.shown).size());
     default_width = std::max(default_width, Default(taken).size());
   }
-  // Values are short but for lists of paths; those push their line out.
+  // Values are short, except lists of paths, which make their line longer.
   const auto line = [&](const std::string& key, const std::string& value,
                         const std::string& default_value, const std::string& how) {
     return absl::StrFormat("%-*s  %-16s  %-*s  %s\n", static_cast<int>(key_width), key, value,

@@ -1,6 +1,6 @@
-// Which key is which field: the one list behind reading, writing and validating.
+// Which key is which field: the one list for reading, writing and validating.
 //
-// A visitor is called as visit(path, field) with a plain field, an optional one, or one of the
+// A visitor is called as visit(path, field), where the field is plain, optional, or one of the
 // wrappers below, which say how a word or a missing key stands for a value.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace ebb::config {
 
-// Not given while it is 0.
+// Counts as not given while it is 0.
 struct NotZero {
   int64_t& value;
 };
@@ -23,7 +23,7 @@ struct OrAll {
   int64_t& value;
   int64_t all;
 };
-// The word "auto" stands for a value that is found out later.
+// The word "auto" stands for a value that is chosen later.
 template <class Value>
 struct OrAuto {
   Value& value;
@@ -48,7 +48,7 @@ struct Spelling {
   std::string_view word;
   Enum value;
 };
-// Not given while its value has no spelling.
+// Counts as not given while its value has no spelling.
 template <class Enum>
 struct Choice {
   Enum& value;
@@ -65,7 +65,7 @@ inline constexpr Spelling<OptimizerType> kOptimizerTypes[] = {
     {"SGD", OptimizerType::kSgd},         {"Lion", OptimizerType::kLion},
     {"Adagrad", OptimizerType::kAdagrad}, {"RMSprop", OptimizerType::kRmsprop},
     {"Lamb", OptimizerType::kLamb},       {"Lars", OptimizerType::kLars}};
-// Defaults of PyTorch's that are not the row's: of these types of optimizer.
+// Defaults of PyTorch that differ from the row's, for these types of optimizer.
 struct DefaultOfType {
   std::string_view path, types;
   double value;
@@ -74,7 +74,7 @@ struct DefaultOfType {
 inline constexpr DefaultOfType kDefaultsOfTypes[] = {
     {"optimizer.params.lr", "Adagrad|RMSprop", 0.01, "0.01"},
     {"optimizer.params.eps", "Adagrad", 1e-10, "1e-10"}};
-// Null: the row's.
+// Null: the row's default holds.
 inline const DefaultOfType* FindDefault(std::string_view path, std::string_view type) {
   for (const DefaultOfType& each : kDefaultsOfTypes) {
     if (each.path == path && HasWord(each.types, type)) return &each;
@@ -116,7 +116,7 @@ std::string_view Word(std::span<const Spelling<Enum>> spellings, Enum value) {
   return "";
 }
 
-// Calls `visit` only for parameters that an optimizer or scheduler of this type has.
+// Calls `visit` only for parameters of an optimizer or scheduler of this type.
 template <class Visitor>
 auto ForType(std::string_view type, Visitor& visit) {
   return [type, &visit](std::string_view path, auto&& field) {
@@ -266,7 +266,7 @@ void VisitEbb(EbbConfig& ebb, Visitor& visit) {
   visit("ebb.io_backend", Choice<IoBackend>{ebb.io_backend, kIoBackends});
 }
 
-// Everything but the parameter groups.
+// All fields but the parameter groups.
 template <class Visitor>
 void VisitFields(Config& config, Visitor& visit) {
   visit("train_batch_size", NotZero{config.train_batch_size});
@@ -283,7 +283,7 @@ void VisitFields(Config& config, Visitor& visit) {
   VisitEbb(config.ebb, visit);
 }
 
-// Of one group, but for its optimizer.
+// The fields of one group, without its optimizer's.
 template <class Visitor>
 void VisitGroup(ParameterGroupConfig& group, Visitor& visit) {
   visit("ebb.parameter_groups.*.lr_factor", group.lr_factor);

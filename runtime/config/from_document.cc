@@ -15,7 +15,7 @@
 namespace ebb::config {
 namespace {
 
-// Sets the fields whose keys are given. The values have passed the table.
+// Sets the fields of the given keys. The values have passed the table.
 class FieldReader {
  public:
   explicit FieldReader(const Values& values) : values_(values) {}
@@ -39,11 +39,11 @@ class FieldReader {
   static void Take(const Json& value, std::optional<DType>& field) {
     field = ToDType(value.get<std::string>());
   }
-  // "auto" is left to what completes the block.
+  // The code that completes the block handles "auto".
   static void Take(const Json& value, std::optional<double>& field) {
     if (value.is_number()) field = value.get<double>();
   }
-  // Also bytes, where "auto" leaves it unset.
+  // Also takes bytes; "auto" leaves the field unset.
   static void Take(const Json& value, std::optional<int64_t>& field) { field = ToBytes(value); }
   static void Take(const Json& value, NotZero field) { field.value = *ToInteger(value); }
   static void Take(const Json& value, OrAll field) {
@@ -103,7 +103,7 @@ void CheckType(const Values& values, std::string_view block, Problems& problems)
     type = type_given->value == nullptr
                ? type_key.default_value
                : FindWord(type_key.words, type_given->value->get<std::string>());
-    // The parameters of what is not built are not known here.
+    // An optimizer or scheduler that is not built has no known parameters.
     if (type_key.taken == Taken::kRefused && FindWord(type_key.harmless, type).empty()) return;
   }
   if (type.empty()) {
@@ -135,7 +135,7 @@ void CheckType(const Values& values, std::string_view block, Problems& problems)
 
 void CompleteOptimizer(const Values& values, OptimizerConfig& optimizer,
                        std::vector<std::string>& remarks) {
-  // What is neither given nor filled in by the trainer.
+  // Parameters that are neither given nor filled in by the trainer.
   const std::string_view type = Word<OptimizerType>(kOptimizerTypes, optimizer.type);
   const auto complete = [&](std::string_view path, double& value) {
     const DefaultOfType* own = FindDefault(path, type);
@@ -159,8 +159,7 @@ void CompleteOptimizer(const Values& values, OptimizerConfig& optimizer,
 
 void CompleteScheduler(const Values& values, Config& config) {
   SchedulerConfig& scheduler = config.scheduler;
-  // What Hugging Face's Trainer fills in. Left to itself, WarmupDecayLR would rise to its own
-  // 0.001.
+  // Hugging Face's Trainer fills it in. Without that, WarmupDecayLR would rise to its own 0.001.
   const Given* most = values.Find("scheduler.params.warmup_max_lr");
   if (most != nullptr && most->value->is_string()) {
     scheduler.warmup_max_lr = config.optimizer.learning_rate;
@@ -180,7 +179,7 @@ void CompleteScheduler(const Values& values, Config& config) {
   }
 }
 
-// "cpu_offload": true is {"offload_optimizer": {"device": "cpu"}} of early files.
+// "cpu_offload": true in early files means {"offload_optimizer": {"device": "cpu"}}.
 void TakeOldOffload(const Values& values, std::string_view old_path, std::string_view block,
                     Tier& device, std::vector<std::string>& remarks, Problems& problems) {
   const Json* old = values.Value(old_path);
@@ -194,7 +193,7 @@ void TakeOldOffload(const Values& values, std::string_view old_path, std::string
   Remark(remarks, Join({Quoted(old_path), " is an old form: taken as ", Quoted(path), " \"cpu\""}));
 }
 
-// What DeepSpeed takes and what changes nothing, as what it comes to.
+// Values that DeepSpeed takes and that change nothing, as the values that they amount to.
 void TakeHarmless(Config& config) {
   ZeroConfig& zero = config.zero;
   const auto ignore = [&](std::string_view block, int least, Tier& device, std::string_view why) {
@@ -225,7 +224,7 @@ void TakeHarmless(Config& config) {
   }
 }
 
-// What of the keys of the tiers others overrule.
+// Remarks on keys of the tiers that other keys overrule.
 void RemarkOnTiers(Config& config) {
   const OffloadOptimizerConfig& optimizer = config.zero.offload_optimizer;
   if (optimizer.device == Tier::kDevice && (optimizer.ratio < 1 || optimizer.measures_ratio)) {
@@ -267,7 +266,7 @@ void CheckPrecision(const Values& values, const Config& config, Problems& proble
   }
 }
 
-// Defaults that users of another runtime may not expect.
+// Remarks on defaults that may surprise users of another runtime.
 void RemarkOnDefaults(const Values& values, Config& config) {
   if (values.Find("gradient_clipping") == nullptr) {
     Remark(config.remarks,
@@ -298,7 +297,7 @@ void ReadGroups(const Values& values, Config& config, Problems& problems) {
   }
 }
 
-// As in DeepSpeed, a schedule that rises to a rate of its own has it for all parameters.
+// As in DeepSpeed, a schedule that rises to a rate of its own uses it for all parameters.
 void RemarkOnGroupRates(Config& config) {
   const SchedulerConfig& scheduler = config.scheduler;
   const bool scales = scheduler.type == SchedulerType::kNone ||

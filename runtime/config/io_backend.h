@@ -5,10 +5,11 @@
 
 namespace ebb {
 
-// Auto: io_uring, and threads where it is denied.
+// Auto: io_uring, or threads where it is denied.
 enum class IoBackend : uint8_t { kAuto, kUring, kThreads };
 
-// Past the page cache, offsets, lengths and addresses of transfers are multiples of so many bytes.
+// Transfers that bypass the page cache have offsets, lengths and addresses in multiples of so many
+// bytes.
 inline constexpr int64_t kDiskAlignment = 4096;
 
 }  // namespace ebb

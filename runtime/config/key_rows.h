@@ -1,5 +1,5 @@
-// How the rows of the table are written: one call names the kind, the rest follows where it is
-// needed.
+// How the rows of the table are written: one call names the kind, and further calls add what the
+// row needs.
 #pragma once
 
 #include <limits>
@@ -21,7 +21,7 @@ struct Row : Key {
     row.least_is_open = true;
     return row;
   }
-  // From `from`, itself allowed, to `bound`, which is not.
+  // From `from`, which is allowed, to `bound`, which is not.
   constexpr Row Within(double from, double bound) const {
     Row row = From(from, bound);
     row.most_is_open = true;
@@ -71,7 +71,7 @@ constexpr Row OpenBlock(std::string_view path, Taken taken, std::string_view mea
 constexpr Row Flag(std::string_view path, std::string_view default_value, Taken taken,
                    std::string_view meaning) {
   Row row = MakeRow(Kind::kFlag, path, default_value, taken, meaning);
-  // A switch that may not be turned is refused in its other position only.
+  // A switch that must not be changed is refused in its other position only.
   if (taken == Taken::kRefused) row.harmless = default_value;
   return row;
 }
@@ -128,7 +128,7 @@ inline constexpr std::string_view kTrainersData = "the data are the trainer's";
 // The parts of the table, by what they are about.
 std::span<const Key> TrainingKeys();      // batch, precision, gradients, optimizer, scheduler
 std::span<const Key> ZeroKeys();          // zero_optimization and the tiers of state
-std::span<const Key> SurroundingsKeys();  // what is not built of all that is beside training state
+std::span<const Key> SurroundingsKeys();  // features that are not built
 std::span<const Key> EbbKeys();           // "ebb"
 
 }  // namespace ebb::config

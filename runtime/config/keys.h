@@ -1,11 +1,11 @@
-// The one table of the configuration's keys: what of DeepSpeed's vocabulary means something here,
-// and the "ebb" keys.
+// The one table of the configuration's keys: the part of DeepSpeed's vocabulary that has a meaning
+// here, and the "ebb" keys.
 //
-// A row says where a key stands ("zero_optimization.stage"), what values it allows, its default,
+// A row says where a key stands ("zero_optimization.stage"), which values it allows, its default,
 // and how it is taken. Reading, checking, messages, writing, docs/configuration.md and the JSON
-// Schema are all driven by these rows; only relations between keys are code (together.cc,
-// batch.cc). Old and second names are rows of their own that point at the key they stand for.
-// DeepSpeed's keys without meaning here are names in a list beside the table.
+// Schema all come from these rows; only relations between keys are code (together.cc, batch.cc).
+// Old and second names are rows of their own that point at the main key. DeepSpeed's keys without
+// meaning here are names in a list beside the table.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace ebb::config {
 
 enum class Kind : uint8_t {
   kBlock,      // an object in which DeepSpeed refuses unknown keys; "ebb", too
-  kOpenBlock,  // an object in which DeepSpeed passes over them
+  kOpenBlock,  // an object in which DeepSpeed ignores them
   kFlag,       // true or false
   kInteger,    // 5e8 is one
   kNumber,
@@ -33,33 +33,33 @@ enum class Kind : uint8_t {
 
 enum class Taken : uint8_t {
   kLiterally,
-  kUpperLimit,    // what the plan needs, at most this
+  kUpperLimit,    // what the plan needs, up to this value
   kApproximated,  // nearly what the key says
-  kRefused,       // would change results or where state lives and is not built
+  kRefused,       // would change results or placement, and is not built
 };
 
 struct Key {
   std::string_view path;  // names joined by '.'; "*" stands for a name of the user's choice
   Kind kind = Kind::kBlock;
-  std::string_view default_value;  // what holds when it is not given, as in the
-                                   // JSON; "": nothing
+  std::string_view default_value;  // the value if it is not given, as in the JSON; "": none
   Taken taken = Taken::kLiterally;
-  // What it is, in one line. kRefused: why; the end of the error.
+  // What it is, in one line. kRefused: why, as the end of the error.
   std::string_view meaning;
 
-  // kInteger, kNumber, kNumberPair: what is allowed; an open end does not include its bound.
+  // kInteger, kNumber, kNumberPair: the range; an open end excludes its bound.
   double least = -std::numeric_limits<double>::infinity();
   double most = std::numeric_limits<double>::infinity();
   bool least_is_open = false, most_is_open = false;
-  std::string_view words = "";  // kWord: all of them, "a|b|c"; other kinds: texts allowed besides
-  // The values that change nothing: "a|b", or "<=1"; of an object "disabled" or "off" (value.cc).
-  // They are never refused, nor upper limits or approximated.
+  std::string_view words = "";  // kWord: all, "a|b|c"; other kinds: also allowed texts
+  // The values that change nothing: "a|b", or "<=1"; for an object "disabled" or "off" (value.cc).
+  // They are never refused, upper limits or approximated.
   std::string_view harmless = "";
-  // Parameters of an optimizer or scheduler: the types that have it, all if ""; those that need it.
+  // Parameters of an optimizer or scheduler: the types that have it (all if ""), and those that
+  // need it.
   std::string_view only_for = "", required_for = "";
-  std::string_view same_as = "";  // the key it stands for, which has its own row
-  bool is_deprecated = false;     // of rows with same_as: worth a remark
-  bool may_repeat = false;        // by another name as well; the one of `path` counts
+  std::string_view same_as = "";  // the key that it is another name of, which has its own row
+  bool is_deprecated = false;     // for rows with same_as: worth a remark
+  bool may_repeat = false;        // may also be given under another name; `path` wins
 };
 
 std::span<const Key> Keys();
@@ -69,7 +69,7 @@ struct WithoutMeaning {
   std::string_view block;       // "zero_optimization."
   std::string_view names;       // "a|b"
   std::string_view why;         // the end of the remark
-  std::string_view inner = "";  // names in the object that it is, where DeepSpeed refuses others
+  std::string_view inner = "";  // names in the object, where DeepSpeed refuses others
 };
 std::span<const WithoutMeaning> KeysWithoutMeaning();
 
@@ -87,10 +87,10 @@ void ForEachWord(std::string_view list, Visitor&& visit) {
   }
 }
 
-// Whether `list` has the word. Case counts.
+// Whether `list` has the word, case-sensitive.
 bool HasWord(std::string_view list, std::string_view word);
 
-// What the row allows, to follow "allowed: ".
+// What the row allows, for use after "allowed: ".
 std::string Allowed(const Key& key);
 
 }  // namespace ebb::config

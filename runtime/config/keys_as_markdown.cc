@@ -33,7 +33,7 @@ How a key is taken: *literally*; as an *upper limit* of what the plan needs; *ap
 has a value that changes nothing, because what it asks for is not built. What is not taken literally is said once at the start.
 )";
 
-// In a cell of a table.
+// Text for a cell of a table.
 std::string Cell(std::string_view text) {
   return absl::StrReplaceAll(absl::string_view(text.data(), text.size()),
                              {{"|", "\\|"}, {"*", "\\*"}, {"<", "&lt;"}});
@@ -83,7 +83,7 @@ std::string Row(const Key& key, std::string_view prefix) {
                TakenAs(key), " | ", Cell(meaning), " |\n"});
 }
 
-// The keys of one block, but for those of blocks within.
+// The keys of one block, without those of inner blocks.
 std::string Section(const Key* block) {
   const std::string prefix = block == nullptr ? "" : Join({block->path, "."});
   std::string rows;

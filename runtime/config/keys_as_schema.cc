@@ -12,7 +12,7 @@
 namespace ebb::config {
 namespace {
 
-// Words in the case of the table, in small letters and, as some write them, in capitals.
+// Words in the table's case, in small letters, and in capitals, because some users write those.
 void AddWords(std::string_view list, Json& words) {
   ForEachWord(list, [&](std::string_view word) {
     const absl::string_view text(word.data(), word.size());
@@ -33,7 +33,7 @@ Json Words(std::string_view list) {
 
 Json Number(const Key& key, std::string_view type) {
   Json schema = {{"type", type}};
-  // What the plan does not need is no limit, however large.
+  // The plan takes no more than it needs, so any large limit is allowed.
   if (std::isfinite(key.least))
     schema[key.least_is_open ? "exclusiveMinimum" : "minimum"] = key.least;
   if (std::isfinite(key.most)) schema[key.most_is_open ? "exclusiveMaximum" : "maximum"] = key.most;
@@ -45,7 +45,7 @@ Json Paths() {
   return {{"anyOf", {path, {{"type", "array"}, {"items", path}, {"minItems", 1}}}}};
 }
 
-// A value of the row's kind, without the words besides.
+// A value of the row's kind, without the extra words.
 Json OfKind(const Key& key) {
   switch (key.kind) {
     case Kind::kFlag:
@@ -81,13 +81,13 @@ Json OfKind(const Key& key) {
   }
 }
 
-// Anything in which no "enabled" is true, however deep.
+// Any value in which no "enabled" is true, at any depth.
 Json Off() {
   return {{"properties", {{"enabled", {{"not", {{"const", true}}}}}}},
           {"additionalProperties", {{"$ref", "#/definitions/off"}}}};
 }
 
-// Of a row that is refused: the values that are not.
+// For a refused row: the values that are accepted.
 Json Harmless(const Key& key) {
   if (key.harmless == "disabled") {
     return {{"type", "object"}, {"properties", {{"enabled", {{"enum", Json::array({false, 0})}}}}}};
@@ -115,7 +115,7 @@ Json Leaf(const Key& key) {
   return {{"anyOf", std::move(choices)}};
 }
 
-// "/properties/zero_optimization/properties/stage", of a path without "*".
+// "/properties/zero_optimization/properties/stage", for a path without "*".
 std::string Reference(std::string_view path) {
   std::string text = "#";
   while (!path.empty()) {

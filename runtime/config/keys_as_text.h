@@ -1,4 +1,4 @@
-// The table of keys as documents, each generated from it alone.
+// Documents that are generated from the table of keys alone.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@ namespace ebb::config {
 // docs/configuration.md.
 std::string KeysAsMarkdown();
 
-// A JSON Schema (draft 7) that editors complete and check configuration files with. It is a little
-// stricter than the reader: values that DeepSpeed converts, such as "true" for true, do not pass.
+// A JSON Schema (draft 7) with which editors complete and check configuration files. It is a little
+// stricter than the reader: it refuses values that DeepSpeed converts, such as "true" for true.
 std::string KeysAsSchema();
 
 }  // namespace ebb::config

@@ -1,5 +1,5 @@
 // Rows about what DeepSpeed does beside the state of training: other kinds of parallelism,
-// compression, data, and the like. None is built; switched off they change nothing.
+// compression, data, and others. None of these is built. Switched off they change nothing.
 #include "ebb/runtime/config/key_rows.h"
 
 namespace ebb::config {

@@ -8,7 +8,7 @@ using enum Taken;
 
 constexpr double kLargestCount = 2147483647;  // micro-batches are counted in an int
 constexpr double kLargestScalePower = 127;    // 2^127 is the largest power of two in fp32
-constexpr double kLargestRate = 1e30;         // and what factors make of it are fp32 numbers
+constexpr double kLargestRate = 1e30;         // products with factors are fp32 numbers, too
 
 constexpr Key kRows[] = {
     Integer("train_batch_size", "", kLiterally, "samples of one optimizer step over all ranks")

@@ -15,7 +15,7 @@ std::string Shortened(std::string_view text, size_t bytes_max) {
     end = bytes_max;
     while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0u) == 0x80u) --end;
   }
-  // nlohmann's writer puts U+FFFD where there is no UTF-8.
+  // nlohmann's writer replaces bytes that are not UTF-8 by U+FFFD.
   using nlohmann::json;
   const std::string valid =
       json::parse(json(text.substr(0, end)).dump(-1, ' ', false, json::error_handler_t::replace));

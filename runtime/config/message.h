@@ -1,4 +1,5 @@
-// Messages about a configuration: a key is quoted, a value is shown as JSON, neither is ever long.
+// Messages about a configuration: a key is quoted, a value is shown as JSON, and both are
+// shortened.
 #pragma once
 
 #include <initializer_list>
@@ -9,7 +10,7 @@
 
 namespace ebb::config {
 
-// std::string_view and absl::string_view differ in some builds of Abseil; here they meet.
+// Joins pieces. std::string_view and absl::string_view differ in some builds of Abseil.
 inline std::string Join(std::initializer_list<std::string_view> pieces) {
   std::string text;
   for (std::string_view piece : pieces) text += piece;
@@ -20,8 +21,8 @@ inline absl::Status Invalid(std::initializer_list<std::string_view> pieces) {
   return absl::InvalidArgumentError(Join(pieces));
 }
 
-// At most about `bytes_max` bytes of it, cut between characters, control characters escaped; what is
-// not UTF-8 becomes U+FFFD.
+// At most about `bytes_max` bytes of the text, cut between characters, with control characters
+// escaped and U+FFFD for what is not UTF-8.
 std::string Shortened(std::string_view text, size_t bytes_max = 160);
 
 bool IsUtf8(std::string_view text);

@@ -1,6 +1,6 @@
-// A view of a name that both kinds of string_view read. Where Abseil has a string_view of its own, as
-// Debian's packages have, absl::StrCat does not take a std::string_view; it takes a NameView, and
-// so does what asks for a std::string_view.
+// A view of a name that converts to both kinds of string_view. Where Abseil has a string_view of
+// its own, as in Debian's packages, absl::StrCat does not take a std::string_view. It takes a
+// NameView, and so does a function that takes a std::string_view.
 #pragma once
 
 #include <string_view>
@@ -20,7 +20,7 @@ class NameView : public absl::string_view {
   constexpr NameView(std::string_view name) : absl::string_view(name.data(), name.size()) {}
   constexpr operator std::string_view() const { return {data(), size()}; }
 
-  // What std::string_view has of C++20.
+  // As in C++20's std::string_view.
   constexpr bool starts_with(std::string_view part) const {
     return std::string_view(*this).starts_with(part);
   }

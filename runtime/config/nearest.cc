@@ -12,10 +12,10 @@
 namespace ebb::config {
 namespace {
 
-constexpr int kOtherBlock = 2;        // edits that a key of another block is further away
+constexpr int kOtherBlock = 2;        // a key of another block counts as so many edits further away
 constexpr size_t kNameBytesMax = 96;  // twice the longest name of the table
 
-// Of the table's keys, then of those without meaning.
+// The table's keys, then the keys without meaning.
 const std::vector<std::string>& KnownPaths() {
   static const std::vector<std::string>* const all = [] {
     auto* paths = new std::vector<std::string>;
@@ -66,7 +66,7 @@ std::string NearestPath(std::string_view block, std::string_view name) {
     const size_t name_at = path.rfind('.') + 1;  // npos + 1 is 0
     const std::string_view own = std::string_view(path).substr(name_at);
     const int detour = std::string_view(path).substr(0, name_at) == block ? 0 : kOtherBlock;
-    // As many edits as one is longer than the other, at least.
+    // At least as many edits as the difference of the lengths.
     const size_t longer =
         own.size() > name.size() ? own.size() - name.size() : name.size() - own.size();
     if (nearest != nullptr && static_cast<int>(longer) + detour >= least) continue;
@@ -91,7 +91,7 @@ std::string NearestWord(std::string_view list_with_bars, std::string_view name) 
 std::vector<std::string> PathsNamed(std::string_view name) {
   std::vector<std::string> named;
   for (const std::string& path : KnownPaths()) {
-    if (path.find('*') != std::string::npos) continue;  // by a name of the user's
+    if (path.find('*') != std::string::npos) continue;  // named by the user
     const std::string_view own = std::string_view(path).substr(path.rfind('.') + 1);
     if (absl::EqualsIgnoreCase(NameView(own), NameView(name))) named.push_back(path);
   }

@@ -8,18 +8,19 @@
 namespace ebb::config {
 
 // Insertions, deletions, substitutions and swaps of neighbours that lead from one word to the
-// other, whatever the case.
+// other, ignoring case.
 int EditDistance(std::string_view a, std::string_view b);
 
 // The path of the key with the name nearest to `name` as a key of `block` ("" or
-// "zero_optimization."), of the table or without meaning. A key of another block counts as two
-// edits away, so a misplaced one is found, too. "" for names far longer than any key.
+// "zero_optimization."), among the table's keys and those without meaning. A key of another block
+// counts as two edits away, so a misplaced key is found, too. "" for names much longer than any
+// key.
 std::string NearestPath(std::string_view block, std::string_view name);
 
 // The nearest word of a list, "a|b".
 std::string NearestWord(std::string_view list_with_bars, std::string_view name);
 
-// The paths of the keys of exactly this name, whatever the case, in any block.
+// The paths of all keys with exactly this name, ignoring case, in any block.
 std::vector<std::string> PathsNamed(std::string_view name);
 
 }  // namespace ebb::config

@@ -1,4 +1,4 @@
-// All that is wrong with a configuration, each problem with its place in the file.
+// All problems of a configuration, each with its place in the file.
 #pragma once
 
 #include <initializer_list>
@@ -13,26 +13,26 @@ namespace ebb::config {
 
 class Problems {
  public:
-  // Of a configuration that is no file: without places.
+  // For a configuration that is not a file: without places.
   Problems() = default;
   explicit Problems(std::string text) : text_(std::move(text)) {}
 
-  // That the key of this path stands at this byte of the text.
+  // Notes that the key of this path is at this byte of the text.
   void Locate(std::string path, size_t offset) { offsets_.emplace(std::move(path), offset); }
 
-  // `path` as the file has it; it need not be there.
+  // `path` as in the file; the file need not have it.
   void Add(std::string_view path, std::initializer_list<std::string_view> sentence);
-  // Of a key at this byte of the text.
+  // For a key at this byte of the text.
   void AddAt(size_t offset, std::string_view path, std::string sentence);
-  // The key that an unknown one probably stands for, unless it is there: that it is missing is no
-  // problem of its own.
+  // The key that an unknown key probably means, if the file does not have it. That it is missing
+  // then is no problem of its own.
   void AddNearest(std::string_view path) {
     if (!offsets_.contains(path)) meant_.emplace_back(path);
   }
-  // What follows from keys that are allowed by themselves. Nothing follows from one that is wrong.
+  // A conflict between keys that are allowed by themselves. It is left out if one of them is wrong.
   void AddTogether(std::string_view path, std::initializer_list<std::string_view> sentence);
 
-  // kInvalidArgument with all of them in the file's order, or ok.
+  // kInvalidArgument with all problems in the file's order, or OK.
   absl::Status status() const;
 
  private:
@@ -45,8 +45,8 @@ class Problems {
   std::string text_;
   std::map<std::string, size_t, std::less<>> offsets_;
   std::vector<Problem> problems_;
-  size_t dropped_ = 0;                      // beyond as many as anything is worth
-  std::vector<std::string> wrong_, meant_;  // paths: of Add, of AddNearest
+  size_t dropped_ = 0;                      // problems beyond the maximum
+  std::vector<std::string> wrong_, meant_;  // paths: from Add, from AddNearest
 };
 
 // "line 3, column 5".

@@ -11,14 +11,14 @@
 namespace ebb::config {
 namespace {
 
-constexpr int kUnknownMax = 100;    // that are worth a sentence of their own
-constexpr size_t kPlacesShown = 3;  // of a misplaced key
+constexpr int kUnknownMax = 100;    // unknown keys that get a sentence of their own
+constexpr size_t kPlacesShown = 3;  // for a misplaced key
 
-// Where the walk through the document stands.
+// The walk's place in the document.
 struct Block {
-  std::string rows = "";   // prefix of the rows of its keys: "bf16."
-  std::string shown = "";  // prefix of its keys as the file has them: "bfloat16."
-  bool is_open = true;     // DeepSpeed passes over keys that it does not know
+  std::string rows = "";   // prefix of its keys' rows: "bf16."
+  std::string shown = "";  // prefix of its keys in the file: "bfloat16."
+  bool is_open = true;     // DeepSpeed ignores unknown keys in it
 };
 
 bool IsComment(std::string_view name) {
@@ -26,7 +26,7 @@ bool IsComment(std::string_view name) {
          absl::EqualsIgnoreCase(NameView(name), "comment");
 }
 
-// Of what DeepSpeed reads with pydantic, which converts what can only be meant in one way.
+// DeepSpeed reads these with pydantic, which converts values that have only one possible meaning.
 bool IsConverted(std::string_view rows) {
   return rows.starts_with("zero_optimization.") || rows == "fp16." || rows == "bf16.";
 }
@@ -58,7 +58,7 @@ class Reader {
 
  private:
   static const Key* FindNamed(const Block& block, const std::string& name) {
-    // A dot in a name is no step into a block.
+    // A dot in a name does not lead into a block.
     return name.find('.') == std::string::npos ? FindKey(block.rows + name) : nullptr;
   }
 
@@ -106,7 +106,7 @@ class Reader {
     }
   }
 
-  // The value of a key that has been read under another name: the name of the row counts.
+  // The value of a key that was already read under another name: the row's name wins.
   void TakeSecond(const Key& key, bool is_rows_name, const std::string& shown, const Json& value,
                   Given& first) {
     if (!IsAuto(key, value) && !Check(key, value, shown, problems_)) return;
@@ -129,7 +129,7 @@ class Reader {
     }
     if ((key.taken == Taken::kUpperLimit || key.taken == Taken::kApproximated) &&
         IsTooLarge(key, value)) {
-      value = INT64_MAX;  // no limit at all
+      value = INT64_MAX;  // no limit
     }
     if (!converted.has_value()) return;
     Remark(reading_.remarks,
@@ -196,7 +196,7 @@ class Reader {
       hint = Join({" is not a key; the nearest is ",
                    Quoted(is_sibling ? block.shown + nearest.substr(name_at) : nearest)});
     }
-    // Two slips of the pen, in a name long enough that they are no other word.
+    // Up to two typing errors, in a name long enough not to be another word.
     const bool is_misspelled =
         is_sibling && edits * 3 <= static_cast<int>(name.size()) && edits <= 2;
     const bool is_dotted = FindKey(block.rows + name) != nullptr;
@@ -217,7 +217,7 @@ class Reader {
     Say(block.shown + name, value, "unknown: passed over", nullptr);
   }
 
-  // Where a key of this name belongs. `nearest` is one.
+  // Where a key of this name belongs. `nearest` is one such place.
   static std::string Misplaced(std::string_view name, const std::string& nearest) {
     const std::vector<std::string> all = PathsNamed(name);
     if (all.size() > 1 && all.size() <= kPlacesShown) {
@@ -239,7 +239,7 @@ class Reader {
   int unknown_ = 0;
 };
 
-// What the file itself says of keys that it must not have.
+// What the file itself says about unknown keys.
 std::optional<UnknownKeys> OwnUnknownKeys(const Json& root) {
   const auto ebb = root.find("ebb");
   if (ebb == root.end() || !ebb->is_object()) return std::nullopt;

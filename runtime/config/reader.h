@@ -1,5 +1,5 @@
-// A document against the table: every key known, every value allowed, every key that is not taken
-// literally remarked upon.
+// Checks a document against the table: every key known, every value allowed, a remark for every key
+// that is not taken literally.
 #pragma once
 
 #include <map>
@@ -16,12 +16,12 @@
 namespace ebb::config {
 
 struct Given {
-  const Json* value = nullptr;  // in the document, or what the trainer fills in; null: "auto"
-  std::string shown = "";       // the path as the file has it
+  const Json* value = nullptr;  // in the document, or from the trainer; null: "auto"
+  std::string shown = "";       // the path in the file
 };
 
-// What a document gives, by the path of the key's row; null counts as not given. An optimizer of a
-// parameter group is found under "optimizer...", as at the top level, in the group's own Values.
+// The values of a document, by the path of the key's row; null counts as not given. An optimizer of
+// a parameter group is found under "optimizer...", as at the top level, in the group's own Values.
 struct Values {
   std::map<std::string_view, Given> given;
   std::map<std::string, Values> groups;  // of ebb.parameter_groups, by name
@@ -35,7 +35,7 @@ struct Values {
 struct TakenKey {
   std::string shown, value;
   std::string how;
-  const Key* key = nullptr;  // null: none of the table
+  const Key* key = nullptr;  // null: not in the table
 };
 
 struct Reading {
@@ -44,8 +44,7 @@ struct Reading {
   std::vector<std::string> remarks, warnings;  // Config's
 };
 
-// Changes values that DeepSpeed converts, such as "true" for true. The document outlives the
-// result.
+// Converts values as DeepSpeed does, such as "true" to true. The document outlives the result.
 Reading ReadValues(Document& document, std::optional<UnknownKeys> unknown_keys);
 
 // Appends a remark, once.

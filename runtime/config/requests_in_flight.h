@@ -1,6 +1,5 @@
 // How many requests a swap file has in flight. DeepSpeed splits each transfer over its threads
-// (aio.intra_op_parallelism), each of which has a queue of aio.queue_depth of its own; here one ring
-// has all of them.
+// (aio.intra_op_parallelism), each with a queue of aio.queue_depth. Here one ring has them all.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +11,7 @@ namespace ebb {
 
 inline constexpr int64_t kRequestsInFlightMax = 4096;
 
-// For each folder that the file is striped over.
+// For each folder over which the file is striped.
 inline int64_t RequestsInFlight(const AioConfig& aio) {
   return std::min(aio.queue_depth * aio.intra_op_parallelism, kRequestsInFlightMax);
 }

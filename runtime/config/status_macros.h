@@ -1,4 +1,4 @@
-// The one way to pass a Status on, inside the tree; no public header includes it.
+// The one way to return an error Status, inside the tree; no public header includes it.
 #pragma once
 
 #include <utility>

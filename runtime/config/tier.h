@@ -9,7 +9,7 @@ namespace ebb {
 enum class Tier : uint8_t { kDevice, kCpu, kNvme };
 inline constexpr int kTiers = 3;
 
-// The spelling of every report: "device", "cpu", "nvme".
+// The spelling in every report: "device", "cpu", "nvme".
 constexpr std::string_view Name(Tier tier) {
   constexpr std::string_view kNames[kTiers] = {"device", "cpu", "nvme"};
   return kNames[static_cast<int>(tier)];

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kGroup = "ebb.parameter_groups.*.";
 
-// Puts each field that is given at its path below an object.
+// Puts each given field at its path below an object.
 class FieldWriter {
  public:
   explicit FieldWriter(Json& object) : object_(object) {}
@@ -66,7 +66,7 @@ class FieldWriter {
   static Json ToJson(OptionalChoice<Enum> field) {
     return field.value.has_value() ? ToJson(Choice<Enum>{*field.value, field.spellings}) : Json();
   }
-  // One as text, unless that would say something else.
+  // A single path becomes a text, unless the reader would take that differently.
   static Json ToJson(const std::vector<std::string>& paths) {
     if (paths.empty()) return Json();
     return paths.size() == 1 && paths[0] != "auto" ? Json(paths[0]) : Json(paths);

@@ -25,7 +25,8 @@ void CheckOptimizer(const OptimizerConfig& optimizer, const std::string& path, P
     problems.AddTogether(least, {Quoted(least), " ", Shown(optimizer.min_coefficient),
                                  " is above \"max_coeff\" ", Shown(optimizer.max_coefficient)});
   }
-  // Elements that have had no gradient would be 0 / 0, and so would the norm of their parameter.
+  // For elements that never had a gradient the update would be 0 / 0, and so would the norm of
+  // their parameter.
   if (optimizer.type == OptimizerType::kLamb && static_cast<float>(optimizer.epsilon) == 0) {
     const std::string eps = path + ".params.eps";
     problems.AddTogether(
@@ -48,7 +49,7 @@ void CheckLossScale(const Config& config, Problems& problems) {
 constexpr std::string_view kParam = "zero_optimization.offload_param";
 constexpr std::string_view kOptimizer = "zero_optimization.offload_optimizer";
 
-// `device` of an offload block, at the stage that is given.
+// Checks `device` of an offload block at the given stage.
 void CheckDevice(std::string_view block, Tier device, bool has_path, int stage, int stage_least,
                  std::string_view why, Problems& problems) {
   if (device == Tier::kDevice) return;

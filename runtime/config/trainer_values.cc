@@ -49,7 +49,7 @@ const Json* TrainersShare::Find(std::string_view path) const {
   return nullptr;
 }
 
-// In the place of what was said of an "auto", or for a key that the file does not have.
+// Replaces how an "auto" was taken, or adds a key that the file does not have.
 void TrainersShare::Say(const std::string& shown, std::string how) {
   for (TakenKey& taken : *keys_) {
     if (taken.shown == shown) {
@@ -78,7 +78,7 @@ void TrainersShare::FillAuto(Values& values, Problems& problems) {
       IsTrue(values.Value("fp16.enabled")) || IsTrue(values.Value("bf16.enabled"));
   for (auto& [path, given] : values.given) {
     if (given.value != nullptr) continue;
-    // Beside a total, the arithmetic of the triple says what the two others are.
+    // If the total is known, the arithmetic of the triple gives the two others.
     const bool is_derived =
         path == "train_batch_size" ||
         (values.Value("train_batch_size") != nullptr &&

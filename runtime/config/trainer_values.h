@@ -1,4 +1,4 @@
-// What a file leaves to the trainer, filled in before its values are read.
+// What a file leaves to the trainer. It is filled in before the file's values are read.
 #pragma once
 
 #include <string>
@@ -17,11 +17,10 @@ class TrainersShare {
  public:
   explicit TrainersShare(const TrainerValues& trainer);
 
-  // Every "auto" of which the trainer knows the value gets it. What is missing and must be there
-  // does, too: a size of the batch, an optimizer, the steps of a schedule that needs them. Remarks
-  // in one sentence on all that was filled in, in one on every "auto" that was left to its default.
-  // The reading's values refer to this object afterwards. A value that the table does not allow is
-  // a problem.
+  // Gives every "auto" its value if the trainer knows it, and also fills in required keys that are
+  // missing: a size of the batch, an optimizer, the steps of a schedule that needs them. One remark
+  // names all that was filled in, another one every "auto" that got its default. The reading's
+  // values refer to this object afterwards. A value that the table does not allow is a problem.
   void Fill(Reading& reading, Problems& problems);
 
  private:
@@ -31,7 +30,7 @@ class TrainersShare {
   void FillMissing(Values& values, Problems& problems);
   void Say(const std::string& shown, std::string how);
 
-  std::vector<std::pair<std::string_view, Json>> known_;  // by the path of the key
+  std::vector<std::pair<std::string_view, Json>> known_;  // by the key's path
   std::string filled_, left_;
   std::vector<TakenKey>* keys_ = nullptr;
 };

@@ -29,13 +29,13 @@ bool IsNumberInRange(const Key& key, const Json& value) {
   return value.is_number() && IsInRange(key, value.get<double>());
 }
 
-// That the operating system can take.
+// Whether the operating system can take it as a path.
 bool IsPath(const Json& value) {
   const std::string* text = value.get_ptr<const std::string*>();
   return text != nullptr && !text->empty() && text->find('\0') == std::string::npos;
 }
 
-// "enabled" as such a flag may be written.
+// Whether "enabled" is true in any of its spellings.
 bool IsEnabled(const Json& value) {
   return value.is_boolean() ? value.get<bool>() : value.is_number() && value != 0;
 }
@@ -49,8 +49,8 @@ bool HasFlag(const Json& value, bool wanted) {
   return false;
 }
 
-// Blocks of features that are refused may stand there switched off: by an "enabled" of their own
-// ("disabled"), or by those of everything in them ("off").
+// Blocks of refused features may be in the file if they are switched off: by an "enabled" of their
+// own ("disabled"), or by those of everything in them ("off").
 bool IsHarmlessBlock(const Key& key, const Json& block) {
   if (key.harmless == "disabled") {
     const auto enabled = block.find("enabled");
@@ -164,7 +164,7 @@ std::string Shown(const Json& value) {
   if (value.is_number_float() && !std::isfinite(value.get<double>())) {
     return std::isnan(value.get<double>()) ? "nan" : value.get<double>() > 0 ? "inf" : "-inf";
   }
-  // 5e8 as 500000000: whole numbers are shown like integers.
+  // Whole numbers are shown as integers: 5e8 as 500000000.
   if (value.is_number_float() && std::abs(value.get<double>()) < 1e15) {
     if (const std::optional<int64_t> whole = ToInteger(value)) return std::to_string(*whole);
   }
