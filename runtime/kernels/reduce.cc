@@ -10,11 +10,11 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ebb/runtime/kernels/reduce.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h, which includes this file again for every target.
+// These come after foreach_target.h, which includes this file again for every target.
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
-// What a kernel is called with; one definition for all targets.
+// A kernel's arguments; one definition for all targets.
 #ifndef EBB_RUNTIME_KERNELS_REDUCE_CC_
 #define EBB_RUNTIME_KERNELS_REDUCE_CC_
 namespace ebb {
@@ -31,8 +31,8 @@ struct ReduceArguments {
 
 inline constexpr uint32_t kQuietNan = 0x7fc00000;
 
-// One element at a time: the ends that fill no vector. The same operations in the same order as the
-// vectors'.
+// One element at a time, for the ends that fill no vector: the same operations in the same order as
+// in the vectors.
 template <ReduceOp kOp>
 float Combine(float so_far, float next) {
   if constexpr (kOp == ReduceOp::kSum) return so_far + next;
@@ -129,7 +129,7 @@ HWY_INLINE void Store(Vector v, Float16* to, bool past_caches) {
   StoreLanes(bits, hn::BitCast(bits, hn::DemoteTo(half, WithoutPayload(v))),
              reinterpret_cast<uint16_t*>(to), past_caches);
 #else
-  // Only conversion instructions are known to round as dtype.h does, Highway's substitutes for them
+  // Only conversion instructions are known to round as in dtype.h; Highway's substitutes for them
   // are not.
   HWY_ALIGN float lanes[hn::MaxLanes(Floats())];
   hn::Store(WithoutPayload(v), Floats(), lanes);
@@ -182,8 +182,7 @@ void ReduceLoop(const ReduceArguments& a, int64_t begin, int64_t end) {
     Store(hn::Mul(total1, scale), destination + i + lanes, a.past_caches);
   }
   for (; i < end; ++i) ReduceElement<T, kOp>(a, i);
-  // Streaming stores are not ordered by the release stores that later tell others that the data is
-  // there.
+  // Streaming stores are not ordered by the release stores that later publish the data.
   if (a.past_caches) hwy::FlushStream();
 }
 

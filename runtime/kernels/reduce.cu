@@ -1,5 +1,6 @@
-// The reduction kernels: threads given their numbers (reduce_work.h). Bound by memory: each input is
-// read once and the destination written; what is scaled in place is read and written once.
+// The reduction kernels: each thread gets its numbers from reduce_work.h. Bound by memory: each
+// input is read once and the destination written. Spans that are scaled in place are read and
+// written once.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -69,12 +70,12 @@ cudaError_t LaunchReduce(const ReduceGrids& grids, cudaStream_t stream,
     const int64_t pieces = std::max((arrays.count - head) / reduce_work::kPack<T>, head);
     ReduceArrays passed = arrays;
     void* parameters[] = {&passed, &head};
-    // Unlike <<<>>> and cudaGetLastError it says nothing of earlier calls, and forgets none.
+    // Unlike <<<>>> and cudaGetLastError, it neither reports nor clears errors of earlier calls.
     launched = cudaLaunchKernel(&Reduce<T, decltype(combine)::value>,
                                 dim3(BlocksOf(pieces, grids.Of(arrays))), dim3(kThreads),
                                 parameters, 0, stream);
   });
-  if (launched != cudaSuccess) cudaGetLastError();  // it is dealt with by the caller
+  if (launched != cudaSuccess) cudaGetLastError();  // handled by the caller
   return launched;
 }
 
@@ -93,7 +94,7 @@ cudaError_t LaunchScale(const ReduceGrids& grids, cudaStream_t stream, const Sca
     launched = cudaLaunchKernel(&Scale<T>, dim3(blocks, static_cast<unsigned>(arrays.spans_count)),
                                 dim3(kThreads), parameters, 0, stream);
   });
-  if (launched != cudaSuccess) cudaGetLastError();  // it is dealt with by the caller
+  if (launched != cudaSuccess) cudaGetLastError();  // handled by the caller
   return launched;
 }
 

@@ -1,4 +1,4 @@
-// The arithmetic of reductions, shared by every backend whose ranks can read each other's memory.
+// The arithmetic of reductions, for every backend in which ranks read each other's memory.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,12 @@ struct Reduction {
 // destination[i] = scale * (inputs[0][i] op inputs[1][i] op ...), in fp32 in the order that
 // communicator.h states, rounded once. `destination` is one of the inputs or overlaps none.
 //
-// The bits depend on nothing else: not on SIMD width, threads or cuts. A result that is NaN is the
-// positive quiet NaN without payload, because which operand's payload survives an addition differs
-// between machines; of equal values (-0 and +0) max and min keep the first. int8 saturates.
+// The bits depend on nothing else: neither SIMD width, nor threads, nor cuts. A result that is NaN
+// is the positive quiet NaN without payload, because which operand's payload survives an addition
+// differs between machines; of equal values (-0 and +0) max and min keep the first. int8 saturates.
 //
 // Bytes per element: each input read once, the destination written. `together_bytes`: what the
-// operation that this call is a part of writes in all, if that is more; large results go past the
-// caches.
+// whole operation writes, if that is more than this call; large results bypass the caches.
 void Reduce(ThreadTeam& team, const Reduction& reduction, std::span<const void* const> inputs,
             void* destination, int64_t count, int64_t together_bytes = 0);
 

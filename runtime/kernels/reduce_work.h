@@ -1,10 +1,10 @@
 // What one thread of the reduction kernels does: the arithmetic of reduce.cc in its order, on every
-// element the same operations. It compiles for the host too, where tests compare it with Reduce;
-// what differs there is the instruction, not the result.
+// element the same operations. It also compiles for the host, with other instructions and the same
+// results, where tests compare it with Reduce.
 //
 //   elements   | head |  packs of 16 bytes, each thread's `threads` apart  | tail |
 //
-// Head and tail are what is not aligned, or all of it where the arrays are not aligned alike.
+// Head and tail are the unaligned elements, or all elements if the arrays are aligned differently.
 #pragma once
 
 #include <cmath>
@@ -37,7 +37,7 @@ EBB_HOST_DEVICE float Widened(int8_t value) {
   return static_cast<float>(value);
 }
 
-// One rounding, to nearest even; every NaN is the positive quiet one without payload.
+// One rounding, to nearest even; every NaN becomes the positive quiet one without payload.
 template <class T>
 EBB_HOST_DEVICE T Rounded(float value) {
   T result;
@@ -146,7 +146,8 @@ EBB_HOST_DEVICE void ReduceElements(const ReduceArrays& arrays, int64_t at) {
   Store<T, kCount>(arrays.destination, at, result);
 }
 
-// Of `count` elements of `bytes`: how many come before the first pack. All of them if there is none.
+// For `count` elements of `bytes`: how many come before the first pack. All of them if there is no
+// pack.
 EBB_HOST_DEVICE int64_t HeadOf(const void* array, int64_t count, int bytes) {
   const uintptr_t place = reinterpret_cast<uintptr_t>(array) % kPackBytes;
   if (place % static_cast<uintptr_t>(bytes) != 0) return count;
@@ -197,7 +198,7 @@ EBB_HOST_DEVICE void ScaleAsThread(const ScaleArrays::Span& span, float factor, 
     ScaleElements<T, 1>(span.data, i < head ? i : i + packed, factor);
 }
 
-// Calls body(T()) for the type of that name.
+// Calls body(T()) for the type that `dtype` names.
 template <class Body>
 void WithType(DType dtype, Body body) {
   switch (dtype) {
@@ -212,7 +213,7 @@ void WithType(DType dtype, Body body) {
   }
 }
 
-// Calls body(T(), constant of a Combine) for what `arrays` are.
+// Calls body(T(), constant of a Combine) for the types of `arrays`.
 template <class Body>
 void WithTypes(const ReduceArrays& arrays, Body body) {
   const auto with_combine = [&](auto number) {

@@ -15,7 +15,7 @@
 namespace ebb {
 namespace {
 
-// The end of every valid file, and what Commit puts in its place: the same number of bytes.
+// The end of every valid file, and the text of the same length with which Commit replaces it.
 constexpr std::string_view kEmpty = "[\n]\n", kEnd = "\n]\n";
 constexpr std::string_view kBeforeFirst = "\n\n\n", kBeforeNext = ",\n\n";
 constexpr size_t kBufferBytes = 1 << 16;
@@ -44,7 +44,7 @@ EventFile::EventFile(EventFile&& other) noexcept
 EventFile::~EventFile() {
   if (fd_ < 0) return;
   if (behind_ > 0) {
-    // Cutting off needs no space; where even that fails nothing else could be done.
+    // Truncating needs no space. If even that fails, nothing else can be done.
     [[maybe_unused]] const int result = ftruncate(fd_, size_);
   }
   close(fd_);

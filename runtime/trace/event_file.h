@@ -17,8 +17,8 @@ namespace ebb {
 
 class EventFile {
  public:
-  // Leaves an empty array in place of whatever the file held. Refuses symbolic links and what is
-  // not a regular file, as WaitOpen does.
+  // Leaves an empty array in place of the file's contents. Refuses symbolic links and files that
+  // are not regular, as WaitOpen does.
   static absl::Status Create(const std::string& path);
 
   // Opens a file that Create made, and waits for its lock.
@@ -39,8 +39,8 @@ class EventFile {
   int fd_ = -1;
   std::string path_;
   int64_t size_ = 0;    // of the valid array
-  int64_t behind_ = 0;  // bytes written after it, not part of it yet
-  std::string buffer_;  // what comes after those
+  int64_t behind_ = 0;  // bytes written after the array, not part of it yet
+  std::string buffer_;  // bytes to write after those
 };
 
 }  // namespace ebb

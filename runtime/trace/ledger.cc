@@ -6,10 +6,9 @@
 
 namespace ebb {
 
-// The counters are statistics: nothing else is ordered by them, so relaxed atomics suffice.
+// The counters are statistics: they order nothing else, so relaxed atomics suffice.
 struct MemoryLedger::Cells {
-  // A cache line each: ranks of one process charge different ledgers, but queues of one rank
-  // charge different cells at once.
+  // A cache line each: queues of one rank charge different cells at once.
   struct alignas(64) Cell {
     std::atomic<int64_t> predicted{0}, current{0}, peak{0};
   };

@@ -1,5 +1,5 @@
-// The memory ledger: every byte the runtime holds, by class of state and tier. Predicted by the
-// plan, counted here.
+// The memory ledger: every byte that the runtime holds, by class of state and tier. The plan
+// predicts it; the ledger counts it.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace ebb {
 
 class MemoryLedger {
  public:
-  // Bytes held as long as this lives. Move-only.
+  // Bytes that are held as long as this object lives. Move-only.
   class Charge {
    public:
     Charge() = default;

@@ -12,14 +12,14 @@
 namespace ebb {
 namespace {
 
-// Where lines go, as the program has said.
+// Where the program sends log lines.
 struct Output {
   std::mutex mutex;
   std::function<void(LogLevel, std::string_view)> sink;
   std::function<void(const std::function<void()>&)> surround;
 };
 
-// Never destroyed, nor is the logger: threads may log while the process exits.
+// Never destroyed, like the logger, because threads may log while the process exits.
 Output& TheOutput() {
   static Output& output = *new Output;
   return output;

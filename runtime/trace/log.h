@@ -10,15 +10,15 @@ namespace ebb {
 void LogInfo(std::string_view message);
 void LogWarning(std::string_view message);
 
-// For a program that has a log of its own: from now on each line goes to `sink` and not to standard error, on the
-// thread that logs it and one at a time. It does not log. EBB_LOG_LEVEL still says which lines there are. Empty:
-// standard error, as at the start.
+// For a program with a log of its own: from now on each line goes to `sink` instead of standard
+// error, on the thread that logs it, one line at a time. `sink` must not log. EBB_LOG_LEVEL still
+// selects the lines. Empty: standard error, as at the start.
 enum class LogLevel { kInfo, kWarning };
 void SendLogTo(std::function<void(LogLevel level, std::string_view message)> sink);
 
 // For a program that keeps a line of its own on the terminal: from now on `surround` runs for each
-// line that is logged, on the thread that logs it and one at a time, and calls `write`, which
-// writes the line. It does not log. Empty: lines are written at once, as at the start.
+// logged line, on the thread that logs it, one line at a time. It calls `write`, which writes the
+// line, and must not log. Empty: lines are written at once, as at the start.
 void SurroundLogLines(std::function<void(const std::function<void()>& write)> surround);
 
 }  // namespace ebb

@@ -1,15 +1,15 @@
-// Ranges of the calling thread that a profiler shows above what the thread enqueues in them: NVTX's, in
-// the domain "ebb". Nothing where Ebb is built without CUDA; while no profiler is attached a call is one
-// look at a pointer.
+// Ranges of the calling thread, which a profiler shows above the work that the thread enqueues in
+// them. They are NVTX's, in the domain "ebb". They do nothing in a build without CUDA. While no
+// profiler is attached a call reads one pointer.
 #pragma once
 
 namespace ebb::profiler {
 
-// Until the Pop that belongs to it. NVTX copies the name.
+// Begins a range, which its Pop ends. NVTX copies the name.
 void Push(const char* name);
 void Pop();
 
-// In NVTX's place, for tests; null: NVTX. Not while a range is open.
+// Replaces NVTX, for tests; null: NVTX. Set it while no range is open.
 struct Sink {
   void (*push)(const char* name);
   void (*pop)();

@@ -1,4 +1,5 @@
-// What of this process is in RAM as the operating system counts it: all of it, pools or not.
+// How much of this process is in RAM, as the operating system counts it: all memory, in pools or
+// not.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +8,14 @@
 
 namespace ebb {
 
-// Bytes. Pages of files count, and so does what other processes share with this one, once for each
-// process that has touched it. Swap does not.
+// Bytes. Pages of files count. Memory shared with other processes counts in each process that has
+// touched it. Swap does not count.
 struct ResidentSet {
   int64_t bytes = 0;       // now (VmRSS)
-  int64_t peak_bytes = 0;  // the most so far (VmHWM); a forked process starts with what it has then
+  int64_t peak_bytes = 0;  // so far (VmHWM); after a fork, from the parent's size
 };
 
-// Any thread. Nothing where the system does not say both. `status_file`: another for tests.
+// Any thread. Nothing if the system does not report both. `status_file`: another one for tests.
 std::optional<ResidentSet> ReadResidentSet(const std::string& status_file = "/proc/self/status");
 
 }  // namespace ebb

@@ -8,7 +8,7 @@
 namespace ebb {
 
 void OpenMissingStandardStreams() {
-  // In this order: open takes the lowest that is free.
+  // In this order, because open takes the lowest free descriptor.
   for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; ++stream) {
     if (fcntl(stream, F_GETFD) >= 0 || errno != EBADF) continue;
     if (open("/dev/null", O_RDWR) < 0) open("/", O_PATH);

@@ -22,8 +22,8 @@ std::string Quoted(std::string_view text) {
   return json(text).dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-// Names a process or a thread. Every one has a tid: Perfetto takes a missing one for the pid and
-// would show a thread of that number.
+// Names a process or a thread. Each event has a tid: Perfetto takes a missing one to be the pid,
+// and would show a thread of that number.
 std::string MetadataEvent(std::string_view name, int rank, size_t track, std::string_view key,
                           const std::string& value) {
   std::string event = R"({"name":)";
@@ -72,8 +72,8 @@ struct Timeline::State {
 
   const Options options;
   std::vector<std::string> tracks;
-  std::vector<Slot> slots;        // value-initialised: their pages are there before the first step
-  std::atomic<int64_t> added{0};  // also counts the spans that found no slot
+  std::vector<Slot> slots;        // value-initialised: pages exist at once
+  std::atomic<int64_t> added{0};  // also counts spans without a slot
 };
 
 Timeline::Timeline(Options options) : state_(std::make_unique<State>(std::move(options))) {}

@@ -26,11 +26,11 @@ class Timeline {
   // One recorded interval. Nanoseconds of a steady clock that all ranks of a host share.
   struct Span {
     const char* operation = "";     // borrowed: string literals or names that outlive the timeline
-    std::string_view subject = {};  // unit or bucket; borrowed alike
+    std::string_view subject = {};  // unit or bucket; borrowed, too
     int track = 0;
     int64_t begin_ns = 0, end_ns = 0;
     int64_t step = 0;        // counted from 1
-    int64_t evaluation = 0;  // likewise, of a span that belongs to an evaluation and to no step
+    int64_t evaluation = 0;  // from 1; such a span belongs to no step
     int64_t bytes = 0;
   };
 
@@ -44,9 +44,10 @@ class Timeline {
   static int64_t NowNs();
   int64_t dropped() const;
 
-  // Starts the file anew, or says why it cannot be written. On one rank, before any other appends.
+  // Empties the file, or says why it cannot be written. Call it on one rank, before any other
+  // appends.
   static absl::Status Create(const std::string& path);
-  // Adds this rank's spans to the file. Once, at the end.
+  // Adds this rank's spans to the file. Call it once, at the end.
   absl::Status AppendTo(const std::string& path) const;
 
  private:
