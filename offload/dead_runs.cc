@@ -38,7 +38,7 @@ std::string ReadSmall(int descriptor) {
   return std::string(text.data(), static_cast<size_t>(std::max<ssize_t>(bytes, 0)));
 }
 
-// Locks there are of this machine, all of them.
+// Whether all locks on the file system are taken on this machine.
 bool IsLocal(int descriptor) {
   constexpr long kXfs = 0x58465342, kF2fs = 0xF2F52010, kZfs = 0x2FC12FC1, kBcachefs = 0xCA451A4E;
   constexpr std::array kLocal = {long{EXT4_SUPER_MAGIC},
@@ -58,7 +58,7 @@ bool IsLocal(int descriptor) {
 
 std::vector<std::string> NamesIn(DIR* stream) {
   std::vector<std::string> names;
-  rewinddir(stream);  // some file systems list what was there when it was opened
+  rewinddir(stream);  // some file systems list the entries as of the opening
   while (const dirent* entry = readdir(stream)) {
     const std::string name = entry->d_name;
     if (name != "." && name != "..") names.push_back(name);
@@ -72,7 +72,7 @@ struct CloseDirectory {
 using DirectoryStream = std::unique_ptr<DIR, CloseDirectory>;
 
 std::vector<std::string> Names(int directory) {
-  // A descriptor of its own, which closedir closes; another open file: the position is not shared.
+  // A new open file, which closedir closes: the reading position is not shared.
   FileHandle again(openat(directory, ".", kDirectory));
   const DirectoryStream stream(again.is_open() ? fdopendir(again.get()) : nullptr);
   if (stream == nullptr) return {};
@@ -98,7 +98,7 @@ void RemoveFilesAndDirectory(FileHandle directory, const std::string& leaf) {
     for (const std::string& name : NamesIn(stream.get())) {
       if (IsSwapFile(name)) unlinkat(open, name.c_str(), 0);
     }
-    // Last: a cleaner that is killed half way leaves what the next one recognises.
+    // Last: if a cleaner is killed half way, the next one still recognises the directory.
     unlinkat(open, kLockName, 0);
     if (unlinkat(open, absl::StrCat("../", leaf).c_str(), AT_REMOVEDIR) != 0) error = errno;
   }
@@ -110,7 +110,8 @@ void RemoveFilesAndDirectory(FileHandle directory, const std::string& leaf) {
                 .ToString());
 }
 
-// <name>-<pid>-<16 hexadecimal digits>, behind the prefix. "": made by something else.
+// The process of a name <name>-<pid>-<16 hexadecimal digits> behind the prefix. "": not such a
+// name.
 std::string ProcessOf(std::string_view leaf) {
   const size_t random = leaf.rfind('-');
   if (random == std::string_view::npos || random == 0) return "";
@@ -124,7 +125,7 @@ std::string ProcessOf(std::string_view leaf) {
   return ours ? std::string(digits) : "";
 }
 
-// What a lock says of the run that made it.
+// What a lock file says of the run that made it.
 struct Owner {
   std::string host, boot, process;
 };
@@ -136,7 +137,7 @@ std::optional<Owner> OwnerOf(const std::string& text) {
   return Owner{.host = words[1], .boot = words[2], .process = words[3]};
 }
 
-// Also where the system takes it in parts. Its errno, or 0.
+// Writes all of it, also where the system takes it in parts. Its errno, or 0.
 int WriteWhole(int descriptor, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = write(descriptor, text.data(), text.size());
@@ -147,8 +148,8 @@ int WriteWhole(int descriptor, std::string_view text) {
   return 0;
 }
 
-// Whose directory it was, by host, start and process, if it was dead and is gone; "": a process that
-// was killed before it had said so. None: it stays.
+// Removes the directory if its run is dead. Returns the owner (host, start and process); "" if the
+// process was killed before it wrote that. Nothing: the directory stays.
 std::optional<std::string> RemoveIfDead(int parent, const std::string& leaf,
                                         std::string_view prefix) {
   const std::string process = ProcessOf(std::string_view(leaf).substr(prefix.size()));
@@ -159,7 +160,8 @@ std::optional<std::string> RemoveIfDead(int parent, const std::string& leaf,
   if (found.st_uid != geteuid() || (found.st_mode & 0777) != S_IRWXU) return std::nullopt;
   const FileHandle lock(openat(directory.get(), kLockName, O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (!lock.is_open()) {
-    // Killed before it had one, or while it removed itself. What is not empty stays.
+    // Its process was killed before it made the file, or while it removed the directory. A
+    // directory with files stays.
     if (unlinkat(parent, leaf.c_str(), AT_REMOVEDIR) != 0) return std::nullopt;
     return "";
   }
@@ -169,7 +171,7 @@ std::optional<std::string> RemoveIfDead(int parent, const std::string& leaf,
   if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return std::nullopt;
   const std::string text = ReadSmall(lock.get());
   if (text.empty()) {
-    // Killed between lock and text: no file of a run is there yet.
+    // Its process was killed between lock and text, so the directory has no swap file yet.
     if (found.st_size != 0 || Names(directory.get()).size() != 1) return std::nullopt;
     RemoveFilesAndDirectory(std::move(directory), leaf);
     return "";
@@ -187,7 +189,7 @@ std::optional<std::string> RemoveIfDead(int parent, const std::string& leaf,
 
 absl::StatusOr<RunLock> MakeRunLock(int parent, const std::string& leaf, std::string_view path) {
   const auto failed = [&](int error) -> absl::Status {
-    // A cleaner has removed the directory, or has the lock on its way to that.
+    // A cleaner has removed the directory, or holds the lock to remove it.
     if (error == ENOENT || error == ESTALE || error == EWOULDBLOCK) {
       return absl::AbortedError(absl::StrCat("'", absl::string_view(path.data(), path.size()),
                                              "' was taken for a dead run's"));
@@ -224,12 +226,12 @@ absl::StatusOr<RunLock> MakeRunLock(int parent, const std::string& leaf, std::st
 }
 
 void RemoveDeadRuns(int parent, std::string_view path) {
-  // Ranks that are threads go on when all is removed, and one of them tells of it.
+  // Ranks that are threads go on once all is removed, and one of them logs it.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  std::set<std::string> removed;  // each process has a directory for each rank and class
+  std::set<std::string> removed;  // a process has a directory for each rank and class
   for (const std::string& name : Names(parent)) {
-    // Nothing is said of what held nothing, and may have been a living run's.
+    // No message for an empty directory, which may have been a living run's.
     if (absl::StartsWith(name, kNewRunPrefix)) RemoveIfDead(parent, name, kNewRunPrefix);
     if (!absl::StartsWith(name, kRunPrefix)) continue;
     if (const auto owner = RemoveIfDead(parent, name, kRunPrefix); owner && !owner->empty())

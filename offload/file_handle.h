@@ -1,4 +1,5 @@
-// An open file of the system, never standard input, output or error. Move-only, closed by the destructor.
+// An open file of the system, never standard input, output or error. Move-only, closed by the
+// destructor.
 #pragma once
 
 #include <unistd.h>
@@ -12,7 +13,7 @@ namespace ebb {
 class FileHandle {
  public:
   FileHandle() = default;
-  // Takes `descriptor`, which is not open where that has failed (-1).
+  // Takes `descriptor`; -1, a failed open, makes it not open.
   explicit FileHandle(int descriptor) : descriptor_(AboveStandardStreams(descriptor)) {}
   FileHandle(FileHandle&& other) noexcept { *this = std::move(other); }
   FileHandle& operator=(FileHandle&& other) noexcept {
@@ -25,7 +26,7 @@ class FileHandle {
 
   int get() const { return descriptor_; }
   bool is_open() const { return descriptor_ >= 0; }
-  // It is the caller's to close.
+  // The caller must close it.
   int Release() { return std::exchange(descriptor_, -1); }
 
  private:

@@ -1,5 +1,5 @@
-// Transfers between memory and files that are open: through io_uring, or through a few threads where that is denied or
-// not asked for.
+// Transfers between memory and open files: through io_uring, or through a few threads if that is
+// denied or not wanted.
 #pragma once
 
 #include <cstddef>
@@ -20,26 +20,26 @@ namespace ebb {
 class FileTransfers {
  public:
   struct Options {
-    std::vector<int> files = {};  // open descriptors, borrowed; each is one of the stripes' files
+    std::vector<int> files = {};  // open descriptors, borrowed; one for each file of the stripes
     std::vector<std::string> paths = {};
     bool direct = false;  // all of them were opened with O_DIRECT
     AioOptions aio = {};
     IoBackend backend = IoBackend::kAuto;
-    // False: one thread at a time starts transfers and waits for them, and does the ring's work while it waits.
+    // False: one thread at a time starts transfers and waits for them, and drives the ring while it waits.
     bool own_thread = true;
-    std::vector<std::span<std::byte>> memory = {};  // as ShardFile::Options has them, both
+    std::vector<std::span<std::byte>> memory = {};  // both as in ShardFile::Options
     std::function<absl::StatusOr<std::unique_ptr<IoQueue>>(IoListener&,
                                                            const ShardFile::Options::MakeQueue&)>
         wrap_queue = {};
   };
 
-  // kFailedPrecondition: IoBackend::kUring where there is none.
+  // kFailedPrecondition: IoBackend::kUring without io_uring.
   static absl::StatusOr<std::unique_ptr<FileTransfers>> Create(const Stripes& stripes,
                                                                const Options& options);
-  // Waits for what is under way.
+  // Waits for transfers under way.
   ~FileTransfers();
 
-  // As ShardFile's StartRead, StartWrite and Wait. Offsets are the stripes'.
+  // As ShardFile's StartRead, StartWrite and Wait. Offsets count in the striped file.
   void Start(IoTransfer& transfer, bool write, int64_t offset, std::byte* data, int64_t bytes);
   absl::Status Wait(IoTransfer& transfer);
 

@@ -1,4 +1,4 @@
-// The errors of disks as Statuses that say what to do: the one place where errno becomes one.
+// The errors of disks as Statuses with a remedy: the one place where errno becomes a Status.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 namespace ebb {
 
-// `action`: what could not be done, with the path: "cannot create '/nvme/x'".
+// `action`: the failed action with the path: "cannot create '/nvme/x'".
 absl::Status IoError(std::string_view action, int error);
-// The same of a transfer between memory and a file.
+// The same for a transfer between memory and a file.
 absl::Status TransferError(bool write, std::string_view path, int64_t offset, int64_t bytes,
                            int error);
-// A read that met the end of a file which has to be longer.
+// For a read that met the end of a file that should be longer.
 absl::Status FileEndsEarly(std::string_view path, int64_t offset, int64_t bytes);
 
 }  // namespace ebb

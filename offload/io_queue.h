@@ -1,5 +1,5 @@
 // Requests for the disk: what a backend (io_uring, threads) must do. A request is at most one block
-// of one file and is owned by the caller, so that submitting allocates nothing.
+// of one file. The caller owns it, so submitting allocates nothing.
 //
 //   Submit(requests) -> [the system, in any order] -> IoListener::Completed(results), Announce()
 #pragma once
@@ -20,21 +20,21 @@ struct IoRequest {
   int64_t offset = 0;
   std::byte* data = nullptr;
   int64_t bytes = 0;
-  IoRequest* next = nullptr;  // the queue's, while it has the request
+  IoRequest* next = nullptr;  // used by the queue while it has the request
 };
 
 struct IoCompletion {
   IoRequest* request = nullptr;
-  int64_t result = 0;  // bytes moved, which may be less than asked for, or -errno
+  int64_t result = 0;  // bytes moved, possibly fewer than requested, or -errno
 };
 
 class IoListener {
  public:
-  // On a thread of the queue, or on that which drives it; may submit again.
+  // Called on a thread of the queue, or on the thread that drives it; may submit again.
   virtual void Completed(std::span<const IoCompletion> completions) = 0;
-  // On the same thread, when what Completed has submitted is with the system: now waiting threads may be
-  // woken. A woken thread may take the processor from this one, and the disk would stand still
-  // meanwhile.
+  // Called on the same thread, once the system has what Completed submitted: only now waiting
+  // threads are woken. A woken thread may take the processor from this one, and the disk would be
+  // idle meanwhile.
   virtual void Announce() = 0;
 
  protected:
@@ -43,36 +43,37 @@ class IoListener {
 
 class IoQueue {
  public:
-  // After the last completion; no Submit runs.
+  // Called after the last completion, while no Submit runs.
   virtual ~IoQueue() = default;
-  // From any thread, any number at once. Does not wait for the disk.
+  // Any thread, several at once. Does not wait for the disk.
   virtual void Submit(std::span<IoRequest* const> requests) = 0;
-  // Of a queue without a thread (IoQueueOptions::own_thread): waits until some requests are over, of which there is
-  // one at least, and tells the listener. False: the queue has threads, which do so.
+  // For a queue without a thread (IoQueueOptions::own_thread) with a request in flight: waits until
+  // some requests are over, and tells the listener. False: the queue has threads, which do it.
   virtual bool Drive() { return false; }
   virtual std::string description() const = 0;
 };
 
 struct IoQueueOptions {
   std::span<const int> files;                    // open descriptors, borrowed
-  std::span<const std::span<std::byte>> memory;  // registered with the ring where it may be
-  int depth = 32;                                // requests that are in flight at most
+  std::span<const std::span<std::byte>> memory;  // registered with the ring if possible
+  int depth = 32;                                // most requests in flight
   int threads = 1;                               // of the thread backend, at least
   bool single_submit = false;                    // one system call for each request
-  // False: who waits for a request does the ring's work meanwhile (Drive), so that no thread has to be woken. Submit and
-  // Drive are then called by one thread at a time. Threads that read and write are there all the same.
+  // False: the thread that waits for a request drives the ring (Drive), so that no thread has to be
+  // woken. One thread at a time then calls Submit and Drive. The thread backend has its threads all
+  // the same.
   bool own_thread = true;
-  int ring_entries = 0;  // of the submission queue; 0: as deep, and else only in tests
+  int ring_entries = 0;  // of the submission queue; 0: same as depth; not 0 only in tests
 };
 
-// kUnavailable: this machine or this build has no io_uring, and why. Of both, kResourceExhausted: the
-// system grants no thread.
+// kUnavailable: this machine or this build has no io_uring; the message says why.
+// kResourceExhausted, for both: the system grants no thread.
 absl::StatusOr<std::unique_ptr<IoQueue>> MakeUringQueue(const IoQueueOptions& options,
                                                         IoListener& listener);
 absl::StatusOr<std::unique_ptr<IoQueue>> MakeThreadQueue(const IoQueueOptions& options,
                                                          IoListener& listener);
 
-// Requests in the order in which they came, linked through `next`.
+// Requests in the order of their arrival, linked through `next`.
 class IoRequestList {
  public:
   bool empty() const { return first_ == nullptr; }

@@ -8,7 +8,7 @@
 
 namespace ebb {
 
-// Its name is shown by tools that look at the process. kResourceExhausted where the system grants no thread.
+// Tools that look at the process show `name`. kResourceExhausted: the system grants no thread.
 absl::StatusOr<std::thread> StartIoThread(const char* name, std::function<void()> body);
 
 }  // namespace ebb

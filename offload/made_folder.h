@@ -1,6 +1,6 @@
-// An nvme_path that is not there: made for the runs that swap to it, private, and removed again by the
-// last of them. What was made here is known by its mode, 1700, which has a sticky bit that means nothing
-// to a directory of one user alone.
+// An nvme_path that did not exist: it is made for the runs that swap to it, is private, and the
+// last of these runs removes it. Its mode, 1700, marks it as made here: a sticky bit has no effect
+// on a private directory.
 #pragma once
 
 #include <string>
@@ -9,11 +9,11 @@
 
 namespace ebb {
 
-// Makes the directory and what it lies in, as far as they are not there.
+// Makes the directory and its parents, as far as they do not exist.
 absl::Status MakeFolder(const std::string& path);
 
-// Removes a directory that MakeFolder has made, and those that it lies in, as long as they are empty.
-// Opens nothing and follows no link at the end of the path.
+// Removes a directory that MakeFolder has made, and its parents made likewise, as long as they are
+// empty. Opens nothing and follows no link at the end of the path.
 void RemoveMadeFolder(std::string path);
 
 }  // namespace ebb

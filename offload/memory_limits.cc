@@ -22,7 +22,7 @@
 namespace ebb {
 namespace {
 
-// A file that cannot be read counts as absent. The standard library's streams throw there.
+// A file that cannot be read counts as absent. The standard library's streams would throw.
 std::string Text(const std::string& path) {
   const FileHandle file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.is_open()) return "";
@@ -43,7 +43,7 @@ std::optional<int64_t> Number(absl::string_view text) {
   return number;
 }
 
-// Of lines such as "MemAvailable:   1234 kB" or "inactive_file 1234": the number after the name.
+// The number after the name in lines such as "MemAvailable:   1234 kB" or "inactive_file 1234".
 std::optional<int64_t> Field(const std::string& text, absl::string_view name) {
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
     const std::vector<absl::string_view> words =
@@ -53,7 +53,7 @@ std::optional<int64_t> Field(const std::string& text, absl::string_view name) {
   return std::nullopt;
 }
 
-// The most that its caches of files give back. The kernel's MemAvailable leaves that of ZFS out.
+// The most memory that ZFS's file caches give back. The kernel's MemAvailable leaves them out.
 int64_t OfZfs(const std::string& root) {
   const std::string statistics = Text(root + "/proc/spl/kstat/zfs/arcstats");
   const auto value = [&](absl::string_view name) {  // name, type, value
@@ -71,8 +71,8 @@ std::string IdentityOfMachine(const std::string& root) {
   return boot.empty() ? HostName() : boot;
 }
 
-// Whose numbers /proc/meminfo has. Something may be mounted over it (lxcfs) that says what the container
-// has: then other containers of the machine have other memory.
+// Which memory /proc/meminfo describes. A container may have its own numbers mounted over it
+// (lxcfs); other containers of the machine then have other memory.
 std::string IdentityOfMeminfo(const std::string& root, const std::string& machine) {
   for (absl::string_view line : absl::StrSplit(Text(root + "/proc/self/mountinfo"), '\n')) {
     const std::vector<absl::string_view> words = absl::StrSplit(line, ' ');
@@ -84,14 +84,15 @@ std::string IdentityOfMeminfo(const std::string& root, const std::string& machin
   return machine;
 }
 
-// Where the memory of control groups is mounted, and the process's group under it.
+// Where the memory control groups are mounted, and the process's group there.
 struct GroupPath {
   int version = 2;
-  std::string mount;  // folder
-  std::string group;  // "" or "/a/b", below that
+  std::string mount;  // mount point
+  std::string group;  // "" or "/a/b", below the mount
 };
 
-// Of /proc/self/cgroup, a line of each hierarchy: "4:cpu,memory:/a/b", "0::/a/b".
+// The group in /proc/self/cgroup, which has a line for each hierarchy: "4:cpu,memory:/a/b",
+// "0::/a/b".
 std::optional<std::string> GroupIn(const std::string& groups, int version) {
   for (absl::string_view line : absl::StrSplit(groups, '\n')) {
     const std::vector<absl::string_view> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
@@ -105,8 +106,8 @@ std::optional<std::string> GroupIn(const std::string& groups, int version) {
   return std::nullopt;
 }
 
-// The part of `group` below `root`, of which a mount shows what is in it. A group elsewhere, as a
-// container may be told of, is the mount's own.
+// The part of `group` below `root`, the mount's top group. For a group elsewhere, as in some
+// containers, the mount's top group itself.
 std::string Below(absl::string_view root, absl::string_view group) {
   absl::ConsumeSuffix(&root, "/");
   absl::ConsumeSuffix(&group, "/");
@@ -115,7 +116,7 @@ std::string Below(absl::string_view root, absl::string_view group) {
   return is_below ? std::string(group) : "";
 }
 
-// Of /proc/self/mountinfo: "... root mount options ... - type device superoptions".
+// The paths in /proc/self/mountinfo: "... root mount options ... - type device superoptions".
 std::vector<GroupPath> GroupPaths(const std::string& root) {
   const std::string groups = Text(root + "/proc/self/cgroup"),
                     mounts = Text(root + "/proc/self/mountinfo");
@@ -139,17 +140,17 @@ std::vector<GroupPath> GroupPaths(const std::string& root) {
   return paths;
 }
 
-// Nothing where there is no limit.
+// Nothing if there is no limit.
 std::optional<MemoryLimit> LimitOf(int version, const std::string& folder, int64_t swap_free) {
   const bool is_first = version == 1;
   const auto number = [&](absl::string_view file) {
     return Number(Text(absl::StrCat(folder, "/", file)));
   };
   const absl::string_view file = is_first ? "memory.limit_in_bytes" : "memory.max";
-  const std::optional<int64_t> limit = number(file);  // "max" is no number
+  const std::optional<int64_t> limit = number(file);  // "max" is not a number
   const std::optional<int64_t> usage =
       number(is_first ? "memory.usage_in_bytes" : "memory.current");
-  constexpr int64_t kUnlimited = int64_t{1} << 60;  // version 1 has a number as large for none
+  constexpr int64_t kUnlimited = int64_t{1} << 60;  // version 1 has a large number for no limit
   if (!limit || *limit >= kUnlimited || !usage) return std::nullopt;
   const std::string statistics = Text(folder + "/memory.stat");
   const auto sum = [&](std::initializer_list<absl::string_view> names) {
@@ -163,7 +164,7 @@ std::optional<MemoryLimit> LimitOf(int version, const std::string& folder, int64
                    .identity = "",
                    .ram = std::max<int64_t>(0, *limit - *usage + droppable),
                    .swap = swap_free};
-  // Of version 1 the second limit is of both together.
+  // In version 1 the second limit is for RAM and swap together.
   const std::optional<int64_t> swap_limit =
       number(is_first ? "memory.memsw.limit_in_bytes" : "memory.swap.max");
   const std::optional<int64_t> swap_usage =
@@ -176,7 +177,7 @@ std::optional<MemoryLimit> LimitOf(int version, const std::string& folder, int64
   return left;
 }
 
-// Which the parents' numbers contain; of version 1 only where they say so.
+// Whether a group's numbers include its children; in version 1 a file says so.
 bool CountsChildren(int version, const std::string& folder) {
   return version == 2 || Number(Text(folder + "/memory.use_hierarchy")).value_or(1) != 0;
 }
@@ -202,7 +203,7 @@ std::vector<MemoryLimit> ReadMemoryLimits(const std::string& root) {
       struct stat status = {};
       if (stat(folder.c_str(), &status) == 0 && (own || CountsChildren(path.version, folder))) {
         if (std::optional<MemoryLimit> limit = LimitOf(path.version, folder, swap_free)) {
-          // The number of its folder is the same wherever it is mounted.
+          // The inode of its folder is the same wherever it is mounted.
           limit->identity = absl::StrCat(machine, " cgroup", path.version, " ", status.st_ino);
           limits.push_back(*std::move(limit));
         }

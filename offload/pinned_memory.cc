@@ -51,7 +51,7 @@ absl::StatusOr<PinnedMemory> AllocatePinned(int64_t bytes, bool pin, std::string
   memory.pinned = mlock(memory.buffer.data(), size) == 0;
   if (!memory.pinned) {
     const int error = errno;
-    munlock(memory.buffer.data(), size);  // it may have locked a part
+    munlock(memory.buffer.data(), size);  // a part may have been locked
     SayUnpinned(bytes, what, error);
   }
   return memory;

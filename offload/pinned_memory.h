@@ -1,4 +1,4 @@
-// Host memory that stays in RAM: what disks and GPUs copy to and from.
+// Host memory that stays in RAM, for copies by disks and GPUs.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace ebb {
 
-// For the end of a message: what to do where the limit of locked memory is in the way.
+// Ends a message: what to do if the limit of locked memory is too low.
 inline constexpr char kRaiseLockedMemory[] =
     "To raise the limit of locked memory: ulimit -l unlimited, memlock in "
     "/etc/security/limits.conf, LimitMEMLOCK=infinity of a systemd unit, or docker run --ulimit "
     "memlock=-1";
 
-// Move-only; unlocks its pages and gives them back when destroyed.
+// Move-only. The destructor unlocks and frees its pages.
 struct PinnedMemory {
   PinnedMemory() = default;
   PinnedMemory(PinnedMemory&& other) noexcept { *this = std::move(other); }
@@ -31,10 +31,10 @@ struct PinnedMemory {
   bool pinned = false;  // locked in RAM
 };
 
-// Zero-filled pages of the CPU, private to this process also where those of the device are shared with
-// ranks in others, so in huge pages from 2 MiB on where the system grants them. `pin`: also touched and
-// locked now; where the limit (RLIMIT_MEMLOCK) or the kernel refuses that, the memory is handed out
-// unpinned, and one line of the log, once a process, says how to raise the limit.
+// Zero-filled pages of the CPU, private to this process even if ranks in other processes share the
+// device's pages. So they are huge pages from 2 MiB on, where the system grants them. `pin`: also
+// touches and locks them now. If the limit (RLIMIT_MEMLOCK) or the kernel refuses that, the memory
+// is not pinned, and one log line in each process says how to raise the limit.
 absl::StatusOr<PinnedMemory> AllocatePinned(int64_t bytes, bool pin, std::string_view what);
 
 }  // namespace ebb

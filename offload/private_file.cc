@@ -28,7 +28,7 @@ struct alignas(kBlockBytes) Block {
   std::array<std::byte, kBlockBytes> bytes = {};
 };
 
-// Not zero, which holes are read as.
+// Not zero, because holes read as zeros.
 uint64_t RandomStamp() {
   std::random_device device;
   return uint64_t{device()} << 32 | device() | 1;
@@ -96,12 +96,12 @@ absl::Status PrivateFile::Reserve(int64_t from, int64_t bytes, std::string_view 
   if (const auto& injected = GetOffloadTestHooks().reserve) {
     if (const int error = injected(path_)) return failed(error);
   }
-  // Going over this limit is a signal, which ends the process.
+  // A write beyond this limit raises a signal, which ends the process.
   rlimit limit = {};
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && static_cast<uint64_t>(bytes) > limit.rlim_cur) {
     return failed(EFBIG);
   }
-  // First, as trying would fill the disk for a moment.
+  // Checked first, because trying would fill the disk for a moment.
   if (FreeBytes(descriptor()) < bytes - from) return failed(ENOSPC);
   if (const int error = WaitReserved(descriptor(), bytes, path_, from)) return failed(error);
   return absl::OkStatus();
@@ -109,7 +109,8 @@ absl::Status PrivateFile::Reserve(int64_t from, int64_t bytes, std::string_view 
 
 absl::StatusOr<bool> PrivateFile::SetDirect() {
   if (fcntl(descriptor(), F_SETFL, O_DIRECT) != 0) return false;
-  // Some refuse only what is transferred then. The stamp again, which so leaves the page cache.
+  // Some file systems refuse only the transfer. It writes the stamp again, which thereby leaves the
+  // page cache.
   const int error = WriteStamp(kBlockBytes);
   if (error == 0) return true;
   SetBuffered();

@@ -1,9 +1,9 @@
-// A file that is ours alone: made with its space reserved, in no cache where that is granted, and
+// A private file: made with its space reserved, bypassing every cache that can be bypassed, and
 // removed by the destructor. Behind the data lies a stamp that no transfer touches:
 //
 //   |  data: what transfers may move  |  stamp: 4 KiB  |
 //
-// A file that was cut keeps no stamp, whatever our own writes make of its size afterwards.
+// A file that another program has cut loses its stamp, even if our own writes restore its size.
 #pragma once
 
 #include <sys/stat.h>
@@ -22,23 +22,23 @@ namespace ebb {
 
 class PrivateFile {
  public:
-  // `bytes` of data, a multiple of kDiskAlignment. Mode 0600; fails if the path exists, as a link too.
-  // `whole_need`: said where the disk is full.
+  // `bytes` of data, a multiple of kDiskAlignment. Mode 0600; fails if the path exists, even as a
+  // link. `whole_need`: part of the message if the disk is full.
   static absl::StatusOr<PrivateFile> Create(std::string path, int64_t bytes,
                                             std::string_view whole_need = {});
-  // At least so many bytes of data from now on: what is there stays, and what is added is not zeros. No transfer is
-  // under way. An error: as long as it was.
+  // Makes the data at least so many bytes long. The old data stay; the added bytes are not zeros.
+  // Call it while no transfer is under way. After an error the file has its old length.
   absl::Status Extend(int64_t bytes, std::string_view whole_need);
   PrivateFile(PrivateFile&&) = default;
   PrivateFile& operator=(PrivateFile&&) = delete;
   ~PrivateFile();
 
-  // Transfers past the page cache from now on. False: this file system refuses them. Writes a block,
-  // whose error is the disk's.
+  // Transfers bypass the page cache from now on. False: this file system refuses that. Writes a
+  // block, and returns the disk's error.
   absl::StatusOr<bool> SetDirect();
   void SetBuffered();
 
-  // Size, inode, links, mode and stamp are what they were. Reads a block of the disk.
+  // Whether size, inode, links, mode and stamp are unchanged. Reads a block of the disk.
   absl::Status CheckUnchanged() const;
 
   int descriptor() const { return handle_.get(); }
@@ -49,7 +49,7 @@ class PrivateFile {
       : handle_(std::move(handle)), path_(std::move(path)) {}
   absl::Status Reserve(int64_t from, int64_t bytes, std::string_view whole_need);
   absl::Status Stamp(int64_t data_bytes, size_t bytes);
-  // Of the last block its first `bytes`. Its errno, or 0.
+  // Writes the first `bytes` of the last block. Its errno, or 0.
   int WriteStamp(size_t bytes) const;
   absl::Status CheckStamp() const;
   absl::Status Changed(std::string_view how) const;

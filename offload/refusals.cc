@@ -8,7 +8,7 @@ namespace ebb {
 namespace {
 
 constexpr int64_t kNever = -1;
-// When anything of the process was given up last, in ticks of the clock.
+// When this process last gave up anything, in ticks of the clock.
 std::atomic<int64_t> last_given_up{kNever};
 
 bool WasGivenUpLately(Refusals::Clock::time_point now) {

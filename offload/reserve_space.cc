@@ -25,17 +25,17 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kWriteBytes = int64_t{1} << 20;
-// What the page cache holds of it at most, so that other ranks' files and the machine go on.
+// How much of it the page cache holds at most, so that other ranks' files and the machine go on.
 constexpr int64_t kSyncBytes = int64_t{64} << 20;
-constexpr int64_t kSectorBytes = 512;  // of st_blocks
+constexpr int64_t kSectorBytes = 512;  // unit of st_blocks
 constexpr std::chrono::seconds kBetweenLines{10};
 
-// Once for each `said`.
+// Logs once for each `said`.
 void Say(std::once_flag& said, const std::string& path, const char* what) {
   std::call_once(said, [&] { LogWarning(absl::StrCat("the file system of '", path, "' ", what)); });
 }
 
-// btrfs writes elsewhere what is written again, and takes new space for that, unless told not to.
+// btrfs writes an overwritten block to new space, unless told not to.
 bool CopiesOnWrite(int descriptor) {
   struct statfs file_system = {};
   if (fstatfs(descriptor, &file_system) != 0 || file_system.f_type != BTRFS_SUPER_MAGIC)
@@ -44,7 +44,8 @@ bool CopiesOnWrite(int descriptor) {
   return ioctl(descriptor, FS_IOC_GETFLAGS, &flags) != 0 || (flags & FS_NOCOW_FL) == 0;
 }
 
-// One write after which, where `syncs`, all that came before is on the disk. Also errors of a server come then.
+// One write. With `syncs` all earlier writes are then on the disk, and errors of a file server
+// show.
 int WriteZeros(int descriptor, int64_t offset, int64_t bytes, bool syncs) {
   static const std::vector<std::byte>* const zeros = new std::vector<std::byte>(kWriteBytes);
   while (bytes > 0) {
@@ -72,7 +73,7 @@ int Fill(int descriptor, int64_t from, int64_t bytes, const std::string& path) {
     if (const int error = WriteZeros(descriptor, offset, part, syncs)) return error;
     offset += part;
     if (!syncs) continue;
-    // Training reads and writes past the page cache.
+    // Training's transfers bypass the page cache.
     posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
     if (Clock::now() - said_at < kBetweenLines) continue;
     said_at = Clock::now();
@@ -107,7 +108,7 @@ int WaitReserved(int descriptor, int64_t bytes, const std::string& path, int64_t
     }
     return 0;
   }
-  // By the file system; by the kernel, or what stands in for one.
+  // Not supported by the file system (EOPNOTSUPP), or by the kernel or its substitute (ENOSYS).
   if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
   return Fill(descriptor, from, bytes, path);
 }

@@ -57,7 +57,7 @@ void SayBuffered(const std::string& path) {
   });
 }
 
-// All of them or none: what is striped moves alike.
+// All of them or none, because all stripes must move in the same way.
 absl::StatusOr<bool> SetDirect(std::vector<PrivateFile>& files) {
   for (PrivateFile& file : files) {
     EBB_ASSIGN_OR_RETURN(const bool direct, file.SetDirect());

@@ -1,4 +1,5 @@
-// How a file is striped over several: unit by unit, in turns. Or several are one, end to end.
+// How a file is striped over several files, unit by unit in turn. Or how several files are joined
+// end to end.
 //
 //   file 0: | 0 | 2 | 4 |     file 1: | 1 | 3 | 5 |      joined: | file 0 | file 1 |
 #pragma once
@@ -14,12 +15,12 @@ class Stripes {
   struct Place {
     int file = 0;
     int64_t offset = 0;  // in that file
-    int64_t bytes = 0;   // from there to the end of the unit; one file, or joined: of the file
+    int64_t bytes = 0;   // to the end of the unit; one file, or joined: to that of the file
   };
 
-  // The unit: at least 1 MiB, in whole blocks.
+  // The unit is at least 1 MiB, in whole blocks.
   Stripes(int files, int64_t bytes, int64_t block_bytes);
-  // Files of these sizes, whole blocks.
+  // Joins files of these sizes, each in whole blocks.
   static Stripes Joined(std::span<const int64_t> sizes);
 
   Place PlaceOf(int64_t offset) const;

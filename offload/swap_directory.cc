@@ -25,9 +25,9 @@
 namespace ebb {
 namespace {
 
-// Each cleaner may take one attempt at most, and runs once in a start.
+// Each cleaner may spoil at most one attempt, and runs once in each start.
 constexpr int kAttemptsMax = 1000;
-// Each run that ends may take one attempt at most.
+// Each run that ends may spoil at most one attempt.
 constexpr int kFolderAttemptsMax = 100;
 
 bool IsNameCharacter(char c) {
@@ -35,7 +35,7 @@ bool IsNameCharacter(char c) {
          c == '.' || c == '-';
 }
 
-// Where it really lies: the process may change its working directory.
+// The absolute path, because the process may change its working directory.
 std::string RealPath(const std::string& path) {
   std::array<char, PATH_MAX> resolved;
   return realpath(path.c_str(), resolved.data()) == nullptr ? path : std::string(resolved.data());
@@ -85,7 +85,7 @@ std::string Random() {
 }  // namespace
 
 absl::Status SwapDirectory::CheckName(std::string_view name) {
-  // With what CreateIn puts around it.
+  // Including the prefixes and suffixes of CreateIn.
   static_assert(kNameMax + std::string_view(kNewRunPrefix).size() +
                     std::string_view("-2147483647-0123456789abcdef").size() <=
                 NAME_MAX);
@@ -105,12 +105,12 @@ absl::Status SwapDirectory::CheckName(std::string_view name) {
 absl::StatusOr<SwapDirectory> SwapDirectory::Create(std::string_view nvme_path,
                                                     std::string_view name) {
   EBB_RETURN_IF_ERROR(CheckName(name));
-  // A slash at the end would follow a link, and so would a dot behind it.
+  // A slash at the end would make the system follow a link, and so would a dot behind it.
   while (nvme_path.size() > 1 && (nvme_path.ends_with('/') || nvme_path.ends_with("/.")))
     nvme_path.remove_suffix(1);
   const std::string path(nvme_path);
-  // Another run that ends may remove a directory that was made for both, at any time before this one
-  // has made its own in it.
+  // Another run that ends may remove a directory that was made for both, at any time before this
+  // run has made its own directory in it.
   for (int attempt = 1;; ++attempt) {
     absl::StatusOr<SwapDirectory> made = CreateAt(path, name);
     if (!absl::IsNotFound(made.status()) || attempt == kFolderAttemptsMax) {
@@ -139,7 +139,7 @@ absl::StatusOr<SwapDirectory> SwapDirectory::CreateIn(int parent, const std::str
                                                       std::string_view name) {
   const std::string leaf =
       absl::StrCat(absl::string_view(name.data(), name.size()), "-", getpid(), "-", Random());
-  // Hidden until it is locked: what has the visible name and no lock is dead.
+  // Hidden until it is locked, because a visible directory without a lock is a dead run's.
   const std::string hidden = kNewRunPrefix + leaf, visible = kRunPrefix + leaf;
   if (mkdirat(parent, hidden.c_str(), S_IRWXU) != 0) {
     return IoError(absl::StrCat("cannot create a directory in nvme_path '", parent_path, "'"),
@@ -150,7 +150,8 @@ absl::StatusOr<SwapDirectory> SwapDirectory::CreateIn(int parent, const std::str
   made.owner_ = getpid();
   absl::StatusOr<RunLock> lock = MakeRunLock(parent, hidden, made.path_);
   if (!lock.ok()) {
-    // By the parent: nothing else is open, and there may be no more descriptors.
+    // Removed through the parent, because the directory itself is not open, and no descriptor may
+    // be left.
     unlinkat(parent, hidden.c_str(), AT_REMOVEDIR);
     return lock.status();
   }

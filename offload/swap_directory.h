@@ -1,8 +1,8 @@
 // A private directory on a disk for one run's swap files: <nvme_path>/ebb-<name>-<pid>-<random>,
-// mode 0700, removed by the destructor with its swap files (kSwapFileNames), and with nvme_path if that
-// was made for such runs and is empty. While it lives a file in
-// it is locked; what a killed run left, the next Create on the same nvme_path removes, and nothing
-// that a living one owns. Takes two descriptors, and no more at its end.
+// mode 0700. The destructor removes it with its swap files (kSwapFileNames), and also nvme_path if
+// that was made for such runs and is empty. As long as the run lives, a file in the directory is
+// locked. The next Create on the same nvme_path removes what killed runs have left, and nothing of
+// living ones. Takes two descriptors, and needs no more to remove the directory.
 #pragma once
 
 #include <cstddef>
@@ -18,13 +18,14 @@ namespace ebb {
 
 class SwapDirectory {
  public:
-  // What a name may have: letters, digits, '_', '.', '-', and no more than kNameMax of them. Else
+  // A name has letters, digits, '_', '.' and '-', at most kNameMax of them. Otherwise
   // kInvalidArgument.
   static constexpr size_t kNameMax = 222;
   static absl::Status CheckName(std::string_view name);
 
-  // nvme_path: a directory that this user may write, not a link. Where there is none, one is made. A
-  // directory in memory (tmpfs) is taken, too, and one line of the log says so. `name`: see CheckName.
+  // nvme_path: a directory that this user may write to, not a link. It is made if it does not
+  // exist. A directory in memory (tmpfs) is allowed, and one line of the log says so. `name`: see
+  // CheckName.
   static absl::StatusOr<SwapDirectory> Create(std::string_view nvme_path, std::string_view name);
   SwapDirectory(SwapDirectory&& other) noexcept { *this = std::move(other); }
   SwapDirectory& operator=(SwapDirectory&& other) noexcept {
@@ -41,13 +42,13 @@ class SwapDirectory {
   SwapDirectory() = default;
   static absl::StatusOr<SwapDirectory> CreateAt(const std::string& parent_path,
                                                 std::string_view name);
-  // kAborted: taken for a dead run's before it was locked.
+  // kAborted: a cleaner took it for a dead run's before it was locked.
   static absl::StatusOr<SwapDirectory> CreateIn(int parent, const std::string& parent_path,
                                                 std::string_view name);
 
   std::string path_;
   RunLock lock_;
-  int owner_ = 0;  // the process that removes it: a forked child does not
+  int owner_ = 0;  // the process that removes it, which a forked child must not
 };
 
 }  // namespace ebb

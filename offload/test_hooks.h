@@ -1,4 +1,4 @@
-// Where tests of what stands on shard files and host memory put their faults. Nothing else sets these.
+// Where tests of code above shard files and host memory inject faults. Only tests set these.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,21 @@
 namespace ebb {
 
 struct OffloadTestHooks {
-  // What an engine's shard file gets as Options::wrap_queue; `directory`: the first of its own.
+  // Becomes Options::wrap_queue of an engine's shard file. `directory`: the file's first one.
   std::function<decltype(ShardFile::Options::wrap_queue)(std::string_view directory,
                                                          std::string_view file)>
       wrap_queue = {};
-  // The errno with which reserving space for a file fails; 0: it is tried.
+  // The errno with which reserving space for a file fails; 0: space is reserved.
   std::function<int(std::string_view path)> reserve = {};
-  // On the thread that waits for the disk to learn whether a file is still this run's.
+  // Called on the thread that checks whether a file is still this run's.
   std::function<void(std::string_view path)> check = {};
-  // What measuring how fast the disk moves data comes to, in bytes a second; 0: what it is.
+  // The result of measuring the disk's rate, in bytes a second; 0: it is measured.
   double disk_rate = 0;
-  // A folder whose /proc and /sys say what memory the host has; "": the system's.
+  // A folder with /proc and /sys that describe the host's memory; "": the system's.
   std::string system_root = {};
 };
 
-// Of the process. Not to be changed while engines or shard files are being created.
+// The hooks of the process. Do not change them while engines or shard files are being created.
 OffloadTestHooks& GetOffloadTestHooks();
 
 }  // namespace ebb

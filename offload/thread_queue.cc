@@ -1,4 +1,4 @@
-// The disk through pread and pwrite of a few threads: where io_uring may not be used.
+// The disk through pread and pwrite on a few threads, where io_uring may not be used.
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 namespace ebb {
 namespace {
 
-// Each has one request in flight: fewer leave a disk idle between two of them.
+// Each thread has one request in flight; with fewer threads a disk is idle between two requests.
 constexpr int kThreadsMin = 4;
 
 class ThreadQueue final : public IoQueue {

@@ -12,8 +12,8 @@
 namespace ebb {
 namespace {
 
-// A request that makes no progress is repeated at once, after Refusals::kTriesMin times with a pause, which
-// is one for all that were told to repeat together.
+// A request that makes no progress is repeated at once. After Refusals::kTriesMin times there is a
+// pause before it, one for all requests that are to be repeated.
 constexpr std::chrono::milliseconds kPause{1};
 
 bool AsksAgain(int64_t result) {
@@ -119,7 +119,7 @@ void Transfers::Completed(std::span<const IoCompletion> completions) {
   Pump();
 }
 
-// What there is still to do for this request, which then is what is left of it.
+// What to do next for this request, which becomes the rest of it.
 Transfers::Next Transfers::NextOf(Request& request, int64_t result) {
   const auto fail = [&](absl::Status status) {
     const std::lock_guard lock(mutex_);
@@ -164,7 +164,7 @@ void Transfers::Finish(Request& request) {
     const std::lock_guard lock(mutex_);
     request.next_free = std::exchange(free_, &request);
     Line& line = lines_[transfer.write_ ? 1 : 0];
-    // What has failed is not cut any further; only the first in line can have been cut in part.
+    // A failed transfer is not cut any further. Only the first transfer in line can be cut in part.
     if (!transfer.status_.ok() && transfer.cut_ < transfer.bytes_) {
       assert(line.first == &transfer);
       transfer.cut_ = transfer.bytes_;
@@ -185,7 +185,7 @@ void Transfers::Announce() {
   if (over.first == nullptr) return;
   for (IoTransfer* transfer = over.first; transfer != nullptr;) {
     IoTransfer* const next = transfer->next_;
-    // Its owner may reuse or destroy it from here on.
+    // Its owner may reuse or destroy the transfer from here on.
     transfer->under_way_.store(false, std::memory_order_release);
     under_way_.fetch_sub(1, std::memory_order_release);
     transfer = next;

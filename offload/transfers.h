@@ -1,7 +1,7 @@
-// Transfers of any size as requests of a block each: cut, handed to the queue as far as it is deep,
-// continued where the system moved less, repeated for a second or so where it asks for that (refusals.h),
-// and told apart when over.
-// Reads and writes take turns, each in the order in which they were started.
+// Transfers of any size as requests of one block each. Transfers are cut into requests, which go to
+// the queue up to its depth. A request goes on if the system moved less than asked, and is repeated
+// for a second or so if the system asks for that (refusals.h). Reads and writes take turns, each in
+// the order of their start.
 #pragma once
 
 #include <array>
@@ -24,10 +24,10 @@ namespace ebb {
 
 class Transfers final : public IoListener {
  public:
-  // `direct`: the system only moves whole multiples of ShardFile::kAlignment.
+  // `direct`: the system moves only whole multiples of ShardFile::kAlignment.
   Transfers(const Stripes& stripes, std::vector<std::string> paths, int64_t block_bytes, int depth,
             bool direct);
-  // Before the first Start. The queue goes before this does.
+  // Call it before the first Start. The queue is destroyed before this object.
   void Use(IoQueue* queue) { queue_ = queue; }
 
   void Start(IoTransfer& transfer);
@@ -76,11 +76,11 @@ class Transfers final : public IoListener {
   std::array<std::atomic<int64_t>, 2> moved_ = {};  // read, written
   std::atomic<int64_t> under_way_{0};
 
-  std::mutex mutex_;  // of all below, and of the transfers under way
+  std::mutex mutex_;  // guards the members below and the transfers under way
   Request* free_ = nullptr;
-  std::array<Line, 2> lines_ = {};  // started reads and writes that are not cut to the end
+  std::array<Line, 2> lines_ = {};  // started, not wholly cut into requests
   size_t turn_ = 0;
-  Line over_;  // not announced yet
+  Line over_;  // over, but not announced yet
 };
 
 }  // namespace ebb

@@ -1,4 +1,4 @@
-// In place of uring_queue.cc where there is no liburing.
+// Replaces uring_queue.cc in a build without liburing.
 #include "absl/status/status.h"
 #include "ebb/offload/io_queue.h"
 

@@ -1,7 +1,8 @@
-// The disk through io_uring. One thread owns the ring: it alone submits and reaps, so the rings
-// need no lock, the kernel's completion work interrupts no compute thread, and a thread that has
-// started transfers may end. Others hand it requests and wake it, if it sleeps, through an eventfd
-// that the ring itself reads (where the queue has no thread, Submit and Drive take the same path):
+// The disk through io_uring. One thread owns the ring, and only this thread submits and reaps. So
+// the rings need no lock, the kernel's completion work interrupts no compute thread, and a thread
+// that has started transfers may end. Other threads hand it requests. If it sleeps they wake it
+// through an eventfd that the ring itself reads. A queue without a thread takes the same path in
+// Submit and Drive:
 //
 //   Submit -> added_ -> [Fill: SQEs] -> one system call: submit and wait -> [Reap: CQEs] -> Completed
 //
@@ -40,17 +41,18 @@ constexpr int kRingEntriesMax = 4096;
 constexpr size_t kRegisteredBytesMax = size_t{1} << 30;  // of one buffer: the kernel's limit
 constexpr size_t kCompletionsMax = 64;                   // of one Completed
 
-// Held while a ring is made or given back. liburing maps and unmaps rings by system calls that no
-// tool sees, so a new ring in the place of one that is gone looks to the thread sanitizer like two
-// threads on one memory, unless the two are in an order that it knows.
+// Held while a ring is made or freed. liburing maps and unmaps rings by system calls that no tool
+// sees. So a new ring at an old ring's address looks to the thread sanitizer like a race, unless it
+// knows an order of the two threads.
 std::mutex rings_mutex;
 
-// The kernel is short of something that comes back.
+// Whether the kernel lacks something only for a while.
 bool Passing(int error) {
   return error == -EBUSY || MayBeTakenLater(-error);
 }
 
-// The kernel counts rings and registered buffers as locked memory, and says so by this error alone.
+// The kernel counts rings and registered buffers as locked memory; only this error shows that the
+// limit is reached.
 std::string RaiseLockedMemoryAfter(int error) {
   return error == -ENOMEM ? absl::StrCat(". ", kRaiseLockedMemory) : "";
 }
@@ -140,7 +142,7 @@ class UringQueue final : public IoQueue {
         single_submit_(options.single_submit),
         own_thread_(options.own_thread) {}
 
-  // On the thread that owns the ring, which the kernel may then take for the only one.
+  // Runs on the thread that owns the ring, so the kernel may treat it as the only submitter.
   absl::Status SetUp(const IoQueueOptions& options) {
     const int entries = options.ring_entries > 0
                             ? options.ring_entries
@@ -161,16 +163,16 @@ class UringQueue final : public IoQueue {
 
   int MakeRing(unsigned entries) {
     const std::lock_guard lock(rings_mutex);
-    // Whoever drives a ring without a thread may change.
+    // A ring without a thread may be driven by different threads.
     const unsigned flags = own_thread_ ? IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN
                                        : IORING_SETUP_COOP_TASKRUN;
     const int error = io_uring_queue_init(entries, &ring_, flags);
     if (error != -EINVAL) return error;
-    return io_uring_queue_init(entries, &ring_, 0);  // before Linux 6.1
+    return io_uring_queue_init(entries, &ring_, 0);  // for Linux before 6.1
   }
 
-  // A profile may grant rings and refuse what hands requests over, and kernels before 5.6 have none
-  // of ours: the read that waits for wakes, with one to read. 0, or -errno.
+  // Tries one request: the read that waits for wakes, after one wake. A security profile may grant
+  // rings and refuse submissions, and kernels before 5.6 lack our requests. 0, or -errno.
   int TryRequest() {
     Wake();
     io_uring_sqe* const sqe = io_uring_get_sqe(&ring_);
@@ -184,7 +186,7 @@ class UringQueue final : public IoQueue {
     return std::min(result, 0);
   }
 
-  // Both spare the kernel work with every request, and neither is needed.
+  // Both save the kernel work with every request; neither is needed.
   void Register(std::span<const std::span<std::byte>> memory) {
     files_registered_ =
         io_uring_register_files(&ring_, files_.data(), static_cast<unsigned>(files_.size())) == 0;
@@ -209,9 +211,9 @@ class UringQueue final : public IoQueue {
     });
   }
 
-  // Linux from 6.12 on sees a buffer as few large pieces if all its pages are huge, else as many small
-  // ones, which the block layer then cuts a request of 1 MiB at (virtio: 254 pieces). So the end of a
-  // span that fills no huge page is a buffer of its own.
+  // Linux 6.12 and later see a buffer as few large pieces if all its pages are huge, otherwise as
+  // many small ones, for which the block layer cuts a request of 1 MiB (virtio: 254 pieces). So the
+  // end of a span that fills no huge page is a buffer of its own.
   void AddBuffers(std::span<std::byte> span) {
     constexpr auto kHuge = static_cast<size_t>(kHugePageBytes);
     const size_t huge = span.size() / kHuge * kHuge;
@@ -247,7 +249,7 @@ class UringQueue final : public IoQueue {
     }
   }
 
-  // What was added since, into waiting_. False: it is over.
+  // Moves new requests into waiting_. False: the queue is closing.
   bool Take() {
     const std::lock_guard lock(mutex_);
     while (!added_.empty()) waiting_.Push(added_.Pop());
@@ -268,7 +270,7 @@ class UringQueue final : public IoQueue {
         listening_ = true;
       }
     }
-    // As many as there is room for completions: the others wait here.
+    // No more than there is room for completions: the other requests wait here.
     while (!waiting_.empty() && in_flight_ < *ring_.cq.kring_entries - 1) {
       io_uring_sqe* const sqe = NextEntry();
       if (sqe == nullptr) return;
@@ -302,7 +304,7 @@ class UringQueue final : public IoQueue {
     io_uring_sqe_set_data(sqe, &request);
   }
 
-  // The registered buffer that it lies in, or -1.
+  // The registered buffer that holds the request's memory, or -1.
   int BufferOf(const IoRequest& request) const {
     auto after = std::upper_bound(
         buffers_.begin(), buffers_.end(), request.data,
@@ -314,17 +316,17 @@ class UringQueue final : public IoQueue {
     return static_cast<int>(after - buffers_.begin());
   }
 
-  // Hands the kernel what is prepared and waits for `completions`.
+  // Submits the prepared requests and waits for `completions`.
   void Enter(unsigned completions) {
     if (broken_ == 0) {
       const bool submits = io_uring_sq_ready(&ring_) > 0;
       const int result = io_uring_submit_and_wait(&ring_, completions);
       if (result >= 0) {
         refusals_.Moved();
-        return;  // no progress yet: this may have been the read of the pipe by which others wake the ring
+        return;  // no progress yet: this may have been the read of the eventfd
       }
-      // A signal may end a wait for the disk, however often: what the disk has belongs to it until it
-      // answers. What is not submitted has been refused.
+      // Signals may end a wait for the disk, any number of times: a submitted request stays with
+      // the disk until it answers. Requests that are not submitted have been refused.
       const bool interrupts_wait = result == -EINTR && !submits;
       if (!Passing(result)) {
         broken_ = result;
@@ -335,7 +337,8 @@ class UringQueue final : public IoQueue {
     if (broken_ != 0) FailPrepared();
   }
 
-  // Short of memory: what is in flight gives some back, else time does.
+  // The kernel is short of memory. Requests in flight give some back; without any, a pause may
+  // help.
   void AfterRefusal(int error) {
     if (refusals_.Refused()) {
       broken_ = error;
@@ -344,7 +347,7 @@ class UringQueue final : public IoQueue {
     }
   }
 
-  // The kernel takes nothing any more: what it has not taken is over.
+  // The kernel takes nothing any more, so requests that it has not taken are over.
   void FailPrepared() {
     for (unsigned head = *ring_.sq.khead; head != ring_.sq.sqe_tail; ++head) {
       const io_uring_sqe& sqe = ring_.sq.sqes[head & *ring_.sq.kring_mask];
@@ -389,24 +392,24 @@ class UringQueue final : public IoQueue {
   const bool single_submit_;
   const bool own_thread_;
   bool files_registered_ = false;
-  std::vector<iovec> buffers_;  // registered, by address
+  std::vector<iovec> buffers_;  // registered ones, by address
   io_uring ring_ = {};
   bool ring_made_ = false;
   FileHandle wake_fd_;
 
   std::mutex mutex_;
   IoRequestList added_;
-  bool asleep_ = false;  // or about to sleep: to be woken
+  bool asleep_ = false;  // or about to sleep, so it must be woken
   bool stopping_ = false;
 
-  // The ring's thread alone, or that which drives it:
+  // Used only by the ring's thread, or by the thread that drives the ring:
   IoRequestList waiting_;
   bool driven_ = false;
   unsigned in_flight_ = 0;
   bool listening_ = false;  // a read of the eventfd is under way
   bool stop_seen_ = false;
-  bool unannounced_ = false;  // the listener has been told of completions since its last Announce
-  Refusals refusals_;         // of what is handed over
+  bool unannounced_ = false;  // the listener has had completions since its last Announce
+  Refusals refusals_;         // of submissions
   int broken_ = 0;            // -errno after which the kernel takes nothing
   uint64_t wakes_ = 0;
 
