@@ -11,14 +11,14 @@ namespace ebb::optim {
 enum class Rounding : uint8_t {
   // Ties to even: gradients, activations.
   kNearest,
-  // bf16: half away from zero, so that bf16 and the cut 16 bits rebuild the fp32 value; fp16:
-  // nearest.
+  // bf16: half away from zero, so that the bf16 value and the cut 16 bits rebuild the fp32 value;
+  // fp16: nearest.
   kParameter
 };
 
-// From and to fp32, bf16 and fp16; source and destination do not overlap, or are the same memory
-// where the sizes are the same; equal types are copied as they are. Bytes per element: the source's
-// read, the destination's written.
+// Between fp32, bf16 and fp16. Source and destination do not overlap, or are the same memory if the
+// sizes are equal. Equal types are copied unchanged. Bytes per element: the source's read, the
+// destination's written.
 void Cast(ThreadTeam& team, const void* source, DType source_dtype, void* destination,
           DType destination_dtype, int64_t count, Rounding rounding);
 

@@ -1,5 +1,5 @@
-// The checksum's lanes (checksum.h), once for every SIMD target, for kernels that sum what passes
-// through their registers. Included after hwy/foreach_target.h.
+// The checksum's lanes (checksum.h), once for every SIMD target, for kernels that sum numbers in
+// their registers. Included after hwy/foreach_target.h.
 
 #include <algorithm>
 #include <array>
@@ -23,7 +23,7 @@ constexpr uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// What the lanes start from; each scramble takes them in, too.
+// The lanes' first values; each scramble uses them, too.
 constexpr auto kKeys = [] {
   std::array<uint64_t, kLanes> keys{};
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = Mix((i + 1) * 0x9e3779b97f4a7c15u);
@@ -52,7 +52,7 @@ using namespace ebb::optim::checksum;  // NOLINT: the constants, under their own
 
 #if EBB_VECTOR_OPS
 
-// The sum of one block while it is taken.
+// The running sum of one block.
 class Lanes {
   using Words = hn::CappedTag<uint64_t, kLanes>;
   using Halves = hn::Repartition<uint32_t, Words>;
@@ -71,7 +71,7 @@ class Lanes {
     for (int64_t v = 0; v < kVectors; ++v)
       AddVector(v, hn::LoadU(Bytes(), AsBytes(stripe) + v * kVectorBytes));
   }
-  // One of the kVectors vectors of a stripe, whatever its numbers are.
+  // Adds one of the kVectors vectors of a stripe, of any number type.
   template <class Vector>
   HWY_INLINE void AddVector(int64_t v, Vector vector) {
     const auto word = hn::BitCast(Words(), vector);
@@ -99,7 +99,7 @@ class Lanes {
   static HWY_INLINE hn::Vec<Words> Key(int64_t v) {
     return hn::LoadU(Words(), kKeys.data() + v * kVectorWords);
   }
-  // Of the low halves.
+  // Products of the low halves.
   static HWY_INLINE hn::Vec<Words> Product(hn::Vec<Words> a, hn::Vec<Words> b) {
     return hn::MulEven(hn::BitCast(Halves(), a), hn::BitCast(Halves(), b));
   }
@@ -134,7 +134,7 @@ class Lanes {
 
 #endif
 
-// Of a block of so many bytes, of which the lanes have seen all.
+// The sum of a block of `count` bytes, all of which the lanes have taken.
 inline uint64_t SumOfLanes(const Lanes& lanes, int64_t count) {
   uint64_t sums[kLanes];
   lanes.Get(sums);

@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ebb/optim/checksum.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h, which includes this file again for every target.
+// This comes after foreach_target.h, which includes this file again for every target.
 #include "ebb/optim/checksum-inl.h"
 #include "hwy/highway.h"
 
@@ -32,7 +32,7 @@ HWY_EXPORT(SumBlock);
 
 constexpr int64_t kGrainBlocks = 4;
 
-// Of the block at `index`.
+// The block at `index`.
 std::span<const std::byte> BlockAt(std::span<const std::byte> bytes, int64_t index) {
   const size_t begin = static_cast<size_t>(index * kChecksumBlock);
   return bytes.subspan(begin, std::min<size_t>(kChecksumBlock, bytes.size() - begin));

@@ -30,7 +30,7 @@ class CpuKernels : public Kernels {
               const UpdateRuns& runs) override;
 
  private:
-  ThreadTeam alone_{1};  // for what a thread of a team casts by itself
+  ThreadTeam alone_{1};  // for a thread that casts alone
 };
 
 }  // namespace ebb::optim

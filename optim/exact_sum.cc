@@ -31,7 +31,7 @@ double Rounded(const ExactSum& sum) {
   int top = PackedSum::kDigits - 1;
   while (top >= 0 && packed.digits[top] == 0) --top;
   if (top < 0) return 0;
-  // The 64 bits from the highest one on; the last of them says whether there is anything below.
+  // The 64 highest bits; the last of them also says whether any lower bit is set.
   const int highest = 32 * top + std::bit_width(packed.digits[top]) - 1;
   const int lowest = std::max(highest - 63, 0);
   uint64_t window = 0;

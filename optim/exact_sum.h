@@ -1,10 +1,10 @@
-// Sums of numbers that are not negative without any rounding, so that they are the same bits whatever is
-// added to what first: integers of 576 bits, kept in pieces of 32 bits whose carries wait.
+// Sums of non-negative numbers without any rounding, so that the order of additions does not change
+// the bits: integers of 576 bits, kept in pieces of 32 bits with deferred carries.
 //
 //   limbs   [ 0 | 1 | 2 | ... | 17 ]   limb i counts 2^(32 i - 298); a number adds to three of them
 //
-// The lowest bit is the square of fp32's smallest number, the highest is beyond 64 times the square of its
-// largest. A limb holds the pieces of 2^30 numbers.
+// The lowest bit is the square of fp32's smallest number. The highest bit is beyond 64 times the
+// square of its largest number. A limb holds the pieces of 2^30 numbers.
 #pragma once
 
 #include <bit>
@@ -20,15 +20,17 @@ struct ExactSum {
   uint64_t limbs[kLimbs];
 };
 
-// What a sum is between ranks: its digits with their carries, the count of what is not finite behind them.
+// The form of a sum between ranks: its digits after the carries, and the count of infinities and
+// NaNs.
 struct PackedSum {
-  static constexpr int kDigits = ExactSum::kDigits + 1;  // and the last one's carry
+  static constexpr int kDigits = ExactSum::kDigits + 1;  // one more for the last carry
 
   uint32_t digits[kDigits];
   uint32_t not_finite;
 };
 
-// add(limb, what it is to grow by) for what a multiple of 2^ExactSum::kLowest adds.
+// Calls add(limb, increment) for each limb to which `value`, a multiple of 2^ExactSum::kLowest,
+// adds.
 template <class AddLimb>
 constexpr void ForEachLimbOf(double value, AddLimb add) {
   const auto bits = std::bit_cast<uint64_t>(value);
@@ -54,7 +56,7 @@ inline void Add(double value, ExactSum& sum) {
 }
 PackedSum Pack(const ExactSum& sum);
 void Add(const PackedSum& packed, ExactSum& sum);
-// To nearest, ties to even. What is not finite: a NaN.
+// To nearest, ties to even. NaN if the sum has an infinity or a NaN.
 double Rounded(const ExactSum& sum);
 
 }  // namespace ebb::optim

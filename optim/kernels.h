@@ -1,8 +1,8 @@
 // The step's arithmetic on a device's memory, in the order of its streams: casts, accumulation, the
 // squares of the norm, the optimizer's update.
 //
-// What each computes is cast.h, norm.h and update.h; for finite numbers the bits are the same on
-// every device (of a NaN only that it is one). When it is computed differs:
+// cast.h, norm.h and update.h define the results. For finite numbers the bits are the same on every
+// device; a NaN is a NaN on every device. The time of the computation differs:
 //
 //   CPU   a call computes on the calling thread with stream.team() and has ended when it returns:
 //         call it in a task of the stream
@@ -33,8 +33,8 @@ namespace ebb::optim {
 
 class Kernels {
  public:
-  // On CUDA it also loads the kernels, as a first launch that had to might wait for the device.
-  // kUnimplemented: this build has no CUDA.
+  // On CUDA it also loads the kernels, because a first launch that loads them might wait for the
+  // device. kUnimplemented: this build has no CUDA.
   static absl::StatusOr<std::unique_ptr<Kernels>> For(const Device& device);
   virtual ~Kernels() = default;
 
@@ -44,13 +44,13 @@ class Kernels {
   // Bytes per element of Cast and CastVia: the source's read, the destination's written.
   virtual void Cast(Stream& stream, const void* source, DType source_dtype, void* destination,
                     DType destination_dtype, int64_t count, Rounding rounding) = 0;
-  // Rounded to `via` on the way, to nearest there and at the end: what is summed in a wider type
-  // than it is sent in.
+  // Rounded to `via` first, to nearest both times: for sums in a wider type than the one that is
+  // sent.
   virtual void CastVia(Stream& stream, const void* source, DType source_dtype, DType via,
                        void* destination, DType destination_dtype, int64_t count) = 0;
 
-  // Around an optimizer of the trainer's: the gradient as fp32 times `factor`, and the master as fp32
-  // where it is not kept as such (master_arrays.h).
+  // Before and after a trainer's own optimizer: the gradient as fp32 times `factor`, and the master
+  // as fp32 where it is kept in another form (master_arrays.h).
   virtual void Scale(Stream& stream, const void* source, DType source_dtype, float factor,
                      float* destination, int64_t count) = 0;
   virtual void LoadMaster(Stream& stream, const MasterArrays& arrays) = 0;
@@ -65,18 +65,19 @@ class Kernels {
   // *sum += *value.
   virtual void AddTo(Stream& stream, const float* value, double* sum) = 0;
 
-  // Before updates by a rule that takes norms: `sums` begin as zeros, and each run adds to those with the
-  // number of its set of constants. Nothing is added where the constants say not to apply.
+  // Call it before updates by a rule that takes norms: `sums` begin as zeros. Each run adds to the
+  // sums with the number of its set of constants. Nothing is added if the constants say not to
+  // apply.
   virtual void ClearNorms(Stream& stream, std::span<NormSums> sums) = 0;
   virtual void SumNorms(Stream& stream, UpdateRule rule, const UpdateArrays& arrays,
                         const UpdateRuns& runs, std::span<NormSums> sums) = 0;
 
-  // One pass, and on CUDA one launch, however many runs there are. Constants of the rule, read when
-  // the update runs: nothing is written where they say not to apply. On CUDA every thread reads them,
-  // so they had better lie in the device's own memory.
+  // One pass, and on CUDA one launch, for any number of runs. The update reads the rule's constants
+  // when it runs, and writes nothing if they say not to apply. On CUDA put them into device memory,
+  // because every thread reads them.
   virtual void Update(Stream& stream, UpdateRule rule, const UpdateArrays& arrays,
                       const UpdateRuns& runs) = 0;
-  // Of elements that all have the same options.
+  // For elements that all have the same options.
   void Update(Stream& stream, const OptimizerConfig& optimizer, const UpdateArrays& arrays,
               const UpdateConstants* constants) {
     Update(stream, UpdateRuleOf(optimizer), arrays, {.constants = {constants, 1}});

@@ -29,7 +29,7 @@ void LossScaler::Update(bool overflow) {
     return;
   }
   if (config_.consecutive_hysteresis) state_.hysteresis_left = config_.hysteresis;
-  // The step after an overflow is not yet part of the window.
+  // The step after an overflow is not part of the window yet.
   if (state_.clean_steps > 0 && state_.clean_steps % config_.window == 0) {
     state_.hysteresis_left = config_.hysteresis;
     state_.scale *= 2;

@@ -1,6 +1,6 @@
-// The loss scale and how it moves: DeepSpeed's rules (DynamicLossScaler), the same at every stage.
-// A plain value: the engine asks it for the scale of a step before its backward, and tells it after
-// the step whether anything overflowed.
+// The loss scale and its changes: DeepSpeed's rules (DynamicLossScaler), the same at every stage. A
+// plain value: the engine reads a step's scale before its backward, and reports after the step
+// whether a number overflowed.
 #pragma once
 
 #include <cstdint>
@@ -9,28 +9,29 @@
 
 namespace ebb::optim {
 
-// What a dynamic scale depends on, for a run that is resumed.
+// The state of a dynamic scale, for a run that is resumed.
 struct LossScalerState {
   double scale = 1;
   int64_t clean_steps = 0;      // since the last overflow; the step after one is the first
-  int64_t hysteresis_left = 0;  // overflows that lower nothing yet, and the one that does
+  int64_t hysteresis_left = 0;  // overflows up to the one that lowers the scale
   friend bool operator==(const LossScalerState&, const LossScalerState&) = default;
 };
 
 class LossScaler {
  public:
-  // Scale 1 for ever, unless `compute` is fp16: then static or dynamic as the config says.
+  // The scale is always 1 unless `compute` is fp16; then it is static or dynamic as the config
+  // says.
   LossScaler(const LossScaleConfig& config, DType compute);
 
   float scale() const { return static_cast<float>(state_.scale); }
-  // A dynamic scale that no further overflow can lower: where DeepSpeed ends the run, it stays.
+  // Whether a dynamic scale can go no lower. DeepSpeed ends the run there; here the scale stays.
   bool at_minimum() const;
-  // The outcome of one step. Dynamic: an overflow first uses up the hysteresis, then halves the
-  // scale, down to the minimum; after `window` clean steps in a row it doubles.
+  // The outcome of one step. A dynamic scale: an overflow first uses up the hysteresis, then halves
+  // the scale, down to the minimum; after `window` clean steps in a row the scale doubles.
   void Update(bool overflow);
 
   LossScalerState state() const { return state_; }
-  // Of a dynamic scale; the config alone says what another one is.
+  // For a dynamic scale. Any other scale follows from the config alone.
   void Resume(const LossScalerState& state);
 
  private:

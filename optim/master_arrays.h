@@ -1,5 +1,5 @@
-// An fp32 master that is kept in another form, and the same as fp32 numbers for an optimizer that
-// knows no other: one of the trainer's.
+// An fp32 master that is kept in another form, and its conversion to and from fp32 numbers for a
+// trainer's own optimizer.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@ struct MasterArrays {
   BFloat16* parameter = nullptr;
   uint16_t* low = nullptr;  // a split master's lower halves; null: the parameter is the master
   int64_t count = 0;
-  // Of the first element and of the step, for the random bits of a parameter that is the master.
+  // The place of the first element and of the step, for random bits if the parameter is the master.
   RoundingPlace rounding = {};
   int64_t step = 0;
 };
 
-// The master from what is kept: 8 bytes moved per element of a split one, else 6.
+// Rebuilds the master: 8 bytes moved per element for a split one, otherwise 6.
 void LoadMaster(ThreadTeam& team, const MasterArrays& arrays);
 // The reverse: Split (split_master.h) or RoundStochastically.
 void StoreMaster(ThreadTeam& team, const MasterArrays& arrays);

@@ -11,20 +11,20 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ebb/optim/norm.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h, which includes this file again for every target.
+// This comes after foreach_target.h, which includes this file again for every target.
 #include "ebb/optim/simd-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ebb::optim::HWY_NAMESPACE {
 
-constexpr int64_t kLanes = 16;  // of the sum's definition, whatever the vectors of this target hold
+constexpr int64_t kLanes = 16;  // by the sum's definition, for vectors of any length
 
-// The element at source or, where there is a destination, what it became there.
+// The element at source; with a destination, the number that is written there.
 template <class Ops, bool kSum, class Source, class Destination>
 HWY_INLINE typename Ops::Number Take(const Source* source, Destination* destination, bool add) {
   if (destination == nullptr) return Ops::Load(source);
-  // 0 + source also for a first contribution: it has the bits of one that was added to zeros.
+  // 0 + source for a first contribution, too: it has the same bits as one that was added to zeros.
   const auto sum = Ops::Add(add ? Ops::Load(destination) : Ops::Set(0), Ops::Load(source));
   Ops::template Store<Rounding::kNearest>(sum, destination);
   return kSum ? Ops::Load(destination) : sum;
@@ -37,7 +37,7 @@ inline double AddLanes(double (&lanes)[kLanes]) {
   return lanes[0];
 }
 
-// One block of the sum's definition. destination: null to leave the source where it is.
+// One block of the sum's definition. destination: null to leave the source unchanged.
 template <bool kSum, class Source, class Destination>
 double Block(const Source* source, Destination* destination, bool add, int64_t count) {
   double lanes[kLanes] = {};
@@ -69,7 +69,7 @@ double Block(const Source* source, Destination* destination, bool add, int64_t c
   return AddLanes(lanes);
 }
 
-// The levels above the elements, each at the front of where the one below it was.
+// The levels above the elements, each at the front of the memory of the level below.
 double AddLevels(double* sums, int64_t count) {
   for (; count > 1; count = NormBlocks(count)) {
     for (int64_t begin = 0; begin < count; begin += kNormBlock) {

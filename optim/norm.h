@@ -3,14 +3,14 @@
 // The sum of squares is the same bits on every device, SIMD width and thread count: fp64 over fixed
 // blocks of 1,024 elements from the start of the shard. In a block, element i adds to lane i mod 16
 // in ascending order (fma), and the lanes are added as a binary tree: lane j with j + 8, then + 4,
-// + 2, + 1. The sums of blocks are added in the same way, each for itself instead of its square:
-// those of 1,024 blocks, then what these give, 1,024 of them, and so on until one is left.
+// + 2, + 1. The sums of blocks are added in the same way, without squaring: those of 1,024 blocks,
+// then 1,024 of the results, and so on until one is left.
 //
 //   elements    | 1,024 | 1,024 | 1,024 |  ...  | 1,024 | 1,024 | ...
 //   of blocks   |   s   |   s   |   s   |  ...  |   s   |   s   | ...
 //   of 1,024    |                   s                   |         ...
 //
-// Each level is a chain of 68 additions however long the shard; 2^30 elements have three levels.
+// Each level is a chain of 68 additions for any length of shard; 2^30 elements have three levels.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ constexpr int64_t NormBlocks(int64_t count) {
 // Sum of squares of `count` elements. `blocks`: scratch of NormBlocks(count).
 double SumOfSquares(ThreadTeam& team, const void* gradient, DType dtype, int64_t count,
                     std::span<double> blocks);
-// What is left of the sums of blocks, or of a level above, which are overwritten.
+// The sum of the sums of blocks, or of a level above, which are overwritten.
 double AddBlocks(std::span<double> blocks);
 
 struct AccumulateArrays {

@@ -9,7 +9,7 @@
 #define HWY_TARGET_INCLUDE "ebb/optim/parameter_norms.cc"
 #include "ebb/optim/simd_targets.h"
 #include "hwy/foreach_target.h"
-// After foreach_target.h, which includes this file again for every target.
+// This comes after foreach_target.h, which includes this file again for every target.
 #include "ebb/optim/update_loops-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -21,7 +21,7 @@ struct BlockNorms {
   double parameter, direction;
 };
 
-// Of elements [i, i + the width of Ops): they are read, and updated in registers alone.
+// For elements [i, i + the width of Ops): they are read, and updated in registers only.
 template <UpdateRule kRule, class Ops, class Gradient, MasterForm kForm>
 HWY_INLINE typename Ops::Number DirectionAt(const ConstantsOf<kRule>& constants,
                                             const LoopArrays& arrays, int64_t i,
@@ -129,7 +129,7 @@ void NormsOfRule(const ConstantsOf<kRule>& constants, const LoopArrays& arrays, 
   }
 }
 
-// LARS looks at the same numbers with and without momentum.
+// LARS takes the same norms with and without momentum.
 void RangeNorms(UpdateRule rule, const UpdateConstants& constants, const LoopArrays& arrays,
                 int64_t first, int64_t last, NormSums& sums) {
   if (rule == UpdateRule::kLamb)

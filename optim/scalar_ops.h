@@ -1,6 +1,5 @@
-// One number at a time: what a kernel does with the elements that fill no vector, and with all of
-// them where the machine has no fused multiply-add. Each operation rounds once, as the vector form
-// of it does.
+// One number at a time: for the elements that fill no vector, and for all of them on a machine
+// without fused multiply-add. Each operation rounds once, as its vector form does.
 #pragma once
 
 #include <cmath>
@@ -20,9 +19,9 @@ struct ScalarOps {
   static Number Fma(Number a, Number b, Number c) { return std::fma(a, b, c); }
   static Number Div(Number a, Number b) { return a / b; }
   static Number Sqrt(Number a) { return std::sqrt(a); }
-  // 1, -1, or a zero or NaN as it is.
+  // 1 or -1; a zero or NaN stays as it is.
   static Number Sign(Number a) { return a > 0 ? 1.0f : a < 0 ? -1.0f : a; }
-  // A NaN stays one.
+  // A NaN stays a NaN.
   static Number ZeroIfNegative(Number a) { return a < 0 ? 0.0f : a; }
 
   template <class T>
@@ -44,7 +43,7 @@ struct ScalarOps {
   }
   static void StoreLow(Number value, uint16_t* low) { *low = LowHalf(value); }
 
-  // Of the element with this index (stochastic_rounding.h).
+  // For the element with this index (stochastic_rounding.h).
   static Number RoundAtRandom(Number value, const RoundingKey& key, uint32_t index) {
     return RoundStochastically(value, RandomBits(key, index));
   }

@@ -9,10 +9,10 @@ namespace ebb::optim {
 namespace {
 
 // DeepSpeed's schedulers count from -1, before their first step, and step once after each applied
-// update: the update after `applied` ones sees iteration applied - 1.
+// update. So the update after `applied` updates sees iteration applied - 1.
 
-// Warm-up's share at `iteration` in [0, steps). It is 0 there: with what holds before the first
-// step, the first two updates of a warm-up run at its minimum.
+// Warm-up's share at `iteration` in [0, steps). It is 0 at iteration 0, so the first two updates of
+// a warm-up run at its minimum.
 double WarmupShare(const SchedulerConfig& scheduler, int64_t iteration, int64_t steps) {
   const double n = static_cast<double>(steps), i = static_cast<double>(iteration);
   return scheduler.warmup_log ? 1 / std::log(n) * std::log(i + 1) : i / n;
@@ -35,7 +35,7 @@ double Warmup(const SchedulerConfig& scheduler, double base, int64_t iteration) 
   return minimum + (maximum - minimum) * share;
 }
 
-// Starts at exactly 0, whatever warmup_min_ratio says, and is at the ratio from the second update
+// It starts at exactly 0, whatever warmup_min_ratio is, and has the ratio from the second update
 // on.
 double WarmupCosine(const SchedulerConfig& scheduler, double base, int64_t iteration) {
   const int64_t steps = std::max<int64_t>(2, scheduler.warmup_num_steps);
@@ -52,7 +52,7 @@ double WarmupCosine(const SchedulerConfig& scheduler, double base, int64_t itera
   return base * std::max(0.0, minimum + (1 - minimum) * cosine);
 }
 
-// How far up the triangle the update after `applied` ones is: 0 at both feet, 1 at the peak.
+// The height on the triangle at the update after `applied` updates: 0 at both feet, 1 at the peak.
 double CycleHeight(const SchedulerConfig& scheduler, double first, double second, double applied) {
   const double whole = first + second, peak = first / whole;
   const double turn = 1 + applied / whole;
@@ -62,7 +62,7 @@ double CycleHeight(const SchedulerConfig& scheduler, double first, double second
       rising ? scheduler.cycle_first_stair_count
              : scheduler.cycle_second_stair_count.value_or(scheduler.cycle_first_stair_count);
   if (stairs <= 0) return rising ? x / peak : (x - 1) / (peak - 1);
-  // From whole steps: x can lie just under a stair.
+  // Computed from whole steps, because x can lie just below a stair.
   const double count = static_cast<double>(stairs), step = std::fmod(applied, whole);
   const double position = step <= first ? step * count / first : (whole - step) * count / second;
   return std::floor(position) / count;

@@ -1,6 +1,5 @@
 // ScalarOps for a vector, once for every SIMD target: the same operations and the same conversions,
-// bit for bit. Included after hwy/foreach_target.h; EBB_VECTOR_OPS says whether this target has
-// them.
+// bit for bit. Included after hwy/foreach_target.h. EBB_VECTOR_OPS says whether this target has it.
 
 // clang-format off
 #if defined(EBB_OPTIM_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -62,8 +61,8 @@ struct VectorOps {
     const auto half = hn::LoadU(Halves(), &from->bits);
     const hn::Rebind<hwy::float16_t, D> float16;
     const auto wide = hn::BitCast(Bits(), hn::PromoteTo(D(), hn::BitCast(float16, half)));
-    // The instruction makes a signaling NaN quiet, Float16's conversion keeps it: take the bit out
-    // again.
+    // The instruction makes a signaling NaN quiet, but Float16's conversion keeps it signaling: the
+    // bit is taken out again.
     const auto kind = hn::And(hn::PromoteTo(Bits(), half), hn::Set(Bits(), 0x7e00u));
     const auto unquiet = hn::VecFromMask(Bits(), hn::Eq(kind, hn::Set(Bits(), 0x7c00u)));
     const auto quiet_bit = hn::And(unquiet, hn::Set(Bits(), 0x400000u));
@@ -82,8 +81,8 @@ struct VectorOps {
   static HWY_INLINE void Store(Number value, Float16* to) {
     hn::StoreU(ToHalves<kRounding>(value, to), Halves(), &to->bits);
   }
-  // Two vectors past the caches, to 16-bit numbers aligned as the two of them together;
-  // hwy::FlushStream() ends a run of these.
+  // Stores two vectors past the caches, to 16-bit numbers that are aligned to the two vectors
+  // together. hwy::FlushStream() ends a run of these stores.
   template <Rounding kRounding, class T>
   static HWY_INLINE void StreamPair(Number first, Number second, T* to) {
     const hn::Twice<Halves> pair;
@@ -109,10 +108,10 @@ struct VectorOps {
     hn::StoreU(LowHalves(value), Halves(), low);
   }
 
-  // Of the elements from this index on (stochastic_rounding.h).
+  // For the elements from this index on (stochastic_rounding.h).
   static HWY_INLINE Number RoundAtRandom(Number value, const RoundingKey& key, uint32_t index) {
     const Bits bits;
-    // An Iota from a constant, as one from a variable is stored lane by lane.
+    // The Iota has a constant start, because one with a variable start is stored lane by lane.
     auto x = hn::Xor(hn::Add(hn::Iota(bits, 0), hn::Set(bits, index)), hn::Set(bits, key.before));
     x = hn::Mul(hn::Xor(x, hn::ShiftRight<16>(x)), hn::Set(bits, 0x7feb352du));
     x = hn::Xor(x, hn::Set(bits, key.between));
@@ -124,7 +123,7 @@ struct VectorOps {
   }
 
  private:
-  // The type is that of the pointer.
+  // The pointer's type chooses the rounding's type.
   template <Rounding kRounding>
   static HWY_INLINE hn::Vec<Halves> ToHalves(Number value, const Float16*) {
     const hn::Rebind<hwy::float16_t, D> float16;
@@ -143,7 +142,7 @@ struct VectorOps {
     const auto is_nan = hn::RebindMask(bits, hn::IsNaN(value));
     return Narrow(hn::IfThenElse(is_nan, quiet, rounded));
   }
-  // Values below 2^16, so that the saturation of this narrowing never acts.
+  // Values are below 2^16, so this narrowing never saturates.
   static HWY_INLINE hn::Vec<Halves> Narrow(hn::Vec<Bits> value) {
     const hn::Rebind<int32_t, D> integers;
     return hn::DemoteTo(Halves(), hn::BitCast(integers, value));

@@ -2,11 +2,11 @@
 // header.
 //
 // A target without a fused multiply-add instruction runs the scalar loop with std::fma, so one such
-// target is enough; vectors of a length unknown to the compiler bring nothing here.
+// target is enough. Vectors of a length that the compiler does not know gain nothing here.
 #pragma once
 
-// With a sanitizer each target takes the compiler minutes. The loops are the same source for all of them, so those of AVX2
-// stand for those of AVX-512.
+// With a sanitizer each target takes the compiler minutes. All targets have the same loops, so
+// those of AVX2 represent those of AVX-512.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define EBB_TARGETS_LEFT_OUT (HWY_AVX3 | HWY_AVX3_DL)
 #else

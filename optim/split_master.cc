@@ -6,7 +6,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ebb/optim/split_master.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h, which includes this file again for every target.
+// This comes after foreach_target.h, which includes this file again for every target.
 #include "ebb/optim/simd-inl.h"
 #include "hwy/highway.h"
 

@@ -1,13 +1,13 @@
-// The fp32 master as its bf16 parameter and 16 bits more, so that nothing is stored twice.
+// The fp32 master as its bf16 parameter plus 16 bits, so that nothing is stored twice.
 //
 //   master     [ sign, exponent, 7 bits | low 16 bits ]      bits of the fp32 number
 //   parameter  the upper half, one more where the lower is 0x8000 or more: what the cast of
 //              parameters (half away from zero: add 0x8000, cut) makes of the master
 //   rebuilt    (parameter << 16) + low as a signed 16-bit number, modulo 2^32
 //
-// The rebuilt bits are the master's for every finite number, zeros and subnormals of both signs
-// among them, for infinities, and for the numbers next to infinity whose parameter is infinite. A
-// NaN stays one, with another payload, as the cast makes it quiet.
+// The rebuilt bits are the master's for every finite number, including zeros and subnormals of both
+// signs; for infinities; and for numbers near infinity with an infinite parameter. A NaN stays a
+// NaN, with another payload, because the cast makes it quiet.
 #pragma once
 
 #include <bit>
@@ -18,7 +18,7 @@
 
 namespace ebb::optim {
 
-// Of one element; its parameter is RoundHalfAway(master).
+// For one element; its parameter is RoundHalfAway(master).
 constexpr uint16_t LowHalf(float master) {
   return static_cast<uint16_t>(std::bit_cast<uint32_t>(master));
 }

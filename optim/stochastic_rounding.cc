@@ -8,14 +8,14 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ebb/optim/stochastic_rounding.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h, which includes this file again for every target.
+// This comes after foreach_target.h, which includes this file again for every target.
 #include "ebb/optim/simd-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ebb::optim::HWY_NAMESPACE {
 
-// Elements [i, i + the width of Ops); `first`: the index of the array's first.
+// Elements [i, i + the width of Ops). `first`: the index of the array's first element.
 template <class Ops>
 HWY_INLINE void RoundAt(const float* values, BFloat16* parameter, const RoundingKey& key,
                         int64_t first, int64_t i) {
@@ -26,7 +26,7 @@ HWY_INLINE void RoundAt(const float* values, BFloat16* parameter, const Rounding
 
 void RoundRange(const float* values, BFloat16* parameter, const RoundingKey& shared_key,
                 int64_t first, int64_t begin, int64_t end) {
-  const RoundingKey key = shared_key;  // which no store below can alias
+  const RoundingKey key = shared_key;  // no store below can alias the copy
   int64_t i = begin;
 #if EBB_VECTOR_OPS
   using Vector = VectorOps<hn::ScalableTag<float>>;

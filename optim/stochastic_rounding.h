@@ -1,18 +1,18 @@
-// An fp32 number as the bf16 number below or above it, by chance, so that the mean is the number: what
-// lets bf16 parameters be their own masters, of which rounding to nearest would forget every update
+// Rounds an fp32 number at random to the bf16 number below or above it, so that the mean is the
+// number. So bf16 parameters can be their own masters: rounding to nearest would lose every update
 // below half of their last bit.
 //
 //   number   [ sign, exponent, 7 bits | low 16 bits ]      bits of the fp32 number
 //   rounded  16 random bits are added, then the lower half is cut: the magnitude grows with the
 //            probability low / 65,536, which is how far the number is on the way to the next one
 //
-// What bf16 has stays as it is, so do infinities; a NaN stays one. Between bf16's largest number and
-// 2^128 the next one is infinity, as it is for the cast of parameters. Subnormals are numbers like
-// the others.
+// Numbers that bf16 has, and infinities, stay unchanged; a NaN stays a NaN. Above bf16's largest
+// number the next one is infinity, as in the cast of parameters. Subnormals are rounded like other
+// numbers.
 //
-// The random bits are a pure function of unit, step and index in the unit's flat section: whoever
-// updates an element, in whatever part of whatever shard, rounds it alike. That the index is the
-// same in every world is the layout's: it is unless parameters ask for cuts between rows.
+// The random bits are a pure function of unit, step and index in the unit's flat section. So an
+// element is rounded alike on every rank and in every part of a shard. The layout gives an element
+// the same index in every world, unless parameters ask for cuts between rows.
 #pragma once
 
 #include <array>
@@ -26,15 +26,16 @@
 
 namespace ebb::optim {
 
-// Elements of a unit that have a key of their own in a step. An update (update.h) of more, or across
-// a multiple of this, is cut by its caller.
+// How many elements of a unit share a key in a step. The caller cuts an update (update.h) that is
+// longer, or crosses a multiple of this.
 inline constexpr int64_t kRoundingKeyElements = int64_t{1} << 32;
 
 struct RoundingKey {
   uint32_t before, between;
 };
 
-// Nobody chooses a seed: other random bits would be no better, and these need none to be repeated.
+// There is no seed to choose, because other random bits would be no better, and these are
+// repeatable.
 constexpr RoundingKey RoundingKeyOf(const RoundingPlace& place, int64_t step) {
   constexpr uint32_t kSeed = 0x45626231;  // "Ebb1"
   const auto applied = static_cast<uint64_t>(step);
@@ -45,9 +46,10 @@ constexpr RoundingKey RoundingKeyOf(const RoundingPlace& place, int64_t step) {
   return {.before = bits[0], .between = bits[1]};
 }
 
-// Wellons' integer hash "lowbias32" (github.com/skeeto/hash-prospector), a permutation of 32 bits of
-// Murmur3's form with constants searched for the least bias; a word of the key goes into each of its
-// two multiplications. For each key a permutation of the indices, so over 2^32 of them exactly even.
+// Wellons' integer hash "lowbias32" (github.com/skeeto/hash-prospector), a permutation of 32 bits
+// in Murmur3's form, with constants searched for the least bias. A word of the key goes into each
+// of its two multiplications. For each key it permutes the indices, so it is exactly even over 2^32
+// of them.
 constexpr uint32_t RandomBits(const RoundingKey& key, uint32_t index) {
   uint32_t x = index ^ key.before;
   x = (x ^ (x >> 16)) * 0x7feb352d;
@@ -56,7 +58,7 @@ constexpr uint32_t RandomBits(const RoundingKey& key, uint32_t index) {
   return x ^ (x >> 16);
 }
 
-// A number that bf16 has, by the upper 16 of the random bits.
+// The bf16 number, as fp32, that the upper 16 random bits select.
 constexpr float RoundStochastically(float value, uint32_t random) {
   const auto bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7fffffff) > 0x7f800000) return value;

@@ -9,8 +9,8 @@
 namespace ebb::optim {
 namespace {
 
-// Elements that are worth waking a thread for: half a megabyte of Adam's traffic. Also a multiple
-// of every vector, which keeps aligned arrays aligned in every part.
+// The elements for which waking a thread pays: half a megabyte of Adam's traffic. It is also a
+// multiple of every vector, so aligned arrays are aligned in every part.
 constexpr int64_t kGrain = 16 * 1024;
 
 using Names = std::span<const std::string_view>;
@@ -60,7 +60,7 @@ std::span<const std::string_view> StateNames(const OptimizerConfig& optimizer) {
 
 namespace {
 
-// Over a team, in parts of a multiple of `grain`.
+// Runs over a team, in parts of a multiple of `grain`.
 void Run(ThreadTeam& team, int64_t grain, UpdateRule rule, const UpdateArrays& arrays,
          const UpdateConstants& constants, const BlockSums* sums) {
   assert(arrays.form() != MasterForm::kParameter ||

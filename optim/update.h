@@ -2,8 +2,8 @@
 // gradient, updates the fp32 master and the states, and writes the parameter in the compute dtype.
 //
 // Arithmetic is fp32 with explicit fused multiply-adds and IEEE division and square root, so every
-// SIMD width, thread count and device gives the same bits (of a NaN only that it is one). Per
-// element, on gradient_factor * gradient; update_element.inc is the definition:
+// SIMD width, thread count and device gives the same bits (NaN payloads may differ). Per element,
+// on gradient_factor * gradient; update_element.inc is the definition:
 //
 //   Adam, AdamW  Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019, algorithm 2:
 //                two states, momentum and variance
@@ -22,11 +22,12 @@
 //                  b = momentum * b + ratio * (g + weight_decay * w)
 //                  w = w - learning_rate * b
 //
-// The ratio of the last two is TrustRatio() of norms of all of w (parameter_norms.h).
+// The ratio in the last two is TrustRatio() of norms over all of w (parameter_norms.h).
 //
-// Bytes per element: 4 master and 4 each state, read and written; the gradient read; the parameter
-// written. With a split master (split_master.h) 2 less: parameter and low half are read and
-// written, 2 each. Where the parameter is the master (stochastic_rounding.h) 6 less: it alone is.
+// Bytes per element: 4 for the master and 4 for each state, read and written; the gradient read;
+// the parameter written. A split master (split_master.h) saves 2: parameter and low half are read
+// and written, 2 each. A parameter that is the master (stochastic_rounding.h) saves 6: it alone is
+// read and written.
 #pragma once
 
 #include <cstdint>
@@ -40,30 +41,31 @@
 
 namespace ebb::optim {
 
-// Names of the fp32 states that an optimizer keeps per element, in order, as torch has them:
-// {"exp_avg", "exp_avg_sq"} of Adam, {} of SGD without momentum.
+// Names of the fp32 states that an optimizer keeps for each element, in order, as in torch:
+// {"exp_avg", "exp_avg_sq"} for Adam, {} for SGD without momentum.
 std::span<const std::string_view> StateNames(const OptimizerConfig& optimizer);
 
-// What changes from step to step.
+// The numbers that change from step to step.
 struct UpdateScalars {
-  // Of applied updates, from 1: bias correction; SGD's first step copies the gradient.
+  // The number of the applied update, from 1: for bias correction; SGD's first update copies the
+  // gradient.
   int64_t step = 1;
   double learning_rate = 0;
-  // Adam's, instead of the config's, where a schedule cycles them; negative: the config's.
+  // Adam's betas, if a schedule cycles them; negative: the config's.
   double beta1 = -1, beta2 = -1;
-  float gradient_factor = 1;  // unscaling and clipping in one
-  double trust_ratio = 1;     // of LAMB and LARS, for the parameter that is updated
+  float gradient_factor = 1;  // unscaling and clipping together
+  double trust_ratio = 1;     // for LAMB and LARS: of the updated parameter
 };
 
 void Update(ThreadTeam& team, const OptimizerConfig& optimizer, const UpdateArrays& arrays,
             const UpdateScalars& scalars);
 
-// Checksums (checksum.h) of the master, or the low half of a split one, and of each state, as the
-// update has read and as it has written them. Of what is not kept beside the parameter: 0.
+// Checksums (checksum.h) of the master, or of a split one's low half, and of each state, as the
+// update has read and as it has written them. 0 for an array that the master form does not have.
 struct UpdateChecksums {
   uint64_t read[1 + kStatesMax] = {}, written[1 + kStatesMax] = {};
 };
-// The same update, which takes them in its pass, from registers. `scratch`: of
+// The same update, which computes the checksums in its pass, from registers. `scratch`: of
 // UpdateChecksumScratch(arrays.count).
 constexpr int64_t UpdateChecksumScratch(int64_t count) {
   return 2 * (1 + kStatesMax) * ChecksumBlocks(count * int64_t{sizeof(float)});

@@ -9,33 +9,33 @@ namespace ebb::optim {
 
 inline constexpr int kStatesMax = 3;
 
-// What an update reads as the master, and writes as it.
+// The form in which an update reads and writes the master.
 enum class MasterForm : uint8_t {
   kWhole,     // fp32, beside the parameter
-  kSplit,     // bf16 parameter and 16 bits more (split_master.h)
+  kSplit,     // bf16 parameter plus 16 bits (split_master.h)
   kParameter  // the bf16 parameter alone, rounded stochastically (stochastic_rounding.h)
 };
 
-// Where an element is, for its random bits.
+// The place of an element, for its random bits.
 struct RoundingPlace {
-  uint64_t unit = 0;  // a hash of its name
+  uint64_t unit = 0;  // a hash of the unit's name
   int64_t index = 0;  // in the unit's flat trainable section
 };
 
 struct UpdateArrays {
-  // Not given: a split master where master_low is, else the parameter is the master.
+  // Null: a split master if master_low is set, otherwise the parameter is the master.
   float* master = nullptr;
   const void* gradient = nullptr;
   DType gradient_dtype = DType::kFloat32;
   float* states[kStatesMax] = {};
   void* parameter = nullptr;  // null: the master is the parameter (fp32)
   DType parameter_dtype = DType::kFloat32;
-  // A split master, of bf16 parameters only, with the bits of a whole one: its lower halves, updated
-  // in place.
+  // A split master's lower halves, updated in place; for bf16 parameters only. The bits are a whole
+  // master's.
   uint16_t* master_low = nullptr;
-  // The parameter before the update, where it is read; null: where the new one is written to.
+  // Where the parameter before the update is read, if at all; null: where the new one is written.
   const void* parameter_in = nullptr;
-  RoundingPlace rounding = {};  // of the first element; of parameters that are the master
+  RoundingPlace rounding = {};  // of the first element; for parameters that are the master
   int64_t count = 0;
 
   MasterForm form() const {

@@ -36,7 +36,7 @@ AdamConstants AdamConstantsOf(const OptimizerConfig& optimizer, const UpdateScal
   const double beta1 = scalars.beta1 < 0 ? optimizer.beta1 : scalars.beta1;
   const double beta2 = scalars.beta2 < 0 ? optimizer.beta2 : scalars.beta2;
   const double rate = scalars.learning_rate;
-  // AdamW is decoupled by name; Adam by adam_w_mode.
+  // AdamW is decoupled by its name; Adam by adam_w_mode.
   const bool decoupled =
       optimizer.type == OptimizerType::kAdamW || optimizer.decoupled_weight_decay;
   double step_size = rate, root_correction = 1;
@@ -49,7 +49,7 @@ AdamConstants AdamConstantsOf(const OptimizerConfig& optimizer, const UpdateScal
           .l2 = decoupled ? 0.0f : static_cast<float>(optimizer.weight_decay),
           .decay = decoupled ? static_cast<float>(1 - rate * optimizer.weight_decay) : 1.0f,
           .beta1 = static_cast<float>(beta1),
-          // With the beta that fp32 has: the two weights of the average then sum to 1.
+          // Uses beta rounded to fp32, so that the two weights of the average sum to 1.
           .one_minus_beta1 = 1 - static_cast<float>(beta1),
           .beta2 = static_cast<float>(beta2),
           .one_minus_beta2 = static_cast<float>(1 - beta2),

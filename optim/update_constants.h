@@ -1,6 +1,6 @@
-// The scalars of one update as its elements see them. Each is computed in double from the
-// configuration's doubles and rounded to fp32 once, on the host, so that every kernel of every
-// device starts from the same bits.
+// The scalars of one update as its elements use them. The host computes each in double from the
+// configuration's doubles and rounds it to fp32 once, so that every kernel of every device starts
+// from the same bits.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace ebb::optim {
 
 struct UpdateScalars;
 
-// Which of update_element.inc's rules, by the states that it keeps.
+// The rules of update_element.inc, one for each set of states that is kept.
 enum class UpdateRule : uint8_t {
   kAdam,
   kSgd,
@@ -42,11 +42,11 @@ constexpr bool IsRmsprop(UpdateRule rule) {
 constexpr bool IsLars(UpdateRule rule) {
   return rule == UpdateRule::kLars || rule == UpdateRule::kLarsWithMomentum;
 }
-// Whether an update needs norms of whole parameters first (parameter_norms.h) ...
+// Whether an update needs norms of whole parameters first (parameter_norms.h).
 constexpr bool TakesNorms(UpdateRule rule) {
   return rule == UpdateRule::kLamb || IsLars(rule);
 }
-// ... and how many of the states these read.
+// How many of the states the norms read.
 constexpr int StatesOfNorms(UpdateRule rule) {
   return rule == UpdateRule::kLamb ? 2 : 0;
 }
@@ -58,7 +58,7 @@ constexpr bool HasMomentumBuffer(UpdateRule rule) {
 constexpr bool IsCentered(UpdateRule rule) {
   return rule == UpdateRule::kCenteredRmsprop || rule == UpdateRule::kCenteredRmspropWithMomentum;
 }
-// How many fp32 states it keeps per element.
+// How many fp32 states the rule keeps for each element.
 constexpr int StatesOf(UpdateRule rule) {
   if (rule == UpdateRule::kAdam || rule == UpdateRule::kLamb) return 2;
   if (rule == UpdateRule::kLion || rule == UpdateRule::kAdagrad) return 1;
@@ -68,7 +68,7 @@ constexpr int StatesOf(UpdateRule rule) {
 struct AdamConstants {
   float gradient_factor;
   float l2;     // weight decay that is added to the gradient; 0: none
-  float decay;  // 1 - learning_rate * weight_decay where it is decoupled, else 1
+  float decay;  // 1 - learning_rate * weight_decay if decoupled, otherwise 1
   float beta1, one_minus_beta1;
   float beta2, one_minus_beta2;
   float root_correction;  // 1 / sqrt(1 - beta2^step), or 1 without bias correction
@@ -96,7 +96,7 @@ struct AdagradConstants {
   float gradient_factor;
   float l2;
   float epsilon;
-  float minus_learning_rate;  // of this step, with lr_decay
+  float minus_learning_rate;  // this step's rate, with lr_decay
 };
 
 struct RmspropConstants {
@@ -115,7 +115,7 @@ struct LambConstants {
   float beta2, one_minus_beta2;
   float momentum_correction;  // 1 / (1 - beta1^step), or 1 without bias correction
   float variance_correction;  // 1 / (1 - beta2^step), or 1
-  float root_correction;      // the square root of that
+  float root_correction;      // square root of variance_correction
   float epsilon;
   bool epsilon_inside_root;
   float minus_step_size;  // -learning_rate * trust_ratio
@@ -139,9 +139,10 @@ LambConstants LambConstantsOf(const OptimizerConfig& optimizer, const UpdateScal
 LarsConstants LarsConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
 
 // What an update reads when it runs, not when it is enqueued, so that a step's verdict may come in
-// between. Trivially copyable, without initializers: it lies in memory that host and device reach.
+// between. Trivially copyable and without initializers, because it lies in memory that host and
+// device reach.
 struct UpdateConstants {
-  int64_t step;  // of applied updates: random bits differ from step to step
+  int64_t step;  // the number of the applied update: random bits differ from step to step
   bool apply;    // false: the update writes nothing
   AdamConstants adam;
   SgdConstants sgd;
@@ -152,10 +153,10 @@ struct UpdateConstants {
   LarsConstants lars;
 };
 
-// `apply` is true; of the rules' constants those of the optimizer's rule are set.
+// `apply` is true. Only the constants of the optimizer's rule are set.
 UpdateConstants UpdateConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
 
-// Those of a rule.
+// The constants of a rule.
 template <UpdateRule kRule>
 constexpr const auto& ConstantsIn(const UpdateConstants& set) {
   if constexpr (kRule == UpdateRule::kAdam) {
@@ -178,7 +179,7 @@ template <UpdateRule kRule>
 using ConstantsOf =
     std::remove_cvref_t<decltype(ConstantsIn<kRule>(std::declval<UpdateConstants&>()))>;
 
-// visit.operator()<rule>(), for a rule that is known when it runs.
+// Calls visit.operator()<rule>(), for a rule that is known only at run time.
 template <class Visit>
 auto WithRule(UpdateRule rule, const Visit& visit) {
   using enum UpdateRule;

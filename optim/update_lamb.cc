@@ -4,7 +4,7 @@
 #define HWY_TARGET_INCLUDE "ebb/optim/update_lamb.cc"
 #include "ebb/optim/simd_targets.h"
 #include "hwy/foreach_target.h"
-// After foreach_target.h, which includes this file again for every target.
+// This comes after foreach_target.h, which includes this file again for every target.
 #include "ebb/optim/update_loops-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -1,5 +1,5 @@
 // The passes of update.h over elements, once for every SIMD target and for every rule that a file
-// beside this one instantiates them for. Included after hwy/foreach_target.h.
+// beside this one instantiates. Included after hwy/foreach_target.h.
 
 // clang-format off
 #if defined(EBB_OPTIM_UPDATE_LOOPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -28,8 +28,8 @@ namespace ebb::optim::HWY_NAMESPACE {
 #include "ebb/optim/update_element.inc"
 #undef EBB_ELEMENT
 
-// What stands for the parameter's type: where there is none, where it is half of the master, and
-// where it is the master.
+// Types in place of the parameter's type: there is no parameter, it is half of the master, or it is
+// the master.
 struct NoParameter {};
 struct SplitMaster {};
 struct OwnMaster {};
@@ -42,7 +42,7 @@ inline constexpr MasterForm kFormOf =
 template <class Parameter>
 using ElementOf = std::conditional_t<kFormOf<Parameter> == MasterForm::kWhole, Parameter, BFloat16>;
 
-// Sees what an update reads and writes.
+// Sees what an update reads and writes; this one does nothing.
 struct NoSums {
   template <class Number>
   HWY_INLINE void Read(int, int64_t, const Number&) {}
@@ -53,8 +53,8 @@ struct NoSums {
   HWY_INLINE void WriteLow(int64_t, const Number&) {}
 };
 
-// Elements [i, i + the width of Ops), but for the parameter; the new master. `sums` sees them as
-// vector v of a stripe.
+// Updates elements [i, i + the width of Ops) except for the parameter, and returns the new master.
+// `sums` sees them as vector v of a stripe.
 template <UpdateRule kRule, class Ops, class Gradient, class Parameter, class Sums>
 HWY_INLINE typename Ops::Number UpdateAt(const ConstantsOf<kRule>& constants,
                                          const LoopArrays& arrays, int64_t i, int64_t v,
@@ -139,15 +139,15 @@ void UpdateLoop(const ConstantsOf<kRule>& shared_constants, const LoopArrays& sh
 
 #if EBB_VECTOR_OPS
 
-// The lanes of all arrays' blocks. Of vectors of one stripe, v counts from its begin; of low halves,
-// two vectors of elements fill one of a stripe.
+// The lanes of all arrays' blocks. Among the vectors of one stripe, v counts from the stripe's
+// begin. Two vectors of elements fill one vector of low halves.
 template <int kStates, MasterForm kForm>
 class VectorSums {
   using Vector = VectorOps<hn::ScalableTag<float>>;
   using Pair = hn::Twice<typename Vector::Halves>;
 
  public:
-  HWY_INLINE VectorSums() {}  // implicit, it would not be of this target
+  HWY_INLINE VectorSums() {}  // an implicit one would not be of this target
   HWY_INLINE void Read(int array, int64_t v, Vector::Number number) {
     read_[array].AddVector(v % checksum::Lanes::kVectors, number);
   }
@@ -155,7 +155,7 @@ class VectorSums {
     written_[array].AddVector(v % checksum::Lanes::kVectors, number);
   }
   HWY_INLINE void ReadLow(int64_t v, const uint16_t* low) {
-    // Of both vectors at once, before the first of them is written.
+    // Reads both vectors at once, before the first of them is written.
     if (v % 2 == 0) read_[0].AddVector(v / 2, hn::LoadU(Pair(), low));
   }
   HWY_INLINE void WriteLow(int64_t v, Vector::Number master) {
@@ -166,7 +166,7 @@ class VectorSums {
     }
   }
 
-  // Of the arrays of fp32 numbers, and of the low halves.
+  // For the arrays of fp32 numbers, and for the low halves.
   HWY_INLINE void Scramble() {
     for (int a = kFirst; a <= kStates; ++a) {
       read_[a].Scramble();
@@ -177,7 +177,7 @@ class VectorSums {
     read_[0].Scramble();
     written_[0].Scramble();
   }
-  // The block that begins at element `begin` has been seen to its end.
+  // The block that begins at element `begin` is complete.
   void Take(const BlockSums& out, int64_t begin, int64_t end) {
     for (int a = kFirst; a <= kStates; ++a)
       TakeArray(out, a, begin / kBlockElements, (end - begin) * 4);
@@ -199,14 +199,15 @@ class VectorSums {
   hn::Vec<typename Vector::Halves> half_{};  // the written low halves of the even vector
 };
 
-// [begin, end): a multiple of kSummedStep, from where a block of every array begins.
+// [begin, end): a multiple of this, from the begin of a block in every array.
 constexpr int64_t kSummedStep = 2048;
 // Elements: two stripes of fp32 numbers, one of low halves.
 constexpr int64_t kLowStripe = 32;
 
-// With the sums, fewer elements are in a processor's sight at once: it would ask for what they need so
-// late that one thread alone no longer reads as fast as it can. Elements ahead, as measured on a Zen 4;
-// more is slower where there are more lines to an element. Past an array's end nothing is read.
+// With the sums a processor sees fewer elements at once. It would load their data so late that one
+// thread no longer reads at full speed. So data are prefetched, this many elements ahead, as
+// measured on a Zen 4; more is slower where an element has more lines. Nothing is read past an
+// array's end.
 template <MasterForm kForm>
 inline constexpr int64_t kFetchAhead = kForm == MasterForm::kWhole ? 48 : 80;
 
@@ -216,7 +217,7 @@ HWY_INLINE void FetchStripes(const T* from) {
   for (int64_t i = 0; i < kLowStripe; i += kLine) hwy::Prefetch(from + i);
 }
 
-// What the kLowStripe elements from `at` on are updated from.
+// Prefetches the inputs of the kLowStripe elements from `at` on.
 template <int kStates, class Gradient, MasterForm kForm>
 HWY_INLINE void Fetch(const LoopArrays& arrays, int64_t at) {
   for (int s = 0; s < kStates; ++s) FetchStripes(arrays.states[s] + at);
@@ -246,7 +247,8 @@ void UpdateVectorsAndSum(const ConstantsOf<kRule>& shared_constants,
   for (int64_t block = begin; block < end; block += kBlockElements) {
     const int64_t block_end = std::min(end, block + kBlockElements);
     for (int64_t step = block; step < block_end; step += kSummedStep) {
-      // In registers until the step is done: what is not a local would be stored at every stripe.
+      // A local copy stays in registers until the step is done; `sums` would be stored at every
+      // stripe.
       VectorSums<kStates, kForm> lanes = sums;
       for (int64_t part = step; part < step + kSummedStep; part += kScramble) {
         for (int64_t i = part; i < part + kScramble; i += kLowStripe) {
@@ -301,8 +303,9 @@ void SumArrays(const LoopArrays& arrays, uint64_t* (BlockSums::*of)(int) const,
   for (int s = 0; s < kStates; ++s) sum(1 + s, arrays.states[s], kBlockElements);
 }
 
-// [begin, end): from where a block of every array begins. What fills no step is the last block's,
-// which is summed before and after its update; so are all of them where there are no vectors.
+// [begin, end): from the begin of a block in every array. Elements that fill no step are the last
+// block's; that block is summed before and after its update. So are all blocks if there are no
+// vectors.
 template <UpdateRule kRule, class Gradient, class Parameter>
 void UpdateLoopAndSum(const ConstantsOf<kRule>& constants, const LoopArrays& arrays,
                       const BlockSums& out, int64_t begin, int64_t end) {
@@ -336,7 +339,7 @@ void UpdateLoopAndSum(const ConstantsOf<kRule>& constants, const LoopArrays& arr
   }
 }
 
-// Elements [begin, end); `sums`: null, or where to.
+// Elements [begin, end). `sums`: null, or the destination of the sums.
 template <UpdateRule kRule, class Gradient, class Parameter>
 void UpdatePart(const ConstantsOf<kRule>& constants, const LoopArrays& arrays,
                 const BlockSums* sums, int64_t begin, int64_t end) {

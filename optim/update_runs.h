@@ -1,5 +1,5 @@
-// Neighbouring elements with options of their own, as one update (update.h) takes them: the rule is
-// one, its constants differ.
+// Neighbouring elements with options of their own, as one update (update.h) takes them: one rule
+// with different constants.
 //
 //   shard   [ weights            | biases | weights      | padding ]
 //   runs      end 4096, set 0      4160, 1  8192, set 0
@@ -14,27 +14,28 @@
 
 namespace ebb::optim {
 
-// Runs end at multiples of so many elements, so that what a thread takes at once is in one of them.
+// Runs end at multiples of so many elements, so that a thread's group is in a single run.
 inline constexpr int64_t kRunMultiple = 8;
 
 struct UpdateRun {
-  int64_t end = 0;  // its first element is the one behind the run before it
-  int64_t set = 0;  // of constants
+  int64_t end = 0;  // it begins where the run before it ends
+  int64_t set = 0;  // index among the sets of constants
 };
 
-// Memory that whoever updates reaches, read when the update runs.
+// Memory that the updating thread or device reaches. It is read when the update runs.
 struct UpdateRuns {
-  // Sets, which differ neither in `step` nor in `apply`.
+  // Sets, which have equal `step` and equal `apply`.
   std::span<const UpdateConstants> constants;
-  // In order, up to the last element of the arrays or beyond it; none: the first set is everyone's.
+  // In order, up to the arrays' last element or beyond; empty: the first set is for all elements.
   std::span<const UpdateRun> runs = {};
-  int64_t begin = 0;  // the arrays' first element, counted as `end` counts; a multiple, too
+  int64_t begin = 0;  // the arrays' first element, counted as in `end`; a multiple, too
 };
 
 // Elements [begin, begin + count) of the arrays.
 UpdateArrays PartOf(const UpdateArrays& arrays, int64_t begin, int64_t count);
 
-// visit(arrays, constants) of each run that the arrays have a part in, where the host reads the runs.
+// Calls visit(arrays, constants) for each run that the arrays have a part in, if the host reads the
+// runs.
 template <class Visit>
 void ForEachRun(const UpdateArrays& arrays, const UpdateRuns& runs, const Visit& visit) {
   if (runs.runs.empty()) return visit(arrays, runs.constants.front());

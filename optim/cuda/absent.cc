@@ -1,4 +1,4 @@
-// Stands in for the kernels of CUDA in a build without it.
+// Replaces the CUDA kernels in a build without CUDA.
 #include "absl/status/status.h"
 #include "ebb/optim/cuda/cuda_kernels.h"
 

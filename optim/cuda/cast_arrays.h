@@ -1,4 +1,4 @@
-// A cast (cast.h) as a kernel gets it.
+// The arguments of a cast (cast.h) for a kernel.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@ namespace ebb::optim {
 struct CastArrays {
   const void* source = nullptr;
   DType source_dtype = DType::kFloat32;
-  DType via = DType::kFloat32;  // what it is rounded to on the way, to nearest
+  DType via = DType::kFloat32;  // rounded to this first, to nearest
   void* destination = nullptr;
   DType destination_dtype = DType::kFloat32;
   int64_t count = 0;
   Rounding rounding = Rounding::kNearest;
-  float factor = 1;  // of the number before it is rounded
+  float factor = 1;  // applied before the number is rounded
 };
 
 }  // namespace ebb::optim

@@ -8,7 +8,7 @@
 
 namespace ebb::optim {
 
-// `device` is one of Device::Cuda.
+// `device`: from Device::Cuda.
 absl::StatusOr<std::unique_ptr<Kernels>> NewCudaKernels(const Device& device);
 
 }  // namespace ebb::optim

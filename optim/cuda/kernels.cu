@@ -1,5 +1,5 @@
-// The kernels: threads given their numbers (thread_work.h), and what they do together. All are bound
-// by memory; bytes per element are said in cast.h, norm.h and update.h.
+// The kernels: each thread gets its numbers (thread_work.h), and this file has what threads do
+// together. All are bound by memory; cast.h, norm.h and update.h state the bytes per element.
 #include <cuda_runtime.h>
 
 #include "ebb/optim/cuda/launch.h"
@@ -13,7 +13,7 @@ using cuda::Cut;
 
 constexpr int kThreads = 256;
 constexpr int kWarp = 32;
-constexpr int kLevelThreads = 1024;  // of the one block that adds the last levels of a norm
+constexpr int kLevelThreads = 1024;  // of the block that adds the last levels of a norm
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 __device__ int64_t Thread() {
@@ -41,7 +41,8 @@ __device__ uint64_t& LimbOf(NormSums& sums, int limb) {
                                  : sums.direction.limbs[limb - ExactSum::kLimbs];
 }
 
-// What a warp has summed of a run goes to all others' in one addition a limb. Integers: in any order.
+// Adds a warp's sums of a run to the total, with one addition for each limb. Limbs are integers, so
+// the order does not matter.
 __device__ void AddNorms(NormSums& own, NormSums& sums, int lane) {
   __syncwarp();
   for (int limb = lane; limb < 2 * ExactSum::kLimbs; limb += kWarp) {
@@ -55,7 +56,7 @@ __device__ void AddNorms(NormSums& own, NormSums& sums, int lane) {
   __syncwarp();
 }
 
-// A warp takes a stretch of blocks, and adds up each run's part of it in shared memory.
+// A warp takes a stretch of blocks, and adds up its part of each run in shared memory.
 template <UpdateRule kRule, MasterForm kForm>
 __global__ void __launch_bounds__(kThreads)
     SumNormsKernel(const UpdateArrays arrays, const UpdateRuns runs, NormSums* sums) {
@@ -90,7 +91,8 @@ __global__ void __launch_bounds__(kThreads)
   AddNorms(own, sums[work.set], lane);
 }
 
-// A warp takes as many blocks as it has parts of threads, and all of it stays for the shuffles.
+// A warp takes as many blocks as it has parts of threads. No thread of the warp leaves early,
+// because of the shuffles.
 template <int kLanes>
 __global__ void __launch_bounds__(kThreads)
     SumBlocksKernel(const AccumulateArrays arrays, bool groups_aligned, double* blocks) {
@@ -115,7 +117,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// As threads of a warp all of which stay for the shuffles, which add norm.h's tree.
+// No thread of the warp leaves early, because of the shuffles, which add norm.h's tree.
 __device__ void AddLevel(const cuda::LevelWork& level, int64_t thread, int64_t threads) {
   constexpr int kBlocksOfWarp = kWarp / cuda::kNormLanes;
   const int64_t count = level.blocks();
@@ -134,12 +136,12 @@ __global__ void __launch_bounds__(kThreads) AddLevelKernel(const cuda::LevelWork
   AddLevel(level, Thread(), Threads());
 }
 
-// What is few enough for one block of threads, level after level.
+// Adds what is small enough for one block of threads, level after level.
 __global__ void __launch_bounds__(kLevelThreads)
     AddLevelsKernel(cuda::LevelWork level, double* sum) {
   for (; level.count > 1; level = level.Above()) {
     AddLevel(level, threadIdx.x, kLevelThreads);
-    __syncthreads();  // and what its threads have put is seen by all of them
+    __syncthreads();  // all threads see what each has put
   }
   if (threadIdx.x == 0) *sum = level.count == 0 ? 0 : level.sums[0];
 }
@@ -148,7 +150,7 @@ __global__ void AddToKernel(const float* value, double* sum) {
   *sum += double{*value};
 }
 
-// cudaLaunchKernelEx and not <<<>>>, whose errors are only seen mixed with those of others.
+// Uses cudaLaunchKernelEx, because an error of <<<>>> cannot be told from errors of other calls.
 template <class... Parameters, class... Arguments>
 cudaError_t LaunchBlocks(cudaStream_t stream, int64_t blocks, int threads,
                          void (*kernel)(Parameters...), const Arguments&... arguments) {
@@ -159,7 +161,7 @@ cudaError_t LaunchBlocks(cudaStream_t stream, int64_t blocks, int threads,
   return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
 }
 
-// As many threads as there is work for, of which at most `blocks_max` blocks.
+// As many threads as there is work for, in at most `blocks_max` blocks.
 template <class... Parameters, class... Arguments>
 cudaError_t Launch(cudaStream_t stream, int64_t threads, int blocks_max,
                    void (*kernel)(Parameters...), const Arguments&... arguments) {
@@ -318,19 +320,18 @@ cudaError_t LaunchSumSquares(const Grids& grids, cudaStream_t stream,
                              const AccumulateArrays& arrays, double* blocks, double* sum) {
   cuda::LevelWork level = {.sums = blocks, .count = NormBlocks(arrays.count)};
   if (level.count > 0) {
-    // With as few threads a block of numbers as give every SM two of its resident blocks' worth.
+    // The fewest threads for each block of numbers that give every SM twice its resident blocks.
     const auto fills = [&](int parts, int resident) {
       return level.count * parts >= int64_t{2} * resident * kThreads;
     };
-    const cudaError_t result =
-        fills(cuda::SquaresWork<4>::kParts, grids.squares[0])
-            ? LaunchSumBlocks<4>(stream, grids.squares[0], arrays, blocks)
-        : fills(cuda::SquaresWork<2>::kParts, grids.squares[1])
-            ? LaunchSumBlocks<2>(stream, grids.squares[1], arrays, blocks)
-            : LaunchSumBlocks<1>(stream, grids.squares[2], arrays, blocks);
+    const cudaError_t result = fills(cuda::SquaresWork<4>::kParts, grids.squares[0])
+                                   ? LaunchSumBlocks<4>(stream, grids.squares[0], arrays, blocks)
+                               : fills(cuda::SquaresWork<2>::kParts, grids.squares[1])
+                                   ? LaunchSumBlocks<2>(stream, grids.squares[1], arrays, blocks)
+                                   : LaunchSumBlocks<1>(stream, grids.squares[2], arrays, blocks);
     if (result != cudaSuccess) return result;
   }
-  // More than one block of threads adds at once: shards of more than 2^26 elements.
+  // One block of threads is not enough: shards of more than 2^26 elements.
   for (; level.blocks() * cuda::kNormLanes > kLevelThreads; level = level.Above()) {
     const cudaError_t result =
         Launch(stream, level.blocks() * cuda::kNormLanes, grids.level, &AddLevelKernel, level);

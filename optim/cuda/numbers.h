@@ -1,8 +1,8 @@
-// Arithmetic of the optimizer's kernels, and how they round parameters; all else of numbers is in
+// Arithmetic of the optimizer's kernels, and how they round parameters. The rest is in
 // runtime/device/cuda/numbers.h.
 //
-// Functions marked EBB_HOST_DEVICE are compiled for the host too, where tests run them on every
-// number; what is different there is the instruction, not the result.
+// Functions marked EBB_HOST_DEVICE are also compiled for the host, where tests run them on every
+// number: with other instructions, and the same results.
 #pragma once
 
 #include <cmath>

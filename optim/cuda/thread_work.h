@@ -1,13 +1,13 @@
-// What one thread of each CUDA kernel does, given its number among the grid's. kernels.cu hands the
-// numbers out; tests run all threads of a grid one after the other on the host.
+// What one thread of each CUDA kernel does, given its number in the grid. kernels.cu gives out the
+// numbers; tests run all threads of a grid one after the other on the host.
 //
 //   array    [ head | 4 | 4 | 4 | ... | 4 | tail ]
 //
-// Threads walk the groups of four numbers, each loaded and stored in one access of 16 bytes (8 of
-// 16-bit types), neighbours by neighbours; then what is before and after them, one by one. Groups are
-// of four also where some arrays have 16 bits: a warp's accesses of 8 bytes are 256 bytes without
-// gaps, while eight numbers a thread would make of each fp32 array's access two, which both touch
-// every 32-byte sector of it and have half of each.
+// Neighbouring threads take neighbouring groups of four numbers, each loaded and stored in one
+// access of 16 bytes (8 for 16-bit types). Then they take the head and the tail, one number at a
+// time. Groups have four numbers even if some arrays have 16 bits, because a warp's accesses of 8
+// bytes are 256 bytes without gaps. With eight numbers for each thread, an fp32 array would need
+// two accesses that both touch every 32-byte sector and use half of it.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ struct Cut {
 };
 
 struct Array {
-  const void* data = nullptr;  // null: not there, and so never in the way
+  const void* data = nullptr;  // null: absent, so always aligned
   int64_t size = 4;            // of a number
 };
 
@@ -49,7 +49,7 @@ inline bool GroupsAligned(const Array& array, int64_t head) {
   return array.data == nullptr || address % static_cast<uintptr_t>(kGroup * array.size) == 0;
 }
 
-// Where no head aligns the groups of all arrays, there are none.
+// If no head aligns the groups of all arrays, there are no groups.
 inline Cut CutFor(int64_t count, std::initializer_list<Array> arrays) {
   for (int64_t head = 0; head < std::min<int64_t>(kGroup, count); ++head) {
     if (std::all_of(arrays.begin(), arrays.end(),
@@ -61,7 +61,7 @@ inline Cut CutFor(int64_t count, std::initializer_list<Array> arrays) {
 }
 
 // Calls body.At<kWidth, kMany>(first, stride) so that the threads together see every element once:
-// numbers [first + m * stride, + kWidth) for m in [0, kMany), of which the loads then are in flight
+// numbers [first + m * stride, + kWidth) for m in [0, kMany), the loads of which are then in flight
 // together.
 template <int kMany, class Body>
 EBB_HOST_DEVICE void Walk(const Cut& cut, int64_t thread, int64_t threads, Body&& body) {
@@ -76,15 +76,15 @@ EBB_HOST_DEVICE void Walk(const Cut& cut, int64_t thread, int64_t threads, Body&
     body.template At<1, 1>(cut.Single(single), 0);
 }
 
-// Of a source and a destination.
+// For a source and a destination.
 template <class Arrays>
 Cut CutForBoth(const Arrays& arrays) {
   return CutFor(arrays.count, {{arrays.source, SizeOf(arrays.source_dtype)},
                                {arrays.destination, SizeOf(arrays.destination_dtype)}});
 }
 
-// Numbers [first, first + kWidth) of an array, and as many each `stride` further on: all are on their
-// way before the first is used.
+// Loads numbers [first, first + kWidth) of an array, and as many each `stride` further on. All
+// loads are in flight before the first number is used.
 template <int kWidth, int kTimes>
 EBB_HOST_DEVICE void LoadAll(const void* array, int64_t size, int64_t first, int64_t stride,
                              Packed<kWidth> (&loaded)[kTimes]) {
@@ -115,7 +115,7 @@ struct CastWork {
   }
 };
 
-// Of a split master, or of a parameter that is the master.
+// For a split master, or a parameter that is the master.
 inline Cut CutForMaster(const MasterArrays& arrays) {
   return CutFor(arrays.count, {{arrays.master, 4}, {arrays.parameter, 2}, {arrays.low, 2}});
 }
@@ -190,14 +190,14 @@ struct StoreMasterWork {
   }
 };
 
-// The sum of what is there and of the source, as it is written.
+// The sum of the old number, if it counts, and the source, as it is written.
 template <int kWidth>
 EBB_HOST_DEVICE Packed<kWidth> Sum(const AccumulateArrays& arrays, const Packed<kWidth>& source,
                                    const Packed<kWidth>& present) {
   float sum[kWidth] = {}, numbers[kWidth];
   Unpack(source, arrays.source_dtype, numbers);
   if (arrays.add) Unpack(present, arrays.destination_dtype, sum);
-  // 0 + source also for a first contribution: it has the bits of one that was added to zeros.
+  // 0 + source for a first contribution, too: it has the same bits as one that was added to zeros.
   for (int i = 0; i < kWidth; ++i) sum[i] = Ops::Add(sum[i], numbers[i]);
   return Pack(sum, arrays.destination_dtype, Rounding::kNearest);
 }
@@ -222,23 +222,23 @@ struct AccumulateWork {
   }
 };
 
-// Four threads share a block of norm.h's sum, or eight or sixteen where there are too few blocks for
-// that to fill a device: thread `part` of them has lanes kLanes * part and on, and of every 16 elements
-// those that belong to these. So each thread's accesses are groups, and each lane sees its elements in
-// ascending order, however many threads there are.
+// Four threads share a block of norm.h's sum; or eight or sixteen, if there are too few blocks to
+// fill a device. Thread `part` of them has the kLanes lanes from kLanes * part on, and those lanes'
+// elements of every 16. So each thread's accesses are groups, and each lane sees its elements in
+// ascending order, for any number of threads.
 inline constexpr int kNormLanes = 16;
 
 template <int kLanes>
 struct SquaresWork {
   static constexpr int kParts = kNormLanes / kLanes;
-  // Numbers of a thread whose loads are in flight together: as many bytes for an SM as a copy has, with
-  // half of its threads.
+  // Numbers of a thread with loads in flight together. An SM then has as many bytes in flight
+  // as in a copy, with half of the threads.
   static constexpr int kNumbers = 32;
   static constexpr int kSteps = kNumbers / kLanes;  // of 16 elements
   static_assert(kGroup % kLanes == 0 && kNormBlock % (kSteps * kNormLanes) == 0);
-  const AccumulateArrays& arrays;  // without a destination: of the source
+  const AccumulateArrays& arrays;  // without a destination: the source's squares
 
-  // Blocks begin at multiples of 1,024 elements: what aligns one aligns all.
+  // Blocks begin at multiples of 1,024 elements, so all are aligned if one is.
   static bool Aligned(const AccumulateArrays& arrays) {
     return GroupsAligned({arrays.source, SizeOf(arrays.source_dtype)}, 0) &&
            GroupsAligned({arrays.destination, SizeOf(arrays.destination_dtype)}, 0);
@@ -290,8 +290,8 @@ struct SquaresWork {
   }
 };
 
-// norm.h's tree over the lanes of a block's threads: the upper half of the parts is added to the lower,
-// and so on, and then part 0 has the block's sum in its own lanes.
+// norm.h's tree over the lanes of a block's threads: the upper half of the parts is added to the
+// lower, and so on, until part 0 has the block's sum in its own lanes.
 template <int kLanes>
 EBB_HOST_DEVICE void AddPart(double (&lanes)[kLanes], const double (&upper)[kLanes]) {
   for (int i = 0; i < kLanes; ++i) lanes[i] += upper[i];
@@ -308,11 +308,11 @@ EBB_HOST_DEVICE double AddLanes(const double (&lanes)[kLanes]) {
   }
 }
 
-// A level of norm.h's sums above the elements, of which sixteen threads add 1,024, one a lane. All
-// levels are in place, this one's sums `stride` apart: what 1,024 of them give goes where the first
-// was, which nobody else reads.
+// A level of norm.h's sums above the elements. Sixteen threads add 1,024 of them, one thread for
+// each lane. All levels are in place, this one's sums `stride` apart: the sum of 1,024 of them
+// replaces the first of them, which no other thread reads.
 struct LevelWork {
-  static constexpr int kLoads = 16;  // of a thread, in flight together
+  static constexpr int kLoads = 16;  // loads of a thread that are in flight together
 
   double* sums = nullptr;
   int64_t count = 0;
@@ -334,13 +334,13 @@ struct LevelWork {
     for (; at < end; at += kNormLanes) sum += sums[at * stride];
     return sum;
   }
-  // Once all lanes have been summed.
+  // Called once all lanes have been summed.
   EBB_HOST_DEVICE void Put(int64_t block, double sum) const {
     sums[block * kNormBlock * stride] = sum;
   }
 };
 
-// The run of element `at` of the arrays: the first that ends beyond it.
+// The run of element `at` of the arrays: the first run that ends after it.
 EBB_HOST_DEVICE int64_t RunOf(const UpdateRuns& runs, int64_t at) {
   const UpdateRun* const table = runs.runs.data();
   int64_t run = 0;
@@ -358,13 +358,13 @@ EBB_HOST_DEVICE int64_t RunOf(const UpdateRuns& runs, int64_t at) {
 template <UpdateRule kRule, MasterForm kForm>
 struct UpdateWork {
   static constexpr bool kWhole = kForm == MasterForm::kWhole, kSplit = kForm == MasterForm::kSplit;
-  static constexpr int kMany = 1;  // its arrays alone are enough loads
+  static constexpr int kMany = 1;  // its arrays alone give enough loads
   static constexpr int kStates = StatesOf(kRule);
 
   const UpdateArrays& arrays;
   const UpdateRuns& runs;
-  RoundingKey key = {};  // of parameters that are the master
-  // Of the run that the thread is in: elements [begin, end) of the arrays.
+  RoundingKey key = {};  // for parameters that are the master
+  // The thread's present run: elements [begin, end) of the arrays.
   int64_t begin = 0, end = 0;
   ConstantsOf<kRule> constants;
 
@@ -388,7 +388,7 @@ struct UpdateWork {
                                           {kStates > 1 ? arrays.states[1] : nullptr, 4},
                                           {kStates > 2 ? arrays.states[2] : nullptr, 4},
                                           {arrays.parameter, parameter}});
-    // With a head groups would have elements of two runs.
+    // After a head a group could have elements of two runs.
     return runs.runs.empty() || cut.head == 0 ? cut : Cut{.count = arrays.count};
   }
 
@@ -458,7 +458,7 @@ struct UpdateWork {
   }
 };
 
-// A warp sums a block of parameter_norms.h: lane `lane` of it has two of its elements.
+// A warp sums a block of parameter_norms.h; lane `lane` has two of its elements.
 template <UpdateRule kRule, MasterForm kForm>
 struct NormWork {
   static constexpr int kLanes = 32;
@@ -466,7 +466,7 @@ struct NormWork {
 
   const UpdateArrays& arrays;
   const UpdateRuns& runs;
-  // Of the run that the block is in: blocks up to `end` of the arrays.
+  // The block's run: blocks up to `end` of the arrays.
   int64_t end = 0, set = 0;
   ConstantsOf<kRule> constants;
 
@@ -475,7 +475,7 @@ struct NormWork {
     Enter(first_block);
   }
 
-  // Of a block behind those before: whether it is of their run.
+  // Whether a later block is in the same run.
   EBB_HOST_DEVICE bool Has(int64_t block) const { return block * kExactBlock < end; }
   EBB_HOST_DEVICE void Enter(int64_t block) {
     if (runs.runs.empty()) {
