@@ -32,7 +32,7 @@ build/release/bin/gpt --ranks 1 --layers 36 --width 512 --heads 8 --context 128 
 rmdir "$results/swap" 2>/dev/null || true
 [ -e "$results/summary.json" ] || exit 0  # nothing was trained: --help, --show-plan
 
-# The states against the caps, from the summary.
+# The states and the caps, from the summary.
 awk -F '[:," ]+' '
   $2 == "class" { class = $3 }
   $2 == "tier" { tier = $3 }

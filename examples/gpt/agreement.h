@@ -1,5 +1,5 @@
-// Whether all ranks were started to do the same. Processes have command lines of their own, and
-// what differs would end in a wait for each other, or in a model put together from two.
+// Whether all ranks were started with the same options. Processes have command lines of their own.
+// If those differed, the ranks would wait for each other in vain, or train a mixture of two models.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ namespace ebb::gpt {
 // ranks. The engine compares model and configuration itself.
 absl::Status AgreeOnRun(const World& world, const Run& run, const Device& device);
 
-// Collective: rank 0's `text`, on every rank. The others wait for it up to `timeout_seconds`.
+// Collective: rank 0's `text`, on every rank. The others wait for it, at most `timeout_seconds`.
 absl::StatusOr<std::string> TextOfFirst(const World& world, const std::string& text,
                                         double timeout_seconds);
 

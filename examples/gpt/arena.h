@@ -1,4 +1,4 @@
-// Memory handed out piece by piece from one block. Over null it only counts, so one function both
+// Gives out memory piece by piece from one block. Over null it only counts, so one function both
 // measures a layout and makes it.
 #pragma once
 
@@ -11,7 +11,7 @@ class Arena {
  public:
   explicit Arena(std::byte* base = nullptr) : base_(base) {}
 
-  static constexpr int64_t kAlignment = 256;  // what cuBLASLt's workspace needs
+  static constexpr int64_t kAlignment = 256;  // as cuBLASLt's workspace needs
 
   static int64_t Rounded(int64_t bytes) {
     return (bytes + kAlignment - 1) / kAlignment * kAlignment;

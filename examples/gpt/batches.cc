@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kAlignment = 64;
 
-// Of one micro-batch: tokens, then targets.
+// The bytes of one micro-batch: tokens, then targets.
 int64_t BytesOf(int64_t rows) {
   return 2 * ((rows * int64_t{sizeof(int32_t)} + kAlignment - 1) / kAlignment * kAlignment);
 }

@@ -14,7 +14,8 @@ namespace {
 constexpr double kCosineEnd = 0.05, kBeta1 = 0.9, kBeta2 = 0.99, kWeightDecay = 0.1;
 constexpr int64_t kWarmupMost = 200;
 
-// Without a file: the recipe, with parameters in shards. What is offloaded to NVMe stays out of RAM.
+// Without a file: the recipe, with sharded parameters. State that is offloaded to NVMe takes no
+// RAM.
 Config DefaultConfig(const TrainerValues& recipe) {
   Config config;
   config.micro_batch_size = *recipe.micro_batch_size;
@@ -76,7 +77,8 @@ absl::Status CheckRates(const Options& options, const Config& config) {
                    "\" has rates of its own: change scheduler.params in the file"));
 }
 
-// A file's tier is ignored below the stage that has it, as in DeepSpeed; a flag is not.
+// A tier in a file is ignored below the stage that has it, as in DeepSpeed. A flag's tier is
+// refused there.
 absl::Status CheckTier(NameView flag, std::optional<Tier> tier, int stage, int least) {
   if (!tier || *tier == Tier::kDevice || stage >= least) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
@@ -100,7 +102,7 @@ void OverrideOffload(const Options& options, Config& config) {
   if (options.stochastic_rounding) config.ebb.stochastic_rounding = true;
 }
 
-// What the flags leave open of the batch triple follows from the rest.
+// Numbers of the batch triple that no flag gives follow from the others.
 void ApplyBatch(const Options& options, Config& config) {
   int64_t& accumulation = config.gradient_accumulation_steps;
   if (options.batch) config.micro_batch_size = *options.batch;
@@ -113,7 +115,7 @@ void ApplyBatch(const Options& options, Config& config) {
     config.ebb.micro_batches_per_round = *options.micro_batches_per_round;
 }
 
-// Also before a file is checked: what a flag overrides is never held against the file.
+// Also runs before a file is checked, so that a value that a flag overrides causes no error.
 void Override(const Options& options, Config& config) {
   if (options.stage) config.zero.stage = *options.stage;
   if (options.dtype) config.compute = *options.dtype;

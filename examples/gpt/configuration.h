@@ -1,5 +1,5 @@
-// The configuration that a run of gpt has: a file's, or the recipe that holds without one, under what
-// the command line overrides.
+// The configuration of a gpt run: from a file, or the recipe without one, with the command line's
+// overrides.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace ebb::gpt {
 
-// Without --config; it also fills what a configuration leaves "auto".
+// Used without --config. It also fills the "auto" values of a configuration.
 struct Recipe {
   static constexpr int64_t kBatch = 4;
   static constexpr double kLearningRate = 8e-4;
@@ -20,20 +20,20 @@ struct Recipe {
   static std::string Text();  // in words, for --help
 };
 
-// How a step's learning rate comes about, in words.
+// How a step's learning rate is computed, in words.
 std::string RatesText(const Config& config);
 
-// The file or the recipe, with the flags' overrides; not yet for a number of ranks.
+// The file or the recipe, with the flags' overrides, before the number of ranks is known.
 absl::StatusOr<Config> OverriddenConfig(const Options& options);
-// The configuration for these options' ranks, checked and complete. If nothing says how many ranks there
-// are, there are as many as a file's batch sizes need.
+// The configuration for these options' ranks, checked and complete. If nothing gives the number of
+// ranks, there are as many as a file's batch sizes need.
 absl::StatusOr<Config> ResolveConfig(const Options& options);
 int RanksOf(const Config& resolved);
 
 // How the options' configuration file is taken, as a table.
 absl::StatusOr<std::string> ExplainConfig(const Options& options);
 
-// Of the text generated at the end.
+// The bytes of the text that is generated at the end.
 int64_t SampleBytes(const Options& options, const Config& config);
 
 }  // namespace ebb::gpt

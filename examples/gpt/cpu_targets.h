@@ -2,7 +2,7 @@
 // header.
 //
 // A target without a fused multiply-add instruction runs the scalar loop with std::fma, so one such
-// target is enough; vectors of a length unknown to the compiler bring nothing here.
+// target is enough. Vectors of a length that the compiler does not know gain nothing here.
 #pragma once
 
 #define HWY_DISABLED_TARGETS \

@@ -29,7 +29,7 @@ std::shared_ptr<const TextFile> DataFiles::Find(size_t number) {
 
 absl::StatusOr<std::shared_ptr<const TextFile>> DataFiles::Get(size_t number) {
   if (std::shared_ptr<const TextFile> open = Find(number)) return open;
-  // Without the lock: where the folder is slow, only this thread waits for it.
+  // Reads without the lock, so that only this thread waits if the folder is slow.
   const Known& known = known_[number];
   GPT_ASSIGN_OR_RETURN(TextFile file, TextFile::Open(known.path));
   if (file.version() != known.version) {

@@ -1,4 +1,4 @@
-// The files of --data that are read piece by piece. There may be more of them than a process may have
+// The files of --data that are read piece by piece. There may be more of them than a process may
 // open: a few stay open, and the others are opened again when they are read.
 #pragma once
 
@@ -17,12 +17,12 @@ namespace ebb::gpt {
 
 class DataFiles {
  public:
-  static constexpr size_t kOpenMax = 16;  // beside those that are being read
+  static constexpr size_t kOpenMax = 16;  // not counting files that are being read
 
   // The file's number. `file` need not stay open.
   size_t Add(const TextFile& file);
-  // From `begin` of file number `file`. An error: it cannot be read, it ends before, or it was replaced
-  // or changed since it was added. Any thread.
+  // Reads from `begin` of file number `file`. An error: the file cannot be read, it ends before, or
+  // it was replaced or changed since it was added. Any thread.
   absl::Status ReadAt(size_t file, int64_t begin, std::span<uint8_t> bytes);
 
  private:
@@ -40,7 +40,7 @@ class DataFiles {
 
   std::vector<Known> known_;
   std::mutex mutex_;
-  std::vector<Opened> opened_;  // under mutex_; the last one that was read is the last
+  std::vector<Opened> opened_;  // under mutex_; the file that was read last is at the end
 };
 
 }  // namespace ebb::gpt

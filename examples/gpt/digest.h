@@ -26,7 +26,7 @@ class ParameterDigest {
   ~ParameterDigest();
 
   void Begin(std::string_view name, std::span<const int64_t> shape);
-  void Add(std::span<const float> values);  // of the parameter begun last, in any pieces
+  void Add(std::span<const float> values);  // of the parameter that was begun last, in any pieces
   std::string Finish();                     // hexadecimal; once
 
  private:

@@ -14,9 +14,9 @@
 namespace ebb::gpt {
 namespace {
 
-constexpr int64_t kHeldOutBatches = 4;  // of each rank, the most
+constexpr int64_t kHeldOutBatches = 4;  // for each rank, at most
 constexpr float kTemperature = 0.8f;
-constexpr size_t kChoices = 40;  // the likeliest bytes, of which one is drawn
+constexpr size_t kChoices = 40;  // the likeliest bytes, one of which is drawn
 
 // Draws among the likeliest bytes with probability proportional to exp(logit / temperature).
 char Draw(std::span<const float> logits, std::mt19937_64& random) {
@@ -37,7 +37,7 @@ char Draw(std::span<const float> logits, std::mt19937_64& random) {
   return static_cast<char>(bytes[choice].second);
 }
 
-// Why the ranks could not vote: the engine knows in which unit.
+// The error of a vote that failed: the engine knows in which unit.
 absl::Status LostIn(Evaluation& evaluation, absl::Status voted) {
   absl::Status walked = evaluation.Finish().status();
   return walked.ok() ? voted : walked;
@@ -87,7 +87,7 @@ absl::StatusOr<std::string> Trainer::Sample(const std::string& prompt, int64_t b
   const int64_t context = options_.shape.context;
   std::string text = prompt.empty() ? "\n" : prompt;
   std::mt19937_64 random(options_.seed);
-  // A walk a byte would fill the timeline.
+  // Not traced: a walk for each byte would fill the timeline.
   Evaluation evaluation = engine_->BeginEvaluation(/*micro_batches=*/1, {.traced = false});
   for (int64_t i = 0; i < bytes; ++i) {
     if (absl::Status voted = vote.Decide(); !voted.ok()) return LostIn(evaluation, voted);

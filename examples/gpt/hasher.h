@@ -1,5 +1,5 @@
-// A hash of what ranks must agree on, and of a text that a checkpoint remembers: FNV-1a, 64 bits, the same on every
-// machine.
+// A hash of what ranks must agree on, and of the text that a checkpoint remembers: FNV-1a, 64 bits,
+// the same on every machine.
 #pragma once
 
 #include <cstdint>

@@ -13,11 +13,11 @@
 namespace ebb::gpt {
 namespace {
 
-// So few that the host enqueues them without waiting for the device. Of the repeats the best counts,
-// which nothing else on the machine has disturbed.
+// So few that the host enqueues them without waiting for the device. The best repeat counts,
+// because nothing else on the machine has disturbed it.
 constexpr int kPasses = 4, kRepeats = 3;
 
-// Of one of kPasses calls, at best.
+// The best time of one of kPasses calls.
 double Best(absl::FunctionRef<void()> before, absl::FunctionRef<void()> pass,
             absl::FunctionRef<void()> after) {
   double best = std::numeric_limits<double>::infinity();
@@ -47,7 +47,7 @@ absl::StatusOr<LaunchTimes> MeasureLaunches(const Device& device, const Gpt& gpt
                                        "measuring launches"));
   const PassBuffers buffers(gpt.shape, options, gradient, memory.data());
   Stream stream =
-      device.CallerStream();  // goes first: what it runs has ended before the memory does
+      device.CallerStream();  // destroyed first: its work has ended before the memory is freed
   const Batch batch = {.sequences = options.sequences, .length = gpt.shape.context};
   const auto parameter = [&](ParameterId) -> const void* { return buffers.parameters; };
   const auto target = [&](ParameterId) { return Target{buffers.parameters, gradient, 0}; };
@@ -58,10 +58,10 @@ absl::StatusOr<LaunchTimes> MeasureLaunches(const Device& device, const Gpt& gpt
                          buffers.input_gradient);
   };
 
-  pass();  // what comes first takes longer
+  pass();  // the first pass takes longer
   LaunchTimes times;
   times.host_seconds = Best(wait, pass, [] {});
-  // As graphs the device runs them without waiting for the host, if anything does.
+  // As graphs, so that the device does not wait for the host.
   layers.KeepGraphs(2);
   pass();
   pass();

@@ -32,7 +32,7 @@ absl::StatusOr<std::unique_ptr<Layers>> Layers::Create(const Device& device, con
 Layers::~Layers() = default;
 
 absl::Status Layers::Prepare(DType gradient) {
-  void* const any = space_->hidden;  // nothing is read or written
+  void* const any = space_->hidden;  // not read or written
   const Batch batch = {.sequences = options_.sequences, .length = gpt_.shape.context};
   const auto parameter = [&](ParameterId) -> const void* { return any; };
   return own_ops_->Prepare([&](Ops& preparing) {
@@ -135,8 +135,8 @@ void Layers::EnqueueForward(Parameters parameters, int64_t block, const Batch& b
               .reciprocal_deviation = kept.deviation2,
               .rows = rows,
               .width = width});
-  // The GELU also where only its input is wanted again: a product that ends otherwise may have other
-  // bits.
+  // Computes the GELU even if only its input is wanted again, because a product that ends otherwise
+  // may have other bits.
   ops_->Matmul({.a = space_->narrow_gradient,
                 .b = parameters(ids.up_weight),
                 .b_transposed = true,
@@ -165,7 +165,7 @@ void Layers::EnqueueBackward(Parameters parameters, Gradients gradients, int64_t
   const Slot& kept = space_->slots[static_cast<size_t>(slot)];
   const int64_t rows = batch.rows(), width = gpt_.shape.width;
 
-  // The feed-forward half. GELU's output is needed by the weight's gradient, its gradient only
+  // The feed-forward half. The weight's gradient needs GELU's output; GELU's gradient comes only
   // after the product with the weight.
   ops_->Matmul({.a = output_gradient,
                 .b = parameters(ids.down_weight),
@@ -194,7 +194,7 @@ void Layers::EnqueueBackward(Parameters parameters, Gradients gradients, int64_t
                       .reciprocal_deviation = kept.deviation2,
                       .output_gradient = space_->narrow_gradient,
                       .residual_gradient = output_gradient,
-                      .input_gradient = input_gradient,  // until the end, of `middle`
+                      .input_gradient = input_gradient,  // until the end, the gradient of `middle`
                       .weight_gradient = gradients(ids.norm2_weight),
                       .bias_gradient = gradients(ids.norm2_bias),
                       .rows = rows,

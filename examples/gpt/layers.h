@@ -1,9 +1,10 @@
-// Forward and backward of the GPT's layers for one micro-batch, on views: it knows parameters by
-// id, not where they come from, so it runs inside the engine's scopes and on plain buffers alike.
+// Forward and backward of the GPT's layers for one micro-batch, on views. Parameters are named by
+// id, wherever they come from, so the layers run inside the engine's scopes and on plain buffers
+// alike.
 //
-// What a block keeps from its forward for its backward lies in slots of the workspace. Where every
-// block and waiting micro-batch has a slot of its own nothing is computed twice; with a single
-// slot, run BlockForward again before BlockBackward.
+// A block's forward keeps activations for its backward in a slot of the workspace. If every block
+// and waiting micro-batch has a slot of its own, nothing is computed twice. With a single slot, run
+// BlockForward again before BlockBackward.
 #pragma once
 
 #include <cstddef>
@@ -38,28 +39,28 @@ class Layers {
  public:
   struct Options {
     DType compute = DType::kFloat32;
-    int64_t sequences = 1;  // of a micro-batch, the most
+    int64_t sequences = 1;  // of a micro-batch, at most
     int64_t slots = 1;
   };
   static int64_t WorkspaceBytes(const Processor& processor, const GptShape& shape,
                                 const Options& options);
-  // `workspace` is the device's memory, outlives the layers and is theirs alone.
+  // `workspace` is device memory that outlives the layers and is theirs alone.
   static absl::StatusOr<std::unique_ptr<Layers>> Create(const Device& device, const Gpt& gpt,
                                                         const Options& options,
                                                         std::span<std::byte> workspace);
   ~Layers();
 
-  // Makes what the passes over whole micro-batches need, so that a step lacks no memory. `gradient`:
-  // the dtype of parameters' gradients.
+  // Makes what the passes over whole micro-batches need, so that no memory is missing in a step.
+  // `gradient`: the dtype of parameters' gradients.
   absl::Status Prepare(DType gradient);
   int64_t unprepared() const { return own_ops_->unprepared(); }  // of ops.h
 
-  // The first thing that could not be computed, or enqueued on the device; nothing was, since.
+  // The first error of a computation or of enqueuing; nothing was computed since.
   absl::Status status() const { return ops_->status(); }
 
-  // On a GPU: launches a block's pass as a CUDA graph when it comes again with the same addresses and
-  // a whole micro-batch, for `most` different passes; 0, as at first: never. What other addresses
-  // need is not kept: call it anew after Engine::Resume. Bits do not change.
+  // On a GPU: launches a block's pass as a CUDA graph when it comes again with the same addresses
+  // and a whole micro-batch, for at most `most` different passes; 0, as at first: never. Graphs
+  // hold addresses, so call it anew after Engine::Resume. Bits do not change.
   void KeepGraphs(int64_t most) {
     ops_->KeepGraphs(most);
     keeps_graphs_ = most > 0;
@@ -77,14 +78,14 @@ class Layers {
   void BlockBackward(Parameters parameters, Gradients gradients, int64_t block, const Batch& batch,
                      const void* input, int64_t slot, const void* output_gradient,
                      void* input_gradient);
-  // The mean loss over the batch's tokens: a number on the device, until the next call in stream
-  // order.
+  // The mean loss over the batch's tokens: a number on the device, valid until the next call in
+  // stream order.
   const float* HeadLoss(Parameters parameters, const Batch& batch, const void* input);
   // The same, and the gradients of loss_scale * loss; the scale is read on the device. Logits are
-  // made again chunk by chunk and never held whole.
+  // made again chunk by chunk, and never kept whole.
   const float* HeadBackward(Parameters parameters, Gradients gradients, const Batch& batch,
                             const void* input, const float* loss_scale, void* input_gradient);
-  // Of the last position, on the host; valid until the next call. Waits for the device.
+  // The logits of the last position, on the host; valid until the next call. Waits for the device.
   std::span<const float> LastLogits(Parameters parameters, const Batch& batch, const void* input);
   void EmbedBackward(Gradients gradients, const Batch& batch, const void* output_gradient);
 
@@ -120,7 +121,7 @@ class Layers {
   std::unique_ptr<Space> space_;
   Buffer host_logits_;
   std::unique_ptr<Ops> own_ops_;
-  Ops* ops_ = nullptr;  // own_ops_, but in Prepare
+  Ops* ops_ = nullptr;  // own_ops_, except in Prepare
   bool keeps_graphs_ = false;
 };
 

@@ -1,6 +1,6 @@
-// The blocks' passes of layers.h, as what Ops::Replay may launch as a CUDA graph. Between an engine's
-// scopes a pass is launches alone; what the engine itself enqueues, and the views that it is asked for,
-// come before and after.
+// The blocks' passes of layers.h, in the form that Ops::Replay may launch as a CUDA graph. Between
+// an engine's scopes a pass is only launches; what the engine itself enqueues, and its views, come
+// before and after.
 #include <array>
 #include <cstddef>
 
@@ -8,8 +8,8 @@
 
 namespace ebb::gpt {
 
-// All that a pass depends on. Parameters and gradients are looked up here, once each: a gradient's
-// beta would be another at the second request.
+// All that a pass depends on. Parameters and gradients are looked up here, once each, because a
+// second request would give a gradient another beta.
 class Layers::BlockPass {
  public:
   BlockPass(const BlockIds& block, const Batch& batch, const void* input, int64_t slot)
@@ -44,7 +44,7 @@ class Layers::BlockPass {
 
   size_t IndexOf(ParameterId id) const {
     size_t i = 0;
-    while (ids_[i] != id) ++i;  // a pass asks for its block's only
+    while (ids_[i] != id) ++i;  // a pass asks only for parameters of its block
     return i;
   }
 

@@ -1,4 +1,4 @@
-// How the workspace of the layers is laid out; see layers.h.
+// The layout of the layers' workspace; see layers.h.
 #pragma once
 
 #include <algorithm>
@@ -8,9 +8,9 @@
 
 namespace ebb::gpt {
 
-// What one block keeps of one micro-batch's forward: 9 activations of the model's width a token,
-// and a few numbers a row. Outputs of norms and GELU are not kept: they cost a pass over memory to
-// make again, not a product.
+// What one block keeps of one micro-batch's forward: 9 activations of the model's width for each
+// token, and a few numbers for each row. Outputs of norms and GELU are not kept, because computing
+// them again costs a pass over memory and no product.
 struct Layers::Slot {
   void *qkv = nullptr, *attention = nullptr, *middle = nullptr, *up = nullptr;
   float *log_sum_exp = nullptr, *mean1 = nullptr, *deviation1 = nullptr, *mean2 = nullptr,
@@ -28,12 +28,12 @@ struct Layers::Slot {
 };
 
 struct Layers::Space {
-  int64_t chunk_rows = 0;  // of the head
+  int64_t chunk_rows = 0;  // for the head
   std::byte* ops_scratch = nullptr;
   int64_t ops_scratch_bytes = 0;
-  // In blocks.
+  // Used in blocks.
   void *hidden = nullptr, *hidden_gradient = nullptr, *narrow = nullptr, *narrow_gradient = nullptr;
-  // In the head, which no block's pass overlaps: the same memory.
+  // Used in the head. No block's pass overlaps it, so it has the same memory.
   void *logits = nullptr, *normal = nullptr, *normal_gradient = nullptr, *logit_gradient = nullptr;
   float *mean = nullptr, *deviation = nullptr, *last_logits = nullptr;
   float *losses = nullptr, *loss = nullptr;  // of a micro-batch's rows, and their mean
@@ -48,13 +48,13 @@ struct Layers::Space {
             .vocabulary = shape.vocabulary};
   }
 
-  // On the CPU: about 16 MiB of logits, not under 64 rows, or the products become slow.
+  // On the CPU: about 16 MiB of logits, and at least 64 rows, because products with fewer are slow.
   static int64_t ChunkForCaches(int64_t rows, int64_t vocabulary) {
     return std::min(rows, std::max<int64_t>(64, (int64_t{4} << 20) / vocabulary));
   }
-  // On a GPU: about `most` rows, whose logits take the memory that blocks need anyway, as few and
-  // as equal chunks as that allows, since each adds to the table's gradient once; whole tiles of a
-  // product, of which none has more rows.
+  // On a GPU: about `most` rows, so that their logits fit the memory that blocks need anyway. There
+  // are as few chunks as that allows, because each adds to the table's gradient once, and they are
+  // equal: whole tiles of a product, and no chunk has more rows.
   static int64_t ChunkForTiles(int64_t rows, int64_t most) {
     constexpr int64_t kTile = 256;
     most = std::max(most, kTile);

@@ -1,7 +1,7 @@
-// gpt: trains a byte-level GPT. Its ranks are threads of this process or, under mpirun, torchrun or
-// srun, the processes that these have started. Exit codes: 0; 1 if training failed; 2 for what the
-// command line, the configuration or the launcher asked that cannot be, also for lack of memory; 130 if a
-// signal ended it.
+// gpt: trains a byte-level GPT. Its ranks are threads of this process; under mpirun, torchrun or
+// srun they are the processes that the launcher has started. Exit codes: 0; 1 if training failed; 2
+// if the command line, the configuration or the launcher asked for what cannot be, also for lack of
+// memory; 130 if a signal ended it.
 #include <execinfo.h>
 
 #include <algorithm>
@@ -43,12 +43,12 @@ int PrintAll(std::string_view text) {
   return printed.ok() ? 0 : Fail(printed, kFailed);
 }
 
-// Where one rank refuses, the others may fail because it is gone.
+// If one rank refuses, the others may fail because it is gone.
 int CodeOf(std::span<const absl::Status> errors) {
   return std::any_of(errors.begin(), errors.end(), IsRefusal) ? kCannotBe : kFailed;
 }
 
-// What was saved can be resumed: a scheduler may start the same command again.
+// A scheduler may start the same command again, because the saved run can be resumed.
 int CodeOfStop(const Options& options) {
   return options.save_folder.empty() ? kStopped : kSaved;
 }
@@ -82,16 +82,16 @@ int RunRanksAsThreads(Options& options, const Config& config) {
     return ended[static_cast<size_t>(world.rank())] = result.status();
   });
   if (!status.ok()) {
-    // Where all ranks have the same to say, `status` would put it down to one.
+    // If all ranks have the same error, `status` would blame one of them.
     const bool alike =
         !ended[0].ok() && std::count(ended.begin(), ended.end(), ended[0]) == options.ranks;
-    // A rank that got no thread has not ended.
+    // A rank without a thread has not ended.
     return Fail(alike ? ended[0] : status, IsRefusal(status) ? kCannotBe : CodeOf(ended));
   }
   return stopped ? CodeOfStop(options) : 0;
 }
 
-// What goes wrong here is told to the other ranks, which wait for this one otherwise.
+// Reports an error of this rank to the other ranks, which would otherwise wait for it.
 int FailRank(const World& world, const absl::Status& status, int code) {
   world.Fail(status);
   return Fail(OfRank(world.rank(), status), code);
@@ -116,7 +116,7 @@ int RunRankOfLauncher(Options& options, const Config& config) {
   return *stopped ? CodeOfStop(options) : 0;
 }
 
-// Of a launcher's processes the first one prints; they do not meet.
+// Among a launcher's processes only the first one prints; they do not meet.
 int Plan(const std::optional<Launch>& launch, const Options& options) {
   const auto text = PlanningText(options);
   if (!text.ok()) return Fail(text.status(), kCannotBe);
@@ -156,12 +156,13 @@ int Main(int argc, char** argv) {
 }  // namespace ebb::gpt
 
 int main(int argc, char** argv) {
-  // Else the first files that are opened become them.
+  // Otherwise the first files that are opened take their descriptors.
   ebb::OpenMissingStandardStreams();
   // Before there are threads, and before the driver starts: docs/ranks.md, "Queues of a GPU".
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
-  // The C library opens libgcc when an exception first passes one of its own functions, as std::bad_alloc does in a
-  // library that calls pthread_once, and aborts where it lacks memory for that. A stack trace opens it, too.
+  // The C library opens libgcc when an exception first passes one of its own functions, as
+  // std::bad_alloc does in a library that calls pthread_once, and aborts where it lacks memory for
+  // that. A stack trace opens it, too.
   void* caller = nullptr;
   backtrace(&caller, 1);
   const auto code =

@@ -1,6 +1,6 @@
-// The GPT as Ebb sees it: units, parameters and the order of visits. GPT-2's shape (Radford et al.
-// 2019): learned positions, norms before attention and feed-forward, tanh GELU, the embedding's
-// table used again as the head.
+// The GPT as Ebb's model: units, parameters and the order of visits. It has GPT-2's shape (Radford
+// et al. 2019): learned positions, norms before attention and feed-forward, tanh GELU, the
+// embedding's table used again as the head.
 //
 //   embedding -> block 0 -> ... -> block n - 1 -> embedding (final norm, head, loss)
 #pragma once
@@ -18,7 +18,7 @@ struct GptShape {
   int64_t layers = 6, heads = 6, width = 384, context = 256, vocabulary = 256;
 };
 
-// Names the field at fault.
+// The error names the wrong field.
 absl::Status Validate(const GptShape& shape);
 
 struct BlockIds {
@@ -38,7 +38,7 @@ struct Gpt {
 struct GptOptions {
   GptShape shape;
   uint64_t seed = 1;              // of the initial values
-  int64_t boundary_bytes = 0;     // of a micro-batch's activations between two visits
+  int64_t boundary_bytes = 0;     // a micro-batch's activations between two visits
   std::string vector_group = "";  // parameter group of norms and biases
 };
 

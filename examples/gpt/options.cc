@@ -13,7 +13,7 @@
 namespace ebb::gpt {
 namespace {
 
-// A check with a text that help does not repeat: the meaning says what may be given.
+// A check without a text in --help, because the option's meaning says what is allowed.
 CLI::Validator Check(std::function<std::string(std::string&)> check) {
   return CLI::Validator(std::move(check), "");
 }
@@ -22,7 +22,7 @@ CLI::Validator Any() {
   return Check([](std::string&) { return std::string(); });
 }
 
-// Leaves the number as CLI11 reads it: of itself it takes 010 for 8.
+// Rewrites the number in plain decimal, because CLI11 would read 010 as 8.
 CLI::Validator Number() {
   return Check([](std::string& text) -> std::string {
     int64_t value = 0;
@@ -42,7 +42,7 @@ CLI::Validator Whole(int64_t least, int64_t most = int64_t{1} << 40) {
   });
 }
 
-// CLI11's own conversion takes -1 and what is too large for the largest number.
+// CLI11's own conversion turns -1 and numbers that are too large into the largest number.
 CLI::Validator Seed() {
   return Check([](std::string& text) -> std::string {
     uint64_t value = 0;
@@ -91,28 +91,28 @@ CLI::Validator Size() {
   });
 }
 
-// After "--nvme-path=" CLI11 takes the next options for values.
+// After "--nvme-path=" CLI11 would take the next options as values.
 CLI::Validator Folder() {
   return Check([](std::string& path) -> std::string {
     if (path.empty() || path[0] == '-') return "is no folder: '" + path + "'";
-    // The configuration, which reports show, is JSON.
+    // The configuration, which reports contain, is JSON.
     if (!IsUtf8(path)) return "is not in UTF-8: '" + path + "'; give a folder whose name is";
     return "";
   });
 }
 
-// Options that stand together in the help, a line each: --flag VALUE, what it means, its default.
+// Options that are one section of the help, a line each: --flag VALUE, its meaning, its default.
 class Section {
  public:
   Section(CLI::App& app, const char* name) : app_(app), name_(name) {}
 
-  // `fallback`: what holds where the option is not given, in words; empty: nothing to say.
+  // `fallback`: what holds without the option, in words; empty: not shown.
   template <class T>
   CLI::Option& Add(const char* flag, T& into, const char* value, const std::string& meaning,
                    const std::string& fallback, const CLI::Validator& check = Any()) const {
     return Show(*app_.add_option(flag, into)->transform(check), value, meaning, fallback);
   }
-  // One of several words, each of which stands for something.
+  // One of several words, each of which stands for a value.
   template <class T, class Into>
   CLI::Option& AddWord(const char* flag, Into& into,
                        std::initializer_list<std::pair<const char*, T>> words,
@@ -193,7 +193,7 @@ void AddTraining(CLI::App& app, Options& o) {
   s.AddText(
       "--micro-batches-per-round",
       [&o](const std::string& text) {
-        int64_t count = 0;  // stays for "all"
+        int64_t count = 0;  // used for "all"
         if (text != "all" && !absl::SimpleAtoi(text, &count)) return;
         o.micro_batches_per_round = count;
       },
@@ -333,7 +333,7 @@ CommandLine Wrong(std::string_view why) {
 CommandLine ParseCommandLine(int argc, const char* const* argv) {
   Options options;
   CLI::App app("Trains a byte-level GPT with sharded state (ZeRO stages 0 to 3).", "gpt");
-  app.option_defaults()->take_last();  // a later option overrides: scripts give some of their own
+  app.option_defaults()->take_last();  // scripts give options of their own
   app.get_formatter()->column_width(34);
   app.footer(Recipe::Text());
   bool version = false;
@@ -364,7 +364,7 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
 
 absl::Status SettleRanks(const std::optional<Launch>& launch, Options& options) {
   if (!launch) return absl::OkStatus();
-  if (launch->size == 1 && options.ranks_given) return absl::OkStatus();  // of one process, threads
+  if (launch->size == 1 && options.ranks_given) return absl::OkStatus();  // ranks are threads
   if (options.ranks_given && options.ranks != launch->size) {
     return absl::InvalidArgumentError(
         absl::StrCat("--ranks ", options.ranks, " asks for threads of one process, but ",

@@ -1,4 +1,4 @@
-// What `gpt` was asked to do: flags over a configuration file over defaults.
+// The options of `gpt`: defaults, a configuration file above them, flags above both.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +15,20 @@
 
 namespace ebb::gpt {
 
-// kOperations: those of kTables, and the operations.
+// kOperations: the tables, and the operations.
 enum class ShowPlan : uint8_t { kNo, kTables, kOperations };
 enum class CudaGraphs : uint8_t { kOff, kOn, kAuto };
 
 inline constexpr int kRanksMax = 1024;
-// Of Options::products, beside letters of ProductChoice (ops/ops.h).
+// Values of Options::products, beside letters of ProductChoice (ops/ops.h).
 inline constexpr char kMeasuredProducts[] = "auto", kDefaultProducts[] = "default";
 
 struct Options {
   static constexpr int64_t kSampleBytes = 300;
 
   std::string config_file;                  // empty: Recipe
-  bool explain_config = false;              // print how the file is taken, and stop there
-  std::optional<UnknownKeys> unknown_keys;  // instead of the file's
+  bool explain_config = false;              // print how the file is taken, and stop
+  std::optional<UnknownKeys> unknown_keys;  // replaces the file's
   std::vector<std::string> data;            // empty: DefaultTextFiles
   GptShape shape = {.context = 64};
   int64_t steps = 400;
@@ -36,7 +36,7 @@ struct Options {
   uint64_t seed = 1;
   int ranks = 2;
   bool ranks_given = false;
-  int threads = 0;  // of one rank; 0: this machine's cores over its ranks
+  int threads = 0;  // of one rank; 0: this machine's cores divided by its ranks
   std::string device = "cpu";
   CudaGraphs cuda_graphs = CudaGraphs::kAuto;
   std::string products = kMeasuredProducts;
@@ -44,7 +44,7 @@ struct Options {
   std::optional<int> stage;
   std::optional<double> learning_rate;
   std::optional<int64_t> warmup;                                      // steps
-  std::optional<int64_t> batch, accumulate, micro_batches_per_round;  // of the last, 0: all
+  std::optional<int64_t> batch, accumulate, micro_batches_per_round;  // 0 rounds: all
   std::optional<DType> dtype;
   std::optional<Tier> offload_param, offload_optimizer;
   std::vector<std::string> nvme_paths;                // empty: the configuration's
@@ -61,16 +61,16 @@ struct Options {
   int64_t keep = 2;         // checkpoints; 0: all
   static constexpr char kLatest[] = "latest";
   std::string resume;         // a checkpoint, a folder of them, or kLatest
-  std::string init_from;      // what initial values are read from; empty: they are drawn
+  std::string init_from;      // the source of initial values; empty: they are drawn at random
   std::string export_folder;  // empty: nothing is exported
   std::string losses_file, curve_file, trace_file, summary_file;  // empty: not written
 
-  // Nothing is trained: no ranks meet, no text is read, nothing is written.
+  // True if nothing is trained: no ranks meet, no text is read, nothing is written.
   bool PlansOnly() const { return predict || (show_plan != ShowPlan::kNo && !steps_given); }
 };
 
-// Either options, or a text to print and the code to exit with: 0 after --help and --version, 2 for a wrong
-// command line.
+// Either options, or a text to print and the code to exit with: 0 after --help and --version, 2 for
+// a wrong command line.
 struct CommandLine {
   std::optional<Options> options;
   std::string text;
@@ -78,15 +78,15 @@ struct CommandLine {
 };
 CommandLine ParseCommandLine(int argc, const char* const* argv);
 
-// Settles `ranks`: a launcher's number of processes, or the option's of threads. Both, and not the
-// same, is an error.
+// Settles `ranks`: a launcher's number of processes, or the option's number of threads. If both are
+// given and differ, it is an error.
 absl::Status SettleRanks(const std::optional<Launch>& launch, Options& options);
 
-// The device of the rank with this place on its host. Where CUDA was asked for and cannot be used:
-// the CPU, and why.
+// The device of the rank with this place on its host. If CUDA was asked for and cannot be used: the
+// CPU, and the reason.
 struct ChosenDevice {
   Device device;
-  std::string instead_of_cuda;  // empty: as asked
+  std::string instead_of_cuda;  // empty: the device that was asked for
 };
 absl::StatusOr<ChosenDevice> ChooseDevice(const Options& options, int local_rank);
 

@@ -1,4 +1,4 @@
-// The memory that C++ asks the system for: where there is none, a Status, which is a refusal (refusal.h).
+// Turns a failed allocation of C++ into a Status, which is a refusal (refusal.h).
 #pragma once
 
 #include <new>

@@ -31,7 +31,7 @@ absl::StatusOr<OutputFile> OutputFile::Open(std::string_view flag, const std::st
   return file;
 }
 
-// To open a pipe that has no reader waits, unless it is not to block, which fails.
+// Opening a pipe that has no reader would wait. With O_NONBLOCK it fails instead.
 void OutputFile::OpenDirectly() {
   descriptor_ = open(path_.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
   if (descriptor_ >= 0 || errno != ENXIO) return;

@@ -1,6 +1,6 @@
-// A file that is there whole or not at all. Open proves, before hours of training, that it can be
-// written; Write puts the contents beside it and renames them into place. What is not a regular
-// file (/dev/stdout, a pipe) is written directly; a pipe's reader is waited for, which is said.
+// A file that is written whole or not at all. Open proves, before hours of training, that it can be
+// written. Write puts the contents beside it and renames them into place. A file that is not
+// regular (/dev/stdout, a pipe) is written directly; waiting for a pipe's reader is logged.
 #pragma once
 
 #include <string>
@@ -17,10 +17,10 @@ class OutputFile {
   static absl::StatusOr<OutputFile> Open(std::string_view flag, const std::string& path);
   OutputFile(OutputFile&& other) noexcept;
   OutputFile& operator=(OutputFile&&) = delete;
-  ~OutputFile();  // removes what was not written to the end
+  ~OutputFile();  // removes a file that was not written to its end
 
   absl::Status Write(std::string_view contents);
-  // Puts other contents in place of those that were written; a device or a pipe keeps what it got.
+  // Replaces the written contents by others; a device or a pipe keeps what it got.
   absl::Status Replace(std::string_view contents) const;
   const std::string& path() const { return path_; }
 

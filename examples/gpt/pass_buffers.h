@@ -1,6 +1,6 @@
-// Memory for a micro-batch's pass over layers before training, beside an engine's. What kernels read is
-// as good in one place as in many, and what they compute is of no use. New memory is zero, and so are
-// its tokens.
+// Memory for one pass over the layers of a micro-batch, before training and beside an engine's
+// memory. All inputs may share one place, and the results are not used. New memory is zero, and so
+// are its tokens.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace ebb::gpt {
 
 struct PassBuffers {
-  void* parameters = nullptr;  // the largest; gradients of all lie there, too
+  void* parameters = nullptr;  // as large as the largest; all gradients are there, too
   void *input = nullptr, *output = nullptr, *output_gradient = nullptr, *input_gradient = nullptr;
   int32_t *tokens = nullptr, *targets = nullptr;
   int64_t bytes = 0;

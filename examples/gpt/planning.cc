@@ -20,14 +20,14 @@
 namespace ebb::gpt {
 namespace {
 
-// Of this machine, that this process may use.
+// The cores of this machine that this process may use.
 int Cores() {
   cpu_set_t allowed;
   return sched_getaffinity(0, sizeof(allowed), &allowed) == 0 ? std::max(1, CPU_COUNT(&allowed))
                                                               : 1;
 }
 
-// Where the ranks would compute; for a GPU also where there is none.
+// Where the ranks would compute; may name a GPU on a machine without one.
 Processor ProcessorOf(const Options& options) {
   if (options.device == "cuda") return Processor(DeviceKind::kCuda, 1);
   const int share = std::max(1, Cores() / options.ranks);
@@ -56,7 +56,7 @@ std::string CommunicationTable(const Program& program) {
   return table;
 }
 
-// A stage with places for parameters and for masters with optimizer states.
+// A stage with placements of parameters and of masters with optimizer states.
 struct Choice {
   int stage = 0;
   Tier parameters = Tier::kDevice, states = Tier::kDevice;
@@ -73,7 +73,7 @@ std::vector<Choice> Choices() {
   return choices;
 }
 
-// What a row of the table says of one choice. Not advises: why it is refused in a few words.
+// The table's row for one choice. Without `advises`: why it is refused, in a few words.
 absl::StatusOr<std::string> Figures(const Options& options, const Choice& choice, Config config,
                                     bool advises) {
   config.zero.stage = choice.stage;
@@ -124,7 +124,7 @@ absl::StatusOr<std::string> PredictionText(const Options& options, const Config&
                     "\n");
     any |= figures.ok();
   }
-  // Of the one that takes the least of a device.
+  // For the choice that takes the least memory of a device.
   if (!any) return Figures(options, choices.back(), config, /*advises=*/true).status();
   absl::StrAppend(&text,
                   "\nstates: masters and optimizer states.  *: as these options and their "

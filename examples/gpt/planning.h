@@ -1,5 +1,5 @@
-// gpt --show-plan and gpt --predict: what a run would hold and move. Neither ranks nor text nor disk are
-// needed, nor a machine that could hold it.
+// gpt --show-plan and gpt --predict: what a run would hold and move. They need neither ranks nor
+// text nor disk, nor a machine that could hold the run.
 #pragma once
 
 #include <string>
@@ -11,11 +11,12 @@
 
 namespace ebb::gpt {
 
-// Memory of a rank; what a step moves between tiers and between ranks; the operations, where asked for.
+// Memory of a rank; what a step moves between tiers and between ranks; the operations, if asked
+// for.
 std::string PlanText(const ebb::Program& program, const Config& config, int64_t parameters,
                      ShowPlan what);
 
-// What `options` ask to be printed instead of training.
+// The text that `options` ask for instead of training.
 absl::StatusOr<std::string> PlanningText(Options options);
 
 }  // namespace ebb::gpt

@@ -13,7 +13,7 @@
 namespace ebb::gpt {
 namespace {
 
-constexpr int64_t kPlainLines = 20;  // about as many, where the line is not rewritten
+constexpr int64_t kPlainLines = 20;  // about as many lines, where the line is not rewritten
 
 std::string Duration(double seconds) {
   const int64_t whole = static_cast<int64_t>(seconds + 0.5);
@@ -28,7 +28,8 @@ std::string Milliseconds(double seconds) {
                            : absl::StrFormat("%.0f ms", milliseconds);
 }
 
-// One column less than the terminal has: a full line would wrap, and \r return to its last row.
+// One column less than the terminal has, because a full line would wrap, and \r would return to its
+// last row.
 size_t LineMax() {
   winsize size = {};
   if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col < 2) return std::string::npos;

@@ -1,4 +1,4 @@
-// What training should take of this process's RAM, beside what it took.
+// The RAM that training should take of this process, beside the RAM that it took.
 #pragma once
 
 #include <atomic>
@@ -10,21 +10,21 @@
 
 namespace ebb::gpt {
 
-// Bytes, of this process: of all ranks that are its threads.
+// Bytes of this process, and so of all ranks that are its threads.
 struct ResidentRow {
-  int64_t before_bytes = 0;     // before there were engines
-  int64_t predicted_bytes = 0;  // that, and what they then take
+  int64_t before_bytes = 0;     // before engines existed
+  int64_t predicted_bytes = 0;  // that, and what the engines then take
   int64_t peak_bytes = 0;
 };
 
 class ResidentMemory {
  public:
-  ResidentMemory();  // before there are engines
+  ResidentMemory();  // made before engines exist
 
-  // Any thread. What the engine's tables predict to be in RAM (of the device's memory where that is
-  // the CPU's), and its plan.
+  // Any thread. Adds what the engine's tables predict to be in RAM (the device's memory, too, if
+  // that is the CPU's), and its plan.
   void Add(const Engine& engine, DeviceKind device);
-  // As of now; any thread. Nothing where the system does not say what is resident.
+  // The row now; any thread. Nothing if the system does not report resident memory.
   std::optional<ResidentRow> Row() const;
 
  private:

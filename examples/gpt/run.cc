@@ -35,7 +35,7 @@ double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Of memory: what is on NVMe takes none, and what the driver takes may be other processes'.
+// Bytes of memory: NVMe takes none, and the driver's bytes may be other processes'.
 uint64_t BytesHeld(const Engine& engine) {
   uint64_t bytes = 0;
   for (const MemoryRow& row : engine.memory())
@@ -43,8 +43,8 @@ uint64_t BytesHeld(const Engine& engine) {
   return bytes;
 }
 
-// Whether `step`, the `nth` of this run, both from 0, ran the updates of a step before it, and buffers were in use
-// before that.
+// Whether `step`, the `nth` of this run, both from 0, ran the updates of the step before it, after
+// buffers had been used before.
 bool IsSteady(int64_t step, int64_t nth, int64_t evaluate_every) {
   return nth >= 2 && (evaluate_every == 0 || step % evaluate_every != 0);
 }
@@ -70,10 +70,10 @@ absl::Status EvaluateInto(History& history, Trainer& trainer, StopVote& vote, Pr
   return absl::OkStatus();
 }
 
-// Takes steps' reports into the history, with the time that each step took, and shows them.
+// Takes the reports of steps into the history, with the time that each step took, and shows them.
 class Recorder {
  public:
-  // `progress` is null on all ranks but 0, which speaks for all.
+  // `progress` is null on all ranks but 0, which reports for all.
   Recorder(Trainer& trainer, History& history, Progress* progress)
       : trainer_(trainer), history_(history), progress_(progress) {}
 
@@ -97,9 +97,9 @@ class Recorder {
   bool warned_ = false;
 };
 
-// Takes the traffic of the first step in steady state whose update was applied, and that of the step
-// before, which runs in it; of the last step where there was none. What was applied is known with the
-// step's report, which may come a step later.
+// Takes the traffic of the first steady step of which two updates were applied: its own, and that
+// of the step before, which runs in it. Without such a step it takes the last step's. The step's
+// report says whether its update was applied, and may come a step later.
 class TrafficWatch {
  public:
   TrafficWatch(Trainer& trainer, History& history, int64_t evaluate_every)
@@ -108,7 +108,7 @@ class TrafficWatch {
   void Reported(const StepReport& report) {
     applied_[static_cast<size_t>(report.step % kRemembered)] = report.applied;
   }
-  // After step number `step`, from 0, and before any evaluation.
+  // Call it after step number `step`, from 0, and before any evaluation.
   void Take(int64_t step) {
     Decide();
     if (history_.traffic_is_steady) return;
@@ -116,7 +116,7 @@ class TrafficWatch {
     if (IsSteady(step, step - history_.resumed, evaluate_every_)) candidate_ = step;
     Decide();
   }
-  // What is left to decide, when reports have come.
+  // Decides once reports have come.
   void Decide() {
     if (candidate_ < 0 || candidate_ >= history_.finished) return;
     const int64_t number = std::exchange(candidate_, -1) + 1;  // in its report
@@ -130,7 +130,7 @@ class TrafficWatch {
   const int64_t evaluate_every_;
   static constexpr int64_t kRemembered = 4;
   std::array<bool, kRemembered> applied_ = {};  // the last reports, by number
-  // The step whose traffic the history has, until it is decided on; -1: none.
+  // The step with traffic in the history that is not decided yet; -1: none.
   int64_t candidate_ = -1;
 };
 
@@ -164,7 +164,7 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Saves&
     if (vote.stopped()) break;
     if (!trainer.owes_report()) recorder.StartClock();
     GPT_RETURN_IF_ERROR(trainer.Step(step, record));
-    if (!voted.ok()) {  // of a lost rank the engine has more to say
+    if (!voted.ok()) {  // if a rank was lost the engine knows more
       GPT_RETURN_IF_ERROR(trainer.AwaitReport(record));
       return voted;
     }
@@ -172,9 +172,9 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Saves&
     const bool last = step + 1 == run.options.steps;
     const int64_t save_every = run.options.save_every;
     const bool is_saved =
-        !last && save_every > 0 && (step + 1) % save_every == 0;  // the last one at the end
+        !last && save_every > 0 && (step + 1) % save_every == 0;  // the last: at the end
     const bool evaluates = last || (every > 0 && (step + 1) % every == 0);
-    // The tokens per second count from a device that has nothing left to do.
+    // The time of the tokens per second begins when the device has nothing left to do.
     if (evaluates || is_saved || step + 1 == history.warm_up)
       GPT_RETURN_IF_ERROR(trainer.AwaitReport(record));
     traffic.Take(step);
@@ -228,7 +228,7 @@ absl::Status WriteReports(const Run& run, Trainer& trainer, const History& histo
   return run.reports.summary->Write(SummaryJson(summary, history));
 }
 
-// What is not a regular file (/dev/stdout, a pipe) may take several.
+// A file that is not regular (/dev/stdout, a pipe) may take several reports.
 bool SameFile(const std::string& a, const std::string& b) {
   namespace fs = std::filesystem;
   std::error_code error;
@@ -253,7 +253,7 @@ absl::StatusOr<Reports> Reports::Open(const Options& options, const Config& conf
       Wanted{"--losses", options.losses_file, &reports.losses},
       Wanted{"--curve", options.curve_file, &reports.curve},
       Wanted{"--summary", options.summary_file, &reports.summary},
-      // Last: it leaves an empty timeline in place of an older one.
+      // Last, because it replaces an older timeline by an empty one.
       Wanted{options.trace_file.empty() ? "ebb.trace" : "--trace", config.ebb.trace, nullptr}};
   std::vector<std::string> inputs = options.data;
   if (!options.config_file.empty()) inputs.push_back(options.config_file);
@@ -306,7 +306,8 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
     history.steps.reserve(static_cast<size_t>(std::min<int64_t>(run.options.steps, 1 << 16)));
   Saves saves(trainer, run);
   GPT_RETURN_IF_ERROR(TrainSteps(run, trainer, vote, saves, history, shown));
-  // Steps that a checkpoint has already are not saved again. An error is returned behind the reports.
+  // Steps that a checkpoint has already are not saved again. An error is returned after the
+  // reports.
   absl::Status saved;
   if (!run.options.save_folder.empty() && history.finished > history.saved)
     saved = Save(saves, history, shown);
@@ -344,7 +345,7 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
     GPT_RETURN_IF_ERROR(Export(trainer, run));
     if (speaks) progress->Say(absl::StrCat("exported ", run.options.export_folder));
   }
-  // After the reports: they are there whatever ends it now.
+  // After the reports, so that they exist whatever ends the run now.
   const int64_t sample_bytes = SampleBytes(run.options, run.config);
   if (speaks && sample_bytes == 0 && !run.options.sample_bytes) {
     progress->Say(
@@ -384,7 +385,7 @@ absl::StatusOr<bool> RunRankWithMemory(const World& world, const Run& run) {
       Trainer::Create(world, std::move(device.device), run.options, run.config, run.text);
   if (!made.ok()) return RefusalByCode(made.status());
   const std::unique_ptr<Trainer> trainer = *std::move(made);
-  run.resident.Add(trainer->engine(), trainer->device().kind());  // rank 0's digest comes after all
+  run.resident.Add(trainer->engine(), trainer->device().kind());  // before rank 0's digest
   if (speaks && run.options.show_plan != ShowPlan::kNo) {
     const Engine& engine = trainer->engine();
     Print(absl::StrCat(PlanText(engine.program(), engine.config(), ParametersOf(trainer->model()),
@@ -393,27 +394,28 @@ absl::StatusOr<bool> RunRankWithMemory(const World& world, const Run& run) {
   }
   GPT_ASSIGN_OR_RETURN(StopVote vote,
                        StopVote::Create(world, Device::Cpu(), run.config.ebb.timeout_seconds));
-  // A Status of its own, which the other ranks hear of before the vote ends: that waits for the votes
-  // that are cast.
+  // A Status of its own. The other ranks hear of it before the vote ends, because ending waits for
+  // the votes that are cast.
   absl::StatusOr<bool> stopped =
       OrOutOfMemory([&] { return TrainAndReport(world, run, *trainer, vote); });
   if (!stopped.ok()) world.Fail(stopped.status());
   GPT_RETURN_IF_ERROR(stopped.status());
   if (vote.output_failed()) {
     const absl::Status met = vote.Meet();  // rank 0 has written its reports
-    // Its own error first: who has met earlier may have left with what follows from it.
+    // Rank 0's own error comes first: a rank that has met earlier may have left with an error that
+    // follows from it.
     GPT_RETURN_IF_ERROR(OutputError());
     GPT_RETURN_IF_ERROR(met);
     return absl::UnavailableError("rank 0 cannot write to its standard output any more");
   }
-  if (speaks) GPT_RETURN_IF_ERROR(OutputError());  // of what came after the last vote
+  if (speaks) GPT_RETURN_IF_ERROR(OutputError());  // errors after the last vote
   return stopped;
 }
 
 }  // namespace
 
 absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
-  // In the rank's thread, where an exception would end the process.
+  // Caught in the rank's thread, where an exception would end the process.
   return OrOutOfMemory([&] { return RunRankWithMemory(world, run); });
 }
 

@@ -1,4 +1,4 @@
-// A whole run of the trainer: what every rank does from its model to its reports.
+// A whole run of the trainer: each rank's work, from its model to its reports.
 #pragma once
 
 #include <optional>
@@ -17,7 +17,8 @@ namespace ebb::gpt {
 struct Reports {
   std::optional<OutputFile> losses, curve, summary;
 
-  // Refuses two of the same place, and what is read from. Also tries the timeline, which the engines write.
+  // Refuses two reports in the same place, and a report in place of an input. Also tries the
+  // timeline, which the engines write.
   static absl::StatusOr<Reports> Open(const Options& options, const Config& config);
 };
 
@@ -29,8 +30,8 @@ struct Run {
   ResidentMemory& resident;  // of all ranks of this process
 };
 
-// True if a signal ended it early; the reports are written then as well. An error that refuses what was
-// asked for is marked as such (refusal.h).
+// True if a signal ended it early; the reports are written then, too. An error that refuses what
+// the user asked for is marked (refusal.h).
 absl::StatusOr<bool> RunRank(const World& world, const Run& run);
 
 }  // namespace ebb::gpt

@@ -11,7 +11,7 @@
 namespace ebb::gpt {
 namespace {
 
-// What Hugging Face's loaders have to know of the model.
+// What Hugging Face's loaders need to know of the model.
 std::string ModelConfig(const GptShape& shape) {
   return nlohmann::json{{"model_type", "gpt2"},
                         {"architectures", {"GPT2LMHeadModel"}},

@@ -1,5 +1,6 @@
-// --save, --resume, --init-from and --export: the run as checkpoints of Ebb. A step's batch follows from its number, so the place in the data
-// is the number of finished steps, and all random numbers follow from the seed.
+// --save, --resume, --init-from and --export: the run as checkpoints of Ebb. A step's batch follows
+// from its number, so the place in the data is the number of finished steps, and all random numbers
+// follow from the seed.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +15,20 @@
 
 namespace ebb::gpt {
 
-// What --resume names, loaded. Collective. The steps that are finished then: 0 where "latest" finds nothing yet, or
-// nothing is resumed.
+// Loads what --resume names. Collective. Returns the steps that are finished then: 0 if "latest"
+// finds nothing yet, or if nothing is resumed.
 absl::StatusOr<int64_t> Resume(Trainer& trainer, const Run& run);
 
-// Saves into the folder of --save, beside the steps that come.
+// Saves into the folder of --save, during the following steps.
 class Saves {
  public:
   Saves(Trainer& trainer, const Run& run) : trainer_(trainer), run_(run) {}
 
-  // Collective, between steps. First ends the save before.
+  // Collective, between steps. Ends an earlier save first.
   absl::Status Begin();
-  // Collective: waits for the save that is on its way. An error is that of every rank.
+  // Collective: waits for the running save. An error is the same on every rank.
   absl::Status End();
-  // The path of one that has ended well since the last call; empty: none.
+  // The path of a save that has succeeded since the last call; empty: none.
   std::string TakeEnded();
 
  private:
@@ -37,14 +38,16 @@ class Saves {
   bool shown_ = false;
 };
 
-// The parameters of --init-from; not in a run that went on from `resumed` steps. Collective.
+// Reads the parameters of --init-from, unless this run was resumed (`resumed` is not 0).
+// Collective.
 absl::Status InitFrom(Trainer& trainer, const Run& run, int64_t resumed);
 
-// The parameters into the folder of --export, for Hugging Face's GPT2LMHeadModel. Collective, between steps.
+// Writes the parameters into the folder of --export, for Hugging Face's GPT2LMHeadModel.
+// Collective, between steps.
 absl::Status Export(Trainer& trainer, const Run& run);
-// Before training: a run that begins afresh may not save where another one has.
+// Before training: a new run may not save where another run has saved.
 absl::Status CheckSave(const Options& options);
-// Before training, what would fail after it.
+// Before training: checks what would otherwise fail after it.
 absl::Status CheckExport(const Options& options);
 
 }  // namespace ebb::gpt

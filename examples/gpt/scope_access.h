@@ -1,4 +1,4 @@
-// Open scopes as the layers want them: where a parameter is, and where its gradient goes.
+// Open scopes for the layers: where a parameter is, and where its gradient goes.
 #pragma once
 
 #include "ebb/runtime/engine/scope.h"

@@ -14,7 +14,7 @@ namespace {
 
 std::atomic<int> first_error{0};  // errno's number
 
-// Whoever has made the pipe non-blocking is waited for like any other reader.
+// A non-blocking pipe's reader is awaited like that of a blocking one.
 void AwaitReader() {
   pollfd polled = {.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
   poll(&polled, 1, -1);

@@ -1,4 +1,4 @@
-// Standard output, whose errors are remembered. It is shared by the threads of the process.
+// Standard output that remembers its errors. The threads of the process share it.
 #pragma once
 
 #include <string_view>
@@ -10,8 +10,7 @@ namespace ebb::gpt {
 // Writes all of it, at once. After an error nothing more is written.
 void Print(std::string_view text);
 
-// The first error: a disk that is full. Not that nobody reads any more, which is a signal's to tell
-// (stop.h).
+// The first error, such as a full disk. A closed reader is not one: a signal reports it (stop.h).
 absl::Status OutputError();
 
 }  // namespace ebb::gpt

@@ -13,7 +13,7 @@ namespace {
 
 std::atomic<int> signal_seen{0};  // its number
 
-// Votes, of which the highest counts; between these a signal's number.
+// Votes; the highest one counts. A signal's number lies between these two.
 constexpr float kGoOn = 0, kOutputFailed = 1000;
 
 float Vote() {
@@ -26,12 +26,12 @@ void Remember(int signal) {
   std::signal(signal, SIG_DFL);
 }
 
-// The write that it comes with fails, and so do those that follow on the way to the end.
+// The write that raises the signal fails, and so do all further writes.
 void RememberClosedOutput(int signal) {
   signal_seen.store(signal, std::memory_order_relaxed);
 }
 
-// What the parent has switched off, as nohup does, stays off.
+// A signal that the parent has switched off, as nohup does, stays off.
 void CatchUnlessIgnored(int signal, void (*handler)(int)) {
   if (std::signal(signal, handler) == SIG_IGN) std::signal(signal, SIG_IGN);
 }
@@ -46,7 +46,8 @@ void CatchStopSignals(bool before_time_is_up) {
   CatchUnlessIgnored(SIGPIPE, RememberClosedOutput);
 }
 
-// In this order: the stream is destroyed, and so emptied, before what its work uses.
+// In this order: the stream is destroyed first, and so its queue is empty before its work's data
+// are destroyed.
 struct StopVote::State {
   State(World w, Communicator c, Stream s)
       : world(std::move(w)), communicator(std::move(c)), stream(std::move(s)) {}

@@ -1,5 +1,5 @@
-// Ctrl-C, agreed on: the ranks of a world stop after the same step, whichever of them saw the
-// signal and when. So they do when one of them cannot print any more (standard_output.h).
+// Ctrl-C, agreed on: the ranks of a world stop after the same step, whichever of them got the
+// signal, and whenever. They do the same if one of them cannot print any more (standard_output.h).
 #pragma once
 
 #include <memory>
@@ -11,13 +11,13 @@
 
 namespace ebb::gpt {
 
-// From here on SIGINT, SIGTERM and SIGHUP (a terminal that is gone) are remembered; a second one ends
-// the process at once. `before_time_is_up`: so is SIGUSR1, with which SLURM says that it will soon
-// end the job. So is SIGPIPE, any number of them: nobody reads the output any more.
+// From here on SIGINT, SIGTERM and SIGHUP (a closed terminal) are remembered; a second one ends the
+// process at once. `before_time_is_up`: also SIGUSR1, with which SLURM announces the end of the
+// job. SIGPIPE is remembered, any number of times: the output has no reader any more.
 void CatchStopSignals(bool before_time_is_up);
 
-// Before each step, and each walk of an evaluation or sample, every rank casts a vote, which travels
-// meanwhile, and reads the one before.
+// Before each step, and each walk of an evaluation or sample, every rank casts a vote and reads the
+// result of the vote before. The new vote travels meanwhile.
 class StopVote {
  public:
   static absl::StatusOr<StopVote> Create(const World& world, const Device& device,
@@ -25,14 +25,13 @@ class StopVote {
   StopVote(StopVote&&) noexcept;
   ~StopVote();
 
-  // Collective. Then stopped() is true on every rank, and stays so, or on none. Where the ranks
-  // can vote no more the whole world fails with the error that is returned; the engine then has
-  // more to say of it.
+  // Collective. After it stopped() is true on every rank, for good, or on none. If the ranks cannot
+  // vote any more the whole world fails with the returned error; the engine then knows more of it.
   absl::Status Decide();
   bool stopped() const;
-  // Stopped, because a rank cannot print.
+  // Stopped because a rank cannot print.
   bool output_failed() const;
-  // The signal's name, or what else it was, where stopped.
+  // The signal's name, or another reason, if stopped.
   std::string stopped_by() const;
   // Collective: returns once all ranks have come.
   absl::Status Meet();

@@ -17,8 +17,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kRowsMax = 32;
 
-// A rank's usage as plain bytes, to travel. Names of operations are literals of the engine: the
-// receiver has the same ones in the same order.
+// A rank's usage as plain bytes, to be sent. Names of operations are literals of the engine, and
+// the receiver has the same ones in the same order.
 struct UsageBytes {
   std::array<MemoryRow, kRowsMax> memory;
   std::array<uint64_t, kRowsMax> predicted, moved;
@@ -153,7 +153,7 @@ std::string MemoryTable(const std::vector<MemoryRow>& rows, bool counted) {
   std::array<uint64_t, kTiers> predicted = {}, peak = {};
   std::string driver;
   for (const MemoryRow& row : rows) {
-    if (row.state == StateClass::kDriver) {  // measured; the sums compare what is predicted
+    if (row.state == StateClass::kDriver) {  // measured; the sums compare predicted rows
       if (counted) {
         driver = absl::StrFormat("%-12s %-8s %14s %14.2f\n", std::string(Name(row.state)),
                                  std::string(Name(row.tier)), "-",

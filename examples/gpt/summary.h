@@ -1,4 +1,4 @@
-// The run as JSON, for programs: what `gpt --summary` writes.
+// The run as JSON, for programs: the file of `gpt --summary`.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,8 @@ struct RankUsage {
   std::vector<TrafficRow> traffic = {};         // of a step
 };
 
-// Collective: of the rank whose memory peaked highest, on every rank. `traffic` is this one's.
+// Collective: on every rank, the usage of the rank with the highest peak of memory. `traffic` is
+// this one's.
 absl::StatusOr<RankUsage> FullestRank(const World& world, Engine& engine,
                                       const std::vector<TrafficRow>& traffic);
 
@@ -33,16 +34,16 @@ struct Summary {
   int64_t parameters = 0;
   int ranks = 1;
   RankUsage usage;
-  int64_t plan_operations = 0, plan_bytes = 0;  // of a step, which is the same on every rank
-  std::optional<ResidentRow> resident = {};     // of rank 0's process; not known: left out
-  GraphUse graphs;                              // of rank 0; with `most` 0: none were wanted
+  int64_t plan_operations = 0, plan_bytes = 0;  // of a step; the same on every rank
+  std::optional<ResidentRow> resident = {};     // of rank 0's process; unknown: left out
+  GraphUse graphs;                              // of rank 0; `most` is 0: none were wanted
   std::string products;                         // letters of --products; empty: the default
   std::string parameter_digest;
 };
 std::string SummaryJson(const Summary& summary, const History& history);
 
-// The memory table for people: class, tier, predicted and, where it has been counted, peak; and the
-// sums of each tier. Below them, what the driver and libraries were measured to take of a GPU.
+// The memory table for people: class, tier, predicted and, if counted, peak; and the sums of each
+// tier. Below them what the driver and libraries were measured to take of a GPU.
 std::string MemoryTable(const std::vector<MemoryRow>& rows, bool counted = true);
 
 }  // namespace ebb::gpt

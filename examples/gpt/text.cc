@@ -20,7 +20,7 @@ constexpr char kDefaultFolder[] = "/usr/share/common-licenses";
 
 constexpr int64_t kFingerprinted = int64_t{64} << 20, kPiece = int64_t{1} << 16;
 
-// What a pipe's text may take of memory.
+// How much memory a pipe's text may take.
 int64_t PipeMax() {
   int64_t most = Text::kPipeMax;
   for (const MemoryLimit& limit : ReadMemoryLimits()) most = std::min(most, limit.ram / 4);
@@ -28,7 +28,7 @@ int64_t PipeMax() {
 }
 
 // SplitMix64's finaliser (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number
-// generators"): bits of a counter.
+// generators"): it turns a counter into random bits.
 uint64_t Scramble(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -41,7 +41,8 @@ uint64_t Scramble(uint64_t x) {
 absl::StatusOr<std::vector<std::string>> DefaultTextFiles() {
   std::set<std::filesystem::path> files;
   std::error_code error;
-  // `increment`: the operator of a loop over the range throws where the folder cannot be read on.
+  // `increment`, because the operator of a loop over the range throws if the folder cannot be read
+  // further.
   for (std::filesystem::directory_iterator entry(kDefaultFolder, error), end;
        !error && entry != end; entry.increment(error)) {
     std::error_code unreadable;
@@ -161,13 +162,13 @@ absl::Status Text::Read(int64_t begin, std::span<uint8_t> bytes) const {
 
 absl::Status Text::Copy(int64_t begin, std::span<int32_t> tokens,
                         std::span<int32_t> targets) const {
-  // The bytes lie in the memory of the targets, which has room for them, until each is widened from
-  // the last one down, and so past those that are yet to be read.
+  // The bytes are read into the memory of the targets, which has room for them. Then each is
+  // widened, from the last one down, so that no byte is overwritten before it is read.
   const size_t length = tokens.size();
   const std::span bytes(reinterpret_cast<uint8_t*>(targets.data()), length + 1);
   if (absl::Status read = Read(begin, bytes); !read.ok()) {
     for (const std::span<int32_t> numbers : {tokens, targets})
-      std::fill(numbers.begin(), numbers.end(), 0);  // which an embedding has
+      std::fill(numbers.begin(), numbers.end(), 0);  // an embedding has row 0
     return read;
   }
   std::copy_n(bytes.begin(), length, tokens.begin());

@@ -1,8 +1,8 @@
 // The text to train on: bytes of files, the last twentieth held out, and batches of it that are
 // pure functions of a counter.
 //
-// Small files are read at once and held. Larger ones stay where they are: what a batch takes is read
-// from them when it is asked for, so text may be larger than memory. Pipes are held, up to a limit.
+// Small files are read at once and held in memory. Larger ones stay on the disk: a batch's text is
+// read when it is needed, so the text may be larger than memory. Pipes are held, up to a limit.
 #pragma once
 
 #include <cstdint>
@@ -18,32 +18,33 @@
 
 namespace ebb::gpt {
 
-// Every regular, readable file under /usr/share/common-licenses, sorted by name, each once however
-// many links lead to it.
+// Every regular, readable file under /usr/share/common-licenses, sorted by name; each once, even if
+// several links lead to it.
 absl::StatusOr<std::vector<std::string>> DefaultTextFiles();
 
 class Text {
  public:
-  // What is held of files, all together; of one pipe; and of memory that is free, a quarter at most.
+  // How much is held of one file, of all files together, and of one pipe; of a pipe also at most a
+  // quarter of free memory.
   static constexpr int64_t kFileHeldMax = int64_t{4} << 20, kFilesHeldMax = int64_t{256} << 20;
   static constexpr int64_t kPipeMax = int64_t{1} << 30;
 
-  // The files one after the other. Each part must hold a sequence and the byte after it. Refuses
-  // devices, and pipes that give more than is held.
+  // Loads the files, one after the other. Each part must have a sequence and the byte after it.
+  // Refuses devices, and pipes with more bytes than may be held.
   static absl::StatusOr<Text> Load(std::span<const std::string> paths, int64_t context);
   static absl::StatusOr<Text> FromBytes(std::vector<uint8_t> bytes, int64_t context);
 
-  // Of the sizes and the bytes; of more than 64 MiB, of pieces spread evenly.
+  // A hash of the sizes and the bytes; above 64 MiB, of pieces spread evenly.
   uint64_t fingerprint() const { return fingerprint_; }
   int64_t training_bytes() const { return held_out_begin_; }
   int64_t held_out_bytes() const { return size_ - held_out_begin_; }
-  // In memory. It needs no place in the engine's memory check, which is of what the system has left once
-  // the text is there.
+  // Bytes held in memory. The engine's memory check need not count them, because it looks at the
+  // memory that is free once the text is loaded.
   int64_t held_bytes() const;
 
   // Training sequence number `index` of those drawn with `seed`: tokens, and as targets the byte
-  // after each. A batch of a step is the sequences step * batch + i, so it is the same whichever
-  // ranks draw which. Any thread. An error: a file cannot be read any more, and all numbers are 0.
+  // after each. A step's batch is the sequences step * batch + i, whichever rank draws which of
+  // them. Any thread. An error: a file cannot be read any more, and all numbers are 0.
   absl::Status Training(uint64_t seed, uint64_t index, std::span<int32_t> tokens,
                         std::span<int32_t> targets) const;
   // Sequence `index` of `count` spread evenly over the held-out part.
@@ -51,7 +52,7 @@ class Text {
                        std::span<int32_t> targets) const;
 
  private:
-  // A file, or several that are held.
+  // One file, or several files that are held.
   struct Part {
     int64_t begin = 0, size = 0;
     std::optional<size_t> file;  // in files_; none: the bytes are held

@@ -40,7 +40,7 @@ absl::StatusOr<TextFile> TextFile::Open(const std::string& path) {
   }
   TextFile file;
   file.path_ = path;
-  // Else to open a pipe would wait for its writer without a word.
+  // Otherwise opening a pipe would wait for its writer without a message.
   file.descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (file.descriptor_ < 0) {
     if (errno == ENOENT) return absl::NotFoundError(Of(path, "no such file"));

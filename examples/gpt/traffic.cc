@@ -7,7 +7,7 @@ namespace ebb::gpt {
 namespace {
 
 bool SchemesApply(const Config& config) {
-  // With two optimizer states.
+  // Optimizers with two states.
   const OptimizerType type = config.optimizer.type;
   return config.compute != DType::kFloat32 &&
          (type == OptimizerType::kAdam || type == OptimizerType::kAdamW) &&
@@ -27,7 +27,7 @@ std::optional<double> LeastBytes(const Config& config) {
   const bool splits = config.compute == DType::kBFloat16;
   const double master = config.ebb.stochastic_rounding ? 0 : splits ? 2 : 4;
   const double states = has_states ? 2 * (master + 8) : 0;
-  // Whole masters come by beside the update, and one visit takes its parameters from them.
+  // The update reads whole masters, and one of the two visits takes its parameters from them.
   const double parameters = !has_parameters ? 0 : has_states && !splits ? 2 + 2 : 4 + 2;
   return states + parameters;
 }

@@ -1,5 +1,5 @@
-// What a step moves between tiers, for people: the rows, and what they are worth beside the least
-// that is possible and beside DeepSpeed's scheme.
+// What a step moves between tiers, for people: the rows, beside the least that is possible and
+// beside DeepSpeed's scheme.
 #pragma once
 
 #include <cstdint>
@@ -12,21 +12,21 @@
 
 namespace ebb::gpt {
 
-// Bytes that a step reads and writes on NVMe, per parameter, with nothing kept in RAM. Nothing
-// where neither parameters nor states are there, or where these schemes do not apply: another
-// optimizer than Adam, or fp32 compute.
+// Bytes that a step reads and writes on NVMe, per parameter, if nothing is kept in RAM. Nothing if
+// neither parameters nor states are on NVMe, or if these schemes do not apply: for an optimizer
+// other than Adam, or fp32 compute.
 //
-// Least: without loss, each unit fetched twice a step: of states two fp32 moments and what the
-// master has beyond the parameter (16 bits in bf16, where that suffices; all 32 in fp16), both
-// ways; of parameters in bf16 two reads and one write, which the update's own pass over them
-// shares; in fp16 one read, as the other visit takes its copy from the new masters.
+// Least: without loss, with each unit fetched twice in a step. States: two fp32 moments and the
+// master's part beyond the parameter (in bf16 16 bits, where that suffices; in fp16 all 32), both
+// ways. Parameters: in bf16 two reads and one write, shared with the update's own pass over them;
+// in fp16 one read, because the other visit takes its copy from the new masters.
 std::optional<double> LeastBytes(const Config& config);
-// Masters, moments and gradients in fp32, both ways; parameters twice a micro-batch and written
-// once.
+// Masters, moments and gradients in fp32, both ways; parameters read twice for each micro-batch and
+// written once.
 std::optional<double> DeepSpeedBytes(const Config& config);
 
-// A row for each of `rows`, and the NVMe's sum beside both. `parameters` are this rank's own. Not
-// counted: what is predicted alone.
+// A row for each of `rows`, and NVMe's sum beside both schemes. `parameters`: this rank's own. Rows
+// that are only predicted are not counted.
 std::string TrafficTable(const std::vector<TrafficRow>& rows, const Config& config,
                          int64_t parameters, bool counted = true);
 

@@ -14,8 +14,8 @@
 namespace ebb::gpt {
 namespace {
 
-// Graphs take memory of the host and of the device beside the engine's pools, so they are bounded;
-// passes beyond that are launched kernel by kernel.
+// Graphs take memory of the host and of the device beside the engine's pools, so their number is
+// limited. Further passes are launched kernel by kernel.
 constexpr int64_t kGraphsMax = 1024;
 
 }  // namespace
@@ -46,7 +46,7 @@ absl::Status Trainer::MakeEngine(const Config& config) {
 
 absl::Status Trainer::SettleProducts() {
   const double timeout = engine_->config().ebb.timeout_seconds;
-  // What ranks have enqueued so far needs nothing more of each other from here on.
+  // After it no rank's enqueued work needs anything more of another rank.
   const auto meet = [&](const char* name) {
     return world_.MeetOnHost({.name = name, .timeout_seconds = timeout});
   };
@@ -57,7 +57,8 @@ absl::Status Trainer::SettleProducts() {
     absl::StatusOr<std::string> letters =
         WarmUp(device_, work_.gpt, work_.layers, engine_->program().gradient(), choice, *layers_);
     if (letters.ok() || !absl::IsResourceExhausted(letters.status())) return letters;
-    // Another rank may compute by these letters: one that cannot try them may not compute otherwise.
+    // Another rank may compute by these letters, so a rank that cannot try them may not compute
+    // otherwise.
     if (!choice.letters.empty()) {
       return absl::ResourceExhaustedError(
           absl::StrCat("trying products before the first step: ", letters.status().message(),
@@ -89,7 +90,7 @@ absl::Status Trainer::SettleProducts() {
               : given         ? "products as given"
                       : absl::StrCat("products as measured (--products ", letters, " repeats it)");
   product_letters_ = std::move(letters);
-  // The pass's memory has been given back.
+  // The pass's memory has been freed.
   return meet("products settled");
 }
 
@@ -102,7 +103,7 @@ absl::StatusOr<std::string> Trainer::ChooseCudaGraphs() {
         MeasureLaunches(device_, work_.gpt, work_.layers, engine_->program().gradient(), *layers_);
     GPT_RETURN_IF_ERROR(layers_->status());
     GPT_RETURN_IF_ERROR(device_.status());
-    // The measurement's memory has been given back.
+    // The measurement's memory has been freed.
     GPT_RETURN_IF_ERROR(world_.MeetOnHost(
         {.name = "launches measured", .timeout_seconds = engine_->config().ebb.timeout_seconds}));
     on = times.ok() && times->GraphsPay();
@@ -154,7 +155,8 @@ void Trainer::RunRound(ebb::Step& step, int64_t step_number) {
     BackwardScope unit =
         step.Backward(work_.gpt.embedding);  // head and loss, forward and backward at once
     ScopeGradients gradients{unit};
-    // Each block of the loss reads the scale, of a GPU's from the host's memory: not where it is 1.
+    // Each block of the loss reads the scale, on a GPU from host memory. So it is not read where it
+    // is 1.
     const bool scales = engine_->config().compute == DType::kFloat16;
     for (int m : unit.micro_batches()) {
       step.AddLoss(Scalar(layers_->HeadBackward(
@@ -186,7 +188,7 @@ void Trainer::RunRound(ebb::Step& step, int64_t step_number) {
 absl::Status Trainer::Step(int64_t step_number, Reported reported) {
   ebb::Step step = engine_->BeginStep();
   for (int round = 0; round < step.rounds(); ++round) RunRound(step, step_number);
-  // What Finish enqueues is little: the device has all of this step to do meanwhile.
+  // Finish enqueues little, and the device has all of this step to do meanwhile.
   GPT_RETURN_IF_ERROR(AwaitReport(reported));
   if (absl::Status failed = status(); !failed.ok()) {
     return absl::Status(failed.code(),

@@ -27,28 +27,32 @@ class Trainer {
                                                          const Options& options,
                                                          const Config& config, const Text& text);
 
-  // How products are computed, in words; empty on the CPU. On a GPU Create has settled it, in a pass of its
-  // own over the layers (warm_up.h): rank 0 chooses as the options want it, and all do the same.
+  // How products are computed, in words; empty on the CPU. On a GPU Create settles it, in a pass of
+  // its own over the layers (warm_up.h): rank 0 chooses as the options say, and all ranks do the
+  // same.
   const std::string& products() const { return products_; }
-  // The same as the letters of --products; empty: the default.
+  // The same choice as letters of --products; empty: the default.
   const std::string& product_letters() const { return product_letters_; }
 
-  // Whether blocks run as CUDA graphs from now on, as the options want it; in words, with the reason.
-  // Empty on the CPU, which has none. Once, before the first step; waits for the device. Each rank
-  // decides for itself, as it changes no bits.
+  // Decides, as the options say, whether blocks run as CUDA graphs from now on. Returns the
+  // decision and its reason in words; empty on the CPU, which has no graphs. Call it once, before
+  // the first step; it waits for the device. Each rank decides for itself, because graphs change no
+  // bits.
   absl::StatusOr<std::string> ChooseCudaGraphs();
 
-  // Step number `step`, from 0: forward, backward and update. Every step's report comes once, in their order:
-  // that of the step before, when this one's work is in the queues, so that the wait for it costs nothing.
+  // Step number `step`, from 0: forward, backward and update. Every step's report comes once, in
+  // order. The report of the step before comes when this step's work is in the queues, so that
+  // waiting for it costs nothing.
   using Reported = absl::FunctionRef<void(const StepReport&)>;
   absl::Status Step(int64_t step, Reported reported);
-  // Whether the report of the last step has not come yet, and that. Waits for the step's verdict.
+  // Whether the report of the last step has not come yet; and that report, which waits for the
+  // step's verdict.
   bool owes_report() const { return owes_report_; }
   absl::Status AwaitReport(Reported reported);
   // The mean loss over held-out text; nothing if `vote` stopped it. Collective.
   absl::StatusOr<std::optional<double>> Evaluate(StopVote& vote);
-  // `prompt` continued by `bytes` bytes, or until `vote` stops it. Collective, and the same on
-  // every rank.
+  // `prompt` continued by `bytes` bytes, or until `vote` stops it. Collective, with the same result
+  // on every rank.
   absl::StatusOr<std::string> Sample(const std::string& prompt, int64_t bytes, StopVote& vote);
 
   int64_t tokens_per_step() const;  // of all ranks
@@ -63,14 +67,14 @@ class Trainer {
       : world_(std::move(world)), device_(std::move(device)), options_(options), text_(text) {}
   absl::Status MakeEngine(const Config& config);
   absl::Status SettleProducts();
-  // What has failed beside the engine.
+  // Errors beside the engine's.
   absl::Status status() const { return text_status_.ok() ? layers_->status() : text_status_; }
 
   // Fills micro-batch `micro_batch` of a step.
   const Batch& LoadBatch(int64_t step, int micro_batch);
   void RunRound(ebb::Step& step, int64_t step_number);
   int64_t SlotOf(const Scope& scope, int micro_batch, int64_t block) const;
-  // A walk through the blocks without anything kept: what the head then reads, and its scope.
+  // A walk through the blocks that keeps nothing: the head's input, and its scope.
   ForwardScope WalkToHead(Evaluation& evaluation, const Batch& batch);
 
   const World world_;
@@ -78,10 +82,10 @@ class Trainer {
   const Options& options_;
   const Text& text_;
   Workload work_;
-  absl::Status text_status_;  // of reading it
+  absl::Status text_status_;  // of reading the text
   std::optional<Engine> engine_;
   std::unique_ptr<Layers> layers_;
-  std::optional<Batches> batches_;  // one a micro-batch of a step
+  std::optional<Batches> batches_;  // one for each micro-batch of a step
   std::string products_, product_letters_;
   bool owes_report_ = false;
 };

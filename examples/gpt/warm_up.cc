@@ -13,7 +13,7 @@ absl::StatusOr<std::string> WarmUp(const Device& device, const Gpt& gpt,
       device.Allocate(PassBuffers(gpt.shape, options, gradient, nullptr).bytes, "a first pass"));
   const PassBuffers buffers(gpt.shape, options, gradient, memory.data());
   Stream stream =
-      device.CallerStream();  // goes first: what it runs has ended before the memory does
+      device.CallerStream();  // destroyed first: its work has ended before the memory is freed
   const Batch batch = {.tokens = buffers.tokens,
                        .targets = buffers.targets,
                        .sequences = options.sequences,

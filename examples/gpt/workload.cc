@@ -10,12 +10,12 @@ namespace ebb::gpt {
 namespace {
 
 constexpr char kVectorGroup[] =
-    "no_decay";  // of norms and biases, where the configuration has such a group
+    "no_decay";  // for norms and biases, if the configuration has such a group
 
-// Beyond this, sums of sizes would not fit in 64 bits.
+// Above this, sums of sizes would not fit in 64 bits.
 constexpr double kBytesMax = 0x1p60;
 
-// At least what the slots and one block's activations take; all else is of that order.
+// At least the memory of the slots and of one block's activations; the rest is of that order.
 double LeastBytes(const GptShape& shape, double rows, double slots, double micro_batches) {
   const double width = static_cast<double>(shape.width);
   return rows * (width * (9 * slots + 10) * 4 + 16 * micro_batches);
@@ -55,8 +55,8 @@ absl::StatusOr<Workload> WorkloadOf(const Options& options, const Config& config
   work.layers = {.compute = config.compute,
                  .sequences = work.sequences,
                  .slots = options.recompute ? 1 : per_round * shape.layers};
-  // Forward, forward again in backward, and backward, which writes gradients or adds to them, of each
-  // micro-batch of a round; and the evaluation's forward.
+  // For each micro-batch of a round: forward, forward again in backward, and backward, which writes
+  // gradients or adds to them. And the evaluation's forward.
   work.passes = shape.layers * (per_round * (options.recompute ? 4 : 3) + 1);
   work.batches_bytes = Arena::Rounded(Batches::DeviceBytes(work.micro_batches, rows));
   work.spec.workspace_bytes =

@@ -1,6 +1,6 @@
-// What a rank computes in a step: the model as the engine is to know it, and the memory of the device
-// that the trainer takes for itself. It follows from options and configuration alone, so a run can be
-// planned on a machine that could not hold it.
+// What a rank computes in a step: the model that it declares to the engine, and the device memory
+// that the trainer takes for itself. Both follow from options and configuration alone, so a run can
+// be planned on a machine that could not hold it.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ struct Workload {
   Layers::Options layers;
   int64_t sequences = 0;      // of a micro-batch
   int64_t micro_batches = 0;  // of a step
-  int64_t passes = 0;         // over blocks, with addresses or betas of their own
-  int64_t batches_bytes = 0;  // the start of the workspace; the rest is the layers'
+  int64_t passes = 0;         // over blocks, each with its own addresses or betas
+  int64_t batches_bytes = 0;  // the start of the workspace; the rest is for the layers
 };
 
-// `config` as Config::ForWorld has completed it. kInvalidArgument: no memory is as large as that.
+// `config`: completed by Config::ForWorld. kInvalidArgument: no memory is so large.
 absl::StatusOr<Workload> WorkloadOf(const Options& options, const Config& config,
                                     const Processor& processor);
 

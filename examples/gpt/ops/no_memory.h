@@ -1,4 +1,4 @@
-// The one sentence that says what to do where the system has no memory left.
+// The one message for a system without free memory, with its remedy.
 #pragma once
 
 #include <string_view>
@@ -16,7 +16,7 @@ inline absl::Status NoMemoryFor(std::string_view what) {
       ": free some, raise the limit (ulimit -v), or use fewer ranks or a smaller model"));
 }
 
-// Also where an engine has put before it where that was.
+// True also after an engine has put the place before the message.
 inline bool IsNoMemory(const absl::Status& error) {
   return error.code() == absl::StatusCode::kResourceExhausted &&
          absl::StrContains(error.message(), "no memory is left for ");

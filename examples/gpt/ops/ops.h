@@ -1,9 +1,9 @@
-// The arithmetic of the GPT, on whatever device runs it: one small interface, kernels behind it
-// (ops/cpu, ops/cuda).
+// The arithmetic of the GPT, on any device: one small interface, kernels behind it (ops/cpu,
+// ops/cuda).
 //
 // Matrices are row-major and contiguous; a row is one token. Activations are stored in the compute
-// dtype, arithmetic and reductions are fp32. Gradients of parameters are written to a Target, whose
-// dtype the engine chooses. The same calls on the same device with the same number of threads give
+// dtype, arithmetic and reductions are fp32. Gradients of parameters are written to a Target; the
+// engine chooses its dtype. The same calls on the same device with the same number of threads give
 // the same bits.
 //
 // Memory is the device's. On a GPU a call enqueues on the device's compute stream and returns.
@@ -22,7 +22,7 @@
 
 namespace ebb::gpt {
 
-// Where a parameter's gradient goes: data = beta * data + gradient; beta is 0 (the contents are
+// Where a parameter's gradient goes: data = beta * data + gradient. beta is 0 (the contents are
 // undefined) or 1.
 struct Target {
   void* data = nullptr;
@@ -30,9 +30,9 @@ struct Target {
   float beta = 0;
 };
 
-// c[m, n] = beta * c + a[m, k] b[k, n] + bias[n], and what is done with it on its way to memory.
-// Of added, before_gelu and gelu_input one at most, each [m, n] in the compute dtype as c then is,
-// with beta 0.
+// c[m, n] = beta * c + a[m, k] b[k, n] + bias[n], and what is done with it before it is stored. At
+// most one of added, before_gelu and gelu_input is set. Each is [m, n] in the compute dtype, as c
+// then is, with beta 0.
 struct MatmulArrays {
   const void* a = nullptr;
   bool a_transposed = false;  // stored [k, m]
@@ -41,13 +41,13 @@ struct MatmulArrays {
   const void* bias = nullptr;  // in the compute dtype; null: none
   Target c = {};
   const void* added = nullptr;  // c is the product, bias and this
-  void* before_gelu = nullptr;  // gets the product with bias; c its GELU
+  void* before_gelu = nullptr;  // gets the product with bias; c gets its GELU
   // Backward of the GELU: c is the product times GELU'(gelu_input), and gelu_output gets
   // GELU(gelu_input) again.
   const void* gelu_input = nullptr;
   void* gelu_output = nullptr;
-  // With a_transposed: the sums of a over k, [m]. Of a product that is a weight's gradient, where a
-  // is the output's, they are the gradient of the bias. None where data is null.
+  // With a_transposed: the sums of a over k, [m]. If the product is a weight's gradient and a is
+  // the output's gradient, they are the bias's gradient. None if data is null.
   Target a_sums = {};
   int64_t m = 0, n = 0, k = 0;
 };
@@ -58,12 +58,12 @@ struct NormArrays {
   void* sum = nullptr;
   const void *weight = nullptr, *bias = nullptr;
   void* output = nullptr;
-  float *mean = nullptr, *reciprocal_deviation = nullptr;  // a number each row
+  float *mean = nullptr, *reciprocal_deviation = nullptr;  // one for each row
   int64_t rows = 0, width = 0;
 };
 
 struct NormBackwardArrays {
-  const void* input = nullptr;  // of the norm: the sum, where there was a residual
+  const void* input = nullptr;  // of the norm: the sum, if there was a residual
   const void* weight = nullptr;
   const float *mean = nullptr, *reciprocal_deviation = nullptr;
   const void* output_gradient = nullptr;
@@ -78,7 +78,7 @@ struct NormBackwardArrays {
 struct AttentionArrays {
   const void* qkv = nullptr;
   void* output = nullptr;        // [sequences * tokens, width]
-  float* log_sum_exp = nullptr;  // [sequences, heads, tokens]: what backward needs of the softmax
+  float* log_sum_exp = nullptr;  // [sequences, heads, tokens]: kept from the softmax for backward
   int64_t sequences = 0, tokens = 0, heads = 0, width = 0;
 };
 
@@ -94,8 +94,8 @@ struct AttentionBackwardArrays {
 struct CrossEntropyArrays {
   const void* logits = nullptr;
   const int32_t* targets = nullptr;
-  float* losses = nullptr;  // one a row
-  // Null: losses only. In the compute dtype; may be `logits` if that is theirs.
+  float* losses = nullptr;  // one for each row
+  // Null: losses only. In the compute dtype; may be `logits` if they have that dtype.
   void* gradient = nullptr;
   float gradient_scale = 1;
   const float* loss_scale = nullptr;  // on the device; null: 1
@@ -117,21 +117,21 @@ struct EmbedBackwardArrays {
   int64_t sequences = 0, tokens = 0, width = 0, vocabulary = 0, context = 0;
 };
 
-// What has become of sequences of calls that Replay was given.
+// What has become of the call sequences given to Replay.
 struct GraphUse {
-  int64_t most = 0;      // keys that have a place
+  int64_t most = 0;      // keys that can have a graph
   int64_t kept = 0;      // CUDA graphs
-  int64_t launches = 0;  // of them
-  std::string given_up;  // why nothing more is captured; empty: it is
+  int64_t launches = 0;  // launches of graphs
+  std::string given_up;  // why no more graphs are captured; empty: they are captured
 };
 
-// How a product is computed that comes for the first time, where there are several ways to: see
-// ops/cuda/product_ways.h. A way may have other bits than another.
+// How a new product is computed if there are several ways: see ops/cuda/product_ways.h. Different
+// ways may have different bits.
 struct ProductChoice {
-  // Times each way, with the operands of the call. Its results are of no use then.
+  // Times each way, with the operands of the call. The call's results are then not usable.
   bool measures = false;
-  // Unless it measures: a letter a product, in the order in which they come; those beyond are computed
-  // the way that is the default.
+  // If it does not measure: a letter for each product, in the order in which they come. Further
+  // products take the default way.
   std::string letters;
 };
 
@@ -139,13 +139,13 @@ class Ops {
  public:
   virtual ~Ops() = default;
 
-  // The first call that failed: nothing is computed since.
+  // The first error of a call: nothing is computed since.
   virtual absl::Status status() const { return absl::OkStatus(); }
-  // `calls` makes on the ops that it gets the calls that are to come on these, with any addresses;
-  // what they need is made now, so that memory for it is not missing later. Nothing is computed. On
-  // a GPU, where a call that fails is an error of the step, there is nothing to make.
+  // `calls` makes, on the ops that it gets, the calls that will come on these ops, with any
+  // addresses. What they need is made now, so that no memory for it is missing later. Nothing is
+  // computed. On a GPU, where a call that fails is an error of the step, there is nothing to make.
   virtual absl::Status Prepare(absl::FunctionRef<void(Ops&)> /*calls*/) { return absl::OkStatus(); }
-  // How often a call had to make something that had not been prepared.
+  // How often a call had to make what had not been prepared.
   virtual int64_t unprepared() const { return 0; }
 
   virtual void Matmul(const MatmulArrays& arrays) = 0;
@@ -159,38 +159,39 @@ class Ops {
   virtual void Embed(const EmbedArrays& arrays) = 0;
   virtual void EmbedBackward(const EmbedBackwardArrays& arrays) = 0;
 
-  // Makes `calls`, which are calls of these ops and enqueue nothing else. `key` is all that they
-  // depend on: addresses, sizes, betas. On a GPU a key that comes again may be launched as a CUDA
-  // graph, without another call; the bits are the same.
+  // Makes `calls`, which only calls these ops and enqueues nothing else. `key` is all that the
+  // calls depend on: addresses, sizes, betas. On a GPU a key that comes again may be launched as a
+  // CUDA graph, without another call; the bits are the same.
   virtual void Replay(std::span<const uint64_t> /*key*/, absl::FunctionRef<void()> calls) {
     calls();
   }
-  // How many different keys may have a graph from now on; at first, and where there are no graphs,
-  // none. Those of before are forgotten.
+  // How many different keys may have a graph from now on. None at first, and on a device without
+  // graphs. Earlier graphs are dropped.
   virtual void KeepGraphs(int64_t /*most*/) {}
   virtual GraphUse graphs() const { return {}; }
 
-  // Of products from now on; what was chosen before stays.
+  // For products from now on; earlier choices stay.
   virtual void ChooseProducts(const ProductChoice& /*choice*/) {}
-  // What has been chosen since the last ChooseProducts, as letters of ProductChoice.
+  // The choices since the last ChooseProducts, as letters of ProductChoice.
   virtual std::string product_letters() const { return ""; }
 };
 
-// What sizes of memory depend on: where one rank computes. It need not be there.
+// The processor that sizes of memory depend on. The machine need not have it.
 struct Processor {
   Processor(DeviceKind a_kind, int a_threads) : kind(a_kind), threads(a_threads) {}
-  Processor(const Device& device);  // NOLINT: a device is a processor that is there
+  Processor(const Device& device);  // NOLINT: every device is a processor
 
   DeviceKind kind;
   int threads;  // of a CPU
 };
 
-// What cross-entropy reads logits in: on a GPU the compute dtype, as their bytes take the time there.
+// The dtype of logits for cross-entropy. On a GPU it is the compute dtype, because reading them
+// takes the time.
 DType LogitsDtype(const Processor& processor, DType compute);
 
-// What the scratch of the kernels depends on.
+// The sizes that the kernels' scratch depends on.
 struct OpsLimits {
-  int64_t rows = 0;  // tokens of a micro-batch, the most
+  int64_t rows = 0;  // tokens of a micro-batch, at most
   int64_t tokens = 0, width = 0, heads = 0, vocabulary = 0;
 };
 

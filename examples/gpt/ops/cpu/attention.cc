@@ -13,7 +13,7 @@ constexpr int64_t kQueryRows = 64;
 
 }  // namespace
 
-// Everything as fp32 elements; what is kept in bf16 uses half of its part.
+// Sized for fp32 elements; an array in bf16 uses half of its part.
 struct Attention::Scratch {
   float *queries, *keys, *values, *output_gradients;  // widened
   float *key_gradients, *value_gradients, *query_gradients;
@@ -32,10 +32,10 @@ struct Attention::Scratch {
   }
 };
 
-// The products of a block of query rows, of which the last sees `columns` keys.
+// The products of a block of query rows. The block's last row sees `columns` keys.
 struct Attention::Products {
   int64_t depth = 0;
-  int64_t qkv_stride = 0, output_stride = 0, gradient_stride = 0;  // of a head's columns
+  int64_t qkv_stride = 0, output_stride = 0, gradient_stride = 0;  // for a head's columns
   DType inputs = DType::kFloat32;
 
   GemmShape Scores(int64_t rows, int64_t columns) const {

@@ -18,8 +18,8 @@ namespace {
 
 constexpr int64_t kElementGrain = 1024, kColumnGrain = 64, kRowGrain = 4;
 
-// Scratch is used by one operation at a time, so it is as large as the hungriest one's. In fp32
-// elements: that of one thread's heads, begun at a multiple of 64 bytes,
+// Operations use the scratch one at a time, so it has the size of the largest need. In fp32
+// elements: that of one thread's heads, at a multiple of 64 bytes,
 int64_t HeadStride(int64_t tokens, int64_t depth) {
   return (cpu::Attention::ScratchFloats(tokens, depth) + 15) / 16 * 16;
 }
@@ -30,7 +30,7 @@ int64_t ScatterInts(int64_t table_rows, int64_t rows) {
   return table_rows + 1 + rows;
 }
 
-// Makes the products of the calls that it gets, for other ops that will get the same.
+// Makes the products of the calls that it gets, for other ops that will get the same calls.
 class Preparation final : public Ops {
  public:
   Preparation(cpu::Matmul& matmul, cpu::Attention& attention)
@@ -97,8 +97,8 @@ class CpuOps final : public Ops {
               [&](int64_t begin, int64_t end) { cpu::NormRows(compute_, arrays, begin, end); });
   }
   void NormBackward(const NormBackwardArrays& arrays) override {
-    // Columns first: the input's gradient may replace the residual's, never the output's, which
-    // both read.
+    // Columns come first: the input's gradient may overwrite the residual's, but not the output's,
+    // which both passes read.
     team_.Run(arrays.width, kColumnGrain, [&](int64_t begin, int64_t end) {
       cpu::NormBackwardColumns(compute_, arrays, begin, end);
     });
@@ -143,7 +143,7 @@ class CpuOps final : public Ops {
       cpu::GeluRange(compute_, input, output, begin, end);
     });
   }
-  // The output again, and the gradient turned into the input's.
+  // Computes the output again, and turns the gradient into the input's.
   void GeluBackward(const void* input, void* output, void* gradient, int64_t count) {
     team_.Run(count, kElementGrain, [&](int64_t begin, int64_t end) {
       cpu::GeluBackwardRange(compute_, input, output, gradient, begin, end);
@@ -159,7 +159,7 @@ class CpuOps final : public Ops {
     });
   }
 
-  // Heads are dealt out to as many slots as there are threads, each with its own scratch.
+  // Heads are spread over as many slots as there are threads, each with its own scratch.
   template <class Arrays, class Body>
   void ForEachHead(const Arrays& arrays, const Body& body) {
     const int64_t slots = team_.threads(), heads = arrays.heads, count = arrays.sequences * heads;
@@ -174,8 +174,8 @@ class CpuOps final : public Ops {
     });
   }
 
-  // Row r of the target gets the sum of the gradient's rows whose table row is r, in ascending
-  // order: no two threads add to one row, so the sum's order is fixed.
+  // Row r of the target gets the sum of the gradient's rows that have table row r, in ascending
+  // order. No two threads add to one row, so the sum's order is fixed.
   template <class TableRow>
   void Scatter(const void* gradient, int64_t rows, int64_t width, int64_t table_rows,
                const Target& target, const TableRow& table_row) {
@@ -184,7 +184,7 @@ class CpuOps final : public Ops {
     assert(ScatterInts(table_rows, rows) <= static_cast<int64_t>(scratch_.size()));
     std::fill_n(starts, table_rows + 1, 0);
     for (int64_t row = 0; row < rows; ++row) ++starts[table_row(row)];
-    for (int64_t t = 1; t <= table_rows; ++t) starts[t] += starts[t - 1];  // now the ends
+    for (int64_t t = 1; t <= table_rows; ++t) starts[t] += starts[t - 1];  // now they are the ends
     for (int64_t row = rows; row-- > 0;)
       positions[--starts[table_row(row)]] = static_cast<int32_t>(row);
     team_.Run(table_rows, kRowGrain, [&](int64_t begin, int64_t end) {

@@ -6,7 +6,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/element_wise.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h, which includes this file again for every target.
+// These come after foreach_target.h, which includes this file again for every target.
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "ops/cpu/vector-inl.h"
@@ -27,7 +27,7 @@ HWY_INLINE hn::Vec<D> SigmoidOfTwoZ(D d, hn::Vec<D> x) {
   // infinity.
   const auto exponent = hn::Clamp(hn::Mul(inner, hn::Set(d, -2 * kRootTwoOverPi)),
                                   hn::Set(d, -80.0f), hn::Set(d, 80.0f));
-  // The clamp and the exponential lose NaN; a broken number must reach the loss.
+  // The clamp and the exponential lose NaN, but a broken number must reach the loss.
   const auto sigmoid = hn::Div(hn::Set(d, 1.0f), hn::Add(hn::Set(d, 1.0f), hn::Exp(d, exponent)));
   return hn::IfThenElse(hn::IsNaN(x), x, sigmoid);
 }
@@ -56,7 +56,7 @@ void GeluBackwardOf(const T* x, T* y, T* gradient, int64_t count) {
   });
 }
 
-// Columns in strips of a few vectors, whose sums stay in registers while the rows stream by.
+// Columns in strips of a few vectors; their sums stay in registers while the rows stream by.
 template <class T, class G>
 void ColumnSumsOf(const T* matrix, int64_t rows, int64_t columns, G* sums, float beta,
                   int64_t begin, int64_t end) {

@@ -26,9 +26,9 @@ const dnnl::engine& CpuEngine() {
   return engine;
 }
 
-// What a thread that multiplies has for itself. oneDNN's own scratchpad belongs to the thread that
-// made a primitive, so a primitive run by several threads needs scratch handed in; it packs one
-// block of an operand, and grows to the largest shape's.
+// What each multiplying thread owns. oneDNN's own scratchpad belongs to the thread that made a
+// primitive, so a primitive that several threads run needs the caller's scratch. One block of an
+// operand is packed in it; it grows to the largest shape's need.
 struct ThreadState {
   ThreadState() { omp_set_num_threads(1); }
   void* Scratch(size_t bytes) {
@@ -71,7 +71,7 @@ dnnl::matmul::primitive_desc Describe(const GemmShape& shape, const Descriptors&
     sum.append_sum(1.0f);
     attributes.set_post_ops(sum);
   }
-  constexpr bool kMayBeEmpty = true;  // instead of an exception where the CPU lacks the type
+  constexpr bool kMayBeEmpty = true;  // no exception if the CPU lacks the type
 #if DNNL_VERSION_MAJOR >= 3
   return {CpuEngine(), d.a, d.b, d.bias, d.c, attributes, kMayBeEmpty};
 #else
@@ -89,10 +89,10 @@ struct Product {
   dnnl::matmul primitive;
 };
 
-// oneDNN 2.7 crashes where memory for a primitive's machine code is missing. So none is made unless far
-// more than that can be had, and by one thread at a time.
+// oneDNN 2.7 crashes if it lacks memory for a primitive's machine code. So a primitive is made only
+// if far more memory is available, and by one thread at a time.
 std::shared_ptr<const Product> Make(const GemmShape& shape) {
-  ThisThread();  // oneDNN must not start threads of OpenMP's
+  ThisThread();  // oneDNN must not start OpenMP threads
   constexpr size_t kRoom = size_t{32} << 20;
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
@@ -105,13 +105,14 @@ std::shared_ptr<const Product> Make(const GemmShape& shape) {
 
 }  // namespace
 
-// A step's shapes are a few dozen, more with long sequences, and are prepared. Sampling has new ones for
-// every length, and a primitive is some tens of KiB: when there are too many of these all go.
+// A step has a few dozen shapes, more with long sequences, which are prepared. Sampling has new
+// shapes for every length, and a primitive takes some tens of KiB: when there are too many of these
+// all are dropped.
 struct Gemm::Cache {
   static constexpr size_t kPreparedMax = 4096, kProductsMax = 128;
   mutable std::mutex mutex;
   std::map<GemmShape, std::shared_ptr<const Product>> prepared, products;
-  size_t scratch_bytes = 0;  // of what is prepared, the most
+  size_t scratch_bytes = 0;  // of the prepared products, at most
   int64_t unprepared = 0;
   absl::Status status;
   std::atomic<bool> failed{false};
@@ -138,7 +139,7 @@ struct Gemm::Cache {
 
 namespace {
 
-// What a function of oneDNN's, or memory for it, comes to.
+// The error of a function of oneDNN's, or of memory for it.
 absl::Status Try(const GemmShape* shape, absl::FunctionRef<void()> work) {
   const auto what = [&] {
     return shape == nullptr ? std::string("scratch for matrix products")
@@ -204,7 +205,7 @@ void Gemm::Run(const GemmShape& shape, const void* a, const void* b, const void*
 bool Gemm::HasNative(DType dtype) {
   if (dtype == DType::kFloat32) return true;
   if (dtype != DType::kBFloat16) return false;
-  // Where only AVX-512 without BF16 is there, oneDNN emulates bf16, slower than fp32.
+  // On a CPU with AVX-512 but without BF16, oneDNN emulates bf16, which is slower than fp32.
   constexpr int kBf16 = static_cast<int>(dnnl::cpu_isa::avx512_core_bf16);
   return (static_cast<int>(dnnl::get_effective_cpu_isa()) & kBf16) == kBf16;
 }

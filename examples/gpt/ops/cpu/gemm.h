@@ -1,9 +1,9 @@
-// Matrix products of one thread, from oneDNN: primitives made once a shape, before the first step or
-// when they are first run, safe to run from many threads at once.
+// Matrix products of one thread, from oneDNN. Primitives are made once for each shape, before the
+// first step or when they are first run; many threads may run one at once.
 //
-// oneDNN's own threads stay off (one OpenMP thread for each caller), so ranks that are threads of
-// one process do not share a pool and the number of threads a rank uses is its team's. The bits of
-// a product depend on its shape and strides, not on addresses.
+// oneDNN's own threads stay off (one OpenMP thread for each caller). So ranks that are threads of
+// one process share no pool, and a rank uses the threads of its team. The bits of a product depend
+// on its shape and strides, not on addresses.
 #pragma once
 
 #include <compare>
@@ -15,8 +15,8 @@
 
 namespace ebb::gpt::cpu {
 
-// c[m, n] = accumulate * c + a[m, k] b[k, n] + bias[n]. Strides in elements; a transposed operand
-// is stored [k, m] or [n, k], its stride between those rows.
+// c[m, n] = accumulate * c + a[m, k] b[k, n] + bias[n]. Strides are in elements. A transposed
+// operand is stored as [k, m] or [n, k], and its stride is between those rows.
 struct GemmShape {
   int64_t m = 0, n = 0, k = 0;
   int64_t a_stride = 0, b_stride = 0, c_stride = 0;
@@ -31,19 +31,19 @@ class Gemm {
   Gemm();
   ~Gemm();
 
-  // Makes what Run of this shape needs, and keeps it; of some thousand shapes, beyond which they are
-  // made when they are run. An error is kResourceExhausted or oneDNN's.
+  // Makes and keeps what Run of this shape needs, for some thousand shapes; beyond that Run makes
+  // it. An error is kResourceExhausted or oneDNN's.
   absl::Status Prepare(const GemmShape& shape);
-  // On each thread that is to run what was prepared: takes its scratch.
+  // Each thread that runs prepared products calls it; it allocates the thread's scratch.
   absl::Status PrepareThread();
 
-  // Does nothing after an error: status() is the first.
+  // Does nothing after an error. status() is the first error.
   void Run(const GemmShape& shape, const void* a, const void* b, const void* bias, void* c);
   absl::Status status() const;
-  // Products that Run had to make, as they had not been prepared or were no longer kept.
+  // Products that Run had to make, because they were not prepared or not kept.
   int64_t unprepared() const;
 
-  // Whether this CPU multiplies numbers of `dtype` at their own speed (bf16: AVX-512 BF16 or AMX).
+  // Whether this CPU multiplies numbers of `dtype` at full speed (bf16: AVX-512 BF16 or AMX).
   static bool HasNative(DType dtype);
 
  private:

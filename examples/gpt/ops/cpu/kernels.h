@@ -1,6 +1,6 @@
-// The vectorised kernels of the CPU, each over a range of its rows, columns or elements, so that a
-// range is one thread's part. What an element or row becomes does not depend on the cut; `dtype` is
-// that of the activations.
+// The vectorised kernels of the CPU. Each works on a range of its rows, columns or elements, so
+// that a range is one thread's part. The cut does not change the result of an element or row.
+// `dtype` is that of the activations.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct Block {
   int64_t stride = 0;
 };
 
-// layer_norm.cc. Bytes an element: the input read once from memory, the output written.
+// layer_norm.cc. Bytes for each element: the input read once from memory, the output written.
 void NormRows(DType dtype, const NormArrays& arrays, int64_t begin, int64_t end);
 void NormBackwardRows(DType dtype, const NormBackwardArrays& arrays, int64_t begin, int64_t end);
 void NormBackwardColumns(DType dtype, const NormBackwardArrays& arrays, int64_t begin, int64_t end);
@@ -65,23 +65,23 @@ void ScatterRows(DType dtype, const ScatterArrays& arrays, int64_t begin, int64_
 // cross_entropy.cc
 void CrossEntropyRows(DType dtype, const CrossEntropyArrays& arrays, int64_t begin, int64_t end);
 
-// softmax.cc. Rows of a block of causal attention scores: row r may look at `visible + r` columns
-// of `columns`, and the rest become 0. probability = exp(scale * score - log_sum_exp).
+// softmax.cc. Rows of a block of causal attention scores: row r may see `visible + r` of the
+// `columns` columns, and the others become 0. probability = exp(scale * score - log_sum_exp).
 struct SoftmaxArrays {
-  float* scores = nullptr;  // [rows, columns]; Softmax uses them up
+  float* scores = nullptr;  // [rows, columns]; Softmax overwrites them
   void* probabilities =
       nullptr;                   // in `dtype`, tightly packed; may be the scores where that is fp32
-  float* log_sum_exp = nullptr;  // a number each row: written by Softmax, read by SoftmaxBackward
+  float* log_sum_exp = nullptr;  // one for each row: Softmax writes it, SoftmaxBackward reads it
   int64_t rows = 0, columns = 0, visible = 0;
   float scale = 1;
 };
 void Softmax(DType dtype, const SoftmaxArrays& arrays);
-// The probabilities again, and score_gradients = scale * probability * (probability_gradient -
-// row_dot).
+// Computes the probabilities again, and score_gradients = scale * probability *
+// (probability_gradient - row_dot).
 struct SoftmaxBackwardArrays {
   SoftmaxArrays forward = {};
   const float* probability_gradients = nullptr;  // [rows, columns]
-  const float* row_dots = nullptr;               // a number each row: output . output gradient
+  const float* row_dots = nullptr;               // one for each row: output . output gradient
   void* score_gradients = nullptr;  // in `dtype`; may be probability_gradients where that is fp32
 };
 void SoftmaxBackward(DType dtype, const SoftmaxBackwardArrays& arrays);

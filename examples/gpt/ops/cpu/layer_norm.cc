@@ -26,7 +26,7 @@ void NormRowsOf(const NormArrays& a, int64_t begin, int64_t end) {
       ForEach(a.width, [&](auto d, int64_t i) HWY_ATTR {
         StoreAs(d, hn::Add(LoadAs(d, x + i), LoadAs(d, residual + i)), sum + i);
       });
-      x = sum;  // statistics of what was stored, which is what backward will read
+      x = sum;  // statistics of the stored sum, which backward reads
     }
     const float mean =
         Sum(a.width, [&](auto d, int64_t i) HWY_ATTR { return LoadAs(d, x + i); }) / a.width;

@@ -12,8 +12,8 @@ namespace {
 constexpr int64_t kRowsMax = 512, kColumnsMax = 512, kDepthMax = 1536;
 // A thread's rows are multiples of a kernel's tile.
 constexpr int64_t kRowGrain = 16;
-// A weight's gradient in bf16 is summed in fp32 scratch of oneDNN's, as large as what is asked for at
-// once.
+// A weight's gradient in bf16 is summed in fp32 scratch of oneDNN, as large as the part that is
+// computed at once.
 constexpr int64_t kSumsMax = int64_t{1} << 18;
 
 }  // namespace
@@ -46,7 +46,7 @@ void Matmul::Run(const MatmulArrays& arrays) {
 
 absl::Status Matmul::Prepare(const MatmulArrays& x) {
   if (IsDirect(x)) return PrepareGemm(DirectShape(x));
-  // Of each extent whole blocks, and what is left at its end.
+  // Of each extent whole blocks, and the rest at its end.
   for (const int64_t rows : {std::min(kRowsMax, x.m), x.m % kRowsMax}) {
     for (const int64_t columns : {std::min(kColumnsMax, x.n), x.n % kColumnsMax}) {
       for (const int64_t depth : {std::min(kDepthMax, x.k), x.k % kDepthMax}) {

@@ -1,4 +1,4 @@
-// What softmaxes are made of; included once for every SIMD target.
+// Functions for softmaxes; included once for every SIMD target.
 #if defined(EBB_GPT_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef EBB_GPT_SOFTMAX_INL_H_
 #undef EBB_GPT_SOFTMAX_INL_H_
@@ -15,14 +15,14 @@
 HWY_BEFORE_NAMESPACE();
 namespace ebb::gpt::cpu::HWY_NAMESPACE {
 
-// Highway's Exp makes 0 of NaN, and a broken number must reach the loss. For x <= 0, as softmaxes
-// have it.
+// Highway's Exp makes 0 of NaN, but a broken number must reach the loss. For x <= 0, as in
+// softmaxes.
 template <class D>
 HWY_INLINE hn::Vec<D> ExpOrNan(D d, hn::Vec<D> x) {
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
 }
 
-// The largest of a row; NaNs may be passed over, since ExpOrNan finds them.
+// The largest number of a row. It may skip NaNs, because ExpOrNan finds them.
 HWY_INLINE float RowMax(const float* row, int64_t n) {
   const Full d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));

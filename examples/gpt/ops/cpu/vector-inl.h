@@ -40,7 +40,7 @@ template <class D>
 HWY_INLINE void StoreAs(D d, hn::Vec<D> v, float* p) {
   hn::StoreU(v, d, p);
 }
-// Nearest, ties to even; a NaN stays one.
+// Nearest, ties to even; a NaN stays a NaN.
 template <class D>
 HWY_INLINE void StoreAs([[maybe_unused]] D d, hn::Vec<D> v, BFloat16* p) {
   const hn::Rebind<uint16_t, D> d16;
@@ -55,7 +55,7 @@ HWY_INLINE void StoreAs([[maybe_unused]] D d, hn::Vec<D> v, BFloat16* p) {
 }
 template <class D>
 HWY_INLINE void StoreAs([[maybe_unused]] D d, hn::Vec<D> v, Float16* p) {
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128  // Highway's own conversion there cuts
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128  // Highway's own conversion truncates
   float values[hn::MaxLanes(D())];
   hn::StoreU(v, d, values);
   for (size_t i = 0; i < hn::Lanes(d); ++i) p[i] = Float16(values[i]);
@@ -75,7 +75,7 @@ HWY_INLINE void ForEach(int64_t n, const Body& body) {
   for (; i < n; ++i) body(One(), i);
 }
 
-// The sum over i of value(tag, i), in an order that n and the vector length alone decide.
+// The sum over i of value(tag, i), in an order that depends only on n and the vector length.
 template <class Value>
 HWY_INLINE float Sum(int64_t n, const Value& value) {
   const Full full;
@@ -92,8 +92,8 @@ HWY_INLINE float Sum(int64_t n, const Value& value) {
   return sum;
 }
 
-// Calls body with a null pointer of the type that `dtype` names: a switch once a call instead of
-// once an element.
+// Calls body with a null pointer of the type that `dtype` names: one switch for each call instead
+// of one for each element.
 template <class Body>
 HWY_INLINE void WithType(DType dtype, const Body& body) {
   switch (dtype) {
@@ -108,7 +108,7 @@ HWY_INLINE void WithType(DType dtype, const Body& body) {
   }
 }
 
-// data = beta * data + value. With beta 0 the old contents are not read: they may be NaN.
+// data = beta * data + value. With beta 0 the old contents are not read, because they may be NaN.
 template <class D, class T>
 HWY_INLINE void StoreTo(D d, hn::Vec<D> value, T* data, float beta) {
   StoreAs(d, beta == 0 ? value : hn::MulAdd(hn::Set(d, beta), LoadAs(d, data), value), data);

@@ -1,4 +1,4 @@
-// In place of the ops on CUDA devices where they are not built.
+// Replaces the ops on CUDA devices in a build without them.
 #include "ops/cuda/cuda_ops.h"
 
 namespace ebb::gpt {

@@ -1,5 +1,5 @@
-// The second pass of sums over rows: the partial sums of one or two targets, added in a fixed order.
-// Enqueues on a stream of the current device and returns what CUDA says of the launch.
+// The second pass of sums over rows: the partial sums of one or two targets, added in a fixed
+// order. Enqueues on a stream of the current device and returns CUDA's error for the launch.
 #pragma once
 
 #include <cuda_runtime_api.h>

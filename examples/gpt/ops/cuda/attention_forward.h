@@ -1,8 +1,8 @@
-// Attention's forward pass on tensor cores. Scores stay in registers, and so does the output, which is
-// scaled down whenever a larger score is found.
+// Attention's forward pass on tensor cores. Scores stay in registers, and so does the output, which
+// is scaled down whenever a larger score is found.
 //
-// Bytes: qkv is read once where its keys and values stay in the L2, the output written once, 4 bytes
-// a query and head for log_sum_exp.
+// Bytes: qkv is read once if its keys and values stay in the L2, the output is written once, and 4
+// bytes for each query and head for log_sum_exp.
 #pragma once
 
 #include <cstdint>
@@ -46,12 +46,12 @@ struct AttentionForward {
         softmax.largest[r][half] = MinusInfinity(), softmax.sum[r][half] = 0;
     }
     Clear(output);
-    // The warp's first query, from the first key of the tile.
+    // The warp's first query, relative to the first key of the tile.
     int row = walk.warp_first();
     for (int tile = 0; tile < walk.tiles; ++tile, row -= kKeys) {
       const int pair = Walk::PairOf(tile);
       if (tile + 1 < walk.tiles) walk.CopyKeys(thread, tile + 1);
-      if (row + Walk::kWarpQueries > 0) {  // else no key of the tile is seen
+      if (row + Walk::kWarpQueries > 0) {  // otherwise no key of the tile is seen
         Scores scores;
         MultiplyRows<T>(thread, queries, pair, 0, scores);
         if (row < kKeys - 1) SetLaterColumns(thread, row, MinusInfinity(), scores);
@@ -64,8 +64,7 @@ struct AttentionForward {
   }
 
  private:
-  // Scores become exp(scale * (score - largest)); what was summed so far is scaled to the new
-  // largest.
+  // Scores become exp(scale * (score - largest)). The sums so far are scaled to the new largest.
   template <class Thread>
   EBB_HOST_DEVICE static void Weigh(Thread& thread, float scale_log2, Softmax& softmax,
                                     Output& output, Scores& scores) {

@@ -11,7 +11,7 @@
 
 namespace ebb::gpt::cuda {
 
-// a * b + c, rounded once; said, because nothing is contracted unasked.
+// a * b + c, rounded once. It is explicit, because the compiler contracts nothing by itself.
 EBB_HOST_DEVICE float Fma(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
   return __fmaf_rn(a, b, c);
@@ -19,7 +19,7 @@ EBB_HOST_DEVICE float Fma(float a, float b, float c) {
   return std::fma(a, b, c);
 #endif
 }
-// The number, where the other is none.
+// The larger number; the other one if one is a NaN.
 EBB_HOST_DEVICE float Larger(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return fmaxf(a, b);
@@ -31,20 +31,20 @@ EBB_HOST_DEVICE float MinusInfinity() {
   return kernel::NumberOf(0xff800000u);
 }
 
-// Attention of `sequences` with `heads` heads each; the same for all blocks of a launch. Tokens of a
-// sequence and blocks of a launch are fewer than 2^31.
+// Attention of `sequences` with `heads` heads each; the same for all blocks of a launch. Tokens of
+// a sequence and blocks of a launch are fewer than 2^31.
 struct HeadShape {
   int64_t sequences = 0, tokens = 0, heads = 0, width = 0;
   int depth = 0;           // of a head: width / heads
   float scale = 1;         // of scores: 1 / sqrt(depth)
   float scale_log2 = 1;    // scale * log2(e): scores as exponents of 2
-  int64_t tiles = 0;       // that a head's tokens are cut into, one a block
-  int64_t heads_near = 1;  // heads whose blocks run side by side
+  int64_t tiles = 0;       // into which a head's tokens are cut, one for each block
+  int64_t heads_near = 1;  // heads with blocks that run at the same time
 
   int64_t head_count() const { return sequences * heads; }
 };
 
-// `bytes`: of a number. Keys and values of heads that run side by side are to stay in the L2.
+// `bytes`: of a number. Keys and values of heads that run at the same time should stay in the L2.
 inline HeadShape ShapeOf(int64_t sequences, int64_t tokens, int64_t heads, int64_t width,
                          int64_t bytes, int64_t tile_rows) {
   constexpr int64_t kNearBytes = int64_t{16} << 20;
@@ -62,12 +62,12 @@ inline HeadShape ShapeOf(int64_t sequences, int64_t tokens, int64_t heads, int64
               std::clamp<int64_t>(kNearBytes / (2 * tokens * depth * bytes), 1, sequences * heads)};
 }
 
-// A block's head, of all sequences, and its tile in the order of their work.
+// A block's head, among those of all sequences, and its tile in the order of work.
 struct BlockPlace {
   int head, tile;
 };
-// Groups of heads one after the other; in a group first the first tile of all its heads, and so on:
-// the heaviest tiles begin first, so that none is left when all else is done.
+// Groups of heads follow one another. In a group the first tile of all its heads comes first, and
+// so on: the heaviest tiles begin first, so that none of them runs alone at the end.
 EBB_HOST_DEVICE BlockPlace PlaceOf(int64_t block, const HeadShape& shape) {
   const auto tiles = static_cast<uint32_t>(shape.tiles), b = static_cast<uint32_t>(block);
   const auto near = static_cast<uint32_t>(shape.heads_near);
@@ -86,7 +86,7 @@ struct HeadRows {
   EBB_HOST_DEVICE Byte* Row(int row) const { return first + row * stride; }
 };
 
-// Of queries (0), keys (1) or values (2) in [sequences * tokens, 3 * width] numbers of `bytes` bytes.
+// Queries (0), keys (1) or values (2) in [sequences * tokens, 3 * width] numbers of `bytes` bytes.
 template <class Byte>
 EBB_HOST_DEVICE HeadRows<Byte> ThirdOf(Byte* qkv, int third, int64_t bytes, int head,
                                        const HeadShape& shape) {
@@ -106,7 +106,7 @@ EBB_HOST_DEVICE QkvRows<Byte> QkvOf(Byte* qkv, int64_t bytes, int head, const He
   return {ThirdOf(qkv, 0, bytes, head, shape), ThirdOf(qkv, 1, bytes, head, shape),
           ThirdOf(qkv, 2, bytes, head, shape)};
 }
-// Of the output or its gradient, [sequences * tokens, width].
+// The output or its gradient, [sequences * tokens, width].
 template <class Byte>
 EBB_HOST_DEVICE HeadRows<Byte> OutputOf(Byte* output, int64_t bytes, int head,
                                         const HeadShape& shape) {

@@ -1,6 +1,6 @@
-// The second half of attention's backward pass on tensor cores: gradients of keys and values. A block
-// has kKeys keys and values of a head and walks over the queries that see them. All is
-// attention_query_gradients.h transposed, so that what a warp sums up is its own keys' alone:
+// The second half of attention's backward pass on tensor cores: gradients of keys and values. A
+// block has kKeys keys and values of a head and walks over the queries that see them. It is
+// attention_query_gradients.h transposed, so that a warp's sums are for its own keys only:
 //
 //   scores^T = keys queries^T         weights = exp(scale * scores - log_sum_exp)
 //   value_gradients = weights^T output_gradients
@@ -21,11 +21,11 @@ namespace ebb::gpt::cuda {
 template <class T, int kDepth>
 struct AttentionKeyGradients {
   using Arrays = AttentionBackwardWork;
-  // A warp's two sums are as large as a head's width: with more of it, fewer keys.
+  // A warp's two sums are as large as a head's width, so a wider head leaves fewer keys.
   static constexpr int kRowTiles = kDepth <= 64 ? 2 : 1, kWarpKeys = 16 * kRowTiles;
   static constexpr int kKeys = 128, kWarps = kKeys / kWarpKeys, kThreads = kWarps * kernel::kWarp;
-  static constexpr int kQueries = kDepth <= 64 ? 64 : 32;  // shared memory of 97 KiB at the most
-  static constexpr int kSlab = 32;  // queries whose scores are in registers at a time
+  static constexpr int kQueries = kDepth <= 64 ? 64 : 32;  // shared memory of 97 KiB at most
+  static constexpr int kSlab = 32;  // queries with scores in registers at a time
   static constexpr bool kHeld = false;
 
   // Shared memory: keys and values; then, twice, queries, output gradients and Statistics.
@@ -33,7 +33,7 @@ struct AttentionKeyGradients {
   static constexpr int kRowsBytes = Layout::Bytes(kKeys);
   static constexpr int kTileBytes = Layout::Bytes(kQueries);
   static constexpr int kPair = 2 * kRowsBytes;
-  // Of a query: -log2(e) * log_sum_exp, and its row dot.
+  // For a query: -log2(e) * log_sum_exp, and its row dot.
   struct Statistics {
     float minus_log2_sum[kQueries], dots[kQueries];
   };
@@ -73,7 +73,7 @@ struct AttentionKeyGradients {
     Gradients key_gradients, value_gradients;
     Clear(key_gradients);
     Clear(value_gradients);
-    // The warp's first key, from the first query of the tile.
+    // The warp's first key, relative to the first query of the tile.
     int row = warp_row;
     for (int tile = begin; tile < end; ++tile, row -= kQueries) {
       const int pair = PairOf(tile);
@@ -113,8 +113,8 @@ struct AttentionKeyGradients {
     return *reinterpret_cast<Statistics*>(thread.shared() + pair + 2 * kTileBytes);
   }
 
-  // One number a thread, loaded early and stored late. Past the last token 0, which makes weights of
-  // 1 that are multiplied by output gradients of 0.
+  // One number for each thread, loaded early and stored late. It is 0 past the last token; the
+  // weights are 1 there, and are multiplied by output gradients of 0.
   template <class Thread>
   EBB_HOST_DEVICE static float LoadStatistic(Thread& thread, const Arrays& arrays, int head,
                                              int tile) {
@@ -133,7 +133,7 @@ struct AttentionKeyGradients {
       statistics.dots[query] = value;
     }
   }
-  // Scores become weights, those of queries before the key 0.
+  // Scores become weights; those of queries before the key become 0.
   template <class Thread>
   EBB_HOST_DEVICE static void Weigh(Thread& thread, int row, float scale_log2,
                                     const float* minus_log2_sum, Slab& scores) {
@@ -149,7 +149,7 @@ struct AttentionKeyGradients {
       }
     }
     if (row + kWarpKeys <= 1) return;
-    // The thread's first query less its first key; those of others are a constant away.
+    // The thread's first query minus its first key; its other numbers are a constant away.
     const int ahead = 2 * pair - row - group;
     EBB_UNROLL
     for (int r = 0; r < kRowTiles; ++r) {

@@ -1,9 +1,10 @@
-// Attention without tensor cores, for fp32 and for what the tiled kernels do not take: any head width
-// and alignment. All is widened to fp32 and multiplied and added there.
+// Attention without tensor cores, for fp32 and for calls that the tiled kernels do not take: any
+// head width and alignment. All numbers are widened to fp32, and multiplied and added as such.
 //
-// A warp has kWarpRows rows of a head and walks over tiles of 32 others, one a lane; what it sums up
-// has its columns spread over the lanes. Both parts go through shared memory, kSlab columns at a
-// time: a wider head's scores are made slab after slab, and again for every slab of what is summed up.
+// A warp has kWarpRows rows of a head and walks over tiles of 32 other rows, one for each lane. Its
+// sums have their columns spread over the lanes. Both kinds of rows go through shared memory, kSlab
+// columns at a time: a wider head's scores are computed slab by slab, and again for every slab of
+// the sums.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +40,7 @@ EBB_HOST_DEVICE void StoreNumber(float value, char* row, int column) {
   }
 }
 
-// What plain kernels are made of.
+// The parts of plain kernels.
 struct Plain {
   static constexpr int kWarps = 8, kThreads = kWarps * kernel::kWarp;
   static constexpr int kWarpRows = 4, kRows = kWarps * kWarpRows;  // of a block
@@ -47,11 +48,11 @@ struct Plain {
   static constexpr int kSlab = 128;                                // columns
   static constexpr int kLaneColumns = kSlab / kernel::kWarp;
 
-  // Rows of the block, which lanes read together, and of a tile, of which each lane reads its own:
-  // from different banks.
+  // Lanes read the block's rows together, and of a tile each lane reads its own row, in different
+  // banks.
   using Rows = float[kRows][kSlab];
   using Tile = float[kTile][kSlab + 1];
-  using Weights = float[kWarps][kTile][kWarpRows];  // of a lane's row for those of the warp
+  using Weights = float[kWarps][kTile][kWarpRows];  // of a lane's row for the warp's rows
   using OfRows = float[kWarpRows];
   using Sums = float[kWarpRows][kLaneColumns];
 

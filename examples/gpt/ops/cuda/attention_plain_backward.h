@@ -1,6 +1,6 @@
-// attention_plain.h's backward pass, in two halves like that of tensor cores: of queries, which also
-// leaves the row dots, and then of keys and values. A warp has rows of the one and sees a lane's row
-// of the other.
+// attention_plain.h's backward pass, in two halves as on tensor cores: first the gradients of
+// queries, which also leaves the row dots, and then those of keys and values. A warp has rows of
+// one kind, and each lane a row of the other.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct PlainAttentionQueryGradients : Plain {
       for (int tile = 0; tile < first + kRows && tile < shape.tokens; tile += kTile) {
         OfRows scores = {}, weight_gradients = {};
         for (int i = 1; i <= slabs; ++i) {
-          const int s = (slab + i) % slabs;  // `slab` comes last, and stays
+          const int s = (slab + i) % slabs;  // `slab` comes last, so that it stays
           thread.Sync();
           Load<T>(thread, queries, first, s, shape, shared.queries);
           Load<T>(thread, output_gradients, first, s, shape, shared.output_gradients);
@@ -112,7 +112,7 @@ struct PlainAttentionKeyGradients : Plain {
       for (int tile = first; tile < shape.tokens; tile += kTile) {
         OfRows scores = {}, weight_gradients = {};
         for (int i = 1; i <= slabs; ++i) {
-          const int s = (slab + i) % slabs;  // `slab` comes last, and stays
+          const int s = (slab + i) % slabs;  // `slab` comes last, so that it stays
           thread.Sync();
           Load<T>(thread, keys, first, s, shape, shared.keys);
           Load<T>(thread, values, first, s, shape, shared.values);

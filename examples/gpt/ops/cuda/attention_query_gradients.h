@@ -24,7 +24,7 @@ struct AttentionQueryGradients {
   using Walk = QueryWalk<T, kDepth, /*kOwnTiles=*/2>;  // queries and output gradients
   static constexpr int kThreads = Walk::kThreads, kSharedBytes = Walk::kSharedBytes;
   static constexpr int kQueries = Walk::kQueries, kRowTiles = Walk::kRowTiles, kKeys = Walk::kKeys;
-  static constexpr int kSlab = 32;  // keys whose scores are in registers at a time
+  static constexpr int kSlab = 32;  // keys with scores in registers at a time
 
   using Slab = float[kRowTiles][kSlab / 8][4];
   using Left = typename Walk::Left;
@@ -57,7 +57,7 @@ struct AttentionQueryGradients {
 
     float gradients[kRowTiles][kDepth / 8][4];
     Clear(gradients);
-    // The warp's first query, from the first key of the tile.
+    // The warp's first query, relative to the first key of the tile.
     int row = walk.warp_first();
     for (int tile = 0; tile < walk.tiles; ++tile, row -= kKeys) {
       const int pair = Walk::PairOf(tile);
@@ -79,8 +79,8 @@ struct AttentionQueryGradients {
   }
 
  private:
-  // Output gradients are there as a product's left side; the outputs are read from memory in the
-  // same order.
+  // Output gradients are in shared memory as a product's left side. The outputs are read from
+  // memory in the same order.
   template <class Thread>
   EBB_HOST_DEVICE static void DotRows(Thread& thread, const Arrays& arrays, int head, int first,
                                       const Left& output_gradients, OfRows& dots) {
@@ -120,7 +120,7 @@ struct AttentionQueryGradients {
     }
   }
 
-  // Scores become weights, those of keys after the query 0.
+  // Scores become weights; those of keys after the query become 0.
   template <class Thread>
   EBB_HOST_DEVICE static void Weigh(Thread& thread, int row, float scale_log2,
                                     const OfRows& minus_log2_sum, Slab& scores) {

@@ -1,6 +1,6 @@
-// How blocks of tiled attention walk that have kQueries queries of a head, forward and for the
-// queries' gradients: over the keys and values that these queries see, a pair of tiles after the
-// other, the next on its way while one is multiplied.
+// How blocks of tiled attention with kQueries queries of a head walk, in forward and for the
+// queries' gradients: over the keys and values that these queries see, one pair of tiles after the
+// other. The next pair is loaded while one is multiplied.
 //
 //   shared memory   [ rows of the queries, kOwnTiles | keys, values | keys, values ]
 #pragma once
@@ -12,12 +12,13 @@
 
 namespace ebb::gpt::cuda {
 
-// T: BFloat16 or Float16. kDepth: a head's width, rounded up to 64 or 128. kOwnTiles: how many tiles
-// with a row a query the block has, the queries first.
+// T: BFloat16 or Float16. kDepth: a head's width, rounded up to 64 or 128. kOwnTiles: the number of
+// tiles in which the block has a row for each query; the queries are first.
 template <class T, int kDepth, int kOwnTiles>
 struct QueryWalk {
   static constexpr int kWarps = 4, kThreads = kWarps * kernel::kWarp;
-  // Two row tiles a warp: each part of a key or value that is loaded from shared memory is used twice.
+  // Two row tiles for each warp, so that each part of a key or value is loaded from shared memory
+  // for two uses.
   static constexpr int kRowTiles = 2, kWarpQueries = 16 * kRowTiles;
   static constexpr int kQueries = kWarps * kWarpQueries;
   static constexpr int kKeys = kDepth <= 64 ? 64 : 32;  // as many scores as registers hold
@@ -29,13 +30,14 @@ struct QueryWalk {
   static constexpr int kSharedBytes = kPair + 2 * kPairBytes;
 
   using Left = LeftRows<kDepth, kRowTiles, kHeld>;
-  // A number of each of a thread's rows: those of its group and 8 further down, of each row tile.
+  // A number for each of a thread's rows: in each row tile its group's row, and the one 8 rows
+  // below.
   using OfRows = float[kRowTiles][2];
 
   const HeadShape& shape;
   int head, first;  // the block's first query
-  int tiles;        // of keys that it sees
-  int warp_row;     // of the warp's first query, among the block's
+  int tiles;        // of keys that the block sees
+  int warp_row;     // of the warp's first query, in the block
   QkvRows<const char> rows;
 
   template <class Thread>
@@ -51,7 +53,7 @@ struct QueryWalk {
     rows = QkvOf(qkv, sizeof(T), head, shape);
   }
 
-  // Begin to copy: rows of the block's queries, the `own`-th tile; a tile's keys and values.
+  // Begin copies: rows of the block's queries to the `own`-th tile; a tile's keys and values.
   template <class Thread>
   EBB_HOST_DEVICE void CopyOwn(Thread& thread, int own, const HeadRows<const char>& from) const {
     CopyTile<kDepth, kQueries, kThreads>(thread, own * kRowsBytes, from, first, shape);
@@ -61,10 +63,10 @@ struct QueryWalk {
     CopyPair<kDepth, kKeys, kThreads>(thread, PairOf(tile), rows.keys, rows.values, tile * kKeys,
                                       shape);
   }
-  // Where it has them: keys, and kTileBytes further on values.
+  // Where they go: keys, and values kTileBytes further on.
   EBB_HOST_DEVICE static int PairOf(int tile) { return kPair + tile % 2 * kPairBytes; }
 
-  // The warp's rows, of a head's: the token that the first of them is.
+  // The token of the warp's first row.
   EBB_HOST_DEVICE int warp_first() const { return first + warp_row; }
 };
 

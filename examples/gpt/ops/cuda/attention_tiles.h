@@ -1,8 +1,8 @@
 // Tiles of a head's rows in shared memory, and products of them on tensor cores.
 //
-// A tile's row is kDepth numbers of 16 bits, in chunks of 8; chunks of a row change places by the
-// row's number, so that a chunk of 8 consecutive rows lies in all 32 banks once, whether it is
-// copied to the tile or loaded as a matrix.
+// A tile's row is kDepth numbers of 16 bits, in chunks of 8. The row's number permutes its chunks.
+// So one chunk of each of 8 consecutive rows covers all 32 banks once, both in the copy to the tile
+// and in a load as a matrix.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ template <int kDepth>
 struct TileLayout {
   static_assert(kDepth % 64 == 0);  // so that all rows begin in the same bank
   static constexpr int kChunks = kDepth / kChunkNumbers, kRowBytes = kChunks * kChunkBytes;
-  static constexpr int kSwapped = 8;  // chunks that change places among each other
+  static constexpr int kSwapped = 8;  // chunks that are permuted among each other
 
   static constexpr int Bytes(int rows) { return rows * kRowBytes; }
 
@@ -27,7 +27,7 @@ struct TileLayout {
   static EBB_HOST_DEVICE int Place(int row, int chunk) {
     return row * kRowBytes + (chunk ^ row % kSwapped) * kChunkBytes;
   }
-  // From the place of chunk 0 or 1 of a row, that of the chunk 2 * step further on.
+  // From the place of chunk 0 or 1 of a row to that of the chunk 2 * step further on.
   static EBB_HOST_DEVICE int Step(int place, int step) {
     constexpr int kSteps = kSwapped / 2;
     return (place ^ step % kSteps * 2 * kChunkBytes) + step / kSteps * kSwapped * kChunkBytes;
@@ -40,7 +40,8 @@ template <int kDepth, int kRows, int kThreads, class Thread>
 EBB_HOST_DEVICE void CopyTile(Thread& thread, int tile, const HeadRows<const char>& rows, int first,
                               const HeadShape& shape) {
   using Layout = TileLayout<kDepth>;
-  // At a time, by as many threads as have a chunk: one that is in the same place of its row again.
+  // Rows at a time, by as many threads as have a chunk, so that a thread's chunk is always at the
+  // same place.
   constexpr int kTurnRows = kThreads / Layout::kChunks / 8 * 8;
   static_assert(kRows % kTurnRows == 0);
   const int row = thread.index() / Layout::kChunks, chunk = thread.index() % Layout::kChunks;
@@ -65,40 +66,40 @@ EBB_HOST_DEVICE void CopyPair(Thread& thread, int pair, const HeadRows<const cha
                                     shape);
   thread.CommitCopies();
 }
-// All threads see all that was copied, and are done with what they read before.
+// After it all threads see what was copied, and have finished their earlier reads.
 template <class Thread>
 EBB_HOST_DEVICE void WaitForTiles(Thread& thread) {
   thread.template WaitForCopies<0>();
   thread.Sync();
 }
 
-// The place in a tile of a lane's row of matrices that are 16 rows and the tile's first 16 columns in
-// all. Those of other columns are Step away, those of rows further down by a multiple of 8 kRowBytes
-// a row.
+// The place in a tile of a lane's row, for matrices that together have 16 rows and the tile's first
+// 16 columns. Other columns are Step away; rows further down, by a multiple of 8, are kRowBytes
+// away for each row.
 //
-// The first two matrices are under one another: as a product's left side or, transposed, as two right
-// sides, words 0, 1 and 2, 3, where the product sums down the tile's columns.
+// The first two matrices are under one another. They are a product's left side; or, transposed, two
+// right sides (words 0, 1 and 2, 3) of a product that sums down the tile's columns.
 template <int kDepth, class Thread>
 EBB_HOST_DEVICE int PlaceOfColumns(Thread& thread, int row) {
   const int lane = thread.lane();
   return thread.Opaque(TileLayout<kDepth>::Place(row + lane % 16, lane / 16));
 }
-// The first two are side by side: as two right sides, where it sums along the tile's rows.
+// The first two are side by side: two right sides of a product that sums along the tile's rows.
 template <int kDepth, class Thread>
 EBB_HOST_DEVICE int PlaceOfRows(Thread& thread, int row) {
   const int lane = thread.lane();
   return thread.Opaque(TileLayout<kDepth>::Place(row + lane / 16 * 8 + lane % 8, lane / 8 % 2));
 }
 
-// The left side of products that a warp makes again and again: 16 * kRowTiles rows of a tile, held
-// in registers or loaded each time.
+// The left side of products that a warp repeats: 16 * kRowTiles rows of a tile, kept in registers
+// or loaded each time.
 template <int kDepth, int kRowTiles, bool kHeld>
 struct LeftRows {
   using Layout = TileLayout<kDepth>;
   int tile, row;
   uint32_t words[kHeld ? kRowTiles : 1][kHeld ? kDepth / 16 : 1][4];
 
-  // When the tile is there.
+  // Call it once the tile is loaded.
   template <class Thread>
   EBB_HOST_DEVICE void Hold(Thread& thread) {
     if constexpr (kHeld) {
@@ -130,7 +131,7 @@ struct LeftRows {
   }
 };
 
-// A warp's product of 16 * kRowTiles rows and 8 * kColumns columns, as MatrixThread has its parts.
+// A warp's product of 16 * kRowTiles rows and 8 * kColumns columns, with parts as in MatrixThread.
 template <int kRowTiles, int kColumns>
 EBB_HOST_DEVICE void Clear(float (&product)[kRowTiles][kColumns][4]) {
   EBB_UNROLL
@@ -154,12 +155,12 @@ EBB_HOST_DEVICE void Scale(float factor, float (&product)[kRowTiles][kColumns][4
   }
 }
 
-// Numbers of a product become `value` where the column is that of a later token than the row's; the
-// first row is `ahead` tokens after the first column.
+// Sets numbers of a product to `value` if their column's token is later than their row's; the first
+// row is `ahead` tokens after the first column.
 template <int kRowTiles, int kColumns, class Thread>
 EBB_HOST_DEVICE void SetLaterColumns(Thread& thread, int ahead, float value,
                                      float (&product)[kRowTiles][kColumns][4]) {
-  // Of the thread's first number; those of others are a constant away.
+  // For the thread's first number; its other numbers are a constant away.
   const int own = ahead + thread.lane() / 4 - 2 * (thread.lane() % 4);
   EBB_UNROLL
   for (int r = 0; r < kRowTiles; ++r) {
@@ -173,8 +174,8 @@ EBB_HOST_DEVICE void SetLaterColumns(Thread& thread, int ahead, float value,
   }
 }
 
-// product = left times the transpose of rows [row, row + 8 * kColumns) of a tile: of each row of the
-// one with each of the other.
+// product = left times the transpose of rows [row, row + 8 * kColumns) of a tile: each row of the
+// one with each row of the other.
 template <class T, int kDepth, int kRowTiles, int kColumns, bool kHeld, class Thread>
 EBB_HOST_DEVICE void MultiplyRows(Thread& thread, const LeftRows<kDepth, kRowTiles, kHeld>& left,
                                   int tile, int row, float (&product)[kRowTiles][kColumns][4]) {
@@ -198,8 +199,8 @@ EBB_HOST_DEVICE void MultiplyRows(Thread& thread, const LeftRows<kDepth, kRowTil
   }
 }
 
-// product += left, rounded to T, times rows [row, row + 8 * kSummed) of a tile; left is what
-// MultiplyRows gave.
+// product += left, rounded to T, times rows [row, row + 8 * kSummed) of a tile; left comes from
+// MultiplyRows.
 template <class T, int kDepth, int kRowTiles, int kSummed, class Thread>
 EBB_HOST_DEVICE void AddRowsTimes(Thread& thread, const float (&left)[kRowTiles][kSummed][4],
                                   int tile, int row, float (&product)[kRowTiles][kDepth / 8][4]) {
@@ -230,8 +231,8 @@ EBB_HOST_DEVICE void AddRowsTimes(Thread& thread, const float (&left)[kRowTiles]
   }
 }
 
-// Writes a warp's product to rows [first, ...) of a head, past the last token none, by way of rows
-// of a tile that nobody but the warp uses: so that memory gets whole chunks.
+// Writes a warp's product to rows [first, ...) of a head, but not past the last token. It goes
+// through rows of a tile that only this warp uses, so that memory gets whole chunks.
 template <class T, int kDepth, int kRowTiles, class Thread>
 EBB_HOST_DEVICE void StoreRows(Thread& thread, const float (&product)[kRowTiles][kDepth / 8][4],
                                int tile, int tile_row, const HeadRows<char>& rows, int first,

@@ -1,4 +1,4 @@
-// What kernels of attention are launched with, and who takes which call: tiled kernels by their
+// The arguments of attention's kernels, and which kernel takes a call: a tiled kernel, by its
 // template's width, or the plain one.
 #pragma once
 
@@ -16,17 +16,18 @@ struct AttentionWork {
   float* log_sum_exp;
 };
 
-// Of both halves of the backward pass.
+// For both halves of the backward pass.
 struct AttentionBackwardWork {
   HeadShape shape;
   const char *qkv, *output, *output_gradient;
   const float* log_sum_exp;
-  float* row_dots;  // [sequences, heads, tokens]: the first half writes, the second reads it
+  float* row_dots;  // [sequences, heads, tokens]: the first half writes it, the second reads it
   char* qkv_gradient;
 };
 
-// The width that tiled kernels have for a head's, 64 or 128: more would take minutes to build. 0: they
-// do not take it. Rows are copied 16 bytes at a time, so all of them have to begin at multiples of 16.
+// The width of the tiled kernels for a head's width: 64 or 128, because more would take minutes to
+// build. 0: no tiled kernel takes the call. Rows are copied 16 bytes at a time, so all must begin
+// at multiples of 16.
 template <class... Pointers>
 int TiledDepth(int64_t depth, const Pointers*... arrays) {
   constexpr int64_t kRowAlignment = 8, kDepthMax = 128, kStep = 64;

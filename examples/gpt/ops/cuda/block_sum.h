@@ -6,8 +6,8 @@
 namespace ebb::gpt::cuda {
 
 // Each of the numbers is summed over its threads, in a fixed order; all of them get the same bits.
-// `board`: memory of the block for kCount * kThreads / 32 numbers, used again only once all threads
-// are known to have come out of this; unused for a warp.
+// `board`: memory of the block for kCount * kThreads / 32 numbers, which may be used again only
+// after all threads have left this function; unused for a warp.
 template <int kThreads, class Thread, class T, int kCount>
 EBB_HOST_DEVICE void SumOverThreads(Thread& thread, T (&numbers)[kCount], T* board) {
   constexpr int kWarps = kThreads / kernel::kWarp;

@@ -26,14 +26,14 @@ absl::Status CallGraphs::Run(std::span<const uint64_t> key,
         CapturedGraph::Capture(device_.ordinal(), stream_, launch);
     if (!captured.ok()) {
       GiveUp(captured.status());
-      return launch();  // a fault that is not the capture's shows again
+      return launch();  // an error that is not the capture's shows again
     }
     graph = *std::move(captured);
     ++use_.kept;
   }
   const cudaError_t launched = graph->Launch(stream_);
   if (launched != cudaSuccess) {
-    cudaGetLastError();  // it is dealt with here
+    cudaGetLastError();  // handled here
     return CudaStatus(launched, absl::StrCat("launching a graph on ", device_.description()));
   }
   ++use_.launches;

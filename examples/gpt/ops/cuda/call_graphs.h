@@ -4,12 +4,11 @@
 //   second time   captured, and the graph launched
 //   from then on  the graph launched
 //
-// A key stands for all arguments of a sequence. Nothing is ever put out for another: the addresses
-// are an engine's plan's, so a step brings all that there are, and in their cyclic order whatever
-// were put out would be the next to come. Keys that come when there is no place left are launched
-// one by one, always.
+// A key stands for all arguments of a sequence. A key is never evicted: the addresses come from an
+// engine's plan, so a step uses all keys in the same order, and an evicted key would be the next
+// one needed. Keys that come when no place is left are always launched one by one.
 //
-// If a sequence cannot be captured that is logged, once, and no other is tried.
+// If a sequence cannot be captured this is logged once, and no other is tried.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -31,14 +30,14 @@ namespace ebb::gpt::cuda {
 
 class CallGraphs {
  public:
-  // Of sequences on `stream` of `device`, which outlives them; `most`: how many.
+  // For sequences on `stream` of `device`, which outlives them. `most`: how many.
   CallGraphs(const Device& device, cudaStream_t stream, int64_t most)
       : device_(device), stream_(stream) {
     use_.most = most;
   }
 
-  // With the device current. `launch` enqueues the sequence, and may be called twice: under capture
-  // and, if that fails, again. The Status is that of the launches.
+  // Call it with the device current. `launch` enqueues the sequence. It may be called twice: under
+  // capture and, if that fails, again. The Status is that of the launches.
   absl::Status Run(std::span<const uint64_t> key, absl::FunctionRef<absl::Status()> launch);
   const GraphUse& use() const { return use_; }
 

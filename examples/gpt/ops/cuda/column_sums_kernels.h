@@ -8,13 +8,13 @@
 
 namespace ebb::gpt::cuda {
 
-// First pass: a block sums one part of the rows for 32 neighbouring groups of columns, its warps
-// taking turns with the rows and then added in their order.
+// First pass: a block sums one part of the rows for 32 neighbouring groups of columns. Its warps
+// take the rows in turn, and their sums are added in the order of the warps.
 template <class T, int kWidth>
 struct ColumnSumsKernel {
   static constexpr int kThreads = 256, kWarps = kThreads / kernel::kWarp;
   static constexpr int kColumns = kernel::kWarp * kWidth;  // of a block
-  static constexpr int kMany = 4;  // rows whose loads are in flight together
+  static constexpr int kMany = 4;                          // rows with loads in flight together
   static constexpr size_t kSharedBytes = kWarps * kColumns * sizeof(float);
 
   struct Arrays {
@@ -64,7 +64,8 @@ struct ColumnSumsKernel {
   }
 };
 
-// Second pass: the parts of one or two targets, as many threads a column as there are warps.
+// Second pass: adds the parts of one or two targets, with as many threads for each column as there
+// are warps.
 struct AddPartsKernel {
   static constexpr int kThreads = 256, kWarps = kThreads / kernel::kWarp;
   static constexpr size_t kSharedBytes = kThreads * sizeof(float);

@@ -11,15 +11,15 @@
 
 namespace ebb::gpt::cuda {
 
-// A block has a row. Rows of a vocabulary like 50,257 begin anywhere, so what is before and after
-// the groups of a row is taken one by one:
+// A block has a row. Rows of a vocabulary such as 50,257 begin anywhere, so the head and the tail
+// of a row are taken one number at a time:
 //
 //   row      [ head | group | group | ... | group | tail ]
 template <class T>
 struct CrossEntropyKernel {
   static constexpr int kThreads = 512, kWarps = kThreads / kernel::kWarp;
   static constexpr int kWidth = kGroup<T>;
-  static constexpr int kMany = 4;  // groups of a thread whose loads are in flight together
+  static constexpr int kMany = 4;  // groups of a thread with loads in flight together
   static constexpr size_t kSharedBytes = (2 * kWarps + 1) * sizeof(float);
   using Arrays = CrossEntropyArrays;
 
@@ -28,12 +28,12 @@ struct CrossEntropyKernel {
     const int64_t row = thread.block();
     const T* const logits = static_cast<const T*>(a.logits) + row * a.vocabulary;
     const int target = a.targets[row];
-    // It may be the host's memory: read once a block, under the first pass.
+    // It may be in host memory, so each block reads it once, during the first pass.
     float* const scale = reinterpret_cast<float*>(thread.shared()) + 2 * kWarps;
     if (thread.index() == 0)
       *scale = a.gradient_scale * (a.loss_scale == nullptr ? 1.0f : *a.loss_scale);
     float at_target[1];
-    // Before the gradient may overwrite it: nobody writes until all have summed.
+    // Read before the gradient may overwrite it: no thread writes until all have summed.
     Unpack(Load<T, 1>(logits, target), at_target);
 
     const int count = static_cast<int>(a.vocabulary);
@@ -49,7 +49,7 @@ struct CrossEntropyKernel {
       constexpr int kNumbers = sizeof(numbers) / sizeof(float);
       EBB_UNROLL
       for (int i = 0; i < kNumbers; ++i) numbers[i] = Exp(numbers[i] - log_sum_exp);
-      // Of the row's groups one has the target.
+      // One of the row's groups has the target.
       if (const int of_group = target - at; 0 <= of_group && of_group < kNumbers) {
         EBB_UNROLL
         for (int i = 0; i < kNumbers; ++i) numbers[i] -= i == of_group ? 1.0f : 0.0f;
@@ -61,7 +61,8 @@ struct CrossEntropyKernel {
   }
 
  private:
-  // The sum of exp(number - top) over numbers seen so far. A NaN stays in the sum, whatever the top.
+  // The sum of exp(number - top) over the numbers so far. A NaN stays in the sum, whatever the top
+  // is.
   struct Sum {
     float top = -3.0e38f, sum = 0;
 
@@ -81,7 +82,7 @@ struct CrossEntropyKernel {
     }
   };
 
-  // Of the row, the same bits in all its threads.
+  // The sum over the row, with the same bits in all its threads.
   template <class Thread>
   EBB_HOST_DEVICE static float LogSumExp(Thread& thread, Sum mine) {
     auto* const tops = reinterpret_cast<float*>(thread.shared());
@@ -129,7 +130,7 @@ struct CrossEntropyKernel {
   }
 };
 
-// One block: its threads take turns with the numbers.
+// One block. Its threads take the numbers in turn.
 struct MeanKernel {
   static constexpr int kThreads = 1024;
   static constexpr size_t kSharedBytes = kThreads / kernel::kWarp * sizeof(double);

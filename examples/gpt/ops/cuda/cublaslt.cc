@@ -7,7 +7,7 @@
 namespace ebb::gpt::cuda {
 namespace {
 
-// It answers with CUBLAS_VERSION.
+// The library returns CUBLAS_VERSION.
 LibraryVersion AskVersion(void* get_version) {
   const auto code =
       static_cast<int>(reinterpret_cast<decltype(&::cublasLtGetVersion)>(get_version)());

@@ -1,6 +1,7 @@
-// cuBLASLt's functions, found when the first ops on a GPU are made (runtime/device/opened_library.h):
-// so a program starts where there is no CUDA toolkit. Any version will do that has the major number of
-// the headers that this was built with: what is used has been there since 12.0.
+// cuBLASLt's functions, opened when the first ops on a GPU are made
+// (runtime/device/opened_library.h), so that a program starts without a CUDA toolkit. Any version
+// with the major number of the build's headers works, because all functions used here have existed
+// since 12.0.
 #pragma once
 
 #include <cublasLt.h>
@@ -28,9 +29,9 @@ struct CublasLt {
   decltype(&::cublasLtMatmul) Matmul = nullptr;
 };
 
-// kUnavailable says what is missing, or which version does not do.
+// kUnavailable says what is missing, or which version does not work.
 absl::StatusOr<CublasLt> OpenCublasLt();
-// What the first call has opened, or its error: the same for the whole life of the process.
+// The result of the first call, for the whole life of the process.
 absl::StatusOr<const CublasLt*> LoadCublasLt();
 
 // OK for CUBLAS_STATUS_SUCCESS.

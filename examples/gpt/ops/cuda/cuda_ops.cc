@@ -23,7 +23,7 @@
 namespace ebb::gpt {
 namespace {
 
-// Bytes of each op's. They run one after the other, so all use the same.
+// The bytes of each op's scratch. Ops run one after the other, so all use the same memory.
 struct ScratchOf {
   ScratchOf(DType compute, const OpsLimits& limits)
       : matmul(cuda::Matmul::ScratchBytes(compute, limits)),
@@ -117,7 +117,7 @@ class CudaOps final : public Ops {
     const CudaCurrent current(device_.ordinal());
     Fail(current.result() == cudaSuccess ? launch() : current.result(), what);
   }
-  // Unless `result` is none.
+  // Does nothing for cudaSuccess.
   void Fail(cudaError_t result, const char* what) {
     if (result == cudaSuccess) return;
     status_ = CudaStatus(result, absl::StrCat("launching ", what, " on ", device_.description()));

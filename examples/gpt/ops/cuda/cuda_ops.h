@@ -12,8 +12,8 @@
 
 namespace ebb::gpt {
 
-// Scratch is the caller's memory of the device, of at least CudaScratchBytes, and outlives the ops,
-// as the device does. kUnimplemented: this build has no CUDA.
+// Scratch is the caller's device memory, of at least CudaScratchBytes. It and the device outlive
+// the ops. kUnimplemented: this build has no CUDA.
 bool CudaOpsAreBuilt();
 int64_t CudaScratchBytes(DType compute, const OpsLimits& limits);
 absl::StatusOr<std::unique_ptr<Ops>> NewCudaOps(const Device& device, DType compute,

@@ -52,8 +52,8 @@ struct AddElement {
   static EBB_HOST_DEVICE void At(const float (&in)[2], float (&out)[1]) { out[0] = in[0] + in[1]; }
 };
 
-// A block takes a stretch of kThreads * kMany groups: so many loads of each array are in flight. The
-// last one also takes what is left of a group.
+// A block takes a stretch of kThreads * kMany groups, so many loads of each array are in flight.
+// The last block also takes the rest that fills no group.
 template <class T, int kWidth, class Element>
 struct ElementWiseKernel {
   static constexpr int kThreads = 256;

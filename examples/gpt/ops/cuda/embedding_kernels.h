@@ -13,7 +13,7 @@ namespace ebb::gpt::cuda {
 template <class T, int kWidth>
 struct EmbedKernel {
   static constexpr int kThreads = 256, kWarps = kThreads / kernel::kWarp;
-  static constexpr int kMany = 4;  // groups of a lane whose loads are in flight together
+  static constexpr int kMany = 4;  // groups of a lane with loads in flight together
   using Arrays = EmbedArrays;
 
   static int64_t Blocks(int64_t rows) { return Ceil(rows, kWarps); }
@@ -48,16 +48,16 @@ struct EmbedKernel {
   }
 };
 
-// Sorts rows by their ids, rows of one id in ascending order. A row's place is the number of rows
-// that come before it, found by comparing it with all others: no atomics, no counts of the whole
-// vocabulary, and for the rows of a micro-batch not much work, 2^28 comparisons for 16,384 of them.
-// A warp places kRows neighbouring rows at once.
+// Sorts rows by their ids, and rows of one id in ascending order. A row's place is the number of
+// rows that come before it, found by comparing it with all others. So it needs no atomics and no
+// counts of the whole vocabulary, and little work for the rows of a micro-batch: 2^28 comparisons
+// for 16,384 of them. A warp places kRows neighbouring rows at once.
 struct PlaceRowsKernel {
   static constexpr int kThreads = 256, kWarps = kThreads / kernel::kWarp, kRows = 8;
   struct Arrays {
     const int32_t* ids;
     int64_t rows;
-    int32_t *order, *sorted;  // rows, and their ids, in the order
+    int32_t *order, *sorted;  // the rows, and their ids, in sorted order
   };
   static int64_t Blocks(int64_t rows) { return Ceil(rows, kWarps * kRows); }
 
@@ -92,8 +92,8 @@ struct PlaceRowsKernel {
   }
 };
 
-// starts[id], of vocabulary + 1: how many of the sorted ids are less. A warp has the gap between two
-// neighbours among them.
+// starts[id], of vocabulary + 1 numbers: how many of the sorted ids are less. A warp handles the
+// gap between two neighbours among them.
 struct StartsKernel {
   static constexpr int kThreads = 256, kWarps = kThreads / kernel::kWarp;
   struct Arrays {
@@ -117,21 +117,21 @@ struct StartsKernel {
 struct TableSumsArrays {
   const void* gradient = nullptr;  // [sequences * tokens, width]
   int64_t width = 0, table_rows = 0;
-  // Rows order[starts[r]] to order[starts[r + 1]] belong to table row r. Where they are null: rows
-  // r, r + tokens, ... of all sequences, if r is one of the tokens.
+  // Rows order[starts[r]] to order[starts[r + 1]] belong to table row r. If these are null, they
+  // are rows r, r + tokens, ... of all sequences, if r is one of the tokens.
   const int32_t *order = nullptr, *starts = nullptr;
   int64_t sequences = 0, tokens = 0;
   Target target = {};
 };
 
 // A table's gradient: each of its rows gets the sum of the gradient's rows that belong to it. A
-// block has a row of the table for each warp, and 32 groups of their columns. Where many rows belong
-// to one, all warps sum it, each a stretch, which then are added in their order.
+// block has one table row for each warp, and 32 groups of its columns. If many rows belong to one
+// table row, each warp sums a stretch of them, and the sums are added in the order of the warps.
 template <class T, int kWidth>
 struct TableSumsKernel {
   static constexpr int kThreads = 256, kWarps = kThreads / kernel::kWarp;
   static constexpr int kColumns = kernel::kWarp * kWidth;
-  static constexpr int kMany = 8;  // rows whose loads are in flight together
+  static constexpr int kMany = 8;  // rows with loads in flight together
   static constexpr int64_t kOfOneWarp = 4 * kMany;
   static constexpr size_t kSharedBytes = kWarps * kColumns * sizeof(float);
 

@@ -1,5 +1,5 @@
-// Exponentials of kernels that make one a number: an instruction or two on the device, where the
-// library's, exact to the last bit, has eight or nine.
+// Fast exponentials for kernels that need one for each number: an instruction or two on the device.
+// The library's, exact to the last bit, takes eight or nine.
 #pragma once
 
 #include <cmath>

@@ -9,7 +9,7 @@
 namespace ebb::gpt::cuda {
 namespace {
 
-// Several launches are timed together, so that of short ones the queue is not empty in between.
+// Several launches are timed together, so that the queue is not empty between short ones.
 constexpr int kRepetitions = 3, kLaunches = 3;
 
 }  // namespace

@@ -1,4 +1,5 @@
-// How long the device takes for what is enqueued on a stream, before training: it waits for it.
+// How long the device takes for enqueued work. For use before training, because it waits for the
+// stream.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,8 +18,8 @@ class LaunchTimer {
   // For a stream of the current device.
   static absl::StatusOr<LaunchTimer> Create(cudaStream_t stream);
 
-  // Of one call of `enqueue`, the least of a few measurements; a first call is not measured, as it loads
-  // kernels.
+  // The least of a few measurements of one call of `enqueue`. The first call is not measured,
+  // because it loads kernels.
   absl::StatusOr<float> Milliseconds(absl::FunctionRef<absl::Status()> enqueue);
 
  private:

@@ -1,4 +1,4 @@
-// Layer norm. Each function enqueues on a stream of the current device and returns what CUDA says of
+// Layer norm. Each function enqueues on a stream of the current device and returns CUDA's error for
 // the launch. `dtype` is that of the activations.
 #pragma once
 
@@ -10,10 +10,11 @@
 
 namespace ebb::gpt::cuda {
 
-// Bytes an element: read 1, written 1; with a residual 2 and 2.
+// Bytes for each element: read 1, written 1; with a residual 2 and 2.
 cudaError_t LaunchNorm(cudaStream_t stream, DType dtype, const NormArrays& arrays);
-// All gradients in one pass: read 2, written 1, a residual's gradient 1 more; the sums over rows in
-// parts of a fixed order, then added by a second kernel. `partials`: NormBackwardPartials numbers.
+// All gradients in one pass: read 2, written 1, a residual's gradient 1 more. Sums over rows are
+// made in parts of a fixed order, which a second kernel adds. `partials`: NormBackwardPartials
+// numbers.
 int64_t NormBackwardPartials(int64_t rows, int64_t width);
 cudaError_t LaunchNormBackward(cudaStream_t stream, DType dtype, const NormBackwardArrays& arrays,
                                float* partials);

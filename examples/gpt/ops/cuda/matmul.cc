@@ -21,7 +21,7 @@ namespace {
 
 // What NVIDIA recommends on Hopper (cuBLAS, "cublasSetWorkspace").
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
-// Of products that take the way through fp32, in pieces of rows.
+// For products that go through fp32, in pieces of rows.
 constexpr int64_t kPieceBytes = int64_t{16} << 20;
 
 absl::Status Launched(cudaError_t result, const char* what) {
@@ -72,7 +72,7 @@ class FusedMatmul final : public Matmul {
             .bias = x.bias};
   }
 
-  // With all that cuBLASLt might take on; nothing where that is the product alone.
+  // The product with all that cuBLASLt might fuse; nothing if there is nothing to fuse.
   std::optional<Product> Fusable(const MatmulArrays& x) const {
     Product product = Plain(x);
     if (x.before_gelu != nullptr) {
@@ -99,7 +99,7 @@ class FusedMatmul final : public Matmul {
     return ProductWay::Of(choice_.letters[letters_.size()]).value_or(by_default);
   }
 
-  // A way other than the default has to be so much faster that noise does not choose it.
+  // A way other than the default must be faster by more than the noise.
   absl::StatusOr<ProductWay> Fastest(const ProductWay& by_default, cudaStream_t stream,
                                      const MatmulArrays& x, const std::optional<Product>& fused) {
     constexpr float kWorthIt = 0.97f;
@@ -127,7 +127,7 @@ class FusedMatmul final : public Matmul {
     return best;
   }
 
-  // Where cuBLASLt does not fuse it after all, apart.
+  // If cuBLASLt does not fuse it, it is run apart.
   absl::Status RunAs(const ProductWay& way, cudaStream_t stream, const MatmulArrays& x,
                      const std::optional<Product>& fused) {
     if (way.fused && fused) {
@@ -137,7 +137,7 @@ class FusedMatmul final : public Matmul {
     return RunApart(stream, x, way.fused ? 0 : way.answer);
   }
 
-  // What goes with a product and cuBLASLt never fuses, or has not fused this time.
+  // The parts that cuBLASLt never fuses, or has not fused this time.
   absl::Status AfterFused(cudaStream_t stream, const MatmulArrays& x, Fused done) {
     if (x.gelu_input != nullptr) {
       GPT_RETURN_IF_ERROR(
@@ -146,7 +146,7 @@ class FusedMatmul final : public Matmul {
     return x.a_sums.data == nullptr || done == Fused::kASums ? absl::OkStatus() : SumA(stream, x);
   }
 
-  // The product alone, and all else by kernels.
+  // The product alone by cuBLASLt, and the rest by kernels.
   absl::Status RunApart(cudaStream_t stream, const MatmulArrays& x, int answer) {
     MatmulArrays plain = x;
     if (x.before_gelu != nullptr) plain.c.data = x.before_gelu;
@@ -165,7 +165,7 @@ class FusedMatmul final : public Matmul {
     return x.a_sums.data == nullptr ? absl::OkStatus() : SumA(stream, x);
   }
 
-  // Of `product`, to fp32, which cuBLASLt has no algorithm for.
+  // For a `product` with fp32 results for which cuBLASLt has no algorithm.
   absl::Status RunPlain(cudaStream_t stream, const Product& product) {
     if (!std::exchange(warned_, true)) {
       LogWarning(absl::StrCat("cuBLASLt has no algorithm for a product of ", product.m, " x ",
@@ -187,7 +187,7 @@ class FusedMatmul final : public Matmul {
                     "a plain product");
   }
 
-  // Where cuBLASLt does not write the target's dtype, or does not add the bias to it.
+  // For products with a target dtype that cuBLASLt does not write, or a bias that it does not add.
   absl::Status RunThroughFloat32(cudaStream_t stream, const MatmulArrays& x) {
     auto* const piece = reinterpret_cast<float*>(pieces_.data());
     const auto room = static_cast<int64_t>(pieces_.size() / sizeof(float));
@@ -238,7 +238,7 @@ class FusedMatmul final : public Matmul {
 }  // namespace
 
 int64_t Matmul::ScratchBytes(DType, const OpsLimits& limits) {
-  // The widest matrix whose columns are summed is a block's hidden one.
+  // The widest matrix with sums of columns is a block's hidden one.
   const int64_t partials = ColumnSumsParts(limits.rows) * 4 * limits.width * int64_t{sizeof(float)};
   return kWorkspaceBytes + std::max(kPieceBytes, partials);
 }

@@ -1,10 +1,10 @@
-// Matrix products by cuBLASLt (NVIDIA, "cuBLASLt API"), with what is done to the product fused into
-// it or done by our kernels: which of the two, and by which algorithm, is settled once a shape, when it
-// is first seen (product_ways.h). By default a GELU is fused where cuBLASLt offers it, sums of a are
-// not, and the heuristic's first answer is taken.
+// Matrix products by cuBLASLt (NVIDIA, "cuBLASLt API"). What goes with a product is fused into it
+// or done by our kernels. The choice between the two, and the algorithm, is made once for each
+// shape, when it is first seen (product_ways.h). By default a GELU is fused if cuBLASLt offers it,
+// sums of a are not, and the heuristic's first answer is taken.
 //
-// The same bits in every run on the same device that has chosen the same: one algorithm a shape and
-// alignment, none that adds with atomics.
+// A device that chooses the same ways gives the same bits in every run: one algorithm for each
+// shape and alignment, and none that adds with atomics.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -25,7 +25,7 @@ class Matmul {
  public:
   virtual ~Matmul() = default;
 
-  // Of the device that is current, as in Run. Scratch is the caller's memory of the device.
+  // For the current device, as in Run. Scratch is the caller's device memory.
   static int64_t ScratchBytes(DType compute, const OpsLimits& limits);
   static absl::StatusOr<std::unique_ptr<Matmul>> Create(DType compute,
                                                         std::span<std::byte> scratch);

@@ -4,7 +4,7 @@
 //   columns   | tile 0              | tile 1              | ...      and a tile of their columns
 //
 // With n the normalised input and g = weight * output gradient: input gradient = scale * (g -
-// mean(g) - n * mean(g n)), so a block reads whole rows, but keeps and writes its tile only: its
+// mean(g) - n * mean(g n)), so a block reads whole rows, but keeps and writes only its tile. Its
 // threads have the same columns of every row, and sum them for the gradients of weight and bias.
 // Rows of up to 12,288 16-bit or 6,144 fp32 numbers are one tile.
 #pragma once
@@ -20,8 +20,9 @@
 
 namespace ebb::gpt::cuda {
 
-// Parts have at least 16 rows. Of the largest blocks two waves on an H200; of 128 threads, three of
-// which an SM has room for (146 registers each), one: 12 warps take turns at a row's barriers, not 8.
+// Parts have at least 16 rows. An H200 runs two waves of the largest blocks. Of the blocks of 128
+// threads it runs one wave, three of them on each SM (146 registers for each thread): then 12 warps
+// instead of 8 take turns at a row's barriers.
 inline constexpr int64_t kNormPartsMax = 396;
 
 inline int64_t NormParts(int64_t rows, int64_t most) {
@@ -36,7 +37,7 @@ struct NormBackwardKernel {
   static constexpr int kHeld = 3;                       // groups of a thread
   static constexpr int kTile = kHeld * kRowThreads * kWidth;
   static constexpr int kWarps = kThreads / kernel::kWarp;
-  // Sums of a row, in turns; at the end those of weight and bias.
+  // Sums of a row, used in turn; at the end the sums for weight and bias.
   static constexpr size_t kSharedBytes =
       std::max(kRows > 1 ? 2 * kTile : 0, 2 * 2 * kWarps) * sizeof(float);
 
@@ -164,7 +165,7 @@ struct NormBackwardKernel {
     }
   }
 
-  // The block's warps had rows of their own: they are added in the order of the warps.
+  // Each of the block's warps had rows of its own: their sums are added in the order of the warps.
   template <class Thread>
   EBB_HOST_DEVICE static void AddWarps(Thread& thread, int first, int width,
                                        const float (&weight_sums)[kHeld][kWidth],

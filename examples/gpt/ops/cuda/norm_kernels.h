@@ -17,8 +17,8 @@ inline constexpr float kNormEpsilon = 1e-5f;
 template <int kRowThreads>
 inline constexpr int kNormThreads = kRowThreads == kernel::kWarp ? 256 : kRowThreads;
 
-// A thread of a row has its groups `first`, first + kRowThreads, ...: kHeld of them stay in
-// registers between the passes over the row; what is beyond, of rows wider than that, is loaded
+// A thread of a row has the row's groups `first`, first + kRowThreads, ... It keeps kHeld of them
+// in registers between the passes over the row, and loads further groups, which wider rows have,
 // again in each pass.
 template <class T, int kWidth, int kRowThreads>
 struct NormKernel {
@@ -43,7 +43,7 @@ struct NormKernel {
     const void* x = a.input;
     if (a.residual != nullptr) {
       AddResidual(a, r, held);
-      x = a.sum;  // statistics of what was stored, which is what backward will read
+      x = a.sum;  // statistics of the stored sum, which backward reads
     }
 
     auto* const board = reinterpret_cast<float*>(thread.shared());

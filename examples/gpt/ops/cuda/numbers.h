@@ -1,4 +1,4 @@
-// Where the results of kernels go, whatever their address and type, and which arrays can be walked in
+// How kernels store results at any address and of any type, and which arrays can be walked in
 // groups of runtime/device/cuda/numbers.h.
 #pragma once
 
@@ -60,7 +60,7 @@ EBB_HOST_DEVICE void StoreTarget(float (&numbers)[kWidth], const Target& target,
   }
 }
 
-// Calls body(T()) with the dtype's T. Not int8, which nobody computes in.
+// Calls body(T()) with the dtype's T; not for int8, in which nothing is computed.
 template <class Body>
 auto WithType(DType dtype, const Body& body) {
   switch (dtype) {
@@ -73,7 +73,8 @@ auto WithType(DType dtype, const Body& body) {
   }
 }
 
-// Whether rows of `width` numbers of T can be walked in groups: all that are there (null: is not).
+// Whether rows of `width` numbers of T can be walked in groups, in all given arrays (null: not
+// given).
 template <class T>
 bool RowsAreAligned(int64_t width, std::initializer_list<const void*> arrays) {
   if (width % kGroup<T> != 0) return false;

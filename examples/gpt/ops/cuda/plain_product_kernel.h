@@ -1,5 +1,5 @@
-// A product of matrices of any strides: plain_product.h. A block makes a tile of c, to which it walks
-// along the depth, a tile of a and one of b in shared memory at a time.
+// A product of matrices of any strides: plain_product.h. A block computes a tile of c. It walks
+// along the depth, with a tile of a and one of b in shared memory at a time.
 #pragma once
 
 #include <cmath>
@@ -14,7 +14,7 @@ namespace ebb::gpt::cuda {
 template <class T>
 struct PlainProductKernel {
   static constexpr int kTile = 16, kThreads = kTile * kTile;
-  static constexpr int kStride = kTile + 1;  // of a tile's rows, which then share no bank
+  static constexpr int kStride = kTile + 1;  // of a tile's rows, in different banks
   static constexpr size_t kSharedBytes = 2 * kTile * kStride * sizeof(float);
   using Arrays = PlainProductArrays;
 

@@ -12,7 +12,7 @@
 namespace ebb::gpt::cuda {
 namespace {
 
-// Algorithms ask for 16 bytes at most.
+// Algorithms need at most 16 bytes.
 uint32_t AlignmentOf(const void* pointer) {
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   return address == 0 ? 16 : 1u << std::min(std::countr_zero(address), 4);
@@ -29,7 +29,7 @@ cudaDataType_t CudaType(DType dtype) {
   }
 }
 
-// What cublasLtMatmul answers to what it does not do, before it has enqueued anything.
+// What cublasLtMatmul returns if it does not support a call, before it has enqueued anything.
 bool IsRefusal(cublasStatus_t result) {
   return result == CUBLAS_STATUS_NOT_SUPPORTED || result == CUBLAS_STATUS_INVALID_VALUE;
 }
@@ -63,12 +63,12 @@ class ProductPlans::Plan {
   using Layout =
       std::unique_ptr<cublasLtMatrixLayoutOpaque_t, decltype(&::cublasLtMatrixLayoutDestroy)>;
   std::unique_ptr<cublasLtMatmulDescOpaque_t, decltype(&::cublasLtMatmulDescDestroy)> description;
-  Layout a, b, c;  // ours: a is what cuBLASLt calls B
+  Layout a, b, c;  // ours: cuBLASLt's B is our a
   struct Algorithm {
     cublasLtMatmulAlgo_t algo = {};
     bool launched = false, refused = false;
   };
-  std::vector<Algorithm> algorithms;  // as the heuristic has them
+  std::vector<Algorithm> algorithms;  // in the heuristic's order
 };
 
 ProductPlans::ProductPlans(const CublasLt& library, std::span<std::byte> workspace)
@@ -144,7 +144,7 @@ absl::StatusOr<bool> ProductPlans::TryRun(cudaStream_t stream, const Product& x,
 
 absl::StatusOr<std::unique_ptr<ProductPlans::Plan>> ProductPlans::Make(
     const Key& key, const Product& product) const {
-  // The reference of cublasLtMatmul has no bias of 16 bits beside results of 32.
+  // The reference of cublasLtMatmul has no 16-bit bias with 32-bit results.
   if (key.has_bias && key.output != key.inputs) return nullptr;
   const CublasLt& lt = *library_;
   auto plan = std::make_unique<Plan>(lt);
@@ -172,7 +172,7 @@ absl::StatusOr<std::unique_ptr<ProductPlans::Plan>> ProductPlans::Make(
     set(CUBLASLT_MATMUL_DESC_TRANSB,
         static_cast<int32_t>(key.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<uint32_t>(EpilogueOf(key.fused, key.has_bias)));
-    // The heuristic looks at their alignment.
+    // The heuristic depends on their alignment.
     if (key.fused == Fused::kASums) {
       set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.a_sums);
     } else if (key.has_bias) {
@@ -200,7 +200,7 @@ absl::StatusOr<std::unique_ptr<ProductPlans::Plan>> ProductPlans::Make(
     check(lt.MatmulPreferenceSetAttribute(native, attribute, &value, sizeof(value)));
   };
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{workspace_.size()});
-  // Parts of a sum are added in a step of its own, in order.
+  // Parts of a sum are added in order, in a step of its own.
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
          uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b_alignment);

@@ -1,8 +1,8 @@
-// One product as cuBLASLt computes it, and the plans of all that were seen: descriptors and the
-// algorithms that its heuristic names first, found when a shape comes for the first time.
+// One product as cuBLASLt computes it, and the plans of all products so far: descriptors, and the
+// algorithms that the heuristic names first. A plan is made when a shape comes for the first time.
 //
-// cuBLASLt's matrices are column-major. Read so, a row-major c = a b is c' = b' a': what it calls A
-// is our b, its rows are our columns.
+// cuBLASLt's matrices are column-major. Read that way, a row-major c = a b is c' = b' a':
+// cuBLASLt's A is our b, and its rows are our columns.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -27,7 +27,7 @@ enum class Fused : uint8_t { kNothing, kBias, kGelu, kGeluBackward, kASums };
 struct Product {
   int64_t m = 0, n = 0, k = 0;
   bool a_transposed = false, b_transposed = false;
-  int64_t a_stride = 0;  // elements from one of its stored rows to the next
+  int64_t a_stride = 0;  // elements from one stored row to the next
   DType inputs = DType::kFloat32, output = DType::kFloat32;
   Fused fused = Fused::kNothing;
   const void *a = nullptr, *b = nullptr;
@@ -40,18 +40,18 @@ struct Product {
 
 class ProductPlans {
  public:
-  // What the reference of cuBLASLt asks for (cublasLtMatmul, "workspace").
+  // From the reference of cuBLASLt (cublasLtMatmul, "workspace").
   static constexpr int64_t kWorkspaceAlignment = 256;
 
-  // Workspace is memory of the device that is current, aligned to kWorkspaceAlignment.
+  // Workspace is memory of the current device, aligned to kWorkspaceAlignment.
   static absl::StatusOr<ProductPlans> Create(std::span<std::byte> workspace);
   ProductPlans(ProductPlans&&) noexcept;
   ~ProductPlans();
 
-  // With the algorithm that the heuristic's `answer` names, counted from 0, or where there is none with
-  // another. False, and nothing is enqueued, where cuBLASLt does not offer the product. That its
-  // heuristic names an algorithm does not promise that it runs (cublasLt.h): one that is refused when
-  // it is first launched is not offered either.
+  // Runs with the algorithm that the heuristic's `answer` names, counted from 0; with another one
+  // if there is none. False, with nothing enqueued, if cuBLASLt does not offer the product. An
+  // algorithm that the heuristic names may still fail to run (cublasLt.h). One that is refused at
+  // its first launch counts as not offered.
   absl::StatusOr<bool> TryRun(cudaStream_t stream, const Product& product, int answer);
   // How many algorithms there are to choose from.
   absl::StatusOr<int> Answers(const Product& product);
@@ -71,7 +71,7 @@ class ProductPlans {
  private:
   class Plan;
   ProductPlans(const CublasLt& library, std::span<std::byte> workspace);
-  // Null where cuBLASLt does not offer it.
+  // Null if cuBLASLt does not offer it.
   absl::StatusOr<Plan*> Find(const Product& product);
   absl::StatusOr<std::unique_ptr<Plan>> Make(const Key& key, const Product& product) const;
   cublasStatus_t Launch(cudaStream_t stream, const Plan& plan,

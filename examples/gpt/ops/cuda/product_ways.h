@@ -1,9 +1,9 @@
-// In how many ways a product can be computed: with all that goes with it fused into cuBLASLt's kernel,
-// or the product alone and the rest by kernels of ours, each with one of the algorithms that cuBLASLt's
-// heuristic names. Which is faster no documentation says: what is fused restricts cuBLASLt to other
-// kernels, and the first answer of the heuristic is not always the best.
+// The ways to compute a product: with all that goes with it fused into cuBLASLt's kernel, or the
+// product alone and the rest by our kernels, each with one of the algorithms that cuBLASLt's
+// heuristic names. Only a measurement shows which is faster, because fusing restricts cuBLASLt to
+// other kernels, and the heuristic's first answer is not always the best.
 //
-// As a letter: A, B, C, D: fused, with the first, second ... algorithm; a, b, c, d: apart.
+// As letters: A, B, C, D: fused, with the first, second ... algorithm; a, b, c, d: apart.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// From fp32 results of a product to where they belong.
+// Stores fp32 results of a product to their target.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,13 +9,13 @@
 
 namespace ebb::gpt::cuda {
 
-// target = beta * target + source + bias, [rows, columns]; `bias` of `bias_dtype`, one a column, or
-// null. Enqueues on a stream of the current device and returns what CUDA says of the launch. Bytes
-// an element: read 4, and the target's written.
+// target = beta * target + source + bias, [rows, columns]; `bias` of `bias_dtype`, one for each
+// column, or null. Enqueues on a stream of the current device and returns CUDA's error for the
+// launch. Bytes for each element: read 4, and the target's written.
 cudaError_t LaunchStore(cudaStream_t stream, const float* source, int64_t rows, int64_t columns,
                         const void* bias, DType bias_dtype, const Target& target);
 
-// Loads the kernel onto the current device, which otherwise its first launch does.
+// Loads the kernel onto the current device. Otherwise its first launch loads it.
 cudaError_t LoadStoreKernel();
 
 }  // namespace ebb::gpt::cuda

@@ -1,4 +1,4 @@
-// From fp32 results of a product to where they belong: store.h.
+// Stores fp32 results of a product to their target: store.h.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct StoreKernel {
   struct Arrays {
     const float* source;
     int64_t rows, columns;
-    const void* bias;  // one a column, or null
+    const void* bias;  // one for each column, or null
     DType bias_dtype;
     Target target;
   };
