@@ -13,7 +13,7 @@
 namespace ebb::bench {
 namespace {
 
-// Bytes; arrays read together must not start at the same offset of a huge page.
+// Bytes. Arrays that are read together must not start at the same offset of a huge page.
 constexpr int64_t kSkew = 69'888;
 
 float* Floats(const Buffer& buffer, int64_t skews, int64_t element) {
@@ -107,7 +107,8 @@ absl::Status BareTrainer::MakeMasters() {
   return device_.status();
 }
 
-// Piece by piece, each with all of the device's threads: of a large model one would take minutes.
+// Piece by piece, each with all of the device's threads, because one thread would take minutes for
+// a large model.
 absl::Status BareTrainer::FillMasters(ParameterId p) {
   constexpr int64_t kGrain = 4096;
   const ParameterSpec& spec = model_[p];
@@ -145,7 +146,8 @@ const void* BareTrainer::Parameter(ParameterId p) const {
   return parameters_.data() + OffsetOf(p) * SizeOf(options_.compute);
 }
 
-// The head's visit of the tied unit has a gradient of its own, as each visit is reduced on its own.
+// The head's visit of the tied unit has a gradient of its own, because each visit is reduced on its
+// own.
 gpt::Target BareTrainer::Gradient(ParameterId p, bool head) {
   const sharding::ParameterLocation& location = layout_.parameters[static_cast<size_t>(p)];
   const int64_t offset = head ? elements_ + location.offset : OffsetOf(p);
@@ -198,7 +200,7 @@ absl::Status BareTrainer::Step(int64_t step) {
 }
 
 void BareTrainer::SumSquares() {
-  // What no kernel wrote is zero.
+  // Bytes that no kernel has written are zero.
   const int64_t size = SizeOf(options_.compute);
   for (size_t index = 0; index < written_.size(); ++index) {
     const bool head = index >= model_.parameters.size();

@@ -1,6 +1,6 @@
-// The trainer that the engine is measured against: the same GPT kernels, the same optimizer, casts
-// and norm, on one contiguous buffer per class, in one process, with nothing in between. It gives
-// the engine's masters at world 1, bit for bit, on the CPU and on a GPU.
+// The trainer that the engine is measured against: the same GPT kernels, optimizer, casts and norm,
+// on one contiguous buffer per class, in one process, without an engine. At world 1 its masters
+// equal the engine's, bit for bit, on the CPU and on a GPU.
 #pragma once
 
 #include <cstdint>
@@ -36,19 +36,20 @@ class BareTrainer {
 
   // Returns when the device has taken the step.
   absl::Status Step(int64_t step);
-  // Of a parameter's elements, at most kPieceMax of them, on the host until the next call.
+  // A part of a parameter's elements, at most kPieceMax of them, on the host; valid until the next
+  // call.
   static constexpr int64_t kPieceMax = int64_t{1} << 24;
   absl::StatusOr<std::span<const float>> Masters(const Slice& slice);
-  // Of all parameters, without what lies between them.
+  // The elements of all parameters, without the gaps between them.
   int64_t elements() const;
 
  private:
-  // What host and device tell each other, in memory of both.
+  // What host and device exchange, in memory that both reach.
   struct Shared {
     std::span<double> squares;  // of each unit's gradient
     optim::UpdateConstants* constants = nullptr;
     float* loss_scale = nullptr;
-    float* staging = nullptr;  // a piece of the masters, on its way from or to the host
+    float* staging = nullptr;  // a piece of the masters, between the device and the host
   };
 
   BareTrainer(const Device& device, const Options& options, const gpt::Text& text);
@@ -70,7 +71,7 @@ class BareTrainer {
   gpt::Gpt gpt_;
   sharding::ModelLayout layout_;
   std::vector<int64_t> unit_offsets_;
-  int64_t elements_ = 0;  // of all units; the tied unit's second gradient lies behind them
+  int64_t elements_ = 0;  // of all units; the tied unit's second gradient comes after them
   int64_t boundary_bytes_ = 0;
   std::unique_ptr<optim::Kernels> kernels_;
   Buffer parameters_, masters_, gradients_, summed_, momentum_, variance_;
@@ -80,7 +81,7 @@ class BareTrainer {
   std::unique_ptr<gpt::Layers> layers_;
   std::optional<gpt::Batches> batches_;
   std::vector<bool>
-      written_;  // gradient of a parameter (and, behind them, of the head visit) this step
+      written_;  // gradients of parameters (and, after them, of the head visit) written this step
   int64_t updates_ = 0;
 };
 

@@ -1,15 +1,15 @@
-// Collectives of threads and processes against copies of the same memory traffic, taken in turns in
-// the same run: what counts is the ratio, since machines and their neighbours differ from minute to
+// Collectives of threads and processes against copies with the same memory traffic, taken in turns
+// in the same run. Only the ratio counts, because machines and their load differ from minute to
 // minute.
 //
 //   build/release/bin/comm_bench
 //
 // algbw and busbw are those of nccl-tests (doc/PERFORMANCE.md): algbw = bytes of the whole buffer /
 // time, busbw = algbw * (N-1)/N. traffic = bytes that the ranks read and write in memory / time.
-// of_copy = the copy's time / the collective's, where the copy is the same ranks' copying as many
-// bytes read and written as the collective reads and writes; medians. of_copy_quiet: the same of the
-// faster quartiles, which a busy machine disturbs less. An all-gather that is not in place may be
-// faster than its copy: what one rank reads another often finds in a cache.
+// of_copy = the copy's time / the collective's, as medians; the copy is by the same ranks and reads
+// and writes as many bytes as the collective. of_copy_quiet: the same for the faster quartiles,
+// which a busy machine disturbs less. An all-gather that is not in place may be faster than its
+// copy, because one rank often finds in a cache what another has read.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ namespace ebb {
 namespace {
 
 constexpr int64_t kSkewBytes =
-    69'952;  // arrays at the same offset within their pages would fight for cache sets
+    69'952;  // arrays at equal offsets in their pages would share cache sets
 
 double Seconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
@@ -45,13 +45,13 @@ double Median(std::vector<double> values) {
   return Quantile(std::move(values), 1, 2);
 }
 
-// One rank's side of a benchmark: what it does once, and the copy it is compared with.
+// One rank's side of a benchmark: its operation, and the copy for comparison.
 struct Rank {
   std::function<absl::Status()> collective;
   std::function<void()> copy;
 };
 
-// Runs both in turns on all ranks; every turn begins together. Rank 0 keeps the time.
+// Runs both in turns on all ranks, which begin every turn together. Rank 0 measures the time.
 absl::Status TakeTurns(benchmark::State& state, World& world, Communicator& communicator,
                        Stream& stream, const Rank& rank, std::vector<double>& collective_seconds,
                        std::vector<double>& copy_seconds) {
@@ -96,7 +96,7 @@ void Compare(benchmark::State& state, Operation operation, DType dtype) {
   const auto ranks = static_cast<int>(state.range(1));
   const bool in_place = state.range(2) != 0;
   const int64_t block = bytes / ranks;
-  // What one rank reads and writes, its own block included where it is not in place.
+  // The bytes that one rank reads and writes, including its own block if that is not in place.
   const int64_t copied =
       operation == Operation::kAllGather ? (in_place ? bytes - block : bytes) : 0;
   const int64_t traffic = operation == Operation::kAllGather ? 2 * copied : bytes + block;

@@ -1,7 +1,7 @@
 // What the engine costs over a bare trainer: world 1, stage 3, the 10 M parameter GPT on the CPU,
 // GPT-2's shapes on a GPU where there is one. Both take their steps in turns within one run, so the
 // ratio holds on a noisy machine; both must end with the same masters, bit for bit. The engine's
-// updates end within its step, as no other's time may pay for them.
+// updates end within its step, so that no other step pays for them.
 //
 //   build/release/bin/engine_bench      EBB_BENCH_TEXT=FILE: what it trains on, instead of gpt's default
 #include <benchmark/benchmark.h>
@@ -41,7 +41,7 @@ double Seconds(F&& run) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Each step to its end, as the bare trainer's are.
+// Runs each step to its end, as the bare trainer does.
 void RunStep(gpt::Trainer& trainer, int64_t step) {
   const auto ignore = [](const StepReport&) {};
   (void)trainer.Step(step, ignore);
@@ -56,7 +56,8 @@ absl::StatusOr<gpt::Text> LoadText(int64_t context) {
   return gpt::Text::Load(*files, context);
 }
 
-// Slice by slice: two copies of a large model's masters on the host would take longer than the steps.
+// Slice by slice, because two copies of a large model's masters on the host would take longer than
+// the steps.
 absl::Status CompareMasters(Engine& engine, BareTrainer& bare) {
   int64_t compared = 0;
   const auto compare = [&](const Slice& slice, std::span<const float> values) -> absl::Status {
@@ -106,7 +107,7 @@ void Compare(benchmark::State& state, const Device& device, DType compute,
     double engine = 0, other = 0;
     const auto run_engine = [&] { engine = Seconds([&] { RunStep(**trainer, step); }); };
     const auto run_bare = [&] { other = Seconds([&] { (void)(*bare)->Step(step); }); };
-    // Who goes first changes from step to step.
+    // The first of the two changes from step to step.
     step % 2 == 0 ? (run_engine(), run_bare()) : (run_bare(), run_engine());
     if (step++ < 2) continue;
     engine_seconds.push_back(engine);
@@ -144,7 +145,7 @@ void EngineOverBareTrainerOnGpu(benchmark::State& state) {
            .vocabulary = 50'304},
           state.range(2));
 }
-// The suite for GPUs runs the two one by one: the names of the arguments are in its table.
+// The suite for GPUs runs the two one by one; its table has the names of these arguments.
 BENCHMARK(EngineOverBareTrainerOnGpu)
     ->ArgNames({"layers", "heads", "sequences"})
     ->Args({12, 12, 16})

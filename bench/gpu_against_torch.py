@@ -154,7 +154,7 @@ class Bench:
         self.refuse_cpu(log)
         with open(losses) as file:
             rates = [float(row["tokens_per_second"]) for row in csv.DictReader(file)][case.warm_up():]
-        # gpt waits for its device before the first of these steps, and with the last: their sum is the time between.
+        # gpt waits for its device before the first of these steps and after the last one, so their sum is the time in between.
         result = {"tokens_per_second": statistics.harmonic_mean(rates), "timed_steps": len(rates),
                   "tokens_per_step": batch * case.accumulate(batch) * case.context}
         for key, tier in (("device_gib", "device"), ("host_gib", "cpu")):  # of the pools, by gpt's own table
@@ -163,7 +163,7 @@ class Bench:
         if summary.exists():
             said = json.loads(summary.read_text())
             result["digest"] = said["parameter_digest"]
-            # A comparison of launches with launches would say nothing.
+            # Comparing launches with launches would show nothing.
             if program == GRAPHS[0] and self.args.device == "cuda" and not said["cuda_graphs"]["launches"]:
                 raise Failed(f"no CUDA graph was launched: {said['cuda_graphs']['given_up'] or 'no pass came twice'}")
         if traced:

@@ -33,7 +33,7 @@ class Case:
 SMALL, XL, LARGE = (12, 12, 768), (48, 25, 1600), (32, 32, 4096)
 BOTH = ("Ebb", "FSDP2")
 OFFLOADED = ("Ebb, states in RAM", "FSDP2, CPUOffloadPolicy", "Ebb")
-# A timeline costs time, so it is a run, and a case, of its own: of the case before its comma, with that one's batch.
+# A timeline costs time, so it is a run and a case of its own: of the case before the comma, with that case's batch.
 TRACED, OFFLOADED_TRACED, TIMELINE = ("Ebb, traced",), ("Ebb, states in RAM, traced",), ", timeline"
 # Ebb against itself, in turns.
 GRAPHS = ("Ebb, CUDA graphs", "Ebb, no CUDA graphs")
@@ -61,7 +61,7 @@ ON_CPU = {
 }
 # Only with --largest, or where --cases names them.
 LARGEST = ("6.7B, 0.5 M tokens",)
-# Ratios that the table shows: of which program to which, and the least that is wanted.
+# Ratios in the table: of one program to another, and the least ratio that is wanted.
 RATIOS = {
     "124M": (("Ebb", "FSDP2", 1.1),),
     "124M, graphs, batch 1": ((*GRAPHS, 1.0),),

@@ -1,7 +1,7 @@
-// The kernels of a step on a GPU against a copy on the device: bytes a second that they read and
-// write, and as a fraction of what the copy of as many elements reaches in the same run, in turns.
-// Calls for a unit of a model go through the arrays from one to the next, as a step does. And the
-// rate of a large bf16 product by gpt's ops, which is what utilisation is a fraction of.
+// The kernels of a step on a GPU against a copy on the device: the bytes a second that they read
+// and write, and the fraction of the rate of a copy of as many elements in the same run, in turns.
+// Calls for a unit of a model go through the arrays in order, as a step does. Also the rate of a
+// large bf16 product by gpt's ops, on which utilisation is based.
 //
 //   build/release/bin/gpu_kernels_bench [OUT.json]     77: there is no device
 #include <algorithm>
@@ -27,7 +27,7 @@ constexpr int64_t kUnit = int64_t{1} << 22;   // a unit's shard: about half a bl
 constexpr int kRounds = 15, kPassesInARound = 5;
 constexpr int64_t kMatrix = 8192;
 constexpr int kProducts = 10, kProductRounds = 5;
-// The runs of an update whose options change: a matrix and a vector by turns.
+// The runs of an update with changing options: a matrix and a vector in turn.
 constexpr int64_t kPairs = 4, kVector = 1600;
 constexpr int64_t kRuns = kCount / kUnit * kPairs * 2;
 constexpr int64_t kConstantsBytes = 256;
@@ -91,7 +91,8 @@ class Bench {
     return rows;
   }
 
-  // FLOP/s of products of kMatrix^3, of random numbers, as power limits clocks: the best round.
+  // FLOP/s of products of kMatrix^3, in the best round. The numbers are random, because power
+  // limits clocks.
   absl::StatusOr<double> ProductRate() {
     const gpt::OpsLimits limits = {.rows = kMatrix, .width = kMatrix};
     const Buffer scratch = Memory(gpt::ScratchBytes(device_, DType::kBFloat16, limits));
@@ -137,7 +138,7 @@ class Bench {
                   }};
     };
     const auto update_runs = [this](int64_t first, int64_t count) {
-      constexpr int64_t kRun = kUnit / (2 * kPairs);  // elements, on the average
+      constexpr int64_t kRun = kUnit / (2 * kPairs);  // elements, on average
       kernels_->Update(
           stream_, UpdateRuleOf(optimizer_), Arrays(MasterForm::kWhole, kHalf, first, count),
           {.constants = constants_,
@@ -180,7 +181,7 @@ class Bench {
              [this, sum](int64_t first, int64_t count) {
                kernels_->AccumulateAndSumSquares(stream_, sum(first, count), Blocks(count), sum_);
              }},
-            // What a step of one round runs, and one that accumulates.
+            // The kernels of a step of one round, and of one that accumulates.
             norm("norm of bf16", gradient_, kHalf),
             norm("norm of fp32", master_, kWide)};
   }
@@ -244,8 +245,8 @@ class Bench {
          variance_ = Memory(kCount * 4), gradient_ = Memory(kCount * 4),
          parameter_ = Memory(kCount * 2), blocks_ = Memory(NormBlocks(kCount) * 8);
   Buffer shared_ = *device_.AllocateShared(kReadBytes, "a benchmark");
-  double* const sum_ = reinterpret_cast<double*>(shared_.data());  // once the rest is copied
-  // Where an engine has them: in the device's memory.
+  double* const sum_ = reinterpret_cast<double*>(shared_.data());  // valid after the rest is copied
+  // In device memory, as in an engine.
   Buffer read_ = Memory(kReadBytes);
   const std::span<const UpdateConstants> constants_ = {
       reinterpret_cast<const UpdateConstants*>(read_.data()), 2};

@@ -27,7 +27,7 @@ for name in $("$here/gpu_suite.sh" --programs); do
     exit 1
   fi
   install -m 755 -s "$binaries/$name" "$folder/bin/"
-  # The C library, the compiler's run time and what belongs to CUDA are the other machine's own.
+  # The other machine has its own C library, compiler run time and CUDA.
   ldd "$binaries/$name" | awk '$3 ~ /^\// {print $3}' |
     { grep -vE '/(ld-linux[^/]*|lib(c|m|dl|rt|pthread|cuda|cudart|cublas(Lt)?|nccl|nvidia[^/]*))\.so' || true; } |
     while read -r library; do
@@ -43,7 +43,7 @@ cat >"$out/run" <<'RUN'
 # run NAME ARGUMENTS...: a packed program (bench/gpu_pack.sh), with this machine's CUDA libraries.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-# Where nothing may be written beside the packed file, elsewhere; once, whoever comes first.
+# Elsewhere if the folder of the packed file is read-only. The first process unpacks, once.
 unpacked=${EBB_UNPACKED:-${TMPDIR:-/tmp}/ebb-programs-$(id -u)-$(cksum <"$here/programs.tar.xz" | cut -d' ' -f1)}
 python3 - "$here" "$unpacked" <<'PY'
 import fcntl, lzma, os, shutil, sys, tarfile

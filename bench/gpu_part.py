@@ -55,10 +55,10 @@ def verdict(args, lines):
         number = int(args.status) - 128
         name = signal.Signals(number).name if number in set(signal.Signals) else args.status
         return f"FAILED ({name})", said
-    # Tests that were all skipped, or that no filter let through, have shown nothing.
+    # If all tests were skipped, or the filter let none through, nothing was shown.
     if any(re.match(r"\[=+\] \d+ tests? from", line) for line in lines) and not passed:
         return "NOTHING RAN", tests
-    # Google Benchmark's status is 0 whatever it says.
+    # Google Benchmark's exit status is always 0.
     if line := first(lines, "ERROR OCCURRED"):
         return "FAILED", line.strip()
     if args.like:

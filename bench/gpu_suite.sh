@@ -98,7 +98,7 @@ if ! command -v python3 >/dev/null; then
   exit 2
 fi
 
-# The words that start a program go before its name.
+# The words that start a program come before its name.
 program() { # NAME
   case $start in
     */) words=("$start$1") ;;
@@ -106,7 +106,7 @@ program() { # NAME
   esac
 }
 
-# What is trained on: packed beside what starts the programs, or this checkout's.
+# The text to train on: packed beside the starting script, or this checkout's.
 program ''
 text=${EBB_BENCH_TEXT:-}
 for candidate in "$(dirname "${words[0]}")/text.txt" "$here/../ARCHITECTURE.md"; do
@@ -135,13 +135,13 @@ began=$SECONDS
 child=
 trap '[ -z "$child" ] || kill "$child" 2>/dev/null; exit 130' INT TERM
 
-# Runs WORDS, and sets what they ended with.
+# Runs WORDS, and sets their exit status.
 limited() { # SECONDS LOG WORDS...
   local seconds=$1 log=$2
   shift 2
   timeout --kill-after=5 "$seconds" "$@" >"$log" 2>&1 </dev/null &
   child=$!
-  # What the driver holds does not go when it is killed: the others have their turn all the same.
+  # A process that hangs in the driver survives its kill; the other parts run all the same.
   timeout $((seconds + 10)) tail -s 0.1 --pid="$child" -f /dev/null &
   wait $! 2>/dev/null
   if kill -0 "$child" 2>/dev/null; then
@@ -156,12 +156,12 @@ limited() { # SECONDS LOG WORDS...
 part() { # SECONDS HOW NAME ARGUMENTS...
   local seconds=$1 how=$2 name=$3 left=$((limit - (SECONDS - began))) before=$SECONDS like=()
   shift 3
-  # The last one takes what the others have left.
+  # The last part gets the time that is left.
   if [ "$how" = compare ] || [ "$seconds" -gt "$left" ]; then seconds=$left; fi
   program "${name%%-*}"
   case $how in
     test)
-      # Threads that share a device over NCCL: a kernel that is loaded late waits for the others' collectives.
+      # For threads that share a device over NCCL: a kernel that is loaded late waits for the others' collectives.
       [[ $name != *nccl ]] || words=(env CUDA_MODULE_LOADING=EAGER "${words[@]}")
       words+=(--gtest_brief=1 "$@")
       ;;

@@ -23,7 +23,7 @@ for mode in tests sanitizers benchmarks largest all; do
   done < <("$suite" --limits "$mode")
   [ "$sum" -gt 0 ] && [ "$sum" -lt 540 ] || fail "the limits of $mode add up to $sum s"
 done
-# Each kind after the one before it, and of the sanitizers both tools.
+# The kinds follow one another, and both tools of the sanitizers run.
 kinds=$("$suite" --limits all | while read -r _ how _; do echo "$how"; done | uniq | sed 's/same/gpt/' | uniq | tr '\n' ' ')
 [ "$kinds" = "test gpt test memcheck racecheck memcheck racecheck kernels engine compare " ] || fail "the order is $kinds"
 

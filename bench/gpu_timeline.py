@@ -52,7 +52,7 @@ def least_ahead(spans):
             closes[subject].append(end)
         elif track == "reduce" and subject and operation in ("reduce", "cast"):
             reductions[subject].append(begin)
-    # A unit that is visited twice (tied embeddings) closes twice a round: its order is the engine's.
+    # A unit that is visited twice (tied embeddings) closes twice in a round, in the engine's order.
     fewest = min(map(len, closes.values()), default=0)
     return min(
         (min(begins) - ends[-1] if len(begins) < len(ends) else min(b - e for e, b in zip(ends, begins))

@@ -1,6 +1,6 @@
-// Memory for a benchmark's arrays, in huge pages. They start at different offsets modulo 2 MiB:
-// with equal offsets kernels that walk over several of them lose half of their speed on some
-// machines, and a comparison would say nothing.
+// Memory for a benchmark's arrays, in huge pages. They start at different offsets modulo 2 MiB. At
+// equal offsets kernels that walk over several arrays lose half of their speed on some machines,
+// and a comparison would mean nothing.
 #pragma once
 
 #include <sys/mman.h>
@@ -32,7 +32,7 @@ class HugePages {
 
   bool ok() const { return memory_ != nullptr; }
 
-  // The next array: a huge page's start, further on by one skew for each array before it.
+  // The next array: at a huge page's start, plus one skew for each array before it.
   template <class T>
   T* Take(int64_t count, T value) {
     T* const array = reinterpret_cast<T*>(next_ + taken_ * kSkew);

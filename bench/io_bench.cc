@@ -1,20 +1,19 @@
-// Finds good aio settings for a path, and says what its file system gives without Ebb, in the same
-// run:
+// Finds good aio settings for a path, and measures its file system without Ebb in the same run:
 //
 //   build/release/bin/io_bench /nvme/ebb
 //
-// Exit codes: 0; 1 if a transfer failed; 2 for what the command line asked that cannot be (a path, a size); 130 if a
-// signal ended it.
+// Exit codes: 0; 1 if a transfer failed; 2 if the command line asked for what cannot be (a path, a
+// size); 130 if a signal ended it.
 //
 // All candidates of a stage have a file each and are measured in turns, a write and a read of the
 // whole file, until the stage's share of the time is over; medians. Of those within 3% of the best
-// (by the time of a write and a read) the one that needs the least memory is chosen: first the block
-// size, then the queue depth (where io_uring is denied: the threads), then the files, with as many
-// requests in flight over all of them as before. Several files are what nvme_path makes of a folder that
-// its list has more than once: Ebb stripes over the entries.
+// (by the time of a write and a read) the one that needs the least memory is chosen: first the
+// block size, then the queue depth (where io_uring is denied: the threads), then the files, with as
+// many requests in flight over all of them as before. A folder that is several times in the list
+// nvme_path gets several files, because Ebb stripes over the entries.
 //
-// The raw limit is the best of bare loops over as many files: at the settings that were found, and at
-// 1 MiB x 32 (io_uring) and 4 MiB x 8 (threads).
+// The raw limit is the best of bare loops over as many files: at the settings that were found, and
+// at 1 MiB x 32 (io_uring) and 4 MiB x 8 (threads).
 #include <fcntl.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -72,7 +71,7 @@ std::string Size(int64_t bytes) {
                            : absl::StrCat(bytes / kKiB, " KiB");
 }
 
-// Streams through the whole file with two windows: one is filled while the other is on its way.
+// Streams through the whole file with two windows: one is filled while the other is transferred.
 absl::Status Stream(ShardFile& file, const PinnedMemory& memory, int64_t bytes, bool write) {
   IoTransfer transfers[2];
   const int64_t window = memory.buffer.bytes() / 2;
@@ -99,7 +98,7 @@ class Bench {
   explicit Bench(const Arguments& arguments)
       : arguments_(arguments), progress_(arguments.seconds) {}
   absl::Status Run();
-  // Whether Run ended by a transfer, and not by what it was asked to do.
+  // Whether Run was ended by a failed transfer, and not by a wrong request.
   bool transfer_failed() const { return transfer_failed_; }
 
  private:
@@ -158,7 +157,7 @@ absl::Status Bench::Once(Candidate& candidate, bool write, bool count) {
 // In turns, at least three of each.
 absl::Status Bench::Measure(std::vector<Candidate>& candidates, double seconds) {
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
-  // The first write to reserved space also changes the file system's records of it.
+  // The first write to reserved space also changes the file system's records of that space.
   for (Candidate& candidate : candidates) EBB_RETURN_IF_ERROR(Once(candidate, true, false));
   for (int round = 0; round < 3 || Clock::now() < end; ++round) {
     for (Candidate& candidate : candidates) {
@@ -169,7 +168,7 @@ absl::Status Bench::Measure(std::vector<Candidate>& candidates, double seconds) 
   return absl::OkStatus();
 }
 
-// Over all files.
+// The requests over all files.
 int Bench::InFlight(const Settings& settings) const {
   return uring_ ? settings.aio.queue_depth * settings.files : settings.aio.threads;
 }
@@ -187,7 +186,7 @@ absl::StatusOr<EbbFile*> Bench::MakeFile(const Settings& settings, int64_t bytes
   const int64_t window = std::max(aio.block_bytes * InFlight(settings), 4 * kMiB);
   EBB_ASSIGN_OR_RETURN(ebb->memory, AllocatePinned(2 * window, true, "io_bench"));
   ShardFile::Options options;
-  // As of nvme_path's entries, each has a directory of its own.
+  // Each file has a directory of its own, like nvme_path's entries.
   for (int i = 0; i < settings.files; ++i) {
     EBB_ASSIGN_OR_RETURN(SwapDirectory made, SwapDirectory::Create(arguments_.path, "io-bench"));
     options.directories.push_back(made.path());
@@ -202,7 +201,7 @@ absl::StatusOr<EbbFile*> Bench::MakeFile(const Settings& settings, int64_t bytes
   return files_.back().get();
 }
 
-// Whether it is io_uring.
+// Finds out whether it is io_uring.
 absl::Status Bench::Probe() {
   EBB_ASSIGN_OR_RETURN(EbbFile* const ebb, MakeFile({}, ShardFile::kAlignment));
   uring_ = ebb->file->backend() == IoBackend::kUring;
@@ -221,7 +220,7 @@ absl::StatusOr<Candidate> Bench::MakeEbb(const Settings& settings) {
   return candidate;
 }
 
-// As two ranks would: a ring each, half of the bytes.
+// As two ranks do: a ring each, and half of the bytes.
 absl::StatusOr<Candidate> Bench::MakePair(const Settings& settings) {
   const int64_t half = (arguments_.bytes / 2 + kMiB - 1) / kMiB * kMiB;
   EBB_ASSIGN_OR_RETURN(EbbFile* const first, MakeFile(settings, half));
@@ -264,7 +263,7 @@ absl::Status Bench::AddRaw(int64_t block_bytes, int depth, bool uring) {
 }
 
 absl::Status Bench::MakeRaw(const Settings& found) {
-  // Room for whatever block size takes turns over them.
+  // Large enough for any block size.
   const int64_t bytes = std::min(
       arguments_.bytes, arguments_.bytes / found.files + std::max(found.aio.block_bytes, 4 * kMiB));
   for (int i = 0; i < found.files; ++i) {
@@ -315,7 +314,7 @@ absl::StatusOr<Settings> Bench::Find(const std::vector<Settings>& tried, double 
   return tried.front();
 }
 
-// Only what Ebb takes from a configuration, so that it does again what was measured.
+// Only the keys that Ebb reads, so that Ebb repeats what was measured.
 void Bench::PrintJson(const Settings& found) const {
   std::string folders;
   if (found.files > 1) {
@@ -383,8 +382,8 @@ absl::Status Bench::Compare(const Settings& found, double seconds) {
   return absl::OkStatus();
 }
 
-// How many files of that size there are at a time: the candidates of the largest stage. The last one has Ebb's, the
-// raw ones, in which there is as much, and the pair's.
+// How many files of that size exist at a time: the candidates of the largest stage. The last stage
+// has Ebb's file, the raw ones, which are as large, and the pair's.
 int64_t Bench::FilesAtATime() const {
   size_t files = 3;
   if (arguments_.files == 0) files = std::max(files, std::size(kFilesTried));
@@ -395,7 +394,7 @@ int64_t Bench::FilesAtATime() const {
   return static_cast<int64_t>(files);
 }
 
-// Those that were asked for, or as many as fit.
+// The bytes that were asked for, or as many as fit.
 absl::Status Bench::ChooseBytes() {
   struct statvfs disk = {};
   if (statvfs(directory_.c_str(), &disk) != 0) {
@@ -404,7 +403,7 @@ absl::Status Bench::ChooseBytes() {
   const auto free = static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize);
   const int64_t files = FilesAtATime();
   if (arguments_.bytes == 0) {
-    // In at most half of what is free, and a little less.
+    // At most half of the free space, and a little less.
     const int64_t share = free / (2 * (files + 1));
     const int64_t unit = share >= 4 * kMiB ? 4 * kMiB : kBytesMin;
     arguments_.bytes = std::clamp(share / unit * unit, kBytesMin, 512 * kMiB);
@@ -466,7 +465,7 @@ int Main(int argc, char** argv) {
   Arguments arguments;
   if (const std::optional<int> exit_code = Parse(argc, argv, arguments)) return *exit_code;
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    // What nohup has them ignore stays ignored.
+    // A signal that the parent ignores, as nohup does, stays ignored.
     if (std::signal(signal, [](int) { interrupted = 1; }) == SIG_IGN) std::signal(signal, SIG_IGN);
   }
   Bench bench(arguments);
@@ -481,7 +480,7 @@ int Main(int argc, char** argv) {
 }  // namespace ebb::bench
 
 int main(int argc, char** argv) {
-  // Else the first files that are opened become them.
+  // Otherwise the first files that are opened take their descriptors.
   ebb::OpenMissingStandardStreams();
   return ebb::bench::Main(argc, argv);
 }

@@ -11,7 +11,7 @@
 namespace ebb::bench {
 namespace {
 
-// What is printed is to be pasted into a configuration, so it has to be allowed there.
+// The output is to be pasted into a configuration, so a configuration must allow it.
 absl::Status CheckAio(const Arguments& arguments) {
   Config config;
   if (arguments.block_bytes > 0) config.aio.block_size = arguments.block_bytes;
@@ -30,7 +30,7 @@ std::optional<int> Parse(int argc, char** argv, Arguments& arguments) {
       "the JSON to put into the configuration.");
   app.add_option("PATH", arguments.path, "directory on the disk to measure, as for nvme_path")
       ->required()
-      ->check(CLI::ExistingDirectory);  // one that is made may lie on a disk that was not meant
+      ->check(CLI::ExistingDirectory);  // a new folder may be on the wrong disk
   const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 50);
   const CLI::Validator measurable(
       [](std::string& text) -> std::string {

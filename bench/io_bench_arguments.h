@@ -1,4 +1,4 @@
-// What io_bench is asked for.
+// The arguments of io_bench.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,11 @@
 
 namespace ebb::bench {
 
-// Below it the requests are fewer than a queue has room for, and what is measured is how long one takes.
+// With fewer bytes there are fewer requests than a queue holds, and the time of one request is
+// measured.
 inline constexpr int64_t kBytesMin = int64_t{1} << 20;
 
-// The exit code where the command line asks for what cannot be.
+// The exit code if the command line asks for what cannot be.
 inline constexpr int kArgumentsCannotBe = 2;
 
 struct Arguments {
@@ -23,7 +24,7 @@ struct Arguments {
   bool json_only = false;
 };
 
-// Nothing: go on with `arguments`. Else the exit code, and what there is to say has been said.
+// Nothing: go on with `arguments`. Otherwise the exit code; the message has been printed.
 std::optional<int> Parse(int argc, char** argv, Arguments& arguments);
 
 }  // namespace ebb::bench

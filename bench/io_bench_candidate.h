@@ -1,4 +1,4 @@
-// What io_bench measures: something that moves a file once, with some settings.
+// What io_bench measures: a way to transfer a file once, with some settings.
 #pragma once
 
 #include <algorithm>

@@ -1,21 +1,23 @@
-// A step with parameters and optimizer states on NVMe against its bound: what the same step takes in
-// memory, and what the disk takes for the same bytes alone. All in turns, in one run; medians.
+// A step with parameters and optimizer states on NVMe against its bound, which follows from the
+// time of the same step in memory and the disk's time for the same bytes alone. All in turns, in
+// one run; medians.
 //
 //   build/release/bin/offload_bench DIRECTORY [COMPUTE_MS [early|late|checksums]]
 //
 // One rank, 12 units of 4 M bf16 parameters, AdamW, stage 3, nothing kept in RAM. COMPUTE_MS: what
 // the kernels of a whole step take, a third of it in forward (default: 1000). Bound, late updates:
 // max(forward, its traffic and the states') + max(backward, its traffic); early: max(step, all
-// traffic). Traffic is the plan's; the disk's time for it is that of as many bytes read and written
-// at once, in blocks of 1 MiB, 32 deep, before and after: through a file of Ebb's and through a bare
-// loop (raw_disk.h), of which the one counts that is faster in the median; where the file system
-// refuses O_DIRECT there is no bare loop, and a line says so. checksums: what ebb.verify_swap adds to a
-// step that has no kernels but its updates, which read, sum, update, sum and write their states: in
-// time, which is the disk's and as unsteady, and in what the processors have to do; "states" over "off",
-// and "all" over "states", beside what "auto" takes that for.
+// traffic). Traffic is the plan's. The disk's time for it is measured before and after, for as many
+// bytes read and written at once, in blocks of 1 MiB, 32 deep: through a file of Ebb's and through
+// a bare loop (raw_disk.h). The one with the faster median counts. If the file system refuses
+// O_DIRECT there is no bare loop, and a line says so. checksums: what ebb.verify_swap adds to a
+// step with no kernels but its updates, which read, sum, update, sum and write their states: in
+// time, which varies with the disk, and in processor time; "states" over "off", and "all" over
+// "states", beside the estimate of "auto".
 //
-// DIRECTORY needs 2 GiB free: 14 bytes a parameter of the engine's, and for each of both ways to the
-// disk a file as long as a step's traffic in its larger direction. checksums: two engines' own.
+// DIRECTORY needs 2 GiB free: the engine's 14 bytes for each parameter, and for each of the two
+// ways to the disk a file as long as a step's traffic in its larger direction. checksums: the bytes
+// of two engines.
 #include <fcntl.h>
 #include <time.h>
 #include <unistd.h>
@@ -50,7 +52,7 @@ namespace {
 
 constexpr int kUnits = 12, kWarmUps = 1, kTurns = 7;
 constexpr int kChecksumTurns = 21;
-constexpr int kStepsPerTurn = 4;  // in a row, behind one that is not measured
+constexpr int kStepsPerTurn = 4;  // in a row, after one that is not measured
 constexpr int64_t kRows = 2048, kColumns = 2048;
 constexpr int64_t kPiece = int64_t{12} << 20;
 constexpr int64_t kBlock = int64_t{1} << 20;  // of requests of the bare loop
@@ -60,7 +62,7 @@ using Clock = std::chrono::steady_clock;
 double Since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
-// Of all threads, and of the system for them.
+// The processor time of all threads, including the system's for them.
 double ProcessorSeconds() {
   timespec time{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
@@ -75,7 +77,7 @@ double Median(const std::vector<double>& values) {
   return Quantile(values, 0.5);
 }
 
-// Stands for kernels: a core is busy for as long.
+// In place of kernels: keeps a core busy for as long.
 void Compute(double seconds) {
   const auto begin = Clock::now();
   while (Since(begin) < seconds) continue;
@@ -141,11 +143,12 @@ absl::StatusOr<StepTime> RunStep(Engine& engine, const Model& model, double comp
 struct Bytes {
   int64_t read = 0, written = 0;
 };
-// To what moves past the page cache.
+// Rounded to what a transfer past the page cache may have.
 constexpr int64_t Aligned(int64_t bytes) {
   return (bytes + ShardFile::kAlignment - 1) / ShardFile::kAlignment * ShardFile::kAlignment;
 }
-// What the operations of a step move from and to the swap file, until the first backward and after.
+// The bytes that a step's operations move from and to the swap file, before and after the first
+// backward.
 std::vector<Bytes> TrafficOf(const sharding::Plan& plan) {
   std::vector<Bytes> phases(2);
   size_t phase = 0;
@@ -163,7 +166,7 @@ std::vector<Bytes> TrafficOf(const sharding::Plan& plan) {
   return phases;
 }
 
-// Seconds for traffic that `run` moves.
+// The seconds in which `run` moves the traffic.
 absl::StatusOr<StepTime> TimePhases(const std::vector<Bytes>& phases,
                                     absl::FunctionRef<absl::Status(const Bytes&)> run) {
   StepTime time;
@@ -178,7 +181,7 @@ absl::StatusOr<StepTime> TimePhases(const std::vector<Bytes>& phases,
 // The disk alone, without Ebb.
 class BareFile {
  public:
-  // Nothing: the file system refuses O_DIRECT, when a file is opened or when it is written.
+  // Nothing: the file system refuses O_DIRECT, when the file is opened or written.
   static absl::StatusOr<std::optional<BareFile>> Create(const std::string& directory,
                                                         int64_t bytes) {
     EBB_ASSIGN_OR_RETURN(SwapDirectory own, SwapDirectory::Create(directory, "bare"));
@@ -234,7 +237,7 @@ class OwnFile {
     EBB_RETURN_IF_ERROR(raw.Run({.read = 0, .written = raw.bytes_}));  // the first write
     return raw;
   }
-  // Reads and writes at once, two pieces of each under way.
+  // Reads and writes at once, with two pieces of each under way.
   absl::Status Run(const Bytes& bytes) {
     IoTransfer transfers[4];  // two that read, two that write
     int64_t left[2] = {bytes.read, bytes.written}, at[2] = {0, bytes_ / 2 / kPiece * kPiece};
@@ -282,7 +285,7 @@ absl::Status Compare(World world, const std::string& directory, bool early, doub
   const int64_t most = std::max(all.read, all.written);
   EBB_ASSIGN_OR_RETURN(OwnFile own, OwnFile::Create(directory, most));
   EBB_ASSIGN_OR_RETURN(std::optional<BareFile> bare, BareFile::Create(directory, most));
-  // Each way's, in the order of turns.
+  // For each way to the disk, in the order of turns.
   struct Disk {
     const char* name;
     std::function<absl::Status(const Bytes&)> run;
@@ -300,7 +303,7 @@ absl::Status Compare(World world, const std::string& directory, bool early, doub
   std::vector<double> steps;
   for (int turn = 0; turn < kWarmUps + kTurns; ++turn) {
     EBB_ASSIGN_OR_RETURN(const StepTime memory, RunStep(in_memory, model, compute));
-    // A disk's own time changes within seconds: it is taken before and after.
+    // A disk's own time changes within seconds, so it is measured before and after.
     std::vector<StepTime> before, after;
     for (const Disk& disk : disks) {
       EBB_ASSIGN_OR_RETURN(before.emplace_back(), TimePhases(phases, disk.run));
@@ -311,7 +314,7 @@ absl::Status Compare(World world, const std::string& directory, bool early, doub
       EBB_ASSIGN_OR_RETURN(const StepTime step, RunStep(on_disk, model, compute));
       in_row += step.all() / kStepsPerTurn;
     }
-    // Updates that go on after a step would run under the next program's turn.
+    // Waits, because updates that go on after a step would run in the next program's turn.
     on_disk.traffic();
     for (const Disk& disk : disks) {
       EBB_ASSIGN_OR_RETURN(after.emplace_back(), TimePhases(phases, disk.run));
@@ -366,10 +369,10 @@ absl::Status CompareChecksums(World world, const std::string& directory, VerifyS
   for (int turn = 0; turn < kWarmUps + kChecksumTurns; ++turn) {
     double of_turn[2] = {}, busy_of_turn[2] = {};
     for (int i = 0; i < 2; ++i) {
-      const int verifies = (turn + i) % 2;  // the first in turns, too
+      const int verifies = (turn + i) % 2;  // the first changes from turn to turn
       Engine& engine = verifies == 1 ? with : without;
       EBB_RETURN_IF_ERROR(RunStep(engine, model, /*compute=*/0).status());
-      engine.traffic();  // has waited for the updates
+      engine.traffic();  // waits for the updates
       const auto begin = Clock::now();
       const double busy_before = ProcessorSeconds();
       for (int step = 0; step < kStepsPerTurn; ++step)
@@ -395,7 +398,7 @@ absl::Status CompareChecksums(World world, const std::string& directory, VerifyS
   return absl::OkStatus();
 }
 
-// What auto comes to for the same step, and why: the engine's line says it.
+// What "auto" decides for the same step, and why: the engine logs it.
 absl::Status ShowAuto(World world, const std::string& directory) {
   const Model model = MakeModel();
   Config config = ConfigFor(/*early=*/false, directory);

@@ -1,10 +1,11 @@
 // AdamW against a streaming kernel: the same reads and writes, one vector operation an array, on
 // the same memory and threads, in turns. `of_stream` is the fraction of that kernel's bandwidth
-// that AdamW reaches. Checksums of what is swapped (master and states): `checksum_cost` is what those
-// of all that is read and written cost in the update's own pass, as a part of its time;
-// `checksum_of_adamw` the time of those of what is written alone, as a pass of their own.
+// that AdamW reaches. Checksums of what is swapped (master and states): `checksum_cost` is the cost
+// of summing all that is read and written in the update's own pass, as a part of its time;
+// `checksum_of_adamw` is the time of summing only what is written, in a pass of its own.
 //
-// LAMB and LARS: `norms_of_update` is the time of the norms before an update over that of the update.
+// LAMB and LARS: `norms_of_update` is the time of the norms before an update over that of the
+// update.
 //
 //   build/release/bin/optimizer_bench --benchmark_counters_tabular=true
 #include <algorithm>
@@ -23,14 +24,14 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optimizer_bench.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h, which includes this file again for every target.
+// This comes after foreach_target.h, which includes this file again for every target.
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ebb::optim::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Elements [begin, end), of which a vector's rest is left out. Max keeps all values where they are
+// Elements [begin, end), without the rest that fills no vector. Max leaves all values unchanged
 // from the second pass on.
 void Stream(const UpdateArrays& shared, int64_t begin, int64_t end) {
   const UpdateArrays arrays = shared;
@@ -136,7 +137,7 @@ void AdamW(benchmark::State& state, Kind kind) {
         HWY_DYNAMIC_DISPATCH(Stream)(arrays, begin, end);
       });
     }));
-    // In turns, and each as often the first of the two.
+    // In turns, and each is the first of the two equally often.
     double summed = 0;
     const auto sum = [&] {
       summed = Seconds([&] {
@@ -168,7 +169,7 @@ void AdamW(benchmark::State& state, Kind kind) {
   state.counters["adamw_GB/s"] = gigabytes / Median(adamw_seconds);
   state.counters["stream_GB/s"] = gigabytes / Median(stream_seconds);
   state.counters["of_stream"] =
-      Median(ratios);  // of neighbours in time, as other load comes and goes
+      Median(ratios);  // of neighbours in time, because other load comes and goes
   state.counters["checksum_GB/s"] = billions *
                                     (kind == Kind::kSplit     ? 10
                                      : kind == Kind::kRounded ? 8

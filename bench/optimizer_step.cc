@@ -1,11 +1,11 @@
 // AdamW steps on demand: for each line of the input one step over ELEMENTS parameters with fp32
-// gradients, and a line with its seconds and the first parameter. What
-// optimizer_against_peers.py runs in turns with others.
+// gradients, and a line with its seconds and the first parameter. optimizer_against_peers.py runs
+// it in turns with others.
 //
 //   optimizer_step ELEMENTS THREADS [memory]
 //
-// memory: the same arrays read and the same written, with a mean in the place of the optimizer:
-// what the machine's memory allows.
+// memory: the same arrays are read and written, with a mean in place of the optimizer. It shows the
+// limit of the machine's memory.
 #include <chrono>
 #include <cstdlib>
 #include <iomanip>

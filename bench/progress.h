@@ -1,4 +1,4 @@
-// How far a benchmark is, for those that take a while.
+// The progress of a benchmark that takes a while.
 #pragma once
 
 #include <unistd.h>
@@ -15,7 +15,7 @@ class Progress {
  public:
   explicit Progress(double seconds) : seconds_(seconds) {}
   ~Progress() { Clear(); }
-  // With the time that is gone, and what it takes at least.
+  // With the elapsed time, and the least total time.
   void Show(const std::string& text) const {
     if (!terminal_) return;
     const double gone =

@@ -1,5 +1,5 @@
-// What a file system gives without Ebb: large sequential transfers past the page cache, from huge
-// pages, through threads and through io_uring, with nothing around them.
+// A file system's speed without Ebb: large sequential transfers past the page cache, from huge
+// pages, through threads and through io_uring.
 #pragma once
 
 #include <algorithm>
@@ -14,14 +14,14 @@
 namespace ebb::bench {
 
 struct RawDiskOptions {
-  std::span<const int> files;  // opened for O_DIRECT; block after block in turns
+  std::span<const int> files;  // opened for O_DIRECT; blocks go to them in turn
   int64_t bytes = 0;           // of all
   int64_t block_bytes = int64_t{1} << 20;
   int depth = 32;
   std::span<std::byte> memory;  // depth blocks
 };
 
-// Where a byte of all files lies, as stripes of a block have it.
+// Where a byte of all files lies, if they are striped by blocks.
 struct RawPlace {
   int file;
   int64_t offset;
@@ -38,8 +38,8 @@ struct RawRequest {
   int64_t at, bytes;
 };
 
-// What is read and what is written of the files, block after block: in their proportion where it is both,
-// and then the writes begin in the middle. Round and round.
+// Which blocks of the files are read and which are written, one after the other, over and over. If
+// both, they alternate in proportion, and the writes begin in the middle.
 class RawRequests {
  public:
   RawRequests(const RawDiskOptions& options, int64_t read, int64_t written)
@@ -69,13 +69,13 @@ class RawRequests {
 class RawDisk {
  public:
   virtual ~RawDisk() = default;
-  // So many bytes are read and so many written, at once: multiples of what O_DIRECT takes.
+  // Reads and writes so many bytes at once, in multiples of what O_DIRECT takes.
   virtual absl::Status Move(int64_t read, int64_t written) = 0;
 };
 
-// `depth` requests are in flight. Null: this machine or this build has no io_uring.
+// With `depth` requests in flight. Null: this machine or this build has no io_uring.
 std::unique_ptr<RawDisk> RawUring(const RawDiskOptions& options);
-// A request in flight for each of `depth` threads.
+// With one request in flight for each of `depth` threads.
 std::unique_ptr<RawDisk> RawThreads(const RawDiskOptions& options);
 
 }  // namespace ebb::bench

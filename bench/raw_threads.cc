@@ -21,7 +21,7 @@ class Threads final : public RawDisk {
  public:
   explicit Threads(const RawDiskOptions& options) : options_(options) {}
 
-  // Each thread takes the next block: together they stream through the files.
+  // Each thread takes the next block, so together they stream through the files.
   absl::Status Move(int64_t read, int64_t written) override {
     std::mutex mutex;
     RawRequests requests(options_, read, written);

@@ -1,4 +1,4 @@
-// In place of raw_uring.cc where there is no liburing.
+// Replaces raw_uring.cc in a build without liburing.
 #include "raw_disk.h"
 
 namespace ebb::bench {

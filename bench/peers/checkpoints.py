@@ -79,7 +79,7 @@ def deepspeed_calls():
             lambda path: engine.load_checkpoint(str(path), tag="step"))
 
 
-# What a library says on its way is no answer.
+# A library's own output is not an answer.
 answers, sys.stdout = sys.stdout, sys.stderr
 save, load = {"torch": torch_calls, "deepspeed": deepspeed_calls}[library]()
 print("ready", file=answers, flush=True)

@@ -54,7 +54,7 @@ def join_world_of_one():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    # Clipping sums on the CPU where the parameters are offloaded.
+    # Clipping sums on the CPU if the parameters are offloaded.
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
 
 
