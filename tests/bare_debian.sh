@@ -22,13 +22,13 @@ fail() {
   exit 2
 }
 
-# In the namespace: makes the system where it is missing, and runs the command in it.
+# In the namespace: makes the system if it is missing, and runs the command in it.
 run_inside() {
   local root=$1 mirror=$2 user=$3
   shift 3
   if [ ! -e "$root/$mark" ]; then
     debootstrap --variant=minbase "$suite" "$root" "$mirror"
-    # An installer writes it; debootstrap does not.
+    # An installer writes this file; debootstrap does not.
     printf '127.0.0.1 localhost\n::1 localhost\n' >"$root/etc/hosts"
     touch "$root/$mark"
   fi
@@ -86,11 +86,11 @@ if [ -z "$mirror" ]; then
   [ -n "$mirror" ] || fail "this machine's apt has no packages of Debian's $suite: name a mirror with --mirror URL"
 fi
 
-# What is run is a process of the background, so that a signal to this one ends it at once.
+# The command runs in the background, so that a signal to this script ends it at once.
 temporary='' inside=''
 finish() {
   if [ -n "$inside" ]; then
-    # The first process of the namespace takes all others with it, and unshare ends when they have.
+    # The first process of the namespace ends all others, and unshare ends after them.
     local first=''
     read -r first <"/proc/$inside/task/$inside/children" || true
     kill -KILL "${first:-$inside}" 2>/dev/null || true

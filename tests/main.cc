@@ -1,5 +1,6 @@
-// What test programs have instead of GoogleTest's own main: ctest shows a program as skipped if every test of it was. tests/run.sh
-// says of the others which tests were skipped, and why.
+// The main function of test programs, in place of GoogleTest's: ctest shows a program as skipped if
+// all of its tests were skipped. For other programs tests/run.sh says which tests were skipped, and
+// why.
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// A process of its own for what a process does once: a warning that it says once, a choice that it makes once. Other tests of the
-// program may have had it before.
+// A process of its own for a test of what happens once in a process: a warning, a choice. Other
+// tests of the program may have caused it before.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@
 
 namespace ebb::testing {
 
-// Runs `body`, with this test's checks and GTEST_SKIP, in a new process of this program. Called once in a test, before the test does
-// anything else, as the new process comes here the same way.
+// Runs `body`, with this test's checks and GTEST_SKIP, in a new process of this program. Call it
+// once in a test, before anything else, because the new process runs the test up to here, too.
 template <typename Body>
 void InNewProcess(const Body& body) {
   constexpr int kFailed = 1, kSkipped = 77;

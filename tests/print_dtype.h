@@ -1,4 +1,4 @@
-// How GoogleTest shows a dtype: by its name, as in the names of tests.
+// How GoogleTest prints a dtype: by its name, as in the names of tests.
 #pragma once
 
 #include <ostream>

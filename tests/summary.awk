@@ -2,7 +2,7 @@
 # how many were skipped in each program and why.
 
 function end_of_program() {
-  # A test that began and did not end: the program crashed in it, or was stopped.
+  # A test that began and did not end: the program crashed in it or was stopped.
   if (test != "") failed[++failures] = entry ": " test " did not end"
   test = ""
 }

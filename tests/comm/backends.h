@@ -1,5 +1,5 @@
-// The ways of connecting ranks that the conformance suites are run over. Which they are, the program
-// says that a suite is linked into.
+// The ways of connecting ranks for the conformance suites. The program that links a suite defines
+// them.
 #pragma once
 
 #include <functional>
@@ -17,13 +17,13 @@ struct Backend {
   std::string name;
   // As RunThreads: `body` on every rank of a world, then the first error.
   std::function<absl::Status(int ranks, std::function<absl::Status(World)> body)> run;
-  int many_ranks = 64;  // that it has to work with on a machine of two cores
-  // What its operations run on; `threads`: of a CPU.
+  int many_ranks = 64;  // with so many it must work on a machine of two cores
+  // The device of its operations. `threads`: of a CPU.
   std::function<Device(int threads)> device = [](int threads) { return Device::Cpu(threads); };
-  // Sums have the order and the rounding of communicator.h. Otherwise only sums that are exact in
+  // Sums have the order and the rounding of communicator.h. If false, only sums that are exact in
   // any order can be compared, multiplied and rounded once, and int8 is not summed.
   bool exact_order = true;
-  // What the suite of sums gives to SumInOrder, in bytes. 0: it is not called.
+  // The bytes that the suite of sums gives to SumInOrder. 0: it is not called.
   int64_t sum_scratch = 0;
 };
 inline void PrintTo(const Backend& backend, std::ostream* out) {

@@ -12,21 +12,21 @@ namespace ebb {
 namespace {
 
 TEST(SmallestFastBucket, IsTheFirstWithFourFifthsOfTheBestBandwidth) {
-  // 1, 1.6, 1.9 and 2 bytes a second.
+  // Rates of 1, 1.6, 1.9 and 2 bytes a second.
   EXPECT_EQ(SmallestFastBucket(
                 std::vector<BucketTime>{{100, 100}, {200, 125}, {400, 400 / 1.9}, {800, 400}}),
             200);
 }
 
-TEST(SmallestFastBucket, OfTheSameBandwidthIsTheSmallest) {
+TEST(SmallestFastBucket, IsTheSmallestOfEqualBandwidths) {
   EXPECT_EQ(SmallestFastBucket(std::vector<BucketTime>{{100, 1}, {200, 2}, {400, 4}}), 100);
 }
 
-TEST(SmallestFastBucket, TheBestMayLieBetween) {
+TEST(SmallestFastBucket, MayBeBetweenTheEnds) {
   EXPECT_EQ(SmallestFastBucket(std::vector<BucketTime>{{100, 2}, {200, 1}, {400, 4}}), 200);
 }
 
-TEST(SmallestFastBucket, AClockThatStandsStillAndNoTimesAtAllHaveAnAnswer) {
+TEST(SmallestFastBucket, HandlesAClockThatStandsStillAndNoTimes) {
   EXPECT_EQ(SmallestFastBucket(std::vector<BucketTime>{{100, 0}, {200, 0}}), 200);
   EXPECT_EQ(SmallestFastBucket({}), 0);
 }
@@ -52,7 +52,7 @@ TEST(MeasureBucketBytes, GivesAllRanksOneOfTheSizes) {
   }
 }
 
-TEST(MeasureBucketBytes, ARankThatHasFailedEndsIt) {
+TEST(MeasureBucketBytes, AFailedRankEndsIt) {
   const absl::Status status = RunThreads(2, [&](World world) -> absl::Status {
     const Device device = Device::Cpu(1);
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());

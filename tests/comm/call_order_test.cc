@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The ranks of a world that share memory, each with its order of calls.
+// The ranks of a world that share memory, each with its CallOrder.
 class CallOrderTest : public ::testing::Test {
  protected:
   static constexpr int kRanks = 3;
@@ -45,7 +45,7 @@ class CallOrderTest : public ::testing::Test {
   std::vector<std::unique_ptr<CallOrder>> orders_;
 };
 
-TEST_F(CallOrderTest, TheSecondOfTwoThatDifferHearsOfIt) {
+TEST_F(CallOrderTest, TheSecondOfTwoDifferentCallsIsAnError) {
   EXPECT_TRUE(Note(0, CallKind::kStep).ok());
   EXPECT_TRUE(Note(1, CallKind::kStep).ok());
   EXPECT_EQ(Text(Note(2, CallKind::kEvaluation)),
@@ -70,7 +70,7 @@ TEST_F(CallOrderTest, EnginesInDifferentOrdersAreNamed) {
                 "rank 0 began a step of the engine 'policy'"));
 }
 
-TEST_F(CallOrderTest, RanksThatMeetInSuspendResumeAndCopyAreNotApart) {
+TEST_F(CallOrderTest, SuspendResumeAndCopyMayMeetEachOther) {
   EXPECT_TRUE(Note(0, CallKind::kSuspend).ok());
   EXPECT_TRUE(Note(1, CallKind::kResume).ok());
   EXPECT_TRUE(Note(2, CallKind::kCopy).ok());
@@ -78,7 +78,7 @@ TEST_F(CallOrderTest, RanksThatMeetInSuspendResumeAndCopyAreNotApart) {
   EXPECT_FALSE(Note(1, CallKind::kSuspend, 1).ok()) << "of another engine";
 }
 
-TEST_F(CallOrderTest, ARankThatIsAheadOrBehindIsNotApart) {
+TEST_F(CallOrderTest, ARankMayBeAheadOrBehind) {
   for (int call = 0; call < 3; ++call) EXPECT_TRUE(Note(0, CallKind::kStep).ok());
   EXPECT_TRUE(Note(1, CallKind::kStep).ok());
   EXPECT_TRUE(order(2).Check().ok());
@@ -86,7 +86,7 @@ TEST_F(CallOrderTest, ARankThatIsAheadOrBehindIsNotApart) {
   EXPECT_FALSE(order(1).IsBehind(0));
 }
 
-TEST_F(CallOrderTest, CallsThatAreNotKeptAnyMoreAreNotCompared) {
+TEST_F(CallOrderTest, CallsThatHaveLeftTheRecordAreNotCompared) {
   for (uint64_t call = 0; call < 3 * CallRecord::kKept; ++call)
     EXPECT_TRUE(Note(0, CallKind::kStep).ok());
   EXPECT_TRUE(Note(1, CallKind::kEvaluation).ok());
@@ -103,16 +103,16 @@ TEST_F(CallOrderTest, AfterAnErrorOfOneRankItsCallsAreNotCompared) {
   EXPECT_FALSE(order(0).IsBehind(1));
 }
 
-TEST_F(CallOrderTest, ARankThatHasCalledBeforeAnErrorIsNotComparedAfterIt) {
+TEST_F(CallOrderTest, ACallBeforeAnErrorIsNotComparedAfterIt) {
   EXPECT_TRUE(Note(0, CallKind::kStep).ok());
   Fail(0);
   EXPECT_TRUE(Note(1, CallKind::kEvaluation).ok());
   EXPECT_TRUE(order(2).Check().ok());
 }
 
-TEST_F(CallOrderTest, AfterAnErrorOfTheSameCallRanksAreComparedAgain) {
+TEST_F(CallOrderTest, RanksAreComparedAgainAfterErrorsOfTheSameCall) {
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_TRUE(Note(rank, CallKind::kFinish).ok());
-  for (const int rank : {0, 0, 1}) Fail(rank);  // rank 0 asks a second time
+  for (const int rank : {0, 0, 1}) Fail(rank);  // rank 0 returns its error twice
   EXPECT_TRUE(Note(0, CallKind::kStep).ok());
   EXPECT_TRUE(Note(2, CallKind::kStep).ok()) << "which has had none";
   EXPECT_EQ(Text(Note(1, CallKind::kEvaluation)),
@@ -121,7 +121,7 @@ TEST_F(CallOrderTest, AfterAnErrorOfTheSameCallRanksAreComparedAgain) {
 }
 
 // Rank 0 makes its new engine while rank 1 is in a step that is dropped.
-TEST_F(CallOrderTest, RanksThatHaveHadTheirErrorsFromDifferentCallsAreNotCompared) {
+TEST_F(CallOrderTest, RanksWithErrorsOfDifferentCallsAreNotCompared) {
   for (const int rank : {0, 1}) EXPECT_TRUE(Note(rank, CallKind::kFinish).ok());
   Fail(0);
   EXPECT_TRUE(Note(0, CallKind::kCreate).ok());
@@ -134,17 +134,18 @@ TEST_F(CallOrderTest, RanksThatHaveHadTheirErrorsFromDifferentCallsAreNotCompare
   EXPECT_TRUE(order(2).Check().ok());
 }
 
-// On a GPU rank 0 knows of its own error in Finish. Rank 1 learns of it when it asks for the report.
+// On a GPU rank 0 knows of its own error in Finish. Rank 1 learns of the error when it asks for the
+// report.
 TEST_F(CallOrderTest, ARankThatOnlyAsksForAnErrorIsNotCompared) {
   for (const int rank : {0, 1}) EXPECT_TRUE(Note(rank, CallKind::kFinish).ok());
   Fail(0);
-  Fail(0, /*engine=*/0, /*in_call=*/false);  // the report says the same once more
+  Fail(0, /*engine=*/0, /*in_call=*/false);  // the report returns the same error
   Fail(1, /*engine=*/0, /*in_call=*/false);
   EXPECT_TRUE(Note(0, CallKind::kCreate).ok());
   EXPECT_TRUE(Note(1, CallKind::kStep).ok());
 }
 
-TEST_F(CallOrderTest, ErrorsOfDifferentEnginesAreDifferentOnes) {
+TEST_F(CallOrderTest, ErrorsOfDifferentEnginesDiffer) {
   Fail(0, /*engine=*/0);
   Fail(1, /*engine=*/1);
   EXPECT_TRUE(Note(0, CallKind::kCreate).ok());
@@ -168,8 +169,8 @@ TEST_F(CallOrderTest, SaysWhatARankHasCalledLast) {
   EXPECT_EQ(order(0).Describe(ranks), order(0).Describe(1)) << "of rank 2 nothing is known";
 }
 
-// What one rank packs another hears, where they share no memory.
-TEST_F(CallOrderTest, RanksOfOtherHostsAreToldAndCompareThen) {
+// Ranks without shared memory: one rank packs its calls, and another one reads them.
+TEST_F(CallOrderTest, RanksOfOtherHostsCompareTheCallsTheyReceive) {
   CallOrder first(0, std::vector<CallRecord*>(2)), second(1, std::vector<CallRecord*>(2));
   for (CallOrder* const order : {&first, &second}) {
     order->AddEngine("policy");
@@ -185,17 +186,17 @@ TEST_F(CallOrderTest, RanksOfOtherHostsAreToldAndCompareThen) {
   EXPECT_TRUE(second.Hear(first.Pack()).ok());
 }
 
-TEST_F(CallOrderTest, TextsThatAreNoneAreNotHeard) {
+TEST_F(CallOrderTest, TextsThatCannotBeReadAreIgnored) {
   CallOrder order(0, std::vector<CallRecord*>(2));
   EXPECT_TRUE(order.Note({.kind = CallKind::kStep}).ok());
   std::string text = order.Pack();
   for (size_t bytes = 0; bytes <= text.size(); ++bytes)
     EXPECT_TRUE(order.Hear(text.substr(0, bytes)).ok());
-  text[0] = 9;  // a rank that there is not
+  text[0] = 9;  // a rank that does not exist
   EXPECT_TRUE(order.Hear(text).ok());
 }
 
-TEST_F(CallOrderTest, TheFirstThatHasComeSoFarKnowsIt) {
+TEST_F(CallOrderTest, TheFirstRankThatHasComeSoFarKnowsIt) {
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_TRUE(Note(rank, CallKind::kStep).ok());
   EXPECT_TRUE(order(0).IsFirstHere());
   EXPECT_FALSE(order(1).IsFirstHere());
@@ -209,7 +210,7 @@ TEST_F(CallOrderTest, TheFirstThatHasComeSoFarKnowsIt) {
   EXPECT_FALSE(order(1).IsFirstHere()) << "rank 0 is not known any more";
 }
 
-TEST_F(CallOrderTest, WhatIsHeardOfOneRankIsComparedWithAllThatAreKnown) {
+TEST_F(CallOrderTest, AReceivedRecordIsComparedWithAllKnownRecords) {
   CallOrder here(0, std::vector<CallRecord*>(kRanks));
   here.AddEngine("policy");
   const CallKind kinds[] = {CallKind::kNone, CallKind::kStep, CallKind::kEvaluation};
@@ -223,8 +224,8 @@ TEST_F(CallOrderTest, WhatIsHeardOfOneRankIsComparedWithAllThatAreKnown) {
   EXPECT_THAT(Text(heard), HasSubstr("rank 2 began an evaluation where rank 1 began a step"));
 }
 
-// Whichever comes second sees it; of two that come at once, one does at least.
-TEST_F(CallOrderTest, OfTwoThatDifferAtTheSameTimeOneHearsOfIt) {
+// The rank that comes second sees it. If two come at once, at least one of them does.
+TEST_F(CallOrderTest, OneOfTwoDifferentCallsAtTheSameTimeIsAnError) {
   constexpr int kRounds = 20'000;
   std::vector<char> heard[2] = {std::vector<char>(kRounds), std::vector<char>(kRounds)};
   std::barrier together(2);
@@ -243,8 +244,8 @@ TEST_F(CallOrderTest, OfTwoThatDifferAtTheSameTimeOneHearsOfIt) {
     ASSERT_TRUE(heard[0][round] != 0 || heard[1][round] != 0) << "round " << round;
 }
 
-// Ranks that call the same never seem apart, whichever looks, and when.
-TEST_F(CallOrderTest, RanksThatCallTheSameAreNeverApart) {
+// Ranks that make the same calls never seem to differ, whichever rank looks, and when.
+TEST_F(CallOrderTest, RanksThatMakeTheSameCallsNeverDiffer) {
   std::atomic<int> apart{0};
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < kRanks; ++rank) {

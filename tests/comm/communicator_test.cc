@@ -1,5 +1,6 @@
-// What every way of connecting ranks must keep of streams and communicators: in which order operations
-// run, what does not wait for what, what a split makes, and that nothing is allocated.
+// What every way of connecting ranks must keep of streams and communicators: the order in which
+// operations run, which calls wait and which do not, what a split makes, and that nothing is
+// allocated.
 #include "ebb/runtime/comm/communicator.h"
 
 #include <gtest/gtest.h>
@@ -60,8 +61,8 @@ TEST_P(CommunicatorTest, RanksMeetOnTheHost) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// A NaN keeps what sums take from it: nothing has touched it.
-TEST_P(CommunicatorTest, OneRankInPlaceIsScaledAndElseLeftAsItIs) {
+// A NaN keeps its payload, which a sum would drop, so nothing has touched it.
+TEST_P(CommunicatorTest, OneRankInPlaceIsOnlyScaled) {
   const absl::Status status = GetParam().run(1, [](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
     EBB_ASSIGN_OR_RETURN(Stream stream, GetParam().device(1).NewStream("comm"));
@@ -93,9 +94,8 @@ TEST_P(CommunicatorTest, OperationsOfSeveralStreamsRunInTheOrderOfTheCalls) {
     std::vector<CollectiveSpan> spans(values.size());
     for (size_t i = 0; i < values.size(); ++i) {
       spans[i] = {.send = &values[i], .receive = &values[i], .count = 1};
-      Stream& stream = i % 2 == static_cast<size_t>(world.rank())
-                           ? first
-                           : second;  // and not the same on both ranks
+      Stream& stream =
+          i % 2 == static_cast<size_t>(world.rank()) ? first : second;  // different on both ranks
       EBB_RETURN_IF_ERROR(communicator.AllReduce(stream, {&spans[i], 1}, DType::kFloat32));
     }
     first.WaitIdle();
@@ -107,7 +107,7 @@ TEST_P(CommunicatorTest, OperationsOfSeveralStreamsRunInTheOrderOfTheCalls) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// Gathers on one communicator and stream beside reductions on another, as the engine does it.
+// Gathers on one communicator and stream beside reductions on another, as in the engine.
 TEST_P(CommunicatorTest, TwoCommunicatorsWorkBesideEachOther) {
   constexpr int kRanks = 3, kRounds = 100;
   constexpr int64_t kCount = 100;
@@ -186,7 +186,7 @@ TEST_P(CommunicatorTest, SplitFormsOneCommunicatorAColourOrderedByKey) {
     const float colour = static_cast<float>(world.rank() % 2);
     if (received != std::array{4 + colour, 2 + colour, colour})
       return absl::InternalError("wrong order");
-    // And a part splits again.
+    // A part can be split again.
     EBB_ASSIGN_OR_RETURN(Communicator alone, part.Split(part.rank(), 0));
     EBB_RETURN_IF_ERROR(alone.Barrier(stream));
     stream.WaitIdle();
@@ -206,7 +206,7 @@ TEST_P(CommunicatorTest, OperationsAllocateNothing) {
     const CollectiveSpan pair = {.send = value.data(), .receive = value.data(), .count = 1};
     int64_t before = 0;
     for (int round = 0; round < 20; ++round) {
-      if (round == 1) {  // the first may set up threads' own storage
+      if (round == 1) {  // the first round may set up thread-local storage
         EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
         stream.WaitIdle();
         before = ebb::testing::Allocations();
@@ -233,7 +233,7 @@ TEST_P(CommunicatorTest, OperationsAllocateNothing) {
   EXPECT_EQ(allocated->load(), 0);
 }
 
-TEST_P(CommunicatorTest, ArgumentsThatOneRankCanSeeToBeWrongAreRefusedAtOnce) {
+TEST_P(CommunicatorTest, ArgumentsThatOneRankSeesToBeWrongAreRefusedAtOnce) {
   const absl::Status status = GetParam().run(2, [](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
     Stream stream = GetParam().device(1).CallerStream();
@@ -247,7 +247,7 @@ TEST_P(CommunicatorTest, ArgumentsThatOneRankCanSeeToBeWrongAreRefusedAtOnce) {
         communicator.AllGather(stream, std::array{CollectiveSpan{nullptr, m, 4}}, fp32),
         communicator.AllGather(stream, std::array{CollectiveSpan{m, nullptr, 4}}, fp32),
         communicator.AllGather(stream, std::array{CollectiveSpan{m + 4 * peer, m, 4}},
-                               fp32),  // the other's place
+                               fp32),  // the other rank's place
         communicator.ReduceScatter(stream, std::array{CollectiveSpan{m, m + 4 * peer, 4}}, fp32),
         communicator.ReduceScatter(stream, std::array{CollectiveSpan{m, m + 16, 4}}, fp32,
                                    1.0f / 0.0f),
@@ -263,7 +263,7 @@ TEST_P(CommunicatorTest, ArgumentsThatOneRankCanSeeToBeWrongAreRefusedAtOnce) {
         return absl::InternalError("case " + std::to_string(i) + " was not refused");
       }
     }
-    // Nothing has been called, so the communicator still works.
+    // No rank has called anything, so the communicator still works.
     EBB_RETURN_IF_ERROR(
         communicator.AllGather(stream, std::array{CollectiveSpan{m + 4 * rank, m, 4}}, fp32));
     stream.WaitIdle();

@@ -1,6 +1,6 @@
 // What every way of connecting ranks must compute and count: all operations against a scalar
-// reference, bit for bit. In what order they run is communicator_test.cc; what must happen when
-// something goes wrong, failure_test.cc.
+// reference, bit for bit. communicator_test.cc checks the order in which they run, failure_test.cc
+// what happens after a failure.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ using ebb::testing::ReduceReference;
 
 const std::vector<int64_t> kCounts = {515, 0, 1, 77};  // of the spans of one group
 
-// Memory of one operation: each span's send and receive, and what must be in receive afterwards.
+// Memory of one operation: each span's send and receive, and the expected contents of receive.
 struct Operation {
   std::vector<Numbers> send, receive, expected;
   std::vector<CollectiveSpan> spans;
@@ -33,7 +33,7 @@ struct Operation {
     expected.push_back(std::move(wanted));
     spans.push_back({.count = count});
   }
-  // Once all are added and nothing moves any more.
+  // Call it once all are added, when nothing moves any more.
   std::span<const CollectiveSpan> Spans() {
     for (size_t i = 0; i < spans.size(); ++i) {
       spans[i].send = send[i].at(0);
@@ -59,7 +59,7 @@ class CommunicatorConformance
 
   const Backend& backend() const { return std::get<0>(GetParam()); }
 
-  // What rank r sends in span s, the same on whichever rank it is computed.
+  // What rank r sends in span s; every rank computes the same.
   Numbers Sent(int rank, size_t span, int64_t count) const {
     Numbers numbers(dtype(), count);
     const uint64_t seed = static_cast<uint64_t>(rank) * 1000 + span;
@@ -72,7 +72,7 @@ class CommunicatorConformance
   }
   bool CanSum() const { return backend().exact_order || dtype() != DType::kInt8; }
 
-  // What every span's reduction must give, of `blocks` times its count.
+  // The result of every span's reduction, of `blocks` times its count.
   std::vector<Numbers> Reduced(int blocks, ReduceOp op, int group, float scale) const {
     std::vector<Numbers> results;
     std::vector<float> inputs(static_cast<size_t>(ranks()));
@@ -185,7 +185,7 @@ TEST_P(CommunicatorConformance, AllReduceOfEveryKind) {
       for (size_t s = 0; s < kCounts.size(); ++s) {
         const int64_t count = kCounts[s];
         const Numbers mine = Sent(communicator.rank(), s, count);
-        const bool stays = ranks() == 1 && in_place() && scale == 1;  // NaNs, too
+        const bool stays = ranks() == 1 && in_place() && scale == 1;  // also NaNs
         operation.Add(count, mine, in_place() ? mine : Numbers(dtype(), count),
                       stays ? mine : reduced[s]);
         bytes += count * SizeOf(dtype());
@@ -215,7 +215,7 @@ TEST_P(CommunicatorConformance, BroadcastFromEveryRoot) {
       }
       operation.Spans();
       for (size_t s = 0; s < kCounts.size(); ++s) {
-        if (!is_root) operation.spans[s].send = nullptr;  // of no use
+        if (!is_root) operation.spans[s].send = nullptr;  // not used
         if (is_root && in_place()) operation.spans[s].send = operation.spans[s].receive;
       }
       EBB_RETURN_IF_ERROR(communicator.Broadcast(stream, operation.spans, dtype(), root));
@@ -251,7 +251,7 @@ TEST_P(CommunicatorConformance, AllToAll) {
   });
 }
 
-// Every rank sends to the next one round the ring; the even ones send first.
+// Every rank sends to the next one in a ring. Even ranks send first.
 TEST_P(CommunicatorConformance, SendAndReceiveRoundARing) {
   OnEveryRank([&](Communicator& communicator, Stream& stream) -> absl::Status {
     const int rank = communicator.rank();

@@ -1,4 +1,4 @@
-// What one rank remembers of those that have left communicators: enough, and no longer than it needs.
+// One rank keeps departures from communicators as long as it needs them, and no longer.
 #include "ebb/runtime/comm/rendezvous/departures.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ class DeparturesTest : public ::testing::Test {
   std::array<Departures, 2> ranks_;
 };
 
-TEST_F(DeparturesTest, TheFirstThatIsSaidStays) {
+TEST_F(DeparturesTest, TheFirstDepartureStays) {
   EXPECT_FALSE(ranks_[0].First("a").has_value());
   Leave(1, "a", 7, /*size=*/3);
   Deliver();
@@ -42,8 +42,8 @@ TEST_F(DeparturesTest, TheFirstThatIsSaidStays) {
   EXPECT_FALSE(ranks_[0].First("b").has_value());
 }
 
-// Whether this rank has made them yet makes no difference.
-TEST_F(DeparturesTest, WhatIsSaidOfACommunicatorIsKeptUntilAllHaveLeftIt) {
+// This rank may join them later or never.
+TEST_F(DeparturesTest, DeparturesAreKeptUntilAllRanksHaveLeft) {
   for (const char* const name : {"whole", "whole.0:2", "whole.0:2.0:0"}) Leave(1, name, 3);
   Deliver();
   EXPECT_EQ(ranks_[0].known(), 3u);
@@ -55,7 +55,7 @@ TEST_F(DeparturesTest, WhatIsSaidOfACommunicatorIsKeptUntilAllHaveLeftIt) {
   EXPECT_EQ(ranks_[0].known(), 0u);
 }
 
-TEST_F(DeparturesTest, NothingIsKeptOfCommunicatorsThatWereLeft) {
+TEST_F(DeparturesTest, NothingIsKeptOnceAllRanksHaveLeft) {
   for (int i = 0; i < 100; ++i) {
     const std::string mine = std::to_string(i), part = mine + ".0:" + std::to_string(i % 2);
     for (const int rank : {0, 1}) {
@@ -63,7 +63,7 @@ TEST_F(DeparturesTest, NothingIsKeptOfCommunicatorsThatWereLeft) {
       if (i % 2 == 0) Deliver();
       Leave(rank, mine, 1);
     }
-    // Of one rank alone, which the other was never in.
+    // A communicator of one rank alone, which the other never joined.
     Leave(i % 2, mine + ".1:0", 1, /*size=*/1);
     Deliver();
     EXPECT_EQ(ranks_[0].known(), 0u);
@@ -74,7 +74,7 @@ TEST_F(DeparturesTest, NothingIsKeptOfCommunicatorsThatWereLeft) {
   EXPECT_EQ(ranks_[0].First("stays")->calls, 5u);
 }
 
-TEST_F(DeparturesTest, TextsThatCannotBeReadArePassedOver) {
+TEST_F(DeparturesTest, TextsThatCannotBeReadAreIgnored) {
   for (const char* const text : {"", "departure", "a text that says nothing"}) ranks_[0].Hear(text);
   EXPECT_EQ(ranks_[0].known(), 0u);
 }

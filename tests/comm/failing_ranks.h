@@ -1,4 +1,4 @@
-// Ranks that fail, leave, call something else or do not come, and what each of them is told.
+// Ranks that fail, leave, make a different call or never come, and the errors of each rank.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ namespace ebb::testing {
 
 class FailingRanks : public ::testing::TestWithParam<Backend> {
  protected:
-  // Runs `body` on every rank. What it returns is what that rank saw; the run itself does not fail.
+  // Runs `body` on every rank. Its result is what that rank saw; the run itself does not fail.
   std::vector<absl::Status> Seen(int ranks, std::function<absl::Status(World&)> body) {
     Results seen;
     const absl::Status status = GetParam().run(ranks, [&](World world) {
@@ -36,7 +36,7 @@ inline std::string Message(const absl::Status& status) {
   return std::string(status.message());
 }
 
-// Calls `call` on the calling thread's stream and returns what became of the communicator.
+// Calls `call` on the calling thread's stream and returns the communicator's status.
 template <class Call>
 absl::Status After(const Backend& backend, Communicator& communicator, Call call) {
   Stream stream = backend.device(1).CallerStream();

@@ -1,5 +1,5 @@
-// What every way of connecting ranks must do when a rank fails, leaves, calls something else or
-// does not come: all others get a Status that says so, nothing hangs, and no memory is touched
+// What every way of connecting ranks must do when a rank fails, leaves, makes a different call or
+// never comes: all other ranks get a Status that says so, nothing hangs, and no memory is touched
 // after its owner's operation has ended.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ constexpr DType kType = DType::kFloat32;
 
 class FailureTest : public FailingRanks {};
 
-TEST_P(FailureTest, RankThatReturnsLeavesAndTheOthersAreToldWho) {
+TEST_P(FailureTest, ARankThatReturnsHasLeftAndIsNamed) {
   const auto seen = Seen(3, [](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "gather"}));
     std::array<float, 3> all = {};
@@ -67,7 +67,7 @@ TEST_P(FailureTest, RankThatReturnsLeavesAndTheOthersAreToldWho) {
   }
 }
 
-TEST_P(FailureTest, LeavingAfterTheLastOperationDisturbsNobody) {
+TEST_P(FailureTest, LeavingAfterTheLastOperationDisturbsNoRank) {
   for (int round = 0; round < 50; ++round) {
     const auto seen = Seen(4, [](World& world) -> absl::Status {
       EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
@@ -109,7 +109,7 @@ TEST_P(FailureTest, RankThatFailsWakesPendingOperationsOfAllCommunicators) {
   }
 }
 
-TEST_P(FailureTest, AbortFromAnotherThreadEndsWhatWaits) {
+TEST_P(FailureTest, AbortFromAnotherThreadEndsWaits) {
   Signal waiting;
   const auto seen = Seen(2, [&](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "gather"}));
@@ -124,12 +124,12 @@ TEST_P(FailureTest, AbortFromAnotherThreadEndsWhatWaits) {
       EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
       aborter.join();
     }
-    // The other communicator has not failed; its barrier keeps rank 1 here until rank 0 has
+    // The other communicator has not failed. Its barrier keeps rank 1 here until rank 0 has
     // aborted.
     EBB_RETURN_IF_ERROR(other.Barrier(stream));
     EBB_RETURN_IF_ERROR(other.status());
     const int64_t before = communicator.bytes_moved();
-    EBB_RETURN_IF_ERROR(communicator.Barrier(stream));  // does nothing
+    EBB_RETURN_IF_ERROR(communicator.Barrier(stream));  // it does nothing
     EXPECT_EQ(communicator.bytes_moved(), before);
     return communicator.status();
   });
@@ -140,8 +140,8 @@ TEST_P(FailureTest, AbortFromAnotherThreadEndsWhatWaits) {
   }
 }
 
-// Whatever way the news of the failure take: no rank sees what a rank does afterwards before it.
-TEST_P(FailureTest, AFailureIsKnownToWhoeverMeetsItsRankLater) {
+// A rank never sees what a failed rank does after its failure before it sees the failure.
+TEST_P(FailureTest, ARankThatMeetsAFailedRankKnowsOfTheFailure) {
   for (const bool leaves : {false, true}) {
     const auto seen = Seen(3, [&](World& world) -> absl::Status {
       EBB_ASSIGN_OR_RETURN(Communicator gathers, world.NewCommunicator({.name = "gather"}));
@@ -156,7 +156,7 @@ TEST_P(FailureTest, AFailureIsKnownToWhoeverMeetsItsRankLater) {
           After(GetParam(), *other, [&](Stream& s) { return other->Barrier(s); }).IgnoreError();
         }
         if (aborted.status().ok()) return absl::InternalError("it is not known yet");
-        if (!gathers.status().ok()) return aborted.status();  // of a world that fails as one
+        if (!gathers.status().ok()) return aborted.status();  // a world that fails as a whole
         EBB_RETURN_IF_ERROR(
             After(GetParam(), gathers, [&](Stream& s) { return gathers.Barrier(s); }));
         if (round == 19) return aborted.status();
@@ -173,8 +173,7 @@ TEST_P(FailureTest, AFailureIsKnownToWhoeverMeetsItsRankLater) {
 TEST_P(FailureTest, RankThatDoesNotComeInTimeIsNamed) {
   Signal late;
   const auto seen = Seen(4, [&](World& world) -> absl::Status {
-    EBB_RETURN_IF_ERROR(
-        world.NewCommunicator().status());  // all ranks are here: the next one is created in time
+    EBB_RETURN_IF_ERROR(world.NewCommunicator().status());  // so that the next is in time
     EBB_ASSIGN_OR_RETURN(Communicator communicator,
                          world.NewCommunicator({.name = "gather", .timeout_seconds = 0.2}));
     if (world.rank() > 0) late.Wait();
@@ -190,8 +189,8 @@ TEST_P(FailureTest, RankThatDoesNotComeInTimeIsNamed) {
   }
 }
 
-// What the log of this process says while `call` lasts, as an error; else what `call` returns. `said`: a
-// line says that a rank has waited.
+// The log of this process during `call`, as an error; if nothing is logged, the result of `call`.
+// `said`: a line says that a rank has waited.
 absl::Status LogOf(Signal& said, absl::FunctionRef<absl::Status()> call) {
   std::string log;
   ::testing::internal::CaptureStderr();
@@ -211,8 +210,9 @@ absl::Status LogOf(Signal& said, absl::FunctionRef<absl::Status()> call) {
 constexpr NoticeTimes kSoon{.first_seconds = 0.01, .interval_seconds = 0.01};
 constexpr NoticeTimes kNotInThisTest{.first_seconds = 1e6, .interval_seconds = 1e6};
 
-// The last rank comes when that line has been written. Before rank 0 comes, rank 1 may say it for both.
-TEST_P(FailureTest, WhoIsWaitedForIsSaidInTheLog) {
+// The last rank comes when that line has been written. Before rank 0 comes, rank 1 may log it for
+// both.
+TEST_P(FailureTest, TheLogNamesTheMissingRanks) {
   Signal said;
   const auto seen = Seen(3, [&](World& world) -> absl::Status {
     EBB_RETURN_IF_ERROR(world.NewCommunicator().status());
@@ -233,7 +233,7 @@ TEST_P(FailureTest, WhoIsWaitedForIsSaidInTheLog) {
   for (const size_t rank : {1, 2}) EXPECT_TRUE(seen[rank].ok()) << seen[rank];
 }
 
-TEST_P(FailureTest, WhoIsWaitedForToCreateACommunicatorIsSaidInTheLog) {
+TEST_P(FailureTest, TheLogNamesTheRanksMissingFromACreation) {
   Signal said;
   const auto seen = Seen(3, [&](World& world) -> absl::Status {
     EBB_RETURN_IF_ERROR(world.NewCommunicator().status());
@@ -250,8 +250,8 @@ TEST_P(FailureTest, WhoIsWaitedForToCreateACommunicatorIsSaidInTheLog) {
   for (const size_t rank : {1, 2}) EXPECT_TRUE(seen[rank].ok()) << seen[rank];
 }
 
-// Also where ranks before it, which the exchange has nothing to do with, are there.
-TEST_P(FailureTest, ThePeerThatIsWaitedForIsSaidInTheLog) {
+// True also if ranks before it, which are not part of the exchange, are there.
+TEST_P(FailureTest, TheLogNamesTheMissingPeer) {
   Signal said, over;
   const auto seen = Seen(3, [&](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator,
@@ -283,12 +283,12 @@ TEST_P(FailureTest, ThePeerThatIsWaitedForIsSaidInTheLog) {
   for (const size_t rank : {0, 1}) EXPECT_TRUE(seen[rank].ok()) << seen[rank];
 }
 
-// Each waits for the others on a communicator of its own, and they differ in what they have said before.
-TEST_P(FailureTest, RanksWhoseCallsGoApartAreToldAtOnce) {
+// Each rank waits for the others on a communicator of its own, and their earlier calls differ.
+TEST_P(FailureTest, DifferentCallsAreAnErrorAtOnce) {
   const auto seen = Seen(3, [&](World& world) -> absl::Status {
     CallOrder* const order = world.calls();
     if (order == nullptr) return absl::UnimplementedError("");
-    const int engine = order->AddEngine("policy");  // all know its name before any calls
+    const int engine = order->AddEngine("policy");  // all ranks know its name before any calls
     constexpr NoticeTimes kTells{.first_seconds = 0.05};
     EBB_ASSIGN_OR_RETURN(Communicator first,
                          world.NewCommunicator({.name = "first", .notices = kTells}));
@@ -310,12 +310,12 @@ TEST_P(FailureTest, RanksWhoseCallsGoApartAreToldAtOnce) {
   }
 }
 
-// Ranks that wait for their GPUs call nothing of the world that connects them beside those.
-TEST_P(FailureTest, RanksWhoseCallsGoApartBesideTheirWorldAreToldAtOnce) {
+// Ranks that wait for their GPUs make no call of the world that connects them.
+TEST_P(FailureTest, DifferentCallsOutsideOfTheWorldAreAnErrorAtOnce) {
   const auto seen = Seen(3, [](World& world) -> absl::Status {
     CallOrder* const order = world.calls();
     if (order == nullptr) return absl::UnimplementedError("");
-    const int engine = order->AddEngine("policy");  // all know its name before any calls
+    const int engine = order->AddEngine("policy");  // all ranks know its name before any calls
     EBB_ASSIGN_OR_RETURN(const std::shared_ptr<StoreGroup> beside, world.backend()->bootstrap());
     const auto heard = std::make_shared<std::promise<absl::Status>>();
     beside->store().OnFailure([heard](const absl::Status& why) { heard->set_value(why); });
@@ -363,7 +363,7 @@ TEST_P(FailureTest, PeerThatHasLeftIsNamed) {
     float value = 0;
     const CollectiveSpan span = {.send = &value, .receive = &value, .count = 1};
     if (world.rank() == 1) return absl::OkStatus();
-    if (world.rank() == 2) {  // its peer is there: the one that left does not matter to it
+    if (world.rank() == 2) {  // its peer is there, so it does not need the rank that left
       return After(GetParam(), communicator, [&](Stream& s) {
         return communicator.Receive(s, {&span, 1}, kType, 0);
       });
@@ -393,7 +393,7 @@ TEST_P(FailureTest, CreationDoesNotWaitForARankThatHasLeftOrFailed) {
   for (const absl::Status& status : failed) EXPECT_EQ(Message(status), "rank 1 failed: broken");
 }
 
-TEST_P(FailureTest, CreationThatARankIsLateForFails) {
+TEST_P(FailureTest, CreationFailsIfARankIsLate) {
   Signal late;
   const auto seen = Seen(2, [&](World& world) -> absl::Status {
     if (world.rank() == 1) late.Wait();
@@ -471,7 +471,7 @@ TEST_P(FailureTest, PartsOfAWorldFailWithIt) {
   }
 }
 
-TEST_P(FailureTest, ARankThatLeavesAPartIsToldToItsRanksAlone) {
+TEST_P(FailureTest, LeavingAPartIsReportedToItsRanksAlone) {
   const auto seen = Seen(4, [](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(const World part, world.Split(world.rank() / 2, 0));
     EBB_ASSIGN_OR_RETURN(Communicator pair, part.NewCommunicator({.name = "pair"}));
@@ -499,7 +499,7 @@ TEST_P(FailureTest, PartsOfASplitAreNamed) {
 }
 
 // Operations on memory that is freed as soon as they have ended, while ranks fail in all ways at
-// random moments.
+// random times.
 TEST_P(FailureTest, NoMemoryIsTouchedAfterItsOperationHasEnded) {
   const uint64_t seed = ebb::testing::RandomSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));

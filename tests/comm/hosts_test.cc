@@ -23,7 +23,7 @@ TEST(FindHosts, RanksNumberedHostByHostAreEven) {
   EXPECT_EQ(hosts.ranks_per_host(), 3);
 }
 
-TEST(FindHosts, OneHostAndOneRankAHostAreEven) {
+TEST(FindHosts, OneHostOrOneRankOnEachHostIsEven) {
   EXPECT_TRUE(Find({4, 4, 4}).is_even);
   EXPECT_EQ(Find({4, 4, 4}).ranks_per_host(), 3);
   EXPECT_TRUE(Find({0, 1, 2}).is_even);

@@ -1,6 +1,6 @@
-// Ranks that only rank 0's connections join: what they tell each other, and what they hear when one
-// is late, fails, dies or leaves. Which rank is on which host makes no difference to that; two_hosts.sh
-// has two.
+// Ranks that are connected only through rank 0: what they send each other, and what they learn when
+// a rank is late, fails, dies or leaves. The hosts of the ranks make no difference here;
+// two_hosts.sh has two hosts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -40,7 +40,7 @@ absl::Status RunRank(const std::string& name, int rank, int ranks, const Body& b
   return body(std::move(world));
 }
 
-// What each rank, a thread, has returned.
+// The result of each rank, which is a thread.
 std::vector<absl::Status> OnThreads(int ranks, const Body& body) {
   const std::string name = ebb::testing::NewMeetingName();
   std::vector<absl::Status> seen(static_cast<size_t>(ranks));
@@ -53,7 +53,7 @@ std::vector<absl::Status> OnThreads(int ranks, const Body& body) {
   return seen;
 }
 
-// Until a rank hears of a failure.
+// Waits until a rank learns of a failure.
 class Ear {
  public:
   explicit Ear(WorldBackend& world) {
@@ -89,7 +89,7 @@ TEST(HostsWorld, EveryRankGetsTheTextsOfAll) {
 
 TEST(HostsWorld, CommunicatorsForTheCpuAreRefusedOnEveryRank) {
   const auto seen = OnThreads(3, [](const Backend& world) {
-    EXPECT_EQ(World(world).MeetOnHost(), absl::OkStatus());  // where there is nothing to meet with
+    EXPECT_EQ(World(world).MeetOnHost(), absl::OkStatus());  // there is no way to meet
     return world->NewCommunicator({.name = "all"}).status();
   });
   for (const absl::Status& status : seen) {
@@ -98,11 +98,11 @@ TEST(HostsWorld, CommunicatorsForTheCpuAreRefusedOnEveryRank) {
   }
 }
 
-TEST(HostsWorld, RanksWhoseCallsGoApartAllHearOfIt) {
+TEST(HostsWorld, DifferentCallsAreAnErrorOnAllRanks) {
   const auto seen = OnThreads(4, [](const Backend& world) -> absl::Status {
     Ear ear(*world);
     const int engine = world->calls()->AddEngine("policy");
-    EBB_RETURN_IF_ERROR((*world->bootstrap())->AllGather("", 60).status());  // all know its name
+    EBB_RETURN_IF_ERROR((*world->bootstrap())->AllGather("", 60).status());  // all know it
     const CallKind kind = world->rank() == 3 ? CallKind::kEvaluation : CallKind::kStep;
     const absl::Status apart = world->calls()->Note({.kind = kind, .engine = engine});
     if (!apart.ok()) world->Fail(apart);
@@ -117,7 +117,7 @@ TEST(HostsWorld, RanksWhoseCallsGoApartAllHearOfIt) {
 
 class OneRank : public ::testing::TestWithParam<int> {};
 
-TEST_P(OneRank, ThatDoesNotComeIsNamedOnAll) {
+TEST_P(OneRank, ThatDoesNotComeIsNamedOnAllOthers) {
   const auto seen = OnThreads(3, [](const Backend& world) {
     Ear ear(*world);
     if (world->rank() == GetParam()) return ear.Wait();
@@ -165,7 +165,7 @@ TEST_P(OneRank, ThatIsKilledIsNoticedByAll) {
   }
 }
 
-TEST_P(OneRank, ThatLeavesIsAFailureOnlyOfWhatWaitsForIt) {
+TEST_P(OneRank, ThatLeavesFailsOnlyTheWaitsForIt) {
   const auto seen = OnThreads(3, [](const Backend& world) -> absl::Status {
     EBB_RETURN_IF_ERROR((*world->bootstrap())->AllGather("", 60).status());
     if (world->rank() == GetParam()) return absl::OkStatus();
@@ -181,7 +181,7 @@ TEST_P(OneRank, ThatLeavesIsAFailureOnlyOfWhatWaitsForIt) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, OneRank, ::testing::Values(0, 1, 2));
 
-TEST(HostsWorld, RanksThatAllLeaveHearNothing) {
+TEST(HostsWorld, NoRankGetsAnErrorIfAllLeave) {
   std::atomic<int> heard{0};
   const auto seen = OnThreads(3, [&](const Backend& world) {
     (*world->bootstrap())->store().OnFailure([&](const absl::Status&) { ++heard; });
@@ -212,18 +212,18 @@ TEST(HostsWorld, RanksGoOnWithoutRankZero) {
     EXPECT_EQ(*all, (std::vector<std::string>{"1", "2", "3"}));
     EXPECT_EQ((*parts[rank]->Form({.options = {}})).group->size(), 3);
   });
-  // What needs rank 0 learns that it has left.
+  // Work that needs rank 0 learns that it has left.
   on_ranks(1, [&](size_t rank) {
     const absl::Status left = StoreGroup(stores[rank]).Form({.options = {.name = "all"}}).status();
     EXPECT_THAT(Message(left), HasSubstr("rank 0 has left"));
   });
-  // And one that fails is heard of by the others.
+  // The others learn of a rank that fails.
   Ear ear(*std::make_shared<HostsRank>(parts[1]));
   stores[3]->Break(absl::DataLossError("the disk is gone"));
   EXPECT_EQ(ear.Wait(), absl::DataLossError("the disk is gone"));
 }
 
-TEST(HostsWorld, MayEndInWhoeverHearsOfAFailure) {
+TEST(HostsWorld, MayBeDestroyedByTheListenerOfAFailure) {
   const auto seen = OnThreads(2, [](Backend world) -> absl::Status {
     const std::shared_ptr<StoreGroup> bootstrap = *world->bootstrap();
     EBB_RETURN_IF_ERROR(bootstrap->AllGather("", 60).status());

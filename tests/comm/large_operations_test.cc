@@ -1,5 +1,5 @@
-// Operations that are cut into many steps, moved by several threads, or read where they are: of
-// devices' buffers and of other memory, which backends may move in different ways.
+// Operations that are cut into many steps, moved by several threads, or read in place: on device
+// buffers and on other memory, which backends may move in different ways.
 #include <gtest/gtest.h>
 
 #include <algorithm>

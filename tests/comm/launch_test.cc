@@ -19,14 +19,14 @@ std::string NameOf(const ::testing::TestParamInfo<Parameter>& info) {
   return info.param.name;
 }
 
-// What a launcher sets, and what must be understood.
+// What a launcher sets, and the expected Launch.
 struct Understood {
   std::string name;
   Environment environment;
   std::string launcher;
   int rank, size;
   bool one_host;
-  std::string place;  // begins like this; empty: nowhere
+  std::string place;  // its beginning; empty: no place
 };
 void PrintTo(const Understood& launch, std::ostream* out) {
   *out << launch.name;
@@ -116,7 +116,7 @@ INSTANTIATE_TEST_SUITE_P(
         Understood{"slurm_on_one_host_with_a_place",
                    With(kSlurmOfOneHost, {{"MASTER_ADDR", "h"}, {"MASTER_PORT", "9"}}),
                    "SLURM's srun", 5, 8, true, "host 'h', port 9"},
-        // Without numbers of its own, it could meet others.
+        // Without numbers of its own, it could meet other launches.
         Understood{"slurm_on_one_host_of_an_unknown_step",
                    {{"SLURM_PROCID", "0"},
                     {"SLURM_NTASKS", "2"},
@@ -194,10 +194,10 @@ TEST(Launch, RanksOfOneJobMeetAtOnePlaceAndThoseOfAnotherElsewhere) {
 TEST(Launch, WithoutALauncherThereIsNone) {
   for (const Environment& environment :
        {Environment{}, Environment{{"PATH", "/bin"}, {"MASTER_ADDR", "h"}},
-        // A shell in an interactive allocation, and a batch script, which srun has not started.
+        // A shell in an interactive allocation, and a batch script; srun has not started them.
         Environment{{"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "7"}},
         Environment{{"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "7"}, {"SLURM_PROCID", "0"}},
-        // A shell of salloc that is a step, of which srun has started one process.
+        // A shell of salloc that is a step: srun has started one process.
         With(kSlurm, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "4294967290"}})}) {
     const auto launch = DescribeLaunch(environment);
     ASSERT_TRUE(launch.ok()) << launch.status();
@@ -205,7 +205,7 @@ TEST(Launch, WithoutALauncherThereIsNone) {
   }
 }
 
-// What cannot be right, and what must be said about it.
+// An environment that is wrong, and its message.
 struct Refused {
   std::string name;
   Environment environment;

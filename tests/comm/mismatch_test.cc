@@ -1,4 +1,4 @@
-// Ranks that call different operations of a communicator: every rank is told which rank called what.
+// Ranks that make different calls on a communicator: every rank learns which rank called what.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 
 constexpr DType kType = DType::kFloat32;
 
-// What two ranks call, and what must be said about it.
+// The calls of two ranks, and the expected message.
 struct Mismatch {
   std::string name;
   std::function<absl::Status(Communicator&, Stream&, std::span<const CollectiveSpan>)> first,
@@ -92,7 +92,7 @@ std::vector<Mismatch> Mismatches() {
 
 class MismatchTest : public ::testing::TestWithParam<std::tuple<Backend, Mismatch>> {};
 
-TEST_P(MismatchTest, EveryRankIsToldWhatTheTwoCalled) {
+TEST_P(MismatchTest, EveryRankGetsBothCalls) {
   const auto& [backend, mismatch] = GetParam();
   for (int round = 0; round < 20; ++round) {
     Results seen;
@@ -129,7 +129,7 @@ class MismatchAmongManyTest : public FailingRanks {};
 INSTANTIATE_TEST_SUITE_P(Backends, MismatchAmongManyTest, ::testing::ValuesIn(Backends()),
                          [](const auto& test) { return test.param.name; });
 
-TEST_P(MismatchAmongManyTest, TheOneIsNamed) {
+TEST_P(MismatchAmongManyTest, TheRankThatDiffersIsNamed) {
   const auto seen = Seen(5, [](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "reduce"}));
     std::array<float, 8> values = {};

@@ -1,7 +1,7 @@
 // The conformance suites over MPI: a program that mpirun starts as many times as a world has ranks.
-// Every process runs every test; those that a test's world does not need wait for the others. The
-// ranks are all on this machine and are told that they are on several hosts, in the ways in which
-// ranks may lie on hosts. Real hosts: two_hosts_test.cc.
+// Every process runs every test; processes that a test's world does not need wait for the others.
+// All ranks are on this machine, but they are told to be on several hosts, in the ways in which
+// ranks may be spread over hosts. Real hosts: two_hosts_test.cc.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <mpi.h>
@@ -46,7 +46,7 @@ std::vector<std::string> Exchange(std::string_view mine) {
   MPI_Request request = MPI_REQUEST_NULL;
   MPI_Iallgather(own.data(), kBytes, MPI_CHAR, all.data(), kBytes, MPI_CHAR, MPI_COMM_WORLD,
                  &request);
-  int complete = 0;  // MPI's own waiting would keep the ranks of a test from the cores
+  int complete = 0;  // MPI's own waiting would take the cores from the ranks of a test
   for (Backoff backoff; complete == 0; backoff.Pause())
     MPI_Test(&request, &complete, MPI_STATUS_IGNORE);
   std::vector<std::string> texts;
@@ -101,7 +101,7 @@ std::string OneHost(int) {
 std::string HostEach(int rank) {
   return absl::StrCat(rank);
 }
-std::string Pairs(int rank) {  // an odd number leaves one alone
+std::string Pairs(int rank) {  // an odd number of ranks leaves one alone
   return absl::StrCat(rank / 2);
 }
 std::string Alternating(int rank) {
@@ -144,7 +144,7 @@ uint64_t RandomSeed() {
 
 }  // namespace ebb::testing
 
-// MPI is the program's own here, as it is in trainers that use it themselves.
+// The program initialises MPI itself here, as trainers do that use MPI.
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   int level = MPI_THREAD_SINGLE;
@@ -152,7 +152,7 @@ int main(int argc, char** argv) {
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   ::testing::TestEventListeners& listeners = ::testing::UnitTest::GetInstance()->listeners();
-  // What fails is said by the rank that sees it; one says the rest.
+  // Each rank prints the failures that it sees; one rank prints the rest.
   class OnlyFailures : public ::testing::EmptyTestEventListener {
     void OnTestStart(const ::testing::TestInfo& test) override {
       name_ = absl::StrCat(test.test_suite_name(), ".", test.name());

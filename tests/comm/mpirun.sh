@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# mpirun.sh RANKS PROGRAM [ARGUMENT...]: on this machine, however few cores it has and whoever runs it. 77 (skipped) where
+# mpirun.sh RANKS PROGRAM [ARGUMENT...]: on this machine, with any number of cores, for any user. 77 (skipped) if
 # there is no mpirun.
 command -v mpirun >/dev/null || {
   echo "Skipped: there is no mpirun"

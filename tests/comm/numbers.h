@@ -1,5 +1,5 @@
 // Arrays of any number type for tests of collectives: what ranks send, and the scalar reference of
-// what must come out.
+// the results.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ class Numbers {
     }
     return 0;
   }
-  // Rounds, to nearest even; NaN becomes the one that reduce.h names.
+  // Rounds to nearest even. NaN becomes the NaN that reduce.h names.
   void Set(int64_t i, float value) {
     const float v = std::isnan(value) ? std::bit_cast<float>(0x7fc00000u) : value;
     switch (dtype_) {
@@ -63,8 +63,8 @@ class Numbers {
       std::memcpy(at(to), source.at(from), static_cast<size_t>(count * SizeOf(dtype_)));
   }
 
-  // Values of many magnitudes whose sums round, some infinite, subnormal or NaN; the same for the
-  // same seed.
+  // Values of many magnitudes with sums that round, some infinite, subnormal or NaN. The seed
+  // decides them.
   void Fill(uint64_t seed) {
     for (int64_t i = 0; i < size(); ++i) {
       const uint64_t bits = Mix(seed * 0x9e3779b97f4a7c15 + static_cast<uint64_t>(i));
@@ -98,7 +98,7 @@ class Numbers {
  private:
   static float Wild(uint64_t bits) {
     const uint64_t kind = bits >> 56;
-    if (kind == 0) return std::bit_cast<float>(static_cast<uint32_t>(bits));  // any pattern at all
+    if (kind == 0) return std::bit_cast<float>(static_cast<uint32_t>(bits));  // any bit pattern
     if (kind < 8) return bits % 2 == 0 ? 0.0f : -0.0f;
     return std::ldexp(static_cast<float>(static_cast<int32_t>(bits)),
                       static_cast<int>(kind % 24) - 44);
@@ -118,7 +118,7 @@ class Numbers {
   std::vector<std::byte> bytes_;
 };
 
-// What communicator.h says of the order of sums, written down once more.
+// The order of sums in communicator.h, written again.
 inline float ReduceReference(const std::vector<float>& inputs, ReduceOp op, int group,
                              float scale) {
   const auto combine = [op](float so_far, float next) {

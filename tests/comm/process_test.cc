@@ -1,5 +1,5 @@
-// Ranks as processes: found through their environment, killed at any point, and what they leave
-// behind. What they compute and how they fail each other is in the conformance suites.
+// Ranks as processes: how they find each other through their environment, how they are killed at
+// any point, and what they leave behind. The conformance suites check their results and failures.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/capability.h>
@@ -56,7 +56,7 @@ void SetRank(int rank, const char* variable) {
   setenv(variable, std::to_string(rank).c_str(), 1);
 }
 
-// As mpirun sets it for ranks of this host; no port is needed.
+// As mpirun sets it for ranks of this host; they need no port.
 void SetMpiEnvironment(int rank, int ranks, const std::string& job) {
   SetRank(rank, "OMPI_COMM_WORLD_RANK");
   SetRank(ranks, "OMPI_COMM_WORLD_SIZE");
@@ -128,12 +128,12 @@ TEST(Processes, RankThatIsNeverStartedIsNamed) {
   }
 }
 
-// Until the world of a rank has failed; what it has said.
+// Works until the rank's world has failed. Returns its error.
 absl::Status WorkUntilFailure(const World& world, const std::function<void(int step)>& each) {
   EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "gather"}));
   EBB_ASSIGN_OR_RETURN(const Buffer buffer, Device::Cpu(1).Allocate(1 << 20, "numbers"));
   Stream stream = Device::Cpu(1).CallerStream();
-  // Large and small in turns: those that are read in place, and those that are staged.
+  // Large and small in turn: the large ones are read in place, the small ones staged.
   for (int step = 0; communicator.status().ok(); ++step) {
     each(step);
     auto* const numbers = reinterpret_cast<float*>(buffer.data());
@@ -242,7 +242,7 @@ absl::StatusOr<Rendezvous> Meet(const std::string& name, int rank, int ranks) {
   return Rendezvous::Join(options);
 }
 
-// Until the main thread of process `pid` sleeps.
+// Waits until the main thread of process `pid` sleeps.
 void AwaitAsleep(int64_t pid) {
   std::string stat;
   do {
@@ -251,7 +251,7 @@ void AwaitAsleep(int64_t pid) {
   } while (stat.find(") S ") == std::string::npos);
 }
 
-TEST(Killed, RankThatHasFailedTheWorldAndTellsNobodyHoldsNobodyUp) {
+TEST(Killed, ARankKilledWhileItFailsTheWorldBlocksNoRank) {
   const std::string name = NewMeetingName();
   const Shared<std::atomic<int64_t>> waiting(0);
   Results seen;
@@ -268,7 +268,7 @@ TEST(Killed, RankThatHasFailedTheWorldAndTellsNobodyHoldsNobodyUp) {
     }
     while (waiting->load() == 0) sched_yield();
     AwaitAsleep(waiting->load());
-    // What a rank that is killed in SharedWorld::Fail has got to.
+    // The state that a rank leaves which is killed in SharedWorld::Fail.
     const absl::StatusOr<Mapping> pages = (*node)->file().Map(0, sizeof(shared::WorldHeader));
     reinterpret_cast<shared::WorldHeader*>(pages->data())
         ->failure.TrySet(absl::AbortedError("the first failure"));
@@ -278,7 +278,8 @@ TEST(Killed, RankThatHasFailedTheWorldAndTellsNobodyHoldsNobodyUp) {
   EXPECT_EQ(seen.Get(0), absl::AbortedError("the first failure"));
 }
 
-// What two ranks see whose parent is killed while they work, and who then go on for `steps` at most.
+// What two ranks see if their parent is killed while they work. They go on for at most `steps`
+// steps.
 std::vector<absl::Status> SeenAfterDeathOfParent(int steps,
                                                  const std::function<void(int rank)>& environment) {
   Results seen;
@@ -331,7 +332,7 @@ TEST(Killed, ShellDoesNotEndTheRanksThatItHasStarted) {
   for (const absl::Status& status : seen) EXPECT_THAT(Message(status), HasSubstr("the last step"));
 }
 
-// As a container without the rights to look into others' processes.
+// As a container without the right to look into other processes.
 void HideFromOtherProcesses() {
   __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
   const __user_cap_data_struct none[2] = {};
@@ -344,10 +345,10 @@ TEST(Killed, NothingStaysBehindOfAWorldThatIsNotComplete) {
     Results seen;
     const std::string name = NewMeetingName();
     Fork(3, [&](int rank) {
-      HideFromOtherProcesses();  // so that they need a name
+      HideFromOtherProcesses();  // so that the files need a name
       absl::StatusOr<Rendezvous> rendezvous = Meet(name, rank, 3);
       if (rank == victim) {
-        // Rank 0 with the file made that the others are about to open.
+        // Rank 0 has made the file that the others are about to open.
         const auto no_descriptor = rendezvous->AllGather("");
         const auto open = rendezvous->AllGather("not open");
         const auto file = SharedFile::Create(shared::SharedFileName(*rendezvous));
@@ -363,7 +364,8 @@ TEST(Killed, NothingStaysBehindOfAWorldThatIsNotComplete) {
   }
 }
 
-// The names that the processes which `body` starts, and tells of, give to files of shared memory.
+// The names of the shared-memory files that processes make. `body` starts the processes and returns
+// their ids.
 std::vector<std::string> NamesGiven(const std::function<std::vector<int>()>& body) {
   const Descriptor watch(inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
   EXPECT_GE(inotify_add_watch(watch.get(), "/dev/shm", IN_CREATE), 0);
@@ -440,7 +442,7 @@ TEST(Killed, AtAnyMomentOfTheStartLeavesNothingBehind) {
   }
 }
 
-// Of this process's file of shared memory.
+// The bytes of this process's file of shared memory.
 int64_t SharedBytes() {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code ignored;
@@ -452,7 +454,7 @@ int64_t SharedBytes() {
   return -1;
 }
 
-TEST(Processes, GivePagesOfACommunicatorBackWhenAllHaveLeftIt) {
+TEST(Processes, FreeACommunicatorsPagesWhenAllHaveLeft) {
   const absl::Status status = ebb::testing::RunProcesses(2, [](World world) -> absl::Status {
     const int64_t before = SharedBytes();
     int64_t with_one = 0;
@@ -461,7 +463,7 @@ TEST(Processes, GivePagesOfACommunicatorBackWhenAllHaveLeftIt) {
       if (i == 0) with_one = SharedBytes();
     }
     const int64_t after = SharedBytes();
-    // The other rank may still hold the last one.
+    // The other rank may still hold the last one's memory.
     EXPECT_GE(before, 0);
     EXPECT_GT(with_one, before);
     EXPECT_LE(after, with_one + with_one - before);

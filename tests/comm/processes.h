@@ -1,5 +1,5 @@
 // Ranks as processes, for tests: forked from the test program, so that a test's body runs on them
-// as it runs on threads. What ranks tell each other or the test lies in Shared memory.
+// as on threads. What ranks tell each other or the test lies in Shared memory.
 #pragma once
 
 #include <sys/mman.h>
@@ -20,11 +20,11 @@
 
 namespace ebb::testing {
 
-// Pages that all ranks of a test share; `construct` has run, once, before anybody has them. Ranks
-// are forked later, or (mpi_ranks.cc) each calls this in the same order.
+// Pages that all ranks of a test share. `construct` runs once, before any rank has them. Ranks are
+// forked later, or (mpi_ranks.cc) each calls this in the same order.
 void* MakeShared(size_t bytes, absl::FunctionRef<void(void* at)> construct);
 
-// An object that is the same for all ranks of a test.
+// One object for all ranks of a test.
 template <class T>
 class Shared {
  public:
@@ -43,7 +43,7 @@ class Shared {
   T* const object_;
 };
 
-// A step that ranks wait for across operations.
+// A point that ranks wait for across operations.
 class Signal {
  public:
   void Set() {
@@ -65,7 +65,7 @@ class Signal {
 // A random number, the same for all ranks of a test.
 uint64_t RandomSeed();
 
-// What every rank has seen.
+// Results of all ranks.
 class Results {
  public:
   static constexpr int kRanksMax = 64;
@@ -84,19 +84,19 @@ class Results {
   Shared<All> all_;
 };
 
-// A name for ranks to meet at that no other test has.
+// A name at which ranks meet, and which no other test has.
 std::string NewMeetingName();
 
-// Forks `ranks` processes that run `body` and end without running what is theirs to run at exit.
-// Their exit codes by rank; minus the signal for one that was killed. `started` is told the
-// process ids before anybody is waited for.
+// Forks `ranks` processes that run `body` and end without running exit handlers. Returns their exit
+// codes by rank; minus the signal for a killed one. `started` gets the process ids before the first
+// wait.
 std::vector<int> Fork(int ranks, const std::function<int(int rank)>& body,
                       const std::function<void(const std::vector<int>& pids)>& started = {});
 
 // As RunThreads, with a process for each rank.
 absl::Status RunProcesses(int ranks, std::function<absl::Status(World)> body);
 
-// The names in /dev/shm of the processes that this one has forked; others' tests run beside it.
+// The names in /dev/shm of the processes that this one has forked. Other tests run beside it.
 std::vector<std::string> LeftInSharedMemory();
 
 }  // namespace ebb::testing

@@ -76,7 +76,7 @@ TEST_P(ReduceTest, EqualsTheScalarReferenceBitForBitAtEveryWidthCutAndPlace) {
         for (const Numbers& input : inputs) pointers.push_back(input.at(0));
         const Numbers expected = Expected(inputs, reduction);
         OnEveryTarget([&] {
-          Numbers result(dtype(), count + 1);  // from its second element on: not aligned
+          Numbers result(dtype(), count + 1);  // from its second element on, so not aligned
           Reduce(team, reduction, pointers, result.at(1), count);
           Numbers aligned(dtype(), count);
           aligned.CopyFrom(result, 1, 0, count);
@@ -137,7 +137,7 @@ TEST_P(ConversionTest, AllValuesConvertAsTheScalarTypesDo) {
     std::memcpy(input.at(i), &bits, sizeof(bits));
   }
   const void* pointers[] = {input.at(0)};
-  // 1: there and back. The others reach roundings to even, subnormals, and infinity.
+  // 1: there and back. The other scales reach roundings to even, subnormals, and infinity.
   for (const float scale : {1.0f, 1.0f / 3, 0x1p-7f, 1.0009765f, 3.0f}) {
     const Reduction reduction = {.dtype = GetParam(), .scale = scale};
     const Numbers expected = Expected({input}, reduction);
@@ -156,7 +156,7 @@ TEST_P(ConversionTest, SumsOfAnyTwoPatternsRoundAsTheScalarTypesDo) {
   for (int64_t i = 0; i < kCount; ++i) {
     const uint64_t bits = ebb::testing::Mix(static_cast<uint64_t>(i));
     std::memcpy(inputs[0].at(i), &bits, 2);
-    // Exponents close to each other: the sums keep bits beyond what 16 hold.
+    // Similar exponents, so that sums keep bits beyond 16.
     const auto near = static_cast<uint16_t>((bits & 0x7fff) ^ ((bits >> 32) & 0x83ff));
     std::memcpy(inputs[1].at(i), &near, 2);
   }

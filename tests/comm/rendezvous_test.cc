@@ -23,8 +23,8 @@
 namespace ebb {
 namespace {
 
-// In place of the resolver's for two names: one that does not exist at first, one whose name server
-// does not answer, not even until this program ends.
+// Replaces the resolver for two names: one that does not exist at first, and one with a name server
+// that never answers, even until this program ends.
 struct NameServer {
   std::atomic<int> asked{0}, missing{0};
   WaitPoint never;
@@ -54,7 +54,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Listens at a port that no other process has.
+// Listens on a port that no other process uses.
 Descriptor Occupy(int& port) {
   Descriptor listener(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
   sockaddr_in address = {};
@@ -83,7 +83,7 @@ RendezvousOptions Rank(int rank, int size, MeetingPlace place, double seconds = 
           .timeout_seconds = seconds};
 }
 
-// Joins each on a thread of its own; what each has got.
+// Joins each on a thread of its own. Returns the results.
 std::vector<absl::StatusOr<Rendezvous>> JoinAll(const std::vector<RendezvousOptions>& all) {
   std::vector<absl::StatusOr<Rendezvous>> results;
   for (size_t i = 0; i < all.size(); ++i) results.emplace_back(absl::UnknownError("not run"));
@@ -111,7 +111,7 @@ MeetingPlace Named() {
 
 class PlaceTest : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(PlaceTest, AllRanksGetToKnowAll) {
+TEST_P(PlaceTest, EveryRankGetsTheListOfAll) {
   const std::string host = GetParam();
   const MeetingPlace place = host.empty() ? Named() : Tcp(host);
   std::vector<std::thread> threads;
@@ -158,8 +158,8 @@ TEST(Rendezvous, WithoutRankZeroTheOthersSayWhereTheyHaveWaited) {
       "rank 1 has waited for rank 0 at host '127.0.0.1', port " + std::to_string(place.port));
 }
 
-// The missing one comes when that line has been written, of the one rank that is to say it.
-TEST(Rendezvous, WhoIsMissingIsSaidInTheLog) {
+// The missing rank comes when the one rank that must log that line has written it.
+TEST(Rendezvous, TheLogNamesTheMissingRank) {
   const MeetingPlace place = Tcp("127.0.0.1");
   for (const int missing : {0, 2}) {
     SCOPED_TRACE(missing);
@@ -197,7 +197,7 @@ TEST(Rendezvous, WhoIsMissingIsSaidInTheLog) {
   }
 }
 
-TEST(Rendezvous, NameThatIsNoneIsSaid) {
+TEST(Rendezvous, ANameThatDoesNotExistIsAnError) {
   ExpectAllFail({Rank(1, 2, {.host = "no such host", .port = 1, .name = ""}, 0.1)},
                 absl::StatusCode::kDeadlineExceeded, "no such host");
 }
@@ -210,13 +210,13 @@ TEST(Rendezvous, NameThatDoesNotExistYetIsWaitedFor) {
   EXPECT_LE(name_server.missing, 0);
 }
 
-TEST(Rendezvous, DeadNameServerHoldsNobodyUp) {
+TEST(Rendezvous, ADeadNameServerBlocksNoRank) {
   const MeetingPlace place = Tcp("stuck.test");
   ExpectAllFail({Rank(1, 2, place, 0.1)}, absl::StatusCode::kDeadlineExceeded,
                 "rank 1 has waited for rank 0 at host 'stuck.test'");
   ExpectAllFail({Rank(0, 2, place, 0.1)}, absl::StatusCode::kDeadlineExceeded,
                 "rank 0 (process " + std::to_string(getpid()));
-  // Where the others may be elsewhere, rank 0 does not need to know its own name.
+  // If the other ranks may be on other hosts, rank 0 does not need to resolve its own name.
   RendezvousOptions anywhere = Rank(0, 2, place, 0.1);
   anywhere.one_host = false;
   ExpectAllFail({anywhere}, absl::StatusCode::kDeadlineExceeded, "for rank 1 of 2 ranks");
@@ -230,7 +230,7 @@ TEST(Rendezvous, AddressNeedsNoNameServer) {
   EXPECT_EQ(name_server.asked, asked);
 }
 
-TEST(Rendezvous, AtALoopbackAddressTheNetworkIsNotListenedTo) {
+TEST(Rendezvous, ALoopbackAddressIsNotOpenToTheNetwork) {
   for (const bool one_host : {true, false}) {
     const auto listener = Listen(Tcp("127.0.0.1"), one_host, WaitPoint::kNever);
     ASSERT_TRUE(listener.ok()) << listener.status();
@@ -242,7 +242,7 @@ TEST(Rendezvous, AtALoopbackAddressTheNetworkIsNotListenedTo) {
   }
 }
 
-TEST(Rendezvous, RanksThatDoNotFitAreToldToAll) {
+TEST(Rendezvous, RanksThatDoNotFitAreAnErrorOnAll) {
   const auto two_of_one = [](const MeetingPlace& p) {
     return std::vector{Rank(0, 3, p), Rank(1, 3, p), Rank(1, 3, p)};
   };
@@ -266,7 +266,7 @@ TEST(Rendezvous, RanksThatDoNotFitAreToldToAll) {
                 "by another launcher");
 }
 
-TEST(Rendezvous, PortThatIsTakenIsSaid) {
+TEST(Rendezvous, APortThatIsTakenIsAnError) {
   MeetingPlace place = {.host = "127.0.0.1", .port = 0, .name = ""};
   const Descriptor occupant = Occupy(place.port);
   const auto results = JoinAll({Rank(0, 2, place, 5)});
@@ -275,7 +275,7 @@ TEST(Rendezvous, PortThatIsTakenIsSaid) {
               AllOf(HasSubstr(std::to_string(place.port)), HasSubstr("MASTER_PORT")));
 }
 
-TEST(Rendezvous, GuestOfAnotherProgramSaysSo) {
+TEST(Rendezvous, ARankThatReachesAnotherProgramSaysSo) {
   MeetingPlace place = {.host = "127.0.0.1", .port = 0, .name = ""};
   const Descriptor occupant = Occupy(place.port);
   std::thread program([&] {
@@ -292,7 +292,7 @@ TEST(Rendezvous, GuestOfAnotherProgramSaysSo) {
   program.join();
 }
 
-TEST(Rendezvous, GuestDoesNotWaitForAProgramThatSaysNothing) {
+TEST(Rendezvous, ARankDoesNotWaitForAProgramThatSendsNothing) {
   constexpr double kDays = 1e6;
   MeetingPlace place = {.host = "127.0.0.1", .port = 0, .name = ""};
   const Descriptor occupant = Occupy(place.port);
@@ -300,7 +300,7 @@ TEST(Rendezvous, GuestDoesNotWaitForAProgramThatSaysNothing) {
                 "Another program uses the place: set MASTER_ADDR and MASTER_PORT");
 }
 
-TEST(Rendezvous, GuestDoesNotWaitForAProgramThatClosesEachConnection) {
+TEST(Rendezvous, ARankDoesNotWaitForAProgramThatClosesEachConnection) {
   constexpr double kDays = 1e6;
   MeetingPlace place = {.host = "127.0.0.1", .port = 0, .name = ""};
   const Descriptor occupant = Occupy(place.port);
@@ -324,12 +324,12 @@ Descriptor ConnectWhenPossible(const MeetingPlace& place) {
   }
 }
 
-// What strangers send to rank 0 before the ranks come.
+// Strangers send these texts to rank 0 before the ranks come.
 void MeetAmongStrangers(const std::vector<std::string>& texts) {
   const MeetingPlace place = Tcp("127.0.0.1");
   absl::StatusOr<Rendezvous> zero = absl::UnknownError("not run");
   std::thread rank_zero([&] { zero = Rendezvous::Join(Rank(0, 2, place)); });
-  ConnectWhenPossible(place);  // and is gone at once
+  ConnectWhenPossible(place);  // it leaves at once
   std::vector<Descriptor> strangers;
   for (const std::string& text : texts) {
     strangers.push_back(ConnectWhenPossible(place));
@@ -341,7 +341,7 @@ void MeetAmongStrangers(const std::vector<std::string>& texts) {
   EXPECT_TRUE(one.ok()) << one.status();
 }
 
-// As version `version` of the protocol frames it.
+// A hello as version `version` of the protocol frames it.
 std::string Hello(int version, const std::string& payload) {
   std::string bytes("Ebb!\0\0\1\0\0\0\0\0", 12);
   bytes[4] = static_cast<char>(version);
@@ -349,7 +349,7 @@ std::string Hello(int version, const std::string& payload) {
   return bytes + payload;
 }
 
-// Of a version whose hellos go on in another way.
+// A hello of a version with other contents after the first fields.
 std::string OtherHello(int version, const std::string& launcher) {
   return Hello(version, Packer().Add(launcher).Add("Ebb 9.0.0").Add(12345).Take());
 }
@@ -362,7 +362,7 @@ TEST(Rendezvous, StrangersAreSentAwayAndDoNotDisturb) {
                       std::string(100'000, 'x')});
 }
 
-// What rank 0 and a process that sends it `hello` get to know.
+// The errors of rank 0, and of a process that sends it `hello`.
 void ExpectRefused(const std::string& hello, const std::string& text) {
   const MeetingPlace place = Tcp("127.0.0.1");
   absl::StatusOr<Rendezvous> zero = absl::UnknownError("not run");
@@ -377,7 +377,7 @@ void ExpectRefused(const std::string& hello, const std::string& text) {
   EXPECT_EQ(UnpackStatus(answer->payload), zero.status());
 }
 
-TEST(Rendezvous, RankOfAnotherBuildIsToldToAll) {
+TEST(Rendezvous, ARankOfAnotherBuildIsAnErrorOnAll) {
   ExpectRefused(OtherHello(7, "a test"), "Ebb 9.0.0 with version 7 of the protocol");
   Participant guest = Myself(1, 2, "a test");
   EXPECT_THAT(guest.build, AllOf(HasSubstr("Ebb 0."), HasSubstr("shared memory")));
@@ -388,7 +388,7 @@ TEST(Rendezvous, RankOfAnotherBuildIsToldToAll) {
   ExpectRefused(hello, "is of another build: Ebb 0.0.1 (shared memory 77)");
 }
 
-TEST(Rendezvous, AllThatARankTellsOfItselfArrives) {
+TEST(Rendezvous, EveryFieldOfAParticipantArrives) {
   const Participant sent = Myself(3, 4, "a test");
   const absl::StatusOr<Participant> got = UnpackParticipant(Pack(sent));
   ASSERT_TRUE(got.ok()) << got.status();
@@ -415,14 +415,14 @@ TEST(Rendezvous, RankThatEndsWhileTheOthersMeetIsNamed) {
     absl::StatusOr<Rendezvous> rendezvous = Rendezvous::Join(Rank(1, 3, place));
     one = rendezvous->AllGather("1").status();
   });
-  EXPECT_TRUE(Rendezvous::Join(Rank(2, 3, place)).ok());  // and goes at once
+  EXPECT_TRUE(Rendezvous::Join(Rank(2, 3, place)).ok());  // it leaves at once
   rank_zero.join();
   rank_one.join();
   EXPECT_EQ(zero, one);
   EXPECT_THAT(std::string(zero.message()), AllOf(HasSubstr("rank 2 (process"), HasSubstr("lost")));
 }
 
-TEST(Rendezvous, RefusalOfOneIsOneOfAll) {
+TEST(Rendezvous, ARefusalByOneRankIsAnErrorOnAll) {
   const MeetingPlace place = Named();
   std::vector<absl::Status> seen(3);
   std::vector<std::thread> threads;

@@ -1,4 +1,5 @@
-// Parts of a world, over every way of connecting ranks: each is a world of its own, but for failures, which are of all.
+// Parts of a world, over every way of connecting ranks. Each part is a world of its own, but a
+// failure ends all parts.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -23,7 +24,7 @@ class SplitTest : public ::testing::TestWithParam<Backend> {
     const absl::Status status = GetParam().run(ranks, std::move(body));
     EXPECT_TRUE(status.ok()) << status;
   }
-  // Whether the ranks of `communicator` are these ranks of the world, in this order, and sum.
+  // Whether `communicator` has exactly these ranks of the world, in this order, and sums over them.
   static absl::Status Expect(const std::vector<float>& ranks, Communicator& communicator, int me) {
     Stream stream = GetParam().device(1).CallerStream();
     const float mine = static_cast<float>(me);
@@ -41,7 +42,7 @@ class SplitTest : public ::testing::TestWithParam<Backend> {
   }
 };
 
-TEST_P(SplitTest, PartsAreWorldsThatGoTheirOwnWays) {
+TEST_P(SplitTest, PartsAreIndependentWorlds) {
   Run(6, [](World world) -> absl::Status {
     const int rank = world.rank();
     EBB_ASSIGN_OR_RETURN(const World part, world.Split(rank % 2, -rank, {.name = "thirds"}));
@@ -52,7 +53,7 @@ TEST_P(SplitTest, PartsAreWorldsThatGoTheirOwnWays) {
       return absl::InternalError("wrong place on its host");
     const float colour = static_cast<float>(rank % 2);
     const std::vector<float> ranks = {4 + colour, 2 + colour, colour};
-    // One makes more of its own than the other.
+    // One part makes more communicators of its own than the other.
     for (int i = 0; i < 1 + 2 * (rank % 2); ++i) {
       EBB_ASSIGN_OR_RETURN(Communicator all,
                            part.NewCommunicator({.name = "all", .reduction_group = 3}));
@@ -68,7 +69,7 @@ TEST_P(SplitTest, PartsAreWorldsThatGoTheirOwnWays) {
   });
 }
 
-// As replicas that each hold a model in shards do: every rank is in a row and in a column.
+// As in replicas that each hold a sharded model: every rank is in a row and in a column.
 TEST_P(SplitTest, ARankIsInSeveralParts) {
   Run(4, [](World world) -> absl::Status {
     const int rank = world.rank();

@@ -1,11 +1,12 @@
-// A rank on one of two hosts (two_hosts.sh): compares what all operations give with the same ranks
-// as threads of this process, bit for bit, or ends in one of the ways that ranks end.
+// A rank on one of two hosts (two_hosts.sh): compares the results of all operations with those of
+// the same ranks as threads of this process, bit for bit, or ends in one of the ways in which ranks
+// end.
 //
 //   two_hosts_rank RANKS_PER_HOST [compare | fails | absent | initialises | killed | exits |
 //       stays_killed | without_mpi]
 //
-// RANKS_PER_HOST: the default reduction group that is expected. Exit codes: 0; 1 if something is
-// wrong; 3 if the world has failed as it should have.
+// RANKS_PER_HOST: the expected default reduction group. Exit codes: 0; 1 after an error; 3 if the
+// world has failed as expected.
 #include <fcntl.h>
 #include <mpi.h>
 #include <sys/mman.h>
@@ -45,10 +46,10 @@ using ebb::testing::Numbers;
 
 constexpr int kFailedAsExpected = 3;
 
-// Of the spans; the last is moved in several steps.
+// The spans' counts; the last span is moved in several steps.
 constexpr int64_t kCounts[] = {515, 0, 1, 300'001};
 
-// Memory of one operation, so many blocks of each span in and out.
+// Memory of one operation, with so many blocks of each span in and out.
 class Operation {
  public:
   Operation(DType dtype, int rank, int sent_blocks, int received_blocks) {
@@ -69,7 +70,7 @@ class Operation {
   std::vector<CollectiveSpan> spans_;
 };
 
-// What all operations give on this rank of `world`.
+// The results of all operations on this rank of `world`.
 absl::StatusOr<std::vector<Numbers>> Results(const World& world, DType dtype, int group) {
   EBB_ASSIGN_OR_RETURN(Communicator all,
                        world.NewCommunicator({.name = "all", .reduction_group = group}));
@@ -136,7 +137,7 @@ absl::Status Compare(const World& world) {
   return absl::OkStatus();
 }
 
-// The last rank ends as it is told to; the others work on until they hear of it.
+// The last rank ends as `how` says. The others work on until they learn of it.
 absl::Status WorkUntilTheLastEnds(const World& world, std::string_view how) {
   EBB_ASSIGN_OR_RETURN(Communicator all,
                        world.NewCommunicator({.name = "all", .timeout_seconds = 60}));
@@ -146,7 +147,7 @@ absl::Status WorkUntilTheLastEnds(const World& world, std::string_view how) {
   for (int step = 0; all.status().ok(); ++step) {
     if (step == 3 && world.rank() == world.size() - 1) {
       if (how == "killed") raise(SIGKILL);
-      if (how == "exits") std::exit(1);  // while it has a world
+      if (how == "exits") std::exit(1);  // while its world exists
       world.Fail(absl::DataLossError("the disk is gone"));
     }
     EBB_RETURN_IF_ERROR(all.AllReduce(stream, {&span, 1}, DType::kFloat32));
@@ -154,8 +155,8 @@ absl::Status WorkUntilTheLastEnds(const World& world, std::string_view how) {
   return all.status();
 }
 
-// As torchrun and its like start ranks: mpirun is only the way to the hosts. They know where they
-// are, are refused communicators for the CPU, and hear that the last has died.
+// Ranks started as by torchrun: mpirun only reaches the hosts. They know their hosts, are refused
+// communicators for the CPU, and learn that the last rank has died.
 absl::Status WithoutMpi(int ranks_per_host) {
   const int rank = std::atoi(std::getenv("OMPI_COMM_WORLD_RANK"));
   const int size = std::atoi(std::getenv("OMPI_COMM_WORLD_SIZE"));
@@ -196,10 +197,10 @@ absl::Status WithoutMpi(int ranks_per_host) {
   return absl::OkStatus();
 }
 
-// As srun starts ranks, and does not end them with one that dies: each is a child of what mpirun
-// has started. Nothing in the child; in the parent the exit code. mpirun, which knows of no children,
-// may end all with the first parent that ends, or never end: the killed rank's stays, and rank 0's,
-// which survives, ends mpirun.
+// Starts ranks as srun does, which does not end them when one dies: each is a child of a process
+// that mpirun has started. Nothing in the child; the exit code in the parent. mpirun does not know
+// the children. It may end all when the first parent ends, or never. So the killed rank's parent
+// stays, and the surviving rank 0's parent ends mpirun.
 std::optional<int> StartAsSrunDoes() {
   const std::string rank = std::getenv("OMPI_COMM_WORLD_RANK");
   const std::string size = std::getenv("OMPI_COMM_WORLD_SIZE");
@@ -223,8 +224,8 @@ std::optional<int> StartAsSrunDoes() {
   return WEXITSTATUS(status) == kFailedAsExpected ? 0 : 1;
 }
 
-// Ranks that do not call MPI after an operation, until all others have ended it, too: what they have
-// sent arrives all the same. They meet in a file that all map.
+// Ranks that do not call MPI after an operation until all others have ended it, too. What they have
+// sent still arrives. They meet in a file that all map.
 absl::Status BeQuiet(const World& world, const char* path) {
   const int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0 || ftruncate(file, sizeof(std::atomic<int64_t>)) != 0)
@@ -239,7 +240,7 @@ absl::Status BeQuiet(const World& world, const char* path) {
   EBB_ASSIGN_OR_RETURN(Stream stream, Device::Cpu(1).NewStream("comm"));
   constexpr int kRounds = 40;
   for (int round = 0; round < kRounds; ++round) {
-    // Steps of many sizes, the last of a few bytes or of a slot.
+    // Steps of many sizes; the last one has a few bytes or a whole slot.
     const int64_t count = 1 + round % 8 * 40'000;
     std::vector<float> send(static_cast<size_t>(count * world.size())), receive(send.size());
     const CollectiveSpan span{.send = send.data(), .receive = receive.data(), .count = count};
@@ -277,7 +278,7 @@ int Main(int argc, char** argv) {
     if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
     return status.ok() ? 0 : 1;
   }
-  // Only what comes after MPI_Init is to be late.
+  // Only what follows MPI_Init is to be late.
   if (how == "initialises" && !MpiLibrary::Get(60).ok()) return 1;
   const double timeout_seconds = how == "absent" || how == "initialises" ? 1 : 60;
   const absl::StatusOr<World> world = World::FromEnvironment({.timeout_seconds = timeout_seconds});

@@ -25,7 +25,7 @@ TEST(WaitNoticeTest, IsDueAfterAFewSecondsAndThenEveryMinute) {
   EXPECT_EQ(said, (std::vector<double>{5, 65, 125, 185}));
 }
 
-TEST(WaitNoticeTest, ThatIsLateIsSaidOnce) {
+TEST(WaitNoticeTest, IsLoggedOnceIfItIsLate) {
   WaitNotice notice(NoticeTimes(), kBegin);
   EXPECT_EQ(notice.Take(kBegin + seconds(1000)), 1000);
   EXPECT_EQ(notice.Take(kBegin + seconds(1001)), std::nullopt);
@@ -53,7 +53,7 @@ TEST(WaitNoticeTest, AWaitGoesOnAfterItsLines) {
   EXPECT_EQ(lines, 3);
 }
 
-TEST(WaitNoticeTest, ALineHasItAll) {
+TEST(WaitNoticeTest, ALineHasAllParts) {
   ::testing::internal::CaptureStderr();
   LogWaiting("rank 0", 65.2, "for rank 2 in barrier on communicator 'reduce'", 600,
              "rank 2 last began a step");

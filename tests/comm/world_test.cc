@@ -42,7 +42,7 @@ TEST(RunThreads, NeedsAFunction) {
 }
 
 TEST(RunThreads, ReturnsTheErrorOfTheRankThatFailedFirst) {
-  // Rank 2 fails; the others fail because it has left, and may well return before it does.
+  // Rank 2 fails. The others fail because it has left, and may return before it does.
   const absl::Status returned = RunThreads(4, [](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
     if (world.rank() == 2) return absl::DataLossError("a page is missing");
@@ -69,8 +69,8 @@ TEST(RunThreads, ReturnsTheErrorOfTheRankThatFailedFirst) {
   EXPECT_EQ(failed, absl::DataLossError("rank 1: a page is missing"));
 }
 
-TEST(RunThreads, PutsAnErrorDownToTheRankThatItIsOf) {
-  // Rank 0 has been told, and passes on what it has heard, also to those that wait.
+TEST(RunThreads, NamesTheRankOfAnError) {
+  // Rank 0 has heard the error, and passes it on, also to ranks that wait.
   const absl::Status told = absl::DataLossError("rank 1: a page is missing");
   absl::Status heard;
   const absl::Status status = RunThreads(3, [&](World world) -> absl::Status {
@@ -88,9 +88,9 @@ TEST(RunThreads, PutsAnErrorDownToTheRankThatItIsOf) {
   EXPECT_EQ(heard, told);
 }
 
-TEST(RunThreads, ARankWhoseLeavingFailsAnotherFailedFirst) {
-  // Rank 1 is on its way out with an error: its communicator is gone already, and rank 0, which
-  // needs it, returns before it.
+TEST(RunThreads, ARankFailedFirstIfItsLeavingFailsAnother) {
+  // Rank 1 returns an error: its communicator is destroyed already, and rank 0, which needs rank 1,
+  // returns first.
   for (const bool when_splitting : {false, true}) {
     std::atomic<bool> other_ended{false};
     const absl::Status status = RunThreads(2, [&](World world) -> absl::Status {
@@ -137,7 +137,7 @@ TEST(RunThreads, RanksShareTheCores) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-TEST(World, SingleHasOneRankWhoseCollectivesAreCopies) {
+TEST(World, TheCollectivesOfASingleRankAreCopies) {
   const World world = World::Single();
   EXPECT_EQ(world.size(), 1);
   EXPECT_EQ(world.rank(), 0);

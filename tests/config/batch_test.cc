@@ -1,4 +1,4 @@
-// The batch triple for a world: the six rows that can be completed, and what to say of the others.
+// The batch triple for a world: the six rows that can be completed, and the errors of the others.
 #include <cstdint>
 #include <cstdlib>
 #include <optional>
@@ -44,7 +44,7 @@ TEST_P(Completed, ForTheWorld) {
   EXPECT_EQ(config->train_batch_size, row.expected_train);
   EXPECT_EQ(config->micro_batch_size, row.expected_micro);
   EXPECT_EQ(config->gradient_accumulation_steps, row.expected_accumulation);
-  // Completing what is complete changes nothing.
+  // Completing a complete configuration changes nothing.
   EXPECT_EQ(*config->ForWorld(row.world), *config);
 }
 INSTANTIATE_TEST_SUITE_P(Rows, Completed,
@@ -110,7 +110,7 @@ TEST(Batch, ResultsThatAreTooLarge) {
   EXPECT_THAT(ErrorOf(Given(0, 2147483647, 2147483647), 1024), HasSubstr("more than 2^63"));
   EXPECT_THAT(ErrorOf(Given(int64_t{1} << 40, 0, 0), 2),
               HasSubstr("\"train_micro_batch_size_per_gpu\" is 549755813888"));
-  // A prime near the top: the search for choices ends.
+  // A prime near the maximum: the search for choices ends.
   EXPECT_THAT(ErrorOf(Given(INT64_MAX - 24, 2147483647, 0), 1), HasSubstr("nearest that fit"));
 }
 
@@ -176,7 +176,7 @@ TEST(ForWorld, TakesTheGroupOfSecondaryShardsWithinTheShards) {
   EXPECT_EQ(ErrorOf(config, 8),
             "\"zero_optimization.zero_hpz_partition_size\" 3 does not divide 4 ranks of a shard "
             "group; nearest that do: 2 or 4");
-  // As many as there are at most, as in DeepSpeed: nothing is gained.
+  // As many as the maximum, as in DeepSpeed: nothing is gained.
   for (const int64_t all : {4, 5, 8}) {
     config.zero.hpz_partition_size = all;
     const Config resolved = *config.ForWorld(8);
@@ -205,7 +205,7 @@ TEST(ForWorld, ChecksTheReductionGroup) {
   EXPECT_THAT(ErrorOf(config, 4), HasSubstr("nearest that do: 4"));
 }
 
-TEST(ForWorld, ResolvesWhereToReduceAndInWhatDType) {
+TEST(ForWorld, ResolvesTheTimeAndDTypeOfReductions) {
   for (int stage = 0; stage <= 3; ++stage) {
     Config config = Given(4, 0, 0);
     config.zero.stage = stage;
@@ -222,7 +222,7 @@ TEST(ForWorld, ResolvesWhereToReduceAndInWhatDType) {
   }
 }
 
-// Whoever sets EBB_IO_URING for the tests means all of them.
+// EBB_IO_URING in the tests' environment is for all tests.
 class Environment {
  public:
   explicit Environment(const char* value) {
@@ -263,13 +263,13 @@ TEST(ForWorld, NamesAnEnvironmentThatItDoesNotKnow) {
                     HasSubstr("allowed: 0"), HasSubstr("ebb.io_backend")));
 }
 
-TEST(ForWorld, TakesTheParametersPathsForGradientsAndActivationsOnNvme) {
+TEST(ForWorld, GradientsAndActivationsOnNvmeUseTheParametersPaths) {
   const std::vector<std::string> here = {"/a", "/b"}, there = {"/c"};
   Config config = Given(8, 0, 0);
   config.zero.stage = 3;
   config.zero.offload_param = {.device = Tier::kNvme, .nvme_paths = here};
   const auto resolved = [&] { return config.ForWorld(2)->zero.offload_optimizer.nvme_paths; };
-  EXPECT_THAT(resolved(), ::testing::IsEmpty());  // nothing but parameters is there
+  EXPECT_THAT(resolved(), ::testing::IsEmpty());  // only parameters are on NVMe
   config.ebb.offload_activations = Tier::kNvme;
   EXPECT_EQ(resolved(), here);
   config.ebb.offload_activations = std::nullopt;

@@ -1,4 +1,4 @@
-// What a configuration says becomes the field it means.
+// Each key of a configuration sets its field.
 #include "ebb/runtime/config/config.h"
 
 #include <algorithm>
@@ -145,7 +145,7 @@ TEST(Config, ReadsOptimizers) {
   EXPECT_EQ(optimizer("null"), OptimizerConfig());
 }
 
-// PyTorch's, and of Lion DeepSpeed's.
+// PyTorch's defaults; Lion's are DeepSpeed's.
 TEST(Config, EachOptimizerHasItsOwnDefaults) {
   const auto optimizer = [](const std::string& type) {
     return Read(R"({"optimizer": {"type": ")" + type + R"("}, "ebb": {"parameter_groups": {
@@ -178,7 +178,7 @@ TEST(Config, EachOptimizerHasItsOwnDefaults) {
   }
 }
 
-// Where the trainer does not know better, as if the key were not there.
+// Where the trainer knows no value, as if the key were not there.
 TEST(Config, AutoIsEachOptimizersOwnDefault) {
   const auto read = [](const std::string& type) {
     return Read(R"({"optimizer": {"type": ")" + type +
@@ -277,7 +277,7 @@ TEST(Config, ReadsZeroOptimization) {
                      "stage3_model_persistence_threshold": 3, "stage3_max_live_parameters": 4,
                      "stage3_max_reuse_distance": 5})"),
             expected);
-  // DeepSpeed takes its fields' own names, too.
+  // DeepSpeed also takes the names of its own fields.
   EXPECT_EQ(zero(R"({"stage": 3, "overlap_comm": false, "reduce_bucket_size": 5e8,
                      "allgather_bucket_size": 7, "prefetch_bucket_size": 1,
                      "param_persistence_threshold": 2, "model_persistence_threshold": 3,
@@ -406,7 +406,7 @@ TEST(Config, KnowsTheTierOfEachClass) {
   EXPECT_EQ(tiers(R"({"zero_optimization": {"stage": 3, "cpu_offload": true,
                       "cpu_offload_param": true}})"),
             (Tiers{kCpu, kCpu, kCpu, kDevice}));
-  // What a program set and did not validate: the stage decides, as the plan will.
+  // A program set it without validating: the stage decides, as in the plan.
   Config config;
   config.zero.offload_param.device = config.zero.offload_optimizer.device = kNvme;
   EXPECT_EQ(config.parameter_tier(), kDevice);
@@ -414,7 +414,7 @@ TEST(Config, KnowsTheTierOfEachClass) {
   EXPECT_FALSE(config.uses_nvme());
 }
 
-TEST(Config, GroupsWhoseNamesLookLikePathsStayApart) {
+TEST(Config, GroupsWithNamesLikePathsStayApart) {
   const EbbConfig ebb = Read(R"({"ebb": {"parameter_groups": {
       "x": {"optimizer": {"type": "SGD", "params": {"weight_decay": 0.5}}},
       "x.optimizer.params": {"weight_decay": 0.25}, "*": {"weight_decay": 0.125}}}})")

@@ -44,13 +44,13 @@ TEST(ParseDocument, NamesLineAndColumn) {
   EXPECT_THAT(ErrorOf("{\n  \"a\": 1,\n  \"b\": nul\n}"), HasSubstr("line 3, column 11"));
   EXPECT_THAT(ErrorOf("{\"a\" 1}"), HasSubstr("line 1, column 6"));
   EXPECT_THAT(ErrorOf("{\"a\": 1} x"), HasSubstr("line 1, column 10"));
-  // Comments and commas that were taken out move nothing.
+  // Removed comments and commas do not move anything.
   EXPECT_THAT(ErrorOf("/* 1\n2 */ {\"a\": [1,], !}"), HasSubstr("line 2, column 18"));
   EXPECT_THAT(ErrorOf("{\"a\": 1, /* never"),
               HasSubstr("line 1, column 10: the comment does not end"));
 }
 
-TEST(ParseDocument, RefusesWhatIsNoJson) {
+TEST(ParseDocument, RefusesTextThatIsNotJson) {
   for (const char* text : {"{",
                            "}",
                            "{\"a\"}",
@@ -110,7 +110,7 @@ TEST(ParseDocument, RefusesDuplicateKeysByPath) {
   EXPECT_TRUE(ParseDocument(R"({"x": {"a": 1}, "y": {"a": 1}, "z": [{"a": 1}, {"a": 2}]})").ok());
 }
 
-// Nothing is left of the later ones, whatever is in them.
+// Nothing is kept of the later ones, whatever they contain.
 TEST(ParseDocument, ReportsEveryDuplicateKey) {
   EXPECT_EQ(ErrorOf("{\"a\": 1,\n \"a\": {\"b\": 1, \"b\": [{\"c\": 1}], \"c\": 2},\n \"a\": []}"),
             "3 problems\n  line 2, column 2: the key \"a\" is there twice"
@@ -132,7 +132,7 @@ TEST(ParseDocument, KnowsWhereEveryKeyStands) {
       "line 3, column 1: d.f\n  absent");
 }
 
-TEST(ParseDocument, RefusesWhatIsNoObject) {
+TEST(ParseDocument, RefusesValuesThatAreNotObjects) {
   EXPECT_EQ(ErrorOf("[1]"), "it must be an object, {...}, and is [1]");
   EXPECT_EQ(ErrorOf("true"), "it must be an object, {...}, and is true");
 }

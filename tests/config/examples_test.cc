@@ -1,6 +1,6 @@
-// Files as other trainers' users have them (tests/config/corpus, in the styles of Hugging Face,
-// LLaMA-Factory, axolotl, Megatron-DeepSpeed, and DeepSpeed's examples, documentation and tests) are
-// read as they are.
+// Configuration files of other trainers' users (tests/config/corpus, in the styles of Hugging Face,
+// LLaMA-Factory, axolotl, Megatron-DeepSpeed, and DeepSpeed's examples, documentation and tests)
+// are read unchanged.
 #include <filesystem>
 #include <string>
 #include <vector>

@@ -80,7 +80,7 @@ TEST_F(FromFile, Unreadable) {
 }
 
 TEST_F(FromFile, ReadErrorAfterOpening) {
-  // Address 0 of one's own memory opens, and does not read.
+  // Opening one's own memory works, but reading address 0 fails.
   EXPECT_THAT(std::string(ErrorOf("/proc/self/mem").message()), HasSubstr("cannot read"));
 }
 

@@ -1,5 +1,6 @@
-// Text that was never meant as a configuration: always an answer, never a crash, and what is accepted
-// can be written and read again. Run under the sanitizers this is a small, reproducible fuzzer.
+// Text that is no configuration: there is always an answer and never a crash, and an accepted
+// configuration can be written and read again. Under the sanitizers this is a small, reproducible
+// fuzzer.
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -26,7 +27,7 @@ class Chance {
   std::mt19937_64 generator_;
 };
 
-// Aborts, with the text, if it does not.
+// Aborts, with the text, if a law does not hold.
 void Survives(const std::string& text) {
   LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(text.data()), text.size());
 }
@@ -142,7 +143,7 @@ TEST(Garbage, EveryKeyWithEveryKindOfValue) {
   }
 }
 
-// Random combinations of keys, so that relations between them are met with odd values, too.
+// Random combinations of keys, so that relations between them also see odd values.
 TEST(Garbage, RandomCombinationsOfParameters) {
   const std::vector<std::string> values = {"0",         "1",       "0.5",      "2",
                                            "true",      "false",   "\"auto\"", "7e3",

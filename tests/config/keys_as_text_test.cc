@@ -1,4 +1,4 @@
-// The documents that are generated from the table of keys, and the files in the tree that hold them.
+// The documents that are generated from the table of keys, and their files in the tree.
 #include "ebb/runtime/config/keys_as_text.h"
 
 #include <cstdlib>
@@ -16,7 +16,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// That the file has the text; with EBB_WRITE_DOCUMENTS in the environment it gets it.
+// Checks that the file has the text. With EBB_WRITE_DOCUMENTS in the environment the file is
+// written.
 void ExpectFile(const std::string& path, const std::string& text) {
   if (std::getenv("EBB_WRITE_DOCUMENTS") != nullptr) std::ofstream(path, std::ios::binary) << text;
   std::ifstream file(path, std::ios::binary);

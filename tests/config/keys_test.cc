@@ -16,7 +16,7 @@
 namespace ebb::config {
 namespace {
 
-// A value as a row writes it: bare words for text, JSON for the rest.
+// A value in a row's spelling: bare words for text, JSON for the rest.
 Json Parsed(const Key& key, std::string_view text) {
   switch (key.kind) {
     case Kind::kText:
@@ -154,7 +154,7 @@ TEST(Keys, DefaultsOfTheTableAreThoseOfTheStruct) {
       }
     }
   }
-  // Every literal key with a default is a field: nothing is read and then forgotten.
+  // Every literal key with a default is a field, so that no key is read and then ignored.
   for (const Key& key : Keys()) {
     if (key.kind == Kind::kBlock || key.default_value.empty()) continue;
     if (key.path.starts_with("ebb.parameter_groups")) continue;
@@ -163,7 +163,7 @@ TEST(Keys, DefaultsOfTheTableAreThoseOfTheStruct) {
   }
 }
 
-// The vocabulary of DeepSpeed 0.19 that is easiest to forget: what its code reads but no example
+// The vocabulary of DeepSpeed 0.19 that is easy to miss: keys that its code reads and no example
 // has.
 TEST(Keys, KnowsDeepSpeedsVocabulary) {
   for (const char* path : {"managed_gradient_accumulation",

@@ -12,7 +12,7 @@
 namespace ebb {
 namespace {
 
-TEST(NameView, IsTakenByAbslStrCatAndByWhatTakesAStdStringView) {
+TEST(NameView, ConvertsForAbslStrCatAndForStdStringView) {
   const std::string held = "layer0.weight";
   const NameView name = held;
   EXPECT_EQ(absl::StrCat("<", name, ">"), "<layer0.weight>");

@@ -51,7 +51,7 @@ TEST(PathsNamed, HasThoseOfAllBlocks) {
   EXPECT_TRUE(PathsNamed("*").empty());
 }
 
-TEST(NearestPath, GivesUpOnWhatIsNoName) {
+TEST(NearestPath, GivesUpOnTextsThatAreNoNames) {
   EXPECT_EQ(NearestPath("", std::string(100, 'x')), "");
   EXPECT_NE(NearestPath("", ""), "");
 }

@@ -1,4 +1,4 @@
-// Every way a configuration can be wrong, and the sentence that says so.
+// Every way in which a configuration can be wrong, and its message.
 #include <string>
 #include <vector>
 
@@ -349,7 +349,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"({"aio": {"thread_count": 65, "intra_op_parallelism": 65}})",
              {"\"aio.thread_count\" is 65; allowed: an integer from 1 to 64"}}));
 
-// The sentences of an error, in its order.
+// The sentences of an error, in order.
 std::vector<std::string> ProblemsOf(const std::string& json, const ReadOptions& options = {}) {
   const absl::StatusOr<Config> config = Config::FromJson(json, options);
   EXPECT_FALSE(config.ok()) << json;
@@ -375,7 +375,7 @@ TEST(Problems, AreReportedTogetherEachWithItsPlace) {
                   HasSubstr("line 7, column 11: \"aio.block_size\" is 5000")));
 }
 
-// One slip is one problem.
+// One mistake is one problem.
 TEST(Problems, NothingFollowsFromAWrongKey) {
   EXPECT_THAT(
       ProblemsOf(R"({"zero_optimization": {"stag": 3}, "ebb": {"offload_gradients": "cpu"}})"),
@@ -401,7 +401,7 @@ TEST(Problems, AreBounded) {
   EXPECT_EQ(said.front(), "500 problems");
   EXPECT_EQ(said.back(), "and 480 more");
   EXPECT_EQ(Config::FromJson("{" + keys + "}")->warnings.size(), 101u);
-  // Nothing grows with the square of the file: 45,000 unknown keys took 9 s before, and 0.15 s now.
+  // No time grows with the square of the file: 45,000 unknown keys took 9 s before, and 0.15 s now.
   std::string groups;
   for (int i = 0; i < 90; ++i) {
     groups += absl::StrCat(i == 0 ? "" : ",", "\"g", i, "\": {\"optimizer\": {\"params\": {", keys,

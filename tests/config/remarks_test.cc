@@ -1,4 +1,4 @@
-// What was not taken literally is said, once, and what is harmless is not refused.
+// A key that is not taken literally gets one remark, and a harmless key is not refused.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -17,7 +17,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Says what the defaults would only be remarked upon for.
+// Sets keys for which the defaults would cause remarks.
 constexpr char kQuiet[] = R"("gradient_clipping": 1, "optimizer": {"type": "AdamW"})";
 
 std::vector<std::string> RemarksOn(const std::string& keys) {
@@ -118,8 +118,8 @@ TEST(Remarks, SecondaryShardsAreOfStage3) {
   }
 }
 
-// Refused keys whose value changes nothing are silent; blocks around them, too, if nothing else is
-// in them.
+// Refused keys with a value that changes nothing cause no remark; nor do blocks that contain only
+// such keys.
 class Harmless : public ::testing::TestWithParam<const char*> {};
 TEST_P(Harmless, IsAcceptedInSilence) {
   EXPECT_THAT(RemarksOn(GetParam()), ElementsAre());
@@ -184,7 +184,7 @@ TEST(Remarks, PoolSizesOfTiersAreUpperLimits) {
           HasSubstr("\"zero_optimization.offload_optimizer.buffer_count\" 4 is an upper")));
 }
 
-// What DeepSpeed takes and what changes nothing here: one remark each.
+// Keys that DeepSpeed takes and that change nothing here: one remark each.
 class TakenWithARemark : public ::testing::TestWithParam<std::pair<const char*, const char*>> {};
 TEST_P(TakenWithARemark, IsAccepted) {
   EXPECT_THAT(RemarksOn(GetParam().first), ElementsAre(HasSubstr(GetParam().second)));
@@ -240,7 +240,7 @@ TEST(Remarks, ZerosThatMeanTheDefault) {
   EXPECT_THAT(config->remarks, Contains(HasSubstr("sub_group_size\" 0 is taken as the default")));
 }
 
-// A name of the user's choice is a group only where its value is one.
+// A name of the user's choice is a group only if its value is one.
 TEST(Remarks, CommentsAreNoParameterGroups) {
   const absl::StatusOr<Config> config = Config::FromJson(
       R"({"ebb": {"parameter_groups": {"_comment": "x", "// note": [1], "comment": null,
@@ -260,7 +260,7 @@ TEST(Remarks, CommentsAreNoKeys) {
   EXPECT_THAT(config->warnings, ElementsAre());
 }
 
-// What DeepSpeed passes over in silence.
+// Keys that DeepSpeed ignores silently.
 TEST(Warnings, NameKeysThatAreNone) {
   const auto warnings = [](const std::string& json) {
     const absl::StatusOr<Config> config = Config::FromJson(json);
@@ -285,7 +285,7 @@ TEST(Warnings, NameKeysThatAreNone) {
   EXPECT_LT(warnings("{\"" + std::string(5000, 'k') + "\": 1}")[0].size(), 400u);
 }
 
-// A later override is never held against the file.
+// A value that is overridden later causes no error.
 TEST(Overrides, ComeBeforeTheCheck) {
   const std::string json =
       R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}},
@@ -351,7 +351,7 @@ TEST(Auto, OfTiers) {
                           "\"zero_optimization.sub_group_size\" 1000000000"));
 }
 
-// The file that Hugging Face's users have: every number left to the Trainer.
+// The file of Hugging Face's users: every number is left to the Trainer.
 constexpr char kHuggingFace[] = R"({
     "bf16": {"enabled": "auto"},
     "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000,
@@ -384,15 +384,15 @@ TEST(Auto, HuggingFaceZero3) {
                                               HasSubstr("\"optimizer.params.eps\" 1e-8"),
                                               HasSubstr("\"gradient_clipping\" 1.0"))));
   EXPECT_THAT(config->remarks, Not(Contains(HasSubstr("by the trainer"))));
-  // Nothing says how large a batch is, until the program does.
+  // The batch size is unknown until the program sets it.
   EXPECT_THAT(std::string(config->ForWorld(2).status().message()), HasSubstr("\"auto\" counts"));
   Config completed = *config;
   completed.micro_batch_size = 4;
   EXPECT_EQ(completed.ForWorld(2)->train_batch_size, 8);
 }
 
-// Those that scale each group's own rate say nothing.
-TEST(Remarks, NameTheGroupsWhoseRatesAScheduleReplaces) {
+// Schedules that scale each group's own rate cause no remark.
+TEST(Remarks, NameGroupsWithRatesThatAScheduleReplaces) {
   const auto remarks = [](const char* scheduler) {
     return RemarksOn(
         absl::StrCat(R"(, "scheduler": )", scheduler, R"(, "ebb": {"parameter_groups": {
@@ -436,7 +436,7 @@ constexpr TrainerValues kTrainer = {.micro_batch_size = 4,
                                     .gradient_clipping = 0.5,
                                     .compute = DType::kBFloat16};
 
-TEST(Auto, TheTrainerFillsInWhatItKnowsAndItIsSaidOnce) {
+TEST(Auto, TheTrainerFillsInItsValuesWithOneRemark) {
   const absl::StatusOr<Config> config = Config::FromJson(kHuggingFace, {.trainer = kTrainer});
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->compute, DType::kBFloat16);
@@ -492,7 +492,7 @@ TEST(Auto, WhatIsMissingAndMustBeThereIsFilledIn) {
   EXPECT_EQ(config->gradient_clipping, 1.0);
 }
 
-TEST(Auto, WhatTheTrainerSaysIsCheckedLikeAFile) {
+TEST(Auto, TheTrainersValuesAreCheckedLikeAFile) {
   const absl::StatusOr<Config> config =
       Config::FromJson(R"({"gradient_clipping": "auto"})", {.trainer = {.gradient_clipping = -1}});
   EXPECT_THAT(std::string(config.status().message()),

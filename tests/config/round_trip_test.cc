@@ -21,9 +21,9 @@ class Dice {
     return std::uniform_int_distribution<int64_t>(0, end - 1)(generator_);
   }
   bool Coin() { return Below(2) == 0; }
-  // Of any size up to 2^62, small ones as likely as large ones.
+  // Any size up to 2^62, small ones as likely as large ones.
   int64_t Count() { return std::max<int64_t>(1, Below(int64_t{1} << Below(63))); }
-  // With all of its bits random, from 2^-60 to 2^30.
+  // A number with all bits random, from 2^-60 to 2^30.
   double Number() {
     return std::ldexp(1 + static_cast<double>(Below(int64_t{1} << 52)) * 0x1p-52,
                       static_cast<int>(Below(91)) - 60);
@@ -178,7 +178,7 @@ std::vector<std::string> RandomPaths(Dice& dice) {
   return paths;
 }
 
-// A tier that is allowed: nvme where there is a path.
+// A tier that is allowed: nvme only with a path.
 Tier RandomTier(Dice& dice, bool has_path) {
   return static_cast<Tier>(dice.Below(has_path ? 3 : 2));
 }
@@ -299,7 +299,7 @@ TEST(ToJson, IsInDeepSpeedsVocabulary) {
       << json;
 }
 
-TEST(Difference, IsWhatTheOtherHasAsItsFileWouldHaveIt) {
+TEST(Difference, IsJsonOfTheOtherConfigsFile) {
   Config from;
   from.zero.offload_param.nvme_paths = {"/old"};
   EXPECT_EQ(config::Difference(from, from), "");
@@ -312,7 +312,7 @@ TEST(Difference, IsWhatTheOtherHasAsItsFileWouldHaveIt) {
             R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", )"
             R"("nvme_path": ["/a","/b"], "max_in_cpu": 0}}, )"
             R"("ebb": {"micro_batches_per_round": "all", "coalesce": 4}})");
-  // Of keys that are not given any more there is nothing to show.
+  // A key that is no longer given is not shown.
   EXPECT_EQ(config::Difference(to, from).find("coalesce"), std::string::npos);
   from.ebb.parameter_groups["group.name"].lr_factor = 2;
   EXPECT_EQ(config::Difference(Config(), from),
@@ -320,7 +320,7 @@ TEST(Difference, IsWhatTheOtherHasAsItsFileWouldHaveIt) {
             R"("ebb": {"parameter_groups": {"group.name": {"lr_factor": 2.0}}}})");
 }
 
-TEST(ToJson, SurvivesWhatAProgramPutThere) {
+TEST(ToJson, SurvivesValuesThatAProgramSet) {
   Config config;
   config.ebb.trace = "\xff\xfe";
   config.ebb.parameter_groups["\xc0"].lr_factor = NAN;

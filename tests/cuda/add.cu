@@ -1,4 +1,4 @@
-// A kernel as a trainer would bring one.
+// A kernel like one of a trainer.
 #include "add.h"
 
 namespace ebb::testing {

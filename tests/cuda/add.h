@@ -1,4 +1,4 @@
-// A kernel as a trainer would bring one: values[i] += value, enqueued on the stream.
+// A kernel like one of a trainer: values[i] += value, enqueued on the stream.
 #pragma once
 
 #include "ebb/runtime/device/stream.h"

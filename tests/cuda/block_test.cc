@@ -1,4 +1,4 @@
-// The host's blocks run kernels as a device would, and show what one of them forgot.
+// The host's blocks run kernels as a device would, and show that a kernel forgot to wait.
 #include "block.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ struct SumKernel {
   static constexpr int kThreads = 4 * kWarp;
   struct Arrays {
     const float* numbers;
-    float* sums;  // one a thread
+    float* sums;  // one for each thread
   };
   template <class Thread>
   EBB_HOST_DEVICE static void Run(Thread& thread, const Arrays& arrays) {
@@ -64,7 +64,7 @@ TEST(Block, ExchangesManyTimesWithoutMixingThem) {
   EXPECT_EQ(wrong, std::vector<int>(2 * kWarp, 0));
 }
 
-TEST(BlockDeathTest, ThreadsThatWaitForNobodyAreNamed) {
+TEST(BlockDeathTest, ThreadsThatWaitInVainAreNamed) {
   EXPECT_DEATH(RunBlocks(1, kWarp, 0,
                          [](HostThread& thread) {
                            if (thread.index() != 7) thread.Sync();

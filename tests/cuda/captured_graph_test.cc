@@ -1,5 +1,5 @@
-// Graphs captured from a stream, on the stand-in: what runs when, what CUDA refuses under capture, and
-// what is left after an error.
+// Graphs captured from a stream, on the stand-in: what runs when, what CUDA refuses under capture,
+// and the state after an error.
 #include "ebb/runtime/device/cuda/captured_graph.h"
 
 #include <gmock/gmock.h>
@@ -40,7 +40,7 @@ class CapturedGraphTest : public ::testing::Test {
     stream_.Copy(to_.data(), from_.data(), kBytes);
     return absl::OkStatus();
   }
-  // What `to_` begins with, once the stream is idle.
+  // The first number of `to_`, once the stream is idle.
   int First() {
     stream_.WaitIdle();
     return static_cast<int>(*to_.data());
@@ -96,7 +96,7 @@ TEST_F(CapturedGraphTest, MayGoWhileItRuns) {
   EXPECT_EQ(First(), 4);
 }
 
-TEST_F(CapturedGraphTest, IsGivenBackOnceWhenMoved) {
+TEST_F(CapturedGraphTest, IsFreedOnceAfterAMove) {
   std::optional<CapturedGraph> kept;
   {
     auto graph = Capture([&] { return Copy(); });
@@ -217,7 +217,7 @@ TEST_F(CapturedGraphTest, AnotherThreadCannotEndIt) {
   cudaGraphDestroy(graph);
 }
 
-TEST_F(CapturedGraphTest, OrderIsLookedForWhereItIsLaunched) {
+TEST_F(CapturedGraphTest, OrderIsCheckedAtTheLaunch) {
   stand_in::WatchOrder();
   const Buffer memory = *device_.Allocate(kBytes, "watched");
   Stream other = *device_.NewStream("other");
@@ -227,7 +227,7 @@ TEST_F(CapturedGraphTest, OrderIsLookedForWhereItIsLaunched) {
     return absl::OkStatus();
   });
   ASSERT_TRUE(graph.ok()) << graph.status();
-  // Captured, it has touched nothing.
+  // The captured work has touched nothing.
   other.Zero(memory.data(), kBytes);
   other.Record(event);
   EXPECT_THAT(stand_in::TakeRaces(), IsEmpty());

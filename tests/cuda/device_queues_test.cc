@@ -1,4 +1,4 @@
-// What an engine says where its streams share queues of the device. On the stand-in.
+// What an engine logs if its streams share queues of the device. On the stand-in.
 #include "ebb/runtime/engine/device_queues.h"
 
 #include <gmock/gmock.h>
@@ -30,7 +30,7 @@ TEST(DeviceQueuesTest, AWarningNamesStreamsAndQueues) {
   EXPECT_THAT(WarnOfFewQueues(9, "many"), HasSubstr("8 queues"));
 }
 
-// What an engine writes to standard error as it is made, once however many ranks.
+// What engines write to standard error when they are made, once for any number of ranks.
 std::string Said(const char* connections, const Config& config) {
   setenv(kName, connections, /*overwrite=*/1);
   ModelSpec model;

@@ -1,5 +1,5 @@
-// How the CUDA device starts, fails and lets go, on the stand-in. What it does while all is well is
-// ../device/conformance_test.cc.
+// How the CUDA device starts, fails and is released, on the stand-in. ../device/conformance_test.cc
+// has its normal work.
 #include "ebb/runtime/device/device.h"
 
 #include <gmock/gmock.h>
@@ -43,7 +43,7 @@ class CudaDeviceTest : public ::testing::Test {
   }
 };
 
-TEST_F(CudaDeviceTest, MachineWithoutADriverIsSaidSo) {
+TEST_F(CudaDeviceTest, AMachineWithoutADriverIsAnError) {
   stand_in::SetDevices(0, cudaErrorInsufficientDriver);
   for (const absl::Status& status : {Device::Cuda().status(), Device::CudaDevices().status(),
                                      Device::FromName("cuda").status()}) {
@@ -54,7 +54,7 @@ TEST_F(CudaDeviceTest, MachineWithoutADriverIsSaidSo) {
   EXPECT_TRUE(Device::FromName("cpu").ok());
 }
 
-TEST_F(CudaDeviceTest, MachineWithoutADeviceIsSaidSo) {
+TEST_F(CudaDeviceTest, AMachineWithoutADeviceIsAnError) {
   stand_in::SetDevices(0);
   const absl::Status status = Device::Cuda().status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
@@ -85,7 +85,7 @@ TEST_F(CudaDeviceTest, SaysHowMuchOfItsMemoryIsFree) {
   EXPECT_EQ(Device::Cpu(1).free_bytes(), std::nullopt);
 }
 
-TEST_F(CudaDeviceTest, StreamsComeFirstThatAreMadeSo) {
+TEST_F(CudaDeviceTest, StreamsHaveTheirPriority) {
   const Device device = *Device::Cuda();
   const auto has_priority = [](const Stream& stream) {
     return stand_in::HasPriority(static_cast<cudaStream_t>(stream.view().native));
@@ -95,7 +95,7 @@ TEST_F(CudaDeviceTest, StreamsComeFirstThatAreMadeSo) {
   EXPECT_FALSE(has_priority(*device.NewStream("reduce")));
 }
 
-TEST_F(CudaDeviceTest, CallerStreamIsTheTrainersWhichStaysTheTrainers) {
+TEST_F(CudaDeviceTest, TheCallerStreamIsTheTrainersOwn) {
   cudaStream_t trainers = nullptr;
   ASSERT_EQ(cudaStreamCreateWithPriority(&trainers, cudaStreamNonBlocking, 0), cudaSuccess);
   {
@@ -125,7 +125,7 @@ TEST_F(CudaDeviceTest, WithoutATrainersStreamThereIsOneThatOutlivesTheDevice) {
   EXPECT_TRUE(ran);
 }
 
-// As ranks of other devices have them: threads that never chose a device.
+// As on ranks of other devices: threads that never chose a device.
 template <class Body>
 void OnAnotherThread(Body body) {
   std::thread(body).join();
@@ -195,7 +195,7 @@ TEST_F(CudaDeviceTest, ThreadThatUsesNoDeviceKeepsTheLast) {
   });
 }
 
-TEST_F(CudaDeviceTest, FailedAllocationSaysWhatForHowMuchAndWhatIsLeft) {
+TEST_F(CudaDeviceTest, AFailedAllocationNamesItsUseItsSizeAndTheFreeBytes) {
   const Device device = *Device::Cuda();
   stand_in::FailCall("cudaMalloc", cudaErrorMemoryAllocation);
   const absl::Status status = device.Allocate(12345, "the gather pool").status();
@@ -203,7 +203,7 @@ TEST_F(CudaDeviceTest, FailedAllocationSaysWhatForHowMuchAndWhatIsLeft) {
   EXPECT_THAT(Message(status),
               AllOf(HasSubstr("12345 bytes"), HasSubstr("the gather pool"),
                     HasSubstr("CUDA device 0 (stand-in)"), HasSubstr("4294967296 bytes are free")));
-  EXPECT_TRUE(device.status().ok());  // nothing is lost
+  EXPECT_TRUE(device.status().ok());  // the device has not failed
   EXPECT_TRUE(device.Allocate(12345, "the gather pool").ok());
 }
 
@@ -270,7 +270,7 @@ INSTANTIATE_TEST_SUITE_P(Calls, CudaFailureTest,
                                            "cudaEventQuery", "cudaStreamSynchronize"),
                          [](const auto& test) { return std::string(test.param); });
 
-TEST_F(CudaDeviceTest, TasksThatALostDeviceForgetsRunAllTheSame) {
+TEST_F(CudaDeviceTest, TasksRunThatALostDeviceDrops) {
   const Device device = *Device::Cuda();
   std::atomic<bool> running{false}, go{false};
   std::vector<int> ran;
@@ -345,8 +345,8 @@ TEST_F(CudaDeviceTest, FailedHostStreamAndLockSayWhatFor) {
   EXPECT_EQ(stand_in::Alive().locked, 1);
 }
 
-// By the device's threads, ahead of CUDA, which would do it on one.
-TEST_F(CudaDeviceTest, WhatIsLockedIsResidentBefore) {
+// The device's threads make it resident, before CUDA, which would do it on one thread.
+TEST_F(CudaDeviceTest, MemoryIsResidentBeforeItIsLocked) {
   constexpr int64_t kBytes = (int64_t{9} << 20) + 1;
   const Device device = *Device::Cuda();
   const Buffer memory = *AllocatePrivatePages(kBytes, "test");
@@ -359,9 +359,9 @@ TEST_F(CudaDeviceTest, WhatIsLockedIsResidentBefore) {
   EXPECT_THAT(resident, Each(Ne(0)));
 }
 
-// An error that CUDA answers then is an earlier one. Left as its last error it would be taken for that of
-// the next launch.
-TEST_F(CudaDeviceTest, GivingMemoryBackLeavesNoError) {
+// An error that CUDA returns then is an earlier one. Left as its last error, the next launch would
+// report it.
+TEST_F(CudaDeviceTest, FreeingMemoryLeavesNoError) {
   const Device device = *Device::Cuda();
   std::vector<std::byte> memory(64);
   Buffer allocated = *device.Allocate(64, "test"), shared = *device.AllocateShared(64, "test");
@@ -423,7 +423,7 @@ TEST_F(CudaDeviceTest, LostDeviceWakesHostStreamsThatWaitForIt) {
     waiting.Wait(updated);
     running.wait(false);
     stand_in::LoseDevice(cudaErrorIllegalAddress);
-    updated.Wait();  // though the device's own task is still at work
+    updated.Wait();  // although the device's own task still runs
     EXPECT_EQ(host.status().code(), absl::StatusCode::kInternal);
     EXPECT_TRUE(computed.Passed());
     EXPECT_TRUE(updated.Passed());
@@ -439,8 +439,9 @@ TEST_F(CudaDeviceTest, LostDeviceWakesHostStreamsThatWaitForIt) {
   EXPECT_EQ(ran, (std::vector<int>{1, 2}));
 }
 
-// A call of theirs might wait for the driver, and the driver for the device, which waits for them.
-TEST_F(CudaDeviceTest, ThreadsOfHostStreamsCallNothingOfCudaHoweverLongTheyWait) {
+// Their call might wait for the driver, and the driver for the device, which waits for these
+// threads.
+TEST_F(CudaDeviceTest, ThreadsOfHostStreamsNeverCallCudaWhileTheyWait) {
   const Device device = *Device::Cuda();
   Stream stream = *device.NewStream("device"), host = *device.NewHostStream("waiting host");
   Event computed = *device.NewEvent(), updated = *device.NewEvent();
@@ -451,7 +452,7 @@ TEST_F(CudaDeviceTest, ThreadsOfHostStreamsCallNothingOfCudaHoweverLongTheyWait)
   host.Wait(computed);
   host.Record(updated);
   stream.Wait(updated);
-  // Until somebody has asked how the device is.
+  // Until the watch has asked for the device's state.
   while (stand_in::Callers("cudaStreamQuery").empty()) std::this_thread::yield();
   go = true;
   go.notify_all();

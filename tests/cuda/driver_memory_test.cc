@@ -1,5 +1,5 @@
-// What the driver and libraries take of a GPU, in the memory table. On the stand-in, which says how much
-// it lets each of them take.
+// What the driver and libraries take of a GPU, in the memory table. On the stand-in, which says how
+// much each of them takes.
 #include "ebb/runtime/device/driver_memory.h"
 
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ class DriverMemoryTest : public ::testing::Test {
   }
 };
 
-TEST_F(DriverMemoryTest, IsMeasuredAroundWhatTakesIt) {
+TEST_F(DriverMemoryTest, IsMeasuredAroundAllocations) {
   const Device device = *Device::Cuda();
   const int64_t before = device.driver_bytes();
   cudaStream_t stream = nullptr;
@@ -58,7 +58,8 @@ TEST_F(DriverMemoryTest, IsMeasuredAroundWhatTakesIt) {
   cudaStreamDestroy(stream);
 }
 
-// Ranks that share a GPU share what is measured: no rank makes or destroys an engine while another reads.
+// Ranks that share a GPU share the measurement: no rank makes or destroys an engine while another
+// reads it.
 TEST_F(DriverMemoryTest, IsARowOfAnEngineOverNccl) {
   const NcclSharesDevice nccl(true);
   std::barrier together(2);

@@ -1,5 +1,5 @@
-// The stand-in ends the program where a call may wait inside CUDA's driver for another rank, whose
-// thread the driver may then keep out.
+// The stand-in ends the program if a call may wait inside CUDA's driver for another rank, because
+// the driver may then block that rank's thread.
 #include <gtest/gtest.h>
 
 #include <array>

@@ -1,6 +1,6 @@
-// State of a GPU that is read beside the steps that come, which the device runs long after the host was there. The
-// check of the order (order.h) is off: it does not see what a host stream's task has waited for, and so takes the
-// copies that the task makes for unordered.
+// State of a GPU that is read while later steps run, which the device does long after the host has
+// enqueued them. The check of the order (order.h) is off: it does not see what a host stream's task
+// has waited for, and so takes the copies that the task makes for unordered.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// "ebb.coalesce" "auto": measured where NCCL connects the ranks, and then a number that repeats the
+// "ebb.coalesce" "auto": measured if NCCL connects the ranks, and then a number that repeats the
 // run. On the stand-in.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -77,7 +77,7 @@ TEST_F(EngineCoalesceTest, AutoIsOneNumberOfAllRanksThatRepeatsTheRun) {
   }
 }
 
-// As steps gather into memory that is registered.
+// As in steps, which gather into registered memory.
 TEST_F(EngineCoalesceTest, MeasuresOnMemoryThatIsRegistered) {
   const NcclSharesDevice nccl;
   config_.ebb.timeout_seconds = 0.5;
@@ -107,9 +107,9 @@ TEST_F(EngineCoalesceTest, AutoIsNotGivenWithoutNccl) {
   }
 }
 
-TEST_F(EngineCoalesceTest, NoRoomForMeasuringIsSaidByAllRanks) {
+TEST_F(EngineCoalesceTest, AllRanksReportThatThereIsNoRoomForMeasuring) {
   const NcclSharesDevice nccl;
-  // Behind the byte of each communicator's barriers.
+  // The first byte is for each communicator's barriers.
   for (int nth = 1; nth <= 24; ++nth) {
     stand_in::FailCall("cudaMalloc", cudaErrorMemoryAllocation, nth);
     SCOPED_TRACE(nth);

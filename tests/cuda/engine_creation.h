@@ -8,9 +8,10 @@
 
 namespace ebb::testing {
 
-// Makes an engine of the toy model on `ranks` threads that share the GPU. What each says.
+// Makes an engine of the toy model on `ranks` threads that share the GPU. Returns each rank's
+// status.
 std::vector<absl::Status> CreationOnAll(int ranks, const Config& config);
-// The same where one of them fails: then all have to.
+// The same if it fails on one of them: then it must fail on all.
 std::vector<absl::Status> RefusalsOfAll(int ranks, const Config& config);
 
 }  // namespace ebb::testing

@@ -1,4 +1,4 @@
-// What an engine on GPUs says when they fail. On the stand-in.
+// The errors of an engine on GPUs that fail. On the stand-in.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -36,10 +36,10 @@ class EngineOnFailingGpuTest : public ::testing::Test {
   enum class Second : uint8_t {
     kGoesOn,
     kLeaves,
-    kStalls,  // until the first has its Status
+    kStalls,  // until the first rank has its Status
   };
-  // Every rank trains one step that goes well, then `fault` happens to rank 0, then all train on.
-  // What each says of that.
+  // Every rank trains one successful step. Then `fault` happens on rank 0, and all train on.
+  // Returns what each rank reports.
   Seen TrainWith(const std::function<void()>& fault, Second second = Second::kGoesOn) {
     Seen seen;
     std::latch all_have_trained(kRanks), first_has_failed(1);
@@ -57,7 +57,7 @@ class EngineOnFailingGpuTest : public ::testing::Test {
       for (int step = 1; step < 4 && own.ok(); ++step)
         own = model.Train(engine, world.rank(), step);
       if (world.rank() == 0) first_has_failed.count_down();
-      // It stays so.
+      // The error stays.
       EXPECT_FALSE(model.Train(engine, world.rank(), 9).ok());
       EXPECT_FALSE(engine.Report().ok());
       return absl::OkStatus();
@@ -87,7 +87,7 @@ TEST_F(EngineOnFailingGpuTest, AKernelThatDoesNotStartFailsTheEngineOnAllRanks) 
   for (const char* function : {"LaunchUpdate", "LaunchSumSquares", "cudaMemcpyAsync"}) {
     const Seen seen = TrainWith([&] { stand_in::FailCall(function, cudaErrorLaunchFailure); });
     for (const absl::Status& status : seen) EXPECT_FALSE(status.ok()) << function;
-    // Whichever rank called it.
+    // On either rank that called it.
     EXPECT_THAT(Text(seen[0]) + Text(seen[1]), HasSubstr("an error of the stand-in")) << function;
     stand_in::Reset();
   }
@@ -109,8 +109,8 @@ TEST_F(EngineOnFailingGpuTest, ARankThatHasDestroyedItsEngineIsNotWaitedFor) {
   }
 }
 
-// Where the host is when NCCL's operations fail says nothing of them.
-TEST_F(EngineOnFailingGpuTest, OfARankThatStallsTheFirstWaitIsSaid) {
+// Errors of NCCL's operations do not say where the host is.
+TEST_F(EngineOnFailingGpuTest, TheFirstWaitForAStalledRankIsReported) {
   config_.zero.param_persistence_threshold = 0;
   config_.ebb.timeout_seconds = 0.5;
   for (const bool nccl : {false, true}) {
@@ -124,9 +124,9 @@ TEST_F(EngineOnFailingGpuTest, OfARankThatStallsTheFirstWaitIsSaid) {
   }
 }
 
-TEST_F(EngineOnFailingGpuTest, ADeviceThatIsFullIsSaidByAllRanks) {
+TEST_F(EngineOnFailingGpuTest, AllRanksReportAFullDevice) {
   int nth = 1;
-  for (;; ++nth) {  // whichever allocation it is
+  for (;; ++nth) {  // for any allocation
     SCOPED_TRACE(nth);
     stand_in::FailCall("cudaMalloc", cudaErrorMemoryAllocation, nth);
     const std::vector<absl::Status> said = CreationOnAll(kRanks, config_);

@@ -1,6 +1,6 @@
-// The pools in host memory of an engine on GPUs: locked by the device and by nobody else, and used as
-// they are where it cannot lock them, at the same bits. On the stand-in, whose copies of other memory
-// read it when they are called.
+// The pools in host memory of an engine on GPUs: only the device locks them. If it cannot, they are
+// used unlocked, with the same bits. On the stand-in, which reads other memory when its copies are
+// called.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -56,11 +56,11 @@ class EngineLockedPoolsTest : public ::testing::TestWithParam<Case> {
                                       .nvme_paths = {scratch_.path()}};
     config_.gradient_clipping = GetParam().early ? 0 : 1;
     config_.ebb.check_overflow = !GetParam().early;
-    config_.ebb.timeout_seconds = 3600;  // a rank that waits for another would be seen
+    config_.ebb.timeout_seconds = 3600;  // so that a rank that waits for another would show
   }
   ~EngineLockedPoolsTest() override { stand_in::Reset(); }
 
-  // Leaves what was said in log_, and what was locked.
+  // Leaves the log in log_, and the number of locked pools in locked_.
   Outcome Train(const Config& config) {
     std::array<Outcome, kRanks> outcomes;
     ::testing::internal::CaptureStderr();
@@ -68,7 +68,7 @@ class EngineLockedPoolsTest : public ::testing::TestWithParam<Case> {
       EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
       ToyModel model({.width = 67}, device);
       EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, device, model.spec(), config));
-      // Every rank has its pools when Create returns on one, and trains only with this one.
+      // Every rank has its pools when Create returns on one rank, and trains only with this rank.
       if (world.rank() == 0) locked_ = stand_in::Alive().locked;
       Outcome& outcome = outcomes[static_cast<size_t>(world.rank())];
       for (int step = 0; step < kSteps; ++step) {
@@ -97,7 +97,7 @@ class EngineLockedPoolsTest : public ::testing::TestWithParam<Case> {
   const NcclSharesDevice nccl_{GetParam().nccl};
   Config config_;
   std::string log_;
-  int locked_ = 0;  // how many pools of all ranks
+  int locked_ = 0;  // pools of all ranks
 };
 
 INSTANTIATE_TEST_SUITE_P(
@@ -109,8 +109,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 constexpr char kGoingOn[] = "Going on without: copies from and to it hold up the host";
 
-// Device memory is the stand-in's, so that whatever this process locks with mlock would be a pool.
-TEST_P(EngineLockedPoolsTest, TheDeviceLocksThemAndNobodyElse) {
+// Device memory is the stand-in's, so all memory that this process locks with mlock is a pool.
+TEST_P(EngineLockedPoolsTest, OnlyTheDeviceLocksThem) {
   const int64_t before = LockedBytes();
   for (const bool pin : {false, true}) {
     config_.zero.offload_param.pin_memory = config_.zero.offload_optimizer.pin_memory = pin;
@@ -119,10 +119,10 @@ TEST_P(EngineLockedPoolsTest, TheDeviceLocksThemAndNobodyElse) {
     const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
       EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
       const ToyModel model({.width = 67}, device);
-      // Measuring takes memory of the host, too.
+      // Measuring takes host memory, too.
       const Config config = GetParam().optimizer == Tier::kCpu ? WithAutoRatio(config_) : config_;
       EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, device, model.spec(), config));
-      if (world.rank() == 0) locked = LockedBytes();  // of both
+      if (world.rank() == 0) locked = LockedBytes();  // of both ranks
       EXPECT_GE(stand_in::Alive().locked, 1);
       return absl::OkStatus();
     });
@@ -133,7 +133,7 @@ TEST_P(EngineLockedPoolsTest, TheDeviceLocksThemAndNobodyElse) {
   }
 }
 
-TEST_P(EngineLockedPoolsTest, WhatCannotBeLockedTrainsToTheSameBitsAndARankSaysSoOnce) {
+TEST_P(EngineLockedPoolsTest, UnlockedPoolsTrainToTheSameBitsAndOneRankWarnsOnce) {
   const Outcome expected = Train(config_);
   EXPECT_THAT(log_, Not(HasSubstr(kGoingOn)));
   EXPECT_GE(locked_, 1);
@@ -150,7 +150,7 @@ TEST_P(EngineLockedPoolsTest, WhatCannotBeLockedTrainsToTheSameBitsAndARankSaysS
   EXPECT_EQ(lines, size_t{kRanks}) << log_;
 }
 
-TEST_P(EngineLockedPoolsTest, OneThatCannotBeLockedIsNamedAndTheOthersAreLocked) {
+TEST_P(EngineLockedPoolsTest, APoolThatCannotBeLockedIsNamedAndTheOthersAreLocked) {
   const Outcome expected = Train(config_);
   const int locked = locked_;
   for (int nth = 1;; ++nth) {

@@ -1,10 +1,10 @@
-// The bitwise matrix on GPUs: engines whose state lives on a CUDA device, their ranks threads that
-// share it. Over `local` they have the bits of the CPU, and over NCCL with ebb.deterministic_reduce
-// too; without, NCCL sums in an order of its own and rounds partial sums, so cells have the bits of
-// their reference over NCCL.
+// The bitwise matrix on GPUs: engines with their state on a CUDA device, on ranks that are threads
+// and share it. They have the bits of the CPU over `local`, and over NCCL with
+// ebb.deterministic_reduce. Otherwise NCCL sums in an order of its own and rounds partial sums, so
+// cells have the bits of their reference over NCCL.
 //
-// On the stand-in everywhere, on a device where there is one: there cells over NCCL have fewer ranks,
-// or offload nothing, where their streams are more than the device has queues (docs/ranks.md).
+// It runs on the stand-in, and on a device if there is one. There cells over NCCL have fewer ranks,
+// or offload nothing, if they have more streams than the device has queues (docs/ranks.md).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ const std::vector<std::vector<int>>& Rows() {
   return rows;
 }
 
-// The last, as CUDA means the first where it is not told: nothing of an engine may get there.
+// The last device, because CUDA takes the first by default: no work of an engine may get there.
 absl::StatusOr<Device> LastDevice() {
   EBB_ASSIGN_OR_RETURN(const int devices, Device::CudaDevices());
   return Device::Cuda(devices - 1);
@@ -50,7 +50,7 @@ const absl::StatusOr<Outcome>& ReferenceOutcome(const Cell& cell, Ranks ranks) {
       .first->second;
 }
 
-// Before version 2.30 NCCL takes one rank a device.
+// Before version 2.30 NCCL takes one rank for each device.
 const absl::Status& NcclCanShareDevice() {
   static const absl::Status shares = [] {
     const NcclSharesDevice nccl;
@@ -63,14 +63,14 @@ const absl::Status& NcclCanShareDevice() {
   return shares;
 }
 
-// Of the hardware, which all streams of a process on one device are spread over.
+// The queues of the hardware, over which all streams of a process on one device are spread.
 int Queues() {
   const char* const given = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   return given == nullptr ? 8 : std::atoi(given);
 }
 
-// Of one rank: an engine's, and NCCL's for the communicators of control, gathers and reductions and
-// for two more between replicas, or one more of gathers within groups.
+// One rank's streams: the engine's, and NCCL's for the communicators of control, gathers and
+// reductions, and two more between replicas, or one more of gathers within groups.
 int Streams(const Cell& cell) {
   const Config config = cell.MakeConfig();
   const bool offloads = config.parameter_tier() != Tier::kDevice ||
@@ -79,8 +79,9 @@ int Streams(const Cell& cell) {
   return (offloads ? 15 : 5) + (cell.shard_group() == 0 ? 3 : 5) + (cell.has_secondary() ? 1 : 0);
 }
 
-// Over NCCL streams that share a queue might wait for each other in a circle: makes the cell one of
-// fewer ranks, and where two would be too many, one that offloads nothing. False: even that.
+// Over NCCL, streams that share a queue might wait for each other in a circle. So the cell gets
+// fewer ranks; or, if two ranks are too many, it offloads nothing. False: even that has too many
+// streams.
 bool FitQueues(Cell& cell) {
   if (cell.world() == 1) return true;
   const auto fits = [&](int ranks) { return ranks * Streams(cell) <= Queues(); };
@@ -89,7 +90,7 @@ bool FitQueues(Cell& cell) {
   return fits(cell.world());
 }
 
-// EBB_SEED=n for other cells.
+// EBB_SEED=n selects other cells.
 uint64_t Seed() {
   const char* given = std::getenv("EBB_SEED");
   return given == nullptr ? 1 : std::strtoull(given, nullptr, 10);

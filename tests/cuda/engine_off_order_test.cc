@@ -1,6 +1,6 @@
-// Scopes that are not the declared order's next, and evaluations within steps, on a GPU: kernels run long
-// after the host was there, so what is inserted between the plan's operations must be ordered with them.
-// The stand-in checks the order of all that touches memory.
+// Scopes that are not the declared order's next, and evaluations within steps, on a GPU. Kernels
+// run long after the host has enqueued them, so operations that are inserted into the plan's must
+// be ordered with them. The stand-in checks the order of all memory accesses.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +23,8 @@ namespace {
 constexpr int kRanks = 2;
 constexpr int64_t kBytes = int64_t{8} << 20, kAlignment = 64;
 
-// Copies parameters out and gradients in, in the order of the compute stream, and never waits for it.
+// Copies parameters out and gradients in, in the order of the compute stream, and never waits for
+// that stream.
 class Trainer {
  public:
   Trainer(const ModelSpec& model, const Device& device, int rank)
@@ -62,7 +63,8 @@ class Trainer {
       stream_.Copy(view.data, sent, bytes);
     }
   }
-  // Once the device has done it all: in a step, a parameter is the same wherever it was shown.
+  // Call it once the device has done all: within a step a parameter has the same value wherever it
+  // was shown.
   void ExpectOneValueInEachStep() {
     stream_.WaitIdle();
     std::map<std::pair<int64_t, ParameterId>, std::vector<float>> first;
@@ -90,7 +92,7 @@ class Trainer {
   };
   const ModelSpec& model_;
   Stream stream_;
-  Buffer memory_;  // each copy at a place of its own
+  Buffer memory_;  // each copy has a place of its own
   int64_t end_ = 0;
   std::vector<LookAt> looks_;
   const int rank_;

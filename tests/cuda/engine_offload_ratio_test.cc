@@ -1,5 +1,5 @@
-// "zero_optimization.offload_optimizer.ratio" "auto" on GPUs: measured, at least what memory asks
-// for, and then a number that repeats the run. On the stand-in, whose rates say nothing.
+// "zero_optimization.offload_optimizer.ratio" "auto" on GPUs: measured, at least as large as memory
+// demands, and then a number that repeats the run. On the stand-in, where rates mean nothing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ class EngineOffloadRatioTest : public ::testing::TestWithParam<bool> {
     config_.zero.stage = 2;
     config_.zero.sub_group_size = 2048;
     config_.zero.offload_optimizer = {.device = Tier::kCpu, .pin_memory = false};
-    config_.ebb.timeout_seconds = 3600;  // a rank that waits for another would be seen
+    config_.ebb.timeout_seconds = 3600;  // so that a rank that waits for another would show
   }
   void TearDown() override { stand_in::Reset(); }
 
@@ -44,7 +44,7 @@ class EngineOffloadRatioTest : public ::testing::TestWithParam<bool> {
     return DeviceBytes(ModelOn(Device::Cpu(1)).spec(), kRanks, config);
   }
 
-  // Together on a device, or each on one of its own.
+  // All ranks on one device, or each on one of its own.
   static Outcome Train(const Config& config, bool own_devices = false) {
     std::vector<Outcome> outcomes(kRanks);
     const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
@@ -100,10 +100,10 @@ TEST_P(EngineOffloadRatioTest, DeviceMemoryRaisesIt) {
   EXPECT_LE(BytesOf(outcome.config), cap);
 }
 
-TEST_P(EngineOffloadRatioTest, WithoutACapItIsRaisedByWhatIsFree) {
+TEST_P(EngineOffloadRatioTest, WithoutACapFreeMemoryRaisesIt) {
   const int64_t bytes = BytesOf(WithRatio(config_, 0.9));
   for (const bool own_devices : {false, true}) {
-    // A tenth is left to others.
+    // A tenth is left to other processes.
     stand_in::SetFreeMemory(static_cast<size_t>(bytes / 9 * 10 + 20) * (own_devices ? 1 : kRanks));
     const Outcome outcome = Train(WithAutoRatio(config_), own_devices);
     EXPECT_GT(outcome.config.zero.offload_optimizer.ratio, 0.5);
@@ -123,8 +123,8 @@ TEST_P(EngineOffloadRatioTest, WhatDoesNotFitAtAllIsRefused) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// Wherever in Create that is: no rank goes on alone, and none waits for another.
-TEST_P(EngineOffloadRatioTest, WhatFailsWhileMeasuringIsSaidByAllRanks) {
+// At any place in Create: no rank goes on alone, and none waits for another.
+TEST_P(EngineOffloadRatioTest, AllRanksReportAFailureWhileMeasuring) {
   for (const char* call : {"cudaMalloc", "cudaHostAlloc"}) {
     bool failed = true;
     for (int nth = 1; failed; ++nth) {

@@ -1,6 +1,6 @@
-// An optimizer of the trainer's on a GPU: that it is called with what lies where it runs, for what is
-// applied and nothing else, with the bits of the CPU; and what becomes of its errors. On the stand-in,
-// where its kernel is enqueued as one of CUDA's would be.
+// A trainer's own optimizer on a GPU: it is called with memory where the update runs, for applied
+// steps only, and gives the bits of the CPU; and its errors. On the stand-in, where its kernel is
+// enqueued as one of CUDA's.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ using ::testing::HasSubstr;
 
 constexpr int kRanks = 2, kSteps = 5, kOverflow = 2;
 
-// How often it was called, by the step of applied updates, with a stream and without.
+// How often it was called, by the number of the applied update, with a stream and without.
 class Calls {
  public:
   void Note(const UpdateSlice& update) {
@@ -99,7 +99,7 @@ struct OwnCase {
   Timing timing = Timing::kLate;
   Tier parameters = Tier::kDevice, states = Tier::kDevice;
   Masters masters = Masters::kWhole;
-  double offloaded = 1;  // of the states, where they are not on the device
+  double offloaded = 1;  // the part of the states that is not on the device
 };
 void PrintTo(const OwnCase& of, std::ostream* out) {
   *out << of.name;
@@ -205,7 +205,7 @@ class OwnOptimizerOnGpuTest : public ::testing::TestWithParam<OwnCase> {
 INSTANTIATE_TEST_SUITE_P(Cases, OwnOptimizerOnGpuTest, ::testing::ValuesIn(kCases),
                          [](const auto& each) { return std::string(each.param.name); });
 
-TEST_P(OwnOptimizerOnGpuTest, TrainsWithTheBitsOfTheCpuAndIsCalledForWhatIsApplied) {
+TEST_P(OwnOptimizerOnGpuTest, TrainsWithTheBitsOfTheCpuAndIsCalledForAppliedSteps) {
   const Outcome cpu = Train(/*on_gpu=*/false), gpu = Train(/*on_gpu=*/true);
   EXPECT_EQ(gpu.report.step, kSteps);
   EXPECT_EQ(gpu.report.skipped_steps, overflows() ? 1 : 0);
@@ -214,7 +214,7 @@ TEST_P(OwnOptimizerOnGpuTest, TrainsWithTheBitsOfTheCpuAndIsCalledForWhatIsAppli
     EXPECT_EQ(gpu.left[rank].masters, cpu.left[rank].masters);
     EXPECT_EQ(gpu.left[rank].parameters, cpu.left[rank].parameters);
     EXPECT_EQ(gpu.left[rank].states, cpu.left[rank].states);
-    // Each slice once a step that was applied; on the CPU none has a stream.
+    // Each slice once in each applied step. On the CPU no call has a stream.
     EXPECT_TRUE(cpu.with_stream[rank].empty());
     std::map<int64_t, int> all = gpu.with_stream[rank];
     for (const auto& [step, calls] : gpu.without_stream[rank]) all[step] += calls;
@@ -227,7 +227,7 @@ TEST_P(OwnOptimizerOnGpuTest, TrainsWithTheBitsOfTheCpuAndIsCalledForWhatIsAppli
   EXPECT_FALSE(cpu.left[0].masters.empty());
 }
 
-// On one rank. Late updates of the host run on after Finish, so a later step may be the one that tells.
+// On one rank. Late updates of the host run on after Finish, so a later step may report it.
 TEST_P(OwnOptimizerOnGpuTest, ItsErrorFailsTheEngineOnEveryRank) {
   const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
@@ -254,7 +254,7 @@ TEST_P(OwnOptimizerOnGpuTest, ItsErrorFailsTheEngineOnEveryRank) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// What it enqueued would fail, and its error hide why.
+// Work that it enqueued would fail, and that error would hide the cause.
 TEST_P(OwnOptimizerOnGpuTest, IsNotCalledOnceTheDeviceIsLost) {
   if (GetParam().states != Tier::kDevice || GetParam().timing != Timing::kLate) return;
   const absl::Status status = RunThreads(1, [&](World world) -> absl::Status {
@@ -270,7 +270,7 @@ TEST_P(OwnOptimizerOnGpuTest, IsNotCalledOnceTheDeviceIsLost) {
       for (int visit = 0; visit < model.visits(); ++visit) model.Forward(step, visit, 0, 2);
       for (int visit = model.visits(); visit-- > 0;) model.Backward(step, visit, 0, 2);
       before = calls.with_stream();
-      // When the host waits for the exchange, which is in the queue by then.
+      // When the host waits for the exchange, which is then in the queue.
       auto* const compute = static_cast<cudaStream_t>(engine.compute_stream().native);
       stand_in::HoldUntilHostWaits(compute);
       stand_in::EnqueueKernel(compute, Task([] { stand_in::LoseDevice(cudaErrorIllegalAddress); }));

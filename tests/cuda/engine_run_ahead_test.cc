@@ -1,6 +1,7 @@
-// Steps on a GPU that are enqueued before it is known what came of those before them: who waits for
-// that, that the bits are the CPU's, and what becomes of errors. On the stand-in, whose compute stream
-// stands still until the host waits: so what returns before has not waited.
+// Steps on a GPU that are enqueued before the outcome of the steps before them is known: which
+// calls wait for it, that the bits are the CPU's, and what becomes of errors. On the stand-in, with
+// a compute stream that stands still until the host waits. So a call that returns before then has
+// not waited.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -81,7 +82,7 @@ class Trainer {
     Enqueue(step, number);
     return step.Finish();
   }
-  // The whole of a step, in which rank 1 asks for a parameter of another unit.
+  // A whole step, in which rank 1 asks for a parameter of another unit.
   void EnqueueWithMistake(Step& step, int64_t number) {
     Forward(step);
     {
@@ -96,7 +97,7 @@ class Trainer {
  private:
   int visits() const { return static_cast<int>(model_.forward.size()); }
   UnitId unit(int visit) const { return model_.forward[static_cast<size_t>(visit)].unit; }
-  // Few bits, so that sums are exact in every dtype and order.
+  // Numbers with few bits, so that sums are exact in every dtype and order.
   void Write(const MutableTensorView& view, int64_t seed, bool overflows) {
     std::vector<float> values(static_cast<size_t>(view.size()));
     for (size_t i = 0; i < values.size(); ++i)
@@ -115,7 +116,8 @@ class Trainer {
 
   const ModelSpec& model_;
   Stream stream_;
-  // What copies read when they run, each at a place of its own. Locked: a copy of other memory waits.
+  // What copies read when they run, each at a place of its own. Locked, because a copy of other
+  // memory waits.
   Buffer sent_;
   int64_t sent_end_ = 0;
   const int rank_;
@@ -139,7 +141,7 @@ class EngineRunsAheadTest : public ::testing::TestWithParam<RunAhead> {
   static void SetUpTestSuite() { setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0); }
   void TearDown() override { stand_in::Reset(); }
 
-  // Late, with a schedule and a scale that follow the steps that were applied.
+  // Late updates, with a schedule and a scale that follow the applied steps.
   Config LateConfig() const {
     const RunAhead& of = GetParam();
     Config config;
@@ -182,7 +184,7 @@ class EngineRunsAheadTest : public ::testing::TestWithParam<RunAhead> {
     });
   }
 
-  // Masters of a CPU that has taken these steps.
+  // The masters of a CPU engine that has done these steps.
   ParameterValues MastersAfter(const Config& config, const std::vector<int64_t>& numbers) const {
     ParameterValues masters;
     const absl::Status status =
@@ -203,7 +205,7 @@ class EngineRunsAheadTest : public ::testing::TestWithParam<RunAhead> {
   const ModelSpec model_ = ScriptedModel();
 };
 
-// The overflow of step 0 is not known before step 1 is whole in the queue.
+// Step 0's overflow becomes known only when all of step 1 is in the queue.
 TEST_P(EngineRunsAheadTest, OneStepBehindAnotherWithTheBitsOfTheCpu) {
   constexpr int kSteps = 7;
   struct Result {
@@ -221,10 +223,10 @@ TEST_P(EngineRunsAheadTest, OneStepBehindAnotherWithTheBitsOfTheCpu) {
             Step step = engine.BeginStep();
             trainer.Enqueue(step, number, number == overflow && rank == kRanks - 1);
             EBB_RETURN_IF_ERROR(step.Finish());
-            // Two steps are in the queue, and a third would be one too many.
+            // Two steps are in the queue; a third one would have to wait.
             EXPECT_EQ(hold->has_waited(), on_gpu && number >= 2) << number;
           }
-          EXPECT_EQ(stand_in::SpinningWaits(), spinning_waits);  // for events it sleeps
+          EXPECT_EQ(stand_in::SpinningWaits(), spinning_waits);  // its waits sleep
           EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
           if (rank == 0) result.report = report;
           {
@@ -253,7 +255,7 @@ TEST_P(EngineRunsAheadTest, OneStepBehindAnotherWithTheBitsOfTheCpu) {
   }
 }
 
-TEST_P(EngineRunsAheadTest, WhoLooksWaits) {
+TEST_P(EngineRunsAheadTest, CallsThatNeedTheOutcomeWait) {
   using Look = std::function<void(Engine & engine)>;
   const bool fp16 = GetParam().compute == DType::kFloat16;
   const std::pair<Look, bool> looks[] = {
@@ -298,8 +300,8 @@ TEST_P(EngineRunsAheadTest, WhoLooksWaits) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// The work of the next step stands still until the report is there.
-TEST_P(EngineRunsAheadTest, AReportAskedForInTheNextStepWaitsForNothingOfThat) {
+// The next step's work stands still until the report is there.
+TEST_P(EngineRunsAheadTest, AReportInTheNextStepDoesNotWaitForThatStepsWork) {
   for (const bool mistaken : {false, true}) {
     const absl::Status status =
         Run(LateConfig(), /*on_gpu=*/true,
@@ -330,7 +332,7 @@ TEST_P(EngineRunsAheadTest, AReportAskedForInTheNextStepWaitsForNothingOfThat) {
   }
 }
 
-// Also where its reads are still on their way when it is asked for.
+// True also if its reads are under way when it is asked for.
 TEST_P(EngineRunsAheadTest, TheTrafficOfAStepIsAllOfIt) {
   const absl::Status status = Run(LateConfig(), /*on_gpu=*/true,
                                   [&](Engine& engine, Trainer& trainer, int) -> absl::Status {
@@ -350,7 +352,8 @@ TEST_P(EngineRunsAheadTest, TheTrafficOfAStepIsAllOfIt) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// Neither in its own step nor in one that was begun before all ranks' callers knew of it.
+// Neither in its own step nor in a step that began before the callers on all ranks knew of the
+// error.
 TEST_P(EngineRunsAheadTest, AnErrorOfOneRankLetsNoUpdateThroughOnAny) {
   const Config config = LateConfig();
   for (const bool first_rank_asks : {false, true}) {
@@ -361,7 +364,7 @@ TEST_P(EngineRunsAheadTest, AnErrorOfOneRankLetsNoUpdateThroughOnAny) {
           EBB_RETURN_IF_ERROR(trainer.Train(engine, 0));
           std::vector<absl::Status> finished;
           {
-            // Where both go on: the one would wait for the other's stream.
+            // If both ranks go on, one would wait for the other's stream.
             std::optional<Hold> hold;
             if (!first_rank_asks) hold.emplace(engine);
             Step step = engine.BeginStep();
@@ -375,7 +378,7 @@ TEST_P(EngineRunsAheadTest, AnErrorOfOneRankLetsNoUpdateThroughOnAny) {
           }
           for (int64_t number = 2; number < 5; ++number)
             finished.push_back(trainer.Train(engine, number));
-          if (rank == 1) {  // whose own it is
+          if (rank == 1) {  // the error is its own
             EXPECT_THAT(Text(finished[0]), HasSubstr("parameter 'w1' asked of"));
             EXPECT_TRUE(finished[2].ok()) << finished[2];
           } else {
@@ -394,7 +397,7 @@ TEST_P(EngineRunsAheadTest, AnErrorOfOneRankLetsNoUpdateThroughOnAny) {
   }
 }
 
-TEST_P(EngineRunsAheadTest, WhoLooksHearsOfAnErrorBeforeItReadsWhatThatHasLeft) {
+TEST_P(EngineRunsAheadTest, CallsThatReadStateReturnAnEarlierError) {
   const Config config = LateConfig();
   ParameterValues masters;
   const absl::Status status =
@@ -428,8 +431,8 @@ TEST_P(EngineRunsAheadTest, EarlyUpdatesOfAStepThatFailsFailTheEngineOfAllRanks)
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// Nobody has to be held back.
-TEST_P(EngineRunsAheadTest, AMistakeOfAllRanksIsOverWithItsStep) {
+// No rank has to be held back.
+TEST_P(EngineRunsAheadTest, AMistakeOfAllRanksEndsWithItsStep) {
   for (const Config& config : {LateConfig(), EarlyConfig()}) {
     ParameterValues masters;
     const absl::Status status = Run(
@@ -450,7 +453,7 @@ TEST_P(EngineRunsAheadTest, AMistakeOfAllRanksIsOverWithItsStep) {
 TEST_P(EngineRunsAheadTest, ANonFiniteGradientWithoutChecksIsAnErrorOfAllRanks) {
   Config config = LateConfig();
   config.ebb.check_overflow = false;
-  if (config.compute == DType::kFloat16) return;  // always checks
+  if (config.compute == DType::kFloat16) return;  // fp16 always checks
   ParameterValues masters;
   const absl::Status status =
       Run(config, /*on_gpu=*/true, [&](Engine& engine, Trainer& trainer, int rank) -> absl::Status {
@@ -469,7 +472,7 @@ TEST_P(EngineRunsAheadTest, ANonFiniteGradientWithoutChecksIsAnErrorOfAllRanks) 
   EXPECT_EQ(masters, MastersAfter(config, {0}));
 }
 
-// Only stage 1 has collectives that do not notice.
+// Only stage 1 has collectives that do not notice it.
 TEST_P(EngineRunsAheadTest, ScopesThatDifferAreNamedToAllRanks) {
   Config config = LateConfig();
   config.zero.stage = 1;
@@ -482,7 +485,7 @@ TEST_P(EngineRunsAheadTest, ScopesThatDifferAreNamedToAllRanks) {
         trainer.Forward(step, /*without=*/rank == 1 ? std::vector<int>{2} : std::vector<int>{});
         trainer.Backward(step, 1);
         EBB_RETURN_IF_ERROR(step.Finish());
-        // One asks at once, the other when it has gone on.
+        // One rank asks at once, the other one after its next step.
         if (rank == 1) EBB_RETURN_IF_ERROR(trainer.Train(engine, 2));
         EXPECT_THAT(Text(engine.Report().status()),
                     AllOf(HasSubstr("as number 3 of the step rank 0 opened Forward('u2')"),
@@ -496,7 +499,7 @@ TEST_P(EngineRunsAheadTest, ScopesThatDifferAreNamedToAllRanks) {
   EXPECT_EQ(masters, MastersAfter(config, {0, 3}));
 }
 
-// What the others hear is why it left, not that it did.
+// The others learn why the rank left, not only that it did.
 TEST_P(EngineRunsAheadTest, ARankThatLeavesAfterItsErrorIsQuoted) {
   Config config = LateConfig();
   config.ebb.timeout_seconds = 5;  // NCCL does not see that a rank has left

@@ -1,5 +1,6 @@
-// A timeline of a GPU with two steps in its queue: a step's spans are its own, on their streams and in
-// the plan's order, although the host was in the next step when they were noted. On the stand-in.
+// A timeline of a GPU with two steps in its queue. A step's spans are its own, on their streams and
+// in the plan's order, although the host was in the next step when they were recorded. On the
+// stand-in.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,7 +39,7 @@ class TimelineOfGpuTest : public ::testing::TestWithParam<Traced> {
   static void SetUpTestSuite() { setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0); }
   void TearDown() override { stand_in::Reset(); }
 
-  // Opens every scope and computes nothing: gradients are zeros.
+  // Opens every scope and computes nothing; gradients are zeros.
   static absl::Status Train(Engine& engine, const ModelSpec& model) {
     Step step = engine.BeginStep();
     for (const Visit& visit : model.forward) step.Forward(visit.unit);
@@ -100,7 +101,8 @@ TEST_P(TimelineOfGpuTest, ShowsEachOfTwoOpenStepsInItsOrder) {
       ExpectOrder(plan, spans, before.empty() || carrying ? nullptr : &before,
                   Clocks::kOfGpuAndHost);
       if (HasFailure()) return;
-      // Two were open: the host had closed the second one's scopes before the first had its verdict.
+      // Two steps were open: the host had closed the second one's scopes before the first had its
+      // verdict.
       int64_t closed = 0, concluded = 0;
       for (const TraceSpan& span : tracks->at({rank, 0}).spans)
         if (span.step == 2) closed = std::max(closed, span.end_ns);
@@ -116,9 +118,9 @@ TEST_P(TimelineOfGpuTest, ShowsEachOfTwoOpenStepsInItsOrder) {
   }
 }
 
-// The device tells the times: a timeline puts nothing on its streams that calls the host. What a step
-// reduces is reduced after the step's first scope was opened, whose time is the host's, and ends before
-// the next step's first reduction.
+// The device measures the times: a timeline enqueues nothing that calls the host. A step's
+// reductions begin after the step's first scope was opened, by the host's clock, and end before the
+// next step's first reduction.
 TEST_P(TimelineOfGpuTest, EnqueuesNoHostFunctionAndKeepsSpansInTheirStep) {
   const Traced& of = GetParam();
   const ModelSpec model = ScriptedModel();

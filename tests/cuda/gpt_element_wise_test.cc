@@ -1,6 +1,6 @@
-// The passes over elements that cuBLASLt may do in their place (../gpt/kernels_test.cc asks it
-// first), at addresses that are aligned and that are not. This file is a part of two programs, one
-// of them with the real CUDA runtime, which has nothing to run on where there is no device.
+// The passes over elements that cuBLASLt may do instead (../gpt/kernels_test.cc tries cuBLASLt
+// first), at addresses that are aligned and that are not. This file is part of two programs. One of
+// them uses the real CUDA runtime, and skips its tests without a device.
 #include <cmath>
 #include <utility>
 
@@ -11,7 +11,7 @@
 namespace ebb::gpt {
 namespace {
 
-// Of the first numbers nothing is read or written.
+// The first numbers are neither read nor written.
 class ElementWiseTest : public OpsTest {
  protected:
   static void* From(Array& array, int64_t first) {

@@ -1,6 +1,6 @@
-// Sequences of gpt's ops as CUDA graphs, on the stand-in: when they are captured and launched, for how
-// many keys, and what happens where that fails. That training has the same bits is
-// ../gpt/training_test.cc.
+// Sequences of gpt's ops as CUDA graphs, on the stand-in: when they are captured and launched, for
+// how many keys, and what happens if that fails. ../gpt/training_test.cc checks that training has
+// the same bits.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -46,7 +46,7 @@ class GptGraphsTest : public ::testing::Test {
     small_.stream.WaitIdle();
     return memory_->sums[key][0];
   }
-  // How often `calls` is made of so many replays.
+  // How often so many replays make the calls.
   int CallsOf(uint64_t key, int replays) {
     const int before = calls_;
     for (int i = 0; i < replays; ++i) Replay(key);
@@ -77,7 +77,7 @@ TEST_F(GptGraphsTest, TheSecondTimeIsCapturedAndLaterOnesOnlyLaunched) {
   EXPECT_EQ(small_.device.driver_bytes(), before + stand_in::kGraphBytes);
 }
 
-TEST_F(GptGraphsTest, AnotherKeyIsAnotherGraphAndWhatFindsNoPlaceIsLaunchedOneByOne) {
+TEST_F(GptGraphsTest, EachKeyHasAGraphAndKeysWithoutAPlaceAreLaunchedOneByOne) {
   for (int i = 0; i < 3; ++i)
     for (uint64_t key : {0, 1, 2}) Replay(key);
   EXPECT_EQ(calls_, 2 + 2 + 3);
@@ -94,7 +94,7 @@ TEST_F(GptGraphsTest, WithoutPlacesNothingIsCaptured) {
   EXPECT_EQ(Sum(0), 1.5f);
 }
 
-TEST_F(GptGraphsTest, AFailureToCaptureIsSaidOnceAndLaunchesGoOnOneByOne) {
+TEST_F(GptGraphsTest, AFailureToCaptureIsLoggedOnceAndLaunchesGoOnOneByOne) {
   for (const char* function : {"cudaStreamBeginCapture", "cudaStreamEndCapture",
                                "cudaGraphInstantiate", "cudaGraphUpload"}) {
     ops_->KeepGraphs(2);
@@ -190,12 +190,12 @@ TEST_P(MeasuredLaunchesTest, LeaveNothingBehind) {
   EXPECT_GT(stand_in::GraphLaunches(), 0);
   EXPECT_EQ(layers_->graphs().most, 0);
   stand_in::Live after = stand_in::Alive();
-  EXPECT_GT(after.products, before.products);  // what the first step then finds
+  EXPECT_GT(after.products, before.products);  // what the first step then uses
   after.products = before.products;
   EXPECT_EQ(after, before);
 }
 
-TEST_P(MeasuredLaunchesTest, SayWhyGraphsCannotBe) {
+TEST_P(MeasuredLaunchesTest, SayWhyThereAreNoGraphs) {
   stand_in::FailCall("cudaStreamBeginCapture", cudaErrorStreamCaptureUnsupported);
   const auto times = Measure();
   EXPECT_TRUE(absl::IsUnavailable(times.status())) << times.status();

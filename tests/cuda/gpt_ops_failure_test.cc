@@ -1,4 +1,5 @@
-// How gpt's ops on a CUDA device fail, on the stand-in. What they compute is ../gpt/kernels_test.cc.
+// How gpt's ops on a CUDA device fail, on the stand-in. ../gpt/kernels_test.cc checks their
+// results.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +21,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Of all that is used below, in memory that the test reads too.
+// For all calls below, in memory that the test reads, too.
 struct Memory {
   float input[kRows * kWidth] = {}, output[kRows * kWidth] = {}, square[kWidth * kWidth] = {};
   float weight[kWidth] = {}, bias[kWidth] = {}, mean[kRows] = {}, deviation[kRows] = {};
@@ -141,7 +142,7 @@ INSTANTIATE_TEST_SUITE_P(Kernels, GptOpsFailureTest, ::testing::ValuesIn(Failure
                            return std::string(failure.param.kernel);
                          });
 
-TEST(GptOpsFailure, ADeviceThatTheBuildHasNoCodeForIsSaidSo) {
+TEST(GptOpsFailure, ADeviceWithoutCodeInTheBuildIsAnError) {
   const Device device = *Device::Cuda();
   const Buffer scratch = ScratchFor(device, DType::kBFloat16);
   stand_in::FailCall("LoadKernels", cudaErrorNoKernelImageForDevice);

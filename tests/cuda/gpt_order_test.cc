@@ -1,5 +1,5 @@
-// The stand-in sees what gpt's kernels touch: another stream that takes what a kernel reads or writes
-// without an order between them is found, with the kernel's name.
+// The stand-in sees which memory gpt's kernels touch. It finds a stream that uses a kernel's memory
+// without an order between them, and names the kernel.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-// Of the device. Of what it is given an op reads `read` and writes `written`.
+// Device memory. An op reads `read` and writes `written`.
 struct Memory {
   float read[3 * kRows * kWidth], written[3 * kRows * kWidth];
   float square[kWidth * kWidth], more[3 * kRows * kWidth], sums[kRows], others[kRows], unused[1];
@@ -134,7 +134,7 @@ class GptOrderTest : public ::testing::TestWithParam<Case> {
   void TearDown() override { stand_in::TakeRaces(); }
 
   Memory& memory() { return *reinterpret_cast<Memory*>(memory_.data()); }
-  // The op, which has ended before more is enqueued, though no stream knows.
+  // Runs the op, which has ended before more is enqueued, although no stream knows.
   void Call() {
     GetParam().call(*small_.ops, memory());
     EXPECT_TRUE(small_.ops->status().ok()) << small_.ops->status();
@@ -163,7 +163,7 @@ TEST_P(GptOrderTest, TouchingWhatAKernelWritesIsFound) {
                                                HasSubstr(GetParam().kernel)))));
 }
 
-TEST_P(GptOrderTest, WithAnEventAllIsInOrder) {
+TEST_P(GptOrderTest, AnEventOrdersAllAccesses) {
   Call();
   small_.stream.Record(event_);
   other_.Wait(event_);

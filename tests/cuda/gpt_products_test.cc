@@ -1,5 +1,5 @@
-// Products that cuBLASLt refuses or does not offer, and which of several ways to compute one is taken: on
-// the stand-in. What they compute otherwise is ../gpt/matmul_test.cc.
+// Products that cuBLASLt refuses or does not offer, and which of several ways computes a product:
+// on the stand-in. ../gpt/matmul_test.cc checks the results.
 #include <cublasLt.h>
 #include <gtest/gtest.h>
 
@@ -58,7 +58,7 @@ class ProductsTest : public ::testing::TestWithParam<std::tuple<DType, Form>> {
  protected:
   ~ProductsTest() override { stand_in::Reset(); }
 
-  // The results, as the ops compute them after `disturb`.
+  // The ops' results after `disturb`.
   static std::string Results(absl::FunctionRef<void()> disturb) {
     const auto [dtype, form] = GetParam();
     const Device device = *Device::Cuda();
@@ -76,18 +76,18 @@ class ProductsTest : public ::testing::TestWithParam<std::tuple<DType, Form>> {
   }
 };
 
-TEST_P(ProductsTest, OneThatCublasLtRefusesAtItsLaunchIsComputedAnotherWay) {
+TEST_P(ProductsTest, AProductThatCublasLtRefusesAtItsLaunchIsComputedAnotherWay) {
   const std::string expected = Results([] {});
   for (const int code : {CUBLAS_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_INVALID_VALUE})
     EXPECT_EQ(Results([code] { stand_in::FailCall("cublasLtMatmul", code); }), expected);
 }
 
-TEST_P(ProductsTest, OneThatCublasLtDoesNotOfferIsComputedByAPlainKernel) {
+TEST_P(ProductsTest, AProductThatCublasLtDoesNotOfferIsComputedByAPlainKernel) {
   const std::string expected = Results([] {});
   EXPECT_EQ(Results(&stand_in::OfferNoProducts), expected);
 }
 
-TEST_P(ProductsTest, OneThatHasRunAndIsRefusedThenIsAnError) {
+TEST_P(ProductsTest, AProductThatIsRefusedAfterItHasRunIsAnError) {
   const auto [dtype, form] = GetParam();
   const Device device = *Device::Cuda();
   const Buffer scratch = ScratchFor(device, dtype);
@@ -112,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(Forms, ProductsTest,
                                             ::testing::ValuesIn(kForms)),
                          NameOfProduct);
 
-// Of weight gradients with sums of a column, which can be fused, and of plain products.
+// Weight gradients with sums of a column, which can be fused, and plain products.
 class MeasuredProductsTest : public ::testing::Test {
  protected:
   struct Memory {
@@ -128,7 +128,7 @@ class MeasuredProductsTest : public ::testing::Test {
     for (size_t i = 0; i < seconds.size(); ++i)
       stand_in::SetProductTime(epilogue, static_cast<int>(i), seconds[i] * 1'000'000'000);
   }
-  // The letter of a product that comes for the first time after `choice`.
+  // The letter of a new product after `choice`.
   std::string LetterOf(bool sums, const ProductChoice& choice) {
     Ops& ops = *small_.ops;
     ops.ChooseProducts(choice);
@@ -150,7 +150,7 @@ class MeasuredProductsTest : public ::testing::Test {
 
 TEST_F(MeasuredProductsTest, SumsAreApartByDefault) {
   EXPECT_EQ(LetterOf(/*sums=*/true, {}), "a");
-  EXPECT_EQ(LetterOf(/*sums=*/true, {}), "");  // it is settled
+  EXPECT_EQ(LetterOf(/*sums=*/true, {}), "");  // it is settled already
 }
 
 TEST_F(MeasuredProductsTest, SumsAreFusedWhereThatIsFaster) {

@@ -1,5 +1,5 @@
-// The GPT's trainer on a GPU, where the host is a step ahead of what it knows: when it waits, and
-// that what people see of a run is what they see of one that waits for every step.
+// The GPT's trainer on a GPU, where the host is a step ahead of the known outcome: when it waits,
+// and that a run's output is that of a run that waits for every step.
 #include <cublasLt.h>
 #include <gtest/gtest.h>
 
@@ -59,8 +59,8 @@ class GptRunsAheadTest : public ::testing::Test {
   absl::StatusOr<Text> text_;
 };
 
-// What cuBLASLt works in lies behind the tokens, however many those are.
-TEST_F(GptRunsAheadTest, WhatCublasLtWorksInIsAligned) {
+// cuBLASLt's workspace comes after the tokens, for any number of them.
+TEST_F(GptRunsAheadTest, TheWorkspaceOfCublasLtIsAligned) {
   for (const int micro_batches : {1, 2, 3}) {
     const Config config = Resolve({}, micro_batches);
     const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
@@ -71,8 +71,8 @@ TEST_F(GptRunsAheadTest, WhatCublasLtWorksInIsAligned) {
   }
 }
 
-// What a library loads at a first launch waits for the device, where the other rank's gather may be
-// waiting for this thread.
+// A library's loading at a first launch waits for the device, where the other rank's gather may
+// wait for this thread.
 TEST_F(GptRunsAheadTest, NoKernelIsLaunchedForTheFirstTimeInAStep) {
   const testing::NcclSharesDevice shares;
   const Config config = Resolve({});
@@ -90,7 +90,7 @@ TEST_F(GptRunsAheadTest, NoKernelIsLaunchedForTheFirstTimeInAStep) {
 
 TEST_F(GptRunsAheadTest, AllRanksComputeProductsAsTheFirstHasMeasured) {
   options_.products = kMeasuredProducts;
-  // Sums are faster fused, GELUs apart, and of plain products the third algorithm is.
+  // Sums are faster fused, GELUs apart; for plain products the third algorithm is the fastest.
   constexpr int64_t kSecond = 1'000'000'000;
   for (int algorithm = 0; algorithm < stand_in::kProductAlgorithms; ++algorithm) {
     stand_in::SetProductTime(CUBLASLT_EPILOGUE_DEFAULT, algorithm, (9 - algorithm) * kSecond);
@@ -133,7 +133,7 @@ TEST_F(GptRunsAheadTest, AllRanksComputeProductsAsTheFirstHasMeasured) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
 }
 
-// The second rank waits for what the first measures.
+// The second rank waits for the first one's measurement.
 TEST_F(GptRunsAheadTest, AFailureWhileProductsAreMeasuredEndsAllRanks) {
   options_.products = kMeasuredProducts;
   const Config config = Resolve({});
@@ -148,8 +148,8 @@ TEST_F(GptRunsAheadTest, AFailureWhileProductsAreMeasuredEndsAllRanks) {
   for (const absl::Status& of_rank : seen) EXPECT_FALSE(of_rank.ok());
 }
 
-// The compute stream stands still until the host waits for the first time. So what it enqueues before
-// that has not run, and the first report cannot be there without waiting.
+// The compute stream stands still until the host first waits. So work that it enqueues before that
+// has not run, and the first report must wait.
 TEST_F(GptRunsAheadTest, AStepIsInTheQueueBeforeTheHostWaitsForTheOneBefore) {
   const std::string path = files_.Path("trace.json");
   Config config = Resolve({});
@@ -184,7 +184,7 @@ TEST_F(GptRunsAheadTest, AStepIsInTheQueueBeforeTheHostWaitsForTheOneBefore) {
   const absl::StatusOr<TraceTracks> tracks = ReadTraceEvents(path);
   ASSERT_TRUE(tracks.ok()) << tracks.status();
   for (int rank = 0; rank < kRanks; ++rank) {
-    int64_t enqueued = 0;  // the last scope of the second step closed
+    int64_t enqueued = 0;  // closed scopes up to the second step's last
     for (const TraceSpan& span : tracks->at({rank, 0}).spans)
       if (span.step == 2) enqueued = std::max(enqueued, span.end_ns);
     int reductions = 0;
@@ -219,8 +219,8 @@ TEST_F(GptRunsAheadTest, AnErrorNamesItsStep) {
   EXPECT_NE(status.message().find("in step 4"), absl::string_view::npos) << status;
 }
 
-TEST_F(GptRunsAheadTest, ShowsWhatARunShowsThatWaitsForEveryStep) {
-  options_.products = kDefaultProducts;  // what is measured may differ
+TEST_F(GptRunsAheadTest, HasTheOutputOfARunThatWaitsForEveryStep) {
+  options_.products = kDefaultProducts;  // measured choices may differ
   options_.steps = 7;
   options_.evaluate_every = 3;
   options_.dtype = DType::kFloat16;
@@ -229,7 +229,7 @@ TEST_F(GptRunsAheadTest, ShowsWhatARunShowsThatWaitsForEveryStep) {
   for (const bool ahead : {false, true}) {
     options_.summary_file = files_.Path("summary.json");
     options_.losses_file = files_.Path("losses.csv");
-    // The first scales overflow, and the schedule follows the steps that are applied.
+    // The first scales overflow, and the schedule follows the applied steps.
     const Config config = Resolve(
         {{"fp16", {{"initial_scale_power", 20}, {"hysteresis", 1}, {"loss_scale_window", 2}}},
          {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0.01}}}}},
@@ -255,15 +255,16 @@ TEST_F(GptRunsAheadTest, ShowsWhatARunShowsThatWaitsForEveryStep) {
     EXPECT_GT(summary["skipped_steps"], 0);
     EXPECT_LT(summary["skipped_steps"], 6);
     summary.erase("tokens_per_second");
-    summary.erase("resident");  // the second run begins with what the first has left
-    summary.erase("plan");      // whose compute stream waits at the end of the step, or does not
-    // Ranks that share a device make their communicators at the same time, and each counts what is taken meanwhile.
+    summary.erase("resident");  // the second run begins with the first one's memory
+    summary.erase("plan");      // it says whether a step ends in a wait
+    // Ranks that share a device make their communicators at the same time, and each counts what all
+    // take meanwhile.
     nlohmann::json& memory = summary["memory"];
     memory.erase(std::remove_if(memory.begin(), memory.end(),
                                 [](const nlohmann::json& row) { return row["class"] == "driver"; }),
                  memory.end());
     summary["config"]["ebb"].erase("asynchronous_step");
-    std::string line;  // but for the tokens per second, which come last
+    std::string line;  // without the tokens per second, which come last
     for (std::istringstream file(files_.Read("losses.csv")); std::getline(file, line);)
       losses[ahead] += line.substr(0, line.rfind(',')) + "\n";
   }

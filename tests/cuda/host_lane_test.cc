@@ -1,5 +1,5 @@
-// Agreements of ranks on a device, and values that they pass to each other, through a mirror that is
-// smaller than what they exchange. On the stand-in.
+// Agreements of ranks on a device, and values that they pass to each other, through a mirror that
+// is smaller than the values. On the stand-in.
 #include "ebb/runtime/engine/host_lane.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ TEST(HostLaneTest, ListsLongerThanTheMirrorGoInPieces) {
   constexpr int kRanks = 3;
   std::vector<std::vector<int64_t>> expected;
   for (int rank = 0; rank < kRanks; ++rank) expected.push_back(ListOf(rank));
-  for (const int64_t bytes : {64, 256, 1000, 1 << 20}) {  // of the mirror
+  for (const int64_t bytes : {64, 256, 1000, 1 << 20}) {  // the mirror's sizes
     const absl::Status status = testing::RunOnGpu(kRanks, [&](World world) -> absl::Status {
       EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
       EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
@@ -67,7 +67,7 @@ Config ShardedConfig() {
   return config;
 }
 
-// A rank's part of the parameter is larger than what an engine passes at a time on a device.
+// A rank's part of the parameter is larger than one piece that an engine passes on a device.
 TEST(HostLaneTest, AParameterIsGatheredInPieces) {
   constexpr int kRanks = 2;
   constexpr int64_t kElements = 700'001;
@@ -93,14 +93,14 @@ TEST(HostLaneTest, AParameterIsGatheredInPieces) {
   stand_in::Reset();
 }
 
-// In the rows of staging, beside what the plan has there.
+// In the rows of staging, beside the plan's.
 TEST(HostLaneTest, TheMirrorsAreInTheTableOfMemory) {
   constexpr int kRanks = 2;
   ParameterId parameter{};
   const ModelSpec model = ModelOf(5000, parameter);
   const Config config = ShardedConfig();
   const std::vector<MemoryRow> planned = *PredictMemory(model, kRanks, config);
-  // What the engine has on the device beside the plan; nothing else, if it is suspended.
+  // The engine's memory on the device beside the plan's; all that is left if it is suspended.
   const auto beside = [&](const Engine& engine, bool suspended) {
     uint64_t bytes = 0;
     for (const MemoryRow& row : engine.memory()) {

@@ -1,5 +1,5 @@
-// How the kernels of a CUDA device fail, on the stand-in. What they compute is
-// ../optim/kernels_test.cc.
+// How the kernels of a CUDA device fail, on the stand-in. ../optim/kernels_test.cc checks their
+// results.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -76,7 +76,7 @@ INSTANTIATE_TEST_SUITE_P(Launches, KernelsFailureTest,
                            return std::string(launch.param);
                          });
 
-TEST(KernelsLoadTest, ADeviceThatTheBuildHasNoCodeForIsSaidSo) {
+TEST(KernelsLoadTest, ADeviceWithoutCodeInTheBuildIsAnError) {
   const Device device = *Device::Cuda();
   stand_in::FailCall("LoadKernels", cudaErrorNoKernelImageForDevice);
   EXPECT_THAT(std::string(Kernels::For(device).status().message()),

@@ -1,4 +1,5 @@
-// The host's matrix products are laid out as the device's, and its copies show who did not wait.
+// The host's matrix products have the device's layout, and its copies show that a thread did not
+// wait.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -27,7 +28,7 @@ float B(int row, int column) {
   return static_cast<float>((row * 7 + column * 11) % 13 - 6);
 }
 
-// Writes a matrix to shared memory, rows of `kColumns` numbers.
+// Writes a matrix to shared memory, in rows of `kColumns` numbers.
 template <class T, int kRows, int kColumns, class Numbers>
 void Write(HostThread& thread, int place, const Numbers& numbers) {
   for (int i = thread.lane(); i < kRows * kColumns; i += kWarp) {
@@ -41,8 +42,7 @@ class MatrixThreadTest : public testing::Test {};
 using Types = testing::Types<BFloat16, Float16>;
 TYPED_TEST_SUITE(MatrixThreadTest, Types);
 
-// Fragments as the tables of PTX have them, element by element: those of A are a0 to a7, of B b0 to
-// b3, of C c0 to c3.
+// Fragments as in PTX's tables, element by element: a0 to a7 of A, b0 to b3 of B, c0 to c3 of C.
 TYPED_TEST(MatrixThreadTest, MultipliesAsTheTablesSay) {
   std::vector<float> product(16 * 8, NAN);
   RunBlocks(1, kWarp, 0, [&](HostThread& host) {
@@ -77,8 +77,8 @@ TYPED_TEST(MatrixThreadTest, MultipliesAsTheTablesSay) {
   }
 }
 
-// Lane i gets numbers 2 * (i % 4) and the next of row i / 4 of each matrix; or, transposed, of column
-// i / 4.
+// Lane i gets numbers 2 * (i % 4) and the next one, of row i / 4 of each matrix; or, transposed, of
+// column i / 4.
 TYPED_TEST(MatrixThreadTest, LoadsFourMatrices) {
   for (bool transposed : {false, true}) {
     std::array<int, kWarp> wrong = {};
@@ -123,7 +123,7 @@ TEST(MatrixThread, CountsRowsInTheSameBanks) {
   EXPECT_EQ(conflicts(32), 4);
 }
 
-// What is read between the begin of a copy and the wait for it, and after it.
+// Reads between the begin of a copy and the wait for it, and after the wait.
 TEST(MatrixThread, CopiesArriveWhenTheyAreWaitedFor) {
   alignas(16) const std::array<float, 8> numbers = {1, 2, 3, 4, 5, 6, 7, 8};
   RunBlocks(1, kWarp, 128, [&](HostThread& host) {
@@ -146,7 +146,7 @@ TEST(MatrixThread, CopiesArriveWhenTheyAreWaitedFor) {
   });
 }
 
-TEST(MatrixThreadDeathTest, WhatADeviceWouldRefuseOrForgetIsSaid) {
+TEST(MatrixThreadDeathTest, AbortsWhereADeviceWouldRefuseOrLoseWork) {
   alignas(16) const std::array<float, 8> numbers = {};
   const auto run = [](const auto& body) {
     RunBlocks(1, kWarp, 128, [&](HostThread& host) {

@@ -1,4 +1,4 @@
-// A failure that a host function notices ends the waiting of all ranks, also where the system grants no
+// A failure that a host function notices ends the wait of all ranks, even if the system grants no
 // thread any more. On the stand-in.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ thread_local bool threads_are_refused = false;
 
 }  // namespace
 
-// In the C library's place, for the whole program.
+// Replaces the C library's function in the whole program.
 extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
                               void* (*run)(void*), void* argument) {
   if (threads_are_refused) return EAGAIN;
@@ -32,8 +32,8 @@ extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attribute
 namespace ebb {
 namespace {
 
-// The engine notices a broken communicator in a host function, which may call no CUDA.
-TEST(NcclAbortTest, AbortInAHostFunctionIsCarriedOutByAThreadThatIsThere) {
+// The engine notices a broken communicator in a host function, which may make no call of CUDA.
+TEST(NcclAbortTest, AnAbortInAHostFunctionRunsOnAnExistingThread) {
   std::array<absl::Status, 2> seen;
   const absl::Status status = testing::RunOnGpus(2, 2, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda(world.rank()));

@@ -1,6 +1,6 @@
-// What the NCCL communicator does when a rank fails, does not come or is wrong, and when NCCL or
-// CUDA fail under it: every rank gets a Status that says so, nothing hangs and nothing is left. On
-// the stand-in.
+// What the NCCL communicator does if a rank fails, never comes or is wrong, and if NCCL or CUDA
+// fail: every rank gets a Status that says so, nothing hangs and nothing stays allocated. On the
+// stand-in.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr DType kType = DType::kFloat32;
-constexpr double kShort = 0.2;  // a time-out that has to be waited for
+constexpr double kShort = 0.2;  // a time-out that the test waits for
 
 std::string Message(const absl::Status& status) {
   return std::string(status.message());
@@ -38,7 +38,7 @@ std::string Message(const absl::Status& status) {
 
 class NcclFailureTest : public ::testing::Test {
  protected:
-  static constexpr int kRanksMax = 4;  // each with a device of its own, as processes have
+  static constexpr int kRanksMax = 4;  // each with its own device, as processes have
 
   void SetUp() override { stand_in::SetDevices(kRanksMax); }
   void TearDown() override {
@@ -46,7 +46,7 @@ class NcclFailureTest : public ::testing::Test {
     stand_in::Reset();
   }
 
-  // Runs `body` on every rank. What it returns is what that rank saw.
+  // Runs `body` on every rank. Its result is what that rank saw.
   std::vector<absl::Status> Seen(int ranks, std::function<absl::Status(World&)> body) {
     std::vector<absl::Status> seen(static_cast<size_t>(ranks));
     const absl::Status status = testing::RunOnGpus(ranks, kRanksMax, [&](World world) {
@@ -69,7 +69,7 @@ struct Gpu {
   }
 };
 
-// Waits for what was enqueued and returns what became of the communicator.
+// Waits for enqueued work and returns the communicator's status.
 absl::Status Outcome(Communicator& communicator, Stream& stream) {
   stream.WaitIdle();
   return communicator.status();
@@ -130,11 +130,11 @@ TEST_F(NcclFailureTest, IdThatCannotBeMadeFailsCreationOnAllRanksAndMayBeRepeate
 class NcclCreationTest : public NcclFailureTest,
                          public ::testing::WithParamInterface<std::pair<const char*, int>> {};
 
-TEST_P(NcclCreationTest, FailureOfOneRankIsToldToAllAtOnce) {
+TEST_P(NcclCreationTest, AFailureOfOneRankIsAnErrorOnAllAtOnce) {
   const auto [function, code] = GetParam();
   std::atomic<int> ready{0};
   const auto seen = Seen(3, [&, function = function, code = code](World& world) -> absl::Status {
-    // All have their devices by now.
+    // All have their devices now.
     EBB_ASSIGN_OR_RETURN(const Communicator earlier, world.NewCommunicator());
     if (++ready == 3) stand_in::FailCall(function, code);
     ready.notify_all();
@@ -169,7 +169,7 @@ TEST_F(NcclFailureTest, CreationWithDifferentOptionsFailsOnAllRanksAndMayBeRepea
   for (const absl::Status& status : seen) EXPECT_TRUE(status.ok()) << status;
 }
 
-TEST_F(NcclFailureTest, RankThatDoesNotCallEndsTheWaitingOfAllInTime) {
+TEST_F(NcclFailureTest, AMissingCallEndsAllWaitsInTime) {
   const auto seen = Seen(3, [](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator,
                          world.NewCommunicator({.name = "gather", .timeout_seconds = kShort}));
@@ -190,8 +190,8 @@ TEST_F(NcclFailureTest, RankThatDoesNotCallEndsTheWaitingOfAllInTime) {
   }
 }
 
-// It is all the same to the others whether they wait on the device, or for NCCL's part on the host.
-TEST_F(NcclFailureTest, RankThatLeavesIsNamedAtOnceToThoseWhoCallMore) {
+// It does not matter whether the others wait on the device, or on the host for NCCL's part.
+TEST_F(NcclFailureTest, RanksThatCallMoreLearnAtOnceWhichRankHasLeft) {
   for (const bool on_host : {false, true}) {
     std::latch have_met(3);
     const auto seen = Seen(3, [&](World& world) -> absl::Status {
@@ -218,7 +218,7 @@ TEST_F(NcclFailureTest, RankThatLeavesIsNamedAtOnceToThoseWhoCallMore) {
   }
 }
 
-TEST_F(NcclFailureTest, RanksThatLeaveOneAfterTheOtherDisturbNobody) {
+TEST_F(NcclFailureTest, RanksMayLeaveOneAfterTheOther) {
   std::atomic<int> left{0};
   const auto seen = Seen(3, [&](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator stays, world.NewCommunicator());
@@ -227,7 +227,7 @@ TEST_F(NcclFailureTest, RanksThatLeaveOneAfterTheOtherDisturbNobody) {
       EBB_ASSIGN_OR_RETURN(Communicator goes, world.NewCommunicator());
       EBB_RETURN_IF_ERROR(goes.Barrier(gpu.stream));
       const CollectiveSpan span = gpu.InPlace();
-      // What two do the third does not count.
+      // The third rank does not count an exchange of the other two.
       if (world.rank() == 1) EBB_RETURN_IF_ERROR(goes.Send(gpu.stream, {&span, 1}, kType, 2));
       if (world.rank() == 2) EBB_RETURN_IF_ERROR(goes.Receive(gpu.stream, {&span, 1}, kType, 1));
       EBB_RETURN_IF_ERROR(Outcome(goes, gpu.stream));
@@ -271,7 +271,7 @@ TEST_F(NcclFailureTest, DifferentCallsEndInTime) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
 }
 
-TEST_F(NcclFailureTest, AsynchronousErrorIsToldToAllRanks) {
+TEST_F(NcclFailureTest, AnAsynchronousErrorIsAnErrorOnAllRanks) {
   const auto seen = Seen(3, [](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "reduce"}));
     EBB_ASSIGN_OR_RETURN(Communicator other, world.NewCommunicator({.name = "gather"}));
@@ -294,7 +294,7 @@ TEST_F(NcclFailureTest, AsynchronousErrorIsToldToAllRanks) {
   }
 }
 
-// Whoever watches a call that does not return has to be able to say that it is late.
+// A thread that watches a call that does not return must be able to report that it is late.
 TEST_F(NcclFailureTest, AsynchronousErrorsAreAskedForWithoutWaitingForACall) {
   const NcclLibrary& nccl = **LoadNccl();
   const std::shared_ptr<NcclChannel> channel = *NcclChannel::Create(nccl, /*device=*/0);
@@ -310,7 +310,7 @@ TEST_F(NcclFailureTest, AsynchronousErrorsAreAskedForWithoutWaitingForACall) {
 class NcclOperationTest : public NcclFailureTest,
                           public ::testing::WithParamInterface<const char*> {};
 
-TEST_P(NcclOperationTest, FailureIsStickyToldToAllAndLaterOperationsDoNothing) {
+TEST_P(NcclOperationTest, AFailureIsStickyOnAllRanksAndLaterOperationsDoNothing) {
   std::atomic<int> ready{0};
   const auto seen = Seen(2, [&](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "reduce"}));
@@ -319,7 +319,7 @@ TEST_P(NcclOperationTest, FailureIsStickyToldToAllAndLaterOperationsDoNothing) {
     ready.notify_all();
     for (int n = ready; n < 2; n = ready) ready.wait(n);
     const CollectiveSpan span = gpu.InPlace();
-    // Of fp16, whose inputs are multiplied.
+    // For fp16, where inputs are multiplied.
     EBB_RETURN_IF_ERROR(
         communicator.AllReduce(gpu.stream, {&span, 1}, DType::kFloat16, ReduceOp::kSum, 0.5f));
     const absl::Status status = Outcome(communicator, gpu.stream);
@@ -340,7 +340,7 @@ INSTANTIATE_TEST_SUITE_P(Calls, NcclOperationTest,
                                            "ncclRedOpCreatePreMulSum"),
                          [](const auto& test) { return std::string(test.param); });
 
-TEST_F(NcclFailureTest, DeviceThatFailsIsToldToAll) {
+TEST_F(NcclFailureTest, AFailedDeviceIsAnErrorOnAll) {
   const auto seen = Seen(2, [](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "reduce"}));
     Gpu gpu(world);
@@ -361,7 +361,7 @@ TEST_F(NcclFailureTest, DeviceThatFailsIsToldToAll) {
   }
 }
 
-TEST_F(NcclFailureTest, AbortEndsWhatWaitsOnAllRanks) {
+TEST_F(NcclFailureTest, AbortEndsTheWaitsOfAllRanks) {
   const auto seen = Seen(3, [](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "gather"}));
     Gpu gpu(world);
@@ -400,8 +400,8 @@ TEST_F(NcclFailureTest, WorldThatFailsEndsAllItsCommunicatorsAndMakesNoNewOnes) 
   }
 }
 
-// A process that is killed destroys nothing: until the others know, its communicators are kept.
-TEST_F(NcclFailureTest, RankWhoseProcessEndsIsNamed) {
+// A killed process destroys nothing, so its communicators stay until the others know.
+TEST_F(NcclFailureTest, ARankIsNamedWhenItsProcessEnds) {
   std::vector<absl::Status> seen(3);
   std::vector<Communicator> of_the_dead;
   std::latch others_know(2);
@@ -428,9 +428,9 @@ TEST_F(NcclFailureTest, RankWhoseProcessEndsIsNamed) {
   EXPECT_EQ(Message(seen[2]), "rank 1 has ended");
 }
 
-// Each communicator has a kernel on the device that waits for the dead rank. To abort one of them is
-// to wait for the device, so for all of them.
-TEST_F(NcclFailureTest, RankWhoseProcessEndsEndsAllCommunicatorsOfTheOthers) {
+// Each communicator has a kernel on the device that waits for the dead rank. Aborting one
+// communicator waits for the device, and so for all of them.
+TEST_F(NcclFailureTest, TheEndOfARanksProcessEndsAllCommunicatorsOfTheOthers) {
   constexpr int kRanks = 3, kCommunicators = 4;
   std::vector<absl::Status> seen(kRanks);
   std::vector<Communicator> of_the_dead;
@@ -477,7 +477,7 @@ TEST_F(NcclFailureTest, SplitThatARankDoesNotCallEndsInTime) {
   }
 }
 
-TEST_F(NcclFailureTest, WhatNcclCannotDoIsRefusedAtOnce) {
+TEST_F(NcclFailureTest, CallsThatNcclCannotDoAreRefusedAtOnce) {
   const auto seen = Seen(2, [](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
     Gpu gpu(world);

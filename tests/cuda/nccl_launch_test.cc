@@ -1,5 +1,5 @@
-// What an operation of NCCL costs the thread that enqueues it: it has to wait until NCCL has
-// launched it, which takes microseconds, and a sleep takes many times that. On the stand-in.
+// What an operation of NCCL costs the thread that enqueues it. The thread must wait until NCCL has
+// launched the operation, which takes microseconds; a sleep takes many times that. On the stand-in.
 #include <gtest/gtest.h>
 #include <time.h>
 
@@ -15,7 +15,7 @@ thread_local int sleeps = 0;
 
 }  // namespace
 
-// In the C library's place, for the whole program.
+// Replaces the C library's function in the whole program.
 extern "C" int nanosleep(const timespec* time, timespec* left) {
   ++sleeps;
   return clock_nanosleep(CLOCK_MONOTONIC, 0, time, left) == 0 ? 0 : -1;
@@ -24,7 +24,7 @@ extern "C" int nanosleep(const timespec* time, timespec* left) {
 namespace ebb {
 namespace {
 
-// Of each of a few operations that are ready at the `looks`th look.
+// For each of a few operations that are ready at the `looks`th look.
 absl::Status Launch(int looks, int* slept) {
   const absl::Status status = testing::RunOnGpu(1, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
@@ -41,14 +41,14 @@ absl::Status Launch(int looks, int* slept) {
   return status;
 }
 
-TEST(NcclLaunchTest, WhatIsReadySoonIsAwaitedWithoutASleep) {
+TEST(NcclLaunchTest, AShortWaitDoesNotSleep) {
   int slept = -1;
   const absl::Status status = Launch(/*looks=*/100, &slept);
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_EQ(slept, 0);
 }
 
-TEST(NcclLaunchTest, WhatIsNotReadyForLongKeepsNoCoreBusy) {
+TEST(NcclLaunchTest, ALongWaitKeepsNoCoreBusy) {
   int slept = -1;
   const absl::Status status = Launch(/*looks=*/450, &slept);
   EXPECT_TRUE(status.ok()) << status;

@@ -1,5 +1,5 @@
-// How the scale of a sum is applied over NCCL: exactly, and in the way that leaves NCCL everything it
-// does for plain sums. On the stand-in.
+// How the scale of a sum is applied over NCCL: exactly, and so that NCCL can use all that it has
+// for plain sums. On the stand-in.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,15 +24,15 @@ using testing::Numbers;
 class NcclScaleTest : public ::testing::Test {
  protected:
   static constexpr int kRanks = 3;
-  static constexpr int64_t kCount = 9;  // each rank's part of what is scattered
+  static constexpr int64_t kCount = 9;  // each rank's part of the scattered numbers
 
   void TearDown() override {
     EXPECT_EQ(stand_in::Alive(), stand_in::Live{}) << "something was not given back";
     stand_in::Reset();
   }
 
-  // Every element of a reduce-scatter in place of rank r's inputs, r + 1 times those of `first`.
-  // With the operators of NCCL's that it needed, of all ranks.
+  // Checks every element of a reduce-scatter if rank r sends r + 1 times `first`. Also counts the
+  // operators that all ranks made.
   void ExpectOneRounding(DType dtype, float first, float scale) {
     const absl::Status status = testing::RunOnGpu(kRanks, [&](World world) -> absl::Status {
       EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
@@ -71,21 +71,21 @@ TEST_F(NcclScaleTest, SumsThatHaveTheRangeArePlain) {
       EXPECT_EQ(parts.sum, scale);
     }
   }
-  // The call that makes an operator would fail.
+  // A call that makes an operator would fail.
   stand_in::FailCall("ncclRedOpCreatePreMulSum", ncclInternalError);
   ExpectOneRounding(DType::kBFloat16, 1, 1.0f / 6);
   ExpectOneRounding(DType::kFloat32, 1, 1.0f / 6);
 }
 
 TEST_F(NcclScaleTest, AMeanOverThreeRanksIsRoundedOnce) {
-  // In bf16 a third is 0.2% too large, and so was every mean.
+  // bf16's third is 0.2% too large, and so would be every mean.
   ExpectOneRounding(DType::kBFloat16, 5, 1.0f / 3);
   ExpectOneRounding(DType::kFloat16, 5, 1.0f / 3);
   ExpectOneRounding(DType::kFloat32, 5, 1.0f / 3);
 }
 
 TEST_F(NcclScaleTest, HalfSumsNeitherOverflowNorRoundTheScale) {
-  // Where the sum of three is beyond fp16's 65504, and the scale below its normal numbers.
+  // The sum of three is beyond fp16's 65504, and the scale below its normal numbers.
   ExpectOneRounding(DType::kFloat16, 6144, 1.0f / 393216);
   for (const int ranks : {1, 2, 3, 8, 384}) {
     for (const float scale : {1.0f / static_cast<float>(ranks), 1.0f / 393216, -0.75f, 0.0f}) {
@@ -97,13 +97,13 @@ TEST_F(NcclScaleTest, HalfSumsNeitherOverflowNorRoundTheScale) {
       EXPECT_EQ(static_cast<float>(Float16(parts.inputs)), parts.inputs);
     }
   }
-  // What the result has no room for need not fit into the sum.
+  // A result that does not fit may come from a sum that does not fit.
   EXPECT_EQ(ScaleFor({.kind = CollectiveKind::kAllReduce, .dtype = DType::kFloat16, .scale = 2}, 8)
                 .inputs,
             1);
 }
 
-// Of a group of spans, as of one.
+// For a group of spans, as for one.
 TEST_F(NcclScaleTest, AGroupIsMultipliedByOneKernelThatMayFail) {
   const absl::Status status = testing::RunOnGpu(1, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "reduce"}));

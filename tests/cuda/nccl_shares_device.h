@@ -1,4 +1,4 @@
-// Whether NCCL connects ranks that share a device (World::On), for as long as it lives.
+// Lets NCCL connect ranks that share a device (World::On), as long as it lives.
 #pragma once
 
 #include <cstdlib>

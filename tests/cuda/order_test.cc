@@ -1,5 +1,5 @@
-// The stand-in finds what a device shows by luck only: memory touched by two streams, one of them
-// writing, without an event or a wait between them.
+// The stand-in finds errors that a device shows only by chance: memory touched by two streams, one
+// of them writing, without an event or a wait between them.
 #include "order.h"
 
 #include <gmock/gmock.h>
@@ -33,7 +33,7 @@ class OrderTest : public ::testing::Test {
     stream.Copy(host_.data() + 64, memory_.data() + at, 64);
   }
 
-  // So that the test itself races with nothing: waits where the order that is looked for does not see it.
+  // So that the test itself has no race: waits in a way that the order check does not see.
   static void AwaitUnseen(Stream& stream) {
     std::thread([&] { stream.WaitIdle(); }).join();
   }
@@ -41,12 +41,12 @@ class OrderTest : public ::testing::Test {
   Device device_ = *Device::Cuda();
   Buffer memory_ = *device_.Allocate(256, "test");
   Buffer host_ = *device_.AllocateShared(256, "test");
-  // These go first: what is enqueued on them ends before the memory does.
+  // Destroyed first: work enqueued on them ends before the memory is freed.
   Stream first_ = *device_.NewStream("first"), second_ = *device_.NewStream("second");
   Event event_ = *device_.NewEvent();
 };
 
-TEST_F(OrderTest, WithoutAnEventIsFound) {
+TEST_F(OrderTest, AMissingEventIsFound) {
   CopyIn(first_);
   AwaitUnseen(first_);
   CopyOut(second_, /*at=*/32);
@@ -62,7 +62,7 @@ TEST_F(OrderTest, WritingWhatAnotherStreamStillReadsIsFound) {
   EXPECT_EQ(stand_in::TakeRaces().size(), 1u);
 }
 
-TEST_F(OrderTest, AnEventOfBeforeTheAccessIsNone) {
+TEST_F(OrderTest, AnEventBeforeTheAccessDoesNotOrderIt) {
   first_.Record(event_);
   CopyIn(first_);
   AwaitUnseen(first_);
@@ -87,7 +87,7 @@ TEST_F(OrderTest, EventsHostWaitsAndOtherBytesAreInOrder) {
   EXPECT_THAT(stand_in::TakeRaces(), IsEmpty());
 }
 
-// The constants of an update are memory of the device, to which what was decided is copied.
+// An update's constants are in device memory, to which the verdict is copied.
 TEST_F(OrderTest, AnUpdateBesideTheCopyOfItsConstantsIsFound) {
   const auto kernels = *optim::Kernels::For(device_);
   const auto* const constants = reinterpret_cast<const optim::UpdateConstants*>(memory_.data());
@@ -107,7 +107,7 @@ TEST_F(OrderTest, AnUpdateBesideTheCopyOfItsConstantsIsFound) {
   }
 }
 
-TEST_F(OrderTest, OrderIsHandedOnOverAThirdStream) {
+TEST_F(OrderTest, OrderPassesThroughAThirdStream) {
   Stream third = *device_.NewStream("third");
   CopyIn(first_);
   first_.Record(event_);
@@ -125,7 +125,7 @@ TEST_F(OrderTest, WhatAnotherThreadHasWaitedForOrdersNothingHere) {
   EXPECT_EQ(stand_in::TakeRaces().size(), 1u);
 }
 
-TEST_F(OrderTest, HostStreamsHandOnWhatTheyWaitedFor) {
+TEST_F(OrderTest, OrderPassesThroughTheWaitsOfHostStreams) {
   Stream host = *device_.NewHostStream("host"), beside = *device_.NewHostStream("beside");
   CopyIn(first_);
   first_.Record(event_);
@@ -147,7 +147,7 @@ TEST_F(OrderTest, HostStreamsHandOnWhatTheyWaitedFor) {
   EXPECT_THAT(stand_in::TakeRaces(), IsEmpty());
 }
 
-TEST_F(OrderTest, WhatAHostStreamHasNotWaitedForItDoesNotHandOn) {
+TEST_F(OrderTest, OnlyTheWaitsOfHostStreamsPassOnOrder) {
   Stream host = *device_.NewHostStream("host"), beside = *device_.NewHostStream("beside");
   CopyIn(first_);
   first_.Record(event_);
@@ -195,7 +195,7 @@ TEST_F(OrderTest, EventsOrderHostStreamsWithTheDevice) {
   EXPECT_THAT(stand_in::TakeRaces(), IsEmpty());
 }
 
-TEST_F(OrderTest, AnEarlierRecordOfAHostStreamIsNoneOfALaterTask) {
+TEST_F(OrderTest, AnEarlierRecordOfAHostStreamDoesNotOrderALaterTask) {
   Stream host = *device_.NewHostStream("host");
   Event later = *device_.NewEvent();
   host.Record(event_);

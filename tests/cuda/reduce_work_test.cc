@@ -1,4 +1,4 @@
-// What the threads of the reduction kernel do, run on the host: the bits of Reduce.
+// The work of the reduction kernel's threads, run on the host: the bits of Reduce.
 #include "ebb/runtime/kernels/reduce_work.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ using ebb::testing::Mix;
 using ebb::testing::Numbers;
 using Combine = ReduceArrays::Combine;
 
-// As the kernel of so many threads.
+// Runs the kernel's work with so many threads.
 void RunThreads(const ReduceArrays& arrays, int64_t threads) {
   reduce_work::WithTypes(arrays, [&](auto number, auto combine) {
     using T = decltype(number);
@@ -77,7 +77,7 @@ TEST_P(ReduceWorkTest, GivesTheBitsOfReduceWhereverTheArraysAre) {
         Numbers result(dtype(), count + 16);
         for (const float scale : {1.0f, 1.0f / 3})
           Expect(ArraysOf(inputs, shift, count, group, scale), result, shift, 3);
-        // Not aligned as the inputs are.
+        // Aligned differently from the inputs.
         Expect(ArraysOf(inputs, shift, count, group, 1), result, shift + 1, 2);
       }
     }
@@ -148,8 +148,8 @@ TEST_P(ReduceWorkTest, AnyTwoPatternsGiveTheBitsOfReduce) {
   std::vector<Numbers> inputs(2, Numbers(dtype(), kCount));
   for (int64_t i = 0; i < kCount; ++i) {
     const uint64_t bits = Mix(static_cast<uint64_t>(i));
-    // Exponents close to each other: the sums keep bits beyond what the type holds. Every other
-    // pair is of any two.
+    // Similar exponents, so that sums keep bits beyond the type's. Every other pair is of any two
+    // numbers.
     const uint64_t near = i % 2 == 0 ? bits ^ ((bits >> 32) & 0x80ff83ff) : Mix(bits);
     std::memcpy(inputs[0].at(i), &bits, static_cast<size_t>(SizeOf(dtype())));
     std::memcpy(inputs[1].at(i), &near, static_cast<size_t>(SizeOf(dtype())));

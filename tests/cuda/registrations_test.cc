@@ -1,5 +1,5 @@
-// What NCCL is told of the pools: all that steps send and receive is registered, on all ranks or on
-// none, and no longer than it is there, which the stand-in sees to.
+// Which memory is registered with NCCL: all that steps send and receive, on all ranks or on none,
+// and no longer than the memory exists, which the stand-in checks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -41,8 +41,8 @@ class RegistrationsTest : public ::testing::Test {
   }
   void TearDown() override { stand_in::Reset(); }
 
-  // Trains, is suspended and resumed, and trains again. How many registrations there were before,
-  // in between and after, of all ranks.
+  // Trains, is suspended and resumed, and trains again. Returns the registrations of all ranks
+  // before, in between and after.
   std::vector<int> Train() {
     std::vector<int> registrations;
     int unregistered = 0;
@@ -87,7 +87,7 @@ class RegistrationsTest : public ::testing::Test {
   std::vector<uint32_t> masters_;  // after the last Train()
 };
 
-// A rank whose host fails when it is to make the `nth` communicator of a name there.
+// A rank with a host that fails when it is to make the `nth` communicator of a name.
 class RankOfAFailingHost : public SharedRank {
  public:
   RankOfAFailingHost(std::shared_ptr<ThreadWorld> world, int rank, std::string name, int nth)
@@ -103,7 +103,7 @@ class RankOfAFailingHost : public SharedRank {
   int left_;
 };
 
-// Memory has been given back by then: whoever went on would not know that the others do.
+// Memory has been freed by then: a rank that went on would not know that the others do.
 TEST_F(RegistrationsTest, PoolsThatMoveWithoutTheRanksMeetingAfterwardsFailTheEngineOfAll) {
   config_.ebb.timeout_seconds = 3600;
   for (const bool resumes : {false, true}) {
@@ -160,7 +160,7 @@ TEST_F(RegistrationsTest, CoverReplicasAndTheirExchange) {
   EXPECT_EQ(Train(), (std::vector<int>{all, 0, all}));
 }
 
-// Those of the gather pool with the other communicator, and of a pool of their own.
+// Also the gather pool's with the other communicator, and those of a pool of their own.
 TEST_F(RegistrationsTest, CoverSecondaryShardsWhichChangeNoBit) {
   Train();
   const std::vector<uint32_t> masters = std::exchange(masters_, {});
@@ -181,7 +181,7 @@ TEST_F(RegistrationsTest, NoneAreMadeWhereTheConfigSaysSo) {
   EXPECT_EQ(Train(), (std::vector<int>{0, 0, 0}));
 }
 
-// The error of one rank alone leaves the others inside NCCL; that of all does not.
+// An error of one rank alone leaves the others inside NCCL; an error of all does not.
 TEST_F(RegistrationsTest, AnErrorOfOneRankEndsInTime) {
   config_.ebb.timeout_seconds = 0.5;
   stand_in::FailCall("ncclCommWindowRegister", ncclSystemError);
@@ -195,10 +195,10 @@ TEST_F(RegistrationsTest, AnErrorOfBuffersOnOneRankMakesAllCopy) {
   stand_in::FailCall("ncclCommRegister", ncclSystemError, /*nth=*/5);
   const std::vector<int> registrations = Train();
   EXPECT_EQ(registrations[0], 0);
-  EXPECT_GT(registrations[2], 0);  // it is tried again
+  EXPECT_GT(registrations[2], 0);  // registration is tried again
 }
 
-// As a library loads that has no such functions.
+// As from a library that lacks these functions.
 TEST_F(RegistrationsTest, BuffersStandInForTheWindowsOfALaterNccl) {
   NcclLibrary nccl = **LoadNccl();
   nccl.CommWindowRegister = nullptr;

@@ -1,6 +1,6 @@
-// What threads that share a GPU see when CUDA fails under one of them: every rank gets a Status that
-// says so, nothing hangs and nothing is left. What they see when a rank fails is
-// ../comm/failure_test.cc. On the stand-in.
+// What threads that share a GPU see if CUDA fails for one of them: every rank gets a Status that
+// says so, nothing hangs and nothing stays allocated. ../comm/failure_test.cc has failures of
+// ranks. On the stand-in.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -37,9 +37,9 @@ class SharedDeviceFailureTest : public ::testing::Test {
   struct Seen {
     absl::Status device, communicator;
   };
-  // Every rank sums over and over until its communicator has failed; rank 0 calls `fail` on its way.
-  // Memory is given back as soon as its operation has ended, which the others may still want to read.
-  // `waits_work`: otherwise nobody can tell when that is, and it stays.
+  // Every rank sums over and over until its communicator has failed; rank 0 calls `fail` meanwhile.
+  // Memory is freed as soon as its operation has ended, which the others may still want to read.
+  // `waits_work`: if false, no rank can tell when that is, and the memory stays.
   template <class Fail>
   std::array<Seen, kRanks> SumUntilFailed(Fail fail, bool waits_work = true) {
     std::array<std::vector<Buffer>, kRanks> kept;
@@ -83,7 +83,7 @@ TEST_F(SharedDeviceFailureTest, KernelThatCannotBeLaunchedFailsTheCommunicatorNo
   }
 }
 
-TEST_F(SharedDeviceFailureTest, WhicheverCallFailsAllRanksAreTold) {
+TEST_F(SharedDeviceFailureTest, AFailureOfAnyCallIsAnErrorOnAllRanks) {
   for (const std::string function :
        {"cudaEventRecord", "cudaStreamWaitEvent", "cudaMemcpyAsync", "cudaStreamSynchronize"}) {
     for (const int nth : {1, 2, 3, 5, 8}) {
@@ -107,7 +107,7 @@ TEST_F(SharedDeviceFailureTest, LostDeviceFailsAllRanks) {
   }
 }
 
-// One rank's communicator cannot be made.
+// One rank cannot make its communicator.
 class SharedDeviceCreationTest : public SharedDeviceFailureTest {
  protected:
   std::array<absl::Status, kRanks> MakeUntilFailed() {

@@ -1,6 +1,6 @@
-// Threads that share a GPU: their sums have the bits of the CPU's `local` communicator, from memory
-// of the device. This file is a part of two programs, one of them with the real CUDA runtime, which
-// has nothing to run on where there is no device.
+// Threads that share a GPU: their sums have the bits of the CPU's `local` communicator, on device
+// memory. This file is part of two programs. One of them uses the real CUDA runtime, and skips its
+// tests without a device.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -19,9 +19,9 @@ namespace {
 
 using ebb::testing::Numbers;
 
-constexpr int64_t kCounts[] = {4099, 0, 1, 640};  // of the spans of one operation
+constexpr int64_t kCounts[] = {4099, 0, 1, 640};  // the spans' counts in one operation
 
-// One rank's spans in memory of a device: what it sends, and where it receives.
+// One rank's spans in device memory: what it sends, and where it receives.
 class Arrays {
  public:
   static absl::StatusOr<Arrays> Create(const Device& device, Stream& stream, int rank, DType dtype,
@@ -48,7 +48,7 @@ class Arrays {
   }
 
   std::span<const CollectiveSpan> spans() const { return spans_; }
-  // What is in them when the stream comes to this.
+  // Their contents when the stream comes to this point.
   std::vector<Numbers> Read(Stream& stream) {
     for (size_t s = 0; s < spans_.size(); ++s)
       stream.Copy(received_[s].at(0), spans_[s].receive, Bytes(received_[s]));
@@ -64,7 +64,7 @@ class Arrays {
   std::vector<Numbers> received_;
 };
 
-// What one rank has after each operation, one after the other.
+// One rank's memory after each operation, one after the other.
 absl::StatusOr<std::vector<Numbers>> RunAll(World& world, const Device& device, DType dtype,
                                             int group) {
   EBB_ASSIGN_OR_RETURN(Communicator communicator,

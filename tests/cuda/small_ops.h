@@ -1,4 +1,4 @@
-// gpt's ops on the stand-in's first device, as small as they can be.
+// gpt's ops on the stand-in's first device, as small as possible.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct SmallOps {
   std::unique_ptr<Ops> ops = *NewOps(device, DType::kFloat32, kLimits, scratch.span());
 };
 
-// With arrays that ops and the test reach.
+// With arrays that both ops and the test reach.
 template <class Memory>
 struct SmallOpsOn : SmallOps {
   Buffer shared = *device.AllocateShared(sizeof(Memory), "arrays");

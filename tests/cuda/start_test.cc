@@ -1,5 +1,5 @@
-// The real CUDA runtime and NCCL: that programs that are linked with them start everywhere, and
-// what needs a device where there is one.
+// The real CUDA runtime and NCCL: programs linked with them start on every machine. Tests that need
+// a device are skipped without one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -55,7 +55,7 @@ TEST(CudaStart, KernelsRunInTheOrderOfTheStream) {
 }
 
 #if EBB_NCCL
-TEST(NcclStart, LibraryIsFoundOrWhatIsMissingIsSaid) {
+TEST(NcclStart, TheLibraryIsFoundOrTheErrorSaysWhatIsMissing) {
   const auto nccl = LoadNccl();
   if (!nccl.ok()) {
     EXPECT_EQ(nccl.status().code(), absl::StatusCode::kUnavailable);
@@ -67,7 +67,7 @@ TEST(NcclStart, LibraryIsFoundOrWhatIsMissingIsSaid) {
   EXPECT_EQ(*LoadNccl(), *nccl);
 }
 
-TEST(NcclStart, VersionsReadAsPeopleWriteThem) {
+TEST(NcclStart, VersionsAreTextsWithDots) {
   EXPECT_EQ(NcclVersionText(22809), "2.28.9");
   EXPECT_EQ(NcclVersionText(2804), "2.8.4");
 }

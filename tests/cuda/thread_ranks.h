@@ -7,9 +7,9 @@
 
 namespace ebb::testing {
 
-// As RunThreads, with NCCL and round `devices` CUDA devices. A rank whose body has failed has ended.
+// As RunThreads, with NCCL, on `devices` CUDA devices in turn. A rank ends when its body fails.
 absl::Status RunOnGpus(int ranks, int devices, std::function<absl::Status(World)> body);
-// All on the first one.
+// All ranks on the first device.
 absl::Status RunOnGpu(int ranks, std::function<absl::Status(World)> body);
 
 }  // namespace ebb::testing

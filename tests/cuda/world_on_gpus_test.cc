@@ -1,5 +1,5 @@
-// GPUs of the ranks of any world: World::On decides whether ranks share a device or NCCL connects
-// them, and what fails the CPU's world fails the GPUs'. On the stand-in.
+// GPUs for the ranks of any world: World::On decides whether ranks share a device or NCCL connects
+// them, and a failure of the CPU's world fails the GPUs' world. On the stand-in.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// A rank of one of several hosts, as it says.
+// A rank that says it is on one of several hosts.
 class PairedRank : public SharedRank {
  public:
   using SharedRank::SharedRank;
@@ -45,7 +45,7 @@ void ExpectTheCpusReductionGroup() {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// A rank of a process that is alone.
+// A rank that is a process alone.
 class LonelyProcess : public SharedRank {
  public:
   using SharedRank::SharedRank;
@@ -59,7 +59,7 @@ class ConnectionTest : public ::testing::Test {
     stand_in::Reset();
   }
 
-  // How many communicators of NCCL there are while every rank has one of its world on its device.
+  // How many communicators of NCCL exist while every rank has one of its world on its device.
   int NcclCommunicators(int ranks, std::function<absl::StatusOr<World>(const World&)> on_device) {
     int seen = -1;
     const absl::Status status = RunThreads(ranks, [&](World world) -> absl::Status {
@@ -91,7 +91,7 @@ TEST_F(ConnectionTest, ThreadsOnDifferentDevicesAreConnectedByNccl) {
   EXPECT_EQ(NcclCommunicators(2, on_own), 2);
 }
 
-TEST_F(ConnectionTest, NcclThatMayShareADeviceIsTakenAtItsWord) {
+TEST_F(ConnectionTest, NcclConnectsRanksOnOneDeviceIfItIsToldTo) {
   const auto on_device = [](const World& world) { return world.On(*Device::Cuda()); };
   {
     const testing::NcclSharesDevice nccl;
@@ -151,7 +151,7 @@ TEST_F(ConnectionTest, SharedDeviceMayBeTakenAgain) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-TEST_F(ConnectionTest, WhatFailsTheCpusWorldFailsTheSharedDevices) {
+TEST_F(ConnectionTest, AFailureOfTheCpusWorldFailsTheSharedDevices) {
   std::array<absl::Status, 3> seen;
   const absl::Status status = RunThreads(3, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
@@ -168,12 +168,12 @@ TEST_F(ConnectionTest, WhatFailsTheCpusWorldFailsTheSharedDevices) {
     EXPECT_EQ(std::string(rank.message()), "rank 1 failed: a page is missing");
 }
 
-// All on one device of the stand-in, which only NCCL that shares one can connect.
+// All ranks on one device of the stand-in, which only an NCCL that allows sharing can connect.
 class WorldOnGpusTest : public ConnectionTest {
  protected:
   static constexpr int kRanks = 3;
 
-  // A rank of several hosts that no MPI connects.
+  // A rank on one of several hosts that no MPI connects.
   static absl::StatusOr<World> MeetAsHosts(int rank, const std::string& name) {
     const MeetingPlace place = {.host = "", .port = 0, .name = name};
     EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Rendezvous::Join({.rank = rank,
@@ -239,7 +239,7 @@ TEST_F(WorldOnGpusTest, RanksWithoutCommunicatorsForTheCpuMeetThroughRankZero) {
       hosts.Fail(absl::DataLossError("a page is missing"));
       return absl::OkStatus();
     }
-    // Rank 1 never comes: only the connections between the hosts can tell.
+    // Rank 1 never comes: only the connections between the hosts can report its end.
     EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
     stream.WaitIdle();
     return communicator.status();
@@ -257,7 +257,8 @@ TEST_F(WorldOnGpusTest, RanksWithoutCommunicatorsForTheCpuMeetThroughRankZero) {
   }
 }
 
-// Of threads, and of ranks that only rank 0's connections join; a part that is connected before the other has come.
+// For threads, and for ranks connected only through rank 0; one part is connected before the other
+// has come.
 TEST_F(WorldOnGpusTest, PartsOfAWorldHaveGpusOfTheirOwn) {
   for (const bool as_hosts : {false, true}) {
     for (const bool splits_first : {false, true}) {
@@ -295,7 +296,7 @@ TEST_F(WorldOnGpusTest, PartsOfAWorldHaveGpusOfTheirOwn) {
   }
 }
 
-// Whatever its process does then, and whatever way its world has of telling the others.
+// Whatever its process does then, and however its world notifies the others.
 TEST_F(WorldOnGpusTest, ARankThatDestroysItsCommunicatorIsNotWaitedFor) {
   for (const bool as_hosts : {false, true}) {
     const std::string name = ebb::testing::NewMeetingName();
@@ -336,7 +337,7 @@ TEST_F(WorldOnGpusTest, ARankThatFailsOnTheCpuFailsTheGpusOfAll) {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, gpus.NewCommunicator());
     if (world.rank() == 1) world.Fail(absl::DataLossError("a page is missing"));
     EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("barrier"));
-    // Of ranks 0 and 2, rank 1 never comes to the second.
+    // Of ranks 0 and 2; rank 1 never comes to the second.
     EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
     if (world.rank() != 1) EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
     stream.WaitIdle();
@@ -354,7 +355,7 @@ TEST_F(WorldOnGpusTest, ARankThatFailsOnTheCpuFailsTheGpusOfAll) {
   }
 }
 
-TEST_F(WorldOnGpusTest, ARankWithoutADeviceIsToldOfByItsStatus) {
+TEST_F(WorldOnGpusTest, TheStatusNamesARankWithoutADevice) {
   const absl::Status status = RunThreads(2, [](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(const Device device,
                          world.rank() == 1 ? Device::Cuda(99) : Device::Cuda());

@@ -21,7 +21,7 @@ void* CountedAligned(size_t size, std::align_val_t alignment) {
 
 }  // namespace
 
-// In a file of its own: a compiler that sees a new expression and the free in here together takes
+// In a file of its own, because a compiler that sees a new expression together with this free takes
 // them for a mismatch.
 void* operator new(size_t size) {
   return Counted(std::malloc(size));

@@ -1,5 +1,5 @@
-// Counts every call of operator new of the program that links it: what must not allocate is tested
-// by counting.
+// Counts every call of operator new of the program that links it, for tests of code that must not
+// allocate.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What the device's conformance tests run on, and what they are made of: one program of several files.
-// A backend joins by a line in Backends() of conformance_test.cc.
+// The devices and helpers of the device's conformance tests, which are one program of several
+// files. A backend joins by a line in Backends() of conformance_test.cc.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@
 
 namespace ebb {
 
-// Which streams a test is run with: the device's, host streams, or both in turn.
+// The streams of a test: the device's, host streams, or both in turn.
 enum class Streams : uint8_t { kOfDevice, kOfHost, kDeviceFirst, kHostFirst };
 
 struct Backend {
@@ -31,7 +31,7 @@ inline void PrintTo(const Backend& backend, std::ostream* out) {
   *out << backend.name;
 }
 
-// Opened once; tasks wait for it.
+// Tasks wait for it; it is opened once.
 class Gate {
  public:
   void Open() {
@@ -49,7 +49,7 @@ class DeviceConformance : public ::testing::TestWithParam<Backend> {
  protected:
   void SetUp() override {
     auto device = GetParam().make();
-    // A build with CUDA has to pass on machines without a device.
+    // A build with CUDA must pass on machines without a device.
     if (absl::IsUnavailable(device.status())) GTEST_SKIP() << device.status();
     ASSERT_TRUE(device.ok()) << device.status();
     device_.emplace(*std::move(device));
@@ -72,7 +72,7 @@ class DeviceConformance : public ::testing::TestWithParam<Backend> {
   Stream NewStream(std::string_view name = "test") { return NewStream(*device_, name); }
   Event NewEvent() { return *device_->NewEvent(); }
 
-  // Memory of the device is reached by copies only.
+  // Only copies reach device memory.
   std::vector<std::byte> Read(const std::byte* data, int64_t bytes) {
     std::vector<std::byte> values(static_cast<size_t>(bytes), std::byte{0x5a});
     Stream stream = device_->CallerStream();
@@ -86,7 +86,7 @@ class DeviceConformance : public ::testing::TestWithParam<Backend> {
     stream.WaitIdle();
   }
 
-  // What streams of the host reach too, where there are any.
+  // Memory that host streams reach too, if there are any.
   Buffer Allocate(int64_t bytes) {
     return of_device() ? *device_->Allocate(bytes, "test")
                        : *device_->AllocateShared(bytes, "test");

@@ -116,7 +116,7 @@ TEST_P(DeviceConformance, EventOutlivesItsStreamAndItsDevice) {
     stream.Record(event);
   }
   {
-    Stream stream = NewStream(*device, "next");  // may inherit what the first one left
+    Stream stream = NewStream(*device, "next");  // may inherit the first one's state
     EXPECT_TRUE(event.Passed());
     stream.Wait(event);
   }
@@ -127,7 +127,7 @@ TEST_P(DeviceConformance, EventOutlivesItsStreamAndItsDevice) {
 
 TEST_P(DeviceConformance, EventsAreRecordedAgainAndAgain) {
   int64_t ping = 0,
-          pong = 0;  // each written by one stream, read by the other, ordered by the events alone
+          pong = 0;  // one stream writes each, the other reads it; only the events order them
   bool ordered = true;
   Event pinged = NewEvent(), ponged = NewEvent();
   Stream first = NewStream(), second = NewStream();
@@ -153,7 +153,7 @@ TEST_P(DeviceConformance, EventsAreRecordedAgainAndAgain) {
 
 TEST_P(DeviceConformance, SixtyFourStreamsAtOnce) {
   constexpr int kStreams = 64, kLaps = 20;
-  int64_t passes = 0;  // handed from stream to stream by the events
+  int64_t passes = 0;  // passed from stream to stream by the events
   std::vector<Stream> streams;
   std::vector<Event> events;
   for (int i = 0; i < kStreams; ++i) {

@@ -1,4 +1,4 @@
-// Streams of the host beside those of a device, which the same events order.
+// Host streams beside a device's streams; the same events order both.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -67,7 +67,7 @@ TEST_P(DeviceConformance, HostStreamWaitsForTheDevicesRecordBeforeItNotForALater
          host = *device_->NewHostStream("host");
   Event opened = NewEvent();
   bool ran = false;
-  host.Enqueue([&] { started.Wait(); });  // so that the wait's turn comes after the second record
+  host.Enqueue([&] { started.Wait(); });  // so that the wait runs after the second record
   device.Record(event);
   host.Wait(event);
   host.Enqueue([&] { ran = true; });
@@ -169,7 +169,7 @@ TEST_P(DeviceConformance, WaitsOfBothKindsOutliveEventsAndStreams) {
   second->Enqueue([&] { second_waited = opened; });
   gate.Open();
   host.reset();
-  // Goes on with what the first one left.
+  // Continues with the first one's state.
   Stream third = *device_->NewHostStream("third");
   Event event = NewEvent();
   third.Record(event);

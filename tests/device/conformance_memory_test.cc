@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST_P(DeviceConformance, CopiesAndZeroes) {
-  constexpr int64_t kLarge = (int64_t{17} << 20) + 13;  // takes the path past the caches
+  constexpr int64_t kLarge = (int64_t{17} << 20) + 13;  // large enough to bypass the caches
   Buffer source = Allocate(kLarge + 64), destination = Allocate(kLarge + 64);
   std::vector<std::byte> values(static_cast<size_t>(source.bytes()));
   for (size_t i = 0; i < values.size(); ++i)
@@ -57,7 +57,7 @@ TEST_P(DeviceConformance, BuffersAreZeroFilledAndAligned) {
     const std::vector<std::byte> values = Read(buffer.data(), bytes);
     EXPECT_TRUE(
         std::all_of(values.begin(), values.end(), [](std::byte b) { return b == std::byte{0}; }));
-    // The next one, which may get this memory, is zero all the same.
+    // The next buffer, which may get this memory, is still zero.
     Write(buffer.data(), std::vector<std::byte>(static_cast<size_t>(bytes), std::byte{1}));
   }
   EXPECT_EQ(device_->Allocate(0, "nothing")->bytes(), 0);
@@ -83,7 +83,7 @@ TEST_P(DeviceConformance, LockedHostMemoryIsCopiedFromAndTo) {
   constexpr int64_t kBytes = 3 * 4096;
   std::vector<std::byte> host(kBytes, std::byte{7});
   const Buffer memory = Allocate(kBytes);
-  for (int lap = 0; lap < 2; ++lap) {  // locked again once it is not
+  for (int lap = 0; lap < 2; ++lap) {  // locked again after unlocking
     LockedRange locked = *device_->LockHostMemory(host, "test");
     EXPECT_EQ(locked.span().data(), host.data());
     EXPECT_EQ(locked.span().size(), host.size());
@@ -116,8 +116,8 @@ TEST_P(DeviceConformance, ReleasedBufferIsPoisonedInDebugBuilds) {
   if (!on_cpu()) GTEST_SKIP() << "released memory of a GPU cannot be looked at";
   for (const int64_t bytes : {int64_t{1000}, int64_t{3} << 20}) {
     Buffer buffer = *device_->Allocate(bytes, "test");
-    // Through a volatile copy of the address: the compiler may assume that nobody looks at released
-    // memory.
+    // Through a volatile copy of the address, because the compiler may assume that no code reads
+    // released memory.
     std::byte* volatile address = buffer.data();
     std::memset(buffer.data(), 1, static_cast<size_t>(bytes));
     { const Buffer released = std::move(buffer); }

@@ -1,4 +1,4 @@
-// What every kind of device must do: its streams. Events, host streams and memory have files of
+// What the streams of every kind of device must do. Events, host streams and memory have files of
 // their own beside this one.
 #include "conformance.h"
 
@@ -42,7 +42,7 @@ TEST_P(DeviceConformance, StreamRunsTasksInOrder) {
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
 }
 
-// Of queues of every length around that of a block of them, now full and now empty.
+// Queues of every length around that of a block, filled and emptied in turn.
 TEST_P(DeviceConformance, StreamRunsTasksInOrderHoweverManyItHolds) {
   for (const int tasks_max : {1, 2, 63, 64, 65, 127, 128, 129, 1'000}) {
     absl::StatusOr<Stream> stream = device_->NewStream("test", tasks_max);
@@ -67,7 +67,7 @@ int64_t ResidentBytes() {
   return resident * 4096;
 }
 
-// Room for many tasks is no memory until so many wait.
+// Room for many tasks takes no memory until so many wait.
 TEST_P(DeviceConformance, AStreamTakesMemoryForTasksThatWaitOnly) {
   if (!on_cpu()) GTEST_SKIP() << "its queue is the driver's";
   constexpr int kTasksMax = 1 << 19;
@@ -116,7 +116,7 @@ TEST_P(DeviceConformance, StreamsRunBesideEachOther) {
 }
 
 TEST_P(DeviceConformance, FullStreamBlocksTheEnqueuer) {
-  constexpr int kTasksMax = 64;  // far less than what CUDA's own queues hold before they block
+  constexpr int kTasksMax = 64;  // far fewer than CUDA's own queues hold before they block
   Gate gate;
   std::atomic<int> enqueued{0};
   int ran = 0, most_waiting = 0;
@@ -125,7 +125,8 @@ TEST_P(DeviceConformance, FullStreamBlocksTheEnqueuer) {
   std::thread enqueuer([&] {
     for (int i = 0; i < 3 * kTasksMax; ++i) {
       stream.Enqueue([&] { most_waiting = std::max(most_waiting, enqueued.load() - ran++); });
-      // Once the stream could be full, the gate opens: from here on it drains while it is filled.
+      // Once the stream could be full, the gate opens: from here on it is emptied while it is
+      // filled.
       if (enqueued.fetch_add(1) + 2 == kTasksMax) gate.Open();
     }
   });

@@ -16,10 +16,10 @@ std::vector<std::byte> Numbered(size_t bytes, size_t first) {
   return values;
 }
 
-TEST(CopyBytesInStep, CopiesWhatItIsToldAndNothingElse) {
+TEST(CopyBytesInStep, CopiesTheGivenBytesOnly) {
   constexpr size_t kAround = 64;
   const std::vector<std::byte> around(kAround, std::byte{0xa5});
-  // Parts of a piece and several pieces, whole cache lines and not, in the caches and past them.
+  // Parts of a piece and several pieces, whole cache lines or not, in the caches and past them.
   for (const size_t bytes : {size_t{1}, size_t{4096}, size_t{262'144}, size_t{1'000'003}}) {
     for (const int64_t together : {int64_t{0}, kStreamingCopyBytes}) {
       for (const int threads : {1, 3}) {
@@ -37,7 +37,7 @@ TEST(CopyBytesInStep, CopiesWhatItIsToldAndNothingElse) {
           copies.push_back({.destination = destinations[i].data() + kAround + skew,
                             .source = sources[i].data() + skew});
         }
-        // A rank's own block that is where it belongs.
+        // A rank's own block that is already in place.
         std::vector<std::byte> in_place = Numbered(bytes, 5);
         copies.insert(copies.begin() + 1,
                       {.destination = in_place.data(), .source = in_place.data()});

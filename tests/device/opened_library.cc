@@ -1,4 +1,4 @@
-// What opened_library_test.cc opens, built in several ways.
+// The library that opened_library_test.cc opens, built in several ways.
 extern "C" {
 
 int EbbTestVersion() {

@@ -5,7 +5,7 @@
 
 #include <string>
 
-// Found in the program, as a library's that it is linked with.
+// Found in the program, like the function of a linked library.
 extern "C" int EbbTestProgramVersion() {
   return 21802;
 }
@@ -51,7 +51,7 @@ TEST(OpenedLibrary, IsOpenedByNameAndItsFunctionsAreFound) {
   EXPECT_EQ(square(7), 49);
 }
 
-TEST(OpenedLibrary, WhatTheProgramHasAlreadyComesFirst) {
+TEST(OpenedLibrary, TheProgramsOwnLibraryComesFirst) {
   WantedLibrary wanted = Wanted("no such file");
   wanted.version_function = "EbbTestProgramVersion";
   const auto library = OpenedLibrary::Open(wanted);
@@ -62,7 +62,7 @@ TEST(OpenedLibrary, WhatTheProgramHasAlreadyComesFirst) {
   EXPECT_EQ(square, &EbbTestProgramSquare);
 }
 
-TEST(OpenedLibrary, OneThatIsMissingIsNamedWithWhatToDo) {
+TEST(OpenedLibrary, AMissingLibraryIsNamedWithARemedy) {
   EXPECT_THAT(Refusal(Wanted("libebb_no_such_library.so.2")),
               AllOf(HasSubstr("areas need Squares, which cannot be opened"),
                     HasSubstr("libebb_no_such_library.so.2: cannot open shared object file"),
@@ -70,7 +70,7 @@ TEST(OpenedLibrary, OneThatIsMissingIsNamedWithWhatToDo) {
                     HasSubstr("or use circles")));
 }
 
-TEST(OpenedLibrary, OneThatIsTooOldIsRefused) {
+TEST(OpenedLibrary, AnOldLibraryIsRefused) {
   EXPECT_THAT(Refusal(Wanted(EBB_TEST_OLD)),
               AllOf(HasSubstr("areas cannot use Squares 2.17.4 (" EBB_TEST_OLD ")"),
                     HasSubstr("install Squares 2 from 2.18.0 on")));
@@ -80,7 +80,7 @@ TEST(OpenedLibrary, TheNextMajorVersionIsRefused) {
   EXPECT_THAT(Refusal(Wanted(EBB_TEST_NEXT)), HasSubstr("areas cannot use Squares 3.0.0"));
 }
 
-TEST(OpenedLibrary, OneThatTheProgramHasIsRefusedWithOtherAdvice) {
+TEST(OpenedLibrary, TheProgramsOwnLibraryIsRefusedWithOtherAdvice) {
   WantedLibrary wanted = Wanted(EBB_TEST_WANTED);
   wanted.version_function = "EbbTestProgramVersion";
   wanted.oldest = {.major = 2, .minor = 18, .patch = 3};

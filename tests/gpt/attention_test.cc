@@ -6,8 +6,8 @@ namespace {
 
 class AttentionTest : public OpsTest {
  protected:
-  // Backward reads outputs that were rounded; probabilities are, too, where the CPU multiplies in
-  // bf16. Sums lose that much.
+  // Backward reads rounded outputs; probabilities are rounded, too, if the CPU multiplies in bf16.
+  // Sums lose that much.
   static double Error() { return Compute() == DType::kFloat32 ? 1e-5 : 2 * Rounding(Compute()); }
 
   struct Result {
@@ -69,7 +69,7 @@ TEST_P(AttentionTest, BackwardAgreesWithFiniteDifferences) {
   };
   std::vector<double> expected;
   Array got(Compute(),
-            (tokens * 3 * width + 4) / 5);  // every fifth: each costs two forward passes
+            (tokens * 3 * width + 4) / 5);  // every fifth, because each costs two forward passes
   for (int64_t i = 0; i < tokens * 3 * width; i += 5) {
     std::vector<double> up = values, down = values;
     up[static_cast<size_t>(i)] += 1e-5, down[static_cast<size_t>(i)] -= 1e-5;

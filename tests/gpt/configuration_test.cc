@@ -1,4 +1,4 @@
-// The configuration that comes of flags over a file or the recipe.
+// The configuration from flags over a file or the recipe.
 #include "configuration.h"
 
 #include <string>
@@ -14,7 +14,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-TEST(ConfigurationTest, NvmeWithoutAFolderAndTiersThatTheStageHasNotAreRefused) {
+TEST(ConfigurationTest, NvmeWithoutAFolderAndTiersThatTheStageLacksAreRefused) {
   struct Case {
     std::vector<const char*> arguments;
     const char* named;
@@ -106,7 +106,7 @@ TEST(ConfigurationTest, RatesOverrideTheRecipeAndTheConfiguration) {
               AllOf(HasSubstr("--lr"), HasSubstr("OneCycle")));
 }
 
-TEST(ConfigurationTest, RatesAreSaidInWords) {
+TEST(ConfigurationTest, RatesAreDescribedInWords) {
   const auto words = [](std::vector<const char*> arguments) {
     return RatesText(*ResolveConfig(*Parse(std::move(arguments)).options));
   };

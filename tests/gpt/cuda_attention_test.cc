@@ -1,5 +1,5 @@
-// The kernels of attention as they are, with the host in the place of the device: each launch runs
-// its blocks at once, in an order that the test chooses.
+// The kernels of attention themselves, with the host in place of the device: each launch runs its
+// blocks at once, in an order that the test chooses.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -107,9 +107,9 @@ class CudaAttentionTest : public testing::TestWithParam<DType> {
   static Array Random(const Shape& x, int64_t columns, uint64_t seed, double deviation = 1) {
     return Array::Random(GetParam(), x.rows() * columns * x.width(), seed, deviation);
   }
-  // Sums over at most some hundred products in fp32 lose few of its roundings. On tensor cores each
-  // weight and each score's gradient is rounded to the dtype before it is multiplied, and backward
-  // reads an output that was rounded, so sums lose a rounding of their largest terms twice.
+  // Sums over at most some hundred products in fp32 lose a few of its roundings. On tensor cores
+  // each weight and each score's gradient is rounded to the dtype before the product, and backward
+  // reads a rounded output. So sums lose a rounding of their largest terms twice.
   static double Error() { return GetParam() == DType::kFloat32 ? 1e-5 : 2 * Rounding(GetParam()); }
 
   // A score of 500 in fp32 is off by 500 * 2^-24 and more, and so is its weight, relatively.
@@ -149,7 +149,7 @@ TEST_P(CudaAttentionTest, AgreesWithFp64) {
   }
 }
 
-// Those of 5, of 6 and of more than 128 are not for tensor cores.
+// Widths of 5, of 6 and of more than 128 are not for tensor cores.
 TEST_P(CudaAttentionTest, AgreesWithFp64ForAnyHeadWidth) {
   for (int64_t depth : {5, 6, 8, 16, 80, 96, 128, 130, 264}) {
     ExpectAgreesWithFp64({.tokens = 130, .heads = depth < 96 ? 2 : 1, .depth = depth});
@@ -157,8 +157,8 @@ TEST_P(CudaAttentionTest, AgreesWithFp64ForAnyHeadWidth) {
   }
 }
 
-// Scores of some hundreds, which exp would make infinite or 0: one key has nearly all the weight, and
-// which one changes from tile to tile.
+// Scores of some hundreds, for which exp would be infinite or 0: one key has nearly all the weight,
+// and it differs from tile to tile.
 TEST_P(CudaAttentionTest, TakesLargeScores) {
   const Shape x = {.sequences = 1, .tokens = 200, .heads = 1, .depth = 64};
   const Array qkv = Random(x, 3, 1, 12), dy = Random(x, 1, 2);
@@ -180,7 +180,7 @@ TEST_P(CudaAttentionTest, AgreesWithTheCpu) {
                     {.rows = x.rows(), .tokens = x.tokens, .width = x.width(), .heads = x.heads});
   ops->Attention(Forward(x, qkv, cpu));
   ops->AttentionBackward(Backward(x, qkv, dy, cpu));
-  // Both are off by as much at the most.
+  // Each differs by at most this much.
   ExpectClose(gpu.output, cpu.output.Values(), 2 * Error(), "output");
   ExpectClose(gpu.log_sum_exp, cpu.log_sum_exp.Values(), 1e-6, "log_sum_exp");
   ExpectClose(gpu.gradient, cpu.gradient.Values(), 2 * Error(), "gradient");
@@ -198,7 +198,7 @@ TEST_P(CudaAttentionTest, GivesTheSameBitsInAnyOrderOfBlocks) {
 
 TEST_P(CudaAttentionTest, NothingComesFromLaterTokens) {
   const Shape x = {.sequences = 1, .tokens = 140, .heads = 1, .depth = 64};
-  const int64_t last = 70;  // of those that are left as they are
+  const int64_t last = 70;  // of those that stay unchanged
   const Array qkv = Random(x, 3, 1);
   Array changed = qkv, dy(GetParam(), x.rows() * x.width());
   for (int64_t i = (last + 1) * 3 * x.width(); i < changed.size(); ++i)
@@ -209,7 +209,8 @@ TEST_P(CudaAttentionTest, NothingComesFromLaterTokens) {
     ASSERT_EQ(before.output[i], after.output[i]) << i;
   for (int64_t i = 0; i < before.gradient.size(); ++i) {
     const int64_t token = i / (3 * x.width()), third = i / x.width() % 3;
-    // One query has a loss: no other query and no key or value that it does not see has a gradient.
+    // One query has a loss: no other query, and no key or value that it does not see, has a
+    // gradient.
     if (token > last || (third == 0 && token != last)) {
       ASSERT_EQ(before.gradient[i], 0) << i;
     }
@@ -217,7 +218,7 @@ TEST_P(CudaAttentionTest, NothingComesFromLaterTokens) {
   }
 }
 
-TEST_P(CudaAttentionTest, BrokenNumbersReachWhatSeesThem) {
+TEST_P(CudaAttentionTest, NaNsReachAllTokensThatSeeThem) {
   const Shape x = {.sequences = 1, .tokens = 70, .heads = 1, .depth = 64};
   for (int64_t third : {0, 1, 2}) {
     Array qkv = Random(x, 3, 1);

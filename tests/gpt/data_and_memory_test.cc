@@ -1,4 +1,4 @@
-// The program with data that never ends or is larger than memory, and without memory.
+// The program with data that never ends or is larger than memory, and with too little memory.
 #include <sys/stat.h>
 
 #include <cstdint>
@@ -35,9 +35,9 @@ TEST_F(DataAndMemoryTest, DataThatNeverEndsIsRefused) {
   EXPECT_THAT(program.printed(), testing::AllOf(HasSubstr(pipe), HasSubstr("write it to a file")));
 }
 
-// Address space runs out somewhere between the start and the first step; at the end there is enough.
-// oneDNN by itself crashes where it lacks memory.
-TEST_F(DataAndMemoryTest, WithoutMemoryItIsRefusedWithASentence) {
+// Address space runs out at some point between the start and the first step; the last run has
+// enough. oneDNN itself crashes if it lacks memory.
+TEST_F(DataAndMemoryTest, ARunWithoutMemoryIsRefusedWithAMessage) {
   if (!kCanLimitAddressSpace) GTEST_SKIP();
   int trained = 0, refused = 0;
   for (int64_t kibibytes = 140'000; trained == 0; kibibytes += 20'000) {

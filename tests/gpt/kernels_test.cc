@@ -81,7 +81,7 @@ class KernelsTest : public OpsTest {
   }
 };
 
-// As parts of products with an identity.
+// Fused parts of products with an identity.
 class FusedTest : public OpsTest {
  protected:
   static constexpr int64_t kSide = 8;
@@ -91,7 +91,7 @@ class FusedTest : public OpsTest {
     for (int64_t i = 0; i < kSide * kSide; ++i) identity.Set(i, i % (kSide + 1) == 0 ? 1 : 0);
     return identity;
   }
-  // [count / kSide, kSide] with what is done to it.
+  // [count / kSide, kSide] with the fused part applied.
   static Array Multiply(const Array& a, MatmulArrays fused) {
     const Array identity = Identity();
     Array c = Empty(a.size());

@@ -1,5 +1,5 @@
-// gpt whose ranks are processes: started as torchrun, mpirun and srun start them, the same bits as
-// threads, and what the survivors of a killed rank say.
+// gpt with ranks that are processes, started as by torchrun, mpirun and srun: the same bits as
+// threads, and what the survivors of a killed rank report.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -84,7 +84,7 @@ std::unique_ptr<Program> Start(std::vector<std::string> arguments, Variables env
       Program::Options{.columns = 0, .environment = std::move(environment), .before = {}});
 }
 
-// The names in /dev/shm of the process `pid`; others' tests run beside this one.
+// The names in /dev/shm of the process `pid`; other tests run beside this one.
 std::vector<std::string> LeftInSharedMemory(int pid) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
@@ -106,7 +106,7 @@ class LaunchedTest : public testing::Test {
                                        {"ebb", {{"timeout_seconds", timeout_seconds}}}}
                             .dump());
   }
-  // All ranks' exit codes are zero; what they have printed, by rank.
+  // Expects that all ranks exit with zero. Returns what they have printed, by rank.
   std::vector<std::string> Succeed(std::vector<std::unique_ptr<Program>>& ranks) {
     std::vector<std::string> printed;
     for (auto& rank : ranks) {
@@ -131,7 +131,7 @@ class LaunchedTest : public testing::Test {
   const std::string data_ = files_.Write("text", std::string(400, 'a') + std::string(400, 'b'));
 };
 
-TEST_F(LaunchedTest, ProcessesHaveTheBitsOfThreadsAndRankZeroSpeaks) {
+TEST_F(LaunchedTest, ProcessesHaveTheBitsOfThreadsAndRankZeroPrints) {
   const std::string port = FreePort();
   for (const bool slurm : {false, true}) {
     std::vector<std::unique_ptr<Program>> ranks;
@@ -154,7 +154,7 @@ TEST_F(LaunchedTest, ProcessesHaveTheBitsOfThreadsAndRankZeroSpeaks) {
   }
 }
 
-// Whose memory of the device is shared, and host pools are not.
+// The device's memory is shared between them, host pools are not.
 TEST_F(LaunchedTest, ProcessesWithStateOnDiskHaveTheBitsOfThreads) {
   const std::string disk = files_.Path("disk");
   std::filesystem::create_directories(disk);
@@ -190,7 +190,7 @@ TEST_F(LaunchedTest, UnderMpirunItsProcessesAreTheRanks) {
   EXPECT_EQ(Digest("mpi.json"), DigestOfThreads(3));
 }
 
-TEST_F(LaunchedTest, WhatTheLaunchersSayMustFit) {
+TEST_F(LaunchedTest, LaunchersMustAgree) {
   struct Case {
     Variables environment;
     std::vector<std::string> arguments;
@@ -220,7 +220,7 @@ TEST_F(LaunchedTest, ARankThatNeverComesIsNamed) {
   EXPECT_THAT(program->printed(), HasSubstr("rank 0"));
 }
 
-TEST_F(LaunchedTest, APortThatSomebodyElseHasIsNamed) {
+TEST_F(LaunchedTest, APortThatAnotherProcessHasIsNamed) {
   const Listener stranger;
   std::vector<std::unique_ptr<Program>> ranks;
   for (int rank = 0; rank < 2; ++rank) {
@@ -243,7 +243,7 @@ TEST_F(LaunchedTest, RanksThatDisagreeOnTheWorldsSizeAllSaySo) {
   }
 }
 
-TEST_F(LaunchedTest, WhatOneRankCannotDoTheOthersAreTold) {
+TEST_F(LaunchedTest, AnErrorOfOneRankReachesTheOthers) {
   const std::string port = FreePort();
   auto first = Start(Arguments({}), Torchrun(0, 2, port));
   auto second = Start(Tiny({"--data", files_.Path("absent")}), Torchrun(1, 2, port));
@@ -253,9 +253,9 @@ TEST_F(LaunchedTest, WhatOneRankCannotDoTheOthersAreTold) {
   EXPECT_THAT(first->printed(), AllOf(HasSubstr("rank 1"), HasSubstr(files_.Path("absent"))));
 }
 
-// Each rank in a folder of its own, one without the disk: what it is refused all ranks say alike, and
-// under its name alone.
-TEST_F(LaunchedTest, WhatOneRanksEngineIsRefusedAllRanksSayUnderItsName) {
+// Each rank has a folder of its own, one of them without the disk. All ranks report that rank's
+// error in the same words, under its name alone.
+TEST_F(LaunchedTest, ARefusalOfOneRanksEngineIsReportedByAllUnderItsName) {
   const std::string port = FreePort();
   std::vector<std::unique_ptr<Program>> ranks;
   for (int rank = 0; rank < 3; ++rank) {
@@ -270,7 +270,7 @@ TEST_F(LaunchedTest, WhatOneRanksEngineIsRefusedAllRanksSayUnderItsName) {
   }
   for (auto& rank : ranks) {
     EXPECT_EQ(rank->Finish(), 2) << rank->printed();
-    // "failed" where the rank that left is heard of first.
+    // "failed" if the departure of the rank is heard first.
     EXPECT_THAT(rank->printed(),
                 AllOf(::testing::ContainsRegex(
                           "gpt: rank 1( failed)?: nvme_path 'disk' is not a directory"),
@@ -291,7 +291,7 @@ TEST_F(LaunchedTest, ASignalToOneRankEndsAllAfterTheSameStep) {
   EXPECT_GE(nlohmann::json::parse(files_.Read("s.json"))["steps"], 1);
 }
 
-TEST_F(LaunchedTest, OfRankZerosOutputThatCannotBeWrittenTheOthersAreTold) {
+TEST_F(LaunchedTest, TheOthersLearnThatRankZeroCannotWriteItsOutput) {
   const std::string port = FreePort();
   const std::vector<std::string> arguments = Arguments({"--steps", "100000000"});
   Program first(arguments, {.columns = 0,
@@ -304,7 +304,7 @@ TEST_F(LaunchedTest, OfRankZerosOutputThatCannotBeWrittenTheOthersAreTold) {
   EXPECT_THAT(second->printed(), HasSubstr("rank 0"));
 }
 
-TEST_F(LaunchedTest, OfAKilledRankTheOthersSayWhichAndWhere) {
+TEST_F(LaunchedTest, TheOthersNameAKilledRankAndItsPlace) {
   char host[256] = {};
   gethostname(host, sizeof(host) - 1);
   std::mt19937 random(7);
@@ -317,7 +317,7 @@ TEST_F(LaunchedTest, OfAKilledRankTheOthersSayWhichAndWhere) {
           Start(Arguments({"--steps", "100000000", "--layers", "3"}), Torchrun(rank, 3, port)));
     }
     ASSERT_TRUE(ranks[0]->WaitFor("step 1/"));
-    // Wherever the step then is; a moment that no event marks.
+    // At any place of the step, which no event marks.
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
     ranks[static_cast<size_t>(killed)]->Signal(SIGKILL);
     const auto begin = std::chrono::steady_clock::now();
@@ -358,8 +358,8 @@ TEST_F(LaunchedTest, ARankThatStallsIsWaitedForOnlySoLong) {
     EXPECT_EQ(first->Finish(), 1);
     EXPECT_THAT(first->printed(), AllOf(HasSubstr("has waited 1 s for"), HasSubstr("rank 1"),
                                         AnyOf(HasSubstr("block"), HasSubstr("embedding"))));
-    // The wait that came first, and no other in its wake. It may be that of the run's own exchange of signals, which is
-    // under way beside the engine's.
+    // The first wait, and no later one that it caused. It may be that of the run's own exchange of
+    // signals, which runs beside the engine's.
     std::smatch said;
     const std::string& printed = first->printed();
     if (printed.find("'gpt-stop'") == printed.npos &&
@@ -373,7 +373,7 @@ TEST_F(LaunchedTest, ARankThatStallsIsWaitedForOnlySoLong) {
   }
 }
 
-TEST_F(LaunchedTest, RanksThatWereAskedForDifferentThingsAllSaySo) {
+TEST_F(LaunchedTest, RanksWithDifferentOptionsAllSaySo) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"--seed", "8"}, "--seed"},
       {{"--steps", "5"}, "--steps"},
@@ -399,7 +399,7 @@ TEST_F(LaunchedTest, UnderMpirunAKilledRankEndsTheJob) {
        .environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}},
        .before = {
            "mpirun", "--oversubscribe", "-n", "2", "sh", "-c",
-           // The second rank's shell kills the program that it has become.
+           // The second rank's shell kills the program that replaces it.
            R"(if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then (sleep 1; kill -9 $$) & else echo "rank 0 is $$;"; fi; exec "$0" "$@")"}});
   EXPECT_THAT(program.Finish(), Not(0)) << program.printed();
   std::smatch pid;

@@ -7,8 +7,8 @@ namespace {
 // Sums over a row of some tens of fp32 roundings.
 constexpr double kRowError = 4e-6;
 
-// So that each way in which a kernel spreads a row over its threads is taken, by groups of aligned
-// numbers and one by one.
+// Each way in which a kernel spreads a row over its threads is taken, by groups of aligned numbers
+// and one by one.
 constexpr int64_t kWidths[] = {1, 7, 48, 100, 776, 1032, 1537, 2051, 4104, 12296, 16392};
 
 class LayerNormTest : public OpsTest {
@@ -40,7 +40,8 @@ class LayerNormTest : public OpsTest {
     Array input_gradient, weight_gradient, bias_gradient;
     bool operator==(const Backward&) const = default;
   };
-  // In place of the residual's gradient where there is one. The bias's is added to what is there.
+  // In place of the residual's gradient if there is one. The bias's gradient is added to the old
+  // one.
   static Backward NormBackward(const TestOps& ops, const Array& input, const Array& weight,
                                const Forward& forward, const Array& output_gradient,
                                const Array* residual_gradient, DType dtype) {
@@ -74,7 +75,7 @@ TEST_P(LayerNormTest, AgreesWithFp64AtEveryWidth) {
       std::vector<double> added;
       for (int64_t i = 0; i < rows * width; ++i) added.push_back(x[i] + r[i]);
       ExpectClose(with.sum, added, 0, "sum");
-      // A row of one column is its own mean: what is left is bias.
+      // A row of one column is its own mean, so only the bias is left.
       ExpectClose(with.output, reference::Norm(with.sum.Values(), w.Values(), b.Values()),
                   kRowError, "norm " + std::to_string(width));
       ExpectClose(Norm(ops, x, nullptr, w, b).output,

@@ -29,7 +29,7 @@ class TinyGpt {
         loss_scale_(1) {
     for (size_t i = 0; i < spec_.parameters.size(); ++i) {
       const int64_t count = Elements(spec_.parameters[i].shape);
-      // Larger than a real model starts with, so that every gradient is felt in the loss.
+      // Larger than in a real model at its start, so that every gradient affects the loss.
       parameters_.push_back(Array::Random(compute, count, 100 + i, 0.3));
       gradients_.emplace_back(DType::kFloat32, count);
       written_.push_back(false);
@@ -40,8 +40,8 @@ class TinyGpt {
     }
   }
 
-  // Forward and backward; the loss. With recompute the block's slot is filled again before its
-  // backward.
+  // Forward and backward; returns the loss. With recompute the block's slot is filled again before
+  // its backward.
   float Train(float loss_scale, bool recompute) {
     loss_scale_[0] = loss_scale;
     const Batch batch = {tokens_.data(), targets_.data(), kSequences, shape_.context};
@@ -73,7 +73,7 @@ class TinyGpt {
                              dx[i + 1].data(), dx[i].data());
     }
     layers_->EmbedBackward(gradients, batch, dx[0].data());
-    stream_.WaitIdle();  // before the boundaries go
+    stream_.WaitIdle();  // before the boundaries are freed
     EXPECT_TRUE(layers_->status().ok()) << layers_->status();
     return loss;
   }
@@ -119,7 +119,7 @@ class TinyGpt {
     return reference::CrossEntropy(logits, {targets_.begin(), targets_.end()});
   }
 
-  // Of the last position.
+  // The logits of the last position.
   std::vector<float> Logits() {
     Array x(compute_, kSequences * shape_.context * shape_.width);
     const Batch batch = {tokens_.data(), targets_.data(), 1, shape_.context};
@@ -239,7 +239,8 @@ TEST_P(LayersTest, LogitsToSampleFromComeBackToTheHost) {
   EXPECT_NE(logits.front(), logits.back());
 }
 
-// So many rows, or so large a vocabulary, that the head takes three chunks on the CPU, two on a GPU.
+// So many rows, or so large a vocabulary, that the head takes three chunks on the CPU, two on a
+// GPU.
 TEST_P(LayersTest, TheHeadsChunksAddUp) {
   if (Compute() != DType::kFloat32) GTEST_SKIP() << "what fp32 shows holds for 16 bits";
   TinyGpt gpt(NewDevice(1), DType::kFloat32, 2, /*context=*/OnCuda() ? 140 : 70,

@@ -1,5 +1,5 @@
-// Arrays of any dtype with fp64 views of the very values they hold, and the comparison that every
-// kernel test uses. Their memory is std::pmr's default, which a test may make a device's.
+// Arrays of any dtype with fp64 views of the values they hold, and the comparison of all kernel
+// tests. Their memory comes from std::pmr's default, which a test may replace by a device's.
 #pragma once
 
 #include <cmath>
@@ -22,7 +22,7 @@ inline double Rounding(DType dtype) {
 
 class Array {
  public:
-  // Not a number in every dtype: what a kernel should not read shows.
+  // NaN in every dtype, so that reads of unwritten numbers show.
   Array(DType dtype, int64_t count)
       : dtype_(dtype), bytes_(static_cast<size_t>(count * SizeOf(dtype)), std::byte{0xff}) {}
   // Normal numbers of the given deviation, rounded to the dtype.
@@ -82,7 +82,7 @@ class Array {
 };
 
 // got[i] within one rounding of its dtype plus `relative` times the largest magnitude in
-// `expected`: what sums of that many terms of that size may have lost.
+// `expected`, which sums of that many terms of that size may have lost.
 inline void ExpectClose(const Array& got, const std::vector<double>& expected, double relative,
                         const std::string& what) {
   ASSERT_EQ(got.size(), static_cast<int64_t>(expected.size())) << what;

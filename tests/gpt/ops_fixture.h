@@ -1,6 +1,6 @@
 // Ops of any dtype on any kind of device, with scratch of their own and arrays that they reach. The
-// cases on CUDA are a part of two programs, one of them with the real runtime, which has nothing to
-// run on where there is no device.
+// cases on CUDA are part of two programs. One of them uses the real runtime, and skips its tests
+// without a device.
 #pragma once
 
 #include <algorithm>
@@ -47,7 +47,7 @@ inline std::vector<OpsCase> OpsCases(std::initializer_list<DeviceKind> kinds = {
   return cases;
 }
 
-// What a call of them has enqueued has run when the call's statement ends.
+// Work that a call has enqueued has run when the call's statement ends.
 class TestOps {
  public:
   TestOps(const Device& device, DType compute, const OpsLimits& limits)
@@ -92,7 +92,7 @@ class OpsTest : public testing::TestWithParam<OpsCase> {
 
   static DType Compute() { return GetParam().compute; }
   static bool OnCuda() { return GetParam().kind == DeviceKind::kCuda; }
-  // On a device handle of their own, as a rank's are. `threads`: of the CPU.
+  // On a device handle of their own, as for a rank. `threads`: of the CPU.
   static TestOps NewTestOps(const OpsLimits& limits, int threads = 2) {
     return TestOps(NewDevice(threads), Compute(), limits);
   }
@@ -102,7 +102,7 @@ class OpsTest : public testing::TestWithParam<OpsCase> {
   }
   static Array Empty(int64_t count) { return Array(Compute(), count); }
 
-  // Runs it for each SIMD target of the CPU, once elsewhere.
+  // Runs it for each SIMD target of the CPU; once on other devices.
   template <class Body>
   static void ForEveryTarget(const Body& body) {
     if (OnCuda()) return body();

@@ -183,7 +183,7 @@ TEST(OptionsTest, APlanIsShownInTablesOrWithItsOperations) {
     EXPECT_FALSE(Parse({given, "--steps", "3"}).options->PlansOnly());
   }
   EXPECT_TRUE(Parse({"--predict", "--steps", "3"}).options->PlansOnly());
-  // No folder is needed for what is not written.
+  // Files that are not written need no folder.
   EXPECT_TRUE(ResolveConfig(*Parse({"--show-plan", "--offload-param", "nvme"}).options).ok());
 }
 
@@ -280,7 +280,7 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{{"--nvme-path=", "--offload-optimizer", "nvme"}, "--nvme-path"},
         Mistake{{"--nvme-path", "/nvme/\xff", "--offload-optimizer", "nvme"}, "is not in UTF-8"}));
 
-// The file that Hugging Face's users have.
+// The file of Hugging Face's users.
 TEST(OptionsTest, WhatAFileLeavesToTheTrainerIsFilledInFromTheOptions) {
   ScratchFiles files;
   const std::string path = files.Write("config.json", R"({"train_batch_size": "auto",
@@ -310,7 +310,7 @@ TEST(OptionsTest, WhatAFileLeavesToTheTrainerIsFilledInFromTheOptions) {
   EXPECT_EQ(asked->compute, DType::kFloat16);
 }
 
-// What an option overrides is never held against the file.
+// A value that an option overrides causes no error.
 TEST(OptionsTest, OptionsOverrideTheFileBeforeItIsChecked) {
   ScratchFiles files;
   const std::string path = files.Write("config.json", R"({"bf16": {"enabled": true},

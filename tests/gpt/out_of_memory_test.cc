@@ -1,4 +1,4 @@
-// Where a rank's thread gets no memory, before training and in it, the run is refused and the process
+// If a rank's thread gets no memory, before or during training, the run is refused and the process
 // goes on.
 #include <algorithm>
 #include <atomic>
@@ -18,12 +18,12 @@
 
 namespace {
 
-// No allocation may be larger.
+// Larger allocations fail.
 std::atomic<size_t> largest{SIZE_MAX};
 
 }  // namespace
 
-// Not inlined: the compiler takes a new with a free for a mistake.
+// Not inlined, because the compiler takes a new with a free for a mistake.
 [[gnu::noinline]] void* operator new(size_t bytes) {
   if (bytes <= largest)
     if (void* memory = std::malloc(std::max<size_t>(1, bytes))) return memory;
@@ -84,7 +84,7 @@ TEST_P(OutOfMemoryTest, IsARefusal) {
   EXPECT_TRUE(std::any_of(ended.begin(), ended.end(), IsRefusal)) << status;
 }
 
-// What is larger: the text of the plan; the places for the losses of 2^16 steps.
+// The larger allocations: the text of the plan; the places for the losses of 2^16 steps.
 INSTANTIATE_TEST_SUITE_P(
     Places, OutOfMemoryTest,
     testing::Values(

@@ -22,7 +22,7 @@ class PlanningTest : public testing::Test {
   const std::string data_ = files_.Write("text", std::string(400, 'a'));
 };
 
-// Neither data nor a folder for swap files is there, and the model is one that no machine holds.
+// There are neither data nor a folder for swap files, and no machine holds the model.
 TEST_F(PlanningTest, ShowPlanAloneNeedsNothingButTheModel) {
   const std::vector<std::string> huge = {"--layers", "4",
                                          "--width",  "65536",
@@ -52,7 +52,7 @@ TEST_F(PlanningTest, ShowPlanAloneNeedsNothingButTheModel) {
   EXPECT_EQ(files_.Count(), 1u);
 }
 
-// The figures that an engine counts, of what is asked for; and a row for each stage and tier.
+// The figures that an engine counts, for the run asked for; and a row for each stage and tier.
 TEST_F(PlanningTest, PredictsWhatTrainingHolds) {
   const std::string disk = files_.Path("disk");
   std::filesystem::create_directory(disk);

@@ -15,7 +15,7 @@
 namespace ebb::gpt {
 namespace {
 
-// A log without colours, and no launcher but the test's own.
+// So that the log has no colours, and the test's launcher is the only one.
 constexpr const char* kUnset[] = {
     "TERM",         "COLORTERM",    "RANK",        "WORLD_SIZE",           "LOCAL_RANK",
     "MASTER_ADDR",  "MASTER_PORT",  "PMI_RANK",    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
@@ -47,7 +47,8 @@ Program::Program(std::vector<std::string> arguments, const Options& options) {
   if (child_ == 0) {
     close(ends[0]);
     for (const char* name : kUnset) unsetenv(name);
-    // What nohup, or a shell's &, has this program ignore the tests send all the same.
+    // The program may inherit ignored signals from nohup or a shell's &; the tests send them all
+    // the same.
     for (const int asked : {SIGHUP, SIGINT, SIGTERM}) std::signal(asked, SIG_DFL);
     for (const auto& [name, value] : options.environment) setenv(name.c_str(), value.c_str(), 1);
     dup2(ends[1], STDOUT_FILENO);

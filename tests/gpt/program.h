@@ -13,8 +13,8 @@ class Program {
  public:
   struct Options {
     unsigned short columns = 0;                      // 0: a pipe
-    std::map<std::string, std::string> environment;  // beside this process's, without launchers'
-    std::vector<std::string> before;                 // what starts it: mpirun -n 2
+    std::map<std::string, std::string> environment;  // added; launchers' are removed
+    std::vector<std::string> before;                 // the command that starts it: mpirun -n 2
   };
   explicit Program(std::vector<std::string> arguments) : Program(std::move(arguments), Options()) {}
   Program(std::vector<std::string> arguments, const Options& options);
@@ -22,12 +22,12 @@ class Program {
   Program& operator=(const Program&) = delete;
   ~Program();
 
-  // Reads on until `text` has been printed, or everything has.
+  // Reads until `text` or everything has been printed.
   bool WaitFor(const std::string& text);
   void Signal(int signal) const;
-  void CloseOutput();  // nobody reads any more: its writes fail
+  void CloseOutput();  // the output has no reader any more: writes fail
   int pid() const { return child_; }
-  // Reads the rest; the exit code, or minus the signal that ended it.
+  // Reads the rest. Returns the exit code, or minus the signal that ended it.
   int Finish();
   const std::string& printed() const { return printed_; }
 
@@ -37,7 +37,8 @@ class Program {
   std::string printed_;
 };
 
-// What starts a program with so much address space; not where a sanitizer takes all of it for itself.
+// The command that limits a program's address space. Empty with a sanitizer that takes all of it
+// for itself.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kCanLimitAddressSpace = false;
 #else
@@ -45,7 +46,7 @@ inline constexpr bool kCanLimitAddressSpace = true;
 #endif
 Program::Options WithAddressSpace(int64_t kibibytes);
 
-// A model that trains in no time; `more` arguments after it.
+// Arguments of a model that trains in no time, followed by `more`.
 std::vector<std::string> Tiny(std::vector<std::string> more);
 
 }  // namespace ebb::gpt

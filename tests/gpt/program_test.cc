@@ -29,7 +29,8 @@ class ProgramTest : public testing::Test {
   const std::string data_ = files_.Write("text", std::string(400, 'a'));
 };
 
-// With one thread more each time, until there are enough: whichever is missed, it is said alike.
+// Grants one thread more each time, until there are enough. Each missing thread gives the same
+// message.
 TEST_F(ProgramTest, ThreadsThatTheMachineDoesNotGrantExitWithTwo) {
   std::filesystem::permissions(files_.Path(""), std::filesystem::perms::all);
   // Root has no such limit, and another user's processes would count.
@@ -126,7 +127,7 @@ TEST_F(ProgramTest, WhatAllRanksRefuseIsPutDownToNone) {
   EXPECT_THAT(program.printed(), HasSubstr("gpt: ebb.parameter_groups.absent"));
 }
 
-// Lines are broken elsewhere there.
+// The documents break lines elsewhere.
 TEST_F(ProgramTest, TheExampleOfACapInTheDocumentsIsWhatItSays) {
   Program program({"--device", "cpu", "--dtype", "fp32", "--device-memory", "64MiB"});
   EXPECT_EQ(program.Finish(), 2) << program.printed();
@@ -140,7 +141,7 @@ TEST_F(ProgramTest, TheExampleOfACapInTheDocumentsIsWhatItSays) {
       << program.printed();
 }
 
-TEST_F(ProgramTest, TheTrafficIsOfAStepWhoseUpdatesWereApplied) {
+TEST_F(ProgramTest, TheTrafficIsThatOfAnAppliedStep) {
   const std::string disk = files_.Path("disk");
   std::filesystem::create_directory(disk);
   const auto train = [&](int scale_power, const char* steps) {
@@ -202,8 +203,8 @@ TEST_F(ProgramTest, WhatExceedsACapIsRefusedWithTheClassesAndTheChange) {
   }
 }
 
-// Whatever of sums and where they are kept is given, and whatever a cap leaves to it.
-TEST_F(ProgramTest, WhatACapAdvisesTrainsTheSameNumbersOrSaysThatItDoesNot) {
+// For every setting of the gradients' sums and placement, and whatever a cap leaves to it.
+TEST_F(ProgramTest, AdviceForACapTrainsTheSameNumbersOrSaysThatItDoesNot) {
   std::string varied;
   for (int i = 0; i < 400; ++i) varied += "the quick brown fox "[i * i % 20];
   const std::string data = files_.Write("varied", varied);
@@ -226,7 +227,8 @@ TEST_F(ProgramTest, WhatACapAdvisesTrainsTheSameNumbersOrSaysThatItDoesNot) {
     };
     train(given, 0);
     const auto free = nlohmann::json::parse(files_.Read("s.json"));
-    // The workspace is what it is, and larger on processors that do not multiply bf16.
+    // The workspace does not depend on the cap, and is larger on processors that do not multiply
+    // bf16.
     int64_t needed = 0, workspace = 0;
     for (const auto& row : free["memory"]) {
       if (row["tier"] != "device") continue;
@@ -251,7 +253,7 @@ TEST_F(ProgramTest, WhatACapAdvisesTrainsTheSameNumbersOrSaysThatItDoesNot) {
   EXPECT_GT(changed, 0);
 }
 
-TEST_F(ProgramTest, ATierThatGetsNoParametersIsSaidAtStart) {
+TEST_F(ProgramTest, ATierWithoutParametersIsLoggedAtTheStart) {
   const std::string disk = files_.Path("disk");
   std::filesystem::create_directory(disk);
   const std::string start = R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {)"
@@ -281,7 +283,7 @@ TEST_F(ProgramTest, ASignalLeavesNothingOnTheDisk) {
   EXPECT_TRUE(std::filesystem::is_empty(disk));
 }
 
-TEST_F(ProgramTest, WhatHasNoMeaningOnTheCpuIsSaidToWhoAsksForIt) {
+TEST_F(ProgramTest, OptionsWithoutMeaningOnTheCpuCauseAWarning) {
   for (const auto& [graphs, products, says] :
        {std::tuple("on", "default", true), std::tuple("auto", "auto", false)}) {
     Program program(Tiny({"--data", data_, "--cuda-graphs", graphs, "--products", products}));
@@ -292,7 +294,7 @@ TEST_F(ProgramTest, WhatHasNoMeaningOnTheCpuIsSaidToWhoAsksForIt) {
 }
 
 // gpt | head: each step prints a line, into a pipe that is closed.
-TEST_F(ProgramTest, OutputThatNobodyReadsEndsTheRunAndLeavesNothingOnTheDisk) {
+TEST_F(ProgramTest, OutputWithoutAReaderEndsTheRunAndLeavesNothingOnTheDisk) {
   const std::string disk = files_.Path("disk");
   std::filesystem::create_directory(disk);
   Program program(
@@ -305,7 +307,7 @@ TEST_F(ProgramTest, OutputThatNobodyReadsEndsTheRunAndLeavesNothingOnTheDisk) {
   EXPECT_TRUE(std::filesystem::is_empty(disk));
 }
 
-// gpt > a file on a disk that is full. /dev/full takes nothing; what is said goes to standard error.
+// gpt > a file on a full disk. /dev/full takes nothing; messages go to standard error.
 TEST_F(ProgramTest, OutputThatCannotBeWrittenEndsTheRunWithAnErrorAndTheReportsAreThere) {
   const Program::Options full = {
       .columns = 0, .environment = {}, .before = {"sh", "-c", "exec \"$0\" \"$@\" > /dev/full"}};
@@ -326,8 +328,8 @@ TEST_F(ProgramTest, OutputThatCannotBeWrittenEndsTheRunWithAnErrorAndTheReportsA
   }
 }
 
-// gpt >&-: what is printed is for nobody, and no part of the files that it opens.
-TEST_F(ProgramTest, WithoutStandardStreamsItTrainsAndItsFilesAreItsOwn) {
+// gpt >&-: printed text is lost, and does not get into the files that the program opens.
+TEST_F(ProgramTest, WithoutStandardStreamsItTrainsAndItsFilesStayClean) {
   const std::string disk = files_.Path("disk");
   std::filesystem::create_directory(disk);
   std::string digest;
@@ -349,8 +351,8 @@ TEST_F(ProgramTest, WithoutStandardStreamsItTrainsAndItsFilesAreItsOwn) {
   }
 }
 
-// As nohup starts it. Between the signal and the last line that is waited for there is more than what a
-// pipe holds.
+// As nohup starts it. Between the signal and the last expected line there is more text than a pipe
+// holds.
 TEST_F(ProgramTest, AHangUpThatIsIgnoredFromOutsideStaysIgnored) {
   Program program(Tiny({"--data", data_, "--steps", "100000000", "--evaluate-every", "1"}),
                   {.columns = 0, .environment = {}, .before = {"nohup"}});
@@ -433,8 +435,8 @@ TEST_F(ProgramTest, OnATerminalTheLogAndTheRewrittenLineKeepApart) {
 }
 
 TEST_F(ProgramTest, AModelThatDivergesIsNoHang) {
-  // A learning rate beyond all bounds: infinite parameters after the first update, no number as
-  // loss after that.
+  // A learning rate beyond all bounds: infinite parameters after the first update, NaN as loss
+  // after that.
   const std::string config = files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
       "optimizer": {"type": "SGD", "params": {"lr": 1e30}}, "gradient_clipping": 0})");
   Program program(Tiny({"--data", data_, "--config", config, "--steps", "5", "--sample", "3"}));

@@ -1,4 +1,4 @@
-// The GPT's arithmetic again, in fp64 and as plain as it goes: what the kernels are compared with.
+// The GPT's arithmetic again, in fp64 and as plainly as possible, for comparison with the kernels.
 #pragma once
 
 #include <algorithm>
@@ -51,7 +51,7 @@ inline Values Norm(const Values& input, const Values& weight, const Values& bias
   return output;
 }
 
-// The gradient of a row's input, added to `gradient`, and those of weight and bias likewise.
+// Adds the gradient of a row's input to `gradient`, and likewise those of weight and bias.
 inline void NormBackward(const Values& input, const Values& weight, const Values& output_gradient,
                          Values& gradient, Values& weight_gradient, Values& bias_gradient) {
   const size_t width = weight.size();
@@ -109,7 +109,7 @@ inline Values Attention(const Values& qkv, int64_t tokens, int64_t heads) {
   return output;
 }
 
-// What backward makes of it, and log(sum(exp(scores))) of each row: log_sum_exp [heads, tokens].
+// Backward's result, and log(sum(exp(scores))) of each row: log_sum_exp [heads, tokens].
 struct AttentionPass {
   Values log_sum_exp, qkv_gradient;
 };

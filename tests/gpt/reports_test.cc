@@ -1,4 +1,4 @@
-// What a run leaves behind: files that are whole or absent, CSV, SVG, digest, summary, lines for
+// The files that a run leaves, which are whole or absent: CSV, SVG, digest, summary, lines for
 // people.
 #include <sys/stat.h>
 
@@ -31,7 +31,7 @@ TEST(OutputFileTest, IsThereWholeOrNotAtAll) {
     EXPECT_EQ(files.Read("old"), "before");
   }
   EXPECT_EQ(files.Read("old"), "before");
-  EXPECT_EQ(files.Count(), 1u);  // nothing is left beside it
+  EXPECT_EQ(files.Count(), 1u);  // no other file is left
   {
     auto file = OutputFile::Open("--losses", files.Path("old"));
     ASSERT_TRUE(file.ok()) << file.status();
@@ -51,7 +51,7 @@ TEST(OutputFileTest, WhatCannotBeWrittenIsNamedAtOpen) {
   }
 }
 
-TEST(OutputFileTest, WhatIsReplacedIsThereWholeToo) {
+TEST(OutputFileTest, AReplacementIsThereWholeToo) {
   ScratchFiles files;
   auto file = OutputFile::Open("--summary", files.Path("new"));
   ASSERT_TRUE(file.ok()) << file.status();
@@ -115,7 +115,7 @@ TEST(HistoryTest, SpeedLeavesOutTheFirstTwoSteps) {
   EXPECT_EQ(Steps(0).TokensPerSecond(), 0);
 }
 
-// Where no file has a line for every step, memory does not grow with their number.
+// If no file has a line for every step, memory does not grow with the number of steps.
 TEST(HistoryTest, StepsThatNothingWritesAreNotKept) {
   History history = {.tokens_per_step = 100, .keeps_steps = false};
   for (int i = 1; i <= 5; ++i)
@@ -234,7 +234,7 @@ TEST(SummaryTest, HasEveryField) {
                                        "predicted_bytes": 7, "bytes": 7}])"));
 }
 
-TEST(SummaryTest, SaysWhatStoppedTheRunAndWhere) {
+TEST(SummaryTest, SaysWhichSignalStoppedTheRunAndWhen) {
   Summary summary;
   summary.config_json = "{}";
   History history = ThreeSteps();
@@ -249,7 +249,7 @@ TEST(SummaryTest, LeavesOutWhatTheSystemDoesNotSay) {
   EXPECT_FALSE(nlohmann::json::parse(SummaryJson(summary, {})).contains("resident"));
 }
 
-TEST(ProgressTest, TheLineSaysHowItGoes) {
+TEST(ProgressTest, TheLineShowsTheProgress) {
   History history = ThreeSteps();
   EXPECT_EQ(ProgressLine(history, 403, 3 << 20),
             "step 3/403  loss 3.0000  500 ms a step  200 tokens/s  3.0 MiB a rank  skipped 1  "
@@ -297,7 +297,7 @@ Config OnNvme(bool parameters, bool states, int64_t micro_batches) {
   return config;
 }
 
-TEST(TrafficTest, WhatItIsComparedWithFollowsFromTheConfiguration) {
+TEST(TrafficTest, TheComparisonFollowsFromTheConfiguration) {
   EXPECT_EQ(LeastBytes(OnNvme(true, true, 4)), 26);
   EXPECT_EQ(DeepSpeedBytes(OnNvme(true, true, 4)), 32 + 18);
   EXPECT_EQ(LeastBytes(OnNvme(false, true, 4)), 20);

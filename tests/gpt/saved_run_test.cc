@@ -1,4 +1,4 @@
-// --save and --resume: a run that was stopped, or killed, goes on to the bits of one that was not.
+// --save and --resume: a run that was stopped or killed ends with the bits of a run that was not.
 #include <signal.h>
 #include <unistd.h>
 
@@ -43,7 +43,7 @@ class SavedRunTest : public testing::Test {
   const std::string saves_ = files_.Path("saves");
 };
 
-// At one learning rate, so that the number of steps may be settled later.
+// At one learning rate, so that the number of steps may be chosen later.
 TEST_F(SavedRunTest, ASignalSavesAndTheSameCommandGoesOn) {
   const std::string config = files_.Write(
       "c.json",
@@ -99,7 +99,7 @@ TEST_F(SavedRunTest, ACheckpointIsResumedByItsOwnName) {
   }
 }
 
-// Each way to train what two ranks train saves, and two other ones go on from the middle.
+// Each way to train on two ranks saves, and two other ways resume from the middle.
 TEST_F(SavedRunTest, AnotherLauncherStageAndTierResumesBitForBit) {
   struct Way {
     std::string launcher;

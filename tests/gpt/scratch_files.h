@@ -1,4 +1,4 @@
-// A folder of a test's own, gone when the test is over.
+// A test's own folder, removed when the test is over.
 #pragma once
 
 #include <unistd.h>

@@ -18,8 +18,9 @@ class SharedMemory : public std::pmr::memory_resource {
   explicit SharedMemory(Device device) : device_(std::move(device)) {}
 
  private:
-  // In allocations of its own: so what is read beyond an array may be noticed. They are kept for the next
-  // array of that size, because to make one and to give it back takes a device some 100 us each.
+  // Each array has its own allocation, so that reads beyond it may be noticed. Allocations are kept
+  // for the next array of that size, because making and freeing one takes a device some 100 us
+  // each.
   void* do_allocate(size_t bytes, size_t) override {
     const std::scoped_lock lock(mutex_);
     if (const auto kept = free_.find(bytes); kept != free_.end()) {

@@ -42,7 +42,7 @@ TEST(TextTest, BadFilesAreNamedWithTheReason) {
               testing::AllOf(HasSubstr(files.Path("short")), HasSubstr("--context 8")));
 }
 
-TEST(TextTest, DevicesAndWhatIsNoTextAreRefused) {
+TEST(TextTest, DevicesAndFilesWithoutTextAreRefused) {
   for (const char* device : {"/dev/zero", "/dev/null"}) {
     EXPECT_THAT(
         std::string(Text::Load(std::vector<std::string>{device}, kContext).status().message()),
@@ -50,7 +50,7 @@ TEST(TextTest, DevicesAndWhatIsNoTextAreRefused) {
   }
 }
 
-// A pipe that is given `bytes` bytes, or as many as are read.
+// A pipe that gets `bytes` bytes, or as many as are read.
 class FedPipe {
  public:
   FedPipe(const std::string& path, int64_t bytes) {
@@ -104,7 +104,7 @@ TEST(TextTest, LargeFilesStayWhereTheyAre) {
   const std::string small(1000, 's');
   const std::vector<std::string> paths = {files.Write("small", small), files.Path("large"),
                                           files.Write("end", small)};
-  // A terabyte of zeros that takes no space.
+  // A terabyte of zeros that takes no disk space.
   constexpr int64_t kLarge = int64_t{1} << 40;
   files.Write("large", "");
   std::filesystem::resize_file(paths[1], kLarge);
@@ -124,7 +124,7 @@ TEST(TextTest, LargeFilesStayWhereTheyAre) {
   EXPECT_THAT(tokens, testing::Each(0));
 }
 
-// More than a process may have open.
+// More files than a process may have open.
 class ManyFilesTest : public testing::Test {
  protected:
   static constexpr int kFiles = 200;
@@ -163,10 +163,10 @@ TEST_F(ManyFilesTest, AreReadWithFewOfThemOpen) {
   for (std::thread& reader : readers) reader.join();
 }
 
-TEST_F(ManyFilesTest, OneThatIsReplacedIsAnErrorThatNamesIt) {
+TEST_F(ManyFilesTest, AReplacedFileIsAnErrorThatNamesIt) {
   const auto text = Text::Load(paths_, kContext);
   ASSERT_TRUE(text.ok()) << text.status();
-  // Long closed: the held-out text, which was read last, begins after it. Of the same size.
+  // Closed long ago: the held-out text, which was read last, begins after it. Of the same size.
   const std::string other = files_.Write("other", "b");
   std::filesystem::resize_file(other, kSize);
   std::filesystem::rename(other, paths_[3]);
@@ -208,8 +208,8 @@ TEST(TextTest, BatchesAreTheSameHeldOrNot) {
   }
 }
 
-TEST(TextTest, AFileWhoseReadsFailIsNamed) {
-  // The first page of a process is never mapped: opening works, reading does not.
+TEST(TextTest, AFileThatCannotBeReadOnIsNamed) {
+  // The first page of a process is never mapped, so opening works and reading fails.
   const std::vector<std::string> paths = {"/proc/self/mem"};
   EXPECT_THAT(std::string(Text::Load(paths, kContext).status().message()),
               HasSubstr("/proc/self/mem: cannot be read"));

@@ -1,5 +1,5 @@
-// The trainer through the engine: the same bits whatever the stage, the order of micro-batches and
-// what is kept.
+// The trainer through the engine: the stage, the order of micro-batches and the kept activations do
+// not change the bits.
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <sys/vfs.h>
@@ -42,7 +42,7 @@ struct Recipe {
   CudaGraphs graphs = CudaGraphs::kOff;
 };
 
-// What the driver took is measured.
+// The driver's bytes are measured.
 void ExpectMemoryAsPredicted(const nlohmann::json& summary) {
   for (const auto& row : summary["memory"]) {
     if (row["class"] != "driver") {
@@ -60,7 +60,7 @@ nlohmann::json Train(const Recipe& recipe, std::atomic<int>* ranks_stopped = nul
   options.threads = recipe.threads;
   options.device = recipe.device;
   options.cuda_graphs = recipe.graphs;
-  options.products = kDefaultProducts;  // what is measured may have other bits
+  options.products = kDefaultProducts;  // measured choices may have other bits
   options.stage = recipe.stage;
   options.dtype = recipe.dtype;
   options.steps = recipe.steps;
@@ -177,7 +177,8 @@ TEST_P(TrainingTest, CudaGraphsTrainToTheSameBits) {
     const nlohmann::json& graphs = summary["cuda_graphs"];
     EXPECT_EQ(graphs["given_up"], "");
     EXPECT_LE(graphs["kept"], graphs["most"]);
-    // From the second step on every pass over a block is a launch; the walks of the evaluation may be.
+    // From the second step on every pass over a block is a graph launch; the evaluation's walks may
+    // be.
     const int64_t layers = 2, passes = recipe.recompute ? 3 : 2;
     EXPECT_GE(graphs["launches"], (recipe.steps - 1) * recipe.accumulation * layers * passes);
     EXPECT_GE(graphs["kept"], layers * passes);
@@ -222,8 +223,8 @@ TEST_P(TrainingTest, EveryTierTrainsToTheSameBits) {
   }
 }
 
-// The same batches, sums in another order and other algorithms: what is left is rounding, grown over
-// the steps.
+// The same batches, with sums in another order and other algorithms: only rounding differs, and
+// grows over the steps.
 TEST_P(TrainingTest, EveryDeviceFollowsTheCpuInFp32) {
   const nlohmann::json expected = Train({.steps = 6, .accumulation = 2});
   const nlohmann::json summary = Train(OnDevice({.steps = 6, .accumulation = 2}));
@@ -279,7 +280,7 @@ TEST(TrainingWithoutMasters, IsTheSameInEveryStageAndTierAndKeepsNone) {
   }
 }
 
-TEST(DigestOfTraining, TellsApartWhatDiffers) {
+TEST(DigestOfTraining, DiffersIfTheRunsDiffer) {
   const std::string digest = Digest({});
   EXPECT_EQ(digest.size(), 64u);
   EXPECT_NE(digest, Digest({.steps = 4}));
@@ -307,7 +308,7 @@ TEST(TrainerTest, AnyWorldDrawsTheSameGlobalBatch) {
   }
 }
 
-TEST(TrainerTest, WithoutMastersTheLossIsThatWithThem) {
+TEST(TrainerTest, TheLossIsTheSameWithoutMasters) {
   Recipe recipe = {.dtype = DType::kBFloat16, .steps = 60, .micro_batch = 4};
   const auto fall = [&] {
     const auto losses = Train(recipe)["losses"].get<std::vector<double>>();
@@ -315,7 +316,8 @@ TEST(TrainerTest, WithoutMastersTheLossIsThatWithThem) {
   };
   const double with = fall();
   recipe.stochastic_rounding = true;
-  // Within the noise of batches and other roundings: of three seeds, last losses differed by 0.08.
+  // Within the noise of batches and other roundings: the last losses of three seeds differed by
+  // 0.08.
   EXPECT_NEAR(fall(), with, 0.3);
   EXPECT_GT(with, 4);
 }
@@ -349,7 +351,7 @@ TEST(TrainerTest, TheSummaryPredictsWhatAllRanksOfTheProcessTakeOfItsRam) {
   }
 }
 
-// What the kernel has counted for this process; nothing where it does not count.
+// The kernel's count for this process; nothing if it does not count.
 struct DiskBytes {
   double read = 0, written = 0;
 };
@@ -367,7 +369,7 @@ std::optional<DiskBytes> BytesOfThisProcess() {
   return bytes;
 }
 
-// Whether files there are read and written past the cache, so that the kernel counts every transfer.
+// Whether transfers of files there bypass the cache, so that the kernel counts each of them.
 bool TakesDirectIo(const std::string& folder) {
   struct statfs of_folder = {};
   if (statfs(folder.c_str(), &of_folder) != 0 || of_folder.f_type == TMPFS_MAGIC) return false;
@@ -388,7 +390,7 @@ TEST(TrafficOfTraining, OnNvmeIsWhatTheKernelCounts) {
                      .parameters = Tier::kNvme,
                      .states = Tier::kNvme,
                      .split_master = split_master};
-    // Two runs differ by so many steps in steady state, and by nothing else.
+    // Two runs differ only by so many steady steps.
     constexpr int64_t kFewer = 3, kMore = 9;
     DiskBytes counted[2];
     nlohmann::json summary;
@@ -412,8 +414,8 @@ TEST(TrafficOfTraining, OnNvmeIsWhatTheKernelCounts) {
   }
 }
 
-// A process of its own, as a signal once seen stays seen. It comes before the first step, whose vote
-// the evaluation after that step then reads.
+// In a process of its own, because a signal stays seen. The signal comes before the first step, and
+// the evaluation after that step reads the step's vote.
 TEST(StopDeathTest, ASignalDuringTheLastStepEndsTheRunInItsEvaluation) {
   const auto train_and_exit = [] {
     CatchStopSignals(/*before_time_is_up=*/false);

@@ -89,11 +89,11 @@ with tempfile.TemporaryDirectory() as made:
         exported = transformers.GPT2LMHeadModel.from_pretrained(out)
         for name, value in trained.state_dict().items():
             torch.testing.assert_close(exported.state_dict()[name], value, rtol=1e-3, atol=1e-5)
-        # The checkpoint says the same, with the model's config.json.
+        # The checkpoint gives the same, with the model's config.json.
         run(tool, "export", folder / f"runs{ranks}", folder / f"from_runs{ranks}")
         run(tool, "diff", out, folder / f"from_runs{ranks}")
         transformers.GPT2LMHeadModel.from_pretrained(folder / f"from_runs{ranks}")
-        # An export begins a run as well, and a checkpoint does.
+        # An export begins a run as well as a checkpoint does.
         train(ranks, "--init-from", out, "--steps", 0)
         train(ranks, "--init-from", folder / f"runs{ranks}", "--steps", 0)
 

@@ -20,7 +20,7 @@ config default.json ''
 config explicit.json '"reduction_group": 2'
 options=(--device cpu --threads 1 --layers 2 --width 64 --heads 2 --context 64 --steps 6 --sample 0 --data "$0")
 
-# Leaves its exit code, and 77 is its skipping.
+# Leaves its exit code; 77: skipped.
 status=0
 "$two_hosts" 2 2 "$gpt" "${options[@]}" --config "$work_dir/default.json" --summary "$work_dir/hosts.json" || status=$?
 [ $status -eq 0 ] || exit $status
@@ -37,7 +37,7 @@ if [ "$(digest hosts)" != "$(digest threads)" ]; then
   echo "the parameters differ" >&2
   exit 1
 fi
-# Otherwise the comparison would not show in which order sums were made.
+# Otherwise the comparison would not depend on the order of sums.
 if [ "$(digest hosts)" = "$(digest world)" ]; then
   echo "the reduction group makes no difference here" >&2
   exit 1

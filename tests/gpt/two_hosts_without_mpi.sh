@@ -3,7 +3,7 @@
 # error that says what they need (TWO_HOSTS is tests/comm/two_hosts.sh).
 set -euo pipefail
 gpt=$1 two_hosts=$2
-# mpirun, which is only the way to the hosts here, would end all ranks with the first that fails.
+# mpirun only reaches the hosts here. It would end all ranks with the first one that fails.
 "$two_hosts" 2 2 bash -c '
   export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE MASTER_ADDR=192.0.2.1 MASTER_PORT=29421
   unset OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE PMIX_NAMESPACE

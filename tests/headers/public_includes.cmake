@@ -1,4 +1,4 @@
-# Fails where a source of EXAMPLES includes a header of Ebb's that is not one of HEADERS.
+# Fails if a source of EXAMPLES includes a header of Ebb that is not in HEADERS.
 cmake_minimum_required(VERSION 3.22)
 file(GLOB_RECURSE sources ${EXAMPLES}/*.h ${EXAMPLES}/*.cc ${EXAMPLES}/*.cu)
 set(seen 0)

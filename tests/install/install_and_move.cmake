@@ -51,7 +51,7 @@ file(GLOB_RECURSE installed RELATIVE ${moved}/${DOC_DIR} ${moved}/${DOC_DIR}/*)
 file(GLOB_RECURSE wanted RELATIVE ${SOURCE_DIR} ${SOURCE_DIR}/docs/* ${SOURCE_DIR}/examples/minimal/*)
 expect_same(documentation "${installed}" "LICENSE;README.md;ARCHITECTURE.md;${wanted}")
 
-# Links of a page lead to what is installed beside it.
+# A page's links lead to installed files.
 file(GLOB_RECURSE pages ${moved}/${DOC_DIR}/*.md)
 foreach(page ${pages})
   file(READ ${page} text)

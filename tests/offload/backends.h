@@ -64,8 +64,8 @@ class OnEveryBackend : public ::testing::TestWithParam<Backend> {
     options.backend = GetParam().backend;
     return options;
   }
-  // Null: the test has failed, or is skipped as no ring can be had that is as large (while the one of
-  // SetUp could be, or because the system still counts that one).
+  // Null: the test has failed; or is skipped, because no ring of that size can be had (although
+  // SetUp's ring could, or because the system still counts that one).
   [[nodiscard]] static std::unique_ptr<ShardFile> Make(const ShardFile::Options& options) {
     auto file = ShardFile::Create(options);
     if (file.ok()) return *std::move(file);
@@ -76,7 +76,7 @@ class OnEveryBackend : public ::testing::TestWithParam<Backend> {
     end(IsForLackOfMemlock(options, file.status()));
     return nullptr;
   }
-  // Never where the system counts nothing, as root's: there a ring that is refused is an error.
+  // Never if the system counts nothing, as for root: a refused ring is then an error.
   static bool IsForLackOfMemlock(const ShardFile::Options& options, const absl::Status& status) {
     return options.backend == IoBackend::kUring && absl::IsFailedPrecondition(status) &&
            absl::StrContains(status.message(), kRaiseLockedMemory) && HasMemlockLimit();
@@ -91,7 +91,7 @@ class OnEveryBackend : public ::testing::TestWithParam<Backend> {
     file.StartWrite(transfer, offset, data.data(), static_cast<int64_t>(data.size()));
     return file.Wait(transfer);
   }
-  // The first of the files that it is striped over.
+  // The first file over which it is striped.
   std::string FirstPath() const { return scratch_.path() + "/disk0/shards"; }
 
   Scratch scratch_;

@@ -40,7 +40,7 @@ bool SetFilter(const Refusal& refusal) {
          prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
 }
 
-// The descriptor that tells of the calls, or -1.
+// The descriptor that reports the calls, or -1.
 int SetListener(int system_call) {
   sock_filter program[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -56,7 +56,7 @@ int SetListener(int system_call) {
 
 void AnswerOne(int listener, const Answer& answer) {
   seccomp_notif call = {};
-  if (ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, &call) != 0) return;  // a signal came between
+  if (ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, &call) != 0) return;  // a signal came first
   uint64_t arguments[6];
   std::copy(std::begin(call.data.args), std::end(call.data.args), arguments);
   const int error = answer(arguments);

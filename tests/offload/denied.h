@@ -1,4 +1,4 @@
-// A thread to which the system refuses something, as a container's seccomp profile would.
+// A thread to which the system refuses a call, as a container's seccomp profile would.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@ namespace ebb::testing {
 struct Refusal {
   int system_call = 0;
   int error = 0;
-  // Refused only when `bits` of argument `argument` are set; -1: always.
+  // Refused only if `bits` of argument `argument` are set; -1: always.
   int argument = -1;
   unsigned bits = 0;
 };
 
-// Runs `function` in such a thread, to the end. False: no filter could be set.
+// Runs `function` in such a thread, and waits for its end. False: no filter could be set.
 bool RunRefused(Refusal refusal, const std::function<void()>& function);
 
-// Runs `function` in a thread, to the end. Whenever it, or a thread that it starts, makes the system call,
-// `answer` is asked first, on the caller's thread, with the arguments: 0: the system does it, else the errno
-// with which it fails. False: no filter could be set.
+// Runs `function` in a thread, and waits for its end. Whenever it, or a thread that it starts,
+// makes the system call, `answer` runs first, on the caller's thread, with the arguments. 0: the
+// system makes the call; otherwise it fails with this errno. False: no filter could be set.
 using Answer = std::function<int(std::span<const uint64_t, 6> arguments)>;
 bool RunAnswered(int system_call, const Answer& answer, const std::function<void()>& function);
 

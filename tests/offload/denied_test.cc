@@ -1,4 +1,4 @@
-// Machines that refuse what is fastest: each time there is another way, and a line that says so.
+// Machines that refuse the fastest way: each time there is another one, and a line in the log.
 #include "denied.h"
 
 #include <fcntl.h>
@@ -51,7 +51,7 @@ ShardFile::Options OptionsIn(const Scratch& scratch, const PinnedMemory& memory)
   return options;
 }
 
-// Writes and reads a file, twice, and says how it reached the disk.
+// Writes and reads a file, twice, and returns how it reached the disk.
 std::string RoundTrips(const ShardFile::Options& options, const PinnedMemory& memory) {
   std::string description;
   for (int i = 0; i < 2; ++i) {
@@ -72,7 +72,7 @@ std::string RoundTrips(const ShardFile::Options& options, const PinnedMemory& me
   return description;
 }
 
-// As RoundTrips where `refusal` holds, and what was logged.
+// The result of RoundTrips under `refusal`, and the log.
 struct Outcome {
   std::string description;
   std::string log;
@@ -98,7 +98,7 @@ TEST(DeniedTest, IoUringIsReplacedByThreads) {
       const auto outcome = RoundTripsRefused({SYS_io_uring_setup, error});
       if (!outcome) GTEST_SKIP() << "no seccomp filter can be set here";
       EXPECT_THAT(outcome->description, HasSubstr("4 threads"));
-      // Once a process.
+      // Once in a process.
       if (error == EPERM) {
         EXPECT_THAT(outcome->log, HasOnce("Going on with threads"));
       } else {
@@ -108,7 +108,7 @@ TEST(DeniedTest, IoUringIsReplacedByThreads) {
   });
 }
 
-// A profile that knows io_uring_setup only.
+// A profile that allows only io_uring_setup.
 TEST(DeniedTest, IoUringThatTakesNoRequestIsReplacedByThreads) {
   for (const int error : {EPERM, ENOSYS, EACCES}) {
     const auto outcome = RoundTripsRefused({SYS_io_uring_enter, error});
@@ -117,7 +117,7 @@ TEST(DeniedTest, IoUringThatTakesNoRequestIsReplacedByThreads) {
   }
 }
 
-// Of a file that asks for io_uring; nothing: no filter can be set here.
+// The error of a file that demands io_uring; nothing: no filter can be set here.
 std::optional<absl::Status> ErrorOfUringRefused(Refusal refusal) {
   const Scratch scratch;
   const PinnedMemory memory = Memory(kBytes);
@@ -133,7 +133,7 @@ std::optional<absl::Status> ErrorOfUringRefused(Refusal refusal) {
   return status;
 }
 
-TEST(DeniedTest, IoUringThatIsAskedForIsAnErrorWhereThereIsNone) {
+TEST(DeniedTest, DemandedIoUringIsAnErrorIfThereIsNone) {
   for (const int system_call : {SYS_io_uring_setup, SYS_io_uring_enter}) {
     const auto status = ErrorOfUringRefused({system_call, EPERM});
     if (!status) GTEST_SKIP() << "no seccomp filter can be set here";
@@ -164,7 +164,7 @@ TEST(DeniedTest, AFileSystemWithoutLocksIsNamed) {
   }
 }
 
-TEST(DeniedTest, RegistrationIsDoneWithout) {
+TEST(DeniedTest, RegistrationIsNotNeeded) {
   for (const int error : {EPERM, ENOMEM}) {
     const auto outcome = RoundTripsRefused({SYS_io_uring_register, error});
     if (!outcome) GTEST_SKIP() << "no seccomp filter can be set here";
@@ -200,7 +200,7 @@ TEST(DeniedTest, DirectTransfersThatAreRefusedLateAreReplacedByThePageCache) {
   EXPECT_THAT(description, HasSubstr("page cache"));
 }
 
-TEST(DeniedTest, OnMemoryItWorksToo) {
+TEST(DeniedTest, AFileInMemoryWorksToo) {
   std::string path = "/dev/shm/ebb-test-XXXXXX";
   if (mkdtemp(path.data()) == nullptr) GTEST_SKIP() << "no /dev/shm";
   const PinnedMemory memory = Memory(kBytes);
@@ -216,7 +216,7 @@ TEST(DeniedTest, OnMemoryItWorksToo) {
   EXPECT_EQ(rmdir(path.c_str()), 0);
 }
 
-// As on ext2 and over NFS before 4.2; by a seccomp profile.
+// As on ext2 and over NFS before 4.2; or by a seccomp profile.
 TEST(DeniedTest, SpaceThatCannotBeReservedIsWrittenFullOfZeros) {
   InNewProcess([] {
     for (const int error : {EOPNOTSUPP, ENOSYS}) {
@@ -233,7 +233,7 @@ TEST(DeniedTest, SpaceThatCannotBeReservedIsWrittenFullOfZeros) {
           EXPECT_GT(filled.st_size, kBytes / 2);
           struct statfs disk = {};
           ASSERT_EQ(statfs(directory.c_str(), &disk), 0);
-          if (disk.f_type == BTRFS_SUPER_MAGIC) continue;  // may compress them
+          if (disk.f_type == BTRFS_SUPER_MAGIC) continue;  // it may compress them
           EXPECT_GE(filled.st_blocks * 512, filled.st_size);
         }
         FillRandomly(memory.buffer.span(), 1);
@@ -249,7 +249,7 @@ TEST(DeniedTest, SpaceThatCannotBeReservedIsWrittenFullOfZeros) {
       const std::string log = ::testing::internal::GetCapturedStderr();
       if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
       if (error == EOPNOTSUPP) {
-        EXPECT_THAT(log, HasOnce("is written full of zeros"));  // once a process
+        EXPECT_THAT(log, HasOnce("is written full of zeros"));  // once in a process
       }
     }
   });
@@ -261,7 +261,7 @@ TEST(DeniedTest, ADiskThatIsFullBeforeTheZerosEndIsAnErrorOfCreate) {
     const PinnedMemory memory = Memory(kBytes);
     absl::Status status;
     bool ran = false;
-    // The zeros come by the MiB; the stamp is shorter.
+    // The zeros come in MiBs; the stamp is shorter.
     const bool ran_both = RunRefused({SYS_fallocate, EOPNOTSUPP}, [&] {
       ran = RunRefused({SYS_pwrite64, error, 2, 1 << 20}, [&] {
         ShardFile::Options options = OptionsIn(scratch, memory);
@@ -278,7 +278,7 @@ TEST(DeniedTest, ADiskThatIsFullBeforeTheZerosEndIsAnErrorOfCreate) {
   }
 }
 
-// What an ordinary user has, in a process of its own; ends it.
+// Runs with an ordinary user's limits, in a process of its own, which it ends.
 void AsOrdinaryUser(rlim_t memlock_bytes, const std::function<bool()>& function) {
   const rlimit limit = {memlock_bytes, memlock_bytes};
   if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0) _exit(kCannotSetLimit);
@@ -332,13 +332,13 @@ TEST(ThreadLimitDeathTest, IsAnErrorOfCreateHoweverManyThreadsThereMayBe) {
     options.backend = backend;
     rlimit limit;
     if (getrlimit(RLIMIT_NPROC, &limit) != 0) return kCannotSetLimit;
-    // Up to what suffices: with none to begin with, then with some of those that are wanted.
+    // From no threads at all up to some of those that are wanted, until they suffice.
     for (limit.rlim_cur = 0; limit.rlim_cur < limit.rlim_max; ++limit.rlim_cur) {
       if (setrlimit(RLIMIT_NPROC, &limit) != 0) return kCannotSetLimit;
       const absl::Status status = ShardFile::Create(options).status();
       if (status.ok()) return limit.rlim_cur > 0 ? kAsExpected : kNotAsExpected;
       if (absl::IsFailedPrecondition(status) && backend == IoBackend::kUring) {
-        std::fputs("ulimit -u", stderr);  // there is none to look at
+        std::fputs("ulimit -u", stderr);  // no message to look at
         return kAsExpected;
       }
       if (!absl::IsResourceExhausted(status)) {
@@ -376,7 +376,7 @@ TEST(PinnedMemoryTest, IsZeroFilledAndSaysWhetherItIsPinned) {
     [[maybe_unused]] const int64_t locked_before = LockedBytes();
     auto memory = AllocatePinned(3 << 20, pin, "a test");
     ASSERT_TRUE(memory.ok()) << memory.status();
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which make mlock do nothing
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they make mlock do nothing
     EXPECT_EQ(LockedBytes() - locked_before, memory->pinned ? 3 << 20 : 0);
 #endif
     EXPECT_TRUE(pin || !memory->pinned);
@@ -391,8 +391,8 @@ TEST(PinnedMemoryTest, IsZeroFilledAndSaysWhetherItIsPinned) {
   EXPECT_TRUE(AllocatePinned(0, true, "a test").ok());
 }
 
-// A line of /proc/self/smaps: of the mapping that `data` lies in, the one that begins with `name`; "":
-// the mapping's own.
+// A line of /proc/self/smaps for the mapping of `data`: the one that begins with `name`; "": the
+// mapping's own line.
 std::string MappingLine(const void* data, const std::string& name) {
   std::ifstream maps("/proc/self/smaps");
   const auto address = reinterpret_cast<uintptr_t>(data);
@@ -411,7 +411,7 @@ std::string MappingLine(const void* data, const std::string& name) {
   return "";
 }
 
-// Ranks that are processes. The rank that installs the heap has it to the end.
+// Ranks that are processes. The rank that installs the heap keeps it to the end.
 TEST(PinnedMemoryTest, IsPrivateAndInHugePagesWhereTheDevicesMemoryIsShared) {
   const auto look = [] {
     SharedHeap* const heap = SharedHeap::Install();

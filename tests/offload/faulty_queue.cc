@@ -9,7 +9,8 @@ FaultyQueue::FaultyQueue(IoListener& listener, Fault fault, size_t hold)
 
 FaultyQueue::~FaultyQueue() {
   {
-    // The listener submits more when it hears of an answer: that it was served is heard before Submit has returned.
+    // The listener submits more when it gets an answer, so an answer may come before Submit has
+    // returned.
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return answers_.empty() && !answering_; });
   }

@@ -1,5 +1,5 @@
-// Stands between a shard file's transfers and the queue that serves them, and answers in the
-// system's place what a test wants it to.
+// Between a shard file's transfers and the queue that serves them. It answers in the system's
+// place, as a test wants.
 #pragma once
 
 #include <condition_variable>
@@ -20,12 +20,12 @@ namespace ebb::testing {
 
 class FaultyQueue final : public IoQueue, public IoListener {
  public:
-  // Returns what to answer in the system's place, or nothing; may shorten what the system gets. One
-  // request at a time.
+  // Returns the answer in the system's place, or nothing; may shorten the request. One request at a
+  // time.
   using Fault = std::function<std::optional<int64_t>(IoRequest&)>;
 
-  // `hold`: completions are kept back until there are so many, then told latest first. kAllInFlight:
-  // until there is none that is not kept back.
+  // `hold`: completions are held until there are so many, then reported latest first. kAllInFlight:
+  // until all in flight are held.
   static constexpr size_t kAllInFlight = ~size_t{0};
   FaultyQueue(IoListener& listener, Fault fault, size_t hold);
   ~FaultyQueue() override;
@@ -45,14 +45,14 @@ class FaultyQueue final : public IoQueue, public IoListener {
   const size_t hold_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<IoRequest*, int64_t> whole_bytes_;  // of those that were shortened
+  std::map<IoRequest*, int64_t> whole_bytes_;  // of shortened requests
   std::vector<IoCompletion> answers_;
   std::vector<IoCompletion> held_;
   size_t in_flight_ = 0;
   bool stopping_ = false, answering_ = false;
   std::thread answerer_;
   std::unique_ptr<IoQueue> inner_;
-  IoQueue* serving_ = nullptr;  // inner_: for its threads, which still run while that is reset
+  IoQueue* serving_ = nullptr;  // inner_: for its threads, which still run while inner_ is reset
 };
 
 // For ShardFile::Options::wrap_queue.

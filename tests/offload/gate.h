@@ -1,4 +1,4 @@
-// Holds transfers of shard files back, as a disk does that takes its time, until a test lets them go.
+// Holds back transfers of shard files, as a slow disk does, until a test releases them.
 #pragma once
 
 #include <functional>
@@ -13,17 +13,17 @@
 
 namespace ebb::testing {
 
-// What stands before the queues of a test; outlives them, and is open before they go, as nothing that
-// is under way goes away.
+// Stands before the queues of a test. It outlives them, and is opened before they are destroyed,
+// because a transfer under way does not go away.
 class Gate {
  public:
-  // Of a request: whether it is held back while the gate is closed. One at a time.
+  // Whether a request is held back while the gate is closed. One at a time.
   using Holds = std::function<bool(const IoRequest&)>;
   explicit Gate(Holds holds) : holds_(std::move(holds)) {}
 
   int held_reads() const { return Held(false); }
   int held_writes() const { return Held(true); }
-  // For good.
+  // Opens it for good.
   void Open() {
     std::vector<std::pair<IoQueue*, IoRequest*>> held;
     {
@@ -36,7 +36,7 @@ class Gate {
 
   using MakeQueue = ShardFile::Options::MakeQueue;
   using WrapQueue = decltype(ShardFile::Options::wrap_queue);
-  // For ShardFile::Options::wrap_queue. `behind`: what stands between this and the system, if anything.
+  // For ShardFile::Options::wrap_queue. `behind`: a wrapper between this and the system, if any.
   WrapQueue Before(WrapQueue behind = {}) {
     return [this, behind = std::move(behind)](
                IoListener& listener,

@@ -1,4 +1,4 @@
-// Of a log: it has the text, and has it once.
+// Matches a log that has the text exactly once.
 #pragma once
 
 #include <gmock/gmock.h>

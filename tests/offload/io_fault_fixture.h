@@ -20,10 +20,10 @@ class IoFaultTest : public OnEveryBackend {
 
   IoFaultTest() { ForgetRefusals(); }
 
-  // What has been refused for ever before says nothing of the queues that come.
+  // Earlier refusals must not affect later queues.
   static void ForgetRefusals() { Refusals::ForgetGivenUp(); }
 
-  // Of all its files.
+  // The depth over all its files.
   int64_t depth() const {
     return int64_t{Options(kBytes).aio.queue_depth} * GetParam().directories;
   }

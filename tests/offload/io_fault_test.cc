@@ -1,5 +1,5 @@
-// What the system may answer to a request, injected: each becomes the right data or a clear Status,
-// and nothing hangs.
+// All answers that the system may give to a request, injected: each becomes the right data or a
+// clear Status, and nothing hangs.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -69,7 +69,7 @@ TEST_P(IoFaultTest, TransferThatFailsInEveryBlockEnds) {
   EXPECT_EQ(file->bytes_written(), 0);
 }
 
-TEST_P(IoFaultTest, FailuresThatNobodyWaitsForLeaveNothing) {
+TEST_P(IoFaultTest, FailuresThatNoThreadWaitsForLeaveNothing) {
   auto file = MakeWith([](IoRequest&) -> std::optional<int64_t> { return -EIO; });
   if (file == nullptr) return;
   const PinnedMemory memory = Memory(kBytes);
@@ -99,7 +99,7 @@ TEST_P(IoFaultTest, ShortTransfersAreContinued) {
   EXPECT_GT(requests, 2 * kBytes / (64 << 10));
 }
 
-TEST_P(IoFaultTest, ShortTransfersOfNoWholeBlockAreRepeated) {
+TEST_P(IoFaultTest, ShortTransfersOfLessThanABlockAreRepeated) {
   int requests = 0;
   const auto file = MakeWith([&](IoRequest&) -> std::optional<int64_t> {
     if (++requests % 3 == 0) return 0 + 512 * (requests % 2);
@@ -110,7 +110,7 @@ TEST_P(IoFaultTest, ShortTransfersOfNoWholeBlockAreRepeated) {
   EXPECT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
 }
 
-TEST_P(IoFaultTest, WhatTheSystemAsksToRepeatIsRepeated) {
+TEST_P(IoFaultTest, RequestsAreRepeatedIfTheSystemAsksForIt) {
   int requests = 0;
   const auto file = MakeWith([&](IoRequest&) -> std::optional<int64_t> {
     switch (++requests % 5) {
@@ -128,7 +128,7 @@ TEST_P(IoFaultTest, WhatTheSystemAsksToRepeatIsRepeated) {
   ExpectRoundTrip(*file);
 }
 
-TEST_P(IoFaultTest, RepeatingEndsAtSomeTime) {
+TEST_P(IoFaultTest, RepeatingEnds) {
   const auto file = MakeWith([](IoRequest& request) -> std::optional<int64_t> {
     if (request.offset == 0) return -EAGAIN;
     return std::nullopt;
@@ -142,7 +142,7 @@ TEST_P(IoFaultTest, RepeatingEndsAtSomeTime) {
 
 // Long enough for pauses.
 TEST_P(IoFaultTest, AShortSeriesOfRefusalsIsSurvived) {
-  std::map<int64_t, int> refused;  // by place
+  std::map<int64_t, int> refused;  // by offset
   const auto file = MakeWith([&](IoRequest& request) -> std::optional<int64_t> {
     if (request.offset < kBytes / 6 && ++refused[request.offset] % 25 != 0) return -EAGAIN;
     return std::nullopt;
@@ -152,7 +152,7 @@ TEST_P(IoFaultTest, AShortSeriesOfRefusalsIsSurvived) {
   EXPECT_GE(refused.size(), 2u);
 }
 
-// All that is in flight is repeated for one second together, and what is behind it hardly at all.
+// All requests in flight are repeated during the same second, and later ones hardly at all.
 TEST_P(IoFaultTest, ASystemThatAsksToRepeatForEverEndsAllTransfersTogether) {
   constexpr int kTransfers = 12;
   int refused = 0;
@@ -170,13 +170,13 @@ TEST_P(IoFaultTest, ASystemThatAsksToRepeatForEverEndsAllTransfersTogether) {
     EXPECT_EQ(file->Wait(transfer).code(), absl::StatusCode::kUnavailable);
   }
   EXPECT_EQ(file->bytes_written(), 0);
-  // A pause is of a millisecond, and of all that was refused at once.
+  // A pause takes a millisecond, and is for all that was refused at once.
   const int depth = Options(kBytes).aio.queue_depth * GetParam().directories;
   EXPECT_LE(refused, depth * (1000 + 17 * (kTransfers + 1)));
 }
 
-// One second for both, not one second each.
-TEST_P(IoFaultTest, WhatIsRefusedForEverEndsTheNextQueueWithoutAnotherWait) {
+// One second for both together.
+TEST_P(IoFaultTest, AfterEndlessRefusalsTheNextQueueEndsWithoutAnotherWait) {
   const PinnedMemory memory = Memory(kBytes);
   int refused = 0;
   const auto refuse = [&](IoRequest&) -> std::optional<int64_t> {
@@ -197,10 +197,10 @@ TEST_P(IoFaultTest, WhatIsRefusedForEverEndsTheNextQueueWithoutAnotherWait) {
   EXPECT_LE(refused, 17 * depth());
 }
 
-// Of a transfer that has failed the rest is not tried again.
-TEST_P(IoFaultTest, WhatBelongsToAFailedTransferIsNotRepeated) {
+// The rest of a failed transfer is not tried again.
+TEST_P(IoFaultTest, RequestsOfAFailedTransferAreNotRepeated) {
   int requests = 0;
-  // Told latest first, so the first one's failure is known when the others come a second time.
+  // Reported latest first, so the first one's failure is known when the others come a second time.
   const auto file = MakeWith(
       [&](IoRequest&) -> std::optional<int64_t> { return ++requests == 1 ? -EIO : -EAGAIN; },
       FaultyQueue::kAllInFlight);
@@ -210,8 +210,8 @@ TEST_P(IoFaultTest, WhatBelongsToAFailedTransferIsNotRepeated) {
   EXPECT_LE(requests, 2 * Options(kBytes).aio.queue_depth * GetParam().directories);
 }
 
-// One second for all that follows one another, also where the same queue reads meanwhile.
-TEST_P(IoFaultTest, WhatIsRefusedForEverEndsTogetherThoughOthersMakeProgress) {
+// One second for all that follow one another, even if the same queue reads meanwhile.
+TEST_P(IoFaultTest, EndlessRefusalsEndTogetherAlthoughOthersMakeProgress) {
   constexpr int kTransfers = 12;
   std::atomic<int> refused = 0;
   const auto file = MakeWith([&](IoRequest& request) -> std::optional<int64_t> {
@@ -233,7 +233,7 @@ TEST_P(IoFaultTest, WhatIsRefusedForEverEndsTogetherThoughOthersMakeProgress) {
 }
 
 TEST_P(IoFaultTest, CompletionsMayComeInAnyOrder) {
-  // All that are in flight, as long as there is more to do.
+  // As many as are in flight, as long as there is more to do.
   const size_t depth = Options(kBytes).aio.queue_depth * Options(kBytes).directories.size();
   ASSERT_EQ(kBytes / (64 << 10) % static_cast<int64_t>(depth), 0);
   const auto file = MakeWith([](IoRequest&) { return std::optional<int64_t>(); }, depth);
@@ -248,12 +248,12 @@ TEST_P(IoFaultTest, ErrorsAmongCompletionsInAnyOrderAreThoseOfTheirTransfersAlon
   const auto transfer_of = [&](const IoRequest& request) {
     return (request.data - (request.write ? written : read).buffer.data()) / kEach;
   };
-  // As they come, so that what is answered at once is first, and the other way round.
+  // In order of arrival, so that an immediate answer is first, and in reverse.
   for (const auto& [of_writes, hold] : {std::pair(true, size_t{1}),
                                         {false, 1},
                                         {true, FaultyQueue::kAllInFlight},
                                         {false, FaultyQueue::kAllInFlight}}) {
-    // The last block of one, the first of another.
+    // The last block of one transfer, the first of another.
     const auto file = MakeWith(
         [&, writes = of_writes](IoRequest& request) -> std::optional<int64_t> {
           const int64_t transfer = transfer_of(request);
@@ -289,8 +289,8 @@ TEST_P(IoFaultTest, ErrorsAmongCompletionsInAnyOrderAreThoseOfTheirTransfersAlon
   }
 }
 
-TEST_P(IoFaultTest, WhatMayBeInFlightIsSubmittedTogether) {
-  // How many each Submit has of the caller's.
+TEST_P(IoFaultTest, RequestsThatFitTheDepthAreSubmittedTogether) {
+  // Counts the requests of each Submit.
   class Counting final : public IoQueue {
    public:
     Counting(std::unique_ptr<IoQueue> inner, std::vector<size_t>& counts)

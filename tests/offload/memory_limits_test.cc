@@ -17,7 +17,7 @@ using ::testing::SizeIs;
 
 constexpr int64_t kKibi = 1024;
 
-TEST(MemoryLimits, AreOfTheMachineWhatIsAvailableAndTheFreeSwapSpace) {
+TEST(MemoryLimits, AreTheMachinesAvailableMemoryAndFreeSwapSpace) {
   const SystemFiles files;
   files.Memory(/*available_kib=*/4'000, /*swap_kib=*/500);
   const std::vector<MemoryLimit> limits = ReadMemoryLimits(files.root());
@@ -34,8 +34,8 @@ TEST(MemoryLimits, AreNoneWithoutProcOrWhereItSaysNothing) {
   EXPECT_THAT(ReadMemoryLimits(files.root()), IsEmpty());
 }
 
-// A read of a directory fails after it has been opened, as one of /proc may with EIO.
-TEST(MemoryLimits, AFileThatCannotBeReadIsAnAbsentOne) {
+// Reading a directory fails although opening works, as a file of /proc may with EIO.
+TEST(MemoryLimits, AFileThatCannotBeReadCountsAsAbsent) {
   const auto make_unreadable = [](const SystemFiles& files, const std::string& path) {
     std::filesystem::remove(files.root() + path);
     std::filesystem::create_directories(files.root() + path);
@@ -63,7 +63,7 @@ TEST(MemoryLimits, AFileThatCannotBeReadIsAnAbsentOne) {
   EXPECT_THAT(ReadMemoryLimits(files.root()), IsEmpty());
 }
 
-// Linux says nothing of it.
+// Linux does not count it.
 TEST(MemoryLimits, CountTheCacheOfZfsAsAvailable) {
   const SystemFiles files;
   files.Memory(4'000, 0);
@@ -75,7 +75,7 @@ TEST(MemoryLimits, CountTheCacheOfZfsAsAvailable) {
   EXPECT_EQ(ReadMemoryLimits(files.root())[0].ram, 4'000 * kKibi + 5'000);
 }
 
-TEST(MemoryLimits, AreOfEveryGroupOnTheWayUpThatHasOne) {
+TEST(MemoryLimits, IncludeEveryParentGroupWithALimit) {
   const SystemFiles files;
   files.Memory(4'000, 500);
   files.Group("/slurm/job7/step0");
@@ -107,7 +107,7 @@ TEST(MemoryLimits, AreKnownByTheStartOfTheMachineOrElseByItsName) {
   EXPECT_EQ(ReadMemoryLimits(files.root()).front().identity, HostName());
 }
 
-// lxcfs shows each container its own.
+// lxcfs shows each container its own memory.
 TEST(MemoryLimits, OfAContainerAreNotThoseOfTheMachine) {
   const SystemFiles machine, container;
   machine.Memory(4'000, 0);
@@ -158,7 +158,7 @@ TEST(MemoryLimits, OfVersionOneAreThoseOfItsOwnHierarchyForMemory) {
   ASSERT_THAT(limits, SizeIs(2)) << "the number that stands for none is no limit";
   EXPECT_EQ(limits[1].ram, 323'000);
   EXPECT_EQ(limits[1].swap, 80'000) << "900,000 less 520,000 and 23,000 more, less 323,000 of RAM";
-  // A parent's limit holds for its children where it says so.
+  // A parent's limit is valid for its children if a file says so.
   files.Write(top + "/memory.limit_in_bytes", "600000\n");
   EXPECT_THAT(ReadMemoryLimits(files.root()), SizeIs(3));
   files.Write(top + "/memory.use_hierarchy", "0\n");

@@ -1,4 +1,4 @@
-// Root as an ordinary user, to which limits and permissions apply.
+// Turns root into an ordinary user, for tests of limits and permissions.
 #pragma once
 
 #include <sys/fsuid.h>
@@ -13,9 +13,9 @@
 
 namespace ebb::testing {
 
-inline constexpr uid_t kOrdinaryUser = 65534;  // nobody
+inline constexpr uid_t kOrdinaryUser = 65534;  // named "nobody"
 
-// How a process ends that was to go on as an ordinary user; 0: all was as it should.
+// How a process ends that was to go on as an ordinary user; 0: as expected.
 enum OrdinaryUserExit {
   kAsExpected = 0,
   kNotAsExpected = 1,
@@ -23,14 +23,14 @@ enum OrdinaryUserExit {
   kCannotBecomeOrdinary = 3,
 };
 
-// The process for good, so one of its own; one that is not root's is an ordinary user's already. 0, or
-// the errno with which the system refuses that.
+// Changes the process for good, so it needs one of its own. A process that is not root's is an
+// ordinary user's already. 0, or the errno with which the system refuses.
 inline int BecomeOrdinaryUser() {
   return geteuid() != 0 || setuid(kOrdinaryUser) == 0 ? 0 : errno;
 }
 
-// Why BecomeOrdinaryUser would fail here; nothing: it would not. A user namespace that has root alone, as
-// "unshare -r" makes it, has no other user, and a container may leave root without CAP_SETUID.
+// Why BecomeOrdinaryUser would fail here; nothing: it would not. A user namespace with root alone,
+// made by "unshare -r", has no other user, and a container may leave root without CAP_SETUID.
 inline std::optional<std::string> WhyNotOrdinaryUser() {
   if (geteuid() != 0) return std::nullopt;
   const pid_t child = fork();
@@ -43,7 +43,7 @@ inline std::optional<std::string> WhyNotOrdinaryUser() {
          std::strerror(WEXITSTATUS(status));
 }
 
-// As for what files the calling thread of root's may reach; false: the system refuses that.
+// Only for the files that the calling thread of root's may reach. False: the system refuses.
 inline bool ReachFilesAsOrdinaryUser() {
   setfsuid(kOrdinaryUser);
   return setfsuid(static_cast<uid_t>(-1)) == static_cast<int>(kOrdinaryUser);  // changes nothing

@@ -15,7 +15,7 @@ class RefusalsTest : public ::testing::Test {
  protected:
   RefusalsTest() { Refusals::ForgetGivenUp(); }
 
-  // Refuses once a millisecond until it is given up. For so long it was not.
+  // Refuses once in a millisecond until it is given up. Returns how long that took.
   static milliseconds RefuseFrom(Refusals& refusals, Refusals::Clock::time_point start) {
     auto now = start;
     while (!refusals.Refused(now)) now += milliseconds(1);
@@ -31,7 +31,7 @@ TEST_F(RefusalsTest, LastForThePatienceCountedFromTheFirst) {
   EXPECT_TRUE(refusals.Refused(kStart + 2 * Refusals::kPatience)) << "not counted again";
 }
 
-TEST_F(RefusalsTest, EndWithWhateverMoves) {
+TEST_F(RefusalsTest, EndWithAnyProgress) {
   Refusals refusals;
   EXPECT_FALSE(refusals.Refused(kStart));
   EXPECT_EQ(refusals.count(), 1);
@@ -40,7 +40,7 @@ TEST_F(RefusalsTest, EndWithWhateverMoves) {
   EXPECT_EQ(RefuseFrom(refusals, kStart + Refusals::kPatience), Refusals::kPatience);
 }
 
-// As those of a thread that the processor had no time for.
+// Refusals as for a thread that got no processor time.
 TEST_F(RefusalsTest, FewAreNeverEnough) {
   Refusals refusals;
   for (int i = 0; i < Refusals::kTriesMin; ++i)
@@ -48,7 +48,7 @@ TEST_F(RefusalsTest, FewAreNeverEnough) {
   EXPECT_TRUE(refusals.Refused(kStart + Refusals::kTriesMin * Refusals::kPatience));
 }
 
-TEST_F(RefusalsTest, OfAllThatIsRefusedTogetherEndTogether) {
+TEST_F(RefusalsTest, OfRequestsRefusedTogetherEndTogether) {
   Refusals first, second;
   const auto later = kStart + Refusals::kPatience / 2;
   while (second.count() < Refusals::kTriesMin) EXPECT_FALSE(second.Refused(later));
@@ -61,19 +61,19 @@ TEST_F(RefusalsTest, AfterSomethingWasGivenUpTheNextEndsSoon) {
   RefuseFrom(first, kStart);
   auto now = kStart + Refusals::kPatience;
   for (int i = 0; i < 3; ++i) {
-    moves.Moved();  // which is nothing to what is refused
+    moves.Moved();  // unrelated to the refusals
     Refusals next;
     now += Refusals::kRemembered / 4;
     EXPECT_EQ(RefuseFrom(next, now), kAtOnce);
     now += kAtOnce;
   }
-  // Those that ended soon say nothing new.
+  // Quick ends add no new information.
   Refusals later;
   now = kStart + Refusals::kPatience + Refusals::kRemembered;
   EXPECT_EQ(RefuseFrom(later, now), Refusals::kPatience);
 }
 
-TEST_F(RefusalsTest, AreOfErrorsThatMayPass) {
+TEST_F(RefusalsTest, AreForErrorsThatMayPass) {
   for (const int error : {EINTR, EAGAIN, ENOMEM}) EXPECT_TRUE(MayBeTakenLater(error)) << error;
   for (const int error : {0, EIO, ENOSPC, EPERM}) EXPECT_FALSE(MayBeTakenLater(error)) << error;
 }

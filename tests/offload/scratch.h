@@ -1,5 +1,5 @@
-// Directories and memory for tests of the disk. EBB_TEST_DISK names the directory to test on; else the
-// system's for temporary files.
+// Directories and memory for tests of the disk. EBB_TEST_DISK names the directory to test on;
+// otherwise it is the system's directory for temporary files.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@
 
 namespace ebb::testing {
 
-// A new directory that any user may write, removed with all that is in it.
+// A new directory that any user may write to. It is removed with all its contents.
 class Scratch {
  public:
   Scratch() : Scratch(Disk()) {}
@@ -62,7 +62,7 @@ class Scratch {
   std::string path_;
 };
 
-// Aligned as transfers need it.
+// Aligned for transfers.
 inline PinnedMemory Memory(int64_t bytes) {
   return *AllocatePinned(bytes, false, "a test");
 }

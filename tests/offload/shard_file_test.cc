@@ -42,18 +42,18 @@ bool Same(std::span<const std::byte> a, std::span<const std::byte> b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
-// What is open, by descriptor.
+// The open files, by descriptor.
 std::map<int, std::string> OpenFiles() {
   std::map<int, std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code closed;  // what has listed them is
+    std::error_code closed;  // the listing's own descriptor is closed
     const std::string path = std::filesystem::read_symlink(entry.path(), closed);
     if (!closed) files[std::stoi(entry.path().filename())] = path;
   }
   return files;
 }
 
-// A soft limit of this process, for as long as it lives.
+// Sets a soft limit of this process, as long as it lives.
 class Limited {
  public:
   Limited(__rlimit_resource resource, rlim_t most) : resource_(resource) {
@@ -261,7 +261,7 @@ TEST_P(ShardFileTest, TransfersAllocateNothing) {
   EXPECT_EQ(Allocations() - before, 0);
 }
 
-TEST_P(ShardFileTest, WhatIsUnderWayIsAwaitedByItsDestructors) {
+TEST_P(ShardFileTest, DestructorsAwaitTransfersUnderWay) {
   const PinnedMemory memory = Memory(8 * kMiB);
   auto file = Make(Options(8 * kMiB));
   if (file == nullptr) return;
@@ -322,18 +322,18 @@ TEST_P(ShardFileTest, IsPrivateAndGoneAtTheEnd) {
   for (const auto& entry : std::filesystem::recursive_directory_iterator(scratch_.path())) {
     if (entry.is_regular_file()) bytes += static_cast<int64_t>(entry.file_size());
   }
-  EXPECT_EQ(bytes, 3 * kMiB + GetParam().directories * 4096);  // the stamp of each
+  EXPECT_EQ(bytes, 3 * kMiB + GetParam().directories * 4096);  // a stamp in each file
   EXPECT_EQ(ShardFile::Create(Options(4096)).status().code(),
-            absl::StatusCode::kFailedPrecondition);  // it is there already
+            absl::StatusCode::kFailedPrecondition);  // it exists already
   file.reset();
   EXPECT_THAT(scratch_.Entries(), IsEmpty());
   std::filesystem::create_symlink("/etc/passwd", FirstPath());
   EXPECT_EQ(ShardFile::Create(Options(4096)).status().code(),
             absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(scratch_.Entries(), ElementsAre("shards"));  // what is not ours stays
+  EXPECT_THAT(scratch_.Entries(), ElementsAre("shards"));  // files that are not ours stay
 }
 
-// Not the file system's refusal of O_DIRECT, after which the page cache would be tried.
+// This is not the file system's refusal of O_DIRECT, after which the page cache would be tried.
 TEST(PrivateFileTest, ABlockThatTheDiskFailsToTakeIsAnError) {
   const Scratch scratch;
   auto file = PrivateFile::Create(scratch.path() + "/shards", kMiB);
@@ -355,7 +355,7 @@ TEST(PrivateFileTest, ABlockThatTheDiskFailsToTakeIsAnError) {
   EXPECT_TRUE(file->SetDirect().value_or(false));
 }
 
-TEST_P(ShardFileTest, SpaceThatIsNotThereIsRefusedAtCreate) {
+TEST_P(ShardFileTest, MissingSpaceIsAnErrorOfCreate) {
   struct statvfs disk = {};
   ASSERT_EQ(statvfs(scratch_.path().c_str(), &disk), 0);
   const auto free = static_cast<int64_t>(disk.f_bavail * disk.f_frsize);
@@ -367,8 +367,8 @@ TEST_P(ShardFileTest, SpaceThatIsNotThereIsRefusedAtCreate) {
   EXPECT_THAT(scratch_.Entries(), IsEmpty());
 }
 
-// The system's own answers, of which the first is short.
-TEST_P(ShardFileTest, AWriteThatIsCutShortAndThenRefusedFailsAndWhatFitIsThere) {
+// The system's own answers; the first write is short.
+TEST_P(ShardFileTest, AWriteThatIsCutShortAndThenRefusedFailsAndKeepsItsBeginning) {
   constexpr int64_t kBlock = 64 << 10, kBytes = 2 * kBlock, kFits = kBlock + 8192;
   const auto file = Make(Options(kBytes));
   if (file == nullptr) return;
@@ -396,7 +396,7 @@ TEST_P(ShardFileTest, TransfersOpenNothingAndNothingIsOpenAtTheEnd) {
   auto file = Make(Options(kMiB));
   if (file == nullptr) return;
   {
-    // The undefined-behaviour sanitizer beside it opens a pipe to look at an object.
+    // UndefinedBehaviorSanitizer, which comes with it, opens a pipe to look at an object.
 #if !defined(__SANITIZE_ADDRESS__)
     const int next = dup(STDERR_FILENO);
     ASSERT_GE(next, 0);
@@ -409,12 +409,12 @@ TEST_P(ShardFileTest, TransfersOpenNothingAndNothingIsOpenAtTheEnd) {
     EXPECT_EQ(file->CheckUnchanged(), absl::OkStatus());
   }
   EXPECT_NE(OpenFiles(), before);
-  EXPECT_FALSE(ShardFile::Create(Options(4096)).ok());  // the files are there already
+  EXPECT_FALSE(ShardFile::Create(Options(4096)).ok());  // the files exist already
   file.reset();
   EXPECT_EQ(OpenFiles(), before);
 }
 
-TEST_P(ShardFileTest, TheCacheIsPassedWhereTheFileSystemAllowsThat) {
+TEST_P(ShardFileTest, TransfersBypassTheCacheIfTheFileSystemAllowsIt) {
   const auto file = Make(Options(kMiB));
   if (file == nullptr) return;
   const std::string probe = FirstPath() + ".probe";
@@ -433,7 +433,8 @@ TEST_P(ShardFileTest, TheCacheIsPassedWhereTheFileSystemAllowsThat) {
   EXPECT_THAT(file->description(), HasSubstr(allowed ? "O_DIRECT" : "page cache"));
 }
 
-// Whether the system refuses to register anything of that kind with a ring, as a seccomp profile may.
+// Whether the system refuses to register anything of that kind with a ring, as a seccomp profile
+// may.
 bool RefusesToRegister(unsigned kind, const void* first) {
   io_uring_params parameters = {};
   const FileHandle ring(static_cast<int>(syscall(SYS_io_uring_setup, 1, &parameters)));
@@ -444,10 +445,11 @@ using UringFileTest = OnEveryBackend;
 INSTANTIATE_TEST_SUITE_P(Backends, UringFileTest, ::testing::ValuesIn(Backends(IoBackend::kUring)),
                          NameOf);
 
-// Other pages come to where it was: what is registered are those that were there.
-TEST_P(UringFileTest, RegisteredMemoryIsReachedAsSuch) {
-  // A huge page and what is left of one, and a span that is less than one: well under the 8 MiB that an
-  // ordinary user may lock, also while the system still counts what the test before this has given back.
+// Other pages take its address; the registered ones are the old pages.
+TEST_P(UringFileTest, RegisteredMemoryIsUsed) {
+  // A huge page and a part of one, and a span of less than one page: well below the 8 MiB that an
+  // ordinary user may lock, even while the system still counts the memory of the test before this
+  // one.
   constexpr size_t kLeft = 128 << 10, kFirst = (2 << 20) + kLeft;
   constexpr int64_t kBytes = kFirst + kLeft;
   const auto map = [](void* at, int flags) {
@@ -466,7 +468,7 @@ TEST_P(UringFileTest, RegisteredMemoryIsReachedAsSuch) {
   options.memory = {spans[1], spans[0]};
   const auto file = Make(options);
   if (file == nullptr) return;
-  // Other pages would come to what is not registered: there is nothing to try then.
+  // Unregistered memory would be the new pages, so there is nothing to test then.
   if (!absl::StrContains(file->description(), "registered buffers")) {
     if (HasMemlockLimit()) GTEST_SKIP() << "RLIMIT_MEMLOCK leaves too little for these buffers";
     const iovec page = {memory.data(), 4096};
@@ -475,7 +477,7 @@ TEST_P(UringFileTest, RegisteredMemoryIsReachedAsSuch) {
     FAIL() << "may be registered, and is not: " << file->description();
   }
   ASSERT_EQ(map(mapped, MAP_FIXED), mapped);
-  // A request that crosses the border of two buffers is no registered one's.
+  // A request that crosses the border of two buffers uses neither of them.
   const auto each = [&](auto transfer) {
     for (size_t at = 0; at < kBytes; at += 64 << 10) {
       const std::span<std::byte> block = memory.subspan(at, 64 << 10);
@@ -489,13 +491,13 @@ TEST_P(UringFileTest, RegisteredMemoryIsReachedAsSuch) {
   EXPECT_TRUE(std::all_of(memory.begin(), memory.end(), [](auto b) { return b == std::byte{0}; }));
 }
 
-// Its descriptors become another file's: what is registered are those that they were.
-TEST_P(UringFileTest, RegisteredFilesAreReachedAsSuch) {
+// Their descriptors become another file's; the registered ones are the old files.
+TEST_P(UringFileTest, RegisteredFilesAreUsed) {
   const PinnedMemory written = Memory(kMiB), read = Memory(kMiB);
   FillRandomly(written.buffer.span(), 10);
   const auto file = Make(Options(kMiB));
   if (file == nullptr) return;
-  const int any = STDERR_FILENO;  // for which there is no limit of memory
+  const int any = STDERR_FILENO;  // no limit of memory applies to it
   if (RefusesToRegister(IORING_REGISTER_FILES, &any))
     GTEST_SKIP() << "no file may be registered here";
   std::vector<FileHandle> true_ones;
@@ -533,7 +535,7 @@ TEST_P(ShardFileTest, TruncatedFileIsFoundByReadsAndByTheCheck) {
   }
 }
 
-// What is written behind the cut makes a file longer again, and what lies between is read as zeros.
+// Writes behind the cut make the file longer again, and the gap reads as zeros.
 TEST_P(ShardFileTest, WritesDoNotHideThatAFileWasTruncated) {
   for (const int64_t left : {0L, 64L << 10}) {
     SCOPED_TRACE(left);
@@ -549,7 +551,7 @@ TEST_P(ShardFileTest, WritesDoNotHideThatAFileWasTruncated) {
   }
 }
 
-TEST_P(ShardFileTest, AFileThatWasCutAndGivenItsSizeAgainIsFound) {
+TEST_P(ShardFileTest, AFileThatWasCutAndExtendedAgainIsFound) {
   for (const int64_t bytes : {0L, 4096L, 3 * kMiB}) {
     SCOPED_TRACE(bytes);
     const auto file = Make(Options(bytes));

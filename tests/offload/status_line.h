@@ -8,7 +8,7 @@
 
 namespace ebb::testing {
 
-// Bytes of the one that `name` ("VmLck") begins; -1: there is none.
+// The bytes in the line that begins with `name` ("VmLck"); -1: there is no such line.
 inline int64_t StatusBytes(const std::string& name) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {

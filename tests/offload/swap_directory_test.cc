@@ -1,4 +1,5 @@
-// Swap directories: private, gone at the end, dead runs' removed and living ones' kept.
+// Swap directories: private, removed at the end; those of dead runs are removed, those of living
+// runs stay.
 #include "ebb/offload/swap_directory.h"
 
 #include <fcntl.h>
@@ -34,7 +35,7 @@ void WriteFile(const std::string& path, const std::string& text) {
   std::ofstream(path) << text;
 }
 
-// A process that has made a swap directory with a file in it, and lives until it is killed.
+// A process that makes a swap directory with a file in it, and lives until it is killed.
 class Process {
  public:
   explicit Process(const std::string& nvme_path, int directories = 1) {
@@ -110,16 +111,16 @@ TEST(SwapDirectoryTest, EachHasItsOwnAndMovingKeepsIt) {
   EXPECT_TRUE(fs::exists(second->path()));
 }
 
-TEST(SwapDirectoryTest, KilledRunsAreRemovedByTheNextAndLivingOnesKept) {
+TEST(SwapDirectoryTest, TheNextRunRemovesKilledRunsAndKeepsLivingOnes) {
   const Scratch scratch;
-  // As where a group shares it: directories in it inherit the bit.
+  // As in a directory that a group shares: directories in it inherit the bit.
   fs::permissions(scratch.path(), fs::perms::all | fs::perms::set_gid);
   Process dead(scratch.path());
   const Process living(scratch.path());
   ASSERT_NE(dead.path(), "");
   ASSERT_NE(living.path(), "");
   EXPECT_TRUE(SwapDirectory::Create(scratch.path(), "next").ok());
-  EXPECT_TRUE(fs::exists(dead.path() + "/shards"));  // it lives
+  EXPECT_TRUE(fs::exists(dead.path() + "/shards"));  // its run lives
   dead.Kill();
   EXPECT_TRUE(fs::exists(dead.path() + "/shards"));
   EXPECT_TRUE(SwapDirectory::Create(scratch.path(), "next").ok());
@@ -127,8 +128,8 @@ TEST(SwapDirectoryTest, KilledRunsAreRemovedByTheNextAndLivingOnesKept) {
   EXPECT_TRUE(fs::exists(living.path() + "/shards"));
 }
 
-// mkdir, lock, text, rename: killed after each.
-TEST(SwapDirectoryTest, HalfMadeOnesOfKilledRunsAreRemovedAndOfLivingOnesKept) {
+// mkdir, lock, text, rename: killed after each of them.
+TEST(SwapDirectoryTest, HalfMadeDirectoriesOfKilledRunsAreRemovedAndOfLivingOnesKept) {
   const Scratch scratch;
   const fs::path here = scratch.path();
   std::vector<std::string> leaves;
@@ -139,7 +140,7 @@ TEST(SwapDirectoryTest, HalfMadeOnesOfKilledRunsAreRemovedAndOfLivingOnesKept) {
   }
   const FileHandle parent(open(here.c_str(), O_RDONLY | O_DIRECTORY));
   WriteFile(here / leaves[1] / "lock", "");
-  ASSERT_TRUE(MakeRunLock(parent.get(), leaves[2], "2").ok());  // and is closed
+  ASSERT_TRUE(MakeRunLock(parent.get(), leaves[2], "2").ok());  // and the lock is released
   const auto living = MakeRunLock(parent.get(), leaves[3], "3");
   ASSERT_TRUE(living.ok()) << living.status();
   WriteFile(here / leaves[4] / "notes", "mine");
@@ -150,7 +151,7 @@ TEST(SwapDirectoryTest, HalfMadeOnesOfKilledRunsAreRemovedAndOfLivingOnesKept) {
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
   for (const size_t dead : {0u, 1u, 2u}) EXPECT_FALSE(fs::exists(here / leaves[dead])) << dead;
   EXPECT_TRUE(fs::exists(here / leaves[3] / "lock"));
-  EXPECT_TRUE(fs::exists(here / leaves[4] / "notes"));  // none of ours
+  EXPECT_TRUE(fs::exists(here / leaves[4] / "notes"));  // not ours
   EXPECT_TRUE(fs::exists(here / leaves[5] / "shards"));
 }
 
@@ -161,7 +162,7 @@ TEST(SwapDirectoryTest, LockOfADirectoryThatACleanerHasRemovedSaysSo) {
             absl::StatusCode::kAborted);
 }
 
-// Each removes what it takes for dead while the others have not locked theirs.
+// Each removes directories that seem dead because the others have not locked them yet.
 TEST(SwapDirectoryTest, ManyMadeAtOnceAllLive) {
   const Scratch scratch;
   constexpr int kThreads = 8, kEach = 20;
@@ -204,8 +205,8 @@ TEST(SwapDirectoryTest, ForkedChildThatEndsRemovesNothing) {
   EXPECT_TRUE(fs::exists(directory->path() + "/lock"));
 }
 
-// Every name but the first two is what ours are.
-TEST(SwapDirectoryTest, WhatIsNotCertainlyOursStays) {
+// Every name but the first two has the form of ours.
+TEST(SwapDirectoryTest, FilesThatAreNotCertainlyOursStay) {
   const Scratch scratch, elsewhere;
   Process dead(elsewhere.path());
   const std::string leaf = "run-" + std::to_string(dead.pid()) + "-";
@@ -221,16 +222,16 @@ TEST(SwapDirectoryTest, WhatIsNotCertainlyOursStays) {
   fs::create_directory_symlink(dead.path(), named("0000000000000001"));
   WriteFile(named("0000000000000002"), "mine");
   copy(named("0000000000000003"), fs::perms::all);
-  // Of another program, that has a lock too.
+  // Another program's, which has a lock too.
   copy(named("0000000000000004"));
   WriteFile(named("0000000000000004") / "lock", "");
   copy(named("0000000000000005"));
   WriteFile(named("0000000000000005") / "lock", "host boot 1\n");
-  // Its lock is of another process.
+  // Its lock names another process.
   copy(here / "ebb-run-1-0000000000000006");
   fs::create_directory(here / "ebb-results");
   fs::permissions(here / "ebb-results", fs::perms::owner_all);
-  // This one is.
+  // This one is certainly ours.
   copy(named("0000000000000007"));
   const auto before = scratch.Entries().size();
   ASSERT_TRUE(SwapDirectory::Create(scratch.path(), "next").ok());
@@ -241,7 +242,7 @@ TEST(SwapDirectoryTest, WhatIsNotCertainlyOursStays) {
   EXPECT_TRUE(fs::exists(dead.path() + "/shards"));
 }
 
-TEST(SwapDirectoryTest, OfADeadRunOnlySwapFilesAreRemovedAndLinksNotFollowed) {
+TEST(SwapDirectoryTest, ADeadRunsSwapFilesAreRemovedAndLinksNotFollowed) {
   const Scratch scratch, elsewhere;
   WriteFile(elsewhere.path() + "/precious", "mine");
   Process dead(scratch.path()), crowded(scratch.path());
@@ -259,7 +260,7 @@ TEST(SwapDirectoryTest, OfADeadRunOnlySwapFilesAreRemovedAndLinksNotFollowed) {
   EXPECT_FALSE(fs::exists(dead.path()));
   EXPECT_TRUE(fs::exists(elsewhere.path() + "/precious"));
   EXPECT_THAT(scratch.Entries(), ::testing::UnorderedElementsAre("notes", "statesman"));
-  // It has no lock any more, and is left alone.
+  // Its lock is gone, so it is left alone.
   ::testing::internal::CaptureStderr();
   ASSERT_TRUE(SwapDirectory::Create(scratch.path(), "next").ok());
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
@@ -303,7 +304,7 @@ TEST(SwapDirectoryTest, AMissingPathIsMadePrivateAndRemovedByTheLast) {
   EXPECT_TRUE(fs::is_empty(scratch.path()));
 }
 
-TEST(SwapDirectoryTest, OfWhatWasMadeNothingIsRemovedThatIsInUseOrAUsers) {
+TEST(SwapDirectoryTest, AMadeFolderStaysIfItIsInUseOrHasAUsersFiles) {
   const Scratch scratch;
   const auto make_and_end = [](const std::string& path) {
     EXPECT_TRUE(SwapDirectory::Create(path, "gpt").ok());
@@ -322,7 +323,7 @@ TEST(SwapDirectoryTest, OfWhatWasMadeNothingIsRemovedThatIsInUseOrAUsers) {
   EXPECT_TRUE(fs::exists(scratch.path() + "/made/note"));
 }
 
-// One ends while another begins, over and over.
+// One run ends while another begins, over and over.
 TEST(SwapDirectoryTest, RunsThatEndAndBeginAtOnceFindTheirFolder) {
   const Scratch scratch;
   const std::string path = scratch.path() + "/a/nvme";
@@ -380,7 +381,7 @@ TEST(SwapDirectoryTest, PathsThatCannotServeAreNamed) {
   EXPECT_TRUE(fs::is_empty(scratch.path() + "/real"));
 }
 
-// Of the lock's text nothing, or a part of it.
+// Nothing of the lock's text fits, or a part of it.
 TEST(SwapDirectoryTest, ADiskThatIsFullLeavesNothing) {
   const Scratch scratch;
   rlimit before = {};
@@ -398,7 +399,7 @@ TEST(SwapDirectoryTest, ADiskThatIsFullLeavesNothing) {
   std::signal(SIGXFSZ, signal_before);
 }
 
-// Of the descriptors that making one takes, all but the first, then all but the first two.
+// All descriptors that making one takes but the first, then all but the first two.
 TEST(SwapDirectoryTest, WithoutDescriptorsNothingIsLeft) {
   const Scratch scratch;
   rlimit before = {};
@@ -451,7 +452,7 @@ TEST(SwapDirectoryDeathTest, PathThatMayNotBeWrittenIsNamed) {
   fs::permissions(scratch.path(), fs::perms::all);
 }
 
-TEST(SwapDirectoryTest, OnMemoryIsAllowedAndSaidOnce) {
+TEST(SwapDirectoryTest, ADirectoryInMemoryIsAllowedAndLoggedOnce) {
   if (access("/dev/shm", W_OK | X_OK) != 0) GTEST_SKIP() << "no /dev/shm";
   const Scratch scratch("/dev/shm");
   ::testing::internal::CaptureStderr();

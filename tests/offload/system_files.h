@@ -1,4 +1,4 @@
-// Files of /proc and /sys, as a system would have them, in a folder of their own.
+// Files of /proc and /sys, as on a system, in a folder of their own.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ class SystemFiles {
                        "MemAvailable:   ", available_kib, " kB\n", "SwapTotal:       8388604 kB\n",
                        "SwapFree:        ", swap_kib, " kB\n"));
   }
-  // Of version 2; `path` below its mount.
+  // A group of version 2; `path` below its mount.
   void Group(const std::string& path) const {
     Write("/proc/self/cgroup", absl::StrCat("0::", path, "\n"));
     Write("/proc/self/mountinfo",

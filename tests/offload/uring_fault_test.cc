@@ -1,5 +1,5 @@
-// What the system may answer to an io_uring ring, injected: each becomes the right data or a clear
-// Status, and nothing hangs.
+// All answers that the system may give to an io_uring ring, injected: each becomes the right data
+// or a clear Status, and nothing hangs.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -65,7 +65,7 @@ TEST(UringQueueTest, FullSubmissionQueueIsEmptiedAndFilledAgain) {
 }
 
 // The second request goes through a pipe, so that the listener can see it in Announce.
-TEST(UringQueueTest, WhatACompletionSubmitsIsWithTheSystemBeforeAnyoneIsWoken) {
+TEST(UringQueueTest, RequestsOfACompletionAreSubmittedBeforeAThreadIsWoken) {
   struct Listener final : IoListener {
     void Completed(std::span<const IoCompletion> completions) override {
       if (completions[0].request != first) return;
@@ -110,12 +110,12 @@ TEST(UringQueueTest, WhatACompletionSubmitsIsWithTheSystemBeforeAnyoneIsWoken) {
   EXPECT_TRUE(listener.submitted);
 }
 
-// What is between a ring and the system.
+// Faults between a ring and the system.
 class UringTest : public IoFaultTest {
  protected:
-  // Runs `function`; of each io_uring_enter that hands requests over `answer` says, as RunAnswered's
-  // does, what comes of it. Given how many these are, and the ring's descriptor. One may be the ring's
-  // read that waits for wakes.
+  // Runs `function`. For each io_uring_enter that submits requests, `answer` decides the outcome,
+  // as in RunAnswered. It gets the number of requests, and the ring's descriptor. One of them may
+  // be the ring's read that waits for wakes.
   static void Run(const std::function<int(uint64_t requests, uint64_t ring)>& answer,
                   const std::function<void()>& function) {
     const auto answers = [&](std::span<const uint64_t, 6> arguments) {
@@ -128,7 +128,7 @@ class UringTest : public IoFaultTest {
 INSTANTIATE_TEST_SUITE_P(Backends, UringTest, ::testing::ValuesIn(Backends(IoBackend::kUring)),
                          NameOf);
 
-TEST_P(UringTest, WhatIsSubmittedTogetherIsOneSystemCall) {
+TEST_P(UringTest, SubmittingTogetherIsOneSystemCall) {
   for (const bool single_submit : {false, true}) {
     SCOPED_TRACE(single_submit ? "but for each request its own" : "");
     std::vector<uint64_t> calls;
@@ -140,7 +140,7 @@ TEST_P(UringTest, WhatIsSubmittedTogetherIsOneSystemCall) {
         [&] {
           ShardFile::Options options = Options(kBytes);
           options.aio.single_submit = single_submit;
-          // All that are in flight end together, so that as many are submitted together.
+          // All requests in flight end together, so that as many are submitted together.
           options.wrap_queue =
               WithFaults([](IoRequest&) { return std::nullopt; }, static_cast<size_t>(depth()));
           const PinnedMemory memory = Memory(kBytes);
@@ -159,8 +159,8 @@ TEST_P(UringTest, WhatIsSubmittedTogetherIsOneSystemCall) {
   }
 }
 
-// As where it is short of memory.
-TEST_P(UringTest, RequestsThatTheSystemTakesOnlyLaterAreAsGood) {
+// As if it were short of memory.
+TEST_P(UringTest, RequestsThatTheSystemTakesLaterSucceed) {
   constexpr int kErrors[] = {EAGAIN, EBUSY, ENOMEM, EINTR};
   int calls = 0;
   Run(
@@ -178,10 +178,10 @@ TEST_P(UringTest, RequestsThatTheSystemTakesOnlyLaterAreAsGood) {
   }
 }
 
-// A ring asks once a millisecond for one second, and rings that come later only a few times each, also
-// where another ring of the process reads meanwhile.
+// A ring retries once in a millisecond for one second. Later rings retry only a few times each,
+// even if another ring of the process reads meanwhile.
 TEST_P(UringTest, RingsThatAreRefusedForEverEndTogether) {
-  constexpr int kMany = 20'000;  // calls, after which they are refused no more
+  constexpr int kMany = 20'000;  // calls, after which none is refused any more
   for (const auto& [error, another_reads] :
        {std::pair(EAGAIN, false), {EINTR, true}, {EBUSY, true}}) {
     SCOPED_TRACE(::testing::Message() << std::strerror(error) << ' ' << another_reads);
@@ -228,7 +228,7 @@ TEST_P(UringTest, RingsThatAreRefusedForEverEndTogether) {
   }
 }
 
-// Some are in flight then, or none.
+// With some requests in flight, or none.
 TEST_P(UringTest, ASystemThatTakesNoMoreRequestsFailsAllThatCome) {
   for (const int taken : {0, 1}) {
     SCOPED_TRACE(taken);

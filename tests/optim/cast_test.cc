@@ -26,7 +26,7 @@ auto RawBits(T value) {
   }
 }
 
-// Bit for bit, NaNs and their payloads included.
+// Bit for bit, including NaNs and their payloads.
 template <class From, class To, class Scalar>
 void ExpectScalarBits(const std::vector<From>& from, const std::vector<To>& to, Scalar scalar) {
   for (size_t i = 0; i < from.size(); ++i) {
@@ -95,9 +95,9 @@ TEST(CastTest, TheSameTypeIsCopiedWithItsNaNs) {
   EXPECT_EQ(std::memcmp(from.data(), to.data(), 2 * from.size()), 0);
 }
 
-// What the split master stands on: the bf16 parameter, half away from zero, and the 16 bits cut off
-// rebuild every finite fp32. 257 is odd, so the walk meets every low half, and every exponent of
-// both signs.
+// The basis of the split master: the bf16 parameter, half away from zero, and the 16 bits that are
+// cut off rebuild every finite fp32. 257 is odd, so the walk meets every low half, and every
+// exponent of both signs.
 TEST(CastTest, ParameterAndCutBitsRebuildTheMaster) {
   ThreadTeam team(2);
   std::vector<float> masters;
@@ -111,7 +111,7 @@ TEST(CastTest, ParameterAndCutBitsRebuildTheMaster) {
     for (size_t i = 0; i < masters.size(); ++i) {
       if (!std::isfinite(masters[i])) continue;
       const uint32_t master = std::bit_cast<uint32_t>(masters[i]), cut = master & 0xffffu;
-      // Where the cut half is 0x8000 or more, the parameter was rounded up by one.
+      // If the cut half is 0x8000 or more, the parameter was rounded up by one.
       const uint32_t rebuilt = (uint32_t{parameters[i].bits} - (cut >> 15)) << 16 | cut;
       ASSERT_EQ(rebuilt, master);
     }

@@ -24,7 +24,7 @@ std::span<const std::byte> First(const std::vector<std::byte>& bytes, size_t cou
 const size_t kSizes[] = {0,    1,    7,    8,     63,    64,    65,     1024,
                          4095, 4096, 4097, 65535, 65536, 65537, 300'007};
 
-// The definition, a word at a time.
+// The definition, one word at a time.
 uint64_t Reference(std::span<const std::byte> bytes) {
   const auto mix = [](uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -62,7 +62,7 @@ uint64_t Reference(std::span<const std::byte> bytes) {
 TEST(ChecksumTest, EveryTargetAndTeamGivesTheSame) {
   const std::vector<std::byte> bytes = RandomBytes(300'007 + 1, 1);
   for (const size_t size : kSizes) {
-    // Also where nothing is aligned.
+    // True also if nothing is aligned.
     for (const size_t begin : {0, 1}) {
       const auto part = std::span<const std::byte>(bytes).subspan(begin, size);
       const uint64_t expected = Reference(part);
@@ -79,8 +79,8 @@ TEST(ChecksumTest, EveryTargetAndTeamGivesTheSame) {
   }
 }
 
-// What is written into files stays what it is.
-TEST(ChecksumTest, PiecesOfAnySizeGiveThatOfTheWhole) {
+// Checksums in files must never change.
+TEST(ChecksumTest, PiecesOfAnySizeGiveTheWholesChecksum) {
   std::mt19937 random(7);
   RunningChecksum running;
   for (const size_t size : kSizes) {
@@ -117,7 +117,7 @@ TEST(ChecksumTest, ShowsEverySingleFlippedBit) {
   }
 }
 
-// Bits that a sum without positions would let cancel, such as the signs of two numbers.
+// Bits that would cancel in a sum without positions, such as the signs of two numbers.
 TEST(ChecksumTest, ShowsTwoFlippedBits) {
   std::vector<std::byte> bytes = RandomBytes(200'000, 3);
   const uint64_t before = Checksum(bytes);
@@ -136,7 +136,7 @@ TEST(ChecksumTest, ShowsTwoFlippedBits) {
   }
 }
 
-TEST(ChecksumTest, ShowsPlacesThatWereChanged) {
+TEST(ChecksumTest, ShowsSwappedParts) {
   const std::vector<std::byte> bytes = RandomBytes(4 * 65536, 5);
   const uint64_t before = Checksum(bytes);
   for (const size_t length : {8, 64, 1024, 4096, 65536}) {
@@ -159,7 +159,7 @@ TEST(ChecksumTest, TellsZerosOfEveryLengthApart) {
   EXPECT_EQ(sums.size(), sizes);
 }
 
-// A file whose end was lost and reads as zeros.
+// A file that lost its end, which reads as zeros.
 TEST(ChecksumTest, ShowsALostEnd) {
   auto bytes = RandomBytes(100'000, 6);
   const uint64_t before = Checksum(bytes);

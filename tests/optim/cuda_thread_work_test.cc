@@ -1,5 +1,5 @@
-// The arithmetic of CUDA's kernels without a device: all threads of a grid, one after the other, give
-// the bits of the CPU's functions.
+// The arithmetic of CUDA's kernels without a device: all threads of a grid, one after the other,
+// give the bits of the CPU's functions.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ void RunGrid(const Work& work, const cuda::Cut& cut, int64_t threads) {
     cuda::Walk<Work::kMany>(cut, thread, threads, Work(work));
 }
 
-// Which elements a body was shown, and how often.
+// Which elements a body has seen, and how often.
 struct SeenWork {
   std::vector<int>& seen;
   int64_t& most;
@@ -163,7 +163,7 @@ TEST(CudaMasters, ComeAndGoWithTheBitsOfTheCpu) {
   }
 }
 
-// As SumBlocksKernel has the parts added.
+// Adds the parts as SumBlocksKernel does.
 template <int kLanes>
 double BlockSum(const cuda::SquaresWork<kLanes>& work, int64_t block) {
   constexpr int kParts = cuda::SquaresWork<kLanes>::kParts;
@@ -176,7 +176,7 @@ double BlockSum(const cuda::SquaresWork<kLanes>& work, int64_t block) {
   return cuda::AddLanes(lanes[0]);
 }
 
-// `numbers`: what the squares are of.
+// `numbers`: the numbers to be squared.
 template <int kLanes, class T>
 void ExpectBlocks(const AccumulateArrays& arrays, const T* numbers) {
   ThreadTeam team(1);
@@ -245,7 +245,7 @@ TEST(CudaNorm, AccumulationsAndBlocksHaveTheBitsOfTheCpu) {
   }
 }
 
-// As AddLevel adds a level, for each block of it the threads of all lanes.
+// Adds a level as AddLevel does, for each of its blocks with the threads of all lanes.
 void RunLevel(const cuda::LevelWork& level) {
   for (int64_t block = 0; block < level.blocks(); ++block) {
     double lanes[cuda::kNormLanes];
@@ -282,8 +282,8 @@ void RunUpdate(UpdateRule rule, const UpdateArrays& arrays, const UpdateRuns& ru
   WithRule(rule, [&]<UpdateRule kRule>() { RunUpdate<kRule, kForm>(arrays, runs, threads); });
 }
 
-// `runs`: ends of runs that take turns with two sets of constants; none: one set for all elements.
-// `begin`: where the arrays begin, as these ends are counted.
+// `runs`: ends of runs that alternate between two sets of constants; none: one set for all
+// elements. `begin`: the arrays' begin, counted as in `runs`.
 struct Runs {
   std::vector<int64_t> ends;
   int64_t begin = 0;
@@ -374,7 +374,7 @@ TEST_P(CudaUpdate, HasTheBitsOfTheCpu) {
   }
 }
 
-// Also from the middle of a run, and where the arrays' alignment leaves no groups.
+// True also from the middle of a run, and if the arrays' alignment leaves no groups.
 TEST_P(CudaUpdate, OfSeveralRunsHasTheBitsOfTheCpu) {
   for (const Runs& runs : {Runs{{8, 16, 64, 128, 1024}}, Runs{{64, 704, 768, 1088}, 640},
                            Runs{{1000}}, Runs{{8, 2048}, 8}}) {
@@ -390,7 +390,7 @@ TEST_P(CudaUpdate, OfSeveralRunsHasTheBitsOfTheCpu) {
   }
 }
 
-// All warps of the kernel, one after the other: lanes, then the tree that its shuffles are.
+// All warps of the kernel, one after the other: lanes, then the tree of the shuffles.
 template <UpdateRule kRule, MasterForm kForm>
 void SumNormsByWarps(const UpdateArrays& arrays, const UpdateRuns& runs, int64_t warps,
                      std::vector<NormSums>& sums) {

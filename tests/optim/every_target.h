@@ -1,5 +1,5 @@
-// Runs a test body once for every SIMD target that this machine can run and the kernels were
-// compiled for, the one without vectors included.
+// Runs a test body once for every SIMD target that this machine runs and the kernels are compiled
+// for, including the one without vectors.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// One suite for the kernels of every device: the bits of the free functions of the CPU. CUDA's run on
-// a device where there is one, and on the stand-in of ../cuda.
+// One suite for the kernels of every device: they give the bits of the CPU's free functions. CUDA's
+// run on a device, if there is one, and on the stand-in of ../cuda.
 #include "ebb/optim/kernels.h"
 
 #include <gtest/gtest.h>
@@ -60,7 +60,7 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
 
   Stream& stream() { return stream_[0]; }
 
-  // body(kernels, stream) in the stream's order, as an engine calls it.
+  // Calls body(kernels, stream) in the stream's order, as an engine does.
   template <class Body>
   void Enqueue(const Body& body) {
     if (kernels_->enqueues()) return body(*kernels_, stream());
@@ -68,7 +68,7 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
     stream().WaitIdle();
   }
 
-  // Numbers in the device's memory, the first of them `offset` numbers from an aligned address.
+  // Numbers in device memory; the first is `offset` numbers after an aligned address.
   template <class T>
   class Array {
    public:
@@ -179,7 +179,7 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
     EXPECT_EQ(sums.Read(), (std::vector<double>{expected_sum, source_sum, 7}));
   }
 
-  // What an update works on, in vectors (of the host) or Arrays.
+  // An update's arrays, in vectors (of the host) or Arrays.
   template <class Gradient, class Parameter, template <class> class Of>
   struct Memory {
     Of<float> master, first, second, third;
@@ -203,7 +203,7 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
   template <class T>
   using Vector = std::vector<T>;
 
-  // Before an update, on the host.
+  // The contents before an update, on the host.
   template <class Gradient, class Parameter>
   static Memory<Gradient, Parameter, Vector> UpdateMemory(const Rule& rule, int64_t count) {
     const auto size = static_cast<size_t>(count);
@@ -216,7 +216,7 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
             Vector<Parameter>(size),
             Vector<uint16_t>(size)};
   }
-  // The same in the device's memory.
+  // The same in device memory.
   template <class Gradient, class Parameter>
   Memory<Gradient, Parameter, Array> OnDevice(const Memory<Gradient, Parameter, Vector>& memory,
                                               int64_t offset) {
@@ -267,7 +267,7 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
   }
 
  private:
-  std::vector<Device> device_;  // none where the test is skipped
+  std::vector<Device> device_;  // none if the test is skipped
   std::unique_ptr<Kernels> kernels_;
   std::vector<Stream> stream_;
 };
@@ -333,7 +333,7 @@ TEST_P(KernelsTest, ScalesInFp32) {
   }
 }
 
-// Both forms; of random bits also across the end of a key.
+// Both forms; random bits also across the end of a key.
 TEST_P(KernelsTest, MastersComeAndGoWithTheBitsOfTheirForm) {
   constexpr int64_t kCount = 1027;
   constexpr RoundingPlace kPlaces[] = {{.unit = 7, .index = 12},
@@ -388,8 +388,8 @@ TEST_P(KernelsTest, AccumulatesAndSumsSquaresWithTheBitsOfTheNorm) {
   }
 }
 
-// An overflow anywhere, and nothing else, makes the sum infinite or NaN.
-TEST_P(KernelsTest, TheSumShowsWhatIsNotFinite) {
+// Exactly the sums of arrays with an overflow are infinite or NaN.
+TEST_P(KernelsTest, TheSumShowsInfinitiesAndNaNs) {
   for (const size_t at : {size_t{0}, size_t{1023}, size_t{1024}, size_t{2999}}) {
     std::vector<float> values(3000, std::numeric_limits<float>::max());
     values[at] = std::numeric_limits<float>::quiet_NaN();
@@ -431,7 +431,7 @@ TEST_P(KernelsTest, UpdatesHaveTheBitsOfUpdateAndWriteNothingUnlessApplied) {
   }
 }
 
-// One call over runs with constants of their own, from the middle of one.
+// One call over runs with constants of their own, from the middle of a run.
 TEST_P(KernelsTest, UpdatesOfSeveralRunsHaveTheBitsOfEachRunAlone) {
   constexpr int64_t kCount = 3000, kBegin = 320;
   const std::vector<UpdateRun> runs = {{.end = 256, .set = 1},
@@ -477,7 +477,7 @@ TEST_P(KernelsTest, UpdatesOfSeveralRunsHaveTheBitsOfEachRunAlone) {
   }
 }
 
-// Added to what is there, and nothing where the constants do not apply.
+// Added to the old sums; nothing is added if the constants do not apply.
 TEST_P(KernelsTest, NormsOfSeveralRunsHaveTheBitsOfSumNorms) {
   constexpr int64_t kCount = 3000, kBegin = 320;
   const std::vector<UpdateRun> runs = {{.end = 256, .set = 1},
@@ -537,7 +537,7 @@ TEST_P(KernelsTest, NormsOfSeveralRunsHaveTheBitsOfSumNorms) {
   }
 }
 
-// As an engine has it: the verdict is written by what is enqueued between.
+// As in an engine: work enqueued in between writes the verdict.
 TEST_P(KernelsTest, UpdatesReadTheirConstantsWhenTheyRun) {
   const Rule& rule = kRules[0];
   UpdateConstants constants = UpdateConstantsOf(rule.optimizer, rule.scalars);

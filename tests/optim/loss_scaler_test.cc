@@ -11,8 +11,8 @@ namespace {
 
 using testing::ElementsAre;
 
-// The scale after each step: 'o' is one that overflowed, '.' a clean one. Expected values are
-// computed by hand from the rules of DeepSpeed's DynamicLossScaler (0.19.6).
+// The scale after each step: 'o' is an overflow, '.' a clean step. Expected values are computed by
+// hand from the rules of DeepSpeed's DynamicLossScaler (0.19.6).
 std::vector<float> ScalesAfter(LossScaler& scaler, std::string_view steps) {
   std::vector<float> scales;
   for (const char step : steps) {
@@ -33,7 +33,7 @@ TEST(LossScalerTest, StartsAtThePowerOfTheConfig) {
 
 TEST(LossScalerTest, WithoutOverflowDoublesAtEveryWindow) {
   LossScaler scaler = Dynamic({.initial_scale_power = 8, .window = 2});
-  // The step numbered `window`, counting from 0, is the first to double.
+  // The step numbered `window`, counting from 0, is the first that doubles.
   EXPECT_THAT(ScalesAfter(scaler, "......."), ElementsAre(256, 256, 512, 512, 1024, 1024, 2048));
 }
 
@@ -86,7 +86,7 @@ TEST(LossScalerTest, ConsecutiveHysteresisIsRefilledByAnyCleanStep) {
   EXPECT_THAT(ScalesAfter(scaler, "o.o.ooo"), ElementsAre(256, 256, 256, 256, 256, 128, 64));
 }
 
-TEST(LossScalerTest, GoesOnWhereAnotherOneWas) {
+TEST(LossScalerTest, ResumesFromAnotherScalersState) {
   const LossScaleConfig config = {.initial_scale_power = 8, .window = 3, .hysteresis = 2};
   const std::string_view steps = "..o.o....o..oo......";
   for (size_t at = 0; at <= steps.size(); ++at) {

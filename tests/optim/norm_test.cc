@@ -9,7 +9,8 @@
 namespace ebb::optim {
 namespace {
 
-// norm.h's definition, written down naively: what 1,024 numbers each give, each added to its lane.
+// norm.h's definition, written naively: the sums of 1,024 numbers each, every number added to its
+// lane.
 template <class T, class Add>
 std::vector<double> DefinedBlocks(const std::vector<T>& values, Add add) {
   std::vector<double> sums;
@@ -75,7 +76,7 @@ TEST(NormTest, SumOfSquaresHasTheDefinedBitsInFp16) {
   ExpectDefinedSums<Float16>();
 }
 
-// More blocks than make one sum of the level above.
+// More blocks than one sum of the level above takes.
 TEST(NormTest, SumsOfManyBlocksHaveTheDefinedBits) {
   constexpr int64_t kCount = (1 << 20) + 1024 * 40 + 7;
   const auto values = Numbers<BFloat16>(kCount, 3, Range::kNearOne);
@@ -105,7 +106,7 @@ TEST(NormTest, SumOfSquaresOfFp16CountsItsSubnormals) {
   ForEveryTarget([&] { EXPECT_EQ(Sum(team, values), 1000 * 0x1p-48); });
 }
 
-// The largest fp32 squares stay finite, so a sum that is not finite means an element that was not.
+// The largest fp32 squares stay finite, so a sum that is not finite means an element that is not.
 TEST(NormTest, TheSumIsFiniteExactlyWhereAllElementsAre) {
   ThreadTeam team(2);
   constexpr float kInfinity = std::numeric_limits<float>::infinity();

@@ -1,4 +1,4 @@
-// The numbers that tests of arithmetic compute with, and how they compare them.
+// The numbers for tests of arithmetic, and how they are compared.
 #pragma once
 
 #include <bit>
@@ -12,8 +12,8 @@
 
 namespace ebb::optim {
 
-// The bits of a number; those of one NaN for all NaNs, as which of two NaNs an operation returns is
-// the instruction's choice.
+// The bits of a number, with one NaN for all NaNs, because the instruction chooses which of two
+// NaNs it returns.
 inline uint32_t Bits(float value) {
   return std::isnan(value) ? 0x7fc00000u : std::bit_cast<uint32_t>(value);
 }
@@ -25,9 +25,9 @@ inline uint32_t Bits(Float16 value) {
 }
 
 enum class Range {
-  kAll,       // every magnitude, subnormals and zeros of both signs among them; mostly near 1
+  kAll,       // every magnitude, including subnormals and zeros of both signs; mostly near 1
   kPositive,  // the same, without signs
-  kNearOne    // so close to each other that each shows in a sum
+  kNearOne    // so similar that each shows in a sum
 };
 
 // Finite numbers.
@@ -54,8 +54,8 @@ std::vector<T> EveryPattern() {
   return all;
 }
 
-// Every sign, exponent and leading mantissa with the low bits where a rounding turns: to bf16 at
-// bit 15, to fp16 at bit 12 (and, for its subnormals, further up).
+// Every sign, exponent and leading mantissa, with low bits at the turn of a rounding: to bf16 at
+// bit 15, to fp16 at bit 12 (and, for its subnormals, higher).
 inline std::vector<float> TurningPoints() {
   const uint32_t low_bits[] = {0,      1,      0x0fff, 0x1000, 0x1001, 0x1fff,
                                0x2000, 0x2fff, 0x3000, 0x3001, 0x4000, 0x7000,

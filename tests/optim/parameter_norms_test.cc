@@ -1,5 +1,5 @@
-// Norms of whole parameters: their sums are exact whatever the order, and LAMB and LARS that scale by them
-// against the papers in fp64.
+// Norms of whole parameters: their sums are exact in any order; and LAMB and LARS, which scale by
+// them, against the papers in fp64.
 #include "ebb/optim/parameter_norms.h"
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ TEST(ExactSumTest, RoundsOnceToNearestAndTiesToEven) {
   EXPECT_EQ(Rounded(SumOf({0x1.fffffffffffffp0, 0x1p-53})), 2);  // a carry out of the mantissa
 }
 
-TEST(ExactSumTest, WhatIsNotFiniteStaysSo) {
+TEST(ExactSumTest, AnInfinityOrNaNStays) {
   for (const double bad : {std::numeric_limits<double>::infinity(),
                            std::numeric_limits<double>::quiet_NaN(), 0x1p300}) {
     ExactSum sum = SumOf({1, bad});
@@ -187,7 +187,7 @@ double Norm(const std::vector<double>& values) {
   return std::sqrt(squares);
 }
 
-// You et al. 2020, algorithm 2, and You et al. 2017, algorithm 1, of one parameter in fp64.
+// You et al. 2020, algorithm 2, and You et al. 2017, algorithm 1, for one parameter in fp64.
 void PaperStep(const OptimizerConfig& o, int step, const std::vector<double>& g,
                std::vector<double>& w, std::vector<double>& m, std::vector<double>& v) {
   std::vector<double> u(w.size());
@@ -220,7 +220,7 @@ void PaperStep(const OptimizerConfig& o, int step, const std::vector<double>& g,
 struct PaperCase {
   std::string name;
   OptimizerConfig optimizer;
-  double weights = 1, gradients = 1;  // how large
+  double weights = 1, gradients = 1;  // their magnitudes
   friend std::ostream& operator<<(std::ostream& out, const PaperCase& c) { return out << c.name; }
 };
 class Paper : public testing::TestWithParam<PaperCase> {};

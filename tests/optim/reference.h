@@ -1,5 +1,5 @@
-// The optimizers' rules element by element, each line one rounding: what every kernel's bits are
-// compared with.
+// The optimizers' rules element by element, one rounding in each line, for comparison with every
+// kernel's bits.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 
 namespace ebb::optim {
 
-// The reference: update.h's rules, element by element, each line one rounding.
+// The reference: update.h's rules, element by element, one rounding in each line.
 inline void ReferenceAdam(const OptimizerConfig& o, const UpdateScalars& s, float gradient,
                           float& p, float& m, float& v) {
   const double beta1 = s.beta1 < 0 ? o.beta1 : s.beta1, beta2 = s.beta2 < 0 ? o.beta2 : s.beta2;
@@ -65,7 +65,8 @@ inline void ReferenceAdagrad(const OptimizerConfig& o, const UpdateScalars& s, f
   p = std::fma(float(-s.learning_rate / slowed), ratio, p);
 }
 
-// `states`: the average of squares, then those of momentum and of the gradient, if it has them.
+// `states`: the average of squares, then the averages of momentum and of the gradient, if it has
+// them.
 inline void ReferenceRmsprop(const OptimizerConfig& o, const UpdateScalars& s, float gradient,
                              float& p, float* const (&states)[3]) {
   float& square = *states[0];
@@ -92,7 +93,7 @@ inline void ReferenceRmsprop(const OptimizerConfig& o, const UpdateScalars& s, f
   p = std::fma(float(-s.learning_rate), step, p);
 }
 
-// Where LAMB's update goes; the moments as they then are.
+// The direction of LAMB's update, from the updated moments.
 inline float ReferenceLambDirection(const OptimizerConfig& o, const UpdateScalars& s,
                                     float gradient, float p, float& m, float& v) {
   const double beta1 = s.beta1 < 0 ? o.beta1 : s.beta1, beta2 = s.beta2 < 0 ? o.beta2 : s.beta2;

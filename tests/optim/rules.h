@@ -1,4 +1,4 @@
-// The optimizers that tests of updates run, one of each kind.
+// The optimizers in tests of updates, one of each kind.
 #pragma once
 
 #include <ostream>
@@ -79,7 +79,7 @@ inline const Rule kRules[] = {
      {.step = 1, .learning_rate = 0.3, .trust_ratio = 0.3}},
 };
 
-// Of numbers that its first state may have before an update: averages of squares have no sign.
+// The numbers that its first state may have before an update: averages of squares have no sign.
 inline Range RangeOfFirstState(const Rule& rule) {
   const UpdateRule update_rule = UpdateRuleOf(rule.optimizer);
   const bool squares = update_rule == UpdateRule::kAdagrad || IsRmsprop(update_rule);

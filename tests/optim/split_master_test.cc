@@ -12,13 +12,13 @@ namespace ebb::optim {
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(NDEBUG)
-constexpr uint64_t kStride = 257;  // odd, so that every lower half is met
+constexpr uint64_t kStride = 257;  // odd, so that every lower half occurs
 #else
 constexpr uint64_t kStride = 1;
 #endif
 
-// A chunk of patterns through Split and Join: the master is what it was, the parameter what the
-// cast of parameters makes of it.
+// A chunk of patterns through Split and Join: the master is unchanged, and the parameter is the
+// cast of it.
 class Patterns {
  public:
   static constexpr int64_t kCount = 1 << 16;
@@ -43,8 +43,8 @@ class Patterns {
   std::vector<uint16_t> lows_ = std::vector<uint16_t>(kCount);
 };
 
-// Every fp32 pattern where the build is fast enough: finite ones and infinities exactly, a NaN as
-// one.
+// Every fp32 pattern if the build is fast enough: finite ones and infinities exactly, a NaN as a
+// NaN.
 TEST(SplitMasterTest, EveryPatternIsRebuilt) {
   ThreadTeam team(1);
   Patterns patterns;
@@ -63,7 +63,7 @@ TEST(SplitMasterTest, EveryTargetRebuilds) {
   });
 }
 
-TEST(SplitMasterTest, TheElementIsWhatTheArrayDoes) {
+TEST(SplitMasterTest, OneElementHasTheBitsOfTheArray) {
   ThreadTeam team(3);
   const std::vector<float> masters = Numbers<float>(200'003, 1);
   std::vector<BFloat16> parameters(masters.size());

@@ -20,7 +20,7 @@ float Rounded(float value, int64_t draw) {
   return RoundStochastically(value, static_cast<uint32_t>(draw) << 16);
 }
 
-// Every sign and exponent, subnormals among them, with leading mantissas at the ends and within. A
+// Every sign and exponent, including subnormals, with leading mantissas at the ends and within. A
 // double holds each sum exactly: 24 bits for the values, 16 for their number.
 TEST(StochasticRoundingTest, TheMeanOverAllRandomBitsIsTheNumber) {
   constexpr uint32_t kLows[] = {1, 0x1234, 0x8000, 0xffff};
@@ -42,7 +42,7 @@ TEST(StochasticRoundingTest, TheMeanOverAllRandomBitsIsTheNumber) {
   }
 }
 
-TEST(StochasticRoundingTest, WhatBFloat16HasStays) {
+TEST(StochasticRoundingTest, NumbersOfBFloat16Stay) {
   for (const BFloat16 number : EveryPattern<BFloat16>()) {
     const auto value = static_cast<float>(number);
     for (const int64_t draw : {0, 1, 0x7fff, 0x8000, 0xffff})
@@ -50,8 +50,9 @@ TEST(StochasticRoundingTest, WhatBFloat16HasStays) {
   }
 }
 
-// Also one whose only bits are among those that are cut, or would carry into the sign.
-TEST(StochasticRoundingTest, NaNsStayAndInfinitiesAreMetByTheNumbersBesideThem) {
+// True also for a NaN that has its only bits among those that are cut, or that carries into the
+// sign.
+TEST(StochasticRoundingTest, NaNsStayAndNumbersNearInfinityMayReachIt) {
   for (const uint32_t bits : {0x7f800001u, 0x7fffffffu, 0xff80ffffu, 0xffffffffu}) {
     for (const int64_t draw : {0, 1, 0xffff})
       EXPECT_TRUE(std::isnan(Rounded(std::bit_cast<float>(bits), draw))) << bits;
@@ -70,8 +71,8 @@ TEST(StochasticRoundingTest, NaNsStayAndInfinitiesAreMetByTheNumbersBesideThem) 
   }
 }
 
-// What follows draws from generators that are fixed, so it cannot fail by chance; bounds are what six
-// standard deviations would be if the bits were random.
+// These tests draw from fixed generators, so they cannot fail by chance. The bounds are six
+// standard deviations of random bits.
 constexpr double kSigmas = 6;
 
 std::vector<RoundingKey> SomeKeys() {
@@ -97,7 +98,7 @@ TEST(StochasticRoundingTest, RandomBitsAreUniform) {
   }
 }
 
-// Of the upper 16 bits as a number in [0, 1), less its mean, in units of its standard deviation.
+// The upper 16 bits as a number in [0, 1), minus its mean, in units of its standard deviation.
 double Centred(uint32_t random) {
   return (static_cast<double>(random >> 16) + 0.5 - 32'768) / 65'536 * std::sqrt(12.0);
 }
@@ -137,7 +138,7 @@ TEST(StochasticRoundingTest, OneElementsStepsAreIndependent) {
   }
 }
 
-// One bit of the index changes each of the sixteen that are used in half of all cases.
+// One bit of the index changes each of the sixteen used bits in half of all cases.
 TEST(StochasticRoundingTest, EveryBitOfTheIndexReachesEveryRandomBit) {
   constexpr uint32_t kCount = 1 << 14;
   const RoundingKey key = RoundingKeyOf({.unit = 5, .index = 0}, 1);
@@ -171,10 +172,10 @@ TEST(StochasticRoundingTest, TheMeanOverManyElementsIsTheNumber) {
   }
 }
 
-// Gradient descent on (w - target)^2 / 2 whose steps are a fiftieth of the last bit or less. As it is
-// linear, the mean of what is rounded stochastically follows the exact descent: a step moves an
-// element by `rate` of its distance, so the variance that it adds is at most that times the last bit.
-// Rounded to the nearest nothing ever moves.
+// Gradient descent on (w - target)^2 / 2 with steps of at most a fiftieth of the last bit. It is
+// linear, so the mean of stochastically rounded numbers follows the exact descent. A step moves an
+// element by `rate` of its distance, so it adds at most that times the last bit to the variance.
+// With rounding to nearest nothing ever moves.
 TEST(StochasticRoundingTest, StepsBelowTheLastBitAddUp) {
   constexpr int64_t kCount = 1 << 14, kSteps = 500;
   constexpr float kTarget = 1.125f, kRate = 1e-3f, kLastBit = 0x1p-7f;
@@ -213,7 +214,7 @@ BFloat16 Element(float value, const RoundingPlace& place, int64_t step) {
       value, RandomBits(RoundingKeyOf(place, step), static_cast<uint32_t>(place.index))));
 }
 
-// Every target, thread and cut, and from one key's elements to the next's.
+// For every target, thread and cut, and across the end of a key's elements.
 TEST(StochasticRoundingTest, AnArrayIsRoundedElementByElement) {
   constexpr int64_t kCount = 150'001, kStep = 12;
   std::vector<float> values = Numbers<float>(kCount, 1);

@@ -48,8 +48,8 @@ TEST_P(TorchTableTest, FourUpdatesGiveTorchsNumbers) {
             .count = kElements},
            {.step = step, .learning_rate = expected.optimizer.learning_rate});
   }
-  // The table is fp64. Four updates of at most seven roundings each, on terms no larger than the
-  // array's largest element.
+  // The table is in fp64. Four updates have at most seven roundings each, on terms no larger than
+  // the array's largest element.
   const auto expect_near = [](const std::array<float, kElements>& actual, const Values& values) {
     double largest = 0;
     for (const double value : values) largest = std::max(largest, std::abs(value));
@@ -207,8 +207,8 @@ INSTANTIATE_TEST_SUITE_P(
                          {{0.2542, -0.1416, 0.5184, -0.7068, -0.0552, 0.0528}}}),
     [](const testing::TestParamInfo<Case>& test) { return test.param.name; });
 
-// Algorithm 1 of Kingma & Ba with its bias corrections where the paper has them, decoupled decay
-// before, all in fp64.
+// Algorithm 1 of Kingma & Ba, with its bias corrections as in the paper and decoupled decay before
+// them, all in fp64.
 struct Fp64Adam {
   double p = 0, m = 0, v = 0;
   void Step(const OptimizerConfig& o, double g, int step) {
@@ -263,7 +263,7 @@ TEST_P(Fp64ReferenceTest, TwentyUpdatesStayWithinRounding) {
   }
 }
 
-// Exactly, as fp32 numbers: the average then decays as the beta that fp32 has says.
+// Exactly, as fp32 numbers, because the average then decays with fp32's beta.
 TEST(FirstMomentTest, TheWeightsOfTheAverageSumToOne) {
   for (const double beta : {0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 1 - 1e-6}) {
     const AdamConstants constants =

@@ -1,4 +1,4 @@
-// What is particular to one rule, and the names of every rule's states.
+// The special properties of each rule, and the names of every rule's states.
 #include <cmath>
 #include <limits>
 #include <string>
@@ -11,7 +11,7 @@
 namespace ebb::optim {
 namespace {
 
-// torch copies the gradient, so whatever memory held before must not show.
+// torch copies the gradient, so the memory's old contents must not show.
 TEST(UpdateRulesTest, SgdsFirstStepDoesNotReadTheMomentum) {
   ThreadTeam team(1);
   ForEveryTarget([&] {
@@ -28,7 +28,8 @@ TEST(UpdateRulesTest, SgdsFirstStepDoesNotReadTheMomentum) {
   });
 }
 
-// The sign of zero is zero: what has neither gradient nor momentum only decays, as padding does.
+// The sign of zero is zero: an element with neither gradient nor momentum only decays, as padding
+// does.
 TEST(UpdateRulesTest, LionMovesNothingWithoutADirection) {
   ThreadTeam team(1);
   ForEveryTarget([&] {
@@ -51,7 +52,7 @@ TEST(UpdateRulesTest, LionMovesNothingWithoutADirection) {
   });
 }
 
-// A steady gradient, whose centered variance rounding makes negative now and then.
+// A steady gradient; rounding makes its centered variance negative now and then.
 TEST(UpdateRulesTest, CenteredRmspropOfASteadyGradientStaysFinite) {
   ThreadTeam team(1);
   const OptimizerConfig optimizer = {
@@ -72,7 +73,7 @@ TEST(UpdateRulesTest, CenteredRmspropOfASteadyGradientStaysFinite) {
       EXPECT_TRUE(std::isfinite(master[i])) << i;
       negative |= std::fma(-average[i], average[i], square[i]) < 0;
     }
-    EXPECT_TRUE(negative);  // the case that the test is about has come
+    EXPECT_TRUE(negative);  // the case under test has occurred
   });
 }
 

@@ -15,7 +15,7 @@
 namespace ebb::optim {
 namespace {
 
-// The arrays of one shard. The gradient's and the parameter's bytes are kept as what they are.
+// The arrays of one shard. The gradient's and the parameter's bytes are kept in their types.
 template <class Gradient, class Parameter>
 struct Shard {
   explicit Shard(int64_t count, const Rule& rule = kRules[0])
@@ -118,7 +118,7 @@ TEST_P(UpdateBitsTest, ThreadsAndCutsDoNotShow) {
   }
 }
 
-// The parameter in place, as memory holds it, or read in one place and written to another.
+// With the parameter in place, or read in one place and written to another.
 TEST_P(UpdateBitsTest, ASplitMasterHasTheBitsOfAWholeOne) {
   ThreadTeam team(2);
   const auto update = [&](auto gradient, int64_t count, bool in_place) {
@@ -161,7 +161,8 @@ TEST_P(UpdateBitsTest, ASplitMasterHasTheBitsOfAWholeOne) {
 
 constexpr RoundingPlace kPlace = {.unit = 3, .index = 1'000};
 
-// What an update makes of bf16 parameters without masters: of the whole one that they are.
+// The result of an update of bf16 parameters without masters, from the whole master with the same
+// value.
 template <class Gradient>
 void ReferenceOwnMaster(const Rule& rule, Shard<Gradient, BFloat16>& shard) {
   for (size_t i = 0; i < shard.master.size(); ++i)
@@ -171,7 +172,7 @@ void ReferenceOwnMaster(const Rule& rule, Shard<Gradient, BFloat16>& shard) {
   for (size_t i = 0; i < shard.master.size(); ++i) {
     shard.parameter[i] = RoundHalfAway(RoundStochastically(
         shard.master[i], RandomBits(key, static_cast<uint32_t>(kPlace.index + i))));
-    shard.master[i] = 0;  // nobody else has one
+    shard.master[i] = 0;  // no other form has one
   }
 }
 
@@ -191,7 +192,7 @@ UpdateArrays WithoutMaster(UpdateArrays arrays, int64_t begin) {
   return arrays;
 }
 
-// In place, or read in one place and written to another; whole, and in cuts that no thread sees.
+// In place, or read in one place and written to another; whole, and in parts with odd cuts.
 TEST_P(UpdateBitsTest, AParameterThatIsItsMasterIsRoundedStochastically) {
   const auto update = [&](auto gradient, int64_t count, int threads, bool in_place) {
     ThreadTeam team(threads);
@@ -219,7 +220,7 @@ TEST_P(UpdateBitsTest, AParameterThatIsItsMasterIsRoundedStochastically) {
   update(Float16(), 1000, 1, true);
 }
 
-// So many elements that the parameter is written past the caches where it is aligned for that.
+// So many elements that an aligned parameter is written past the caches.
 TEST(UpdateTest, ManyElementsHaveTheBitsOfFew) {
   constexpr int64_t kCount = (int64_t{1} << 20) + 37;
   ThreadTeam team(2);
@@ -266,7 +267,7 @@ uint64_t ChecksumOf(const T* array, int64_t count) {
   return Checksum(std::as_bytes(std::span(array, static_cast<size_t>(count))));
 }
 
-// The same bits, and the sums of what was there and of what is there now.
+// The same bits, and the sums of the old and of the new contents.
 template <class Gradient, class Parameter>
 void ExpectSums(const Rule& rule, int64_t count, bool with_parameter, bool split) {
   SCOPED_TRACE(testing::Message() << count << " elements, " << (split ? "split" : "whole"));
@@ -317,7 +318,7 @@ void ExpectSums(const Rule& rule, int64_t count, bool with_parameter, bool split
   });
 }
 
-// There is no master to be summed, and the states have the sums that they have beside one.
+// There is no master to sum, and the states have the same sums as beside one.
 template <class Gradient>
 void ExpectSumsWithoutMaster(const Rule& rule, int64_t count, bool in_place) {
   SCOPED_TRACE(testing::Message() << count << " elements without masters");
@@ -348,7 +349,7 @@ void ExpectSumsWithoutMaster(const Rule& rule, int64_t count, bool in_place) {
   });
 }
 
-TEST_P(UpdateBitsTest, SumsWhatIsReadAndWritten) {
+TEST_P(UpdateBitsTest, SumsReadAndWrittenArrays) {
   for (const int64_t count : {0, 1, 31, 512, 2048, 4096, 16'384, 32'768 + 16'384, 70'003})
     ExpectSums<float, BFloat16>(GetParam(), count, true, false);
   for (const int64_t count : {1, 2048, 16'384, 32'768 + 16'384 + 2048, 3 * 32'768, 70'003})
@@ -463,7 +464,7 @@ TEST(UpdateTest, ASplitMasterSurvivesNumbersBesideInfinityAndKeepsANaN) {
             .count = 40},
            {.step = 2, .learning_rate = 1});
     for (size_t i = 0; i < 40; ++i) {
-      // -1 * 0 + -0 is -0, as the factor makes the zero a negative one.
+      // -1 * 0 + -0 is -0, because the factor makes the zero negative.
       ASSERT_EQ(Bits(JoinMaster(parameter[i], low[i])), Bits(values[i % 6])) << i;
     }
   });

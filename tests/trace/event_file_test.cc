@@ -1,4 +1,4 @@
-// The file that ranks share: locked while one writes, unchanged after each kind of failure.
+// The file that ranks share: locked during a write, unchanged after each kind of failure.
 #include "ebb/runtime/trace/event_file.h"
 
 #include <fcntl.h>
@@ -55,7 +55,7 @@ TEST_F(EventFileTest, IsAnArrayAfterEveryCommit) {
   EXPECT_EQ(Text(), "[\n\n\n{},\n\n{}\n]\n");
 }
 
-// In a program that was started without standard streams, and that has not opened them.
+// In a program that was started without standard streams, and has not opened them.
 TEST_F(EventFileTest, IsNoStandardStream) {
   EXPECT_EXIT(
       {
@@ -70,7 +70,7 @@ TEST_F(EventFileTest, IsNoStandardStream) {
   EXPECT_EQ(Text(), "[\n\n\n{}\n]\n");
 }
 
-TEST(StandardStreamsTest, ThoseThatAreMissingAreOpenedAndOthersStay) {
+TEST(StandardStreamsTest, MissingStreamsAreOpenedAndOthersStay) {
   int pipe_ends[2];
   ASSERT_EQ(pipe(pipe_ends), 0);
   EXPECT_EXIT(
@@ -107,7 +107,7 @@ TEST(StandardStreamsTest, ADescriptorAboveThemIsKeptAndOneOfThemIsReplaced) {
       testing::ExitedWithCode(0), "");
 }
 
-TEST_F(EventFileTest, KeepsOthersOutUntilItIsCommitted) {
+TEST_F(EventFileTest, IsLockedUntilItIsCommitted) {
   const int other = open(path_.c_str(), O_RDWR | O_CLOEXEC);
   ASSERT_GE(other, 0);
   absl::StatusOr<EventFile> file = EventFile::WaitOpen(path_);
@@ -119,7 +119,7 @@ TEST_F(EventFileTest, KeepsOthersOutUntilItIsCommitted) {
   close(other);
 }
 
-TEST_F(EventFileTest, LeavesOutWhatWasNotCommitted) {
+TEST_F(EventFileTest, LeavesOutUncommittedEvents) {
   ASSERT_TRUE(Append(path_, "{}").ok());
   const std::string before = Text();
   {
@@ -132,7 +132,7 @@ TEST_F(EventFileTest, LeavesOutWhatWasNotCommitted) {
 }
 
 // A limit on the size of files fails a write in its middle, as a full disk does.
-TEST_F(EventFileTest, KeepsWhatItHeldWhenTheDiskIsFull) {
+TEST_F(EventFileTest, KeepsItsContentsWhenTheDiskIsFull) {
   ASSERT_TRUE(Append(path_, "{}").ok());
   const std::string before = Text(), event(200'000, '1');
   rlimit old;
@@ -152,7 +152,7 @@ TEST_F(EventFileTest, KeepsWhatItHeldWhenTheDiskIsFull) {
   EXPECT_TRUE(Append(path_, event).ok());
 }
 
-TEST_F(EventFileTest, RefusesWhatCreateDidNotMake) {
+TEST_F(EventFileTest, RefusesFilesThatCreateDidNotMake) {
   for (const std::string text : {"", "[", "[]", "{}\n]\n", "[\n{\"name\":", "\n]\n"}) {
     std::ofstream(path_) << text;
     const absl::Status status = Append(path_, "{}");
@@ -162,7 +162,7 @@ TEST_F(EventFileTest, RefusesWhatCreateDidNotMake) {
   }
 }
 
-TEST_F(EventFileTest, ReplacesWhatAnOlderFileHeld) {
+TEST_F(EventFileTest, ReplacesAnOlderFilesContents) {
   std::ofstream(path_) << "something else, and longer";
   ASSERT_TRUE(EventFile::Create(path_).ok());
   EXPECT_EQ(Text(), "[\n]\n");

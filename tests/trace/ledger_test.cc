@@ -25,7 +25,7 @@ TEST(MemoryLedger, StartsWithoutRows) {
   EXPECT_TRUE(MemoryLedger().Rows().empty());
 }
 
-TEST(MemoryLedger, CountsWhatIsHeldAndTheMostThatWas) {
+TEST(MemoryLedger, CountsPresentAndPeakBytes) {
   MemoryLedger ledger;
   const Charge kept(ledger, StateClass::kMaster, Tier::kCpu, 10);
   { const Charge passing(ledger, StateClass::kMaster, Tier::kCpu, 100); }
@@ -57,7 +57,7 @@ TEST(MemoryLedger, ChargesMoveWithoutCountingTwice) {
   EXPECT_EQ(current(), 8u);
   Charge third(ledger, StateClass::kGradient, Tier::kDevice, 32);
   EXPECT_EQ(current(), 40u);
-  third = std::move(second);  // gives its own back
+  third = std::move(second);  // releases its own
   EXPECT_EQ(current(), 8u);
   Charge& same = third;
   third = std::move(same);
@@ -84,7 +84,7 @@ TEST(MemoryLedger, BalancesOverThreads) {
   const MemoryRow row = ledger.Rows().at(0);
   EXPECT_EQ(row.current_bytes, 0u);
   EXPECT_EQ(row.predicted_bytes, uint64_t{kThreads} * kTimes);
-  EXPECT_GE(row.peak_bytes, 1001u);  // of one thread alone
+  EXPECT_GE(row.peak_bytes, 1001u);  // by one thread alone
   EXPECT_LE(row.peak_bytes, 1001u * kThreads);
 }
 

@@ -1,5 +1,5 @@
-// The log: what reaches standard error at which level. Each case is a child process, as the level
-// is read once.
+// The log: what reaches standard error at which level. Each case is a child process, because the
+// level is read once.
 #include "ebb/runtime/trace/log.h"
 
 #include <gmock/gmock.h>
@@ -36,7 +36,7 @@ TEST(LogDeathTest, WritesTimeNameAndLevelToStandardError) {
                     ContainsRegex("ebb warning: nearly full\n")));
 }
 
-TEST(LogDeathTest, LeavesOutWhatIsBelowTheLevel) {
+TEST(LogDeathTest, LeavesOutLinesBelowTheLevel) {
   EXPECT_EXIT(LogBothAndExit("warning"), ExitedWithCode(0),
               AllOf(Not(HasSubstr("read")), HasSubstr("nearly full")));
   EXPECT_EXIT(LogBothAndExit("off"), ExitedWithCode(0), IsEmpty());
@@ -48,7 +48,7 @@ TEST(LogDeathTest, SaysThatALevelIsUnknownAndUsesInfo) {
                     HasSubstr("100% of {} read")));
 }
 
-TEST(LogDeathTest, ALineIsWrittenByWhatSurroundsItUnlessTheLevelLeavesItOut) {
+TEST(LogDeathTest, TheSurroundingFunctionWritesALineUnlessTheLevelLeavesItOut) {
   const auto log_and_exit = [] {
     setenv("EBB_LOG_LEVEL", "warning", 1);
     SurroundLogLines([](const std::function<void()>& write) {

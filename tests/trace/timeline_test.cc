@@ -103,7 +103,7 @@ TEST_F(TimelineTest, KeepsNamesTimesStepsAndBytes) {
   EXPECT_THAT(Text(), HasSubstr(R"("ts":1234567890.123,"dur":0.007)"));
 }
 
-TEST_F(TimelineTest, WhatBelongsToAnEvaluationSaysSoAndHasNoStep) {
+TEST_F(TimelineTest, SpansOfAnEvaluationHaveItsNumberAndNoStep) {
   Timeline timeline({});
   timeline.AddTrack("compute");
   timeline.Add({.operation = "forward",
@@ -125,14 +125,14 @@ TEST_F(TimelineTest, WhatBelongsToAnEvaluationSaysSoAndHasNoStep) {
 TEST_F(TimelineTest, IsValidAfterEveryAppend) {
   size_t spans = 0;
   for (int rank = 0; rank < 4; ++rank) {
-    const int more = rank * rank * 400;  // none, and more than one buffer of text
+    const int more = rank * rank * 400;  // none, or more than a text buffer
     ASSERT_TRUE(Filled(rank, more)->AppendTo(path_).ok());
     spans += static_cast<size_t>(more);
     EXPECT_EQ(Spans(Read()), spans);
   }
 }
 
-// Recorded when it ends, a span comes after those inside it; Perfetto wants it before.
+// A span is recorded when it ends, after those inside it; Perfetto needs it before them.
 TEST_F(TimelineTest, OrdersNestedSpansFromTheOutside) {
   Timeline timeline({});
   timeline.AddTrack("compute");
@@ -184,7 +184,7 @@ TEST_F(TimelineTest, CanBeAppendedWhileOthersAdd) {
   EXPECT_LE(Spans(Read()), size_t{1} << 14);
 }
 
-TEST_F(TimelineTest, CountsAndMentionsWhatFoundNoRoom) {
+TEST_F(TimelineTest, CountsAndMentionsDroppedSpans) {
   Timeline timeline({.spans_max = 2});
   timeline.AddTrack("compute");
   for (int i = 0; i < 5; ++i) timeline.Add({.operation = "step", .begin_ns = i, .end_ns = i});

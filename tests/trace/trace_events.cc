@@ -88,7 +88,7 @@ absl::Status ReadEvent(const json& event, TraceTracks& tracks) {
 }
 
 // Perfetto sorts by begin, keeps a stack of open spans for each track, and drops a span that
-// outlives the one it began in.
+// outlives the span in which it began.
 absl::Status CheckNesting(const TraceTrack& track) {
   std::vector<TraceSpan> spans = track.spans, open;
   std::stable_sort(spans.begin(), spans.end(),

@@ -1,5 +1,5 @@
-// Reads a timeline as strictly as Perfetto's importer does, and stricter where that only drops
-// events: for tests of whatever writes one.
+// Reads a timeline as strictly as Perfetto's importer, and more strictly where that only drops
+// events: for tests of all code that writes one.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@ namespace ebb {
 struct TraceSpan {
   std::string name, category;
   int64_t begin_ns = 0, end_ns = 0;
-  int64_t step = 0, evaluation = 0;  // one of them, the other 0
+  int64_t step = 0, evaluation = 0;  // one is set, the other is 0
   int64_t bytes = 0;
 };
 
 struct TraceTrack {
   std::string process, name;
-  std::vector<TraceSpan> spans;  // in the order of the file
+  std::vector<TraceSpan> spans;  // in the file's order
 };
 
 // By pid (the rank) and tid (the track).

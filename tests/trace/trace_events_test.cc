@@ -1,4 +1,4 @@
-// The reader that other tests trust with timelines: it must refuse what Perfetto would not show.
+// The reader that other tests use for timelines: it must refuse what Perfetto would not show.
 #include "tests/trace/trace_events.h"
 
 #include <gmock/gmock.h>
@@ -36,7 +36,7 @@ std::string Array(std::initializer_list<std::string> events) {
 
 struct Case {
   std::string name, text;
-  std::string says;  // part of the error; empty: the text is read
+  std::string says;  // part of the error; empty: the text is accepted
 };
 void PrintTo(const Case& test, std::ostream* out) {
   *out << test.name;

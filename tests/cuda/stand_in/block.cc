@@ -23,7 +23,7 @@ namespace {
 
 constexpr size_t kStackBytes = size_t{128} << 10;
 
-// Those of a host thread's blocks, used again and again: new ones cost more than most kernels.
+// The stacks of a host thread's blocks, which are reused: new ones cost more than most kernels.
 char* StackOf(size_t thread) {
   thread_local std::vector<std::unique_ptr<char[]>> stacks;
   while (stacks.size() <= thread)
@@ -33,7 +33,7 @@ char* StackOf(size_t thread) {
 
 constexpr size_t kExchangeBytesMax = 64;  // of a lane
 
-// One of several contexts of a host thread, with what sanitizers have to know of a switch.
+// One of several contexts of a host thread, with what sanitizers must know of a switch.
 class Context {
  public:
   ucontext_t native = {};
@@ -49,7 +49,7 @@ class Context {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     swapcontext(&native, &other.native);
 #else
-    // Without the system calls of swapcontext, once both have been entered.
+    // Once both have been entered, without the system calls of swapcontext.
     entered_ = true;
     if (_setjmp(place_) == 0) {
       if (other.entered_) _longjmp(other.place_, 1);
@@ -60,7 +60,7 @@ class Context {
     __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
 #endif
   }
-  // First thing in a context that was never switched from.
+  // Called first in a context that was never switched from.
   static void Entered([[maybe_unused]] Context& from) {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(nullptr, &from.stack, &from.stack_bytes);
@@ -161,7 +161,7 @@ class Block {
   };
   struct Fiber {
     Context context;
-    const size_t* waits_for = nullptr;  // null, or it goes on when this is no more `generation`
+    const size_t* waits_for = nullptr;  // null, or it goes on when this differs from `generation`
     size_t generation = 0;
     bool done = false;
   };
@@ -190,7 +190,7 @@ class Block {
     getcontext(&fiber.context.native);
     fiber.context.native.uc_stack.ss_sp = stack;
     fiber.context.native.uc_stack.ss_size = kStackBytes;
-    // makecontext passes ints: the halves of the pointer.
+    // makecontext passes ints, so the pointer is passed in halves.
     const auto self = reinterpret_cast<uintptr_t>(this);
     makecontext(&fiber.context.native, reinterpret_cast<void (*)()>(&Block::Enter), 3,
                 static_cast<unsigned>(self >> 32), static_cast<unsigned>(self),

@@ -1,7 +1,7 @@
-// Runs a kernel of runtime/device/cuda/kernel_thread.h on the host: the threads of a block are
+// Runs a kernel of runtime/device/cuda/kernel_thread.h on the host. The threads of a block are
 // fibers that take turns, each until it waits for others. So a kernel that forgets to wait reads
-// what nobody wrote: turns come in an order that is random, though the same in each run, and shared
-// memory begins as NaNs.
+// memory that no thread has written: the order of turns is random, though the same in each run, and
+// shared memory begins as NaNs.
 #pragma once
 
 #include <cstddef>
@@ -41,8 +41,8 @@ class HostThread {
     return Shuffle(value, lane() ^ mask);
   }
 
-  // What all lanes of the warp brought, by lane; valid until the warp's next exchange but one.
-  // For what a warp does together: every lane must call it.
+  // What all lanes of the warp passed, by lane; valid until the warp's next exchange but one. For
+  // operations of a whole warp: every lane must call it.
   const char* Exchange(const void* mine, size_t bytes);
 
  private:
@@ -50,11 +50,11 @@ class HostThread {
   const int index_;
 };
 
-// Runs `body` for every thread of block `index` of `blocks`. Aborts, as a device would hang, if
-// threads wait for one another that never come.
+// Runs `body` for every thread of block `index` of `blocks`. Aborts, where a device would hang, if
+// threads wait for one another in vain.
 void RunBlock(int64_t index, int64_t blocks, int threads, size_t shared_bytes,
               const std::function<void(HostThread&)>& body);
-// All of them, one after the other.
+// Runs all blocks, one after the other.
 void RunBlocks(int64_t blocks, int threads, size_t shared_bytes,
                const std::function<void(HostThread&)>& body);
 

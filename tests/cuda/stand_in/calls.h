@@ -1,5 +1,5 @@
-// What calls of the CUDA runtime have in common: the context that they make, what they have to fail
-// with, and which memory they may be given.
+// The common part of calls of the CUDA runtime: the context that they make, their injected
+// failures, and the memory that they may use.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,20 +12,20 @@ namespace ebb::stand_in {
 inline constexpr size_t kDeviceBytes = size_t{1} << 32;
 
 int CurrentDevice();  // of the calling thread
-// What needs a context makes it on the current device.
+// A call that needs a context makes it on the current device.
 void UseContext();
-// Of the current device. A call that waits inside the driver keeps all other calls of the context out.
+// For the current device. A call that waits inside the driver blocks all other calls of the
+// context.
 std::shared_mutex& ContextLock();
 
-// Of a call that allocates, makes or waits for something, or of one on `stream`, that no stream may
-// capture.
+// For a call that allocates, makes or waits, or a call on `stream` that may not be captured.
 cudaError_t FailureBesideCaptures(const char* function);
 cudaError_t FailureOutsideOfCapture(const char* function, cudaStream_t stream);
-// Of one that may be captured.
+// For a call that may be captured.
 cudaError_t FailureOrSpoilt(const char* function, cudaStream_t stream);
 
-// Whether it was allocated or locked with CUDA. Copies reach other memory of the host too, all else
-// does not.
+// Whether the memory was allocated or locked with CUDA. Copies also reach other memory of the host;
+// all other work does not.
 bool Knows(const void* data, size_t bytes);
 
 }  // namespace ebb::stand_in

@@ -37,7 +37,8 @@ bool Clique::AllTheSame() const {
   });
 }
 
-// Into `scratch`, because what is received may lie where others still read. Returns its bytes.
+// Computes into `scratch`, because the destination may be memory that others still read. Returns
+// its bytes.
 size_t Clique::Compute(int rank, const Part& part, std::vector<std::byte>& scratch) const {
   const size_t block = part.count * BytesOf(part.type);
   const bool gathers = part.kind == PartKind::kAllGather;
@@ -83,7 +84,7 @@ void Clique::Run(int rank, const std::vector<Part>& parts, const std::atomic<boo
                  std::vector<std::byte>& scratch) {
   static thread_local std::vector<Post> sends;
   sends.clear();
-  sends.reserve(parts.size());  // their addresses are posted
+  sends.reserve(parts.size());  // their addresses are published
   {
     const std::scoped_lock lock(mutex_);
     for (const Part& part : parts) {
@@ -116,7 +117,7 @@ void Clique::Run(int rank, const std::vector<Part>& parts, const std::atomic<boo
     return aborted ||
            std::all_of(sends.begin(), sends.end(), [](const Post& post) { return post.taken; });
   });
-  // This rank's memory is its own again once nobody reads it any more.
+  // This rank's memory is its own again once no other rank reads it.
   changed_.wait(lock, [&] { return !aborted || readers_ == 0; });
 }
 

@@ -1,5 +1,5 @@
 // The ranks of one communicator of the stand-in: they meet, read each other's memory and meet
-// again. A rank that aborts stops waiting at once; the others wait on, as NCCL's do, until they
+// again. A rank that aborts stops waiting at once. The others go on waiting, as in NCCL, until they
 // abort too.
 #pragma once
 
@@ -28,7 +28,7 @@ struct Part {
   size_t count = 0;
   ncclDataType_t type = ncclFloat32;
   Combine combine = Combine::kSum;
-  bool plain = true;  // no operator that was made
+  bool plain = true;  // no operator was made for it
   float scale = 1;    // of the inputs
   int peer = -1;      // or root
 };
@@ -43,8 +43,8 @@ class Clique {
   // True for the last one.
   bool Leave() { return ++left_ == size_; }
 
-  // Windows are registered by all ranks together, one after the other. By one thread at a time.
-  // False: of another size than a rank before.
+  // All ranks together register windows, one after the other. By one thread at a time. False: a
+  // rank before gave another size.
   bool JoinWindow(int window, size_t bytes) {
     Window& joined = windows_[window];
     if (joined.ranks++ == 0) joined.bytes = bytes;
@@ -52,10 +52,10 @@ class Clique {
   }
   bool IsWindow(int window) { return windows_[window].ranks == size_; }
 
-  // One rank's group, on its stream's thread. Returns early once `aborted`.
+  // One rank's group, on its stream's thread. Returns early once `aborted` is set.
   void Run(int rank, const std::vector<Part>& parts, const std::atomic<bool>& aborted,
            std::vector<std::byte>& scratch);
-  // After a rank has set its `aborted`.
+  // Call it after a rank has set its `aborted`.
   void Abort();
 
  private:

@@ -1,6 +1,6 @@
-// cuBLASLt's half: the functions that gpt's products use, found by their names. Products are sums in
-// ascending order of k, fused multiply-adds in fp32. What the real one does not offer this one does
-// not either, so that what takes its place is tested.
+// cuBLASLt's part: the functions that gpt's products use, found by their names. Products are sums
+// in ascending order of k, by fused multiply-adds in fp32. Products that the real library does not
+// offer are not offered here either, so that their replacements are tested.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -64,8 +64,8 @@ struct Call {
   float beta;
 };
 
-// An operand in fp32, as `outer` vectors of `depth` elements; element (o, k) lies at o * outer_stride
-// + k * depth_stride.
+// An operand in fp32, as `outer` vectors of `depth` elements; element (o, k) lies at o *
+// outer_stride + k * depth_stride.
 std::vector<float> Vectors(const void* data, cudaDataType_t type, int64_t outer, int64_t depth,
                            int64_t outer_stride, int64_t depth_stride) {
   std::vector<float> vectors;
@@ -164,7 +164,7 @@ const Made& OfConst(Handle handle) {
   return *reinterpret_cast<const Made*>(handle);
 }
 
-// The first launch of a kernel: what tells it from others.
+// Whether it is a kernel's first launch; `algorithm` and the call identify the kernel.
 bool LoadsNow(const Call& call, int algorithm) {
   return LoadsProductNow({call.description.epilogue, call.description.a_transposed,
                           call.description.b_transposed, call.a.type, call.c.type, call.c.rows,
@@ -176,14 +176,14 @@ bool Offers(const Description& x, const Layout& a, const Layout& b, const Layout
   if (c.type != a.type && c.type != CUDA_R_32F) return false;
   const bool has_aux = (x.epilogue & 128) != 0;
   if (has_aux && (c.type != a.type || x.aux_stride % 8 != 0)) return false;
-  // Rows of 16 bits begin at even addresses only where strides are even.
+  // Rows of 16 bits begin at even addresses only if strides are even.
   if (x.epilogue == CUBLASLT_EPILOGUE_BGRADB && c.type != CUDA_R_32F && c.rows % 8 != 0)
     return false;
   return true;
 }
 
-// What the heuristic takes on and cublasLtMatmul then refuses: a bias that has not the dtype of the
-// result.
+// False for products that the heuristic accepts and cublasLtMatmul then refuses: a bias with
+// another dtype than the result.
 bool Runs(const Description& x, const Layout& c) {
   const bool bias =
       x.epilogue == CUBLASLT_EPILOGUE_BIAS || x.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;

@@ -1,4 +1,4 @@
-// Devices, their contexts, and who calls.
+// Devices, their contexts, and which threads call.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <pthread.h>
@@ -25,7 +25,7 @@
 namespace ebb::stand_in {
 namespace {
 
-// Streams are threads: none shares a queue with another, however many there are.
+// Streams are threads, so none shares a queue with another.
 [[maybe_unused]] const int queues_are_many = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1000000", 1);
 
 std::atomic<int> device_count{2};
@@ -36,13 +36,13 @@ std::array<std::atomic<bool>, 64> contexts;  // of devices that have one
 std::array<std::shared_mutex, 64> context_locks;
 
 std::mutex callers_mutex;
-// Of a fixed size, as those who enqueue are tested to allocate nothing.
+// Of a fixed size, because tests check that enqueuing threads allocate nothing.
 struct Call {
-  std::string_view function;  // "": any
+  std::string_view function;  // "": any function
   std::array<char, 16> thread = {};
   friend bool operator==(const Call&, const Call&) = default;
 };
-std::array<Call, 4096> calls;  // each once
+std::array<Call, 4096> calls;  // each one once
 size_t calls_noted = 0;
 
 void NoteCaller(std::string_view function) {

@@ -1,8 +1,8 @@
-// What an engine's host touches of memory that the device reaches, told to the check of the order
-// (order.h).
+// Reports to the order check (order.h) what an engine's host touches of memory that the device
+// reaches.
 //
-// A transfer with the swap file is noted where it starts and where it ends: who uses its memory next
-// has to wait for the end, and it for all who used it before.
+// A transfer with the swap file is noted at its start and at its end. The next user of its memory
+// must wait for the end, and the transfer must wait for all users before it.
 #include <memory>
 #include <span>
 #include <vector>
@@ -28,7 +28,7 @@ cudaStream_t NativeOf(const Stream& stream) {
   return host == nullptr ? nullptr : host->crossing();
 }
 
-// A device that has failed takes no waits any more, and runs nothing that they would order.
+// A failed device takes no waits any more, and runs no work that they would order.
 bool IsOrdered(const Device& device) {
   return stand_in::WatchesOrder() && device.status().ok();
 }
@@ -60,8 +60,8 @@ const char* NameOf(const sharding::Instruction& instruction) {
   }
 }
 
-// Instructions in which the host touches memory in the order of a stream. What the device does in its own, it notes
-// itself.
+// Instructions in which the host touches memory in the order of a stream. The device notes its own
+// accesses itself.
 class HostTouches : public IssueObserver {
  public:
   explicit HostTouches(const ObservedEngine& engine) : engine_(engine) {}
@@ -77,7 +77,7 @@ class HostTouches : public IssueObserver {
     if (exchanges || instruction.starts != instruction.ends)
       Note(run, index, step, stream, /*reads=*/!exchanges, /*writes=*/true);
   }
-  // By the calling thread.
+  // For accesses of the calling thread.
   void Touch(CallerTouch what, int parity) override {
     if (engine_.device->kind() != DeviceKind::kCuda || !IsOrdered(*engine_.device)) return;
     const ControlBlock& block = *engine_.control;

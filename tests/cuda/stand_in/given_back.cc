@@ -1,6 +1,6 @@
-// After every test of a program nothing of the stand-in's may be alive, no two operations may have
-// touched the same memory without an order between them, and of the threads that an engine starts only
-// the watches may have called CUDA: the device may be waiting for those of host streams.
+// After every test of a program, nothing of the stand-in's may exist, no two operations may have
+// touched the same memory without an order between them, and of the engine's threads only the
+// watches may have called CUDA, because the device may be waiting for the threads of host streams.
 #include <gtest/gtest.h>
 
 #include "order.h"

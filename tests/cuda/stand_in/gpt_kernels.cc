@@ -1,5 +1,5 @@
-// The kernels of gpt on the host: the very sources of the device, whose launches run their blocks
-// when the stream comes to them.
+// The kernels of gpt on the host, from the device's own sources. A launch runs its blocks when the
+// stream comes to it.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -19,7 +19,7 @@
 namespace ebb::kernel {
 namespace {
 
-// Without its namespaces and what it is instantiated with, as tests name what fails.
+// Without namespaces and template arguments, as tests name what fails.
 template <class Kernel>
 const std::string& NameOf() {
   static const std::string name = [](std::string_view full) {
@@ -30,7 +30,8 @@ const std::string& NameOf() {
   return name;
 }
 
-// Whether a first launch finds it on the device, rather than load it in the middle of a step.
+// Whether the kernel is on the device already, so that a first launch does not load it in the
+// middle of a step.
 template <class Kernel>
 std::atomic<bool> loaded{false};
 
@@ -65,7 +66,8 @@ cudaError_t LaunchKernel(cudaStream_t stream, const Grid& grid,
     stand_in::NoteKernel(stream, NameOf<Kernel>().c_str(),
                          gpt::cuda::TouchedBy(std::type_identity<Kernel>(), arrays));
   }
-  // Not with new: operations are tested to allocate nothing, which CUDA's own memory is no part of.
+  // Without new, because tests check that operations allocate nothing, in which CUDA's own memory
+  // does not count.
   static_assert(std::is_trivially_copyable_v<Launched<Kernel>>);
   void* const parameters = std::malloc(sizeof(Launched<Kernel>));
   if (parameters == nullptr) return cudaErrorMemoryAllocation;

@@ -1,7 +1,7 @@
-// What each of gpt's kernels reads and writes, from what it is launched with.
+// What each of gpt's kernels reads and writes, from its arguments.
 //
-// Of an embedding's table a launch tells where it begins, not how many rows it has: the first row
-// stands for all. Thirds of qkv's gradient are said as one stretch, from their first number to the last.
+// A launch gives the begin of an embedding's table, but not its number of rows, so the first row
+// stands for all. Thirds of qkv's gradient are one stretch, from their first number to the last.
 #pragma once
 
 #include <array>
@@ -128,7 +128,8 @@ auto TouchedBy(Which<TableSumsKernel<T, kWidth>>, const TableSumsArrays& a) {
                     WritesTarget(a.target, a.table_rows * a.width)};
 }
 
-// Attention's [tokens of all sequences, width], and one number a token and head.
+// The sizes of attention's [tokens of all sequences, width], and of one number for each token and
+// head.
 inline int64_t Numbers(const HeadShape& shape) {
   return shape.sequences * shape.tokens * shape.width;
 }

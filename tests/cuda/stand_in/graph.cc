@@ -40,7 +40,7 @@ using Nodes = std::vector<Node>;
 struct Capture {
   std::thread::id thread;
   std::shared_ptr<Nodes> nodes = std::make_shared<Nodes>();
-  std::vector<Touches> touches;  // of the task that comes next
+  std::vector<Touches> touches;  // of the next task
   bool spoilt = false;
 };
 
@@ -49,10 +49,10 @@ std::map<cudaStream_t, Capture>& Captured() {
   static auto* const captures = new std::map<cudaStream_t, Capture>;
   return *captures;
 }
-std::atomic<int> capturing{0};  // streams
+std::atomic<int> capturing{0};  // capturing streams
 std::atomic<int> launches{0};
 
-// With the mutex held. Null: the stream does not capture.
+// Call it with the mutex held. Null: the stream does not capture.
 Capture* Of(cudaStream_t stream) {
   const auto found = Captured().find(stream);
   return found == Captured().end() ? nullptr : &found->second;
@@ -123,7 +123,7 @@ void ForgetGraphLaunches() {
 
 }  // namespace ebb::stand_in
 
-// What CUDA leaves opaque. Nodes outlive both while a launch of them is under way.
+// Types that CUDA leaves opaque. Nodes outlive both while a launch of them runs.
 struct CUgraph_st {
   std::shared_ptr<const ebb::stand_in::Nodes> nodes;
 };
@@ -137,7 +137,7 @@ using namespace ebb::stand_in;  // the file's own
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   if (const auto failure = Called("cudaStreamBeginCapture")) return failure;
-  if (mode != cudaStreamCaptureModeThreadLocal) return cudaErrorInvalidValue;  // none of ours
+  if (mode != cudaStreamCaptureModeThreadLocal) return cudaErrorInvalidValue;  // never used
   const std::scoped_lock lock(mutex);
   if (Of(stream) != nullptr) return cudaErrorIllegalState;
   Captured()[stream].thread = std::this_thread::get_id();
@@ -150,7 +150,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   Capture* const capture = Of(stream);
   if (capture == nullptr) return cudaErrorIllegalState;
   if (capture->thread != std::this_thread::get_id()) return cudaErrorStreamCaptureWrongThread;
-  // It ends whatever is said.
+  // The capture ends in any case.
   const Capture ended = std::move(*capture);
   Captured().erase(stream);
   --capturing;

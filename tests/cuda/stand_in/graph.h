@@ -1,11 +1,12 @@
-// Graphs of the stand-in: while a stream captures, what is enqueued on it becomes nodes and does not
-// run, and a launched graph runs copies of them in their order, as often as it is launched. What
+// Graphs of the stand-in. While a stream captures, work enqueued on it becomes nodes and does not
+// run. A launched graph runs copies of them in order, any number of times. The memory that
 // operations touch is noted when the graph is launched (order.h).
 //
-// As strict as CUDA: who waits for or queries a stream that captures, or allocates and the like on a
-// thread that does, gets an error, and the capture is spoilt, which its end says too. Stricter where
-// that finds mistakes of ours: events, host functions, waits for values and collectives of NCCL, which
-// CUDA would take into a graph, are errors as well, as none of them means anything when it is replayed.
+// As strict as CUDA: waiting for or querying a stream that captures, or allocating and the like on
+// a thread that captures, is an error and spoils the capture; its end then returns an error, too.
+// Stricter than CUDA to find our mistakes: events, host functions, waits for values and collectives
+// of NCCL are errors as well, because none of them means anything in a replay, although CUDA would
+// capture them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,17 +20,18 @@ namespace ebb::stand_in {
 
 bool Captures(cudaStream_t stream);
 
-// cudaSuccess unless the stream's capture is spoilt: for what may be captured.
+// For calls that may be captured: cudaSuccess unless the stream's capture is spoilt.
 cudaError_t CaptureState(cudaStream_t stream);
-// For what may not be: an error where the stream captures, whose capture then is spoilt.
+// For calls that may not be captured: an error if the stream captures, which spoils its capture.
 cudaError_t RefuseWhileCapturing(cudaStream_t stream,
                                  cudaError_t error = cudaErrorStreamCaptureUnsupported);
-// The same of a call that names no stream, on a thread that captures on any.
+// The same for a call that names no stream, on a thread that captures on any.
 cudaError_t RefuseOnCapturingThread();
 
-// False where the stream does not capture, and nothing is kept.
+// False if the stream does not capture; then nothing is kept.
 bool KeepTouched(cudaStream_t stream, const char* what, std::span<const Touched> touched);
-// `release` frees what the task points to when its graph and all launches of it are gone; null: nothing.
+// `release` frees the task's argument when its graph and all launches of it are gone; null: nothing
+// is freed.
 bool KeepTask(cudaStream_t stream, const Task& task, void* argument, void (*release)(void*));
 
 }  // namespace ebb::stand_in

@@ -1,6 +1,6 @@
-// matrix_thread.h's MatrixThread on the host, where copies come as late as they may: a byte that is
-// read before it was waited for is one of a NaN. What overwrites what another thread still reads
-// shows too, as a copy's bytes become NaNs when it begins.
+// matrix_thread.h's MatrixThread on the host, where copies arrive as late as allowed: a byte that
+// is read before the wait is one of a NaN. An overwrite of memory that another thread still reads
+// shows too, because a copy's bytes become NaNs when it begins.
 #pragma once
 
 #include <atomic>
@@ -16,8 +16,8 @@
 
 namespace ebb::stand_in {
 
-// How often so far a matrix of LoadMatrices had rows in the same banks of shared memory, for which
-// a device takes more than one pass.
+// How often a matrix of LoadMatrices has had rows in the same banks of shared memory, for which a
+// device takes more than one pass.
 inline std::atomic<int64_t> bank_conflicts = 0;
 
 }  // namespace ebb::stand_in
@@ -56,7 +56,8 @@ class MatrixThread<stand_in::HostThread> : public stand_in::HostThread {
     }
   }
 
-  // The exact sum of products and c, rounded once; how a device rounds on its way is not said.
+  // The exact sum of products and c, rounded once; the device's own rounding steps are not
+  // specified.
   template <class T>
   void MultiplyAdd(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     struct Parts {
@@ -111,7 +112,7 @@ class MatrixThread<stand_in::HostThread> : public stand_in::HostThread {
     std::abort();
   }
 
-  // All 32 rows, and a look at the banks: those of a row are 4 of 32, each of 4 bytes.
+  // All 32 rows, with a check of the banks: a row has 4 of 32, of 4 bytes each.
   const char* ExchangeRows(int row) {
     if (row % kRowBytes != 0) Stop("a matrix's row that is not aligned to 16 bytes");
     const char* const places = Exchange(&row, sizeof row);
@@ -127,8 +128,8 @@ class MatrixThread<stand_in::HostThread> : public stand_in::HostThread {
     return Exchange(shared() + row, kRowBytes);
   }
 
-  std::vector<Copy> copies_;               // of the group that is open
-  std::vector<std::vector<Copy>> groups_;  // begun and not waited for, the oldest first
+  std::vector<Copy> copies_;               // of the open group
+  std::vector<std::vector<Copy>> groups_;  // begun and not waited for, oldest first
 };
 
 }  // namespace ebb::kernel

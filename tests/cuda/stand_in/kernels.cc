@@ -1,4 +1,5 @@
-// The kernels' half: all that optim/cuda/launch.h declares, so that nothing else of it is linked.
+// The kernels' part: all functions of optim/cuda/launch.h, so that nothing else of the real one is
+// linked.
 #include <algorithm>
 #include <cstddef>
 #include <initializer_list>
@@ -21,7 +22,7 @@ using stand_in::Reads;
 using stand_in::Touched;
 using stand_in::Writes;
 
-// Never destroyed: streams may outlive what is static here.
+// Never destroyed, because streams may outlive static objects here.
 ThreadTeam& Team() {
   static auto* const team = new ThreadTeam(1);
   return *team;
@@ -151,7 +152,7 @@ cudaError_t LaunchAddTo(cudaStream_t stream, const float* value, double* sum) {
 
 namespace {
 
-// More than a task holds.
+// Larger than a task's room.
 struct UpdateArguments {
   UpdateRule rule;
   UpdateArrays arrays;
@@ -182,7 +183,7 @@ void RunSumNorms(void* given) {
   });
 }
 
-// What an update and its norms both look at.
+// What both an update and its norms read.
 std::vector<Touched> ReadsOf(UpdateRule rule, const UpdateArrays& arrays, const UpdateRuns& runs) {
   const int64_t count = arrays.count, fp32 = count * int64_t{sizeof(float)};
   const bool reads_parameter = arrays.form() != MasterForm::kWhole;

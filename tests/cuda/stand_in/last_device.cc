@@ -1,5 +1,5 @@
-// After every test of a program that uses the last of the stand-in's devices alone, no other may have
-// a context. And launch queues are finite.
+// After every test of a program that uses only the last of the stand-in's devices, no other device
+// may have a context. Launch queues are finite there.
 #include <gtest/gtest.h>
 
 #include "stand_in.h"
@@ -16,7 +16,7 @@ class LastDevice : public ::testing::EmptyTestEventListener {
 };
 
 const bool registered = [] {
-  SetLaunchQueue(400);  // fewer than a device takes: ranks on it may not fill theirs
+  SetLaunchQueue(400);  // fewer than on a device: ranks here may not fill their queues
   ::testing::UnitTest::GetInstance()->listeners().Append(new LastDevice);
   return true;
 }();

@@ -1,4 +1,4 @@
-// Memory: what is allocated or locked, copies and fills.
+// Memory: allocations, locks, copies and fills.
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace ebb::stand_in {
 namespace {
 
 std::mutex memory_mutex;
-std::map<const std::byte*, size_t> memory;  // what CUDA has given or locked
+std::map<const std::byte*, size_t> memory;  // memory that CUDA has allocated or locked
 
 void Learn(const void* data, size_t bytes) {
   NoteAllocation(data, bytes);
@@ -33,7 +33,8 @@ void Forget(const void* data) {
   memory.erase(static_cast<const std::byte*>(data));
 }
 
-// What gives memory of the current device back, whatever it answers: an error is of an earlier call.
+// For calls that free memory of the current device; an error that they return is of an earlier
+// call.
 cudaError_t Release(const char* function, void* data) {
   const cudaError_t earlier = Called(function);
   if (const auto refused = RefuseOnCapturingThread()) return refused;
@@ -76,7 +77,7 @@ cudaError_t cudaMalloc(void** data, size_t bytes) {
   if (bytes > kDeviceBytes) return cudaErrorMemoryAllocation;
   *data = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   if (*data == nullptr) return cudaErrorMemoryAllocation;
-  std::memset(*data, 0xa5, bytes);  // it may have been anybody's
+  std::memset(*data, 0xa5, bytes);  // it may have had other contents
   Learn(*data, bytes);
   Count(Thing::kAllocation, 1);
   return cudaSuccess;

@@ -1,5 +1,5 @@
-// The NCCL half: communicators between the threads of this process, non-blocking as their
-// configuration says. A call on a communicator that is gone ends the program.
+// NCCL's part: communicators between the threads of this process, non-blocking as configured. A
+// call on a communicator that was destroyed ends the program.
 #include <nccl.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ constexpr size_t kGroupsMax = 64;  // under way on one communicator
 constexpr size_t kPartsExpected = 80;
 constexpr size_t kScratchExpected = size_t{1} << 16;
 
-// Of ncclCommSplit: complete when all ranks have come.
+// A round of ncclCommSplit: complete when all ranks have come.
 struct SplitRound {
   struct Arrival {
     int colour, key, rank;
@@ -63,19 +63,19 @@ struct ncclComm {
   size_t next_group = 0;
   std::vector<Operator> operators;
   std::list<Registration> registrations;
-  Registration window;             // on its way
-  void** window_answer = nullptr;  // where NCCL says that it is there
+  Registration window;             // being registered
+  void** window_answer = nullptr;  // where NCCL puts the result
   int windows_begun = 0;
   std::vector<std::byte> scratch = std::vector<std::byte>(kScratchExpected);
 };
 
 namespace {
 
-std::mutex mutex;  // around everything but the running of groups
+std::mutex mutex;  // around everything but running groups
 std::map<std::string,
          std::pair<std::shared_ptr<Clique>, std::shared_ptr<std::map<int, SplitRound>>>>
     cliques;
-// Kept for the whole test: what an aborted communicator still runs refers to it.
+// Kept during the whole test, because work of an aborted communicator refers to it.
 std::vector<std::unique_ptr<ncclComm>> all;
 int ids_made = 0;
 bool creation_stalls = false, launches_stall = false;
@@ -162,7 +162,7 @@ void RunGroup(void* argument) {
   group.under_way.notify_all();
 }
 
-// Of this rank's memory; the others' is theirs to order.
+// Notes this rank's memory; the other ranks order their own.
 void NoteTouches(ncclComm_t comm, const std::vector<Part>& parts) {
   if (!WatchesOrder()) return;
   std::vector<Touched> touched;
@@ -217,7 +217,7 @@ ncclResult_t Add(const char* function, ncclComm_t comm, cudaStream_t stream, con
   return group_depth == 0 ? Launch() : ncclSuccess;
 }
 
-// `op` as what it does to the numbers.
+// Sets the effect of `op` on the numbers.
 void SetOp(Part& part, ncclRedOp_t op, ncclComm_t comm) {
   if (op < ncclNumOps) {
     part.combine = op == ncclMax ? Combine::kMax : op == ncclMin ? Combine::kMin : Combine::kSum;
@@ -366,7 +366,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   Require(!comm->gone, "a communicator destroyed twice");
   for (const auto& group : comm->groups) Require(!group.under_way, "destroyed under an operation");
   Require(comm->registrations.empty(), "destroyed with memory registered");
-  // The last rank of a process gives the memory of all back.
+  // The last rank of a process frees the memory of all.
   if (comm->clique->Leave()) AwaitDevice();
   End(comm);
   return ncclSuccess;
@@ -383,7 +383,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   }
   comm->aborted = true;
   if (comm->clique) comm->clique->Abort();
-  AwaitDevice();  // it gives its memory back
+  AwaitDevice();  // frees its memory
   End(comm);
   return ncclSuccess;
 }

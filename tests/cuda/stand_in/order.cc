@@ -12,7 +12,7 @@
 namespace ebb::stand_in {
 namespace {
 
-// How many operations of each stream, by its number, have come before.
+// How many operations of each stream, by its number, come before.
 using Clock = std::map<uint64_t, uint64_t>;
 
 struct Stream {
@@ -30,15 +30,15 @@ struct Access {
 
 struct Allocation {
   const std::byte* end = nullptr;
-  std::vector<Access> accesses;  // those that a later one may still have to follow
+  std::vector<Access> accesses;  // those that a later access may still have to follow
 };
 
 struct State {
   std::mutex mutex;
   std::map<const void*, Stream> streams;
   std::map<const void*, Clock> events;
-  // What every host stream knew at its last records, by their tickets. It only learns: a wait for one
-  // that is not kept any more is taken for one of a later record, for more than it is.
+  // Each host stream's knowledge at its last records, by ticket. Knowledge only grows: a wait for a
+  // record that is no longer kept counts as a wait for a later one, which knows more.
   std::map<const void*, std::map<int64_t, Clock>> host_streams;
   std::map<const std::byte*, Allocation> allocations;
   uint64_t streams_seen = 0;
@@ -46,11 +46,11 @@ struct State {
 };
 
 State& All() {
-  static auto* const state = new State;  // streams may outlive what is static here
+  static auto* const state = new State;  // never destroyed: streams may outlive static objects
   return *state;
 }
 
-// Of the calling thread: what it has waited for.
+// The calling thread's clock: what it has waited for.
 Clock& HostClock() {
   thread_local Clock clock;
   return clock;
@@ -94,10 +94,10 @@ void Note(Allocation& allocation, const std::byte* base, const Access& access, c
   allocation.accesses.push_back(access);
 }
 
-// What the next operation of stream `number` touches, whose clock this is.
+// Notes the accesses of the next operation of stream `number`; `clock` is that stream's.
 void NoteAll(uint64_t number, Clock& clock, const char* what, std::span<const Touched> touched) {
   const uint64_t time = ++clock[number];
-  // What one operation touches does not race with itself.
+  // Accesses of one operation do not race with each other.
   for (const bool writes : {false, true}) {
     for (const Touched& each : touched) {
       const auto* const begin = static_cast<const std::byte*>(each.data);

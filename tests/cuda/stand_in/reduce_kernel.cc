@@ -1,5 +1,5 @@
-// The reduction kernel's half: what its threads do is compiled for the host, and they run one after
-// the other when the stream comes to it.
+// The reduction kernel's part: its threads' work is compiled for the host, and they run one after
+// the other when the stream comes to the launch.
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -22,7 +22,8 @@ using stand_in::Writes;
 
 constexpr int64_t kThreads = 5;
 
-// Not with new: operations are tested to allocate nothing, which CUDA's own memory is no part of.
+// Without new, because tests check that operations allocate nothing, in which CUDA's own memory
+// does not count.
 template <class Arrays>
 cudaError_t Enqueue(cudaStream_t stream, void (*run)(void*), const Arrays& arrays) {
   static_assert(std::is_trivially_copyable_v<Arrays>);
@@ -76,7 +77,7 @@ cudaError_t LaunchReduce(const ReduceGrids& grids, cudaStream_t stream,
         Reads(arrays.inputs[i], row ? (arrays.inputs_count - 1) * arrays.stride + bytes : bytes);
   }
   touched.back() = Writes(arrays.destination, bytes);
-  // As NCCL's operations: the communicators' own tests bring arrays of the host.
+  // Noted as NCCL's operations are: the communicators' own tests use arrays of the host.
   if (stand_in::WatchesOrder()) NoteKernel(stream, "LaunchReduce", touched);
   return Enqueue(stream, &RunReduce, arrays);
 }

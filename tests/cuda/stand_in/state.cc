@@ -20,7 +20,7 @@ std::mutex mutex;
 std::map<std::string, Fault, std::less<>> faults;
 std::atomic<bool> any_fault{false};
 std::atomic<cudaError_t> lost{cudaSuccess};
-std::shared_mutex copying;  // shared by copies; taken alone by who loses the device
+std::shared_mutex copying;  // copies share it; losing the device takes it alone
 std::atomic<bool> offers_products{true};
 std::map<std::pair<uint32_t, int>, int64_t> product_ns;  // by epilogue and algorithm
 bool loads_products_lazily = false;

@@ -1,4 +1,4 @@
-// Streams, events, and what runs on streams.
+// Streams, events, and the work on streams.
 #include "streams.h"
 
 #include <cuda_runtime_api.h>
@@ -30,7 +30,7 @@ constexpr int kLeastPriority = 0, kGreatestPriority = -5;
 thread_local std::atomic<int> host_waits{0};
 thread_local int spinning_waits = 0;
 std::atomic<int> host_functions_enqueued{0};
-std::mutex host_functions;  // one at a time, whatever their streams
+std::mutex host_functions;  // one at a time, on whatever stream
 thread_local bool in_host_function = false;
 std::mutex streams_mutex;
 std::set<cudaStream_t> streams;            // of all devices
@@ -45,8 +45,8 @@ bool AwaitsCollective(cudaStream_t stream) {
   return stream->collectives > stream->collectives_seen;
 }
 
-// Whether the event stands behind a collective whose end the host has not seen. `sees`: from now on it
-// has.
+// Whether the event is behind a collective that the host has not seen ending. `sees`: from now on
+// it has.
 bool AwaitsCollective(cudaEvent_t event, bool sees) {
   if (event->collectives == 0) return false;
   const std::scoped_lock lock(streams_mutex);
@@ -263,7 +263,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   UseContext();
   Forget(event);
-  if (event->timed) event->event.Wait();  // what notes the time is about to
+  if (event->timed) event->event.Wait();  // it is about to note the time
   delete event;
   Count(Thing::kEvent, -1);
   return cudaSuccess;

@@ -1,5 +1,5 @@
-// What CUDA leaves opaque: streams and events are those of the CPU device. Several threads may enqueue
-// on a stream of CUDA.
+// Types that CUDA leaves opaque: streams and events are those of the CPU device. Several threads
+// may enqueue on a stream of CUDA.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,17 +16,17 @@ struct CUstream_st {
   bool has_priority;
   int device;
   std::mutex mutex;
-  // Collectives of several ranks on it or before an event that it waits for, and those of them whose
-  // end the host has seen.
+  // Collectives of several ranks on it or before an event that it waits for; and how many of them
+  // the host has seen ending.
   std::atomic<int64_t> collectives{0}, collectives_seen{0};
-  std::atomic<int64_t> launched{0}, ended{0};  // while launch queues are finite
-  std::atomic<int64_t> taken_ns{0};            // by products, as SetProductTime has it
+  std::atomic<int64_t> launched{0}, ended{0};  // used while launch queues are finite
+  std::atomic<int64_t> taken_ns{0};            // by products, as set by SetProductTime
 };
 struct CUevent_st {
   ebb::Event event;
   bool timed, sleeps;
-  std::atomic<int64_t> ns{0};  // of a timed one: when it passed
-  // As of its last record: on which stream, behind how many of its collectives.
+  std::atomic<int64_t> ns{0};  // for a timed event: when it passed
+  // At its last record: its stream, and the number of that stream's collectives before it.
   std::atomic<cudaStream_t> stream{nullptr};
   std::atomic<int64_t> collectives{0};
 };
@@ -34,15 +34,16 @@ struct CUevent_st {
 namespace ebb::stand_in {
 
 Device& Host();
-// Counted as a wait of the calling thread unless the event has passed.
+// Counts as a wait of the calling thread unless the event has passed.
 void AwaitOnHost(const Event& event);
 
-// The wait of a copy to or from pageable memory for what is before it on its stream. CUDA leaves open
-// what the driver holds meanwhile, so it holds the context; behind a collective it ends the program.
+// The wait of a copy to or from pageable memory for the work before it on its stream. CUDA does not
+// say what the driver holds meanwhile, so this holds the context. Behind a collective it ends the
+// program.
 void AwaitInDriver(cudaStream_t stream);
 
-// Around a launch, with the stream's lock held. One that finds the queue full waits inside the driver
-// until there is room; behind a collective it ends the program.
+// Around a launch, with the stream's lock held. A launch that finds the queue full waits inside the
+// driver until there is room; behind a collective it ends the program.
 void TakePlaceInQueue(cudaStream_t stream);
 void GivePlaceBack(cudaStream_t stream);
 

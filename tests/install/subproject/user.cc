@@ -1,6 +1,6 @@
 #include "ebb/ebb.h"
 
 int Ranks(const ebb::World& world) {
-  int of_no_use;  // a warning with the tree's flags, which would make it an error
+  int of_no_use;  // warns with the tree's flags, and would be an error
   return world.size();
 }
