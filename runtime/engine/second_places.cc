@@ -27,35 +27,36 @@ SecondPlaces::SecondPlaces(const sharding::SwapFiles& files, ShardFile& first,
             [](const Array& a, const Array& b) { return a.begin < b.begin; });
 }
 
-const SecondPlaces::Array* SecondPlaces::Find(const Place& place) const {
-  if (place.pool != StateClass::kMaster && place.pool != StateClass::kOptimizer) return nullptr;
-  if (place.offset >= end_) return nullptr;
+int SecondPlaces::Find(const Place& place) const {
+  if (place.pool != StateClass::kMaster && place.pool != StateClass::kOptimizer) return -1;
+  if (place.offset >= end_) return -1;
   const auto next =
       std::upper_bound(arrays_.begin(), arrays_.end(), place.offset,
                        [](int64_t offset, const Array& array) { return offset < array.begin; });
-  return next == arrays_.begin() ? nullptr : &*std::prev(next);
+  return static_cast<int>(next - arrays_.begin()) - 1;
 }
 
 ShardFile& SecondPlaces::Current(const Place& place) const {
-  const Array* array = Find(place);
-  return FileOf(array != nullptr && (array->moved.load(std::memory_order_acquire) & kInSecond));
+  const int array = Find(place);
+  return FileOf(array >= 0 && (At(array).moved.load(std::memory_order_acquire) & kInSecond));
 }
 
 ShardFile& SecondPlaces::Saved(const Place& place) const {
-  const Array* array = Find(place);
-  if (array == nullptr) return *first_;
-  const uint64_t moved = array->moved.load(std::memory_order_acquire);
+  const int array = Find(place);
+  if (array < 0) return *first_;
+  const uint64_t moved = At(array).moved.load(std::memory_order_acquire);
   const bool in_second = (moved & kInSecond) != 0,
              has_moved = static_cast<uint32_t>(moved) == save_;
   return FileOf(in_second != has_moved);
 }
 
 bool SecondPlaces::MoveTo(const Place& place, uint32_t save) {
-  auto* const array = const_cast<Array*>(Find(place));
-  if (array == nullptr) return false;
-  const uint64_t moved = array->moved.load(std::memory_order_relaxed);
+  const int index = Find(place);
+  if (index < 0) return false;
+  std::atomic<uint64_t>& of_array = arrays_[static_cast<size_t>(index)].moved;
+  const uint64_t moved = of_array.load(std::memory_order_relaxed);
   if (static_cast<uint32_t>(moved) == save) return false;
-  array->moved.store(((moved & kInSecond) ^ kInSecond) | save, std::memory_order_release);
+  of_array.store(((moved & kInSecond) ^ kInSecond) | save, std::memory_order_release);
   return true;
 }
 

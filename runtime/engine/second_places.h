@@ -58,7 +58,9 @@ class SecondPlaces {
     int64_t begin = 0;  // offset in the file
     std::atomic<uint64_t> moved{0};
   };
-  const Array* Find(const sharding::Place& place) const;
+  // Index of the array that holds it; -1: it is in none.
+  int Find(const sharding::Place& place) const;
+  const Array& At(int array) const { return arrays_[static_cast<size_t>(array)]; }
   ShardFile& FileOf(bool in_second) const { return in_second ? *second_ : *first_; }
 
   std::vector<Array> arrays_;  // by offset
