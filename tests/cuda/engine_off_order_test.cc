@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <ostream>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -109,11 +110,13 @@ std::ostream& operator<<(std::ostream& out, const OffOrder& of) {
 class EngineOffOrderTest : public ::testing::TestWithParam<OffOrder> {
  protected:
   using Script = std::function<void(Engine&, Trainer&, Step&, int64_t number)>;
+  using Before = std::function<absl::Status(Engine&, int64_t number)>;
 
   static void SetUpTestSuite() { setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0); }
   void TearDown() override { stand_in::Reset(); }
 
-  ParameterValues Train(bool on_gpu, const Script& script) const {
+  // `before`: each step; null: nothing.
+  ParameterValues Train(bool on_gpu, const Script& script, const Before& before = nullptr) const {
     Config config;
     config.micro_batch_size = 1;
     config.gradient_accumulation_steps = 2;
@@ -145,6 +148,7 @@ class EngineOffOrderTest : public ::testing::TestWithParam<OffOrder> {
       Trainer trainer(model, *device, world.rank());
       EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, *device, model, config));
       for (int64_t number = 0; number < 4; ++number) {
+        if (before != nullptr) EBB_RETURN_IF_ERROR(before(engine, number));
         Step step = engine.BeginStep({.may_leave_out = true});
         script(engine, trainer, step, number);
         EBB_RETURN_IF_ERROR(step.Finish());
@@ -167,12 +171,21 @@ INSTANTIATE_TEST_SUITE_P(Tiers, EngineOffOrderTest,
                                            OffOrder{Tier::kNvme, true}),
                          ::testing::PrintToStringParamName());
 
+// The scripted model's visits in the order in which they come.
+void TrainInOrder(std::span<const int> visits, Trainer& trainer, Step& step, int64_t number) {
+  for (int round = 0; round < step.rounds(); ++round) {
+    for (const int visit : visits) {
+      const int unit = kScriptedUnits[visit];
+      trainer.Look(step.Forward(UnitId{unit}), unit, number);
+    }
+    for (size_t i = visits.size(); i-- > 0;) trainer.Backward(step, visits[i], number);
+  }
+}
+constexpr int kInOrder[] = {0, 1, 2, 3, 4, 5}, kShuffled[] = {3, 5, 2, 4, 0, 1};
+
 TEST_P(EngineOffOrderTest, HasTheBitsOfTheDeclaredOrderOnTheCpu) {
   const auto declared = [](Engine&, Trainer& trainer, Step& step, int64_t number) {
-    for (int round = 0; round < step.rounds(); ++round) {
-      for (int unit : kScriptedUnits) trainer.Look(step.Forward(UnitId{unit}), unit, number);
-      for (int visit = kScriptedVisits; visit-- > 0;) trainer.Backward(step, visit, number);
-    }
+    TrainInOrder(kInOrder, trainer, step, number);
   };
   const auto off_order = [](Engine& engine, Trainer& trainer, Step& step, int64_t number) {
     const auto forward = [&](int unit) { trainer.Look(step.Forward(UnitId{unit}), unit, number); };
@@ -205,6 +218,25 @@ TEST_P(EngineOffOrderTest, HasTheBitsOfTheDeclaredOrderOnTheCpu) {
   EXPECT_EQ(Train(/*on_gpu=*/true, declared), masters);
   EXPECT_EQ(Train(/*on_gpu=*/false, off_order), masters);
   EXPECT_EQ(Train(/*on_gpu=*/true, off_order), masters);
+}
+
+TEST_P(EngineOffOrderTest, AnotherOrderBetweenStepsHasThemToo) {
+  const auto declared = [](Engine&, Trainer& trainer, Step& step, int64_t number) {
+    TrainInOrder(kInOrder, trainer, step, number);
+  };
+  const auto order_of = [](int64_t number) -> std::span<const int> {
+    return number % 2 == 0 ? kInOrder : kShuffled;
+  };
+  const auto reordered = [&](Engine&, Trainer& trainer, Step& step, int64_t number) {
+    TrainInOrder(order_of(number), trainer, step, number);
+  };
+  const auto reorder = [&](Engine& engine, int64_t number) {
+    std::vector<Visit> forward;
+    for (const int visit : order_of(number))
+      forward.push_back({.unit = UnitId{kScriptedUnits[visit]}});
+    return engine.Reorder(std::move(forward));
+  };
+  EXPECT_EQ(Train(/*on_gpu=*/true, reordered, reorder), Train(/*on_gpu=*/false, declared));
 }
 
 }  // namespace
