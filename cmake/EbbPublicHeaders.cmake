@@ -42,6 +42,7 @@ set(ebb_public_headers
   runtime/device/thread_limit.h
   runtime/device/thread_team.h
   runtime/engine/engine.h
+  runtime/engine/engine_state.h
   runtime/engine/optimizer_spec.h
   runtime/engine/program.h
   runtime/engine/scope.h

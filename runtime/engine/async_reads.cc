@@ -8,7 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
+#include "ebb/runtime/engine/device_reach.h"
+#include "ebb/runtime/engine/issuer.h"
 #include "ebb/runtime/trace/log.h"
+#include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/swap_files.h"
 #include "ebb/sharding/unit_places.h"
 #include "ebb/sharding/waits.h"
@@ -42,7 +45,7 @@ absl::Status AsyncReads::Prepare(bool beside_steps) {
   }
   if (beside_steps && !std::exchange(asked_for_places_, true)) {
     TakeSecondPlaces();
-    if (with_.storage->second_places() != nullptr) before_ = std::move(read_);
+    if (with_.storage->files().second_places() != nullptr) before_ = std::move(read_);
   }
   return read_ != nullptr ? absl::OkStatus() : MakeRead();
 }
@@ -50,9 +53,9 @@ absl::Status AsyncReads::Prepare(bool beside_steps) {
 // Updates that read parameters write these as well, which a step reads in pieces of their own: they wait for the save.
 void AsyncReads::TakeSecondPlaces() {
   const sharding::Plan& plan = with_.programs->plan();
-  if (plan.decisions.reads_parameters() || !with_.storage->HasFiles()) return;
-  const absl::Status taken = with_.storage->TakeSecondPlaces(sharding::LayOutSwapFiles(plan),
-                                                             with_.inputs->world.local_size());
+  if (sharding::UpdatesReadParameters(plan) || !with_.storage->files().exist()) return;
+  const absl::Status taken = with_.storage->files().TakeSecondPlaces(
+      sharding::LayOutSwapFiles(plan), with_.inputs->world.local_size());
   if (taken.ok()) return;
   LogWarning(absl::StrCat(
       "Saved beside steps, states on NVMe stay in their place: updates wait until theirs "
@@ -62,8 +65,8 @@ void AsyncReads::TakeSecondPlaces() {
 
 absl::Status AsyncReads::MakeStreams() {
   const Device& device = with_.inputs->device;
-  const bool reaches_device = device.kind() == DeviceKind::kCpu;
-  if (!reaches_device || with_.storage->HasFiles()) {
+  const bool reaches_device = HostReaches(device);
+  if (!reaches_device || with_.storage->files().exist()) {
     EBB_ASSIGN_OR_RETURN(
         staging_, device.AllocateShared(kSlots * sharding::kStateStagingBytes,
                                         "the memory that state passes through beside steps"));
@@ -71,10 +74,10 @@ absl::Status AsyncReads::MakeStreams() {
         MemoryLedger::Charge(*with_.ledger, StateClass::kStaging, Tier::kCpu, staging_.bytes());
   }
   if (!reaches_device) {
-    EBB_ASSIGN_OR_RETURN(Stream copies, device.NewStream("ebb beside up"));
+    EBB_ASSIGN_OR_RETURN(Stream copies, device.NewStream("ebb save up"));
     copies_.emplace(std::move(copies));
   }
-  EBB_ASSIGN_OR_RETURN(Stream agreement, device.NewStream("ebb beside ag"));
+  EBB_ASSIGN_OR_RETURN(Stream agreement, device.NewStream("ebb save agree"));
   agreement_.emplace(std::move(agreement));
   return with_.streams->MakeAsyncReads(device, std::ssize(with_.inputs->model.units) + 1);
 }
@@ -82,15 +85,14 @@ absl::Status AsyncReads::MakeStreams() {
 absl::Status AsyncReads::MakeRead() {
   const Device& device = with_.inputs->device;
   const sharding::Plan& plan = with_.programs->plan();
-  sharding::Fragment fragment =
-      sharding::LowerAsyncRead(plan, with_.inputs->rank() % plan.decisions.shards, UnitsInOrder(),
-                               /*has_second_places=*/with_.storage->second_places() != nullptr);
+  sharding::Fragment fragment = sharding::LowerAsyncRead(
+      plan, sharding::SliceOf(plan, with_.inputs->rank()), UnitsInOrder(),
+      /*has_second_places=*/with_.storage->files().second_places() != nullptr);
   sharding::DeriveWaits(with_.programs->cells(), fragment);
-  with_.issuer->UseStream(sharding::kAsyncReads, with_.streams->async_reads());
+  with_.order->UseStream(sharding::kAsyncReads, with_.streams->async_reads());
   with_.issuer->OnReadAsync([this](int unit) { Read(unit); });
-  EBB_ASSIGN_OR_RETURN(read_,
-                       LinkedFragment::Link(std::move(fragment), plan, device, *with_.storage,
-                                            with_.issuer->frontier(), with_.issuer->events()));
+  EBB_ASSIGN_OR_RETURN(
+      read_, LinkedFragment::Link(std::move(fragment), plan, device, *with_.storage, *with_.order));
   return absl::OkStatus();
 }
 
@@ -147,7 +149,7 @@ std::vector<AsyncReads::Array> AsyncReads::ArraysOf(int unit) const {
 
 std::vector<StateSlice> AsyncReads::Slices() const {
   std::vector<StateSlice> slices;
-  if (with_.inputs->rank() >= with_.programs->plan().decisions.shards) return slices;
+  if (with_.inputs->rank() >= sharding::Slices(with_.programs->plan())) return slices;
   for (const int unit : UnitsInOrder())
     for (const Array& array : ArraysOf(unit))
       for (const Array::Part& part : array.parts) slices.push_back(part.slice);
@@ -160,13 +162,14 @@ std::shared_future<absl::Status> AsyncReads::Start(StateReader reader) {
   reader_charge_ =
       MemoryLedger::Charge(*with_.ledger, StateClass::kStaging, Tier::kCpu, reader_.host_bytes);
   // The ranks of the first shard group have all of it.
-  if (with_.inputs->rank() >= with_.programs->plan().decisions.shards) reader_.take = nullptr;
+  if (with_.inputs->rank() >= sharding::Slices(with_.programs->plan())) reader_.take = nullptr;
   status_ = absl::OkStatus();
   end_ = {};
   over_ = end_.get_future().share();
   read_->Point(*with_.storage);  // pools may have moved
-  if (with_.storage->second_places() != nullptr) with_.storage->second_places()->BeginSave();
-  if (with_.storage->HasFiles()) {
+  if (with_.storage->files().second_places() != nullptr)
+    with_.storage->files().second_places()->BeginSave();
+  if (with_.storage->files().exist()) {
     with_.streams->async_reads().Enqueue([this] {
       if (!with_.verifier->FilesAreOurs()) status_ = with_.errors->failure();
     });
@@ -190,9 +193,9 @@ absl::Status AsyncReads::Read(const Array& array) {
   const sharding::Plan& plan = with_.programs->plan();
   const bool verifies = with_.inputs->config.ebb.verify_swap != VerifySwap::kOff;
   // A rank's slice is then a part of what was summed as a whole.
-  if (verifies && plan.decisions.stage == 0) EBB_RETURN_IF_ERROR(VerifyFiles(array.range));
+  if (verifies && sharding::UpdatesWhole(plan)) EBB_RETURN_IF_ERROR(VerifyFiles(array.range));
   const std::vector<StateRun> runs =
-      sharding::RunsOf(plan, with_.inputs->rank() % plan.decisions.shards, array.range);
+      sharding::RunsOf(plan, sharding::SliceOf(plan, with_.inputs->rank()), array.range);
   std::array<SwapVerifier::Pieces, 2> pieces;
   size_t started = 0;
   const auto read = [&](size_t r) -> absl::Status {
@@ -217,7 +220,7 @@ absl::Status AsyncReads::Read(const Array& array) {
 
 StagedRun AsyncReads::InSlot(const StateRun& run, size_t slot) const {
   return {run, kStaging.Plus(static_cast<int64_t>(slot) * sharding::kStateStagingBytes),
-          with_.inputs->device.kind() == DeviceKind::kCpu};
+          HostReaches(with_.inputs->device)};
 }
 
 std::span<const float> AsyncReads::ValuesOf(const StagedRun& run) {
@@ -263,7 +266,7 @@ void AsyncReads::Start(const StagedRun& run, Slot& slot) {
     for (size_t k = 0; k < instruction.operands.size(); k += 2) {
       const sharding::Operand &from = instruction.operands[k], &to = instruction.operands[k + 1];
       if (instruction.code == sharding::Code::kRead) {
-        slot.files[next] = &with_.storage->SavedFile(from.place);
+        slot.files[next] = &with_.storage->files().SavedFile(from.place);
         slot.files[next]->StartRead(slot.transfers[next], from.place.offset, At(to.place),
                                     to.bytes());
         ++next;
@@ -289,7 +292,7 @@ absl::Status AsyncReads::Await(Slot& slot) {
 // Ahead of reads that show parts of what was summed as a whole.
 absl::Status AsyncReads::VerifyFiles(const StateRange& array) {
   const sharding::Plan& plan = with_.programs->plan();
-  const int shard = with_.inputs->rank() % plan.decisions.shards;
+  const int shard = sharding::SliceOf(plan, with_.inputs->rank());
   for (const StateRun& run : sharding::RunsOf(plan, shard, array, /*elements_max=*/INT64_MAX)) {
     for (const sharding::Operand& home : run.homes) {
       if (home.place.tier != Tier::kNvme || home.count == 0) continue;

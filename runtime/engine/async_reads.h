@@ -21,7 +21,6 @@
 #include "ebb/runtime/engine/engine_communicators.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/engine_streams.h"
-#include "ebb/runtime/engine/issuer.h"
 #include "ebb/runtime/engine/linked_fragment.h"
 #include "ebb/runtime/engine/optimizer_state_names.h"
 #include "ebb/runtime/engine/programs.h"
@@ -29,11 +28,14 @@
 #include "ebb/runtime/engine/state_reader.h"
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/storage.h"
+#include "ebb/runtime/engine/stream_order.h"
 #include "ebb/runtime/engine/swap_verifier.h"
 #include "ebb/runtime/trace/ledger.h"
 #include "ebb/sharding/state_pieces.h"
 
 namespace ebb {
+
+class Issuer;
 
 class AsyncReads {
  public:
@@ -46,6 +48,7 @@ class AsyncReads {
     const OptimizerStateNames* names = nullptr;
     const StateAccess* state = nullptr;
     Storage* storage = nullptr;
+    StreamOrder* order = nullptr;
     Issuer* issuer = nullptr;
     SwapVerifier* verifier = nullptr;
     StepErrors* errors = nullptr;

@@ -110,7 +110,7 @@ absl::StatusOr<ChecksumRates> MeasureChecksumRates(const Storage& storage,
   ChecksumRates rates{.sum = std::numeric_limits<double>::infinity()};
   const auto measure = [&](StateClass pool, int64_t bytes, double& rate) -> absl::Status {
     if (bytes == 0) return absl::OkStatus();
-    ShardFile& file = storage.File({.tier = Tier::kNvme, .pool = pool});
+    ShardFile& file = storage.files().File({.tier = Tier::kNvme, .pool = pool});
     EBB_ASSIGN_OR_RETURN(rate, MeasureFile(file, bytes, rates.sum));
     return absl::OkStatus();
   };

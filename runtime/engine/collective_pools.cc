@@ -7,7 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/trace/log.h"
+#include "ebb/sharding/plan_facts.h"
 
 namespace ebb {
 
@@ -24,10 +26,10 @@ absl::StatusOr<Buffer> AllocatePool(const EngineInputs& inputs, StateClass state
 }
 
 absl::Status CollectivePools::Show(const Storage& storage, const sharding::Pools& pools) {
-  if (inputs_.config.ebb.register_buffers && inputs_.device.kind() == DeviceKind::kCuda)
+  if (inputs_.config.ebb.register_buffers && !HostReaches(inputs_.device))
     EBB_RETURN_IF_ERROR(Register(storage));
   if (pools.staging_sums_bytes == 0) return absl::OkStatus();
-  const std::span<std::byte> scratch(storage.Staging(pools.staging_sums),
+  const std::span<std::byte> scratch(storage.At(sharding::StagingPlace(pools.staging_sums)),
                                      static_cast<size_t>(pools.staging_sums_bytes));
   // Both sum on the reduce stream, one after the other.
   for (const Lane lane : {Lane::kReduce, Lane::kReplicas})

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/device_reach.h"
 
 namespace ebb {
 namespace {
@@ -65,7 +66,7 @@ absl::Status ControlBlock::Create(const Device& device, size_t units, size_t ran
   block.device_runs_ = block.runs_ = Construct<optim::UpdateRun>(memory + table, runs.size());
   std::copy(runs.begin(), runs.end(), block.runs_.begin());
   *block.loss_scale_ = 1;
-  if (device.kind() == DeviceKind::kCpu) return absl::OkStatus();
+  if (HostReaches(device)) return absl::OkStatus();
 
   Cutter on_device;
   const size_t device_constants = on_device.Take<optim::UpdateConstants>(4 * sets),

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/sharding/conflicts.h"
+#include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/residency.h"
 
 namespace ebb {
@@ -16,13 +17,13 @@ void DisplacedUnits::Open(OpenScope& scope) {
         with_.messages->ScopeName(scope.kind, scope.unit),
         " after the unit's update of this step has started, so its parameters are the next step's: "
         "open it before its last Backward, or set ebb.asynchronous_step to late")));
-    return with_.issuer->Fence();
+    return with_.order->Fence();
   }
-  if (plan.decisions.kept_whole[scope.unit]) return with_.issuer->Fence();
+  if (sharding::IsKeptWhole(plan, scope.unit)) return with_.order->Fence();
   const bool shown = std::any_of(with_.progress->open.begin(), with_.progress->open.end(),
                                  [&](const OpenScope& other) { return other.unit == scope.unit; });
   if (shown || IsGathered(scope.unit)) {
-    return with_.issuer->Fence();
+    return with_.order->Fence();
   }
   if (!HasRoom(scope, /*all=*/true)) return;
   scope.displaces = true;
@@ -43,7 +44,7 @@ void DisplacedUnits::Close(const OpenScope& scope) {
         Gather(unit);
     }
   }
-  with_.issuer->Fence();
+  with_.order->Fence();
 }
 
 // Whether a gather has brought the unit, or brings it, for a scope that is not over.
@@ -75,21 +76,21 @@ bool DisplacedUnits::HasRoom(const OpenScope& scope, bool all) {
       with_.messages->ScopeName(other->kind, other->unit),
       " is open: the gather pool has room for both only one after the other; close the first, or "
       "raise ebb.prefetch_depth")));
-  with_.issuer->Fence();
+  with_.order->Fence();
   return false;
 }
 
 // Between all that was issued and all that comes.
 void DisplacedUnits::Gather(int unit) {
-  with_.issuer->Fence();
+  with_.order->Fence();
   with_.state->GatherUnit(unit);
-  with_.issuer->Fence();
+  with_.order->Fence();
 }
 
 void DisplacedUnits::GatherAgain() {
   for (int unit = 0; unit < static_cast<int>(with_.progress->plan().layout.units.size()); ++unit)
     if (IsGathered(unit)) Gather(unit);
-  with_.issuer->Fence();
+  with_.order->Fence();
 }
 
 }  // namespace ebb

@@ -3,12 +3,12 @@
 #pragma once
 
 #include "ebb/runtime/engine/fragment_runner.h"
-#include "ebb/runtime/engine/issuer.h"
 #include "ebb/runtime/engine/outcome_messages.h"
 #include "ebb/runtime/engine/scope_views.h"
 #include "ebb/runtime/engine/state_access.h"
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/step_progress.h"
+#include "ebb/runtime/engine/stream_order.h"
 
 namespace ebb {
 
@@ -17,7 +17,7 @@ class DisplacedUnits {
   struct Parts {  // borrowed
     StepProgress* progress = nullptr;
     FragmentRunner* runner = nullptr;
-    Issuer* issuer = nullptr;
+    StreamOrder* order = nullptr;
     StateAccess* state = nullptr;
     StepErrors* errors = nullptr;
     const OutcomeMessages* messages = nullptr;

@@ -18,11 +18,6 @@ absl::Status MovedFrom() {
   return absl::FailedPreconditionError("this Engine was moved from; use the one it was moved to");
 }
 
-// What a call of this rank alone returns: only an engine that has failed lets its ranks go apart.
-absl::Status Local(const EngineParts& parts, absl::Status status) {
-  return parts.outcome.errors.has_failed() ? parts.calls.ReturnedAlone(std::move(status)) : status;
-}
-
 // Of a call that has its place between steps.
 absl::Status WhileAlive(std::string_view call, std::string_view what_now) {
   return absl::FailedPreconditionError(
@@ -33,7 +28,7 @@ constexpr std::string_view kFinishFirst = ": finish or drop it first";
 
 }  // namespace
 
-Engine::Engine(std::unique_ptr<EngineParts> parts) : parts_(std::move(parts)) {}
+Engine::Engine(std::unique_ptr<EngineParts> parts) : EngineState(std::move(parts)) {}
 Engine::Engine(Engine&&) noexcept = default;
 Engine& Engine::operator=(Engine&&) noexcept = default;
 Engine::~Engine() = default;
@@ -76,57 +71,6 @@ absl::StatusOr<StepReport> Engine::Report() {
   if (parts_ == nullptr) return MovedFrom();
   return parts_->call.steps->Report();
 }
-absl::Status Engine::Read(StateClass what, Sink sink, std::string_view optimizer_state) {
-  if (parts_ == nullptr) return MovedFrom();
-  return Local(*parts_, parts_->call.state->Read(what, sink, optimizer_state));
-}
-absl::Status Engine::Write(StateClass what, const Initialiser& source,
-                           std::string_view optimizer_state) {
-  if (parts_ == nullptr) return MovedFrom();
-  if (source == nullptr)
-    return absl::InvalidArgumentError("Write without a source of values: an empty Initialiser");
-  return Local(*parts_, parts_->call.state->Write(what, source, optimizer_state));
-}
-absl::Status Engine::Gather(ParameterId p, StateClass what, std::span<float> whole, int root) {
-  if (parts_ == nullptr) return MovedFrom();
-  return parts_->calls.Returned(parts_->call.state->Gather(p, what, whole, root));
-}
-absl::Status Engine::Gather(ParameterId p, StateClass what, Sink sink, int root) {
-  if (parts_ == nullptr) return MovedFrom();
-  return parts_->calls.Returned(parts_->call.state->Gather(p, what, sink, root));
-}
-std::vector<StateSlice> Engine::StateSlices() const {
-  if (parts_ == nullptr) return {};
-  return parts_->call.beside->Slices();
-}
-absl::StatusOr<std::shared_future<absl::Status>> Engine::ReadAsync(StateReader reader) {
-  if (parts_ == nullptr) return MovedFrom();
-  if (parts_->scopes.progress.alive)
-    return parts_->calls.Returned(WhileAlive("ReadAsync", kFinishFirst));
-  return parts_->calls.Returned(parts_->call.state->ReadAsync(std::move(reader)));
-}
-bool Engine::IsReadingAsync() const {
-  return parts_ != nullptr && !parts_->call.beside->is_over();
-}
-void Engine::AwaitAsyncRead() const {
-  if (parts_ != nullptr) parts_->call.beside->Await();
-}
-absl::StatusOr<TrainingState> Engine::training_state() {
-  if (parts_ == nullptr) return MovedFrom();
-  absl::StatusOr<TrainingState> state = parts_->call.state->training_state();
-  if (!state.ok()) return Local(*parts_, state.status());
-  return state;
-}
-std::string Engine::run() const {
-  return parts_ == nullptr ? "" : parts_->run;
-}
-void Engine::SetRun(std::string run) {
-  if (parts_ != nullptr) parts_->run = std::move(run);
-}
-absl::Status Engine::SetTrainingState(const TrainingState& state) {
-  if (parts_ == nullptr) return MovedFrom();
-  return parts_->calls.Returned(parts_->call.state->SetTrainingState(state));
-}
 absl::Status Engine::Agree(const absl::Status& own, std::string_view about) {
   if (parts_ == nullptr) return MovedFrom();
   if (parts_->scopes.progress.alive)
@@ -151,10 +95,6 @@ absl::Status Engine::Reorder(std::vector<Visit> forward, std::vector<ScopeEvent>
   if (parts_->scopes.progress.alive)
     return parts_->calls.Returned(WhileAlive("Reorder", kFinishFirst));
   return parts_->calls.Returned(ebb::Reorder(*parts_).To(std::move(forward), std::move(order)));
-}
-absl::Status Engine::CopyParametersFrom(Engine& other) {
-  if (parts_ == nullptr || other.parts_ == nullptr) return MovedFrom();
-  return parts_->calls.Returned(parts_->call.state->CopyParametersFrom(*other.parts_->call.state));
 }
 std::vector<MemoryRow> Engine::memory() const {
   if (parts_ == nullptr) return {};
@@ -181,10 +121,6 @@ const World& Engine::world() const {
 }
 const ModelSpec& Engine::model() const {
   return parts_->inputs.model;
-}
-std::vector<std::string> Engine::optimizer_states(ParameterId parameter) const {
-  const ParameterSpec& of = parts_->inputs.model[parameter];
-  return of.trainable ? parts_->updates.state_names.Of(of.group) : std::vector<std::string>();
 }
 const Program& Engine::program() const {
   return *parts_->program;

@@ -78,8 +78,8 @@ absl::Status EngineCommunicators::MakeReduce(int shards) {
 }
 
 absl::Status EngineCommunicators::MeetBehindFreedMemory() const {
-  return inputs_.world.connected_by_nccl() ? inputs_.given_world.MeetOnHost(OptionsOf("moved"))
-                                           : absl::OkStatus();
+  return inputs_.uses_nccl() ? inputs_.given_world.MeetOnHost(OptionsOf("moved"))
+                             : absl::OkStatus();
 }
 
 void EngineCommunicators::Leave() {

@@ -27,8 +27,7 @@ sharding::PlanInputs PlanInputsFor(const ModelSpec& model, const Config& config,
 sharding::PlanInputs EngineInputs::ForPlan() const {
   sharding::PlanInputs inputs = PlanInputsFor(model, config, size(), own_optimizer());
   inputs.cap_error = sharding::PlanInputs::CapError::kClasses;  // one rank advises (Setup)
-  inputs.sums_depend_on_groups =
-      world.connected_by_nccl() && !config.ebb.deterministic_reduce && size() > 1;
+  inputs.sums_depend_on_groups = uses_nccl() && !config.ebb.deterministic_reduce && size() > 1;
   return inputs;
 }
 

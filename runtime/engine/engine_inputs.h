@@ -21,6 +21,7 @@ struct EngineInputs {
 
   int rank() const { return world.rank(); }
   int size() const { return world.size(); }
+  bool uses_nccl() const { return world.connected_by_nccl(); }
   const OptimizerSpec* own_optimizer() const {
     return options.optimizer ? &*options.optimizer : nullptr;
   }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/engine/issuer.h"
 
 namespace ebb {
 

@@ -17,7 +17,6 @@
 #include "ebb/runtime/engine/fragment_runner.h"
 #include "ebb/runtime/engine/instruction_arithmetic.h"
 #include "ebb/runtime/engine/issue_observer.h"
-#include "ebb/runtime/engine/issuer.h"
 #include "ebb/runtime/engine/norm_exchange.h"
 #include "ebb/runtime/engine/open_scopes.h"
 #include "ebb/runtime/engine/optimizer_state_names.h"
@@ -37,6 +36,7 @@
 #include "ebb/runtime/engine/step_timeline.h"
 #include "ebb/runtime/engine/steps.h"
 #include "ebb/runtime/engine/storage.h"
+#include "ebb/runtime/engine/stream_order.h"
 #include "ebb/runtime/engine/suspension.h"
 #include "ebb/runtime/engine/swap_verifier.h"
 #include "ebb/runtime/engine/update_call.h"
@@ -45,6 +45,8 @@
 #include "ebb/runtime/trace/ledger.h"
 
 namespace ebb {
+
+class Issuer;
 
 // Updates, and what they need of the config and the model.
 struct UpdateParts {
@@ -60,8 +62,10 @@ struct UpdateParts {
 struct IssueParts {
   std::optional<ProfilerRanges> ranges;
   std::unique_ptr<IssueObserver> observer;  // of a check of the order; null: none
+  IssueObservers observers;                 // these, and those of the timeline
   std::optional<RecordExchange> exchange;
-  std::optional<Issuer> issuer;
+  std::optional<StreamOrder> order;
+  std::unique_ptr<Issuer> issuer;
   std::optional<FragmentRunner> runner;
 };
 
@@ -80,7 +84,7 @@ struct ScopeParts {
 struct CallParts {
   std::optional<RankMeetings> meetings;
   std::optional<Suspension> suspension;
-  std::optional<AsyncReads> beside;
+  std::optional<AsyncReads> reads;
   std::optional<StateCalls> state;
   std::optional<Steps> steps;
 };

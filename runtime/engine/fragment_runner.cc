@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "ebb/runtime/engine/issuer.h"
+#include "ebb/sharding/plan_facts.h"
 
 namespace ebb {
 
@@ -16,7 +18,7 @@ StepTag FragmentRunner::Tag() const {
           .finished = with_.outcome->finished_steps(),
           .parity = progress.parity,
           .counts = progress.alive && !progress.evaluation,
-          .divide = static_cast<float>(1.0 / progress.divisor)};
+          .divide = static_cast<float>(1.0 / progress.gradients.divisor)};
 }
 
 // A rank that cannot link a fragment fails, as the other ranks issue its collectives.
@@ -46,7 +48,7 @@ void FragmentRunner::ReserveSpans() const {
   const sharding::Plan& plan = progress.plan();
   const int64_t operations =
       std::ssize(plan.operations) +
-      (progress.rounds - plan.decisions.rounds) * std::ssize(plan.MiddleRound());
+      (progress.rounds - sharding::PlannedRounds(plan)) * std::ssize(plan.MiddleRound());
   with_.timeline->Collect(progress.trace.shown ? operations : 0);
 }
 
@@ -73,11 +75,11 @@ bool FragmentRunner::UpdateHasStarted(int unit) const {
 }
 
 void FragmentRunner::StartKernels(int instruction) {
-  with_.issuer->StartKernels(*with_.progress->fragment, instruction, Tag());
+  with_.order->Await(*with_.progress->fragment, instruction, with_.progress->parity);
 }
 
 void FragmentRunner::EndKernels(int instruction) {
-  with_.issuer->EndKernels(*with_.progress->fragment, instruction, Tag());
+  with_.order->Leave(*with_.progress->fragment, instruction, with_.progress->parity);
 }
 
 void FragmentRunner::Drain() {
@@ -100,7 +102,7 @@ void FragmentRunner::IssueCarriedLeft() {
   const int end = static_cast<int>(progress.fragment->fragment().instructions.size());
   for (int index = issued(); index < end; ++index) {
     if (!(*progress.fragment)[index].carried) continue;
-    with_.issuer->Fence();
+    with_.order->Fence();
     Issue(index, index + 1);
   }
 }
@@ -124,7 +126,7 @@ absl::Status FragmentRunner::MayLook() const {
 
 void FragmentRunner::AwaitState() {
   Drain();
-  with_.issuer->WaitIdle();
+  with_.order->WaitIdle();
 }
 
 void FragmentRunner::ReadSlotsAgain() {
@@ -168,7 +170,7 @@ void FragmentRunner::ReadSlotsAgain() {
   }
   for (int index = 0; index < issued(); ++index)
     if (again[static_cast<size_t>(index)] != 0) Issue(index, index + 1);
-  with_.issuer->Fence();
+  with_.order->Fence();
 }
 
 std::vector<CommunicationRow> FragmentRunner::communication() const {

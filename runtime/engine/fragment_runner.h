@@ -6,22 +6,25 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "ebb/runtime/engine/issuer.h"
 #include "ebb/runtime/engine/moved_bytes.h"
 #include "ebb/runtime/engine/programs.h"
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/step_outcome.h"
 #include "ebb/runtime/engine/step_progress.h"
 #include "ebb/runtime/engine/step_timeline.h"
+#include "ebb/runtime/engine/stream_order.h"
 #include "ebb/sharding/traffic.h"
 
 namespace ebb {
+
+class Issuer;
 
 class FragmentRunner {
  public:
   struct Parts {  // borrowed
     StepProgress* progress = nullptr;
     Programs* programs = nullptr;
+    StreamOrder* order = nullptr;
     Issuer* issuer = nullptr;
     StepOutcome* outcome = nullptr;
     StepErrors* errors = nullptr;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/device_reach.h"
 
 namespace ebb {
 namespace {
@@ -13,7 +14,7 @@ constexpr int64_t kAlignment = 16;  // of what shares the mirror
 }  // namespace
 
 absl::Status DeviceMirror::Allocate(const Device& device, int64_t bytes, MemoryLedger& ledger) {
-  if (made() || device.kind() == DeviceKind::kCpu) return absl::OkStatus();
+  if (made() || HostReaches(device)) return absl::OkStatus();
   constexpr char kWhat[] = "what ranks tell each other";
   if (copy_.data() == nullptr) {
     EBB_ASSIGN_OR_RETURN(copy_, device.Allocate(bytes, kWhat));

@@ -8,6 +8,7 @@
 #include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/advice.h"
 #include "ebb/sharding/budget.h"
@@ -52,7 +53,7 @@ absl::Status CheckHostMemory(const EngineInputs& inputs, const sharding::Pools& 
                      .ranks = std::count_if(all.begin(), all.end(), is_under),
                      .ram = limits[i].ram,
                      .swap = limits[i].swap,
-                     .holds_device = inputs.device.kind() == DeviceKind::kCpu,
+                     .holds_device = HostReaches(inputs.device),
                      .untouched = inputs.model.workspace_untouched_bytes});
     std::string warning = sharding::HostRoomWarning(pools, rooms.back());
     if (first_ranks.back() == inputs.rank() && !warning.empty())

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/stream.h"
@@ -26,6 +27,24 @@ class IssueObserver {
   // That thread is about to touch the control block itself.
   enum class CallerTouch : uint8_t { kBeginLoss, kBeginRecord, kReadScale };
   virtual void Touch(CallerTouch, int /*parity*/) {}
+};
+
+// All that see an engine's instructions; borrowed.
+class IssueObservers {
+ public:
+  void Add(IssueObserver& observer) { observers_.push_back(&observer); }
+  void Begin(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) const {
+    for (IssueObserver* observer : observers_) observer->Begin(run, instruction, step, stream);
+  }
+  void End(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) const {
+    for (IssueObserver* observer : observers_) observer->End(run, instruction, step, stream);
+  }
+  void Touch(IssueObserver::CallerTouch touch, int parity) const {
+    for (IssueObserver* observer : observers_) observer->Touch(touch, parity);
+  }
+
+ private:
+  std::vector<IssueObserver*> observers_;
 };
 
 // For programs that check the order of what engines enqueue: what is made for each engine from now on. Null, as at

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/device_spans.h"
 #include "ebb/runtime/engine/issue_observer.h"
 #include "ebb/runtime/trace/timeline.h"
@@ -20,7 +21,7 @@ class IssueTracer : public IssueObserver {
 
  private:
   bool TimedByDevice(const Stream& stream) const {
-    return device_ != nullptr && stream.view().native != nullptr;
+    return device_ != nullptr && RunsOnDevice(stream);
   }
 
   Timeline& timeline_;

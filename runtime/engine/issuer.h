@@ -7,9 +7,8 @@
 #include <functional>
 #include <optional>
 #include <span>
-#include <vector>
+#include <utility>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "ebb/runtime/comm/communicator.h"
 #include "ebb/runtime/device/stream.h"
@@ -21,17 +20,16 @@
 #include "ebb/runtime/engine/step_communicators.h"
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/storage.h"
+#include "ebb/runtime/engine/stream_order.h"
 #include "ebb/runtime/engine/swap_verifier.h"
-#include "ebb/sharding/frontier.h"
 #include "ebb/sharding/instructions.h"
-#include "ebb/sharding/waits.h"
 
 namespace ebb {
 
 class Issuer {
  public:
-  struct Parts {                                         // borrowed
-    std::array<Stream*, sharding::kLines> streams = {};  // null: no instruction runs there
+  struct Parts {  // borrowed
+    StreamOrder* order = nullptr;
     std::array<std::optional<Communicator>*, sharding::kLanes> lanes = {};  // by sharding::Lane
     Storage* storage = nullptr;
     Event* started = nullptr;  // ties the streams on which transfers start and end
@@ -41,49 +39,23 @@ class Issuer {
     StepOutcome* outcome = nullptr;
     StepErrors* errors = nullptr;
     StepCommunicators* peers = nullptr;
+    const IssueObservers* observers = nullptr;
   };
-  // `cells` outlive this.
-  Issuer(const Parts& parts, const sharding::Cells& cells, int units)
-      : with_(parts), cells_(cells), control_(units), frontier_(cells.count()) {}
-  absl::Status MakeFence(const Device& device);
-  // A stream that there was none of so far.
-  void UseStream(sharding::Line line, Stream& stream) { with_.streams[line] = &stream; }
+  explicit Issuer(const Parts& parts) : with_(parts) {}
+
   // What kReadAsync does, on its stream.
   void OnReadAsync(std::function<void(int unit)> read) { read_async_ = std::move(read); }
 
-  sharding::Frontier& frontier() { return frontier_; }
-  std::vector<Event*>& events() { return events_; }
-  void Observe(IssueObserver& observer) { observers_.push_back(&observer); }
-  void Note(IssueObserver::CallerTouch touch, int parity) {
-    for (IssueObserver* observer : observers_) observer->Touch(touch, parity);
-  }
-
-  // Instructions [begin, end), whose kernels are left to StartKernels and EndKernels if they are a scope's.
+  // Instructions [begin, end), but for the kernels of scopes, which the trainer enqueues (FragmentRunner::StartKernels).
   void Run(LinkedFragment& run, int begin, int end, const StepTag& step, MovedBytes* counted);
-  // What the compute stream runs from now on finds what the kernels need; it has run.
-  void StartKernels(LinkedFragment& run, int instruction, const StepTag& step);
-  void EndKernels(LinkedFragment& run, int instruction, const StepTag& step);
   // Of a call for state, whose instructions may run at once: starts them behind all that used what they touch.
   // `over`: an event for each.
   void StartNow(LinkedFragment& run, std::span<Event> over);
   // Waits until they are over; the first error.
   absl::Status AwaitNow(LinkedFragment& run, std::span<Event> over);
-  // Every stream comes after all that was issued on any. For what no fragment has.
-  void Fence();
-  // The fragment has ended early: what comes next waits for all that was issued, as far as it enters anything.
-  void EndEarly();
-  // The caller waits for what has used, of the control block, what is there by this parity.
-  void AwaitParity(int parity);
-  // The compute stream waits for what decides the loss scale.
-  void AwaitScale();
-  // The caller waits for all that was issued, or for all of steps and evaluations.
-  void WaitIdle();
-  void WaitForSteps();
 
  private:
-  Stream& At(sharding::Line line) { return *with_.streams[line]; }
-  void Await(LinkedFragment& run, int instruction, const StepTag& step);
-  void Leave(LinkedFragment& run, int instruction, const StepTag& step);
+  Stream& At(sharding::Line line) const { return with_.order->At(line); }
   void Issue(LinkedFragment& run, int instruction, const StepTag& step, MovedBytes* counted);
   void Work(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream);
   void Collect(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream);
@@ -91,15 +63,8 @@ class Issuer {
   void StartTransfers(LinkedFragment& run, int instruction, uint32_t save);
   void EndTransfers(LinkedFragment& run, int instruction, const StepTag& step);
 
-  Parts with_;
+  const Parts with_;
   std::function<void(int unit)> read_async_;
-  const sharding::Cells& cells_;
-  const sharding::ControlCells control_;
-  sharding::Frontier frontier_;
-  std::vector<Event> fence_;    // by line
-  std::vector<int> floor_;      // likewise: its number in the frontier
-  std::vector<Event*> events_;  // by their numbers in the frontier
-  std::vector<IssueObserver*> observers_;
 };
 
 }  // namespace ebb

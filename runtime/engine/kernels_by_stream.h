@@ -3,6 +3,7 @@
 
 #include "ebb/optim/kernels.h"
 #include "ebb/runtime/device/stream.h"
+#include "ebb/runtime/engine/device_reach.h"
 
 namespace ebb {
 
@@ -10,9 +11,7 @@ struct KernelsByStream {  // borrowed
   optim::Kernels* device = nullptr;
   optim::Kernels* host = nullptr;
 
-  optim::Kernels& Of(const Stream& stream) const {
-    return stream.view().native == nullptr ? *host : *device;
-  }
+  optim::Kernels& Of(const Stream& stream) const { return RunsOnDevice(stream) ? *device : *host; }
   // They are enqueued when they are called, and run later.
   bool Enqueue(const Stream& stream) const { return Of(stream).enqueues(); }
 };

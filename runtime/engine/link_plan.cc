@@ -1,9 +1,10 @@
 #include "ebb/runtime/engine/link_plan.h"
 
-#include <utility>
+#include <memory>
 #include <vector>
 
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/issuer.h"
 
 namespace ebb {
 namespace {
@@ -18,13 +19,13 @@ std::vector<int> LastBackwards(const sharding::Plan& plan) {
   return last;
 }
 
-void MakeIssuer(EngineParts& parts) {
+std::unique_ptr<Issuer> MakeIssuer(EngineParts& parts) {
   using sharding::Lane;
   EngineCommunicators& communicators = parts.communicators;
   OutcomeParts& outcome = parts.outcome;
   IssueParts& issue = parts.issue;
-  issue.issuer.emplace(
-      Issuer::Parts{.streams = parts.streams.all(),
+  return std::make_unique<Issuer>(
+      Issuer::Parts{.order = &*issue.order,
                     .lanes = {nullptr, communicators.at(Lane::kGather),
                               communicators.at(Lane::kSecondary), communicators.at(Lane::kReduce),
                               communicators.at(Lane::kReplicas), communicators.of_world()},
@@ -35,29 +36,29 @@ void MakeIssuer(EngineParts& parts) {
                     .exchange = &*issue.exchange,
                     .outcome = &*outcome.outcome,
                     .errors = &outcome.errors,
-                    .peers = &outcome.peers},
-      parts.programs.cells(), static_cast<int>(parts.inputs.model.units.size()));
-  if (IssueTracer* const tracer = parts.timeline.tracer()) issue.issuer->Observe(*tracer);
-  issue.issuer->Observe(*issue.ranges);
-  if (issue.observer != nullptr) issue.issuer->Observe(*issue.observer);
+                    .peers = &outcome.peers,
+                    .observers = &issue.observers});
 }
 
 }  // namespace
 
 absl::Status LinkPlan(EngineParts& parts) {
   OutcomeParts& outcome = parts.outcome;
-  outcome.outcome->FollowOrder(LastBackwards(parts.programs.plan()));
+  IssueParts& issue = parts.issue;
+  outcome.backwards = LastBackwards(parts.programs.plan());
   EBB_RETURN_IF_ERROR(parts.programs.CutCells());
-  MakeIssuer(parts);
-  Issuer& issuer = *parts.issue.issuer;
-  EBB_RETURN_IF_ERROR(issuer.MakeFence(parts.inputs.device));
-  EBB_RETURN_IF_ERROR(parts.programs.LinkOwn(issuer, *parts.storage));
-  parts.issue.runner.emplace(FragmentRunner::Parts{.progress = &parts.scopes.progress,
-                                                   .programs = &parts.programs,
-                                                   .issuer = &issuer,
-                                                   .outcome = &*outcome.outcome,
-                                                   .errors = &outcome.errors,
-                                                   .timeline = &parts.timeline});
+  issue.order.emplace(parts.streams.all(), parts.programs.cells(),
+                      static_cast<int>(parts.inputs.model.units.size()));
+  EBB_RETURN_IF_ERROR(issue.order->MakeFence(parts.inputs.device));
+  EBB_RETURN_IF_ERROR(parts.programs.LinkOwn(*issue.order, *parts.storage));
+  if (issue.issuer == nullptr) issue.issuer = MakeIssuer(parts);
+  issue.runner.emplace(FragmentRunner::Parts{.progress = &parts.scopes.progress,
+                                             .programs = &parts.programs,
+                                             .order = &*issue.order,
+                                             .issuer = issue.issuer.get(),
+                                             .outcome = &*outcome.outcome,
+                                             .errors = &outcome.errors,
+                                             .timeline = &parts.timeline});
   parts.scopes.views.emplace(ScopeViews::Parts{.inputs = &parts.inputs,
                                                .storage = &*parts.storage,
                                                .compute = &parts.streams.compute(),

@@ -5,6 +5,7 @@
 
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/awaited_event.h"
+#include "ebb/runtime/engine/stream_order.h"
 
 namespace ebb {
 
@@ -22,16 +23,17 @@ bool IsAwaitedByHost(const Instruction& instruction) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<LinkedFragment>> LinkedFragment::Link(
-    sharding::Fragment fragment, const sharding::Plan& plan, const Device& device,
-    const Storage& storage, sharding::Frontier& frontier, std::vector<Event*>& events) {
+absl::StatusOr<std::unique_ptr<LinkedFragment>> LinkedFragment::Link(sharding::Fragment fragment,
+                                                                     const sharding::Plan& plan,
+                                                                     const Device& device,
+                                                                     const Storage& storage,
+                                                                     StreamOrder& order) {
   std::unique_ptr<LinkedFragment> linked(new LinkedFragment(std::move(fragment), plan));
   const auto add_event = [&](const Instruction& instruction) -> absl::StatusOr<int> {
     EBB_ASSIGN_OR_RETURN(
         Event event, IsAwaitedByHost(instruction) ? NewAwaitedEvent(device) : device.NewEvent());
     linked->events_.push_back(std::make_unique<Event>(std::move(event)));
-    events.push_back(linked->events_.back().get());
-    return frontier.AddEvent(instruction.ends);
+    return order.AddEvent(instruction.ends, *linked->events_.back());
   };
   int operands = 0;
   for (const Instruction& instruction : linked->fragment_.instructions) {

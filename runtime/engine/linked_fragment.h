@@ -18,17 +18,20 @@
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/event.h"
 #include "ebb/runtime/engine/storage.h"
-#include "ebb/sharding/frontier.h"
 #include "ebb/sharding/instructions.h"
 
 namespace ebb {
 
+class StreamOrder;
+
 class LinkedFragment {
  public:
-  // `plan`: whose operations the fragment's are; it outlives this. The events join `frontier`.
-  static absl::StatusOr<std::unique_ptr<LinkedFragment>> Link(
-      sharding::Fragment fragment, const sharding::Plan& plan, const Device& device,
-      const Storage& storage, sharding::Frontier& frontier, std::vector<Event*>& events);
+  // `plan`: whose operations the fragment's are; it outlives this. `order` has its events from then on.
+  static absl::StatusOr<std::unique_ptr<LinkedFragment>> Link(sharding::Fragment fragment,
+                                                              const sharding::Plan& plan,
+                                                              const Device& device,
+                                                              const Storage& storage,
+                                                              StreamOrder& order);
   // Where the pools are now.
   void Point(const Storage& storage);
 
@@ -56,7 +59,7 @@ class LinkedFragment {
   std::span<const CollectiveSpan> spans(int instruction) const {
     return spans_[static_cast<size_t>(instruction)];
   }
-  // The number of its event in the frontier; -1: nothing waits for it.
+  // The number of its event in the streams' order; -1: nothing waits for it.
   int event(int instruction, int parity) const {
     return event_numbers_[static_cast<size_t>(instruction)][static_cast<size_t>(parity)];
   }

@@ -13,6 +13,7 @@
 #include "ebb/runtime/engine/bucket_measurement.h"
 #include "ebb/runtime/engine/checksum_cost.h"
 #include "ebb/runtime/engine/collective_pools.h"
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/update_rates.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/advice.h"
@@ -57,7 +58,7 @@ absl::Status Measuring::Measure() {
 // The size of a group with which gathers are fast on rank 0's links.
 absl::Status Measuring::MeasureCoalesce(Scratch& scratch) {
   config_.ebb.measures_coalesce = false;
-  if (!with_.inputs.world.connected_by_nccl()) return absl::OkStatus();
+  if (!with_.inputs.uses_nccl()) return absl::OkStatus();
   constexpr char kWhat[] = "measuring group sizes";
   // As the pools: what NCCL does for registered memory is what steps will have.
   scratch.groups = AllocatePool(with_.inputs, StateClass::kGather, kBucketBytesMax, kWhat);
@@ -95,7 +96,7 @@ void Measuring::ChooseRatioByCap() {
   optimizer.ratio =
       sharding::ChooseRatio(with_.inputs.ForPlan(), /*balanced=*/0, config_.ebb.device_memory);
   const bool offloads = config_.optimizer_tier() != Tier::kDevice;
-  optimizer.measures_ratio = offloads && with_.inputs.device.kind() != DeviceKind::kCpu;
+  optimizer.measures_ratio = offloads && !HostReaches(with_.inputs.device);
   if (offloads && !optimizer.measures_ratio)
     LogChosen(kRatio, absl::StrCat(optimizer.ratio, ", as the same threads update both parts"));
 }
@@ -119,18 +120,18 @@ absl::Status Measuring::MeasureRatio(Scratch& scratch) {
 // Ranks of a host share its memory's bandwidth in training, and perhaps a device, so all of them
 // measure at a time.
 absl::StatusOr<double> Measuring::MeasureBalance(Scratch& scratch) {
-  const sharding::Decisions& decisions = plan().decisions;
+  const sharding::Decisions& settled = plan().decisions;
   const std::vector<sharding::SubGroup>& groups = plan().pools.homes.sub_groups;
   // The time of an optimizer of the trainer's is not known.
   if (with_.inputs.options.optimizer || groups.empty()) return 0;
   UpdateShape shape{.optimizer = config_.optimizer,
-                    .master = decisions.stochastic_rounding ? optim::MasterForm::kParameter
-                              : decisions.split_master      ? optim::MasterForm::kSplit
-                                                            : optim::MasterForm::kWhole,
-                    .gradient = decisions.shard_dtype(groups[0].unit),
-                    .parameter = decisions.compute,
-                    .sent = decisions.communication,
-                    .parameters_go_up = decisions.parameter_tier == Tier::kDevice,
+                    .master = settled.stochastic_rounding ? optim::MasterForm::kParameter
+                              : settled.split_master      ? optim::MasterForm::kSplit
+                                                          : optim::MasterForm::kWhole,
+                    .gradient = settled.shard_dtype(groups[0].unit),
+                    .parameter = settled.compute,
+                    .sent = settled.communication,
+                    .parameters_go_up = settled.parameter_tier == Tier::kDevice,
                     .pins_host_memory = config_.zero.offload_optimizer.pin_memory};
   for (const sharding::SubGroup& group : groups) shape.elements += group.count();
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), absl::OkStatus()));  // all are here
@@ -159,7 +160,7 @@ absl::StatusOr<int64_t> Measuring::DeviceBudget() {
 
 // What is known of the files stays known, whichever it is.
 absl::Status Measuring::ChooseVerifySwap() {
-  if (!with_.storage->HasFiles()) return absl::OkStatus();
+  if (!with_.storage->files().exist()) return absl::OkStatus();
   const sharding::SwapFiles files = sharding::LayOutSwapFiles(plan());
   VerifySwap& verify = config_.ebb.verify_swap;
   if (verify == VerifySwap::kAuto) {

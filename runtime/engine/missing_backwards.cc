@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/sharding/order.h"
+#include "ebb/sharding/plan_facts.h"
 
 namespace ebb {
 namespace {
@@ -25,7 +26,7 @@ void MissingBackwards::Begin(const sharding::Plan& plan, int rounds) {
 }
 
 void MissingBackwards::LeftOut(int begin, int end) {
-  const int per_round = static_cast<int>(plan_->scopes.size()) / plan_->decisions.rounds;
+  const int per_round = static_cast<int>(plan_->scopes.size()) / sharding::PlannedRounds(*plan_);
   const std::span<const sharding::PlannedScope> scopes =
       std::span(plan_->scopes).first(static_cast<size_t>(per_round));
   for (int s = begin; s < end && !found_; ++s) {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/plan_facts.h"
 
 namespace ebb {
 namespace {
@@ -19,8 +20,8 @@ absl::Status NormExchange::Create(const Device& device, const sharding::Plan& pl
                                   const UpdateTable& table, int shard,
                                   std::optional<NormExchange>& into) {
   NormExchange& made = into.emplace();
-  made.layout_ = sharding::LayOutNormRecords(plan.layout, plan.decisions);
-  made.shards_ = plan.decisions.shards;
+  made.layout_ = sharding::NormRecordsOf(plan);
+  made.shards_ = sharding::Slices(plan);
   for (const sharding::Operation& operation : plan.operations) {
     if (operation.kind != sharding::OperationKind::kParameterNorms) continue;
     const bool on_host = operation.stream == sharding::StreamId::kHostUpdate;
@@ -37,7 +38,7 @@ absl::Status NormExchange::Create(const Device& device, const sharding::Plan& pl
     const auto first_slice = static_cast<int>(at.offset / section.shard),
                last_slice = static_cast<int>((at.offset + at.elements - 1) / section.shard);
     for (int slice = first_slice; made.layout_.exchanged && slice <= last_slice; ++slice) {
-      const int entry = first + sharding::NormEntryOf(section, plan.decisions, slice, *id);
+      const int entry = first + sharding::NormEntryOf(plan, at.unit, slice, *id);
       parameter.sources.push_back({.rank = slice, .entry = entry});
       if (slice == shard) parameter.entry = entry;
     }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/sharding/plan_facts.h"
 
 namespace ebb {
 
@@ -16,7 +17,7 @@ using State = sharding::OrderProgress::State;
 void OpenScopes::Begin() {
   StepProgress& progress = *with_.progress;
   // The last uses of a walk that ended early are not known.
-  if (progress.evaluation && progress.moment > 0) with_.issuer->EndEarly();
+  if (progress.evaluation && progress.moment > 0) with_.order->EndEarly();
   with_.runner->ReserveSpans();
   progress.moment = progress.awaited = 0;
   with_.views->Begin(progress.evaluation, progress.micro_batches);
@@ -35,7 +36,7 @@ int64_t OpenScopes::Open(sharding::ScopeKind kind, UnitId id) {
                      model.units.size(), " units")));
     return 0;
   }
-  if (backward && progress.reduced) {
+  if (backward && progress.gradients.are_final) {
     with_.errors->Note(absl::FailedPreconditionError(
         absl::StrCat(with_.messages->ScopeName(kind, unit),
                      " after Step::Reduce, which has made the gradients final")));
@@ -58,9 +59,9 @@ int64_t OpenScopes::Open(sharding::ScopeKind kind, UnitId id) {
   }
   progress.trail.Open(code, expected, progress.NextCode());
   with_.notices->Opened(match, kind, unit);
-  progress.any_backward |= backward;
+  progress.gradients.any |= backward;
   if (match.kind == sharding::Match::kRefused) {
-    with_.issuer->Fence();
+    with_.order->Fence();
   } else if (match.kind == sharding::Match::kAgain) {
     with_.displaced->Open(scope);
   } else {
@@ -146,9 +147,9 @@ void OpenScopes::LeaveOutRest() {
 }
 
 bool OpenScopes::ReducesAfter(const OpenScope& scope) const {
-  const sharding::Decisions& decisions = with_.progress->plan().decisions;
   return scope.planned >= 0 && with_.progress->PlannedScopeOf(scope.planned).gradients &&
-         (!decisions.keeps_step_gradients || scope.round == with_.progress->rounds - 1);
+         (!sharding::SumsOverRounds(with_.progress->plan()) ||
+          scope.round == with_.progress->rounds - 1);
 }
 
 // The plan's next moment is the close of a scope that is still open, but the trainer opens a later one.
@@ -170,7 +171,7 @@ void OpenScopes::OpenAheadOfHeld(const OpenScope& scope) {
                      " is open, behind which the ", std::string(sharding::Name(missing->role)),
                      " of what it needs comes: close that scope first",
                      gathers ? ", or raise ebb.prefetch_depth" : "")));
-    return with_.issuer->Fence();
+    return with_.order->Fence();
   }
   for (size_t moment = begin; moment < end; ++moment) {
     const int kernels = progress.MomentOf(moment).kernels;

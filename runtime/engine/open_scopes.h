@@ -15,7 +15,6 @@
 #include "ebb/runtime/engine/displaced_units.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/fragment_runner.h"
-#include "ebb/runtime/engine/issuer.h"
 #include "ebb/runtime/engine/order_notices.h"
 #include "ebb/runtime/engine/outcome_messages.h"
 #include "ebb/runtime/engine/profiler_ranges.h"
@@ -23,6 +22,7 @@
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/step_progress.h"
 #include "ebb/runtime/engine/step_timeline.h"
+#include "ebb/runtime/engine/stream_order.h"
 
 namespace ebb {
 
@@ -32,7 +32,7 @@ class OpenScopes {
     const EngineInputs* inputs = nullptr;
     StepProgress* progress = nullptr;
     FragmentRunner* runner = nullptr;
-    Issuer* issuer = nullptr;
+    StreamOrder* order = nullptr;
     DisplacedUnits* displaced = nullptr;
     OrderNotices* notices = nullptr;
     ScopeViews* views = nullptr;

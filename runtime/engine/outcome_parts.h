@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "ebb/runtime/engine/outcome_messages.h"
 #include "ebb/runtime/engine/step_communicators.h"
@@ -15,6 +16,7 @@ struct OutcomeParts {
   OutcomeMessages messages;
   StepErrors errors = {};
   StepCommunicators peers;
+  std::vector<int> backwards = {};  // by unit: its last backward, of the order that steps have
   std::optional<StepConstants> constants = {};
   std::optional<StepOutcome> outcome = {};
 };

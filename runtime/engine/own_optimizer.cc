@@ -60,7 +60,7 @@ absl::Status OwnOptimizer::Update(const Work& of, const StepConstants& constants
                             .master = {values, static_cast<size_t>(count)},
                             .gradient = {of.gradient, static_cast<size_t>(count)},
                             .states = states,
-                            .stream = kernels.enqueues() ? stream.view() : StreamView()};
+                            .stream = stream.view()};
     if (absl::Status status = spec_.update(slice); !status.ok()) return status;
     if (!keeps_whole) kernels.StoreMaster(stream, kept);
   }

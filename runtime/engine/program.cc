@@ -2,9 +2,11 @@
 
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/sharding/engine_plans.h"
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/offload_ratio.h"
 #include "ebb/sharding/plan.h"
+#include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/plan_table.h"
 #include "ebb/sharding/traffic.h"
 
@@ -14,7 +16,7 @@ int Program::shards() const {
   return plan_->layout.shards;
 }
 DType Program::gradient() const {
-  return plan_->decisions.gradient;
+  return sharding::GradientDType(*plan_);
 }
 int64_t Program::operations() const {
   return std::ssize(plan_->operations);
@@ -49,7 +51,7 @@ absl::StatusOr<Program> PredictProgram(const ModelSpec& model, int world, const 
   if (!advises) inputs.cap_error = sharding::PlanInputs::CapError::kNeed;
   if (OffloadOptimizerConfig& optimizer = resolved.zero.offload_optimizer; optimizer.measures_ratio)
     optimizer.ratio = sharding::ChooseRatio(inputs, /*balanced=*/0, resolved.ebb.device_memory);
-  EBB_ASSIGN_OR_RETURN(sharding::Plan plan, sharding::PlanStep(inputs));
+  EBB_ASSIGN_OR_RETURN(sharding::Plan plan, sharding::PlanConfigured(inputs));
   return Program(std::make_shared<const sharding::Plan>(std::move(plan)));
 }
 

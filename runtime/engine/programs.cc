@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/engine_plans.h"
+#include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/traffic.h"
 
 namespace ebb {
@@ -17,13 +19,10 @@ sharding::PlanInputs Programs::PlanInputs() const {
 }
 
 absl::Status Programs::Plan() {
-  EBB_ASSIGN_OR_RETURN(sharding::Plan step, sharding::PlanStep(PlanInputs()));
-  EBB_ASSIGN_OR_RETURN(sharding::Plan walk, sharding::PlanWalk(PlanInputs()));
-  EBB_ASSIGN_OR_RETURN(sharding::Plan drain, sharding::PlanDrain(PlanInputs()));
-  for (auto& [plan, run] :
-       {std::pair(&step, &own_), std::pair(&walk, &walk_), std::pair(&drain, &drain_)}) {
-    *run = std::make_unique<Runnable>(std::move(*plan));
-  }
+  EBB_ASSIGN_OR_RETURN(sharding::EnginePlans plans, sharding::PlanEngine(PlanInputs()));
+  own_ = std::make_unique<Runnable>(std::move(plans.step));
+  walk_ = std::make_unique<Runnable>(std::move(plans.walk));
+  drain_ = std::make_unique<Runnable>(std::move(plans.drain));
   return absl::OkStatus();
 }
 
@@ -43,13 +42,13 @@ void Programs::Swap(Programs& other) {
 
 absl::StatusOr<Runnable*> Programs::Of(int rounds, bool hold_updates) {
   const int planned = std::min(rounds, sharding::kPlannedRounds);
-  if (planned == own_->plan.decisions.rounds && !hold_updates) return own_.get();
+  if (planned == sharding::PlannedRounds(own_->plan) && !hold_updates) return own_.get();
   for (const std::unique_ptr<Runnable>& run : others_) {
-    if (run->plan.decisions.rounds == planned && run->hold_updates == hold_updates)
+    if (sharding::PlannedRounds(run->plan) == planned && run->hold_updates == hold_updates)
       return run.get();
   }
   EBB_ASSIGN_OR_RETURN(sharding::Plan plan,
-                       sharding::PlanStep(PlanInputs(), planned, hold_updates));
+                       sharding::PlanVariant(PlanInputs(), planned, hold_updates));
   others_.push_back(std::make_unique<Runnable>(std::move(plan)));
   others_.back()->hold_updates = hold_updates;
   return others_.back().get();
@@ -57,7 +56,7 @@ absl::StatusOr<Runnable*> Programs::Of(int rounds, bool hold_updates) {
 
 absl::Status Programs::CutCells() {
   EBB_ASSIGN_OR_RETURN(const Runnable* const held,
-                       Of(plan().decisions.rounds, /*hold_updates=*/true));
+                       Of(sharding::PlannedRounds(plan()), /*hold_updates=*/true));
   std::vector<Fragment> fragments;
   for (const Runnable* run :
        {static_cast<const Runnable*>(own_.get()), held, static_cast<const Runnable*>(walk_.get()),
@@ -67,15 +66,16 @@ absl::Status Programs::CutCells() {
   }
   std::vector<const Fragment*> all;
   for (const Fragment& fragment : fragments) all.push_back(&fragment);
-  cells_.emplace(all, static_cast<int>(inputs_.model.units.size()), plan().decisions.shards);
+  cells_.emplace(all, static_cast<int>(inputs_.model.units.size()), sharding::Slices(plan()));
   return absl::OkStatus();
 }
 
-absl::Status Programs::LinkOwn(Issuer& issuer, const Storage& storage) {
-  issuer_ = &issuer;
+absl::Status Programs::LinkOwn(StreamOrder& order, const Storage& storage) {
+  order_ = &order;
   storage_ = &storage;
   EBB_RETURN_IF_ERROR(Link(*own_, /*carrying=*/false).status());
-  if (plan().decisions.carries()) EBB_RETURN_IF_ERROR(Link(*own_, /*carrying=*/true).status());
+  if (sharding::CarriesUpdates(plan()))
+    EBB_RETURN_IF_ERROR(Link(*own_, /*carrying=*/true).status());
   EBB_RETURN_IF_ERROR(Link(*walk_, /*carrying=*/false).status());
   return Link(*drain_, /*carrying=*/true).status();
 }
@@ -85,9 +85,8 @@ absl::StatusOr<LinkedFragment*> Programs::Link(Runnable& run, bool carrying) {
   if (linked != nullptr) return linked.get();
   Fragment fragment = sharding::Lower(run.plan, carrying);
   sharding::DeriveWaits(*cells_, fragment);
-  EBB_ASSIGN_OR_RETURN(
-      linked, LinkedFragment::Link(std::move(fragment), run.plan, inputs_.device, *storage_,
-                                   issuer_->frontier(), issuer_->events()));
+  EBB_ASSIGN_OR_RETURN(linked, LinkedFragment::Link(std::move(fragment), run.plan, inputs_.device,
+                                                    *storage_, *order_));
   return linked.get();
 }
 

@@ -8,9 +8,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/engine/engine_inputs.h"
-#include "ebb/runtime/engine/issuer.h"
 #include "ebb/runtime/engine/runnable.h"
 #include "ebb/runtime/engine/storage.h"
+#include "ebb/runtime/engine/stream_order.h"
 #include "ebb/sharding/waits.h"
 
 namespace ebb {
@@ -29,7 +29,7 @@ class Programs {
   Runnable& own() const { return *own_; }      // the config's own step
   Runnable& walk() const { return *walk_; }    // a walk of an evaluation
   Runnable& drain() const { return *drain_; }  // carried updates alone
-  // What is the same in all plans: layout, decisions, pools.
+  // What is the same in all plans: layout, pools, what plan_facts.h has but for rounds and timing.
   const sharding::Plan& plan() const { return own_->plan; }
   // A step of this many rounds; planned once for all of more than two.
   absl::StatusOr<Runnable*> Of(int rounds, bool hold_updates);
@@ -37,8 +37,8 @@ class Programs {
   // Cuts memory into cells, by what the config's own plans touch: those of more rounds touch the same.
   absl::Status CutCells();
   const sharding::Cells& cells() const { return *cells_; }
-  // `issuer` and `storage` outlive this, and have what fragments need.
-  absl::Status LinkOwn(Issuer& issuer, const Storage& storage);
+  // Both outlive this.
+  absl::Status LinkOwn(StreamOrder& order, const Storage& storage);
   // With or without the updates that the step before has left. Allocates, once.
   absl::StatusOr<LinkedFragment*> Link(Runnable& run, bool carrying);
   void PointAll();  // once the pools have moved
@@ -51,7 +51,7 @@ class Programs {
   std::unique_ptr<Runnable> own_, walk_, drain_;
   std::vector<std::unique_ptr<Runnable>> others_;  // of other rounds, or that hold their updates
   std::optional<sharding::Cells> cells_;
-  Issuer* issuer_ = nullptr;
+  StreamOrder* order_ = nullptr;
   const Storage* storage_ = nullptr;
 };
 

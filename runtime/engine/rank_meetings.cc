@@ -2,6 +2,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/engine/agreement.h"
+#include "ebb/runtime/engine/device_reach.h"
+#include "ebb/runtime/engine/error_agreement.h"
 #include "ebb/runtime/engine/exchange.h"
 #include "ebb/sharding/fingerprint.h"
 
@@ -19,7 +21,7 @@ absl::Status RankMeetings::MeetInSteps() {
     const auto note = [this, &communicator] {
       with_.peers->NoteIfBroken(*communicator, [] { return std::string(); });
     };
-    if (stream.view().native != nullptr) {  // the host's streams come to it later
+    if (RunsOnDevice(stream)) {  // the host's streams come to it later
       note();
     } else {
       stream.Enqueue(note);
@@ -59,7 +61,12 @@ absl::Status RankMeetings::Meet(Meeting meeting, int64_t subject, const absl::St
     // Where shards are repeated others may not have it, and wait for this rank's record.
     with_.communicators->control().Abort(broken);
   }
-  const absl::Status agreed = with_.outcome->Agree(log_.entries, ranks);
+  ErrorAgreement agreement({.errors = with_.errors,
+                            .peers = with_.peers,
+                            .control = with_.control,
+                            .messages = with_.messages});
+  const absl::Status agreed =
+      agreement.ErrorOfCall(log_.entries, ranks, with_.outcome->finished_steps() + 1);
   return own.ok() || errors.has_failed() ? agreed : own;
 }
 

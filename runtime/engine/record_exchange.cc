@@ -8,6 +8,7 @@
 #include "ebb/optim/update_constants.h"
 #include "ebb/runtime/config/dtype.h"
 #include "ebb/sharding/interval.h"
+#include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/state_pieces.h"
 #include "ebb/sharding/unit_places.h"
 
@@ -48,8 +49,8 @@ void RecordExchange::Exchange(int parity) {
     NameNonFinite(parity);
   });
   const auto own = static_cast<int64_t>(sizeof(ExchangeRecord)),
-             all = own * with_.plan->decisions.world;
-  std::byte* const records = with_.storage->ExchangeRecords();
+             all = static_cast<int64_t>(with_.control->records(parity).size_bytes());
+  std::byte* const records = with_.storage->At(sharding::RecordsPlace(*with_.plan));
   reduce.Copy(records + all, &with_.control->own_record(parity), own);
   records_[parity] = {.send = records + all, .receive = records, .count = sharding::kExchangeBytes};
   with_.peers->NoteCollective(
@@ -70,7 +71,8 @@ void RecordExchange::Exchange(int parity) {
 // reach is not read for it.
 void RecordExchange::NameNonFinite(int parity) const {
   ExchangeRecord& record = with_.control->own_record(parity);
-  if (record.non_finite_unit < 0 || with_.plan->decisions.timing == sharding::UpdateTiming::kEarly)
+  if (record.non_finite_unit < 0 ||
+      sharding::TimingOf(*with_.plan) == sharding::UpdateTiming::kEarly)
     return;
   const int unit = record.non_finite_unit;
   const sharding::Section& section = sharding::SectionOf(*with_.plan, unit, /*trainable=*/true);
@@ -96,8 +98,8 @@ void RecordExchange::RecordConclusion(int parity) {
 
 std::span<optim::NormSums> RecordExchange::SumsOn(bool device) const {
   const sharding::Pools& pools = with_.plan->pools;
-  std::byte* const at = device ? with_.storage->Staging(pools.staging_norm_sums)
-                               : with_.storage->At(pools.host_norm_sums);
+  std::byte* const at = with_.storage->At(device ? sharding::StagingPlace(pools.staging_norm_sums)
+                                                 : pools.host_norm_sums);
   return {reinterpret_cast<optim::NormSums*>(at), with_.norms->sums()};
 }
 
@@ -116,7 +118,8 @@ void RecordExchange::ExchangeNorms(int parity) {
   });
   if (norms.exchanged()) {
     const std::span<std::byte> own = norms.own_record(), all = norms.records();
-    std::byte* const records = with_.storage->Staging(with_.plan->pools.staging_norm_records);
+    std::byte* const records =
+        with_.storage->At(sharding::StagingPlace(with_.plan->pools.staging_norm_records));
     reduce.Copy(records + all.size(), own.data(), static_cast<int64_t>(own.size()));
     norms_[parity] = {.send = records + all.size(),
                       .receive = records,

@@ -68,8 +68,8 @@ absl::Status Reorder::FollowPlan() {
   EBB_RETURN_IF_ERROR(with_.storage->FollowPlan());
   with_.verifier->FollowPlan(sharding::LayOutSwapFiles(plan), plan.unit_names);
   EBB_RETURN_IF_ERROR(with_.streams.Make(device, &plan));
-  EBB_RETURN_IF_ERROR(with_.streams.MakeOffload(device, plan, with_.storage->HasFiles()));
-  with_.call.beside->FollowPlan();
+  EBB_RETURN_IF_ERROR(with_.streams.MakeOffload(device, plan, with_.storage->files().exist()));
+  with_.call.reads->FollowPlan();
   with_.scopes.progress.run = nullptr;
   with_.scopes.progress.fragment = nullptr;
   return LinkPlan(with_);

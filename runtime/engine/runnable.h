@@ -9,13 +9,14 @@
 
 #include "ebb/runtime/engine/linked_fragment.h"
 #include "ebb/sharding/plan.h"
+#include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/traffic.h"
 
 namespace ebb {
 
 struct Runnable {
   explicit Runnable(sharding::Plan of) : plan(std::move(of)) {
-    const int rounds = plan.decisions.rounds;
+    const int rounds = sharding::PlannedRounds(plan);
     for (const int more : {0, 1}) {
       for (const bool carrying : {false, true})
         traffic_[more][carrying] = sharding::PredictTraffic(plan, carrying, rounds + more);
@@ -28,7 +29,7 @@ struct Runnable {
   // Predicted for a step of this many rounds. What they follow from never changes: any thread may ask.
   std::vector<TrafficRow> Traffic(bool carrying, int rounds) const {
     std::vector<TrafficRow> rows = traffic_[0][carrying];
-    const auto again = static_cast<uint64_t>(rounds - plan.decisions.rounds);
+    const auto again = static_cast<uint64_t>(rounds - sharding::PlannedRounds(plan));
     for (size_t row = 0; row < rows.size(); ++row) {
       rows[row].predicted_bytes +=
           again * (traffic_[1][carrying][row].predicted_bytes - rows[row].predicted_bytes);
@@ -38,7 +39,7 @@ struct Runnable {
   int64_t BytesOf(sharding::OperationKind kind, int rounds) const {
     const auto at = static_cast<size_t>(kind);
     return bytes_of_[0][at] +
-           (rounds - plan.decisions.rounds) * (bytes_of_[1][at] - bytes_of_[0][at]);
+           (rounds - sharding::PlannedRounds(plan)) * (bytes_of_[1][at] - bytes_of_[0][at]);
   }
 
   sharding::Plan plan;

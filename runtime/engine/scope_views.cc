@@ -7,9 +7,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/declared_order.h"
-#include "ebb/sharding/reduction.h"
+#include "ebb/sharding/plan_facts.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 
@@ -17,18 +19,19 @@ using sharding::Section;
 
 ScopeViews::ScopeViews(const Parts& parts, const sharding::Plan& plan) : with_(parts), plan_(plan) {
   const ModelSpec& model = with_.inputs->model;
-  const sharding::Decisions& decisions = plan.decisions;
   const size_t visits = model.forward.size();
-  requested_.resize(decisions.keeps_step_gradients ? visits : model.units.size());
+  requested_.resize(static_cast<size_t>(sharding::WholeGradients(plan)));
+  const DType dtype = sharding::ParameterDType(plan);
   round_numbers_.resize(2);
   for (RoundNumbers& numbers : round_numbers_)
-    numbers.numbers.resize(static_cast<size_t>(decisions.micro_batches_per_round));
+    numbers.numbers.resize(static_cast<size_t>(sharding::MicroBatchesOfRound(plan)));
   for (size_t v = 0; v < visits; ++v) {
     const size_t unit = static_cast<size_t>(model.forward[v].unit);
-    requested_[decisions.keeps_step_gradients ? v : unit].resize(
-        plan.layout.units[unit].trainable.placements.size());
-    const int64_t bytes = model.forward[v].output_bytes, size = SizeOf(decisions.compute);
-    boundary_dtypes_.push_back(bytes % size == 0 ? decisions.compute : DType::kInt8);
+    requested_[static_cast<size_t>(
+                   sharding::WholeGradientOf(plan, static_cast<int>(v), static_cast<int>(unit)))]
+        .resize(plan.layout.units[unit].trainable.placements.size());
+    const int64_t bytes = model.forward[v].output_bytes, size = SizeOf(dtype);
+    boundary_dtypes_.push_back(bytes % size == 0 ? dtype : DType::kInt8);
     boundary_elements_.push_back(bytes % size == 0 ? bytes / size : bytes);
   }
 }
@@ -74,12 +77,13 @@ absl::Status ScopeViews::NotHeld(std::string_view what, const OpenScope& scope,
 
 TensorView ScopeViews::ViewOf(ParameterId p, const sharding::ParameterLocation& location) const {
   const size_t index = static_cast<size_t>(p);
-  const DType dtype = plan_.decisions.compute;
-  return {.data = with_.storage->Whole(location.unit, location.trainable) +
-                  location.offset * SizeOf(dtype),
-          .dtype = dtype,
-          .shape = with_.inputs->model.parameters[index].shape,
-          .origin = with_.view_errors->Of(Shown::kParameter, static_cast<int>(index))};
+  const DType dtype = sharding::ParameterDType(plan_);
+  return {
+      .data = with_.storage->At(sharding::WholePlace(plan_, location.unit, location.trainable)) +
+              location.offset * SizeOf(dtype),
+      .dtype = dtype,
+      .shape = with_.inputs->model.parameters[index].shape,
+      .origin = with_.view_errors->Of(Shown::kParameter, static_cast<int>(index))};
 }
 
 TensorView ScopeViews::Parameter(int64_t id, ParameterId p) {
@@ -97,14 +101,14 @@ std::vector<ParameterView> ScopeViews::Unit(UnitId unit) const {
   for (const ParameterId p : units[index].parameters) {
     const sharding::ParameterLocation& location = plan_.layout.parameters[static_cast<size_t>(p)];
     ParameterView& view = views.emplace_back(ParameterView{p, ViewOf(p, location), std::nullopt});
-    if (location.trainable) view.gradient = plan_.decisions.gradient;
+    if (location.trainable) view.gradient = sharding::GradientDType(plan_);
   }
   return views;
 }
 
 MutableTensorView ScopeViews::Workspace() const {
   const ModelSpec& model = with_.inputs->model;
-  return {.data = with_.storage->Workspace(),
+  return {.data = with_.storage->Pool(StateClass::kWorkspace).data(),
           .dtype = DType::kInt8,
           .shape = {&model.workspace_bytes, 1},
           .origin = with_.view_errors->Of(Shown::kWorkspace)};
@@ -113,8 +117,7 @@ MutableTensorView ScopeViews::Workspace() const {
 // Gradients.
 
 std::vector<uint8_t>& ScopeViews::RequestedOf(const OpenScope& scope) {
-  return requested_[static_cast<size_t>(
-      GradientKey(plan_.decisions, {.visit = scope.visit, .unit = scope.unit}))];
+  return requested_[static_cast<size_t>(sharding::WholeGradientOf(plan_, scope.visit, scope.unit))];
 }
 
 bool ScopeViews::TakesGradients(const OpenScope& scope) const {
@@ -149,8 +152,9 @@ BackwardScope::Fused ScopeViews::Gradient(int64_t id, ParameterId p, bool zero_f
                    [&](const sharding::Placement& candidate) { return candidate.parameter == p; });
   uint8_t& requested =
       RequestedOf(*scope)[static_cast<size_t>(placement - section.placements.begin())];
-  const DType dtype = plan_.decisions.gradient;
-  std::byte* const data = with_.storage->Gradient(scope->visit) + location->offset * SizeOf(dtype);
+  const DType dtype = sharding::GradientDType(plan_);
+  std::byte* const data = with_.storage->At(sharding::WholeGradientPlace(plan_, scope->visit)) +
+                          location->offset * SizeOf(dtype);
   const bool first = requested == 0;
   requested = 1;
   if (first && zero_fill) with_.compute->Zero(data, location->elements * SizeOf(dtype));
@@ -189,8 +193,8 @@ void ScopeViews::Gradients(int64_t id, std::span<const ParameterId> of, size_t r
 
 void ScopeViews::CompleteGradient(const OpenScope& scope) {
   const Section& section = plan_.layout.units[static_cast<size_t>(scope.unit)].trainable;
-  const int64_t size = SizeOf(plan_.decisions.gradient);
-  std::byte* const whole = with_.storage->Gradient(scope.visit);
+  const int64_t size = SizeOf(sharding::GradientDType(plan_));
+  std::byte* const whole = with_.storage->At(sharding::WholeGradientPlace(plan_, scope.visit));
   std::vector<uint8_t>& requested = RequestedOf(scope);
   int64_t end = 0;
   for (size_t p = 0; p < section.placements.size(); ++p) {
@@ -223,7 +227,7 @@ std::span<const int> ScopeViews::MicroBatches(int64_t id) {
   }
   if (of_round == nullptr) {
     of_round = &round_numbers_.emplace_back();
-    of_round->numbers.resize(static_cast<size_t>(plan_.decisions.micro_batches_per_round));
+    of_round->numbers.resize(static_cast<size_t>(sharding::MicroBatchesOfRound(plan_)));
   }
   of_round->round = scope->round;
   std::iota(of_round->numbers.begin(), of_round->numbers.end(),
@@ -248,11 +252,11 @@ MutableTensorView ScopeViews::Boundary(int64_t id, int micro_batch, int visit, b
     return {};
   }
   const int index = micro_batch - served.front();
-  const Storage& storage = *with_.storage;
-  std::byte* data = with_.progress->evaluation ? storage.EvaluationOutput(visit, index)
-                    : gradient                 ? storage.OutputGradient(visit, index)
-                                               : storage.Output(visit, index);
-  return {.data = data,
+  const sharding::Place place = with_.progress->evaluation
+                                    ? sharding::WalkOutputPlace(plan_, visit, index)
+                                : gradient ? sharding::OutputGradientPlace(plan_, visit, index)
+                                           : sharding::OutputPlace(plan_, visit, index);
+  return {.data = with_.storage->At(place),
           .dtype = boundary_dtypes_[static_cast<size_t>(visit)],
           .shape = {&boundary_elements_[static_cast<size_t>(visit)], 1},
           .origin = with_.view_errors->Of(shown, scope->visit)};
@@ -296,9 +300,9 @@ void ScopeViews::TakeErrors() {
 }
 
 void ScopeViews::Poison(const OpenScope& closed) {
-  if (!kPoisonReleased || with_.inputs->device.kind() != DeviceKind::kCpu) return;
+  if (!kPoisonReleased || !HostReaches(with_.inputs->device)) return;
   const sharding::Plan& plan = with_.progress->plan();
-  if (plan.decisions.kept_whole[static_cast<size_t>(closed.unit)]) return;
+  if (sharding::IsKeptWhole(plan, closed.unit)) return;
   for (const OpenScope& other : with_.progress->open) {
     if (other.unit == closed.unit) return;
   }
@@ -313,12 +317,12 @@ void ScopeViews::Poison(const OpenScope& closed) {
 }
 
 void ScopeViews::Poison(int unit) {
-  if (!kPoisonReleased || with_.inputs->device.kind() != DeviceKind::kCpu) return;
+  if (!kPoisonReleased || !HostReaches(with_.inputs->device)) return;
   const sharding::UnitLayout& layout = plan_.layout.units[static_cast<size_t>(unit)];
-  const int64_t size = SizeOf(plan_.decisions.compute);
-  std::memset(with_.storage->Whole(unit, true), kPoison,
+  const int64_t size = SizeOf(sharding::ParameterDType(plan_));
+  std::memset(with_.storage->At(sharding::WholePlace(plan_, unit, true)), kPoison,
               static_cast<size_t>(layout.trainable.elements * size));
-  std::memset(with_.storage->Whole(unit, false), kPoison,
+  std::memset(with_.storage->At(sharding::WholePlace(plan_, unit, false)), kPoison,
               static_cast<size_t>(layout.frozen.elements * size));
 }
 

@@ -10,6 +10,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
 #include "ebb/runtime/engine/device_queues.h"
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/host_memory.h"
 #include "ebb/runtime/engine/link_plan.h"
 #include "ebb/runtime/engine/measure.h"
@@ -28,7 +29,7 @@ absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngine(World world, Device devi
     std::string overruled = sharding::WhatOwnOptimizerOverrules(config);
     if (!overruled.empty()) resolved.remarks.push_back(std::move(overruled));
   }
-  if (options.compute.native != nullptr && device.kind() == DeviceKind::kCuda) {
+  if (options.compute.native != nullptr && !HostReaches(device)) {
     EBB_ASSIGN_OR_RETURN(device, Device::Cuda(device.ordinal(), options.compute));
   }
   auto parts = std::make_unique<EngineParts>(EngineInputs{.given_world = world,
@@ -60,11 +61,11 @@ absl::Status Setup::Make() {
   EBB_RETURN_IF_ERROR(AgreeOnPlan(Control(), inputs.model, inputs.config, plan()));
   EBB_RETURN_IF_ERROR(
       AgreeOnInitialValues(Control(), inputs.model, inputs.options.initial_values_of_rank_0));
-  EBB_RETURN_IF_ERROR(with_.communicators.MakeGather(decisions().shards));
+  EBB_RETURN_IF_ERROR(with_.communicators.MakeGather(sharding::Slices(plan())));
   EBB_RETURN_IF_ERROR(measuring.Measure());
   // Here no rank waits on its device for another, which may be giving back what it has measured with.
-  EBB_RETURN_IF_ERROR(with_.communicators.MakeSecondary(decisions().secondary_shards));
-  EBB_RETURN_IF_ERROR(with_.communicators.MakeReduce(decisions().shards));
+  EBB_RETURN_IF_ERROR(with_.communicators.MakeSecondary(sharding::SecondarySlices(plan())));
+  EBB_RETURN_IF_ERROR(with_.communicators.MakeReduce(sharding::Slices(plan())));
   EBB_RETURN_IF_ERROR(CheckHostMemory(inputs, plan().pools, Control()));
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), MakeMemory()));
   EBB_RETURN_IF_ERROR(with_.collective_pools.Show(*with_.storage, plan().pools));
@@ -84,10 +85,10 @@ void Setup::LogMade() const {
       WarnOfFewQueues(StreamsOfDevice(), std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
   if (!queues.empty()) LogWarning(absl::StrCat(name, ": ", queues));
   for (const std::string& remark : inputs.config.remarks) LogInfo(absl::StrCat(name, ": ", remark));
+  const sharding::Decisions& settled = plan().decisions;
   const std::string unused =
-      sharding::WhyNoneIsOffloaded(decisions(), plan().pools.homes, inputs.config);
+      sharding::WhyNoneIsOffloaded(settled, plan().pools.homes, inputs.config);
   if (!unused.empty()) LogWarning(absl::StrCat(name, ": ", unused));
-  const sharding::Decisions& settled = decisions();
   const std::string_view timing = sharding::Name(settled.timing);
   const std::string cut =
       settled.replicas() == 1 ? "" : absl::StrCat(" cut over groups of ", settled.shards, " ranks");
@@ -102,8 +103,8 @@ void Setup::LogMade() const {
 // With the trainer's, the one that zeroes memory, the crossings of host streams, and one of NCCL's for
 // each communicator. None of CUDA's on a CPU.
 int Setup::StreamsOfDevice() const {
-  if (with_.inputs.device.kind() != DeviceKind::kCuda) return 0;
-  const bool has_nccl = with_.inputs.world.connected_by_nccl();
+  if (HostReaches(with_.inputs.device)) return 0;
+  const bool has_nccl = with_.inputs.uses_nccl();
   const auto lanes = std::count_if(
       with_.communicators.of_steps().begin(), with_.communicators.of_steps().end(),
       [](const std::optional<Communicator>& communicator) { return communicator.has_value(); });
@@ -152,9 +153,8 @@ absl::Status Setup::CheckOptimizer() const {
 // Pools, files, and all that lives in them or works on them.
 absl::Status Setup::MakeMemory() {
   EngineInputs& inputs = with_.inputs;
-  const int shard = inputs.rank() % decisions().shards;
   EBB_RETURN_IF_ERROR(Storage::Create(
-      inputs.device, plan(), inputs.config, shard, inputs.world.local_size(),
+      inputs.device, plan(), inputs.config, Slice(), inputs.world.local_size(),
       absl::StrCat(inputs.options.name, "-rank", inputs.rank()), with_.ledger,
       [&inputs](StateClass state, int64_t bytes, std::string_view what) {
         return AllocatePool(inputs, state, bytes, what);
@@ -166,19 +166,21 @@ absl::Status Setup::MakeMemory() {
   with_.verifier.emplace(sharding::LayOutSwapFiles(plan()), plan().unit_names,
                          verify == VerifySwap::kAuto ? VerifySwap::kAll : verify, *with_.storage,
                          with_.outcome.errors);
-  EBB_RETURN_IF_ERROR(with_.streams.MakeOffload(inputs.device, plan(), with_.storage->HasFiles()));
+  EBB_RETURN_IF_ERROR(
+      with_.streams.MakeOffload(inputs.device, plan(), with_.storage->files().exist()));
   EBB_RETURN_IF_ERROR(with_.timeline.Make(plan()));
-  with_.updates.table =
-      UpdateTable(inputs.model, inputs.config, plan(), shard, decisions().stochastic_rounding);
+  with_.updates.table = UpdateTable(inputs.model, inputs.config, plan(), Slice(),
+                                    sharding::RoundsStochastically(plan()));
   if (inputs.own_optimizer() != nullptr)
-    with_.updates.own.emplace(*inputs.own_optimizer(), inputs.model, inputs.config, plan(), shard);
+    with_.updates.own.emplace(*inputs.own_optimizer(), inputs.model, inputs.config, plan(),
+                              Slice());
   with_.updates.state_names =
       OptimizerStateNames(inputs.model, inputs.config, inputs.own_optimizer());
   EBB_RETURN_IF_ERROR(ControlBlock::Create(
       inputs.device, inputs.model.units.size(), static_cast<size_t>(inputs.size()),
       with_.updates.table.sets().size(), with_.updates.table.runs(), with_.control));
-  if (decisions().has_norms()) {
-    EBB_RETURN_IF_ERROR(NormExchange::Create(inputs.device, plan(), with_.updates.table, shard,
+  if (sharding::HasNorms(plan())) {
+    EBB_RETURN_IF_ERROR(NormExchange::Create(inputs.device, plan(), with_.updates.table, Slice(),
                                              with_.updates.norms));
   }
   with_.control->CopyRuns(with_.streams.update());  // before whatever is updated on that stream
@@ -200,13 +202,14 @@ void Setup::MakeOutcome() {
                                            .control = &*with_.control,
                                            .constants = &*parts.constants,
                                            .messages = &parts.messages,
-                                           .adds_squares = inputs.rank() < decisions().shards});
+                                           .adds_squares = inputs.rank() < sharding::Slices(plan()),
+                                           .backwards = &parts.backwards});
 }
 
 // An optimizer of the trainer's enqueues updates on the device.
 bool Setup::OwnOptimizerEnqueues() const {
   const std::vector<sharding::SubGroup>& groups = plan().pools.homes.sub_groups;
-  return with_.inputs.options.optimizer && with_.kernels->enqueues() &&
+  return with_.inputs.options.optimizer && !HostReaches(with_.inputs.device) &&
          std::any_of(groups.begin(), groups.end(),
                      [](const sharding::SubGroup& group) { return group.tier == Tier::kDevice; });
 }
@@ -217,23 +220,22 @@ absl::Status Setup::MakeIssuer() {
   OutcomeParts& outcome = with_.outcome;
   IssueParts& parts = with_.issue;
   NormExchange* const norms = with_.updates.norms ? &*with_.updates.norms : nullptr;
-  parts.exchange.emplace(
-      RecordExchange::Parts{.plan = &plan(),
-                            .reduce = &with_.streams.reduce(),
-                            .of_world = &**communicators.of_world(),
-                            .of_shards = &communicators.reduce(),
-                            .storage = &*with_.storage,
-                            .control = &*with_.control,
-                            .norms = norms,
-                            .table = &with_.updates.table,
-                            .constants = &*outcome.constants,
-                            .outcome = &*outcome.outcome,
-                            .errors = &outcome.errors,
-                            .peers = &outcome.peers,
-                            .concluded = &with_.streams.concluded(),
-                            .reaches_device = inputs.device.kind() == DeviceKind::kCpu,
-                            .shard = inputs.rank() % decisions().shards,
-                            .own_enqueues = OwnOptimizerEnqueues()});
+  parts.exchange.emplace(RecordExchange::Parts{.plan = &plan(),
+                                               .reduce = &with_.streams.reduce(),
+                                               .of_world = &**communicators.of_world(),
+                                               .of_shards = &communicators.reduce(),
+                                               .storage = &*with_.storage,
+                                               .control = &*with_.control,
+                                               .norms = norms,
+                                               .table = &with_.updates.table,
+                                               .constants = &*outcome.constants,
+                                               .outcome = &*outcome.outcome,
+                                               .errors = &outcome.errors,
+                                               .peers = &outcome.peers,
+                                               .concluded = &with_.streams.concluded(),
+                                               .reaches_device = HostReaches(inputs.device),
+                                               .shard = Slice(),
+                                               .own_enqueues = OwnOptimizerEnqueues()});
   with_.updates.call.emplace(
       UpdateCall::Parts{.own = with_.updates.own ? &*with_.updates.own : nullptr,
                         .table = &with_.updates.table,
@@ -244,7 +246,7 @@ absl::Status Setup::MakeIssuer() {
                         .verifier = &*with_.verifier,
                         .device = &inputs.device,
                         .kernels = Kernels(),
-                        .slice = inputs.rank() % decisions().shards,
+                        .slice = Slice(),
                         .own_enqueues = OwnOptimizerEnqueues()});
   with_.updates.arithmetic.emplace(InstructionArithmetic::Parts{.kernels = Kernels(),
                                                                 .control = &*with_.control,
@@ -253,33 +255,36 @@ absl::Status Setup::MakeIssuer() {
   parts.ranges.emplace(plan().unit_names);
   parts.observer = NewIssueObserver(
       {.device = &inputs.device, .storage = &*with_.storage, .control = &*with_.control});
+  if (IssueTracer* const tracer = with_.timeline.tracer()) parts.observers.Add(*tracer);
+  parts.observers.Add(*parts.ranges);
+  if (parts.observer != nullptr) parts.observers.Add(*parts.observer);
   EBB_RETURN_IF_ERROR(LinkPlan(with_));
   with_.state.emplace(
-      StateAccess::Parts{
-          .initial = {.model = &inputs.model,
-                      .config = &inputs.config,
-                      .own_optimizer = inputs.options.optimizer.has_value(),
-                      .casts_masters = sharding::CastsMasters(decisions()),
-                      .of_rank_0 = inputs.options.initial_values_of_rank_0},
-          .names = &with_.updates.state_names,
-          .errors = &outcome.errors,
-          .gather = &communicators.gather(),
-          .rank = inputs.rank(),
-          .shards = decisions().shards,
-          .compute = decisions().compute,
-          .master = decisions().stochastic_rounding ? decisions().compute : DType::kFloat32,
-          .has_masters = decisions().writes_parameters(),
-          .casts_masters = sharding::CastsMasters(decisions()),
-          .parameters_on_device = decisions().parameter_tier == Tier::kDevice},
+      StateAccess::Parts{.initial = {.model = &inputs.model,
+                                     .config = &inputs.config,
+                                     .own_optimizer = inputs.options.optimizer.has_value(),
+                                     .casts_masters = sharding::CopiesMasters(plan()),
+                                     .of_rank_0 = inputs.options.initial_values_of_rank_0},
+                         .names = &with_.updates.state_names,
+                         .errors = &outcome.errors,
+                         .gather = &communicators.gather(),
+                         .rank = inputs.rank(),
+                         .shards = sharding::Slices(plan()),
+                         .compute = sharding::ParameterDType(plan()),
+                         .master = sharding::MasterDType(plan()),
+                         .has_masters = sharding::HasMasters(plan()),
+                         .casts_masters = sharding::CopiesMasters(plan()),
+                         .parameters_on_device = sharding::ParametersAreOnDevice(plan())},
       StateValues::Parts{.plan = &plan(),
                          .config = &inputs.config,
                          .device = &inputs.device,
                          .team = &with_.streams.compute().team(),
                          .storage = &*with_.storage,
-                         .issuer = &*parts.issuer,
+                         .order = &*parts.order,
+                         .issuer = parts.issuer.get(),
                          .verifier = &*with_.verifier,
                          .errors = &outcome.errors,
-                         .shard = inputs.rank() % decisions().shards},
+                         .shard = Slice()},
       Control());
   return absl::OkStatus();
 }
@@ -287,11 +292,11 @@ absl::Status Setup::MakeIssuer() {
 void Setup::MakeScopes() {
   ScopeParts& parts = with_.scopes;
   OutcomeParts& outcome = with_.outcome;
-  Issuer& issuer = *with_.issue.issuer;
+  StreamOrder& order = *with_.issue.order;
   FragmentRunner& runner = *with_.issue.runner;
   parts.displaced.emplace(DisplacedUnits::Parts{.progress = &parts.progress,
                                                 .runner = &runner,
-                                                .issuer = &issuer,
+                                                .order = &order,
                                                 .state = &*with_.state,
                                                 .errors = &outcome.errors,
                                                 .messages = &outcome.messages,
@@ -299,7 +304,7 @@ void Setup::MakeScopes() {
   parts.open.emplace(OpenScopes::Parts{.inputs = &with_.inputs,
                                        .progress = &parts.progress,
                                        .runner = &runner,
-                                       .issuer = &issuer,
+                                       .order = &order,
                                        .displaced = &*parts.displaced,
                                        .notices = &parts.notices,
                                        .views = &*parts.views,
@@ -312,7 +317,7 @@ void Setup::MakeScopes() {
                                        .scopes = &*parts.open,
                                        .notices = &parts.notices,
                                        .displaced = &*parts.displaced,
-                                       .issuer = &issuer,
+                                       .order = &order,
                                        .errors = &outcome.errors,
                                        .messages = &outcome.messages,
                                        .view_errors = &parts.view_errors});
@@ -342,17 +347,18 @@ void Setup::MakeCalls() {
                                              .peers = &outcome.peers,
                                              .errors = &outcome.errors,
                                              .outcome = &*outcome.outcome});
-  parts.beside.emplace(AsyncReads::Parts{.inputs = &with_.inputs,
-                                         .programs = &with_.programs,
-                                         .communicators = &with_.communicators,
-                                         .streams = &with_.streams,
-                                         .ledger = &with_.ledger,
-                                         .names = &with_.updates.state_names,
-                                         .state = &*with_.state,
-                                         .storage = &*with_.storage,
-                                         .issuer = &*with_.issue.issuer,
-                                         .verifier = &*with_.verifier,
-                                         .errors = &outcome.errors});
+  parts.reads.emplace(AsyncReads::Parts{.inputs = &with_.inputs,
+                                        .programs = &with_.programs,
+                                        .communicators = &with_.communicators,
+                                        .streams = &with_.streams,
+                                        .ledger = &with_.ledger,
+                                        .names = &with_.updates.state_names,
+                                        .state = &*with_.state,
+                                        .storage = &*with_.storage,
+                                        .order = &*with_.issue.order,
+                                        .issuer = with_.issue.issuer.get(),
+                                        .verifier = &*with_.verifier,
+                                        .errors = &outcome.errors});
   parts.state.emplace(StateCalls::Parts{.inputs = &with_.inputs,
                                         .calls = &with_.calls,
                                         .communicators = &with_.communicators,
@@ -362,7 +368,7 @@ void Setup::MakeCalls() {
                                         .progress = &with_.scopes.progress,
                                         .runner = &runner,
                                         .state = &*with_.state,
-                                        .beside = &*parts.beside,
+                                        .reads = &*parts.reads,
                                         .meetings = &*parts.meetings,
                                         .suspension = &*parts.suspension,
                                         .errors = &outcome.errors,
@@ -374,7 +380,8 @@ void Setup::MakeCalls() {
                                    .runner = &runner,
                                    .scopes = &*with_.scopes.open,
                                    .aside = &*with_.scopes.aside,
-                                   .issuer = &*with_.issue.issuer,
+                                   .order = &*with_.issue.order,
+                                   .observers = &with_.issue.observers,
                                    .exchange = &*with_.issue.exchange,
                                    .results = &outcome,
                                    .streams = &with_.streams,

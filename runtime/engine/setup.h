@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/engine/engine_parts.h"
+#include "ebb/sharding/plan_facts.h"
 
 namespace ebb {
 
@@ -32,7 +33,8 @@ class Setup {
   int StreamsOfDevice() const;
   void LogMade() const;
   const sharding::Plan& plan() const { return with_.programs.plan(); }
-  const sharding::Decisions& decisions() const { return plan().decisions; }
+  // Which slice of every unit is this rank's.
+  int Slice() const { return sharding::SliceOf(plan(), with_.inputs.rank()); }
   KernelsByStream Kernels() const { return {with_.kernels.get(), with_.host_kernels.get()}; }
   HostLane Control() const { return with_.communicators.Control(with_.streams.reduce()); }
 

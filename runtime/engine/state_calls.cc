@@ -29,7 +29,8 @@ int64_t SubjectOf(const TrainingState& state) {
 absl::Status StateCalls::Settle(StateClass what) {
   EBB_RETURN_IF_ERROR(with_.outcome->Settle());
   EBB_RETURN_IF_ERROR(with_.runner->MayLook());
-  if (what == StateClass::kGradient && (!with_.progress->alive || !with_.progress->reduced))
+  if (what == StateClass::kGradient &&
+      (!with_.progress->alive || !with_.progress->gradients.are_final))
     return absl::FailedPreconditionError(
         "gradients can be read and written between Step::Reduce and Step::Finish only");
   with_.runner->AwaitState();
@@ -115,12 +116,12 @@ absl::StatusOr<std::shared_future<absl::Status>> StateCalls::ReadAsync(StateRead
   absl::Status own = with_.outcome->Settle();
   if (own.ok() && with_.suspension->suspended())
     own = absl::FailedPreconditionError("ReadAsync of a suspended engine: call Resume first");
-  with_.beside->Await();
-  const absl::Status prepared = with_.beside->Prepare(reader.beside_steps);
+  with_.reads->Await();
+  const absl::Status prepared = with_.reads->Prepare(reader.beside_steps);
   EBB_RETURN_IF_ERROR(
       with_.meetings->Meet(Meeting::kReadAsync, /*subject=*/0, own.ok() ? prepared : own));
   with_.runner->Drain();
-  return with_.beside->Start(std::move(reader));
+  return with_.reads->Start(std::move(reader));
 }
 
 absl::StatusOr<TrainingState> StateCalls::training_state() {

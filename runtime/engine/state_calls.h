@@ -37,7 +37,7 @@ class StateCalls {
     const StepProgress* progress = nullptr;
     FragmentRunner* runner = nullptr;
     StateAccess* state = nullptr;
-    AsyncReads* beside = nullptr;
+    AsyncReads* reads = nullptr;
     RankMeetings* meetings = nullptr;
     const Suspension* suspension = nullptr;
     StepErrors* errors = nullptr;

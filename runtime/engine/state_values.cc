@@ -6,6 +6,8 @@
 #include "ebb/optim/cast.h"
 #include "ebb/optim/split_master.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/device_reach.h"
+#include "ebb/runtime/engine/issuer.h"
 
 namespace ebb {
 
@@ -28,7 +30,7 @@ void ToFloat(ThreadTeam& team, const StagedRun& run, absl::FunctionRef<std::byte
 
 StagedRun StateValues::InSlot(const StateRun& run, size_t slot) const {
   const auto offset = static_cast<int64_t>(slot) * sharding::kStateStagingBytes;
-  return {run, Storage::kStateStaging.Plus(offset), with_.device->kind() == DeviceKind::kCpu};
+  return {run, HostPools::kStateStaging.Plus(offset), HostReaches(*with_.device)};
 }
 
 absl::Status StateValues::Start(Slot& slot, sharding::Fragment fragment) {
@@ -38,11 +40,10 @@ absl::Status StateValues::Start(Slot& slot, sharding::Fragment fragment) {
     EBB_ASSIGN_OR_RETURN(Event made, with_.device->NewEvent());
     slot.over.push_back(std::move(made));
   }
-  Issuer& issuer = *with_.issuer;
   EBB_ASSIGN_OR_RETURN(slot.under_way,
                        LinkedFragment::Link(std::move(fragment), plan(), *with_.device,
-                                            *with_.storage, issuer.frontier(), issuer.events()));
-  issuer.StartNow(*slot.under_way, slot.over);
+                                            *with_.storage, *with_.order));
+  with_.issuer->StartNow(*slot.under_way, slot.over);
   return absl::OkStatus();
 }
 

@@ -17,15 +17,17 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/device/device.h"
-#include "ebb/runtime/engine/issuer.h"
 #include "ebb/runtime/engine/linked_fragment.h"
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/storage.h"
+#include "ebb/runtime/engine/stream_order.h"
 #include "ebb/runtime/engine/swap_verifier.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/state_pieces.h"
 
 namespace ebb {
+
+class Issuer;
 
 // The run's values, of which the host finds each part where `at` says.
 void ToFloat(ThreadTeam& team, const sharding::StagedRun& run,
@@ -39,6 +41,7 @@ class StateValues {
     const Device* device = nullptr;
     ThreadTeam* team = nullptr;
     Storage* storage = nullptr;
+    StreamOrder* order = nullptr;
     Issuer* issuer = nullptr;
     SwapVerifier* verifier = nullptr;
     StepErrors* errors = nullptr;

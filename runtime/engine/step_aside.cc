@@ -43,7 +43,7 @@ void StepAside::SetAside() {
     with_.runner->IssueCarriedLeft();
     with_.runner->GoOnWithoutCarried();
   }
-  with_.issuer->WaitForSteps();
+  with_.order->WaitForSteps();
   std::swap(*with_.progress, outer_);
 }
 
@@ -52,7 +52,7 @@ void StepAside::BringBack() {
   with_.view_errors->Begin(with_.scopes->last());
   if (!misuse_.ok()) with_.errors->Note(std::exchange(misuse_, absl::OkStatus()));
   with_.runner->ReserveSpans();
-  with_.issuer->WaitForSteps();
+  with_.order->WaitForSteps();
   with_.displaced->GatherAgain();
   with_.runner->ReadSlotsAgain();
 }

@@ -8,12 +8,12 @@
 #include "absl/status/status.h"
 #include "ebb/runtime/engine/displaced_units.h"
 #include "ebb/runtime/engine/fragment_runner.h"
-#include "ebb/runtime/engine/issuer.h"
 #include "ebb/runtime/engine/open_scopes.h"
 #include "ebb/runtime/engine/order_notices.h"
 #include "ebb/runtime/engine/outcome_messages.h"
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/step_progress.h"
+#include "ebb/runtime/engine/stream_order.h"
 #include "ebb/runtime/engine/view_errors.h"
 
 namespace ebb {
@@ -26,7 +26,7 @@ class StepAside {
     OpenScopes* scopes = nullptr;
     const OrderNotices* notices = nullptr;
     DisplacedUnits* displaced = nullptr;
-    Issuer* issuer = nullptr;
+    StreamOrder* order = nullptr;
     StepErrors* errors = nullptr;
     const OutcomeMessages* messages = nullptr;
     ViewErrors* view_errors = nullptr;

@@ -84,7 +84,7 @@ void StepCommunicators::NoteIfBroken(const Communicator& communicator,
   const absl::Status broken = communicator.status();
   if (broken.ok()) return;
   // NCCL's operations run long after the host was here, and its communicators fail together.
-  std::string at = inputs_.world.connected_by_nccl() ? "" : where();
+  std::string at = inputs_.uses_nccl() ? "" : where();
   {
     const std::lock_guard lock(mutex_);
     if (!broken_.ok()) return;

@@ -12,8 +12,21 @@
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {
+namespace {
 
-StepOutcome::StepOutcome(const Parts& parts) : with_(parts), standing_(*parts.config) {
+std::span<const int> BackwardsOf(const std::vector<int>* order) {
+  return order == nullptr ? std::span<const int>() : *order;
+}
+
+}  // namespace
+
+StepOutcome::StepOutcome(const Parts& parts)
+    : with_(parts),
+      agreed_({.errors = parts.errors,
+               .peers = parts.peers,
+               .control = parts.control,
+               .messages = parts.messages}),
+      standing_(*parts.config) {
   with_.control->loss_scale() = standing_.loss_scale();
 }
 
@@ -120,7 +133,7 @@ absl::StatusOr<Evaluation::Sums> StepOutcome::FinishEvaluation() {
   with_.peers->AwaitConclusion(parity);
   slot.error = with_.errors->Known();
   slot.state = State::kFree;
-  if (const absl::Status agreed = AgreedError(slot, parity); !agreed.ok())
+  if (const absl::Status agreed = agreed_.ErrorOf(slot.Known(parity, finished_ + 1)); !agreed.ok())
     with_.errors->Learn(agreed, slot.terms.exchange);
   const absl::Status told = with_.errors->Tell();
   EndOpen();
@@ -150,7 +163,7 @@ void StepOutcome::TakeOne(Slot& slot, int parity) {
   slot.state = State::kFree;
   StepErrors& errors = *with_.errors;
   const Judgement& judged = slot.judged;
-  absl::Status status = AgreedError(slot, parity);
+  absl::Status status = agreed_.ErrorOf(slot.Known(parity, finished_ + 1));
   if (!errors.has_failed()) {
     if (judged.failed && judged.cause != slot.terms.exchange) {
       status = last_failure_;  // held back for an error of a step before it
@@ -184,76 +197,12 @@ void StepOutcome::TakeOne(Slot& slot, int parity) {
   errors.Learn(status, judged.cause);
 }
 
-// What went wrong on any rank, after the exchange; the same step fails on all of them.
-absl::Status StepOutcome::AgreedError(const Slot& slot, int parity) {
-  StepErrors& errors = *with_.errors;
-  if (errors.has_failed()) {
-    const absl::Status failure = errors.failure();
-    with_.peers->Abort(failure);
-    with_.peers->Withdraw(failure);
-    return failure;
-  }
-  absl::Status status = slot.error;
-  // The first thing that ranks did differently. OK if there is none, or if they can no longer tell each
-  // other. `broken`: why they have to.
-  const auto difference = [&](const absl::Status& broken) {
-    const absl::StatusOr<std::vector<std::vector<int64_t>>> logs =
-        with_.peers->Logs(slot.log, broken);
-    return logs.ok() ? with_.messages->DifferenceOfLogs(*logs) : absl::OkStatus();
-  };
-  if (slot.ranks.engine_failed) {
-    errors.Fail(status.ok() ? slot.ranks.error : status);
-    return errors.failure();
-  }
-  // What broke after the exchange of a step that was left open fails the next one's.
-  const bool stands = !slot.evaluation && !slot.terms.waits && slot.complete && !slot.ranks.broken;
-  absl::Status broken = stands ? with_.peers->DeviceFailure() : with_.peers->Broken();
-  if (broken.ok() && slot.ranks.broken) broken = slot.ranks.error;
-  if (!broken.ok()) {
-    // A rank may be waiting in another communicator for this rank.
-    with_.peers->Abort(broken);
-    // The ranks may have gone apart before the collectives noticed; what they opened explains it better.
-    // Of any other failure some ranks may learn a step later than others.
-    const bool may_have_gone_apart =
-        absl::IsFailedPrecondition(broken) || absl::IsDeadlineExceeded(broken);
-    const absl::Status apart = may_have_gone_apart ? difference(broken) : absl::OkStatus();
-    if (status.ok()) status = apart;
-    if (status.ok()) {
-      status = with_.messages->Located(broken, with_.peers->WhereBroken(broken), slot.log,
-                                       finished_ + 1);
-    }
-    errors.Fail(
-        absl::Status(status.code(), absl::StrCat("the engine has failed: ", status.message())));
-    return errors.failure();
-  }
-  if (status.ok()) status = slot.ranks.error;
-  if (status.ok() && slot.ranks.scopes_differ) {
-    // The ranks come here at different times where the step was left open.
-    status = slot.evaluation || slot.terms.waits
-                 ? difference(absl::OkStatus())
-                 : with_.messages->DifferenceOfTrails(with_.control->records(parity));
-    if (status.ok()) status = absl::FailedPreconditionError("ranks opened different scopes");
-  }
-  if (status.ok() && slot.ranks.other_rates >= 0) status = with_.messages->OtherRates(slot.ranks);
-  return status;
-}
-
 absl::StatusOr<StepReport> StepOutcome::Report() {
   Take();
   // What goes wrong in a step that is open is for its Finish to say.
   if (open_ && !with_.errors->has_untold() && report_.ok()) return report_;
   EBB_RETURN_IF_ERROR(with_.errors->Tell());
   return report_;
-}
-
-absl::Status StepOutcome::Agree(std::span<const int64_t> log, const Verdict& ranks) {
-  Slot met;
-  met.evaluation = true;
-  met.log.assign(log.begin(), log.end());
-  met.ranks = ranks;
-  met.error = with_.errors->Tell();
-  absl::Status agreed = AgreedError(met, /*parity=*/0);
-  return with_.errors->has_failed() ? with_.errors->Tell() : agreed;
 }
 
 int64_t StepOutcome::finished_steps() const {
@@ -287,11 +236,12 @@ void StepOutcome::Seal(int parity) {
     for (size_t i = 0; i < sums.size(); ++i) sums[i].sum = values[i];
     record.SetSums(sums);
   }
+  const std::span<const int> backwards = BackwardsOf(with_.backwards);
   const std::span<const double> squares = with_.control->squares();  // frozen units have none
   for (size_t u = 0; u < squares.size() && !slot.evaluation; ++u) {
     const auto unit = static_cast<int32_t>(u);
     if (!std::isfinite(squares[u]) &&
-        (record.non_finite_unit < 0 || IsEarlier(unit, record.non_finite_unit, backwards_)))
+        (record.non_finite_unit < 0 || IsEarlier(unit, record.non_finite_unit, backwards)))
       record.non_finite_unit = unit;
     if (with_.adds_squares) record.squares += squares[u];
   }
@@ -317,7 +267,7 @@ void StepOutcome::Conclude(int parity, const absl::Status& exchanged) {
     return record.exchange == slot.terms.exchange;
   });
   if (exchanged.ok() || slot.complete) {
-    slot.ranks = ebb::Conclude(records, backwards_);
+    slot.ranks = ebb::Conclude(records, BackwardsOf(with_.backwards));
     if (slot.evaluation && slot.ranks.error.ok()) slot.sums = SumsOf(records);
   } else {
     slot.ranks = {};

@@ -20,7 +20,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -28,6 +27,7 @@
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/engine/control_block.h"
 #include "ebb/runtime/engine/engine.h"
+#include "ebb/runtime/engine/error_agreement.h"
 #include "ebb/runtime/engine/exchange.h"
 #include "ebb/runtime/engine/outcome_messages.h"
 #include "ebb/runtime/engine/standing.h"
@@ -50,14 +50,11 @@ class StepOutcome {
     OutcomeMessages* messages = nullptr;
     // False on a rank whose shards another rank has, too: they count once.
     bool adds_squares = true;
+    const std::vector<int>* backwards = nullptr;  // as ebb::Conclude; null: empty
   };
   explicit StepOutcome(const Parts& parts);
-  // The order of steps to come, while none is under way. `backwards`: as ebb::Conclude.
-  void FollowOrder(std::vector<int> backwards) { backwards_ = std::move(backwards); }
   // Logs the error of a last step that no call has returned.
   ~StepOutcome();
-  StepOutcome(const StepOutcome&) = delete;
-  StepOutcome& operator=(const StepOutcome&) = delete;
 
   // Takes the verdicts of the steps before: all of them before an evaluation, and else all but the last.
   // Then a step or an evaluation is open, which may be one within a step: until it is over, the calls
@@ -105,8 +102,6 @@ class StepOutcome {
   }
   // Of the last finished step. Waits for its verdict.
   absl::StatusOr<StepReport> Report();
-  // Of a call of all ranks outside of steps: `log` says which, `ranks` is what the records say.
-  absl::Status Agree(std::span<const int64_t> log, const Verdict& ranks);
 
   int last_parity() const { return last_; }  // of the step that finished last; any thread
   int64_t exchange(int parity) const { return slots_[parity].terms.exchange; }
@@ -134,6 +129,16 @@ class StepOutcome {
     Evaluation::Sums sums = {};  // an evaluation's
     Judgement judged = {};
 
+    ErrorAgreement::Known Known(int parity, int64_t step) const {
+      return {.error = error,
+              .log = log,
+              .ranks = ranks,
+              .is_step = !evaluation,
+              .waits = terms.waits,
+              .complete = complete,
+              .parity = parity,
+              .step = step};
+    }
     bool IsUntaken() const {
       const State now = state;
       return !evaluation && (now == State::kSealed || now == State::kJudged);
@@ -142,10 +147,9 @@ class StepOutcome {
 
   void EndOpen();
   void TakeOne(Slot& slot, int parity);
-  absl::Status AgreedError(const Slot& slot, int parity);
 
   const Parts with_;
-  std::vector<int> backwards_;
+  ErrorAgreement agreed_;
   Standing standing_;
   Slot slots_[ControlBlock::kSlots];  // by parity
   std::optional<int> open_;           // the parity of the open step or evaluation

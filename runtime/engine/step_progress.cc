@@ -1,6 +1,7 @@
 #include "ebb/runtime/engine/step_progress.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace ebb {
 
@@ -16,8 +17,18 @@ int StepProgress::NextCode() const {
   return sharding::ScopeCode(scope.kind(), scope.unit);
 }
 
+void StepProgress::LogBegun() {
+  log.Begin(number);
+  log.Begin(evaluation ? -micro_batches : micro_batches);
+  log.Begin(std::bit_cast<int64_t>(gradients.divisor));
+  log.Begin(std::bit_cast<int64_t>(options.learning_rate.value_or(-1)));
+  log.Begin((options.hold_updates ? 1 : 0) + (options.may_leave_out ? 2 : 0) +
+            (options.rates_at_finish ? 4 : 0));
+  std::copy_n(log.entries.begin(), kBegunEntries, trail.begun.begin());
+}
+
 int StepProgress::RoundInPlan(int round) const {
-  const int planned = plan().decisions.rounds;
+  const int planned = sharding::PlannedRounds(plan());
   return round + 1 == rounds ? planned - 1 : std::min(round, std::max(planned - 2, 0));
 }
 

@@ -16,6 +16,7 @@
 #include "ebb/runtime/engine/step.h"
 #include "ebb/runtime/engine/step_tag.h"
 #include "ebb/sharding/order.h"
+#include "ebb/sharding/plan_facts.h"
 
 namespace ebb {
 
@@ -28,6 +29,13 @@ struct OpenScope {
   int64_t opened_ns = 0;
 };
 
+// What is asked of a step's gradients.
+struct StepGradients {
+  double divisor = 1, scale = 1;
+  bool any = false;        // a backward has come
+  bool are_final = false;  // by Step::Reduce
+};
+
 // Reset in place, so that a step allocates nothing.
 struct StepProgress {
   bool alive = false, evaluation = false;
@@ -36,14 +44,13 @@ struct StepProgress {
   int parity = 0;  // not that of the step that finished last, whose updates may still run
   StepOptions options;
   int micro_batches = 0;
-  double divisor = 1, gradient_scale = 1;
+  StepGradients gradients;
   int rounds = 1;
   Runnable* run = nullptr;
   LinkedFragment* fragment = nullptr;  // of it
   size_t moment = 0;                   // the next
   sharding::OrderProgress order;
-  size_t awaited = 0;  // moments from the first on whose kernels wait for what they need
-  bool any_backward = false, reduced = false;
+  size_t awaited = 0;          // moments from the first on whose kernels wait for what they need
   Evaluation::Sums sums = {};  // the counts; values come from the device. The loss is the first
   CallLog log;
   MissingBackwards backwards;  // of a step
@@ -65,12 +72,14 @@ struct StepProgress {
     return plan().scopes[static_cast<size_t>(ScopeInPlan(scope))];
   }
   int scopes_of_round() const {
-    return static_cast<int>(plan().scopes.size()) / plan().decisions.rounds;
+    return static_cast<int>(plan().scopes.size()) / sharding::PlannedRounds(plan());
   }
   int RoundInPlan(int round) const;
   OpenScope* Find(int64_t scope);
   // What the declared order has next, as a log has it.
   int NextCode() const;
+  // What must be the same on every rank of a step or evaluation that begins; the hash of it goes with the exchange.
+  void LogBegun();
 
  private:
   size_t MomentInPlan(size_t at) const;

@@ -1,7 +1,6 @@
 #include "ebb/runtime/engine/steps.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -9,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/sharding/declared_order.h"
+#include "ebb/sharding/plan_facts.h"
 
 namespace ebb {
 
@@ -29,15 +29,15 @@ int64_t Steps::Begin(const StepOptions& options) {
   progress.trace = {.step = outcome().finished_steps() + 1};
   TakeOptions(options);
   SpreadWritten();  // which does updates that this step would carry
-  if (!progress.plan().decisions.carries()) with_.runner->Drain();
+  if (!sharding::CarriesUpdates(progress.plan())) with_.runner->Drain();
   with_.runner->Choose(*progress.run);
   with_.exchange->Begin(options.learning_rate);
-  LogBegun();
+  progress.LogBegun();
   const sharding::Plan& plan = progress.plan();
   progress.backwards.Begin(plan, progress.rounds);
   progress.order.BeginStep(
       std::span(plan.scopes).first(static_cast<size_t>(progress.scopes_of_round())),
-      plan.decisions.trainable, progress.rounds);
+      sharding::TrainableUnits(plan), progress.rounds);
   with_.scopes->Begin();
   progress.trail.next = progress.NextCode();
   return number;
@@ -60,7 +60,7 @@ void Steps::TakeOptions(const StepOptions& options) {
         per_round)));
     progress.micro_batches = static_cast<int>(config.gradient_accumulation_steps);
   }
-  const bool early = with_.programs->plan().decisions.timing == sharding::UpdateTiming::kEarly;
+  const bool early = sharding::TimingOf(with_.programs->plan()) == sharding::UpdateTiming::kEarly;
   const bool holds = options.hold_updates || (options.rates_at_finish && early);
   if (const int most = std::numeric_limits<int>::max() / (2 * progress.scopes_of_round() + 1);
       progress.micro_batches / per_round > most) {
@@ -77,16 +77,16 @@ void Steps::TakeOptions(const StepOptions& options) {
     progress.micro_batches = static_cast<int>(config.gradient_accumulation_steps);
   }
   progress.rounds = progress.micro_batches / per_round;
-  progress.divisor = options.gradient_divisor;
+  progress.gradients.divisor = options.gradient_divisor;
   if (options.gradient_divisor == 0)
-    progress.divisor = static_cast<double>(with_.inputs->size()) * progress.micro_batches;
-  const float divide = static_cast<float>(1.0 / progress.divisor);
+    progress.gradients.divisor = static_cast<double>(with_.inputs->size()) * progress.micro_batches;
+  const float divide = static_cast<float>(1.0 / progress.gradients.divisor);
   if (!std::isnormal(divide) || divide < 0) {
     errors().Note(absl::InvalidArgumentError(
         absl::StrCat("gradient_divisor ", options.gradient_divisor,
                      ": it must be positive, and its inverse an fp32 number; 0 means ranks times "
                      "micro-batches")));
-    progress.divisor = 1;
+    progress.gradients.divisor = 1;
   }
   if (options.learning_rate &&
       !(std::isfinite(static_cast<float>(*options.learning_rate)) && *options.learning_rate >= 0)) {
@@ -130,7 +130,7 @@ int64_t Steps::BeginEvaluation(int micro_batches, const EvaluationOptions& optio
         pools.evaluation_micro_batches, "; evaluate the rest in further walks")));
     progress.micro_batches = 1;
   }
-  LogBegun();
+  progress.LogBegun();
   SpreadWritten();
   progress.rounds = 1;
   progress.order.BeginWalks(progress.plan().scopes);
@@ -142,8 +142,8 @@ void Steps::Reset(int64_t number, bool evaluation) {
   StepProgress& progress = *with_.progress;
   progress.parity = outcome().FreeSlot(evaluation);
   // Updates of the step two before may still look at what Begin clears.
-  if (!evaluation) with_.issuer->AwaitParity(progress.parity);
-  with_.issuer->Note(IssueObserver::CallerTouch::kBeginLoss, progress.parity);
+  if (!evaluation) with_.order->AwaitParity(progress.parity);
+  with_.observers->Touch(IssueObserver::CallerTouch::kBeginLoss, progress.parity);
   outcome().Begin(evaluation);
   if (evaluation) with_.runner->Drain();
   progress.alive = true;
@@ -151,26 +151,12 @@ void Steps::Reset(int64_t number, bool evaluation) {
   progress.number = number;
   progress.options = {};
   progress.moment = 0;
-  progress.any_backward = progress.reduced = false;
-  progress.divisor = progress.gradient_scale = 1;
+  progress.gradients = {};
   progress.sums = {};
   progress.log.Clear();
   progress.trail = {};
   with_.view_errors->Begin(with_.scopes->last());
   with_.scopes->views().TakeErrors();
-}
-
-// What must be the same on every rank; the hash of it goes with the exchange.
-void Steps::LogBegun() {
-  StepProgress& progress = *with_.progress;
-  CallLog& log = progress.log;
-  log.Begin(progress.number);
-  log.Begin(progress.evaluation ? -progress.micro_batches : progress.micro_batches);
-  log.Begin(std::bit_cast<int64_t>(progress.divisor));
-  log.Begin(std::bit_cast<int64_t>(progress.options.learning_rate.value_or(-1)));
-  log.Begin((progress.options.hold_updates ? 1 : 0) + (progress.options.may_leave_out ? 2 : 0) +
-            (progress.options.rates_at_finish ? 4 : 0));
-  std::copy_n(log.entries.begin(), kBegunEntries, progress.trail.begun.begin());
 }
 
 void Steps::SpreadWritten() {
@@ -209,14 +195,14 @@ BackwardScope Steps::Backward(int64_t number, UnitId unit) {
 float Steps::LossScale(int64_t number) {
   if (with_.inputs->config.compute != DType::kFloat16 || !IsOpen(number, "loss_scale")) return 1;
   outcome().Take();  // the last step decided this one's scale
-  with_.issuer->Note(IssueObserver::CallerTouch::kReadScale, with_.progress->parity);
+  with_.observers->Touch(IssueObserver::CallerTouch::kReadScale, with_.progress->parity);
   return with_.control->loss_scale();
 }
 
 TensorView Steps::DeviceLossScale(int64_t number) {
   // Kernels of a step that is over read it, too: it is always memory that the device reaches.
   if (with_.inputs->config.compute == DType::kFloat16 && IsOpen(number, "device_loss_scale"))
-    with_.issuer->AwaitScale();
+    with_.order->AwaitScale();
   return {.data = &with_.control->loss_scale(), .origin = with_.view_errors->Of(Shown::kLossScale)};
 }
 
@@ -258,15 +244,15 @@ absl::Status Steps::Reduce(int64_t number) {
     errors().Note(
         absl::FailedPreconditionError("Reduce needs StepOptions::hold_updates: without it updates "
                                       "may already have consumed the gradients"));
-  } else if (!progress.any_backward) {
+  } else if (!progress.gradients.any) {
     errors().Note(
         absl::FailedPreconditionError("Reduce before any Backward: there is no gradient"));
   }
   CompleteScopes();
   with_.runner->set_carries(false);
   outcome().Take();  // Read needs this step's scale
-  with_.issuer->WaitForSteps();
-  progress.reduced = true;
+  with_.order->WaitForSteps();
+  progress.gradients.are_final = true;
   if (absl::Status broken = with_.results->peers.Broken(); !broken.ok()) {
     errors().Note(with_.results->messages.Located(broken, with_.results->peers.WhereBroken(broken),
                                                   progress.log.entries,
@@ -287,7 +273,7 @@ absl::Status Steps::Finish(int64_t number, const FinishOptions& options) {
         "Finish on a Step that is over, or that was begun while another was alive");
   }
   with_.calls->Note(CallKind::kFinish);
-  if (!progress.any_backward) {
+  if (!progress.gradients.any) {
     errors().Note(
         absl::FailedPreconditionError("Finish without any Backward: there is no gradient to update "
                                       "with; to run forward only, use BeginEvaluation"));
@@ -297,12 +283,12 @@ absl::Status Steps::Finish(int64_t number, const FinishOptions& options) {
   with_.runner->set_carries(false);
   IssueFinish();
   // What fails in an update is this step's error then.
-  const sharding::Decisions& decisions = progress.plan().decisions;
-  if (decisions.timing == sharding::UpdateTiming::kOff) with_.issuer->WaitForSteps();
+  if (sharding::TimingOf(progress.plan()) == sharding::UpdateTiming::kOff)
+    with_.order->WaitForSteps();
   const absl::Status status = outcome().Finish();
   if (status.ok()) with_.runner->NoteFinished();
   // Of a step that is not applied they leave everything as it was.
-  with_.runner->set_carries(decisions.carries());
+  with_.runner->set_carries(sharding::CarriesUpdates(progress.plan()));
   End();
   return status;
 }
@@ -311,7 +297,7 @@ absl::Status Steps::Finish(int64_t number, const FinishOptions& options) {
 absl::Status Steps::TakeRates(const FinishOptions& options) {
   if (options.rates.empty() && options.gradient_scale == 1) return absl::OkStatus();
   StepProgress& progress = *with_.progress;
-  if (progress.plan().decisions.timing == sharding::UpdateTiming::kEarly) {
+  if (sharding::TimingOf(progress.plan()) == sharding::UpdateTiming::kEarly) {
     return absl::FailedPreconditionError(
         "Finish was given rates or a gradient_scale, and updates are early: they had theirs at "
         "BeginStep; begin such steps with StepOptions::rates_at_finish, or set "
@@ -322,7 +308,7 @@ absl::Status Steps::TakeRates(const FinishOptions& options) {
     return absl::InvalidArgumentError(absl::StrCat("gradient_scale ", options.gradient_scale,
                                                    ": it must be positive, and an fp32 number"));
   }
-  progress.gradient_scale = options.gradient_scale;
+  progress.gradients.scale = options.gradient_scale;
   return with_.results->constants->rates().Give(progress.parity, options.rates);
 }
 
@@ -331,16 +317,16 @@ void Steps::IssueFinish() {
   StepProgress& progress = *with_.progress;
   const sharding::FragmentMoment& finish = progress.fragment->fragment().moments.back();
   ++progress.moment;
-  with_.issuer->Note(IssueObserver::CallerTouch::kBeginRecord, progress.parity);
-  const sharding::UpdateTiming timing = progress.plan().decisions.timing;
+  with_.observers->Touch(IssueObserver::CallerTouch::kBeginRecord, progress.parity);
+  const sharding::UpdateTiming timing = sharding::TimingOf(progress.plan());
   // With updates off the step is over when Finish returns, and an optimizer of the trainer's is only called for what
   // is applied.
   const bool waits = with_.own_optimizer_enqueues || timing == sharding::UpdateTiming::kOff;
   outcome().Close({.waits = !progress.evaluation && waits,
                    .early = !progress.evaluation && timing == sharding::UpdateTiming::kEarly,
-                   .divisor = progress.divisor,
+                   .divisor = progress.gradients.divisor,
                    .learning_rate = progress.options.learning_rate,
-                   .gradient_scale = progress.gradient_scale,
+                   .gradient_scale = progress.gradients.scale,
                    .scopes_hash = progress.log.hash ^ progress.order.hash(),
                    .trail = &progress.trail,
                    .sums = &progress.sums,
@@ -365,7 +351,7 @@ absl::StatusOr<Evaluation::Sums> Steps::FinishEvaluation(int64_t number) {
   const bool early = progress.moment + 1 < progress.moments();
   IssueFinish();
   with_.streams->reduce().WaitIdle();
-  if (early) with_.issuer->EndEarly();
+  if (early) with_.order->EndEarly();
   absl::StatusOr<Evaluation::Sums> sums = outcome().FinishEvaluation();
   End();
   return sums;
@@ -378,7 +364,7 @@ void Steps::Drop(int64_t number) {
   with_.scopes->CloseAll();
   with_.scopes->views().TakeErrors();  // gone with the step
   with_.runner->IssueCarriedLeft();
-  with_.issuer->WaitForSteps();
+  with_.order->WaitForSteps();
   outcome().Drop();
   End();
 }

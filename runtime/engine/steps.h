@@ -11,7 +11,7 @@
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/engine_streams.h"
 #include "ebb/runtime/engine/fragment_runner.h"
-#include "ebb/runtime/engine/issuer.h"
+#include "ebb/runtime/engine/issue_observer.h"
 #include "ebb/runtime/engine/open_scopes.h"
 #include "ebb/runtime/engine/outcome_parts.h"
 #include "ebb/runtime/engine/programs.h"
@@ -21,6 +21,7 @@
 #include "ebb/runtime/engine/step_aside.h"
 #include "ebb/runtime/engine/step_progress.h"
 #include "ebb/runtime/engine/step_timeline.h"
+#include "ebb/runtime/engine/stream_order.h"
 #include "ebb/runtime/engine/suspension.h"
 
 namespace ebb {
@@ -35,7 +36,8 @@ class Steps {
     FragmentRunner* runner = nullptr;
     OpenScopes* scopes = nullptr;
     StepAside* aside = nullptr;
-    Issuer* issuer = nullptr;
+    StreamOrder* order = nullptr;
+    const IssueObservers* observers = nullptr;
     RecordExchange* exchange = nullptr;
     OutcomeParts* results = nullptr;
     EngineStreams* streams = nullptr;
@@ -77,7 +79,6 @@ class Steps {
   void Reset(int64_t number, bool evaluation);
   void TakeOptions(const StepOptions& options);
   absl::Status TakeRates(const FinishOptions& options);
-  void LogBegun();
   void SpreadWritten();
   void CompleteScopes();
   void IssueFinish();

@@ -43,13 +43,13 @@ void SwapVerifier::FailAt(const Extent& extent, const Place& place) {
       unit_names_[static_cast<size_t>(extent.of().unit)],
       "' came back from the disk with other bytes than were written; reload the model. Another "
       "program has changed ",
-      storage_.File(place).paths(), " at offset ", extent.offset(), " to ",
+      storage_.files().File(place).paths(), " at offset ", extent.offset(), " to ",
       extent.offset() + extent.bytes(),
       ", or the disk returns wrong data (\"ebb.verify_swap\": \"off\" turns this check off)")));
 }
 
 bool SwapVerifier::FilesAreOurs() {
-  const absl::Status changed = storage_.CheckFiles();
+  const absl::Status changed = storage_.files().CheckUnchanged();
   if (changed.ok()) return true;
   errors_.Fail(absl::Status(changed.code(), absl::StrCat("the engine has failed: ",
                                                          changed.message(), "; reload the model")));

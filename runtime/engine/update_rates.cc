@@ -7,6 +7,7 @@
 #include "absl/functional/function_ref.h"
 #include "ebb/optim/update_constants.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/sharding/homes.h"
 
 namespace ebb {
@@ -89,7 +90,7 @@ absl::StatusOr<sharding::UpdateRates> MeasureUpdateRates(const Device& device,
   EBB_ASSIGN_OR_RETURN(scratch.device, device.Allocate(layout.bytes() + kConstantsBytes, kWhat));
   // As the pools of training: a device that has memory of its own locks it itself, and goes on where it
   // cannot, which those pools then say.
-  const bool shares = device.kind() == DeviceKind::kCpu;
+  const bool shares = HostReaches(device);
   EBB_ASSIGN_OR_RETURN(scratch.host,
                        AllocatePinned(layout.bytes(), shape.pins_host_memory && shares, kWhat));
   absl::StatusOr<LockedRange> locked = device.LockHostMemory(scratch.host.buffer.span(), kWhat);

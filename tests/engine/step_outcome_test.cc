@@ -610,15 +610,20 @@ TEST(StepOutcomeTest, AnEvaluationReturnsTheErrorOfAStepThatNoCallHasReturned) {
 
 TEST(StepOutcomeTest, CallsOfAllRanksOutsideOfStepsHaveTheErrorsOfAll) {
   Ranks ranks(1);
+  Rank& rank = ranks.at(0);
+  ErrorAgreement agreement({.errors = &rank.errors,
+                            .peers = &rank.peers,
+                            .control = &*rank.control,
+                            .messages = &rank.messages});
   const std::vector<int64_t> log = {1, 1};
-  EXPECT_TRUE(ranks[0].Agree(log, {}).ok());
+  EXPECT_TRUE(agreement.ErrorOfCall(log, {}, /*step=*/1).ok());
   Verdict other;
   other.error = kMistake;
-  EXPECT_EQ(ranks[0].Agree(log, other), kMistake);
-  EXPECT_TRUE(ranks[0].Agree(log, {}).ok());
-  ranks.at(0).errors.Fail(absl::DataLossError("the disk"));
-  EXPECT_EQ(ranks[0].Agree(log, {}), absl::DataLossError("the disk"));
-  EXPECT_EQ(ranks.at(0).peers.withdrawn, absl::DataLossError("the disk"));
+  EXPECT_EQ(agreement.ErrorOfCall(log, other, /*step=*/1), kMistake);
+  EXPECT_TRUE(agreement.ErrorOfCall(log, {}, /*step=*/1).ok());
+  rank.errors.Fail(absl::DataLossError("the disk"));
+  EXPECT_EQ(agreement.ErrorOfCall(log, {}, /*step=*/1), absl::DataLossError("the disk"));
+  EXPECT_EQ(rank.peers.withdrawn, absl::DataLossError("the disk"));
 }
 
 TEST(StepOutcomeTest, ATrainingStateIsWhereTheNextStepGoesOn) {

@@ -10,6 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/device/backend.h"
+#include "ebb/sharding/plan_facts.h"
+#include "ebb/sharding/unit_places.h"
 #include "tests/engine/scripted.h"
 #include "tests/offload/locked_memory.h"
 #include "tests/offload/scratch.h"
@@ -141,7 +143,7 @@ TEST_F(StorageTest, MovesWhatIsKeptAndGivesTheRestBack) {
   EXPECT_EQ(Current(Tier::kDevice), static_cast<uint64_t>(all));
   EXPECT_EQ(Current(Tier::kCpu), 0u);
   expect_values();
-  std::memset(storage_->Gradient(0), 1, 64);
+  std::memset(storage_->At(sharding::WholeGradientPlace(plan_, 0)), 1, 64);
 }
 
 TEST_F(StorageTest, WithoutRoomItStaysWhereItIs) {
@@ -174,7 +176,7 @@ TEST_F(StorageTest, WhatIsHeldIsGivenBackWhenTheLastHolderLetsGo) {
   const int64_t all = FarDevice::held;
   std::shared_ptr<void> held = storage_->Hold();
   std::shared_ptr<void> other = storage_->Hold();
-  std::byte* const gradient = storage_->Gradient(0);
+  std::byte* const gradient = storage_->At(sharding::WholeGradientPlace(plan_, 0));
   EXPECT_TRUE(storage_->MoveInto(RoomIn(Tier::kCpu), stream_).ok());
   EXPECT_EQ(FarDevice::held, all);
   std::memset(gradient, 1, 64);

@@ -1,0 +1,86 @@
+#include "ebb/runtime/engine/engine_state.h"
+
+#include <utility>
+
+#include "ebb/runtime/engine/engine_parts.h"
+
+namespace ebb {
+namespace {
+
+absl::Status MovedFrom() {
+  return absl::FailedPreconditionError("this Engine was moved from; use the one it was moved to");
+}
+
+// What a call of this rank alone returns: only an engine that has failed lets its ranks go apart.
+absl::Status Local(const EngineParts& parts, absl::Status status) {
+  return parts.outcome.errors.has_failed() ? parts.calls.ReturnedAlone(std::move(status)) : status;
+}
+
+}  // namespace
+
+EngineState::EngineState(std::unique_ptr<EngineParts> parts) : parts_(std::move(parts)) {}
+EngineState::EngineState(EngineState&&) noexcept = default;
+EngineState& EngineState::operator=(EngineState&&) noexcept = default;
+EngineState::~EngineState() = default;
+
+absl::Status EngineState::Read(StateClass what, Sink sink, std::string_view optimizer_state) {
+  if (parts_ == nullptr) return MovedFrom();
+  return Local(*parts_, parts_->call.state->Read(what, sink, optimizer_state));
+}
+absl::Status EngineState::Write(StateClass what, const Initialiser& source,
+                                std::string_view optimizer_state) {
+  if (parts_ == nullptr) return MovedFrom();
+  if (source == nullptr)
+    return absl::InvalidArgumentError("Write without a source of values: an empty Initialiser");
+  return Local(*parts_, parts_->call.state->Write(what, source, optimizer_state));
+}
+absl::Status EngineState::Gather(ParameterId p, StateClass what, std::span<float> whole, int root) {
+  if (parts_ == nullptr) return MovedFrom();
+  return parts_->calls.Returned(parts_->call.state->Gather(p, what, whole, root));
+}
+absl::Status EngineState::Gather(ParameterId p, StateClass what, Sink sink, int root) {
+  if (parts_ == nullptr) return MovedFrom();
+  return parts_->calls.Returned(parts_->call.state->Gather(p, what, sink, root));
+}
+std::vector<StateSlice> EngineState::StateSlices() const {
+  if (parts_ == nullptr) return {};
+  return parts_->call.reads->Slices();
+}
+absl::StatusOr<std::shared_future<absl::Status>> EngineState::ReadAsync(StateReader reader) {
+  if (parts_ == nullptr) return MovedFrom();
+  if (parts_->scopes.progress.alive)
+    return parts_->calls.Returned(absl::FailedPreconditionError(
+        "ReadAsync while a Step or Evaluation of the engine is alive: finish or drop it first"));
+  return parts_->calls.Returned(parts_->call.state->ReadAsync(std::move(reader)));
+}
+bool EngineState::IsReadingAsync() const {
+  return parts_ != nullptr && !parts_->call.reads->is_over();
+}
+void EngineState::AwaitAsyncRead() const {
+  if (parts_ != nullptr) parts_->call.reads->Await();
+}
+absl::StatusOr<TrainingState> EngineState::training_state() {
+  if (parts_ == nullptr) return MovedFrom();
+  absl::StatusOr<TrainingState> state = parts_->call.state->training_state();
+  if (!state.ok()) return Local(*parts_, state.status());
+  return state;
+}
+std::string EngineState::run() const {
+  return parts_ == nullptr ? "" : parts_->run;
+}
+void EngineState::SetRun(std::string run) {
+  if (parts_ != nullptr) parts_->run = std::move(run);
+}
+absl::Status EngineState::SetTrainingState(const TrainingState& state) {
+  if (parts_ == nullptr) return MovedFrom();
+  return parts_->calls.Returned(parts_->call.state->SetTrainingState(state));
+}
+absl::Status EngineState::CopyParametersFrom(EngineState& other) {
+  if (parts_ == nullptr || other.parts_ == nullptr) return MovedFrom();
+  return parts_->calls.Returned(parts_->call.state->CopyParametersFrom(*other.parts_->call.state));
+}
+std::vector<std::string> EngineState::optimizer_states(ParameterId parameter) const {
+  const ParameterSpec& of = parts_->inputs.model[parameter];
+  return of.trainable ? parts_->updates.state_names.Of(of.group) : std::vector<std::string>();
+}
+}  // namespace ebb

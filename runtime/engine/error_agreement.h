@@ -1,0 +1,46 @@
+// What went wrong on any rank, once all have told each other: the same on each of them. What only this rank's
+// communicators know, it says there first, so that no other rank waits for it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/engine/control_block.h"
+#include "ebb/runtime/engine/exchange.h"
+#include "ebb/runtime/engine/outcome_messages.h"
+#include "ebb/runtime/engine/step_errors.h"
+#include "ebb/runtime/engine/step_peers.h"
+
+namespace ebb {
+
+class ErrorAgreement {
+ public:
+  struct Parts {  // borrowed
+    StepErrors* errors = nullptr;
+    StepPeers* peers = nullptr;
+    ControlBlock* control = nullptr;
+    const OutcomeMessages* messages = nullptr;
+  };
+  explicit ErrorAgreement(const Parts& parts) : with_(parts) {}
+
+  // Of a step, of an evaluation, or of a call of all ranks outside of these.
+  struct Known {
+    const absl::Status& error;  // this rank's
+    std::span<const int64_t> log;
+    const Verdict& ranks;  // what all records say
+    bool is_step = false;
+    bool waits = false;     // its Finish waits for the verdict
+    bool complete = false;  // all ranks' records have come
+    int parity = 0;         // of the records
+    int64_t step = 0;       // the number of the next step
+  };
+  // An error that is not the step's alone has failed the engine.
+  absl::Status ErrorOf(const Known& known);
+  absl::Status ErrorOfCall(std::span<const int64_t> log, const Verdict& ranks, int64_t step);
+
+ private:
+  const Parts with_;
+};
+
+}  // namespace ebb
