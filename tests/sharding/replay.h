@@ -1,6 +1,6 @@
 // Replays what an engine and a trainer do with a sequence of plans, in the order in which it is
 // issued, on a model of memory. Which bytes each operation and each scope's kernels touch is
-// written down here a second time, from the descriptions in plan.h, not taken from the builder. Moves
+// written down here a second time, from the descriptions in plan.h, not taken from the passes. Moves
 // between tiers carry whatever they find: whoever uses what they brought says what it must be.
 #pragma once
 
