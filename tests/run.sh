@@ -2,7 +2,7 @@
 # Installs what is missing, builds, and runs the tests.
 #
 #   tests/run.sh [release|cuda|asan|tsan] [--full] [--program NAME]... [-- argument of ctest...]
-#   tests/run.sh python [--torch VERSION] [argument of pytest...]
+#   tests/run.sh python [--torch VERSION] [--without-cuda | --library FILE] [argument of pytest...]
 #
 # python: builds the wheel and runs tests/python in an environment of its own, with the newest torch or the one given.
 # release: optimised, with CUDA and NCCL where they are found. cuda: the same, and an error where they are not. asan, tsan: debug builds
