@@ -3,6 +3,9 @@
 // what the system counted.
 //
 //   build/release/bin/footprint --model gpt2 --disk FOLDER --csv FILE --json FILE --svg FILE
+//
+// --peers PYTHON: what DDP, FSDP2 and DeepSpeed take for the same tensors, where that Python has them
+// (peers_environment.sh makes one).
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -19,6 +22,7 @@
 #include "ebb/runtime/planner/search.h"
 #include "measured_run.h"
 #include "nlohmann/json.hpp"
+#include "peer_run.h"
 
 namespace ebb::bench {
 namespace {
@@ -29,7 +33,7 @@ using planner::Question;
 constexpr double kMiB = 1 << 20;
 
 struct Options {
-  std::string model = "gpt2", disk = ".", csv, json, svg;
+  std::string model = "gpt2", disk = ".", csv, json, svg, peers;
   planner::ModelShape shape;
   int64_t batch = 1, context = 128;
   std::vector<int> worlds = {1, 2, 4}, stages = {0, 1, 2, 3};
@@ -62,17 +66,19 @@ double SystemDifference(const MeasuredRun& run) {
 
 void PrintHeader() {
   absl::PrintF(
-      "MiB of a rank, counted by the engine and by the system (growth of the peak resident set)\n\n"
-      "%5s %-34s %9s %9s %9s %7s %9s %7s\n",
-      "ranks", "", "device", "RAM", "NVMe", "worst", "system", "");
+      "MiB of a rank, counted by the engine and by the system (growth of the peak resident set);\n"
+      "percent: of what was predicted, of the class that differs most and of the system's count\n\n"
+      "%5s %5s %-10s %-7s %9s %9s %9s %8s %9s %7s\n",
+      "ranks", "stage", "parameters", "states", "device", "RAM", "NVMe", "class", "system", "");
 }
 
 void Print(const MeasuredRun& run) {
-  absl::PrintF("%5d %-34s %9.1f %9.1f %9.1f %+6.2f%% %9.1f %+6.1f%%\n", run.world,
-               planner::WordsOf(run.choice), MiB(run, Tier::kDevice, &MemoryRow::peak_bytes),
-               MiB(run, Tier::kCpu, &MemoryRow::peak_bytes),
-               MiB(run, Tier::kNvme, &MemoryRow::peak_bytes), WorstClass(run),
-               static_cast<double>(run.resident) / kMiB, SystemDifference(run));
+  absl::PrintF(
+      "%5d %5d %-10s %-7s %9.1f %9.1f %9.1f %+7.2f%% %9.1f %+6.1f%%\n", run.world, run.choice.stage,
+      std::string(Name(run.choice.parameters)), std::string(Name(run.choice.states)),
+      MiB(run, Tier::kDevice, &MemoryRow::peak_bytes), MiB(run, Tier::kCpu, &MemoryRow::peak_bytes),
+      MiB(run, Tier::kNvme, &MemoryRow::peak_bytes), WorstClass(run),
+      static_cast<double>(run.resident) / kMiB, SystemDifference(run));
   std::fflush(stdout);
 }
 
@@ -128,6 +134,34 @@ std::string Svg(const Question& question, const std::vector<MeasuredRun>& runs) 
   std::vector<const planner::Answer*> shown;
   for (const planner::Answer& answer : answers) shown.push_back(&answer);
   return planner::AnswersAsSvg(question, shown);
+}
+
+// Peaks above what an idle process of each holds; and of the least of Ebb's and of the best peer's the ratio.
+void PrintPeers(const Options& options, const Question& question,
+                const std::vector<MeasuredRun>& runs) {
+  absl::PrintF("\nMiB of a rank above an idle process, of the same tensors\n");
+  for (const int world : options.worlds) {
+    double ebb = 0, best = 0;
+    for (const MeasuredRun& run : runs) {
+      const auto mib = static_cast<double>(run.resident) / kMiB;
+      if (run.world == world && (ebb == 0 || mib < ebb)) ebb = mib;
+    }
+    for (const char* kind : kPeers) {
+      const absl::StatusOr<PeerRun> run =
+          MeasurePeer(options.peers, kind, world, question.model, options.steps);
+      if (!run.ok()) {
+        absl::PrintF("%5d %-8s %s\n", world, kind, std::string(run.status().message()));
+        continue;
+      }
+      const double mib = static_cast<double>(run->peak - run->idle) / kMiB;
+      if (best == 0 || mib < best) best = mib;
+      absl::PrintF("%5d %-8s %9.1f (idle %.1f)\n", world, kind, mib,
+                   static_cast<double>(run->idle) / kMiB);
+    }
+    if (best > 0)
+      absl::PrintF("%5d %-8s %9.1f, %.2f of the best peer's\n", world, "Ebb", ebb, ebb / best);
+    std::fflush(stdout);
+  }
 }
 
 bool Write(const std::string& path, const std::string& text) {
@@ -192,6 +226,7 @@ int Run(const Options& options) {
   absl::PrintF(
       "\nmost difference of a class: %.3f%%; of what the system counts, from 500 MiB on: %.1f%%\n",
       worst, worst_system);
+  if (!options.peers.empty()) PrintPeers(options, question, runs);
   const bool written = Write(options.csv, Csv(runs)) && Write(options.json, Json(question, runs)) &&
                        Write(options.svg, Svg(question, runs));
   return written ? 0 : 2;
@@ -215,6 +250,9 @@ int main(int argc, char** argv) {
   app.add_option("--stages", options.stages, "(default: 0 1 2 3)")->check(CLI::Range(0, 3));
   app.add_option("--steps", options.steps, "of each run (default: 3)")->check(CLI::Range(2, 1000));
   app.add_option("--disk", options.disk, "folder of what is on NVMe (default: this one)");
+  app.add_option("--peers", options.peers,
+                 "a Python with PyTorch and DeepSpeed, to measure them, too")
+      ->option_text("PYTHON");
   app.add_option("--csv", options.csv, "a row for each class")->option_text("FILE");
   app.add_option("--json", options.json)->option_text("FILE");
   app.add_option("--svg", options.svg, "stacked bars")->option_text("FILE");

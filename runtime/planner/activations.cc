@@ -28,8 +28,9 @@ absl::StatusOr<Activations> ActivationsOf(const Model& model, const Pass& pass) 
   const double kept_bytes = tokens * (pass.recompute ? kept_most : kept * rounds),
                scratch_bytes = tokens * scratch,
                batch_bytes = 8 * tokens * static_cast<double>(pass.micro_batches),
-               boundary = tokens * static_cast<double>(model.width) * element;
-  if (kept_bytes + scratch_bytes + batch_bytes + boundary > kBytesMax)
+               boundary = tokens * static_cast<double>(model.width) * element,
+               boundaries = boundary * rounds * static_cast<double>(model.visits.size());
+  if (kept_bytes + scratch_bytes + batch_bytes + boundaries > kBytesMax)
     return absl::InvalidArgumentError(
         absl::StrCat("activations of ", pass.sequences, " sequences of ", pass.context,
                      " tokens take more than 2^53 bytes: take fewer"));

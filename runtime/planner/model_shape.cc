@@ -216,6 +216,16 @@ absl::StatusOr<ModelShape> Complete(ModelShape s) {
       return absl::InvalidArgumentError(
           absl::StrCat(size.name, " is ", s.*size.of, ": it must be from 1 to ", size.most));
   }
+  const auto of = [](int64_t a, int64_t b) {
+    return static_cast<double>(a) * static_cast<double>(b);
+  };
+  const double block = of(s.width, 2 * (s.queries() + s.keys())) +
+                       3 * of(s.width, s.feed_forward) * static_cast<double>(s.experts);
+  if (static_cast<double>(s.layers) * block + 2 * of(s.vocabulary, s.width) +
+          of(s.context, s.width) >
+      0x1p52)
+    return absl::InvalidArgumentError(
+        "these sizes make more than 2^52 parameters: take smaller ones");
   if (s.heads % s.key_value_heads != 0)
     return absl::InvalidArgumentError(absl::StrCat(s.heads, " heads are not a multiple of ",
                                                    s.key_value_heads, " key-value-heads"));

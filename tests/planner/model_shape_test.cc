@@ -78,10 +78,19 @@ TEST(ModelShape, ImpossibleSizesAreNamed) {
 
 // Products of the largest sizes would not fit 64 bits: they are refused, not computed.
 TEST(ModelShape, SizesBeyondAllMemoryAreRefused) {
-  const ModelShape shape = *Complete({.layers = 100'000,
-                                      .width = 1 << 22,
-                                      .heads = 1 << 12,
-                                      .vocabulary = 1 << 24,
+  EXPECT_FALSE(Complete({.layers = 100'000,
+                         .width = 1 << 22,
+                         .heads = 1 << 12,
+                         .feed_forward = 1 << 24,
+                         .vocabulary = 1 << 24,
+                         .context = 1,
+                         .experts = 1 << 14,
+                         .experts_of_token = 1})
+                   .ok());
+  const ModelShape shape = *Complete({.layers = 1000,
+                                      .width = 1 << 16,
+                                      .heads = 1 << 9,
+                                      .vocabulary = 1 << 20,
                                       .context = 1 << 28});
   EXPECT_FALSE(ActivationsOf(ModelOf(shape), {.sequences = 1 << 20, .context = 1 << 28}).ok());
 }

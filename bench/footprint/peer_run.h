@@ -1,0 +1,25 @@
+// The same tensors trained by PyTorch and DeepSpeed (peers.py), as far as they are installed for a Python.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/planner/model.h"
+
+namespace ebb::bench {
+
+inline constexpr const char* kPeers[] = {"ddp", "fsdp2", "ds1", "ds2", "ds3"};
+
+struct PeerRun {
+  std::string kind;
+  int world = 1;
+  int64_t peak = 0, idle = 0;  // bytes of the rank that has most; idle: after a step of a tiny model
+};
+
+// Errors: the library is not there, or has failed.
+absl::StatusOr<PeerRun> MeasurePeer(const std::string& python, const std::string& kind, int world,
+                                    const planner::Model& model, int steps);
+
+}  // namespace ebb::bench
