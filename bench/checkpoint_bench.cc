@@ -1,18 +1,19 @@
 // Checkpoints against the disk, and beside training:
 //
-//   build/release/bin/checkpoint_bench DIRECTORY [disk|ram|nvme|commands] [--units 13] [--elements 8388608]
-//                                      [--turns 7] [--compute 1000] [--threads 1] [--early]
+//   build/release/bin/checkpoint_bench DIRECTORY [disk|ram|nvme|commands] [--units 13]
+//       [--elements 8388608] [--turns 7] [--compute 1000] [--threads 1] [--early]
 //
-// disk: SaveCheckpoint and LoadCheckpoint of one rank with states in RAM (12 bytes a parameter), in turns with a bare
-//   loop (raw_disk.h: O_DIRECT, 1 MiB, 32 deep) that writes as many bytes to a new file in the same folder, and reads
-//   the file that is loaded. Both ways to write end with what syncs the file; files are dropped from the page cache
-//   before they are read.
-// ram, nvme: steps while SaveAsync is under way against steps without, in turns: how long SaveAsync blocks, how
-//   much longer steps are, and how much more memory the process has. nvme has all state on DIRECTORY's disk.
-//   --compute: milliseconds that the kernels of a step take; they keep one core busy. Updates come behind backward
-//   (clipping), so that training has one core of its threads; --early has them beside it.
-// commands: for each line of the input ("save", "load", "write", "read"), a line with seconds: for
-//   checkpoint_against_peers.py.
+// disk: SaveCheckpoint and LoadCheckpoint of one rank with states in RAM (12 bytes a parameter), in
+//   turns with a bare loop (raw_disk.h: O_DIRECT, 1 MiB, 32 deep), which writes as many bytes to a
+//   new file in the same folder, and reads the file that is loaded. Both ways to write end with a
+//   sync of the file. Files are dropped from the page cache before they are read.
+// ram, nvme: steps during SaveAsync against steps without, in turns: how long SaveAsync blocks, how
+//   much longer steps are, and how much more memory the process has. nvme has all state on
+//   DIRECTORY's disk. --compute: milliseconds of a step's kernels, which keep one core busy. Updates
+//   come after backward (clipping), so that training has one core of its threads; with --early they
+//   run beside it.
+// commands: for each line of the input ("save", "load", "write", "read") it prints a line with
+//   seconds, for checkpoint_against_peers.py.
 //
 // DIRECTORY needs room for three times the states.
 #include <fcntl.h>
@@ -56,7 +57,7 @@ namespace {
 
 constexpr int64_t kBlock = int64_t{1} << 20;
 constexpr int kDepth = 32;
-constexpr int64_t kBytesOfElement = 12;  // master and two states of Adam's
+constexpr int64_t kBytesOfElement = 12;  // master and Adam's two states
 
 using Clock = std::chrono::steady_clock;
 double Since(Clock::time_point begin) {
@@ -73,7 +74,7 @@ struct Arguments {
   int64_t bytes() const { return units * elements * kBytesOfElement; }
 };
 
-// A new folder in another, removed with all that is in it.
+// A new folder in another. It is removed with all its contents.
 class Folder {
  public:
   static absl::StatusOr<Folder> Create(const std::string& parent) {
@@ -93,7 +94,7 @@ class Folder {
   std::string path_;
 };
 
-// What a bare loop writes and reads: O_DIRECT, 1 MiB, 32 deep, from locked huge pages.
+// Bare transfers: O_DIRECT, 1 MiB, 32 deep, from locked huge pages.
 class BareDisk {
  public:
   static absl::StatusOr<BareDisk> Create(const std::string& directory, int64_t bytes) {
@@ -106,14 +107,15 @@ class BareDisk {
   }
   std::string path() const { return absl::StrCat(folder_->path(), "/bytes"); }
 
-  // As a checkpoint is written: a new file, its space taken, its bytes, and all of it on the disk. A disk that is told
-  // what files are removed (discard) writes a new file slower than one that is there.
+  // As a checkpoint is written: a new file, its space reserved, its bytes written, all of it synced
+  // to the disk. If the file system tells the disk which files are removed (discard), the disk
+  // writes a new file slower than an existing one.
   absl::StatusOr<double> WriteNew() {
     std::filesystem::remove(path());
     return Write(O_CREAT | O_EXCL);
   }
   absl::StatusOr<double> Overwrite() { return Write(0); }
-  // Of a file all whole blocks.
+  // Reads all whole blocks of a file.
   absl::StatusOr<double> Read(const std::string& path) {
     const auto begin = Clock::now();
     EBB_ASSIGN_OR_RETURN(const FileHandle file, Open(path, O_RDONLY));
@@ -156,7 +158,7 @@ class BareDisk {
   PinnedMemory memory_;
 };
 
-// Of this process, kernel included, but for the kernel's own threads.
+// Of this process, including its time in the kernel, but without the kernel's own threads.
 double CpuSeconds() {
   timespec time = {};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
@@ -173,7 +175,7 @@ absl::Status DropFromPageCache(const std::string& folder) {
   return absl::OkStatus();
 }
 
-// MiB that the process has at most since this was made.
+// The most MiB that the process has had since this was made.
 class PeakMemory {
  public:
   PeakMemory() {
@@ -227,8 +229,8 @@ class Bench {
   }
 
   absl::StatusOr<double> Save() {
-    engine_.traffic();  // has waited for the updates
-    // Removing an old one is no part of a save.
+    engine_.traffic();  // waits for the updates
+    // Removing an old checkpoint is no part of a save.
     for (const auto& old : std::filesystem::directory_iterator(folder_.path()))
       std::filesystem::remove_all(old.path());
     const auto begin = Clock::now();
@@ -239,7 +241,7 @@ class Bench {
     EBB_RETURN_IF_ERROR(DropFromPageCache(folder_.path()));
     const auto begin = Clock::now();
     EBB_RETURN_IF_ERROR(LoadCheckpoint(engine_, folder_.path()).status());
-    // Until the first unit can be computed with.
+    // Until the first unit can be used.
     Evaluation evaluation = engine_.BeginEvaluation();
     evaluation.Forward(UnitId{0}).Close();
     const double seconds = Since(begin);
@@ -248,7 +250,7 @@ class Bench {
     return seconds;
   }
 
-  // Until the next may begin.
+  // Until the next step may begin.
   absl::StatusOr<double> Step() {
     const auto begin = Clock::now();
     const double compute = arguments_.compute_ms / 1e3 / 3 / arguments_.units;
@@ -304,7 +306,7 @@ absl::Status Bench::CompareDisk() {
   };
   Row save{.what = "save"}, load{.what = "load"};
   std::vector<double> over;
-  // A disk's own rate changes within seconds: it is taken before and after.
+  // A disk's own rate changes within seconds, so it is measured before and after.
   const auto turn = [&](Row& row, auto disk, auto own) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(const double before, disk());
     const double cpu = CpuSeconds();
@@ -319,7 +321,7 @@ absl::Status Bench::CompareDisk() {
     EBB_RETURN_IF_ERROR(turn(
         save, [&] { return bare.WriteNew(); }, [&] { return Save(); }));
     EBB_ASSIGN_OR_RETURN(over.emplace_back(), bare.Overwrite());
-    // The very bytes that are loaded.
+    // The same bytes that are loaded.
     EBB_RETURN_IF_ERROR(turn(
         load, [&] { return bare.Read(RankFile()); }, [&] { return Load(); }));
   }
@@ -361,7 +363,7 @@ absl::Status Bench::CompareSteps() {
       before += step / static_cast<double>(of_save.size());
       with += of_save[i] / static_cast<double>(of_save.size());
     }
-    if (turn == 0) continue;  // makes streams, communicators and memory
+    if (turn == 0) continue;  // the first turn makes streams, communicators and memory
     alone.push_back(before);
     beside.push_back(with);
     ratios.push_back(with / before);
@@ -370,7 +372,7 @@ absl::Status Bench::CompareSteps() {
     added.push_back(more);
     steps += of_save.size();
   }
-  // What one core copies in the time of a unit.
+  // One core's copy of a unit, for comparison.
   std::vector<char> from(static_cast<size_t>(arguments_.elements * kBytesOfElement), 1), to(from);
   const auto begin = Clock::now();
   std::memcpy(to.data(), from.data(), from.size());

@@ -1,7 +1,8 @@
-// What planning takes: all that Engine::Create does before it touches a device (a step, one that holds its
-// updates, an evaluation's walk and a drain, as instructions with their waits), for shapes of known models.
-// `instructions` are those of the step; `cells` the ranges that waits are counted in. "simulate": six steps on
-// hosts of 8 GPUs with about an H100's figures, of which `step_s` is one, as it would be.
+// The time of planning: all that Engine::Create does before it touches a device (a step, one that
+// holds its updates, an evaluation's walk and a drain, as instructions with their waits), for
+// shapes of known models. `instructions`: of the step. `cells`: the ranges in which waits are
+// counted. "simulate": six steps on hosts of 8 GPUs with about an H100's figures; `step_s` is the
+// simulated time of one.
 //
 //   build/release/bin/planning_bench
 #include <cstdint>
@@ -27,7 +28,7 @@ struct Shape {
   int64_t layers = 0, width = 0, key_values = 0, feed_forward = 0, vocabulary = 0, context = 0;
   int feed_forward_matrices = 2;
 };
-// Of Llama 3 and GPT-3.
+// Llama 3 and GPT-3.
 constexpr Shape k70B{80, 8192, 2048, 28672, 128256, 8192, 3},
     k175B{96, 12288, 24576, 49152, 50257, 2048, 2};
 
@@ -71,7 +72,7 @@ Case CaseOf(const Shape& shape, int world, Tier tier, int rounds) {
   made.config.compute = DType::kBFloat16;
   made.config.gradient_clipping = 1;
   made.config.zero.stage = 3;
-  // Room for a few layers: the next one is gathered ahead.
+  // Room for a few layers, because the next one is gathered ahead.
   made.config.zero.prefetch_bucket_size = 2'000'000'000;
   made.config.zero.max_live_parameters = 8'000'000'000;
   made.config.zero.offload_param.device = tier;
@@ -79,7 +80,7 @@ Case CaseOf(const Shape& shape, int world, Tier tier, int rounds) {
   return made;
 }
 
-// The plans whose fragments an engine cuts memory into cells by (Programs::CutCells).
+// The plans that decide the cells of an engine's memory (Programs::CutCells).
 struct Planned {
   Plan step, held, walk, drain;
   std::vector<Fragment> fragments;
@@ -110,7 +111,8 @@ void DeriveAll(Planned& planned) {
   for (Fragment& fragment : planned.fragments) DeriveWaits(*planned.cells, fragment);
 }
 
-// Half of the arithmetic that the device can; a host's 8 ranks share its cores, memory and disks.
+// The device reaches half of its peak arithmetic. A host's 8 ranks share its cores, memory and
+// disks.
 Machine HostOf8() {
   Machine machine{.ranks_per_host = 8,
                   .core_bytes = 8e9,
@@ -127,7 +129,7 @@ Machine HostOf8() {
   return machine;
 }
 
-// Of one sequence: forward computes with each element twice a token, backward twice as much.
+// For one sequence: forward uses each element in two operations for each token, backward in four.
 std::vector<KernelWork> WorkOf(const Plan& plan, int64_t tokens) {
   constexpr double kFlops = 5e14, kLaunches = 1e-4;
   std::vector<KernelWork> work;

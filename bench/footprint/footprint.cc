@@ -1,6 +1,6 @@
-// The memory-footprint benchmark: trains a few steps of a model at stages 0 to 3, with parameters and states on the
-// device, in RAM and on NVMe, at worlds 1, 2 and 4, and prints measured against predicted, by class and tier, and
-// what the system counted.
+// The memory-footprint benchmark. It trains a few steps of a model at stages 0 to 3, with
+// parameters and states on the device, in RAM and on NVMe, at worlds 1, 2 and 4. It prints measured
+// against predicted memory, by class and tier, and what the system counted.
 //
 //   build/release/bin/footprint --model gpt2 --disk FOLDER --csv FILE --json FILE --svg FILE
 //
@@ -40,7 +40,7 @@ struct Options {
   int steps = 3;
 };
 
-// Of the classes, the difference from what was predicted that is largest; percent.
+// The largest difference of a class from its prediction, in percent.
 double WorstClass(const MeasuredRun& run) {
   double worst = 0;
   for (const MemoryRow& row : run.rows) {
@@ -119,7 +119,7 @@ std::string Json(const Question& question, const std::vector<MeasuredRun>& runs)
   return json.dump(2) + "\n";
 }
 
-// The picture that ebb-plan draws, of measured bytes.
+// The picture that ebb-plan draws, with measured bytes.
 std::string Svg(const Question& question, const std::vector<MeasuredRun>& runs) {
   std::vector<planner::Answer> answers;
   for (const MeasuredRun& run : runs) {
@@ -178,7 +178,7 @@ int Fail(const absl::Status& status) {
   return 2;
 }
 
-// Every tier of parameters and states that a stage may have; activations are the same in all.
+// Every tier of parameters and states that a stage allows; activations are the same in all.
 std::vector<Choice> ChoicesOf(const Question& question, const Options& options) {
   std::vector<Choice> choices;
   for (const Choice& choice : planner::Choices(question)) {

@@ -20,14 +20,14 @@
 namespace ebb::bench {
 namespace {
 
-// What the process of a run tells this one.
-struct Told {
+// What the run's process sends to this one.
+struct RunFigures {
   std::array<MemoryRow, size_t{3} * (kStateClasses + 1)> rows = {};
   int64_t count = 0;
   int64_t resident = 0, predicted_resident = 0;
   std::array<char, 512> error = {};
 };
-static_assert(std::is_trivially_copyable_v<Told>);
+static_assert(std::is_trivially_copyable_v<RunFigures>);
 
 int64_t PeakBytes() {
   return ReadResidentSet().value_or(ResidentSet()).peak_bytes;
@@ -61,7 +61,7 @@ absl::Status TrainStep(Engine& engine, const ModelSpec& model) {
 }
 
 absl::Status Train(World world, const ModelSpec& model, const Config& config, int steps,
-                   Told& told) {
+                   RunFigures& figures) {
   auto engine = Engine::Create(world, Device::Cpu(1), model, config);
   if (!engine.ok()) return engine.status();
   Touch(engine->workspace());
@@ -71,18 +71,18 @@ absl::Status Train(World world, const ModelSpec& model, const Config& config, in
   if (absl::Status status = engine->Report().status(); !status.ok()) return status;
   if (world.rank() != 0) return absl::OkStatus();
   for (const MemoryRow& row : engine->memory()) {
-    if (told.count == std::ssize(told.rows)) break;
-    told.rows[static_cast<size_t>(told.count++)] = row;
+    if (figures.count == std::ssize(figures.rows)) break;
+    figures.rows[static_cast<size_t>(figures.count++)] = row;
     if (row.tier != Tier::kNvme)
-      told.predicted_resident += static_cast<int64_t>(row.predicted_bytes);
+      figures.predicted_resident += static_cast<int64_t>(row.predicted_bytes);
   }
-  told.predicted_resident += engine->program().own_bytes();
+  figures.predicted_resident += engine->program().own_bytes();
   return absl::OkStatus();
 }
 
-Told RunHere(const planner::Question& question, const planner::Choice& choice,
-             const std::string& folder, int steps) {
-  Told told;
+RunFigures RunHere(const planner::Question& question, const planner::Choice& choice,
+                   const std::string& folder, int steps) {
+  RunFigures figures;
   Config config = question.With(choice);
   config.zero.offload_param.nvme_paths = {folder};
   config.zero.offload_optimizer.nvme_paths = {folder};
@@ -100,13 +100,14 @@ Told RunHere(const planner::Question& question, const planner::Choice& choice,
   absl::Status status = model.status();
   if (status.ok()) {
     status = RunThreads(question.ranks, [&](World world) {
-      return Train(std::move(world), *model, config, steps, told);
+      return Train(std::move(world), *model, config, steps, figures);
     });
   }
-  told.resident = (PeakBytes() - before) / question.ranks;
+  figures.resident = (PeakBytes() - before) / question.ranks;
   const std::string message(status.message());
-  std::copy_n(message.begin(), std::min(message.size(), told.error.size() - 1), told.error.begin());
-  return told;
+  std::copy_n(message.begin(), std::min(message.size(), figures.error.size() - 1),
+              figures.error.begin());
+  return figures;
 }
 
 }  // namespace
@@ -118,21 +119,21 @@ absl::StatusOr<MeasuredRun> Measure(const planner::Question& question,
   if (pipe(ends) != 0) return absl::InternalError("no pipe to a run's process");
   const pid_t child = fork();
   if (child == 0) {
-    const Told told = RunHere(question, choice, folder, steps);
-    _exit(write(ends[1], &told, sizeof(told)) == sizeof(told) ? 0 : 1);
+    const RunFigures figures = RunHere(question, choice, folder, steps);
+    _exit(write(ends[1], &figures, sizeof(figures)) == sizeof(figures) ? 0 : 1);
   }
   close(ends[1]);
-  Told told;
-  const bool came = read(ends[0], &told, sizeof(told)) == sizeof(told);
+  RunFigures figures;
+  const bool came = read(ends[0], &figures, sizeof(figures)) == sizeof(figures);
   close(ends[0]);
   if (child > 0) waitpid(child, nullptr, 0);
   if (!came) return absl::InternalError("the run's process ended early, as where memory is short");
-  if (told.error[0] != '\0') return absl::InvalidArgumentError(told.error.data());
+  if (figures.error[0] != '\0') return absl::InvalidArgumentError(figures.error.data());
   return MeasuredRun{.choice = choice,
                      .world = question.ranks,
-                     .rows = {told.rows.begin(), told.rows.begin() + told.count},
-                     .resident = told.resident,
-                     .predicted_resident = told.predicted_resident};
+                     .rows = {figures.rows.begin(), figures.rows.begin() + figures.count},
+                     .resident = figures.resident,
+                     .predicted_resident = figures.predicted_resident};
 }
 
 }  // namespace ebb::bench

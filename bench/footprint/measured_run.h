@@ -1,5 +1,5 @@
-// An engine that trains a few steps, ranks as threads, in a process of its own, so that what the system counts is
-// its own. The kernels of the model are replaced by what touches every byte that they would.
+// An engine that trains a few steps, with threads as ranks, in a process of its own, so that the
+// system counts it alone. In place of the model's kernels, every byte that they touch is touched.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,15 @@ namespace ebb::bench {
 struct MeasuredRun {
   planner::Choice choice;
   int world = 1;
-  std::vector<MemoryRow> rows;  // of rank 0: predicted and, as most, counted
-  // Of a rank: growth of the peak resident set since before there was an engine, and what of that was predicted:
-  // pools of device and RAM, and the program. (Staging of state is touched by calls that ask for state alone.)
+  std::vector<MemoryRow> rows;  // rank 0's: predicted, and the counted peak
+  // One rank's: the growth of the peak resident set since before there was an engine; and the
+  // predicted part of it: pools of device and RAM, and the program. (Only calls that ask for state
+  // touch its staging.)
   int64_t resident = 0, predicted_resident = 0;
 };
 
-// `question`: its ranks, batch and context count. `folder`: of what is on NVMe. In a process without threads.
+// `question`: its ranks, batch and context count. `folder`: for state on NVMe. Call it in a process
+// without threads.
 absl::StatusOr<MeasuredRun> Measure(const planner::Question& question,
                                     const planner::Choice& choice, const std::string& folder,
                                     int steps);
