@@ -1,4 +1,4 @@
-// Answers against what others publish and against gpt's own plan; and searches over them.
+// Answers against published figures and against gpt's own plan; and searches over answers.
 #include "ebb/runtime/planner/answer.h"
 
 #include <gmock/gmock.h>
@@ -46,7 +46,8 @@ double StateGB(const Answer& answer, Tier tier) {
   return bytes / 1e9;
 }
 
-// Table 1 of ZeRO's paper, 7.5 B parameters on 64 ranks: 120, 31.4, 16.6 and 1.9 GB, with gradients in 16 bits.
+// Table 1 of ZeRO's paper, 7.5 B parameters on 64 ranks: 120, 31.4, 16.6 and 1.9 GB, with gradients
+// in 16 bits.
 TEST(Anchors, ZeroTable1) {
   constexpr double kPublished[] = {120, 31.4, 16.6, 1.9};
   const auto table = ZeroTable({.parameters = 7'500'000'000, .largest_unit = 0, .ranks = 64});
@@ -66,10 +67,11 @@ TEST(Anchors, ZeroTable1) {
   question.config.accumulation = DType::kBFloat16;
   const double billions = static_cast<double>(question.model.parameters()) / 1e9;
   ASSERT_NEAR(billions, 7.5, 0.01);
-  // Beside the table: gradients of units in use until they are reduced.
+  // Not in the table: gradients of units in use until they are reduced.
   const double unit = 2 * static_cast<double>(question.model.largest_unit()) / 1e9;
   for (int stage = 0; stage <= 3; ++stage) {
-    // At stage 1 of one micro-batch Ebb holds less than the table: gradients go as they are reduced.
+    // At stage 1 with one micro-batch Ebb holds less than the table, because gradients go when they
+    // are reduced.
     question.config.gradient_accumulation_steps = stage == 1 ? 2 : 1;
     const Answer answer = AnswerFor(question, {.stage = stage}, Depth::kMemory);
     ASSERT_TRUE(answer.refused.ok()) << answer.refused;
@@ -79,8 +81,8 @@ TEST(Anchors, ZeroTable1) {
   }
 }
 
-// deepspeed.runtime.zero.stage3.estimate_zero3_model_states_mem_needs of P = 2.851e9, L = 32e6 on 8 GPUs: 0.12 GiB of
-// the largest layer and 5.97 GiB of states a GPU.
+// deepspeed.runtime.zero.stage3.estimate_zero3_model_states_mem_needs of P = 2.851e9, L = 32e6 on 8
+// GPUs: 0.12 GiB of the largest layer and 5.97 GiB of states a GPU.
 TEST(Anchors, DeepSpeedsEstimatorOf3B) {
   const PeerModel model{
       .parameters = 2'851'000'000, .largest_unit = 32'000'000, .ranks = 8, .ranks_per_host = 8};
@@ -92,7 +94,8 @@ TEST(Anchors, DeepSpeedsEstimatorOf3B) {
 }
 
 TEST(Anchors, ABatchOfFsdpsPaperFitsItsGpus) {
-  // 175 B on 128 A100 of 80 GB, batches 1 and 2 of 2,048 tokens (arXiv 2304.11277): it ran, with blocks recomputed.
+  // 175 B on 128 A100 of 80 GB, batches 1 and 2 of 2,048 tokens (arXiv 2304.11277): it ran, with
+  // blocks recomputed.
   Question question = QuestionOf("gpt3-175b", "8xa100", 128);
   for (const int batch : {1, 2}) {
     question.config.micro_batch_size = batch;

@@ -1,4 +1,4 @@
-// The model of activations, and of a GPT as a whole, against what examples/gpt plans for itself.
+// The model of activations, and of a GPT as a whole, against the plan of examples/gpt.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -84,7 +84,7 @@ TEST(Activations, AreWhatGptTakesOnAGpu) {
   }
 }
 
-// The same config gives the same pools, as the engine would have them of gpt's own model.
+// The same config gives the same pools as the engine makes for gpt's own model.
 TEST(Activations, EveryClassOfAPlanIsThatOfGptsPlan) {
   for (const Case& c : kCases) {
     for (const int stage : {0, 1, 2, 3}) {
@@ -115,7 +115,7 @@ TEST(Activations, RecomputingKeepsOneBlockAndUnfusedAttentionItsScores) {
   EXPECT_EQ(ActivationsOf(model, other)->kept, all.kept / 32);
   other = pass;
   other.fused_attention = false;
-  // 32 heads, 4,096 positions, 2 bytes, of each of 8,192 tokens and 32 blocks.
+  // 32 heads, 4,096 positions, 2 bytes, for each of 8,192 tokens and 32 blocks.
   EXPECT_EQ(ActivationsOf(model, other)->kept - all.kept, int64_t{32} * 4096 * 2 * 8192 * 32);
   other = pass;
   other.whole_logits = true;

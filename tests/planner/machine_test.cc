@@ -1,4 +1,4 @@
-// Machines as JSON: named ones, files, and what is no machine.
+// Machines as JSON: named ones, files, and JSON that is no machine.
 #include "ebb/runtime/planner/machine.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Sizes of models that others publish, and files that describe models: right ones, and whatever else comes.
+// Sizes of published models, and files that describe models: valid ones and broken ones.
 #include "ebb/runtime/planner/model_shape.h"
 
 #include <gmock/gmock.h>
@@ -22,7 +22,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// As their authors count them.
+// As counted by their authors.
 TEST(ModelShape, NamedModelsHaveTheirPublishedParameters) {
   const std::pair<const char*, int64_t> kPublished[] = {
       {"gpt2", 124'439'808},           {"gpt2-xl", 1'557'611'200},

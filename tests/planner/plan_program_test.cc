@@ -1,4 +1,4 @@
-// ebb-plan as a program: what it prints and writes, and how it refuses what makes no sense.
+// ebb-plan as a program: its output, its files, and how it refuses senseless questions.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -99,7 +99,7 @@ TEST_F(PlanProgramTest, WritesAConfigurationThatEbbLoadsAndAFileForPerfetto) {
   const auto events = nlohmann::json::parse(Read(Path("t.json")));
   EXPECT_GT(events.size(), 100u);
   EXPECT_THAT(Read(Path("p.svg")), HasSubstr("</svg>"));
-  // What was written is a question of its own.
+  // The written file is a question of its own.
   const Ended again = Run("--model gpt2-xl --machine rtx4090-64gb --config " + Path("w.json"));
   EXPECT_EQ(again.code, 0) << again.printed;
   EXPECT_THAT(again.printed, HasSubstr("as asked"));

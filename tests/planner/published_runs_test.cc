@@ -1,5 +1,5 @@
-// Simulated steps against runs that others have published: within 15% of most, and of the rest it is said that they
-// are not. docs/plan.md lists inputs, sources and what came out.
+// Simulated steps against published runs: most are within 15%, and the others are listed as
+// exceptions. docs/plan.md lists inputs, sources and results.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct PublishedStep {
   int ranks, stage;
   int64_t batch, context;
   bool recompute;
-  double tokens_per_second;  // of a GPU, as published
+  double tokens_per_second;  // of one GPU, as published
   bool matches;
 };
 
@@ -51,12 +51,13 @@ ModelShape Mpt(const char* name, int64_t layers, int64_t width, int64_t heads) {
                     .tied_head = true});
 }
 
-// A rate of a GPU's peak as tokens a second, where P parameters and all positions of attention are counted.
+// The tokens per second of a rate given as a share of a GPU's peak, if P parameters and all
+// positions of attention are counted.
 double TokensOfMfu(double mfu, double peak, double parameters, double layers, double width,
                    double context) {
   return mfu * peak / (6 * parameters + 12 * layers * width * context);
 }
-// TFLOPS that count recomputing.
+// TFLOPS that include recomputing.
 double TokensOfTflops(double tflops, const ModelShape& shape, int64_t context) {
   const Model model = ModelOf(shape);
   return tflops * 1e12 * static_cast<double>(context) /
@@ -72,7 +73,7 @@ double SimulatedTokens(const PublishedStep& run) {
                     .config = {},
                     .pass = {.context = run.context}};
   if (run.network_gb_s > 0) question.machine.network_gb_s = run.network_gb_s;
-  // What did run fits: these trainers hold activations otherwise.
+  // Runs that were done fit: these trainers hold other activations.
   question.machine.gpu_memory *= 4;
   Config& config = question.config;
   config.compute = DType::kBFloat16;
