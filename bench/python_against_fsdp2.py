@@ -46,7 +46,8 @@ def with_ebb(model, disk):
 
     zero = {"stage": 3}
     if disk:
-        zero.update({name: {"device": "nvme", "nvme_path": disk} for name in ("offload_param", "offload_optimizer")})
+        place = {"device": "nvme", "nvme_path": disk}
+        zero.update(offload_param=dict(place, max_in_cpu=0), offload_optimizer=place)
     engine = ebb.initialize(model, {
         "train_micro_batch_size_per_gpu": BATCH, "gradient_clipping": 0, "zero_optimization": zero,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},

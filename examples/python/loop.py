@@ -52,43 +52,42 @@ def torch_losses(steps: int, ranks: int, settings: dict) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--nvme", default=None, help="a folder on a disk; default: a temporary one")
+    parser.add_argument("--nvme", default=tempfile.gettempdir(), help="a folder on a disk, the same on every rank")
     parser.add_argument("--beside-torch", action="store_true")
     options = parser.parse_args()
 
-    with tempfile.TemporaryDirectory() as temporary:
-        disk = {"device": "nvme", "nvme_path": options.nvme or temporary}
-        settings = {
-            "train_micro_batch_size_per_gpu": SEQUENCES,
-            "gradient_clipping": 1.0,
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}},
-            "zero_optimization": {"stage": 3, "offload_param": disk, "offload_optimizer": disk},
-        }
-        model = make_model()
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        engine = ebb.initialize(model, settings)
-        first = engine.world.rank == 0
-        expected = torch_losses(options.steps, engine.world.size, settings) if options.beside_torch and first else None
+    disk = {"device": "nvme", "nvme_path": options.nvme}
+    settings = {
+        "train_micro_batch_size_per_gpu": SEQUENCES,
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}},
+        "zero_optimization": {"stage": 3, "offload_param": dict(disk, max_in_cpu=0), "offload_optimizer": disk},
+    }
+    model = make_model()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    engine = ebb.initialize(model, settings)
+    first = engine.world.rank == 0
+    expected = torch_losses(options.steps, engine.world.size, settings) if options.beside_torch and first else None
 
-        for step in range(options.steps):
-            ids = batch_of(step, engine.world.rank)
-            loss = model(input_ids=ids, labels=ids).loss
-            engine.backward(loss)
-            engine.step()
-            report = engine.report()
-            if first and (step % 5 == 4 or step == 0):
-                beside = f"  torch {expected[step]:.6f}" if expected else ""
-                print(f"step {report.step:3}  loss {report.loss:.6f}{beside}  norm {report.gradient_norm:.3f}")
+    for step in range(options.steps):
+        ids = batch_of(step, engine.world.rank)
+        loss = model(input_ids=ids, labels=ids).loss
+        engine.backward(loss)
+        engine.step()
+        report = engine.report()
+        if first and (step % 5 == 4 or step == 0):
+            beside = f"  torch {expected[step]:.6f}" if expected else ""
+            print(f"step {report.step:3}  loss {report.loss:.6f}{beside}  norm {report.gradient_norm:.3f}")
 
-        with torch.no_grad():
-            start = batch_of(0, 0)[:1, :16]
-            tokens = model.generate(start, max_new_tokens=32, do_sample=False, pad_token_id=0)
-        if first:
-            print("text:", bytes(tokens[0].clamp(max=127).tolist()).decode())
-            held = {tier: sum(row.peak for row in engine.memory() if row.tier == tier) for tier in ("device", "cpu", "nvme")}
-            print("a rank holds at most", ", ".join(f"{bytes_ / 2**20:.1f} MiB on {tier}" for tier, bytes_ in held.items()))
-            print(f"DDP holds {16 * parameters / 2**20:.1f} MiB on the device of every rank: 16 bytes a parameter, with gradients and AdamW's states")
-        engine.close()
+    with torch.no_grad():
+        start = batch_of(0, 0)[:1, :16]
+        tokens = model.generate(start, max_new_tokens=32, do_sample=False, pad_token_id=0)
+    if first:
+        print("text:", bytes(tokens[0].clamp(max=127).tolist()).decode())
+        held = {tier: sum(row.peak for row in engine.memory() if row.tier == tier) for tier in ("device", "cpu", "nvme")}
+        print("a rank holds at most", ", ".join(f"{bytes_ / 2**20:.1f} MiB on {tier}" for tier, bytes_ in held.items()))
+        print(f"DDP holds {16 * parameters / 2**20:.1f} MiB on the device of every rank: 16 bytes a parameter, with gradients and AdamW's states")
+    engine.close()
 
 
 if __name__ == "__main__":

@@ -28,25 +28,24 @@ def main() -> None:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.enable_input_require_grads()
 
-    with tempfile.TemporaryDirectory() as folder:
-        engine = ebb.initialize(model, {
-            "bf16": {"enabled": True},
-            "train_micro_batch_size_per_gpu": 1,
-            "gradient_accumulation_steps": 2,
-            "optimizer": {"type": "AdamW", "params": {"lr": 5e-3}},
-            "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": folder}},
-        })
-        generator = torch.Generator().manual_seed(engine.world.rank)
-        for _ in range(options.steps):
-            for _ in range(2):
-                ids = torch.randint(0, 16, (1, 32), generator=generator)
-                engine.backward(model(input_ids=ids, labels=ids).loss)
-                engine.step()
-            if engine.world.rank == 0:
-                print(f"step {engine.report().step}  loss {engine.report().loss:.4f}")
-        if options.save:
-            engine.save_pretrained(options.save, trainable_only=True)
-        engine.close()
+    engine = ebb.initialize(model, {
+        "bf16": {"enabled": True},
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 2,
+        "optimizer": {"type": "AdamW", "params": {"lr": 5e-3}},
+        "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": tempfile.gettempdir(), "max_in_cpu": 0}},
+    })
+    generator = torch.Generator().manual_seed(engine.world.rank)
+    for _ in range(options.steps):
+        for _ in range(2):
+            ids = torch.randint(0, 16, (1, 32), generator=generator)
+            engine.backward(model(input_ids=ids, labels=ids).loss)
+            engine.step()
+        if engine.world.rank == 0:
+            print(f"step {engine.report().step}  loss {engine.report().loss:.4f}")
+    if options.save:
+        engine.save_pretrained(options.save, trainable_only=True)
+    engine.close()
 
 
 if __name__ == "__main__":

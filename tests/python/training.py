@@ -29,7 +29,8 @@ def config(stage: int = 3, optimizer: dict = ADAMW, **more: Any) -> dict[str, An
 
 
 def offloaded(folder: str) -> dict[str, Any]:
-    return {name: {"device": "nvme", "nvme_path": folder} for name in ("offload_param", "offload_optimizer")}
+    disk = {"device": "nvme", "nvme_path": folder}
+    return {"offload_param": dict(disk, max_in_cpu=0), "offload_optimizer": disk}
 
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
