@@ -82,7 +82,7 @@ struct LoadedCheckpoint {
 };
 
 // `path`: a checkpoint, or a folder of them, of which the newest whole one is taken. Each rank reads the bytes that it
-// needs, with 17 MiB of host memory. kNotFound: there is none. kDataLoss: none is whole. Of an engine that a failed load leaves behind, the values are undefined: load again,
+// needs, with 32 MiB of host memory. kNotFound: there is none. kDataLoss: none is whole. Of an engine that a failed load leaves behind, the values are undefined: load again,
 // or create it anew.
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::string& path,
                                                 const LoadOptions& options = {});

@@ -60,7 +60,7 @@ absl::StatusOr<std::unique_ptr<ReadAhead>> ReadAhead::Open(const std::vector<std
                                                            IoBackend backend) {
   auto state = std::make_unique<State>();
   state->ranges = std::move(ranges);
-  constexpr int kDepth = 16;  // blocks of a MiB: what the slots hold
+  constexpr int kDepth = 32;  // blocks of a MiB: what the slots hold
   FileTransfers::Options options{.backend = backend, .own_thread = false};
   options.aio.queue_depth = std::max(kDepth / static_cast<int>(paths.size()), 1);
   std::vector<int64_t> sizes;
@@ -129,9 +129,11 @@ absl::StatusOr<std::span<const std::byte>> ReadAhead::Next() {
   State& state = *state_;
   assert(state.next < state.ranges.size());
   const size_t range = state.next++;
-  // The one before it is shown no more.
+  const absl::StatusOr<std::span<const std::byte>> shown = state.Show(range);
+  // The one before it is shown no more. Started behind the wait: a disk that tells of all requests at once, when none is
+  // left, has one again while this range is looked at.
   if (range > 0 && range - 1 + kSlots < state.ranges.size()) state.Start(range - 1 + kSlots);
-  return state.Show(range);
+  return shown;
 }
 
 }  // namespace ebb

@@ -4,8 +4,7 @@
 //   | range | range | range | range |
 //     shown   on their way from the disk
 //
-// From one thread at a time, which does the ring's work while it waits. Few ranges are under way, so that what the disk
-// has just brought is still in the processor's cache when it is looked at.
+// From one thread at a time, which does the ring's work while it waits.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +28,7 @@ class ReadAhead {
   };
   static constexpr int64_t kRangeMax = int64_t{4} << 20;
   // What it takes of host memory at most.
-  static constexpr int64_t kMemoryBytes = int64_t{17} << 20;
+  static constexpr int64_t kMemoryBytes = int64_t{32} << 20;
 
   // Opens all files; each of them has a range.
   static absl::StatusOr<std::unique_ptr<ReadAhead>> Open(const std::vector<std::string>& paths,

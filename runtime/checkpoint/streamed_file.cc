@@ -39,7 +39,8 @@ struct StreamedFile::State {
   // The slot that is filled. The disk has what was in it before.
   absl::StatusOr<std::byte*> Filling();
   absl::Status Reserve();
-  absl::Status StartSlot();
+  absl::Status FinishSlot();
+  void StartFull();
   absl::Status StartTransfers(std::byte* block);
   // Until the disk has all full slots; later writes go through the page cache.
   absl::Status Settle();
@@ -51,6 +52,7 @@ struct StreamedFile::State {
   int64_t filled = 0;         // bytes of the slot that is being filled
   int64_t bytes = INT64_MAX;  // of the file, where that is known
   size_t slot = 0;            // which one that is
+  bool full = false;          // the one before it is full and not on its way; this one is empty
   bool reserved = false;
   ThreadTeam caller_only{1};
   std::array<Slot, kSlots> slots;
@@ -92,7 +94,10 @@ absl::StatusOr<std::byte*> StreamedFile::State::Filling() {
   if (filling.memory.buffer.data() == nullptr) {
     EBB_ASSIGN_OR_RETURN(filling.memory, AllocatePinned(kSlotBytes, /*pin=*/false, path));
   }
-  if (transfers != nullptr && filled == 0) EBB_RETURN_IF_ERROR(transfers->Wait(filling.transfer));
+  if (transfers != nullptr && filled == 0) {
+    EBB_RETURN_IF_ERROR(transfers->Wait(filling.transfer));
+    StartFull();
+  }
   return filling.memory.buffer.data();
 }
 
@@ -106,18 +111,26 @@ absl::Status StreamedFile::Append(std::span<const std::byte> bytes) {
     bytes = bytes.subspan(taken);
     state_->filled += static_cast<int64_t>(taken);
     state_->end += static_cast<int64_t>(taken);
-    if (state_->filled == kSlotBytes) EBB_RETURN_IF_ERROR(state_->StartSlot());
+    if (state_->filled == kSlotBytes) EBB_RETURN_IF_ERROR(state_->FinishSlot());
   }
   return absl::OkStatus();
 }
 
-absl::Status StreamedFile::State::StartSlot() {
-  std::byte* const data = slots[slot].memory.buffer.data();
-  if (transfers == nullptr) EBB_RETURN_IF_ERROR(StartTransfers(data));
-  transfers->Start(slots[slot].transfer, /*write=*/true, end - kSlotBytes, data, kSlotBytes);
+absl::Status StreamedFile::State::FinishSlot() {
+  if (transfers == nullptr) EBB_RETURN_IF_ERROR(StartTransfers(slots[slot].memory.buffer.data()));
   slot = (slot + 1) % slots.size();
   filled = 0;
+  full = true;
   return absl::OkStatus();
+}
+
+// Behind the wait for the next one's memory: a disk that tells of all requests at once, when none is left, has one again
+// while the next slot is filled.
+void StreamedFile::State::StartFull() {
+  if (!std::exchange(full, false)) return;
+  Slot& last = slots[(slot + slots.size() - 1) % slots.size()];
+  transfers->Start(last.transfer, /*write=*/true, end - kSlotBytes, last.memory.buffer.data(),
+                   kSlotBytes);
 }
 
 // `block`: the first that will be written, which shows whether the file system takes it past the page cache.
@@ -141,6 +154,7 @@ absl::Status StreamedFile::State::StartTransfers(std::byte* block) {
 
 absl::Status StreamedFile::State::Settle() {
   if (transfers != nullptr) {
+    StartFull();
     const int64_t whole = filled / kDiskAlignment * kDiskAlignment;
     std::byte* const data = slots[slot].memory.buffer.data();
     if (whole > 0)
