@@ -4,7 +4,7 @@
 //
 //   build/release/bin/footprint --model gpt2 --disk FOLDER --csv FILE --json FILE --svg FILE
 //
-// --peers PYTHON: what DDP, FSDP2 and DeepSpeed take for the same tensors, where that Python has them
+// --peers PYTHON: what DDP and FSDP2 take for the same tensors, where that Python has PyTorch
 // (peers_environment.sh makes one).
 #include <algorithm>
 #include <cmath>
@@ -250,8 +250,7 @@ int main(int argc, char** argv) {
   app.add_option("--stages", options.stages, "(default: 0 1 2 3)")->check(CLI::Range(0, 3));
   app.add_option("--steps", options.steps, "of each run (default: 3)")->check(CLI::Range(2, 1000));
   app.add_option("--disk", options.disk, "folder of what is on NVMe (default: this one)");
-  app.add_option("--peers", options.peers,
-                 "a Python with PyTorch and DeepSpeed, to measure them, too")
+  app.add_option("--peers", options.peers, "a Python with PyTorch, to measure DDP and FSDP2, too")
       ->option_text("PYTHON");
   app.add_option("--csv", options.csv, "a row for each class")->option_text("FILE");
   app.add_option("--json", options.json)->option_text("FILE");

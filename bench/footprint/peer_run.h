@@ -1,4 +1,4 @@
-// The same tensors trained by PyTorch and DeepSpeed (peers.py), as far as they are installed for a Python.
+// The same tensors trained by PyTorch (peers.py), where it is installed for a Python.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace ebb::bench {
 
-inline constexpr const char* kPeers[] = {"ddp", "fsdp2", "ds1", "ds2", "ds3"};
+inline constexpr const char* kPeers[] = {"ddp", "fsdp2"};
 
 struct PeerRun {
   std::string kind;
@@ -18,7 +18,7 @@ struct PeerRun {
   int64_t peak = 0, idle = 0;  // bytes of the rank that has most; idle: after a step of a tiny model
 };
 
-// Errors: the library is not there, or has failed.
+// Errors: the library is not there, has failed, or has not ended in ten minutes.
 absl::StatusOr<PeerRun> MeasurePeer(const std::string& python, const std::string& kind, int world,
                                     const planner::Model& model, int steps);
 

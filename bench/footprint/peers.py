@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What PyTorch's DDP and FSDP2, and DeepSpeed's stages 1 to 3, take for the tensors that footprint --peers trains.
+"""What PyTorch's DDP and FSDP2 take for the tensors that footprint --peers trains.
 
-    bench/footprint/peers.py --kind ddp|fsdp2|ds1|ds2|ds3 --world N --units FILE.json [--steps 3]
+    bench/footprint/peers.py --kind ddp|fsdp2 --world N --units FILE.json [--steps 3]
 
 FILE.json: a list of units, each a list of shapes. A unit's forward uses every element of its parameters once, so that
 gradients are whole, and keeps no activations. AdamW with fp32 masters, 16-bit compute where the library has it beside
@@ -73,47 +73,17 @@ def with_torch(args, torch, units):
     return step
 
 
-def with_deepspeed(args, torch, units):
-    import deepspeed
-
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_clipping": 1.0,
-        "bf16": {"enabled": True},
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": {"stage": int(args.kind[2])},
-    }
-    model = make_model(torch, units)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-
-    def step():
-        loss = engine(torch.zeros(1, dtype=torch.bfloat16))
-        engine.backward(loss)
-        engine.step()
-
-    return step
-
-
 def run_rank(args):
     import torch
 
-    if args.kind.startswith("ds"):
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        import deepspeed
-
-        deepspeed.init_distributed(dist_backend="gloo")
-    else:
-        torch.distributed.init_process_group("gloo")
+    torch.distributed.init_process_group("gloo")
     torch.set_num_threads(1)
-    make_step = with_deepspeed if args.kind.startswith("ds") else with_torch
     # What the library imports and makes when it is first used belongs to the idle process.
-    make_step(args, torch, [[[64, 64]]])()
+    with_torch(args, torch, [[[64, 64]]])()
     idle = peak_bytes()
     with open(args.units) as file:
         units = json.load(file)
-    step = make_step(args, torch, units)
+    step = with_torch(args, torch, units)
     for _ in range(args.steps):
         step()
     numbers = torch.tensor([peak_bytes(), idle], dtype=torch.int64)
@@ -124,16 +94,15 @@ def run_rank(args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", required=True, choices=["ddp", "fsdp2", "ds1", "ds2", "ds3"])
+    parser.add_argument("--kind", required=True, choices=["ddp", "fsdp2"])
     parser.add_argument("--world", type=int, required=True)
     parser.add_argument("--units", required=True)
     parser.add_argument("--steps", type=int, default=3)
     args = parser.parse_args()
     if "RANK" in os.environ:
         return run_rank(args)
-    needed = "deepspeed" if args.kind.startswith("ds") else "torch"
-    if importlib.util.find_spec(needed) is None:
-        sys.exit(f"{needed} is not installed for {sys.executable}")
+    if importlib.util.find_spec("torch") is None:
+        sys.exit(f"torch is not installed for {sys.executable}")
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(args.world)}
     ranks = [
         subprocess.Popen([sys.executable, *sys.argv],

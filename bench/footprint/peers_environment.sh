@@ -1,5 +1,5 @@
 #!/bin/sh
-# A virtual environment with the peers of footprint --peers: PyTorch for DDP and FSDP2, and DeepSpeed.
+# A virtual environment with the peers of footprint --peers: PyTorch's DDP and FSDP2.
 #
 #   bench/footprint/peers_environment.sh FOLDER
 #   build/release/bin/footprint --peers FOLDER/bin/python
@@ -7,5 +7,3 @@ set -eu
 [ $# = 1 ] || { sed -n '2,5s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 python3 -m venv "$1"
 "$1/bin/pip" install --quiet torch numpy
-# Its kernels are not needed, nor built.
-"$1/bin/pip" install --quiet deepspeed
