@@ -154,10 +154,11 @@ void Cells::Find(const Operand& operand, std::vector<CellRange>& ranges) const {
   if (s >= 0) {
     const Slices& section = pool.sliced[static_cast<size_t>(s)];
     const int64_t at = place.offset - section.begin;
-    if (section.stride == place.per_slice && at >= 0 && at < section.stride) {
+    // What reaches behind the last cut counts as all slices, like what is not sliced.
+    if (section.stride == place.per_slice && at >= 0 && at < section.stride &&
+        at + operand.bytes() <= section.cuts.back()) {
       const int begin = static_cast<int>(Holding(section.cuts, at)),
-                end = static_cast<int>(std::min(PastHolding(section.cuts, at + operand.bytes()),
-                                                section.cuts.size() - 1));
+                end = static_cast<int>(PastHolding(section.cuts, at + operand.bytes()));
       for (size_t i = first; i < last && pool.slices[i] == s; ++i)
         ranges.emplace_back(pool.first_cell[i] + begin, pool.first_cell[i] + end);
       return;

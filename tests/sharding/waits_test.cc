@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -123,6 +124,34 @@ TEST(Cells, WhatNoFragmentTouchesHasCells) {
   ASSERT_EQ(behind.size(), 1u);
   EXPECT_EQ(before[0].second, touched[0].first);
   EXPECT_EQ(touched[0].second, behind[0].first);
+}
+
+// The slices that were cut by are parts of longer ones.
+TEST(Cells, WhatLiesInASliceBehindAllThatIsKnownHasCells) {
+  const Fragment fragment =
+      FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 16, 64)}},
+                  {StreamId::kDownload, {OnDevice(Access::kWrite, 16, 16, 64)}}});
+  const Fragment* const only[] = {&fragment};
+  const Cells cells(only, kUnits, kSlices);
+  const auto find = [&](const Operand& operand) {
+    std::vector<CellRange> ranges;
+    cells.Find(operand, ranges);
+    std::set<int> found;
+    for (const auto& [begin, end] : ranges)
+      for (int cell = begin; cell < end; ++cell) found.insert(cell);
+    return found;
+  };
+  const std::set<int> behind = find(OnDevice(Access::kRead, 32, 32, 64)),
+                      over_the_end = find(OnDevice(Access::kRead, 16, 32, 64)),
+                      last = find(OnDevice(Access::kRead, 64 * kSlices - 16, 16));
+  EXPECT_FALSE(behind.empty());
+  for (const int cell : last) {  // of the last rank
+    EXPECT_TRUE(behind.contains(cell));
+  }
+  for (const int cell : find(OnDevice(Access::kRead, 16, 16, 64)))
+    EXPECT_TRUE(over_the_end.contains(cell));
+  for (const int cell : find(OnDevice(Access::kRead, 64 * (kSlices - 1) + 40, 8)))
+    EXPECT_TRUE(over_the_end.contains(cell));
 }
 
 TEST(DeriveWaits, WhatIsCarriedBelongsToTheOtherParity) {
