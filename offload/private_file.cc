@@ -55,24 +55,27 @@ absl::StatusOr<PrivateFile> PrivateFile::Create(std::string path, int64_t bytes,
 }
 
 // The stamp's block becomes data. What is written there may go past the page cache.
-absl::Status PrivateFile::Extend(int64_t bytes, std::string_view whole_need) {
+absl::Status PrivateFile::Resize(int64_t bytes, std::string_view whole_need) {
   const int64_t before = data_bytes_;
-  if (bytes <= before) return absl::OkStatus();
-  absl::Status extended =
-      Reserve(before + int64_t{kBlockBytes}, bytes + int64_t{kBlockBytes}, whole_need);
-  if (extended.ok()) extended = Stamp(bytes, kBlockBytes);
-  if (extended.ok()) return extended;
+  if (bytes == before) return absl::OkStatus();
+  absl::Status resized;
+  if (bytes > before)
+    resized = Reserve(before + int64_t{kBlockBytes}, bytes + int64_t{kBlockBytes}, whole_need);
+  if (resized.ok()) resized = Stamp(bytes, kBlockBytes);
+  if (resized.ok()) return resized;
   data_bytes_ = before;
   if (ftruncate(descriptor(), before + int64_t{kBlockBytes}) != 0)
     return IoError(absl::StrCat("cannot cut '", path_, "'"), errno);
-  return extended;
+  return resized;
 }
 
-// Behind so many bytes of data, with which the file is as it is to stay.
+// Behind so many bytes of data. The file ends there, and is as it is to stay.
 absl::Status PrivateFile::Stamp(int64_t data_bytes, size_t bytes) {
   data_bytes_ = data_bytes;
   if (const int error = WriteStamp(bytes))
     return TransferError(true, path_, data_bytes, static_cast<int64_t>(bytes), error);
+  if (ftruncate(descriptor(), data_bytes + int64_t{kBlockBytes}) != 0)
+    return IoError(absl::StrCat("cannot cut '", path_, "'"), errno);
   if (fstat(descriptor(), &made_) != 0)
     return IoError(absl::StrCat("cannot look at '", path_, "'"), errno);
   return absl::OkStatus();

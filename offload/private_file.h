@@ -26,9 +26,9 @@ class PrivateFile {
   // link. `whole_need`: part of the message if the disk is full.
   static absl::StatusOr<PrivateFile> Create(std::string path, int64_t bytes,
                                             std::string_view whole_need = {});
-  // Makes the data at least so many bytes long. The old data stay; the added bytes are not zeros.
+  // Makes the data so many bytes long. The old data stay as far as they reach; added bytes are not zeros.
   // Call it while no transfer is under way. After an error the file has its old length.
-  absl::Status Extend(int64_t bytes, std::string_view whole_need);
+  absl::Status Resize(int64_t bytes, std::string_view whole_need);
   PrivateFile(PrivateFile&&) = default;
   PrivateFile& operator=(PrivateFile&&) = delete;
   ~PrivateFile();

@@ -127,23 +127,24 @@ absl::StatusOr<std::unique_ptr<ShardFile>> ShardFile::Create(const Options& opti
   return std::unique_ptr<ShardFile>(new ShardFile(std::move(state)));
 }
 
-absl::Status ShardFile::Reopen(int64_t bytes, std::vector<std::span<std::byte>> memory) {
+absl::Status ShardFile::Reopen(std::optional<int64_t> bytes,
+                               std::vector<std::span<std::byte>> memory) {
   const auto is_same = [](std::span<std::byte> one, std::span<std::byte> other) {
     return one.data() == other.data() && one.size() == other.size();
   };
   const std::vector<std::span<std::byte>>& before = state_->options.memory;
-  if (state_->transfers != nullptr && AlignedUp(bytes) <= state_->stripes.bytes() &&
+  const Stripes resized =
+      bytes ? State::StripesOf(state_->options, AlignedUp(*bytes)) : state_->stripes;
+  if (state_->transfers != nullptr && resized.bytes() == state_->stripes.bytes() &&
       std::equal(before.begin(), before.end(), memory.begin(), memory.end(), is_same))
     return absl::OkStatus();
   state_->transfers.reset();
-  const Stripes longer = State::StripesOf(state_->options, AlignedUp(bytes));
-  if (longer.bytes() > state_->stripes.bytes()) {
-    for (size_t i = 0; i < state_->files.size(); ++i) {
-      EBB_RETURN_IF_ERROR(state_->files[i].Extend(longer.FileBytes(static_cast<int>(i)),
-                                                  state_->options.whole_need));
-    }
-    state_->stripes = longer;
+  // Also where they are as long together: an earlier call that failed may have resized some of them.
+  for (size_t i = 0; i < state_->files.size(); ++i) {
+    EBB_RETURN_IF_ERROR(state_->files[i].Resize(resized.FileBytes(static_cast<int>(i)),
+                                                state_->options.whole_need));
   }
+  state_->stripes = resized;
   state_->options.memory = std::move(memory);
   return state_->MakeTransfers();
 }

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -92,9 +93,9 @@ class ShardFile {
   // Waits for transfers under way, and removes the file.
   ~ShardFile();
 
-  // Between transfers: at least `bytes` long from now on, with its contents, and with other memory
-  // registered. An error: no transfers are possible any more, unless a later call succeeds.
-  absl::Status Reopen(int64_t bytes, std::vector<std::span<std::byte>> memory);
+  // Between transfers: `bytes` long from now on (nothing: as long as it is), with its contents as far as they reach,
+  // and with other memory registered. An error: no transfers are possible any more, unless a later call succeeds.
+  absl::Status Reopen(std::optional<int64_t> bytes, std::vector<std::span<std::byte>> memory);
 
   // Start a transfer and return, from any thread. The requests in flight are bounded; started
   // transfers wait in line. Start a transfer again only when it is over. Wait returns its error.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -65,6 +66,7 @@ int64_t SwapStorage::StateBytes() const {
 
 void SwapStorage::Charge() {
   for (int state = 0; state < kStateClasses; ++state) {
+    charges_[state] = {};  // first, because the peak would count both
     charges_[state] = MemoryLedger::Charge(*ledger_, static_cast<StateClass>(state), Tier::kNvme,
                                            sharding::BufferBytes(plan_->pools.file_bytes[state]));
   }
@@ -118,11 +120,11 @@ absl::Status SwapStorage::FollowPlan(std::span<std::byte> staging) {
         "created without a file for them: create it with visits that have them");
   }
   if (parameter_file_ != nullptr)
-    EBB_RETURN_IF_ERROR(parameter_file_->Reopen(/*bytes=*/0, state_options_.memory));
+    EBB_RETURN_IF_ERROR(parameter_file_->Reopen(std::nullopt, state_options_.memory));
   if (state_file_ != nullptr)
     EBB_RETURN_IF_ERROR(state_file_->Reopen(StateBytes(), state_options_.memory));
   if (second_places_ != nullptr)
-    EBB_RETURN_IF_ERROR(second_places_->second().Reopen(/*bytes=*/0, state_options_.memory));
+    EBB_RETURN_IF_ERROR(second_places_->second().Reopen(std::nullopt, state_options_.memory));
   Charge();
   return absl::OkStatus();
 }

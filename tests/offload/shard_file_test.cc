@@ -87,21 +87,30 @@ TEST_P(ShardFileTest, ReadsWhatWasWritten) {
   }
 }
 
-TEST_P(ShardFileTest, ReopenedItHasWhatWasInItAndMayBeLonger) {
+TEST_P(ShardFileTest, ReopenedItHasWhatWasInItAndAnotherLength) {
   constexpr int64_t kBefore = 3 * kMiB + 8192, kAfter = 9 * kMiB + 4096;
   const auto file = Make(Options(kBefore));
   if (file == nullptr) return;
   const PinnedMemory written = Memory(kAfter), read = Memory(kAfter);
   FillRandomly(written.buffer.span(), 7);
   ASSERT_EQ(Write(*file, 0, written.buffer.span().first(kBefore)), absl::OkStatus());
-  for (const int64_t bytes : {int64_t{0}, kAfter, kBefore}) {
-    SCOPED_TRACE(bytes);
+  const auto size = [&] {
+    uintmax_t bytes = 0;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(scratch_.path()))
+      if (entry.is_regular_file()) bytes += entry.file_size();
+    return bytes;
+  };
+  const uintmax_t made = size();
+  for (const std::optional<int64_t> bytes : {std::optional<int64_t>(), std::optional(kAfter),
+                                             std::optional(kBefore), std::optional(kAfter)}) {
+    SCOPED_TRACE(bytes.value_or(-1));
     const absl::Status reopened = file->Reopen(bytes, {read.buffer.span()});
     if (IsForLackOfMemlock(Options(kBefore), reopened)) GTEST_SKIP() << reopened;
     ASSERT_EQ(reopened, absl::OkStatus());
     ASSERT_EQ(Read(*file, 0, read.buffer.span().first(kBefore)), absl::OkStatus());
     EXPECT_TRUE(Same(written.buffer.span().first(kBefore), read.buffer.span().first(kBefore)));
     EXPECT_EQ(file->CheckUnchanged(), absl::OkStatus());
+    EXPECT_EQ(size(), made + static_cast<uintmax_t>(bytes.value_or(kBefore) - kBefore));
   }
   ASSERT_EQ(Write(*file, 0, written.buffer.span()), absl::OkStatus());
   ASSERT_EQ(Read(*file, 0, read.buffer.span()), absl::OkStatus());
