@@ -1,21 +1,21 @@
 #include "ebb/runtime/engine/issue_tracer.h"
 
 #include <algorithm>
+#include <string_view>
 
 namespace ebb {
-namespace {
 
-Timeline::Span SpanOf(const LinkedFragment& run, int index, const StepTag& step) {
-  const sharding::Instruction& instruction = run[index];
+Timeline::Span IssueTracer::SpanOf(const sharding::Instruction& instruction,
+                                   const StepTag& step) const {
+  const std::span<const sharding::Part> parts = instruction.parts;
   return {.operation = sharding::Name(instruction.role).data(),
-          .subject = run.unit_name(index),
+          .subject = parts.empty() ? std::string_view()
+                                   : units_[static_cast<size_t>(parts.front().unit)].name,
           .track = static_cast<int>(instruction.stream),
           .step = step.trace.step,
           .evaluation = step.trace.evaluation,
           .bytes = instruction.bytes};
 }
-
-}  // namespace
 
 void IssueTracer::Begin(LinkedFragment& run, int index, const StepTag& step, Stream& stream) {
   if (!step.trace.shown || run[index].operation < 0) return;
@@ -29,9 +29,9 @@ void IssueTracer::Begin(LinkedFragment& run, int index, const StepTag& step, Str
 void IssueTracer::End(LinkedFragment& run, int index, const StepTag& step, Stream& stream) {
   if (!step.trace.shown || run[index].operation < 0) return;
   if (TimedByDevice(stream))
-    return device_->End(static_cast<int>(run.begun(index)), stream, SpanOf(run, index, step));
+    return device_->End(static_cast<int>(run.begun(index)), stream, SpanOf(run[index], step));
   stream.Enqueue([this, &run, index, step] {
-    Timeline::Span span = SpanOf(run, index, step);
+    Timeline::Span span = SpanOf(run[index], step);
     // Spans of one track do not overlap, though transfers do.
     int64_t& traced = traced_ns_[span.track];
     span.begin_ns = std::max(run.begun(index), traced);

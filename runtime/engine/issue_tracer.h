@@ -3,18 +3,22 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/device_spans.h"
 #include "ebb/runtime/engine/issue_observer.h"
 #include "ebb/runtime/trace/timeline.h"
+#include "ebb/sharding/model.h"
 
 namespace ebb {
 
 class IssueTracer : public IssueObserver {
  public:
+  // `units`: whose names spans borrow. All outlives this.
   // `device`: of its streams; null: the host's tell the time.
-  IssueTracer(Timeline& timeline, DeviceSpans* device) : timeline_(timeline), device_(device) {}
+  IssueTracer(std::span<const UnitSpec> units, Timeline& timeline, DeviceSpans* device)
+      : units_(units), timeline_(timeline), device_(device) {}
 
   void Begin(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) override;
   void End(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) override;
@@ -24,6 +28,10 @@ class IssueTracer : public IssueObserver {
     return device_ != nullptr && RunsOnDevice(stream);
   }
 
+  // Names of plans would go with an order that goes (Engine::Reorder).
+  Timeline::Span SpanOf(const sharding::Instruction& instruction, const StepTag& step) const;
+
+  const std::span<const UnitSpec> units_;
   Timeline& timeline_;
   DeviceSpans* const device_;
   int64_t traced_ns_[sharding::kStreams] = {};  // until when, by stream

@@ -66,7 +66,7 @@ absl::Status Reorder::FollowPlan() {
   const sharding::Plan& plan = with_.programs.plan();
   const Device& device = with_.inputs.device;
   EBB_RETURN_IF_ERROR(with_.storage->FollowPlan());
-  with_.verifier->FollowPlan(sharding::LayOutSwapFiles(plan), plan.unit_names);
+  with_.verifier->FollowPlan(sharding::LayOutSwapFiles(plan));
   EBB_RETURN_IF_ERROR(with_.streams.Make(device, &plan));
   EBB_RETURN_IF_ERROR(with_.streams.MakeOffload(device, plan, with_.storage->files().exist()));
   with_.call.reads->FollowPlan();

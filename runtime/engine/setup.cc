@@ -163,7 +163,7 @@ absl::Status Setup::MakeMemory() {
   EBB_RETURN_IF_ERROR(with_.storage->TakeStateStaging());
   // Auto: what is written from here on is summed, until it is known what is not to be.
   const VerifySwap verify = inputs.config.ebb.verify_swap;
-  with_.verifier.emplace(sharding::LayOutSwapFiles(plan()), plan().unit_names,
+  with_.verifier.emplace(sharding::LayOutSwapFiles(plan()), inputs.model.units,
                          verify == VerifySwap::kAuto ? VerifySwap::kAll : verify, *with_.storage,
                          with_.outcome.errors);
   EBB_RETURN_IF_ERROR(

@@ -18,7 +18,7 @@ absl::Status StepTimeline::Make(const sharding::Plan& plan) {
     timeline_->AddTrack(std::string(sharding::Name(static_cast<sharding::StreamId>(s))));
   EBB_ASSIGN_OR_RETURN(std::unique_ptr<SpanClock> clock, inputs_.device.NewSpanClock());
   if (clock != nullptr) device_spans_ = std::make_unique<DeviceSpans>(std::move(clock), *timeline_);
-  tracer_.emplace(*timeline_, device_spans_.get());
+  tracer_.emplace(inputs_.model.units, *timeline_, device_spans_.get());
   if (device_spans_ == nullptr) return absl::OkStatus();
   // The host is two steps ahead of the device at most.
   return device_spans_->Reserve(3 * static_cast<int>(plan.operations.size()));

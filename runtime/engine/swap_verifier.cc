@@ -13,19 +13,18 @@ namespace ebb {
 using sharding::Place;
 using Extent = SwapChecksums::Extent;
 
-SwapVerifier::SwapVerifier(sharding::SwapFiles files, std::span<const std::string> unit_names,
+SwapVerifier::SwapVerifier(sharding::SwapFiles files, std::span<const UnitSpec> units,
                            VerifySwap verify, Storage& storage, StepErrors& errors)
     : files_(std::move(files)),
-      unit_names_(unit_names),
+      units_(units),
       verify_(verify),
       storage_(storage),
       errors_(errors),
       checksums_(files_, verify),
       scratch_(static_cast<size_t>(optim::UpdateChecksumScratch(files_.sub_group_elements_max))) {}
 
-void SwapVerifier::FollowPlan(sharding::SwapFiles files, std::span<const std::string> unit_names) {
+void SwapVerifier::FollowPlan(sharding::SwapFiles files) {
   files_ = std::move(files);
-  unit_names_ = unit_names;
   SwapChecksums made(files_, verify_);
   made.KeepOf(checksums_);
   checksums_ = std::move(made);
@@ -40,7 +39,7 @@ void SwapVerifier::VerifyStatesOnly() {
 void SwapVerifier::FailAt(const Extent& extent, const Place& place) {
   errors_.Fail(absl::DataLossError(absl::StrCat(
       "the engine has failed: the ", std::string(Name(extent.of().what)), " of unit '",
-      unit_names_[static_cast<size_t>(extent.of().unit)],
+      units_[static_cast<size_t>(extent.of().unit)].name,
       "' came back from the disk with other bytes than were written; reload the model. Another "
       "program has changed ",
       storage_.files().File(place).paths(), " at offset ", extent.offset(), " to ",

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -16,6 +15,7 @@
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/storage.h"
 #include "ebb/runtime/engine/swap_checksums.h"
+#include "ebb/sharding/model.h"
 #include "ebb/sharding/state.h"
 #include "ebb/sharding/swap_files.h"
 
@@ -24,11 +24,11 @@ namespace ebb {
 class SwapVerifier {
  public:
   // All that is given but `files` outlives it. `verify` is not kAuto.
-  SwapVerifier(sharding::SwapFiles files, std::span<const std::string> unit_names,
-               VerifySwap verify, Storage& storage, StepErrors& errors);
+  SwapVerifier(sharding::SwapFiles files, std::span<const UnitSpec> units, VerifySwap verify,
+               Storage& storage, StepErrors& errors);
 
   // The files of another plan, in which parameters, masters and states lie where they did. Between steps.
-  void FollowPlan(sharding::SwapFiles files, std::span<const std::string> unit_names);
+  void FollowPlan(sharding::SwapFiles files);
 
   // Before the first step of one that has begun with "all": only masters and states from now on.
   void VerifyStatesOnly();
@@ -90,7 +90,7 @@ class SwapVerifier {
   }
 
   sharding::SwapFiles files_;
-  std::span<const std::string> unit_names_;
+  std::span<const UnitSpec> units_;
   VerifySwap verify_;
   Storage& storage_;
   StepErrors& errors_;
