@@ -48,6 +48,11 @@ namespace ebb {
 
 class Issuer;
 
+// Of the device's streams, and of the host's.
+struct KernelParts {
+  std::unique_ptr<optim::Kernels> device, host;
+};
+
 // Updates, and what they need of the config and the model.
 struct UpdateParts {
   UpdateTable table;
@@ -103,9 +108,8 @@ struct EngineParts {
   EngineCommunicators communicators;
   CollectivePools collective_pools;
   Programs programs;
-  std::optional<Program> program;                // what of it is public
-  std::unique_ptr<optim::Kernels> kernels;       // of the device's streams
-  std::unique_ptr<optim::Kernels> host_kernels;  // of the host's
+  std::optional<Program> program;  // what of it is public
+  KernelParts kernels;
   std::optional<Storage> storage;
   std::optional<ControlBlock> control;
   OutcomeParts outcome;

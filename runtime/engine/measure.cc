@@ -136,7 +136,7 @@ absl::StatusOr<double> Measuring::MeasureBalance(Scratch& scratch) {
   for (const sharding::SubGroup& group : groups) shape.elements += group.count();
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), absl::OkStatus()));  // all are here
   const absl::StatusOr<sharding::UpdateRates> rates = MeasureUpdateRates(
-      with_.inputs.device, *with_.kernels, *with_.host_kernels, shape, scratch.updates);
+      with_.inputs.device, *with_.kernels.device, *with_.kernels.host, shape, scratch.updates);
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), rates.status()));
   constexpr double kParts = 1e6;
   EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> all,

@@ -47,8 +47,8 @@ absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngine(World world, Device devi
 absl::Status Setup::Make() {
   EngineInputs& inputs = with_.inputs;
   EBB_ASSIGN_OR_RETURN(inputs.world, inputs.given_world.On(inputs.device));
-  EBB_ASSIGN_OR_RETURN(with_.kernels, optim::Kernels::For(inputs.device));
-  EBB_ASSIGN_OR_RETURN(with_.host_kernels, optim::Kernels::For(Device::Cpu(1)));
+  EBB_ASSIGN_OR_RETURN(with_.kernels.device, optim::Kernels::For(inputs.device));
+  EBB_ASSIGN_OR_RETURN(with_.kernels.host, optim::Kernels::For(Device::Cpu(1)));
   Measuring measuring(with_);
   absl::Status own = CheckGroups();
   if (own.ok()) own = CheckOptimizer();

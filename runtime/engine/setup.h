@@ -35,7 +35,7 @@ class Setup {
   const sharding::Plan& plan() const { return with_.programs.plan(); }
   // Which slice of every unit is this rank's.
   int Slice() const { return sharding::SliceOf(plan(), with_.inputs.rank()); }
-  KernelsByStream Kernels() const { return {with_.kernels.get(), with_.host_kernels.get()}; }
+  KernelsByStream Kernels() const { return {with_.kernels.device.get(), with_.kernels.host.get()}; }
   HostLane Control() const { return with_.communicators.Control(with_.streams.reduce()); }
 
   EngineParts& with_;
