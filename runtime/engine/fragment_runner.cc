@@ -1,9 +1,7 @@
 #include "ebb/runtime/engine/fragment_runner.h"
 
 #include <iterator>
-#include <utility>
 
-#include "absl/status/statusor.h"
 #include "ebb/runtime/engine/issuer.h"
 #include "ebb/sharding/plan_facts.h"
 
@@ -21,21 +19,16 @@ StepTag FragmentRunner::Tag() const {
           .divide = static_cast<float>(1.0 / progress.gradients.divisor)};
 }
 
-// A rank that cannot link a fragment fails, as the other ranks issue its collectives.
+// A rank that cannot link a fragment fails, and runs the config's own, which Programs::LinkOwn has linked, because the
+// other ranks issue the step's collectives.
 void FragmentRunner::Choose(Runnable& run) {
   StepProgress& progress = *with_.progress;
-  progress.run = &run;
-  absl::StatusOr<LinkedFragment*> linked = with_.programs->Link(run, carries_);
-  if (!linked.ok()) {
-    with_.errors->Fail(linked.status());
-    progress.run = &with_.programs->own();
-    linked = with_.programs->Link(*progress.run, carries_);
-  }
-  progress.fragment = linked.value_or(nullptr);
-  moved_[progress.parity].Reset();
-  counted_[progress.parity] = progress.run;
-  counted_carrying_[progress.parity] = carries_;
-  counted_rounds_[progress.parity] = progress.rounds;
+  absl::Status linked = with_.programs->Link(run, /*carrying=*/false);
+  if (linked.ok() && carries_) linked = with_.programs->Link(run, /*carrying=*/true);
+  if (!linked.ok()) with_.errors->Fail(linked);
+  progress.run = linked.ok() ? &run : &with_.programs->own();
+  progress.fragment = progress.run->linked[carries_ ? 1 : 0].get();
+  progress.run->Predict(carries_, progress.rounds, moved_[progress.parity]);
 }
 
 void FragmentRunner::ChooseWalk() {
@@ -94,7 +87,7 @@ void FragmentRunner::Drain() {
                     /*counted=*/nullptr);
 }
 
-// What waits for what is not issued any more is not known then: one after another.
+// The derived waits do not hold for a part of a fragment, so each instruction comes behind a fence.
 void FragmentRunner::IssueCarriedLeft() {
   const StepProgress& progress = *with_.progress;
   if (!carries_ || progress.evaluation) return;
@@ -108,13 +101,7 @@ void FragmentRunner::IssueCarriedLeft() {
 }
 
 void FragmentRunner::GoOnWithoutCarried() {
-  StepProgress& progress = *with_.progress;
-  if (absl::StatusOr<LinkedFragment*> rest = with_.programs->Link(*progress.run, false);
-      rest.ok()) {
-    progress.fragment = *rest;
-  } else {
-    with_.errors->Fail(rest.status());
-  }
+  with_.progress->fragment = with_.progress->run->linked[0].get();  // of Choose
 }
 
 absl::Status FragmentRunner::MayLook() const {
@@ -174,20 +161,12 @@ void FragmentRunner::ReadSlotsAgain() {
 }
 
 std::vector<CommunicationRow> FragmentRunner::communication() const {
-  const auto parity = static_cast<size_t>(with_.outcome->last_parity());
-  const Runnable* const run = counted_[parity];
-  return sharding::CommunicationRows(
-      [&](OperationKind kind) {
-        return run == nullptr ? 0 : run->BytesOf(kind, counted_rounds_[parity]);
-      },
-      [&](OperationKind kind) { return moved_[parity].between_ranks(kind); });
+  return moved_[with_.outcome->last_parity()].Communication();
 }
 
 std::vector<TrafficRow> FragmentRunner::traffic() const {
-  const auto parity = static_cast<size_t>(with_.outcome->last_parity());
   if (!has_finished_) return {};
-  return moved_[parity].Rows(
-      counted_[parity].load()->Traffic(counted_carrying_[parity], counted_rounds_[parity]));
+  return moved_[with_.outcome->last_parity()].Traffic();
 }
 
 }  // namespace ebb

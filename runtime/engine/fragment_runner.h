@@ -13,7 +13,6 @@
 #include "ebb/runtime/engine/step_progress.h"
 #include "ebb/runtime/engine/step_timeline.h"
 #include "ebb/runtime/engine/stream_order.h"
-#include "ebb/sharding/traffic.h"
 
 namespace ebb {
 
@@ -51,8 +50,7 @@ class FragmentRunner {
   void set_carries(bool carries) { carries_ = carries; }
   // Runs them, for the call that looks first.
   void Drain();
-  // Of a step that is dropped, or stands still for an evaluation: the updates of the step before have their place
-  // ahead of its gathers.
+  // Issues the carried updates that are left, because the step is dropped or paused for an evaluation.
   void IssueCarriedLeft();
   // Carried updates are done: the rest of the step in the fragment without them.
   void GoOnWithoutCarried();
@@ -65,7 +63,8 @@ class FragmentRunner {
 
   // A step has finished, and counts.
   void NoteFinished() { has_finished_ = true; }
-  // Of the step that finished last. Both count what was issued, so that there is nothing to wait for.
+  // Of the step that finished last, also where its plan is gone. Both count what was issued, so that there is nothing to
+  // wait for.
   std::vector<CommunicationRow> communication() const;
   std::vector<TrafficRow> traffic() const;
 
@@ -75,10 +74,7 @@ class FragmentRunner {
   const Parts with_;
   bool carries_ = false;
   std::atomic<bool> has_finished_ = false;
-  MovedBytes moved_[2];                           // by parity
-  std::atomic<const Runnable*> counted_[2] = {};  // likewise: what was predicted for it ...
-  std::atomic<bool> counted_carrying_[2] = {};    // ... with updates of the step before ...
-  std::atomic<int> counted_rounds_[2] = {};       // ... and as many rounds
+  MovedBytes moved_[2];  // by parity
 };
 
 }  // namespace ebb

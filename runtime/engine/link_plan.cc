@@ -1,10 +1,8 @@
 #include "ebb/runtime/engine/link_plan.h"
 
-#include <memory>
 #include <vector>
 
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/engine/issuer.h"
 
 namespace ebb {
 namespace {
@@ -19,27 +17,6 @@ std::vector<int> LastBackwards(const sharding::Plan& plan) {
   return last;
 }
 
-std::unique_ptr<Issuer> MakeIssuer(EngineParts& parts) {
-  using sharding::Lane;
-  EngineCommunicators& communicators = parts.communicators;
-  OutcomeParts& outcome = parts.outcome;
-  IssueParts& issue = parts.issue;
-  return std::make_unique<Issuer>(
-      Issuer::Parts{.order = &*issue.order,
-                    .lanes = {nullptr, communicators.at(Lane::kGather),
-                              communicators.at(Lane::kSecondary), communicators.at(Lane::kReduce),
-                              communicators.at(Lane::kReplicas), communicators.of_world()},
-                    .storage = &*parts.storage,
-                    .started = &parts.streams.started(),
-                    .verifier = &*parts.verifier,
-                    .arithmetic = &*parts.updates.arithmetic,
-                    .exchange = &*issue.exchange,
-                    .outcome = &*outcome.outcome,
-                    .errors = &outcome.errors,
-                    .peers = &outcome.peers,
-                    .observers = &issue.observers});
-}
-
 }  // namespace
 
 absl::Status LinkPlan(EngineParts& parts) {
@@ -51,14 +28,6 @@ absl::Status LinkPlan(EngineParts& parts) {
                       static_cast<int>(parts.inputs.model.units.size()));
   EBB_RETURN_IF_ERROR(issue.order->MakeFence(parts.inputs.device));
   EBB_RETURN_IF_ERROR(parts.programs.LinkOwn(*issue.order, *parts.storage));
-  if (issue.issuer == nullptr) issue.issuer = MakeIssuer(parts);
-  issue.runner.emplace(FragmentRunner::Parts{.progress = &parts.scopes.progress,
-                                             .programs = &parts.programs,
-                                             .order = &*issue.order,
-                                             .issuer = issue.issuer.get(),
-                                             .outcome = &*outcome.outcome,
-                                             .errors = &outcome.errors,
-                                             .timeline = &parts.timeline});
   parts.scopes.views.emplace(ScopeViews::Parts{.inputs = &parts.inputs,
                                                .storage = &*parts.storage,
                                                .compute = &parts.streams.compute(),

@@ -1,4 +1,5 @@
-// What of an engine follows from its plan: cells of memory, fragments and what issues them, and what scopes show.
+// The parts of an engine that are made again when its plan changes: cells of memory, fragments with the order of their
+// streams, and what scopes show.
 #pragma once
 
 #include "absl/status/status.h"

@@ -73,21 +73,20 @@ absl::Status Programs::CutCells() {
 absl::Status Programs::LinkOwn(StreamOrder& order, const Storage& storage) {
   order_ = &order;
   storage_ = &storage;
-  EBB_RETURN_IF_ERROR(Link(*own_, /*carrying=*/false).status());
-  if (sharding::CarriesUpdates(plan()))
-    EBB_RETURN_IF_ERROR(Link(*own_, /*carrying=*/true).status());
-  EBB_RETURN_IF_ERROR(Link(*walk_, /*carrying=*/false).status());
-  return Link(*drain_, /*carrying=*/true).status();
+  EBB_RETURN_IF_ERROR(Link(*own_, /*carrying=*/false));
+  if (sharding::CarriesUpdates(plan())) EBB_RETURN_IF_ERROR(Link(*own_, /*carrying=*/true));
+  EBB_RETURN_IF_ERROR(Link(*walk_, /*carrying=*/false));
+  return Link(*drain_, /*carrying=*/true);
 }
 
-absl::StatusOr<LinkedFragment*> Programs::Link(Runnable& run, bool carrying) {
+absl::Status Programs::Link(Runnable& run, bool carrying) {
   std::unique_ptr<LinkedFragment>& linked = run.linked[carrying ? 1 : 0];
-  if (linked != nullptr) return linked.get();
+  if (linked != nullptr) return absl::OkStatus();
   Fragment fragment = sharding::Lower(run.plan, carrying);
   sharding::DeriveWaits(*cells_, fragment);
   EBB_ASSIGN_OR_RETURN(linked, LinkedFragment::Link(std::move(fragment), run.plan, inputs_.device,
                                                     *storage_, *order_));
-  return linked.get();
+  return absl::OkStatus();
 }
 
 void Programs::PointAll() {

@@ -40,7 +40,7 @@ class Programs {
   // Both outlive this.
   absl::Status LinkOwn(StreamOrder& order, const Storage& storage);
   // With or without the updates that the step before has left. Allocates, once.
-  absl::StatusOr<LinkedFragment*> Link(Runnable& run, bool carrying);
+  absl::Status Link(Runnable& run, bool carrying);
   void PointAll();  // once the pools have moved
 
  private:

@@ -2,12 +2,15 @@
 // left.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "ebb/runtime/engine/linked_fragment.h"
+#include "ebb/runtime/engine/moved_bytes.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/traffic.h"
@@ -26,20 +29,21 @@ struct Runnable {
     }
   }
 
-  // Predicted for a step of this many rounds. What they follow from never changes: any thread may ask.
-  std::vector<TrafficRow> Traffic(bool carrying, int rounds) const {
-    std::vector<TrafficRow> rows = traffic_[0][carrying];
-    const auto again = static_cast<uint64_t>(rounds - sharding::PlannedRounds(plan));
-    for (size_t row = 0; row < rows.size(); ++row) {
-      rows[row].predicted_bytes +=
-          again * (traffic_[1][carrying][row].predicted_bytes - rows[row].predicted_bytes);
+  // For a step of this many rounds that begins.
+  void Predict(bool carrying, int rounds, MovedBytes& moved) const {
+    moved.Clear();
+    const int64_t again = rounds - sharding::PlannedRounds(plan);
+    const auto of_rounds = [&](int64_t planned, int64_t one_more) {
+      return planned + again * (one_more - planned);
+    };
+    for (size_t row = 0; row < traffic_[0][carrying].size(); ++row) {
+      const TrafficRow &planned = traffic_[0][carrying][row], &more = traffic_[1][carrying][row];
+      moved.Predict(planned, of_rounds(static_cast<int64_t>(planned.predicted_bytes),
+                                       static_cast<int64_t>(more.predicted_bytes)));
     }
-    return rows;
-  }
-  int64_t BytesOf(sharding::OperationKind kind, int rounds) const {
-    const auto at = static_cast<size_t>(kind);
-    return bytes_of_[0][at] +
-           (rounds - sharding::PlannedRounds(plan)) * (bytes_of_[1][at] - bytes_of_[0][at]);
+    for (size_t kind = 0; kind < std::size(bytes_of_[0]); ++kind)
+      moved.Predict(static_cast<sharding::OperationKind>(kind),
+                    of_rounds(bytes_of_[0][kind], bytes_of_[1][kind]));
   }
 
   sharding::Plan plan;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "ebb/runtime/engine/device_queues.h"
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/host_memory.h"
+#include "ebb/runtime/engine/issuer.h"
 #include "ebb/runtime/engine/link_plan.h"
 #include "ebb/runtime/engine/measure.h"
 #include "ebb/runtime/trace/log.h"
@@ -215,6 +217,7 @@ bool Setup::OwnOptimizerEnqueues() const {
 }
 
 absl::Status Setup::MakeIssuer() {
+  using sharding::Lane;
   const EngineInputs& inputs = with_.inputs;
   EngineCommunicators& communicators = with_.communicators;
   OutcomeParts& outcome = with_.outcome;
@@ -259,6 +262,27 @@ absl::Status Setup::MakeIssuer() {
   parts.observers.Add(*parts.ranges);
   if (parts.observer != nullptr) parts.observers.Add(*parts.observer);
   EBB_RETURN_IF_ERROR(LinkPlan(with_));
+  parts.issuer = std::make_unique<Issuer>(
+      Issuer::Parts{.order = &*parts.order,
+                    .lanes = {nullptr, communicators.at(Lane::kGather),
+                              communicators.at(Lane::kSecondary), communicators.at(Lane::kReduce),
+                              communicators.at(Lane::kReplicas), communicators.of_world()},
+                    .storage = &*with_.storage,
+                    .started = &with_.streams.started(),
+                    .verifier = &*with_.verifier,
+                    .arithmetic = &*with_.updates.arithmetic,
+                    .exchange = &*parts.exchange,
+                    .outcome = &*outcome.outcome,
+                    .errors = &outcome.errors,
+                    .peers = &outcome.peers,
+                    .observers = &parts.observers});
+  parts.runner.emplace(FragmentRunner::Parts{.progress = &with_.scopes.progress,
+                                             .programs = &with_.programs,
+                                             .order = &*parts.order,
+                                             .issuer = parts.issuer.get(),
+                                             .outcome = &*outcome.outcome,
+                                             .errors = &outcome.errors,
+                                             .timeline = &with_.timeline});
   with_.state.emplace(
       StateAccess::Parts{.initial = {.model = &inputs.model,
                                      .config = &inputs.config,
