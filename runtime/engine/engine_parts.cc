@@ -13,7 +13,7 @@ EngineParts::EngineParts(EngineInputs made_of)
       timeline(inputs),
       communicators(inputs),
       collective_pools(inputs, communicators, streams),
-      programs(inputs),
+      programs(inputs, inputs.model),
       outcome{.messages = OutcomeMessages(inputs.options.name, inputs.rank(), inputs.model),
               .peers = StepCommunicators(inputs, communicators, streams)},
       scopes{.view_errors = ViewErrors(absl::StrCat(inputs.options.name, " rank ", inputs.rank()),

@@ -14,6 +14,7 @@ using sharding::Fragment;
 
 sharding::PlanInputs Programs::PlanInputs() const {
   sharding::PlanInputs inputs = inputs_.ForPlan();
+  inputs.model = &model_;
   if (homes_) inputs.homes = &*homes_;
   return inputs;
 }
@@ -27,17 +28,23 @@ absl::Status Programs::Plan() {
 }
 
 void Programs::Swap(Programs& other) {
-  const auto swap = [](Runnable& mine, Runnable& theirs) {
-    std::swap(mine, theirs);
-    for (std::unique_ptr<LinkedFragment>& linked : mine.linked) linked.reset();
-    for (std::unique_ptr<LinkedFragment>& linked : theirs.linked) linked.reset();
-  };
-  swap(*own_, *other.own_);
-  swap(*walk_, *other.walk_);
-  swap(*drain_, *other.drain_);
-  others_.clear();
-  other.others_.clear();
+  model_.forward.swap(other.model_.forward);
+  model_.order.swap(other.model_.order);
   homes_.swap(other.homes_);
+  std::swap(*own_, *other.own_);
+  std::swap(*walk_, *other.walk_);
+  std::swap(*drain_, *other.drain_);
+  others_.swap(other.others_);
+  Unlink();
+  other.Unlink();
+}
+
+void Programs::Unlink() {
+  const auto unlink = [](Runnable& run) {
+    for (std::unique_ptr<LinkedFragment>& linked : run.linked) linked.reset();
+  };
+  for (const auto* run : {&own_, &walk_, &drain_}) unlink(**run);
+  for (const std::unique_ptr<Runnable>& run : others_) unlink(*run);
 }
 
 absl::StatusOr<Runnable*> Programs::Of(int rounds, bool hold_updates) {
@@ -55,8 +62,7 @@ absl::StatusOr<Runnable*> Programs::Of(int rounds, bool hold_updates) {
 }
 
 absl::Status Programs::CutCells() {
-  EBB_ASSIGN_OR_RETURN(const Runnable* const held,
-                       Of(sharding::PlannedRounds(plan()), /*hold_updates=*/true));
+  EBB_ASSIGN_OR_RETURN(const Runnable* const held, Held());
   std::vector<Fragment> fragments;
   for (const Runnable* run :
        {static_cast<const Runnable*>(own_.get()), held, static_cast<const Runnable*>(walk_.get()),
@@ -66,7 +72,7 @@ absl::Status Programs::CutCells() {
   }
   std::vector<const Fragment*> all;
   for (const Fragment& fragment : fragments) all.push_back(&fragment);
-  cells_.emplace(all, static_cast<int>(inputs_.model.units.size()), sharding::Slices(plan()));
+  cells_.emplace(all, static_cast<int>(model_.units.size()), sharding::Slices(plan()));
   return absl::OkStatus();
 }
 

@@ -1,4 +1,5 @@
-// The plans that an engine runs, and their fragments, linked when each is first needed.
+// The plans that an engine runs, and their fragments, linked when each is first needed; with the order of scopes that
+// the plans are of.
 #pragma once
 
 #include <memory>
@@ -17,13 +18,15 @@ namespace ebb {
 
 class Programs {
  public:
-  explicit Programs(const EngineInputs& inputs) : inputs_(inputs) {}
+  // `model`: that of the inputs, or the same in another order. Both outlive this.
+  Programs(const EngineInputs& inputs, ModelSpec& model) : inputs_(inputs), model_(model) {}
 
   // The config's own. Again once the config has changed.
   absl::Status Plan();
   // Of plans to come: state lives where it is, whatever their order is.
   void KeepHomes(const sharding::Homes& homes) { homes_ = homes; }
-  // Each takes the other's plans, at the addresses where its own were, to be linked anew.
+  // Each model takes the order of the other's scopes, and with it its plans, to be linked anew. The config's own plans
+  // stay at the addresses where the others' were.
   void Swap(Programs& other);
   bool has_plans() const { return own_ != nullptr; }
   Runnable& own() const { return *own_; }      // the config's own step
@@ -33,6 +36,11 @@ class Programs {
   const sharding::Plan& plan() const { return own_->plan; }
   // A step of this many rounds; planned once for all of more than two.
   absl::StatusOr<Runnable*> Of(int rounds, bool hold_updates);
+
+  // The config's own step, where it holds its updates.
+  absl::StatusOr<Runnable*> Held() {
+    return Of(sharding::PlannedRounds(plan()), /*hold_updates=*/true);
+  }
 
   // Cuts memory into cells, by what the config's own plans touch: those of more rounds touch the same.
   absl::Status CutCells();
@@ -45,8 +53,10 @@ class Programs {
 
  private:
   sharding::PlanInputs PlanInputs() const;
+  void Unlink();
 
   const EngineInputs& inputs_;
+  ModelSpec& model_;
   std::optional<sharding::Homes> homes_;  // nothing: as the inputs decide
   std::unique_ptr<Runnable> own_, walk_, drain_;
   std::vector<std::unique_ptr<Runnable>> others_;  // of other rounds, or that hold their updates

@@ -18,24 +18,21 @@ absl::Status Reorder::To(std::vector<Visit> forward, std::vector<ScopeEvent> ord
   // Updates that were carried over are the old plan's.
   with_.issue.runner->AwaitState();
   own.Update(with_.state->values().Await());
-  ModelSpec& model = with_.inputs.model;
-  const auto swap = [&] {
-    model.forward.swap(forward);
-    model.order.swap(order);
-  };
-  swap();
+  model_.forward = std::move(forward);
+  model_.order = std::move(order);
   if (own.ok()) own = Plan();
-  absl::Status changed = with_.call.meetings->Meet(Meeting::kReorder, /*subject=*/0, own);
-  if (changed.ok()) changed = AgreeOnOrder(Control(), model, next_.plan());
-  if (changed.ok()) changed = Change();
-  if (!changed.ok()) swap();
-  return changed;
+  EBB_RETURN_IF_ERROR(with_.call.meetings->Meet(Meeting::kReorder, /*subject=*/0, own));
+  EBB_RETURN_IF_ERROR(AgreeOnOrder(Control(), model_, next_.plan()));
+  return Change();
 }
 
+// All that can be refused before anything changes.
 absl::Status Reorder::Plan() {
-  EBB_RETURN_IF_ERROR(Validate(with_.inputs.model));
+  EBB_RETURN_IF_ERROR(Validate(model_));
   next_.KeepHomes(with_.programs.plan().pools.homes);
-  return next_.Plan();
+  EBB_RETURN_IF_ERROR(next_.Plan());
+  EBB_RETURN_IF_ERROR(with_.storage->files().HasFilesFor(next_.plan()));
+  return next_.Held().status();
 }
 
 // An engine that has neither order's pools has failed for good.

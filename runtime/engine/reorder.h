@@ -16,7 +16,8 @@ namespace ebb {
 
 class Reorder {
  public:
-  explicit Reorder(EngineParts& parts) : with_(parts), next_(parts.inputs) {}
+  explicit Reorder(EngineParts& parts)
+      : with_(parts), model_(parts.inputs.model), next_(parts.inputs, model_) {}
 
   // Where no step is alive.
   absl::Status To(std::vector<Visit> forward, std::vector<ScopeEvent> order);
@@ -24,12 +25,13 @@ class Reorder {
  private:
   absl::Status Plan();
   absl::Status Change();
-  // Everything but the model goes by what the programs have now.
+  // Everything else goes by what the programs have now.
   absl::Status FollowPlan();
   HostLane Control() const { return with_.communicators.Control(with_.streams.reduce()); }
 
   EngineParts& with_;
-  Programs next_;
+  ModelSpec model_;  // in the new order
+  Programs next_;    // of that; of the old one, once they have changed places
 };
 
 }  // namespace ebb

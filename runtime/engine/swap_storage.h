@@ -30,6 +30,8 @@ class SwapStorage {
   // `name`: of the swap directories.
   absl::Status Create(const Config& config, std::span<std::byte> staging, int ranks_on_host,
                       std::string_view name);
+  // Whether there are files for all that this plan has on the disk.
+  absl::Status HasFilesFor(const sharding::Plan& plan) const;
   // Of another plan, which leaves parameters, masters and states where they are. Between transfers; before the old
   // staging goes, without one.
   absl::Status FollowPlan(std::span<std::byte> staging);
@@ -47,7 +49,6 @@ class SwapStorage {
  private:
   absl::Status CreateFile(const std::vector<std::string>& paths, std::string_view directory,
                           ShardFile::Options& options, std::unique_ptr<ShardFile>& file);
-  int64_t StateBytes() const;
   void Charge();
 
   const sharding::Plan* plan_;

@@ -4,123 +4,26 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <cstdint>
+#include <filesystem>
 #include <future>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/sharding/declared_order.h"
-#include "tests/engine/snapshot.h"
+#include "tests/engine/scripted_orders.h"
 #include "tests/offload/scratch.h"
+#include "tests/trace/trace_events.h"
 
 namespace ebb::testing {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-
-constexpr int64_t kBoundaryBytes = 48 * sizeof(float);
-
-// The scripted model in another order. `of`: which of its visits each visit is.
-struct Order {
-  const char* name;
-  std::vector<int> of;
-  ModelSpec model;
-
-  int unit(int visit) const { return kScriptedUnits[of[static_cast<size_t>(visit)]]; }
-};
-
-Order OrderOf(const char* name, std::vector<int> of, int64_t boundary_bytes = 0) {
-  Order order{.name = name, .of = std::move(of), .model = ScriptedModel()};
-  order.model.forward.clear();
-  for (const int visit : order.of)
-    order.model.forward.push_back(
-        {.unit = UnitId{kScriptedUnits[visit]}, .output_bytes = boundary_bytes});
-  order.model.forward.back().output_bytes = 0;
-  return order;
-}
-
-Order AsScripted(int64_t boundary_bytes = 0) {
-  return OrderOf("as scripted", {0, 1, 2, 3, 4, 5}, boundary_bytes);
-}
-
-Order Shuffled(int64_t boundary_bytes = 0) {
-  return OrderOf("shuffled", {3, 5, 2, 4, 0, 1}, boundary_bytes);
-}
-
-// The first visit stays open over the others, and each of these is recomputed.
-Order Nested() {
-  Order order = OrderOf("nested", {0, 4, 3, 2, 1});
-  ModelSpec& model = order.model;
-  model.order.push_back({.visit = 0});
-  for (const int v : {1, 2, 3, 4}) model.AddScope({.visit = v});
-  model.order.push_back({.opens = false, .visit = 0});
-  model.order.push_back({.backward = true, .visit = 0});
-  for (const int v : {4, 3, 2, 1}) {
-    model.AddScope({.recompute = true, .visit = v});
-    model.AddScope({.backward = true, .visit = v});
-  }
-  model.order.push_back({.opens = false, .backward = true, .visit = 0});
-  return order;
-}
-
-// More uses of a unit, so that its reduced gradients are summed, and one whose gradients another takes.
-Order Repeated() {
-  Order order = OrderOf("repeated", {1, 0, 2, 4, 3, 1, 4, 5});
-  order.model.forward[6].gradients = false;
-  return order;
-}
-
-void TrainRound(const Order& order, const ScriptedTrainer& trainer, Step& step) {
-  std::map<std::pair<int, int>, std::variant<ForwardScope, BackwardScope>> open;
-  const std::vector<bool> gradients = sharding::VisitsWithGradients(order.model);
-  for (const ScopeEvent& event : sharding::EventsOfRound(order.model)) {
-    const std::pair key(event.visit, event.backward ? 1 : event.recompute ? 2 : 0);
-    if (!event.opens) {
-      open.erase(key);
-      continue;
-    }
-    const int unit = order.unit(event.visit);
-    if (!event.backward) {
-      ForwardScope scope =
-          event.recompute ? step.Recompute(UnitId{unit}) : step.Forward(UnitId{unit});
-      trainer.Look(scope, unit);
-      open.emplace(key, std::move(scope));
-      continue;
-    }
-    BackwardScope scope = step.Backward(UnitId{unit});
-    trainer.Look(scope, unit);
-    if (gradients[static_cast<size_t>(event.visit)])
-      trainer.Add(scope, order.of[static_cast<size_t>(event.visit)]);
-    open.emplace(key, std::move(scope));
-  }
-}
-
-// Its updates may be carried over.
-absl::Status Train(Engine& engine, const Order& order, ScriptedTrainer& trainer, int64_t number,
-                   const ParameterValues* shown = nullptr) {
-  trainer.BeginStep(number, shown);
-  Step step = engine.BeginStep(kExactStep);
-  for (int round = 0; round < step.rounds(); ++round) TrainRound(order, trainer, step);
-  return step.Finish();
-}
-
-absl::Status Evaluate(Engine& engine, const Order& order, const ScriptedTrainer& trainer) {
-  Evaluation evaluation = engine.BeginEvaluation();
-  for (size_t v = 0; v < order.of.size(); ++v) {
-    const int unit = order.unit(static_cast<int>(v));
-    trainer.Look(evaluation.Forward(UnitId{unit}), unit);
-  }
-  return evaluation.Finish().status();
-}
 
 // What a rank goes on from.
 struct Saved {
@@ -150,44 +53,6 @@ absl::Status Load(Engine& engine, const Saved& saved) {
     EBB_RETURN_IF_ERROR(engine.Write(what, source, name));
   }
   return engine.SetTrainingState(saved.training);
-}
-
-// What a rank has in the end, as text, so that a test names what differs.
-struct Ended {
-  Snapshot snapshot;
-  std::string report, bytes;
-};
-
-std::string Rows(Engine& engine) {
-  std::string text;
-  for (const MemoryRow& row : engine.memory()) {
-    // The pools that state passes through are there from the first call for state on.
-    EXPECT_EQ(row.predicted_bytes, row.current_bytes)
-        << Name(row.state) << " on " << Name(row.tier);
-    absl::StrAppend(&text, std::string(Name(row.state)), " ", std::string(Name(row.tier)), " ",
-                    row.predicted_bytes, "\n");
-  }
-  for (const TrafficRow& row : engine.traffic())
-    absl::StrAppend(&text, std::string(Name(row.state)), " ", std::string(Name(row.tier)), " ",
-                    static_cast<int>(row.direction), " ", row.predicted_bytes, " ", row.bytes,
-                    "\n");
-  for (const CommunicationRow& row : engine.communication())
-    absl::StrAppend(&text, std::string(row.operation), " ", row.predicted_bytes, " ", row.bytes,
-                    "\n");
-  return text;
-}
-
-absl::StatusOr<Ended> End(Engine& engine, const ModelSpec& model) {
-  Ended ended;
-  EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
-  ended.report = absl::StrCat(report.step, " ", report.applied, " ", report.gradient_norm);
-  ended.bytes = Rows(engine);
-  EBB_ASSIGN_OR_RETURN(ended.snapshot, TakeSnapshot(engine, model));
-  return ended;
-}
-
-absl::Status Reorder(Engine& engine, const Order& order) {
-  return engine.Reorder(order.model.forward, order.model.order);
 }
 
 struct Cell {
@@ -222,27 +87,6 @@ class ReorderTest : public ::testing::TestWithParam<Cell> {
   Scratch scratch_;
 };
 INSTANTIATE_TEST_SUITE_P(Cells, ReorderTest, ::testing::ValuesIn(Cells()), NameOfCell);
-
-// By rank. `make`: what an engine has done before the last two steps, which are in the new order.
-std::vector<Ended> EndOf(const Setting& setting, const Config& config, const Order& created,
-                         const Order& order,
-                         const std::function<absl::Status(Engine&, ScriptedTrainer&)>& make) {
-  std::vector<Ended> ended(static_cast<size_t>(setting.world));
-  RunOn(setting, created.model, config,
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          EBB_RETURN_IF_ERROR(make(engine, trainer));
-          EBB_RETURN_IF_ERROR(Evaluate(engine, order, trainer));
-          for (const int64_t number : {2, 3}) {
-            EBB_ASSIGN_OR_RETURN(const ParameterValues shown,
-                                 GatherAll(engine, order.model, StateClass::kParameter));
-            EBB_RETURN_IF_ERROR(Train(engine, order, trainer, number, &shown));
-          }
-          EBB_ASSIGN_OR_RETURN(ended[static_cast<size_t>(trainer.rank())],
-                               End(engine, order.model));
-          return absl::OkStatus();
-        });
-  return ended;
-}
 
 TEST_P(ReorderTest, GoesOnAsAnEngineThatWasCreatedSo) {
   int at = 0;
@@ -355,8 +199,6 @@ TEST_P(ReorderTest, AnOrderThatIsRefusedLeavesTheEngineAsItWas) {
   }
 }
 
-constexpr Setting kTwoRanks{.world = 2, .stage = 3};
-
 TEST(ReorderCallTest, OrdersThatDifferInAnEventSaySo) {
   const Order order = Nested();
   RunOn(kTwoRanks, order.model, ConfigFor(kTwoRanks),
@@ -403,6 +245,29 @@ TEST(ReorderCallTest, RanksThatCallAnotherThingAreTold) {
               HasSubstr("rank 0 calls Reorder, rank 1 calls Suspend"));
 }
 
+TEST(ReorderCallTest, ReportAndCountsAreOfTheLastStepUntilTheNext) {
+  RunOn(kTwoRanks, ScriptedModel(), ConfigFor(kTwoRanks),
+        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+          EBB_RETURN_IF_ERROR(Train(engine, AsScripted(), trainer, 0));
+          EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
+          const auto gathered = [&] {
+            const CommunicationRow row = engine.communication().front();
+            EXPECT_EQ(row.bytes, row.predicted_bytes);
+            return row.bytes;
+          };
+          const uint64_t before = gathered();
+          EXPECT_GT(before, 0u);
+          EBB_RETURN_IF_ERROR(Reorder(engine, Nested()));
+          EXPECT_EQ(gathered(), before);
+          EBB_ASSIGN_OR_RETURN(const StepReport after, engine.Report());
+          EXPECT_EQ(after.step, report.step);
+          EBB_RETURN_IF_ERROR(Train(engine, Nested(), trainer, 1));
+          EBB_RETURN_IF_ERROR(engine.Report().status());
+          EXPECT_NE(gathered(), before);
+          return absl::OkStatus();
+        });
+}
+
 TEST(ReorderCallTest, WhatWasWrittenBeforeItIsSeenAfterIt) {
   RunOn(kTwoRanks, ScriptedModel(), ConfigFor(kTwoRanks),
         [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
@@ -439,14 +304,8 @@ TEST(ReorderCallTest, HeldMemoryStaysAndViewsAreOfTheNewPools) {
 // Boundaries and gradients that live on the disk behind the states, where more of them comes to the file.
 class ReorderOnDiskTest : public ::testing::Test {
  protected:
-  ReorderOnDiskTest() : config_(OnNvme(ConfigFor(kTwoRanks), scratch_.path())) {
-    config_.ebb.offload_activations = config_.ebb.offload_gradients = Tier::kNvme;
-    config_.ebb.verify_swap = VerifySwap::kAll;
-  }
-  ~ReorderOnDiskTest() override { GetOffloadTestHooks() = {}; }
-
-  Scratch scratch_;
-  Config config_;
+  const Scratch scratch_;
+  const Config config_ = WithAllOnDisk(kTwoRanks, scratch_.path());
 };
 
 TEST_F(ReorderOnDiskTest, FilesGrow) {
@@ -466,31 +325,43 @@ TEST_F(ReorderOnDiskTest, FilesGrow) {
   }
 }
 
-TEST_F(ReorderOnDiskTest, ADiskThatIsFullLeavesTheEngineAsItWas) {
-  const Order small = AsScripted(kBoundaryBytes);
-  const auto run = [&](bool asks) {
-    return EndOf(kTwoRanks, config_, small, small,
-                 [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-                   for (const int64_t number : {0, 1})
-                     EBB_RETURN_IF_ERROR(Train(engine, small, trainer, number));
-                   if (!asks) return absl::OkStatus();
-                   EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus()));
-                   if (trainer.rank() == 1)
-                     GetOffloadTestHooks().reserve = [](std::string_view path) {
-                       return path.find("rank1") != std::string_view::npos ? ENOSPC : 0;
-                     };
-                   EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus()));
-                   const absl::Status full = Reorder(engine, Shuffled(4096 * kBoundaryBytes));
-                   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
-                   EXPECT_THAT(std::string(full.message()), HasSubstr("cannot reserve"));
-                   return absl::OkStatus();
-                 });
-  };
-  const std::vector<Ended> right = run(false), asked = run(true);
-  for (size_t rank = 0; rank < right.size(); ++rank) {
-    EXPECT_TRUE(right[rank].snapshot == asked[rank].snapshot) << "rank " << rank;
-    EXPECT_EQ(right[rank].bytes, asked[rank].bytes);
-  }
+// Of all files under a path.
+uintmax_t BytesOnDisk(const std::string& path) {
+  uintmax_t bytes = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(path))
+    if (entry.is_regular_file()) bytes += entry.file_size();
+  return bytes;
+}
+
+TEST_F(ReorderOnDiskTest, FilesAreAsLongAsTheOrderNeeds) {
+  const Order small = AsScripted(kBoundaryBytes), large = Shuffled(4096 * kBoundaryBytes);
+  RunOn(kTwoRanks, small.model, config_,
+        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+          EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus()));
+          const uintmax_t before = BytesOnDisk(scratch_.path());
+          EBB_RETURN_IF_ERROR(Train(engine, small, trainer, 0));
+          EBB_RETURN_IF_ERROR(Reorder(engine, large));
+          EXPECT_GT(BytesOnDisk(scratch_.path()), before);
+          EBB_RETURN_IF_ERROR(Train(engine, large, trainer, 1));
+          EBB_RETURN_IF_ERROR(Reorder(engine, small));
+          EXPECT_EQ(BytesOnDisk(scratch_.path()), before);
+          EBB_RETURN_IF_ERROR(Train(engine, small, trainer, 2));
+          EBB_RETURN_IF_ERROR(engine.Report().status());
+          return engine.Agree(absl::OkStatus());
+        });
+}
+
+TEST_F(ReorderOnDiskTest, FilesAreCountedOnce) {
+  const Order before = AsScripted(kBoundaryBytes), order = Shuffled(kBoundaryBytes);
+  RunOn(kTwoRanks, before.model, config_, [&](Engine& engine, ScriptedTrainer&) -> absl::Status {
+    EBB_RETURN_IF_ERROR(Reorder(engine, order));
+    for (const MemoryRow& row : engine.memory()) {
+      if (row.tier == Tier::kNvme) {
+        EXPECT_EQ(row.peak_bytes, row.current_bytes) << Name(row.state);
+      }
+    }
+    return absl::OkStatus();
+  });
 }
 
 TEST_F(ReorderOnDiskTest, ReadsBesideStepsEndBeforeItAndGoOnBehindIt) {
@@ -523,6 +394,33 @@ TEST_F(ReorderOnDiskTest, ReadsBesideStepsEndBeforeItAndGoOnBehindIt) {
           EXPECT_EQ(first, second);
           return engine.Report().status();
         });
+}
+
+// Spans are written when the engine ends.
+TEST(ReorderCallTest, TheTimelineNamesTheUnitsOfEveryOrder) {
+  const Scratch scratch;
+  Config config = ConfigFor(kTwoRanks);
+  config.ebb.trace = scratch.path() + "/trace.json";
+  ModelSpec model = ScriptedModel();
+  for (UnitSpec& unit : model.units)  // too long to lie in a string itself
+    unit.name = absl::StrCat("a unit with a long name, ", unit.name);
+  std::set<std::string> named;
+  RunOn(kTwoRanks, model, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+    const Order before = AsScripted(), order = Nested();
+    EBB_RETURN_IF_ERROR(Train(engine, before, trainer, 0));
+    EBB_RETURN_IF_ERROR(Reorder(engine, order));
+    EBB_RETURN_IF_ERROR(Train(engine, order, trainer, 1));
+    return engine.Report().status();
+  });
+  const absl::StatusOr<TraceTracks> tracks = ReadTraceEvents(config.ebb.trace);
+  ASSERT_TRUE(tracks.ok()) << tracks.status();
+  for (const auto& [at, track] : *tracks) {
+    for (const TraceSpan& span : track.spans)
+      if (span.name.starts_with("gather ")) named.insert(span.name.substr(7));
+  }
+  std::set<std::string> units;
+  for (const UnitSpec& unit : model.units) units.insert(unit.name);
+  EXPECT_EQ(named, units);
 }
 
 // ZeRO++'s hpZ, and shards that are repeated over groups of ranks.

@@ -1,0 +1,149 @@
+// An order for which there is no room, on one rank alone: the engine goes on with the order that it has, and nothing
+// shows that it was asked.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/offload/test_hooks.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "tests/engine/scripted_orders.h"
+#include "tests/offload/scratch.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kLargeBytes = 4096 * kBoundaryBytes;
+
+class ReorderRefusedTest : public ::testing::Test {
+ protected:
+  ~ReorderRefusedTest() override { GetOffloadTestHooks() = {}; }
+
+  // Rank 1 finds no room on its disk for another byte, after both have begun.
+  void RefuseFor(Engine& engine, const ScriptedTrainer& trainer, const Order& order) const {
+    ASSERT_EQ(engine.Agree(absl::OkStatus()), absl::OkStatus());
+    if (trainer.rank() == 1)
+      GetOffloadTestHooks().reserve = [](std::string_view path) {
+        return path.find("rank1") != std::string_view::npos ? ENOSPC : 0;
+      };
+    ASSERT_EQ(engine.Agree(absl::OkStatus()), absl::OkStatus());
+    const absl::Status full = Reorder(engine, order);
+    EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+    EXPECT_THAT(std::string(full.message()), HasSubstr("cannot reserve"));
+  }
+
+  // That it trains in steps with these options as if it had not been asked.
+  void ExpectUnchangedBy(const Config& config, const Order& refused, StepOptions options) const {
+    const Order order = AsScripted(kBoundaryBytes);
+    const auto run = [&](bool asks) {
+      return EndOf(
+          kTwoRanks, config, order, order,
+          [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+            for (const int64_t number : {0, 1})
+              EBB_RETURN_IF_ERROR(Train(engine, order, trainer, number));
+            if (asks) RefuseFor(engine, trainer, refused);
+            return absl::OkStatus();
+          },
+          options);
+    };
+    const std::vector<Ended> right = run(false), asked = run(true);
+    for (size_t rank = 0; rank < right.size(); ++rank) {
+      EXPECT_TRUE(right[rank].snapshot == asked[rank].snapshot) << "rank " << rank;
+      EXPECT_EQ(right[rank].report, asked[rank].report);
+      EXPECT_EQ(right[rank].bytes, asked[rank].bytes);
+    }
+  }
+
+  Order Longer() const { return Repeated(kLargeBytes); }
+
+  const Scratch scratch_;
+  Config config_ = WithAllOnDisk(kTwoRanks, scratch_.path());
+};
+
+TEST_F(ReorderRefusedTest, StepsGoOn) {
+  ExpectUnchangedBy(config_, Shuffled(kLargeBytes), kExactStep);
+}
+
+// Their plan is of its own, and each visit's gradient has memory of its own.
+TEST_F(ReorderRefusedTest, HeldStepsOfFewerVisitsGoOn) {
+  config_.ebb.reduce_at = ReduceAt::kStep;
+  StepOptions held = kExactStep;
+  held.hold_updates = true;
+  ExpectUnchangedBy(config_, Longer(), held);
+}
+
+TEST_F(ReorderRefusedTest, ScopesShowBoundariesOfTheirOwnOrder) {
+  const Order order = AsScripted(kBoundaryBytes);
+  RunOn(kTwoRanks, order.model, config_,
+        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+          RefuseFor(engine, trainer, Longer());
+          EXPECT_EQ(engine.model().forward.size(), order.model.forward.size());
+          trainer.BeginStep(0, nullptr);
+          Step step = engine.BeginStep(kExactStep);
+          ForwardScope scope = step.Forward(UnitId{0});
+          EXPECT_EQ(scope.output(0).size() * static_cast<int64_t>(sizeof(float)), kBoundaryBytes);
+          return absl::OkStatus();
+        });
+}
+
+std::string CountsOf(Engine& engine) {
+  std::string text;
+  for (const TrafficRow& row : engine.traffic())
+    absl::StrAppend(&text, std::string(Name(row.state)), " ", std::string(Name(row.tier)), " ",
+                    row.predicted_bytes, " ", row.bytes, "\n");
+  for (const CommunicationRow& row : engine.communication())
+    absl::StrAppend(&text, std::string(row.operation), " ", row.predicted_bytes, " ", row.bytes,
+                    "\n");
+  return text;
+}
+
+// Of other rounds than the config's, whose plan goes.
+TEST_F(ReorderRefusedTest, TheLastStepsCountsStay) {
+  config_.gradient_accumulation_steps = 3;
+  const Order order = AsScripted(kBoundaryBytes);
+  RunOn(kTwoRanks, order.model, config_,
+        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+          EBB_RETURN_IF_ERROR(Train(engine, order, trainer, 0, nullptr,
+                                    {.micro_batches = 2, .gradient_divisor = 4}));
+          EBB_RETURN_IF_ERROR(engine.Report().status());
+          const std::string counts = CountsOf(engine);
+          EXPECT_THAT(counts, HasSubstr("activation nvme"));
+          RefuseFor(engine, trainer, Longer());
+          EXPECT_EQ(CountsOf(engine), counts);
+          return absl::OkStatus();
+        });
+}
+
+std::string PeaksOf(Engine& engine) {
+  std::string text;
+  for (const MemoryRow& row : engine.memory())
+    absl::StrAppend(&text, std::string(Name(row.state)), " ", std::string(Name(row.tier)), " ",
+                    row.peak_bytes, "\n");
+  return text;
+}
+
+TEST_F(ReorderRefusedTest, BoundariesWithoutAFileAreFoundBeforeAnyMemoryIsTaken) {
+  config_.zero.offload_optimizer.device = Tier::kCpu;
+  config_.ebb.offload_gradients = Tier::kDevice;
+  const Order order = AsScripted();
+  RunOn(kTwoRanks, order.model, config_,
+        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+          EBB_RETURN_IF_ERROR(Train(engine, order, trainer, 0));
+          const std::string peaks = PeaksOf(engine);
+          const absl::Status refused = Reorder(engine, Shuffled(kLargeBytes));
+          EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+          EXPECT_THAT(std::string(refused.message()), HasSubstr("created without a file"));
+          EXPECT_EQ(PeaksOf(engine), peaks);
+          return Train(engine, order, trainer, 1);
+        });
+}
+
+}  // namespace
+}  // namespace ebb::testing
