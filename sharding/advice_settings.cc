@@ -72,7 +72,7 @@ Setting StagesAndSums(const Config& config) {
     if (stage != now) add(stage, reduce_at, per_round);
     if (per_round > 1) add(stage, reduce_at, 1);
     if (config.reduces_at_round()) {
-      // What was one round is several, whose sums are those of one.
+      // One round becomes several, with the same sums.
       if (per_round > 1 && HasOneRound(config)) add(stage, ReduceAt::kStep, 1);
     } else if (config.gradient_accumulation_steps > 1) {
       if (!HasOneRound(config)) add(stage, ReduceAt::kRound, per_round);

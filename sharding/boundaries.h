@@ -29,8 +29,8 @@ std::vector<BoundaryUse> UsesInRound(const std::vector<PlannedScope>& scopes, si
 // Whether it is worth its way: its memory is another's meanwhile.
 bool LeavesDevice(const std::vector<PlannedScope>& scopes, const BoundaryUse& use);
 
-// By tick, the visits whose outputs leave the device, are read from the swap file (where they live there) and come
-// back. `leaves`: by visit, whether it may.
+// By tick, the visits with outputs that leave the device, are read from the swap file (where they
+// live there) and come back. `leaves`: by visit, whether its output may.
 struct BoundaryTicks {
   std::vector<std::vector<int>> leaving, reading, coming;
 };

@@ -31,9 +31,9 @@ absl::StatusOr<Pools> LayOutNearBudget(const PoolInputs& inputs, const Config& c
 // the optimizer is the trainer's, and why; "": none.
 std::string WhatOwnOptimizerOverrules(const Config& config);
 
-// Pools of which no class needs more than LayOutNearBudget's do, but without cutting units into
-// sub-groups and without trying one size of slots after another: for whoever asks only whether a cap
-// is exceeded.
+// Pools that need no more than LayOutNearBudget's in any class. They come without cuts of units
+// into sub-groups and without trying one size of slots after another: to ask only whether a cap is
+// exceeded.
 Pools LeastPools(const PoolInputs& inputs, const Config& config);
 
 // kResourceExhausted: a cap is exceeded, and (names_classes) which class needs how much.

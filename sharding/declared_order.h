@@ -13,7 +13,7 @@
 namespace ebb::sharding {
 
 bool IsTrainable(const ModelSpec& model, UnitId unit);
-// The first visit whose unit has something to train. forward.size() if nothing is trainable.
+// The first visit of a unit with something to train. forward.size() if nothing is trainable.
 int FirstTrainableVisit(const ModelSpec& model);
 
 // All that opens and closes in a round.

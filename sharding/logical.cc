@@ -213,8 +213,8 @@ void LogicalPlanner::HoldNorms() {
   if (GathersGradients()) Issue({.kind = LogicalOp::kGatherGradients, .units = units});
 }
 
-// What ranks tell each other has what this one knows: also what became of its swap files, as who
-// truncates, replaces or links one has changed what is in it. They are looked at when the caller comes to
+// Each rank tells the others what became of its swap files: a file that another program truncates,
+// replaces or links has changed. Files are looked at when the caller comes to
 // the end of the step, beside what is still to be reduced; a caller that runs ahead of a GPU is there
 // long before the exchange, which thus does not stand still for a busy disk.
 void LogicalPlanner::Exchange() {
@@ -240,7 +240,7 @@ void LogicalPlanner::FindEarlyUpdates() {
 }
 
 // A disk that would wait for the next gradient reads what its update will need, as long as the
-// sub-group that is updated keeps a slot of its own. Only in steps whose updates are early: others
+// updated sub-group keeps a slot of its own. Only in steps with early updates: late ones
 // read all they need at once.
 void LogicalPlanner::ReadStatesAhead() {
   while (carried_left_ == 0 && next_early_ < early_sub_groups_.size() &&

@@ -29,7 +29,7 @@ struct LogicalOp {
     kHeldNorms,         // of the gradients of `units`
     kGatherGradients,   // of `units`
     kReadStates,        // sub-group
-    kUpdate,            // sub-group, whose states were read before
+    kUpdate,            // sub-group, after its kReadStates
     kParameterNorms,    // sub-group
     kExchangeNorms,
     kRefresh,  // `units`

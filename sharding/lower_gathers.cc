@@ -92,7 +92,7 @@ void GatherLowering::ReadParameters(int turn, bool carried) {
   writer_.Issue(read);
 }
 
-// What a read brings of a piece: all but the sub-groups whose masters are read instead.
+// The part of a piece that a read brings: all but sub-groups with masters that are read instead.
 GatherLowering::Ranges GatherLowering::NotNarrowed(int turn, int unit, bool trainable,
                                                    const ParameterPiece& piece) const {
   const bool narrows = trainable && !d_.reads_parameters() &&

@@ -1,9 +1,9 @@
-// Reductions as operations: a bucket of gradients becomes slices of sums, which end up in the shards. On the reduce
-// stream, in order: the cast to the dtype that is sent, the reduce-scatter, with replicas the all-reduce between
-// shard groups and the rounding of its sums, what is done with the slices (summed into the shard, or
-// their norm taken where they are the shard), and at stage 0 the gather that makes complete gradients
-// whole again. Slices whose shards live in host memory go there first, and are summed there; those on NVMe are summed
-// one at a time, in a slot.
+// Reductions as operations: a bucket of gradients becomes slices of sums, which end in the shards.
+// On the reduce stream, in order: the cast to the sent dtype, the reduce-scatter, with replicas the
+// all-reduce between shard groups and the rounding of its sums, the use of the slices (summed into
+// the shard, or their norm taken where they are the shard), and at stage 0 the gather that makes
+// gradients whole again. Slices with shards in host memory go there first, and are summed there.
+// Those with shards on NVMe are summed one at a time, in a slot.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ class ReductionLowering {
   void GatherGradients(const std::vector<int>& units);
 
  private:
-  // A scope's gradient on its way, or a unit's whose norm alone is taken.
+  // The gradient of a scope on its way, or of a unit that only needs its norm.
   struct Gradient {
     Part part;
     const Section& section;
@@ -57,7 +57,7 @@ class ReductionLowering {
   int64_t AddAccumulate(const Gradient& gradient);
   int64_t AddNorm(const Gradient& gradient);
   void AddSquares(const Gradient& gradient, bool last);
-  // What is done with reduced slices whose shards live in `home`.
+  // What becomes of reduced slices with shards in `home`.
   void Sum(Tier home, const Gradients& gradients);
   void Land(const Gradients& gradients);
   void SumInSlot(Gradient gradient);

@@ -25,7 +25,7 @@ class UpdateLowering {
 
   // Reads need no verdict and no gradient, only that what they read was written.
   void ReadStates(int sub_group);
-  void Update(int sub_group);  // whose states were read
+  void Update(int sub_group);  // after its ReadStates
   void TakeNorms(int sub_group);
   void ExchangeNorms();
 
@@ -74,7 +74,7 @@ class UpdateLowering {
   PlanWriter& writer_;
   OperandWriter& to_;
   SlotTurns host_slots_, device_slots_;
-  std::map<int, Route> read_;  // by sub-group whose states are on their way
+  std::map<int, Route> read_;  // by sub-group with states on their way
   bool norms_begun_[2] = {};   // on the device, on the host
 };
 

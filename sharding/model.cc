@@ -166,7 +166,7 @@ absl::Status CheckForward(const ModelSpec& model) {
 }
 
 // The engine hands each visit what the one before it wrote, so it keeps all boundaries or none.
-// What the last visit writes is no boundary: nobody reads it.
+// The last visit's output is no boundary: no visit reads it.
 absl::Status CheckBoundaries(const ModelSpec& model) {
   const auto kept = [](const Visit& visit) { return visit.output_bytes > 0; };
   const std::vector<Visit>& forward = model.forward;

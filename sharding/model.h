@@ -31,7 +31,7 @@ struct Slice {
 // Fills one slice with fp32 values. Called at Create, concurrently, only for slices that this rank
 // owns, in pieces of at most 4 MiB. It must be a pure function of (name, index), so that any world
 // size gives the same model; debug builds call some pieces a second time, cut differently, and
-// refuse a source whose values differ.
+// refuse a source that gives other values then.
 using Initialiser = std::function<absl::Status(const Slice&, std::span<float>)>;
 
 Initialiser Constant(float value);
@@ -103,8 +103,8 @@ struct ModelSpec {
   //   model.AddScope({.recompute = true, .visit = 1});               // R1
   //   model.AddScope({.backward = true, .visit = 1});                // B1
   //
-  // A block that is used twice, whose gradients backward adds up, needs no order: forward = {{.unit = block},
-  // {.unit = block, .gradients = false}}, as its first visit comes last in backward.
+  // A block that is used twice, with gradients that backward adds up, needs no order:
+  // forward = {{.unit = block}, {.unit = block, .gradients = false}}. Visit 0 ends backward.
   //
   // What Create refuses, with the event and the unit: a scope that opens twice, closes before it opens or stays
   // open; a backward that opens before its visit's forward has closed; a recompute that is not between the two, or
@@ -138,9 +138,9 @@ int64_t Elements(std::span<const int64_t> shape);
 
 // What Create refuses, with the name of the unit or parameter at fault: duplicate or empty names, a
 // dimension below 1, a missing initialiser, ids out of range, a parameter in two units or in none,
-// an empty unit, a unit that forward never visits, sizes whose sum overflows 2^53, a boundary
-// missing in the middle of a chain, and what ModelSpec::order says. A model without anything trainable is legal: it can be
-// evaluated.
+// an empty unit, a unit that forward never visits, sizes with a sum above 2^53, a boundary missing
+// in the middle of a chain, and what ModelSpec::order says. A model without anything trainable is
+// legal: it can be evaluated.
 absl::Status Validate(const ModelSpec& model);
 
 }  // namespace ebb

@@ -13,7 +13,7 @@
 //
 //   ratio = h / (h + device) * (1 + F * device / n),   at most 1
 //
-// F is the trainer's, and nobody knows it when an engine is made. It is taken as 0, which gives the
+// F is the trainer's, and is not known when an engine is made. It is taken as 0, which gives the
 // least of these ratios. What is lost by that is at most the updates that stay on the device,
 // (1 - ratio) n / device, which an engine that offloads nothing has all of; while a ratio for an F
 // that is not there would make the step wait for the processor.
@@ -34,7 +34,7 @@ namespace ebb::sharding {
 struct UpdateRates {
   double device = 0;  // updated on the device
   double host = 0;    // updated by the processor, in host memory
-  double copies = 0;  // of whom gradients go down while fresh parameters come up
+  double copies = 0;  // of an update's gradients down, beside copies of fresh parameters up
 };
 
 // As above, with F = 0. Rates are positive.

@@ -134,8 +134,8 @@ std::string_view OrderProgress::WhyNoBackward(int unit) const {
   return CameBefore();
 }
 
-// A backward that the round before lacks, and whose own round has seen nothing yet, or one Forward only,
-// shows that it was meant for the round before. Empty: it is of its own round.
+// A backward belongs to the round before if that round lacks it and the backward's own round has
+// seen nothing yet, or one Forward only. Empty: it is of its own round.
 std::string_view OrderProgress::WhyNotInRound(int scope) const {
   const int n = per_round(), begin = scope / n * n;
   int forwards = 0;

@@ -22,7 +22,7 @@ struct PlanLists {
   int64_t bytes() const;
 };
 
-// An operation whose lists may still grow.
+// An operation with lists that may still grow.
 struct OperationDraft {
   OperationKind kind{};
   StreamId stream{};

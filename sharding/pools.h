@@ -8,8 +8,8 @@
 
 namespace ebb::sharding {
 
-// A sub-group is read while one is updated and one is written; the next read has a slot as soon as the
-// disk is done with that one, whoever of the others is late.
+// A sub-group is read while one is updated and one is written; the next read has a slot once the
+// disk is done with the read before, even if the update or the write is late.
 inline constexpr int kWorkSlots = 4;
 // One group of gathers is in use while others are read.
 inline constexpr int kParameterSlots = 5;

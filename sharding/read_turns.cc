@@ -97,9 +97,9 @@ void TurnPlanner::OfGathers() {
   }
 }
 
-// Which units' last gathers share a read with their updates, as far as slots allow: what is there
-// until an update has used it must be free when somebody else needs the slot at the latest, in the
-// order in which operations are issued.
+// Which units' last gathers share a read with their updates, as far as slots allow. The bytes stay
+// until an update has used them. The slot must be free when another read needs it at the latest, in
+// the order in which operations are issued.
 void TurnPlanner::Share() {
   if (in_.kind != PlanKind::kStep || !d_.shares_reads || d_.timing != UpdateTiming::kEarly) return;
   const std::vector<LastGather> gathers =

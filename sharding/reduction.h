@@ -36,9 +36,9 @@ inline bool GradientIsShard(const Decisions& decisions, const Homes& homes, int 
          homes.units[static_cast<size_t>(unit)].gradient == Tier::kDevice;
 }
 
-// Neighbouring backward scopes whose slices fit `group_bytes` together; a unit at most once in a
-// group. A gradient keeps its memory for two ticks more than until its group's last scope closes: so its reduction
-// runs beside the backward of the scope after that.
+// Neighbouring backward scopes with slices that fit `group_bytes` together; a unit is once in a
+// group at most. A gradient keeps its memory until two ticks after its group's last scope closes.
+// So its reduction runs beside the backward of the scope after that.
 Reduction PlanReduction(const std::vector<PlannedScope>& scopes, const ModelLayout& layout,
                         const Decisions& decisions, int visits, int64_t group_bytes);
 

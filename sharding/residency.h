@@ -42,7 +42,7 @@ struct ResidencyLimits {
   int64_t prefetch_depth = 1;             // units gathered ahead of the one in use
   int64_t prefetch_elements = INT64_MAX;  // no further prefetch once this much is ahead
   int64_t live_elements = INT64_MAX;      // no prefetch that would have more than this gathered
-  int64_t reuse_elements = INT64_MAX;     // a unit whose next use is farther is released
+  int64_t reuse_elements = INT64_MAX;     // a unit with a farther next use is released
   int64_t group_elements = 0;  // neighbours are gathered together up to this; a larger unit alone
   // Where slices are read from a swap file, what each unit takes of a slot at most, and how large a
   // slot may be: a group shares one.

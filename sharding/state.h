@@ -19,8 +19,8 @@ enum class StateClass : uint8_t {
   kSecondary,   // parts of units for gathers within a group of ranks (ZeRO++'s hpZ)
   kStaging,     // casts before a reduction, norms, what ranks exchange
   kWorkspace,   // the trainer's scratch
-  // Beside those that a plan lays out: what the driver and libraries have of the device, which is measured
-  // (Device::driver_bytes). Of a device whose memory is the host's there is none.
+  // Beside the classes of a plan: device memory of the driver and libraries, which is measured
+  // (Device::driver_bytes). There is none where the device's memory is the host's.
   kDriver,
   // What the host and the streams tell each other in a step (ControlCells), of which no table counts a byte.
   kControl,

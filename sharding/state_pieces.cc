@@ -30,7 +30,7 @@ std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& rang
   const UnitHomes& unit = plan.pools.homes.units[static_cast<size_t>(array.unit)];
   const bool masters = array.what == StateClass::kMaster;
   std::vector<StateRun> runs;
-  // What is asked for of elements [begin, end), whose homes begin with the first of them.
+  // The part of elements [begin, end) that is asked for. `home` and `low` are those of `begin`.
   const auto add = [&](int64_t begin, int64_t end, const Operand& home, const Operand& low = {}) {
     end = std::min(end, range.end);
     for (int64_t at = std::max(begin, range.begin); at < end;) {

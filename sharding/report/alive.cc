@@ -26,7 +26,7 @@ class PoolCells {
     cells_.resize(cuts_.size());
   }
 
-  // Calls add(begin, last, bytes) for each value whose last use is known now.
+  // Calls add(begin, last, bytes) for each value with a last use that is known now.
   template <class Add>
   void Touch(const Operand& operand, int instruction, const Add& add) {
     const auto first = std::lower_bound(cuts_.begin(), cuts_.end(), operand.place.offset);

@@ -39,8 +39,8 @@ struct KernelWork {
 
 class MachineCosts : public Costs {
  public:
-  // `work`: by visit. The plan outlives this. Errors: a machine without a rank or whose cores move nothing, work
-  // that is not of each visit.
+  // `work`: by visit. The plan outlives this. Errors: a machine without a rank or with cores that
+  // move nothing, work that is not of each visit.
   static absl::StatusOr<MachineCosts> Make(const Plan& plan, const Machine& machine,
                                            std::span<const KernelWork> work,
                                            bool caller_awaits_report);

@@ -52,7 +52,7 @@ inline constexpr int kSimulatedSteps = 6;
 
 // `first` runs once, then `later`, with the waits that DeriveWaits has given them; at least 4 steps, of which
 // those in the second half but the last are the steady state. Errors: costs that are negative, infinite or not a
-// number, or ask for a resource whose rate is not positive.
+// number, or ask for a resource without a positive rate.
 absl::StatusOr<Simulated> Simulate(const Cells& cells, const Fragment& first, const Fragment& later,
                                    const Costs& costs, int steps = kSimulatedSteps);
 // Steps of a plan, of which all but the first carry what the one before has left.
