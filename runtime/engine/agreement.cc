@@ -99,7 +99,7 @@ struct Place {
   size_t index = 0;
 };
 
-// The first rank whose list is not rank 0's, and where.
+// The first rank with another list than rank 0, and where the two differ.
 Place FirstDifference(const std::vector<std::vector<int64_t>>& lists) {
   const std::vector<int64_t>& first = lists.front();
   for (size_t r = 1; r < lists.size(); ++r) {
@@ -173,7 +173,7 @@ absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own, int64_
   if (FirstFailed(all) == all.end()) return absl::OkStatus();
   const absl::StatusOr<std::vector<int64_t>> causes = AllValues(lane, own.ok() ? 0 : cause);
   if (!causes.ok()) return SeenBy(rank, all);
-  std::vector<size_t> advisers;  // by rank: whose error it gets
+  std::vector<size_t> advisers;  // by rank: the rank that gives it the error
   for (size_t r = 0; r < all.size(); ++r) {
     const auto first = std::find(causes->begin(), causes->end(), (*causes)[r]);
     advisers.push_back((*causes)[r] == 0 ? r : static_cast<size_t>(first - causes->begin()));

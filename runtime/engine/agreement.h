@@ -38,16 +38,16 @@ absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own);
 absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own, int64_t cause,
                            absl::FunctionRef<std::string()> advise);
 
-// Refuses ranks whose model, config or plan differ, and names the first difference.
+// Refuses ranks that differ in model, config or plan, and names the first difference.
 absl::Status AgreeOnPlan(const HostLane& lane, const ModelSpec& model, const Config& config,
                          const sharding::Plan& plan);
 
 // Refuses ranks that ask for different orders of the same units, and names the first difference.
 absl::Status AgreeOnOrder(const HostLane& lane, const ModelSpec& model, const sharding::Plan& plan);
 
-// Refuses ranks whose initialisers differ, by the first values of every parameter: a seed made from
-// the rank is the usual mistake. `of_rank_0`: EngineOptions::initial_values_of_rank_0, of which all that matters is that
-// it is the same.
+// Refuses ranks with different initialisers, by the first values of every parameter: a seed that
+// depends on the rank is the usual mistake. `of_rank_0`: EngineOptions::initial_values_of_rank_0.
+// All ranks must give the same.
 absl::Status AgreeOnInitialValues(const HostLane& lane, const ModelSpec& model, bool of_rank_0);
 
 }  // namespace ebb

@@ -57,8 +57,8 @@ struct StepReport {
 };
 
 struct EngineOptions {
-  // The trainer's stream; null on CUDA: the engine makes one. CUDA's default stream, whose handle is
-  // null, has the name cudaStreamLegacy.
+  // The trainer's stream; null on CUDA: the engine makes one. CUDA's default stream has a null
+  // handle; its name here is cudaStreamLegacy.
   StreamView compute = {};
   std::optional<OptimizerSpec> optimizer = {};  // instead of the config's
   // In logs, timelines, reports, and of swap directories: with anything on NVMe letters, digits, '_',

@@ -33,8 +33,8 @@ class EngineState {
   absl::Status Read(StateClass what, Sink sink, std::string_view optimizer_state = "");
   // The reverse: `source` is asked for this rank's slices. Between steps (of gradients: between
   // Step::Reduce and Finish). Every rank writes the same things before the next BeginStep or
-  // BeginEvaluation, whose scopes see them. A parameter and its master are one value: written as
-  // kParameter it is rounded to the compute dtype, and the master with it; as kMaster it keeps all bits.
+  // BeginEvaluation; its scopes see them. A parameter and its master are one value: a write as
+  // kParameter rounds both to the compute dtype; a write as kMaster keeps all bits of the master.
   absl::Status Write(StateClass what, const Initialiser& source,
                      std::string_view optimizer_state = "");
   // All state of this rank's that a run goes on from, in the order in which ReadAsync gives it. With shard groups

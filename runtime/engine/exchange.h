@@ -23,8 +23,8 @@ struct ExchangeRecord {
   int32_t failed = 0;  // this rank has an error; `message` says which
   int32_t status_code = 0;
   int32_t message_bytes = 0;
-  int64_t exchange = 0;  // which one of this engine's, from 1: what is of an older one has not come
-  int64_t known = 0;     // the last exchange whose error, if it had one, this rank's caller knows
+  int64_t exchange = 0;  // number of the exchange, from 1; an older record is not the awaited one
+  int64_t known = 0;     // this rank's caller knows the errors of exchanges up to this one
   bool engine_failed = false;         // and it is the engine's, for good
   bool updates_started = false;       // early ones, of this step
   bool returned = false;              // its Finish returns this error

@@ -13,9 +13,9 @@
 namespace ebb {
 
 // Memory of the device for what lies in host memory, as collectives of a device reach its own only,
-// and locked memory of the host that it is copied to and from; none on the CPU, whose collectives use
-// the host's. A copy of other memory of the host waits for the stream inside the driver, which may
-// hold meanwhile what another rank's thread needs for the collective that the stream waits for.
+// and locked memory of the host for the copies to and from it; none on the CPU, as its collectives
+// use host memory. A copy of other memory of the host waits for the stream inside the driver. The
+// driver may then hold what another rank's thread needs for the collective of that stream.
 //
 //   host --Upload--> [ locked | device ] --collective--> [ device | locked ] --Take--> host
 //

@@ -48,7 +48,7 @@ class Issuer {
 
   // Instructions [begin, end), but for the kernels of scopes, which the trainer enqueues (FragmentRunner::StartKernels).
   void Run(LinkedFragment& run, int begin, int end, const StepTag& step, MovedBytes* counted);
-  // Of a call for state, whose instructions may run at once: starts them behind all that used what they touch.
+  // The instructions of a state call may run at once: each starts behind all that used its memory.
   // `over`: an event for each.
   void StartNow(LinkedFragment& run, std::span<Event> over);
   // Waits until they are over; the first error.

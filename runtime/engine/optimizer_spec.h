@@ -32,9 +32,9 @@ struct UpdateSlice {
   StreamView stream;
 };
 
-// Element-wise, or by whole `cut_rows`. Called once for each slice of an applied step: with a stream on
-// the thread that closes the scope or calls Finish, whose current device is the trainer's; without one
-// on the engine's threads, those of the host and the device beside each other. It calls no Engine. An
+// Element-wise, or by whole `cut_rows`. Called once for each slice of an applied step. With a
+// stream: on the thread that closes the scope or calls Finish, under the trainer's device. Without:
+// on the engine's threads, the host's and the device's side by side. It calls no Engine. An
 // error fails the engine; so does work that fails on the stream, later.
 //
 // With updates on a GPU, Finish waits until it is known that the step is applied: the function cannot

@@ -75,18 +75,18 @@ class Step {
   // ebb.strict says so. The last visit's Forward may be left out as a matter of course (head and loss fused
   // into its backward).
   //
-  // A Forward of a unit whose visits are over shows it again: it is gathered for that scope alone, which
-  // takes its time. But once backward has begun, and another round is to come, the Forward of the first unit, or
-  // of one whose Backward is over, starts that round. A Backward of a trainable unit that comes again, or once a
-  // later scope was opened, is an error, which names the scope and ModelSpec::order: there scopes that are open
-  // together, backward in another order than the reverse of forward, and forward scopes in backward are declared.
-  // What is not the declared order's next is warned of once; where boundaries belong to the engine it is an error.
+  // A Forward of a unit after its last visit shows the unit again: it is gathered for that scope
+  // alone, which takes time. But once backward has begun, and another round is to come, a Forward
+  // of the first unit, or of a unit after its Backward, starts that round. A Backward of a
+  // trainable unit that comes again, or after a later scope, is an error. ModelSpec::order declares
+  // scopes that are open together, other orders of backward, forward scopes in backward. A scope
+  // that is not the declared next is logged once; with the engine's boundaries it is an error.
   ForwardScope Forward(UnitId unit);
   BackwardScope Backward(UnitId unit);
-  // The next recompute of `unit` that ModelSpec::order declares: a forward scope inside backward, of a visit whose
-  // backward is still to come. Where boundaries belong to the engine it writes its output() again. One that is left
-  // out needs no word, unless they do. One that is not declared, or comes again, shows the unit as such a Forward
-  // does. Inside the unit's own BackwardScope none is needed, which shows parameters and inputs, too.
+  // The next recompute of `unit` that ModelSpec::order declares: a forward scope inside backward,
+  // before its visit's backward. Where boundaries belong to the engine it writes its output() again
+  // and may not be left out; else it may. One that is undeclared, or comes again, shows the unit as
+  // such a Forward does. A BackwardScope shows parameters and inputs without one.
   ForwardScope Recompute(UnitId unit);
   // What the loss is to be multiplied with before backward; 1 unless fp16, where it waits for the
   // last step's overflow flag.
@@ -125,11 +125,11 @@ struct EvaluationSum {
   double mean() const { return count == 0 ? 0 : sum / static_cast<double>(count); }
 };
 
-// Forward only, any number of walks through the model; sees the finished updates, unit by unit. A walk may
-// leave units out; a unit that comes again, with no scope open, begins the next walk. An evaluation may begin
-// while a Step is open, where no scope of that is, and has to end before the Step goes on: it shows the step's
-// parameters, and changes no bit of the step. Within a round whose boundaries belong to the engine, and once
-// early updates of the step have started, it is an error of the step.
+// Forward only, any number of walks through the model; sees the finished updates, unit by unit. A
+// walk may leave units out; a unit that comes again, with no scope open, begins the next walk. An
+// evaluation may begin while a Step without an open scope is open, and has to end before the Step
+// goes on. It shows the step's parameters, and changes no bit of the step. It is an error within a
+// round with boundaries of the engine, and once early updates of the step have started.
 class Evaluation {
  public:
   static constexpr int kSums = 8;

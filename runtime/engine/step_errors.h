@@ -41,7 +41,7 @@ class StepErrors {
 
   // Exchanges of this engine's ranks are counted from 1.
   int64_t NextExchange();
-  // The last exchange whose error, if it had one, this rank's caller knows.
+  // This rank's caller knows the errors of exchanges up to this one.
   int64_t known_exchange() const;
   // The error of a step that was judged, to be told. `cause`: the exchange that is to blame, which the
   // caller may know already.

@@ -48,7 +48,7 @@ class StepOutcome {
     ControlBlock* control = nullptr;
     StepConstants* constants = nullptr;
     OutcomeMessages* messages = nullptr;
-    // False on a rank whose shards another rank has, too: they count once.
+    // False on a rank that has the same shards as another: they count once.
     bool adds_squares = true;
     const std::vector<int>* backwards = nullptr;  // as ebb::Conclude; null: empty
   };
@@ -56,9 +56,9 @@ class StepOutcome {
   // Logs the error of a last step that no call has returned.
   ~StepOutcome();
 
-  // Takes the verdicts of the steps before: all of them before an evaluation, and else all but the last.
-  // Then a step or an evaluation is open, which may be one within a step: until it is over, the calls
-  // below are about the evaluation. Returns its parity, whose slot was free.
+  // Takes the verdicts of the steps before: all of them before an evaluation, and else all but the
+  // last. Then a step or an evaluation is open, perhaps one within a step: until it is over, the
+  // calls below are about the evaluation. Returns its parity: the slot that was free.
   int Begin(bool evaluation);
   // The first half of that, for what is to be awaited of the slot before Begin writes to it. Returns its parity.
   int FreeSlot(bool evaluation);
@@ -106,7 +106,7 @@ class StepOutcome {
   int last_parity() const { return last_; }  // of the step that finished last; any thread
   int64_t exchange(int parity) const { return slots_[parity].terms.exchange; }
   State state(int parity) const { return slots_[parity].state; }
-  // As if every step whose verdict was not taken went well, but for the errors of this rank.
+  // As if every step without a taken verdict went well, but for the errors of this rank.
   int64_t finished_steps() const;
   // No step has finished, or gone wrong, since the engine was made or its training state was set.
   bool has_nothing_to_report() const { return !report_.ok() && last_failure_.ok(); }
@@ -155,8 +155,8 @@ class StepOutcome {
   std::optional<int> open_;           // the parity of the open step or evaluation
   std::optional<int> outer_;          // of the step in which that is open
   std::atomic<int> last_ = 1;
-  int64_t finished_ = 0;       // steps whose verdict was taken
-  absl::Status last_failure_;  // of a step; of those whose verdict was taken
+  int64_t finished_ = 0;       // steps with a taken verdict
+  absl::Status last_failure_;  // of a step with a taken verdict
   absl::StatusOr<StepReport> report_ = absl::FailedPreconditionError("no step has finished yet");
 };
 

@@ -41,7 +41,7 @@ struct StepProgress {
   bool alive = false, evaluation = false;
   int64_t number = 0;
   TraceLabel trace;
-  int parity = 0;  // not that of the step that finished last, whose updates may still run
+  int parity = 0;  // other than that of the last finished step: its updates may still run
   StepOptions options;
   int micro_batches = 0;
   StepGradients gradients;
@@ -50,7 +50,7 @@ struct StepProgress {
   LinkedFragment* fragment = nullptr;  // of it
   size_t moment = 0;                   // the next
   sharding::OrderProgress order;
-  size_t awaited = 0;          // moments from the first on whose kernels wait for what they need
+  size_t awaited = 0;          // moments, from the first on, with kernels that wait for their needs
   Evaluation::Sums sums = {};  // the counts; values come from the device. The loss is the first
   CallLog log;
   MissingBackwards backwards;  // of a step

@@ -19,7 +19,7 @@ struct StepScalars {
   int64_t step = 1;
   optim::ScheduledRates rates = {};  // of the ungrouped parameters
   bool rate_of_step = false;         // StepOptions::learning_rate, which is that of all groups
-  int parity = 0;                    // of the step, whose StepRates count
+  int parity = 0;                    // of the step that the StepRates are of
 };
 
 // By parity, and whether they are of updates that come before their step's verdict. Those are set as the

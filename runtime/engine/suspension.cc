@@ -14,7 +14,7 @@ absl::Status Suspension::Error() const {
                    "' is suspended: call Resume before BeginStep and BeginEvaluation"));
 }
 
-// An engine whose device fails under the copies, or whose ranks do not all come here, has failed for
+// If the device fails under the copies, or a rank does not come here, the engine has failed for
 // good: its pools are elsewhere by then.
 absl::Status Suspension::MovePools(Storage::Room room) {
   absl::Status moved = with_.storage->MoveInto(std::move(room), with_.streams->gather());

@@ -43,7 +43,7 @@ class UpdateCall {
   };
   explicit UpdateCall(const Parts& parts) : with_(parts) {}
 
-  // kUpdate and kParameterNorms, whose operands are those of instructions.h.
+  // kUpdate and kParameterNorms; instructions.h lists their operands.
   void Run(const LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) const;
 
  private:

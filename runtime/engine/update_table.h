@@ -38,8 +38,8 @@ class UpdateTable {
     // The one parameter that it is of, where its optimizer takes norms.
     std::optional<ParameterId> parameter = {};
   };
-  // Elements [begin, end) of a unit's shard, and the runs in which they are, whose ends are counted
-  // from the shard's begin.
+  // Elements [begin, end) of a unit's shard, and the runs that hold them. The ends of runs are
+  // counted from the shard's begin.
   struct Part {
     int64_t begin = 0, end = 0;
     optim::UpdateRule rule{};
