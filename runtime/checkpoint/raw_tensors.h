@@ -1,4 +1,4 @@
-// Tensors whose values lie end to end in files, in fp32, bf16 or fp16: those of safetensors files and of torch's.
+// Tensors that lie end to end in files, in fp32, bf16 or fp16: of safetensors and of torch's files.
 #pragma once
 
 #include <cstddef>

@@ -26,7 +26,7 @@ namespace ebb {
 class StoredValues {
  public:
   // Reads all headers and checks that they have each parameter and state of the manifest once, whole.
-  // `rank`: whose own bytes are kept.
+  // `rank`: what this rank has named in its file is kept (of_this_rank).
   static absl::StatusOr<StoredValues> Open(const std::string& checkpoint, const Manifest& manifest,
                                            int rank);
   StoredValues(StoredValues&&) = default;

@@ -135,7 +135,7 @@ class UniversalFolder {
     EBB_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(path, TorchGlobals::kAny));
     const Pickle& pickle = file.pickle();
     const PickleValue& root = pickle.root();
-    // DeepSpeed's scaler is an object, whose members are a dict.
+    // DeepSpeed's scaler is an object. Its members are a dict.
     const PickleValue* const scaler = pickle.Find(root, "loss_scaler");
     if (scaler != nullptr && scaler->kind == Kind::kObject && scaler->has_state) {
       const PickleValue& members = pickle[scaler->state];

@@ -5,8 +5,8 @@
 //   model.layers.0.mlp.up_proj.weight          unit "layers.0"
 //   lm_head.weight                             unit "after"
 //
-// What a token costs and what forward keeps is not in a header. Each matrix counts as one product of each token, whose
-// output is kept; of experts that is too much, so a mixture of experts is better asked for by its config.json.
+// Headers do not tell what a token costs or what forward keeps. Each matrix counts as a product of
+// each token, with its output kept. That is too much of experts: ask for those by a config.json.
 #pragma once
 
 #include <span>

@@ -1,4 +1,4 @@
-// What others' formulae say that the same model takes, for whoever comes from there. All in bytes, without
+// What the formulae of other programs say that the same model takes. All in bytes, without
 // activations; P: parameters, L: those of the largest unit, N: ranks.
 #pragma once
 

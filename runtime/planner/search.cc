@@ -241,7 +241,7 @@ absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity)
     if (!fitted.ok()) return fitted.status();
     if (!*fitted) too_many = number;
   }
-  // A context is asked for in whole multiples of 64, which nobody needs more exactly.
+  // A context is searched in whole multiples of 64, which is exact enough.
   const int64_t unit = quantity == Quantity::kContext && found.most >= 1024 ? 64 : 1;
   while (too_many - found.most > unit) {
     const int64_t number = (found.most + (too_many - found.most) / 2) / unit * unit;

@@ -40,7 +40,7 @@ struct Largest {
   Question question;   // with it
   Answer answer = {};  // of the choice that fits
 };
-// kModel: more layers of the same shape, of a model whose blocks are alike.
+// kModel: more layers of the same shape, of a model with equal blocks.
 absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity);
 
 }  // namespace ebb::planner

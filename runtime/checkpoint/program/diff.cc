@@ -19,8 +19,8 @@ namespace {
 constexpr int64_t kPiece = int64_t{1} << 20;  // elements
 
 struct Difference {
-  int64_t elements = 0;  // whose bits differ
-  double most = 0;       // of those that are numbers
+  int64_t elements = 0;  // that differ in bits
+  double most = 0;       // the largest difference of two numbers
 };
 
 absl::StatusOr<Difference> Compare(TensorSource& a, size_t of_a, TensorSource& b, size_t of_b,
