@@ -49,7 +49,7 @@ class CheckpointProgramTest : public ::testing::Test {
     ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     return ended;
   }
-  // A file of one fp32 tensor, whose values are a hole.
+  // A file of one fp32 tensor. Its values are a hole of the file.
   void WriteZeros(const std::string& path, int64_t rows, int64_t columns,
                   const std::string& name) const {
     const int64_t bytes = rows * columns * 4;

@@ -94,7 +94,7 @@ TEST(CopyRefusal, NotWhileTheSourceIsInAnEvaluation) {
 // A rank alone sees the error, and every rank has it.
 TEST(CopyRefusal, AnErrorOfOneRankIsEveryRanks) {
   Side whole = kPlain;
-  whole.setting.stage = 0;  // whose evaluations begin without a gather
+  whole.setting.stage = 0;  // its evaluations begin without a gather
   const std::vector<absl::Status> statuses =
       Refused(whole, kPlain, [](Engine& destination, Engine& source, int rank) {
         // What was written spreads over the ranks at the first opening, which all have to be at.

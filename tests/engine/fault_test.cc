@@ -46,7 +46,7 @@ std::vector<int> Collectives(const sharding::Plan& plan) {
   return collectives;
 }
 
-// The units whose update comes after operation `failed` by streams and waits.
+// The units with an update that comes after operation `failed` by streams and waits.
 std::set<int> UnitsUpdatedAfter(const sharding::Plan& plan, int failed) {
   sharding::Fragment fragment = sharding::Lower(plan, /*carrying=*/false);
   const sharding::Fragment* const only[] = {&fragment};

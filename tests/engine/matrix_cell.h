@@ -28,7 +28,7 @@ enum Axis : int {
   kChecks,       // on: gradients are clipped, and one step overflows
   kPersistence,  // mixed: at stage 3 some units stay gathered
   kReshard,
-  kBoundaries,      // who keeps the activations between visits
+  kBoundaries,      // the engine or the trainer keeps activations
   kCommunication,   // dtype; other: fp16, or bf16 where fp16 is the compute dtype
   kAccumulation,    // dtype
   kReductionGroup,  // ranks; half: of the world, where that is even
@@ -64,7 +64,7 @@ struct Cell {
   friend auto operator<=>(const Cell&, const Cell&) = default;
 
   int world() const { return (*this)[kWorld] + 1; }
-  // Rounds whose gradients are reduced one by one and then summed: what legitimately changes sums.
+  // Rounds with a reduction each. Their sums are added afterwards, which may change bits.
   int reductions() const;
   int shard_group() const;  // ranks; 0: the world
   bool has_secondary() const;
@@ -99,7 +99,7 @@ struct Outcome {
   };
   std::vector<std::string> arrays;           // masters, parameters and the optimizer's states ...
   std::vector<std::vector<uint32_t>> state;  // ... by element
-  std::vector<Step> steps;                   // whose reports were asked for
+  std::vector<Step> steps;                   // with a report that was asked for
   double evaluation = 0;                     // loss after the last step
 };
 inline constexpr int kMatrixSteps = 4;

@@ -64,7 +64,7 @@ const std::vector<std::vector<int>>& PairwiseRows() {
 }
 
 // Settings that a cell of the product takes by turns instead of with every combination of the
-// others: who keeps activations, what is frozen, evaluations in between, and the reduction's
+// others: kept activations, frozen parameters, evaluations in between, and the reduction's
 // dtypes, shard groups.
 constexpr Axis kTakenByTurns[] = {kBoundaries,   kModel,      kBetween,     kCommunication,
                                   kAccumulation, kShardGroup, kActivations, kRule};

@@ -73,7 +73,7 @@ struct Measured {
   int64_t swapped = 0;    // out of RAM by then
 };
 
-// A step whose trainer has nothing of its own.
+// A step of a trainer that has nothing of its own.
 absl::Status RunStep(Engine& engine, int units) {
   Step step = engine.BeginStep();
   for (int u = 0; u < units; ++u) step.Forward(UnitId{u}).Close();
@@ -127,7 +127,7 @@ absl::StatusOr<Measured> Train(const Case& c, const std::string& disk) {
   return measured;
 }
 
-// Train in a process of its own, whose peak is its own.
+// Train in a process of its own, so that its peak is that of Train alone.
 Measured TrainForked(const Case& c, const std::string& disk) {
   Measured measured;
   int ends[2];

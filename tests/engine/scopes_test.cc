@@ -25,7 +25,7 @@ const char kWarning[] = "where the declared order has";
 struct Departure {
   const char* name;
   Script script;                  // of one round
-  std::vector<int> without = {};  // visits whose backward it leaves out
+  std::vector<int> without = {};  // visits without a backward in it
 };
 
 // Backward visits in another order, all of them.
@@ -197,8 +197,8 @@ TEST_P(DepartureTest, GivesThemWithEverythingOnNvme) {
   }
 }
 
-// Departures whose round is beyond doubt: a walk repeated, or a first unit that is left out or
-// recomputed, could as well be the next round.
+// Departures that leave no doubt about the round: a repeated walk, or a first unit that is left out
+// or recomputed, could as well be the next round.
 TEST_P(DepartureTest, GivesThemInAnyRound) {
   Setting setting = GetParam();
   for (const Departure& departure : Departures()) {
@@ -543,7 +543,7 @@ class RandomStep {
  public:
   RandomStep(uint64_t seed, int rounds) : random_(seed), rounds_(rounds) {}
 
-  // Opens what it draws; null: only draws. Returns the visits of each round whose backward adds nothing.
+  // Opens what it draws; null: only draws. By round, the visits with a backward that adds nothing.
   std::vector<std::vector<int>> Run(const ScriptedTrainer* trainer, Step* step) {
     std::vector<std::vector<int>> without(static_cast<size_t>(rounds_));
     trainer_ = trainer;

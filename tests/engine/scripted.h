@@ -1,4 +1,4 @@
-// A trainer whose numbers do not depend on the order of its scopes. Every contribution to a
+// A trainer with numbers that do not depend on the order of its scopes. Every contribution to a
 // gradient is a few exact bits, so a step off the declared order must end with the masters of the
 // declared one bit for bit, and every parameter that a scope shows is compared with what it must
 // be.
@@ -54,12 +54,12 @@ class ScriptedTrainer {
   // What scopes must show from now on; null: not compared.
   void BeginStep(int64_t step, const ParameterValues* shown);
   void Look(const Scope& scope, int unit) const;
-  // `visit`: whose gradient it is, wherever it comes in the step.
+  // `visit`: the gradient's, wherever it comes in the step.
   void Add(BackwardScope& scope, int visit) const;
 
   void Forward(Step& step, int unit) const { Look(step.Forward(UnitId{unit}), unit); }
   void Backward(Step& step, int visit) const;
-  // A round in the declared order, and its halves. `without`: visits whose backward adds nothing.
+  // A round in the declared order, and its halves. `without`: visits with a backward of zeros.
   void ForwardAll(Step& step) const;
   void BackwardAll(Step& step, std::vector<int> without = {}) const;
   void Round(Step& step, std::vector<int> without = {}) const;

@@ -36,7 +36,7 @@ constexpr char kOfGroups[] = "control,gather,reduce,replicas";
 
 struct Case {
   Setting setting;
-  std::string impatient;  // the communicators whose time-out ends
+  std::string impatient;  // the communicators with the short time-out
   Act act;
   bool stalls = true;  // the last rank, until all others have got their Status
   int shard_group = 0;

@@ -1,4 +1,4 @@
-// Reading, writing and gathering state: whose slices, which values, when, and what is refused.
+// Reading, writing and gathering state: which slices and values, when, and what is refused.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -95,7 +95,7 @@ TEST_P(StateRefusalTest, NamesWhatIsWrong) {
   });
 }
 
-// A buffer that is too small on one rank is an error on all: nobody waits for that rank.
+// A buffer that is too small on one rank is an error on all ranks, without a wait for that rank.
 TEST_P(StateRefusalTest, AGatherThatOneRankCannotTakeFailsOnAll) {
   const int culprit = GetParam().world - 1;
   Run([&](Engine& engine, ScriptedTrainer& trainer) {

@@ -1,5 +1,5 @@
-// What came of steps, without an engine: ranks whose calls, records and streams a script plays. A rank's
-// stream runs its tasks when the script says so, or at the latest when the rank waits for a verdict.
+// What came of steps, without an engine: a script plays the calls, records and streams of ranks. A
+// rank's stream runs its tasks when the script says so, or when the rank waits for a verdict.
 #include "ebb/runtime/engine/step_outcome.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Engines whose bf16 parameters are their own masters: what an update makes of an element depends on
+// Engines with bf16 parameters as masters: what an update makes of an element depends on
 // nothing that is decided by world, stage, tier or cut, and it trains as masters do.
 #include "ebb/optim/stochastic_rounding.h"
 
@@ -188,7 +188,7 @@ TEST(StochasticRounding, OfAnOptimizerOfTheTrainersIsTheSameInEveryWorld) {
   }
 }
 
-// Of values between what bf16 has: whoever writes them rounds them as the cast of parameters does.
+// Values between those of bf16: a write from outside rounds them as the cast of parameters does.
 TEST(StochasticRounding, ValuesFromOutsideAreRoundedToTheNearest) {
   const Scratch scratch;
   for (const Tier tier : {Tier::kDevice, Tier::kNvme}) {

@@ -1,5 +1,5 @@
-// The pools of a device whose memory is not the host's: what is kept is copied, other memory is given
-// back, and the ledger says where everything is at each moment. And which of a host's are locked.
+// Pools of a device with memory that is not the host's: kept bytes are copied, other memory is
+// given back, and the ledger says where everything is. And which of a host's pools are locked.
 #include "ebb/runtime/engine/storage.h"
 
 #include <gtest/gtest.h>
@@ -197,7 +197,7 @@ TEST_F(StorageTest, WhatIsNotHeldAnyMoreIsGivenBackAtOnce) {
   EXPECT_EQ(FarDevice::held, 0);
 }
 
-// Of an engine on the CPU, whose pools in host memory are this process's own.
+// Of an engine on the CPU: its pools in host memory are this process's own.
 TEST(HostPoolsTest, AreLockedIfTheyAreToldToBeAndNotOtherwise) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizers make mlock do nothing";

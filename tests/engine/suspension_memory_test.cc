@@ -92,7 +92,7 @@ TEST(SuspensionMemory, TheSystemHasTheMemoryAgain) {
   });
 }
 
-// A CPU whose memory ends where a test says.
+// A CPU with as much memory as a test says.
 class LimitedCpu : public DeviceBackend {
  public:
   explicit LimitedCpu(const int64_t& bytes_max) : bytes_max_(bytes_max) {}

@@ -60,7 +60,7 @@ TEST_P(SuspensionRefusalTest, StepsAndEvaluationsAreRefusedUntilResume) {
         {.name = "policy"});
 }
 
-// What is alive is left as it is, and ends with the bits of a step that nobody disturbed.
+// A step or evaluation that is alive is left as it is, and ends with the bits of one undisturbed.
 TEST_P(SuspensionRefusalTest, NotWhileAStepOrEvaluationIsAlive) {
   const ModelSpec model = ScriptedModel();
   std::vector<Snapshot> ends[2];

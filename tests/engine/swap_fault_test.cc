@@ -176,7 +176,7 @@ TEST_P(SwapFaultTest, FailsEveryRankWithAStatusThatSaysWhatToDo) {
   }
 }
 
-// No update comes after the one whose states could not be read.
+// No update comes after the update that could not read its states.
 TEST_P(SwapFaultTest, NoUpdatePassesTheError) {
   const DiskFault& fault = GetParam();
   for (const Timing timing : kTimings) {
@@ -364,7 +364,7 @@ TEST(SwapFaults, TwoEnginesOnOnePathDoNotDisturbEachOther) {
   EXPECT_EQ(EntriesUnder(scratch.path()), 0);
 }
 
-// Nobody asks the engine for anything after its last step, whose updates are still to be written.
+// The engine gets no call after its last step, and updates of that step are still to be written.
 TEST(SwapFaults, WhatFailsAfterTheLastStepIsSaidInTheLog) {
   Scratch scratch;
   Config config = OnNvme(scratch.path(), Timing::kLate);

@@ -1,5 +1,5 @@
-// Engines whose state lives below the device, beside one on the device: the same bits, whoever looks
-// at the state, takes the device away or copies it, while updates are still on their way.
+// Engines with state below the device, beside one on the device: the same bits, also if a call
+// reads the state, takes the device away or copies it while updates are still on their way.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -72,7 +72,7 @@ Outcome RunAll(const Config& config, const Between& between) {
       if (step % 2 == 1) continue;
       EBB_ASSIGN_OR_RETURN(const double evaluation, model.Evaluate(engine, world.rank()));
       if (keeps) outcome.evaluations.push_back(evaluation);
-      if (step == 2) continue;  // nobody else looks between these steps
+      if (step == 2) continue;  // no call looks at state between these steps
       EBB_ASSIGN_OR_RETURN(Snapshot snapshot, TakeSnapshot(engine, model.spec()));
       if (keeps) outcome.snapshots.push_back(std::move(snapshot));
     }

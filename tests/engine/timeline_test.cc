@@ -235,8 +235,8 @@ TEST_P(TimelineTest, TheNextForwardRunsWhileUpdatesDo) {
 struct Offloaded {
   Timing timing;
   bool parameters;  // on NVMe as well as states
-  // Units, of whose updates this part is held back. The first write is, as those behind it are shown
-  // from its end on.
+  // Units with this part of their update held back: of the writes the first, as those behind it are
+  // shown from its end on.
   int written = 0, updated = 3, read = 0;
 };
 

@@ -4,7 +4,7 @@
 // every later one.
 //
 // Kernels compute in fp32. What goes from one visit to the next, activations and their gradients,
-// is rounded to the compute dtype, so that it is the same whoever keeps it.
+// is rounded to the compute dtype, so that it is the same if the engine or the trainer keeps it.
 #pragma once
 
 #include <cstdint>

@@ -37,7 +37,7 @@ void ExpectOptions(const UpdateTable::Set& set, const Config& config, const std:
   EXPECT_EQ(set.lr_factor, group == "b" ? 0.5 : 1);
 }
 
-// The set of element `at`, as whoever updates elements [at, at + 1) finds it.
+// The set of element `at`, as an update of elements [at, at + 1) finds it.
 const UpdateTable::Set& SetAt(const UpdateTable& table, int unit, int64_t at) {
   for (const UpdateTable::Part& part : table.parts(unit)) {
     if (at < part.begin || at >= part.end) continue;
@@ -127,7 +127,7 @@ TEST(UpdateTable, RunsOfOneRuleAreOnePart) {
   EXPECT_EQ(in.count, 3);
 }
 
-// A set of constants for each parameter that takes norms, whose runs are therefore its own.
+// Each parameter with norms has a set of constants, so its runs are its own.
 TEST(UpdateTable, OfNormsEveryParameterHasASet) {
   ModelSpec model;
   const UnitId unit = model.AddUnit("block");

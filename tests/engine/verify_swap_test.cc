@@ -51,7 +51,7 @@ class VerifySwapTest : public ::testing::TestWithParam<Cell> {
  protected:
   Config MakeConfig() const { return ConfigFor(GetParam(), scratch_.path()); }
   int culprit() const { return GetParam().world - 1; }
-  // `text`: of the rank whose file it is. Others are told the beginning and the end.
+  // `text`: the error on the rank that owns the file. Others are told its beginning and its end.
   void ExpectFailure(const Trained& run, const std::string& text) {
     for (size_t rank = 0; rank < run.statuses.size(); ++rank) {
       const absl::Status& status = run.statuses[rank];

@@ -55,7 +55,7 @@ int64_t StatesInRam(const Homes& homes) {
   return bytes;
 }
 
-// A slot for each of five reads of 2 MiB. Four work slots, whose masters, moments and gradients (16
+// A slot for each of five reads of 2 MiB. Four work slots: their masters, moments and gradients (16
 // bytes) are within four buffers of one unit in fp32: 16 Mi / 64 elements, down to a whole cut.
 TEST(Budget, PoolSizesAreUpperLimits) {
   const Config config = AllOnNvme();

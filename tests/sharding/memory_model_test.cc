@@ -90,8 +90,8 @@ TEST_P(MemoryOfLayers, GathersTakeTheUnitInUseAndThoseAhead) {
   }
 }
 
-// A second copy of the model over each group of ranks, but for a layer that a step gathers once: the
-// last, whose backward comes at once, where there is one round.
+// A second copy of the model over each group of ranks, but for a layer that a step gathers once:
+// the last layer, if there is one round, as its backward comes at once.
 TEST_P(MemoryOfLayers, SecondaryShardsAreTheModelOverTheirGroup) {
   for (const int64_t group : {1, 2, 4}) {
     for (const int rounds : {1, 2, 4}) {

@@ -27,7 +27,7 @@ class RankTouches {
   struct Touch {
     int begin = 0, end = 0;  // stretches
     bool writes = false;
-    bool by_parity = false;  // one stretch, whose neighbour is the other parity's
+    bool by_parity = false;  // one stretch; its neighbour is the other parity's
   };
   RankTouches(std::span<const Fragment* const> fragments, const Decisions& decisions, int rank);
 

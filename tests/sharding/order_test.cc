@@ -58,7 +58,7 @@ class Specification {
     Match match;
     match.expected = next;
     ++open_;
-    const int round = next / n;  // whose scopes come
+    const int round = next / n;  // the round of the coming scopes
     const auto is = [&](int s) {
       const ScopeKind declared = order_[s % n].backward    ? ScopeKind::kBackward
                                  : order_[s % n].recompute ? ScopeKind::kRecompute

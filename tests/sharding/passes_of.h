@@ -43,7 +43,7 @@ struct PassesOf {
     return lowered;
   }
 
-  const Plan plan;            // with a residency and buckets of its own, whose pools fit these
+  const Plan plan;            // with a residency and buckets of its own; its pools fit these
   const Residency residency;  // each unit alone, one ahead
   const Reduction reduction;  // each alone
   const PassInputs in;

@@ -158,8 +158,8 @@ std::vector<Variant> Variants(const RandomCase& random_case) {
   return variants;
 }
 
-// What is there when it is used, and what shares memory never lives at once, on any tier: over steps,
-// walks and every variant, one after another, whoever looks in between.
+// What is there when it is used, and what shares memory never lives at once, on any tier: over
+// steps, walks and every variant, one after another, also with looks at the state in between.
 TEST(PlanLaws, NothingIsUsedBeforeItIsThereAndNoTwoLiveThingsOverlap) {
   for (int number = 1; number <= Cases(600); ++number) {
     const RandomCase random_case = CaseOf(number);
@@ -274,7 +274,7 @@ TEST(PlanLaws, AsManyUnitsShareReadsAsThereAreSlotsFor) {
         ASSERT_EQ(shared, 0u);
       }
     }
-    // All but those whose updates are carried into the next forward, the second of each three.
+    // All but those with updates that the next forward carries, the second of each three.
     ASSERT_EQ(shared, 4u * (kUnits - (kUnits + 1) / 3));
   }
 }
@@ -550,7 +550,7 @@ TEST(PlanLaws, AfterAUnitsFirstGatherNoByteOfItsParametersCrossesTheGroupsOfSeco
         const bool from_secondary = operation.kind == OperationKind::kGatherSecondary;
         if (!fill && !from_secondary && operation.kind != OperationKind::kGather) continue;
         ASSERT_TRUE(has_secondary || operation.kind == OperationKind::kGather);
-        // Right behind its gather, of some of whose units it keeps parts.
+        // Right behind its gather. It keeps parts of some units of the gather.
         ASSERT_TRUE(!fill || plan.operations[i - 1].kind == OperationKind::kGather);
         for (const Part& part : operation.parts) {
           const size_t unit = static_cast<size_t>(part.unit);

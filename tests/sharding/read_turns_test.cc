@@ -134,7 +134,7 @@ TEST(ReadTurns, AWalkCarriesAndSharesNothing) {
   }
 }
 
-// What a shared read has brought stays until its update: who needs the slot comes behind that update.
+// A shared read's bytes stay until their update: the slot's next user comes behind that update.
 TEST(ReadTurns, EarlyUpdatesShareTheLastReadOfTheirUnit) {
   for (const bool split : {false, true}) {
     const ModelSpec model = Chain();

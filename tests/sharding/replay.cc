@@ -108,7 +108,7 @@ void Replay::Drain() {
   CheckVersions();
 }
 
-// Every sub-group has been updated once a step, but for those whose updates are on their way to the
+// Every sub-group has been updated once a step, but for those with updates on their way to the
 // next one.
 void Replay::CheckVersions() {
   for (size_t g = 0; g < sub_group_versions_.size(); ++g) {

@@ -1,7 +1,7 @@
 // Replays what an engine and a trainer do with a sequence of plans, in the order in which it is
 // issued, on a model of memory. Which bytes each operation and each scope's kernels touch is
 // written down here a second time, from the descriptions in plan.h, not taken from the passes. Moves
-// between tiers carry whatever they find: whoever uses what they brought says what it must be.
+// between tiers carry whatever they find: the user of the bytes says what they must be.
 #pragma once
 
 #include <array>
@@ -49,7 +49,7 @@ class Replay {
   void Step(const Plan& plan, StepOptions options);
   void Step(const Plan& plan) { Step(plan, {}); }
   void Walk(const Plan& plan);
-  void Drain();  // somebody looks at the state
+  void Drain();  // a call looks at the state
 
   // The first violation; empty while there is none.
   const std::string& violation() const { return violation_; }
@@ -170,7 +170,7 @@ class Replay {
   std::map<const Fragment*, std::vector<std::array<int, 2>>> events_;
   std::vector<int> thing_of_event_;
   std::vector<int> contributions_;          // by unit: added to the shard in this step
-  std::vector<int> contributions_carried_;  // likewise, in the step whose updates are carried
+  std::vector<int> contributions_carried_;  // likewise, in the step that carries its updates over
   std::vector<int> norms_;                  // things of this step that the exchange tells of
   int last_kernels_ = HappensBefore::kStart;
   int check_ = -1;  // of this step or walk

@@ -154,7 +154,7 @@ Range Replay::ReducedSlice(const Operation& operation, size_t part) const {
   return {StateClass::kStaging, start, trainable(operation.parts[part].unit).shard * size};
 }
 
-// Of those parts whose shards live below the device and are summed there, end to end.
+// Of those parts with shards that live below the device and are summed there, end to end.
 Range Replay::LandedSlice(const Operation& reduction, size_t part) const {
   const int64_t size = SizeOf(plan_->decisions.communication);
   int64_t start = 0;

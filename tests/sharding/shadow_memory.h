@@ -1,7 +1,7 @@
-// The pools of all tiers as a model of memory that knows what each byte holds, who wrote it and who
-// read it since. It complains about an access that is outside of its pool, that finds something other than
-// what it expects, or that is not ordered with an earlier one which it conflicts with. Where nobody
-// complains, every order that the streams allow gives what the order of issue gives.
+// The pools of all tiers as a model of memory that knows what each byte holds, and its writer and
+// readers since. It complains about an access outside of its pool, about other contents than
+// expected, and about an access that is not ordered with an earlier, conflicting one. If it does
+// not complain, every order that the streams allow gives what the order of issue gives.
 #pragma once
 
 #include <array>
@@ -65,7 +65,7 @@ class ShadowMemory {
   // Whatever it is, padding too.
   void Copy(int thing, const Range& from, const Range& to);
 
-  // The first complaint; empty while there is none. `thing` of it: who made the access.
+  // The first complaint; empty while there is none. `thing`: the one that made the access.
   const std::string& complaint() const { return complaint_; }
   int thing() const { return thing_; }
 

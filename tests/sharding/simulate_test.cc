@@ -25,7 +25,7 @@ Amounts Of(std::initializer_list<std::pair<Resource, double>> amounts) {
   return made;
 }
 
-// Programs by hand, on a machine whose rates are 1 a second.
+// Programs by hand, on a machine with rates of 1 a second.
 
 struct Written {
   StreamId stream{};

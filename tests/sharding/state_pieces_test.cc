@@ -26,7 +26,7 @@ struct Asked {
   std::string name;
 };
 
-// All arrays of a plan whose slices hold anything.
+// All arrays of a plan with slices that hold anything.
 std::vector<Asked> ArraysOf(const Plan& plan) {
   const Decisions& d = plan.decisions;
   std::vector<Asked> arrays;

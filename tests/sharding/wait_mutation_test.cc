@@ -94,7 +94,7 @@ class RandomTrainer {
     for (int i = 0; i < calls && check_.complaint().empty(); ++i) {
       if (random_.OneIn(6)) {
         Evaluate();
-      } else if (random_.OneIn(8)) {  // somebody looks at the state
+      } else if (random_.OneIn(8)) {  // a call looks at the state
         Drain();
         check_.WaitIdle();
       } else {
@@ -154,7 +154,7 @@ class RandomTrainer {
       check_.Run(fragment_, index, index + 1, parity_);
     }
   }
-  // Those of the last step, whose parity is the other one.
+  // Those of the last step, with the other parity.
   void Drain() {
     if (!std::exchange(carries_, false)) return;
     const int size = static_cast<int>(programs_[programs_.drain()].instructions.size());
