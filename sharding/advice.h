@@ -1,7 +1,7 @@
-// What of a config would have to be different for its pools to stay within ebb.device_memory and
-// ebb.host_memory, or within what a host has. Nothing is guessed: every combination of the settings
-// below is laid out, and the first that fits is told: those that keep the trained numbers bit for bit
-// before those that do not, and then in the order of how much they change.
+// What must change in a config for its pools to stay within ebb.device_memory and ebb.host_memory,
+// or within the memory of a host. Nothing is guessed: every combination of the settings below is
+// laid out, and the first that fits is the advice. Combinations that keep the trained numbers bit
+// for bit come first; within each group those that change less come first.
 //
 //   where a class is          parameters, optimizer states, gradients, activations: each tier
 //   what stays above it       offload_param.max_in_cpu 0, offload_optimizer.ratio 1
@@ -10,10 +10,10 @@
 //   what is in memory a time  no persistent unit, no prefetch, no coalescing, small sub-groups
 //                             (SmallSubGroup), split masters
 //
-// Only what adds gradients up in another order changes numbers, by rounding: how many micro-batches are
-// summed before they are reduced. With reduce_at round these are the micro_batches_per_round, with step
-// all, however many rounds there are; so a stage is told with the reduce_at that keeps it so, and with
-// step a round may be of one micro-batch. Groups of collectives have a say over NCCL only (PlanInputs).
+// Only another order of sums changes numbers, by rounding: how many micro-batches are summed before
+// a reduction. With reduce_at round these are micro_batches_per_round, with reduce_at step all. So
+// an advised stage comes with the reduce_at that keeps the sums; with step a round may be one
+// micro-batch. Groups of collectives change sums over NCCL only (PlanInputs).
 #pragma once
 
 #include <cstdint>
@@ -27,26 +27,26 @@
 
 namespace ebb::sharding {
 
-// At most so many combinations are looked at, and each is laid out at most once more where what it
-// needs at least (LeastPools) does not exceed the caps: one that fits mostly is among the first hundred,
-// and only where none fits all are needed. Of a config with few of these settings to change it is
+// The most combinations that are looked at. Each is laid out once more if its least need
+// (LeastPools) does not exceed the caps. A combination that fits is mostly among the first hundred;
+// all are needed only if none fits. A config with few of these settings to change has some
 // hundreds.
 inline constexpr int kAdviceTrialsMax = 33'000;
-// A trial takes as long as there are units, and a little for each sub-group, so of very large models
-// fewer combinations are tried: at least the first so many where units are all there is, and in all no
-// more than this work, in units. What all of them together need is tried in any case.
+// A trial takes as long as there are units, and a little more for each sub-group, so very large
+// models get fewer trials: at least the first kAdviceTrialsMin, counted by units alone, and no more
+// work than kAdviceWorkMax, in units. The combination of all settings is always tried.
 inline constexpr int64_t kAdviceTrialsMin = 500, kAdviceWorkMax = 500'000;
-inline constexpr int64_t kSubGroupsOfAUnit = 4;  // take as long
+inline constexpr int64_t kSubGroupsOfAUnit = 4;  // take as long as one unit
 
-// Elements: 256 sub-groups or so of what a rank of the config with these pools updates, and no more
-// than ebb.host_memory leads to by itself.
+// Elements of a small sub-group: about 1/256 of what a rank of the config with these pools updates,
+// and no more than ebb.host_memory leads to by itself.
 int64_t SmallSubGroup(const Pools& pools);
 
 // Bytes of a rank.
 struct MemoryCaps {
   std::optional<int64_t> device = {}, host = {};
-  std::optional<int64_t> together = {};  // of both, where the device's memory is the host's
-  bool of_config = true;                 // keys of it say so; else the machine
+  std::optional<int64_t> together = {};  // of both tiers, where the device's memory is the host's
+  bool of_config = true;                 // the config's keys set the caps; false: the machine does
 };
 
 // The config's own.
@@ -56,13 +56,13 @@ MemoryCaps CapsOf(const Config& config);
 struct AdviceTrials {
   using LayOut = absl::FunctionRef<absl::StatusOr<Pools>(const Config& changed)>;
   LayOut lay_out;                      // as near to the caps as it can be: PlanPools
-  LayOut lay_out_least;                // no more than that in any class, and fast: PlanLeastPools
+  LayOut lay_out_least;                // faster: needs no more in any class; PlanLeastPools
   bool sums_depend_on_groups = false;  // PlanInputs
 };
 
-// `config` is resolved, and its pools exceed a cap. For a message: the change that fits, keeps the
-// trained numbers if any does, and has the fewest keys; of those the one that moves least, as JSON to
-// merge into the config's file. It says so where numbers change. Or what needs least.
+// `config` is resolved, and its pools exceed a cap. For a message: the change that fits, as JSON to
+// merge into the config's file. It keeps the trained numbers if any does (else the text says so)
+// with the fewest keys and least traffic. If none fits: what needs least.
 std::string FindAdvice(const Config& config, const MemoryCaps& caps, const AdviceTrials& trials);
 
 }  // namespace ebb::sharding

@@ -1,5 +1,5 @@
-// What an advice may change of a config: the settings that decide what is kept where, each with its other values, and
-// which of their combinations mean anything.
+// What an advice may change in a config: the settings that decide what is kept where, each with its
+// other values, and the combinations of them that have a meaning.
 #pragma once
 
 #include <functional>
@@ -15,11 +15,11 @@ namespace ebb::sharding {
 struct Choice {
   std::function<void(Config&)> make;
   int keys = 1;
-  // What a step pays: roughly the bytes that it moves more of each parameter, those of the disk four
-  // times, and as much where it moves no more, but waits longer. Only an order: nothing is predicted.
+  // What a step pays: roughly the bytes that it moves more of each parameter, with bytes of the
+  // disk counted four times. A step that only waits longer counts as much. For sorting only.
   int cost = 0;
   bool changes_numbers = false;  // by rounding: something is summed in another order
-  bool saves = true;             // of the setting's choices it may be the one that needs least
+  bool saves = true;             // this may be the setting's choice that needs least memory
 };
 using Setting = std::vector<Choice>;
 
@@ -27,14 +27,14 @@ using Setting = std::vector<Choice>;
 std::vector<Setting> SettingsOf(const Config& config, const Pools& pools,
                                 bool sums_depend_on_groups);
 
-// Whether `c` is allowed, and does not have a key that means nothing beside the others.
+// Whether `c` is allowed, and every key that it changes has a meaning beside the others.
 bool MakesSense(const Config& given, const Config& c);
 
-// The folder of the other tensors; the name is the user's to give where there is none.
+// Adds the swap folder of other tensors; where there is none, a placeholder for the user's path.
 void GiveFolders(Config& c);
 
-// The change, as JSON. What resolving the file may have filled in, and would fill in otherwise for `to`, is told as
-// well.
+// The change as JSON. It also has the keys that resolving the file filled in, where resolving `to`
+// would fill in another value.
 std::string Told(Config from, const Config& to);
 
 }  // namespace ebb::sharding

@@ -13,20 +13,20 @@ namespace ebb::sharding {
 
 // One round's scopes of one boundary; -1: there is none.
 struct BoundaryUse {
-  int writer = -1, reader = -1;  // forward of the visit, and of the next
-  // Of the next: the first to read it again, its backward or a recompute. None where the visit is recomputed
-  // before, which writes it anew.
+  int writer = -1, reader = -1;  // forward scopes: of the visit, and of the next visit
+  // The next visit's first scope that reads the boundary again: its backward or a recompute. -1 if
+  // a recompute of the visit itself comes before, because that writes the boundary anew.
   int again = -1;
 };
 
-// Ticks that a boundary stays for after its last use in forward, and comes before it is needed: those of one scope,
-// where they follow each other.
+// A boundary stays so many ticks after its last use in forward, and comes back so many ticks before
+// its next use: the ticks of one scope, if scopes follow each other.
 inline constexpr int kBoundaryAhead = 2;
 
 // By visit, the uses in the round that scope `first` begins.
 std::vector<BoundaryUse> UsesInRound(const std::vector<PlannedScope>& scopes, size_t first,
                                      int visits);
-// Whether it is worth its way: its memory is another's meanwhile.
+// Whether other blocks can use the boundary's memory meanwhile, so that the transfer pays.
 bool LeavesDevice(const std::vector<PlannedScope>& scopes, const BoundaryUse& use);
 
 // By tick, the visits with outputs that leave the device, are read from the swap file (where they

@@ -1,10 +1,10 @@
-// What of the pools is shared: a unit's whole parameters and gradients have one address each, where others
-// lie at other times.
+// Which units share memory of the pools. A unit's whole parameters have one address, and so have
+// its whole gradients; other units lie there at other times.
 //
 //   gather pool, prefetch_depth 0   | 0 |        prefetch_depth 1   | 0 | 1 |
 //                                   | 1 |                           | 2 | 3 |
 //
-// Here 0 and 1 conflict, and 0 and 2.
+// Here 0 and 1 conflict, and so do 0 and 2.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@
 
 namespace ebb::sharding {
 
-// Bytes [begin, end) of the gather pool that a unit is gathered into; not of one that is kept whole.
+// Bytes [begin, end) of the gather pool that a unit is gathered into; the unit is not kept whole.
 std::pair<int64_t, int64_t> GatherMemory(const Plan& plan, int unit);
-// Whether two units cannot both be gathered. A unit does not conflict with itself.
+// Whether two units cannot be gathered at once. A unit does not conflict with itself.
 bool GathersConflict(const Plan& plan, int unit, int other);
 
 }  // namespace ebb::sharding

@@ -1,12 +1,12 @@
-// How parameters of one model become those of another that is cut differently: which elements go
-// from which rank to which. Shards to shards, by intervals; no rank holds a parameter whole.
+// How the parameters of one model become those of another model with other cuts: which elements go
+// from which rank to which. Shards go to shards, by intervals; no rank holds a parameter whole.
 //
 //   source, 2 shards        | rank 0 ................ | rank 1 ................ |
 //   destination, 3 shards   | rank 0 ...... | rank 1 ........ | rank 2 ...... |
 //   transfers                 0 to 0          0 to 1, 1 to 1    1 to 2
 //
-// Where a side repeats its shards over groups of ranks, each destination takes from the source group
-// that it is itself a member of.
+// If a side repeats its shards over groups of ranks, each destination takes from its own source
+// group.
 #pragma once
 
 #include <cstdint>
@@ -30,22 +30,22 @@ struct Transfer {
   ParameterId source{}, destination{};
   int64_t begin = 0, end = 0;    // elements of the flattened parameter
   int from = 0, to = 0;          // ranks of the world; the same: within its memory
-  DType dtype{};                 // between ranks: the narrower of what the source has and the
-                                 // destination keeps
+  DType dtype{};                 // between ranks: the narrower of the source's dtype and the
+                                 // destination's
   int64_t staged_bytes() const;  // of a message's memory, aligned; 0 within a rank
 };
 
 struct CopyPlan {
-  // Each ordered so that what goes from one rank to another is together, one message; and so that
-  // ranks that send and receive in this order never wait for each other in a circle. No rank sends
-  // or receives more than `staging_bytes_max` in one.
+  // Each is ordered so that the transfers of a pair of ranks lie together, as one message, and so
+  // that ranks that send and receive in this order never wait for each other in a circle. No rank
+  // sends or receives more than `staging_bytes_max` in one round.
   std::vector<std::vector<Transfer>> rounds;
-  int64_t staging_bytes = 0;  // the most that a rank sends or receives in one
+  int64_t staging_bytes = 0;  // the most that a rank sends or receives in one round
 };
 
-// Every parameter of the destination, in declared order, from the source's of the same name: of
-// trainable ones the masters, of frozen ones the values in the compute dtype. What the source
-// has beside them is left out. Errors: a name that the source lacks, or another shape there.
+// Every parameter of the destination, in declared order, from the source's parameter of that name:
+// masters of trainable ones, values in the compute dtype of frozen ones. Other parameters of the
+// source are left out. Errors: the source lacks a name, or has another shape.
 absl::StatusOr<CopyPlan> PlanCopy(const CopySide& source, const CopySide& destination, int world,
                                   int64_t staging_bytes_max);
 

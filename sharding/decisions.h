@@ -9,19 +9,19 @@
 
 namespace ebb::sharding {
 
-// `rounds` 0: the config's.
+// `rounds`: of the step; 0: as the config says.
 absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& layout, int rounds,
                                  bool hold_updates);
 
-// Upper limits of bytes in one group of gathers and one of reductions.
+// Upper limits of the elements in one group of gathers and in one group of reductions.
 int64_t GatherGroupElements(const Config& config, DType compute);
 int64_t ReduceGroupBytes(const Config& config);
 
-// Elements that each unit's slice has in a parameter slot. How much of it stays in RAM is not known
-// yet: as if nothing did.
+// Elements of each unit's slice in a parameter slot. The part that stays in RAM is not known yet;
+// this counts as if it were none.
 std::vector<int64_t> SlotElements(const ModelLayout& layout, DType compute);
-// At most, in a parameter slot, whatever shares it: offload_param.buffer_size, which may be less than
-// a slice has. Not given: room for each.
+// The most elements in a parameter slot, for all that share it: offload_param.buffer_size, even if
+// a slice has more. If it is not given, there is room for each.
 int64_t SlotElementsMax(const Config& config, const ModelLayout& layout, DType compute);
 
 }  // namespace ebb::sharding

@@ -1,8 +1,8 @@
-// The order of a round as a model declares it: ModelSpec::order, or what ModelSpec::forward says without it,
+// The order of a round as a model declares it: by ModelSpec::order, or else by ModelSpec::forward,
 //
 //   F0 F1 F2 F3  B3 B2 B1 B0     by visit
 //
-// where backward ends at the first trainable visit, and visits may lack one of the two.
+// Backward ends at the first trainable visit, and a visit may lack one of the two.
 #pragma once
 
 #include <vector>
@@ -19,11 +19,11 @@ int FirstTrainableVisit(const ModelSpec& model);
 // All that opens and closes in a round.
 std::vector<ScopeEvent> EventsOfRound(const ModelSpec& model);
 
-// By visit: it has a backward; that takes gradients.
+// By visit: whether it has a backward; whether that backward takes gradients.
 std::vector<bool> VisitsWithBackward(const ModelSpec& model);
 std::vector<bool> VisitsWithGradients(const ModelSpec& model);
 
-// Of a model that is well-formed otherwise: the rules of ModelSpec::order and of Visit's flags.
+// The rules of ModelSpec::order and of Visit's flags. The model passes all other checks.
 absl::Status CheckOrder(const ModelSpec& model);
 
 }  // namespace ebb::sharding

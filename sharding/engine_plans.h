@@ -1,5 +1,5 @@
-// The plans that an engine runs: those of its config, which it has from the start, and those of steps that are begun
-// otherwise. All have the same pools.
+// The plans that an engine runs: those of its config, from the start, and those of other steps when
+// they begin. All plans have the same pools.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -10,13 +10,13 @@ namespace ebb::sharding {
 struct EnginePlans {
   Plan step;   // of the config
   Plan walk;   // of an evaluation
-  Plan drain;  // the updates that a step has left, alone
+  Plan drain;  // only the updates that a step has carried over
 };
-// Its first alone, to be looked at.
+// The configured step's plan alone, to look at.
 absl::StatusOr<Plan> PlanConfigured(const PlanInputs& inputs);
 absl::StatusOr<EnginePlans> PlanEngine(const PlanInputs& inputs);
 
-// A step of so many rounds, of which kPlannedRounds stand for more; or that holds its updates until Finish.
+// A step of `rounds` rounds (kPlannedRounds stand for more), or a step that holds updates.
 absl::StatusOr<Plan> PlanVariant(const PlanInputs& inputs, int rounds, bool hold_updates);
 
 }  // namespace ebb::sharding

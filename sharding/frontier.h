@@ -1,9 +1,9 @@
-// The last uses of every cell by whatever has run: what the first uses of a fragment wait for, whichever fragment
-// ran before it. It knows streams only as lines and events as numbers, and remembers how far each line is known to
-// be behind the others, so that nothing is waited for twice.
+// The last uses of every cell by all that has run. The first uses of a fragment wait for these,
+// whatever fragment ran before. A stream is only a line here and an event a number. The frontier
+// remembers how far each line is known to be behind the others, so that no wait comes twice.
 //
-// An event stands for its newest record. That is right as an instruction touches the same cells each time it runs;
-// one that touches what is there by parity has an event for each parity.
+// An event stands for its newest record. That is enough because an instruction touches the same
+// cells each time it runs. One that touches cells by parity has an event for each parity.
 #pragma once
 
 #include <array>
@@ -19,11 +19,11 @@ class Frontier {
  public:
   explicit Frontier(int cells);
 
-  // A new event, of things that end on `line`.
+  // A new event, for operations that end on `line`.
   int AddEvent(Line line);
   int events() const { return static_cast<int>(events_.size()); }
 
-  // Calls `wait(event)` for each event that a thing which starts on `line` and uses the cells so has to wait for.
+  // Calls `wait(event)` for each event that an operation on `line` with these uses has to wait for.
   template <class Wait>
   void Enter(Line line, std::span<const CellUse> uses, int parity, Wait wait) {
     for (int event : FindNotOver(line, uses, parity)) {
@@ -40,35 +40,35 @@ class Frontier {
     for (int reader : of.readers)
       if (reader >= 0) visit(reader);
   }
-  // What starts next on `line` comes after the newest record of `event`.
+  // The next operation on `line` starts after the newest record of `event`.
   void Follow(Line line, int event);
-  // A thing was issued that starts and ends on these lines; -1: without an event.
+  // An operation was issued that starts and ends on these lines; -1: without an event.
   void Issue(Line starts, Line ends, int event);
-  // These were its last uses of the cells.
+  // These were the last uses of the cells by that operation.
   void Leave(std::span<const CellUse> uses, int parity, int event);
-  // Whether what ends with the newest record of `event` is over before what starts next on `line`.
+  // Whether the operation of the newest record of `event` is over before the next start on `line`.
   bool Covers(Line line, int event) const {
     const Recorded& of = events_[static_cast<size_t>(event)];
     return clocks_[line][of.line] >= of.number;
   }
-  // A fragment has ended early, so that its last uses are not known: from now on these events, one of each line,
-  // stand for the uses of all cells.
+  // A fragment has ended early, so its last uses are not known. From now on these events, one of
+  // each line, stand for the uses of all cells.
   void SetFloor(std::vector<int> events);
   std::span<const int> floor() const { return floor_; }
-  // Every line is idle: nothing is to be waited for.
+  // Every line is idle: no operation has to wait.
   void Clear();
 
  private:
-  using Clock = std::array<int64_t, kLines>;  // by line: things on it that are over
+  using Clock = std::array<int64_t, kLines>;  // by line: operations on it that are over
   struct Cell {
     int writer = -1;
     std::array<int, kLines> readers = None();  // by line: events since the write
   };
   struct Recorded {
     Line line = 0;
-    int64_t number = 0;  // of the thing, on its line; 0: not recorded yet
-    int64_t order = 0;   // among the things of all lines
-    int64_t search = 0;  // the last that found it
+    int64_t number = 0;  // of the operation, on its line; 0: not recorded yet
+    int64_t order = 0;   // among the operations of all lines
+    int64_t search = 0;  // the last search that found this event
     Clock clock = {};
   };
   static constexpr std::array<int, kLines> None() {
@@ -76,7 +76,7 @@ class Frontier {
     none.fill(-1);
     return none;
   }
-  // Newest first, as one may cover older ones.
+  // Newest first, because a newer event may cover older ones.
   std::span<const int> FindNotOver(Line line, std::span<const CellUse> uses, int parity);
   static int At(const CellUse& use, int parity) {
     return use.by_parity ? use.cell ^ parity : use.cell;

@@ -4,8 +4,8 @@
 //   a unit's shard    | device | cpu | nvme | nvme | cpu | nvme |     sub-groups, each updated in one go
 //   its parameters    | cpu ..................| nvme .........  |     pieces of the slice
 //
-// What a class keeps in a faster tier is a fixed part of it, spread evenly over the model: the order
-// of access is a cycle, so that whatever a recency rule would drop is just what comes next.
+// The part of a class that a faster tier keeps is fixed and spread evenly over the model. Access is
+// a cycle, so a rule of recency would drop what comes next.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,13 @@ namespace ebb::sharding {
 
 struct Decisions;
 
-// Masters and optimizer states of elements [begin, end) of what a rank updates of a unit.
+// Masters and optimizer states of elements [begin, end) of a unit's updated elements on a rank.
 struct SubGroup {
   int unit = 0;
   int64_t begin = 0, end = 0;
   Tier tier = Tier::kDevice;
-  // Masters: fp32, or the low halves of split ones; state k at states + k * states_stride. Masters
-  // that are the parameters (fp32, nothing offloaded) are in the parameter pool.
+  // Masters: fp32, or low halves of split ones; state k at states + k * states_stride. Masters that
+  // are the parameters (fp32, nothing offloaded) are in the parameter pool.
   Place master = {}, states = {};
   int64_t states_stride = 0;
 
@@ -58,27 +58,27 @@ struct Homes {
 
 // What the config grants to the faster tiers.
 struct HomeLimits {
-  int64_t sub_group_elements = 0;   // at most, of sub-groups that pass through slots
+  int64_t sub_group_elements = 0;   // the most in a sub-group that passes through slots
   int64_t parameters_in_cpu = 0;    // elements, where the rest is on NVMe
   int64_t states_in_cpu_bytes = 0;  // of masters and states, where the rest is on NVMe
   double states_on_device = 0;      // share of the elements, where the rest is below
 };
 
-// Cuts fall at multiples of this many elements of a shard, so that the parts of every dtype begin at
+// Cuts are at multiples of this many elements of a shard. So the parts of every dtype begin at
 // multiples of kSwapAlignment.
 inline constexpr int64_t kCutElements = 2048;
 
-// Tiers and cuts; addresses are LayOutPools's.
+// Tiers and cuts; LayOutPools adds the addresses.
 Homes DecideHomes(const Decisions& decisions, const ModelLayout& layout, const HomeLimits& limits);
 
 // The piece that holds element `at`.
 const ParameterPiece& PieceOf(const std::vector<ParameterPiece>& pieces, int64_t at);
 // Whether a gather can take its parameters from the masters that an early update reads anyway.
 bool SharesMasters(const Decisions& decisions, const Homes& homes, const SubGroup& group);
-// What gathering a unit reads of the swap file, `size` bytes an element.
+// Bytes of the swap file that a gather of the unit reads, at `size` bytes an element.
 int64_t SwapBytes(const Homes& homes, int unit, int64_t size);
-// Where offload_param.device names a tier that gets none of the parameters: a sentence with the key
-// that keeps them out of it. Else "".
+// If offload_param.device names a tier that gets no parameters: a sentence with the key that keeps
+// them out of it. Else "".
 std::string WhyNoneIsOffloaded(const Decisions& decisions, const Homes& homes,
                                const Config& config);
 

@@ -16,8 +16,8 @@ struct Interval {
   int64_t offset = 0;          // of `begin`, in elements from the start of the range
 };
 
-// The parameters' elements in [begin, end) of the section's flat buffer, in declared order; padding
-// is in none.
+// The parameters' elements in [begin, end) of the section's flat buffer, in declared order, without
+// padding.
 std::vector<Interval> IntervalsIn(const Section& section, int64_t begin, int64_t end);
 
 // The intervals of one rank's slice.

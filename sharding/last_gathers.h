@@ -1,6 +1,6 @@
-// The last gather of each unit in a step, and when an early update of the unit may follow. Where the
-// unit's parameters are on NVMe, both can have what one of them reads: masters, of which the gather
-// takes a low-precision copy, or the parameters, where updates read those.
+// The last gather of each unit in a step, and when an early update of the unit may follow. If the
+// unit's parameters are on NVMe, both can share one read: of masters, if the gather takes a
+// low-precision copy of them, or of the parameters, if updates read those.
 //
 //   read     m3     m2     m1
 //   gather      g3     g2     g1
@@ -18,10 +18,10 @@ namespace ebb::sharding {
 
 struct LastGather {
   int stay = -1, group = -1;  // of Residency; -1: never gathered
-  // Tick at which an early update is issued: its gradient is final. Never: not in this walk.
+  // Tick of the early update, when its gradient is final. Max: none in this walk.
   int updated = std::numeric_limits<int>::max();
-  // A stay that begins in forward lasts too long to keep anything for its end, unless its backward
-  // comes at once.
+  // False if the stay begins in forward: it lasts too long to keep a read for its end, unless its
+  // backward comes at once.
   bool may_share = false;
 };
 

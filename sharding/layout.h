@@ -31,8 +31,8 @@ struct ModelLayout {
   std::vector<ParameterLocation> parameters;  // by ParameterId
 };
 
-// A pure function of the model and the number of ranks: what each stage keeps of the slices
-// differs, the slices do not.
+// A pure function of the model and the number of ranks: stages keep different parts of the slices,
+// but the slices are the same.
 absl::StatusOr<ModelLayout> LayOut(const ModelSpec& model, int shards);
 
 }  // namespace ebb::sharding

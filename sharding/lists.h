@@ -1,5 +1,5 @@
-// The lists of a plan: small, many, and not changed once they are made. They lie end to end in a few
-// blocks, and what comes again in every round is kept once.
+// The lists of a plan: many, small, and constant once they are made. They lie end to end in a few
+// blocks. A list that every round repeats is kept once.
 #pragma once
 
 #include <algorithm>
@@ -20,10 +20,10 @@ template <class T>
 class Lists {
  public:
   Lists() = default;
-  Lists(const Lists&) = delete;  // what was given out would not be the copy's
+  Lists(const Lists&) = delete;  // spans that were given out would not lead into the copy
   Lists& operator=(const Lists&) = delete;
 
-  // A copy of `list`, which stays where it is as long as this lives.
+  // A copy of `list`. It stays where it is as long as this lives.
   std::span<const T> Keep(std::span<const T> list) {
     if (list.empty()) return {};
     if (blocks_.empty() || blocks_.back().capacity() - blocks_.back().size() < list.size())
@@ -34,7 +34,7 @@ class Lists {
     return std::span<const T>(block).subspan(at);
   }
 
-  // Likewise; of equal lists there is one.
+  // The same, but equal lists share one copy.
   std::span<const T> KeepOnce(std::span<const T> list) {
     if (const auto found = kept_.find(list); found != kept_.end()) return *found;
     const std::span<const T> copy = Keep(list);
@@ -67,7 +67,7 @@ class Lists {
       return std::equal(a.begin(), a.end(), b.begin(), b.end());
     }
   };
-  // Elements: as many as there are, within limits.
+  // Elements of the next block: as many as there are so far, within limits.
   size_t NextBlock() const {
     return blocks_.empty() ? 32 : std::min<size_t>(2 * blocks_.back().capacity(), 1024);
   }

@@ -1,11 +1,11 @@
-// What a step does and in which order it is issued, before anything has a slot: at each open and close of a scope
-// what may start there. Gathers come as early as their slot and the prefetch limits allow, reductions when the last
-// gradient of their bucket is there, early updates when a unit's gradient is final.
+// What a step does and in which order, before slots are given out: what may start at each open and
+// close of a scope. Gathers come as early as their slot and the prefetch limits allow, reductions
+// with the last gradient of their bucket, early updates when a unit's gradient is final.
 //
 //   open F1     gather 2 | upload 3, gather 3
 //   close B1    reduce bucket 0, update sub-groups 4 and 5, read the states of 6
 //
-// What uses slots in turns is issued in the order of the turns, and no earlier than what has used the slot before.
+// Operations take slots in turns: each is issued after the last use of its slot.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Boundary activations that wait below the device for their backward, as operations. Those that live on NVMe pass
-// through a slot in host memory, on the way there and back.
+// Boundary activations that wait below the device for their backward, as operations. Those on NVMe
+// pass through a slot in host memory, both ways.
 #pragma once
 
 #include <map>

@@ -1,8 +1,8 @@
-// Gathers as operations: what lives below the device is read into its slot in host memory, goes to its place in the
-// unit's slot on the device, and is gathered there.
+// Gathers as operations: data below the device is read into its slot in host memory, copied to its
+// place in the unit's slot on the device, and gathered there.
 //
-// With secondary shards (hpZ) the first gather of a unit is over all its slices, and each rank keeps a
-// part of it for the gathers that follow in the step, which stay within a group of ranks:
+// With secondary shards (hpZ) a unit's first gather is over all its slices, and each rank keeps a
+// part of the unit. The step's later gathers are of those parts, within a group of ranks:
 //
 //   gather over 4 ranks     | 0 | 1 | 2 | 3 |
 //   filled on the ranks     | 0     | 1     |   of each group of 2
@@ -29,11 +29,11 @@ class GatherLowering {
 
  private:
   using Ranges = std::vector<std::pair<int64_t, int64_t>>;
-  // Of the masters that an early update shares, and the copies of them that are gathered.
+  // Reads masters that an early update shares, and makes the copies that are gathered.
   void ReadMasters(const ReadTurn& turn);
   void NarrowMasters(const ReadTurn& turn);
   std::vector<int> SharedSubGroups(int unit) const;
-  // `carried`: of what carried updates bring instead, if there are none.
+  // `carried`: reads what carried updates would bring, for a step without any.
   void ReadParameters(int turn, bool carried);
   Ranges NotNarrowed(int turn, int unit, bool trainable, const ParameterPiece& piece) const;
   void Fill(const GatherGroup& group);

@@ -27,7 +27,7 @@ class ReductionLowering {
 
   void BeginRound() { slots_.Restart(); }
   void Reduce(int group);
-  // Of a step that holds its gradients until Finish: of what the trainer has left in the shards.
+  // The norms of a step that holds its gradients: of the shards, as the trainer has left them.
   void HeldNorms(const std::vector<int>& units);
   void GatherGradients(const std::vector<int>& units);
 
@@ -39,10 +39,10 @@ class ReductionLowering {
     Tier home{};  // of its shard
     bool accumulates = false;
     Place whole = {}, source = {};  // as backward leaves it; as it is sent
-    // This rank's slice of the sum, in the dtype that is sent, and in the communication dtype; and, where the shard is
-    // in host memory, what is added to it there.
+    // This rank's slice of the sum: in the sent dtype; in the communication dtype; and, if the
+    // shard is in host memory, the copy there that is added to it.
     Place summed = {}, rounded = {}, landed = {};
-    Place shard = {};  // where its sums are made: the shard, or the slot that this passes through
+    Place shard = {};  // where sums are made: the shard, or the slot that it passes through
 
     bool lands() const { return home != Tier::kDevice && accumulates; }
   };
@@ -51,7 +51,7 @@ class ReductionLowering {
   Gradients OfGroup(const std::vector<int>& group) const;
   Gradients Those(bool accumulate, Tier home, const Gradients& gradients) const;
 
-  // One operation of all of them; `add` writes the operands of each and returns its bytes.
+  // One operation for all of them; `add` writes the operands of each and returns its bytes.
   int Issue(OperationKind kind, StreamId stream, std::span<const Gradient> gradients,
             absl::FunctionRef<int64_t(const Gradient&)> add);
   int64_t AddAccumulate(const Gradient& gradient);

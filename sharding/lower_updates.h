@@ -1,12 +1,12 @@
-// Updates of sub-groups as operations: what one needs is brought to where it is updated, and what changed is
-// brought back. States that live elsewhere pass through a slot, and so does what else does not live
-// where the update runs:
+// Updates of sub-groups as operations: arrays are brought to where the sub-group is updated, and
+// changed arrays are brought back. States that live elsewhere pass through a slot, and so do other
+// arrays that live elsewhere:
 //
 //   read states   s0  s1  s2  s3 | s4
 //   update            s0  s1  s2   s3         the slot of s0 is free for s4
 //   write                 s0  s1   s2  s3
 //
-// Norms of parameters, which some optimizers take before, go the same way as far as they read.
+// Some optimizers take norms of parameters before. Those reads go the same way.
 #pragma once
 
 #include <cstdint>
@@ -23,18 +23,18 @@ class UpdateLowering {
  public:
   UpdateLowering(const PassInputs& in, const ReadTurns& turns, PlanWriter& writer);
 
-  // Reads need no verdict and no gradient, only that what they read was written.
+  // Reads need no verdict and no gradient, only that the bytes were written.
   void ReadStates(int sub_group);
   void Update(int sub_group);  // after its ReadStates
   void TakeNorms(int sub_group);
   void ExchangeNorms();
 
  private:
-  // The way of one sub-group: through which slots it moves, and where its arrays are by now.
+  // The route of one sub-group: the slots that it moves through, and where its arrays are by now.
   struct Route {
     int unit = 0, sub_group = 0;
     bool carried = false;
-    bool on_host = false;  // where it is updated
+    bool on_host = false;  // it is updated on the host
     bool swaps = false;    // its states, from and to the swap file
     bool moves_gradient = false, moves_parameter = false;
     bool in_parameter_slot = false;  // its parameters pass through the slot that gathers read from
@@ -51,10 +51,10 @@ class UpdateLowering {
   const SubGroup& GroupOf(const Route& route) const {
     return in_.plan.pools.homes.sub_groups[static_cast<size_t>(route.sub_group)];
   }
-  // `turn`: of the parameter slot that carried updates fill, and shared reads have filled; -1: none.
+  // `turn`: of the parameter slot that carried updates fill, or shared reads; -1: none.
   Route RouteOf(int sub_group, int turn) const;
   void TakeSlots(int turn, Route& route);
-  // The first `states` of its states; beside them the master, and the parameters where those are read.
+  // Reads the first `states` states, the master, and the parameters if the update reads them.
   void Read(int states, const Route& route);
   void Bring(Route& route);
   void BringGradient(Route& route);

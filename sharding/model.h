@@ -55,9 +55,9 @@ struct ParameterSpec {
 struct UnitSpec {
   std::string name;
   std::vector<ParameterId> parameters = {};
-  // Every rank keeps its parameters whole, on the device, at stage 3, too: for what is used all the time. Small units
-  // are kept so anyway (stage3_param_persistence_threshold, stage3_model_persistence_threshold), which do not count
-  // these.
+  // Every rank keeps the parameters whole, on the device, also at stage 3: for parameters in
+  // constant use. Small units are kept whole anyway (stage3_param_persistence_threshold,
+  // stage3_model_persistence_threshold). These settings do not count units with keep_whole.
   bool keep_whole = false;
 };
 
@@ -66,17 +66,17 @@ struct Visit {
   UnitId unit{};
   int64_t output_bytes =
       0;  // most bytes of the boundary activation per micro-batch; 0: the trainer keeps its own
-  // What of that there is. A head that is computed in its backward has no forward, and a use that needs no
-  // gradient no backward. Of a unit that is used several times in a round one backward may take the gradients of
-  // all, as autograd does that adds them up until then: the others show parameters, and reduce nothing. The one
-  // that takes gradients must be the last scope of its unit in the round.
+  // Which scopes the visit has. A head that is computed in its backward has no forward; a use that
+  // needs no gradient has no backward. A unit with several uses in a round may take all gradients
+  // in one backward, as autograd adds them up until then: the others only show parameters, and
+  // reduce nothing. The backward that takes gradients must be the unit's last scope in the round.
   bool forward = true;
   bool backward = true;
   bool gradients = true;
 };
 
-// A scope opens or closes. Of a visit's forward, of its backward, or of a recompute of it: a forward scope between
-// the two (Step::Recompute).
+// A scope opens or closes: a visit's forward, its backward, or a recompute (Step::Recompute), a
+// forward scope between the two.
 struct ScopeEvent {
   bool opens = true;
   bool backward = false;
@@ -89,9 +89,9 @@ struct ModelSpec {
   std::vector<UnitSpec> units;
   std::vector<Visit>
       forward;  // the order of forward; backward is its reverse, down to the first trainable visit
-  // For scopes that do not come one after the other in that order: all that opens and closes in a round, as it
-  // happens. Empty: forward says it. What is open together lies apart in memory, and a unit has one address in all
-  // its scopes and rounds.
+  // All that opens and closes in a round, in time order, for scopes that do not follow each other
+  // in the order of `forward`. Empty: as `forward` says. Scopes that are open together lie apart in
+  // memory, and a unit has one address in all its scopes and rounds.
   //
   //   F0( F1 F2 )  B0( B2 B1 )               a root (visit 0) that stays open over its blocks
   //   F0 F1 F2 F3  R2 R3 B3 B2  R0 R1 B1 B0  segments of two blocks, recomputed in backward
@@ -115,17 +115,17 @@ struct ModelSpec {
   std::vector<ScopeEvent> order = {};
   int64_t workspace_bytes =
       0;  // the trainer's scratch on the device: planned, counted, served by Engine::workspace()
-  // Of the workspace, bytes that the trainer never writes. Where the device's memory is the host's they
-  // take no RAM, and whether the host has enough is asked without them.
+  // Bytes of the workspace that the trainer never writes. If the device's memory is the host's,
+  // these bytes take no RAM, and the check of the host's memory leaves them out.
   int64_t workspace_untouched_bytes = 0;
-  // What the trainer's kernels take parameters and boundary activations in, and gradients; empty: any.
-  // A configuration that makes others is refused, by Engine::Create and PredictMemory, in a sentence
-  // that names its keys.
+  // The dtypes that the trainer's kernels take: of parameters and boundary activations, and of
+  // gradients. Empty: any. Engine::Create and PredictMemory refuse a configuration with others and
+  // name its keys.
   std::vector<DType> compute_dtypes = {}, gradient_dtypes = {};
 
   UnitId AddUnit(std::string name);
   ParameterId Add(UnitId unit, ParameterSpec parameter);
-  void AddScope(ScopeEvent scope);  // to `order`: it opens, and closes
+  void AddScope(ScopeEvent scope);  // to `order`: the scope opens and closes at once
 
   const ParameterSpec& operator[](ParameterId id) const {
     return parameters[static_cast<size_t>(id)];

@@ -1,9 +1,9 @@
-// Optimizers that take norms (LAMB, LARS) need two sums of each parameter from all ranks that have a part of
-// it, before any of it is updated. What a rank sends the others, in the order of units:
+// Optimizers that take norms (LAMB, LARS) need two sums of each parameter from all ranks that have
+// a part of it, before the parameter is updated. A rank sends, in the order of units:
 //
 //   record   | header | unit 0: two sums of each parameter with a part in this rank's slice | unit 1 ... |
 //
-// A unit has as many entries as the slice with the most parameters needs, so that all records are of one size.
+// A unit has the entries of its slice with the most parameters, so that all records have one size.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace ebb::sharding {
 
 struct Decisions;
 
-// Bytes: of a record's header, of a parameter's entry, and of its sums while they are added up.
+// Bytes of a record's header, of a parameter's entry, and of its sums while they are added up.
 inline constexpr int64_t kNormHeaderBytes = 64, kNormEntryBytes = 160, kNormSumsBytes = 304;
 
 struct NormRecords {
@@ -25,7 +25,7 @@ struct NormRecords {
   int entries = 0;
   // False: every rank adds up whole parameters itself.
   bool exchanged = false;
-  // The most that a rank adds up: of its parameters, and one for each group that takes no norms.
+  // The most sums of a rank: for each of its parameters, and for each group without norms.
   int sums = 0;
 
   int64_t bytes() const { return kNormHeaderBytes + entries * kNormEntryBytes; }
@@ -33,7 +33,7 @@ struct NormRecords {
 
 NormRecords LayOutNormRecords(const ModelLayout& layout, const Decisions& decisions);
 
-// Which of its unit's entries a parameter has in the record of slice `slice`; -1: none of it is there.
+// The entry of a parameter in its unit, in the record of slice `slice`; -1: no part is there.
 int NormEntryOf(const Section& section, const Decisions& decisions, int slice,
                 ParameterId parameter);
 
