@@ -1,5 +1,5 @@
-// Optimizers that take norms (LAMB, LARS) need two sums of each parameter from all ranks that have
-// a part of it, before the parameter is updated. A rank sends, in the order of units:
+// Optimizers that take norms (LAMB, LARS) need two sums of each parameter from all ranks with a
+// part of it, before an update of any part. A rank's message to the others, in the order of units:
 //
 //   record   | header | unit 0: two sums of each parameter with a part in this rank's slice | unit 1 ... |
 //

@@ -5,20 +5,20 @@
 //   host    | ratio n               .................|     both parts of an update begin together,
 //                                                          and should end together
 //
-// They begin when the norm is known (late updates) and run under the next forward, or as gradients
-// become final (early ones) and run under backward. Of a sub-group below the device the gradient
-// comes down, the processor updates, and the fresh parameter goes up; these three overlap, each with
-// those of other sub-groups, so that n elements take n / h seconds with h = min(host, copies). On
-// the device they take n / device, beside F seconds of the trainer's kernels. The two end together at
+// Both begin when the norm is known (late updates) and run under the next forward, or as gradients
+// become final (early updates) and run under backward. For a sub-group below the device the
+// gradient comes down, the processor updates, the fresh parameter goes up; these overlap with those
+// of other sub-groups. So n elements take n / h seconds with h = min(host, copies). On the device
+// they take n / device, beside F seconds of the trainer's kernels. The two end together at
 //
 //   ratio = h / (h + device) * (1 + F * device / n),   at most 1
 //
 // F is the trainer's, and is not known when an engine is made. It is taken as 0, which gives the
-// least of these ratios. What is lost by that is at most the updates that stay on the device,
-// (1 - ratio) n / device, which an engine that offloads nothing has all of; while a ratio for an F
-// that is not there would make the step wait for the processor.
+// least of these ratios. This loses at most the updates that stay on the device, (1 - ratio) n /
+// device; an engine that offloads nothing has all of these. A ratio for an F that is too large
+// would make the step wait for the processor.
 //
-// Left out are what the engine hides under other work, or cannot know: gradients of a unit that is
+// Left out is what the engine hides under other work, or cannot know: gradients of a unit that is
 // partly below come down whole, and the device's part goes up again; sums of several rounds on the
 // host; and the disk, where the states are on NVMe.
 #pragma once
@@ -40,12 +40,12 @@ struct UpdateRates {
 // As above, with F = 0. Rates are positive.
 double BalancedRatio(const UpdateRates& rates);
 
-// The share in hundredths: `balanced`, or more until the pools on the device, as predicted, take at
-// most `device_bytes`; not given: without a bound. A hundredth less would not fit. (Sub-groups are
-// whole: where they are few, a yet lower ratio may fit again, and is not looked for.) Where that is
-// more than ebb.host_memory holds, what the device alone asks for, and 1 where none is enough:
-// planning with it then says what lacks. Also 1 where all states stay on the device and it has no
-// meaning.
+// The share in hundredths: `balanced`, or more until the predicted pools on the device take at most
+// `device_bytes` (not given: no bound). One hundredth less would not fit. Sub-groups are whole, so
+// with few of them a yet lower ratio may fit again; it is not looked for. If ebb.host_memory cannot
+// hold that share, the result is the share that the device alone asks for, or 1 if none is enough:
+// a plan with it then says what is missing. Also 1 where all states stay on the device, as the
+// ratio has no meaning there.
 double ChooseRatio(const PlanInputs& inputs, double balanced, std::optional<int64_t> device_bytes);
 
 }  // namespace ebb::sharding

@@ -1,4 +1,4 @@
-// The operands of one instruction after the other, of a plan's step or walk.
+// Writes the operands of a plan's instructions, of a step or walk, one instruction after the other.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What an instruction touches: places in pools and files, and how many elements of which dtype are read or written
-// there.
+// What an instruction touches: places in pools and files, each with the number of elements and the
+// dtype that are read or written there.
 #pragma once
 
 #include <cstdint>
@@ -33,16 +33,16 @@ struct Operand {
   }
 };
 
-// What the host and the streams tell each other in a step, as operands of Tier::kCpu and StateClass::kControl:
-// offsets count cells, not bytes. Of what is there by parity, for two steps under way, a pair lies side by side: that
-// of the instruction's own step first.
+// What the host and the streams tell each other in a step, as operands of Tier::kCpu and
+// StateClass::kControl. Offsets count cells, not bytes. A cell by parity, for two steps under way,
+// is one of a pair side by side: the first is that of the instruction's own step.
 struct ControlCells {
   explicit ControlCells(int units) : squares(0), scale((units + 1) / 2 * 2) {}
-  int64_t squares;                                 // by unit: of its gradient's shard
-  int64_t scale;                                   // of the loss; how many steps were applied
+  int64_t squares;                                 // by unit: the squares of its gradient's shard
+  int64_t scale;                                   // the loss scale; the number of applied steps
   int64_t sums() const { return scale + 2; }       // pair: losses
   int64_t constants() const { return scale + 4; }  // pair: of updates that wait for the verdict
-  int64_t early() const { return scale + 6; }      // pair: of updates that do not
+  int64_t early() const { return scale + 6; }      // pair: constants of updates that do not wait
   int64_t files() const { return scale + 8; }  // pair: whether the swap files are still this run's
   int64_t of_walks() const {
     return scale + 10;
@@ -51,16 +51,16 @@ struct ControlCells {
   bool by_parity(int64_t cell) const { return cell >= sums() && cell < of_walks(); }
 };
 
-// Of an update, the norms before it and copies of masters: what operands do not say, and is the same in every step.
+// Details of updates, norms and copies of masters beside their operands, the same in each step.
 struct UpdateDetail {
   int sub_group = 0;
   int64_t begin = 0, end = 0;  // elements of what a rank updates of the unit
   int states = 0;              // how many operands behind the parameter
   bool early = false;          // does not wait for its step's verdict
-  // Not applied: the parameter is made of the master all the same, as what follows carries it home.
+  // Skipped or not, the parameter is made of the master, as the next instruction carries it home.
   bool keeps_parameter = false;
-  // Its first element, counted from the unit's first trainable one: plus `per_slice` times the number of the rank's
-  // slice. Random bits of stochastic rounding follow from that and the unit's name.
+  // Its first element, counted from the unit's first trainable one, plus `per_slice` times the
+  // rank's slice number. Stochastic rounding draws its bits from this and the unit's name.
   int64_t first = 0, per_slice = 0;
   uint64_t rounding_unit = 0;
 

@@ -1,19 +1,19 @@
-// What the next Open of a trainer means. A model declares the order in which scopes come in a round; a
-// trainer may leave some of them out, and may open a forward scope, or a recompute, again:
+// What the next Open of a trainer means. A model declares the order of a round's scopes. A trainer
+// may leave some of them out, and may open a forward scope, or a recompute, again:
 //
 //   declared    F0 F1 F2 B2 B1 B0 | F0 F1 F2 ...
 //   opened      F0    F2 B2    B0 | F0 ...            F1 and B1 are left out
-//   opened      F0 F1 F0 F2 B2 B1 B0 | F0 ...         F0 is opened again: it is no scope of the order
-//   opened      F0 F1 F2 B2 R0 B1 B0 | F0 ...         R0 is none of the order either
+//   opened      F0 F1 F0 F2 B2 B1 B0 | F0 ...         F0 is opened again, outside the order
+//   opened      F0 F1 F2 B2 R0 B1 B0 | F0 ...         R0 is outside the order, too
 //   opened      F0 F1 F2 B2 B0 B1                     refused: B1 was left out when B0 came
 //
-// What counts is in which order scopes open. When they close makes no difference here: those that the model declares
-// to be open together may be.
+// Only the order of opens counts. The order of closes does not matter here: scopes that the model
+// declares open together may be open together.
 //
-// A scope of the order is thus opened once or left out, and those that are opened come in its order. So
-// whatever hangs on a place in the order, as the reduction of a gradient, happens once and there.
+// So a scope of the order is opened once or left out, and opened scopes come in its order. Whatever
+// belongs to a place in the order, such as the reduction of a gradient, happens once and there.
 //
-// Pure: nothing but the calls counts. Reset in place, so that a step allocates nothing.
+// Pure: the result depends on the calls alone. Reset in place, so that a step allocates nothing.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@
 
 namespace ebb::sharding {
 
-// Where a trainer declares its order, for sentences that ask for it.
+// Where a trainer declares its order. Error messages name it.
 inline constexpr char kOrderDeclaredIn[] = "ModelSpec::order";
 
 struct Match {
@@ -35,32 +35,32 @@ struct Match {
     kNext,       // the next scope of the order
     kAhead,      // a later one of the round
     kNextRound,  // one of the next round, or of the next walk
-    kAgain,      // none: parameters are shown, and no gradient is taken
+    kAgain,      // outside the order: parameters are shown, and no gradient is taken
     kRefused,
   };
   Kind kind = kRefused;
-  int scope = -1;  // kNext, kAhead, kNextRound: of all rounds, which follow each other
-  // What the order had next; the number of its scopes at its end. Those from it to `scope` are left out.
+  int scope = -1;  // kNext, kAhead, kNextRound: counted over all rounds
+  // The order's next scope; at its end the number of scopes. From it to `scope` all are left out.
   int expected = 0;
-  std::string_view reason = {};  // kRefused: what follows the scope's name in a Status
+  std::string_view reason = {};  // kRefused: the text behind the scope's name in a Status
 };
 
 class OrderProgress {
  public:
   enum class State : uint8_t { kToCome, kOpen, kClosed, kLeftOut };
 
-  // `round`: the scopes of one, which outlive this. `trainable`: by unit, whether it has a gradient.
+  // `round`: a round's scopes, which outlive this. `trainable`: by unit, whether it has gradients.
   void BeginStep(std::span<const PlannedScope> round, const std::vector<bool>& trainable,
                  int rounds);
-  // An evaluation's: any number of walks.
+  // Begins an evaluation: any number of walks.
   void BeginWalks(std::span<const PlannedScope> walk);
 
   Match Open(ScopeKind kind, int unit);
   void Close(int scope);  // Match::scope, once for each Open
-  // The trainer opens nothing more. Returns the first scope that is left out, or their number: none.
+  // The trainer opens no more. Returns the first scope left out, or else the number of scopes.
   int LeaveOutRest();
 
-  // Of scopes of rounds that Release gave back: kClosed.
+  // Scopes of rounds before Release's round: kClosed.
   State state(int scope) const {
     if (scope >= left_out_from_) return State::kLeftOut;
     const int at = scope - first_round_ * per_round();
@@ -71,16 +71,16 @@ class OrderProgress {
   bool is_over(int scope) const {
     return state(scope) == State::kClosed || state(scope) == State::kLeftOut;
   }
-  // Nothing asks any more for the state of scopes of rounds before this one, so that they take no memory.
+  // No call asks for scopes of rounds before this one any more, so their states take no memory.
   void Release(int round) { released_round_ = round; }
   int scopes() const { return rounds_ * per_round(); }
-  int next() const { return next_; }    // what the order has next; scopes(): nothing
-  int round() const { return round_; }  // of the newest scope
-  // Between rounds, with nothing open: an evaluation may come.
+  int next() const { return next_; }    // the order's next scope; scopes() at its end
+  int round() const { return round_; }  // the newest scope's
+  // Between rounds, with no scope open: an evaluation may come.
   bool at_seam() const {
     return open_ == 0 && next_ > 0 && next_ < scopes() && next_ % per_round() == 0;
   }
-  uint64_t hash() const { return hash_; }  // of what was opened, in its order
+  uint64_t hash() const { return hash_; }  // of the opened scopes, in their order
 
  private:
   int per_round() const { return static_cast<int>(scopes_.size()); }
@@ -103,13 +103,13 @@ class OrderProgress {
 
   std::span<const PlannedScope> scopes_;
   const std::vector<bool>* trainable_ = nullptr;  // null: walks
-  // Of the rounds from `first_round_` on that have begun, or are in the room that there is.
+  // States of the rounds from `first_round_` on, as far as they have begun or fit the memory taken.
   std::vector<State> states_;
   int rounds_ = 1, first_round_ = 0, released_round_ = 0;
-  int left_out_from_ = 0;  // scopes() where nothing is at the end
+  int left_out_from_ = 0;  // scopes() if none is left out at the end
   int next_ = 0, round_ = 0;
   int open_ = 0;  // scopes of any kind
-  // Of the round of `round_`: a Backward came; behind it, a Forward that is none of the order.
+  // In round round_: a Backward came; behind it, a Forward outside the order.
   bool backward_begun_ = false, recomputed_ = false;
   uint64_t hash_ = 0;
 };

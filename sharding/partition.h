@@ -4,8 +4,8 @@
 //   | w1 ........ | b1 . | w2 .................. | b2 | 0 |   parameters, aligned; zero padding
 //   | rank 0          | rank 1          | rank 2          |   equal slices; cuts may split one
 //
-// An all-gather of the slices is the flat buffer that kernels read, and the flat buffer they write
-// is what a reduce-scatter reads: nothing is copied on the way.
+// An all-gather of the slices gives the flat buffer that kernels read. A reduce-scatter reads the
+// flat buffer that kernels write. So no copy is needed on the way.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +31,9 @@ struct Section {
   int64_t elements = 0;  // shards * shard
 };
 
-// Lays out `parameters` for `shards` ranks. Parameters with cut_rows may start later, and slices may
-// be longer, so that cuts fall between their groups of rows; what that adds is refused beyond 5% of
-// the layout without such cuts, naming the parameter.
+// Lays out `parameters` for `shards` ranks. Parameters with cut_rows may start later, and slices
+// may be longer, so that cuts fall between groups of rows. If that adds over 5% to the layout
+// without such cuts, it is refused with the parameter's name.
 absl::StatusOr<Section> Partition(const ModelSpec& model, std::span<const ParameterId> parameters,
                                   int shards);
 

@@ -1,5 +1,5 @@
-// Philox 4x32-10: 128 random bits as a pure function of a 128-bit counter and a 64-bit key, so that
-// any value of a stream is there without those before it. Salmon, Moraes, Dror, Shaw: "Parallel
+// Philox 4x32-10: 128 random bits as a pure function of a 128-bit counter and a 64-bit key. So any
+// value of a stream can be had without the values before it. Salmon, Moraes, Dror, Shaw: "Parallel
 // random numbers: as easy as 1, 2, 3", SC 2011, section 4.
 #pragma once
 

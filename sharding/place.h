@@ -1,5 +1,5 @@
-// Addresses in a rank's pools, and moves between them: what an offloaded step carries from tier to
-// tier, as data. The same on every rank.
+// Addresses in a rank's pools, and moves between them: the bytes that an offloaded step carries
+// from tier to tier, as data. The same on every rank.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace ebb::sharding {
 
-// A byte of one pool. On kNvme there are two, each a file of the rank's: of parameters (kParameter),
-// and of all else.
+// A byte of one pool. kNvme has two pools, each a file of the rank's: one of parameters
+// (kParameter), one of all else.
 struct Place {
   Tier tier = Tier::kDevice;
   StateClass pool{};
   int64_t offset = 0;
   int64_t per_slice = 0;  // plus this times the number of the rank's slice ...
-  // ... or, with hpZ, that of the part of a secondary copy that the rank holds
+  // ... or, with hpZ, times the number of the rank's part of a secondary copy
   bool of_secondary = false;
 
   Place Plus(int64_t bytes) const {
@@ -34,7 +34,7 @@ struct Place {
 };
 
 struct Move {
-  StateClass state{};  // what it is, wherever it lies meanwhile
+  StateClass state{};  // its class, wherever it lies meanwhile
   Place from, to;
   int64_t bytes = 0;
   friend bool operator==(const Move&, const Move&) = default;

@@ -1,4 +1,4 @@
-// What an engine asks of a plan beside its operations: what holds for every step that it is the plan of.
+// Facts that an engine asks of a plan beside its operations. They hold for every step of the plan.
 #pragma once
 
 #include <vector>
@@ -9,31 +9,31 @@
 
 namespace ebb::sharding {
 
-// Rounds that are planned: a longer step has that in the middle again.
+// Rounds that are planned. A longer step repeats the middle round.
 int PlannedRounds(const Plan& plan);
 
-// Ranks that each unit is cut over. Fewer than all: the slices are repeated, and those of the first so many ranks count
-// once.
+// The number of ranks that each unit is cut over. If it is less than all ranks, slices are
+// repeated, and those of the first ranks count once.
 int Slices(const Plan& plan);
 inline int SliceOf(const Plan& plan, int rank) {
   return rank % Slices(plan);
 }
-// Where the rank that has slice `slice` of every unit finds its own of what lies at `place` by slices.
+// The rank's own part of what lies at `place` by slices; the rank has slice `slice` of every unit.
 Place OwnPlace(const Plan& plan, const Place& place, int slice);
-// Every rank updates all elements, and not its slice alone.
+// Every rank updates all elements instead of its slice alone.
 bool UpdatesWhole(const Plan& plan);
-// Parts of a secondary copy of each unit (hpZ), a rank of its group each; 0: there is none.
+// Parts of each unit's secondary copy (hpZ), one for each rank of a group; 0: there is none.
 int SecondarySlices(const Plan& plan);
-// Masters are kept beside parameters, or a half of each; else parameters are their own masters.
+// Masters, whole or half, are kept beside parameters; else parameters are their own masters.
 bool HasMasters(const Plan& plan);
 // Parameters are copies of masters in another dtype.
 bool CopiesMasters(const Plan& plan);
-// Of what is shown as masters.
+// The dtype that masters are shown in.
 DType MasterDType(const Plan& plan);
 bool RoundsStochastically(const Plan& plan);
-// Parameters that are cut are on the device.
+// Parameters that are cut over ranks are on the device.
 bool ParametersAreOnDevice(const Plan& plan);
-// Updates read the parameters, which are masters or halves of them.
+// Updates read the parameters, because these are masters or halves of them.
 bool UpdatesReadParameters(const Plan& plan);
 // Some class of state may live below the device.
 bool HasTiersBelow(const Plan& plan);
@@ -42,31 +42,31 @@ UpdateTiming TimingOf(const Plan& plan);
 // Steps leave updates to the step after them.
 bool CarriesUpdates(const Plan& plan);
 
-// Of what scopes show.
+// The dtype of the parameters that scopes show.
 DType ParameterDType(const Plan& plan);
 DType GradientDType(const Plan& plan);
 int MicroBatchesOfRound(const Plan& plan);
 bool IsKeptWhole(const Plan& plan, int unit);
 const std::vector<bool>& TrainableUnits(const Plan& plan);  // by unit
-// Backward sums a visit's gradient over all rounds, so that it is reduced in the last one; else in each.
+// Backward sums a visit's gradient over all rounds, and the last round reduces it; else each does.
 bool SumsOverRounds(const Plan& plan);
-// Which of so many whole gradients that of a visit is: visits that have the same share one address.
+// The whole gradient of a visit, as a number: visits with the same number share one address.
 int WholeGradients(const Plan& plan);
 int WholeGradientOf(const Plan& plan, int visit, int unit);
 
-// On the device: the whole gradient of a visit, and boundaries of the visit's micro-batches, of a round or of a walk.
+// On the device: a visit's whole gradient; boundaries of its micro-batches, of a round or walk.
 Place WholeGradientPlace(const Plan& plan, int visit);
 Place OutputPlace(const Plan& plan, int visit, int index_in_round);
 Place OutputGradientPlace(const Plan& plan, int visit, int index_in_round);
 Place WalkOutputPlace(const Plan& plan, int visit, int micro_batch);
-// The records of all ranks, and this rank's own behind them.
+// The records of all ranks, with this rank's own behind them.
 Place RecordsPlace(const Plan& plan);
 // In the device's staging pool, at an address of Pools.
 inline Place StagingPlace(int64_t offset) {
   return {.pool = StateClass::kStaging, .offset = offset};
 }
 
-// Of optimizers that take norms of whole parameters.
+// Some optimizer takes norms of whole parameters.
 bool HasNorms(const Plan& plan);
 NormRecords NormRecordsOf(const Plan& plan);
 int NormEntryOf(const Plan& plan, int unit, int slice, ParameterId parameter);

@@ -7,11 +7,11 @@
 
 namespace ebb::sharding {
 
-// What the step is: ranks, stage, rounds, when updates run and why. A line.
+// What the step is, in a line: ranks, stage, rounds, when updates run and why.
 std::string PlanHeadline(const Plan& plan);
-// That, a legend, the columns, and a line per operation: number, when it is issued, operation, unit, stage,
-// stream, after what, bytes, address. Lines without a number go on with the operation above: another
-// unit of its bucket and that unit's address, more that it comes after.
+// That line, a legend, the columns, and a line per operation: number, time of issue, operation,
+// unit, stage, stream, after what, bytes, address. A line without a number continues the one above:
+// another unit of the bucket with its address, or more waits.
 std::string PlanTable(const Plan& plan);
 
 }  // namespace ebb::sharding

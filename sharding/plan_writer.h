@@ -11,7 +11,7 @@
 
 namespace ebb::sharding {
 
-// What the spans of a plan's operations point into.
+// The memory that the spans of a plan's operations point into.
 struct PlanLists {
   Lists<Part> parts;
   Lists<Operand> operands;
@@ -39,15 +39,15 @@ class PlanWriter {
   explicit PlanWriter(const Plan& plan);
 
   void BeginMoment(Moment::Kind kind, int scope);
-  // Of the operation that is issued next, beside its moves'.
+  // The operands of the next operation, beside those of its moves.
   OperandWriter& operands() { return operands_; }
-  // In the newest moment; returns its index.
+  // Adds it to the newest moment; returns its index.
   int Issue(const OperationDraft& operation);
-  // The gather that serves the scope, and the reduction that takes its gradient.
+  // Notes the gather that serves the scope, and the reduction that takes its gradient.
   void Gathers(int scope, int operation);
   void Reduces(int scope, int operation);
 
-  // Moves all of it into the plan.
+  // Moves all that was written into the plan.
   void Finish(Plan& plan) &&;
 
  private:

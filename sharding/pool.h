@@ -1,6 +1,6 @@
-// Packs blocks that live at different times into one pool: two blocks share memory only if they
-// never live at once. A block has one address for all its lives, so that pointers into it stay the
-// same in every step.
+// Packs blocks with different lifetimes into one pool: two blocks share memory only if they never
+// live at once. A block has one address for all its lives, so that pointers into it stay the same
+// in every step.
 #pragma once
 
 #include <cstdint>

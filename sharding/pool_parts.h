@@ -32,8 +32,8 @@ inline int64_t& Bytes(Pools& pools, StateClass state) {
 void LayOutParameters(const PoolInputs& in, Pools& pools);
 void LayOutStates(const PoolInputs& in, Pools& pools);
 void LayOutBoundaries(const PoolInputs& in, Pools& pools);
-// `device`: of the device's staging pool. `slice`: elements of the longest slice of a parameter;
-// `norm_blocks`: of the largest shard.
+// `device`: addresses in the device's staging pool. `slice`: elements of the longest slice of a
+// parameter. `norm_blocks`: blocks of the largest shard.
 void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice,
                  int64_t norm_blocks);
 

@@ -1,5 +1,5 @@
-// The address of everything, by class: permanent state first laid end to end, then what shares
-// memory by lifetime.
+// The address of everything, by class. Permanent state comes first, end to end; then blocks that
+// share memory by lifetime.
 #pragma once
 
 #include "ebb/sharding/plan.h"
@@ -26,14 +26,14 @@ struct PoolInputs {
   const Homes* homes = nullptr;  // null: decided near the budget
   const std::vector<PlannedScope>* scopes = nullptr;
   const Residency* residency = nullptr;
-  // Of an evaluation, where its walk is not how a step begins: with ModelSpec::order, or secondary shards. Null: it is.
+  // An evaluation's own walk: with ModelSpec::order, or secondary shards. Null: as a step begins.
   const Residency* walk = nullptr;
   const Reduction* reduction = nullptr;
   int64_t micro_batches = 1;      // of a step of the config
   int parameter_slots = 0;        // at most
   int64_t gather_slot_bytes = 0;  // at most, of parameter and master slots together
   bool fills_host = true;         // with states, where ebb.host_memory leaves room
-  bool has_work_slots = true;     // and slots for masters; false: they are left out (LeastPools)
+  bool has_work_slots = true;     // also slots for masters; false: without them (LeastPools)
 };
 
 Pools LayOutPools(const PoolInputs& inputs);

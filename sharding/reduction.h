@@ -1,4 +1,4 @@
-// Which scopes' gradients one reduce-scatter takes, and how long each whole gradient keeps its
+// The scopes that one reduce-scatter takes gradients of, and how long each whole gradient keeps its
 // memory.
 #pragma once
 
@@ -14,22 +14,22 @@ namespace ebb::sharding {
 struct Reduction {
   std::vector<std::vector<int>>
       groups;  // scopes in the order they close; issued when the last one closes
-  std::vector<int> group_of_scope;  // -1: nothing is reduced after this scope
-  // By scope that is reduced: whether it is the step's first, or last, contribution to its unit's gradient.
+  std::vector<int> group_of_scope;  // -1: no reduction follows this scope
+  // By reduced scope: whether it is the step's first, or last, contribution to its unit's gradient.
   std::vector<bool> is_first, is_last;
   // Whole gradients by key: the unit (reduce_at round) or the visit (reduce_at step). See
   // GradientKey.
   std::vector<std::vector<Lifetime>> lifetimes;
 };
 
-// What shares one gradient address.
+// Gradients with one key share one address.
 inline int GradientKey(const Decisions& decisions, const PlannedScope& scope) {
   return decisions.keeps_step_gradients ? scope.visit : scope.unit;
 }
 
-// Whether the whole gradient that backward writes is the shard as it lies there: one rank's slice is all
-// of it, it is reduced once a step, and neither dtype nor tier change. Then it has one buffer, which the
-// update of the step before reads until backward writes it again.
+// Whether the whole gradient of backward is the shard as it lies there: one rank's slice is all of
+// it, a step reduces it once, and dtype and tier stay the same. Then it has one buffer. The update
+// of the step before reads the buffer until backward writes it again.
 inline bool GradientIsShard(const Decisions& decisions, const Homes& homes, int unit) {
   return decisions.shards == 1 && !decisions.casts() && decisions.trainable[unit] &&
          !decisions.accumulates[unit] &&

@@ -4,7 +4,7 @@
 //   depth 1      open F0   open F1        open F2
 //   gather       F0, F1    F2             F3 ...
 //
-// Here the slots of F0 and F2 may be the same memory. A scope that stays open over others keeps its slot for itself.
+// The slots of F0 and F2 may share memory. A scope that stays open over others has its own slot.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ namespace ebb::sharding {
 struct Stay {
   int unit = 0;
   int first = 0, last = 0;  // scopes, as they open
-  int end = 0;              // tick at which the last of them to close does
-  // With secondary shards: the first of several stays fills them, the others are gathered from them.
+  int end = 0;              // tick of the last close among them
+  // With secondary shards: the first of several stays fills them, and the others gather from them.
   bool fills_secondary = false, from_secondary = false;
 };
 
@@ -41,11 +41,11 @@ struct Residency {
 struct ResidencyLimits {
   int64_t prefetch_depth = 1;             // units gathered ahead of the one in use
   int64_t prefetch_elements = INT64_MAX;  // no further prefetch once this much is ahead
-  int64_t live_elements = INT64_MAX;      // no prefetch that would have more than this gathered
+  int64_t live_elements = INT64_MAX;      // no prefetch that would gather more than this
   int64_t reuse_elements = INT64_MAX;     // a unit with a farther next use is released
-  int64_t group_elements = 0;  // neighbours are gathered together up to this; a larger unit alone
-  // Where slices are read from a swap file, what each unit takes of a slot at most, and how large a
-  // slot may be: a group shares one.
+  int64_t group_elements = 0;  // neighbours are gathered together up to this; larger ones are alone
+  // If slices are read from a swap file: what each unit takes of a slot at most, and how large a
+  // slot may be. A group shares one slot.
   std::vector<int64_t> slot_elements = {};  // by unit; empty: nothing is read
   int64_t slot_elements_max = INT64_MAX;
   bool reshard_after_forward = true;

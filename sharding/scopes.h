@@ -1,4 +1,4 @@
-// The scopes that a trainer opens in a step, from the order of a round that the model declares, and when:
+// The scopes that a trainer opens in a step, from the model's order of a round, and their ticks:
 //
 //   tick     0       1    2    3    4     5    6    7    8
 //            begin   F0(  F0)  F1(  F1)   B1(  B1)  B0(  B0)
@@ -20,7 +20,7 @@ constexpr ScopeKind KindOf(bool backward, bool recompute) {
   return backward ? ScopeKind::kBackward : recompute ? ScopeKind::kRecompute : ScopeKind::kForward;
 }
 
-// A scope's kind and unit as one number, as records and logs of a step have it.
+// A scope's kind and unit as one number, as records and logs of a step hold it.
 constexpr int ScopeCode(ScopeKind kind, int unit) {
   return 3 * unit + static_cast<int>(kind);
 }
@@ -36,10 +36,10 @@ struct PlannedScope {
   int round = 0;
   int visit = 0;  // index into ModelSpec::forward
   int unit = 0;
-  // Ticks of the step: 0 is its begin, and every opening or closing the next one.
+  // Ticks of the step: 0 is its begin, and every opening or closing is the next one.
   int open_tick = 0, close_tick = 0;
-  bool gradients = false;  // backward: takes those of its unit
-  // Backward: the visit before has one, too, which takes the gradient of this one's input.
+  bool gradients = false;  // backward: takes the unit's gradients
+  // Backward: the visit before has a backward, too, and it takes the gradient of this one's input.
   bool input_gradient = false;
 
   ScopeKind kind() const { return KindOf(backward, recompute); }

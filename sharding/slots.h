@@ -1,4 +1,4 @@
-// Memory through which pass the parts of a class that live elsewhere.
+// Slots: memory that parts of a class pass through if they live elsewhere.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ class SlotTurns {
  public:
   explicit SlotTurns(const SlotRing& ring) : ring_(ring) {}
   Place Next() { return ring_.Slot(next_++); }
-  // From the first one on, as every round does that is the same as the one before.
+  // Starts from the first slot, as every round does that repeats the round before.
   void Restart() { next_ = 0; }
 
  private:
@@ -29,8 +29,8 @@ class SlotTurns {
   int next_ = 0;
 };
 
-// What one sub-group has in a slot while it is updated: offsets in the slot, -1 for what always
-// lives where the update runs.
+// A sub-group's offsets in a slot while it is updated; -1 for arrays that always live where the
+// update runs.
 struct WorkSlots {
   SlotRing ring;
   int64_t master = -1, states = -1, states_stride = 0, gradient = -1, parameter = -1;

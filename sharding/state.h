@@ -10,22 +10,22 @@
 namespace ebb {
 
 enum class StateClass : uint8_t {
-  kParameter,   // what is kept of the parameters, in the compute dtype
-  kMaster,      // fp32 masters; none where the parameter, fp32 or rounded by chance, is the master
+  kParameter,   // parameters that are kept, in the compute dtype
+  kMaster,      // fp32 masters; none where parameters (fp32, stochastic) are masters
   kGradient,    // whole gradients of units in use and the reduced shards
   kOptimizer,   // optimizer states
   kActivation,  // boundary activations and their gradients
   kGather,      // whole units, gathered for use
   kSecondary,   // parts of units for gathers within a group of ranks (ZeRO++'s hpZ)
-  kStaging,     // casts before a reduction, norms, what ranks exchange
+  kStaging,     // casts before a reduction, norms, records that ranks exchange
   kWorkspace,   // the trainer's scratch
   // Beside the classes of a plan: device memory of the driver and libraries, which is measured
   // (Device::driver_bytes). There is none where the device's memory is the host's.
   kDriver,
-  // What the host and the streams tell each other in a step (ControlCells), of which no table counts a byte.
+  // What the host and the streams tell each other in a step (ControlCells). No table counts it.
   kControl,
 };
-inline constexpr int kStateClasses = 9;  // those that a plan lays out
+inline constexpr int kStateClasses = 9;  // the classes that a plan lays out
 enum class Direction : uint8_t { kRead, kWrite };
 
 // The spelling of every report: "parameter", "master", ...
@@ -41,7 +41,7 @@ constexpr std::string_view Name(Direction direction) {
   return direction == Direction::kRead ? "read" : "write";
 }
 
-// Bytes of one class in one tier on one rank. Of kDriver nothing is predicted.
+// Bytes of one class in one tier on one rank. Nothing is predicted of kDriver.
 struct MemoryRow {
   StateClass state{};
   Tier tier{};

@@ -1,10 +1,10 @@
-// State that is asked for between steps: where elements of a rank's slice live, and the instructions that bring
-// them to where the host computes and back. Made run by run, as a shard has up to millions of them.
+// State that a call asks for between steps: where elements of a rank's slice live, and instructions
+// that bring them to the host and back. Made run by run: a shard has up to millions of runs.
 //
-//   file      | block | block | block | block |      whole blocks pass through the staging: before a write
-//   values        |...................|              those that it covers in part are read
+//   file      | block | block | block | block |      whole blocks pass through the staging: a write
+//   values        |...................|              first reads those that it covers in part
 //
-// What the host reaches is not moved: it is read and written where it lives.
+// State that the host reaches is not moved: it is read and written where it lives.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ struct StateArray {
   StateClass what{};
   int unit = 0;
   bool trainable = true;
-  int state = 0;  // of the optimizer's
+  int state = 0;  // number of the optimizer's state
   friend bool operator==(const StateArray&, const StateArray&) = default;
 };
 
@@ -33,10 +33,10 @@ struct StateRange {
   int64_t count() const { return end - begin; }
 };
 
-// Those that lie together.
+// Elements that lie together.
 struct StateRun {
   int64_t begin = 0, end = 0;
-  // Of split masters the parameters and the low halves; else one, and a count of 0.
+  // Of split masters: the parameters and the low halves; else one home, and a count of 0.
   std::array<Operand, 2> homes = {};
 
   int64_t count() const { return end - begin; }
@@ -44,12 +44,12 @@ struct StateRun {
   friend bool operator==(const StateRun&, const StateRun&) = default;
 };
 
-// Of one run, at most: with what fills the first and the last block of each of its homes.
+// The most that one run takes, with the bytes that fill the first and last block of each home.
 inline constexpr int64_t kStateStagingBytes = int64_t{4} << 20;
 inline constexpr int64_t kRunElements = (kStateStagingBytes - 4 * kSwapAlignment) /
                                         SizeOf(DType::kFloat32) / kCutElements * kCutElements;
 
-// Of a range, in order; `shard`: which slice is the rank's.
+// The runs of a range, in order; `shard`: the number of the rank's slice.
 std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& range,
                              int64_t elements_max = kRunElements);
 // Parameters are copies of masters in another dtype.
@@ -70,21 +70,21 @@ struct StagedRun {
 
 // All instructions of one fragment may run at once.
 Fragment LowerStateRead(const StagedRun& run);
-// Of what a write is about to go to, the blocks of the disk that it covers in part.
+// Reads the blocks of the disk that a coming write covers in part.
 Fragment LowerStateEdges(const StagedRun& run);
 Fragment LowerStateWrite(const StagedRun& run);
-// From where the host finds the parameters of a run to this rank's slice on the device.
+// From where the host finds a run's parameters to this rank's slice on the device.
 Fragment LowerStateUpload(const Plan& plan, const StateArray& array, const StagedRun& run);
 
-// One instruction for each of these units: all masters, frozen parameters and states of this rank's.
-// `has_second_places`: masters and states on NVMe stay where they are however long the instruction takes. One that comes
-// first, for all units, waits until they are there.
+// One instruction for each of these units, about all of this rank's masters, frozen parameters and
+// states. `has_second_places`: masters and states on NVMe stay where they are during the
+// instruction. An instruction before them, for all units, waits until they are there.
 Fragment LowerAsyncRead(const Plan& plan, int shard, std::span<const int> units,
                         bool has_second_places);
 
 // The unit from all ranks' slices, alone.
 Fragment LowerGather(const Plan& plan, int unit);
-// To what all ranks keep whole of a unit, from their slices of it.
+// Fills what all ranks keep whole of a unit from their slices of it.
 struct SpreadClasses {
   bool masters = false, parameters = false, states = false;
 };

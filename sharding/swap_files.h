@@ -1,4 +1,4 @@
-// What lies in a rank's swap files, extent by extent: what a step writes and reads in one go.
+// The extents of a rank's swap files: an extent is what a step writes and reads in one go.
 //
 //   states file      | master | state 0 | state 1 | master | ...     an extent each, of a sub-group
 //                    | gradients, sub-group by sub-group | ...       likewise, as updates read them
@@ -17,22 +17,22 @@ struct SwapExtent {
   StateClass what{};
   int unit = 0;
   Place home;
-  int64_t bytes = 0;  // without what fills the last block of the disk
+  int64_t bytes = 0;  // without the fill of the last block
   bool is_state =
-      false;  // of the optimizer's: masters, too, and parameters that are masters or half of them
+      false;  // of the optimizer's: also masters, and parameters that are masters or halves of them
   bool trainable = true;
 };
 
 struct SwapFiles {
   std::vector<SwapExtent> extents;
-  // By sub-group: its master, of 0 bytes where it has none beside the parameter, and each state. Empty where they do
-  // not live on the disk.
+  // By sub-group: its master (0 bytes if it has none beside the parameter), and each state. Empty
+  // if they do not live on the disk.
   struct Array {
     Place home;
     int64_t bytes = 0;
   };
   std::vector<std::vector<Array>> sub_groups;
-  int64_t sub_group_elements_max = 0;  // of those on the disk
+  int64_t sub_group_elements_max = 0;  // of sub-groups on the disk
 };
 
 SwapFiles LayOutSwapFiles(const Plan& plan);

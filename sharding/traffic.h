@@ -14,10 +14,10 @@ namespace ebb::sharding {
 // The row of one move: the tier is the lower of the two, kRead is towards the device.
 TrafficRow RowOf(const Move& move);
 
-// A step in steady state: with the updates that the step before carried into it, if the plan carries
-// any; `carrying` false: the first step, or one after a look at the state. Rows in the order of
-// class, tier, direction; none of what does not move.
-// `rounds`: of the step, where the plan is one of it; 0: its own.
+// A step in steady state, with the updates that the step before has carried into it, if the plan
+// carries any. `carrying` false: the first step, or a step after a look at the state. Rows are in
+// the order of class, tier, direction; a class that does not move has none. `rounds`: of the step,
+// if the plan stands for longer ones; 0: the plan's own.
 std::vector<TrafficRow> PredictTraffic(const Plan& plan, bool carrying = true, int rounds = 0);
 
 // What a step's collectives move. `predicted` and `moved` are asked for the bytes of one kind of

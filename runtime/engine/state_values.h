@@ -1,9 +1,9 @@
 // Ranges of this rank's state as fp32 in host memory, wherever they live. An engine calls it when
 // nothing of its steps is under way.
 //
-// home --Start--> [ slot 0 ] --cast--> values       what lives on the disk, or on a device that
-// home --Start--> [ slot 1 ]                        the host cannot reach, passes through two slots
-// of host memory: one is used, one is filled
+//   home --Start--> [ slot 0 ] --cast--> values       what lives on the disk, or on a device that
+//   home --Start--> [ slot 1 ]                        the host cannot reach, passes through two
+//                                                     slots: one is used, one filled or emptied
 #pragma once
 
 #include <array>
