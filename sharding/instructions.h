@@ -2,8 +2,10 @@
 // for are all written in it. An engine that runs a fragment asks neither the model nor the config.
 //
 // Each instruction names its operands, every byte that it reads or writes; the waits follow from those alone
-// (waits.h), so that a wait cannot be forgotten but by leaving out an operand. What came before the fragment is
-// waited for through the Frontier (frontier.h).
+// (waits.h), so that a wait cannot be forgotten but by leaving out an operand. One is left out: kExchange reads
+// gradient shards to name a parameter that is not finite. It comes behind the squares of all shards, and updates, which
+// change shards, come behind its constants. What came before the fragment is waited for through the Frontier
+// (frontier.h).
 #pragma once
 
 #include <cstdint>
@@ -122,7 +124,7 @@ struct Fragment {
   std::shared_ptr<const PlanLists> lists_of_plan = nullptr;
 };
 
-// The plan's operations as instructions, without waits. `carrying`: with the updates that the step before has left.
+// The plan's operations, the trainer's kernels and kPrepare, without waits. `carrying`: with what the step before left.
 Fragment Lower(const Plan& plan, bool carrying);
 
 }  // namespace ebb::sharding

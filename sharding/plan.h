@@ -1,7 +1,7 @@
 // The plan of a step, as data: for each scope that the trainer opens or closes, which operations
 // are issued, on which stream, how many bytes they move, and where everything lies. What each comes
-// after follows from that (instructions.h). The engine executes it, the memory model adds it up, tests check its laws without running
-// anything:
+// after follows from that (instructions.h). The engine runs the fragments that it becomes, the memory model adds it up,
+// tests check its laws without running anything:
 //   - nothing is used before it is there, and no two live things overlap in a pool;
 //   - a unit has one gathered address, in forward, backward and every step; so has the gradient of
 //     a unit (reduce_at round) or of a visit (reduce_at step);
@@ -47,12 +47,12 @@ enum class OperationKind : uint8_t {
   kAllReduce,   // replicas: sums the reduced slices over the shard groups, divided
   kRound,       // replicas: the slices from fp32 to the communication dtype
   kAccumulate,  // adds the reduced slice to the shard; the last one takes the norm's squares
-  kNorm,        // the squares of a shard that kReduce wrote itself
+  kNorm,  // the squares of a shard that kReduce wrote itself; of all shards at Finish, where a step holds updates
   kGatherGradient,  // stage 0: the reduced gradient whole on every rank
   kExchange,        // norm, overflow, loss, scope hash and errors of all ranks
   kParameterNorms,  // of a sub-group: what LAMB and LARS know of whole parameters before an update
   kExchangeNorms,   // the same of all ranks
-  kUpdate,          // the optimizer, one unit
+  kUpdate,          // the optimizer, one sub-group of a unit
   kRefresh,         // all-gather of updated parameters of units that are kept whole
   kRead,            // moves from the swap file to host memory
   kUpload,          // moves from host memory to the device

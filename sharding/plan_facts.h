@@ -54,7 +54,7 @@ bool SumsOverRounds(const Plan& plan);
 int WholeGradients(const Plan& plan);
 int WholeGradientOf(const Plan& plan, int visit, int unit);
 
-// On the device: a visit's whole gradient; boundaries of its micro-batches, of a round or walk.
+// On the device, for scopes' views: a visit's whole gradient; boundaries of its micro-batches, of a round or walk.
 Place WholeGradientPlace(const Plan& plan, int visit);
 Place OutputPlace(const Plan& plan, int visit, int index_in_round);
 Place OutputGradientPlace(const Plan& plan, int visit, int index_in_round);

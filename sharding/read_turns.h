@@ -25,8 +25,8 @@ struct ReadTurn {
   int number = 0;            // of the slot, not counting how many there are
   int after = -1;            // turn that has the slot before it; -1: none
   std::vector<int> updated;  // units whose carried update brings the parameters of this turn
-  // Units whose last gather this is, and whose updates find there what it has brought; units whose
-  // updates have to be issued before this turn may be read.
+  // `shared`: units that this turn gathers last; their updates read this slot. `behind`: units that must be
+  // updated before this turn is read.
   std::vector<int> shared = {}, behind = {};
 };
 

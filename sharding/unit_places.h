@@ -23,7 +23,8 @@ inline const Section& SectionOf(const Plan& plan, int unit, bool trainable) {
   const UnitLayout& layout = plan.layout.units[static_cast<size_t>(unit)];
   return trainable ? layout.trainable : layout.frozen;
 }
-// Elements of a unit's trainable section that a rank updates: its slice, or, as each rank of stage 0 updates all, all.
+// Elements of a unit's trainable section that a rank updates: its slice; at stage 0 the whole section,
+// because every rank updates all of it.
 struct UpdatedElements {
   int64_t begin = 0, count = 0;
 };

@@ -3,7 +3,8 @@
 // (UpdateTable), over a record to all ranks of its shard group, to the squares of all of a parameter. Sums are
 // exact (optim/exact_sum.h), so neither cuts nor the order of ranks matter.
 //
-// All of it happens in the order of the reduce stream, in memory that host and device reach.
+// All of it happens in the order of the reduce stream, on which record_exchange.h enqueues it, in memory that host and
+// device reach.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What ranks tell each other in the order of the reduce stream: the records at the end of a step or evaluation,
-// around which StepOutcome does its part, and before LAMB and LARS the norms of parameters.
+// Enqueues on the reduce stream what ranks tell each other: the records at the end of a step or evaluation (exchange.h),
+// around which StepOutcome does its part, and before LAMB and LARS the norms of parameters (norm_exchange.h).
 #pragma once
 
 #include <optional>

@@ -1,5 +1,5 @@
-// A step that stands still for an evaluation, which may come between its scopes: its progress waits aside, walks
-// run as always, in places where parameters of the step are on their way, and then those are brought again.
+// Pauses a step for an evaluation. The evaluation overwrites slots that the step had filled, so they are filled again
+// afterwards.
 #pragma once
 
 #include <cstdint>

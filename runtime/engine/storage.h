@@ -41,8 +41,8 @@ class Storage {
                              int shard, int ranks_on_host, std::string_view name,
                              MemoryLedger& ledger, Allocate allocate, std::optional<Storage>& into);
 
-  // Once the plan has become another one of the same parameters, masters and states, where no step is alive: all else
-  // is as that plan has it. Pools that change go before others are taken. An error: what could not be taken is missing,
+  // Call it after the plan was replaced, between steps. It lays out every pool again but those of parameters, masters
+  // and states. Pools that change are given back before others are taken. An error: what could not be taken is missing,
   // until a call succeeds.
   absl::Status FollowPlan();
 

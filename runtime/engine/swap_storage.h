@@ -40,8 +40,8 @@ class SwapStorage {
   ShardFile& File(const sharding::Place& place) const;  // where it is now
   absl::Status CheckUnchanged() const;  // ShardFile::CheckUnchanged of each; waits for the disk
 
-  // For masters and states that are saved beside steps; once. kResourceExhausted: the disk has no room for them and for
-  // what is saved.
+  // Makes the second file, which a save beside steps needs. Does nothing the second time. kResourceExhausted: the disk
+  // has no room for that file and for what is saved.
   absl::Status TakeSecondPlaces(const sharding::SwapFiles& files, int ranks_on_host);
   ShardFile& SavedFile(const sharding::Place& place) const;  // where the save under way finds it
   SecondPlaces* second_places() const { return second_places_.get(); }
