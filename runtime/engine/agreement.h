@@ -1,5 +1,5 @@
 // Agreement between ranks outside a step: before they train together, and after something went
-// apart.
+// wrong.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace ebb {
 
 // Every rank's `value`, by rank. Blocks.
 absl::StatusOr<std::vector<int64_t>> AllValues(const HostLane& lane, int64_t value);
-// Every rank's values, rank after rank; each rank may have another number of them. Blocks.
+// Every rank's values, rank after rank; ranks may have different numbers of values. Blocks.
 absl::StatusOr<std::vector<std::vector<int64_t>>> AllLists(const HostLane& lane,
                                                            std::span<const int64_t> values);
 
@@ -27,14 +27,14 @@ absl::StatusOr<std::vector<std::vector<int64_t>>> AllLists(const HostLane& lane,
 absl::Status GatherRecords(const HostLane& lane, const ExchangeRecord& own,
                            std::span<ExchangeRecord> all);
 
-// OK if every rank passed OK; else this rank's own error, or that of the first rank that has one, with
-// its name and in full. Blocks.
+// OK if every rank passed OK; else this rank's own error, or the whole error of the first rank that
+// has one, with that rank's name. Blocks.
 absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own);
 
-// The same for errors of which it takes a while to find out more: of the ranks that pass the same
-// `cause` the first calls `advise`, adds what it returns behind "; ", and its error is that of all of
-// them. Cause 0: there is nothing to add. The others wait no longer than for any collective: after
-// that, or where a rank has gone, their errors are as passed. Of OK alone no more is exchanged.
+// The same for errors that take a while to explain. Among the ranks that pass the same `cause` the
+// first calls `advise` and adds the returned text behind "; "; all of them get its error. Cause 0:
+// there is nothing to add. The others wait as long as for any collective: after that, or where a
+// rank has gone, their errors are as passed. If all pass OK no more is exchanged.
 absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own, int64_t cause,
                            absl::FunctionRef<std::string()> advise);
 

@@ -1,5 +1,5 @@
-// State that is read beside the steps that come (Engine::ReadAsync): one instruction a unit, in the order of the next
-// step's updates, on a stream of its own. An update waits for the instruction of its own unit only.
+// Reads state beside the next steps (Engine::ReadAsync): one instruction a unit, in the order of
+// the next step's updates, on its own stream. An update waits only for its unit's instruction.
 //
 //   beside    | unit 2 | unit 1 | unit 0 | close, agree, commit
 //   updates            | unit 2 | unit 1 | unit 0
@@ -57,21 +57,21 @@ class AsyncReads {
 
   // As Engine::StateSlices.
   std::vector<StateSlice> Slices() const;
-  // Memory, a stream and a communicator, with the first read. Collective where there is no error.
+  // Takes memory, a stream and a communicator, at the first read. Collective if there is no error.
   absl::Status Prepare(bool beside_steps);
-  // Once updates of the last step have been issued. One at a time.
+  // Call once updates of the last step have been issued. One read at a time.
   std::shared_future<absl::Status> Start(StateReader reader);
-  // Another plan has come, and none is under way.
+  // Another plan has come, while no read is under way.
   void FollowPlan() {
     read_.reset();
     before_.reset();
   }
-  // Of the last one; ready if there was none.
+  // Whether the last read is over; true if there was none.
   bool is_over() const;
   void Await() const;
 
  private:
-  // An array of a unit: this rank's slice of it, and the parameters' parts of that, in their order.
+  // An array of a unit: this rank's slice of it, and the parameters' parts of the slice, in order.
   struct Array {
     struct Part {
       StateSlice slice;
@@ -80,10 +80,10 @@ class AsyncReads {
     sharding::StateRange range;
     std::vector<Part> parts;
   };
-  // One run on its way to the staging, while those before it are given.
+  // One run on its way to the staging, while earlier ones are given to the reader.
   struct Slot {
     std::array<IoTransfer, 2> transfers;
-    std::array<ShardFile*, 2> files = {};  // of those under way
+    std::array<ShardFile*, 2> files = {};  // files of the transfers under way
   };
 
   absl::Status MakeStreams();
@@ -106,16 +106,16 @@ class AsyncReads {
   const Parts with_;
   std::unique_ptr<LinkedFragment> read_;
   std::unique_ptr<LinkedFragment>
-      before_;  // without second places: its events may still be waited for
+      before_;  // without second places: its events may still have waiters
   bool asked_for_places_ = false;
   static constexpr size_t kSlots = 4;
-  Buffer staging_;  // of as many runs, where the host does not reach all state
+  Buffer staging_;  // for kSlots runs, if the host does not reach all state
   MemoryLedger::Charge charge_, reader_charge_;
   std::optional<Stream> copies_;     // from the device
   std::optional<Stream> agreement_;  // of the communicator
   std::array<Slot, kSlots> slots_;
   ThreadTeam team_{1};
-  // Of the read under way, for its stream alone.
+  // The read under way, for its stream alone.
   StateReader reader_;
   absl::Status status_;
   std::vector<float> values_;

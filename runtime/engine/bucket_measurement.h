@@ -1,5 +1,5 @@
-// How many bytes a group of collectives needs until the links between the ranks are busy, which
-// differs a lot between systems: measured once, by timing a few all-gathers.
+// How many bytes a group of collectives needs to keep the links between ranks busy. Systems differ
+// a lot, so this is measured once, by timing a few all-gathers.
 #pragma once
 
 #include <cstddef>
@@ -20,13 +20,13 @@ struct BucketTime {
   double seconds = 0;
 };
 
-// The smallest size that moves at least 80% of the bytes a second that the best one does; 0 of none.
+// The smallest size with at least 80% of the best rate, in bytes a second; 0 if there are no times.
 int64_t SmallestFastBucket(std::span<const BucketTime> times);
 
-// The same of all-gathers on `stream`, in bytes of the gathered whole. Collective, blocks; the first
-// rank's clock decides, also when to stop, after about a quarter of a second. `memory`: of the
-// device, kBucketBytesMax on every rank; what it holds is lost. `number`: shared by host and device.
-// kBucketBytesMin of one rank alone.
+// Measures all-gathers on `stream`; returns that size in bytes of the gathered whole. Collective,
+// blocks. The first rank's clock decides, also when to stop, after about a quarter of a second.
+// `memory`: of the device, kBucketBytesMax on every rank; its contents are lost. `number`: shared
+// by host and device. A rank alone gets kBucketBytesMin.
 absl::StatusOr<int64_t> MeasureBucketBytes(Communicator& communicator, Stream& stream,
                                            std::span<std::byte> memory, int64_t& number);
 

@@ -1,4 +1,4 @@
-// What a call of all ranks was begun with, and what was opened in it, as numbers: the same on every rank, or the
+// How a call of all ranks was begun, and the scopes opened in it, as numbers. If ranks differ, the
 // call is an error of all of them.
 #pragma once
 

@@ -1,9 +1,9 @@
-// What a step pays for the checksums that "ebb.verify_swap" "all" has beside those of "states", by which
-// "auto" chooses between the two.
+// What a step pays for the checksums that "ebb.verify_swap" "all" adds to those of "states". "auto"
+// chooses between the two by this.
 //
-// A step takes at least what the disk takes for the step's bytes. Where its threads wait for the disk,
-// sums take their time from the wait; where they compute, a step gets longer by the sums' time, which
-// the threads of the rank share. So, whatever kernels and updates take:
+// A step takes at least the disk's time for its bytes. Where the step's threads wait for the disk,
+// checksums take their time from the wait. Where they compute, the step gets longer by the
+// checksums' time, shared by the rank's threads. So, whatever kernels and updates take:
 //
 //   longer by at most   (seconds of the sums in one thread / threads) / seconds of the disk
 #pragma once
@@ -19,8 +19,8 @@ namespace ebb {
 
 // Bytes of a step of one rank.
 struct ChecksumWork {
-  int64_t summed = 0;                  // by all, and not by states
-  int64_t parameters = 0, states = 0;  // to and from the file of either
+  int64_t summed = 0;                  // with "all", beyond those of "states"
+  int64_t parameters = 0, states = 0;  // moved to and from either file
 };
 ChecksumWork ChecksumWorkOf(const sharding::Plan& plan, const sharding::SwapFiles& files);
 
@@ -28,18 +28,18 @@ ChecksumWork ChecksumWorkOf(const sharding::Plan& plan, const sharding::SwapFile
 struct ChecksumRates {
   double sum = 1;  // of one thread
   double parameters = 1,
-         states = 1;  // of the file of either, read and written; 1 where there is none
+         states = 1;  // of either file, reads and writes together; 1 if there is none
 };
 
-// Blocks: reads up to 16 MiB of each file, sums them, and writes them back, a few times, of which the
-// fastest counts.
+// Blocks: a few times, reads up to 16 MiB of each file, sums them and writes them back. The fastest
+// time counts.
 absl::StatusOr<ChecksumRates> MeasureChecksumRates(const Storage& storage,
                                                    const sharding::Plan& plan);
 
-// A share of the step. Where the files are on two disks, the slower one's time is the disk's; so it is
-// where they are on one, which takes longer than that.
+// A share of the step. With the files on two disks the slower one's time counts. The same is
+// computed for files on one disk, which takes longer than that.
 double LongerAtMost(const ChecksumWork& work, const ChecksumRates& rates, int threads);
-// No more than this is no longer: the same step from the same disk differs by more.
+// Up to this a step counts as no longer: its time on the same disk varies by more.
 inline constexpr double kNoLonger = 0.01;
 
 }  // namespace ebb

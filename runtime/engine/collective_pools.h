@@ -1,5 +1,5 @@
-// What communicators are told of the pools: where sums in order meet, and which memory NCCL may move without
-// copies of its own. Once the pools are there and again once they have moved, on all ranks.
+// Tells communicators of the pools: where ordered sums meet, and which memory NCCL may move without
+// copies of its own. Once the pools exist and again once they have moved, on all ranks.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace ebb {
 
-// Memory for a class of state that communicators may be told of. What no step sends is like any other.
+// Memory for a class of state that communicators may be told of. Plain if no step sends the class.
 absl::StatusOr<Buffer> AllocatePool(const EngineInputs& inputs, StateClass state, int64_t bytes,
                                     std::string_view what);
 
@@ -28,7 +28,7 @@ class CollectivePools {
 
   // Collective. Both outlive this, or the next call.
   absl::Status Show(const Storage& storage, const sharding::Pools& pools);
-  // Before the pools move or go, when no operation is under way.
+  // Before the pools move or go, with no operation under way.
   void Deregister();
 
  private:
@@ -37,7 +37,7 @@ class CollectivePools {
   const EngineInputs& inputs_;
   EngineCommunicators& communicators_;
   EngineStreams& streams_;
-  bool logged_copies_ = false;  // that communicators do not take the pools
+  bool logged_copies_ = false;  // it was logged that communicators copy
 };
 
 }  // namespace ebb

@@ -1,12 +1,12 @@
-// What the host and the device tell each other in a step, in memory that both reach: norms, losses
-// and the ranks' records come from the device, the scale and the constants of updates go to it. What
-// every thread of an update reads, a device with memory of its own has a copy of there. On the CPU
-// all of it is memory like any other.
+// What the host and the device tell each other in a step, in memory that both reach. Norms, losses
+// and the ranks' records come from the device; the scale and the constants of updates go to it. A
+// device with memory of its own has a copy there of what every thread of an update reads. On the
+// CPU all of this is plain memory.
 //
-// Two steps may be under way, so what a step's updates, its loss and its exchange need is there by
-// parity. An evaluation, which may come within a step, has sums and records of its own: kEvaluation stands
-// for its parity. The scale is one for all steps: each one's exchange, behind all that reads it, writes the
-// next one's. Events of the streams order writes with reads.
+// Two steps may be under way, so the values of a step's updates, loss and exchange exist by parity.
+// An evaluation may come within a step, so it has sums and records of its own: kEvaluation is its
+// parity. All steps share one scale: a step's exchange comes behind all readers of the scale and
+// writes the next step's. Events of the streams order writes with reads.
 #pragma once
 
 #include <cstddef>
@@ -25,15 +25,15 @@ class ControlBlock {
  public:
   static constexpr int kEvaluation = 2, kSlots = 3;  // of sums and records
 
-  // `sets`: of constants, that one step's updates need; `runs`: of all updates. An error: `into` holds
-  // what could be taken, as with Storage.
+  // `sets`: of constants that a step's updates need. `runs`: of all updates. On an error `into`
+  // holds what could be taken, as with Storage.
   static absl::Status Create(const Device& device, size_t units, size_t ranks, size_t sets,
                              std::span<const optim::UpdateRun> runs,
                              std::optional<ControlBlock>& into);
 
   double& square(int unit) const { return squares_[static_cast<size_t>(unit)]; }  // of its shard
   std::span<const double> squares() const { return squares_; }                    // by unit
-  // An evaluation's sums. Of a step the first is its loss, and the others are nothing.
+  // A step's first sum is its loss; it has no others. An evaluation uses all.
   std::span<double> sums(int parity) const {
     return sums_.subspan(static_cast<size_t>(parity) * Evaluation::kSums, Evaluation::kSums);
   }
@@ -42,16 +42,16 @@ class ControlBlock {
   std::span<ExchangeRecord> records(int parity) const {
     return RecordsOf(parity).first(records_.size() / kSlots - 1);
   }
-  // `early`: of updates that come before their step's verdict.
+  // `early`: the constants of updates that come before their step's verdict.
   std::span<optim::UpdateConstants> constants(int parity, bool early) const {
     return Of(parity, early, constants_);
   }
 
-  // Copies, in the order of `stream`, for updates that are ordered behind it; nothing where the device
-  // has no memory of its own. Of constants: those that were set when the stream gets there.
+  // Copies in the order of `stream`, for updates ordered behind it; no-ops if the device has no
+  // memory of its own. Constants are copied as they are when the stream gets there.
   void CopyConstants(Stream& stream, int parity, bool early) const;
   void CopyRuns(Stream& stream) const;
-  // Where an update reads them: one of the device, or one of the host.
+  // Where an update reads constants, on the device or on the host.
   std::span<const optim::UpdateConstants> constants_for(bool on_device, int parity,
                                                         bool early) const {
     return Of(parity, early, on_device ? device_constants_ : constants_);

@@ -6,8 +6,8 @@
 
 namespace ebb {
 
-// What to say of `streams` of an engine where CUDA_DEVICE_MAX_CONNECTIONS is `connections` (null: it is
-// not set, and CUDA takes 8); empty where each has a queue of its own.
+// A warning about `streams` of an engine with CUDA_DEVICE_MAX_CONNECTIONS as `connections` (null:
+// not set, so CUDA takes 8); empty if each stream has a queue of its own.
 std::string WarnOfFewQueues(int streams, const char* connections);
 
 }  // namespace ebb

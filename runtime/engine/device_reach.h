@@ -1,4 +1,4 @@
-// What an engine asks of its device beside memory, streams and events.
+// Facts about a device beside memory, streams and events.
 #pragma once
 
 #include "ebb/runtime/device/device.h"
@@ -6,12 +6,12 @@
 
 namespace ebb {
 
-// The device's memory is the host's: pools on it are in RAM, and need no copies to be looked at.
+// The device's memory is the host's: pools on it are in RAM, and the host needs no copies of them.
 inline bool HostReaches(const Device& device) {
   return device.kind() == DeviceKind::kCpu;
 }
 
-// What is enqueued there the device runs, and else a thread of the host.
+// The device runs what is enqueued on the stream; else a thread of the host does.
 inline bool RunsOnDevice(const Stream& stream) {
   return stream.view().native != nullptr;
 }

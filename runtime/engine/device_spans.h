@@ -19,13 +19,13 @@ class DeviceSpans {
   DeviceSpans(std::unique_ptr<SpanClock> clock, Timeline& timeline)
       : clock_(std::move(clock)), timeline_(timeline) {}
 
-  // Room for `spans` more than are under way. Not within a step: it allocates.
+  // Makes room for `spans` beside those under way. Not within a step: it allocates.
   absl::Status Reserve(int spans);
-  // A number for End; -1, which End takes, where there is no room.
+  // Returns a number for End; -1, which End takes, if there is no room.
   int Begin(Stream& stream) { return clock_->Begin(stream); }
-  // Those of one track are on one stream. The times are not looked at.
+  // Spans of one track are on one stream. Does not read the times.
   void End(int number, Stream& stream, const Timeline::Span& span);
-  // Into the timeline, what is over by now. Does not wait.
+  // Adds spans that are over to the timeline. Does not wait.
   void Collect();
 
  private:

@@ -1,5 +1,5 @@
-// A forward scope that is none of the declared order's: what the unit's memory holds by then is displaced. The
-// unit is gathered alone, and when its scope closes, so is what is still to be used. The plan stands still between.
+// Forward scopes outside the declared order: the unit is gathered alone, over what its memory
+// holds. When its scope closes, displaced units still in use are gathered again. The plan pauses.
 #pragma once
 
 #include "ebb/runtime/engine/fragment_runner.h"
@@ -27,9 +27,9 @@ class DisplacedUnits {
 
   void Open(OpenScope& scope);
   void Close(const OpenScope& scope);
-  // Brings again what the step still uses, wherever it was displaced.
+  // Gathers again what the step still uses, wherever it was displaced.
   void GatherAgain();
-  // Whether no scope that is open shows what lies where the unit goes: any, or those that displace. Says so if not.
+  // Whether no open scope (`all`), or no displacing one, shows the unit's memory; else an error.
   bool HasRoom(const OpenScope& scope, bool all);
 
  private:

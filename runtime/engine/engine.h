@@ -1,7 +1,7 @@
 // The engine keeps a model's parameters, gradients and optimizer states in shards over the ranks
-// and moves them so that each scope finds what it needs. It executes a program (program.h)
-// computed at Create, also where a trainer leaves out scopes of the declared order, and gathers a unit that
-// it opens again.
+// and moves them so that each scope finds what it needs. It executes a program (program.h) that
+// Create computes. A trainer may leave out scopes of the declared order, and may open a unit
+// again.
 //
 //   auto engine = Engine::Create(world, device, model, config);
 //   Step step = engine->BeginStep();
@@ -10,16 +10,16 @@
 //   step.Finish();      // what this rank knows by now
 //   engine->Report();   // the step's verdict
 //
-// What it holds is read, written, gathered, copied and saved as engine_state.h says.
+// engine_state.h says how state is read, written, gathered, copied and saved.
 //
 // Not bound to a thread: calls must be ordered, from whichever thread. SPMD: every rank opens the
-// same scopes in the same order, which a hash checks with every step. On a GPU, work on a scope's views
-// goes on compute_stream() or is joined to it before the scope closes; on the CPU the calling
-// thread is the compute stream. The engine outlives its scopes, Steps and Evaluations. One that was
-// moved from refuses everything; it has no program() and no config().
+// same scopes in the same order, and a hash checks this with every step. On a GPU, work on a
+// scope's views goes on compute_stream() or is joined to it before the scope closes; on the CPU the
+// calling thread is the compute stream. The engine outlives its scopes, Steps and Evaluations. A
+// moved-from engine refuses every call; it has no program() and no config().
 //
-// Several engines of one World: their calls, too, are ordered, and the same on every rank, since each
-// call enqueues its collectives before it returns, and so all of a rank's are in the order of its
+// Several engines of one World: their calls must be ordered, too, in the same way on every rank. A
+// call enqueues its collectives before it returns, so a rank's collectives are in the order of its
 // calls. Steps and Evaluations of different engines may be open at once.
 #pragma once
 
@@ -61,21 +61,21 @@ struct EngineOptions {
   // handle; its name here is cudaStreamLegacy.
   StreamView compute = {};
   std::optional<OptimizerSpec> optimizer = {};  // instead of the config's
-  // In logs, timelines, reports, and of swap directories: with anything on NVMe letters, digits, '_',
-  // '.' and '-', some 200 at most, else Create is kInvalidArgument.
+  // Names logs, timelines, reports and swap directories. With anything on NVMe it has letters,
+  // digits, '_', '.' and '-', some 200 at most; else Create is kInvalidArgument.
   std::string name = "engine";
-  // The values of all ranks are those that rank 0's initialisers give: for values that are drawn in turn, or that one
-  // rank alone has. Only rank 0's are called, one at a time, each parameter's elements in order, unit by unit, in each
-  // unit its trainable parameters first. Create then takes as long as rank 0 takes for the whole model, and a broadcast
-  // of it. The same on every rank.
+  // Rank 0's initialisers give the values of all ranks: for values drawn in turn, or that only one
+  // rank has. Only rank 0's are called, one at a time: a parameter's elements in order, unit by
+  // unit, in each unit trainable parameters first. Create takes as long as rank 0 takes for the
+  // whole model and its broadcast. The same on every rank.
   bool initial_values_of_rank_0 = false;
 };
 
-// Of Engine::Views.
+// One parameter of Engine::Views.
 struct ParameterView {
   ParameterId parameter{};
   TensorView value;
-  std::optional<DType> gradient;  // of what BackwardScope::gradient gives; none: it is frozen
+  std::optional<DType> gradient;  // the dtype of BackwardScope::gradient; none: it is frozen
 };
 
 class Engine : public EngineState {
@@ -90,38 +90,38 @@ class Engine : public EngineState {
   ~Engine();
 
   StreamView compute_stream() const;
-  // ModelSpec::workspace_bytes of device memory as kInt8; the trainer's between any two calls.
+  // ModelSpec::workspace_bytes of device memory as kInt8, for the trainer between any two calls.
   MutableTensorView workspace() const;
-  // What every scope of a unit shows, known without opening one: a trainer makes its tensors once. Shape, dtype and
-  // the address, which is the same in every scope and step, until Suspend or Reorder; its elements are the parameter's only
-  // while a scope of the unit is open. Empty: no unit of this model.
+  // Shape, dtype and address in every scope of a unit, so that a trainer makes its tensors once.
+  // The address stays until Suspend or Reorder. Its elements are the parameter's only while a scope
+  // of the unit is open. Empty: no unit of this model.
   std::vector<ParameterView> Views(UnitId unit) const;
-  // Memory of the device to which Views, scopes and workspace() have led stays where it is for as long as what this
-  // returns lives, also when the engine has ended: for tensors that lie over it and outlive it. What is in it is then
-  // undefined, and the shapes of views are gone. Meanwhile Suspend and Reorder give none of it back. Whichever thread
-  // lets go of it last gives it back, which on a GPU waits for the device. Null: the engine was moved from.
+  // Keeps the device memory behind Views, scopes and workspace() in place while the result lives,
+  // even after the engine's end. Its contents are then undefined, and shapes of views are gone.
+  // Meanwhile Suspend and Reorder give none of it back. The last owner to let go gives it back, on
+  // any thread; on a GPU that waits for the device. Null: the engine was moved from.
   std::shared_ptr<void> HoldMemory();
 
   // Waits for the updates of the step before the last, so two steps are in the queues at most.
   Step BeginStep(StepOptions options = {});
   Evaluation BeginEvaluation(int micro_batches = 1, EvaluationOptions options = {});
 
-  // Of the last finished step; waits for its verdict, and returns its error if it had one. Asked in
-  // the next step, before its Finish, it waits for no work of that one, and tells of every step all the
-  // same; the last step's needs a Report of its own.
+  // The report of the last finished step; waits for its verdict, and returns its error if it had
+  // one. In the next step, before its Finish, Report waits for no work of that step, and still
+  // tells of every step; the last step needs a Report of its own.
   absl::StatusOr<StepReport> Report();
 
-  // Collective, each one. For engines that take turns on a device: between steps, Suspend waits for
-  // pending updates, keeps parameters, masters and optimizer states on the host (tier kCpu of
-  // memory(); on a CPU device they stay where they are) and gives the memory of all other pools
-  // back. Resume takes it again: on all ranks or, where one lacks memory, on none. Everything then
-  // goes on bit for bit as if nothing had been, but scopes' views and workspace() may be at other
+  // Each is collective. For engines that take turns on a device: between steps, Suspend waits
+  // for pending updates, keeps parameters, masters and optimizer states on the host (tier
+  // kCpu of memory(); a CPU device keeps them in place) and gives the memory of all other
+  // pools back. Resume takes it again: on all ranks or, if one lacks memory, on none.
+  // Training then goes on bit for bit, but scopes' views and workspace() may be at other
   // addresses.
   //
-  // Meanwhile Read, Write, Gather and CopyParametersFrom work on what the host keeps, workspace() is
-  // empty, and a Step or Evaluation gives no views: its Finish, and Report, say why, until Resume.
-  // Suspending twice and resuming what is not suspended are OK and change nothing. While a Step or
-  // Evaluation is alive both are errors, which leave it as it is.
+  // Meanwhile Read, Write, Gather and CopyParametersFrom work on the state on the host, workspace()
+  // is empty, and a Step or Evaluation gives no views: its Finish, and Report, say why, until
+  // Resume. A second Suspend, and Resume without Suspend, are OK and change nothing. While a Step
+  // or Evaluation is alive both are errors that leave it as it is.
   absl::Status Suspend();
   absl::Status Resume();
 
@@ -140,8 +140,8 @@ class Engine : public EngineState {
   // disk that is not there. Other threads ask nothing of the engine meanwhile.
   absl::Status Reorder(std::vector<Visit> forward, std::vector<ScopeEvent> order = {});
 
-  // Collective, between steps: OK if every rank passes OK and the same `about`. Else this rank's own error, or that of
-  // the first rank that has one, in 440 bytes of its message.
+  // Collective, between steps: OK if every rank passes OK and the same `about`. Else this rank's
+  // own error, or the error of the first rank that has one, cut to 440 bytes.
   absl::Status Agree(const absl::Status& own, std::string_view about = "");
 
   // Any thread.

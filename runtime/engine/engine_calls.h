@@ -1,4 +1,4 @@
-// One engine's part in the order of calls of its world (comm/call_order.h). Each call that all ranks make
+// One engine's part in the order of calls of its world (comm/call_order.h). Each call of all ranks
 // is noted before it waits for other ranks.
 #pragma once
 
@@ -12,27 +12,27 @@ namespace ebb {
 
 class EngineCalls {
  public:
-  // Create, which is the engine's first call.
+  // Notes Create, the engine's first call.
   EngineCalls(World world, std::string_view name);
 
   // Different calls of two ranks fail their world: every rank gets a Status, now or in the
   // collective that it waits in, and no engine of that world goes on.
   void Note(CallKind kind) const;
-  // Of steps, evaluations and other calls of all ranks: the same on each, or their logs show it.
+  // Numbers steps, evaluations and other calls of all ranks: equal on each, or their logs differ.
   int64_t NextNumber() { return ++last_number_; }
-  // What a call returns: its errors are noted (CallOrder::NoteError).
+  // Passes a call's result on and notes its error (CallOrder::NoteError).
   template <class Result>
   Result Returned(Result result) const {
     return Returned(world_, std::move(result), engine_);
   }
-  // Of one that a rank may make alone.
+  // The same of a call that a rank may make alone.
   template <class Result>
   Result ReturnedAlone(Result result) const {
     CallOrder* const order = result.ok() ? nullptr : world_.calls();
     if (order != nullptr) order->NoteError(engine_, /*in_call=*/false);
     return result;
   }
-  // Of a call by which there is no engine yet.
+  // The same of a call before there is an engine.
   template <class Result>
   static Result Returned(const World& world, Result result, int engine = -1) {
     CallOrder* const order = result.ok() ? nullptr : world.calls();

@@ -1,5 +1,5 @@
-// The communicators of an engine: one outside of steps, and for steps one for each lane, so that what is on one
-// does not wait for what is on another.
+// The communicators of an engine: one for outside of steps, and one for each lane of steps, so that
+// lanes do not wait for each other.
 #pragma once
 
 #include <array>
@@ -24,12 +24,12 @@ class EngineCommunicators {
   absl::Status MakeControl(MemoryLedger& ledger);
   // `shards`: ranks that each unit is cut over.
   absl::Status MakeGather(int shards);
-  // Of the ranks that hold a secondary copy.
+  // The communicator of the ranks that hold a secondary copy.
   absl::Status MakeSecondary(int secondary_shards);
-  // With replicas: of the shard group, of the ranks that hold the same slice, and of the world.
+  // With replicas: of the shard group, of the ranks with the same slice, and of the world.
   absl::Status MakeReduce(int shards);
 
-  // For state that is read beside steps. Nothing where it is there.
+  // For reading state beside steps. A second call does nothing.
   absl::Status MakeAsyncReads(MemoryLedger& ledger);
   HostLane AsyncReads(Stream& stream) { return {*async_reads_, stream, async_reads_mirror_}; }
 
@@ -39,30 +39,30 @@ class EngineCommunicators {
 
   Communicator& gather() { return **at(sharding::Lane::kGather); }
   Communicator& reduce() { return **at(sharding::Lane::kReduce); }
-  // Null where there is none, or none yet.
+  // Null if there is none, or none yet.
   std::optional<Communicator>* at(sharding::Lane lane) {
     return &lanes_[static_cast<size_t>(lane)];
   }
-  // Of all ranks, on the reduce stream: that of reductions where shards are not repeated.
+  // Of all ranks, on the reduce stream: where shards are not repeated, that of reductions.
   std::optional<Communicator>* of_world() {
     std::optional<Communicator>* const own = at(sharding::Lane::kExchange);
     return own->has_value() ? own : at(sharding::Lane::kReduce);
   }
-  // Those that steps use, made or not; the first of them, of Lane::kNone, never is.
+  // Those of steps, made or not; the first, of Lane::kNone, is never made.
   std::array<std::optional<Communicator>, sharding::kLanes>& of_steps() { return lanes_; }
 
-  // Ranks have given memory of the device back, which waits for it, so that no rank may wait there for another: before
-  // what comes next on it. Collective.
+  // To give memory of the device back waits for the device, and a rank must not wait there for
+  // another. So ranks meet here afterwards, before the next work on it. Collective.
   absl::Status MeetBehindFreedMemory() const;
 
   CommunicatorOptions OptionsOf(std::string_view name) const;
-  // The configured one, or what is usual: the ranks of a host.
+  // The configured one, or the default: the ranks of a host.
   int ReductionGroup() const;
-  // Collectives that are on their way end with errors.
+  // Collectives under way end with errors.
   void Leave();
 
  private:
-  // With room for what passes through it.
+  // With room for data from host memory.
   absl::Status MakeForHost(std::string_view name, MemoryLedger& ledger,
                            std::optional<Communicator>& communicator, DeviceMirror& mirror) const;
   absl::Status Make(std::string_view name, sharding::Lane lane);
@@ -71,7 +71,7 @@ class EngineCommunicators {
 
   const EngineInputs& inputs_;
   std::optional<Communicator> control_;
-  DeviceMirror mirror_;  // of what passes through it
+  DeviceMirror mirror_;  // for data from host memory
   std::optional<Communicator> async_reads_;
   DeviceMirror async_reads_mirror_;
   std::array<std::optional<Communicator>, sharding::kLanes> lanes_;

@@ -1,5 +1,5 @@
-// What an engine is made of, as the trainer gave it. Create settles the rest: which communicators the world makes
-// for the device, and what the config left to it ("auto").
+// What the trainer gave for an engine. Create settles the rest: the world's communicators for the
+// device, and what the config leaves open ("auto").
 #pragma once
 
 #include "ebb/runtime/comm/world.h"
@@ -25,11 +25,11 @@ struct EngineInputs {
   const OptimizerSpec* own_optimizer() const {
     return options.optimizer ? &*options.optimizer : nullptr;
   }
-  // Of the plans that the engine runs.
+  // Inputs of the plans that the engine runs.
   sharding::PlanInputs ForPlan() const;
 };
 
-// Of a plan that is only looked at, too.
+// Inputs of any plan, even one only to look at.
 sharding::PlanInputs PlanInputsFor(const ModelSpec& model, const Config& config, int world,
                                    const OptimizerSpec* own_optimizer);
 

@@ -1,5 +1,5 @@
-// An engine's streams, by line: those on which a plan's instructions start, and those on which transfers with
-// files end.
+// An engine's streams, by line: some start a plan's instructions, some end transfers with
+// files.
 #pragma once
 
 #include <array>
@@ -21,14 +21,14 @@ class EngineStreams {
  public:
   explicit EngineStreams(const Device& device);
 
-  // Those of every engine, with room for two steps of the plan, so that enqueuing waits for no work. `plan`: null
-  // where there is none, and ranks only agree on that. Again once another plan was chosen, as the next: what has no room
-  // for it is made anew, at its address. Of streams that are idle.
+  // Makes the streams of every engine, with room for two steps of the plan, so that enqueuing waits
+  // for no work. `plan`: null if there is none, and ranks only agree on that. Call again for
+  // another plan while streams are idle: a stream without room for it is made anew, at its address.
   absl::Status Make(const Device& device, const sharding::Plan* plan);
-  // Those of what is offloaded.
+  // Makes the streams of offloading.
   absl::Status MakeOffload(const Device& device, const sharding::Plan& plan, bool has_files);
 
-  // That of state which is read beside steps, `units` at once. Nothing where it is there.
+  // Makes the stream that reads state beside steps, `units` at once. A second call does nothing.
   absl::Status MakeAsyncReads(const Device& device, int64_t units);
   Stream& async_reads() { return *lines_[sharding::kAsyncReads]; }
 
@@ -40,7 +40,7 @@ class EngineStreams {
   Stream& download() { return *lines_[sharding::LineOf(sharding::StreamId::kDownload)]; }
   // Null where no instruction runs.
   std::array<Stream*, sharding::kLines> all();
-  Event& started() { return *started_; }  // ties the streams on which transfers start and end
+  Event& started() { return *started_; }  // ties the streams of a transfer's start and end
   const Event& concluded(int parity) const { return concluded_[static_cast<size_t>(parity)]; }
   std::vector<Event>& concluded() { return concluded_; }
 
@@ -52,11 +52,11 @@ class EngineStreams {
   using Made = absl::FunctionRef<absl::StatusOr<Stream>(int tasks)>;
   absl::Status MakeLine(sharding::Line line, int tasks, Made make);
 
-  // Those that start transfers before those that end them.
+  // Streams that start transfers come before those that end them.
   std::array<std::optional<Stream>, sharding::kLines> lines_;
-  std::array<int, sharding::kLines> tasks_ = {};  // of each, the most that it has room for
+  std::array<int, sharding::kLines> tasks_ = {};  // the most that each has room for
   std::optional<Event> started_;
-  std::vector<Event> concluded_;  // by parity: what the caller waits for when it is two steps ahead
+  std::vector<Event> concluded_;  // by parity: the caller waits for these when two steps ahead
 };
 
 }  // namespace ebb

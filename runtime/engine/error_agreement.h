@@ -1,5 +1,5 @@
-// What went wrong on any rank, once all have told each other: the same on each of them. What only this rank's
-// communicators know, it says there first, so that no other rank waits for it.
+// The error of any rank, once all have told each other: the same on each rank. First a rank tells
+// the others what only its own communicators know, so that no other rank waits for it.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ class ErrorAgreement {
   };
   explicit ErrorAgreement(const Parts& parts) : with_(parts) {}
 
-  // Of a step, of an evaluation, or of a call of all ranks outside of these.
+  // Facts of a step, of an evaluation, or of another call of all ranks.
   struct Known {
     const absl::Status& error;  // this rank's
     std::span<const int64_t> log;
@@ -35,7 +35,7 @@ class ErrorAgreement {
     int parity = 0;         // of the records
     int64_t step = 0;       // the number of the next step
   };
-  // An error that is not the step's alone has failed the engine.
+  // An error beyond the step fails the engine.
   absl::Status ErrorOf(const Known& known);
   absl::Status ErrorOfCall(std::span<const int64_t> log, const Verdict& ranks, int64_t step);
 

@@ -17,24 +17,24 @@ struct ExchangeRecord {
   double squares = 0;  // of this rank's slices, scaled as the gradients are
   double loss = 0;     // sum of what was added
   uint64_t scopes_hash = 0;
-  uint64_t rates_hash = 0;  // of what the step was given: StepRates, and a gradient scale
-  // A unit with a non-finite gradient here: of several the one that was through with its backward first, as such
-  // gradients spread towards the input.
+  uint64_t rates_hash = 0;  // of the step's given StepRates and gradient scale
+  // A unit with a non-finite gradient here. Of several it is the first that finished its backward,
+  // because such gradients spread towards the input.
   int32_t non_finite_unit = -1;
   int32_t failed = 0;  // this rank has an error; `message` says which
   int32_t status_code = 0;
   int32_t message_bytes = 0;
   int64_t exchange = 0;  // number of the exchange, from 1; an older record is not the awaited one
   int64_t known = 0;     // this rank's caller knows the errors of exchanges up to this one
-  bool engine_failed = false;         // and it is the engine's, for good
-  bool updates_started = false;       // early ones, of this step
+  bool engine_failed = false;         // the error is the engine's, for good
+  bool updates_started = false;       // early updates of this step
   bool returned = false;              // its Finish returns this error
-  bool broken = false;                // a communicator of its steps is, or its device
+  bool broken = false;                // a communicator of its steps is broken, or its device
   int32_t non_finite_parameter = -1;  // one of that unit; -1: not known
-  // Of the error; without one the trail of the step's scopes, or the evaluation's sums.
+  // The error's text; without one the trail of the step's scopes, or the evaluation's sums.
   char message[440] = {};
 
-  // Of a long message its beginning and its end.
+  // Keeps the beginning and the end of a long message.
   void SetError(const absl::Status& status);
   absl::Status Error(int rank) const;
   void SetTrail(const ScopeTrail& trail);
@@ -49,7 +49,7 @@ struct Verdict {
   double squares = 0, loss = 0;
   int non_finite_rank = -1, non_finite_unit = -1, non_finite_parameter = -1;
   bool scopes_differ = false;
-  int other_rates = -1;   // the first rank that was given others than rank 0
+  int other_rates = -1;   // the first rank with other rates than rank 0
   int64_t known = 0;      // on every rank
   bool returned = false;  // on every rank
   bool engine_failed = false, updates_started = false, broken = false;  // on any rank
@@ -57,9 +57,9 @@ struct Verdict {
 };
 // `backwards`: by unit, a number that grows with the time of its last backward; empty: the units' own order.
 Verdict Conclude(std::span<const ExchangeRecord> records, std::span<const int> backwards = {});
-// Whether the unit is through with its backward before the other.
+// Whether the unit finished its backward before the other.
 bool IsEarlier(int unit, int other, std::span<const int> backwards);
-// Of an evaluation that no rank has an error of.
+// The sums of an evaluation without an error on any rank.
 Evaluation::Sums SumsOf(std::span<const ExchangeRecord> records);
 
 }  // namespace ebb

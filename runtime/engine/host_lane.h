@@ -1,5 +1,5 @@
-// Where ranks exchange what lies in host memory, outside of steps: agreements, values that are
-// looked at. Communicators of a GPU reach its own memory only.
+// Where ranks exchange data of host memory, outside of steps: agreements, and values to look at.
+// Communicators of a GPU reach its own memory only.
 #pragma once
 
 #include <cstddef>
@@ -19,29 +19,29 @@ namespace ebb {
 //
 //   host --Upload--> [ locked | device ] --collective--> [ device | locked ] --Take--> host
 //
-// Kept for as long as there are collectives: to give memory of a device back waits for its kernels,
-// among them perhaps another rank's collective, which waits for this rank.
+// Kept for as long as there are collectives: giving memory of a device back waits for its kernels.
+// One of them may be another rank's collective, and that waits for this rank.
 class DeviceMirror {
  public:
   DeviceMirror() = default;
-  // Predicted and counted in the ledger, as staging; nothing on the CPU. What is there when it fails
-  // stays: a rank gives no memory back before the others know that it has failed.
+  // Predicted and counted in the ledger, as staging; nothing on the CPU. What was taken stays after
+  // a failure: a rank gives no memory back before the others know of the failure.
   absl::Status Allocate(const Device& device, int64_t bytes, MemoryLedger& ledger);
 
   bool made() const { return locked_.data() != nullptr; }
-  // How many of `bytes` fit where they share the mirror with `others` as large: all on the CPU.
+  // How many of `bytes` fit beside `others` of the same size in the mirror: all on the CPU.
   int64_t Fitting(int64_t bytes, int64_t others) const;
-  // `host`, or on a device its place in the mirror.
+  // `host` itself, or on a device its place in the mirror.
   std::byte* Of(std::byte* host, int64_t offset) const {
     return made() ? copy_.data() + offset : host;
   }
   const std::byte* Of(const std::byte* host, int64_t offset) const {
     return made() ? copy_.data() + offset : host;
   }
-  // Nothing of these on the CPU. `host` is read at once, so the last copies of these bytes have to be
-  // over; the device has them in the order of `stream`.
+  // No-ops on the CPU. `host` is read at once, so the last copies of these bytes have to be over.
+  // The device gets them in the order of `stream`.
   void Upload(Stream& stream, const std::byte* host, int64_t offset, int64_t bytes) const;
-  // In the order of `stream`; once that is idle the host finds them by Take.
+  // In the order of `stream`. Take gives them to the host once the stream is idle.
   void Download(Stream& stream, int64_t offset, int64_t bytes) const;
   void Take(std::byte* host, int64_t offset, int64_t bytes) const;
 

@@ -1,4 +1,4 @@
-// The values that a model begins with, from its initialisers into the slices of this rank.
+// The first values of a model: initialisers fill the slices of this rank.
 #pragma once
 
 #include <cstdint>
@@ -24,14 +24,14 @@ struct InitialValues {
   bool OfStates() const;
   // From this rank's initialisers.
   absl::Status Fill(StateValues& state) const;
-  // Collective: from rank 0's. `broadcast` makes values those of rank 0, and is called as often on every rank.
+  // Collective: from rank 0's. All ranks call `broadcast` equally often; it gives rank 0's values.
   using Broadcast = absl::FunctionRef<absl::Status(std::span<float>)>;
   absl::Status FillAsRank0(StateValues& state, bool is_rank_0, Broadcast broadcast) const;
 
  private:
   absl::Status AskInTurn(const sharding::Section& section, int64_t begin,
                          std::span<float> values) const;
-  // Values from element `begin` of this rank's slice on; `states`: of the optimizer's, none where they begin with 0.
+  // Stores values from this rank's element `begin` on; `states`: the optimizer's, none if zero.
   absl::Status Store(StateValues& state, int unit, bool trainable, int64_t begin,
                      std::span<const float> values, std::span<const float> states) const;
 };

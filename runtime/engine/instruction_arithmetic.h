@@ -1,5 +1,5 @@
-// Instructions that calculate: casts, sums of gradients, their norms, updates. By the kernels of the device on its
-// streams, by the host's on the others.
+// Instructions that calculate: casts, sums of gradients, their norms, updates. The device's kernels
+// run them on its streams, the host's kernels on the others.
 #pragma once
 
 #include "ebb/runtime/device/stream.h"
@@ -22,7 +22,7 @@ class InstructionArithmetic {
   };
   explicit InstructionArithmetic(const Parts& parts) : with_(parts) {}
 
-  // What calls kernels: at once where those enqueue themselves, else as a task of `stream`.
+  // Calls kernels: at once if they enqueue themselves, else in a task of `stream`.
   template <class Work>
   void Enqueue(Stream& stream, Work work) const {
     if (with_.kernels.Enqueue(stream)) {
@@ -31,7 +31,7 @@ class InstructionArithmetic {
       stream.Enqueue(work);
     }
   }
-  // Of all that is left to the default of Issuer. In such a task.
+  // Runs all that Issuer leaves to its default, in such a task.
   void Run(const LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) const;
 
  private:

@@ -1,5 +1,5 @@
-// Sees every instruction as it is issued, in the order of the streams: for timelines, and for programs that
-// check the order of what is enqueued.
+// Sees every instruction as it is issued, in the order of the streams: for timelines, and for
+// checks of the order in which work is enqueued.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +19,17 @@ class IssueObserver {
  public:
   virtual ~IssueObserver() = default;
 
-  // By the thread that calls the engine: `stream` comes to the instruction next, ...
+  // On the thread that calls the engine: `stream` comes to the instruction next, ...
   virtual void Begin(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) = 0;
-  // ... and, where transfers end on another one, `stream` has come to its end.
+  // ... and `stream`, perhaps another one for a transfer, has come to the instruction's end.
   virtual void End(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) = 0;
 
-  // That thread is about to touch the control block itself.
+  // The calling thread is about to touch the control block itself.
   enum class CallerTouch : uint8_t { kBeginLoss, kBeginRecord, kReadScale };
   virtual void Touch(CallerTouch, int /*parity*/) {}
 };
 
-// All that see an engine's instructions; borrowed.
+// All observers of an engine's instructions; borrowed.
 class IssueObservers {
  public:
   void Add(IssueObserver& observer) { observers_.push_back(&observer); }
@@ -47,8 +47,8 @@ class IssueObservers {
   std::vector<IssueObserver*> observers_;
 };
 
-// For programs that check the order of what engines enqueue: what is made for each engine from now on. Null, as at
-// first: nothing.
+// For programs that check the order of what engines enqueue: a factory of observers for each engine
+// made from now on. Null, as at first: none.
 struct ObservedEngine {
   const Device* device = nullptr;
   const Storage* storage = nullptr;

@@ -1,6 +1,6 @@
-// Runs a fragment's instructions: each waits for what it says, does one of a few things with the operands that
-// it names, and leaves an event. What to do, where and when is all in the instruction; what is decided here is
-// only how a code is done.
+// Runs a fragment's instructions. Each waits for its events, does one of a few things with its
+// operands, and leaves an event. The instruction says what to do, where and when; the issuer only
+// decides how a code is done.
 #pragma once
 
 #include <array>
@@ -32,7 +32,7 @@ class Issuer {
     StreamOrder* order = nullptr;
     std::array<std::optional<Communicator>*, sharding::kLanes> lanes = {};  // by sharding::Lane
     Storage* storage = nullptr;
-    Event* started = nullptr;  // ties the streams on which transfers start and end
+    Event* started = nullptr;  // ties the streams of a transfer's start and end
     SwapVerifier* verifier = nullptr;
     const InstructionArithmetic* arithmetic = nullptr;
     RecordExchange* exchange = nullptr;
@@ -43,15 +43,15 @@ class Issuer {
   };
   explicit Issuer(const Parts& parts) : with_(parts) {}
 
-  // What kReadAsync does, on its stream.
+  // The work of kReadAsync, on its stream.
   void OnReadAsync(std::function<void(int unit)> read) { read_async_ = std::move(read); }
 
-  // Instructions [begin, end), but for the kernels of scopes, which the trainer enqueues (FragmentRunner::StartKernels).
+  // Instructions [begin, end), but not scopes' kernels, which the trainer enqueues (StartKernels).
   void Run(LinkedFragment& run, int begin, int end, const StepTag& step, MovedBytes* counted);
   // The instructions of a state call may run at once: each starts behind all that used its memory.
-  // `over`: an event for each.
+  // `over`: an event for each instruction.
   void StartNow(LinkedFragment& run, std::span<Event> over);
-  // Waits until they are over; the first error.
+  // Waits for the instructions; returns the first error.
   absl::Status AwaitNow(LinkedFragment& run, std::span<Event> over);
 
  private:

@@ -1,4 +1,4 @@
-// Which kernels a stream takes: the device's on its own streams, the host's on the others.
+// The kernels that a stream takes: the device's on its own streams, the host's on the others.
 #pragma once
 
 #include "ebb/optim/kernels.h"
@@ -12,7 +12,7 @@ struct KernelsByStream {  // borrowed
   optim::Kernels* host = nullptr;
 
   optim::Kernels& Of(const Stream& stream) const { return RunsOnDevice(stream) ? *device : *host; }
-  // They are enqueued when they are called, and run later.
+  // Calls enqueue kernels, which run later.
   bool Enqueue(const Stream& stream) const { return Of(stream).enqueues(); }
 };
 

@@ -1,5 +1,5 @@
-// What a config leaves to Create ("auto"): measured once, the same on every rank from then on, and a number in the
-// config that makes another run the same. Collective.
+// Measures what a config leaves to Create ("auto"): once, with the same result on every rank. The
+// result is a number in the config, and with that number another run is the same. Collective.
 #pragma once
 
 #include <string_view>
@@ -16,12 +16,12 @@ class Measuring {
  public:
   explicit Measuring(EngineParts& parts) : with_(parts), config_(parts.inputs.config) {}
 
-  // Before planning: the ratio that ebb.device_memory asks for. On a CPU the same threads update both parts, and it
-  // is all that counts.
+  // Before planning: the ratio that ebb.device_memory asks for. On a CPU that ratio alone counts,
+  // because the same threads update both parts.
   void ChooseRatioByCap();
-  // The rest, and plans for what was chosen.
+  // Measures the rest, and plans with the choices.
   absl::Status Measure();
-  // Once there are swap files: which of them have checksums (checksum_cost.h).
+  // Once there are swap files: which of them get checksums (checksum_cost.h).
   absl::Status ChooseVerifySwap();
 
  private:
@@ -39,8 +39,8 @@ class Measuring {
   Config& config_;
 };
 
-// Of what planning has come to on this rank. Of a cap that ranks exceed alike one rank looks for what would fit, and
-// tells the others.
+// Agrees on the result of planning on this rank. If ranks exceed a cap alike, one rank looks for a
+// config that would fit, and tells the others.
 absl::Status AgreeOnPlanned(EngineParts& parts, const absl::Status& own);
 
 }  // namespace ebb

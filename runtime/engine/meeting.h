@@ -1,5 +1,5 @@
-// What ranks do together outside of steps, and how a log tells it from steps and evaluations: the second
-// entry of a log is one of these, or a step's number of micro-batches, or an evaluation's, negative.
+// Calls of all ranks outside of steps. The second entry of a log is one of these, a step's number
+// of micro-batches, or an evaluation's, which is negative.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
-// What ranks tell each other of whole parameters before LAMB or LARS update them, and what each concludes:
-// from the sums that this rank's sub-groups leave on the device and in host memory, by set of constants
-// (UpdateTable), over a record to all ranks of its shard group, to the squares of all of a parameter. Sums are
-// exact (optim/exact_sum.h), so neither cuts nor the order of ranks matter.
+// What ranks tell each other of whole parameters before LAMB or LARS update them. The sums of this
+// rank's sub-groups, on the device and in host memory by set of constants (UpdateTable), go in a
+// record to all ranks of the shard group and give the squares of whole parameters. Sums are exact
+// (optim/exact_sum.h), so neither cuts nor the order of ranks matter.
 //
 // All of it happens in the order of the reduce stream, on which record_exchange.h enqueues it, in memory that host and
 // device reach.
@@ -23,46 +23,46 @@ namespace ebb {
 
 class NormExchange {
  public:
-  // `shard`: which slice of every unit is this rank's. An error: `into` holds what could be taken.
+  // `shard`: this rank's slice of every unit. On an error `into` holds what could be taken.
   static absl::Status Create(const Device& device, const sharding::Plan& plan,
                              const UpdateTable& table, int shard,
                              std::optional<NormExchange>& into);
 
-  // How many sums there are on either side.
+  // The number of sums on either side.
   size_t sums() const { return totals_.size(); }
   bool sums_on_device() const { return sums_on_device_; }
   bool sums_on_host() const { return sums_on_host_; }
-  // A copy of those on the device.
+  // A copy of the sums on the device.
   std::span<optim::NormSums> device_sums() const { return device_sums_; }
   bool exchanged() const { return layout_.exchanged; }
   std::span<std::byte> own_record() const { return own_record_; }
   std::span<std::byte> records() const { return records_; }  // of all ranks, in their order
 
-  // Adds up this rank's, and writes its record of exchange number `exchange`. `failed`: they are nothing.
+  // Adds up this rank's sums, and writes its record of that exchange. `failed`: sums are void.
   void Complete(std::span<const optim::NormSums> on_host, int64_t exchange, bool failed);
 
-  // False: of some rank the record of that exchange has not come, or has no sums.
+  // False: some rank's record of that exchange has not come, or has no sums.
   bool Conclude(int64_t exchange);
 
   struct Norms {
     int64_t set = 0;
     double parameter_squares = 0, direction_squares = 0;
   };
-  // After a Conclude that said true: one for each set that takes norms.
+  // After a Conclude that returned true: one for each set that takes norms.
   std::span<const Norms> norms() const { return norms_; }
 
  private:
   struct Header {
     int64_t exchange, failed;
   };
-  // An entry of a record.
+  // One entry of a record.
   struct Entry {
     optim::PackedSum parameter, direction;
   };
   struct Source {
     int rank = 0, entry = 0;  // of the shard group; of its record
   };
-  // A set that takes norms: this rank's entry, and where the parameter's parts are.
+  // A set that takes norms: this rank's entry, and the places of the parameter's parts.
   struct Parameter {
     int64_t set = 0;
     int entry = 0;

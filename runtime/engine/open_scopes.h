@@ -1,12 +1,12 @@
-// Turns the scopes that a trainer opens and closes into the moments of a plan. The same on every rank where a
-// trainer leaves the declared order (sharding/order.h says what each opening means):
+// Turns a trainer's scopes into the moments of a plan, in the same way on every rank. If a trainer
+// leaves the declared order (sharding/order.h says what each opening means):
 //
-//   left out        its moments run as planned, so that the ranks' collectives stay paired; its gradient is zero
-//   ahead of one    that is still open: it opens if all that its kernels wait for has been issued, as nothing is
-//   held open       issued out of the plan's order
+//   left out        its moments run as planned, so that ranks' collectives stay paired; no gradient
+//   ahead of one    it opens if all that its kernels wait for was issued, because operations are
+//   held open       issued in the plan's order only
 //   again           DisplacedUnits
 //
-// Where boundary activations belong to the engine all but the second are errors.
+// If boundary activations belong to the engine, all but the second are errors.
 #pragma once
 
 #include <cstdint>
@@ -43,17 +43,17 @@ class OpenScopes {
   };
   explicit OpenScopes(const Parts& parts) : with_(parts) {}
 
-  // From the plan's first moment: a step, an evaluation, and each of its walks.
+  // Begins at the plan's first moment: a step, an evaluation, and each of its walks.
   void Begin();
-  // Of the step or evaluation that is open. Returns the number of this opening; 0: there is no such scope, which is
-  // an error of the step.
+  // For the open step or evaluation. Returns the number of this opening; 0: there is no such scope,
+  // and the step has an error.
   int64_t Open(sharding::ScopeKind kind, UnitId unit);
   void Close(int64_t scope);
-  // What the trainer has left open, or left out: the step is complete.
+  // Closes or leaves out the rest of the trainer's scopes: the step is complete.
   void CloseAll();
   void LeaveOutRest();
   ScopeViews& views() const { return *with_.views; }
-  int64_t last() const { return last_; }  // by number: the newest that was opened, of all steps
+  int64_t last() const { return last_; }  // the number of the newest opening, of all steps
 
  private:
   void Close(OpenScope& scope);

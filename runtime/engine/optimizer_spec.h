@@ -1,5 +1,5 @@
-// One's own optimizer: a function and the names of its states. Tiers, partition, overlap and
-// checkpoints stay the engine's.
+// An optimizer of the trainer's: a function and the names of its states. Tiers, partition, overlap
+// and checkpoints stay the engine's.
 #pragma once
 
 #include <functional>
@@ -14,9 +14,9 @@
 
 namespace ebb {
 
-// fp32 everywhere; gradients are unscaled and clipped. Where a slice's states live decides where it is
-// updated, and so do the addresses: on a GPU without offload_optimizer they are the device's and
-// `stream` is given, else they are the host's and it is null.
+// fp32 everywhere; gradients are unscaled and clipped. A slice is updated where its states live,
+// and its addresses are there, too: on a GPU without offload_optimizer they are the device's and
+// `stream` is given; else they are the host's and `stream` is null.
 struct UpdateSlice {
   Slice slice;
   NameView group;
@@ -27,8 +27,8 @@ struct UpdateSlice {
   std::span<const float> gradient;
   std::span<const std::span<float>>
       states;  // in the order of OptimizerSpec::states; zero before the first update
-  // Null: compute before returning. Else the device's: enqueue there, wait for nothing; what is read
-  // is there, and what is written is used, in its order. The spans themselves end with the call.
+  // Null: compute before returning. Else the device's: enqueue there and wait for nothing. Earlier
+  // work on the stream makes the inputs, later work uses the outputs. The spans end with the call.
   StreamView stream;
 };
 

@@ -1,5 +1,5 @@
-// The names of an engine's optimizer states. Each parameter group has the names of its own rule, so
-// one array of a shard has several:
+// The names of an engine's optimizer states. Each parameter group has its own rule's names, so an
+// array of a shard has several names:
 //
 //   shard      [ weights (SGD)     | biases (AdamW) ]
 //   array 0      momentum_buffer     exp_avg
@@ -25,8 +25,8 @@ class OptimizerStateNames {
   OptimizerStateNames(const ModelSpec& model, const Config& config, const OptimizerSpec* own);
 
   const std::vector<std::string>& Of(const std::string& group) const { return by_group_.at(group); }
-  // The array in which parameters of this group have the state; -1 where the group's rule keeps no
-  // such state. A name that no group has is an error that lists the names there are.
+  // The array that holds the state for parameters of this group; -1 if the group's rule keeps no
+  // such state. A name that no group has is an error that lists all names.
   absl::StatusOr<int> IndexOf(const std::string& group, std::string_view name) const;
 
  private:

@@ -1,5 +1,5 @@
-// What a trainer is told where it does not open the next scope of the declared order (sharding/order.h says what
-// it means): a warning, once; or an error of the step, where something is left out that may not be.
+// What a trainer is told about scopes that are not the declared next (sharding/order.h says their
+// meaning): a warning, once; or an error of the step, if a scope may not be left out.
 #pragma once
 
 #include <string_view>
@@ -20,7 +20,7 @@ class OrderNotices {
 
   // `match`: of the scope that was opened just now.
   void Opened(const sharding::Match& match, sharding::ScopeKind kind, int unit);
-  // The trainer opens nothing more in this step: the rest of its order is left out.
+  // The trainer opens no more in this step: the rest of its order is left out.
   void LeaveOutRest();
   // Whether boundary activations belong to the engine. Then a chain with a hole has no meaning.
   bool OwnsBoundaries() const;

@@ -1,4 +1,4 @@
-// What is said of a step that came to nothing, or was skipped. Pure: from records and logs of ranks to text.
+// Messages about steps that failed or were skipped. Pure: from records and logs of ranks to text.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +22,15 @@ class OutcomeMessages {
       : engine_(std::move(engine)), rank_(rank), model_(model) {}
 
   std::string ScopeName(sharding::ScopeKind kind, int unit) const;
-  std::string ScopeName(int64_t code) const;  // as a log has it
+  std::string ScopeName(int64_t code) const;  // as a log names it
   std::string Skipped(const Verdict& ranks, const StepReport& report, float next_loss_scale) const;
   absl::Status OtherRates(const Verdict& ranks) const;
-  absl::Status Overflowed(const Verdict& ranks) const;  // where overflows are not checked
-  // What broke, and what this rank was doing. `operation`: at which it was seen; empty: unknown.
+  absl::Status Overflowed(const Verdict& ranks) const;  // if overflows are not checked
+  // What broke, and what this rank was doing. `operation`: that saw the failure; empty: unknown.
   absl::Status Located(const absl::Status& broken, std::string_view operation,
                        std::span<const int64_t> log, int64_t step) const;
-  // The first thing that ranks did differently, from the logs of all, or from what records have of them;
-  // OK: nothing.
+  // The first difference between ranks, from the logs of all, or from the trails in their records;
+  // OK: there is none.
   absl::Status DifferenceOfLogs(std::span<const std::vector<int64_t>> logs) const;
   absl::Status DifferenceOfTrails(std::span<const ExchangeRecord> records) const;
 

@@ -1,4 +1,4 @@
-// What an engine knows of what came of its steps, as its other parts borrow it.
+// What an engine knows of the outcome of its steps. Its other parts borrow it.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@ struct OutcomeParts {
   OutcomeMessages messages;
   StepErrors errors = {};
   StepCommunicators peers;
-  std::vector<int> backwards = {};  // by unit: its last backward, of the order that steps have
+  std::vector<int> backwards = {};  // by unit: its last backward, in the order of steps
   std::optional<StepConstants> constants = {};
   std::optional<StepOutcome> outcome = {};
 };

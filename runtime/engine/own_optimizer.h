@@ -1,5 +1,5 @@
-// An optimizer of the trainer's as updates call it: slice by slice of each sub-group, with fp32 values made where there
-// are none.
+// An optimizer of the trainer's, as updates call it: slice by slice of each sub-group. Missing fp32
+// values are made for the call.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ namespace ebb {
 
 class OwnOptimizer {
  public:
-  // What is given but the plan outlives it. `slice`: which of every unit is this rank's.
+  // All arguments but the plan outlive it. `slice`: the number of this rank's slice of every unit.
   OwnOptimizer(const OptimizerSpec& spec, const ModelSpec& model, const Config& config,
                const sharding::Plan& plan, int slice);
 
@@ -31,7 +31,7 @@ class OwnOptimizer {
     optim::UpdateArrays arrays;
     std::span<std::byte* const> states;
     float *gradient = nullptr,
-          *master = nullptr;  // staging of one slice; master: where none is kept whole
+          *master = nullptr;  // staging of one slice; master: if no whole master is kept
   };
   absl::Status Update(const Work& of, const StepConstants& constants, const StepScalars& scalars,
                       optim::Kernels& kernels, Stream& stream) const;
@@ -41,7 +41,7 @@ class OwnOptimizer {
     Slice slice;
     const ParameterSpec* parameter = nullptr;
     const ParameterGroupConfig* group = nullptr;  // null: none of the config's
-    int64_t at = 0;                               // of the sub-group's elements
+    int64_t at = 0;                               // element of the sub-group
   };
 
   const OptimizerSpec& spec_;

@@ -1,6 +1,6 @@
-// Parameters of one engine into another of the same world, from shards to shards: each round packs what goes to
-// other ranks into staging, sends and receives it as one message for each pair of ranks, and unpacks it; what stays
-// on a rank is read from the one shard and written to the other.
+// Parameters of one engine into another of the same world, from shards to shards. Each round packs
+// elements for other ranks into staging, sends and receives one message for each pair of ranks, and
+// unpacks it. Elements that stay on a rank are read from one shard and written to the other.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,14 @@ namespace ebb {
 
 class ParameterCopy {
  public:
-  // All of the destination's but `source`. `mirror`: for what passes between ranks, kept from copy to copy.
+  // All but `source` are the destination's. `mirror`: for data between ranks, kept between copies.
   ParameterCopy(StateAccess& source, StateAccess& destination, const HostLane& lane,
                 DeviceMirror& mirror, int rank)
       : source_(source), destination_(destination), lane_(lane), mirror_(mirror), rank_(rank) {}
 
-  // What is there to copy, and the memory for it, which the destination's `ledger` counts as long as this lives.
+  // Plans the copy and takes its memory, which the destination's `ledger` counts meanwhile.
   absl::Status Prepare(const Device& device, int ranks, MemoryLedger& ledger);
-  // Collective, where all ranks have prepared. Masters are written; what follows from them is not yet.
+  // Collective, once all ranks have prepared. Writes masters only, not what follows from them.
   absl::Status Run();
 
  private:
@@ -38,7 +38,7 @@ class ParameterCopy {
   absl::Status RunRound(std::span<const sharding::Transfer> transfers);
   absl::StatusOr<int64_t> Pack(std::span<const sharding::Transfer> transfers);
   absl::Status Exchange(std::span<const sharding::Transfer> transfers, int64_t packed);
-  // values_, from element `begin` of the parameter on.
+  // Writes values_, from element `begin` of the parameter on.
   absl::Status Write(const sharding::Transfer& transfer, int64_t begin);
   absl::Status InParts(const sharding::Transfer& transfer,
                        absl::FunctionRef<absl::Status(int64_t begin)> move);
@@ -54,7 +54,7 @@ class ParameterCopy {
   MemoryLedger::Charge charge_;
   std::vector<CollectiveSpan> messages_;  // of one round; borrowed until they have been sent
   std::vector<float> values_;             // of a part of a transfer
-  std::optional<sharding::StateArray> verified_;  // of the source, last
+  std::optional<sharding::StateArray> verified_;  // the last one, of the source
 };
 
 }  // namespace ebb

@@ -1,5 +1,5 @@
-// What a profiler shows of the thread that calls an engine: which scope it is in, and which instruction
-// it enqueues, named as the timeline names them ("backward block3", "reduce block3").
+// What a profiler shows of a thread that calls an engine: its scope and the instruction that it
+// enqueues, with the timeline's names ("backward block3", "reduce block3").
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@ class ProfilerRanges : public IssueObserver {
   // Makes all names, so that steps make none.
   explicit ProfilerRanges(std::span<const std::string> units);
 
-  // While it is enqueued.
+  // A range for the time in which it is enqueued.
   void Begin(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) override;
   void End(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) override;
 
-  // A scope's range ends when it is closed and all that its thread opened after it are: ranges nest. Of
-  // a scope that another thread closes, when its own thread calls next.
+  // A scope's range ends when the scope and all later scopes of its thread are closed: ranges nest.
+  // If another thread closes the scope, its range ends at its own thread's next call.
   void Open(int64_t scope, sharding::ScopeKind kind, int unit);
   void Close(int64_t scope);
 

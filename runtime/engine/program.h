@@ -1,5 +1,5 @@
-// What an engine does in a step, as a trainer and its reports look at it: what each tier holds, what moves between
-// tiers and ranks, and all operations as a table. Known before there is an engine, and the same on every rank.
+// An engine's step as a trainer and its reports look at it: what each tier holds, what moves
+// between tiers and ranks, all operations as a table. Known before the engine; equal on all ranks.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace sharding {
 struct Plan;
 }
 
-// Of a step with the config's micro-batches. Does not change; any thread.
+// A step with the config's micro-batches. Constant; any thread.
 class Program {
  public:
   explicit Program(std::shared_ptr<const sharding::Plan> plan) : plan_(std::move(plan)) {}
@@ -28,43 +28,43 @@ class Program {
   Program& operator=(Program&&) noexcept = default;
 
   int shards() const;      // ranks that each unit is cut over: the world, or a shard group of it
-  DType gradient() const;  // of what BackwardScope::gradient gives
+  DType gradient() const;  // the dtype of BackwardScope::gradient
   int64_t operations() const;  // of a rank, as table() lists them
   int64_t own_bytes() const;   // of RAM that the program itself takes
 
-  // Rows with predicted bytes only. Memory is that of the fullest rank, as PredictMemory below; traffic and
-  // communication are those of a rank in a step with the updates that the step before has left.
+  // Rows with predicted bytes only. Memory is the fullest rank's, as in PredictMemory below.
+  // Traffic and communication are a rank's in a step with updates that the step before has left.
   std::vector<MemoryRow> memory() const;
   std::vector<TrafficRow> traffic() const;
   std::vector<CommunicationRow> communication() const;
-  // Host memory beside that: what state passes through when a call asks for it, where anything is on NVMe. (An engine
-  // on a GPU always has as much.)
+  // More bytes of host memory: state passes through these when a call asks for it, if anything is
+  // on NVMe. (An engine on a GPU always has them.)
   int64_t state_staging_bytes() const;
 
-  // For people: a line that says ranks, stage, rounds, when updates run and why; and a table of all operations, with
-  // their streams, bytes and addresses, and what each comes after. The first line of the table is that line. Three
-  // rounds are listed at most: the one in the middle stands for all between the first and the last.
+  // For people: a line with ranks, stage, rounds, when updates run and why; and a table of all
+  // operations, with their streams, bytes, addresses and waits. The table begins with that line. At
+  // most three rounds are listed: the middle one stands for all between the first and the last.
   std::string headline() const;
   std::string table() const;
 
-  // The instructions and addresses themselves, for Ebb's own tests and benchmarks: the type is not public.
+  // The instructions and addresses, for Ebb's own tests and benchmarks: the type is not public.
   const sharding::Plan& plan() const { return *plan_; }
 
  private:
   std::shared_ptr<const sharding::Plan> plan_;
 };
 
-// The program of an engine from the model and the config alone: no engine, no device, no disk. Of
-// offload_optimizer.ratio "auto" it has what ebb.device_memory asks for, as an engine on the
-// CPU does; one on a GPU may offload more. Not advises: the error of a cap says what is needed, without
-// the classes and what would fit, which takes longer to find than the program. Errors: the model's, the config's, and
-// kResourceExhausted where a cap of the config's is exceeded.
+// The program of an engine from the model and the config alone: no engine, no device, no disk. With
+// offload_optimizer.ratio "auto" the ratio is what ebb.device_memory asks for, as on the CPU; a GPU
+// may offload more. It does not advise: the error of a cap says what is needed, but not the classes
+// and what would fit, because finding these takes longer. Errors: the model's, the config's, and
+// kResourceExhausted if a cap of the config's is exceeded.
 absl::StatusOr<Program> PredictProgram(const ModelSpec& model, int world, const Config& config,
                                        bool advises = true);
 
-// Its memory table. An engine on a GPU has 1 MiB more of staging,
-// through which ranks tell each other what lies in host memory (512 bytes a rank from 2,048 ranks on). On a GPU, or
-// with anything on NVMe, it has 8 MiB more of staging in host memory, through which state is read and written.
+// Its memory table. An engine on a GPU has 1 MiB more of staging for what ranks tell each other
+// from host memory (512 bytes a rank from 2,048 ranks on). On a GPU, or with anything on NVMe, it
+// has 8 MiB more of staging in host memory: state is read and written through it.
 absl::StatusOr<std::vector<MemoryRow>> PredictMemory(const ModelSpec& model, int world,
                                                      const Config& config);
 

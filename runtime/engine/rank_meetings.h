@@ -1,8 +1,8 @@
-// Where ranks come together outside of steps, before one of them changes what the others build on: all call the
-// same, or every rank gets a Status.
+// Where ranks meet outside of steps, before one of them changes what the others build on: all make
+// the same call, or every rank gets a Status.
 //
-// First a barrier on each of the communicators that steps use: a rank that steps or evaluates meets it there with a
-// collective that does not fit, so that no rank waits for the time-out. Then the records of all ranks, on the host.
+// First comes a barrier on each communicator of steps. A rank in a step or evaluation meets it with
+// another collective, so no rank waits for the time-out. Then the host exchanges records.
 #pragma once
 
 #include <cstdint>
@@ -36,12 +36,12 @@ class RankMeetings {
   };
   explicit RankMeetings(const Parts& parts) : with_(parts) {}
 
-  // `subject`: what must be the same on all ranks beside the call itself. `own`: this rank's error, which then is
-  // every rank's, and nothing has happened.
+  // `subject`: what must be the same on all ranks beside the call. `own`: this rank's error. It
+  // becomes every rank's error, and then nothing has happened.
   absl::Status Meet(Meeting meeting, int64_t subject, const absl::Status& own);
-  // Engine::Agree, where no step is alive.
+  // Engine::Agree, with no step alive.
   absl::Status Agree(const absl::Status& own, std::string_view about);
-  // The failure of the engine, for which no rank is to wait any longer for this one.
+  // Tells the engine's failure to the other ranks, so that none waits for this one any longer.
   absl::Status Withdraw();
 
  private:

@@ -26,7 +26,7 @@ class RecordExchange {
   struct Parts {  // borrowed
     const sharding::Plan* plan = nullptr;
     Stream* reduce = nullptr;
-    Communicator *of_world = nullptr, *of_shards = nullptr;  // of the records, of the norms
+    Communicator *of_world = nullptr, *of_shards = nullptr;  // for records; for norms
     Storage* storage = nullptr;
     ControlBlock* control = nullptr;
     NormExchange* norms = nullptr;  // null: no optimizer takes norms
@@ -36,20 +36,20 @@ class RecordExchange {
     StepErrors* errors = nullptr;
     StepCommunicators* peers = nullptr;
     std::vector<Event>* concluded = nullptr;  // by parity
-    bool reaches_device = false;  // the host does: it looks for what is wrong with a gradient there
-    int shard = 0;                // which slice of every unit is this rank's
+    bool reaches_device = false;  // the host does, so it looks for what is wrong in gradients
+    int shard = 0;                // the number of this rank's slice of every unit
     bool own_enqueues = false;    // see UpdateCall
   };
   explicit RecordExchange(const Parts& parts) : with_(parts) {}
 
-  // A step begins; empty: the schedule's.
+  // Begins a step; empty: the schedule's rate.
   void Begin(std::optional<double> learning_rate) { learning_rate_ = learning_rate; }
 
   // Codes kPrepare, kExchange and kExchangeNorms.
   void Prepare(int parity);
   void Exchange(int parity);
   void ExchangeNorms(int parity);
-  // Behind kExchange: what the caller waits for.
+  // Behind kExchange: records the event that the caller waits for.
   void RecordConclusion(int parity);
 
  private:

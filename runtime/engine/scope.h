@@ -1,12 +1,12 @@
 // A scope is the only way to touch a parameter: it is open from just before a unit's forward or
 // backward until just after.
 //
-// Move-only, default-constructible. Scopes may be open together where ModelSpec::order says so, or where the
-// parameters are gathered by then or on their way (ebb.prefetch_depth); another one is an error of the step that
-// says which scope to close first. Opening never fails: views lead into pools laid out at Create. On the CPU,
-// opening waits for the data; on a GPU it only orders the compute stream. After a failure contents are undefined,
-// the first Status sticks, no update passes it, and Step::Finish and Engine::Report return it. Close() is
-// idempotent; the destructor calls it. After the step has finished its scopes are dead: every view is empty.
+// Move-only, default-constructible. Scopes may be open together if ModelSpec::order says so, or if
+// parameters are gathered or on their way (ebb.prefetch_depth). Any other is a step error that
+// names the scope to close first. Opening never fails: views lead into pools made at Create. On the
+// CPU opening waits for data; on a GPU it orders the compute stream. After a failure contents are
+// undefined, the first Status sticks, no update passes it, and Finish and Report return it. Close()
+// is idempotent; the destructor calls it. After its step a scope's views are empty.
 #pragma once
 
 #include <cstdint>
@@ -33,18 +33,18 @@ class Scope {
   // StepOptions::micro_batches - 1.
   std::span<const int> micro_batches() const;
   // What the previous visit wrote as output(); also in backward. One dimension, in the compute
-  // dtype, of the previous visit's output_bytes; empty in the first visit and where the trainer
-  // keeps its own activations.
+  // dtype, of the previous visit's output_bytes; empty in the first visit and if the trainer keeps
+  // its own activations.
   TensorView input(int micro_batch) const;
-  // Releases the parameters. A view that is asked for after it is an error of the step. Backward: a
-  // gradient that was not asked for counts as zero, and the reduction starts.
+  // Releases the parameters. A later request for a view is an error of the step. Backward: an
+  // unused gradient counts as zero, and the reduction starts.
   void Close();
 
  protected:
   friend class Steps;
   Scope(OpenScopes* scopes, int64_t id, uint32_t engine)
       : scopes_(scopes), id_(id), engine_(engine) {}
-  // Whether views may be asked for. Else says so, if the scope was open once and its step still is.
+  // Whether views may be asked for. If not, reports a scope that was open earlier in the step.
   bool IsOpen(const char* asked, const ParameterId* of = nullptr) const;
 
   OpenScopes* scopes_ = nullptr;  // null: closed, or moved from
@@ -67,22 +67,22 @@ class ForwardScope : public Scope {
 class BackwardScope : public Scope {
  public:
   BackwardScope() = default;
-  // ADD into it; zero-filled at the first request of a reduction. Of the communication dtype where
-  // one micro-batch makes a reduction; of the accumulation dtype where several are summed first: of
-  // those of ModelSpec::gradient_dtypes, where the trainer states any.
+  // ADD into it; zero-filled at the first request of a reduction. It has the communication dtype if
+  // one micro-batch makes a reduction, and the accumulation dtype if several are summed first; of
+  // those in ModelSpec::gradient_dtypes, if the trainer gives any.
   MutableTensorView gradient(ParameterId p);
   struct Fused {
     MutableTensorView tensor;
     float beta = 1;
   };
-  // Write beta * tensor + g. beta is 0 at the first request, and the contents then are undefined:
-  // for GEMM, which saves the zero-fill and a read.
+  // Write beta * tensor + g. At the first request beta is 0 and the contents are undefined: for
+  // GEMM, without the zero-fill and a read.
   Fused fused_gradient(ParameterId p);
-  // The same of several parameters of the unit in one call, in the order of `of`; `into` is as long. Gradients that
-  // lie side by side are zero-filled in one go.
+  // The same of several parameters of the unit in one call, in the order of `of`; `into` is as
+  // long. Adjacent gradients are zero-filled in one go.
   void gradients(std::span<const ParameterId> of, std::span<MutableTensorView> into);
   void fused_gradients(std::span<const ParameterId> of, std::span<Fused> into);
-  // The gradient of what this visit's forward wrote; empty in the last visit.
+  // The gradient of this visit's output; empty in the last visit.
   TensorView output_gradient(int micro_batch) const;
   // Written once; the next backward reads it. Empty in the first visit of backward.
   MutableTensorView input_gradient(int micro_batch);

@@ -1,7 +1,7 @@
-// What a rank's record tells of the scopes that it opened in a step: how the step was begun, how many
-// scopes there were, and where they were others than the declared order has next. Ranks that were
-// alike up to some scope expected the same one then, so their trails name the first in which they
-// differ, and nothing more has to be exchanged.
+// What a rank's record tells of its scopes in a step: how the step was begun, how many scopes
+// there were, and where they departed from the declared order. Ranks that were alike up to some
+// scope expected the same next scope. So their trails name the first difference without another
+// exchange.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ namespace ebb {
 inline constexpr size_t kBegunEntries = 5;
 
 struct ScopeTrail {
-  static constexpr int kNothing = -1;  // no scope more
+  static constexpr int kNothing = -1;  // no more scopes
   static constexpr int kDeparturesMax = 32;
   struct Departure {
     int32_t number = 0;  // among the step's scopes
@@ -25,11 +25,11 @@ struct ScopeTrail {
 
   std::array<int64_t, kBegunEntries> begun = {};
   int32_t opened = 0;
-  int32_t next = kNothing;  // what the declared order has after the last of them
-  int32_t departures = 0;   // all of them, also those that have no place below
+  int32_t next = kNothing;  // the declared next scope after the last departure
+  int32_t departures = 0;   // number of all departures, also those without a place below
   std::array<Departure, kDeparturesMax> departure = {};
 
-  // Scopes by their codes. `expected` and `then`: what the declared order had before, and has after.
+  // Scopes by their codes. `expected`, `then`: the declared next scope before and after this one.
   void Open(int code, int expected, int then);
   std::span<const Departure> Kept() const;
 };
@@ -38,7 +38,7 @@ struct ScopeDifference {
   int number = 0;  // of the first scope that differs
   int first = ScopeTrail::kNothing, other = ScopeTrail::kNothing;
 };
-// Of trails that were begun alike. None where nothing that was kept differs.
+// For trails that were begun alike. None if the trails show no difference.
 std::optional<ScopeDifference> FirstDifference(const ScopeTrail& first, const ScopeTrail& other);
 
 }  // namespace ebb

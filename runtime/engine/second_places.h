@@ -1,6 +1,6 @@
-// Masters and states on NVMe have a second place on the disk while they are saved beside steps: the first update behind
-// the save's begin writes to the other place, so that what is saved stays where it is until it has been read. No update
-// waits for that.
+// Masters and states on NVMe have a second place on the disk while they are saved beside steps. The
+// first update after the save's begin writes to the other place, so that the saved bytes stay until
+// they have been read. No update waits for that.
 //
 //   first   | a | b | c |     the save reads a, b and c here
 //   second  | a'| b'|   |     updates of a and b have come: steps go on with these
@@ -21,31 +21,31 @@ namespace ebb {
 
 class SecondPlaces {
  public:
-  // `second`: as long as the arrays of masters and states lie in `first`, which outlives this.
+  // `second`: as long as the part of `first` with masters and states. `first` outlives this.
   SecondPlaces(const sharding::SwapFiles& files, ShardFile& first,
                std::unique_ptr<ShardFile> second);
   // Bytes of the states' file from its begin on, up to where the last array of masters and states ends.
   static int64_t BytesOf(const sharding::SwapFiles& files);
 
-  // Of the engine's thread: writes that are issued from now on leave what is there to the save. The save before has
-  // ended.
+  // On the engine's thread: writes issued from now on leave the present bytes to the save. The save
+  // before has ended.
   void BeginSave() { ++save_; }
-  // The number that a write which is issued now has.
+  // The number of a write that is issued now.
   uint32_t save() const { return save_; }
 
-  // Where it is read, and where a part of it is written. What is not of masters and states is in the first place. Any
-  // thread that comes after the last write of this place.
+  // The place to read, or to write a part of. Anything but masters and states is in the first
+  // place. Any thread that comes after the last write of this place.
   ShardFile& Current(const sharding::Place& place) const;
-  // Moves a whole array to where an update writes it that was issued with this number. True: it is the other place than
-  // before.
+  // Moves a whole array to the place where an update with this number writes it. Returns true if
+  // the place has changed.
   bool MoveTo(const sharding::Place& place, uint32_t save);
-  // Where the newest save finds it, whatever was written since that began.
+  // Where the newest save finds it, even if it was written since the save began.
   ShardFile& Saved(const sharding::Place& place) const;
 
   ShardFile& second() const { return *second_; }
 
  private:
-  // The number of the save that moved it last, and above that whether it is in the second place.
+  // The number of the save that moved it last, with kInSecond set if it is in the second place.
   static constexpr uint64_t kInSecond = uint64_t{1} << 32;
   struct Array {
     explicit Array(int64_t offset) : begin(offset) {}
@@ -58,7 +58,7 @@ class SecondPlaces {
     int64_t begin = 0;  // offset in the file
     std::atomic<uint64_t> moved{0};
   };
-  // Index of the array that holds it; -1: it is in none.
+  // Index of the array that holds the place; -1: none does.
   int Find(const sharding::Place& place) const;
   const Array& At(int array) const { return arrays_[static_cast<size_t>(array)]; }
   ShardFile& FileOf(bool in_second) const { return in_second ? *second_ : *first_; }

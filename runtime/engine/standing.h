@@ -1,12 +1,12 @@
-// What follows from all steps so far: which were applied, the loss scale, and whether steps are held back.
-// It is the same on all ranks, as it follows from their records alone, in the order of the reduce stream.
+// What follows from all steps so far: applied steps, loss scale, held-back steps. All ranks have
+// the same: it follows from their records alone, in the order of the reduce stream.
 //
 //   Healthy -> Holding(cause) -> Healthy
 //
-// A step that was rejected, by an error that the Finish of some rank has not returned, holds back the steps
-// that were begun as if it had gone well: none of them is applied until every rank's caller knows of the
-// error. Their early updates are held back, too, and since those start before ranks tell each other
-// anything, the first step after that has none.
+// Suppose a step was rejected by an error that the Finish of some rank has not returned. Then later
+// steps, which were begun as if it had gone well, are held back: none is applied until every rank's
+// caller knows of the error. Early updates are held back, too. They start before ranks tell each
+// other anything, so the first step after that has none.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,8 @@ namespace ebb {
 struct StepTerms {
   int64_t exchange = 0;       // ExchangeRecord::exchange
   bool waits = false;         // its Finish waits for the verdict
-  bool early = false;         // it has updates that come before it, ...
-  bool early_applied = true;  // ... which did something
+  bool early = false;         // it has updates that come before the verdict, ...
+  bool early_applied = true;  // ... and these changed something
   double divisor = 1;
   std::optional<double> learning_rate = {};  // the step's own
   double gradient_scale = 1;
@@ -34,11 +34,11 @@ struct StepTerms {
 
 struct Judgement {
   bool failed = false;  // nothing of it is applied, and no step was finished
-  int64_t cause = 0;    // the exchange of the error that is to blame, perhaps an earlier one
+  int64_t cause = 0;    // the exchange of the error to blame, perhaps an earlier one
   StepReport report = {};
   StepScalars scalars = {};
   float next_loss_scale = 1;
-  bool at_minimum = false;  // the scale
+  bool at_minimum = false;  // the loss scale is
 };
 
 class Standing {

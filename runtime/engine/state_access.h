@@ -1,5 +1,5 @@
-// What a trainer asks of an engine's state between steps: slices read and written, one parameter gathered; and what
-// follows for what ranks keep whole. An engine calls it when nothing of its steps is under way.
+// Access to an engine's state between steps: slices are read and written, a parameter is gathered,
+// and what ranks keep whole follows. Call it with no work of steps under way.
 #pragma once
 
 #include <cstdint>
@@ -28,49 +28,49 @@ class StateAccess {
     StepErrors* errors = nullptr;
     Communicator* gather = nullptr;
     int rank = 0, shards = 1;
-    // Of parameters, and of what Read shows as their masters.
+    // Dtypes of parameters, and of what Read shows as their masters.
     DType compute{}, master{};
-    // Masters are kept beside the parameters, or half of each; parameters are copies of masters in another dtype.
+    // Masters, whole or half, are kept beside parameters; parameters are copies in another dtype.
     bool has_masters = false, casts_masters = false;
     bool parameters_on_device = true;
   };
   StateAccess(const Parts& parts, const StateValues::Parts& values, const HostLane& lane)
       : with_(parts), lane_(lane), values_(values) {}
 
-  // Every value is multiplied with `scale` on its way out, and divided by it on its way in. What is written as a
-  // parameter its master becomes, too.
+  // Values are multiplied with `scale` on the way out and divided by it on the way in. Writing a
+  // parameter writes its master, too.
   absl::Status Read(StateClass what, std::string_view state, float scale, Sink sink);
   absl::Status Write(StateClass what, std::string_view state, float scale,
                      const Initialiser& source);
-  // Said of each Write, also of one that fails, perhaps on this rank only: all ranks spread what they have.
+  // Note each Write, also one that fails, perhaps on this rank only: all ranks spread their state.
   void NoteWrite(StateClass what);
-  // Collective, as those below: of a parameter that there is, kMaster or kParameter.
+  // Collective, as are those below: an existing parameter's kMaster or kParameter.
   absl::Status Gather(ParameterId p, StateClass what, int root, Sink sink);
 
-  // This rank's slices from the parameters' own initialisers; collective where those of rank 0 count for all.
+  // This rank's slices from the initialisers; collective if rank 0's count for all.
   absl::Status FillSlices();
-  // What ranks keep whole from the slices that were filled, or written since it was called last.
+  // Spreads slices that were filled, or written since the last call, to what ranks keep whole.
   absl::Status SpreadFilled();
   absl::Status SpreadWritten();
   bool has_written() const { return written_.masters || written_.parameters || written_.states; }
 
-  // Between all else that streams do: a unit from where its slices live to where a scope finds it whole. May return
-  // before the all-gather is over.
+  // Between all else on the streams: gathers a unit from its slices to where a scope finds it
+  // whole. May return before the all-gather is over.
   void GatherUnit(int unit);
 
-  // This rank's slice of one parameter: elements [begin, end) of it, the first at `offset` of the unit's slice. Empty
-  // where it has none of that class.
+  // This rank's slice of one parameter: elements [begin, end), the first at `offset` of the unit's
+  // slice. Empty if it has none of that class.
   struct Found {
     sharding::StateArray array;
     int64_t begin = 0, end = 0, offset = 0;
 
-    // Of elements of the parameter.
+    // By elements of the parameter.
     sharding::StateRange Range(int64_t first, int64_t last) const {
       return {array, offset + first - begin, offset + last - begin};
     }
   };
   absl::StatusOr<Found> Find(ParameterId p, StateClass what, std::string_view state) const;
-  // To this rank's parameters, where they are copies of the masters that were written: while these are in the cache.
+  // Casts written masters, still in the cache, to this rank's parameters if these are copies.
   absl::Status CastMasters(sharding::StateRange range, std::span<const float> masters);
   StateValues& values() { return values_; }
   DType compute() const { return with_.compute; }

@@ -1,5 +1,5 @@
-// The calls of an engine for its state: what each of them checks and waits for before StateAccess and ParameterCopy
-// do the work.
+// The calls of an engine for its state: the checks and waits of each before StateAccess and
+// ParameterCopy do the work.
 #pragma once
 
 #include <span>
@@ -58,7 +58,7 @@ class StateCalls {
  private:
   absl::Status Settle(StateClass what);
   float ScaleOf(StateClass what) const;
-  // `fits`: what else is checked, of a parameter that there is.
+  // `fits`: a further check of an existing parameter.
   absl::Status Gather(ParameterId p, StateClass what, int root,
                       absl::FunctionRef<absl::Status()> fits, Engine::Sink sink);
   absl::Status SpreadWritten();
@@ -66,7 +66,7 @@ class StateCalls {
   HostLane Control() const { return with_.communicators->Control(with_.streams->reduce()); }
 
   const Parts with_;
-  DeviceMirror copy_mirror_;  // of what a copy passes between ranks
+  DeviceMirror copy_mirror_;  // for data of a copy between ranks
 };
 
 }  // namespace ebb

@@ -1,4 +1,4 @@
-// What Engine::ReadAsync gives a rank's state to.
+// The functions that take a rank's state from Engine::ReadAsync.
 #pragma once
 
 #include <cstdint>
@@ -13,29 +13,29 @@
 
 namespace ebb {
 
-// Elements [begin, end) of a parameter: of its master (of a frozen one its value) or of one of its optimizer's states.
+// Elements [begin, end) of a parameter: its master (its value if frozen) or an optimizer state.
 struct StateSlice {
   StateClass what{};
-  std::string state;  // of kOptimizer
+  std::string state;  // the state's name if it is kOptimizer
   ParameterId parameter{};
   int64_t begin = 0, end = 0;
 };
 
-// Called on a thread of the engine's, one call after the other. Null where nothing is to be done. They must not call
-// the engine.
+// Called on a thread of the engine's, one call after the other. A null function is skipped. They
+// must not call the engine.
 struct StateReader {
-  // At most 4 MiB a call: of one StateSlice, which come in the order of Engine::StateSlices. Its first error ends the
-  // calls.
+  // At most 4 MiB a call, of one StateSlice; slices come in the order of Engine::StateSlices. The
+  // first error ends the calls.
   std::function<absl::Status(StateClass what, std::string_view state, const Slice&,
                              std::span<const float>)>
       take;
-  // When this rank's take has had all.
+  // Called after the last take of this rank.
   std::function<absl::Status()> close;
-  // On every rank, with what the ranks have agreed on: OK if all of them have closed. What it returns is agreed on, too.
+  // On every rank, with the ranks' agreement: OK if all have closed. The result is agreed on, too.
   std::function<absl::Status(const absl::Status& closed)> commit;
-  // False: nothing is trained before the end, so that states on NVMe need no second place on the disk.
+  // False: no training before the end, so states on NVMe need no second place on the disk.
   bool beside_steps = true;
-  // What they take of host memory meanwhile, for memory().
+  // Bytes of host memory that the functions take meanwhile, for memory().
   int64_t host_bytes = 0;
 };
 

@@ -29,7 +29,7 @@ namespace ebb {
 
 class Issuer;
 
-// The run's values, of which the host finds each part where `at` says.
+// The run's values as fp32; `at` says where the host finds each part.
 void ToFloat(ThreadTeam& team, const sharding::StagedRun& run,
              absl::FunctionRef<std::byte*(const sharding::Place&)> at, float* values);
 
@@ -49,17 +49,17 @@ class StateValues {
   };
   explicit StateValues(const Parts& parts) : with_(parts) {}
 
-  // `next`: what will be read next, if that is known. Its read, as what is written, may be on its way until Await.
+  // `next`: the range of the next Read, if known. Its read, and writes, may last until Await.
   absl::Status Read(const sharding::StateRange& range, std::span<float> values,
                     const sharding::StateRange* next = nullptr);
   absl::Status Write(const sharding::StateRange& range, std::span<const float> values);
-  // Where the range's values lie as fp32 that the host reaches, all together; null: not so.
+  // Where the range's values lie as fp32 in one piece that the host reaches; null: not so.
   float* InPlace(const sharding::StateRange& range) const;
-  // Whether the files hold what was written there, before values of the range are shown.
+  // Checks that the files hold what was written, before values of the range are shown.
   absl::Status Verify(const sharding::StateRange& range);
-  // Parameters, from where they live to this rank's slice on the device. May be on its way until Await.
+  // Copies parameters from their home to this rank's slice on the device; until Await.
   absl::Status Upload(const sharding::StateRange& range);
-  // Instructions of a call for state, behind all of the above: until they are over, or on their way.
+  // Runs a state call's instructions behind all of the above: until they are over, or under way.
   absl::Status Run(sharding::Fragment fragment);
   absl::Status Leave(sharding::Fragment fragment);
   absl::Status Await();
@@ -72,7 +72,7 @@ class StateValues {
   struct Slot {
     std::unique_ptr<LinkedFragment> under_way;
     std::vector<Event> over;        // by instruction of that
-    sharding::StateRun read_ahead;  // what it will hold, before that is asked for; else nothing
+    sharding::StateRun read_ahead;  // what it will hold, if it is read ahead; else nothing
   };
 
   std::vector<sharding::StateRun> RunsOf(const sharding::StateRange& range) const {
@@ -82,7 +82,7 @@ class StateValues {
   size_t TakeSlot() { return next_slot_ = 1 - next_slot_; }
   absl::Status Start(Slot& slot, sharding::Fragment fragment);
   absl::Status Await(Slot& slot);
-  // In which slot it is, or will be; any where the host finds it at home.
+  // The slot that holds it or will hold it; any slot if the host finds it at home.
   absl::StatusOr<size_t> ReadAhead(const sharding::StateRun& run);
   absl::StatusOr<size_t> Fetch(const sharding::StateRun& run);
   absl::Status PrepareWrite(const sharding::StagedRun& run, Slot& slot);

@@ -33,7 +33,7 @@ class StepAside {
   };
   explicit StepAside(const Parts& parts) : with_(parts) {}
 
-  // Whether an evaluation may begin while something is alive.
+  // Whether an evaluation may begin while a step or an evaluation is alive.
   absl::Status MayEvaluate() const;
   void SetAside();
   void BringBack();
@@ -41,7 +41,7 @@ class StepAside {
   bool alive() const { return outer_.alive; }
   bool Is(int64_t number) const { return outer_.alive && outer_.number == number; }
   const StepProgress& progress() const { return outer_; }
-  // What is asked of the step meanwhile fails it; the first is kept.
+  // A call on the paused step fails the step; the first such error is kept.
   void Misuse(std::string_view call);
   const absl::Status& misuse() const { return misuse_; }
 

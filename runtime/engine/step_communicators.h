@@ -1,4 +1,4 @@
-// The communicators of an engine's steps, seen together: what broke first and at which operation, and how
+// The communicators of an engine's steps together: the first failure with its operation, and how
 // all ranks are told of it.
 #pragma once
 
@@ -21,7 +21,7 @@ namespace ebb {
 
 class StepCommunicators : public StepPeers {
  public:
-  // What they hold is made later than this object.
+  // The communicators are made later than this object.
   StepCommunicators(const EngineInputs& inputs, EngineCommunicators& communicators,
                     EngineStreams& streams)
       : inputs_(inputs), communicators_(communicators), streams_(streams) {}
@@ -36,11 +36,11 @@ class StepCommunicators : public StepPeers {
   absl::StatusOr<std::vector<std::vector<int64_t>>> Logs(std::span<const int64_t> own,
                                                          const absl::Status& broken) override;
 
-  // What came of enqueuing a collective. One that one rank alone does not enqueue would pair its later ones
-  // with the wrong ones of the others.
+  // Notes the result of enqueuing a collective. If one rank alone did not enqueue it, that rank's
+  // later collectives would be paired with the wrong ones of the others.
   void NoteCollective(Communicator& communicator, absl::Status status, StepErrors& errors);
-  // On an operation's stream, after it: `communicator` may have failed with it, and `where` says in words
-  // which operation it is. Only the first failure is kept.
+  // On an operation's stream, behind the operation: notes it if `communicator` has failed; `where`
+  // names the operation. Only the first failure is kept.
   void NoteIfBroken(const Communicator& communicator, absl::FunctionRef<std::string()> where);
 
  private:

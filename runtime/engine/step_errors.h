@@ -1,8 +1,8 @@
-// What has gone wrong, and what of it the caller knows: the failure of the engine, which is for good, the
-// error of the open step or evaluation, and that of a judged step that no call has returned yet.
+// What has gone wrong, and what the caller knows of it: the failure of the engine, for good; the
+// error of the open step or evaluation; and the error of a judged step that no call has returned.
 //
-// Note, Fail, Tell and Known are all that the engine says and asks. Every call of the engine that returns
-// a Status ends in Tell.
+// The engine reports through Note and Fail, and asks through Tell and Known. Every call of the
+// engine that returns a Status ends in Tell.
 #pragma once
 
 #include <atomic>
@@ -17,20 +17,20 @@ class StepErrors {
  public:
   static constexpr int kEvaluation = -1;
 
-  // A step of this parity is open from now on, or an evaluation, also one within a step. It begins with
-  // what no call has returned. Closed is what was opened last.
+  // Opens a step of this parity, or an evaluation, also one within a step. It begins with errors
+  // that no call has returned. Closing ends the newest one.
   void Open(int parity);
   void Close();
 
-  // Of the open step: the first error sticks, and no early update of that step may start any more.
+  // The open step's error: the first sticks, and the step starts no more early updates.
   void Note(absl::Status status);
-  // The engine has failed, for good. The first failure is the cause, since others follow from it. Any
-  // thread.
+  // The engine has failed, for good. The first failure is kept as the cause, because others follow
+  // from it. Any thread.
   void Fail(absl::Status status);
-  // The oldest error that no call has returned, for a call that returns it now. A failure of the engine
-  // and the error of the open step are told again by each call.
+  // The oldest error that no call has returned, for a call that returns it now. Each call returns a
+  // failure of the engine, or the error of the open step, again.
   absl::Status Tell();
-  // The same without telling. Any thread.
+  // The same, but the error stays untold. Any thread.
   absl::Status Known() const;
 
   // Any thread.
@@ -43,12 +43,12 @@ class StepErrors {
   int64_t NextExchange();
   // This rank's caller knows the errors of exchanges up to this one.
   int64_t known_exchange() const;
-  // The error of a step that was judged, to be told. `cause`: the exchange that is to blame, which the
-  // caller may know already.
+  // The error of a judged step, to be told. `cause`: the exchange to blame; the caller may know its
+  // error already.
   void Learn(const absl::Status& status, int64_t cause);
-  // An error of a judged step waits to be told.
+  // An error of a judged step has not been told.
   bool has_untold() const;
-  // A failure that no call has returned.
+  // A failure of the engine that no call has returned.
   absl::Status UntoldFailure() const;
 
  private:
@@ -57,8 +57,8 @@ class StepErrors {
 
   mutable std::mutex mutex_;
   absl::Status failed_, untold_, own_;  // of the engine, of a judged step, of the open one
-  absl::Status outer_;                  // of the step in which an evaluation is open
-  int outer_parity_ = kEvaluation;      // of that; kEvaluation: there is none
+  absl::Status outer_;                  // of the step around an open evaluation
+  int outer_parity_ = kEvaluation;      // the parity of that step; kEvaluation: there is none
   bool failure_told_ = false;
   bool is_open_ = false;
   int parity_ = kEvaluation;  // of the open step

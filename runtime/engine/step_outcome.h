@@ -1,5 +1,5 @@
-// What came of a step: from its first scope to its report, as one state machine of two slots, by parity.
-// An evaluation has a slot of its own, as it may come within a step.
+// What became of a step, from its first scope to its report, as a state machine of two slots by
+// parity. An evaluation may come within a step, so it has a slot of its own.
 //
 //   Free -Begin-> Begun -Close-> Sealed -Conclude-> Judged -Report, or the second Begin-> Free
 //                  \-Drop-> Free
@@ -8,10 +8,10 @@
 //   Prepare, Seal, Conclude            host tasks in the order of the reduce stream: as a step with early
 //                                      updates begins, and around the exchange of all ranks' records
 //
-// The device and the steps after it go by what Conclude leaves (Standing, StepConstants), so the calling
-// thread may be two steps ahead of what it knows. It looks when it wants to know, and Begin looks at the
-// step before the last. The verdict is the same on all ranks; callers may hear of an error at different
-// times, and Standing holds steps back until all know.
+// The device and later steps follow what Conclude leaves (Standing, StepConstants), so the calling
+// thread may be two steps ahead of what it knows. It takes a verdict when a call asks for it; Begin
+// takes that of the step before the last. The verdict is the same on all ranks. Callers may hear of
+// an error at different times, so Standing holds steps back until all know.
 //
 // It knows nothing of storage and plans, and of other ranks only their records and StepPeers.
 #pragma once
@@ -53,24 +53,24 @@ class StepOutcome {
     const std::vector<int>* backwards = nullptr;  // as ebb::Conclude; null: empty
   };
   explicit StepOutcome(const Parts& parts);
-  // Logs the error of a last step that no call has returned.
+  // Logs the last step's error if no call has returned it.
   ~StepOutcome();
 
   // Takes the verdicts of the steps before: all of them before an evaluation, and else all but the
   // last. Then a step or an evaluation is open, perhaps one within a step: until it is over, the
   // calls below are about the evaluation. Returns its parity: the slot that was free.
   int Begin(bool evaluation);
-  // The first half of that, for what is to be awaited of the slot before Begin writes to it. Returns its parity.
+  // The first half of Begin, for waits on the slot before Begin writes to it. Returns its parity.
   int FreeSlot(bool evaluation);
-  // An early update of the open step is to be enqueued: its updates have started, unless it is blocked.
+  // An early update of the open step comes next: its updates have started, unless it is blocked.
   void StartEarlyUpdate();
-  // Of what is about to be updated; any thread. An early update has only what is known by now.
+  // Whether an update may run; any thread. An early update has only what is known by now.
   bool MayUpdate(int parity, bool early) const;
 
-  // What a rank knows of its step as the exchange of records is enqueued.
+  // What a rank knows of its step when the exchange of records is enqueued.
   struct Closing {
     bool waits = false;  // Finish waits for the verdict
-    bool early = false;  // it has updates that come before the verdict
+    bool early = false;  // it has updates before the verdict
     double divisor = 1;
     std::optional<double> learning_rate = {};
     double gradient_scale = 1;
@@ -83,35 +83,35 @@ class StepOutcome {
 
   // Constants of early updates, behind the verdict of the step before.
   void Prepare(int parity, std::optional<double> learning_rate);
-  // This rank's record, before the all-gather: what only the stream knows.
+  // Writes this rank's record before the all-gather, with what only the stream knows.
   void Seal(int parity);
-  // After it. `exchanged`: what became of the all-gather.
+  // Runs after the all-gather. `exchanged`: the result of the all-gather.
   void Conclude(int parity, const absl::Status& exchanged);
 
-  // The open step is over: what this rank knows by then, or the verdict where the step waits for it.
+  // Ends the open step: returns what this rank knows, or the verdict if the step waits for it.
   absl::Status Finish();
   absl::StatusOr<Evaluation::Sums> FinishEvaluation();
-  // The open step or evaluation is over, and nothing comes of it.
+  // Ends the open step or evaluation without a result.
   void Drop();
   // Waits for the verdicts of all finished steps but the last `may_stay_open`.
   void Take(int may_stay_open = 0);
-  // For calls that look at the state, or change it: errors come before what they left behind.
+  // For calls that read or change the state: an error comes before the state it has left.
   absl::Status Settle() {
     Take();
     return with_.errors->Tell();
   }
-  // Of the last finished step. Waits for its verdict.
+  // The report of the last finished step. Waits for its verdict.
   absl::StatusOr<StepReport> Report();
 
-  int last_parity() const { return last_; }  // of the step that finished last; any thread
+  int last_parity() const { return last_; }  // of the last finished step; any thread
   int64_t exchange(int parity) const { return slots_[parity].terms.exchange; }
   State state(int parity) const { return slots_[parity].state; }
   // As if every step without a taken verdict went well, but for the errors of this rank.
   int64_t finished_steps() const;
-  // No step has finished, or gone wrong, since the engine was made or its training state was set.
+  // No step has finished or failed since the engine was made or its training state was set.
   bool has_nothing_to_report() const { return !report_.ok() && last_failure_.ok(); }
 
-  // Between steps, once all verdicts were taken.
+  // Between steps, after all verdicts were taken.
   TrainingState training_state() const { return standing_.state(); }
   void SetTrainingState(const TrainingState& state);
 
@@ -119,7 +119,7 @@ class StepOutcome {
   struct Slot {
     std::atomic<State> state = State::kFree;
     bool evaluation = false;
-    bool updates_started = false;  // early ones, on this rank; when sealed: and they did something
+    bool updates_started = false;  // early ones, on this rank; when sealed: with an effect
     StepTerms terms = {};
     absl::Status error = {};        // this rank's
     std::vector<int64_t> log = {};  // as StepProgress has it
@@ -153,7 +153,7 @@ class StepOutcome {
   Standing standing_;
   Slot slots_[ControlBlock::kSlots];  // by parity
   std::optional<int> open_;           // the parity of the open step or evaluation
-  std::optional<int> outer_;          // of the step in which that is open
+  std::optional<int> outer_;          // the parity of the step around an evaluation
   std::atomic<int> last_ = 1;
   int64_t finished_ = 0;       // steps with a taken verdict
   absl::Status last_failure_;  // of a step with a taken verdict

@@ -1,5 +1,5 @@
-// How far the step or evaluation that is alive has come, and which scopes are open. Moments and scopes are counted
-// over all rounds of the step. The plan has those of three at most:
+// How far the live step or evaluation has come, and which scopes are open. Moments and scopes are
+// counted over all rounds of the step. The plan has those of at most three rounds:
 //
 //   round of the step   0 1 2 3 4 5
 //   of the plan         0 1 1 1 1 2
@@ -22,14 +22,14 @@ namespace ebb {
 
 struct OpenScope {
   int64_t id = 0;
-  int planned = -1;        // scope of the plan; -1: none of its, which is open again
-  bool displaces = false;  // gathered over what the plan has there
+  int planned = -1;        // scope of the plan; -1: outside the plan, because it is opened again
+  bool displaces = false;  // gathered over the memory of planned units
   int unit = 0, visit = 0, round = 0;
   sharding::ScopeKind kind{};
   int64_t opened_ns = 0;
 };
 
-// What is asked of a step's gradients.
+// Facts about a step's gradients.
 struct StepGradients {
   double divisor = 1, scale = 1;
   bool any = false;        // a backward has come
@@ -47,7 +47,7 @@ struct StepProgress {
   StepGradients gradients;
   int rounds = 1;
   Runnable* run = nullptr;
-  LinkedFragment* fragment = nullptr;  // of it
+  LinkedFragment* fragment = nullptr;  // of the running plan
   size_t moment = 0;                   // the next
   sharding::OrderProgress order;
   size_t awaited = 0;          // moments, from the first on, with kernels that wait for their needs
@@ -60,12 +60,12 @@ struct StepProgress {
   // As the declared order has it.
   const sharding::Plan& plan() const { return run->plan; }
   size_t moments() const { return moments_of_round() * static_cast<size_t>(rounds) + 2; }
-  // Of the round that a moment is in; the begin is in the first, the end in the last.
+  // The round of a moment; the begin is in the first round, the end in the last.
   int RoundOf(size_t at) const;
   const sharding::FragmentMoment& MomentOf(size_t at) const {
     return fragment->fragment().moments[MomentInPlan(at)];
   }
-  int ScopeOf(size_t at) const;       // of the step, which opens or closes in it
+  int ScopeOf(size_t at) const;       // the step's scope that it opens or closes
   size_t OpeningOf(int scope) const;  // the moment
   int ScopeInPlan(int scope) const;   // index into the plan's
   const sharding::PlannedScope& PlannedScopeOf(int scope) const {
@@ -76,9 +76,9 @@ struct StepProgress {
   }
   int RoundInPlan(int round) const;
   OpenScope* Find(int64_t scope);
-  // What the declared order has next, as a log has it.
+  // The declared next scope, as a log has it.
   int NextCode() const;
-  // What must be the same on every rank of a step or evaluation that begins; the hash of it goes with the exchange.
+  // What must be the same on every rank when a step or evaluation begins; its hash is exchanged.
   void LogBegun();
 
  private:

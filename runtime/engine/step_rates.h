@@ -1,6 +1,6 @@
-// The learning rates and weight decays that a trainer gives for one step, by group. What it does not give is
-// the schedule's and the config's. By parity, as updates of two steps may be under way: what is read is
-// ordered behind what was given.
+// The learning rates and weight decays that a trainer gives for one step, by group. Other rates are
+// the schedule's and the config's. They are kept by parity, because updates of two steps may be
+// under way: a read is ordered behind what was given.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,17 @@ namespace ebb {
 
 class StepRates {
  public:
-  // `config`: borrowed. `own_optimizer`: the trainer's, which has its own weight decay.
+  // `config`: borrowed. `own_optimizer`: the trainer's optimizer has its own weight decay.
   StepRates(const Config& config, bool own_optimizer);
 
-  // A step begins: nothing is given.
+  // Begins a step without given rates.
   void Clear(int parity);
-  // Also in the place of what was given before. An error, which names group and value: none of it counts.
+  // Replaces rates that were given before. On an error, which names group and value, none counts.
   absl::Status Give(int parity, std::span<const GroupRates> rates);
-  // `group`: of the config; null: the parameters of none.
+  // `group`: of the config; null: the parameters without a group.
   std::optional<double> learning_rate(int parity, const ParameterGroupConfig* group) const;
   std::optional<double> weight_decay(int parity, const ParameterGroupConfig* group) const;
-  // The same on ranks that were given the same.
+  // Equal on ranks with equal rates.
   uint64_t hash(int parity) const;
 
  private:

@@ -1,5 +1,5 @@
-// What a step's updates depend on beside their arrays, and the constants that follow from it for each set
-// of options (UpdateTable), in the control block, where updates read them.
+// What a step's updates depend on beside their arrays, and the constants from it for each set of
+// options (UpdateTable). Updates read the constants in the control block.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,11 @@ struct StepScalars {
   float gradient_factor = 1;
   int64_t step = 1;
   optim::ScheduledRates rates = {};  // of the ungrouped parameters
-  bool rate_of_step = false;         // StepOptions::learning_rate, which is that of all groups
+  bool rate_of_step = false;         // StepOptions::learning_rate is given: the rate of all groups
   int parity = 0;                    // of the step that the StepRates are of
 };
 
-// By parity, and whether they are of updates that come before their step's verdict. Those are set as the
+// By parity, and by whether updates come before their step's verdict. Early ones are set as the
 // step begins, the others with the verdict, each in the order of the reduce stream.
 class StepConstants {
  public:
@@ -33,8 +33,8 @@ class StepConstants {
 
   StepRates& rates() { return rates_; }
 
-  // Also the constants, which those of the device become once they are copied there. Not applied: of an
-  // update that writes nothing.
+  // Also sets the constants; copies on the device follow later. If the step is not applied, the
+  // constants are those of an update that writes nothing.
   void Set(int parity, bool early, const StepScalars& scalars);
   const StepScalars& of(int parity, bool early) const { return scalars_[parity][early ? 1 : 0]; }
   // The schedule scales each set's own learning rate, unless the step sets the rate itself.

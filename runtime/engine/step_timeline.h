@@ -1,5 +1,5 @@
-// The timeline of an engine, where the config asks for one: instructions timed by the device where it has a clock
-// for its streams, and by tasks of the streams elsewhere.
+// The timeline of an engine, if the config asks for one. The device times instructions if it has a
+// clock for its streams; else tasks of the streams do.
 #pragma once
 
 #include <cstdint>
@@ -19,21 +19,21 @@ class StepTimeline {
  public:
   explicit StepTimeline(const EngineInputs& inputs) : inputs_(inputs) {}
 
-  // Without ebb.trace there is none, and the calls below do nothing.
+  // Without ebb.trace there is no timeline, and the calls below do nothing.
   absl::Status Make(const sharding::Plan& plan);
-  // What sees instructions as they are issued; null: nothing.
+  // The observer of instructions; null: there is none.
   IssueTracer* tracer() { return tracer_ ? &*tracer_ : nullptr; }
   void Add(const TraceLabel& step, const char* operation, std::string_view subject,
            int64_t begin_ns, int64_t end_ns);
-  // Takes the spans that have ended. `next`: operations that are to run and be shown, with spans of their own.
+  // Takes the spans that have ended. `next`: number of coming operations with spans of their own.
   void Collect(int64_t next);
-  // Appends all to the file. Once every stream is idle.
+  // Appends all spans to the file. Call once every stream is idle.
   void Write();
 
  private:
   const EngineInputs& inputs_;
   std::unique_ptr<Timeline> timeline_;
-  std::unique_ptr<DeviceSpans> device_spans_;  // of its streams; null: the host's tell the time
+  std::unique_ptr<DeviceSpans> device_spans_;  // of device streams; null: the host's clock counts
   std::optional<IssueTracer> tracer_;
 };
 

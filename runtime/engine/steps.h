@@ -1,4 +1,4 @@
-// Steps and evaluations of an engine, from begin to end: at most one step is alive, and in it one evaluation.
+// The steps and evaluations of an engine: at most one step is alive, and in it one evaluation.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +47,8 @@ class Steps {
     StateAccess* state = nullptr;
     Suspension* suspension = nullptr;
     StepTimeline* timeline = nullptr;
-    // An optimizer of the trainer's enqueues updates on the device: the host calls it when it knows that they are
-    // to happen.
+    // An optimizer of the trainer's enqueues updates on the device: the host calls it once it knows
+    // that they are due.
     bool own_optimizer_enqueues = false;
   };
   explicit Steps(const Parts& parts) : with_(parts) {}

@@ -1,6 +1,6 @@
-// What orders an engine's streams: what starts on one comes after the last uses, on all others, of the cells of memory
-// that it uses. In a fragment that is known before; between fragments the frontier knows it, and what no fragment has
-// comes between fences.
+// Orders an engine's streams: an operation on one stream comes after the last uses of its memory
+// cells on all others. Within a fragment this order is planned; between fragments the frontier
+// knows it; all other work comes between fences.
 #pragma once
 
 #include <array>
@@ -26,27 +26,27 @@ class StreamOrder {
   StreamOrder(const Streams& streams, const sharding::Cells& cells, int units)
       : streams_(streams), cells_(cells), control_(units), frontier_(cells.count()) {}
   absl::Status MakeFence(const Device& device);
-  // A stream that there was none of so far.
+  // Adds a stream that did not exist so far.
   void UseStream(sharding::Line line, Stream& stream) { streams_[line] = &stream; }
   Stream& At(sharding::Line line) const { return *streams_[line]; }
-  // The number by which a fragment knows an event, of things that end on `line`. It outlives this.
+  // The number of an event in fragments, for operations that end on `line`. It outlives this.
   int AddEvent(sharding::Line line, Event& event);
 
-  // Around an instruction of a step of this parity (an evaluation has nothing by parity): its stream waits for what it says, and leaves its event.
+  // Around an instruction: its stream waits, then leaves its event. Evaluations have no parity.
   void Await(const LinkedFragment& run, int instruction, int parity);
   void Leave(const LinkedFragment& run, int instruction, int parity);
-  // Of an instruction of no step: its stream waits for all that used what it touches.
+  // For an instruction outside of steps: its stream waits for all uses of what it touches.
   void AwaitUses(const sharding::Instruction& instruction);
 
-  // Every stream comes after all that was issued on any. For what no fragment has.
+  // Every stream comes after all work issued on any. For work outside of fragments.
   void Fence();
-  // The fragment has ended early: what comes next waits for all that was issued, as far as it enters anything.
+  // The fragment has ended early: the next one waits for all issued work, as far as it uses cells.
   void EndEarly();
-  // The caller waits for what has used, of the control block, what is there by this parity.
+  // The caller waits for all uses of the control block's cells of this parity.
   void AwaitParity(int parity);
-  // The compute stream waits for what decides the loss scale.
+  // The compute stream waits for the decision on the loss scale.
   void AwaitScale();
-  // The caller waits for all that was issued, or for all of steps and evaluations.
+  // The caller waits for all issued work, or for all of steps and evaluations.
   void WaitIdle();
   void WaitForSteps();
 

@@ -36,21 +36,21 @@ class Suspension {
   };
   explicit Suspension(const Parts& parts) : with_(parts) {}
 
-  // Where no step is alive.
+  // Call with no step alive.
   absl::Status Suspend();
   absl::Status Resume();
 
   bool suspended() const { return suspended_; }
-  // The engine has failed, and lost its pools: no scope leads to where they have been.
+  // The engine has failed and lost its pools: no scope leads to their old memory.
   void LosePools() { suspended_ = true; }
-  // The numbers of Steps and Evaluations of a suspended engine, all below 0.
+  // The numbers of a suspended engine's Steps and Evaluations; all are below 0.
   int64_t RefuseStep() {
     has_refused_step_ = true;
     return --refusals_;
   }
   int64_t RefuseEvaluation() { return --refusals_; }
   bool has_refused_step() const { return has_refused_step_; }  // since it was suspended
-  // What calls of a suspended engine return.
+  // The error that calls of a suspended engine return.
   absl::Status Error() const;
 
  private:

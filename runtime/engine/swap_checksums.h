@@ -1,11 +1,11 @@
-// What this rank's swap files hold, as checksums: so that what another program has changed, or a disk
-// returns wrongly, ends the training instead of going on with it (ebb.verify_swap). With "states" only masters and
-// states have some, and parameters that are masters or half of them.
+// Checksums of this rank's swap files. If another program changes the files, or a disk returns
+// wrong bytes, training ends (ebb.verify_swap). With "states" only masters and states have
+// checksums, and parameters that are masters or halves of them.
 //
-// An extent (sharding/swap_files.h) is written in one go by a step, by several of them at once. What is written there
-// in smaller pieces, from outside, makes it unknown until it is written, or but for masters and states
-// read, as a whole. Extents may be looked at from several streams, in whichever order the plan has
-// them.
+// A step writes an extent (sharding/swap_files.h) in one go, and several extents at once. A
+// smaller write from outside makes an extent unknown, until the whole extent is written, or
+// read if it is not masters or states. Several streams may look at extents, in the order of the
+// plan.
 #pragma once
 
 #include <algorithm>
@@ -22,11 +22,11 @@
 
 namespace ebb {
 
-// By class, of what lies in a rank's files.
+// By class, bytes of a rank's files.
 using ClassBytes = std::array<int64_t, kStateClasses>;
-// What has no checksum; with kOff that is all.
+// Bytes without a checksum; with kOff all.
 ClassBytes BytesWithoutChecksum(const sharding::SwapFiles& files, VerifySwap verify);
-// For people: "gradients and activations", "" where nothing is left out.
+// For people: "gradients and activations", "" if all classes have checksums.
 std::string ClassesWithoutChecksum(const sharding::SwapFiles& files, VerifySwap verify);
 
 class SwapChecksums {
@@ -50,7 +50,7 @@ class SwapChecksums {
     const sharding::SwapExtent& of() const { return of_; }
     int64_t offset() const { return of_.home.offset; }
     int64_t bytes() const { return of_.bytes; }
-    // Whether `checksum` is what is known to lie there.
+    // Whether `checksum` is the known one.
     bool Agrees(uint64_t checksum) const { return Agrees(checksum_, checksum); }
     // Or what was known before that, as an update sums what it is still to write; or when it was left to a save. In
     // this order, as each comes from the one before it.
@@ -62,8 +62,8 @@ class SwapChecksums {
       before_.store(checksum_.load(std::memory_order_relaxed), std::memory_order_release);
       checksum_.store(Known(checksum), std::memory_order_release);
     }
-    // What was there until now is left to a save, by an update that writes elsewhere: it has set its sum, or has changed
-    // nothing as the step was skipped.
+    // An update leaves the present bytes to a save and writes elsewhere: it has set its sum, or has
+    // changed nothing because the step was skipped.
     void LeaveToSave() {
       saved_[0].store(before_.load(std::memory_order_relaxed), std::memory_order_release);
       saved_[1].store(checksum_.load(std::memory_order_relaxed), std::memory_order_release);
@@ -84,14 +84,14 @@ class SwapChecksums {
     std::array<std::atomic<uint64_t>, 2> saved_{kNone, kNone};
   };
 
-  // Of files as they are made: zeros, which the optimizer's states begin with.
+  // Checksums of new files: zeros, which the optimizer's states begin with.
   SwapChecksums(const sharding::SwapFiles& files, VerifySwap verify);
-  // Of files that go on as others: what is known of parameters, masters and states, which lie where they did.
+  // Takes over sums of files that these follow: parameters, masters and states in the same places.
   void KeepOf(SwapChecksums& before);
-  // What has a sum with "all" alone has none any more; what else is known stays so.
+  // Forgets sums that only "all" has; the others stay.
   void KeepStatesOnly();
 
-  // All that overlap `bytes` from `place` on; none where that is not verified.
+  // All extents that overlap `bytes` from `place` on; none if that is not verified.
   std::span<Extent> In(const sharding::Place& place, int64_t bytes);
   void Forget(const sharding::Place& place, int64_t bytes) {
     for (Extent& extent : In(place, bytes)) extent.Forget();

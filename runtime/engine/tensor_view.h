@@ -1,5 +1,5 @@
-// Views of what the engine holds. They own nothing and are valid until their scope closes; `shape`
-// until the engine dies. Contiguous, row-major. A wrong request (a frozen gradient, a foreign
+// Views of an engine's memory. They own nothing and are valid until their scope closes; `shape` is
+// valid until the engine dies. Contiguous, row-major. A wrong request (a frozen gradient, a foreign
 // parameter) gives an empty view: data null, size() 0.
 #pragma once
 
@@ -11,17 +11,17 @@
 
 namespace ebb {
 
-// Which engine a view is of, and what it shows, so that a wrong as<T>() can be named. The engine sets
-// it; a view that a trainer makes itself has none.
+// The engine of a view and what it shows, so that an error can name a wrong as<T>(). The engine
+// sets it; views that a trainer makes have none.
 struct ViewOrigin {
   uint32_t engine = 0;  // 0: none
   uint32_t shows = 0;
 };
 
-// What as<T>() does beside returning an empty span where T is not the view's dtype: one line in the
-// log, which names what the view shows, `wanted` and `there`, and an error of the engine's open step or
-// evaluation, or of its next one where none is open. On any thread, also of a view that has outlived
-// its scope or its engine.
+// as<T>() calls this if T is not the view's dtype, and returns an empty span. It logs a line
+// with what the view shows, `wanted` and `there`, and gives the engine's open step or evaluation
+// (or the next one) an error. Any thread, also for a view that has outlived its scope or its
+// engine.
 void ReportWrongType(const ViewOrigin& origin, DType wanted, DType there);
 
 struct TensorView {
@@ -37,8 +37,8 @@ struct TensorView {
     for (int64_t dimension : shape) elements *= dimension;
     return elements;
   }
-  // The elements as T, which must be the dtype: another T is a mistake that is reported, not a question.
-  // `dtype` answers that, and WithNumbers serves code that takes several. Of an empty view: empty.
+  // The elements as T, which must be the dtype: another T is an error that is reported. To ask, use
+  // `dtype`; WithNumbers serves code for several dtypes. Of an empty view: empty.
   template <class T>
   std::span<const T> as() const {
     static_assert(kIsNumber<T>, "float, BFloat16, Float16 or int8_t");
@@ -66,8 +66,8 @@ struct MutableTensorView {
   operator TensorView() const { return {data, dtype, shape, origin}; }
 };
 
-// Calls `use` with the view's elements as a span of float, BFloat16 or Float16, whichever they are, and
-// returns what it returns: for a trainer that takes parameters or gradients of any dtype.
+// Calls `use` with the view's elements as a span of float, BFloat16 or Float16, by dtype, and
+// returns its result: for a trainer that takes parameters or gradients of any dtype.
 template <class View, class Use>
 decltype(auto) WithNumbers(const View& view, Use&& use) {
   switch (view.dtype) {

@@ -1,6 +1,6 @@
-// What a run is beside its tensors. Together with the masters (or parameters) and the optimizer's states,
-// which Engine::Read gives and Engine::Write takes, it resumes a run bit for bit. The learning-rate
-// schedule has no state of its own: its place is applied_steps. The trainer keeps its place in the data.
+// What a run is beside its tensors. With the masters (or parameters) and the optimizer's states,
+// read by Engine::Read and written by Engine::Write, it resumes a run bit for bit. The
+// learning-rate schedule's only state is applied_steps. The trainer keeps its place in the data.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ struct TrainingState {
   int64_t finished_steps = 0;  // applied or skipped; StepReport::step of the last one
   int64_t applied_steps = 0;   // the place of schedules and of Adam's bias correction
   int64_t skipped_steps = 0;   // because of an overflow
-  // Of fp16 with a dynamic scale. Else it says what the scale is, and what is set is not looked at.
+  // For fp16 with a dynamic scale. Else it shows the scale, and setting it has no effect.
   optim::LossScalerState loss_scaler = {};
 
   friend bool operator==(const TrainingState&, const TrainingState&) = default;
 };
 
-// kInvalidArgument says which value no run can have.
+// kInvalidArgument names a value that no run can have.
 absl::Status Validate(const TrainingState& state);
 
 }  // namespace ebb

@@ -1,6 +1,6 @@
-// The update of one sub-group, and before LAMB and LARS the sums over its parameters, on the stream of where it
-// runs: which rules with which options, from the table; whether it is to happen at all; an optimizer of the
-// trainer's.
+// The update of one sub-group, and before LAMB and LARS the sums over its parameters, on the stream
+// of its tier: the table's rules and options, whether the update happens, and calls of an optimizer
+// of the trainer's.
 #pragma once
 
 #include <cstddef>
@@ -37,8 +37,8 @@ class UpdateCall {
     SwapVerifier* verifier = nullptr;
     const Device* device = nullptr;
     KernelsByStream kernels;
-    int slice = 0;  // which of every unit is this rank's
-    // An optimizer of the trainer's enqueues on the device: the host has waited for what decides.
+    int slice = 0;  // the number of this rank's slice of every unit
+    // The trainer's optimizer enqueues on the device: the host has waited for the verdict.
     bool own_enqueues = false;
   };
   explicit UpdateCall(const Parts& parts) : with_(parts) {}
@@ -47,7 +47,7 @@ class UpdateCall {
   void Run(const LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) const;
 
  private:
-  // Of one sub-group.
+  // The arrays of one sub-group.
   struct Work {
     const sharding::UpdateDetail& detail;
     int unit = 0, parity = 0;
@@ -55,7 +55,7 @@ class UpdateCall {
     std::byte* master = nullptr;  // or its low half
     std::span<std::byte* const> states = {};
   };
-  // What of it one rule updates, and with which constants: those of the runs are counted from `first_set`.
+  // The part that one rule updates, with its constants: runs are counted from `first_set`.
   struct Part {
     optim::UpdateRule rule{};
     optim::UpdateArrays arrays;

@@ -1,11 +1,11 @@
-// With which options each element of this rank's shards is updated. Neighbours with the same options
-// are a run, and runs beside each other that follow one rule are updated together, by one kernel.
+// The options of each element of this rank's shards in updates. Neighbours with the same options
+// are a run. Adjacent runs with one rule are updated together, by one kernel.
 //
 //   shard   [ weights        | biases | weights          | padding ]
 //   runs    [ set 0          | set 1  | set 0                      ]   a set of constants each
 //   parts   [ AdamW                                                ]
 //
-// Laid out once; the runs are copied to where updates read them (control_block.h).
+// Laid out once; runs are copied to where updates read them (control_block.h).
 #pragma once
 
 #include <cstdint>
@@ -24,18 +24,18 @@ namespace ebb {
 // Of a group's parameters: the group's own optimizer or the config's, with what the group changes.
 // Groups that the config does not name have no options of their own.
 OptimizerConfig OptimizerOf(const Config& config, const std::string& group);
-// What the states of these parameters begin with: Adagrad's sum, its only state, with the value that
-// the config gives, and all others with 0.
+// First values of these parameters' states: Adagrad's sum, its only state, has the config's value,
+// and all others 0.
 float InitialState(const Config& config, const std::string& group);
 
 class UpdateTable {
  public:
-  // What the constants of a run are computed from, and by the step.
+  // The inputs of a run's constants, beside the step's.
   struct Set {
-    const ParameterGroupConfig* group = nullptr;  // of the config that it was made with, or none
+    const ParameterGroupConfig* group = nullptr;  // of the config it was made with, or none
     OptimizerConfig optimizer = {};               // with what the group changes
     double lr_factor = 1;
-    // The one parameter that it is of, where its optimizer takes norms.
+    // The only parameter of the set, if its optimizer takes norms.
     std::optional<ParameterId> parameter = {};
   };
   // Elements [begin, end) of a unit's shard, and the runs that hold them. The ends of runs are
@@ -47,21 +47,21 @@ class UpdateTable {
   };
 
   UpdateTable() = default;
-  // `slice`: which of every unit is this rank's. `rounds_stochastically`: parts end with the elements of a key.
+  // `slice`: of every unit, this rank's. `rounds_stochastically`: parts end with a key's elements.
   UpdateTable(const ModelSpec& model, const Config& config, const sharding::Plan& plan, int slice,
               bool rounds_stochastically);
 
   std::span<const Set> sets() const { return sets_; }
   std::span<const optim::UpdateRun> runs() const { return runs_; }  // of all units
-  // In order; with stochastic rounding each within the elements of one key.
+  // In order; with stochastic rounding a part is within the elements of one key.
   std::span<const Part> parts(int unit) const { return parts_[static_cast<size_t>(unit)]; }
-  // Those runs of a part that elements [begin, end) of it are in.
+  // The runs of a part that hold its elements [begin, end).
   struct Runs {
     int64_t first = 0, count = 0;
   };
   Runs RunsIn(const Part& part, int64_t begin, int64_t end) const;
-  // By which alone elements [begin, end) of a unit's shard are updated, with all of `states` states, so that one pass
-  // over them can take their checksums, too. Null: there is no such set.
+  // The one set that updates elements [begin, end) of a unit's shard with all of `states` states,
+  // so that one pass can take checksums, too. Null: there is no such set.
   const Set* OnlySetOf(int unit, int64_t begin, int64_t end, int states) const;
 
  private:

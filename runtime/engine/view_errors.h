@@ -1,7 +1,7 @@
-// The mistakes that a trainer makes with views: the wrong type, another unit's parameter, a scope that is
-// closed. TensorView::as<T>() may be called on any thread, at any time, also after the scope or the engine
-// is gone. So a view carries numbers (ViewOrigin), by which as<T>() finds this object as long as it lives.
-// The engine takes the first mistake wherever its step may still be stopped.
+// A trainer's mistakes with views: the wrong type, another unit's parameter, a closed scope.
+// TensorView::as<T>() may be called on any thread, at any time, even after the scope or the engine
+// is gone. So a view carries numbers (ViewOrigin), and as<T>() finds this object by them while it
+// lives. The engine takes the first mistake whenever its step may still be stopped.
 #pragma once
 
 #include <atomic>
@@ -29,9 +29,9 @@ enum class Shown : uint8_t {
 
 class ViewErrors {
  public:
-  // `speaker`: what a line of the log begins with. The model outlives this object.
+  // `speaker`: the beginning of a line of the log. The model outlives this object.
   ViewErrors(std::string speaker, const ModelSpec& model);
-  ~ViewErrors();  // from here on no view finds it
+  ~ViewErrors();  // afterwards no view finds it
   ViewErrors(const ViewErrors&) = delete;
   ViewErrors& operator=(const ViewErrors&) = delete;
 
@@ -42,11 +42,11 @@ class ViewErrors {
 
   uint32_t number() const { return number_; }
 
-  // A step or an evaluation begins: its first mistake is logged again, unless it is the one that was
-  // logged last. `last_scope`: the last scope, by number, that was opened before it.
+  // A step or an evaluation begins: its first mistake is logged again, unless it was logged last.
+  // `last_scope`: the number of the last scope opened before.
   void Begin(int64_t last_scope);
   void End();
-  // Any thread. The first since Take is kept. Returned is the line to log, or "".
+  // Any thread. The first mistake since Take is kept. Returns the line to log, or "".
   std::string NoteWrongType(uint32_t shows, DType wanted, DType there);
   std::string NoteClosedScope(int64_t scope, const char* asked, const ParameterId* of);
   std::string Note(absl::Status mistake);
@@ -64,13 +64,13 @@ class ViewErrors {
   std::mutex mutex_;
   bool open_ = false;  // a step or an evaluation is
   int64_t last_scope_ = 0;
-  bool logged_ = false;  // something of this step
+  bool logged_ = false;  // a mistake of this step
   std::string last_logged_;
   absl::Status first_;
 };
 
-// A view asked of a scope of the open step after its Close, or of one that was moved from. After the
-// end of its step or engine nothing is said: the scope gives empty views, as scope.h states.
+// A request for a view of a scope of the open step after its Close or move. After the end of the
+// step or engine nothing is reported: views are empty, as scope.h says.
 void ReportClosedScope(uint32_t engine, int64_t scope, const char* asked, const ParameterId* of);
 
 }  // namespace ebb

@@ -1,5 +1,5 @@
-// Waiting for other ranks on a communicator for a shorter time than its own time-out: where that has
-// been waited out once, what they have to say about it is not worth another.
+// A wait for other ranks on a communicator that is shorter than the communicator's own time-out:
+// once that time-out has passed, a second one would be too long.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@ namespace ebb {
 
 class Watchdog {
  public:
-  // Aborts `communicator`, which is borrowed, with `why` unless this object has ended within
-  // `seconds`. Where the machine has no thread for it, the communicator's time-out stays.
+  // Aborts `communicator` (borrowed) with `why` unless this object ends within `seconds`. If the
+  // machine has no thread for it, the communicator's time-out stays.
   Watchdog(Communicator& communicator, double seconds, absl::Status why);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
