@@ -104,7 +104,7 @@ std::string CountsOf(Engine& engine) {
   return text;
 }
 
-// Of other rounds than the config's, whose plan goes.
+// A step of other rounds than the config's. Its plan goes.
 TEST_F(ReorderRefusedTest, TheLastStepsCountsStay) {
   config_.gradient_accumulation_steps = 3;
   const Order order = AsScripted(kBoundaryBytes);

@@ -168,7 +168,7 @@ TEST_P(ReorderTest, AnOrderThatIsRefusedLeavesTheEngineAsItWas) {
     std::vector<Visit> missing = order.model.forward;
     missing.erase(missing.begin() + 3);
     expect(engine.Reorder(missing), absl::StatusCode::kInvalidArgument, "u3");
-    // Of one rank alone, whose error all get.
+    // The order of one rank is wrong, and all ranks get its error.
     Order wrong = Nested();
     if (trainer.rank() == setting.world - 1) wrong.model.order.pop_back();
     expect(Reorder(engine, wrong), absl::StatusCode::kInvalidArgument, "u0");

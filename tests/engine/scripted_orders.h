@@ -30,12 +30,12 @@ Order AsScripted(int64_t boundary_bytes = 0);
 Order Shuffled(int64_t boundary_bytes = 0);
 // The first visit stays open over the others, and each of these is recomputed.
 Order Nested();
-// More uses of a unit, so that its reduced gradients are summed, and one whose gradients another takes.
+// More uses of a unit, so that its reduced gradients are summed; one leaves them to another.
 Order Repeated(int64_t boundary_bytes = 0);
 
 absl::Status Reorder(Engine& engine, const Order& order);
 
-// A step in this order, whose updates may be carried over.
+// A step in this order. It may carry updates over.
 absl::Status Train(Engine& engine, const Order& order, ScriptedTrainer& trainer, int64_t number,
                    const ParameterValues* shown = nullptr, StepOptions options = kExactStep);
 absl::Status Evaluate(Engine& engine, const Order& order, const ScriptedTrainer& trainer);
