@@ -263,7 +263,7 @@ TEST_F(AdvisedStatusTest, OneRankOfEachCauseLooksAndTellsTheOthers) {
   EXPECT_EQ(agreed[5], of_b);
 }
 
-TEST_F(AdvisedStatusTest, WithoutAnErrorOfThatKindNobodyLooks) {
+TEST_F(AdvisedStatusTest, WithoutAnErrorOfThatKindNoRankLooks) {
   const Advise none = [](int, Communicator&) { return std::string("ask"); };
   for (const absl::Status& status : Agreed({{{}, 7}, {{}, 7}}, none)) EXPECT_TRUE(status.ok());
   EXPECT_EQ(Agreed({{{}, 7}, {absl::AbortedError("gone")}}, none)[0],
@@ -271,7 +271,7 @@ TEST_F(AdvisedStatusTest, WithoutAnErrorOfThatKindNobodyLooks) {
   EXPECT_EQ(searches_, 0);
 }
 
-TEST_F(AdvisedStatusTest, WhoCannotBeToldKeepsItsError) {
+TEST_F(AdvisedStatusTest, ARankThatCannotBeToldKeepsItsError) {
   const absl::Status full = absl::ResourceExhaustedError("full");
   const std::vector<absl::Status> agreed =
       Agreed({{full, 7}, {full, 7}, {}}, [](int, Communicator& communicator) {

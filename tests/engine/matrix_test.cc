@@ -332,7 +332,7 @@ INSTANTIATE_TEST_SUITE_P(Tiers, MatrixTest,
                          ::testing::ValuesIn(Batches(Part::kTiers, kTierBatches)), kIndexAsName);
 
 // Without clipping the norm, which depends on where slices begin, changes nothing.
-TEST(ShardGroupTest, HasTheMastersOfAWorldWhoseReductionGroupItIs) {
+TEST(ShardGroupTest, HasTheMastersOfAWorldWithThatReductionGroup) {
   for (int dtype = 0; dtype < 3; ++dtype) {
     for (int stage = 1; stage <= 3; ++stage) {
       for (const int group : {1, 2}) {

@@ -128,7 +128,7 @@ TEST_P(OverflowTest, IsAnErrorThatNamesUnitAndRankWhereChecksAreOff) {
 }
 
 // What is wrong in backward is wrong in all units that come behind it.
-TEST_P(OverflowTest, OfSeveralUnitsTheOneWhoseBackwardCameFirstIsNamed) {
+TEST_P(OverflowTest, OfSeveralUnitsTheFirstInBackwardIsNamed) {
   const ModelSpec model = ScriptedModel();
   Config config = ConfigFor(GetParam());
   config.ebb.check_overflow = false;

@@ -136,7 +136,7 @@ TEST_P(StateRefusalTest, GatherToARootLeavesTheOthersAlone) {
   });
 }
 
-TEST_P(StateRefusalTest, APieceThatIsNotTakenIsTheErrorOfWhoDoesNot) {
+TEST_P(StateRefusalTest, APieceThatARankDoesNotTakeIsItsError) {
   Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
     int pieces = 0;
     const auto refuse = [&](const Slice&, std::span<const float>) {
@@ -184,7 +184,7 @@ TEST_P(StateRefusalTest, NothingIsWrittenInsideAStepOrEvaluation) {
 
 // It may have failed after some slices, and on one rank only: the ranks stay together, and a Write
 // that succeeds makes it good.
-TEST_P(StateRefusalTest, AWriteWhoseSourceFailsOnOneRankCanBeRepeated) {
+TEST_P(StateRefusalTest, AWriteThatFailsAtItsSourceOnOneRankCanBeRepeated) {
   const int culprit = GetParam().world - 1;
   Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
     const Initialiser fails = [&](const Slice& slice, std::span<float> values) {

@@ -520,7 +520,7 @@ TEST(StepOutcomeTest, ABrokenCommunicatorIsTheEnginesFailureAndSaysWhere) {
 }
 
 // What a rank told the others before it left counts, and what breaks after is the next step's.
-TEST(StepOutcomeTest, AStepWhoseRecordsHaveAllComeStands) {
+TEST(StepOutcomeTest, AStepWithAllRecordsStands) {
   Ranks ranks(2);
   ranks.Train();
   ranks.Run();

@@ -104,7 +104,7 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheStatesEndsTheTraining) {
 }
 
 // Nor is it shown, copied to another engine, or saved beside steps.
-TEST_P(VerifySwapTest, AFlippedBitOfTheMastersIsFoundByWhoLooks) {
+TEST_P(VerifySwapTest, AFlippedBitOfTheMastersIsFoundByEachRead) {
   const Cell& cell = GetParam();
   for (const std::string_view way : {"gathered", "copied", "read beside steps"}) {
     SCOPED_TRACE(way);
@@ -364,7 +364,7 @@ TEST(VerifySwap, GradientsAndActivationsHaveNoSumsWithStates) {
 }
 
 // Gradients are also read by the trainer, between Reduce and Finish.
-TEST(VerifySwap, GradientsAreVerifiedForWhoReadsThemOffThePlan) {
+TEST(VerifySwap, GradientsAreVerifiedWhenReadOffThePlan) {
   Cell cell{.name = "", .timing = Timing::kOff, .gradients = true};
   for (const bool flips : {false, true}) {
     const Scratch scratch;

@@ -166,7 +166,7 @@ TEST(Partition, RefusesExactlyWhatNoLayoutWithinFivePercentServes) {
   EXPECT_GT(refused, 20);
 }
 
-TEST(Partition, NamesTheParameterWhoseRowCutsPadTooMuch) {
+TEST(Partition, NamesTheParameterWithRowCutsThatPadTooMuch) {
   const Parameters parameters =
       Make({{.name = "", .shape = {640}}, {.name = "", .shape = {3, 1'000}, .cut_rows = 1}});
   const absl::Status status = Partition(parameters.model, parameters.ids, 2).status();

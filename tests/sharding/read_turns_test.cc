@@ -45,7 +45,7 @@ PlanInputs InputsOf(const ModelSpec& model, const Config& config) {
   return {.model = &model, .config = &config, .world = 1, .optimizer_states = 2};
 }
 
-TEST(ReadTurns, TakeSlotsInTurnAndKnowWhoseTheyWere) {
+TEST(ReadTurns, TakeSlotsInTurnAndKnowTheTurnBefore) {
   for (int seed = 1; seed <= Cases(200); ++seed) {
     const RandomCase random_case(static_cast<uint64_t>(seed), /*offloads=*/true);
     SCOPED_TRACE(random_case.description());

@@ -235,7 +235,7 @@ std::vector<std::string> Told(const Residency& residency) {
   return told;
 }
 
-TEST(Residency, GathersOneAheadAndKeepsTheUnitWhoseBackwardComesNext) {
+TEST(Residency, GathersOneAheadAndKeepsTheUnitOfTheNextBackward) {
   const std::vector<int64_t> elements(3, 10);
   const Residency residency = PlanResidency(Scopes({0, 1, 2}, 1), elements,
                                             std::vector<bool>(3, false), {.prefetch_depth = 1});
