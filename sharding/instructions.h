@@ -73,7 +73,7 @@ struct Instruction {
   StreamId stream{};
   Line starts = 0, ends = 0;
   Lane lane = Lane::kNone;
-  bool carried = false;           // of the step before, whose parity it has
+  bool carried = false;           // of the step before; it has the parity of that step
   bool by_parity = false;         // touches what is there by parity
   bool awaited = false;           // by a later instruction or fragment: it has an event
   bool divides = false;           // kReduceScatter, kAllReduce: the sum, by the step's divisor

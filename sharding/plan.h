@@ -257,18 +257,18 @@ struct Decisions {
   int64_t state_bytes() const { return master_size() + 4 * optimizer_states; }
   UpdateTiming timing = UpdateTiming::kLate;
   std::string timing_reason;
-  // Of a step whose gradients the trainer may write until Finish: norms are taken there, of what is there.
+  // The trainer may write the step's gradients until Finish: norms are taken there.
   bool holds = false;
   // By unit: if its parameters are on NVMe, its update runs in the next step, just ahead of its
   // gather, which takes what the update has written on its way to the disk. The same in every
   // variant of a step. Of late updates all; of early ones a third, since forward is about a third of
   // a step's kernels: so the disk has as much to do for each of their seconds. Of three units that is
-  // the second: the first forward has little to wait for, whose gradient was the last, and the
+  // the second: the first forward, with the last gradient, has little to wait for, and the
   // disk little to wait for behind the last forward, before there is a gradient.
   std::vector<bool> carried;
   // The config's updates are early and parameters on NVMe: what an update reads of a unit's masters, or
   // of its parameters where it reads those, is there from the unit's last gather on. Which thus reads
-  // nothing of its own. The same in every variant of a step; those whose updates are late have none.
+  // nothing of its own. The same in every variant of a step; variants with late updates have none.
   bool shares_reads = false;
   bool carries() const { return std::find(carried.begin(), carried.end(), true) != carried.end(); }
   std::vector<bool> kept_whole;  // by unit: every rank keeps all parameters
@@ -291,7 +291,7 @@ struct Plan {
   std::shared_ptr<const PlanLists> lists;  // of operations and moments; copies of a plan share them
   std::vector<Moment> moments;             // kBegin; by tick kOpen or kClose of a scope; kFinish
   std::vector<int> reduce_of_scope;        // the kReduce that takes scope s's gradient; -1: none
-  std::vector<int> gather_of_scope;        // the gather whose stay serves scope s; -1: kept whole
+  std::vector<int> gather_of_scope;        // the gather that serves scope s; -1: kept whole
   std::vector<std::string> unit_names;
   uint64_t hash = 0;  // of all of the above that ranks must agree on
 
@@ -331,7 +331,7 @@ absl::StatusOr<Plan> PlanUnrolledStep(const PlanInputs& inputs, int rounds,
                                       bool hold_updates = false);
 // One walk of an evaluation: its moments are of forward scopes only, and kFinish.
 absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs);
-// The updates that a step carries into the next one, alone: for whoever looks at the state first.
+// Only the updates that a step carries into the next one: for a look at the state before that step.
 absl::StatusOr<Plan> PlanDrain(const PlanInputs& inputs);
 // The pools alone, which take a small part of a plan's time: also those that exceed a cap of the
 // config's (CheckBudget), of which a plan is an error. What host memory has left is left.

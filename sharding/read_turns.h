@@ -24,7 +24,7 @@ struct ReadTurn {
   int issue = 0, round = 0;  // tick and round of those gathers
   int number = 0;            // of the slot, not counting how many there are
   int after = -1;            // turn that has the slot before it; -1: none
-  std::vector<int> updated;  // units whose carried update brings the parameters of this turn
+  std::vector<int> updated;  // a carried update brings the parameters of these units
   // `shared`: units that this turn gathers last; their updates read this slot. `behind`: units that must be
   // updated before this turn is read.
   std::vector<int> shared = {}, behind = {};
@@ -33,8 +33,8 @@ struct ReadTurn {
 struct ReadTurns {
   std::vector<ReadTurn> turns;  // in the order in which they are read
   std::vector<int> of_group;    // by group of gathers: its turn; -1: nothing to read
-  // By unit: whether its update is carried from the step before; the turn in whose slot a carried update
-  // leaves the parameters, or whose read another update shares (-1: none).
+  // By unit: whether its update is carried from the step before; the turn with the slot that a
+  // carried update leaves the parameters in, or the read that another update shares (-1: none).
   std::vector<bool> carried;
   std::vector<int> of_update;
   // By sub-group: the turn in Pools::master_slots of masters that are read for a gather and the update. -1: they

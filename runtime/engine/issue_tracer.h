@@ -15,7 +15,7 @@ namespace ebb {
 
 class IssueTracer : public IssueObserver {
  public:
-  // `units`: whose names spans borrow. All outlives this.
+  // Spans borrow the names of `units`. All arguments outlive this.
   // `device`: of its streams; null: the host's tell the time.
   IssueTracer(std::span<const UnitSpec> units, Timeline& timeline, DeviceSpans* device)
       : units_(units), timeline_(timeline), device_(device) {}

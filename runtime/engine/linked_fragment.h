@@ -26,7 +26,7 @@ class StreamOrder;
 
 class LinkedFragment {
  public:
-  // `plan`: whose operations the fragment's are; it outlives this. `order` has its events from then on.
+  // `plan`: the fragment has its operations; it outlives this. `order` then has the events.
   static absl::StatusOr<std::unique_ptr<LinkedFragment>> Link(sharding::Fragment fragment,
                                                               const sharding::Plan& plan,
                                                               const Device& device,

@@ -2,7 +2,7 @@
 // plan's pools, counted in the ledger, and turned into pointers here and nowhere else.
 //
 // The device's pools are on the device, or, of a suspended engine, on the host: parameters, masters and
-// optimizer states as they are, the others, whose contents no step leaves to the next, not at all.
+// optimizer states as they are; others not at all, as no step leaves their contents to the next.
 // Where the device's memory is the host's, what is kept stays at its address and only its row in
 // the ledger changes.
 #pragma once
