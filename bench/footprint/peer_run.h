@@ -15,7 +15,8 @@ inline constexpr const char* kPeers[] = {"ddp", "fsdp2"};
 struct PeerRun {
   std::string kind;
   int world = 1;
-  int64_t peak = 0, idle = 0;  // bytes of the rank that has most; idle: after a step of a tiny model
+  int64_t peak = 0,
+          idle = 0;  // bytes of the rank that has most; idle: after a step of a tiny model
 };
 
 // Errors: the library is not there, has failed, or has not ended in ten minutes.
