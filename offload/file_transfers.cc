@@ -41,6 +41,13 @@ absl::StatusOr<std::unique_ptr<FileTransfers>> FileTransfers::Create(const Strip
   return made;
 }
 
+std::unique_ptr<FileTransfers> FileTransfers::Failed(const Stripes& stripes, const Options& options,
+                                                     absl::Status error) {
+  std::unique_ptr<FileTransfers> failed(new FileTransfers(stripes, options));
+  failed->error_ = std::move(error);
+  return failed;
+}
+
 absl::Status FileTransfers::MakeQueue(const Options& options) {
   const IoQueueOptions queue_options = {
       .files = options.files,
@@ -81,7 +88,8 @@ void FileTransfers::Start(IoTransfer& transfer, bool write, int64_t offset, std:
   transfer.offset_ = offset;
   transfer.data_ = data;
   transfer.bytes_ = bytes;
-  transfer.status_ = absl::OkStatus();
+  transfer.status_ = error_;
+  if (!error_.ok()) return;
   if (offset < 0 || bytes < 0 || offset > stripes_.bytes() - bytes) {
     transfer.status_ =
         absl::OutOfRangeError(absl::StrCat(bytes, " bytes at offset ", offset, " of '", first_path_,
@@ -108,6 +116,7 @@ int64_t FileTransfers::bytes_written() const {
   return transfers_->bytes_written();
 }
 std::string FileTransfers::description() const {
+  if (!error_.ok()) return std::string(error_.message());
   return absl::StrCat(queue_->description(), direct_ ? ", O_DIRECT" : ", page cache");
 }
 

@@ -36,6 +36,9 @@ class FileTransfers {
   // kFailedPrecondition: IoBackend::kUring without io_uring.
   static absl::StatusOr<std::unique_ptr<FileTransfers>> Create(const Stripes& stripes,
                                                                const Options& options);
+  // Whose transfers all fail with that error.
+  static std::unique_ptr<FileTransfers> Failed(const Stripes& stripes, const Options& options,
+                                               absl::Status error);
   // Waits for transfers under way.
   ~FileTransfers();
 
@@ -47,6 +50,7 @@ class FileTransfers {
   int64_t bytes_written() const;
   IoBackend backend() const { return backend_; }
   std::string description() const;
+  const absl::Status& error() const { return error_; }  // of Failed
 
  private:
   explicit FileTransfers(const Stripes& stripes, const Options& options);
@@ -55,6 +59,7 @@ class FileTransfers {
   const Stripes stripes_;
   const std::string first_path_;
   const bool direct_;
+  absl::Status error_;
   // In the order in which they outlive each other.
   std::unique_ptr<Transfers> transfers_;
   IoBackend backend_ = IoBackend::kThreads;

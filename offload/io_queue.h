@@ -60,8 +60,9 @@ struct IoQueueOptions {
   int threads = 1;                               // of the thread backend, at least
   bool single_submit = false;                    // one system call for each request
   // False: the thread that waits for a request drives the ring (Drive), so that no thread has to be
-  // woken. One thread at a time then calls Submit and Drive. The thread backend has its threads all
-  // the same.
+  // woken. The thread that submits then drives until all its requests are over; another may submit
+  // after that. The kernel cancels the requests of a thread that exits, and a request that needs its
+  // thread is not over while another one waits. The thread backend has its threads all the same.
   bool own_thread = true;
   int ring_entries = 0;  // of the submission queue; 0: same as depth; not 0 only in tests
 };

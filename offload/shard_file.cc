@@ -78,17 +78,28 @@ struct ShardFile::State {
   static Stripes StripesOf(const Options& options, int64_t bytes) {
     return {static_cast<int>(options.directories.size()), bytes, options.aio.block_bytes};
   }
-  absl::Status MakeTransfers() {
+  FileTransfers::Options TransferOptions() const {
     std::vector<int> descriptors;
     for (const PrivateFile& file : files) descriptors.push_back(file.descriptor());
-    EBB_ASSIGN_OR_RETURN(transfers,
-                         FileTransfers::Create(stripes, {.files = std::move(descriptors),
-                                                         .paths = Paths(),
-                                                         .direct = direct,
-                                                         .aio = options.aio,
-                                                         .backend = options.backend,
-                                                         .memory = options.memory,
-                                                         .wrap_queue = options.wrap_queue}));
+    return {.files = std::move(descriptors),
+            .paths = Paths(),
+            .direct = direct,
+            .aio = options.aio,
+            .backend = options.backend,
+            .own_thread = options.own_thread,
+            .memory = options.memory,
+            .wrap_queue = options.wrap_queue};
+  }
+  absl::Status MakeTransfers() {
+    EBB_ASSIGN_OR_RETURN(transfers, FileTransfers::Create(stripes, TransferOptions()));
+    return absl::OkStatus();
+  }
+  absl::Status Resize(const Stripes& resized) {
+    // Also where they are as long together: an earlier call that failed may have resized some of them.
+    for (size_t i = 0; i < files.size(); ++i)
+      EBB_RETURN_IF_ERROR(
+          files[i].Resize(resized.FileBytes(static_cast<int>(i)), options.whole_need));
+    stripes = resized;
     return absl::OkStatus();
   }
 
@@ -135,18 +146,18 @@ absl::Status ShardFile::Reopen(std::optional<int64_t> bytes,
   const std::vector<std::span<std::byte>>& before = state_->options.memory;
   const Stripes resized =
       bytes ? State::StripesOf(state_->options, AlignedUp(*bytes)) : state_->stripes;
-  if (state_->transfers != nullptr && resized.bytes() == state_->stripes.bytes() &&
+  if (state_->transfers->error().ok() && resized.bytes() == state_->stripes.bytes() &&
       std::equal(before.begin(), before.end(), memory.begin(), memory.end(), is_same))
     return absl::OkStatus();
   state_->transfers.reset();
-  // Also where they are as long together: an earlier call that failed may have resized some of them.
-  for (size_t i = 0; i < state_->files.size(); ++i) {
-    EBB_RETURN_IF_ERROR(state_->files[i].Resize(resized.FileBytes(static_cast<int>(i)),
-                                                state_->options.whole_need));
+  absl::Status reopened = state_->Resize(resized);
+  if (reopened.ok()) {
+    state_->options.memory = std::move(memory);
+    reopened = state_->MakeTransfers();
   }
-  state_->stripes = resized;
-  state_->options.memory = std::move(memory);
-  return state_->MakeTransfers();
+  if (!reopened.ok())
+    state_->transfers = FileTransfers::Failed(state_->stripes, state_->TransferOptions(), reopened);
+  return reopened;
 }
 
 ShardFile::ShardFile(std::unique_ptr<State> state) : state_(std::move(state)) {}

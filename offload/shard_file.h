@@ -81,6 +81,7 @@ class ShardFile {
     IoBackend backend = IoBackend::kAuto;
     // Registered with the ring if allowed; outlives the file.
     std::vector<std::span<std::byte>> memory;
+    bool own_thread = true;  // as IoQueueOptions
     // For tests: makes the usual queue and wraps it.
     using MakeQueue = std::function<absl::StatusOr<std::unique_ptr<IoQueue>>(IoListener&)>;
     std::function<absl::StatusOr<std::unique_ptr<IoQueue>>(IoListener&, const MakeQueue&)>
@@ -94,7 +95,7 @@ class ShardFile {
   ~ShardFile();
 
   // Between transfers: `bytes` long from now on (nothing: as long as it is), with its contents as far as they reach,
-  // and with other memory registered. An error: no transfers are possible any more, unless a later call succeeds.
+  // and with other memory registered. An error: each transfer fails with it, unless a later call succeeds.
   absl::Status Reopen(std::optional<int64_t> bytes, std::vector<std::span<std::byte>> memory);
 
   // Start a transfer and return, from any thread. The requests in flight are bounded; started

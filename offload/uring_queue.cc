@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -99,6 +100,7 @@ class UringQueue final : public IoQueue {
 
   void Submit(std::span<IoRequest* const> requests) override {
     if (!own_thread_) {
+      CheckDriver();
       for (IoRequest* request : requests) waiting_.Push(*request);
       if (std::exchange(driven_, true))
         return;  // from Completed: the caller of that hands them over
@@ -118,6 +120,7 @@ class UringQueue final : public IoQueue {
 
   bool Drive() override {
     if (own_thread_) return false;
+    CheckDriver();
     driven_ = true;
     Fill();
     Enter(unannounced_ ? 0 : 1);
@@ -141,6 +144,13 @@ class UringQueue final : public IoQueue {
         files_(options.files.begin(), options.files.end()),
         single_submit_(options.single_submit),
         own_thread_(options.own_thread) {}
+
+  // IoQueueOptions::own_thread
+  void CheckDriver() {
+    const std::thread::id caller = std::this_thread::get_id();
+    assert(driver_ == caller || (in_flight_ == 0 && waiting_.empty()));
+    driver_ = caller;
+  }
 
   // Runs on the thread that owns the ring, so the kernel may treat it as the only submitter.
   absl::Status SetUp(const IoQueueOptions& options) {
@@ -405,6 +415,7 @@ class UringQueue final : public IoQueue {
   // Used only by the ring's thread, or by the thread that drives the ring:
   IoRequestList waiting_;
   bool driven_ = false;
+  std::thread::id driver_;
   unsigned in_flight_ = 0;
   bool listening_ = false;  // a read of the eventfd is under way
   bool stop_seen_ = false;

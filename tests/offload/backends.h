@@ -21,6 +21,7 @@ struct Backend {
   std::string name;
   IoBackend backend;
   int directories;
+  bool own_thread = true;
 };
 inline void PrintTo(const Backend& backend, std::ostream* out) {
   *out << backend.name;
@@ -38,6 +39,11 @@ inline std::vector<Backend> Backends(IoBackend only) {
   for (const Backend& backend : Backends())
     if (backend.backend == only) backends.push_back(backend);
   return backends;
+}
+
+// For tests of which one thread starts and awaits the transfers.
+inline Backend Driven() {
+  return {"uring", IoBackend::kUring, 1, /*own_thread=*/false};
 }
 
 inline std::string NameOf(const ::testing::TestParamInfo<Backend>& info) {
@@ -62,6 +68,7 @@ class OnEveryBackend : public ::testing::TestWithParam<Backend> {
     options.aio.block_bytes = 64 << 10;
     options.aio.queue_depth = 8;
     options.backend = GetParam().backend;
+    options.own_thread = GetParam().own_thread;
     return options;
   }
   // Null: the test has failed; or is skipped, because no ring of that size can be had (although

@@ -4,8 +4,10 @@
 
 namespace ebb::testing {
 
-FaultyQueue::FaultyQueue(IoListener& listener, Fault fault, size_t hold)
-    : listener_(listener), fault_(std::move(fault)), hold_(hold), answerer_([this] { Answer(); }) {}
+FaultyQueue::FaultyQueue(IoListener& listener, Fault fault, size_t hold, bool own_thread)
+    : listener_(listener), fault_(std::move(fault)), hold_(hold) {
+  if (own_thread) answerer_ = std::thread([this] { Answer(); });
+}
 
 FaultyQueue::~FaultyQueue() {
   {
@@ -20,7 +22,7 @@ FaultyQueue::~FaultyQueue() {
     stopping_ = true;
   }
   changed_.notify_all();
-  answerer_.join();
+  if (answerer_.joinable()) answerer_.join();
 }
 
 absl::Status FaultyQueue::Make(const ShardFile::Options::MakeQueue& make) {
@@ -59,16 +61,30 @@ void FaultyQueue::Answer() {
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return stopping_ || !answers_.empty(); });
-    if (answers_.empty()) return;
-    std::vector<IoCompletion> answers = std::exchange(answers_, {});
-    answering_ = true;
-    lock.unlock();
-    Tell(std::move(answers));
-    listener_.Announce();
-    lock.lock();
-    answering_ = false;
-    changed_.notify_all();
+    if (!GiveAnswers(lock)) return;
   }
+}
+
+// False: there are none.
+bool FaultyQueue::GiveAnswers(std::unique_lock<std::mutex>& lock) {
+  if (answers_.empty()) return false;
+  std::vector<IoCompletion> answers = std::exchange(answers_, {});
+  answering_ = true;
+  lock.unlock();
+  Tell(std::move(answers));
+  listener_.Announce();
+  lock.lock();
+  answering_ = false;
+  changed_.notify_all();
+  return true;
+}
+
+bool FaultyQueue::Drive() {
+  if (!answerer_.joinable()) {
+    std::unique_lock lock(mutex_);
+    if (GiveAnswers(lock)) return true;
+  }
+  return serving_->Drive();
 }
 
 void FaultyQueue::Tell(std::vector<IoCompletion> completions) {

@@ -27,17 +27,20 @@ class FaultyQueue final : public IoQueue, public IoListener {
   // `hold`: completions are held until there are so many, then reported latest first. kAllInFlight:
   // until all in flight are held.
   static constexpr size_t kAllInFlight = ~size_t{0};
-  FaultyQueue(IoListener& listener, Fault fault, size_t hold);
+  // `own_thread`: as IoQueueOptions; false: Drive gives the answers.
+  FaultyQueue(IoListener& listener, Fault fault, size_t hold, bool own_thread);
   ~FaultyQueue() override;
 
   absl::Status Make(const ShardFile::Options::MakeQueue& make);
   void Submit(std::span<IoRequest* const> requests) override;
+  bool Drive() override;
   void Completed(std::span<const IoCompletion> completions) override;
   void Announce() override { listener_.Announce(); }
   std::string description() const override { return inner_->description(); }
 
  private:
   void Answer();
+  bool GiveAnswers(std::unique_lock<std::mutex>& lock);
   void Tell(std::vector<IoCompletion> completions);
 
   IoListener& listener_;
@@ -56,12 +59,12 @@ class FaultyQueue final : public IoQueue, public IoListener {
 };
 
 // For ShardFile::Options::wrap_queue.
-inline auto WithFaults(FaultyQueue::Fault fault, size_t hold = 1) {
+inline auto WithFaults(FaultyQueue::Fault fault, size_t hold = 1, bool own_thread = true) {
   return
-      [fault = std::move(fault), hold](
+      [fault = std::move(fault), hold, own_thread](
           IoListener& listener,
           const ShardFile::Options::MakeQueue& make) -> absl::StatusOr<std::unique_ptr<IoQueue>> {
-        auto queue = std::make_unique<FaultyQueue>(listener, fault, hold);
+        auto queue = std::make_unique<FaultyQueue>(listener, fault, hold, own_thread);
         if (absl::Status made = queue->Make(make); !made.ok()) return made;
         return queue;
       };

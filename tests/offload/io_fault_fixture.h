@@ -29,7 +29,7 @@ class IoFaultTest : public OnEveryBackend {
   }
   std::unique_ptr<ShardFile> MakeWith(FaultyQueue::Fault fault, size_t hold = 1) {
     ShardFile::Options options = Options(kBytes);
-    options.wrap_queue = WithFaults(std::move(fault), hold);
+    options.wrap_queue = WithFaults(std::move(fault), hold, GetParam().own_thread);
     return Make(options);
   }
   // Writes and reads the whole file.

@@ -25,6 +25,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 INSTANTIATE_TEST_SUITE_P(Backends, IoFaultTest, ::testing::ValuesIn(Backends()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Driven, IoFaultTest, ::testing::Values(Driven()), NameOf);
 
 TEST_P(IoFaultTest, FailingDiskIsDataLossAndTheNextTransferGoesOn) {
   int requests = 0;
@@ -186,7 +187,7 @@ TEST_P(IoFaultTest, AfterEndlessRefusalsTheNextQueueEndsWithoutAnotherWait) {
   for (const bool first : {true, false}) {
     ShardFile::Options options = Options(kBytes);
     options.name = first ? "first" : "second";
-    options.wrap_queue = WithFaults(refuse);
+    options.wrap_queue = WithFaults(refuse, /*hold=*/1, GetParam().own_thread);
     const auto file = Make(options);
     if (file == nullptr) return;
     refused = 0;
@@ -212,6 +213,7 @@ TEST_P(IoFaultTest, RequestsOfAFailedTransferAreNotRepeated) {
 
 // One second for all that follow one another, even if the same queue reads meanwhile.
 TEST_P(IoFaultTest, EndlessRefusalsEndTogetherAlthoughOthersMakeProgress) {
+  if (!GetParam().own_thread) GTEST_SKIP() << "two threads use the queue";
   constexpr int kTransfers = 12;
   std::atomic<int> refused = 0;
   const auto file = MakeWith([&](IoRequest& request) -> std::optional<int64_t> {
@@ -299,6 +301,7 @@ TEST_P(IoFaultTest, RequestsThatFitTheDepthAreSubmittedTogether) {
       if (std::this_thread::get_id() == caller_) counts_.push_back(requests.size());
       inner_->Submit(requests);
     }
+    bool Drive() override { return inner_->Drive(); }
     std::string description() const override { return inner_->description(); }
 
    private:

@@ -27,6 +27,7 @@
 #include "absl/strings/match.h"
 #include "backends.h"
 #include "ebb/offload/file_handle.h"
+#include "ebb/offload/io_queue.h"
 #include "ebb/offload/private_file.h"
 
 namespace ebb::testing {
@@ -116,6 +117,32 @@ TEST_P(ShardFileTest, ReopenedItHasWhatWasInItAndAnotherLength) {
   ASSERT_EQ(Read(*file, 0, read.buffer.span()), absl::OkStatus());
   EXPECT_TRUE(Same(written.buffer.span(), read.buffer.span()));
   EXPECT_EQ(file->CheckUnchanged(), absl::OkStatus());
+}
+
+TEST_P(ShardFileTest, AfterAFailedReopenTransfersFailUntilOneSucceeds) {
+  bool refuses = false;
+  ShardFile::Options options = Options(kMiB);
+  options.wrap_queue =
+      [&](IoListener& listener,
+          const ShardFile::Options::MakeQueue& make) -> absl::StatusOr<std::unique_ptr<IoQueue>> {
+    if (refuses) return absl::ResourceExhaustedError("no queue");
+    return make(listener);
+  };
+  const auto file = Make(options);
+  if (file == nullptr) return;
+  const PinnedMemory memory = Memory(kMiB);
+  refuses = true;
+  const absl::Status failed = file->Reopen(2 * kMiB, {});
+  EXPECT_EQ(failed, absl::ResourceExhaustedError("no queue"));
+  EXPECT_EQ(Write(*file, 0, memory.buffer.span()), failed);
+  EXPECT_EQ(Read(*file, 0, memory.buffer.span()), failed);
+  EXPECT_EQ(file->bytes_read() + file->bytes_written(), 0);
+  EXPECT_EQ(file->description(), "no queue");
+  EXPECT_EQ(file->backend(), IoBackend::kThreads);
+  EXPECT_EQ(file->Reopen({}, {}), failed);
+  refuses = false;
+  ASSERT_EQ(file->Reopen(2 * kMiB, {}), absl::OkStatus());
+  EXPECT_EQ(Write(*file, kMiB, memory.buffer.span()), absl::OkStatus());
 }
 
 TEST_P(ShardFileTest, BlocksOfAnySizeMoveTheSame) {

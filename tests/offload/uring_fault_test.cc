@@ -127,6 +127,42 @@ class UringTest : public IoFaultTest {
 };
 INSTANTIATE_TEST_SUITE_P(Backends, UringTest, ::testing::ValuesIn(Backends(IoBackend::kUring)),
                          NameOf);
+INSTANTIATE_TEST_SUITE_P(Driven, UringTest, ::testing::Values(Driven()), NameOf);
+
+// Another thread may drive the ring once it is idle; before that, debug builds end.
+TEST(UringQueueDeathTest, TheThreadThatSubmitsDrivesUntilItsRequestsAreOver) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  struct Listener final : IoListener {
+    void Completed(std::span<const IoCompletion>) override { over = true; }
+    void Announce() override {}
+    bool over = false;
+  } listener;
+  const Scratch scratch;
+  const FileHandle file(open((scratch.path() + "/file").c_str(), O_RDWR | O_CREAT, 0600));
+  const int descriptor = file.get();
+  IoQueueOptions options;
+  options.files = {&descriptor, 1};
+  options.own_thread = false;
+  auto queue = MakeUringQueue(options, listener);
+  if (absl::IsUnavailable(queue.status())) GTEST_SKIP() << queue.status();
+  ASSERT_TRUE(queue.ok()) << queue.status();
+  const PinnedMemory memory = Memory(4096);
+  IoRequest request = {true, 0, 0, memory.buffer.data(), 4096, nullptr};
+  IoRequest* const pointer = &request;
+  const auto drive = [&] {
+    while (!listener.over) (*queue)->Drive();
+  };
+  std::thread([&] {
+    (*queue)->Submit({&pointer, 1});
+    drive();
+  }).join();
+  listener.over = false;
+  (*queue)->Submit({&pointer, 1});
+#ifndef NDEBUG
+  EXPECT_DEATH(std::thread([&] { (*queue)->Drive(); }).join(), "driver_");
+#endif
+  drive();
+}
 
 TEST_P(UringTest, SubmittingTogetherIsOneSystemCall) {
   for (const bool single_submit : {false, true}) {
@@ -141,8 +177,8 @@ TEST_P(UringTest, SubmittingTogetherIsOneSystemCall) {
           ShardFile::Options options = Options(kBytes);
           options.aio.single_submit = single_submit;
           // All requests in flight end together, so that as many are submitted together.
-          options.wrap_queue =
-              WithFaults([](IoRequest&) { return std::nullopt; }, static_cast<size_t>(depth()));
+          options.wrap_queue = WithFaults([](IoRequest&) { return std::nullopt; },
+                                          static_cast<size_t>(depth()), GetParam().own_thread);
           const PinnedMemory memory = Memory(kBytes);
           const auto file = Make(options);
           if (file == nullptr) return;
