@@ -58,6 +58,7 @@ ReadAhead::~ReadAhead() = default;
 absl::StatusOr<std::unique_ptr<ReadAhead>> ReadAhead::Open(const std::vector<std::string>& paths,
                                                            std::vector<Range> ranges,
                                                            IoBackend backend) {
+  if (paths.empty()) return absl::InvalidArgumentError("there is no file to read ahead");
   auto state = std::make_unique<State>();
   state->ranges = std::move(ranges);
   constexpr int kDepth = 32;  // blocks of a MiB: what the slots hold

@@ -121,6 +121,8 @@ absl::Status StoredValues::Expect(std::span<const Interval> intervals, IoBackend
   std::map<int, int> file_of_rank;
   std::vector<std::string> paths;
   ahead_.reset();
+  block_ = {};  // its values were the reader's
+  values_ = {};
   expected_.clear();
   taken_ = 0;
   for (const Interval& interval : intervals) {

@@ -115,6 +115,11 @@ TEST_P(StreamedFileTest, IsReadAheadInAnyOrder) {
   }
 }
 
+TEST_P(StreamedFileTest, NoFileToReadAheadIsAnError) {
+  EXPECT_EQ(ReadAhead::Open({}, {}, GetParam().backend).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST_P(StreamedFileTest, AnErrorOfAReadNamesTheFile) {
   Write(Path("short"), 0, Bytes(2 * kSlot));
   auto ahead = ReadAhead::Open(
