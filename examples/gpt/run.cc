@@ -289,6 +289,7 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
                                     StopVote& vote) {
   const bool speaks = world.rank() == 0;
   GPT_ASSIGN_OR_RETURN(const int64_t resumed, Resume(trainer, run));
+  GPT_RETURN_IF_ERROR(CheckSaves(trainer, run));
   GPT_RETURN_IF_ERROR(InitFrom(trainer, run, resumed));
   GPT_ASSIGN_OR_RETURN(const std::string graphs, trainer.ChooseCudaGraphs());
   const std::string how =

@@ -70,6 +70,14 @@ absl::StatusOr<int64_t> Resume(Trainer& trainer, const Run& run) {
   return finished;
 }
 
+absl::Status CheckSaves(Trainer& trainer, const Run& run) {
+  const std::string& folder = run.options.save_folder;
+  if (folder.empty()) return absl::OkStatus();
+  const absl::Status checked = ebb::CheckSaves(trainer.engine(), folder, run.options.steps);
+  return RefusalByCode(
+      absl::Status(checked.code(), absl::StrCat("--save ", folder, ": ", checked.message())));
+}
+
 absl::Status Saves::Begin() {
   GPT_RETURN_IF_ERROR(End());
   GPT_ASSIGN_OR_RETURN(SaveTicket ticket, SaveAsync(trainer_.engine(), run_.options.save_folder,

@@ -63,6 +63,10 @@ absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
 absl::StatusOr<std::string> SaveCheckpoint(Engine& engine, const std::string& folder,
                                            const SaveOptions& options = {});
 
+// Before training up to `last_step`: whether each step that is not finished can be saved to `folder`. Collective.
+// kFailedPrecondition names a checkpoint there that a save would refuse to replace.
+absl::Status CheckSaves(Engine& engine, const std::string& folder, int64_t last_step);
+
 struct LoadOptions {
   // False: masters and frozen parameters alone; optimizer states and the training state stay as they are.
   bool states = true;
@@ -82,7 +86,7 @@ struct LoadedCheckpoint {
 };
 
 // `path`: a checkpoint, or a folder of them, of which the newest whole one is taken. Each rank reads the bytes that it
-// needs, with 32 MiB of host memory. kNotFound: there is none. kDataLoss: none is whole. Of an engine that a failed load leaves behind, the values are undefined: load again,
+// needs, with 28 MiB of host memory. kNotFound: there is none. kDataLoss: none is whole. Of an engine that a failed load leaves behind, the values are undefined: load again,
 // or create it anew.
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::string& path,
                                                 const LoadOptions& options = {});

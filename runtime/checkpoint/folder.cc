@@ -9,9 +9,11 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <random>
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "ebb/optim/checksum.h"
@@ -105,17 +107,70 @@ absl::Status RestoreReplaced(const std::string& folder) {
                                                     replaced, "': look at it, and move it away"));
 }
 
-// What is damaged, or names no run, may be.
+// Damage and a missing manifest lose nothing that could be loaded. Any other error may pass.
 absl::Status MayBeReplaced(const std::string& checkpoint, const std::string& run) {
   const absl::StatusOr<Manifest> manifest = ReadManifest(checkpoint);
-  if (!manifest.ok() || manifest->run.empty() || manifest->run == run) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("'", checkpoint,
-                   "' is of another run, and stays: give each run a folder of its own, or move "
-                   "that checkpoint away"));
+  if (absl::IsNotFound(manifest.status()) || absl::IsDataLoss(manifest.status()))
+    return absl::OkStatus();
+  if (manifest.ok() && (manifest->run.empty() || manifest->run == run)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "'", checkpoint, "' ",
+      manifest.ok() ? "is of another run"
+                    : absl::StrCat("cannot be read (", manifest.status().message(), ")"),
+      ", and stays: give each run a folder of its own, or move that checkpoint away"));
+}
+
+// Behind a run's name: it goes on from a checkpoint of that step, which names no run.
+constexpr char kAfterUnnamed = '+';
+// Between the name of a run that was loaded and the path of its checkpoint. No name has it.
+constexpr char kLoadedFrom = '\n';
+
+std::string NewRunName() {
+  std::random_device random;
+  return absl::StrFormat("%08x%08x", random(), random());
+}
+
+// Of an older version, unnamed checkpoints of the run that went on are own. An import, which has no configuration,
+// stays.
+bool IsOwn(const Manifest& manifest, const std::string& run) {
+  if (manifest.run == run) return true;
+  const size_t after = run.find(kAfterUnnamed);
+  int64_t step = 0;
+  return manifest.run.empty() && manifest.config != "{}" && after != std::string::npos &&
+         absl::SimpleAtoi(run.substr(after + 1), &step) && manifest.state.finished_steps <= step;
 }
 
 }  // namespace
+
+std::string RunOfLoaded(const Manifest& manifest, const std::string& checkpoint) {
+  const std::string name = manifest.run.empty() ? absl::StrCat(std::string(1, kAfterUnnamed),
+                                                               manifest.state.finished_steps)
+                                                : manifest.run;
+  return absl::StrCat(name, std::string(1, kLoadedFrom), checkpoint);
+}
+
+std::string RunIn(const std::string& folder, const std::string& run) {
+  if (run.empty()) return NewRunName();
+  const size_t from = run.find(kLoadedFrom);
+  if (from == std::string::npos) return run;
+  std::error_code error;
+  if (!std::filesystem::equivalent(run.substr(from + 1) + "/..", folder, error))
+    return NewRunName();
+  const std::string name = run.substr(0, from);
+  return name.front() == kAfterUnnamed ? NewRunName() + name : name;
+}
+
+absl::Status CheckFreeAfter(const std::string& folder, int64_t step, int64_t last,
+                            const std::string& run) {
+  if (!IsThere(folder)) return absl::OkStatus();
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> names, CheckpointsIn(folder));
+  for (const std::string& name : names) {
+    int64_t of = 0;
+    if (absl::SimpleAtoi(name.substr(kPrefix.size()), &of) && of > step && of <= last)
+      EBB_RETURN_IF_ERROR(MayBeReplaced(absl::StrCat(folder, "/", name), run));
+  }
+  return absl::OkStatus();
+}
 
 std::string CheckpointName(int64_t step) {
   return absl::StrFormat("step-%09d", step);
@@ -265,7 +320,7 @@ void NewCheckpoint::RemoveOld(const std::string& name, int keep) const {
   int kept = 1;
   for (const std::string& old : *names) {
     const absl::StatusOr<Manifest> manifest = ReadManifest(absl::StrCat(folder_, "/", old));
-    if (!manifest.ok() || manifest->run != run_) continue;
+    if (!manifest.ok() || !IsOwn(*manifest, run_)) continue;
     if (kept < keep) {
       if (CheckWhole(absl::StrCat(folder_, "/", old)).ok()) ++kept;
       continue;  // what is not whole is for its owner to look at

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/offload/file_handle.h"
+#include "ebb/runtime/checkpoint/manifest.h"
 
 namespace ebb {
 
@@ -35,12 +36,21 @@ absl::Status CheckWhole(const std::string& checkpoint);
 // The newest whole one of an earlier step beside it; empty: there is none.
 std::string WholeCheckpointBefore(const std::string& checkpoint);
 
+// Engine::run after a load of the checkpoint. Such a run goes on where it saves beside that checkpoint.
+std::string RunOfLoaded(const Manifest& manifest, const std::string& checkpoint);
+// Manifest::run of what the engine whose Engine::run is `run` saves to `folder`. A new name: nothing has been saved or
+// loaded, or the load was from another folder.
+std::string RunIn(const std::string& folder, const std::string& run);
+// kFailedPrecondition names a checkpoint behind `step`, up to `last`, whose place that run may not take.
+absl::Status CheckFreeAfter(const std::string& folder, int64_t step, int64_t last,
+                            const std::string& run);
+
 // One checkpoint that is being written, by one process: the folder `path()` until Commit gives it its name. Its
 // destructor removes one that was not named.
 class NewCheckpoint {
  public:
   // Makes `folder` where it is not there. kFailedPrecondition: another run writes to it, or has a checkpoint of this
-  // step there. `run`: as Manifest::run.
+  // step there; or one that is there can be neither read nor called damaged, as of another version. `run`: as Manifest::run.
   static absl::StatusOr<NewCheckpoint> Begin(const std::string& folder, int64_t step,
                                              const std::string& run = "");
   NewCheckpoint(NewCheckpoint&&) = default;

@@ -203,7 +203,7 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::strin
   EBB_RETURN_IF_ERROR(engine.Agree(own, "LoadCheckpoint: values"));
   if (options.states) {
     EBB_RETURN_IF_ERROR(engine.SetTrainingState(manifest.state));
-    engine.SetRun(std::move(manifest.run));
+    engine.SetRun(RunOfLoaded(manifest, loaded.path));
   }
   loaded.state = manifest.state;
   loaded.trainer = std::move(manifest.trainer);

@@ -114,6 +114,16 @@ Manifest::Parameter ParseParameter(Fields& fields, const Json& json) {
   return parameter;
 }
 
+absl::Status CheckVersion(const Json& json, const std::string& path) {
+  const auto version = json.find("version");
+  if (version == json.end() || !version->is_number_unsigned() ||
+      version->get<uint64_t>() == uint64_t{kCheckpointVersion})
+    return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("'", path, "' has version ", version->get<uint64_t>(), ", this is version ",
+                   kCheckpointVersion, ": read it with the Ebb that wrote it"));
+}
+
 }  // namespace
 
 std::string ToText(const Manifest& manifest) {
@@ -154,6 +164,9 @@ std::string ToText(const Manifest& manifest) {
 
 absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::string& path) {
   Fields fields(path);
+  const absl::StatusOr<Json> parsed = ParseJsonObject(text, /*levels_max=*/8);
+  // First, because another version may have another checksum.
+  if (parsed.ok()) EBB_RETURN_IF_ERROR(CheckVersion(*parsed, path));
   const size_t field = text.find(kChecksumField);
   const size_t digits = field + kChecksumField.size();
   const std::optional<uint64_t> checksum =
@@ -169,14 +182,11 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::strin
       fields.Fail("it has changed since it was written (its checksum is another one)");
   }
   EBB_RETURN_IF_ERROR(fields.status());
-  const absl::StatusOr<Json> parsed = ParseJsonObject(text, /*levels_max=*/8);
   if (!parsed.ok()) fields.Fail(absl::StrCat("it ", parsed.status().message()));
   EBB_RETURN_IF_ERROR(fields.status());
   const Json& json = *parsed;
   if (fields.Text(fields.At(json, "format"), "format") != kFormat) fields.Fail("another format");
-  const int64_t version = fields.Count(fields.At(json, "version"), "version");
-  if (version != kCheckpointVersion)
-    fields.Fail(absl::StrCat("it has version ", version, ", this is version ", kCheckpointVersion));
+  fields.Count(fields.At(json, "version"), "version");
   EBB_RETURN_IF_ERROR(fields.status());
 
   Manifest manifest;

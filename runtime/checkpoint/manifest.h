@@ -43,9 +43,9 @@ struct Manifest {
 };
 
 std::string ToText(const Manifest& manifest);
-// Untrusted text. `path` is for messages.
+// Untrusted text. `path` is for messages. kDataLoss: it is damaged. kFailedPrecondition: it is of another version.
 absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::string& path);
-// Of a checkpoint's folder.
+// Of a checkpoint's folder. kNotFound: it has none.
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
 
 }  // namespace ebb

@@ -1,13 +1,11 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <random>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "ebb/optim/cast.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
 #include "ebb/runtime/checkpoint/file_access.h"
@@ -140,11 +138,6 @@ absl::Status CheckNames(const Engine& engine, const SaveOptions& options) {
   return absl::OkStatus();
 }
 
-std::string NewRunName() {
-  std::random_device random;
-  return absl::StrFormat("%08x%08x", random(), random());
-}
-
 // `beside_steps`: some may be trained before its end.
 absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
                                  const SaveOptions& options, bool beside_steps) {
@@ -160,7 +153,7 @@ absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
   if (options.waits) engine.AwaitAsyncRead();
   std::optional<NewCheckpoint> checkpoint;  // rank 0's
   if (own.ok() && rank == 0) {
-    if (engine.run().empty()) engine.SetRun(NewRunName());
+    engine.SetRun(RunIn(folder, engine.run()));
     absl::StatusOr<NewCheckpoint> begun =
         NewCheckpoint::Begin(folder, state->finished_steps, engine.run());
     own = begun.status();
@@ -193,6 +186,14 @@ absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
 absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
                                      const SaveOptions& options) {
   return Begin(engine, folder, options, /*beside_steps=*/true);
+}
+
+absl::Status CheckSaves(Engine& engine, const std::string& folder, int64_t last_step) {
+  const absl::StatusOr<TrainingState> state = engine.training_state();
+  absl::Status own = state.status();
+  if (own.ok() && engine.world().rank() == 0)
+    own = CheckFreeAfter(folder, state->finished_steps, last_step, RunIn(folder, engine.run()));
+  return engine.Agree(own, "CheckSaves");
 }
 
 absl::StatusOr<std::string> SaveCheckpoint(Engine& engine, const std::string& folder,

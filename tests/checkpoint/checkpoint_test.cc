@@ -280,6 +280,26 @@ TEST_F(CheckpointTest, ARunThatGoesOnRemovesItsOwnOldOnesAlone) {
   EXPECT_THAT(std::string(same_step.message()), HasSubstr("is of another run"));
 }
 
+TEST_F(CheckpointTest, ForksOfOneCheckpointKeepTheirOwn) {
+  const std::string forks = folder_ + "/forks";
+  const auto run = [&](int from, int to, const std::string& folder) {
+    return RunWay({.world = 2, .stage = 3},
+                  [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                    if (from > 0) EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_).status());
+                    EBB_RETURN_IF_ERROR(CheckSaves(engine, folder, to));
+                    EBB_RETURN_IF_ERROR(Train(engine, model, rank, from, to));
+                    return SaveCheckpoint(engine, folder, {.keep = 1}).status();
+                  });
+  };
+  ASSERT_EQ(run(0, 1, folder_), absl::OkStatus());
+  ASSERT_EQ(run(1, 2, forks), absl::OkStatus());
+  const absl::Status refused = run(1, 3, forks);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("step-000000002' is of another run"));
+  fs::rename(forks + "/step-000000002", forks + "/step-000000004");
+  ASSERT_EQ(run(1, 3, forks), absl::OkStatus());
+  EXPECT_THAT(*CheckpointsIn(forks), ElementsAre("step-000000004", "step-000000003"));
+}
+
 TEST_F(CheckpointTest, TheTrainersOwnBytesComeBack) {
   const std::string bytes("\0\x01\xff", 3);
   ASSERT_EQ(RunWay({.world = 2, .stage = 1},

@@ -123,6 +123,69 @@ TEST_F(FolderTest, AnotherRunsCheckpointIsNotReplaced) {
   EXPECT_EQ(Save(7, /*keep=*/0, "b"), absl::OkStatus());
 }
 
+TEST_F(FolderTest, WhatCanBeNeitherReadNorCalledDamagedIsNotReplaced) {
+  const std::string manifest = At("step-000000007/manifest.json");
+  ASSERT_EQ(Save(7, /*keep=*/0, "a"), absl::OkStatus());
+  const std::string whole = *ReadWholeFile(manifest, kManifestBytesMax);
+  std::string newer = whole;
+  newer.replace(newer.find("\"version\": 1"), 12, "\"version\": 2");
+  const auto refused = [&] {
+    const absl::Status status = Save(7, /*keep=*/0, "a");
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("move that checkpoint away"));
+    EXPECT_TRUE(fs::exists(At("step-000000007/" + RankFileName(0, 1))));
+    EXPECT_EQ(Rests(), 0);
+    return std::string(status.message());
+  };
+  ASSERT_EQ(ReplaceFile(manifest, newer), absl::OkStatus());
+  EXPECT_THAT(refused(), HasSubstr("'" + manifest + "' has version 2"));
+  fs::remove(manifest);
+  fs::create_directory(manifest);
+  EXPECT_THAT(refused(), HasSubstr("'" + manifest + "' is no regular file"));
+  fs::remove(manifest);
+  ASSERT_EQ(ReplaceFile(manifest, whole.substr(0, whole.size() / 2)), absl::OkStatus());
+  EXPECT_EQ(Save(7, /*keep=*/0, "a"), absl::OkStatus());
+}
+
+TEST_F(FolderTest, StepsThatCannotBeSavedAreNamedBefore) {
+  EXPECT_EQ(CheckFreeAfter(folder_, 0, 100, "a"), absl::OkStatus());
+  ASSERT_EQ(Save(7, /*keep=*/0, "b"), absl::OkStatus());
+  ASSERT_EQ(Save(12, /*keep=*/0, "b"), absl::OkStatus());
+  EXPECT_EQ(CheckFreeAfter(folder_, 7, 11, "a"), absl::OkStatus());
+  EXPECT_EQ(CheckFreeAfter(folder_, 0, 100, "b"), absl::OkStatus());
+  const absl::Status taken = CheckFreeAfter(folder_, 7, 12, "a");
+  EXPECT_EQ(taken.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(taken.message()), HasSubstr("step-000000012' is of another run"));
+}
+
+TEST_F(FolderTest, ARunThatWasLoadedGoesOnBesideItsCheckpointAlone) {
+  ASSERT_EQ(Save(7, /*keep=*/0, "a"), absl::OkStatus());
+  const std::string checkpoint = At("step-000000007");
+  for (const std::string& path : {checkpoint, checkpoint + "/"}) {
+    const std::string loaded = RunOfLoaded(*ReadManifest(path), path);
+    EXPECT_EQ(RunIn(folder_, loaded), "a");
+    const std::string elsewhere = RunIn(::testing::TempDir(), loaded);
+    EXPECT_NE(elsewhere, "a");
+    EXPECT_NE(elsewhere, RunIn(folder_ + "/not-made-yet", loaded));
+    EXPECT_EQ(elsewhere, RunIn(folder_, elsewhere));
+  }
+}
+
+TEST_F(FolderTest, ARunThatGoesOnFromUnnamedCheckpointsRemovesThem) {
+  for (const int64_t step : {10, 20, 35}) ASSERT_EQ(Save(step), absl::OkStatus());
+  const std::string loaded = RunOfLoaded(*ReadManifest(At("step-000000020")), At("step-000000020"));
+  const std::string run = RunIn(folder_, loaded);
+  ASSERT_EQ(Save(30, /*keep=*/2, run), absl::OkStatus());
+  EXPECT_THAT(*CheckpointsIn(folder_),
+              ElementsAre("step-000000035", "step-000000030", "step-000000020"));
+  // Also when the run that goes on has been named.
+  const std::string again =
+      RunIn(folder_, RunOfLoaded(*ReadManifest(At("step-000000030")), At("step-000000030")));
+  EXPECT_EQ(again, run);
+  ASSERT_EQ(Save(40, /*keep=*/1, again), absl::OkStatus());
+  EXPECT_THAT(*CheckpointsIn(folder_), ElementsAre("step-000000040", "step-000000035"));
+}
+
 TEST_F(FolderTest, AnotherOfTheSameStepTakesItsPlace) {
   ASSERT_EQ(Save(7), absl::OkStatus());
   std::ofstream(At("step-000000007/note")) << "of the first";

@@ -92,6 +92,7 @@ TEST(ManifestTest, AnotherVersionIsNamed) {
   const uint64_t checksum = optim::Checksum(std::as_bytes(std::span(text)));
   text.replace(digits, 16, absl::StrFormat("%016x", checksum));
   const auto read = ParseManifest(text, "manifest.json");
+  EXPECT_EQ(read.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(read.status().message()), HasSubstr("version 2, this is version 1"));
 }
 

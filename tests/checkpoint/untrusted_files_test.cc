@@ -121,7 +121,9 @@ TEST(UntrustedFilesTest, AManifestThatIsTakenIsWrittenAndReadAlike) {
     }
     const auto read = ParseManifest(changed, "manifest.json");
     if (!read.ok()) {
-      ASSERT_EQ(read.status().code(), absl::StatusCode::kDataLoss);
+      // Of another version, where the number is what has changed.
+      ASSERT_TRUE(absl::IsDataLoss(read.status()) || absl::IsFailedPrecondition(read.status()))
+          << read.status();
       continue;
     }
     ++taken;

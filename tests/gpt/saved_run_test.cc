@@ -165,6 +165,21 @@ TEST_F(SavedRunTest, AnotherLauncherStageAndTierResumesBitForBit) {
   }
 }
 
+TEST_F(SavedRunTest, ARunThatReachesAnotherRunsCheckpointIsRefusedBeforeItTrains) {
+  const std::string others = files_.Path("others");
+  Program saver(Command({"--save", saves_}, "2"));
+  ASSERT_EQ(saver.Finish(), 0) << saver.printed();
+  Program other(Command({"--save", others}, "4"));
+  ASSERT_EQ(other.Finish(), 0) << other.printed();
+  Program refused(Command({"--resume", saves_, "--save", others}, "6"));
+  EXPECT_EQ(refused.Finish(), 2) << refused.printed();
+  EXPECT_THAT(refused.printed(), HasSubstr("step-000000004' is of another run"));
+  EXPECT_THAT(refused.printed(), testing::Not(HasSubstr("step 3/")));
+  // It ends before that step.
+  Program shorter(Command({"--resume", saves_, "--save", others}, "3"));
+  EXPECT_EQ(shorter.Finish(), 0) << shorter.printed();
+}
+
 TEST_F(SavedRunTest, WhatCannotBeResumedIsRefused) {
   const auto refused = [&](std::vector<std::string> more) {
     Program program(Command(std::move(more)));
