@@ -60,6 +60,13 @@ absl::StatusOr<FileHandle> OpenToRead(const std::string& path) {
   return file;
 }
 
+std::string TargetOf(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_symlink(path, error)) return path;
+  const std::string target = std::filesystem::canonical(path, error).string();
+  return error ? path : target;
+}
+
 absl::StatusOr<FileHandle> CreateFile(const std::string& path) {
   FileHandle file(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
   if (!file.is_open()) return FileError("creating", path, errno);

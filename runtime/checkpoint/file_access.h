@@ -21,6 +21,8 @@ absl::Status FileError(std::string_view action, std::string_view path, int error
 bool IsThere(const std::string& path);
 // Of an existing regular file; a link, a device or a pipe is an error.
 absl::StatusOr<FileHandle> OpenToRead(const std::string& path);
+// Where a link leads, as files in Hugging Face's cache are links; any other path as it is.
+std::string TargetOf(const std::string& path);
 // A new file. One that is there already is another process's, and an error.
 absl::StatusOr<FileHandle> CreateFile(const std::string& path);
 absl::StatusOr<int64_t> BytesOfRegularFile(int descriptor, std::string_view path);

@@ -234,11 +234,12 @@ std::string TitleOf(const Question& question) {
   const bool is_small = parameters < 1e9;
   return absl::StrFormat(
       "%s: %.4g %s parameters, %s; %d %s on %s\n"
-      "a step of a rank: %d x %d sequences of %d tokens\n",
+      "a step of a rank: %d x %d sequences of %d tokens%s\n",
       config::Shortened(question.model.name, 40), parameters / (is_small ? 1e6 : 1e9),
       is_small ? "M" : "B", std::string(Name(question.config.compute)), question.ranks,
       question.ranks == 1 ? "rank" : "ranks", config::Shortened(question.machine.name, 20),
-      micro_batches, sequences, question.pass.context);
+      micro_batches, sequences, question.pass.context,
+      question.model.context > 0 ? "" : "; its operations are estimated from its matrices");
 }
 
 std::vector<const Answer*> ShownAnswers(std::span<const Answer> answers, bool all) {

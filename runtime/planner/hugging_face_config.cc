@@ -15,27 +15,105 @@ namespace {
 
 using config::Json;
 
+// A type whose parameters are counted exactly. What a file leaves out has its value in Hugging Face's class.
+struct Family {
+  const char* type;
+  bool gated = true, tied_head = false, query_biases = false, query_norms = false;
+  bool has_experts = false;
+  int64_t key_value_heads = 0;  // 0: as many as heads
+  int64_t head_width = 0;       // 0: the width over the heads
+};
+constexpr Family kFamilies[] = {
+    {.type = "gpt2", .gated = false, .tied_head = true},
+    {.type = "llama"},
+    {.type = "mistral", .key_value_heads = 8},
+    {.type = "mixtral", .has_experts = true, .key_value_heads = 8},
+    {.type = "qwen2", .query_biases = true, .key_value_heads = 32},
+    {.type = "qwen3", .query_norms = true, .key_value_heads = 32, .head_width = 128},
+    {.type = "qwen3_moe", .query_norms = true, .has_experts = true, .key_value_heads = 4},
+    {.type = "gemma", .tied_head = true, .key_value_heads = 16, .head_width = 256}};
+
 // The names that one size has, in the order of preference; GPT-2's come last.
+enum class Needed { kNo, kByAll, kByGated, kByExperts };
 struct Size {
   int64_t ModelShape::*to;
   std::array<const char*, 4> names;
-  bool required = false;
+  Needed needed = Needed::kNo;
 };
 constexpr Size kSizes[] = {
-    {&ModelShape::layers, {"num_hidden_layers", "n_layer", "num_layers"}, true},
-    {&ModelShape::width, {"hidden_size", "n_embd", "d_model"}, true},
-    {&ModelShape::heads, {"num_attention_heads", "n_head"}, true},
+    {&ModelShape::layers, {"num_hidden_layers", "n_layer"}, Needed::kByAll},
+    {&ModelShape::width, {"hidden_size", "n_embd"}, Needed::kByAll},
+    {&ModelShape::heads, {"num_attention_heads", "n_head"}, Needed::kByAll},
     {&ModelShape::key_value_heads, {"num_key_value_heads"}},
     {&ModelShape::head_width, {"head_dim"}},
-    {&ModelShape::feed_forward, {"moe_intermediate_size", "intermediate_size", "n_inner"}},
-    {&ModelShape::vocabulary, {"vocab_size"}, true},
+    {&ModelShape::feed_forward,
+     {"moe_intermediate_size", "intermediate_size", "n_inner"},
+     Needed::kByGated},
+    {&ModelShape::vocabulary, {"vocab_size"}, Needed::kByAll},
     {&ModelShape::context, {"max_position_embeddings", "n_positions", "n_ctx"}},
-    {&ModelShape::experts, {"num_local_experts", "num_experts", "n_routed_experts"}},
-    {&ModelShape::experts_of_token, {"num_experts_per_tok"}}};
+    {&ModelShape::experts, {"num_local_experts", "num_experts"}, Needed::kByExperts},
+    {&ModelShape::experts_of_token, {"num_experts_per_tok"}, Needed::kByExperts}};
 
-absl::Status Read(const Json& root, const Size& size, ModelShape& shape) {
+// What makes other parameters than the family has.
+struct Foreign {
+  const char* key;
+  bool of_experts = false;  // a family of experts has it
+};
+constexpr Foreign kForeign[] = {{"attention_bias"},      {"mlp_bias"},
+                                {"add_cross_attention"}, {"mlp_only_layers"},
+                                {"n_shared_experts"},    {"shared_expert_intermediate_size"},
+                                {"n_routed_experts"},    {"num_local_experts", true},
+                                {"num_experts", true},   {"moe_intermediate_size", true}};
+
+absl::StatusOr<Family> FamilyOf(const Json& root) {
+  const std::string type = root.contains("model_type") && root["model_type"].is_string()
+                               ? root["model_type"].get<std::string>()
+                               : "";
+  std::string types;
+  for (const Family& family : kFamilies) {
+    if (type == family.type) return family;
+    absl::StrAppend(&types, types.empty() ? "" : ", ", family.type);
+  }
+  return absl::UnimplementedError(
+      absl::StrCat("\"model_type\" is ", type.empty() ? "missing" : config::Quoted(type),
+                   ", and the parameters of ", types,
+                   " alone are known: give its files to --safetensors, or its sizes as flags"));
+}
+
+// Neither absent, null, false, 0 nor empty.
+bool IsOn(const Json& root, const char* key) {
+  if (!root.contains(key)) return false;
+  const Json& value = root[key];
+  return value.is_structured() ? !value.empty() : !value.is_null() && value != false && value != 0;
+}
+
+absl::Status CheckForeign(const Json& root, const Family& family) {
+  const auto refused = [&](const char* key) {
+    return absl::UnimplementedError(absl::StrCat("\"", key, "\" is ", config::Shown(root[key]),
+                                                 ", which is not known of ", family.type,
+                                                 ": give the model's files to --safetensors"));
+  };
+  for (const Foreign& foreign : kForeign) {
+    if (IsOn(root, foreign.key) && !(foreign.of_experts && family.has_experts))
+      return refused(foreign.key);
+  }
+  if (IsOn(root, "decoder_sparse_step") && root["decoder_sparse_step"] != 1)
+    return refused("decoder_sparse_step");
+  return absl::OkStatus();
+}
+
+bool IsNeeded(Needed needed, const Family& family) {
+  return needed == Needed::kByAll || (needed == Needed::kByGated && family.gated) ||
+         (needed == Needed::kByExperts && family.has_experts);
+}
+
+absl::Status Read(const Json& root, const Family& family, const Size& size, ModelShape& shape) {
   for (const char* name : size.names) {
-    if (name == nullptr || !root.contains(name) || root[name].is_null()) continue;
+    if (name == nullptr || !root.contains(name)) continue;
+    if (root[name].is_null()) {  // it follows from the others, whatever the family's is
+      shape.*size.to = 0;
+      continue;
+    }
     const auto number = config::ToInteger(root[name]);
     if (!number || *number < 0)
       return absl::InvalidArgumentError(
@@ -43,7 +121,7 @@ absl::Status Read(const Json& root, const Size& size, ModelShape& shape) {
     shape.*size.to = *number;
     return absl::OkStatus();
   }
-  if (!size.required) return absl::OkStatus();
+  if (!IsNeeded(size.needed, family)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("\"", size.names[0], "\" is missing"));
 }
 
@@ -59,15 +137,17 @@ absl::StatusOr<ModelShape> ShapeOfConfigJson(std::string_view text, std::string 
   const Json* root = &document.root;
   if (root->contains("text_config") && (*root)["text_config"].is_object())
     root = &(*root)["text_config"];
-  const std::string type = root->contains("model_type") && (*root)["model_type"].is_string()
-                               ? (*root)["model_type"].get<std::string>()
-                               : "";
-  ModelShape shape{.name = std::move(name), .context = 4096};
-  shape.gated = !type.starts_with("gpt");
-  shape.tied_head = Flag(*root, "tie_word_embeddings", !shape.gated);
-  shape.query_biases = Flag(*root, "attention_bias", type == "qwen2" || type == "qwen2_moe");
-  shape.query_norms = type.starts_with("qwen3");
-  for (const Size& size : kSizes) EBB_RETURN_IF_ERROR(Read(*root, size, shape));
+  EBB_ASSIGN_OR_RETURN(const Family family, FamilyOf(*root));
+  EBB_RETURN_IF_ERROR(CheckForeign(*root, family));
+  ModelShape shape{.name = std::move(name),
+                   .key_value_heads = family.key_value_heads,
+                   .head_width = family.head_width,
+                   .context = 4096,
+                   .gated = family.gated,
+                   .tied_head = Flag(*root, "tie_word_embeddings", family.tied_head),
+                   .query_biases = family.query_biases,
+                   .query_norms = family.query_norms};
+  for (const Size& size : kSizes) EBB_RETURN_IF_ERROR(Read(*root, family, size, shape));
   if (shape.experts == 0) shape.experts = 1;
   return Complete(shape);
 }

@@ -23,6 +23,14 @@ double ForwardFlops(const ModelVisit& visit, const Pass& pass) {
 
 }  // namespace
 
+void Model::GrowPositions(int64_t tokens) {
+  for (ModelUnit& unit : units) {
+    for (ModelTensor& tensor : unit.tensors) {
+      if (tensor.name == kPositions) tensor.shape[0] = std::max(tensor.shape[0], tokens);
+    }
+  }
+}
+
 int64_t Model::parameters() const {
   int64_t elements = 0;
   for (const ModelUnit& unit : units) elements += ElementsOf(unit);

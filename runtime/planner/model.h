@@ -16,6 +16,11 @@
 
 namespace ebb::planner {
 
+inline constexpr int64_t kUnitsMax = 2000;  // of a model: planning all choices takes seconds then
+
+// The table of learned positions, of a model from a shape.
+inline constexpr char kPositions[] = "embedding.positions";
+
 struct ModelTensor {
   std::string name;
   std::vector<int64_t> shape;
@@ -44,6 +49,9 @@ struct Model {
           context = 0;  // context: the longest that it is made for; 0: not known
   std::vector<ModelUnit> units = {};
   std::vector<ModelVisit> visits = {};
+
+  // A table of learned positions gets a row for each token of a longer context.
+  void GrowPositions(int64_t tokens);
 
   int64_t parameters() const;
   int64_t largest_unit() const;  // elements

@@ -1,10 +1,6 @@
 #include "ebb/runtime/planner/model_of_tensors.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <map>
 #include <set>
 #include <string_view>
@@ -12,9 +8,11 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "ebb/offload/file_handle.h"
+#include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -53,12 +51,18 @@ int64_t ElementsOf(const std::vector<int64_t>& shape) {
   return elements;
 }
 
-void AddVisit(Model& model, bool is_block) {
+// Masks of attention and frequencies of rotary positions are stored by some, and trained by none.
+bool IsBuffer(const ModelTensor& tensor) {
+  const std::vector<int64_t>& shape = tensor.shape;
+  return tensor.name.ends_with("inv_freq") || tensor.name.ends_with("masked_bias") ||
+         (shape.size() == 4 && shape[0] == 1 && shape[1] == 1 && shape[2] == shape[3]);
+}
+
+// Tables before the blocks are looked up. A table that is also the head is visited again as a product.
+void AddVisit(Model& model, bool is_block, bool is_table) {
   ModelVisit visit{.unit = static_cast<int>(model.units.size()) - 1, .is_block = is_block};
   for (const ModelTensor& tensor : model.units.back().tensors) {
-    if (tensor.shape.size() < 2) continue;
-    const bool is_table = tensor.shape[0] == model.vocabulary && visit.unit == 0;
-    if (is_table) continue;
+    if (tensor.shape.size() < 2 || is_table) continue;
     visit.products += static_cast<double>(ElementsOf(tensor.shape));
     if (is_block) visit.kept += tensor.shape[0];
   }
@@ -76,6 +80,12 @@ absl::StatusOr<Model> ModelOfTensors(std::vector<ModelTensor> tensors, std::stri
   std::map<int64_t, int64_t> widths;  // how often a vector has so many elements
   int64_t elements = 0;
   for (ModelTensor& tensor : tensors) {
+    if (IsBuffer(tensor)) continue;
+    if (absl::StrContains(tensor.name, ".experts."))
+      return absl::UnimplementedError(
+          absl::StrCat("tensor ", config::Quoted(tensor.name),
+                       " is of experts, and no file of tensors says how many of them a token goes "
+                       "through: give the model's config.json to --config-json"));
     const int64_t count = ElementsOf(tensor.shape);
     if (count < 0 || elements > kElementsMax - count)
       return absl::InvalidArgumentError(absl::StrCat("tensor ", config::Quoted(tensor.name),
@@ -101,17 +111,27 @@ absl::StatusOr<Model> ModelOfTensors(std::vector<ModelTensor> tensors, std::stri
   for (const ModelTensor& tensor : before.tensors) {
     if (tensor.shape.size() == 2) model.vocabulary = std::max(model.vocabulary, tensor.shape[0]);
   }
-  const auto add = [&](ModelUnit unit, bool is_block) {
+  const auto add = [&](ModelUnit unit, bool is_block, bool is_table = false) {
     if (unit.tensors.empty()) return;
     model.units.push_back(std::move(unit));
-    AddVisit(model, is_block);
+    AddVisit(model, is_block, is_table);
   };
-  add(std::move(before), false);
+  const bool has_tables = !before.tensors.empty() && !blocks.empty();
+  const bool has_head = std::any_of(after.tensors.begin(), after.tensors.end(),
+                                    [&](const ModelTensor& t) { return t.shape.size() > 1; });
+  add(std::move(before), false, has_tables);
   for (auto& [number, unit] : blocks) {
     unit.name = absl::StrCat(list, ".", number);
     add(std::move(unit), true);
   }
   add(std::move(after), false);
+  if (std::ssize(model.units) > kUnitsMax)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the model has ", model.units.size(), " units, and at most ", kUnitsMax, " are planned"));
+  if (has_tables && !has_head)
+    model.visits.push_back(
+        {.unit = 0,
+         .products = static_cast<double>(model.vocabulary) * static_cast<double>(model.width)});
   return model;
 }
 
@@ -119,9 +139,7 @@ absl::StatusOr<Model> ModelOfSafetensors(std::span<const std::string> paths) {
   std::vector<ModelTensor> tensors;
   std::set<std::string> names;
   for (const std::string& path : paths) {
-    const FileHandle file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!file.is_open())
-      return absl::InvalidArgumentError(absl::StrCat(path, ": ", std::strerror(errno)));
+    EBB_ASSIGN_OR_RETURN(const FileHandle file, OpenToRead(TargetOf(path)));
     EBB_ASSIGN_OR_RETURN(SafetensorsHeader header, ReadSafetensorsHeader(file.get(), path));
     for (StoredTensor& tensor : header.tensors) {
       if (!names.insert(tensor.name).second)
@@ -137,7 +155,8 @@ absl::StatusOr<Model> ModelOfSafetensors(std::span<const std::string> paths) {
   absl::StatusOr<Model> model =
       ModelOfTensors(std::move(tensors), paths.empty() ? "" : paths.front());
   if (!model.ok() && !paths.empty())
-    return absl::InvalidArgumentError(absl::StrCat(paths.front(), ": ", model.status().message()));
+    return absl::Status(model.status().code(),
+                        absl::StrCat(paths.front(), ": ", model.status().message()));
   return model;
 }
 

@@ -5,8 +5,9 @@
 //   model.layers.0.mlp.up_proj.weight          unit "layers.0"
 //   lm_head.weight                             unit "after"
 //
-// Headers do not tell what a token costs or what forward keeps. Each matrix counts as a product of
-// each token, with its output kept. That is too much of experts: ask for those by a config.json.
+// Headers do not tell what a token costs or what forward keeps. Each matrix of a block counts as a
+// product of each token, with its output kept. A model without a head has its table as head. Experts
+// are refused, because no tensor says how many of them a token goes through.
 #pragma once
 
 #include <span>
@@ -18,7 +19,7 @@
 
 namespace ebb::planner {
 
-// kInvalidArgument: nothing that can be trained is there, or sizes are impossible.
+// kInvalidArgument: nothing that can be trained is there, or sizes are impossible. kUnimplemented: experts.
 absl::StatusOr<Model> ModelOfTensors(std::vector<ModelTensor> tensors, std::string name);
 
 // Errors name the file.

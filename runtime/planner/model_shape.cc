@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/nearest.h"
+#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb::planner {
 namespace {
@@ -105,7 +106,7 @@ struct Size {
   int64_t most;
 };
 // The product of no two matrices' sides is beyond 2^53.
-constexpr Size kSizes[] = {{"layers", &ModelShape::layers, 100'000},
+constexpr Size kSizes[] = {{"layers", &ModelShape::layers, kUnitsMax - 2},
                            {"width", &ModelShape::width, 1 << 22},
                            {"heads", &ModelShape::heads, 1 << 16},
                            {"key-value-heads", &ModelShape::key_value_heads, 1 << 16},
@@ -115,6 +116,15 @@ constexpr Size kSizes[] = {{"layers", &ModelShape::layers, 100'000},
                            {"context", &ModelShape::context, 1 << 28},
                            {"experts", &ModelShape::experts, 1 << 14},
                            {"experts-of-token", &ModelShape::experts_of_token, 1 << 14}};
+
+absl::Status CheckSizes(const ModelShape& shape, int64_t least) {
+  for (const Size& size : kSizes) {
+    if (shape.*size.of < least || shape.*size.of > size.most)
+      return absl::InvalidArgumentError(
+          absl::StrCat(size.name, " is ", shape.*size.of, ": it must be from 1 to ", size.most));
+  }
+  return absl::OkStatus();
+}
 
 class UnitMaker {
  public:
@@ -201,6 +211,7 @@ absl::StatusOr<ModelShape> ShapeOfName(std::string_view name) {
 }
 
 absl::StatusOr<ModelShape> Complete(ModelShape s) {
+  EBB_RETURN_IF_ERROR(CheckSizes(s, 0));  // what follows is computed from sizes in range
   if (s.key_value_heads == 0) s.key_value_heads = s.heads;
   if (s.head_width == 0 && s.heads > 0) {
     if (s.width % s.heads != 0)
@@ -211,11 +222,7 @@ absl::StatusOr<ModelShape> Complete(ModelShape s) {
   // Llama's: two thirds of 4 widths, whole multiples of 256.
   if (s.feed_forward == 0)
     s.feed_forward = s.gated ? (8 * s.width / 3 + 255) / 256 * 256 : 4 * s.width;
-  for (const Size& size : kSizes) {
-    if (s.*size.of < 1 || s.*size.of > size.most)
-      return absl::InvalidArgumentError(
-          absl::StrCat(size.name, " is ", s.*size.of, ": it must be from 1 to ", size.most));
-  }
+  EBB_RETURN_IF_ERROR(CheckSizes(s, 1));
   const auto of = [](int64_t a, int64_t b) {
     return static_cast<double>(a) * static_cast<double>(b);
   };
@@ -253,10 +260,10 @@ Model ModelOf(const ModelShape& s) {
   int head = 0;
   if (!s.tied_head) {
     head = static_cast<int>(model.units.size());
-    model.units.push_back(UnitMaker("head", "head.")
-                              .Add("norm", {s.width})
-                              .Add("tokens", {s.vocabulary, s.width})
-                              .Take());
+    UnitMaker made("head", "head.");
+    made.Add("norm", {s.width}).Add("tokens", {s.vocabulary, s.width});
+    if (!s.gated) made.Add("norm_bias", {s.width});
+    model.units.push_back(made.Take());
   }
   model.visits.push_back(
       {.unit = head, .products = static_cast<double>(s.vocabulary) * static_cast<double>(s.width)});

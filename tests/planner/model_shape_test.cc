@@ -74,6 +74,24 @@ TEST(ModelShape, ImpossibleSizesAreNamed) {
   shape = small;
   shape.vocabulary = INT64_MAX;
   EXPECT_THAT(wrong(shape), HasSubstr("vocabulary"));
+  // What follows from a width is not computed of one that is out of range.
+  shape = small;
+  shape.width = 4'000'000'000'000'000'000;
+  EXPECT_THAT(wrong(shape), HasSubstr("width is 4000000000000000000"));
+  shape = small;
+  shape.layers = kUnitsMax;
+  EXPECT_THAT(wrong(shape), HasSubstr("from 1 to 1998"));
+}
+
+TEST(ModelShape, APositionTableGrowsWithALongerContext) {
+  Model gpt2 = ModelOf(*ShapeOfName("gpt2")), llama = ModelOf(*ShapeOfName("llama-2-7b"));
+  const int64_t before = gpt2.parameters(), same = llama.parameters();
+  gpt2.GrowPositions(512);
+  EXPECT_EQ(gpt2.parameters(), before);
+  gpt2.GrowPositions(4096);
+  EXPECT_EQ(gpt2.parameters(), before + (4096 - 1024) * 768);
+  llama.GrowPositions(1 << 20);
+  EXPECT_EQ(llama.parameters(), same);
 }
 
 // Products of the largest sizes would not fit 64 bits: they are refused, not computed.
@@ -117,16 +135,56 @@ TEST(HuggingFaceConfig, GivesTheShapeOfEachFamily) {
       "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
       "vocab_size": 151936, "tie_word_embeddings": true})"),
             494'032'768);
+  EXPECT_EQ(parameters(R"({"model_type": "qwen3_moe", "hidden_size": 2048,
+      "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 48,
+      "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936,
+      "num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1,
+      "mlp_only_layers": [], "attention_bias": false, "tie_word_embeddings": false})"),
+            30'532'122'624);
+  // Gemma's class ties the head and has heads of 256 where the file does not say.
+  EXPECT_EQ(parameters(R"({"model_type": "gemma", "hidden_size": 2048, "intermediate_size": 16384,
+      "num_hidden_layers": 18, "num_attention_heads": 8, "num_key_value_heads": 1,
+      "vocab_size": 256000})"),
+            2'506'172'416);
+}
+
+// Counted as Llama these would be wrong by up to a third.
+TEST(HuggingFaceConfig, RefusesWhatItWouldCountWrongly) {
+  const auto message = [](const std::string& keys) {
+    return std::string(ShapeOfConfigJson(absl::StrCat(R"({"hidden_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100, )",
+                                                      keys, "}"),
+                                         "f")
+                           .status()
+                           .message());
+  };
+  EXPECT_EQ(message(R"("model_type": "llama", "attention_bias": false, "mlp_bias": null)"), "");
+  for (const std::string type :
+       {"phi", "gpt_bigcode", "qwen2_moe", "opt", "deepseek_v3", "gpt_neox"}) {
+    const std::string refused = message(absl::StrCat("\"model_type\": \"", type, "\""));
+    for (const std::string& word :
+         {type, std::string("qwen3_moe, gemma"), std::string("--safetensors")})
+      EXPECT_THAT(refused, HasSubstr(word));
+  }
+  for (const std::string key :
+       {"\"attention_bias\": true", "\"mlp_bias\": true", "\"num_local_experts\": 8",
+        "\"n_shared_experts\": 1", "\"decoder_sparse_step\": 2", "\"mlp_only_layers\": [1]"})
+    EXPECT_THAT(message("\"model_type\": \"llama\", " + key),
+                HasSubstr(key.substr(0, key.find(':'))));
+  EXPECT_THAT(message(R"("model_type": "mixtral", "num_local_experts": 8)"),
+              HasSubstr("num_experts_per_tok"));
 }
 
 TEST(HuggingFaceConfig, SaysWhatIsWrong) {
   const auto message = [](const std::string& text) {
     return std::string(ShapeOfConfigJson(text, "f").status().message());
   };
-  EXPECT_THAT(message("{}"), HasSubstr("num_hidden_layers"));
-  EXPECT_THAT(message(R"({"num_hidden_layers": "x"})"), HasSubstr("no whole number"));
-  EXPECT_THAT(message(R"({"num_hidden_layers": 1e300})"), HasSubstr("no whole number"));
-  EXPECT_THAT(message(R"({"num_hidden_layers": -1})"), HasSubstr("no whole number"));
+  EXPECT_THAT(message("{}"), HasSubstr("\"model_type\" is missing"));
+  EXPECT_THAT(message(R"({"model_type": "llama"})"), HasSubstr("num_hidden_layers"));
+  for (const char* number : {"\"x\"", "1e300", "-1"})
+    EXPECT_THAT(
+        message(absl::StrCat(R"({"model_type": "llama", "num_hidden_layers": )", number, "}")),
+        HasSubstr("no whole number"));
   EXPECT_FALSE(message("[1]").empty());
   EXPECT_FALSE(message("{\"a\": 1").empty());
   EXPECT_FALSE(message(R"({"hidden_size": 1, "hidden_size": 2})").empty());
@@ -137,7 +195,8 @@ TEST(HuggingFaceConfig, SaysWhatIsWrong) {
 // Bytes of a good file replaced, cut or repeated: an error or a shape, never a crash.
 TEST(HuggingFaceConfig, DamagedTextNeverCrashes) {
   const std::string good =
-      R"({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+      R"({"model_type": "mixtral", "hidden_size": 64, "num_hidden_layers": 2,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128,
           "vocab_size": 100, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2})";
   std::mt19937 random(7);
   for (int n = 0; n < 3000; ++n) {
@@ -211,6 +270,37 @@ TEST_F(SafetensorsModelTest, BlocksAreUnitsInTheirOrder) {
   EXPECT_EQ(model->visits[4].products, 64000);
 }
 
+TEST_F(SafetensorsModelTest, GptTwosMasksAreNoParametersAndItsTableIsTheHead) {
+  Write({{"wte.weight", {1000, 64}},
+         {"wpe.weight", {128, 64}},
+         {"h.0.attn.bias", {1, 1, 128, 128}},
+         {"h.0.attn.masked_bias", {}},
+         {"h.0.mlp.c_fc.weight", {64, 256}},
+         {"h.0.ln_1.weight", {64}},
+         {"ln_f.weight", {64}}});
+  const absl::StatusOr<Model> model = Read();
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(model->parameters(), (1000 + 128) * 64 + 64 * 256 + 64 + 64);
+  EXPECT_EQ(model->visits.front().products, 0);  // both tables are looked up
+  EXPECT_EQ(model->visits.back().unit, 0);
+  EXPECT_EQ(model->visits.back().products, 64000);
+}
+
+TEST_F(SafetensorsModelTest, ExpertsAreRefusedWithTheWayOut) {
+  Write({{"model.embed_tokens.weight", {1000, 64}},
+         {"model.layers.0.mlp.experts.3.up_proj.weight", {256, 64}}});
+  EXPECT_THAT(Read().status().message(), HasSubstr("experts.3"));
+  EXPECT_THAT(Read().status().message(), HasSubstr("--config-json"));
+}
+
+TEST_F(SafetensorsModelTest, ALinkIsFollowedAsHuggingFacesCacheHasThem) {
+  Write({{"model.embed_tokens.weight", {1000, 64}}});
+  const std::string link = path_ + ".link";
+  std::filesystem::create_symlink(path_, link);
+  EXPECT_TRUE(ModelOfSafetensors({&link, 1}).ok());
+  std::filesystem::remove(link);
+}
+
 TEST_F(SafetensorsModelTest, BadFilesAreErrorsThatNameThem) {
   for (const std::string& bytes :
        {std::string(), std::string(7, '\0'), std::string(8, '\xff'),
@@ -233,6 +323,10 @@ TEST(ModelOfTensors, HugeShapesAreRefused) {
                               "m")
                    .ok());
   EXPECT_FALSE(ModelOfTensors({}, "m").ok());
+  std::vector<ModelTensor> many;
+  for (int64_t block = 0; block <= kUnitsMax; ++block)
+    many.push_back({.name = absl::StrCat("layers.", block, ".w"), .shape = {2}});
+  EXPECT_THAT(ModelOfTensors(many, "m").status().message(), HasSubstr("at most 2000 are planned"));
   // A number that is no number of a block's, and one too long for it.
   EXPECT_TRUE(ModelOfTensors({{.name = "a.99999999999999999999.b", .shape = {2}}}, "m").ok());
 }
