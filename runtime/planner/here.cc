@@ -12,6 +12,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/file_handle.h"
 #include "ebb/offload/memory_limits.h"
+#include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 
@@ -54,21 +56,21 @@ void OnThreads(int threads, const std::function<void(int)>& work) {
   for (std::thread& other : others) other.join();
 }
 
-// Bytes read and written a second by copies larger than caches.
+// Bytes read and written a second by copies larger than caches, in at most 2 GiB in all.
 double CopyRate(int threads) {
-  constexpr size_t kBytes = size_t{64} << 20;
+  const size_t bytes = std::min(size_t{64} << 20, (size_t{1} << 30) / static_cast<size_t>(threads));
   std::vector<std::vector<char>> from, to;
   for (int thread = 0; thread < threads; ++thread) {
-    from.emplace_back(kBytes, 'a');
-    to.emplace_back(kBytes, 'b');
+    from.emplace_back(bytes, 'a');
+    to.emplace_back(bytes, 'b');
   }
   const double seconds = LeastSeconds([&] {
     OnThreads(threads, [&](int thread) {
       const auto of = static_cast<size_t>(thread);
-      std::memcpy(to[of].data(), from[of].data(), kBytes);
+      std::memcpy(to[of].data(), from[of].data(), bytes);
     });
   });
-  return 2.0 * static_cast<double>(kBytes) * threads / seconds;
+  return 2.0 * static_cast<double>(bytes) * threads / seconds;
 }
 
 // Of fp32 products that stay in a core's cache: c += a b.
@@ -112,19 +114,17 @@ absl::Status MeasureDisk(const std::string& folder, Machine& machine) {
       static_cast<char*>(std::aligned_alloc(kAlignment, kBlock)));
   if (block == nullptr) return absl::ResourceExhaustedError("no memory to measure the disk");
   std::memset(block.get(), 'e', kBlock);
-  bool failed = false;
+  const std::span<std::byte> bytes(reinterpret_cast<std::byte*>(block.get()), kBlock);
+  absl::Status status;
   const auto pass = [&](auto transfer) {
     return Seconds([&] {
-      for (size_t i = 0; i < kBlocks; ++i)
-        failed |= transfer(file.get(), block.get(), kBlock, static_cast<off_t>(i * kBlock)) !=
-                  static_cast<ssize_t>(kBlock);
-      failed |= fdatasync(file.get()) != 0;
+      for (size_t i = 0; i < kBlocks && status.ok(); ++i)
+        status = transfer(file.get(), path, static_cast<int64_t>(i * kBlock), bytes);
+      status.Update(SyncFile(file.get(), path));
     });
   };
-  const double written =
-                   pass([](int fd, char*p, size_t n, off_t at) { return pwrite(fd, p, n, at); }),
-               read = pass([](int fd, char*p, size_t n, off_t at) { return pread(fd, p, n, at); });
-  if (failed) return absl::InvalidArgumentError(absl::StrCat(folder, ": ", std::strerror(errno)));
+  const double written = pass(WriteAt), read = pass(ReadAt);
+  EBB_RETURN_IF_ERROR(status);
   constexpr double kBytes = static_cast<double>(kBlock * kBlocks);
   machine.disk_write_gb_s = kBytes / written / kGiga;
   machine.disk_read_gb_s = kBytes / read / kGiga;
@@ -142,6 +142,7 @@ absl::StatusOr<Machine> MachineOfGpus(int gpus) {
     if (!absl::StrContains(description, kind)) continue;
     EBB_ASSIGN_OR_RETURN(Machine machine, MachineOfName(name));
     machine.gpus = gpus;
+    machine.network_gb_s = 0;  // what this host has is not known
     if (const auto bytes = device.free_bytes())
       machine.gpu_memory = static_cast<double>(*bytes) + machine.gpu_reserved;
     if (gpus > 1 && machine.link_gb_s == 0) machine.link_gb_s = machine.pcie_gb_s / 2;

@@ -20,36 +20,38 @@ namespace {
 using config::Json;
 using sharding::Resource;
 
-enum class Kind { kNumber, kWhole, kBytes };
+enum class Kind { kNumber, kWhole, kBytes, kRate };  // a rate of 0: there is none
+constexpr double kMost = 1e15, kLeastRate = 1e-3, kMostMicroseconds = 1e6;
 struct Key {
   const char* name;
   double Machine::*of;
   Kind kind = Kind::kNumber;
   double least = 0;
   bool required = false;
+  double most = kMost;
 };
-constexpr double kMost = 1e15;
 constexpr Key kKeys[] = {
     {"gpus", &Machine::gpus, Kind::kWhole, 1, true},
     {"gpu_memory", &Machine::gpu_memory, Kind::kBytes},
     {"gpu_reserved", &Machine::gpu_reserved, Kind::kBytes},
-    {"gpu_teraflops", &Machine::gpu_teraflops, Kind::kNumber, 1e-6, true},
-    {"gpu_memory_gb_s", &Machine::gpu_memory_gb_s},
-    {"link_gb_s", &Machine::link_gb_s},
-    {"pcie_gb_s", &Machine::pcie_gb_s},
-    {"network_gb_s", &Machine::network_gb_s},
+    {"gpu_teraflops", &Machine::gpu_teraflops, Kind::kNumber, kLeastRate, true},
+    {"gpu_memory_gb_s", &Machine::gpu_memory_gb_s, Kind::kRate, kLeastRate},
+    {"link_gb_s", &Machine::link_gb_s, Kind::kRate, kLeastRate},
+    {"pcie_gb_s", &Machine::pcie_gb_s, Kind::kRate, kLeastRate},
+    {"network_gb_s", &Machine::network_gb_s, Kind::kRate, kLeastRate},
     {"ram", &Machine::ram, Kind::kBytes, 1 << 20, true},
-    {"ram_gb_s", &Machine::ram_gb_s, Kind::kNumber, 1e-3, true},
+    {"ram_gb_s", &Machine::ram_gb_s, Kind::kNumber, kLeastRate, true},
     {"cores", &Machine::cores, Kind::kWhole, 1, true},
-    {"core_gb_s", &Machine::core_gb_s, Kind::kNumber, 1e-3},
+    {"core_gb_s", &Machine::core_gb_s, Kind::kNumber, kLeastRate},
     {"disk", &Machine::disk, Kind::kBytes},
-    {"disk_read_gb_s", &Machine::disk_read_gb_s},
-    {"disk_write_gb_s", &Machine::disk_write_gb_s},
-    {"disk_both_gb_s", &Machine::disk_both_gb_s},
-    {"launch_us", &Machine::launch_us},
-    {"collective_us", &Machine::collective_us},
-    {"collective_rank_us", &Machine::collective_rank_us},
-    {"disk_us", &Machine::disk_us},
+    {"disk_read_gb_s", &Machine::disk_read_gb_s, Kind::kRate, kLeastRate},
+    {"disk_write_gb_s", &Machine::disk_write_gb_s, Kind::kRate, kLeastRate},
+    {"disk_both_gb_s", &Machine::disk_both_gb_s, Kind::kRate, kLeastRate},
+    {"launch_us", &Machine::launch_us, Kind::kNumber, 0, false, kMostMicroseconds},
+    {"collective_us", &Machine::collective_us, Kind::kNumber, 0, false, kMostMicroseconds},
+    {"collective_rank_us", &Machine::collective_rank_us, Kind::kNumber, 0, false,
+     kMostMicroseconds},
+    {"disk_us", &Machine::disk_us, Kind::kNumber, 0, false, kMostMicroseconds},
 };
 constexpr char kDevice[] = "device";  // "gpu" or "cpu"
 
@@ -131,11 +133,15 @@ absl::Status Put(const Key& key, const Json& value, Machine& machine) {
           absl::StrCat("\"", key.name, "\" is no number: ", config::Shown(value)));
     number = value.get<double>();
   }
-  if (!(number >= key.least && number <= kMost) ||
+  const bool is_none = key.kind == Kind::kRate && number == 0;
+  if (!(is_none || (number >= key.least && number <= key.most)) ||
       (key.kind == Kind::kWhole && number != std::floor(number)))
-    return absl::InvalidArgumentError(absl::StrCat(
-        "\"", key.name, "\" is ", config::Shown(value), ": allowed are ",
-        key.kind == Kind::kWhole ? "whole numbers " : "", "from ", key.least, " to ", kMost));
+    return absl::InvalidArgumentError(absl::StrCat("\"", key.name, "\" is ", config::Shown(value),
+                                                   ": allowed are ",
+                                                   key.kind == Kind::kWhole  ? "whole numbers "
+                                                   : key.kind == Kind::kRate ? "0 and "
+                                                                             : "",
+                                                   "from ", key.least, " to ", key.most));
   machine.*key.of = number;
   return absl::OkStatus();
 }

@@ -50,6 +50,14 @@ TEST(Machine, SaysWhatIsWrongWithAFile) {
   EXPECT_THAT(Wrong("{" + cpu + R"(, "disk": "1TB"})"), HasSubstr("disk_read_gb_s"));
   EXPECT_THAT(Wrong("{" + cpu + R"(, "launch_us": -1})"), HasSubstr("allowed are"));
   EXPECT_THAT(Wrong("{" + cpu + R"(, "launch_us": 1e300})"), HasSubstr("allowed are"));
+  EXPECT_THAT(Wrong("{" + cpu + R"(, "launch_us": 1e7})"), HasSubstr("from 0 to 1e+06"));
+  EXPECT_EQ(Wrong("{" + cpu + R"(, "link_gb_s": 0})"), "");
+  for (const char* rate : {"gpu_memory_gb_s", "link_gb_s", "pcie_gb_s", "network_gb_s", "core_gb_s",
+                           "disk_read_gb_s", "disk_write_gb_s", "disk_both_gb_s"}) {
+    const std::string message = Wrong("{" + cpu + ", \"" + rate + "\": 1e-300}");
+    EXPECT_THAT(message, HasSubstr(rate));
+    EXPECT_THAT(message, HasSubstr("from 0.001 to"));
+  }
   EXPECT_THAT(Wrong("{" + cpu + R"(, "launch_us": "1"})"), HasSubstr("no number"));
   EXPECT_THAT(Wrong("{" + cpu + R"(, "device": "tpu"})"), HasSubstr("device"));
   EXPECT_THAT(Wrong(R"({"device": "gpu"})"), HasSubstr("\"gpus\" is missing"));
