@@ -91,19 +91,25 @@ absl::StatusOr<Question> With(const Question& question, Quantity quantity, int64
       break;
     case Quantity::kContext:
       changed.pass.context = number;
+      changed.model.GrowPositions(number);
   }
   return changed;
 }
 
 // Of what needs least of the device, first.
-std::optional<Answer> AnyThatFits(const Question& question) {
-  std::vector<Choice> choices = Choices(question);
+std::optional<Answer> AnyThatFits(const Question& question, std::vector<Choice> choices) {
   std::reverse(choices.begin(), choices.end());
   for (const Choice& choice : choices) {
     Answer answer = AnswerFor(question, choice, Depth::kMemory);
     if (answer.fits()) return answer;
   }
   return std::nullopt;
+}
+
+std::vector<Answer> AnswersOf(const Question& question, std::span<const Choice> choices) {
+  std::vector<Answer> answers;
+  for (const Choice& choice : choices) answers.push_back(AnswerFor(question, choice, Depth::kTime));
+  return answers;
 }
 
 }  // namespace
@@ -133,10 +139,7 @@ std::vector<Choice> Choices(const Question& question) {
 }
 
 std::vector<Answer> AnswerAll(const Question& question) {
-  std::vector<Answer> answers;
-  for (const Choice& choice : Choices(question))
-    answers.push_back(AnswerFor(question, choice, Depth::kTime));
-  return answers;
+  return AnswersOf(question, Choices(question));
 }
 
 const Answer* Fastest(std::span<const Answer> answers) {
@@ -163,7 +166,12 @@ std::optional<Change> BestChange(const Question& question, std::span<const Answe
     Config config = from.config;
     change(config, question.model);
     const Answer answer = AnswerFor(question, config, from.choice.recompute, Depth::kTime);
-    consider(config::Difference(from.config, config), answer);
+    const bool is_same_batch =
+        config.micro_batch_size == from.config.micro_batch_size &&
+        config.gradient_accumulation_steps == from.config.gradient_accumulation_steps;
+    consider(absl::StrCat(config::Difference(from.config, config),
+                          is_same_batch ? "" : " (a larger batch, which trains differently)"),
+             answer);
   };
   changed([](Config& config, const Model&) {
     config.micro_batch_size = std::max<int64_t>(1, config.micro_batch_size) * 2;
@@ -224,14 +232,16 @@ std::optional<Change> BestPurchase(const Question& question, const Answer& from)
   return best;
 }
 
-absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity) {
-  constexpr int64_t kMost[] = {20'000, 1 << 20, 1 << 28};
+absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
+                                    const std::optional<Choice>& asked) {
+  constexpr int64_t kMost[] = {kUnitsMax - 2, 1 << 20, 1 << 28};
+  const std::vector<Choice> choices = asked ? std::vector{*asked} : Choices(question);
   Largest found{.question = question};
   int64_t too_many = kMost[static_cast<int>(quantity)] + 1;
   const auto fits = [&](int64_t number) -> absl::StatusOr<bool> {
     absl::StatusOr<Question> changed = With(question, quantity, number);
     if (!changed.ok()) return changed.status();
-    std::optional<Answer> answer = AnyThatFits(*changed);
+    std::optional<Answer> answer = AnyThatFits(*changed, choices);
     if (!answer) return false;
     found = {.most = number, .question = *std::move(changed), .answer = *std::move(answer)};
     return true;
@@ -252,7 +262,7 @@ absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity)
   }
   if (found.most > 0) {
     // Of all choices that fit with it, the fastest.
-    const std::vector<Answer> answers = AnswerAll(found.question);
+    const std::vector<Answer> answers = AnswersOf(found.question, choices);
     if (const Answer* const best = Fastest(answers)) found.answer = *best;
   }
   return found;

@@ -40,7 +40,9 @@ struct Largest {
   Question question;   // with it
   Answer answer = {};  // of the choice that fits
 };
-// kModel: more layers of the same shape, of a model with equal blocks.
-absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity);
+// kModel: more layers of the same shape, of a model with equal blocks. `asked`: of this choice; none:
+// of any.
+absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
+                                    const std::optional<Choice>& asked = std::nullopt);
 
 }  // namespace ebb::planner

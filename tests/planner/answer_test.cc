@@ -183,6 +183,27 @@ TEST(Search, OneMoreThanTheLargestFitsNowhere) {
   EXPECT_GE(context->most, 2048 * batch->most / 2);
 }
 
+TEST(Search, TheLargestIsOfTheChoiceThatWasAskedFor) {
+  const Question question = QuestionOf("gpt2-xl", "rtx4090-64gb", 1);
+  const Choice asked{.stage = 2, .states = Tier::kCpu};
+  const absl::StatusOr<Largest> any = FindLargest(question, Quantity::kBatch),
+                                of_asked = FindLargest(question, Quantity::kBatch, asked);
+  ASSERT_TRUE(of_asked.ok()) << of_asked.status();
+  EXPECT_EQ(of_asked->answer.choice, asked);
+  EXPECT_LT(of_asked->most, any->most);
+  Question more = question;
+  more.config.micro_batch_size = of_asked->most + 1;
+  EXPECT_FALSE(AnswerFor(more, asked, Depth::kMemory).fits());
+}
+
+TEST(Search, ALargerBatchIsMarkedAsTrainingDifferently) {
+  const Question question = QuestionOf("gpt2", "8xh100", 8);
+  const Answer answer = AnswerFor(question, {.stage = 0}, Depth::kTime);
+  const std::optional<Change> change = BestChange(question, {&answer, 1}, answer);
+  ASSERT_TRUE(change);
+  EXPECT_THAT(change->what, HasSubstr("trains differently"));
+}
+
 TEST(Search, TheLargestModelHasMoreBlocksThanOneThatFits) {
   const Question question = QuestionOf("llama-2-7b", "rtx4090-64gb", 1);
   const absl::StatusOr<Largest> model = FindLargest(question, Quantity::kModel);

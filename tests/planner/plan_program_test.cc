@@ -1,6 +1,7 @@
 // ebb-plan as a program: its output, its files, and how it refuses senseless questions.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -85,8 +86,39 @@ TEST_F(PlanProgramTest, ImpossibleQuestionsAreRefused) {
   ExpectRefused("--safetensors " + Write("s.safetensors", std::string(8, '\xff')), "s.safetensors");
   ExpectRefused("--model gpt2 --machine " + Write("m.json", "{\"gpu\": 1}"),
                 "did you mean \"gpus\"");
-  ExpectRefused("--model gpt2 --machine " + Write("big.json", std::string(2 << 20, ' ')), "1 MiB");
+  ExpectRefused("--model gpt2 --machine " + Write("big.json", std::string(2 << 20, ' ')),
+                "more than the 1048576");
   ExpectRefused("--model gpt2 --config " + folder_, folder_);
+}
+
+// A pipe without a writer would be waited for.
+TEST_F(PlanProgramTest, PipesAreRefused) {
+  const std::string pipe = Path("pipe");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  for (const char* flags :
+       {"--config-json ", "--safetensors ", "--model gpt2 --machine ", "--model gpt2 --deepspeed "})
+    ExpectRefused(flags + pipe, "no regular file");
+}
+
+TEST_F(PlanProgramTest, FlagsThatWouldDoNothingAreRefused) {
+  const std::string config = Write("config.json", R"({"model_type": "llama", "hidden_size": 64,
+      "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100})");
+  EXPECT_EQ(Run("--config-json " + config).code, 0);
+  ExpectRefused("--model gpt2 --config-json " + config, "--config-json");
+  ExpectRefused("--model gpt2 --safetensors x", "--safetensors");
+  ExpectRefused("--config-json x --safetensors y", "--safetensors");
+  ExpectRefused("--layers 2 --safetensors x", "--safetensors");
+  ExpectRefused("--model gpt2 --head-width 70000", "head-width");
+  const auto dense = nlohmann::json::parse(Run("--model mixtral-8x7b --experts 1 --json").printed);
+  EXPECT_EQ(dense["model"]["parameters"],
+            nlohmann::json::parse(Run("--model mistral-7b --json").printed)["model"]["parameters"]);
+}
+
+TEST_F(PlanProgramTest, SaysThatAContextIsLongerThanTheModels) {
+  EXPECT_THAT(Run("--model gpt2 --context 2048").printed,
+              HasSubstr("longer than the 1024 tokens that gpt2 is made for"));
+  EXPECT_THAT(Run("--model gpt2 --context 1024").printed, testing::Not(HasSubstr("longer")));
+  EXPECT_THAT(Run("--model gpt2 --largest context").printed, HasSubstr("made for 1024"));
 }
 
 TEST_F(PlanProgramTest, WritesAConfigurationThatEbbLoadsAndAFileForPerfetto) {

@@ -1,6 +1,5 @@
 #include "ebb/runtime/planner/program/arguments.h"
 
-#include <fstream>
 #include <map>
 #include <utility>
 #include <vector>
@@ -8,6 +7,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/config/bytes.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/nearest.h"
@@ -27,7 +27,7 @@ constexpr int64_t kBatchMax = 1 << 20;
 struct Given {
   std::string model, config_json, machine, config, activations, nvme_path;
   std::vector<std::string> safetensors;
-  ModelShape shape;
+  ModelShape shape{.experts = 0, .experts_of_token = 0};
   int64_t batch = 0, micro_batches = 0, context = 0;
   int ranks = 0, stage = -1;
   std::string offload_param, offload_optimizer, offload_activations, dtype, largest;
@@ -36,17 +36,9 @@ struct Given {
   std::string write_file, trace_file, svg_file;
 };
 
+// A regular file, or a link to one.
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  constexpr std::streamsize kBytesMax = 1 << 20;
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat(path, ": the file cannot be read"));
-  std::string text(static_cast<size_t>(kBytesMax) + 1, '\0');
-  file.read(text.data(), kBytesMax + 1);
-  if (file.bad()) return absl::InvalidArgumentError(absl::StrCat(path, ": it is no file"));
-  text.resize(static_cast<size_t>(file.gcount()));
-  if (std::ssize(text) > kBytesMax)
-    return absl::InvalidArgumentError(absl::StrCat(path, ": more than 1 MiB is no description"));
-  return text;
+  return ReadWholeFile(TargetOf(path), /*bytes_max=*/1 << 20);
 }
 
 absl::Status Of(const std::string& path, const absl::Status& status) {
@@ -75,8 +67,11 @@ absl::StatusOr<ModelShape> WithSizes(ModelShape shape, const ModelShape& given) 
   if (given.head_width == 0 && (given.width > 0 || given.heads > 0)) shape.head_width = 0;
   if (given.key_value_heads == 0 && given.heads > 0) shape.key_value_heads = 0;
   if (given.feed_forward == 0 && given.width > 0) shape.feed_forward = 0;
-  if (given.experts > 1) shape.experts = given.experts;
-  if (given.experts_of_token > 1) shape.experts_of_token = given.experts_of_token;
+  if (given.experts > 0) {
+    shape.experts = given.experts;
+    shape.experts_of_token = std::min(shape.experts_of_token, shape.experts);
+  }
+  if (given.experts_of_token > 0) shape.experts_of_token = given.experts_of_token;
   if (shape.layers != before.layers || shape.width != before.width) shape.name += ", other sizes";
   return Complete(std::move(shape));
 }
@@ -119,7 +114,8 @@ absl::StatusOr<Config> ConfigOf(const Given& given, const Model& model) {
                        .weight_decay = 0,
                        .gradient_clipping = 1,
                        .compute = DType::kBFloat16};
-    absl::StatusOr<Config> read = Config::FromFile(given.config, options);
+    EBB_ASSIGN_OR_RETURN(const std::string text, ReadFile(given.config));
+    absl::StatusOr<Config> read = Config::FromJson(text, options);
     if (!read.ok()) return Of(given.config, read.status());
     config = *std::move(read);
     if (given.batch > 0 || given.micro_batches > 0) config.train_batch_size = 0;
@@ -180,6 +176,10 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
   pass.context = given.context > 0 ? given.context
                  : longest > 0     ? std::min(longest, kContextDefault)
                                    : kContextDefault;
+  if (longest > 0 && pass.context > longest)
+    arguments.warning = absl::StrCat("--context ", pass.context, " is longer than the ", longest,
+                                     " tokens that ", question.model.name, " is made for");
+  question.model.GrowPositions(pass.context);
   pass.fused_attention = !given.unfused;
   pass.whole_logits = given.whole_logits;
   if (!given.activations.empty()) {
@@ -222,27 +222,36 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
 }
 
 void AddOptions(CLI::App& app, Given& given) {
-  app.add_option("--model", given.model, "a model that is known by name; --list shows all")
-      ->option_text("NAME");
-  app.add_option("--config-json", given.config_json, "Hugging Face's config.json of a model")
-      ->option_text("FILE");
-  app.add_option("--safetensors", given.safetensors, "files of a model, of which headers are read")
-      ->option_text("FILE...");
+  CLI::Option* const named =
+      app.add_option("--model", given.model, "a model that is known by name; --list shows all")
+          ->option_text("NAME");
+  CLI::Option* const described =
+      app.add_option("--config-json", given.config_json, "Hugging Face's config.json of a model")
+          ->option_text("FILE");
+  CLI::Option* const stored = app.add_option("--safetensors", given.safetensors,
+                                             "files of a model, of which headers are read")
+                                  ->option_text("FILE...");
+  named->excludes(described)->excludes(stored);
+  described->excludes(stored);
+  const auto number = [&](const char* flag, int64_t& to, const char* what) {
+    return app.add_option(flag, to, what)->option_text("N")->check(CLI::PositiveNumber);
+  };
   const auto size = [&](const char* flag, int64_t& to, const char* what) {
-    app.add_option(flag, to, what)->option_text("N")->check(CLI::PositiveNumber);
+    number(flag, to, what)->excludes(stored);
   };
   size("--layers", given.shape.layers,
        "sizes of a gated transformer, or other ones than the model's");
   size("--width", given.shape.width, "");
   size("--heads", given.shape.heads, "");
   size("--key-value-heads", given.shape.key_value_heads, "");
+  size("--head-width", given.shape.head_width, "");
   size("--feed-forward", given.shape.feed_forward, "");
   size("--vocabulary", given.shape.vocabulary, "");
   size("--experts", given.shape.experts, "");
   size("--experts-of-token", given.shape.experts_of_token, "");
-  size("--context", given.context, "tokens of a sequence (default: the model's, at most 4096)");
-  size("--batch", given.batch, "sequences of a micro-batch on a rank (default: 1)");
-  size("--micro-batches", given.micro_batches, "of a step on a rank (default: 1)");
+  number("--context", given.context, "tokens of a sequence (default: the model's, at most 4096)");
+  number("--batch", given.batch, "sequences of a micro-batch on a rank (default: 1)");
+  number("--micro-batches", given.micro_batches, "of a step on a rank (default: 1)");
   app.add_option("--ranks", given.ranks, "GPUs in all (default: those of one machine)")
       ->option_text("N")
       ->check(CLI::Range(1, kRanksMax));

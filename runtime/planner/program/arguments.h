@@ -15,6 +15,7 @@ struct Arguments {
       {};  // one configuration, by a file or by flags; none: all are looked at for the fastest
   std::optional<Quantity> largest = {};
   bool all = false, json = false;
+  std::string warning = "";                                     // a line; "": none
   std::string write_file = "", trace_file = "", svg_file = "";  // "": not written
 };
 

@@ -55,11 +55,15 @@ std::string LargestText(const Arguments& arguments, const Largest& found) {
   constexpr const char* kWhat[] = {"layers", "sequences a micro-batch", "tokens a sequence"};
   const char* const what = kWhat[static_cast<int>(*arguments.largest)];
   if (found.most == 0)
-    return absl::StrCat("not even one of its ", what, " fits in any configuration\n");
+    return absl::StrCat("not even one of its ", what, " fits",
+                        arguments.asked ? "" : " in any configuration", "\n");
   std::string text = absl::StrCat("at most ", found.most, " ", what);
   if (*arguments.largest == Quantity::kModel)
     absl::StrAppendFormat(&text, ", %.4g B parameters",
                           static_cast<double>(found.question.model.parameters()) / 1e9);
+  const int64_t longest = found.question.model.context;
+  if (longest > 0 && found.question.pass.context > longest)
+    absl::StrAppend(&text, ", of a model that is made for ", longest);
   return absl::StrCat(text, "\n", WordsOf(found.answer.choice), "\n\n",
                       AnswerText(found.question, found.answer));
 }
@@ -80,7 +84,8 @@ int WriteFiles(const Arguments& arguments, const Question& question,
 }
 
 int AnswerLargest(const Arguments& arguments) {
-  const absl::StatusOr<Largest> found = FindLargest(arguments.question, *arguments.largest);
+  const absl::StatusOr<Largest> found =
+      FindLargest(arguments.question, *arguments.largest, arguments.asked);
   if (!found.ok()) return Fail(std::string(found.status().message()));
   const Answer* const chosen = found->most > 0 ? &found->answer : nullptr;
   if (arguments.json) {
@@ -144,6 +149,8 @@ int Main(int argc, char** argv) {
     std::fputs(line.text.c_str(), stdout);
     return 0;
   }
+  if (!line.arguments->warning.empty())
+    std::fprintf(stderr, "ebb-plan: %s\n", line.arguments->warning.c_str());
   const int code =
       line.arguments->largest ? AnswerLargest(*line.arguments) : AnswerQuestion(*line.arguments);
   if (code == 0 && std::fflush(stdout) != 0) return Fail("standard output cannot be written");
