@@ -10,7 +10,11 @@
 
 namespace ebb::bench {
 
-inline constexpr const char* kPeers[] = {"ddp", "fsdp2"};
+struct Peer {
+  const char* kind;
+  int stage;  // Ebb's that cuts the same
+};
+inline constexpr Peer kPeers[] = {{"ddp", 0}, {"fsdp2", 3}};
 
 struct PeerRun {
   std::string kind;

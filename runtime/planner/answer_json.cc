@@ -88,6 +88,13 @@ constexpr const char* kColours[kStateClasses] = {"#4e79a7", "#a0cbe8", "#e15759"
                                                  "#59a14f", "#f28e2b", "#edc948",
                                                  "#bab0ac", "#9c755f", "#b07aa1"};
 
+std::string SizeText(int64_t bytes) {
+  constexpr double kMiB = 1 << 20, kGiB = 1 << 30;
+  const auto size = static_cast<double>(bytes);
+  return size < kGiB / 10 ? absl::StrFormat("%.3g MiB", size / kMiB)
+                          : absl::StrFormat("%.1f GiB", size / kGiB);
+}
+
 std::string Escaped(std::string_view text) {
   std::string escaped;
   for (const char c : text) {
@@ -134,15 +141,16 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-std::string AnswersAsSvg(const Question& question, std::span<const Answer* const> answers) {
+std::string BarsAsSvg(std::string_view title, std::string_view device,
+                      std::span<const MemoryBar> bars) {
   constexpr int kLeft = 330, kWide = 560, kRow = 22, kTop = 70;
-  constexpr double kGiB = 1 << 30;
-  const char* const names[] = {question.machine.is_cpu ? "CPU" : "GPU", "RAM", "NVMe"};
+  const std::string_view names[] = {device, "RAM", "NVMe"};
   std::string rows;
   int y = kTop;
   for (size_t tier = 0; tier < kTiers; ++tier) {
     double most = 0, room = 0;
-    for (const Answer* answer : answers) {
+    for (const MemoryBar& bar : bars) {
+      const Answer* const answer = bar.answer;
       most = std::max(most, static_cast<double>(answer->held[tier]));
       room = static_cast<double>(answer->room[tier]);
     }
@@ -150,13 +158,14 @@ std::string AnswersAsSvg(const Question& question, std::span<const Answer* const
     const double scale = kWide / std::max(most, std::min(room, 2 * most));
     absl::StrAppendFormat(&rows,
                           "<text x=\"10\" y=\"%d\" font-weight=\"bold\">%s of a rank</text>\n",
-                          y + 15, names[tier]);
+                          y + 15, std::string(names[tier]));
     y += kRow;
     const int first = y;
-    for (const Answer* answer : answers) {
+    for (const MemoryBar& bar : bars) {
+      const Answer* const answer = bar.answer;
       if (answer->held[tier] == 0) continue;
       absl::StrAppendFormat(&rows, "<text x=\"20\" y=\"%d\">%s</text>\n", y + 15,
-                            Escaped(WordsOf(answer->choice)));
+                            Escaped(bar.label));
       double x = kLeft;
       for (const MemoryRow& row : answer->memory) {
         if (static_cast<size_t>(row.tier) != tier) continue;
@@ -166,11 +175,11 @@ std::string AnswersAsSvg(const Question& question, std::span<const Answer* const
             y + 2, wide, kRow - 4, kColours[static_cast<size_t>(row.state)]);
         x += wide;
       }
-      absl::StrAppendFormat(&rows, "<text x=\"%.1f\" y=\"%d\">%.1f</text>\n", x + 4, y + 15,
-                            static_cast<double>(answer->held[tier]) / kGiB);
+      absl::StrAppendFormat(&rows, "<text x=\"%.1f\" y=\"%d\">%s</text>\n", x + 4, y + 15,
+                            SizeText(answer->held[tier]));
       y += kRow;
     }
-    if (const double x = kLeft + scale * room; x <= kLeft + kWide + 1)
+    if (const double x = kLeft + scale * room; room > 0 && x <= kLeft + kWide + 1)
       absl::StrAppendFormat(&rows,
                             "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\" stroke=\"black\" "
                             "stroke-dasharray=\"4\"/>\n",
@@ -188,9 +197,16 @@ std::string AnswersAsSvg(const Question& question, std::span<const Answer* const
   return absl::StrFormat(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
       "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" "
-      "fill=\"white\"/>\n<text x=\"10\" y=\"22\" font-size=\"14\">%s GiB; dashed: what there is"
-      "</text>\n%s%s</svg>\n",
-      kLeft + kWide + 70, y + 10, Escaped(TitleOf(question)), legend, rows);
+      "fill=\"white\"/>\n<text x=\"10\" y=\"22\" font-size=\"14\">%s</text>\n%s%s</svg>\n",
+      kLeft + kWide + 70, y + 10, Escaped(title), legend, rows);
+}
+
+std::string AnswersAsSvg(const Question& question, std::span<const Answer* const> answers) {
+  std::vector<MemoryBar> bars;
+  for (const Answer* answer : answers)
+    bars.push_back({.label = WordsOf(answer->choice), .answer = answer});
+  return BarsAsSvg(TitleOf(question) + "dashed: what there is",
+                   question.machine.is_cpu ? "CPU" : "GPU", bars);
 }
 
 }  // namespace ebb::planner

@@ -3,6 +3,7 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "ebb/runtime/planner/answer.h"
 #include "ebb/runtime/planner/search.h"
@@ -16,7 +17,13 @@ struct Advised {
 std::string AnswersAsJson(const Question& question, std::span<const Answer> answers,
                           const Advised& advised);
 
-// A stacked bar of a rank's memory for each of these, a row for each tier, and a line at what there is.
+struct MemoryBar {
+  std::string label;
+  const Answer* answer = nullptr;  // its memory, what is held of it, and the room; 0: not known
+};
+// A stacked bar of a rank's memory for each of these, a row for each tier, and a dashed line at its room.
+std::string BarsAsSvg(std::string_view title, std::string_view device,
+                      std::span<const MemoryBar> bars);
 std::string AnswersAsSvg(const Question& question, std::span<const Answer* const> answers);
 
 }  // namespace ebb::planner
