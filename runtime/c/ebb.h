@@ -13,7 +13,7 @@
  * never made is such an error, too. No exception leaves a function, and none ends the process.
  *
  * Structs that begin with struct_size take the caller's sizeof there; what lies behind it has its default, so fields are
- * only ever added at the end. Other structs never change, nor do values of enumerations. A text of 0 is "not given".
+ * only ever added at the end. In options 0 is the default. Elements of an array have one struct_size. Other structs never change, nor do values of enumerations. A text of 0 is "not given".
  *
  * Callbacks come from threads of the engine, several at once, and must not call the engine. They return 0, or anything else
  * for "failed". */
@@ -202,8 +202,9 @@ int32_t ebb_engine_copy_parameters(ebb_engine*, ebb_engine* from); /* collective
 
 typedef struct {
   uint32_t struct_size;
-  const char* group;                  /* 0: the parameters of no group */
-  double learning_rate, weight_decay; /* NaN: the configuration's */
+  int32_t has_learning_rate, has_weight_decay; /* 0: the configuration's */
+  const char* group;                           /* 0: the parameters of no group */
+  double learning_rate, weight_decay;
 } ebb_group_options;
 typedef struct {
   uint32_t struct_size;
@@ -213,7 +214,8 @@ typedef struct {
   int32_t rates_at_finish; /* ebb_step_finish may have options, also where updates are early */
   int32_t group_count;
   const ebb_group_options* groups;
-  double learning_rate;    /* NaN: the schedule's */
+  int32_t has_learning_rate; /* 0: the schedule's */
+  double learning_rate;
   double gradient_divisor; /* 0: ranks x micro-batches */
 } ebb_step_options;
 typedef struct {

@@ -113,15 +113,12 @@ int32_t ebb_engine_reorder(ebb_engine* handle, const ebb_visit* visits, int32_t 
                            const ebb_event* events, int32_t event_count) {
   return Call([&]() -> absl::Status {
     EBB_ASSIGN_OR_RETURN(ebb::Engine* const engine, ebb::c::Live(handle));
-    if (visit_count < 0 || (visit_count > 0 && visits == nullptr))
-      return absl::InvalidArgumentError(absl::StrCat("an order of ", visit_count, " visits"));
+    EBB_ASSIGN_OR_RETURN(const std::vector<const ebb_visit*> elements,
+                         ebb::c::Elements(visits, visit_count, "ebb_visit"));
     std::vector<ebb::Visit> forward;
-    const auto* at = reinterpret_cast<const unsigned char*>(visits);
-    for (int32_t i = 0; i < visit_count; ++i) {  // as far apart as the caller's struct is long
-      const auto* const given = reinterpret_cast<const ebb_visit*>(at);
+    for (const ebb_visit* given : elements) {
       EBB_ASSIGN_OR_RETURN(const ebb::Visit visit, ebb::c::VisitOf(given));
       forward.push_back(visit);
-      at += given->struct_size;
     }
     EBB_ASSIGN_OR_RETURN(std::vector<ebb::ScopeEvent> order, ebb::c::OrderOf(events, event_count));
     return engine->Reorder(std::move(forward), std::move(order));

@@ -58,22 +58,25 @@ struct ebb_engine {
 
 namespace ebb::c {
 
-void SetError(absl::Status status);
+// The text is shorter where there is no memory for it.
+void SetError(absl::string_view text) noexcept;
 
 // Runs `body`, which returns a Status, as the inside of a function of ebb.h.
 template <class Body>
 int32_t Call(Body&& body) noexcept {
-  absl::Status status;
   try {
-    status = body();
+    const absl::Status status = body();
+    if (!status.ok()) SetError(status.message());
+    return static_cast<int32_t>(status.raw_code());
   } catch (const std::bad_alloc&) {
-    status = absl::ResourceExhaustedError("the host is out of memory");
+    SetError("the host is out of memory");
+    return EBB_RESOURCE_EXHAUSTED;
   } catch (const std::exception& exception) {
-    status = absl::InternalError(exception.what());
+    SetError(exception.what());
+  } catch (...) {
+    SetError("an exception that is no std::exception");
   }
-  const int32_t code = static_cast<int32_t>(status.raw_code());
-  if (code != 0) SetError(std::move(status));
-  return code;
+  return EBB_INTERNAL;
 }
 // The same of one that returns an id.
 template <class Body>
@@ -124,14 +127,44 @@ absl::StatusOr<T> Taken(const T* given, T defaults, std::string_view what) {
   std::memcpy(&defaults, given, std::min<size_t>(size, sizeof(T)));
   return defaults;
 }
+// The elements of an array of the caller's structs: all of one size, which is how far apart they are.
 template <class T>
-absl::Status Give(T value, T* to, std::string_view what) {
-  if (to == nullptr || to->struct_size < sizeof(uint32_t)) {
+absl::StatusOr<std::vector<const T*>> Elements(const T* first, int32_t count,
+                                               std::string_view what) {
+  if (count < 0 || (count > 0 && first == nullptr))
+    return absl::InvalidArgumentError(absl::StrCat("an array of ", count, " ", std::string(what)));
+  std::vector<const T*> elements;
+  const auto* at = reinterpret_cast<const unsigned char*>(first);
+  for (int32_t i = 0; i < count; ++i) {
+    const auto* const element = reinterpret_cast<const T*>(at);
+    if (element->struct_size != first->struct_size || element->struct_size % alignof(T) != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("struct_size of ", std::string(what), " ", i, " is ", element->struct_size,
+                       ", and of the first ", first->struct_size, ": set each to the sizeof"));
+    }
+    elements.push_back(element);
+    at += first->struct_size;
+  }
+  return elements;
+}
+
+template <class T>
+absl::Status CheckRoom(const T* to, std::string_view what) {
+  if (to == nullptr || to->struct_size < sizeof(uint32_t) || to->struct_size > 4096) {
     return absl::InvalidArgumentError(
         absl::StrCat(std::string(what), " is null, or its struct_size is not set"));
   }
-  value.struct_size = to->struct_size;
-  std::memcpy(to, &value, std::min<size_t>(to->struct_size, sizeof(T)));
+  return absl::OkStatus();
+}
+// What a newer caller has behind this library's struct becomes 0.
+template <class T>
+absl::Status Give(T value, T* to, std::string_view what) {
+  EBB_RETURN_IF_ERROR(CheckRoom(to, what));
+  const uint32_t size = to->struct_size;
+  value.struct_size = size;
+  std::memcpy(to, &value, std::min<size_t>(size, sizeof(T)));
+  if (size > sizeof(T))
+    std::memset(reinterpret_cast<unsigned char*>(to) + sizeof(T), 0, size - sizeof(T));
   return absl::OkStatus();
 }
 

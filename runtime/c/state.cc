@@ -127,6 +127,9 @@ int32_t ebb_load(ebb_engine* handle, const char* path, ebb_loaded* loaded) {
   return Call([&]() -> absl::Status {
     EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
     if (path == nullptr) return absl::InvalidArgumentError("the path is null");
+    if (loaded != nullptr) {
+      EBB_RETURN_IF_ERROR(ebb::c::CheckRoom(loaded, "ebb_loaded"));
+    }
     EBB_ASSIGN_OR_RETURN(const ebb::LoadedCheckpoint found,
                          ebb::LoadCheckpoint(*engine->engine, path));
     engine->trainer = ebb::c::BytesIn(found.trainer, ebb::c::kTrainer);

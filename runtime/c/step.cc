@@ -1,32 +1,23 @@
 // Steps, evaluations and scopes.
-#include <cmath>
-
 #include "ebb/runtime/c/handles.h"
 
 namespace ebb::c {
 namespace {
 
-// No rate is NaN, which stands for "not given".
-std::optional<double> Given(double value) {
-  return std::isnan(value) ? std::nullopt : std::optional(value);
+std::optional<double> Given(int32_t has, double value) {
+  return has != 0 ? std::optional(value) : std::nullopt;
 }
 
 absl::StatusOr<std::vector<GroupRates>> RatesOf(const ebb_group_options* groups, int32_t count) {
-  if (count < 0 || (count > 0 && groups == nullptr))
-    return absl::InvalidArgumentError(absl::StrCat("options of ", count, " groups"));
+  EBB_ASSIGN_OR_RETURN(const std::vector<const ebb_group_options*> elements,
+                       Elements(groups, count, "ebb_group_options"));
   std::vector<GroupRates> rates;
-  const auto* at = reinterpret_cast<const unsigned char*>(groups);
-  for (int32_t i = 0; i < count; ++i) {  // as far apart as the caller's struct is long
-    const auto* const given = reinterpret_cast<const ebb_group_options*>(at);
-    EBB_ASSIGN_OR_RETURN(
-        const ebb_group_options group,
-        Taken(given,
-              {.struct_size = 0, .group = nullptr, .learning_rate = NAN, .weight_decay = NAN},
-              "ebb_group_options"));
+  for (const ebb_group_options* given : elements) {
+    EBB_ASSIGN_OR_RETURN(const ebb_group_options group,
+                         Taken(given, ebb_group_options{}, "ebb_group_options"));
     rates.push_back({.group = TextOr(group.group, ""),
-                     .learning_rate = Given(group.learning_rate),
-                     .weight_decay = Given(group.weight_decay)});
-    at += given->struct_size;
+                     .learning_rate = Given(group.has_learning_rate, group.learning_rate),
+                     .weight_decay = Given(group.has_weight_decay, group.weight_decay)});
   }
   return rates;
 }
@@ -56,14 +47,12 @@ int32_t ebb_step_begin(ebb_engine* handle, const ebb_step_options* given) {
   return Call([&]() -> absl::Status {
     EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
     if (engine->step) return absl::FailedPreconditionError("a step is open: finish or drop it");
-    ebb_step_options defaults = {};
-    defaults.learning_rate = NAN;
     EBB_ASSIGN_OR_RETURN(const ebb_step_options options,
-                         ebb::c::Taken(given, defaults, "ebb_step_options"));
+                         ebb::c::Taken(given, ebb_step_options{}, "ebb_step_options"));
     ebb::StepOptions with;
     with.micro_batches = options.micro_batches;
     with.gradient_divisor = options.gradient_divisor;
-    with.learning_rate = ebb::c::Given(options.learning_rate);
+    with.learning_rate = ebb::c::Given(options.has_learning_rate, options.learning_rate);
     EBB_ASSIGN_OR_RETURN(with.rates, ebb::c::RatesOf(options.groups, options.group_count));
     with.rates_at_finish = options.rates_at_finish != 0;
     with.hold_updates = options.hold_updates != 0;

@@ -9,8 +9,12 @@ thread_local std::string last_error;
 
 }  // namespace
 
-void SetError(absl::Status status) {
-  last_error = std::string(status.message().data(), status.message().size());
+void SetError(absl::string_view text) noexcept {
+  try {
+    last_error.assign(text.data(), text.size());
+  } catch (...) {
+    last_error = "out of memory";  // short enough to lie in the string itself
+  }
 }
 
 void Handles::Add(const void* handle) {

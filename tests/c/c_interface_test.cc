@@ -115,10 +115,9 @@ TEST_F(CInterface, AStepUpdatesEveryParameter) {
 TEST_F(CInterface, RatesAreGivenForOneStep) {
   MakeEngine(1);
   auto rates = Sized<ebb_group_options>();
+  rates.has_learning_rate = 1;
   rates.learning_rate = 2;
-  rates.weight_decay = NAN;
   auto options = Sized<ebb_step_options>();
-  options.learning_rate = NAN;
   options.groups = &rates;
   options.group_count = 1;
   ASSERT_EQ(ebb_step_begin(engine_, &options), EBB_OK) << ebb_error();
@@ -126,6 +125,36 @@ TEST_F(CInterface, RatesAreGivenForOneStep) {
   Backward(0);
   ASSERT_EQ(ebb_step_finish(engine_, nullptr), EBB_OK) << ebb_error();
   EXPECT_EQ(Gathered(0), (std::vector<float>{-2, -1, 0, 1}));
+}
+
+TEST_F(CInterface, OptionsOfZerosAreTheDefaults) {
+  MakeEngine(1);
+  auto rates = Sized<ebb_group_options>();
+  auto options = Sized<ebb_step_options>();
+  options.groups = &rates;
+  options.group_count = 1;
+  ASSERT_EQ(ebb_step_begin(engine_, &options), EBB_OK) << ebb_error();
+  Forward(0);
+  Backward(0);
+  ASSERT_EQ(ebb_step_finish(engine_, nullptr), EBB_OK) << ebb_error();
+  EXPECT_EQ(Gathered(0), (std::vector<float>{-0.5f, 0.5f, 1.5f, 2.5f}));
+  options.has_learning_rate = 1;  // 0 is a rate that can be given
+  ASSERT_EQ(ebb_step_begin(engine_, &options), EBB_OK) << ebb_error();
+  Forward(0);
+  Backward(0);
+  ASSERT_EQ(ebb_step_finish(engine_, nullptr), EBB_OK) << ebb_error();
+  EXPECT_EQ(Gathered(0), (std::vector<float>{-0.5f, 0.5f, 1.5f, 2.5f}));
+}
+
+TEST_F(CInterface, ElementsOfAnArrayHaveOneSize) {
+  MakeEngine(1);
+  ebb_group_options rates[2] = {Sized<ebb_group_options>(), Sized<ebb_group_options>()};
+  rates[1].struct_size = 8;
+  auto options = Sized<ebb_step_options>();
+  options.groups = rates;
+  options.group_count = 2;
+  EXPECT_EQ(ebb_step_begin(engine_, &options), EBB_INVALID_ARGUMENT);
+  EXPECT_THAT(ebb_error(), HasSubstr("ebb_group_options 1 is 8"));
 }
 
 TEST_F(CInterface, ADroppedStepLeavesNothing) {
@@ -227,6 +256,19 @@ TEST_F(CInterface, ACheckpointKeepsTheCallersBytes) {
                         static_cast<size_t>(loaded.trainer_bytes)),
             "place 17");
   EXPECT_EQ(ebb_load(engine_, (folder + "/none").c_str(), nullptr), EBB_NOT_FOUND);
+  // Nothing is loaded for a caller that has no room for the answer.
+  const std::vector<float> written(4, 9.0f);
+  const ebb_fill nines = [](void* user, int32_t, int64_t begin, int64_t end,
+                            float* values) -> int32_t {
+    std::copy_n(static_cast<const float*>(user) + begin, end - begin, values);
+    return 0;
+  };
+  ASSERT_EQ(ebb_write(engine_, EBB_MASTER, nullptr, nines, const_cast<float*>(written.data())),
+            EBB_OK)
+      << ebb_error();
+  loaded.struct_size = 0;
+  EXPECT_EQ(ebb_load(engine_, folder.c_str(), &loaded), EBB_INVALID_ARGUMENT);
+  EXPECT_EQ(Gathered(0), written);
   std::filesystem::remove_all(folder);
 }
 
@@ -294,6 +336,13 @@ TEST_F(CInterface, StructsMayBeOlderAndNotNewer) {
   ASSERT_EQ(ebb_world_describe(world_, &facts), EBB_OK);
   EXPECT_EQ(facts.size, 1);
   EXPECT_EQ(facts.local_size, -1);
+  // A newer caller's has 0 behind what this library knows.
+  struct NewerFacts {
+    ebb_world_facts known;
+    int32_t unknown;
+  } newer_facts = {{sizeof(NewerFacts), 0, 0, 0, 0}, -1};
+  ASSERT_EQ(ebb_world_describe(world_, &newer_facts.known), EBB_OK);
+  EXPECT_EQ(newer_facts.unknown, 0);
 }
 
 TEST_F(CInterface, HandlesThatAreNullStrayOrGoneAreErrors) {

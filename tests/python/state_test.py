@@ -294,3 +294,78 @@ for batch in data:
 assert engine.report().step == 4
 """)
     assert done.returncode == 0, done.stderr
+
+
+def _saved_again(folder):
+    model = llama()
+    engine = ebb.initialize(model, config())
+    listed = lambda: sorted(os.listdir(folder)) if engine.world.rank == 0 else None
+    engine.save_pretrained(folder)
+    one = listed()
+    engine.write("model.norm.weight", torch.full((32,), 3.0))
+    engine.save_pretrained(folder, file_bytes=20_000)
+    if engine.world.rank == 0:
+        import transformers
+
+        assert "model.safetensors" not in listed()
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        assert loaded.state_dict()["model.norm.weight"][0] == 3
+    engine.save_pretrained(folder, file_bytes=60_000)
+    if engine.world.rank == 0:
+        parts = [name for name in listed() if name.startswith("model-")]
+        assert parts and len({name.split("-of-")[1] for name in parts}) == 1
+    engine.save_pretrained(folder)
+    assert listed() == one
+    engine.close()
+
+
+def test_a_folder_that_was_used_has_the_last_model_alone(two, tmp_path):
+    two.run(_saved_again, str(tmp_path))
+
+
+def _save_fails(folder):
+    model = mlp()
+    model.register_buffer("phase", torch.ones(2, dtype=torch.complex64))
+    engine = ebb.initialize(model, config())
+    errors = []
+    for where, match in ((folder + "/file/model", "NotADirectoryError|FileExistsError"), (folder + "/model", "'phase' is torch.complex64")):
+        with pytest.raises(ebb.Error, match=match) as caught:
+            engine.save_pretrained(where)
+        errors.append(str(caught.value))
+    train(engine, model, vector_batches(1, 2), squared_error)
+    engine.close()
+    return errors
+
+
+def test_what_rank_0_cannot_write_is_every_ranks_error(two, tmp_path):
+    (tmp_path / "file").write_text("")
+    first, second = two.run(_save_fails, str(tmp_path))
+    assert first == second
+
+
+def _buffers(folder):
+    import safetensors.torch
+
+    make = lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model = make()
+    model[1].running_mean.fill_(7.0)
+    model[1].num_batches_tracked.fill_(5)
+    values = model.state_dict()
+    safetensors.torch.save_file(values, folder + "/model.safetensors")
+    with ebb.empty_parameters():
+        model = make()
+    engine = ebb.initialize(model, config(), weights=folder)
+    for name, value in engine.state_dict().items():
+        assert torch.equal(value, values[name]), name
+    engine.close()
+    del values["1.running_var"]
+    safetensors.torch.save_file(values, folder + "/model.safetensors")
+    with ebb.empty_parameters():
+        model = make()
+    with pytest.raises(ebb.Error, match="no buffer '1.running_var'"):
+        ebb.initialize(model, config(), weights=folder)
+    assert model[0].weight.is_meta
+
+
+def test_buffers_are_read_from_files(one, tmp_path):
+    one.run(_buffers, str(tmp_path))

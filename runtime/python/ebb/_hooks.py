@@ -72,6 +72,7 @@ class Walk:
         self.round = 0
         self.in_round = False  # a forward with gradients has come, and its backward has not ended
         self.ending = False
+        self.failure: BaseException | None = None  # that has ended a forward of the step
         self.counts = [0] * len(units)
         self.pending: list[list[Visit]] = [[] for _ in units]
         self.resident_visits: list[Visit] = []
@@ -104,6 +105,7 @@ class Walk:
             return
         if self.forward is not None and self.forward.visit.unit is unit:
             return
+        self.check_whole()
         if self.backward is not None:
             raise Error(f"'{unit.name}' runs forward, and the backward before it ended with an error: call drop() to go on")
         self.settle()
@@ -135,8 +137,12 @@ class Walk:
             self._close_forward()
 
     def _model_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        if _graph_task() == -1:
-            self._close_forward()
+        if _graph_task() != -1:
+            return
+        self._close_forward()
+        error = sys.exc_info()[1]
+        if output is None and error is not None and self.in_round:
+            self.failure = error
 
     # Forward.
 
@@ -260,9 +266,14 @@ class Walk:
         self._pop_saved_hooks()
         self._close_forward()
 
+    def check_whole(self) -> None:
+        if self.failure is not None:
+            raise Error(f"the forward before ended with {type(self.failure).__name__}: {self.failure}. Call drop() to go on")
+
     def forget(self) -> None:
         """What was open is gone: a step was dropped, or has ended."""
         self._pop_saved_hooks()
+        self.failure = None
         self.forward = self.backward = self.again = None
         self.ending = False
         self._new_round()
@@ -276,12 +287,13 @@ _CHECKPOINT = torch.utils.checkpoint.CheckpointFunction.forward.__code__
 
 
 def _under_reentrant_checkpoint() -> bool:
-    """Its forward runs with gradients off, and is a forward of the step all the same."""
+    """Its forward runs with gradients off, and is a forward of the step all the same, unless gradients were off around it: then
+    its node has no edges."""
     frame = sys._getframe(1)
     for _ in range(60):
         if frame is None:
             return False
-        if frame.f_code is _CHECKPOINT:
+        if frame.f_code is _CHECKPOINT and frame.f_locals["ctx"].next_functions:
             return True
         frame = frame.f_back
     return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Callable
@@ -84,14 +85,17 @@ class View(ctypes.Structure):
 
 
 class GroupOptions(Struct):
-    _fields_ = [("struct_size", c_uint32), ("group", c_char_p), ("learning_rate", c_double), ("weight_decay", c_double)]
+    _fields_ = [
+        ("struct_size", c_uint32), ("has_learning_rate", c_int32), ("has_weight_decay", c_int32), ("group", c_char_p),
+        ("learning_rate", c_double), ("weight_decay", c_double),
+    ]
 
 
 class StepOptions(Struct):
     _fields_ = [
         ("struct_size", c_uint32), ("micro_batches", c_int32), ("hold_updates", c_int32), ("may_leave_out", c_int32),
-        ("rates_at_finish", c_int32), ("group_count", c_int32), ("groups", POINTER(GroupOptions)), ("learning_rate", c_double),
-        ("gradient_divisor", c_double),
+        ("rates_at_finish", c_int32), ("group_count", c_int32), ("groups", POINTER(GroupOptions)), ("has_learning_rate", c_int32),
+        ("learning_rate", c_double), ("gradient_divisor", c_double),
     ]
 
 
@@ -210,10 +214,17 @@ def _load() -> ctypes.CDLL:
 library = _load()
 
 
+_ORDER_IN_CPP = re.compile(r"ModelSpec::(forward|order)(, ModelSpec::(forward|order))*")
+
+
+def error_text() -> str:
+    """Of the error that the last call of this thread has left, in Python's names."""
+    return _ORDER_IN_CPP.sub("example= of ebb.initialize", library.ebb_error().decode(errors="replace"))
+
+
 def fail(code: int) -> None:
-    """Raises the error that the last call of this thread has left."""
     name = CODES[code] if 0 <= code < len(CODES) else str(code)
-    raise Error(library.ebb_error().decode(errors="replace"), name)
+    raise Error(error_text(), name)
 
 
 def check(code: int) -> None:

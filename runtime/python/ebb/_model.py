@@ -12,7 +12,7 @@ from typing import Any, Mapping, Union
 import torch
 from torch import nn
 
-from . import _library
+from . import _library, saving
 from ._library import Error, check, check_id, library
 from ._order import Order
 from ._tensors import NUMBER_OF_DTYPE
@@ -45,6 +45,9 @@ class Files:
     def __init__(self, path: str, model: nn.Module):
         self.path = path
         self.names = self._names(Path(path))
+        self.buffers = {
+            name: self._read(name, list(tensor.shape)) for name, tensor in saving.keys(model) if not isinstance(tensor, nn.Parameter)
+        }
         self.aliases: dict[int, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self.aliases.setdefault(id(parameter), []).append(name)
@@ -56,17 +59,38 @@ class Files:
             raise Error(f"'{self.path}' has no tensor '{aliases[0]}'", "NOT_FOUND")
         return found
 
+    def _read(self, name: str, shape: list[int]) -> torch.Tensor:
+        if name not in self.names:
+            raise Error(f"'{self.path}' has no buffer '{name}'", "NOT_FOUND")
+        with self.names[name].open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            entry = json.loads(file.read(size))[name]
+            if entry["shape"] != shape:
+                raise Error(f"buffer '{name}' has the shape {shape}, and in '{self.path}' {entry['shape']}", "INVALID_ARGUMENT")
+            begin, end = entry["data_offsets"]
+            file.seek(8 + size + begin)
+            values = torch.empty(shape, dtype=saving.DTYPE_OF_FORMAT[entry["dtype"]])
+            file.readinto(values.view(-1).view(torch.uint8).numpy())
+            return values
+
+    def load_buffers(self, model: nn.Module) -> None:
+        """Persistent ones, which every rank has whole."""
+        for name, tensor in saving.keys(model):
+            if name in self.buffers:
+                tensor.copy_(self.buffers[name])
+
     @staticmethod
-    def _names(path: Path) -> set[str]:
+    def _names(path: Path) -> dict[str, Path]:
+        """By name the file that has the tensor."""
         if path.is_dir():
             index = path / "model.safetensors.index.json"
             if index.exists():
-                return set(json.loads(index.read_text())["weight_map"])
+                return {name: path / file for name, file in json.loads(index.read_text())["weight_map"].items()}
             path = path / "model.safetensors"
         if not path.exists():
             raise Error(f"there is no '{path}'", "NOT_FOUND")
         with path.open("rb") as file:
-            return set(json.loads(file.read(int.from_bytes(file.read(8), "little")))) - {"__metadata__"}
+            return dict.fromkeys(json.loads(file.read(int.from_bytes(file.read(8), "little"))).keys() - {"__metadata__"}, path)
 
 
 class Model:

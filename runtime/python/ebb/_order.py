@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ._hooks import Visit, Walk
-from ._library import BACKWARD, FORWARD
+from ._library import BACKWARD, FORWARD, Error
 from .checks import Watch
 from ._units import Unit, owners, registration_order
 
@@ -186,7 +186,8 @@ def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device
     walk = Walk(model, units, record)
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
     change = mode.from_tensor if fake else (lambda tensor: tensor)
-    with torch.random.fork_rng(devices=[]), mode, _faked(model, device) if fake else _kept(model) as record.fakes:
+    faked = _faked(model, device) if fake else _kept(model)
+    with torch.random.fork_rng(devices=[]), mode, _as_it_was(model), faked as record.fakes:
         for unit in units:
             record.hide(unit)
         walk.attach()
@@ -227,6 +228,59 @@ def loss_of(output: Any) -> torch.Tensor | None:
 
     parts = [tensor.float().sum() for tensor in tensors_in(output) if tensor.requires_grad and tensor.is_floating_point()]
     return sum(parts[1:], parts[0]) if parts else None
+
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_LIBRARIES = ("torch", "transformers", "peft")  # whose hooks are part of how a model computes
+
+
+@contextlib.contextmanager
+def _as_it_was(model: nn.Module) -> Iterator[None]:
+    """Attributes of its modules, and what lists, dicts and sets among them have, are afterwards what they were. Meanwhile there are no
+    hooks of the user's, which would see tensors without values."""
+    modules = list(model.named_modules())
+    attributes = [dict(module.__dict__) for _, module in modules]
+    contents: dict[int, tuple[Any, Any]] = {}
+    for values in attributes:
+        contents.update({id(value): (value, value.copy()) for value in values.values() if isinstance(value, (dict, list, set))})
+    for _, module in modules:
+        for table in _HOOKS:
+            hooks = getattr(module, table)
+            for number in [number for number, hook in hooks.items() if _module_of(hook) not in _LIBRARIES]:
+                del hooks[number]
+    try:
+        yield
+    finally:
+        for container, before in contents.values():
+            container.clear()
+            container.extend(before) if isinstance(container, list) else container.update(before)
+        for (_, module), values in zip(modules, attributes):
+            module.__dict__.clear()
+            module.__dict__.update(values)
+    for path, module in modules:
+        for name, value in module.__dict__.items():
+            if _has_fake(value):
+                raise Error(
+                    f"'{name}' of '{path}' keeps a tensor without values from the forward that shows the order of visits: call the model once "
+                    "before ebb.initialize, so that it has a true one, or keep it in an attribute of a module"
+                )
+
+
+def _module_of(hook: Any) -> str:
+    return (getattr(hook, "__module__", None) or "").split(".")[0]
+
+
+def _has_fake(value: Any, depth: int = 0) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if isinstance(value, torch.Tensor):
+        return isinstance(value, FakeTensor)
+    if depth > 3 or isinstance(value, (str, bytes, int, float, type(None), nn.Module, type)):
+        return False
+    if isinstance(value, (list, tuple, set)):
+        return any(_has_fake(item, depth + 1) for item in value)
+    inner = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+    return isinstance(inner, dict) and any(_has_fake(item, depth + 1) for item in inner.values())
 
 
 @contextlib.contextmanager

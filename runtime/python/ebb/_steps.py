@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from ctypes import byref, c_double, c_float, c_int32, c_int64
 from typing import Callable
 
@@ -14,12 +13,12 @@ from ._library import BACKWARD, Error, check, library
 from ._tensors import DTYPES, Memory, Slots, over
 from ._units import Unit
 
-Rates = list[tuple[str, float, float]]  # group, learning rate, weight decay; NaN: the configuration's
+Rates = list[tuple[str, float, "float | None"]]  # group, learning rate, weight decay; None: the configuration's
 
 
 class Steps:
     def __init__(self, memory: Memory, units: list[Unit], slots: list[Slots], first_id: list[int], taking: list[int],
-                 device: torch.device, is_half: bool, rates: Callable[[], Rates]):
+                 device: torch.device, is_half: bool, rates: Callable[[], Rates], accumulation: int):
         self.memory = memory
         self.units = units
         self.slots = slots
@@ -28,7 +27,10 @@ class Steps:
         self.device = device
         self.is_half = is_half
         self.rates = rates
+        self.accumulation = accumulation
         self.in_step = False
+        self.backwards = 0  # that have ended in the step
+        self.counted = 0  # of them, those that step() has seen
         self.in_evaluation = False
         self.is_scaled = False  # engine.backward() has multiplied the loss
         self.given: Rates = []
@@ -38,10 +40,17 @@ class Steps:
     # Of _hooks.Scopes.
 
     def begin(self, trains: bool) -> None:
+        self.memory.check_process()
         if trains:
             self.finish_evaluation()
             if not self.in_step:
                 self._begin_step()
+            elif self.backwards >= self.accumulation:
+                raise Error(
+                    f"a forward with gradients behind {self.backwards} backward(s) of one step, which has as many as "
+                    f"gradient_accumulation_steps, {self.accumulation}. Call step() first; or set gradient_accumulation_steps to the number of "
+                    "backwards, with a step() behind each; or forget gradients that another model's loss has left here by zero_grad() or drop()"
+                )
         elif not self.in_evaluation:
             check(library.ebb_evaluation_begin(self.memory.handle))
             self.in_evaluation = True
@@ -67,6 +76,7 @@ class Steps:
 
     def backward_ends(self) -> None:
         self.is_scaled = False
+        self.backwards += 1
         for unit in self.units:
             for name, parameter in zip(unit.names, unit.parameters):
                 if parameter.grad is not None:
@@ -122,13 +132,14 @@ class Steps:
 
     def _begin_step(self) -> None:
         self.given = self.rates()
-        options = _library.StepOptions(may_leave_out=1, learning_rate=math.nan)
+        options = _library.StepOptions(may_leave_out=1)
         keep = None
         if self.given:
             keep = _group_options(self.given)
             options.groups, options.group_count = keep, len(self.given)
         check(library.ebb_step_begin(self.memory.handle, byref(options)))
         self.in_step = True
+        self.backwards = self.counted = 0
 
     def _take_gradients(self, unit: Unit, scope: int) -> None:
         ready = [(i, parameter) for i, parameter in enumerate(unit.parameters) if parameter.grad is not None]
@@ -157,16 +168,21 @@ class Steps:
 
     def _fail(self, unit: Unit, code: int) -> None:
         """The step's own error says more than a scope's."""
-        text = library.ebb_error().decode(errors="replace")
+        text = _library.error_text()
         if self.in_step:
             self.in_step = False
             if library.ebb_step_finish(self.memory.handle, None):
-                text = library.ebb_error().decode(errors="replace")
+                text = _library.error_text()
             self.clear_gradients()
         raise Error(f"'{unit.name}': {text}", _library.CODES[code])
 
 
 def _group_options(rates: Rates):
     return (_library.GroupOptions * len(rates))(
-        *[_library.GroupOptions(group=name.encode(), learning_rate=rate, weight_decay=decay) for name, rate, decay in rates]
+        *[
+            _library.GroupOptions(
+                group=name.encode(), has_learning_rate=1, learning_rate=rate, has_weight_decay=decay is not None, weight_decay=decay or 0.0
+            )
+            for name, rate, decay in rates
+        ]
     )

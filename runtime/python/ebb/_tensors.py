@@ -11,7 +11,7 @@ from typing import Sequence
 
 import torch
 
-from ._library import library
+from ._library import Error, library
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 NUMBER_OF_DTYPE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -24,6 +24,10 @@ class Memory:
         self.handle = handle
         self.process = os.getpid()
         self.closed = False
+
+    def check_process(self) -> None:
+        if os.getpid() != self.process:
+            raise Error("this process was forked from the engine's, and has none of its threads: call the engine in the parent")
 
     def close(self) -> int:
         self.closed = True

@@ -80,12 +80,14 @@ class World(NamedTuple):
 
 
 _world: tuple[int, World] | None = None
+_process = os.getpid()  # that has opened the world
 _engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 
 def _open_world() -> tuple[int, World]:
-    global _world
+    global _world, _process
     if _world is None:
+        _process = os.getpid()
         handle = c_void_p()
         check(library.ebb_world_open(None, byref(handle)))
         facts = _library.WorldFacts()
@@ -102,8 +104,8 @@ def world() -> World:
 
 
 def _close_all() -> None:
-    """At exit. Other ranks hear of an exception that ends this one."""
-    if _world is None:
+    """At exit. Other ranks hear of an exception that ends this one, but not of one that ends a forked child."""
+    if _world is None or os.getpid() != _process:
         return
     error = getattr(sys, "last_value", None)
     if error is not None and _world[1].size > 1:
@@ -209,7 +211,6 @@ class Engine:
 
     def __init__(self, model, config, units, example, resident, groups, weights, values_of_rank_0, device, threads, name, checks_reads):
         handle, self.world = _open_world()
-        self.process = os.getpid()
         self.model = model
         _refuse(model)
         text = config_text(config)
@@ -217,9 +218,9 @@ class Engine:
         self.accumulation = int(self.config.get("gradient_accumulation_steps", 1))
         self.device = torch.device(device) if device is not None else _device_of(model)
         self.units, self.order = _units_and_order(model, units, example, resident, self.device)
-        _move_compilation(self.units)
         group_of = group_function(groups)
         files = Files(os.fspath(weights), model) if weights is not None else None
+        _say_dtypes(model, self.config)
         described = Model(self.units, self.order, group_of, files)
         options = _library.EngineOptions(
             threads=threads, device=str(self.device).encode(), name=name.encode(), compute_stream=current_stream(self.device),
@@ -236,20 +237,22 @@ class Engine:
                 self._parameters[parameter_name] = parameter
         first_id = described.first_id
         del described
+        _move_compilation(self.units)
         self._renew_meta_parameters()
+        if files is not None:
+            files.load_buffers(model)
         self._aliases = {alias: name for alias, name in self._names_of_aliases()}
         self._slots = [Slots(unit.parameters, unit.keep_whole) for unit in self.units]
         self._place()
         half = torch.float16 in {view.dtype for slots in self._slots for view in slots.views}
         trainable = [(name, parameter) for name, parameter in self._parameters.items() if parameter.requires_grad]
-        self.optimizer = Optimizer(groups_of(trainable, group_of, self.config), self.step) if trainable else None
+        self.optimizer = Optimizer(groups_of(trainable, group_of, self.config), self.step, self.zero_grad) if trainable else None
         taking = self.order.taking_visits(len(self.units))
         rates = self.optimizer.rates if self.optimizer is not None else list
-        self._steps = Steps(self._memory, self.units, self._slots, first_id, taking, self.device, half, rates)
+        self._steps = Steps(self._memory, self.units, self._slots, first_id, taking, self.device, half, rates, self.accumulation)
         self._walk = Walk(model, self.units, self._steps)
         self._walk.attach()
         self._finished = 0
-        self._micro_batches = 0
         self._is_order_known = example is not None
         self._handles = saving.attach(self)
         self._handles.append(model.register_forward_pre_hook(self._see_first_batch, prepend=True, with_kwargs=True))
@@ -272,15 +275,17 @@ class Engine:
             raise Error(f"the loss has the shape {list(loss.shape)}: backward takes a scalar", "INVALID_ARGUMENT")
         if not self._steps.in_step:
             raise Error("backward() of a loss that comes from no forward of the model with gradients since the last step()")
+        self._walk.check_whole()
         self._walk.settle()
         self._steps.finish_evaluation()
         self._steps.add_loss(loss)
-        scaled = loss * self._steps.loss_scale() if self._steps.is_half else loss
+        scaled = loss.float() * self._steps.loss_scale() if self._steps.is_half else loss
         self._steps.is_scaled = True
         scaled.backward()
 
     def step(self, now: bool = False) -> bool:
-        """Ends a micro-batch. The last of gradient_accumulation_steps ends the step, which is then updated; returns whether it did.
+        """Ends a micro-batch, which is a backward. The last of gradient_accumulation_steps ends the step, which is then updated;
+        returns whether it did. Without a backward since the last call it raises.
 
         now: ends the step with the micro-batches that it has, and their mean; for the uneven end of an epoch. It is an error where
         updates are early ("ebb.asynchronous_step").
@@ -289,27 +294,37 @@ class Engine:
         self._check()
         if self._walk.backward is not None:
             raise Error("step() after a backward that ended with an error: call drop() to go on")
+        self._walk.check_whole()
         self._walk.settle()
-        if not self._steps.in_step:
+        steps = self._steps
+        if not steps.in_step:
             raise Error("step() without a forward of the model with gradients since the last one")
-        self._micro_batches += 1
-        if self._micro_batches < self.accumulation and not now:
+        if steps.backwards == 0 or (steps.backwards == steps.counted and not now):
+            raise Error("step() without a backward through the model since the last one")
+        steps.counted = steps.backwards
+        if steps.counted < self.accumulation and not now:
             return False
-        scale = self.accumulation / self._micro_batches
-        self._micro_batches = 0
         try:
-            self._steps.finish(scale)
+            steps.finish(self.accumulation / steps.counted)
         finally:
             self._walk.forget()
         self._finished += 1
+        if self.optimizer is not None:
+            self.optimizer._opt_called = True  # torch's schedulers warn without it
         if self._finished == 2:
             self._walk.watch_less()
         return True
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets gradients that no step() has counted: those that another model's loss has left here. As they are the step's, the step
+        is dropped. Micro-batches that step() has counted stay, and so does a forward whose backward is to come."""
+        self._check()
+        if self._steps.in_step and self._steps.backwards > 0 and self._steps.counted == 0:
+            self.drop()
+
     def drop(self) -> None:
         """Forgets the step that is open, with its gradients: after an exception, to go on with the next one."""
         self._check()
-        self._micro_batches = 0
         self._walk.forget()
         self._steps.drop()
 
@@ -433,16 +448,19 @@ class Engine:
 
     def memory(self) -> list[MemoryRow]:
         """Bytes of this rank, predicted, current and at their peak. Activations and buffers are torch's, and not in it."""
+        self._check()
         rows = _library.rows_of(_library.MemoryRow, library.ebb_memory, self._memory.handle)
         return [MemoryRow(STATES[row.state], TIERS[row.tier], row.predicted, row.current, row.peak) for row in rows]
 
     def traffic(self) -> list[TrafficRow]:
         """Of the last finished step; nothing while all state is on the device."""
+        self._check()
         rows = _library.rows_of(_library.TrafficRow, library.ebb_traffic, self._memory.handle)
         return [TrafficRow(STATES[row.state], TIERS[row.tier], DIRECTIONS[row.direction], row.predicted, row.bytes) for row in rows]
 
     def communication(self) -> list[CommunicationRow]:
         """Of the last finished step."""
+        self._check()
         rows = _library.rows_of(_library.CommunicationRow, library.ebb_communication, self._memory.handle)
         return [CommunicationRow(row.operation.decode(), row.predicted, row.bytes) for row in rows]
 
@@ -455,6 +473,10 @@ class Engine:
             slots.views = []
         self._steps.forget_addresses()
         check(library.ebb_engine_suspend(self._memory.handle, 1))
+
+    @property
+    def is_suspended(self) -> bool:
+        return not self._slots[0].views
 
     def resume(self) -> None:
         """Collective: the reverse. Everything goes on bit for bit."""
@@ -490,8 +512,7 @@ class Engine:
     def _check(self) -> None:
         if self._memory.closed:
             raise Error("the engine was closed")
-        if os.getpid() != self.process:
-            raise Error("this process was forked from the engine's, and has none of its threads: call the engine in the parent")
+        self._memory.check_process()
 
     def _between_forwards(self) -> None:
         self._check()
@@ -516,7 +537,8 @@ class Engine:
         order = self._observed(Call(arguments, keywords))
         if order.outside:
             raise Error(f"'{order.outside[0]}' is used outside of its module: name it in resident=, or give initialize this batch, example=")
-        if order.seen and (order.visits, order.events) != (self.order.visits, self.order.events):
+        # With other ranks in any case: reorder() compares what they have seen, and names a difference.
+        if self.world.size > 1 or order.seen and (order.visits, order.events) != (self.order.visits, self.order.events):
             self._between_steps("reorder")
             self._adopt(order)
 
@@ -562,9 +584,6 @@ class Engine:
         for unit in self.units:
             unit.parameters = [renewed.get(id(parameter), parameter) for parameter in unit.parameters]
             self._parameters.update(zip(unit.names, unit.parameters))
-        for name, buffer in self.model.named_buffers():
-            if buffer.is_meta:
-                raise Error(f"buffer '{name}' is on the meta device: make the model under ebb.empty_parameters(), which leaves buffers real")
 
 
 def _device_of(model: nn.Module) -> torch.device:
@@ -587,6 +606,21 @@ def _refuse(model: nn.Module) -> None:
             raise Error(f"'{path or kind}' has hooks of accelerate, which move parameters: remove them first", "UNIMPLEMENTED")
         if isinstance(module, torch.jit.ScriptModule):
             raise Error(f"'{path or kind}' is a script of torch.jit", "UNIMPLEMENTED")
+    for name, parameter in model.named_parameters():
+        if getattr(parameter, "_ebb_name", None) is not None:
+            raise Error(f"parameter '{name}' is another engine's already, as '{parameter._ebb_name}': close() that one first", "ALREADY_EXISTS")
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta:
+            raise Error(f"buffer '{name}' is on the meta device: make the model under ebb.empty_parameters(), which leaves buffers real")
+
+
+def _say_dtypes(model: nn.Module, config: Mapping[str, Any]) -> None:
+    enabled = lambda kind: config.get(kind, {}).get("enabled") is True
+    computed = torch.bfloat16 if enabled("bf16") else torch.float16 if enabled("fp16") else torch.float32
+    others = sorted({str(parameter.dtype) for parameter in model.parameters()} - {str(computed)})
+    if others:
+        level = logging.WARNING if "torch.float64" in others else logging.INFO
+        log.log(level, "parameters of %s are computed in %s, and updated in torch.float32", ", ".join(others), computed)
 
 
 def _move_compilation(units: Sequence[Unit]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import logging
 from typing import Any, Callable
 
 import torch
@@ -10,15 +10,21 @@ from torch import nn
 
 from ._library import Error
 
+log = logging.getLogger("ebb")
+_MOMENTA = ("betas", "momentum")
+
 
 class Optimizer(torch.optim.Optimizer):
     """`param_groups[i]["lr"]` and `["weight_decay"]` count for the next step once they were changed; until then the JSON's do.
     State is the engine's."""
 
-    def __init__(self, groups: list[dict[str, Any]], step: Callable[[], bool]):
-        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0})
+    def __init__(self, groups: list[dict[str, Any]], step: Callable[[], bool], zero_grad: Callable[[], None]):
+        # Schedulers that cycle the momentum ask for its name.
+        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, **{name: groups[0][name] for name in _MOMENTA if name in groups[0]}})
         self._step = step
+        self._zero_grad = zero_grad
         self._of_json = [(group["lr"], group["weight_decay"]) for group in self.param_groups]
+        self._momenta = [_momentum(group) for group in self.param_groups]
         self._is_driven = False
 
     def step(self, closure: None = None) -> bool:  # type: ignore[override]
@@ -27,15 +33,27 @@ class Optimizer(torch.optim.Optimizer):
         return self._step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing: the engine takes gradients as they come."""
+        """Engine.zero_grad()."""
+        self._zero_grad()
 
-    def rates(self) -> list[tuple[str, float, float]]:
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "is_driven": self._is_driven}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        values = dict(state_dict)
+        self._is_driven = values.pop("is_driven", False)
+        super().load_state_dict(values)
+
+    def rates(self) -> list[tuple[str, float, float | None]]:
+        if self._momenta and [_momentum(group) for group in self.param_groups] != self._momenta:
+            log.warning("the momentum stays that of the configuration: give the scheduler cycle_momentum=False")
+            self._momenta = []  # said once
         now = [(group["lr"], group["weight_decay"]) for group in self.param_groups]
         if not self._is_driven and now == self._of_json:
             return []
         self._is_driven = True
         return [
-            (group["group"], float(lr), float(decay) if decay != was else math.nan)
+            (group["group"], float(lr), float(decay) if decay != was else None)
             for group, (lr, decay), (_, was) in zip(self.param_groups, now, self._of_json)
         ]
 
@@ -44,6 +62,7 @@ def groups_of(parameters: list[tuple[str, nn.Parameter]], group_of: Callable[[st
     """The groups of Optimizer, by the resolved configuration."""
     top = config.get("optimizer", {}).get("params", {})
     stated = config.get("ebb", {}).get("parameter_groups", {})
+    kind_of_all = config.get("optimizer", {}).get("type", "")
     members: dict[str, list[nn.Parameter]] = {}
     for name, parameter in parameters:
         members.setdefault(group_of(name), []).append(parameter)
@@ -51,12 +70,18 @@ def groups_of(parameters: list[tuple[str, nn.Parameter]], group_of: Callable[[st
     for group, of in members.items():
         options = stated.get(group, {})
         own = options.get("optimizer", {}).get("params", top)
+        kind = options.get("optimizer", {}).get("type", kind_of_all).lower()
         groups.append({
             "params": of, "group": group,
             "lr": own.get("lr", 1e-3) * options.get("lr_factor", 1.0),
             "weight_decay": options.get("weight_decay", own.get("weight_decay", 0.0)),
+            **({"momentum": own.get("momentum", 0.0)} if kind == "sgd" else {"betas": tuple(own.get("betas", (0.9, 0.999)))}),
         })
     return groups
+
+
+def _momentum(group: dict[str, Any]) -> list[Any]:
+    return [group.get(name) for name in _MOMENTA]
 
 
 def refuse_other_optimizers() -> None:

@@ -19,10 +19,11 @@ from ._library import MASTER, Error, check, library
 if TYPE_CHECKING:
     from .engine import Engine
 
-_FORMAT_NAMES = {
+FORMAT_NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
     torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }
+DTYPE_OF_FORMAT = {name: dtype for dtype, name in FORMAT_NAMES.items()}
 
 
 class _Removal:
@@ -31,7 +32,7 @@ class _Removal:
 
 
 def attach(engine: "Engine") -> list[Any]:
-    """model.state_dict() gathers, model.load_state_dict() spreads, and copies of the model say why there are none."""
+    """model.state_dict() gathers, model.load_state_dict() spreads, model.zero_grad() is the engine's, and copies of the model say why there are none."""
     model, handles = engine.model, []
     for module in model.modules():
         if any(parameter is not None for parameter in module._parameters.values()):
@@ -46,7 +47,7 @@ def attach(engine: "Engine") -> list[Any]:
             "engine.state_dict() has its values, and save_pretrained() writes them"
         )
 
-    attributes = {"load_state_dict": load, "__deepcopy__": refuse, "__reduce_ex__": refuse}
+    attributes = {"load_state_dict": load, "zero_grad": engine.zero_grad, "__deepcopy__": refuse, "__reduce_ex__": refuse}
     model.__dict__.update(attributes)
     handles.append(_Removal(lambda: [model.__dict__.pop(name, None) for name in attributes]))
     return handles
@@ -61,9 +62,9 @@ def _gathered(engine: "Engine"):
     return hook
 
 
-def _keys(engine: "Engine") -> Iterator[tuple[str, torch.Tensor]]:
+def keys(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """As model.state_dict() has them, with no parameter gathered."""
-    for path, module in engine.model.named_modules(remove_duplicate=False):
+    for path, module in model.named_modules(remove_duplicate=False):
         prefix = path + "." if path else ""
         for key, parameter in module._parameters.items():
             if parameter is not None:
@@ -76,7 +77,7 @@ def _keys(engine: "Engine") -> Iterator[tuple[str, torch.Tensor]]:
 def state_dict(engine: "Engine", rank: int) -> dict[str, torch.Tensor]:
     values: dict[str, torch.Tensor] = {}
     gathered: dict[str, torch.Tensor | None] = {}
-    for key, tensor in _keys(engine):
+    for key, tensor in keys(engine.model):
         if isinstance(tensor, nn.Parameter):
             name = tensor._ebb_name
             if name not in gathered:
@@ -89,7 +90,7 @@ def state_dict(engine: "Engine", rank: int) -> dict[str, torch.Tensor]:
 
 def load_state_dict(engine: "Engine", values: Mapping[str, torch.Tensor], strict: bool = True) -> Any:
     engine._between_forwards()
-    known = dict(_keys(engine))
+    known = dict(keys(engine.model))
     missing = [key for key in known if key not in values]
     unexpected = [key for key in values if key not in known]
     if strict and (missing or unexpected):
@@ -154,7 +155,7 @@ def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype:
     adapter = getattr(model, "active_adapter", None) if hasattr(model, "peft_config") else None
     tensors: list[tuple[str, torch.Tensor]] = []
     seen: set[int] = set()
-    for key, tensor in _keys(engine):
+    for key, tensor in keys(engine.model):
         is_parameter = isinstance(tensor, nn.Parameter)
         if id(tensor) in seen or (trainable_only and not (is_parameter and tensor.requires_grad)):
             continue
@@ -164,43 +165,64 @@ def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype:
         raise Error("save_pretrained: nothing is trainable", "INVALID_ARGUMENT")
     writes = engine.world.rank == 0
     stem = "adapter_model" if trainable_only and adapter else "model"
-    writer = _Writer(folder, stem, tensors, dtype, file_bytes) if writes else None
-    failure: BaseException | None = None
-    for key, tensor in tensors:
-        # After an error the calls of other ranks still have their counterpart.
-        piece = None
+    failure: Exception | None = None  # of rank 0; the calls of other ranks have their counterpart all the same
+
+    def attempt(call: Any, *arguments: Any) -> Any:
+        nonlocal failure
         if writes and failure is None:
             try:
-                piece = writer.begin(key)
-            except OSError as error:
+                return call(*arguments)
+            except Exception as error:
                 failure = error
 
+    writer = attempt(_Writer, folder, stem, tensors, dtype, file_bytes)
+    for key, tensor in tensors:
+        piece = attempt(lambda: writer.begin(key))
+
         def take(values: Any, begin: int, end: int) -> None:
-            nonlocal failure
-            if piece is not None and failure is None:
-                numbers = torch.frombuffer((ctypes.c_float * (end - begin)).from_address(ctypes.addressof(values.contents)), dtype=torch.float32)
-                try:
-                    piece(numbers)
-                except OSError as error:
-                    failure = error
+            numbers = (ctypes.c_float * (end - begin)).from_address(ctypes.addressof(values.contents))
+            attempt(lambda: piece(torch.frombuffer(numbers, dtype=torch.float32)))
 
         if isinstance(tensor, nn.Parameter):
             engine.gather_pieces(tensor._ebb_name, take, rank=0)
-        elif piece is not None:
-            piece(tensor.detach().cpu().contiguous().view(-1))
-    if failure is not None:
-        raise failure
-    if writes:
+        else:
+            attempt(lambda: piece(tensor.detach().cpu().contiguous().view(-1)))
+
+    def finish() -> None:
         writer.finish()
         if trainable_only and adapter:
             configuration = copy.copy(model.peft_config[adapter])
             configuration.inference_mode = True
             configuration.save_pretrained(str(folder))
-        else:
-            for name in ("config", "generation_config"):
-                described = getattr(model, name, None)
-                if hasattr(described, "save_pretrained"):
-                    described.save_pretrained(str(folder))
+            return
+        for name in ("config", "generation_config"):
+            described = getattr(model, name, None)
+            if hasattr(described, "save_pretrained"):
+                described.save_pretrained(str(folder))
+
+    attempt(finish)
+    text = _of_rank_0(engine, "" if failure is None else f"{type(failure).__name__}: {failure}")
+    if text:
+        raise Error(f"save_pretrained: rank 0 has not written '{folder}': {text}") from failure
+
+
+def _of_rank_0(engine: "Engine", text: str) -> str:
+    """Collective: rank 0's text, on every rank. The mean of an evaluation's losses carries two bytes. A suspended engine evaluates nothing:
+    there the text stays on rank 0."""
+    if engine.world.size == 1 or engine.is_suspended:
+        return text
+
+    def number(value: int) -> int:
+        engine._steps.begin(trains=False)
+        loss = torch.tensor(float(value if engine.world.rank == 0 else 0), device=engine.device)
+        engine._steps.add_loss(loss)
+        return round(engine._steps.finish_evaluation() * engine.world.size)
+
+    encoded = text.encode()[:1000]
+    size = number(len(encoded))
+    encoded = encoded.ljust(size + 1, b"\0")
+    pairs = [number(int.from_bytes(encoded[i : i + 2], "little")).to_bytes(2, "little") for i in range(0, size, 2)]
+    return b"".join(pairs)[:size].decode(errors="replace")
 
 
 def _adapter_name(key: str, adapter: str) -> str:
@@ -218,6 +240,8 @@ class _Writer:
         sizes = [0]
         for key, tensor in tensors:
             kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            if kind not in FORMAT_NAMES:
+                raise Error(f"'{key}' is {kind}, which safetensors files have no name for", "UNIMPLEMENTED")
             self.types[key] = kind
             size = tensor.numel() * kind.itemsize
             if parts[-1] and sizes[-1] + size > file_bytes:
@@ -257,7 +281,7 @@ class _Writer:
         offset = 0
         for key, tensor in part:
             size = tensor.numel() * self.types[key].itemsize
-            header[key] = {"dtype": _FORMAT_NAMES[self.types[key]], "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
+            header[key] = {"dtype": FORMAT_NAMES[self.types[key]], "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
             offset += size
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
@@ -274,8 +298,16 @@ class _Writer:
             self.file = None
 
     def finish(self) -> None:
+        """What an earlier call has left in the folder goes, as readers prefer one file to parts."""
         self._close()
-        for name in self.names:
-            os.replace(self._unfinished(name), self.folder / name)
+        index = f"{self.stem}.safetensors.index.json"
+        names = list(self.names)
         if self.index is not None:
-            (self.folder / f"{self.stem}.safetensors.index.json").write_text(json.dumps(self.index, indent=2, sort_keys=True) + "\n")
+            self._unfinished(index).write_text(json.dumps(self.index, indent=2, sort_keys=True) + "\n")
+            names.append(index)
+        for name in names:
+            os.replace(self._unfinished(name), self.folder / name)
+        ours = re.compile(rf"{re.escape(self.stem)}(-\d{{5}}-of-\d{{5}})?\.safetensors(\.index\.json)?")
+        for path in list(self.folder.iterdir()):
+            if ours.fullmatch(path.name) and path.name not in names:
+                path.unlink()

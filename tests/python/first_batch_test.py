@@ -1,0 +1,139 @@
+"""The first batch shows the order of visits and leaves nothing else; what initialize refuses leaves the model as it was."""
+
+import pytest
+import torch
+from pitfalls_test import Blocks, refused
+from torch import nn
+from training import config, mlp, squared_error, vector_batches
+
+import ebb
+
+X, Y = vector_batches(1, 1)[0][0]
+
+
+class Caches(Blocks):
+    """Its blocks make tensors in their first forward, and keep them."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.mask = None
+            self.by_size = {}
+
+        def forward(self, x):
+            if self.mask is None:
+                self.mask = torch.ones(8)
+                self.register_buffer("scale", torch.ones(8), persistent=False)
+                self.register_buffer("offset", torch.zeros(8))
+                self.by_size[len(x)] = torch.ones(8)
+            return torch.tanh(self.linear(x)) * self.mask * self.scale * self.by_size[len(x)] + self.offset
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([self.Block() for _ in range(2)])
+
+
+def train(model, engine):
+    engine.backward(squared_error(model, (X, Y)))
+    assert engine.step()
+    return engine.report().loss
+
+
+def _caches():
+    model, plain = Caches(), Caches()
+    plain.load_state_dict(model.state_dict())
+    seen = []
+    model.blocks[0].register_forward_hook(lambda module, arguments, output: seen.append(type(output)))
+    engine = ebb.initialize(model, config())
+    loss = train(model, engine)
+    assert seen == [torch.Tensor]
+    assert abs(loss - squared_error(plain, (X, Y)).item()) < 1e-6
+    block = model.blocks[0]
+    assert all(type(one) is torch.Tensor for one in (block.mask, block.scale, block.offset, block.by_size[2]))
+    assert block._non_persistent_buffers_set == {"scale"}
+    engine.close()
+
+
+def test_what_a_forward_keeps_is_real(one):
+    one.run(_caches)
+
+
+
+class HidesACache(Blocks):
+    class Holder:
+        pass
+
+    def __init__(self):
+        super().__init__()
+        self.holder = self.Holder()
+
+    def forward(self, x):
+        if not hasattr(self.holder, "mask"):
+            self.holder.mask = torch.ones(8)
+        return super().forward(x * self.holder.mask)
+
+
+def _hidden_cache():
+    model = nn.Sequential(HidesACache(), nn.Linear(1, 1))
+    engine = ebb.initialize(model, config())
+    refused(lambda: model(X), "'holder' of '0' keeps a tensor without values")
+    engine.close()
+
+
+def test_a_cache_that_cannot_be_taken_back_is_named(one):
+    one.run(_hidden_cache)
+
+
+class TwoBranches(Blocks):
+    def forward(self, x):
+        first = getattr(self, "first", 0)
+        x = torch.tanh(self.blocks[first](x))
+        x = torch.tanh(self.blocks[1 - first](x))
+        return self.head(torch.tanh(self.blocks[2](x)))
+
+
+def _orders_differ():
+    model = TwoBranches()
+    engine = ebb.initialize(model, config())
+    model.first = engine.world.rank
+    with pytest.raises(ebb.Error, match="order|visit") as caught:
+        train(model, engine)
+    assert "rank" in str(caught.value)
+    engine.close()
+
+
+def test_ranks_whose_first_batches_show_other_orders_get_an_error(two):
+    two.run(_orders_differ)
+
+
+def _two_engines():
+    model = Blocks()
+    engine = ebb.initialize(model, config())
+    refused(lambda: ebb.initialize(model, config()), "has an engine", "ALREADY_EXISTS")
+    refused(lambda: ebb.initialize(model.head, config()), "'weight' is another engine's already, as 'head.weight'", "ALREADY_EXISTS")
+    refused(lambda: ebb.initialize(nn.Sequential(nn.Linear(8, 8), model.blocks[1]), config()), "'1.weight'", "ALREADY_EXISTS")
+    train(model, engine)
+    engine.close()
+    ebb.initialize(model.head, config()).close()
+
+
+def test_a_module_has_one_engine(one):
+    one.run(_two_engines)
+
+
+def _refused_before(folder):
+    import safetensors.torch
+
+    safetensors.torch.save_file(mlp().state_dict(), folder + "/model.safetensors")
+    with torch.device("meta"):
+        model = mlp()
+        model.register_buffer("extra", torch.ones(2))
+    before = dict(model.named_parameters())
+    refused(lambda: ebb.initialize(model, config(), weights=folder), "buffer 'extra' is on the meta device")
+    for name, parameter in model.named_parameters():
+        assert parameter is before[name] and parameter.is_meta
+
+
+def test_what_is_refused_is_left_as_it_was(one, tmp_path):
+    one.run(_refused_before, str(tmp_path))

@@ -1,0 +1,256 @@
+"""Training loops as people write them for torch: each trains what torch trains, or ends in an error that says what to write."""
+
+import copy
+import logging
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+import training
+from pitfalls_test import Blocks, Checkpointed, CheckpointedReentrant, refused
+from torch import nn
+from training import config, squared_error, vector_batches
+
+import ebb
+
+X, Y = vector_batches(1, 1)[0][0]
+SGD = {"type": "SGD", "params": {"lr": 0.1}}
+
+
+def settings(**more):
+    return config(optimizer=SGD, gradient_clipping=0, **more)
+
+
+def same(engine, plain):
+    for name, value in plain.state_dict().items():
+        assert torch.allclose(engine.gather(name), value, atol=2e-6), name
+
+
+def _counted_steps():
+    model = Blocks()
+    plain = copy.deepcopy(model)
+    engine = ebb.initialize(model, settings(gradient_accumulation_steps=2))
+    engine.backward(squared_error(model, (X, Y)))
+    assert not engine.step()
+    refused(engine.step, "without a backward")
+    model(X)
+    refused(engine.step, "without a backward")
+    engine.drop()
+    for _ in range(2):  # two backwards and one step() are a step, too
+        engine.backward(squared_error(model, (X, Y)))
+    assert engine.step()
+    squared_error(plain, (X, Y)).backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    same(engine, plain)
+    plain.zero_grad()
+    engine.backward(squared_error(model, (X, Y)))  # one of two, whose mean it is
+    assert not engine.step() and engine.step(now=True)
+    squared_error(plain, (X, Y)).backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    same(engine, plain)
+    engine.close()
+
+
+def test_steps_count_the_backwards_that_there_were(two):
+    two.run(_counted_steps)
+
+
+def _gan(resets):
+    torch.manual_seed(0)
+    g, d = Blocks(), Blocks()
+    g.head = nn.Linear(8, 8)
+    pg, pd = copy.deepcopy(g), copy.deepcopy(d)
+    of_g, of_d = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (pg, pd))
+    g_engine = ebb.initialize(g, settings(), name="g")
+    d_engine = ebb.initialize(d, settings(gradient_accumulation_steps=2), name="d")
+    for _ in range(3):
+        {"optimizer": d_engine.optimizer, "model": d}[resets].zero_grad()
+        fake = g(X)
+        g_engine.zero_grad()  # a forward whose backward is to come stays
+        for x in (X + 1, fake.detach()):
+            d_engine.backward(d(x).square().mean())
+            d_engine.step()
+        g_engine.backward(-d(fake).mean())
+        g_engine.step()
+
+        of_d.zero_grad()
+        fake = pg(X)
+        ((pd(X + 1).square().mean() + pd(fake.detach()).square().mean()) / 2).backward()
+        of_d.step()
+        of_g.zero_grad()
+        (-pd(fake).mean()).backward()
+        of_g.step()
+    d_engine.zero_grad()
+    same(g_engine, pg)
+    same(d_engine, pd)
+    g_engine.close()
+    d_engine.close()
+
+
+@pytest.mark.parametrize("resets", ["optimizer", "model"])
+def test_a_gan_of_two_engines(two, resets):
+    two.run(_gan, resets)
+
+
+def _too_many_backwards():
+    model = Blocks()
+    engine = ebb.initialize(model, settings())
+    squared_error(model, (X, Y)).backward()
+    refused(lambda: model(X), "gradient_accumulation_steps to the number of backwards")
+    engine.drop()
+    squared_error(model, (X, Y)).backward()
+    assert engine.step()
+    engine.close()
+    engine = ebb.initialize(model := Blocks(), settings(), example=(X,))
+    hidden = model.blocks[0](X)
+    engine._walk.settle()
+    for _ in range(2):
+        hidden = model.blocks[0](hidden)
+    with pytest.raises(ebb.Error) as caught:
+        engine.backward(hidden.mean())
+        engine.step()
+    assert "ModelSpec" not in str(caught.value)
+    engine.close()
+
+
+def test_a_backward_too_many_says_what_to_write(one):
+    one.run(_too_many_backwards)
+
+
+def _evaluation(kind):
+    model = kind()
+    engine = ebb.initialize(model, settings())
+    for _ in range(2):
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model(X.clone())
+        assert not engine._steps.in_step
+        engine.backward(squared_error(model, (X.clone(), Y)))
+        assert engine.step()
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", [Checkpointed, CheckpointedReentrant])
+def test_an_evaluation_under_checkpoints_begins_no_step(one, kind):
+    one.run(_evaluation, kind)
+
+
+def _failed_forward():
+    model = Blocks()
+    engine = ebb.initialize(model, settings())
+    engine.backward(squared_error(model, (X, Y)))
+    engine.step()
+    fails = model.blocks[1].register_forward_pre_hook(lambda module, arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(X)
+    fails.remove()
+    refused(lambda: model(X), r"ended with ZeroDivisionError.*Call drop\(\)")
+    refused(engine.step, r"Call drop\(\)")
+    engine.drop()
+    engine.backward(squared_error(model, (X, Y)))
+    assert engine.step()
+    engine.close()
+
+
+def test_a_forward_after_one_that_failed_asks_for_drop(one):
+    one.run(_failed_forward)
+
+
+def _schedulers(optimizer):
+    model = Blocks()
+    engine = ebb.initialize(model, config(optimizer=optimizer))
+    kinds = torch.optim.lr_scheduler
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("ebb").addHandler(handler)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for make in (
+            lambda: kinds.CyclicLR(engine.optimizer, base_lr=0.1, max_lr=0.3, step_size_up=2),
+            lambda: kinds.OneCycleLR(engine.optimizer, max_lr=0.1, total_steps=10),
+        ):
+            schedule = make()
+            for _ in range(2):
+                engine.backward(squared_error(model, (X, Y)))
+                engine.optimizer.step() if optimizer is SGD else engine.step()
+                schedule.step()
+    assert len([text for text in said if "cycle_momentum=False" in text]) == 1
+    engine.close()
+
+
+@pytest.mark.parametrize("optimizer", [SGD, training.ADAMW])
+def test_schedulers_that_cycle_the_momentum(one, optimizer):
+    one.run(_schedulers, optimizer)
+
+
+def _driven():
+    model = Blocks()
+    warmup = {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 0.1, "warmup_num_steps": 10}}
+    engine = ebb.initialize(model, settings(scheduler=warmup))
+    engine.learning_rate = 0.2
+    engine.backward(squared_error(model, (X, Y)))
+    engine.step()
+    engine.learning_rate = 0.1  # that of the configuration, and driven all the same
+    state = copy.deepcopy(engine.optimizer.state_dict())
+    engine.close()
+    engine = ebb.initialize(model := Blocks(), settings(scheduler=warmup))
+    engine.optimizer.load_state_dict(state)
+    engine.backward(squared_error(model, (X, Y)))
+    engine.step()
+    assert engine.report().learning_rate == 0.1
+    engine.close()
+
+
+def test_a_scheduler_goes_on_after_its_state_was_loaded(one):
+    one.run(_driven)
+
+
+def _dtypes():
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append((record.levelname, record.getMessage()))
+    logging.getLogger("ebb").addHandler(handler)
+    engine = ebb.initialize(Blocks().double(), settings())
+    engine.close()
+    assert said == [("WARNING", "parameters of torch.float64 are computed in torch.float32, and updated in torch.float32")]
+    model = Blocks()
+    engine = ebb.initialize(model, settings(fp16={"enabled": True, "loss_scale": 1024}))
+    loss = model(X.half()).float().square().mean().half() + 100  # times 1024 it is no number of fp16
+    engine.backward(loss)
+    engine.step()
+    assert engine.report().applied
+    engine.close()
+
+
+def test_other_dtypes_are_said_and_an_fp16_loss_is_scaled_in_fp32(one):
+    one.run(_dtypes)
+
+
+def test_a_forked_child_neither_computes_nor_ends_the_run():
+    done = subprocess.run([sys.executable, "-c", """
+import os, sys, torch, ebb
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+engine = ebb.initialize(model, {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}})
+child = os.fork()
+if child == 0:
+    refused = 0
+    for call in (lambda: model(torch.ones(1, 4)), engine.memory, engine.traffic, engine.communication, engine.zero_grad):
+        try:
+            call()
+        except ebb.Error as error:
+            refused += "forked" in str(error)
+    from ebb import engine as inner
+    inner._world = (inner._world[0], inner._world[1]._replace(size=2))
+    inner.library.ebb_world_fail = lambda *arguments: os._exit(9)
+    sys.last_value = ValueError()
+    inner._close_all()
+    os._exit(7 if refused == 5 else refused)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+engine.backward(model(torch.ones(1, 4)).sum())
+assert engine.step()
+"""], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
