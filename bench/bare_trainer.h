@@ -11,12 +11,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "batches.h"
+#include "data/batches.h"
+#include "data/text.h"
 #include "ebb/ebb.h"
 #include "ebb/optim/kernels.h"
 #include "ebb/sharding/layout.h"
-#include "layers.h"
-#include "text.h"
+#include "model/layers.h"
 
 namespace ebb::bench {
 

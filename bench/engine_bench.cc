@@ -14,7 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "bare_trainer.h"
-#include "options.h"
+#include "command_line/options.h"
 #include "trainer.h"
 
 namespace ebb::bench {

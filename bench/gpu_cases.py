@@ -19,7 +19,7 @@ class Case:
     least: int = 30  # seconds that a run needs to be worth starting
 
     def warm_up(self):
-        """Steps before the clock starts, as gpt's (examples/gpt/history.h)."""
+        """Steps before the clock starts, as gpt's (examples/gpt/report/history.h)."""
         return min(2, self.steps // 2)
 
     def accumulate(self, batch):

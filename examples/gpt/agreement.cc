@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "configuration.h"
-#include "hasher.h"
+#include "command_line/configuration.h"
+#include "report/hasher.h"
 #include "status_macros.h"
 
 namespace ebb::gpt {

@@ -7,7 +7,7 @@
 #include <random>
 #include <utility>
 
-#include "scope_access.h"
+#include "model/scope_access.h"
 #include "status_macros.h"
 #include "trainer.h"
 

@@ -13,19 +13,19 @@
 #include <string_view>
 #include <vector>
 
-#include "configuration.h"
+#include "command_line/configuration.h"
+#include "command_line/options.h"
+#include "command_line/planning.h"
+#include "data/text.h"
 #include "ebb/runtime/comm/of_rank.h"
 #include "ebb/runtime/trace/standard_streams.h"
-#include "options.h"
 #include "out_of_memory.h"
-#include "planning.h"
 #include "refusal.h"
-#include "resident.h"
+#include "report/resident.h"
+#include "report/standard_output.h"
 #include "run.h"
 #include "saved_run.h"
-#include "standard_output.h"
 #include "stop.h"
-#include "text.h"
 
 namespace ebb::gpt {
 namespace {

@@ -1,63 +1,28 @@
 #include "run.h"
 
 #include <algorithm>
-#include <array>
-#include <chrono>
-#include <cmath>
-#include <filesystem>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "agreement.h"
-#include "configuration.h"
-#include "digest.h"
+#include "command_line/configuration.h"
+#include "command_line/planning.h"
 #include "ebb/runtime/trace/log.h"
-#include "ebb/runtime/trace/timeline.h"
-#include "history.h"
 #include "out_of_memory.h"
-#include "planning.h"
-#include "progress.h"
 #include "refusal.h"
+#include "report/progress.h"
+#include "report/run_report.h"
+#include "report/standard_output.h"
+#include "report/step_recorder.h"
+#include "report/summary.h"
 #include "saved_run.h"
-#include "standard_output.h"
 #include "status_macros.h"
 #include "stop.h"
-#include "summary.h"
-#include "traffic.h"
 #include "trainer.h"
-#include "workload.h"
 
 namespace ebb::gpt {
 namespace {
-
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Bytes of memory: NVMe takes none, and the driver's bytes may be other processes'.
-uint64_t BytesHeld(const Engine& engine) {
-  uint64_t bytes = 0;
-  for (const MemoryRow& row : engine.memory())
-    if (row.tier != Tier::kNvme && row.state != StateClass::kDriver) bytes += row.current_bytes;
-  return bytes;
-}
-
-// Whether `step`, the `nth` of this run, both from 0, ran the updates of the step before it, after
-// buffers had been used before.
-bool IsSteady(int64_t step, int64_t nth, int64_t evaluate_every) {
-  return nth >= 2 && (evaluate_every == 0 || step % evaluate_every != 0);
-}
-
-std::string Headline(Trainer& trainer, const Run& run, const std::string& graphs) {
-  const Config& config = trainer.engine().config();
-  return absl::StrFormat(
-      "%.2f M parameters, %d %s (%s), stage %d, %s, %d tokens a step, %d bytes of text, %s%s",
-      static_cast<double>(ParametersOf(trainer.model())) / 1e6, run.options.ranks,
-      run.options.ranks == 1 ? "rank" : "ranks", trainer.device().description(), config.zero.stage,
-      std::string(Name(config.compute)), trainer.tokens_per_step(), run.text.training_bytes(),
-      RatesText(config), graphs.empty() ? "" : ", " + graphs);
-}
 
 absl::Status EvaluateInto(History& history, Trainer& trainer, StopVote& vote, Progress* progress) {
   GPT_ASSIGN_OR_RETURN(const std::optional<double> loss, trainer.Evaluate(vote));
@@ -69,70 +34,6 @@ absl::Status EvaluateInto(History& history, Trainer& trainer, StopVote& vote, Pr
   }
   return absl::OkStatus();
 }
-
-// Takes the reports of steps into the history, with the time that each step took, and shows them.
-class Recorder {
- public:
-  // `progress` is null on all ranks but 0, which reports for all.
-  Recorder(Trainer& trainer, History& history, Progress* progress)
-      : trainer_(trainer), history_(history), progress_(progress) {}
-
-  void StartClock() { since_ = Now(); }
-  void Take(const StepReport& report) {
-    const double now = Now();
-    history_.Add({.report = report, .seconds = now - std::exchange(since_, now)});
-    if (progress_ == nullptr) return;
-    progress_->Show(history_, BytesHeld(trainer_.engine()));
-    if (!std::isfinite(report.loss) && !std::exchange(warned_, true)) {
-      LogWarning(absl::StrCat("the loss of step ", report.step, " is not a number",
-                              report.applied ? "" : "; its update was skipped"));
-    }
-  }
-
- private:
-  Trainer& trainer_;
-  History& history_;
-  Progress* const progress_;
-  double since_ = 0;
-  bool warned_ = false;
-};
-
-// Takes the traffic of the first steady step of which two updates were applied: its own, and that
-// of the step before, which runs in it. Without such a step it takes the last step's. The step's
-// report says whether its update was applied, and may come a step later.
-class TrafficWatch {
- public:
-  TrafficWatch(Trainer& trainer, History& history, int64_t evaluate_every)
-      : trainer_(trainer), history_(history), evaluate_every_(evaluate_every) {}
-
-  void Reported(const StepReport& report) {
-    applied_[static_cast<size_t>(report.step % kRemembered)] = report.applied;
-  }
-  // Call it after step number `step`, from 0, and before any evaluation.
-  void Take(int64_t step) {
-    Decide();
-    if (history_.traffic_is_steady) return;
-    history_.traffic = trainer_.engine().traffic();
-    if (IsSteady(step, step - history_.resumed, evaluate_every_)) candidate_ = step;
-    Decide();
-  }
-  // Decides once reports have come.
-  void Decide() {
-    if (candidate_ < 0 || candidate_ >= history_.finished) return;
-    const int64_t number = std::exchange(candidate_, -1) + 1;  // in its report
-    history_.traffic_is_steady = applied_[static_cast<size_t>(number % kRemembered)] &&
-                                 applied_[static_cast<size_t>((number - 1) % kRemembered)];
-  }
-
- private:
-  Trainer& trainer_;
-  History& history_;
-  const int64_t evaluate_every_;
-  static constexpr int64_t kRemembered = 4;
-  std::array<bool, kRemembered> applied_ = {};  // the last reports, by number
-  // The step with traffic in the history that is not decided yet; -1: none.
-  int64_t candidate_ = -1;
-};
 
 void SayEnded(Saves& saves, Progress* progress) {
   const std::string path = saves.TakeEnded();
@@ -150,12 +51,8 @@ absl::Status Save(Saves& saves, History& history, Progress* progress) {
 
 absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Saves& saves,
                         History& history, Progress* progress) {
-  Recorder recorder(trainer, history, progress);
-  TrafficWatch traffic(trainer, history, run.options.evaluate_every);
-  const auto record = [&](const StepReport& report) {
-    recorder.Take(report);
-    traffic.Reported(report);
-  };
+  StepRecorder recorder(trainer.engine(), history, progress, run.options.evaluate_every);
+  const auto record = [&](const StepReport& report) { recorder.Take(report); };
   const auto stopped_in = [&](const char* what) {
     history.stopped = {.by = vote.stopped_by(), .during = what, .steps = history.finished};
   };
@@ -177,7 +74,7 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Saves&
     // The time of the tokens per second begins when the device has nothing left to do.
     if (evaluates || is_saved || step + 1 == history.warm_up)
       GPT_RETURN_IF_ERROR(trainer.AwaitReport(record));
-    traffic.Take(step);
+    recorder.TakeTraffic(step);
     SayEnded(saves, progress);
     if (is_saved) GPT_RETURN_IF_ERROR(Save(saves, history, progress));
     if (!evaluates) continue;
@@ -185,104 +82,32 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Saves&
     if (vote.stopped()) stopped_in("evaluation");
   }
   GPT_RETURN_IF_ERROR(trainer.AwaitReport(record));
-  traffic.Decide();
+  recorder.DecideTraffic();
   if (vote.stopped() && !history.stopped) stopped_in("training");
   return absl::OkStatus();
 }
 
-CurveTitle TitleOf(const Run& run, const Trainer& trainer, const Config& config) {
-  const GptShape& shape = run.options.shape;
-  const std::vector<std::string>& data = run.options.data;
-  const std::string more = data.size() > 1 ? absl::StrCat(" and ", data.size() - 1, " more") : "";
-  return {.model = absl::StrFormat(
-              "GPT, %.2f M parameters: %d layers, %d heads, width %d, context %d, %s",
-              static_cast<double>(ParametersOf(trainer.model())) / 1e6, shape.layers, shape.heads,
-              shape.width, shape.context, std::string(Name(config.compute))),
-          .data = absl::StrCat(run.text.training_bytes(), " bytes of ",
-                               data.empty() ? "text" : data.front(), more)};
-}
-
-Summary SummaryOf(const Run& run, Trainer& trainer, RankUsage usage, std::string digest) {
-  const Engine& engine = trainer.engine();
-  return {.config_json = engine.config().ToJson(),
-          .version = EBB_VERSION,
-          .parameters = ParametersOf(trainer.model()),
-          .ranks = run.options.ranks,
-          .usage = std::move(usage),
-          .plan_operations = engine.program().operations(),
-          .plan_bytes = engine.program().own_bytes(),
-          .resident = run.resident.Row(),
-          .graphs = trainer.graphs(),
-          .products = trainer.product_letters(),
-          .parameter_digest = std::move(digest)};
-}
-
-absl::Status WriteReports(const Run& run, Trainer& trainer, const History& history,
-                          const Summary& summary) {
-  if (run.reports.losses) GPT_RETURN_IF_ERROR(run.reports.losses->Write(LossesCsv(history)));
-  if (run.reports.curve) {
-    const CurveTitle title = TitleOf(run, trainer, trainer.engine().config());
-    GPT_RETURN_IF_ERROR(run.reports.curve->Write(CurveSvg(history, title)));
+// Continues --prompt. A signal stops it; the summary says so then.
+absl::Status SampleAndReport(const Run& run, Trainer& trainer, StopVote& vote, History& history,
+                             const Summary& summary, Progress* progress) {
+  const int64_t bytes = SampleBytes(run.options, run.config);
+  if (progress != nullptr && bytes == 0 && !run.options.sample_bytes) {
+    progress->Say(
+        "No sample: parameters are on NVMe, and each byte of text reads all of them; "
+        "--sample N generates N bytes");
   }
+  if (vote.stopped() || run.options.steps == 0 || bytes == 0) return absl::OkStatus();
+  GPT_ASSIGN_OR_RETURN(const std::string sample, trainer.Sample(run.options.prompt, bytes, vote));
+  if (progress == nullptr) return absl::OkStatus();
+  progress->Say("\nSample\n" + Printable(sample));
+  if (!vote.stopped()) return absl::OkStatus();
+  history.stopped = {.by = vote.stopped_by(), .during = "sample", .steps = history.finished};
+  const int64_t written = std::ssize(sample) - std::max<int64_t>(1, std::ssize(run.options.prompt));
+  progress->Say(absl::StrFormat("Stopped by %s in the sample, after %d of %d bytes",
+                                history.stopped->by, written, bytes));
   if (!run.reports.summary) return absl::OkStatus();
-  return run.reports.summary->Write(SummaryJson(summary, history));
+  return run.reports.summary->Replace(SummaryJson(summary, history));
 }
-
-// A file that is not regular (/dev/stdout, a pipe) may take several reports.
-bool SameFile(const std::string& a, const std::string& b) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  if (fs::exists(a, error) && !fs::is_regular_file(a, error)) return false;
-  const auto place = [&](const std::string& path) {
-    fs::path found = fs::weakly_canonical(fs::absolute(path, error), error);
-    return error ? fs::path(path) : found;
-  };
-  return place(a) == place(b);
-}
-
-}  // namespace
-
-absl::StatusOr<Reports> Reports::Open(const Options& options, const Config& config) {
-  Reports reports;
-  struct Wanted {
-    const char* flag;
-    const std::string& path;
-    std::optional<OutputFile>* file;  // null: the timeline
-  };
-  const std::array all = {
-      Wanted{"--losses", options.losses_file, &reports.losses},
-      Wanted{"--curve", options.curve_file, &reports.curve},
-      Wanted{"--summary", options.summary_file, &reports.summary},
-      // Last, because it replaces an older timeline by an empty one.
-      Wanted{options.trace_file.empty() ? "ebb.trace" : "--trace", config.ebb.trace, nullptr}};
-  std::vector<std::string> inputs = options.data;
-  if (!options.config_file.empty()) inputs.push_back(options.config_file);
-  for (auto wanted = all.begin(); wanted != all.end(); ++wanted) {
-    if (wanted->path.empty()) continue;
-    for (auto other = all.begin(); other != wanted; ++other) {
-      if (!SameFile(wanted->path, other->path)) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat(other->flag, " and ", wanted->flag, " name the same file, ", wanted->path));
-    }
-    for (const std::string& input : inputs) {
-      if (!SameFile(wanted->path, input)) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat(wanted->flag, " would overwrite ", input, ", which is read"));
-    }
-    if (wanted->file == nullptr) {
-      const absl::Status made = Timeline::Create(wanted->path);
-      if (!made.ok())
-        return absl::Status(made.code(), absl::StrCat(wanted->flag, ": ", made.message()));
-      continue;
-    }
-    auto file = OutputFile::Open(wanted->flag, wanted->path);
-    if (!file.ok()) return file.status();
-    wanted->file->emplace(*std::move(file));
-  }
-  return reports;
-}
-
-namespace {
 
 // True if a signal ended it early.
 absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer& trainer,
@@ -314,76 +139,40 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
     saved = Save(saves, history, shown);
   saved.Update(saves.End());
   SayEnded(saves, shown);
-  GPT_ASSIGN_OR_RETURN(const RankUsage usage,
-                       FullestRank(world, trainer.engine(), history.traffic));
-  std::string digest;
-  if (!run.options.summary_file.empty()) {
-    GPT_ASSIGN_OR_RETURN(digest, DigestOf(trainer.engine(), trainer.model(), world.rank()));
-  }
-  const Summary summary = SummaryOf(run, trainer, usage, std::move(digest));
-  if (speaks) {
-    if (history.stopped) {
-      progress->Say(
-          absl::StrFormat("Stopped by %s in %s, after step %d of %d", history.stopped->by,
-                          history.stopped->during == "training" ? "training" : "the evaluation",
-                          history.finished, run.options.steps));
-    }
-    GPT_RETURN_IF_ERROR(WriteReports(run, trainer, history, summary));
-    progress->Say("\nMemory of the fullest rank\n" + MemoryTable(usage.memory));
-    if (!usage.traffic.empty()) {
-      const int64_t own = ParametersOf(trainer.model()) / trainer.engine().program().shards();
-      progress->Say(
-          (history.traffic_is_steady
-               ? "Traffic of a step\n"
-               : "Traffic of the last step; none in steady state, with its update and that of "
-                 "the step before it applied, came before\n") +
-          TrafficTable(usage.traffic, trainer.engine().config(), own));
-    }
-    progress->Say(absl::StrFormat("%.0f tokens/s", history.TokensPerSecond()));
-  }
+  GPT_ASSIGN_OR_RETURN(const Summary summary, Summarize(world, run, trainer, history));
+  if (speaks) GPT_RETURN_IF_ERROR(ReportRun(run, trainer, history, summary, *progress));
   GPT_RETURN_IF_ERROR(saved);
   if (!run.options.export_folder.empty() && !vote.stopped()) {
     GPT_RETURN_IF_ERROR(Export(trainer, run));
     if (speaks) progress->Say(absl::StrCat("exported ", run.options.export_folder));
   }
   // After the reports, so that they exist whatever ends the run now.
-  const int64_t sample_bytes = SampleBytes(run.options, run.config);
-  if (speaks && sample_bytes == 0 && !run.options.sample_bytes) {
-    progress->Say(
-        "No sample: parameters are on NVMe, and each byte of text reads all of them; "
-        "--sample N generates N bytes");
-  }
-  if (vote.stopped() || run.options.steps == 0 || sample_bytes == 0) return vote.stopped();
-  GPT_ASSIGN_OR_RETURN(const std::string sample,
-                       trainer.Sample(run.options.prompt, sample_bytes, vote));
-  if (speaks) progress->Say("\nSample\n" + Printable(sample));
-  if (!vote.stopped() || !speaks) return vote.stopped();
-  history.stopped = {.by = vote.stopped_by(), .during = "sample", .steps = history.finished};
-  const int64_t written = std::ssize(sample) - std::max<int64_t>(1, std::ssize(run.options.prompt));
-  progress->Say(absl::StrFormat("Stopped by %s in the sample, after %d of %d bytes",
-                                history.stopped->by, written, sample_bytes));
-  if (run.reports.summary)
-    GPT_RETURN_IF_ERROR(run.reports.summary->Replace(SummaryJson(summary, history)));
-  return true;
+  GPT_RETURN_IF_ERROR(SampleAndReport(run, trainer, vote, history, summary, shown));
+  return vote.stopped();
+}
+
+// Rank 0 says which options have no meaning there.
+absl::StatusOr<Device> DeviceOf(const Run& run, const World& world) {
+  absl::StatusOr<ChosenDevice> chosen = ChooseDevice(run.options, world.local_rank());
+  if (!chosen.ok()) return RefusalByCode(chosen.status());
+  if (world.rank() != 0) return std::move(chosen->device);
+  if (!chosen->instead_of_cuda.empty())
+    LogWarning(
+        absl::StrCat("no --device cuda, so training uses the CPU: ", chosen->instead_of_cuda));
+  const bool is_cpu = chosen->device.kind() == DeviceKind::kCpu;
+  if (is_cpu && run.options.cuda_graphs == CudaGraphs::kOn)
+    LogWarning("--cuda-graphs on has no meaning on the CPU, which launches nothing");
+  if (is_cpu && run.options.products != kMeasuredProducts)
+    LogWarning("--products has no meaning on the CPU, which computes all products in one way");
+  return std::move(chosen->device);
 }
 
 absl::StatusOr<bool> RunRankWithMemory(const World& world, const Run& run) {
   const bool speaks = world.rank() == 0;
-  absl::StatusOr<ChosenDevice> chosen = ChooseDevice(run.options, world.local_rank());
-  if (!chosen.ok()) return RefusalByCode(chosen.status());
-  ChosenDevice device = *std::move(chosen);
-  if (speaks && !device.instead_of_cuda.empty())
-    LogWarning(
-        absl::StrCat("no --device cuda, so training uses the CPU: ", device.instead_of_cuda));
-  if (speaks && run.options.cuda_graphs == CudaGraphs::kOn &&
-      device.device.kind() != DeviceKind::kCuda)
-    LogWarning("--cuda-graphs on has no meaning on the CPU, which launches nothing");
-  if (speaks && device.device.kind() == DeviceKind::kCpu &&
-      run.options.products != kMeasuredProducts)
-    LogWarning("--products has no meaning on the CPU, which computes all products in one way");
-  GPT_RETURN_IF_ERROR(AgreeOnRun(world, run, device.device));
+  GPT_ASSIGN_OR_RETURN(Device device, DeviceOf(run, world));
+  GPT_RETURN_IF_ERROR(AgreeOnRun(world, run, device));
   absl::StatusOr<std::unique_ptr<Trainer>> made =
-      Trainer::Create(world, std::move(device.device), run.options, run.config, run.text);
+      Trainer::Create(world, std::move(device), run.options, run.config, run.text);
   if (!made.ok()) return RefusalByCode(made.status());
   const std::unique_ptr<Trainer> trainer = *std::move(made);
   run.resident.Add(trainer->engine(), trainer->device().kind());  // before rank 0's digest

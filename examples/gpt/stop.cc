@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "standard_output.h"
+#include "report/standard_output.h"
 #include "status_macros.h"
 
 namespace ebb::gpt {

@@ -6,10 +6,10 @@
 #include "absl/strings/str_cat.h"
 #include "agreement.h"
 #include "ebb/runtime/trace/log.h"
-#include "launch_times.h"
-#include "scope_access.h"
+#include "model/launch_times.h"
+#include "model/scope_access.h"
+#include "model/warm_up.h"
 #include "status_macros.h"
-#include "warm_up.h"
 
 namespace ebb::gpt {
 namespace {

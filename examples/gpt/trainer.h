@@ -10,13 +10,13 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "batches.h"
+#include "command_line/options.h"
+#include "data/batches.h"
+#include "data/text.h"
 #include "ebb/ebb.h"
-#include "layers.h"
-#include "options.h"
+#include "model/layers.h"
+#include "model/workload.h"
 #include "stop.h"
-#include "text.h"
-#include "workload.h"
 
 namespace ebb::gpt {
 

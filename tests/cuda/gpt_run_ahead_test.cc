@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "../gpt/scratch_files.h"
-#include "configuration.h"
+#include "command_line/configuration.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/plan.h"
 #include "nccl_shares_device.h"

@@ -1,5 +1,5 @@
 // The configuration from flags over a file or the recipe.
-#include "configuration.h"
+#include "command_line/configuration.h"
 
 #include <string>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "layers.h"
+#include "model/layers.h"
 
 #include <algorithm>
 #include <map>

@@ -1,8 +1,8 @@
-#include "options.h"
+#include "command_line/options.h"
 
 #include <ostream>
 
-#include "configuration.h"
+#include "command_line/configuration.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "gmock/gmock.h"
 #include "parse.h"

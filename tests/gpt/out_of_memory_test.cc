@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "configuration.h"
+#include "command_line/configuration.h"
 #include "gmock/gmock.h"
 #include "refusal.h"
 #include "run.h"

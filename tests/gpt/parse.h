@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "options.h"
+#include "command_line/options.h"
 
 namespace ebb::gpt {
 

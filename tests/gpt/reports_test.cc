@@ -7,15 +7,15 @@
 #include <limits>
 #include <thread>
 
-#include "digest.h"
 #include "gmock/gmock.h"
-#include "history.h"
 #include "nlohmann/json.hpp"
-#include "output_file.h"
-#include "progress.h"
+#include "report/digest.h"
+#include "report/history.h"
+#include "report/output_file.h"
+#include "report/progress.h"
+#include "report/summary.h"
+#include "report/traffic.h"
 #include "scratch_files.h"
-#include "summary.h"
-#include "traffic.h"
 
 namespace ebb::gpt {
 namespace {

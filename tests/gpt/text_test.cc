@@ -1,4 +1,4 @@
-#include "text.h"
+#include "data/text.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -11,9 +11,9 @@
 #include <string>
 #include <thread>
 
+#include "data/text_file.h"
 #include "gmock/gmock.h"
 #include "scratch_files.h"
-#include "text_file.h"
 
 namespace ebb::gpt {
 namespace {

@@ -15,7 +15,7 @@
 #include <optional>
 #include <string>
 
-#include "configuration.h"
+#include "command_line/configuration.h"
 #include "ebb/runtime/trace/resident_set.h"
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"

@@ -24,7 +24,7 @@ CONTEXT, BATCH, STEPS, SEED = 32, 4, 12, 7
 MASK = (1 << 64) - 1
 
 
-def scramble(x):  # examples/gpt/text.cc
+def scramble(x):  # examples/gpt/data/text.cc
     x = (x + 0x9E3779B97F4A7C15) & MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK

@@ -8,8 +8,8 @@
 #include "ebb/runtime/engine/program.h"
 #include "ebb/runtime/planner/activations.h"
 #include "ebb/runtime/planner/model_shape.h"
+#include "examples/gpt/model/workload.h"
 #include "examples/gpt/ops/ops.h"
-#include "examples/gpt/workload.h"
 
 namespace ebb::planner {
 namespace {

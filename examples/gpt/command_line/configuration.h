@@ -1,0 +1,39 @@
+// The configuration of a gpt run: from a file, or the recipe without one, with the command line's
+// overrides.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "command_line/options.h"
+#include "ebb/runtime/config/config.h"
+
+namespace ebb::gpt {
+
+// Used without --config. It also fills the "auto" values of a configuration.
+struct Recipe {
+  static constexpr int64_t kBatch = 4;
+  static constexpr double kLearningRate = 8e-4;
+  static int64_t Warmup(int64_t steps);  // updates
+  static TrainerValues Values(const Options& options);
+  static std::string Text();  // in words, for --help
+};
+
+// How a step's learning rate is computed, in words.
+std::string RatesText(const Config& config);
+
+// The file or the recipe, with the flags' overrides, before the number of ranks is known.
+absl::StatusOr<Config> OverriddenConfig(const Options& options);
+// The configuration for these options' ranks, checked and complete. If nothing gives the number of
+// ranks, there are as many as a file's batch sizes need.
+absl::StatusOr<Config> ResolveConfig(const Options& options);
+int RanksOf(const Config& resolved);
+
+// How the options' configuration file is taken, as a table.
+absl::StatusOr<std::string> ExplainConfig(const Options& options);
+
+// The bytes of the text that is generated at the end.
+int64_t SampleBytes(const Options& options, const Config& config);
+
+}  // namespace ebb::gpt

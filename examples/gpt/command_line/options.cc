@@ -1,0 +1,388 @@
+#include "command_line/options.h"
+
+#include <functional>
+#include <utility>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "command_line/configuration.h"
+#include "ebb/runtime/config/bytes.h"
+#include "nlohmann/json.hpp"
+
+namespace ebb::gpt {
+namespace {
+
+// A check without a text in --help, because the option's meaning says what is allowed.
+CLI::Validator Check(std::function<std::string(std::string&)> check) {
+  return CLI::Validator(std::move(check), "");
+}
+
+CLI::Validator Any() {
+  return Check([](std::string&) { return std::string(); });
+}
+
+// Rewrites the number in plain decimal, because CLI11 would read 010 as 8.
+CLI::Validator Number() {
+  return Check([](std::string& text) -> std::string {
+    int64_t value = 0;
+    if (!absl::SimpleAtoi(text, &value)) return "is not a whole number: " + text;
+    text = absl::StrCat(value);
+    return "";
+  });
+}
+
+CLI::Validator Whole(int64_t least, int64_t most = int64_t{1} << 40) {
+  return Check([=](std::string& text) -> std::string {
+    int64_t value = 0;
+    if (!absl::SimpleAtoi(text, &value) || value < least || value > most)
+      return absl::StrCat("is not a whole number from ", least, " to ", most, ": ", text);
+    text = absl::StrCat(value);
+    return "";
+  });
+}
+
+// CLI11's own conversion turns -1 and numbers that are too large into the largest number.
+CLI::Validator Seed() {
+  return Check([](std::string& text) -> std::string {
+    uint64_t value = 0;
+    if (!absl::SimpleAtoi(text, &value)) return "is not a number from 0 to 2^64 - 1: " + text;
+    text = absl::StrCat(value);
+    return "";
+  });
+}
+
+CLI::Validator Rate() {
+  return Check([](std::string& text) -> std::string {
+    double value = 0;
+    if (absl::SimpleAtod(text, &value) && value >= 0 && value <= 1e30) return "";
+    return "is not a learning rate such as 0.0006 or 6e-4: " + text;
+  });
+}
+
+CLI::Validator CountOrAll() {
+  return Check([](std::string& text) -> std::string {
+    int64_t value = 0;
+    if (text == "all" || (absl::SimpleAtoi(text, &value) && value > 0)) return "";
+    return absl::StrCat("is neither a number above 0 nor all: ", text);
+  });
+}
+
+CLI::Validator Products() {
+  return Check([](std::string& text) -> std::string {
+    if (text == kMeasuredProducts || text == kDefaultProducts) return "";
+    if (!text.empty() && text.find_first_not_of("abcdABCD") == std::string::npos) return "";
+    return "is neither auto, default nor the letters that a run has printed: " + text;
+  });
+}
+
+bool IsUtf8(const std::string& text) {
+  try {
+    return !nlohmann::json(text).dump().empty();
+  } catch (const nlohmann::json::type_error&) {
+    return false;
+  }
+}
+
+CLI::Validator Size() {
+  return Check([](std::string& text) -> std::string {
+    if (ParseBytes(text).value_or(0) > 0) return "";
+    return absl::StrCat("is not a size such as 64MiB, 1.5GiB or 200MB: ", text);
+  });
+}
+
+// After "--nvme-path=" CLI11 would take the next options as values.
+CLI::Validator Folder() {
+  return Check([](std::string& path) -> std::string {
+    if (path.empty() || path[0] == '-') return "is no folder: '" + path + "'";
+    // The configuration, which reports contain, is JSON.
+    if (!IsUtf8(path)) return "is not in UTF-8: '" + path + "'; give a folder whose name is";
+    return "";
+  });
+}
+
+// Options that are one section of the help, a line each: --flag VALUE, its meaning, its default.
+class Section {
+ public:
+  Section(CLI::App& app, const char* name) : app_(app), name_(name) {}
+
+  // `fallback`: what holds without the option, in words; empty: not shown.
+  template <class T>
+  CLI::Option& Add(const char* flag, T& into, const char* value, const std::string& meaning,
+                   const std::string& fallback, const CLI::Validator& check = Any()) const {
+    return Show(*app_.add_option(flag, into)->transform(check), value, meaning, fallback);
+  }
+  // One of several words, each of which stands for a value.
+  template <class T, class Into>
+  CLI::Option& AddWord(const char* flag, Into& into,
+                       std::initializer_list<std::pair<const char*, T>> words,
+                       const std::string& meaning, const std::string& fallback) const {
+    std::vector<std::pair<std::string, T>> known(words.begin(), words.end());
+    std::string value;
+    for (const auto& [word, stands_for] : known)
+      absl::StrAppend(&value, value.empty() ? "" : "|", word);
+    const auto find = [known](const std::string& text) -> const T* {
+      for (const auto& [word, stands_for] : known)
+        if (word == text) return &stands_for;
+      return nullptr;
+    };
+    const auto check = [=](std::string& text) -> std::string {
+      return find(text) != nullptr ? "" : absl::StrCat("is none of ", value, ": ", text);
+    };
+    const auto take = [&into, find](const std::string& text) {
+      if (const T* stands_for = find(text)) into = *stands_for;
+    };
+    auto& option = *app_.add_option_function<std::string>(flag, take)->check(Check(check));
+    return Show(option, value.c_str(), meaning, fallback);
+  }
+  // Any text that `check` passes; `take` converts it.
+  CLI::Option& AddText(const char* flag, const std::function<void(const std::string&)>& take,
+                       const char* value, const std::string& meaning, const std::string& fallback,
+                       const CLI::Validator& check) const {
+    return Show(*app_.add_option_function<std::string>(flag, take)->check(check), value, meaning,
+                fallback);
+  }
+  void AddFlag(const char* flag, bool& into, const std::string& meaning) const {
+    app_.add_flag(flag, into, meaning)->group(name_);
+  }
+
+ private:
+  CLI::Option& Show(CLI::Option& option, const char* value, const std::string& meaning,
+                    const std::string& fallback) const {
+    const std::string end = fallback.empty() ? "" : absl::StrCat(" (default: ", fallback, ")");
+    option.option_text(value)->description(meaning + end)->group(name_);
+    return option;
+  }
+
+  CLI::App& app_;
+  const std::string name_;
+};
+
+std::function<void(const std::string&)> Bytes(std::optional<int64_t>& into) {
+  return [&into](const std::string& text) { into = ParseBytes(text); };
+}
+
+void AddTraining(CLI::App& app, Options& o) {
+  const Section s(app, "Training");
+  const auto or_file = [](const auto& fallback) {
+    return absl::StrCat(fallback, ", or the configuration's");
+  };
+  s.Add("--config", o.config_file, "FILE", "configuration in DeepSpeed's JSON; options override it",
+        "see below");
+  s.Add("--explain-config", o.config_file, "FILE",
+        "print how each key of this configuration is taken, and stop there", "")
+      .excludes("--config");
+  s.AddWord<UnknownKeys>("--unknown-keys", o.unknown_keys,
+                         {{"error", UnknownKeys::kError}, {"warn", UnknownKeys::kWarn}},
+                         "whether an unknown key of the configuration is an error or a warning",
+                         "an error where DeepSpeed refuses it or it looks like a misspelling");
+  s.Add("--steps", o.steps, "N", "optimizer steps", absl::StrCat(o.steps), Whole(0));
+  s.Add("--lr", o.learning_rate, "RATE", "learning rate, at its highest",
+        or_file(Recipe::kLearningRate), Rate());
+  s.Add("--warmup", o.warmup, "N", "steps in which the learning rate rises to that",
+        or_file("three tenths of the steps, 200 at most"), Whole(0));
+  s.Add("--seed", o.seed, "N", "of initial values and batches", absl::StrCat(o.seed), Seed());
+  s.Add("--stage", o.stage, "0|1|2|3", "ZeRO stage", or_file(3), Whole(0, 3));
+  s.AddWord<DType>(
+      "--dtype", o.dtype,
+      {{"fp32", DType::kFloat32}, {"bf16", DType::kBFloat16}, {"fp16", DType::kFloat16}},
+      "compute dtype", or_file("bf16"));
+  s.Add("--batch", o.batch, "N", "sequences of one micro-batch of one rank",
+        or_file(Recipe::kBatch), Whole(1));
+  s.Add("--accumulate", o.accumulate, "N", "micro-batches of a step", or_file(1), Whole(1));
+  s.AddText(
+      "--micro-batches-per-round",
+      [&o](const std::string& text) {
+        int64_t count = 0;  // used for "all"
+        if (text != "all" && !absl::SimpleAtoi(text, &count)) return;
+        o.micro_batches_per_round = count;
+      },
+      "N|all",
+      "micro-batches that one walk through the model serves; all: each layer is fetched twice a "
+      "step",
+      or_file(1), CountOrAll());
+  s.Add("--ranks", o.ranks, "N",
+        "ranks, as threads of this process; under mpirun, torchrun or srun their processes are the "
+        "ranks",
+        absl::StrCat(o.ranks, ", or what the configuration's batch sizes need"),
+        Whole(1, kRanksMax));
+  s.Add("--threads", o.threads, "N", "threads of each rank", "0, the cores over the ranks",
+        Whole(0, 1024));
+  s.AddWord<std::string>("--device", o.device, {{"cpu", "cpu"}, {"cuda", "cuda"}}, "where to train",
+                         o.device);
+  s.AddWord<CudaGraphs>(
+      "--cuda-graphs", o.cuda_graphs,
+      {{"on", CudaGraphs::kOn}, {"off", CudaGraphs::kOff}, {"auto", CudaGraphs::kAuto}},
+      "launch a block's kernels as one CUDA graph; auto: where launching them takes more than half "
+      "as long as running them",
+      "auto");
+  s.Add("--products", o.products, "auto|default|LETTERS",
+        "how matrix products are computed on a GPU: auto, each as rank 0 measures before the first "
+        "step; default; or the letters that such a run has printed, which repeat its bits",
+        o.products, Products());
+  s.AddFlag("--recompute", o.recompute,
+            "keep only the blocks' inputs and run their forward again in backward");
+}
+
+void AddModelAndData(CLI::App& app, Options& o) {
+  const Section s(app, "Model and data");
+  GptShape& shape = o.shape;
+  s.Add("--data", o.data, "FILE...", "files to train on", "the licence texts of this system")
+      .take_all();
+  const auto add = [&](const char* flag, int64_t& into, const char* meaning) {
+    s.Add(flag, into, "N", meaning, absl::StrCat(into), Number());
+  };
+  add("--layers", shape.layers, "blocks");
+  add("--heads", shape.heads, "attention heads");
+  add("--width", shape.width, "of the residual stream");
+  add("--context", shape.context, "bytes of one sequence");
+  add("--vocabulary", shape.vocabulary, "rows of the embedding, 256 or more");
+}
+
+void AddReports(CLI::App& app, Options& o) {
+  const Section s(app, "Reports");
+  s.Add("--losses", o.losses_file, "FILE", "write a line of CSV for every step", "");
+  s.Add("--curve", o.curve_file, "FILE", "write the loss curve as SVG", "");
+  s.Add("--trace", o.trace_file, "FILE", "write a timeline for ui.perfetto.dev", "");
+  s.Add("--summary", o.summary_file, "FILE",
+        "write losses, memory, traffic, communication and the parameters' digest as JSON", "");
+  s.Add("--evaluate-every", o.evaluate_every, "N",
+        "steps between losses on held-out text; 0: at the end only", absl::StrCat(o.evaluate_every),
+        Whole(0));
+  s.Add("--sample", o.sample_bytes, "N", "bytes of text to generate at the end; 0: none",
+        absl::StrCat(Options::kSampleBytes,
+                     "; 0 with parameters on NVMe, which each byte reads once"),
+        Whole(0));
+  s.Add("--prompt", o.prompt, "TEXT", "what the generated text begins with",
+        absl::StrCat("\"", o.prompt, "\""));
+}
+
+void AddSaving(CLI::App& app, Options& o) {
+  const Section s(app, "Saving");
+  auto* const save = &s.Add(
+      "--save", o.save_folder, "DIR",
+      "save the run there at the end, and where a signal stops it; it exits with 75 then", "");
+  s.Add("--save-every", o.save_every, "N", "steps between saves; 0: at the end only",
+        absl::StrCat(o.save_every), Whole(0))
+      .needs(save);
+  s.Add("--keep", o.keep, "K", "the newest so many stay; 0: all", absl::StrCat(o.keep),
+        Whole(0, 1 << 20))
+      .needs(save);
+  s.Add("--resume", o.resume, "DIR|latest",
+        "go on from a checkpoint, or from the newest of a folder; latest: of the folder of --save, "
+        "and afresh where there is none",
+        "");
+  s.Add("--init-from", o.init_from, "PATH",
+        "begin with these parameters: safetensors of Hugging Face's GPT-2, a file or a folder, or "
+        "a checkpoint; not where "
+        "--resume goes on",
+        "");
+  s.Add("--export", o.export_folder, "DIR",
+        "write the parameters at the end for Hugging Face's transformers, into a new folder", "");
+}
+
+void AddPlanning(CLI::App& app, Options& o) {
+  const Section s(app, "Before training");
+  s.AddWord<ShowPlan>(
+       "--show-plan", o.show_plan,
+       {{"tables", ShowPlan::kTables}, {"operations", ShowPlan::kOperations}},
+       "what a step holds and moves, and with --show-plan=operations each operation; without "
+       "--steps, stop there",
+       "")
+      .expected(0, 1)
+      ->default_str("tables");
+  s.AddFlag("--predict", o.predict,
+            "memory of a rank and traffic of a step for every stage and tier; then stop");
+}
+
+void AddOffload(CLI::App& app, Options& o) {
+  const Section s(app, "Offload");
+  const auto tier = [&](const char* flag, std::optional<Tier>& into, const char* meaning) {
+    s.AddWord<Tier>(flag, into,
+                    {{"none", Tier::kDevice}, {"cpu", Tier::kCpu}, {"nvme", Tier::kNvme}}, meaning,
+                    "none, or the configuration's");
+  };
+  tier("--offload-param", o.offload_param, "where parameters live between their uses, at stage 3");
+  tier("--offload-optimizer", o.offload_optimizer,
+       "where masters and optimizer states live, from stage 1");
+  s.Add("--nvme-path", o.nvme_paths, "FOLDER",
+        "for the swap files; several, repeated or with commas, are striped", "the configuration's",
+        Folder())
+      .delimiter(',')
+      ->take_all();
+  s.AddText("--device-memory", Bytes(o.device_memory), "SIZE",
+            "what a rank's pools on the device may take, such as 64MiB", "what they need", Size());
+  s.AddText("--host-memory", Bytes(o.host_memory), "SIZE",
+            "what a rank's pools in the host's RAM may take; what staging leaves of it holds "
+            "optimizer states",
+            "what they need", Size());
+  s.AddFlag("--split-master", o.split_master,
+            "a master is its bf16 parameter and 16 bits more: the same bits in less memory");
+  s.AddFlag("--stochastic-rounding", o.stochastic_rounding,
+            "bf16 parameters are their own masters, rounded up or down by chance");
+}
+
+CommandLine Wrong(std::string_view why) {
+  return {.options = {},
+          .text = absl::StrCat("gpt: ", std::string(why), "\nTry gpt --help.\n"),
+          .exit_code = 2};
+}
+
+}  // namespace
+
+CommandLine ParseCommandLine(int argc, const char* const* argv) {
+  Options options;
+  CLI::App app("Trains a byte-level GPT with sharded state (ZeRO stages 0 to 3).", "gpt");
+  app.option_defaults()->take_last();  // scripts give options of their own
+  app.get_formatter()->column_width(34);
+  app.footer(Recipe::Text());
+  bool version = false;
+  app.add_flag("--version", version, "print the version and exit");
+  AddTraining(app, options);
+  AddModelAndData(app, options);
+  AddReports(app, options);
+  AddSaving(app, options);
+  AddPlanning(app, options);
+  AddOffload(app, options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    return {.options = {}, .text = app.help(), .exit_code = 0};
+  } catch (const CLI::ParseError& error) {
+    return Wrong(error.what());
+  }
+  if (version) return {.options = {}, .text = "gpt " EBB_VERSION " (Ebb)\n", .exit_code = 0};
+  options.explain_config = app.count("--explain-config") > 0;
+  options.ranks_given = app.count("--ranks") > 0;
+  options.steps_given = app.count("--steps") > 0;
+  if (options.resume == Options::kLatest && options.save_folder.empty())
+    return Wrong("--resume latest requires --save, whose folder it looks in");
+  if (absl::Status status = Validate(options.shape); !status.ok())
+    return Wrong({status.message().data(), status.message().size()});
+  return {.options = std::move(options), .text = "", .exit_code = 0};
+}
+
+absl::Status SettleRanks(const std::optional<Launch>& launch, Options& options) {
+  if (!launch) return absl::OkStatus();
+  if (launch->size == 1 && options.ranks_given) return absl::OkStatus();  // ranks are threads
+  if (options.ranks_given && options.ranks != launch->size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ranks ", options.ranks, " asks for threads of one process, but ",
+                     launch->launcher, " has started this one as rank ", launch->rank, " of ",
+                     launch->size, ": leave --ranks out"));
+  }
+  options.ranks = launch->size;
+  options.ranks_given = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ChosenDevice> ChooseDevice(const Options& options, int local_rank) {
+  auto device = Device::FromName(options.device, local_rank, options.threads);
+  if (device.ok()) return ChosenDevice{*std::move(device), ""};
+  const bool absent =
+      absl::IsUnavailable(device.status()) || absl::IsUnimplemented(device.status());
+  if (!absent) return device.status();
+  return ChosenDevice{Device::Cpu(options.threads), std::string(device.status().message())};
+}
+
+}  // namespace ebb::gpt

@@ -1,0 +1,128 @@
+// Forward and backward of the GPT's layers for one micro-batch, on views. Parameters are named by
+// id, wherever they come from, so the layers run inside the engine's scopes and on plain buffers
+// alike.
+//
+// A block's forward keeps activations for its backward in a slot of the workspace. If every block
+// and waiting micro-batch has a slot of its own, nothing is computed twice. With a single slot, run
+// BlockForward again before BlockBackward.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/device/device.h"
+#include "model/model.h"
+#include "ops/ops.h"
+
+namespace ebb::gpt {
+
+// Sequences of equal length, one after the other, in memory of the device.
+struct Batch {
+  const int32_t *tokens = nullptr, *targets = nullptr;
+  int64_t sequences = 0, length = 0;
+
+  int64_t rows() const { return sequences * length; }
+};
+
+using Parameters = absl::FunctionRef<const void*(ParameterId)>;
+using Gradients = absl::FunctionRef<Target(ParameterId)>;
+
+class Layers {
+ public:
+  struct Options {
+    DType compute = DType::kFloat32;
+    int64_t sequences = 1;  // of a micro-batch, at most
+    int64_t slots = 1;
+  };
+  static int64_t WorkspaceBytes(const Processor& processor, const GptShape& shape,
+                                const Options& options);
+  // `workspace` is device memory that outlives the layers and is theirs alone.
+  static absl::StatusOr<std::unique_ptr<Layers>> Create(const Device& device, const Gpt& gpt,
+                                                        const Options& options,
+                                                        std::span<std::byte> workspace);
+  ~Layers();
+
+  // Makes what the passes over whole micro-batches need, so that no memory is missing in a step.
+  // `gradient`: the dtype of parameters' gradients.
+  absl::Status Prepare(DType gradient);
+  int64_t unprepared() const { return own_ops_->unprepared(); }  // of ops.h
+
+  // The first error of a computation or of enqueuing; nothing was computed since.
+  absl::Status status() const { return ops_->status(); }
+
+  // On a GPU: launches a block's pass as a CUDA graph when it comes again with the same addresses
+  // and a whole micro-batch, for at most `most` different passes; 0, as at first: never. Graphs
+  // hold addresses, so call it anew after Engine::Resume. Bits do not change.
+  void KeepGraphs(int64_t most) {
+    ops_->KeepGraphs(most);
+    keeps_graphs_ = most > 0;
+  }
+  GraphUse graphs() const { return ops_->graphs(); }
+
+  // As of Ops.
+  void ChooseProducts(const ProductChoice& choice) { ops_->ChooseProducts(choice); }
+  std::string product_letters() const { return ops_->product_letters(); }
+
+  void Embed(Parameters parameters, const Batch& batch, void* output);
+  // Fills the slot, and `output` unless that is null.
+  void BlockForward(Parameters parameters, int64_t block, const Batch& batch, const void* input,
+                    int64_t slot, void* output);
+  void BlockBackward(Parameters parameters, Gradients gradients, int64_t block, const Batch& batch,
+                     const void* input, int64_t slot, const void* output_gradient,
+                     void* input_gradient);
+  // The mean loss over the batch's tokens: a number on the device, valid until the next call in
+  // stream order.
+  const float* HeadLoss(Parameters parameters, const Batch& batch, const void* input);
+  // The same, and the gradients of loss_scale * loss; the scale is read on the device. Logits are
+  // made again chunk by chunk, and never kept whole.
+  const float* HeadBackward(Parameters parameters, Gradients gradients, const Batch& batch,
+                            const void* input, const float* loss_scale, void* input_gradient);
+  // The logits of the last position, on the host; valid until the next call. Waits for the device.
+  std::span<const float> LastLogits(Parameters parameters, const Batch& batch, const void* input);
+  void EmbedBackward(Gradients gradients, const Batch& batch, const void* output_gradient);
+
+ private:
+  struct Slot;
+  struct Space;
+  class BlockPass;
+  Layers(const Device& device, const Gpt& gpt, const Options& options);
+  bool Replays(const Batch& batch) const {
+    return keeps_graphs_ && batch.sequences == options_.sequences &&
+           batch.length == gpt_.shape.context;
+  }
+  void EnqueueForward(Parameters parameters, int64_t block, const Batch& batch, const void* input,
+                      int64_t slot, void* output);
+  void EnqueueBackward(Parameters parameters, Gradients gradients, int64_t block,
+                       const Batch& batch, const void* input, int64_t slot,
+                       const void* output_gradient, void* input_gradient);
+  // Final norm and logits of rows [first, first + rows).
+  void ChunkLogits(Parameters parameters, const void* input, int64_t first, int64_t rows,
+                   Target logits);
+  const float* HeadChunks(Parameters parameters, Gradients* gradients, const Batch& batch,
+                          const void* input, const float* loss_scale, void* input_gradient);
+  void Linear(Parameters parameters, const void* input, ParameterId weight, ParameterId bias,
+              int64_t rows, int64_t inputs, int64_t outputs, void* output);
+  // Gradients of a linear layer's weight and bias, and, unless null, of its input.
+  void LinearBackward(Parameters parameters, Gradients gradients, const void* input,
+                      ParameterId weight, ParameterId bias, int64_t rows, int64_t inputs,
+                      int64_t outputs, const void* output_gradient, void* input_gradient);
+
+  const Device device_;
+  const Gpt gpt_;
+  const Options options_;
+  std::unique_ptr<Space> space_;
+  Buffer host_logits_;
+  std::unique_ptr<Ops> own_ops_;
+  Ops* ops_ = nullptr;  // own_ops_, except in Prepare
+  bool keeps_graphs_ = false;
+};
+
+}  // namespace ebb::gpt

@@ -1,0 +1,83 @@
+#include "model/model.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+
+namespace ebb::gpt {
+
+absl::Status Validate(const GptShape& shape) {
+  struct Field {
+    const char* flag;
+    int64_t value, least, most;
+  };
+  for (const Field& field :
+       {Field{"--layers", shape.layers, 1, 10'000}, Field{"--heads", shape.heads, 1, 10'000},
+        Field{"--width", shape.width, 1, 1'000'000},
+        Field{"--context", shape.context, 1, 1'000'000},
+        Field{"--vocabulary", shape.vocabulary, 256, 10'000'000}}) {
+    if (field.value < field.least || field.value > field.most) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          field.flag, " is ", field.value, "; it must be from ", field.least, " to ", field.most));
+    }
+  }
+  if (shape.width % shape.heads != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--heads ", shape.heads,
+                                                   " does not divide --width ", shape.width,
+                                                   "; each head needs the same number of columns"));
+  }
+  return absl::OkStatus();
+}
+
+Gpt Declare(const GptOptions& options, ModelSpec& spec) {
+  const GptShape& shape = options.shape;
+  const int64_t width = shape.width;
+  const Initialiser small = Normal(0.02f, options.seed);
+  // Each block adds two projections to the residual stream, so their variance is that of one
+  // (GPT-2, section 2.3).
+  const Initialiser residual =
+      Normal(0.02f / std::sqrt(2.0f * static_cast<float>(shape.layers)), options.seed);
+
+  Gpt gpt = {.shape = shape, .embedding = spec.AddUnit("embedding"), .blocks = {}};
+  const auto matrix = [&](UnitId unit, std::string name, int64_t rows, int64_t columns,
+                          const Initialiser& init) {
+    return spec.Add(unit, {.name = std::move(name), .shape = {rows, columns}, .init = init});
+  };
+  const auto vector = [&](UnitId unit, std::string name, int64_t size, float value) {
+    return spec.Add(unit, {.name = std::move(name),
+                           .shape = {size},
+                           .init = Constant(value),
+                           .group = options.vector_group});
+  };
+  gpt.tokens = matrix(gpt.embedding, "embedding.tokens", shape.vocabulary, width, small);
+  gpt.positions = matrix(gpt.embedding, "embedding.positions", shape.context, width, small);
+  gpt.norm_weight = vector(gpt.embedding, "final_norm.weight", width, 1);
+  gpt.norm_bias = vector(gpt.embedding, "final_norm.bias", width, 0);
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    const std::string name = absl::StrCat("block", i);
+    BlockIds b;
+    b.unit = spec.AddUnit(name);
+    b.norm1_weight = vector(b.unit, name + ".norm1.weight", width, 1);
+    b.norm1_bias = vector(b.unit, name + ".norm1.bias", width, 0);
+    b.qkv_weight = matrix(b.unit, name + ".qkv.weight", 3 * width, width, small);
+    b.qkv_bias = vector(b.unit, name + ".qkv.bias", 3 * width, 0);
+    b.projection_weight = matrix(b.unit, name + ".projection.weight", width, width, residual);
+    b.projection_bias = vector(b.unit, name + ".projection.bias", width, 0);
+    b.norm2_weight = vector(b.unit, name + ".norm2.weight", width, 1);
+    b.norm2_bias = vector(b.unit, name + ".norm2.bias", width, 0);
+    b.up_weight = matrix(b.unit, name + ".up.weight", 4 * width, width, small);
+    b.up_bias = vector(b.unit, name + ".up.bias", 4 * width, 0);
+    b.down_weight = matrix(b.unit, name + ".down.weight", width, 4 * width, residual);
+    b.down_bias = vector(b.unit, name + ".down.bias", width, 0);
+    gpt.blocks.push_back(b);
+  }
+
+  spec.forward.push_back({.unit = gpt.embedding, .output_bytes = options.boundary_bytes});
+  for (const BlockIds& block : gpt.blocks) {
+    spec.forward.push_back({.unit = block.unit, .output_bytes = options.boundary_bytes});
+  }
+  spec.forward.push_back({.unit = gpt.embedding});
+  return gpt;
+}
+
+}  // namespace ebb::gpt

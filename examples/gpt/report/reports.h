@@ -1,0 +1,21 @@
+// The files that rank 0 writes at the end, opened before anything else.
+#pragma once
+
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "command_line/options.h"
+#include "ebb/runtime/config/config.h"
+#include "report/output_file.h"
+
+namespace ebb::gpt {
+
+struct Reports {
+  std::optional<OutputFile> losses, curve, summary;
+
+  // Refuses two reports in the same place, and a report in place of an input. Also tries the
+  // timeline, which the engines write.
+  static absl::StatusOr<Reports> Open(const Options& options, const Config& config);
+};
+
+}  // namespace ebb::gpt

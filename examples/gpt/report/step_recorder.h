@@ -1,0 +1,46 @@
+// What steps report, on its way into the history: their losses and times, and the traffic of one of
+// them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "ebb/runtime/engine/engine.h"
+#include "report/history.h"
+#include "report/progress.h"
+
+namespace ebb::gpt {
+
+// Takes the reports of steps into the history, with the time that each step took, and shows them.
+//
+// The traffic is that of the first steady step of which two updates were applied: its own, and that
+// of the step before, which runs in it. Without such a step it is the last step's. The step's report
+// says whether its update was applied, and may come a step later.
+class StepRecorder {
+ public:
+  // `progress` is null on all ranks but 0, which reports for all.
+  StepRecorder(const Engine& engine, History& history, Progress* progress, int64_t evaluate_every)
+      : engine_(engine), history_(history), progress_(progress), evaluate_every_(evaluate_every) {}
+
+  // When a step begins of which no report of the step before is awaited.
+  void StartClock();
+  void Take(const StepReport& report);
+  // Call it after step number `step`, from 0, and before any evaluation.
+  void TakeTraffic(int64_t step);
+  // Decides whether the traffic is a steady step's, once reports have come.
+  void DecideTraffic();
+
+ private:
+  const Engine& engine_;
+  History& history_;
+  Progress* const progress_;
+  const int64_t evaluate_every_;
+  double since_ = 0;
+  bool warned_ = false;
+  static constexpr int64_t kRemembered = 4;
+  std::array<bool, kRemembered> applied_ = {};  // the last reports, by number
+  // The step with traffic in the history that is not decided yet; -1: none.
+  int64_t candidate_ = -1;
+};
+
+}  // namespace ebb::gpt
