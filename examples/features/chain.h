@@ -1,0 +1,70 @@
+// What the programs of this folder train: a chain of element-wise layers, y = w * x, so that the arithmetic stays small.
+//
+//   build/release/bin/features      trains it in each way that docs/trainer.md describes, on two ranks
+//
+//   chain.cc         kernels, initial values, accumulation over rounds, evaluation
+//   order.cc         a scope that is left out, a root over its layers, segments that are computed again
+//   state.cc         state read, written and gathered; a step from a saved state; gradients that are looked at
+//   engines.cc       two engines that take turns on a device; the ranks of a divided model
+//   optimizer.h      Lion as a trainer's own optimizer
+//   communicator.h   a communicator in front of another one
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/ebb.h"
+
+constexpr int64_t kWidth = 1024;
+
+struct Layer {
+  ebb::UnitId unit;
+  ebb::ParameterId weight;
+};
+struct Sample {
+  std::vector<float> input, target;
+};
+
+// chain.cc
+void Multiply(std::span<const float> w, std::span<const float> x, std::span<float> y);
+void AddProducts(ebb::BackwardScope& scope, ebb::ParameterId weight, std::span<const float> dy,
+                 std::span<const float> x);
+std::vector<Layer> Declare(ebb::ModelSpec& model, int depth);
+void WalkThrough(ebb::Step& step, const std::vector<Layer>& chain,
+                 const std::vector<Sample>& samples);
+absl::Status TrainStep(ebb::Engine& engine, const std::vector<Layer>& chain,
+                       const std::vector<Sample>& samples);
+struct Evaluated {
+  double loss, right;  // right: the share of outputs that are within a tenth of their targets
+};
+absl::StatusOr<Evaluated> Evaluate(ebb::Engine& engine, const std::vector<Layer>& chain,
+                                   const std::vector<Sample>& samples);
+absl::Status TrainWithGradientsOf(const std::string& dtype, const ebb::World& world,
+                                  const std::vector<Sample>& samples);
+absl::Status SurviveAMistake(ebb::Engine& engine, const std::vector<Layer>& chain);
+
+// order.cc
+absl::Status TrainOneLayerOfTwo(const ebb::World& world);
+absl::Status TrainUnderARoot(const ebb::World& world, const std::vector<float>& sample);
+absl::Status TrainInSegments(const ebb::World& world, const std::vector<float>& sample);
+absl::Status GoOnUnderARoot(ebb::Engine& engine);
+
+// state.cc
+absl::StatusOr<double> SumOfSquaresHere(ebb::Engine& engine);
+absl::Status ForgetMomentum(ebb::Engine& engine);
+absl::Status Print(ebb::Engine& engine, ebb::World world, ebb::ParameterId parameter);
+absl::Status StepTwice(ebb::Engine& engine, const std::vector<Layer>& chain,
+                       const std::vector<Sample>& samples);
+absl::Status LookAtGradients(ebb::Engine& engine, const std::vector<Layer>& chain,
+                             const std::vector<Sample>& samples, float& largest_here);
+
+// engines.cc
+absl::Status TakeTurns(const ebb::World& world, ebb::Engine& policy,
+                       const std::vector<Layer>& chain, const std::vector<Sample>& samples);
+struct Parts {
+  ebb::World cut;     // which hold one model together: communicators of the trainer's own
+  ebb::World copies;  // which hold the same part of it: an engine's world
+};
+absl::StatusOr<Parts> DivideRanks(const ebb::World& world, int ranks_per_model);
