@@ -24,13 +24,13 @@ class Search {
     absl::StatusOr<Pools> pools = trials_.lay_out(start_);
     if (!pools.ok()) return std::string(Relief());
     now_ = NeedOf(*pools);
-    // Of more than there is the config asks to have it filled.
+    // A host_memory above what the host has asks for states to fill it.
     if (const int64_t room = HostRoom();
         !caps_.of_config && room > 0 && room < start_.ebb.host_memory.value_or(0)) {
       start_.ebb.host_memory = room;
       const std::optional<Need> lower = TryOf(start_);
       if (lower && lower->over == 0) return Fits({}, start_);
-      start_.ebb.host_memory.reset();  // what must be there, and no states that need not
+      start_.ebb.host_memory.reset();  // only what must be there; no states that could be elsewhere
       pools = trials_.lay_out(start_);
       if (!pools.ok()) return std::string(Relief());
       now_ = NeedOf(*pools);
@@ -45,13 +45,13 @@ class Search {
  private:
   struct Need {
     int64_t device = 0, host = 0;  // bytes
-    int64_t over = 0;              // of them, beyond the caps
+    int64_t over = 0;              // those of the bytes that are beyond the caps
   };
   struct Candidate {
     uint64_t choices = 0;  // a digit of kChoices for each setting; 0: as given
     int keys = 0, cost = 0;
     bool changes_numbers = false;
-    // At least, beyond the caps; INT64_MAX where there is nothing left to find out.
+    // A lower bound of the bytes beyond the caps; INT64_MAX when nothing is left to try.
     int64_t over = INT64_MAX;
   };
   static constexpr uint64_t kChoices = 16;
@@ -103,7 +103,7 @@ class Search {
     return true;
   }
 
-  // Nothing fits, so what needs least at least is tried first, until no other can need less.
+  // Nothing fits: the lowest lower bound is tried first, until no other one is lower than a need that is known.
   void FindLeast(std::vector<Candidate> candidates) {
     std::erase_if(candidates, [&](const Candidate& c) { return c.over >= least_.over; });
     std::stable_sort(candidates.begin(), candidates.end(),
@@ -114,7 +114,7 @@ class Search {
     }
   }
 
-  // The choice of every setting that needs least by itself.
+  // For each setting, the choice that needs the fewest bytes by itself.
   void TryAllTogether(bool changes_numbers) {
     Candidate all;
     uint64_t place = 1;
@@ -134,7 +134,7 @@ class Search {
     if (need && !(need->over == 0 && Grows(*need))) Keep(all, *need);
   }
 
-  // Of what needs least, the changes that can be left out.
+  // The changes of the smallest need that can be left out.
   void Trim() {
     uint64_t place = 1;
     for (size_t s = 0; s < settings_.size(); ++s, place *= kChoices) {
@@ -217,25 +217,25 @@ class Search {
     work_left_ -= static_cast<int64_t>(pools->homes.sub_groups.size()) / kSubGroupsOfAUnit;
     return NeedOf(*pools);
   }
-  // Beyond the caps; INT64_MAX where it cannot be laid out.
+  // Bytes beyond the caps; INT64_MAX if the plan cannot be laid out.
   int64_t OverAtLeast(const Config& changed) {
     const absl::StatusOr<Pools> pools = trials_.lay_out_least(changed);
     work_left_ -= units_;
     return pools.ok() ? NeedOf(*pools).over : INT64_MAX;
   }
 
-  // What the device has room for is not known then: such a change is the last to be told.
+  // The device's room is not known then, so such a change is advised last.
   bool Grows(const Need& need) const {
     return !caps_.device && !caps_.together && need.device > now_.device;
   }
 
-  // Of the caps, for pools in host memory beside those on the device, in whole MiB.
+  // The caps' sizes, for pools in host memory beside those on the device, in whole MiB.
   int64_t HostRoom() const {
     int64_t room = caps_.host.value_or(INT64_MAX);
     if (caps_.together) room = std::min(room, std::max<int64_t>(0, *caps_.together - now_.device));
     return room >> 20 << 20;
   }
-  // A cap that the search has left out is one again, of what is needed.
+  // A cap that the search left out is a cap again, as large as the need.
   Config Capped(Config changed, const Need& need) const {
     if (config_.ebb.host_memory && !changed.ebb.host_memory)
       changed.ebb.host_memory = std::max<int64_t>(need.host, 1);
@@ -251,14 +251,14 @@ class Search {
     if (!candidate.changes_numbers) return "";
     return ", but changes the numbers (sums of gradients are rounded otherwise)";
   }
-  // With what it lowers no lower than it must.
+  // Lowers a setting no further than it must.
   std::string Fits(const Candidate& candidate, Config changed) {
     Loosen(changed, [](Config& c) -> int64_t& { return c.ebb.micro_batches_per_round; });
     Loosen(changed, [](Config& c) -> int64_t& { return c.ebb.prefetch_depth; });
     Loosen(changed, [](Config& c) -> int64_t& { return c.zero.sub_group_size; });
     const Need need = *TryOf(changed);
     changed = Capped(changed, need);
-    // What a cap leaves is filled with states that would else be on NVMe.
+    // States that would be on NVMe fill what a cap leaves.
     const bool fills = changed.optimizer_tier() == Tier::kNvme &&
                        changed.ebb.host_memory.value_or(need.host) > need.host;
     return absl::StrCat(
@@ -278,7 +278,7 @@ class Search {
   }
 
   const Config& config_;
-  Config start_;  // which changes are made to
+  Config start_;  // changes are made to this one
   const MemoryCaps& caps_;
   const AdviceTrials& trials_;
   std::vector<Setting> settings_;

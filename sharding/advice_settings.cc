@@ -11,7 +11,7 @@ namespace {
 
 constexpr Tier kAllTiers[] = {Tier::kDevice, Tier::kCpu, Tier::kNvme};
 
-// `cost`: of each tier.
+// `cost`: by tier.
 Setting Tiers(Tier now, const int (&cost)[kTiers], void (*put)(Config&, Tier)) {
   Setting setting;
   for (const Tier tier : kAllTiers) {
@@ -102,7 +102,7 @@ Setting GradientTiers(const Config& config) {
   constexpr int kCost[kTiers] = {0, 8, 40};
   const auto put = [](Config& c, Tier tier) { c.ebb.offload_gradients = tier; };
   Setting setting = Tiers(config.gradient_tier(), kCost, put);
-  // What follows the optimizer may stay where it is when that moves.
+  // Gradients that follow the optimizer may stay where they are when it moves.
   if (!config.ebb.offload_gradients) {
     const Tier now = config.gradient_tier();
     setting.push_back({.make = [=](Config& c) { put(c, now); }, .saves = false});
@@ -110,7 +110,7 @@ Setting GradientTiers(const Config& config) {
   return setting;
 }
 
-// What is the same for every config that it is possible for.
+// A setting with one change, made alike in every config; without any where it is not possible.
 Setting One(bool possible, std::function<void(Config&)> make, int cost,
             bool changes_numbers = false) {
   if (!possible) return {};
@@ -137,7 +137,7 @@ std::vector<Setting> SettingsOf(const Config& config, const Pools& pools,
           zero.offload_optimizer.ratio != 1,
           [](Config& c) {
             c.zero.offload_optimizer.ratio = 1;
-            // That number, and not what "auto" made of it.
+            // The number itself, not what "auto" made of it.
             c.zero.offload_optimizer.measures_ratio = false;
           },
           1),

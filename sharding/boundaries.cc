@@ -23,7 +23,7 @@ std::vector<BoundaryUse> UsesInRound(const std::vector<PlannedScope>& scopes, si
   return uses;
 }
 
-// When it has left, its memory is another's for a scope at least before it comes.
+// After it has left, another boundary uses its memory for at least one scope before it comes back.
 bool LeavesDevice(const std::vector<PlannedScope>& scopes, const BoundaryUse& use) {
   if (use.writer < 0 || use.reader < 0 || use.again < 0) return false;
   const int left = scopes[static_cast<size_t>(use.reader)].close_tick + kBoundaryAhead,

@@ -16,12 +16,12 @@
 namespace ebb::sharding {
 namespace {
 
-// Of sub-groups that pass through slots: long enough for full bandwidth, short enough for all
+// The size of sub-groups that pass through slots: long enough for full bandwidth, short enough for all
 // work slots to be in memory.
 constexpr int64_t kSubGroupElements = int64_t{1} << 20;
 constexpr int kParameterSlotsMin = 2;
 constexpr int64_t kUncut = int64_t{1} << 60;
-// Of DeepSpeed's limits, which may be any number: more than any host has.
+// A bound for DeepSpeed's limits, which may be any number: more than any host has.
 constexpr int64_t kBufferCountMax = 1 << 16, kBufferElementsMax = int64_t{1} << 40;
 
 int64_t Total(const int64_t (&bytes)[kStateClasses]) {
@@ -40,7 +40,7 @@ std::string Table(const int64_t (&bytes)[kStateClasses]) {
   return absl::StrJoin(rows, ", ");
 }
 
-// What a rank updates, in elements.
+// The elements that a rank updates.
 int64_t Updated(const PoolInputs& in) {
   int64_t elements = 0;
   for (const UnitLayout& unit : in.layout->units)
@@ -99,7 +99,7 @@ class HostFit {
                                 std::min(slot_elements, kBufferElementsMax) * SizeOf(compute);
   }
 
-  // With the least of all that it tries, and nothing of what follows from sub-groups.
+  // The pools with the smallest of all limits, without what follows from sub-groups.
   Pools Least(bool has_budget) {
     const Decisions& d = *inputs_.decisions;
     const double on_device = limits_.states_on_device;
@@ -135,15 +135,15 @@ class HostFit {
     return LayOutPools(inputs_);
   }
 
-  // Within the budget where that can be, else the least there is.
+  // Pools within the budget if there are any, else the smallest.
   Pools Shrunk() {
     const HostFit wanted = *this;
     TakeLeast();
     Pools pools = LayOut();
-    // Then nothing between is tried.
+    // Nothing between the two is tried then.
     if (!Fits(pools) && !FitsWithAllStates(pools)) return pools;
     *this = wanted;
-    // With all states none passes through slots, and the disk has nothing to do with them.
+    // If all states are there, none passes through slots or moves to the disk.
     const int slots = inputs_.parameter_slots;
     for (; inputs_.parameter_slots >= std::min(slots, kParameterSlotsMin);
          --inputs_.parameter_slots) {
@@ -168,10 +168,10 @@ class HostFit {
     return pools;
   }
 
-  // What is left of the budget is for states. Rounding takes a little, so the share is lowered until
+  // The rest of the budget is for states. Rounding takes a little, so the share is lowered until
   // it fits.
   Pools Filled(Pools pools) {
-    if (limits_.states_in_cpu_bytes > 0) return pools;  // all of them are there
+    if (limits_.states_in_cpu_bytes > 0) return pools;  // all states are in host memory
     limits_.states_in_cpu_bytes = budget_ - HostBytes(pools);
     while (limits_.states_in_cpu_bytes > 0) {
       Pools granted = LayOut();
@@ -185,7 +185,7 @@ class HostFit {
   bool Fits(const Pools& pools) const { return HostBytes(pools) <= budget_; }
 
  private:
-  // Then `pools` are those.
+  // If they fit, `pools` are the pools with all states.
   bool FitsWithAllStates(Pools& pools) {
     if (inputs_.decisions->optimizer_tier != Tier::kNvme) return false;
     limits_.states_in_cpu_bytes = INT64_MAX;

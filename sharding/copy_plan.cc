@@ -14,11 +14,11 @@ namespace {
 
 constexpr int64_t kPieceAlignment = 64;  // bytes
 
-// Where a parameter lies in its section, and how that is cut.
+// Where a parameter lies in its section, and how the section is cut.
 struct Cut {
   int64_t offset = 0, shard = 0;
   int ShardAt(int64_t element) const { return static_cast<int>((offset + element) / shard); }
-  // The first element of the parameter that is not on the shard of `element` any more.
+  // The first element of the parameter that is on a later shard than `element`.
   int64_t EndAt(int64_t element) const { return (ShardAt(element) + 1) * shard - offset; }
 };
 
@@ -36,7 +36,7 @@ std::string ShapeText(const ParameterSpec& parameter) {
   return absl::StrCat("[", absl::StrJoin(parameter.shape, ", "), "]");
 }
 
-// By parameter of the destination, the source's of the same name.
+// For each parameter of the destination, the source's parameter of that name.
 absl::StatusOr<std::vector<ParameterId>> Match(const ModelSpec& source,
                                                const ModelSpec& destination) {
   std::map<std::string_view, ParameterId> by_name;

@@ -43,7 +43,7 @@ void DecideTiming(const PlanInputs& inputs, bool hold_updates, Decisions& decisi
   }
 }
 
-// What the config's own steps carry and share, whatever this plan is.
+// What the config's own steps carry over and share; each variant of the plan has the same.
 void DecideCarried(const PlanInputs& inputs, const ModelLayout& layout, Decisions& decisions) {
   decisions.carried.assign(layout.units.size(), false);
   if (decisions.parameter_tier != Tier::kNvme) return;
@@ -95,7 +95,7 @@ void DecideNorms(const PlanInputs& inputs, Decisions& decisions) {
 void DecideKeptWhole(const PlanInputs& inputs, const ModelLayout& layout, Decisions& decisions) {
   const ZeroConfig& zero = inputs.config->zero;
   const size_t units = layout.units.size();
-  // Alone, a rank gathers from the tier below the device and from nowhere else.
+  // A single rank gathers from the tier below the device only.
   const bool all =
       decisions.stage < 3 || (decisions.shards == 1 && decisions.parameter_tier == Tier::kDevice);
   decisions.kept_whole.assign(units, all);
@@ -227,7 +227,7 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   DecideKeptWhole(inputs, layout, decisions);
 
   const size_t units = layout.units.size();
-  std::vector<int> visits(units, 0);  // that take its gradients
+  std::vector<int> visits(units, 0);  // visits that take its gradients
   const std::vector<bool> gradients = VisitsWithGradients(model);
   for (size_t v = 0; v < gradients.size(); ++v)
     visits[static_cast<size_t>(model.forward[v].unit)] += gradients[v] ? 1 : 0;

@@ -65,7 +65,7 @@ Kind KindOf(const ScopeEvent& event) {
   return event.backward ? kBackward : event.recompute ? kRecompute : kForward;
 }
 
-// Events, which have happened so far.
+// Indices of events that have happened so far.
 struct ScopeTimes {
   int opened = kNever, closed = kNever;
   bool is_open() const { return opened > closed; }
@@ -114,7 +114,7 @@ class Check {
     return absl::InvalidArgumentError(absl::StrCat(text...));
   }
 
-  absl::Status CheckEvents() const;  // each by itself
+  absl::Status CheckEvents() const;  // checks each event by itself
   absl::Status Open(int number);
   absl::Status OpenForward(int number);
   absl::Status OpenBackward(int number);
@@ -129,8 +129,8 @@ class Check {
 
   const ModelSpec& model_;
   const std::vector<ScopeEvent> events_;
-  std::vector<std::array<ScopeTimes, 3>> visits_;  // by kind; of a recompute the newest
-  std::vector<int> open_;                          // events that opened what is open
+  std::vector<std::array<ScopeTimes, 3>> visits_;  // by kind; for recomputes, the newest
+  std::vector<int> open_;                          // the events that opened the open scopes
 };
 
 absl::Status Check::CheckEvents() const {
@@ -261,7 +261,7 @@ absl::Status Check::CheckVisits() {
 // An update comes when the last gradient is there.
 absl::Status Check::CheckUnits() const {
   constexpr size_t kNone = static_cast<size_t>(-1);
-  std::vector<int> closed(model_.units.size(), kNever);  // the last that takes gradients
+  std::vector<int> closed(model_.units.size(), kNever);  // its last scope that takes gradients
   for (size_t i = 0; i < events_.size(); ++i) {
     const ScopeEvent& event = events_[i];
     if (!event.opens && event.backward && TakesGradients(event.visit))
@@ -300,7 +300,7 @@ absl::Status Check::CheckRecomputes() const {
   return absl::OkStatus();
 }
 
-// Every visit reads what the one before it has written, and gives it its gradient.
+// Every visit reads the boundary of the visit before it, and writes that boundary's gradient.
 absl::Status Check::CheckBoundaries() {
   if (!OwnsBoundaries()) return absl::OkStatus();
   const int visits = static_cast<int>(visits_.size());

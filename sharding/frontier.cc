@@ -9,7 +9,7 @@ Frontier::Frontier(int cells) : cells_(static_cast<size_t>(cells)) {}
 
 int Frontier::AddEvent(Line line) {
   events_.push_back({.line = line});
-  not_over_.reserve(events_.capacity());  // each at most once
+  not_over_.reserve(events_.capacity());  // holds each event at most once
   return static_cast<int>(events_.size()) - 1;
 }
 

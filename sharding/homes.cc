@@ -8,7 +8,7 @@
 namespace ebb::sharding {
 namespace {
 
-// Lets a share of what comes pass, as evenly as whole pieces allow.
+// Selects a share of the pieces, as evenly as whole pieces allow.
 class Share {
  public:
   explicit Share(double share) : share_(share) {}
@@ -31,7 +31,7 @@ std::vector<ParameterPiece> Pieces(const Decisions& d, int unit, int64_t shard, 
   if (tier != Tier::kNvme) return {{.begin = 0, .end = shard, .home = {.tier = tier}}};
   int64_t cut = std::min(in_cpu, shard);
   if (cut < shard) cut -= cut % kCutElements;
-  if (cut < shard && d.own_optimizer) cut = 0;  // it gets slices of parameters uncut
+  if (cut < shard && d.own_optimizer) cut = 0;  // an own optimizer gets slices of parameters uncut
   in_cpu -= cut;
   std::vector<ParameterPiece> pieces;
   if (cut > 0) pieces.push_back({.begin = 0, .end = cut, .home = {.tier = Tier::kCpu}});
@@ -39,7 +39,7 @@ std::vector<ParameterPiece> Pieces(const Decisions& d, int unit, int64_t shard, 
   return pieces;
 }
 
-// What a sub-group writes of the parameters has one home.
+// The parameters that a sub-group writes have one home.
 std::vector<int64_t> CutsOf(const std::vector<ParameterPiece>& pieces, int64_t elements,
                             int64_t step) {
   std::vector<int64_t> cuts = {0};

@@ -77,7 +77,7 @@ class NormalPairs {
     const auto top53 = [](uint32_t high, uint32_t low) {
       return ((uint64_t{high} << 32) | low) >> 11;
     };
-    // In (0, 1], as the logarithm needs.
+    // The logarithm needs a value in (0, 1].
     const double radius = std::sqrt(-2 * LogOfFraction(top53(bits[0], bits[1]) + 1));
     const SineCosine angle = SineCosineOfTurn(top53(bits[2], bits[3]));
     return {radius * angle.cosine, radius * angle.sine};

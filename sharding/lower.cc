@@ -91,7 +91,7 @@ class Lowering {
   const Decisions& d_;
   const bool carrying_;
   const std::vector<bool> releases_;
-  OperandWriter operands_;  // of the instruction that is written
+  OperandWriter operands_;  // of the instruction that is being written
   Fragment fragment_;
   std::vector<int> open_;  // scopes, as they opened
 };

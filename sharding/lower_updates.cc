@@ -207,7 +207,7 @@ void UpdateLowering::BringParameter(Route& route) {
         .bytes = GroupOf(route).count() * SizeOf(d_.compute)});
 }
 
-// What the update wrote goes home.
+// Writes what the update wrote to its home.
 void UpdateLowering::TakeHome(const Route& route) {
   const SubGroup& group = GroupOf(route);
   const Place& home = route.parameter_home;
@@ -273,7 +273,7 @@ void UpdateLowering::AddArrays(const Route& route, Access access, int states, bo
     to_.Add(route.states.Plus(k * route.states_stride), DType::kFloat32, access, count);
 }
 
-// Of an optimizer of the trainer's: one part of a parameter in fp32.
+// An optimizer of the trainer's gets one part of a parameter in fp32.
 void UpdateLowering::AddOwnStaging(const Route& route) {
   const Pools& pools = in_.plan.pools;
   int64_t longest = 0;

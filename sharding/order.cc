@@ -8,7 +8,7 @@
 namespace ebb::sharding {
 namespace {
 
-// The round that runs, those beside it, and one more, so that what is over moves once in two rounds.
+// The current round, its neighbours, and one more, so that finished rounds are dropped once in two rounds.
 constexpr int kRoundsKept = 4;
 constexpr uint64_t kHashBasis = 0xcbf29ce484222325ull, kHashPrime = 0x100000001b3ull;  // FNV-1a
 

@@ -1,4 +1,4 @@
-// What people and timelines call the plan's things.
+// Names of operations, streams and classes in tables and timelines.
 #include "ebb/sharding/plan.h"
 
 namespace ebb::sharding {

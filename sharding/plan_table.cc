@@ -36,7 +36,7 @@ std::string When(const Plan& plan, const Moment& moment) {
   return "";
 }
 
-// What waits follow from what a step touches, with and without updates of the step before.
+// The waits that follow from a step's operands, with and without updates of the step before.
 class Waits {
  public:
   explicit Waits(const Plan& plan) : plan_(plan) {
@@ -49,7 +49,7 @@ class Waits {
     }
   }
 
-  // As many on a line as fit.
+  // A line holds as many as fit.
   std::vector<std::string> OfOperation(int operation) const {
     for (const Fragment& fragment : fragments_) {
       const int index = fragment.instruction_of[static_cast<size_t>(operation)];
@@ -57,9 +57,9 @@ class Waits {
     }
     return {};
   }
-  // Of the kernels that begin with a moment; none where nothing is open.
+  // The kernels that begin with a moment; none while no scope is open.
   struct Kernels {
-    int scope = 0;  // the newest that is open
+    int scope = 0;  // the newest open scope
     std::vector<std::string> after;
   };
   std::optional<Kernels> OfMoment(size_t moment) const {
@@ -106,7 +106,7 @@ std::string Address(const Place& place) {
   return absl::StrFormat("%s+0x%x", where, place.offset);
 }
 
-// Of part `p`: what a reduction or norm reads, else what the operation leaves there; of an update, the master.
+// The operand of part `p`: a reduction's or norm's input, an update's master, any other operation's output.
 std::string Address(const Plan& plan, const Operation& operation, size_t p) {
   const UnitAddresses& unit = plan.pools.units[operation.parts[p].unit];
   switch (operation.kind) {
@@ -130,7 +130,7 @@ std::string Address(const Plan& plan, const Operation& operation, size_t p) {
   }
 }
 
-// Of the columns, a line each.
+// A line for each of the columns.
 constexpr char kLegend[] =
     "  when       begin and finish of the step; open or close of a scope: F forward, B backward "
     "and the "
@@ -142,7 +142,7 @@ constexpr char kLegend[] =
     "last uses,\n"
     "             by earlier steps, of what it touches\n"
     "  address    offset in a pool of the device, or of RAM (cpu), or in the swap file (nvme)\n";
-// Of an order that is declared.
+// For an order that is declared.
 constexpr char kLegendOfRecompute[] =
     "             R, in when and after: a recompute of the visit\n";
 constexpr char kLegendOfNested[] =

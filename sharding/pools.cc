@@ -31,7 +31,7 @@ void LayOutGather(const PoolInputs& in, Pools& pools) {
   }
 }
 
-// Of units that a step gathers more than once. Every step fills what it gathers from.
+// Secondary shards of units that a step gathers more than once. Every step fills those that it reads.
 void LayOutSecondary(const PoolInputs& in, Pools& pools) {
   const Decisions& d = *in.decisions;
   if (!d.has_secondary()) return;

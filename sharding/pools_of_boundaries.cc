@@ -1,5 +1,5 @@
 // Addresses of boundary activations and their gradients, which share the device's memory by lifetime,
-// and of those that leave it.
+// and addresses of boundaries that leave the device.
 #include <algorithm>
 
 #include "ebb/sharding/boundaries.h"
@@ -8,7 +8,7 @@
 namespace ebb::sharding {
 namespace {
 
-// Of boundaries that leave the device; in the swap file of states, after these.
+// Boundaries that leave the device lie in the swap file of states, after the states.
 void LayOutBoundaryHomes(const PoolInputs& in, const std::vector<BoundaryUse>& uses, Pools& pools) {
   const Tier tier = in.decisions->activation_tier;
   if (tier == Tier::kDevice) return;

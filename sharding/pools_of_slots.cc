@@ -26,7 +26,7 @@ class WorkSlot {
   int64_t elements_, bytes_ = 0;
 };
 
-// What sub-groups need of work slots on either side.
+// The work slots that sub-groups need on the device and on the host.
 struct WorkNeeds {
   bool states = false, gradient = false, parameter = false;
   bool any() const { return states || gradient || parameter; }
@@ -119,7 +119,7 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
   if (pools.master_slots.count > 0)
     pools.master_slots.first = on_host(pools.master_slots.count * pools.master_slots.bytes);
   // Sub-groups.
-  WorkNeeds needs[2];  // of updates on the device, on the host
+  WorkNeeds needs[2];  // for updates on the device, on the host
   int64_t largest = 0;
   for (const SubGroup& group : pools.homes.sub_groups) {
     if (!in.has_work_slots) break;

@@ -100,7 +100,7 @@ void LayOutStates(const PoolInputs& in, Pools& pools) {
     if (!d.writes_parameters()) {
       const UnitHomes& unit = pools.homes.units[static_cast<size_t>(group.unit)];
       group.master = unit.trainable.front().home.Plus(group.begin * 4);
-      if (d.stage == 0) group.master.per_slice = 0;  // updates the whole
+      if (d.stage == 0) group.master.per_slice = 0;  // at stage 0 each rank updates the whole unit
     }
   }
   for (SubGroup& group : pools.homes.sub_groups) {

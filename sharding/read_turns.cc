@@ -74,7 +74,7 @@ void TurnPlanner::OfGathers() {
     ReadTurn turn{.units = {}, .issue = group.issue, .updated = {}};
     int64_t bytes = 0;
     for (int i : group.stays) {
-      if (group.from_secondary) break;  // which lies on the device
+      if (group.from_secondary) break;  // secondary shards are on the device
       const int unit = in_.residency.stays[static_cast<size_t>(i)].unit;
       turn.units.push_back(unit);
       bytes += SwapBytes(pools_.homes, unit, SizeOf(d_.compute));

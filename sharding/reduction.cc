@@ -42,7 +42,7 @@ Reduction PlanReduction(const std::vector<PlannedScope>& scopes, const ModelLayo
     reduction.group_of_scope[s] = static_cast<int>(reduction.groups.size()) - 1;
     grouped += bytes;
   }
-  std::vector<int> last(layout.units.size(), -1);  // contribution so far
+  std::vector<int> last(layout.units.size(), -1);  // the unit's newest contribution
   for (const std::vector<int>& group : reduction.groups) {
     for (int s : group) {
       int& before = last[scopes[s].unit];

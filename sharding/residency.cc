@@ -12,7 +12,7 @@ namespace {
 bool StaysUntil(std::span<const PlannedScope> scopes, std::span<const int64_t> used,
                 const Stay& stay, int to, const ResidencyLimits& limits) {
   const int from = stay.last;
-  if (stay.end > scopes[to].open_tick) return true;  // a scope of it is open
+  if (stay.end > scopes[to].open_tick) return true;  // a scope of the unit is open
   if (used[to] - used[from] > limits.reuse_elements) return false;
   if (stay.end + 1 == scopes[to].open_tick) return true;
   return !limits.reshard_after_forward && scopes[from].round == scopes[to].round &&
@@ -135,7 +135,7 @@ class Issuer {
   int RoundOf(const GatherGroup& group) const {
     return scopes_[static_cast<size_t>(FirstUse(group))].round;
   }
-  // Of those of its round.
+  // Counted among the groups of its round.
   int NumberInRound(size_t group) const {
     int number = 0;
     while (group > 0 && RoundOf(residency_.groups[group - 1]) == RoundOf(residency_.groups[group]))
@@ -177,7 +177,7 @@ class Issuer {
   const ResidencyLimits& limits_;
   int ahead_max_ = 0;
   size_t next_ = 0;        // the first group not issued yet
-  std::vector<int> live_;  // stays issued and not over
+  std::vector<int> live_;  // stays that are issued and not over
 };
 
 }  // namespace
@@ -187,7 +187,7 @@ Residency PlanResidency(std::span<const PlannedScope> scopes, std::span<const in
   Residency residency;
   residency.stays = FindStays(scopes, elements, kept_whole, limits);
   residency.groups = FindGroups(scopes, elements, residency.stays, limits);
-  // Each round in the middle finds as much issued ahead as it leaves: then all of them are the same.
+  // Each middle round begins with as much issued ahead as it leaves, so all middle rounds are the same.
   Issuer issuer(scopes, elements, residency, limits);
   int ahead_max = std::numeric_limits<int>::max();
   issuer.Run(ahead_max);

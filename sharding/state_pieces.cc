@@ -13,7 +13,7 @@ Operand OperandAt(const Place& place, DType dtype, int64_t count, Access access 
   return {.place = place, .dtype = dtype, .access = access, .count = count};
 }
 
-// `home`, of whichever elements, of `count` of them from its element `skipped` on.
+// The part of `home` that begins at its element `skipped` and has `count` elements.
 Operand Further(Operand home, int64_t skipped, int64_t count) {
   if (home.count == 0) return home;
   home.place.offset += skipped * SizeOf(home.dtype);
@@ -30,7 +30,7 @@ std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& rang
   const UnitHomes& unit = plan.pools.homes.units[static_cast<size_t>(array.unit)];
   const bool masters = array.what == StateClass::kMaster;
   std::vector<StateRun> runs;
-  // The part of elements [begin, end) that is asked for. `home` and `low` are those of `begin`.
+  // The asked-for part of elements [begin, end). `home` and `low` are the places of `begin`.
   const auto add = [&](int64_t begin, int64_t end, const Operand& home, const Operand& low = {}) {
     end = std::min(end, range.end);
     for (int64_t at = std::max(begin, range.begin); at < end;) {
@@ -50,7 +50,7 @@ std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& rang
       add(piece.begin, piece.end, OperandAt(piece.home, d.compute, 1));
     return runs;
   }
-  // What a rank updates is whole at stage 0, and this its slice of it.
+  // At stage 0 a rank updates the whole unit; this is the rank's slice of it.
   const int64_t slice = d.stage == 0 ? shard * elements : 0;
   for (int g = 0; g < unit.sub_groups; ++g) {
     const SubGroup& group =
@@ -75,7 +75,7 @@ std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& rang
 
 namespace {
 
-// What passes between a home and the staging: of a file whole blocks.
+// The bytes that pass between a home and the staging: whole blocks of a file.
 struct Passing {
   Operand home, staging;
 };

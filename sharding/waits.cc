@@ -31,14 +31,14 @@ bool IsControl(const Operand& operand) {
 
 }  // namespace
 
-// Two files a rank: of parameters, and of all else.
+// A rank has two files: one of parameters, one of everything else.
 std::pair<int, int> Cells::KeyOf(const Place& place) {
   const bool of_states = place.tier == Tier::kNvme && place.pool != StateClass::kParameter;
   return {static_cast<int>(place.tier),
           static_cast<int>(of_states ? StateClass::kMaster : place.pool)};
 }
 
-// Of all slices.
+// Stands for all slices.
 int64_t Cells::EndOf(const Operand& operand) const {
   return operand.place.offset + (slices_ - 1) * operand.place.per_slice + operand.bytes();
 }
@@ -76,7 +76,7 @@ Cells::Cells(std::span<const Fragment* const> fragments, int units, int slices)
       section.cuts.push_back(place.offset - section.begin);
       section.cuts.push_back(place.offset - section.begin + operand->bytes());
     }
-    // Of sections that share memory all slices conflict.
+    // All slices of sections that share memory conflict.
     Pool& pool = pools_[key];
     for (Slices& section : found) {
       const bool alone = std::none_of(found.begin(), found.end(), [&](const Slices& other) {
@@ -116,7 +116,7 @@ Cells::Cells(std::span<const Fragment* const> fragments, int units, int slices)
   }
   count_ = static_cast<int>(control_.count());
   for (auto& [key, pool] : pools_) {
-    // What no fragment touches, others may: steps of other rounds use other slots.
+    // Steps of other rounds use other slots, so bytes that this fragment does not touch still count.
     pool.cuts.push_back(0);
     pool.cuts.push_back(std::numeric_limits<int64_t>::max());
     SortUnique(pool.cuts);

@@ -75,7 +75,7 @@ std::vector<ClassBytes> AliveBytes(const Fragment& fragment, Tier tier) {
   }
   for (PoolCells& pool : pools) pool.Number();
 
-  // What comes, and behind the last use goes, first; then summed up.
+  // First the bytes that come at an instruction or go after a last use; then their running sum.
   const int count = static_cast<int>(fragment.instructions.size());
   std::vector<ClassBytes> alive(static_cast<size_t>(count) + 1);
   const auto adder = [&](size_t of) {

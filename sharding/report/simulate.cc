@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kNone = ClockedInstruction::kNone;
 
-// What a step's kernels end with.
+// The instruction that a step's kernels end with.
 int LastOf(const StepClock& clock, int step) {
   int last = kNone;
   bool computes = false;
@@ -31,7 +31,7 @@ int LastOf(const StepClock& clock, int step) {
   return last;
 }
 
-// From the end of `last` back to `from`.
+// The critical path from the end of `last` back to `from`.
 void AddCritical(const StepClock& clock, int last, double from, StepSeconds& seconds) {
   const auto end_of = [&](int number) {
     return number == kNone ? 0 : clock.clocked()[static_cast<size_t>(number)].end;
@@ -47,7 +47,7 @@ void AddCritical(const StepClock& clock, int last, double from, StepSeconds& sec
   }
 }
 
-// Of steps [begin, end).
+// Adds how long each line is busy in steps [begin, end).
 void AddBusy(const StepClock& clock, const Amounts& rates, int begin, int end,
              StepSeconds& seconds) {
   std::array<double, kLines> until = {};

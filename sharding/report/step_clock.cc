@@ -144,7 +144,7 @@ void StepClock::Await(int number, int other) {
   ++ProgressOf(number).awaited;
 }
 
-// All that happens at this moment.
+// Handles all events of this moment.
 void StepClock::Settle() {
   do {
     while (to_look_at_ != 0) {

@@ -1,5 +1,5 @@
 // Simulated steps against published runs: most are within 15%, and the others are listed as
-// exceptions. docs/plan.md lists inputs, sources and results.
+// exceptions. bench/results/2026-11-25-plan.md lists sources and results.
 #include <gtest/gtest.h>
 
 #include <algorithm>
