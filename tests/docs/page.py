@@ -93,7 +93,7 @@ class Page:
         printed = subprocess.run(["bash", "-c", command], cwd=self.scratch, env=environment, stdout=subprocess.PIPE,
                                  stderr=subprocess.STDOUT, text=True).stdout
         rest = " ".join(printed.split())
-        for part in expected.split("..."):
+        for part in re.split(r"(?<!\.)\.\.\.(?!\.)", expected):
             part = " ".join(part.split())
             if part not in rest:
                 raise ValueError(f"not printed, or not there: {part}\nPrinted:\n{printed}")
