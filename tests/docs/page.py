@@ -8,7 +8,7 @@ The word behind a fence says what a block is, and so what is done with it:
   cpp           compiled by tests/docs/CMakeLists.txt, which says so with --compiled
   c, cpp of F   a part of the file F
   json          a configuration: gpt --explain-config takes it; json machine: ebb-plan --machine takes it
-  python        compiled
+  python        compiled; run by tests/python/pages_test.py, where torch is
   (nothing)     output or a picture. After a first line "$ COMMAND" it is what COMMAND prints; "..." stands for any text
   KIND not run: REASON
 

@@ -177,11 +177,11 @@ void AddTraining(CLI::App& app, Options& o) {
                          "whether an unknown key of the configuration is an error or a warning",
                          "an error where DeepSpeed refuses it or it looks like a misspelling");
   s.Add("--steps", o.steps, "N", "optimizer steps", absl::StrCat(o.steps), Whole(0));
-  s.Add("--lr", o.learning_rate, "RATE", "learning rate, at its highest",
-        or_file(Recipe::kLearningRate), Rate());
+  s.Add("--lr", o.learning_rate, "RATE", "highest learning rate", or_file(Recipe::kLearningRate),
+        Rate());
   s.Add("--warmup", o.warmup, "N", "steps in which the learning rate rises to that",
         or_file("three tenths of the steps, 200 at most"), Whole(0));
-  s.Add("--seed", o.seed, "N", "of initial values and batches", absl::StrCat(o.seed), Seed());
+  s.Add("--seed", o.seed, "N", "seed of initial values and batches", absl::StrCat(o.seed), Seed());
   s.Add("--stage", o.stage, "0|1|2|3", "ZeRO stage", or_file(3), Whole(0, 3));
   s.AddWord<DType>(
       "--dtype", o.dtype,
@@ -234,7 +234,7 @@ void AddModelAndData(CLI::App& app, Options& o) {
   };
   add("--layers", shape.layers, "blocks");
   add("--heads", shape.heads, "attention heads");
-  add("--width", shape.width, "of the residual stream");
+  add("--width", shape.width, "width of the residual stream");
   add("--context", shape.context, "bytes of one sequence");
   add("--vocabulary", shape.vocabulary, "rows of the embedding, 256 or more");
 }
@@ -265,13 +265,14 @@ void AddSaving(CLI::App& app, Options& o) {
   s.Add("--save-every", o.save_every, "N", "steps between saves; 0: at the end only",
         absl::StrCat(o.save_every), Whole(0))
       .needs(save);
-  s.Add("--keep", o.keep, "K", "the newest so many stay; 0: all", absl::StrCat(o.keep),
-        Whole(0, 1 << 20))
+  s.Add("--keep", o.keep, "K", "how many of the newest checkpoints stay; 0: all",
+        absl::StrCat(o.keep), Whole(0, 1 << 20))
       .needs(save);
-  s.Add("--resume", o.resume, "DIR|latest",
-        "go on from a checkpoint, or from the newest of a folder; latest: of the folder of --save, "
-        "and afresh where there is none",
-        "");
+  s.Add(
+      "--resume", o.resume, "DIR|latest",
+      "go on from a checkpoint, or from the newest one of a folder; latest: from the newest one of "
+      "--save's folder, or afresh if it has none",
+      "");
   s.Add("--init-from", o.init_from, "PATH",
         "begin with these parameters: safetensors of Hugging Face's GPT-2, a file or a folder, or "
         "a checkpoint; not where "
@@ -306,20 +307,21 @@ void AddOffload(CLI::App& app, Options& o) {
   tier("--offload-optimizer", o.offload_optimizer,
        "where masters and optimizer states live, from stage 1");
   s.Add("--nvme-path", o.nvme_paths, "FOLDER",
-        "for the swap files; several, repeated or with commas, are striped", "the configuration's",
-        Folder())
+        "of the swap files; several (the option repeated, or commas) are striped",
+        "the configuration's", Folder())
       .delimiter(',')
       ->take_all();
   s.AddText("--device-memory", Bytes(o.device_memory), "SIZE",
-            "what a rank's pools on the device may take, such as 64MiB", "what they need", Size());
-  s.AddText("--host-memory", Bytes(o.host_memory), "SIZE",
-            "what a rank's pools in the host's RAM may take; what staging leaves of it holds "
-            "optimizer states",
-            "what they need", Size());
+            "upper limit of a rank's pools on the device, such as 64MiB", "what they need", Size());
+  s.AddText(
+      "--host-memory", Bytes(o.host_memory), "SIZE",
+      "upper limit of a rank's pools in the host's RAM; what staging leaves of it is filled with "
+      "optimizer states",
+      "what they need", Size());
   s.AddFlag("--split-master", o.split_master,
             "a master is its bf16 parameter and 16 bits more: the same bits in less memory");
   s.AddFlag("--stochastic-rounding", o.stochastic_rounding,
-            "bf16 parameters are their own masters, rounded up or down by chance");
+            "bf16 parameters are their own masters, rounded up or down at random");
 }
 
 CommandLine Wrong(std::string_view why) {

@@ -223,13 +223,13 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
 
 void AddOptions(CLI::App& app, Given& given) {
   CLI::Option* const named =
-      app.add_option("--model", given.model, "a model that is known by name; --list shows all")
+      app.add_option("--model", given.model, "the name of a model; --list shows all")
           ->option_text("NAME");
   CLI::Option* const described =
       app.add_option("--config-json", given.config_json, "Hugging Face's config.json of a model")
           ->option_text("FILE");
   CLI::Option* const stored = app.add_option("--safetensors", given.safetensors,
-                                             "files of a model, of which headers are read")
+                                             "files of a model; only their headers are read")
                                   ->option_text("FILE...");
   named->excludes(described)->excludes(stored);
   described->excludes(stored);
@@ -240,44 +240,49 @@ void AddOptions(CLI::App& app, Given& given) {
     number(flag, to, what)->excludes(stored);
   };
   size("--layers", given.shape.layers,
-       "sizes of a gated transformer, or other ones than the model's");
-  size("--width", given.shape.width, "");
-  size("--heads", given.shape.heads, "");
-  size("--key-value-heads", given.shape.key_value_heads, "");
-  size("--head-width", given.shape.head_width, "");
-  size("--feed-forward", given.shape.feed_forward, "");
-  size("--vocabulary", given.shape.vocabulary, "");
-  size("--experts", given.shape.experts, "");
-  size("--experts-of-token", given.shape.experts_of_token, "");
+       "blocks; sizes describe a gated transformer, or replace the model's");
+  size("--width", given.shape.width, "width of the residual stream");
+  size("--heads", given.shape.heads, "attention heads");
+  size("--key-value-heads", given.shape.key_value_heads, "heads of keys and values");
+  size("--head-width", given.shape.head_width, "width of a head");
+  size("--feed-forward", given.shape.feed_forward, "width inside the feed-forward layer");
+  size("--vocabulary", given.shape.vocabulary, "tokens that there are");
+  size("--experts", given.shape.experts, "experts of a block");
+  size("--experts-of-token", given.shape.experts_of_token, "experts that a token goes through");
   number("--context", given.context, "tokens of a sequence (default: the model's, at most 4096)");
   number("--batch", given.batch, "sequences of a micro-batch on a rank (default: 1)");
-  number("--micro-batches", given.micro_batches, "of a step on a rank (default: 1)");
+  number("--micro-batches", given.micro_batches, "micro-batches of a step on a rank (default: 1)");
   app.add_option("--ranks", given.ranks, "GPUs in all (default: those of one machine)")
       ->option_text("N")
       ->check(CLI::Range(1, kRanksMax));
   app.add_option("--machine", given.machine,
                  "a name, a JSON file, or here: measured now (default: 8xh100)")
       ->option_text("NAME|FILE|here");
-  app.add_option("--nvme-path", given.nvme_path, "folder of offloaded state")->option_text("DIR");
+  app.add_option("--nvme-path", given.nvme_path, "folder of the swap files")->option_text("DIR");
   app.add_option("--config,--deepspeed", given.config, "ask about this DeepSpeed or Ebb JSON file")
       ->option_text("FILE");
-  app.add_option("--stage", given.stage, "ask about one configuration: its stage")
+  app.add_option("--stage", given.stage, "ask about one configuration: its ZeRO stage")
       ->check(CLI::Range(0, 3));
-  app.add_option("--offload-param", given.offload_param)->option_text("none|cpu|nvme");
-  app.add_option("--offload-optimizer", given.offload_optimizer)->option_text("none|cpu|nvme");
-  app.add_option("--offload-activations", given.offload_activations)->option_text("none|cpu|nvme");
-  app.add_flag("--recompute", given.recompute, "blocks are computed again in backward");
-  app.add_option("--dtype", given.dtype, "what is computed in (default: bf16)")
+  app.add_option("--offload-param", given.offload_param, "where parameters are")
+      ->option_text("none|cpu|nvme");
+  app.add_option("--offload-optimizer", given.offload_optimizer,
+                 "where masters and optimizer states are")
+      ->option_text("none|cpu|nvme");
+  app.add_option("--offload-activations", given.offload_activations,
+                 "where boundary activations are")
+      ->option_text("none|cpu|nvme");
+  app.add_flag("--recompute", given.recompute, "compute blocks again in backward");
+  app.add_option("--dtype", given.dtype, "compute dtype (default: bf16)")
       ->option_text("bf16|fp16|fp32");
-  app.add_flag("--unfused-attention", given.unfused, "scores of attention are kept");
-  app.add_flag("--whole-logits", given.whole_logits, "the head holds all logits of a micro-batch");
+  app.add_flag("--unfused-attention", given.unfused, "keep the scores of attention");
+  app.add_flag("--whole-logits", given.whole_logits, "hold all logits of a micro-batch");
   app.add_option("--activations", given.activations,
-                 "what the trainer says that its activations take")
+                 "memory of the activations, if the trainer knows it better")
       ->option_text("SIZE");
-  app.add_option("--largest", given.largest, "find the largest that fits in any configuration")
+  app.add_option("--largest", given.largest, "find the largest one that fits in any configuration")
       ->option_text("model|batch|context");
-  app.add_flag("--all", given.all, "a line for each configuration");
-  app.add_flag("--json", given.json, "everything as JSON");
+  app.add_flag("--all", given.all, "print a line for each configuration");
+  app.add_flag("--json", given.json, "print everything as JSON");
   app.add_option("--write", given.write_file, "write the configuration as DeepSpeed's JSON")
       ->option_text("FILE");
   app.add_option("--trace", given.trace_file, "write its steps for ui.perfetto.dev")

@@ -1,0 +1,67 @@
+"""Each block of Python in README.md and docs/python.md trains, with models and data of this file."""
+
+import os
+import pathlib
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import ebb
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIG = '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3}}'
+
+
+def blocks():
+    for page in ("README.md", "docs/python.md"):
+        text = (ROOT / page).read_text()
+        for found in re.finditer(r"^```python[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            line = text[: found.start()].count("\n") + 1
+            yield pytest.param(found[1], id=f"{page}:{line}")
+
+
+class MyModel(nn.Module):
+    def __init__(self, outputs=3):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, outputs))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def _names(code):
+    """What a page takes for granted."""
+    import transformers
+
+    names = {
+        "torch": torch, "ebb": ebb, "transformers": transformers, "MyModel": MyModel, "model": MyModel(), "config": "ds_config.json",
+        "loader": [(torch.randn(4, 8), torch.randint(3, (4,))) for _ in range(2)], "chosen": torch.randn(4, 8),
+        "rejected": torch.randn(4, 8), "path": "llama",
+    }
+    if "path)" in code:
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(
+            vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)).save_pretrained("llama")
+    if "d_engine" in code:
+        d, g = MyModel(outputs=1), MyModel(outputs=8)
+        twice = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
+        names |= {"d": d, "g": g, "noise": torch.randn(4, 8), "real": torch.randn(4, 8), "d_loss": lambda y: (y**2).mean(),
+                  "g_loss": lambda y: -y.mean(), "d_engine": ebb.initialize(d, twice),
+                  "g_engine": ebb.initialize(g, {"train_micro_batch_size_per_gpu": 4})}
+    return names
+
+
+def _run(code, folder):
+    os.chdir(folder)
+    pathlib.Path("ds_config.json").write_text(CONFIG)
+    names = _names(code)
+    exec(compile(code, "the page", "exec"), names)
+    for name, value in names.items():
+        if name.endswith("engine"):
+            value.close()
+
+
+@pytest.mark.parametrize("code", list(blocks()))
+def test_a_block_of_a_page_runs(one, code, tmp_path):
+    one.run(_run, code, str(tmp_path))
