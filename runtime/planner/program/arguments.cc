@@ -262,6 +262,7 @@ void AddOptions(CLI::App& app, Given& given) {
   app.add_option("--config,--deepspeed", given.config, "ask about this DeepSpeed or Ebb JSON file")
       ->option_text("FILE");
   app.add_option("--stage", given.stage, "ask about one configuration: its ZeRO stage")
+      ->option_text("0|1|2|3")
       ->check(CLI::Range(0, 3));
   app.add_option("--offload-param", given.offload_param, "where parameters are")
       ->option_text("none|cpu|nvme");
