@@ -12,7 +12,7 @@ The word behind a fence says what a block is, and so what is done with it:
   (nothing)     output or a picture. After a first line "$ COMMAND" it is what COMMAND prints; "..." stands for any text
   KIND not run: REASON
 
-Any other fence is an error.
+Any other fence is an error, and so is a link to a page or a heading that is not there.
 """
 
 import argparse
@@ -41,6 +41,19 @@ def blocks(text):
     if info is not None:
         raise SystemExit(f"line {start}: a block that does not end")
     return found
+
+
+def headings(text):
+    """What a link calls the headings of a page."""
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 _-]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def dead_links(page):
+    for target, heading in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", page.read_text()):
+        path = page.parent / target if target else page
+        if not path.exists() or heading and heading not in headings(path.read_text()):
+            yield f"{target}#{heading}"
 
 
 def executable(path, text):
@@ -145,6 +158,9 @@ def main():
         except (ValueError, SyntaxError) as error:
             wrong += 1
             print(f"{arguments.page}:{line}: {error}", file=sys.stderr)
+    for link in dead_links(pathlib.Path(arguments.page)):
+        wrong += 1
+        print(f"{arguments.page}: a link to {link}, which is not there", file=sys.stderr)
     return 1 if wrong else 0
 
 
