@@ -11,7 +11,9 @@
 
 #include "absl/status/status.h"
 #include "ebb/runtime/comm/communicator.h"
+#include "ebb/runtime/device/cpu/cpu_event.h"
 #include "ebb/runtime/device/stream.h"
+#include "ebb/runtime/engine/control_block.h"
 #include "ebb/runtime/engine/instruction_arithmetic.h"
 #include "ebb/runtime/engine/issue_observer.h"
 #include "ebb/runtime/engine/linked_fragment.h"
@@ -32,7 +34,7 @@ class Issuer {
     StreamOrder* order = nullptr;
     std::array<std::optional<Communicator>*, sharding::kLanes> lanes = {};  // by sharding::Lane
     Storage* storage = nullptr;
-    Event* started = nullptr;  // ties the streams of a transfer's start and end
+    const ControlBlock* control = nullptr;
     SwapVerifier* verifier = nullptr;
     const InstructionArithmetic* arithmetic = nullptr;
     RecordExchange* exchange = nullptr;
@@ -59,12 +61,17 @@ class Issuer {
   void Issue(LinkedFragment& run, int instruction, const StepTag& step, MovedBytes* counted);
   void Work(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream);
   void Collect(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream);
-  void Copy(LinkedFragment& run, int instruction, Stream& stream);
+  void Copy(LinkedFragment& run, int instruction, int parity, Stream& stream);
+  std::span<std::byte> MemoryOf(const LinkedFragment& run, int instruction, int operand,
+                                int parity) const;
   void StartTransfers(LinkedFragment& run, int instruction, uint32_t save);
   void EndTransfers(LinkedFragment& run, int instruction, const StepTag& step);
 
   const Parts with_;
   std::function<void(int unit)> read_async_;
+  // By the line where transfers start: how many have. The line where they end waits for that number, which costs no
+  // event.
+  std::array<Progress, sharding::kLines> started_;
 };
 
 }  // namespace ebb
