@@ -7,8 +7,6 @@
 // rank has failed.
 #pragma once
 
-#include <mpi.h>
-
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -37,14 +35,14 @@ class MpiMessage {
   // Gives up a message that is still under way. Its memory stays as long as MPI may use it.
   ~MpiMessage();
 
-  bool is_under_way() const { return request_ != MPI_REQUEST_NULL; }
+  bool is_under_way() const { return request_ != nullptr; }
   // True: nothing is under way. Never true again once its endpoint has been abandoned.
   bool Test();
 
  private:
   friend class MpiEndpoint;
   MpiEndpoint* endpoint_ = nullptr;
-  MPI_Request request_ = MPI_REQUEST_NULL;
+  OpenMpi::Request request_ = nullptr;
   MessageMemory memory_;
   bool is_receive_ = false;
 };
@@ -52,19 +50,17 @@ class MpiMessage {
 class MpiEndpoint {
  public:
   // All ranks of `parent` call it.
-  static absl::StatusOr<std::unique_ptr<MpiEndpoint>> Open(MpiLibrary& library, MPI_Comm parent,
+  static absl::StatusOr<std::unique_ptr<MpiEndpoint>> Open(MpiLibrary& library,
+                                                           OpenMpi::Comm parent,
                                                            WaitPoint::Deadline deadline);
   int rank() const { return rank_; }
   int size() const { return size_; }
   int tag_max() const { return tag_max_; }
   MpiLibrary& library() { return library_; }
 
-  // `data` lies in `memory`.
+  // `data` lies in `memory`. `to_be_taken`: ends only after the receiver has begun to receive it.
   void Send(MpiMessage& message, int to, int tag, MessageMemory memory, const std::byte* data,
-            int64_t bytes);
-  // The same, but it ends only after the receiver has begun to receive it.
-  void SendToBeTaken(MpiMessage& message, int to, int tag, MessageMemory memory,
-                     const std::byte* data, int64_t bytes);
+            int64_t bytes, bool to_be_taken = false);
   void Receive(MpiMessage& message, int from, int tag, MessageMemory memory, std::byte* data,
                int64_t bytes);
 
@@ -83,17 +79,15 @@ class MpiEndpoint {
 
  private:
   friend class MpiMessage;
-  MpiEndpoint(MpiLibrary& library, MPI_Comm comm);
-  // How every message begins.
-  void Begin(MpiMessage& message, MessageMemory memory, bool is_receive);
+  MpiEndpoint(MpiLibrary& library, OpenMpi::Comm comm);
   void NoteLocked(const char* what, int result);
 
   MpiLibrary& library_;
   // Never freed: freeing is a collective call, and ranks end at different times.
-  const MPI_Comm comm_;
+  const OpenMpi::Comm comm_;
   int rank_ = 0;
   int size_ = 1;
-  int tag_max_ = 32'767;
+  int tag_max_ = 32'767;  // at least, by the standard
   std::atomic<bool> failed_{false}, abandoned_{false};
   absl::Status status_;
 };

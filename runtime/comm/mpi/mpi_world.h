@@ -11,12 +11,10 @@
 
 namespace ebb {
 
-bool HasMpi();  // whether this build has MPI
-
 // This process's rank of the world that `launch` describes. Waits for all others, at most
 // `timeout_seconds`. A program that has initialised MPI itself must have asked for
 // MPI_THREAD_MULTIPLE, and must end MPI after its worlds. Otherwise MPI is initialised here, and
-// ended when the program exits. kUnimplemented: this build has no MPI.
+// ended when the program exits.
 absl::StatusOr<std::shared_ptr<WorldBackend>> NewMpiWorld(const Launch& launch,
                                                           double timeout_seconds);
 

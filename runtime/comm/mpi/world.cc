@@ -87,23 +87,19 @@ class SharedMemoryRank : public SharedRank {
 
 }  // namespace
 
-bool HasMpi() {
-  return true;
-}
-
 absl::StatusOr<std::shared_ptr<WorldBackend>> NewMpiWorld(const Launch& launch,
                                                           double timeout_seconds) {
   const WaitPoint::Deadline deadline = DeadlineAfter(timeout_seconds);
   EBB_ASSIGN_OR_RETURN(MpiLibrary * library, MpiLibrary::Get(timeout_seconds));
   const auto form = [&]() -> absl::StatusOr<std::shared_ptr<WorldBackend>> {
     EBB_ASSIGN_OR_RETURN(std::unique_ptr<MpiEndpoint> endpoint,
-                         MpiEndpoint::Open(*library, MPI_COMM_WORLD, deadline));
+                         MpiEndpoint::Open(*library, library->mpi().comm_world, deadline));
     absl::Status fits;
     if (endpoint->rank() != launch.rank || endpoint->size() != launch.size) {
-      fits = absl::FailedPreconditionError(absl::StrCat(
-          launch.launcher, " has started this process as rank ", launch.rank, " of ", launch.size,
-          ", but for MPI it is rank ", endpoint->rank(), " of ", endpoint->size(),
-          ": start it with the launcher of the MPI that Ebb was built with"));
+      fits = absl::FailedPreconditionError(
+          absl::StrCat(launch.launcher, " has started this process as rank ", launch.rank, " of ",
+                       launch.size, ", but for MPI it is rank ", endpoint->rank(), " of ",
+                       endpoint->size(), ": start it with Open MPI's launcher"));
     }
     const std::string launcher = absl::StrCat(launch.launcher, ", job ", launch.job);
     EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous,
@@ -134,8 +130,11 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> NewMpiWorld(const Launch& launch,
 absl::StatusOr<std::shared_ptr<MpiWorld>> MpiWorld::Form(const MpiWorldOptions& options) {
   const WaitPoint::Deadline deadline = DeadlineAfter(options.timeout_seconds);
   EBB_ASSIGN_OR_RETURN(MpiLibrary * library, MpiLibrary::Get(options.timeout_seconds));
-  EBB_ASSIGN_OR_RETURN(std::unique_ptr<MpiEndpoint> endpoint,
-                       MpiEndpoint::Open(*library, options.ranks, deadline));
+  EBB_ASSIGN_OR_RETURN(
+      std::unique_ptr<MpiEndpoint> endpoint,
+      MpiEndpoint::Open(*library,
+                        options.ranks != nullptr ? options.ranks : library->mpi().comm_world,
+                        deadline));
   EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Meet(*endpoint, options, absl::OkStatus(), deadline));
   return Hold(std::move(endpoint), std::move(rendezvous));
 }

@@ -21,7 +21,7 @@ namespace ebb {
 class MpiCommunicator;
 
 struct MpiWorldOptions {
-  MPI_Comm ranks = MPI_COMM_WORLD;
+  OpenMpi::Comm ranks = nullptr;  // null: all that MPI has
   double timeout_seconds = 600;
   // Ranks with different texts count as on different hosts. For tests.
   std::string host = {};
