@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/launch/launch.h"
-#include "ebb/runtime/comm/mpi/mpi_world.h"
 #include "ebb/runtime/comm/mpi/open_mpi.h"
+#include "ebb/runtime/comm/mpi/world.h"
 #include "ebb/runtime/comm/nccl/nccl_world.h"
 #include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/rendezvous/hosts_rank.h"
@@ -32,12 +32,6 @@ absl::Status NeedsMpi(const Launch& launch, const absl::Status& mpi) {
                  "srun --mpi=pmix)"
                : mpi.message(),
       ". Or start all ranks on one host; set MASTER_ADDR and MASTER_PORT if they are"));
-}
-
-bool ShareMemory(const std::vector<Participant>& participants) {
-  return std::all_of(participants.begin(), participants.end(), [&](const Participant& other) {
-    return other.shared_memory == participants[0].shared_memory;
-  });
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 // that the dynamic linker finds. Either is refused if Ebb was not written for its version.
 //
 //   const absl::StatusOr<OpenedLibrary> library = OpenedLibrary::Open(wanted);
-//   absl::Status found = library->Find("ncclCommSplit", nccl.CommSplit);
+//   absl::Status found = library->Find("ncclAllGather", nccl.AllGather);
 //
 // An opened library stays open until the process ends, because its own threads may still run. All
 // errors are kUnavailable.

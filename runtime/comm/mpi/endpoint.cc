@@ -19,58 +19,49 @@
 namespace ebb {
 namespace {
 
-// For a collective to which other ranks have not come. MPI cannot say which ranks those are.
-absl::Status NotAllHaveCome(MpiLibrary& library, OpenMpi::Comm comm, const char* what) {
-  int rank = 0, size = 0;
-  const std::scoped_lock lock(library.mutex());
-  library.mpi().Comm_rank(comm, &rank);
-  library.mpi().Comm_size(comm, &size);
-  return absl::DeadlineExceededError(absl::StrCat(
-      Describe(Myself(rank, size, "MPI")), " has waited until its time-out, at the start of the ",
-      "world, for the other ranks: not all ", size, " have come there (", what, ")"));
-}
-
-// MPI does not say which ranks are missing. So the first two ranks log it, because one of them may
-// be the missing one, and so does the first rank of each host, because both may be missing.
-void SayNotAllHaveCome(MpiLibrary& library, OpenMpi::Comm comm, double seconds) {
-  int rank = 0, size = 1;
-  {
-    const std::scoped_lock lock(library.mutex());
-    library.mpi().Comm_rank(comm, &rank);
-    library.mpi().Comm_size(comm, &size);
-  }
-  if (rank > 1 && !IsFirstOfHost(ThisEnvironment())) return;
-  LogWarning(absl::StrCat(Describe(Myself(rank, size, "MPI")), " has waited ", std::round(seconds),
-                          " s, at the start of the world, for the other ranks: not all ", size,
-                          " have come there"));
-}
-
 // Waits until a non-blocking collective of `comm` is complete. If it never is, `memory` stays
 // allocated, because MPI may still write to it.
+//
+// MPI does not say which ranks are missing. So the first two ranks log it, because one of them may
+// be the missing one, and so does the first rank of each host, because both may be missing.
 absl::Status AwaitRequest(MpiLibrary& library, OpenMpi::Comm comm, OpenMpi::Request request,
                           const MessageMemory& memory, const char* what,
                           WaitPoint::Deadline deadline) {
+  int rank = 0, size = 0;
+  const auto test = [&](absl::Status& status) {
+    int result = OpenMpi::kSuccess;
+    const std::scoped_lock lock(library.mutex());
+    const bool has_ended = library.TestLocked(request, result);
+    status = library.ToStatus(what, result);
+    if (!has_ended && size == 0) {
+      library.mpi().Comm_rank(comm, &rank);
+      library.mpi().Comm_size(comm, &size);
+    }
+    return has_ended;
+  };
+  const auto waited = [&](absl::string_view how_long) {
+    return absl::StrCat(Describe(Myself(rank, size, "MPI")), " has waited ", how_long,
+                        ", at the start of the world, for the other ranks: not all ", size,
+                        " have come there");
+  };
   Backoff backoff;
   WaitNotice notice{NoticeTimes()};
   absl::Status status;
-  while (status.ok()) {
-    {
-      int result = OpenMpi::kSuccess;
+  while (!test(status)) {
+    if (status.ok() && WaitPoint::Clock::now() >= deadline) {
+      status =
+          absl::DeadlineExceededError(absl::StrCat(waited("until its time-out"), " (", what, ")"));
+    }
+    if (!status.ok()) {
       const std::scoped_lock lock(library.mutex());
-      const bool has_ended = library.TestLocked(request, result);
-      status = library.ToStatus(what, result);
-      if (has_ended) return status;
+      library.BuryLocked(request, memory);
+      break;
     }
-    if (WaitPoint::Clock::now() >= deadline) {
-      status.Update(NotAllHaveCome(library, comm, what));
-    } else {
-      if (const std::optional<double> seconds = notice.Take())
-        SayNotAllHaveCome(library, comm, *seconds);
-      backoff.Pause();
-    }
+    if (const std::optional<double> seconds = notice.Take();
+        seconds.has_value() && (rank <= 1 || IsFirstOfHost(ThisEnvironment())))
+      LogWarning(waited(absl::StrCat(std::round(*seconds), " s")));
+    backoff.Pause();
   }
-  const std::scoped_lock lock(library.mutex());
-  library.BuryLocked(request, memory);
   return status;
 }
 

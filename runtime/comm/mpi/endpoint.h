@@ -14,10 +14,12 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/mpi/library.h"
+#include "ebb/runtime/comm/rendezvous/store.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
@@ -67,11 +69,11 @@ class MpiEndpoint {
   // Rank 0's text, of at most 2 KiB. All ranks call it, before any message.
   absl::StatusOr<std::string> Broadcast(std::string_view mine, WaitPoint::Deadline deadline);
 
-  // After it nothing is sent, received or tested any more, and messages under way never end. For
-  // the time after a rank has died: once Open MPI could not send to that rank, any later call may
+  // Once the world of `store` has failed, nothing is sent, received or tested any more, and messages
+  // under way never end: after Open MPI could not send to a rank that has died, any later call may
   // spin.
-  void Abandon() { abandoned_.store(true, std::memory_order_release); }
-  bool abandoned() const { return abandoned_.load(std::memory_order_acquire); }
+  void AbandonWith(std::shared_ptr<const Store> store) { store_ = std::move(store); }
+  bool abandoned() const { return store_ != nullptr && store_->has_failed(); }
 
   // The first call of MPI that has failed.
   bool failed() const { return failed_.load(std::memory_order_acquire); }
@@ -88,7 +90,8 @@ class MpiEndpoint {
   int rank_ = 0;
   int size_ = 1;
   int tag_max_ = 32'767;  // at least, by the standard
-  std::atomic<bool> failed_{false}, abandoned_{false};
+  std::shared_ptr<const Store> store_;
+  std::atomic<bool> failed_{false};
   absl::Status status_;
 };
 

@@ -17,17 +17,10 @@
 namespace ebb {
 namespace {
 
-std::string_view LevelName(int level) {
-  switch (level) {
-    case OpenMpi::kThreadSingle:
-      return "MPI_THREAD_SINGLE";
-    case OpenMpi::kThreadSerialized:
-      return "MPI_THREAD_SERIALIZED";
-    case OpenMpi::kThreadMultiple:
-      return "MPI_THREAD_MULTIPLE";
-    default:
-      return "MPI_THREAD_FUNNELED";
-  }
+const char* LevelName(int level) {
+  static constexpr const char* kNames[] = {"MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED",
+                                           "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE"};
+  return kNames[level];
 }
 
 }  // namespace
@@ -66,11 +59,10 @@ absl::StatusOr<MpiLibrary*> MpiLibrary::Get(double timeout_seconds) {
   int level = OpenMpi::kThreadSingle;
   mpi->Query_thread(&level);
   if (level < OpenMpi::kThreadMultiple) {
-    const std::string_view name = LevelName(level);
-    return absl::FailedPreconditionError(absl::StrCat(
-        "this program has initialised MPI with ", absl::string_view(name.data(), name.size()),
-        ", but Ebb calls it from threads of its own: call MPI_Init_thread with "
-        "MPI_THREAD_MULTIPLE, or leave it to Ebb"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("this program has initialised MPI with ", LevelName(level),
+                     ", but Ebb calls it from threads of its own: call MPI_Init_thread with "
+                     "MPI_THREAD_MULTIPLE, or leave it to Ebb"));
   }
   return &library;
 }
@@ -99,9 +91,8 @@ absl::Status MpiLibrary::Initialise(double timeout_seconds) {
   }
   EBB_RETURN_IF_ERROR(ToStatus("MPI_Init_thread", init_result_));
   if (init_level_ >= OpenMpi::kThreadSerialized) return absl::OkStatus();
-  const std::string_view name = LevelName(init_level_);
   return absl::FailedPreconditionError(
-      absl::StrCat("this MPI gives ", absl::string_view(name.data(), name.size()),
+      absl::StrCat("this MPI gives ", LevelName(init_level_),
                    ", which allows calls from one thread only; Ebb needs MPI_THREAD_SERIALIZED"));
 }
 
