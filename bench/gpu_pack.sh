@@ -3,7 +3,7 @@
 # and the libraries that they bring, stripped and packed into one file, a text to train on, and a script that unpacks them and
 # starts one.
 #
-#   cmake --preset cuda -B build/carried -DCMAKE_CUDA_ARCHITECTURES=90-real -DEBB_MPI=OFF     for the GPU there
+#   cmake --preset cuda -B build/carried -DCMAKE_CUDA_ARCHITECTURES=90-real     for the GPU there
 #   cmake --build build/carried
 #   bench/gpu_pack.sh OUT_DIR build/carried/bin
 #   there, with OUT_DIR and bench/:  bench/gpu_suite.sh results OUT_DIR/run

@@ -10,6 +10,13 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 
+# C is for programs over the C interface, and for tests that call MPI.
+include(CheckLanguage)
+check_language(C)
+if(CMAKE_C_COMPILER)
+  enable_language(C)
+endif()
+
 set(EBB_INCLUDE_DIR ${PROJECT_SOURCE_DIR}/cmake/include)
 
 find_program(EBB_CCACHE ccache)

@@ -1,11 +1,13 @@
 #include "ebb/runtime/comm/call_order.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/rendezvous/connection.h"
+#include "absl/strings/substitute.h"
+#include "ebb/runtime/comm/rendezvous/packer.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
@@ -160,46 +162,31 @@ std::string CallOrder::NameOf(int engine) const {
 
 // "began a step", "began a step of the engine 'policy'".
 std::string CallOrder::Past(CallOfWorld call, bool with_engine) const {
+  // By CallKind. $0: " of the engine 'policy'"; $1: "the engine 'policy'".
+  static constexpr const char* kPast[] = {"made another call",
+                                          "created a communicator",
+                                          "created $1",
+                                          "began a step$0",
+                                          "began a step$0 after a Write",
+                                          "finished a step$0",
+                                          "began an evaluation$0",
+                                          "began an evaluation$0 after a Write",
+                                          "finished an evaluation$0",
+                                          "gathered a parameter$0",
+                                          "called Suspend$0",
+                                          "called Resume$0",
+                                          "copied parameters into $1",
+                                          "called SetTrainingState$0",
+                                          "called Agree$0",
+                                          "called ReadAsync$0",
+                                          "called Reorder$0"};
+  static_assert(std::size(kPast) == static_cast<size_t>(CallKind::kReorder) + 1);
   const bool names = with_engine && call.engine >= 0;
   const std::string engine = names ? NameOf(call.engine) : "it";
-  const std::string of = names ? absl::StrCat(" of ", engine) : "";
-  switch (call.kind) {
-    case CallKind::kNone:
-      break;
-    case CallKind::kCommunicator:
-      return "created a communicator";
-    case CallKind::kCreate:
-      return absl::StrCat("created ", engine);
-    case CallKind::kStep:
-      return absl::StrCat("began a step", of);
-    case CallKind::kStepWithWritten:
-      return absl::StrCat("began a step", of, " after a Write");
-    case CallKind::kFinish:
-      return absl::StrCat("finished a step", of);
-    case CallKind::kEvaluation:
-      return absl::StrCat("began an evaluation", of);
-    case CallKind::kEvaluationWithWritten:
-      return absl::StrCat("began an evaluation", of, " after a Write");
-    case CallKind::kFinishEvaluation:
-      return absl::StrCat("finished an evaluation", of);
-    case CallKind::kGather:
-      return absl::StrCat("gathered a parameter", of);
-    case CallKind::kSuspend:
-      return absl::StrCat("called Suspend", of);
-    case CallKind::kResume:
-      return absl::StrCat("called Resume", of);
-    case CallKind::kCopy:
-      return absl::StrCat("copied parameters into ", engine);
-    case CallKind::kSetTrainingState:
-      return absl::StrCat("called SetTrainingState", of);
-    case CallKind::kAgree:
-      return absl::StrCat("called Agree", of);
-    case CallKind::kReadAsync:
-      return absl::StrCat("called ReadAsync", of);
-    case CallKind::kReorder:
-      return absl::StrCat("called Reorder", of);
-  }
-  return "made another call";
+  // Another rank's text may hold any number.
+  const auto kind = static_cast<size_t>(call.kind);
+  return absl::Substitute(kPast[kind < std::size(kPast) ? kind : 0],
+                          names ? absl::StrCat(" of ", engine) : "", engine);
 }
 
 absl::Status CallOrder::Different(int first, CallOfWorld one, int second, CallOfWorld other) const {
@@ -250,7 +237,7 @@ std::string CallOrder::Pack() const {
   for (;;) {
     const uint64_t count = Mine().count.load();
     Packer packer;
-    packer.Add(static_cast<uint64_t>(rank_)).Add(uint64_t{Mine().errors.load()}).Add(count);
+    packer.Add(rank_, Mine().errors.load(), count);
     for (const std::atomic<uint64_t>& call : Mine().calls) packer.Add(call.load());
     if (Mine().count.load() == count) return packer.Take();
   }
@@ -258,10 +245,12 @@ std::string CallOrder::Pack() const {
 
 absl::Status CallOrder::Hear(std::string_view packed) {
   Unpacker unpacker(packed);
-  const uint64_t rank = unpacker.Number(), errors = unpacker.Number(), count = unpacker.Number();
-  uint64_t calls[CallRecord::kKept];
-  for (uint64_t& call : calls) call = unpacker.Number();
-  const bool is_other = rank < records_.size() && rank != static_cast<uint64_t>(rank_);
+  size_t rank = 0;
+  uint32_t errors = 0;
+  uint64_t count = 0, calls[CallRecord::kKept];
+  unpacker.Read(rank, errors, count);
+  for (uint64_t& call : calls) unpacker.Read(call);
+  const bool is_other = rank < records_.size() && rank != static_cast<size_t>(rank_);
   if (!unpacker.ok() || !is_other) return absl::OkStatus();
   {
     const std::scoped_lock lock(hearing_);
@@ -269,7 +258,7 @@ absl::Status CallOrder::Hear(std::string_view packed) {
     const bool is_told = std::any_of(told_.begin(), told_.end(),
                                      [&](const auto& told) { return told.get() == &theirs; });
     if (!is_told || count < theirs.count.load()) return absl::OkStatus();
-    theirs.errors.store(static_cast<uint32_t>(errors));
+    theirs.errors.store(errors);
     theirs.count.store(0);  // a comparison meanwhile finds no calls
     for (uint64_t i = 0; i < CallRecord::kKept; ++i) theirs.calls[i].store(calls[i]);
     theirs.count.store(count);

@@ -22,25 +22,16 @@ struct Sides {
 };
 
 Sides SidesOf(const Collective& call, int rank, int size) {
-  switch (call.kind) {
-    case CollectiveKind::kAllGather:
-      return {.send = 1, .receive = size};
-    case CollectiveKind::kReduceScatter:
-      return {.send = size, .receive = 1};
-    case CollectiveKind::kAllReduce:
-      return {.send = 1, .receive = 1};
-    case CollectiveKind::kBroadcast:
-      return {.send = rank == call.peer ? 1 : 0, .receive = 1};
-    case CollectiveKind::kAllToAll:
-      return {.send = size, .receive = size};
-    case CollectiveKind::kSend:
-      return {.send = 1, .receive = 0};
-    case CollectiveKind::kReceive:
-      return {.send = 0, .receive = 1};
-    case CollectiveKind::kBarrier:
-      return {};
-  }
-  return {};
+  const int64_t root = rank == call.peer ? 1 : 0;
+  const Sides by_kind[kCollectiveKinds] = {{.send = 1, .receive = size},     // all-gather
+                                           {.send = size, .receive = 1},     // reduce-scatter
+                                           {.send = 1, .receive = 1},        // all-reduce
+                                           {.send = root, .receive = 1},     // broadcast
+                                           {.send = size, .receive = size},  // all-to-all
+                                           {.send = 1, .receive = 0},        // send
+                                           {.send = 0, .receive = 1},        // receive
+                                           {.send = 0, .receive = 0}};       // barrier
+  return by_kind[static_cast<size_t>(call.kind)];
 }
 
 bool IsInPlace(const Collective& call, int rank, const CollectiveSpan& span) {
@@ -88,25 +79,10 @@ uint64_t Shape(const Collective& call) {
 }  // namespace
 
 std::string_view Name(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::kAllGather:
-      return "all-gather";
-    case CollectiveKind::kReduceScatter:
-      return "reduce-scatter";
-    case CollectiveKind::kAllReduce:
-      return "all-reduce";
-    case CollectiveKind::kBroadcast:
-      return "broadcast";
-    case CollectiveKind::kAllToAll:
-      return "all-to-all";
-    case CollectiveKind::kSend:
-      return "send";
-    case CollectiveKind::kReceive:
-      return "receive";
-    case CollectiveKind::kBarrier:
-      return "barrier";
-  }
-  return "";
+  static constexpr std::string_view kNames[kCollectiveKinds] = {
+      "all-gather", "reduce-scatter", "all-reduce", "broadcast",
+      "all-to-all", "send",           "receive",    "barrier"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 absl::Status CheckArguments(const Collective& call, int rank, int size) {

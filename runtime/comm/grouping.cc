@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/rendezvous/packer.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
@@ -58,6 +59,24 @@ absl::StatusOr<std::vector<std::vector<size_t>>> FormGroups(std::span<const int>
     groups.push_back(std::move(places));
   }
   return groups;
+}
+
+std::string Pack(const Proposal& proposal) {
+  constexpr size_t kNameBytesMax = 200;
+  const CommunicatorOptions& options = proposal.options;
+  return Packer()
+      .Add(std::string_view(options.name).substr(0, kNameBytesMax), options.reduction_group,
+           options.timeout_seconds, std::string_view(proposal.device).substr(0, kNameBytesMax),
+           proposal.colour, proposal.key)
+      .Take();
+}
+
+Proposal UnpackProposal(std::string_view packed) {
+  Proposal proposal;
+  CommunicatorOptions& options = proposal.options;
+  Unpacker(packed).Read(options.name, options.reduction_group, options.timeout_seconds,
+                        proposal.device, proposal.colour, proposal.key);
+  return proposal;
 }
 
 double CreationSeconds(const CommunicatorOptions& options) {

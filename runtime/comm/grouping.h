@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -17,6 +18,12 @@ namespace ebb {
 // the same on every rank.
 absl::StatusOr<std::vector<std::vector<size_t>>> FormGroups(std::span<const int> world_ranks,
                                                             std::span<const Proposal> proposals);
+
+// A proposal as bytes: at most kProposalBytesMax of them, so longer names are cut. Its notices are
+// the rank's own.
+inline constexpr size_t kProposalBytesMax = 512;
+std::string Pack(const Proposal& proposal);
+Proposal UnpackProposal(std::string_view packed);
 
 // How long a rank waits for ranks that have not proposed yet. A time-out that is not positive
 // counts as 600 s here, so that the other ranks come and learn of the bad value.

@@ -14,125 +14,96 @@ StagedOperations::StagedOperations(int rank, int size, int reduction_group, Step
       inputs_(static_cast<size_t>(size)) {}
 
 bool StagedOperations::Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) {
+  const FlatSpans flat(call);
+  const Part all = {.range = flat.all()}, none = {};
+  const auto all_in = [&](int block) { return Part{.range = all.range, .block = block}; };
+  const auto part_of = [&](int rank) { return Part{.range = PartOf(rank, flat.elements())}; };
+  const auto move = [&](const Movement& movement) {
+    return Move(call, flat, movement, deadline, team);
+  };
   switch (call.kind) {
     case CollectiveKind::kAllGather:
+      flat.CopyOwn(0, rank_, team);
+      return move({.longest = all.range,
+                   .same_for_all = true,
+                   .sent = [&](int) { return all; },
+                   .received = [&](int peer) { return all_in(peer); }});
     case CollectiveKind::kBroadcast:
-      return CopyToAll(call, deadline, team);
+      if (rank_ == call.peer) flat.CopyOwn(0, 0, team);
+      return move({.longest = all.range,
+                   .same_for_all = true,
+                   .sent = [&](int) { return rank_ == call.peer ? all : none; },
+                   .received = [&](int peer) { return peer == call.peer ? all : none; }});
     case CollectiveKind::kReduceScatter:
+      return move({.longest = all.range,
+                   .sums = true,
+                   .sent = [&](int peer) { return all_in(peer); },
+                   .received = [&](int) { return all_in(rank_); }});
     case CollectiveKind::kAllToAll:
-      return Scatter(call, deadline, team);
+      flat.CopyOwn(rank_, rank_, team);
+      return move({.longest = all.range,
+                   .sent = [&](int peer) { return all_in(peer); },
+                   .received = [&](int peer) { return all_in(peer); }});
     case CollectiveKind::kAllReduce:
-      return ReduceParts(call, deadline, team) && GatherParts(call, deadline, team);
+      return move({.longest = part_of(0).range,
+                   .sums = true,
+                   .sent = [&](int peer) { return part_of(peer); },
+                   .received = [&](int) { return part_of(rank_); }}) &&
+             move({.longest = part_of(0).range,
+                   .side = FlatSpans::kReceive,
+                   .same_for_all = true,
+                   .sent = [&](int) { return part_of(rank_); },
+                   .received = [&](int peer) { return part_of(peer); }});
     case CollectiveKind::kSend:
+      return move({.longest = all.range,
+                   .same_for_all = true,
+                   .sent = [&](int peer) { return peer == call.peer ? all : none; },
+                   .received = [&](int) { return none; }});
     case CollectiveKind::kReceive:
-      return Exchange(call, deadline, team);
+      return move({.longest = all.range,
+                   .same_for_all = true,
+                   .sent = [&](int) { return none; },
+                   .received = [&](int peer) { return peer == call.peer ? all : none; }});
     case CollectiveKind::kBarrier:  // all have met
       return true;
   }
   return true;
 }
 
-bool StagedOperations::CopyToAll(const Collective& call, WaitPoint::Deadline deadline,
-                                 ThreadTeam& team) {
-  const bool gathers = call.kind == CollectiveKind::kAllGather;
-  const FlatSpans flat(call);
-  const auto sends = [&](int rank) { return gathers || rank == call.peer; };
-  const auto block = [&](int rank) { return gathers ? rank : 0; };
-  if (sends(rank_)) flat.CopyOwn(0, block(rank_), team);
-  const StepRanges steps = StepsOf(flat, flat.all(), /*same_for_all=*/true);
-  const auto bytes = [&](int rank, int64_t step) {
-    return sends(rank) ? flat.BytesOf(steps[step]) : 0;
+bool StagedOperations::Move(const Collective& call, const FlatSpans& flat, const Movement& movement,
+                            WaitPoint::Deadline deadline, ThreadTeam& team) {
+  const int64_t per_step = channel_.slot_bytes(movement.same_for_all) / flat.element_bytes();
+  const auto at = [&](const Part& part, int64_t step) {
+    return StepRanges(part.range, per_step)[step];
   };
   return channel_.Run(
       call,
-      {.steps = steps.count(),
-       .same_for_all = true,
-       .sent_bytes = [&](int, int64_t step) { return bytes(rank_, step); },
-       .received_bytes = bytes,
-       .fill = [&](int, int64_t step,
-                   std::byte* slot) { flat.Fill(slot, FlatSpans::kSend, 0, steps[step]); },
+      {.steps = StepRanges(movement.longest, per_step).count(),
+       .same_for_all = movement.same_for_all,
+       .sent_bytes = [&](int peer,
+                         int64_t step) { return flat.BytesOf(at(movement.sent(peer), step)); },
+       .received_bytes =
+           [&](int peer, int64_t step) { return flat.BytesOf(at(movement.received(peer), step)); },
+       .fill =
+           [&](int peer, int64_t step, std::byte* slot) {
+             const Part part = movement.sent(peer);
+             flat.Fill(slot, movement.side, part.block, at(part, step));
+           },
        .consume =
            [&](int64_t step) {
+             if (movement.sums) {
+               const Part mine = movement.received(rank_);
+               return SumReceived(call, flat, at(mine, step), step, mine.block, team);
+             }
              for (int k = 1; k < size_; ++k) {
                const int peer = (rank_ + k) % size_;  // every rank begins elsewhere
-               if (sends(peer))
-                 flat.Drain(channel_.Received(peer, step), block(peer), steps[step], team);
+               const Part part = movement.received(peer);
+               const ElementRange range = at(part, step);
+               if (range.count() > 0)
+                 flat.Drain(channel_.Received(peer, step), part.block, range, team);
              }
            }},
       deadline);
-}
-
-bool StagedOperations::Scatter(const Collective& call, WaitPoint::Deadline deadline,
-                               ThreadTeam& team) {
-  const bool reduces = call.kind == CollectiveKind::kReduceScatter;
-  const FlatSpans flat(call);
-  if (!reduces) flat.CopyOwn(rank_, rank_, team);
-  const StepRanges steps = StepsOf(flat, flat.all(), /*same_for_all=*/false);
-  const auto bytes = [&](int, int64_t step) { return flat.BytesOf(steps[step]); };
-  return channel_.Run(
-      call,
-      {.steps = steps.count(),
-       .sent_bytes = bytes,
-       .received_bytes = bytes,
-       .fill = [&](int peer, int64_t step,
-                   std::byte* slot) { flat.Fill(slot, FlatSpans::kSend, peer, steps[step]); },
-       .consume =
-           [&](int64_t step) {
-             if (reduces) return SumReceived(call, flat, steps[step], step, rank_, team);
-             for (int k = 1; k < size_; ++k) {
-               const int peer = (rank_ + k) % size_;
-               flat.Drain(channel_.Received(peer, step), peer, steps[step], team);
-             }
-           }},
-      deadline);
-}
-
-bool StagedOperations::ReduceParts(const Collective& call, WaitPoint::Deadline deadline,
-                                   ThreadTeam& team) {
-  const FlatSpans flat(call);
-  const auto steps_of = [&](int rank) {
-    return StepsOf(flat, PartOf(rank, flat.elements()), /*same_for_all=*/false);
-  };
-  const auto bytes = [&](int rank, int64_t step) { return flat.BytesOf(steps_of(rank)[step]); };
-  return channel_.Run(
-      call,
-      {.steps = steps_of(0).count(),
-       .sent_bytes = bytes,
-       .received_bytes = [&](int, int64_t step) { return bytes(rank_, step); },
-       .fill = [&](int peer, int64_t step,
-                   std::byte* slot) { flat.Fill(slot, FlatSpans::kSend, 0, steps_of(peer)[step]); },
-       .consume =
-           [&](int64_t step) {
-             SumReceived(call, flat, steps_of(rank_)[step], step, /*block=*/0, team);
-           }},
-      deadline);
-}
-
-bool StagedOperations::GatherParts(const Collective& call, WaitPoint::Deadline deadline,
-                                   ThreadTeam& team) {
-  const FlatSpans flat(call);
-  const auto steps_of = [&](int rank) {
-    return StepsOf(flat, PartOf(rank, flat.elements()), /*same_for_all=*/true);
-  };
-  const auto bytes = [&](int rank, int64_t step) { return flat.BytesOf(steps_of(rank)[step]); };
-  return channel_.Run(call,
-                      {.steps = steps_of(0).count(),
-                       .same_for_all = true,
-                       .sent_bytes = [&](int, int64_t step) { return bytes(rank_, step); },
-                       .received_bytes = bytes,
-                       .fill =
-                           [&](int, int64_t step, std::byte* slot) {
-                             flat.Fill(slot, FlatSpans::kReceive, 0, steps_of(rank_)[step]);
-                           },
-                       .consume =
-                           [&](int64_t step) {
-                             for (int k = 1; k < size_; ++k) {
-                               const int peer = (rank_ + k) % size_;
-                               flat.Drain(channel_.Received(peer, step), 0, steps_of(peer)[step],
-                                          team);
-                             }
-                           }},
-                      deadline);
 }
 
 void StagedOperations::SumReceived(const Collective& call, const FlatSpans& flat,
@@ -147,29 +118,6 @@ void StagedOperations::SumReceived(const Collective& call, const FlatSpans& flat
     }
     Reduce(team, reduction, inputs_, flat.At(piece, FlatSpans::kReceive, 0), piece.count);
   });
-}
-
-bool StagedOperations::Exchange(const Collective& call, WaitPoint::Deadline deadline,
-                                ThreadTeam& team) {
-  const bool sends = call.kind == CollectiveKind::kSend;
-  const FlatSpans flat(call);
-  const StepRanges steps = StepsOf(flat, flat.all(), /*same_for_all=*/true);
-  const auto bytes = [&](int peer, int64_t step) {
-    return peer == call.peer ? flat.BytesOf(steps[step]) : 0;
-  };
-  return channel_.Run(
-      call,
-      {.steps = steps.count(),
-       .same_for_all = true,
-       .sent_bytes = [&](int peer, int64_t step) { return sends ? bytes(peer, step) : 0; },
-       .received_bytes = [&](int peer, int64_t step) { return sends ? 0 : bytes(peer, step); },
-       .fill = [&](int, int64_t step,
-                   std::byte* slot) { flat.Fill(slot, FlatSpans::kSend, 0, steps[step]); },
-       .consume =
-           [&](int64_t step) {
-             if (!sends) flat.Drain(channel_.Received(call.peer, step), 0, steps[step], team);
-           }},
-      deadline);
 }
 
 ElementRange StagedOperations::PartOf(int rank, int64_t elements) const {

@@ -47,20 +47,28 @@ class StagedOperations {
   bool Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
 
  private:
-  bool CopyToAll(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
-  bool Scatter(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
-  bool ReduceParts(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
-  bool GatherParts(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
-  bool Exchange(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
+  // Elements of the call's sequence, in block `block` of the memory of their spans.
+  struct Part {
+    ElementRange range;
+    int64_t block = 0;
+  };
+  // What moves between the ranks in an operation, or in one half of an all-reduce.
+  struct Movement {
+    ElementRange longest;                     // of all that is sent
+    FlatSpans::Side side = FlatSpans::kSend;  // of the memory that is sent
+    bool same_for_all = false;                // as StepChannel::Load's
+    bool sums = false;                        // what is received is summed, otherwise copied
+    absl::FunctionRef<Part(int peer)> sent;
+    absl::FunctionRef<Part(int peer)> received;
+  };
+  bool Move(const Collective& call, const FlatSpans& flat, const Movement& movement,
+            WaitPoint::Deadline deadline, ThreadTeam& team);
   // Sums what has come of `range` in a step with this rank's own elements in block `block` of its
   // sent memory.
   void SumReceived(const Collective& call, const FlatSpans& flat, ElementRange range, int64_t step,
                    int64_t block, ThreadTeam& team);
   // An all-reduced flat is cut into one part for each rank, none longer than the first.
   ElementRange PartOf(int rank, int64_t elements) const;
-  StepRanges StepsOf(const FlatSpans& flat, ElementRange range, bool same_for_all) const {
-    return {range, channel_.slot_bytes(same_for_all) / flat.element_bytes()};
-  }
 
   const int rank_, size_, reduction_group_;
   StepChannel& channel_;

@@ -8,7 +8,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "ebb/runtime/comm/collective.h"
-#include "ebb/runtime/comm/mover.h"
+#include "ebb/runtime/kernels/mover.h"
 #include "ebb/runtime/kernels/reduce.h"
 
 namespace ebb {

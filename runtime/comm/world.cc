@@ -8,7 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/launch/launch.h"
-#include "ebb/runtime/comm/mpi/mpi_world.h"
+#include "ebb/runtime/comm/mpi/open_mpi.h"
+#include "ebb/runtime/comm/mpi/world.h"
 #include "ebb/runtime/comm/nccl/nccl_world.h"
 #include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/rendezvous/hosts_rank.h"
@@ -22,20 +23,15 @@
 namespace ebb {
 namespace {
 
-absl::Status NeedsMpi(const Launch& launch) {
+// `mpi`: why this process cannot use it.
+absl::Status NeedsMpi(const Launch& launch, const absl::Status& mpi) {
   return absl::UnimplementedError(absl::StrCat(
       "this process, on host '", HostName(), "', is rank ", launch.rank, " of ", launch.size,
-      " that ", launch.launcher,
-      " has started on several hosts: CPU ranks on several hosts need MPI, ",
-      HasMpi() ? "whose launcher has to start them (mpirun, srun --mpi=pmix)"
-               : "which this build does not have (-DEBB_MPI=ON)",
+      " that ", launch.launcher, " has started on several hosts: ",
+      mpi.ok() ? "CPU ranks on several hosts need MPI, whose launcher has to start them (mpirun, "
+                 "srun --mpi=pmix)"
+               : mpi.message(),
       ". Or start all ranks on one host; set MASTER_ADDR and MASTER_PORT if they are"));
-}
-
-bool ShareMemory(const std::vector<Participant>& participants) {
-  return std::all_of(participants.begin(), participants.end(), [&](const Participant& other) {
-    return other.shared_memory == participants[0].shared_memory;
-  });
 }
 
 }  // namespace
@@ -43,12 +39,15 @@ bool ShareMemory(const std::vector<Participant>& participants) {
 absl::StatusOr<World> World::FromEnvironment(const WorldOptions& options) {
   EBB_ASSIGN_OR_RETURN(const std::optional<Launch> launch, DescribeLaunch(ThisEnvironment()));
   if (!launch.has_value() || launch->size == 1) return Single();
-  if (HasMpi() && launch->has_mpi && !launch->one_host) {
+  const bool over_mpi = launch->has_mpi && !launch->one_host;
+  const absl::Status mpi = over_mpi ? LoadOpenMpi().status() : absl::OkStatus();
+  if (over_mpi && mpi.ok()) {
     EBB_ASSIGN_OR_RETURN(std::shared_ptr<WorldBackend> backend,
                          NewMpiWorld(*launch, options.timeout_seconds));
     return World(std::move(backend));
   }
-  if (!launch->place.has_value()) return NeedsMpi(*launch);
+  if (!launch->place.has_value()) return NeedsMpi(*launch, mpi);
+  if (!mpi.ok() && launch->rank == 0) LogWarning(std::string(mpi.message()));
   std::optional<ParentProcess> launcher;
   if (launch->launcher_stays) launcher = ParentProcess::Find();
   EBB_ASSIGN_OR_RETURN(

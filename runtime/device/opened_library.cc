@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 
 namespace ebb {
@@ -14,8 +16,11 @@ std::string FileOf(void* function) {
 }
 
 std::string AdviceFor(const WantedLibrary& wanted, bool has_already) {
+  const std::string majors = wanted.last_major == 0
+                                 ? absl::StrCat(wanted.oldest.major)
+                                 : absl::StrCat(wanted.oldest.major, " to ", wanted.last_major);
   const std::string which =
-      absl::StrCat(wanted.name, " ", wanted.oldest.major, " from ", TextOf(wanted.oldest), " on");
+      absl::StrCat(wanted.name, " ", majors, " from ", TextOf(wanted.oldest), " on");
   if (has_already)
     return absl::StrCat(
         "start the program without this one, which it has linked or loaded, and with ", which,
@@ -32,9 +37,9 @@ std::string TextOf(const LibraryVersion& version) {
 
 absl::StatusOr<OpenedLibrary> OpenedLibrary::Open(const WantedLibrary& wanted) {
   const bool has_already = dlsym(RTLD_DEFAULT, wanted.version_function) != nullptr;
-  OpenedLibrary library(
-      has_already ? RTLD_DEFAULT : dlopen(wanted.file.c_str(), RTLD_NOW | RTLD_LOCAL),
-      AdviceFor(wanted, has_already));
+  const int flags = RTLD_NOW | (wanted.has_plugins ? RTLD_GLOBAL : RTLD_LOCAL);
+  OpenedLibrary library(has_already ? RTLD_DEFAULT : dlopen(wanted.file.c_str(), flags),
+                        AdviceFor(wanted, has_already));
   if (!has_already && library.handle_ == nullptr) {
     return absl::UnavailableError(absl::StrCat(wanted.needed_for, " need ", wanted.name,
                                                ", which cannot be opened: ", dlerror(), "; ",
@@ -46,7 +51,8 @@ absl::StatusOr<OpenedLibrary> OpenedLibrary::Open(const WantedLibrary& wanted) {
   library.version_ = wanted.version(version_function);
   library.description_ =
       absl::StrCat(wanted.name, " ", TextOf(library.version_), " (", FileOf(version_function), ")");
-  if (library.version_ < wanted.oldest || library.version_.major != wanted.oldest.major) {
+  if (library.version_ < wanted.oldest ||
+      library.version_.major > std::max(wanted.oldest.major, wanted.last_major)) {
     return absl::UnavailableError(absl::StrCat(wanted.needed_for, " cannot use ",
                                                library.description_, ": ", library.advice_));
   }

@@ -4,7 +4,7 @@
 // that the dynamic linker finds. Either is refused if Ebb was not written for its version.
 //
 //   const absl::StatusOr<OpenedLibrary> library = OpenedLibrary::Open(wanted);
-//   absl::Status found = library->Find("ncclCommSplit", nccl.CommSplit);
+//   absl::Status found = library->Find("ncclAllGather", nccl.AllGather);
 //
 // An opened library stays open until the process ends, because its own threads may still run. All
 // errors are kUnavailable.
@@ -28,11 +28,13 @@ struct LibraryVersion {
 std::string TextOf(const LibraryVersion& version);
 
 struct WantedLibrary {
-  std::string name;                        // "NCCL": its name in messages
-  std::string file;                        // "libnccl.so.2": its name for the dynamic linker
-  std::string needed_for;                  // "ranks on GPUs": begins a message
-  std::string instead;                     // "use --device cpu": ends a message
-  LibraryVersion oldest;                   // later ones of its major version work, too
+  std::string name;          // "NCCL": its name in messages
+  std::string file;          // "libnccl.so.2": its name for the dynamic linker
+  std::string needed_for;    // "ranks on GPUs": begins a message
+  std::string instead;       // "use --device cpu": ends a message
+  LibraryVersion oldest;     // later ones of its major version work, too
+  int last_major = 0;        // so do those of the major versions up to this one; 0: of no other
+  bool has_plugins = false;  // which look for its functions among the program's
   const char* version_function = nullptr;  // also shows whether the program has the library already
   LibraryVersion (*version)(void* version_function) = nullptr;  // calls it
 };

@@ -1,5 +1,6 @@
 #!/bin/sh
-# The functions that LIBRARY exports are those that HEADER declares, 45 at most, and nothing else is exported.
+# The functions that LIBRARY exports are those that HEADER declares, 45 at most, and nothing else is exported. NCCL and MPI
+# are opened when they are needed: it is not linked to them.
 #
 #   exports.sh NM LIBRARY HEADER
 set -eu
@@ -11,3 +12,4 @@ declared=$(grep -o 'ebb_[a-z_0]*(' "$3" | tr -d '(' | sort -u)
   exit 1
 }
 [ "$(echo "$exported" | wc -l)" -le 45 ]
+! ldd "$2" | grep -E 'libmpi|libnccl' >&2

@@ -202,7 +202,7 @@ TEST(HostsWorld, RanksGoOnWithoutRankZero) {
   };
   on_ranks(0, [&](size_t rank) {
     StoreGroup all(stores[rank]);
-    parts[rank] = (*all.Form({.options = {}, .colour = rank == 0 ? 0 : 1})).group;
+    parts[rank] = *all.Form({.options = {}, .colour = rank == 0 ? 0 : 1});
   });
   parts[0].reset();
   stores[0].reset();
@@ -210,7 +210,7 @@ TEST(HostsWorld, RanksGoOnWithoutRankZero) {
     const auto all = parts[rank]->AllGather(std::to_string(rank), 60);
     ASSERT_TRUE(all.ok()) << all.status();
     EXPECT_EQ(*all, (std::vector<std::string>{"1", "2", "3"}));
-    EXPECT_EQ((*parts[rank]->Form({.options = {}})).group->size(), 3);
+    EXPECT_EQ((*parts[rank]->Form({.options = {}}))->size(), 3);
   });
   // Work that needs rank 0 learns that it has left.
   on_ranks(1, [&](size_t rank) {

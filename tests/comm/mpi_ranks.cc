@@ -13,6 +13,7 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -22,6 +23,48 @@
 #include "ebb/runtime/comm/rendezvous/connection.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "processes.h"
+
+namespace ebb {
+
+// Ebb declares Open MPI's interface itself.
+static_assert(std::is_same_v<MPI_Comm, OpenMpi::Comm> &&
+              std::is_same_v<MPI_Request, OpenMpi::Request> &&
+              std::is_same_v<MPI_Status, OpenMpi::Status>);
+#define EBB_DECLARED(name) \
+  static_assert(std::is_same_v<decltype(&MPI_##name), decltype(OpenMpi::name)>)
+EBB_DECLARED(Init_thread);
+EBB_DECLARED(Initialized);
+EBB_DECLARED(Query_thread);
+EBB_DECLARED(Finalize);
+EBB_DECLARED(Finalized);
+EBB_DECLARED(Error_string);
+EBB_DECLARED(Comm_rank);
+EBB_DECLARED(Comm_size);
+EBB_DECLARED(Comm_idup);
+EBB_DECLARED(Comm_get_attr);
+EBB_DECLARED(Comm_set_errhandler);
+EBB_DECLARED(Ibcast);
+EBB_DECLARED(Isend);
+EBB_DECLARED(Issend);
+EBB_DECLARED(Irecv);
+EBB_DECLARED(Test);
+EBB_DECLARED(Cancel);
+#undef EBB_DECLARED
+static_assert(OpenMpi::kSuccess == MPI_SUCCESS && OpenMpi::kTagUpperBound == MPI_TAG_UB &&
+              OpenMpi::kThreadSingle == MPI_THREAD_SINGLE &&
+              OpenMpi::kThreadSerialized == MPI_THREAD_SERIALIZED &&
+              OpenMpi::kThreadMultiple == MPI_THREAD_MULTIPLE &&
+              OpenMpi::kErrorTextBytes >= MPI_MAX_ERROR_STRING);
+
+TEST(OpenMpi, HasTheHandlesOfItsHeader) {
+  const absl::StatusOr<const OpenMpi*> mpi = LoadOpenMpi();
+  ASSERT_TRUE(mpi.ok()) << mpi.status();
+  EXPECT_EQ((*mpi)->comm_world, MPI_COMM_WORLD);
+  EXPECT_EQ((*mpi)->byte, MPI_BYTE);
+  EXPECT_EQ((*mpi)->errors_return, MPI_ERRORS_RETURN);
+}
+
+}  // namespace ebb
 
 namespace ebb::testing {
 namespace {

@@ -398,7 +398,6 @@ TEST(Rendezvous, EveryFieldOfAParticipantArrives) {
   EXPECT_EQ(got->build, sent.build);
   EXPECT_EQ(got->host_name, sent.host_name);
   EXPECT_EQ(got->shared_memory, sent.shared_memory);
-  EXPECT_EQ(got->network, sent.network);
   EXPECT_EQ(got->pid_namespace, sent.pid_namespace);
   EXPECT_EQ(got->pid, sent.pid);
   EXPECT_EQ(got->cores, sent.cores);

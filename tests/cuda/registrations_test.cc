@@ -208,8 +208,7 @@ TEST_F(RegistrationsTest, BuffersStandInForTheWindowsOfALaterNccl) {
   ncclUniqueId id;
   nccl.GetUniqueId(&id);
   auto communicator = NcclCommunicator::Connect(
-      {.nccl = nccl, .device = device, .failures = NcclFailures::Of(stores[0]), .options = {}},
-      "alone", id, 0, 1);
+      {.nccl = nccl, .device = device, .group = std::make_shared<StoreGroup>(stores[0])}, id);
   ASSERT_TRUE(communicator.ok()) << communicator.status();
   const Buffer memory = *device.Allocate(4096, "test");
   const absl::Status registered = (*communicator)->Register(memory.span());

@@ -22,9 +22,8 @@ constexpr std::chrono::milliseconds kLeaving{2000}, kLeavingFailed{200};
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiCommunicator::Form(
     const std::shared_ptr<MpiWorld>& world, StoreGroup& parent, const Proposal& proposal) {
-  EBB_RETURN_IF_ERROR(world->status());
-  EBB_ASSIGN_OR_RETURN(StoreGroup::Formed formed, parent.Form(proposal));
-  const uint64_t number = formed.group->number();
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<StoreGroup> group, parent.Form(proposal));
+  const uint64_t number = group->number();
   if (MpiWorld::kTags * (number + 1) > static_cast<uint64_t>(world->endpoint().tag_max())) {
     return absl::ResourceExhaustedError(
         absl::StrCat("communicator '", proposal.options.name, "' is the ", number,
@@ -32,7 +31,7 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiCommunicator::Form(
                      world->endpoint().tag_max(), ")"));
   }
   return std::unique_ptr<CommunicatorBackend>(
-      new MpiCommunicator(world, std::move(formed.group), proposal.options));
+      new MpiCommunicator(world, std::move(group), proposal.options));
 }
 
 MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiWorld> world, std::shared_ptr<StoreGroup> group,
@@ -40,6 +39,7 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiWorld> world, std::shared_pt
     : TaskCommunicator(options.timeout_seconds),
       world_(std::move(world)),
       group_(std::move(group)),
+      notices_(world_->store().NoticesOf(group_->name())),
       rank_(group_->rank()),
       options_(std::move(options)),
       announcements_(new std::byte[3 * sizeof(Announcement) * static_cast<size_t>(size())]()),
@@ -52,24 +52,22 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiWorld> world, std::shared_pt
     others_.push_back(peer);
     Expect(peer);
   }
-  world_->Register(group_->name(), *this);
 }
 
 MpiCommunicator::~MpiCommunicator() {
   AwaitAllEnded();
   Leave();
-  world_->Forget(group_->name());
 }
 
 void MpiCommunicator::Leave() {
   group_->Leave();
-  Packer packer;
-  packer.Add(static_cast<uint64_t>(rank_)).Add(collectives_);
+  Departure mine = {.rank = rank_, .name = RankName(rank_), .calls = collectives_};
   for (const int peer : others_) {
     const uint64_t exchanges = pairs_[static_cast<size_t>(peer)].sent - collectives_;
-    if (exchanges > 0) packer.Add(static_cast<uint64_t>(peer)).Add(exchanges);
+    if (exchanges > 0)
+      mine.exchanges.insert(mine.exchanges.end(), {static_cast<uint64_t>(peer), exchanges});
   }
-  world_->TellDeparture(group_->name(), size(), packer.Take());
+  world_->store().Depart(group_->name(), size(), mine);
   const auto sent = [&] {
     bool complete = messages_.TestAll();
     for (Pair& pair : pairs_) {
@@ -83,45 +81,19 @@ void MpiCommunicator::Leave() {
     backoff.Pause();
 }
 
-void MpiCommunicator::HearDeparture(Unpacker& departure) {
-  const uint64_t from = departure.Number();
-  uint64_t sent = departure.Number();
-  while (departure.has_more()) {
-    const uint64_t peer = departure.Number(), exchanges = departure.Number();
-    if (peer == static_cast<uint64_t>(rank_)) sent += exchanges;
-  }
-  if (departure.ok() && from < pairs_.size())
-    pairs_[from].sent_in_all.store(sent, std::memory_order_release);
-}
-
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiCommunicator::Split(int colour, int key,
                                                                             std::string_view name) {
   EBB_RETURN_IF_ERROR(status());
   return Form(world_, *group_, {.options = options_.OfPart(name), .colour = colour, .key = key});
 }
 
-absl::Status MpiCommunicator::status() const {
-  if (!failed_.load(std::memory_order_acquire)) return absl::OkStatus();
-  const std::scoped_lock lock(mutex_);
-  return status_;
-}
-
 void MpiCommunicator::Abort(absl::Status why) {
   Fail(AbortStatus(options_, world_->rank(), why));
 }
 
-void MpiCommunicator::SetFailed(const absl::Status& why) {
-  const std::scoped_lock lock(mutex_);
-  if (!status_.ok()) return;
-  status_ = why;
-  failed_.store(true, std::memory_order_release);
-}
-
 void MpiCommunicator::Fail(const absl::Status& why) {
   if (failed()) return;
-  world_->CountFailure();  // before any thread of this rank can act on it
-  SetFailed(why);
-  world_->TellFailure(group_->name(), why);
+  world_->store().FailCommunicator(group_->name(), why);
 }
 
 void MpiCommunicator::FailBehindAnother(const Collective& call) {
@@ -215,7 +187,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
             call, [&] { return outgoing.Test(); }, absent, deadline))
       return false;
     Announcement* const announced = AnnouncementOf(peer, 1 + which);
-    *announced = {.call = mine, .told = world_->told()};
+    *announced = {.call = mine, .told = world_->store().failures_told()};
     endpoint().Send(outgoing, world_rank(peer), data_tag() - 1, announcements_,
                     reinterpret_cast<const std::byte*>(announced), sizeof(Announcement));
   }
@@ -226,9 +198,9 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
       if (pair.here) return true;
       // This is loaded before the look at what the peer has sent, because a message may come
       // meanwhile.
-      const uint64_t sent_in_all = pair.sent_in_all.load(std::memory_order_acquire);
-      pair.here =
-          pair.incoming.Test() && world_->HasHeard(world_rank(peer), AnnouncementOf(peer, 0)->told);
+      const uint64_t sent_in_all = notices_->CallsOf(peer, rank_);
+      pair.here = pair.incoming.Test() &&
+                  world_->store().HasHeardFailures(world_rank(peer), AnnouncementOf(peer, 0)->told);
       if (pair.here) {
         ++pair.received;
         return Fits(mine, peer);

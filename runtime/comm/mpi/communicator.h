@@ -7,10 +7,8 @@
 // a message ends, so a waiting rank polls (Backoff).
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -38,7 +36,7 @@ class MpiCommunicator : public TaskCommunicator {
   int size() const override { return group_->size(); }
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
                                                              std::string_view name) override;
-  absl::Status status() const override;
+  absl::Status status() const override { return notices_->failure(); }
   void Abort(absl::Status why) override;
 
   std::span<const int> others() const { return others_; }
@@ -50,21 +48,17 @@ class MpiCommunicator : public TaskCommunicator {
   // ranks that `absent()` names are late.
   bool Await(const Collective& call, absl::FunctionRef<bool()> condition,
              absl::FunctionRef<std::vector<int>()> absent, WaitPoint::Deadline deadline);
-  // The first failure stays. Any thread.
-  void SetFailed(const absl::Status& why);
-  // The departure notice that a rank of the world has packed for its peers. Any thread.
-  void HearDeparture(Unpacker& departure);
 
  protected:
   bool Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) override;
-  bool failed() override { return failed_.load(std::memory_order_acquire); }
+  bool failed() override { return notices_->failed(); }
   void FailBehindAnother(const Collective& call) override;
 
  private:
   // What a rank sends to a peer: its next call.
   struct Announcement {
     CallSummary call;
-    uint64_t told;  // failures that the sender has reported before (MpiWorld)
+    uint64_t told;  // Store::failures_told of the sender
   };
   // The announcements between this rank and a peer. The n-th announcement of the one answers the
   // n-th of the other.
@@ -72,9 +66,7 @@ class MpiCommunicator : public TaskCommunicator {
     MpiMessage incoming, outgoing[2];
     uint64_t sent = 0, received = 0;
     bool here = false;
-    std::atomic<uint64_t> sent_in_all{kStillHere};  // set by a peer that has left
   };
-  static constexpr uint64_t kStillHere = ~uint64_t{0};
 
   MpiCommunicator(std::shared_ptr<MpiWorld> world, std::shared_ptr<StoreGroup> group,
                   CommunicatorOptions options);
@@ -91,6 +83,7 @@ class MpiCommunicator : public TaskCommunicator {
 
   const std::shared_ptr<MpiWorld> world_;
   const std::shared_ptr<StoreGroup> group_;
+  const std::shared_ptr<CommunicatorNotices> notices_;
   const int rank_;
   const CommunicatorOptions options_;
   std::vector<int> others_;
@@ -100,9 +93,6 @@ class MpiCommunicator : public TaskCommunicator {
   std::vector<int> absent_;   // peers without an announcement yet
   MpiMessages messages_;
   StagedOperations operations_;
-  std::atomic<bool> failed_{false};
-  mutable std::mutex mutex_;
-  absl::Status status_;
 };
 
 }  // namespace ebb

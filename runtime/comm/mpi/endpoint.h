@@ -7,8 +7,6 @@
 // rank has failed.
 #pragma once
 
-#include <mpi.h>
-
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -16,10 +14,12 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/mpi/library.h"
+#include "ebb/runtime/comm/rendezvous/store.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
@@ -37,14 +37,14 @@ class MpiMessage {
   // Gives up a message that is still under way. Its memory stays as long as MPI may use it.
   ~MpiMessage();
 
-  bool is_under_way() const { return request_ != MPI_REQUEST_NULL; }
+  bool is_under_way() const { return request_ != nullptr; }
   // True: nothing is under way. Never true again once its endpoint has been abandoned.
   bool Test();
 
  private:
   friend class MpiEndpoint;
   MpiEndpoint* endpoint_ = nullptr;
-  MPI_Request request_ = MPI_REQUEST_NULL;
+  OpenMpi::Request request_ = nullptr;
   MessageMemory memory_;
   bool is_receive_ = false;
 };
@@ -52,30 +52,28 @@ class MpiMessage {
 class MpiEndpoint {
  public:
   // All ranks of `parent` call it.
-  static absl::StatusOr<std::unique_ptr<MpiEndpoint>> Open(MpiLibrary& library, MPI_Comm parent,
+  static absl::StatusOr<std::unique_ptr<MpiEndpoint>> Open(MpiLibrary& library,
+                                                           OpenMpi::Comm parent,
                                                            WaitPoint::Deadline deadline);
   int rank() const { return rank_; }
   int size() const { return size_; }
   int tag_max() const { return tag_max_; }
   MpiLibrary& library() { return library_; }
 
-  // `data` lies in `memory`.
+  // `data` lies in `memory`. `to_be_taken`: ends only after the receiver has begun to receive it.
   void Send(MpiMessage& message, int to, int tag, MessageMemory memory, const std::byte* data,
-            int64_t bytes);
-  // The same, but it ends only after the receiver has begun to receive it.
-  void SendToBeTaken(MpiMessage& message, int to, int tag, MessageMemory memory,
-                     const std::byte* data, int64_t bytes);
+            int64_t bytes, bool to_be_taken = false);
   void Receive(MpiMessage& message, int from, int tag, MessageMemory memory, std::byte* data,
                int64_t bytes);
 
   // Rank 0's text, of at most 2 KiB. All ranks call it, before any message.
   absl::StatusOr<std::string> Broadcast(std::string_view mine, WaitPoint::Deadline deadline);
 
-  // After it nothing is sent, received or tested any more, and messages under way never end. For
-  // the time after a rank has died: once Open MPI could not send to that rank, any later call may
+  // Once the world of `store` has failed, nothing is sent, received or tested any more, and messages
+  // under way never end: after Open MPI could not send to a rank that has died, any later call may
   // spin.
-  void Abandon() { abandoned_.store(true, std::memory_order_release); }
-  bool abandoned() const { return abandoned_.load(std::memory_order_acquire); }
+  void AbandonWith(std::shared_ptr<const Store> store) { store_ = std::move(store); }
+  bool abandoned() const { return store_ != nullptr && store_->has_failed(); }
 
   // The first call of MPI that has failed.
   bool failed() const { return failed_.load(std::memory_order_acquire); }
@@ -83,18 +81,17 @@ class MpiEndpoint {
 
  private:
   friend class MpiMessage;
-  MpiEndpoint(MpiLibrary& library, MPI_Comm comm);
-  // How every message begins.
-  void Begin(MpiMessage& message, MessageMemory memory, bool is_receive);
+  MpiEndpoint(MpiLibrary& library, OpenMpi::Comm comm);
   void NoteLocked(const char* what, int result);
 
   MpiLibrary& library_;
   // Never freed: freeing is a collective call, and ranks end at different times.
-  const MPI_Comm comm_;
+  const OpenMpi::Comm comm_;
   int rank_ = 0;
   int size_ = 1;
-  int tag_max_ = 32'767;
-  std::atomic<bool> failed_{false}, abandoned_{false};
+  int tag_max_ = 32'767;  // at least, by the standard
+  std::shared_ptr<const Store> store_;
+  std::atomic<bool> failed_{false};
   absl::Status status_;
 };
 

@@ -17,32 +17,25 @@
 namespace ebb {
 namespace {
 
-// Never destroyed: messages may outlive every other object.
-MpiLibrary& TheLibrary() {
-  static MpiLibrary* const library = new MpiLibrary();
-  return *library;
-}
-
-std::string_view LevelName(int level) {
-  switch (level) {
-    case MPI_THREAD_SINGLE:
-      return "MPI_THREAD_SINGLE";
-    case MPI_THREAD_FUNNELED:
-      return "MPI_THREAD_FUNNELED";
-    case MPI_THREAD_SERIALIZED:
-      return "MPI_THREAD_SERIALIZED";
-    default:
-      return "MPI_THREAD_MULTIPLE";
-  }
+const char* LevelName(int level) {
+  static constexpr const char* kNames[] = {"MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED",
+                                           "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE"};
+  return kNames[level];
 }
 
 }  // namespace
 
-absl::Status MpiLibrary::ToStatus(std::string_view what, int result) {
-  if (result == MPI_SUCCESS) return absl::OkStatus();
-  char text[MPI_MAX_ERROR_STRING] = {};
+// Never destroyed: messages may outlive every other object. Call it after LoadOpenMpi.
+MpiLibrary& MpiLibrary::TheLibrary() {
+  static MpiLibrary* const library = new MpiLibrary(**LoadOpenMpi());
+  return *library;
+}
+
+absl::Status MpiLibrary::ToStatus(std::string_view what, int result) const {
+  if (result == OpenMpi::kSuccess) return absl::OkStatus();
+  char text[OpenMpi::kErrorTextBytes] = {};
   int length = 0;
-  MPI_Error_string(result, text, &length);
+  mpi_.Error_string(result, text, &length);
   return absl::UnavailableError(
       absl::StrCat(absl::string_view(what.data(), what.size()), " failed: ", text));
 }
@@ -50,26 +43,26 @@ absl::Status MpiLibrary::ToStatus(std::string_view what, int result) {
 absl::StatusOr<MpiLibrary*> MpiLibrary::Get(double timeout_seconds) {
   static std::mutex once;
   const std::scoped_lock lock(once);
+  EBB_ASSIGN_OR_RETURN(const OpenMpi* mpi, LoadOpenMpi());
   MpiLibrary& library = TheLibrary();
   int finalized = 0, initialised = 0;
-  MPI_Finalized(&finalized);
+  mpi->Finalized(&finalized);
   if (finalized != 0) {
     return absl::FailedPreconditionError(
         "this program has called MPI_Finalize: make the world before that");
   }
-  MPI_Initialized(&initialised);
+  mpi->Initialized(&initialised);
   if (initialised == 0 || library.owned_) {
     EBB_RETURN_IF_ERROR(library.Initialise(timeout_seconds));
     return &library;
   }
-  int level = MPI_THREAD_SINGLE;
-  MPI_Query_thread(&level);
-  if (level < MPI_THREAD_MULTIPLE) {
-    const std::string_view name = LevelName(level);
-    return absl::FailedPreconditionError(absl::StrCat(
-        "this program has initialised MPI with ", absl::string_view(name.data(), name.size()),
-        ", but Ebb calls it from threads of its own: call MPI_Init_thread with "
-        "MPI_THREAD_MULTIPLE, or leave it to Ebb"));
+  int level = OpenMpi::kThreadSingle;
+  mpi->Query_thread(&level);
+  if (level < OpenMpi::kThreadMultiple) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("this program has initialised MPI with ", LevelName(level),
+                     ", but Ebb calls it from threads of its own: call MPI_Init_thread with "
+                     "MPI_THREAD_MULTIPLE, or leave it to Ebb"));
   }
   return &library;
 }
@@ -97,19 +90,18 @@ absl::Status MpiLibrary::Initialise(double timeout_seconds) {
                      " s: not all processes that the launcher has started have come to it"));
   }
   EBB_RETURN_IF_ERROR(ToStatus("MPI_Init_thread", init_result_));
-  if (init_level_ >= MPI_THREAD_SERIALIZED) return absl::OkStatus();
-  const std::string_view name = LevelName(init_level_);
+  if (init_level_ >= OpenMpi::kThreadSerialized) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("this MPI gives ", absl::string_view(name.data(), name.size()),
+      absl::StrCat("this MPI gives ", LevelName(init_level_),
                    ", which allows calls from one thread only; Ebb needs MPI_THREAD_SERIALIZED"));
 }
 
 void MpiLibrary::OwnFromInitToFinalize() {
-  init_result_ = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &init_level_);
+  init_result_ = mpi_.Init_thread(nullptr, nullptr, OpenMpi::kThreadMultiple, &init_level_);
   initialised_.store(true, std::memory_order_release);
   changed_.Notify();
   changed_.Await([&] { return finalize_.load(std::memory_order_acquire); });
-  MPI_Finalize();
+  mpi_.Finalize();
 }
 
 void MpiLibrary::AtExit() {
@@ -117,8 +109,9 @@ void MpiLibrary::AtExit() {
     const std::scoped_lock lock(mutex_);
     exiting_ = true;
     int finalized = 0;
-    if (initialised_.load(std::memory_order_acquire)) MPI_Finalized(&finalized);
-    const bool ready = initialised_.load(std::memory_order_acquire) && init_result_ == MPI_SUCCESS;
+    if (initialised_.load(std::memory_order_acquire)) mpi_.Finalized(&finalized);
+    const bool ready =
+        initialised_.load(std::memory_order_acquire) && init_result_ == OpenMpi::kSuccess;
     if (!ready || finalized != 0) return;
     if (worlds_ > 0 || failed_ || !one_has_ended_well_) return;
   }
@@ -148,10 +141,17 @@ void MpiLibrary::WorldNotMade() {
   failed_ = true;
 }
 
-void MpiLibrary::BuryLocked(MPI_Request request, std::shared_ptr<std::byte[]> memory) {
-  std::erase_if(buried_, [](Buried& buried) {
-    int complete = 0;
-    return MPI_Test(&buried.request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS || complete != 0;
+bool MpiLibrary::TestLocked(OpenMpi::Request& request, int& result) const {
+  int complete = 0;
+  result = mpi_.Test(&request, &complete, nullptr);
+  if (complete != 0) request = nullptr;
+  return complete != 0;
+}
+
+void MpiLibrary::BuryLocked(OpenMpi::Request request, std::shared_ptr<std::byte[]> memory) {
+  std::erase_if(buried_, [this](Buried& buried) {
+    int result = OpenMpi::kSuccess;
+    return TestLocked(buried.request, result) || result != OpenMpi::kSuccess;
   });
   buried_.push_back({.request = request, .memory = std::move(memory)});
 }

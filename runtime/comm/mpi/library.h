@@ -4,8 +4,7 @@
 // nothing waits inside MPI, because MPI's waits burn a core and have no time-out.
 #pragma once
 
-#include <mpi.h>
-
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string_view>
@@ -15,18 +14,22 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/runtime/comm/mpi/open_mpi.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
 
 class MpiLibrary {
  public:
-  // Initialises MPI if needed, on a thread of its own, which also ends MPI at exit. So a rank that
+  // Opens and initialises MPI if needed, on a thread of its own, which also ends MPI at exit. So a rank that
   // never comes to MPI_Init costs the others the time-out and no more.
   static absl::StatusOr<MpiLibrary*> Get(double timeout_seconds);
 
+  const OpenMpi& mpi() const { return mpi_; }
   // `result`: of a call. `what`: the name of the call.
-  static absl::Status ToStatus(std::string_view what, int result);
+  absl::Status ToStatus(std::string_view what, int result) const;
+  // Whether a request has ended; it is null then. `result`: of the look. Call it with mutex() held.
+  bool TestLocked(OpenMpi::Request& request, int& result) const;
 
   std::mutex& mutex() { return mutex_; }
 
@@ -39,19 +42,22 @@ class MpiLibrary {
 
   // Takes messages that no thread waits for any more. They stay until they are complete or the
   // process ends. Call it with mutex() held.
-  void BuryLocked(MPI_Request request, std::shared_ptr<std::byte[]> memory);
+  void BuryLocked(OpenMpi::Request request, std::shared_ptr<std::byte[]> memory);
   // Keeps memory of messages that MPI is not asked about any more.
   void KeepLocked(std::shared_ptr<std::byte[]> memory) { kept_.push_back(std::move(memory)); }
 
  private:
   struct Buried {
-    MPI_Request request;
+    OpenMpi::Request request;
     std::shared_ptr<std::byte[]> memory;
   };
+  explicit MpiLibrary(const OpenMpi& mpi) : mpi_(mpi) {}
   absl::Status Initialise(double timeout_seconds);
+  static MpiLibrary& TheLibrary();
   void OwnFromInitToFinalize();
   void AtExit();
 
+  const OpenMpi& mpi_;
   std::mutex mutex_;  // of MPI and of what follows
   std::vector<Buried> buried_;
   std::vector<std::shared_ptr<std::byte[]>> kept_;
@@ -64,8 +70,8 @@ class MpiLibrary {
   bool owned_ = false;
   std::thread thread_;
   std::atomic<bool> initialised_{false};
-  int init_result_ = MPI_SUCCESS;
-  int init_level_ = MPI_THREAD_SINGLE;
+  int init_result_ = OpenMpi::kSuccess;
+  int init_level_ = OpenMpi::kThreadSingle;
   std::atomic<bool> finalize_{false};
   WaitPoint changed_;
 };

@@ -80,8 +80,9 @@ bool MpiMessages::Send(const Collective& call, const Load& load, int64_t step,
       slot = filled;
       if (load.same_for_all) common = slot;
     }
-    communicator_.endpoint().SendToBeTaken(Message(0, peer, step), communicator_.world_rank(peer),
-                                           communicator_.data_tag(), memory_, slot, bytes);
+    communicator_.endpoint().Send(Message(0, peer, step), communicator_.world_rank(peer),
+                                  communicator_.data_tag(), memory_, slot, bytes,
+                                  /*to_be_taken=*/true);
   }
   return true;
 }

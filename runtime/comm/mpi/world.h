@@ -1,27 +1,25 @@
-// A world of ranks on several hosts. They meet through MPI, which only says where rank 0 listens.
-// From then on they use the store (rendezvous/store.h), and move elements through MPI.
+// CPU ranks on several hosts, started by Open MPI's launcher. They behave as communicator.h says.
+// They meet through MPI, which only says where rank 0 listens. From then on they use the store
+// (rendezvous/store.h), and every rank sends every other what it needs through MPI, whose own shared
+// memory moves the bytes inside a host. Ranks that turn out to share a host's memory become a world
+// of processes in shared memory.
 #pragma once
 
-#include <atomic>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/launch/launch.h"
 #include "ebb/runtime/comm/mpi/endpoint.h"
 #include "ebb/runtime/comm/rendezvous/hosts_rank.h"
 #include "ebb/runtime/comm/rendezvous/store.h"
 
 namespace ebb {
 
-class MpiCommunicator;
-
 struct MpiWorldOptions {
-  MPI_Comm ranks = MPI_COMM_WORLD;
+  OpenMpi::Comm ranks = nullptr;  // null: all that MPI has
   double timeout_seconds = 600;
   // Ranks with different texts count as on different hosts. For tests.
   std::string host = {};
@@ -45,45 +43,13 @@ class MpiWorld {
   const std::shared_ptr<Store>& shared_store() const { return store_; }
 
   // The first failure of the world stays.
-  void Fail(const absl::Status& why);
-  absl::Status status() const;
-
-  // From Register on a communicator hears of its failure, its departures and the world's failure,
-  // also of earlier ones.
-  void Register(const std::string& name, MpiCommunicator& communicator);
-  void Forget(const std::string& name);
-  // MPI's messages may overtake the notices that a rank has sent before through the store. So a
-  // message carries how many failures its sender has counted. The receiver reads it only after that
-  // many failures of the sender have come, or once no more can come.
-  void CountFailure() { told_.fetch_add(1); }
-  void TellFailure(const std::string& name, const absl::Status& why);
-  void TellDeparture(const std::string& name, int size, std::string_view departure);
-  uint64_t told() const { return told_.load(); }
-  bool HasHeard(int rank, uint64_t told) const;
+  void Fail(const absl::Status& why) { store_->Break(why); }
 
  private:
-  // What is known of a communicator, from the first notice of it until all of its ranks have left
-  // it.
-  struct Known {
-    MpiCommunicator* here = nullptr;
-    bool has_left = false;           // this rank
-    std::vector<std::string> early;  // notes from before this rank joined it
-    int departed = 0;
-  };
-
   explicit MpiWorld(std::unique_ptr<MpiEndpoint> endpoint);
-  // Handles what the store hears.
-  void FailHere(const absl::Status& why);
-  void Hear(std::string_view note);
-  void Depart(const std::string& name, int size);
 
   const std::unique_ptr<MpiEndpoint> endpoint_;
   std::shared_ptr<Store> store_;
-  mutable std::mutex mutex_;
-  absl::Status status_;
-  std::map<std::string, Known> communicators_;
-  std::atomic<uint64_t> told_{0};
-  std::vector<uint64_t> heard_;  // by rank
 };
 
 // One rank's handle.
@@ -102,5 +68,12 @@ class MpiRank : public HostsRank {
  private:
   const std::shared_ptr<MpiWorld> world_;
 };
+
+// This process's rank of the world that `launch` describes. Waits for all others, at most
+// `timeout_seconds`. A program that has initialised MPI itself must have asked for
+// MPI_THREAD_MULTIPLE, and must end MPI after its worlds. Otherwise MPI is initialised here, and
+// ended when the program exits.
+absl::StatusOr<std::shared_ptr<WorldBackend>> NewMpiWorld(const Launch& launch,
+                                                          double timeout_seconds);
 
 }  // namespace ebb

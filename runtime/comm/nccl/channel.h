@@ -24,19 +24,23 @@
 #include <mutex>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/nccl/library.h"
+#include "ebb/runtime/comm/rendezvous/notices.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
 
 class NcclChannel {
  public:
-  // `device`: the ordinal of the CUDA device of all its calls.
-  static absl::StatusOr<std::shared_ptr<NcclChannel>> Create(const NcclLibrary& nccl, int device);
+  // `device`: the ordinal of the CUDA device of all its calls. Once `notices` have a failure, the
+  // running and later operations of this rank end; their received memory is undefined.
+  static absl::StatusOr<std::shared_ptr<NcclChannel>> Create(
+      const NcclLibrary& nccl, int device, std::shared_ptr<CommunicatorNotices> notices);
   // Closes the communicator in order, unless something has failed. Waits for the other ranks until
   // the deadline.
   void Close(WaitPoint::Deadline deadline);
@@ -52,17 +56,14 @@ class NcclChannel {
   // An error that has come up meanwhile. Does not wait for a call: while one runs, it reports none.
   absl::Status AsynchronousError();
 
-  // Ends the running and later operations of this rank; their received memory is undefined. The
-  // first failure stays. Any thread, host functions too. It neither waits nor calls CUDA.
-  void Fail(const absl::Status& why);
-  // Call it after Fail. Waits until NCCL uses neither the communicator nor the memory of its
+  // Call it after a failure. Waits until NCCL uses neither the communicator nor the memory of its
   // operations.
   void WaitAborted() const { aborted_.wait(); }
-  bool failed() const { return failed_.load(std::memory_order_acquire); }
-  absl::Status status() const;
+  bool failed() const { return notices_->failed(); }
 
  private:
-  NcclChannel(const NcclLibrary& nccl, int device) : nccl_(nccl), device_(device) {}
+  NcclChannel(const NcclLibrary& nccl, int device, std::shared_ptr<CommunicatorNotices> notices)
+      : nccl_(nccl), device_(device), notices_(std::move(notices)) {}
 
   struct State {
     absl::Status error;
@@ -75,13 +76,10 @@ class NcclChannel {
 
   const NcclLibrary& nccl_;
   const int device_;
+  const std::shared_ptr<CommunicatorNotices> notices_;
   std::mutex calls_;  // around every use of comm_
   ncclComm_t comm_ = nullptr;
-  std::atomic<bool> failed_{false};
-  mutable std::mutex mutex_;
-  absl::Status status_;
   std::atomic<bool> ends_{false};
-  WaitPoint changed_;
   std::thread abort_;
   std::latch aborted_{1};
 };

@@ -11,6 +11,7 @@
 #include "ebb/runtime/comm/collective.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/rank_errors.h"
+#include "ebb/runtime/comm/rendezvous/packer.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
 #include "ebb/runtime/device/driver_memory.h"
@@ -60,44 +61,104 @@ class NcclCommunicator::Calling {
   NcclCommunicator& communicator_;
 };
 
-absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(Parts parts,
-                                                                            std::string name,
-                                                                            const ncclUniqueId& id,
-                                                                            int rank, int size) {
+namespace {
+
+// Ranks that cannot reach each other any more have failed for good.
+template <class T>
+absl::StatusOr<T> OrFailed(Store& store, absl::StatusOr<T> result) {
+  const absl::Status lost = result.status();
+  if (!absl::IsDeadlineExceeded(lost) && !absl::IsUnavailable(lost)) return result;
+  store.Fail(lost);
+  return store.status();
+}
+
+// The id that the group's first rank has made.
+absl::StatusOr<ncclUniqueId> AgreeOnId(const NcclCommunicator::Parts& parts) {
+  StoreGroup& group = *parts.group;
+  ncclUniqueId id = {};
+  absl::Status made;
+  if (group.rank() == 0) {
+    const CudaCurrent current(parts.device.ordinal());
+    made = NcclStatus(parts.nccl, parts.nccl.GetUniqueId(&id), nullptr, "ncclGetUniqueId");
+  }
+  const std::string mine =
+      Packer()
+          .Add(made, parts.nccl.version, std::string_view(id.internal, sizeof(id.internal)))
+          .Take();
+  EBB_ASSIGN_OR_RETURN(
+      const std::vector<std::string> texts,
+      OrFailed(group.store(), group.AllGather(mine, CreationSeconds(parts.options))));
+  int first_version = 0;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    int version = 0;
+    std::string bytes;
+    if (!Unpacker(texts[i]).Read(made, version, bytes) || bytes.size() != sizeof(id.internal))
+      return absl::DataLossError("what a rank said about a new communicator cannot be read");
+    if (!made.ok()) return RankFailedStatus(group.world_ranks()[i], made);
+    if (i == 0) {
+      first_version = version;
+      std::copy(bytes.begin(), bytes.end(), id.internal);
+    }
+    if (version == first_version) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", group.world_ranks()[0], " has NCCL ", NcclVersionText(first_version),
+                     " and rank ", group.world_ranks()[i], " has ", NcclVersionText(version),
+                     ": all ranks of a world need the same"));
+  }
+  return id;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Form(
+    Parts parts, StoreGroup& parent, const Proposal& proposal) {
+  Store& store = parent.store();
+  EBB_RETURN_IF_ERROR(store.status());
+  EBB_ASSIGN_OR_RETURN(const std::shared_ptr<StoreGroup> group,
+                       OrFailed(store, parent.Form(proposal)));
+  parts.options = proposal.options;
+  parts.group = group;
+  EBB_ASSIGN_OR_RETURN(const ncclUniqueId id, AgreeOnId(parts));
+  absl::StatusOr<std::unique_ptr<NcclCommunicator>> connected = Connect(std::move(parts), id);
+  // The others may be waiting for this rank inside NCCL, and only a failure ends that wait.
+  if (!connected.ok()) store.Fail(RankFailedStatus(store.rank(), connected.status()));
+  // The others cannot use a communicator that one rank lacks.
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                       OrFailed(store, group->AllGather(PackStatus(connected.status()),
+                                                        CreationSeconds(proposal.options))));
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const absl::Status status = UnpackStatus(texts[i]);
+    if (status.ok()) continue;
+    EBB_RETURN_IF_ERROR(store.status());
+    return RankFailedStatus(group->world_ranks()[i], status);
+  }
+  return *std::move(connected);
+}
+
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
+    Parts parts, const ncclUniqueId& id) {
   const auto deadline = DeadlineAfter(parts.options.timeout_seconds);
   const DriverMemory::Measured measured(parts.device);
   EBB_ASSIGN_OR_RETURN(parts.grids, StreamMover::Load(parts.device));
+  // A failure of another rank ends the wait.
+  const std::shared_ptr<CommunicatorNotices> notices =
+      parts.group->store().NoticesOf(parts.group->name());
   EBB_ASSIGN_OR_RETURN(const std::shared_ptr<NcclChannel> channel,
-                       NcclChannel::Create(parts.nccl, parts.device.ordinal()));
+                       NcclChannel::Create(parts.nccl, parts.device.ordinal(), notices));
   EBB_RETURN_IF_ERROR(channel->Call("ncclCommInitRankConfig", [&](ncclComm_t& comm) {
     ncclConfig_t config = NonBlocking();
-    return parts.nccl.CommInitRankConfig(&comm, size, id, rank, &config);
+    return parts.nccl.CommInitRankConfig(&comm, parts.group->size(), id, parts.group->rank(),
+                                         &config);
   }));
-  // From here on a failure of another rank ends the wait.
-  parts.failures->Join(channel);
-  return Finish(std::move(parts), std::move(name), channel, deadline);
-}
-
-absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Finish(
-    Parts parts, std::string name, std::shared_ptr<NcclChannel> channel,
-    WaitPoint::Deadline deadline) {
   const absl::Status ready = channel->AwaitReady(deadline);
   if (absl::IsDeadlineExceeded(ready) && ready.message().empty())
     return LateCreationStatus(parts.options, kUnknownRanks);
   EBB_RETURN_IF_ERROR(ready);
-  NcclGroup group;
-  EBB_RETURN_IF_ERROR(channel->Call("ncclCommUserRank", [&](ncclComm_t& comm) {
-    return parts.nccl.CommUserRank(comm, &group.rank);
-  }));
-  EBB_RETURN_IF_ERROR(channel->Call(
-      "ncclCommCount", [&](ncclComm_t& comm) { return parts.nccl.CommCount(comm, &group.size); }));
   EBB_ASSIGN_OR_RETURN(std::unique_ptr<InFlight> in_flight,
                        InFlight::Create(parts.device, channel));
   EBB_ASSIGN_OR_RETURN(Buffer barrier, parts.device.Allocate(1, "a communicator's barrier"));
-  group.barrier = barrier.data();
-  std::unique_ptr<NcclCommunicator> communicator(
-      new NcclCommunicator(std::move(parts), std::move(name), std::move(channel),
-                           std::move(in_flight), std::move(barrier), group));
+  std::unique_ptr<NcclCommunicator> communicator(new NcclCommunicator(
+      std::move(parts), notices, std::move(channel), std::move(in_flight), std::move(barrier)));
   try {
     communicator->watch_ = std::thread([raw = communicator.get()] { raw->Watch(); });
   } catch (const std::system_error& error) {
@@ -108,16 +169,16 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Finish(
   return communicator;
 }
 
-NcclCommunicator::NcclCommunicator(Parts parts, std::string name,
+NcclCommunicator::NcclCommunicator(Parts parts, std::shared_ptr<CommunicatorNotices> notices,
                                    std::shared_ptr<NcclChannel> channel,
-                                   std::unique_ptr<InFlight> in_flight, Buffer barrier,
-                                   NcclGroup group)
+                                   std::unique_ptr<InFlight> in_flight, Buffer barrier)
     : parts_(std::move(parts)),
-      name_(std::move(name)),
+      notices_(std::move(notices)),
       channel_(std::move(channel)),
       in_flight_(std::move(in_flight)),
       barrier_(std::move(barrier)),
-      group_(group),
+      group_{
+          .rank = parts_.group->rank(), .size = parts_.group->size(), .barrier = barrier_.data()},
       registrations_(parts_.nccl, channel_) {}
 
 NcclCommunicator::~NcclCommunicator() {
@@ -133,10 +194,11 @@ NcclCommunicator::~NcclCommunicator() {
 void NcclCommunicator::Leave() {
   if (std::exchange(left_, true)) return;
   while (!in_flight_->empty()) std::this_thread::sleep_for(kPauseUntilEmpty);
-  if (!channel_->failed()) {
-    parts_.failures->store().Depart(
-        name_, group_.size, {.rank = RankName(), .calls = calls_.load(std::memory_order_acquire)});
-  }
+  parts_.group->Leave();
+  if (channel_->failed()) return;
+  store().Depart(
+      parts_.group->name(), group_.size,
+      {.rank = group_.rank, .name = RankName(), .calls = calls_.load(std::memory_order_acquire)});
 }
 
 absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
@@ -166,7 +228,7 @@ absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
   }
   if (enqueued.ok() || channel_->failed()) return absl::OkStatus();
   const bool late = absl::IsDeadlineExceeded(enqueued) && enqueued.message().empty();
-  parts_.failures->Report(late ? LateStatus(summary) : Named(enqueued, summary));
+  store().Fail(late ? LateStatus(summary) : Named(enqueued, summary));
   return absl::OkStatus();
 }
 
@@ -190,7 +252,7 @@ absl::Status NcclCommunicator::EnqueueNow(Stream& stream, const Collective& call
   }
   if (scale.sum == 1) return absl::OkStatus();
   StreamMover mover(parts_.device, *parts_.grids, stream);
-  mover.Scale(call.spans, call.dtype, scale.sum);
+  ScaleReceived(mover, call, scale.sum);
   return mover.status();
 }
 
@@ -231,7 +293,7 @@ absl::Status NcclCommunicator::Register(std::span<std::byte> memory) {
       absl::StrCat(RankName(), " registering ", memory.size(), " bytes on communicator '",
                    parts_.options.name, "': ", why, "; ebb.register_buffers false does without"));
   // The communicator cannot be used any more.
-  if (late || !channel_->AsynchronousError().ok()) parts_.failures->Report(named);
+  if (late || !channel_->AsynchronousError().ok()) store().Fail(named);
   return named;
 }
 
@@ -244,56 +306,12 @@ void NcclCommunicator::Deregister() {
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(
     int colour, int key, std::string_view name) {
-  if (colour < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("communicator '", parts_.options.name,
-                                                   "' cannot be split by the colour ", colour,
-                                                   ": NCCL takes colours from 0"));
-  }
-  // NCCL allows it only while no operation runs.
-  while (!in_flight_->empty()) std::this_thread::sleep_for(kPauseUntilEmpty);
-  const auto deadline = DeadlineAfter(parts_.options.timeout_seconds);
-  const Calling calling(*this);
-  const DriverMemory::Measured measured(parts_.device);
-  absl::StatusOr<std::shared_ptr<NcclChannel>> made =
-      NcclChannel::Create(parts_.nccl, parts_.device.ordinal());
-  if (!made.ok()) {  // the others are about to wait for this rank
-    parts_.failures->Report(RankFailedStatus(parts_.failures->store().rank(), made.status()));
-    return status();
-  }
-  const std::shared_ptr<NcclChannel> part = *std::move(made);
-  const absl::Status begun = channel_->Call("ncclCommSplit", [&](ncclComm_t& comm) {
-    ncclResult_t result = ncclSuccess;
-    const absl::Status split = part->Call("ncclCommSplit", [&](ncclComm_t& new_comm) {
-      ncclConfig_t config = NonBlocking();
-      result = parts_.nccl.CommSplit(comm, colour, key, &new_comm, &config);
-      return ncclSuccess;
-    });
-    return split.ok() ? result : ncclInternalError;
-  });
-  const uint64_t number = splits_++;
-  const auto finish = [&]() -> absl::StatusOr<std::unique_ptr<NcclCommunicator>> {
-    EBB_RETURN_IF_ERROR(begun);
-    EBB_RETURN_IF_ERROR(channel_->AwaitReady(deadline));
-    parts_.failures->Join(part);
-    Parts parts = parts_;
-    parts.options.reduction_group = 0;  // the parent's reduction groups need not divide the parts
-    if (!name.empty()) parts.options.name = name;
-    return Finish(std::move(parts), absl::StrCat(name_, ".", number, ":", colour), part, deadline);
-  };
-  absl::StatusOr<std::unique_ptr<NcclCommunicator>> finished = finish();
-  if (finished.ok()) return *std::move(finished);
-  absl::Status why = finished.status();
-  if (absl::IsDeadlineExceeded(why) && why.message().empty())
-    why = LateCreationStatus(parts_.options, kUnknownRanks);
-  parts_.failures->Report(
-      absl::Status(why.code(), absl::StrCat(RankName(), " could not split communicator '",
-                                            parts_.options.name, "': ", why.message())));
-  channel_->WaitAborted();  // until then NCCL may write to `part`
-  return status();
+  return Form(parts_, *parts_.group,
+              {.options = parts_.options.OfPart(name), .colour = colour, .key = key});
 }
 
 void NcclCommunicator::Abort(absl::Status why) {
-  parts_.failures->Report(AbortStatus(parts_.options, parts_.failures->store().rank(), why));
+  store().Fail(AbortStatus(parts_.options, store().rank(), why));
 }
 
 void NcclCommunicator::Watch() {
@@ -310,7 +328,7 @@ void NcclCommunicator::Watch() {
       return calling_.load(std::memory_order_acquire) || !in_flight_->empty();
     };
     while (!stopped() && !channel_->failed() && busy()) {
-      if (absl::Status wrong = WhatIsWrong(); !wrong.ok()) parts_.failures->Report(wrong);
+      if (absl::Status wrong = WhatIsWrong(); !wrong.ok()) store().Fail(wrong);
       SayIfWaiting();
       changed_.Await(stopped, WaitPoint::Clock::now() + period, std::chrono::nanoseconds(0));
     }
@@ -337,22 +355,21 @@ void NcclCommunicator::SayIfWaiting() {
     notice_.reset();
     return;
   }
-  Store& store = parts_.failures->store();
-  CallOrder* const order = store.calls();
+  CallOrder* const order = store().calls();
   if (!notice_.has_value()) {
     notice_.emplace(NoticeTimes{.first_seconds = times.first_seconds - tells_after,
                                 .interval_seconds = times.interval_seconds});
-    store.TellCalls();
+    store().TellCalls();
   }
   const std::optional<double> more_seconds = notice_->Take();
   if (!more_seconds.has_value()) return;
   std::vector<int> behind;
-  for (int rank = 0; order != nullptr && rank < static_cast<int>(store.participants().size());
+  for (int rank = 0; order != nullptr && rank < static_cast<int>(store().participants().size());
        ++rank) {
     if (order->IsBehind(rank)) behind.push_back(rank);
   }
   if (order != nullptr) {
-    if (const absl::Status apart = order->Check(); !apart.ok()) parts_.failures->Report(apart);
+    if (const absl::Status apart = order->Check(); !apart.ok()) store().Fail(apart);
   }
   // For an exchange: one of the first two ranks may be the missing one, or both are.
   const bool speaks =
@@ -364,10 +381,10 @@ void NcclCommunicator::SayIfWaiting() {
 }
 
 absl::Status NcclCommunicator::Deserted() {
-  const std::optional<Departure> left = parts_.failures->store().FirstDeparture(name_);
+  const std::optional<Departure> left = notices_->FirstDeparture();
   const uint64_t calls = calls_.load(std::memory_order_acquire);
   if (!left.has_value() || left->calls >= calls) return absl::OkStatus();
-  return LeftStatus(parts_.options, left->rank,
+  return LeftStatus(parts_.options, left->name,
                     absl::StrCat("it has destroyed it after ", left->calls, " calls, of which ",
                                  RankName(), " has made ", calls));
 }
@@ -383,9 +400,7 @@ absl::Status NcclCommunicator::Named(const absl::Status& error, const CallSummar
 }
 
 std::string NcclCommunicator::RankName() const {
-  const int world_rank = parts_.failures->store().rank();
-  if (world_rank == group_.rank) return absl::StrCat("rank ", world_rank);
-  return absl::StrCat("rank ", group_.rank, " (world rank ", world_rank, ")");
+  return ebb::RankName(parts_.group->world_ranks(), group_.rank);
 }
 
 }  // namespace ebb

@@ -3,7 +3,7 @@
 //   enqueuing thread   [ begin | ncclGroup ... | end ]  on the stream, once the host's part is ready
 //   watching thread    asynchronous errors, late operations, waits for a rank that left
 //
-// Every failure goes to NcclFailures, which aborts the world's communicators on all ranks.
+// Every failure fails the world, and so aborts its communicators on all ranks.
 #pragma once
 
 #include <array>
@@ -18,12 +18,12 @@
 
 #include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/nccl/channel.h"
-#include "ebb/runtime/comm/nccl/failures.h"
 #include "ebb/runtime/comm/nccl/in_flight.h"
 #include "ebb/runtime/comm/nccl/library.h"
 #include "ebb/runtime/comm/nccl/operations.h"
 #include "ebb/runtime/comm/nccl/ordered_sums.h"
 #include "ebb/runtime/comm/nccl/registrations.h"
+#include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/wait_point.h"
@@ -37,16 +37,18 @@ class NcclCommunicator : public CommunicatorBackend {
   struct Parts {
     const NcclLibrary& nccl;
     Device device;
-    std::shared_ptr<NcclFailures> failures;
-    CommunicatorOptions options;
+    CommunicatorOptions options = {};
+    std::shared_ptr<StoreGroup> group = nullptr;         // the communicator's ranks
     std::shared_ptr<const ReduceGrids> grids = nullptr;  // of our kernels; Connect loads them
   };
 
-  // Connects this rank with the others that have the same id. `name`: no other communicator of the
-  // world has it.
-  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(Parts parts, std::string name,
-                                                                   const ncclUniqueId& id, int rank,
-                                                                   int size);
+  // This rank's end of the communicator that it forms with others of `parent`, all with one version
+  // of NCCL. Ranks that cannot reach each other any more, or cannot be connected, fail the world.
+  static absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Form(Parts parts, StoreGroup& parent,
+                                                                   const Proposal& proposal);
+  // Connects this rank with the others of its group, which have the same id.
+  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(Parts parts,
+                                                                   const ncclUniqueId& id);
   // Waits for what was enqueued, then leaves. A rank that makes more calls than this one gets an
   // error.
   ~NcclCommunicator() override;
@@ -60,7 +62,7 @@ class NcclCommunicator : public CommunicatorBackend {
   absl::Status Register(std::span<std::byte> memory) override;
   void Deregister() override;
   void Leave() override;
-  absl::Status status() const override { return parts_.failures->status(); }
+  absl::Status status() const override { return notices_->failure(); }
   void Abort(absl::Status why) override;
   int64_t bytes_moved() const override { return in_flight_->bytes_moved(); }
 
@@ -68,12 +70,9 @@ class NcclCommunicator : public CommunicatorBackend {
   // Exists while this rank's call needs all ranks.
   class Calling;
 
-  NcclCommunicator(Parts parts, std::string name, std::shared_ptr<NcclChannel> channel,
-                   std::unique_ptr<InFlight> in_flight, Buffer barrier, NcclGroup group);
-  // For a channel that is being created: waits until it is connected.
-  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Finish(
-      Parts parts, std::string name, std::shared_ptr<NcclChannel> channel,
-      WaitPoint::Deadline deadline);
+  NcclCommunicator(Parts parts, std::shared_ptr<CommunicatorNotices> notices,
+                   std::shared_ptr<NcclChannel> channel, std::unique_ptr<InFlight> in_flight,
+                   Buffer barrier);
 
   absl::Status EnqueueNow(Stream& stream, const Collective& call);
   absl::Status EnqueueSums(Stream& stream, const Collective& call);
@@ -81,12 +80,13 @@ class NcclCommunicator : public CommunicatorBackend {
   absl::Status WhatIsWrong();
   void SayIfWaiting();
   absl::Status Deserted();
+  Store& store() const { return parts_.group->store(); }
   absl::Status LateStatus(const CallSummary& call) const;
   absl::Status Named(const absl::Status& error, const CallSummary& call) const;
   std::string RankName() const;
 
   Parts parts_;
-  const std::string name_;  // in departure notices
+  const std::shared_ptr<CommunicatorNotices> notices_;
   const std::shared_ptr<NcclChannel> channel_;
   const std::unique_ptr<InFlight> in_flight_;
   const Buffer barrier_;
@@ -94,7 +94,6 @@ class NcclCommunicator : public CommunicatorBackend {
   std::optional<OrderedSums> ordered_sums_;
   NcclRegistrations registrations_;
   std::atomic<uint64_t> calls_{0};  // of all ranks together
-  uint64_t splits_ = 0;
   uint64_t registering_calls_ = 0;  // of those, since the last Deregister
   std::atomic<bool> calling_{false};
   bool left_ = false;

@@ -42,9 +42,6 @@ absl::StatusOr<NcclLibrary> OpenNccl() {
   EBB_RETURN_IF_ERROR(library.Find("ncclGetLastError", nccl.GetLastError));
   EBB_RETURN_IF_ERROR(library.Find("ncclGetUniqueId", nccl.GetUniqueId));
   EBB_RETURN_IF_ERROR(library.Find("ncclCommInitRankConfig", nccl.CommInitRankConfig));
-  EBB_RETURN_IF_ERROR(library.Find("ncclCommSplit", nccl.CommSplit));
-  EBB_RETURN_IF_ERROR(library.Find("ncclCommUserRank", nccl.CommUserRank));
-  EBB_RETURN_IF_ERROR(library.Find("ncclCommCount", nccl.CommCount));
   EBB_RETURN_IF_ERROR(library.Find("ncclCommGetAsyncError", nccl.CommGetAsyncError));
   EBB_RETURN_IF_ERROR(library.Find("ncclCommFinalize", nccl.CommFinalize));
   EBB_RETURN_IF_ERROR(library.Find("ncclCommDestroy", nccl.CommDestroy));

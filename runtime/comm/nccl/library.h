@@ -19,9 +19,6 @@ struct NcclLibrary {
   decltype(&::ncclGetLastError) GetLastError = nullptr;
   decltype(&::ncclGetUniqueId) GetUniqueId = nullptr;
   decltype(&::ncclCommInitRankConfig) CommInitRankConfig = nullptr;
-  decltype(&::ncclCommSplit) CommSplit = nullptr;
-  decltype(&::ncclCommUserRank) CommUserRank = nullptr;
-  decltype(&::ncclCommCount) CommCount = nullptr;
   decltype(&::ncclCommGetAsyncError) CommGetAsyncError = nullptr;
   decltype(&::ncclCommFinalize) CommFinalize = nullptr;
   decltype(&::ncclCommDestroy) CommDestroy = nullptr;

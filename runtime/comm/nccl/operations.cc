@@ -8,6 +8,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/collective.h"
+#include "ebb/runtime/kernels/reduce_launch.h"
 
 namespace ebb {
 namespace {
@@ -142,6 +143,20 @@ ncclResult_t EnqueueGroup(const NcclLibrary& nccl, ncclComm_t comm, const NcclGr
     }
     return result;
   });
+}
+
+void ScaleReceived(StreamMover& mover, const Collective& call, float factor) {
+  ScaleArrays arrays = {.factor = factor, .dtype = call.dtype};
+  const auto scale = [&] {
+    if (arrays.spans_count > 0) mover.Scale(arrays);
+    arrays.spans_count = 0;
+  };
+  for (const CollectiveSpan& span : call.spans) {
+    if (span.count == 0) continue;
+    arrays.spans[arrays.spans_count++] = {.data = span.receive, .count = span.count};
+    if (arrays.spans_count == ScaleArrays::kSpansMax) scale();
+  }
+  scale();
 }
 
 ncclResult_t EnqueueMessages(const NcclLibrary& nccl, ncclComm_t comm,

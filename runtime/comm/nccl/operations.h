@@ -53,6 +53,9 @@ ncclResult_t EnqueueGroup(const NcclLibrary& nccl, ncclComm_t comm, const NcclGr
 ncclResult_t EnqueueMessages(const NcclLibrary& nccl, ncclComm_t comm,
                              std::span<const OrderedSums::Message> messages, cudaStream_t stream);
 
+// Multiplies what the spans of `call` have received, `count` elements each.
+void ScaleReceived(StreamMover& mover, const Collective& call, float factor);
+
 // For a collective with this operation. Sums of scaled inputs need a NcclSum.
 ncclRedOp_t PlainOp(ReduceOp op);
 

@@ -18,7 +18,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "ebb/runtime/comm/backend.h"
-#include "ebb/runtime/comm/cuda/stream_mover.h"
+#include "ebb/runtime/kernels/stream_mover.h"
 
 namespace ebb {
 

@@ -39,54 +39,6 @@ absl::Status Closed() {
 
 }  // namespace
 
-Packer& Packer::Add(uint64_t number) {
-  Append(bytes_, number, 8);
-  return *this;
-}
-
-Packer& Packer::Add(std::string_view text) {
-  Add(text.size());
-  bytes_.append(text);
-  return *this;
-}
-
-uint64_t Unpacker::Number() {
-  if (bytes_.size() < 8) {
-    ok_ = false;
-    return 0;
-  }
-  const uint64_t number = Read(bytes_.data(), 8);
-  bytes_.remove_prefix(8);
-  return number;
-}
-
-std::string Unpacker::Text() {
-  const uint64_t size = Number();
-  if (size > bytes_.size()) {
-    ok_ = false;
-    return "";
-  }
-  std::string text(bytes_.substr(0, size));
-  bytes_.remove_prefix(size);
-  return text;
-}
-
-std::string PackStatus(const absl::Status& status) {
-  return Packer()
-      .Add(static_cast<uint64_t>(status.code()))
-      .Add(std::string_view(status.message().data(), status.message().size()))
-      .Take();
-}
-
-absl::Status UnpackStatus(std::string_view payload) {
-  Unpacker unpacker(payload);
-  const uint64_t code = unpacker.Number();
-  const std::string message = unpacker.Text();
-  if (!unpacker.ok() || code > static_cast<uint64_t>(absl::StatusCode::kUnauthenticated))
-    return absl::DataLossError("a status that cannot be read");
-  return absl::Status(static_cast<absl::StatusCode>(code), message);
-}
-
 absl::Status Connection::Send(MessageType type, std::string_view payload,
                               WaitPoint::Deadline deadline) {
   if (!is_open()) return Closed();

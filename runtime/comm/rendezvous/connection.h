@@ -11,12 +11,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/runtime/comm/rendezvous/packer.h"
 #include "ebb/runtime/comm/rendezvous/socket.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
 
-inline constexpr uint16_t kProtocolVersion = 3;
+inline constexpr uint16_t kProtocolVersion = 4;
 
 enum class MessageType : uint16_t {
   kHello = 1,  // a rank introduces itself
@@ -27,8 +28,8 @@ enum class MessageType : uint16_t {
   kBlobs,      // all ranks' parts
   kGoodbye,    // the sender leaves in order
   kLeaves,     // rank 0 leaves in order and still passes on the others' messages
-  kDeparture,  // to all ranks: the sender has left a communicator (departures.h)
-  kNote,       // to all ranks: a text that the rendezvous does not read
+  kDeparture,  // to all ranks: the sender has left a communicator (notices.h)
+  kFailure,    // to all ranks: a communicator has failed
   kCalls,      // to all ranks: the sender's calls (CallOrder)
 };
 
@@ -37,33 +38,6 @@ struct Message {
   std::string payload;
   uint16_t version = kProtocolVersion;  // of the other side; differs from ours in a kHello only
 };
-
-// Numbers and texts, one after the other.
-class Packer {
- public:
-  Packer& Add(uint64_t number);
-  Packer& Add(std::string_view text);
-  std::string Take() { return std::move(bytes_); }
-
- private:
-  std::string bytes_;
-};
-// Reading is safe for any bytes. ok() says whether the bytes held what was read.
-class Unpacker {
- public:
-  explicit Unpacker(std::string_view bytes) : bytes_(bytes) {}
-  uint64_t Number();
-  std::string Text();
-  bool has_more() const { return ok_ && !bytes_.empty(); }
-  bool ok() const { return ok_; }
-
- private:
-  std::string_view bytes_;
-  bool ok_ = true;
-};
-
-std::string PackStatus(const absl::Status& status);
-absl::Status UnpackStatus(std::string_view payload);
 
 class Connection {
  public:

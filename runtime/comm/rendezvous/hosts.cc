@@ -55,6 +55,12 @@ std::string DescribeHosts(const std::vector<Participant>& participants) {
   return absl::StrCat(hosts.count(), hosts.count() == 1 ? " host (" : " hosts (", names, ")");
 }
 
+bool ShareMemory(const std::vector<Participant>& participants) {
+  return std::all_of(participants.begin(), participants.end(), [&](const Participant& other) {
+    return other.shared_memory == participants[0].shared_memory;
+  });
+}
+
 absl::Status CpuRanksNeedMpi(const std::vector<Participant>& participants) {
   return absl::UnimplementedError(absl::StrCat(
       "the ranks are on ", DescribeHosts(participants),

@@ -32,6 +32,8 @@ Hosts FindHosts(const std::vector<Participant>& participants);
 // "2 hosts (node1, node2)".
 std::string DescribeHosts(const std::vector<Participant>& participants);
 
+bool ShareMemory(const std::vector<Participant>& participants);
+
 // kUnimplemented; names the hosts.
 absl::Status CpuRanksNeedMpi(const std::vector<Participant>& participants);
 

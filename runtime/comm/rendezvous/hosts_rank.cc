@@ -19,8 +19,8 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> HostsRank::NewCommunicator(
 }
 
 absl::StatusOr<std::shared_ptr<WorldBackend>> HostsRank::Split(const Proposal& proposal) {
-  EBB_ASSIGN_OR_RETURN(StoreGroup::Formed formed, group_->Form(proposal));
-  return std::make_shared<HostsRank>(std::move(formed.group));
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<StoreGroup> part, group_->Form(proposal));
+  return std::make_shared<HostsRank>(std::move(part));
 }
 
 void HostsRank::Fail(absl::Status why) {

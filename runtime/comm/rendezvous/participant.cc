@@ -8,16 +8,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/rendezvous/connection.h"
+#include "ebb/runtime/comm/rendezvous/packer.h"
 #include "ebb/runtime/comm/shared/layout.h"
 #include "ebb/runtime/device/machine.h"
 
 namespace ebb {
 namespace {
 
-std::string Namespace(const char* path) {
+std::string PidNamespace() {
   struct stat info = {};
-  return stat(path, &info) == 0 ? absl::StrCat(info.st_dev, ":", info.st_ino) : "unknown";
+  return stat("/proc/self/ns/pid", &info) == 0 ? absl::StrCat(info.st_dev, ":", info.st_ino)
+                                               : "unknown";
 }
 
 std::string SharedMemory() {
@@ -69,8 +70,7 @@ Participant Myself(int rank, int size, std::string launcher) {
           .size = size,
           .host_name = HostName(),
           .shared_memory = absl::StrCat(kernel, " ", SharedMemory()),
-          .network = Namespace("/proc/self/ns/net"),
-          .pid_namespace = absl::StrCat(kernel, " ", Namespace("/proc/self/ns/pid")),
+          .pid_namespace = absl::StrCat(kernel, " ", PidNamespace()),
           .pid = getpid(),
           .cores = Cores()};
 }
@@ -81,36 +81,19 @@ std::string Describe(const Participant& participant) {
                       participant.host_name, "')");
 }
 
-std::string Pack(const Participant& participant) {
+std::string Pack(const Participant& p) {
   return Packer()
-      .Add(participant.launcher)
-      .Add(participant.build)
-      .Add(static_cast<uint64_t>(participant.rank))
-      .Add(static_cast<uint64_t>(participant.size))
-      .Add(participant.host_name)
-      .Add(participant.shared_memory)
-      .Add(participant.network)
-      .Add(participant.pid_namespace)
-      .Add(static_cast<uint64_t>(participant.pid))
-      .Add(participant.cores)
+      .Add(p.launcher, p.build, p.rank, p.size, p.host_name, p.shared_memory, p.pid_namespace,
+           p.pid, p.cores)
       .Take();
 }
 
 absl::StatusOr<Participant> UnpackParticipant(std::string_view payload) {
-  Unpacker unpacker(payload);
-  Participant participant;
-  participant.launcher = unpacker.Text();
-  participant.build = unpacker.Text();
-  participant.rank = static_cast<int>(unpacker.Number());
-  participant.size = static_cast<int>(unpacker.Number());
-  participant.host_name = unpacker.Text();
-  participant.shared_memory = unpacker.Text();
-  participant.network = unpacker.Text();
-  participant.pid_namespace = unpacker.Text();
-  participant.pid = static_cast<int64_t>(unpacker.Number());
-  participant.cores = unpacker.Text();
-  if (!unpacker.ok()) return absl::DataLossError("an introduction that cannot be read");
-  return participant;
+  Participant p;
+  if (!Unpacker(payload).Read(p.launcher, p.build, p.rank, p.size, p.host_name, p.shared_memory,
+                              p.pid_namespace, p.pid, p.cores))
+    return absl::DataLossError("an introduction that cannot be read");
+  return p;
 }
 
 }  // namespace ebb

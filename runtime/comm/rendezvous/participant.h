@@ -18,7 +18,6 @@ struct Participant {
   std::string host_name;
   // Equal on ranks that can share memory: the running kernel, and the file system behind /dev/shm.
   std::string shared_memory;
-  std::string network;        // the network namespace, in which names of sockets are unique
   std::string pid_namespace;  // and kernel, in which the process id is unique
   int64_t pid = 0;
   std::string cores;  // on which the process may run, as bits

@@ -210,9 +210,7 @@ absl::StatusOr<std::vector<std::string>> Rendezvous::AllGatherAsHost(std::string
     Refuse(status);
     return status;
   }
-  Packer packer;
-  for (const std::string& text : all) packer.Add(text);
-  const std::string packed = packer.Take();
+  const std::string packed = Packer().Add(all).Take();
   for (size_t rank = 1; rank < all.size(); ++rank)
     connections_[rank].Send(MessageType::kBlobs, packed, deadline_).IgnoreError();
   return all;
@@ -225,10 +223,9 @@ absl::StatusOr<std::vector<std::string>> Rendezvous::AllGatherAsGuest(std::strin
   const absl::StatusOr<Message> answer = connections_[0].Receive(deadline_);
   if (!answer.ok()) return FromRankZero(sent.ok() ? answer.status() : sent);
   if (answer->type == MessageType::kRefusal) return UnpackStatus(answer->payload);
-  Unpacker unpacker(answer->payload);
   std::vector<std::string> all;
-  for (size_t rank = 0; rank < participants_.size(); ++rank) all.push_back(unpacker.Text());
-  if (!unpacker.ok()) return absl::DataLossError("rank 0 has sent what cannot be read");
+  if (!Unpacker(answer->payload).Read(all) || all.size() != participants_.size())
+    return absl::DataLossError("rank 0 has sent what cannot be read");
   return all;
 }
 

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -50,33 +49,16 @@ void Rest(const Descriptor& event) {
   [[maybe_unused]] const ssize_t bytes = read(event.get(), &wakes, sizeof(wakes));
 }
 
-template <class Numbers>
-void Pack(Packer& packer, const Numbers& numbers) {
-  packer.Add(numbers.size());
-  for (const int number : numbers) packer.Add(static_cast<uint64_t>(number));
-}
-
-std::vector<int> UnpackRanks(Unpacker& unpacker, size_t size) {
-  std::vector<int> ranks;
-  for (uint64_t left = unpacker.Number(); left > 0 && unpacker.ok(); --left)
-    ranks.push_back(static_cast<int>(unpacker.Number() % size));
-  return ranks;
-}
-
 std::string PackRound(const Store::Round& round, bool comes, std::string_view text) {
-  Packer packer;
-  packer.Add(round.name).Add(round.what).Add(std::bit_cast<uint64_t>(round.timeout_seconds));
-  Pack(packer, round.members);
-  return packer.Add(uint64_t{comes}).Add(text).Take();
+  return Packer()
+      .Add(round.name, round.what, round.timeout_seconds, round.members, comes, text)
+      .Take();
 }
 
 std::string PackGathered(const std::string& name, const Store::Gathered& gathered) {
-  Packer packer;
-  packer.Add(name).Add(static_cast<uint64_t>(gathered.outcome)).Add(gathered.number);
-  Pack(packer, gathered.absent);
-  packer.Add(gathered.texts.size());
-  for (const std::string& text : gathered.texts) packer.Add(text);
-  return packer.Take();
+  return Packer()
+      .Add(name, gathered.outcome, gathered.number, gathered.absent, gathered.texts)
+      .Take();
 }
 
 }  // namespace
@@ -146,6 +128,7 @@ Store::Store(int rank, std::vector<Participant> participants, std::vector<Connec
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       watched_(std::move(watched)),
       processes_(participants_.size()),
+      failures_heard_(participants_.size()),
       tells_calls_(watched_.calls == nullptr),
       calls_(tells_calls_
                  ? std::make_shared<CallOrder>(rank, std::vector<CallRecord*>(participants_.size()))
@@ -233,13 +216,11 @@ void Store::Run() {
              rank_);
       watched_.launcher.reset();
     }
-    if (!calls_to_hear_.empty() || !notes_to_hear_.empty()) {
+    if (!calls_to_hear_.empty()) {
       const std::vector<std::string> calls = std::exchange(calls_to_hear_, {});
-      const std::vector<std::string> notes = std::exchange(notes_to_hear_, {});
       absl::Status apart;
       lock.unlock();  // comparing many ranks takes a while
       for (const std::string& text : calls) apart.Update(calls_->Hear(text));
-      for (const std::string& note : notes) hear_note_(note);
       lock.lock();
       Broken(std::move(apart), rank_);
     }
@@ -282,33 +263,43 @@ void Store::Understand(int from, Message message) {
     Leave(from);
   } else if (message.type == MessageType::kDeparture) {
     pass_on();
-    departures_.Hear(message.payload);
-  } else if (message.type == MessageType::kNote) {
+    std::string communicator;
+    int size = 0;
+    Departure left;
+    if (unpacker.Read(communicator, size, left.rank, left.name, left.calls, left.exchanges))
+      notices_.Depart(communicator, size, std::move(left));
+  } else if (message.type == MessageType::kFailure) {
     pass_on();
-    if (hear_note_) notes_to_hear_.push_back(std::move(message.payload));
+    std::string communicator;
+    int reporter = 0;
+    absl::Status why;
+    if (!unpacker.Read(communicator, reporter, why) || !AreRanks({reporter})) return;
+    notices_.Of(communicator)->Fail(why);
+    failures_heard_[static_cast<size_t>(reporter)].fetch_add(1, std::memory_order_release);
   } else if (message.type == MessageType::kCalls) {
     pass_on();
     calls_to_hear_.push_back(std::move(message.payload));
   } else if (message.type == MessageType::kBlob && rank_ == 0) {
     Round round;
-    round.name = unpacker.Text();
-    round.what = unpacker.Text();
-    round.timeout_seconds = std::bit_cast<double>(unpacker.Number());
-    round.members = UnpackRanks(unpacker, participants_.size());
-    const bool comes = unpacker.Number() != 0;
-    std::string text = unpacker.Text();
-    if (unpacker.ok()) Collect(from, round, comes, std::move(text));
+    bool comes = false;
+    std::string text;
+    if (unpacker.Read(round.name, round.what, round.timeout_seconds, round.members, comes, text) &&
+        AreRanks(round.members))
+      Collect(from, round, comes, std::move(text));
   } else if (message.type == MessageType::kBlobs && rank_ != 0) {
-    const std::string name = unpacker.Text();
+    std::string name;
     Gathered gathered;
-    gathered.outcome = static_cast<Gathered::Outcome>(unpacker.Number());
-    gathered.number = unpacker.Number();
-    gathered.absent = UnpackRanks(unpacker, participants_.size());
-    for (uint64_t left = unpacker.Number(); left > 0 && unpacker.ok(); --left)
-      gathered.texts.push_back(unpacker.Text());
-    if (unpacker.ok()) outcomes_[name] = std::move(gathered);
+    if (unpacker.Read(name, gathered.outcome, gathered.number, gathered.absent, gathered.texts) &&
+        AreRanks(gathered.absent))
+      outcomes_[name] = std::move(gathered);
     changed_.notify_all();
   }
+}
+
+bool Store::AreRanks(const std::vector<int>& ranks) const {
+  return std::all_of(ranks.begin(), ranks.end(), [this](int rank) {
+    return rank >= 0 && rank < static_cast<int>(participants_.size());
+  });
 }
 
 void Store::Collect(int from, const Round& round, bool comes, std::string text) {
@@ -406,6 +397,8 @@ void Store::Leave(int rank) {
 void Store::Broken(absl::Status why, int told_by) {
   if (!failure_.ok() || why.ok()) return;
   failure_ = std::move(why);
+  has_failed_.store(true, std::memory_order_release);
+  notices_.FailAll(failure_);
   to_tell_ = true;
   // Rank 0 passes it on between ranks that are not connected to each other.
   TellOthers(MessageType::kRefusal, PackStatus(failure_), told_by);
@@ -420,7 +413,10 @@ void Store::TellOthers(MessageType type, std::string_view payload, int except) {
   }
 }
 
-bool Store::IsAlone() {
+bool Store::HasHeardFailures(int rank, uint64_t told) {
+  const std::atomic<uint64_t>& heard = failures_heard_[static_cast<size_t>(rank)];
+  if (heard.load(std::memory_order_acquire) >= told) return true;
+  // Rank 0's process has ended in order. Everything sent before has then been received.
   const std::scoped_lock lock(mutex_);
   return !ReachesRankZero();
 }
@@ -428,16 +424,6 @@ bool Store::IsAlone() {
 bool Store::HasOthers() const {
   return std::any_of(connections_.begin(), connections_.end(),
                      [](const Connection& connection) { return connection.is_open(); });
-}
-
-void Store::Tell(std::string_view note) {
-  const std::scoped_lock lock(mutex_);
-  TellOthers(MessageType::kNote, note, rank_);
-}
-
-void Store::OnNote(std::function<void(std::string_view note)> hear) {
-  const std::scoped_lock lock(mutex_);
-  hear_note_ = std::move(hear);
 }
 
 void Store::TellCalls() {
@@ -526,9 +512,18 @@ absl::Status Store::status() {
 }
 
 void Store::Depart(const std::string& communicator, int size, const Departure& mine) {
-  const std::string note = departures_.Leave(communicator, size, mine);
+  notices_.Depart(communicator, size, mine);
+  const std::string packed =
+      Packer().Add(communicator, size, mine.rank, mine.name, mine.calls, mine.exchanges).Take();
   const std::scoped_lock lock(mutex_);
-  TellOthers(MessageType::kDeparture, note, rank_);
+  TellOthers(MessageType::kDeparture, packed, rank_);
+}
+
+void Store::FailCommunicator(const std::string& communicator, const absl::Status& why) {
+  failures_told_.fetch_add(1);  // before any thread of this rank can act on it
+  notices_.Of(communicator)->Fail(why);
+  const std::scoped_lock lock(mutex_);
+  TellOthers(MessageType::kFailure, Packer().Add(communicator, rank_, why).Take(), rank_);
 }
 
 void Store::OnFailure(Heard heard) {

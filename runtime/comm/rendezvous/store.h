@@ -15,6 +15,7 @@
 
 #include <poll.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -30,7 +31,7 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
-#include "ebb/runtime/comm/rendezvous/departures.h"
+#include "ebb/runtime/comm/rendezvous/notices.h"
 #include "ebb/runtime/comm/rendezvous/participant.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
 #include "ebb/runtime/comm/wait_notice.h"
@@ -94,10 +95,10 @@ class Store {
   // This rank will not come to that round. Does not wait.
   void LeaveRound(const Round& round);
 
-  // Reports to all other ranks that this rank has given up; does not wait for them. The first
-  // failure stays. Any thread.
+  // Reports to all other ranks that this rank has given up, and names it as the reporter; does not
+  // wait for them. The first failure stays. Any thread.
   void Fail(const absl::Status& why);
-  // The same, with the message unchanged.
+  // The same without the name.
   void Break(const absl::Status& why);
   absl::Status status();
   // Calls `heard`, on any thread, with the first failure of any rank: at once if one has happened
@@ -111,21 +112,21 @@ class Store {
   // called last.
   std::string CompareCalls(std::span<const int> ranks);
 
-  // Whether no more can come from other ranks, because rank 0's process has ended in order.
-  // Everything sent before has then been received.
-  bool IsAlone();
+  // Whether the world has failed. True before any communicator's notices say so.
+  bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
 
-  // This rank leaves a communicator of `size` ranks, and sends all others its departure notice.
-  void Depart(const std::string& communicator, int size, const Departure& mine);
-  // The first that has left it.
-  std::optional<Departure> FirstDeparture(const std::string& communicator) {
-    return departures_.First(communicator);
+  // Notices of one communicator (notices.h). A rank that leaves it, or that it has failed on, tells
+  // all other ranks.
+  std::shared_ptr<CommunicatorNotices> NoticesOf(const std::string& communicator) {
+    return notices_.Of(communicator);
   }
-
-  // Sends a text to all other ranks. OnNote sets what receives theirs, on the store's thread,
-  // before any can come.
-  void Tell(std::string_view note);
-  void OnNote(std::function<void(std::string_view note)> hear);
+  void Depart(const std::string& communicator, int size, const Departure& mine);
+  void FailCommunicator(const std::string& communicator, const absl::Status& why);
+  // Messages that go another way may overtake notices. So such a message carries how many failed
+  // communicators its sender has reported before it, and counts once that many reports of the
+  // sender have come, or no more can come.
+  uint64_t failures_told() const { return failures_told_.load(std::memory_order_acquire); }
+  bool HasHeardFailures(int rank, uint64_t told);
 
  private:
   // A round at rank 0, until all members have come or left.
@@ -156,6 +157,7 @@ class Store {
   bool ReachesRankZero() const { return rank_ == 0 || connections_[0].is_open(); }
   bool HasOthers() const;
   void Understand(int from, Message message);
+  bool AreRanks(const std::vector<int>& ranks) const;
   void Collect(int from, const Round& round, bool comes, std::string text);
   void Settle(const std::string& name, Collected& round, Gathered::Outcome outcome,
               std::vector<int> absent);
@@ -171,12 +173,14 @@ class Store {
   const Descriptor wake_;
   Watched watched_;
   std::vector<Descriptor> processes_;  // by rank, for ranks of this host
-  Departures departures_;
+  Notices notices_;
+  std::atomic<bool> has_failed_{false};
+  std::atomic<uint64_t> failures_told_{0};
+  std::vector<std::atomic<uint64_t>> failures_heard_;  // by rank
   const bool tells_calls_;
   const std::shared_ptr<CallOrder> calls_;
   std::vector<pollfd> polled_;              // used by the thread
   std::vector<std::string> calls_to_hear_;  // used by the thread
-  std::vector<std::string> notes_to_hear_;
   std::thread thread_;
 
   std::mutex mutex_;  // guards the members below; only the thread receives and closes
@@ -186,7 +190,6 @@ class Store {
   absl::Status failure_;
   bool to_tell_ = false;  // failure_ is still to be reported to the listeners
   std::vector<Heard> listeners_;
-  std::function<void(std::string_view note)> hear_note_;
   std::vector<bool> has_left_;               // by rank
   std::map<std::string, Collected> rounds_;  // rank 0's
   uint64_t settled_ = 0;                     // rounds that are settled

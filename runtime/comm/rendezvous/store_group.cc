@@ -1,7 +1,6 @@
 #include "ebb/runtime/comm/rendezvous/store_group.h"
 
 #include <algorithm>
-#include <bit>
 #include <numeric>
 #include <utility>
 
@@ -13,29 +12,6 @@
 
 namespace ebb {
 namespace {
-
-std::string Pack(const Proposal& proposal, std::string_view text) {
-  return Packer()
-      .Add(proposal.options.name)
-      .Add(static_cast<uint64_t>(int64_t{proposal.options.reduction_group}))
-      .Add(std::bit_cast<uint64_t>(proposal.options.timeout_seconds))
-      .Add(static_cast<uint64_t>(int64_t{proposal.colour}))
-      .Add(static_cast<uint64_t>(int64_t{proposal.key}))
-      .Add(text)
-      .Take();
-}
-
-Proposal Unpack(std::string& packed) {
-  Unpacker unpacker(packed);
-  Proposal proposal;
-  proposal.options.name = unpacker.Text();
-  proposal.options.reduction_group = static_cast<int>(unpacker.Number());
-  proposal.options.timeout_seconds = std::bit_cast<double>(unpacker.Number());
-  proposal.colour = static_cast<int>(unpacker.Number());
-  proposal.key = static_cast<int>(unpacker.Number());
-  packed = unpacker.Text();
-  return proposal;
-}
 
 std::vector<int> AllRanks(const Store& store) {
   std::vector<int> ranks(store.participants().size());
@@ -109,34 +85,29 @@ absl::StatusOr<std::vector<std::string>> StoreGroup::AllGather(std::string_view 
   return store_->status();
 }
 
-absl::StatusOr<StoreGroup::Formed> StoreGroup::Form(const Proposal& proposal,
-                                                    std::string_view text) {
+absl::StatusOr<std::shared_ptr<StoreGroup>> StoreGroup::Form(const Proposal& proposal) {
   const CommunicatorOptions& wanted = proposal.options;
   Store::Round round = NextRound();
   ++rounds_;
   round.timeout_seconds = CreationSeconds(wanted);
   round.notices = wanted.notices;
   round.what = absl::StrCat("to create communicator '", wanted.name, "'");
-  EBB_ASSIGN_OR_RETURN(Store::Gathered gathered, store_->Gather(round, Pack(proposal, text)));
+  EBB_ASSIGN_OR_RETURN(Store::Gathered gathered, store_->Gather(round, Pack(proposal)));
   if (gathered.outcome == Store::Gathered::Outcome::kLate)
     return LateCreationStatus(wanted, RankNames(gathered.absent));
   if (gathered.outcome == Store::Gathered::Outcome::kLeft)
     return LeftBeforeCreationStatus(gathered.absent[0], "its communicator or World was destroyed");
   std::vector<Proposal> proposals;
-  for (std::string& packed : gathered.texts) proposals.push_back(Unpack(packed));
+  for (const std::string& packed : gathered.texts) proposals.push_back(UnpackProposal(packed));
   EBB_ASSIGN_OR_RETURN(const auto groups, FormGroups(world_ranks_, proposals));
   for (const std::vector<size_t>& members : groups) {
     if (std::find(members.begin(), members.end(), static_cast<size_t>(rank_)) == members.end())
       continue;
-    Formed formed;
     std::vector<int> ranks;
-    for (const size_t member : members) {
-      ranks.push_back(world_ranks_[member]);
-      formed.texts.push_back(std::move(gathered.texts[member]));
-    }
+    for (const size_t member : members) ranks.push_back(world_ranks_[member]);
     std::string name = absl::StrCat(gathered.number, ":", ranks[0]);
-    formed.group = std::make_shared<StoreGroup>(store_, std::move(name), std::move(ranks));
-    formed.group->number_ = gathered.number;
+    auto formed = std::make_shared<StoreGroup>(store_, std::move(name), std::move(ranks));
+    formed->number_ = gathered.number;
     return formed;
   }
   return absl::InternalError("a rank is in none of the groups that it has proposed");

@@ -26,10 +26,8 @@ class StoreGroup {
   int size() const { return static_cast<int>(world_ranks_.size()); }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
   const std::string& name() const { return name_; }
-  uint64_t number() const {
-    return number_;
-  }  // of the group that Form has made: no other group
-     // has it
+  // Of a group that Form has made: no other group has it.
+  uint64_t number() const { return number_; }
   Store& store() const { return *store_; }
   const std::shared_ptr<Store>& shared_store() const { return store_; }
   // As WorldBackend's.
@@ -44,13 +42,8 @@ class StoreGroup {
   // error on one rank is one on all ranks of the world, and names the missing one.
   absl::StatusOr<std::vector<std::string>> AllGather(std::string_view mine, double timeout_seconds);
 
-  // The group that this rank forms with others that propose the same colour, and the text of each
-  // of its ranks.
-  struct Formed {
-    std::shared_ptr<StoreGroup> group;
-    std::vector<std::string> texts;  // by rank
-  };
-  absl::StatusOr<Formed> Form(const Proposal& proposal, std::string_view text = {});
+  // The group that this rank forms with others that propose the same colour.
+  absl::StatusOr<std::shared_ptr<StoreGroup>> Form(const Proposal& proposal);
   // This rank forms no more groups. Does not wait.
   void Leave();
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "ebb/runtime/comm/mover.h"
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/shared_heap.h"
+#include "ebb/runtime/kernels/mover.h"
 
 namespace ebb {
 namespace {

@@ -20,11 +20,11 @@
 #include <memory>
 #include <vector>
 
-#include "ebb/runtime/comm/cuda/stream_mover.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/comm/transfer.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/event.h"
+#include "ebb/runtime/kernels/stream_mover.h"
 
 namespace ebb {
 

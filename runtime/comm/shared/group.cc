@@ -38,24 +38,6 @@ std::string ReadText(const char (&from)[kBytes]) {
   return std::string(from, strnlen(from, kBytes));
 }
 
-void Write(const Proposal& proposal, shared::SharedProposal& to) {
-  WriteText(to.name, proposal.options.name);
-  WriteText(to.device, proposal.device);
-  to.reduction_group = proposal.options.reduction_group;
-  to.timeout_seconds = proposal.options.timeout_seconds;
-  to.colour = proposal.colour;
-  to.key = proposal.key;
-}
-
-Proposal Read(const shared::SharedProposal& from) {
-  return {.options = {.name = ReadText(from.name),
-                      .reduction_group = from.reduction_group,
-                      .timeout_seconds = from.timeout_seconds},
-          .device = ReadText(from.device),
-          .colour = from.colour,
-          .key = from.key};
-}
-
 }  // namespace
 
 SharedGroup::SharedGroup(SharedWorld& world, Place place)
@@ -291,12 +273,17 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
   const auto half = static_cast<size_t>(number % 2);
   const CommunicatorOptions& options = proposal.options;
   const WaitPoint::Deadline deadline = DeadlineAfter(CreationSeconds(options));
-  Write(proposal, mine().proposals[half]);
-  mine().proposals[half].attached = attached;
+  const std::string packed = Pack(proposal);
+  shared::SharedProposal& own = mine().proposals[half];
+  std::copy(packed.begin(), packed.end(), own.packed);
+  own.bytes = static_cast<uint32_t>(packed.size());
+  own.attached = attached;
   EBB_RETURN_IF_ERROR(AwaitMeeting(kForming, Arrive(kForming), options, nullptr, deadline));
   std::vector<Proposal> proposals;
-  for (int other = 0; other < size(); ++other)
-    proposals.push_back(Read(seat(other).proposals[half]));
+  for (int other = 0; other < size(); ++other) {
+    const shared::SharedProposal& theirs = seat(other).proposals[half];
+    proposals.push_back(UnpackProposal({theirs.packed, theirs.bytes}));
+  }
   EBB_ASSIGN_OR_RETURN(const auto groups, FormGroups(place_.world_ranks, proposals));
   const auto me = static_cast<size_t>(rank());
   const std::vector<size_t>& members =

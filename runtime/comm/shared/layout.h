@@ -13,6 +13,7 @@
 
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/collective.h"
+#include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/shared/shared_status.h"
 #include "ebb/runtime/device/wait_point.h"
 
@@ -25,7 +26,6 @@ inline constexpr int64_t kSlotBytes = int64_t{128} << 10;
 // Communicators share the points where their ranks sleep, so that a rank that fails a world can
 // wake all.
 inline constexpr int kWaitPoints = 64;
-inline constexpr size_t kTextBytesMax = 180;
 inline constexpr size_t kReasonBytesMax = 2040;  // why a rank left: long enough for most errors
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&
@@ -70,12 +70,8 @@ struct GroupHeader {
 };
 
 struct SharedProposal {
-  char name[kTextBytesMax];
-  char device[kTextBytesMax];
-  int32_t reduction_group;
-  int32_t colour;
-  int32_t key;
-  double timeout_seconds;
+  uint32_t bytes;
+  char packed[kProposalBytesMax];
   const void* attached;  // threads only: an object of the rank that the others may copy
 };
 

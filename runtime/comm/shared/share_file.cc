@@ -1,14 +1,18 @@
 #include "ebb/runtime/comm/shared/share_file.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cpu/shared_heap.h"
+#include "ebb/runtime/trace/log.h"
 
 namespace ebb::shared {
 namespace {
@@ -73,6 +77,19 @@ absl::StatusOr<SharedFile> ShareNamed(int rank, Rendezvous& rendezvous, Fill fil
   return file;
 }
 
+// Not mapped if the owner has no heap, or this process may not open it.
+Mapping MapMemoryOf(const Participant& owner, std::string_view packed) {
+  size_t bytes = 0;
+  std::string packed_file;
+  if (!Unpacker(packed).Read(bytes, packed_file)) return Mapping();
+  const Descriptor file = OpenPeerFile(owner, packed_file, O_RDONLY);
+  if (!file.is_open()) return Mapping();
+  void* const data = mmap(nullptr, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, file.get(), 0);
+  if (data == MAP_FAILED) return Mapping();
+  madvise(data, bytes, MADV_DONTFORK);
+  return Mapping(static_cast<std::byte*>(data), bytes);
+}
+
 }  // namespace
 
 std::string SharedFileName(const Rendezvous& rendezvous) {
@@ -88,6 +105,30 @@ absl::StatusOr<SharedFile> ShareFile(int rank, Rendezvous& rendezvous, Fill fill
   // Every rank removes the name, on every path, because its maker may have been killed.
   SharedFile::RemoveName(name);
   return file;
+}
+
+absl::StatusOr<std::vector<Mapping>> MapPeerMemory(int rank, Rendezvous& rendezvous) {
+  const SharedHeap* const mine = SharedHeap::Install();
+  Packer packer;
+  if (mine != nullptr) packer.Add(mine->bytes(), PackFile(mine->file()));
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> packed, rendezvous.AllGather(packer.Take()));
+  std::vector<Mapping> memories(packed.size());
+  bool all_mapped = true;
+  for (size_t other = 0; other < packed.size(); ++other) {
+    if (static_cast<int>(other) == rank) continue;
+    memories[other] = MapMemoryOf(rendezvous.participants()[other], packed[other]);
+    all_mapped = all_mapped && memories[other].data() != nullptr;
+  }
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> mapped,
+                       rendezvous.AllGather(all_mapped ? "all" : "not all"));
+  const auto missing = std::find(mapped.begin(), mapped.end(), "not all");
+  if (missing == mapped.end()) return memories;
+  if (rank == 0) {
+    LogInfo(absl::StrCat("rank ", missing - mapped.begin(),
+                         " cannot map the buffers of the other ranks; large operations are staged, "
+                         "which is slower"));
+  }
+  return std::vector<Mapping>();
 }
 
 }  // namespace ebb::shared

@@ -1,7 +1,9 @@
-// The file of pages that the ranks of a host share: rank 0 makes it, and all open it.
+// What the processes of a host open of each other: the file of pages that all share, which rank 0
+// makes, and the heap of each.
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -19,5 +21,10 @@ absl::StatusOr<SharedFile> ShareFile(int rank, Rendezvous& rendezvous,
 
 // The name that the file then has.
 std::string SharedFileName(const Rendezvous& rendezvous);
+
+// Installs this process's shared heap and maps the heaps of all other ranks for reading, by rank.
+// The same on all ranks: empty if one of them cannot map, for example because a container hides
+// processes from each other. Operations are then staged. Every rank calls it.
+absl::StatusOr<std::vector<Mapping>> MapPeerMemory(int rank, Rendezvous& rendezvous);
 
 }  // namespace ebb::shared

@@ -95,16 +95,13 @@ namespace shared {
 
 std::string PackFile(int file) {
   const Identity identity = IdentityOf(file);
-  return Packer().Add(static_cast<uint64_t>(file)).Add(identity.device).Add(identity.inode).Take();
+  return Packer().Add(file, identity.device, identity.inode).Take();
 }
 
 Descriptor OpenPeerFile(const Participant& owner, std::string_view packed, int flags) {
-  Unpacker unpacker(packed);
-  const uint64_t number = unpacker.Number();
+  int number = 0;
   Identity identity;
-  identity.device = unpacker.Number();
-  identity.inode = unpacker.Number();
-  if (!unpacker.ok()) return Descriptor();
+  if (!Unpacker(packed).Read(number, identity.device, identity.inode)) return Descriptor();
   const std::string path = absl::StrCat("/proc/", owner.pid, "/fd/", number);
   Descriptor file(open(path.c_str(), flags | O_CLOEXEC));
   if (!file.is_open() || IdentityOf(file.get()) != identity) return Descriptor();

@@ -6,14 +6,12 @@
 #include <map>
 #include <new>
 #include <numeric>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/shared/communicator.h"
-#include "ebb/runtime/comm/shared/peer_memory.h"
 #include "ebb/runtime/comm/shared/share_file.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/core_share.h"
@@ -24,15 +22,10 @@ namespace {
 constexpr int64_t kPage = 4096;
 
 absl::Status CheckOneHost(const std::vector<Participant>& participants) {
-  std::set<std::string> hosts, memories;
-  for (const Participant& participant : participants) {
-    hosts.insert(participant.host_name);
-    memories.insert(participant.shared_memory);
-  }
-  if (memories.size() == 1) return absl::OkStatus();
-  if (hosts.size() == 1) {
+  if (ShareMemory(participants)) return absl::OkStatus();
+  if (FindHosts(participants).count() == 1) {
     return absl::FailedPreconditionError(
-        absl::StrCat("the ranks on host '", *hosts.begin(),
+        absl::StrCat("the ranks on host '", participants[0].host_name,
                      "' share no /dev/shm: containers of one job need a common one"));
   }
   return CpuRanksNeedMpi(participants);

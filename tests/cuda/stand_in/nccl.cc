@@ -25,15 +25,6 @@ constexpr size_t kGroupsMax = 64;  // under way on one communicator
 constexpr size_t kPartsExpected = 80;
 constexpr size_t kScratchExpected = size_t{1} << 16;
 
-// A round of ncclCommSplit: complete when all ranks have come.
-struct SplitRound {
-  struct Arrival {
-    int colour, key, rank;
-    ncclComm_t part;
-  };
-  std::vector<Arrival> arrivals;
-};
-
 }  // namespace
 
 struct ncclComm {
@@ -53,9 +44,7 @@ struct ncclComm {
   };
 
   std::shared_ptr<Clique> clique;
-  std::shared_ptr<std::map<int, SplitRound>> splits;  // of all ranks of the clique
   int rank = 0;
-  int splits_begun = 0;
   bool stalled = false, gone = false;
   int looks = 0;  // until it is ready
   std::atomic<bool> aborted{false};
@@ -71,10 +60,8 @@ struct ncclComm {
 
 namespace {
 
-std::mutex mutex;  // around everything but running groups
-std::map<std::string,
-         std::pair<std::shared_ptr<Clique>, std::shared_ptr<std::map<int, SplitRound>>>>
-    cliques;
+std::mutex mutex;                                        // around everything but running groups
+std::map<std::string, std::shared_ptr<Clique>> cliques;  // by id
 // Kept during the whole test, because work of an aborted communicator refers to it.
 std::vector<std::unique_ptr<ncclComm>> all;
 int ids_made = 0;
@@ -229,24 +216,6 @@ void SetOp(Part& part, ncclRedOp_t op, ncclComm_t comm) {
   part.scale = made.scale;
 }
 
-void FormParts(const SplitRound& round) {
-  std::map<int, std::vector<SplitRound::Arrival>> by_colour;
-  for (const auto& arrival : round.arrivals) by_colour[arrival.colour].push_back(arrival);
-  for (auto& [colour, members] : by_colour) {
-    std::sort(members.begin(), members.end(), [](const auto& a, const auto& b) {
-      return std::pair(a.key, a.rank) < std::pair(b.key, b.rank);
-    });
-    auto clique = std::make_shared<Clique>(static_cast<int>(members.size()));
-    auto splits = std::make_shared<std::map<int, SplitRound>>();
-    for (size_t i = 0; i < members.size(); ++i) {
-      members[i].part->rank = static_cast<int>(i);
-      members[i].part->splits = splits;
-      members[i].part->clique = clique;
-      clique->Join();
-    }
-  }
-}
-
 }  // namespace
 
 void ebb::stand_in::StallCreation() {
@@ -310,52 +279,25 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   Require(config->blocking == 0, "a communicator that blocks");
   if (const auto failure = Failure("ncclCommInitRankConfig")) return failure;
   const std::scoped_lock lock(mutex);
-  auto& [clique, splits] = cliques[id.internal];
-  if (clique == nullptr) {
-    clique = std::make_shared<Clique>(size);
-    splits = std::make_shared<std::map<int, SplitRound>>();
-  }
+  std::shared_ptr<Clique>& clique = cliques[id.internal];
+  if (clique == nullptr) clique = std::make_shared<Clique>(size);
   *comm = NewComm();
   (*comm)->clique = clique;
-  (*comm)->splits = splits;
   (*comm)->rank = rank;
   clique->Join();
-  return ncclInProgress;
-}
-ncclResult_t ncclCommSplit(ncclComm_t comm, int colour, int key, ncclComm_t* part,
-                           ncclConfig_t* config) {
-  Require(!comm->gone, "a call on a communicator that is gone");
-  Require(config->blocking == 0, "a communicator that blocks");
-  if (const auto failure = Failure("ncclCommSplit")) return failure;
-  const std::scoped_lock lock(mutex);
-  *part = NewComm();
-  SplitRound& round = (*comm->splits)[comm->splits_begun++];
-  round.arrivals.push_back({.colour = colour, .key = key, .rank = comm->rank, .part = *part});
-  if (static_cast<int>(round.arrivals.size()) == comm->clique->size()) FormParts(round);
   return ncclInProgress;
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
   RequireNoHostFunction();
   Require(!comm->gone, "a call on a communicator that is gone");
   const std::scoped_lock lock(mutex);
-  const bool splitting = comm->splits_begun > 0 &&
-                         static_cast<int>((*comm->splits)[comm->splits_begun - 1].arrivals.size()) <
-                             comm->clique->size();
   if (comm->window_answer != nullptr && comm->clique->IsWindow(comm->windows_begun - 1))
     *std::exchange(comm->window_answer, nullptr) = AddRegistration(comm, comm->window);
   const bool looked = comm->looks == 0 || --comm->looks == 0;
-  const bool ready = looked && !comm->stalled && !splitting && comm->window_answer == nullptr &&
-                     comm->clique && comm->clique->complete();
+  const bool ready = looked && !comm->stalled && comm->window_answer == nullptr && comm->clique &&
+                     comm->clique->complete();
   const auto failed = asynchronous.find(comm->rank);
   *state = failed != asynchronous.end() ? failed->second : ready ? ncclSuccess : ncclInProgress;
-  return ncclSuccess;
-}
-ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
-  *rank = comm->rank;
-  return ncclSuccess;
-}
-ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
-  *count = comm->clique->size();
   return ncclSuccess;
 }
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {

@@ -9,15 +9,15 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/comm/communicator.h"
-#include "ebb/runtime/comm/mover.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/stream.h"
+#include "ebb/runtime/kernels/mover.h"
 
 namespace ebb {
 
 struct ReduceArrays;
 struct ReduceGrids;
+struct ScaleArrays;
 
 class StreamMover final : public Mover {
  public:
@@ -37,9 +37,8 @@ class StreamMover final : public Mover {
   void ReduceRow(const Reduction& reduction, const void* first, int64_t stride, int inputs,
                  void* destination, int64_t count);
 
-  // Multiplies, in place, what the spans have received, `count` elements each, in fp32 with one
-  // rounding: one kernel for up to 64 spans.
-  void Scale(std::span<const CollectiveSpan> spans, DType dtype, float factor);
+  // Multiplies the spans in place, in fp32 with one rounding: one kernel.
+  void Scale(const ScaleArrays& arrays);
 
   // The first failure: the stream's, or that of a kernel that could not be launched. After a
   // failure nothing more is enqueued.

@@ -1,6 +1,6 @@
 // Stands in for the movers of GPUs in a build without CUDA, where no device can ask for one.
 #include "absl/status/status.h"
-#include "ebb/runtime/comm/cuda/stream_mover.h"
+#include "ebb/runtime/kernels/stream_mover.h"
 
 namespace ebb {
 

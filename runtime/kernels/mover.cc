@@ -1,4 +1,4 @@
-#include "ebb/runtime/comm/mover.h"
+#include "ebb/runtime/kernels/mover.h"
 
 namespace ebb {
 

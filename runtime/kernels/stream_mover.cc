@@ -1,4 +1,4 @@
-#include "ebb/runtime/comm/cuda/stream_mover.h"
+#include "ebb/runtime/kernels/stream_mover.h"
 
 #include <algorithm>
 #include <cassert>
@@ -68,20 +68,10 @@ void StreamMover::ReduceRow(const Reduction& reduction, const void* first, int64
   Launch(arrays);
 }
 
-void StreamMover::Scale(std::span<const CollectiveSpan> spans, DType dtype, float factor) {
-  ScaleArrays arrays = {.factor = factor, .dtype = dtype};
-  const auto launch = [&] {
-    Launch([&] {
-      return LaunchScale(grids_, static_cast<cudaStream_t>(stream_.view().native), arrays);
-    });
-    arrays.spans_count = 0;
-  };
-  for (const CollectiveSpan& span : spans) {
-    if (span.count == 0) continue;
-    arrays.spans[arrays.spans_count++] = {.data = span.receive, .count = span.count};
-    if (arrays.spans_count == ScaleArrays::kSpansMax) launch();
-  }
-  if (arrays.spans_count > 0) launch();
+void StreamMover::Scale(const ScaleArrays& arrays) {
+  Launch([&] {
+    return LaunchScale(grids_, static_cast<cudaStream_t>(stream_.view().native), arrays);
+  });
 }
 
 void StreamMover::Launch(const ReduceArrays& arrays) {

@@ -1,0 +1,90 @@
+#include "ebb/runtime/comm/mpi/open_mpi.h"
+
+#include <dlfcn.h>
+
+#include <cstdio>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/opened_library.h"
+
+namespace ebb {
+namespace {
+
+constexpr const char* kNeededFor = "CPU ranks on several hosts";
+constexpr const char* kInstead = "start all ranks on one host";
+constexpr const char* kVersionFunction = "MPI_Get_library_version";
+constexpr const char* kCommWorld = "ompi_mpi_comm_world";
+
+std::string VersionText(void* version_function) {
+  constexpr int kBytes = 8192;  // of the longest, MPICH's
+  char text[kBytes] = {};
+  int length = 0;
+  reinterpret_cast<int (*)(char*, int*)>(version_function)(text, &length);
+  return text;
+}
+
+// "Open MPI v4.1.4, package: ...".
+LibraryVersion AskVersion(void* version_function) {
+  LibraryVersion version;
+  std::sscanf(VersionText(version_function).c_str(), "Open MPI v%d.%d.%d", &version.major,
+              &version.minor, &version.patch);
+  return version;
+}
+
+absl::StatusOr<OpenMpi> Open() {
+  void* const loaded = dlsym(RTLD_DEFAULT, kVersionFunction);
+  if (loaded != nullptr && dlsym(RTLD_DEFAULT, kCommWorld) == nullptr) {
+    const std::string text = VersionText(loaded);
+    return absl::UnavailableError(absl::StrCat(
+        kNeededFor, " need Open MPI, but this program has linked or loaded another MPI (",
+        text.substr(0, text.find('\n')), "): build and start it with Open MPI, or ", kInstead));
+  }
+  EBB_ASSIGN_OR_RETURN(const OpenedLibrary library,
+                       OpenedLibrary::Open({.name = "Open MPI",
+                                            .file = "libmpi.so.40",
+                                            .needed_for = kNeededFor,
+                                            .instead = kInstead,
+                                            .oldest = {.major = 4, .minor = 0, .patch = 0},
+                                            .last_major = 5,
+                                            .has_plugins = true,
+                                            .version_function = kVersionFunction,
+                                            .version = &AskVersion}));
+  OpenMpi mpi;
+  absl::Status found;
+  const auto find = [&](const char* name, auto& symbol) {
+    found.Update(library.Find(name, symbol));
+  };
+  find(kCommWorld, mpi.comm_world);
+  find("ompi_mpi_byte", mpi.byte);
+  find("ompi_mpi_errors_return", mpi.errors_return);
+  find("MPI_Init_thread", mpi.Init_thread);
+  find("MPI_Initialized", mpi.Initialized);
+  find("MPI_Query_thread", mpi.Query_thread);
+  find("MPI_Finalize", mpi.Finalize);
+  find("MPI_Finalized", mpi.Finalized);
+  find("MPI_Error_string", mpi.Error_string);
+  find("MPI_Comm_rank", mpi.Comm_rank);
+  find("MPI_Comm_size", mpi.Comm_size);
+  find("MPI_Comm_idup", mpi.Comm_idup);
+  find("MPI_Comm_get_attr", mpi.Comm_get_attr);
+  find("MPI_Comm_set_errhandler", mpi.Comm_set_errhandler);
+  find("MPI_Ibcast", mpi.Ibcast);
+  find("MPI_Isend", mpi.Isend);
+  find("MPI_Issend", mpi.Issend);
+  find("MPI_Irecv", mpi.Irecv);
+  find("MPI_Test", mpi.Test);
+  find("MPI_Cancel", mpi.Cancel);
+  EBB_RETURN_IF_ERROR(found);
+  return mpi;
+}
+
+}  // namespace
+
+absl::StatusOr<const OpenMpi*> LoadOpenMpi() {
+  static const absl::StatusOr<OpenMpi>& loaded = *new absl::StatusOr<OpenMpi>(Open());
+  if (!loaded.ok()) return loaded.status();
+  return &*loaded;
+}
+
+}  // namespace ebb

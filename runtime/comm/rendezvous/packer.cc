@@ -1,0 +1,60 @@
+#include "ebb/runtime/comm/rendezvous/packer.h"
+
+namespace ebb {
+namespace {
+
+constexpr size_t kNumberBytes = 8;  // little-endian
+
+}  // namespace
+
+void Packer::AddNumber(uint64_t number) {
+  for (size_t i = 0; i < kNumberBytes; ++i) bytes_.push_back(static_cast<char>(number >> (8 * i)));
+}
+
+void Packer::AddOne(std::string_view text) {
+  AddNumber(text.size());
+  bytes_.append(text);
+}
+
+void Packer::AddOne(const absl::Status& status) {
+  Add(status.code(), std::string_view(status.message().data(), status.message().size()));
+}
+
+uint64_t Unpacker::Number() {
+  ok_ = ok_ && bytes_.size() >= kNumberBytes;
+  if (!ok_) return 0;
+  uint64_t number = 0;
+  for (size_t i = 0; i < kNumberBytes; ++i)
+    number |= static_cast<uint64_t>(static_cast<unsigned char>(bytes_[i])) << (8 * i);
+  bytes_.remove_prefix(kNumberBytes);
+  return number;
+}
+
+std::string Unpacker::Text() {
+  const uint64_t size = Number();
+  ok_ = ok_ && size <= bytes_.size();
+  if (!ok_) return "";
+  std::string text(bytes_.substr(0, size));
+  bytes_.remove_prefix(size);
+  return text;
+}
+
+void Unpacker::ReadOne(absl::Status& value) {
+  const uint64_t code = Number();
+  const std::string message = Text();
+  ok_ = ok_ && code <= static_cast<uint64_t>(absl::StatusCode::kUnauthenticated);
+  value = ok_ ? absl::Status(static_cast<absl::StatusCode>(code), message)
+              : absl::DataLossError("a status that cannot be read");
+}
+
+std::string PackStatus(const absl::Status& status) {
+  return Packer().Add(status).Take();
+}
+
+absl::Status UnpackStatus(std::string_view payload) {
+  absl::Status status;
+  Unpacker(payload).Read(status);
+  return status;
+}
+
+}  // namespace ebb
