@@ -243,7 +243,7 @@ if child == 0:
             call()
         except ebb.Error as error:
             refused += "forked" in str(error)
-    from ebb import engine as inner
+    from ebb import _world as inner
     inner._world = (inner._world[0], inner._world[1]._replace(size=2))
     inner.library.ebb_world_fail = lambda *arguments: os._exit(9)
     sys.last_value = ValueError()

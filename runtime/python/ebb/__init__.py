@@ -19,9 +19,9 @@ except ModuleNotFoundError as missing:
 
 from . import _library
 from ._library import Error
-from .engine import (
-    CommunicationRow, Engine, MemoryRow, Report, TrafficRow, World, initialize, plan, predict_memory, world,
-)
+from ._making import initialize, plan, predict_memory
+from ._world import World, world
+from .engine import CommunicationRow, Engine, MemoryRow, Report, TrafficRow
 from .optimizer import Optimizer
 
 __version__ = _library.library.ebb_version().decode()
