@@ -12,7 +12,7 @@ from torch import nn
 
 from . import _library
 from ._library import STATES, TIERS, Error, library
-from ._model import Config, Files, Model, config_text, group_function, resolved
+from ._model import Config, Files, Model, compute_dtype, config_text, group_function, resolved
 from ._order import units_and_order
 from ._tensors import current_stream
 from ._units import Unit, UnitsArgument
@@ -147,12 +147,17 @@ def _refuse(model: nn.Module) -> None:
 
 
 def _say_dtypes(model: nn.Module, config: Mapping[str, Any]) -> None:
-    enabled = lambda kind: config.get(kind, {}).get("enabled") is True
-    computed = torch.bfloat16 if enabled("bf16") else torch.float16 if enabled("fp16") else torch.float32
+    computed = compute_dtype(config)
     others = sorted({str(parameter.dtype) for parameter in model.parameters()} - {str(computed)})
     if others:
         level = logging.WARNING if "torch.float64" in others else logging.INFO
         log.log(level, "parameters of %s are computed in %s, and updated in torch.float32", ", ".join(others), computed)
+    rounded = [
+        name for name, parameter in model.named_parameters()
+        if not parameter.requires_grad and torch.promote_types(parameter.dtype, computed) != computed
+    ]
+    if rounded:
+        log.warning("frozen parameters are stored in %s alone, and so rounded: %s", computed, ", ".join(rounded[:5]) + (", ..." if rounded[5:] else ""))
 
 
 def _move_compilation(units: Sequence[Unit]) -> None:

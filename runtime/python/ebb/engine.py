@@ -65,6 +65,24 @@ class CommunicationRow(NamedTuple):
     bytes: int
 
 
+class Ticket:
+    """A save that is on its way. Not collective, and for any thread."""
+
+    def __init__(self, memory: Memory, number: int):
+        self._memory = memory
+        self._number = number
+
+    def done(self) -> bool:
+        """Whether it has ended. Raises its error, which is every rank's."""
+        ended = ctypes.c_int32()
+        check(library.ebb_save_wait(self._memory.handle, self._number, byref(ended)))
+        return bool(ended.value)
+
+    def wait(self) -> None:
+        """Until the checkpoint is on the disk and has its name. Raises its error."""
+        check(library.ebb_save_wait(self._memory.handle, self._number, None))
+
+
 class Engine:
     """Made by initialize(). Calls are made by every rank in the same order, by one thread at a time."""
 
@@ -88,6 +106,7 @@ class Engine:
             for i, (name, parameter) in enumerate(zip(unit.names, unit.parameters)):
                 self._ids[name] = first + i
                 self._parameters[name] = parameter
+                parameter._ebb_name = name
         self._aliases = {alias: name for alias, name in self._names_of_aliases()}
         self._slots = [Slots(unit.parameters, unit.keep_whole) for unit in units]
         self._place()
@@ -96,16 +115,15 @@ class Engine:
         self.optimizer = Optimizer(groups_of(trainable, group_of, settings), self.step, self.zero_grad) if trainable else None
         taking = order.taking_visits(len(units))
         rates = self.optimizer.rates if self.optimizer is not None else list
-        self._steps = Steps(self._memory, units, self._slots, first_id, taking, device, half, rates, self.accumulation)
+        self._steps = Steps(self._memory, units, self._slots, first_id, taking, device, half, rates, self.accumulation, world.size)
         self._walk = Walk(model, units, self._steps)
         self._walk.attach()
+        self._steps.refresh_residents()
         self._finished = 0
         self._handles = saving.attach(self)
         self._handles.append(model.register_forward_pre_hook(self._see_first_batch, prepend=True, with_kwargs=True))
         if checks_reads:
             self._handles.append(checks.attach(self))
-        for name, parameter in self._parameters.items():
-            parameter._ebb_name = name
         model.__dict__["_ebb_engine"] = weakref.ref(self)
         engines.add(self)
 
@@ -125,9 +143,7 @@ class Engine:
         self._walk.settle()
         self._steps.finish_evaluation()
         self._steps.add_loss(loss)
-        scaled = loss.float() * self._steps.loss_scale() if self._steps.is_half else loss
-        self._steps.is_scaled = True
-        scaled.backward()
+        self._steps.scaled_backward(loss)
 
     def step(self, now: bool = False) -> bool:
         """Ends a micro-batch, which is a backward. The last of gradient_accumulation_steps ends the step, which is then updated;
@@ -143,6 +159,7 @@ class Engine:
         self._walk.check_whole()
         self._walk.settle()
         steps = self._steps
+        steps.check_writes()
         if not steps.in_step:
             raise Error("step() without a forward of the model with gradients since the last one")
         if steps.backwards == 0 or (steps.backwards == steps.counted and not now):
@@ -196,12 +213,22 @@ class Engine:
         """As torch's optimizers have them: "lr", "weight_decay", "params", and "group", the name in the configuration."""
         return self.optimizer.param_groups if self.optimizer is not None else []
 
+    @property
+    def sums_micro_batches(self) -> bool:
+        """False: gradients and report().loss are means over the micro-batches of a step. True: sums, for a loop that divides each loss
+        itself, say by the tokens of all micro-batches. Over ranks they are means in both cases. Counts from the next step on."""
+        return self._steps.sums
+
+    @sums_micro_batches.setter
+    def sums_micro_batches(self, sums: bool) -> None:
+        self._steps.sums = sums
+
     # State.
 
     def gather(self, name: str, rank: int = -1, master: bool = False) -> torch.Tensor | None:
         """Collective: the parameter's whole value on the CPU, in its dtype, or with `master` the fp32 value that is updated. On
         `rank` alone, and None elsewhere; -1: on every rank."""
-        self._between_forwards()
+        self._between_forwards(checks_writes=False)  # of many parameters in turn
         name = self._named(name)
         shape = self._parameters[name].shape
         here = rank in (-1, self.world.rank)
@@ -248,14 +275,22 @@ class Engine:
         self._between_forwards()
         saving.write(self, {self._named(name): value})
 
-    def save(self, folder: str | os.PathLike, *, keep: int = 0, trainer: bytes = b"", of_this_rank: bytes = b"") -> None:
+    def save(
+        self, folder: str | os.PathLike, *, keep: int = 0, trainer: bytes = b"", of_this_rank: bytes = b"", asynchronous: bool = False
+    ) -> Ticket | None:
         """Collective: a checkpoint `folder`/step-N of the whole run, which load() takes at any number of ranks, stage and tier. The
-        newest `keep` stay; 0: all. `trainer`: the caller's own bytes, of which rank 0's count; `of_this_rank`: each rank's."""
+        newest `keep` stay; 0: all. `trainer`: the caller's own bytes, of which rank 0's count; `of_this_rank`: each rank's.
+
+        asynchronous: returns a Ticket when the save is on its way, beside the steps that come; what is saved is the last finished step.
+        A second save waits for the first."""
         self._between_steps("save")
         options = _library.SaveOptions(
             keep=keep, trainer=trainer, trainer_bytes=len(trainer), of_this_rank=of_this_rank, of_this_rank_bytes=len(of_this_rank)
         )
-        check(library.ebb_save(self._memory.handle, os.fspath(folder).encode(), byref(options), None))
+        number = ctypes.c_int64()
+        of_ticket = byref(number) if asynchronous else None
+        check(library.ebb_save(self._memory.handle, os.fspath(folder).encode(), byref(options), of_ticket))
+        return Ticket(self._memory, number.value) if asynchronous else None
 
     def load(self, path: str | os.PathLike) -> tuple[int, bytes, bytes]:
         """Collective: a checkpoint, or the newest whole one of a folder. Returns the finished steps, and what save() was given as
@@ -263,6 +298,7 @@ class Engine:
         self._between_steps("load")
         found = _library.Loaded()
         check(library.ebb_load(self._memory.handle, os.fspath(path).encode(), byref(found)))
+        self._steps.refresh_residents()
         return (
             found.step,
             ctypes.string_at(found.trainer, found.trainer_bytes),
@@ -283,6 +319,7 @@ class Engine:
         self._between_steps("copy_parameters_from")
         other._between_steps("copy_parameters_from")
         check(library.ebb_engine_copy_parameters(self._memory.handle, other._memory.handle))
+        self._steps.refresh_residents()
 
     def reorder(self, example: Any) -> None:
         """Collective, between steps: the order of visits that `example` shows, as initialize() takes it. For a loop that
@@ -329,6 +366,7 @@ class Engine:
         self._between_steps("resume")
         check(library.ebb_engine_suspend(self._memory.handle, 0))
         self._place()
+        self._steps.refresh_residents()
 
     def close(self) -> None:
         """Ends threads and files, and takes the hooks off the model. Parameters show NaN from then on; tensors over the engine's
@@ -360,9 +398,11 @@ class Engine:
             raise Error("the engine was closed")
         self._memory.check_process()
 
-    def _between_forwards(self) -> None:
+    def _between_forwards(self, checks_writes: bool = True) -> None:
         self._check()
         self._walk.settle()
+        if checks_writes:
+            self._steps.check_writes()
         self._steps.finish_evaluation()
 
     def _between_steps(self, call: str) -> None:
@@ -403,6 +443,7 @@ class Engine:
         self._steps.taking = order.taking_visits(len(self.units))
         self._steps.forget_addresses()
         self._place()
+        self._steps.refresh_residents()
 
     def _names_of_aliases(self) -> Iterable[tuple[str, str]]:
         names = {id(parameter): name for name, parameter in self._parameters.items()}
