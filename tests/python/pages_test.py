@@ -40,6 +40,13 @@ def _names(code):
         "loader": [(torch.randn(4, 8), torch.randint(3, (4,))) for _ in range(2)], "chosen": torch.randn(4, 8),
         "rejected": torch.randn(4, 8), "path": "llama",
     }
+    if "Trainer(" in code:
+        from training import llama, token_batches
+
+        names["model"] = llama()
+        names["data"] = [{name: value[0] for name, value in batch.items()} for (batch,) in token_batches(8, 1, batch=1)]
+        names["TrainingArguments"] = lambda folder, max_steps: transformers.TrainingArguments(
+            folder, max_steps=2, per_device_train_batch_size=4, use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no")
     if "path)" in code:
         transformers.LlamaForCausalLM(transformers.LlamaConfig(
             vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)).save_pretrained("llama")
@@ -51,7 +58,8 @@ def _run(code, folder):
     pathlib.Path("ds_config.json").write_text(CONFIG)
     names = _names(code)
     exec(compile(code, "the page", "exec"), names)
-    names["engine"].close()
+    engine = names["trainer"].engine if "trainer" in names else names["engine"]
+    engine.close()
 
 
 @pytest.mark.parametrize("code", list(blocks()))

@@ -33,10 +33,10 @@ def _serve(rank: int, size: int, port: int, pipe: Any) -> None:
         try:
             pipe.send((True, function(*arguments, **keywords)))
         except BaseException:
-            import ebb.engine
+            import ebb._world
 
             text = traceback.format_exc()
-            for engine in list(ebb.engine._engines):
+            for engine in list(ebb._world.engines):
                 engine.close()
             pipe.send((False, text))
 

@@ -259,7 +259,7 @@ loss = model(torch.ones(1, 4)).sum()
 
 
 def run_alone(text):
-    return subprocess.run([sys.executable, "-c", LOOP + text], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", LOOP + text], capture_output=True, text=True)
 
 
 def test_a_process_may_exit_within_a_step():
@@ -369,3 +369,47 @@ def _buffers(folder):
 
 def test_buffers_are_read_from_files(one, tmp_path):
     one.run(_buffers, str(tmp_path))
+
+
+def _saved_beside(folder):
+    batches = token_batches(6, 2)
+    engine = ebb.initialize(model := llama(), config(), example=batches[0][0])
+    train(engine, model, batches[:3])
+    ticket = engine.save(folder, trainer=b"place 3", asynchronous=True)
+    assert engine.save(folder + "/other") is None  # waits for the first
+    assert ticket.done()
+    again = engine.save(folder + "/again", asynchronous=True)
+    last = train(engine, model, batches[3:])
+    again.wait()
+    ticket.wait()
+    assert again.done()
+    expected = training.digest(engine)
+    engine.close()
+    with pytest.raises(ebb.Error, match="closed"):
+        again.done()
+    for saved in (folder, folder + "/again"):
+        engine = ebb.initialize(model := llama(), config(), example=batches[0][0])
+        assert engine.load(saved)[0] == 3
+        assert train(engine, model, batches[3:]) == last and training.digest(engine) == expected
+        engine.close()
+
+
+def test_a_save_beside_the_steps_that_come_has_the_step_before_them(two, tmp_path):
+    two.run(_saved_beside, str(tmp_path))
+
+
+def _tied_keys():
+    engine = ebb.initialize(model := gpt2(), config())
+    values = model.state_dict()
+    model.load_state_dict(values)
+    values["lm_head.weight"] = values["lm_head.weight"] + 1
+    with pytest.raises(ebb.Error, match="'transformer.wte.weight' and 'lm_head.weight' are one parameter") as caught:
+        model.load_state_dict(values)
+    assert caught.value.code == "INVALID_ARGUMENT"
+    model.load_state_dict({"lm_head.weight": values["lm_head.weight"]}, strict=False)
+    assert torch.equal(engine.gather("transformer.wte.weight"), values["lm_head.weight"])
+    engine.close()
+
+
+def test_values_that_differ_for_one_parameter_are_an_error_that_names_both_keys(one):
+    one.run(_tied_keys)

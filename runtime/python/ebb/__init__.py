@@ -19,14 +19,14 @@ except ModuleNotFoundError as missing:
 
 from . import _library
 from ._library import Error
-from .engine import (
-    CommunicationRow, Engine, MemoryRow, Report, TrafficRow, World, initialize, plan, predict_memory, world,
-)
+from ._making import initialize, plan, predict_memory
+from ._world import World, world
+from .engine import CommunicationRow, Engine, MemoryRow, Report, Ticket, TrafficRow
 from .optimizer import Optimizer
 
 __version__ = _library.library.ebb_version().decode()
 __all__ = [
-    "CommunicationRow", "Engine", "Error", "MemoryRow", "Optimizer", "Report", "TrafficRow", "World", "empty_parameters", "initialize",
+    "CommunicationRow", "Engine", "Error", "MemoryRow", "Optimizer", "Report", "Ticket", "TrafficRow", "World", "empty_parameters", "initialize",
     "log_to", "plan", "predict_memory", "world",
 ]
 

@@ -33,6 +33,11 @@ def resolved(text: str, world: int) -> dict[str, Any]:
     return json.loads(_library.text_of(library.ebb_config_resolve, text.encode(), world))
 
 
+def compute_dtype(settings: Mapping[str, Any]) -> torch.dtype:
+    enabled = lambda kind: settings.get(kind, {}).get("enabled") is True
+    return torch.bfloat16 if enabled("bf16") else torch.float16 if enabled("fp16") else torch.float32
+
+
 def group_function(groups: Mapping[str, str] | None):
     """`groups`: patterns of re.search by the name of a group; the first that fits a parameter's name counts."""
     patterns = [(group, re.compile(pattern)) for group, pattern in (groups or {}).items()]

@@ -7,8 +7,10 @@ its modules."""
 from __future__ import annotations
 
 import contextlib
+import logging
+import re
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterable, Iterator
 
 import torch
 from torch import nn
@@ -16,7 +18,9 @@ from torch import nn
 from ._hooks import Visit, Walk
 from ._library import BACKWARD, FORWARD, Error
 from .checks import Watch
-from ._units import Unit, owners, registration_order
+from ._units import Unit, UnitsArgument, divide, owners, registration_order
+
+log = logging.getLogger("ebb")
 
 
 @dataclass
@@ -150,6 +154,38 @@ def _in_turn(visits: list[Declared]) -> list[tuple[int, int, int]]:
     events = [(opens, FORWARD, number) for number in range(len(visits)) for opens in (1, 0)]
     backward = [number for number in reversed(range(len(visits))) if visits[number].backward]
     return events + [(opens, BACKWARD, number) for number in backward for opens in (1, 0)]
+
+
+def order_of(model: nn.Module, units: list[Unit], example: Any, device: torch.device, is_whole: bool = True) -> Order:
+    """`is_whole`: the parameters are not the engine's yet."""
+    if example is None:
+        return of_registration(model, units)
+    is_whole = is_whole and not any(parameter.is_meta for parameter in model.parameters())
+    for fake in (True, False) if is_whole else (True,):
+        try:
+            return observe(model, units, example, device, fake)
+        except Error:
+            raise
+        except Exception as error:  # what a model may raise for tensors without values
+            failure = error
+    log.warning(
+        "the order of visits is that of registration, as the model does not run with fake tensors: %s: %s", type(failure).__name__, failure
+    )
+    return of_registration(model, units)
+
+
+def units_and_order(
+    model: nn.Module, units: UnitsArgument, example: Any, resident: Iterable[str], device: torch.device
+) -> tuple[list[Unit], Order]:
+    """What `example` shows to be used outside of its unit is made resident."""
+    kept = list(resident)
+    divided = divide(model, units, kept)
+    order = order_of(model, divided, example, device)
+    if order.outside:
+        log.info("kept whole, as they are used outside of their module: %s", ", ".join(order.outside))
+        divided = divide(model, units, kept + [re.escape(name) for name in order.outside])
+        order = order_of(model, divided, example, device)
+    return divided, order
 
 
 def observe(model: nn.Module, units: list[Unit], example: Any, device: torch.device, fake: bool = True) -> Order:

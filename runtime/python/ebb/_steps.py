@@ -9,30 +9,35 @@ import torch
 
 from . import _library
 from ._hooks import Visit
-from ._library import BACKWARD, Error, check, library
+from ._library import BACKWARD, FORWARD, Error, check, library
 from ._tensors import DTYPES, Memory, Slots, over
 from ._units import Unit
 
 Rates = list[tuple[str, float, "float | None"]]  # group, learning rate, weight decay; None: the configuration's
+_FP16_SCALE_MAX = 2.0**15
 
 
 class Steps:
     def __init__(self, memory: Memory, units: list[Unit], slots: list[Slots], first_id: list[int], taking: list[int],
-                 device: torch.device, is_half: bool, rates: Callable[[], Rates], accumulation: int):
+                 device: torch.device, is_half: bool, rates: Callable[[], Rates], accumulation: int, ranks: int):
         self.memory = memory
         self.units = units
         self.slots = slots
+        self.residents = [unit for unit in units if unit.keep_whole]
         self.first_id = first_id  # by unit: the engine's number of its first parameter
         self.taking = taking  # by unit: which visit of a round takes gradients
         self.device = device
         self.is_half = is_half
         self.rates = rates
         self.accumulation = accumulation
+        self.ranks = ranks
         self.in_step = False
         self.backwards = 0  # that have ended in the step
         self.counted = 0  # of them, those that step() has seen
         self.in_evaluation = False
         self.is_scaled = False  # engine.backward() has multiplied the loss
+        self.sums = False  # over micro-batches, instead of their mean
+        self.begun_with_sums = False
         self.given: Rates = []
         self._scope = c_int64()
         self._gradients: dict[tuple[int, int, int], torch.Tensor] = {}
@@ -54,9 +59,11 @@ class Steps:
         elif not self.in_evaluation:
             check(library.ebb_evaluation_begin(self.memory.handle))
             self.in_evaluation = True
+            self._show_residents()
 
     def open(self, kind: int, visit: Visit) -> int:
         index = visit.unit.index
+        self.slots[index].check()
         code = library.ebb_scope_open(self.memory.handle, kind, index, byref(self._scope))
         if code:
             self._fail(visit.unit, code)
@@ -92,7 +99,7 @@ class Steps:
     def finish(self, scale: float) -> None:
         self.finish_evaluation()
         rates = self.rates()
-        options = _library.FinishOptions(gradient_scale=scale)
+        options = _library.FinishOptions(gradient_scale=1.0 if self.begun_with_sums else scale)
         keep = None
         if rates != self.given:
             keep = _group_options(rates)
@@ -114,10 +121,39 @@ class Steps:
             check(library.ebb_evaluation_finish(self.memory.handle, byref(loss)))
         return loss.value
 
+    def check_writes(self) -> None:
+        """Raises where the trainer's own code has written to a parameter."""
+        for slots in self.slots:
+            slots.check()
+
+    def refresh_residents(self) -> None:
+        """Collective, between steps: what is kept whole shows its newest value."""
+        if self.residents and self.slots[0].views:
+            self.begin(trains=False)
+            self.finish_evaluation()
+
+    def _show_residents(self) -> None:
+        for unit in self.residents:
+            self.slots[unit.index].check()
+            check(library.ebb_scope_open(self.memory.handle, FORWARD, unit.index, byref(self._scope)))
+            self.slots[unit.index].show()
+            check(library.ebb_scope_close(self.memory.handle, self._scope))
+
     def loss_scale(self) -> float:
         scale = c_float()
         check(library.ebb_step_loss_scale(self.memory.handle, byref(scale), None))
         return scale.value
+
+    def scaled_backward(self, loss: torch.Tensor) -> None:
+        """fp16 ends at 65504. So the gradient of an fp16 loss is a part of the scale, and the rest is multiplied behind the loss's own node,
+        where a mean has divided by its elements."""
+        scale = self.loss_scale() if self.is_half else 1.0
+        self.is_scaled = True
+        first = min(scale, _FP16_SCALE_MAX) if loss.dtype == torch.float16 else scale
+        rest = scale / first
+        if rest != 1.0:
+            loss.grad_fn.register_hook(lambda gradients, _: tuple(None if one is None else one * rest for one in gradients))
+        loss.backward(torch.full_like(loss, first))
 
     def add_loss(self, loss: torch.Tensor) -> None:
         check(library.ebb_add_loss(self.memory.handle, loss.detach().float().contiguous().data_ptr()))
@@ -132,7 +168,8 @@ class Steps:
 
     def _begin_step(self) -> None:
         self.given = self.rates()
-        options = _library.StepOptions(may_leave_out=1)
+        self.begun_with_sums = self.sums
+        options = _library.StepOptions(may_leave_out=1, gradient_divisor=self.ranks if self.sums else 0)
         keep = None
         if self.given:
             keep = _group_options(self.given)

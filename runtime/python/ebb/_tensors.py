@@ -60,22 +60,33 @@ def current_stream(device: torch.device) -> int | None:
 
 
 class Slots:
-    """The parameters of one unit: shown while one of its scopes is open, else a NaN of the true shape, to which nothing
-    can be written. Those that the engine keeps whole are always shown."""
+    """The parameters of one unit: shown while one of its scopes is open, else a NaN of the true shape. Those that the engine keeps
+    whole are always readable, in a copy of torch's: the engine's memory may be in the midst of an update.
+
+    The engine sees no write of the trainer's own code. A NaN of several elements is one number in memory, to which torch refuses to
+    write; check() finds other writes."""
 
     def __init__(self, parameters: list[torch.nn.Parameter], keep_whole: bool):
         self.parameters = parameters
         self.keep_whole = keep_whole
         self.views: list[torch.Tensor] = []
         self.hidden: list[torch.Tensor] = []
+        self.copies: list[torch.Tensor] = []  # of those that are kept whole
+        self.bits: list[int] = []  # of the copies, as they were made
+        self.places: list[tuple[int, int]] = []  # where a parameter's memory is, hidden or shown
+        self.versions = [parameter._version if parameter.numel() == 1 else None for parameter in parameters]
 
     def place(self, views: list[torch.Tensor]) -> None:
         self.views = views
-        self.hidden = [torch.full((), float("nan"), dtype=view.dtype, device=view.device).expand(view.shape) for view in views]
+        self.hidden = [_nan_like(view) for view in views]
+        self.copies = [view.clone() for view in views] if self.keep_whole else []
+        self.places = [(one.data_ptr(), other.data_ptr()) for one, other in zip(self.hidden, self.copies or views)]
         self.show() if self.keep_whole else self.hide()
 
     def show(self) -> None:
-        for parameter, view in zip(self.parameters, self.views):
+        if self.keep_whole:
+            self._copy()
+        for parameter, view in zip(self.parameters, self.copies or self.views):
             parameter.data = view
 
     def hide(self) -> None:
@@ -85,6 +96,57 @@ class Slots:
     def conceal(self) -> None:
         for parameter, hidden in zip(self.parameters, self.hidden):
             parameter.data = hidden
+
+    def check(self) -> None:
+        """Raises where something was written to a parameter since it was shown or hidden, and takes it back. What torch does to a NaN of one
+        element is seen by its bits, but for a clamp_ through `.data`, which keeps them."""
+        for i, (parameter, places) in enumerate(zip(self.parameters, self.places)):
+            if parameter.data_ptr() not in places:
+                self._refuse(i)
+            elif self.copies:
+                if _bits_of(self.copies[i]) != self.bits[i]:
+                    self._refuse(i)
+            elif self.versions[i] is not None:
+                if parameter._version != self.versions[i] or _bits_of(self.hidden[i]) != _NAN_BITS[parameter.dtype]:
+                    self._refuse(i)
+
+    def _copy(self) -> None:
+        for copied, view in zip(self.copies, self.views):
+            copied.copy_(view)
+        self.bits = [_bits_of(copied) for copied in self.copies]
+
+    def _refuse(self, i: int) -> None:
+        parameter = self.parameters[i]
+        if self.keep_whole:
+            self._copy()
+        else:
+            self.hidden[i] = _nan_like(self.views[i])
+        parameter.data = self.copies[i] if self.keep_whole else self.hidden[i]
+        self.places[i] = (self.hidden[i].data_ptr(), (self.copies or self.views)[i].data_ptr())
+        if self.versions[i] is not None:
+            self.versions[i] = parameter._version
+        raise Error(
+            f"'{parameter._ebb_name}' was written to by the trainer's own code, which the engine does not see: "
+            "engine.write(name, tensor) gives it a value, between steps and on every rank"
+        )
+
+
+# Signalling and negative, so that arithmetic changes its bits.
+_NAN_BITS = {torch.float32: -0x5FFFFF, torch.bfloat16: -0x5F, torch.float16: -0x2FF}
+
+
+def _nan_like(view: torch.Tensor) -> torch.Tensor:
+    bits = torch.tensor(_NAN_BITS[view.dtype], dtype=_integer(view.dtype), device=view.device)
+    return bits.view(view.dtype).expand(view.shape)
+
+
+def _bits_of(tensor: torch.Tensor) -> int:
+    """A sum of its bits, which a write changes."""
+    return int(tensor.view(_integer(tensor.dtype)).sum())
+
+
+def _integer(dtype: torch.dtype) -> torch.dtype:
+    return torch.int32 if dtype.itemsize == 4 else torch.int16
 
 
 # DLPack's structs, version 0 (dmlc/dlpack, include/dlpack/dlpack.h).

@@ -182,6 +182,6 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     if type(parameter.data) not in (torch.Tensor, nn.Parameter) and not parameter.is_meta:
         raise Error(f"parameter '{name}' is a {type(parameter.data).__name__}: tensor subclasses are not sharded", "UNIMPLEMENTED")
     if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-        raise Error(f"parameter '{name}' is {parameter.dtype}: numbers of 16, 32 and 64 bits are sharded", "UNIMPLEMENTED")
+        raise Error(f"parameter '{name}' is {parameter.dtype}: floating-point numbers of 16, 32 and 64 bits are sharded, no others", "UNIMPLEMENTED")
     if parameter.numel() == 0:
         raise Error(f"parameter '{name}' has no elements", "INVALID_ARGUMENT")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import logging
 import os
-import re
-import sys
 import weakref
-from ctypes import byref, c_void_p
+from ctypes import byref
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple
 
 import torch
 from torch import nn
@@ -19,14 +15,13 @@ from torch import nn
 from . import _library, checks, saving
 from ._hooks import Walk
 from ._library import DIRECTIONS, MASTER, STATES, TIERS, Error, check, library
-from ._model import Config, Files, Model, Views, config_text, group_function, resolved, structs_of
-from ._order import Call, Order, observe, of_registration
+from ._model import Views, structs_of
+from ._order import Call, Order, order_of
 from ._steps import Steps
-from ._tensors import DTYPES, Memory, Slots, current_stream, over
-from ._units import Unit, UnitsArgument, divide
-from .optimizer import Optimizer, groups_of, refuse_other_optimizers
-
-log = logging.getLogger("ebb")
+from ._tensors import DTYPES, Memory, Slots, over
+from ._units import Unit
+from ._world import World, engines
+from .optimizer import Optimizer, groups_of
 
 
 class Report(NamedTuple):
@@ -70,198 +65,67 @@ class CommunicationRow(NamedTuple):
     bytes: int
 
 
-class World(NamedTuple):
-    """Which rank this is, and how many there are; on this host, and in all."""
+class Ticket:
+    """A save that is on its way. Not collective, and for any thread."""
 
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
+    def __init__(self, memory: Memory, number: int):
+        self._memory = memory
+        self._number = number
 
+    def done(self) -> bool:
+        """Whether it has ended. Raises its error, which is every rank's."""
+        ended = ctypes.c_int32()
+        check(library.ebb_save_wait(self._memory.handle, self._number, byref(ended)))
+        return bool(ended.value)
 
-_world: tuple[int, World] | None = None
-_process = os.getpid()  # that has opened the world
-_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
-
-
-def _open_world() -> tuple[int, World]:
-    global _world, _process
-    if _world is None:
-        _process = os.getpid()
-        handle = c_void_p()
-        check(library.ebb_world_open(None, byref(handle)))
-        facts = _library.WorldFacts()
-        check(library.ebb_world_describe(handle, byref(facts)))
-        _world = (handle.value, World(facts.rank, facts.size, facts.local_rank, facts.local_size))
-        atexit.register(_close_all)
-        refuse_other_optimizers()
-    return _world
-
-
-def world() -> World:
-    """As torchrun, mpirun or srun has started this process; without a launcher one rank. Waits until all ranks are there."""
-    return _open_world()[1]
-
-
-def _close_all() -> None:
-    """At exit. Other ranks hear of an exception that ends this one, but not of one that ends a forked child."""
-    if _world is None or os.getpid() != _process:
-        return
-    error = getattr(sys, "last_value", None)
-    if error is not None and _world[1].size > 1:
-        library.ebb_world_fail(_world[0], f"rank {_world[1].rank} has ended: {error}".encode()[:400])
-    for engine in list(_engines):
-        engine._memory.close()
-
-
-def initialize(
-    model: nn.Module,
-    config: Config,
-    *,
-    units: UnitsArgument = None,
-    example: Any = None,
-    resident: Iterable[str] = (),
-    groups: Mapping[str, str] | None = None,
-    weights: str | os.PathLike | None = None,
-    values_of_rank_0: bool = False,
-    device: str | None = None,
-    threads: int = 0,
-    name: str = "engine",
-    check: bool = False,
-) -> "Engine":
-    """Shards `model` over the ranks and returns its engine. Collective: every rank calls it with the same model and config.
-
-    config: DeepSpeed's JSON as a path or a dict; keys of Ebb's own are under "ebb" (docs/configuration.md).
-    units: which modules are gathered as one: modules, class names or paths, or a function of (path, module); by default the
-        children of ModuleLists and Sequentials, and what lies between them.
-    example: a batch (a tensor, a tuple of arguments or a dict of keywords), or a function of the model that returns the loss.
-        One forward and backward of fake tensors, or of the model's own where it does not run with them, shows the order in
-        which units are visited, and what is used outside of its unit, which is kept whole. Without it the first batch shows the
-        order. A loop that calls the model several times for one backward gives a function.
-    resident: names or patterns of parameters that are kept whole on every rank, for those that are used outside of their module.
-    groups: by the name of a group of "ebb.parameter_groups" a pattern (re.search) of parameters' names.
-    weights: a safetensors file, or a folder of Hugging Face's, from which every rank reads its own slices: for a model whose
-        parameters are on the meta device (`ebb.empty_parameters()`).
-    values_of_rank_0: other ranks take rank 0's initial values. Else ranks whose values differ get an error with the parameter's name.
-    device: "cpu", "cuda", "cuda:1". Default: where the parameters are.
-    threads: of updates and reductions on the CPU; 0: the cores over the ranks of the host.
-    check: a parameter that is read outside of its unit is an error that names it, instead of NaN.
-
-    The parameters are the engine's from here on: they show their values while their unit runs, and NaN of the true shape else.
-    engine.gather(name) and model.state_dict() read them at any time. Raises ebb.Error."""
-    return Engine(model, config, units, example, resident, groups, weights, values_of_rank_0, device, threads, name, check)
-
-
-def _described(model: nn.Module, config: Config, world: int, units: UnitsArgument, example: Any, resident: Iterable[str]) -> tuple[Model, str]:
-    divided, order = _units_and_order(model, units, example, resident, torch.device("cpu"))
-    return Model(divided, order, group_function(None), has_values=False), config_text(config)
-
-
-def predict_memory(
-    model: nn.Module, config: Config, world: int, *, units: UnitsArgument = None, example: Any = None, resident: Iterable[str] = ()
-) -> list[MemoryRow]:
-    """What the fullest of `world` ranks will hold, in bytes by class and tier. From a live model or one on the meta device; needs
-    no ranks, no device and no disk. Activations are torch's, and not in it."""
-    described, text = _described(model, config, world, units, example, resident)
-    return [MemoryRow(STATES[row.state], TIERS[row.tier], row.predicted, row.current, row.peak) for row in described.predict_memory(text, world)]
-
-
-def plan(
-    model: nn.Module, config: Config, world: int, *, units: UnitsArgument = None, example: Any = None, resident: Iterable[str] = ()
-) -> str:
-    """All operations of a step of a rank, as a table for people."""
-    described, text = _described(model, config, world, units, example, resident)
-    return described.plan(text, world)
-
-
-def _order_of(model: nn.Module, units: list[Unit], example: Any, device: torch.device, is_whole: bool = True) -> Order:
-    """`is_whole`: the parameters are not the engine's yet."""
-    if example is None:
-        return of_registration(model, units)
-    is_whole = is_whole and not any(parameter.is_meta for parameter in model.parameters())
-    for fake in (True, False) if is_whole else (True,):
-        try:
-            return observe(model, units, example, device, fake)
-        except Error:
-            raise
-        except Exception as error:  # what a model may raise for tensors without values
-            failure = error
-    log.warning(
-        "the order of visits is that of registration, as the model does not run with fake tensors: %s: %s", type(failure).__name__, failure
-    )
-    return of_registration(model, units)
-
-
-def _units_and_order(
-    model: nn.Module, units: UnitsArgument, example: Any, resident: Iterable[str], device: torch.device
-) -> tuple[list[Unit], Order]:
-    """What `example` shows to be used outside of its unit is made resident."""
-    kept = list(resident)
-    divided = divide(model, units, kept)
-    order = _order_of(model, divided, example, device)
-    if order.outside:
-        log.info("kept whole, as they are used outside of their module: %s", ", ".join(order.outside))
-        divided = divide(model, units, kept + [re.escape(name) for name in order.outside])
-        order = _order_of(model, divided, example, device)
-    return divided, order
+    def wait(self) -> None:
+        """Until the checkpoint is on the disk and has its name. Raises its error."""
+        check(library.ebb_save_wait(self._memory.handle, self._number, None))
 
 
 class Engine:
     """Made by initialize(). Calls are made by every rank in the same order, by one thread at a time."""
 
-    def __init__(self, model, config, units, example, resident, groups, weights, values_of_rank_0, device, threads, name, checks_reads):
-        handle, self.world = _open_world()
+    def __init__(
+        self, model: nn.Module, world: World, settings: dict[str, Any], device: torch.device, units: list[Unit], order: Order,
+        is_order_known: bool, handle: int, first_id: list[int], group_of: Callable[[str], str], checks_reads: bool,
+    ):
+        """`settings`: the resolved configuration. `first_id`: by unit the library's number of its first parameter."""
         self.model = model
-        _refuse(model)
-        text = config_text(config)
-        self.config = resolved(text, self.world.size)
-        self.accumulation = int(self.config.get("gradient_accumulation_steps", 1))
-        self.device = torch.device(device) if device is not None else _device_of(model)
-        self.units, self.order = _units_and_order(model, units, example, resident, self.device)
-        group_of = group_function(groups)
-        files = Files(os.fspath(weights), model) if weights is not None else None
-        _say_dtypes(model, self.config)
-        described = Model(self.units, self.order, group_of, files)
-        options = _library.EngineOptions(
-            threads=threads, device=str(self.device).encode(), name=name.encode(), compute_stream=current_stream(self.device),
-            initial_values_of_rank_0=values_of_rank_0,
-        )
-        made = c_void_p()
-        check(library.ebb_engine_create(handle, described.handle, text.encode(), byref(options), byref(made)))
-        self._memory = Memory(made.value)
+        self.world = world
+        self.config = settings
+        self.accumulation = int(settings.get("gradient_accumulation_steps", 1))
+        self.device = device
+        self.units = units
+        self.order = order
+        self._is_order_known = is_order_known
+        self._memory = Memory(handle)
         self._ids: dict[str, int] = {}
         self._parameters: dict[str, nn.Parameter] = {}
-        for unit, first in zip(self.units, described.first_id):
-            for i, (parameter_name, parameter) in enumerate(zip(unit.names, unit.parameters)):
-                self._ids[parameter_name] = first + i
-                self._parameters[parameter_name] = parameter
-        first_id = described.first_id
-        del described
-        _move_compilation(self.units)
-        self._renew_meta_parameters()
-        if files is not None:
-            files.load_buffers(model)
+        for unit, first in zip(units, first_id):
+            for i, (name, parameter) in enumerate(zip(unit.names, unit.parameters)):
+                self._ids[name] = first + i
+                self._parameters[name] = parameter
+                parameter._ebb_name = name
         self._aliases = {alias: name for alias, name in self._names_of_aliases()}
-        self._slots = [Slots(unit.parameters, unit.keep_whole) for unit in self.units]
+        self._slots = [Slots(unit.parameters, unit.keep_whole) for unit in units]
         self._place()
         half = torch.float16 in {view.dtype for slots in self._slots for view in slots.views}
         trainable = [(name, parameter) for name, parameter in self._parameters.items() if parameter.requires_grad]
-        self.optimizer = Optimizer(groups_of(trainable, group_of, self.config), self.step, self.zero_grad) if trainable else None
-        taking = self.order.taking_visits(len(self.units))
+        self.optimizer = Optimizer(groups_of(trainable, group_of, settings), self.step, self.zero_grad) if trainable else None
+        taking = order.taking_visits(len(units))
         rates = self.optimizer.rates if self.optimizer is not None else list
-        self._steps = Steps(self._memory, self.units, self._slots, first_id, taking, self.device, half, rates, self.accumulation)
-        self._walk = Walk(model, self.units, self._steps)
+        self._steps = Steps(self._memory, units, self._slots, first_id, taking, device, half, rates, self.accumulation, world.size)
+        self._walk = Walk(model, units, self._steps)
         self._walk.attach()
+        self._steps.refresh_residents()
         self._finished = 0
-        self._is_order_known = example is not None
         self._handles = saving.attach(self)
         self._handles.append(model.register_forward_pre_hook(self._see_first_batch, prepend=True, with_kwargs=True))
         if checks_reads:
             self._handles.append(checks.attach(self))
-        for parameter_name, parameter in self._parameters.items():
-            parameter._ebb_name = parameter_name
         model.__dict__["_ebb_engine"] = weakref.ref(self)
-        _engines.add(self)
+        engines.add(self)
 
     # One step.
 
@@ -279,9 +143,7 @@ class Engine:
         self._walk.settle()
         self._steps.finish_evaluation()
         self._steps.add_loss(loss)
-        scaled = loss.float() * self._steps.loss_scale() if self._steps.is_half else loss
-        self._steps.is_scaled = True
-        scaled.backward()
+        self._steps.scaled_backward(loss)
 
     def step(self, now: bool = False) -> bool:
         """Ends a micro-batch, which is a backward. The last of gradient_accumulation_steps ends the step, which is then updated;
@@ -297,6 +159,7 @@ class Engine:
         self._walk.check_whole()
         self._walk.settle()
         steps = self._steps
+        steps.check_writes()
         if not steps.in_step:
             raise Error("step() without a forward of the model with gradients since the last one")
         if steps.backwards == 0 or (steps.backwards == steps.counted and not now):
@@ -350,12 +213,22 @@ class Engine:
         """As torch's optimizers have them: "lr", "weight_decay", "params", and "group", the name in the configuration."""
         return self.optimizer.param_groups if self.optimizer is not None else []
 
+    @property
+    def sums_micro_batches(self) -> bool:
+        """False: gradients and report().loss are means over the micro-batches of a step. True: sums, for a loop that divides each loss
+        itself, say by the tokens of all micro-batches. Over ranks they are means in both cases. Counts from the next step on."""
+        return self._steps.sums
+
+    @sums_micro_batches.setter
+    def sums_micro_batches(self, sums: bool) -> None:
+        self._steps.sums = sums
+
     # State.
 
     def gather(self, name: str, rank: int = -1, master: bool = False) -> torch.Tensor | None:
         """Collective: the parameter's whole value on the CPU, in its dtype, or with `master` the fp32 value that is updated. On
         `rank` alone, and None elsewhere; -1: on every rank."""
-        self._between_forwards()
+        self._between_forwards(checks_writes=False)  # of many parameters in turn
         name = self._named(name)
         shape = self._parameters[name].shape
         here = rank in (-1, self.world.rank)
@@ -402,14 +275,22 @@ class Engine:
         self._between_forwards()
         saving.write(self, {self._named(name): value})
 
-    def save(self, folder: str | os.PathLike, *, keep: int = 0, trainer: bytes = b"", of_this_rank: bytes = b"") -> None:
+    def save(
+        self, folder: str | os.PathLike, *, keep: int = 0, trainer: bytes = b"", of_this_rank: bytes = b"", asynchronous: bool = False
+    ) -> Ticket | None:
         """Collective: a checkpoint `folder`/step-N of the whole run, which load() takes at any number of ranks, stage and tier. The
-        newest `keep` stay; 0: all. `trainer`: the caller's own bytes, of which rank 0's count; `of_this_rank`: each rank's."""
+        newest `keep` stay; 0: all. `trainer`: the caller's own bytes, of which rank 0's count; `of_this_rank`: each rank's.
+
+        asynchronous: returns a Ticket when the save is on its way, beside the steps that come; what is saved is the last finished step.
+        A second save waits for the first."""
         self._between_steps("save")
         options = _library.SaveOptions(
             keep=keep, trainer=trainer, trainer_bytes=len(trainer), of_this_rank=of_this_rank, of_this_rank_bytes=len(of_this_rank)
         )
-        check(library.ebb_save(self._memory.handle, os.fspath(folder).encode(), byref(options), None))
+        number = ctypes.c_int64()
+        of_ticket = byref(number) if asynchronous else None
+        check(library.ebb_save(self._memory.handle, os.fspath(folder).encode(), byref(options), of_ticket))
+        return Ticket(self._memory, number.value) if asynchronous else None
 
     def load(self, path: str | os.PathLike) -> tuple[int, bytes, bytes]:
         """Collective: a checkpoint, or the newest whole one of a folder. Returns the finished steps, and what save() was given as
@@ -417,6 +298,7 @@ class Engine:
         self._between_steps("load")
         found = _library.Loaded()
         check(library.ebb_load(self._memory.handle, os.fspath(path).encode(), byref(found)))
+        self._steps.refresh_residents()
         return (
             found.step,
             ctypes.string_at(found.trainer, found.trainer_bytes),
@@ -437,6 +319,7 @@ class Engine:
         self._between_steps("copy_parameters_from")
         other._between_steps("copy_parameters_from")
         check(library.ebb_engine_copy_parameters(self._memory.handle, other._memory.handle))
+        self._steps.refresh_residents()
 
     def reorder(self, example: Any) -> None:
         """Collective, between steps: the order of visits that `example` shows, as initialize() takes it. For a loop that
@@ -483,6 +366,7 @@ class Engine:
         self._between_steps("resume")
         check(library.ebb_engine_suspend(self._memory.handle, 0))
         self._place()
+        self._steps.refresh_residents()
 
     def close(self) -> None:
         """Ends threads and files, and takes the hooks off the model. Parameters show NaN from then on; tensors over the engine's
@@ -499,7 +383,7 @@ class Engine:
         for parameter in self._parameters.values():
             parameter._ebb_name = None
         self.model.__dict__.pop("_ebb_engine", None)
-        _engines.discard(self)
+        engines.discard(self)
 
     def __enter__(self) -> "Engine":
         return self
@@ -514,9 +398,11 @@ class Engine:
             raise Error("the engine was closed")
         self._memory.check_process()
 
-    def _between_forwards(self) -> None:
+    def _between_forwards(self, checks_writes: bool = True) -> None:
         self._check()
         self._walk.settle()
+        if checks_writes:
+            self._steps.check_writes()
         self._steps.finish_evaluation()
 
     def _between_steps(self, call: str) -> None:
@@ -546,7 +432,7 @@ class Engine:
         self._walk.settle()
         self._walk.detach()
         try:
-            return _order_of(self.model, self.units, example, self.device, is_whole=False)
+            return order_of(self.model, self.units, example, self.device, is_whole=False)
         finally:
             self._walk.attach()
 
@@ -557,6 +443,7 @@ class Engine:
         self._steps.taking = order.taking_visits(len(self.units))
         self._steps.forget_addresses()
         self._place()
+        self._steps.refresh_residents()
 
     def _names_of_aliases(self) -> Iterable[tuple[str, str]]:
         names = {id(parameter): name for name, parameter in self._parameters.items()}
@@ -569,64 +456,3 @@ class Engine:
             slots.place([
                 over(self._memory, row.data, parameter.shape, DTYPES[row.dtype], self.device) for row, parameter in zip(rows, unit.parameters)
             ])
-
-    def _renew_meta_parameters(self) -> None:
-        """A parameter on the meta device takes no other memory: it is replaced wherever it is."""
-        renewed: dict[int, nn.Parameter] = {}
-        for module in self.model.modules():
-            for key, parameter in module._parameters.items():
-                if parameter is None or not parameter.is_meta:
-                    continue
-                if id(parameter) not in renewed:
-                    made = torch.full((), float("nan"), dtype=parameter.dtype, device=self.device).expand(parameter.shape)
-                    renewed[id(parameter)] = nn.Parameter(made, requires_grad=parameter.requires_grad)
-                module._parameters[key] = renewed[id(parameter)]
-        for unit in self.units:
-            unit.parameters = [renewed.get(id(parameter), parameter) for parameter in unit.parameters]
-            self._parameters.update(zip(unit.names, unit.parameters))
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    kinds = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
-    if len(kinds) > 1:
-        raise Error(f"the parameters are on several devices, {', '.join(sorted(map(str, kinds)))}: say which, device=", "INVALID_ARGUMENT")
-    return kinds.pop() if kinds else torch.device("cpu")
-
-
-def _refuse(model: nn.Module) -> None:
-    """What cannot be sharded, by name."""
-    engine = model.__dict__.get("_ebb_engine")
-    if engine is not None and engine() is not None:
-        raise Error(f"{type(model).__name__} has an engine: close() it first", "ALREADY_EXISTS")
-    for path, module in model.named_modules():
-        kind = type(module).__name__
-        if kind in ("DistributedDataParallel", "FullyShardedDataParallel") or kind.startswith("FSDP"):
-            raise Error(f"'{path or kind}' is wrapped in {kind}: give initialize the plain module", "UNIMPLEMENTED")
-        if hasattr(module, "_hf_hook"):
-            raise Error(f"'{path or kind}' has hooks of accelerate, which move parameters: remove them first", "UNIMPLEMENTED")
-        if isinstance(module, torch.jit.ScriptModule):
-            raise Error(f"'{path or kind}' is a script of torch.jit", "UNIMPLEMENTED")
-    for name, parameter in model.named_parameters():
-        if getattr(parameter, "_ebb_name", None) is not None:
-            raise Error(f"parameter '{name}' is another engine's already, as '{parameter._ebb_name}': close() that one first", "ALREADY_EXISTS")
-    for name, buffer in model.named_buffers():
-        if buffer.is_meta:
-            raise Error(f"buffer '{name}' is on the meta device: make the model under ebb.empty_parameters(), which leaves buffers real")
-
-
-def _say_dtypes(model: nn.Module, config: Mapping[str, Any]) -> None:
-    enabled = lambda kind: config.get(kind, {}).get("enabled") is True
-    computed = torch.bfloat16 if enabled("bf16") else torch.float16 if enabled("fp16") else torch.float32
-    others = sorted({str(parameter.dtype) for parameter in model.parameters()} - {str(computed)})
-    if others:
-        level = logging.WARNING if "torch.float64" in others else logging.INFO
-        log.log(level, "parameters of %s are computed in %s, and updated in torch.float32", ", ".join(others), computed)
-
-
-def _move_compilation(units: Sequence[Unit]) -> None:
-    """module.compile() compiles hooks along: what is compiled is moved to the forward, so that hooks stay outside."""
-    for unit in units:
-        for module in unit.modules:
-            if getattr(module, "_compiled_call_impl", None) is not None:
-                module._compiled_call_impl = None
-                module.forward = torch.compile(module.forward)

@@ -95,15 +95,21 @@ def load_state_dict(engine: "Engine", values: Mapping[str, torch.Tensor], strict
     unexpected = [key for key in values if key not in known]
     if strict and (missing or unexpected):
         raise Error(f"load_state_dict: missing {missing[:5]}, not of the model {unexpected[:5]}", "INVALID_ARGUMENT")
-    of_parameters = {}
-    for key, tensor in known.items():
-        if key not in values:
-            continue
+    of_parameters: dict[str, torch.Tensor] = {}
+    key_of: dict[str, str] = {}
+    given = {key: tensor for key, tensor in known.items() if key in values}
+    for key, tensor in given.items():
         if isinstance(tensor, nn.Parameter):
-            of_parameters[tensor._ebb_name] = values[key]
-        else:
-            tensor.copy_(values[key])
+            name = tensor._ebb_name
+            first = key_of.setdefault(name, key)
+            one, other = values[first], values[key]
+            if one.data_ptr() != other.data_ptr() and not torch.equal(one.cpu().float(), other.cpu().float()):
+                raise Error(f"load_state_dict: '{first}' and '{key}' are one parameter, and were given different values", "INVALID_ARGUMENT")
+            of_parameters[name] = values[key]
     write(engine, of_parameters)
+    for key, tensor in given.items():
+        if not isinstance(tensor, nn.Parameter):
+            tensor.copy_(values[key])
     from torch.nn.modules.module import _IncompatibleKeys
 
     return _IncompatibleKeys(missing, unexpected)
@@ -145,6 +151,7 @@ def write(engine: "Engine", values: Mapping[str, torch.Tensor]) -> None:
         return 0 if done == end - begin else 1
 
     check(library.ebb_write(engine._memory.handle, MASTER, None, _library.FILL(fill), None))
+    engine._steps.refresh_residents()
 
 
 # Files.
@@ -234,6 +241,7 @@ class _Writer:
     """`folder`/`stem`.safetensors, or parts of it and their index. The files have their names when all of them are written."""
 
     def __init__(self, folder: Path, stem: str, tensors: list[tuple[str, torch.Tensor]], dtype: torch.dtype | None, file_bytes: int):
+        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.types: dict[str, torch.dtype] = {}
         parts: list[list[tuple[str, torch.Tensor]]] = [[]]
@@ -261,7 +269,6 @@ class _Writer:
         self.parts, self.names = parts, names
         self.at = -1
         self.file: Any = None
-        folder.mkdir(parents=True, exist_ok=True)
 
     def begin(self, key: str) -> Any:
         if self.part_of[key] != self.at:

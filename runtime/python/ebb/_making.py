@@ -1,0 +1,169 @@
+"""How an engine is made from a torch module; and what it will hold and do, without one."""
+
+from __future__ import annotations
+
+import logging
+import os
+from ctypes import byref, c_void_p
+from typing import Any, Iterable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from . import _library
+from ._library import STATES, TIERS, Error, library
+from ._model import Config, Files, Model, compute_dtype, config_text, group_function, resolved
+from ._order import units_and_order
+from ._tensors import current_stream
+from ._units import Unit, UnitsArgument
+from ._world import open_world
+from .engine import Engine, MemoryRow
+
+log = logging.getLogger("ebb")
+
+
+def initialize(
+    model: nn.Module,
+    config: Config,
+    *,
+    units: UnitsArgument = None,
+    example: Any = None,
+    resident: Iterable[str] = (),
+    groups: Mapping[str, str] | None = None,
+    weights: str | os.PathLike | None = None,
+    values_of_rank_0: bool = False,
+    device: str | None = None,
+    threads: int = 0,
+    name: str = "engine",
+    check: bool = False,
+) -> Engine:
+    """Shards `model` over the ranks and returns its engine. Collective: every rank calls it with the same model and config.
+
+    config: DeepSpeed's JSON as a path or a dict; keys of Ebb's own are under "ebb" (docs/configuration.md).
+    units: which modules are gathered as one: modules, class names or paths, or a function of (path, module); by default the
+        children of ModuleLists and Sequentials, and what lies between them.
+    example: a batch (a tensor, a tuple of arguments or a dict of keywords), or a function of the model that returns the loss.
+        One forward and backward of fake tensors, or of the model's own where it does not run with them, shows the order in
+        which units are visited, and what is used outside of its unit, which is kept whole. Without it the first batch shows the
+        order. A loop that calls the model several times for one backward gives a function.
+    resident: names or patterns of parameters that are kept whole on every rank, for those that are used outside of their module.
+    groups: by the name of a group of "ebb.parameter_groups" a pattern (re.search) of parameters' names.
+    weights: a safetensors file, or a folder of Hugging Face's, from which every rank reads its own slices: for a model whose
+        parameters are on the meta device (`ebb.empty_parameters()`).
+    values_of_rank_0: other ranks take rank 0's initial values. Else ranks whose values differ get an error with the parameter's name.
+    device: "cpu", "cuda", "cuda:1". Default: where the parameters are.
+    threads: of updates and reductions on the CPU; 0: the cores over the ranks of the host.
+    check: a parameter that is read outside of its unit is an error that names it, instead of NaN.
+
+    The parameters are the engine's from here on: they show their values while their unit runs, and NaN of the true shape else.
+    engine.gather(name) and model.state_dict() read them at any time. Raises ebb.Error."""
+    handle, world = open_world()
+    _refuse(model)
+    text = config_text(config)
+    settings = resolved(text, world.size)
+    on = torch.device(device) if device is not None else _device_of(model)
+    divided, order = units_and_order(model, units, example, resident, on)
+    group_of = group_function(groups)
+    files = Files(os.fspath(weights), model) if weights is not None else None
+    _say_dtypes(model, settings)
+    described = Model(divided, order, group_of, files)
+    options = _library.EngineOptions(
+        threads=threads, device=str(on).encode(), name=name.encode(), compute_stream=current_stream(on),
+        initial_values_of_rank_0=values_of_rank_0,
+    )
+    made = c_void_p()
+    _library.check(library.ebb_engine_create(handle, described.handle, text.encode(), byref(options), byref(made)))
+    first_id = described.first_id
+    del described  # and the copies of values that it has
+    _move_compilation(divided)
+    _renew_meta_parameters(model, divided, on)
+    if files is not None:
+        files.load_buffers(model)
+    return Engine(model, world, settings, on, divided, order, example is not None, made.value, first_id, group_of, check)
+
+def _described(model: nn.Module, config: Config, world: int, units: UnitsArgument, example: Any, resident: Iterable[str]) -> tuple[Model, str]:
+    divided, order = units_and_order(model, units, example, resident, torch.device("cpu"))
+    return Model(divided, order, group_function(None), has_values=False), config_text(config)
+
+
+def predict_memory(
+    model: nn.Module, config: Config, world: int, *, units: UnitsArgument = None, example: Any = None, resident: Iterable[str] = ()
+) -> list[MemoryRow]:
+    """What the fullest of `world` ranks will hold, in bytes by class and tier. From a live model or one on the meta device; needs
+    no ranks, no device and no disk. Activations are torch's, and not in it."""
+    described, text = _described(model, config, world, units, example, resident)
+    return [MemoryRow(STATES[row.state], TIERS[row.tier], row.predicted, row.current, row.peak) for row in described.predict_memory(text, world)]
+
+
+def plan(
+    model: nn.Module, config: Config, world: int, *, units: UnitsArgument = None, example: Any = None, resident: Iterable[str] = ()
+) -> str:
+    """All operations of a step of a rank, as a table for people."""
+    described, text = _described(model, config, world, units, example, resident)
+    return described.plan(text, world)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    kinds = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
+    if len(kinds) > 1:
+        raise Error(f"the parameters are on several devices, {', '.join(sorted(map(str, kinds)))}: say which, device=", "INVALID_ARGUMENT")
+    return kinds.pop() if kinds else torch.device("cpu")
+
+
+def _renew_meta_parameters(model: nn.Module, units: list[Unit], device: torch.device) -> None:
+    """A parameter on the meta device takes no other memory: it is replaced wherever it is."""
+    renewed: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for key, parameter in module._parameters.items():
+            if parameter is None or not parameter.is_meta:
+                continue
+            if id(parameter) not in renewed:
+                made = torch.full((), float("nan"), dtype=parameter.dtype, device=device).expand(parameter.shape)
+                renewed[id(parameter)] = nn.Parameter(made, requires_grad=parameter.requires_grad)
+            module._parameters[key] = renewed[id(parameter)]
+    for unit in units:
+        unit.parameters = [renewed.get(id(parameter), parameter) for parameter in unit.parameters]
+
+
+def _refuse(model: nn.Module) -> None:
+    """What cannot be sharded, by name."""
+    engine = model.__dict__.get("_ebb_engine")
+    if engine is not None and engine() is not None:
+        raise Error(f"{type(model).__name__} has an engine: close() it first", "ALREADY_EXISTS")
+    for path, module in model.named_modules():
+        kind = type(module).__name__
+        if kind in ("DistributedDataParallel", "FullyShardedDataParallel") or kind.startswith("FSDP"):
+            raise Error(f"'{path or kind}' is wrapped in {kind}: give initialize the plain module", "UNIMPLEMENTED")
+        if hasattr(module, "_hf_hook"):
+            raise Error(f"'{path or kind}' has hooks of accelerate, which move parameters: remove them first", "UNIMPLEMENTED")
+        if isinstance(module, torch.jit.ScriptModule):
+            raise Error(f"'{path or kind}' is a script of torch.jit", "UNIMPLEMENTED")
+    for name, parameter in model.named_parameters():
+        if getattr(parameter, "_ebb_name", None) is not None:
+            raise Error(f"parameter '{name}' is another engine's already, as '{parameter._ebb_name}': close() that one first", "ALREADY_EXISTS")
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta:
+            raise Error(f"buffer '{name}' is on the meta device: make the model under ebb.empty_parameters(), which leaves buffers real")
+
+
+def _say_dtypes(model: nn.Module, config: Mapping[str, Any]) -> None:
+    computed = compute_dtype(config)
+    others = sorted({str(parameter.dtype) for parameter in model.parameters()} - {str(computed)})
+    if others:
+        level = logging.WARNING if "torch.float64" in others else logging.INFO
+        log.log(level, "parameters of %s are computed in %s, and updated in torch.float32", ", ".join(others), computed)
+    rounded = [
+        name for name, parameter in model.named_parameters()
+        if not parameter.requires_grad and torch.promote_types(parameter.dtype, computed) != computed
+    ]
+    if rounded:
+        log.warning("frozen parameters are stored in %s alone, and so rounded: %s", computed, ", ".join(rounded[:5]) + (", ..." if rounded[5:] else ""))
+
+
+def _move_compilation(units: Sequence[Unit]) -> None:
+    """module.compile() compiles hooks along: what is compiled is moved to the forward, so that hooks stay outside."""
+    for unit in units:
+        for module in unit.modules:
+            if getattr(module, "_compiled_call_impl", None) is not None:
+                module._compiled_call_impl = None
+                module.forward = torch.compile(module.forward)

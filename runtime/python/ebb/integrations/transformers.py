@@ -1,0 +1,277 @@
+"""transformers' Trainer on the engine: a DeepSpeed JSON says what is sharded over the ranks, and what lies in RAM or on a disk.
+
+    from ebb.integrations.transformers import Trainer
+    Trainer(model, TrainingArguments("out"), train_dataset=data, ebb_config="ds_config.json").train()
+
+What transformers leaves to accelerate's backends is done here: wrapping, backward, clipping, the optimizer, saving and resuming. The loop,
+its data, evaluation, schedules, callbacks and logs are transformers' own."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import os
+import re
+import shutil
+from typing import Any, Mapping
+
+import torch
+import transformers
+from torch import nn
+
+from .._library import Error
+from .._making import initialize
+from .._model import Config, compute_dtype, config_text
+from .._world import world
+from ..engine import Engine
+
+_FOLDER = "engine"  # of a checkpoint of the Trainer's: the checkpoint of the engine
+_OPTIMIZERS = {"adamw_torch": "AdamW", "adamw_torch_fused": "AdamW", "sgd": "SGD"}  # TrainingArguments(optim=)
+
+
+def _meet() -> None:
+    """Ranks meet here before TrainingArguments makes torch.distributed's group, which then listens at the same MASTER_PORT. Ranks that
+    mpirun or srun has started get the variables by which torch and accelerate know them."""
+    of = world()
+    if of.size == 1 or "RANK" in os.environ:
+        return
+    os.environ.update(RANK=str(of.rank), WORLD_SIZE=str(of.size), LOCAL_RANK=str(of.local_rank), LOCAL_WORLD_SIZE=str(of.local_size))
+    if of.local_size == of.size:
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29500")
+
+
+_meet()
+
+
+class Trainer(transformers.Trainer):
+    """transformers.Trainer with two more arguments, by keyword:
+
+    ebb_config: DeepSpeed's JSON, a path or a dict; default: stage 3. "auto", and what is missing, comes from TrainingArguments: batch size,
+        accumulation, clipping, bf16 and fp16, the optimizer and its parameters, the steps of a schedule. A value that TrainingArguments
+        contradicts is an error.
+    ebb_options: more keywords of ebb.initialize: units, example, resident, groups, weights, values_of_rank_0, threads, check.
+
+    `trainer.engine` is there once training or evaluation has begun. The optimizer and, if the JSON has a "scheduler", the schedule are the
+    engine's."""
+
+    def __init__(self, *arguments: Any, ebb_config: Config | None = None, ebb_options: Mapping[str, Any] | None = None, **keywords: Any):
+        self.engine: Engine | None = None
+        self._stated = {"zero_optimization": {"stage": 3}} if ebb_config is None else json.loads(config_text(ebb_config))
+        self._options = dict(ebb_options or {})
+        super().__init__(*arguments, **keywords)
+        self._refuse()
+
+    def _refuse(self) -> None:
+        if self.optimizer is not None or self.lr_scheduler is not None or self.optimizer_cls_and_kwargs is not None:
+            raise Error("optimizers=: the optimizer is the engine's. Name it in the JSON, or by TrainingArguments(optim=)", "INVALID_ARGUMENT")
+        for name, instead in (
+            ("fsdp", "the JSON says what is sharded"),
+            ("torch_compile", "compile the blocks of the model, block.compile()"),
+            ("auto_find_batch_size", "give per_device_train_batch_size"),
+            ("fp16_full_eval", "the JSON says the dtype"), ("bf16_full_eval", "the JSON says the dtype"),
+        ):
+            if getattr(self.args, name, None):
+                raise Error(f"TrainingArguments({name}=) is not supported here: {instead}", "UNIMPLEMENTED")
+
+    # What accelerate's backends do.
+
+    def _build_accelerator_args(self, **keywords: Any) -> dict[str, Any]:
+        return {**super()._build_accelerator_args(**keywords), "mixed_precision": "no"}  # the JSON says the dtype: no autocast, no scaler
+
+    def create_accelerator_and_postprocess(self) -> None:
+        if self.args.n_gpu > 1:
+            self.args._n_gpu = 1  # one process a device: no DataParallel
+        super().create_accelerator_and_postprocess()
+        self.accelerator.prepare_model = self._prepare_model
+        self.accelerator.backward = lambda loss, **options: self.engine.backward(loss)
+        self.accelerator.clip_grad_norm_ = lambda *arguments, **options: None  # at the update, by "gradient_clipping"
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """Parameters are the engine's, which puts them where the JSON says."""
+        for module in model.modules():
+            module._buffers.update({name: buffer.to(device) for name, buffer in module._buffers.items() if buffer is not None})
+
+    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+        return model
+
+    def _prepare_model(self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False) -> nn.Module:
+        self._shard()
+        self.accelerator._models.append(model)
+        return model
+
+    def _shard(self) -> None:
+        if self.engine is not None and self.engine.model is not self.model:  # model_init has made another
+            self.engine.close()
+            self.engine = None
+        if self.engine is not None:
+            return
+        settings = filled(self._stated, self.args, self.state.max_steps or self.args.max_steps)
+        options = dict(self._options)
+        if "optimizer" not in self._stated and self.args.weight_decay != 0 and "groups" not in options:
+            decayed = set(self.get_decay_parameter_names(self.model))
+            names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad and name not in decayed]
+            if names:
+                options["groups"] = {"no_decay": f"^({'|'.join(map(re.escape, names))})$"}
+                settings.setdefault("ebb", {}).setdefault("parameter_groups", {})["no_decay"] = {"weight_decay": 0.0}
+        device = "cpu" if self.args.device.type == "cpu" else str(self.args.device)  # torch.distributed numbers CPUs
+        self.engine = initialize(self.model, settings, device=device, **options)
+        self.engine.sums_micro_batches = True  # training_step() divides the loss
+        if self.engine.optimizer is not None:
+            # The loop says when a step ends, the uneven one of an epoch's end as well.
+            self.engine.optimizer._step = functools.partial(self.engine.step, now=True)
+
+    def create_optimizer(self, *arguments: Any, **keywords: Any) -> torch.optim.Optimizer:
+        self._shard()
+        if self.engine.optimizer is None:
+            raise Error("the model has no parameter that is trained", "INVALID_ARGUMENT")
+        if self.optimizer is None:
+            self.optimizer = self.engine.optimizer
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, *arguments: Any, **keywords: Any) -> Any:
+        if "scheduler" not in self._stated:
+            return super().create_scheduler(num_training_steps, *arguments, **keywords)
+        if self.lr_scheduler is None:
+            self.lr_scheduler = _ScheduleOfConfig(self.engine)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _prepare_input(self, data: Any) -> Any:
+        data = super()._prepare_input(data)
+        if self.engine is not None and isinstance(data, torch.Tensor) and data.is_floating_point():
+            data = data.to(compute_dtype(self.engine.config))
+        return data
+
+    def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
+        if self.engine is not None and "loss" in logs:
+            report = self.engine.report()
+            logs.update(grad_norm=report.gradient_norm, learning_rate=report.learning_rate)
+        super().log(logs, *arguments, **keywords)
+
+    # Saving and resuming.
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """For from_pretrained(): streamed, no rank holds the model. Of a peft model the adapter."""
+        if self.engine is None:
+            return super().save_model(output_dir, _internal_call)
+        folder = output_dir or self.args.output_dir
+        self.engine.save_pretrained(folder, trainable_only=hasattr(self.model, "peft_config"))
+        if self.args.should_save:
+            described = self.processing_class if self.processing_class is not None else getattr(self.data_collator, "tokenizer", None)
+            if described is not None:
+                described.save_pretrained(folder)
+            torch.save(self.args, os.path.join(folder, "training_args.bin"))
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)  # rates and the schedule; states are the engine's
+        folder = os.path.join(output_dir, _FOLDER)
+        if self.args.should_save:
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that went on from an earlier step, as transformers overwrites its files
+        self.accelerator.wait_for_everyone()
+        self.engine.save(folder)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and _has_engine(checkpoint):
+            self.engine.load(os.path.join(checkpoint, _FOLDER))
+        super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if not _has_engine(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        best = self.state.best_model_checkpoint
+        if not _has_engine(best):
+            return super()._load_best_model()
+        self.engine.load(os.path.join(best, _FOLDER))
+
+
+def _has_engine(checkpoint: str) -> bool:
+    return os.path.isdir(os.path.join(checkpoint, _FOLDER))
+
+
+class _ScheduleOfConfig:
+    """For the loop, which steps a schedule and asks it for the rate: the engine's own schedule counts by itself."""
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+
+    def step(self) -> None:
+        pass
+
+    def get_last_lr(self) -> list[float]:
+        """Of the configuration; what is logged is the rate of the step."""
+        return [self._engine.learning_rate]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def filled(stated: Mapping[str, Any], args: transformers.TrainingArguments, steps: int) -> dict[str, Any]:
+    """The configuration with values of `args` where it says "auto" or nothing. `steps`: of the whole run; 0 or less: not known.
+    Raises where it contradicts them, and names all such keys."""
+    made = copy.deepcopy(dict(stated))
+    made.setdefault("train_micro_batch_size_per_gpu", "auto")
+    made.setdefault("gradient_accumulation_steps", "auto")
+    made.setdefault("gradient_clipping", "auto")
+    for kind in ("bf16", "fp16"):
+        if getattr(args, kind):
+            made.setdefault(kind, {"enabled": "auto"})
+    if "optimizer" not in made:
+        made["optimizer"] = _optimizer_of(args)
+    contradictions = []
+    values = _values(args, steps)
+    for key, (value, argument) in values.items():
+        *path, last = key.split(".")
+        node = made
+        for name in path:
+            node = node.get(name, {})
+        if node.get(last) == "auto":
+            if value is None:
+                raise Error(f"'{key}' is \"auto\", and the number of steps is not known before train(): give a number", "INVALID_ARGUMENT")
+            node[last] = value
+        elif last in node and argument is not None and value is not None and node[last] != value:
+            contradictions.append(f"'{key}' is {node[last]}, and {argument} says {value}")
+    if contradictions:
+        raise Error("the JSON and TrainingArguments differ: " + "; ".join(contradictions) + '. Say "auto" in the JSON', "INVALID_ARGUMENT")
+    return made
+
+
+def _values(args: transformers.TrainingArguments, steps: int) -> dict[str, tuple[Any, str | None]]:
+    """By key what TrainingArguments say, and the argument's name where both have to agree."""
+    known = steps > 0
+    each = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    return {
+        "train_micro_batch_size_per_gpu": (args.per_device_train_batch_size, "per_device_train_batch_size"),
+        "gradient_accumulation_steps": (args.gradient_accumulation_steps, "gradient_accumulation_steps"),
+        "train_batch_size": (each * args.world_size, "ranks x accumulation x per_device_train_batch_size"),
+        "gradient_clipping": (args.max_grad_norm, "max_grad_norm"),
+        "optimizer.params.lr": (args.learning_rate, "learning_rate"),
+        "optimizer.params.betas": ([args.adam_beta1, args.adam_beta2], "adam_beta1, adam_beta2"),
+        "optimizer.params.eps": (args.adam_epsilon, "adam_epsilon"),
+        "optimizer.params.weight_decay": (args.weight_decay, "weight_decay"),
+        "scheduler.params.warmup_min_lr": (0.0, None),
+        "scheduler.params.warmup_max_lr": (args.learning_rate, "learning_rate"),
+        "scheduler.params.warmup_num_steps": (args.get_warmup_steps(steps) if known else None, "warmup_steps"),
+        "scheduler.params.total_num_steps": (steps if known else None, "max_steps"),
+        "bf16.enabled": (args.bf16, "bf16"),
+        "fp16.enabled": (args.fp16, "fp16"),
+    }
+
+
+def _optimizer_of(args: transformers.TrainingArguments) -> dict[str, Any]:
+    kind = getattr(args.optim, "value", args.optim)
+    if kind not in _OPTIMIZERS or args.optim_args:
+        asked = f"optim='{kind}'" + (f", optim_args='{args.optim_args}'" if args.optim_args else "")
+        raise Error(f"TrainingArguments({asked}): write the optimizer into the JSON, as \"optimizer\"", "UNIMPLEMENTED")
+    parameters: dict[str, Any] = {"lr": "auto", "weight_decay": "auto"}
+    if kind != "sgd":
+        parameters.update(betas="auto", eps="auto")
+    return {"type": _OPTIMIZERS[kind], "params": parameters}

@@ -1,0 +1,115 @@
+"""What the trainer's own code writes to a parameter is refused by name, or holds: nothing is lost in silence."""
+
+import pytest
+import torch
+import training
+from pitfalls_test import refused
+from torch import nn
+from training import SGD, config, squared_error, vector_batches
+
+import ebb
+
+BATCHES = vector_batches(3, 2)
+WRITTEN = r"'{}' was written to by the trainer's own code.*engine.write"
+
+
+class Gated(nn.Module):
+    """A resident parameter between its blocks, and parameters of one element inside of them."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.gate = nn.Parameter(torch.tensor(0.5))
+            self.slope = nn.PReLU()
+
+        def forward(self, x):
+            return self.slope(self.linear(x)) * self.gate
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.scale = nn.Parameter(torch.rand(8))
+        self.blocks = nn.ModuleList([self.Block() for _ in range(2)])
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x) * self.scale
+        return self.head(x)
+
+
+def train(model, engine, step):
+    engine.backward(squared_error(model, BATCHES[step][engine.world.rank]))
+    assert engine.step()
+
+
+def _written(stage):
+    model = Gated()
+    engine = ebb.initialize(model, config(stage, optimizer=SGD))
+    train(model, engine, 0)
+    before = engine.state_dict()
+
+    def clamp():
+        with torch.no_grad():
+            model.blocks[1].slope.weight.clamp_(max=0.1)
+
+    writes = {
+        "scale": lambda: model.scale.data.clamp_(max=0.1),
+        "blocks.0.gate": lambda: model.blocks[0].gate.data.fill_(1.0),
+        "blocks.1.gate": lambda: model.blocks[1].gate.data.mul_(0.9),
+        "blocks.1.slope.weight": clamp,
+        "head.weight": lambda: setattr(model.head.weight, "data", torch.ones(1, 8)),
+    }
+    for name, write in writes.items():
+        write()
+        refused(lambda: model(BATCHES[0][0][0]), WRITTEN.format(name))
+        engine.drop()
+        write()
+        refused(lambda: engine.save("nowhere"), WRITTEN.format(name))
+        with torch.no_grad():  # goes on with what the engine has
+            assert model(BATCHES[0][0][0]).isfinite().all()
+    loss = squared_error(model, BATCHES[1][engine.world.rank])
+    engine.backward(loss)
+    model.scale.data.zero_()
+    refused(engine.step, WRITTEN.format("scale"))
+    engine.drop()
+    for name, value in engine.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    engine.close()
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_write_that_the_engine_does_not_see_is_an_error_that_names_the_parameter(two, stage):
+    two.run(_written, stage)
+
+
+def _shown():
+    """Resident parameters show the value of the newest forward, or of the last call that gave them one."""
+    model = Gated()
+    engine = ebb.initialize(model, config(optimizer=SGD), values_of_rank_0=True)
+    assert torch.equal(model.scale.data, engine.gather("scale"))
+    for step in range(3):
+        train(model, engine, step)
+        with torch.no_grad():
+            model(BATCHES[0][0][0])
+        assert torch.equal(model.scale.data, engine.gather("scale"))
+    for value in (torch.full((8,), 0.25), torch.full((8,), 0.75)):
+        engine.write("scale", value)
+        assert torch.equal(model.scale.data, value)
+    engine.suspend()
+    engine.resume()
+    assert torch.equal(model.scale.data, value)
+    engine.close()
+
+
+def test_a_resident_parameter_shows_what_the_engine_has(two):
+    two.run(_shown)
+
+
+def _as_in_torch():
+    training.compare(Gated, BATCHES, squared_error, optimizer=SGD)
+
+
+def test_resident_parameters_and_those_of_one_element_learn_as_in_torch(two):
+    two.run(_as_in_torch)
