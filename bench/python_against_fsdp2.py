@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
 """A transformers model that trains through ebb, beside FSDP2, DeepSpeed and plain torch on this machine's CPU, in turns.
 
-    bench/python_against_fsdp2.py [--compare fsdp2|world1|deepspeed|nvme|memory|scopes] [--model gpt2|llama] [--rounds 8] [--steps 4]
-                                  [--folder FOLDER] [--output FILE.csv]
+    bench/python_against_fsdp2.py [--compare WHAT] [--model gpt2|llama] [--rounds 8] [--steps 4] [--folder FOLDER]
+                                  [--output FILE.csv]
 
 gpt2 and llama: 6 layers, width 384, context 256, batch 4 of a rank, fp32, AdamW without clipping, 2 ranks of one thread each.
 fsdp2      each block a unit of FSDP2's, gloo, torch's fused AdamW
 world1     one rank of two threads beside torch with its fused AdamW
-deepspeed  ZeRO-3 with parameters and states in RAM, and on the disk: one JSON for both libraries
+deepspeed_cpu, deepspeed_nvme: ZeRO-3 with parameters and states in RAM, or on the disk; one JSON for both libraries
 nvme       ebb with parameters and states on the disk beside ebb with both on the device
 memory     a GPT-2 of 12 x 768 over 16 tokens, where activations are next to nothing
 scopes     microseconds that hooks and calls add to a scope of 12 parameters
 All processes stay, and a round is some steps of each in an order that turns, so that other load meets all alike. The table has medians of all
 rounds' steps, and the median of the rounds' ratios. Peaks are of those steps, above the process with all libraries and no model, and of the
-larger rank. Needs torch and transformers, and for deepspeed DeepSpeed and libaio-dev. Figures are for a machine on which nobody else computes."""
+larger rank. Needs torch and transformers, for DeepSpeed also ninja and libaio-dev. Figures are for a machine on which nobody else computes."""
 
 import argparse
 import csv
@@ -32,8 +32,8 @@ TOKENS = 4 * 256  # of a rank's batch; of "memory" nobody asks
 COMPARISONS = {
     "fsdp2": (["fsdp2", "ebb"], 2, [("ebb", "fsdp2", "speed", 1.3)]),
     "world1": (["torch", "ebb"], 1, [("ebb", "torch", "time", 1.02)]),
-    "deepspeed": (["deepspeed_cpu", "ebb_cpu", "deepspeed_nvme", "ebb_nvme"], 2,
-                  [("ebb_cpu", "deepspeed_cpu", "speed", 1.3), ("ebb_nvme", "deepspeed_nvme", "speed", 1.3)]),
+    "deepspeed_cpu": (["deepspeed_cpu", "ebb_cpu"], 2, [("ebb_cpu", "deepspeed_cpu", "speed", 1.3)]),
+    "deepspeed_nvme": (["deepspeed_nvme", "ebb_nvme"], 2, [("ebb_nvme", "deepspeed_nvme", "speed", 1.3)]),
     "nvme": (["ebb", "ebb_nvme"], 2, [("ebb_nvme", "ebb", "speed", 0.95)]),
     "memory": (["fsdp2", "ebb"], 2, [("ebb", "fsdp2", "memory", 0.6), ("ebb", "its table", "memory", 1.02)]),
 }
@@ -84,7 +84,7 @@ class System:
         for line in process.stdout:
             if line.startswith(word):
                 return line.removeprefix(word)
-        sys.exit(f"{self.name} has failed")
+        sys.exit(f"{self.name} has failed, exit status {process.wait()}")
 
 
 def median_of(rows, system, key):

@@ -26,9 +26,10 @@ def make_model(kind):
     layers, width, heads, context, _ = SHAPES[kind]
     torch.manual_seed(1)
     if kind == "llama":
+        # As many parameters as the GPT-2 has: three matrices of 8/3 widths instead of two of four, a tied head.
         return transformers.LlamaForCausalLM(transformers.LlamaConfig(
-            vocab_size=VOCABULARY, hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers, num_attention_heads=heads,
-            max_position_embeddings=context, use_cache=False,
+            vocab_size=VOCABULARY, hidden_size=width, intermediate_size=8 * width // 3, num_hidden_layers=layers, num_attention_heads=heads,
+            max_position_embeddings=context, tie_word_embeddings=True, use_cache=False,
         ))
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(
         vocab_size=VOCABULARY, n_positions=context, n_embd=width, n_layer=layers, n_head=heads, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
@@ -60,9 +61,12 @@ def ebb_calls(model, settings):
     return step, lambda: sum(row.peak for row in engine.memory() if row.tier != "nvme")
 
 
-def deepspeed_calls(model, settings):
+def deepspeed_calls(kind, settings):
     import deepspeed
 
+    # Its engine takes fp32 parameters to a disk only of a model that was made so: of others it writes bf16 where the CPU has no fp16.
+    with deepspeed.zero.Init(config_dict_or_path=settings):
+        model = make_model(kind)
     engine, *_ = deepspeed.initialize(model=model, config=settings, dist_init_required=False)
 
     def step(ids):
@@ -114,13 +118,13 @@ def main():
     elif system == "fsdp2":
         torch.distributed.init_process_group("gloo")
     idle = status("VmRSS")
-    model = make_model(kind)
+    settings = settings_of(system, batch, folder)
     if system.startswith("ebb"):
-        step, table = ebb_calls(model, settings_of(system, batch, folder))
+        step, table = ebb_calls(make_model(kind), settings)
     elif system.startswith("deepspeed"):
-        step, table = deepspeed_calls(model, settings_of(system, batch, folder))
+        step, table = deepspeed_calls(kind, settings)
     else:
-        step, table = torch_calls(model, system == "fsdp2")
+        step, table = torch_calls(make_model(kind), system == "fsdp2")
     generator = torch.Generator().manual_seed(rank)
     trim = ctypes.CDLL(None).malloc_trim
     print("READY", flush=True)
