@@ -5,7 +5,7 @@
                                   [--output FILE.csv]
 
 gpt2 and llama: 6 layers, width 384, context 256, batch 4 of a rank, fp32, AdamW without clipping, 2 ranks of one thread each.
-fsdp2      each block a unit of FSDP2's, gloo, torch's fused AdamW
+fsdp2      each block a unit of FSDP2's, gloo, torch's fused AdamW; and torch, each rank by itself: what compute alone takes
 world1     one rank of two threads beside torch with its fused AdamW
 deepspeed_cpu, deepspeed_nvme: ZeRO-3 with parameters and states in RAM, or on the disk; one JSON for both libraries
 nvme       ebb with parameters and states on the disk beside ebb with both on the device
@@ -30,7 +30,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 TOKENS = 4 * 256  # of a rank's batch; of "memory" nobody asks
 # Systems, ranks; pairs of a bar: ours, the other, what is compared, the bar.
 COMPARISONS = {
-    "fsdp2": (["fsdp2", "ebb"], 2, [("ebb", "fsdp2", "speed", 1.3)]),
+    "fsdp2": (["fsdp2", "ebb", "torch"], 2, [("ebb", "fsdp2", "speed", 1.3), ("ebb", "torch", "speed", None)]),
     "world1": (["torch", "ebb"], 1, [("ebb", "torch", "time", 1.02)]),
     "deepspeed_cpu": (["deepspeed_cpu", "ebb_cpu"], 2, [("ebb_cpu", "deepspeed_cpu", "speed", 1.3)]),
     "deepspeed_nvme": (["deepspeed_nvme", "ebb_nvme"], 2, [("ebb_nvme", "deepspeed_nvme", "speed", 1.3)]),
@@ -129,7 +129,8 @@ def compare(what, model, rounds, steps, folder):
             ratio = ratio_of(rows, other, ours, "ms")
         else:
             ratio = ratio_of(rows, ours, other, "ms" if measure == "time" else "peak_mib")
-        print(f"{ours} over {other}, {measure}: {ratio:.3f} (bar: {'at least' if measure == 'speed' else 'at most'} {bar})")
+        wanted = f" (bar: {'at least' if measure == 'speed' else 'at most'} {bar})" if bar else ""
+        print(f"{ours} over {other}, {measure}: {ratio:.3f}{wanted}")
     print(flush=True)
     return rows
 
