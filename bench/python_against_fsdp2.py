@@ -1,144 +1,154 @@
 #!/usr/bin/env python3
-"""Tokens/s of a transformers model that trains through ebb, beside FSDP2 and plain torch, in rounds in turn.
+"""A transformers model that trains through ebb, beside FSDP2, DeepSpeed and plain torch on this machine's CPU, in turns.
 
-    bench/python_against_fsdp2.py [--rounds 8] [--steps 12] [--model gpt2|llama] [--nvme FOLDER] [--output FILE.csv]
+    bench/python_against_fsdp2.py [--compare WHAT] [--model gpt2|llama] [--rounds 8] [--steps 4] [--folder FOLDER]
+                                  [--output FILE.csv]
 
-Two ranks on the CPU with gloo for FSDP2 (stage 3, each block a unit, fp32, AdamW, no clipping), one thread of torch each; "world 1" is one rank
-with two threads beside torch with a fused AdamW. With --nvme ebb runs once more with parameters, masters and states there. A round runs each
-system once, in processes of its own; figures are medians of a round's steps after the first three. For a machine on which nobody else computes."""
+gpt2 and llama: 6 layers, width 384, context 256, batch 4 of a rank, fp32, AdamW without clipping, 2 ranks of one thread each.
+fsdp2      each block a unit of FSDP2's, gloo, torch's fused AdamW; and torch, each rank by itself: what compute alone takes
+world1     one rank of two threads beside torch with its fused AdamW
+deepspeed_cpu, deepspeed_nvme: ZeRO-3 with parameters and states in RAM, or on the disk; one JSON for both libraries
+nvme       ebb with parameters and states on the disk beside ebb with both on the device
+memory     a GPT-2 of 12 x 768 over 16 tokens, where activations are next to nothing
+scopes     microseconds that hooks and calls add to a scope of 12 parameters
+All processes stay, and a round is some steps of each in an order that turns, so that other load meets all alike. The table has medians of all
+rounds' steps, and the median of the rounds' ratios. Peaks are of those steps, above the process with all libraries and no model, and of the
+larger rank. Needs torch and transformers, for DeepSpeed also ninja and libaio-dev. Figures are for a machine on which nobody else computes."""
 
 import argparse
 import csv
 import json
 import os
-import resource
+import pathlib
+import socket
 import statistics
 import subprocess
 import sys
-import time
+import tempfile
 
-LAYERS, WIDTH, HEADS, CONTEXT, BATCH, VOCABULARY = 6, 384, 6, 256, 4, 8192
-WARM_UP = 3
-
-
-def make_model(kind):
-    import torch
-    import transformers
-
-    torch.manual_seed(1)
-    if kind == "gpt2":
-        return transformers.GPT2LMHeadModel(transformers.GPT2Config(
-            vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
-            bos_token_id=1, eos_token_id=2, use_cache=False,
-        ))
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=4 * WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        max_position_embeddings=CONTEXT, use_cache=False,
-    ))
+HERE = pathlib.Path(__file__).resolve().parent
+TOKENS = 4 * 256  # of a rank's batch; of "memory" nobody asks
+# Systems, ranks; pairs of a bar: ours, the other, what is compared, the bar.
+COMPARISONS = {
+    "fsdp2": (["fsdp2", "ebb", "torch"], 2, [("ebb", "fsdp2", "speed", 1.3), ("ebb", "torch", "speed", None)]),
+    "world1": (["torch", "ebb"], 1, [("ebb", "torch", "time", 1.02)]),
+    "deepspeed_cpu": (["deepspeed_cpu", "ebb_cpu"], 2, [("ebb_cpu", "deepspeed_cpu", "speed", 1.3)]),
+    "deepspeed_nvme": (["deepspeed_nvme", "ebb_nvme"], 2, [("ebb_nvme", "deepspeed_nvme", "speed", 1.3)]),
+    "nvme": (["ebb", "ebb_nvme"], 2, [("ebb_nvme", "ebb", "speed", 0.95)]),
+    "memory": (["fsdp2", "ebb"], 2, [("ebb", "fsdp2", "memory", 0.6), ("ebb", "its table", "memory", 1.02)]),
+}
 
 
-def blocks_of(model):
-    return model.transformer.h if hasattr(model, "transformer") else model.model.layers
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
-def with_ebb(model, disk):
-    import ebb
+class System:
+    """The processes of one system, which stay."""
 
-    zero = {"stage": 3}
-    if disk:
-        place = {"device": "nvme", "nvme_path": disk}
-        zero.update(offload_param=dict(place, max_in_cpu=0), offload_optimizer=place)
-    engine = ebb.initialize(model, {
-        "train_micro_batch_size_per_gpu": BATCH, "gradient_clipping": 0, "zero_optimization": zero,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
-    })
+    def __init__(self, name, model, ranks, folder):
+        self.name = name
+        place = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+                 "OMP_NUM_THREADS": str(max(1, os.cpu_count() // ranks)), "DS_ACCELERATOR": "cpu", "EBB_LOG_LEVEL": "warn"}
+        if model == "memory":
+            place["MALLOC_MMAP_THRESHOLD_"] = "65536"  # what is freed is the system's at once, so that its count is what is held
+            model = "states"
+        command = [sys.executable, HERE / "peers/module_training.py", name, model, folder]
+        self.ranks = [
+            subprocess.Popen(command, env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True, stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE)
+            for rank in range(ranks)
+        ]
+        for process in self.ranks:
+            self._line(process, "READY")
 
-    def step(ids):
-        engine.backward(model(input_ids=ids, labels=ids).loss)
-        engine.step()
+    def run(self, steps):
+        """Of rank 0, and peaks of the larger one."""
+        for process in self.ranks:
+            process.stdin.write(f"{steps}\n")
+            process.stdin.flush()
+        results = [json.loads(self._line(process, "RESULT")) for process in self.ranks]
+        largest = max(results, key=lambda result: result["peak"])
+        return results[0] | {"peak": largest["peak"], "table": largest["table"]}
 
-    return step, engine.report
+    def close(self):
+        for process in self.ranks:
+            process.stdin.close()
+        for process in self.ranks:
+            process.wait()
 
-
-def with_torch(model, shards):
-    import torch
-
-    if shards:
-        import torch.distributed
-        from torch.distributed.fsdp import fully_shard
-
-        torch.distributed.init_process_group("gloo")
-        for block in blocks_of(model):
-            fully_shard(block)
-        fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=not shards)
-
-    def step(ids):
-        model(input_ids=ids, labels=ids).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step, lambda: None
+    def _line(self, process, word):
+        """A library may print before it."""
+        for line in process.stdout:
+            if line.startswith(word):
+                return line.removeprefix(word)
+        sys.exit(f"{self.name} has failed, exit status {process.wait()}")
 
 
-def run_system(system, kind, steps, disk):
-    """One rank: prints what it has measured."""
-    import torch
+def median_of(rows, system, key):
+    return statistics.median(row[key] for row in rows if row["system"] == system)
 
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    torch.set_num_threads(1 if world > 1 else 2)
-    model = make_model(kind)
-    step, wait = with_ebb(model, disk if system == "ebb_nvme" else None) if system.startswith("ebb") else with_torch(model, system == "fsdp2")
-    generator = torch.Generator().manual_seed(int(os.environ.get("RANK", "0")))
-    times, cores = [], []
-    for _ in range(steps):
-        ids = torch.randint(0, VOCABULARY, (BATCH, CONTEXT), generator=generator)
-        begin, begin_cores = time.monotonic(), time.process_time()
-        step(ids)
-        wait()
-        times.append(time.monotonic() - begin)
-        cores.append(time.process_time() - begin_cores)
-    if os.environ.get("RANK", "0") == "0":
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        print("RESULT", json.dumps({
-            "ms": 1e3 * statistics.median(times[WARM_UP:]), "core_ms": 1e3 * statistics.median(cores[WARM_UP:]), "peak_mib": peak / 1024,
-        }), flush=True)
-    if system == "fsdp2":
-        torch.distributed.destroy_process_group()
+
+def ratio_of(rows, ours, other, key):
+    """The median of ours over the other's, round by round."""
+    by_round = {}
+    for row in rows:
+        by_round.setdefault(row["round"], {})[row["system"]] = row[key]
+    return statistics.median(both[ours] / both[other] for both in by_round.values())
+
+
+def compare(what, model, rounds, steps, folder):
+    names, ranks, pairs = COMPARISONS[what]
+    systems = [System(name, "memory" if what == "memory" else model, ranks, folder) for name in names]
+    for system in systems:
+        system.run(3)  # the first ones allocate
+    rows = []
+    for number in range(rounds):
+        for system in systems[number % len(systems):] + systems[:number % len(systems)]:
+            result = system.run(steps)
+            rows.append({
+                "compared": what, "model": model, "round": number, "system": system.name, "ranks": ranks,
+                "ms": 1e3 * statistics.median(result["seconds"]), "core_ms": 1e3 * statistics.median(result["cores"]),
+                "peak_mib": result["peak"] / 2**20, "table_mib": result["table"] / 2**20, "loss": result["loss"],
+            })
+            print(f"round {number}, {system.name}: {rows[-1]['ms']:.1f} ms a step, loss {result['loss']:.5f}", file=sys.stderr, flush=True)
+    for system in systems:
+        system.close()
+    print(f"{what}, {model}, {ranks} ranks, {rounds} rounds of {steps} steps")
+    print("| system | ms a step | ms of cores, a rank | tokens/s | peak, MiB | engine's table, MiB |\n|---|---|---|---|---|---|")
+    for name in names:
+        ms, cores, peak, table = (median_of(rows, name, key) for key in ("ms", "core_ms", "peak_mib", "table_mib"))
+        tokens = f"{ranks * TOKENS / ms * 1e3:.0f}" if what != "memory" else ""
+        print(f"| {name} | {ms:.1f} | {cores:.1f} | {tokens} | {peak:.0f} | {f'{table:.1f}' if table else ''} |")
+    for ours, other, measure, bar in pairs:
+        if other == "its table":
+            ratio = median_of(rows, ours, "peak_mib") / median_of(rows, ours, "table_mib")
+        elif measure == "speed":
+            ratio = ratio_of(rows, other, ours, "ms")
+        else:
+            ratio = ratio_of(rows, ours, other, "ms" if measure == "time" else "peak_mib")
+        wanted = f" (bar: {'at least' if measure == 'speed' else 'at most'} {bar})" if bar else ""
+        print(f"{ours} over {other}, {measure}: {ratio:.3f}{wanted}")
+    print(flush=True)
+    return rows
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=12)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--compare", choices=[*COMPARISONS, "scopes"], default="fsdp2")
     parser.add_argument("--model", choices=("gpt2", "llama"), default="gpt2")
-    parser.add_argument("--nvme", default=None)
-    parser.add_argument("--output", default=None)
-    parser.add_argument("--system", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--folder", default=None, help="on the disk that is measured; default: the system's for temporary files")
+    parser.add_argument("--output", default=None, help="one row for each round and system")
     options = parser.parse_args()
-    if options.system:
-        return run_system(options.system, options.model, options.steps, options.nvme)
-
-    systems = {"fsdp2": 2, "ebb": 2, "torch_world_1": 1, "ebb_world_1": 1}
-    if options.nvme:
-        systems["ebb_nvme"] = 2
-    rows = []
-    for number in range(options.rounds):
-        for system, ranks in systems.items():
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else [sys.executable]
-            command += [__file__, "--system", system, "--model", options.model, "--steps", str(options.steps)]
-            command += ["--nvme", options.nvme] if options.nvme else []
-            environment = dict(os.environ, OMP_NUM_THREADS="1" if ranks > 1 else "2", EBB_LOG_LEVEL="warn")
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-            result = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("RESULT")).removeprefix("RESULT"))
-            rows.append({"round": number, "model": options.model, "system": system, "ranks": ranks, **result})
-            print(f"round {number} {system:14} {result['ms']:8.1f} ms a step, {ranks * BATCH * CONTEXT / result['ms'] * 1e3:8.0f} tokens/s, "
-                  f"{result['core_ms']:8.1f} ms of cores, peak {result['peak_mib']:.0f} MiB")
-    times = {system: statistics.median(row["ms"] for row in rows if row["system"] == system) for system in systems}
-    print(f"ebb over FSDP2, tokens/s: {times['fsdp2'] / times['ebb']:.2f} (bar 1.30)")
-    print(f"world 1, time over torch with fused AdamW: {times['ebb_world_1'] / times['torch_world_1']:.3f} (bar 1.02)")
-    if options.nvme:
-        print(f"all state on NVMe, speed over the device: {times['ebb'] / times['ebb_nvme']:.2f} (bar 0.95)")
+    if options.compare == "scopes":
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "EBB_LOG_LEVEL": "warn"}
+        return subprocess.run([sys.executable, HERE / "peers/module_scopes.py"], env=environment, check=True)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        rows = compare(options.compare, options.model, options.rounds, options.steps, folder)
     if options.output:
         with open(options.output, "w", newline="") as file:
             writer = csv.DictWriter(file, rows[0].keys())

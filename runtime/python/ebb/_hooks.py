@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, Iterator, Protocol
+import threading
+from typing import Any, Callable, Iterator, Protocol
 
 import torch
 import torch.utils.checkpoint
@@ -22,9 +23,32 @@ from torch import nn
 from ._library import BACKWARD, FORWARD, RECOMPUTE, Error
 from ._units import Unit
 
+
+def _follow_saved_hooks() -> Callable[[bool], Any]:
+    """For a torch that does not say which saved-tensor hooks are on top, as 2.6: those that come and go from here on are counted."""
+    autograd = torch._C._autograd
+    push, pop = autograd._push_saved_tensors_default_hooks, autograd._pop_saved_tensors_default_hooks
+    pushed = threading.local()
+
+    def push_and_count(pack: Any, unpack: Any) -> None:
+        push(pack, unpack)
+        pushed.hooks = [*getattr(pushed, "hooks", []), (pack, unpack)]
+
+    def pop_and_count() -> None:
+        pop()
+        pushed.hooks = getattr(pushed, "hooks", [])[:-1]
+
+    def top(ignore_is_tracing: bool) -> Any:
+        hooks = getattr(pushed, "hooks", None)
+        return hooks[-1] if hooks else None
+
+    autograd._push_saved_tensors_default_hooks, autograd._pop_saved_tensors_default_hooks = push_and_count, pop_and_count
+    return top
+
+
 _graph_task = torch._C._current_graph_task_id
 _sequence_number = torch.autograd._get_sequence_nr
-_top_saved_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_top_saved_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None) or _follow_saved_hooks()
 _engine = torch.autograd.Variable._execution_engine
 
 

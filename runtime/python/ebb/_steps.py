@@ -17,6 +17,16 @@ Rates = list[tuple[str, float, "float | None"]]  # group, learning rate, weight 
 _FP16_SCALE_MAX = 2.0**15
 
 
+class _Asked:
+    """Which gradients of a unit are asked for at once, and the tensors over the memory that the engine has answered with."""
+
+    def __init__(self, first_id: int, ready: tuple[int, ...]):
+        self.ids = (c_int32 * len(ready))(*[first_id + i for i in ready])
+        self.views = (_library.Gradient * len(ready))()
+        self.tensors: dict[bytes, list[torch.Tensor]] = {}  # by the bytes of views
+        self.added: dict[bytes, list[int]] = {}  # and of them, those that gradients are added to; the others are written
+
+
 class Steps:
     def __init__(self, memory: Memory, units: list[Unit], slots: list[Slots], first_id: list[int], taking: list[int],
                  device: torch.device, is_half: bool, rates: Callable[[], Rates], accumulation: int, ranks: int):
@@ -40,7 +50,7 @@ class Steps:
         self.begun_with_sums = False
         self.given: Rates = []
         self._scope = c_int64()
-        self._gradients: dict[tuple[int, int, int], torch.Tensor] = {}
+        self._asked: dict[tuple[int, tuple[int, ...]], _Asked] = {}
 
     # Of _hooks.Scopes.
 
@@ -164,7 +174,7 @@ class Steps:
                 parameter.grad = None
 
     def forget_addresses(self) -> None:
-        self._gradients.clear()
+        self._asked.clear()
 
     def _begin_step(self) -> None:
         self.given = self.rates()
@@ -179,28 +189,33 @@ class Steps:
         self.backwards = self.counted = 0
 
     def _take_gradients(self, unit: Unit, scope: int) -> None:
-        ready = [(i, parameter) for i, parameter in enumerate(unit.parameters) if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in unit.parameters]
+        ready = tuple([i for i, gradient in enumerate(gradients) if gradient is not None])
         if not ready:
             return
-        count, first = len(ready), self.first_id[unit.index]
-        ids = (c_int32 * count)(*[first + i for i, _ in ready])
-        views = (_library.Gradient * count)()
-        code = library.ebb_scope_gradients(self.memory.handle, scope, ids, count, views)
+        of = self._asked.get((unit.index, ready))
+        if of is None:
+            of = self._asked[unit.index, ready] = _Asked(self.first_id[unit.index], ready)
+        code = library.ebb_scope_gradients(self.memory.handle, scope, of.ids, len(ready), of.views)
         if code:
             self._fail(unit, code)
-        for (i, parameter), view in zip(ready, views):
-            key = (first + i, view.data, view.dtype)
-            into = self._gradients.get(key)
-            if into is None:
-                into = over(self.memory, view.data, parameter.shape, DTYPES[view.dtype], self.device)
-                self._gradients[key] = into
-            gradient = parameter.grad
-            if gradient.layout != torch.strided:
-                gradient = gradient.to_dense()
-            if view.first:
-                into.copy_(gradient)
-            else:
-                into.add_(gradient)
+        # The same addresses come again and again, as many as the engine has slots.
+        memory = bytes(of.views)
+        into = of.tensors.get(memory)
+        if into is None:
+            into = of.tensors[memory] = [
+                over(self.memory, view.data, unit.parameters[i].shape, DTYPES[view.dtype], self.device) for i, view in zip(ready, of.views)
+            ]
+            of.added[memory] = [n for n, view in enumerate(of.views) if not view.first]
+        given = [gradients[i] if gradients[i].layout == torch.strided else gradients[i].to_dense() for i in ready]
+        added = of.added[memory]
+        # One call for all tensors of a unit takes half of the time of a call for each.
+        if not added:
+            torch._foreach_copy_(into, given)
+        else:
+            for n, (target, gradient) in enumerate(zip(into, given)):
+                target.add_(gradient) if n in added else target.copy_(gradient)
+        for parameter in unit.parameters:
             parameter.grad = None
 
     def _fail(self, unit: Unit, code: int) -> None:

@@ -122,6 +122,7 @@ class Engine:
         self._finished = 0
         self._handles = saving.attach(self)
         self._handles.append(model.register_forward_pre_hook(self._see_first_batch, prepend=True, with_kwargs=True))
+        self._checks_reads = checks_reads
         if checks_reads:
             self._handles.append(checks.attach(self))
         model.__dict__["_ebb_engine"] = weakref.ref(self)
@@ -421,7 +422,7 @@ class Engine:
             return
         self._is_order_known = True
         order = self._observed(Call(arguments, keywords))
-        if order.outside:
+        if order.outside and not self._checks_reads:  # else the forward behind it names the operator and the line, too
             raise Error(f"'{order.outside[0]}' is used outside of its module: name it in resident=, or give initialize this batch, example=")
         # With other ranks in any case: reorder() compares what they have seen, and names a difference.
         if self.world.size > 1 or order.seen and (order.visits, order.events) != (self.order.visits, self.order.events):

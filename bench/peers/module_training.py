@@ -1,0 +1,151 @@
+"""One rank of one system that trains a model of transformers: module_training.py SYSTEM MODEL FOLDER, its place as torchrun gives it.
+
+SYSTEM: torch, fsdp2, deepspeed_cpu, deepspeed_nvme, ebb, ebb_cpu, ebb_nvme; those of both libraries that offload read one JSON. MODEL: gpt2,
+llama, or "states", a GPT-2 whose activations are next to nothing. For each line of the input, a number of steps, one line of the output: seconds
+and seconds of cores of each step, the loss, the bytes that the operating system counts at the peak of those steps above the process with all
+libraries and no model, and the engine's table of them.
+"""
+
+import ctypes
+import json
+import os
+import pathlib
+import sys
+import time
+
+import torch
+import transformers
+
+VOCABULARY = 8192
+ADAMW = {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
+# Layers, width, heads, context, batch of a rank.
+SHAPES = {"gpt2": (6, 384, 6, 256, 4), "llama": (6, 384, 6, 256, 4), "states": (12, 768, 12, 16, 1)}
+
+
+def make_model(kind):
+    layers, width, heads, context, _ = SHAPES[kind]
+    torch.manual_seed(1)
+    if kind == "llama":
+        # As many parameters as the GPT-2 has: three matrices of 8/3 widths instead of two of four, a tied head.
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=width, intermediate_size=8 * width // 3, num_hidden_layers=layers, num_attention_heads=heads,
+            max_position_embeddings=context, tie_word_embeddings=True, use_cache=False,
+        ))
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_positions=context, n_embd=width, n_layer=layers, n_head=heads, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
+        bos_token_id=1, eos_token_id=2, use_cache=False,
+    ))
+
+
+def settings_of(system, batch, folder):
+    zero = {"stage": 3}
+    place = {"cpu": {"device": "cpu"}, "nvme": {"device": "nvme", "nvme_path": folder}}.get(system.partition("_")[2])
+    if place:
+        # Buffers of DeepSpeed's for the largest parameter, instead of 400 MB each.
+        parameters = dict(place, max_in_cpu=0, buffer_size=4_000_000) if place["device"] == "nvme" else place
+        zero.update(offload_param=parameters, offload_optimizer=place)
+    return {"train_micro_batch_size_per_gpu": batch, "gradient_clipping": 0, "zero_optimization": zero,
+            "optimizer": {"type": "AdamW", "params": ADAMW}}
+
+
+def ebb_calls(model, settings):
+    import ebb
+
+    engine = ebb.initialize(model, settings)
+
+    def step(ids):
+        engine.backward(model(input_ids=ids, labels=ids).loss)
+        engine.step()
+        return engine.report().loss
+
+    return step, lambda: sum(row.peak for row in engine.memory() if row.tier != "nvme")
+
+
+def deepspeed_calls(kind, settings):
+    import deepspeed
+
+    # Its engine takes fp32 parameters to a disk only of a model that was made so: of others it writes bf16 where the CPU has no fp16.
+    with deepspeed.zero.Init(config_dict_or_path=settings):
+        model = make_model(kind)
+    engine, *_ = deepspeed.initialize(model=model, config=settings, dist_init_required=False)
+
+    def step(ids):
+        loss = engine(input_ids=ids, labels=ids).loss
+        engine.backward(loss)
+        engine.step()
+        return loss.item()
+
+    return step, lambda: 0
+
+
+def torch_calls(model, shards):
+    if shards:
+        from torch.distributed.fsdp import fully_shard
+
+        for block in model.transformer.h if hasattr(model, "transformer") else model.model.layers:
+            fully_shard(block)
+        fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
+
+    def step(ids):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step, lambda: 0
+
+
+def counted(file, key):
+    """Bytes by the operating system: a page of several processes is a part of each one's "Pss", and whole in "Rss" and "VmHWM"."""
+    line = next(line for line in pathlib.Path("/proc/self", file).read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024
+
+
+def peak():
+    return counted("status", "VmHWM") - counted("smaps_rollup", "Rss") + counted("smaps_rollup", "Pss")
+
+
+def main():
+    system, kind, folder = sys.argv[1:]
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(max(1, os.cpu_count() // world))
+    *_, context, batch = SHAPES[kind]
+    if system.startswith("deepspeed"):
+        import deepspeed
+
+        deepspeed.init_distributed("gloo")
+    elif system.startswith("ebb"):
+        import ebb
+
+        ebb.world()
+    elif system == "fsdp2":
+        torch.distributed.init_process_group("gloo")
+    idle = counted("smaps_rollup", "Pss")
+    settings = settings_of(system, batch, folder)
+    if system.startswith("ebb"):
+        step, table = ebb_calls(make_model(kind), settings)
+    elif system.startswith("deepspeed"):
+        step, table = deepspeed_calls(kind, settings)
+    else:
+        step, table = torch_calls(make_model(kind), system == "fsdp2")
+    generator = torch.Generator().manual_seed(rank)
+    trim = ctypes.CDLL(None).malloc_trim
+    print("READY", flush=True)
+    for line in sys.stdin:
+        # What was freed is the system's again, and the peak begins anew.
+        trim(0)
+        pathlib.Path("/proc/self/clear_refs").write_text("5")
+        times, cores = [], []
+        for _ in range(int(line)):
+            ids = torch.randint(0, VOCABULARY, (batch, context), generator=generator)
+            begin, begin_cores = time.monotonic(), time.process_time()
+            loss = step(ids)
+            times.append(time.monotonic() - begin)
+            cores.append(time.process_time() - begin_cores)
+        print("RESULT", json.dumps({"seconds": times, "cores": cores, "loss": loss, "peak": peak() - idle, "table": table()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
