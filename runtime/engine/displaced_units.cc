@@ -87,10 +87,4 @@ void DisplacedUnits::Gather(int unit) {
   with_.order->Fence();
 }
 
-void DisplacedUnits::GatherAgain() {
-  for (int unit = 0; unit < static_cast<int>(with_.progress->plan().layout.units.size()); ++unit)
-    if (IsGathered(unit)) Gather(unit);
-  with_.order->Fence();
-}
-
 }  // namespace ebb

@@ -27,8 +27,6 @@ class DisplacedUnits {
 
   void Open(OpenScope& scope);
   void Close(const OpenScope& scope);
-  // Gathers again what the step still uses, wherever it was displaced.
-  void GatherAgain();
   // Whether no open scope (`all`), or no displacing one, shows the unit's memory; else an error.
   bool HasRoom(const OpenScope& scope, bool all);
 

@@ -3,12 +3,10 @@
 #include <iterator>
 
 #include "ebb/runtime/engine/issuer.h"
+#include "ebb/sharding/interruption.h"
 #include "ebb/sharding/plan_facts.h"
 
 namespace ebb {
-
-using sharding::Instruction;
-using sharding::OperationKind;
 
 StepTag FragmentRunner::Tag() const {
   const StepProgress& progress = *with_.progress;
@@ -87,17 +85,11 @@ void FragmentRunner::Drain() {
                     /*counted=*/nullptr);
 }
 
-// The derived waits do not hold for a part of a fragment, so each instruction comes behind a fence.
 void FragmentRunner::IssueCarriedLeft() {
   const StepProgress& progress = *with_.progress;
   if (!carries_ || progress.evaluation) return;
   carries_ = false;
-  const int end = static_cast<int>(progress.fragment->fragment().instructions.size());
-  for (int index = issued(); index < end; ++index) {
-    if (!(*progress.fragment)[index].carried) continue;
-    with_.order->Fence();
-    Issue(index, index + 1);
-  }
+  IssueBehindFences(sharding::FindCarried(progress.fragment->fragment(), issued()));
 }
 
 void FragmentRunner::GoOnWithoutCarried() {
@@ -116,48 +108,17 @@ void FragmentRunner::AwaitState() {
   with_.order->WaitIdle();
 }
 
-void FragmentRunner::ReadSlotsAgain() {
-  const sharding::Cells& cells = with_.programs->cells();
-  const std::vector<Instruction>& instructions = with_.progress->fragment->fragment().instructions;
-  std::vector<int> brought_by(static_cast<size_t>(cells.count()),
-                              -1);  // by cell: a read, or a copy of it
-  std::vector<uint8_t> again(instructions.size(), 0);
-  std::vector<sharding::CellRange> ranges;
-  for (int index = 0; index < static_cast<int>(instructions.size()); ++index) {
-    const Instruction& instruction = instructions[static_cast<size_t>(index)];
-    const bool brings = instruction.stream == sharding::StreamId::kReadParameters;
-    for (const sharding::Operand& operand : instruction.operands) {
-      if (operand.place.tier != Tier::kCpu || operand.place.pool == StateClass::kControl) continue;
-      ranges.clear();
-      cells.Find(operand, ranges);
-      for (const auto& [begin, end] : ranges) {
-        for (int cell = begin; cell < end; ++cell) {
-          int& source = brought_by[static_cast<size_t>(cell)];
-          if (sharding::Reads(operand.access) && source >= 0 && index >= issued())
-            again[static_cast<size_t>(source)] = 1;
-          if (sharding::Writes(operand.access)) source = brings && index < issued() ? index : -1;
-        }
-      }
-    }
-  }
-  // Copies of masters are made of what is read with them.
-  for (int index = issued() - 1; index > 0; --index) {
-    if (again[static_cast<size_t>(index)] == 0 ||
-        instructions[static_cast<size_t>(index)].role != OperationKind::kNarrow)
-      continue;
-    for (int read = index - 1; read >= 0; --read) {
-      const Instruction& before = instructions[static_cast<size_t>(read)];
-      if (before.code != sharding::Code::kRead ||
-          before.stream != sharding::StreamId::kReadParameters)
-        continue;
-      const bool masters = before.operands.front().place.pool == StateClass::kMaster;
-      again[static_cast<size_t>(read)] |= masters ? 1 : 0;
-      if (masters) break;
-    }
-  }
-  for (int index = 0; index < issued(); ++index)
-    if (again[static_cast<size_t>(index)] != 0) Issue(index, index + 1);
+void FragmentRunner::BringAgain() {
+  IssueBehindFences(sharding::FindToBringAgain(with_.programs->cells(),
+                                               with_.progress->fragment->fragment(), issued()));
   with_.order->Fence();
+}
+
+void FragmentRunner::IssueBehindFences(const std::vector<int>& instructions) {
+  for (const int index : instructions) {
+    with_.order->Fence();
+    Issue(index, index + 1);
+  }
 }
 
 std::vector<CommunicationRow> FragmentRunner::communication() const {

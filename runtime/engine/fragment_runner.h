@@ -58,8 +58,8 @@ class FragmentRunner {
   absl::Status MayLook() const;
   // Until all state is where it belongs, and nothing reads it there.
   void AwaitState();
-  // What was read for a gather or an update that is still to come, after an evaluation has used the slots.
-  void ReadSlotsAgain();
+  // What was brought for the rest of the step, after an evaluation has used its memory.
+  void BringAgain();
 
   // A step has finished, and counts.
   void NoteFinished() { has_finished_ = true; }
@@ -70,6 +70,7 @@ class FragmentRunner {
 
  private:
   StepTag Tag() const;
+  void IssueBehindFences(const std::vector<int>& instructions);
 
   const Parts with_;
   bool carries_ = false;

@@ -55,6 +55,10 @@ class Issuer {
   void StartNow(LinkedFragment& run, std::span<Event> over);
   // Waits for the instructions; returns the first error.
   absl::Status AwaitNow(LinkedFragment& run, std::span<Event> over);
+  // The same for reads of a save, on its own thread. Their memory is ordered by kReadAsync alone. `copies`: null if
+  // there are none.
+  void StartOfSave(LinkedFragment& run, Stream* copies);
+  absl::Status AwaitOfSave(LinkedFragment& run, Stream* copies);
 
  private:
   Stream& At(sharding::Line line) const { return with_.order->At(line); }
@@ -64,6 +68,7 @@ class Issuer {
   void Copy(LinkedFragment& run, int instruction, int parity, Stream& stream);
   std::span<std::byte> MemoryOf(const LinkedFragment& run, int instruction, int operand,
                                 int parity) const;
+  ShardFile& FileOf(const LinkedFragment& run, const sharding::Place& place) const;
   void StartTransfers(LinkedFragment& run, int instruction, uint32_t save);
   void EndTransfers(LinkedFragment& run, int instruction, const StepTag& step);
 

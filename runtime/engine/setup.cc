@@ -345,7 +345,6 @@ void Setup::MakeScopes() {
                                        .runner = &runner,
                                        .scopes = &*parts.open,
                                        .notices = &parts.notices,
-                                       .displaced = &*parts.displaced,
                                        .order = &order,
                                        .errors = &outcome.errors,
                                        .messages = &outcome.messages,

@@ -53,8 +53,7 @@ void StepAside::BringBack() {
   if (!misuse_.ok()) with_.errors->Note(std::exchange(misuse_, absl::OkStatus()));
   with_.runner->ReserveSpans();
   with_.order->WaitForSteps();
-  with_.displaced->GatherAgain();
-  with_.runner->ReadSlotsAgain();
+  with_.runner->BringAgain();
 }
 
 void StepAside::Misuse(std::string_view call) {

@@ -1,12 +1,11 @@
-// Pauses a step for an evaluation. The evaluation overwrites slots that the step had filled, so they are filled again
-// afterwards.
+// Pauses a step for an evaluation. The evaluation overwrites what the step has brought, so that is brought again
+// afterwards (sharding/interruption.h).
 #pragma once
 
 #include <cstdint>
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "ebb/runtime/engine/displaced_units.h"
 #include "ebb/runtime/engine/fragment_runner.h"
 #include "ebb/runtime/engine/open_scopes.h"
 #include "ebb/runtime/engine/order_notices.h"
@@ -25,7 +24,6 @@ class StepAside {
     FragmentRunner* runner = nullptr;
     OpenScopes* scopes = nullptr;
     const OrderNotices* notices = nullptr;
-    DisplacedUnits* displaced = nullptr;
     StreamOrder* order = nullptr;
     StepErrors* errors = nullptr;
     const OutcomeMessages* messages = nullptr;

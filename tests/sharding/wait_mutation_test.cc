@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "ebb/sharding/interruption.h"
 #include "order_check.h"
 #include "random_model.h"
 
@@ -40,7 +41,7 @@ class EnginePrograms {
     for (size_t i = 0; i < 2; ++i) steps_[{decisions_.rounds, i == 1}] = Add(std::move(cutting[i]));
     std::vector<const Fragment*> all;
     for (const Fragment& fragment : fragments_) all.push_back(&fragment);
-    cells_.emplace(all, static_cast<int>(random_case.model.units.size()), decisions_.shards);
+    cells_.emplace(all, plans_.front());
     for (const int rounds : {1, 2, 3}) {
       for (const bool holds : {false, true}) {
         if (own_rounds_ > 1 && !steps_.contains({rounds, holds}))
@@ -147,9 +148,10 @@ class RandomTrainer {
   }
   void IssueCarriedLeft(int issued) {
     if (!std::exchange(carries_, false)) return;
-    const std::vector<Instruction>& all = programs_[fragment_].instructions;
-    for (int index = issued; index < std::ssize(all); ++index) {
-      if (!all[static_cast<size_t>(index)].carried) continue;
+    RunBehindFences(FindCarried(programs_[fragment_], issued));
+  }
+  void RunBehindFences(const std::vector<int>& instructions) {
+    for (const int index : instructions) {
       check_.Fence();
       check_.Run(fragment_, index, index + 1, parity_);
     }
@@ -182,7 +184,7 @@ class RandomTrainer {
     check_.WaitForSteps();
     Walk();
     check_.WaitForSteps();
-    ShowSomeUnit();
+    RunBehindFences(FindToBringAgain(programs_.cells(), programs_[fragment_], issued));
     check_.Fence();
   }
   // A scope that is none of the order's: its unit is gathered, and where it closes what was there before.

@@ -1,0 +1,61 @@
+#include "ebb/sharding/interruption.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace ebb::sharding {
+namespace {
+
+// Secondary shards stay: an evaluation fills them with what they hold.
+bool BringsParameters(OperationKind role) {
+  switch (role) {
+    case OperationKind::kRead:
+    case OperationKind::kNarrow:
+    case OperationKind::kUpload:
+    case OperationKind::kGather:
+    case OperationKind::kGatherSecondary:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+// Backwards from the end: which cells are read later, and have not been written in between.
+std::vector<int> FindToBringAgain(const Cells& cells, const Fragment& fragment, int next) {
+  std::vector<uint8_t> is_read(static_cast<size_t>(cells.count()), 0);
+  std::vector<CellRange> ranges;
+  std::vector<int> again;
+  for (int index = static_cast<int>(fragment.instructions.size()); index-- > 0;) {
+    const Instruction& instruction = fragment.instructions[static_cast<size_t>(index)];
+    const auto for_cells = [&](bool (*touches)(Access), auto visit) {
+      ranges.clear();
+      for (const Operand& operand : instruction.operands)
+        if (touches(operand.access)) cells.Find(operand, ranges);
+      for (const auto& [begin, end] : ranges)
+        std::for_each(is_read.begin() + begin, is_read.begin() + end, visit);
+    };
+    bool runs = index >= next;
+    const bool brings = !runs && BringsParameters(instruction.role);
+    for_cells(Writes, [&](uint8_t& cell) {
+      runs |= brings && cell != 0;
+      cell = 0;
+    });
+    if (!runs) continue;
+    for_cells(Reads, [](uint8_t& cell) { cell = 1; });
+    if (index < next) again.push_back(index);
+  }
+  std::reverse(again.begin(), again.end());
+  return again;
+}
+
+std::vector<int> FindCarried(const Fragment& fragment, int next) {
+  std::vector<int> carried;
+  for (int index = next; index < static_cast<int>(fragment.instructions.size()); ++index)
+    if (fragment.instructions[static_cast<size_t>(index)].carried) carried.push_back(index);
+  return carried;
+}
+
+}  // namespace ebb::sharding

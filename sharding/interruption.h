@@ -1,0 +1,22 @@
+// A step that an evaluation interrupts finds other contents in the memory that parameters pass through.
+// Its own instructions bring again what the rest of it reads:
+//
+//   step     read u3 | upload u3 | gather u3 |- evaluation -|                               kernels u3
+//   again                                     read u3 | upload u3 | gather u3
+#pragma once
+
+#include <vector>
+
+#include "ebb/sharding/instructions.h"
+#include "ebb/sharding/waits.h"
+
+namespace ebb::sharding {
+
+// Instructions before `next`, in their order. The waits between them hold only if all instructions
+// run, so each of these comes behind a fence. The fragment is one without carried updates.
+std::vector<int> FindToBringAgain(const Cells& cells, const Fragment& fragment, int next);
+
+// Carried updates from `next` on, with their moves. Each comes behind a fence, likewise.
+std::vector<int> FindCarried(const Fragment& fragment, int next);
+
+}  // namespace ebb::sharding
