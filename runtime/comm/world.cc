@@ -29,9 +29,9 @@ absl::Status NeedsMpi(const Launch& launch, const absl::Status& mpi) {
       "this process, on host '", HostName(), "', is rank ", launch.rank, " of ", launch.size,
       " that ", launch.launcher, " has started on several hosts: ",
       mpi.ok() ? "CPU ranks on several hosts need MPI, whose launcher has to start them (mpirun, "
-                 "srun --mpi=pmix)"
+                 "srun --mpi=pmix). Or start all ranks on one host"
                : mpi.message(),
-      ". Or start all ranks on one host; set MASTER_ADDR and MASTER_PORT if they are"));
+      "; set MASTER_ADDR and MASTER_PORT if they are"));
 }
 
 }  // namespace

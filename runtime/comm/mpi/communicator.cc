@@ -21,25 +21,25 @@ constexpr std::chrono::milliseconds kLeaving{2000}, kLeavingFailed{200};
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiCommunicator::Form(
-    const std::shared_ptr<MpiWorld>& world, StoreGroup& parent, const Proposal& proposal) {
+    const std::shared_ptr<MpiEndpoint>& endpoint, StoreGroup& parent, const Proposal& proposal) {
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<StoreGroup> group, parent.Form(proposal));
   const uint64_t number = group->number();
-  if (MpiWorld::kTags * (number + 1) > static_cast<uint64_t>(world->endpoint().tag_max())) {
+  if (kTags * (number + 1) > static_cast<uint64_t>(endpoint->tag_max())) {
     return absl::ResourceExhaustedError(
         absl::StrCat("communicator '", proposal.options.name, "' is the ", number,
                      "th of this world, for which this MPI has no tag (its largest is ",
-                     world->endpoint().tag_max(), ")"));
+                     endpoint->tag_max(), ")"));
   }
   return std::unique_ptr<CommunicatorBackend>(
-      new MpiCommunicator(world, std::move(group), proposal.options));
+      new MpiCommunicator(endpoint, std::move(group), proposal.options));
 }
 
-MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiWorld> world, std::shared_ptr<StoreGroup> group,
-                                 CommunicatorOptions options)
+MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiEndpoint> endpoint,
+                                 std::shared_ptr<StoreGroup> group, CommunicatorOptions options)
     : TaskCommunicator(options.timeout_seconds),
-      world_(std::move(world)),
+      endpoint_(std::move(endpoint)),
       group_(std::move(group)),
-      notices_(world_->store().NoticesOf(group_->name())),
+      notices_(store().NoticesOf(group_->name())),
       rank_(group_->rank()),
       options_(std::move(options)),
       announcements_(new std::byte[3 * sizeof(Announcement) * static_cast<size_t>(size())]()),
@@ -67,7 +67,7 @@ void MpiCommunicator::Leave() {
     if (exchanges > 0)
       mine.exchanges.insert(mine.exchanges.end(), {static_cast<uint64_t>(peer), exchanges});
   }
-  world_->store().Depart(group_->name(), size(), mine);
+  store().Depart(group_->name(), size(), mine);
   const auto sent = [&] {
     bool complete = messages_.TestAll();
     for (Pair& pair : pairs_) {
@@ -84,16 +84,16 @@ void MpiCommunicator::Leave() {
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiCommunicator::Split(int colour, int key,
                                                                             std::string_view name) {
   EBB_RETURN_IF_ERROR(status());
-  return Form(world_, *group_, {.options = options_.OfPart(name), .colour = colour, .key = key});
+  return Form(endpoint_, *group_, {.options = options_.OfPart(name), .colour = colour, .key = key});
 }
 
 void MpiCommunicator::Abort(absl::Status why) {
-  Fail(AbortStatus(options_, world_->rank(), why));
+  Fail(AbortStatus(options_, endpoint_->rank(), why));
 }
 
 void MpiCommunicator::Fail(const absl::Status& why) {
   if (failed()) return;
-  world_->store().FailCommunicator(group_->name(), why);
+  store().FailCommunicator(group_->name(), why);
 }
 
 void MpiCommunicator::FailBehindAnother(const Collective& call) {
@@ -119,12 +119,11 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
     if (condition()) return true;
     if (failed()) return false;
     const absl::Status mpi = endpoint().status();
-    if (!mpi.ok()) world_->Fail(RankFailedStatus(world_->rank(), mpi));
+    if (!mpi.ok()) store().Break(RankFailedStatus(endpoint_->rank(), mpi));
     const WaitPoint::Deadline now = WaitPoint::Clock::now();
     if (now >= deadline) {
       const std::vector<int> late = absent();
-      const std::string known =
-          world_->store().CompareCalls(WorldRanksOf(group_->world_ranks(), late));
+      const std::string known = store().CompareCalls(WorldRanksOf(group_->world_ranks(), late));
       Fail(LateStatus(options_, RankName(rank_), Summarise(call),
                       RankNames(group_->world_ranks(), late), known));
       return false;
@@ -135,11 +134,10 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
       times.first_seconds /= 5;  // the other hosts need this rank's calls to compare
       telling.emplace(times, now);
     }
-    if (telling->Take(now).has_value()) world_->store().TellCalls();
+    if (telling->Take(now).has_value()) store().TellCalls();
     if (const std::optional<double> seconds = notice->Take(now)) {
       const std::vector<int> missing = absent();
-      const std::string known =
-          world_->store().CompareCalls(WorldRanksOf(group_->world_ranks(), missing));
+      const std::string known = store().CompareCalls(WorldRanksOf(group_->world_ranks(), missing));
       if (!failed() && !missing.empty() && SpeaksFor(call.kind, rank_, missing)) {
         LogWaiting(
             RankName(rank_), *seconds,
@@ -187,7 +185,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
             call, [&] { return outgoing.Test(); }, absent, deadline))
       return false;
     Announcement* const announced = AnnouncementOf(peer, 1 + which);
-    *announced = {.call = mine, .told = world_->store().failures_told()};
+    *announced = {.call = mine, .told = store().failures_told()};
     endpoint().Send(outgoing, world_rank(peer), data_tag() - 1, announcements_,
                     reinterpret_cast<const std::byte*>(announced), sizeof(Announcement));
   }
@@ -200,7 +198,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
       // meanwhile.
       const uint64_t sent_in_all = notices_->CallsOf(peer, rank_);
       pair.here = pair.incoming.Test() &&
-                  world_->store().HasHeardFailures(world_rank(peer), AnnouncementOf(peer, 0)->told);
+                  store().HasHeardFailures(world_rank(peer), AnnouncementOf(peer, 0)->told);
       if (pair.here) {
         ++pair.received;
         return Fits(mine, peer);

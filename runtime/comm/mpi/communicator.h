@@ -15,8 +15,8 @@
 
 #include "absl/functional/function_ref.h"
 #include "ebb/runtime/comm/collective.h"
+#include "ebb/runtime/comm/mpi/endpoint.h"
 #include "ebb/runtime/comm/mpi/messages.h"
-#include "ebb/runtime/comm/mpi/world.h"
 #include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/comm/staged.h"
 #include "ebb/runtime/comm/task_communicator.h"
@@ -25,9 +25,11 @@ namespace ebb {
 
 class MpiCommunicator : public TaskCommunicator {
  public:
+  static constexpr int kTags = 2;  // of each communicator
+
   // This rank's end of the communicator that it forms with others of `parent`.
   static absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Form(
-      const std::shared_ptr<MpiWorld>& world, StoreGroup& parent, const Proposal& proposal);
+      const std::shared_ptr<MpiEndpoint>& endpoint, StoreGroup& parent, const Proposal& proposal);
 
   // Waits for what was enqueued, then leaves.
   ~MpiCommunicator() override;
@@ -41,8 +43,8 @@ class MpiCommunicator : public TaskCommunicator {
 
   std::span<const int> others() const { return others_; }
   int world_rank(int rank) const { return group_->world_ranks()[static_cast<size_t>(rank)]; }
-  MpiEndpoint& endpoint() { return world_->endpoint(); }
-  int data_tag() const { return MpiWorld::kTags * static_cast<int>(group_->number()) + 1; }
+  MpiEndpoint& endpoint() { return *endpoint_; }
+  int data_tag() const { return kTags * static_cast<int>(group_->number()) + 1; }
 
   // Polls messages until `condition()`. False: the communicator has failed, by this call if the
   // ranks that `absent()` names are late.
@@ -68,7 +70,7 @@ class MpiCommunicator : public TaskCommunicator {
     bool here = false;
   };
 
-  MpiCommunicator(std::shared_ptr<MpiWorld> world, std::shared_ptr<StoreGroup> group,
+  MpiCommunicator(std::shared_ptr<MpiEndpoint> endpoint, std::shared_ptr<StoreGroup> group,
                   CommunicatorOptions options);
   Announcement* AnnouncementOf(int peer, int which) const;
   void Expect(int peer);
@@ -80,8 +82,9 @@ class MpiCommunicator : public TaskCommunicator {
                     const CallSummary& second_call);
   std::string RankName(int rank) const;
   void Leave();
+  Store& store() const { return endpoint_->store(); }
 
-  const std::shared_ptr<MpiWorld> world_;
+  const std::shared_ptr<MpiEndpoint> endpoint_;
   const std::shared_ptr<StoreGroup> group_;
   const std::shared_ptr<CommunicatorNotices> notices_;
   const int rank_;

@@ -137,6 +137,16 @@ MpiEndpoint::MpiEndpoint(MpiLibrary& library, OpenMpi::Comm comm) : library_(lib
   if (found != 0) tag_max_ = *most;
 }
 
+MpiEndpoint::~MpiEndpoint() {
+  // True also for a rank that has died since then: MPI may wait for it in any later call.
+  if (store_ != nullptr) library_.WorldEnds(store_->has_failed());
+}
+
+void MpiEndpoint::Hold(std::shared_ptr<Store> store) {
+  store_ = std::move(store);
+  library_.WorldBegins();
+}
+
 void MpiEndpoint::Send(MpiMessage& message, int to, int tag, MessageMemory memory,
                        const std::byte* data, int64_t bytes, bool to_be_taken) {
   const OpenMpi& mpi = library_.mpi();

@@ -55,6 +55,8 @@ class MpiEndpoint {
   static absl::StatusOr<std::unique_ptr<MpiEndpoint>> Open(MpiLibrary& library,
                                                            OpenMpi::Comm parent,
                                                            WaitPoint::Deadline deadline);
+  ~MpiEndpoint();
+
   int rank() const { return rank_; }
   int size() const { return size_; }
   int tag_max() const { return tag_max_; }
@@ -69,10 +71,11 @@ class MpiEndpoint {
   // Rank 0's text, of at most 2 KiB. All ranks call it, before any message.
   absl::StatusOr<std::string> Broadcast(std::string_view mine, WaitPoint::Deadline deadline);
 
-  // Once the world of `store` has failed, nothing is sent, received or tested any more, and messages
-  // under way never end: after Open MPI could not send to a rank that has died, any later call may
-  // spin.
-  void AbandonWith(std::shared_ptr<const Store> store) { store_ = std::move(store); }
+  // From now on the world of `store` uses it. Once that world has failed, nothing is sent, received
+  // or tested any more, and messages under way never end: after Open MPI could not send to a rank
+  // that has died, any later call may spin.
+  void Hold(std::shared_ptr<Store> store);
+  Store& store() const { return *store_; }
   bool abandoned() const { return store_ != nullptr && store_->has_failed(); }
 
   // The first call of MPI that has failed.
@@ -90,7 +93,7 @@ class MpiEndpoint {
   int rank_ = 0;
   int size_ = 1;
   int tag_max_ = 32'767;  // at least, by the standard
-  std::shared_ptr<const Store> store_;
+  std::shared_ptr<Store> store_;
   std::atomic<bool> failed_{false};
   absl::Status status_;
 };

@@ -97,16 +97,14 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> NewMpiWorld(const Launch& launch,
                            SharedWorld::Form(launch.rank, std::move(rendezvous)));
       return std::make_shared<SharedMemoryRank>(std::move(world), *library);
     }
-    EBB_ASSIGN_OR_RETURN(std::shared_ptr<MpiWorld> world,
-                         MpiWorld::Hold(std::move(endpoint), std::move(rendezvous)));
-    return std::make_shared<MpiRank>(std::move(world));
+    return MpiRank::Hold(std::move(endpoint), std::move(rendezvous));
   };
   absl::StatusOr<std::shared_ptr<WorldBackend>> world = form();
   if (!world.ok()) library->WorldNotMade();
   return world;
 }
 
-absl::StatusOr<std::shared_ptr<MpiWorld>> MpiWorld::Form(const MpiWorldOptions& options) {
+absl::StatusOr<std::shared_ptr<WorldBackend>> MpiRank::Form(const MpiWorldOptions& options) {
   const WaitPoint::Deadline deadline = DeadlineAfter(options.timeout_seconds);
   EBB_ASSIGN_OR_RETURN(MpiLibrary * library, MpiLibrary::Get(options.timeout_seconds));
   EBB_ASSIGN_OR_RETURN(
@@ -118,35 +116,27 @@ absl::StatusOr<std::shared_ptr<MpiWorld>> MpiWorld::Form(const MpiWorldOptions& 
   return Hold(std::move(endpoint), std::move(rendezvous));
 }
 
-absl::StatusOr<std::shared_ptr<MpiWorld>> MpiWorld::Hold(std::unique_ptr<MpiEndpoint> endpoint,
-                                                         Rendezvous rendezvous) {
-  std::shared_ptr<MpiWorld> world(new MpiWorld(std::move(endpoint)));
-  EBB_ASSIGN_OR_RETURN(world->store_, Store::Hold(world->rank(), std::move(rendezvous)));
-  world->endpoint_->AbandonWith(world->store_);
-  return world;
-}
-
-MpiWorld::MpiWorld(std::unique_ptr<MpiEndpoint> endpoint) : endpoint_(std::move(endpoint)) {
-  endpoint_->library().WorldBegins();
-}
-
-MpiWorld::~MpiWorld() {
-  // True also for a rank that has died since then: MPI may wait for it in any later call.
-  endpoint_->library().WorldEnds(store_ == nullptr || store_->has_failed());
+absl::StatusOr<std::shared_ptr<WorldBackend>> MpiRank::Hold(std::shared_ptr<MpiEndpoint> endpoint,
+                                                            Rendezvous rendezvous) {
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<Store> store,
+                       Store::Hold(endpoint->rank(), std::move(rendezvous)));
+  endpoint->Hold(store);
+  return std::make_shared<MpiRank>(std::move(endpoint),
+                                   std::make_shared<StoreGroup>(std::move(store)));
 }
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiRank::NewCommunicator(
     const CommunicatorOptions& options) {
-  return MpiCommunicator::Form(world_, *group_, {.options = options});
+  return MpiCommunicator::Form(endpoint_, *group_, {.options = options});
 }
 
 absl::StatusOr<std::shared_ptr<WorldBackend>> MpiRank::Split(const Proposal& proposal) {
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<StoreGroup> part, group_->Form(proposal));
-  return std::make_shared<MpiRank>(world_, std::move(part));
+  return std::make_shared<MpiRank>(endpoint_, std::move(part));
 }
 
 void MpiRank::Fail(absl::Status why) {
-  world_->Fail(RankFailedStatus(world_->rank(), why));
+  endpoint_->store().Break(RankFailedStatus(endpoint_->rank(), why));
 }
 
 }  // namespace ebb

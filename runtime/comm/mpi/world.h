@@ -26,39 +26,15 @@ struct MpiWorldOptions {
   std::string launcher = "MPI";
 };
 
-class MpiWorld {
- public:
-  static constexpr int kTags = 2;  // for each communicator
-  // All ranks call it.
-  static absl::StatusOr<std::shared_ptr<MpiWorld>> Form(const MpiWorldOptions& options);
-  // For ranks that have met.
-  static absl::StatusOr<std::shared_ptr<MpiWorld>> Hold(std::unique_ptr<MpiEndpoint> endpoint,
-                                                        Rendezvous rendezvous);
-  ~MpiWorld();
-
-  int rank() const { return endpoint_->rank(); }
-  int size() const { return endpoint_->size(); }
-  MpiEndpoint& endpoint() { return *endpoint_; }
-  Store& store() { return *store_; }
-  const std::shared_ptr<Store>& shared_store() const { return store_; }
-
-  // The first failure of the world stays.
-  void Fail(const absl::Status& why) { store_->Break(why); }
-
- private:
-  explicit MpiWorld(std::unique_ptr<MpiEndpoint> endpoint);
-
-  const std::unique_ptr<MpiEndpoint> endpoint_;
-  std::shared_ptr<Store> store_;
-};
-
-// One rank's handle.
 class MpiRank : public HostsRank {
  public:
-  explicit MpiRank(std::shared_ptr<MpiWorld> world)
-      : MpiRank(world, std::make_shared<StoreGroup>(world->shared_store())) {}
-  MpiRank(std::shared_ptr<MpiWorld> world, std::shared_ptr<StoreGroup> ranks)
-      : HostsRank(std::move(ranks)), world_(std::move(world)) {}
+  // All ranks call it.
+  static absl::StatusOr<std::shared_ptr<WorldBackend>> Form(const MpiWorldOptions& options);
+  // For ranks that have met.
+  static absl::StatusOr<std::shared_ptr<WorldBackend>> Hold(std::shared_ptr<MpiEndpoint> endpoint,
+                                                            Rendezvous rendezvous);
+  MpiRank(std::shared_ptr<MpiEndpoint> endpoint, std::shared_ptr<StoreGroup> ranks)
+      : HostsRank(std::move(ranks)), endpoint_(std::move(endpoint)) {}
 
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override;
@@ -66,7 +42,7 @@ class MpiRank : public HostsRank {
   void Fail(absl::Status why) override;
 
  private:
-  const std::shared_ptr<MpiWorld> world_;
+  const std::shared_ptr<MpiEndpoint> endpoint_;
 };
 
 // This process's rank of the world that `launch` describes. Waits for all others, at most
