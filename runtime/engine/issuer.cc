@@ -69,7 +69,7 @@ void Issuer::StartOfSave(LinkedFragment& run, Stream* copies) {
     if (run[index].code == Code::kRead) {
       StartTransfers(run, index, /*save=*/0);
     } else {
-      Copy(run, index, *copies);
+      Copy(run, index, /*parity=*/0, *copies);
     }
   }
 }
