@@ -14,7 +14,7 @@ import sys
 import time
 
 import torch
-import transformers
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 VOCABULARY = 8192
 ADAMW = {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
@@ -27,11 +27,11 @@ def make_model(kind):
     torch.manual_seed(1)
     if kind == "llama":
         # As many parameters as the GPT-2 has: three matrices of 8/3 widths instead of two of four, a tied head.
-        return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        return LlamaForCausalLM(LlamaConfig(
             vocab_size=VOCABULARY, hidden_size=width, intermediate_size=8 * width // 3, num_hidden_layers=layers, num_attention_heads=heads,
             max_position_embeddings=context, tie_word_embeddings=True, use_cache=False,
         ))
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+    return GPT2LMHeadModel(GPT2Config(
         vocab_size=VOCABULARY, n_positions=context, n_embd=width, n_layer=layers, n_head=heads, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
         bos_token_id=1, eos_token_id=2, use_cache=False,
     ))
@@ -41,8 +41,8 @@ def settings_of(system, batch, folder):
     zero = {"stage": 3}
     place = {"cpu": {"device": "cpu"}, "nvme": {"device": "nvme", "nvme_path": folder}}.get(system.partition("_")[2])
     if place:
-        # Buffers of DeepSpeed's for the largest parameter, instead of 400 MB each.
-        parameters = dict(place, max_in_cpu=0, buffer_size=4_000_000) if place["device"] == "nvme" else place
+        # Buffers of DeepSpeed's for the largest parameter instead of 400 MB each, and for all parameters of some blocks.
+        parameters = dict(place, max_in_cpu=0, buffer_size=4_000_000, buffer_count=40) if place["device"] == "nvme" else place
         zero.update(offload_param=parameters, offload_optimizer=place)
     return {"train_micro_batch_size_per_gpu": batch, "gradient_clipping": 0, "zero_optimization": zero,
             "optimizer": {"type": "AdamW", "params": ADAMW}}
