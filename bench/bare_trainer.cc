@@ -1,6 +1,7 @@
 #include "bare_trainer.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <mutex>
 #include <new>
@@ -172,8 +173,15 @@ absl::Status BareTrainer::LoadBatch(int64_t step) {
 }
 
 absl::Status BareTrainer::Step(int64_t step) {
-  EBB_RETURN_IF_ERROR(LoadBatch(step));
-  const gpt::Batch& batch = batches_->batch(0);
+  EBB_RETURN_IF_ERROR(Pass(step));
+  SumSquares();
+  Update();
+  stream_.WaitIdle();
+  EBB_RETURN_IF_ERROR(layers_->status());
+  return device_.status();
+}
+
+absl::Status BareTrainer::Pass(int64_t step, std::span<sharding::KernelWork> seconds) {
   const int64_t blocks = options_.shape.layers;
   const auto input = [&](int64_t block) { return boundaries_.data() + boundary_bytes_ * block; };
   const auto flow = [&](int64_t block) {
@@ -182,21 +190,34 @@ absl::Status BareTrainer::Step(int64_t step) {
   const auto parameters = [&](ParameterId p) { return Parameter(p); };
   const auto gradients = [&](ParameterId p) { return Gradient(p, /*head=*/false); };
   const auto head_gradients = [&](ParameterId p) { return Gradient(p, /*head=*/true); };
+  auto since = std::chrono::steady_clock::now();
+  const auto took = [&](int64_t visit, double sharding::KernelWork::*pass) {
+    const auto now = std::chrono::steady_clock::now();
+    if (!seconds.empty())
+      seconds[static_cast<size_t>(visit)].*pass +=
+          std::chrono::duration<double>(now - since).count();
+    since = now;
+  };
 
   std::fill(written_.begin(), written_.end(), false);
+  EBB_RETURN_IF_ERROR(LoadBatch(step));
+  const gpt::Batch& batch = batches_->batch(0);
   layers_->Embed(parameters, batch, input(0));
-  for (int64_t b = 0; b < blocks; ++b)
+  took(0, &sharding::KernelWork::forward);
+  for (int64_t b = 0; b < blocks; ++b) {
     layers_->BlockForward(parameters, b, batch, input(b), b, input(b + 1));
+    took(b + 1, &sharding::KernelWork::forward);
+  }
   layers_->HeadBackward(parameters, head_gradients, batch, input(blocks), shared_.loss_scale,
                         flow(blocks));
-  for (int64_t b = blocks; b-- > 0;)
+  took(blocks + 1, &sharding::KernelWork::backward);
+  for (int64_t b = blocks; b-- > 0;) {
     layers_->BlockBackward(parameters, gradients, b, batch, input(b), b, flow(b + 1), flow(b));
+    took(b + 1, &sharding::KernelWork::backward);
+  }
   layers_->EmbedBackward(gradients, batch, flow(0));
-  SumSquares();
-  Update();
-  stream_.WaitIdle();
-  EBB_RETURN_IF_ERROR(layers_->status());
-  return device_.status();
+  took(0, &sharding::KernelWork::backward);
+  return layers_->status();
 }
 
 void BareTrainer::SumSquares() {

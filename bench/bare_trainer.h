@@ -16,6 +16,7 @@
 #include "ebb/ebb.h"
 #include "ebb/optim/kernels.h"
 #include "ebb/sharding/layout.h"
+#include "ebb/sharding/report/machine_costs.h"
 #include "model/layers.h"
 
 namespace ebb::bench {
@@ -36,6 +37,9 @@ class BareTrainer {
 
   // Returns when the device has taken the step.
   absl::Status Step(int64_t step);
+  // A step's forward and backward alone. Adds the seconds of each visit to `seconds`, unless that is empty; on the
+  // CPU, where a call returns when it has computed.
+  absl::Status Pass(int64_t step, std::span<sharding::KernelWork> seconds = {});
   // A part of a parameter's elements, at most kPieceMax of them, on the host; valid until the next
   // call.
   static constexpr int64_t kPieceMax = int64_t{1} << 24;

@@ -7,13 +7,16 @@
 // Exit status 1: a class is off by more than 1%, what the system counts of 500 MiB and more by more than
 // 5%, or a configuration did not run.
 //
-// --peers PYTHON: what DDP and FSDP2 take for the same tensors, where that Python has PyTorch
-// (peers_environment.sh makes one).
+// --peers PYTHON: what DDP, FSDP2 and DeepSpeed take for the same tensors without activations, as far as that Python has
+// them (peers_environment.sh makes one). Ebb is then measured without activations, too, and the picture has both at the
+// last world.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
@@ -125,19 +128,23 @@ std::string Json(const Question& question, const std::vector<MeasuredRun>& runs)
   return json.dump(2) + "\n";
 }
 
+// What a run measured, for pictures. `as_one`: device and RAM as the one memory that they are on a CPU.
+planner::Answer AnswerOf(const MeasuredRun& run, bool as_one) {
+  planner::Answer answer{.choice = run.choice, .config = {}};
+  for (MemoryRow row : run.rows) {
+    row.predicted_bytes = row.peak_bytes;
+    if (as_one && row.tier == Tier::kCpu) row.tier = Tier::kDevice;
+    answer.memory.push_back(row);
+    answer.held[static_cast<size_t>(row.tier)] += static_cast<int64_t>(row.peak_bytes);
+  }
+  return answer;
+}
+
 // The picture that ebb-plan draws, with measured bytes.
 std::string Svg(const Question& question, const std::vector<MeasuredRun>& runs) {
   std::vector<planner::Answer> answers;
   std::vector<planner::MemoryBar> bars;
-  for (const MeasuredRun& run : runs) {
-    planner::Answer answer{.choice = run.choice, .config = {}};
-    for (MemoryRow row : run.rows) {
-      row.predicted_bytes = row.peak_bytes;
-      answer.memory.push_back(row);
-      answer.held[static_cast<size_t>(row.tier)] += static_cast<int64_t>(row.peak_bytes);
-    }
-    answers.push_back(answer);
-  }
+  for (const MeasuredRun& run : runs) answers.push_back(AnswerOf(run, /*as_one=*/false));
   for (size_t i = 0; i < runs.size(); ++i)
     bars.push_back(
         {.label = absl::StrCat(runs[i].world, runs[i].world == 1 ? " rank, " : " ranks, ",
@@ -149,32 +156,93 @@ std::string Svg(const Question& question, const std::vector<MeasuredRun>& runs) 
       "CPU", bars);
 }
 
-// Each peer beside the stage that cuts what it cuts. No ratio: Ebb's ranks are threads of one process, of which the mean
-// is known and not the most, and DDP computes in fp32.
-void PrintPeers(const Options& options, const Question& question,
-                const std::vector<MeasuredRun>& runs) {
-  absl::PrintF(
-      "\nMiB of a rank above an idle process, of the same tensors: a peer's of the rank that has "
-      "most,\nEbb's of the mean rank, with all on the device\n");
-  for (const int world : options.worlds) {
-    for (const Peer& peer : kPeers) {
-      const absl::StatusOr<PeerRun> measured =
-          MeasurePeer(options.peers, peer.kind, world, question.model, options.steps);
-      if (measured.ok()) {
-        absl::PrintF("%5d %-8s %9.1f (idle %.1f)\n", world, peer.kind,
-                     static_cast<double>(measured->peak - measured->idle) / kMiB,
-                     static_cast<double>(measured->idle) / kMiB);
-      } else {
-        absl::PrintF("%5d %-8s %s\n", world, peer.kind, std::string(measured.status().message()));
-      }
-      for (const MeasuredRun& run : runs) {
-        if (run.world == world && run.choice == Choice{.stage = peer.stage})
-          absl::PrintF("%5d %-8s %9.1f (stage %d)\n", world, "Ebb",
-                       static_cast<double>(run.resident) / kMiB, peer.stage);
-      }
-      std::fflush(stdout);
-    }
+// A peer beside Ebb's run that cuts and places the same.
+struct Pair {
+  const Peer* peer;
+  int world = 1;
+  std::optional<int64_t> theirs = {};  // bytes above the idle process
+  MeasuredRun ours =
+      {};  // `resident` is above what the process began with; no rows: it has not run
+  std::string remark = {};
+};
+
+std::string SvgOfPairs(const Question& question, const std::vector<Pair>& pairs) {
+  const int world = pairs.back().world;
+  std::vector<planner::Answer> answers;
+  answers.reserve(pairs.size());
+  std::vector<planner::MemoryBar> bars;
+  for (const Pair& pair : pairs) {
+    if (pair.world != world) continue;
+    if (pair.theirs)
+      bars.push_back({.label = pair.peer->name, .answer = nullptr, .unclassed = *pair.theirs});
+    if (pair.ours.rows.empty()) continue;
+    answers.push_back(AnswerOf(pair.ours, /*as_one=*/true));
+    bars.push_back(
+        {.label = "Ebb, " + planner::WordsOf(pair.ours.choice), .answer = &answers.back()});
   }
+  return planner::BarsAsSvg(
+      absl::StrFormat("%s, %.1f M parameters, %d ranks on a CPU, measured: states and buffers, "
+                      "without activations; dark: a peer's",
+                      question.model.name, static_cast<double>(question.model.parameters()) / 1e6,
+                      world),
+      "Memory", bars);
+}
+
+Pair MeasurePair(const Options& options, const Question& question, const Peer& peer) {
+  Pair pair{.peer = &peer, .world = question.ranks};
+  const auto theirs = MeasurePeer(options.peers, peer.kind, question.ranks, question.model,
+                                  options.disk, options.steps);
+  if (theirs.ok()) {
+    pair.theirs = theirs->peak - theirs->idle;
+  } else {
+    pair.remark = std::string(theirs.status().message());
+  }
+  auto ours = Measure(question, peer.choice, options.disk, options.steps);
+  if (ours.ok()) {
+    pair.ours = *std::move(ours);
+  } else {
+    absl::StrAppend(&pair.remark, ours.status().message());
+  }
+  return pair;
+}
+
+void PrintBytes(const char* name, int world, std::optional<int64_t> theirs,
+                std::optional<int64_t> ours, const std::string& remark) {
+  const auto shown = [](std::optional<int64_t> bytes) {
+    return bytes ? absl::StrFormat("%.1f", static_cast<double>(*bytes) / kMiB) : "-";
+  };
+  absl::PrintF("%5d %-26s %9s %9s %7s %s\n", world, name, shown(theirs), shown(ours),
+               theirs && ours ? absl::StrFormat("%.2f", static_cast<double>(*ours) /
+                                                            static_cast<double>(*theirs))
+                              : "-",
+               remark);
+  std::fflush(stdout);
+}
+
+// Prints as it measures.
+std::vector<Pair> MeasurePairs(const Options& options, Question question) {
+  absl::PrintF(
+      "\nMiB of a rank above an idle process, without activations: a peer's of the rank that has "
+      "most, Ebb's of\nthe mean rank at the same stage and places; on a CPU the device's memory is "
+      "RAM, too\n\n%5s %-26s %9s %9s %7s\n",
+      "ranks", "", "peer's", "Ebb's", "ratio");
+  question.pass.own_activations = 0;
+  std::vector<Pair> pairs;
+  for (const int world : options.worlds) {
+    question.ranks = world;
+    std::optional<int64_t> least_theirs, least_ours;
+    for (const Peer& peer : kPeers) {
+      Pair pair = MeasurePair(options, question, peer);
+      std::optional<int64_t> ours;
+      if (!pair.ours.rows.empty()) ours = pair.ours.resident;
+      PrintBytes(peer.name, world, pair.theirs, ours, pair.remark);
+      if (pair.theirs) least_theirs = std::min(*pair.theirs, least_theirs.value_or(*pair.theirs));
+      if (ours) least_ours = std::min(*ours, least_ours.value_or(*ours));
+      pairs.push_back(std::move(pair));
+    }
+    PrintBytes("the least of each", world, least_theirs, least_ours, "");
+  }
+  return pairs;
 }
 
 bool Write(const std::string& path, const std::string& text) {
@@ -249,9 +317,11 @@ int Run(const Options& options) {
   absl::PrintF(
       "\nmost difference of a class: %.3f%%; of what the system counts, from 500 MiB on: %s\n",
       worst, has_large ? absl::StrFormat("%.1f%%", worst_system) : "no run has so much");
-  if (!options.peers.empty()) PrintPeers(options, question, runs);
-  const bool written = Write(options.csv, Csv(runs)) && Write(options.json, Json(question, runs)) &&
-                       Write(options.svg, Svg(question, runs));
+  std::vector<Pair> pairs;
+  if (!options.peers.empty()) pairs = MeasurePairs(options, question);
+  const bool written =
+      Write(options.csv, Csv(runs)) && Write(options.json, Json(question, runs)) &&
+      Write(options.svg, pairs.empty() ? Svg(question, runs) : SvgOfPairs(question, pairs));
   if (!written) return 2;
   return as_predicted ? 0 : 1;
 }
@@ -274,7 +344,8 @@ int main(int argc, char** argv) {
   app.add_option("--stages", options.stages, "(default: 0 1 2 3)")->check(CLI::Range(0, 3));
   app.add_option("--steps", options.steps, "of each run (default: 3)")->check(CLI::Range(2, 1000));
   app.add_option("--disk", options.disk, "folder of what is on NVMe (default: this one)");
-  app.add_option("--peers", options.peers, "a Python with PyTorch, to measure DDP and FSDP2, too")
+  app.add_option("--peers", options.peers,
+                 "a Python with PyTorch, to measure DDP, FSDP2 and DeepSpeed, too")
       ->option_text("PYTHON");
   app.add_option("--csv", options.csv, "a row for each class")->option_text("FILE");
   app.add_option("--json", options.json)->option_text("FILE");

@@ -41,12 +41,13 @@ class UnitsFile {
 }  // namespace
 
 absl::StatusOr<PeerRun> MeasurePeer(const std::string& python, const std::string& kind, int world,
-                                    const planner::Model& model, int steps) {
+                                    const planner::Model& model, const std::string& disk,
+                                    int steps) {
   const UnitsFile units(model);
   if (!units.written()) return absl::InternalError("the model's shapes cannot be written to /tmp");
-  const std::string command =
-      absl::StrCat("timeout 600 '", python, "' '" EBB_FOOTPRINT_PEERS "' --kind ", kind,
-                   " --world ", world, " --steps ", steps, " --units ", units.path(), " 2>&1");
+  const std::string command = absl::StrCat(
+      "timeout 600 '", python, "' '" EBB_FOOTPRINT_PEERS "' --kind ", kind, " --world ", world,
+      " --steps ", steps, " --units ", units.path(), " --disk '", disk, "' 2>&1");
   FILE* const pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return absl::InternalError("no process for a peer");
   std::string last, line;
@@ -63,10 +64,7 @@ absl::StatusOr<PeerRun> MeasurePeer(const std::string& python, const std::string
   const int status = pclose(pipe);
   if (status != 0 || !numbers.is_object())
     return absl::UnavailableError(last.empty() ? "it has not ended in ten minutes" : last);
-  return PeerRun{.kind = kind,
-                 .world = world,
-                 .peak = numbers["peak"].get<int64_t>(),
-                 .idle = numbers["idle"].get<int64_t>()};
+  return PeerRun{.peak = numbers["peak"].get<int64_t>(), .idle = numbers["idle"].get<int64_t>()};
 }
 
 }  // namespace ebb::bench

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""What PyTorch's DDP and FSDP2 take for the tensors that footprint --peers trains.
+"""What PyTorch's DDP and FSDP2 and DeepSpeed take for the tensors that footprint --peers trains.
 
-    bench/footprint/peers.py --kind ddp|fsdp2 --world N --units FILE.json [--steps 3]
+    bench/footprint/peers.py --kind KIND --world N --units FILE.json [--disk FOLDER] [--steps 3]
 
+KIND: ddp, fsdp2, or deepspeed-STAGE-PARAMETERS-STATES, as deepspeed-3-cpu-nvme; device: not offloaded.
 FILE.json: a list of units, each a list of shapes. A unit's forward uses every element of its parameters once, so that
 gradients are whole, and keeps no activations. AdamW with fp32 masters, 16-bit compute where the library has it beside
 those, clipping at 1. Ranks are processes on this machine's CPU that meet over gloo. Prints one line of JSON: "peak" and
@@ -62,7 +63,7 @@ def with_torch(args, torch, units):
         for unit in model.units:
             fully_shard(unit, mp_policy=policy)
         fully_shard(model, mp_policy=policy)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)  # without temporaries
 
     def step():
         model(torch.zeros(1)).backward()
@@ -73,37 +74,70 @@ def with_torch(args, torch, units):
     return step
 
 
+def with_deepspeed(args, torch, units):
+    import deepspeed
+
+    stage, parameters, states = args.kind.split("-")[1:]
+
+    def place(tier):
+        return {"device": tier, "pin_memory": False} | ({"nvme_path": args.disk} if tier == "nvme" else {})
+
+    zero = {"stage": int(stage)}
+    if parameters != "device":
+        zero["offload_param"] = place(parameters)
+    if states != "device":
+        zero["offload_optimizer"] = place(states)
+    model = make_model(torch, units)
+    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config={
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+        "zero_optimization": zero,
+    })
+
+    def step():
+        engine.backward(engine(torch.zeros(1, dtype=torch.bfloat16)))
+        engine.step()
+
+    return step
+
+
 def run_rank(args):
     import torch
 
     torch.distributed.init_process_group("gloo")
     torch.set_num_threads(1)
+    make = with_deepspeed if args.kind.startswith("deepspeed") else with_torch
     # What the library imports and makes when it is first used belongs to the idle process.
-    with_torch(args, torch, [[[64, 64]]])()
+    make(args, torch, [[[64, 64]]])()
     idle = peak_bytes()
     with open(args.units) as file:
         units = json.load(file)
-    step = with_torch(args, torch, units)
+    step = make(args, torch, units)
     for _ in range(args.steps):
         step()
     numbers = torch.tensor([peak_bytes(), idle], dtype=torch.int64)
     torch.distributed.all_reduce(numbers, torch.distributed.ReduceOp.MAX)
     if torch.distributed.get_rank() == 0:
         print(json.dumps({"peak": int(numbers[0]), "idle": int(numbers[1])}), flush=True)
+    os._exit(0)  # DeepSpeed's threads would end the process with an error
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", required=True, choices=["ddp", "fsdp2"])
+    parser.add_argument("--kind", required=True)
     parser.add_argument("--world", type=int, required=True)
     parser.add_argument("--units", required=True)
+    parser.add_argument("--disk", default=".", help="folder of what is on NVMe")
     parser.add_argument("--steps", type=int, default=3)
     args = parser.parse_args()
     if "RANK" in os.environ:
         return run_rank(args)
-    if importlib.util.find_spec("torch") is None:
-        sys.exit(f"torch is not installed for {sys.executable}")
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(args.world)}
+    library = "deepspeed" if args.kind.startswith("deepspeed") else "torch"
+    if importlib.util.find_spec(library) is None:
+        sys.exit(f"{library} is not installed for {sys.executable}")
+    place = {"DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(args.world)}
     ranks = [
         subprocess.Popen([sys.executable, *sys.argv],
                          env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},

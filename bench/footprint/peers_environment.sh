@@ -1,9 +1,11 @@
 #!/bin/sh
-# A virtual environment with the peers of footprint --peers: PyTorch's DDP and FSDP2.
+# A virtual environment with the peers of footprint --peers: PyTorch's DDP and FSDP2, and DeepSpeed, which compiles its
+# kernels in the first run. For its offload to NVMe it needs libaio's headers (Debian: libaio-dev).
 #
 #   bench/footprint/peers_environment.sh FOLDER
 #   build/release/bin/footprint --peers FOLDER/bin/python
 set -eu
-[ $# = 1 ] || { sed -n '2,5s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# = 1 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 python3 -m venv "$1"
-"$1/bin/pip" install --quiet torch numpy
+"$1/bin/pip" install --quiet torch numpy setuptools ninja
+"$1/bin/pip" install --quiet --no-build-isolation deepspeed

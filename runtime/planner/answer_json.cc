@@ -88,6 +88,8 @@ constexpr const char* kColours[kStateClasses] = {"#4e79a7", "#a0cbe8", "#e15759"
                                                  "#59a14f", "#f28e2b", "#edc948",
                                                  "#bab0ac", "#9c755f", "#b07aa1"};
 
+constexpr char kUnclassed[] = "#4d4d4d";
+
 std::string SizeText(int64_t bytes) {
   constexpr double kMiB = 1 << 20, kGiB = 1 << 30;
   const auto size = static_cast<double>(bytes);
@@ -113,6 +115,11 @@ std::string Escaped(std::string_view text) {
     }
   }
   return escaped;
+}
+
+int64_t HeldBy(const MemoryBar& bar, size_t tier) {
+  if (bar.answer != nullptr) return bar.answer->held[tier];
+  return tier == static_cast<size_t>(Tier::kDevice) ? bar.unclassed : 0;
 }
 
 }  // namespace
@@ -150,9 +157,8 @@ std::string BarsAsSvg(std::string_view title, std::string_view device,
   for (size_t tier = 0; tier < kTiers; ++tier) {
     double most = 0, room = 0;
     for (const MemoryBar& bar : bars) {
-      const Answer* const answer = bar.answer;
-      most = std::max(most, static_cast<double>(answer->held[tier]));
-      room = static_cast<double>(answer->room[tier]);
+      most = std::max(most, static_cast<double>(HeldBy(bar, tier)));
+      if (bar.answer != nullptr) room = static_cast<double>(bar.answer->room[tier]);
     }
     if (most == 0) continue;
     const double scale = kWide / std::max(most, std::min(room, 2 * most));
@@ -162,21 +168,24 @@ std::string BarsAsSvg(std::string_view title, std::string_view device,
     y += kRow;
     const int first = y;
     for (const MemoryBar& bar : bars) {
-      const Answer* const answer = bar.answer;
-      if (answer->held[tier] == 0) continue;
+      if (HeldBy(bar, tier) == 0) continue;
       absl::StrAppendFormat(&rows, "<text x=\"20\" y=\"%d\">%s</text>\n", y + 15,
                             Escaped(bar.label));
       double x = kLeft;
-      for (const MemoryRow& row : answer->memory) {
-        if (static_cast<size_t>(row.tier) != tier) continue;
-        const double wide = scale * static_cast<double>(row.predicted_bytes);
+      const auto stack = [&](double bytes, const char* colour) {
         absl::StrAppendFormat(
             &rows, "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"%s\"/>\n", x,
-            y + 2, wide, kRow - 4, kColours[static_cast<size_t>(row.state)]);
-        x += wide;
+            y + 2, scale * bytes, kRow - 4, colour);
+        x += scale * bytes;
+      };
+      if (bar.answer == nullptr) stack(static_cast<double>(bar.unclassed), kUnclassed);
+      for (const MemoryRow& row :
+           bar.answer == nullptr ? std::vector<MemoryRow>() : bar.answer->memory) {
+        if (static_cast<size_t>(row.tier) == tier)
+          stack(static_cast<double>(row.predicted_bytes), kColours[static_cast<size_t>(row.state)]);
       }
       absl::StrAppendFormat(&rows, "<text x=\"%.1f\" y=\"%d\">%s</text>\n", x + 4, y + 15,
-                            SizeText(answer->held[tier]));
+                            SizeText(HeldBy(bar, tier)));
       y += kRow;
     }
     if (const double x = kLeft + scale * room; room > 0 && x <= kLeft + kWide + 1)

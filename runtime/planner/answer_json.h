@@ -20,6 +20,7 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
 struct MemoryBar {
   std::string label;
   const Answer* answer = nullptr;  // its memory, what is held of it, and the room; 0: not known
+  int64_t unclassed = 0;           // instead, bytes of the device's memory of no known class
 };
 // A stacked bar of a rank's memory for each of these, a row for each tier, and a dashed line at its room.
 std::string BarsAsSvg(std::string_view title, std::string_view device,

@@ -1,9 +1,7 @@
 #include "ebb/runtime/planner/here.h"
 
-#include <fcntl.h>
 #include <sched.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -12,18 +10,21 @@
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "ebb/offload/file_handle.h"
 #include "ebb/offload/memory_limits.h"
-#include "ebb/runtime/checkpoint/file_access.h"
+#include "ebb/offload/shard_file.h"
+#include "ebb/offload/swap_directory.h"
+#include "ebb/optim/kernels.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
+#include "ebb/runtime/device/stream.h"
+#include "ebb/runtime/engine/update_rates.h"
 
 namespace ebb::planner {
 namespace {
@@ -49,35 +50,40 @@ int Cores() {
                                                               : 1;
 }
 
-void OnThreads(int threads, const std::function<void(int)>& work) {
-  std::vector<std::thread> others;
-  for (int thread = 1; thread < threads; ++thread) others.emplace_back(work, thread);
-  work(0);
-  for (std::thread& other : others) other.join();
+// Bytes read and written a second by copies larger than caches, in memory as an engine's pools are.
+absl::StatusOr<double> CopyRate(int threads) {
+  constexpr int64_t kBytes = int64_t{128} << 20;
+  const Device device = Device::Cpu(threads);
+  EBB_ASSIGN_OR_RETURN(const Buffer from, device.Allocate(kBytes, "measuring copies"));
+  EBB_ASSIGN_OR_RETURN(const Buffer to, device.Allocate(kBytes, "measuring copies"));
+  std::memset(from.data(), 'a', kBytes);
+  Stream stream = device.CallerStream();
+  return 2.0 * kBytes / LeastSeconds([&] { stream.Copy(to.data(), from.data(), kBytes); });
 }
 
-// Bytes read and written a second by copies larger than caches, in at most 2 GiB in all.
-double CopyRate(int threads) {
-  const size_t bytes = std::min(size_t{64} << 20, (size_t{1} << 30) / static_cast<size_t>(threads));
-  std::vector<std::vector<char>> from, to;
-  for (int thread = 0; thread < threads; ++thread) {
-    from.emplace_back(bytes, 'a');
-    to.emplace_back(bytes, 'b');
-  }
-  const double seconds = LeastSeconds([&] {
-    OnThreads(threads, [&](int thread) {
-      const auto of = static_cast<size_t>(thread);
-      std::memcpy(to[of].data(), from[of].data(), bytes);
-    });
-  });
-  return 2.0 * static_cast<double>(bytes) * threads / seconds;
+// Bytes read and written a second in updates by AdamW.
+absl::StatusOr<double> UpdateRate(int threads) {
+  const Device device = Device::Cpu(threads);
+  EBB_ASSIGN_OR_RETURN(const auto kernels, optim::Kernels::For(device));
+  const UpdateShape shape{.elements = kMeasuredElements,
+                          .gradient = DType::kBFloat16,
+                          .parameter = DType::kBFloat16,
+                          .sent = DType::kBFloat16,
+                          .pins_host_memory = false};
+  UpdateScratch scratch;
+  EBB_ASSIGN_OR_RETURN(const sharding::UpdateRates rates,
+                       MeasureUpdateRates(device, *kernels, *kernels, shape, scratch));
+  // Of master and two states both ways, the gradient and the parameter.
+  constexpr double kBytes = 3 * 2 * sizeof(float) + 2 + 2;
+  return kBytes * rates.host;
 }
 
 // Of fp32 products that stay in a core's cache: c += a b.
 double ProductRate(int threads) {
   constexpr size_t kSide = 192;
   const double seconds = LeastSeconds([&] {
-    OnThreads(threads, [&](int) {
+    std::vector<std::thread> others;
+    const auto product = [] {
       std::vector<float> a(kSide * kSide, 0.5f), b(a), c(kSide * kSide);
       for (size_t i = 0; i < kSide; ++i) {
         for (size_t k = 0; k < kSide; ++k) {
@@ -87,49 +93,94 @@ double ProductRate(int threads) {
       }
       // What is computed is looked at.
       if (c[0] < 0) std::abort();
-    });
+    };
+    for (int thread = 1; thread < threads; ++thread) others.emplace_back(product);
+    product();
+    for (std::thread& other : others) other.join();
   });
   return 2.0 * kSide * kSide * kSide * threads / seconds;
 }
 
-struct FreeMemory {
-  void operator()(void* memory) const { std::free(memory); }
+// A file of shards as an engine has them, and what it reads and writes a second: whole windows, with two under way,
+// so that there are always requests in line.
+class DiskMeasurement {
+ public:
+  static absl::StatusOr<DiskMeasurement> Make(const std::string& folder) {
+    EBB_ASSIGN_OR_RETURN(SwapDirectory directory, SwapDirectory::Create(folder, "plan"));
+    EBB_ASSIGN_OR_RETURN(Buffer memory,
+                         Device::Cpu(1).Allocate(2 * kWindows * kWindow, "measuring the disk"));
+    std::memset(memory.data(), 'e', static_cast<size_t>(memory.bytes()));
+    ShardFile::Options options;
+    options.directories = {directory.path()};
+    options.name = "states";
+    options.bytes = 2 * kHalf;
+    EBB_ASSIGN_OR_RETURN(std::unique_ptr<ShardFile> file, ShardFile::Create(options));
+    return DiskMeasurement(std::move(directory), std::move(memory), std::move(file));
+  }
+
+  absl::Status Into(Machine& machine) {
+    constexpr int kRounds = 3;
+    // The first write of a place also changes the file system's records.
+    EBB_RETURN_IF_ERROR(Pass(/*reads=*/-1, /*writes=*/0).status());
+    EBB_RETURN_IF_ERROR(Pass(-1, 1).status());
+    double read = 0, write = 0, both = 0;
+    for (int round = 0; round < kRounds; ++round) {
+      EBB_ASSIGN_OR_RETURN(const double reads, Pass(0, -1));
+      EBB_ASSIGN_OR_RETURN(const double writes, Pass(-1, 1));
+      EBB_ASSIGN_OR_RETURN(const double together, Pass(0, 1));
+      read += reads / kRounds;
+      write += writes / kRounds;
+      both += together / kRounds;
+    }
+    machine.disk_read_gb_s = read / kGiga;
+    machine.disk_write_gb_s = write / kGiga;
+    machine.disk_both_gb_s = both / kGiga;
+    return absl::OkStatus();
+  }
+
+ private:
+  static constexpr int64_t kWindow = int64_t{16} << 20, kHalf = int64_t{256} << 20;
+  static constexpr int kWindows = 2;
+
+  DiskMeasurement(SwapDirectory directory, Buffer memory, std::unique_ptr<ShardFile> file)
+      : directory_(std::move(directory)), memory_(std::move(memory)), file_(std::move(file)) {}
+
+  // Bytes a second of reading one half of the file and writing one; -1: none.
+  absl::StatusOr<double> Pass(int reads, int writes) {
+    const int halves[] = {reads, writes};
+    absl::Status status;
+    const double seconds = Seconds([&] {
+      IoTransfer transfers[2][kWindows];
+      for (int64_t at = 0, turn = 0; at < kHalf; at += kWindow, turn = (turn + 1) % kWindows) {
+        for (int way = 0; way < 2; ++way) {
+          if (halves[way] < 0) continue;
+          IoTransfer& transfer = transfers[way][turn];
+          status.Update(file_->Wait(transfer));
+          const int64_t offset = halves[way] * kHalf + at;
+          std::byte* const data = memory_.data() + (way * kWindows + turn) * kWindow;
+          way == 0 ? file_->StartRead(transfer, offset, data, kWindow)
+                   : file_->StartWrite(transfer, offset, data, kWindow);
+        }
+      }
+      for (auto& of_way : transfers)
+        for (IoTransfer& transfer : of_way) status.Update(file_->Wait(transfer));
+    });
+    EBB_RETURN_IF_ERROR(status);
+    return static_cast<double>(kHalf * ((reads >= 0) + (writes >= 0))) / seconds;
+  }
+
+  SwapDirectory directory_;
+  Buffer memory_;
+  std::unique_ptr<ShardFile> file_;  // goes first
 };
 
 absl::Status MeasureDisk(const std::string& folder, Machine& machine) {
-  constexpr size_t kBlock = size_t{8} << 20, kBlocks = 32, kAlignment = 4096;
   struct statvfs space;
   if (statvfs(folder.c_str(), &space) != 0)
     return absl::InvalidArgumentError(absl::StrCat(folder, ": ", std::strerror(errno)));
   machine.disk = static_cast<double>(space.f_bavail) * static_cast<double>(space.f_frsize);
-  std::string path = absl::StrCat(folder, "/ebb-plan-XXXXXX");
-  const FileHandle made(mkstemp(path.data()));
-  if (!made.is_open())
-    return absl::InvalidArgumentError(absl::StrCat(folder, ": ", std::strerror(errno)));
-  // Past the page cache, where the file system can.
-  FileHandle file(open(path.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC));
-  if (!file.is_open()) file = FileHandle(open(path.c_str(), O_RDWR | O_CLOEXEC));
-  unlink(path.c_str());
-  const std::unique_ptr<char, FreeMemory> block(
-      static_cast<char*>(std::aligned_alloc(kAlignment, kBlock)));
-  if (block == nullptr) return absl::ResourceExhaustedError("no memory to measure the disk");
-  std::memset(block.get(), 'e', kBlock);
-  const std::span<std::byte> bytes(reinterpret_cast<std::byte*>(block.get()), kBlock);
-  absl::Status status;
-  const auto pass = [&](auto transfer) {
-    return Seconds([&] {
-      for (size_t i = 0; i < kBlocks && status.ok(); ++i)
-        status = transfer(file.get(), path, static_cast<int64_t>(i * kBlock), bytes);
-      status.Update(SyncFile(file.get(), path));
-    });
-  };
-  const double written = pass(WriteAt), read = pass(ReadAt);
-  EBB_RETURN_IF_ERROR(status);
-  constexpr double kBytes = static_cast<double>(kBlock * kBlocks);
-  machine.disk_write_gb_s = kBytes / written / kGiga;
-  machine.disk_read_gb_s = kBytes / read / kGiga;
-  machine.disk_both_gb_s = std::max(machine.disk_write_gb_s, machine.disk_read_gb_s);
-  return absl::OkStatus();
+  EBB_ASSIGN_OR_RETURN(DiskMeasurement measurement, DiskMeasurement::Make(folder));
+  return measurement.Into(machine);
 }
 
 // The named machine with GPUs as this one's.
@@ -173,8 +224,12 @@ absl::StatusOr<Machine> MeasureHere(const std::string& folder) {
     const auto bytes = static_cast<double>(limit.ram);
     machine.ram = machine.ram == 0 ? bytes : std::min(machine.ram, bytes);
   }
-  machine.ram_gb_s = CopyRate(cores) / kGiga;
-  machine.core_gb_s = CopyRate(1) / kGiga;
+  // A core's rates are those while all cores do the same, as ranks do.
+  EBB_ASSIGN_OR_RETURN(const double copies, CopyRate(cores));
+  EBB_ASSIGN_OR_RETURN(const double updates, UpdateRate(cores));
+  machine.ram_gb_s = std::max(copies, updates) / kGiga;
+  machine.core_gb_s = copies / cores / kGiga;
+  machine.update_gb_s = updates / cores / kGiga;
   machine.disk = 0;
   if (!folder.empty()) EBB_RETURN_IF_ERROR(MeasureDisk(folder, machine));
   return machine;

@@ -86,8 +86,8 @@ double MachineCosts::AddMemory(const Instruction& instruction, Amounts& amounts)
 }
 
 void MachineCosts::AddCollective(const Instruction& instruction, Cost& cost) const {
+  if (instruction.lane == Lane::kNone) return;
   const Group group = GroupOf(instruction.lane);
-  if (group.ranks == 1) return;
   cost.latency = machine_.collective + (group.ranks - 1) * machine_.collective_rank;
   const auto bytes = static_cast<double>(instruction.bytes);
   const double of_network = group.ranks > group.in_host ? bytes / group.in_host : 0;
@@ -114,14 +114,24 @@ Cost MachineCosts::Of(const Instruction& instruction) const {
     AddKernels(instruction, cost);
     return cost;
   }
+  // A rank alone has its collectives' results where they belong.
+  const bool is_collective = instruction.lane != Lane::kNone;
+  if (is_collective && GroupOf(instruction.lane).ranks == 1) return cost;
   // kSeal looks at gradients only where one is not finite.
-  const double bytes = instruction.code == Code::kSeal ? 0 : AddMemory(instruction, cost.amounts);
+  double bytes = instruction.code == Code::kSeal ? 0 : AddMemory(instruction, cost.amounts);
   const bool moves_file = instruction.code == Code::kRead || instruction.code == Code::kWrite;
   if (moves_file || instruction.code == Code::kCheckFiles) cost.latency = machine_.transfer;
   if (moves_file) return cost;
   AddCollective(instruction, cost);
   if (machine_.device_is_host || RunsOnHost(instruction.stream)) {
-    if (bytes > 0) cost.amounts[Resource::kCores] = bytes / machine_.core_bytes;
+    if (machine_.device_is_host && instruction.code == Code::kAllGather) {
+      // A rank copies what the others have, and nothing else.
+      bytes = 2 * static_cast<double>(instruction.bytes);
+      cost.amounts[Resource::kHostMemory] = bytes;
+    }
+    const bool updates = instruction.code == Code::kUpdate && machine_.update_bytes > 0;
+    cost.amounts[Resource::kCores] =
+        bytes / (updates ? machine_.update_bytes : machine_.core_bytes);
   } else if (instruction.code == Code::kCopy) {
     const bool comes = instruction.stream == StreamId::kUpload,
                leaves = instruction.stream == StreamId::kDownload;

@@ -23,7 +23,8 @@ struct Machine {
   int ranks_per_host = 1;
   // The device's memory is the host's, its kernels run on the cores, and the caller computes.
   bool device_is_host = false;
-  double core_bytes = 0;  // that a core reads and writes a second in sums, casts and updates
+  double core_bytes = 0;    // that a core reads and writes a second in copies, sums and casts ...
+  double update_bytes = 0;  // ... and in updates; 0: as many
   // Latencies, in seconds.
   double issue = 0;            // of the caller, an instruction
   double collective = 0;       // before bytes flow ...

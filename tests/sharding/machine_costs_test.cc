@@ -122,6 +122,29 @@ TEST_F(MachineCostsTest, UpdatesReadAndWriteTheirArrays) {
   EXPECT_EQ(upload.amounts[kDeviceMemory], kElements * 2);
 }
 
+TEST_F(MachineCostsTest, UpdatesMoveBytesAtTheirOwnRate) {
+  Config config = ConfigOf(3);
+  config.zero.offload_optimizer.device = Tier::kCpu;
+  const Plan plan = PlanOf(model_, config, 4);
+  Machine machine = MachineOf(4);
+  const Cost as_copies = CostOf(plan, CostsOf(plan, machine), OperationKind::kUpdate);
+  machine.update_bytes = 2 * machine.core_bytes;
+  const MachineCosts costs = CostsOf(plan, machine);
+  const Cost update = CostOf(plan, costs, OperationKind::kUpdate);
+  EXPECT_EQ(update.amounts[kCores], as_copies.amounts[kCores] / 2);
+  EXPECT_EQ(update.amounts[kHostMemory], as_copies.amounts[kHostMemory]);
+  const Cost norm = CostOf(plan, costs, OperationKind::kNorm);
+  EXPECT_GT(norm.amounts[kCores], 0) << "at the rate of copies";
+}
+
+TEST_F(MachineCostsTest, ARankAloneMovesNothingInCollectives) {
+  const Plan plan = PlanOf(model_, ConfigOf(3), 1);
+  const Cost cost = CostOf(plan, CostsOf(plan, MachineOf(1)), OperationKind::kReduce);
+  EXPECT_EQ(cost.latency, 0);
+  EXPECT_EQ(cost.amounts[kDeviceMemory], 0);
+  EXPECT_EQ(cost.amounts[kPeers], 0);
+}
+
 TEST_F(MachineCostsTest, TransfersWithFilesUseTheDisk) {
   Config config = ConfigOf(3);
   config.zero.offload_optimizer.device = Tier::kNvme;
@@ -152,8 +175,9 @@ TEST_F(MachineCostsTest, OnTheCpuAllIsTheHosts) {
   EXPECT_EQ(kernels.amounts[kDevice], 0);
   EXPECT_EQ(kernels.caller_seconds, 0.125) << "and its own time is that of the kernels";
   EXPECT_EQ(gather.amounts[kDeviceMemory], 0);
-  EXPECT_EQ(gather.amounts[kHostMemory], 1024 * 2 + 4096 * 2);
-  EXPECT_EQ(gather.amounts[kCores], (1024 * 2 + 4096 * 2) / 100.0);
+  constexpr double kOfOthers = 3 * 1024 * 2;
+  EXPECT_EQ(gather.amounts[kHostMemory], 2 * kOfOthers) << "read there and written here";
+  EXPECT_EQ(gather.amounts[kCores], 2 * kOfOthers / 100);
   const Cost on_gpu = CostOf(plan, CostsOf(plan, MachineOf(4)), OperationKind::kMark);
   EXPECT_EQ(on_gpu.amounts[kDevice], 2);
   EXPECT_EQ(on_gpu.caller_seconds, 0.125 + 1);

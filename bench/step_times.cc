@@ -1,0 +1,250 @@
+// How long a step takes: simulated beside measured, for gpt on this machine's CPU, with everything on the device, with
+// parameters and states in RAM, and on NVMe.
+//
+//   build/release/bin/step_times --disk FOLDER --layers 6 --width 512 --heads 8 --context 128 --batch 4
+//
+// What is simulated is the engine's own program (ebb/sharding/report/simulate.h), on the machine as `ebb-plan --machine
+// here` measures it, with gpt's kernels as they take without an engine: passes of the bare trainer, by all ranks at
+// once. Passes and steps take turns, because a shared machine is not as fast in one second as in the next; medians.
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_format.h"
+#include "bare_trainer.h"
+#include "command_line/options.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/planner/here.h"
+#include "ebb/runtime/trace/log.h"
+#include "ebb/sharding/report/machine_costs.h"
+#include "ebb/sharding/report/simulate.h"
+#include "trainer.h"
+
+namespace ebb::bench {
+namespace {
+
+using sharding::KernelWork;
+
+struct Arguments {
+  std::string disk = ".";
+  gpt::GptShape shape = {.layers = 6, .heads = 8, .width = 512, .context = 128};
+  int64_t batch = 4;
+  std::vector<int> ranks = {1, 2};
+  int turns = 4, steps = 6;
+};
+
+struct Case {
+  int stage;
+  Tier tier;  // of parameters at stage 3, and of states
+};
+constexpr Case kCases[] = {
+    {0, Tier::kDevice}, {3, Tier::kDevice}, {1, Tier::kCpu}, {3, Tier::kCpu}, {3, Tier::kNvme}};
+
+struct Times {
+  double measured = 0, simulated = 0, kernels = 0;  // seconds of a step
+};
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double Median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+Config ConfigOf(const Arguments& arguments, const Case& of) {
+  Config config;
+  config.compute = DType::kBFloat16;
+  config.micro_batch_size = arguments.batch;
+  config.gradient_accumulation_steps = 1;
+  config.gradient_clipping = 1;
+  config.optimizer.learning_rate = 1e-4;
+  config.zero.stage = of.stage;
+  config.zero.offload_optimizer.device = of.tier;
+  config.zero.offload_optimizer.nvme_paths = {arguments.disk};
+  if (of.stage == 3) {
+    config.zero.offload_param.device = of.tier;
+    config.zero.offload_param.nvme_paths = {arguments.disk};
+    config.zero.offload_param.max_in_cpu = 0;
+  }
+  return config;
+}
+
+// Seconds of each visit in each pass: of the slowest rank, because collectives wait for it.
+class KernelSamples {
+ public:
+  void Add(size_t pass, const std::vector<KernelWork>& of_rank) {
+    const std::lock_guard lock(mutex_);
+    passes_.resize(std::max(passes_.size(), pass + 1));
+    std::vector<KernelWork>& slowest = passes_[pass];
+    slowest.resize(of_rank.size());
+    for (size_t visit = 0; visit < of_rank.size(); ++visit) {
+      for (double KernelWork::*of : kDirections)
+        slowest[visit].*of = std::max(slowest[visit].*of, of_rank[visit].*of);
+    }
+  }
+  std::vector<KernelWork> Medians() const {
+    std::vector<KernelWork> work(passes_.front().size());
+    for (size_t visit = 0; visit < work.size(); ++visit) {
+      for (double KernelWork::*of : kDirections) {
+        std::vector<double> samples;
+        for (const std::vector<KernelWork>& pass : passes_) samples.push_back(pass[visit].*of);
+        work[visit].*of = Median(samples);
+      }
+    }
+    return work;
+  }
+
+ private:
+  static constexpr double KernelWork::*kDirections[] = {&KernelWork::forward,
+                                                        &KernelWork::backward};
+  std::mutex mutex_;
+  std::vector<std::vector<KernelWork>> passes_;
+};
+
+absl::StatusOr<double> SimulatedSeconds(const sharding::Plan& plan, const planner::Machine& machine,
+                                        int ranks, const std::vector<KernelWork>& work) {
+  EBB_ASSIGN_OR_RETURN(const sharding::MachineCosts costs,
+                       sharding::MachineCosts::Make(plan, machine.ForSimulation(ranks), work,
+                                                    /*caller_awaits_report=*/false));
+  EBB_ASSIGN_OR_RETURN(const sharding::Simulated simulated, sharding::Simulate(plan, costs));
+  return simulated.seconds_per_step;
+}
+
+class Comparison {
+ public:
+  Comparison(const Arguments& arguments, const planner::Machine& machine, const gpt::Text& text,
+             int ranks, const Case& of)
+      : arguments_(arguments),
+        machine_(machine),
+        text_(text),
+        ranks_(ranks),
+        of_(of),
+        together_(ranks) {
+    options_.ranks = ranks;
+    options_.shape = arguments.shape;
+  }
+
+  absl::StatusOr<Times> Run() {
+    EBB_RETURN_IF_ERROR(RunThreads(ranks_, [this](World world) { return Rank(std::move(world)); }));
+    return times_;
+  }
+
+ private:
+  static constexpr int kPasses = 3;  // of a turn
+
+  absl::Status Rank(World world) {
+    const Config config = ConfigOf(arguments_, of_);
+    const Device device = Device::Cpu();
+    EBB_ASSIGN_OR_RETURN(const Config resolved, config.ForWorld(ranks_));
+    EBB_ASSIGN_OR_RETURN(const auto bare, BareTrainer::Create(device,
+                                                              {.shape = arguments_.shape,
+                                                               .compute = config.compute,
+                                                               .sequences = arguments_.batch,
+                                                               .optimizer = config.optimizer},
+                                                              text_));
+    EBB_ASSIGN_OR_RETURN(const auto trainer,
+                         gpt::Trainer::Create(world, device, options_, resolved, text_));
+    const bool reports = world.rank() == 0;
+    std::vector<double> seconds;
+    int64_t step = 0;
+    for (int turn = -1; turn < arguments_.turns; ++turn) {
+      together_.arrive_and_wait();
+      for (int pass = 0; pass < kPasses; ++pass) {
+        std::vector<KernelWork> work(static_cast<size_t>(arguments_.shape.layers + 2));
+        EBB_RETURN_IF_ERROR(bare->Pass(step, work));
+        if (turn >= 0) kernels_.Add(static_cast<size_t>(turn * kPasses + pass), work);
+      }
+      together_.arrive_and_wait();
+      // From the end of one step's kernels to that of the next one's, as simulated; the first waits for no update.
+      const auto ignore = [](const StepReport&) {};
+      double end = 0;
+      for (int i = 0; i < arguments_.steps; ++i) {
+        EBB_RETURN_IF_ERROR(trainer->Step(step++, ignore));
+        const double begin = std::exchange(end, Now());
+        if (turn >= 0 && i >= 2) seconds.push_back(end - begin);
+      }
+      EBB_RETURN_IF_ERROR(trainer->AwaitReport(ignore));
+    }
+    together_.arrive_and_wait();
+    if (!reports) return absl::OkStatus();
+    const std::vector<KernelWork> work = kernels_.Medians();
+    times_.measured = Median(seconds);
+    for (const KernelWork& visit : work) times_.kernels += visit.forward + visit.backward;
+    EBB_ASSIGN_OR_RETURN(times_.simulated, SimulatedSeconds(trainer->engine().program().plan(),
+                                                            machine_, ranks_, work));
+    return absl::OkStatus();
+  }
+
+  const Arguments& arguments_;
+  const planner::Machine& machine_;
+  const gpt::Text& text_;
+  const int ranks_;
+  const Case of_;
+  gpt::Options options_;
+  std::barrier<> together_;
+  KernelSamples kernels_;
+  Times times_;
+};
+
+absl::Status Compare(const Arguments& arguments) {
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> files, gpt::DefaultTextFiles());
+  EBB_ASSIGN_OR_RETURN(const gpt::Text text, gpt::Text::Load(files, arguments.shape.context));
+  const gpt::GptShape& shape = arguments.shape;
+  absl::PrintF("gpt of %d blocks, width %d, %d x %d tokens a rank\n", shape.layers, shape.width,
+               arguments.batch, shape.context);
+  EBB_ASSIGN_OR_RETURN(const planner::Machine first, planner::MeasureHere(arguments.disk));
+  absl::PrintF(
+      "GB/s: a core's copies %.1f, its updates %.1f, RAM %.1f; disk read %.2f, write %.2f, both "
+      "%.2f\n",
+      first.core_gb_s, first.update_gb_s, first.ram_gb_s, first.disk_read_gb_s,
+      first.disk_write_gb_s, first.disk_both_gb_s);
+  absl::PrintF("%5s %5s %-7s %12s %13s %13s %8s\n", "ranks", "stage", "on", "kernels ms",
+               "simulated ms", "measured ms", "");
+  for (const int ranks : arguments.ranks) {
+    for (const Case& of : kCases) {
+      const std::string disk = of.tier == Tier::kNvme ? arguments.disk : "";
+      EBB_ASSIGN_OR_RETURN(const planner::Machine machine, planner::MeasureHere(disk));
+      EBB_ASSIGN_OR_RETURN(const Times times,
+                           Comparison(arguments, machine, text, ranks, of).Run());
+      absl::PrintF("%5d %5d %-7s %12.1f %13.1f %13.1f %+7.1f%%\n", ranks, of.stage,
+                   std::string(Name(of.tier)), 1e3 * times.kernels, 1e3 * times.simulated,
+                   1e3 * times.measured, 100 * (times.simulated / times.measured - 1));
+      std::fflush(stdout);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace ebb::bench
+
+int main(int argc, char** argv) {
+  ebb::bench::Arguments arguments;
+  CLI::App app("Steps of gpt on this CPU: simulated beside measured.", "step_times");
+  app.add_option("--disk", arguments.disk, "folder of what is on NVMe (default: this one)");
+  app.add_option("--layers", arguments.shape.layers)->capture_default_str();
+  app.add_option("--width", arguments.shape.width)->capture_default_str();
+  app.add_option("--heads", arguments.shape.heads)->capture_default_str();
+  app.add_option("--context", arguments.shape.context)->capture_default_str();
+  app.add_option("--batch", arguments.batch, "sequences of a rank")->capture_default_str();
+  app.add_option("--ranks", arguments.ranks, "(default: 1 2)")->check(CLI::Range(1, 64));
+  app.add_option("--turns", arguments.turns, "of passes and steps")->capture_default_str();
+  app.add_option("--steps", arguments.steps, "of a turn")->check(CLI::Range(3, 1000));
+  CLI11_PARSE(app, argc, argv);
+  ebb::SendLogTo([](ebb::LogLevel, std::string_view) {});
+  const absl::Status status = ebb::bench::Compare(arguments);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "step_times: %s\n", std::string(status.message()).c_str());
+  return 2;
+}
