@@ -59,8 +59,11 @@ class AsyncReads {
   std::vector<StateSlice> Slices() const;
   // Takes memory, a stream and a communicator, at the first read. Collective if there is no error.
   absl::Status Prepare(bool beside_steps);
-  // Call once updates of the last step have been issued. One read at a time.
-  std::shared_future<absl::Status> Start(StateReader reader);
+  // One read at a time. It begins with Begin, once updates of the last step have been issued.
+  std::shared_future<absl::Status> Take(StateReader reader);
+  void Begin();
+  // Whether it may begin within a step: all that updates write has a second place.
+  bool MayBeginInStep() const;
   // Another plan has come, while no read is under way.
   void FollowPlan() {
     read_.reset();
@@ -110,7 +113,7 @@ class AsyncReads {
   bool asked_for_places_ = false;
   static constexpr size_t kSlots = 4;
   Buffer staging_;  // for kSlots runs, if the host does not reach all state
-  MemoryLedger::Charge charge_, reader_charge_;
+  MemoryLedger::Charge charge_;
   std::optional<Stream> copies_;     // from the device
   std::optional<Stream> agreement_;  // of the communicator
   std::array<Slot, kSlots> slots_;
