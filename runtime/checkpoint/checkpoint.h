@@ -10,13 +10,14 @@
 // older one is removed after that.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <map>
+#include <memory>
 #include <string>
-#include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/engine/engine.h"
 
@@ -31,24 +32,26 @@ struct SaveOptions {
   std::map<std::string, std::string> trainer = {}, of_this_rank = {};
 };
 
-// A checkpoint on its way. Any thread; copies are the same. It does not keep the engine: that ends after the save.
+// A checkpoint on its way. Copies are the same. It does not keep the engine: that ends after the save. With parameters on
+// NVMe a save may begin in the next step, behind the updates that this step does in its forward. Without a step it begins
+// when the thread that saves waits, or asks twice whether it is done; asked by others alone, at the engine's next call.
 class SaveTicket {
  public:
-  SaveTicket(std::string path, std::shared_future<absl::Status> over)
-      : path_(std::move(path)), over_(std::move(over)) {}
+  SaveTicket(std::string path, std::shared_future<absl::Status> over,
+             std::function<absl::Status()> begin);
 
   // Ended, well or not.
-  bool Done() const { return over_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+  bool Done() const;
   // Its path, once all of it is on the disk and has its name; an error is every rank's.
-  absl::StatusOr<std::string> Wait() const {
-    const absl::Status& status = over_.get();
-    if (!status.ok()) return status;
-    return path_;
-  }
+  absl::StatusOr<std::string> Wait() const;
 
  private:
+  struct Asked;
+  bool is_over() const;
+
   std::string path_;
   std::shared_future<absl::Status> over_;
+  std::shared_ptr<Asked> asked_;
 };
 
 // Writes `folder`/step-N, N being the finished steps, and points `folder`/latest to it. Returns when the save is on its
@@ -56,7 +59,8 @@ class SaveTicket {
 // unit's next update waits until the unit's state has been read (Engine::ReadAsync). State on NVMe is not waited for:
 // the first save reserves a second place for it on its disk, to which updates write. A second save waits for the first,
 // or is refused (SaveOptions::waits).
-// Memory: 32 MiB a rank beside the header of its file, in memory() while it lasts. It has to end within ebb.timeout_seconds.
+// Memory: 32 MiB a rank, which the engine keeps for saves and loads to come, in memory(), and the header of its file. It
+// has to end within ebb.timeout_seconds.
 absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
                                      const SaveOptions& options = {});
 // The same, until it is on the disk. Returns the path.
@@ -86,7 +90,7 @@ struct LoadedCheckpoint {
 };
 
 // `path`: a checkpoint, or a folder of them, of which the newest whole one is taken. Each rank reads the bytes that it
-// needs, with 28 MiB of host memory. kNotFound: there is none. kDataLoss: none is whole. Of an engine that a failed load leaves behind, the values are undefined: load again,
+// needs, through the same 32 MiB as a save. kNotFound: there is none. kDataLoss: none is whole. Of an engine that a failed load leaves behind, the values are undefined: load again,
 // or create it anew.
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::string& path,
                                                 const LoadOptions& options = {});

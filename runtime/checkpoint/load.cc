@@ -97,7 +97,7 @@ std::string StoredClassOf(const Engine& engine, const StoredValues& stored, Para
 }
 
 // What Fill asks for.
-absl::Status ReadAheadForFill(const Engine& engine, std::span<const StateArrayName> arrays,
+absl::Status ReadAheadForFill(Engine& engine, std::span<const StateArrayName> arrays,
                               StoredValues& stored) {
   const sharding::Plan& plan = engine.program().plan();
   const int shard = engine.world().rank() % plan.decisions.shards;
@@ -117,7 +117,13 @@ absl::Status ReadAheadForFill(const Engine& engine, std::span<const StateArrayNa
                                .end = interval.end});
     }
   }
-  return stored.Expect(intervals, engine.config().ebb.io_backend);
+  engine.AwaitAsyncRead();  // which has the buffer
+  if (engine.IsReadingAsync())
+    return absl::FailedPreconditionError(
+        "LoadCheckpoint in a step, while a save is under way: load between steps");
+  EBB_ASSIGN_OR_RETURN(const std::span<std::byte> memory,
+                       engine.FileBuffer(ReadAhead::kMemoryBytes));
+  return stored.Expect(intervals, engine.config().ebb.io_backend, memory);
 }
 
 // After an error each array is written to all the same, by nothing: ranks then spread the same ones.

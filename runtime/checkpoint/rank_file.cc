@@ -32,8 +32,9 @@ absl::StatusOr<Manifest::File> DescribeRankFile(const std::string& path) {
 absl::StatusOr<RankFileWriter> RankFileWriter::Create(std::string path,
                                                       std::vector<StoredTensor> tensors,
                                                       std::map<std::string, std::string> metadata,
-                                                      IoBackend backend) {
-  EBB_ASSIGN_OR_RETURN(StreamedFile file, StreamedFile::Create(std::move(path), backend));
+                                                      IoBackend backend,
+                                                      std::span<std::byte> memory) {
+  EBB_ASSIGN_OR_RETURN(StreamedFile file, StreamedFile::Create(std::move(path), backend, memory));
   RankFileWriter writer(std::move(file));
   writer.header_.metadata = std::move(metadata);
   int64_t end = 0;

@@ -37,10 +37,11 @@ absl::StatusOr<Manifest::File> DescribeRankFile(const std::string& path);
 class RankFileWriter {
  public:
   // `tensors`: in the order in which their data comes; their offsets are set here.
-  // `metadata`: what else the file says; no name of a tensor among it.
+  // `metadata`: what else the file says; no name of a tensor among it. `memory`: as StreamedFile's.
   static absl::StatusOr<RankFileWriter> Create(std::string path, std::vector<StoredTensor> tensors,
                                                std::map<std::string, std::string> metadata,
-                                               IoBackend backend = IoBackend::kAuto);
+                                               IoBackend backend = IoBackend::kAuto,
+                                               std::span<std::byte> memory = {});
   RankFileWriter(RankFileWriter&&) = default;
 
   // The next bytes. One call is of one tensor; a tensor may take several.

@@ -41,13 +41,14 @@ struct ReadAhead::State {
   void Start(size_t range);
   absl::StatusOr<std::span<const std::byte>> Show(size_t range);
   std::byte* SlotOf(size_t range) const {
-    return memory.buffer.data() + static_cast<int64_t>(range % kSlots) * kSlotBytes;
+    return memory + static_cast<int64_t>(range % kSlots) * kSlotBytes;
   }
 
   std::vector<Range> ranges;
   std::vector<OpenFile> files;
   size_t next = 0;
-  PinnedMemory memory;
+  PinnedMemory own;
+  std::byte* memory = nullptr;
   std::array<IoTransfer, kSlots> slots;
   std::unique_ptr<FileTransfers> transfers;  // goes before the slots
 };
@@ -57,7 +58,8 @@ ReadAhead::~ReadAhead() = default;
 
 absl::StatusOr<std::unique_ptr<ReadAhead>> ReadAhead::Open(const std::vector<std::string>& paths,
                                                            std::vector<Range> ranges,
-                                                           IoBackend backend) {
+                                                           IoBackend backend,
+                                                           std::span<std::byte> memory) {
   if (paths.empty()) return absl::InvalidArgumentError("there is no file to read ahead");
   auto state = std::make_unique<State>();
   state->ranges = std::move(ranges);
@@ -76,8 +78,13 @@ absl::StatusOr<std::unique_ptr<ReadAhead>> ReadAhead::Open(const std::vector<std
         {.handle = std::move(handle), .path = path, .whole = Down(bytes), .start = start});
     start += Down(bytes);
   }
-  EBB_ASSIGN_OR_RETURN(state->memory,
-                       AllocatePinned(kSlots * kSlotBytes, /*pin=*/false, "a checkpoint's blocks"));
+  assert(memory.empty() || std::ssize(memory) >= kMemoryBytes);
+  if (memory.empty()) {
+    EBB_ASSIGN_OR_RETURN(
+        state->own, AllocatePinned(kSlots * kSlotBytes, /*pin=*/false, "a checkpoint's blocks"));
+    memory = state->own.buffer.span();
+  }
+  state->memory = memory.data();
   EBB_ASSIGN_OR_RETURN(options.direct, state->SetDirect());
   EBB_ASSIGN_OR_RETURN(state->transfers, FileTransfers::Create(Stripes::Joined(sizes), options));
   for (size_t range = 0; range < std::min<size_t>(kSlots, state->ranges.size()); ++range)
@@ -90,7 +97,7 @@ absl::StatusOr<bool> ReadAhead::State::SetDirect() {
   for (const OpenFile& file : files) {
     const int descriptor = file.handle.get();
     bool direct = fcntl(descriptor, F_SETFL, O_DIRECT) == 0;
-    if (direct && pread(descriptor, memory.buffer.data(), kDiskAlignment, 0) < 0) {
+    if (direct && pread(descriptor, memory, kDiskAlignment, 0) < 0) {
       if (errno != EINVAL && errno != EOPNOTSUPP) return FileError("reading", file.path, errno);
       direct = false;
     }

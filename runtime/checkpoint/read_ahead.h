@@ -30,10 +30,11 @@ class ReadAhead {
   // What it takes of host memory at most.
   static constexpr int64_t kMemoryBytes = int64_t{32} << 20;
 
-  // Opens all files; each of them has a range.
+  // Opens all files; each of them has a range. `memory`: pages of kMemoryBytes, borrowed; empty: its own.
   static absl::StatusOr<std::unique_ptr<ReadAhead>> Open(const std::vector<std::string>& paths,
                                                          std::vector<Range> ranges,
-                                                         IoBackend backend);
+                                                         IoBackend backend,
+                                                         std::span<std::byte> memory = {});
   ~ReadAhead();
 
   // The next one, until the next call.

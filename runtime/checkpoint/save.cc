@@ -1,6 +1,11 @@
+#include <chrono>
+#include <cstddef>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -29,7 +34,7 @@ class Saving {
   // Rank 0's part: the folder gets its name.
   void Name(NewCheckpoint checkpoint) { checkpoint_.emplace(std::move(checkpoint)); }
   // This rank's file. `slices`: in the order in which they come.
-  absl::Status Open(const Engine& engine, int rank, std::span<const StateSlice> slices,
+  absl::Status Open(Engine& engine, int rank, std::span<const StateSlice> slices,
                     const std::map<std::string, std::string>& of_this_rank) {
     std::vector<StoredTensor> tensors;
     for (const StateSlice& slice : slices) {
@@ -48,11 +53,13 @@ class Saving {
     }
     std::map<std::string, std::string> metadata;
     for (const auto& [name, bytes] : of_this_rank) metadata[name] = absl::Base64Escape(bytes);
+    EBB_ASSIGN_OR_RETURN(const std::span<std::byte> memory,
+                         engine.FileBuffer(StreamedFile::kMemoryBytes));
     EBB_ASSIGN_OR_RETURN(
         RankFileWriter file,
         RankFileWriter::Create(absl::StrCat(folder_, "/", RankFileName(rank, ranks_)),
                                std::move(tensors), std::move(metadata),
-                               engine.config().ebb.io_backend));
+                               engine.config().ebb.io_backend, memory));
     file_.emplace(std::move(file));
     return absl::OkStatus();
   }
@@ -176,12 +183,45 @@ absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
            .close = [saving] { return saving->Close(); },
            .commit = [saving](const absl::Status& closed) { return saving->Commit(closed); },
            .beside_steps = beside_steps,
-           .host_bytes = StreamedFile::kMemoryBytes}));
+           .may_begin_in_step = beside_steps}));
   return SaveTicket(absl::StrCat(folder, "/", CheckpointName(state->finished_steps)),
-                    std::move(over));
+                    std::move(over), engine.AsyncReadBegin());
 }
 
 }  // namespace
+
+struct SaveTicket::Asked {
+  std::thread::id thread;
+  std::function<absl::Status()> begin;
+  bool once = false;
+};
+
+SaveTicket::SaveTicket(std::string path, std::shared_future<absl::Status> over,
+                       std::function<absl::Status()> begin)
+    : path_(std::move(path)),
+      over_(std::move(over)),
+      asked_(std::make_shared<Asked>(
+          Asked{.thread = std::this_thread::get_id(), .begin = std::move(begin)})) {}
+
+bool SaveTicket::is_over() const {
+  return over_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+// Asked for the first time, it may be that a step comes. An error says that one is on its way.
+bool SaveTicket::Done() const {
+  if (is_over()) return true;
+  if (std::this_thread::get_id() == asked_->thread && std::exchange(asked_->once, true))
+    (void)asked_->begin();
+  return false;
+}
+
+absl::StatusOr<std::string> SaveTicket::Wait() const {
+  if (!is_over() && std::this_thread::get_id() == asked_->thread)
+    EBB_RETURN_IF_ERROR(asked_->begin());
+  const absl::Status& status = over_.get();
+  if (!status.ok()) return status;
+  return path_;
+}
 
 absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
                                      const SaveOptions& options) {

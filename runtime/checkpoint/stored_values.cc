@@ -114,7 +114,8 @@ bool StoredValues::Has(const std::string& of, const std::string& parameter) cons
   return pieces_.contains({of, parameter});
 }
 
-absl::Status StoredValues::Expect(std::span<const Interval> intervals, IoBackend backend) {
+absl::Status StoredValues::Expect(std::span<const Interval> intervals, IoBackend backend,
+                                  std::span<std::byte> memory) {
   // Each is open meanwhile.
   constexpr size_t kFilesMax = 128;
   std::vector<ReadAhead::Range> ranges;
@@ -150,12 +151,11 @@ absl::Status StoredValues::Expect(std::span<const Interval> intervals, IoBackend
     expected_.clear();
     return absl::OkStatus();
   }
-  EBB_ASSIGN_OR_RETURN(ahead_, ReadAhead::Open(paths, std::move(ranges), backend));
+  EBB_ASSIGN_OR_RETURN(ahead_, ReadAhead::Open(paths, std::move(ranges), backend, memory));
   return absl::OkStatus();
 }
 
 absl::Status StoredValues::Fetch(const Block& block) {
-  if (block_ == block) return absl::OkStatus();
   block_ = {};
   if (taken_ < expected_.size() && expected_[taken_] == block) {
     ++taken_;
@@ -172,19 +172,34 @@ absl::Status StoredValues::Fetch(const Block& block) {
     EBB_RETURN_IF_ERROR(ReadAt(file_.get(), path, block.piece->at + block.first(), unexpected_));
     values_ = unexpected_;
   }
-  EBB_RETURN_IF_ERROR(Check(block, values_));
-  block_ = block;
   bytes_read_ += block.bytes();
   return absl::OkStatus();
 }
 
-absl::Status StoredValues::Check(const Block& block, std::span<const std::byte> bytes) const {
+// In the checksum's blocks, so that what is shown is in the cache.
+absl::Status StoredValues::Take(const Block& block, int64_t begin, int64_t end,
+                                absl::FunctionRef<void(int64_t begin, int64_t end)> show) {
+  if (block_ == block) {
+    show(begin, end);
+    return absl::OkStatus();
+  }
+  EBB_RETURN_IF_ERROR(Fetch(block));
+  for (int64_t at = 0; at < block.bytes(); at += optim::kChecksumBlock) {
+    const int64_t next = std::min(at + optim::kChecksumBlock, block.bytes());
+    sum_.Append(values_.subspan(static_cast<size_t>(at), static_cast<size_t>(next - at)));
+    if (std::max(at, begin) < std::min(next, end)) show(std::max(at, begin), std::min(next, end));
+  }
+  EBB_RETURN_IF_ERROR(Check(block, sum_.Take()));
+  block_ = block;
+  return absl::OkStatus();
+}
+
+absl::Status StoredValues::Check(const Block& block, uint64_t found) const {
   const Piece& piece = *block.piece;
   const char* const digits = piece.sums.data() + static_cast<size_t>(block.number) * kDigits;
   uint64_t sum = 0;
   const auto [end, error] = std::from_chars(digits, digits + kDigits, sum, 16);
-  if (error == std::errc() && end == digits + kDigits && optim::Checksum(bytes) == sum)
-    return absl::OkStatus();
+  if (error == std::errc() && end == digits + kDigits && found == sum) return absl::OkStatus();
   const int64_t first = piece.at + block.first();
   return absl::DataLossError(
       absl::StrCat("bytes ", first, " to ", first + block.bytes(), " of '", PathOf(piece.rank),
@@ -206,19 +221,20 @@ absl::Status StoredValues::Read(const std::string& of, const std::string& parame
       return absl::InvalidArgumentError(
           absl::StrCat("values beyond the end of ", Described(of, parameter)));
     const int64_t size = SizeOf(piece->dtype), per_block = kCheckedBlock / size;
-    const int64_t block = (begin - piece->begin) / per_block;
-    EBB_RETURN_IF_ERROR(Fetch({&*piece, block}));
-    const int64_t in_block = begin - piece->begin - block * per_block;
-    const int64_t count = std::min<int64_t>(static_cast<int64_t>(values.size()),
-                                            std::ssize(values_) / size - in_block);
-    const std::byte* const from = values_.data() + in_block * size;
-    if (piece->dtype == DType::kFloat32) {
-      // Past the caches: most of what is loaded is not looked at soon.
-      CopyBytes(caller_only, values.data(), from, count * size, ReadAhead::kMemoryBytes);
-    } else {
-      optim::Cast(caller_only, from, piece->dtype, values.data(), DType::kFloat32, count,
-                  optim::Rounding::kNearest);
-    }
+    const Block block{&*piece, (begin - piece->begin) / per_block};
+    const int64_t first = (begin - piece->begin - block.number * per_block) * size;
+    const int64_t count = std::min(std::ssize(values), (block.bytes() - first) / size);
+    const auto show = [&](int64_t from, int64_t to) {
+      float* const at = values.data() + (from - first) / size;
+      if (piece->dtype == DType::kFloat32) {
+        // Past the caches: most of what is loaded is not looked at soon.
+        CopyBytes(caller_only, at, values_.data() + from, to - from, ReadAhead::kMemoryBytes);
+      } else {
+        optim::Cast(caller_only, values_.data() + from, piece->dtype, at, DType::kFloat32,
+                    (to - from) / size, optim::Rounding::kNearest);
+      }
+    };
+    EBB_RETURN_IF_ERROR(Take(block, first, first + count * size, show));
     values = values.subspan(static_cast<size_t>(count));
     begin += count;
     if (begin == piece->end) ++piece;

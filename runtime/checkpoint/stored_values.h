@@ -12,9 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/offload/file_handle.h"
+#include "ebb/optim/checksum.h"
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/rank_file.h"
 #include "ebb/runtime/checkpoint/read_ahead.h"
@@ -32,14 +34,15 @@ class StoredValues {
   StoredValues(StoredValues&&) = default;
 
   bool Has(const std::string& of, const std::string& parameter) const;
-  // What Read will be asked for, in this order: it is read ahead, with ReadAhead::kMemoryBytes of host memory. What
+  // What Read will be asked for, in this order: it is read ahead, with `memory` as ReadAhead takes it. What
   // else is asked for is read when it is.
   struct Interval {
     std::string of, parameter;
     int64_t begin = 0, end = 0;  // elements
   };
-  absl::Status Expect(std::span<const Interval> intervals, IoBackend backend);
-  // Elements [begin, begin + values.size()). From one thread at a time.
+  absl::Status Expect(std::span<const Interval> intervals, IoBackend backend,
+                      std::span<std::byte> memory = {});
+  // Elements [begin, begin + values.size()). From one thread at a time. After an error they are undefined.
   absl::Status Read(const std::string& of, const std::string& parameter, int64_t begin,
                     std::span<float> values);
   // By Read so far, in whole blocks.
@@ -77,14 +80,18 @@ class StoredValues {
     int64_t bytes() const { return std::min(kCheckedBlock, piece->bytes() - first()); }
   };
   absl::Status Fetch(const Block& block);
-  absl::Status Check(const Block& block, std::span<const std::byte> bytes) const;
+  // Shows bytes [begin, end) of the block in `values_`, part by part; an error follows where they are not what was saved.
+  absl::Status Take(const Block& block, int64_t begin, int64_t end,
+                    absl::FunctionRef<void(int64_t begin, int64_t end)> show);
+  absl::Status Check(const Block& block, uint64_t found) const;
 
   FileHandle file_;  // the one that was read last, where that was not expected
   int open_rank_ = -1;
   std::vector<std::byte> unexpected_;
   std::vector<Block> expected_;  // of which the first `taken_` have come
   size_t taken_ = 0;
-  Block block_;                        // the one that was read last
+  Block block_;  // the one that was read last and is what was saved
+  optim::RunningChecksum sum_;
   std::span<const std::byte> values_;  // of it
   int64_t bytes_read_ = 0;
   std::unique_ptr<ReadAhead> ahead_;

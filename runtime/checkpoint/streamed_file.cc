@@ -29,12 +29,17 @@ constexpr int64_t kSlots = StreamedFile::kMemoryBytes / kSlotBytes;
 
 struct StreamedFile::State {
   struct Slot {
-    PinnedMemory memory;
+    std::byte* data = nullptr;  // null: not used yet
+    PinnedMemory own;
     IoTransfer transfer;
   };
 
-  State(FileHandle handle, std::string name, IoBackend with)
-      : file(std::move(handle)), path(std::move(name)), backend(with) {}
+  State(FileHandle handle, std::string name, IoBackend with, std::span<std::byte> memory)
+      : file(std::move(handle)), path(std::move(name)), backend(with) {
+    assert(memory.empty() || std::ssize(memory) >= kMemoryBytes);
+    for (size_t i = 0; !memory.empty() && i < slots.size(); ++i)
+      slots[i].data = memory.data() + static_cast<int64_t>(i) * kSlotBytes;
+  }
 
   // The slot that is filled. The disk has what was in it before.
   absl::StatusOr<std::byte*> Filling();
@@ -63,9 +68,10 @@ StreamedFile::StreamedFile(std::unique_ptr<State> state) : state_(std::move(stat
 StreamedFile::StreamedFile(StreamedFile&&) noexcept = default;
 StreamedFile::~StreamedFile() = default;
 
-absl::StatusOr<StreamedFile> StreamedFile::Create(std::string path, IoBackend backend) {
+absl::StatusOr<StreamedFile> StreamedFile::Create(std::string path, IoBackend backend,
+                                                  std::span<std::byte> memory) {
   EBB_ASSIGN_OR_RETURN(FileHandle file, CreateFile(path));
-  return StreamedFile(std::make_unique<State>(std::move(file), std::move(path), backend));
+  return StreamedFile(std::make_unique<State>(std::move(file), std::move(path), backend, memory));
 }
 
 const std::string& StreamedFile::path() const {
@@ -91,14 +97,15 @@ absl::Status StreamedFile::State::Reserve() {
 
 absl::StatusOr<std::byte*> StreamedFile::State::Filling() {
   Slot& filling = slots[slot];
-  if (filling.memory.buffer.data() == nullptr) {
-    EBB_ASSIGN_OR_RETURN(filling.memory, AllocatePinned(kSlotBytes, /*pin=*/false, path));
+  if (filling.data == nullptr) {
+    EBB_ASSIGN_OR_RETURN(filling.own, AllocatePinned(kSlotBytes, /*pin=*/false, path));
+    filling.data = filling.own.buffer.data();
   }
   if (transfers != nullptr && filled == 0) {
     EBB_RETURN_IF_ERROR(transfers->Wait(filling.transfer));
     StartFull();
   }
-  return filling.memory.buffer.data();
+  return filling.data;
 }
 
 absl::Status StreamedFile::Append(std::span<const std::byte> bytes) {
@@ -117,7 +124,7 @@ absl::Status StreamedFile::Append(std::span<const std::byte> bytes) {
 }
 
 absl::Status StreamedFile::State::FinishSlot() {
-  if (transfers == nullptr) EBB_RETURN_IF_ERROR(StartTransfers(slots[slot].memory.buffer.data()));
+  if (transfers == nullptr) EBB_RETURN_IF_ERROR(StartTransfers(slots[slot].data));
   slot = (slot + 1) % slots.size();
   filled = 0;
   full = true;
@@ -129,8 +136,7 @@ absl::Status StreamedFile::State::FinishSlot() {
 void StreamedFile::State::StartFull() {
   if (!std::exchange(full, false)) return;
   Slot& last = slots[(slot + slots.size() - 1) % slots.size()];
-  transfers->Start(last.transfer, /*write=*/true, end - kSlotBytes, last.memory.buffer.data(),
-                   kSlotBytes);
+  transfers->Start(last.transfer, /*write=*/true, end - kSlotBytes, last.data, kSlotBytes);
 }
 
 // `block`: the first that will be written, which shows whether the file system takes it past the page cache.
@@ -156,7 +162,7 @@ absl::Status StreamedFile::State::Settle() {
   if (transfers != nullptr) {
     StartFull();
     const int64_t whole = filled / kDiskAlignment * kDiskAlignment;
-    std::byte* const data = slots[slot].memory.buffer.data();
+    std::byte* const data = slots[slot].data;
     if (whole > 0)
       transfers->Start(slots[slot].transfer, /*write=*/true, end - filled, data, whole);
     absl::Status first;
@@ -168,8 +174,7 @@ absl::Status StreamedFile::State::Settle() {
     filled -= whole;
   }
   if (filled == 0) return absl::OkStatus();
-  const std::span<const std::byte> rest(slots[slot].memory.buffer.data(),
-                                        static_cast<size_t>(filled));
+  const std::span<const std::byte> rest(slots[slot].data, static_cast<size_t>(filled));
   return ebb::WriteAt(file.get(), path, end - std::exchange(filled, 0), rest);
 }
 

@@ -19,11 +19,12 @@ namespace ebb {
 
 class StreamedFile {
  public:
-  // What one takes of host memory at most, from the first Append to the end of Sync.
+  // What one takes of host memory at most, from the first Append on.
   static constexpr int64_t kMemoryBytes = int64_t{32} << 20;
 
-  static absl::StatusOr<StreamedFile> Create(std::string path,
-                                             IoBackend backend = IoBackend::kAuto);
+  // `memory`: pages of that size, borrowed; empty: its own.
+  static absl::StatusOr<StreamedFile> Create(std::string path, IoBackend backend = IoBackend::kAuto,
+                                             std::span<std::byte> memory = {});
   StreamedFile(StreamedFile&&) noexcept;
   ~StreamedFile();
 

@@ -138,16 +138,31 @@ std::vector<StateSlice> AsyncReads::Slices() const {
   return slices;
 }
 
-std::shared_future<absl::Status> AsyncReads::Start(StateReader reader) {
+std::shared_future<absl::Status> AsyncReads::Take(StateReader reader) {
   Await();
   reader_ = std::move(reader);
-  reader_charge_ =
-      MemoryLedger::Charge(*with_.ledger, StateClass::kStaging, Tier::kCpu, reader_.host_bytes);
   // The ranks of the first shard group have all of it.
   if (with_.inputs->rank() >= sharding::Slices(with_.programs->plan())) reader_.take = nullptr;
   status_ = absl::OkStatus();
   end_ = {};
   over_ = end_.get_future().share();
+  return over_;
+}
+
+// A step's own waits know nothing of what is issued in it.
+bool AsyncReads::MayBeginInStep() const {
+  if (with_.storage->files().second_places() == nullptr) return false;
+  const std::vector<sharding::Instruction>& all = read_->fragment().instructions;
+  return std::none_of(all.begin(), all.end(), [](const sharding::Instruction& instruction) {
+    return instruction.code == sharding::Code::kReadAsync &&
+           std::any_of(instruction.operands.begin(), instruction.operands.end(),
+                       [](const sharding::Operand& operand) {
+                         return operand.place.pool != StateClass::kParameter;
+                       });
+  });
+}
+
+void AsyncReads::Begin() {
   read_->Point(*with_.storage);  // pools may have moved
   if (with_.storage->files().second_places() != nullptr)
     with_.storage->files().second_places()->BeginSave();
@@ -158,7 +173,6 @@ std::shared_future<absl::Status> AsyncReads::Start(StateReader reader) {
   }
   with_.issuer->Run(*read_, 0, read_->size(), StepTag(), /*counted=*/nullptr);
   with_.streams->async_reads().Enqueue([this] { End(); });
-  return over_;
 }
 
 void AsyncReads::Read(int unit) {
@@ -204,7 +218,6 @@ void AsyncReads::End() {
   const absl::Status committed = reader_.commit != nullptr ? reader_.commit(closed) : closed;
   const absl::Status over = AgreeOnStatus(lane, closed.ok() ? committed : closed);
   reader_ = {};
-  reader_charge_ = {};
   end_.set_value(over);
 }
 

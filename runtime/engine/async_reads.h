@@ -56,8 +56,11 @@ class AsyncReads {
   std::vector<StateSlice> Slices() const;
   // Takes memory, a stream and a communicator, at the first read. Collective if there is no error.
   absl::Status Prepare(bool beside_steps);
-  // Call once updates of the last step have been issued. One read at a time.
-  std::shared_future<absl::Status> Start(StateReader reader);
+  // One read at a time. It begins with Begin, once updates of the last step have been issued.
+  std::shared_future<absl::Status> Take(StateReader reader);
+  void Begin();
+  // Whether it may begin within a step: all that updates write has a second place.
+  bool MayBeginInStep() const;
   // Another plan has come, while no read is under way.
   void FollowPlan() {
     read_.reset();
@@ -91,7 +94,6 @@ class AsyncReads {
   std::unique_ptr<LinkedFragment>
       before_;  // without second places: its events may still have waiters
   bool asked_for_places_ = false;
-  MemoryLedger::Charge reader_charge_;
   std::optional<Stream> copies_;     // from the device
   std::optional<Stream> agreement_;  // of the communicator
   ThreadTeam team_{1};

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/issuer.h"
 
 namespace ebb {
@@ -21,8 +22,18 @@ EngineParts::EngineParts(EngineInputs made_of)
              .notices = OrderNotices(inputs, outcome.messages, outcome.errors, scopes.progress)},
       streams(inputs.device) {}
 
+absl::StatusOr<std::span<std::byte>> FileBuffer::Of(int64_t bytes, MemoryLedger& ledger) {
+  if (memory.buffer.bytes() < bytes) {
+    memory = {};
+    EBB_ASSIGN_OR_RETURN(memory, AllocatePinned(bytes, /*pin=*/false, "state on its way to files"));
+    charge = MemoryLedger::Charge(ledger, StateClass::kStaging, Tier::kCpu, memory.buffer.bytes());
+  }
+  return memory.buffer.span().first(static_cast<size_t>(bytes));
+}
+
 EngineParts::~EngineParts() {
   while (scopes.progress.alive) call.steps->Drop(scopes.progress.number);
+  if (call.state.has_value()) call.state->AwaitReads();
   streams.WaitIdle();
   // Before any memory goes, which waits for the device: there ranks that share it may wait for this one.
   communicators.Leave();

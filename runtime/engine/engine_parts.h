@@ -1,10 +1,15 @@
 // Everything that an engine owns. Parts borrow from each other what setup.cc hands them.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
+#include "absl/status/statusor.h"
+#include "ebb/offload/pinned_memory.h"
 #include "ebb/optim/kernels.h"
 #include "ebb/runtime/engine/async_reads.h"
 #include "ebb/runtime/engine/collective_pools.h"
@@ -94,6 +99,14 @@ struct CallParts {
   std::optional<Steps> steps;
 };
 
+// What state passes through on its way to files or back.
+struct FileBuffer {
+  absl::StatusOr<std::span<std::byte>> Of(int64_t bytes, MemoryLedger& ledger);
+
+  PinnedMemory memory;
+  MemoryLedger::Charge charge;
+};
+
 struct EngineParts {
   explicit EngineParts(EngineInputs made_of);
   ~EngineParts();
@@ -119,6 +132,7 @@ struct EngineParts {
   std::optional<StateAccess> state;
   ScopeParts scopes;
   CallParts call;
+  FileBuffer file_buffer;
   // Declared last, so that they end first: their tasks use what is above.
   EngineStreams streams;
 };

@@ -57,7 +57,15 @@ bool EngineState::IsReadingAsync() const {
   return parts_ != nullptr && !parts_->call.reads->is_over();
 }
 void EngineState::AwaitAsyncRead() const {
-  if (parts_ != nullptr) parts_->call.reads->Await();
+  if (parts_ != nullptr && !parts_->scopes.progress.alive) parts_->call.state->AwaitReads();
+}
+std::function<absl::Status()> EngineState::AsyncReadBegin() const {
+  if (parts_ == nullptr) return MovedFrom;
+  return [state = &*parts_->call.state] { return state->BeginReads(); };
+}
+absl::StatusOr<std::span<std::byte>> EngineState::FileBuffer(int64_t bytes) {
+  if (parts_ == nullptr) return MovedFrom();
+  return parts_->file_buffer.Of(bytes, parts_->ledger);
 }
 absl::StatusOr<TrainingState> EngineState::training_state() {
   if (parts_ == nullptr) return MovedFrom();

@@ -2,6 +2,9 @@
 // It is read and written by slices, gathered, copied, and read beside steps for a checkpoint.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <future>
 #include <memory>
 #include <span>
@@ -48,9 +51,15 @@ class EngineState {
   // for all. Read, Write, Gather, CopyParametersFrom, SetTrainingState, Suspend, Reorder and the
   // engine's end wait for it; steps and evaluations do not.
   absl::StatusOr<std::shared_future<absl::Status>> ReadAsync(StateReader reader);
-  // Whether this rank's last such call is under way; waits until it is over.
+  // Whether this rank's last such call is under way; waits until it is over, between steps.
   bool IsReadingAsync() const;
   void AwaitAsyncRead() const;
+  // A function, for the engine's thread and until the reader's calls are over, that does what they
+  // wait for (StateReader::may_begin_in_step) without a step. An error: a step is doing that.
+  std::function<absl::Status()> AsyncReadBegin() const;
+  // Host memory for one call at a time that brings state to files or back: allocated at the first
+  // and kept until the engine's end, in memory().
+  absl::StatusOr<std::span<std::byte>> FileBuffer(int64_t bytes);
   // What the run is beside its tensors, with all finished steps: waits for the verdict on the last
   // one. Local, and the same on every rank.
   absl::StatusOr<TrainingState> training_state();

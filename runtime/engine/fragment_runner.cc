@@ -1,6 +1,8 @@
 #include "ebb/runtime/engine/fragment_runner.h"
 
+#include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "ebb/runtime/engine/issuer.h"
 #include "ebb/sharding/interruption.h"
@@ -47,6 +49,19 @@ void FragmentRunner::Issue(int begin, int end) {
   const StepProgress& progress = *with_.progress;
   with_.issuer->Run(*progress.fragment, begin, end, Tag(),
                     progress.evaluation ? nullptr : &moved_[progress.parity]);
+  if (after_carried_ == nullptr || progress.evaluation) return;
+  const std::vector<Instruction>& all = progress.fragment->fragment().instructions;
+  if (std::none_of(all.begin() + end, all.end(), [](const Instruction& i) { return i.carried; }))
+    CallAfterCarried();
+}
+
+void FragmentRunner::AfterCarried(std::function<void()> then) {
+  after_carried_ = std::move(then);
+  if (!carries_) CallAfterCarried();
+}
+
+void FragmentRunner::CallAfterCarried() {
+  if (const auto then = std::exchange(after_carried_, nullptr)) then();
 }
 
 int FragmentRunner::issued() const {
@@ -83,6 +98,7 @@ void FragmentRunner::Drain() {
   step.counts = false;
   with_.issuer->Run(drain, 0, static_cast<int>(drain.fragment().instructions.size()), step,
                     /*counted=*/nullptr);
+  CallAfterCarried();
 }
 
 void FragmentRunner::IssueCarriedLeft() {

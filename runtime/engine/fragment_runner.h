@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -50,6 +51,10 @@ class FragmentRunner {
   void set_carries(bool carries) { carries_ = carries; }
   // Runs them, for the call that looks first.
   void Drain();
+  // Calls `then` once the carried updates have been issued, by the next step or by whatever looks at the state first:
+  // now, if there are none.
+  void AfterCarried(std::function<void()> then);
+  bool has_after_carried() const { return after_carried_ != nullptr; }
   // Issues the carried updates that are left, because the step is dropped or paused for an evaluation.
   void IssueCarriedLeft();
   // Carried updates are done: the rest of the step in the fragment without them.
@@ -71,9 +76,11 @@ class FragmentRunner {
  private:
   StepTag Tag() const;
   void IssueBehindFences(const std::vector<int>& instructions);
+  void CallAfterCarried();
 
   const Parts with_;
   bool carries_ = false;
+  std::function<void()> after_carried_;  // null: nothing waits
   std::atomic<bool> has_finished_ = false;
   MovedBytes moved_[2];  // by parity
 };

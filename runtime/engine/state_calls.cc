@@ -116,12 +116,31 @@ absl::StatusOr<std::shared_future<absl::Status>> StateCalls::ReadAsync(StateRead
   absl::Status own = with_.outcome->Settle();
   if (own.ok() && with_.suspension->suspended())
     own = absl::FailedPreconditionError("ReadAsync of a suspended engine: call Resume first");
-  with_.reads->Await();
+  AwaitReads();
   const absl::Status prepared = with_.reads->Prepare(reader.beside_steps);
   EBB_RETURN_IF_ERROR(
       with_.meetings->Meet(Meeting::kReadAsync, /*subject=*/0, own.ok() ? prepared : own));
+  const bool in_step = reader.may_begin_in_step && with_.reads->MayBeginInStep();
+  std::shared_future<absl::Status> over = with_.reads->Take(std::move(reader));
+  if (!in_step) with_.runner->Drain();
+  with_.runner->AfterCarried([reads = with_.reads] { reads->Begin(); });
+  return over;
+}
+
+void StateCalls::AwaitReads() {
+  (void)BeginReads();
+  with_.reads->Await();
+}
+
+absl::Status StateCalls::BeginReads() {
+  if (!with_.runner->has_after_carried()) return absl::OkStatus();
+  if (with_.progress->alive) {
+    return absl::FailedPreconditionError(
+        "a save is waited for in a step that first has updates of the step before to do: wait for "
+        "it between steps");
+  }
   with_.runner->Drain();
-  return with_.reads->Start(std::move(reader));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<TrainingState> StateCalls::training_state() {

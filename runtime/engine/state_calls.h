@@ -51,6 +51,9 @@ class StateCalls {
   absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root);
   absl::Status Gather(ParameterId p, StateClass what, Engine::Sink sink, int root);
   absl::StatusOr<std::shared_future<absl::Status>> ReadAsync(StateReader reader);
+  // Between steps; the second is an error in a step that has what the reads wait for before it.
+  void AwaitReads();
+  absl::Status BeginReads();
   absl::StatusOr<TrainingState> training_state();
   absl::Status SetTrainingState(const TrainingState& state);
   absl::Status CopyParametersFrom(StateCalls& source);

@@ -35,8 +35,9 @@ struct StateReader {
   std::function<absl::Status(const absl::Status& closed)> commit;
   // False: no training before the end, so states on NVMe need no second place on the disk.
   bool beside_steps = true;
-  // Bytes of host memory that the functions take meanwhile, for memory().
-  int64_t host_bytes = 0;
+  // True: the next step does not wait for updates that it would otherwise carry (parameters on
+  // NVMe). It does these itself, and the calls come after that, or after Engine::AsyncReadBegin.
+  bool may_begin_in_step = false;
 };
 
 }  // namespace ebb

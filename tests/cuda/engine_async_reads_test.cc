@@ -88,7 +88,8 @@ class EngineAsyncReadsTest : public ::testing::TestWithParam<Cell> {
                                             return absl::OkStatus();
                                           },
                                       .close = nullptr,
-                                      .commit = nullptr}));
+                                      .commit = nullptr,
+                                      .may_begin_in_step = true}));
           continue;
         }
         for (const auto& [what, state] :

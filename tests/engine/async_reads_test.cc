@@ -4,9 +4,11 @@
 
 #include <cerrno>
 #include <condition_variable>
+#include <functional>
 #include <future>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <string_view>
@@ -88,6 +90,7 @@ class AsyncReadsTest : public ::testing::TestWithParam<Cell> {
     config.loss_scale.initial_scale_power = 4;
     config.ebb.split_master = cell.split;
     config.gradient_accumulation_steps = 2;
+    config.zero.offload_param.buffer_count = buffers_;
     if (cell.states == Tier::kNvme) config = OnNvme(config, scratch_.path());
     if (cell.states == Tier::kCpu) config.zero.offload_optimizer.device = Tier::kCpu;
     RunOn(cell.setting, model_, config, body);
@@ -108,7 +111,7 @@ class AsyncReadsTest : public ::testing::TestWithParam<Cell> {
     return given;
   }
   // Begins with the first value when `gate` is open.
-  static StateReader Into(Given& given, Gate& gate) {
+  static StateReader Into(Given& given, Gate& gate, bool in_step = false) {
     return {.take =
                 [&](StateClass what, std::string_view state, const Slice& slice,
                     std::span<const float> values) {
@@ -117,10 +120,12 @@ class AsyncReadsTest : public ::testing::TestWithParam<Cell> {
                   return absl::OkStatus();
                 },
             .close = nullptr,
-            .commit = nullptr};
+            .commit = nullptr,
+            .may_begin_in_step = in_step};
   }
 
   const ModelSpec model_ = ScriptedModel();
+  int64_t buffers_ = 5;  // units whose parameters on NVMe are in RAM at a time
   Scratch scratch_;
 };
 constexpr DType kHalf = DType::kBFloat16;
@@ -142,14 +147,15 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(AsyncReadsTest, GiveTheLastStepAndChangeNoBitOfTheNextOnes) {
   std::vector<Snapshot> expected(static_cast<size_t>(GetParam().setting.world));
-  for (const bool beside : {false, true}) {
+  for (const auto& [beside, in_step] :
+       {std::pair(false, false), std::pair(true, false), std::pair(true, true)}) {
     Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
       for (int step = 0; step < 2; ++step) EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, step));
       Given given(model_);
       Gate gate;
       ReadStatus read;
       if (beside) {
-        EBB_ASSIGN_OR_RETURN(read, engine.ReadAsync(Into(given, gate)));
+        EBB_ASSIGN_OR_RETURN(read, engine.ReadAsync(Into(given, gate, in_step)));
       }
       EXPECT_EQ(engine.IsReadingAsync(), beside);
       trainer.BeginStep(2, nullptr);
@@ -183,21 +189,97 @@ TEST_P(AsyncReadsTest, GiveTheLastStepAndChangeNoBitOfTheNextOnes) {
     now[static_cast<size_t>(trainer.rank())] = std::make_unique<Given>(std::move(given));
     return absl::OkStatus();
   });
+  for (const bool in_step : {false, true}) {
+    Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+      for (int step = 0; step < 2; ++step) EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, step));
+      Given given(model_);
+      Gate gate;
+      EBB_ASSIGN_OR_RETURN(const ReadStatus read, engine.ReadAsync(Into(given, gate, in_step)));
+      trainer.BeginStep(2, nullptr);
+      Step step = engine.BeginStep(kExactStep);
+      for (int round = 0; round < step.rounds(); ++round) trainer.Round(step);
+      if (GetParam().setting.timing == kOff) gate.Open();
+      const absl::Status finished = step.Finish();
+      gate.Open();
+      EBB_RETURN_IF_ERROR(finished);
+      EBB_RETURN_IF_ERROR(read.get());
+      EXPECT_TRUE(given == *now[static_cast<size_t>(trainer.rank())]);
+      return absl::OkStatus();
+    });
+  }
+}
+
+// Where the reads would come behind what a step does first, they come without a step when that is asked for, when the
+// step is dropped, and when anything else looks at the state.
+TEST_P(AsyncReadsTest, ComeAlsoWithoutTheStepThatTheyMayBeginIn) {
+  const std::function<absl::Status(Engine&)> ways[] = {
+      [](Engine& engine) { return engine.AsyncReadBegin()(); },
+      [](Engine& engine) {
+        engine.AwaitAsyncRead();
+        return absl::OkStatus();
+      },
+      [](Engine& engine) {
+        const Step dropped = engine.BeginStep(kExactStep);
+        return absl::OkStatus();
+      },
+      [](Engine& engine) { return engine.training_state().status(); },
+      [](Engine& engine) {
+        return engine.Read(StateClass::kMaster,
+                           [](const Slice&, std::span<const float>) { return absl::OkStatus(); });
+      },
+      [](Engine& engine) { return engine.Suspend().ok() ? engine.Resume() : engine.Suspend(); }};
+  std::vector<std::optional<Given>> first(static_cast<size_t>(GetParam().setting.world));
+  for (const auto& way : ways) {
+    Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+      for (int step = 0; step < 2; ++step) EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, step));
+      Given given(model_);
+      Gate gate;
+      gate.Open();
+      EBB_ASSIGN_OR_RETURN(const ReadStatus read, engine.ReadAsync(Into(given, gate, true)));
+      EBB_RETURN_IF_ERROR(way(engine));
+      EBB_RETURN_IF_ERROR(engine.AsyncReadBegin()());
+      EBB_RETURN_IF_ERROR(read.get());
+      std::optional<Given>& expected = first[static_cast<size_t>(trainer.rank())];
+      if (!expected.has_value())
+        expected.emplace(std::move(given));
+      else
+        EXPECT_TRUE(given == *expected);
+      return TrainStep(engine, trainer, 2);
+    });
+  }
+  // The engine's end does what is left.
+  std::vector<ReadStatus> read(static_cast<size_t>(GetParam().setting.world));
   Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-    for (int step = 0; step < 2; ++step) EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, step));
+    EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
+    StateReader reader{.take = nullptr, .close = nullptr, .commit = nullptr};
+    reader.may_begin_in_step = true;
+    EBB_ASSIGN_OR_RETURN(read[static_cast<size_t>(trainer.rank())],
+                         engine.ReadAsync(std::move(reader)));
+    return absl::OkStatus();
+  });
+  for (const ReadStatus& of_rank : read) EXPECT_TRUE(of_rank.get().ok());
+}
+
+TEST_P(AsyncReadsTest, AreNotWaitedForInTheStepThatHasToComeFirst) {
+  buffers_ = 1;  // so that a step does not do all carried updates when it begins
+  Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+    EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
     Given given(model_);
     Gate gate;
-    EBB_ASSIGN_OR_RETURN(const ReadStatus read, engine.ReadAsync(Into(given, gate)));
-    trainer.BeginStep(2, nullptr);
-    Step step = engine.BeginStep(kExactStep);
-    for (int round = 0; round < step.rounds(); ++round) trainer.Round(step);
-    if (GetParam().setting.timing == kOff) gate.Open();
-    const absl::Status finished = step.Finish();
     gate.Open();
-    EBB_RETURN_IF_ERROR(finished);
+    EBB_ASSIGN_OR_RETURN(const ReadStatus read, engine.ReadAsync(Into(given, gate, true)));
+    const bool carried =
+        GetParam().states == Tier::kNvme && !GetParam().split && GetParam().setting.timing == kLate;
+    trainer.BeginStep(1, nullptr);
+    Step step = engine.BeginStep(kExactStep);
+    if (carried) {
+      EXPECT_EQ(engine.AsyncReadBegin()().code(), absl::StatusCode::kFailedPrecondition);
+    }
+    for (int round = 0; round < step.rounds(); ++round) trainer.Round(step);
+    EBB_RETURN_IF_ERROR(engine.AsyncReadBegin()());
     EBB_RETURN_IF_ERROR(read.get());
-    EXPECT_TRUE(given == *now[static_cast<size_t>(trainer.rank())]);
-    return absl::OkStatus();
+    EBB_RETURN_IF_ERROR(step.Finish());
+    return engine.Report().status();
   });
 }
 
