@@ -122,9 +122,10 @@ void TurnPlanner::Share() {
   }
 }
 
-// Of the turns of the last round, which a round in the middle does not read: it reads the same whatever follows.
+// Of the turns of the last round, which a round in the middle does not read: it reads the same whatever follows. So
+// does the last round where updates read parameters, as gathers do.
 size_t TurnPlanner::FirstNotReadAhead() const {
-  if (!in_.repeats_round()) return 0;
+  if (!in_.repeats_round() || d_.reads_parameters()) return 0;
   const int last_round = d_.rounds - 1;
   const int seam = 2 * static_cast<int>(in_.plan.scopes.size()) / d_.rounds * last_round;
   size_t turn = 0;

@@ -162,5 +162,27 @@ TEST(ReadTurns, EarlyUpdatesShareTheLastReadOfTheirUnit) {
   }
 }
 
+// A round in the middle reads the same whatever follows: parameters, which only some updates can use.
+TEST(ReadTurns, OnlyParametersAreSharedOfWhatTheRoundBeforeReadsAhead) {
+  for (const bool split : {false, true}) {
+    const ModelSpec model = Chain();
+    Config config = OnNvme(/*early=*/true);
+    config.zero.offload_param.buffer_count = 2 * kUnits;
+    config.ebb.split_master = split;
+    const auto shared_of = [&](int64_t rounds) {
+      config.gradient_accumulation_steps = rounds;
+      const PassesOf passes(InputsOf(model, config));
+      size_t shared = 0;
+      for (const ReadTurn& turn : passes.turns.turns) shared += turn.shared.size();
+      return shared;
+    };
+    if (split) {
+      EXPECT_EQ(shared_of(5), shared_of(1));
+    } else {
+      EXPECT_LT(shared_of(5), shared_of(1));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ebb::sharding
