@@ -103,8 +103,7 @@ void LowerAll(Planned& planned) {
 void CutCells(Planned& planned) {
   std::vector<const Fragment*> all;
   for (const Fragment& fragment : planned.fragments) all.push_back(&fragment);
-  planned.cells = std::make_unique<Cells>(all, static_cast<int>(planned.step.layout.units.size()),
-                                          planned.step.decisions.shards);
+  planned.cells = std::make_unique<Cells>(all, planned.step);
 }
 
 void DeriveAll(Planned& planned) {

@@ -42,7 +42,7 @@ class Waits {
   explicit Waits(const Plan& plan) : plan_(plan) {
     for (const bool carrying : {true, false}) fragments_.push_back(Lower(plan, carrying));
     const Fragment* const both[] = {&fragments_[0], &fragments_[1]};
-    const Cells cells(both, static_cast<int>(plan.layout.units.size()), plan.decisions.shards);
+    const Cells cells(both, plan);
     for (Fragment& fragment : fragments_) {
       fragment.seams.clear();  // the rounds are shown one behind the other
       DeriveWaits(cells, fragment);

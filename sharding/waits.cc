@@ -40,11 +40,14 @@ std::pair<int, int> Cells::KeyOf(const Place& place) {
 
 // Stands for all slices.
 int64_t Cells::EndOf(const Operand& operand) const {
-  return operand.place.offset + (slices_ - 1) * operand.place.per_slice + operand.bytes();
+  const Place& place = operand.place;
+  const int slices = place.of_secondary ? secondary_slices_ : slices_;
+  return place.offset + (slices - 1) * place.per_slice + operand.bytes();
 }
 
-Cells::Cells(std::span<const Fragment* const> fragments, int units, int slices)
-    : slices_(slices), control_(units) {
+Cells::Cells(std::span<const Fragment* const> fragments, int units, int slices,
+             int secondary_slices)
+    : slices_(slices), secondary_slices_(secondary_slices), control_(units) {
   std::map<std::pair<int, int>, std::vector<const Operand*>> sliced;
   for (const Fragment* fragment : fragments) {
     for (const Instruction& instruction : fragment->instructions) {

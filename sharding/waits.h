@@ -25,8 +25,12 @@ using CellRange = std::pair<int, int>;
 
 class Cells {
  public:
-  // Of all operands of these; `slices`: ranks that a unit is cut over.
-  Cells(std::span<const Fragment* const> fragments, int units, int slices);
+  // Of all operands of these. `slices`: ranks that a unit is cut over; `secondary_slices`: ranks that a secondary
+  // copy of it is cut over, if there is one.
+  Cells(std::span<const Fragment* const> fragments, int units, int slices, int secondary_slices);
+  Cells(std::span<const Fragment* const> fragments, const Plan& plan)
+      : Cells(fragments, static_cast<int>(plan.layout.units.size()), plan.decisions.shards,
+              plan.decisions.secondary_shards) {}
 
   int count() const { return count_; }
   const ControlCells& control() const { return control_; }
@@ -49,7 +53,7 @@ class Cells {
   static std::pair<int, int> KeyOf(const Place& place);
   int64_t EndOf(const Operand& operand) const;
 
-  int slices_;
+  int slices_, secondary_slices_;
   ControlCells control_;
   int count_ = 0;
   std::map<std::pair<int, int>, Pool> pools_;

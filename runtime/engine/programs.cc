@@ -72,7 +72,7 @@ absl::Status Programs::CutCells() {
   }
   std::vector<const Fragment*> all;
   for (const Fragment& fragment : fragments) all.push_back(&fragment);
-  cells_.emplace(all, static_cast<int>(model_.units.size()), sharding::Slices(plan()));
+  cells_.emplace(all, plan());
   return absl::OkStatus();
 }
 

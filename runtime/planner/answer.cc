@@ -123,8 +123,7 @@ absl::StatusOr<PlannedStep> StepOf(const Question& question, const Resolved& res
   step.first = sharding::Lower(step.plan, /*carrying=*/false);
   step.later = sharding::Lower(step.plan, /*carrying=*/true);
   const Fragment* const both[] = {&step.first, &step.later};
-  const sharding::Cells cells(both, static_cast<int>(step.plan.layout.units.size()),
-                              step.plan.decisions.shards);
+  const sharding::Cells cells(both, step.plan);
   for (Fragment* fragment : {&step.first, &step.later}) sharding::DeriveWaits(cells, *fragment);
   EBB_ASSIGN_OR_RETURN(step.simulated, sharding::Simulate(cells, step.first, step.later, costs));
   step.rates = costs.rates();

@@ -128,7 +128,7 @@ absl::StatusOr<Simulated> Simulate(const Cells& cells, const Fragment& first, co
 absl::StatusOr<Simulated> Simulate(const Plan& plan, const Costs& costs, int steps) {
   Fragment first = Lower(plan, /*carrying=*/false), later = Lower(plan, /*carrying=*/true);
   const Fragment* const both[] = {&first, &later};
-  const Cells cells(both, static_cast<int>(plan.layout.units.size()), plan.decisions.shards);
+  const Cells cells(both, plan);
   for (Fragment* fragment : {&first, &later}) DeriveWaits(cells, *fragment);
   return Simulate(cells, first, later, costs, steps);
 }

@@ -50,9 +50,7 @@ std::vector<int> Collectives(const sharding::Plan& plan) {
 std::set<int> UnitsUpdatedAfter(const sharding::Plan& plan, int failed) {
   sharding::Fragment fragment = sharding::Lower(plan, /*carrying=*/false);
   const sharding::Fragment* const only[] = {&fragment};
-  sharding::DeriveWaits(
-      sharding::Cells(only, static_cast<int>(plan.layout.units.size()), plan.decisions.shards),
-      fragment);
+  sharding::DeriveWaits(sharding::Cells(only, plan), fragment);
   std::vector<bool> after(fragment.instructions.size());
   std::array<bool, sharding::kLines> line_after = {};
   std::set<int> units;

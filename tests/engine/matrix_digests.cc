@@ -67,9 +67,7 @@ std::string LineOf(const sharding::RandomCase& random) {
   size_t waits = 0;
   sharding::Fragment fragment = sharding::Lower(*plan, plan->decisions.carries());
   const sharding::Fragment* const only[] = {&fragment};
-  sharding::DeriveWaits(
-      sharding::Cells(only, static_cast<int>(plan->layout.units.size()), plan->decisions.shards),
-      fragment);
+  sharding::DeriveWaits(sharding::Cells(only, *plan), fragment);
   for (const sharding::Instruction& instruction : fragment.instructions)
     waits += instruction.waits.size();
   absl::StrAppend(&line, "memory ", Hex(memory), "\ttraffic ", Hex(traffic), "\tcommunication ",

@@ -83,8 +83,7 @@ void ExpectOrder(const sharding::Plan& plan, const StepSpans& spans, const StepS
                  Clocks clocks) {
   sharding::Fragment fragment = sharding::Lower(plan, plan.decisions.carries());
   const sharding::Fragment* const only[] = {&fragment};
-  const sharding::Cells cells(only, static_cast<int>(plan.layout.units.size()),
-                              plan.decisions.shards);
+  const sharding::Cells cells(only, plan);
   sharding::DeriveWaits(cells, fragment);
   const std::vector<sharding::Instruction>& instructions = fragment.instructions;
   const auto follows = [&](const sharding::Instruction& now, const StepSpans& of,

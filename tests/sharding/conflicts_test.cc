@@ -58,8 +58,7 @@ struct Instructions {
     const Fragment* const only[] = {&fragment};
     fragment.seams
         .clear();  // rounds one behind the other, so that all that is waited for is a wait
-    DeriveWaits(Cells(only, static_cast<int>(plan.layout.units.size()), plan.decisions.shards),
-                fragment);
+    DeriveWaits(Cells(only, plan), fragment);
   }
   const FragmentMoment& Opening(int scope) const {
     return fragment.moments[static_cast<size_t>(plan.scopes[static_cast<size_t>(scope)].open_tick)];

@@ -76,7 +76,7 @@ TEST(Interruption, BringsAgainWhatTheRestOfAStepReads) {
     const Fragment fragment = Lower(step, /*carrying=*/false),
                    walk = Lower(walk_plan, /*carrying=*/false);
     const Fragment* const all[] = {&fragment, &walk};
-    const Cells cells(all, static_cast<int>(random_case.model.units.size()), step.decisions.shards);
+    const Cells cells(all, step);
     Random random(random_case.seed);
     for (int i = 0; i < kMoments; ++i) {
       const auto at = static_cast<size_t>(random.Between(1, std::ssize(fragment.moments) - 1));
@@ -112,8 +112,7 @@ TEST(Interruption, AStepWithoutPrefetchHasNothingToBringAgainBetweenScopes) {
     if (!step.ok()) continue;
     const Fragment fragment = Lower(*step, /*carrying=*/false);
     const Fragment* const all[] = {&fragment};
-    const Cells cells(all, static_cast<int>(random_case.model.units.size()),
-                      step->decisions.shards);
+    const Cells cells(all, *step);
     EXPECT_TRUE(FindToBringAgain(cells, fragment, fragment.moments.front().end).empty());
     EXPECT_TRUE(FindToBringAgain(cells, fragment, fragment.moments.back().begin).empty());
   }

@@ -7,15 +7,13 @@
 
 namespace ebb::sharding {
 
-Fragments::Fragments(std::span<const Plan* const> plans)
-    : units_(static_cast<int>(plans.front()->layout.units.size())),
-      slices_(plans.front()->decisions.shards) {
+Fragments::Fragments(std::span<const Plan* const> plans) {
   std::vector<const Fragment*> all;
   for (const Plan* plan : plans) {
     for (const bool carrying : {false, true})
       all.push_back(&(fragments_[{plan, carrying}] = Lower(*plan, carrying)));
   }
-  cells_ = std::make_unique<Cells>(all, units_, slices_);
+  cells_ = std::make_unique<Cells>(all, *plans.front());
   for (auto& [key, fragment] : fragments_) DeriveWaits(*cells_, fragment);
 }
 

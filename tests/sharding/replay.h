@@ -31,7 +31,6 @@ class Fragments {
  private:
   std::map<std::pair<const Plan*, bool>, Fragment> fragments_;
   std::unique_ptr<Cells> cells_;
-  int units_ = 0, slices_ = 1;
 };
 
 class Replay {

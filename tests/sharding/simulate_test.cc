@@ -104,7 +104,7 @@ class Program {
 
   absl::StatusOr<Simulated> TrySimulate(int steps = kSimulatedSteps) {
     const Fragment* const both[] = {&first_, &later_};
-    const Cells cells(both, kUnits, kSlices);
+    const Cells cells(both, kUnits, kSlices, /*secondary_slices=*/1);
     for (Fragment* fragment : {&first_, &later_}) DeriveWaits(cells, *fragment);
     return Simulate(cells, first_, later_, costs, steps);
   }

@@ -41,7 +41,7 @@ class EnginePrograms {
     for (size_t i = 0; i < 2; ++i) steps_[{decisions_.rounds, i == 1}] = Add(std::move(cutting[i]));
     std::vector<const Fragment*> all;
     for (const Fragment& fragment : fragments_) all.push_back(&fragment);
-    cells_.emplace(all, static_cast<int>(random_case.model.units.size()), decisions_.shards);
+    cells_.emplace(all, plans_.front());
     for (const int rounds : {1, 2, 3}) {
       for (const bool holds : {false, true}) {
         if (own_rounds_ > 1 && !steps_.contains({rounds, holds}))

@@ -36,7 +36,7 @@ Operand Control(Access access, int64_t cell) {
           .count = 1};
 }
 
-constexpr int kUnits = 2, kSlices = 4;
+constexpr int kUnits = 2, kSlices = 4, kSecondarySlices = 2;
 
 Fragment FragmentOf(std::initializer_list<Written> instructions, std::vector<int> seams = {}) {
   Fragment fragment;
@@ -56,7 +56,7 @@ Fragment FragmentOf(std::initializer_list<Written> instructions, std::vector<int
     fragment.instructions.push_back(instruction);
   }
   const Fragment* const only[] = {&fragment};
-  DeriveWaits(Cells(only, kUnits, kSlices), fragment);
+  DeriveWaits(Cells(only, kUnits, kSlices, kSecondarySlices), fragment);
   return fragment;
 }
 
@@ -103,6 +103,17 @@ TEST(DeriveWaits, SlicesCountAsThoseOfAllRanks) {
   EXPECT_EQ(WaitsOf(fragment, 4), (Waits{3, 2, 1}));
 }
 
+// Two ranks cut a secondary copy, so that it ends behind the second part.
+TEST(DeriveWaits, PartsOfASecondaryCopyCountAsThoseOfItsRanks) {
+  Operand part = OnDevice(Access::kRead, 0, 64, 64);
+  part.place.of_secondary = true;
+  const Fragment fragment = FragmentOf({{StreamId::kGather, {part}},
+                                        {StreamId::kUpload, {OnDevice(Access::kWrite, 64, 64)}},
+                                        {StreamId::kReduce, {OnDevice(Access::kWrite, 128, 64)}}});
+  EXPECT_EQ(WaitsOf(fragment, 1), Waits{0}) << "the second rank's";
+  EXPECT_EQ(WaitsOf(fragment, 2), Waits{});
+}
+
 TEST(DeriveWaits, SectionsThatShareMemoryConflictWhole) {
   const Fragment fragment =
       FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 32, 64)}},
@@ -114,7 +125,7 @@ TEST(DeriveWaits, SectionsThatShareMemoryConflictWhole) {
 TEST(Cells, WhatNoFragmentTouchesHasCells) {
   const Fragment fragment = FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 64, 64)}}});
   const Fragment* const only[] = {&fragment};
-  const Cells cells(only, kUnits, kSlices);
+  const Cells cells(only, kUnits, kSlices, kSecondarySlices);
   std::vector<CellRange> touched, before, behind;
   cells.Find(OnDevice(Access::kRead, 64, 64), touched);
   cells.Find(OnDevice(Access::kRead, 0, 32), before);
@@ -132,7 +143,7 @@ TEST(Cells, WhatLiesInASliceBehindAllThatIsKnownHasCells) {
       FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 16, 64)}},
                   {StreamId::kDownload, {OnDevice(Access::kWrite, 16, 16, 64)}}});
   const Fragment* const only[] = {&fragment};
-  const Cells cells(only, kUnits, kSlices);
+  const Cells cells(only, kUnits, kSlices, kSecondarySlices);
   const auto find = [&](const Operand& operand) {
     std::vector<CellRange> ranges;
     cells.Find(operand, ranges);
@@ -234,7 +245,7 @@ TEST(Frontier, AUseThatCameBehindOthersStandsForThem) {
                        {OnDevice(Access::kRead, 0, 64), OnDevice(Access::kWrite, 64, 64)}}}),
                  after = FragmentOf({{StreamId::kCompute, {OnDevice(Access::kRead, 0, 128)}}});
   const Fragment* const both[] = {&before, &after};
-  const Cells cells(both, kUnits, kSlices);
+  const Cells cells(both, kUnits, kSlices, kSecondarySlices);
   Fragment first = before, second = after;
   for (Fragment* fragment : {&first, &second}) DeriveWaits(cells, *fragment);
   Runs runs;
