@@ -120,6 +120,8 @@ struct Fragment {
   int again = 0;  // how often more than once the plan's step runs the second
   // Of a call that waits for it: what fails is that call's error, not the step's.
   bool of_state = false;
+  bool of_save =
+      false;  // likewise; it reads what is saved beside steps, wherever updates have written since
   std::shared_ptr<FragmentLists> lists = std::make_shared<FragmentLists>();
   std::shared_ptr<const PlanLists> lists_of_plan = nullptr;
 };

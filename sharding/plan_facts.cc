@@ -20,10 +20,6 @@ Place OwnPlace(const Plan& plan, const Place& place, int slice) {
   return own;
 }
 
-bool UpdatesWhole(const Plan& plan) {
-  return plan.decisions.stage == 0;
-}
-
 int SecondarySlices(const Plan& plan) {
   return plan.decisions.secondary_shards;
 }

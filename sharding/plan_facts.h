@@ -20,8 +20,6 @@ inline int SliceOf(const Plan& plan, int rank) {
 }
 // The rank's own part of what lies at `place` by slices; the rank has slice `slice` of every unit.
 Place OwnPlace(const Plan& plan, const Place& place, int slice);
-// Every rank updates all elements instead of its slice alone.
-bool UpdatesWhole(const Plan& plan);
 // Parts of each unit's secondary copy (hpZ), one for each rank of a group; 0: there is none.
 int SecondarySlices(const Plan& plan);
 // Masters, whole or half, are kept beside parameters; else parameters are their own masters.

@@ -213,8 +213,22 @@ Fragment LowerStateUpload(const Plan& plan, const StateArray& array, const Stage
   return lowering.Take();
 }
 
-Fragment LowerAsyncRead(const Plan& plan, int shard, std::span<const int> units,
-                        bool has_second_places) {
+std::vector<int> UnitsByUpdate(const Plan& plan) {
+  std::vector<int> units;
+  std::vector<bool> has(plan.layout.units.size(), false);
+  const auto add = [&](int unit) {
+    if (!has[static_cast<size_t>(unit)]) units.push_back(unit);
+    has[static_cast<size_t>(unit)] = true;
+  };
+  for (const Operation& operation : plan.operations) {
+    if (operation.kind == OperationKind::kUpdate) add(operation.parts.front().unit);
+  }
+  for (int unit = 0; unit < static_cast<int>(has.size()); ++unit) add(unit);
+  return units;
+}
+
+Fragment LowerAsyncRead(const Plan& plan, int shard, bool has_second_places) {
+  const std::vector<int> units = UnitsByUpdate(plan);
   StateLowering lowering;
   const auto in_second_place = [&](const Operand& home) {
     return has_second_places && home.place.tier == Tier::kNvme &&

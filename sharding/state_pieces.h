@@ -76,11 +76,12 @@ Fragment LowerStateWrite(const StagedRun& run);
 // From where the host finds a run's parameters to this rank's slice on the device.
 Fragment LowerStateUpload(const Plan& plan, const StateArray& array, const StagedRun& run);
 
-// One instruction for each of these units, about all of this rank's masters, frozen parameters and
-// states. `has_second_places`: masters and states on NVMe stay where they are during the
+// Units in the order of their updates; those that have none, last.
+std::vector<int> UnitsByUpdate(const Plan& plan);
+// One instruction for each unit, in that order, about all of this rank's masters, frozen parameters
+// and states. `has_second_places`: masters and states on NVMe stay where they are during the
 // instruction. An instruction before them, for all units, waits until they are there.
-Fragment LowerAsyncRead(const Plan& plan, int shard, std::span<const int> units,
-                        bool has_second_places);
+Fragment LowerAsyncRead(const Plan& plan, int shard, bool has_second_places);
 
 // The unit from all ranks' slices, alone.
 Fragment LowerGather(const Plan& plan, int unit);

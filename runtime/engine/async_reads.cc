@@ -18,17 +18,7 @@
 
 namespace ebb {
 
-using sharding::Place;
-using sharding::StagedRun;
-using sharding::StateRange;
 using sharding::StateRun;
-
-namespace {
-
-// Where a run is staged that the engine's own staging has no part in.
-constexpr Place kStaging = {.tier = Tier::kCpu, .pool = StateClass::kStaging};
-
-}  // namespace
 
 bool AsyncReads::is_over() const {
   return !over_.valid() || over_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
@@ -65,20 +55,28 @@ void AsyncReads::TakeSecondPlaces() {
 
 absl::Status AsyncReads::MakeStreams() {
   const Device& device = with_.inputs->device;
-  const bool reaches_device = HostReaches(device);
-  if (!reaches_device || with_.storage->files().exist()) {
-    EBB_ASSIGN_OR_RETURN(
-        staging_, device.AllocateShared(kSlots * sharding::kStateStagingBytes,
-                                        "the memory that state passes through beside steps"));
-    charge_ =
-        MemoryLedger::Charge(*with_.ledger, StateClass::kStaging, Tier::kCpu, staging_.bytes());
-  }
-  if (!reaches_device) {
+  constexpr int kSlots = 4;
+  EBB_RETURN_IF_ERROR(with_.storage->TakeSaveStaging(kSlots * sharding::kStateStagingBytes));
+  if (!HostReaches(device)) {
     EBB_ASSIGN_OR_RETURN(Stream copies, device.NewStream("ebb save up"));
     copies_.emplace(std::move(copies));
   }
   EBB_ASSIGN_OR_RETURN(Stream agreement, device.NewStream("ebb save agree"));
   agreement_.emplace(std::move(agreement));
+  state_values_.emplace(StateValues::Parts{.plan = &with_.programs->plan(),
+                                           .config = &with_.inputs->config,
+                                           .device = &device,
+                                           .team = &team_,
+                                           .storage = with_.storage,
+                                           .order = with_.order,
+                                           .issuer = with_.issuer,
+                                           .verifier = with_.verifier,
+                                           .errors = with_.errors,
+                                           .shard = with_.state->values().shard(),
+                                           .slots = kSlots,
+                                           .staging = HostPools::kSaveStaging,
+                                           .of_save = true,
+                                           .copies = copies_ ? &*copies_ : nullptr});
   return with_.streams->MakeAsyncReads(device, std::ssize(with_.inputs->model.units) + 1);
 }
 
@@ -86,7 +84,7 @@ absl::Status AsyncReads::MakeRead() {
   const Device& device = with_.inputs->device;
   const sharding::Plan& plan = with_.programs->plan();
   sharding::Fragment fragment = sharding::LowerAsyncRead(
-      plan, sharding::SliceOf(plan, with_.inputs->rank()), UnitsInOrder(),
+      plan, with_.state->values().shard(),
       /*has_second_places=*/with_.storage->files().second_places() != nullptr);
   sharding::DeriveWaits(with_.programs->cells(), fragment);
   with_.order->UseStream(sharding::kAsyncReads, with_.streams->async_reads());
@@ -94,22 +92,6 @@ absl::Status AsyncReads::MakeRead() {
   EBB_ASSIGN_OR_RETURN(
       read_, LinkedFragment::Link(std::move(fragment), plan, device, *with_.storage, *with_.order));
   return absl::OkStatus();
-}
-
-// In that of the updates; those that have none, last.
-std::vector<int> AsyncReads::UnitsInOrder() const {
-  const auto count = static_cast<int>(with_.inputs->model.units.size());
-  std::vector<int> units;
-  std::vector<uint8_t> has(static_cast<size_t>(count), 0);
-  const auto add = [&](int unit) {
-    if (!std::exchange(has[static_cast<size_t>(unit)], uint8_t{1})) units.push_back(unit);
-  };
-  for (const sharding::Operation& operation : with_.programs->plan().operations) {
-    if (operation.kind != sharding::OperationKind::kUpdate) continue;
-    for (const sharding::Part& part : operation.parts) add(part.unit);
-  }
-  for (int unit = 0; unit < count; ++unit) add(unit);
-  return units;
 }
 
 // Masters and frozen parameters, then one state after the other: as they lie in files.
@@ -150,7 +132,7 @@ std::vector<AsyncReads::Array> AsyncReads::ArraysOf(int unit) const {
 std::vector<StateSlice> AsyncReads::Slices() const {
   std::vector<StateSlice> slices;
   if (with_.inputs->rank() >= sharding::Slices(with_.programs->plan())) return slices;
-  for (const int unit : UnitsInOrder())
+  for (const int unit : sharding::UnitsByUpdate(with_.programs->plan()))
     for (const Array& array : ArraysOf(unit))
       for (const Array::Part& part : array.parts) slices.push_back(part.slice);
   return slices;
@@ -185,52 +167,13 @@ void AsyncReads::Read(int unit) {
     status_ = with_.errors->failure();
     return;
   }
-  for (const Array& array : ArraysOf(unit))
-    if (status_.ok()) status_ = Read(array);
-}
-
-absl::Status AsyncReads::Read(const Array& array) {
-  const sharding::Plan& plan = with_.programs->plan();
-  const bool verifies = with_.inputs->config.ebb.verify_swap != VerifySwap::kOff;
-  // A rank's slice is then a part of what was summed as a whole.
-  if (verifies && sharding::UpdatesWhole(plan)) EBB_RETURN_IF_ERROR(VerifyFiles(array.range));
-  const std::vector<StateRun> runs =
-      sharding::RunsOf(plan, sharding::SliceOf(plan, with_.inputs->rank()), array.range);
-  std::array<SwapVerifier::Pieces, 2> pieces;
-  size_t started = 0;
-  const auto read = [&](size_t r) -> absl::Status {
-    for (; started < std::min(r + kSlots, runs.size()); ++started)
-      Start(InSlot(runs[started], started % kSlots), slots_[started % kSlots]);
-    const StagedRun run = InSlot(runs[r], r % kSlots);
-    EBB_RETURN_IF_ERROR(Await(slots_[r % kSlots]));
-    for (size_t k = 0; verifies && k < pieces.size(); ++k) {
-      const sharding::Operand& home = run.run.homes[k];
-      if (home.place.tier != Tier::kNvme || home.count == 0) continue;
-      const std::span<const std::byte> bytes(At(run.host[k]), static_cast<size_t>(home.bytes()));
-      if (!with_.verifier->VerifyPiece(pieces[k], home.place, bytes))
-        return with_.errors->failure();
-    }
-    return Give(array, runs[r], ValuesOf(run));
-  };
-  absl::Status status;
-  for (size_t r = 0; r < runs.size() && status.ok(); ++r) status = read(r);
-  for (Slot& slot : slots_) status.Update(Await(slot));
-  return status;
-}
-
-StagedRun AsyncReads::InSlot(const StateRun& run, size_t slot) const {
-  return {run, kStaging.Plus(static_cast<int64_t>(slot) * sharding::kStateStagingBytes),
-          HostReaches(with_.inputs->device)};
-}
-
-std::span<const float> AsyncReads::ValuesOf(const StagedRun& run) {
-  const auto count = static_cast<size_t>(run.run.count());
-  if (!run.run.is_split() && run.run.homes[0].dtype == DType::kFloat32)
-    return {reinterpret_cast<const float*>(At(run.host[0])), count};
-  values_.resize(count);
-  ToFloat(
-      team_, run, [this](const Place& place) { return At(place); }, values_.data());
-  return values_;
+  for (const Array& array : ArraysOf(unit)) {
+    if (!status_.ok()) return;
+    status_ = state_values_->ReadEach(array.range,
+                                      [&](const StateRun& run, std::span<const float> values) {
+                                        return Give(array, run, values);
+                                      });
+  }
 }
 
 // Each parameter's part of the run.
@@ -249,67 +192,6 @@ absl::Status AsyncReads::Give(const Array& array, const StateRun& run,
          .begin = slice.begin + begin - offset,
          .end = slice.begin + end - offset},
         values.subspan(static_cast<size_t>(begin - run.begin), static_cast<size_t>(end - begin))));
-  }
-  return absl::OkStatus();
-}
-
-std::byte* AsyncReads::At(const Place& place) const {
-  return place.tier == kStaging.tier && place.pool == kStaging.pool ? staging_.data() + place.offset
-                                                                    : with_.storage->At(place);
-}
-
-void AsyncReads::Start(const StagedRun& run, Slot& slot) {
-  if (!run.is_staged()) return;
-  size_t next = 0;
-  const sharding::Fragment read = sharding::LowerStateRead(run);
-  for (const sharding::Instruction& instruction : read.instructions) {
-    for (size_t k = 0; k < instruction.operands.size(); k += 2) {
-      const sharding::Operand &from = instruction.operands[k], &to = instruction.operands[k + 1];
-      if (instruction.code == sharding::Code::kRead) {
-        slot.files[next] = &with_.storage->files().SavedFile(from.place);
-        slot.files[next]->StartRead(slot.transfers[next], from.place.offset, At(to.place),
-                                    to.bytes());
-        ++next;
-      } else {
-        copies_->Copy(At(to.place), At(from.place), from.bytes());
-      }
-    }
-  }
-}
-
-absl::Status AsyncReads::Await(Slot& slot) {
-  absl::Status first;
-  for (size_t k = 0; k < slot.files.size(); ++k)
-    if (ShardFile* const file = std::exchange(slot.files[k], nullptr))
-      first.Update(file->Wait(slot.transfers[k]));
-  if (copies_.has_value()) {
-    copies_->WaitIdle();
-    first.Update(copies_->status());
-  }
-  return first;
-}
-
-// Ahead of reads that show parts of what was summed as a whole.
-absl::Status AsyncReads::VerifyFiles(const StateRange& array) {
-  const sharding::Plan& plan = with_.programs->plan();
-  const int shard = sharding::SliceOf(plan, with_.inputs->rank());
-  for (const StateRun& run : sharding::RunsOf(plan, shard, array, /*elements_max=*/INT64_MAX)) {
-    for (const sharding::Operand& home : run.homes) {
-      if (home.place.tier != Tier::kNvme || home.count == 0) continue;
-      const auto read = [&](const Place& from, int64_t count, auto show) -> absl::Status {
-        const StagedRun piece(
-            {.end = count, .homes = {sharding::Operand{.place = from, .count = count}}}, kStaging,
-            /*reaches_device=*/true);
-        Start(piece, slots_[0]);
-        EBB_RETURN_IF_ERROR(Await(slots_[0]));
-        show(At(piece.host[0]));
-        return absl::OkStatus();
-      };
-      EBB_ASSIGN_OR_RETURN(
-          const bool agrees,
-          with_.verifier->VerifyFile(home.place, home.bytes(), read, /*beside_steps=*/true));
-      if (!agrees) return with_.errors->failure();
-    }
   }
   return absl::OkStatus();
 }

@@ -5,8 +5,6 @@
 //   updates            | unit 2 | unit 1 | unit 0
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <future>
 #include <memory>
 #include <optional>
@@ -15,8 +13,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/offload/shard_file.h"
-#include "ebb/runtime/device/buffer.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "ebb/runtime/engine/engine_communicators.h"
 #include "ebb/runtime/engine/engine_inputs.h"
@@ -26,6 +22,7 @@
 #include "ebb/runtime/engine/programs.h"
 #include "ebb/runtime/engine/state_access.h"
 #include "ebb/runtime/engine/state_reader.h"
+#include "ebb/runtime/engine/state_values.h"
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/storage.h"
 #include "ebb/runtime/engine/stream_order.h"
@@ -46,7 +43,7 @@ class AsyncReads {
     EngineStreams* streams = nullptr;
     MemoryLedger* ledger = nullptr;
     const OptimizerStateNames* names = nullptr;
-    const StateAccess* state = nullptr;
+    StateAccess* state = nullptr;
     Storage* storage = nullptr;
     StreamOrder* order = nullptr;
     Issuer* issuer = nullptr;
@@ -80,27 +77,13 @@ class AsyncReads {
     sharding::StateRange range;
     std::vector<Part> parts;
   };
-  // One run on its way to the staging, while earlier ones are given to the reader.
-  struct Slot {
-    std::array<IoTransfer, 2> transfers;
-    std::array<ShardFile*, 2> files = {};  // files of the transfers under way
-  };
-
   absl::Status MakeStreams();
   absl::Status MakeRead();
   void TakeSecondPlaces();
-  std::vector<int> UnitsInOrder() const;
   std::vector<Array> ArraysOf(int unit) const;
   void Read(int unit);
-  absl::Status Read(const Array& array);
-  sharding::StagedRun InSlot(const sharding::StateRun& run, size_t slot) const;
-  void Start(const sharding::StagedRun& run, Slot& slot);
-  absl::Status Await(Slot& slot);
-  std::span<const float> ValuesOf(const sharding::StagedRun& run);
   absl::Status Give(const Array& array, const sharding::StateRun& run,
                     std::span<const float> values);
-  absl::Status VerifyFiles(const sharding::StateRange& array);
-  std::byte* At(const sharding::Place& place) const;
   void End();
 
   const Parts with_;
@@ -108,17 +91,14 @@ class AsyncReads {
   std::unique_ptr<LinkedFragment>
       before_;  // without second places: its events may still have waiters
   bool asked_for_places_ = false;
-  static constexpr size_t kSlots = 4;
-  Buffer staging_;  // for kSlots runs, if the host does not reach all state
-  MemoryLedger::Charge charge_, reader_charge_;
+  MemoryLedger::Charge reader_charge_;
   std::optional<Stream> copies_;     // from the device
   std::optional<Stream> agreement_;  // of the communicator
-  std::array<Slot, kSlots> slots_;
   ThreadTeam team_{1};
+  std::optional<StateValues> state_values_;
   // The read under way, for its stream alone.
   StateReader reader_;
   absl::Status status_;
-  std::vector<float> values_;
   std::promise<absl::Status> end_;
   std::shared_future<absl::Status> over_;
 };

@@ -31,6 +31,12 @@ absl::Status HostPools::TakeStateStaging() {
   return absl::OkStatus();
 }
 
+absl::Status HostPools::TakeSaveStaging(int64_t bytes) {
+  if (!Of(kSaveStaging.pool).empty()) return absl::OkStatus();
+  return Allocate(kSaveStaging.pool, StateClass::kStaging, bytes, /*pin=*/false,
+                  "the memory that state passes through beside steps");
+}
+
 // What cannot be locked is used as it is.
 absl::Status HostPools::Allocate(StateClass state, StateClass counted_as, int64_t bytes, bool pin,
                                  std::string_view what) {

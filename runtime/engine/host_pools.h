@@ -28,6 +28,10 @@ class HostPools {
   static constexpr sharding::Place kStateStaging = {.tier = Tier::kCpu,
                                                     .pool = StateClass::kWorkspace};
   absl::Status TakeStateStaging();
+  // Likewise for runs of a save. The memory is taken once, and kept.
+  static constexpr sharding::Place kSaveStaging = {.tier = Tier::kCpu,
+                                                   .pool = StateClass::kSecondary};
+  absl::Status TakeSaveStaging(int64_t bytes);
 
   // With 0 bytes there is no such pool.
   absl::Status Take(StateClass state, int64_t bytes);

@@ -63,6 +63,29 @@ absl::Status Issuer::AwaitNow(LinkedFragment& run, std::span<Event> over) {
   return first;
 }
 
+void Issuer::StartOfSave(LinkedFragment& run, Stream* copies) {
+  for (int index = 0; index < run.size(); ++index) {
+    if (run[index].code == Code::kRead) {
+      StartTransfers(run, index, /*save=*/0);
+    } else {
+      Copy(run, index, *copies);
+    }
+  }
+}
+
+absl::Status Issuer::AwaitOfSave(LinkedFragment& run, Stream* copies) {
+  absl::Status first;
+  for (int index = 0; index < run.size(); ++index) {
+    if (run[index].code == Code::kRead) EndTransfers(run, index, StepTag());
+    first.Update(run.error(index));
+  }
+  if (copies != nullptr) {
+    copies->WaitIdle();
+    first.Update(copies->status());
+  }
+  return first;
+}
+
 void Issuer::Issue(LinkedFragment& run, int index, const StepTag& step, MovedBytes* counted) {
   const Instruction& instruction = run[index];
   with_.order->Await(run, index, step.parity);
@@ -168,6 +191,11 @@ void Issuer::Copy(LinkedFragment& run, int index, Stream& stream) {
   }
 }
 
+ShardFile& Issuer::FileOf(const LinkedFragment& run, const sharding::Place& place) const {
+  return run.fragment().of_save ? with_.storage->files().SavedFile(place)
+                                : with_.storage->files().File(place);
+}
+
 void Issuer::StartTransfers(LinkedFragment& run, int index, uint32_t save) {
   if (with_.errors->has_failed()) return;
   const Instruction& instruction = run[index];
@@ -177,8 +205,7 @@ void Issuer::StartTransfers(LinkedFragment& run, int index, uint32_t save) {
     const Operand &from = instruction.operands[static_cast<size_t>(2 * i)],
                   &to = instruction.operands[static_cast<size_t>(2 * i) + 1];
     if (instruction.code == Code::kRead) {
-      with_.storage->files()
-          .File(from.place)
+      FileOf(run, from.place)
           .StartRead(transfers[i], from.place.offset, run.At(index, 2 * i + 1), to.bytes());
       continue;
     }
@@ -205,7 +232,7 @@ void Issuer::EndTransfers(LinkedFragment& run, int index, const StepTag& step) {
   for (int i = 0; i < std::ssize(instruction.operands) / 2; ++i) {
     const Operand& file = instruction.operands[static_cast<size_t>(reads ? 2 * i : 2 * i + 1)];
     const StateClass state = file.place.pool;
-    const absl::Status moved = with_.storage->files().File(file.place).Wait(transfers[i]);
+    const absl::Status moved = FileOf(run, file.place).Wait(transfers[i]);
     if (run.fragment().of_state) {  // of which no read is of whole extents
       run.error(index).Update(moved);
       if (!moved.ok() && !reads) with_.verifier->Forget(file.place, file.bytes());

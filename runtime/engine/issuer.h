@@ -53,6 +53,10 @@ class Issuer {
   void StartNow(LinkedFragment& run, std::span<Event> over);
   // Waits for the instructions; returns the first error.
   absl::Status AwaitNow(LinkedFragment& run, std::span<Event> over);
+  // The same for reads of a save, on its own thread. Their memory is ordered by kReadAsync alone. `copies`: null if
+  // there are none.
+  void StartOfSave(LinkedFragment& run, Stream* copies);
+  absl::Status AwaitOfSave(LinkedFragment& run, Stream* copies);
 
  private:
   Stream& At(sharding::Line line) const { return with_.order->At(line); }
@@ -60,6 +64,7 @@ class Issuer {
   void Work(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream);
   void Collect(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream);
   void Copy(LinkedFragment& run, int instruction, Stream& stream);
+  ShardFile& FileOf(const LinkedFragment& run, const sharding::Place& place) const;
   void StartTransfers(LinkedFragment& run, int instruction, uint32_t save);
   void EndTransfers(LinkedFragment& run, int instruction, const StepTag& step);
 

@@ -16,40 +16,44 @@ using sharding::StagedRun;
 using sharding::StateRange;
 using sharding::StateRun;
 
-void ToFloat(ThreadTeam& team, const StagedRun& run, absl::FunctionRef<std::byte*(const Place&)> at,
-             float* values) {
+void StateValues::ToFloat(const StagedRun& run, float* values) {
   const StateRun& of = run.run;
   if (of.is_split()) {
-    optim::Join(team, reinterpret_cast<const BFloat16*>(at(run.host[0])),
-                reinterpret_cast<const uint16_t*>(at(run.host[1])), values, of.count());
+    optim::Join(team(), At<BFloat16>(run, 0), At<uint16_t>(run, 1), values, of.count());
   } else {
-    optim::Cast(team, at(run.host[0]), of.homes[0].dtype, values, DType::kFloat32, of.count(),
+    optim::Cast(team(), At<void>(run, 0), of.homes[0].dtype, values, DType::kFloat32, of.count(),
                 optim::Rounding::kNearest);
   }
 }
 
 StagedRun StateValues::InSlot(const StateRun& run, size_t slot) const {
   const auto offset = static_cast<int64_t>(slot) * sharding::kStateStagingBytes;
-  return {run, HostPools::kStateStaging.Plus(offset), HostReaches(*with_.device)};
+  return {run, with_.staging.Plus(offset), HostReaches(*with_.device)};
 }
 
 absl::Status StateValues::Start(Slot& slot, sharding::Fragment fragment) {
   slot.read_ahead = {};
   EBB_RETURN_IF_ERROR(Await(slot));
-  while (slot.over.size() < fragment.instructions.size()) {
+  fragment.of_save = with_.of_save;
+  while (!with_.of_save && slot.over.size() < fragment.instructions.size()) {
     EBB_ASSIGN_OR_RETURN(Event made, with_.device->NewEvent());
     slot.over.push_back(std::move(made));
   }
   EBB_ASSIGN_OR_RETURN(slot.under_way,
                        LinkedFragment::Link(std::move(fragment), plan(), *with_.device,
                                             *with_.storage, *with_.order));
-  with_.issuer->StartNow(*slot.under_way, slot.over);
+  if (with_.of_save) {
+    with_.issuer->StartOfSave(*slot.under_way, with_.copies);
+  } else {
+    with_.issuer->StartNow(*slot.under_way, slot.over);
+  }
   return absl::OkStatus();
 }
 
 absl::Status StateValues::Await(Slot& slot) {
   if (slot.under_way == nullptr) return absl::OkStatus();
-  absl::Status status = with_.issuer->AwaitNow(*slot.under_way, slot.over);
+  absl::Status status = with_.of_save ? with_.issuer->AwaitOfSave(*slot.under_way, with_.copies)
+                                      : with_.issuer->AwaitNow(*slot.under_way, slot.over);
   slot.under_way.reset();
   return status;
 }
@@ -102,12 +106,44 @@ absl::Status StateValues::Read(const StateRange& range, std::span<float> values,
     EBB_RETURN_IF_ERROR(ReadAhead(run).status());
     if (r + 1 < runs.size()) EBB_RETURN_IF_ERROR(ReadAhead(runs[r + 1]).status());
     EBB_ASSIGN_OR_RETURN(const size_t slot, Fetch(run));
-    const StagedRun found = InSlot(run, slot);
-    ToFloat(
-        team(), found, [this](const Place& place) { return with_.storage->At(place); },
-        values.data() + (run.begin - range.begin));
+    ToFloat(InSlot(run, slot), values.data() + (run.begin - range.begin));
   }
   return absl::OkStatus();
+}
+
+absl::Status StateValues::ReadEach(const StateRange& range, Show show) {
+  const bool verifies = with_.config->ebb.verify_swap != VerifySwap::kOff;
+  const std::vector<StateRun> runs = RunsOf(range);
+  size_t started = 0;
+  const auto read = [&](size_t r) -> absl::Status {
+    for (; started < std::min(r + slots_.size(), runs.size()); ++started)
+      EBB_RETURN_IF_ERROR(ReadAhead(runs[started]).status());
+    EBB_ASSIGN_OR_RETURN(const size_t slot, Fetch(runs[r]));
+    const StagedRun found = InSlot(runs[r], slot);
+    for (size_t k = 0; verifies && k < pieces_.size(); ++k) {
+      const sharding::Operand& home = found.run.homes[k];
+      if (home.place.tier != Tier::kNvme || home.count == 0) continue;
+      if (!with_.verifier->VerifyPiece(
+              pieces_[k], home.place,
+              {At<const std::byte>(found, k), static_cast<size_t>(home.bytes())}))
+        return with_.errors->failure();
+    }
+    return show(runs[r], ValuesOf(found));
+  };
+  absl::Status status;
+  for (size_t r = 0; r < runs.size() && status.ok(); ++r) status = read(r);
+  status.Update(Await());
+  return status;
+}
+
+// Where they are, if that is how they are kept.
+std::span<const float> StateValues::ValuesOf(const StagedRun& run) {
+  const auto count = static_cast<size_t>(run.run.count());
+  if (!run.run.is_split() && run.run.homes[0].dtype == DType::kFloat32)
+    return {At<const float>(run, 0), count};
+  values_.resize(count);
+  ToFloat(run, values_.data());
+  return values_;
 }
 
 // Blocks that the run covers in part it may share with the run before, which is on its way.

@@ -1,9 +1,10 @@
 // Ranges of this rank's state as fp32 in host memory, wherever they live. An engine calls it when
-// nothing of its steps is under way.
+// nothing of its steps is under way. A save has one of its own, for its thread.
 //
 //   home --Start--> [ slot 0 ] --cast--> values       what lives on the disk, or on a device that
 //   home --Start--> [ slot 1 ]                        the host cannot reach, passes through two
-//                                                     slots: one is used, one filled or emptied
+//                                                     slots: one is used, one filled or emptied.
+//                                                     A save has more
 #pragma once
 
 #include <array>
@@ -29,10 +30,6 @@ namespace ebb {
 
 class Issuer;
 
-// The run's values as fp32; `at` says where the host finds each part.
-void ToFloat(ThreadTeam& team, const sharding::StagedRun& run,
-             absl::FunctionRef<std::byte*(const sharding::Place&)> at, float* values);
-
 class StateValues {
  public:
   struct Parts {  // borrowed
@@ -46,12 +43,21 @@ class StateValues {
     SwapVerifier* verifier = nullptr;
     StepErrors* errors = nullptr;
     int shard = 0;
+    size_t slots = 2;
+    sharding::Place staging = HostPools::kStateStaging;  // where they are
+    // It only reads, while steps go on; what is on a device that the host does not reach, over this.
+    bool of_save = false;
+    Stream* copies = nullptr;
   };
-  explicit StateValues(const Parts& parts) : with_(parts) {}
+  explicit StateValues(const Parts& parts) : with_(parts), slots_(parts.slots) {}
 
   // `next`: the range of the next Read, if known. Its read, and writes, may last until Await.
   absl::Status Read(const sharding::StateRange& range, std::span<float> values,
                     const sharding::StateRange* next = nullptr);
+  // The same run by run, each verified as it comes, with as many runs on their way as there are slots. Ends at the
+  // first error.
+  using Show = absl::FunctionRef<absl::Status(const sharding::StateRun&, std::span<const float>)>;
+  absl::Status ReadEach(const sharding::StateRange& range, Show show);
   absl::Status Write(const sharding::StateRange& range, std::span<const float> values);
   // Where the range's values lie as fp32 in one piece that the host reaches; null: not so.
   float* InPlace(const sharding::StateRange& range) const;
@@ -79,12 +85,15 @@ class StateValues {
     return sharding::RunsOf(*with_.plan, with_.shard, range);
   }
   sharding::StagedRun InSlot(const sharding::StateRun& run, size_t slot) const;
-  size_t TakeSlot() { return next_slot_ = 1 - next_slot_; }
+  size_t TakeSlot() { return next_slot_ = (next_slot_ + 1) % slots_.size(); }
   absl::Status Start(Slot& slot, sharding::Fragment fragment);
   absl::Status Await(Slot& slot);
   // The slot that holds it or will hold it; any slot if the host finds it at home.
   absl::StatusOr<size_t> ReadAhead(const sharding::StateRun& run);
   absl::StatusOr<size_t> Fetch(const sharding::StateRun& run);
+  // The run's values as fp32.
+  void ToFloat(const sharding::StagedRun& run, float* values);
+  std::span<const float> ValuesOf(const sharding::StagedRun& run);
   absl::Status PrepareWrite(const sharding::StagedRun& run, Slot& slot);
   absl::Status VerifyFile(const sharding::Place& place, int64_t bytes);
   template <class T>
@@ -93,8 +102,10 @@ class StateValues {
   }
 
   const Parts with_;
-  std::array<Slot, 2> slots_;
+  std::vector<Slot> slots_;
   size_t next_slot_ = 0;
+  std::vector<float> values_;                        // of ReadEach, a run's
+  std::array<SwapVerifier::Pieces, 2> pieces_ = {};  // likewise, by home
 };
 
 }  // namespace ebb

@@ -104,7 +104,7 @@ absl::Status Storage::FollowPlan() {
   TakeBytes();
   const auto is_on_host = [this](StateClass state) {
     return std::ssize(host_.Of(state)) == BytesOf(static_cast<int>(state), Tier::kCpu) ||
-           state == HostPools::kStateStaging.pool;
+           state == HostPools::kStateStaging.pool || state == HostPools::kSaveStaging.pool;
   };
   if (!is_on_host(StateClass::kStaging)) EBB_RETURN_IF_ERROR(files_->FollowPlan({}));
   for (int state = 0; state < kStateClasses; ++state) {
@@ -128,6 +128,11 @@ absl::Status Storage::FollowPlan() {
 absl::Status Storage::TakeStateStaging() {
   if (HostReaches(*device_) && !files_->exist()) return absl::OkStatus();
   return host_.TakeStateStaging();
+}
+
+absl::Status Storage::TakeSaveStaging(int64_t bytes) {
+  if (HostReaches(*device_) && !files_->exist()) return absl::OkStatus();
+  return host_.TakeSaveStaging(bytes);
 }
 
 absl::Status Storage::MakeRoom(Tier tier, Room& room) const {

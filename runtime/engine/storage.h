@@ -67,6 +67,7 @@ class Storage {
 
   // HostPools::kStateStaging, where there is need of it.
   absl::Status TakeStateStaging();
+  absl::Status TakeSaveStaging(int64_t bytes);  // HostPools::kSaveStaging, likewise
 
   // Of the device; empty where the plan has none.
   std::span<std::byte> Pool(StateClass state) const {

@@ -64,7 +64,7 @@ class SwapVerifier {
   // An array of masters or states that an update has summed, and writes to its other place (SecondPlaces).
   void NoteMove(const sharding::Place& place);
 
-  // What an asynchronous read has of the disk, piece by piece, each from where the one before it ended.
+  // What a save has of the disk, piece by piece, each from where the one before it ended.
   struct Pieces {
     sharding::Place next;
     bool from_start = false;  // of the extent that is summed
@@ -79,9 +79,7 @@ class SwapVerifier {
                                                 absl::FunctionRef<void(const std::byte*)>)>;
   // Of what lies in the file, which is read for it alone: ahead of reads in smaller pieces. False where
   // it differs, which has failed the engine.
-  // `beside_steps`: updates that are to come may have been summed, and not written.
-  absl::StatusOr<bool> VerifyFile(const sharding::Place& place, int64_t bytes, Reader read,
-                                  bool beside_steps = false);
+  absl::StatusOr<bool> VerifyFile(const sharding::Place& place, int64_t bytes, Reader read);
 
  private:
   void FailAt(const SwapChecksums::Extent& extent, const sharding::Place& place);
