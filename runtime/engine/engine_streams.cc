@@ -22,7 +22,7 @@ int TasksMax(const sharding::Plan* plan, StreamId id) {
   for (size_t i = 0; plan != nullptr && i < plan->operations.size(); ++i) {
     const sharding::Operation& operation = plan->operations[i];
     if (operation.stream != id) continue;
-    constexpr size_t kOwn = 5;  // begin, work, end, and what ties both streams of transfers
+    constexpr size_t kOwn = 4;  // begin, work, a look at a collective's failure, end
     tasks += kOwn + sharding::kLines + operation.moves.size() + operation.parts.size();
     if (operation.kind == sharding::OperationKind::kFillSecondary)
       tasks += operation.parts.size();  // a copy each of what is trainable and what is frozen
@@ -56,10 +56,6 @@ absl::Status EngineStreams::Make(const Device& device, const sharding::Plan* pla
     };
     const StreamId id = std::get<1>(stream);
     EBB_RETURN_IF_ERROR(MakeLine(LineOf(id), TasksMax(plan, id), make));
-  }
-  if (!started_.has_value()) {
-    EBB_ASSIGN_OR_RETURN(Event started, device.NewEvent());
-    started_.emplace(std::move(started));
   }
   while (concluded_.size() < ControlBlock::kSlots) {
     EBB_ASSIGN_OR_RETURN(Event made, NewAwaitedEvent(device));

@@ -40,7 +40,6 @@ class EngineStreams {
   Stream& download() { return *lines_[sharding::LineOf(sharding::StreamId::kDownload)]; }
   // Null where no instruction runs.
   std::array<Stream*, sharding::kLines> all();
-  Event& started() { return *started_; }  // ties the streams of a transfer's start and end
   const Event& concluded(int parity) const { return concluded_[static_cast<size_t>(parity)]; }
   std::vector<Event>& concluded() { return concluded_; }
 
@@ -55,7 +54,6 @@ class EngineStreams {
   // Streams that start transfers come before those that end them.
   std::array<std::optional<Stream>, sharding::kLines> lines_;
   std::array<int, sharding::kLines> tasks_ = {};  // the most that each has room for
-  std::optional<Event> started_;
   std::vector<Event> concluded_;  // by parity: the caller waits for these when two steps ahead
 };
 

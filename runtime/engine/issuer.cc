@@ -103,12 +103,16 @@ void Issuer::Work(LinkedFragment& run, int index, const StepTag& step, Stream& s
       const uint32_t save = with_.storage->files().second_places() != nullptr
                                 ? with_.storage->files().second_places()->save()
                                 : 0;
-      stream.Enqueue([this, &run, index, save] { StartTransfers(run, index, save); });
-      Stream& end = At(instruction.ends);
-      Event& started = *with_.started;
-      stream.Record(started);
-      end.Wait(started);
-      return end.Enqueue([this, &run, index, step] { EndTransfers(run, index, step); });
+      Progress& started = started_[instruction.starts];
+      const int64_t ticket = started.TakeTicket();
+      stream.Enqueue([this, &run, &started, index, save, ticket] {
+        StartTransfers(run, index, save);
+        started.Pass(ticket);
+      });
+      return At(instruction.ends).Enqueue([this, &run, &started, index, ticket, step] {
+        started.Await(ticket);
+        EndTransfers(run, index, step);
+      });
     }
     case Code::kReadAsync:
       return stream.Enqueue([this, unit = instruction.parts.front().unit] { read_async_(unit); });

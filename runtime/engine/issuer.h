@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "ebb/runtime/comm/communicator.h"
+#include "ebb/runtime/device/cpu/cpu_event.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/engine/instruction_arithmetic.h"
 #include "ebb/runtime/engine/issue_observer.h"
@@ -32,7 +33,6 @@ class Issuer {
     StreamOrder* order = nullptr;
     std::array<std::optional<Communicator>*, sharding::kLanes> lanes = {};  // by sharding::Lane
     Storage* storage = nullptr;
-    Event* started = nullptr;  // ties the streams of a transfer's start and end
     SwapVerifier* verifier = nullptr;
     const InstructionArithmetic* arithmetic = nullptr;
     RecordExchange* exchange = nullptr;
@@ -65,6 +65,9 @@ class Issuer {
 
   const Parts with_;
   std::function<void(int unit)> read_async_;
+  // By the line where transfers start: how many have. The line where they end waits for that number, which costs no
+  // event.
+  std::array<Progress, sharding::kLines> started_;
 };
 
 }  // namespace ebb

@@ -268,7 +268,6 @@ absl::Status Setup::MakeIssuer() {
                               communicators.at(Lane::kSecondary), communicators.at(Lane::kReduce),
                               communicators.at(Lane::kReplicas), communicators.of_world()},
                     .storage = &*with_.storage,
-                    .started = &with_.streams.started(),
                     .verifier = &*with_.verifier,
                     .arithmetic = &*with_.updates.arithmetic,
                     .exchange = &*parts.exchange,

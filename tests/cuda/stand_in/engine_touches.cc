@@ -67,6 +67,7 @@ class HostTouches : public IssueObserver {
   explicit HostTouches(const ObservedEngine& engine) : engine_(engine) {}
 
   void Begin(LinkedFragment& run, int index, const StepTag& step, Stream& stream) override {
+    starts_ = NativeOf(stream);
     const bool exchanges = IsExchange(run[index]);
     if (exchanges || stream.view().native == nullptr)
       Note(run, index, step, stream, /*reads=*/true, /*writes=*/!exchanges);
@@ -74,6 +75,12 @@ class HostTouches : public IssueObserver {
   void End(LinkedFragment& run, int index, const StepTag& step, Stream& stream) override {
     const sharding::Instruction& instruction = run[index];
     const bool exchanges = IsExchange(instruction);
+    // A transfer ends behind its start, without an event of the device.
+    const cudaStream_t ends = NativeOf(stream);
+    if (instruction.starts != instruction.ends && starts_ != nullptr && ends != nullptr) {
+      stand_in::NoteRecord(starts_, reinterpret_cast<cudaEvent_t>(this));
+      stand_in::NoteWait(ends, reinterpret_cast<cudaEvent_t>(this));
+    }
     if (exchanges || instruction.starts != instruction.ends)
       Note(run, index, step, stream, /*reads=*/!exchanges, /*writes=*/true);
   }
@@ -147,6 +154,7 @@ class HostTouches : public IssueObserver {
   }
 
   const ObservedEngine engine_;
+  cudaStream_t starts_ = nullptr;  // of the instruction that begins
 };
 
 const bool kIsSet = [] {
