@@ -11,7 +11,7 @@ ahead of its device costs nothing; so, medians over the steps, in milliseconds:
     wait            from there to the next step: the host waits for the device, and reports
     ahead           the least time from a backward scope's close on the host to its reduction on the device:
                     above 0 all over the step, the device has never waited for the host within it
-    verdict         from the end of the exchange of norms to the first update: a host that decides is between
+    verdict         from the verdict of all ranks to the first update: a host that decides is between
     start           from the last operation of a step to the end of the next one's first scope, where positive:
                     the device has nothing to do until the host has issued that scope
     host_percent    verdict and start over step: the host's time on the critical path, where ahead is above 0
@@ -74,11 +74,11 @@ def figures(path, warm=2):
         rows["ahead"].append(least_ahead(spans))
         for name in ("upload", "download", "host sum", "host update"):
             rows[name.replace(" ", "_")].append(sum(span[4] - span[3] for span in others if span[0] == name))
-        exchanges = [span[4] for span in others if span[1] == "exchange"]
+        verdicts = [span[4] for span in others if span[1] == "conclude"]
         updates = [span[3] for span in others if span[1] == "update"]
-        if exchanges and updates:
-            after = [begin for begin in updates if begin >= exchanges[-1]]
-            rows["verdict"].append(min(after) - exchanges[-1] if after else 0.0)
+        if verdicts and updates:
+            after = [begin for begin in updates if begin >= verdicts[-1]]
+            rows["verdict"].append(min(after) - verdicts[-1] if after else 0.0)
         if not following or not others:
             continue
         following_scopes = [span for span in following if span[1] in ("forward", "backward")]

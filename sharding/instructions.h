@@ -2,10 +2,8 @@
 // for are all written in it. An engine that runs a fragment asks neither the model nor the config.
 //
 // Each instruction names its operands, every byte that it reads or writes; the waits follow from those alone
-// (waits.h), so that a wait cannot be forgotten but by leaving out an operand. One is left out: kExchange reads
-// gradient shards to name a parameter that is not finite. It comes behind the squares of all shards, and updates, which
-// change shards, come behind its constants. What came before the fragment is waited for through the Frontier
-// (frontier.h).
+// (waits.h), so that a wait cannot be forgotten but by leaving out an operand. What came before the fragment is waited
+// for through the Frontier (frontier.h).
 #pragma once
 
 #include <cstdint>
@@ -39,8 +37,10 @@ enum class Code : uint8_t {
   kCheckFiles,  // flag w
   kReadAsync,   // masters, parameters and states r, of one unit: for what is saved beside steps
   kPrepare,     // early constants w, scale r
-  kExchange,    // records w, squares r, sums r, flag r, constants w, scale rw
-  kExchangeNorms,  // sums r, records w, constants rw
+  kSeal,  // record w, squares r, sums rw, flag r; then by unit gradient shard r, to name what is not finite
+  kConclude,       // records r, constants w, scale rw
+  kSealNorms,      // sums of the device r, of the host r, record w
+  kConcludeNorms,  // records r, constants rw
 };
 std::string_view Name(Code code);
 

@@ -30,9 +30,14 @@ constexpr Runs kRuns[kOperationKinds] = {
     {Code::kAccumulate},                    // kAccumulate
     {Code::kNorm},                          // kNorm
     {Code::kAllGather, Lane::kReduce},      // kGatherGradient
-    {Code::kExchange, Lane::kExchange},     // kExchange
+    {Code::kSeal},                          // kSeal
+    {Code::kAllGather, Lane::kExchange},    // kExchange
+    {Code::kConclude},                      // kConclude
     {Code::kParameterNorms},                // kParameterNorms
-    {Code::kExchangeNorms, Lane::kReduce},  // kExchangeNorms
+    {Code::kSealNorms},                     // kSealNorms
+    {Code::kAllGather, Lane::kReduce},      // kExchangeNorms
+    {Code::kConcludeNorms},                 // kConcludeNorms
+    {Code::kCopy},                          // kCopyControl
     {Code::kUpdate},                        // kUpdate
     {Code::kAllGather, Lane::kGather},      // kRefresh
     {Code::kRead},                          // kRead
@@ -127,7 +132,11 @@ void Lowering::BeginMoment(const Moment& moment) {
   operands_.AddControl(operands_.cells().early(), Access::kWrite);
   operands_.AddControl(operands_.cells().scale, Access::kRead);
   AppendWritten(
-      {.code = Code::kPrepare, .role = OperationKind::kExchange, .stream = StreamId::kReduce});
+      {.code = Code::kPrepare, .role = OperationKind::kConclude, .stream = StreamId::kReduce});
+  operands_.AddControl(operands_.cells().early(), Access::kRead);
+  operands_.AddControl(operands_.cells().device_early(), Access::kWrite);
+  AppendWritten(
+      {.code = Code::kCopy, .role = OperationKind::kCopyControl, .stream = StreamId::kReduce});
 }
 
 void Lowering::Lower(int index) {

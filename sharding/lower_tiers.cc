@@ -1,6 +1,7 @@
 #include "ebb/sharding/lower_tiers.h"
 
 #include "ebb/sharding/lower_boundaries.h"
+#include "ebb/sharding/lower_exchange.h"
 #include "ebb/sharding/lower_gathers.h"
 #include "ebb/sharding/lower_reductions.h"
 #include "ebb/sharding/lower_updates.h"
@@ -17,24 +18,6 @@ void Mark(PlanWriter& writer) {
 void Check(PlanWriter& writer) {
   writer.operands().AddControl(writer.operands().files(), Access::kWrite);
   writer.Issue({.kind = OperationKind::kCheck, .stream = StreamId::kCheck});
-}
-
-void Exchange(const Plan& plan, PlanWriter& writer) {
-  const int world = plan.decisions.world;
-  OperandWriter& to = writer.operands();
-  const ControlCells& cells = to.cells();
-  const auto of_step = [&](Access access) { return to.is_walk() ? Access::kNone : access; };
-  to.AddBytes(StagingPlace(plan.pools.staging_exchange), Access::kWrite,
-              (world + 1) * kExchangeBytes);
-  to.AddControl(cells.squares, of_step(Access::kRead),
-                static_cast<int64_t>(plan.layout.units.size()));
-  to.AddControl(to.sums(), Access::kReadWrite);
-  to.AddControl(to.files(), Access::kRead);
-  to.AddControl(cells.constants(), of_step(Access::kWrite));
-  to.AddControl(cells.scale, of_step(Access::kReadWrite));
-  writer.Issue({.kind = OperationKind::kExchange,
-                .stream = StreamId::kReduce,
-                .bytes = (world - 1) * kExchangeBytes});
 }
 
 class TierLowering {
@@ -111,13 +94,13 @@ void TierLowering::Lower(const LogicalOp& operation) {
     case LogicalOp::kParameterNorms:
       return updates_.TakeNorms(operation.index);
     case LogicalOp::kExchangeNorms:
-      return updates_.ExchangeNorms();
+      return ExchangeNorms(in_.plan, writer_);
     case LogicalOp::kRefresh:
       return gathers_.Refresh(operation.units);
     case LogicalOp::kCheck:
       return Check(writer_);
     case LogicalOp::kExchange:
-      return Exchange(in_.plan, writer_);
+      return ExchangeRecords(in_.plan, writer_);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ebb/sharding/fingerprint.h"
+#include "ebb/sharding/lower_exchange.h"
 #include "ebb/sharding/norm_records.h"
 #include "ebb/sharding/unit_places.h"
 
@@ -35,7 +36,7 @@ void UpdateLowering::Update(int sub_group) {
   Bring(route);
   AddArrays(route, Access::kReadWrite, d_.optimizer_states, d_.writes_parameters());
   const UpdateDetail detail = DetailOf(route, d_.optimizer_states);
-  to_.AddControl(detail.early ? to_.cells().early() : to_.cells().constants(), Access::kRead);
+  AddConstants(route, detail.early);
   if (d_.own_optimizer) AddOwnStaging(route);
   const int64_t states = 2 * d_.state_bytes() + SizeOf(d_.shard_dtype(route.unit));
   const int64_t parameter =
@@ -60,9 +61,9 @@ void UpdateLowering::TakeNorms(int sub_group) {
   Bring(route);
   const bool is_first = !std::exchange(norms_begun_[route.on_host ? 1 : 0], true);
   AddArrays(route, Access::kRead, states_read, d_.reads_parameters());
-  to_.AddBytes(NormSums(route.on_host), is_first ? Access::kWrite : Access::kReadWrite,
+  to_.AddBytes(NormSums(in_.plan, route.on_host), is_first ? Access::kWrite : Access::kReadWrite,
                LayOutNormRecords(in_.plan.layout, d_).sums * kNormSumsBytes);
-  to_.AddControl(to_.cells().constants(), Access::kRead);
+  AddConstants(route, /*early=*/false);
   const int64_t states = d_.master_size() + 4 * states_read,
                 parameter = d_.reads_parameters() ? SizeOf(d_.compute) : 0;
   writer_.Issue(
@@ -72,24 +73,6 @@ void UpdateLowering::TakeNorms(int sub_group) {
        .bytes = GroupOf(route).count() * (states + SizeOf(d_.shard_dtype(route.unit)) + parameter),
        .of_update = true,
        .updates = {DetailOf(route, states_read)}});
-}
-
-void UpdateLowering::ExchangeNorms() {
-  const NormRecords records = LayOutNormRecords(in_.plan.layout, d_);
-  for (const bool on_host : {false, true}) {
-    const auto& groups = in_.plan.pools.homes.sub_groups;
-    const bool any = std::any_of(groups.begin(), groups.end(), [&](const SubGroup& group) {
-      return (group.tier != Tier::kDevice) == on_host &&
-             d_.norm_states[static_cast<size_t>(group.unit)] >= 0;
-    });
-    to_.AddBytes(NormSums(on_host), Access::kRead, any ? records.sums * kNormSumsBytes : 0);
-  }
-  to_.AddBytes(StagingPlace(in_.plan.pools.staging_norm_records), Access::kWrite,
-               records.exchanged ? (d_.shards + 1) * records.bytes() : 0);
-  to_.AddControl(to_.cells().constants(), Access::kReadWrite);
-  writer_.Issue({.kind = OperationKind::kExchangeNorms,
-                 .stream = StreamId::kReduce,
-                 .bytes = records.exchanged ? (d_.shards - 1) * records.bytes() : 0});
 }
 
 UpdateLowering::Route UpdateLowering::RouteOf(int sub_group, int turn) const {
@@ -300,9 +283,12 @@ UpdateDetail UpdateLowering::DetailOf(const Route& route, int states) const {
       .rounding_unit = Hasher().Add(in_.plan.unit_names[static_cast<size_t>(route.unit)]).hash()};
 }
 
-Place UpdateLowering::NormSums(bool on_host) const {
-  const Pools& pools = in_.plan.pools;
-  return on_host ? pools.host_norm_sums : StagingPlace(pools.staging_norm_sums);
+// On the device a copy of what the host makes.
+void UpdateLowering::AddConstants(const Route& route, bool early) {
+  const ControlCells& cells = to_.cells();
+  const int64_t of_host = early ? cells.early() : cells.constants(),
+                of_device = early ? cells.device_early() : cells.device_constants();
+  to_.AddControl(route.on_host ? of_host : of_device, Access::kRead);
 }
 
 }  // namespace ebb::sharding

@@ -27,7 +27,6 @@ class UpdateLowering {
   void ReadStates(int sub_group);
   void Update(int sub_group);  // after its ReadStates
   void TakeNorms(int sub_group);
-  void ExchangeNorms();
 
  private:
   // The route of one sub-group: the slots that it moves through, and where its arrays are by now.
@@ -66,7 +65,7 @@ class UpdateLowering {
   void AddArrays(const Route& route, Access access, int states, bool has_parameter);
   void AddOwnStaging(const Route& route);
   UpdateDetail DetailOf(const Route& route, int states) const;
-  Place NormSums(bool on_host) const;
+  void AddConstants(const Route& route, bool early);
 
   const PassInputs& in_;
   const ReadTurns& turns_;

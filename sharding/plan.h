@@ -49,9 +49,14 @@ enum class OperationKind : uint8_t {
   kAccumulate,  // adds the reduced slice to the shard; the last one takes the norm's squares
   kNorm,  // the squares of a shard that kReduce wrote itself; of all shards at Finish, where a step holds updates
   kGatherGradient,  // stage 0: the reduced gradient whole on every rank
-  kExchange,        // norm, overflow, loss, scope hash and errors of all ranks
+  kSeal,            // this rank's record: norm, overflow, loss, scope hash and errors
+  kExchange,        // all-gather of the records of all ranks
+  kConclude,        // the verdict that follows from them: constants of updates, loss scale
   kParameterNorms,  // of a sub-group: what LAMB and LARS know of whole parameters before an update
-  kExchangeNorms,   // the same of all ranks
+  kSealNorms,       // this rank's record of them
+  kExchangeNorms,   // all-gather of the records of a shard group
+  kConcludeNorms,   // the constants that follow from them
+  kCopyControl,     // records, norms and constants, between the control block and the device
   kUpdate,          // the optimizer, one sub-group of a unit
   kRefresh,         // all-gather of updated parameters of units that are kept whole
   kRead,            // moves from the swap file to host memory
@@ -61,7 +66,7 @@ enum class OperationKind : uint8_t {
   kNarrow,          // low-precision copies of masters in host memory, for a gather
   kCheck,           // whether the swap files are still this run's
 };
-inline constexpr int kOperationKinds = 22;
+inline constexpr int kOperationKinds = 27;
 std::string_view Name(OperationKind kind);
 
 enum class StreamId : uint8_t {

@@ -119,10 +119,6 @@ Place WalkOutputPlace(const Plan& plan, int visit, int micro_batch) {
           .offset = plan.pools.EvaluationOutput(visit, micro_batch)};
 }
 
-Place RecordsPlace(const Plan& plan) {
-  return StagingPlace(plan.pools.staging_exchange);
-}
-
 bool HasNorms(const Plan& plan) {
   return plan.decisions.has_norms();
 }

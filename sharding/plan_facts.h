@@ -59,8 +59,6 @@ Place WholeGradientPlace(const Plan& plan, int visit);
 Place OutputPlace(const Plan& plan, int visit, int index_in_round);
 Place OutputGradientPlace(const Plan& plan, int visit, int index_in_round);
 Place WalkOutputPlace(const Plan& plan, int visit, int micro_batch);
-// The records of all ranks, with this rank's own behind them.
-Place RecordsPlace(const Plan& plan);
 // In the device's staging pool, at an address of Pools.
 inline Place StagingPlace(int64_t offset) {
   return {.pool = StateClass::kStaging, .offset = offset};

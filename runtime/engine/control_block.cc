@@ -6,6 +6,7 @@
 
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/device_reach.h"
+#include "ebb/sharding/operands.h"
 
 namespace ebb {
 namespace {
@@ -34,59 +35,76 @@ std::span<T> Construct(std::byte* at, size_t count) {
   return {begin, count};
 }
 
-// On the CPU both are the same memory.
-template <class T>
-void CopyAll(Stream& stream, std::span<T> to, std::span<T> from) {
-  if (to.data() != from.data())
-    stream.Copy(to.data(), from.data(), static_cast<int64_t>(from.size_bytes()));
-}
-
 }  // namespace
 
-absl::Status ControlBlock::Create(const Device& device, size_t units, size_t ranks, size_t sets,
+absl::Status ControlBlock::Create(const Device& device, const Sizes& sizes,
                                   std::span<const optim::UpdateRun> runs,
                                   std::optional<ControlBlock>& into) {
   constexpr std::string_view kWhat = "what host and device tell each other";
+  const size_t records_in_all = kSlots * (sizes.ranks + 1), constants_in_all = 4 * sizes.sets,
+               norm_bytes = sizes.norm_records * sizes.norm_record;
   Cutter cutter;
-  const size_t squares = cutter.Take<double>(units),
+  const size_t squares = cutter.Take<double>(sizes.units),
                sums = cutter.Take<double>(kSlots * Evaluation::kSums),
                loss_scale = cutter.Take<float>(1),
-               records = cutter.Take<ExchangeRecord>(kSlots * (ranks + 1)),
-               constants = cutter.Take<optim::UpdateConstants>(4 * sets),
+               records = cutter.Take<ExchangeRecord>(records_in_all),
+               constants = cutter.Take<optim::UpdateConstants>(constants_in_all),
+               norm_sums = cutter.Take<optim::NormSums>(sizes.norm_sums),
+               norm_record = cutter.Take<std::byte>(sizes.norm_record),
+               norm_records = cutter.Take<std::byte>(norm_bytes),
                table = cutter.Take<optim::UpdateRun>(runs.size());
   ControlBlock& block = into.emplace();
   EBB_ASSIGN_OR_RETURN(block.memory_, device.AllocateShared(cutter.bytes(), kWhat));
   std::byte* const memory = block.memory_.data();
-  block.squares_ = Construct<double>(memory + squares, units);
+  block.squares_ = Construct<double>(memory + squares, sizes.units);
   block.sums_ = Construct<double>(memory + sums, kSlots * Evaluation::kSums);
   block.loss_scale_ = Construct<float>(memory + loss_scale, 1).data();
-  block.records_ = Construct<ExchangeRecord>(memory + records, kSlots * (ranks + 1));
+  block.records_ = Construct<ExchangeRecord>(memory + records, records_in_all);
   block.device_constants_ = block.constants_ =
-      Construct<optim::UpdateConstants>(memory + constants, 4 * sets);
+      Construct<optim::UpdateConstants>(memory + constants, constants_in_all);
+  block.norm_sums_ = Construct<optim::NormSums>(memory + norm_sums, sizes.norm_sums);
+  block.norm_record_ = Construct<std::byte>(memory + norm_record, sizes.norm_record);
+  block.norm_records_ = Construct<std::byte>(memory + norm_records, norm_bytes);
   block.device_runs_ = block.runs_ = Construct<optim::UpdateRun>(memory + table, runs.size());
   std::copy(runs.begin(), runs.end(), block.runs_.begin());
   *block.loss_scale_ = 1;
   if (HostReaches(device)) return absl::OkStatus();
 
   Cutter on_device;
-  const size_t device_constants = on_device.Take<optim::UpdateConstants>(4 * sets),
+  const size_t device_constants = on_device.Take<optim::UpdateConstants>(constants_in_all),
                device_runs = on_device.Take<optim::UpdateRun>(runs.size());
   EBB_ASSIGN_OR_RETURN(block.device_memory_,
                        device.Allocate(std::max<int64_t>(on_device.bytes(), 1), kWhat));
   // Not for the host to touch, and all zero: no update.
   std::byte* const there = block.device_memory_.data();
   block.device_constants_ = {reinterpret_cast<optim::UpdateConstants*>(there + device_constants),
-                             4 * sets};
+                             constants_in_all};
   block.device_runs_ = {reinterpret_cast<optim::UpdateRun*>(there + device_runs), runs.size()};
   return absl::OkStatus();
 }
 
-void ControlBlock::CopyConstants(Stream& stream, int parity, bool early) const {
-  CopyAll(stream, Of(parity, early, device_constants_), Of(parity, early, constants_));
+std::span<std::byte> ControlBlock::At(int64_t cell, int parity) const {
+  const auto bytes = [](auto span) { return std::as_writable_bytes(span); };
+  const sharding::ControlCells cells(static_cast<int>(squares_.size()));
+  if (cell < std::ssize(squares_)) return bytes(std::span(&square(static_cast<int>(cell)), 1));
+  if (cell == cells.scale) return bytes(std::span(loss_scale_, 1));
+  if (cell == cells.sums() || cell == cells.walk_sums()) return bytes(sums(parity));
+  if (cell == cells.constants()) return bytes(constants(parity, /*early=*/false));
+  if (cell == cells.early()) return bytes(constants(parity, /*early=*/true));
+  if (cell == cells.device_constants()) return bytes(Of(parity, false, device_constants_));
+  if (cell == cells.device_early()) return bytes(Of(parity, true, device_constants_));
+  if (cell == cells.record() || cell == cells.walk_record())
+    return bytes(std::span(&own_record(parity), 1));
+  if (cell == cells.records() || cell == cells.walk_records()) return bytes(records(parity));
+  if (cell == cells.norm_sums()) return bytes(norm_sums_);
+  if (cell == cells.norm_record()) return norm_record_;
+  if (cell == cells.norm_records()) return norm_records_;
+  return {};
 }
 
 void ControlBlock::CopyRuns(Stream& stream) const {
-  CopyAll(stream, device_runs_, runs_);
+  if (device_runs_.data() != runs_.data())
+    stream.Copy(device_runs_.data(), runs_.data(), static_cast<int64_t>(runs_.size_bytes()));
 }
 
 }  // namespace ebb

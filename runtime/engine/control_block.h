@@ -1,6 +1,6 @@
-// What the host and the device tell each other in a step, in memory that both reach. Norms, losses
-// and the ranks' records come from the device; the scale and the constants of updates go to it. A
-// device with memory of its own has a copy there of what every thread of an update reads. On the
+// What the host and the device tell each other in a step, in memory that both reach: the memory of the plan's cells
+// (sharding::ControlCells). Norms, losses and the ranks' records come from the device; the scale and the constants of
+// updates go to it. A device with memory of its own has a copy there of what every thread of an update reads. On the
 // CPU all of this is plain memory.
 //
 // Two steps may be under way, so the values of a step's updates, loss and exchange exist by parity.
@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "ebb/optim/kernels.h"
+#include "ebb/optim/parameter_norms.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/engine/exchange.h"
 #include "ebb/runtime/engine/step.h"
@@ -25,11 +26,19 @@ class ControlBlock {
  public:
   static constexpr int kEvaluation = 2, kSlots = 3;  // of sums and records
 
-  // `sets`: of constants that a step's updates need. `runs`: of all updates. On an error `into`
-  // holds what could be taken, as with Storage.
-  static absl::Status Create(const Device& device, size_t units, size_t ranks, size_t sets,
+  struct Sizes {
+    size_t units = 0, ranks = 0;
+    size_t sets = 0;  // of constants that a step's updates need
+    // Where an optimizer takes norms: sums of this rank, bytes of a rank's record of them, and how many ranks there are.
+    size_t norm_sums = 0, norm_record = 0, norm_records = 0;
+  };
+  // `runs`: of all updates. On an error `into` holds what could be taken, as with Storage.
+  static absl::Status Create(const Device& device, const Sizes& sizes,
                              std::span<const optim::UpdateRun> runs,
                              std::optional<ControlBlock>& into);
+
+  // The memory of a cell in a step of that parity, or in an evaluation; empty: it has none.
+  std::span<std::byte> At(int64_t cell, int parity) const;
 
   double& square(int unit) const { return squares_[static_cast<size_t>(unit)]; }  // of its shard
   std::span<const double> squares() const { return squares_; }                    // by unit
@@ -47,9 +56,12 @@ class ControlBlock {
     return Of(parity, early, constants_);
   }
 
-  // Copies in the order of `stream`, for updates ordered behind it; no-ops if the device has no
-  // memory of its own. Constants are copied as they are when the stream gets there.
-  void CopyConstants(Stream& stream, int parity, bool early) const;
+  // Of optimizers that take norms: a copy of the sums on the device; this rank's record, and those of all ranks.
+  std::span<optim::NormSums> norm_sums() const { return norm_sums_; }
+  std::span<std::byte> norm_record() const { return norm_record_; }
+  std::span<std::byte> norm_records() const { return norm_records_; }
+
+  // In the order of `stream`, for updates ordered behind it; a no-op if the device has no memory of its own.
   void CopyRuns(Stream& stream) const;
   // Where an update reads constants, on the device or on the host.
   std::span<const optim::UpdateConstants> constants_for(bool on_device, int parity,
@@ -76,6 +88,8 @@ class ControlBlock {
   std::span<ExchangeRecord> records_;  // by parity: by rank, then this rank's own
   std::span<optim::UpdateConstants> constants_, device_constants_;
   std::span<optim::UpdateRun> runs_, device_runs_;
+  std::span<optim::NormSums> norm_sums_;
+  std::span<std::byte> norm_record_, norm_records_;
   float* loss_scale_ = nullptr;
 };
 

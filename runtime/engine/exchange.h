@@ -1,6 +1,6 @@
 // What ranks tell each other once a step: the parts of the norm and the loss, whether anything went
-// wrong, and which scopes they opened. One small all-gather, which record_exchange.h enqueues, so every
-// rank reaches the same verdict.
+// wrong, and which scopes they opened. One small all-gather, between two tasks of
+// record_exchange.h, so every rank reaches the same verdict.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 #include "ebb/runtime/engine/issuer.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -83,7 +84,6 @@ void Issuer::Issue(LinkedFragment& run, int index, const StepTag& step, MovedByt
       counted->Add(sharding::RowOf(move), move.bytes);
   }
   with_.observers->End(run, index, step, ends);
-  if (instruction.code == Code::kExchange) with_.exchange->RecordConclusion(step.parity);
   with_.order->Leave(run, index, step.parity);
 }
 
@@ -97,7 +97,7 @@ void Issuer::Work(LinkedFragment& run, int index, const StepTag& step, Stream& s
     case Code::kAllReduce:
       return Collect(run, index, step, stream);
     case Code::kCopy:
-      return Copy(run, index, stream);
+      return Copy(run, index, step.parity, stream);
     case Code::kRead:
     case Code::kWrite: {
       const uint32_t save = with_.storage->files().second_places() != nullptr
@@ -117,11 +117,15 @@ void Issuer::Work(LinkedFragment& run, int index, const StepTag& step, Stream& s
     case Code::kReadAsync:
       return stream.Enqueue([this, unit = instruction.parts.front().unit] { read_async_(unit); });
     case Code::kPrepare:
-      return with_.exchange->Prepare(step.parity);
-    case Code::kExchange:
-      return with_.exchange->Exchange(step.parity);
-    case Code::kExchangeNorms:
-      return with_.exchange->ExchangeNorms(step.parity);
+      return with_.exchange->Prepare(step.parity, stream);
+    case Code::kSeal:
+      return with_.exchange->Seal(run, index, step.parity, stream);
+    case Code::kConclude:
+      return with_.exchange->Conclude(step.parity, stream);
+    case Code::kSealNorms:
+      return with_.exchange->SealNorms(run, index, step.parity, stream);
+    case Code::kConcludeNorms:
+      return with_.exchange->ConcludeNorms(step.parity, stream);
     case Code::kUpdate:
       if (instruction.updates.front().early) with_.outcome->StartEarlyUpdate();
       [[fallthrough]];
@@ -159,17 +163,30 @@ void Issuer::Collect(LinkedFragment& run, int index, const StepTag& step, Stream
 // Of memory that the device could not lock, it promises neither to wait for the stream before it reads there nor
 // not to wait on the host while it holds what others need: so the wait is ours, for what was issued before, by all
 // ranks alike.
-void Issuer::Copy(LinkedFragment& run, int index, Stream& stream) {
+void Issuer::Copy(LinkedFragment& run, int index, int parity, Stream& stream) {
   const Instruction& instruction = run[index];
   for (size_t k = 0; k < instruction.operands.size(); k += 2) {
     const Operand &from = instruction.operands[k], &to = instruction.operands[k + 1];
     for (const Operand* end : {&from, &to}) {
-      if (end->place.tier == Tier::kCpu && with_.storage->host().CopiesHoldUpHost(end->place.pool))
+      if (end->place.tier == Tier::kCpu && end->place.pool != StateClass::kControl &&
+          with_.storage->host().CopiesHoldUpHost(end->place.pool))
         stream.WaitIdle();
     }
     const int operand = static_cast<int>(k);
-    stream.Copy(run.At(index, operand + 1), run.At(index, operand), from.bytes());
+    const std::span<std::byte> source = MemoryOf(run, index, operand, parity),
+                               destination = MemoryOf(run, index, operand + 1, parity);
+    // On the CPU constants are where updates read them.
+    if (destination.data() == source.data()) continue;
+    stream.Copy(destination.data(), source.data(),
+                static_cast<int64_t>(std::min(source.size(), destination.size())));
   }
+}
+
+std::span<std::byte> Issuer::MemoryOf(const LinkedFragment& run, int index, int operand,
+                                      int parity) const {
+  const Operand& of = run[index].operands[static_cast<size_t>(operand)];
+  if (of.place.pool == StateClass::kControl) return with_.control->At(of.place.offset, parity);
+  return {run.At(index, operand), static_cast<size_t>(of.bytes())};
 }
 
 void Issuer::StartTransfers(LinkedFragment& run, int index, uint32_t save) {

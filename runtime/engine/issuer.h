@@ -13,6 +13,7 @@
 #include "ebb/runtime/comm/communicator.h"
 #include "ebb/runtime/device/cpu/cpu_event.h"
 #include "ebb/runtime/device/stream.h"
+#include "ebb/runtime/engine/control_block.h"
 #include "ebb/runtime/engine/instruction_arithmetic.h"
 #include "ebb/runtime/engine/issue_observer.h"
 #include "ebb/runtime/engine/linked_fragment.h"
@@ -33,6 +34,7 @@ class Issuer {
     StreamOrder* order = nullptr;
     std::array<std::optional<Communicator>*, sharding::kLanes> lanes = {};  // by sharding::Lane
     Storage* storage = nullptr;
+    const ControlBlock* control = nullptr;
     SwapVerifier* verifier = nullptr;
     const InstructionArithmetic* arithmetic = nullptr;
     RecordExchange* exchange = nullptr;
@@ -59,7 +61,9 @@ class Issuer {
   void Issue(LinkedFragment& run, int instruction, const StepTag& step, MovedBytes* counted);
   void Work(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream);
   void Collect(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream);
-  void Copy(LinkedFragment& run, int instruction, Stream& stream);
+  void Copy(LinkedFragment& run, int instruction, int parity, Stream& stream);
+  std::span<std::byte> MemoryOf(const LinkedFragment& run, int instruction, int operand,
+                                int parity) const;
   void StartTransfers(LinkedFragment& run, int instruction, uint32_t save);
   void EndTransfers(LinkedFragment& run, int instruction, const StepTag& step);
 

@@ -3,18 +3,15 @@
 // record to all ranks of the shard group and give the squares of whole parameters. Sums are exact
 // (optim/exact_sum.h), so neither cuts nor the order of ranks matter.
 //
-// All of it happens in the order of the reduce stream, on which record_exchange.h enqueues it, in memory that host and
-// device reach.
+// All of it happens in the order of the reduce stream, as tasks of record_exchange.h, in the control block.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "ebb/optim/parameter_norms.h"
-#include "ebb/runtime/device/device.h"
+#include "ebb/runtime/engine/control_block.h"
 #include "ebb/runtime/engine/update_table.h"
 #include "ebb/sharding/norm_records.h"
 #include "ebb/sharding/plan.h"
@@ -23,23 +20,13 @@ namespace ebb {
 
 class NormExchange {
  public:
-  // `shard`: this rank's slice of every unit. On an error `into` holds what could be taken.
-  static absl::Status Create(const Device& device, const sharding::Plan& plan,
-                             const UpdateTable& table, int shard,
-                             std::optional<NormExchange>& into);
+  // `shard`: this rank's slice of every unit. The control block outlives this.
+  NormExchange(const sharding::Plan& plan, const UpdateTable& table, int shard,
+               const ControlBlock& control);
 
-  // The number of sums on either side.
-  size_t sums() const { return totals_.size(); }
-  bool sums_on_device() const { return sums_on_device_; }
-  bool sums_on_host() const { return sums_on_host_; }
-  // A copy of the sums on the device.
-  std::span<optim::NormSums> device_sums() const { return device_sums_; }
-  bool exchanged() const { return layout_.exchanged; }
-  std::span<std::byte> own_record() const { return own_record_; }
-  std::span<std::byte> records() const { return records_; }  // of all ranks, in their order
-
-  // Adds up this rank's sums, and writes its record of that exchange. `failed`: sums are void.
-  void Complete(std::span<const optim::NormSums> on_host, int64_t exchange, bool failed);
+  // Adds up this rank's sums, and writes its record of that exchange. `on_host`: null if the host has none, as
+  // `on_device`: whether the control block has sums of the device. `failed`: sums are void.
+  void Complete(bool on_device, const optim::NormSums* on_host, int64_t exchange, bool failed);
 
   // False: some rank's record of that exchange has not come, or has no sums.
   bool Conclude(int64_t exchange);
@@ -78,19 +65,16 @@ class NormExchange {
   }
   std::span<std::byte> RecordOf(int rank) const {
     const auto bytes = static_cast<size_t>(layout_.bytes());
-    return records_.subspan(static_cast<size_t>(rank) * bytes, bytes);
+    return control_.norm_records().subspan(static_cast<size_t>(rank) * bytes, bytes);
   }
 
   static_assert(sizeof(Header) <= sharding::kNormHeaderBytes);
   static_assert(sizeof(Entry) == sharding::kNormEntryBytes);
   static_assert(sizeof(optim::NormSums) == sharding::kNormSumsBytes);
 
-  sharding::NormRecords layout_;
-  int shards_ = 1;
-  bool sums_on_device_ = false, sums_on_host_ = false;
-  Buffer memory_;
-  std::span<optim::NormSums> device_sums_;
-  std::span<std::byte> own_record_, records_;
+  const sharding::NormRecords layout_;
+  const int shards_;
+  const ControlBlock& control_;
   std::vector<Parameter> parameters_;
   std::vector<optim::NormSums> totals_;  // by set: this rank's
   std::vector<Norms> norms_;

@@ -1,21 +1,21 @@
-// Enqueues on the reduce stream what ranks tell each other: the records at the end of a step or evaluation (exchange.h),
-// around which StepOutcome does its part, and before LAMB and LARS the norms of parameters (norm_exchange.h).
+// What the host does around the exchanges of ranks, in the order of the reduce stream: of the records at the end of a
+// step or evaluation (exchange.h), for which StepOutcome does its part, and before LAMB and LARS of the norms of
+// parameters (norm_exchange.h). The exchanges themselves are instructions as all others are.
 #pragma once
 
 #include <optional>
-#include <span>
 #include <vector>
 
-#include "ebb/optim/kernels.h"
 #include "ebb/runtime/comm/communicator.h"
+#include "ebb/runtime/device/event.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/engine/control_block.h"
+#include "ebb/runtime/engine/linked_fragment.h"
 #include "ebb/runtime/engine/norm_exchange.h"
 #include "ebb/runtime/engine/step_communicators.h"
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/step_outcome.h"
 #include "ebb/runtime/engine/step_scalars.h"
-#include "ebb/runtime/engine/storage.h"
 #include "ebb/runtime/engine/update_table.h"
 #include "ebb/sharding/plan.h"
 
@@ -25,9 +25,7 @@ class RecordExchange {
  public:
   struct Parts {  // borrowed
     const sharding::Plan* plan = nullptr;
-    Stream* reduce = nullptr;
-    Communicator *of_world = nullptr, *of_shards = nullptr;  // for records; for norms
-    Storage* storage = nullptr;
+    const Communicator *of_world = nullptr, *of_shards = nullptr;  // of records; of norms
     ControlBlock* control = nullptr;
     NormExchange* norms = nullptr;  // null: no optimizer takes norms
     const UpdateTable* table = nullptr;
@@ -45,21 +43,19 @@ class RecordExchange {
   // Begins a step; empty: the schedule's rate.
   void Begin(std::optional<double> learning_rate) { learning_rate_ = learning_rate; }
 
-  // Codes kPrepare, kExchange and kExchangeNorms.
-  void Prepare(int parity);
-  void Exchange(int parity);
-  void ExchangeNorms(int parity);
-  // Behind kExchange: records the event that the caller waits for.
-  void RecordConclusion(int parity);
+  // Enqueues what a code of the same name does.
+  void Prepare(int parity, Stream& stream);
+  void Seal(const LinkedFragment& run, int instruction, int parity, Stream& stream);
+  void Conclude(int parity, Stream& stream);
+  void SealNorms(const LinkedFragment& run, int instruction, int parity, Stream& stream);
+  void ConcludeNorms(int parity, Stream& stream);
 
  private:
-  void NameNonFinite(int parity) const;
-  std::span<optim::NormSums> SumsOn(bool device) const;
-  void ConcludeNorms(int parity);
+  void NameNonFinite(const LinkedFragment& run, int instruction, int parity) const;
+  void SetTrustRatios(int parity);
 
   const Parts with_;
   std::optional<double> learning_rate_;
-  CollectiveSpan records_[ControlBlock::kSlots], norms_[2];  // by parity
 };
 
 }  // namespace ebb

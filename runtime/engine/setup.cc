@@ -178,13 +178,20 @@ absl::Status Setup::MakeMemory() {
                               Slice());
   with_.updates.state_names =
       OptimizerStateNames(inputs.model, inputs.config, inputs.own_optimizer());
-  EBB_RETURN_IF_ERROR(ControlBlock::Create(
-      inputs.device, inputs.model.units.size(), static_cast<size_t>(inputs.size()),
-      with_.updates.table.sets().size(), with_.updates.table.runs(), with_.control));
-  if (sharding::HasNorms(plan())) {
-    EBB_RETURN_IF_ERROR(NormExchange::Create(inputs.device, plan(), with_.updates.table, Slice(),
-                                             with_.updates.norms));
+  ControlBlock::Sizes sizes{.units = inputs.model.units.size(),
+                            .ranks = static_cast<size_t>(inputs.size()),
+                            .sets = with_.updates.table.sets().size()};
+  const bool has_norms = sharding::HasNorms(plan());
+  if (has_norms) {
+    sizes.norm_sums = sizes.sets;
+    if (const sharding::NormRecords records = sharding::NormRecordsOf(plan()); records.exchanged) {
+      sizes.norm_record = static_cast<size_t>(records.bytes());
+      sizes.norm_records = static_cast<size_t>(sharding::Slices(plan()));
+    }
   }
+  EBB_RETURN_IF_ERROR(
+      ControlBlock::Create(inputs.device, sizes, with_.updates.table.runs(), with_.control));
+  if (has_norms) with_.updates.norms.emplace(plan(), with_.updates.table, Slice(), *with_.control);
   with_.control->CopyRuns(with_.streams.update());  // before whatever is updated on that stream
   MakeOutcome();
   EBB_RETURN_IF_ERROR(MakeIssuer());
@@ -224,10 +231,8 @@ absl::Status Setup::MakeIssuer() {
   IssueParts& parts = with_.issue;
   NormExchange* const norms = with_.updates.norms ? &*with_.updates.norms : nullptr;
   parts.exchange.emplace(RecordExchange::Parts{.plan = &plan(),
-                                               .reduce = &with_.streams.reduce(),
                                                .of_world = &**communicators.of_world(),
                                                .of_shards = &communicators.reduce(),
-                                               .storage = &*with_.storage,
                                                .control = &*with_.control,
                                                .norms = norms,
                                                .table = &with_.updates.table,
@@ -268,6 +273,7 @@ absl::Status Setup::MakeIssuer() {
                               communicators.at(Lane::kSecondary), communicators.at(Lane::kReduce),
                               communicators.at(Lane::kReplicas), communicators.of_world()},
                     .storage = &*with_.storage,
+                    .control = &*with_.control,
                     .verifier = &*with_.verifier,
                     .arithmetic = &*with_.updates.arithmetic,
                     .exchange = &*parts.exchange,

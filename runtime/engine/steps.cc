@@ -312,7 +312,6 @@ absl::Status Steps::TakeRates(const FinishOptions& options) {
   return with_.results->constants->rates().Give(progress.parity, options.rates);
 }
 
-// The records before all that follows from them, where an optimizer of the trainer's is called by the host.
 void Steps::IssueFinish() {
   StepProgress& progress = *with_.progress;
   const sharding::FragmentMoment& finish = progress.fragment->fragment().moments.back();
@@ -331,12 +330,7 @@ void Steps::IssueFinish() {
                    .trail = &progress.trail,
                    .sums = &progress.sums,
                    .log = progress.log.entries});
-  for (int index = finish.begin; index < finish.end; ++index) {
-    with_.runner->Issue(index, index + 1);
-    if (with_.own_optimizer_enqueues &&
-        (*progress.fragment)[index].code == sharding::Code::kExchange)
-      with_.results->peers.AwaitConclusion(progress.parity);
-  }
+  with_.runner->Issue(finish.begin, finish.end);
 }
 
 absl::StatusOr<Evaluation::Sums> Steps::FinishEvaluation(int64_t number) {

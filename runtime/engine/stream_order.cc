@@ -84,7 +84,7 @@ void StreamOrder::EndEarly() {
 
 void StreamOrder::AwaitParity(int parity) {
   for (int event : frontier_.floor()) events_[static_cast<size_t>(event)]->Wait();
-  for (int64_t pair = control_.sums(); pair < control_.of_walks(); pair += 2) {
+  for (int64_t pair = control_.sums(); pair < control_.walk_sums(); pair += 2) {
     frontier_.ForEachUse(static_cast<int>(pair) + parity,
                          [this](int event) { events_[static_cast<size_t>(event)]->Wait(); });
   }

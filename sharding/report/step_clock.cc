@@ -79,7 +79,7 @@ void StepClock::RunCaller() {
 void StepClock::BeginStep() {
   first_.push_back(static_cast<int>(clocked_.size()));
   caller_.next = 0;
-  for (int64_t pair = control_.sums(); pair < control_.of_walks(); pair += 2) {
+  for (int64_t pair = control_.sums(); pair < control_.walk_sums(); pair += 2) {
     frontier_.ForEachUse(static_cast<int>(pair) + caller_.step % 2,
                          [this](int event) { HoldCaller(newest_[static_cast<size_t>(event)]); });
   }
@@ -122,7 +122,7 @@ void StepClock::Issue() {
 void StepClock::EndStep() {
   if (costs_.caller_awaits_report() && !std::exchange(caller_.reports, true)) {
     for (int number = first_.back(); number < std::ssize(clocked_); ++number)
-      if (InstructionOf(number).code == Code::kExchange) HoldCaller(number);
+      if (InstructionOf(number).code == Code::kConclude) HoldCaller(number);
     return;
   }
   caller_.reports = false;

@@ -107,7 +107,7 @@ TEST_P(TimelineOfGpuTest, ShowsEachOfTwoOpenStepsInItsOrder) {
       for (const TraceSpan& span : tracks->at({rank, 0}).spans)
         if (span.step == 2) closed = std::max(closed, span.end_ns);
       for (size_t i = 0; step == 1 && i < spans.size(); ++i) {
-        if (plan.operations[i].kind == sharding::OperationKind::kExchange)
+        if (plan.operations[i].kind == sharding::OperationKind::kConclude)
           concluded = spans[i]->end_ns;
       }
       if (step == 1) {

@@ -96,8 +96,9 @@ struct Rank {
   int parity = 0;
 
   Rank(const Config& of, int rank, int ranks) : config(of), messages("engine", rank, model) {
-    EXPECT_TRUE(
-        ControlBlock::Create(Device::Cpu(1), 2, static_cast<size_t>(ranks), 0, {}, control).ok());
+    EXPECT_TRUE(ControlBlock::Create(Device::Cpu(1),
+                                     {.units = 2, .ranks = static_cast<size_t>(ranks)}, {}, control)
+                    .ok());
     constants.emplace(config, table, *control, /*own_optimizer=*/false);
     outcome.emplace(StepOutcome::Parts{.config = &config,
                                        .errors = &errors,

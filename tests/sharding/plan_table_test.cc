@@ -80,7 +80,10 @@ TEST(PlanTable, TellsWhenWhereAndAfterWhat) {
   EXPECT_EQ(Count(lines, {"open B1", "use", "unit1", "earlier"}), 1);
   EXPECT_EQ(Count(lines, {"close B1", "reduce", "unit1", "B1 earlier", "gradient+0x800"}), 1);
   EXPECT_EQ(Count(lines, {"close B0", "norm", "unit0", "reduce", "gradient+0x1000"}), 1);
-  EXPECT_EQ(Count(lines, {"finish", "exchange"}), 1);
+  EXPECT_EQ(Count(lines, {"finish", "seal", "reduce"}), 1);
+  EXPECT_EQ(Count(lines, {"finish", "exchange", "reduce"}), 1);
+  EXPECT_EQ(Count(lines, {"finish", "conclude", "reduce"}), 1);
+  EXPECT_EQ(Count(lines, {"finish", "copy control", "reduce"}), 3);
   EXPECT_EQ(Count(lines, {"finish", "update", "unit1", "master+0x800"}), 1);
 }
 

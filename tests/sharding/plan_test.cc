@@ -507,9 +507,14 @@ TEST(PlanLaws, EachKindOfOperationHasItsStream) {
       {OperationKind::kAccumulate, {kReduce, kHostSum}},
       {OperationKind::kNorm, {kReduce, kHostSum}},
       {OperationKind::kGatherGradient, {kReduce}},
+      {OperationKind::kSeal, {kReduce}},
       {OperationKind::kExchange, {kReduce}},
+      {OperationKind::kConclude, {kReduce}},
       {OperationKind::kParameterNorms, {kUpdate, kHostUpdate}},
+      {OperationKind::kSealNorms, {kReduce}},
       {OperationKind::kExchangeNorms, {kReduce}},
+      {OperationKind::kConcludeNorms, {kReduce}},
+      {OperationKind::kCopyControl, {kReduce}},
       {OperationKind::kUpdate, {kUpdate, kHostUpdate}},
       {OperationKind::kRead, {kReadParameters, kReadStates}},
       {OperationKind::kNarrow, {kReadParameters}},
@@ -592,8 +597,8 @@ TEST(PlanLaws, UpdatesStartUnderBackwardOnlyWhereNothingNeedsAllGradientsFirst) 
       ASSERT_EQ(plan->decisions.timing == UpdateTiming::kEarly, early);
       bool exchanged = false, norms_exchanged = !norms;
       for (const Operation& operation : plan->operations) {
-        exchanged |= operation.kind == OperationKind::kExchange;
-        norms_exchanged |= operation.kind == OperationKind::kExchangeNorms;
+        exchanged |= operation.kind == OperationKind::kConclude;
+        norms_exchanged |= operation.kind == OperationKind::kConcludeNorms;
         // Carried updates are the step before's.
         if (operation.condition == Condition::kCarrying) continue;
         ASSERT_TRUE(operation.kind != OperationKind::kUpdate || exchanged == !early);

@@ -206,7 +206,11 @@ void Replay::Issue(int index) {
     last_kernels_ = thing;
   } else if (instruction.operation < 0) {
     names_.push_back(absl::StrCat(step, " ", std::string(Name(instruction.code))));
-    memory_.Write(thing, EarlyConstants(), {Content::kExchanged, steps_});
+    if (instruction.code == Code::kPrepare) {
+      memory_.Write(thing, Control(cells().early()), {Content::kExchanged, steps_});
+    } else {
+      CopyControl(thing, instruction.operands);
+    }
   } else {
     const Operation& operation = plan_->operations[static_cast<size_t>(instruction.operation)];
     names_.push_back(
@@ -261,16 +265,23 @@ void Replay::Touch(int thing, const Operation& operation) {
     case OperationKind::kGatherGradient:
       GatherGradient(thing, operation);
       break;
+    case OperationKind::kSeal:
+      Seal(thing, operation);
+      break;
+    case OperationKind::kCopyControl:
+      CopyControl(thing, operation.operands);
+      break;
     case OperationKind::kExchange:
-      if (!order_.Before(last_kernels_, thing)) Fail("the exchange may leave out kernels' losses");
-      for (int norm : norms_) {
-        if (!order_.Before(norm, thing))
-          Fail(absl::StrCat("the exchange may leave out the norm of ", names_[norm]));
-      }
-      if (HasFiles() && (check_ < 0 || !order_.Before(check_, thing)))
-        Fail("the exchange may leave out what became of the swap files");
-      memory_.Write(thing, Exchange(), {Content::kExchanged, steps_});
-      if (!walks_) memory_.Write(thing, Constants(steps_), {Content::kExchanged, steps_});
+      Pass(thing, operation.operands, Content::kExchanged);
+      break;
+    case OperationKind::kExchangeNorms:
+      Pass(thing, operation.operands, Content::kNormRecords);
+      break;
+    case OperationKind::kConclude:
+      memory_.Read(thing, Control(is_walk() ? cells().walk_records() : cells().records()),
+                   {Content::kExchanged, steps_});
+      if (!is_walk())
+        memory_.Write(thing, Control(cells().constants()), {Content::kExchanged, steps_});
       break;
     case OperationKind::kCheck:
       check_ = thing;
@@ -278,8 +289,11 @@ void Replay::Touch(int thing, const Operation& operation) {
     case OperationKind::kParameterNorms:
       ParameterNorms(thing, operation);
       break;
-    case OperationKind::kExchangeNorms:
-      ExchangeNorms(thing);
+    case OperationKind::kSealNorms:
+      SealNorms(thing);
+      break;
+    case OperationKind::kConcludeNorms:
+      ConcludeNorms(thing);
       break;
     case OperationKind::kUpdate:
       Update(thing, operation);

@@ -84,7 +84,12 @@ class Replay {
   void GatherGradient(int thing, const Operation& operation);
   void Update(int thing, const Operation& operation);
   void ParameterNorms(int thing, const Operation& operation);
-  void ExchangeNorms(int thing);
+  void Seal(int thing, const Operation& operation);
+  void SealNorms(int thing);
+  void ConcludeNorms(int thing);
+  // From the first place to the second.
+  void Pass(int thing, std::span<const Operand> operands, Content::Kind kind);
+  void CopyControl(int thing, std::span<const Operand> operands);
   void Narrow(int thing, const Operation& operation);
   void KeepParameters(int thing, const Operation& update);
   void UseStaging(int thing, int unit, Tier here);
@@ -92,6 +97,8 @@ class Replay {
   void Land(int thing, const Operation& operation);
   void Refresh(int thing, const Operation& operation);
 
+  // Also of a step in which nothing is trainable.
+  bool is_walk() const;
   bool IsLeftOut(int unit) const { return !options_.left_out.empty() && options_.left_out[unit]; }
   const Section& trainable(int unit) const { return plan_->layout.units[unit].trainable; }
   const Section& frozen(int unit) const { return plan_->layout.units[unit].frozen; }
@@ -141,11 +148,10 @@ class Replay {
                    const std::vector<size_t>& parts);
   Range OwnSliceOf(const Range& whole) const;
   Range NormScratch(Tier tier) const;
-  Range Exchange() const;
-  Range Constants(int step) const;
-  Range EarlyConstants() const;  // of the step that runs
+  const ControlCells& cells() const { return fragments_.cells().control(); }
+  Range Control(int64_t cell, int step) const;
+  Range Control(int64_t cell) const { return Control(cell, steps_); }  // of the step that runs
   Range NormSums(bool on_host) const;
-  Range NormRecordsOfRanks() const;
   bool HasFiles() const;
   Range Output(int visit, int64_t micro_batch, bool gradient) const;
   Content GradientOf(Content::Kind kind, int scope) const;

@@ -33,8 +33,11 @@ void Replay::Update(int thing, const Operation& operation) {
     const SubGroup& group = plan_->pools.homes.sub_groups[work.sub_group];
     const int u = part.unit;
     if (group.unit != u) Fail("an update's sub-group is another unit's");
-    memory_.Read(thing,
-                 d.timing != UpdateTiming::kEarly || carried ? Constants(step) : EarlyConstants(),
+    const bool early = d.timing == UpdateTiming::kEarly && !carried,
+               on_device = group.tier == Tier::kDevice;
+    const int64_t of_host = early ? cells().early() : cells().constants(),
+                  of_device = early ? cells().device_early() : cells().device_constants();
+    memory_.Read(thing, Control(on_device ? of_device : of_host, step),
                  {Content::kExchanged, step});
     if (d.has_norms() && (norms_exchanged_ < 0 || !order_.Before(norms_exchanged_, thing)))
       Fail("an update may come before the norms of parameters");
@@ -82,11 +85,14 @@ void Replay::Update(int thing, const Operation& operation) {
 // What the update of the sub-group will read, which it leaves as it is.
 void Replay::ParameterNorms(int thing, const Operation& operation) {
   const Decisions& d = plan_->decisions;
-  memory_.Read(thing, Constants(steps_), {Content::kExchanged, steps_});
   for (const Part& part : operation.parts) {
     const UpdateWork work(operation);
     const SubGroup& group = plan_->pools.homes.sub_groups[work.sub_group];
     const int u = part.unit;
+    memory_.Read(
+        thing,
+        Control(group.tier == Tier::kDevice ? cells().device_constants() : cells().constants()),
+        {Content::kExchanged, steps_});
     if (group.unit != u) Fail("the norms' sub-group is another unit's");
     if (norms_taken_[work.sub_group] >= 0) Fail("norms of a sub-group are taken twice");
     norms_taken_[work.sub_group] = thing;
@@ -118,24 +124,6 @@ void Replay::ParameterNorms(int thing, const Operation& operation) {
                    {Content::kOptimizerState, u, version_, i, group.begin * 4});
     }
   }
-}
-
-void Replay::ExchangeNorms(int thing) {
-  const Decisions& d = plan_->decisions;
-  for (size_t g = 0; g < norms_taken_.size(); ++g) {
-    if (d.norm_states[plan_->pools.homes.sub_groups[g].unit] < 0) {
-      if (norms_taken_[g] >= 0) Fail("norms of parameters that need none");
-    } else if (norms_taken_[g] < 0 || !order_.Before(norms_taken_[g], thing)) {
-      Fail(absl::StrCat("the exchange may leave out the norms of sub-group ", g));
-    }
-  }
-  for (const bool on_host : {false, true}) {
-    if (norms_begun_[on_host])
-      memory_.Read(thing, NormSums(on_host), {Content::kParameterNorms, steps_});
-  }
-  if (const Range records = NormRecordsOfRanks(); records.bytes > 0)
-    memory_.Write(thing, records, {Content::kNormRecords, steps_});
-  norms_exchanged_ = thing;
 }
 
 // Masters of the step before, which the update of this one is still to read.

@@ -238,32 +238,14 @@ Range Replay::NormSums(bool on_host) const {
   return {StateClass::kStaging, plan_->pools.staging_norm_sums, bytes};
 }
 
-// 64 bytes and 160 for each parameter of every rank of a shard group, and this one's own once more.
-Range Replay::NormRecordsOfRanks() const {
-  const NormRecords records = LayOutNormRecords(plan_->layout, plan_->decisions);
-  if (!records.exchanged) return {};
-  return {StateClass::kStaging, plan_->pools.staging_norm_records,
-          (plan_->decisions.shards + 1) * (64 + 160 * int64_t{records.entries})};
-}
-
 bool Replay::HasFiles() const {
   const std::span<const int64_t> bytes = plan_->pools.file_bytes;
   return std::any_of(bytes.begin(), bytes.end(),
                      [](int64_t class_bytes) { return class_bytes > 0; });
 }
 
-// Of updates, by parity of their step: beside the pools, as the workspace of the host, which has none.
-Range Replay::Constants(int step) const {
-  return {StateClass::kWorkspace, step % 2, 1, Tier::kCpu};
-}
-
-Range Replay::EarlyConstants() const {
-  return {StateClass::kWorkspace, 2 + steps_ % 2, 1, Tier::kCpu};
-}
-
-Range Replay::Exchange() const {
-  return {StateClass::kStaging, plan_->pools.staging_exchange,
-          (plan_->decisions.world + 1) * kExchangeBytes};
+Range Replay::Control(int64_t cell, int step) const {
+  return {kControlBytes, cells().by_parity(cell) ? cell + step % 2 : cell, 1, Tier::kCpu};
 }
 
 Range Replay::Output(int visit, int64_t micro_batch, bool gradient) const {

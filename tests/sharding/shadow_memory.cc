@@ -37,7 +37,7 @@ ShadowMemory::ShadowMemory(const HappensBefore& order, const Pools& pools) : ord
     }
   }
   make(Tier::kNvme, StateClass::kMaster, states);
-  make(Tier::kCpu, StateClass::kWorkspace, kConstants);
+  make(Tier::kCpu, kControlBytes, ControlCells(static_cast<int>(pools.units.size())).count());
 }
 
 void ShadowMemory::NoteRead(int thing, const Range& range, Segment& segment) {

@@ -52,8 +52,8 @@ struct Range {
   Tier tier = Tier::kDevice;
 };
 
-// Bytes that stand for the constants of updates, as the workspace of the host, which has none.
-inline constexpr int64_t kConstants = 4;
+// Bytes that stand for ControlCells, a byte each: as the workspace of the host, which has none.
+inline constexpr StateClass kControlBytes = StateClass::kWorkspace;
 
 class ShadowMemory {
  public:

@@ -295,7 +295,7 @@ TEST(Simulate, ACallerIsTwoStepsAheadAtMost) {
   const std::vector<Written> step = {
       {StreamId::kUpload, Seconds(0.25)},
       {StreamId::kCompute, Seconds(1), {Losses(Access::kReadWrite)}, Code::kKernels},
-      {StreamId::kReduce, Seconds(1), {Losses(Access::kRead)}, Code::kExchange}};
+      {StreamId::kReduce, Seconds(1), {Losses(Access::kRead)}, Code::kConclude}};
   Program free(step), reporting(step);
   const Simulated ahead = free.Run();
   EXPECT_EQ(At(ahead, 1, 0).first, 0.25);

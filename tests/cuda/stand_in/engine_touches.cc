@@ -51,10 +51,14 @@ const char* NameOf(const sharding::Instruction& instruction) {
       return "what the host reads beside steps";
     case Code::kPrepare:
       return "early constants";
-    case Code::kExchange:
-      return "the exchange of records";
-    case Code::kExchangeNorms:
-      return "the exchange of norms";
+    case Code::kSeal:
+      return "a rank's record";
+    case Code::kConclude:
+      return "the verdict";
+    case Code::kSealNorms:
+      return "a rank's record of norms";
+    case Code::kConcludeNorms:
+      return "constants that follow from norms";
     default:
       return "the host's update";
   }
@@ -68,21 +72,17 @@ class HostTouches : public IssueObserver {
 
   void Begin(LinkedFragment& run, int index, const StepTag& step, Stream& stream) override {
     starts_ = NativeOf(stream);
-    const bool exchanges = IsExchange(run[index]);
-    if (exchanges || stream.view().native == nullptr)
-      Note(run, index, step, stream, /*reads=*/true, /*writes=*/!exchanges);
+    if (IsTask(run[index]) || stream.view().native == nullptr) Note(run, index, step, stream);
   }
   void End(LinkedFragment& run, int index, const StepTag& step, Stream& stream) override {
     const sharding::Instruction& instruction = run[index];
-    const bool exchanges = IsExchange(instruction);
+    if (instruction.starts == instruction.ends) return;
     // A transfer ends behind its start, without an event of the device.
-    const cudaStream_t ends = NativeOf(stream);
-    if (instruction.starts != instruction.ends && starts_ != nullptr && ends != nullptr) {
+    if (const cudaStream_t ends = NativeOf(stream); starts_ != nullptr && ends != nullptr) {
       stand_in::NoteRecord(starts_, reinterpret_cast<cudaEvent_t>(this));
       stand_in::NoteWait(ends, reinterpret_cast<cudaEvent_t>(this));
     }
-    if (exchanges || instruction.starts != instruction.ends)
-      Note(run, index, step, stream, /*reads=*/!exchanges, /*writes=*/true);
+    Note(run, index, step, stream);
   }
   // For accesses of the calling thread.
   void Touch(CallerTouch what, int parity) override {
@@ -106,12 +106,13 @@ class HostTouches : public IssueObserver {
   }
 
  private:
-  static bool IsExchange(const sharding::Instruction& instruction) {
-    return instruction.code == Code::kPrepare || instruction.code == Code::kExchange ||
-           instruction.code == Code::kExchangeNorms;
+  // A task of the host, also where the device has a stream.
+  static bool IsTask(const sharding::Instruction& instruction) {
+    return instruction.code == Code::kPrepare || instruction.code == Code::kSeal ||
+           instruction.code == Code::kConclude || instruction.code == Code::kSealNorms ||
+           instruction.code == Code::kConcludeNorms;
   }
-  void Note(const LinkedFragment& run, int index, const StepTag& step, Stream& stream, bool reads,
-            bool writes) const {
+  void Note(const LinkedFragment& run, int index, const StepTag& step, Stream& stream) const {
     const cudaStream_t native = NativeOf(stream);
     if (native == nullptr || !IsOrdered(*engine_.device)) return;
     const sharding::Instruction& instruction = run[index];
@@ -119,14 +120,14 @@ class HostTouches : public IssueObserver {
     std::vector<Touched> touched;
     for (int k = 0; k < std::ssize(instruction.operands); ++k) {
       const sharding::Operand& operand = instruction.operands[static_cast<size_t>(k)];
+      if (operand.access == sharding::Access::kNone) continue;
       const bool is_written = sharding::Writes(operand.access);
-      if (operand.access == sharding::Access::kNone || !(is_written ? writes : reads)) continue;
       const auto add = [&](const void* at, int64_t bytes) {
         touched.push_back(is_written ? Writes(at, bytes) : Reads(at, bytes));
       };
       if (operand.place.pool == StateClass::kControl) {
         Control(run, operand, parity, add);
-      } else if (run.At(index, k) != nullptr && !IsExchange(instruction)) {
+      } else if (run.At(index, k) != nullptr && operand.place.tier == Tier::kCpu) {
         add(run.At(index, k), operand.bytes());
       }
     }
@@ -135,21 +136,13 @@ class HostTouches : public IssueObserver {
   template <class Add>
   void Control(const LinkedFragment& run, const sharding::Operand& operand, int parity,
                Add add) const {
-    const ControlBlock& block = *engine_.control;
     const sharding::ControlCells cells(static_cast<int>(run.plan().layout.units.size()));
-    const auto all = [&](auto span) { add(span.data(), static_cast<int64_t>(span.size_bytes())); };
-    const int64_t cell = operand.place.offset;
-    if (cell < cells.scale) {
-      for (int64_t unit = cell; unit < cell + operand.count; ++unit) {
-        if (run.plan().decisions.trainable[static_cast<size_t>(unit)])
-          add(&block.square(static_cast<int>(unit)), int64_t{sizeof(double)});
-      }
-    } else if (cell == cells.sums() || cell == cells.of_walks()) {
-      add(block.sums(parity).data(), int64_t{sizeof(double)});
-    } else if (cell == cells.constants() || cell == cells.early()) {
-      all(block.constants(parity, /*early=*/cell == cells.early()));
-    } else if (cell == cells.scale && run.plan().decisions.compute == DType::kFloat16) {
-      add(&block.loss_scale(), int64_t{sizeof(float)});
+    for (int64_t cell = operand.place.offset; cell < operand.place.offset + operand.count; ++cell) {
+      if (cell < cells.scale && !run.plan().decisions.trainable[static_cast<size_t>(cell)])
+        continue;
+      if (cell == cells.scale && run.plan().decisions.compute != DType::kFloat16) continue;
+      const std::span<const std::byte> memory = engine_.control->At(cell, parity);
+      if (!memory.empty()) add(memory.data(), static_cast<int64_t>(memory.size()));
     }
   }
 
