@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/sharding/advice_settings.h"
 #include "ebb/sharding/budget.h"
-#include "ebb/sharding/homes.h"
+#include "ebb/sharding/placement.h"
 
 namespace ebb::sharding {
 namespace {
@@ -92,7 +92,7 @@ class Search {
         caps_.of_config ? "ranks" : "hosts");
     if (with_least == start_) return absl::StrCat("no other setting needs less: ", wanted);
     return absl::StrCat("no setting fits; the least, ", Shown(least_, /*fills=*/false),
-                        ", is with ", Told(config_, Capped(with_least, least_)),
+                        ", is with ", Described(config_, Capped(with_least, least_)),
                         Warning(with_least_), ": ", wanted);
   }
 
@@ -214,7 +214,7 @@ class Search {
     const absl::StatusOr<Pools> pools = trials_.lay_out(changed);
     work_left_ -= units_;
     if (!pools.ok()) return std::nullopt;
-    work_left_ -= static_cast<int64_t>(pools->homes.sub_groups.size()) / kSubGroupsOfAUnit;
+    work_left_ -= static_cast<int64_t>(pools->placement.sub_groups.size()) / kSubGroupsOfAUnit;
     return NeedOf(*pools);
   }
   // Bytes beyond the caps; INT64_MAX if the plan cannot be laid out.
@@ -261,9 +261,10 @@ class Search {
     // States that would be on NVMe fill what a cap leaves.
     const bool fills = changed.optimizer_tier() == Tier::kNvme &&
                        changed.ebb.host_memory.value_or(need.host) > need.host;
-    return absl::StrCat(
-        Told(config_, changed), " would fit", Grows(need) ? " if the device has room for it" : "",
-        " (", Shown(need, fills), ")", Warning(candidate), ", or ", std::string(Relief()));
+    return absl::StrCat(Described(config_, changed), " would fit",
+                        Grows(need) ? " if the device has room for it" : "", " (",
+                        Shown(need, fills), ")", Warning(candidate), ", or ",
+                        std::string(Relief()));
   }
   void Loosen(Config& changed, int64_t& (*number)(Config&)) {
     Config given = start_;
@@ -292,7 +293,7 @@ class Search {
 int64_t SmallSubGroup(const Pools& pools) {
   constexpr int64_t kSubGroups = 256;
   int64_t elements = 0;
-  for (const SubGroup& group : pools.homes.sub_groups) elements += group.count();
+  for (const SubGroup& group : pools.placement.sub_groups) elements += group.count();
   const int64_t cuts = std::max<int64_t>(1, elements / kSubGroups / kCutElements);
   return std::max(std::min(cuts * kCutElements, kSubGroupElementsMin),
                   SubGroupElementsLeast(elements));

@@ -203,7 +203,7 @@ void GiveFolders(Config& c) {
   if (c.uses_nvme() && parameters.empty() && others.empty()) others = asked;
 }
 
-std::string Told(Config from, const Config& to) {
+std::string Described(Config from, const Config& to) {
   if (ShowsReduceAt(from, to)) from.ebb.reduce_at = ReduceAt::kDefault;
   if (from.optimizer_tier() != Tier::kNvme && to.optimizer_tier() == Tier::kNvme)
     from.zero.offload_optimizer.nvme_paths.clear();

@@ -35,6 +35,6 @@ void GiveFolders(Config& c);
 
 // The change as JSON. It also has the keys that resolving the file filled in, where resolving `to`
 // would fill in another value.
-std::string Told(Config from, const Config& to);
+std::string Described(Config from, const Config& to);
 
 }  // namespace ebb::sharding

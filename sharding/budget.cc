@@ -65,12 +65,13 @@ int64_t SubGroupLimit(const PoolInputs& in, const Config& config) {
   return std::min(limit, buffers / of_an_element);
 }
 
-absl::Status CheckParameterBuffers(const PoolInputs& in, const Homes& homes, const Config& config) {
+absl::Status CheckParameterBuffers(const PoolInputs& in, const StatePlacement& placement,
+                                   const Config& config) {
   const std::optional<int64_t> given = config.zero.offload_param.buffer_size;
   if (!given) return absl::OkStatus();
   const int64_t size = SizeOf(in.decisions->compute);
-  for (size_t u = 0; u < homes.units.size(); ++u) {
-    const int64_t elements = SwapBytes(homes, static_cast<int>(u), size) / size;
+  for (size_t u = 0; u < placement.units.size(); ++u) {
+    const int64_t elements = SwapBytes(placement, static_cast<int>(u), size) / size;
     if (elements <= *given) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "zero_optimization.offload_param.buffer_size is ", *given,
@@ -86,7 +87,7 @@ class HostFit {
   HostFit(const PoolInputs& inputs, const Config& config)
       : budget_(config.ebb.host_memory.value_or(INT64_MAX)),
         inputs_(inputs),
-        given_(inputs.homes),
+        given_(inputs.placement),
         sub_group_least_(SubGroupElementsLeast(Updated(inputs))),
         limits_{.sub_group_elements = std::max(SubGroupLimit(inputs, config), sub_group_least_),
                 .parameters_in_cpu = config.zero.offload_param.max_in_cpu,
@@ -130,8 +131,8 @@ class HostFit {
 
   Pools LayOut() {
     if (given_ != nullptr) return LayOutPools(inputs_);
-    const Homes homes = DecideHomes(*inputs_.decisions, *inputs_.layout, limits_);
-    inputs_.homes = &homes;
+    const StatePlacement placement = DecidePlacement(*inputs_.decisions, *inputs_.layout, limits_);
+    inputs_.placement = &placement;
     return LayOutPools(inputs_);
   }
 
@@ -207,9 +208,9 @@ class HostFit {
 
   int64_t budget_;
   PoolInputs inputs_;
-  const Homes* given_;
+  const StatePlacement* given_;
   int64_t sub_group_least_;
-  HomeLimits limits_;
+  PlacementLimits limits_;
 };
 
 }  // namespace
@@ -230,7 +231,7 @@ absl::StatusOr<Pools> LayOutNearBudget(const PoolInputs& inputs, const Config& c
   HostFit fit(inputs, config);
   Pools pools = fit.LayOut();
   if (!inputs.decisions->offloads() && !config.ebb.device_memory) return pools;
-  EBB_RETURN_IF_ERROR(CheckParameterBuffers(inputs, pools.homes, config));
+  EBB_RETURN_IF_ERROR(CheckParameterBuffers(inputs, pools.placement, config));
   if (!config.ebb.host_memory) return pools;
   pools = fit.Shrunk();
   return inputs.fills_host && fit.Fits(pools) ? fit.Filled(std::move(pools)) : pools;

@@ -22,7 +22,7 @@ inline constexpr int64_t kSubGroupsMax = int64_t{1} << 16;
 // The least elements of a sub-group, where a rank updates so many in all.
 int64_t SubGroupElementsLeast(int64_t elements);
 
-// Chooses homes (if `inputs` has none), parameter_slots and gather_slot_bytes. All states are in
+// Chooses the placement (if `inputs` has none), parameter_slots and gather_slot_bytes. All states are in
 // RAM if ebb.host_memory has room for them. Else (with fills_host) as many as fit beside staging.
 // If even that is too much, staging is the smallest that there is (CheckBudget).
 absl::StatusOr<Pools> LayOutNearBudget(const PoolInputs& inputs, const Config& config);

@@ -59,7 +59,7 @@ uint64_t Fingerprint(const Plan& plan) {
   for (const int64_t* bytes : {plan.pools.bytes, plan.pools.host_bytes, plan.pools.file_bytes}) {
     for (int c = 0; c < kStateClasses; ++c) hasher.Add(bytes[c]);
   }
-  for (const SubGroup& group : plan.pools.homes.sub_groups) {
+  for (const SubGroup& group : plan.pools.placement.sub_groups) {
     hasher.Add(group.unit).Add(group.begin).Add(group.end).Add(group.states_stride);
     AddPlace(hasher, group.master);
     AddPlace(hasher, group.states);

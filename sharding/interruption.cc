@@ -11,7 +11,7 @@ namespace {
 bool BringsParameters(OperationKind role) {
   switch (role) {
     case OperationKind::kRead:
-    case OperationKind::kNarrow:
+    case OperationKind::kCastMasters:
     case OperationKind::kUpload:
     case OperationKind::kGather:
     case OperationKind::kGatherSecondary:

@@ -7,13 +7,13 @@ std::vector<LastGather> FindLastGathers(std::span<const PlannedScope> scopes,
                                         int units) {
   std::vector<LastGather> gathers(static_cast<size_t>(units));
   for (size_t g = 0; g < residency.groups.size(); ++g) {
-    for (int i : residency.groups[g].stays) {
-      const Stay& stay = residency.stays[static_cast<size_t>(i)];
-      LastGather& gather = gathers[static_cast<size_t>(stay.unit)];
-      gather.stay = i;
+    for (int i : residency.groups[g].intervals) {
+      const ResidencyInterval& interval = residency.intervals[static_cast<size_t>(i)];
+      LastGather& gather = gathers[static_cast<size_t>(interval.unit)];
+      gather.interval = i;
       gather.group = static_cast<int>(g);
-      const PlannedScope &first = scopes[static_cast<size_t>(stay.first)],
-                         &last = scopes[static_cast<size_t>(stay.last)];
+      const PlannedScope &first = scopes[static_cast<size_t>(interval.first)],
+                         &last = scopes[static_cast<size_t>(interval.last)];
       gather.may_share =
           first.kind() != ScopeKind::kForward || last.open_tick == first.close_tick + 1;
     }

@@ -17,7 +17,7 @@
 namespace ebb::sharding {
 
 struct LastGather {
-  int stay = -1, group = -1;  // of Residency; -1: never gathered
+  int interval = -1, group = -1;  // of Residency; -1: never gathered
   // Tick of the early update, when its gradient is final. Max: none in this walk.
   int updated = std::numeric_limits<int>::max();
   // False if the stay begins in forward: it lasts too long to keep a read for its end, unless its

@@ -50,8 +50,8 @@ class LogicalPlanner {
   void TakeParameterNorms();
 
   bool IsCarried(int unit) const { return turns_.carried[static_cast<size_t>(unit)]; }
-  const UnitHomes& HomesOf(int unit) const {
-    return in_.plan.pools.homes.units[static_cast<size_t>(unit)];
+  const UnitPlacement& PlacementOf(int unit) const {
+    return in_.plan.pools.placement.units[static_cast<size_t>(unit)];
   }
   // At stage 0 every rank updates with all of them.
   bool GathersGradients() const { return d_.stage == 0 && d_.world > 1; }
@@ -233,8 +233,8 @@ void LogicalPlanner::FindEarlyUpdates() {
     for (int scope : group) {
       const int unit = in_.plan.scopes[static_cast<size_t>(scope)].unit;
       if (!in_.reduction.is_last[static_cast<size_t>(scope)] || IsCarried(unit)) continue;
-      for (int g = 0; g < HomesOf(unit).sub_groups; ++g)
-        early_sub_groups_.push_back(HomesOf(unit).first_sub_group + g);
+      for (int g = 0; g < PlacementOf(unit).sub_groups; ++g)
+        early_sub_groups_.push_back(PlacementOf(unit).first_sub_group + g);
     }
   }
 }
@@ -252,8 +252,9 @@ void LogicalPlanner::ReadStatesAhead() {
 }
 
 void LogicalPlanner::Update(int unit) {
-  const UnitHomes& homes = HomesOf(unit);
-  for (int g = homes.first_sub_group; g < homes.first_sub_group + homes.sub_groups; ++g) {
+  const UnitPlacement& placement = PlacementOf(unit);
+  for (int g = placement.first_sub_group; g < placement.first_sub_group + placement.sub_groups;
+       ++g) {
     if (ahead_.erase(g) == 0) Issue({.kind = LogicalOp::kReadStates, .index = g});
     Issue({.kind = LogicalOp::kUpdate, .index = g});
     if (!IsCarried(unit)) ReadStatesAhead();
@@ -295,8 +296,8 @@ void LogicalPlanner::UpdateRest() {
 void LogicalPlanner::TakeParameterNorms() {
   for (int unit : TrainableInForward(in_)) {
     if (d_.norm_states[static_cast<size_t>(unit)] < 0) continue;
-    for (int g = 0; g < HomesOf(unit).sub_groups; ++g)
-      Issue({.kind = LogicalOp::kParameterNorms, .index = HomesOf(unit).first_sub_group + g});
+    for (int g = 0; g < PlacementOf(unit).sub_groups; ++g)
+      Issue({.kind = LogicalOp::kParameterNorms, .index = PlacementOf(unit).first_sub_group + g});
   }
   Issue({.kind = LogicalOp::kExchangeNorms});
 }

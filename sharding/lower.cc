@@ -44,7 +44,7 @@ constexpr Runs kRuns[kOperationKinds] = {
     {Code::kCopy},                          // kUpload
     {Code::kCopy},                          // kDownload
     {Code::kWrite},                         // kWrite
-    {Code::kCast},                          // kNarrow
+    {Code::kCast},                          // kCastMasters
     {Code::kCheckFiles},                    // kCheck
 };
 
@@ -216,7 +216,7 @@ int Lowering::AppendWritten(Instruction instruction) {
 int Lowering::Append(Instruction instruction) {
   instruction.starts = LineOf(instruction.stream);
   instruction.ends = EndOf(instruction.stream);
-  if (instruction.role == OperationKind::kNarrow) instruction.starts = instruction.ends;
+  if (instruction.role == OperationKind::kCastMasters) instruction.starts = instruction.ends;
   instruction.by_parity = std::any_of(
       instruction.operands.begin(), instruction.operands.end(), [&](const Operand& operand) {
         return operand.place.pool == StateClass::kControl && operand.access != Access::kNone &&

@@ -7,8 +7,8 @@ Place BoundaryLowering::OnDevice(int visit) const {
                      in_.plan.pools.visits[static_cast<size_t>(visit)].output);
 }
 
-const Place& BoundaryLowering::Home(int visit) const {
-  return in_.plan.pools.visits[static_cast<size_t>(visit)].home;
+const Place& BoundaryLowering::PlaceOf(int visit) const {
+  return in_.plan.pools.visits[static_cast<size_t>(visit)].place;
 }
 
 void BoundaryLowering::Move(OperationKind kind, StreamId stream, int visit, const Place& from,
@@ -27,19 +27,19 @@ void BoundaryLowering::Move(OperationKind kind, StreamId stream, int visit, cons
 }
 
 void BoundaryLowering::Send(int visit) {
-  const Place below = swaps() ? slots_.Next() : Home(visit);
+  const Place below = swaps() ? slots_.Next() : PlaceOf(visit);
   Move(OperationKind::kDownload, StreamId::kDownload, visit, OnDevice(visit), below);
-  if (swaps()) Move(OperationKind::kWrite, StreamId::kWrite, visit, below, Home(visit));
+  if (swaps()) Move(OperationKind::kWrite, StreamId::kWrite, visit, below, PlaceOf(visit));
 }
 
 void BoundaryLowering::Read(int visit) {
   const Place slot = slots_.Next();
   read_[visit] = slot;
-  Move(OperationKind::kRead, StreamId::kReadParameters, visit, Home(visit), slot);
+  Move(OperationKind::kRead, StreamId::kReadParameters, visit, PlaceOf(visit), slot);
 }
 
 void BoundaryLowering::Bring(int visit) {
-  Move(OperationKind::kUpload, StreamId::kUpload, visit, swaps() ? read_.at(visit) : Home(visit),
+  Move(OperationKind::kUpload, StreamId::kUpload, visit, swaps() ? read_.at(visit) : PlaceOf(visit),
        OnDevice(visit));
 }
 

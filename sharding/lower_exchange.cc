@@ -49,7 +49,7 @@ void AddShards(const Plan& plan, OperandWriter& to) {
   if (to.is_walk() || d.timing == UpdateTiming::kEarly) return;
   for (size_t u = 0; u < plan.layout.units.size(); ++u) {
     const int unit = static_cast<int>(u);
-    const bool on_disk = plan.pools.homes.units[u].gradient == Tier::kNvme;
+    const bool on_disk = plan.pools.placement.units[u].gradient == Tier::kNvme;
     to.Add(GradientSlicePlace(plan, unit), d.shard_dtype(unit),
            on_disk ? Access::kNone : Access::kRead, plan.layout.units[u].trainable.shard);
   }
@@ -87,8 +87,8 @@ void ExchangeNorms(const Plan& plan, PlanWriter& writer) {
   const ControlCells& cells = to.cells();
   const NormRecords records = LayOutNormRecords(plan.layout, plan.decisions);
   const auto any = [&](bool on_host) {
-    return std::any_of(plan.pools.homes.sub_groups.begin(), plan.pools.homes.sub_groups.end(),
-                       [&](const SubGroup& group) {
+    return std::any_of(plan.pools.placement.sub_groups.begin(),
+                       plan.pools.placement.sub_groups.end(), [&](const SubGroup& group) {
                          return (group.tier != Tier::kDevice) == on_host &&
                                 plan.decisions.norm_states[static_cast<size_t>(group.unit)] >= 0;
                        });

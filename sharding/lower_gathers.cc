@@ -9,14 +9,14 @@ void GatherLowering::Read(int turn) {
   const bool reads_masters = !d_.reads_parameters() && !read.shared.empty();
   if (reads_masters) ReadMasters(read);
   ReadParameters(turn, /*carried=*/false);
-  if (reads_masters) NarrowMasters(read);
+  if (reads_masters) CastMasters(read);
   if (!read.updated.empty()) ReadParameters(turn, /*carried=*/true);
 }
 
 std::vector<int> GatherLowering::SharedSubGroups(int unit) const {
-  const UnitHomes& homes = in_.plan.pools.homes.units[static_cast<size_t>(unit)];
+  const UnitPlacement& placement = in_.plan.pools.placement.units[static_cast<size_t>(unit)];
   std::vector<int> shared;
-  for (int g = homes.first_sub_group; g < homes.first_sub_group + homes.sub_groups; ++g)
+  for (int g = placement.first_sub_group; g < placement.first_sub_group + placement.sub_groups; ++g)
     if (turns_.shares_masters(g)) shared.push_back(g);
   return shared;
 }
@@ -28,7 +28,7 @@ void GatherLowering::ReadMasters(const ReadTurn& turn) {
   for (int unit : turn.shared) {
     read.parts.push_back({.unit = unit});
     for (int g : SharedSubGroups(unit)) {
-      const SubGroup& group = pools.homes.sub_groups[static_cast<size_t>(g)];
+      const SubGroup& group = pools.placement.sub_groups[static_cast<size_t>(g)];
       const int64_t bytes = SwapAligned(group.count() * d_.master_size());
       read.moves.push_back(
           {.state = StateClass::kMaster,
@@ -42,22 +42,22 @@ void GatherLowering::ReadMasters(const ReadTurn& turn) {
 }
 
 // On the stream of the reads, where their ends are.
-void GatherLowering::NarrowMasters(const ReadTurn& turn) {
+void GatherLowering::CastMasters(const ReadTurn& turn) {
   const Pools& pools = in_.plan.pools;
-  OperationDraft narrow{.kind = OperationKind::kNarrow, .stream = StreamId::kReadParameters};
+  OperationDraft cast{.kind = OperationKind::kCastMasters, .stream = StreamId::kReadParameters};
   for (int unit : turn.shared) {
     for (int g : SharedSubGroups(unit)) {
-      const SubGroup& group = pools.homes.sub_groups[static_cast<size_t>(g)];
-      narrow.parts.push_back({.unit = unit});
-      narrow.updates.push_back({.sub_group = g});
+      const SubGroup& group = pools.placement.sub_groups[static_cast<size_t>(g)];
+      cast.parts.push_back({.unit = unit});
+      cast.updates.push_back({.sub_group = g});
       writer_.operands().Add(pools.master_slots.Slot(turns_.master_slot[static_cast<size_t>(g)]),
                              DType::kFloat32, Access::kRead, group.count());
       writer_.operands().Add(InSlot(in_.plan, turn, unit, true, group.begin), d_.compute,
                              Access::kWrite, group.count());
-      narrow.bytes += group.count() * (d_.master_size() + SizeOf(d_.compute));
+      cast.bytes += group.count() * (d_.master_size() + SizeOf(d_.compute));
     }
   }
-  writer_.Issue(narrow);
+  writer_.Issue(cast);
 }
 
 void GatherLowering::ReadParameters(int turn, bool carried) {
@@ -73,12 +73,12 @@ void GatherLowering::ReadParameters(int turn, bool carried) {
     for (const bool trainable : {true, false}) {
       if (carried != (is_updated && trainable)) continue;
       for (const ParameterPiece& piece :
-           in_.plan.pools.homes.units[static_cast<size_t>(unit)].pieces(trainable)) {
-        if (piece.home.tier != Tier::kNvme) continue;
-        for (const auto& [begin, end] : NotNarrowed(turn, unit, trainable, piece)) {
+           in_.plan.pools.placement.units[static_cast<size_t>(unit)].pieces(trainable)) {
+        if (piece.place.tier != Tier::kNvme) continue;
+        for (const auto& [begin, end] : NotCast(turn, unit, trainable, piece)) {
           const int64_t bytes = SwapAligned((end - begin) * size);
           read.moves.push_back({.state = StateClass::kParameter,
-                                .from = piece.home.Plus((begin - piece.begin) * size),
+                                .from = piece.place.Plus((begin - piece.begin) * size),
                                 .to = InSlot(in_.plan, of, unit, trainable, begin),
                                 .bytes = bytes});
           read.bytes += bytes;
@@ -93,16 +93,17 @@ void GatherLowering::ReadParameters(int turn, bool carried) {
 }
 
 // The part of a piece that a read brings: all but sub-groups with masters that are read instead.
-GatherLowering::Ranges GatherLowering::NotNarrowed(int turn, int unit, bool trainable,
-                                                   const ParameterPiece& piece) const {
-  const bool narrows = trainable && !d_.reads_parameters() &&
-                       !turns_.carried[static_cast<size_t>(unit)] &&
-                       turns_.of_update[static_cast<size_t>(unit)] == turn;
-  if (!narrows) return {{piece.begin, piece.end}};
+GatherLowering::Ranges GatherLowering::NotCast(int turn, int unit, bool trainable,
+                                               const ParameterPiece& piece) const {
+  const bool casts = trainable && !d_.reads_parameters() &&
+                     !turns_.carried[static_cast<size_t>(unit)] &&
+                     turns_.of_update[static_cast<size_t>(unit)] == turn;
+  if (!casts) return {{piece.begin, piece.end}};
   Ranges ranges;
-  const UnitHomes& homes = in_.plan.pools.homes.units[static_cast<size_t>(unit)];
-  for (int g = homes.first_sub_group; g < homes.first_sub_group + homes.sub_groups; ++g) {
-    const SubGroup& group = in_.plan.pools.homes.sub_groups[static_cast<size_t>(g)];
+  const UnitPlacement& placement = in_.plan.pools.placement.units[static_cast<size_t>(unit)];
+  for (int g = placement.first_sub_group; g < placement.first_sub_group + placement.sub_groups;
+       ++g) {
+    const SubGroup& group = in_.plan.pools.placement.sub_groups[static_cast<size_t>(g)];
     if (group.begin < piece.begin || group.begin >= piece.end || turns_.shares_masters(g)) continue;
     if (!ranges.empty() && ranges.back().second == group.begin) {
       ranges.back().second = group.end;
@@ -117,18 +118,18 @@ void GatherLowering::Upload(int index) {
   OperationDraft upload{.kind = OperationKind::kUpload, .stream = StreamId::kUpload};
   const int64_t size = SizeOf(d_.compute);
   const int turn = turns_.of_group[static_cast<size_t>(index)];
-  for (int i : in_.residency.groups[static_cast<size_t>(index)].stays) {
-    const int unit = in_.residency.stays[static_cast<size_t>(i)].unit;
+  for (int i : in_.residency.groups[static_cast<size_t>(index)].intervals) {
+    const int unit = in_.residency.intervals[static_cast<size_t>(i)].unit;
     const size_t moves = upload.moves.size();
     for (const bool trainable : {true, false}) {
       const Place slice = SlicePlace(in_.plan, unit, trainable);
       for (const ParameterPiece& piece :
-           in_.plan.pools.homes.units[static_cast<size_t>(unit)].pieces(trainable)) {
-        if (piece.home.tier == Tier::kDevice) continue;
+           in_.plan.pools.placement.units[static_cast<size_t>(unit)].pieces(trainable)) {
+        if (piece.place.tier == Tier::kDevice) continue;
         upload.moves.push_back(
             {.state = StateClass::kParameter,
-             .from = piece.home.tier == Tier::kCpu
-                         ? piece.home
+             .from = piece.place.tier == Tier::kCpu
+                         ? piece.place
                          : InSlot(in_.plan, turns_.turns[static_cast<size_t>(turn)], unit,
                                   trainable, piece.begin),
              .to = slice.Plus(piece.begin * size),
@@ -146,38 +147,39 @@ void GatherLowering::Gather(int index) {
   OperationDraft gather{
       .kind = group.from_secondary ? OperationKind::kGatherSecondary : OperationKind::kGather,
       .stream = StreamId::kGather};
-  for (int i : group.stays) {
-    const Stay& stay = in_.residency.stays[static_cast<size_t>(i)];
-    const UnitLayout& unit = in_.plan.layout.units[static_cast<size_t>(stay.unit)];
-    gather.parts.push_back({.unit = stay.unit, .scope = stay.first});
+  for (int i : group.intervals) {
+    const ResidencyInterval& interval = in_.residency.intervals[static_cast<size_t>(i)];
+    const UnitLayout& unit = in_.plan.layout.units[static_cast<size_t>(interval.unit)];
+    gather.parts.push_back({.unit = interval.unit, .scope = interval.first});
     if (group.from_secondary) {
       const int64_t part = d_.SecondaryShard(unit.trainable) + d_.SecondaryShard(unit.frozen);
       gather.bytes += (d_.secondary_shards - 1) * part * SizeOf(d_.compute);
-      AddSecondary(stay.unit, /*fills=*/false);
+      AddSecondary(interval.unit, /*fills=*/false);
     } else {
       gather.bytes += d_.RingBytes(unit.shard(), d_.compute);
-      AddGather(in_.plan, stay.unit, writer_.operands().operands());
+      AddGather(in_.plan, interval.unit, writer_.operands().operands());
     }
   }
   const int gathered = writer_.Issue(gather);
-  for (int i : group.stays) {
-    const Stay& stay = in_.residency.stays[static_cast<size_t>(i)];
-    for (int s = stay.first; s <= stay.last; ++s)
-      if (in_.plan.scopes[static_cast<size_t>(s)].unit == stay.unit) writer_.Gathers(s, gathered);
+  for (int i : group.intervals) {
+    const ResidencyInterval& interval = in_.residency.intervals[static_cast<size_t>(i)];
+    for (int s = interval.first; s <= interval.last; ++s)
+      if (in_.plan.scopes[static_cast<size_t>(s)].unit == interval.unit)
+        writer_.Gathers(s, gathered);
   }
   Fill(group);
 }
 
 void GatherLowering::Fill(const GatherGroup& group) {
   OperationDraft fill{.kind = OperationKind::kFillSecondary, .stream = StreamId::kGather};
-  for (int i : group.stays) {
-    const Stay& stay = in_.residency.stays[static_cast<size_t>(i)];
-    if (!stay.fills_secondary) continue;
-    const UnitLayout& unit = in_.plan.layout.units[static_cast<size_t>(stay.unit)];
-    fill.parts.push_back({.unit = stay.unit, .scope = stay.first});
+  for (int i : group.intervals) {
+    const ResidencyInterval& interval = in_.residency.intervals[static_cast<size_t>(i)];
+    if (!interval.fills_secondary) continue;
+    const UnitLayout& unit = in_.plan.layout.units[static_cast<size_t>(interval.unit)];
+    fill.parts.push_back({.unit = interval.unit, .scope = interval.first});
     fill.bytes += 2 * (d_.SecondaryShard(unit.trainable) + d_.SecondaryShard(unit.frozen)) *
                   SizeOf(d_.compute);
-    AddSecondary(stay.unit, /*fills=*/true);
+    AddSecondary(interval.unit, /*fills=*/true);
   }
   if (!fill.parts.empty()) writer_.Issue(fill);
 }

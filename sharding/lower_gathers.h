@@ -31,11 +31,11 @@ class GatherLowering {
   using Ranges = std::vector<std::pair<int64_t, int64_t>>;
   // Reads masters that an early update shares, and makes the copies that are gathered.
   void ReadMasters(const ReadTurn& turn);
-  void NarrowMasters(const ReadTurn& turn);
+  void CastMasters(const ReadTurn& turn);
   std::vector<int> SharedSubGroups(int unit) const;
   // `carried`: reads what carried updates would bring, for a step without any.
   void ReadParameters(int turn, bool carried);
-  Ranges NotNarrowed(int turn, int unit, bool trainable, const ParameterPiece& piece) const;
+  Ranges NotCast(int turn, int unit, bool trainable, const ParameterPiece& piece) const;
   void Fill(const GatherGroup& group);
   void AddSecondary(int unit, bool fills);
 

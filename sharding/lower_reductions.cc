@@ -16,7 +16,7 @@ ReductionLowering::Gradient ReductionLowering::OfUnit(const Part& part) const {
   const auto unit = static_cast<size_t>(part.unit);
   return {.part = part,
           .section = in_.plan.layout.units[unit].trainable,
-          .home = in_.plan.pools.homes.units[unit].gradient,
+          .shard_tier = in_.plan.pools.placement.units[unit].gradient,
           .accumulates = d_.accumulates[unit],
           .shard = GradientSlicePlace(in_.plan, part.unit)};
 }
@@ -35,7 +35,7 @@ ReductionLowering::Gradients ReductionLowering::OfGroup(const std::vector<int>& 
                                        .first = in_.reduction.is_first[scope],
                                        .last = in_.reduction.is_last[scope] && !d_.holds}));
     const int64_t slice_bytes = PoolAligned(gradient.section.shard * SizeOf(d_.communication));
-    const bool is_shard = !gradient.accumulates && gradient.home == Tier::kDevice;
+    const bool is_shard = !gradient.accumulates && gradient.shard_tier == Tier::kDevice;
     gradient.whole = DevicePlace(StateClass::kGradient,
                                  pools.visits[static_cast<size_t>(planned.visit)].gradient);
     gradient.source = d_.casts() ? StagingPlace(cast) : gradient.whole;
@@ -54,11 +54,12 @@ ReductionLowering::Gradients ReductionLowering::OfGroup(const std::vector<int>& 
   return gradients;
 }
 
-ReductionLowering::Gradients ReductionLowering::Those(bool accumulate, Tier home,
+ReductionLowering::Gradients ReductionLowering::Those(bool accumulate, Tier shard_tier,
                                                       const Gradients& gradients) const {
   Gradients those;
   for (const Gradient& gradient : gradients) {
-    if (gradient.accumulates == accumulate && gradient.home == home) those.push_back(gradient);
+    if (gradient.accumulates == accumulate && gradient.shard_tier == shard_tier)
+      those.push_back(gradient);
   }
   return those;
 }
@@ -115,7 +116,7 @@ void ReductionLowering::Reduce(int group) {
   Sum(Tier::kDevice, gradients);
   Land(gradients);
   for (const Gradient& gradient : gradients)
-    if (gradient.home == Tier::kNvme) SumInSlot(gradient);
+    if (gradient.shard_tier == Tier::kNvme) SumInSlot(gradient);
 }
 
 // The first contribution is written, later ones are read, added and written.
@@ -140,24 +141,25 @@ void ReductionLowering::AddSquares(const Gradient& gradient, bool last) {
   const Pools& pools = in_.plan.pools;
   const int64_t blocks = (gradient.section.shard + kNormBlock - 1) / kNormBlock;
   to_.AddControl(to_.cells().squares + gradient.part.unit, last ? Access::kWrite : Access::kNone);
-  to_.AddBytes(gradient.home == Tier::kDevice ? StagingPlace(pools.staging_norm) : pools.host_norm,
-               Access::kWrite, last ? blocks * static_cast<int64_t>(sizeof(double)) : 0);
+  to_.AddBytes(
+      gradient.shard_tier == Tier::kDevice ? StagingPlace(pools.staging_norm) : pools.host_norm,
+      Access::kWrite, last ? blocks * static_cast<int64_t>(sizeof(double)) : 0);
 }
 
-void ReductionLowering::Sum(Tier home, const Gradients& gradients) {
-  const StreamId stream = home == Tier::kDevice ? StreamId::kReduce : StreamId::kHostSum;
+void ReductionLowering::Sum(Tier shard_tier, const Gradients& gradients) {
+  const StreamId stream = shard_tier == Tier::kDevice ? StreamId::kReduce : StreamId::kHostSum;
   const auto accumulate = [this](const Gradient& of) { return AddAccumulate(of); };
   const auto norm = [this](const Gradient& of) { return AddNorm(of); };
-  if (const Gradients summed = Those(true, home, gradients); !summed.empty())
+  if (const Gradients summed = Those(true, shard_tier, gradients); !summed.empty())
     Issue(OperationKind::kAccumulate, stream, summed, accumulate);
-  if (const Gradients direct = Those(false, home, gradients); !direct.empty() && !d_.holds)
+  if (const Gradients direct = Those(false, shard_tier, gradients); !direct.empty() && !d_.holds)
     Issue(OperationKind::kNorm, stream, direct, norm);
 }
 
 void ReductionLowering::Land(const Gradients& gradients) {
   OperationDraft download{.kind = OperationKind::kDownload, .stream = StreamId::kDownload};
   for (const Gradient& gradient : gradients) {
-    if (gradient.home != Tier::kCpu) continue;
+    if (gradient.shard_tier != Tier::kCpu) continue;
     download.parts.push_back(gradient.part);
     download.moves.push_back({.state = StateClass::kGradient,
                               .from = gradient.rounded,
@@ -185,16 +187,16 @@ int64_t ReductionLowering::StoredBytes(const Gradient& gradient) const {
 }
 
 void ReductionLowering::SumInSlot(Gradient gradient) {
-  const Place home = std::exchange(gradient.shard, slots_.Next());
+  const Place place = std::exchange(gradient.shard, slots_.Next());
   if (gradient.accumulates && !gradient.part.first) {
-    Move(OperationKind::kRead, StreamId::kReadParameters, gradient, home, gradient.shard,
+    Move(OperationKind::kRead, StreamId::kReadParameters, gradient, place, gradient.shard,
          StoredBytes(gradient));
   }
   Move(OperationKind::kDownload, StreamId::kDownload, gradient, gradient.rounded,
        gradient.accumulates ? gradient.landed : gradient.shard,
        gradient.section.shard * SizeOf(d_.communication));
   Sum(Tier::kNvme, {gradient});
-  Move(OperationKind::kWrite, StreamId::kWrite, gradient, gradient.shard, home,
+  Move(OperationKind::kWrite, StreamId::kWrite, gradient, gradient.shard, place,
        StoredBytes(gradient));
 }
 
@@ -204,20 +206,21 @@ void ReductionLowering::HeldNorms(const std::vector<int>& units) {
   for (int unit : units) {
     Gradient& gradient =
         gradients.emplace_back(OfUnit({.unit = unit, .first = true, .last = true}));
-    if (gradient.home != Tier::kNvme) continue;
-    const Place home = std::exchange(gradient.shard, slots_.Next());
-    Move(OperationKind::kRead, StreamId::kReadParameters, gradient, home, gradient.shard,
+    if (gradient.shard_tier != Tier::kNvme) continue;
+    const Place place = std::exchange(gradient.shard, slots_.Next());
+    Move(OperationKind::kRead, StreamId::kReadParameters, gradient, place, gradient.shard,
          StoredBytes(gradient));
     Issue(OperationKind::kNorm, StreamId::kHostSum, {&gradient, 1},
           [this](const Gradient& of) { return AddNorm(of); });
   }
-  for (const Tier home : {Tier::kDevice, Tier::kCpu}) {
+  for (const Tier shard_tier : {Tier::kDevice, Tier::kCpu}) {
     Gradients there;
     for (const Gradient& gradient : gradients)
-      if (gradient.home == home) there.push_back(gradient);
+      if (gradient.shard_tier == shard_tier) there.push_back(gradient);
     if (there.empty()) continue;
-    Issue(OperationKind::kNorm, home == Tier::kDevice ? StreamId::kReduce : StreamId::kHostSum,
-          there, [this](const Gradient& of) { return AddNorm(of); });
+    Issue(OperationKind::kNorm,
+          shard_tier == Tier::kDevice ? StreamId::kReduce : StreamId::kHostSum, there,
+          [this](const Gradient& of) { return AddNorm(of); });
   }
 }
 

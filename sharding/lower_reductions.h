@@ -36,7 +36,7 @@ class ReductionLowering {
   struct Gradient {
     Part part;
     const Section& section;
-    Tier home{};  // of its shard
+    Tier shard_tier{};  // of its shard
     bool accumulates = false;
     Place whole = {}, source = {};  // as backward leaves it; as it is sent
     // This rank's slice of the sum: in the sent dtype; in the communication dtype; and, if the
@@ -44,12 +44,12 @@ class ReductionLowering {
     Place summed = {}, rounded = {}, landed = {};
     Place shard = {};  // where sums are made: the shard, or the slot that it passes through
 
-    bool lands() const { return home != Tier::kDevice && accumulates; }
+    bool lands() const { return shard_tier != Tier::kDevice && accumulates; }
   };
   using Gradients = std::vector<Gradient>;
   Gradient OfUnit(const Part& part) const;
   Gradients OfGroup(const std::vector<int>& group) const;
-  Gradients Those(bool accumulate, Tier home, const Gradients& gradients) const;
+  Gradients Those(bool accumulate, Tier shard_tier, const Gradients& gradients) const;
 
   // One operation for all of them; `add` writes the operands of each and returns its bytes.
   int Issue(OperationKind kind, StreamId stream, std::span<const Gradient> gradients,
@@ -57,8 +57,8 @@ class ReductionLowering {
   int64_t AddAccumulate(const Gradient& gradient);
   int64_t AddNorm(const Gradient& gradient);
   void AddSquares(const Gradient& gradient, bool last);
-  // What becomes of reduced slices with shards in `home`.
-  void Sum(Tier home, const Gradients& gradients);
+  // What becomes of reduced slices with shards in `shard_tier`.
+  void Sum(Tier shard_tier, const Gradients& gradients);
   void Land(const Gradients& gradients);
   void SumInSlot(Gradient gradient);
   void Move(OperationKind kind, StreamId stream, const Gradient& gradient, const Place& from,

@@ -20,7 +20,7 @@ UpdateLowering::UpdateLowering(const PassInputs& in, const ReadTurns& turns, Pla
       device_slots_(in.plan.pools.device_work.ring) {}
 
 void UpdateLowering::ReadStates(int sub_group) {
-  const int unit = in_.plan.pools.homes.sub_groups[static_cast<size_t>(sub_group)].unit;
+  const int unit = in_.plan.pools.placement.sub_groups[static_cast<size_t>(sub_group)].unit;
   const bool carried = turns_.carried[static_cast<size_t>(unit)];
   const int turn =
       carried || d_.reads_parameters() ? turns_.of_update[static_cast<size_t>(unit)] : -1;
@@ -48,7 +48,7 @@ void UpdateLowering::Update(int sub_group) {
                  .condition = route.carried ? Condition::kCarrying : Condition::kAlways,
                  .of_update = true,
                  .updates = {detail}});
-  TakeHome(route);
+  WriteBack(route);
 }
 
 void UpdateLowering::TakeNorms(int sub_group) {
@@ -77,8 +77,8 @@ void UpdateLowering::TakeNorms(int sub_group) {
 
 UpdateLowering::Route UpdateLowering::RouteOf(int sub_group, int turn) const {
   const Pools& pools = in_.plan.pools;
-  const SubGroup& group = pools.homes.sub_groups[static_cast<size_t>(sub_group)];
-  const UnitHomes& unit = pools.homes.units[static_cast<size_t>(group.unit)];
+  const SubGroup& group = pools.placement.sub_groups[static_cast<size_t>(sub_group)];
+  const UnitPlacement& unit = pools.placement.units[static_cast<size_t>(group.unit)];
   Route route{.unit = group.unit,
               .sub_group = sub_group,
               .on_host = group.tier != Tier::kDevice,
@@ -91,12 +91,12 @@ UpdateLowering::Route UpdateLowering::RouteOf(int sub_group, int turn) const {
   route.states_stride = group.states_stride;
   if (!d_.writes_parameters()) return route;
   const ParameterPiece& piece = PieceOf(unit.trainable, d_.stage == 0 ? 0 : group.begin);
-  route.parameter_home = piece.home.Plus((group.begin - piece.begin) * SizeOf(d_.compute));
-  if (d_.stage == 0) route.parameter_home.per_slice = 0;  // updates the whole
-  route.parameter = route.parameter_home;
-  route.moves_parameter = route.parameter_home.tier != route.here();
+  route.parameter_place = piece.place.Plus((group.begin - piece.begin) * SizeOf(d_.compute));
+  if (d_.stage == 0) route.parameter_place.per_slice = 0;  // updates the whole
+  route.parameter = route.parameter_place;
+  route.moves_parameter = route.parameter_place.tier != route.here();
   route.in_parameter_slot =
-      route.moves_parameter && route.parameter_home.tier == Tier::kNvme && turn >= 0;
+      route.moves_parameter && route.parameter_place.tier == Tier::kNvme && turn >= 0;
   return route;
 }
 
@@ -104,7 +104,7 @@ void UpdateLowering::TakeSlots(int turn, Route& route) {
   const WorkSlots& host = in_.plan.pools.host_work;
   // Parameters on NVMe pass through host memory also if the update runs on the device.
   const bool parameter_in_host = route.moves_parameter && !route.in_parameter_slot &&
-                                 (route.on_host || route.parameter_home.tier == Tier::kNvme);
+                                 (route.on_host || route.parameter_place.tier == Tier::kNvme);
   const bool gradient_in_host =
       route.on_host ? route.moves_gradient : route.gradient.tier == Tier::kNvme;
   if (route.swaps || gradient_in_host || parameter_in_host) route.host_slot = host_slots_.Next();
@@ -142,9 +142,9 @@ void UpdateLowering::Read(int states, const Route& route) {
   }
   const bool is_there = route.in_parameter_slot && !route.carried;
   if (route.moves_parameter && d_.reads_parameters() && !is_there &&
-      route.parameter_home.tier == Tier::kNvme) {
+      route.parameter_place.tier == Tier::kNvme) {
     reads.push_back({.state = StateClass::kParameter,
-                     .from = route.parameter_home,
+                     .from = route.parameter_place,
                      .to = route.host_parameter,
                      .bytes = SwapAligned(group.count() * SizeOf(d_.compute))});
   }
@@ -178,28 +178,28 @@ void UpdateLowering::BringGradient(Route& route) {
 void UpdateLowering::BringParameter(Route& route) {
   if (!route.moves_parameter) return;
   const WorkSlots& slots = route.on_host ? in_.plan.pools.host_work : in_.plan.pools.device_work;
-  const bool of_file = route.parameter_home.tier == Tier::kNvme;
+  const bool of_file = route.parameter_place.tier == Tier::kNvme;
   route.parameter =
       route.on_host && of_file ? route.host_parameter : route.slot().Plus(slots.parameter);
   // What is there is needed as the master or half of it, and from the swap file has come already.
   if (!d_.reads_parameters() || (route.on_host && of_file)) return;
   Copy(route, route.on_host,
        {.state = StateClass::kParameter,
-        .from = of_file ? route.host_parameter : route.parameter_home,
+        .from = of_file ? route.host_parameter : route.parameter_place,
         .to = route.parameter,
         .bytes = GroupOf(route).count() * SizeOf(d_.compute)});
 }
 
 // Writes what the update wrote to its home.
-void UpdateLowering::TakeHome(const Route& route) {
+void UpdateLowering::WriteBack(const Route& route) {
   const SubGroup& group = GroupOf(route);
-  const Place& home = route.parameter_home;
+  const Place& place = route.parameter_place;
   const int64_t parameter_bytes = group.count() * SizeOf(d_.compute);
-  if (route.moves_parameter && (!route.on_host || home.tier == Tier::kDevice)) {
+  if (route.moves_parameter && (!route.on_host || place.tier == Tier::kDevice)) {
     Copy(route, /*to_host=*/!route.on_host,
          {.state = StateClass::kParameter,
           .from = route.parameter,
-          .to = home.tier == Tier::kNvme ? route.host_parameter : home,
+          .to = place.tier == Tier::kNvme ? route.host_parameter : place,
           .bytes = parameter_bytes});
   }
   std::vector<sharding::Move> writes;
@@ -215,10 +215,10 @@ void UpdateLowering::TakeHome(const Route& route) {
                       .to = group.states.Plus(k * group.states_stride),
                       .bytes = group.states_stride});
   }
-  if (route.moves_parameter && home.tier == Tier::kNvme) {
+  if (route.moves_parameter && place.tier == Tier::kNvme) {
     writes.push_back({.state = StateClass::kParameter,
                       .from = route.host_parameter,
-                      .to = home,
+                      .to = place,
                       .bytes = SwapAligned(parameter_bytes)});
   }
   if (!writes.empty()) Move(route, OperationKind::kWrite, StreamId::kWrite, std::move(writes));

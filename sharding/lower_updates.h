@@ -37,7 +37,7 @@ class UpdateLowering {
     bool swaps = false;    // its states, from and to the swap file
     bool moves_gradient = false, moves_parameter = false;
     bool in_parameter_slot = false;  // its parameters pass through the slot that gathers read from
-    Place parameter_home = {};
+    Place parameter_place = {};
     Place host_slot = {}, device_slot = {};
     Place host_parameter = {};  // on the way to or from the swap file
     Place gradient = {}, master = {}, states = {}, parameter = {};
@@ -48,7 +48,7 @@ class UpdateLowering {
     const Place& slot() const { return on_host ? host_slot : device_slot; }
   };
   const SubGroup& GroupOf(const Route& route) const {
-    return in_.plan.pools.homes.sub_groups[static_cast<size_t>(route.sub_group)];
+    return in_.plan.pools.placement.sub_groups[static_cast<size_t>(route.sub_group)];
   }
   // `turn`: of the parameter slot that carried updates fill, or shared reads; -1: none.
   Route RouteOf(int sub_group, int turn) const;
@@ -58,7 +58,7 @@ class UpdateLowering {
   void Bring(Route& route);
   void BringGradient(Route& route);
   void BringParameter(Route& route);
-  void TakeHome(const Route& route);
+  void WriteBack(const Route& route);
   void Move(const Route& route, OperationKind kind, StreamId stream,
             std::vector<sharding::Move> moves);
   void Copy(const Route& route, bool to_host, const sharding::Move& move);

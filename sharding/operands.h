@@ -69,7 +69,7 @@ struct UpdateDetail {
   int64_t begin = 0, end = 0;  // elements of what a rank updates of the unit
   int states = 0;              // how many operands behind the parameter
   bool early = false;          // does not wait for its step's verdict
-  // Skipped or not, the parameter is made of the master, as the next instruction carries it home.
+  // Skipped or not, the parameter is made of the master, as the next instruction carries it to its place.
   bool keeps_parameter = false;
   // Its first element, counted from the unit's first trainable one, plus `per_slice` times the
   // rank's slice number. Stochastic rounding draws its bits from this and the unit's name.

@@ -88,7 +88,7 @@ absl::StatusOr<Pools> PoolsOf(const Basis& base, const PlanInputs& inputs, Exten
   const PoolInputs wanted{.model = &model,
                           .layout = &base.layout,
                           .decisions = &base.decisions,
-                          .homes = inputs.homes,
+                          .placement = inputs.placement,
                           .scopes = &scopes,
                           .residency = &residency,
                           .walk = has_own_walk ? &walk : nullptr,

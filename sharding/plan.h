@@ -24,11 +24,11 @@
 
 #include "absl/status/statusor.h"
 #include "ebb/runtime/config/config.h"
-#include "ebb/sharding/homes.h"
 #include "ebb/sharding/layout.h"
 #include "ebb/sharding/model.h"
 #include "ebb/sharding/operands.h"
 #include "ebb/sharding/place.h"
+#include "ebb/sharding/placement.h"
 #include "ebb/sharding/scopes.h"
 #include "ebb/sharding/slots.h"
 #include "ebb/sharding/state.h"
@@ -63,7 +63,7 @@ enum class OperationKind : uint8_t {
   kUpload,          // moves from host memory to the device
   kDownload,        // moves from the device to host memory
   kWrite,           // moves from host memory to the swap file
-  kNarrow,          // low-precision copies of masters in host memory, for a gather
+  kCastMasters,     // low-precision copies of masters in host memory, for a gather
   kCheck,           // whether the swap files are still this run's
 };
 inline constexpr int kOperationKinds = 27;
@@ -115,7 +115,7 @@ struct Operation {
   std::span<const Operand>
       operands;                 // all that it touches, in the order of its code (instructions.h)
   std::span<const Move> moves;  // kRead, kUpload, kDownload, kWrite: the same by class of state
-  std::span<const UpdateDetail> updates;  // kUpdate, kParameterNorms, kNarrow: by sub-group
+  std::span<const UpdateDetail> updates;  // kUpdate, kParameterNorms, kCastMasters: by sub-group
 };
 
 struct Moment {
@@ -132,8 +132,8 @@ struct PlanLists;
 struct UnitAddresses {
   int64_t parameter_trainable = 0,
           parameter_frozen = 0;  // parameter pool: whole, or this rank's slice
-  // Of the tier of UnitHomes::gradient, pool or swap file.
-  int64_t gradient_shard = 0;                       // gradient pool of UnitHomes::gradient
+  // Of the tier of UnitPlacement::gradient, pool or swap file.
+  int64_t gradient_shard = 0;                       // gradient pool of UnitPlacement::gradient
   int64_t gather_trainable = 0, gather_frozen = 0;  // gather pool; unused for a unit kept whole
   // Secondary pool; unused for a unit that a step gathers once, or not at all.
   int64_t secondary_trainable = 0, secondary_frozen = 0;
@@ -144,7 +144,7 @@ struct VisitAddresses {
   int64_t output_gradient = 0;  // likewise
   int64_t boundary_stride = 0;
   bool leaves = false;  // the device, between forward and backward, for its ...
-  Place home;           // ... of all micro-batches of a round
+  Place place;          // ... of all micro-batches of a round
 };
 
 struct Pools {
@@ -153,7 +153,7 @@ struct Pools {
   int64_t bytes[kStateClasses] = {};       // of each class, on the device
   int64_t host_bytes[kStateClasses] = {};  // in host memory
   int64_t file_bytes[kStateClasses] = {};  // in the swap file, end to end
-  Homes homes;
+  StatePlacement placement;
   SlotRing parameter_slots;  // host: of one group of gathers each
   SlotRing gradient_slots;   // host: of one unit's reduced shard each
   SlotRing boundary_slots;   // host: of one boundary each
@@ -164,7 +164,7 @@ struct Pools {
   Place landing;
   // Of a unit's reduced shard.
   Place GradientShard(int unit) const {
-    return {.tier = homes.units[static_cast<size_t>(unit)].gradient,
+    return {.tier = placement.units[static_cast<size_t>(unit)].gradient,
             .pool = StateClass::kGradient,
             .offset = units[static_cast<size_t>(unit)].gradient_shard};
   }
@@ -317,7 +317,7 @@ struct PlanInputs {
   int optimizer_states = 0;
   bool own_optimizer = false;
   // Where state lives that is there already; null: it is decided.
-  const Homes* homes = nullptr;
+  const StatePlacement* placement = nullptr;
   // How much the error of a cap says: what is needed; which class needs how much, too; and what would
   // fit, which takes longer to find than the plan.
   enum class CapError : uint8_t { kNeed, kClasses, kAdvice };

@@ -29,7 +29,7 @@ std::string_view Name(OperationKind kind) {
                                                         "upload",
                                                         "download",
                                                         "write",
-                                                        "narrow",
+                                                        "cast masters",
                                                         "check"};
   return kNames[static_cast<int>(kind)];
 }

@@ -37,8 +37,8 @@ void LayOutSecondary(const PoolInputs& in, Pools& pools) {
   if (!d.has_secondary()) return;
   const int64_t size = SizeOf(d.compute);
   std::vector<bool> fills(in.layout->units.size(), false);
-  for (const Stay& stay : in.residency->stays) {
-    if (stay.fills_secondary) fills[static_cast<size_t>(stay.unit)] = true;
+  for (const ResidencyInterval& interval : in.residency->intervals) {
+    if (interval.fills_secondary) fills[static_cast<size_t>(interval.unit)] = true;
   }
   Bump secondary;
   for (size_t u = 0; u < fills.size(); ++u) {
@@ -57,7 +57,7 @@ void LayOutGradients(const PoolInputs& in, Pools& pools) {
   for (size_t v = 0; v < in.model->forward.size(); ++v) {
     const int unit = static_cast<int>(in.model->forward[v].unit);
     const int key = d.keeps_step_gradients ? static_cast<int>(v) : unit;
-    if (!takes_gradients[v] || GradientIsShard(d, pools.homes, unit)) continue;
+    if (!takes_gradients[v] || GradientIsShard(d, pools.placement, unit)) continue;
     blocks[key].bytes = in.layout->units[unit].trainable.elements * SizeOf(d.gradient);
     blocks[key].lifetimes = in.reduction->lifetimes[key];
   }
@@ -68,7 +68,7 @@ void LayOutGradients(const PoolInputs& in, Pools& pools) {
   for (size_t u = 0; u < in.layout->units.size(); ++u) {
     const Section& section = in.layout->units[u].trainable;
     const int64_t elements = d.stage == 0 ? section.elements : section.shard;
-    const Tier tier = pools.homes.units[u].gradient;
+    const Tier tier = pools.placement.units[u].gradient;
     const int64_t bytes = elements * SizeOf(d.shard_dtype(static_cast<int>(u)));
     if (tier == Tier::kNvme) {
       pools.units[u].gradient_shard = file;
@@ -81,7 +81,7 @@ void LayOutGradients(const PoolInputs& in, Pools& pools) {
   for (size_t v = 0; v < in.model->forward.size(); ++v) {
     const int unit = static_cast<int>(in.model->forward[v].unit);
     pools.visits[v].gradient =
-        GradientIsShard(d, pools.homes, unit)
+        GradientIsShard(d, pools.placement, unit)
             ? pools.units[static_cast<size_t>(unit)].gradient_shard
             : blocks[d.keeps_step_gradients ? static_cast<int>(v) : unit].offset;
   }
@@ -143,7 +143,7 @@ Pools LayOutPools(const PoolInputs& inputs) {
   Pools pools;
   pools.units.resize(inputs.layout->units.size());
   pools.visits.resize(inputs.model->forward.size());
-  pools.homes = *inputs.homes;
+  pools.placement = *inputs.placement;
   LayOutParameters(inputs, pools);
   LayOutStates(inputs, pools);
   LayOutGather(inputs, pools);

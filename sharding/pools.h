@@ -23,7 +23,7 @@ struct PoolInputs {
   const ModelSpec* model = nullptr;
   const ModelLayout* layout = nullptr;
   const Decisions* decisions = nullptr;
-  const Homes* homes = nullptr;  // null: decided near the budget
+  const StatePlacement* placement = nullptr;  // null: decided near the budget
   const std::vector<PlannedScope>* scopes = nullptr;
   const Residency* residency = nullptr;
   // An evaluation's own walk: with ModelSpec::order, or secondary shards. Null: as a step begins.

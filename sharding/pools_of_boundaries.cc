@@ -9,7 +9,8 @@ namespace ebb::sharding {
 namespace {
 
 // Boundaries that leave the device lie in the swap file of states, after the states.
-void LayOutBoundaryHomes(const PoolInputs& in, const std::vector<BoundaryUse>& uses, Pools& pools) {
+void LayOutBoundaryPlaces(const PoolInputs& in, const std::vector<BoundaryUse>& uses,
+                          Pools& pools) {
   const Tier tier = in.decisions->activation_tier;
   if (tier == Tier::kDevice) return;
   Bump host;
@@ -24,9 +25,9 @@ void LayOutBoundaryHomes(const PoolInputs& in, const std::vector<BoundaryUse>& u
     if (!visit.leaves) continue;
     const int64_t bytes =
         SwapAligned(visit.boundary_stride * in.decisions->micro_batches_per_round);
-    visit.home = {.tier = tier,
-                  .pool = StateClass::kActivation,
-                  .offset = tier == Tier::kCpu ? host.Take(bytes) : file};
+    visit.place = {.tier = tier,
+                   .pool = StateClass::kActivation,
+                   .offset = tier == Tier::kCpu ? host.Take(bytes) : file};
     if (tier == Tier::kNvme) file += bytes;
     largest = std::max(largest, bytes);
     ++leaving;
@@ -55,7 +56,7 @@ void LayOutBoundaries(const PoolInputs& in, Pools& pools) {
     outputs[v].bytes = gradients[v].bytes = pools.visits[v].boundary_stride * per_round;
   }
   if (largest == 0) return;
-  LayOutBoundaryHomes(in, uses, pools);
+  LayOutBoundaryPlaces(in, uses, pools);
   const auto use_of_round = [&](int s) -> const std::vector<BoundaryUse>& {
     if (scopes[s].round != scopes[uses.front().writer].round) {
       int first = s;

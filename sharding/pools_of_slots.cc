@@ -48,11 +48,11 @@ void LayOutMasterSlots(const PoolInputs& in, Pools& pools) {
   for (size_t u = 0; u < gathers.size(); ++u) {
     if (!gathers[u].may_share) continue;
     Shared unit{.group = gathers[u].group, .updated = gathers[u].updated};
-    const UnitHomes& homes = pools.homes.units[u];
-    for (int g = 0; g < homes.sub_groups; ++g) {
+    const UnitPlacement& placement = pools.placement.units[u];
+    for (int g = 0; g < placement.sub_groups; ++g) {
       const SubGroup& group =
-          pools.homes.sub_groups[static_cast<size_t>(homes.first_sub_group + g)];
-      if (!SharesMasters(*in.decisions, pools.homes, group)) continue;
+          pools.placement.sub_groups[static_cast<size_t>(placement.first_sub_group + g)];
+      if (!SharesMasters(*in.decisions, pools.placement, group)) continue;
       largest = std::max(largest, group.count());
       ++unit.sub_groups;
     }
@@ -104,8 +104,8 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
     for (const GatherGroup& group : residency->groups) {
       if (group.from_secondary) continue;
       int64_t bytes = 0;
-      for (int stay : group.stays)
-        bytes += SwapBytes(pools.homes, residency->stays[stay].unit, size);
+      for (int interval : group.intervals)
+        bytes += SwapBytes(pools.placement, residency->intervals[interval].unit, size);
       read_bytes = std::max(read_bytes, bytes);
       reads += bytes > 0 && residency == in.residency ? 1 : 0;
     }
@@ -121,10 +121,10 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
   // Sub-groups.
   WorkNeeds needs[2];  // for updates on the device, on the host
   int64_t largest = 0;
-  for (const SubGroup& group : pools.homes.sub_groups) {
+  for (const SubGroup& group : pools.placement.sub_groups) {
     if (!in.has_work_slots) break;
-    const UnitHomes& unit = pools.homes.units[static_cast<size_t>(group.unit)];
-    const Tier parameter = PieceOf(unit.trainable, group.begin).home.tier;
+    const UnitPlacement& unit = pools.placement.units[static_cast<size_t>(group.unit)];
+    const Tier parameter = PieceOf(unit.trainable, group.begin).place.tier;
     // Carried updates leave parameters in the slots that gathers read from.
     const bool swaps_parameter =
         parameter == Tier::kNvme && !d.carried[static_cast<size_t>(group.unit)];
@@ -169,7 +169,7 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
     int64_t bytes = 0;
     for (int s : group) {
       const int unit = (*in.scopes)[s].unit;
-      if (pools.homes.units[static_cast<size_t>(unit)].gradient != Tier::kDevice &&
+      if (pools.placement.units[static_cast<size_t>(unit)].gradient != Tier::kDevice &&
           d.accumulates[static_cast<size_t>(unit)])
         bytes += PoolAligned(in.layout->units[static_cast<size_t>(unit)].trainable.shard *
                              SizeOf(d.communication));

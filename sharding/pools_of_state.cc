@@ -53,16 +53,16 @@ void LayOutParameters(const PoolInputs& in, Pools& pools) {
       if (whole || d.parameter_tier == Tier::kDevice)
         address = device.Take((whole ? section.elements : section.shard) * size);
       std::vector<ParameterPiece>& pieces =
-          trainable ? pools.homes.units[u].trainable : pools.homes.units[u].frozen;
+          trainable ? pools.placement.units[u].trainable : pools.placement.units[u].frozen;
       for (ParameterPiece& piece : pieces) {
-        piece.home.pool = StateClass::kParameter;
-        if (piece.home.tier == Tier::kDevice) {
-          piece.home.offset = address;
-          piece.home.per_slice = whole ? section.shard * size : 0;
-        } else if (piece.home.tier == Tier::kCpu) {
-          piece.home.offset = host.Take(piece.count() * size);
+        piece.place.pool = StateClass::kParameter;
+        if (piece.place.tier == Tier::kDevice) {
+          piece.place.offset = address;
+          piece.place.per_slice = whole ? section.shard * size : 0;
+        } else if (piece.place.tier == Tier::kCpu) {
+          piece.place.offset = host.Take(piece.count() * size);
         } else {
-          piece.home.offset = file.Take(SwapAligned(piece.count() * size));
+          piece.place.offset = file.Take(SwapAligned(piece.count() * size));
         }
       }
     }
@@ -75,14 +75,14 @@ void LayOutParameters(const PoolInputs& in, Pools& pools) {
 void LayOutStates(const PoolInputs& in, Pools& pools) {
   const Decisions& d = *in.decisions;
   int64_t owned[kTiers] = {};  // elements of one state array
-  for (const SubGroup& group : pools.homes.sub_groups)
+  for (const SubGroup& group : pools.placement.sub_groups)
     owned[static_cast<int>(group.tier)] += group.count();
   const auto skew = [&](Tier tier) {
     return owned[static_cast<int>(tier)] * 4 >= kHugePage ? kSkew : 0;
   };
   StatePool device(Tier::kDevice, skew(Tier::kDevice)), host(Tier::kCpu, skew(Tier::kCpu));
   int64_t file = 0, masters = 0, states = 0;
-  for (SubGroup& group : pools.homes.sub_groups) {
+  for (SubGroup& group : pools.placement.sub_groups) {
     if (group.tier == Tier::kNvme) {
       // Master and states of a sub-group lie end to end: they are read and written together.
       const int64_t master = SwapAligned(group.count() * d.master_size());
@@ -98,12 +98,12 @@ void LayOutStates(const PoolInputs& in, Pools& pools) {
     (group.tier == Tier::kDevice ? device : host)
         .Take(group, d, d.writes_parameters() && d.master_size() > 0);
     if (!d.writes_parameters()) {
-      const UnitHomes& unit = pools.homes.units[static_cast<size_t>(group.unit)];
-      group.master = unit.trainable.front().home.Plus(group.begin * 4);
+      const UnitPlacement& unit = pools.placement.units[static_cast<size_t>(group.unit)];
+      group.master = unit.trainable.front().place.Plus(group.begin * 4);
       if (d.stage == 0) group.master.per_slice = 0;  // at stage 0 each rank updates the whole unit
     }
   }
-  for (SubGroup& group : pools.homes.sub_groups) {
+  for (SubGroup& group : pools.placement.sub_groups) {
     if (group.tier == Tier::kDevice) group.states_stride = device.stride();
     if (group.tier == Tier::kCpu) group.states_stride = host.stride();
   }

@@ -34,15 +34,15 @@ class TurnPlanner {
 };
 
 bool TurnPlanner::LivesOnNvme(int unit) const {
-  const auto& pieces = pools_.homes.units[static_cast<size_t>(unit)].trainable;
+  const auto& pieces = pools_.placement.units[static_cast<size_t>(unit)].trainable;
   return std::any_of(pieces.begin(), pieces.end(),
-                     [](const ParameterPiece& piece) { return piece.home.tier == Tier::kNvme; });
+                     [](const ParameterPiece& piece) { return piece.place.tier == Tier::kNvme; });
 }
 
 ReadTurns TurnPlanner::Run() {
   const int units = static_cast<int>(in_.plan.layout.units.size());
   planned_.of_update.assign(static_cast<size_t>(units), -1);
-  planned_.master_slot.assign(pools_.homes.sub_groups.size(), -1);
+  planned_.master_slot.assign(pools_.placement.sub_groups.size(), -1);
   for (int unit = 0; unit < units; ++unit) {
     planned_.carried.push_back(in_.kind != PlanKind::kWalk &&
                                d_.carried[static_cast<size_t>(unit)] && LivesOnNvme(unit));
@@ -73,11 +73,11 @@ void TurnPlanner::OfGathers() {
   for (const GatherGroup& group : in_.residency.groups) {
     ReadTurn turn{.units = {}, .issue = group.issue, .updated = {}};
     int64_t bytes = 0;
-    for (int i : group.stays) {
+    for (int i : group.intervals) {
       if (group.from_secondary) break;  // secondary shards are on the device
-      const int unit = in_.residency.stays[static_cast<size_t>(i)].unit;
+      const int unit = in_.residency.intervals[static_cast<size_t>(i)].unit;
       turn.units.push_back(unit);
-      bytes += SwapBytes(pools_.homes, unit, SizeOf(d_.compute));
+      bytes += SwapBytes(pools_.placement, unit, SizeOf(d_.compute));
       if (!visited[static_cast<size_t>(unit)] && planned_.carried[static_cast<size_t>(unit)])
         turn.updated.push_back(unit);
       visited[static_cast<size_t>(unit)] = true;
@@ -86,7 +86,8 @@ void TurnPlanner::OfGathers() {
     planned_.of_group.push_back(bytes > 0 ? index : -1);
     if (bytes == 0) continue;
     for (int unit : turn.updated) planned_.of_update[static_cast<size_t>(unit)] = index;
-    const Stay& first = in_.residency.stays[static_cast<size_t>(group.stays.front())];
+    const ResidencyInterval& first =
+        in_.residency.intervals[static_cast<size_t>(group.intervals.front())];
     turn.round = in_.plan.scopes[static_cast<size_t>(first.first)].round;
     const bool begins =
         index == 0 || (in_.repeats_round() && planned_.turns.back().round < turn.round);
@@ -154,10 +155,11 @@ void TurnPlanner::ShareMasters(int unit, const std::vector<LastGather>& gathers)
   const LastGather& gather = gathers[static_cast<size_t>(unit)];
   const int turn = planned_.of_group[static_cast<size_t>(gather.group)];
   ReadTurn& read = planned_.turns[static_cast<size_t>(turn)];
-  const UnitHomes& homes = pools_.homes.units[static_cast<size_t>(unit)];
+  const UnitPlacement& placement = pools_.placement.units[static_cast<size_t>(unit)];
   std::vector<int> groups, behind;
-  for (int g = homes.first_sub_group; g < homes.first_sub_group + homes.sub_groups; ++g) {
-    if (SharesMasters(d_, pools_.homes, pools_.homes.sub_groups[static_cast<size_t>(g)]))
+  for (int g = placement.first_sub_group; g < placement.first_sub_group + placement.sub_groups;
+       ++g) {
+    if (SharesMasters(d_, pools_.placement, pools_.placement.sub_groups[static_cast<size_t>(g)]))
       groups.push_back(g);
   }
   if (groups.empty() || groups.size() > master_users_.size()) return;
@@ -191,8 +193,8 @@ Place InSlot(const Plan& plan, const ReadTurn& turn, int unit, bool trainable, i
   for (int other : turn.units) {
     for (const bool of_trainable : {true, false}) {
       for (const ParameterPiece& piece :
-           plan.pools.homes.units[static_cast<size_t>(other)].pieces(of_trainable)) {
-        if (piece.home.tier != Tier::kNvme) continue;
+           plan.pools.placement.units[static_cast<size_t>(other)].pieces(of_trainable)) {
+        if (piece.place.tier != Tier::kNvme) continue;
         if (other == unit && of_trainable == trainable)
           return place.Plus((at - piece.begin) * size);
         place.offset += SwapAligned(piece.count() * size);

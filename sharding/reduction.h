@@ -30,10 +30,10 @@ inline int GradientKey(const Decisions& decisions, const PlannedScope& scope) {
 // Whether the whole gradient of backward is the shard as it lies there: one rank's slice is all of
 // it, a step reduces it once, and dtype and tier stay the same. Then it has one buffer. The update
 // of the step before reads the buffer until backward writes it again.
-inline bool GradientIsShard(const Decisions& decisions, const Homes& homes, int unit) {
+inline bool GradientIsShard(const Decisions& decisions, const StatePlacement& placement, int unit) {
   return decisions.shards == 1 && !decisions.casts() && decisions.trainable[unit] &&
          !decisions.accumulates[unit] &&
-         homes.units[static_cast<size_t>(unit)].gradient == Tier::kDevice;
+         placement.units[static_cast<size_t>(unit)].gradient == Tier::kDevice;
 }
 
 // Neighbouring backward scopes with slices that fit `group_bytes` together; a unit is once in a

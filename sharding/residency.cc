@@ -9,19 +9,21 @@ namespace {
 
 // Whether a unit stays gathered from one use until the next, by scope `to`.
 // `used[s]`: elements of the units of all scopes up to s.
-bool StaysUntil(std::span<const PlannedScope> scopes, std::span<const int64_t> used,
-                const Stay& stay, int to, const ResidencyLimits& limits) {
-  const int from = stay.last;
-  if (stay.end > scopes[to].open_tick) return true;  // a scope of the unit is open
+bool ExtendsTo(std::span<const PlannedScope> scopes, std::span<const int64_t> used,
+               const ResidencyInterval& interval, int to, const ResidencyLimits& limits) {
+  const int from = interval.last;
+  if (interval.end > scopes[to].open_tick) return true;  // a scope of the unit is open
   if (used[to] - used[from] > limits.reuse_elements) return false;
-  if (stay.end + 1 == scopes[to].open_tick) return true;
+  if (interval.end + 1 == scopes[to].open_tick) return true;
   return !limits.reshard_after_forward && scopes[from].round == scopes[to].round &&
          !scopes[from].backward;
 }
 
-std::vector<Stay> FindStays(std::span<const PlannedScope> scopes, std::span<const int64_t> elements,
-                            const std::vector<bool>& kept_whole, const ResidencyLimits& limits) {
-  std::vector<Stay> stays;
+std::vector<ResidencyInterval> FindIntervals(std::span<const PlannedScope> scopes,
+                                             std::span<const int64_t> elements,
+                                             const std::vector<bool>& kept_whole,
+                                             const ResidencyLimits& limits) {
+  std::vector<ResidencyInterval> intervals;
   std::map<int, size_t> current;  // unit -> its stay
   std::vector<int64_t> used;
   int64_t sum = 0;
@@ -30,25 +32,25 @@ std::vector<Stay> FindStays(std::span<const PlannedScope> scopes, std::span<cons
     const int unit = scopes[s].unit;
     if (kept_whole[unit]) continue;
     const auto found = current.find(unit);
-    if (found != current.end() && StaysUntil(scopes, used, stays[found->second], s, limits)) {
-      Stay& stay = stays[found->second];
-      stay.last = s;
-      stay.end = std::max(stay.end, scopes[s].close_tick);
+    if (found != current.end() && ExtendsTo(scopes, used, intervals[found->second], s, limits)) {
+      ResidencyInterval& interval = intervals[found->second];
+      interval.last = s;
+      interval.end = std::max(interval.end, scopes[s].close_tick);
       continue;
     }
     const bool from_secondary = limits.has_secondary && found != current.end();
     if (from_secondary) {
-      Stay& before = stays[found->second];
+      ResidencyInterval& before = intervals[found->second];
       before.fills_secondary = !before.from_secondary;
     }
-    current[unit] = stays.size();
-    stays.push_back({.unit = unit,
-                     .first = s,
-                     .last = s,
-                     .end = scopes[s].close_tick,
-                     .from_secondary = from_secondary});
+    current[unit] = intervals.size();
+    intervals.push_back({.unit = unit,
+                         .first = s,
+                         .last = s,
+                         .end = scopes[s].close_tick,
+                         .from_secondary = from_secondary});
   }
-  return stays;
+  return intervals;
 }
 
 // Neighbouring stays of one kind of scopes of one round, gathered over the same ranks, while they fit the
@@ -56,34 +58,35 @@ std::vector<Stay> FindStays(std::span<const PlannedScope> scopes, std::span<cons
 // slot.
 std::vector<GatherGroup> FindGroups(std::span<const PlannedScope> scopes,
                                     std::span<const int64_t> elements,
-                                    const std::vector<Stay>& stays, const ResidencyLimits& limits) {
+                                    const std::vector<ResidencyInterval>& intervals,
+                                    const ResidencyLimits& limits) {
   const int64_t group_elements = std::min(limits.group_elements, limits.live_elements);
   std::vector<GatherGroup> groups;
   std::vector<int> over(elements.size(), -1);  // by unit: tick at which its stay before this one is
   int64_t grouped = 0, in_slot = 0;
-  for (int i = 0; i < static_cast<int>(stays.size()); ++i) {
-    const Stay& stay = stays[i];
-    const int64_t size = elements[stay.unit];
-    const bool reads = !limits.slot_elements.empty() && !stay.from_secondary;
-    const int64_t slot_size = reads ? limits.slot_elements[stay.unit] : 0;
-    bool joins = !groups.empty() && groups.back().from_secondary == stay.from_secondary &&
+  for (int i = 0; i < static_cast<int>(intervals.size()); ++i) {
+    const ResidencyInterval& interval = intervals[i];
+    const int64_t size = elements[interval.unit];
+    const bool reads = !limits.slot_elements.empty() && !interval.from_secondary;
+    const int64_t slot_size = reads ? limits.slot_elements[interval.unit] : 0;
+    bool joins = !groups.empty() && groups.back().from_secondary == interval.from_secondary &&
                  grouped + size <= group_elements &&
                  in_slot + slot_size <= limits.slot_elements_max;
     if (joins) {
-      const int first = stays[groups.back().stays.front()].first;
-      joins = scopes[first].round == scopes[stay.first].round &&
-              scopes[first].kind() == scopes[stay.first].kind() &&
-              over[stay.unit] < scopes[first].open_tick;
+      const int first = intervals[groups.back().intervals.front()].first;
+      joins = scopes[first].round == scopes[interval.first].round &&
+              scopes[first].kind() == scopes[interval.first].kind() &&
+              over[interval.unit] < scopes[first].open_tick;
     }
     if (!joins) {
-      groups.push_back({.stays = {}, .from_secondary = stay.from_secondary});
+      groups.push_back({.intervals = {}, .from_secondary = interval.from_secondary});
       grouped = 0;
       in_slot = 0;
     }
-    groups.back().stays.push_back(i);
+    groups.back().intervals.push_back(i);
     grouped += size;
     in_slot += slot_size;
-    over[stay.unit] = stay.end;
+    over[interval.unit] = interval.end;
   }
   return groups;
 }
@@ -120,7 +123,7 @@ class Issuer {
  private:
   // What scope `current` needs, then what may be ahead of it.
   void IssueAt(int tick, int current) {
-    std::erase_if(live_, [&](int i) { return residency_.stays[i].end < tick; });
+    std::erase_if(live_, [&](int i) { return residency_.intervals[i].end < tick; });
     std::vector<GatherGroup>& groups = residency_.groups;
     while (next_ < groups.size() && FirstUse(groups[next_]) <= current) IssueNext(tick);
     while (next_ < groups.size() && MayPrefetch(groups[next_], current)) IssueNext(tick);
@@ -129,7 +132,7 @@ class Issuer {
   void IssueNext(int tick) {
     GatherGroup& group = residency_.groups[next_++];
     group.issue = tick;
-    live_.insert(live_.end(), group.stays.begin(), group.stays.end());
+    live_.insert(live_.end(), group.intervals.begin(), group.intervals.end());
   }
 
   int RoundOf(const GatherGroup& group) const {
@@ -144,7 +147,7 @@ class Issuer {
   }
 
   int FirstUse(const GatherGroup& group) const {
-    return residency_.stays[group.stays.front()].first;
+    return residency_.intervals[group.intervals.front()].first;
   }
 
   bool MayPrefetch(const GatherGroup& group, int current) const {
@@ -152,20 +155,20 @@ class Issuer {
     if (rounds_ahead > 1 || (rounds_ahead == 1 && NumberInRound(next_) >= ahead_max_)) return false;
     int64_t units_ahead = 0, elements_ahead = 0, live = 0;
     for (int i : live_) {
-      const Stay& stay = residency_.stays[i];
-      live += elements_[stay.unit];
-      if (stay.first <= current) continue;
+      const ResidencyInterval& interval = residency_.intervals[i];
+      live += elements_[interval.unit];
+      if (interval.first <= current) continue;
       ++units_ahead;
-      elements_ahead += elements_[stay.unit];
+      elements_ahead += elements_[interval.unit];
     }
     if (units_ahead >= limits_.prefetch_depth || elements_ahead >= limits_.prefetch_elements)
       return false;
-    for (int i : group.stays) {
-      const int unit = residency_.stays[i].unit;
+    for (int i : group.intervals) {
+      const int unit = residency_.intervals[i].unit;
       live += elements_[unit];
       // A unit's next stay may not begin while the last one lasts: they share one slot.
       for (int other : live_) {
-        if (residency_.stays[other].unit == unit) return false;
+        if (residency_.intervals[other].unit == unit) return false;
       }
     }
     return live <= limits_.live_elements;
@@ -185,8 +188,8 @@ class Issuer {
 Residency PlanResidency(std::span<const PlannedScope> scopes, std::span<const int64_t> elements,
                         const std::vector<bool>& kept_whole, const ResidencyLimits& limits) {
   Residency residency;
-  residency.stays = FindStays(scopes, elements, kept_whole, limits);
-  residency.groups = FindGroups(scopes, elements, residency.stays, limits);
+  residency.intervals = FindIntervals(scopes, elements, kept_whole, limits);
+  residency.groups = FindGroups(scopes, elements, residency.intervals, limits);
   // Each middle round begins with as much issued ahead as it leaves, so all middle rounds are the same.
   Issuer issuer(scopes, elements, residency, limits);
   int ahead_max = std::numeric_limits<int>::max();
@@ -199,9 +202,9 @@ Residency PlanResidency(std::span<const PlannedScope> scopes, std::span<const in
   }
   residency.lifetimes.resize(elements.size());
   for (const GatherGroup& group : residency.groups) {
-    for (int i : group.stays) {
-      const Stay& stay = residency.stays[i];
-      residency.lifetimes[stay.unit].push_back({group.issue, stay.end});
+    for (int i : group.intervals) {
+      const ResidencyInterval& interval = residency.intervals[i];
+      residency.lifetimes[interval.unit].push_back({group.issue, interval.end});
     }
   }
   return residency;

@@ -16,23 +16,23 @@
 
 namespace ebb::sharding {
 
-// One stay of a unit in its slot, from the gather to the close of the last scope that uses it.
-struct Stay {
+// A unit in its slot, from the gather to the close of the last scope that uses it.
+struct ResidencyInterval {
   int unit = 0;
   int first = 0, last = 0;  // scopes, as they open
   int end = 0;              // tick of the last close among them
-  // With secondary shards: the first of several stays fills them, and the others gather from them.
+  // With secondary shards: the first of several intervals fills them, and the others gather from them.
   bool fills_secondary = false, from_secondary = false;
 };
 
 struct GatherGroup {
-  std::vector<int> stays;       // indices into Residency::stays, in order of first use
+  std::vector<int> intervals;   // indices into Residency::stays, in order of first use
   bool from_secondary = false;  // all of them, or none
   int issue = 0;                // tick
 };
 
 struct Residency {
-  std::vector<Stay> stays;
+  std::vector<ResidencyInterval> intervals;
   std::vector<GatherGroup> groups;
   // Lifetimes of each unit's slot; none for a unit that is kept whole.
   std::vector<std::vector<Lifetime>> lifetimes;

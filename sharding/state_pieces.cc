@@ -14,11 +14,11 @@ Operand OperandAt(const Place& place, DType dtype, int64_t count, Access access 
 }
 
 // The part of `home` that begins at its element `skipped` and has `count` elements.
-Operand Further(Operand home, int64_t skipped, int64_t count) {
-  if (home.count == 0) return home;
-  home.place.offset += skipped * SizeOf(home.dtype);
-  home.count = count;
-  return home;
+Operand Further(Operand stored, int64_t skipped, int64_t count) {
+  if (stored.count == 0) return stored;
+  stored.place.offset += skipped * SizeOf(stored.dtype);
+  stored.count = count;
+  return stored;
 }
 
 }  // namespace
@@ -27,16 +27,16 @@ std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& rang
                              int64_t elements_max) {
   const Decisions& d = plan.decisions;
   const StateArray& array = range.array;
-  const UnitHomes& unit = plan.pools.homes.units[static_cast<size_t>(array.unit)];
+  const UnitPlacement& unit = plan.pools.placement.units[static_cast<size_t>(array.unit)];
   const bool masters = array.what == StateClass::kMaster;
   std::vector<StateRun> runs;
-  // The asked-for part of elements [begin, end). `home` and `low` are the places of `begin`.
-  const auto add = [&](int64_t begin, int64_t end, const Operand& home, const Operand& low = {}) {
+  // The asked-for part of elements [begin, end). `stored` and `low` are the places of `begin`.
+  const auto add = [&](int64_t begin, int64_t end, const Operand& stored, const Operand& low = {}) {
     end = std::min(end, range.end);
     for (int64_t at = std::max(begin, range.begin); at < end;) {
       const int64_t count = std::min(end - at, elements_max);
       runs.push_back(
-          {at, at + count, {Further(home, at - begin, count), Further(low, at - begin, count)}});
+          {at, at + count, {Further(stored, at - begin, count), Further(low, at - begin, count)}});
       at += count;
     }
   };
@@ -47,26 +47,26 @@ std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& rang
   }
   if (array.what == StateClass::kParameter || (masters && d.stochastic_rounding)) {
     for (const ParameterPiece& piece : unit.pieces(array.trainable))
-      add(piece.begin, piece.end, OperandAt(piece.home, d.compute, 1));
+      add(piece.begin, piece.end, OperandAt(piece.place, d.compute, 1));
     return runs;
   }
   // At stage 0 a rank updates the whole unit; this is the rank's slice of it.
   const int64_t slice = d.stage == 0 ? shard * elements : 0;
   for (int g = 0; g < unit.sub_groups; ++g) {
     const SubGroup& group =
-        plan.pools.homes.sub_groups[static_cast<size_t>(unit.first_sub_group + g)];
+        plan.pools.placement.sub_groups[static_cast<size_t>(unit.first_sub_group + g)];
     const int64_t begin = group.begin - slice, end = group.end - slice;
     if (!masters || !d.split_master) {
-      const Place home =
+      const Place place =
           masters ? group.master : group.states.Plus(array.state * group.states_stride);
-      add(begin, end, OperandAt(home, DType::kFloat32, 1));
+      add(begin, end, OperandAt(place, DType::kFloat32, 1));
       continue;
     }
     const Operand low = OperandAt(group.master, DType::kBFloat16, 1);  // whatever its bits mean
     for (const ParameterPiece& piece : unit.trainable) {
       const int64_t first = std::max(begin, piece.begin);
       add(first, std::min(end, piece.end),
-          Further(OperandAt(piece.home, d.compute, 1), first - piece.begin, 1),
+          Further(OperandAt(piece.place, d.compute, 1), first - piece.begin, 1),
           Further(low, first - begin, 1));
     }
   }
@@ -75,20 +75,20 @@ std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& rang
 
 namespace {
 
-// The bytes that pass between a home and the staging: whole blocks of a file.
+// The bytes that pass between a place and the staging: whole blocks of a file.
 struct Passing {
-  Operand home, staging;
+  Operand stored, staging;
 };
 
-int64_t InBlock(const Place& home) {
-  return home.tier == Tier::kNvme ? home.offset % kSwapAlignment : 0;
+int64_t InBlock(const Place& stored) {
+  return stored.tier == Tier::kNvme ? stored.offset % kSwapAlignment : 0;
 }
 
 Passing PassingOf(const StagedRun& run, size_t part) {
-  const Operand& home = run.run.homes[part];
-  const int64_t skipped = InBlock(home.place), bytes = skipped + home.bytes();
-  const int64_t moved = home.place.tier == Tier::kNvme ? SwapAligned(bytes) : bytes;
-  return {.home = OperandAt(home.place.Plus(-skipped), DType::kInt8, moved),
+  const Operand& stored = run.run.stored[part];
+  const int64_t skipped = InBlock(stored.place), bytes = skipped + stored.bytes();
+  const int64_t moved = stored.place.tier == Tier::kNvme ? SwapAligned(bytes) : bytes;
+  return {.stored = OperandAt(stored.place.Plus(-skipped), DType::kInt8, moved),
           .staging = OperandAt(run.host[part].Plus(-skipped), DType::kInt8, moved)};
 }
 
@@ -141,15 +141,15 @@ class StateLowering {
 
 StagedRun::StagedRun(const StateRun& of, const Place& staging, bool reaches_device) : run(of) {
   Place free = staging;
-  for (size_t part = 0; part < run.homes.size(); ++part) {
-    const Operand& home = run.homes[part];
-    host[part] = home.place;
-    if (home.count == 0 || home.place.tier == Tier::kCpu ||
-        (home.place.tier == Tier::kDevice && reaches_device))
+  for (size_t part = 0; part < run.stored.size(); ++part) {
+    const Operand& stored = run.stored[part];
+    host[part] = stored.place;
+    if (stored.count == 0 || stored.place.tier == Tier::kCpu ||
+        (stored.place.tier == Tier::kDevice && reaches_device))
       continue;
     staged[part] = true;
-    host[part] = free.Plus(InBlock(home.place));
-    free = free.Plus(SwapAligned(InBlock(home.place) + home.bytes()));
+    host[part] = free.Plus(InBlock(stored.place));
+    free = free.Plus(SwapAligned(InBlock(stored.place) + stored.bytes()));
   }
 }
 
@@ -158,9 +158,9 @@ Fragment LowerStateRead(const StagedRun& run) {
   for (size_t part = 0; part < run.staged.size(); ++part) {
     if (!run.staged[part]) continue;
     const Passing passing = PassingOf(run, part);
-    lowering.Move(passing.home, passing.staging);
-    if (passing.home.place.tier == Tier::kNvme) {
-      lowering.AddRead(passing.home.place);
+    lowering.Move(passing.stored, passing.staging);
+    if (passing.stored.place.tier == Tier::kNvme) {
+      lowering.AddRead(passing.stored.place);
     } else {
       lowering.AddCopy(OperationKind::kDownload, StreamId::kReduce);
     }
@@ -171,18 +171,18 @@ Fragment LowerStateRead(const StagedRun& run) {
 Fragment LowerStateEdges(const StagedRun& run) {
   StateLowering lowering;
   for (size_t part = 0; part < run.staged.size(); ++part) {
-    const Operand& home = run.run.homes[part];
-    if (!run.staged[part] || home.place.tier != Tier::kNvme) continue;
+    const Operand& stored = run.run.stored[part];
+    if (!run.staged[part] || stored.place.tier != Tier::kNvme) continue;
     const Passing passing = PassingOf(run, part);
     const auto read = [&](int64_t at) {
-      lowering.Move(OperandAt(passing.home.place.Plus(at), DType::kInt8, kSwapAlignment),
+      lowering.Move(OperandAt(passing.stored.place.Plus(at), DType::kInt8, kSwapAlignment),
                     OperandAt(passing.staging.place.Plus(at), DType::kInt8, kSwapAlignment));
     };
-    const int64_t skipped = InBlock(home.place), last = passing.home.count - kSwapAlignment;
-    const bool ends_inside = skipped + home.bytes() < passing.home.count;
+    const int64_t skipped = InBlock(stored.place), last = passing.stored.count - kSwapAlignment;
+    const bool ends_inside = skipped + stored.bytes() < passing.stored.count;
     if (skipped > 0 || (ends_inside && last == 0)) read(0);
     if (ends_inside && last > 0) read(last);
-    lowering.AddRead(home.place);
+    lowering.AddRead(stored.place);
   }
   return lowering.Take();
 }
@@ -192,8 +192,8 @@ Fragment LowerStateWrite(const StagedRun& run) {
   for (size_t part = 0; part < run.staged.size(); ++part) {
     if (!run.staged[part]) continue;
     const Passing passing = PassingOf(run, part);
-    lowering.Move(passing.staging, passing.home);
-    if (passing.home.place.tier == Tier::kNvme) {
+    lowering.Move(passing.staging, passing.stored);
+    if (passing.stored.place.tier == Tier::kNvme) {
       lowering.Add(
           {.code = Code::kWrite, .role = OperationKind::kWrite, .stream = StreamId::kWrite});
     } else {
@@ -205,10 +205,11 @@ Fragment LowerStateWrite(const StagedRun& run) {
 
 Fragment LowerStateUpload(const Plan& plan, const StateArray& array, const StagedRun& run) {
   StateLowering lowering;
-  const Operand& home = run.run.homes[0];
+  const Operand& stored = run.run.stored[0];
   const Place slice = SlicePlace(plan, array.unit, array.trainable);
-  lowering.Move(OperandAt(run.host[0], home.dtype, home.count),
-                OperandAt(slice.Plus(run.run.begin * SizeOf(home.dtype)), home.dtype, home.count));
+  lowering.Move(
+      OperandAt(run.host[0], stored.dtype, stored.count),
+      OperandAt(slice.Plus(run.run.begin * SizeOf(stored.dtype)), stored.dtype, stored.count));
   lowering.AddCopy(OperationKind::kUpload, StreamId::kUpload);
   return lowering.Take();
 }
@@ -230,17 +231,17 @@ std::vector<int> UnitsByUpdate(const Plan& plan) {
 Fragment LowerAsyncRead(const Plan& plan, int shard, bool has_second_places) {
   const std::vector<int> units = UnitsByUpdate(plan);
   StateLowering lowering;
-  const auto in_second_place = [&](const Operand& home) {
-    return has_second_places && home.place.tier == Tier::kNvme &&
-           home.place.pool != StateClass::kParameter;
+  const auto in_second_place = [&](const Operand& stored) {
+    return has_second_places && stored.place.tier == Tier::kNvme &&
+           stored.place.pool != StateClass::kParameter;
   };
   bool of_moved = has_second_places;
   const auto add = [&](const StateArray& array) {
     for (const StateRun& run : RunsOf(plan, shard, {.array = array}, INT64_MAX)) {
-      for (Operand home : run.homes) {
-        if (home.count == 0 || in_second_place(home) != of_moved) continue;
-        home.access = Access::kRead;
-        lowering.operands().push_back(home);
+      for (Operand stored : run.stored) {
+        if (stored.count == 0 || in_second_place(stored) != of_moved) continue;
+        stored.access = Access::kRead;
+        lowering.operands().push_back(stored);
       }
     }
   };
@@ -276,7 +277,7 @@ Fragment LowerGather(const Plan& plan, int unit) {
 
 Fragment LowerSpread(const Plan& plan, int unit, const SpreadClasses& classes) {
   const Decisions& d = plan.decisions;
-  const UnitHomes& homes = plan.pools.homes.units[static_cast<size_t>(unit)];
+  const UnitPlacement& stored = plan.pools.placement.units[static_cast<size_t>(unit)];
   const Section& section = SectionOf(plan, unit, true);
   StateLowering lowering;
   const auto whole = [&](Place place, DType dtype) {
@@ -286,7 +287,8 @@ Fragment LowerSpread(const Plan& plan, int unit, const SpreadClasses& classes) {
   };
   const auto gather = [&] { lowering.AddGather(OperationKind::kRefresh, unit); };
   if (d.stage == 0 && section.shard > 0) {
-    const SubGroup& group = plan.pools.homes.sub_groups[static_cast<size_t>(homes.first_sub_group)];
+    const SubGroup& group =
+        plan.pools.placement.sub_groups[static_cast<size_t>(stored.first_sub_group)];
     const bool masters = classes.masters && d.master_size() > 0;
     if (masters && !d.split_master) whole(group.master, DType::kFloat32);
     for (int k = 0; classes.states && k < d.optimizer_states; ++k)

@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "ebb/sharding/homes.h"
 #include "ebb/sharding/instructions.h"
+#include "ebb/sharding/placement.h"
 #include "ebb/sharding/plan.h"
 
 namespace ebb::sharding {
@@ -36,15 +36,15 @@ struct StateRange {
 // Elements that lie together.
 struct StateRun {
   int64_t begin = 0, end = 0;
-  // Of split masters: the parameters and the low halves; else one home, and a count of 0.
-  std::array<Operand, 2> homes = {};
+  // Of split masters: the parameters and the low halves; else one place, and a count of 0.
+  std::array<Operand, 2> stored = {};
 
   int64_t count() const { return end - begin; }
-  bool is_split() const { return homes[1].count > 0; }
+  bool is_split() const { return stored[1].count > 0; }
   friend bool operator==(const StateRun&, const StateRun&) = default;
 };
 
-// The most that one run takes, with the bytes that fill the first and last block of each home.
+// The most that one run takes, with the bytes that fill the first and last block of each place.
 inline constexpr int64_t kStateStagingBytes = int64_t{4} << 20;
 inline constexpr int64_t kRunElements = (kStateStagingBytes - 4 * kSwapAlignment) /
                                         SizeOf(DType::kFloat32) / kCutElements * kCutElements;
@@ -57,7 +57,7 @@ inline bool CastsMasters(const Decisions& decisions) {
   return decisions.writes_parameters() && !decisions.reads_parameters();
 }
 
-// A run and where the host finds it: at home, or in the staging.
+// A run and where the host finds it: in its place, or in the staging.
 struct StagedRun {
   StagedRun(const StateRun& of, const Place& staging, bool reaches_device);
 

@@ -16,7 +16,7 @@ namespace ebb::sharding {
 struct SwapExtent {
   StateClass what{};
   int unit = 0;
-  Place home;
+  Place place;
   int64_t bytes = 0;  // without the fill of the last block
   bool is_state =
       false;  // of the optimizer's: also masters, and parameters that are masters or halves of them
@@ -28,7 +28,7 @@ struct SwapFiles {
   // By sub-group: its master (0 bytes if it has none beside the parameter), and each state. Empty
   // if they do not live on the disk.
   struct Array {
-    Place home;
+    Place place;
     int64_t bytes = 0;
   };
   std::vector<std::vector<Array>> sub_groups;

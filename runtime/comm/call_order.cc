@@ -77,7 +77,7 @@ CallOrder::CallOrder(int rank, std::vector<CallRecord*> records)
                                  [](const CallRecord* record) { return record != nullptr; });
   nearest_ = read == records_.end() ? rank : static_cast<int>(read - records_.begin());
   for (CallRecord*& record : records_) {
-    if (record == nullptr) record = told_.emplace_back(std::make_unique<CallRecord>()).get();
+    if (record == nullptr) record = received_.emplace_back(std::make_unique<CallRecord>()).get();
   }
 }
 
@@ -97,7 +97,7 @@ absl::Status CallOrder::Note(CallOfWorld call) {
   // ranks that differ, the second one sees it.
   mine.count.store(number, std::memory_order_seq_cst);
   if (rank_ != nearest_) EBB_RETURN_IF_ERROR(Compare(nearest_, rank_, number));
-  if (rank_ == nearest_ || !told_.empty()) {
+  if (rank_ == nearest_ || !received_.empty()) {
     for (int other = 0; other < static_cast<int>(records_.size()); ++other)
       EBB_RETURN_IF_ERROR(Compare(rank_, other, number));
   }
@@ -255,9 +255,10 @@ absl::Status CallOrder::Hear(std::string_view packed) {
   {
     const std::scoped_lock lock(hearing_);
     CallRecord& theirs = *records_[rank];
-    const bool is_told = std::any_of(told_.begin(), told_.end(),
-                                     [&](const auto& told) { return told.get() == &theirs; });
-    if (!is_told || count < theirs.count.load()) return absl::OkStatus();
+    const bool is_received =
+        std::any_of(received_.begin(), received_.end(),
+                    [&](const auto& received) { return received.get() == &theirs; });
+    if (!is_received || count < theirs.count.load()) return absl::OkStatus();
     theirs.errors.store(errors);
     theirs.count.store(0);  // a comparison meanwhile finds no calls
     for (uint64_t i = 0; i < CallRecord::kKept; ++i) theirs.calls[i].store(calls[i]);

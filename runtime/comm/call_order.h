@@ -107,8 +107,8 @@ class CallOrder {
 
   const int rank_;
   std::vector<CallRecord*> records_;
-  std::vector<std::unique_ptr<CallRecord>> told_;  // records of ranks in other memory
-  int nearest_ = 0;                                // first rank with a record in reach
+  std::vector<std::unique_ptr<CallRecord>> received_;  // records of ranks in other memory
+  int nearest_ = 0;                                    // first rank with a record in reach
   mutable std::mutex names_mutex_;
   std::vector<std::string> names_;
   std::mutex errors_mutex_;

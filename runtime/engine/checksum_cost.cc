@@ -74,8 +74,8 @@ absl::StatusOr<double> MeasureFile(ShardFile& file, int64_t file_bytes, double& 
     fastest_sum = std::max(fastest_sum, bytes / summed);
   }
   sum = std::min(sum, fastest_sum);
-  const double told = GetOffloadTestHooks().disk_rate;
-  return told > 0 ? told : fastest;
+  const double known = GetOffloadTestHooks().disk_rate;
+  return known > 0 ? known : fastest;
 }
 
 }  // namespace
@@ -96,7 +96,7 @@ ChecksumWork ChecksumWorkOf(const sharding::Plan& plan, const sharding::SwapFile
   }
   // Of masters that an early update's visit takes a copy of, before the update sums them.
   for (const sharding::Operation& operation : plan.operations) {
-    if (operation.kind != sharding::OperationKind::kNarrow) continue;
+    if (operation.kind != sharding::OperationKind::kCastMasters) continue;
     for (const sharding::UpdateDetail& of : operation.updates)
       summed +=
           static_cast<double>(files.sub_groups[static_cast<size_t>(of.sub_group)].front().bytes);

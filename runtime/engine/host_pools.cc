@@ -47,7 +47,7 @@ absl::Status HostPools::Allocate(StateClass state, StateClass counted_as, int64_
     EBB_RETURN_IF_ERROR(device_->status());
     if (locked.ok()) {
       pool.locked = *std::move(locked);
-    } else if (!std::exchange(told_of_unlocked_, true)) {
+    } else if (!std::exchange(warned_of_unlocked_, true)) {
       LogWarning(absl::StrCat(locked.status().message(),
                               ". Going on without: copies from and to it hold up the host and are "
                               "slower, and the system may swap it out"));

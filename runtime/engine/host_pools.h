@@ -57,7 +57,7 @@ class HostPools {
   const Config* config_ = nullptr;
   MemoryLedger* ledger_ = nullptr;
   Pool pools_[kStateClasses];
-  bool told_of_unlocked_ = false;
+  bool warned_of_unlocked_ = false;
 };
 
 }  // namespace ebb

@@ -49,17 +49,16 @@ void InstructionArithmetic::Cast(const LinkedFragment& run, int index, int first
                 &to = instruction.operands[static_cast<size_t>(first) + 1];
   const std::byte* const source = run.At(index, first);
   std::byte* const destination = run.At(index, first + 1);
-  const bool narrows = instruction.role == OperationKind::kNarrow;
-  if (narrows)
+  const bool casts = instruction.role == OperationKind::kCastMasters;
+  if (casts)
     with_.verifier->VerifyMasters(instruction.updates[static_cast<size_t>(first) / 2].sub_group,
                                   source);
   if (instruction.via) {
     with_.kernels.Of(stream).CastVia(stream, source, from.dtype, *instruction.via, destination,
                                      to.dtype, to.count);
   } else {
-    with_.kernels.Of(stream).Cast(
-        stream, source, from.dtype, destination, to.dtype, to.count,
-        narrows ? optim::Rounding::kParameter : optim::Rounding::kNearest);
+    with_.kernels.Of(stream).Cast(stream, source, from.dtype, destination, to.dtype, to.count,
+                                  casts ? optim::Rounding::kParameter : optim::Rounding::kNearest);
   }
 }
 

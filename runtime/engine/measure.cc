@@ -121,7 +121,7 @@ absl::Status Measuring::MeasureRatio(Scratch& scratch) {
 // measure at a time.
 absl::StatusOr<double> Measuring::MeasureBalance(Scratch& scratch) {
   const sharding::Decisions& settled = plan().decisions;
-  const std::vector<sharding::SubGroup>& groups = plan().pools.homes.sub_groups;
+  const std::vector<sharding::SubGroup>& groups = plan().pools.placement.sub_groups;
   // The time of an optimizer of the trainer's is not known.
   if (with_.inputs.options.optimizer || groups.empty()) return 0;
   UpdateShape shape{.optimizer = config_.optimizer,

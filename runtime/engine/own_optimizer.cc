@@ -8,7 +8,7 @@ namespace ebb {
 OwnOptimizer::OwnOptimizer(const OptimizerSpec& spec, const ModelSpec& model, const Config& config,
                            const sharding::Plan& plan, int slice)
     : spec_(spec) {
-  for (const sharding::SubGroup& group : plan.pools.homes.sub_groups) {
+  for (const sharding::SubGroup& group : plan.pools.placement.sub_groups) {
     std::vector<Piece>& pieces = pieces_.emplace_back();
     const sharding::Section& section = plan.layout.units[static_cast<size_t>(group.unit)].trainable;
     const int64_t begin = sharding::UpdatedBy(plan, group.unit, slice).begin + group.begin;

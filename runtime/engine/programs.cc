@@ -15,7 +15,7 @@ using sharding::Fragment;
 sharding::PlanInputs Programs::PlanInputs() const {
   sharding::PlanInputs inputs = inputs_.ForPlan();
   inputs.model = &model_;
-  if (homes_) inputs.homes = &*homes_;
+  if (placement_) inputs.placement = &*placement_;
   return inputs;
 }
 
@@ -30,7 +30,7 @@ absl::Status Programs::Plan() {
 void Programs::Swap(Programs& other) {
   model_.forward.swap(other.model_.forward);
   model_.order.swap(other.model_.order);
-  homes_.swap(other.homes_);
+  placement_.swap(other.placement_);
   std::swap(*own_, *other.own_);
   std::swap(*walk_, *other.walk_);
   std::swap(*drain_, *other.drain_);

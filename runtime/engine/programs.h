@@ -24,7 +24,7 @@ class Programs {
   // The config's own. Again once the config has changed.
   absl::Status Plan();
   // Of plans to come: state lives where it is, whatever their order is.
-  void KeepHomes(const sharding::Homes& homes) { homes_ = homes; }
+  void KeepPlacement(const sharding::StatePlacement& placement) { placement_ = placement; }
   // Each model takes the order of the other's scopes, and with it its plans, to be linked anew. The config's own plans
   // stay at the addresses where the others' were.
   void Swap(Programs& other);
@@ -57,7 +57,7 @@ class Programs {
 
   const EngineInputs& inputs_;
   ModelSpec& model_;
-  std::optional<sharding::Homes> homes_;  // nothing: as the inputs decide
+  std::optional<sharding::StatePlacement> placement_;  // nothing: as the inputs decide
   std::unique_ptr<Runnable> own_, walk_, drain_;
   std::vector<std::unique_ptr<Runnable>> others_;  // of other rounds, or that hold their updates
   std::optional<sharding::Cells> cells_;

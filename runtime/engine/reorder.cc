@@ -29,7 +29,7 @@ absl::Status Reorder::To(std::vector<Visit> forward, std::vector<ScopeEvent> ord
 // All that can be refused before anything changes.
 absl::Status Reorder::Plan() {
   EBB_RETURN_IF_ERROR(Validate(model_));
-  next_.KeepHomes(with_.programs.plan().pools.homes);
+  next_.KeepPlacement(with_.programs.plan().pools.placement);
   EBB_RETURN_IF_ERROR(next_.Plan());
   EBB_RETURN_IF_ERROR(with_.storage->files().HasFilesFor(next_.plan()));
   return next_.Held().status();

@@ -11,7 +11,7 @@ int64_t SecondPlaces::BytesOf(const sharding::SwapFiles& files) {
   int64_t bytes = 0;
   for (const std::vector<sharding::SwapFiles::Array>& arrays : files.sub_groups) {
     for (const sharding::SwapFiles::Array& array : arrays)
-      bytes = std::max(bytes, array.home.offset + sharding::SwapAligned(array.bytes));
+      bytes = std::max(bytes, array.place.offset + sharding::SwapAligned(array.bytes));
   }
   return bytes;
 }
@@ -21,7 +21,7 @@ SecondPlaces::SecondPlaces(const sharding::SwapFiles& files, ShardFile& first,
     : end_(BytesOf(files)), first_(&first), second_(std::move(second)) {
   for (const std::vector<sharding::SwapFiles::Array>& arrays : files.sub_groups) {
     for (const sharding::SwapFiles::Array& array : arrays)
-      if (array.bytes > 0) arrays_.emplace_back(array.home.offset);
+      if (array.bytes > 0) arrays_.emplace_back(array.place.offset);
   }
   std::sort(arrays_.begin(), arrays_.end(),
             [](const Array& a, const Array& b) { return a.begin < b.begin; });

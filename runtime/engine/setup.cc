@@ -89,7 +89,7 @@ void Setup::LogMade() const {
   for (const std::string& remark : inputs.config.remarks) LogInfo(absl::StrCat(name, ": ", remark));
   const sharding::Decisions& settled = plan().decisions;
   const std::string unused =
-      sharding::WhyNoneIsOffloaded(settled, plan().pools.homes, inputs.config);
+      sharding::WhyNoneIsOffloaded(settled, plan().pools.placement, inputs.config);
   if (!unused.empty()) LogWarning(absl::StrCat(name, ": ", unused));
   const std::string_view timing = sharding::Name(settled.timing);
   const std::string cut =
@@ -217,7 +217,7 @@ void Setup::MakeOutcome() {
 
 // An optimizer of the trainer's enqueues updates on the device.
 bool Setup::OwnOptimizerEnqueues() const {
-  const std::vector<sharding::SubGroup>& groups = plan().pools.homes.sub_groups;
+  const std::vector<sharding::SubGroup>& groups = plan().pools.placement.sub_groups;
   return with_.inputs.options.optimizer && !HostReaches(with_.inputs.device) &&
          std::any_of(groups.begin(), groups.end(),
                      [](const sharding::SubGroup& group) { return group.tier == Tier::kDevice; });

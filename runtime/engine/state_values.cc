@@ -21,7 +21,7 @@ void StateValues::ToFloat(const StagedRun& run, float* values) {
   if (of.is_split()) {
     optim::Join(team(), At<BFloat16>(run, 0), At<uint16_t>(run, 1), values, of.count());
   } else {
-    optim::Cast(team(), At<void>(run, 0), of.homes[0].dtype, values, DType::kFloat32, of.count(),
+    optim::Cast(team(), At<void>(run, 0), of.stored[0].dtype, values, DType::kFloat32, of.count(),
                 optim::Rounding::kNearest);
   }
 }
@@ -121,11 +121,11 @@ absl::Status StateValues::ReadEach(const StateRange& range, Show show) {
     EBB_ASSIGN_OR_RETURN(const size_t slot, Fetch(runs[r]));
     const StagedRun found = InSlot(runs[r], slot);
     for (size_t k = 0; verifies && k < pieces_.size(); ++k) {
-      const sharding::Operand& home = found.run.homes[k];
-      if (home.place.tier != Tier::kNvme || home.count == 0) continue;
+      const sharding::Operand& stored = found.run.stored[k];
+      if (stored.place.tier != Tier::kNvme || stored.count == 0) continue;
       if (!with_.verifier->VerifyPiece(
-              pieces_[k], home.place,
-              {At<const std::byte>(found, k), static_cast<size_t>(home.bytes())}))
+              pieces_[k], stored.place,
+              {At<const std::byte>(found, k), static_cast<size_t>(stored.bytes())}))
         return with_.errors->failure();
     }
     return show(runs[r], ValuesOf(found));
@@ -139,7 +139,7 @@ absl::Status StateValues::ReadEach(const StateRange& range, Show show) {
 // Where they are, if that is how they are kept.
 std::span<const float> StateValues::ValuesOf(const StagedRun& run) {
   const auto count = static_cast<size_t>(run.run.count());
-  if (!run.run.is_split() && run.run.homes[0].dtype == DType::kFloat32)
+  if (!run.run.is_split() && run.run.stored[0].dtype == DType::kFloat32)
     return {At<const float>(run, 0), count};
   values_.resize(count);
   ToFloat(run, values_.data());
@@ -168,7 +168,7 @@ absl::Status StateValues::Write(const StateRange& range, std::span<const float> 
     if (run.is_split()) {
       optim::Split(team(), from, At<BFloat16>(found, 0), At<uint16_t>(found, 1), run.count());
     } else {
-      optim::Cast(team(), from, DType::kFloat32, At<void>(found, 0), run.homes[0].dtype,
+      optim::Cast(team(), from, DType::kFloat32, At<void>(found, 0), run.stored[0].dtype,
                   run.count(),
                   parameters ? optim::Rounding::kParameter : optim::Rounding::kNearest);
     }
@@ -180,7 +180,7 @@ absl::Status StateValues::Write(const StateRange& range, std::span<const float> 
 
 float* StateValues::InPlace(const StateRange& range) const {
   const std::vector<StateRun> runs = RunsOf(range);
-  if (runs.size() != 1 || runs[0].is_split() || runs[0].homes[0].dtype != DType::kFloat32)
+  if (runs.size() != 1 || runs[0].is_split() || runs[0].stored[0].dtype != DType::kFloat32)
     return nullptr;
   const StagedRun run = InSlot(runs[0], 0);
   return run.is_staged() ? nullptr : At<float>(run, 0);
@@ -202,7 +202,7 @@ absl::Status StateValues::VerifyFile(const Place& place, int64_t bytes) {
       with_.verifier->VerifyFile(
           place, bytes, [&](const Place& from, int64_t count, auto show) -> absl::Status {
             const StateRun run{.end = count,
-                               .homes = {sharding::Operand{.place = from, .count = count}}};
+                               .stored = {sharding::Operand{.place = from, .count = count}}};
             EBB_ASSIGN_OR_RETURN(const size_t slot, Fetch(run));
             show(At<std::byte>(InSlot(run, slot), 0));
             return absl::OkStatus();
@@ -216,8 +216,8 @@ absl::Status StateValues::Verify(const StateRange& range) {
   if (with_.config->ebb.verify_swap == VerifySwap::kOff) return absl::OkStatus();
   for (const StateRun& run :
        sharding::RunsOf(plan(), with_.shard, range, /*elements_max=*/INT64_MAX)) {
-    for (const sharding::Operand& home : run.homes)
-      EBB_RETURN_IF_ERROR(VerifyFile(home.place, home.bytes()));
+    for (const sharding::Operand& stored : run.stored)
+      EBB_RETURN_IF_ERROR(VerifyFile(stored.place, stored.bytes()));
   }
   return absl::OkStatus();
 }

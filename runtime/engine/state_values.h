@@ -1,8 +1,8 @@
 // Ranges of this rank's state as fp32 in host memory, wherever they live. An engine calls it when
 // nothing of its steps is under way. A save has one of its own, for its thread.
 //
-//   home --Start--> [ slot 0 ] --cast--> values       what lives on the disk, or on a device that
-//   home --Start--> [ slot 1 ]                        the host cannot reach, passes through two
+//   place --Start-> [ slot 0 ] --cast--> values       what lives on the disk, or on a device that
+//   place --Start-> [ slot 1 ]                        the host cannot reach, passes through two
 //                                                     slots: one is used, one filled or emptied.
 //                                                     A save has more
 #pragma once
@@ -63,7 +63,7 @@ class StateValues {
   float* InPlace(const sharding::StateRange& range) const;
   // Checks that the files hold what was written, before values of the range are shown.
   absl::Status Verify(const sharding::StateRange& range);
-  // Copies parameters from their home to this rank's slice on the device; until Await.
+  // Copies parameters from where they are kept to this rank's slice on the device; until Await.
   absl::Status Upload(const sharding::StateRange& range);
   // Runs a state call's instructions behind all of the above: until they are over, or under way.
   absl::Status Run(sharding::Fragment fragment);
@@ -88,7 +88,7 @@ class StateValues {
   size_t TakeSlot() { return next_slot_ = (next_slot_ + 1) % slots_.size(); }
   absl::Status Start(Slot& slot, sharding::Fragment fragment);
   absl::Status Await(Slot& slot);
-  // The slot that holds it or will hold it; any slot if the host finds it at home.
+  // The slot that holds it or will hold it; any slot if the host reaches it in its place.
   absl::StatusOr<size_t> ReadAhead(const sharding::StateRun& run);
   absl::StatusOr<size_t> Fetch(const sharding::StateRun& run);
   // The run's values as fp32.
@@ -105,7 +105,7 @@ class StateValues {
   std::vector<Slot> slots_;
   size_t next_slot_ = 0;
   std::vector<float> values_;                        // of ReadEach, a run's
-  std::array<SwapVerifier::Pieces, 2> pieces_ = {};  // likewise, by home
+  std::array<SwapVerifier::Pieces, 2> pieces_ = {};  // likewise, by place
 };
 
 }  // namespace ebb

@@ -12,7 +12,7 @@ void StepErrors::Open(int parity) {
   parity_ = parity;
   if (parity_ != kEvaluation) blocked_[parity_] = false;
   NoteLocked(failed_);
-  NoteLocked(untold_);
+  NoteLocked(unreported_);
 }
 
 void StepErrors::Close() {
@@ -41,18 +41,18 @@ void StepErrors::Fail(absl::Status status) {
 }
 
 absl::Status StepErrors::KnownLocked() const {
-  if (!untold_.ok()) return untold_;
+  if (!unreported_.ok()) return unreported_;
   return failed_.ok() ? own_ : failed_;
 }
 
 absl::Status StepErrors::Tell() {
   const std::lock_guard lock(mutex_);
-  absl::Status told = KnownLocked();
-  if (told.ok()) return told;
-  failure_told_ = failure_told_ || told == failed_;
-  untold_ = absl::OkStatus();
+  absl::Status reported = KnownLocked();
+  if (reported.ok()) return reported;
+  failure_reported_ = failure_reported_ || reported == failed_;
+  unreported_ = absl::OkStatus();
   known_ = exchanges_;
-  return told;
+  return reported;
 }
 
 absl::Status StepErrors::Known() const {
@@ -77,18 +77,18 @@ int64_t StepErrors::known_exchange() const {
 
 void StepErrors::Learn(const absl::Status& status, int64_t cause) {
   const std::lock_guard lock(mutex_);
-  if (cause > known_ && untold_.ok()) untold_ = status;
-  NoteLocked(untold_);
+  if (cause > known_ && unreported_.ok()) unreported_ = status;
+  NoteLocked(unreported_);
 }
 
-bool StepErrors::has_untold() const {
+bool StepErrors::has_unreported() const {
   const std::lock_guard lock(mutex_);
-  return !untold_.ok();
+  return !unreported_.ok();
 }
 
-absl::Status StepErrors::UntoldFailure() const {
+absl::Status StepErrors::UnreportedFailure() const {
   const std::lock_guard lock(mutex_);
-  return failure_told_ ? absl::OkStatus() : failed_;
+  return failure_reported_ ? absl::OkStatus() : failed_;
 }
 
 }  // namespace ebb

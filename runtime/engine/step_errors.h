@@ -30,7 +30,7 @@ class StepErrors {
   // The oldest error that no call has returned, for a call that returns it now. Each call returns a
   // failure of the engine, or the error of the open step, again.
   absl::Status Tell();
-  // The same, but the error stays untold. Any thread.
+  // The same, but the error counts as unreported. Any thread.
   absl::Status Known() const;
 
   // Any thread.
@@ -43,23 +43,23 @@ class StepErrors {
   int64_t NextExchange();
   // This rank's caller knows the errors of exchanges up to this one.
   int64_t known_exchange() const;
-  // The error of a judged step, to be told. `cause`: the exchange to blame; the caller may know its
+  // The error of a judged step, to be reported. `cause`: the exchange to blame; the caller may know its
   // error already.
   void Learn(const absl::Status& status, int64_t cause);
-  // An error of a judged step has not been told.
-  bool has_untold() const;
+  // An error of a judged step has not been reported.
+  bool has_unreported() const;
   // A failure of the engine that no call has returned.
-  absl::Status UntoldFailure() const;
+  absl::Status UnreportedFailure() const;
 
  private:
   absl::Status KnownLocked() const;
   void NoteLocked(const absl::Status& status);
 
   mutable std::mutex mutex_;
-  absl::Status failed_, untold_, own_;  // of the engine, of a judged step, of the open one
-  absl::Status outer_;                  // of the step around an open evaluation
-  int outer_parity_ = kEvaluation;      // the parity of that step; kEvaluation: there is none
-  bool failure_told_ = false;
+  absl::Status failed_, unreported_, own_;  // of the engine, of a judged step, of the open one
+  absl::Status outer_;                      // of the step around an open evaluation
+  int outer_parity_ = kEvaluation;          // the parity of that step; kEvaluation: there is none
+  bool failure_reported_ = false;
   bool is_open_ = false;
   int parity_ = kEvaluation;  // of the open step
   int64_t exchanges_ = 0, known_ = 0;

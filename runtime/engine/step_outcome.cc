@@ -26,8 +26,8 @@ StepOutcome::StepOutcome(const Parts& parts)
                .peers = parts.peers,
                .control = parts.control,
                .messages = parts.messages}),
-      standing_(*parts.config) {
-  with_.control->loss_scale() = standing_.loss_scale();
+      training_(*parts.config) {
+  with_.control->loss_scale() = training_.loss_scale();
 }
 
 // The last steps and their updates may fail when the trainer asks no more.
@@ -35,14 +35,14 @@ StepOutcome::~StepOutcome() {
   const StepErrors& errors = *with_.errors;
   const std::string& engine = with_.messages->engine();
   const int rank = with_.messages->rank();
-  if (const absl::Status failed = errors.UntoldFailure(); !failed.ok())
+  if (const absl::Status failed = errors.UnreportedFailure(); !failed.ok())
     LogWarning(absl::StrCat(engine, " ", OfRank(rank, failed).message()));
   if (errors.has_failed()) return;
   const bool failed = std::any_of(std::begin(slots_), std::end(slots_), [&](const Slot& slot) {
     return slot.state == State::kJudged && !slot.evaluation && slot.judged.failed &&
            slot.judged.cause > errors.known_exchange();
   });
-  if (failed || errors.has_untold())
+  if (failed || errors.has_unreported())
     LogWarning(absl::StrCat(engine, " rank ", rank,
                             ": one of the last steps has failed, and nobody has asked for its "
                             "Report"));
@@ -122,9 +122,9 @@ absl::Status StepOutcome::Finish() {
   last_ = *open_;
   // A failure for good is not left open, as nothing waits long for it.
   if (slot.terms.waits || with_.errors->has_failed() || !with_.peers->Broken().ok()) Take();
-  absl::Status told = with_.errors->Tell();
+  absl::Status reported = with_.errors->Tell();
   EndOpen();
-  return told;
+  return reported;
 }
 
 absl::StatusOr<Evaluation::Sums> StepOutcome::FinishEvaluation() {
@@ -135,9 +135,9 @@ absl::StatusOr<Evaluation::Sums> StepOutcome::FinishEvaluation() {
   slot.state = State::kFree;
   if (const absl::Status agreed = agreed_.ErrorOf(slot.Known(parity, finished_ + 1)); !agreed.ok())
     with_.errors->Learn(agreed, slot.terms.exchange);
-  const absl::Status told = with_.errors->Tell();
+  const absl::Status reported = with_.errors->Tell();
   EndOpen();
-  if (!told.ok()) return told;
+  if (!reported.ok()) return reported;
   return slot.sums;
 }
 
@@ -200,7 +200,7 @@ void StepOutcome::TakeOne(Slot& slot, int parity) {
 absl::StatusOr<StepReport> StepOutcome::Report() {
   Take();
   // What goes wrong in a step that is open is for its Finish to say.
-  if (open_ && !with_.errors->has_untold() && report_.ok()) return report_;
+  if (open_ && !with_.errors->has_unreported() && report_.ok()) return report_;
   EBB_RETURN_IF_ERROR(with_.errors->Tell());
   return report_;
 }
@@ -213,9 +213,9 @@ int64_t StepOutcome::finished_steps() const {
 }
 
 void StepOutcome::SetTrainingState(const TrainingState& state) {
-  standing_.Resume(state);
+  training_.Resume(state);
   finished_ = state.finished_steps;
-  with_.control->loss_scale() = standing_.loss_scale();
+  with_.control->loss_scale() = training_.loss_scale();
   report_ = absl::FailedPreconditionError("no step has finished since SetTrainingState");
   last_failure_ = absl::OkStatus();
 }
@@ -223,7 +223,7 @@ void StepOutcome::SetTrainingState(const TrainingState& state) {
 // In the order of the reduce stream.
 
 void StepOutcome::Prepare(int parity, std::optional<double> learning_rate) {
-  with_.constants->Set(parity, /*early=*/true, standing_.Early(learning_rate));
+  with_.constants->Set(parity, /*early=*/true, training_.Early(learning_rate));
 }
 
 void StepOutcome::Seal(int parity) {
@@ -274,7 +274,7 @@ void StepOutcome::Conclude(int parity, const absl::Status& exchanged) {
     slot.ranks.error = exchanged;
   }
   if (!slot.evaluation) {
-    slot.judged = standing_.Judge(slot.terms, slot.ranks);
+    slot.judged = training_.Judge(slot.terms, slot.ranks);
     if (!slot.judged.scalars.apply) with_.errors->Block(parity);
     with_.constants->Set(parity, /*early=*/false, slot.judged.scalars);
     double& rate = slot.judged.report.learning_rate;

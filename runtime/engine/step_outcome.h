@@ -8,10 +8,10 @@
 //   Prepare, Seal, Conclude            host tasks in the order of the reduce stream: as a step with early
 //                                      updates begins, and around the exchange of all ranks' records
 //
-// The device and later steps follow what Conclude leaves (Standing, StepConstants), so the calling
+// The device and later steps follow what Conclude leaves (TrainingProgress, StepConstants), so the calling
 // thread may be two steps ahead of what it knows. It takes a verdict when a call asks for it; Begin
 // takes that of the step before the last. The verdict is the same on all ranks. Callers may hear of
-// an error at different times, so Standing holds steps back until all know.
+// an error at different times, so TrainingProgress holds steps back until all know.
 //
 // It knows nothing of storage and plans, and of other ranks only their records and StepPeers.
 #pragma once
@@ -30,10 +30,10 @@
 #include "ebb/runtime/engine/error_agreement.h"
 #include "ebb/runtime/engine/exchange.h"
 #include "ebb/runtime/engine/outcome_messages.h"
-#include "ebb/runtime/engine/standing.h"
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/step_peers.h"
 #include "ebb/runtime/engine/step_scalars.h"
+#include "ebb/runtime/engine/training_progress.h"
 
 namespace ebb {
 
@@ -112,7 +112,7 @@ class StepOutcome {
   bool has_nothing_to_report() const { return !report_.ok() && last_failure_.ok(); }
 
   // Between steps, after all verdicts were taken.
-  TrainingState training_state() const { return standing_.state(); }
+  TrainingState training_state() const { return training_.state(); }
   void SetTrainingState(const TrainingState& state);
 
  private:
@@ -150,7 +150,7 @@ class StepOutcome {
 
   const Parts with_;
   ErrorAgreement agreed_;
-  Standing standing_;
+  TrainingProgress training_;
   Slot slots_[ControlBlock::kSlots];  // by parity
   std::optional<int> open_;           // the parity of the open step or evaluation
   std::optional<int> outer_;          // the parity of the step around an evaluation

@@ -75,7 +75,7 @@ void SwapChecksums::KeepOf(SwapChecksums& before) {
     for (Extent& extent : *extents) {
       const sharding::SwapExtent of = extent.of();
       if (of.what == StateClass::kGradient || of.what == StateClass::kActivation) continue;
-      for (Extent& known : before.In(of.home, of.bytes)) extent = std::move(known);
+      for (Extent& known : before.In(of.place, of.bytes)) extent = std::move(known);
     }
   }
 }

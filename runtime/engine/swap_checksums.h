@@ -48,7 +48,7 @@ class SwapChecksums {
     }
 
     const sharding::SwapExtent& of() const { return of_; }
-    int64_t offset() const { return of_.home.offset; }
+    int64_t offset() const { return of_.place.offset; }
     int64_t bytes() const { return of_.bytes; }
     // Whether `checksum` is the known one.
     bool Agrees(uint64_t checksum) const { return Agrees(checksum_, checksum); }

@@ -63,9 +63,9 @@ bool SwapVerifier::AgreeStates(int sub_group, std::span<const uint64_t> checksum
   const std::span<const sharding::SwapFiles::Array> arrays = ArraysOf(sub_group);
   for (size_t k = 0; k <= static_cast<size_t>(states); ++k) {
     if (arrays[k].bytes == 0) continue;
-    const Extent& extent = checksums_.In(arrays[k].home, 1).front();
+    const Extent& extent = checksums_.In(arrays[k].place, 1).front();
     if (extent.Agrees(checksums[k])) continue;
-    FailAt(extent, arrays[k].home);
+    FailAt(extent, arrays[k].place);
     return false;
   }
   return true;
@@ -74,7 +74,7 @@ bool SwapVerifier::AgreeStates(int sub_group, std::span<const uint64_t> checksum
 void SwapVerifier::SetStates(int sub_group, std::span<const uint64_t> checksums) {
   const std::span<const sharding::SwapFiles::Array> arrays = ArraysOf(sub_group);
   for (size_t k = 0; k < arrays.size(); ++k)
-    if (arrays[k].bytes > 0) checksums_.In(arrays[k].home, 1).front().Set(checksums[k]);
+    if (arrays[k].bytes > 0) checksums_.In(arrays[k].place, 1).front().Set(checksums[k]);
 }
 
 std::span<const uint64_t> SwapVerifier::SumStates(int sub_group, const std::byte* master,
@@ -106,7 +106,7 @@ void SwapVerifier::VerifyRead(const Place& place, std::span<const std::byte> dat
 void SwapVerifier::VerifyMasters(int sub_group, const std::byte* masters) {
   if (verify_ != VerifySwap::kAll) return;
   const sharding::SwapFiles::Array& of = ArraysOf(sub_group).front();
-  VerifyRead(of.home, {masters, static_cast<size_t>(of.bytes)});
+  VerifyRead(of.place, {masters, static_cast<size_t>(of.bytes)});
 }
 
 void SwapVerifier::NoteWrite(const Place& place, std::span<const std::byte> data) {

@@ -107,8 +107,8 @@ void UpdateCall::Update(const LinkedFragment& run, int index, const Work& of,
   if (verifies) verifier.SetStates(sub_group, Checksums(of, stream));
 }
 
-// What follows an update carries its parameters home, also of one that did not happen: they are what the master
-// says. Those that updates read are in their slot already, and others are home.
+// What follows an update carries its parameters to their place, also of one that did not happen: they are what the master
+// says. Those that updates read are in their slot already, and others are in their place.
 void UpdateCall::Keep(const Work& of, Stream& stream) const {
   // The parameters below, and what is written back, are what was read.
   if (with_.verifier->Verifies(of.detail.sub_group) && !with_.errors->has_failed() &&

@@ -8,7 +8,7 @@
 #include "ebb/optim/update_constants.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/device_reach.h"
-#include "ebb/sharding/homes.h"
+#include "ebb/sharding/placement.h"
 
 namespace ebb {
 namespace {

@@ -26,7 +26,7 @@ int Differences(const Choice& a, const Choice& b) {
 }
 
 // A choice's change in the words of a file.
-std::string Told(const Choice& from, const Choice& to) {
+std::string Described(const Choice& from, const Choice& to) {
   if (from.recompute != to.recompute)
     return to.recompute ? "recomputing blocks in backward" : "keeping activations, not recomputing";
   if (from.stage != to.stage) return absl::StrCat("\"stage\": ", to.stage);
@@ -160,7 +160,7 @@ std::optional<Change> BestChange(const Question& question, std::span<const Answe
   };
   for (const Answer& answer : answers) {
     if (Differences(answer.choice, from.choice) == 1)
-      consider(Told(from.choice, answer.choice), answer);
+      consider(Described(from.choice, answer.choice), answer);
   }
   const auto changed = [&](void (*change)(Config&, const Model&)) {
     Config config = from.config;

@@ -77,9 +77,9 @@ TEST(ChecksumCost, SummedBesideStatesIsWhatAStepMovesOfTheOtherClasses) {
       // Of early updates also the masters that a visit takes a copy of.
       int64_t masters = 0;
       for (const sharding::Operation& operation : plan.operations) {
-        if (operation.kind != sharding::OperationKind::kNarrow) continue;
+        if (operation.kind != sharding::OperationKind::kCastMasters) continue;
         for (const sharding::UpdateDetail& of : operation.updates)
-          masters += 4 * plan.pools.homes.sub_groups[static_cast<size_t>(of.sub_group)].count();
+          masters += 4 * plan.pools.placement.sub_groups[static_cast<size_t>(of.sub_group)].count();
       }
       EXPECT_EQ(timing == Timing::kEarly, masters > 0);
       EXPECT_EQ(work.summed, parameters + others + masters);

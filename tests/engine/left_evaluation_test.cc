@@ -80,7 +80,7 @@ TEST_P(LeftEvaluationTest, ItsReadsFromTheDiskAreOverBeforeAnythingIsWritten) {
   config.ebb.prefetch_depth = 2;
   const absl::Status status = RunThreads(1, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), model, config));
-    held_from = engine.program().plan().pools.homes.units[1].trainable.front().home.offset;
+    held_from = engine.program().plan().pools.placement.units[1].trainable.front().place.offset;
     EBB_RETURN_IF_ERROR(LookAtTheFirstUnit(engine, model));
     while (gate.held_reads() == 0) std::this_thread::yield();
     // Who does not wait for the reads needs a while to show it.

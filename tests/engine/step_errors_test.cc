@@ -29,13 +29,13 @@ TEST(StepErrorsTest, TheFirstFailureIsTheCause) {
 TEST(StepErrorsTest, AFailureIsUntoldUntilACallReturnsIt) {
   StepErrors errors;
   EXPECT_TRUE(errors.Tell().ok());
-  EXPECT_TRUE(errors.UntoldFailure().ok());
+  EXPECT_TRUE(errors.UnreportedFailure().ok());
   errors.Fail(kFailure);
-  EXPECT_EQ(errors.UntoldFailure(), kFailure);
+  EXPECT_EQ(errors.UnreportedFailure(), kFailure);
   EXPECT_EQ(errors.Known(), kFailure);
-  EXPECT_EQ(errors.UntoldFailure(), kFailure) << "Known does not tell";
+  EXPECT_EQ(errors.UnreportedFailure(), kFailure) << "Known does not tell";
   EXPECT_EQ(errors.Tell(), kFailure);
-  EXPECT_TRUE(errors.UntoldFailure().ok());
+  EXPECT_TRUE(errors.UnreportedFailure().ok());
 }
 
 TEST(StepErrorsTest, TheFirstErrorOfAStepSticksAndEndsWithIt) {
@@ -76,13 +76,13 @@ TEST(StepErrorsTest, AnErrorOfAJudgedStepIsToldOnceAndMeanwhileEveryStepHasIt) {
   EXPECT_EQ(second, first + 1);
   errors.Learn(kOther, first);
   errors.Learn(kOwn, second);
-  EXPECT_TRUE(errors.has_untold());
+  EXPECT_TRUE(errors.has_unreported());
   EXPECT_EQ(errors.Known(), kOther) << "the oldest";
   EXPECT_LT(errors.known_exchange(), first);
   errors.Open(0);
   EXPECT_TRUE(errors.blocked(0));
   EXPECT_EQ(errors.Tell(), kOther);
-  EXPECT_FALSE(errors.has_untold());
+  EXPECT_FALSE(errors.has_unreported());
   EXPECT_EQ(errors.known_exchange(), second) << "with all that was exchanged by then";
   EXPECT_EQ(errors.Tell(), kOther) << "the error of the step that is open";
   errors.Close();
@@ -106,9 +106,9 @@ TEST(StepErrorsTest, WhatWasLearntBeforeAFailureIsToldBeforeIt) {
   errors.Learn(kOther, errors.NextExchange());
   errors.Fail(kFailure);
   EXPECT_EQ(errors.Tell(), kOther);
-  EXPECT_EQ(errors.UntoldFailure(), kFailure);
+  EXPECT_EQ(errors.UnreportedFailure(), kFailure);
   EXPECT_EQ(errors.Tell(), kFailure);
-  EXPECT_TRUE(errors.UntoldFailure().ok());
+  EXPECT_TRUE(errors.UnreportedFailure().ok());
 }
 
 TEST(StepErrorsTest, OfManyThreadsOneFailsFirst) {

@@ -98,9 +98,9 @@ class StorageTest : public ::testing::Test {
             storage_->At(third.states), storage_->At(fourth.states.Plus(fourth.states_stride))};
   }
   const sharding::SubGroup& SubGroupOf(int unit) const {
-    const sharding::Homes& homes = plan_.pools.homes;
-    return homes
-        .sub_groups[static_cast<size_t>(homes.units[static_cast<size_t>(unit)].first_sub_group)];
+    const sharding::StatePlacement& placement = plan_.pools.placement;
+    return placement.sub_groups[static_cast<size_t>(
+        placement.units[static_cast<size_t>(unit)].first_sub_group)];
   }
   std::byte* Master(int unit) const { return storage_->At(SubGroupOf(unit).master); }
 

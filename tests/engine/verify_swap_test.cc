@@ -339,7 +339,7 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheActivationsEndsTheTrainingWhereAllIsVerif
         Train(cell, config, 2, 5, [&](const std::string&, const sharding::Plan& plan) {
           const sharding::VisitAddresses& boundary = plan.pools.visits[static_cast<size_t>(visit)];
           ASSERT_TRUE(boundary.leaves);
-          flip.Arm(boundary.home.offset + 67 * SizeOf(cell.compute) - 1);
+          flip.Arm(boundary.place.offset + 67 * SizeOf(cell.compute) - 1);
         });
     EXPECT_NE(flip.path(), "");
     EXPECT_EQ(run.steps_done, 2);
@@ -355,7 +355,7 @@ TEST(VerifySwap, GradientsAndActivationsHaveNoSumsWithStates) {
     FlipAtRead flip(0);
     const Trained run = Train(cell, ConfigFor(cell, scratch.path()), 2, 4,
                               [&](const std::string&, const sharding::Plan& plan) {
-                                flip.Arm(activation ? plan.pools.visits[0].home.offset
+                                flip.Arm(activation ? plan.pools.visits[0].place.offset
                                                     : plan.pools.units[0].gradient_shard);
                               });
     EXPECT_NE(flip.path(), "");

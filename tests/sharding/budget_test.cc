@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "ebb/sharding/homes.h"
 #include "ebb/sharding/memory_model.h"
+#include "ebb/sharding/placement.h"
 #include "unit_chain.h"
 
 namespace ebb::sharding {
@@ -43,14 +43,14 @@ absl::StatusOr<Pools> LaidOut(const Config& config,
   return plan->pools;
 }
 
-std::vector<int64_t> Counts(const Homes& homes) {
+std::vector<int64_t> Counts(const StatePlacement& placement) {
   std::vector<int64_t> counts;
-  for (const SubGroup& group : homes.sub_groups) counts.push_back(group.count());
+  for (const SubGroup& group : placement.sub_groups) counts.push_back(group.count());
   return counts;
 }
-int64_t StatesInRam(const Homes& homes) {
+int64_t StatesInRam(const StatePlacement& placement) {
   int64_t bytes = 0;
-  for (const SubGroup& group : homes.sub_groups)
+  for (const SubGroup& group : placement.sub_groups)
     bytes += group.tier == Tier::kCpu ? group.count() * 12 : 0;
   return bytes;
 }
@@ -64,8 +64,8 @@ TEST(Budget, PoolSizesAreUpperLimits) {
   EXPECT_EQ(pools->parameter_slots.count, 5);
   EXPECT_EQ(pools->parameter_slots.bytes, 2 * kMebi);
   const int64_t quarter = 16 * kMebi / 64 / kCutElements * kCutElements;
-  EXPECT_EQ(pools->homes.units[0].sub_groups, 4);
-  EXPECT_EQ(Counts(pools->homes).front(), quarter);
+  EXPECT_EQ(pools->placement.units[0].sub_groups, 4);
+  EXPECT_EQ(Counts(pools->placement).front(), quarter);
   EXPECT_EQ(pools->host_work.ring.count, 4);
 }
 
@@ -77,9 +77,9 @@ TEST(Budget, FewerOrSmallerBuffersMakeFewerSlotsAndSmallerSubGroups) {
   const auto pools = LaidOut(config);
   ASSERT_TRUE(pools.ok()) << pools.status();
   EXPECT_EQ(pools->parameter_slots.count, 2);
-  EXPECT_EQ(Counts(pools->homes).front(), 4 * kMebi / 64 / kCutElements * kCutElements);
+  EXPECT_EQ(Counts(pools->placement).front(), 4 * kMebi / 64 / kCutElements * kCutElements);
   config.zero.sub_group_size = 3 * kCutElements;
-  EXPECT_THAT(Counts(LaidOut(config)->homes), Each(::testing::Le(3 * kCutElements)));
+  EXPECT_THAT(Counts(LaidOut(config)->placement), Each(::testing::Le(3 * kCutElements)));
 }
 
 // Their product would not be a number of bytes.
@@ -93,7 +93,7 @@ TEST(Budget, AnyNumberOfBuffersOfAnySizeIsALimit) {
   config.zero.offload_optimizer.buffer_count = (int64_t{1} << 31) - 1;
   const auto pools = LaidOut(config, units);
   ASSERT_TRUE(pools.ok()) << pools.status();
-  EXPECT_EQ(pools->homes.sub_groups.size(), usual->homes.sub_groups.size());
+  EXPECT_EQ(pools->placement.sub_groups.size(), usual->placement.sub_groups.size());
   EXPECT_EQ(pools->host_work.ring.bytes, usual->host_work.ring.bytes);
 }
 
@@ -157,18 +157,18 @@ TEST(Budget, WhatHostMemoryLeavesIsForStates) {
   Config config = AllOnNvme();
   const auto least = LaidOut(config);
   ASSERT_TRUE(least.ok()) << least.status();
-  EXPECT_EQ(StatesInRam(least->homes), 0);
+  EXPECT_EQ(StatesInRam(least->placement), 0);
   const int64_t staging = HostBytes(*least);
   config.ebb.host_memory = staging;
-  EXPECT_EQ(StatesInRam(LaidOut(config)->homes), 0);
+  EXPECT_EQ(StatesInRam(LaidOut(config)->placement), 0);
   config.ebb.host_memory = staging + 24 * kMebi;  // half of the states
   const auto half = LaidOut(config);
   ASSERT_TRUE(half.ok()) << half.status();
   EXPECT_LE(HostBytes(*half), *config.ebb.host_memory);
-  EXPECT_LE(StatesInRam(half->homes), 24 * kMebi);
-  EXPECT_GT(StatesInRam(half->homes), 20 * kMebi);  // but for a sub-group of 4 MiB
+  EXPECT_LE(StatesInRam(half->placement), 24 * kMebi);
+  EXPECT_GT(StatesInRam(half->placement), 20 * kMebi);  // but for a sub-group of 4 MiB
   config.ebb.host_memory = staging + 48 * kMebi;
-  EXPECT_EQ(StatesInRam(LaidOut(config)->homes), 48 * kMebi);
+  EXPECT_EQ(StatesInRam(LaidOut(config)->placement), 48 * kMebi);
 }
 
 // Without the slots through which they would pass, so that there is room sooner than it seems.
@@ -178,15 +178,15 @@ TEST(Budget, WhereAllStatesFitInRamNoneIsOnTheDisk) {
   config.ebb.host_memory = int64_t{1} << 40;
   const auto roomy = LaidOut(config);
   ASSERT_TRUE(roomy.ok()) << roomy.status();
-  EXPECT_EQ(StatesInRam(roomy->homes), 48 * kMebi);
+  EXPECT_EQ(StatesInRam(roomy->placement), 48 * kMebi);
   ASSERT_LT(HostBytes(*roomy), staging + 48 * kMebi);
   config.ebb.host_memory = HostBytes(*roomy);
-  EXPECT_EQ(StatesInRam(LaidOut(config)->homes), 48 * kMebi);
+  EXPECT_EQ(StatesInRam(LaidOut(config)->placement), 48 * kMebi);
   // Fewer slots of parameters before states on the disk.
   config.ebb.host_memory = HostBytes(*roomy) - 1;
   const auto tight = LaidOut(config);
   ASSERT_TRUE(tight.ok()) << tight.status();
-  EXPECT_EQ(StatesInRam(tight->homes), 48 * kMebi);
+  EXPECT_EQ(StatesInRam(tight->placement), 48 * kMebi);
   EXPECT_LT(tight->parameter_slots.count, roomy->parameter_slots.count);
 }
 
@@ -197,7 +197,7 @@ TEST(Budget, LessHostMemoryMakesSubGroupsSmallerAndThenSlotsFewer) {
   const auto less = LaidOut(config);
   ASSERT_TRUE(less.ok()) << less.status();
   EXPECT_EQ(less->parameter_slots.count, 5);
-  EXPECT_LT(Counts(less->homes).front(), 16 * kMebi / 48 / 2 + 1);
+  EXPECT_LT(Counts(less->placement).front(), 16 * kMebi / 48 / 2 + 1);
   EXPECT_LE(HostBytes(*less), wanted - 1);
   // With the least that is granted: two slots, and sub-groups of 64 Ki elements.
   int64_t refused = 0, granted = wanted;
@@ -209,7 +209,7 @@ TEST(Budget, LessHostMemoryMakesSubGroupsSmallerAndThenSlotsFewer) {
   const auto least = LaidOut(config);
   ASSERT_TRUE(least.ok()) << least.status();
   EXPECT_EQ(least->parameter_slots.count, 2);
-  EXPECT_LE(Counts(least->homes).front(), int64_t{1} << 16);
+  EXPECT_LE(Counts(least->placement).front(), int64_t{1} << 16);
   EXPECT_EQ(HostBytes(*least), granted);
 }
 
@@ -227,7 +227,7 @@ TEST(Budget, AUnitOfAnySizeIsCutIntoABoundedNumberOfSubGroups) {
           .model = &model, .config = &config, .world = 1, .optimizer_states = 2};
       const auto pools = PlanPools(inputs);
       ASSERT_TRUE(pools.ok()) << pools.status();
-      const std::vector<int64_t> counts = Counts(pools->homes);
+      const std::vector<int64_t> counts = Counts(pools->placement);
       EXPECT_LE(counts.size(), static_cast<size_t>(kSubGroupsMax + 2));
       EXPECT_EQ(counts.front() % kCutElements, 0);
     }

@@ -81,7 +81,7 @@ TEST(DeclaredOrder, VisitsSayWhatTheyHave) {
 }
 
 // "F0 1-4 0": a scope, its ticks and its unit; behind those that take gradients a star.
-std::vector<std::string> Told(const std::vector<PlannedScope>& scopes) {
+std::vector<std::string> Described(const std::vector<PlannedScope>& scopes) {
   std::vector<std::string> told;
   for (const PlannedScope& scope : scopes) {
     constexpr char kKinds[] = {'F', 'B', 'R'};
@@ -96,11 +96,11 @@ TEST(Scopes, HaveTicksAsTheyOpenAndClose) {
   ModelSpec model = Chain("F0( F1 F2 F0) B0( B2 R1 B1 B0)");
   model.parameters[2].trainable = false;
   ASSERT_TRUE(Validate(model).ok()) << Validate(model);
-  EXPECT_THAT(Told(ScopesOfStep(model, 1)),
+  EXPECT_THAT(Described(ScopesOfStep(model, 1)),
               ElementsAre("F0 1-6 0", "F1 2-3 1", "F2 4-5 2", "B0 7-14 0*", "B2 8-9 2",
                           "R1 10-11 1", "B1 12-13 1*"));
-  EXPECT_THAT(Told(ScopesOfStep(model, 2))[8], "F1 16-17 1") << "of the second round";
-  EXPECT_THAT(Told(ScopesOfWalk(model)), ElementsAre("F0 1-6 0", "F1 2-3 1", "F2 4-5 2"));
+  EXPECT_THAT(Described(ScopesOfStep(model, 2))[8], "F1 16-17 1") << "of the second round";
+  EXPECT_THAT(Described(ScopesOfWalk(model)), ElementsAre("F0 1-6 0", "F1 2-3 1", "F2 4-5 2"));
 }
 
 TEST(Scopes, TellOfEachTickWhatHappens) {

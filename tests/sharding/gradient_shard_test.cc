@@ -96,18 +96,18 @@ TEST(GradientShard, HasOneBufferWhereNothingIsCutCastOrAddedUp) {
     ASSERT_TRUE(plan.ok()) << plan.status();
     int64_t shards = 0;
     for (size_t u = 0; u < std::size(kSizes); ++u) {
-      const UnitHomes& homes = plan->pools.homes.units[u];
+      const UnitPlacement& placement = plan->pools.placement.units[u];
       shards += PoolAligned(plan->layout.units[u].trainable.shard *
                             SizeOf(plan->decisions.shard_dtype(static_cast<int>(u))));
-      const bool same = homes.gradient == Tier::kDevice &&
+      const bool same = placement.gradient == Tier::kDevice &&
                         plan->pools.visits[u].gradient == plan->pools.units[u].gradient_shard;
       EXPECT_EQ(same, setting.is_shard) << "unit " << u;
-      EXPECT_EQ(GradientIsShard(plan->decisions, plan->pools.homes, static_cast<int>(u)), same);
+      EXPECT_EQ(GradientIsShard(plan->decisions, plan->pools.placement, static_cast<int>(u)), same);
     }
     // The table has the shards and, elsewhere, whole gradients beside them.
     if (setting.is_shard) {
       EXPECT_EQ(GradientBytes(*plan), BufferBytes(shards));
-    } else if (plan->pools.homes.units[0].gradient == Tier::kDevice) {
+    } else if (plan->pools.placement.units[0].gradient == Tier::kDevice) {
       EXPECT_GT(GradientBytes(*plan), BufferBytes(shards));
     }
   }
@@ -121,9 +121,9 @@ TEST(GradientShard, IsDecidedByUnit) {
   const absl::StatusOr<Plan> plan =
       PlanStep({.model = &model, .config = &config, .world = 1, .optimizer_states = 2});
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_TRUE(GradientIsShard(plan->decisions, plan->pools.homes, 0));
-  EXPECT_FALSE(GradientIsShard(plan->decisions, plan->pools.homes, 1));
-  EXPECT_TRUE(GradientIsShard(plan->decisions, plan->pools.homes, 2));
+  EXPECT_TRUE(GradientIsShard(plan->decisions, plan->pools.placement, 0));
+  EXPECT_FALSE(GradientIsShard(plan->decisions, plan->pools.placement, 1));
+  EXPECT_TRUE(GradientIsShard(plan->decisions, plan->pools.placement, 2));
 }
 
 // Backward of such a unit waits for the update that reads what it writes over; so does what zeroes the
@@ -145,7 +145,7 @@ TEST(GradientShard, IsWrittenBehindTheUpdateOfTheStepBefore) {
     for (const Instruction& instruction : fragment.instructions) {
       if (instruction.scope < 0) continue;
       const PlannedScope& scope = plan->scopes[static_cast<size_t>(instruction.scope)];
-      if (!scope.backward || !GradientIsShard(plan->decisions, plan->pools.homes, scope.unit))
+      if (!scope.backward || !GradientIsShard(plan->decisions, plan->pools.placement, scope.unit))
         continue;
       const Operand& gradient = instruction.operands.back();
       for (const Operand& read : read_by_update[static_cast<size_t>(scope.unit)]) {

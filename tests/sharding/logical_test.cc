@@ -67,7 +67,7 @@ TEST(Logical, ASlotIsReadIntoWhenItsLastUseIsIssued) {
         }
         case Kind::kUpdate:
           updated.insert(
-              passes.plan.pools.homes.sub_groups[static_cast<size_t>(operation.index)].unit);
+              passes.plan.pools.placement.sub_groups[static_cast<size_t>(operation.index)].unit);
           break;
         default:
           break;
@@ -88,7 +88,7 @@ TEST(Logical, EverySubGroupIsReadAndThenUpdatedOnce) {
       ASSERT_TRUE(read.contains(operation.index));
       ASSERT_TRUE(updated.insert(operation.index).second);
     }
-    ASSERT_EQ(updated.size(), passes.plan.pools.homes.sub_groups.size());
+    ASSERT_EQ(updated.size(), passes.plan.pools.placement.sub_groups.size());
   });
 }
 
@@ -103,7 +103,7 @@ TEST(Logical, EarlyUpdatesFollowTheirLastReduction) {
       }
       if (operation.kind != Kind::kUpdate) continue;
       const int unit =
-          passes.plan.pools.homes.sub_groups[static_cast<size_t>(operation.index)].unit;
+          passes.plan.pools.placement.sub_groups[static_cast<size_t>(operation.index)].unit;
       ASSERT_TRUE(passes.turns.carried[static_cast<size_t>(unit)] || complete.contains(unit));
     }
   });
@@ -126,7 +126,8 @@ TEST(Logical, ADrainUpdatesWhatIsCarriedAndNothingElse) {
     std::set<int> units, carried;
     for (const LogicalOp& operation : passes.Operations()) {
       ASSERT_TRUE(operation.kind == Kind::kReadStates || operation.kind == Kind::kUpdate);
-      units.insert(passes.plan.pools.homes.sub_groups[static_cast<size_t>(operation.index)].unit);
+      units.insert(
+          passes.plan.pools.placement.sub_groups[static_cast<size_t>(operation.index)].unit);
     }
     for (size_t u = 0; u < passes.turns.carried.size(); ++u)
       if (passes.turns.carried[u]) carried.insert(static_cast<int>(u));

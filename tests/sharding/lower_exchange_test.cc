@@ -34,7 +34,7 @@ std::vector<const Operation*> ExchangeOf(const Plan& plan) {
 }
 
 bool HasNormsOn(const Plan& plan, bool device) {
-  const std::vector<SubGroup>& groups = plan.pools.homes.sub_groups;
+  const std::vector<SubGroup>& groups = plan.pools.placement.sub_groups;
   return std::any_of(groups.begin(), groups.end(), [&](const SubGroup& group) {
     return (group.tier == Tier::kDevice) == device &&
            plan.decisions.norm_states[static_cast<size_t>(group.unit)] >= 0;
@@ -114,7 +114,7 @@ TEST(LowerExchange, ARecordIsSealedBehindTheGradientsThatItLooksAt) {
     for (size_t u = 0; u < plan.layout.units.size(); ++u) {
       const bool reads = !walk && plan.decisions.timing != UpdateTiming::kEarly &&
                          plan.layout.units[u].trainable.shard > 0 &&
-                         plan.pools.homes.units[u].gradient != Tier::kNvme;
+                         plan.pools.placement.units[u].gradient != Tier::kNvme;
       if (reads) expected.push_back(GradientSlicePlace(plan, static_cast<int>(u)));
     }
     ASSERT_EQ(shards.size(), expected.size());

@@ -123,7 +123,7 @@ TEST(LowerTiers, StatesOnNvmePassThroughTheSlotOfTheirUpdate) {
       return touches(OperationKind::kWrite, other);
     }));
   }
-  EXPECT_EQ(turn, std::ssize(lowered.plan.pools.homes.sub_groups));
+  EXPECT_EQ(turn, std::ssize(lowered.plan.pools.placement.sub_groups));
 }
 
 TEST(LowerTiers, WhatGathersReadIsUploadedToTheirSlice) {

@@ -57,9 +57,9 @@ struct Case {
       if (scope.unit != unit) continue;
       const bool waits = last >= 0 && !config().ebb.reshard_after_forward &&
                          !scopes[last].backward && scopes[last].round == scope.round;
-      const bool stays =
+      const bool intervals =
           last >= 0 && (last + 1 == s || waits) && since <= config().zero.max_reuse_distance;
-      gathers += !stays;
+      gathers += !intervals;
       last = s, since = 0;
     }
     return gathers;

@@ -163,7 +163,7 @@ TEST(PlanTable, ABucketHasALineForEachUnitWithItsAddress) {
          {address("gather", of_unit.gather_trainable),
           address("gradient", plan->pools.visits[u].gradient),
           address("gradient", of_unit.gradient_shard),
-          address("master", plan->pools.homes.sub_groups[u].master.offset)}) {
+          address("master", plan->pools.placement.sub_groups[u].master.offset)}) {
       EXPECT_TRUE(std::any_of(lines.begin(), lines.end(),
                               [&](const std::string& line) {
                                 return line.find(unit) != std::string::npos && line.ends_with(at);

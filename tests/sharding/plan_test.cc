@@ -37,14 +37,14 @@ std::vector<int64_t> Addresses(const Pools& pools) {
     add({u.parameter_trainable, u.parameter_frozen, u.gradient_shard, u.gather_trainable,
          u.gather_frozen, u.secondary_trainable, u.secondary_frozen});
   }
-  for (const SubGroup& g : pools.homes.sub_groups)
+  for (const SubGroup& g : pools.placement.sub_groups)
     add({g.master.offset, g.states.offset, g.states_stride});
-  for (const UnitHomes& unit : pools.homes.units) {
+  for (const UnitPlacement& unit : pools.placement.units) {
     for (const bool trainable : {true, false})
-      for (const ParameterPiece& piece : unit.pieces(trainable)) add({piece.home.offset});
+      for (const ParameterPiece& piece : unit.pieces(trainable)) add({piece.place.offset});
   }
   for (const VisitAddresses& v : pools.visits)
-    add({v.gradient, v.output, v.output_gradient, v.boundary_stride, v.home.offset});
+    add({v.gradient, v.output, v.output_gradient, v.boundary_stride, v.place.offset});
   add({pools.staging_cast, pools.staging_rounded, pools.staging_norm, pools.staging_exchange,
        pools.staging_sums, pools.staging_gradient, pools.staging_master, pools.evaluation_stride});
   for (const SlotRing& ring : {pools.parameter_slots, pools.gradient_slots, pools.boundary_slots,
@@ -64,13 +64,13 @@ std::vector<int64_t> Flat(const Pools& pools) {
   const auto add = [&](std::initializer_list<int64_t> numbers) {
     flat.insert(flat.end(), numbers);
   };
-  for (const SubGroup& g : pools.homes.sub_groups)
+  for (const SubGroup& g : pools.placement.sub_groups)
     add({static_cast<int64_t>(g.tier), g.unit, g.begin, g.end});
-  for (const UnitHomes& unit : pools.homes.units) {
+  for (const UnitPlacement& unit : pools.placement.units) {
     add({static_cast<int64_t>(unit.gradient), unit.first_sub_group, unit.sub_groups});
     for (const bool trainable : {true, false}) {
       for (const ParameterPiece& piece : unit.pieces(trainable))
-        add({static_cast<int64_t>(piece.home.tier), piece.begin, piece.end});
+        add({static_cast<int64_t>(piece.place.tier), piece.begin, piece.end});
     }
   }
   for (const WorkSlots& work : {pools.host_work, pools.device_work}) {
@@ -82,7 +82,7 @@ std::vector<int64_t> Flat(const Pools& pools) {
   };
   for (const VisitAddresses& v : pools.visits) {
     add({v.leaves ? 1 : 0});
-    add_place(v.home);
+    add_place(v.place);
   }
   for (const SlotRing& ring : {pools.parameter_slots, pools.gradient_slots, pools.boundary_slots,
                                pools.master_slots, pools.host_work.ring, pools.device_work.ring})
@@ -267,7 +267,7 @@ TEST(PlanLaws, AsManyUnitsShareReadsAsThereAreSlotsFor) {
       ASSERT_EQ(replay.violation(), "");
       size_t copied = 0;
       for (const Operation& operation : plan->operations)
-        if (operation.kind == OperationKind::kNarrow) copied += operation.updates.size();
+        if (operation.kind == OperationKind::kCastMasters) copied += operation.updates.size();
       ASSERT_GE(copied, shared);
       shared = copied;
       if (sub_groups < 4) {
@@ -459,7 +459,7 @@ TEST(PlanLaws, EverySubGroupIsUpdatedOnceAndRefreshedWhereItsUnitIsKeptWholeInSl
     for (const Variant& variant : Variants(random_case)) {
       const Plan& plan = variant.plan;
       const bool carries = plan.decisions.carries();
-      const std::vector<SubGroup>& sub_groups = plan.pools.homes.sub_groups;
+      const std::vector<SubGroup>& sub_groups = plan.pools.placement.sub_groups;
       std::vector<int> updates(sub_groups.size()), refreshes(plan.layout.units.size());
       for (const Operation* operation : Running(plan, /*carrying=*/carries)) {
         for (const Part& part : operation->parts) {
@@ -478,8 +478,9 @@ TEST(PlanLaws, EverySubGroupIsUpdatedOnceAndRefreshedWhereItsUnitIsKeptWholeInSl
         ASSERT_EQ(refreshes[u], is_refreshed ? 1 : 0) << "unit " << u;
         // Sub-groups tile what this rank updates, and begin where the file may be cut.
         int64_t end = 0;
-        const UnitHomes& homes = plan.pools.homes.units[u];
-        for (int g = homes.first_sub_group; g < homes.first_sub_group + homes.sub_groups; ++g) {
+        const UnitPlacement& placement = plan.pools.placement.units[u];
+        for (int g = placement.first_sub_group;
+             g < placement.first_sub_group + placement.sub_groups; ++g) {
           ASSERT_EQ(sub_groups[g].begin, end);
           ASSERT_EQ(sub_groups[g].begin % kCutElements, 0);
           end = sub_groups[g].end;
@@ -517,7 +518,7 @@ TEST(PlanLaws, EachKindOfOperationHasItsStream) {
       {OperationKind::kCopyControl, {kReduce}},
       {OperationKind::kUpdate, {kUpdate, kHostUpdate}},
       {OperationKind::kRead, {kReadParameters, kReadStates}},
-      {OperationKind::kNarrow, {kReadParameters}},
+      {OperationKind::kCastMasters, {kReadParameters}},
       {OperationKind::kUpload, {kUpload}},
       {OperationKind::kDownload, {kDownload}},
       {OperationKind::kWrite, {kWrite}},
@@ -532,7 +533,7 @@ TEST(PlanLaws, EachKindOfOperationHasItsStream) {
             operation.kind != OperationKind::kParameterNorms)
           continue;
         const SubGroup& group =
-            variant.plan.pools.homes.sub_groups[operation.updates.front().sub_group];
+            variant.plan.pools.placement.sub_groups[operation.updates.front().sub_group];
         ASSERT_EQ(operation.stream, group.tier == Tier::kDevice ? kUpdate : kHostUpdate);
       }
     }

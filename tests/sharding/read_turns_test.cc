@@ -74,8 +74,8 @@ TEST(ReadTurns, PiecesLieBesideEachOtherInTheirSlot) {
       for (int unit : turn.units) {
         for (const bool trainable : {true, false}) {
           for (const ParameterPiece& piece :
-               plan.pools.homes.units[static_cast<size_t>(unit)].pieces(trainable)) {
-            if (piece.home.tier != Tier::kNvme) continue;
+               plan.pools.placement.units[static_cast<size_t>(unit)].pieces(trainable)) {
+            if (piece.place.tier != Tier::kNvme) continue;
             const int64_t at = InSlot(plan, turn, unit, trainable, piece.begin).offset;
             pieces.emplace_back(at, at + piece.count() * SizeOf(plan.decisions.compute));
             const int64_t last = InSlot(plan, turn, unit, trainable, piece.end - 1).offset;
@@ -151,11 +151,12 @@ TEST(ReadTurns, EarlyUpdatesShareTheLastReadOfTheirUnit) {
         EXPECT_EQ(last[static_cast<size_t>(unit)], t);
         EXPECT_FALSE(passes.turns.carried[static_cast<size_t>(unit)]);
         EXPECT_EQ(passes.turns.of_update[static_cast<size_t>(unit)], static_cast<int>(t));
-        const SubGroup& group = passes.plan.pools.homes.sub_groups[static_cast<size_t>(
-            passes.plan.pools.homes.units[static_cast<size_t>(unit)].first_sub_group)];
-        EXPECT_EQ(passes.turns.shares_masters(
-                      passes.plan.pools.homes.units[static_cast<size_t>(unit)].first_sub_group),
-                  !split && SharesMasters(passes.plan.decisions, passes.plan.pools.homes, group));
+        const SubGroup& group = passes.plan.pools.placement.sub_groups[static_cast<size_t>(
+            passes.plan.pools.placement.units[static_cast<size_t>(unit)].first_sub_group)];
+        EXPECT_EQ(
+            passes.turns.shares_masters(
+                passes.plan.pools.placement.units[static_cast<size_t>(unit)].first_sub_group),
+            !split && SharesMasters(passes.plan.decisions, passes.plan.pools.placement, group));
       }
     }
     EXPECT_GT(shared, 0) << split;

@@ -39,7 +39,7 @@ Replay::Replay(const PlanInputs& inputs, const Plan& plan, int rank, Fragments& 
   const Decisions& d = plan.decisions;
   const int64_t size = SizeOf(d.compute);
   const int units = static_cast<int>(plan.layout.units.size());
-  sub_group_versions_.assign(plan.pools.homes.sub_groups.size(), 0);
+  sub_group_versions_.assign(plan.pools.placement.sub_groups.size(), 0);
   for (int u = 0; u < units; ++u) {
     if (d.kept_whole[u]) {
       memory_.Write(kStart, Gathered(u), {Content::kParameter, u, 0});
@@ -49,13 +49,13 @@ Replay::Replay(const PlanInputs& inputs, const Plan& plan, int rank, Fragments& 
     for (const bool of_trainable : {true, false}) {
       Content content = of_trainable ? OwnParametersOf(u, 0) : FrozenOf(u);
       const int64_t slice = content.first;
-      for (const ParameterPiece& piece : HomesOf(u).pieces(of_trainable)) {
+      for (const ParameterPiece& piece : PlacementOf(u).pieces(of_trainable)) {
         content.first = slice + piece.begin * size;
-        memory_.Write(kStart, RangeOf(piece.home, piece.count() * size), content);
+        memory_.Write(kStart, RangeOf(piece.place, piece.count() * size), content);
       }
     }
   }
-  for (const SubGroup& group : plan.pools.homes.sub_groups) {
+  for (const SubGroup& group : plan.pools.placement.sub_groups) {
     const int u = group.unit;
     if (d.writes_parameters() && d.master_size() > 0) {
       memory_.Write(kStart, RangeOf(group.master, group.count() * d.master_size()),
@@ -110,11 +110,11 @@ void Replay::Drain() {
 // next one.
 void Replay::CheckVersions() {
   for (size_t g = 0; g < sub_group_versions_.size(); ++g) {
-    const int u = plan_->pools.homes.sub_groups[g].unit;
-    const std::vector<ParameterPiece>& pieces = HomesOf(u).trainable;
+    const int u = plan_->pools.placement.sub_groups[g].unit;
+    const std::vector<ParameterPiece>& pieces = PlacementOf(u).trainable;
     const bool swaps = plan_->decisions.carried[u] &&
                        std::any_of(pieces.begin(), pieces.end(), [](const ParameterPiece& piece) {
-                         return piece.home.tier == Tier::kNvme;
+                         return piece.place.tier == Tier::kNvme;
                        });
     const int expected = version_ - (carries_ && swaps ? 1 : 0);
     if (sub_group_versions_[g] == expected) continue;
@@ -131,7 +131,7 @@ void Replay::Begin(const Plan& plan, bool walk) {
   contributions_.assign(plan.layout.units.size(), 0);
   norms_.clear();
   check_ = -1;
-  norms_taken_.assign(plan.pools.homes.sub_groups.size(), -1);
+  norms_taken_.assign(plan.pools.placement.sub_groups.size(), -1);
   norms_begun_[0] = norms_begun_[1] = false;
   norms_exchanged_ = -1;
 }
@@ -228,7 +228,7 @@ void Replay::Touch(int thing, const Operation& operation) {
     case OperationKind::kWrite:
       Move(thing, operation);
       break;
-    case OperationKind::kNarrow:
+    case OperationKind::kCastMasters:
       Narrow(thing, operation);
       break;
     case OperationKind::kGather:
@@ -496,17 +496,17 @@ bool Replay::HasTheParts(const Operation& operation, const Operation& reduction,
 void Replay::Accumulate(int thing, const Operation& operation) {
   const Operation* const reduction = ReductionOf(operation);
   if (reduction == nullptr) return Fail("an accumulate without its reduction");
-  const Tier home = GradientHome(operation.parts.front().unit);
-  if (home != Tier::kDevice && operation.stream != StreamId::kHostSum) Fail("a sum out of place");
-  const std::vector<size_t> parts = PartsThat(*reduction, /*accumulate=*/true, home, operation);
+  const Tier place = GradientHome(operation.parts.front().unit);
+  if (place != Tier::kDevice && operation.stream != StreamId::kHostSum) Fail("a sum out of place");
+  const std::vector<size_t> parts = PartsThat(*reduction, /*accumulate=*/true, place, operation);
   if (!HasTheParts(operation, *reduction, parts)) return;
   for (size_t i = 0; i < parts.size(); ++i) {
     const Part& part = operation.parts[i];
     const int unit = part.unit;
     int& so_far = contributions_[unit];
     memory_.Read(thing,
-                 home == Tier::kDevice ? ReducedSlice(*reduction, parts[i])
-                                       : LandedSlice(*reduction, parts[i]),
+                 place == Tier::kDevice ? ReducedSlice(*reduction, parts[i])
+                                        : LandedSlice(*reduction, parts[i]),
                  GradientOf(Content::kReducedSlice, part.scope));
     if (part.first != (so_far == 0)) Fail(absl::StrCat("unit ", unit, ": wrong first"));
     const Range shard = SummedShard(operation, part);
@@ -514,25 +514,25 @@ void Replay::Accumulate(int thing, const Operation& operation) {
     memory_.Write(thing, shard, {Content::kGradientShard, unit, steps_, ++so_far});
     const bool is_last = so_far == expected_contributions(unit) && !plan_->decisions.holds;
     if (part.last != is_last) Fail(absl::StrCat("unit ", unit, ": wrong last"));
-    if (part.last) memory_.Write(thing, NormScratch(home), {Content::kNorm});
+    if (part.last) memory_.Write(thing, NormScratch(place), {Content::kNorm});
   }
 }
 
 void Replay::Norm(int thing, const Operation& operation) {
-  const Tier home = GradientHome(operation.parts.front().unit);
-  if (home != Tier::kDevice && operation.stream != StreamId::kHostSum) Fail("a norm out of place");
+  const Tier place = GradientHome(operation.parts.front().unit);
+  if (place != Tier::kDevice && operation.stream != StreamId::kHostSum) Fail("a norm out of place");
   if (!plan_->decisions.holds) {
     const Operation* const reduction = ReductionOf(operation);
     if (reduction == nullptr) return Fail("a norm without its reduction");
     if (!HasTheParts(operation, *reduction,
-                     PartsThat(*reduction, /*accumulate=*/false, home, operation)))
+                     PartsThat(*reduction, /*accumulate=*/false, place, operation)))
       return;
   }
   for (const Part& part : operation.parts) {
     if (!part.first || !part.last) Fail(absl::StrCat("unit ", part.unit, ": wrong first or last"));
     memory_.Read(thing, SummedShard(operation, part),
                  {Content::kGradientShard, part.unit, steps_, expected_contributions(part.unit)});
-    memory_.Write(thing, NormScratch(home), {Content::kNorm});
+    memory_.Write(thing, NormScratch(place), {Content::kNorm});
   }
 }
 

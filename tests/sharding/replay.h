@@ -124,8 +124,8 @@ class Replay {
     int64_t first = 0;
   };
   SecondaryRange Secondary(int unit, bool is_trainable) const;
-  const UnitHomes& HomesOf(int unit) const { return plan_->pools.homes.units[unit]; }
-  Tier GradientHome(int unit) const { return HomesOf(unit).gradient; }
+  const UnitPlacement& PlacementOf(int unit) const { return plan_->pools.placement.units[unit]; }
+  Tier GradientHome(int unit) const { return PlacementOf(unit).gradient; }
   Content ParameterOf(int unit, int version, int64_t first_element) const;
   Content OwnParametersOf(int unit, int version) const;
   Content FrozenOf(int unit) const;
@@ -139,8 +139,8 @@ class Replay {
   // The kReduce that an operation on its slices belongs to.
   const Operation* ReductionOf(const Operation& operation) const;
   // Its parts with shards in `home` that accumulate or do not, as indices.
-  std::vector<size_t> PartsThat(const Operation& reduction, bool accumulate, Tier home) const;
-  std::vector<size_t> PartsThat(const Operation& reduction, bool accumulate, Tier home,
+  std::vector<size_t> PartsThat(const Operation& reduction, bool accumulate, Tier place) const;
+  std::vector<size_t> PartsThat(const Operation& reduction, bool accumulate, Tier place,
                                 const Operation& operation) const;
   Range SummedShard(const Operation& operation, const Part& part) const;
   bool HasTheParts(const Operation& operation, const Operation& reduction,

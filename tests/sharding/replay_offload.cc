@@ -30,7 +30,7 @@ void Replay::Update(int thing, const Operation& operation) {
   const int step = steps_ - (carried ? 1 : 0), from = version_ - (carried ? 1 : 0), to = from + 1;
   for (const Part& part : operation.parts) {
     const UpdateWork work(operation);
-    const SubGroup& group = plan_->pools.homes.sub_groups[work.sub_group];
+    const SubGroup& group = plan_->pools.placement.sub_groups[work.sub_group];
     const int u = part.unit;
     if (group.unit != u) Fail("an update's sub-group is another unit's");
     const bool early = d.timing == UpdateTiming::kEarly && !carried,
@@ -87,7 +87,7 @@ void Replay::ParameterNorms(int thing, const Operation& operation) {
   const Decisions& d = plan_->decisions;
   for (const Part& part : operation.parts) {
     const UpdateWork work(operation);
-    const SubGroup& group = plan_->pools.homes.sub_groups[work.sub_group];
+    const SubGroup& group = plan_->pools.placement.sub_groups[work.sub_group];
     const int u = part.unit;
     memory_.Read(
         thing,
@@ -132,7 +132,7 @@ void Replay::Narrow(int thing, const Operation& operation) {
   if (d.reads_parameters()) Fail("a copy of masters that are parameters, or halves of them");
   for (size_t i = 0; i < operation.parts.size(); ++i) {
     const int unit = operation.parts[i].unit;
-    const SubGroup& group = plan_->pools.homes.sub_groups[operation.updates[i].sub_group];
+    const SubGroup& group = plan_->pools.placement.sub_groups[operation.updates[i].sub_group];
     if (group.unit != unit) Fail("a copy's masters are another unit's");
     memory_.Read(thing, RangeOf(operation.operands[2 * i].place, group.count() * 4),
                  {Content::kMaster, unit, version_, 0, group.begin * 4});
@@ -146,7 +146,7 @@ void Replay::Narrow(int thing, const Operation& operation) {
 void Replay::KeepParameters(int thing, const Operation& update) {
   const Decisions& d = plan_->decisions;
   const UpdateWork work(update);
-  const SubGroup& group = plan_->pools.homes.sub_groups[work.sub_group];
+  const SubGroup& group = plan_->pools.placement.sub_groups[work.sub_group];
   if (d.reads_parameters() || !update.updates.front().keeps_parameter) return;
   memory_.Read(thing, RangeOf(work.master, group.count() * 4),
                {Content::kMaster, group.unit, version_, 0, group.begin * 4});
@@ -189,10 +189,10 @@ void Replay::Land(int thing, const Operation& operation) {
   if (operation.moves.size() != operation.parts.size()) return Fail("a landing without its moves");
   size_t landed = 0;
   // Those of shards in host memory together, each of one on NVMe alone.
-  const Tier home = GradientHome(operation.parts.front().unit);
+  const Tier place = GradientHome(operation.parts.front().unit);
   for (const Part& part : reduction->parts) {
-    if (GradientHome(part.unit) != home) continue;
-    if (home == Tier::kNvme && part.scope != operation.parts.front().scope) continue;
+    if (GradientHome(part.unit) != place) continue;
+    if (place == Tier::kNvme && part.scope != operation.parts.front().scope) continue;
     if (landed == operation.parts.size()) return Fail("a landing leaves out a part");
     const sharding::Move& move = operation.moves[landed];
     if (operation.parts[landed++].scope != part.scope) return Fail("a landing of other parts");

@@ -187,10 +187,10 @@ const Operation* Replay::ReductionOf(const Operation& operation) const {
 }
 
 // Shards on NVMe are summed one at a time, in a slot: of those only what `operation` is of.
-std::vector<size_t> Replay::PartsThat(const Operation& reduction, bool accumulate, Tier home,
+std::vector<size_t> Replay::PartsThat(const Operation& reduction, bool accumulate, Tier place,
                                       const Operation& operation) const {
-  std::vector<size_t> parts = PartsThat(reduction, accumulate, home);
-  if (home != Tier::kNvme) return parts;
+  std::vector<size_t> parts = PartsThat(reduction, accumulate, place);
+  if (place != Tier::kNvme) return parts;
   std::erase_if(
       parts, [&](size_t i) { return reduction.parts[i].scope != operation.parts.front().scope; });
   return parts;
@@ -206,11 +206,11 @@ Range Replay::SummedShard(const Operation& operation, const Part& part) const {
 }
 
 std::vector<size_t> Replay::PartsThat(const Operation& reduction, bool accumulate,
-                                      Tier home) const {
+                                      Tier place) const {
   std::vector<size_t> parts;
   for (size_t i = 0; i < reduction.parts.size(); ++i) {
     const int unit = reduction.parts[i].unit;
-    if (plan_->decisions.accumulates[unit] == accumulate && GradientHome(unit) == home)
+    if (plan_->decisions.accumulates[unit] == accumulate && GradientHome(unit) == place)
       parts.push_back(i);
   }
   return parts;

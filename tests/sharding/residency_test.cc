@@ -55,12 +55,12 @@ struct Case {
     residency = PlanResidency(scopes, elements, kept_whole, limits);
   }
 
-  const Stay& FirstOf(const GatherGroup& group) const {
-    return residency.stays[group.stays.front()];
+  const ResidencyInterval& FirstOf(const GatherGroup& group) const {
+    return residency.intervals[group.intervals.front()];
   }
   int64_t ElementsOf(const GatherGroup& group) const {
     int64_t sum = 0;
-    for (int i : group.stays) sum += elements[residency.stays[i].unit];
+    for (int i : group.intervals) sum += elements[residency.intervals[i].unit];
     return sum;
   }
   // Whether the limits let group `g` be gathered ahead of its use while scope `current` is the one
@@ -68,10 +68,10 @@ struct Case {
   bool MayBeAhead(size_t g, int current) const {
     int64_t units_ahead = 0, elements_ahead = 0, live = 0;
     for (size_t other = 0; other < g; ++other) {
-      for (int i : residency.groups[other].stays) {
-        const Stay& stay = residency.stays[i];
-        if (stay.first > current) ++units_ahead, elements_ahead += elements[stay.unit];
-        if (stay.last >= current) live += elements[stay.unit];
+      for (int i : residency.groups[other].intervals) {
+        const ResidencyInterval& interval = residency.intervals[i];
+        if (interval.first > current) ++units_ahead, elements_ahead += elements[interval.unit];
+        if (interval.last >= current) live += elements[interval.unit];
       }
     }
     return units_ahead < limits.prefetch_depth && elements_ahead < limits.prefetch_elements &&
@@ -80,10 +80,10 @@ struct Case {
   }
   // Whether the stays before have ended, for every unit of group `g`.
   bool SlotsAreFree(size_t g, int current) const {
-    for (int i : residency.groups[g].stays) {
-      const Stay& stay = residency.stays[i];
-      for (const Stay& other : residency.stays) {
-        if (other.unit == stay.unit && other.first < stay.first && other.last >= current)
+    for (int i : residency.groups[g].intervals) {
+      const ResidencyInterval& interval = residency.intervals[i];
+      for (const ResidencyInterval& other : residency.intervals) {
+        if (other.unit == interval.unit && other.first < interval.first && other.last >= current)
           return false;
       }
     }
@@ -102,15 +102,16 @@ TEST(Residency, EveryScopeOfAUnitInSlicesIsInOneStay) {
     SCOPED_TRACE(seed);
     const Case c(seed);
     for (int s = 0; s < std::ssize(c.scopes); ++s) {
-      const int64_t stays =
-          std::count_if(c.residency.stays.begin(), c.residency.stays.end(), [&](const Stay& stay) {
-            return stay.unit == c.scopes[s].unit && stay.first <= s && s <= stay.last;
+      const int64_t intervals = std::count_if(
+          c.residency.intervals.begin(), c.residency.intervals.end(),
+          [&](const ResidencyInterval& interval) {
+            return interval.unit == c.scopes[s].unit && interval.first <= s && s <= interval.last;
           });
-      ASSERT_EQ(stays, c.kept_whole[c.scopes[s].unit] ? 0 : 1) << "scope " << s;
+      ASSERT_EQ(intervals, c.kept_whole[c.scopes[s].unit] ? 0 : 1) << "scope " << s;
     }
-    for (const Stay& stay : c.residency.stays) {
-      ASSERT_EQ(c.scopes[stay.first].unit, stay.unit);
-      ASSERT_EQ(c.scopes[stay.last].unit, stay.unit);
+    for (const ResidencyInterval& interval : c.residency.intervals) {
+      ASSERT_EQ(c.scopes[interval.first].unit, interval.unit);
+      ASSERT_EQ(c.scopes[interval.last].unit, interval.unit);
     }
   }
 }
@@ -131,11 +132,12 @@ TEST(Residency, AUnitStaysForAnAdjacentUseOrForBackwardIfAskedAndNeverForAFarOne
       if (to == std::ssize(c.scopes)) continue;
       const bool may_wait = !c.limits.reshard_after_forward && !c.scopes[from].backward &&
                             c.scopes[from].round == c.scopes[to].round;
-      const bool stays =
-          std::any_of(c.residency.stays.begin(), c.residency.stays.end(), [&](const Stay& stay) {
-            return stay.unit == c.scopes[from].unit && stay.first <= from && to <= stay.last;
-          });
-      ASSERT_EQ(stays, (to == from + 1 || may_wait) && distance <= c.limits.reuse_elements)
+      const bool intervals = std::any_of(c.residency.intervals.begin(), c.residency.intervals.end(),
+                                         [&](const ResidencyInterval& interval) {
+                                           return interval.unit == c.scopes[from].unit &&
+                                                  interval.first <= from && to <= interval.last;
+                                         });
+      ASSERT_EQ(intervals, (to == from + 1 || may_wait) && distance <= c.limits.reuse_elements)
           << from << " to " << to;
     }
   }
@@ -150,15 +152,15 @@ TEST(Residency, AUnitIsGatheredOnceAStayWhenItsLastStayIsOver) {
     for (const GatherGroup& group : c.residency.groups) {
       ASSERT_GE(group.issue, tick);
       tick = group.issue;
-      for (int i : group.stays) {
+      for (int i : group.intervals) {
         ASSERT_EQ(i, next++);
-        const Stay& stay = c.residency.stays[i];
-        ASSERT_LE(group.issue, c.scopes[stay.first].open_tick);
-        ASSERT_GT(group.issue, released[stay.unit]) << "unit " << stay.unit;
-        released[stay.unit] = c.scopes[stay.last].close_tick;
+        const ResidencyInterval& interval = c.residency.intervals[i];
+        ASSERT_LE(group.issue, c.scopes[interval.first].open_tick);
+        ASSERT_GT(group.issue, released[interval.unit]) << "unit " << interval.unit;
+        released[interval.unit] = c.scopes[interval.last].close_tick;
       }
     }
-    ASSERT_EQ(next, std::ssize(c.residency.stays));
+    ASSERT_EQ(next, std::ssize(c.residency.intervals));
   }
 }
 
@@ -167,12 +169,12 @@ TEST(Residency, AGroupIsOfOneDirectionAndWithinTheLimits) {
     SCOPED_TRACE(seed);
     const Case c(seed);
     for (const GatherGroup& group : c.residency.groups) {
-      for (int i : group.stays) {
-        const PlannedScope& scope = c.scopes[c.residency.stays[i].first];
+      for (int i : group.intervals) {
+        const PlannedScope& scope = c.scopes[c.residency.intervals[i].first];
         ASSERT_EQ(scope.round, c.scopes[c.FirstOf(group).first].round);
         ASSERT_EQ(scope.backward, c.scopes[c.FirstOf(group).first].backward);
       }
-      if (group.stays.size() == 1) continue;
+      if (group.intervals.size() == 1) continue;
       ASSERT_LE(c.ElementsOf(group), c.limits.group_elements);
       ASSERT_LE(c.ElementsOf(group), c.limits.live_elements);
     }
@@ -212,11 +214,11 @@ TEST(Residency, ASlotLivesFromTheGatherToTheCloseOfTheLastScope) {
     const Case c(seed);
     std::vector<size_t> seen(c.elements.size(), 0);
     for (const GatherGroup& group : c.residency.groups) {
-      for (int i : group.stays) {
-        const Stay& stay = c.residency.stays[i];
-        const Lifetime& life = c.residency.lifetimes[stay.unit].at(seen[stay.unit]++);
+      for (int i : group.intervals) {
+        const ResidencyInterval& interval = c.residency.intervals[i];
+        const Lifetime& life = c.residency.lifetimes[interval.unit].at(seen[interval.unit]++);
         ASSERT_EQ(life.begin, group.issue);
-        ASSERT_EQ(life.end, c.scopes[stay.last].close_tick);
+        ASSERT_EQ(life.end, c.scopes[interval.last].close_tick);
       }
     }
     for (size_t u = 0; u < seen.size(); ++u) ASSERT_EQ(c.residency.lifetimes[u].size(), seen[u]);
@@ -224,12 +226,13 @@ TEST(Residency, ASlotLivesFromTheGatherToTheCloseOfTheLastScope) {
 }
 
 // "unit first-last@tick" of each stay.
-std::vector<std::string> Told(const Residency& residency) {
+std::vector<std::string> Described(const Residency& residency) {
   std::vector<std::string> told;
   for (const GatherGroup& group : residency.groups) {
-    for (int i : group.stays) {
-      const Stay& stay = residency.stays[i];
-      told.push_back(absl::StrCat(stay.unit, " ", stay.first, "-", stay.last, "@", group.issue));
+    for (int i : group.intervals) {
+      const ResidencyInterval& interval = residency.intervals[i];
+      told.push_back(
+          absl::StrCat(interval.unit, " ", interval.first, "-", interval.last, "@", group.issue));
     }
   }
   return told;
@@ -239,7 +242,8 @@ TEST(Residency, GathersOneAheadAndKeepsTheUnitOfTheNextBackward) {
   const std::vector<int64_t> elements(3, 10);
   const Residency residency = PlanResidency(Scopes({0, 1, 2}, 1), elements,
                                             std::vector<bool>(3, false), {.prefetch_depth = 1});
-  EXPECT_THAT(Told(residency), ElementsAre("0 0-0@0", "1 1-1@0", "2 2-3@3", "1 4-4@5", "0 5-5@9"));
+  EXPECT_THAT(Described(residency),
+              ElementsAre("0 0-0@0", "1 1-1@0", "2 2-3@3", "1 4-4@5", "0 5-5@9"));
 }
 
 TEST(Residency, WithoutReshardingAUnitStaysFromForwardToBackward) {
@@ -247,7 +251,7 @@ TEST(Residency, WithoutReshardingAUnitStaysFromForwardToBackward) {
   const Residency residency =
       PlanResidency(Scopes({0, 1, 2}, 1), elements, std::vector<bool>(3, false),
                     {.prefetch_depth = 0, .reshard_after_forward = false});
-  EXPECT_THAT(Told(residency), ElementsAre("0 0-5@1", "1 1-4@3", "2 2-3@5"));
+  EXPECT_THAT(Described(residency), ElementsAre("0 0-5@1", "1 1-4@3", "2 2-3@5"));
 }
 
 // Scopes of ModelSpec::order.
@@ -266,7 +270,8 @@ TEST(Residency, AUnitStaysWhileAScopeOfItIsOpen) {
   // No reuse at a distance: what is open stays whatever it costs.
   const Residency residency = PlanResidency(scopes, elements, std::vector<bool>(3, false),
                                             {.prefetch_depth = 0, .reuse_elements = 30});
-  EXPECT_THAT(Told(residency), ElementsAre("0 0-3@1", "1 1-1@2", "2 2-2@4", "2 4-4@8", "1 5-5@10"));
+  EXPECT_THAT(Described(residency),
+              ElementsAre("0 0-3@1", "1 1-1@2", "2 2-2@4", "2 4-4@8", "1 5-5@10"));
   ASSERT_EQ(residency.lifetimes[0].size(), 1u);
   EXPECT_EQ(residency.lifetimes[0].front().end, 12) << "the close of its backward";
 }
@@ -280,8 +285,8 @@ TEST(Residency, ARecomputeGathersAndItsUnitStaysForABackwardThatComesNext) {
   const std::vector<int64_t> elements(3, 10);
   const Residency residency = PlanResidency(ScopesOfStep(model, 1), elements,
                                             std::vector<bool>(3, false), {.prefetch_depth = 0});
-  EXPECT_THAT(Told(residency), ElementsAre("0 0-0@1", "1 1-1@3", "2 2-2@5", "0 3-3@7", "1 4-4@9",
-                                           "2 5-6@11", "1 7-7@15", "0 8-8@17"));
+  EXPECT_THAT(Described(residency), ElementsAre("0 0-0@1", "1 1-1@3", "2 2-2@5", "0 3-3@7",
+                                                "1 4-4@9", "2 5-6@11", "1 7-7@15", "0 8-8@17"));
 }
 
 // Unit 2's second use in backward comes before the first use of unit 0 there is over.
@@ -290,7 +295,7 @@ TEST(Residency, DoesNotGatherAUnitWithAGroupThatComesBeforeItsRelease) {
   const Residency residency =
       PlanResidency(Scopes({0, 1, 0, 2, 3, 2}, 1), elements, std::vector<bool>(4, false),
                     {.prefetch_depth = 0, .group_elements = 1'000, .reshard_after_forward = false});
-  EXPECT_THAT(Told(residency),
+  EXPECT_THAT(Described(residency),
               ElementsAre("0 0-9@1", "1 1-10@1", "2 3-6@1", "3 4-7@1", "2 8-8@17", "0 11-11@23"));
 }
 
@@ -306,7 +311,7 @@ TEST(Residency, AGroupHasRoomInOneSlot) {
     for (const GatherGroup& group :
          PlanResidency(Scopes({0, 1, 2, 3, 4, 5}, 1), elements, std::vector<bool>(6, false), limits)
              .groups)
-      sizes.push_back(group.stays.size());
+      sizes.push_back(group.intervals.size());
     return sizes;
   };
   EXPECT_THAT(groups(), ElementsAre(2, 2, 2, 2, 2, 1));  // the last unit stays for its backward
@@ -334,22 +339,24 @@ TEST(Residency, OnlyTheFirstOfAUnitsStaysIsGatheredOverAllRanksWithSecondaryShar
     Case c(static_cast<uint64_t>(seed));
     c.limits.has_secondary = true;
     const Residency residency = PlanResidency(c.scopes, c.elements, c.kept_whole, c.limits);
-    ASSERT_EQ(residency.stays.size(), c.residency.stays.size());
-    std::vector<int> stays(c.elements.size()), so_far = stays;
-    for (const Stay& stay : residency.stays) ++stays[stay.unit];
-    for (size_t i = 0; i < residency.stays.size(); ++i) {
-      const Stay &stay = residency.stays[i], &without = c.residency.stays[i];
-      ASSERT_EQ(stay.unit, without.unit);
-      ASSERT_EQ(stay.first, without.first);
-      ASSERT_EQ(stay.last, without.last);
+    ASSERT_EQ(residency.intervals.size(), c.residency.intervals.size());
+    std::vector<int> intervals(c.elements.size()), so_far = intervals;
+    for (const ResidencyInterval& interval : residency.intervals) ++intervals[interval.unit];
+    for (size_t i = 0; i < residency.intervals.size(); ++i) {
+      const ResidencyInterval &interval = residency.intervals[i],
+                              &without = c.residency.intervals[i];
+      ASSERT_EQ(interval.unit, without.unit);
+      ASSERT_EQ(interval.first, without.first);
+      ASSERT_EQ(interval.last, without.last);
       ASSERT_FALSE(without.from_secondary || without.fills_secondary);
-      const bool first = so_far[stay.unit]++ == 0;
-      ASSERT_EQ(stay.from_secondary, !first);
-      ASSERT_EQ(stay.fills_secondary, first && stays[stay.unit] > 1);
-      from_secondary += stay.from_secondary;
+      const bool first = so_far[interval.unit]++ == 0;
+      ASSERT_EQ(interval.from_secondary, !first);
+      ASSERT_EQ(interval.fills_secondary, first && intervals[interval.unit] > 1);
+      from_secondary += interval.from_secondary;
     }
     for (const GatherGroup& group : residency.groups) {
-      for (int i : group.stays) ASSERT_EQ(residency.stays[i].from_secondary, group.from_secondary);
+      for (int i : group.intervals)
+        ASSERT_EQ(residency.intervals[i].from_secondary, group.from_secondary);
     }
   }
   EXPECT_GT(from_secondary, 0);

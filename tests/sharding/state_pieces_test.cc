@@ -74,36 +74,37 @@ std::vector<int64_t> CutsOf(int64_t shard) {
 // However an array is cut, each element has one home, and the same.
 TEST(StatePieces, RunsCoverWhatIsAskedForOnceWhicheverTheCut) {
   OnPlans([](const Plan& plan, int shard, const Asked& asked) {
-    const auto homes_of = [&](int64_t begin, int64_t end) {
-      std::vector<std::tuple<int64_t, Operand, Operand>> homes;
+    const auto placement_of = [&](int64_t begin, int64_t end) {
+      std::vector<std::tuple<int64_t, Operand, Operand>> places;
       int64_t at = begin;
       for (const StateRun& run : RunsOf(plan, shard, {asked.array, begin, end})) {
         EXPECT_EQ(run.begin, at);
         EXPECT_LE(run.count(), kRunElements);
-        EXPECT_EQ(run.homes[0].count, run.count());
-        EXPECT_EQ(run.homes[1].count, run.is_split() ? run.count() : 0);
+        EXPECT_EQ(run.stored[0].count, run.count());
+        EXPECT_EQ(run.stored[1].count, run.is_split() ? run.count() : 0);
         const int64_t stride = std::max<int64_t>(1, run.count() / 7);
         at = run.end;
         for (int64_t element = run.begin; element < run.end; element += stride) {
-          Operand homes_at[2];
+          Operand stored_at[2];
           for (int part = 0; part < 2; ++part) {
-            const Operand& home = run.homes[static_cast<size_t>(part)];
-            if (home.count == 0) continue;
-            homes_at[part] = {.place = home.place.Plus((element - run.begin) * SizeOf(home.dtype)),
-                              .dtype = home.dtype};
+            const Operand& stored = run.stored[static_cast<size_t>(part)];
+            if (stored.count == 0) continue;
+            stored_at[part] = {
+                .place = stored.place.Plus((element - run.begin) * SizeOf(stored.dtype)),
+                .dtype = stored.dtype};
           }
-          homes.emplace_back(element, homes_at[0], homes_at[1]);
+          places.emplace_back(element, stored_at[0], stored_at[1]);
         }
       }
       EXPECT_EQ(at, end);
-      return homes;
+      return places;
     };
     std::map<int64_t, std::pair<Operand, Operand>> whole;
-    for (const auto& [element, first, second] : homes_of(0, asked.shard))
+    for (const auto& [element, first, second] : placement_of(0, asked.shard))
       whole[element] = {first, second};
     const std::vector<int64_t> cuts = CutsOf(asked.shard);
     for (size_t i = 1; i < cuts.size(); ++i) {
-      for (const auto& [element, first, second] : homes_of(cuts[i - 1], cuts[i])) {
+      for (const auto& [element, first, second] : placement_of(cuts[i - 1], cuts[i])) {
         const auto found = whole.find(element);
         if (found == whole.end()) continue;
         EXPECT_EQ(found->second.first, first);
@@ -113,21 +114,21 @@ TEST(StatePieces, RunsCoverWhatIsAskedForOnceWhicheverTheCut) {
   });
 }
 
-// Homes are within the pools and files that the plan has, of masters together with their other half.
+// StatePlacement are within the pools and files that the plan has, of masters together with their other half.
 TEST(StatePieces, HomesAreWithinTheirPools) {
   OnPlans([](const Plan& plan, int shard, const Asked& asked) {
     for (const StateRun& run : RunsOf(plan, shard, {asked.array, 0, asked.shard})) {
-      for (const Operand& home : run.homes) {
-        const int pool = static_cast<int>(home.place.pool);
-        const int64_t end = home.place.offset + shard * home.place.per_slice + home.bytes();
-        EXPECT_GE(home.place.offset, 0);
-        if (home.count == 0) continue;
-        if (home.place.tier == Tier::kDevice) {
+      for (const Operand& stored : run.stored) {
+        const int pool = static_cast<int>(stored.place.pool);
+        const int64_t end = stored.place.offset + shard * stored.place.per_slice + stored.bytes();
+        EXPECT_GE(stored.place.offset, 0);
+        if (stored.count == 0) continue;
+        if (stored.place.tier == Tier::kDevice) {
           EXPECT_LE(end, plan.pools.bytes[pool]);
-        } else if (home.place.tier == Tier::kCpu) {
+        } else if (stored.place.tier == Tier::kCpu) {
           EXPECT_LE(end, plan.pools.host_bytes[pool]);
-        } else if (home.place.tier == Tier::kNvme) {
-          EXPECT_EQ(home.place.per_slice, 0);
+        } else if (stored.place.tier == Tier::kNvme) {
+          EXPECT_EQ(stored.place.per_slice, 0);
           EXPECT_GT(plan.pools.file_bytes[pool], 0);
         }
       }
@@ -152,13 +153,13 @@ TEST(StatePieces, WhatIsStagedPassesInWholeBlocks) {
           EXPECT_TRUE(read.of_state && write.of_state);
           size_t next = 0;
           for (size_t part = 0; part < 2; ++part) {
-            const Operand& home = run.homes[part];
-            if (home.count == 0) continue;
-            const bool in_file = home.place.tier == Tier::kNvme;
+            const Operand& stored = run.stored[part];
+            if (stored.count == 0) continue;
+            const bool in_file = stored.place.tier == Tier::kNvme;
             EXPECT_EQ(found.staged[part],
-                      in_file || (home.place.tier == Tier::kDevice && !reaches_device));
+                      in_file || (stored.place.tier == Tier::kDevice && !reaches_device));
             if (!found.staged[part]) {
-              EXPECT_EQ(found.host[part], home.place);
+              EXPECT_EQ(found.host[part], stored.place);
               continue;
             }
             ++staged;
@@ -171,19 +172,19 @@ TEST(StatePieces, WhatIsStagedPassesInWholeBlocks) {
             EXPECT_EQ(from.access, Access::kRead);
             EXPECT_EQ(to.access, Access::kWrite);
             EXPECT_EQ(from.bytes(), to.bytes());
-            const int64_t skipped = home.place.offset - from.place.offset;
+            const int64_t skipped = stored.place.offset - from.place.offset;
             EXPECT_EQ(found.host[part], to.place.Plus(skipped));
             EXPECT_GE(skipped, 0);
-            EXPECT_GE(from.bytes(), skipped + home.bytes());
+            EXPECT_GE(from.bytes(), skipped + stored.bytes());
             EXPECT_GE(to.place.offset, kStaging.offset);
             EXPECT_LE(to.place.offset + to.bytes(), kStaging.offset + kStateStagingBytes);
             if (in_file) {
               EXPECT_EQ(from.place.offset % kSwapAlignment, 0);
               EXPECT_EQ(to.place.offset % kSwapAlignment, 0);
               EXPECT_EQ(from.bytes() % kSwapAlignment, 0);
-              EXPECT_LT(from.bytes(), skipped + home.bytes() + kSwapAlignment);
+              EXPECT_LT(from.bytes(), skipped + stored.bytes() + kSwapAlignment);
             } else {
-              EXPECT_EQ(from.bytes(), home.bytes());
+              EXPECT_EQ(from.bytes(), stored.bytes());
             }
             EXPECT_EQ(writes.operands[0].place, to.place);
             EXPECT_EQ(writes.operands[1].place, from.place);
@@ -198,9 +199,9 @@ TEST(StatePieces, WhatIsStagedPassesInWholeBlocks) {
           }
           // Of a write, exactly the blocks that it covers in part.
           int64_t partial = 0, read_before = 0;
-          for (const Operand& home : run.homes) {
-            if (home.count == 0 || home.place.tier != Tier::kNvme) continue;
-            const int64_t begin = home.place.offset, end = begin + home.bytes();
+          for (const Operand& stored : run.stored) {
+            if (stored.count == 0 || stored.place.tier != Tier::kNvme) continue;
+            const int64_t begin = stored.place.offset, end = begin + stored.bytes();
             const int64_t first = begin / kSwapAlignment, last = (end - 1) / kSwapAlignment;
             for (int64_t block = first; block <= last;
                  block += std::max<int64_t>(1, last - first)) {
@@ -213,10 +214,10 @@ TEST(StatePieces, WhatIsStagedPassesInWholeBlocks) {
               const Operand &from = instruction.operands[k], &to = instruction.operands[k + 1];
               EXPECT_EQ(from.bytes(), kSwapAlignment);
               ++read_before;
-              const size_t part = run.is_split() && from.place.pool != run.homes[0].place.pool;
-              const Operand& home = run.homes[part];
+              const size_t part = run.is_split() && from.place.pool != run.stored[0].place.pool;
+              const Operand& stored = run.stored[part];
               EXPECT_EQ(to.place.offset - found.host[part].offset,
-                        from.place.offset - home.place.offset);
+                        from.place.offset - stored.place.offset);
             }
           }
           EXPECT_EQ(read_before, partial);
@@ -242,10 +243,10 @@ TEST(StatePieces, TheLongestRunFitsItsSlot) {
                    .dtype = dtype,
                    .count = kRunElements};
   };
-  EXPECT_TRUE(fits({.end = kRunElements, .homes = {at(StateClass::kMaster, DType::kFloat32)}}));
+  EXPECT_TRUE(fits({.end = kRunElements, .stored = {at(StateClass::kMaster, DType::kFloat32)}}));
   EXPECT_TRUE(fits({.end = kRunElements,
-                    .homes = {at(StateClass::kParameter, DType::kBFloat16),
-                              at(StateClass::kMaster, DType::kBFloat16)}}));
+                    .stored = {at(StateClass::kParameter, DType::kBFloat16),
+                               at(StateClass::kMaster, DType::kBFloat16)}}));
 }
 
 // What ranks keep whole is gathered from slices that lie within it.

@@ -35,7 +35,7 @@ template <class Add>
 void AddNorms(const Plan& plan, const SubGroup& group, const Add& add) {
   using enum StateClass;
   const Decisions& d = plan.decisions;
-  const UnitHomes& unit = plan.pools.homes.units[static_cast<size_t>(group.unit)];
+  const UnitPlacement& unit = plan.pools.placement.units[static_cast<size_t>(group.unit)];
   const bool on_host = group.tier != Tier::kDevice;
   const int64_t count = group.count(), gradient = count * SizeOf(d.shard_dtype(group.unit));
   if (group.tier == Tier::kNvme) {
@@ -47,10 +47,11 @@ void AddNorms(const Plan& plan, const SubGroup& group, const Add& add) {
   if (on_host != (unit.gradient != Tier::kDevice))
     add(kGradient, Tier::kCpu, on_host ? kDown : kUp, gradient);
   if (!d.writes_parameters() || !d.reads_parameters()) return;
-  const Tier home = PieceOf(unit.trainable, group.begin).home.tier;
+  const Tier place = PieceOf(unit.trainable, group.begin).place.tier;
   const int64_t bytes = count * SizeOf(d.compute);
-  if (home == Tier::kNvme) add(kParameter, Tier::kNvme, kUp, SwapAligned(bytes));
-  if (on_host != (home != Tier::kDevice)) add(kParameter, Tier::kCpu, on_host ? kDown : kUp, bytes);
+  if (place == Tier::kNvme) add(kParameter, Tier::kNvme, kUp, SwapAligned(bytes));
+  if (on_host != (place != Tier::kDevice))
+    add(kParameter, Tier::kCpu, on_host ? kDown : kUp, bytes);
 }
 
 // What follows from where everything lives, how often it is gathered and how often it is reduced.
@@ -75,12 +76,12 @@ Table Formula(const Plan& plan, bool carrying) {
   add_uses(plan.operations, 1);
   add_uses(plan.MiddleRound(), plan.step_rounds - d.rounds);
   for (size_t u = 0; u < plan.layout.units.size(); ++u) {
-    const UnitHomes& unit = plan.pools.homes.units[u];
+    const UnitPlacement& unit = plan.pools.placement.units[u];
     for (const bool trainable : {true, false}) {
       for (const ParameterPiece& piece : unit.pieces(trainable)) {
         const int64_t bytes = piece.count() * size;
-        if (piece.home.tier != Tier::kDevice) add(kParameter, Tier::kCpu, kUp, gathers[u] * bytes);
-        if (piece.home.tier != Tier::kNvme) continue;
+        if (piece.place.tier != Tier::kDevice) add(kParameter, Tier::kCpu, kUp, gathers[u] * bytes);
+        if (piece.place.tier != Tier::kNvme) continue;
         // The first gather takes what a carried update has just written.
         const int reads = gathers[u] - (carrying && trainable && d.carried[u] ? 1 : 0);
         add(kParameter, Tier::kNvme, kUp, reads * SwapAligned(bytes));
@@ -108,9 +109,9 @@ Table Formula(const Plan& plan, bool carrying) {
   }
   // Gathers that take copies of masters, which are read for the update.
   for (const Operation& operation : plan.operations) {
-    if (operation.kind != OperationKind::kNarrow) continue;
+    if (operation.kind != OperationKind::kCastMasters) continue;
     for (const UpdateDetail& of : operation.updates) {
-      const SubGroup& group = plan.pools.homes.sub_groups[static_cast<size_t>(of.sub_group)];
+      const SubGroup& group = plan.pools.placement.sub_groups[static_cast<size_t>(of.sub_group)];
       table[{kParameter, Tier::kNvme, kUp}] -= SwapAligned(group.count() * size);
     }
   }
@@ -127,8 +128,8 @@ Table Formula(const Plan& plan, bool carrying) {
       }
     }
   }
-  for (const SubGroup& group : plan.pools.homes.sub_groups) {
-    const UnitHomes& unit = plan.pools.homes.units[static_cast<size_t>(group.unit)];
+  for (const SubGroup& group : plan.pools.placement.sub_groups) {
+    const UnitPlacement& unit = plan.pools.placement.units[static_cast<size_t>(group.unit)];
     const bool on_host = group.tier != Tier::kDevice;
     const int64_t count = group.count(), bytes = count * size;
     if (group.tier == Tier::kNvme) {
@@ -144,12 +145,12 @@ Table Formula(const Plan& plan, bool carrying) {
     }
     if (d.norm_states[static_cast<size_t>(group.unit)] >= 0) AddNorms(plan, group, add);
     if (!d.writes_parameters()) continue;
-    const Tier home = PieceOf(unit.trainable, group.begin).home.tier;
-    if (home == Tier::kNvme) {
+    const Tier place = PieceOf(unit.trainable, group.begin).place.tier;
+    if (place == Tier::kNvme) {
       add(kParameter, Tier::kNvme, kDown, SwapAligned(bytes));
       if (d.reads_parameters()) add(kParameter, Tier::kNvme, kUp, SwapAligned(bytes));
     }
-    if (on_host == (home != Tier::kDevice)) continue;
+    if (on_host == (place != Tier::kDevice)) continue;
     // Out of the update, and of masters that are split or parameters into it.
     add(kParameter, Tier::kCpu, on_host ? kUp : kDown, bytes);
     if (d.reads_parameters()) add(kParameter, Tier::kCpu, on_host ? kDown : kUp, bytes);
@@ -204,8 +205,8 @@ TEST(Traffic, OfADrainIsThatOfTheUpdatesAlone) {
       int64_t expected = 0;
       for (size_t u = 0; read_again && u < plan->layout.units.size(); ++u) {
         if (!plan->decisions.carried[u]) continue;
-        for (const ParameterPiece& piece : plan->pools.homes.units[u].trainable) {
-          if (piece.home.tier == Tier::kNvme)
+        for (const ParameterPiece& piece : plan->pools.placement.units[u].trainable) {
+          if (piece.place.tier == Tier::kNvme)
             expected += SwapAligned(piece.count() * SizeOf(plan->decisions.compute));
         }
       }

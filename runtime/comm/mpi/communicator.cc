@@ -185,7 +185,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
             call, [&] { return outgoing.Test(); }, absent, deadline))
       return false;
     Announcement* const announced = AnnouncementOf(peer, 1 + which);
-    *announced = {.call = mine, .told = store().failures_told()};
+    *announced = {.call = mine, .failures_reported = store().failures_told()};
     endpoint().Send(outgoing, world_rank(peer), data_tag() - 1, announcements_,
                     reinterpret_cast<const std::byte*>(announced), sizeof(Announcement));
   }
@@ -197,8 +197,9 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
       // This is loaded before the look at what the peer has sent, because a message may come
       // meanwhile.
       const uint64_t sent_in_all = notices_->CallsOf(peer, rank_);
-      pair.here = pair.incoming.Test() &&
-                  store().HasHeardFailures(world_rank(peer), AnnouncementOf(peer, 0)->told);
+      pair.here =
+          pair.incoming.Test() &&
+          store().HasHeardFailures(world_rank(peer), AnnouncementOf(peer, 0)->failures_reported);
       if (pair.here) {
         ++pair.received;
         return Fits(mine, peer);

@@ -394,14 +394,14 @@ void Store::Leave(int rank) {
   changed_.notify_all();
 }
 
-void Store::Broken(absl::Status why, int told_by) {
+void Store::Broken(absl::Status why, int reported_by) {
   if (!failure_.ok() || why.ok()) return;
   failure_ = std::move(why);
   has_failed_.store(true, std::memory_order_release);
   notices_.FailAll(failure_);
   to_tell_ = true;
   // Rank 0 passes it on between ranks that are not connected to each other.
-  TellOthers(MessageType::kRefusal, PackStatus(failure_), told_by);
+  TellOthers(MessageType::kRefusal, PackStatus(failure_), reported_by);
   changed_.notify_all();
   Wake(wake_);
 }

@@ -164,7 +164,7 @@ class Store {
   void Answer(const std::string& name, Collected& round);
   void LookAtRounds(WaitPoint::Deadline now);
   void Leave(int rank);
-  void Broken(absl::Status why, int told_by);
+  void Broken(absl::Status why, int reported_by);
   void Died(int rank, std::string_view how);
   void TellOthers(MessageType type, std::string_view payload, int except);
 

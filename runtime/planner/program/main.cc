@@ -32,7 +32,7 @@ bool WriteFile(const std::string& path, const std::string& text) {
 }
 
 // "1.31 times as fast", or of what did not fit its tokens a second.
-std::string Told(const Change& change, const Answer& from) {
+std::string Described(const Change& change, const Answer& from) {
   if (!from.time || from.time->tokens_per_second <= 0)
     return absl::StrFormat("%s, which fits with %.0f tokens a second", change.what,
                            change.tokens_per_second);
@@ -43,11 +43,12 @@ std::string Told(const Change& change, const Answer& from) {
 std::string ChangesText(const Advised& advised) {
   std::string text;
   if (advised.change)
-    absl::StrAppend(
-        &text, "The one change that helps most: ", Told(*advised.change, *advised.chosen), "\n");
+    absl::StrAppend(&text,
+                    "The one change that helps most: ", Described(*advised.change, *advised.chosen),
+                    "\n");
   if (!advised.change) text += "No one setting makes it faster by more than 0.5%\n";
   if (advised.purchase)
-    absl::StrAppend(&text, "Of the machine: ", Told(*advised.purchase, *advised.chosen), "\n");
+    absl::StrAppend(&text, "Of the machine: ", Described(*advised.purchase, *advised.chosen), "\n");
   return text;
 }
 

@@ -1,4 +1,4 @@
-#include "ebb/sharding/homes.h"
+#include "ebb/sharding/placement.h"
 
 #include <algorithm>
 
@@ -28,14 +28,14 @@ class Share {
 std::vector<ParameterPiece> Pieces(const Decisions& d, int unit, int64_t shard, int64_t& in_cpu) {
   if (shard == 0) return {};
   const Tier tier = d.kept_whole[static_cast<size_t>(unit)] ? Tier::kDevice : d.parameter_tier;
-  if (tier != Tier::kNvme) return {{.begin = 0, .end = shard, .home = {.tier = tier}}};
+  if (tier != Tier::kNvme) return {{.begin = 0, .end = shard, .place = {.tier = tier}}};
   int64_t cut = std::min(in_cpu, shard);
   if (cut < shard) cut -= cut % kCutElements;
   if (cut < shard && d.own_optimizer) cut = 0;  // an own optimizer gets slices of parameters uncut
   in_cpu -= cut;
   std::vector<ParameterPiece> pieces;
-  if (cut > 0) pieces.push_back({.begin = 0, .end = cut, .home = {.tier = Tier::kCpu}});
-  if (cut < shard) pieces.push_back({.begin = cut, .end = shard, .home = {.tier = Tier::kNvme}});
+  if (cut > 0) pieces.push_back({.begin = 0, .end = cut, .place = {.tier = Tier::kCpu}});
+  if (cut < shard) pieces.push_back({.begin = cut, .end = shard, .place = {.tier = Tier::kNvme}});
   return pieces;
 }
 
@@ -52,24 +52,25 @@ std::vector<int64_t> CutsOf(const std::vector<ParameterPiece>& pieces, int64_t e
 
 }  // namespace
 
-Homes DecideHomes(const Decisions& d, const ModelLayout& layout, const HomeLimits& limits) {
-  Homes homes;
-  homes.units.resize(layout.units.size());
+StatePlacement DecidePlacement(const Decisions& d, const ModelLayout& layout,
+                               const PlacementLimits& limits) {
+  StatePlacement placement;
+  placement.units.resize(layout.units.size());
   int64_t in_cpu = limits.parameters_in_cpu, offloaded = 0;
   Share device(limits.states_on_device);
   const int64_t step =
       std::max(kCutElements, limits.sub_group_elements / kCutElements * kCutElements);
   for (size_t u = 0; u < layout.units.size(); ++u) {
     const UnitLayout& unit = layout.units[u];
-    UnitHomes& of_unit = homes.units[u];
+    UnitPlacement& of_unit = placement.units[u];
     of_unit.trainable = Pieces(d, static_cast<int>(u), unit.trainable.shard, in_cpu);
     of_unit.frozen = Pieces(d, static_cast<int>(u), unit.frozen.shard, in_cpu);
-    of_unit.first_sub_group = static_cast<int>(homes.sub_groups.size());
+    of_unit.first_sub_group = static_cast<int>(placement.sub_groups.size());
     const int64_t elements = d.stage == 0 ? unit.trainable.elements : unit.trainable.shard;
     if (elements == 0) continue;
     if (d.optimizer_tier == Tier::kDevice && d.parameter_tier == Tier::kDevice &&
         d.gradient_tier == Tier::kDevice) {
-      homes.sub_groups.push_back({.unit = static_cast<int>(u), .begin = 0, .end = elements});
+      placement.sub_groups.push_back({.unit = static_cast<int>(u), .begin = 0, .end = elements});
       of_unit.sub_groups = 1;
       continue;
     }
@@ -80,7 +81,7 @@ Homes DecideHomes(const Decisions& d, const ModelLayout& layout, const HomeLimit
         group.tier = d.optimizer_tier;
         offloaded += group.count();
       }
-      homes.sub_groups.push_back(group);
+      placement.sub_groups.push_back(group);
     }
     of_unit.sub_groups = static_cast<int>(cuts.size()) - 1;
   }
@@ -88,19 +89,19 @@ Homes DecideHomes(const Decisions& d, const ModelLayout& layout, const HomeLimit
     const int64_t bytes = std::max<int64_t>(1, offloaded * d.state_bytes());
     Share cpu(std::min(
         1.0, static_cast<double>(limits.states_in_cpu_bytes) / static_cast<double>(bytes)));
-    for (SubGroup& group : homes.sub_groups) {
+    for (SubGroup& group : placement.sub_groups) {
       if (group.tier == Tier::kNvme && cpu.Takes(group.count())) group.tier = Tier::kCpu;
     }
   }
-  for (UnitHomes& unit : homes.units) {
+  for (UnitPlacement& unit : placement.units) {
     if (d.gradient_tier == Tier::kDevice) continue;
-    const auto begin = homes.sub_groups.begin() + unit.first_sub_group;
+    const auto begin = placement.sub_groups.begin() + unit.first_sub_group;
     const bool all_on_device =
         std::all_of(begin, begin + unit.sub_groups,
                     [](const SubGroup& group) { return group.tier == Tier::kDevice; });
     unit.gradient = d.gradients_follow && all_on_device ? Tier::kDevice : d.gradient_tier;
   }
-  return homes;
+  return placement;
 }
 
 const ParameterPiece& PieceOf(const std::vector<ParameterPiece>& pieces, int64_t at) {
@@ -108,30 +109,32 @@ const ParameterPiece& PieceOf(const std::vector<ParameterPiece>& pieces, int64_t
                        [&](const ParameterPiece& piece) { return at < piece.end; });
 }
 
-bool SharesMasters(const Decisions& d, const Homes& homes, const SubGroup& group) {
+bool SharesMasters(const Decisions& d, const StatePlacement& placement, const SubGroup& group) {
   const size_t unit = static_cast<size_t>(group.unit);
   return d.shares_reads && !d.reads_parameters() && !d.carried[unit] && group.tier == Tier::kNvme &&
-         PieceOf(homes.units[unit].trainable, group.begin).home.tier == Tier::kNvme;
+         PieceOf(placement.units[unit].trainable, group.begin).place.tier == Tier::kNvme;
 }
 
-int64_t SwapBytes(const Homes& homes, int unit, int64_t size) {
+int64_t SwapBytes(const StatePlacement& placement, int unit, int64_t size) {
   int64_t bytes = 0;
   for (const bool trainable : {true, false}) {
-    for (const ParameterPiece& piece : homes.units[static_cast<size_t>(unit)].pieces(trainable)) {
-      if (piece.home.tier == Tier::kNvme) bytes += SwapAligned(piece.count() * size);
+    for (const ParameterPiece& piece :
+         placement.units[static_cast<size_t>(unit)].pieces(trainable)) {
+      if (piece.place.tier == Tier::kNvme) bytes += SwapAligned(piece.count() * size);
     }
   }
   return bytes;
 }
 
-std::string WhyNoneIsOffloaded(const Decisions& d, const Homes& homes, const Config& config) {
+std::string WhyNoneIsOffloaded(const Decisions& d, const StatePlacement& placement,
+                               const Config& config) {
   if (d.parameter_tier == Tier::kDevice) return "";
   bool in_cpu = false;
-  for (const UnitHomes& unit : homes.units) {
+  for (const UnitPlacement& unit : placement.units) {
     for (const bool trainable : {true, false}) {
       for (const ParameterPiece& piece : unit.pieces(trainable)) {
-        if (piece.home.tier == d.parameter_tier) return "";
-        in_cpu = in_cpu || piece.home.tier == Tier::kCpu;
+        if (piece.place.tier == d.parameter_tier) return "";
+        in_cpu = in_cpu || piece.place.tier == Tier::kCpu;
       }
     }
   }
@@ -140,14 +143,14 @@ std::string WhyNoneIsOffloaded(const Decisions& d, const Homes& homes, const Con
   if (in_cpu) {
     return absl::StrCat(given, "\"zero_optimization.offload_param.max_in_cpu\" ",
                         config.zero.offload_param.max_in_cpu,
-                        " keeps all parameters that leave the device in RAM; with 0 none stays "
+                        " keeps all parameters that leave the device in RAM; with 0 none intervals "
                         "there");
   }
   return absl::StrCat(given,
                       "no unit has more elements than "
                       "\"zero_optimization.stage3_param_persistence_threshold\" ",
                       config.zero.param_persistence_threshold,
-                      ": all parameters stay on the device; with 0 none does");
+                      ": all parameters interval on the device; with 0 none does");
 }
 
 }  // namespace ebb::sharding

@@ -36,12 +36,12 @@ struct SubGroup {
 // Elements [begin, end) of this rank's slice of a section, in the compute dtype.
 struct ParameterPiece {
   int64_t begin = 0, end = 0;
-  Place home;
+  Place place;
 
   int64_t count() const { return end - begin; }
 };
 
-struct UnitHomes {
+struct UnitPlacement {
   std::vector<ParameterPiece> trainable, frozen;
   int first_sub_group = 0, sub_groups = 0;
   Tier gradient = Tier::kDevice;  // of the reduced shard
@@ -51,13 +51,13 @@ struct UnitHomes {
   }
 };
 
-struct Homes {
-  std::vector<UnitHomes> units;
+struct StatePlacement {
+  std::vector<UnitPlacement> units;
   std::vector<SubGroup> sub_groups;  // by unit, in order
 };
 
 // What the config grants to the faster tiers.
-struct HomeLimits {
+struct PlacementLimits {
   int64_t sub_group_elements = 0;   // the most in a sub-group that passes through slots
   int64_t parameters_in_cpu = 0;    // elements, where the rest is on NVMe
   int64_t states_in_cpu_bytes = 0;  // of masters and states, where the rest is on NVMe
@@ -69,17 +69,19 @@ struct HomeLimits {
 inline constexpr int64_t kCutElements = 2048;
 
 // Tiers and cuts; LayOutPools adds the addresses.
-Homes DecideHomes(const Decisions& decisions, const ModelLayout& layout, const HomeLimits& limits);
+StatePlacement DecidePlacement(const Decisions& decisions, const ModelLayout& layout,
+                               const PlacementLimits& limits);
 
 // The piece that holds element `at`.
 const ParameterPiece& PieceOf(const std::vector<ParameterPiece>& pieces, int64_t at);
 // Whether a gather can take its parameters from the masters that an early update reads anyway.
-bool SharesMasters(const Decisions& decisions, const Homes& homes, const SubGroup& group);
+bool SharesMasters(const Decisions& decisions, const StatePlacement& placement,
+                   const SubGroup& group);
 // Bytes of the swap file that a gather of the unit reads, at `size` bytes an element.
-int64_t SwapBytes(const Homes& homes, int unit, int64_t size);
+int64_t SwapBytes(const StatePlacement& placement, int unit, int64_t size);
 // If offload_param.device names a tier that gets no parameters: a sentence with the key that keeps
 // them out of it. Else "".
-std::string WhyNoneIsOffloaded(const Decisions& decisions, const Homes& homes,
+std::string WhyNoneIsOffloaded(const Decisions& decisions, const StatePlacement& placement,
                                const Config& config);
 
 }  // namespace ebb::sharding

@@ -1,15 +1,15 @@
-#include "ebb/runtime/engine/standing.h"
+#include "ebb/runtime/engine/training_progress.h"
 
 #include <algorithm>
 #include <cmath>
 
 namespace ebb {
 
-Standing::Standing(const Config& config)
+TrainingProgress::TrainingProgress(const Config& config)
     : config_(config), scaler_(config.loss_scale, config.compute) {}
 
-StepScalars Standing::ScalarsFor(std::optional<double> learning_rate, double gradient_scale,
-                                 double norm) const {
+StepScalars TrainingProgress::ScalarsFor(std::optional<double> learning_rate, double gradient_scale,
+                                         double norm) const {
   StepScalars scalars{.apply = true, .step = applied_ + 1};
   double factor = gradient_scale / scaler_.scale();
   if (config_.gradient_clipping > 0)
@@ -21,13 +21,13 @@ StepScalars Standing::ScalarsFor(std::optional<double> learning_rate, double gra
   return scalars;
 }
 
-StepScalars Standing::Early(std::optional<double> learning_rate) const {
+StepScalars TrainingProgress::Early(std::optional<double> learning_rate) const {
   StepScalars scalars = ScalarsFor(learning_rate, /*gradient_scale=*/1, /*norm=*/0);
   scalars.apply = cause_ == 0;
   return scalars;
 }
 
-Judgement Standing::Judge(const StepTerms& step, const Verdict& ranks) {
+Judgement TrainingProgress::Judge(const StepTerms& step, const Verdict& ranks) {
   Judgement judged;
   const bool finite = std::isfinite(ranks.squares);
   const bool known = ranks.known >= cause_;
@@ -57,14 +57,14 @@ Judgement Standing::Judge(const StepTerms& step, const Verdict& ranks) {
   return judged;
 }
 
-TrainingState Standing::state() const {
+TrainingState TrainingProgress::state() const {
   return {.finished_steps = finished_,
           .applied_steps = applied_,
           .skipped_steps = skipped_,
           .loss_scaler = scaler_.state()};
 }
 
-void Standing::Resume(const TrainingState& state) {
+void TrainingProgress::Resume(const TrainingState& state) {
   finished_ = state.finished_steps;
   applied_ = state.applied_steps;
   skipped_ = state.skipped_steps;

@@ -41,9 +41,9 @@ struct Judgement {
   bool at_minimum = false;  // the loss scale is
 };
 
-class Standing {
+class TrainingProgress {
  public:
-  explicit Standing(const Config& config);
+  explicit TrainingProgress(const Config& config);
 
   // Of updates that come before their step's verdict.
   StepScalars Early(std::optional<double> learning_rate) const;
