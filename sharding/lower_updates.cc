@@ -190,7 +190,7 @@ void UpdateLowering::BringParameter(Route& route) {
         .bytes = GroupOf(route).count() * SizeOf(d_.compute)});
 }
 
-// Writes what the update wrote to its home.
+// Carries what the update wrote to its place.
 void UpdateLowering::WriteBack(const Route& route) {
   const SubGroup& group = GroupOf(route);
   const Place& place = route.parameter_place;

@@ -39,7 +39,7 @@ std::vector<ParameterPiece> Pieces(const Decisions& d, int unit, int64_t shard, 
   return pieces;
 }
 
-// The parameters that a sub-group writes have one home.
+// The parameters that a sub-group writes are in one tier.
 std::vector<int64_t> CutsOf(const std::vector<ParameterPiece>& pieces, int64_t elements,
                             int64_t step) {
   std::vector<int64_t> cuts = {0};

@@ -24,7 +24,7 @@ std::vector<ResidencyInterval> FindIntervals(std::span<const PlannedScope> scope
                                              const std::vector<bool>& kept_whole,
                                              const ResidencyLimits& limits) {
   std::vector<ResidencyInterval> intervals;
-  std::map<int, size_t> current;  // unit -> its stay
+  std::map<int, size_t> current;  // unit -> its interval
   std::vector<int64_t> used;
   int64_t sum = 0;
   for (const PlannedScope& scope : scopes) used.push_back(sum += elements[scope.unit]);
@@ -53,8 +53,8 @@ std::vector<ResidencyInterval> FindIntervals(std::span<const PlannedScope> scope
   return intervals;
 }
 
-// Neighbouring stays of one kind of scopes of one round, gathered over the same ranks, while they fit the
-// limits. A unit joins only if its last stay is over when the group is gathered: both have the same
+// Neighbouring intervals of one kind of scopes of one round, gathered over the same ranks, while they fit the
+// limits. A unit joins only if its last interval is over when the group is gathered: both have the same
 // slot.
 std::vector<GatherGroup> FindGroups(std::span<const PlannedScope> scopes,
                                     std::span<const int64_t> elements,
@@ -62,7 +62,8 @@ std::vector<GatherGroup> FindGroups(std::span<const PlannedScope> scopes,
                                     const ResidencyLimits& limits) {
   const int64_t group_elements = std::min(limits.group_elements, limits.live_elements);
   std::vector<GatherGroup> groups;
-  std::vector<int> over(elements.size(), -1);  // by unit: tick at which its stay before this one is
+  std::vector<int> over(elements.size(),
+                        -1);  // by unit: tick at which its interval before this one is
   int64_t grouped = 0, in_slot = 0;
   for (int i = 0; i < static_cast<int>(intervals.size()); ++i) {
     const ResidencyInterval& interval = intervals[i];
@@ -166,7 +167,7 @@ class Issuer {
     for (int i : group.intervals) {
       const int unit = residency_.intervals[i].unit;
       live += elements_[unit];
-      // A unit's next stay may not begin while the last one lasts: they share one slot.
+      // A unit's next interval may not begin while the last one lasts: they share one slot.
       for (int other : live_) {
         if (residency_.intervals[other].unit == unit) return false;
       }
@@ -180,7 +181,7 @@ class Issuer {
   const ResidencyLimits& limits_;
   int ahead_max_ = 0;
   size_t next_ = 0;        // the first group not issued yet
-  std::vector<int> live_;  // stays that are issued and not over
+  std::vector<int> live_;  // intervals that are issued and not over
 };
 
 }  // namespace

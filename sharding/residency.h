@@ -26,7 +26,7 @@ struct ResidencyInterval {
 };
 
 struct GatherGroup {
-  std::vector<int> intervals;   // indices into Residency::stays, in order of first use
+  std::vector<int> intervals;   // indices into Residency::intervals, in order of first use
   bool from_secondary = false;  // all of them, or none
   int issue = 0;                // tick
 };

@@ -13,7 +13,7 @@ Operand OperandAt(const Place& place, DType dtype, int64_t count, Access access 
   return {.place = place, .dtype = dtype, .access = access, .count = count};
 }
 
-// The part of `home` that begins at its element `skipped` and has `count` elements.
+// The part of `stored` that begins at its element `skipped` and has `count` elements.
 Operand Further(Operand stored, int64_t skipped, int64_t count) {
   if (stored.count == 0) return stored;
   stored.place.offset += skipped * SizeOf(stored.dtype);

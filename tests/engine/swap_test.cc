@@ -201,7 +201,7 @@ TEST_P(SwapTest, ReadsAndWritesOfEveryClass) {
   ExpectTheBitsOfTheDevice(between);
 }
 
-// As the master is written with it. Where updates carry parameters home, a step that is skipped makes them of their
+// As the master is written with it. Where updates carry parameters to their place, a step that is skipped makes them of their
 // masters.
 TEST_P(SwapTest, WhatIsWrittenAsAParameterStaysThroughASkippedStep) {
   for (const Timing timing : kNotEarly) {

@@ -136,7 +136,7 @@ TEST(StatePlacement, ParametersInRamAreThoseOfTheFirstUnits) {
   EXPECT_EQ(SwapBytes(placement, 2, 2), 10 * 4096);
 }
 
-// What a sub-group writes of the parameters has one home, so it ends where a piece does.
+// What a sub-group writes of the parameters is in one tier, so it ends where a piece does.
 TEST(StatePlacement, SubGroupsCrossNoPieceOfTheParameters) {
   const StatePlacement placement = Case{
       .units = {10 * k},

@@ -138,7 +138,7 @@ class Replay {
   Range LandedSlice(const Operation& reduction, size_t part) const;
   // The kReduce that an operation on its slices belongs to.
   const Operation* ReductionOf(const Operation& operation) const;
-  // Its parts with shards in `home` that accumulate or do not, as indices.
+  // Its parts with shards in `place` that accumulate or do not, as indices.
   std::vector<size_t> PartsThat(const Operation& reduction, bool accumulate, Tier place) const;
   std::vector<size_t> PartsThat(const Operation& reduction, bool accumulate, Tier place,
                                 const Operation& operation) const;

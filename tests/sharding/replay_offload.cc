@@ -142,7 +142,7 @@ void Replay::Narrow(int thing, const Operation& operation) {
   }
 }
 
-// What follows an update that did not happen carries its parameters home all the same.
+// What follows an update that did not happen carries its parameters to their place all the same.
 void Replay::KeepParameters(int thing, const Operation& update) {
   const Decisions& d = plan_->decisions;
   const UpdateWork work(update);

@@ -71,7 +71,7 @@ std::vector<int64_t> CutsOf(int64_t shard) {
   return cuts;
 }
 
-// However an array is cut, each element has one home, and the same.
+// However an array is cut, each element has one place, and the same.
 TEST(StatePieces, RunsCoverWhatIsAskedForOnceWhicheverTheCut) {
   OnPlans([](const Plan& plan, int shard, const Asked& asked) {
     const auto placement_of = [&](int64_t begin, int64_t end) {
