@@ -50,8 +50,9 @@ void FragmentRunner::Issue(int begin, int end) {
   with_.issuer->Run(*progress.fragment, begin, end, Tag(),
                     progress.evaluation ? nullptr : &moved_[progress.parity]);
   if (after_carried_ == nullptr || progress.evaluation) return;
-  const std::vector<Instruction>& all = progress.fragment->fragment().instructions;
-  if (std::none_of(all.begin() + end, all.end(), [](const Instruction& i) { return i.carried; }))
+  const std::vector<sharding::Instruction>& all = progress.fragment->fragment().instructions;
+  if (std::none_of(all.begin() + end, all.end(),
+                   [](const sharding::Instruction& i) { return i.carried; }))
     CallAfterCarried();
 }
 

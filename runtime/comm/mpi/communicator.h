@@ -60,7 +60,7 @@ class MpiCommunicator : public TaskCommunicator {
   // What a rank sends to a peer: its next call.
   struct Announcement {
     CallSummary call;
-    uint64_t told;  // Store::failures_told of the sender
+    uint64_t failures_reported;  // Store::failures_told of the sender
   };
   // The announcements between this rank and a peer. The n-th announcement of the one answers the
   // n-th of the other.
