@@ -150,7 +150,7 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
 
 std::string BarsAsSvg(std::string_view title, std::string_view device,
                       std::span<const MemoryBar> bars) {
-  constexpr int kLeft = 330, kWide = 560, kRow = 22, kTop = 70;
+  constexpr int kLeft = 360, kWide = 560, kRow = 22, kTop = 70;
   const std::string_view names[] = {device, "RAM", "NVMe"};
   std::string rows;
   int y = kTop;

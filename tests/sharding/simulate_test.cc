@@ -413,7 +413,7 @@ struct Lowered {
       : first(Lower(plan, false)),
         later(Lower(plan, true)),
         both{&first, &later},
-        cells(both, static_cast<int>(plan.layout.units.size()), plan.decisions.shards) {
+        cells(both, plan) {
     for (Fragment* fragment : {&first, &later}) DeriveWaits(cells, *fragment);
   }
   const Instruction& Of(const SimulatedSpan& span) const {
