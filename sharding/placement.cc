@@ -143,14 +143,14 @@ std::string WhyNoneIsOffloaded(const Decisions& d, const StatePlacement& placeme
   if (in_cpu) {
     return absl::StrCat(given, "\"zero_optimization.offload_param.max_in_cpu\" ",
                         config.zero.offload_param.max_in_cpu,
-                        " keeps all parameters that leave the device in RAM; with 0 none intervals "
+                        " keeps all parameters that leave the device in RAM; with 0 none stays "
                         "there");
   }
   return absl::StrCat(given,
                       "no unit has more elements than "
                       "\"zero_optimization.stage3_param_persistence_threshold\" ",
                       config.zero.param_persistence_threshold,
-                      ": all parameters interval on the device; with 0 none does");
+                      ": all parameters stay on the device; with 0 none does");
 }
 
 }  // namespace ebb::sharding

@@ -90,21 +90,22 @@ struct ScopeParts {
   std::optional<StepAside> aside = {};
 };
 
-// What a trainer calls.
-struct CallParts {
-  std::optional<RankMeetings> meetings;
-  std::optional<Suspension> suspension;
-  std::optional<AsyncReads> reads;
-  std::optional<StateCalls> state;
-  std::optional<Steps> steps;
-};
-
 // What state passes through on its way to files or back.
 struct FileBuffer {
   absl::StatusOr<std::span<std::byte>> Of(int64_t bytes, MemoryLedger& ledger);
 
   PinnedMemory memory;
   MemoryLedger::Charge charge;
+};
+
+// What a trainer calls.
+struct CallParts {
+  std::optional<RankMeetings> meetings;
+  std::optional<Suspension> suspension;
+  std::optional<AsyncReads> reads;
+  std::optional<StateCalls> state;
+  FileBuffer file_buffer;
+  std::optional<Steps> steps;
 };
 
 struct EngineParts {
@@ -132,7 +133,6 @@ struct EngineParts {
   std::optional<StateAccess> state;
   ScopeParts scopes;
   CallParts call;
-  FileBuffer file_buffer;
   // Declared last, so that they end first: their tasks use what is above.
   EngineStreams streams;
 };

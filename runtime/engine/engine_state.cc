@@ -65,7 +65,7 @@ std::function<absl::Status()> EngineState::AsyncReadBegin() const {
 }
 absl::StatusOr<std::span<std::byte>> EngineState::FileBuffer(int64_t bytes) {
   if (parts_ == nullptr) return MovedFrom();
-  return parts_->file_buffer.Of(bytes, parts_->ledger);
+  return parts_->call.file_buffer.Of(bytes, parts_->ledger);
 }
 absl::StatusOr<TrainingState> EngineState::training_state() {
   if (parts_ == nullptr) return MovedFrom();

@@ -345,7 +345,7 @@ void RunCase(const Case& of) {
     tell(r, ranks[r].Report().status());
     EXPECT_EQ(ranks[r].training_state().applied_steps, applied) << "rank " << r;
     EXPECT_EQ(ranks[r].training_state().finished_steps, applied) << "rank " << r;
-    EXPECT_GE(times_told[static_cast<size_t>(r)], 1) << "rank " << r << " was not reported";
+    EXPECT_GE(times_told[static_cast<size_t>(r)], 1) << "rank " << r << " was not told";
     EXPECT_FALSE(ranks.at(r).errors.has_failed());
   }
   // Once all know the engine goes on.
