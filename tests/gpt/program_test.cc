@@ -4,11 +4,8 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -125,20 +122,6 @@ TEST_F(ProgramTest, WhatAllRanksRefuseIsPutDownToNone) {
   Program program(Tiny({"--data", data_, "--config", config, "--ranks", "3"}));
   EXPECT_EQ(program.Finish(), 2) << program.printed();
   EXPECT_THAT(program.printed(), HasSubstr("gpt: ebb.parameter_groups.absent"));
-}
-
-// The documents break lines elsewhere.
-TEST_F(ProgramTest, TheExampleOfACapInTheDocumentsIsWhatItSays) {
-  Program program({"--device", "cpu", "--dtype", "fp32", "--device-memory", "64MiB"});
-  EXPECT_EQ(program.Finish(), 2) << program.printed();
-  std::ostringstream page;
-  page << std::ifstream(EBB_DOCS "/offload.md").rdbuf();
-  const auto one_line = [](std::string text) {
-    std::replace(text.begin(), text.end(), '\n', ' ');
-    return text;
-  };
-  EXPECT_NE(one_line(page.str()).find(one_line(program.printed())), std::string::npos)
-      << program.printed();
 }
 
 TEST_F(ProgramTest, TheTrafficIsThatOfAnAppliedStep) {
