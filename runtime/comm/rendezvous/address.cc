@@ -11,7 +11,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <list>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -69,26 +71,60 @@ Answer Ask(const std::string& host, int port, int flags) {
 }
 
 // One question to the name servers, on a thread of its own: nothing can interrupt it, and servers
-// that do not answer block it until the resolver's own time-outs. The thread goes on, with all that
-// it uses, when nobody waits for it any more.
+// that do not answer block it until the resolver's own time-outs.
+class Question {
+ public:
+  Question(std::string host, int port)
+      : thread_([this, host = std::move(host), port] {
+          answer_ = Ask(host, port, 0);
+          answered_.store(true, std::memory_order_release);
+          point_.Notify();
+        }) {}
+  ~Question() { thread_.join(); }
+
+  bool answered() const { return answered_.load(std::memory_order_acquire); }
+  bool Wait(WaitPoint::Deadline deadline) {
+    return point_.Await([this] { return answered(); }, deadline);
+  }
+  Answer& answer() { return answer_; }
+
+ private:
+  Answer answer_;
+  std::atomic<bool> answered_{false};
+  WaitPoint point_;
+  std::thread thread_;  // last, because the thread uses the other members
+};
+
+// Questions that no thread waits for any more. They stay until they have been answered or the
+// process ends. The process's end must not wait for them, so this object is never destroyed.
+struct Kept {
+  static Kept& Get() {
+    static Kept& kept = *new Kept;
+    return kept;
+  }
+  void Add(std::unique_ptr<Question> question) {
+    const std::scoped_lock lock(mutex);
+    questions.push_back(std::move(question));
+  }
+  void RemoveAnswered() {
+    const std::scoped_lock lock(mutex);
+    questions.remove_if([](const std::unique_ptr<Question>& old) { return old->answered(); });
+  }
+
+  std::mutex mutex;
+  std::list<std::unique_ptr<Question>> questions;
+};
+
 absl::StatusOr<Answer> AskInTime(const MeetingPlace& place, WaitPoint::Deadline deadline) {
-  struct Question {
-    Answer answer;
-    std::atomic<bool> answered{false};
-    WaitPoint point;
-  };
-  const auto question = std::make_shared<Question>();
+  Kept::Get().RemoveAnswered();
+  std::unique_ptr<Question> question;
   try {
-    std::thread([question, host = place.host, port = place.port] {
-      question->answer = Ask(host, port, 0);
-      question->answered.store(true, std::memory_order_release);
-      question->point.Notify();
-    }).detach();
+    question = std::make_unique<Question>(place.host, place.port);
   } catch (const std::system_error& error) {
     return NoThread("no thread to resolve a host's name", error);
   }
-  const auto answered = [&] { return question->answered.load(std::memory_order_acquire); };
-  if (question->point.Await(answered, deadline)) return std::move(question->answer);
+  if (question->Wait(deadline)) return std::move(question->answer());
+  Kept::Get().Add(std::move(question));
   return absl::DeadlineExceededError(
       absl::StrCat(Describe(place), ": no name server has answered"));
 }
