@@ -80,8 +80,8 @@ struct Passing {
   Operand stored, staging;
 };
 
-int64_t InBlock(const Place& stored) {
-  return stored.tier == Tier::kNvme ? stored.offset % kSwapAlignment : 0;
+int64_t InBlock(const Place& place) {
+  return place.tier == Tier::kNvme ? place.offset % kSwapAlignment : 0;
 }
 
 Passing PassingOf(const StagedRun& run, size_t part) {

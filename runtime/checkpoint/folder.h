@@ -38,10 +38,10 @@ std::string WholeCheckpointBefore(const std::string& checkpoint);
 
 // Engine::run after a load of the checkpoint. Such a run goes on where it saves beside that checkpoint.
 std::string RunOfLoaded(const Manifest& manifest, const std::string& checkpoint);
-// Manifest::run of what the engine whose Engine::run is `run` saves to `folder`. A new name: nothing has been saved or
-// loaded, or the load was from another folder.
+// Manifest::run of the checkpoints that an engine saves to `folder`, from its Engine::run. A new name: the engine has
+// saved and loaded nothing, or it was loaded from another folder.
 std::string RunIn(const std::string& folder, const std::string& run);
-// kFailedPrecondition names a checkpoint behind `step`, up to `last`, whose place that run may not take.
+// kFailedPrecondition names a checkpoint behind `step`, up to `last`, that this run may not replace.
 absl::Status CheckFreeAfter(const std::string& folder, int64_t step, int64_t last,
                             const std::string& run);
 

@@ -15,7 +15,7 @@ namespace {
 
 using config::Json;
 
-// A type whose parameters are counted exactly. What a file leaves out has its value in Hugging Face's class.
+// A type with parameters that are counted exactly. What a file leaves out has its value in Hugging Face's class.
 struct Family {
   const char* type;
   bool gated = true, tied_head = false, query_biases = false, query_norms = false;

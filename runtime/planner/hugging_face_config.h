@@ -9,8 +9,8 @@
 
 namespace ebb::planner {
 
-// `name`: for messages and the answer. kUnimplemented: a model_type, or a key in one, whose parameters would be counted
-// wrongly. Of a multimodal model its "text_config". The text may come from anywhere.
+// `name`: for messages and the answer. kUnimplemented: parameters of this model_type, or of a key in it, would be
+// counted wrongly. Of a multimodal model its "text_config". The text may come from anywhere.
 absl::StatusOr<ModelShape> ShapeOfConfigJson(std::string_view text, std::string name);
 
 }  // namespace ebb::planner

@@ -470,7 +470,7 @@ void Replay::Round(int thing, const Operation& operation) {
 // The last of a reduction: what is accumulated next, or the shard itself.
 void Replay::WriteReduced(int thing, const Operation& operation, size_t i) {
   const Part& part = operation.parts[i];
-  if (plan_->decisions.accumulates[part.unit] || GradientHome(part.unit) != Tier::kDevice) {
+  if (plan_->decisions.accumulates[part.unit] || GradientTier(part.unit) != Tier::kDevice) {
     memory_.Write(thing, ReducedSlice(operation, i),
                   GradientOf(Content::kReducedSlice, part.scope));
   } else {
@@ -496,17 +496,17 @@ bool Replay::HasTheParts(const Operation& operation, const Operation& reduction,
 void Replay::Accumulate(int thing, const Operation& operation) {
   const Operation* const reduction = ReductionOf(operation);
   if (reduction == nullptr) return Fail("an accumulate without its reduction");
-  const Tier place = GradientHome(operation.parts.front().unit);
-  if (place != Tier::kDevice && operation.stream != StreamId::kHostSum) Fail("a sum out of place");
-  const std::vector<size_t> parts = PartsThat(*reduction, /*accumulate=*/true, place, operation);
+  const Tier tier = GradientTier(operation.parts.front().unit);
+  if (tier != Tier::kDevice && operation.stream != StreamId::kHostSum) Fail("a sum out of place");
+  const std::vector<size_t> parts = PartsThat(*reduction, /*accumulate=*/true, tier, operation);
   if (!HasTheParts(operation, *reduction, parts)) return;
   for (size_t i = 0; i < parts.size(); ++i) {
     const Part& part = operation.parts[i];
     const int unit = part.unit;
     int& so_far = contributions_[unit];
     memory_.Read(thing,
-                 place == Tier::kDevice ? ReducedSlice(*reduction, parts[i])
-                                        : LandedSlice(*reduction, parts[i]),
+                 tier == Tier::kDevice ? ReducedSlice(*reduction, parts[i])
+                                       : LandedSlice(*reduction, parts[i]),
                  GradientOf(Content::kReducedSlice, part.scope));
     if (part.first != (so_far == 0)) Fail(absl::StrCat("unit ", unit, ": wrong first"));
     const Range shard = SummedShard(operation, part);
@@ -514,25 +514,25 @@ void Replay::Accumulate(int thing, const Operation& operation) {
     memory_.Write(thing, shard, {Content::kGradientShard, unit, steps_, ++so_far});
     const bool is_last = so_far == expected_contributions(unit) && !plan_->decisions.holds;
     if (part.last != is_last) Fail(absl::StrCat("unit ", unit, ": wrong last"));
-    if (part.last) memory_.Write(thing, NormScratch(place), {Content::kNorm});
+    if (part.last) memory_.Write(thing, NormScratch(tier), {Content::kNorm});
   }
 }
 
 void Replay::Norm(int thing, const Operation& operation) {
-  const Tier place = GradientHome(operation.parts.front().unit);
-  if (place != Tier::kDevice && operation.stream != StreamId::kHostSum) Fail("a norm out of place");
+  const Tier tier = GradientTier(operation.parts.front().unit);
+  if (tier != Tier::kDevice && operation.stream != StreamId::kHostSum) Fail("a norm out of place");
   if (!plan_->decisions.holds) {
     const Operation* const reduction = ReductionOf(operation);
     if (reduction == nullptr) return Fail("a norm without its reduction");
     if (!HasTheParts(operation, *reduction,
-                     PartsThat(*reduction, /*accumulate=*/false, place, operation)))
+                     PartsThat(*reduction, /*accumulate=*/false, tier, operation)))
       return;
   }
   for (const Part& part : operation.parts) {
     if (!part.first || !part.last) Fail(absl::StrCat("unit ", part.unit, ": wrong first or last"));
     memory_.Read(thing, SummedShard(operation, part),
                  {Content::kGradientShard, part.unit, steps_, expected_contributions(part.unit)});
-    memory_.Write(thing, NormScratch(place), {Content::kNorm});
+    memory_.Write(thing, NormScratch(tier), {Content::kNorm});
   }
 }
 

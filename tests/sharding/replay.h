@@ -125,7 +125,7 @@ class Replay {
   };
   SecondaryRange Secondary(int unit, bool is_trainable) const;
   const UnitPlacement& PlacementOf(int unit) const { return plan_->pools.placement.units[unit]; }
-  Tier GradientHome(int unit) const { return PlacementOf(unit).gradient; }
+  Tier GradientTier(int unit) const { return PlacementOf(unit).gradient; }
   Content ParameterOf(int unit, int version, int64_t first_element) const;
   Content OwnParametersOf(int unit, int version) const;
   Content FrozenOf(int unit) const;
@@ -138,9 +138,9 @@ class Replay {
   Range LandedSlice(const Operation& reduction, size_t part) const;
   // The kReduce that an operation on its slices belongs to.
   const Operation* ReductionOf(const Operation& operation) const;
-  // Its parts with shards in `place` that accumulate or do not, as indices.
-  std::vector<size_t> PartsThat(const Operation& reduction, bool accumulate, Tier place) const;
-  std::vector<size_t> PartsThat(const Operation& reduction, bool accumulate, Tier place,
+  // Its parts with shards in `tier` that accumulate or do not, as indices.
+  std::vector<size_t> PartsThat(const Operation& reduction, bool accumulate, Tier tier) const;
+  std::vector<size_t> PartsThat(const Operation& reduction, bool accumulate, Tier tier,
                                 const Operation& operation) const;
   Range SummedShard(const Operation& operation, const Part& part) const;
   bool HasTheParts(const Operation& operation, const Operation& reduction,

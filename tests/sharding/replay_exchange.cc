@@ -29,7 +29,7 @@ void Replay::Seal(int thing, const Operation& operation) {
     Fail("the record reads other shards than there are");
   for (size_t k = kShards; k < operation.operands.size(); ++k) {
     const int unit = static_cast<int>(k - kShards);
-    if (!d.trainable[unit] || GradientHome(unit) == Tier::kNvme) continue;
+    if (!d.trainable[unit] || GradientTier(unit) == Tier::kNvme) continue;
     const Range shard = GradientShard(unit, /*whole=*/false);
     memory_.Read(
         thing, shard,

@@ -189,10 +189,10 @@ void Replay::Land(int thing, const Operation& operation) {
   if (operation.moves.size() != operation.parts.size()) return Fail("a landing without its moves");
   size_t landed = 0;
   // Those of shards in host memory together, each of one on NVMe alone.
-  const Tier place = GradientHome(operation.parts.front().unit);
+  const Tier tier = GradientTier(operation.parts.front().unit);
   for (const Part& part : reduction->parts) {
-    if (GradientHome(part.unit) != place) continue;
-    if (place == Tier::kNvme && part.scope != operation.parts.front().scope) continue;
+    if (GradientTier(part.unit) != tier) continue;
+    if (tier == Tier::kNvme && part.scope != operation.parts.front().scope) continue;
     if (landed == operation.parts.size()) return Fail("a landing leaves out a part");
     const sharding::Move& move = operation.moves[landed];
     if (operation.parts[landed++].scope != part.scope) return Fail("a landing of other parts");

@@ -109,7 +109,7 @@ Content Replay::FrozenOf(int unit) const {
 Range Replay::GradientShard(int unit, bool whole) const {
   const int64_t start = plan_->pools.units[unit].gradient_shard;
   const int64_t size = SizeOf(plan_->decisions.shard_dtype(unit));
-  const Tier tier = GradientHome(unit);
+  const Tier tier = GradientTier(unit);
   if (whole) return {StateClass::kGradient, start, trainable(unit).elements * size, tier};
   const int64_t shard_bytes = trainable(unit).shard * size;
   return {StateClass::kGradient, start + (plan_->decisions.stage == 0 ? rank_ * shard_bytes : 0),
@@ -140,7 +140,7 @@ Range Replay::Reduced(const Operation& operation, size_t part) const {
 
 Range Replay::Summed(const Operation& operation, size_t part) const {
   const int unit = operation.parts[part].unit;
-  if (!rounds() && !plan_->decisions.accumulates[unit] && GradientHome(unit) == Tier::kDevice)
+  if (!rounds() && !plan_->decisions.accumulates[unit] && GradientTier(unit) == Tier::kDevice)
     return GradientShard(unit, /*whole=*/false);
   return OwnSliceOf(Reduced(operation, part));
 }
@@ -159,7 +159,7 @@ Range Replay::LandedSlice(const Operation& reduction, size_t part) const {
   const int64_t size = SizeOf(plan_->decisions.communication);
   int64_t start = 0;
   for (size_t i :
-       PartsThat(reduction, /*accumulate=*/true, GradientHome(reduction.parts[part].unit))) {
+       PartsThat(reduction, /*accumulate=*/true, GradientTier(reduction.parts[part].unit))) {
     if (i < part) start += Aligned(trainable(reduction.parts[i].unit).shard * size);
   }
   return RangeOf(plan_->pools.landing.Plus(start),
@@ -187,10 +187,10 @@ const Operation* Replay::ReductionOf(const Operation& operation) const {
 }
 
 // Shards on NVMe are summed one at a time, in a slot: of those only what `operation` is of.
-std::vector<size_t> Replay::PartsThat(const Operation& reduction, bool accumulate, Tier place,
+std::vector<size_t> Replay::PartsThat(const Operation& reduction, bool accumulate, Tier tier,
                                       const Operation& operation) const {
-  std::vector<size_t> parts = PartsThat(reduction, accumulate, place);
-  if (place != Tier::kNvme) return parts;
+  std::vector<size_t> parts = PartsThat(reduction, accumulate, tier);
+  if (tier != Tier::kNvme) return parts;
   std::erase_if(
       parts, [&](size_t i) { return reduction.parts[i].scope != operation.parts.front().scope; });
   return parts;
@@ -198,7 +198,7 @@ std::vector<size_t> Replay::PartsThat(const Operation& reduction, bool accumulat
 
 // Where a reduced shard is while it is summed.
 Range Replay::SummedShard(const Operation& operation, const Part& part) const {
-  if (GradientHome(part.unit) != Tier::kNvme) return GradientShard(part.unit, /*whole=*/false);
+  if (GradientTier(part.unit) != Tier::kNvme) return GradientShard(part.unit, /*whole=*/false);
   const int64_t size = SizeOf(plan_->decisions.shard_dtype(part.unit));
   // Behind the slice that is added to it.
   const Operand& shard = operation.operands[operation.kind == OperationKind::kAccumulate ? 1 : 0];
@@ -206,11 +206,11 @@ Range Replay::SummedShard(const Operation& operation, const Part& part) const {
 }
 
 std::vector<size_t> Replay::PartsThat(const Operation& reduction, bool accumulate,
-                                      Tier place) const {
+                                      Tier tier) const {
   std::vector<size_t> parts;
   for (size_t i = 0; i < reduction.parts.size(); ++i) {
     const int unit = reduction.parts[i].unit;
-    if (plan_->decisions.accumulates[unit] == accumulate && GradientHome(unit) == place)
+    if (plan_->decisions.accumulates[unit] == accumulate && GradientTier(unit) == tier)
       parts.push_back(i);
   }
   return parts;

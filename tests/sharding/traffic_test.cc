@@ -47,11 +47,10 @@ void AddNorms(const Plan& plan, const SubGroup& group, const Add& add) {
   if (on_host != (unit.gradient != Tier::kDevice))
     add(kGradient, Tier::kCpu, on_host ? kDown : kUp, gradient);
   if (!d.writes_parameters() || !d.reads_parameters()) return;
-  const Tier place = PieceOf(unit.trainable, group.begin).place.tier;
+  const Tier tier = PieceOf(unit.trainable, group.begin).place.tier;
   const int64_t bytes = count * SizeOf(d.compute);
-  if (place == Tier::kNvme) add(kParameter, Tier::kNvme, kUp, SwapAligned(bytes));
-  if (on_host != (place != Tier::kDevice))
-    add(kParameter, Tier::kCpu, on_host ? kDown : kUp, bytes);
+  if (tier == Tier::kNvme) add(kParameter, Tier::kNvme, kUp, SwapAligned(bytes));
+  if (on_host != (tier != Tier::kDevice)) add(kParameter, Tier::kCpu, on_host ? kDown : kUp, bytes);
 }
 
 // What follows from where everything lives, how often it is gathered and how often it is reduced.
@@ -145,12 +144,12 @@ Table Formula(const Plan& plan, bool carrying) {
     }
     if (d.norm_states[static_cast<size_t>(group.unit)] >= 0) AddNorms(plan, group, add);
     if (!d.writes_parameters()) continue;
-    const Tier place = PieceOf(unit.trainable, group.begin).place.tier;
-    if (place == Tier::kNvme) {
+    const Tier tier = PieceOf(unit.trainable, group.begin).place.tier;
+    if (tier == Tier::kNvme) {
       add(kParameter, Tier::kNvme, kDown, SwapAligned(bytes));
       if (d.reads_parameters()) add(kParameter, Tier::kNvme, kUp, SwapAligned(bytes));
     }
-    if (on_host == (place != Tier::kDevice)) continue;
+    if (on_host == (tier != Tier::kDevice)) continue;
     // Out of the update, and of masters that are split or parameters into it.
     add(kParameter, Tier::kCpu, on_host ? kUp : kDown, bytes);
     if (d.reads_parameters()) add(kParameter, Tier::kCpu, on_host ? kDown : kUp, bytes);

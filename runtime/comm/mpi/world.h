@@ -1,7 +1,7 @@
 // CPU ranks on several hosts, started by Open MPI's launcher. They behave as communicator.h says.
 // They meet through MPI, which only says where rank 0 listens. From then on they use the store
-// (rendezvous/store.h), and every rank sends every other what it needs through MPI, whose own shared
-// memory moves the bytes inside a host. Ranks that turn out to share a host's memory become a world
+// (rendezvous/store.h), and every rank sends every other what it needs through MPI. Inside a
+// host MPI's shared memory moves the bytes. Ranks that turn out to share a host's memory become a world
 // of processes in shared memory.
 #pragma once
 
