@@ -48,28 +48,33 @@ int64_t Cells::EndOf(const Operand& operand) const {
 Cells::Cells(std::span<const Fragment* const> fragments, int units, int slices,
              int secondary_slices)
     : slices_(slices), secondary_slices_(secondary_slices), control_(units) {
-  std::map<std::pair<int, int>, std::vector<const Operand*>> sliced;
+  std::map<std::pair<int, int>, std::vector<const Operand*>> touched;
   for (const Fragment* fragment : fragments) {
     for (const Instruction& instruction : fragment->instructions) {
       for (const Operand& operand : instruction.operands) {
-        if (operand.access == Access::kNone || IsControl(operand)) continue;
-        const auto key = KeyOf(operand.place);
-        std::vector<int64_t>& cuts = pools_[key].cuts;
-        cuts.push_back(operand.place.offset);
-        cuts.push_back(EndOf(operand));
-        if (operand.place.per_slice > 0 && !operand.place.of_secondary)
-          sliced[key].push_back(&operand);
+        if (operand.access != Access::kNone && !IsControl(operand))
+          touched[KeyOf(operand.place)].push_back(&operand);
       }
     }
   }
+  // Other fragments may touch pools that these do not touch.
+  for (int tier = 0; tier < kTiers; ++tier) {
+    for (int pool = 0; pool < kStateClasses; ++pool)
+      pools_[KeyOf({.tier = static_cast<Tier>(tier), .pool = static_cast<StateClass>(pool)})];
+  }
   // Sections: operands of one stride that begin within one slice of each other.
-  for (auto& [key, operands] : sliced) {
-    std::sort(operands.begin(), operands.end(), [](const Operand* a, const Operand* b) {
+  for (auto& [key, operands] : touched) {
+    const auto sliced_end =
+        std::partition(operands.begin(), operands.end(), [](const Operand* operand) {
+          return operand->place.per_slice > 0 && !operand->place.of_secondary;
+        });
+    const std::span sliced(operands.begin(), sliced_end);
+    std::sort(sliced.begin(), sliced.end(), [](const Operand* a, const Operand* b) {
       return std::pair(a->place.per_slice, a->place.offset) <
              std::pair(b->place.per_slice, b->place.offset);
     });
     std::vector<Slices> found;
-    for (const Operand* operand : operands) {
+    for (const Operand* operand : sliced) {
       const Place& place = operand->place;
       if (found.empty() || found.back().stride != place.per_slice ||
           place.offset >= found.back().begin + place.per_slice)
@@ -91,26 +96,16 @@ Cells::Cells(std::span<const Fragment* const> fragments, int units, int slices,
       }
     }
     // What is sliced is not cut where its slices' parts begin and end.
-    if (pool.sliced.empty()) continue;
     const auto cuts_slices = [&](const Place& place) {
       return std::any_of(pool.sliced.begin(), pool.sliced.end(), [&](const Slices& section) {
         return section.stride == place.per_slice && place.offset >= section.begin &&
                place.offset < section.begin + section.stride;
       });
     };
-    pool.cuts.clear();
-    for (const Fragment* fragment : fragments) {
-      for (const Instruction& instruction : fragment->instructions) {
-        for (const Operand& operand : instruction.operands) {
-          if (operand.access == Access::kNone || IsControl(operand) ||
-              KeyOf(operand.place) != key ||
-              (operand.place.per_slice > 0 && !operand.place.of_secondary &&
-               cuts_slices(operand.place)))
-            continue;
-          pool.cuts.push_back(operand.place.offset);
-          pool.cuts.push_back(EndOf(operand));
-        }
-      }
+    for (size_t i = 0; i < operands.size(); ++i) {
+      if (i < sliced.size() && cuts_slices(operands[i]->place)) continue;
+      pool.cuts.push_back(operands[i]->place.offset);
+      pool.cuts.push_back(EndOf(*operands[i]));
     }
     for (const Slices& section : pool.sliced) {
       pool.cuts.push_back(section.begin);
@@ -147,9 +142,7 @@ void Cells::Find(const Operand& operand, std::vector<CellRange>& ranges) const {
                         static_cast<int>(place.offset + operand.count));
     return;
   }
-  const auto found = pools_.find(KeyOf(place));
-  if (found == pools_.end()) return;
-  const Pool& pool = found->second;
+  const Pool& pool = pools_.at(KeyOf(place));
   const size_t first = Holding(pool.cuts, place.offset),
                last = std::min(PastHolding(pool.cuts, EndOf(operand)), pool.cuts.size() - 1);
   if (first >= last) return;

@@ -135,6 +135,11 @@ TEST(Cells, WhatNoFragmentTouchesHasCells) {
   ASSERT_EQ(behind.size(), 1u);
   EXPECT_EQ(before[0].second, touched[0].first);
   EXPECT_EQ(touched[0].second, behind[0].first);
+  Operand elsewhere = OnDevice(Access::kRead, 0, 32);
+  elsewhere.place.pool = StateClass::kSecondary;
+  std::vector<CellRange> of_other_pool;
+  cells.Find(elsewhere, of_other_pool);
+  EXPECT_FALSE(of_other_pool.empty()) << "a pool that the fragment does not touch";
 }
 
 // The slices that were cut by are parts of longer ones.
