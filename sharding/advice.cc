@@ -122,8 +122,7 @@ class Search {
       for (size_t i = setting.size(); i > 0; --i) {
         const Choice& choice = setting[i - 1];
         if (!choice.saves || (choice.changes_numbers && !changes_numbers)) continue;
-        all.choices += place * i;
-        all.changes_numbers |= choice.changes_numbers;
+        Add(choice, place * i, all);
         break;
       }
       place *= kChoices;
@@ -150,15 +149,19 @@ class Search {
     }
   }
 
+  static void Add(const Choice& choice, uint64_t digit, Candidate& candidate) {
+    candidate.choices += digit;
+    candidate.keys += choice.keys;
+    candidate.cost += choice.cost;
+    candidate.changes_numbers |= choice.changes_numbers;
+  }
   Candidate CandidateOf(uint64_t choices) const {
-    Candidate candidate{.choices = choices};
+    Candidate candidate;
+    uint64_t place = 1;
     for (const Setting& setting : settings_) {
-      if (const uint64_t digit = choices % kChoices; digit > 0) {
-        candidate.keys += setting[digit - 1].keys;
-        candidate.cost += setting[digit - 1].cost;
-        candidate.changes_numbers |= setting[digit - 1].changes_numbers;
-      }
-      choices /= kChoices;
+      const uint64_t digit = choices / place % kChoices;
+      if (digit > 0) Add(setting[digit - 1], digit * place, candidate);
+      place *= kChoices;
     }
     return candidate;
   }
@@ -172,10 +175,7 @@ class Search {
       for (size_t i = 0; i < setting.size(); ++i) {
         for (size_t c = 0; c < before; ++c) {
           Candidate candidate = candidates[c];
-          candidate.choices += digit * (i + 1);
-          candidate.keys += setting[i].keys;
-          candidate.cost += setting[i].cost;
-          candidate.changes_numbers |= setting[i].changes_numbers;
+          Add(setting[i], digit * (i + 1), candidate);
           candidates.push_back(candidate);
         }
       }

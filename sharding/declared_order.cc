@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/scopes.h"
 
 namespace ebb::sharding {
 
@@ -58,11 +59,11 @@ std::vector<bool> VisitsWithGradients(const ModelSpec& model) {
 
 namespace {
 
-enum Kind { kForward, kBackward, kRecompute };
+using enum ScopeKind;
 constexpr int kNever = -1;
 
-Kind KindOf(const ScopeEvent& event) {
-  return event.backward ? kBackward : event.recompute ? kRecompute : kForward;
+ScopeKind KindOf(const ScopeEvent& event) {
+  return sharding::KindOf(event.backward, event.recompute);
 }
 
 // Indices of events that have happened so far.
@@ -80,7 +81,7 @@ class Check {
 
  private:
   const Visit& VisitOf(int visit) const { return model_.forward[static_cast<size_t>(visit)]; }
-  ScopeTimes& Times(int visit, Kind kind) {
+  ScopeTimes& Times(int visit, ScopeKind kind) {
     return visits_[static_cast<size_t>(visit)][static_cast<size_t>(kind)];
   }
   bool TakesGradients(int visit) const {
@@ -98,15 +99,12 @@ class Check {
   std::string NameOf(int visit) const {
     return absl::StrCat("visit ", visit, ", to ", UnitOf(visit));
   }
-  static const char* KindName(Kind kind) {
-    return kind == kForward ? "forward" : kind == kBackward ? "backward" : "recompute";
-  }
   // The sentence's start: event 7 of order opens the backward of visit 2, to unit 1 ("block").
   std::string Event(int number) const {
     const ScopeEvent& event = events_[static_cast<size_t>(number)];
     return absl::StrCat(
         model_.order.empty() ? "a round " : absl::StrCat("event ", number, " of ModelSpec::order "),
-        event.opens ? "opens" : "closes", " the ", KindName(KindOf(event)), " of ",
+        event.opens ? "opens" : "closes", " the ", Name(KindOf(event)), " of ",
         NameOf(event.visit));
   }
   template <class... Text>
@@ -151,7 +149,7 @@ absl::Status Check::CheckEvents() const {
 
 absl::Status Check::Open(int number) {
   const ScopeEvent& event = events_[static_cast<size_t>(number)];
-  const Kind kind = KindOf(event);
+  const ScopeKind kind = KindOf(event);
   ScopeTimes& times = Times(event.visit, kind);
   if (times.is_open() || (kind != kRecompute && times.opened != kNever)) {
     return Refuse(Event(number), ", which event ", times.opened, " has opened",

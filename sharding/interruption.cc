@@ -7,7 +7,7 @@
 namespace ebb::sharding {
 namespace {
 
-// Secondary shards stay: an evaluation fills them with what they hold.
+// Secondary shards stay: an evaluation does not touch them.
 bool BringsParameters(OperationKind role) {
   switch (role) {
     case OperationKind::kRead:

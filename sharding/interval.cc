@@ -22,4 +22,12 @@ std::vector<Interval> IntervalsOf(const Section& section, int rank) {
   return IntervalsIn(section, rank * section.shard, (rank + 1) * section.shard);
 }
 
+Slice SliceOf(const ModelSpec& model, ParameterId parameter, int64_t begin, int64_t end) {
+  return {.parameter = parameter,
+          .name = model[parameter].name,
+          .shape = model[parameter].shape,
+          .begin = begin,
+          .end = end};
+}
+
 }  // namespace ebb::sharding

@@ -23,4 +23,7 @@ std::vector<Interval> IntervalsIn(const Section& section, int64_t begin, int64_t
 // The intervals of one rank's slice.
 std::vector<Interval> IntervalsOf(const Section& section, int rank);
 
+// Elements [begin, end) of a flattened parameter, as functions of the trainer's get them.
+Slice SliceOf(const ModelSpec& model, ParameterId parameter, int64_t begin, int64_t end);
+
 }  // namespace ebb::sharding

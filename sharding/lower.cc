@@ -194,17 +194,15 @@ void Lowering::Kernels(int s) {
   if (scope.visit + 1 < visits) Boundary(scope.visit, true, Access::kRead);
   if (scope.visit > 0) Boundary(scope.visit - 1, true, Access::kWrite);
   if (!scope.gradients) return;
-  const VisitAddresses& visit = plan_.pools.visits[static_cast<size_t>(scope.visit)];
-  operands_.Add(DevicePlace(StateClass::kGradient, visit.gradient), d_.gradient,
+  operands_.Add(WholeGradientPlace(plan_, scope.visit), d_.gradient,
                 d_.keeps_step_gradients && scope.round > 0 ? Access::kReadWrite : Access::kWrite,
                 SectionOf(plan_, unit, true).elements);
 }
 
 void Lowering::Boundary(int visit, bool gradient, Access access) {
-  const VisitAddresses& at = plan_.pools.visits[static_cast<size_t>(visit)];
   operands_.AddBytes(
-      DevicePlace(StateClass::kActivation, gradient ? at.output_gradient : at.output), access,
-      at.boundary_stride * d_.micro_batches_per_round);
+      gradient ? OutputGradientPlace(plan_, visit) : OutputPlace(plan_, visit), access,
+      plan_.pools.visits[static_cast<size_t>(visit)].boundary_stride * d_.micro_batches_per_round);
 }
 
 int Lowering::AppendWritten(Instruction instruction) {

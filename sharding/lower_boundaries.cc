@@ -1,11 +1,8 @@
 #include "ebb/sharding/lower_boundaries.h"
 
-namespace ebb::sharding {
+#include "ebb/sharding/unit_places.h"
 
-Place BoundaryLowering::OnDevice(int visit) const {
-  return DevicePlace(StateClass::kActivation,
-                     in_.plan.pools.visits[static_cast<size_t>(visit)].output);
-}
+namespace ebb::sharding {
 
 const Place& BoundaryLowering::PlaceOf(int visit) const {
   return in_.plan.pools.visits[static_cast<size_t>(visit)].place;
@@ -28,7 +25,7 @@ void BoundaryLowering::Move(OperationKind kind, StreamId stream, int visit, cons
 
 void BoundaryLowering::Send(int visit) {
   const Place below = swaps() ? slots_.Next() : PlaceOf(visit);
-  Move(OperationKind::kDownload, StreamId::kDownload, visit, OnDevice(visit), below);
+  Move(OperationKind::kDownload, StreamId::kDownload, visit, OutputPlace(in_.plan, visit), below);
   if (swaps()) Move(OperationKind::kWrite, StreamId::kWrite, visit, below, PlaceOf(visit));
 }
 
@@ -40,7 +37,7 @@ void BoundaryLowering::Read(int visit) {
 
 void BoundaryLowering::Bring(int visit) {
   Move(OperationKind::kUpload, StreamId::kUpload, visit, swaps() ? read_.at(visit) : PlaceOf(visit),
-       OnDevice(visit));
+       OutputPlace(in_.plan, visit));
 }
 
 }  // namespace ebb::sharding

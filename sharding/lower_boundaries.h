@@ -21,7 +21,6 @@ class BoundaryLowering {
 
  private:
   bool swaps() const { return in_.plan.decisions.activation_tier == Tier::kNvme; }
-  Place OnDevice(int visit) const;
   const Place& PlaceOf(int visit) const;
   void Move(OperationKind kind, StreamId stream, int visit, const Place& from, const Place& to);
 

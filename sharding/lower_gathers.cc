@@ -23,8 +23,7 @@ std::vector<int> GatherLowering::SharedSubGroups(int unit) const {
 
 void GatherLowering::ReadMasters(const ReadTurn& turn) {
   const Pools& pools = in_.plan.pools;
-  OperationDraft read{
-      .kind = OperationKind::kRead, .stream = StreamId::kReadParameters, .of_update = true};
+  OperationDraft read{.kind = OperationKind::kRead, .stream = StreamId::kReadParameters};
   for (int unit : turn.shared) {
     read.parts.push_back({.unit = unit});
     for (int g : SharedSubGroups(unit)) {
@@ -88,7 +87,6 @@ void GatherLowering::ReadParameters(int turn, bool carried) {
     if (read.moves.size() > moves) read.parts.push_back({.unit = unit});
   }
   if (read.moves.empty()) return;
-  read.of_update = d_.reads_parameters() && !of.shared.empty() && !carried;
   writer_.Issue(read);
 }
 

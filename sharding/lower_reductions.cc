@@ -36,8 +36,7 @@ ReductionLowering::Gradients ReductionLowering::OfGroup(const std::vector<int>& 
                                        .last = in_.reduction.is_last[scope] && !d_.holds}));
     const int64_t slice_bytes = PoolAligned(gradient.section.shard * SizeOf(d_.communication));
     const bool is_shard = !gradient.accumulates && gradient.shard_tier == Tier::kDevice;
-    gradient.whole = DevicePlace(StateClass::kGradient,
-                                 pools.visits[static_cast<size_t>(planned.visit)].gradient);
+    gradient.whole = WholeGradientPlace(in_.plan, planned.visit);
     gradient.source = d_.casts() ? StagingPlace(cast) : gradient.whole;
     gradient.summed = gradient.source;
     gradient.summed.per_slice = gradient.section.shard * SizeOf(d_.reduced());
@@ -58,15 +57,17 @@ ReductionLowering::Gradients ReductionLowering::Those(bool accumulate, Tier shar
                                                       const Gradients& gradients) const {
   Gradients those;
   for (const Gradient& gradient : gradients) {
-    if (gradient.accumulates == accumulate && gradient.shard_tier == shard_tier)
+    // A norm is taken of what is final.
+    if (gradient.accumulates == accumulate && gradient.shard_tier == shard_tier &&
+        (accumulate || gradient.part.last))
       those.push_back(gradient);
   }
   return those;
 }
 
-int ReductionLowering::Issue(OperationKind kind, StreamId stream,
-                             std::span<const Gradient> gradients,
-                             absl::FunctionRef<int64_t(const Gradient&)> add) {
+void ReductionLowering::Issue(OperationKind kind, StreamId stream,
+                              std::span<const Gradient> gradients,
+                              absl::FunctionRef<int64_t(const Gradient&)> add) {
   OperationDraft operation{.kind = kind, .stream = stream};
   for (const Gradient& gradient : gradients) {
     operation.parts.push_back(gradient.part);
@@ -80,7 +81,7 @@ int ReductionLowering::Issue(OperationKind kind, StreamId stream,
   const bool sums = kind == OperationKind::kReduce || kind == OperationKind::kAllReduce;
   if (sums && pools.staging_sums_bytes > 0)
     to_.AddBytes(StagingPlace(pools.staging_sums), Access::kWrite, pools.staging_sums_bytes);
-  return writer_.Issue(operation);
+  writer_.Issue(operation);
 }
 
 void ReductionLowering::Reduce(int group) {
@@ -93,13 +94,11 @@ void ReductionLowering::Reduce(int group) {
       return of.section.elements * (SizeOf(d_.gradient) + SizeOf(sent));
     });
   }
-  const int reduce =
-      Issue(OperationKind::kReduce, StreamId::kReduce, gradients, [&](const Gradient& of) {
-        to_.Add(of.source, sent, Access::kRead, of.section.elements);
-        to_.Add(of.summed, sent, Access::kWrite, of.section.shard);
-        return d_.RingBytes(of.section.shard, sent);
-      });
-  for (const Gradient& gradient : gradients) writer_.Reduces(gradient.part.scope, reduce);
+  Issue(OperationKind::kReduce, StreamId::kReduce, gradients, [&](const Gradient& of) {
+    to_.Add(of.source, sent, Access::kRead, of.section.elements);
+    to_.Add(of.summed, sent, Access::kWrite, of.section.shard);
+    return d_.RingBytes(of.section.shard, sent);
+  });
   if (d_.replicas() > 1) {
     Issue(OperationKind::kAllReduce, StreamId::kReduce, gradients, [&](const Gradient& of) {
       to_.Add(of.summed, sent, Access::kReadWrite, of.section.shard);
@@ -152,7 +151,7 @@ void ReductionLowering::Sum(Tier shard_tier, const Gradients& gradients) {
   const auto norm = [this](const Gradient& of) { return AddNorm(of); };
   if (const Gradients summed = Those(true, shard_tier, gradients); !summed.empty())
     Issue(OperationKind::kAccumulate, stream, summed, accumulate);
-  if (const Gradients direct = Those(false, shard_tier, gradients); !direct.empty() && !d_.holds)
+  if (const Gradients direct = Those(false, shard_tier, gradients); !direct.empty())
     Issue(OperationKind::kNorm, stream, direct, norm);
 }
 
@@ -204,24 +203,18 @@ void ReductionLowering::SumInSlot(Gradient gradient) {
 void ReductionLowering::HeldNorms(const std::vector<int>& units) {
   Gradients gradients;
   for (int unit : units) {
-    Gradient& gradient =
-        gradients.emplace_back(OfUnit({.unit = unit, .first = true, .last = true}));
-    if (gradient.shard_tier != Tier::kNvme) continue;
+    Gradient gradient = OfUnit({.unit = unit, .first = true, .last = true});
+    gradient.accumulates = false;  // not any more
+    if (gradient.shard_tier != Tier::kNvme) {
+      gradients.push_back(gradient);
+      continue;
+    }
     const Place place = std::exchange(gradient.shard, slots_.Next());
     Move(OperationKind::kRead, StreamId::kReadParameters, gradient, place, gradient.shard,
          StoredBytes(gradient));
-    Issue(OperationKind::kNorm, StreamId::kHostSum, {&gradient, 1},
-          [this](const Gradient& of) { return AddNorm(of); });
+    Sum(Tier::kNvme, {gradient});
   }
-  for (const Tier shard_tier : {Tier::kDevice, Tier::kCpu}) {
-    Gradients there;
-    for (const Gradient& gradient : gradients)
-      if (gradient.shard_tier == shard_tier) there.push_back(gradient);
-    if (there.empty()) continue;
-    Issue(OperationKind::kNorm,
-          shard_tier == Tier::kDevice ? StreamId::kReduce : StreamId::kHostSum, there,
-          [this](const Gradient& of) { return AddNorm(of); });
-  }
+  for (const Tier shard_tier : {Tier::kDevice, Tier::kCpu}) Sum(shard_tier, gradients);
 }
 
 void ReductionLowering::GatherGradients(const std::vector<int>& units) {

@@ -52,8 +52,8 @@ class ReductionLowering {
   Gradients Those(bool accumulate, Tier shard_tier, const Gradients& gradients) const;
 
   // One operation for all of them; `add` writes the operands of each and returns its bytes.
-  int Issue(OperationKind kind, StreamId stream, std::span<const Gradient> gradients,
-            absl::FunctionRef<int64_t(const Gradient&)> add);
+  void Issue(OperationKind kind, StreamId stream, std::span<const Gradient> gradients,
+             absl::FunctionRef<int64_t(const Gradient&)> add);
   int64_t AddAccumulate(const Gradient& gradient);
   int64_t AddNorm(const Gradient& gradient);
   void AddSquares(const Gradient& gradient, bool last);

@@ -46,7 +46,6 @@ void UpdateLowering::Update(int sub_group) {
                  .parts = {{.unit = route.unit}},
                  .bytes = GroupOf(route).count() * (states + parameter),
                  .condition = route.carried ? Condition::kCarrying : Condition::kAlways,
-                 .of_update = true,
                  .updates = {detail}});
   WriteBack(route);
 }
@@ -71,7 +70,6 @@ void UpdateLowering::TakeNorms(int sub_group) {
        .stream = route.stream(),
        .parts = {{.unit = route.unit, .first = is_first}},
        .bytes = GroupOf(route).count() * (states + SizeOf(d_.shard_dtype(route.unit)) + parameter),
-       .of_update = true,
        .updates = {DetailOf(route, states_read)}});
 }
 
@@ -230,8 +228,7 @@ void UpdateLowering::Move(const Route& route, OperationKind kind, StreamId strea
                            .stream = stream,
                            .parts = {{.unit = route.unit}},
                            .moves = std::move(moves),
-                           .condition = route.carried ? Condition::kCarrying : Condition::kAlways,
-                           .of_update = true};
+                           .condition = route.carried ? Condition::kCarrying : Condition::kAlways};
   for (const sharding::Move& move : operation.moves) operation.bytes += move.bytes;
   writer_.Issue(operation);
 }
@@ -278,7 +275,6 @@ UpdateDetail UpdateLowering::DetailOf(const Route& route, int states) const {
       .states = states,
       .early = d_.timing == UpdateTiming::kEarly && !route.carried,
       .keeps_parameter = route.moves_parameter && !d_.reads_parameters(),
-      .first = group.begin,
       .per_slice = d_.stage == 0 ? 0 : SectionOf(in_.plan, route.unit, true).shard,
       .rounding_unit = Hasher().Add(in_.plan.unit_names[static_cast<size_t>(route.unit)]).hash()};
 }

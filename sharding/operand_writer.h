@@ -9,13 +9,6 @@
 
 namespace ebb::sharding {
 
-inline Place DevicePlace(StateClass pool, int64_t offset, int64_t per_slice = 0) {
-  return {.tier = Tier::kDevice, .pool = pool, .offset = offset, .per_slice = per_slice};
-}
-inline Place StagingPlace(int64_t offset) {
-  return DevicePlace(StateClass::kStaging, offset);
-}
-
 class OperandWriter {
  public:
   explicit OperandWriter(const Plan& plan);

@@ -71,9 +71,9 @@ struct UpdateDetail {
   bool early = false;          // does not wait for its step's verdict
   // Skipped or not, the parameter is made of the master, as the next instruction carries it to its place.
   bool keeps_parameter = false;
-  // Its first element, counted from the unit's first trainable one, plus `per_slice` times the
-  // rank's slice number. Stochastic rounding draws its bits from this and the unit's name.
-  int64_t first = 0, per_slice = 0;
+  // Stochastic rounding draws its bits from the unit's name and the element's number in the unit: `begin` plus this times
+  // the number of the rank's slice.
+  int64_t per_slice = 0;
   uint64_t rounding_unit = 0;
 
   int64_t count() const { return end - begin; }

@@ -191,7 +191,7 @@ absl::StatusOr<Plan> PlanDrain(const PlanInputs& inputs) {
 int64_t Plan::OwnBytes() const {
   const auto held = [](const auto& list) { return list.capacity() * sizeof(list.front()); };
   return static_cast<int64_t>(held(operations) + held(moments) + held(scopes) +
-                              held(reduce_of_scope) + held(gather_of_scope)) +
+                              held(gather_of_scope)) +
          lists->bytes();
 }
 

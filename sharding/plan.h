@@ -14,7 +14,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <memory>
+#include <numeric>
 #include <ranges>
 #include <span>
 #include <string>
@@ -109,7 +111,6 @@ struct Operation {
   OperationKind kind{};
   StreamId stream{};
   Condition condition = Condition::kAlways;
-  bool of_update = false;  // an update, or what it needs or leaves to be moved
   int64_t bytes = 0;  // collectives: received from or sent to other ranks; else read and written
   std::span<const Part> parts;  // units of a bucket
   std::span<const Operand>
@@ -153,6 +154,11 @@ struct Pools {
   int64_t bytes[kStateClasses] = {};       // of each class, on the device
   int64_t host_bytes[kStateClasses] = {};  // in host memory
   int64_t file_bytes[kStateClasses] = {};  // in the swap file, end to end
+  // Of the file that holds all but parameters.
+  int64_t state_file_bytes() const {
+    return std::accumulate(std::begin(file_bytes), std::end(file_bytes),
+                           -file_bytes[static_cast<int>(StateClass::kParameter)]);
+  }
   StatePlacement placement;
   SlotRing parameter_slots;  // host: of one group of gathers each
   SlotRing gradient_slots;   // host: of one unit's reduced shard each
@@ -186,9 +192,6 @@ struct Pools {
   // Activation pool in an evaluation, which keeps nothing for backward: two boundaries a micro-batch,
   // taken by visits in turns, and the most micro-batches that one walk holds.
   int64_t evaluation_stride = 0, evaluation_micro_batches = 0;
-  int64_t EvaluationOutput(int visit, int micro_batch) const {
-    return (2 * micro_batch + visit % 2) * evaluation_stride;
-  }
 };
 // With room for an error that names a path and what to do.
 inline constexpr int64_t kExchangeBytes = 512;
@@ -295,7 +298,6 @@ struct Plan {
   std::vector<Operation> operations;
   std::shared_ptr<const PlanLists> lists;  // of operations and moments; copies of a plan share them
   std::vector<Moment> moments;             // kBegin; by tick kOpen or kClose of a scope; kFinish
-  std::vector<int> reduce_of_scope;        // the kReduce that takes scope s's gradient; -1: none
   std::vector<int> gather_of_scope;        // the gather that serves scope s; -1: kept whole
   std::vector<std::string> unit_names;
   uint64_t hash = 0;  // of all of the above that ranks must agree on

@@ -1,4 +1,4 @@
-// Facts that an engine asks of a plan beside its operations. They hold for every step of the plan.
+// Facts that an engine asks of a plan beside its instructions. They hold for every step of the plan.
 #pragma once
 
 #include <vector>
@@ -6,65 +6,71 @@
 #include "ebb/sharding/norm_records.h"
 #include "ebb/sharding/place.h"
 #include "ebb/sharding/plan.h"
+#include "ebb/sharding/reduction.h"
 
 namespace ebb::sharding {
 
 // Rounds that are planned. A longer step repeats the middle round.
-int PlannedRounds(const Plan& plan);
-
+inline int PlannedRounds(const Plan& plan) {
+  return plan.decisions.rounds;
+}
 // The number of ranks that each unit is cut over. If it is less than all ranks, slices are
 // repeated, and those of the first ranks count once.
-int Slices(const Plan& plan);
-inline int SliceOf(const Plan& plan, int rank) {
-  return rank % Slices(plan);
+inline int Slices(const Plan& plan) {
+  return plan.decisions.shards;
 }
 // The rank's own part of what lies at `place` by slices; the rank has slice `slice` of every unit.
-Place OwnPlace(const Plan& plan, const Place& place, int slice);
-// Parts of each unit's secondary copy (hpZ), one for each rank of a group; 0: there is none.
-int SecondarySlices(const Plan& plan);
-// Masters, whole or half, are kept beside parameters; else parameters are their own masters.
-bool HasMasters(const Plan& plan);
-// Parameters are copies of masters in another dtype.
-bool CopiesMasters(const Plan& plan);
-// The dtype that masters are shown in.
-DType MasterDType(const Plan& plan);
-bool RoundsStochastically(const Plan& plan);
-// Parameters that are cut over ranks are on the device.
-bool ParametersAreOnDevice(const Plan& plan);
-// Updates read the parameters, because these are masters or halves of them.
-bool UpdatesReadParameters(const Plan& plan);
-// Some class of state may live below the device.
-bool HasTiersBelow(const Plan& plan);
-
-UpdateTiming TimingOf(const Plan& plan);
-// Steps leave updates to the step after them.
-bool CarriesUpdates(const Plan& plan);
-
-// The dtype of the parameters that scopes show.
-DType ParameterDType(const Plan& plan);
-DType GradientDType(const Plan& plan);
-int MicroBatchesOfRound(const Plan& plan);
-bool IsKeptWhole(const Plan& plan, int unit);
-const std::vector<bool>& TrainableUnits(const Plan& plan);  // by unit
-// Backward sums a visit's gradient over all rounds, and the last round reduces it; else each does.
-bool SumsOverRounds(const Plan& plan);
-// The whole gradient of a visit, as a number: visits with the same number share one address.
-int WholeGradients(const Plan& plan);
-int WholeGradientOf(const Plan& plan, int visit, int unit);
-
-// On the device, for scopes' views: a visit's whole gradient; boundaries of its micro-batches, of a round or walk.
-Place WholeGradientPlace(const Plan& plan, int visit);
-Place OutputPlace(const Plan& plan, int visit, int index_in_round);
-Place OutputGradientPlace(const Plan& plan, int visit, int index_in_round);
-Place WalkOutputPlace(const Plan& plan, int visit, int micro_batch);
-// In the device's staging pool, at an address of Pools.
-inline Place StagingPlace(int64_t offset) {
-  return {.pool = StateClass::kStaging, .offset = offset};
+inline Place OwnPlace(const Plan& plan, const Place& place, int slice) {
+  Place own = place.Plus((place.of_secondary ? slice % plan.decisions.secondary_shards : slice) *
+                         place.per_slice);
+  own.per_slice = 0;
+  return own;
 }
 
-// Some optimizer takes norms of whole parameters.
-bool HasNorms(const Plan& plan);
-NormRecords NormRecordsOf(const Plan& plan);
-int NormEntryOf(const Plan& plan, int unit, int slice, ParameterId parameter);
+inline UpdateTiming TimingOf(const Plan& plan) {
+  return plan.decisions.timing;
+}
+// Steps leave updates to the step after them.
+inline bool CarriesUpdates(const Plan& plan) {
+  return plan.decisions.carries();
+}
+// Updates read the parameters, because these are masters or halves of them.
+inline bool UpdatesReadParameters(const Plan& plan) {
+  return plan.decisions.reads_parameters();
+}
+inline bool IsKeptWhole(const Plan& plan, int unit) {
+  return plan.decisions.kept_whole[static_cast<size_t>(unit)];
+}
+
+// Of the views that scopes show.
+inline DType ParameterDType(const Plan& plan) {
+  return plan.decisions.compute;
+}
+inline DType GradientDType(const Plan& plan) {
+  return plan.decisions.gradient;
+}
+inline int MicroBatchesOfRound(const Plan& plan) {
+  return static_cast<int>(plan.decisions.micro_batches_per_round);
+}
+// Backward sums a visit's gradient over all rounds, and the last round reduces it; else each does.
+inline bool SumsOverRounds(const Plan& plan) {
+  return plan.decisions.keeps_step_gradients;
+}
+// The whole gradient of a visit, as a number: visits with the same number share one address.
+inline int WholeGradientOf(const Plan& plan, int visit, int unit) {
+  return GradientKey(plan.decisions, {.visit = visit, .unit = unit});
+}
+inline int WholeGradients(const Plan& plan) {
+  return static_cast<int>(SumsOverRounds(plan) ? plan.pools.visits.size()
+                                               : plan.pools.units.size());
+}
+
+inline NormRecords NormRecordsOf(const Plan& plan) {
+  return LayOutNormRecords(plan.layout, plan.decisions);
+}
+inline int NormEntryOf(const Plan& plan, int unit, int slice, ParameterId parameter) {
+  return NormEntryOf(plan.layout.units[static_cast<size_t>(unit)].trainable, plan.decisions, slice,
+                     parameter);
+}
 
 }  // namespace ebb::sharding

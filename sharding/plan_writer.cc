@@ -15,9 +15,7 @@ int64_t PlanLists::bytes() const {
 }
 
 PlanWriter::PlanWriter(const Plan& plan)
-    : operands_(plan),
-      gather_of_scope_(plan.scopes.size(), -1),
-      reduce_of_scope_(plan.scopes.size(), -1) {}
+    : operands_(plan), gather_of_scope_(plan.scopes.size(), -1) {}
 
 void PlanWriter::BeginMoment(Moment::Kind kind, int scope) {
   const int next = static_cast<int>(operations_.size());
@@ -32,7 +30,6 @@ int PlanWriter::Issue(const OperationDraft& operation) {
   operations_.push_back({.kind = operation.kind,
                          .stream = operation.stream,
                          .condition = operation.condition,
-                         .of_update = operation.of_update,
                          .bytes = operation.bytes,
                          .parts = lists_->parts.KeepOnce(operation.parts),
                          .operands = lists_->operands.KeepOnce(operands_.operands()),
@@ -46,17 +43,12 @@ void PlanWriter::Gathers(int scope, int operation) {
   gather_of_scope_[static_cast<size_t>(scope)] = operation;
 }
 
-void PlanWriter::Reduces(int scope, int operation) {
-  reduce_of_scope_[static_cast<size_t>(scope)] = operation;
-}
-
 void PlanWriter::Finish(Plan& plan) && {
   lists_->Close();
   plan.operations = std::move(operations_);
   plan.moments = std::move(moments_);
   plan.lists = std::move(lists_);
   plan.gather_of_scope = std::move(gather_of_scope_);
-  plan.reduce_of_scope = std::move(reduce_of_scope_);
 }
 
 }  // namespace ebb::sharding

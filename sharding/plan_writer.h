@@ -30,7 +30,6 @@ struct OperationDraft {
   int64_t bytes = 0;
   std::vector<Move> moves = {};
   Condition condition = Condition::kAlways;
-  bool of_update = false;
   std::vector<UpdateDetail> updates = {};
 };
 
@@ -43,9 +42,8 @@ class PlanWriter {
   OperandWriter& operands() { return operands_; }
   // Adds it to the newest moment; returns its index.
   int Issue(const OperationDraft& operation);
-  // Notes the gather that serves the scope, and the reduction that takes its gradient.
+  // Notes the gather that serves the scope.
   void Gathers(int scope, int operation);
-  void Reduces(int scope, int operation);
 
   // Moves all that was written into the plan.
   void Finish(Plan& plan) &&;
@@ -55,7 +53,7 @@ class PlanWriter {
   std::vector<Operation> operations_;
   std::vector<Moment> moments_;
   std::shared_ptr<PlanLists> lists_ = std::make_shared<PlanLists>();
-  std::vector<int> gather_of_scope_, reduce_of_scope_;
+  std::vector<int> gather_of_scope_;
 };
 
 }  // namespace ebb::sharding

@@ -14,11 +14,8 @@ void LayOutBoundaryPlaces(const PoolInputs& in, const std::vector<BoundaryUse>& 
   const Tier tier = in.decisions->activation_tier;
   if (tier == Tier::kDevice) return;
   Bump host;
-  int64_t file = 0, leaving = 0, largest = 0;
-  for (int state = 0; state < kStateClasses; ++state) {
-    if (static_cast<StateClass>(state) != StateClass::kParameter) file += pools.file_bytes[state];
-  }
-  const int64_t states = file;
+  const int64_t states = pools.state_file_bytes();
+  int64_t file = states, leaving = 0, largest = 0;
   for (size_t v = 0; v < pools.visits.size(); ++v) {
     VisitAddresses& visit = pools.visits[v];
     visit.leaves = visit.boundary_stride > 0 && LeavesDevice(*in.scopes, uses[v]);

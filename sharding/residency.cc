@@ -92,10 +92,10 @@ std::vector<GatherGroup> FindGroups(std::span<const PlannedScope> scopes,
   return groups;
 }
 
-class Issuer {
+class Prefetch {
  public:
-  Issuer(std::span<const PlannedScope> scopes, std::span<const int64_t> elements,
-         Residency& residency, const ResidencyLimits& limits)
+  Prefetch(std::span<const PlannedScope> scopes, std::span<const int64_t> elements,
+           Residency& residency, const ResidencyLimits& limits)
       : scopes_(scopes), elements_(elements), residency_(residency), limits_(limits) {}
 
   // `ahead_max`: groups of a round that are issued in the round before it.
@@ -192,14 +192,14 @@ Residency PlanResidency(std::span<const PlannedScope> scopes, std::span<const in
   residency.intervals = FindIntervals(scopes, elements, kept_whole, limits);
   residency.groups = FindGroups(scopes, elements, residency.intervals, limits);
   // Each middle round begins with as much issued ahead as it leaves, so all middle rounds are the same.
-  Issuer issuer(scopes, elements, residency, limits);
+  Prefetch prefetch(scopes, elements, residency, limits);
   int ahead_max = std::numeric_limits<int>::max();
-  issuer.Run(ahead_max);
+  prefetch.Run(ahead_max);
   while (!scopes.empty() && scopes.back().round > 1) {
-    const std::vector<int> ahead = issuer.Ahead();
+    const std::vector<int> ahead = prefetch.Ahead();
     if (ahead[1] == ahead[2]) break;
     ahead_max = std::min(ahead[1], ahead[2]);
-    issuer.Run(ahead_max);
+    prefetch.Run(ahead_max);
   }
   residency.lifetimes.resize(elements.size());
   for (const GatherGroup& group : residency.groups) {

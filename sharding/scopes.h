@@ -19,6 +19,11 @@ enum class ScopeKind : uint8_t { kForward, kBackward, kRecompute };
 constexpr ScopeKind KindOf(bool backward, bool recompute) {
   return backward ? ScopeKind::kBackward : recompute ? ScopeKind::kRecompute : ScopeKind::kForward;
 }
+constexpr const char* Name(ScopeKind kind) {
+  return kind == ScopeKind::kForward    ? "forward"
+         : kind == ScopeKind::kBackward ? "backward"
+                                        : "recompute";
+}
 
 // A scope's kind and unit as one number, as records and logs of a step hold it.
 constexpr int ScopeCode(ScopeKind kind, int unit) {

@@ -1,4 +1,5 @@
-// Where a unit is on the device while it is used, and where this rank's slices of it are there.
+// Where a unit is on the device while it is used, and where this rank's slices of it are there; likewise what visits
+// write there.
 #pragma once
 
 #include <vector>
@@ -8,6 +9,13 @@
 
 namespace ebb::sharding {
 
+inline Place DevicePlace(StateClass pool, int64_t offset) {
+  return {.pool = pool, .offset = offset};
+}
+inline Place StagingPlace(int64_t offset) {
+  return DevicePlace(StateClass::kStaging, offset);
+}
+
 // A section whole: in its slot, or where it is kept whole.
 Place WholePlace(const Plan& plan, int unit, bool trainable);
 // This rank's slice of it, where a gather finds it: in place, unless the slice lives on the device in a pool of its
@@ -15,6 +23,12 @@ Place WholePlace(const Plan& plan, int unit, bool trainable);
 Place SlicePlace(const Plan& plan, int unit, bool trainable);
 // This rank's slice of the reduced gradient.
 Place GradientSlicePlace(const Plan& plan, int unit);
+
+// What a visit writes: its whole gradient; boundaries of a micro-batch of a round, or of a walk.
+Place WholeGradientPlace(const Plan& plan, int visit);
+Place OutputPlace(const Plan& plan, int visit, int index_in_round = 0);
+Place OutputGradientPlace(const Plan& plan, int visit, int index_in_round = 0);
+Place WalkOutputPlace(const Plan& plan, int visit, int micro_batch);
 
 // Operands of an all-gather of the unit.
 void AddGather(const Plan& plan, int unit, std::vector<Operand>& operands);

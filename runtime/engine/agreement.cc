@@ -12,6 +12,7 @@
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/fingerprint.h"
+#include "ebb/sharding/interval.h"
 
 namespace ebb {
 namespace {
@@ -317,13 +318,9 @@ absl::Status AgreeOnInitialValues(const HostLane& lane, const ModelSpec& model, 
     const ParameterSpec& parameter = model.parameters[p];
     float first[4] = {};
     const int64_t count = std::min<int64_t>(std::ssize(first), Elements(parameter.shape));
-    const Slice slice{.parameter = static_cast<ParameterId>(p),
-                      .name = parameter.name,
-                      .shape = parameter.shape,
-                      .begin = 0,
-                      .end = count};
     const absl::Status filled =
-        parameter.init(slice, std::span(first).first(static_cast<size_t>(count)));
+        parameter.init(sharding::SliceOf(model, static_cast<ParameterId>(p), 0, count),
+                       std::span(first).first(static_cast<size_t>(count)));
     if (own.ok() && !filled.ok()) {
       own = absl::Status(filled.code(), absl::StrCat("initial values of parameter '",
                                                      parameter.name, "': ", filled.message()));

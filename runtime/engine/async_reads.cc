@@ -11,6 +11,7 @@
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/issuer.h"
 #include "ebb/runtime/trace/log.h"
+#include "ebb/sharding/interval.h"
 #include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/swap_files.h"
 #include "ebb/sharding/unit_places.h"
@@ -197,14 +198,10 @@ absl::Status AsyncReads::Give(const Array& array, const StateRun& run,
     const int64_t begin = std::max(run.begin, offset),
                   end = std::min(run.end, offset + slice.end - slice.begin);
     if (begin >= end) continue;
-    const ParameterSpec& parameter = with_.inputs->model[slice.parameter];
     EBB_RETURN_IF_ERROR(reader_.take(
         slice.what, slice.state,
-        {.parameter = slice.parameter,
-         .name = parameter.name,
-         .shape = parameter.shape,
-         .begin = slice.begin + begin - offset,
-         .end = slice.begin + end - offset},
+        sharding::SliceOf(with_.inputs->model, slice.parameter, slice.begin + begin - offset,
+                          slice.begin + end - offset),
         values.subspan(static_cast<size_t>(begin - run.begin), static_cast<size_t>(end - begin))));
   }
   return absl::OkStatus();

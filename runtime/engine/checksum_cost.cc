@@ -25,14 +25,6 @@ double SecondsSince(Clock::time_point start) {
   return std::max(std::chrono::duration<double>(Clock::now() - start).count(), 1e-9);
 }
 
-int64_t StateFileBytes(const sharding::Plan& plan) {
-  int64_t bytes = 0;
-  for (int c = 0; c < kStateClasses; ++c) {
-    if (static_cast<StateClass>(c) != StateClass::kParameter) bytes += plan.pools.file_bytes[c];
-  }
-  return bytes;
-}
-
 // `sum`: lowered to what is measured here.
 absl::StatusOr<double> MeasureFile(ShardFile& file, int64_t file_bytes, double& sum) {
   const int64_t blocks = file_bytes / ShardFile::kAlignment,
@@ -117,7 +109,7 @@ absl::StatusOr<ChecksumRates> MeasureChecksumRates(const Storage& storage,
   EBB_RETURN_IF_ERROR(measure(StateClass::kParameter,
                               plan.pools.file_bytes[static_cast<int>(StateClass::kParameter)],
                               rates.parameters));
-  EBB_RETURN_IF_ERROR(measure(StateClass::kOptimizer, StateFileBytes(plan), rates.states));
+  EBB_RETURN_IF_ERROR(measure(StateClass::kOptimizer, plan.pools.state_file_bytes(), rates.states));
   return rates;
 }
 

@@ -9,7 +9,7 @@
 #include "ebb/runtime/engine/agreement.h"
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/trace/log.h"
-#include "ebb/sharding/plan_facts.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 

@@ -14,13 +14,11 @@
 #include "ebb/runtime/engine/async_reads.h"
 #include "ebb/runtime/engine/collective_pools.h"
 #include "ebb/runtime/engine/control_block.h"
-#include "ebb/runtime/engine/displaced_units.h"
 #include "ebb/runtime/engine/engine_calls.h"
 #include "ebb/runtime/engine/engine_communicators.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/engine_streams.h"
 #include "ebb/runtime/engine/fragment_runner.h"
-#include "ebb/runtime/engine/instruction_arithmetic.h"
 #include "ebb/runtime/engine/issue_observer.h"
 #include "ebb/runtime/engine/norm_exchange.h"
 #include "ebb/runtime/engine/open_scopes.h"
@@ -65,7 +63,6 @@ struct UpdateParts {
   std::optional<OwnOptimizer> own;    // of the trainer's
   std::optional<NormExchange> norms;  // where an optimizer takes norms
   std::optional<UpdateCall> call;
-  std::optional<InstructionArithmetic> arithmetic;
 };
 
 // What runs plans.
@@ -85,7 +82,6 @@ struct ScopeParts {
   StepProgress progress = {};
   OrderNotices notices;
   std::optional<ScopeViews> views = {};
-  std::optional<DisplacedUnits> displaced = {};
   std::optional<OpenScopes> open = {};
   std::optional<StepAside> aside = {};
 };
@@ -136,5 +132,10 @@ struct EngineParts {
   // Declared last, so that they end first: their tasks use what is above.
   EngineStreams streams;
 };
+
+// Makes the parts that follow from a plan: cells of memory, fragments with the order of their streams, and what scopes
+// show. Once all that these parts work on is there; again for another plan, while nothing is under way. They stay at
+// their addresses.
+absl::Status LinkPlan(EngineParts& parts);
 
 }  // namespace ebb

@@ -7,7 +7,6 @@
 #include "ebb/runtime/device/awaited_event.h"
 #include "ebb/runtime/device/stream_priority.h"
 #include "ebb/runtime/engine/control_block.h"
-#include "ebb/sharding/plan_facts.h"
 
 namespace ebb {
 
@@ -66,7 +65,7 @@ absl::Status EngineStreams::Make(const Device& device, const sharding::Plan* pla
 
 absl::Status EngineStreams::MakeOffload(const Device& device, const sharding::Plan& plan,
                                         bool has_files) {
-  if (!sharding::HasTiersBelow(plan)) return absl::OkStatus();
+  if (!plan.decisions.offloads()) return absl::OkStatus();
   const std::pair<const char*, StreamId> copies[] = {{"ebb upload", StreamId::kUpload},
                                                      {"ebb download", StreamId::kDownload}};
   for (const auto& copy : copies) {

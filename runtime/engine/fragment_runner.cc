@@ -109,7 +109,9 @@ void FragmentRunner::IssueCarriedLeft() {
   IssueBehindFences(sharding::FindCarried(progress.fragment->fragment(), issued()));
 }
 
-void FragmentRunner::GoOnWithoutCarried() {
+void FragmentRunner::FinishCarried() {
+  if (!carries_) return;
+  IssueCarriedLeft();
   with_.progress->fragment = with_.progress->run->linked[0].get();  // of Choose
 }
 

@@ -55,10 +55,10 @@ class FragmentRunner {
   // now, if there are none.
   void AfterCarried(std::function<void()> then);
   bool has_after_carried() const { return after_carried_ != nullptr; }
-  // Issues the carried updates that are left, because the step is dropped or paused for an evaluation.
+  // Issues the carried updates that are left, because the step is dropped.
   void IssueCarriedLeft();
-  // Carried updates are done: the rest of the step in the fragment without them.
-  void GoOnWithoutCarried();
+  // The same before an evaluation. The step goes on in the fragment without those updates.
+  void FinishCarried();
   // State is not to be looked at between the updates that a step carries.
   absl::Status MayLook() const;
   // Until all state is where it belongs, and nothing reads it there.

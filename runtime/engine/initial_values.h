@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/engine/state_values.h"
+#include "ebb/sharding/interval.h"
 #include "ebb/sharding/model.h"
 #include "ebb/sharding/partition.h"
 
@@ -31,9 +32,10 @@ struct InitialValues {
  private:
   absl::Status AskInTurn(const sharding::Section& section, int64_t begin,
                          std::span<float> values) const;
-  // Stores values from this rank's element `begin` on; `states`: the optimizer's, none if zero.
-  absl::Status Store(StateValues& state, int unit, bool trainable, int64_t begin,
-                     std::span<const float> values, std::span<const float> states) const;
+  Slice Of(const sharding::Interval& interval) const;
+  // Stores values of this rank's slice, from element `first` of the section on, and the optimizer's states.
+  absl::Status Store(StateValues& state, int unit, bool trainable, int64_t first,
+                     std::span<const float> values) const;
 };
 
 }  // namespace ebb

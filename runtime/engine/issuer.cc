@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/optim/norm.h"
 #include "ebb/sharding/traffic.h"
 
 namespace ebb {
@@ -23,6 +24,10 @@ std::string Describe(const LinkedFragment& run, const Instruction& instruction) 
     between = ", '";
   }
   return text;
+}
+
+std::span<double> BlocksAt(std::byte* scratch, int64_t count) {
+  return {reinterpret_cast<double*>(scratch), static_cast<size_t>(optim::NormBlocks(count))};
 }
 
 }  // namespace
@@ -153,9 +158,8 @@ void Issuer::Work(LinkedFragment& run, int index, const StepTag& step, Stream& s
       if (instruction.updates.front().early) with_.outcome->StartEarlyUpdate();
       [[fallthrough]];
     default:
-      with_.arithmetic->Enqueue(stream, [this, &run, index, step] {
-        with_.arithmetic->Run(run, index, step, At(run[index].starts));
-      });
+      Enqueue(stream,
+              [this, &run, index, step] { Calculate(run, index, step, At(run[index].starts)); });
   }
 }
 
@@ -176,7 +180,7 @@ void Issuer::Collect(LinkedFragment& run, int index, const StepTag& step, Stream
       status = lane.AllGather(stream, spans, dtype);
   }
   with_.peers->NoteCollective(lane, std::move(status), *with_.errors);
-  with_.arithmetic->Enqueue(stream, [this, &run, index] {
+  Enqueue(stream, [this, &run, index] {
     const Instruction& of = run[index];
     with_.peers->NoteIfBroken(**with_.lanes[static_cast<size_t>(of.lane)],
                               [&] { return Describe(run, of); });
@@ -220,7 +224,7 @@ ShardFile& Issuer::FileOf(const LinkedFragment& run, const sharding::Place& plac
 void Issuer::StartTransfers(LinkedFragment& run, int index, uint32_t save) {
   if (with_.errors->has_failed()) return;
   const Instruction& instruction = run[index];
-  run.started(index) = 1;
+  run.started(index) = true;
   IoTransfer* const transfers = run.transfers(index);
   for (int i = 0; i < std::ssize(instruction.operands) / 2; ++i) {
     const Operand &from = instruction.operands[static_cast<size_t>(2 * i)],
@@ -243,7 +247,7 @@ void Issuer::StartTransfers(LinkedFragment& run, int index, uint32_t save) {
 }
 
 void Issuer::EndTransfers(LinkedFragment& run, int index, const StepTag& step) {
-  if (!std::exchange(run.started(index), uint8_t{0})) {
+  if (!std::exchange(run.started(index), false)) {
     run.error(index) = with_.errors->failure();
     return;
   }
@@ -274,6 +278,75 @@ void Issuer::EndTransfers(LinkedFragment& run, int index, const StepTag& step) {
                      std::string(Name(state)), " of unit '", std::string(run.unit_name(index)),
                      "': ", moved.message())));
   }
+}
+
+void Issuer::Calculate(const LinkedFragment& run, int index, const StepTag& step,
+                       Stream& stream) const {
+  const Instruction& instruction = run[index];
+  switch (instruction.code) {
+    case Code::kCheckFiles:
+      with_.verifier->FilesAreOurs();
+      return;
+    case Code::kUpdate:
+    case Code::kParameterNorms:
+      return with_.updates->Run(run, index, step, stream);
+    default:
+      break;
+  }
+  const auto one = instruction.code == Code::kCast         ? &Issuer::Cast
+                   : instruction.code == Code::kAccumulate ? &Issuer::Accumulate
+                                                           : &Issuer::Norm;
+  for (int part = 0; part < std::ssize(instruction.parts); ++part)
+    (this->*one)(run, index, part, stream);
+}
+
+void Issuer::Cast(const LinkedFragment& run, int index, int part, Stream& stream) const {
+  const Instruction& instruction = run[index];
+  const int first = 2 * part;
+  const Operand &from = instruction.operands[static_cast<size_t>(first)],
+                &to = instruction.operands[static_cast<size_t>(first) + 1];
+  const std::byte* const source = run.At(index, first);
+  std::byte* const destination = run.At(index, first + 1);
+  const bool casts = instruction.role == sharding::OperationKind::kCastMasters;
+  if (casts)
+    with_.verifier->VerifyMasters(instruction.updates[static_cast<size_t>(part)].sub_group, source);
+  if (instruction.via) {
+    with_.kernels.Of(stream).CastVia(stream, source, from.dtype, *instruction.via, destination,
+                                     to.dtype, to.count);
+  } else {
+    with_.kernels.Of(stream).Cast(stream, source, from.dtype, destination, to.dtype, to.count,
+                                  casts ? optim::Rounding::kParameter : optim::Rounding::kNearest);
+  }
+}
+
+void Issuer::Accumulate(const LinkedFragment& run, int index, int part, Stream& stream) const {
+  constexpr int kOperands = 4;  // slice, shard, square, scratch
+  const int first = part * kOperands;
+  const std::span<const Operand> operands =
+      run[index].operands.subspan(static_cast<size_t>(first), kOperands);
+  const optim::AccumulateArrays arrays{.source = run.At(index, first),
+                                       .source_dtype = operands[0].dtype,
+                                       .destination = run.At(index, first + 1),
+                                       .destination_dtype = operands[1].dtype,
+                                       .count = operands[1].count,
+                                       .add = sharding::Reads(operands[1].access)};
+  if (operands[2].access == sharding::Access::kNone) {
+    with_.kernels.Of(stream).Accumulate(stream, arrays);
+  } else {
+    with_.kernels.Of(stream).AccumulateAndSumSquares(
+        stream, arrays, BlocksAt(run.At(index, first + 3), operands[1].count),
+        &with_.control->square(run[index].parts[static_cast<size_t>(part)].unit));
+  }
+}
+
+void Issuer::Norm(const LinkedFragment& run, int index, int part, Stream& stream) const {
+  constexpr int kOperands = 3;  // shard, square, scratch
+  const int first = part * kOperands;
+  const Operand& shard = run[index].operands[static_cast<size_t>(first)];
+  with_.kernels.Of(stream).SumOfSquares(
+      stream, run.At(index, first), shard.dtype, shard.count,
+      BlocksAt(run.At(index, first + 2), shard.count),
+      &with_.control->square(run[index].parts[static_cast<size_t>(part)].unit));
 }
 
 }  // namespace ebb

@@ -14,7 +14,6 @@
 #include "ebb/runtime/device/cpu/cpu_event.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/engine/control_block.h"
-#include "ebb/runtime/engine/instruction_arithmetic.h"
 #include "ebb/runtime/engine/issue_observer.h"
 #include "ebb/runtime/engine/linked_fragment.h"
 #include "ebb/runtime/engine/moved_bytes.h"
@@ -24,6 +23,7 @@
 #include "ebb/runtime/engine/storage.h"
 #include "ebb/runtime/engine/stream_order.h"
 #include "ebb/runtime/engine/swap_verifier.h"
+#include "ebb/runtime/engine/update_call.h"
 #include "ebb/sharding/instructions.h"
 
 namespace ebb {
@@ -36,7 +36,8 @@ class Issuer {
     Storage* storage = nullptr;
     const ControlBlock* control = nullptr;
     SwapVerifier* verifier = nullptr;
-    const InstructionArithmetic* arithmetic = nullptr;
+    KernelsByStream kernels;
+    const UpdateCall* updates = nullptr;
     RecordExchange* exchange = nullptr;
     StepOutcome* outcome = nullptr;
     StepErrors* errors = nullptr;
@@ -71,6 +72,21 @@ class Issuer {
   ShardFile& FileOf(const LinkedFragment& run, const sharding::Place& place) const;
   void StartTransfers(LinkedFragment& run, int instruction, uint32_t save);
   void EndTransfers(LinkedFragment& run, int instruction, const StepTag& step);
+  // Calls kernels: at once if they enqueue themselves, else in a task of `stream`.
+  template <class Kernels>
+  void Enqueue(Stream& stream, Kernels kernels) const {
+    if (with_.kernels.Enqueue(stream)) {
+      kernels();
+    } else {
+      stream.Enqueue(kernels);
+    }
+  }
+  // Casts, sums of gradients, their norms, updates, in such a task.
+  void Calculate(const LinkedFragment& run, int instruction, const StepTag& step,
+                 Stream& stream) const;
+  void Cast(const LinkedFragment& run, int instruction, int part, Stream& stream) const;
+  void Accumulate(const LinkedFragment& run, int instruction, int part, Stream& stream) const;
+  void Norm(const LinkedFragment& run, int instruction, int part, Stream& stream) const;
 
   const Parts with_;
   std::function<void(int unit)> read_async_;

@@ -35,33 +35,27 @@ absl::StatusOr<std::unique_ptr<LinkedFragment>> LinkedFragment::Link(sharding::F
     linked->events_.push_back(std::make_unique<Event>(std::move(event)));
     return order.AddEvent(instruction.ends, *linked->events_.back());
   };
-  int operands = 0;
+  size_t operands = 0;
   for (const Instruction& instruction : linked->fragment_.instructions) {
-    linked->first_.push_back(operands);
-    operands += static_cast<int>(instruction.operands.size());
-    std::array<int, 2> numbers = {-1, -1};
+    Linked& of = linked->linked_.emplace_back();
+    of.first = operands;
+    operands += instruction.operands.size();
     if (instruction.awaited) {
-      EBB_ASSIGN_OR_RETURN(numbers[0], add_event(instruction));
-      numbers[1] = numbers[0];
+      EBB_ASSIGN_OR_RETURN(of.events[0], add_event(instruction));
+      of.events[1] = of.events[0];
       if (instruction.by_parity) {
-        EBB_ASSIGN_OR_RETURN(numbers[1], add_event(instruction));
+        EBB_ASSIGN_OR_RETURN(of.events[1], add_event(instruction));
       }
     }
-    linked->event_numbers_.push_back(numbers);
-    const bool transfers = instruction.code == Code::kRead || instruction.code == Code::kWrite;
-    linked->transfers_.push_back(
-        transfers ? std::make_unique<IoTransfer[]>(instruction.operands.size() / 2) : nullptr);
+    if (instruction.code == Code::kRead || instruction.code == Code::kWrite)
+      of.transfers = std::make_unique<IoTransfer[]>(instruction.operands.size() / 2);
   }
-  linked->begun_.resize(linked->first_.size());
-  linked->started_.resize(linked->first_.size());
-  linked->errors_.resize(linked->first_.size());
   linked->Point(storage);
   return linked;
 }
 
 void LinkedFragment::Point(const Storage& storage) {
   pointers_.clear();
-  spans_.clear();
   span_lists_.Clear();
   std::vector<CollectiveSpan> spans;
   for (size_t i = 0; i < fragment_.instructions.size(); ++i) {
@@ -73,9 +67,7 @@ void LinkedFragment::Point(const Storage& storage) {
       pointers_.push_back(has_memory ? storage.At(operand.place) : nullptr);
     }
     spans.clear();
-    const auto at = [&](size_t operand) {
-      return pointers_[static_cast<size_t>(first_[i]) + operand];
-    };
+    const auto at = [&](size_t operand) { return pointers_[linked_[i].first + operand]; };
     const std::span<const Operand> operands = instruction.operands;
     switch (instruction.code) {
       case Code::kAllGather:
@@ -93,7 +85,7 @@ void LinkedFragment::Point(const Storage& storage) {
       default:
         break;
     }
-    spans_.push_back(span_lists_.KeepOnce(spans));
+    linked_[i].spans = span_lists_.KeepOnce(spans);
   }
   span_lists_.Close();
 }

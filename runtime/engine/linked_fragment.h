@@ -46,48 +46,48 @@ class LinkedFragment {
 
   // Null where it is on the disk, or in the control block.
   std::byte* At(int instruction, int operand) const {
-    return pointers_[static_cast<size_t>(first_[static_cast<size_t>(instruction)] + operand)];
+    return pointers_[Of(instruction).first + static_cast<size_t>(operand)];
   }
   // Of its operands from one on.
   std::span<std::byte* const> AllFrom(int instruction, int operand) const {
-    const size_t end = static_cast<size_t>(first_[static_cast<size_t>(instruction)]) +
-                       (*this)[instruction].operands.size(),
-                 begin = static_cast<size_t>(first_[static_cast<size_t>(instruction)] + operand);
-    return std::span(pointers_).subspan(begin, end - begin);
+    return std::span(pointers_)
+        .subspan(Of(instruction).first, (*this)[instruction].operands.size())
+        .subspan(static_cast<size_t>(operand));
   }
   // Of a collective, by section of a unit.
-  std::span<const CollectiveSpan> spans(int instruction) const {
-    return spans_[static_cast<size_t>(instruction)];
-  }
+  std::span<const CollectiveSpan> spans(int instruction) const { return Of(instruction).spans; }
   // The number of its event in the streams' order; -1: nothing waits for it.
   int event(int instruction, int parity) const {
-    return event_numbers_[static_cast<size_t>(instruction)][static_cast<size_t>(parity)];
+    return Of(instruction).events[static_cast<size_t>(parity)];
   }
-  IoTransfer* transfers(int instruction) const {
-    return transfers_[static_cast<size_t>(instruction)].get();
-  }
+  IoTransfer* transfers(int instruction) const { return Of(instruction).transfers.get(); }
   // When it began, for a timeline; whether its transfers were started.
-  int64_t& begun(int instruction) { return begun_[static_cast<size_t>(instruction)]; }
-  uint8_t& started(int instruction) { return started_[static_cast<size_t>(instruction)]; }
+  int64_t& begun(int instruction) { return linked_[static_cast<size_t>(instruction)].begun; }
+  bool& started(int instruction) { return linked_[static_cast<size_t>(instruction)].started; }
   // What went wrong in it, of a call for state.
-  absl::Status& error(int instruction) { return errors_[static_cast<size_t>(instruction)]; }
+  absl::Status& error(int instruction) { return linked_[static_cast<size_t>(instruction)].error; }
 
  private:
   LinkedFragment(sharding::Fragment fragment, const sharding::Plan& plan)
       : fragment_(std::move(fragment)), plan_(&plan) {}
 
+  struct Linked {
+    size_t first = 0;  // of pointers_
+    std::span<const CollectiveSpan> spans = {};
+    std::array<int, 2> events = {-1, -1};
+    std::unique_ptr<IoTransfer[]> transfers = nullptr;
+    int64_t begun = 0;
+    bool started = false;
+    absl::Status error = {};
+  };
+  const Linked& Of(int instruction) const { return linked_[static_cast<size_t>(instruction)]; }
+
   sharding::Fragment fragment_;
   const sharding::Plan* plan_;
-  std::vector<int> first_;  // by instruction: its first operand's pointer
-  std::vector<std::byte*> pointers_;
+  std::vector<Linked> linked_;        // by instruction
+  std::vector<std::byte*> pointers_;  // of all operands
   sharding::Lists<CollectiveSpan> span_lists_;
-  std::vector<std::span<const CollectiveSpan>> spans_;
   std::vector<std::unique_ptr<Event>> events_;
-  std::vector<std::array<int, 2>> event_numbers_;
-  std::vector<std::unique_ptr<IoTransfer[]>> transfers_;
-  std::vector<int64_t> begun_;
-  std::vector<uint8_t> started_;
-  std::vector<absl::Status> errors_;
 };
 
 }  // namespace ebb

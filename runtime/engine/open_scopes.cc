@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/sharding/conflicts.h"
 #include "ebb/sharding/plan_facts.h"
 
 namespace ebb {
@@ -63,7 +64,7 @@ int64_t OpenScopes::Open(sharding::ScopeKind kind, UnitId id) {
   if (match.kind == sharding::Match::kRefused) {
     with_.order->Fence();
   } else if (match.kind == sharding::Match::kAgain) {
-    with_.displaced->Open(scope);
+    OpenAgain(scope);
   } else {
     Advance();
     if (progress.awaited <= progress.OpeningOf(scope.planned)) OpenAheadOfHeld(scope);
@@ -122,14 +123,13 @@ void OpenScopes::Close(OpenScope& scope) {
   with_.views->TakeErrors();  // before what this rank adds is updated with
   const OpenScope closing = scope;
   progress.open.erase(progress.open.begin() + (&scope - progress.open.data()));
-  constexpr const char* kNames[] = {"forward", "backward", "recompute"};
-  with_.timeline->Add(progress.trace, kNames[static_cast<size_t>(closing.kind)],
+  with_.timeline->Add(progress.trace, sharding::Name(closing.kind),
                       with_.inputs->model.units[static_cast<size_t>(closing.unit)].name,
                       closing.opened_ns, Timeline::NowNs());
   if (ReducesAfter(closing)) with_.views->CompleteGradient(closing);
   progress.order.Close(closing.planned);
   if (closing.planned < 0) {
-    with_.displaced->Close(closing);
+    CloseAgain(closing);
   } else {
     with_.views->Poison(closing);
   }
@@ -154,7 +154,7 @@ bool OpenScopes::ReducesAfter(const OpenScope& scope) const {
 
 // The plan's next moment is the close of a scope that is still open, but the trainer opens a later one.
 void OpenScopes::OpenAheadOfHeld(const OpenScope& scope) {
-  if (!with_.displaced->HasRoom(scope, /*all=*/false)) return;
+  if (!HasRoom(scope, /*all=*/false)) return;
   StepProgress& progress = *with_.progress;
   // The kernels of scopes ahead of it that are left out wait, too: what they wait for, those behind them on
   // the compute stream do not wait for again.
@@ -236,6 +236,82 @@ std::string OpenScopes::HeldScope() const {
     if (open.planned < 0) return with_.messages->ScopeName(open.kind, open.unit);
   const PlannedScope& scope = progress.PlannedScopeOf(progress.ScopeOf(progress.moment));
   return with_.messages->ScopeName(scope.kind(), scope.unit);
+}
+
+// Forward scopes outside the declared order.
+
+void OpenScopes::OpenAgain(OpenScope& scope) {
+  const sharding::Plan& plan = with_.progress->plan();
+  if (with_.runner->UpdateHasStarted(scope.unit)) {
+    with_.errors->Note(absl::FailedPreconditionError(absl::StrCat(
+        with_.messages->ScopeName(scope.kind, scope.unit),
+        " after the unit's update of this step has started, so its parameters are the next step's: "
+        "open it before its last Backward, or set ebb.asynchronous_step to late")));
+    return with_.order->Fence();
+  }
+  if (sharding::IsKeptWhole(plan, scope.unit)) return with_.order->Fence();
+  const bool shown = std::any_of(with_.progress->open.begin(), with_.progress->open.end(),
+                                 [&](const OpenScope& other) { return other.unit == scope.unit; });
+  if (shown || IsGathered(scope.unit)) return with_.order->Fence();
+  if (!HasRoom(scope, /*all=*/true)) return;
+  scope.displaces = true;
+  GatherAlone(scope.unit);
+}
+
+void OpenScopes::CloseAgain(const OpenScope& scope) {
+  if (scope.displaces) {
+    with_.views->Poison(scope.unit);
+    const sharding::Plan& plan = with_.progress->plan();
+    for (int unit = 0; unit < static_cast<int>(plan.layout.units.size()); ++unit) {
+      // What another one displaces still, that one brings back.
+      const bool displaced = std::any_of(
+          with_.progress->open.begin(), with_.progress->open.end(), [&](const OpenScope& other) {
+            return other.displaces && sharding::GathersConflict(plan, unit, other.unit);
+          });
+      if (!displaced && sharding::GathersConflict(plan, unit, scope.unit) && IsGathered(unit))
+        GatherAlone(unit);
+    }
+  }
+  with_.order->Fence();
+}
+
+bool OpenScopes::IsGathered(int unit) const {
+  const StepProgress& progress = *with_.progress;
+  const sharding::Plan& plan = progress.plan();
+  // The planned rounds as if those in the middle that are over had been one.
+  const int round = progress.RoundOf(progress.moment),
+            before = (round - progress.RoundInPlan(round)) * progress.scopes_of_round();
+  for (int s = 0; s < static_cast<int>(plan.scopes.size()); ++s) {
+    const int gather = plan.gather_of_scope[s];
+    if (plan.scopes[s].unit == unit && gather >= 0 &&
+        progress.fragment->fragment().instruction_of[gather] < with_.runner->issued() &&
+        !progress.order.is_over(before + s))
+      return true;
+  }
+  return false;
+}
+
+bool OpenScopes::HasRoom(const OpenScope& scope, bool all) {
+  const auto other = std::find_if(
+      with_.progress->open.begin(), with_.progress->open.end(), [&](const OpenScope& open) {
+        return (all || open.displaces) &&
+               sharding::GathersConflict(with_.progress->plan(), scope.unit, open.unit);
+      });
+  if (other == with_.progress->open.end()) return true;
+  with_.errors->Note(absl::FailedPreconditionError(absl::StrCat(
+      with_.messages->ScopeName(scope.kind, scope.unit), " while ",
+      with_.messages->ScopeName(other->kind, other->unit),
+      " is open: the gather pool has room for both only one after the other; close the first, or "
+      "raise ebb.prefetch_depth")));
+  with_.order->Fence();
+  return false;
+}
+
+// Between all that was issued and all that comes.
+void OpenScopes::GatherAlone(int unit) {
+  with_.order->Fence();
+  with_.state->GatherUnit(unit);
+  with_.order->Fence();
 }
 
 }  // namespace ebb

@@ -4,7 +4,8 @@
 //   left out        its moments run as planned, so that ranks' collectives stay paired; no gradient
 //   ahead of one    it opens if all that its kernels wait for was issued, because operations are
 //   held open       issued in the plan's order only
-//   again           DisplacedUnits
+//   again           the unit is gathered alone, over what its memory holds, and the plan pauses; at
+//                   its close displaced units that are still in use are gathered again
 //
 // If boundary activations belong to the engine, all but the second are errors.
 #pragma once
@@ -12,13 +13,13 @@
 #include <cstdint>
 #include <string>
 
-#include "ebb/runtime/engine/displaced_units.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/fragment_runner.h"
 #include "ebb/runtime/engine/order_notices.h"
 #include "ebb/runtime/engine/outcome_messages.h"
 #include "ebb/runtime/engine/profiler_ranges.h"
 #include "ebb/runtime/engine/scope_views.h"
+#include "ebb/runtime/engine/state_access.h"
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/step_progress.h"
 #include "ebb/runtime/engine/step_timeline.h"
@@ -33,7 +34,7 @@ class OpenScopes {
     StepProgress* progress = nullptr;
     FragmentRunner* runner = nullptr;
     StreamOrder* order = nullptr;
-    DisplacedUnits* displaced = nullptr;
+    StateAccess* state = nullptr;
     OrderNotices* notices = nullptr;
     ScopeViews* views = nullptr;
     StepErrors* errors = nullptr;
@@ -63,6 +64,13 @@ class OpenScopes {
   std::string HeldScope() const;
   bool ReducesAfter(const OpenScope& scope) const;
   int VisitOf(int unit, bool backward) const;
+  void OpenAgain(OpenScope& scope);
+  void CloseAgain(const OpenScope& scope);
+  // Whether a gather has brought the unit, or brings it, for a scope that is not over.
+  bool IsGathered(int unit) const;
+  // Whether no open scope (`all`), or no displacing one, shows the unit's memory; else an error.
+  bool HasRoom(const OpenScope& scope, bool all);
+  void GatherAlone(int unit);
 
   const Parts with_;
   int64_t last_ = 0;

@@ -7,9 +7,43 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/engine/meeting.h"
+#include "ebb/runtime/engine/scope_trail.h"
 
 namespace ebb {
+namespace {
+
+bool IsMeeting(std::span<const int64_t> log) {
+  return log.size() > 1 && log[1] >= static_cast<int64_t>(Meeting::kSuspend);
+}
+
+bool IsEvaluation(std::span<const int64_t> log) {
+  return log.size() > 1 && log[1] < 0;
+}
+
+// The second entry of a log, in words.
+std::string DescribeBegun(int64_t begun) {
+  switch (static_cast<Meeting>(begun)) {
+    case Meeting::kSuspend:
+      return "calls Suspend";
+    case Meeting::kResume:
+      return "calls Resume";
+    case Meeting::kCopyInto:
+      return "calls CopyParametersFrom";
+    case Meeting::kCopyFrom:
+      return "copies its parameters into another engine";
+    case Meeting::kSetTrainingState:
+      return "calls SetTrainingState";
+    case Meeting::kAgree:
+      return "calls Agree";
+    case Meeting::kReadAsync:
+      return "calls ReadAsync";
+    case Meeting::kReorder:
+      return "calls Reorder";
+  }
+  return begun < 0 ? "is in an evaluation" : "is in a step";
+}
+
+}  // namespace
 
 std::string OutcomeMessages::ScopeName(sharding::ScopeKind kind, int unit) const {
   constexpr const char* kCalls[] = {"Forward", "Backward", "Recompute"};

@@ -17,11 +17,7 @@ OwnOptimizer::OwnOptimizer(const OptimizerSpec& spec, const ModelSpec& model, co
       const ParameterSpec& parameter = model[interval.parameter];
       const auto named = config.ebb.parameter_groups.find(parameter.group);
       pieces.push_back(
-          {.slice = {.parameter = interval.parameter,
-                     .name = parameter.name,
-                     .shape = parameter.shape,
-                     .begin = interval.begin,
-                     .end = interval.end},
+          {.slice = sharding::SliceOf(model, interval.parameter, interval.begin, interval.end),
            .parameter = &parameter,
            .group = named == config.ebb.parameter_groups.end() ? nullptr : &named->second,
            .at = interval.offset});

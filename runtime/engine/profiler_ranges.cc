@@ -8,9 +8,9 @@ namespace ebb {
 
 ProfilerRanges::ProfilerRanges(std::span<const std::string> units) : units_(units.size()) {
   for (const std::string& unit : units) {
-    scopes_.push_back(absl::StrCat("forward ", unit));
-    scopes_.push_back(absl::StrCat("backward ", unit));
-    scopes_.push_back(absl::StrCat("recompute ", unit));
+    using enum sharding::ScopeKind;
+    for (const sharding::ScopeKind kind : {kForward, kBackward, kRecompute})
+      scopes_.push_back(absl::StrCat(sharding::Name(kind), " ", unit));
   }
   for (int kind = 0; kind < sharding::kOperationKinds; ++kind) {
     const std::string name(sharding::Name(static_cast<sharding::OperationKind>(kind)));

@@ -39,12 +39,17 @@ void Programs::Swap(Programs& other) {
   other.Unlink();
 }
 
-void Programs::Unlink() {
-  const auto unlink = [](Runnable& run) {
-    for (std::unique_ptr<LinkedFragment>& linked : run.linked) linked.reset();
+template <class Do>
+void Programs::ForEachLinked(const Do& act) {
+  const auto both = [&](Runnable& run) {
+    for (std::unique_ptr<LinkedFragment>& linked : run.linked) act(linked);
   };
-  for (const auto* run : {&own_, &walk_, &drain_}) unlink(**run);
-  for (const std::unique_ptr<Runnable>& run : others_) unlink(*run);
+  for (const auto* run : {&own_, &walk_, &drain_}) both(**run);
+  for (const std::unique_ptr<Runnable>& run : others_) both(*run);
+}
+
+void Programs::Unlink() {
+  ForEachLinked([](std::unique_ptr<LinkedFragment>& linked) { linked.reset(); });
 }
 
 absl::StatusOr<Runnable*> Programs::Of(int rounds, bool hold_updates) {
@@ -96,12 +101,9 @@ absl::Status Programs::Link(Runnable& run, bool carrying) {
 }
 
 void Programs::PointAll() {
-  const auto point = [this](const std::unique_ptr<Runnable>& run) {
-    for (const std::unique_ptr<LinkedFragment>& linked : run->linked)
-      if (linked != nullptr) linked->Point(*storage_);
-  };
-  for (const auto* run : {&own_, &walk_, &drain_}) point(*run);
-  for (const std::unique_ptr<Runnable>& run : others_) point(run);
+  ForEachLinked([this](std::unique_ptr<LinkedFragment>& linked) {
+    if (linked != nullptr) linked->Point(*storage_);
+  });
 }
 
 }  // namespace ebb

@@ -53,6 +53,8 @@ class Programs {
 
  private:
   sharding::PlanInputs PlanInputs() const;
+  template <class Do>
+  void ForEachLinked(const Do& act);
   void Unlink();
 
   const EngineInputs& inputs_;

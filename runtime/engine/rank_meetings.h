@@ -9,13 +9,12 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "ebb/runtime/engine/call_log.h"
 #include "ebb/runtime/engine/control_block.h"
 #include "ebb/runtime/engine/engine_calls.h"
 #include "ebb/runtime/engine/engine_communicators.h"
 #include "ebb/runtime/engine/engine_streams.h"
-#include "ebb/runtime/engine/meeting.h"
 #include "ebb/runtime/engine/outcome_messages.h"
+#include "ebb/runtime/engine/scope_trail.h"
 #include "ebb/runtime/engine/step_communicators.h"
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/step_outcome.h"

@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
-#include "ebb/runtime/engine/link_plan.h"
 #include "ebb/sharding/swap_files.h"
 
 namespace ebb {

@@ -9,8 +9,39 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 namespace ebb {
+
+// How a call of all ranks was begun, and the scopes opened in it, as numbers. If ranks differ, the
+// call is an error of all of them.
+struct CallLog {
+  std::vector<int64_t> entries;  // how it was begun (kBegunEntries), then scopes opened, as codes
+  uint64_t hash = 0;             // of how it was begun
+
+  // Reset in place, so that a step allocates nothing.
+  void Clear() {
+    entries.clear();
+    hash = 0;
+  }
+  void Begin(int64_t code) {
+    entries.push_back(code);
+    hash = (hash ^ static_cast<uint64_t>(code + 1)) * 0x100000001b3ull;
+  }
+};
+
+// Calls of all ranks outside of steps. The second entry of a log is one of these, a step's number
+// of micro-batches, or an evaluation's, which is negative.
+enum class Meeting : int64_t {
+  kSuspend = int64_t{1} << 40,
+  kResume,
+  kCopyInto,
+  kCopyFrom,
+  kSetTrainingState,
+  kAgree,
+  kReadAsync,
+  kReorder,
+};
 
 // Entries of a log before its scopes: which step or evaluation it is, and its options.
 inline constexpr size_t kBegunEntries = 5;

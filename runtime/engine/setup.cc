@@ -14,7 +14,6 @@
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/host_memory.h"
 #include "ebb/runtime/engine/issuer.h"
-#include "ebb/runtime/engine/link_plan.h"
 #include "ebb/runtime/engine/measure.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/budget.h"
@@ -63,11 +62,11 @@ absl::Status Setup::Make() {
   EBB_RETURN_IF_ERROR(AgreeOnPlan(Control(), inputs.model, inputs.config, plan()));
   EBB_RETURN_IF_ERROR(
       AgreeOnInitialValues(Control(), inputs.model, inputs.options.initial_values_of_rank_0));
-  EBB_RETURN_IF_ERROR(with_.communicators.MakeGather(sharding::Slices(plan())));
+  EBB_RETURN_IF_ERROR(with_.communicators.MakeGather(Settled().shards));
   EBB_RETURN_IF_ERROR(measuring.Measure());
   // Here no rank waits on its device for another, which may be giving back what it has measured with.
-  EBB_RETURN_IF_ERROR(with_.communicators.MakeSecondary(sharding::SecondarySlices(plan())));
-  EBB_RETURN_IF_ERROR(with_.communicators.MakeReduce(sharding::Slices(plan())));
+  EBB_RETURN_IF_ERROR(with_.communicators.MakeSecondary(Settled().secondary_shards));
+  EBB_RETURN_IF_ERROR(with_.communicators.MakeReduce(Settled().shards));
   EBB_RETURN_IF_ERROR(CheckHostMemory(inputs, plan().pools, Control()));
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), MakeMemory()));
   EBB_RETURN_IF_ERROR(with_.collective_pools.Show(*with_.storage, plan().pools));
@@ -87,7 +86,7 @@ void Setup::LogMade() const {
       WarnOfFewQueues(StreamsOfDevice(), std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
   if (!queues.empty()) LogWarning(absl::StrCat(name, ": ", queues));
   for (const std::string& remark : inputs.config.remarks) LogInfo(absl::StrCat(name, ": ", remark));
-  const sharding::Decisions& settled = plan().decisions;
+  const sharding::Decisions& settled = Settled();
   const std::string unused =
       sharding::WhyNoneIsOffloaded(settled, plan().pools.placement, inputs.config);
   if (!unused.empty()) LogWarning(absl::StrCat(name, ": ", unused));
@@ -171,8 +170,8 @@ absl::Status Setup::MakeMemory() {
   EBB_RETURN_IF_ERROR(
       with_.streams.MakeOffload(inputs.device, plan(), with_.storage->files().exist()));
   EBB_RETURN_IF_ERROR(with_.timeline.Make(plan()));
-  with_.updates.table = UpdateTable(inputs.model, inputs.config, plan(), Slice(),
-                                    sharding::RoundsStochastically(plan()));
+  with_.updates.table =
+      UpdateTable(inputs.model, inputs.config, plan(), Slice(), Settled().stochastic_rounding);
   if (inputs.own_optimizer() != nullptr)
     with_.updates.own.emplace(*inputs.own_optimizer(), inputs.model, inputs.config, plan(),
                               Slice());
@@ -181,12 +180,12 @@ absl::Status Setup::MakeMemory() {
   ControlBlock::Sizes sizes{.units = inputs.model.units.size(),
                             .ranks = static_cast<size_t>(inputs.size()),
                             .sets = with_.updates.table.sets().size()};
-  const bool has_norms = sharding::HasNorms(plan());
+  const bool has_norms = Settled().has_norms();
   if (has_norms) {
     sizes.norm_sums = sizes.sets;
     if (const sharding::NormRecords records = sharding::NormRecordsOf(plan()); records.exchanged) {
       sizes.norm_record = static_cast<size_t>(records.bytes());
-      sizes.norm_records = static_cast<size_t>(sharding::Slices(plan()));
+      sizes.norm_records = static_cast<size_t>(Settled().shards);
     }
   }
   EBB_RETURN_IF_ERROR(
@@ -211,7 +210,7 @@ void Setup::MakeOutcome() {
                                            .control = &*with_.control,
                                            .constants = &*parts.constants,
                                            .messages = &parts.messages,
-                                           .adds_squares = inputs.rank() < sharding::Slices(plan()),
+                                           .adds_squares = inputs.rank() < Settled().shards,
                                            .backwards = &parts.backwards});
 }
 
@@ -256,10 +255,6 @@ absl::Status Setup::MakeIssuer() {
                         .kernels = Kernels(),
                         .slice = Slice(),
                         .own_enqueues = OwnOptimizerEnqueues()});
-  with_.updates.arithmetic.emplace(InstructionArithmetic::Parts{.kernels = Kernels(),
-                                                                .control = &*with_.control,
-                                                                .verifier = &*with_.verifier,
-                                                                .updates = &*with_.updates.call});
   parts.ranges.emplace(plan().unit_names);
   parts.observer = NewIssueObserver(
       {.device = &inputs.device, .storage = &*with_.storage, .control = &*with_.control});
@@ -275,7 +270,8 @@ absl::Status Setup::MakeIssuer() {
                     .storage = &*with_.storage,
                     .control = &*with_.control,
                     .verifier = &*with_.verifier,
-                    .arithmetic = &*with_.updates.arithmetic,
+                    .kernels = Kernels(),
+                    .updates = &*with_.updates.call,
                     .exchange = &*parts.exchange,
                     .outcome = &*outcome.outcome,
                     .errors = &outcome.errors,
@@ -289,21 +285,22 @@ absl::Status Setup::MakeIssuer() {
                                              .errors = &outcome.errors,
                                              .timeline = &with_.timeline});
   with_.state.emplace(
-      StateAccess::Parts{.initial = {.model = &inputs.model,
-                                     .config = &inputs.config,
-                                     .own_optimizer = inputs.options.optimizer.has_value(),
-                                     .casts_masters = sharding::CopiesMasters(plan()),
-                                     .of_rank_0 = inputs.options.initial_values_of_rank_0},
-                         .names = &with_.updates.state_names,
-                         .errors = &outcome.errors,
-                         .gather = &communicators.gather(),
-                         .rank = inputs.rank(),
-                         .shards = sharding::Slices(plan()),
-                         .compute = sharding::ParameterDType(plan()),
-                         .master = sharding::MasterDType(plan()),
-                         .has_masters = sharding::HasMasters(plan()),
-                         .casts_masters = sharding::CopiesMasters(plan()),
-                         .parameters_on_device = sharding::ParametersAreOnDevice(plan())},
+      StateAccess::Parts{
+          .initial = {.model = &inputs.model,
+                      .config = &inputs.config,
+                      .own_optimizer = inputs.options.optimizer.has_value(),
+                      .casts_masters = sharding::CastsMasters(Settled()),
+                      .of_rank_0 = inputs.options.initial_values_of_rank_0},
+          .names = &with_.updates.state_names,
+          .errors = &outcome.errors,
+          .gather = &communicators.gather(),
+          .rank = inputs.rank(),
+          .shards = Settled().shards,
+          .compute = Settled().compute,
+          .master = Settled().stochastic_rounding ? Settled().compute : DType::kFloat32,
+          .has_masters = Settled().writes_parameters(),
+          .casts_masters = sharding::CastsMasters(Settled()),
+          .parameters_on_device = Settled().parameter_tier == Tier::kDevice},
       StateValues::Parts{.plan = &plan(),
                          .config = &inputs.config,
                          .device = &inputs.device,
@@ -323,18 +320,11 @@ void Setup::MakeScopes() {
   OutcomeParts& outcome = with_.outcome;
   StreamOrder& order = *with_.issue.order;
   FragmentRunner& runner = *with_.issue.runner;
-  parts.displaced.emplace(DisplacedUnits::Parts{.progress = &parts.progress,
-                                                .runner = &runner,
-                                                .order = &order,
-                                                .state = &*with_.state,
-                                                .errors = &outcome.errors,
-                                                .messages = &outcome.messages,
-                                                .views = &*parts.views});
   parts.open.emplace(OpenScopes::Parts{.inputs = &with_.inputs,
                                        .progress = &parts.progress,
                                        .runner = &runner,
                                        .order = &order,
-                                       .displaced = &*parts.displaced,
+                                       .state = &*with_.state,
                                        .notices = &parts.notices,
                                        .views = &*parts.views,
                                        .errors = &outcome.errors,

@@ -13,6 +13,7 @@
 
 namespace ebb {
 
+using sharding::SliceOf;
 using sharding::StateArray;
 using sharding::StateRange;
 
@@ -50,14 +51,6 @@ absl::StatusOr<StateAccess::Found> StateAccess::Find(ParameterId p, StateClass w
   return found;
 }
 
-Slice StateAccess::SliceOf(ParameterId p, int64_t begin, int64_t end) const {
-  return {.parameter = p,
-          .name = model()[p].name,
-          .shape = model()[p].shape,
-          .begin = begin,
-          .end = end};
-}
-
 absl::StatusOr<std::vector<StateAccess::Piece>> StateAccess::PiecesOf(
     StateClass what, std::string_view state) const {
   std::vector<Piece> pieces;
@@ -66,7 +59,8 @@ absl::StatusOr<std::vector<StateAccess::Piece>> StateAccess::PiecesOf(
     EBB_ASSIGN_OR_RETURN(const Found found, Find(p, what, state));
     for (int64_t begin = found.begin; begin < found.end; begin += sharding::kRunElements) {
       const int64_t end = std::min(found.end, begin + sharding::kRunElements);
-      pieces.push_back({.slice = SliceOf(p, begin, end), .range = found.Range(begin, end)});
+      pieces.push_back(
+          {.slice = SliceOf(model(), p, begin, end), .range = found.Range(begin, end)});
     }
   }
   return pieces;
@@ -144,7 +138,7 @@ absl::Status StateAccess::Write(StateClass what, std::string_view state, float s
     for (const sharding::StateRun& run : sharding::RunsOf(plan(), values_.shard(), range)) {
       const int64_t begin = slice.begin + run.begin - range.begin;
       if (status.ok())
-        status = write(SliceOf(slice.parameter, begin, begin + run.count()),
+        status = write(SliceOf(model(), slice.parameter, begin, begin + run.count()),
                        {range.array, run.begin, run.end});
     }
   }
@@ -174,7 +168,7 @@ absl::Status StateAccess::Gather(ParameterId p, StateClass what, int root, Sink 
         // A piece that cannot be read is passed on all the same: the others wait for it.
         if (sends && read.ok()) read = values_.Read(own.Range(begin, end), values);
         if (!sends || root != r) EBB_RETURN_IF_ERROR(Pass(values, r, root));
-        if (receives && taken.ok()) taken = sink(SliceOf(p, begin, end), values);
+        if (receives && taken.ok()) taken = sink(SliceOf(model(), p, begin, end), values);
       }
     }
   }

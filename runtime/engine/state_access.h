@@ -84,7 +84,6 @@ class StateAccess {
     sharding::StateRange range;
   };
 
-  Slice SliceOf(ParameterId p, int64_t begin, int64_t end) const;
   absl::StatusOr<std::vector<Piece>> PiecesOf(StateClass what, std::string_view state) const;
   absl::Status WriteParameters(const sharding::StateRange& range, std::span<float> values);
   absl::Status Pass(std::span<float> values, int from, int to);

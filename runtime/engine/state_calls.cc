@@ -104,12 +104,6 @@ absl::Status StateCalls::Gather(ParameterId p, StateClass what, int root,
   return with_.state->Gather(p, what, root, sink);
 }
 
-absl::Status StateCalls::SpreadWritten() {
-  if (!with_.state->has_written()) return absl::OkStatus();
-  with_.runner->AwaitState();
-  return with_.state->SpreadWritten();
-}
-
 absl::StatusOr<std::shared_future<absl::Status>> StateCalls::ReadAsync(StateReader reader) {
   with_.calls->Note(CallKind::kReadAsync);
   if (with_.errors->has_failed()) return with_.meetings->Withdraw();
@@ -210,7 +204,7 @@ absl::Status StateCalls::CopyParametersFrom(StateCalls& source) {
   absl::Status copied = copy.Run();
   if (copied.ok()) copied = source.with_.errors->Tell();
   with_.state->NoteWrite(StateClass::kMaster);
-  if (copied.ok() && !with_.suspension->suspended()) copied = SpreadWritten();
+  if (copied.ok() && !with_.suspension->suspended()) copied = with_.state->SpreadWritten();
   copied = AgreeOnStatus(Control(), copied);
   if (!copied.ok()) {
     with_.errors->Fail(absl::Status(

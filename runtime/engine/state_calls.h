@@ -64,7 +64,6 @@ class StateCalls {
   // `fits`: a further check of an existing parameter.
   absl::Status Gather(ParameterId p, StateClass what, int root,
                       absl::FunctionRef<absl::Status()> fits, Engine::Sink sink);
-  absl::Status SpreadWritten();
   absl::Status CheckCopyInto(const StateCalls& destination) const;
   HostLane Control() const { return with_.communicators->Control(with_.streams->reduce()); }
 

@@ -39,10 +39,7 @@ absl::Status StepAside::MayEvaluate() const {
 void StepAside::SetAside() {
   with_.scopes->views().TakeErrors();
   // Walks see the finished updates; what the plan has left of them, the step then reads.
-  if (with_.runner->carries()) {
-    with_.runner->IssueCarriedLeft();
-    with_.runner->GoOnWithoutCarried();
-  }
+  with_.runner->FinishCarried();
   with_.order->WaitForSteps();
   std::swap(*with_.progress, outer_);
 }

@@ -86,18 +86,14 @@ bool StepOutcome::MayUpdate(int parity, bool early) const {
 void StepOutcome::Close(const Closing& closing) {
   const int parity = *open_;
   Slot& slot = slots_[parity];
-  slot.terms = {.exchange = with_.errors->NextExchange(),
-                .waits = closing.waits,
-                .early = closing.early,
-                .divisor = closing.divisor,
-                .learning_rate = closing.learning_rate,
-                .gradient_scale = closing.gradient_scale};
+  slot.terms = closing.terms;
+  slot.terms.exchange = with_.errors->NextExchange();
   slot.error = with_.errors->Known();
   slot.log.assign(closing.log.begin(), closing.log.end());
   ExchangeRecord& record = with_.control->own_record(parity);
   const uint64_t rates = slot.evaluation ? 0 : with_.constants->rates().hash(parity);
   record = {.scopes_hash = closing.scopes_hash,
-            .rates_hash = rates ^ std::bit_cast<uint64_t>(closing.gradient_scale),
+            .rates_hash = rates ^ std::bit_cast<uint64_t>(closing.terms.gradient_scale),
             .exchange = slot.terms.exchange,
             .known = with_.errors->known_exchange(),
             .updates_started = slot.updates_started,

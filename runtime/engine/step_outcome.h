@@ -69,11 +69,7 @@ class StepOutcome {
 
   // What a rank knows of its step when the exchange of records is enqueued.
   struct Closing {
-    bool waits = false;  // Finish waits for the verdict
-    bool early = false;  // it has updates before the verdict
-    double divisor = 1;
-    std::optional<double> learning_rate = {};
-    double gradient_scale = 1;
+    StepTerms terms = {};  // but for what the exchange makes of them
     uint64_t scopes_hash = 0;
     const ScopeTrail* trail = nullptr;       // of a step
     const Evaluation::Sums* sums = nullptr;  // of an evaluation

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "ebb/runtime/engine/call_log.h"
 #include "ebb/runtime/engine/missing_backwards.h"
 #include "ebb/runtime/engine/runnable.h"
 #include "ebb/runtime/engine/scope_trail.h"

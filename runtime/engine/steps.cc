@@ -37,7 +37,7 @@ int64_t Steps::Begin(const StepOptions& options) {
   progress.backwards.Begin(plan, progress.rounds);
   progress.order.BeginStep(
       std::span(plan.scopes).first(static_cast<size_t>(progress.scopes_of_round())),
-      sharding::TrainableUnits(plan), progress.rounds);
+      plan.decisions.trainable, progress.rounds);
   with_.scopes->Begin();
   progress.trail.next = progress.NextCode();
   return number;
@@ -321,15 +321,16 @@ void Steps::IssueFinish() {
   // With updates off the step is over when Finish returns, and an optimizer of the trainer's is only called for what
   // is applied.
   const bool waits = with_.own_optimizer_enqueues || timing == sharding::UpdateTiming::kOff;
-  outcome().Close({.waits = !progress.evaluation && waits,
-                   .early = !progress.evaluation && timing == sharding::UpdateTiming::kEarly,
-                   .divisor = progress.gradients.divisor,
-                   .learning_rate = progress.options.learning_rate,
-                   .gradient_scale = progress.gradients.scale,
-                   .scopes_hash = progress.log.hash ^ progress.order.hash(),
-                   .trail = &progress.trail,
-                   .sums = &progress.sums,
-                   .log = progress.log.entries});
+  outcome().Close(
+      {.terms = {.waits = !progress.evaluation && waits,
+                 .early = !progress.evaluation && timing == sharding::UpdateTiming::kEarly,
+                 .divisor = progress.gradients.divisor,
+                 .learning_rate = progress.options.learning_rate,
+                 .gradient_scale = progress.gradients.scale},
+       .scopes_hash = progress.log.hash ^ progress.order.hash(),
+       .trail = &progress.trail,
+       .sums = &progress.sums,
+       .log = progress.log.entries});
   with_.runner->Issue(finish.begin, finish.end);
 }
 

@@ -50,15 +50,6 @@ std::string NeedOnNvme(const sharding::Plan& plan, const Config& config, int ran
   return need;
 }
 
-// Of the file that holds all but parameters.
-int64_t StateBytes(const sharding::Plan& plan) {
-  int64_t bytes = 0;
-  for (int state = 0; state < kStateClasses; ++state)
-    if (static_cast<StateClass>(state) != StateClass::kParameter)
-      bytes += plan.pools.file_bytes[state];
-  return bytes;
-}
-
 std::vector<std::span<std::byte>> Registered(std::span<std::byte> staging) {
   return staging.empty() ? std::vector<std::span<std::byte>>() : std::vector{staging};
 }
@@ -109,13 +100,13 @@ absl::Status SwapStorage::Create(const Config& config, std::span<std::byte> stag
       CreateFile(config.zero.offload_param.nvme_paths, name, parameters, parameter_file_));
   state_options_ = common;
   state_options_.name = "states";
-  state_options_.bytes = StateBytes(*plan_);
+  state_options_.bytes = plan_->pools.state_file_bytes();
   return CreateFile(config.zero.offload_optimizer.nvme_paths, name, state_options_, state_file_);
 }
 
 // Another order can add boundaries, and nothing else.
 absl::Status SwapStorage::HasFilesFor(const sharding::Plan& plan) const {
-  if (state_file_ != nullptr || StateBytes(plan) == 0) return absl::OkStatus();
+  if (state_file_ != nullptr || plan.pools.state_file_bytes() == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
       "with Visit::output_bytes boundary activations would be on NVMe, where the engine was "
       "created without a file for them: create it with visits that have them");
@@ -126,7 +117,8 @@ absl::Status SwapStorage::FollowPlan(std::span<std::byte> staging) {
   if (parameter_file_ != nullptr)
     EBB_RETURN_IF_ERROR(parameter_file_->Reopen(std::nullopt, state_options_.memory));
   if (state_file_ != nullptr)
-    EBB_RETURN_IF_ERROR(state_file_->Reopen(StateBytes(*plan_), state_options_.memory));
+    EBB_RETURN_IF_ERROR(
+        state_file_->Reopen(plan_->pools.state_file_bytes(), state_options_.memory));
   if (second_places_ != nullptr)
     EBB_RETURN_IF_ERROR(second_places_->second().Reopen(std::nullopt, state_options_.memory));
   Charge();

@@ -32,7 +32,7 @@ UpdateCall::Work UpdateCall::WorkOf(const LinkedFragment& run, int index,
           .states = run.AllFrom(index, kStates).first(static_cast<size_t>(detail.states))};
   const Operand& master = instruction.operands[kMaster];
   if (master.access == sharding::Access::kNone) {
-    of.arrays.rounding = {detail.rounding_unit, detail.first + with_.slice * detail.per_slice};
+    of.arrays.rounding = {detail.rounding_unit, detail.begin + with_.slice * detail.per_slice};
   } else if (master.dtype == DType::kFloat32) {
     of.arrays.master = reinterpret_cast<float*>(of.master);
   } else {

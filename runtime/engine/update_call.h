@@ -8,10 +8,11 @@
 #include <span>
 
 #include "absl/functional/function_ref.h"
+#include "ebb/optim/kernels.h"
 #include "ebb/optim/update.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/engine/control_block.h"
-#include "ebb/runtime/engine/kernels_by_stream.h"
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/linked_fragment.h"
 #include "ebb/runtime/engine/norm_exchange.h"
 #include "ebb/runtime/engine/own_optimizer.h"
@@ -24,6 +25,16 @@
 #include "ebb/sharding/instructions.h"
 
 namespace ebb {
+
+// The kernels that a stream takes: the device's on its own streams, the host's on the others.
+struct KernelsByStream {  // borrowed
+  optim::Kernels* device = nullptr;
+  optim::Kernels* host = nullptr;
+
+  optim::Kernels& Of(const Stream& stream) const { return RunsOnDevice(stream) ? *device : *host; }
+  // Calls enqueue kernels, which run later.
+  bool Enqueue(const Stream& stream) const { return Of(stream).enqueues(); }
+};
 
 class UpdateCall {
  public:

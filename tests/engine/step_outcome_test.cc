@@ -163,10 +163,10 @@ class Ranks {
     std::vector<int64_t> log(trail.begun.begin(), trail.begun.end());
     Evaluation::Sums sums = {};
     sums[0].count = 1;
-    rank.outcome->Close({.waits = script.waits,
-                         .early = script.early,
-                         .divisor = 2,
-                         .learning_rate = script.learning_rate,
+    rank.outcome->Close({.terms = {.waits = script.waits,
+                                   .early = script.early,
+                                   .divisor = 2,
+                                   .learning_rate = script.learning_rate},
                          .scopes_hash = hash,
                          .trail = &trail,
                          .sums = &sums,

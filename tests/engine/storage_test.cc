@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/device/backend.h"
-#include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/unit_places.h"
 #include "tests/engine/scripted.h"
 #include "tests/offload/locked_memory.h"

@@ -50,8 +50,12 @@ void ExpectScopes(const sharding::Plan& plan, const StepSpans& spans, const Trac
     const std::string unit = plan.unit_names[static_cast<size_t>(plan.scopes[s].unit)];
     EXPECT_EQ(scopes[s]->name,
               absl::StrCat(plan.scopes[s].backward ? "backward " : "forward ", unit));
-    if (const int reduce = plan.reduce_of_scope[s]; reduce >= 0) {
-      EXPECT_GE(spans[static_cast<size_t>(reduce)]->begin_ns, scopes[s]->end_ns);
+    for (size_t i = 0; i < plan.operations.size(); ++i) {
+      if (plan.operations[i].kind != sharding::OperationKind::kReduce) continue;
+      for (const sharding::Part& part : plan.operations[i].parts) {
+        if (part.scope != static_cast<int>(s)) continue;
+        EXPECT_GE(spans[i]->begin_ns, scopes[s]->end_ns);
+      }
     }
     if (const int gather = plan.gather_of_scope[s]; gather >= 0) {
       EXPECT_GE(scopes[s]->begin_ns, spans[static_cast<size_t>(gather)]->end_ns);
@@ -297,8 +301,14 @@ TEST(OffloadedTimeline, ReadsUpdatesAndWritesOverlapEachOtherAndCompute) {
                          {.optimizer = OptimizerSpec{.states = {"momentum"}, .update = update}});
       if (!engine.ok()) return engine.status();
       for (const sharding::Operation& operation : engine->program().plan().operations) {
-        if (!operation.of_update || operation.moves.empty()) continue;
+        if (operation.moves.empty()) continue;
         const bool write = operation.kind == sharding::OperationKind::kWrite;
+        // What gathers read, and what sums of gradients leave.
+        const StateClass state = operation.moves.front().state;
+        if (write ? state == StateClass::kGradient
+                  : operation.stream == sharding::StreamId::kReadParameters &&
+                        state != StateClass::kMaster)
+          continue;
         if (!write && operation.kind != sharding::OperationKind::kRead) continue;
         if (operation.parts[0].unit != (write ? offloaded.written : offloaded.read)) continue;
         const std::lock_guard lock(mutex);

@@ -202,6 +202,11 @@ TEST(Conflicts, WhatMayOpenWhileAScopeIsHeldOpenMeetsNothing) {
     const int count = static_cast<int>(plan.scopes.size());
     const Decisions& d = plan.decisions;
     const Instructions instructions(plan);
+    std::vector<int> reduce_of_scope(plan.scopes.size(), -1);
+    for (int i = 0; i < std::ssize(plan.operations); ++i) {
+      if (plan.operations[i].kind != OperationKind::kReduce) continue;
+      for (const Part& part : plan.operations[i].parts) reduce_of_scope[part.scope] = i;
+    }
     for (int held = 0; held < count; ++held) {
       const int issued = instructions.Opening(held).end;
       for (int s = held + 1; s < count; ++s) {
@@ -219,7 +224,7 @@ TEST(Conflicts, WhatMayOpenWhileAScopeIsHeldOpenMeetsNothing) {
             ASSERT_FALSE(GathersConflict(plan, opened.unit, other.unit))
                 << s << " while " << held << " is open, over " << before;
           }
-          const int reduce = plan.reduce_of_scope[static_cast<size_t>(before)];
+          const int reduce = reduce_of_scope[static_cast<size_t>(before)];
           const bool summed = d.keeps_step_gradients && other.visit == opened.visit;
           if (!opened.backward || !d.trainable[opened.unit] || reduce < 0 || summed) continue;
           ASSERT_FALSE(!instructions.IsIssued(reduce, issued) && GradientsMeet(plan, opened, other))

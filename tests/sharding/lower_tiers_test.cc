@@ -132,7 +132,7 @@ TEST(LowerTiers, WhatGathersReadIsUploadedToTheirSlice) {
   const Lowered lowered(config);
   std::vector<Place> read, uploaded, slices, gathered;
   for (const Operation& operation : lowered.plan.operations) {
-    if (operation.kind == OperationKind::kRead && !operation.of_update) {
+    if (operation.kind == OperationKind::kRead && operation.stream == StreamId::kReadParameters) {
       for (const Move& move : operation.moves) read.push_back(move.to);
     } else if (operation.kind == OperationKind::kUpload) {
       for (const Move& move : operation.moves) {
