@@ -58,4 +58,9 @@ std::vector<int> FindCarried(const Fragment& fragment, int next) {
   return carried;
 }
 
+bool HasCarriedFrom(const Plan& plan, size_t moment) {
+  return std::any_of(plan.operations.begin() + plan.moments[moment].begin, plan.operations.end(),
+                     [](const Operation& of) { return of.condition == Condition::kCarrying; });
+}
+
 }  // namespace ebb::sharding

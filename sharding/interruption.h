@@ -5,6 +5,7 @@
 //   again                                     read u3 | upload u3 | gather u3
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "ebb/sharding/instructions.h"
@@ -18,5 +19,8 @@ std::vector<int> FindToBringAgain(const Cells& cells, const Fragment& fragment, 
 
 // Carried updates from `next` on, with their moves. Each comes behind a fence, likewise.
 std::vector<int> FindCarried(const Fragment& fragment, int next);
+// Whether carried updates have their place in this moment of the plan or in a later one. The same on every rank, also
+// where the step before has left none.
+bool HasCarriedFrom(const Plan& plan, size_t moment);
 
 }  // namespace ebb::sharding

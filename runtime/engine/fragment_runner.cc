@@ -115,6 +115,13 @@ void FragmentRunner::FinishCarried() {
   with_.progress->fragment = with_.progress->run->linked[0].get();  // of Choose
 }
 
+void FragmentRunner::BringUpToDate() {
+  const StepProgress& progress = *with_.progress;
+  if (!sharding::HasCarriedFrom(progress.plan(), progress.MomentInPlan(progress.moment))) return;
+  FinishCarried();
+  BringAgain();
+}
+
 absl::Status FragmentRunner::MayLook() const {
   if (!carries_ || !with_.progress->alive || with_.progress->evaluation) return absl::OkStatus();
   return absl::FailedPreconditionError(

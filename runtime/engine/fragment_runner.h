@@ -59,6 +59,9 @@ class FragmentRunner {
   void IssueCarriedLeft();
   // The same before an evaluation. The step goes on in the fragment without those updates.
   void FinishCarried();
+  // The same before a unit is gathered out of the step's order, if the order has any left. What they overwrite comes
+  // again, on all ranks: some may have done theirs before (Engine::ReadAsync).
+  void BringUpToDate();
   // State is not to be looked at between the updates that a step carries.
   absl::Status MayLook() const;
   // Until all state is where it belongs, and nothing reads it there.

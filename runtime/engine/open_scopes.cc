@@ -250,11 +250,14 @@ void OpenScopes::OpenAgain(OpenScope& scope) {
     return with_.order->Fence();
   }
   if (sharding::IsKeptWhole(plan, scope.unit)) return with_.order->Fence();
+  // What was gathered for the unit may lie under another one by now.
+  if (!HasRoom(scope, /*all=*/false)) return;
   const bool shown = std::any_of(with_.progress->open.begin(), with_.progress->open.end(),
                                  [&](const OpenScope& other) { return other.unit == scope.unit; });
   if (shown || IsGathered(scope.unit)) return with_.order->Fence();
   if (!HasRoom(scope, /*all=*/true)) return;
   scope.displaces = true;
+  with_.runner->BringUpToDate();
   GatherAlone(scope.unit);
 }
 

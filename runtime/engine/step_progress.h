@@ -59,6 +59,7 @@ struct StepProgress {
   // As the declared order has it.
   const sharding::Plan& plan() const { return run->plan; }
   size_t moments() const { return moments_of_round() * static_cast<size_t>(rounds) + 2; }
+  size_t MomentInPlan(size_t at) const;
   // The round of a moment; the begin is in the first round, the end in the last.
   int RoundOf(size_t at) const;
   const sharding::FragmentMoment& MomentOf(size_t at) const {
@@ -81,7 +82,6 @@ struct StepProgress {
   void LogBegun();
 
  private:
-  size_t MomentInPlan(size_t at) const;
   size_t moments_of_round() const { return 2 * static_cast<size_t>(scopes_of_round()); }
 };
 

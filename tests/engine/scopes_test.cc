@@ -322,6 +322,71 @@ TEST_P(DepartureTest, ScopesAheadOfOneHeldOpenShowWhatIsTheirs) {
   EXPECT_GT(right_runs, 0);
 }
 
+// A unit that is gathered for its backward lies where another one may be gathered for a forward outside the order.
+TEST_P(DepartureTest, AForwardAgainWhileAnotherIsOpenShowsWhatIsItsOwn) {
+  if (GetParam().stage < 3 || GetParam().world != 2) GTEST_SKIP() << "every unit is kept whole";
+  int right_runs = 0, refused_runs = 0;
+  for (const int depth : {0, 1, 2}) {
+    const Setting setting = At(GetParam(), kNotEarly).front();
+    Config config = ConfigFor(setting);
+    config.ebb.prefetch_depth = depth;
+    const ScriptRun right = RunScript(
+        setting, ScriptedModel(), config,
+        [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); }, {.steps = 1});
+    ASSERT_TRUE(right.status.ok()) << right.status;
+    for (int number = 0; number < 75; ++number) {
+      const int last = number % 3 + 3, first = number / 3 % 5, second = number / 15;
+      SCOPED_TRACE(::testing::Message() << "depth " << depth << ", units " << first << " and "
+                                        << second << " behind backward " << last);
+      const Script script = [&](const ScriptedTrainer& trainer, Step& step) {
+        trainer.ForwardAll(step);
+        for (int visit = kScriptedVisits - 1; visit >= last; --visit) trainer.Backward(step, visit);
+        ForwardScope outer = step.Forward(UnitId{first});
+        ForwardScope inner = step.Forward(UnitId{second});
+        trainer.Look(outer, first);
+        trainer.Look(inner, second);
+        inner = {};
+        outer = {};
+        for (int visit = last - 1; visit >= 0; --visit) trainer.Backward(step, visit);
+      };
+      const absl::Status status =
+          RunScript(setting, ScriptedModel(), config, script, {.steps = 1}).status;
+      if (!status.ok()) {
+        EXPECT_THAT(std::string(status.message()), HasSubstr("ebb.prefetch_depth"));
+        ++refused_runs;
+        continue;
+      }
+      ++right_runs;
+      const ScriptRun run =
+          RunScript(setting, ScriptedModel(), config, script, {.steps = 1, .shown = &right.shown});
+      EXPECT_TRUE(run.status.ok()) << run.status;
+      EXPECT_EQ(run.masters, right.masters);
+    }
+  }
+  EXPECT_GT(right_runs, 0);
+  EXPECT_GT(refused_runs, 0);
+}
+
+// A unit without a forward of its own is updated just ahead of its backward, where the step before carries the update.
+TEST_P(DepartureTest, AForwardOutsideTheOrderShowsWhatACarriedUpdateMakes) {
+  if (GetParam().stage < 3 || GetParam().world > 2) GTEST_SKIP() << "no update is carried";
+  Scratch scratch;
+  for (const Setting& setting : At(GetParam(), kNotEarly)) {
+    for (const int without : {1, 3, 4}) {
+      SCOPED_TRACE(::testing::Message() << setting << ", no forward of visit " << without);
+      ModelSpec model = ScriptedModel();
+      model.forward[static_cast<size_t>(without)].forward = false;
+      const Config config = OnNvme(ConfigFor(setting), scratch.path());
+      const Script round = [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); };
+      const ScriptRun right = RunScript(setting, model, config, round);
+      ASSERT_TRUE(right.status.ok()) << right.status;
+      const ScriptRun run = RunScript(setting, model, config, round, {.shown = &right.shown});
+      EXPECT_TRUE(run.status.ok()) << run.status;
+      EXPECT_EQ(run.masters, right.masters);
+    }
+  }
+}
+
 // What has room only after it is an error, which says what to do.
 TEST(ScopesHeldOpenTest, AreAnErrorWhereWhatComesNextHasNoRoom) {
   Scratch scratch;
