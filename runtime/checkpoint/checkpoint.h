@@ -34,7 +34,7 @@ struct SaveOptions {
 
 // A checkpoint on its way. Copies are the same. It does not keep the engine: that ends after the save. With parameters on
 // NVMe a save may begin in the next step, behind the updates that this step does in its forward. Without a step it begins
-// when the thread that saves waits, or asks twice whether it is done; asked by others alone, at the engine's next call.
+// when the thread that saves waits, or asks twice whether it is done. Until it has begun, Wait on another thread is an error.
 class SaveTicket {
  public:
   SaveTicket(std::string path, std::shared_future<absl::Status> over,
@@ -90,8 +90,8 @@ struct LoadedCheckpoint {
 };
 
 // `path`: a checkpoint, or a folder of them, of which the newest whole one is taken. Each rank reads the bytes that it
-// needs, through the same 32 MiB as a save. kNotFound: there is none. kDataLoss: none is whole. Of an engine that a failed load leaves behind, the values are undefined: load again,
-// or create it anew.
+// needs, through 64 MiB, of which a save takes its 32. kNotFound: there is none. kDataLoss: none is whole. Of an engine
+// that a failed load leaves behind, the values are undefined: load again, or create it anew.
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::string& path,
                                                 const LoadOptions& options = {});
 

@@ -216,8 +216,10 @@ bool SaveTicket::Done() const {
 }
 
 absl::StatusOr<std::string> SaveTicket::Wait() const {
-  if (!is_over() && std::this_thread::get_id() == asked_->thread)
-    EBB_RETURN_IF_ERROR(asked_->begin());
+  if (!is_over()) {
+    if (const absl::Status begun = asked_->begin(); !begun.ok())
+      return absl::Status(begun.code(), absl::StrCat("'", path_, "': ", begun.message()));
+  }
   const absl::Status& status = over_.get();
   if (!status.ok()) return status;
   return path_;

@@ -145,6 +145,7 @@ std::shared_future<absl::Status> AsyncReads::Take(StateReader reader) {
   // The ranks of the first shard group have all of it.
   if (with_.inputs->rank() >= sharding::Slices(with_.programs->plan())) reader_.take = nullptr;
   status_ = absl::OkStatus();
+  waits_ = std::make_shared<std::atomic<bool>>(true);
   end_ = {};
   over_ = end_.get_future().share();
   return over_;
@@ -174,6 +175,7 @@ void AsyncReads::Begin() {
   }
   with_.issuer->Run(*read_, 0, read_->size(), StepTag(), /*counted=*/nullptr);
   with_.streams->async_reads().Enqueue([this] { End(); });
+  *waits_ = false;
 }
 
 void AsyncReads::Read(int unit) {

@@ -5,6 +5,7 @@
 //   updates            | unit 2 | unit 1 | unit 0
 #pragma once
 
+#include <atomic>
 #include <future>
 #include <memory>
 #include <optional>
@@ -59,6 +60,8 @@ class AsyncReads {
   // One read at a time. It begins with Begin, once updates of the last step have been issued.
   std::shared_future<absl::Status> Take(StateReader reader);
   void Begin();
+  // Any thread: whether the last read waits for Begin.
+  std::shared_ptr<const std::atomic<bool>> waits() const { return waits_; }
   // Whether it may begin within a step: all that updates write has a second place.
   bool MayBeginInStep() const;
   // Another plan has come, while no read is under way.
@@ -100,6 +103,7 @@ class AsyncReads {
   std::optional<StateValues> state_values_;
   // The read under way, for its stream alone.
   StateReader reader_;
+  std::shared_ptr<std::atomic<bool>> waits_ = std::make_shared<std::atomic<bool>>(false);
   absl::Status status_;
   std::promise<absl::Status> end_;
   std::shared_future<absl::Status> over_;

@@ -1,5 +1,6 @@
 #include "ebb/runtime/engine/engine_state.h"
 
+#include <thread>
 #include <utility>
 
 #include "ebb/runtime/engine/engine_parts.h"
@@ -61,7 +62,14 @@ void EngineState::AwaitAsyncRead() const {
 }
 std::function<absl::Status()> EngineState::AsyncReadBegin() const {
   if (parts_ == nullptr) return MovedFrom;
-  return [state = &*parts_->call.state] { return state->BeginReads(); };
+  return [state = &*parts_->call.state, waits = parts_->call.reads->waits(),
+          thread = std::this_thread::get_id()] {
+    if (!waits->load()) return absl::OkStatus();
+    if (std::this_thread::get_id() == thread) return state->BeginReads();
+    return absl::FailedPreconditionError(
+        "the save begins behind updates of the next step, and only the thread that saves can do "
+        "these without one: wait on that thread, or once a step more has finished");
+  };
 }
 absl::StatusOr<std::span<std::byte>> EngineState::FileBuffer(int64_t bytes) {
   if (parts_ == nullptr) return MovedFrom();

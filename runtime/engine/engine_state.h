@@ -54,8 +54,8 @@ class EngineState {
   // Whether this rank's last such call is under way; waits until it is over, between steps.
   bool IsReadingAsync() const;
   void AwaitAsyncRead() const;
-  // A function, for the engine's thread and until the reader's calls are over, that does what they
-  // wait for (StateReader::may_begin_in_step) without a step. An error: a step is doing that.
+  // A function that does without a step what the last read waits for (may_begin_in_step), on the
+  // thread that asks for it here. An error: a step is doing that, or another thread has called it.
   std::function<absl::Status()> AsyncReadBegin() const;
   // Host memory for one call at a time that brings state to files or back: allocated at the first
   // and kept until the engine's end, in memory().

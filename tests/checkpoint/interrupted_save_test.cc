@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <future>
 #include <latch>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@
 namespace ebb::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -115,6 +117,32 @@ TEST_F(InterruptedSaveTest, AnEngineThatEndsFirstLetsItsSaveEnd) {
     ASSERT_TRUE(ticket.has_value());
     EXPECT_EQ(ticket->Wait().value_or(std::string(ticket->Wait().status().message())), At(1));
   }
+  ExpectResumes(way, 2);
+}
+
+// Nobody may begin a save with carried updates but the thread that saves, which may itself wait for the other thread.
+TEST_F(InterruptedSaveTest, AnotherThreadThatWaitsIsToldThatTheSaveHasNotBegun) {
+  const Way way = {.world = 2, .stage = 3, .tier = Tier::kNvme, .prefetch_depth = 0};
+  ASSERT_EQ(RunWay(
+                way,
+                [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                  EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 1));
+                  EBB_ASSIGN_OR_RETURN(const SaveTicket ticket, SaveAsync(engine, folder_));
+                  const auto wait = [&] { return ticket.Wait(); };
+                  const absl::Status early = std::async(std::launch::async, wait).get().status();
+                  EXPECT_EQ(early.code(), absl::StatusCode::kFailedPrecondition) << early;
+                  EXPECT_THAT(std::string(early.message()),
+                              AllOf(HasSubstr(At(1)), HasSubstr("a step more")));
+                  EXPECT_FALSE(std::async(std::launch::async, [&] {
+                                 return ticket.Done() || ticket.Done();
+                               }).get());
+                  EBB_RETURN_IF_ERROR(Train(engine, model, rank, 1, 2));
+                  EXPECT_EQ(std::async(std::launch::async, wait).get().value_or(""), At(1));
+                  EXPECT_EQ(ticket.Wait().value_or(""), At(1));
+                  return absl::OkStatus();
+                },
+                kSmall),
+            absl::OkStatus());
   ExpectResumes(way, 2);
 }
 

@@ -270,12 +270,18 @@ TEST_P(AsyncReadsTest, AreNotWaitedForInTheStepThatHasToComeFirst) {
     EBB_ASSIGN_OR_RETURN(const ReadStatus read, engine.ReadAsync(Into(given, gate, true)));
     const bool carried =
         GetParam().states == Tier::kNvme && !GetParam().split && GetParam().setting.timing == kLate;
+    const std::function<absl::Status()> begin = engine.AsyncReadBegin();
+    if (carried) {
+      EXPECT_EQ(std::async(std::launch::async, begin).get().code(),
+                absl::StatusCode::kFailedPrecondition);
+    }
     trainer.BeginStep(1, nullptr);
     Step step = engine.BeginStep(kExactStep);
     if (carried) {
       EXPECT_EQ(engine.AsyncReadBegin()().code(), absl::StatusCode::kFailedPrecondition);
     }
     for (int round = 0; round < step.rounds(); ++round) trainer.Round(step);
+    EXPECT_TRUE(std::async(std::launch::async, begin).get().ok());
     EBB_RETURN_IF_ERROR(engine.AsyncReadBegin()());
     EBB_RETURN_IF_ERROR(read.get());
     EBB_RETURN_IF_ERROR(step.Finish());
