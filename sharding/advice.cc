@@ -22,7 +22,7 @@ class Search {
 
   std::string Run() {
     absl::StatusOr<Pools> pools = trials_.lay_out(start_);
-    if (!pools.ok()) return std::string(Relief());
+    if (!pools.ok()) return std::string(caps_.relief);
     now_ = NeedOf(*pools);
     // A host_memory above what the host has asks for states to fill it.
     if (const int64_t room = HostRoom();
@@ -32,7 +32,7 @@ class Search {
       if (lower && lower->over == 0) return Fits({}, start_);
       start_.ebb.host_memory.reset();  // only what must be there; no states that could be elsewhere
       pools = trials_.lay_out(start_);
-      if (!pools.ok()) return std::string(Relief());
+      if (!pools.ok()) return std::string(caps_.relief);
       now_ = NeedOf(*pools);
       if (now_.over == 0) return Fits({}, start_);
     }
@@ -88,7 +88,7 @@ class Search {
     const Config with_least = With(with_least_);
     if (least_.over == 0) return Fits(with_least_, with_least);
     const std::string wanted = absl::StrCat(
-        std::string(Relief()), ", or take smaller units, a smaller micro-batch or more ",
+        std::string(caps_.relief), ", or take smaller units, a smaller micro-batch or more ",
         caps_.of_config ? "ranks" : "hosts");
     if (with_least == start_) return absl::StrCat("no other setting needs less: ", wanted);
     return absl::StrCat("no setting fits; the least, ", Shown(least_, /*fills=*/false),
@@ -241,7 +241,6 @@ class Search {
       changed.ebb.host_memory = std::max<int64_t>(need.host, 1);
     return changed;
   }
-  std::string_view Relief() const { return caps_.of_config ? "raise it" : "free memory"; }
 
   static std::string Shown(const Need& need, bool fills) {
     return absl::StrCat(Megabytes(need.device), " on the device and ", fills ? "at least " : "",
@@ -264,7 +263,7 @@ class Search {
     return absl::StrCat(Described(config_, changed), " would fit",
                         Grows(need) ? " if the device has room for it" : "", " (",
                         Shown(need, fills), ")", Warning(candidate), ", or ",
-                        std::string(Relief()));
+                        std::string(caps_.relief));
   }
   void Loosen(Config& changed, int64_t& (*number)(Config&)) {
     Config given = start_;

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
@@ -47,6 +48,7 @@ struct MemoryCaps {
   std::optional<int64_t> device = {}, host = {};
   std::optional<int64_t> together = {};  // of both tiers, where the device's memory is the host's
   bool of_config = true;                 // the config's keys set the caps; false: the machine does
+  std::string_view relief = "raise it";  // what helps without a change of the config
 };
 
 // The config's own.

@@ -1,13 +1,14 @@
 #include "ebb/runtime/device/thread_team.h"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cassert>
+#include <deque>
 #include <system_error>
 #include <thread>
-#include <vector>
 
 #include "ebb/runtime/device/wait_point.h"
 
@@ -24,12 +25,18 @@ struct Claims {
 };
 static_assert(std::atomic<Claims>::is_always_lock_free);
 
+struct Worker {
+  std::thread thread;
+  std::atomic<int> core{-1};  // where its last parts began; -1: not known
+};
+
 }  // namespace
 
 struct ThreadTeam::State {
   int threads = 1;
   int parts_per_thread = 1;
-  std::vector<std::thread> workers;
+  std::deque<Worker> workers;
+  cpu_set_t cores;  // of the thread that made the team
   std::atomic<bool> busy{false};
   std::atomic<bool> stop{false};
 
@@ -62,11 +69,27 @@ struct ThreadTeam::State {
     }
   }
 
-  void Work() {
+  // If cores are busy on the whole, Linux wakes a thread on the core where it last ran, or where its
+  // waker runs, and looks for no idle one. There a worker runs when its caller has done all parts:
+  // kernels take twice as long, in every run until something moves the worker to another core.
+  void LeaveCallersCore() {
+    const int here = sched_getcpu();
+    for (Worker& worker : workers) {
+      if (here < 0 || worker.core.load(std::memory_order_relaxed) != here) continue;
+      cpu_set_t others = cores;
+      CPU_CLR(static_cast<size_t>(here), &others);
+      if (CPU_COUNT(&others) == 0) continue;
+      pthread_setaffinity_np(worker.thread.native_handle(), sizeof(others), &others);
+      worker.core.store(-1, std::memory_order_relaxed);
+    }
+  }
+
+  void Work(Worker& worker) {
     for (;;) {
       work.Await([&] { return HasWork() || stop.load(std::memory_order_acquire); },
                  WaitPoint::kNever, std::chrono::nanoseconds(0));
       if (!HasWork()) return;
+      worker.core.store(sched_getcpu(), std::memory_order_relaxed);
       RunParts();
     }
   }
@@ -75,14 +98,17 @@ struct ThreadTeam::State {
 ThreadTeam::ThreadTeam(int threads, int parts_per_thread) : state_(std::make_unique<State>()) {
   assert(threads >= 1 && parts_per_thread >= 1 && threads <= UINT16_MAX / parts_per_thread);
   state_->parts_per_thread = parts_per_thread;
-  state_->workers.reserve(static_cast<size_t>(threads - 1));
+  CPU_ZERO(&state_->cores);
+  sched_getaffinity(0, sizeof(state_->cores), &state_->cores);
   for (int i = 1; i < threads; ++i) {
+    Worker& worker = state_->workers.emplace_back();
     try {
-      state_->workers.emplace_back([state = state_.get()] { state->Work(); });
+      worker.thread = std::thread([state = state_.get(), &worker] { state->Work(worker); });
     } catch (const std::system_error&) {
+      state_->workers.pop_back();
       break;  // the system grants no more threads; fewer give the same bits
     }
-    pthread_setname_np(state_->workers.back().native_handle(), "ebb-team");
+    pthread_setname_np(worker.thread.native_handle(), "ebb-team");
   }
   state_->threads = 1 + static_cast<int>(state_->workers.size());
 }
@@ -90,7 +116,7 @@ ThreadTeam::ThreadTeam(int threads, int parts_per_thread) : state_(std::make_uni
 ThreadTeam::~ThreadTeam() {
   state_->stop.store(true, std::memory_order_release);
   state_->work.Notify();
-  for (std::thread& worker : state_->workers) worker.join();
+  for (Worker& worker : state_->workers) worker.thread.join();
 }
 
 int ThreadTeam::threads() const {
@@ -116,6 +142,7 @@ void ThreadTeam::Run(int64_t count, int64_t grain,
   const uint32_t run = state_->claims.load(std::memory_order_relaxed).run + 1;
   state_->claims.store({.run = run, .parts = static_cast<uint16_t>(parts_used)},
                        std::memory_order_release);
+  state_->LeaveCallersCore();
   state_->work.Notify();
   state_->RunParts();
   state_->done.Await(

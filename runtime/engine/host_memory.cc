@@ -18,7 +18,8 @@ namespace ebb {
 namespace {
 
 std::string AdviceFor(const EngineInputs& inputs, const sharding::HostRoom& room) {
-  sharding::MemoryCaps caps{.device = inputs.config.ebb.device_memory, .of_config = false};
+  sharding::MemoryCaps caps{
+      .device = inputs.config.ebb.device_memory, .of_config = false, .relief = "free memory"};
   const int64_t of_pools =
       room.bytes_of_rank() - sharding::HostRoom::BesidePools(room.bytes_of_rank());
   if (room.holds_device) {

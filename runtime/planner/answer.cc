@@ -10,6 +10,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/trace/timeline.h"
+#include "ebb/sharding/advice.h"
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/report/alive.h"
@@ -249,6 +250,19 @@ Answer AnswerFor(const Question& question, const Config& config, bool recompute,
 
 Answer AnswerFor(const Question& question, const Choice& choice, Depth depth) {
   return AnswerFor(question, question.With(choice), choice.recompute, depth);
+}
+
+std::string RemedyFor(const Question& question, const Answer& answer) {
+  const absl::StatusOr<Resolved> resolved = Resolve(question, answer);
+  if (!resolved.ok()) return "";
+  const auto& [device, ram, disk] = answer.room;
+  sharding::MemoryCaps caps{.device = device,
+                            .host = ram - 2 * sharding::kStateStagingBytes,
+                            .of_config = false,
+                            .relief = "take a machine that has more"};
+  if (question.machine.is_cpu)
+    caps = {.together = device, .of_config = false, .relief = caps.relief};
+  return sharding::Advice(resolved->Inputs(question.ranks), caps);
 }
 
 double DiskBytesWrittenADay(const Answer& answer, const Machine& machine, int ranks) {

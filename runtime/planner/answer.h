@@ -77,6 +77,9 @@ Answer AnswerFor(const Question& question, const Choice& choice, Depth depth);
 // The same of a config that is taken as it is.
 Answer AnswerFor(const Question& question, const Config& config, bool recompute, Depth depth);
 
+// What to change so that an answer that does not fit does: found as in the errors of caps (ebb/sharding/advice.h).
+std::string RemedyFor(const Question& question, const Answer& answer);
+
 // Bytes that a host's disks take in a day of steps.
 double DiskBytesWrittenADay(const Answer& answer, const Machine& machine, int ranks);
 

@@ -144,7 +144,24 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
     json["config"] = Json::parse(advised.chosen->config.ToJson());
   }
   json["best_change"] = JsonOf(advised.change);
+  json["remedy"] = advised.remedy.empty() ? Json() : Json(advised.remedy);
   json["best_purchase"] = JsonOf(advised.purchase);
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string OffersAsJson(const Question& question, std::span<const Offer> offers) {
+  Json json = {{"model", question.model.name}, {"offers", Json::array()}};
+  const Offer* const cheapest = Cheapest(offers);
+  for (const Offer& offer : offers) {
+    Json& each = json["offers"].emplace_back();
+    each = {{"machine", offer.machine.name}, {"hosts", offer.hosts}};
+    if (offer.hosts == 0) continue;
+    each["answer"] = JsonOf(question, *offer.answer);
+    each["is_cheapest"] = &offer == cheapest;
+    if (offer.price_an_hour <= 0) continue;
+    each["price_an_hour"] = offer.price_an_hour * offer.hosts;
+    each["price_of_1e9_tokens"] = offer.price_of(1e9);
+  }
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -13,9 +13,12 @@ namespace ebb::planner {
 struct Advised {
   const Answer* chosen = nullptr;  // the fastest that fits, or the one asked about
   std::optional<Change> change = {}, purchase = {};
+  std::string remedy = {};  // of what does not fit
 };
 std::string AnswersAsJson(const Question& question, std::span<const Answer> answers,
                           const Advised& advised);
+
+std::string OffersAsJson(const Question& question, std::span<const Offer> offers);
 
 struct MemoryBar {
   std::string label;

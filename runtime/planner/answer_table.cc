@@ -166,15 +166,16 @@ std::string StepText(const Question& question, const Answer& answer) {
     if (on > 0.002 * seconds) lines.emplace_back(on, line);
   }
   std::sort(lines.rbegin(), lines.rend());
-  if (lines.size() > 5) lines.resize(5);
-  absl::StrAppend(&text, "  its critical path:");
+  std::string path = "  its critical path:";
   const char* separator = " ";
   for (const auto& [on, line] : lines) {
-    absl::StrAppendFormat(&text, "%s%s %.3g s", separator, std::string(sharding::NameOfLine(line)),
-                          on);
+    const std::string part =
+        absl::StrFormat("%s%s %.3g s", separator, std::string(sharding::NameOfLine(line)), on);
+    if (path.size() + part.size() > kColumns) break;
+    path += part;
     separator = ", ";
   }
-  text += "\nMoved a step by a rank, GB\n";
+  absl::StrAppend(&text, path, "\nMoved a step by a rank, GB\n");
   constexpr std::pair<Resource, const char*> kLinks[] = {
       {Resource::kPeers, "GPU link"},     {Resource::kNetwork, "network"},
       {Resource::kToDevice, "PCIe up"},   {Resource::kToHost, "PCIe down"},
@@ -272,6 +273,36 @@ std::string AnswerTable(const Question& question, std::span<const Answer> answer
   for (const Answer* answer : ShownAnswers(answers, all)) {
     const bool has_mark = marked != nullptr && answer->choice == *marked;
     absl::StrAppend(&text, LineOf(question, *answer, has_mark), "\n");
+  }
+  return text;
+}
+
+std::string OffersText(const Question& question, std::span<const Offer> offers) {
+  std::string text = absl::StrFormat(
+      "%s: %.4g B parameters, %s; %d tokens a sequence\n\n"
+      "  %-14s %5s %5s %9s %10s %13s  %s\n",
+      config::Shortened(question.model.name, 40),
+      static_cast<double>(question.model.parameters()) / 1e9,
+      std::string(Name(question.config.compute)), question.pass.context, "machine", "hosts",
+      "ranks", "tokens/s", "price/hour", "of 10^9 tokens", "configuration");
+  const Offer* const cheapest = Cheapest(offers);
+  for (const Offer& offer : offers) {
+    const std::string& name = offer.machine.name;
+    std::string line = absl::StrFormat("%s %-14s ", &offer == cheapest ? "*" : " ",
+                                       config::Shortened(name.substr(name.rfind('/') + 1), 14));
+    if (offer.hosts == 0) {
+      absl::StrAppend(&text, line, "it fits on no number of them\n");
+      continue;
+    }
+    const auto price = [&](double of) {
+      return offer.price_an_hour > 0 ? absl::StrFormat("%.2f", of) : "-";
+    };
+    absl::StrAppendFormat(&line, "%5d %5d %9s %10s %13s  %s", offer.hosts,
+                          static_cast<int>(offer.machine.gpus) * offer.hosts,
+                          Grouped(offer.answer->time->tokens_per_second),
+                          price(offer.price_an_hour * offer.hosts), price(offer.price_of(1e9)),
+                          WordsOf(offer.answer->choice));
+    absl::StrAppend(&text, config::Shortened(line, kColumns), "\n");
   }
   return text;
 }

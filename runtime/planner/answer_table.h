@@ -17,6 +17,9 @@ std::string AnswerTable(const Question& question, std::span<const Answer> answer
 // Memory by class and tier, with bars; the peak; the step, what it waits for and moves.
 std::string AnswerText(const Question& question, const Answer& answer);
 
+// A line for each machine; the cheapest has a star.
+std::string OffersText(const Question& question, std::span<const Offer> offers);
+
 std::string TitleOf(const Question& question);
 std::string WordsOf(const Choice& choice);  // "stage 3, states in RAM, recompute"
 

@@ -20,11 +20,10 @@
 #include "ebb/offload/memory_limits.h"
 #include "ebb/offload/shard_file.h"
 #include "ebb/offload/swap_directory.h"
-#include "ebb/optim/kernels.h"
+#include "ebb/optim/update.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/stream.h"
-#include "ebb/runtime/engine/update_rates.h"
 
 namespace ebb::planner {
 namespace {
@@ -52,7 +51,7 @@ int Cores() {
 
 // Bytes read and written a second by copies larger than caches, in memory as an engine's pools are.
 absl::StatusOr<double> CopyRate(int threads) {
-  constexpr int64_t kBytes = int64_t{128} << 20;
+  constexpr int64_t kBytes = int64_t{256} << 20;
   const Device device = Device::Cpu(threads);
   EBB_ASSIGN_OR_RETURN(const Buffer from, device.Allocate(kBytes, "measuring copies"));
   EBB_ASSIGN_OR_RETURN(const Buffer to, device.Allocate(kBytes, "measuring copies"));
@@ -61,21 +60,29 @@ absl::StatusOr<double> CopyRate(int threads) {
   return 2.0 * kBytes / LeastSeconds([&] { stream.Copy(to.data(), from.data(), kBytes); });
 }
 
-// Bytes read and written a second in updates by AdamW.
+// Bytes read and written a second in updates by AdamW, of more elements than any cache holds.
 absl::StatusOr<double> UpdateRate(int threads) {
+  constexpr int64_t kElements = int64_t{1} << 25, kStored = 3 * sizeof(float) + 2 + 2,
+                    kMoved = 3 * 2 * sizeof(float) + 2 + 2;  // bytes of an element
   const Device device = Device::Cpu(threads);
-  EBB_ASSIGN_OR_RETURN(const auto kernels, optim::Kernels::For(device));
-  const UpdateShape shape{.elements = kMeasuredElements,
-                          .gradient = DType::kBFloat16,
-                          .parameter = DType::kBFloat16,
-                          .sent = DType::kBFloat16,
-                          .pins_host_memory = false};
-  UpdateScratch scratch;
-  EBB_ASSIGN_OR_RETURN(const sharding::UpdateRates rates,
-                       MeasureUpdateRates(device, *kernels, *kernels, shape, scratch));
-  // Of master and two states both ways, the gradient and the parameter.
-  constexpr double kBytes = 3 * 2 * sizeof(float) + 2 + 2;
-  return kBytes * rates.host;
+  EBB_ASSIGN_OR_RETURN(const Buffer memory,
+                       device.Allocate(kElements * kStored, "measuring updates"));
+  std::memset(memory.data(), 0, static_cast<size_t>(memory.bytes()));
+  auto* const floats = reinterpret_cast<float*>(memory.data());
+  std::byte* const halves = memory.data() + kElements * 3 * int64_t{sizeof(float)};
+  optim::UpdateArrays arrays{.master = floats,
+                             .gradient = halves,
+                             .gradient_dtype = DType::kBFloat16,
+                             .parameter = halves + kElements * 2,
+                             .parameter_dtype = DType::kBFloat16,
+                             .count = kElements};
+  arrays.states[0] = floats + kElements;
+  arrays.states[1] = floats + 2 * kElements;
+  Stream stream = device.CallerStream();
+  return kElements * kMoved / LeastSeconds([&] {
+           optim::Update(stream.team(), OptimizerConfig(), arrays,
+                         {.step = 2, .learning_rate = 1e-4});
+         });
 }
 
 // Of fp32 products that stay in a core's cache: c += a b.

@@ -121,7 +121,8 @@ absl::Status CheckSizes(const ModelShape& shape, int64_t least) {
   for (const Size& size : kSizes) {
     if (shape.*size.of < least || shape.*size.of > size.most)
       return absl::InvalidArgumentError(
-          absl::StrCat(size.name, " is ", shape.*size.of, ": it must be from 1 to ", size.most));
+          absl::StrCat(size.name, " is ", shape.*size.of == 0 ? "missing, or " : "", shape.*size.of,
+                       ": it must be from 1 to ", size.most));
   }
   return absl::OkStatus();
 }

@@ -232,6 +232,39 @@ std::optional<Change> BestPurchase(const Question& question, const Answer& from)
   return best;
 }
 
+double Offer::price_of(double tokens) const {
+  constexpr double kHour = 3600;
+  return hosts == 0 ? 0 : price_an_hour * hosts * tokens / Speed(*answer) / kHour;
+}
+
+void FillOffer(Question question, Offer& offer) {
+  constexpr int kHostsMax = 1024;
+  question.machine = offer.machine;
+  const int most = offer.machine.network_gb_s > 0 ? kHostsMax : 1;
+  for (int hosts = 1; hosts <= most; hosts *= 2) {
+    question.ranks = static_cast<int>(offer.machine.gpus) * hosts;
+    // What needs least is laid out alone until it fits.
+    if (!AnyThatFits(question, Choices(question))) continue;
+    const std::vector<Answer> answers = AnswerAll(question);
+    const Answer* const fastest = Fastest(answers);
+    if (fastest == nullptr) continue;
+    offer.hosts = hosts;
+    offer.answer = *fastest;
+    return;
+  }
+}
+
+const Offer* Cheapest(std::span<const Offer> offers) {
+  constexpr double kTokens = 1;
+  const Offer* cheapest = nullptr;
+  for (const Offer& offer : offers) {
+    const double price = offer.price_of(kTokens);
+    if (price > 0 && (cheapest == nullptr || price < cheapest->price_of(kTokens)))
+      cheapest = &offer;
+  }
+  return cheapest;
+}
+
 absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
                                     const std::optional<Choice>& asked) {
   constexpr int64_t kMost[] = {kUnitsMax - 2, 1 << 20, 1 << 28};

@@ -45,4 +45,17 @@ struct Largest {
 absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
                                     const std::optional<Choice>& asked = std::nullopt);
 
+// Hosts that can be rented, and what the fewest of them that fit do.
+struct Offer {
+  Machine machine;
+  double price_an_hour = 0;  // of a host, in any currency; 0: not known
+  int hosts = 0;             // 1, 2, 4, ...; 0: it fits on no number of them
+  std::optional<Answer> answer = {};
+  // 0: not known.
+  double price_of(double tokens) const;
+};
+void FillOffer(Question question, Offer& offer);
+// Null: none fits, or none has a price.
+const Offer* Cheapest(std::span<const Offer> offers);
+
 }  // namespace ebb::planner

@@ -1,8 +1,10 @@
 #include "ebb/runtime/device/thread_team.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <atomic>
+#include <functional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -67,6 +69,32 @@ TEST(ThreadTeam, AThreadThatIsSlowTakesFewerParts) {
   });
   EXPECT_EQ(done, 8);
   EXPECT_EQ(of_slow, 1);
+}
+
+TEST(ThreadTeam, AWorkerLeavesTheCoreOfItsCaller) {
+  cpu_set_t cores, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(cores), &cores), 0);
+  if (CPU_COUNT(&cores) < 2) GTEST_SKIP() << "one core";
+  const int core = sched_getcpu();
+  CPU_ZERO(&one);
+  CPU_SET(static_cast<size_t>(core), &one);
+  ThreadTeam team(2);
+  const std::thread::id caller = std::this_thread::get_id();
+  // What the worker does while the caller waits.
+  const auto in_worker = [&](const std::function<void()>& work) {
+    std::atomic<bool> done{false};
+    team.Run(2, 1, [&](int64_t, int64_t) {
+      if (std::this_thread::get_id() == caller) return done.wait(false);
+      work();
+      done = true;
+      done.notify_all();
+    });
+  };
+  ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+  in_worker([&] { EXPECT_EQ(sched_setaffinity(0, sizeof(one), &one), 0); });
+  in_worker([] {});  // the worker begins it there, at the latest
+  in_worker([&] { EXPECT_NE(sched_getcpu(), core); });
+  ASSERT_EQ(sched_setaffinity(0, sizeof(cores), &cores), 0);
 }
 
 TEST(ThreadTeam, NestedRunIsDoneByItsCallerWhole) {

@@ -67,14 +67,16 @@ TEST_F(PlanProgramTest, WrongWordsAreToldTheNearest) {
   ExpectRefused("--modle gpt2", "did you mean --model");
   ExpectRefused("--model gtp2", "did you mean gpt2");
   ExpectRefused("--model gpt2 --machine 8xh10", "did you mean 8xh100");
-  ExpectRefused("--model gpt2 --largest modl", "did you mean model");
-  ExpectRefused("--model gpt2 --stage 3 --offload-param nvm", "did you mean nvme");
-  ExpectRefused("--model gpt2 --dtype bf61", "did you mean bf16");
+  ExpectRefused("--model gpt2 --largest modl", "must be one of model|batch|context");
+  ExpectRefused("--model gpt2 --stage 3 --offload-param nvm", "must be one of none|cpu|nvme");
+  ExpectRefused("--model gpt2 --dtype bf61", "must be one of bf16|fp16|fp32");
 }
 
 TEST_F(PlanProgramTest, ImpossibleQuestionsAreRefused) {
   ExpectRefused("", "no model");
-  ExpectRefused("--layers 4", "width is 0");
+  ExpectRefused("--layers 4", "width is missing");
+  ExpectRefused("--layers -4", "not in range 1 to");
+  ExpectRefused("--model gpt2 --context 99999999999", "not in range 1 to");
   ExpectRefused("--layers 4 --width 65 --heads 4", "not a multiple");
   ExpectRefused("--model gpt2 --ranks 0", "ranks");
   ExpectRefused("--model gpt2 --ranks 2 --machine rtx4090-64gb", "network_gb_s");
@@ -150,6 +152,55 @@ TEST_F(PlanProgramTest, AnswersAboutADeepSpeedFile) {
   EXPECT_TRUE(json["chosen"]["fits"]);
   EXPECT_GT(json["chosen"]["moved_bytes"]["copies to the host"], 0)
       << json["chosen"]["moved_bytes"];
+}
+
+// As the error of a cap would: keys to merge into the file.
+TEST_F(PlanProgramTest, SaysWhatToChangeInAFileThatDoesNotFit) {
+  const std::string file = Write("ds.json", R"({"zero_optimization": {"stage": 0}})");
+  const std::string question = "--model llama-2-7b --deepspeed ";
+  EXPECT_THAT(Run(question + file).printed,
+              testing::AllOf(HasSubstr("It does not fit"), HasSubstr("What to change: "),
+                             testing::Not(HasSubstr("makes it faster"))));
+  const auto json = nlohmann::json::parse(Run(question + file + " --json").printed);
+  const std::string remedy = json["remedy"];
+  const size_t end = remedy.rfind('}');
+  ASSERT_NE(end, std::string::npos) << remedy;
+  const auto change = nlohmann::json::parse(remedy.substr(remedy.find('{'), end + 1));
+  auto changed = nlohmann::json::parse(Read(file));
+  changed.merge_patch(change);
+  const auto answer = nlohmann::json::parse(
+      Run(question + Write("other.json", changed.dump()) + " --json").printed);
+  EXPECT_TRUE(answer["chosen"]["fits"]) << remedy;
+  EXPECT_EQ(answer["remedy"], nullptr);
+}
+
+TEST_F(PlanProgramTest, FindsTheCheapestMachine) {
+  // A GPU a host, of which several hold what one does not.
+  const std::string small = Write("small.json", R"({"gpus": 1, "gpu_memory": "4GiB",
+      "gpu_teraflops": 50, "gpu_memory_gb_s": 500, "pcie_gb_s": 20, "network_gb_s": 10,
+      "ram": "1GiB", "ram_gb_s": 50, "cores": 8})");
+  const std::string question =
+      absl::StrCat("--model gpt2-medium --compare 8xh100=24 8xa100=14 ", small);
+  const Ended shown = Run(question);
+  ASSERT_EQ(shown.code, 0) << shown.printed;
+  EXPECT_THAT(shown.printed, HasSubstr("\n* "));
+  const auto json = nlohmann::json::parse(Run(question + " --json").printed);
+  ASSERT_EQ(json["offers"].size(), 3u);
+  double least = 1e9, cheapest = 0;
+  for (const auto& offer : json["offers"]) {
+    if (!offer.contains("price_an_hour")) continue;
+    const double seconds = 1e9 / offer["answer"]["tokens_per_second"].get<double>(),
+                 price = offer["price_an_hour"].get<double>() * seconds / 3600;
+    EXPECT_NEAR(offer["price_of_1e9_tokens"], price, 1e-6 * price);
+    least = std::min(least, price);
+    if (offer["is_cheapest"]) cheapest = price;
+  }
+  EXPECT_NEAR(cheapest, least, 1e-6 * least);
+  EXPECT_GT(json["offers"][2]["hosts"], 1);
+  EXPECT_FALSE(json["offers"][2].contains("price_an_hour"));
+  ExpectRefused("--model gpt2 --compare 8xh100=free", "a price is a number");
+  ExpectRefused("--model gpt2 --compare 8xh10", "did you mean 8xh100");
+  ExpectRefused("--model gpt2 --compare 8xh100 --stage 3", "--stage");
 }
 
 TEST_F(PlanProgramTest, FindsTheLargest) {

@@ -1,10 +1,11 @@
 #include "ebb/runtime/planner/program/arguments.h"
 
-#include <map>
+#include <cstddef>
 #include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "ebb/runtime/checkpoint/file_access.h"
@@ -21,12 +22,13 @@ namespace {
 
 constexpr int64_t kContextDefault = 4096;  // of models that are made for longer ones
 constexpr int kRanksMax = 1 << 20;
-constexpr int64_t kBatchMax = 1 << 20;
+constexpr int64_t kBatchMax = 1 << 20, kContextMax = 1 << 28, kSizeMax = 1 << 30;
+constexpr double kPriceMax = 1e9;
 
 // As it is given.
 struct Given {
   std::string model, config_json, machine, config, activations, nvme_path;
-  std::vector<std::string> safetensors;
+  std::vector<std::string> safetensors, compared;
   ModelShape shape{.experts = 0, .experts_of_token = 0};
   int64_t batch = 0, micro_batches = 0, context = 0;
   int ranks = 0, stage = -1;
@@ -45,14 +47,27 @@ absl::Status Of(const std::string& path, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
 }
 
-absl::StatusOr<Machine> MachineOf(const Given& given) {
-  if (given.machine == "here") return MeasureHere(given.nvme_path.empty() ? "." : given.nvme_path);
-  absl::StatusOr<std::string> text = ReadFile(given.machine);
-  if (absl::IsNotFound(text.status())) return MachineOfName(given.machine);
+absl::StatusOr<Machine> MachineOf(const std::string& word, const std::string& nvme_path) {
+  if (word == "here") return MeasureHere(nvme_path.empty() ? "." : nvme_path);
+  absl::StatusOr<std::string> text = ReadFile(word);
+  if (absl::IsNotFound(text.status())) return MachineOfName(word);
   if (!text.ok()) return text.status();
-  absl::StatusOr<Machine> machine = MachineOfJson(*text, given.machine);
-  if (!machine.ok()) return Of(given.machine, machine.status());
+  absl::StatusOr<Machine> machine = MachineOfJson(*text, word);
+  if (!machine.ok()) return Of(word, machine.status());
   return machine;
+}
+
+// "8xh100=24.5": with what a host costs an hour.
+absl::StatusOr<Offer> OfferOf(const std::string& word, const std::string& nvme_path) {
+  const size_t equals = word.rfind('=');
+  Offer offer;
+  EBB_ASSIGN_OR_RETURN(offer.machine, MachineOf(word.substr(0, equals), nvme_path));
+  if (equals == std::string::npos) return offer;
+  if (!absl::SimpleAtod(word.substr(equals + 1), &offer.price_an_hour) ||
+      !(offer.price_an_hour > 0 && offer.price_an_hour <= kPriceMax))
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--compare ", config::Quoted(word), ": a price is a number above 0, at most ", kPriceMax));
+  return offer;
 }
 
 // Sizes that are given beside a name or a file replace its own.
@@ -91,14 +106,34 @@ absl::StatusOr<Model> ModelOf(const Given& given) {
   return ModelOf(shape);
 }
 
-absl::StatusOr<Tier> TierOf(const std::string& flag, const std::string& word) {
-  const std::map<std::string, Tier> kWords = {
-      {"none", Tier::kDevice}, {"cpu", Tier::kCpu}, {"nvme", Tier::kNvme}};
-  const auto found = kWords.find(word);
-  if (found != kWords.end()) return found->second;
-  return absl::InvalidArgumentError(absl::StrCat(flag, " is ", config::Quoted(word),
-                                                 ": did you mean ",
-                                                 config::NearestWord("none|cpu|nvme", word)));
+template <class T>
+struct Word {
+  const char* word;
+  T meaning;
+};
+constexpr Word<Tier> kTierWords[] = {
+    {"none", Tier::kDevice}, {"cpu", Tier::kCpu}, {"nvme", Tier::kNvme}};
+constexpr Word<DType> kDTypeWords[] = {
+    {"bf16", DType::kBFloat16}, {"fp16", DType::kFloat16}, {"fp32", DType::kFloat32}};
+constexpr Word<Quantity> kQuantityWords[] = {
+    {"model", Quantity::kModel}, {"batch", Quantity::kBatch}, {"context", Quantity::kContext}};
+
+// "none|cpu|nvme".
+template <class T, size_t count>
+std::string Among(const Word<T> (&words)[count]) {
+  std::string all;
+  for (const Word<T>& each : words) absl::StrAppend(&all, all.empty() ? "" : "|", each.word);
+  return all;
+}
+
+template <class T, size_t count>
+absl::StatusOr<T> MeaningOf(const char* flag, const std::string& word,
+                            const Word<T> (&words)[count]) {
+  for (const Word<T>& each : words) {
+    if (word == each.word) return each.meaning;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, " is ", config::Quoted(word), ": it must be one of ", Among(words)));
 }
 
 // Of no file: gathers ahead of a unit, as large as it is.
@@ -133,13 +168,7 @@ absl::StatusOr<Config> ConfigOf(const Given& given, const Model& model) {
         std::max(config.zero.max_live_parameters, 4 * model.largest_unit());
   }
   if (!given.dtype.empty()) {
-    const std::map<std::string, DType> kWords = {
-        {"bf16", DType::kBFloat16}, {"fp16", DType::kFloat16}, {"fp32", DType::kFloat32}};
-    if (!kWords.contains(given.dtype))
-      return absl::InvalidArgumentError(
-          absl::StrCat("--dtype is ", config::Quoted(given.dtype), ": did you mean ",
-                       config::NearestWord("bf16|fp16|fp32", given.dtype)));
-    config.compute = kWords.at(given.dtype);
+    EBB_ASSIGN_OR_RETURN(config.compute, MeaningOf("--dtype", given.dtype, kDTypeWords));
   }
   return config;
 }
@@ -155,10 +184,9 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
   if (given.model.empty() && given.config_json.empty() && given.safetensors.empty() && !has_sizes)
     return absl::InvalidArgumentError(
         "no model: give --model NAME, --config-json FILE, --safetensors FILE or --layers, --width "
-        "and "
-        "--heads");
+        "and --heads");
   EBB_ASSIGN_OR_RETURN(question.model, ModelOf(given));
-  EBB_ASSIGN_OR_RETURN(question.machine, MachineOf(given));
+  EBB_ASSIGN_OR_RETURN(question.machine, MachineOf(given.machine, given.nvme_path));
   question.ranks = given.ranks > 0 ? given.ranks : question.machine.ranks_per_host(kRanksMax);
   if (question.ranks > question.machine.gpus && question.machine.network_gb_s <= 0)
     return absl::InvalidArgumentError(
@@ -202,7 +230,7 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
     if (given.stage >= 0) choice.stage = given.stage;
     const auto put = [](const char* flag, const std::string& word, Tier& tier) {
       if (word.empty()) return absl::OkStatus();
-      EBB_ASSIGN_OR_RETURN(tier, TierOf(flag, word));
+      EBB_ASSIGN_OR_RETURN(tier, MeaningOf(flag, word, kTierWords));
       return absl::OkStatus();
     };
     EBB_RETURN_IF_ERROR(put("--offload-param", given.offload_param, choice.parameters));
@@ -210,13 +238,10 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
     EBB_RETURN_IF_ERROR(put("--offload-activations", given.offload_activations, choice.boundaries));
   }
   if (!given.largest.empty()) {
-    const std::map<std::string, Quantity> kWords = {
-        {"model", Quantity::kModel}, {"batch", Quantity::kBatch}, {"context", Quantity::kContext}};
-    if (!kWords.contains(given.largest))
-      return absl::InvalidArgumentError(
-          absl::StrCat("--largest is ", config::Quoted(given.largest), ": did you mean ",
-                       config::NearestWord("model|batch|context", given.largest)));
-    arguments.largest = kWords.at(given.largest);
+    EBB_ASSIGN_OR_RETURN(arguments.largest, MeaningOf("--largest", given.largest, kQuantityWords));
+  }
+  for (const std::string& word : given.compared) {
+    EBB_ASSIGN_OR_RETURN(arguments.offers.emplace_back(), OfferOf(word, given.nvme_path));
   }
   return arguments;
 }
@@ -233,11 +258,11 @@ void AddOptions(CLI::App& app, Given& given) {
                                   ->option_text("FILE...");
   named->excludes(described)->excludes(stored);
   described->excludes(stored);
-  const auto number = [&](const char* flag, int64_t& to, const char* what) {
-    return app.add_option(flag, to, what)->option_text("N")->check(CLI::PositiveNumber);
+  const auto number = [&](const char* flag, int64_t& to, int64_t most, const char* what) {
+    return app.add_option(flag, to, what)->option_text("N")->check(CLI::Range(int64_t{1}, most));
   };
   const auto size = [&](const char* flag, int64_t& to, const char* what) {
-    number(flag, to, what)->excludes(stored);
+    number(flag, to, kSizeMax, what)->excludes(stored);
   };
   size("--layers", given.shape.layers,
        "blocks; sizes describe a gated transformer, or replace the model's");
@@ -249,15 +274,21 @@ void AddOptions(CLI::App& app, Given& given) {
   size("--vocabulary", given.shape.vocabulary, "tokens that there are");
   size("--experts", given.shape.experts, "experts of a block");
   size("--experts-of-token", given.shape.experts_of_token, "experts that a token goes through");
-  number("--context", given.context, "tokens of a sequence (default: the model's, at most 4096)");
-  number("--batch", given.batch, "sequences of a micro-batch on a rank (default: 1)");
-  number("--micro-batches", given.micro_batches, "micro-batches of a step on a rank (default: 1)");
+  number("--context", given.context, kContextMax,
+         "tokens of a sequence (default: the model's, at most 4096)");
+  number("--batch", given.batch, kBatchMax, "sequences of a micro-batch on a rank (default: 1)");
+  number("--micro-batches", given.micro_batches, kBatchMax,
+         "micro-batches of a step on a rank (default: 1)");
   app.add_option("--ranks", given.ranks, "GPUs in all (default: those of one machine)")
       ->option_text("N")
       ->check(CLI::Range(1, kRanksMax));
   app.add_option("--machine", given.machine,
                  "a name, a JSON file, or here: measured now (default: 8xh100)")
       ->option_text("NAME|FILE|here");
+  CLI::Option* const compared =
+      app.add_option("--compare", given.compared,
+                     "machines, and what a host of them costs an hour: as few hosts as fit")
+          ->option_text("MACHINE[=PRICE]...");
   app.add_option("--nvme-path", given.nvme_path, "folder of the swap files")->option_text("DIR");
   app.add_option("--config,--deepspeed", given.config, "ask about this DeepSpeed or Ebb JSON file")
       ->option_text("FILE");
@@ -265,23 +296,23 @@ void AddOptions(CLI::App& app, Given& given) {
       ->option_text("0|1|2|3")
       ->check(CLI::Range(0, 3));
   app.add_option("--offload-param", given.offload_param, "where parameters are")
-      ->option_text("none|cpu|nvme");
+      ->option_text(Among(kTierWords));
   app.add_option("--offload-optimizer", given.offload_optimizer,
                  "where masters and optimizer states are")
-      ->option_text("none|cpu|nvme");
+      ->option_text(Among(kTierWords));
   app.add_option("--offload-activations", given.offload_activations,
                  "where boundary activations are")
-      ->option_text("none|cpu|nvme");
+      ->option_text(Among(kTierWords));
   app.add_flag("--recompute", given.recompute, "compute blocks again in backward");
   app.add_option("--dtype", given.dtype, "compute dtype (default: bf16)")
-      ->option_text("bf16|fp16|fp32");
+      ->option_text(Among(kDTypeWords));
   app.add_flag("--unfused-attention", given.unfused, "keep the scores of attention");
   app.add_flag("--whole-logits", given.whole_logits, "hold all logits of a micro-batch");
   app.add_option("--activations", given.activations,
                  "memory of the activations, if the trainer knows it better")
       ->option_text("SIZE");
   app.add_option("--largest", given.largest, "find the largest one that fits in any configuration")
-      ->option_text("model|batch|context");
+      ->option_text(Among(kQuantityWords));
   app.add_flag("--all", given.all, "print a line for each configuration");
   app.add_flag("--json", given.json, "print everything as JSON");
   app.add_option("--write", given.write_file, "write the configuration as DeepSpeed's JSON")
@@ -291,6 +322,10 @@ void AddOptions(CLI::App& app, Given& given) {
   app.add_option("--svg", given.svg_file, "write a picture of the memory")->option_text("FILE");
   app.add_flag("--list", given.list, "show the names of models and machines");
   app.add_flag("--show-machine", given.show_machine, "print the machine's figures as JSON");
+  for (const char* of_one : {"--ranks", "--machine", "--stage", "--offload-param",
+                             "--offload-optimizer", "--offload-activations", "--recompute",
+                             "--largest", "--all", "--write", "--trace", "--svg"})
+    compared->excludes(app.get_option(of_one));
 }
 
 std::string ListText() {
@@ -332,9 +367,8 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   Given given;
   given.machine = "8xh100";
   CLI::App app(
-      "Says what training a model takes: memory of every tier, what is moved, how long a step is, "
-      "and which "
-      "configuration is fastest of those that fit.",
+      "Says what training a model takes: memory of every tier, what is moved, how long a step is,\n"
+      "and which configuration is fastest of those that fit.",
       "ebb-plan");
   app.set_version_flag("--version", "ebb-plan " EBB_VERSION " (Ebb)");
   AddOptions(app, given);
@@ -349,7 +383,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   }
   if (given.list) return {.text = ListText()};
   if (given.show_machine) {
-    const absl::StatusOr<Machine> machine = MachineOf(given);
+    const absl::StatusOr<Machine> machine = MachineOf(given.machine, given.nvme_path);
     if (!machine.ok()) return {.text = std::string(machine.status().message()), .exit_code = 2};
     return {.text = ToJson(*machine)};
   }

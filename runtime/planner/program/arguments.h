@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "ebb/runtime/planner/search.h"
@@ -14,6 +15,7 @@ struct Arguments {
   std::optional<Choice> asked =
       {};  // one configuration, by a file or by flags; none: all are looked at for the fastest
   std::optional<Quantity> largest = {};
+  std::vector<Offer> offers = {};  // machines to compare; none: the question's is asked about
   bool all = false, json = false;
   std::string warning = "";                                     // a line; "": none
   std::string write_file = "", trace_file = "", svg_file = "";  // "": not written

@@ -31,6 +31,18 @@ bool WriteFile(const std::string& path, const std::string& text) {
   return std::fclose(file) == 0 && written;
 }
 
+// In lines of at most 100 columns; JSON stays JSON.
+std::string Wrapped(std::string text) {
+  constexpr size_t kColumns = 100;
+  for (size_t line = 0; text.size() - line > kColumns;) {
+    const size_t space = text.rfind(' ', line + kColumns);
+    if (space == std::string::npos || space <= line) break;
+    text.replace(space, 1, "\n  ");
+    line = space + 1;
+  }
+  return text + "\n";
+}
+
 // "1.31 times as fast", or of what did not fit its tokens a second.
 std::string Described(const Change& change, const Answer& from) {
   if (!from.time || from.time->tokens_per_second <= 0)
@@ -46,7 +58,9 @@ std::string ChangesText(const Advised& advised) {
     absl::StrAppend(&text,
                     "The one change that helps most: ", Described(*advised.change, *advised.chosen),
                     "\n");
-  if (!advised.change) text += "No one setting makes it faster by more than 0.5%\n";
+  if (!advised.remedy.empty()) text += Wrapped("What to change: " + advised.remedy);
+  if (!advised.change && advised.chosen->fits())
+    text += "No one setting makes it faster by more than 0.5%\n";
   if (advised.purchase)
     absl::StrAppend(&text, "Of the machine: ", Described(*advised.purchase, *advised.chosen), "\n");
   return text;
@@ -100,6 +114,14 @@ int AnswerLargest(const Arguments& arguments) {
   return WriteFiles(arguments, found->question, {&chosen, chosen == nullptr ? 0u : 1u}, chosen);
 }
 
+int Compare(Arguments arguments) {
+  const Question& question = arguments.question;
+  for (Offer& offer : arguments.offers) FillOffer(question, offer);
+  std::fputs((arguments.json ? OffersAsJson : OffersText)(question, arguments.offers).c_str(),
+             stdout);
+  return 0;
+}
+
 int AnswerQuestion(const Arguments& arguments) {
   const Question& question = arguments.question;
   const std::vector<Answer> answers = AnswerAll(question);
@@ -118,6 +140,8 @@ int AnswerQuestion(const Arguments& arguments) {
     advised.change = BestChange(question, answers, *chosen);
     advised.purchase = BestPurchase(question, *chosen);
   }
+  if (chosen ? !chosen->fits() : true)
+    advised.remedy = RemedyFor(question, chosen ? *chosen : answers.back());
   if (arguments.json) {
     std::fputs(AnswersAsJson(question, answers, advised).c_str(), stdout);
   } else {
@@ -133,9 +157,8 @@ int AnswerQuestion(const Arguments& arguments) {
       if (arguments.asked && fastest != nullptr && !(fastest->choice == chosen->choice))
         absl::StrAppend(&text, "The fastest that fits: ", WordsOf(fastest->choice), "\n");
     } else {
-      text +=
-          "\nnothing fits: take more ranks, a smaller batch or context, or a machine with more "
-          "RAM or disks\n";
+      text += "\nNothing fits.\n" +
+              Wrapped(absl::StrCat("Of ", WordsOf(answers.back().choice), ": ", advised.remedy));
     }
     std::fputs(text.c_str(), stdout);
   }
@@ -152,8 +175,9 @@ int Main(int argc, char** argv) {
   }
   if (!line.arguments->warning.empty())
     std::fprintf(stderr, "ebb-plan: %s\n", line.arguments->warning.c_str());
-  const int code =
-      line.arguments->largest ? AnswerLargest(*line.arguments) : AnswerQuestion(*line.arguments);
+  const int code = !line.arguments->offers.empty() ? Compare(*line.arguments)
+                   : line.arguments->largest       ? AnswerLargest(*line.arguments)
+                                                   : AnswerQuestion(*line.arguments);
   if (code == 0 && std::fflush(stdout) != 0) return Fail("standard output cannot be written");
   return code;
 }
