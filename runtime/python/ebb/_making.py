@@ -80,9 +80,10 @@ def initialize(
     _renew_meta_parameters(model, divided, on)
     if files is not None:
         files.load_buffers(model)
+    engine = Engine(model, world, settings, on, divided, order, example is not None, made.value, first_id, group_of, check)
     if on.type == "cpu":
         _keep_memory_of_steps()
-    return Engine(model, world, settings, on, divided, order, example is not None, made.value, first_id, group_of, check)
+    return engine
 
 def _described(model: nn.Module, config: Config, world: int, units: UnitsArgument, example: Any, resident: Iterable[str]) -> tuple[Model, str]:
     divided, order = units_and_order(model, units, example, resident, torch.device("cpu"))
