@@ -1,9 +1,9 @@
 """One rank of one system that trains a model of transformers: module_training.py SYSTEM MODEL FOLDER, its place as torchrun gives it.
 
-SYSTEM: torch, fsdp2, deepspeed_cpu, deepspeed_nvme, ebb, ebb_cpu, ebb_nvme; those of both libraries that offload read one JSON. MODEL: gpt2,
-llama, or "states", a GPT-2 whose activations are next to nothing. For each line of the input, a number of steps, one line of the output: seconds
-and seconds of cores of each step, the loss, the bytes that the operating system counts at the peak of those steps above the process with all
-libraries and no model, and the engine's table of them.
+SYSTEM: torch, fsdp2, deepspeed_cpu, deepspeed_nvme, ebb, ebb_cpu, ebb_nvme; those of both libraries that offload read one JSON. ebb_nvme_all
+has gradients on the disk, too. MODEL: gpt2, llama, or "states", a GPT-2 whose activations are next to nothing. For each line of the input, a
+number of steps, one line of the output: seconds and seconds of cores of each step, the loss, the bytes that the operating system counts above
+the process with all libraries and no model, at the peak of those steps and behind them, and the engine's table of its own.
 """
 
 import ctypes
@@ -39,13 +39,18 @@ def make_model(kind):
 
 def settings_of(system, batch, folder):
     zero = {"stage": 3}
-    place = {"cpu": {"device": "cpu"}, "nvme": {"device": "nvme", "nvme_path": folder}}.get(system.partition("_")[2])
+    place = {"cpu": {"device": "cpu"}, "nvme": {"device": "nvme", "nvme_path": folder}}.get(system.removesuffix("_all").partition("_")[2])
     if place:
         # Buffers of DeepSpeed's for the largest parameter instead of 400 MB each, and for all parameters of some blocks.
         parameters = dict(place, max_in_cpu=0, buffer_size=4_000_000, buffer_count=40) if place["device"] == "nvme" else place
         zero.update(offload_param=parameters, offload_optimizer=place)
-    return {"train_micro_batch_size_per_gpu": batch, "gradient_clipping": 0, "zero_optimization": zero,
-            "optimizer": {"type": "AdamW", "params": ADAMW}}
+        if system == "deepspeed_nvme":
+            # By default its reads look past the turn from forward to backward and ask for one parameter twice, which fails ("already
+            # assigned swap buffer"). 1e6 elements are less than the embedding, which lies at the turn.
+            zero.update(stage3_prefetch_bucket_size=1_000_000)
+    settings = {"train_micro_batch_size_per_gpu": batch, "gradient_clipping": 0, "zero_optimization": zero,
+                "optimizer": {"type": "AdamW", "params": ADAMW}}
+    return settings | ({"ebb": {"offload_gradients": "nvme"}} if system.endswith("_all") else {})
 
 
 def ebb_calls(model, settings):
@@ -144,7 +149,10 @@ def main():
             loss = step(ids)
             times.append(time.monotonic() - begin)
             cores.append(time.process_time() - begin_cores)
-        print("RESULT", json.dumps({"seconds": times, "cores": cores, "loss": loss, "peak": peak() - idle, "table": table()}), flush=True)
+        highest = peak() - idle
+        trim(0)
+        held = counted("smaps_rollup", "Pss") - idle
+        print("RESULT", json.dumps({"seconds": times, "cores": cores, "loss": loss, "peak": highest, "held": held, "table": table()}), flush=True)
 
 
 if __name__ == "__main__":

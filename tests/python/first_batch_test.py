@@ -40,6 +40,41 @@ def train(model, engine):
     return engine.report().loss
 
 
+class OwnScale(nn.Module):
+    """No block of modules in it, so that its own parameter is in a unit and the first batch comes to it within its hooks."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(8, 8) / 3) for _ in range(3))
+        self.head = nn.Linear(8, 1)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        for weight in self.weights:
+            x = torch.tanh(x @ weight)
+        return self.head(x) * self.scale
+
+
+def _own_scale():
+    model, plain = OwnScale(), OwnScale()
+    engine = ebb.initialize(model, config(optimizer={"type": "SGD", "params": {"lr": 0.1}}, gradient_clipping=0))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(2):
+        loss = squared_error(plain, (X, Y))
+        assert abs(train(model, engine) - loss.item()) < 1e-6
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, value in plain.named_parameters():
+        assert torch.allclose(engine.gather(name), value, atol=2e-6), name
+    engine.close()
+
+
+def test_the_first_batch_within_hooks_of_a_unit(two):
+    two.run(_own_scale)
+
+
 def _caches():
     model, plain = Caches(), Caches()
     plain.load_state_dict(model.state_dict())

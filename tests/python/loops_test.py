@@ -9,6 +9,7 @@ import warnings
 
 import pytest
 import torch
+import torch.utils.checkpoint
 import training
 from pitfalls_test import Blocks, Checkpointed, CheckpointedReentrant, refused
 from torch import nn
@@ -56,6 +57,45 @@ def _counted_steps():
 
 def test_steps_count_the_backwards_that_there_were(two):
     two.run(_counted_steps)
+
+
+class _InTwoParts(nn.Module):
+    """A reentrant checkpoint has a backward of its own, so that the weight's gradient comes from each of the two."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(512, 512)
+
+    def forward(self, x):
+        for _ in range(2):
+            x = torch.utils.checkpoint.checkpoint(self.linear, x, use_reentrant=True)
+        return x
+
+
+def _large_gradients():
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)) for _ in range(3)])
+    model.append(_InTwoParts())
+    plain = copy.deepcopy(model)
+    engine = ebb.initialize(model, settings(gradient_accumulation_steps=2))
+    first, last = model[1][0].weight, model[1][2].weight
+    are_gone, norms = [], []
+    first.register_hook(lambda gradient: are_gone.append(last.grad is None))
+    model[2][0].weight.register_post_accumulate_grad_hook(lambda parameter: norms.append(parameter.grad.norm().item()))
+    x = torch.randn(4, 512)
+    for scale in (1.0, 2.0):
+        engine.backward((scale * model(x)).square().mean())
+        engine.step()
+        (scale * plain(x)).square().mean().div(2).backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    same(engine, plain)
+    assert are_gone == [True, True] and len(norms) == 2 and all(norms)
+    engine.close()
+
+
+def test_a_large_gradient_goes_to_the_engine_before_the_next_one_comes(two):
+    """One to which the trainer has a hook is there for it, and one that comes in two parts is their sum."""
+    two.run(_large_gradients)
 
 
 def _gan(resets):

@@ -105,6 +105,7 @@ class Walk:
         self.saved_began: set[int] = set()
         self.saved_hooks: Any = None  # those that are pushed now
         self.handles: list[Any] = []
+        self.is_paused = False  # hooks do nothing: a forward that another walk follows
 
     # Hooks.
 
@@ -124,6 +125,8 @@ class Walk:
         self.handles.clear()
 
     def _before(self, unit: Unit, module: nn.Module, arguments: Any, keywords: Any) -> None:
+        if self.is_paused:
+            return
         if _graph_task() != -1:
             self._recompute(unit)
             return
@@ -147,6 +150,8 @@ class Walk:
             self.saved_hooks = hooks
 
     def _after(self, unit: Unit, alone: bool, module: nn.Module, arguments: Any, keywords: Any, output: Any) -> None:
+        if self.is_paused:
+            return
         if _graph_task() != -1:
             if alone and self.again is not None and self.again.visit.unit is unit:
                 self._close_recompute()
@@ -161,7 +166,7 @@ class Walk:
             self._close_forward()
 
     def _model_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        if _graph_task() != -1:
+        if _graph_task() != -1 or self.is_paused:
             return
         self._close_forward()
         error = sys.exc_info()[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from ctypes import byref, c_void_p
@@ -79,7 +80,10 @@ def initialize(
     _renew_meta_parameters(model, divided, on)
     if files is not None:
         files.load_buffers(model)
-    return Engine(model, world, settings, on, divided, order, example is not None, made.value, first_id, group_of, check)
+    engine = Engine(model, world, settings, on, divided, order, example is not None, made.value, first_id, group_of, check)
+    if on.type == "cpu":
+        _keep_memory_of_steps()
+    return engine
 
 def _described(model: nn.Module, config: Config, world: int, units: UnitsArgument, example: Any, resident: Iterable[str]) -> tuple[Model, str]:
     divided, order = units_and_order(model, units, example, resident, torch.device("cpu"))
@@ -101,6 +105,19 @@ def plan(
     """All operations of a step of a rank, as a table for people."""
     described, text = _described(model, config, world, units, example, resident)
     return described.plan(text, world)
+
+
+def _keep_memory_of_steps() -> None:
+    """Torch's tensors on the CPU are malloc's. What a step frees glibc gives back to the system, and in the next step the system zeroes it page
+    by page: up to a tenth of a small model's step. From here on it stays the process's, as torch's own allocator does on a GPU. What the
+    model held before it was sharded goes back now."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None or any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return  # another C library, or the user has chosen
+    ctypes.CDLL(None).malloc_trim(0)
+    trim_threshold, mmap_threshold = -1, -3
+    mallopt(trim_threshold, 2**31 - 1)
+    mallopt(mmap_threshold, 2**30) or mallopt(mmap_threshold, 2**25)  # 32 MiB is the limit of a glibc before 2.35
 
 
 def _device_of(model: nn.Module) -> torch.device:

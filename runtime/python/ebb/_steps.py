@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from ctypes import byref, c_double, c_float, c_int32, c_int64
-from typing import Callable
+from typing import Callable, Sequence
 
 import torch
 
@@ -15,6 +16,7 @@ from ._units import Unit
 
 Rates = list[tuple[str, float, "float | None"]]  # group, learning rate, weight decay; None: the configuration's
 _FP16_SCALE_MAX = 2.0**15
+_LARGE = 1 << 20  # bytes of a gradient that goes to the engine as it comes; smaller ones are worth no call of their own
 
 
 class _Asked:
@@ -50,6 +52,12 @@ class Steps:
         self.begun_with_sums = False
         self.given: Rates = []
         self._scope = c_int64()
+        self._taken: tuple[int, int] | None = None  # the unit whose gradients the backward scope behind it takes
+        self.handles = [
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulated, unit, i))
+            for unit in units if not unit.keep_whole
+            for i, parameter in enumerate(unit.parameters) if parameter.requires_grad and parameter.numel() * parameter.itemsize >= _LARGE
+        ]
         self._asked: dict[tuple[int, tuple[int, ...]], _Asked] = {}
 
     # Of _hooks.Scopes.
@@ -78,12 +86,16 @@ class Steps:
         if code:
             self._fail(visit.unit, code)
         self.slots[index].show()
-        return self._scope.value
+        scope = self._scope.value
+        if kind == BACKWARD and self._takes(visit):
+            self._taken = index, scope
+        return scope
 
     def close(self, kind: int, visit: Visit, scope: int) -> None:
         index = visit.unit.index
-        if kind == BACKWARD and (self.taking[index] == visit.number or visit.unit.keep_whole):
-            self._take_gradients(visit.unit, scope)
+        if kind == BACKWARD and self._takes(visit):
+            self._taken = None
+            self._take_gradients(visit.unit, scope, range(len(visit.unit.parameters)))
         self.slots[index].hide()
         check(library.ebb_scope_close(self.memory.handle, scope))
 
@@ -119,6 +131,7 @@ class Steps:
 
     def drop(self) -> None:
         self.in_step = self.in_evaluation = self.is_scaled = False
+        self._taken = None
         check(library.ebb_step_drop(self.memory.handle))
         for slots in self.slots:
             slots.hide()
@@ -188,35 +201,43 @@ class Steps:
         self.in_step = True
         self.backwards = self.counted = 0
 
-    def _take_gradients(self, unit: Unit, scope: int) -> None:
+    def _takes(self, visit: Visit) -> bool:
+        return self.taking[visit.unit.index] == visit.number or visit.unit.keep_whole
+
+    def _accumulated(self, unit: Unit, i: int, parameter: torch.Tensor) -> None:
+        """Torch has a large gradient only until the next one comes. A hook of the trainer's behind this one finds it all the same."""
+        if self._taken is not None and self._taken[0] == unit.index and len(parameter._post_accumulate_grad_hooks) == 1:
+            self._take_gradients(unit, self._taken[1], (i,))
+
+    def _take_gradients(self, unit: Unit, scope: int, of: Sequence[int]) -> None:
         gradients = [parameter.grad for parameter in unit.parameters]
-        ready = tuple([i for i, gradient in enumerate(gradients) if gradient is not None])
+        ready = tuple([i for i in of if gradients[i] is not None])
         if not ready:
             return
-        of = self._asked.get((unit.index, ready))
-        if of is None:
-            of = self._asked[unit.index, ready] = _Asked(self.first_id[unit.index], ready)
-        code = library.ebb_scope_gradients(self.memory.handle, scope, of.ids, len(ready), of.views)
+        asked = self._asked.get((unit.index, ready))
+        if asked is None:
+            asked = self._asked[unit.index, ready] = _Asked(self.first_id[unit.index], ready)
+        code = library.ebb_scope_gradients(self.memory.handle, scope, asked.ids, len(ready), asked.views)
         if code:
             self._fail(unit, code)
         # The same addresses come again and again, as many as the engine has slots.
-        memory = bytes(of.views)
-        into = of.tensors.get(memory)
+        memory = bytes(asked.views)
+        into = asked.tensors.get(memory)
         if into is None:
-            into = of.tensors[memory] = [
-                over(self.memory, view.data, unit.parameters[i].shape, DTYPES[view.dtype], self.device) for i, view in zip(ready, of.views)
+            into = asked.tensors[memory] = [
+                over(self.memory, view.data, unit.parameters[i].shape, DTYPES[view.dtype], self.device) for i, view in zip(ready, asked.views)
             ]
-            of.added[memory] = [n for n, view in enumerate(of.views) if not view.first]
+            asked.added[memory] = [n for n, view in enumerate(asked.views) if not view.first]
         given = [gradients[i] if gradients[i].layout == torch.strided else gradients[i].to_dense() for i in ready]
-        added = of.added[memory]
+        added = asked.added[memory]
         # One call for all tensors of a unit takes half of the time of a call for each.
         if not added:
             torch._foreach_copy_(into, given)
         else:
             for n, (target, gradient) in enumerate(zip(into, given)):
                 target.add_(gradient) if n in added else target.copy_(gradient)
-        for parameter in unit.parameters:
-            parameter.grad = None
+        for i in ready:
+            unit.parameters[i].grad = None
 
     def _fail(self, unit: Unit, code: int) -> None:
         """The step's own error says more than a scope's."""

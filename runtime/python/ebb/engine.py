@@ -120,7 +120,7 @@ class Engine:
         self._walk.attach()
         self._steps.refresh_residents()
         self._finished = 0
-        self._handles = saving.attach(self)
+        self._handles = saving.attach(self) + self._steps.handles
         self._handles.append(model.register_forward_pre_hook(self._see_first_batch, prepend=True, with_kwargs=True))
         self._checks_reads = checks_reads
         if checks_reads:
@@ -431,11 +431,11 @@ class Engine:
 
     def _observed(self, example: Any) -> Order:
         self._walk.settle()
-        self._walk.detach()
+        self._walk.is_paused = True  # and not detached: torch may be in the midst of the model's hooks, which would be called all the same
         try:
             return order_of(self.model, self.units, example, self.device, is_whole=False)
         finally:
-            self._walk.attach()
+            self._walk.is_paused = False
 
     def _adopt(self, order: Order) -> None:
         visits, events = structs_of(order)
