@@ -6,14 +6,12 @@
 
 #include "ebb/sharding/operands.h"
 #include "ebb/sharding/plan.h"
+#include "ebb/sharding/plan_facts.h"
 
 namespace ebb::sharding {
 
 inline Place DevicePlace(StateClass pool, int64_t offset, int64_t per_slice = 0) {
   return {.tier = Tier::kDevice, .pool = pool, .offset = offset, .per_slice = per_slice};
-}
-inline Place StagingPlace(int64_t offset) {
-  return DevicePlace(StateClass::kStaging, offset);
 }
 
 class OperandWriter {

@@ -137,4 +137,7 @@ struct EngineParts {
   EngineStreams streams;
 };
 
+// What a call of an Engine or EngineState returns whose parts another one has.
+absl::Status MovedFrom();
+
 }  // namespace ebb

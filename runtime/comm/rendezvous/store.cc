@@ -27,7 +27,7 @@ namespace {
 constexpr std::chrono::milliseconds kSendPatience{500};
 // The other ranks wait a little longer than rank 0, so that rank 0 can tell them which rank is
 // missing.
-constexpr double kGraceSeconds = 1;
+constexpr double kRoundGraceSeconds = 1;
 
 WaitPoint::Deadline Soon() {
   return WaitPoint::Clock::now() + kSendPatience;
@@ -446,7 +446,7 @@ absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_vi
   // A rank that waits sends its calls, so that the others can compare them.
   WaitNotice telling({.first_seconds = round.notices.first_seconds / 5,
                       .interval_seconds = round.notices.interval_seconds});
-  const WaitPoint::Deadline late = DeadlineAfter(round.timeout_seconds + kGraceSeconds);
+  const WaitPoint::Deadline late = DeadlineAfter(round.timeout_seconds + kRoundGraceSeconds);
   std::unique_lock lock(mutex_);
   EBB_RETURN_IF_ERROR(failure_);
   if (rank_ == 0) {
