@@ -46,19 +46,28 @@ function(ebb_library name)
   target_include_directories(ebb_${name} PUBLIC $<BUILD_INTERFACE:${EBB_INCLUDE_DIR}>)
   target_compile_features(ebb_${name} PUBLIC cxx_std_20)
   target_link_libraries(ebb_${name} PUBLIC ${arg_LIBRARIES} PRIVATE ${arg_PRIVATE_LIBRARIES})
-  ebb_precompiled(ebb_${name} libraries)
+  ebb_unity(ebb_${name})
 endfunction()
 
-# ebb_test(NAME [SOURCES...] [LIBRARIES...] [SHARDS n]): one test program, from NAME.cc unless SOURCES says otherwise, with our main.
+# ebb_test(NAME [SOURCES...] [LIBRARIES...] [SHARDS n | LONG]): one test program, from NAME.cc unless SOURCES says otherwise, with
+# our main.
 function(ebb_test name)
-  cmake_parse_arguments(arg "" "SHARDS" "SOURCES;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(arg "LONG" "SHARDS" "SOURCES;LIBRARIES" ${ARGN})
   if(NOT arg_SOURCES)
     set(arg_SOURCES ${name}.cc)
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${arg_LIBRARIES} ebb_test_main GTest::gmock GTest::gtest)
-  ebb_precompiled(${name} tests)
+  ebb_precompiled(${name})
   ebb_ctest_entry(${name} ${name} SHARDS "${arg_SHARDS}")
+  if(arg_LONG)
+    ebb_start_first(${name})
+  endif()
+endfunction()
+
+# Tests that take longest start first, so that no core waits for them at the end.
+function(ebb_start_first)
+  set_tests_properties(${ARGN} PROPERTIES COST 100)
 endfunction()
 
 # ebb_ctest_entry(NAME PROGRAM [SHARDS n] [FILTER filter]): all tests of PROGRAM that FILTER lets through, in one process, or in
@@ -79,11 +88,11 @@ function(ebb_ctest_entry name program)
     set_tests_properties(${name} PROPERTIES ${properties})
     return()
   endif()
-  # Those that take longest start first.
   math(EXPR last "${arg_SHARDS} - 1")
   foreach(shard RANGE ${last})
     add_test(NAME ${name}/${shard} COMMAND ${command})
-    set_tests_properties(${name}/${shard} PROPERTIES ${properties} COST 100
+    ebb_start_first(${name}/${shard})
+    set_tests_properties(${name}/${shard} PROPERTIES ${properties}
       ENVIRONMENT "GTEST_TOTAL_SHARDS=${arg_SHARDS};GTEST_SHARD_INDEX=${shard}")
   endforeach()
 endfunction()
@@ -94,7 +103,7 @@ function(ebb_test_objects name)
   cmake_parse_arguments(arg "" "" "SOURCES;LIBRARIES" ${ARGN})
   add_library(${name} OBJECT ${arg_SOURCES})
   target_link_libraries(${name} PUBLIC ${arg_LIBRARIES} GTest::gmock GTest::gtest)
-  ebb_precompiled(${name} tests)
+  ebb_precompiled(${name})
 endfunction()
 
 function(ebb_print_summary)

@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kBlockBytesMax = int64_t{1} << 30;
 constexpr int kDepthMax = 1 << 14;
 
-bool Aligned(int64_t bytes) {
+bool IsWholeBlocks(int64_t bytes) {
   return bytes % ShardFile::kAlignment == 0;
 }
 
@@ -36,7 +36,7 @@ absl::Status Check(const ShardFile::Options& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("shard file '", options.name, "' of ", options.bytes, " bytes"));
   }
-  if (aio.block_bytes <= 0 || !Aligned(aio.block_bytes) || aio.block_bytes > kBlockBytesMax) {
+  if (aio.block_bytes <= 0 || !IsWholeBlocks(aio.block_bytes) || aio.block_bytes > kBlockBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat("aio.block_size is ", aio.block_bytes,
                                                    "; it has to be a multiple of ",
                                                    ShardFile::kAlignment, " up to 1 GiB"));

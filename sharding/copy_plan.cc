@@ -37,8 +37,8 @@ std::string ShapeText(const ParameterSpec& parameter) {
 }
 
 // For each parameter of the destination, the source's parameter of that name.
-absl::StatusOr<std::vector<ParameterId>> Match(const ModelSpec& source,
-                                               const ModelSpec& destination) {
+absl::StatusOr<std::vector<ParameterId>> MatchByName(const ModelSpec& source,
+                                                     const ModelSpec& destination) {
   std::map<std::string_view, ParameterId> by_name;
   for (size_t p = 0; p < source.parameters.size(); ++p)
     by_name[source.parameters[p].name] = static_cast<ParameterId>(p);
@@ -129,7 +129,7 @@ int64_t Transfer::staged_bytes() const {
 absl::StatusOr<CopyPlan> PlanCopy(const CopySide& source, const CopySide& destination, int world,
                                   int64_t staging_bytes_max) {
   EBB_ASSIGN_OR_RETURN(const std::vector<ParameterId> match,
-                       Match(*source.model, *destination.model));
+                       MatchByName(*source.model, *destination.model));
   const int64_t bytes_max = std::max(staging_bytes_max, kPieceAlignment);
   const int shards = destination.layout->shards;
   Rounds rounds(world, bytes_max);

@@ -72,9 +72,9 @@ struct ScopeTimes {
   bool is_open() const { return opened > closed; }
 };
 
-class Check {
+class OrderCheck {
  public:
-  explicit Check(const ModelSpec& model)
+  explicit OrderCheck(const ModelSpec& model)
       : model_(model), events_(EventsOfRound(model)), visits_(model.forward.size()) {}
 
   absl::Status Run();
@@ -131,7 +131,7 @@ class Check {
   std::vector<int> open_;                          // the events that opened the open scopes
 };
 
-absl::Status Check::CheckEvents() const {
+absl::Status OrderCheck::CheckEvents() const {
   for (size_t i = 0; i < events_.size(); ++i) {
     const ScopeEvent& event = events_[i];
     if (event.visit < 0 || event.visit >= static_cast<int>(model_.forward.size())) {
@@ -147,7 +147,7 @@ absl::Status Check::CheckEvents() const {
   return absl::OkStatus();
 }
 
-absl::Status Check::Open(int number) {
+absl::Status OrderCheck::Open(int number) {
   const ScopeEvent& event = events_[static_cast<size_t>(number)];
   const ScopeKind kind = KindOf(event);
   ScopeTimes& times = Times(event.visit, kind);
@@ -166,14 +166,14 @@ absl::Status Check::Open(int number) {
   return absl::OkStatus();
 }
 
-absl::Status Check::OpenForward(int number) {
+absl::Status OrderCheck::OpenForward(int number) {
   const int visit = events_[static_cast<size_t>(number)].visit;
   if (VisitOf(visit).forward) return absl::OkStatus();
   return Refuse(Event(number), ", which has none (Visit::forward is false): set it, or leave out ",
                 "the event");
 }
 
-absl::Status Check::OpenBackward(int number) {
+absl::Status OrderCheck::OpenBackward(int number) {
   const int visit = events_[static_cast<size_t>(number)].visit;
   if (!VisitOf(visit).backward) {
     return Refuse(Event(number), ", which has none (Visit::backward is false): set it, or leave ",
@@ -202,7 +202,7 @@ absl::Status Check::OpenBackward(int number) {
   return absl::OkStatus();
 }
 
-absl::Status Check::OpenRecompute(int number) {
+absl::Status OrderCheck::OpenRecompute(int number) {
   const int visit = events_[static_cast<size_t>(number)].visit;
   if (VisitOf(visit).forward && Times(visit, kForward).closed == kNever) {
     return Refuse(Event(number), " before its forward has closed: a recompute is inside backward, ",
@@ -216,7 +216,7 @@ absl::Status Check::OpenRecompute(int number) {
 }
 
 // A boundary passes from one scope to the next.
-absl::Status Check::OpenWithBoundaries(int number) {
+absl::Status OrderCheck::OpenWithBoundaries(int number) {
   if (!OwnsBoundaries() || open_.empty()) return absl::OkStatus();
   return Refuse(
       Event(number), " while ", NameOf(events_[static_cast<size_t>(open_.back())].visit),
@@ -225,7 +225,7 @@ absl::Status Check::OpenWithBoundaries(int number) {
       "the next, so close that first, or keep them in the trainer (output_bytes 0)");
 }
 
-absl::Status Check::Close(int number) {
+absl::Status OrderCheck::Close(int number) {
   const ScopeEvent& event = events_[static_cast<size_t>(number)];
   ScopeTimes& times = Times(event.visit, KindOf(event));
   if (!times.is_open()) {
@@ -236,13 +236,13 @@ absl::Status Check::Close(int number) {
   return absl::OkStatus();
 }
 
-absl::Status Check::CheckAllClosed() const {
+absl::Status OrderCheck::CheckAllClosed() const {
   if (open_.empty()) return absl::OkStatus();
   return Refuse(Event(open_.front()),
                 ", which no event closes: every scope of a round closes in it ({.opens = false})");
 }
 
-absl::Status Check::CheckVisits() {
+absl::Status OrderCheck::CheckVisits() {
   for (int v = 0; v < static_cast<int>(visits_.size()); ++v) {
     if (VisitOf(v).forward && Times(v, kForward).opened == kNever) {
       return Refuse("ModelSpec::order never opens the forward of ", NameOf(v),
@@ -257,7 +257,7 @@ absl::Status Check::CheckVisits() {
 }
 
 // An update comes when the last gradient is there.
-absl::Status Check::CheckUnits() const {
+absl::Status OrderCheck::CheckUnits() const {
   constexpr size_t kNone = static_cast<size_t>(-1);
   std::vector<int> closed(model_.units.size(), kNever);  // its last scope that takes gradients
   for (size_t i = 0; i < events_.size(); ++i) {
@@ -286,7 +286,7 @@ absl::Status Check::CheckUnits() const {
       "unit's last scope of a round take them (Visit::gradients)");
 }
 
-absl::Status Check::CheckRecomputes() const {
+absl::Status OrderCheck::CheckRecomputes() const {
   size_t backward = 0;
   for (size_t i = 0; i < events_.size(); ++i)
     if (events_[i].backward) backward = i;
@@ -299,7 +299,7 @@ absl::Status Check::CheckRecomputes() const {
 }
 
 // Every visit reads the boundary of the visit before it, and writes that boundary's gradient.
-absl::Status Check::CheckBoundaries() {
+absl::Status OrderCheck::CheckBoundaries() {
   if (!OwnsBoundaries()) return absl::OkStatus();
   const int visits = static_cast<int>(visits_.size());
   constexpr char kChain[] =
@@ -329,7 +329,7 @@ absl::Status Check::CheckBoundaries() {
   return absl::OkStatus();
 }
 
-absl::Status Check::Run() {
+absl::Status OrderCheck::Run() {
   EBB_RETURN_IF_ERROR(CheckEvents());
   for (int i = 0; i < static_cast<int>(events_.size()); ++i) {
     EBB_RETURN_IF_ERROR(events_[static_cast<size_t>(i)].opens ? Open(i) : Close(i));
@@ -344,7 +344,7 @@ absl::Status Check::Run() {
 }  // namespace
 
 absl::Status CheckOrder(const ModelSpec& model) {
-  return Check(model).Run();
+  return OrderCheck(model).Run();
 }
 
 }  // namespace ebb::sharding

@@ -6,6 +6,7 @@
 
 #include "ebb/sharding/operands.h"
 #include "ebb/sharding/plan.h"
+#include "ebb/sharding/plan_facts.h"
 
 namespace ebb::sharding {
 

@@ -39,8 +39,9 @@ std::optional<int64_t> PlaceRows(int64_t offset, int64_t elements, int64_t block
 }
 
 // The placement for slices of `shard` elements, or the parameter that does not fit one.
-std::optional<Section> Place(const ModelSpec& model, std::span<const ParameterId> parameters,
-                             int shards, int64_t shard, ParameterId& obstacle) {
+std::optional<Section> PlaceParameters(const ModelSpec& model,
+                                       std::span<const ParameterId> parameters, int shards,
+                                       int64_t shard, ParameterId& obstacle) {
   Section section{.placements = {}, .shard = shard, .elements = shard * shards};
   int64_t end = 0;
   for (ParameterId id : parameters) {
@@ -75,7 +76,7 @@ absl::StatusOr<Section> Partition(const ModelSpec& model, std::span<const Parame
   }
   const int64_t shortest = RoundUp((total + shards - 1) / shards, kAlignment);
   ParameterId obstacle = parameters.front();
-  if (!has_row_cuts) return *Place(model, parameters, shards, shortest, obstacle);
+  if (!has_row_cuts) return *PlaceParameters(model, parameters, shards, shortest, obstacle);
 
   const int64_t longest = shortest + shortest / 20;
   // Slices of whole blocks of a parameter are the ones that a parameter over several cuts needs;
@@ -93,7 +94,8 @@ absl::StatusOr<Section> Partition(const ModelSpec& model, std::span<const Parame
   lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
   for (int64_t shard : lengths) {
     if (shard > longest) break;
-    if (std::optional<Section> section = Place(model, parameters, shards, shard, obstacle))
+    if (std::optional<Section> section =
+            PlaceParameters(model, parameters, shards, shard, obstacle))
       return *std::move(section);
   }
   const ParameterSpec& parameter = model[obstacle];

@@ -12,7 +12,7 @@
 namespace ebb {
 namespace {
 
-constexpr size_t kDigits = 16;
+constexpr size_t kSumDigits = 16;
 
 }  // namespace
 
@@ -43,8 +43,8 @@ absl::StatusOr<RankFileWriter> RankFileWriter::Create(std::string path,
     tensor.begin = end;
     tensor.end = end += bytes;
     // As long as what takes its place.
-    writer.header_.metadata[tensor.name].assign(static_cast<size_t>(CheckedBlocks(bytes)) * kDigits,
-                                                '0');
+    writer.header_.metadata[tensor.name].assign(
+        static_cast<size_t>(CheckedBlocks(bytes)) * kSumDigits, '0');
   }
   writer.sums_.resize(tensors.size());
   writer.header_.tensors = std::move(tensors);

@@ -20,16 +20,17 @@ using Json = nlohmann::json;
 constexpr int64_t kLengthBytes = 8;
 constexpr const char* kMetadata = "__metadata__";
 
-struct Kind {
+struct ElementKind {
   const char* name;
   int64_t bytes;
 };
-constexpr Kind kKinds[] = {{"F64", 8}, {"F32", 4}, {"F16", 2},  {"BF16", 2},    {"I64", 8},
-                           {"I32", 4}, {"I16", 2}, {"I8", 1},   {"U64", 8},     {"U32", 4},
-                           {"U16", 2}, {"U8", 1},  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
+constexpr ElementKind kKinds[] = {{"F64", 8},  {"F32", 4},     {"F16", 2},    {"BF16", 2},
+                                  {"I64", 8},  {"I32", 4},     {"I16", 2},    {"I8", 1},
+                                  {"U64", 8},  {"U32", 4},     {"U16", 2},    {"U8", 1},
+                                  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
 
 int64_t BytesOf(std::string_view dtype) {
-  for (const Kind& kind : kKinds)
+  for (const ElementKind& kind : kKinds)
     if (kind.name == dtype) return kind.bytes;
   return 0;
 }

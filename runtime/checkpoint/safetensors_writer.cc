@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Hugging Face's loaders refuse files that do not say so.
-const std::map<std::string, std::string> kMetadata = {{"format", "pt"}};
+const std::map<std::string, std::string> kFormatMetadata = {{"format", "pt"}};
 constexpr int64_t kAlignment = 64;
 
 }  // namespace
@@ -75,7 +75,7 @@ void SafetensorsWriter::CutIntoFiles(const std::vector<TensorInfo>& tensors,
     files_[i].name = files_.size() == 1
                          ? kSafetensorsFile
                          : absl::StrFormat("model-%05d-of-%05d.safetensors", i + 1, files_.size());
-    files_[i].header.metadata = kMetadata;
+    files_[i].header.metadata = kFormatMetadata;
   }
 }
 

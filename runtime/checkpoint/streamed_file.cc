@@ -22,8 +22,8 @@
 namespace ebb {
 namespace {
 
-constexpr int64_t kSlotBytes = 4 << 20;
-constexpr int64_t kSlots = StreamedFile::kMemoryBytes / kSlotBytes;
+constexpr int64_t kWriteSlotBytes = 4 << 20;
+constexpr int64_t kWriteSlots = StreamedFile::kMemoryBytes / kWriteSlotBytes;
 
 }  // namespace
 
@@ -38,7 +38,7 @@ struct StreamedFile::State {
       : file(std::move(handle)), path(std::move(name)), backend(with) {
     assert(memory.empty() || std::ssize(memory) >= kMemoryBytes);
     for (size_t i = 0; !memory.empty() && i < slots.size(); ++i)
-      slots[i].data = memory.data() + static_cast<int64_t>(i) * kSlotBytes;
+      slots[i].data = memory.data() + static_cast<int64_t>(i) * kWriteSlotBytes;
   }
 
   // The slot that is filled. The disk has what was in it before.
@@ -60,7 +60,7 @@ struct StreamedFile::State {
   bool full = false;          // the one before it is full and not on its way; this one is empty
   bool reserved = false;
   ThreadTeam caller_only{1};
-  std::array<Slot, kSlots> slots;
+  std::array<Slot, kWriteSlots> slots;
   std::unique_ptr<FileTransfers> transfers;  // goes before the slots; null: no slot was full yet
 };
 
@@ -98,7 +98,7 @@ absl::Status StreamedFile::State::Reserve() {
 absl::StatusOr<std::byte*> StreamedFile::State::Filling() {
   Slot& filling = slots[slot];
   if (filling.data == nullptr) {
-    EBB_ASSIGN_OR_RETURN(filling.own, AllocatePinned(kSlotBytes, /*pin=*/false, path));
+    EBB_ASSIGN_OR_RETURN(filling.own, AllocatePinned(kWriteSlotBytes, /*pin=*/false, path));
     filling.data = filling.own.buffer.data();
   }
   if (transfers != nullptr && filled == 0) {
@@ -112,13 +112,14 @@ absl::Status StreamedFile::Append(std::span<const std::byte> bytes) {
   if (!bytes.empty()) EBB_RETURN_IF_ERROR(state_->Reserve());
   while (!bytes.empty()) {
     EBB_ASSIGN_OR_RETURN(std::byte* const slot, state_->Filling());
-    const size_t taken = std::min(bytes.size(), static_cast<size_t>(kSlotBytes - state_->filled));
+    const size_t taken =
+        std::min(bytes.size(), static_cast<size_t>(kWriteSlotBytes - state_->filled));
     CopyBytes(state_->caller_only, slot + state_->filled, bytes.data(), static_cast<int64_t>(taken),
               /*together_bytes=*/kMemoryBytes);
     bytes = bytes.subspan(taken);
     state_->filled += static_cast<int64_t>(taken);
     state_->end += static_cast<int64_t>(taken);
-    if (state_->filled == kSlotBytes) EBB_RETURN_IF_ERROR(state_->FinishSlot());
+    if (state_->filled == kWriteSlotBytes) EBB_RETURN_IF_ERROR(state_->FinishSlot());
   }
   return absl::OkStatus();
 }
@@ -136,13 +137,14 @@ absl::Status StreamedFile::State::FinishSlot() {
 void StreamedFile::State::StartFull() {
   if (!std::exchange(full, false)) return;
   Slot& last = slots[(slot + slots.size() - 1) % slots.size()];
-  transfers->Start(last.transfer, /*write=*/true, end - kSlotBytes, last.data, kSlotBytes);
+  transfers->Start(last.transfer, /*write=*/true, end - kWriteSlotBytes, last.data,
+                   kWriteSlotBytes);
 }
 
 // `block`: the first that will be written, which shows whether the file system takes it past the page cache.
 absl::Status StreamedFile::State::StartTransfers(std::byte* block) {
   bool direct = fcntl(file.get(), F_SETFL, O_DIRECT) == 0;
-  if (direct && pwrite(file.get(), block, kDiskAlignment, end - kSlotBytes) < 0) {
+  if (direct && pwrite(file.get(), block, kDiskAlignment, end - kWriteSlotBytes) < 0) {
     if (errno != EINVAL && errno != EOPNOTSUPP) return FileError("writing", path, errno);
     direct = false;
     fcntl(file.get(), F_SETFL, 0);

@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using Kind = PickleValue::Kind;
 
-constexpr char kZero[] = "zero", kLatest[] = "latest_universal",
+constexpr char kZero[] = "zero", kLatestUniversal[] = "latest_universal",
                kOptimizerState[] = "optimizer_state.pt", kValueFile[] = "fp32.pt",
                kStepFile[] = "step.pt", kParam[] = "param";
 constexpr std::string_view kModelStates = "_model_states.pt", kOptimStates = "_optim_states.pt",
@@ -318,7 +318,8 @@ class UniversalFolder {
 }  // namespace
 
 bool HasUniversalFolder(const std::string& path) {
-  return IsThere(absl::StrCat(path, "/", kZero)) || IsThere(absl::StrCat(path, "/", kLatest));
+  return IsThere(absl::StrCat(path, "/", kZero)) ||
+         IsThere(absl::StrCat(path, "/", kLatestUniversal));
 }
 
 bool LooksLikeDeepSpeed(const std::string& path) {
@@ -330,7 +331,7 @@ bool LooksLikeDeepSpeed(const std::string& path) {
 }
 
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenUniversalFolder(const std::string& path) {
-  const std::string latest = absl::StrCat(path, "/", kLatest);
+  const std::string latest = absl::StrCat(path, "/", kLatestUniversal);
   if (IsThere(absl::StrCat(path, "/", kZero)) || !IsThere(latest))
     return UniversalFolder(path).Open();
   EBB_ASSIGN_OR_RETURN(std::string name, ReadWholeFile(latest, kNameBytesMax));

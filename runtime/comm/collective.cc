@@ -7,13 +7,10 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/name_view.h"
 
 namespace ebb {
 namespace {
-
-absl::string_view Absl(std::string_view text) {
-  return {text.data(), text.size()};
-}
 
 // Which counts a call uses of its spans, in units of a span's count; 0: not used.
 struct Sides {
@@ -86,7 +83,7 @@ std::string_view Name(CollectiveKind kind) {
 }
 
 absl::Status CheckArguments(const Collective& call, int rank, int size) {
-  const absl::string_view name = Absl(Name(call.kind));
+  const absl::string_view name = NameView(Name(call.kind));
   const bool has_peer = IsPointToPoint(call.kind) || call.kind == CollectiveKind::kBroadcast;
   if (has_peer && (call.peer < 0 || call.peer >= size)) {
     return absl::InvalidArgumentError(
@@ -165,7 +162,7 @@ std::string Describe(const CallSummary& call) {
   std::string text(Name(call.kind));
   if (call.kind == CollectiveKind::kBarrier) return text;
   absl::StrAppend(&text, " of ", call.spans, call.spans == 1 ? " span, " : " spans, ",
-                  call.elements, " ", Absl(Name(call.dtype)),
+                  call.elements, " ", NameView(Name(call.dtype)),
                   call.elements == 1 ? " element" : " elements");
   if (call.op != ReduceOp::kSum)
     absl::StrAppend(&text, call.op == ReduceOp::kMax ? ", maximum" : ", minimum");
@@ -178,13 +175,13 @@ std::string Describe(const CallSummary& call) {
 
 std::string DescribeMismatch(std::string_view first_rank, const CallSummary& first,
                              std::string_view second_rank, const CallSummary& second) {
-  std::string text = absl::StrCat(Absl(first_rank), " called ", Describe(first), ", ",
-                                  Absl(second_rank), " called ", Describe(second));
+  std::string text = absl::StrCat(NameView(first_rank), " called ", Describe(first), ", ",
+                                  NameView(second_rank), " called ", Describe(second));
   const int64_t spans = std::min({first.spans, second.spans, int64_t{CallSummary::kCounts}});
   for (int64_t i = 0; i < spans; ++i) {
     if (first.counts[i] == second.counts[i]) continue;
     absl::StrAppend(&text, "; span ", i, " has ", first.counts[i], " elements on ",
-                    Absl(first_rank), " and ", second.counts[i], " on ", Absl(second_rank));
+                    NameView(first_rank), " and ", second.counts[i], " on ", NameView(second_rank));
     break;
   }
   return text;

@@ -8,13 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "ebb/runtime/config/name_view.h"
 
 namespace ebb {
 namespace {
-
-absl::string_view Absl(std::string_view text) {
-  return {text.data(), text.size()};
-}
 
 // An OK status is no reason to give up, so it is not passed on.
 absl::StatusCode CodeOf(const absl::Status& why) {
@@ -69,31 +66,31 @@ bool SpeaksFor(CollectiveKind kind, int rank, std::span<const int> absent) {
 
 std::string WaitsInCall(const CommunicatorOptions& options, const CallSummary& call,
                         std::string_view awaited) {
-  return absl::StrCat("for ", Absl(awaited), " in ", Describe(call), " on communicator '",
+  return absl::StrCat("for ", NameView(awaited), " in ", Describe(call), " on communicator '",
                       options.name, "'");
 }
 
 absl::Status LateStatus(const CommunicatorOptions& options, std::string_view waiting,
                         const CallSummary& call, std::string_view awaited, std::string_view more) {
   return absl::DeadlineExceededError(
-      absl::StrCat(Absl(waiting), " has waited ", options.timeout_seconds, " s ",
-                   WaitsInCall(options, call, awaited), more.empty() ? "" : ": ", Absl(more)));
+      absl::StrCat(NameView(waiting), " has waited ", options.timeout_seconds, " s ",
+                   WaitsInCall(options, call, awaited), more.empty() ? "" : ": ", NameView(more)));
 }
 
 absl::Status LateCreationStatus(const CommunicatorOptions& options, std::string_view awaited) {
   return absl::DeadlineExceededError(absl::StrCat("creating communicator '", options.name,
                                                   "' has waited ", options.timeout_seconds,
-                                                  " s for ", Absl(awaited)));
+                                                  " s for ", NameView(awaited)));
 }
 
 absl::Status LeftStatus(const CommunicatorOptions& options, std::string_view rank,
                         std::string_view how) {
   return absl::UnavailableError(
-      absl::StrCat(Absl(rank), " has left communicator '", options.name, "': ", Absl(how)));
+      absl::StrCat(NameView(rank), " has left communicator '", options.name, "': ", NameView(how)));
 }
 
 absl::Status LeftBeforeCreationStatus(int world_rank, std::string_view how) {
-  return absl::UnavailableError(absl::StrCat("rank ", world_rank, " has left: ", Absl(how)));
+  return absl::UnavailableError(absl::StrCat("rank ", world_rank, " has left: ", NameView(how)));
 }
 
 absl::Status MismatchStatus(const CommunicatorOptions& options, std::string_view first_rank,

@@ -6,7 +6,7 @@ namespace {
 
 using enum Taken;
 
-constexpr Key kRows[] = {
+constexpr Key kEbbRows[] = {
     Block("ebb", kLiterally, "what DeepSpeed has no key for"),
     Word("ebb.reduce_at", "round|step", "", kLiterally,
          "gradients are reduced each round (stages 2 and 3 by default) or once a step (0 and 1)"),
@@ -74,7 +74,7 @@ constexpr Key kRows[] = {
 }  // namespace
 
 std::span<const Key> EbbKeys() {
-  return kRows;
+  return kEbbRows;
 }
 
 }  // namespace ebb::config

@@ -10,7 +10,7 @@ using enum Taken;
 constexpr std::string_view kOneKind = "not built: every rank is data-parallel";
 constexpr std::string_view kPlainParameters = "not built: parameters are trained as they are";
 
-constexpr Key kRows[] = {
+constexpr Key kSurroundingsRows[] = {
     Anything("amp", kRefused, "there is no Apex here; set \"fp16\" or \"bf16\" instead")
         .Unless("disabled"),
     Anything("torch_autocast", kRefused,
@@ -46,7 +46,7 @@ constexpr Key kRows[] = {
 }  // namespace
 
 std::span<const Key> SurroundingsKeys() {
-  return kRows;
+  return kSurroundingsRows;
 }
 
 }  // namespace ebb::config

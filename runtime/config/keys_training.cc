@@ -10,7 +10,7 @@ constexpr double kLargestCount = 2147483647;  // micro-batches are counted in an
 constexpr double kLargestScalePower = 127;    // 2^127 is the largest power of two in fp32
 constexpr double kLargestRate = 1e30;         // products with factors are fp32 numbers, too
 
-constexpr Key kRows[] = {
+constexpr Key kTrainingRows[] = {
     Integer("train_batch_size", "", kLiterally, "samples of one optimizer step over all ranks")
         .From(1),
     Integer("train_micro_batch_size_per_gpu", "", kLiterally,
@@ -212,7 +212,7 @@ constexpr Key kRows[] = {
 }  // namespace
 
 std::span<const Key> TrainingKeys() {
-  return kRows;
+  return kTrainingRows;
 }
 
 }  // namespace ebb::config

@@ -22,7 +22,7 @@ constexpr std::string_view kKnownOrder =
 constexpr std::string_view kAlwaysBeside = "reads and writes always run beside the update";
 
 constexpr std::string_view kZero = "zero_optimization.";
-constexpr std::string_view kOptimizer = "zero_optimization.offload_optimizer.";
+constexpr std::string_view kOffloadOptimizerPrefix = "zero_optimization.offload_optimizer.";
 constexpr std::string_view kParameters = "optimizer.params.";
 
 constexpr WithoutMeaning kList[] = {
@@ -96,9 +96,9 @@ constexpr WithoutMeaning kList[] = {
     {kZero, "enable_sanity_checks", "ranks compare a hash of what they did at every step"},
     {kZero, "save_muon_momentum_buffer_in_memory", "there is no Muon"},
     {kZero, "cpu_offload_use_pin_memory", "pin_memory of each tier is in its place"},
-    {kOptimizer, "pipeline_read|pipeline_write|pipeline", kAlwaysBeside},
-    {kOptimizer, "fast_init", "initial states are always streamed"},
-    {kOptimizer, "super_offload|cpuadam_cores_perc", kOneUpdate},
+    {kOffloadOptimizerPrefix, "pipeline_read|pipeline_write|pipeline", kAlwaysBeside},
+    {kOffloadOptimizerPrefix, "fast_init", "initial states are always streamed"},
+    {kOffloadOptimizerPrefix, "super_offload|cpuadam_cores_perc", kOneUpdate},
 
     {"aio.", "overlap_events", "requests are always submitted while others complete"},
     {"aio.", "use_gds", "what is read from the disk passes through host memory"},

@@ -7,7 +7,7 @@ namespace {
 
 using enum Taken;
 
-constexpr Key kRows[] = {
+constexpr Key kZeroRows[] = {
     Block("zero_optimization", kLiterally, "what is sharded over the ranks"),
     Integer("zero_optimization.stage", "0", kLiterally,
             "0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters")
@@ -128,7 +128,7 @@ constexpr Key kRows[] = {
 }  // namespace
 
 std::span<const Key> ZeroKeys() {
-  return kRows;
+  return kZeroRows;
 }
 
 }  // namespace ebb::config

@@ -47,7 +47,7 @@ void CheckLossScale(const Config& config, Problems& problems) {
 }
 
 constexpr std::string_view kParam = "zero_optimization.offload_param";
-constexpr std::string_view kOptimizer = "zero_optimization.offload_optimizer";
+constexpr std::string_view kOffloadOptimizer = "zero_optimization.offload_optimizer";
 
 // Checks `device` of an offload block at the given stage.
 void CheckDevice(std::string_view block, Tier device, bool has_path, int stage, int stage_least,
@@ -71,7 +71,7 @@ void CheckTiers(const Config& config, Problems& problems) {
   const bool has_optimizer_path = !zero.offload_optimizer.nvme_paths.empty();
   CheckDevice(kParam, zero.offload_param.device, has_param_path, zero.stage, 3,
               "every rank keeps all parameters; remove it or use stage 3", problems);
-  CheckDevice(kOptimizer, zero.offload_optimizer.device, has_optimizer_path, zero.stage, 1,
+  CheckDevice(kOffloadOptimizer, zero.offload_optimizer.device, has_optimizer_path, zero.stage, 1,
               "every rank keeps all optimizer states; remove it or use stage 1, 2 or 3", problems);
   if (const Tier gradients = config.ebb.offload_gradients.value_or(Tier::kDevice);
       zero.stage == 0 && gradients != Tier::kDevice) {
@@ -86,7 +86,7 @@ void CheckTiers(const Config& config, Problems& problems) {
         std::pair("ebb.offload_activations", config.ebb.offload_activations)}) {
     if (tier == Tier::kNvme) {
       problems.AddTogether(key, {Quoted(key), " is \"nvme\", but no folder is given; set ",
-                                 Quoted(Join({kOptimizer, ".nvme_path"})), " or ",
+                                 Quoted(Join({kOffloadOptimizer, ".nvme_path"})), " or ",
                                  Quoted(Join({kParam, ".nvme_path"}))});
     }
   }

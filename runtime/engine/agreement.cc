@@ -95,13 +95,13 @@ absl::Status Differs(int rank, absl::string_view what, absl::string_view detail)
                                                     "; every rank must create the same engine"));
 }
 
-struct Place {
+struct Difference {
   int rank = 0;  // 0: there is no difference
   size_t index = 0;
 };
 
 // The first rank with another list than rank 0, and where the two differ.
-Place FirstDifference(const std::vector<std::vector<int64_t>>& lists) {
+Difference FirstDifference(const std::vector<std::vector<int64_t>>& lists) {
   const std::vector<int64_t>& first = lists.front();
   for (size_t r = 1; r < lists.size(); ++r) {
     const auto [mine, theirs] =
@@ -194,7 +194,7 @@ absl::Status AgreeOnPlan(const HostLane& lane, const ModelSpec& model, const Con
     parameters.push_back(static_cast<int64_t>(sharding::Fingerprint(parameter)));
   }
   EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all, AllLists(lane, parameters));
-  if (const Place at = FirstDifference(all); at.rank > 0) {
+  if (const Difference at = FirstDifference(all); at.rank > 0) {
     const std::string name = at.index < model.parameters.size()
                                  ? absl::StrCat(" ('", model.parameters[at.index].name, "' here)")
                                  : "";
@@ -212,7 +212,7 @@ absl::Status AgreeOnPlan(const HostLane& lane, const ModelSpec& model, const Con
     line_hashes.push_back(static_cast<int64_t>(sharding::Hasher().Add(line).hash()));
   EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> configs,
                        AllLists(lane, line_hashes));
-  if (const Place at = FirstDifference(configs); at.rank > 0) {
+  if (const Difference at = FirstDifference(configs); at.rank > 0) {
     return Differs(at.rank, "config",
                    absl::StrCat(": first at ", DescribeLine(config_lines, at.index), " here"));
   }
@@ -295,7 +295,7 @@ absl::Status AgreeOnOrder(const HostLane& lane, const ModelSpec& model,
                           const sharding::Plan& plan) {
   EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all,
                        AllLists(lane, OrderNumbers::Of(model)));
-  if (const Place at = FirstDifference(all); at.rank > 0) {
+  if (const Difference at = FirstDifference(all); at.rank > 0) {
     const OrderNumbers first(model, all.front()), other(model, all[static_cast<size_t>(at.rank)]);
     return absl::FailedPreconditionError(absl::StrCat(
         "Reorder: the order of rank ", at.rank, " differs from rank 0's: first at ",
@@ -331,7 +331,7 @@ absl::Status AgreeOnInitialValues(const HostLane& lane, const ModelSpec& model, 
   }
   EBB_RETURN_IF_ERROR(AgreeOnStatus(lane, own));
   EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all, AllLists(lane, hashes));
-  if (const Place at = FirstDifference(all); at.rank > 0) {
+  if (const Difference at = FirstDifference(all); at.rank > 0) {
     if (at.index == 0) {
       return Differs(at.rank, "EngineOptions::initial_values_of_rank_0", "");
     }

@@ -12,11 +12,11 @@ namespace {
 
 constexpr double kFastEnough = 0.8;
 constexpr int kRepetitions = 3;  // of which the fastest counts; one more before them
-constexpr double kSecondsMax = 0.25;
+constexpr double kMeasurementSecondsMax = 0.25;
 
 using Clock = std::chrono::steady_clock;
 
-double SecondsSince(Clock::time_point start) {
+double Elapsed(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
@@ -33,7 +33,7 @@ absl::StatusOr<BucketTime> TimeGather(Communicator& communicator, Stream& stream
     EBB_RETURN_IF_ERROR(communicator.AllGather(stream, {&span, 1}, DType::kInt8));
     stream.WaitIdle();
     EBB_RETURN_IF_ERROR(communicator.status());
-    if (repetition >= 0) time.seconds = std::min(time.seconds, SecondsSince(start));
+    if (repetition >= 0) time.seconds = std::min(time.seconds, Elapsed(start));
   }
   return time;
 }
@@ -74,7 +74,7 @@ absl::StatusOr<int64_t> MeasureBucketBytes(Communicator& communicator, Stream& s
   for (int64_t bytes = kBucketBytesMin;; bytes *= 2) {
     EBB_ASSIGN_OR_RETURN(const BucketTime time, TimeGather(communicator, stream, memory, bytes));
     times.push_back(time);
-    const bool last = bytes >= kBucketBytesMax || SecondsSince(start) >= kSecondsMax;
+    const bool last = bytes >= kBucketBytesMax || Elapsed(start) >= kMeasurementSecondsMax;
     number = last ? SmallestFastBucket(times) : 0;
     EBB_RETURN_IF_ERROR(TakeFirstRanks(communicator, stream, memory, number));
     if (number > 0) return number;

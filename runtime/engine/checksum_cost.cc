@@ -18,10 +18,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kPieces = 4, kPasses = 3;  // and one before them, after which no space is unwritten
+constexpr int kPieces = 4,
+              kSumPasses = 3;  // and one before them, after which no space is unwritten
 constexpr int64_t kPieceBytes = int64_t{4} << 20;
 
-double SecondsSince(Clock::time_point start) {
+double NonzeroSecondsSince(Clock::time_point start) {
   return std::max(std::chrono::duration<double>(Clock::now() - start).count(), 1e-9);
 }
 
@@ -48,18 +49,19 @@ absl::StatusOr<double> MeasureFile(ShardFile& file, int64_t file_bytes, double& 
     absl::Status first;
     for (IoTransfer& transfer : transfers) first.Update(file.Wait(transfer));
     EBB_RETURN_IF_ERROR(first);
-    return SecondsSince(start);
+    return NonzeroSecondsSince(start);
   };
   const auto bytes = static_cast<double>(pieces * piece);
   double fastest = 0, fastest_sum = 0;
-  for (int pass = -1; pass < kPasses; ++pass) {
+  for (int pass = -1; pass < kSumPasses; ++pass) {
     EBB_ASSIGN_OR_RETURN(const double read, move(/*writes=*/false));
     const Clock::time_point start = Clock::now();
     // Part by part, as a step sums what one transfer has brought.
     uint64_t sums = 0;
     for (int64_t at = 0; at < pieces * piece; at += piece)
       sums ^= optim::Checksum(data.subspan(static_cast<size_t>(at), static_cast<size_t>(piece)));
-    const double summed = SecondsSince(start) + (sums == 0 ? 1e-9 : 0);  // so that it is done
+    const double summed =
+        NonzeroSecondsSince(start) + (sums == 0 ? 1e-9 : 0);  // so that it is done
     EBB_ASSIGN_OR_RETURN(const double written, move(/*writes=*/true));
     if (pass < 0) continue;
     fastest = std::max(fastest, 2 * bytes / (read + written));

@@ -12,11 +12,12 @@
 #include "ebb/runtime/engine/setup.h"
 
 namespace ebb {
-namespace {
 
 absl::Status MovedFrom() {
   return absl::FailedPreconditionError("this Engine was moved from; use the one it was moved to");
 }
+
+namespace {
 
 // Of a call that has its place between steps.
 absl::Status WhileAlive(std::string_view call, std::string_view what_now) {

@@ -138,4 +138,7 @@ struct EngineParts {
 // their addresses.
 absl::Status LinkPlan(EngineParts& parts);
 
+// What a call of an Engine or EngineState returns whose parts another one has.
+absl::Status MovedFrom();
+
 }  // namespace ebb

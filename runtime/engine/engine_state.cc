@@ -8,10 +8,6 @@
 namespace ebb {
 namespace {
 
-absl::Status MovedFrom() {
-  return absl::FailedPreconditionError("this Engine was moved from; use the one it was moved to");
-}
-
 // What a call of this rank alone returns: only an engine that has failed lets its ranks go apart.
 absl::Status Local(const EngineParts& parts, absl::Status status) {
   return parts.outcome.errors.has_failed() ? parts.calls.ReturnedAlone(std::move(status)) : status;

@@ -56,7 +56,7 @@ constexpr Key kKeys[] = {
 };
 constexpr char kDevice[] = "device";  // "gpu" or "cpu"
 
-constexpr double kGiB = 1 << 30, kTiB = kGiB * 1024;
+constexpr double kGibi = 1 << 30, kTebi = kGibi * 1024;
 
 // What is sustained: of teraflops about what published runs of dense models reach in all their kernels (H100 400,
 // A100 170, 4090 120); of links 80% of the wire, as nccl-tests measures it; of disks DeepNVMe's figures (4 drives of
@@ -65,14 +65,14 @@ const std::vector<Machine>& Named() {
   static const auto* const all = [] {
     Machine h100{.name = "8xh100",
                  .gpus = 8,
-                 .gpu_memory = 79.6 * kGiB,
-                 .gpu_reserved = 2 * kGiB,
+                 .gpu_memory = 79.6 * kGibi,
+                 .gpu_reserved = 2 * kGibi,
                  .gpu_teraflops = 400,
                  .gpu_memory_gb_s = 3000,
                  .link_gb_s = 360,
                  .pcie_gb_s = 55,
                  .network_gb_s = 400,
-                 .ram = 2 * kTiB,
+                 .ram = 2 * kTebi,
                  .ram_gb_s = 480,
                  .cores = 112,
                  .disk = 28e12,
@@ -81,11 +81,11 @@ const std::vector<Machine>& Named() {
                  .disk_both_gb_s = 27};
     Machine h200 = h100;
     h200.name = "8xh200";
-    h200.gpu_memory = 140.4 * kGiB;
+    h200.gpu_memory = 140.4 * kGibi;
     h200.gpu_memory_gb_s = 4300;
     Machine a100 = h100;
     a100.name = "8xa100";
-    a100.gpu_memory = 79.3 * kGiB;
+    a100.gpu_memory = 79.3 * kGibi;
     a100.gpu_teraflops = 170;
     a100.gpu_memory_gb_s = 1750;
     a100.link_gb_s = 235;
@@ -97,12 +97,12 @@ const std::vector<Machine>& Named() {
     a100.disk_both_gb_s = 10;
     Machine desktop{.name = "rtx4090-64gb",
                     .gpus = 1,
-                    .gpu_memory = 23.6 * kGiB,
-                    .gpu_reserved = 1 * kGiB,
+                    .gpu_memory = 23.6 * kGibi,
+                    .gpu_reserved = 1 * kGibi,
                     .gpu_teraflops = 120,
                     .gpu_memory_gb_s = 900,
                     .pcie_gb_s = 25,
-                    .ram = 62 * kGiB,
+                    .ram = 62 * kGibi,
                     .ram_gb_s = 60,
                     .cores = 16,
                     .disk = 2e12,

@@ -100,25 +100,25 @@ const std::vector<ModelShape>& All() {
   return *all;
 }
 
-struct Size {
+struct SizeLimit {
   const char* name;
   int64_t ModelShape::*of;
   int64_t most;
 };
 // The product of no two matrices' sides is beyond 2^53.
-constexpr Size kSizes[] = {{"layers", &ModelShape::layers, kUnitsMax - 2},
-                           {"width", &ModelShape::width, 1 << 22},
-                           {"heads", &ModelShape::heads, 1 << 16},
-                           {"key-value-heads", &ModelShape::key_value_heads, 1 << 16},
-                           {"head-width", &ModelShape::head_width, 1 << 16},
-                           {"feed-forward", &ModelShape::feed_forward, 1 << 24},
-                           {"vocabulary", &ModelShape::vocabulary, 1 << 24},
-                           {"context", &ModelShape::context, 1 << 28},
-                           {"experts", &ModelShape::experts, 1 << 14},
-                           {"experts-of-token", &ModelShape::experts_of_token, 1 << 14}};
+constexpr SizeLimit kSizeLimits[] = {{"layers", &ModelShape::layers, kUnitsMax - 2},
+                                     {"width", &ModelShape::width, 1 << 22},
+                                     {"heads", &ModelShape::heads, 1 << 16},
+                                     {"key-value-heads", &ModelShape::key_value_heads, 1 << 16},
+                                     {"head-width", &ModelShape::head_width, 1 << 16},
+                                     {"feed-forward", &ModelShape::feed_forward, 1 << 24},
+                                     {"vocabulary", &ModelShape::vocabulary, 1 << 24},
+                                     {"context", &ModelShape::context, 1 << 28},
+                                     {"experts", &ModelShape::experts, 1 << 14},
+                                     {"experts-of-token", &ModelShape::experts_of_token, 1 << 14}};
 
 absl::Status CheckSizes(const ModelShape& shape, int64_t least) {
-  for (const Size& size : kSizes) {
+  for (const SizeLimit& size : kSizeLimits) {
     if (shape.*size.of < least || shape.*size.of > size.most)
       return absl::InvalidArgumentError(
           absl::StrCat(size.name, " is ", shape.*size.of == 0 ? "missing, or " : "", shape.*size.of,

@@ -6,12 +6,12 @@
 namespace ebb::sharding {
 namespace {
 
-constexpr int kNone = -1;
+constexpr int kNowhere = -1;
 
 // Bytes between two places where an operand begins or ends.
 struct Cell {
-  int begin = kNone, last = kNone;  // instructions: of the value that is there now
-  bool from_before = false;         // a step reads it before it writes it
+  int begin = kNowhere, last = kNowhere;  // instructions: of the value that is there now
+  bool from_before = false;               // a step reads it before it writes it
 };
 
 class PoolCells {
@@ -35,11 +35,11 @@ class PoolCells {
          ++at) {
       Cell& cell = cells_[at];
       const bool replaces = !Reads(operand.access) && cell.last != instruction;
-      if (cell.begin == kNone && !replaces) {
+      if (cell.begin == kNowhere && !replaces) {
         cell.from_before = true;
         cell.begin = 0;
       } else if (replaces) {
-        if (cell.begin != kNone) add(cell.begin, cell.last, Bytes(at));
+        if (cell.begin != kNowhere) add(cell.begin, cell.last, Bytes(at));
         cell.begin = instruction;
       }
       cell.last = instruction;
@@ -49,7 +49,7 @@ class PoolCells {
   void End(int instructions, const Add& add) {
     for (size_t at = 0; at + 1 < cells_.size(); ++at) {
       const Cell& cell = cells_[at];
-      if (cell.begin == kNone) continue;
+      if (cell.begin == kNowhere) continue;
       add(cell.begin, cell.from_before ? instructions - 1 : cell.last, Bytes(at));
     }
   }

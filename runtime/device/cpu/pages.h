@@ -14,6 +14,10 @@ namespace ebb {
 
 inline constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 
+constexpr int64_t RoundUp(int64_t bytes, int64_t multiple) {
+  return (bytes + multiple - 1) / multiple * multiple;
+}
+
 // As Device::Allocate promises. Larger buffers lie in the SharedHeap, once it exists, where ranks
 // that are processes read them. Huge pages there have a system setting of their own
 // (/sys/kernel/mm/transparent_hugepage/shmem_enabled), which is off by default.

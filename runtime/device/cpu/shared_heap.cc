@@ -17,10 +17,6 @@ namespace {
 std::atomic<SharedHeap*> installed{nullptr};
 std::mutex installing;
 
-int64_t RoundUp(int64_t bytes, int64_t to) {
-  return (bytes + to - 1) / to * to;
-}
-
 // Twice the machine's memory, so that holes between buffers do no harm.
 int64_t HeapBytes() {
   return RoundUp(2 * int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE), kHugePageBytes);
