@@ -24,16 +24,12 @@ int SecondarySlices(const Plan& plan) {
   return plan.decisions.secondary_shards;
 }
 
-bool HasMasters(const Plan& plan) {
-  return plan.decisions.writes_parameters();
+bool HasMasters(const Plan& plan, int unit) {
+  return plan.decisions.writes_parameters(unit);
 }
 
-bool CopiesMasters(const Plan& plan) {
-  return CastsMasters(plan.decisions);
-}
-
-DType MasterDType(const Plan& plan) {
-  return plan.decisions.stochastic_rounding ? plan.decisions.compute : DType::kFloat32;
+bool CopiesMasters(const Plan& plan, int unit) {
+  return CastsMasters(plan.decisions, unit);
 }
 
 bool RoundsStochastically(const Plan& plan) {
@@ -45,7 +41,7 @@ bool ParametersAreOnDevice(const Plan& plan) {
 }
 
 bool UpdatesReadParameters(const Plan& plan) {
-  return plan.decisions.reads_parameters();
+  return plan.decisions.reads_any_parameters();
 }
 
 bool HasTiersBelow(const Plan& plan) {
@@ -60,12 +56,16 @@ bool CarriesUpdates(const Plan& plan) {
   return plan.decisions.carries();
 }
 
-DType ParameterDType(const Plan& plan) {
+DType BoundaryDType(const Plan& plan) {
   return plan.decisions.compute;
 }
 
-DType GradientDType(const Plan& plan) {
-  return plan.decisions.gradient;
+DType ParameterDType(const Plan& plan, int unit) {
+  return plan.decisions.compute_of(unit);
+}
+
+DType GradientDType(const Plan& plan, int unit) {
+  return plan.decisions.gradient_of(unit);
 }
 
 int MicroBatchesOfRound(const Plan& plan) {

@@ -22,16 +22,14 @@ inline int SliceOf(const Plan& plan, int rank) {
 Place OwnPlace(const Plan& plan, const Place& place, int slice);
 // Parts of each unit's secondary copy (hpZ), one for each rank of a group; 0: there is none.
 int SecondarySlices(const Plan& plan);
-// Masters, whole or half, are kept beside parameters; else parameters are their own masters.
-bool HasMasters(const Plan& plan);
-// Parameters are copies of masters in another dtype.
-bool CopiesMasters(const Plan& plan);
-// The dtype that masters are shown in.
-DType MasterDType(const Plan& plan);
+// A unit's masters, whole or half, are kept beside its parameters; else parameters are their own masters.
+bool HasMasters(const Plan& plan, int unit);
+// A unit's parameters are copies of masters in another dtype, or elsewhere.
+bool CopiesMasters(const Plan& plan, int unit);
 bool RoundsStochastically(const Plan& plan);
 // Parameters that are cut over ranks are on the device.
 bool ParametersAreOnDevice(const Plan& plan);
-// Updates read the parameters, because these are masters or halves of them.
+// Some updates read the parameters, because these are masters or halves of them.
 bool UpdatesReadParameters(const Plan& plan);
 // Some class of state may live below the device.
 bool HasTiersBelow(const Plan& plan);
@@ -40,9 +38,10 @@ UpdateTiming TimingOf(const Plan& plan);
 // Steps leave updates to the step after them.
 bool CarriesUpdates(const Plan& plan);
 
-// The dtype of the parameters that scopes show.
-DType ParameterDType(const Plan& plan);
-DType GradientDType(const Plan& plan);
+DType BoundaryDType(const Plan& plan);
+// The dtypes that scopes of a unit show.
+DType ParameterDType(const Plan& plan, int unit);
+DType GradientDType(const Plan& plan, int unit);
 int MicroBatchesOfRound(const Plan& plan);
 bool IsKeptWhole(const Plan& plan, int unit);
 const std::vector<bool>& TrainableUnits(const Plan& plan);  // by unit

@@ -90,4 +90,7 @@ class LinkedFragment {
   std::vector<absl::Status> errors_;
 };
 
+// What an all-gather moves: numbers, or bytes where its units have several dtypes.
+DType GatheredDType(const sharding::Instruction& gather);
+
 }  // namespace ebb

@@ -27,6 +27,7 @@ absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngine(World world, Device devi
   EBB_RETURN_IF_ERROR(config.Validate());
   EBB_RETURN_IF_ERROR(Validate(model));
   EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world.size()));
+  model = DivideByDType(std::move(model), resolved.compute);
   if (options.optimizer) {
     std::string overruled = sharding::WhatOwnOptimizerOverrules(config);
     if (!overruled.empty()) resolved.remarks.push_back(std::move(overruled));
@@ -292,17 +293,15 @@ absl::Status Setup::MakeIssuer() {
       StateAccess::Parts{.initial = {.model = &inputs.model,
                                      .config = &inputs.config,
                                      .own_optimizer = inputs.options.optimizer.has_value(),
-                                     .casts_masters = sharding::CopiesMasters(plan()),
                                      .of_rank_0 = inputs.options.initial_values_of_rank_0},
                          .names = &with_.updates.state_names,
                          .errors = &outcome.errors,
                          .gather = &communicators.gather(),
                          .rank = inputs.rank(),
                          .shards = sharding::Slices(plan()),
-                         .compute = sharding::ParameterDType(plan()),
-                         .master = sharding::MasterDType(plan()),
-                         .has_masters = sharding::HasMasters(plan()),
-                         .casts_masters = sharding::CopiesMasters(plan()),
+                         .compute = inputs.config.compute,
+                         .master = sharding::RoundsStochastically(plan()) ? inputs.config.compute
+                                                                          : DType::kFloat32,
                          .parameters_on_device = sharding::ParametersAreOnDevice(plan())},
       StateValues::Parts{.plan = &plan(),
                          .config = &inputs.config,
