@@ -1,5 +1,6 @@
 #include "ebb/optim/cast.h"
 
+#include <algorithm>
 #include <cassert>
 #include <cstring>
 
@@ -81,6 +82,15 @@ HWY_EXPORT(CastParameter);
 
 constexpr int64_t kGrain = 64 * 1024;  // elements: a quarter to half a megabyte
 
+// Bytes are the numbers 0 to 255.
+template <class Source, class Destination>
+void CastBytes(const void* source, void* destination, int64_t begin, int64_t end) {
+  std::transform(static_cast<const Source*>(source) + begin,
+                 static_cast<const Source*>(source) + end,
+                 static_cast<Destination*>(destination) + begin,
+                 [](Source value) { return static_cast<Destination>(value); });
+}
+
 }  // namespace
 
 void Cast(ThreadTeam& team, const void* source, DType source_dtype, void* destination,
@@ -96,7 +106,11 @@ void Cast(ThreadTeam& team, const void* source, DType source_dtype, void* destin
     return;
   }
   team.Run(count, kGrain, [&](int64_t begin, int64_t end) {
-    if (rounding == Rounding::kNearest) {
+    if (source_dtype == DType::kInt8) {
+      CastBytes<uint8_t, float>(source, destination, begin, end);
+    } else if (destination_dtype == DType::kInt8) {
+      CastBytes<float, uint8_t>(source, destination, begin, end);
+    } else if (rounding == Rounding::kNearest) {
       HWY_DYNAMIC_DISPATCH(CastNearest)
       (source, source_dtype, destination, destination_dtype, begin, end);
     } else {

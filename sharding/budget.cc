@@ -61,7 +61,8 @@ int64_t SubGroupLimit(const PoolInputs& in, const Config& config) {
   const int64_t count = std::min(config.zero.offload_optimizer.buffer_count, kBufferCountMax),
                 elements = std::min({largest, config.zero.sub_group_size, kBufferElementsMax}),
                 buffers = count * 4 * elements;
-  const int64_t of_an_element = kWorkSlots * (in.decisions->state_bytes() + 4);
+  const int64_t of_an_element =
+      kWorkSlots * (in.decisions->MostOfUnits(&Decisions::state_bytes) + 4);
   return std::min(limit, buffers / of_an_element);
 }
 
@@ -69,9 +70,11 @@ absl::Status CheckParameterBuffers(const PoolInputs& in, const StatePlacement& p
                                    const Config& config) {
   const std::optional<int64_t> given = config.zero.offload_param.buffer_size;
   if (!given) return absl::OkStatus();
-  const int64_t size = SizeOf(in.decisions->compute);
+  const Decisions& d = *in.decisions;
   for (size_t u = 0; u < placement.units.size(); ++u) {
-    const int64_t elements = SwapBytes(placement, static_cast<int>(u), size) / size;
+    const int unit = static_cast<int>(u);
+    const int64_t elements =
+        SwapBytes(placement, unit, SizeOf(d.compute_of(unit))) / SizeOf(d.compute);
     if (elements <= *given) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "zero_optimization.offload_param.buffer_size is ", *given,
@@ -93,11 +96,11 @@ class HostFit {
                 .parameters_in_cpu = config.zero.offload_param.max_in_cpu,
                 .states_on_device = 1 - config.zero.offload_optimizer.ratio} {
     const int64_t count = config.zero.offload_param.buffer_count;
-    const DType compute = inputs.decisions->compute;
-    const int64_t slot_elements = SlotElementsMax(config, *inputs.layout, compute);
+    const int64_t slot_elements = SlotElementsMax(config, *inputs.layout, *inputs.decisions);
     inputs_.parameter_slots = static_cast<int>(std::min<int64_t>(count, kParameterSlots));
     inputs_.gather_slot_bytes = std::min(count, kBufferCountMax) *
-                                std::min(slot_elements, kBufferElementsMax) * SizeOf(compute);
+                                std::min(slot_elements, kBufferElementsMax) *
+                                SizeOf(inputs.decisions->compute);
   }
 
   // The pools with the smallest of all limits, without what follows from sub-groups.
@@ -121,7 +124,8 @@ class HostFit {
       const double all = static_cast<double>(Updated(inputs_));
       const int64_t elements =
           std::max<int64_t>(0, static_cast<int64_t>(share * all * (1 - 1e-9)) - sub_group);
-      bytes[static_cast<int>(StateClass::kMaster)] = elements * d.master_size();
+      bytes[static_cast<int>(StateClass::kMaster)] =
+          elements * d.MostOfUnits(&Decisions::master_size);
       bytes[static_cast<int>(StateClass::kOptimizer)] = elements * 4 * d.optimizer_states;
     };
     add(least.bytes, on_device);

@@ -13,7 +13,7 @@ std::pair<int64_t, int64_t> GatherMemory(const Plan& plan, int unit) {
   const UnitAddresses& addresses = plan.pools.units[static_cast<size_t>(unit)];
   const Section& frozen = plan.layout.units[static_cast<size_t>(unit)].frozen;
   return {addresses.gather_trainable,
-          addresses.gather_frozen + frozen.elements * SizeOf(plan.decisions.compute)};
+          addresses.gather_frozen + frozen.elements * SizeOf(plan.decisions.compute_of(unit))};
 }
 
 bool GathersConflict(const Plan& plan, int unit, int other) {

@@ -29,7 +29,10 @@ Cut CutOf(const ModelLayout& layout, const ParameterLocation& location) {
 }
 
 DType StoredAs(const CopySide& side, ParameterId p) {
-  return side.layout->parameters[static_cast<size_t>(p)].trainable ? side.master : side.compute;
+  const ParameterSpec& parameter = (*side.model)[p];
+  return parameter.trainable && side.master == DType::kFloat32
+             ? DType::kFloat32
+             : parameter.compute.value_or(side.compute);
 }
 
 std::string ShapeText(const ParameterSpec& parameter) {
@@ -55,6 +58,11 @@ absl::StatusOr<std::vector<ParameterId>> MatchByName(const ModelSpec& source,
       return absl::InvalidArgumentError(absl::StrCat(
           "parameter '", parameter.name, "' has the shape ", ShapeText(parameter),
           ", and in the source ", ShapeText(other), "; only equal shapes can be copied"));
+    }
+    if ((other.compute == DType::kInt8) != (parameter.compute == DType::kInt8)) {
+      return absl::InvalidArgumentError(absl::StrCat("parameter '", parameter.name,
+                                                     "' is bytes on one side and numbers on the ",
+                                                     "other; only bytes can be copied into bytes"));
     }
     match.push_back(found->second);
   }

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/declared_order.h"
 
 namespace ebb::sharding {
@@ -128,6 +130,47 @@ bool Takes(const std::vector<DType>& dtypes, DType dtype) {
   return dtypes.empty() || std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end();
 }
 
+// Whether the trainer takes what a parameter's own dtype makes.
+absl::Status CheckOwnDTypes(const ModelSpec& model, const Decisions& decisions) {
+  for (size_t u = 0; u < decisions.own_compute.size(); ++u) {
+    const ParameterSpec& first = model[model.units[u].parameters.front()];
+    const DType dtype = decisions.own_compute[u],
+                gradient = decisions.gradient_of(static_cast<int>(u));
+    if (dtype == decisions.compute || dtype == DType::kInt8) continue;
+    const bool takes_it = Takes(model.compute_dtypes, dtype);
+    if (takes_it &&
+        (!IsTrainable(model, static_cast<UnitId>(u)) || Takes(model.gradient_dtypes, gradient)))
+      continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "parameter '", first.name, "' is ", std::string(Name(dtype)), " (ParameterSpec::compute)",
+        takes_it ? absl::StrCat(" and its gradient ", std::string(Name(gradient))) : "",
+        ", but the trainer takes ", Names(takes_it ? model.gradient_dtypes : model.compute_dtypes),
+        takes_it ? " (ModelSpec::gradient_dtypes)" : " (ModelSpec::compute_dtypes)",
+        ": give it another dtype"));
+  }
+  return absl::OkStatus();
+}
+
+// Each unit's dtype, where some unit has another than the config's.
+absl::Status DecideDTypes(const PlanInputs& inputs, Decisions& decisions) {
+  const ModelSpec& model = *inputs.model;
+  std::vector<DType> own;
+  for (const UnitSpec& unit : model.units) {
+    const auto of = [&](ParameterId id) { return model[id].compute.value_or(decisions.compute); };
+    own.push_back(of(unit.parameters.front()));
+    for (ParameterId id : unit.parameters) {
+      if (of(id) == own.back()) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          "unit '", unit.name, "' has '", model[unit.parameters.front()].name, "' in ",
+          std::string(Name(own.back())), " and '", model[id].name, "' in ",
+          std::string(Name(of(id))), ": a plan's units have one dtype each (DivideByDType)"));
+    }
+  }
+  if (std::any_of(own.begin(), own.end(), [&](DType one) { return one != decisions.compute; }))
+    decisions.own_compute = std::move(own);
+  return CheckOwnDTypes(model, decisions);
+}
+
 // Whether the trainer takes what the config makes. What follows from which key is said in full: the
 // dtype of gradients depends on several.
 absl::Status CheckDTypes(const PlanInputs& inputs, const Decisions& decisions) {
@@ -219,7 +262,8 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   decisions.gradients_follow = !config.ebb.offload_gradients.has_value();
   decisions.split_master = config.ebb.split_master;
   decisions.stochastic_rounding = config.ebb.stochastic_rounding;
-  if (absl::Status taken = CheckDTypes(inputs, decisions); !taken.ok()) return taken;
+  EBB_RETURN_IF_ERROR(DecideDTypes(inputs, decisions));
+  EBB_RETURN_IF_ERROR(CheckDTypes(inputs, decisions));
   DecideNorms(inputs, decisions);
   DecideTiming(inputs, hold_updates, decisions);
   decisions.holds = hold_updates;
@@ -235,10 +279,10 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   decisions.accumulates.resize(units);
   // A shard in the communication dtype is exact only if the accumulation dtype would hold the same
   // values.
-  const bool exact = decisions.accumulation == DType::kFloat32 ||
-                     decisions.accumulation == decisions.communication;
   const bool gathers_gradients = decisions.stage == 0 && decisions.world > 1;
   for (size_t u = 0; u < units; ++u) {
+    const bool exact = decisions.accumulation == DType::kFloat32 ||
+                       decisions.accumulation == decisions.communication_of(static_cast<int>(u));
     decisions.trainable[u] = layout.units[u].trainable.shard > 0;
     const int contributions = visits[u] * (decisions.keeps_step_gradients ? 1 : configured);
     decisions.accumulates[u] =
@@ -264,20 +308,22 @@ int64_t ReduceGroupBytes(const Config& config) {
   return bytes;
 }
 
-std::vector<int64_t> SlotElements(const ModelLayout& layout, DType compute) {
-  const int64_t size = SizeOf(compute);
+std::vector<int64_t> SlotElements(const ModelLayout& layout, const Decisions& decisions) {
   std::vector<int64_t> elements;
   for (const UnitLayout& unit : layout.units) {
+    const int64_t size = SizeOf(decisions.compute_of(static_cast<int>(elements.size())));
     elements.push_back(
-        (SwapAligned(unit.trainable.shard * size) + SwapAligned(unit.frozen.shard * size)) / size);
+        (SwapAligned(unit.trainable.shard * size) + SwapAligned(unit.frozen.shard * size)) /
+        SizeOf(decisions.compute));
   }
   return elements;
 }
 
-int64_t SlotElementsMax(const Config& config, const ModelLayout& layout, DType compute) {
+int64_t SlotElementsMax(const Config& config, const ModelLayout& layout,
+                        const Decisions& decisions) {
   if (config.zero.offload_param.buffer_size) return *config.zero.offload_param.buffer_size;
   int64_t most = kSlotElementsDefault;
-  for (int64_t elements : SlotElements(layout, compute)) most = std::max(most, elements);
+  for (int64_t elements : SlotElements(layout, decisions)) most = std::max(most, elements);
   return most;
 }
 

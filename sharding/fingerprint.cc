@@ -5,6 +5,7 @@ namespace ebb::sharding {
 uint64_t Fingerprint(const ParameterSpec& parameter) {
   Hasher hasher;
   hasher.Add(parameter.name).Add(parameter.group).Add(parameter.trainable).Add(parameter.cut_rows);
+  if (parameter.compute) hasher.Add(static_cast<int64_t>(*parameter.compute));
   for (int64_t dimension : parameter.shape) hasher.Add(dimension);
   return hasher.hash();
 }

@@ -50,11 +50,12 @@ constexpr Runs kRuns[kOperationKinds] = {
 
 // With replicas what is sent is fp32, and holds what was rounded to the communication dtype, so that the sums are
 // those of a world without them.
-std::optional<DType> ViaOf(OperationKind kind, const Decisions& d) {
-  if (kind != OperationKind::kCast || d.gradient == d.communication ||
-      d.reduced() == d.communication)
-    return std::nullopt;
-  return d.communication;
+std::optional<DType> ViaOf(const Operation& operation, const Decisions& d) {
+  if (operation.kind != OperationKind::kCast) return std::nullopt;
+  const int unit = operation.parts.front().unit;
+  const DType sent = d.communication_of(unit);
+  if (d.gradient_of(unit) == sent || !d.rounds_slices(unit)) return std::nullopt;
+  return sent;
 }
 
 // By scope: whether it is the last to close of those that a gather serves.
@@ -151,7 +152,7 @@ void Lowering::Lower(int index) {
               .carried = operation.condition == Condition::kCarrying,
               .divides = operation.kind == OperationKind::kAllReduce ||
                          (operation.kind == OperationKind::kReduce && d_.replicas() == 1),
-              .via = ViaOf(operation.kind, d_),
+              .via = ViaOf(operation, d_),
               .operation = index,
               .bytes = operation.bytes,
               .updates = operation.updates,
@@ -176,7 +177,7 @@ void Lowering::Kernels(int s) {
   const PlannedScope& scope = plan_.scopes[static_cast<size_t>(s)];
   const int unit = scope.unit, visits = static_cast<int>(plan_.pools.visits.size());
   for (const bool trainable : {true, false}) {
-    operands_.Add(WholePlace(plan_, unit, trainable), d_.compute,
+    operands_.Add(WholePlace(plan_, unit, trainable), d_.compute_of(unit),
                   releases_[static_cast<size_t>(s)] ? Access::kReadWrite : Access::kRead,
                   SectionOf(plan_, unit, trainable).elements);
   }
@@ -194,7 +195,7 @@ void Lowering::Kernels(int s) {
   if (scope.visit + 1 < visits) Boundary(scope.visit, true, Access::kRead);
   if (scope.visit > 0) Boundary(scope.visit - 1, true, Access::kWrite);
   if (!scope.gradients) return;
-  operands_.Add(WholeGradientPlace(plan_, scope.visit), d_.gradient,
+  operands_.Add(WholeGradientPlace(plan_, scope.visit), d_.gradient_of(unit),
                 d_.keeps_step_gradients && scope.round > 0 ? Access::kReadWrite : Access::kWrite,
                 SectionOf(plan_, unit, true).elements);
 }

@@ -6,7 +6,8 @@ namespace ebb::sharding {
 
 void GatherLowering::Read(int turn) {
   const ReadTurn& read = turns_.turns[static_cast<size_t>(turn)];
-  const bool reads_masters = !d_.reads_parameters() && !read.shared.empty();
+  const bool reads_masters = std::any_of(read.shared.begin(), read.shared.end(),
+                                         [this](int unit) { return !d_.reads_parameters(unit); });
   if (reads_masters) ReadMasters(read);
   ReadParameters(turn, /*carried=*/false);
   if (reads_masters) CastMasters(read);
@@ -25,10 +26,11 @@ void GatherLowering::ReadMasters(const ReadTurn& turn) {
   const Pools& pools = in_.plan.pools;
   OperationDraft read{.kind = OperationKind::kRead, .stream = StreamId::kReadParameters};
   for (int unit : turn.shared) {
+    if (d_.reads_parameters(unit)) continue;
     read.parts.push_back({.unit = unit});
     for (int g : SharedSubGroups(unit)) {
       const SubGroup& group = pools.placement.sub_groups[static_cast<size_t>(g)];
-      const int64_t bytes = SwapAligned(group.count() * d_.master_size());
+      const int64_t bytes = SwapAligned(group.count() * d_.master_size(unit));
       read.moves.push_back(
           {.state = StateClass::kMaster,
            .from = group.master,
@@ -51,9 +53,9 @@ void GatherLowering::CastMasters(const ReadTurn& turn) {
       cast.updates.push_back({.sub_group = g});
       writer_.operands().Add(pools.master_slots.Slot(turns_.master_slot[static_cast<size_t>(g)]),
                              DType::kFloat32, Access::kRead, group.count());
-      writer_.operands().Add(InSlot(in_.plan, turn, unit, true, group.begin), d_.compute,
+      writer_.operands().Add(InSlot(in_.plan, turn, unit, true, group.begin), d_.compute_of(unit),
                              Access::kWrite, group.count());
-      cast.bytes += group.count() * (d_.master_size() + SizeOf(d_.compute));
+      cast.bytes += group.count() * (d_.master_size(unit) + SizeOf(d_.compute_of(unit)));
     }
   }
   writer_.Issue(cast);
@@ -64,8 +66,8 @@ void GatherLowering::ReadParameters(int turn, bool carried) {
   OperationDraft read{.kind = OperationKind::kRead,
                       .stream = StreamId::kReadParameters,
                       .condition = carried ? Condition::kNotCarrying : Condition::kAlways};
-  const int64_t size = SizeOf(d_.compute);
   for (int unit : of.units) {
+    const int64_t size = SizeOf(d_.compute_of(unit));
     const bool is_updated =
         std::find(of.updated.begin(), of.updated.end(), unit) != of.updated.end();
     const size_t moves = read.moves.size();
@@ -93,7 +95,7 @@ void GatherLowering::ReadParameters(int turn, bool carried) {
 // The part of a piece that a read brings: all but sub-groups with masters that are read instead.
 GatherLowering::Ranges GatherLowering::NotCast(int turn, int unit, bool trainable,
                                                const ParameterPiece& piece) const {
-  const bool casts = trainable && !d_.reads_parameters() &&
+  const bool casts = trainable && !d_.reads_parameters(unit) &&
                      !turns_.carried[static_cast<size_t>(unit)] &&
                      turns_.of_update[static_cast<size_t>(unit)] == turn;
   if (!casts) return {{piece.begin, piece.end}};
@@ -114,10 +116,10 @@ GatherLowering::Ranges GatherLowering::NotCast(int turn, int unit, bool trainabl
 
 void GatherLowering::Upload(int index) {
   OperationDraft upload{.kind = OperationKind::kUpload, .stream = StreamId::kUpload};
-  const int64_t size = SizeOf(d_.compute);
   const int turn = turns_.of_group[static_cast<size_t>(index)];
   for (int i : in_.residency.groups[static_cast<size_t>(index)].intervals) {
     const int unit = in_.residency.intervals[static_cast<size_t>(i)].unit;
+    const int64_t size = SizeOf(d_.compute_of(unit));
     const size_t moves = upload.moves.size();
     for (const bool trainable : {true, false}) {
       const Place slice = SlicePlace(in_.plan, unit, trainable);
@@ -148,13 +150,14 @@ void GatherLowering::Gather(int index) {
   for (int i : group.intervals) {
     const ResidencyInterval& interval = in_.residency.intervals[static_cast<size_t>(i)];
     const UnitLayout& unit = in_.plan.layout.units[static_cast<size_t>(interval.unit)];
+    const DType dtype = d_.compute_of(interval.unit);
     gather.parts.push_back({.unit = interval.unit, .scope = interval.first});
     if (group.from_secondary) {
       const int64_t part = d_.SecondaryShard(unit.trainable) + d_.SecondaryShard(unit.frozen);
-      gather.bytes += (d_.secondary_shards - 1) * part * SizeOf(d_.compute);
+      gather.bytes += (d_.secondary_shards - 1) * part * SizeOf(dtype);
       AddSecondary(interval.unit, /*fills=*/false);
     } else {
-      gather.bytes += d_.RingBytes(unit.shard(), d_.compute);
+      gather.bytes += d_.RingBytes(unit.shard(), dtype);
       AddGather(in_.plan, interval.unit, writer_.operands().operands());
     }
   }
@@ -176,7 +179,7 @@ void GatherLowering::Fill(const GatherGroup& group) {
     const UnitLayout& unit = in_.plan.layout.units[static_cast<size_t>(interval.unit)];
     fill.parts.push_back({.unit = interval.unit, .scope = interval.first});
     fill.bytes += 2 * (d_.SecondaryShard(unit.trainable) + d_.SecondaryShard(unit.frozen)) *
-                  SizeOf(d_.compute);
+                  SizeOf(d_.compute_of(interval.unit));
     AddSecondary(interval.unit, /*fills=*/true);
   }
   if (!fill.parts.empty()) writer_.Issue(fill);
@@ -185,6 +188,7 @@ void GatherLowering::Fill(const GatherGroup& group) {
 // This rank's part of a unit just gathered into its secondary shard, or the unit from those of all ranks of a group.
 void GatherLowering::AddSecondary(int unit, bool fills) {
   const UnitAddresses& at = in_.plan.pools.units[static_cast<size_t>(unit)];
+  const DType dtype = d_.compute_of(unit);
   for (const bool trainable : {true, false}) {
     const Section& section = SectionOf(in_.plan, unit, trainable);
     const int64_t count = d_.SecondaryShard(section);
@@ -193,13 +197,13 @@ void GatherLowering::AddSecondary(int unit, bool fills) {
                                         trainable ? at.secondary_trainable : at.secondary_frozen);
     Place whole = WholePlace(in_.plan, unit, trainable);
     if (fills) {
-      whole.per_slice = count * SizeOf(d_.compute);
+      whole.per_slice = count * SizeOf(dtype);
       whole.of_secondary = true;
-      writer_.operands().Add(whole, d_.compute, Access::kRead, count);
-      writer_.operands().Add(secondary, d_.compute, Access::kWrite, count);
+      writer_.operands().Add(whole, dtype, Access::kRead, count);
+      writer_.operands().Add(secondary, dtype, Access::kWrite, count);
     } else {
-      writer_.operands().Add(secondary, d_.compute, Access::kRead, count);
-      writer_.operands().Add(whole, d_.compute, Access::kWrite, section.elements);
+      writer_.operands().Add(secondary, dtype, Access::kRead, count);
+      writer_.operands().Add(whole, dtype, Access::kWrite, section.elements);
     }
   }
 }
@@ -209,10 +213,10 @@ void GatherLowering::Refresh(const std::vector<int>& units) {
   for (int unit : units) {
     const Section& section = SectionOf(in_.plan, unit, true);
     refresh.parts.push_back({.unit = unit});
-    refresh.bytes += d_.RingBytes(section.shard, d_.compute);
-    writer_.operands().Add(SlicePlace(in_.plan, unit, true), d_.compute, Access::kRead,
-                           section.shard);
-    writer_.operands().Add(WholePlace(in_.plan, unit, true), d_.compute, Access::kWrite,
+    const DType dtype = d_.compute_of(unit);
+    refresh.bytes += d_.RingBytes(section.shard, dtype);
+    writer_.operands().Add(SlicePlace(in_.plan, unit, true), dtype, Access::kRead, section.shard);
+    writer_.operands().Add(WholePlace(in_.plan, unit, true), dtype, Access::kWrite,
                            section.elements);
   }
   writer_.Issue(refresh);

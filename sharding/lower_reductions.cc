@@ -17,6 +17,7 @@ ReductionLowering::Gradient ReductionLowering::OfUnit(const Part& part) const {
   return {.part = part,
           .section = in_.plan.layout.units[unit].trainable,
           .shard_tier = in_.plan.pools.placement.units[unit].gradient,
+          .communication = d_.communication_of(part.unit),
           .accumulates = d_.accumulates[unit],
           .shard = GradientSlicePlace(in_.plan, part.unit)};
 }
@@ -34,19 +35,20 @@ ReductionLowering::Gradients ReductionLowering::OfGroup(const std::vector<int>& 
                                        .scope = s,
                                        .first = in_.reduction.is_first[scope],
                                        .last = in_.reduction.is_last[scope] && !d_.holds}));
-    const int64_t slice_bytes = PoolAligned(gradient.section.shard * SizeOf(d_.communication));
+    const int64_t slice_bytes =
+        PoolAligned(gradient.section.shard * SizeOf(gradient.communication));
     const bool is_shard = !gradient.accumulates && gradient.shard_tier == Tier::kDevice;
     gradient.whole = WholeGradientPlace(in_.plan, planned.visit);
-    gradient.source = d_.casts() ? StagingPlace(cast) : gradient.whole;
+    gradient.source = d_.casts(planned.unit) ? StagingPlace(cast) : gradient.whole;
     gradient.summed = gradient.source;
-    gradient.summed.per_slice = gradient.section.shard * SizeOf(d_.reduced());
-    gradient.rounded = d_.rounds_slices() ? StagingPlace(rounded) : gradient.summed;
+    gradient.summed.per_slice = gradient.section.shard * SizeOf(d_.reduced(planned.unit));
+    gradient.rounded = d_.rounds_slices(planned.unit) ? StagingPlace(rounded) : gradient.summed;
     if (is_shard) {
       gradient.rounded = gradient.shard;
-      if (!d_.rounds_slices()) gradient.summed = gradient.shard;
+      if (!d_.rounds_slices(planned.unit)) gradient.summed = gradient.shard;
     }
     gradient.landed = gradient.lands() ? pools.landing.Plus(landed) : gradient.rounded;
-    cast += PoolAligned(gradient.section.elements * SizeOf(d_.reduced()));
+    cast += PoolAligned(gradient.section.elements * SizeOf(d_.reduced(planned.unit)));
     rounded += slice_bytes;
     if (gradient.lands()) landed += slice_bytes;
   }
@@ -86,12 +88,14 @@ void ReductionLowering::Issue(OperationKind kind, StreamId stream,
 
 void ReductionLowering::Reduce(int group) {
   const Gradients gradients = OfGroup(in_.reduction.groups[static_cast<size_t>(group)]);
-  const DType sent = d_.reduced();
-  if (d_.casts()) {
+  // All units of a group have the same dtypes.
+  const int unit = gradients.front().part.unit;
+  const DType whole = d_.gradient_of(unit), sent = d_.reduced(unit);
+  if (d_.casts(unit)) {
     Issue(OperationKind::kCast, StreamId::kReduce, gradients, [&](const Gradient& of) {
-      to_.Add(of.whole, d_.gradient, Access::kRead, of.section.elements);
+      to_.Add(of.whole, whole, Access::kRead, of.section.elements);
       to_.Add(of.source, sent, Access::kWrite, of.section.elements);
-      return of.section.elements * (SizeOf(d_.gradient) + SizeOf(sent));
+      return of.section.elements * (SizeOf(whole) + SizeOf(sent));
     });
   }
   Issue(OperationKind::kReduce, StreamId::kReduce, gradients, [&](const Gradient& of) {
@@ -105,11 +109,11 @@ void ReductionLowering::Reduce(int group) {
       return of.section.shard * SizeOf(sent);
     });
   }
-  if (d_.rounds_slices()) {
+  if (d_.rounds_slices(unit)) {
     Issue(OperationKind::kRound, StreamId::kReduce, gradients, [&](const Gradient& of) {
       to_.Add(of.summed, sent, Access::kRead, of.section.shard);
-      to_.Add(of.rounded, d_.communication, Access::kWrite, of.section.shard);
-      return of.section.shard * (SizeOf(sent) + SizeOf(d_.communication));
+      to_.Add(of.rounded, of.communication, Access::kWrite, of.section.shard);
+      return of.section.shard * (SizeOf(sent) + SizeOf(of.communication));
     });
   }
   Sum(Tier::kDevice, gradients);
@@ -121,19 +125,19 @@ void ReductionLowering::Reduce(int group) {
 // The first contribution is written, later ones are read, added and written.
 int64_t ReductionLowering::AddAccumulate(const Gradient& gradient) {
   const int64_t shard = gradient.section.shard;
-  to_.Add(gradient.landed, d_.communication, Access::kRead, shard);
+  to_.Add(gradient.landed, gradient.communication, Access::kRead, shard);
   to_.Add(gradient.shard, d_.shard_dtype(gradient.part.unit),
           gradient.part.first ? Access::kWrite : Access::kReadWrite, shard);
   AddSquares(gradient, gradient.part.last);
   return shard *
-         (SizeOf(d_.accumulation) * (gradient.part.first ? 1 : 2) + SizeOf(d_.communication));
+         (SizeOf(d_.accumulation) * (gradient.part.first ? 1 : 2) + SizeOf(gradient.communication));
 }
 
 int64_t ReductionLowering::AddNorm(const Gradient& gradient) {
   to_.Add(gradient.shard, d_.shard_dtype(gradient.part.unit), Access::kRead,
           gradient.section.shard);
   AddSquares(gradient, /*last=*/true);
-  return gradient.section.shard * SizeOf(d_.communication);
+  return gradient.section.shard * SizeOf(gradient.communication);
 }
 
 void ReductionLowering::AddSquares(const Gradient& gradient, bool last) {
@@ -163,7 +167,7 @@ void ReductionLowering::Land(const Gradients& gradients) {
     download.moves.push_back({.state = StateClass::kGradient,
                               .from = gradient.rounded,
                               .to = gradient.lands() ? gradient.landed : gradient.shard,
-                              .bytes = gradient.section.shard * SizeOf(d_.communication)});
+                              .bytes = gradient.section.shard * SizeOf(gradient.communication)});
     download.bytes += download.moves.back().bytes;
   }
   if (download.parts.empty()) return;
@@ -193,7 +197,7 @@ void ReductionLowering::SumInSlot(Gradient gradient) {
   }
   Move(OperationKind::kDownload, StreamId::kDownload, gradient, gradient.rounded,
        gradient.accumulates ? gradient.landed : gradient.shard,
-       gradient.section.shard * SizeOf(d_.communication));
+       gradient.section.shard * SizeOf(gradient.communication));
   Sum(Tier::kNvme, {gradient});
   Move(OperationKind::kWrite, StreamId::kWrite, gradient, gradient.shard, place,
        StoredBytes(gradient));

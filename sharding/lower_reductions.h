@@ -37,6 +37,7 @@ class ReductionLowering {
     Part part;
     const Section& section;
     Tier shard_tier{};  // of its shard
+    DType communication{};
     bool accumulates = false;
     Place whole = {}, source = {};  // as backward leaves it; as it is sent
     // This rank's slice of the sum: in the sent dtype; in the communication dtype; and, if the

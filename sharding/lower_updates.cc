@@ -23,7 +23,7 @@ void UpdateLowering::ReadStates(int sub_group) {
   const int unit = in_.plan.pools.placement.sub_groups[static_cast<size_t>(sub_group)].unit;
   const bool carried = turns_.carried[static_cast<size_t>(unit)];
   const int turn =
-      carried || d_.reads_parameters() ? turns_.of_update[static_cast<size_t>(unit)] : -1;
+      carried || d_.reads_parameters(unit) ? turns_.of_update[static_cast<size_t>(unit)] : -1;
   Route route = RouteOf(sub_group, turn);
   route.carried = carried;
   TakeSlots(turn, route);
@@ -34,13 +34,14 @@ void UpdateLowering::ReadStates(int sub_group) {
 void UpdateLowering::Update(int sub_group) {
   Route route = read_.extract(sub_group).mapped();
   Bring(route);
-  AddArrays(route, Access::kReadWrite, d_.optimizer_states, d_.writes_parameters());
+  AddArrays(route, Access::kReadWrite, d_.optimizer_states, d_.writes_parameters(route.unit));
   const UpdateDetail detail = DetailOf(route, d_.optimizer_states);
   AddConstants(route, detail.early);
   if (d_.own_optimizer) AddOwnStaging(route);
-  const int64_t states = 2 * d_.state_bytes() + SizeOf(d_.shard_dtype(route.unit));
+  const int64_t states = 2 * d_.state_bytes(route.unit) + SizeOf(d_.shard_dtype(route.unit));
   const int64_t parameter =
-      (d_.writes_parameters() ? SizeOf(d_.compute) : 0) * (d_.reads_parameters() ? 2 : 1);
+      (d_.writes_parameters(route.unit) ? SizeOf(d_.compute_of(route.unit)) : 0) *
+      (d_.reads_parameters(route.unit) ? 2 : 1);
   writer_.Issue({.kind = OperationKind::kUpdate,
                  .stream = route.stream(),
                  .parts = {{.unit = route.unit}},
@@ -54,17 +55,17 @@ void UpdateLowering::TakeNorms(int sub_group) {
   Route route = RouteOf(sub_group, /*turn=*/-1);
   const int states_read = d_.norm_states[static_cast<size_t>(route.unit)];
   // Read where it is the master or a half of it, and never written.
-  route.moves_parameter = route.moves_parameter && d_.reads_parameters();
+  route.moves_parameter = route.moves_parameter && d_.reads_parameters(route.unit);
   TakeSlots(/*turn=*/-1, route);
   Read(states_read, route);
   Bring(route);
   const bool is_first = !std::exchange(norms_begun_[route.on_host ? 1 : 0], true);
-  AddArrays(route, Access::kRead, states_read, d_.reads_parameters());
+  AddArrays(route, Access::kRead, states_read, d_.reads_parameters(route.unit));
   to_.AddBytes(NormSums(in_.plan, route.on_host), is_first ? Access::kWrite : Access::kReadWrite,
                LayOutNormRecords(in_.plan.layout, d_).sums * kNormSumsBytes);
   AddConstants(route, /*early=*/false);
-  const int64_t states = d_.master_size() + 4 * states_read,
-                parameter = d_.reads_parameters() ? SizeOf(d_.compute) : 0;
+  const int64_t states = d_.master_size(route.unit) + 4 * states_read,
+                parameter = d_.reads_parameters(route.unit) ? SizeOf(d_.compute_of(route.unit)) : 0;
   writer_.Issue(
       {.kind = OperationKind::kParameterNorms,
        .stream = route.stream(),
@@ -87,9 +88,10 @@ UpdateLowering::Route UpdateLowering::RouteOf(int sub_group, int turn) const {
   route.master = group.master;
   route.states = group.states;
   route.states_stride = group.states_stride;
-  if (!d_.writes_parameters()) return route;
+  if (!d_.writes_parameters(route.unit)) return route;
   const ParameterPiece& piece = PieceOf(unit.trainable, d_.stage == 0 ? 0 : group.begin);
-  route.parameter_place = piece.place.Plus((group.begin - piece.begin) * SizeOf(d_.compute));
+  route.parameter_place =
+      piece.place.Plus((group.begin - piece.begin) * SizeOf(d_.compute_of(route.unit)));
   if (d_.stage == 0) route.parameter_place.per_slice = 0;  // updates the whole
   route.parameter = route.parameter_place;
   route.moves_parameter = route.parameter_place.tier != route.here();
@@ -116,7 +118,7 @@ void UpdateLowering::TakeSlots(int turn, Route& route) {
   if (turns_.shares_masters(route.sub_group)) {
     route.master =
         in_.plan.pools.master_slots.Slot(turns_.master_slot[static_cast<size_t>(route.sub_group)]);
-  } else if (d_.master_size() > 0) {
+  } else if (d_.master_size(route.unit) > 0) {
     route.master = route.host_slot.Plus(host.master);
   }
   route.states = route.host_slot.Plus(host.states);
@@ -126,11 +128,11 @@ void UpdateLowering::TakeSlots(int turn, Route& route) {
 void UpdateLowering::Read(int states, const Route& route) {
   const SubGroup& group = GroupOf(route);
   std::vector<sharding::Move> reads;
-  if (route.swaps && d_.master_size() > 0 && !turns_.shares_masters(route.sub_group)) {
+  if (route.swaps && d_.master_size(route.unit) > 0 && !turns_.shares_masters(route.sub_group)) {
     reads.push_back({.state = StateClass::kMaster,
                      .from = group.master,
                      .to = route.master,
-                     .bytes = SwapAligned(group.count() * d_.master_size())});
+                     .bytes = SwapAligned(group.count() * d_.master_size(route.unit))});
   }
   for (int k = 0; route.swaps && k < states; ++k) {
     reads.push_back({.state = StateClass::kOptimizer,
@@ -139,12 +141,12 @@ void UpdateLowering::Read(int states, const Route& route) {
                      .bytes = group.states_stride});
   }
   const bool is_there = route.in_parameter_slot && !route.carried;
-  if (route.moves_parameter && d_.reads_parameters() && !is_there &&
+  if (route.moves_parameter && d_.reads_parameters(route.unit) && !is_there &&
       route.parameter_place.tier == Tier::kNvme) {
     reads.push_back({.state = StateClass::kParameter,
                      .from = route.parameter_place,
                      .to = route.host_parameter,
-                     .bytes = SwapAligned(group.count() * SizeOf(d_.compute))});
+                     .bytes = SwapAligned(group.count() * SizeOf(d_.compute_of(route.unit)))});
   }
   if (!reads.empty()) Move(route, OperationKind::kRead, StreamId::kReadStates, std::move(reads));
 }
@@ -180,19 +182,19 @@ void UpdateLowering::BringParameter(Route& route) {
   route.parameter =
       route.on_host && of_file ? route.host_parameter : route.slot().Plus(slots.parameter);
   // What is there is needed as the master or half of it, and from the swap file has come already.
-  if (!d_.reads_parameters() || (route.on_host && of_file)) return;
+  if (!d_.reads_parameters(route.unit) || (route.on_host && of_file)) return;
   Copy(route, route.on_host,
        {.state = StateClass::kParameter,
         .from = of_file ? route.host_parameter : route.parameter_place,
         .to = route.parameter,
-        .bytes = GroupOf(route).count() * SizeOf(d_.compute)});
+        .bytes = GroupOf(route).count() * SizeOf(d_.compute_of(route.unit))});
 }
 
 // Carries what the update wrote to its place.
 void UpdateLowering::WriteBack(const Route& route) {
   const SubGroup& group = GroupOf(route);
   const Place& place = route.parameter_place;
-  const int64_t parameter_bytes = group.count() * SizeOf(d_.compute);
+  const int64_t parameter_bytes = group.count() * SizeOf(d_.compute_of(route.unit));
   if (route.moves_parameter && (!route.on_host || place.tier == Tier::kDevice)) {
     Copy(route, /*to_host=*/!route.on_host,
          {.state = StateClass::kParameter,
@@ -201,11 +203,11 @@ void UpdateLowering::WriteBack(const Route& route) {
           .bytes = parameter_bytes});
   }
   std::vector<sharding::Move> writes;
-  if (route.swaps && d_.master_size() > 0) {
+  if (route.swaps && d_.master_size(route.unit) > 0) {
     writes.push_back({.state = StateClass::kMaster,
                       .from = route.master,
                       .to = group.master,
-                      .bytes = SwapAligned(group.count() * d_.master_size())});
+                      .bytes = SwapAligned(group.count() * d_.master_size(route.unit))});
   }
   for (int k = 0; route.swaps && k < d_.optimizer_states; ++k) {
     writes.push_back({.state = StateClass::kOptimizer,
@@ -243,12 +245,13 @@ void UpdateLowering::AddArrays(const Route& route, Access access, int states, bo
   const int64_t count = GroupOf(route).count();
   to_.Add(route.gradient, d_.shard_dtype(route.unit), Access::kRead, count);
   // Low halves count as 16 bits, whatever they mean; where parameters alone are kept, there is nothing.
-  to_.Add(route.master, d_.split_master ? DType::kBFloat16 : DType::kFloat32, access,
-          d_.stochastic_rounding ? 0 : count);
-  const Access of_parameter = !Writes(access)         ? Access::kRead
-                              : d_.reads_parameters() ? Access::kReadWrite
-                                                      : Access::kWrite;
-  to_.Add(route.parameter, d_.compute, of_parameter, has_parameter ? count : 0);
+  const bool reads = d_.reads_parameters(route.unit);
+  to_.Add(route.master, reads && d_.split_master ? DType::kBFloat16 : DType::kFloat32, access,
+          reads && d_.stochastic_rounding ? 0 : count);
+  const Access of_parameter = !Writes(access) ? Access::kRead
+                              : reads         ? Access::kReadWrite
+                                              : Access::kWrite;
+  to_.Add(route.parameter, d_.compute_of(route.unit), of_parameter, has_parameter ? count : 0);
   for (int k = 0; k < states; ++k)
     to_.Add(route.states.Plus(k * route.states_stride), DType::kFloat32, access, count);
 }
@@ -261,7 +264,7 @@ void UpdateLowering::AddOwnStaging(const Route& route) {
     longest = std::max(longest, std::min(placement.elements, GroupOf(route).count()));
   to_.Add(route.on_host ? pools.host_gradient : StagingPlace(pools.staging_gradient),
           DType::kFloat32, Access::kWrite, longest);
-  if (!d_.reads_parameters()) return;
+  if (!d_.reads_parameters(route.unit)) return;
   to_.Add(route.on_host ? pools.host_master : StagingPlace(pools.staging_master), DType::kFloat32,
           Access::kWrite, longest);
 }
@@ -274,7 +277,7 @@ UpdateDetail UpdateLowering::DetailOf(const Route& route, int states) const {
       .end = group.end,
       .states = states,
       .early = d_.timing == UpdateTiming::kEarly && !route.carried,
-      .keeps_parameter = route.moves_parameter && !d_.reads_parameters(),
+      .keeps_parameter = route.moves_parameter && !d_.reads_parameters(route.unit),
       .per_slice = d_.stage == 0 ? 0 : SectionOf(in_.plan, route.unit, true).shard,
       .rounding_unit = Hasher().Add(in_.plan.unit_names[static_cast<size_t>(route.unit)]).hash()};
 }

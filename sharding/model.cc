@@ -66,6 +66,12 @@ absl::Status CheckParameter(const std::string& label, const ParameterSpec& param
     return absl::InvalidArgumentError(absl::StrCat(label, ": cut_rows is ", parameter.cut_rows,
                                                    ", but a scalar has no rows; set it to 0"));
   }
+  if (parameter.compute == DType::kInt8 && parameter.trainable) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        label,
+        " is bytes (ParameterSpec::compute is int8), which have no gradient: set trainable to "
+        "false, or give it a dtype of numbers"));
+  }
   return absl::OkStatus();
 }
 
@@ -171,6 +177,15 @@ absl::Status CheckBoundaries(const ModelSpec& model) {
   const auto kept = [](const Visit& visit) { return visit.output_bytes > 0; };
   const std::vector<Visit>& forward = model.forward;
   if (std::none_of(forward.begin(), forward.end(), kept)) return absl::OkStatus();
+  for (size_t u = 0; u < model.units.size(); ++u) {
+    if (model.units[u].parts.empty()) continue;
+    const ParameterId other = model[model.units[u].parts.front()].parameters.front();
+    return absl::InvalidArgumentError(absl::StrCat(
+        Label("unit", u, model.units[u].name), " has parameters of several dtypes, as '",
+        model[other].name, "', whose scopes are open together, but boundary activations of the ",
+        "engine (Visit::output_bytes) pass from one scope to the next: give its parameters one ",
+        "dtype (ParameterSpec::compute), or keep the activations in the trainer (output_bytes 0)"));
+  }
   const auto gap = std::find_if_not(forward.begin(), forward.end() - 1, kept);
   if (gap == forward.end() - 1) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -50,6 +51,11 @@ struct ParameterSpec {
   std::string group = "";  // key of "ebb.parameter_groups" in the JSON
   int64_t cut_rows =
       0;  // 0: shards may be cut anywhere; n: only at multiples of n rows (first dimension)
+  // The dtype that scopes show it in; none: the config's ("bf16", "fp16", else fp32). Its gradient is in
+  // this dtype, too, unless the config says another for all. kInt8: bytes that mean something to the
+  // trainer alone, as a quantised base; such a parameter is frozen, its values are 0 to 255, and it is
+  // never cast.
+  std::optional<DType> compute = {};
 };
 
 struct UnitSpec {
@@ -59,6 +65,9 @@ struct UnitSpec {
   // constant use. Small units are kept whole anyway (stage3_param_persistence_threshold,
   // stage3_model_persistence_threshold). These settings do not count units with keep_whole.
   bool keep_whole = false;
+  // Of a unit with several dtypes, by DivideByDType: the units with its parameters of the other dtypes. Their
+  // scopes open and close with this unit's.
+  std::vector<UnitId> parts = {};
 };
 
 // One use of a unit in a round: a forward scope and, from the first trainable visit on, a backward scope.
@@ -135,6 +144,13 @@ struct ModelSpec {
 
 // Elements of a shape: the product of its dimensions, 1 for a scalar.
 int64_t Elements(std::span<const int64_t> shape);
+
+// A plan's units have one dtype each. A unit with several keeps those parameters that have the dtype of its
+// first trainable one; the others become parts, which are visited with it. `compute`: the config's dtype.
+// Engine::Create and PredictProgram do this; it changes nothing of a model that is divided.
+ModelSpec DivideByDType(ModelSpec model, DType compute);
+// The parameters of a unit and of its parts, in the order of the trainer.
+std::vector<ParameterId> WithParts(const ModelSpec& model, UnitId unit);
 
 // What Create refuses, with the name of the unit or parameter at fault: duplicate or empty names, a
 // dimension below 1, a missing initialiser, ids out of range, a parameter in two units or in none,

@@ -56,7 +56,7 @@ StatePlacement DecidePlacement(const Decisions& d, const ModelLayout& layout,
                                const PlacementLimits& limits) {
   StatePlacement placement;
   placement.units.resize(layout.units.size());
-  int64_t in_cpu = limits.parameters_in_cpu, offloaded = 0;
+  int64_t in_cpu = limits.parameters_in_cpu, offloaded = 0, offloaded_bytes = 0;
   Share device(limits.states_on_device);
   const int64_t step =
       std::max(kCutElements, limits.sub_group_elements / kCutElements * kCutElements);
@@ -80,13 +80,14 @@ StatePlacement DecidePlacement(const Decisions& d, const ModelLayout& layout,
       if (d.optimizer_tier != Tier::kDevice && !device.Takes(group.count())) {
         group.tier = d.optimizer_tier;
         offloaded += group.count();
+        offloaded_bytes += group.count() * d.state_bytes(group.unit);
       }
       placement.sub_groups.push_back(group);
     }
     of_unit.sub_groups = static_cast<int>(cuts.size()) - 1;
   }
   if (d.optimizer_tier == Tier::kNvme && offloaded > 0) {
-    const int64_t bytes = std::max<int64_t>(1, offloaded * d.state_bytes());
+    const int64_t bytes = std::max<int64_t>(1, offloaded_bytes);
     Share cpu(std::min(
         1.0, static_cast<double>(limits.states_in_cpu_bytes) / static_cast<double>(bytes)));
     for (SubGroup& group : placement.sub_groups) {
@@ -111,7 +112,8 @@ const ParameterPiece& PieceOf(const std::vector<ParameterPiece>& pieces, int64_t
 
 bool SharesMasters(const Decisions& d, const StatePlacement& placement, const SubGroup& group) {
   const size_t unit = static_cast<size_t>(group.unit);
-  return d.shares_reads && !d.reads_parameters() && !d.carried[unit] && group.tier == Tier::kNvme &&
+  return d.shares_reads && !d.reads_parameters(group.unit) && !d.carried[unit] &&
+         group.tier == Tier::kNvme &&
          PieceOf(placement.units[unit].trainable, group.begin).place.tier == Tier::kNvme;
 }
 

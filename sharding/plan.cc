@@ -23,8 +23,8 @@ ResidencyLimits LimitsOf(const Config& config, const ModelLayout& layout, const 
           .live_elements = config.zero.max_live_parameters,
           .reuse_elements = config.zero.max_reuse_distance,
           .group_elements = GatherGroupElements(config, d.compute),
-          .slot_elements = reads ? SlotElements(layout, d.compute) : std::vector<int64_t>(),
-          .slot_elements_max = SlotElementsMax(config, layout, d.compute),
+          .slot_elements = reads ? SlotElements(layout, d) : std::vector<int64_t>(),
+          .slot_elements_max = SlotElementsMax(config, layout, d),
           .reshard_after_forward = config.ebb.reshard_after_forward,
           .has_secondary = d.has_secondary()};
 }

@@ -221,6 +221,18 @@ struct Decisions {
   int rounds = 1;  // that are planned
   int64_t micro_batches_per_round = 1;
   DType compute{}, communication{}, accumulation{};
+  // By unit: the dtype of its parameters (ParameterSpec::compute). Empty: all have `compute`.
+  std::vector<DType> own_compute = {};
+  DType compute_of(int unit) const {
+    return own_compute.empty() ? compute : own_compute[static_cast<size_t>(unit)];
+  }
+  // Of a unit with a dtype of its own gradients are in it, where those of others are in `compute`.
+  DType communication_of(int unit) const {
+    return communication == compute ? compute_of(unit) : communication;
+  }
+  DType gradient_of(int unit) const {
+    return gradient == communication ? communication_of(unit) : gradient;
+  }
   bool reduce_at_round = true;  // as resolved; with one round the two are the same
   bool keeps_step_gradients =
       false;         // reduce_at step over several rounds: each visit has an accumulator
@@ -228,9 +240,13 @@ struct Decisions {
                      // summed
   // What reductions send and sum. With replicas fp32, so that the one rounding to the communication
   // dtype comes after the last addition, as without them.
-  DType reduced() const { return replicas() > 1 ? DType::kFloat32 : communication; }
-  bool casts() const { return gradient != communication || reduced() != communication; }
-  bool rounds_slices() const { return reduced() != communication; }
+  DType reduced(int unit) const {
+    return replicas() > 1 ? DType::kFloat32 : communication_of(unit);
+  }
+  bool casts(int unit) const {
+    return gradient_of(unit) != communication_of(unit) || rounds_slices(unit);
+  }
+  bool rounds_slices(int unit) const { return reduced(unit) != communication_of(unit); }
   bool sums_in_scratch = false;  // ebb.deterministic_reduce, of several ranks
   int optimizer_states = 0;
   bool own_optimizer = false;
@@ -254,15 +270,28 @@ struct Decisions {
   bool stochastic_rounding = false;  // there are no masters beside the bf16 parameters
   // fp32 parameters are their own masters as long as nothing is offloaded; others are written beside
   // what is kept of a master.
-  bool writes_parameters() const {
-    return compute != DType::kFloat32 || parameter_tier != Tier::kDevice ||
+  bool writes_parameters(int unit) const {
+    return compute_of(unit) != DType::kFloat32 || parameter_tier != Tier::kDevice ||
            optimizer_tier != Tier::kDevice;
   }
   // An update also reads the parameters, as masters or halves of them.
-  bool reads_parameters() const { return split_master || stochastic_rounding; }
+  bool reads_parameters(int unit) const {
+    return (split_master || stochastic_rounding) && compute_of(unit) == DType::kBFloat16;
+  }
+  bool reads_any_parameters() const { return MostOfUnits(&Decisions::reads_parameters); }
   // Bytes of an element beside the parameter.
-  int64_t master_size() const { return stochastic_rounding ? 0 : split_master ? 2 : 4; }
-  int64_t state_bytes() const { return master_size() + 4 * optimizer_states; }
+  int64_t master_size(int unit) const {
+    return !reads_parameters(unit) ? 4 : stochastic_rounding ? 0 : 2;
+  }
+  int64_t state_bytes(int unit) const { return master_size(unit) + 4 * optimizer_states; }
+  // The most that a trainable unit has of something.
+  template <class Number>
+  Number MostOfUnits(Number (Decisions::*of)(int) const) const {
+    Number most{};
+    for (int unit = 0; unit < static_cast<int>(trainable.size()); ++unit)
+      if (trainable[static_cast<size_t>(unit)]) most = std::max(most, (this->*of)(unit));
+    return most;
+  }
   UpdateTiming timing = UpdateTiming::kLate;
   std::string timing_reason;
   // The trainer may write the step's gradients until Finish: norms are taken there.
@@ -283,7 +312,9 @@ struct Decisions {
   std::vector<bool>
       accumulates;  // by unit: reduced slices are summed in a shard of the accumulation dtype
   std::vector<bool> trainable;  // by unit
-  DType shard_dtype(int unit) const { return accumulates[unit] ? accumulation : communication; }
+  DType shard_dtype(int unit) const {
+    return accumulates[unit] ? accumulation : communication_of(unit);
+  }
 };
 
 inline constexpr int kPlannedRounds = 3;

@@ -7,6 +7,7 @@
 #include "ebb/sharding/place.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/reduction.h"
+#include "ebb/sharding/state_pieces.h"
 
 namespace ebb::sharding {
 
@@ -34,20 +35,31 @@ inline UpdateTiming TimingOf(const Plan& plan) {
 inline bool CarriesUpdates(const Plan& plan) {
   return plan.decisions.carries();
 }
-// Updates read the parameters, because these are masters or halves of them.
+// Some updates read the parameters, because these are masters or halves of them.
 inline bool UpdatesReadParameters(const Plan& plan) {
-  return plan.decisions.reads_parameters();
+  return plan.decisions.reads_any_parameters();
+}
+// A unit's masters, whole or half, are kept beside its parameters; else parameters are their own masters.
+inline bool HasMasters(const Plan& plan, int unit) {
+  return plan.decisions.writes_parameters(unit);
+}
+// A unit's parameters are copies of masters in another dtype, or elsewhere.
+inline bool CopiesMasters(const Plan& plan, int unit) {
+  return CastsMasters(plan.decisions, unit);
 }
 inline bool IsKeptWhole(const Plan& plan, int unit) {
   return plan.decisions.kept_whole[static_cast<size_t>(unit)];
 }
 
-// Of the views that scopes show.
-inline DType ParameterDType(const Plan& plan) {
+inline DType BoundaryDType(const Plan& plan) {
   return plan.decisions.compute;
 }
-inline DType GradientDType(const Plan& plan) {
-  return plan.decisions.gradient;
+// Of the views that scopes of a unit show.
+inline DType ParameterDType(const Plan& plan, int unit) {
+  return plan.decisions.compute_of(unit);
+}
+inline DType GradientDType(const Plan& plan, int unit) {
+  return plan.decisions.gradient_of(unit);
 }
 inline int MicroBatchesOfRound(const Plan& plan) {
   return static_cast<int>(plan.decisions.micro_batches_per_round);

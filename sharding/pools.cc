@@ -10,13 +10,15 @@ namespace ebb::sharding {
 namespace {
 
 void LayOutGather(const PoolInputs& in, Pools& pools) {
-  const int64_t size = SizeOf(in.decisions->compute);
+  const auto size = [&](size_t unit) {
+    return SizeOf(in.decisions->compute_of(static_cast<int>(unit)));
+  };
   std::vector<PoolBlock> blocks(in.layout->units.size());
   for (size_t u = 0; u < blocks.size(); ++u) {
     if (in.decisions->kept_whole[u]) continue;
     const UnitLayout& unit = in.layout->units[u];
-    blocks[u].bytes =
-        PoolAligned(unit.trainable.elements * size) + PoolAligned(unit.frozen.elements * size);
+    blocks[u].bytes = PoolAligned(unit.trainable.elements * size(u)) +
+                      PoolAligned(unit.frozen.elements * size(u));
     blocks[u].lifetimes = in.residency->lifetimes[u];
     if (in.walk == nullptr) continue;
     const int end_of_step = 2 * static_cast<int>(in.scopes->size()) + 1;
@@ -27,7 +29,7 @@ void LayOutGather(const PoolInputs& in, Pools& pools) {
   for (size_t u = 0; u < blocks.size(); ++u) {
     pools.units[u].gather_trainable = blocks[u].offset;
     pools.units[u].gather_frozen =
-        blocks[u].offset + PoolAligned(in.layout->units[u].trainable.elements * size);
+        blocks[u].offset + PoolAligned(in.layout->units[u].trainable.elements * size(u));
   }
 }
 
@@ -35,7 +37,6 @@ void LayOutGather(const PoolInputs& in, Pools& pools) {
 void LayOutSecondary(const PoolInputs& in, Pools& pools) {
   const Decisions& d = *in.decisions;
   if (!d.has_secondary()) return;
-  const int64_t size = SizeOf(d.compute);
   std::vector<bool> fills(in.layout->units.size(), false);
   for (const ResidencyInterval& interval : in.residency->intervals) {
     if (interval.fills_secondary) fills[static_cast<size_t>(interval.unit)] = true;
@@ -44,6 +45,7 @@ void LayOutSecondary(const PoolInputs& in, Pools& pools) {
   for (size_t u = 0; u < fills.size(); ++u) {
     if (!fills[u]) continue;
     const UnitLayout& unit = in.layout->units[u];
+    const int64_t size = SizeOf(d.compute_of(static_cast<int>(u)));
     pools.units[u].secondary_trainable = secondary.Take(d.SecondaryShard(unit.trainable) * size);
     pools.units[u].secondary_frozen = secondary.Take(d.SecondaryShard(unit.frozen) * size);
   }
@@ -58,7 +60,7 @@ void LayOutGradients(const PoolInputs& in, Pools& pools) {
     const int unit = static_cast<int>(in.model->forward[v].unit);
     const int key = d.keeps_step_gradients ? static_cast<int>(v) : unit;
     if (!takes_gradients[v] || GradientIsShard(d, pools.placement, unit)) continue;
-    blocks[key].bytes = in.layout->units[unit].trainable.elements * SizeOf(d.gradient);
+    blocks[key].bytes = in.layout->units[unit].trainable.elements * SizeOf(d.gradient_of(unit));
     blocks[key].lifetimes = in.reduction->lifetimes[key];
   }
   Bump shards(Pack(blocks)), host;
@@ -101,16 +103,19 @@ int64_t SumScratchBytes(int world, int64_t bucket) {
 
 void LayOutStaging(const PoolInputs& in, Pools& pools) {
   const Decisions& d = *in.decisions;
-  int64_t cast = 0, rounded = 0, norm_blocks = 0, slice = 0;
+  int64_t sent = 0, cast = 0, rounded = 0, norm_blocks = 0, slice = 0;
   for (const std::vector<int>& group : in.reduction->groups) {
     int64_t whole = 0, slices = 0;
     for (int s : group) {
-      const Section& section = in.layout->units[(*in.scopes)[s].unit].trainable;
-      whole += PoolAligned(section.elements * SizeOf(d.reduced()));
-      slices += PoolAligned(section.shard * SizeOf(d.communication));
+      const int unit = (*in.scopes)[s].unit;
+      const Section& section = in.layout->units[unit].trainable;
+      whole += PoolAligned(section.elements * SizeOf(d.reduced(unit)));
+      slices += PoolAligned(section.shard * SizeOf(d.communication_of(unit)));
     }
-    cast = std::max(cast, whole);
-    rounded = std::max(rounded, slices);
+    const int first = (*in.scopes)[group.front()].unit;
+    sent = std::max(sent, whole);
+    if (d.casts(first)) cast = std::max(cast, whole);
+    if (d.rounds_slices(first)) rounded = std::max(rounded, slices);
   }
   for (const UnitLayout& unit : in.layout->units) {
     norm_blocks = std::max(norm_blocks, (unit.trainable.shard + 1023) / 1024);
@@ -119,20 +124,20 @@ void LayOutStaging(const PoolInputs& in, Pools& pools) {
       slice = std::max(slice, std::min(p.elements, owned));
   }
   Bump staging;
-  if (d.casts()) pools.staging_cast = staging.Take(cast);
-  if (d.rounds_slices()) pools.staging_rounded = staging.Take(rounded);
+  if (cast > 0) pools.staging_cast = staging.Take(cast);
+  if (rounded > 0) pools.staging_rounded = staging.Take(rounded);
   pools.staging_norm = staging.Take(norm_blocks * 8);
   pools.staging_exchange = staging.Take((d.world + 1) * kExchangeBytes);
   if (const NormRecords norms = LayOutNormRecords(*in.layout, d); norms.sums > 0) {
     pools.staging_norm_sums = staging.Take(norms.sums * kNormSumsBytes);
     if (norms.exchanged) pools.staging_norm_records = staging.Take((d.shards + 1) * norms.bytes());
   }
-  if (d.sums_in_scratch && cast > 0) {
-    pools.staging_sums_bytes = SumScratchBytes(d.world, cast);
+  if (d.sums_in_scratch && sent > 0) {
+    pools.staging_sums_bytes = SumScratchBytes(d.world, sent);
     pools.staging_sums = staging.Take(pools.staging_sums_bytes);
   }
   if (d.own_optimizer) pools.staging_gradient = staging.Take(slice * 4);
-  if (d.own_optimizer && d.reads_parameters()) pools.staging_master = staging.Take(slice * 4);
+  if (d.own_optimizer && d.reads_any_parameters()) pools.staging_master = staging.Take(slice * 4);
   LayOutSlots(in, pools, staging, slice, norm_blocks);
   Bytes(pools, StateClass::kStaging) = staging.end();
 }

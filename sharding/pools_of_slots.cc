@@ -77,7 +77,7 @@ void LayOutMasterSlots(const PoolInputs& in, Pools& pools) {
   }
   count = std::min(
       count, pools.parameter_slots.count * *std::max_element(of_group.begin(), of_group.end()));
-  const int64_t bytes = SwapAligned(largest * in.decisions->master_size());
+  const int64_t bytes = SwapAligned(largest * in.decisions->MostOfUnits(&Decisions::master_size));
   const int64_t left =
       in.gather_slot_bytes - pools.parameter_slots.count * pools.parameter_slots.bytes;
   count = static_cast<int>(std::clamp<int64_t>(left / bytes, 0, count));
@@ -90,7 +90,6 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
                  int64_t norm_blocks) {
   const Decisions& d = *in.decisions;
   if (!d.offloads()) return;
-  const int64_t size = SizeOf(d.compute);
   Bump host;
   const auto on_host = [&](int64_t bytes) {
     return Place{
@@ -104,8 +103,10 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
     for (const GatherGroup& group : residency->groups) {
       if (group.from_secondary) continue;
       int64_t bytes = 0;
-      for (int interval : group.intervals)
-        bytes += SwapBytes(pools.placement, residency->intervals[interval].unit, size);
+      for (int interval : group.intervals) {
+        const int unit = residency->intervals[interval].unit;
+        bytes += SwapBytes(pools.placement, unit, SizeOf(d.compute_of(unit)));
+      }
       read_bytes = std::max(read_bytes, bytes);
       reads += bytes > 0 && residency == in.residency ? 1 : 0;
     }
@@ -120,7 +121,7 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
     pools.master_slots.first = on_host(pools.master_slots.count * pools.master_slots.bytes);
   // Sub-groups.
   WorkNeeds needs[2];  // for updates on the device, on the host
-  int64_t largest = 0;
+  int64_t largest = 0, parameter_size = 0;
   for (const SubGroup& group : pools.placement.sub_groups) {
     if (!in.has_work_slots) break;
     const UnitPlacement& unit = pools.placement.units[static_cast<size_t>(group.unit)];
@@ -129,6 +130,7 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
     const bool swaps_parameter =
         parameter == Tier::kNvme && !d.carried[static_cast<size_t>(group.unit)];
     largest = std::max(largest, group.count());
+    parameter_size = std::max(parameter_size, SizeOf(d.compute_of(group.unit)));
     if (group.tier == Tier::kDevice) {
       needs[0].gradient |= unit.gradient != Tier::kDevice;
       needs[1].gradient |= unit.gradient == Tier::kNvme;
@@ -143,11 +145,12 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
   const auto work = [&](const WorkNeeds& need) {
     WorkSlots slots;
     WorkSlot slot(largest);
-    slots.master = slot.Take(need.states && d.master_size() > 0, d.master_size());
+    const int64_t master_size = d.MostOfUnits(&Decisions::master_size);
+    slots.master = slot.Take(need.states && master_size > 0, master_size);
     slots.states_stride = slot.stride();
     slots.states = slot.Take(need.states, 4, d.optimizer_states);
     slots.gradient = slot.Take(need.gradient, 4);
-    slots.parameter = slot.Take(need.parameter, size);
+    slots.parameter = slot.Take(need.parameter, parameter_size);
     slots.ring.bytes = slot.bytes();
     return slots;
   };
@@ -172,7 +175,7 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
       if (pools.placement.units[static_cast<size_t>(unit)].gradient != Tier::kDevice &&
           d.accumulates[static_cast<size_t>(unit)])
         bytes += PoolAligned(in.layout->units[static_cast<size_t>(unit)].trainable.shard *
-                             SizeOf(d.communication));
+                             SizeOf(d.communication_of(unit)));
     }
     landing = std::max(landing, bytes);
   }
@@ -184,7 +187,7 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
     pools.host_norm_sums = on_host(norms.sums * kNormSumsBytes);
   if (d.own_optimizer && d.optimizer_tier != Tier::kDevice) {
     pools.host_gradient = on_host(slice * 4);
-    if (d.reads_parameters()) pools.host_master = on_host(slice * 4);
+    if (d.reads_any_parameters()) pools.host_master = on_host(slice * 4);
   }
   pools.host_bytes[static_cast<int>(StateClass::kStaging)] = host.end();
 }

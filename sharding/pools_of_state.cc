@@ -19,7 +19,7 @@ class StatePool {
     if (has_master) {
       group.master = {.tier = tier_,
                       .pool = StateClass::kMaster,
-                      .offset = masters_.Take(group.count() * d.master_size())};
+                      .offset = masters_.Take(group.count() * d.master_size(group.unit))};
     }
     group.states = {.tier = tier_,
                     .pool = StateClass::kOptimizer,
@@ -41,9 +41,9 @@ class StatePool {
 
 void LayOutParameters(const PoolInputs& in, Pools& pools) {
   const Decisions& d = *in.decisions;
-  const int64_t size = SizeOf(d.compute);
   Bump device, host, file;
   for (size_t u = 0; u < in.layout->units.size(); ++u) {
+    const int64_t size = SizeOf(d.compute_of(static_cast<int>(u)));
     const UnitLayout& unit = in.layout->units[u];
     for (const bool trainable : {true, false}) {
       const Section& section = trainable ? unit.trainable : unit.frozen;
@@ -85,7 +85,7 @@ void LayOutStates(const PoolInputs& in, Pools& pools) {
   for (SubGroup& group : pools.placement.sub_groups) {
     if (group.tier == Tier::kNvme) {
       // Master and states of a sub-group lie end to end: they are read and written together.
-      const int64_t master = SwapAligned(group.count() * d.master_size());
+      const int64_t master = SwapAligned(group.count() * d.master_size(group.unit));
       group.states_stride = SwapAligned(group.count() * 4);
       if (master > 0)
         group.master = {.tier = Tier::kNvme, .pool = StateClass::kMaster, .offset = file};
@@ -95,9 +95,10 @@ void LayOutStates(const PoolInputs& in, Pools& pools) {
       states += d.optimizer_states * group.states_stride;
       continue;
     }
+    const bool is_copy = d.writes_parameters(group.unit);
     (group.tier == Tier::kDevice ? device : host)
-        .Take(group, d, d.writes_parameters() && d.master_size() > 0);
-    if (!d.writes_parameters()) {
+        .Take(group, d, is_copy && d.master_size(group.unit) > 0);
+    if (!is_copy) {
       const UnitPlacement& unit = pools.placement.units[static_cast<size_t>(group.unit)];
       group.master = unit.trainable.front().place.Plus(group.begin * 4);
       if (d.stage == 0) group.master.per_slice = 0;  // at stage 0 each rank updates the whole unit

@@ -77,7 +77,7 @@ void TurnPlanner::OfGathers() {
       if (group.from_secondary) break;  // secondary shards are on the device
       const int unit = in_.residency.intervals[static_cast<size_t>(i)].unit;
       turn.units.push_back(unit);
-      bytes += SwapBytes(pools_.placement, unit, SizeOf(d_.compute));
+      bytes += SwapBytes(pools_.placement, unit, SizeOf(d_.compute_of(unit)));
       if (!visited[static_cast<size_t>(unit)] && planned_.carried[static_cast<size_t>(unit)])
         turn.updated.push_back(unit);
       visited[static_cast<size_t>(unit)] = true;
@@ -114,7 +114,7 @@ void TurnPlanner::Share() {
           !gather.may_share || !d_.trainable[static_cast<size_t>(unit)] ||
           planned_.carried[static_cast<size_t>(unit)] || !LivesOnNvme(unit))
         continue;
-      if (d_.reads_parameters()) {
+      if (d_.reads_parameters(unit)) {
         ShareParameters(unit, gather);
       } else {
         ShareMasters(unit, gathers);
@@ -126,7 +126,7 @@ void TurnPlanner::Share() {
 // Of the turns of the last round, which a round in the middle does not read: it reads the same whatever follows. So
 // does the last round where updates read parameters, as gathers do.
 size_t TurnPlanner::FirstNotReadAhead() const {
-  if (!in_.repeats_round() || d_.reads_parameters()) return 0;
+  if (!in_.repeats_round() || pools_.master_slots.count == 0) return 0;
   const int last_round = d_.rounds - 1;
   const int seam = 2 * static_cast<int>(in_.plan.scopes.size()) / d_.rounds * last_round;
   size_t turn = 0;
@@ -188,9 +188,9 @@ ReadTurns PlanReadTurns(const PassInputs& in) {
 }
 
 Place InSlot(const Plan& plan, const ReadTurn& turn, int unit, bool trainable, int64_t at) {
-  const int64_t size = SizeOf(plan.decisions.compute);
   Place place = plan.pools.parameter_slots.Slot(turn.number);
   for (int other : turn.units) {
+    const int64_t size = SizeOf(plan.decisions.compute_of(other));
     for (const bool of_trainable : {true, false}) {
       for (const ParameterPiece& piece :
            plan.pools.placement.units[static_cast<size_t>(other)].pieces(of_trainable)) {

@@ -28,10 +28,12 @@ Reduction PlanReduction(const std::vector<PlannedScope>& scopes, const ModelLayo
       sealed |= has_unit(scope.unit);
       continue;
     }
-    const int64_t bytes =
-        layout.units[scope.unit].trainable.elements * SizeOf(decisions.communication);
+    const int64_t bytes = layout.units[scope.unit].trainable.elements *
+                          SizeOf(decisions.communication_of(scope.unit));
     const bool joins = !reduction.groups.empty() && grouped + bytes <= group_bytes && !sealed &&
                        scopes[reduction.groups.back().front()].round == scope.round &&
+                       decisions.compute_of(scopes[reduction.groups.back().front()].unit) ==
+                           decisions.compute_of(scope.unit) &&
                        !has_unit(scope.unit);
     if (!joins) {
       reduction.groups.emplace_back();

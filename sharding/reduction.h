@@ -31,7 +31,7 @@ inline int GradientKey(const Decisions& decisions, const PlannedScope& scope) {
 // it, a step reduces it once, and dtype and tier stay the same. Then it has one buffer. The update
 // of the step before reads the buffer until backward writes it again.
 inline bool GradientIsShard(const Decisions& decisions, const StatePlacement& placement, int unit) {
-  return decisions.shards == 1 && !decisions.casts() && decisions.trainable[unit] &&
+  return decisions.shards == 1 && !decisions.casts(unit) && decisions.trainable[unit] &&
          !decisions.accumulates[unit] &&
          placement.units[static_cast<size_t>(unit)].gradient == Tier::kDevice;
 }

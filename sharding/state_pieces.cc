@@ -29,6 +29,8 @@ std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& rang
   const StateArray& array = range.array;
   const UnitPlacement& unit = plan.pools.placement.units[static_cast<size_t>(array.unit)];
   const bool masters = array.what == StateClass::kMaster;
+  const bool reads_parameters = d.reads_parameters(array.unit);
+  const DType compute = d.compute_of(array.unit);
   std::vector<StateRun> runs;
   // The asked-for part of elements [begin, end). `stored` and `low` are the places of `begin`.
   const auto add = [&](int64_t begin, int64_t end, const Operand& stored, const Operand& low = {}) {
@@ -45,9 +47,10 @@ std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& rang
     add(0, elements, OperandAt(GradientSlicePlace(plan, array.unit), d.shard_dtype(array.unit), 1));
     return runs;
   }
-  if (array.what == StateClass::kParameter || (masters && d.stochastic_rounding)) {
+  if (array.what == StateClass::kParameter ||
+      (masters && d.stochastic_rounding && reads_parameters)) {
     for (const ParameterPiece& piece : unit.pieces(array.trainable))
-      add(piece.begin, piece.end, OperandAt(piece.place, d.compute, 1));
+      add(piece.begin, piece.end, OperandAt(piece.place, compute, 1));
     return runs;
   }
   // At stage 0 a rank updates the whole unit; this is the rank's slice of it.
@@ -56,7 +59,7 @@ std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& rang
     const SubGroup& group =
         plan.pools.placement.sub_groups[static_cast<size_t>(unit.first_sub_group + g)];
     const int64_t begin = group.begin - slice, end = group.end - slice;
-    if (!masters || !d.split_master) {
+    if (!masters || !reads_parameters) {
       const Place place =
           masters ? group.master : group.states.Plus(array.state * group.states_stride);
       add(begin, end, OperandAt(place, DType::kFloat32, 1));
@@ -66,7 +69,7 @@ std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& rang
     for (const ParameterPiece& piece : unit.trainable) {
       const int64_t first = std::max(begin, piece.begin);
       add(first, std::min(end, piece.end),
-          Further(OperandAt(piece.place, d.compute, 1), first - piece.begin, 1),
+          Further(OperandAt(piece.place, compute, 1), first - piece.begin, 1),
           Further(low, first - begin, 1));
     }
   }
@@ -289,12 +292,13 @@ Fragment LowerSpread(const Plan& plan, int unit, const SpreadClasses& classes) {
   if (d.stage == 0 && section.shard > 0) {
     const SubGroup& group =
         plan.pools.placement.sub_groups[static_cast<size_t>(stored.first_sub_group)];
-    const bool masters = classes.masters && d.master_size() > 0;
-    if (masters && !d.split_master) whole(group.master, DType::kFloat32);
+    const bool masters = classes.masters && d.master_size(unit) > 0;
+    if (masters && !d.reads_parameters(unit)) whole(group.master, DType::kFloat32);
     for (int k = 0; classes.states && k < d.optimizer_states; ++k)
       whole(group.states.Plus(k * group.states_stride), DType::kFloat32);
     gather();
-    if (masters && d.split_master) whole(group.master, DType::kBFloat16);  // whatever they mean
+    if (masters && d.reads_parameters(unit))
+      whole(group.master, DType::kBFloat16);  // whatever they mean
     gather();
   }
   if (d.kept_whole[static_cast<size_t>(unit)] && (classes.parameters || classes.masters))

@@ -52,9 +52,9 @@ inline constexpr int64_t kRunElements = (kStateStagingBytes - 4 * kSwapAlignment
 // The runs of a range, in order; `shard`: the number of the rank's slice.
 std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& range,
                              int64_t elements_max = kRunElements);
-// Parameters are copies of masters in another dtype.
-inline bool CastsMasters(const Decisions& decisions) {
-  return decisions.writes_parameters() && !decisions.reads_parameters();
+// The unit's parameters are copies of masters in another dtype, or elsewhere.
+inline bool CastsMasters(const Decisions& decisions, int unit) {
+  return decisions.writes_parameters(unit) && !decisions.reads_parameters(unit);
 }
 
 // A run and where the host finds it: in its place, or in the staging.

@@ -12,7 +12,7 @@ void AddStates(const Plan& plan, SwapFiles& files) {
     std::vector<SwapFiles::Array>& arrays = files.sub_groups.emplace_back();
     if (group.tier != Tier::kNvme) continue;
     files.sub_group_elements_max = std::max(files.sub_group_elements_max, group.count());
-    arrays.push_back({group.master, group.count() * d.master_size()});
+    arrays.push_back({group.master, group.count() * d.master_size(group.unit)});
     for (int k = 0; k < d.optimizer_states; ++k) {
       arrays.push_back(
           {group.states.Plus(k * group.states_stride), group.count() * SizeOf(DType::kFloat32)});
@@ -32,7 +32,7 @@ void AddStates(const Plan& plan, SwapFiles& files) {
 void AddUnit(const Plan& plan, int unit, SwapFiles& files) {
   const Decisions& d = plan.decisions;
   const UnitPlacement& placement = plan.pools.placement.units[static_cast<size_t>(unit)];
-  const int64_t size = SizeOf(d.compute);
+  const int64_t size = SizeOf(d.compute_of(unit));
   for (const ParameterPiece& piece : placement.frozen) {
     if (piece.place.tier != Tier::kNvme) continue;
     files.extents.push_back({.what = StateClass::kParameter,
@@ -59,7 +59,7 @@ void AddUnit(const Plan& plan, int unit, SwapFiles& files) {
                                .unit = unit,
                                .place = piece.place.Plus((group.begin - piece.begin) * size),
                                .bytes = group.count() * size,
-                               .is_state = d.reads_parameters()});
+                               .is_state = d.reads_parameters(unit)});
     }
   }
 }

@@ -14,7 +14,7 @@ Place SlicePlace(const Plan& plan, int unit, bool trainable) {
   const Decisions& d = plan.decisions;
   if (d.kept_whole[static_cast<size_t>(unit)] || d.parameter_tier != Tier::kDevice) {
     Place place = WholePlace(plan, unit, trainable);
-    place.per_slice = SectionOf(plan, unit, trainable).shard * SizeOf(d.compute);
+    place.per_slice = SectionOf(plan, unit, trainable).shard * SizeOf(d.compute_of(unit));
     return place;
   }
   const UnitAddresses& at = plan.pools.units[static_cast<size_t>(unit)];
@@ -50,7 +50,7 @@ Place WalkOutputPlace(const Plan& plan, int visit, int micro_batch) {
 }
 
 void AddGather(const Plan& plan, int unit, std::vector<Operand>& operands) {
-  const DType dtype = plan.decisions.compute;
+  const DType dtype = plan.decisions.compute_of(unit);
   for (const bool trainable : {true, false}) {
     const Section& section = SectionOf(plan, unit, trainable);
     if (section.shard == 0) continue;

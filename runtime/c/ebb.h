@@ -47,7 +47,7 @@ enum {
   EBB_UNAVAILABLE = 14,
   EBB_DATA_LOSS = 15
 };
-enum { EBB_FP32 = 0, EBB_BF16 = 1, EBB_FP16 = 2, EBB_INT8 = 3 }; /* dtypes */
+enum { EBB_FP32 = 0, EBB_BF16 = 1, EBB_FP16 = 2, EBB_INT8 = 3 }; /* dtypes; int8: bytes */
 enum { EBB_FORWARD = 0, EBB_BACKWARD = 1, EBB_RECOMPUTE = 2 };   /* kinds of scopes */
 enum { EBB_DEVICE = 0, EBB_CPU = 1, EBB_NVME = 2 };              /* tiers */
 enum { EBB_READ = 0, EBB_WRITE = 1 };                            /* directions */
@@ -114,7 +114,7 @@ int32_t ebb_world_fail(
 
 typedef struct {
   uint32_t struct_size;
-  int32_t trainable;    /* 0: stored once, in the compute dtype, never updated */
+  int32_t trainable;    /* 0: stored once, in its dtype, never updated */
   const char* name;     /* unique; the key in checkpoints */
   const char* group;    /* of "ebb.parameter_groups" */
   const int64_t* shape; /* of `dimensions` numbers; 0 dimensions: a scalar */
@@ -126,6 +126,9 @@ typedef struct {
   const char *file, *tensor;
   ebb_fill fill;
   void* user;
+  /* The dtype that it is shown in; has_dtype 0: the configuration's. EBB_INT8: bytes that are never cast, of a frozen
+   * parameter; as fp32 they are the numbers 0 to 255. */
+  int32_t has_dtype, dtype;
 } ebb_parameter;
 typedef struct {
   uint32_t struct_size;

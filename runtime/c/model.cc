@@ -11,11 +11,15 @@ void Widen(const void* from, int64_t begin, std::span<float> values) {
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(numbers[i]);
 }
 
+absl::Status CheckDType(std::string_view field, int32_t dtype) {
+  if (dtype >= EBB_FP32 && dtype <= EBB_INT8) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(std::string(field), " is ", dtype,
+                   ": there are EBB_FP32, EBB_BF16, EBB_FP16, and EBB_INT8 for bytes"));
+}
+
 absl::StatusOr<Initialiser> FromMemory(const ebb_parameter& parameter) {
-  if (parameter.source_dtype < EBB_FP32 || parameter.source_dtype > EBB_FP16) {
-    return absl::InvalidArgumentError(absl::StrCat("source_dtype is ", parameter.source_dtype,
-                                                   ": values are EBB_FP32, EBB_BF16 or EBB_FP16"));
-  }
+  EBB_RETURN_IF_ERROR(CheckDType("source_dtype", parameter.source_dtype));
   return Initialiser([source = parameter.source, dtype = parameter.source_dtype](
                          const Slice& slice, std::span<float> values) {
     switch (dtype) {
@@ -24,6 +28,9 @@ absl::StatusOr<Initialiser> FromMemory(const ebb_parameter& parameter) {
         break;
       case EBB_FP16:
         Widen<Float16>(source, slice.begin, values);
+        break;
+      case EBB_INT8:
+        Widen<uint8_t>(source, slice.begin, values);
         break;
       default:
         Widen<float>(source, slice.begin, values);
@@ -61,6 +68,7 @@ absl::StatusOr<Initialiser> FromFile(ebb_model& model, const ebb_parameter& para
 
 absl::StatusOr<Initialiser> ValuesOf(ebb_model& model, const ebb_parameter& parameter,
                                      const std::vector<int64_t>& shape) {
+  if (parameter.has_dtype != 0) EBB_RETURN_IF_ERROR(CheckDType("dtype", parameter.dtype));
   const int sources =
       (parameter.source != nullptr) + (parameter.file != nullptr) + (parameter.fill != nullptr);
   if (sources > 1) return absl::InvalidArgumentError("of source, file and fill one is to be given");
@@ -189,12 +197,13 @@ int32_t ebb_model_add_parameter(ebb_model* model, int32_t unit, const ebb_parame
       return absl::Status(values.status().code(),
                           absl::StrCat(parameter.name, ": ", values.status().message()));
     }
-    return static_cast<int32_t>(
-        model->spec.Add(ebb::UnitId{unit}, {.name = parameter.name,
-                                            .shape = std::move(shape),
-                                            .init = *std::move(values),
-                                            .trainable = parameter.trainable != 0,
-                                            .group = ebb::c::TextOr(parameter.group, "")}));
+    ebb::ParameterSpec spec{.name = parameter.name,
+                            .shape = std::move(shape),
+                            .init = *std::move(values),
+                            .trainable = parameter.trainable != 0,
+                            .group = ebb::c::TextOr(parameter.group, "")};
+    if (parameter.has_dtype != 0) spec.compute = static_cast<ebb::DType>(parameter.dtype);
+    return static_cast<int32_t>(model->spec.Add(ebb::UnitId{unit}, std::move(spec)));
   });
 }
 

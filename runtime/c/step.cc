@@ -119,7 +119,7 @@ int32_t ebb_scope_gradients(ebb_engine* handle, int64_t scope, const int32_t* pa
     if (count < 0 || (count > 0 && (parameters == nullptr || gradients == nullptr)))
       return absl::InvalidArgumentError(absl::StrCat("gradients of ", count, " parameters"));
     const ebb::ModelSpec& model = engine->engine->model();
-    const std::vector<ebb::ParameterId>& own = model[open->unit].parameters;
+    const std::vector<ebb::ParameterId> own = ebb::WithParts(model, open->unit);
     std::vector<ebb::ParameterId> of;
     for (int32_t i = 0; i < count; ++i) {
       const ebb::ParameterId id{parameters[i]};

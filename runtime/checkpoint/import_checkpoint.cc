@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/optim/cast.h"
 #include "ebb/runtime/checkpoint/checkpoint_source.h"
 #include "ebb/runtime/checkpoint/copy_tensors.h"
 #include "ebb/runtime/checkpoint/file_access.h"
@@ -17,6 +18,11 @@
 
 namespace ebb {
 namespace {
+
+// Bytes stay what they are. Nothing says which numbers are frozen.
+DType StoredDType(const TensorInfo& tensor) {
+  return tensor.dtype == DType::kInt8 ? DType::kInt8 : DType::kFloat32;
+}
 
 // Parameters of the manifest and slices of the file, of which each tensor is one.
 absl::Status Declare(const TensorSource& source, Manifest& manifest,
@@ -31,14 +37,16 @@ absl::Status Declare(const TensorSource& source, Manifest& manifest,
       return refuse("has no elements, which a parameter of a checkpoint has to have");
     if (!config::IsUtf8(tensor.name) || tensor.name.empty())
       return refuse("has a name that is not UTF-8");
+    const DType dtype = StoredDType(tensor);
+    const bool is_bytes = dtype == DType::kInt8;
     if (tensor.state.empty()) {
       if (!parameter_of.emplace(tensor.name, manifest.parameters.size()).second)
         return refuse("is there twice");
       manifest.parameters.push_back({.name = tensor.name,
                                      .shape = tensor.shape,
-                                     .trainable = true,
+                                     .trainable = !is_bytes,
                                      .group = "",
-                                     .dtype = DType::kFloat32,
+                                     .dtype = dtype,
                                      .states = {}});
     } else {
       const auto parameter = parameter_of.find(tensor.name);
@@ -48,13 +56,15 @@ absl::Status Declare(const TensorSource& source, Manifest& manifest,
         return refuse("has a name that a checkpoint uses itself, or cannot hold");
       manifest.parameters[parameter->second].states.push_back(tensor.state);
     }
-    const std::string of = tensor.state.empty() ? std::string(kMasterClass) : tensor.state;
+    const std::string of = !tensor.state.empty()
+                               ? tensor.state
+                               : std::string(is_bytes ? kParameterClass : kMasterClass);
     slices.push_back(
         {.name = NameOf({.of = of, .parameter = tensor.name, .begin = 0, .end = tensor.elements()}),
-         .dtype = std::string(SafetensorsName(DType::kFloat32)),
+         .dtype = std::string(SafetensorsName(dtype)),
          .shape = {tensor.elements()},
          .begin = 0,
-         .end = tensor.elements() * SizeOf(DType::kFloat32)});
+         .end = tensor.elements() * SizeOf(dtype)});
   }
   return slices.empty() ? absl::InvalidArgumentError(
                               absl::StrCat("'", source.description().path, "' has no parameters"))
@@ -79,8 +89,17 @@ absl::StatusOr<std::string> ImportCheckpoint(TensorSource& source, const std::st
                        NewCheckpoint::Begin(folder, manifest.state.finished_steps));
   const std::string path = absl::StrCat(checkpoint.path(), "/", RankFileName(0, 1));
   EBB_ASSIGN_OR_RETURN(RankFileWriter file, RankFileWriter::Create(path, std::move(slices), {}));
-  EBB_RETURN_IF_ERROR(ForEachPiece(source, [&](size_t, std::span<const float> values) {
-    const absl::Status written = file.Append(std::as_bytes(values));
+  ThreadTeam caller_only(1);
+  std::vector<std::byte> narrow;
+  EBB_RETURN_IF_ERROR(ForEachPiece(source, [&](size_t tensor, std::span<const float> values) {
+    std::span<const std::byte> bytes = std::as_bytes(values);
+    if (const DType dtype = StoredDType(source.tensors()[tensor]); dtype != DType::kFloat32) {
+      narrow.resize(values.size() * static_cast<size_t>(SizeOf(dtype)));
+      optim::Cast(caller_only, values.data(), DType::kFloat32, narrow.data(), dtype,
+                  std::ssize(values), optim::Rounding::kNearest);
+      bytes = narrow;
+    }
+    const absl::Status written = file.Append(bytes);
     progress(static_cast<int64_t>(values.size()));
     return written;
   }));

@@ -48,6 +48,12 @@ absl::Status CheckFit(const Engine& engine, const Manifest& manifest, const Load
           absl::StrCat("parameter '", parameter.name, "' has the shape ", ShapeOf(parameter.shape),
                        " in the model and ", ShapeOf(from.shape), " in the checkpoint"));
     }
+    if ((from.dtype == DType::kInt8) != (parameter.compute == DType::kInt8)) {
+      const auto kind = [](bool bytes) { return bytes ? "bytes" : "numbers"; };
+      return absl::FailedPreconditionError(absl::StrCat(
+          "parameter '", parameter.name, "' is ", kind(parameter.compute == DType::kInt8),
+          " in the model and ", kind(from.dtype == DType::kInt8), " in the checkpoint"));
+    }
     if (!options.states) continue;
     const std::vector<std::string> states =
         engine.optimizer_states(ParameterId{static_cast<int32_t>(p)});

@@ -87,7 +87,7 @@ class Fields {
 };
 
 DType ParseDType(Fields& fields, const std::string& name) {
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kInt8})
     if (Name(dtype) == name) return dtype;
   fields.Fail(absl::StrCat("a parameter has an unknown dtype"));
   return DType::kFloat32;

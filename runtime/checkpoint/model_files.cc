@@ -37,7 +37,7 @@ absl::StatusOr<size_t> AddSafetensors(RawTensors& tensors, const std::string& pa
     if (!Wants(wanted, tensor.name)) continue;
     ++found;
     const std::optional<DType> dtype = DTypeOfSafetensors(tensor.dtype);
-    if (!dtype || *dtype == DType::kInt8) {
+    if (!dtype) {
       tensors.LeaveOut(tensor.name, kNoParameter);
       continue;
     }

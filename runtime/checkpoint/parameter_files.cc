@@ -51,8 +51,10 @@ absl::StatusOr<std::vector<size_t>> Fit(const ModelSpec& model, const TensorSour
     tensor_of.push_back(found->second);
     there.erase(found);
   }
-  for (const auto& [name, tensor] : there)
+  for (const auto& [name, tensor] : there) {
+    if (source.tensors()[tensor].dtype == DType::kInt8) continue;  // a buffer, perhaps
     differences.push_back(absl::StrCat("it has '", name, "', which the model lacks"));
+  }
   if (differences.empty()) return tensor_of;
   constexpr size_t kShown = 5;
   std::string all = absl::StrCat("'", source.description().path, "' does not fit the model: ");
@@ -132,7 +134,9 @@ absl::Status ExportParameters(Engine& engine, const std::string& folder,
   std::vector<bool> transposed;
   absl::Status own;
   for (const ParameterSpec& parameter : model.parameters) {
-    tensors.push_back({.name = parameter.name, .dtype = options.dtype, .shape = parameter.shape});
+    tensors.push_back({.name = parameter.name,
+                       .dtype = parameter.compute == DType::kInt8 ? DType::kInt8 : options.dtype,
+                       .shape = parameter.shape});
     transposed.push_back(false);
     if (!gpt2) continue;
     const std::optional<NameElsewhere> as = Gpt2NameOutside(parameter.name);

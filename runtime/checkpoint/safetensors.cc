@@ -97,7 +97,7 @@ std::string_view SafetensorsName(DType dtype) {
     case DType::kFloat16:
       return "F16";
     case DType::kInt8:
-      return "I8";
+      return "U8";
   }
   return "";
 }

@@ -31,10 +31,11 @@ std::string ClassOf(const Engine& engine, ParameterId parameter, const StateArra
 }
 
 DType StoredDType(const Engine& engine, ParameterId parameter, const StateArrayName& array) {
-  const bool kept_narrow =
-      !engine.model()[parameter].trainable || engine.config().ebb.stochastic_rounding;
-  return array.what == StateClass::kMaster && kept_narrow ? engine.config().compute
-                                                          : DType::kFloat32;
+  const ParameterSpec& of = engine.model()[parameter];
+  const bool kept_narrow = !of.trainable || engine.config().ebb.stochastic_rounding;
+  return array.what == StateClass::kMaster && kept_narrow
+             ? of.compute.value_or(engine.config().compute)
+             : DType::kFloat32;
 }
 
 }  // namespace ebb

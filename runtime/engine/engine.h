@@ -146,7 +146,7 @@ class Engine : public EngineState {
 
   // Any thread.
   const World& world() const;      // as Create was given it
-  const ModelSpec& model() const;  // likewise
+  const ModelSpec& model() const;  // likewise, and divided (DivideByDType)
   std::vector<MemoryRow> memory() const;
   std::vector<TrafficRow> traffic()
       const;  // of the last finished step: nothing while all state is on the device

@@ -12,13 +12,15 @@
 #include "ebb/runtime/device/buffer.h"
 #include "ebb/runtime/engine/update_table.h"
 #include "ebb/sharding/interval.h"
+#include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 namespace {
 
 absl::Status Ask(const ModelSpec& model, const Slice& slice, std::span<float> values) {
-  const absl::Status status = model[slice.parameter].init(slice, values);
+  absl::Status status = model[slice.parameter].init(slice, values);
+  if (status.ok()) status = CheckBytes(model[slice.parameter], values);
   if (status.ok()) return status;
   return absl::Status(
       status.code(),
@@ -46,6 +48,17 @@ absl::Status AskTwice(const ModelSpec& model, Slice slice, std::span<float> valu
 }
 
 }  // namespace
+
+absl::Status CheckBytes(const ParameterSpec& parameter, std::span<const float> values) {
+  if (parameter.compute != DType::kInt8) return absl::OkStatus();
+  const auto wrong = std::find_if(values.begin(), values.end(), [](float value) {
+    return !(value >= 0 && value <= 255 && value == std::floor(value));
+  });
+  if (wrong == values.end()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("parameter '", parameter.name, "' is bytes (ParameterSpec::compute is int8), ",
+                   "whose values are whole numbers from 0 to 255, and ", *wrong, " is none"));
+}
 
 bool InitialValues::OfStates() const {
   return !own_optimizer && std::any_of(model->parameters.begin(), model->parameters.end(),
@@ -111,7 +124,7 @@ absl::Status InitialValues::Store(StateValues& state, int unit, bool trainable, 
                   InitialState(*config, (*model)[interval.parameter].group));
     EBB_RETURN_IF_ERROR(write(StateClass::kOptimizer, states));
   }
-  if (trainable && !casts_masters) return absl::OkStatus();
+  if (trainable && !sharding::CopiesMasters(state.plan(), unit)) return absl::OkStatus();
   return write(StateClass::kParameter, values);
 }
 

@@ -14,12 +14,14 @@
 
 namespace ebb {
 
+// Of a parameter that is bytes: whether these are.
+absl::Status CheckBytes(const ParameterSpec& parameter, std::span<const float> values);
+
 struct InitialValues {
   const ModelSpec* model = nullptr;
   const Config* config = nullptr;
   bool own_optimizer = false;
-  bool casts_masters = false;  // parameters are copies of masters in another dtype
-  bool of_rank_0 = false;      // EngineOptions::initial_values_of_rank_0
+  bool of_rank_0 = false;  // EngineOptions::initial_values_of_rank_0
 
   // Some optimizer states begin with other values than 0.
   bool OfStates() const;

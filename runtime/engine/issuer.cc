@@ -177,7 +177,7 @@ void Issuer::Collect(LinkedFragment& run, int index, const StepTag& step, Stream
       status = lane.AllReduce(stream, spans, dtype, ReduceOp::kSum, step.divide);
       break;
     default:
-      status = lane.AllGather(stream, spans, dtype);
+      status = lane.AllGather(stream, spans, GatheredDType(instruction));
   }
   with_.peers->NoteCollective(lane, std::move(status), *with_.errors);
   Enqueue(stream, [this, &run, index] {

@@ -23,6 +23,13 @@ bool IsAwaitedByHost(const Instruction& instruction) {
 
 }  // namespace
 
+DType GatheredDType(const Instruction& gather) {
+  const DType first = gather.operands.front().dtype;
+  const bool same = std::all_of(gather.operands.begin(), gather.operands.end(),
+                                [first](const Operand& operand) { return operand.dtype == first; });
+  return same ? first : DType::kInt8;
+}
+
 absl::StatusOr<std::unique_ptr<LinkedFragment>> LinkedFragment::Link(sharding::Fragment fragment,
                                                                      const sharding::Plan& plan,
                                                                      const Device& device,
@@ -71,8 +78,11 @@ void LinkedFragment::Point(const Storage& storage) {
     const std::span<const Operand> operands = instruction.operands;
     switch (instruction.code) {
       case Code::kAllGather:
-        for (size_t k = 0; k < operands.size(); k += 2)
-          spans.push_back({.send = at(k), .receive = at(k + 1), .count = operands[k].count});
+        for (size_t k = 0; k < operands.size(); k += 2) {
+          spans.push_back({.send = at(k),
+                           .receive = at(k + 1),
+                           .count = operands[k].bytes() / SizeOf(GatheredDType(instruction))});
+        }
         break;
       case Code::kReduceScatter:
         for (size_t part = 0, k = 0; part < instruction.parts.size(); ++part, k += 2)

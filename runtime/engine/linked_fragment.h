@@ -90,4 +90,7 @@ class LinkedFragment {
   std::vector<std::unique_ptr<Event>> events_;
 };
 
+// What an all-gather moves: numbers, or bytes where its units have several dtypes.
+DType GatheredDType(const sharding::Instruction& gather);
+
 }  // namespace ebb

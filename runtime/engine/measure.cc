@@ -124,13 +124,14 @@ absl::StatusOr<double> Measuring::MeasureBalance(Scratch& scratch) {
   const std::vector<sharding::SubGroup>& groups = plan().pools.placement.sub_groups;
   // The time of an optimizer of the trainer's is not known.
   if (with_.inputs.options.optimizer || groups.empty()) return 0;
+  const int unit = groups[0].unit;
   UpdateShape shape{.optimizer = config_.optimizer,
-                    .master = settled.stochastic_rounding ? optim::MasterForm::kParameter
-                              : settled.split_master      ? optim::MasterForm::kSplit
-                                                          : optim::MasterForm::kWhole,
-                    .gradient = settled.shard_dtype(groups[0].unit),
-                    .parameter = settled.compute,
-                    .sent = settled.communication,
+                    .master = !settled.reads_parameters(unit) ? optim::MasterForm::kWhole
+                              : settled.split_master          ? optim::MasterForm::kSplit
+                                                              : optim::MasterForm::kParameter,
+                    .gradient = settled.shard_dtype(unit),
+                    .parameter = settled.compute_of(unit),
+                    .sent = settled.communication_of(unit),
                     .parameters_go_up = settled.parameter_tier == Tier::kDevice,
                     .pins_host_memory = config_.zero.offload_optimizer.pin_memory};
   for (const sharding::SubGroup& group : groups) shape.elements += group.count();

@@ -25,7 +25,14 @@ void OpenScopes::Begin() {
   Advance();
 }
 
-int64_t OpenScopes::Open(sharding::ScopeKind kind, UnitId id) {
+int64_t OpenScopes::Open(sharding::ScopeKind kind, UnitId unit) {
+  const int64_t scope = OpenUnit(kind, unit, /*whole=*/0);
+  if (scope == 0) return 0;
+  for (UnitId part : with_.inputs->model[unit].parts) OpenUnit(kind, part, scope);
+  return scope;
+}
+
+int64_t OpenScopes::OpenUnit(sharding::ScopeKind kind, UnitId id, int64_t whole) {
   const bool backward = kind == sharding::ScopeKind::kBackward;
   StepProgress& progress = *with_.progress;
   const ModelSpec& model = with_.inputs->model;
@@ -46,7 +53,8 @@ int64_t OpenScopes::Open(sharding::ScopeKind kind, UnitId id) {
   const int code = sharding::ScopeCode(kind, unit);
   progress.log.entries.push_back(code);
 
-  OpenScope scope{.id = ++last_, .unit = unit, .kind = kind, .opened_ns = Timeline::NowNs()};
+  OpenScope scope{
+      .id = ++last_, .whole = whole, .unit = unit, .kind = kind, .opened_ns = Timeline::NowNs()};
   with_.ranges->Open(scope.id, kind, unit);
   const int expected = progress.NextCode();
   const sharding::Match match = progress.order.Open(kind, unit);
@@ -115,6 +123,9 @@ void OpenScopes::Advance() {
 }
 
 void OpenScopes::Close(int64_t id) {
+  std::vector<OpenScope>& open = with_.progress->open;
+  for (size_t i = open.size(); i-- > 0;)
+    if (open[i].whole == id) Close(open[i]);
   if (OpenScope* scope = with_.progress->Find(id)) Close(*scope);
 }
 

@@ -57,6 +57,8 @@ class OpenScopes {
   int64_t last() const { return last_; }  // the number of the newest opening, of all steps
 
  private:
+  // `whole`: as OpenScope has it.
+  int64_t OpenUnit(sharding::ScopeKind kind, UnitId unit, int64_t whole);
   void Close(OpenScope& scope);
   void Advance();
   void OpenAheadOfHeld(const OpenScope& scope);

@@ -16,7 +16,7 @@ int Program::shards() const {
   return plan_->layout.shards;
 }
 DType Program::gradient() const {
-  return sharding::GradientDType(*plan_);
+  return plan_->decisions.gradient;
 }
 int64_t Program::operations() const {
   return std::ssize(plan_->operations);
@@ -47,7 +47,9 @@ absl::StatusOr<Program> PredictProgram(const ModelSpec& model, int world, const 
                                        bool advises) {
   EBB_RETURN_IF_ERROR(config.Validate());
   EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world));
-  sharding::PlanInputs inputs = PlanInputsFor(model, resolved, world, /*own=*/nullptr);
+  EBB_RETURN_IF_ERROR(Validate(model));
+  const ModelSpec divided = DivideByDType(model, resolved.compute);
+  sharding::PlanInputs inputs = PlanInputsFor(divided, resolved, world, /*own=*/nullptr);
   if (!advises) inputs.cap_error = sharding::PlanInputs::CapError::kNeed;
   if (OffloadOptimizerConfig& optimizer = resolved.zero.offload_optimizer; optimizer.measures_ratio)
     optimizer.ratio = sharding::ChooseRatio(inputs, /*balanced=*/0, resolved.ebb.device_memory);

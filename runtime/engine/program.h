@@ -28,7 +28,7 @@ class Program {
   Program& operator=(Program&&) noexcept = default;
 
   int shards() const;      // ranks that each unit is cut over: the world, or a shard group of it
-  DType gradient() const;  // the dtype of BackwardScope::gradient
+  DType gradient() const;  // of BackwardScope::gradient, of parameters in the config's dtype
   int64_t operations() const;  // of a rank, as table() lists them
   int64_t own_bytes() const;   // of RAM that the program itself takes
 

@@ -21,7 +21,7 @@ ScopeViews::ScopeViews(const Parts& parts, const sharding::Plan& plan) : with_(p
   const ModelSpec& model = with_.inputs->model;
   const size_t visits = model.forward.size();
   requested_.resize(static_cast<size_t>(sharding::WholeGradients(plan)));
-  const DType dtype = sharding::ParameterDType(plan);
+  const DType dtype = sharding::BoundaryDType(plan);
   round_numbers_.resize(2);
   for (RoundNumbers& numbers : round_numbers_)
     numbers.numbers.resize(static_cast<size_t>(sharding::MicroBatchesOfRound(plan)));
@@ -45,6 +45,15 @@ void ScopeViews::Begin(bool evaluation, int micro_batches) {
 }
 
 // Parameters.
+
+const OpenScope* ScopeViews::Find(int64_t id, ParameterId p) const {
+  const OpenScope* const scope = Find(id);
+  const size_t index = static_cast<size_t>(p);
+  if (scope == nullptr || index >= plan_.layout.parameters.size()) return scope;
+  for (const OpenScope& part : with_.progress->open)
+    if (part.whole == id && part.unit == plan_.layout.parameters[index].unit) return &part;
+  return scope;
+}
 
 // Null: the scope does not hold it, which was said.
 const sharding::ParameterLocation* ScopeViews::Locate(std::string_view what, const OpenScope& scope,
@@ -77,7 +86,7 @@ absl::Status ScopeViews::NotHeld(std::string_view what, const OpenScope& scope,
 
 TensorView ScopeViews::ViewOf(ParameterId p, const sharding::ParameterLocation& location) const {
   const size_t index = static_cast<size_t>(p);
-  const DType dtype = sharding::ParameterDType(plan_);
+  const DType dtype = sharding::ParameterDType(plan_, location.unit);
   return {
       .data = with_.storage->At(sharding::WholePlace(plan_, location.unit, location.trainable)) +
               location.offset * SizeOf(dtype),
@@ -87,7 +96,7 @@ TensorView ScopeViews::ViewOf(ParameterId p, const sharding::ParameterLocation& 
 }
 
 TensorView ScopeViews::Parameter(int64_t id, ParameterId p) {
-  const OpenScope* scope = Find(id);
+  const OpenScope* scope = Find(id, p);
   if (scope == nullptr) return {};
   const sharding::ParameterLocation* const location = Locate("", *scope, p);
   return location == nullptr ? TensorView{} : ViewOf(p, *location);
@@ -98,10 +107,10 @@ std::vector<ParameterView> ScopeViews::Unit(UnitId unit) const {
   const size_t index = static_cast<size_t>(unit);
   if (index >= units.size()) return {};
   std::vector<ParameterView> views;
-  for (const ParameterId p : units[index].parameters) {
+  for (const ParameterId p : WithParts(with_.inputs->model, unit)) {
     const sharding::ParameterLocation& location = plan_.layout.parameters[static_cast<size_t>(p)];
     ParameterView& view = views.emplace_back(ParameterView{p, ViewOf(p, location), std::nullopt});
-    if (location.trainable) view.gradient = sharding::GradientDType(plan_);
+    if (location.trainable) view.gradient = sharding::GradientDType(plan_, location.unit);
   }
   return views;
 }
@@ -127,7 +136,7 @@ bool ScopeViews::TakesGradients(const OpenScope& scope) const {
 }
 
 BackwardScope::Fused ScopeViews::Gradient(int64_t id, ParameterId p, bool zero_fill) {
-  const OpenScope* scope = Find(id);
+  const OpenScope* scope = Find(id, p);
   if (scope == nullptr) return {};
   const sharding::ParameterLocation* const location = Locate("the gradient of ", *scope, p);
   if (location == nullptr) return {};
@@ -152,7 +161,7 @@ BackwardScope::Fused ScopeViews::Gradient(int64_t id, ParameterId p, bool zero_f
                    [&](const sharding::Placement& candidate) { return candidate.parameter == p; });
   uint8_t& requested =
       RequestedOf(*scope)[static_cast<size_t>(placement - section.placements.begin())];
-  const DType dtype = sharding::GradientDType(plan_);
+  const DType dtype = sharding::GradientDType(plan_, scope->unit);
   std::byte* const data = with_.storage->At(sharding::WholeGradientPlace(plan_, scope->visit)) +
                           location->offset * SizeOf(dtype);
   const bool first = requested == 0;
@@ -193,7 +202,7 @@ void ScopeViews::Gradients(int64_t id, std::span<const ParameterId> of, size_t r
 
 void ScopeViews::CompleteGradient(const OpenScope& scope) {
   const Section& section = plan_.layout.units[static_cast<size_t>(scope.unit)].trainable;
-  const int64_t size = SizeOf(sharding::GradientDType(plan_));
+  const int64_t size = SizeOf(sharding::GradientDType(plan_, scope.unit));
   std::byte* const whole = with_.storage->At(sharding::WholeGradientPlace(plan_, scope.visit));
   std::vector<uint8_t>& requested = RequestedOf(scope);
   int64_t end = 0;
@@ -319,7 +328,7 @@ void ScopeViews::Poison(const OpenScope& closed) {
 void ScopeViews::Poison(int unit) {
   if (!kPoisonReleased || !HostReaches(with_.inputs->device)) return;
   const sharding::UnitLayout& layout = plan_.layout.units[static_cast<size_t>(unit)];
-  const int64_t size = SizeOf(sharding::ParameterDType(plan_));
+  const int64_t size = SizeOf(sharding::ParameterDType(plan_, unit));
   std::memset(with_.storage->At(sharding::WholePlace(plan_, unit, true)), kPoison,
               static_cast<size_t>(layout.trainable.elements * size));
   std::memset(with_.storage->At(sharding::WholePlace(plan_, unit, false)), kPoison,

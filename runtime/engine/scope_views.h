@@ -60,6 +60,8 @@ class ScopeViews {
 
  private:
   OpenScope* Find(int64_t scope) const { return with_.progress->Find(scope); }
+  // The scope, or with it that of the unit's part which has the parameter.
+  const OpenScope* Find(int64_t scope, ParameterId parameter) const;
   bool TakesGradients(const OpenScope& scope) const;
   std::vector<uint8_t>& RequestedOf(const OpenScope& scope);
   TensorView ViewOf(ParameterId parameter, const sharding::ParameterLocation& location) const;

@@ -26,6 +26,7 @@ absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngine(World world, Device devi
   EBB_RETURN_IF_ERROR(config.Validate());
   EBB_RETURN_IF_ERROR(Validate(model));
   EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world.size()));
+  model = DivideByDType(std::move(model), resolved.compute);
   if (options.optimizer) {
     std::string overruled = sharding::WhatOwnOptimizerOverrules(config);
     if (!overruled.empty()) resolved.remarks.push_back(std::move(overruled));
@@ -289,7 +290,6 @@ absl::Status Setup::MakeIssuer() {
           .initial = {.model = &inputs.model,
                       .config = &inputs.config,
                       .own_optimizer = inputs.options.optimizer.has_value(),
-                      .casts_masters = sharding::CastsMasters(Settled()),
                       .of_rank_0 = inputs.options.initial_values_of_rank_0},
           .names = &with_.updates.state_names,
           .errors = &outcome.errors,
@@ -298,8 +298,6 @@ absl::Status Setup::MakeIssuer() {
           .shards = Settled().shards,
           .compute = Settled().compute,
           .master = Settled().stochastic_rounding ? Settled().compute : DType::kFloat32,
-          .has_masters = Settled().writes_parameters(),
-          .casts_masters = sharding::CastsMasters(Settled()),
           .parameters_on_device = Settled().parameter_tier == Tier::kDevice},
       StateValues::Parts{.plan = &plan(),
                          .config = &inputs.config,

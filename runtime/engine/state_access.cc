@@ -9,6 +9,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
 #include "ebb/sharding/interval.h"
+#include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/unit_places.h"
 
 namespace ebb {
@@ -97,18 +98,20 @@ void StateAccess::NoteWrite(StateClass what) {
 // A parameter and its master are one value: as the parameter has it, since a master that is another would replace it
 // when a step is skipped, or not, as tiers have it.
 absl::Status StateAccess::WriteParameters(const StateRange& range, std::span<float> values) {
-  if (!range.array.trainable || !with_.has_masters) return values_.Write(range, values);
-  if (with_.compute != DType::kFloat32) {
-    std::vector<std::byte> rounded(values.size() * static_cast<size_t>(SizeOf(with_.compute)));
-    optim::Cast(values_.team(), values.data(), DType::kFloat32, rounded.data(), with_.compute,
+  const int unit = range.array.unit;
+  if (!range.array.trainable || !sharding::HasMasters(plan(), unit))
+    return values_.Write(range, values);
+  if (const DType compute = sharding::ParameterDType(plan(), unit); compute != DType::kFloat32) {
+    std::vector<std::byte> rounded(values.size() * static_cast<size_t>(SizeOf(compute)));
+    optim::Cast(values_.team(), values.data(), DType::kFloat32, rounded.data(), compute,
                 std::ssize(values), optim::Rounding::kParameter);
-    optim::Cast(values_.team(), rounded.data(), with_.compute, values.data(), DType::kFloat32,
+    optim::Cast(values_.team(), rounded.data(), compute, values.data(), DType::kFloat32,
                 std::ssize(values), optim::Rounding::kNearest);
   }
   StateRange masters = range;
   masters.array.what = StateClass::kMaster;
   EBB_RETURN_IF_ERROR(values_.Write(masters, values));
-  return with_.casts_masters ? values_.Write(range, values) : absl::OkStatus();
+  return sharding::CopiesMasters(plan(), unit) ? values_.Write(range, values) : absl::OkStatus();
 }
 
 absl::Status StateAccess::Write(StateClass what, std::string_view state, float scale,
@@ -126,6 +129,7 @@ absl::Status StateAccess::Write(StateClass what, std::string_view state, float s
     }
     values.resize(static_cast<size_t>(range.count()));
     EBB_RETURN_IF_ERROR(source(slice, values));
+    EBB_RETURN_IF_ERROR(CheckBytes(model()[slice.parameter], values));
     if (scale != 1)
       for (float& value : values) value /= scale;
     if (what == StateClass::kParameter) return WriteParameters(range, values);
@@ -215,7 +219,8 @@ void StateAccess::GatherUnit(int unit) {
 }
 
 absl::Status StateAccess::CastMasters(StateRange range, std::span<const float> masters) {
-  if (!with_.casts_masters || range.array.what != StateClass::kMaster) return absl::OkStatus();
+  if (range.array.what != StateClass::kMaster || !sharding::CopiesMasters(plan(), range.array.unit))
+    return absl::OkStatus();
   range.array.what = StateClass::kParameter;
   return values_.Write(range, masters);
 }

@@ -28,10 +28,8 @@ class StateAccess {
     StepErrors* errors = nullptr;
     Communicator* gather = nullptr;
     int rank = 0, shards = 1;
-    // Dtypes of parameters, and of what Read shows as their masters.
+    // The config's dtype of parameters, and what Read shows as their masters.
     DType compute{}, master{};
-    // Masters, whole or half, are kept beside parameters; parameters are copies in another dtype.
-    bool has_masters = false, casts_masters = false;
     bool parameters_on_device = true;
   };
   StateAccess(const Parts& parts, const StateValues::Parts& values, const HostLane& lane)

@@ -21,6 +21,7 @@ namespace ebb {
 
 struct OpenScope {
   int64_t id = 0;
+  int64_t whole = 0;       // of a unit's part (UnitSpec::parts): the unit's scope; else 0
   int planned = -1;        // scope of the plan; -1: outside the plan, because it is opened again
   bool displaces = false;  // gathered over the memory of planned units
   int unit = 0, visit = 0, round = 0;

@@ -112,6 +112,56 @@ TEST_F(CInterface, AStepUpdatesEveryParameter) {
     EXPECT_EQ(Gathered(parameter), (std::vector<float>{-0.5f, 0.5f, 1.5f, 2.5f}));
 }
 
+TEST_F(CInterface, AUnitShowsEachParameterInItsDType) {
+  model_ = ebb_model_create();
+  ASSERT_EQ(ebb_model_add_unit(model_, "unit", 0), 0);
+  const uint8_t bytes[] = {0, 7, 128, 255};
+  const int64_t shape[] = {4};
+  const auto add = [&](const char* name, int32_t dtype, bool trainable, const void* source,
+                       int32_t source_dtype) {
+    auto parameter = Sized<ebb_parameter>();
+    parameter.trainable = trainable ? 1 : 0;
+    parameter.name = name;
+    parameter.shape = shape;
+    parameter.dimensions = 1;
+    parameter.source = source;
+    parameter.source_dtype = source_dtype;
+    parameter.has_dtype = 1;
+    parameter.dtype = dtype;
+    return ebb_model_add_parameter(model_, 0, &parameter);
+  };
+  ASSERT_EQ(add("base", EBB_INT8, false, bytes, EBB_INT8), 0) << ebb_error();
+  ASSERT_EQ(add("adapter", EBB_BF16, true, values_, EBB_FP32), 1) << ebb_error();
+  ASSERT_EQ(add("norm", EBB_FP32, true, values_, EBB_FP32), 2) << ebb_error();
+  ebb_visit visit = {sizeof visit, 0, 1, 1, 1};
+  ASSERT_EQ(ebb_model_add_visit(model_, &visit), 0);
+  ASSERT_EQ(ebb_engine_create(world_, model_, kConfig, nullptr, &engine_), EBB_OK) << ebb_error();
+  ebb_view views[3];
+  int32_t count = 0;
+  ASSERT_EQ(ebb_engine_views(engine_, 0, views, 3, &count), EBB_OK) << ebb_error();
+  ASSERT_EQ(count, 3);
+  EXPECT_EQ(views[0].dtype, EBB_INT8);
+  EXPECT_EQ(views[0].gradient_dtype, -1);
+  EXPECT_EQ(views[1].dtype, EBB_BF16);
+  EXPECT_EQ(views[2].dtype, EBB_FP32);
+  ASSERT_EQ(ebb_step_begin(engine_, nullptr), EBB_OK);
+  Forward(0);
+  int64_t scope = 0;
+  ASSERT_EQ(ebb_scope_open(engine_, EBB_BACKWARD, 0, &scope), EBB_OK);
+  EXPECT_EQ(std::memcmp(views[0].data, bytes, sizeof bytes), 0);
+  const int32_t trained[] = {1, 2};
+  ebb_gradient gradients[2];
+  ASSERT_EQ(ebb_scope_gradients(engine_, scope, trained, 2, gradients), EBB_OK) << ebb_error();
+  EXPECT_EQ(gradients[0].dtype, EBB_BF16);
+  EXPECT_EQ(gradients[1].dtype, EBB_FP32);
+  std::fill_n(static_cast<float*>(gradients[1].data), 4, 1.0f);
+  std::memset(gradients[0].data, 0, 4 * sizeof(uint16_t));
+  ASSERT_EQ(ebb_scope_close(engine_, scope), EBB_OK);
+  ASSERT_EQ(ebb_step_finish(engine_, nullptr), EBB_OK) << ebb_error();
+  EXPECT_EQ(Gathered(0), (std::vector<float>{0, 7, 128, 255}));
+  EXPECT_EQ(Gathered(2), (std::vector<float>{-0.5f, 0.5f, 1.5f, 2.5f}));
+}
+
 TEST_F(CInterface, RatesAreGivenForOneStep) {
   MakeEngine(1);
   auto rates = Sized<ebb_group_options>();
@@ -306,9 +356,16 @@ TEST_F(CInterface, ParametersThatCannotBeAreRefusedByName) {
   EXPECT_EQ(ebb_model_add_parameter(model_, 0, &parameter), -1);
   parameter.dimensions = 0;
   parameter.source = values_;
-  parameter.source_dtype = EBB_INT8;
+  parameter.source_dtype = EBB_INT8 + 1;
   EXPECT_EQ(ebb_model_add_parameter(model_, 0, &parameter), -1);
-  EXPECT_THAT(ebb_error(), HasSubstr("source_dtype"));
+  EXPECT_THAT(ebb_error(),
+              HasSubstr("w: source_dtype is 4: there are EBB_FP32, EBB_BF16, EBB_FP16"));
+  parameter.source_dtype = EBB_FP32;
+  parameter.has_dtype = 1;
+  parameter.dtype = -1;
+  EXPECT_EQ(ebb_model_add_parameter(model_, 0, &parameter), -1);
+  EXPECT_THAT(ebb_error(), HasSubstr("w: dtype is -1"));
+  parameter.has_dtype = 0;
   parameter.source = nullptr;
   parameter.file = "/nowhere/model.safetensors";
   EXPECT_EQ(ebb_model_add_parameter(model_, 0, &parameter), -1);

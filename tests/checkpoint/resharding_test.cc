@@ -36,6 +36,13 @@ INSTANTIATE_TEST_SUITE_P(
                       Way{.world = 4, .stage = 3, .tier = Tier::kCpu, .compute = DType::kFloat16},
                       Way{.world = 4, .stage = 3, .tier = Tier::kNvme, .compute = kHalf},
                       Way{.world = 4, .stage = 3, .compute = kHalf, .stochastic_rounding = true},
+                      Way{.world = 3, .stage = 3, .compute = kHalf, .own_dtypes = true},
+                      Way{.world = 4,
+                          .stage = 3,
+                          .tier = Tier::kNvme,
+                          .compute = kHalf,
+                          .stochastic_rounding = true,
+                          .own_dtypes = true},
                       Way{.world = 4, .stage = 3, .compute = kHalf, .shard_group = 2}));
 
 // Of all ranks, whole: by class or state and parameter.
@@ -87,6 +94,7 @@ TEST_P(ReshardingTest, GivesEachWorldTheExactMastersAndStates) {
     SCOPED_TRACE(absl::StrCat("world ", loader.world, " stage ", loader.stage));
     loader.compute = saver.compute;
     loader.stochastic_rounding = saver.stochastic_rounding;
+    loader.own_dtypes = saver.own_dtypes;
     WholeState loaded;
     ASSERT_EQ(RunWay(loader,
                      [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {

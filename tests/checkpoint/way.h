@@ -23,7 +23,8 @@ struct Way {
   int hpz = 1;  // zero_hpz_partition_size
   int micro_batches = 1;
   ReduceAt reduce_at = ReduceAt::kRound;
-  bool warms_up = false;  // the learning rate rises until after the last step of a test
+  bool own_dtypes = false;  // ToyOptions::own_dtypes
+  bool warms_up = false;    // the learning rate rises until after the last step of a test
 };
 
 // Its swap files are in the folder for temporary files.
@@ -56,6 +57,7 @@ using WayBody = std::function<absl::Status(Engine& engine, ToyModel& model, int 
 
 inline absl::Status RunRank(World world, const Way& way, const WayBody& body,
                             ToyOptions options = {.groups = true}) {
+  options.own_dtypes |= way.own_dtypes;
   ToyModel model(options);
   EBB_ASSIGN_OR_RETURN(Engine engine,
                        Engine::Create(world, Device::Cpu(1), model.spec(), ConfigOf(way)));

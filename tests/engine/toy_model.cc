@@ -46,6 +46,12 @@ float ToyTarget(int rank, int64_t step, size_t i) {
   return std::cos(0.2f * static_cast<float>(i) + static_cast<float>(rank + step));
 }
 
+absl::Status ToyBytes(const Slice& slice, std::span<float> values) {
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = static_cast<float>((37 * (slice.begin + static_cast<int64_t>(i)) + 200) % 256);
+  return absl::OkStatus();
+}
+
 ToyModel::ToyModel(ToyOptions options, const Device& device) : options_(options), reach_(device) {
   const int64_t n = options.width;
   for (int l = 0; l < options.layers; ++l) {
@@ -68,6 +74,13 @@ ToyModel::ToyModel(ToyOptions options, const Device& device) : options_(options)
       layer.scale = spec_.Add(
           unit,
           {.name = absl::StrCat("s", l), .shape = {n}, .init = Constant(1.5f), .trainable = false});
+    if (options.own_dtypes && layer.bias)
+      spec_.parameters[static_cast<size_t>(*layer.bias)].compute = DType::kFloat32;
+    if (options.own_dtypes && layer.scale) {
+      ParameterSpec& scale = spec_.parameters[static_cast<size_t>(*layer.scale)];
+      scale.compute = DType::kInt8;
+      scale.init = ToyBytes;
+    }
     layers_.push_back(layer);
   }
   for (int l = 0; l < options.layers; ++l) spec_.forward.push_back({.unit = UnitId{l}});
@@ -79,6 +92,10 @@ ToyModel::ToyModel(ToyOptions options, const Device& device) : options_(options)
 
 std::vector<float> Values(const TensorView& view) {
   std::vector<float> values;
+  if (view.dtype == DType::kInt8) {
+    for (int8_t byte : view.as<int8_t>()) values.push_back(static_cast<uint8_t>(byte));
+    return values;
+  }
   WithNumbers(view, [&](auto elements) {
     for (auto element : elements) values.push_back(static_cast<float>(element));
   });
@@ -174,7 +191,12 @@ ToyModel::Weights ToyModel::WeightsOf(const Scope& scope, int visit) const {
                   .s = std::vector<float>(n, 1.0f),
                   .dtype = weight.dtype};
   if (parameters.bias) weights.b = reach_.Values(scope.parameter(*parameters.bias));
-  if (parameters.scale) weights.s = reach_.Values(scope.parameter(*parameters.scale));
+  if (parameters.scale) {
+    const TensorView scale = scope.parameter(*parameters.scale);
+    weights.s = reach_.Values(scale);
+    for (float& value : weights.s)
+      if (scale.dtype == DType::kInt8) value = 0.5f + value / 256;  // what the bytes mean
+  }
   weights.complete = weights.w.size() == n * n && weights.b.size() == n && weights.s.size() == n;
   return weights;
 }

@@ -24,6 +24,7 @@ struct ToyOptions {
   bool tied = true;           // the first unit is visited again at the end
   bool frozen = true;         // each layer carries a frozen parameter
   bool frozen_first = false;  // nothing of the first unit is trainable
+  bool own_dtypes = false;    // biases are fp32, and frozen parameters are bytes
   bool groups = false;        // biases are in the parameter group "bias"
   bool boundaries = false;    // activations between visits belong to the engine
   uint64_t seed = 1;
@@ -32,6 +33,9 @@ struct ToyOptions {
 // The data: element i of a sample, the same for every rounding of the arithmetic.
 float ToyInput(int rank, int64_t step, int micro_batch, size_t i);
 float ToyTarget(int rank, int64_t step, size_t i);
+
+// Frozen parameters that are bytes have all values from 0 to 255.
+absl::Status ToyBytes(const Slice& slice, std::span<float> values);
 
 // How plain loops reach the memory of views: where it is, or, on a device that has it for itself, by
 // copies on the compute stream.

@@ -54,7 +54,7 @@ def test_a_parameter_above_units_is_resident():
         divide(Rooted(), resident=["nothing"])
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.complex64, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.complex64, torch.float8_e4m3fn])
 def test_parameters_that_are_no_floating_point_numbers_are_refused_by_name(dtype):
     model = nn.Linear(2, 2)
     model.index = nn.Parameter(torch.zeros(2).to(dtype), requires_grad=False)

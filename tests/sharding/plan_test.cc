@@ -161,8 +161,9 @@ std::vector<Variant> Variants(const RandomCase& random_case) {
 // What is there when it is used, and what shares memory never lives at once, on any tier: over
 // steps, walks and every variant, one after another, also with looks at the state in between.
 TEST(PlanLaws, NothingIsUsedBeforeItIsThereAndNoTwoLiveThingsOverlap) {
-  for (int number = 1; number <= Cases(600); ++number) {
-    const RandomCase random_case = CaseOf(number);
+  for (int number = 1; number <= Cases(800); ++number) {
+    RandomCase random_case = CaseOf(number);
+    if (number > Cases(600)) random_case.MixDTypes();
     SCOPED_TRACE(random_case.description());
     const std::vector<Variant> variants = Variants(random_case);
     ASSERT_FALSE(variants.empty());

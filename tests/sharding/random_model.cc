@@ -217,6 +217,22 @@ RandomCase::RandomCase(uint64_t seed_value, bool offloads, bool orders) : seed(s
   if (offloads) Offload(random);
 }
 
+void RandomCase::MixDTypes() {
+  if (model.forward.front().output_bytes > 0) return;
+  Random random(seed + 3'000'000);
+  for (ParameterSpec& parameter : model.parameters) {
+    if (random.OneIn(3))
+      parameter.compute = random.OneOf({DType::kFloat32, DType::kBFloat16, DType::kFloat16});
+    if (!parameter.trainable && random.OneIn(3)) parameter.compute = DType::kInt8;
+    parameter.cut_rows = 0;
+  }
+  model = DivideByDType(std::move(model), config.compute);
+  // Of the model as it was.
+  config.ebb.host_memory.reset();
+  config.ebb.device_memory.reset();
+  config.zero.offload_param.buffer_size.reset();
+}
+
 // Of some parameters or of all, by chance of its own.
 void RandomCase::TakeNorms() {
   Random random(seed + 1'000'000);
@@ -287,7 +303,7 @@ void RandomCase::Offload(Random& random) {
   const absl::StatusOr<Plan> plan = PlanStep(inputs());
   if (!plan.ok()) return;
   const int64_t bytes = BytesOn(kCpu, *plan);
-  config.ebb.host_memory = bytes + random.Between(-bytes / 4, all * plan->decisions.state_bytes());
+  config.ebb.host_memory = bytes + random.Between(-bytes / 4, all * plan->decisions.state_bytes(0));
   if (!PlanStep(inputs()).ok()) config.ebb.host_memory = bytes;
 }
 

@@ -62,6 +62,8 @@ struct RandomCase {
     return config.ebb.shard_group > 0 ? static_cast<int>(config.ebb.shard_group) : world;
   }
   std::string description() const;
+  // Gives some parameters dtypes of their own, bytes among them, where no boundaries are the engine's.
+  void MixDTypes();
   // Some trainable parameter's optimizer takes norms.
   bool TakesNorms() const;
   OptimizerType OptimizerOf(ParameterId id) const;

@@ -37,7 +37,6 @@ Replay::Replay(const PlanInputs& inputs, const Plan& plan, int rank, Fragments& 
       frontier_(fragments.cells().count()) {
   constexpr int kStart = HappensBefore::kStart;
   const Decisions& d = plan.decisions;
-  const int64_t size = SizeOf(d.compute);
   const int units = static_cast<int>(plan.layout.units.size());
   sub_group_versions_.assign(plan.pools.placement.sub_groups.size(), 0);
   for (int u = 0; u < units; ++u) {
@@ -48,7 +47,7 @@ Replay::Replay(const PlanInputs& inputs, const Plan& plan, int rank, Fragments& 
     }
     for (const bool of_trainable : {true, false}) {
       Content content = of_trainable ? OwnParametersOf(u, 0) : FrozenOf(u);
-      const int64_t slice = content.first;
+      const int64_t slice = content.first, size = SizeOf(d.compute_of(u));
       for (const ParameterPiece& piece : PlacementOf(u).pieces(of_trainable)) {
         content.first = slice + piece.begin * size;
         memory_.Write(kStart, RangeOf(piece.place, piece.count() * size), content);
@@ -57,9 +56,9 @@ Replay::Replay(const PlanInputs& inputs, const Plan& plan, int rank, Fragments& 
   }
   for (const SubGroup& group : plan.pools.placement.sub_groups) {
     const int u = group.unit;
-    if (d.writes_parameters() && d.master_size() > 0) {
-      memory_.Write(kStart, RangeOf(group.master, group.count() * d.master_size()),
-                    {Content::kMaster, u, 0, 0, group.begin * d.master_size()});
+    if (d.writes_parameters(u) && d.master_size(u) > 0) {
+      memory_.Write(kStart, RangeOf(group.master, group.count() * d.master_size(u)),
+                    {Content::kMaster, u, 0, 0, group.begin * d.master_size(u)});
     }
     for (int i = 0; i < inputs_.optimizer_states; ++i) {
       memory_.Write(kStart, RangeOf(group.states.Plus(i * group.states_stride), group.count() * 4),
@@ -425,7 +424,7 @@ void Replay::Reduce(int thing, const Operation& operation) {
   for (size_t i = 0; i < operation.parts.size(); ++i) {
     const Part& part = operation.parts[i];
     const Range source = Reduced(operation, i);
-    if (casts()) {
+    if (casts(part.unit)) {
       memory_.Read(thing, source, GradientOf(Content::kCastGradient, part.scope));
     } else {
       memory_.Read(thing, source, GradientOf(Content::kWholeGradient, part.scope));
@@ -443,7 +442,7 @@ void Replay::AllReduce(int thing, const Operation& operation) {
   for (size_t i = 0; i < operation.parts.size(); ++i) {
     const int scope = operation.parts[i].scope;
     memory_.Read(thing, Summed(operation, i), GradientOf(Content::kGroupSlice, scope));
-    if (rounds()) {
+    if (rounds(operation.parts[i].unit)) {
       memory_.Write(thing, Summed(operation, i), GradientOf(Content::kSummedSlice, scope));
     } else {
       WriteReduced(thing, operation, i);

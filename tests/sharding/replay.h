@@ -102,12 +102,8 @@ class Replay {
   const Section& trainable(int unit) const { return plan_->layout.units[unit].trainable; }
   const Section& frozen(int unit) const { return plan_->layout.units[unit].frozen; }
   // With replicas sums are sent in fp32 and rounded after the last addition.
-  bool rounds() const {
-    return plan_->decisions.replicas() > 1 && plan_->decisions.communication != DType::kFloat32;
-  }
-  bool casts() const {
-    return plan_->decisions.gradient != plan_->decisions.communication || rounds();
-  }
+  bool rounds(int unit) const { return plan_->decisions.rounds_slices(unit); }
+  bool casts(int unit) const { return plan_->decisions.casts(unit); }
   int64_t owned(int unit) const;  // trainable elements that this rank updates
   int expected_contributions(int unit) const;
 

@@ -52,22 +52,22 @@ void Replay::Update(int thing, const Operation& operation) {
     }
     version = to;
     const int contributions = carried ? contributions_carried_[u] : expected_contributions(u);
-    const int64_t gradient_size = SizeOf(d.shard_dtype(u)), size = SizeOf(d.compute);
+    const int64_t gradient_size = SizeOf(d.shard_dtype(u)), size = SizeOf(d.compute_of(u));
     const bool gathered = d.stage == 0 && d.world > 1;
     memory_.Read(thing, RangeOf(work.gradient, group.count() * gradient_size),
                  gathered
                      ? Content{Content::kGatheredGradient, u, step, 0, group.begin * gradient_size}
                      : Content{Content::kGradientShard, u, step, contributions,
                                group.begin * gradient_size});
-    const Range master = RangeOf(work.master, group.count() * d.master_size());
+    const Range master = RangeOf(work.master, group.count() * d.master_size(u));
     const Range parameter = RangeOf(work.parameter, group.count() * size);
-    if (d.writes_parameters()) {
-      const int64_t first = group.begin * d.master_size();
-      if (d.master_size() > 0) {
+    if (d.writes_parameters(u)) {
+      const int64_t first = group.begin * d.master_size(u);
+      if (d.master_size(u) > 0) {
         memory_.Read(thing, master, {Content::kMaster, u, from, 0, first});
         memory_.Write(thing, master, {Content::kMaster, u, to, 0, first});
       }
-      if (d.reads_parameters()) memory_.Read(thing, parameter, ParameterOf(u, from, group.begin));
+      if (d.reads_parameters(u)) memory_.Read(thing, parameter, ParameterOf(u, from, group.begin));
       memory_.Write(thing, parameter, ParameterOf(u, to, group.begin));
     } else {
       memory_.Read(thing, master, ParameterOf(u, from, group.begin));
@@ -108,15 +108,15 @@ void Replay::ParameterNorms(int thing, const Operation& operation) {
         gathered ? Content{Content::kGatheredGradient, u, steps_, 0, group.begin * gradient_size}
                  : Content{Content::kGradientShard, u, steps_, expected_contributions(u),
                            group.begin * gradient_size});
-    const Range master = RangeOf(work.master, group.count() * d.master_size());
-    if (!d.writes_parameters()) {
+    const Range master = RangeOf(work.master, group.count() * d.master_size(u));
+    if (!d.writes_parameters(u)) {
       memory_.Read(thing, master, ParameterOf(u, version_, group.begin));
-    } else if (d.master_size() > 0) {
+    } else if (d.master_size(u) > 0) {
       memory_.Read(thing, master,
-                   {Content::kMaster, u, version_, 0, group.begin * d.master_size()});
+                   {Content::kMaster, u, version_, 0, group.begin * d.master_size(u)});
     }
-    if (d.reads_parameters()) {
-      memory_.Read(thing, RangeOf(work.parameter, group.count() * SizeOf(d.compute)),
+    if (d.reads_parameters(u)) {
+      memory_.Read(thing, RangeOf(work.parameter, group.count() * SizeOf(d.compute_of(u))),
                    ParameterOf(u, version_, group.begin));
     }
     for (int i = 0; i < d.norm_states[u]; ++i) {
@@ -129,16 +129,17 @@ void Replay::ParameterNorms(int thing, const Operation& operation) {
 // Masters of the step before, which the update of this one is still to read.
 void Replay::Narrow(int thing, const Operation& operation) {
   const Decisions& d = plan_->decisions;
-  if (d.reads_parameters()) Fail("a copy of masters that are parameters, or halves of them");
   for (size_t i = 0; i < operation.parts.size(); ++i) {
     const int unit = operation.parts[i].unit;
+    if (d.reads_parameters(unit)) Fail("a copy of masters that are parameters, or halves of them");
     const SubGroup& group = plan_->pools.placement.sub_groups[operation.updates[i].sub_group];
     if (group.unit != unit) Fail("a copy's masters are another unit's");
     memory_.Read(thing, RangeOf(operation.operands[2 * i].place, group.count() * 4),
                  {Content::kMaster, unit, version_, 0, group.begin * 4});
-    memory_.Write(thing,
-                  RangeOf(operation.operands[2 * i + 1].place, group.count() * SizeOf(d.compute)),
-                  ParameterOf(unit, version_, group.begin));
+    memory_.Write(
+        thing,
+        RangeOf(operation.operands[2 * i + 1].place, group.count() * SizeOf(d.compute_of(unit))),
+        ParameterOf(unit, version_, group.begin));
   }
 }
 
@@ -147,10 +148,10 @@ void Replay::KeepParameters(int thing, const Operation& update) {
   const Decisions& d = plan_->decisions;
   const UpdateWork work(update);
   const SubGroup& group = plan_->pools.placement.sub_groups[work.sub_group];
-  if (d.reads_parameters() || !update.updates.front().keeps_parameter) return;
+  if (d.reads_parameters(group.unit) || !update.updates.front().keeps_parameter) return;
   memory_.Read(thing, RangeOf(work.master, group.count() * 4),
                {Content::kMaster, group.unit, version_, 0, group.begin * 4});
-  memory_.Write(thing, RangeOf(work.parameter, group.count() * SizeOf(d.compute)),
+  memory_.Write(thing, RangeOf(work.parameter, group.count() * SizeOf(d.compute_of(group.unit))),
                 ParameterOf(group.unit, version_, group.begin));
 }
 
@@ -169,7 +170,7 @@ void Replay::UseStaging(int thing, int unit, Tier here) {
       thing,
       RangeOf(on_host ? pools.host_gradient : on_device(pools.staging_gradient), longest * 4),
       {Content::kOptimizerGradient});
-  if (!plan_->decisions.reads_parameters()) return;
+  if (!plan_->decisions.reads_parameters(unit)) return;
   memory_.Write(thing,
                 RangeOf(on_host ? pools.host_master : on_device(pools.staging_master), longest * 4),
                 {Content::kOptimizerGradient});

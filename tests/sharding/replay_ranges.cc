@@ -37,7 +37,8 @@ int Replay::expected_contributions(int unit) const {
 
 Range Replay::OwnParameters(int unit) const {
   const Decisions& d = plan_->decisions;
-  const int64_t size = SizeOf(d.compute), start = plan_->pools.units[unit].parameter_trainable;
+  const int64_t size = SizeOf(d.compute_of(unit)),
+                start = plan_->pools.units[unit].parameter_trainable;
   if (d.stage == 0) return {StateClass::kParameter, start, trainable(unit).elements * size};
   const int64_t shard_bytes = trainable(unit).shard * size;
   return {StateClass::kParameter, start + (d.kept_whole[unit] ? rank_ * shard_bytes : 0),
@@ -46,7 +47,7 @@ Range Replay::OwnParameters(int unit) const {
 
 Range Replay::Gathered(int unit) const {
   const UnitAddresses& addresses = plan_->pools.units[unit];
-  const int64_t bytes = trainable(unit).elements * SizeOf(plan_->decisions.compute);
+  const int64_t bytes = trainable(unit).elements * SizeOf(plan_->decisions.compute_of(unit));
   if (plan_->decisions.kept_whole[unit])
     return {StateClass::kParameter, addresses.parameter_trainable, bytes};
   return {StateClass::kGather, addresses.gather_trainable, bytes};
@@ -54,7 +55,7 @@ Range Replay::Gathered(int unit) const {
 
 Range Replay::GatheredFrozen(int unit) const {
   const UnitAddresses& addresses = plan_->pools.units[unit];
-  const int64_t bytes = frozen(unit).elements * SizeOf(plan_->decisions.compute);
+  const int64_t bytes = frozen(unit).elements * SizeOf(plan_->decisions.compute_of(unit));
   if (plan_->decisions.kept_whole[unit])
     return {StateClass::kParameter, addresses.parameter_frozen, bytes};
   return {StateClass::kGather, addresses.gather_frozen, bytes};
@@ -64,7 +65,7 @@ Replay::SecondaryRange Replay::Secondary(int unit, bool is_trainable) const {
   const int ranks = static_cast<int>(inputs_.config->zero.hpz_partition_size);
   const UnitAddresses& addresses = plan_->pools.units[unit];
   const Section& section = is_trainable ? trainable(unit) : frozen(unit);
-  const int64_t bytes = section.elements * SizeOf(plan_->decisions.compute) / ranks;
+  const int64_t bytes = section.elements * SizeOf(plan_->decisions.compute_of(unit)) / ranks;
   return {
       .shard = {StateClass::kSecondary,
                 is_trainable ? addresses.secondary_trainable : addresses.secondary_frozen, bytes},
@@ -73,7 +74,7 @@ Replay::SecondaryRange Replay::Secondary(int unit, bool is_trainable) const {
 
 int64_t Replay::SliceBytes(int unit, bool is_trainable) const {
   const Section& section = is_trainable ? trainable(unit) : frozen(unit);
-  return section.shard * SizeOf(plan_->decisions.compute);
+  return section.shard * SizeOf(plan_->decisions.compute_of(unit));
 }
 
 Range Replay::OwnSlice(int unit, bool is_trainable) const {
@@ -93,7 +94,7 @@ Range Replay::RangeOf(const Place& place, int64_t bytes) const {
 // Of what this rank updates of a unit, from an element on.
 Content Replay::ParameterOf(int unit, int version, int64_t first_element) const {
   Content content{Content::kParameter, unit, version};
-  content.first = first_element * SizeOf(plan_->decisions.compute);
+  content.first = first_element * SizeOf(plan_->decisions.compute_of(unit));
   if (plan_->decisions.stage > 0) content.first += rank_ * SliceBytes(unit, /*is_trainable=*/true);
   return content;
 }
@@ -119,7 +120,7 @@ Range Replay::GradientShard(int unit, bool whole) const {
 Range Replay::WholeGradient(int scope) const {
   const PlannedScope& s = plan_->scopes[scope];
   return {StateClass::kGradient, plan_->pools.visits[s.visit].gradient,
-          trainable(s.unit).elements * SizeOf(plan_->decisions.gradient)};
+          trainable(s.unit).elements * SizeOf(plan_->decisions.gradient_of(s.unit))};
 }
 
 bool Replay::IsShard(int scope) const {
@@ -130,8 +131,9 @@ bool Replay::IsShard(int scope) const {
 }
 
 Range Replay::Reduced(const Operation& operation, size_t part) const {
-  if (!casts()) return WholeGradient(operation.parts[part].scope);
-  const int64_t size = rounds() ? SizeOf(DType::kFloat32) : SizeOf(plan_->decisions.communication);
+  const int unit = operation.parts[part].unit;
+  if (!casts(unit)) return WholeGradient(operation.parts[part].scope);
+  const int64_t size = SizeOf(plan_->decisions.reduced(unit));
   int64_t start = plan_->pools.staging_cast;
   for (size_t i = 0; i < part; ++i)
     start += Aligned(trainable(operation.parts[i].unit).elements * size);
@@ -140,14 +142,15 @@ Range Replay::Reduced(const Operation& operation, size_t part) const {
 
 Range Replay::Summed(const Operation& operation, size_t part) const {
   const int unit = operation.parts[part].unit;
-  if (!rounds() && !plan_->decisions.accumulates[unit] && GradientTier(unit) == Tier::kDevice)
+  if (!rounds(unit) && !plan_->decisions.accumulates[unit] && GradientTier(unit) == Tier::kDevice)
     return GradientShard(unit, /*whole=*/false);
   return OwnSliceOf(Reduced(operation, part));
 }
 
 Range Replay::ReducedSlice(const Operation& operation, size_t part) const {
-  if (!rounds()) return OwnSliceOf(Reduced(operation, part));
-  const int64_t size = SizeOf(plan_->decisions.communication);
+  const int unit = operation.parts[part].unit;
+  if (!rounds(unit)) return OwnSliceOf(Reduced(operation, part));
+  const int64_t size = SizeOf(plan_->decisions.communication_of(unit));
   int64_t start = plan_->pools.staging_rounded;
   for (size_t i = 0; i < part; ++i)
     start += Aligned(trainable(operation.parts[i].unit).shard * size);
@@ -156,7 +159,7 @@ Range Replay::ReducedSlice(const Operation& operation, size_t part) const {
 
 // Of those parts with shards that live below the device and are summed there, end to end.
 Range Replay::LandedSlice(const Operation& reduction, size_t part) const {
-  const int64_t size = SizeOf(plan_->decisions.communication);
+  const int64_t size = SizeOf(plan_->decisions.communication_of(reduction.parts[part].unit));
   int64_t start = 0;
   for (size_t i :
        PartsThat(reduction, /*accumulate=*/true, GradientTier(reduction.parts[part].unit))) {

@@ -278,7 +278,7 @@ TEST(StatePieces, SpreadsGoFromSlicesToWhatIsKeptWhole) {
       const bool kept = d.kept_whole[static_cast<size_t>(unit)];
       const int sections = (shard > 0) + (SectionOf(plan, unit, false).shard > 0);
       const int64_t of_states =
-          d.stage == 0 && shard > 0 ? (d.master_size() > 0) + d.optimizer_states : 0;
+          d.stage == 0 && shard > 0 ? (d.master_size(unit) > 0) + d.optimizer_states : 0;
       EXPECT_EQ(arrays, of_states + (kept ? sections : 0));
       EXPECT_TRUE(LowerSpread(plan, unit, {}).instructions.empty());
     }

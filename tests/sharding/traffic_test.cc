@@ -39,16 +39,16 @@ void AddNorms(const Plan& plan, const SubGroup& group, const Add& add) {
   const bool on_host = group.tier != Tier::kDevice;
   const int64_t count = group.count(), gradient = count * SizeOf(d.shard_dtype(group.unit));
   if (group.tier == Tier::kNvme) {
-    add(kMaster, Tier::kNvme, kUp, SwapAligned(count * d.master_size()));
+    add(kMaster, Tier::kNvme, kUp, SwapAligned(count * d.master_size(group.unit)));
     add(kOptimizer, Tier::kNvme, kUp,
         d.norm_states[static_cast<size_t>(group.unit)] * SwapAligned(count * 4));
   }
   if (unit.gradient == Tier::kNvme) add(kGradient, Tier::kNvme, kUp, SwapAligned(gradient));
   if (on_host != (unit.gradient != Tier::kDevice))
     add(kGradient, Tier::kCpu, on_host ? kDown : kUp, gradient);
-  if (!d.writes_parameters() || !d.reads_parameters()) return;
+  if (!d.writes_parameters(group.unit) || !d.reads_parameters(group.unit)) return;
   const Tier tier = PieceOf(unit.trainable, group.begin).place.tier;
-  const int64_t bytes = count * SizeOf(d.compute);
+  const int64_t bytes = count * SizeOf(d.compute_of(group.unit));
   if (tier == Tier::kNvme) add(kParameter, Tier::kNvme, kUp, SwapAligned(bytes));
   if (on_host != (tier != Tier::kDevice)) add(kParameter, Tier::kCpu, on_host ? kDown : kUp, bytes);
 }
@@ -115,7 +115,7 @@ Table Formula(const Plan& plan, bool carrying) {
     }
   }
   // Updates that find in the slot what the unit's last gather has read.
-  if (d.reads_parameters() && d.timing == UpdateTiming::kEarly) {
+  if (d.reads_any_parameters() && d.timing == UpdateTiming::kEarly) {
     const SlotRing& slots = plan.pools.parameter_slots;
     for (const Operation& operation : plan.operations) {
       if (operation.kind != OperationKind::kWrite || operation.condition != Condition::kAlways)
@@ -133,7 +133,7 @@ Table Formula(const Plan& plan, bool carrying) {
     const int64_t count = group.count(), bytes = count * size;
     if (group.tier == Tier::kNvme) {
       for (const Direction direction : {kUp, kDown}) {
-        add(kMaster, Tier::kNvme, direction, SwapAligned(count * d.master_size()));
+        add(kMaster, Tier::kNvme, direction, SwapAligned(count * d.master_size(group.unit)));
         add(kOptimizer, Tier::kNvme, direction, d.optimizer_states * SwapAligned(count * 4));
       }
     }
@@ -143,16 +143,16 @@ Table Formula(const Plan& plan, bool carrying) {
       add(kGradient, Tier::kCpu, on_host ? kDown : kUp, count * SizeOf(d.shard_dtype(group.unit)));
     }
     if (d.norm_states[static_cast<size_t>(group.unit)] >= 0) AddNorms(plan, group, add);
-    if (!d.writes_parameters()) continue;
+    if (!d.writes_parameters(group.unit)) continue;
     const Tier tier = PieceOf(unit.trainable, group.begin).place.tier;
     if (tier == Tier::kNvme) {
       add(kParameter, Tier::kNvme, kDown, SwapAligned(bytes));
-      if (d.reads_parameters()) add(kParameter, Tier::kNvme, kUp, SwapAligned(bytes));
+      if (d.reads_parameters(group.unit)) add(kParameter, Tier::kNvme, kUp, SwapAligned(bytes));
     }
     if (on_host == (tier != Tier::kDevice)) continue;
     // Out of the update, and of masters that are split or parameters into it.
     add(kParameter, Tier::kCpu, on_host ? kUp : kDown, bytes);
-    if (d.reads_parameters()) add(kParameter, Tier::kCpu, on_host ? kDown : kUp, bytes);
+    if (d.reads_parameters(group.unit)) add(kParameter, Tier::kCpu, on_host ? kDown : kUp, bytes);
   }
   std::erase_if(table, [](const auto& row) { return row.second == 0; });
   return table;

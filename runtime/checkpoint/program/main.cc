@@ -43,7 +43,7 @@ class ValuesAlone : public TensorSource {
       if (!source_->tensors()[i].state.empty()) continue;
       from_.push_back(i);
       tensors_.push_back(source_->tensors()[i]);
-      tensors_.back().dtype = dtype;
+      if (tensors_.back().dtype != DType::kInt8) tensors_.back().dtype = dtype;
     }
   }
   absl::Status Read(size_t tensor, int64_t begin, std::span<float> values) override {

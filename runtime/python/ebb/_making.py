@@ -13,7 +13,7 @@ from torch import nn
 
 from . import _library
 from ._library import STATES, TIERS, Error, library
-from ._model import Config, Files, Model, compute_dtype, config_text, group_function, resolved
+from ._model import Config, Files, Model, config_text, dtype_function, group_function, resolved
 from ._order import units_and_order
 from ._tensors import current_stream
 from ._units import Unit, UnitsArgument
@@ -66,8 +66,9 @@ def initialize(
     divided, order = units_and_order(model, units, example, resident, on)
     group_of = group_function(groups)
     files = Files(os.fspath(weights), model) if weights is not None else None
-    _say_dtypes(model, settings)
-    described = Model(divided, order, group_of, files)
+    dtype_of = dtype_function(model, settings)
+    _say_dtypes(model, dtype_of)
+    described = Model(divided, order, group_of, dtype_of, files)
     options = _library.EngineOptions(
         threads=threads, device=str(on).encode(), name=name.encode(), compute_stream=current_stream(on),
         initial_values_of_rank_0=values_of_rank_0,
@@ -87,7 +88,8 @@ def initialize(
 
 def _described(model: nn.Module, config: Config, world: int, units: UnitsArgument, example: Any, resident: Iterable[str]) -> tuple[Model, str]:
     divided, order = units_and_order(model, units, example, resident, torch.device("cpu"))
-    return Model(divided, order, group_function(None), has_values=False), config_text(config)
+    text = config_text(config)
+    return Model(divided, order, group_function(None), dtype_function(model, resolved(text, world)), has_values=False), text
 
 
 def predict_memory(
@@ -135,7 +137,8 @@ def _renew_meta_parameters(model: nn.Module, units: list[Unit], device: torch.de
             if parameter is None or not parameter.is_meta:
                 continue
             if id(parameter) not in renewed:
-                made = torch.full((), float("nan"), dtype=parameter.dtype, device=device).expand(parameter.shape)
+                nothing = float("nan") if parameter.is_floating_point() else 0xFF
+                made = torch.full((), nothing, dtype=parameter.dtype, device=device).expand(parameter.shape)
                 renewed[id(parameter)] = nn.Parameter(made, requires_grad=parameter.requires_grad)
             module._parameters[key] = renewed[id(parameter)]
     for unit in units:
@@ -163,17 +166,18 @@ def _refuse(model: nn.Module) -> None:
             raise Error(f"buffer '{name}' is on the meta device: make the model under ebb.empty_parameters(), which leaves buffers real")
 
 
-def _say_dtypes(model: nn.Module, config: Mapping[str, Any]) -> None:
-    computed = compute_dtype(config)
-    others = sorted({str(parameter.dtype) for parameter in model.parameters()} - {str(computed)})
-    if others:
-        level = logging.WARNING if "torch.float64" in others else logging.INFO
-        log.log(level, "parameters of %s are computed in %s, and updated in torch.float32", ", ".join(others), computed)
+def _say_dtypes(model: nn.Module, dtype_of) -> None:
+    cast = {name: parameter for name, parameter in model.named_parameters() if parameter.dtype != dtype_of(parameter)}
+    kinds = sorted({(str(parameter.dtype), str(dtype_of(parameter))) for parameter in cast.values()})
+    for kind, computed in kinds:
+        level = logging.WARNING if kind == "torch.float64" else logging.INFO
+        log.log(level, "parameters of %s are computed in %s, and updated in torch.float32", kind, computed)
     rounded = [
-        name for name, parameter in model.named_parameters()
-        if not parameter.requires_grad and torch.promote_types(parameter.dtype, computed) != computed
+        name for name, parameter in cast.items()
+        if not parameter.requires_grad and torch.promote_types(parameter.dtype, dtype_of(parameter)) != dtype_of(parameter)
     ]
     if rounded:
+        computed = dtype_of(cast[rounded[0]])
         log.warning("frozen parameters are stored in %s alone, and so rounded: %s", computed, ", ".join(rounded[:5]) + (", ..." if rounded[5:] else ""))
 
 

@@ -38,6 +38,15 @@ def compute_dtype(settings: Mapping[str, Any]) -> torch.dtype:
     return torch.bfloat16 if enabled("bf16") else torch.float16 if enabled("fp16") else torch.float32
 
 
+def dtype_function(model: nn.Module, settings: Mapping[str, Any]):
+    """What a parameter is computed in. A model of several types, with the configured one among them, means what it has: routers in fp32 beside
+    bf16. Bytes stay bytes."""
+    computed = compute_dtype(settings)
+    kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    keeps = computed in kinds
+    return lambda parameter: parameter.dtype if parameter.dtype in NUMBER_OF_DTYPE and (keeps or parameter.dtype == torch.uint8) else computed
+
+
 def group_function(groups: Mapping[str, str] | None):
     """`groups`: patterns of re.search by the name of a group; the first that fits a parameter's name counts."""
     patterns = [(group, re.compile(pattern)) for group, pattern in (groups or {}).items()]
@@ -101,13 +110,13 @@ class Files:
 class Model:
     """The handle of an ebb_model, and what its values are read from while an engine is made."""
 
-    def __init__(self, units: list[Unit], order: Order, group_of, files: Files | None = None, has_values: bool = True):
+    def __init__(self, units: list[Unit], order: Order, group_of, dtype_of, files: Files | None = None, has_values: bool = True):
         self.handle = library.ebb_model_create()
         self.kept: list[Any] = []
         self.first_id: list[int] = []
         for unit in units:
             check_id(library.ebb_model_add_unit(self.handle, unit.name.encode(), unit.keep_whole))
-            ids = [self._add(unit, name, one, group_of, files, has_values) for name, one in zip(unit.names, unit.parameters)]
+            ids = [self._add(unit, name, one, group_of, dtype_of, files, has_values) for name, one in zip(unit.names, unit.parameters)]
             self.first_id.append(ids[0])
         visits, events = structs_of(order)
         for visit in visits:
@@ -117,10 +126,11 @@ class Model:
     def __del__(self) -> None:
         library.ebb_model_destroy(self.handle)
 
-    def _add(self, unit: Unit, name: str, parameter: nn.Parameter, group_of, files: Files | None, has_values: bool) -> int:
+    def _add(self, unit: Unit, name: str, parameter: nn.Parameter, group_of, dtype_of, files: Files | None, has_values: bool) -> int:
         shape = (c_int64 * max(parameter.dim(), 1))(*parameter.shape)
         given = _library.Parameter(
-            trainable=parameter.requires_grad, name=name.encode(), group=group_of(name).encode(), shape=shape, dimensions=parameter.dim()
+            trainable=parameter.requires_grad, name=name.encode(), group=group_of(name).encode(), shape=shape, dimensions=parameter.dim(),
+            has_dtype=1, dtype=NUMBER_OF_DTYPE[dtype_of(parameter)],
         )
         if files is not None:
             given.file, given.tensor = files.path.encode(), files.of(parameter).encode()

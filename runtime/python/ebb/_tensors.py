@@ -13,8 +13,8 @@ import torch
 
 from ._library import Error, library
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
-NUMBER_OF_DTYPE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
+NUMBER_OF_DTYPE = {dtype: number for number, dtype in enumerate(DTYPES)}
 
 
 class Memory:
@@ -131,8 +131,8 @@ class Slots:
         )
 
 
-# Signalling and negative, so that arithmetic changes its bits.
-_NAN_BITS = {torch.float32: -0x5FFFFF, torch.bfloat16: -0x5F, torch.float16: -0x2FF}
+# Signalling and negative, so that arithmetic changes its bits. Bytes have no NaN.
+_NAN_BITS = {torch.float32: -0x5FFFFF, torch.bfloat16: -0x5F, torch.float16: -0x2FF, torch.uint8: 0xFF}
 
 
 def _nan_like(view: torch.Tensor) -> torch.Tensor:
@@ -146,7 +146,7 @@ def _bits_of(tensor: torch.Tensor) -> int:
 
 
 def _integer(dtype: torch.dtype) -> torch.dtype:
-    return torch.int32 if dtype.itemsize == 4 else torch.int16
+    return {4: torch.int32, 2: torch.int16, 1: torch.uint8}[dtype.itemsize]
 
 
 # DLPack's structs, version 0 (dmlc/dlpack, include/dlpack/dlpack.h).
@@ -171,7 +171,7 @@ class _ManagedTensor(ctypes.Structure):
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_ManagedTensor))
 _ManagedTensor._fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
-_CODES = {torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16), torch.int8: (0, 8)}
+_CODES = {torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16), torch.uint8: (1, 8)}
 _CPU, _CUDA = 1, 2
 _held: dict[int, tuple] = {}  # by the address of a managed tensor: what it needs until torch lets go of it
 

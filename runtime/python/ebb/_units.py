@@ -181,7 +181,10 @@ def registration_order(model: nn.Module, units: list[Unit]) -> list[int]:
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     if type(parameter.data) not in (torch.Tensor, nn.Parameter) and not parameter.is_meta:
         raise Error(f"parameter '{name}' is a {type(parameter.data).__name__}: tensor subclasses are not sharded", "UNIMPLEMENTED")
-    if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-        raise Error(f"parameter '{name}' is {parameter.dtype}: floating-point numbers of 16, 32 and 64 bits are sharded, no others", "UNIMPLEMENTED")
+    if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8):
+        raise Error(
+            f"parameter '{name}' is {parameter.dtype}: floating-point numbers of 16, 32 and 64 bits and bytes (torch.uint8) are sharded, no "
+            "others. A frozen parameter of another type can be kept as bytes, by view(torch.uint8)", "UNIMPLEMENTED"
+        )
     if parameter.numel() == 0:
         raise Error(f"parameter '{name}' has no elements", "INVALID_ARGUMENT")
