@@ -4,6 +4,7 @@
 
 #include "ebb/optim/cuda/launch.h"
 #include "ebb/optim/cuda/thread_work.h"
+#include "ebb/optim/cuda/update_work.h"
 #include "ebb/runtime/device/cuda/resident_blocks.h"
 
 namespace ebb::optim {

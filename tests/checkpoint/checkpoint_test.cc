@@ -60,10 +60,7 @@ TEST_F(CheckpointTest, ResumesBitForBitAtAnyStageAndTierOfItsWorld) {
       ASSERT_EQ(RunWay(way_of({.world = world, .stage = 1}),
                        [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
                          EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 4));
-                         EBB_ASSIGN_OR_RETURN(ParameterValues masters,
-                                              GatherAll(engine, model.spec(), StateClass::kMaster));
-                         if (rank == 0) expected = std::move(masters);
-                         return absl::OkStatus();
+                         return KeepMasters(engine, model, rank, expected);
                        }),
                 absl::OkStatus());
       for (const Way& saver : kWays) {
@@ -117,10 +114,7 @@ TEST_F(CheckpointTest, OneThatIsWrittenBesideStepsIsThatOfItsStep) {
                        EXPECT_EQ(second.Wait().value_or("none"), folder_ + "/step-000000002");
                        EBB_RETURN_IF_ERROR(Train(engine, model, rank, 3, 4));
                        EXPECT_EQ(third.Wait().value_or("none"), folder_ + "/step-000000003");
-                       EBB_ASSIGN_OR_RETURN(ParameterValues masters,
-                                            GatherAll(engine, model.spec(), StateClass::kMaster));
-                       if (rank == 0) expected = std::move(masters);
-                       return absl::OkStatus();
+                       return KeepMasters(engine, model, rank, expected);
                      }),
               absl::OkStatus());
     for (const int step : {2, 3}) {
@@ -337,80 +331,74 @@ void FlipBit(const std::string& path, int64_t at) {
   file.put(byte);
 }
 
+// What may happen to a checkpoint.
+using Damage = std::function<void(const std::string& checkpoint)>;
+constexpr char kFile[] = "/rank-00001-of-00002.safetensors", kManifest[] = "/manifest.json";
+
+Damage Flips(const char* file, int64_t at) {
+  return [=](const std::string& in) { FlipBit(in + file, at); };
+}
+Damage Cuts(int64_t bytes) {
+  return [=](const std::string& in) { fs::resize_file(in + kFile, static_cast<uintmax_t>(bytes)); };
+}
+Damage Removes(const char* file) {
+  return [=](const std::string& in) { fs::remove_all(in + file); };
+}
+
 // What a load says on every rank, after `change` of the files.
-absl::Status LoadAfter(const std::string& folder,
-                       const std::function<void(const std::string& checkpoint)>& change,
-                       const ModelSpec& model, const LoadOptions& options = {}) {
+absl::Status LoadAfter(const std::string& folder, const Damage& change, const ModelSpec& model,
+                       const LoadOptions& options = {}) {
   const Way way = {.world = 2, .stage = 3};
   fs::remove_all(folder);
-  const absl::Status saved = RunThreads(2, [&](World world) -> absl::Status {
-    ToyModel toy({.groups = true});
-    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), toy.spec(),
-                                                       ConfigFor({.world = 2, .stage = 3})));
-    EBB_RETURN_IF_ERROR(toy.Train(engine, world.rank(), 0, {}));
+  EBB_RETURN_IF_ERROR(RunWay(way, [&](Engine& engine, ToyModel& toy, int rank) -> absl::Status {
+    EBB_RETURN_IF_ERROR(Train(engine, toy, rank, 0, 1));
     return SaveCheckpoint(engine, folder).status();
-  });
-  if (!saved.ok()) return saved;
+  }));
   change(folder + "/step-000000001");
   absl::Status statuses[2];
-  const absl::Status run = RunThreads(2, [&](World world) -> absl::Status {
+  EBB_RETURN_IF_ERROR(RunThreads(way.world, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Engine engine,
-                         Engine::Create(world, Device::Cpu(1), model,
-                                        ConfigFor({.world = way.world, .stage = way.stage})));
+                         Engine::Create(world, Device::Cpu(1), model, ConfigOf(way)));
     statuses[world.rank()] = LoadCheckpoint(engine, folder, options).status();
     return absl::OkStatus();
-  });
-  if (!run.ok()) return run;
+  }));
   EXPECT_EQ(statuses[0].ok(), statuses[1].ok()) << statuses[0] << statuses[1];
   return statuses[0];
 }
 
 TEST_F(CheckpointTest, WhatHasChangedOnTheDiskIsNamedOnEveryRank) {
   const ModelSpec model = ToyModel({.groups = true}).spec();
-  const std::string name = "rank-00001-of-00002.safetensors";
   struct Change {
     const char* what;
-    std::function<void(const std::string&)> run;
+    Damage run;
     std::vector<const char*> said;
   };
   const Change kChanges[] = {
       {"nothing", [](const std::string&) {}, {}},
-      {"a bit of the data",
-       [&](const std::string& at) { FlipBit(at + "/" + name, 4096 + 100); },
-       {"rank-00001", "checksum"}},
+      {"a bit of the data", Flips(kFile, 4096 + 100), {"rank-00001", "checksum"}},
       {"the last byte",
-       [&](const std::string& at) {
-         FlipBit(at + "/" + name, static_cast<int64_t>(fs::file_size(at + "/" + name)) - 1);
+       [](const std::string& at) {
+         FlipBit(at + kFile, static_cast<int64_t>(fs::file_size(at + kFile)) - 1);
        },
        {"rank-00001", "checksum"}},
-      {"a bit of the header",
-       [&](const std::string& at) { FlipBit(at + "/" + name, 200); },
-       {"rank-00001"}},
-      {"a cut file",
-       [&](const std::string& at) { fs::resize_file(at + "/" + name, 5000); },
-       {"rank-00001"}},
-      {"an empty file",
-       [&](const std::string& at) { fs::resize_file(at + "/" + name, 0); },
-       {"rank-00001"}},
-      {"a missing file",
-       [&](const std::string& at) { fs::remove(at + "/" + name); },
-       {"rank-00001"}},
+      {"a bit of the header", Flips(kFile, 200), {"rank-00001"}},
+      {"a cut file", Cuts(5000), {"rank-00001"}},
+      {"an empty file", Cuts(0), {"rank-00001"}},
+      {"a missing file", Removes(kFile), {"rank-00001"}},
       {"a link",
-       [&](const std::string& at) {
-         fs::rename(at + "/" + name, at + "/elsewhere");
-         fs::create_symlink(at + "/elsewhere", at + "/" + name);
+       [](const std::string& at) {
+         fs::rename(at + kFile, at + "/elsewhere");
+         fs::create_symlink(at + "/elsewhere", at + kFile);
        },
        {"rank-00001", "link"}},
       {"files of two ranks in each other's place",
-       [&](const std::string& at) {
-         fs::rename(at + "/" + name, at + "/other");
-         fs::rename(at + "/rank-00000-of-00002.safetensors", at + "/" + name);
+       [](const std::string& at) {
+         fs::rename(at + kFile, at + "/other");
+         fs::rename(at + "/rank-00000-of-00002.safetensors", at + kFile);
          fs::rename(at + "/other", at + "/rank-00000-of-00002.safetensors");
        },
        {"rank-0000"}},
-      {"a bit of the manifest",
-       [&](const std::string& at) { FlipBit(at + "/manifest.json", 300); },
-       {"manifest.json"}},
+      {"a bit of the manifest", Flips(kManifest, 300), {"manifest.json"}},
   };
   for (const Change& change : kChanges) {
     SCOPED_TRACE(change.what);
@@ -424,19 +412,17 @@ TEST_F(CheckpointTest, WhatHasChangedOnTheDiskIsNamedOnEveryRank) {
 // Damage that a header or a name shows gives way to the checkpoint before; changed data is an error, which names that
 // one.
 TEST_F(CheckpointTest, WhereTheNewestIsDamagedTheOlderOneIsTakenOrNamed) {
-  const std::string file = "/rank-00001-of-00002.safetensors";
   const struct {
     const char* what;
-    std::function<void(const std::string& newest)> damage;
+    Damage damage;
     bool in_data = false;
-  } kDamages[] = {
-      {"data", [&](const std::string& at) { FlipBit(at + file, 4096 + 100); }, true},
-      {"header", [&](const std::string& at) { FlipBit(at + file, 200); }},
-      {"manifest", [&](const std::string& at) { FlipBit(at + "/manifest.json", 300); }},
-      {"no manifest", [&](const std::string& at) { fs::remove(at + "/manifest.json"); }},
-      {"cut", [&](const std::string& at) { fs::resize_file(at + file, 5000); }},
-      {"missing", [&](const std::string& at) { fs::remove(at + file); }},
-      {"no folder", [&](const std::string& at) { fs::remove_all(at); }}};
+  } kDamages[] = {{"data", Flips(kFile, 4096 + 100), true},
+                  {"header", Flips(kFile, 200)},
+                  {"manifest", Flips(kManifest, 300)},
+                  {"no manifest", Removes(kManifest)},
+                  {"cut", Cuts(5000)},
+                  {"missing", Removes(kFile)},
+                  {"no folder", Removes("")}};
   for (const auto& damage : kDamages) {
     SCOPED_TRACE(damage.what);
     fs::remove_all(folder_);

@@ -74,4 +74,13 @@ inline absl::Status Train(Engine& engine, ToyModel& model, int rank, int from, i
   return absl::OkStatus();
 }
 
+// Collective: the whole masters, on rank 0.
+inline absl::Status KeepMasters(Engine& engine, const ToyModel& model, int rank,
+                                ParameterValues& into) {
+  EBB_ASSIGN_OR_RETURN(ParameterValues masters,
+                       GatherAll(engine, model.spec(), StateClass::kMaster));
+  if (rank == 0) into = std::move(masters);
+  return absl::OkStatus();
+}
+
 }  // namespace ebb::testing

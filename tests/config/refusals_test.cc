@@ -430,5 +430,63 @@ TEST(UnknownKeys, AreErrorsOrWarningsAsAsked) {
   }
 }
 
+TEST(Validate, AcceptsWhatItRead) {
+  EXPECT_TRUE(Config().Validate().ok());
+  EXPECT_TRUE(Config::FromJson(R"({"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}})")
+                  ->Validate()
+                  .ok());
+}
+
+TEST(Validate, NamesTheKeyOfAFieldThatAProgramChanged) {
+  const auto error = [](auto change) {
+    Config config;
+    change(config);
+    const absl::Status status = config.Validate();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  EXPECT_EQ(error([](Config& c) { c.zero.stage = 4; }),
+            "\"zero_optimization.stage\" is 4; allowed: an integer from 0 to 3");
+  EXPECT_EQ(error([](Config& c) { c.optimizer.learning_rate = -1; }),
+            "\"optimizer.params.lr\" is -1; allowed: a number from 0 to 1e+30");
+  EXPECT_EQ(error([](Config& c) { c.optimizer.learning_rate = std::nan(""); }),
+            "\"optimizer.params.lr\" is nan; allowed: a number from 0 to 1e+30");
+  EXPECT_EQ(error([](Config& c) { c.gradient_clipping = INFINITY; }),
+            "\"gradient_clipping\" is inf; allowed: a number of at least 0");
+  EXPECT_THAT(error([](Config& c) { c.train_batch_size = -8; }),
+              HasSubstr("\"train_batch_size\" is -8"));
+  EXPECT_THAT(error([](Config& c) { c.ebb.micro_batches_per_round = -1; }),
+              HasSubstr("ebb.micro_batches_per_round"));
+  EXPECT_THAT(error([](Config& c) { c.scheduler.type = SchedulerType::kWarmupDecay; }),
+              HasSubstr("\"scheduler.params.total_num_steps\" is 0"));
+  EXPECT_THAT(error([](Config& c) { c.communication = DType::kInt8; }),
+              HasSubstr("\"communication_data_type\" is \"int8\""));
+  EXPECT_THAT(error([](Config& c) { c.compute = DType::kInt8; }),
+              HasSubstr("compute dtype is int8"));
+  EXPECT_THAT(error([](Config& c) { c.optimizer.decoupled_weight_decay = false; }),
+              HasSubstr("choose Adam"));
+  EXPECT_THAT(error([](Config& c) { c.ebb.timeout_seconds = 0; }),
+              HasSubstr("ebb.timeout_seconds"));
+  EXPECT_THAT(error([](Config& c) {
+                c.zero.offload_param.nvme_paths = {"/x", ""};
+              }),
+              HasSubstr("\"zero_optimization.offload_param.nvme_path\" is [\"/x\",\"\"]"));
+  EXPECT_THAT(error([](Config& c) { c.zero.offload_optimizer.device = Tier::kNvme; }),
+              HasSubstr("\"zero_optimization.offload_optimizer.device\" is \"nvme\""));
+  EXPECT_THAT(error([](Config& c) { c.zero.offload_optimizer.ratio = std::nan(""); }),
+              HasSubstr("\"zero_optimization.offload_optimizer.ratio\" is nan"));
+  EXPECT_THAT(error([](Config& c) { c.aio.block_size = 4097; }),
+              HasSubstr("the nearest are 4096 and 8192"));
+  EXPECT_THAT(error([](Config& c) { c.ebb.host_memory = 0; }),
+              HasSubstr("\"ebb.host_memory\" is 0"));
+  EXPECT_THAT(error([](Config& c) { c.ebb.split_master = true; }), HasSubstr("ebb.split_master"));
+  EXPECT_THAT(error([](Config& c) { c.ebb.stochastic_rounding = true; }),
+              HasSubstr("ebb.stochastic_rounding"));
+  EXPECT_THAT(error([](Config& c) { c.ebb.parameter_groups["g"].lr_factor = -1; }),
+              HasSubstr("\"ebb.parameter_groups.g.lr_factor\" is -1"));
+  EXPECT_THAT(error([](Config& c) { c.ebb.parameter_groups["g"].optimizer.emplace().beta2 = 1; }),
+              HasSubstr("\"ebb.parameter_groups.g.optimizer.params.betas\""));
+}
+
 }  // namespace
 }  // namespace ebb

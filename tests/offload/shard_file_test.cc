@@ -6,9 +6,7 @@
 #include <gtest/gtest.h>
 #include <linux/io_uring.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -18,7 +16,6 @@
 #include <cstring>
 #include <deque>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <thread>
@@ -28,7 +25,7 @@
 #include "backends.h"
 #include "ebb/offload/file_handle.h"
 #include "ebb/offload/io_queue.h"
-#include "ebb/offload/private_file.h"
+#include "limited.h"
 
 namespace ebb::testing {
 namespace {
@@ -53,22 +50,6 @@ std::map<int, std::string> OpenFiles() {
   }
   return files;
 }
-
-// Sets a soft limit of this process, as long as it lives.
-class Limited {
- public:
-  Limited(__rlimit_resource resource, rlim_t most) : resource_(resource) {
-    EXPECT_EQ(getrlimit(resource_, &before_), 0);
-    const rlimit limit = {most, before_.rlim_max};
-    EXPECT_EQ(setrlimit(resource_, &limit), 0);
-  }
-  Limited(const Limited&) = delete;
-  ~Limited() { EXPECT_EQ(setrlimit(resource_, &before_), 0); }
-
- private:
-  const __rlimit_resource resource_;
-  rlimit before_ = {};
-};
 
 using ShardFileTest = OnEveryBackend;
 INSTANTIATE_TEST_SUITE_P(Backends, ShardFileTest, ::testing::ValuesIn(Backends()), NameOf);
@@ -228,19 +209,14 @@ TEST_P(ShardFileTest, MoreMayBeStartedThanTheQueueIsDeep) {
   const PinnedMemory written = Memory(kEach * kCount), read = Memory(kEach * kCount);
   FillRandomly(written.buffer.span(), 2);
   std::deque<IoTransfer> transfers(kCount);
-  const auto wait = [&] {
+  for (const bool write : {true, false}) {
+    for (size_t i = 0; i < kCount; ++i) {
+      const int64_t at = static_cast<int64_t>(i) * kEach;
+      write ? file->StartWrite(transfers[i], at, written.buffer.data() + at, kEach)
+            : file->StartRead(transfers[i], at, read.buffer.data() + at, kEach);
+    }
     for (IoTransfer& transfer : transfers) EXPECT_EQ(file->Wait(transfer), absl::OkStatus());
-  };
-  for (size_t i = 0; i < kCount; ++i) {
-    const int64_t at = static_cast<int64_t>(i) * kEach;
-    file->StartWrite(transfers[i], at, written.buffer.data() + at, kEach);
   }
-  wait();
-  for (size_t i = 0; i < kCount; ++i) {
-    const int64_t at = static_cast<int64_t>(i) * kEach;
-    file->StartRead(transfers[i], at, read.buffer.data() + at, kEach);
-  }
-  wait();
   EXPECT_TRUE(Same(written.buffer.span(), read.buffer.span()));
 }
 
@@ -346,61 +322,6 @@ TEST_P(ShardFileTest, OptionsThatCannotBeAreRefused) {
   EXPECT_EQ(code([](auto& o) { o.directories.clear(); }), kRefused);
   EXPECT_EQ(code([](auto& o) { o.directories[0] = "/nowhere"; }), absl::StatusCode::kNotFound);
   EXPECT_TRUE(Make(Options(0)) != nullptr || IsSkipped());
-}
-
-TEST_P(ShardFileTest, IsPrivateAndGoneAtTheEnd) {
-  auto file = Make(Options(3 * kMiB));
-  if (file == nullptr) return;
-  struct stat found = {};
-  ASSERT_EQ(stat(FirstPath().c_str(), &found), 0);
-  EXPECT_EQ(found.st_mode & 07777, 0600u);
-  int64_t bytes = 0;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(scratch_.path())) {
-    if (entry.is_regular_file()) bytes += static_cast<int64_t>(entry.file_size());
-  }
-  EXPECT_EQ(bytes, 3 * kMiB + GetParam().directories * 4096);  // a stamp in each file
-  EXPECT_EQ(ShardFile::Create(Options(4096)).status().code(),
-            absl::StatusCode::kFailedPrecondition);  // it exists already
-  file.reset();
-  EXPECT_THAT(scratch_.Entries(), IsEmpty());
-  std::filesystem::create_symlink("/etc/passwd", FirstPath());
-  EXPECT_EQ(ShardFile::Create(Options(4096)).status().code(),
-            absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(scratch_.Entries(), ElementsAre("shards"));  // files that are not ours stay
-}
-
-// This is not the file system's refusal of O_DIRECT, after which the page cache would be tried.
-TEST(PrivateFileTest, ABlockThatTheDiskFailsToTakeIsAnError) {
-  const Scratch scratch;
-  auto file = PrivateFile::Create(scratch.path() + "/shards", kMiB);
-  ASSERT_TRUE(file.ok()) << file.status();
-  rlimit before = {};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const auto signal_before = std::signal(SIGXFSZ, SIG_IGN);
-  const rlimit full = {4096, before.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
-  const absl::StatusOr<bool> direct = file->SetDirect();
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  std::signal(SIGXFSZ, signal_before);
-  if (direct.ok() && !*direct) GTEST_SKIP() << "refuses O_DIRECT";
-  EXPECT_EQ(direct.status().code(), absl::StatusCode::kResourceExhausted) << direct.status();
-  EXPECT_THAT(std::string(direct.status().message()),
-              ::testing::AllOf(HasSubstr("cannot write 4096 bytes at offset 1048576"),
-                               HasSubstr(scratch.path()), HasSubstr("ulimit -f")));
-  EXPECT_EQ(file->CheckUnchanged(), absl::OkStatus());
-  EXPECT_TRUE(file->SetDirect().value_or(false));
-}
-
-TEST_P(ShardFileTest, MissingSpaceIsAnErrorOfCreate) {
-  struct statvfs disk = {};
-  ASSERT_EQ(statvfs(scratch_.path().c_str(), &disk), 0);
-  const auto free = static_cast<int64_t>(disk.f_bavail * disk.f_frsize);
-  const int64_t bytes = 4 * free + (int64_t{64} << 30);
-  const absl::Status status = ShardFile::Create(Options(bytes)).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr(FirstPath()));
-  EXPECT_THAT(status.message(), HasSubstr("bytes are free"));
-  EXPECT_THAT(scratch_.Entries(), IsEmpty());
 }
 
 // The system's own answers; the first write is short.
@@ -553,76 +474,6 @@ TEST_P(UringFileTest, RegisteredFilesAreUsed) {
   for (size_t i = 0; i < descriptors.size(); ++i)
     ASSERT_EQ(dup2(true_ones[i].get(), descriptors[i]), descriptors[i]);
   EXPECT_EQ(file->CheckUnchanged(), absl::OkStatus());
-}
-
-TEST_P(ShardFileTest, TruncatedFileIsFoundByReadsAndByTheCheck) {
-  const auto file = Make(Options(4 * kMiB));
-  if (file == nullptr) return;
-  const PinnedMemory memory = Memory(4 * kMiB);
-  ASSERT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
-  for (const int64_t left : {64L << 10, 1000L, 0L}) {
-    SCOPED_TRACE(left);
-    ASSERT_EQ(truncate(FirstPath().c_str(), left), 0);
-    const absl::Status status = Read(*file, 0, memory.buffer.span());
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-    EXPECT_THAT(status.message(), HasSubstr("truncated from outside"));
-    EXPECT_THAT(status.message(), HasSubstr(FirstPath()));
-    EXPECT_EQ(file->CheckUnchanged().code(), absl::StatusCode::kDataLoss);
-  }
-}
-
-// Writes behind the cut make the file longer again, and the gap reads as zeros.
-TEST_P(ShardFileTest, WritesDoNotHideThatAFileWasTruncated) {
-  for (const int64_t left : {0L, 64L << 10}) {
-    SCOPED_TRACE(left);
-    const auto file = Make(Options(4 * kMiB));
-    if (file == nullptr) return;
-    const PinnedMemory memory = Memory(4 * kMiB);
-    ASSERT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
-    ASSERT_EQ(truncate(FirstPath().c_str(), left), 0);
-    ASSERT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
-    const absl::Status status = file->CheckUnchanged();
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-    EXPECT_THAT(status.message(), HasSubstr("resized"));
-  }
-}
-
-TEST_P(ShardFileTest, AFileThatWasCutAndExtendedAgainIsFound) {
-  for (const int64_t bytes : {0L, 4096L, 3 * kMiB}) {
-    SCOPED_TRACE(bytes);
-    const auto file = Make(Options(bytes));
-    if (file == nullptr) return;
-    const auto size = static_cast<int64_t>(std::filesystem::file_size(FirstPath()));
-    EXPECT_EQ(file->CheckUnchanged(), absl::OkStatus());
-    for (const int64_t left : {0L, size - 4096}) {
-      ASSERT_EQ(truncate(FirstPath().c_str(), left), 0);
-      ASSERT_EQ(truncate(FirstPath().c_str(), size), 0);
-      const absl::Status status = file->CheckUnchanged();
-      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-      EXPECT_THAT(status.message(), HasSubstr("cut and made as long as before"));
-    }
-  }
-}
-
-TEST_P(ShardFileTest, ChangesFromOutsideAreNamed) {
-  const auto expect = [&](const char* why, auto change) {
-    const auto file = Make(Options(kMiB));
-    if (file == nullptr) return;
-    EXPECT_EQ(file->CheckUnchanged(), absl::OkStatus());
-    change(FirstPath());
-    const absl::Status status = file->CheckUnchanged();
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-    EXPECT_THAT(std::string(status.message()), HasSubstr(why));
-  };
-  namespace fs = std::filesystem;
-  expect("resized", [](const auto& path) { fs::resize_file(path, 4 << 20); });
-  expect("removed", [](const auto& path) { fs::remove(path); });
-  expect("mode", [](const auto& path) { fs::permissions(path, fs::perms::all); });
-  expect("linked", [](const auto& path) { fs::create_hard_link(path, path + ".second"); });
-  expect("replaced", [](const auto& path) {
-    fs::rename(path, path + ".old");
-    fs::copy_file(path + ".old", path);
-  });
 }
 
 TEST_P(ShardFileTest, SaysHowItReachesTheDisk) {

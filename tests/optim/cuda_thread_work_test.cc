@@ -8,6 +8,7 @@
 
 #include "ebb/optim/cast.h"
 #include "ebb/optim/cuda/thread_work.h"
+#include "ebb/optim/cuda/update_work.h"
 #include "ebb/optim/norm.h"
 #include "ebb/optim/parameter_norms.h"
 #include "ebb/optim/update.h"

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+namespace ebb::testing {
+
+// Sets a soft limit of this process, as long as it lives.
+class Limited {
+ public:
+  Limited(__rlimit_resource resource, rlim_t most) : resource_(resource) {
+    EXPECT_EQ(getrlimit(resource_, &before_), 0);
+    const rlimit limit = {most, before_.rlim_max};
+    EXPECT_EQ(setrlimit(resource_, &limit), 0);
+  }
+  Limited(const Limited&) = delete;
+  ~Limited() { EXPECT_EQ(setrlimit(resource_, &before_), 0); }
+
+ private:
+  const __rlimit_resource resource_;
+  rlimit before_ = {};
+};
+
+}  // namespace ebb::testing
