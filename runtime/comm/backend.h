@@ -20,7 +20,7 @@
 namespace ebb {
 
 class CallOrder;
-class SharedWorld;
+class SharedGroup;
 class StoreGroup;
 
 enum class CollectiveKind : uint8_t {
@@ -124,8 +124,8 @@ class WorldBackend {
   virtual absl::StatusOr<std::shared_ptr<StoreGroup>> bootstrap() {
     return absl::UnimplementedError("these ranks cannot be given GPUs");
   }
-  // What ranks that are threads of one process share. Null: they are no such threads.
-  virtual SharedWorld* threads() { return nullptr; }
+  // Where ranks that are threads of one process form communicators. Null: they are no such threads.
+  virtual SharedGroup* threads() { return nullptr; }
 };
 
 }  // namespace ebb

@@ -21,8 +21,8 @@
 // Ranks call the same operations in the same order with the same counts. A call returns an error at
 // once only for arguments that this rank alone can see to be wrong. A later fault (a rank failed,
 // left, called something else, or did not come within the time-out) fails the communicator for
-// good: status() says why, every later operation does nothing, and `receive` is undefined. Over MPI
-// and NCCL the whole world fails with it. Nothing hangs. Threads: one enqueuing thread at a time.
+// good: status() says why, every later operation does nothing, and `receive` is undefined. Nothing
+// hangs. Threads: one enqueuing thread at a time.
 #pragma once
 
 #include <cstddef>

@@ -62,9 +62,11 @@ absl::StatusOr<std::vector<std::vector<size_t>>> FormGroups(std::span<const int>
 }
 
 std::string Pack(const Proposal& proposal) {
+  constexpr size_t kNameBytesMax = 200;
   const CommunicatorOptions& options = proposal.options;
   return Packer()
-      .Add(options.name, options.reduction_group, options.timeout_seconds, proposal.device,
+      .Add(std::string_view(options.name).substr(0, kNameBytesMax), options.reduction_group,
+           options.timeout_seconds, std::string_view(proposal.device).substr(0, kNameBytesMax),
            proposal.colour, proposal.key)
       .Take();
 }
@@ -82,11 +84,11 @@ double CreationSeconds(const CommunicatorOptions& options) {
   return options.timeout_seconds > 0 ? options.timeout_seconds : kSecondsForNonsense;
 }
 
-WaitPoint::Deadline DeadlineAfter(double seconds, WaitPoint::Deadline begin) {
+WaitPoint::Deadline DeadlineAfter(double seconds) {
   constexpr double kSecondsMax = 1e8;  // three years
   if (!(seconds < kSecondsMax)) return WaitPoint::kNever;
-  return begin + std::chrono::duration_cast<WaitPoint::Clock::duration>(
-                     std::chrono::duration<double>(seconds));
+  return WaitPoint::Clock::now() + std::chrono::duration_cast<WaitPoint::Clock::duration>(
+                                       std::chrono::duration<double>(seconds));
 }
 
 }  // namespace ebb

@@ -19,7 +19,9 @@ namespace ebb {
 absl::StatusOr<std::vector<std::vector<size_t>>> FormGroups(std::span<const int> world_ranks,
                                                             std::span<const Proposal> proposals);
 
-// A proposal as bytes. Its notices are the rank's own.
+// A proposal as bytes: at most kProposalBytesMax of them, so longer names are cut. Its notices are
+// the rank's own.
+inline constexpr size_t kProposalBytesMax = 512;
 std::string Pack(const Proposal& proposal);
 Proposal UnpackProposal(std::string_view packed);
 
@@ -28,7 +30,6 @@ Proposal UnpackProposal(std::string_view packed);
 double CreationSeconds(const CommunicatorOptions& options);
 
 // Time-outs of hours and "never" become a point in time that no clock reaches, without overflow.
-WaitPoint::Deadline DeadlineAfter(double seconds,
-                                  WaitPoint::Deadline begin = WaitPoint::Clock::now());
+WaitPoint::Deadline DeadlineAfter(double seconds);
 
 }  // namespace ebb

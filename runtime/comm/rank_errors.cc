@@ -70,6 +70,10 @@ std::string WaitsInCall(const CommunicatorOptions& options, const CallSummary& c
                       options.name, "'");
 }
 
+std::string WaitsForCreation(const CommunicatorOptions& options, std::string_view awaited) {
+  return absl::StrCat("for ", NameView(awaited), " to create communicator '", options.name, "'");
+}
+
 absl::Status LateStatus(const CommunicatorOptions& options, std::string_view waiting,
                         const CallSummary& call, std::string_view awaited, std::string_view more) {
   return absl::DeadlineExceededError(

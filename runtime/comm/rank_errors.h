@@ -30,6 +30,7 @@ bool SpeaksFor(CollectiveKind kind, int rank, std::span<const int> absent);
 // What a rank waits for: "for rank 1 in barrier on communicator 'reduce'".
 std::string WaitsInCall(const CommunicatorOptions& options, const CallSummary& call,
                         std::string_view awaited);
+std::string WaitsForCreation(const CommunicatorOptions& options, std::string_view awaited);
 
 // kDeadlineExceeded: a rank has waited too long for others. `awaited` completes "has waited 5 s
 // for ...". `more`: what else is known, or "".

@@ -7,13 +7,24 @@
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {
+namespace {
+
+WaitPoint::Deadline After(WaitPoint::Clock::time_point begin, double seconds) {
+  constexpr double kForEver = 1e9;  // 31 years
+  if (!(seconds < kForEver)) return WaitPoint::kNever;
+  return begin + std::chrono::duration_cast<WaitPoint::Clock::duration>(
+                     std::chrono::duration<double>(seconds));
+}
+
+}  // namespace
+
 WaitNotice::WaitNotice(const NoticeTimes& times, Clock::time_point begin)
-    : times_(times), begin_(begin), due_(DeadlineAfter(times.first_seconds, begin)) {}
+    : times_(times), begin_(begin), due_(After(begin, times.first_seconds)) {}
 
 std::optional<double> WaitNotice::Take(Clock::time_point now) {
   if (now < due_) return std::nullopt;
   // Counted from now, so that the next line does not directly follow a late one.
-  due_ = DeadlineAfter(times_.interval_seconds, now);
+  due_ = After(now, times_.interval_seconds);
   return std::chrono::duration<double>(now - begin_).count();
 }
 

@@ -11,8 +11,8 @@
 #include "ebb/runtime/comm/mpi/open_mpi.h"
 #include "ebb/runtime/comm/mpi/world.h"
 #include "ebb/runtime/comm/nccl/nccl_world.h"
+#include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/rendezvous/hosts_rank.h"
-#include "ebb/runtime/comm/rendezvous/participant.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
 #include "ebb/runtime/comm/shared/device_world.h"
 #include "ebb/runtime/comm/shared/world.h"
@@ -50,7 +50,6 @@ absl::StatusOr<World> World::FromEnvironment(const WorldOptions& options) {
   if (!mpi.ok() && launch->rank == 0) LogWarning(std::string(mpi.message()));
   std::optional<ParentProcess> launcher;
   if (launch->launcher_stays) launcher = ParentProcess::Find();
-  if (launcher.has_value()) launcher->name = launch->launcher;
   EBB_ASSIGN_OR_RETURN(
       Rendezvous rendezvous,
       Rendezvous::Join({.rank = launch->rank,
@@ -69,7 +68,8 @@ absl::StatusOr<World> World::FromEnvironment(const WorldOptions& options) {
     return World(std::move(backend));
   }
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<SharedWorld> world,
-                       SharedWorld::Form(launch->rank, std::move(rendezvous), std::move(launcher)));
+                       SharedWorld::Form(launch->rank, std::move(rendezvous), std::move(launcher),
+                                         launch->launcher));
   return World(std::make_shared<SharedRank>(std::move(world)));
 }
 

@@ -1,10 +1,10 @@
 // Which ranks share a host, and whether hosts are alike.
+#include "ebb/runtime/comm/rendezvous/hosts.h"
+
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
-
-#include "ebb/runtime/comm/rendezvous/participant.h"
 
 namespace ebb {
 namespace {

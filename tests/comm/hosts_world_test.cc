@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <barrier>
 #include <csignal>
 #include <functional>
 #include <future>
@@ -41,17 +40,14 @@ absl::Status RunRank(const std::string& name, int rank, int ranks, const Body& b
   return body(std::move(world));
 }
 
-// The result of each rank, which is a thread. `left`: called when a rank's world has been destroyed.
-std::vector<absl::Status> OnThreads(
-    int ranks, const Body& body, const std::function<void(int rank)>& left = [](int) {}) {
+// The result of each rank, which is a thread.
+std::vector<absl::Status> OnThreads(int ranks, const Body& body) {
   const std::string name = ebb::testing::NewMeetingName();
   std::vector<absl::Status> seen(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      seen[static_cast<size_t>(rank)] = RunRank(name, rank, ranks, body);
-      left(rank);
-    });
+    threads.emplace_back(
+        [&, rank] { seen[static_cast<size_t>(rank)] = RunRank(name, rank, ranks, body); });
   }
   for (std::thread& thread : threads) thread.join();
   return seen;
@@ -196,37 +192,35 @@ TEST(HostsWorld, NoRankGetsAnErrorIfAllLeave) {
 }
 
 TEST(HostsWorld, RanksGoOnWithoutRankZero) {
-  std::barrier formed(4), rank_zero_has_left(4), tried(3);
-  const auto seen = OnThreads(
-      4,
-      [&](Backend world) -> absl::Status {
-        const int rank = world->rank();
-        EBB_ASSIGN_OR_RETURN(const std::shared_ptr<StoreGroup> all, world->bootstrap());
-        EBB_ASSIGN_OR_RETURN(std::shared_ptr<StoreGroup> part,
-                             all->Form({.options = {}, .colour = rank == 0 ? 0 : 1}));
-        formed.arrive_and_wait();
-        if (rank == 0) return absl::OkStatus();
-        rank_zero_has_left.arrive_and_wait();
-        EBB_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
-                             part->AllGather(std::to_string(rank), 60));
-        EXPECT_EQ(texts, (std::vector<std::string>{"1", "2", "3"}));
-        EBB_ASSIGN_OR_RETURN(const std::shared_ptr<StoreGroup> again, part->Form({.options = {}}));
-        EXPECT_EQ(again->size(), 3);
-        // Work that needs rank 0 learns that it has left.
-        EXPECT_THAT(Message(all->Form({.options = {.name = "all"}}).status()),
-                    HasSubstr("rank 0 has left"));
-        // The others learn of a rank that fails.
-        Ear ear(*world);
-        tried.arrive_and_wait();
-        if (rank == 3) all->store().Break(absl::DataLossError("the disk is gone"));
-        return ear.Wait();
-      },
-      [&](int rank) {
-        if (rank == 0) rank_zero_has_left.arrive_and_drop();
-      });
-  EXPECT_TRUE(seen[0].ok()) << seen[0];
-  for (const size_t rank : {1, 2, 3})
-    EXPECT_EQ(seen[rank], absl::DataLossError("the disk is gone"));
+  std::vector<std::shared_ptr<Store>> stores = *Store::OfThreads(4);
+  std::vector<std::shared_ptr<StoreGroup>> parts(4);
+  std::vector<std::thread> ranks;
+  const auto on_ranks = [&](size_t first, const std::function<void(size_t rank)>& body) {
+    for (size_t rank = first; rank < 4; ++rank) ranks.emplace_back(body, rank);
+    for (std::thread& rank : ranks) rank.join();
+    ranks.clear();
+  };
+  on_ranks(0, [&](size_t rank) {
+    StoreGroup all(stores[rank]);
+    parts[rank] = *all.Form({.options = {}, .colour = rank == 0 ? 0 : 1});
+  });
+  parts[0].reset();
+  stores[0].reset();
+  on_ranks(1, [&](size_t rank) {
+    const auto all = parts[rank]->AllGather(std::to_string(rank), 60);
+    ASSERT_TRUE(all.ok()) << all.status();
+    EXPECT_EQ(*all, (std::vector<std::string>{"1", "2", "3"}));
+    EXPECT_EQ((*parts[rank]->Form({.options = {}}))->size(), 3);
+  });
+  // Work that needs rank 0 learns that it has left.
+  on_ranks(1, [&](size_t rank) {
+    const absl::Status left = StoreGroup(stores[rank]).Form({.options = {.name = "all"}}).status();
+    EXPECT_THAT(Message(left), HasSubstr("rank 0 has left"));
+  });
+  // The others learn of a rank that fails.
+  Ear ear(*std::make_shared<HostsRank>(parts[1]));
+  stores[3]->Break(absl::DataLossError("the disk is gone"));
+  EXPECT_EQ(ear.Wait(), absl::DataLossError("the disk is gone"));
 }
 
 TEST(HostsWorld, MayBeDestroyedByTheListenerOfAFailure) {

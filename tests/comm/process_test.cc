@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "ebb/runtime/comm/shared/shared_file.h"
+#include "ebb/runtime/comm/shared/share_file.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -348,12 +348,10 @@ TEST(Killed, NothingStaysBehindOfAWorldThatIsNotComplete) {
       HideFromOtherProcesses();  // so that the files need a name
       absl::StatusOr<Rendezvous> rendezvous = Meet(name, rank, 3);
       if (rank == victim) {
-        const auto store = *Store::Hold(rank, *std::move(rendezvous));
-        StoreGroup all(store, rank);
         // Rank 0 has made the file that the others are about to open.
-        const auto no_descriptor = all.AllGather("", 60);
-        const auto open = all.AllGather("not open", 60);
-        const auto file = SharedFile::Create(shared::SharedFileName(*store));
+        const auto no_descriptor = rendezvous->AllGather("");
+        const auto open = rendezvous->AllGather("not open");
+        const auto file = SharedFile::Create(shared::SharedFileName(*rendezvous));
         raise(SIGKILL);
       }
       seen.Set(rank, SharedWorld::Form(rank, *std::move(rendezvous)).status());

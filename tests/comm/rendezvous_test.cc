@@ -17,7 +17,6 @@
 #include <thread>
 #include <vector>
 
-#include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/trace/log.h"
 #include "processes.h"
 
@@ -125,11 +124,10 @@ TEST_P(PlaceTest, EveryRankGetsTheListOfAll) {
       for (int other = 0; other < 3; ++other)
         EXPECT_EQ(rendezvous->participants()[static_cast<size_t>(other)].rank, other);
       nonces[static_cast<size_t>(rank)] = rendezvous->nonce();
-      StoreGroup all(*Store::Hold(rank, *std::move(rendezvous)), rank);
       for (int round = 0; round < 3; ++round) {
-        const auto texts = all.AllGather(std::to_string(10 * round + rank), 60);
-        ASSERT_TRUE(texts.ok()) << texts.status();
-        EXPECT_EQ((*texts)[2], std::to_string(10 * round + 2));
+        const auto all = rendezvous->AllGather(std::to_string(10 * round + rank));
+        ASSERT_TRUE(all.ok()) << all.status();
+        EXPECT_EQ((*all)[2], std::to_string(10 * round + 2));
       }
     });
   }
@@ -403,6 +401,42 @@ TEST(Rendezvous, EveryFieldOfAParticipantArrives) {
   EXPECT_EQ(got->pid_namespace, sent.pid_namespace);
   EXPECT_EQ(got->pid, sent.pid);
   EXPECT_EQ(got->cores, sent.cores);
+}
+
+TEST(Rendezvous, RankThatEndsWhileTheOthersMeetIsNamed) {
+  const MeetingPlace place = Named();
+  absl::Status zero, one;
+  std::thread rank_zero([&] {
+    absl::StatusOr<Rendezvous> rendezvous = Rendezvous::Join(Rank(0, 3, place));
+    zero = rendezvous->AllGather("0").status();
+  });
+  std::thread rank_one([&] {
+    absl::StatusOr<Rendezvous> rendezvous = Rendezvous::Join(Rank(1, 3, place));
+    one = rendezvous->AllGather("1").status();
+  });
+  EXPECT_TRUE(Rendezvous::Join(Rank(2, 3, place)).ok());  // it leaves at once
+  rank_zero.join();
+  rank_one.join();
+  EXPECT_EQ(zero, one);
+  EXPECT_THAT(std::string(zero.message()), AllOf(HasSubstr("rank 2 (process"), HasSubstr("lost")));
+}
+
+TEST(Rendezvous, ARefusalByOneRankIsAnErrorOnAll) {
+  const MeetingPlace place = Named();
+  std::vector<absl::Status> seen(3);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      absl::StatusOr<Rendezvous> rendezvous = Rendezvous::Join(Rank(rank, 3, place));
+      if (rank == 1) {
+        rendezvous->Refuse(absl::ResourceExhaustedError("no room"));
+      }
+      seen[static_cast<size_t>(rank)] = rendezvous->AllGather("").status();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : seen)
+    EXPECT_EQ(status, absl::ResourceExhaustedError("no room"));
 }
 
 }  // namespace

@@ -203,14 +203,12 @@ TEST_F(RegistrationsTest, BuffersStandInForTheWindowsOfALaterNccl) {
   NcclLibrary nccl = **LoadNccl();
   nccl.CommWindowRegister = nullptr;
   nccl.CommWindowDeregister = nullptr;
+  const std::vector<std::shared_ptr<Store>> stores = *Store::OfThreads(1);
   const Device device = *Device::Cuda();
   ncclUniqueId id;
   nccl.GetUniqueId(&id);
-  auto communicator =
-      NcclCommunicator::Connect({.nccl = nccl,
-                                 .device = device,
-                                 .group = std::make_shared<StoreGroup>(Store::OfThreads(1), 0)},
-                                id);
+  auto communicator = NcclCommunicator::Connect(
+      {.nccl = nccl, .device = device, .group = std::make_shared<StoreGroup>(stores[0])}, id);
   ASSERT_TRUE(communicator.ok()) << communicator.status();
   const Buffer memory = *device.Allocate(4096, "test");
   const absl::Status registered = (*communicator)->Register(memory.span());

@@ -14,10 +14,10 @@
 namespace ebb::testing {
 namespace {
 
-absl::Status RunRank(const std::shared_ptr<Store>& store, int rank, int devices,
+absl::Status RunRank(const std::shared_ptr<Store>& store, int devices,
                      const std::function<absl::Status(World)>& body) {
-  EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda(rank % devices));
-  const auto ranks = std::make_shared<HostsRank>(std::make_shared<StoreGroup>(store, rank));
+  EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda(store->rank() % devices));
+  const auto ranks = std::make_shared<HostsRank>(std::make_shared<StoreGroup>(store));
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<WorldBackend> world, NewNcclWorld(ranks, device));
   return body(World(std::move(world)));
 }
@@ -25,16 +25,14 @@ absl::Status RunRank(const std::shared_ptr<Store>& store, int rank, int devices,
 }  // namespace
 
 absl::Status RunOnGpus(int ranks, int devices, std::function<absl::Status(World)> body) {
-  const std::shared_ptr<Store> store = Store::OfThreads(ranks);
+  EBB_ASSIGN_OR_RETURN(std::vector<std::shared_ptr<Store>> stores, Store::OfThreads(ranks));
   std::vector<absl::Status> results(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
+  for (size_t rank = 0; rank < stores.size(); ++rank) {
     threads.emplace_back([&, rank] {
-      absl::Status& result = results[static_cast<size_t>(rank)];
-      result = RunRank(store, rank, devices, body);
-      if (!result.ok())
-        store->Break(absl::UnavailableError(absl::StrCat("rank ", rank, " has ended")));
-      store->Leave(rank, "its thread has ended");
+      results[rank] = RunRank(stores[rank], devices, body);
+      if (!results[rank].ok())
+        stores[rank]->Break(absl::UnavailableError(absl::StrCat("rank ", rank, " has ended")));
     });
   }
   for (std::thread& thread : threads) thread.join();

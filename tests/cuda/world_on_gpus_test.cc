@@ -49,7 +49,7 @@ void ExpectTheCpusReductionGroup() {
 class LonelyProcess : public SharedRank {
  public:
   using SharedRank::SharedRank;
-  SharedWorld* threads() override { return nullptr; }
+  SharedGroup* threads() override { return nullptr; }
 };
 
 class ConnectionTest : public ::testing::Test {

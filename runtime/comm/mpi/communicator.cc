@@ -39,9 +39,10 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiEndpoint> endpoint,
     : TaskCommunicator(options.timeout_seconds),
       endpoint_(std::move(endpoint)),
       group_(std::move(group)),
+      notices_(store().NoticesOf(group_->name())),
       rank_(group_->rank()),
       options_(std::move(options)),
-      announcements_(new std::byte[kPlaces * sizeof(Announcement) * static_cast<size_t>(size())]()),
+      announcements_(new std::byte[3 * sizeof(Announcement) * static_cast<size_t>(size())]()),
       pairs_(static_cast<size_t>(size())),
       absent_(static_cast<size_t>(size())),
       messages_(*this, size()),
@@ -60,14 +61,17 @@ MpiCommunicator::~MpiCommunicator() {
 
 void MpiCommunicator::Leave() {
   group_->Leave();
-  for (const int peer : others_)
-    Announce(pairs_[static_cast<size_t>(peer)].goodbye, peer, kGoodbye,
-             {.call = {}, .leaves = true});
+  Departure mine = {.rank = rank_, .name = RankName(rank_), .calls = collectives_};
+  for (const int peer : others_) {
+    const uint64_t exchanges = pairs_[static_cast<size_t>(peer)].sent - collectives_;
+    if (exchanges > 0)
+      mine.exchanges.insert(mine.exchanges.end(), {static_cast<uint64_t>(peer), exchanges});
+  }
+  store().Depart(group_->name(), size(), mine);
   const auto sent = [&] {
     bool complete = messages_.TestAll();
     for (Pair& pair : pairs_) {
       for (MpiMessage& message : pair.outgoing) complete = message.Test() && complete;
-      complete = pair.goodbye.Test() && complete;
     }
     return complete;
   };
@@ -88,7 +92,8 @@ void MpiCommunicator::Abort(absl::Status why) {
 }
 
 void MpiCommunicator::Fail(const absl::Status& why) {
-  store().Break(why);
+  if (failed()) return;
+  store().FailCommunicator(group_->name(), why);
 }
 
 void MpiCommunicator::FailBehindAnother(const Collective& call) {
@@ -129,7 +134,7 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
       times.first_seconds /= 5;  // the other hosts need this rank's calls to compare
       telling.emplace(times, now);
     }
-    if (telling->Take(now).has_value()) group_->TellCalls();
+    if (telling->Take(now).has_value()) store().TellCalls();
     if (const std::optional<double> seconds = notice->Take(now)) {
       const std::vector<int> missing = absent();
       const std::string known = store().CompareCalls(WorldRanksOf(group_->world_ranks(), missing));
@@ -144,24 +149,15 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
   }
 }
 
-MpiCommunicator::Announcement* MpiCommunicator::AnnouncementOf(int peer, int place) const {
-  return reinterpret_cast<Announcement*>(announcements_.get()) + kPlaces * peer + place;
-}
-
-void MpiCommunicator::Announce(MpiMessage& message, int peer, int place,
-                               const Announcement& announcement) {
-  Announcement* const announced = AnnouncementOf(peer, place);
-  *announced = announcement;
-  endpoint().Send(message, world_rank(peer), data_tag() - 1, announcements_,
-                  reinterpret_cast<const std::byte*>(announced), sizeof(Announcement));
+MpiCommunicator::Announcement* MpiCommunicator::AnnouncementOf(int peer, int which) const {
+  return reinterpret_cast<Announcement*>(announcements_.get()) + 3 * peer + which;
 }
 
 void MpiCommunicator::Expect(int peer) {
   Pair& pair = pairs_[static_cast<size_t>(peer)];
   pair.here = false;
   endpoint().Receive(pair.incoming, world_rank(peer), data_tag() - 1, announcements_,
-                     reinterpret_cast<std::byte*>(AnnouncementOf(peer, kIncoming)),
-                     sizeof(Announcement));
+                     reinterpret_cast<std::byte*>(AnnouncementOf(peer, 0)), sizeof(Announcement));
 }
 
 bool MpiCommunicator::Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) {
@@ -188,16 +184,28 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
     if (!Await(
             call, [&] { return outgoing.Test(); }, absent, deadline))
       return false;
-    Announce(outgoing, peer, kOutgoing + which, {.call = mine});
+    Announcement* const announced = AnnouncementOf(peer, 1 + which);
+    *announced = {.call = mine, .failures_reported = store().failures_told()};
+    endpoint().Send(outgoing, world_rank(peer), data_tag() - 1, announcements_,
+                    reinterpret_cast<const std::byte*>(announced), sizeof(Announcement));
   }
+  if (!IsPointToPoint(call.kind)) ++collectives_;
   const auto look = [&] {
     std::erase_if(absent_, [&](int peer) {
       Pair& pair = pairs_[static_cast<size_t>(peer)];
       if (pair.here) return true;
-      pair.here = pair.incoming.Test();
-      if (!pair.here) return false;
-      if (!AnnouncementOf(peer, kIncoming)->leaves) return Fits(mine, peer);
-      Fail(LeftStatus(options_, RankName(peer), "its communicator was destroyed"));
+      // This is loaded before the look at what the peer has sent, because a message may come
+      // meanwhile.
+      const uint64_t sent_in_all = notices_->CallsOf(peer, rank_);
+      pair.here =
+          pair.incoming.Test() &&
+          store().HasHeardFailures(world_rank(peer), AnnouncementOf(peer, 0)->failures_reported);
+      if (pair.here) {
+        ++pair.received;
+        return Fits(mine, peer);
+      }
+      if (pair.received >= sent_in_all)
+        Fail(LeftStatus(options_, RankName(peer), "its communicator was destroyed"));
       return false;
     });
     return absent_.empty() && !failed();
@@ -205,7 +213,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
   if (!Await(call, look, absent, deadline)) return false;
   // Every rank compares with the first rank, so all that find a difference find the same one.
   const auto called = [&](int member) -> const CallSummary& {
-    return member == rank_ ? mine : AnnouncementOf(member, kIncoming)->call;
+    return member == rank_ ? mine : AnnouncementOf(member, 0)->call;
   };
   for (int member = 1; member < size() && !IsPointToPoint(call.kind); ++member) {
     if (called(member).fingerprint == called(0).fingerprint) continue;
@@ -217,7 +225,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
 }
 
 bool MpiCommunicator::Fits(const CallSummary& mine, int peer) {
-  const CallSummary& theirs = AnnouncementOf(peer, kIncoming)->call;
+  const CallSummary& theirs = AnnouncementOf(peer, 0)->call;
   // A rank calls in one order. So if one rank wants an exchange and the other a meeting of all,
   // neither will come to the other's call.
   const bool exchanges = IsPointToPoint(mine.kind);

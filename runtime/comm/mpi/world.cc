@@ -9,7 +9,7 @@
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/address.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
-#include "ebb/runtime/comm/rendezvous/participant.h"
+#include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
@@ -21,9 +21,10 @@ namespace {
 // failed.
 constexpr double kConnectSeconds = 30;
 
-// Rank 0 listens at all addresses of its host, and MPI sends them to the others.
+// Rank 0 listens at all addresses of its host, and MPI sends them to the others. `fits`: why this
+// rank cannot take part; every rank learns it.
 absl::StatusOr<Rendezvous> Meet(MpiEndpoint& endpoint, const MpiWorldOptions& wanted,
-                                WaitPoint::Deadline deadline) {
+                                const absl::Status& fits, WaitPoint::Deadline deadline) {
   RendezvousOptions options = {.rank = endpoint.rank(),
                                .size = endpoint.size(),
                                .launcher = wanted.launcher,
@@ -44,7 +45,13 @@ absl::StatusOr<Rendezvous> Meet(MpiEndpoint& endpoint, const MpiWorldOptions& wa
                                           deadline));
   Unpacker(told).Read(listens, options.place.host, options.place.port);
   EBB_RETURN_IF_ERROR(listens);
-  return Rendezvous::Join(options);
+  EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Rendezvous::Join(options));
+  if (!fits.ok()) {
+    rendezvous.Refuse(fits);
+    return fits;
+  }
+  EBB_RETURN_IF_ERROR(rendezvous.AllGather("").status());
+  return rendezvous;
 }
 
 // Ranks that have met through MPI but share memory.
@@ -69,20 +76,17 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> NewMpiWorld(const Launch& launch,
   const auto form = [&]() -> absl::StatusOr<std::shared_ptr<WorldBackend>> {
     EBB_ASSIGN_OR_RETURN(std::unique_ptr<MpiEndpoint> endpoint,
                          MpiEndpoint::Open(*library, library->mpi().comm_world, deadline));
-    const std::string launcher = absl::StrCat(launch.launcher, ", job ", launch.job);
-    EBB_ASSIGN_OR_RETURN(
-        Rendezvous rendezvous,
-        Meet(*endpoint, {.timeout_seconds = timeout_seconds, .launcher = launcher}, deadline));
+    absl::Status fits;
     if (endpoint->rank() != launch.rank || endpoint->size() != launch.size) {
-      const absl::Status differs = absl::FailedPreconditionError(
+      fits = absl::FailedPreconditionError(
           absl::StrCat(launch.launcher, " has started this process as rank ", launch.rank, " of ",
                        launch.size, ", but for MPI it is rank ", endpoint->rank(), " of ",
                        endpoint->size(), ": start it with Open MPI's launcher"));
-      EBB_ASSIGN_OR_RETURN(const std::shared_ptr<Store> store,
-                           Store::Hold(endpoint->rank(), std::move(rendezvous)));
-      store->Break(differs);  // every rank learns it
-      return differs;
     }
+    const std::string launcher = absl::StrCat(launch.launcher, ", job ", launch.job);
+    EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous,
+                         Meet(*endpoint, {.timeout_seconds = timeout_seconds, .launcher = launcher},
+                              fits, deadline));
     const std::vector<Participant>& all = rendezvous.participants();
     if (launch.rank == 0) {
       LogInfo(absl::StrCat(launch.size, " ranks, started by ", launch.launcher,
@@ -108,19 +112,17 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> MpiRank::Form(const MpiWorldOption
       MpiEndpoint::Open(*library,
                         options.ranks != nullptr ? options.ranks : library->mpi().comm_world,
                         deadline));
-  EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Meet(*endpoint, options, deadline));
+  EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Meet(*endpoint, options, absl::OkStatus(), deadline));
   return Hold(std::move(endpoint), std::move(rendezvous));
 }
 
 absl::StatusOr<std::shared_ptr<WorldBackend>> MpiRank::Hold(std::shared_ptr<MpiEndpoint> endpoint,
                                                             Rendezvous rendezvous) {
-  const double timeout_seconds = rendezvous.timeout_seconds();
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<Store> store,
                        Store::Hold(endpoint->rank(), std::move(rendezvous)));
   endpoint->Hold(store);
-  auto all = std::make_shared<StoreGroup>(std::move(store), endpoint->rank());
-  EBB_RETURN_IF_ERROR(all->AllGather("", timeout_seconds).status());
-  return std::make_shared<MpiRank>(std::move(endpoint), std::move(all));
+  return std::make_shared<MpiRank>(std::move(endpoint),
+                                   std::make_shared<StoreGroup>(std::move(store)));
 }
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiRank::NewCommunicator(

@@ -121,7 +121,7 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Form(
   EBB_ASSIGN_OR_RETURN(const ncclUniqueId id, AgreeOnId(parts));
   absl::StatusOr<std::unique_ptr<NcclCommunicator>> connected = Connect(std::move(parts), id);
   // The others may be waiting for this rank inside NCCL, and only a failure ends that wait.
-  if (!connected.ok()) store.Fail(RankFailedStatus(group->world_rank(), connected.status()));
+  if (!connected.ok()) store.Fail(RankFailedStatus(store.rank(), connected.status()));
   // The others cannot use a communicator that one rank lacks.
   EBB_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
                        OrFailed(store, group->AllGather(PackStatus(connected.status()),
@@ -141,9 +141,10 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
   const DriverMemory::Measured measured(parts.device);
   EBB_ASSIGN_OR_RETURN(parts.grids, StreamMover::Load(parts.device));
   // A failure of another rank ends the wait.
-  EBB_ASSIGN_OR_RETURN(
-      const std::shared_ptr<NcclChannel> channel,
-      NcclChannel::Create(parts.nccl, parts.device.ordinal(), parts.group->store().failure()));
+  const std::shared_ptr<CommunicatorNotices> notices =
+      parts.group->store().NoticesOf(parts.group->name());
+  EBB_ASSIGN_OR_RETURN(const std::shared_ptr<NcclChannel> channel,
+                       NcclChannel::Create(parts.nccl, parts.device.ordinal(), notices));
   EBB_RETURN_IF_ERROR(channel->Call("ncclCommInitRankConfig", [&](ncclComm_t& comm) {
     ncclConfig_t config = NonBlocking();
     return parts.nccl.CommInitRankConfig(&comm, parts.group->size(), id, parts.group->rank(),
@@ -157,7 +158,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
                        InFlight::Create(parts.device, channel));
   EBB_ASSIGN_OR_RETURN(Buffer barrier, parts.device.Allocate(1, "a communicator's barrier"));
   std::unique_ptr<NcclCommunicator> communicator(new NcclCommunicator(
-      std::move(parts), std::move(channel), std::move(in_flight), std::move(barrier)));
+      std::move(parts), notices, std::move(channel), std::move(in_flight), std::move(barrier)));
   try {
     communicator->watch_ = std::thread([raw = communicator.get()] { raw->Watch(); });
   } catch (const std::system_error& error) {
@@ -168,9 +169,11 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
   return communicator;
 }
 
-NcclCommunicator::NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> channel,
+NcclCommunicator::NcclCommunicator(Parts parts, std::shared_ptr<CommunicatorNotices> notices,
+                                   std::shared_ptr<NcclChannel> channel,
                                    std::unique_ptr<InFlight> in_flight, Buffer barrier)
     : parts_(std::move(parts)),
+      notices_(std::move(notices)),
       channel_(std::move(channel)),
       in_flight_(std::move(in_flight)),
       barrier_(std::move(barrier)),
@@ -193,8 +196,9 @@ void NcclCommunicator::Leave() {
   while (!in_flight_->empty()) std::this_thread::sleep_for(kPauseUntilEmpty);
   parts_.group->Leave();
   if (channel_->failed()) return;
-  store().Depart(parts_.group->name(), group_.size,
-                 {.name = RankName(), .calls = calls_.load(std::memory_order_acquire)});
+  store().Depart(
+      parts_.group->name(), group_.size,
+      {.rank = group_.rank, .name = RankName(), .calls = calls_.load(std::memory_order_acquire)});
 }
 
 absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
@@ -307,7 +311,7 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(
 }
 
 void NcclCommunicator::Abort(absl::Status why) {
-  store().Fail(AbortStatus(parts_.options, parts_.group->world_rank(), why));
+  store().Fail(AbortStatus(parts_.options, store().rank(), why));
 }
 
 void NcclCommunicator::Watch() {
@@ -351,17 +355,17 @@ void NcclCommunicator::SayIfWaiting() {
     notice_.reset();
     return;
   }
-  CallOrder* const order =
-      parts_.group->store().size() > 1 ? store().calls(parts_.group->world_rank()) : nullptr;
+  CallOrder* const order = store().calls();
   if (!notice_.has_value()) {
     notice_.emplace(NoticeTimes{.first_seconds = times.first_seconds - tells_after,
                                 .interval_seconds = times.interval_seconds});
-    parts_.group->TellCalls();
+    store().TellCalls();
   }
   const std::optional<double> more_seconds = notice_->Take();
   if (!more_seconds.has_value()) return;
   std::vector<int> behind;
-  for (int rank = 0; order != nullptr && rank < store().size(); ++rank) {
+  for (int rank = 0; order != nullptr && rank < static_cast<int>(store().participants().size());
+       ++rank) {
     if (order->IsBehind(rank)) behind.push_back(rank);
   }
   if (order != nullptr) {
@@ -377,7 +381,7 @@ void NcclCommunicator::SayIfWaiting() {
 }
 
 absl::Status NcclCommunicator::Deserted() {
-  const std::optional<Departure> left = store().FirstDeparture(parts_.group->name());
+  const std::optional<Departure> left = notices_->FirstDeparture();
   const uint64_t calls = calls_.load(std::memory_order_acquire);
   if (!left.has_value() || left->calls >= calls) return absl::OkStatus();
   return LeftStatus(parts_.options, left->name,

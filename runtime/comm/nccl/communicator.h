@@ -62,7 +62,7 @@ class NcclCommunicator : public CommunicatorBackend {
   absl::Status Register(std::span<std::byte> memory) override;
   void Deregister() override;
   void Leave() override;
-  absl::Status status() const override { return store().status(); }
+  absl::Status status() const override { return notices_->failure(); }
   void Abort(absl::Status why) override;
   int64_t bytes_moved() const override { return in_flight_->bytes_moved(); }
 
@@ -70,8 +70,9 @@ class NcclCommunicator : public CommunicatorBackend {
   // Exists while this rank's call needs all ranks.
   class Calling;
 
-  NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> channel,
-                   std::unique_ptr<InFlight> in_flight, Buffer barrier);
+  NcclCommunicator(Parts parts, std::shared_ptr<CommunicatorNotices> notices,
+                   std::shared_ptr<NcclChannel> channel, std::unique_ptr<InFlight> in_flight,
+                   Buffer barrier);
 
   absl::Status EnqueueNow(Stream& stream, const Collective& call);
   absl::Status EnqueueSums(Stream& stream, const Collective& call);
@@ -85,6 +86,7 @@ class NcclCommunicator : public CommunicatorBackend {
   std::string RankName() const;
 
   Parts parts_;
+  const std::shared_ptr<CommunicatorNotices> notices_;
   const std::shared_ptr<NcclChannel> channel_;
   const std::unique_ptr<InFlight> in_flight_;
   const Buffer barrier_;

@@ -40,7 +40,7 @@ class NcclWorld : public RanksOnDevice {
   }
 
   void Fail(absl::Status why) override {
-    group_->store().Fail(RankFailedStatus(group_->world_rank(), why));
+    group_->store().Fail(RankFailedStatus(group_->store().rank(), why));
   }
 
  private:

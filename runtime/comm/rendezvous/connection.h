@@ -17,7 +17,7 @@
 
 namespace ebb {
 
-inline constexpr uint16_t kProtocolVersion = 5;
+inline constexpr uint16_t kProtocolVersion = 4;
 
 enum class MessageType : uint16_t {
   kHello = 1,  // a rank introduces itself
@@ -28,7 +28,8 @@ enum class MessageType : uint16_t {
   kBlobs,      // all ranks' parts
   kGoodbye,    // the sender leaves in order
   kLeaves,     // rank 0 leaves in order and still passes on the others' messages
-  kDeparture,  // to all ranks: the sender has left a communicator
+  kDeparture,  // to all ranks: the sender has left a communicator (notices.h)
+  kFailure,    // to all ranks: a communicator has failed
   kCalls,      // to all ranks: the sender's calls (CallOrder)
 };
 

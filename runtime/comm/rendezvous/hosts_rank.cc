@@ -3,14 +3,14 @@
 #include <utility>
 
 #include "ebb/runtime/comm/rank_errors.h"
-#include "ebb/runtime/comm/rendezvous/participant.h"
+#include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 
 absl::StatusOr<std::shared_ptr<WorldBackend>> HostsRank::Form(int rank, Rendezvous rendezvous) {
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<Store> store, Store::Hold(rank, std::move(rendezvous)));
-  return std::make_shared<HostsRank>(std::make_shared<StoreGroup>(std::move(store), rank));
+  return std::make_shared<HostsRank>(std::make_shared<StoreGroup>(std::move(store)));
 }
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> HostsRank::NewCommunicator(
@@ -24,7 +24,14 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> HostsRank::Split(const Proposal& p
 }
 
 void HostsRank::Fail(absl::Status why) {
-  group_->store().Fail(RankFailedStatus(group_->world_rank(), why));
+  Store& store = group_->store();
+  store.Fail(RankFailedStatus(store.rank(), why));
+}
+
+// A part of a world makes its calls in an order of its own.
+CallOrder* HostsRank::calls() {
+  Store& store = group_->store();
+  return group_->world_ranks().size() == store.participants().size() ? store.calls() : nullptr;
 }
 
 }  // namespace ebb

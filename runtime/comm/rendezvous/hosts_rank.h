@@ -27,8 +27,8 @@ class HostsRank : public WorldBackend {
       const CommunicatorOptions& options) override;
   absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) override;
   void Fail(absl::Status why) override;
-  CallOrder* calls() override { return group_->calls(); }
-  void TellCalls() override { group_->TellCalls(); }
+  CallOrder* calls() override;
+  void TellCalls() override { group_->store().TellCalls(); }
   absl::StatusOr<std::shared_ptr<StoreGroup>> bootstrap() override { return group_; }
 
  protected:

@@ -4,12 +4,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "ebb/runtime/comm/rendezvous/packer.h"
 #include "ebb/runtime/comm/shared/layout.h"
 #include "ebb/runtime/device/machine.h"
@@ -96,67 +94,6 @@ absl::StatusOr<Participant> UnpackParticipant(std::string_view payload) {
                               p.pid_namespace, p.pid, p.cores))
     return absl::DataLossError("an introduction that cannot be read");
   return p;
-}
-
-const std::vector<int>& Hosts::With(int rank) const {
-  return *std::find_if(ranks.begin(), ranks.end(), [&](const std::vector<int>& here) {
-    return std::find(here.begin(), here.end(), rank) != here.end();
-  });
-}
-
-Hosts FindHosts(std::span<const int> host_of) {
-  Hosts hosts;
-  std::vector<int> seen;
-  for (size_t rank = 0; rank < host_of.size(); ++rank) {
-    const auto found = std::find(seen.begin(), seen.end(), host_of[rank]);
-    const auto index = static_cast<size_t>(found - seen.begin());
-    if (found == seen.end()) {
-      seen.push_back(host_of[rank]);
-      hosts.ranks.emplace_back();
-    }
-    hosts.ranks[index].push_back(static_cast<int>(rank));
-  }
-  int next = 0;
-  hosts.is_even = true;
-  for (const std::vector<int>& ranks : hosts.ranks) {
-    hosts.is_even = hosts.is_even && ranks.size() == hosts.ranks[0].size();
-    for (const int rank : ranks) hosts.is_even = hosts.is_even && rank == next++;
-  }
-  return hosts;
-}
-
-Hosts FindHosts(const std::vector<Participant>& participants) {
-  std::vector<int> host_of;
-  for (const Participant& participant : participants) {
-    const auto same = [&](const Participant& other) {
-      return other.host_name == participant.host_name;
-    };
-    host_of.push_back(static_cast<int>(
-        std::find_if(participants.begin(), participants.end(), same) - participants.begin()));
-  }
-  return FindHosts(host_of);
-}
-
-std::string DescribeHosts(const std::vector<Participant>& participants) {
-  const Hosts hosts = FindHosts(participants);
-  const std::string names =
-      absl::StrJoin(hosts.ranks, ", ", [&](std::string* out, const std::vector<int>& ranks) {
-        absl::StrAppend(out, participants[static_cast<size_t>(ranks[0])].host_name);
-      });
-  return absl::StrCat(hosts.count(), hosts.count() == 1 ? " host (" : " hosts (", names, ")");
-}
-
-bool ShareMemory(const std::vector<Participant>& participants) {
-  return std::all_of(participants.begin(), participants.end(), [&](const Participant& other) {
-    return other.shared_memory == participants[0].shared_memory;
-  });
-}
-
-absl::Status CpuRanksNeedMpi(const std::vector<Participant>& participants) {
-  return absl::UnimplementedError(absl::StrCat(
-      "the ranks are on ", DescribeHosts(participants),
-      ": CPU ranks on several hosts need MPI, whose launcher has to start them (mpirun, srun "
-      "--mpi=pmix), and meet in shared memory without it. Start all ranks on one host"));
 }
 
 }  // namespace ebb

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -14,7 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/grouping.h"
-#include "ebb/runtime/comm/rendezvous/kept.h"
+#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/thread_limit.h"
 
@@ -27,7 +28,6 @@ constexpr std::chrono::milliseconds kSendPatience{500};
 // The other ranks wait a little longer than rank 0, so that rank 0 can tell them which rank is
 // missing.
 constexpr double kRoundGraceSeconds = 1;
-constexpr char kEnds[] = "its world was destroyed, or its process ends";
 
 WaitPoint::Deadline Soon() {
   return WaitPoint::Clock::now() + kSendPatience;
@@ -38,10 +38,27 @@ Descriptor OpenProcess(int64_t pid) {
   return Descriptor(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
 }
 
-std::vector<Participant> Threads(int size) {
-  std::vector<Participant> participants(static_cast<size_t>(size));
-  for (int rank = 0; rank < size; ++rank) participants[static_cast<size_t>(rank)].rank = rank;
-  return participants;
+void Wake(const Descriptor& event) {
+  const uint64_t one = 1;
+  // The value fits the eventfd's counter.
+  [[maybe_unused]] const ssize_t written = write(event.get(), &one, sizeof(one));
+}
+
+void Rest(const Descriptor& event) {
+  uint64_t wakes = 0;
+  [[maybe_unused]] const ssize_t bytes = read(event.get(), &wakes, sizeof(wakes));
+}
+
+std::string PackRound(const Store::Round& round, bool comes, std::string_view text) {
+  return Packer()
+      .Add(round.name, round.what, round.timeout_seconds, round.members, comes, text)
+      .Take();
+}
+
+std::string PackGathered(const std::string& name, const Store::Gathered& gathered) {
+  return Packer()
+      .Add(name, gathered.outcome, gathered.number, gathered.absent, gathered.texts)
+      .Take();
 }
 
 }  // namespace
@@ -56,90 +73,98 @@ std::optional<ParentProcess> ParentProcess::Find() {
 }
 
 absl::StatusOr<std::shared_ptr<Store>> Store::Hold(int rank, Rendezvous rendezvous,
-                                                   std::optional<ParentProcess> launcher) {
+                                                   Watched watched) {
   const std::vector<Participant> participants = rendezvous.participants();
-  const uint64_t nonce = rendezvous.nonce();
-  std::shared_ptr<Store> store(new Store(
-      rank, nonce, participants, std::move(rendezvous).TakeConnections(), std::move(launcher)));
+  return Start(std::shared_ptr<Store>(
+      new Store(rank, participants, std::move(rendezvous).TakeConnections(), std::move(watched))));
+}
+
+absl::StatusOr<std::vector<std::shared_ptr<Store>>> Store::OfThreads(
+    int size, const std::vector<std::shared_ptr<CallOrder>>& calls) {
+  std::vector<Participant> participants(static_cast<size_t>(size));
+  for (int rank = 0; rank < size; ++rank) participants[static_cast<size_t>(rank)].rank = rank;
+  std::vector<Connection> rank_zeros(participants.size());
+  std::vector<std::vector<Connection>> others(participants.size());
+  for (size_t rank = 1; rank < participants.size(); ++rank) {
+    int ends[2] = {-1, -1};
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0)
+      return absl::ResourceExhaustedError(absl::StrCat("socketpair: ", std::strerror(errno)));
+    rank_zeros[rank] = Connection(Descriptor(ends[0]));
+    others[rank].emplace_back(Descriptor(ends[1]));
+    rank_zeros[rank].Trust();
+    others[rank][0].Trust();
+  }
+  others[0] = std::move(rank_zeros);
+  std::vector<std::shared_ptr<Store>> stores;
+  for (size_t rank = 0; rank < participants.size(); ++rank) {
+    Watched watched;
+    if (!calls.empty()) watched.calls = calls[rank];
+    EBB_ASSIGN_OR_RETURN(
+        stores.emplace_back(),
+        Start(std::shared_ptr<Store>(new Store(static_cast<int>(rank), participants,
+                                               std::move(others[rank]), std::move(watched)))));
+  }
+  return stores;
+}
+
+absl::StatusOr<std::shared_ptr<Store>> Store::Start(std::shared_ptr<Store> store) {
   if (!store->wake_.is_open())
     return absl::ResourceExhaustedError(absl::StrCat("eventfd: ", std::strerror(errno)));
+  store->WatchProcesses();
   try {
-    store->thread_ = std::thread([raw = store.get()] { raw->Run(); });
+    store->thread_ = std::thread([store] { store->Run(); });
   } catch (const std::system_error& error) {
     return NoThread("no thread to hear the other ranks", error);
   }
   pthread_setname_np(store->thread_.native_handle(), "ebb-store");
   // The thread needs the object for longer than the owners that end it.
-  Store* const raw = store.get();
-  return std::shared_ptr<Store>(
-      raw, [store = std::move(store)](Store*) mutable { store->Stop(std::move(store)); });
+  return std::shared_ptr<Store>(store.get(), [store](Store*) { store->Stop(); });
 }
 
-Store::Store(int rank, uint64_t nonce, std::vector<Participant> participants,
-             std::vector<Connection> connections, std::optional<ParentProcess> launcher)
+Store::Store(int rank, std::vector<Participant> participants, std::vector<Connection> connections,
+             Watched watched)
     : rank_(rank),
-      nonce_(nonce),
       participants_(std::move(participants)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      calls_{std::make_shared<CallOrder>(rank, std::vector<CallRecord*>(participants_.size()))},
-      launcher_(std::move(launcher)),
+      watched_(std::move(watched)),
       processes_(participants_.size()),
+      failures_heard_(participants_.size()),
+      tells_calls_(watched_.calls == nullptr),
+      calls_(tells_calls_
+                 ? std::make_shared<CallOrder>(rank, std::vector<CallRecord*>(participants_.size()))
+                 : watched_.calls),
       connections_(std::move(connections)),
-      rounds_(size(), std::bind_front(&Store::Answer, this)) {}
+      has_left_(participants_.size()) {}
 
-Store::Store(int threads)
-    : rank_(-1),
-      participants_(Threads(threads)),
-      records_(participants_.size()),
-      tells_calls_(false),
-      rounds_(size(), std::bind_front(&Store::Answer, this)) {
-  std::vector<CallRecord*> records;
-  for (CallRecord& record : records_) records.push_back(&record);
-  for (int rank = 0; rank < threads; ++rank)
-    calls_.push_back(std::make_shared<CallOrder>(rank, records));
-}
-
-Store::~Store() {
-  if (thread_.joinable()) thread_.join();
-}
-
-void Store::ShareMemory(std::shared_ptr<CallOrder> calls,
-                        std::function<bool(int rank)> ended_in_order) {
-  const Participant& me = participants_[ToIndex(rank_)];
-  {
-    const std::scoped_lock lock(mutex_);
-    tells_calls_ = false;
-    calls_[0] = std::move(calls);
-    ended_in_order_ = std::move(ended_in_order);
-    for (const Participant& other : participants_) {
-      if (other.rank != rank_ && other.pid_namespace == me.pid_namespace)
-        processes_[ToIndex(other.rank)] = OpenProcess(other.pid);  // or connections are left
-    }
+void Store::WatchProcesses() {
+  const Participant& me = participants_[static_cast<size_t>(rank_)];
+  for (const Participant& other : participants_) {
+    if (!watched_.ended_in_order || other.rank == rank_ || other.pid_namespace != me.pid_namespace)
+      continue;
+    processes_[static_cast<size_t>(other.rank)] =
+        OpenProcess(other.pid);  // or connections are left
   }
-  Wake();
 }
 
-void Store::Stop(std::shared_ptr<Store> self) {
+void Store::Stop() {
   bool goes_on = false;
   {
     const std::scoped_lock lock(mutex_);
     stopping_ = true;
     if (rank_ == 0) {
-      HasLeft(0, kEnds);
+      Leave(0);
       TellOthers(MessageType::kLeaves, "", rank_);
+      goes_on = failure_.ok() && HasOthers();
     }
-    goes_on = GoesOn();
   }
-  Wake();
-  Kept<Store>::RemoveEnded();
-  // The others still need the thread, or a listener has ended the world.
-  if (goes_on || thread_.get_id() == std::this_thread::get_id()) Kept<Store>::Add(std::move(self));
-}
-
-void Store::Wake() {
-  const uint64_t one = 1;
-  // The value fits the eventfd's counter.
-  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
+  Wake(wake_);
+  // A listener has ended the world, or the others still need the thread. The thread owns all that
+  // it uses.
+  if (goes_on || thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
+  } else {
+    thread_.join();
+  }
 }
 
 void Store::Run() {
@@ -147,70 +172,61 @@ void Store::Run() {
   // Bytes that came with the last message of the rendezvous cannot be polled for.
   for (size_t i = 0; i < connections_.size(); ++i)
     if (connections_[i].is_open()) Hear(i);
-  while (!stopping_ || GoesOn()) {
-    if (stopping_) launcher_.reset();
-    TellListeners(lock);
-    Poll(lock);
-    HearCalls(lock);
-    LookAtRounds();
+  while (!stopping_ || (rank_ == 0 && failure_.ok() && HasOthers())) {
+    if (stopping_) watched_.launcher.reset();
+    if (std::exchange(to_tell_, false)) {
+      const std::vector<Heard> listeners = std::exchange(listeners_, {});
+      const absl::Status why = failure_;
+      lock.unlock();
+      for (const Heard& heard : listeners) heard(why);
+      lock.lock();
+      continue;
+    }
+    WaitPoint::Deadline next = WaitPoint::kNever;
+    for (const auto& [name, round] : rounds_) {
+      if (!round.outcome.has_value() && round.notice.has_value())
+        next = std::min({next, round.due, round.notice->due()});
+    }
+    polled_.assign(1, {.fd = wake_.get(), .events = POLLIN, .revents = 0});
+    const auto add = [&](int fd) {  // poll passes over -1
+      polled_.push_back({.fd = fd, .events = POLLIN, .revents = 0});
+    };
+    for (const Connection& connection : connections_) add(connection.fd());
+    for (const Descriptor& process : processes_) add(process.get());
+    add(watched_.launcher.has_value() ? watched_.launcher->process.get() : -1);
+    constexpr int kSliceMilliseconds = 60'000;
+    const int wait = PollMilliseconds(next, kSliceMilliseconds);
+    lock.unlock();
+    const int ready = poll(polled_.data(), polled_.size(), wait);
+    lock.lock();
+    const auto is_ready = [&](size_t place) { return ready > 0 && polled_[place].revents != 0; };
+    if (is_ready(0)) Rest(wake_);
+    for (size_t i = 0; i < connections_.size(); ++i) {
+      if (is_ready(1 + i)) Hear(i);
+    }
+    for (size_t rank = 0; rank < processes_.size(); ++rank) {
+      if (!is_ready(1 + connections_.size() + rank)) continue;
+      processes_[rank] = Descriptor();
+      Died(static_cast<int>(rank), "");
+    }
+    if (watched_.launcher.has_value() && is_ready(1 + connections_.size() + processes_.size())) {
+      Broken(absl::UnavailableError(
+                 absl::StrCat("the launcher of the ranks, ", watched_.launcher_name, " (process ",
+                              watched_.launcher->pid, "), has ended: it was killed or crashed")),
+             rank_);
+      watched_.launcher.reset();
+    }
+    if (!calls_to_hear_.empty()) {
+      const std::vector<std::string> calls = std::exchange(calls_to_hear_, {});
+      absl::Status apart;
+      lock.unlock();  // comparing many ranks takes a while
+      for (const std::string& text : calls) apart.Update(calls_->Hear(text));
+      lock.lock();
+      Broken(std::move(apart), rank_);
+    }
+    LookAtRounds(WaitPoint::Clock::now());
   }
   TellOthers(MessageType::kGoodbye, "", rank_);
-  has_ended_.store(true, std::memory_order_release);
-}
-
-void Store::Poll(std::unique_lock<std::mutex>& lock) {
-  polled_.assign(1, {.fd = wake_.get(), .events = POLLIN, .revents = 0});
-  const auto add = [&](int fd) {  // poll passes over -1
-    polled_.push_back({.fd = fd, .events = POLLIN, .revents = 0});
-  };
-  for (const Connection& connection : connections_) add(connection.fd());
-  for (const Descriptor& process : processes_) add(process.get());
-  add(launcher_.has_value() ? launcher_->process.get() : -1);
-  constexpr int kSliceMilliseconds = 60'000;
-  const int wait = PollMilliseconds(rounds_.due(), kSliceMilliseconds);
-  lock.unlock();
-  const int ready = poll(polled_.data(), polled_.size(), wait);
-  lock.lock();
-  if (ready <= 0) return;
-  const auto is_ready = [&](size_t place) { return polled_[place].revents != 0; };
-  uint64_t wakes = 0;
-  if (is_ready(0)) [[maybe_unused]]
-    const ssize_t bytes = read(wake_.get(), &wakes, sizeof(wakes));
-  for (size_t i = 0; i < connections_.size(); ++i) {
-    if (is_ready(1 + i)) Hear(i);
-  }
-  for (size_t rank = 0; rank < processes_.size(); ++rank) {
-    if (!is_ready(1 + connections_.size() + rank)) continue;
-    processes_[rank] = Descriptor();
-    Died(static_cast<int>(rank), "");
-  }
-  if (launcher_.has_value() && is_ready(1 + connections_.size() + processes_.size())) {
-    Broken(absl::UnavailableError(absl::StrCat("the launcher of the ranks, ", launcher_->name,
-                                               " (process ", launcher_->pid,
-                                               "), has ended: it was killed or crashed")),
-           rank_);
-    launcher_.reset();
-  }
-}
-
-void Store::HearCalls(std::unique_lock<std::mutex>& lock) {
-  if (calls_to_hear_.empty()) return;
-  const std::vector<std::string> texts = std::exchange(calls_to_hear_, {});
-  const std::shared_ptr<CallOrder> calls = calls_[0];
-  absl::Status apart;
-  lock.unlock();  // comparing many ranks takes a while
-  for (const std::string& text : texts) apart.Update(calls->Hear(text));
-  lock.lock();
-  Broken(std::move(apart), rank_);
-}
-
-void Store::TellListeners(std::unique_lock<std::mutex>& lock) {
-  if (!std::exchange(to_tell_, false)) return;
-  const std::vector<Heard> listeners = std::exchange(listeners_, {});
-  const absl::Status why = failure_->Get();
-  lock.unlock();
-  for (const Heard& heard : listeners) heard(why);
-  lock.lock();
 }
 
 void Store::Hear(size_t connection) {
@@ -223,17 +239,16 @@ void Store::Hear(size_t connection) {
       continue;
     }
     connections_[connection].Close();
-    if (message.ok()) return HasLeft(from, kEnds);
+    if (message.ok()) return Leave(from);
     return Died(from, absl::StrCat(" (", message.status().message(), ")"));
   }
 }
 
 void Store::Died(int rank, std::string_view how) {
-  if (ended_in_order_ && ended_in_order_(rank)) return HasLeft(rank, kEnds);
-  Broken(absl::UnavailableError(
-             absl::StrCat(Describe(participants_[ToIndex(rank)]),
-                          " has died: it was killed, has crashed or has exited without leaving",
-                          absl::string_view(how.data(), how.size()))),
+  if (watched_.ended_in_order && watched_.ended_in_order(rank)) return Leave(rank);
+  Broken(absl::UnavailableError(absl::StrCat(
+             Name(rank), " has died: it was killed, has crashed or has exited without leaving",
+             absl::string_view(how.data(), how.size()))),
          rank);
 }
 
@@ -245,14 +260,22 @@ void Store::Understand(int from, Message message) {
   if (message.type == MessageType::kRefusal) {
     Broken(UnpackStatus(message.payload), from);
   } else if (message.type == MessageType::kLeaves) {
-    HasLeft(from, kEnds);
+    Leave(from);
   } else if (message.type == MessageType::kDeparture) {
     pass_on();
     std::string communicator;
     int size = 0;
     Departure left;
-    if (unpacker.Read(communicator, size, left.name, left.calls))
-      HasDeparted(communicator, size, left);
+    if (unpacker.Read(communicator, size, left.rank, left.name, left.calls, left.exchanges))
+      notices_.Depart(communicator, size, std::move(left));
+  } else if (message.type == MessageType::kFailure) {
+    pass_on();
+    std::string communicator;
+    int reporter = 0;
+    absl::Status why;
+    if (!unpacker.Read(communicator, reporter, why) || !AreRanks({reporter})) return;
+    notices_.Of(communicator)->Fail(why);
+    failures_heard_[static_cast<size_t>(reporter)].fetch_add(1, std::memory_order_release);
   } else if (message.type == MessageType::kCalls) {
     pass_on();
     calls_to_hear_.push_back(std::move(message.payload));
@@ -262,67 +285,125 @@ void Store::Understand(int from, Message message) {
     std::string text;
     if (unpacker.Read(round.name, round.what, round.timeout_seconds, round.members, comes, text) &&
         AreRanks(round.members))
-      rounds_.Collect(from, round, comes ? std::optional(std::move(text)) : std::nullopt);
+      Collect(from, round, comes, std::move(text));
   } else if (message.type == MessageType::kBlobs && rank_ != 0) {
     std::string name;
     Gathered gathered;
-    if (unpacker.Read(name, gathered.outcome, gathered.number, gathered.absent, gathered.how_left,
-                      gathered.texts) &&
+    if (unpacker.Read(name, gathered.outcome, gathered.number, gathered.absent, gathered.texts) &&
         AreRanks(gathered.absent))
-      Answer(rank_, name, gathered);
+      outcomes_[name] = std::move(gathered);
+    changed_.notify_all();
   }
 }
 
 bool Store::AreRanks(const std::vector<int>& ranks) const {
-  return std::all_of(ranks.begin(), ranks.end(),
-                     [this](int rank) { return rank >= 0 && rank < size(); });
+  return std::all_of(ranks.begin(), ranks.end(), [this](int rank) {
+    return rank >= 0 && rank < static_cast<int>(participants_.size());
+  });
 }
 
-// At rank 0, or on the way there.
-void Store::Collect(int rank, const Round& round, std::optional<std::string> text) {
-  if (rank_ <= 0) {
-    rounds_.Collect(rank, round, std::move(text));
-    return Wake();  // there may be a deadline now
+void Store::Collect(int from, const Round& round, bool comes, std::string text) {
+  Collected& all = rounds_[round.name];
+  if (all.members.empty()) {
+    all.members = round.members;
+    all.texts.resize(round.members.size());
   }
-  const bool comes = text.has_value();
-  const std::string packed = Packer()
-                                 .Add(round.name, round.what, round.timeout_seconds, round.members,
-                                      comes, text.value_or(""))
-                                 .Take();
-  TellOthers(MessageType::kBlob, packed, rank_);
-}
-
-void Store::Answer(int member, const std::string& round, const Gathered& gathered) {
-  if (is_threads() || member == rank_) {
-    outcomes_[{round, member}] = gathered;
-    return changed_.notify_all();
+  const auto found = std::find(all.members.begin(), all.members.end(), from);
+  if (found == all.members.end()) return;
+  const auto place = static_cast<size_t>(found - all.members.begin());
+  ++all.here;
+  if (comes) all.texts[place] = std::move(text);
+  // The first member that waits sets the time.
+  if (comes && !all.notice.has_value()) {
+    all.what = round.what;
+    all.timeout_seconds = round.timeout_seconds;
+    all.due = DeadlineAfter(round.timeout_seconds);
   }
-  const std::string packed = Packer()
-                                 .Add(round, gathered.outcome, gathered.number, gathered.absent,
-                                      gathered.how_left, gathered.texts)
-                                 .Take();
-  // A member that has ended shows elsewhere.
-  connections_[ToIndex(member)].Send(MessageType::kBlobs, packed, Soon()).IgnoreError();
+  if (comes && (from == rank_ || !all.notice.has_value())) all.notice.emplace(round.notices);
+  if (!comes && !all.outcome.has_value()) {
+    Settle(round.name, all, Gathered::Outcome::kLeft, {from});
+  } else if (!all.outcome.has_value() && all.here == all.members.size()) {
+    Settle(round.name, all, Gathered::Outcome::kAll, {});
+  } else if (!all.outcome.has_value()) {
+    for (const int member : all.members) {
+      if (has_left_[static_cast<size_t>(member)] && !all.outcome.has_value())
+        Settle(round.name, all, Gathered::Outcome::kLeft, {member});
+    }
+  }
+  Answer(round.name, all);
+  if (all.here == all.members.size()) rounds_.erase(round.name);
 }
 
-void Store::LookAtRounds() {
-  rounds_.Look(WaitPoint::Clock::now(),
-               [this](const std::vector<int>& absent) { return calls_[0]->Describe(absent); });
+void Store::Settle(const std::string& name, Collected& round, Gathered::Outcome outcome,
+                   std::vector<int> absent) {
+  round.outcome =
+      Gathered{.outcome = outcome, .number = ++settled_, .texts = {}, .absent = std::move(absent)};
+  if (outcome == Gathered::Outcome::kAll) {
+    for (std::optional<std::string>& text : round.texts)
+      round.outcome->texts.push_back(*std::exchange(text, std::nullopt));
+  }
+  Answer(name, round);
 }
 
-void Store::HasLeft(int rank, const std::string& how) {
-  rounds_.Leave(rank, how);
+// Answers all members, also those that have not come, because rank 0 may leave before they do.
+// Answers none if no member waits.
+void Store::Answer(const std::string& name, Collected& round) {
+  if (!round.outcome.has_value() || !round.notice.has_value() || round.answered) return;
+  round.answered = true;
+  const std::string packed = PackGathered(name, *round.outcome);
+  for (const int member : round.members) {
+    if (member == rank_) {
+      outcomes_[name] = *round.outcome;
+    } else {  // a member that has ended shows elsewhere
+      connections_[static_cast<size_t>(member)]
+          .Send(MessageType::kBlobs, packed, Soon())
+          .IgnoreError();
+    }
+  }
+  changed_.notify_all();
+}
+
+void Store::LookAtRounds(WaitPoint::Deadline now) {
+  for (auto& [name, round] : rounds_) {
+    if (round.outcome.has_value() || !round.notice.has_value()) continue;
+    std::vector<int> absent;
+    for (size_t place = 0; place < round.members.size(); ++place) {
+      if (!round.texts[place].has_value()) absent.push_back(round.members[place]);
+    }
+    if (now >= round.due) {
+      Settle(name, round, Gathered::Outcome::kLate, std::move(absent));
+    } else if (const std::optional<double> seconds = round.notice->Take(now)) {
+      const auto first = std::find_if(round.texts.begin(), round.texts.end(),
+                                      [](const auto& text) { return text.has_value(); });
+      const int speaks = round.members[static_cast<size_t>(first - round.texts.begin())];
+      LogWaiting(absl::StrCat("rank ", speaks), *seconds,
+                 absl::StrCat("for ", RankNames(absent), " ", round.what), round.timeout_seconds,
+                 calls_->Describe(absent));
+    }
+  }
+}
+
+// A departure is a failure only if a rank waits for it.
+void Store::Leave(int rank) {
+  has_left_[static_cast<size_t>(rank)] = true;
+  for (auto& [name, round] : rounds_) {
+    if (!round.outcome.has_value() &&
+        std::find(round.members.begin(), round.members.end(), rank) != round.members.end())
+      Settle(name, round, Gathered::Outcome::kLeft, {rank});
+  }
   changed_.notify_all();
 }
 
 void Store::Broken(absl::Status why, int reported_by) {
-  if (failure_->is_set() || why.ok()) return;
-  failure_->Set(why);
+  if (!failure_.ok() || why.ok()) return;
+  failure_ = std::move(why);
+  has_failed_.store(true, std::memory_order_release);
+  notices_.FailAll(failure_);
   to_tell_ = true;
   // Rank 0 passes it on between ranks that are not connected to each other.
-  TellOthers(MessageType::kRefusal, PackStatus(why), reported_by);
+  TellOthers(MessageType::kRefusal, PackStatus(failure_), reported_by);
   changed_.notify_all();
-  Wake();
+  Wake(wake_);
 }
 
 void Store::TellOthers(MessageType type, std::string_view payload, int except) {
@@ -332,119 +413,124 @@ void Store::TellOthers(MessageType type, std::string_view payload, int except) {
   }
 }
 
+bool Store::HasHeardFailures(int rank, uint64_t told) {
+  const std::atomic<uint64_t>& heard = failures_heard_[static_cast<size_t>(rank)];
+  if (heard.load(std::memory_order_acquire) >= told) return true;
+  // Rank 0's process has ended in order. Everything sent before has then been received.
+  const std::scoped_lock lock(mutex_);
+  return !ReachesRankZero();
+}
+
 bool Store::HasOthers() const {
   return std::any_of(connections_.begin(), connections_.end(),
                      [](const Connection& connection) { return connection.is_open(); });
 }
 
-void Store::TellCalls(int rank) {
+void Store::TellCalls() {
   // The other ranks are compared when their calls come, or compare themselves.
-  Break(calls(rank)->Check(rank));
+  absl::Status apart = calls_->Check(rank_);
   const std::scoped_lock lock(mutex_);
-  if (tells_calls_) TellOthers(MessageType::kCalls, calls_[0]->Pack(), rank_);
+  Broken(std::move(apart), rank_);
+  if (!tells_calls_) return;
+  TellOthers(MessageType::kCalls, calls_->Pack(), rank_);
 }
 
 std::string Store::CompareCalls(std::span<const int> ranks) {
-  Break(calls_[0]->Check());
-  return calls_[0]->Describe(ranks);
+  absl::Status apart = calls_->Check();
+  const std::scoped_lock lock(mutex_);
+  Broken(std::move(apart), rank_);
+  return calls_->Describe(ranks);
 }
 
-absl::StatusOr<Gathered> Store::Gather(int rank, const Round& round, std::string_view mine) {
+absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_view mine) {
   // A rank that waits sends its calls, so that the others can compare them.
   WaitNotice telling({.first_seconds = round.notices.first_seconds / 5,
                       .interval_seconds = round.notices.interval_seconds});
   const WaitPoint::Deadline late = DeadlineAfter(round.timeout_seconds + kRoundGraceSeconds);
-  const std::pair<std::string, int> key(round.name, rank);
   std::unique_lock lock(mutex_);
-  EBB_RETURN_IF_ERROR(failure_->Get());
-  Collect(rank, round, std::string(mine));
+  EBB_RETURN_IF_ERROR(failure_);
+  if (rank_ == 0) {
+    Collect(0, round, /*comes=*/true, std::string(mine));
+    Wake(wake_);  // there is a deadline now
+  } else {
+    TellOthers(MessageType::kBlob, PackRound(round, /*comes=*/true, mine), rank_);
+  }
   const auto is_over = [&] {
-    return outcomes_.contains(key) || failure_->is_set() || !ReachesRankZero();
+    return outcomes_.contains(round.name) || !failure_.ok() || !ReachesRankZero();
   };
   while (!is_over() && WaitPoint::Clock::now() < late) {
     if (telling.Take().has_value()) {
       lock.unlock();
-      TellCalls(rank);
+      TellCalls();
       lock.lock();
       continue;
     }
-    const WaitPoint::Deadline next = std::min({late, telling.due(), rounds_.due()});
+    const WaitPoint::Deadline next = std::min(late, telling.due());
     if (next == WaitPoint::kNever) {
-      changed_.wait(lock);
+      changed_.wait(lock, is_over);
     } else {
-      changed_.wait_until(lock, next);
+      changed_.wait_until(lock, next, is_over);
     }
-    LookAtRounds();
   }
-  const auto gathered = outcomes_.extract(key);
+  const auto gathered = outcomes_.extract(round.name);
   // A failure does not undo a round that all members have come to. The round is older than an
   // outcome that the failure may have caused.
   if (gathered && gathered.mapped().outcome == Gathered::Outcome::kAll) return gathered.mapped();
-  EBB_RETURN_IF_ERROR(failure_->Get());
+  EBB_RETURN_IF_ERROR(failure_);
   if (gathered) return gathered.mapped();
   return Gathered{
       .outcome = ReachesRankZero() ? Gathered::Outcome::kLate : Gathered::Outcome::kLeft,
-      .absent = {0},
-      .how_left = kEnds};
+      .number = 0,
+      .texts = {},
+      .absent = {0}};
 }
 
-void Store::LeaveRound(int rank, const Round& round) {
+void Store::LeaveRound(const Round& round) {
   const std::scoped_lock lock(mutex_);
-  outcomes_.erase({round.name, rank});
-  if (!failure_->is_set()) Collect(rank, round, std::nullopt);
-}
-
-void Store::Leave(int rank, const std::string& how) {
-  const std::scoped_lock lock(mutex_);
-  HasLeft(rank, how);
+  outcomes_.erase(round.name);
+  if (!failure_.ok()) return;
+  if (rank_ == 0) {
+    Collect(0, round, /*comes=*/false, "");
+  } else {
+    TellOthers(MessageType::kBlob, PackRound(round, /*comes=*/false, ""), rank_);
+  }
 }
 
 void Store::Break(const absl::Status& why) {
-  std::unique_lock lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   Broken(why, rank_);
-  if (is_threads()) TellListeners(lock);
 }
 
 void Store::Fail(const absl::Status& why) {
-  if (is_threads()) return Break(why);
-  Break(absl::Status(why.code(), absl::StrCat(why.message(), " (told by ",
-                                              Describe(participants_[ToIndex(rank_)]), ")")));
+  if (participants_[0].host_name.empty()) return Break(why);  // the ranks are threads
+  Break(absl::Status(why.code(), absl::StrCat(why.message(), " (told by ", Name(rank_), ")")));
 }
 
-void Store::NoteFailure(int rank) {
+absl::Status Store::status() {
   const std::scoped_lock lock(mutex_);
-  if (std::find(failures_.begin(), failures_.end(), rank) == failures_.end())
-    failures_.push_back(rank);
-}
-
-std::vector<int> Store::failures() {
-  const std::scoped_lock lock(mutex_);
-  return failures_;
+  return failure_;
 }
 
 void Store::Depart(const std::string& communicator, int size, const Departure& mine) {
+  notices_.Depart(communicator, size, mine);
+  const std::string packed =
+      Packer().Add(communicator, size, mine.rank, mine.name, mine.calls, mine.exchanges).Take();
   const std::scoped_lock lock(mutex_);
-  HasDeparted(communicator, size, mine);
-  TellOthers(MessageType::kDeparture,
-             Packer().Add(communicator, size, mine.name, mine.calls).Take(), rank_);
+  TellOthers(MessageType::kDeparture, packed, rank_);
 }
 
-void Store::HasDeparted(const std::string& communicator, int size, const Departure& departure) {
-  Departures& known = departures_.try_emplace(communicator, Departures{departure}).first->second;
-  if (++known.count == size) departures_.erase(communicator);
-}
-
-std::optional<Departure> Store::FirstDeparture(const std::string& communicator) {
+void Store::FailCommunicator(const std::string& communicator, const absl::Status& why) {
+  failures_told_.fetch_add(1);  // before any thread of this rank can act on it
+  notices_.Of(communicator)->Fail(why);
   const std::scoped_lock lock(mutex_);
-  const auto found = departures_.find(communicator);
-  return found == departures_.end() ? std::nullopt : std::optional(found->second.first);
+  TellOthers(MessageType::kFailure, Packer().Add(communicator, rank_, why).Take(), rank_);
 }
 
 void Store::OnFailure(Heard heard) {
   absl::Status already;
   {
     const std::scoped_lock lock(mutex_);
-    already = failure_->Get();
+    already = failure_;
     if (already.ok() || to_tell_) return listeners_.push_back(std::move(heard));
   }
   heard(already);

@@ -1,7 +1,6 @@
-// What the ranks of a world tell each other beside their collectives: texts for all ranks, a
-// failure's reason, departures, and a rank's death, which shows as a closed connection or an ended
-// process. A process has one store. Ranks that are threads share it, and it has no connections. All
-// other processes are connected to rank 0's:
+// Messages between the processes of a world through rank 0, to which all are connected: texts for
+// all ranks, a failure's reason, and a rank's death, which shows as a closed connection or an ended
+// process.
 //
 //   rank 1 ---+            a rank sends a text     rank 0 sends it to the others
 //   rank 2 ---+--- rank 0  its connection closes   rank 0 tells the others
@@ -10,9 +9,8 @@
 // Rank 0 goes on passing messages on after it has left, until the others have left or its process
 // ends.
 //
-// In processes a thread of its own receives all this at once, also while the program waits. It also
-// watches the processes of this host directly, so that they notice each other's end after rank 0
-// has left.
+// A thread of its own receives all this at once, also while the program waits. It also watches the
+// processes of this host directly, so that they notice each other's end after rank 0 has left.
 #pragma once
 
 #include <poll.h>
@@ -24,21 +22,19 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
+#include "ebb/runtime/comm/rendezvous/notices.h"
 #include "ebb/runtime/comm/rendezvous/participant.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
-#include "ebb/runtime/comm/rendezvous/rounds.h"
-#include "ebb/runtime/comm/rendezvous/world_failure.h"
+#include "ebb/runtime/comm/wait_notice.h"
 
 namespace ebb {
 
@@ -49,136 +45,156 @@ struct ParentProcess {
 
   int64_t pid = 0;
   Descriptor process;
-  std::string name = "";  // of the launcher, for messages
-};
-
-// A rank that has left a communicator.
-struct Departure {
-  std::string name;    // for messages: "rank 1"
-  uint64_t calls = 0;  // of all ranks together that it has made
 };
 
 class Store {
  public:
   using Heard = std::function<void(const absl::Status& why)>;
 
-  // For a rank that has met the others; its process has no other rank. When the last owner lets go,
-  // this rank says goodbye. The end of `launcher` before this world's end is a failure.
-  static absl::StatusOr<std::shared_ptr<Store>> Hold(
-      int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher = std::nullopt);
-  // For the ranks of one process, which are threads.
-  static std::shared_ptr<Store> OfThreads(int size) { return std::make_shared<Store>(size); }
-  explicit Store(int threads);
-  ~Store();
+  // What is watched beside the connections.
+  struct Watched {
+    std::optional<ParentProcess> launcher;  // its end before this world's end is a failure
+    std::string launcher_name;
+    // For the processes of this host: whether a rank had left in order before its process ended.
+    // Null: not watched.
+    std::function<bool(int rank)> ended_in_order;
+    // For ranks that can read each other's records. Null: they send each other their calls, through
+    // the store.
+    std::shared_ptr<CallOrder> calls;
+  };
+  // For ranks that have met. When its last owner lets go, this rank says goodbye.
+  static absl::StatusOr<std::shared_ptr<Store>> Hold(int rank, Rendezvous rendezvous,
+                                                     Watched watched = {});
+  // For the ranks of one process, which are threads: a store for each. `calls`: as above, by rank,
+  // if there are any.
+  static absl::StatusOr<std::vector<std::shared_ptr<Store>>> OfThreads(
+      int size, const std::vector<std::shared_ptr<CallOrder>>& calls = {});
 
-  // For ranks that share memory. `calls`: whose records they can read, so they do not send each
-  // other their calls. `ended_in_order`: whether a rank had left in order before its process ended.
-  void ShareMemory(std::shared_ptr<CallOrder> calls, std::function<bool(int rank)> ended_in_order);
-
-  int size() const { return static_cast<int>(participants_.size()); }
+  int rank() const { return rank_; }
   const std::vector<Participant>& participants() const { return participants_; }
-  uint64_t nonce() const { return nonce_; }
 
-  // Takes part in a round as `rank`, which is a rank of this process. The outcome is the same on
-  // all members, also on those that come after it is settled. An error: the world has failed.
-  absl::StatusOr<Gathered> Gather(int rank, const Round& round, std::string_view mine);
-  // `rank` will not come to that round. Does not wait.
-  void LeaveRound(int rank, const Round& round);
-  // For threads: `rank` comes to no round any more.
-  void Leave(int rank, const std::string& how);
+  // An all-gather of texts among some ranks. Each round has its own name, and all members pass the
+  // same round.
+  struct Round {
+    std::string name;
+    std::vector<int> members;
+    double timeout_seconds = 600;
+    NoticeTimes notices = {};
+    std::string what = {};  // completes "rank 0 has waited 5 s for rank 1 ..."
+  };
+  struct Gathered {
+    enum class Outcome : uint8_t { kAll, kLate, kLeft };
+    Outcome outcome = Outcome::kAll;
+    uint64_t number = 0;             // of the round; no other complete round has it
+    std::vector<std::string> texts;  // by place among the members
+    std::vector<int> absent;         // members that are late, or the one that has left
+  };
+  // The outcome is the same on all members, also on those that come after it is settled. An error:
+  // the world has failed.
+  absl::StatusOr<Gathered> Gather(const Round& round, std::string_view mine);
+  // This rank will not come to that round. Does not wait.
+  void LeaveRound(const Round& round);
 
-  // Reports to all other ranks that this process has given up, and names it as the reporter; does
-  // not wait for them. The first failure stays. Any thread.
+  // Reports to all other ranks that this rank has given up, and names it as the reporter; does not
+  // wait for them. The first failure stays. Any thread.
   void Fail(const absl::Status& why);
   // The same without the name.
   void Break(const absl::Status& why);
-  absl::Status status() const { return failure_->Get(); }
-  const std::shared_ptr<WorldFailure>& failure() const { return failure_; }
+  absl::Status status();
   // Calls `heard`, on any thread, with the first failure of any rank: at once if one has happened
   // already.
   void OnFailure(Heard heard);
-  // `rank` has failed, aborted, returned an error, or made another rank fail by leaving.
-  void NoteFailure(int rank);
-  // The ranks of this process that have failed, in the order in which they first did.
-  std::vector<int> failures();
-
-  CallOrder* calls(int rank) const { return calls_[calls_.size() > 1 ? ToIndex(rank) : 0].get(); }
-  // Sends the calls of `rank` to all others that cannot read them. Fails if the known calls differ.
-  void TellCalls(int rank);
-  // The same for the calls that are known to this process's rank. If they do not differ, returns
-  // what `ranks` have called last.
+  // As WorldBackend's.
+  CallOrder* calls() { return participants_.size() > 1 ? calls_.get() : nullptr; }
+  // Sends this rank's calls to all others. Fails if the known calls differ.
+  void TellCalls();
+  // The same for the calls that are known here. If they do not differ, returns what `ranks` have
+  // called last.
   std::string CompareCalls(std::span<const int> ranks);
 
-  // A rank leaves a communicator of `size` ranks, which NCCL does not tell the others: a rank that
-  // makes more calls than one that has left waits in vain.
-  void Depart(const std::string& communicator, int size, const Departure& mine);
-  // Nothing once all of its ranks have left.
-  std::optional<Departure> FirstDeparture(const std::string& communicator);
+  // Whether the world has failed. True before any communicator's notices say so.
+  bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
 
-  // Whether its thread has nothing to do any more.
-  bool has_ended() const { return has_ended_.load(std::memory_order_acquire); }
+  // Notices of one communicator (notices.h). A rank that leaves it, or that it has failed on, tells
+  // all other ranks.
+  std::shared_ptr<CommunicatorNotices> NoticesOf(const std::string& communicator) {
+    return notices_.Of(communicator);
+  }
+  void Depart(const std::string& communicator, int size, const Departure& mine);
+  void FailCommunicator(const std::string& communicator, const absl::Status& why);
+  // Messages that go another way may overtake notices. So such a message carries how many failed
+  // communicators its sender has reported before it, and counts once that many reports of the
+  // sender have come, or no more can come.
+  uint64_t failures_told() const { return failures_told_.load(std::memory_order_acquire); }
+  bool HasHeardFailures(int rank, uint64_t told);
 
  private:
-  Store(int rank, uint64_t nonce, std::vector<Participant> participants,
-        std::vector<Connection> connections, std::optional<ParentProcess> launcher);
-  static size_t ToIndex(int rank) { return static_cast<size_t>(rank); }
-  bool is_threads() const { return rank_ < 0; }
-  void Stop(std::shared_ptr<Store> self);
+  // A round at rank 0, until all members have come or left.
+  struct Collected {
+    std::vector<int> members;
+    std::vector<std::optional<std::string>> texts;  // by place
+    size_t here = 0;                                // members that have come or left
+    std::string what;
+    double timeout_seconds = 0;
+    WaitPoint::Deadline due = WaitPoint::kNever;
+    std::optional<WaitNotice> notice;
+    std::optional<Gathered> outcome;
+    bool answered = false;  // all members have the answer
+  };
+
+  Store(int rank, std::vector<Participant> participants, std::vector<Connection> connections,
+        Watched watched);
+  static absl::StatusOr<std::shared_ptr<Store>> Start(std::shared_ptr<Store> store);
+  void Stop();
   void Run();
-  void Wake();
-  void Poll(std::unique_lock<std::mutex>& lock);
-  void HearCalls(std::unique_lock<std::mutex>& lock);
-  void TellListeners(std::unique_lock<std::mutex>& lock);
+  void WatchProcesses();
   void Hear(size_t connection);
   // The rank at the other end of a connection.
   int RankAt(size_t connection) const { return rank_ == 0 ? static_cast<int>(connection) : 0; }
+  std::string Name(int rank) const { return Describe(participants_[static_cast<size_t>(rank)]); }
 
   // Call it with mutex_ held.
-  bool ReachesRankZero() const { return rank_ <= 0 || connections_[0].is_open(); }
+  bool ReachesRankZero() const { return rank_ == 0 || connections_[0].is_open(); }
   bool HasOthers() const;
-  bool GoesOn() const { return rank_ == 0 && !failure_->is_set() && HasOthers(); }
   void Understand(int from, Message message);
   bool AreRanks(const std::vector<int>& ranks) const;
-  void Collect(int rank, const Round& round, std::optional<std::string> text);
-  void Answer(int member, const std::string& round, const Gathered& outcome);
-  void LookAtRounds();
-  void HasLeft(int rank, const std::string& how);
+  void Collect(int from, const Round& round, bool comes, std::string text);
+  void Settle(const std::string& name, Collected& round, Gathered::Outcome outcome,
+              std::vector<int> absent);
+  void Answer(const std::string& name, Collected& round);
+  void LookAtRounds(WaitPoint::Deadline now);
+  void Leave(int rank);
   void Broken(absl::Status why, int reported_by);
   void Died(int rank, std::string_view how);
-  void HasDeparted(const std::string& communicator, int size, const Departure& departure);
   void TellOthers(MessageType type, std::string_view payload, int except);
 
-  const int rank_;  // -1: the ranks are threads of this process
-  const uint64_t nonce_ = 0;
+  const int rank_;
   const std::vector<Participant> participants_;
   const Descriptor wake_;
-  const std::shared_ptr<WorldFailure> failure_ = std::make_shared<WorldFailure>();
-  std::atomic<bool> has_ended_{false};
-  std::vector<CallRecord> records_;  // of threads
-  bool tells_calls_ = true;
-  std::vector<std::shared_ptr<CallOrder>> calls_;  // of the ranks of this process
-  std::vector<pollfd> polled_;                     // used by the thread
-  std::vector<std::string> calls_to_hear_;         // used by the thread
+  Watched watched_;
+  std::vector<Descriptor> processes_;  // by rank, for ranks of this host
+  Notices notices_;
+  std::atomic<bool> has_failed_{false};
+  std::atomic<uint64_t> failures_told_{0};
+  std::vector<std::atomic<uint64_t>> failures_heard_;  // by rank
+  const bool tells_calls_;
+  const std::shared_ptr<CallOrder> calls_;
+  std::vector<pollfd> polled_;              // used by the thread
+  std::vector<std::string> calls_to_hear_;  // used by the thread
   std::thread thread_;
 
   std::mutex mutex_;  // guards the members below; only the thread receives and closes
   std::condition_variable changed_;
-  std::optional<ParentProcess> launcher_;
-  std::function<bool(int rank)> ended_in_order_;
-  std::vector<Descriptor> processes_;  // by rank, for ranks of this host
   std::vector<Connection> connections_;
   bool stopping_ = false;
+  absl::Status failure_;
   bool to_tell_ = false;  // failure_ is still to be reported to the listeners
   std::vector<Heard> listeners_;
-  std::vector<int> failures_;
-  struct Departures {
-    Departure first;
-    int count = 0;
-  };
-  std::map<std::string, Departures> departures_;  // by communicator
-  Rounds rounds_;                                 // of rank 0's process
-  // By round and rank, for ranks of this process that wait for it or have not come to it yet.
-  std::map<std::pair<std::string, int>, Gathered> outcomes_;
+  std::vector<bool> has_left_;               // by rank
+  std::map<std::string, Collected> rounds_;  // rank 0's
+  uint64_t settled_ = 0;                     // rounds that are settled
+  std::map<std::string, Gathered>
+      outcomes_;  // of rounds that this rank waits for or has not come to yet
 };
 
 }  // namespace ebb

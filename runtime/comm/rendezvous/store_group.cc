@@ -7,8 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ebb/runtime/comm/rank_errors.h"
-#include "ebb/runtime/comm/rendezvous/packer.h"
-#include "ebb/runtime/comm/rendezvous/participant.h"
+#include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
@@ -33,21 +32,14 @@ Hosts HostsOf(const StoreGroup& group) {
 
 }  // namespace
 
-StoreGroup::StoreGroup(std::shared_ptr<Store> store, int world_rank)
-    : StoreGroup(store, world_rank, 0, "world", AllRanks(*store)) {}
+StoreGroup::StoreGroup(std::shared_ptr<Store> store)
+    : StoreGroup(store, "world", AllRanks(*store)) {}
 
-StoreGroup::StoreGroup(std::shared_ptr<Store> store, int world_rank, uint64_t number,
-                       std::string name, std::vector<int> world_ranks)
+StoreGroup::StoreGroup(std::shared_ptr<Store> store, std::string name, std::vector<int> world_ranks)
     : store_(std::move(store)),
-      world_rank_(world_rank),
-      number_(number),
       name_(std::move(name)),
       world_ranks_(std::move(world_ranks)),
-      rank_(PlaceOf(world_rank_, world_ranks_)) {}
-
-CallOrder* StoreGroup::calls() const {
-  return size() > 1 && size() == store_->size() ? store_->calls(world_rank_) : nullptr;
-}
+      rank_(PlaceOf(store_->rank(), world_ranks_)) {}
 
 int StoreGroup::local_rank() const {
   return PlaceOf(rank_, HostsOf(*this).With(rank_));
@@ -62,18 +54,18 @@ int StoreGroup::ranks_per_host() const {
   return hosts.is_even ? hosts.ranks_per_host() : size();
 }
 
-absl::StatusOr<Gathered> StoreGroup::Gather(Round round, std::string_view mine) {
-  round.name = absl::StrCat(name_, ".", rounds_++);
-  round.members = world_ranks_;
-  return store_->Gather(world_rank_, round, mine);
+Store::Round StoreGroup::NextRound() const {
+  return {.name = absl::StrCat(name_, ".", rounds_), .members = world_ranks_};
 }
 
 absl::StatusOr<std::vector<std::string>> StoreGroup::AllGather(std::string_view mine,
                                                                double timeout_seconds) {
-  EBB_ASSIGN_OR_RETURN(
-      Gathered gathered,
-      Gather({.timeout_seconds = timeout_seconds, .what = "to create a communicator"}, mine));
-  if (gathered.outcome == Gathered::Outcome::kAll) return std::move(gathered.texts);
+  Store::Round round = NextRound();
+  ++rounds_;
+  round.timeout_seconds = timeout_seconds;
+  round.what = "to connect the ranks' GPUs";
+  EBB_ASSIGN_OR_RETURN(Store::Gathered gathered, store_->Gather(round, mine));
+  if (gathered.outcome == Store::Gathered::Outcome::kAll) return std::move(gathered.texts);
   constexpr size_t kNamed = 8;
   std::vector<std::string> names;
   for (const int rank : gathered.absent) {
@@ -83,54 +75,46 @@ absl::StatusOr<std::vector<std::string>> StoreGroup::AllGather(std::string_view 
   std::string absent = absl::StrJoin(names, ", ");
   if (gathered.absent.size() > kNamed)
     absl::StrAppend(&absent, " and ", gathered.absent.size() - kNamed, " more");
-  store_->Break(
-      gathered.outcome == Gathered::Outcome::kLeft
-          ? absl::UnavailableError(absl::StrCat(absent, " has left: ", gathered.how_left))
-          : absl::DeadlineExceededError(absl::StrCat(
-                "the ranks have waited ", timeout_seconds, " s for ", absent,
-                ": not there where all ranks tell each other what a communicator needs")));
+  store_->Break(gathered.outcome == Store::Gathered::Outcome::kLeft
+                    ? absl::UnavailableError(absl::StrCat(
+                          absent, " has left: its world was destroyed, or its process ends"))
+                    : absl::DeadlineExceededError(absl::StrCat(
+                          "the ranks have waited ", timeout_seconds, " s for ", absent,
+                          ": not there where all ranks tell each other what they need to connect "
+                          "their GPUs")));
   return store_->status();
 }
 
-absl::StatusOr<std::shared_ptr<StoreGroup>> StoreGroup::Form(const Proposal& proposal,
-                                                             int64_t memory) {
+absl::StatusOr<std::shared_ptr<StoreGroup>> StoreGroup::Form(const Proposal& proposal) {
   const CommunicatorOptions& wanted = proposal.options;
-  EBB_RETURN_IF_ERROR(left_);
-  EBB_ASSIGN_OR_RETURN(const Gathered gathered,
-                       Gather({.timeout_seconds = CreationSeconds(wanted),
-                               .notices = wanted.notices,
-                               .what = absl::StrCat("to create communicator '", wanted.name, "'")},
-                              Packer().Add(Pack(proposal), memory).Take()));
-  if (gathered.outcome == Gathered::Outcome::kLate)
+  Store::Round round = NextRound();
+  ++rounds_;
+  round.timeout_seconds = CreationSeconds(wanted);
+  round.notices = wanted.notices;
+  round.what = absl::StrCat("to create communicator '", wanted.name, "'");
+  EBB_ASSIGN_OR_RETURN(Store::Gathered gathered, store_->Gather(round, Pack(proposal)));
+  if (gathered.outcome == Store::Gathered::Outcome::kLate)
     return LateCreationStatus(wanted, RankNames(gathered.absent));
-  if (gathered.outcome == Gathered::Outcome::kLeft) {
-    store_->NoteFailure(gathered.absent[0]);
-    left_ = LeftBeforeCreationStatus(gathered.absent[0], gathered.how_left);
-    return left_;
-  }
+  if (gathered.outcome == Store::Gathered::Outcome::kLeft)
+    return LeftBeforeCreationStatus(gathered.absent[0], "its communicator or World was destroyed");
   std::vector<Proposal> proposals;
-  std::vector<int64_t> offered;
-  for (const std::string& text : gathered.texts) {
-    std::string packed;
-    Unpacker(text).Read(packed, offered.emplace_back());
-    proposals.push_back(UnpackProposal(packed));
-  }
+  for (const std::string& packed : gathered.texts) proposals.push_back(UnpackProposal(packed));
   EBB_ASSIGN_OR_RETURN(const auto groups, FormGroups(world_ranks_, proposals));
-  const auto& members = *std::find_if(groups.begin(), groups.end(), [&](const auto& group) {
-    return std::find(group.begin(), group.end(), static_cast<size_t>(rank_)) != group.end();
-  });
-  std::vector<int> ranks;
-  for (const size_t member : members) ranks.push_back(world_ranks_[member]);
-  std::string name = absl::StrCat(gathered.number, ":", ranks[0]);
-  std::shared_ptr<StoreGroup> formed(
-      new StoreGroup(store_, world_rank_, gathered.number, std::move(name), std::move(ranks)));
-  formed->memory_ = offered[members[0]];
-  return formed;
+  for (const std::vector<size_t>& members : groups) {
+    if (std::find(members.begin(), members.end(), static_cast<size_t>(rank_)) == members.end())
+      continue;
+    std::vector<int> ranks;
+    for (const size_t member : members) ranks.push_back(world_ranks_[member]);
+    std::string name = absl::StrCat(gathered.number, ":", ranks[0]);
+    auto formed = std::make_shared<StoreGroup>(store_, std::move(name), std::move(ranks));
+    formed->number_ = gathered.number;
+    return formed;
+  }
+  return absl::InternalError("a rank is in none of the groups that it has proposed");
 }
 
 void StoreGroup::Leave() {
-  store_->LeaveRound(world_rank_,
-                     {.name = absl::StrCat(name_, ".", rounds_), .members = world_ranks_});
+  store_->LeaveRound(NextRound());
 }
 
 }  // namespace ebb

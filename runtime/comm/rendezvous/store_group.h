@@ -16,21 +16,21 @@ namespace ebb {
 
 class StoreGroup {
  public:
-  // All ranks, for `world_rank`, which makes one of these.
-  StoreGroup(std::shared_ptr<Store> store, int world_rank);
+  // All ranks.
+  explicit StoreGroup(std::shared_ptr<Store> store);
+  // `name`: the same on its ranks, and different from that of any other group that shares ranks
+  // with it.
+  StoreGroup(std::shared_ptr<Store> store, std::string name, std::vector<int> world_ranks);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(world_ranks_.size()); }
-  int world_rank() const { return world_rank_; }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
   const std::string& name() const { return name_; }
   // Of a group that Form has made: no other group has it.
   uint64_t number() const { return number_; }
-  int64_t memory() const { return memory_; }
   Store& store() const { return *store_; }
-  // As WorldBackend's. A part of a world makes its calls in an order of its own.
-  CallOrder* calls() const;
-  void TellCalls() const { store_->TellCalls(world_rank_); }
+  const std::shared_ptr<Store>& shared_store() const { return store_; }
+  // As WorldBackend's.
   int local_rank() const;
   int local_size() const;
   int ranks_per_host() const;
@@ -42,26 +42,20 @@ class StoreGroup {
   // error on one rank is one on all ranks of the world, and names the missing one.
   absl::StatusOr<std::vector<std::string>> AllGather(std::string_view mine, double timeout_seconds);
 
-  // The group that this rank forms with others that propose the same colour. Each rank offers
-  // `memory`; the first rank's is the group's.
-  absl::StatusOr<std::shared_ptr<StoreGroup>> Form(const Proposal& proposal, int64_t memory = 0);
+  // The group that this rank forms with others that propose the same colour.
+  absl::StatusOr<std::shared_ptr<StoreGroup>> Form(const Proposal& proposal);
   // This rank forms no more groups. Does not wait.
   void Leave();
 
  private:
-  StoreGroup(std::shared_ptr<Store> store, int world_rank, uint64_t number, std::string name,
-             std::vector<int> world_ranks);
-  absl::StatusOr<Gathered> Gather(Round round, std::string_view mine);
+  Store::Round NextRound() const;
 
   const std::shared_ptr<Store> store_;
-  const int world_rank_;
-  const uint64_t number_;
   const std::string name_;
   const std::vector<int> world_ranks_;
   const int rank_;
-  int64_t memory_ = 0;
+  uint64_t number_ = 0;
   uint64_t rounds_ = 0;
-  absl::Status left_;  // why no round can be complete any more
 };
 
 }  // namespace ebb

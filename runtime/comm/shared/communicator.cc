@@ -35,13 +35,12 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> SharedCommunicator::Split(
     int colour, int key, std::string_view name) {
   EBB_ASSIGN_OR_RETURN(
       SharedGroup::Place place,
-      SharedGroup::Form(*world_, group_.ranks(),
-                        {.options = group_.options().OfPart(name), .colour = colour, .key = key}));
+      group_.Join({.options = group_.options().OfPart(name), .colour = colour, .key = key}));
   return std::make_unique<SharedCommunicator>(world_, std::move(place));
 }
 
 void SharedCommunicator::Abort(absl::Status why) {
-  world_->store().NoteFailure(world_->rank());
+  world_->NoteFailure(world_->rank());
   group_.Fail(AbortStatus(group_.options(), world_->rank(), why));
 }
 

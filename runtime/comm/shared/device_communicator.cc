@@ -12,8 +12,7 @@
 namespace ebb {
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> SharedDeviceCommunicator::Create(
-    std::shared_ptr<SharedWorld> world, StoreGroup& parent, Proposal proposal,
-    const Device& device) {
+    SharedGroup& parent, Proposal proposal, const Device& device) {
   proposal.device = absl::StrCat("CUDA device ", device.ordinal());
   const Marks mine = std::make_shared<std::vector<Event>>();
   absl::Status prepared;
@@ -22,10 +21,13 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> SharedDeviceCommunicator::C
     prepared = mark.status();
     if (mark.ok()) mine->push_back(*std::move(mark));
   }
-  EBB_ASSIGN_OR_RETURN(SharedGroup::Place place, SharedGroup::Form(*world, parent, proposal));
-  std::unique_ptr<SharedDeviceCommunicator> made(
-      new SharedDeviceCommunicator(std::move(world), std::move(place), device));
-  if (!made->ExchangeMarks(mine)) return made->status();
+  std::vector<Marks> marks;
+  EBB_ASSIGN_OR_RETURN(SharedGroup::Place place,
+                       parent.Join(proposal, &mine, [&](int, const void* attached) {
+                         marks.push_back(*static_cast<const Marks*>(attached));
+                       }));
+  std::unique_ptr<SharedDeviceCommunicator> made(new SharedDeviceCommunicator(
+      parent.world().shared_from_this(), std::move(place), std::move(marks), device));
   if (prepared.ok()) {
     absl::StatusOr<std::shared_ptr<const ReduceGrids>> grids = StreamMover::Load(device);
     prepared = grids.status();
@@ -39,26 +41,13 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> SharedDeviceCommunicator::C
 }
 
 SharedDeviceCommunicator::SharedDeviceCommunicator(std::shared_ptr<SharedWorld> world,
-                                                   SharedGroup::Place place, const Device& device)
+                                                   SharedGroup::Place place,
+                                                   std::vector<Marks> marks, const Device& device)
     : world_(std::move(world)),
       group_(*world_, std::move(place)),
       device_(device),
-      transfer_(rank(), size(), group_.options().reduction_group) {}
-
-bool SharedDeviceCommunicator::ExchangeMarks(const Marks& mine) {
-  const CallSummary barrier = Summarise({});
-  const WaitPoint::Deadline deadline = DeadlineAfter(group_.options().timeout_seconds);
-  group_.mine().attached = &mine;
-  const auto copy = [&] {
-    const SharedGroup::Reading reading(group_);
-    for (int peer = 0; peer < size() && reading.allowed(); ++peer)
-      marks_.push_back(*static_cast<const Marks*>(group_.seat(peer).attached));
-    return reading.allowed();
-  };
-  if (group_.Meet(barrier, deadline) && copy() && group_.Meet(barrier, deadline)) return true;
-  group_.AwaitNoReader();  // of `mine`
-  return false;
-}
+      transfer_(rank(), size(), group_.options().reduction_group),
+      marks_(std::move(marks)) {}
 
 SharedDeviceCommunicator::~SharedDeviceCommunicator() {
   group_.Leave("its communicator was destroyed");
@@ -66,12 +55,12 @@ SharedDeviceCommunicator::~SharedDeviceCommunicator() {
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> SharedDeviceCommunicator::Split(
     int colour, int key, std::string_view name) {
-  return Create(world_, group_.ranks(),
-                {.options = group_.options().OfPart(name), .colour = colour, .key = key}, device_);
+  return Create(group_, {.options = group_.options().OfPart(name), .colour = colour, .key = key},
+                device_);
 }
 
 void SharedDeviceCommunicator::Abort(absl::Status why) {
-  world_->store().NoteFailure(world_->rank());
+  world_->NoteFailure(world_->rank());
   group_.Fail(AbortStatus(group_.options(), world_->rank(), why));
 }
 
@@ -221,7 +210,7 @@ void SharedDeviceCommunicator::FollowLastStream(Stream& stream) {
 }
 
 void SharedDeviceCommunicator::FailBecause(const absl::Status& why) const {
-  world_->store().NoteFailure(world_->rank());
+  world_->NoteFailure(world_->rank());
   group_.Fail(RankFailedStatus(world_->rank(), why));
 }
 

@@ -31,9 +31,9 @@ namespace ebb {
 class SharedDeviceCommunicator : public CommunicatorBackend {
  public:
   // For ranks of `parent`. A failure on this rank fails it on all.
-  static absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Create(
-      std::shared_ptr<SharedWorld> world, StoreGroup& parent, Proposal proposal,
-      const Device& device);
+  static absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Create(SharedGroup& parent,
+                                                                     Proposal proposal,
+                                                                     const Device& device);
   // Leaves. Enqueued work runs to its end.
   ~SharedDeviceCommunicator() override;
 
@@ -53,9 +53,7 @@ class SharedDeviceCommunicator : public CommunicatorBackend {
   static constexpr size_t kExchangeMark = 2, kMarks = 3;
 
   SharedDeviceCommunicator(std::shared_ptr<SharedWorld> world, SharedGroup::Place place,
-                           const Device& device);
-  // Gets the other ranks' marks. False: the group has failed.
-  bool ExchangeMarks(const Marks& mine);
+                           std::vector<Marks> marks, const Device& device);
 
   bool RunCollective(Stream& stream, const Collective& call, StreamMover& mover);
   bool RunExchange(Stream& stream, const Collective& call, StreamMover& mover);
@@ -84,8 +82,8 @@ class SharedDeviceCommunicator : public CommunicatorBackend {
   const Device device_;
   std::shared_ptr<const ReduceGrids> grids_;
   Transfer transfer_;
-  std::vector<Marks> marks_;  // by rank; a rank may leave while another waits for its marks
-  uint64_t meetings_ = 0;     // of streams
+  const std::vector<Marks> marks_;  // by rank; a rank may leave while another waits for its marks
+  uint64_t meetings_ = 0;           // of streams
   void* last_stream_ = nullptr;
   std::atomic<int64_t> bytes_moved_{0};
 };

@@ -25,9 +25,7 @@ class SharedDeviceRank : public RanksOnDevice {
 
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override {
-    EBB_ASSIGN_OR_RETURN(const std::shared_ptr<StoreGroup> group, threads_->bootstrap());
-    return SharedDeviceCommunicator::Create(threads_->threads()->shared_from_this(), *group,
-                                            {.options = options}, device_);
+    return SharedDeviceCommunicator::Create(*threads_->threads(), {.options = options}, device_);
   }
 
   absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) override {

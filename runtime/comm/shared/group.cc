@@ -15,6 +15,8 @@ namespace ebb {
 namespace {
 
 using shared::GroupSeat;
+using shared::kCalls;
+using shared::kForming;
 
 // An exchange as one word: its number between the two ranks, the peer, and whether this rank
 // receives.
@@ -38,43 +40,22 @@ std::string ReadText(const char (&from)[kBytes]) {
 
 }  // namespace
 
-absl::StatusOr<SharedGroup::Place> SharedGroup::Form(SharedWorld& world, StoreGroup& parent,
-                                                     const Proposal& proposal) {
-  EBB_RETURN_IF_ERROR(world.status());
-  // As much as all ranks of the parent need, because this rank does not know yet who its members
-  // are.
-  const int64_t bytes = shared::GroupLayout(parent.size()).bytes(), mine = world.Reserve(bytes);
-  absl::StatusOr<std::shared_ptr<StoreGroup>> ranks = parent.Form(proposal, mine);
-  if (!ranks.ok() || (*ranks)->memory() != mine) world.Release(mine, bytes);
-  EBB_RETURN_IF_ERROR(ranks.status());
-  const shared::GroupLayout layout((*ranks)->size());
-  absl::StatusOr<Mapping> memory = world.Map((*ranks)->memory(), layout.bytes());
-  // The others have the communicator.
-  if (!memory.ok()) world.Fail(RankFailedStatus(world.rank(), memory.status()));
-  EBB_RETURN_IF_ERROR(memory.status());
-  return Place{.options = proposal.options,
-               .ranks = *std::move(ranks),
-               .layout = layout,
-               .bytes = bytes,
-               .memory = *std::move(memory)};
-}
-
 SharedGroup::SharedGroup(SharedWorld& world, Place place)
     : world_(world),
       place_(std::move(place)),
       spins_(world.size() <= CoreShare::Cores()),
-      exchanges_(static_cast<size_t>(size())) {
+      exchanges_(place_.world_ranks.size()) {
   world_.Add(*this);
 }
 
 SharedGroup::~SharedGroup() {
   world_.Remove(*this);
-  if (header().gone.fetch_add(1, std::memory_order_acq_rel) + 1 == size())
-    world_.Release(place_.ranks->memory(), place_.bytes);
+  if (slot_bytes() > 0 && header().users.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    world_.Release(place_.offset, place_.layout.bytes());
 }
 
 WaitPoint& SharedGroup::point() const {
-  return world_.point(place_.ranks->number());
+  return world_.point(header().point);
 }
 
 void SharedGroup::Wake() {
@@ -82,64 +63,98 @@ void SharedGroup::Wake() {
 }
 
 std::string SharedGroup::RankName(int rank) const {
-  return ebb::RankName(world_ranks(), rank);
+  return ebb::RankName(place_.world_ranks, rank);
 }
 
-uint64_t SharedGroup::Arrive() {
-  const uint64_t meeting = next();
-  mine().arrived.store(meeting, std::memory_order_seq_cst);
+uint64_t SharedGroup::Arrive(shared::Meetings which) {
+  const uint64_t meeting = mine().arrived[which].load(std::memory_order_relaxed) + 1;
+  mine().arrived[which].store(meeting, std::memory_order_seq_cst);
   const uint64_t all = (meeting + 1) / 2 * static_cast<uint64_t>(size());
-  if (header().arrivals[meeting % 2].fetch_add(1, std::memory_order_seq_cst) + 1 == all) Wake();
+  if (header().arrivals[which].of[meeting % 2].fetch_add(1, std::memory_order_seq_cst) + 1 == all)
+    Wake();
   return meeting;
 }
 
 bool SharedGroup::Await(uint64_t meeting, const CallSummary& call, WaitPoint::Deadline deadline) {
-  const std::atomic<uint64_t>& arrivals = header().arrivals[meeting % 2];
+  return AwaitMeeting(kCalls, meeting, options(), &call, deadline).ok();
+}
+
+// `call` is none when ranks meet to form groups with the options that they propose. Once they have
+// agreed on the options, a failure does not undo the groups.
+absl::Status SharedGroup::AwaitMeeting(shared::Meetings which, uint64_t meeting,
+                                       const CommunicatorOptions& options, const CallSummary* call,
+                                       WaitPoint::Deadline deadline, bool is_agreed) {
+  const std::atomic<uint64_t>& arrivals = header().arrivals[which].of[meeting % 2];
   const uint64_t all = (meeting + 1) / 2 * static_cast<uint64_t>(size());
   const auto met = [&] { return arrivals.load(std::memory_order_seq_cst) >= all; };
-  if (met()) return true;
+  if (call != nullptr && met()) return absl::OkStatus();
   const auto left = [&] { return header().left.load(std::memory_order_acquire) - 1; };
+  const auto is_over = [&] {
+    return met() || left() >= 0 || (which == kForming && header().broken.is_set());
+  };
   const auto absent = [&] {
     std::vector<int> ranks;
     for (int rank = 0; rank < size(); ++rank) {
-      if (seat(rank).arrived.load() < meeting) ranks.push_back(rank);
+      if (seat(rank).arrived[which].load() < meeting) ranks.push_back(rank);
     }
     return ranks;
   };
-  if (header().posted.load(std::memory_order_seq_cst) > 0) FailIfAwaited(call, meeting);
-  Sleep([&] { return met() || left() >= 0; }, deadline,
-        [&](double seconds) { SayWaiting(call, absent(), seconds); });
-  // A rank that has left had come to this meeting before, or the meeting would not be complete. So
-  // that is looked at last.
-  if (met()) return true;
-  if (failed()) return false;
-  if (left() >= 0) return FailBecauseLeft(left());
-  FailLate(call, absent());
-  return false;
+  if (call != nullptr && header().posted.load(std::memory_order_seq_cst) > 0)
+    FailIfAwaited(*call, meeting);
+  Sleep(is_over, deadline, options.notices,
+        [&](double seconds) { SayWaiting(options, call, absent(), seconds); });
+  if (call != nullptr) {
+    // A rank that has left had come to this meeting before, or the meeting would not be complete.
+    // So that is looked at last.
+    if (met()) return absl::OkStatus();
+    if (failed()) return status();
+    if (left() >= 0) {
+      FailBecauseLeft(left());
+    } else {
+      FailLate(*call, absent());
+    }
+    return status();
+  }
+  if (is_agreed && met()) return absl::OkStatus();
+  // A failure is for good: also for a rank that comes when all the others are there already.
+  EBB_RETURN_IF_ERROR(status());
+  if (header().broken.is_set()) return header().broken.Get();
+  if (met()) return absl::OkStatus();
+  if (const int rank = left(); rank >= 0) {
+    world_.NoteFailure(world_rank(rank));
+    return Break(LeftBeforeCreationStatus(world_rank(rank), ReadText(seat(rank).how_left)));
+  }
+  return Break(LateCreationStatus(options, RankNames(WorldRanksOf(place_.world_ranks, absent()))));
 }
 
 void SharedGroup::Sleep(absl::FunctionRef<bool()> condition, WaitPoint::Deadline deadline,
-                        absl::FunctionRef<void(double seconds)> say) {
+                        const NoticeTimes& notices, absl::FunctionRef<void(double seconds)> say) {
   const auto begin = WaitPoint::Clock::now();
   const std::chrono::nanoseconds spin = spins_ ? spin_ : std::chrono::nanoseconds(0);
   AwaitAndSay(
-      point(), [&] { return condition() || failed(); }, deadline, spin, options().notices, say);
+      point(), [&] { return condition() || failed(); }, deadline, spin, notices, say);
   constexpr std::chrono::nanoseconds kShortest{1000}, kLongest{30'000};
   const bool slept = WaitPoint::Clock::now() - begin > spin;
   spin_ = slept ? std::max(kShortest, spin_ / 2) : std::min(kLongest, spin_ * 2);
 }
 
-void SharedGroup::SayWaiting(const CallSummary& call, std::span<const int> absent, double seconds) {
-  const std::string known = world_.CompareCalls(WorldRanksOf(world_ranks(), absent));
-  if (failed() || absent.empty() || !SpeaksFor(call.kind, rank(), absent)) return;
-  LogWaiting(RankName(rank()), seconds,
-             WaitsInCall(options(), call, RankNames(world_ranks(), absent)),
-             options().timeout_seconds, known);
+void SharedGroup::SayWaiting(const CommunicatorOptions& options, const CallSummary* call,
+                             std::span<const int> absent, double seconds) {
+  const std::vector<int> world_ranks = WorldRanksOf(place_.world_ranks, absent);
+  const std::string known = world_.CompareCalls(world_ranks);
+  const CollectiveKind kind = call != nullptr ? call->kind : CollectiveKind::kBarrier;
+  if (failed() || header().broken.is_set() || absent.empty() || !SpeaksFor(kind, rank(), absent))
+    return;
+  LogWaiting(call != nullptr ? RankName(rank()) : absl::StrCat("rank ", world_rank(rank())),
+             seconds,
+             call != nullptr ? WaitsInCall(options, *call, RankNames(place_.world_ranks, absent))
+                             : WaitsForCreation(options, RankNames(world_ranks)),
+             options.timeout_seconds, known);
 }
 
 void SharedGroup::FailLate(const CallSummary& call, std::span<const int> absent) {
-  const std::string known = world_.CompareCalls(WorldRanksOf(world_ranks(), absent));
-  Fail(LateStatus(options(), RankName(rank()), call, RankNames(world_ranks(), absent), known));
+  const std::string known = world_.CompareCalls(WorldRanksOf(place_.world_ranks, absent));
+  Fail(LateStatus(options(), RankName(rank()), call, RankNames(place_.world_ranks, absent), known));
 }
 
 bool SharedGroup::AllCalledTheSame(uint64_t meeting) {
@@ -157,9 +172,9 @@ bool SharedGroup::AwaitPeer(const CallSummary& call, WaitPoint::Deadline deadlin
                             absl::FunctionRef<bool()> condition) {
   const int peer = call.peer;
   const auto has_left = [&] { return seat(peer).has_left.load(std::memory_order_acquire) != 0; };
-  Sleep([&] { return condition() || has_left(); }, deadline,
+  Sleep([&] { return condition() || has_left(); }, deadline, options().notices,
         [&](double seconds) {
-          SayWaiting(call, {&peer, 1}, seconds);
+          SayWaiting(options(), &call, {&peer, 1}, seconds);
         });
   if (condition()) return true;
   if (failed()) return false;
@@ -173,7 +188,7 @@ bool SharedGroup::Exchange(const GroupSeat::Call& call, WaitPoint::Deadline dead
   const int peer = call.summary.peer;
   const uint64_t number = ++exchanges_[static_cast<size_t>(peer)];
   GroupSeat &own = mine(), &other = seat(peer);
-  const uint64_t met = own.arrived.load();
+  const uint64_t met = own.arrived[kCalls].load();
   own.post = call;
   own.post_meeting = met;
   own.sent.store(0);
@@ -183,7 +198,7 @@ bool SharedGroup::Exchange(const GroupSeat::Call& call, WaitPoint::Deadline dead
   header().posted.fetch_add(1, std::memory_order_seq_cst);
   Wake();
   const auto is_over = [&] { return own.acknowledged.load() == Word(number, peer); };
-  const auto is_at_a_collective = [&] { return other.arrived.load() > met; };
+  const auto is_at_a_collective = [&] { return other.arrived[kCalls].load() > met; };
   uint64_t posted = 0;
   const auto came = [&] {
     posted = other.posted.load();
@@ -251,6 +266,82 @@ void SharedGroup::AwaitNoReader() {
   point().Await([&] { return header().readers.load(std::memory_order_seq_cst) == 0; });
 }
 
+absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
+    const Proposal& proposal, const void* attached,
+    absl::FunctionRef<void(int rank, const void* attached)> see) {
+  const uint64_t number = formed_++;
+  const auto half = static_cast<size_t>(number % 2);
+  const CommunicatorOptions& options = proposal.options;
+  const WaitPoint::Deadline deadline = DeadlineAfter(CreationSeconds(options));
+  const std::string packed = Pack(proposal);
+  shared::SharedProposal& own = mine().proposals[half];
+  std::copy(packed.begin(), packed.end(), own.packed);
+  own.bytes = static_cast<uint32_t>(packed.size());
+  own.attached = attached;
+  EBB_RETURN_IF_ERROR(AwaitMeeting(kForming, Arrive(kForming), options, nullptr, deadline));
+  std::vector<Proposal> proposals;
+  for (int other = 0; other < size(); ++other) {
+    const shared::SharedProposal& theirs = seat(other).proposals[half];
+    proposals.push_back(UnpackProposal({theirs.packed, theirs.bytes}));
+  }
+  EBB_ASSIGN_OR_RETURN(const auto groups, FormGroups(place_.world_ranks, proposals));
+  const auto me = static_cast<size_t>(rank());
+  const std::vector<size_t>& members =
+      *std::find_if(groups.begin(), groups.end(), [&](const std::vector<size_t>& group) {
+        return std::find(group.begin(), group.end(), me) != group.end();
+      });
+  Place place;
+  place.options = proposals[me].options;
+  place.options.notices = options.notices;
+  place.path = absl::StrCat(path(), ".", number, ":", proposal.colour);
+  place.layout = shared::GroupLayout(static_cast<int>(members.size()));
+  for (const size_t member : members) place.world_ranks.push_back(place_.world_ranks[member]);
+  place.rank = static_cast<int>(std::find(members.begin(), members.end(), me) - members.begin());
+  if (place.rank == 0) {
+    const absl::StatusOr<int64_t> offset =
+        MakeMemory(place.layout, static_cast<int>(members.size()));
+    GroupSeat::Formed& formed = mine().formed[half];
+    formed.code = static_cast<int32_t>(offset.status().code());
+    WriteText(formed.message, offset.status().message());
+    formed.offset = offset.value_or(0);
+  }
+  {
+    const Reading reading(*this);
+    if (!reading.allowed()) return status();
+    for (size_t i = 0; i < members.size(); ++i)
+      see(static_cast<int>(i), seat(static_cast<int>(members[i])).proposals[half].attached);
+  }
+  if (const absl::Status met = AwaitMeeting(kForming, Arrive(kForming), options, nullptr, deadline,
+                                            /*is_agreed=*/true);
+      !met.ok()) {
+    AwaitNoReader();  // so no rank reads the attached object
+    return met;
+  }
+  const GroupSeat::Formed& formed = seat(static_cast<int>(members[0])).formed[half];
+  if (formed.code != 0)
+    return absl::Status(static_cast<absl::StatusCode>(formed.code), ReadText(formed.message));
+  place.offset = formed.offset;
+  absl::StatusOr<Mapping> memory = world_.Map(place.offset, place.layout.bytes());
+  if (!memory.ok()) return Break(memory.status());
+  place.memory = *std::move(memory);
+  return place;
+}
+
+absl::StatusOr<int64_t> SharedGroup::MakeMemory(const shared::GroupLayout& layout, int ranks) {
+  EBB_ASSIGN_OR_RETURN(const int64_t offset, world_.Reserve(layout.bytes()));
+  EBB_ASSIGN_OR_RETURN(const Mapping memory, world_.Map(offset, layout.bytes()));
+  auto* const made = reinterpret_cast<shared::GroupHeader*>(memory.data());
+  made->users.store(ranks);
+  made->point = world_.NextPoint();
+  return offset;
+}
+
+absl::Status SharedGroup::Break(const absl::Status& why) {
+  header().broken.TrySet(why);
+  Wake();
+  return header().broken.Get();
+}
+
 bool SharedGroup::failed() const {
   return header().failure.is_set() || world_.failed();
 }
@@ -278,7 +369,7 @@ void SharedGroup::FailMismatch(int first, const CallSummary& first_call, int sec
 }
 
 bool SharedGroup::FailBecauseLeft(int rank) {
-  world_.store().NoteFailure(world_rank(rank));
+  world_.NoteFailure(world_rank(rank));
   Fail(LeftStatus(options(), RankName(rank), ReadText(seat(rank).how_left)));
   return false;
 }
@@ -293,7 +384,6 @@ void SharedGroup::Leave(const std::string& how) {
   int32_t none = 0;
   header().left.compare_exchange_strong(none, rank() + 1, std::memory_order_seq_cst);
   Wake();
-  place_.ranks->Leave();
 }
 
 }  // namespace ebb

@@ -1,5 +1,5 @@
 // One rank's view of a communicator between ranks that share memory: which call each rank has come
-// to, and the first failure.
+// to, the first failure, and how groups are formed from it.
 //
 // An operation is a few meetings. At a meeting each rank publishes its call and arrives; after the
 // meeting it knows all ranks' calls. A meeting costs each rank one atomic increment, and the last
@@ -10,7 +10,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -21,7 +20,6 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/collective.h"
 #include "ebb/runtime/comm/grouping.h"
-#include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/comm/shared/layout.h"
 #include "ebb/runtime/comm/shared/shared_file.h"
 #include "ebb/runtime/device/wait_point.h"
@@ -32,17 +30,16 @@ class SharedWorld;
 
 class SharedGroup {
  public:
-  // A rank's place in a communicator. `bytes`: reserved for its memory.
+  // A rank's place in a communicator. `offset`: of its memory.
   struct Place {
     CommunicatorOptions options;
-    std::shared_ptr<StoreGroup> ranks;
-    shared::GroupLayout layout;
-    int64_t bytes = 0;
-    Mapping memory = {};
+    std::string path;  // no other communicator that shares ranks with it has it
+    std::vector<int> world_ranks;
+    int rank = 0;
+    int64_t offset = 0;
+    shared::GroupLayout layout{1};
+    Mapping memory;
   };
-  // The communicator that this rank forms with other ranks of `parent`.
-  static absl::StatusOr<Place> Form(SharedWorld& world, StoreGroup& parent,
-                                    const Proposal& proposal);
 
   SharedGroup(SharedWorld& world, Place place);
   // Frees the memory if this rank is the last user.
@@ -50,13 +47,13 @@ class SharedGroup {
   SharedGroup(const SharedGroup&) = delete;
   SharedGroup& operator=(const SharedGroup&) = delete;
 
-  int rank() const { return place_.ranks->rank(); }
-  int size() const { return place_.ranks->size(); }
-  const std::vector<int>& world_ranks() const { return place_.ranks->world_ranks(); }
-  int world_rank(int rank) const { return world_ranks()[static_cast<size_t>(rank)]; }
-  // In which others are formed.
-  StoreGroup& ranks() const { return *place_.ranks; }
+  int rank() const { return place_.rank; }
+  int size() const { return static_cast<int>(place_.world_ranks.size()); }
+  int world_rank(int rank) const { return place_.world_ranks[static_cast<size_t>(rank)]; }
+  const std::vector<int>& world_ranks() const { return place_.world_ranks; }
+  const std::string& path() const { return place_.path; }
   const CommunicatorOptions& options() const { return place_.options; }
+  SharedWorld& world() const { return world_; }
 
   shared::GroupHeader& header() const {
     return *reinterpret_cast<shared::GroupHeader*>(place_.memory.data());
@@ -76,8 +73,8 @@ class SharedGroup {
 
   // The meeting that this rank comes to next, and coming to it. A rank comes to at most one more
   // meeting before it waits.
-  uint64_t next() const { return mine().arrived.load() + 1; }
-  uint64_t Arrive();
+  uint64_t next() const { return mine().arrived[shared::kCalls].load() + 1; }
+  uint64_t Arrive(shared::Meetings which = shared::kCalls);
   // Waits until all have come. False: the communicator has failed, by this call if a rank has left
   // or is late.
   bool Await(uint64_t meeting, const CallSummary& call, WaitPoint::Deadline deadline);
@@ -115,6 +112,13 @@ class SharedGroup {
   // Call it after a failure: waits until no thread is reading.
   void AwaitNoReader();
 
+  // The communicator that this rank forms with other ranks of this one. All ranks call it in the
+  // same order. Threads may attach an object, and see the members' objects, by rank, while these
+  // certainly exist.
+  absl::StatusOr<Place> Join(
+      const Proposal& proposal, const void* attached = nullptr,
+      absl::FunctionRef<void(int rank, const void* attached)> see = [](int, const void*) {});
+
   bool failed() const;
   absl::Status status() const;
   // The first failure stays.
@@ -125,16 +129,22 @@ class SharedGroup {
   void Leave(const std::string& how);
 
  private:
+  absl::Status AwaitMeeting(shared::Meetings which, uint64_t meeting,
+                            const CommunicatorOptions& options, const CallSummary* call,
+                            WaitPoint::Deadline deadline, bool is_agreed = false);
   // Waits until `condition()` or a failure. `say`: called with the seconds, when the log is to
   // report the wait.
   void Sleep(absl::FunctionRef<bool()> condition, WaitPoint::Deadline deadline,
-             absl::FunctionRef<void(double seconds)> say);
-  void SayWaiting(const CallSummary& call, std::span<const int> absent, double seconds);
+             const NoticeTimes& notices, absl::FunctionRef<void(double seconds)> say);
+  void SayWaiting(const CommunicatorOptions& options, const CallSummary* call,
+                  std::span<const int> absent, double seconds);
   void FailLate(const CallSummary& call, std::span<const int> absent);
   void FailIfAwaited(const CallSummary& call, uint64_t meeting);
   bool FailBecauseLeft(int rank);
   void FailMismatch(int first, const CallSummary& first_call, int second,
                     const CallSummary& second_call);
+  absl::Status Break(const absl::Status& why);
+  absl::StatusOr<int64_t> MakeMemory(const shared::GroupLayout& layout, int ranks);
   WaitPoint& point() const;
   std::string RankName(int rank) const;
 
@@ -145,6 +155,7 @@ class SharedGroup {
   // are more ranks than cores, because a spinning waiter would keep the awaited rank from its core.
   std::chrono::nanoseconds spin_{2000};
   std::vector<uint64_t> exchanges_;  // with each peer
+  uint64_t formed_ = 0;
   mutable std::mutex mutex_;
   mutable absl::Status status_;  // as this rank has first seen it
 };

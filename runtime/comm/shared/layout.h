@@ -2,7 +2,7 @@
 // of one file for processes. All of it but the wait points begins as zeros. Processes map it at
 // different places, so only threads may use addresses.
 //
-//   a world:         header | places of ranks
+//   a world:         header | places of ranks | a communicator without slots, in which others are formed
 //   a communicator:  header | seats of ranks | slots of ranks
 #pragma once
 
@@ -13,6 +13,7 @@
 
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/collective.h"
+#include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/shared/shared_status.h"
 #include "ebb/runtime/device/wait_point.h"
 
@@ -39,28 +40,45 @@ struct alignas(64) Point {
 struct WorldHeader {
   SharedStatus failure;              // of all communicators
   std::atomic<int64_t> next_offset;  // in the file: where the next communicator's memory begins
+  std::atomic<uint32_t> next_point;
+  std::atomic<uint32_t> failures;  // ranks that have failed
 };
 
 struct alignas(64) RankPlace {
   CallRecord calls;
   std::atomic<uint32_t> ended;  // its process may end now, which is no failure
+  std::atomic<uint32_t>
+      failed_as;  // its number among the ranks that have failed, from 1; 0: it has not failed
 };
+
+// Why ranks of a communicator meet: for the operations that they call, or to form others.
+enum Meetings : uint8_t { kCalls, kForming };
+inline constexpr int kMeetings = 2;
 
 struct GroupHeader {
   SharedStatus failure;
-  std::atomic<int32_t> gone;     // ranks that use it no more; the last one releases the memory
+  SharedStatus broken;         // no more parts are formed
+  std::atomic<int32_t> users;  // ranks that have not left; the last releases the memory
+  uint32_t point;
   std::atomic<int32_t> posted;   // seats with a posted send or receive
   std::atomic<int32_t> readers;  // threads that read others' memory
   std::atomic<int32_t> left;     // 1 + the rank that left first
   // A rank may be one meeting ahead of another, so even and odd meetings have a count each.
-  alignas(64) std::atomic<uint64_t> arrivals[2];
+  struct alignas(64) Arrivals {
+    std::atomic<uint64_t> of[2];
+  } arrivals[kMeetings];
+};
+
+struct SharedProposal {
+  uint32_t bytes;
+  char packed[kProposalBytesMax];
+  const void* attached;  // threads only: an object of the rank that the others may copy
 };
 
 struct alignas(64) GroupSeat {
-  std::atomic<uint64_t> arrived;  // meetings that the rank has come to
+  std::atomic<uint64_t> arrived[kMeetings];  // meetings that the rank has come to
   std::atomic<uint32_t> has_left;
   char how_left[kReasonBytesMax];
-  const void* attached;  // threads only: an object of the rank that the others may copy
 
   // The rank's calls, by meeting.
   struct Call {
@@ -78,15 +96,23 @@ struct alignas(64) GroupSeat {
   uint64_t post_meeting;               // the last meeting before it
   std::atomic<uint64_t> acknowledged;  // by the receiver: the last exchange that is over
   std::atomic<int64_t> sent, taken;    // steps of the present exchange
+
+  // Proposals for forming others, in odd and even rounds.
+  SharedProposal proposals[2];
+  struct Formed {
+    int64_t offset;  // the memory of the group in which this rank is the first
+    int32_t code;    // or an error: there is none
+    char message[256];
+  } formed[2];
 };
 
 // The offsets of a communicator's parts, for `ranks` ranks.
 class GroupLayout {
  public:
-  explicit GroupLayout(int ranks)
+  explicit GroupLayout(int ranks, bool has_slots = true)
       : ranks_(ranks),
         // At least a few cache lines for each peer, whatever the number of peers.
-        slot_bytes_(std::max(kSlotBytes, int64_t{256} * ranks)) {}
+        slot_bytes_(has_slots ? std::max(kSlotBytes, int64_t{256} * ranks) : 0) {}
 
   int64_t slot_bytes() const { return slot_bytes_; }
   int64_t seats() const { return RoundUp(sizeof(GroupHeader), 64); }
@@ -113,8 +139,9 @@ struct WorldLayout {
   explicit WorldLayout(int ranks)
       : points(GroupLayout::RoundUp(sizeof(WorldHeader), 64)),
         places(points + kWaitPoints * int64_t{sizeof(Point)}),
-        bytes(places + ranks * int64_t{sizeof(RankPlace)}) {}
-  int64_t points, places, bytes;
+        all(places + ranks * int64_t{sizeof(RankPlace)}),
+        bytes(all + GroupLayout(ranks, /*has_slots=*/false).bytes()) {}
+  int64_t points, places, all, bytes;
 };
 
 }  // namespace ebb::shared

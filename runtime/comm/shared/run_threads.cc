@@ -22,7 +22,7 @@ absl::Status RunRank(const std::shared_ptr<SharedWorld>& world,
   const CoreShare share(world->size());
   const auto handle = std::make_shared<SharedRank>(world);
   absl::Status status = body(World(handle));
-  if (!status.ok()) world->store().NoteFailure(world->rank());
+  if (!status.ok()) world->NoteFailure(world->rank());
   world->Leave(status.ok() ? "its thread has ended"
                            : absl::StrCat("its thread has ended with ", status.ToString()));
   return status;
@@ -50,7 +50,7 @@ absl::Status RunThreads(int ranks, std::function<absl::Status(World)> body) {
     pthread_setname_np(threads.back().native_handle(), absl::StrCat("ebb-rank-", rank).c_str());
   }
   for (std::thread& thread : threads) thread.join();
-  for (const int rank : world->rank(0)->store().failures()) {
+  for (const int rank : world->failures()) {
     const absl::Status& status = statuses[static_cast<size_t>(rank)];
     if (!status.ok()) return OfRank(rank, status);
   }

@@ -4,16 +4,12 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/rendezvous/packer.h"
-#include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/device/cpu/shared_heap.h"
-#include "ebb/runtime/trace/log.h"
+#include "ebb/runtime/comm/rendezvous/connection.h"
 
 namespace ebb {
 namespace {
@@ -110,107 +106,6 @@ Descriptor OpenPeerFile(const Participant& owner, std::string_view packed, int f
   Descriptor file(open(path.c_str(), flags | O_CLOEXEC));
   if (!file.is_open() || IdentityOf(file.get()) != identity) return Descriptor();
   return file;
-}
-
-namespace {
-
-using Fill = absl::FunctionRef<absl::Status(SharedFile& file)>;
-
-// Nothing, on all ranks, if one of them cannot open it.
-absl::StatusOr<std::optional<SharedFile>> ShareNameless(StoreGroup& all, double seconds,
-                                                        Fill fill) {
-  std::optional<SharedFile> file;
-  if (all.rank() == 0) file = SharedFile::CreateNameless();
-  if (file.has_value()) EBB_RETURN_IF_ERROR(fill(*file));
-  EBB_ASSIGN_OR_RETURN(
-      const std::vector<std::string> told,
-      all.AllGather(file.has_value() ? PackFile(file->descriptor()) : "", seconds));
-  if (all.rank() != 0) {
-    Descriptor opened = OpenPeerFile(all.store().participants()[0], told[0], O_RDWR);
-    if (opened.is_open()) file = SharedFile(std::move(opened));
-  }
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> open,
-                       all.AllGather(file.has_value() ? "open" : "not open", seconds));
-  if (std::count(open.begin(), open.end(), "open") < static_cast<int64_t>(open.size()))
-    file.reset();
-  return file;
-}
-
-absl::StatusOr<SharedFile> ShareNamed(StoreGroup& all, double seconds, Fill fill,
-                                      const std::string& name) {
-  const Participant& me = all.store().participants()[static_cast<size_t>(all.rank())];
-  absl::StatusOr<SharedFile> file = absl::UnknownError("not tried");
-  if (all.rank() == 0) {
-    file = SharedFile::Create(name);
-    EBB_RETURN_IF_ERROR(file.status());
-    EBB_RETURN_IF_ERROR(fill(*file));
-  }
-  EBB_RETURN_IF_ERROR(all.AllGather("", seconds).status());
-  if (all.rank() != 0) {
-    file = SharedFile::Open(name);
-    if (!file.ok()) {
-      return absl::Status(file.status().code(),
-                          absl::StrCat(Describe(me), ": ", file.status().message()));
-    }
-  }
-  EBB_RETURN_IF_ERROR(all.AllGather("", seconds).status());
-  return file;
-}
-
-// Not mapped if the owner has no heap, or this process may not open it.
-Mapping MapMemoryOf(const Participant& owner, std::string_view packed) {
-  size_t bytes = 0;
-  std::string packed_file;
-  if (!Unpacker(packed).Read(bytes, packed_file)) return Mapping();
-  const Descriptor file = OpenPeerFile(owner, packed_file, O_RDONLY);
-  if (!file.is_open()) return Mapping();
-  void* const data = mmap(nullptr, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, file.get(), 0);
-  if (data == MAP_FAILED) return Mapping();
-  madvise(data, bytes, MADV_DONTFORK);
-  return Mapping(static_cast<std::byte*>(data), bytes);
-}
-
-}  // namespace
-
-std::string SharedFileName(const Store& store) {
-  return absl::StrCat("ebb-", store.participants()[0].pid, "-",
-                      absl::Hex(store.nonce(), absl::kZeroPad16));
-}
-
-absl::StatusOr<SharedFile> ShareFile(StoreGroup& all, double timeout_seconds, Fill fill) {
-  EBB_ASSIGN_OR_RETURN(std::optional<SharedFile> nameless,
-                       ShareNameless(all, timeout_seconds, fill));
-  if (nameless.has_value()) return *std::move(nameless);
-  const std::string name = SharedFileName(all.store());
-  absl::StatusOr<SharedFile> file = ShareNamed(all, timeout_seconds, fill, name);
-  // Every rank removes the name, on every path, because its maker may have been killed.
-  SharedFile::RemoveName(name);
-  return file;
-}
-
-absl::StatusOr<std::vector<Mapping>> MapPeerMemory(StoreGroup& all, double timeout_seconds) {
-  const SharedHeap* const mine = SharedHeap::Install();
-  Packer packer;
-  if (mine != nullptr) packer.Add(mine->bytes(), PackFile(mine->file()));
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> packed,
-                       all.AllGather(packer.Take(), timeout_seconds));
-  std::vector<Mapping> memories(packed.size());
-  bool all_mapped = true;
-  for (size_t other = 0; other < packed.size(); ++other) {
-    if (static_cast<int>(other) == all.rank()) continue;
-    memories[other] = MapMemoryOf(all.store().participants()[other], packed[other]);
-    all_mapped = all_mapped && memories[other].data() != nullptr;
-  }
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> mapped,
-                       all.AllGather(all_mapped ? "all" : "not all", timeout_seconds));
-  const auto missing = std::find(mapped.begin(), mapped.end(), "not all");
-  if (missing == mapped.end()) return memories;
-  if (all.rank() == 0) {
-    LogInfo(absl::StrCat("rank ", missing - mapped.begin(),
-                         " cannot map the buffers of the other ranks; large operations are staged, "
-                         "which is slower"));
-  }
-  return std::vector<Mapping>();
 }
 
 }  // namespace shared

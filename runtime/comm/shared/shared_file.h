@@ -8,14 +8,11 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/rendezvous/participant.h"
 #include "ebb/runtime/comm/rendezvous/socket.h"
-#include "ebb/runtime/comm/rendezvous/store_group.h"
 
 namespace ebb {
 
@@ -75,20 +72,6 @@ std::string PackFile(int file);
 // The file that `owner` has packed. Not open if a container hides processes from each other, or
 // `owner`'s process id belongs to another process here.
 Descriptor OpenPeerFile(const Participant& owner, std::string_view packed, int flags);
-
-// Rank 0's file, after `fill` has run on it there, open on all ranks. It has no name, so that no
-// file stays behind even if all ranks are killed. If ranks may not look into each other's processes
-// it has a name while this function runs. Every rank calls it.
-absl::StatusOr<SharedFile> ShareFile(StoreGroup& all, double timeout_seconds,
-                                     absl::FunctionRef<absl::Status(SharedFile& file)> fill);
-
-// The name that the file then has.
-std::string SharedFileName(const Store& store);
-
-// Installs this process's shared heap and maps the heaps of all other ranks for reading, by rank.
-// The same on all ranks: empty if one of them cannot map, for example because a container hides
-// processes from each other. Operations are then staged. Every rank calls it.
-absl::StatusOr<std::vector<Mapping>> MapPeerMemory(StoreGroup& all, double timeout_seconds);
 
 }  // namespace shared
 

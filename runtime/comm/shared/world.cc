@@ -3,14 +3,16 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <map>
 #include <new>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/rank_errors.h"
-#include "ebb/runtime/comm/rendezvous/participant.h"
+#include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/shared/communicator.h"
-#include "ebb/runtime/comm/shared/shared_file.h"
+#include "ebb/runtime/comm/shared/share_file.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/core_share.h"
 
@@ -70,93 +72,105 @@ Mapping NewPages(int64_t bytes) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<SharedWorld>> SharedWorld::Form(
-    int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher) {
-  const double timeout_seconds = rendezvous.timeout_seconds();
-  EBB_ASSIGN_OR_RETURN(const std::shared_ptr<Store> store,
-                       Store::Hold(rank, std::move(rendezvous), std::move(launcher)));
-  absl::StatusOr<std::shared_ptr<SharedWorld>> world =
-      Share(store, std::make_shared<StoreGroup>(store, rank), timeout_seconds);
-  if (!world.ok()) store->Break(world.status());  // the others wait for this rank
-  return world;
-}
-
-absl::StatusOr<std::shared_ptr<SharedWorld>> SharedWorld::Share(const std::shared_ptr<Store>& store,
-                                                                std::shared_ptr<StoreGroup> all,
-                                                                double timeout_seconds) {
-  EBB_RETURN_IF_ERROR(CheckOneHost(store->participants()));
-  const int ranks = store->size(), rank = all->rank();
-  EBB_ASSIGN_OR_RETURN(SharedFile file,
-                       shared::ShareFile(*all, timeout_seconds,
-                                         [&](SharedFile& made) { return FillFile(made, ranks); }));
+    int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher,
+    std::string launcher_name) {
+  const std::vector<Participant>& participants = rendezvous.participants();
+  EBB_RETURN_IF_ERROR(CheckOneHost(participants));
+  const int ranks = static_cast<int>(participants.size());
+  EBB_ASSIGN_OR_RETURN(SharedFile file, shared::ShareFile(rank, rendezvous, [&](SharedFile& made) {
+                         return FillFile(made, ranks);
+                       }));
   EBB_ASSIGN_OR_RETURN(Mapping memory, file.Map(0, shared::WorldLayout(ranks).bytes));
-  EBB_ASSIGN_OR_RETURN(std::vector<Mapping> peer_memory,
-                       shared::MapPeerMemory(*all, timeout_seconds));
-  CoreShare::SetForProcess(Sharers(store->participants(), rank));
-  std::shared_ptr<SharedWorld> world(new SharedWorld(store, std::move(all), std::move(file),
-                                                     std::move(memory), std::move(peer_memory)));
-  std::vector<CallRecord*> records;
-  for (int other = 0; other < ranks; ++other) records.push_back(&world->place(other).calls);
-  // The records are in memory that their reader owns, because the store may use them for longer
-  // than the world exists.
-  store->ShareMemory(
-      std::shared_ptr<CallOrder>(new CallOrder(rank, std::move(records)),
-                                 [memory = world->memory_](CallOrder* calls) { delete calls; }),
-      [weak = std::weak_ptr(world)](int ended) {
-        const auto alive = weak.lock();
-        return alive == nullptr || alive->place(ended).ended.load() != 0;
-      });
-  world->ListenToStore();
+  EBB_ASSIGN_OR_RETURN(std::vector<Mapping> peer_memory, shared::MapPeerMemory(rank, rendezvous));
+  CoreShare::SetForProcess(Sharers(participants, rank));
+  std::shared_ptr<SharedWorld> world(
+      new SharedWorld(rank, ranks, std::move(file), std::move(memory), std::move(peer_memory)));
+  const auto weak = std::weak_ptr(world);
+  Store::Watched watched = {.launcher = std::move(launcher),
+                            .launcher_name = std::move(launcher_name),
+                            .ended_in_order =
+                                [weak](int ended) {
+                                  const auto alive = weak.lock();
+                                  return alive == nullptr || alive->place(ended).ended.load() != 0;
+                                },
+                            .calls = world->calls_};
+  EBB_ASSIGN_OR_RETURN(world->store_, Store::Hold(rank, std::move(rendezvous), std::move(watched)));
+  world->ListenTo(*world->store_);
   return world;
 }
 
-SharedWorld::SharedWorld(int rank, std::shared_ptr<Store> store,
-                         std::shared_ptr<const Mapping> memory)
+SharedWorld::SharedWorld(int rank, int size, std::shared_ptr<const Mapping> memory,
+                         std::shared_ptr<ThreadStores> stores)
     : rank_(rank),
-      store_(std::move(store)),
-      all_(std::make_shared<StoreGroup>(store_, rank)),
-      layout_(size()),
-      memory_(std::move(memory)) {}
+      size_(size),
+      layout_(size),
+      memory_(std::move(memory)),
+      thread_stores_(std::move(stores)) {
+  SetUp();
+}
 
-SharedWorld::SharedWorld(std::shared_ptr<Store> store, std::shared_ptr<StoreGroup> all,
-                         SharedFile file, Mapping memory, std::vector<Mapping> peer_memory)
-    : rank_(all->rank()),
-      store_(std::move(store)),
-      all_(std::move(all)),
-      layout_(size()),
+SharedWorld::SharedWorld(int rank, int size, SharedFile file, Mapping memory,
+                         std::vector<Mapping> peer_memory)
+    : rank_(rank),
+      size_(size),
+      layout_(size),
       file_(std::move(file)),
       memory_(std::make_shared<const Mapping>(std::move(memory))),
-      peer_memory_(std::move(peer_memory)) {}
+      peer_memory_(std::move(peer_memory)) {
+  SetUp();
+}
+
+void SharedWorld::SetUp() {
+  std::vector<CallRecord*> records;
+  for (int other = 0; other < size_; ++other) records.push_back(&place(other).calls);
+  // The records are in memory that they own, because a store may use them for longer than the world
+  // exists.
+  calls_ = std::shared_ptr<CallOrder>(new CallOrder(rank_, std::move(records)),
+                                      [memory = memory_](CallOrder* calls) { delete calls; });
+  SharedGroup::Place all;
+  all.options.name = "world";
+  all.path = "world";
+  all.world_ranks.resize(static_cast<size_t>(size_));
+  all.rank = rank_;
+  all.offset = layout_.all;
+  all.layout = shared::GroupLayout(size_, /*has_slots=*/false);
+  all.memory = Mapping(memory_->data() + layout_.all, 0);
+  std::iota(all.world_ranks.begin(), all.world_ranks.end(), 0);
+  all_ = std::make_unique<SharedGroup>(*this, std::move(all));
+}
 
 SharedWorld::~SharedWorld() {
+  all_->Leave("its process ends");
   place(rank_).ended.store(1, std::memory_order_seq_cst);
 }
 
-int64_t SharedWorld::Reserve(int64_t bytes) {
+absl::StatusOr<int64_t> SharedWorld::Reserve(int64_t bytes) {
   const int64_t whole = shared::GroupLayout::RoundUp(bytes, kPage);
-  return is_threads() ? reinterpret_cast<int64_t>(NewPages(whole).Keep())
-                      : header().next_offset.fetch_add(whole);
+  if (is_threads()) {
+    Mapping pages = NewPages(whole);
+    if (pages.data() == nullptr)
+      return absl::ResourceExhaustedError(absl::StrCat("no ", whole, " bytes for a communicator"));
+    return reinterpret_cast<int64_t>(std::move(pages).Keep());
+  }
+  const int64_t offset = header().next_offset.fetch_add(whole);
+  EBB_RETURN_IF_ERROR(file_->Reserve(offset, whole));
+  return offset;
 }
 
-absl::StatusOr<Mapping> SharedWorld::Map(int64_t offset, int64_t bytes) {
-  if (!is_threads()) {
-    EBB_RETURN_IF_ERROR(file_->Reserve(offset, bytes));
-    return file_->Map(offset, bytes);
-  }
-  if (offset == 0)
-    return absl::ResourceExhaustedError(absl::StrCat("no ", bytes, " bytes for a communicator"));
-  return Mapping(reinterpret_cast<std::byte*>(offset), 0);
+absl::StatusOr<Mapping> SharedWorld::Map(int64_t offset, int64_t bytes) const {
+  if (is_threads()) return Mapping(reinterpret_cast<std::byte*>(offset), 0);
+  return file_->Map(offset, bytes);
 }
 
 void SharedWorld::Release(int64_t offset, int64_t bytes) {
   const int64_t whole = shared::GroupLayout::RoundUp(bytes, kPage);
   if (!is_threads()) return file_->Release(offset, whole);
-  Mapping(reinterpret_cast<std::byte*>(offset), static_cast<size_t>(whole));  // unmaps it
+  Mapping(reinterpret_cast<std::byte*>(offset), static_cast<size_t>(whole));
 }
 
 std::string SharedWorld::CompareCalls(std::span<const int> ranks) {
-  const CallOrder& calls = *store_->calls(rank_);
-  if (const absl::Status apart = calls.Check(); !apart.ok()) Fail(apart);
-  return calls.Describe(ranks);
+  if (const absl::Status apart = calls_->Check(); !apart.ok()) Fail(apart);
+  return calls_->Describe(ranks);
 }
 
 void SharedWorld::SetFailed(const absl::Status& why) {
@@ -166,24 +180,61 @@ void SharedWorld::SetFailed(const absl::Status& why) {
 }
 
 void SharedWorld::Fail(const absl::Status& why) {
-  store_->NoteFailure(rank_);
+  NoteFailure(rank_);
   SetFailed(why);
-  store_->Break(status());
+  std::shared_ptr<Store> store = store_;
+  if (is_threads()) {
+    const std::scoped_lock lock(thread_stores_->mutex);
+    if (thread_stores_->made) store = thread_stores_->stores[static_cast<size_t>(rank_)];
+  }
+  if (store != nullptr) store->Break(status());
 }
 
-void SharedWorld::ListenToStore() {
+void SharedWorld::ListenTo(Store& store) {
   // The store may outlive the world.
-  store_->OnFailure([weak = weak_from_this()](const absl::Status& why) {
+  store.OnFailure([weak = weak_from_this()](const absl::Status& why) {
     if (const auto alive = weak.lock()) alive->SetFailed(why);
   });
 }
 
-void SharedWorld::Leave(const std::string& how) {
+absl::StatusOr<std::shared_ptr<Store>> SharedWorld::store() {
+  if (!is_threads()) return store_;
+  std::shared_ptr<Store> mine;
+  std::vector<std::shared_ptr<Store>> of_ranks_that_left;  // they wait for their threads
   {
-    const std::scoped_lock lock(groups_mutex_);
-    for (SharedGroup* const group : groups_) group->Leave(how);
+    const std::scoped_lock lock(thread_stores_->mutex);
+    std::vector<std::shared_ptr<Store>>& stores = thread_stores_->stores;
+    if (!thread_stores_->made) {
+      EBB_ASSIGN_OR_RETURN(stores, Store::OfThreads(size_, thread_stores_->calls));
+      thread_stores_->made = true;
+      for (size_t rank = 0; rank < stores.size(); ++rank) {
+        if (thread_stores_->has_left[rank])
+          of_ranks_that_left.push_back(std::exchange(stores[rank], nullptr));
+      }
+    }
+    mine = stores[static_cast<size_t>(rank_)];
   }
-  store_->Leave(rank_, how);
+  if (mine == nullptr) return absl::FailedPreconditionError("this rank has left its world");
+  if (!std::exchange(listens_, true)) ListenTo(*mine);
+  if (failed()) mine->Break(status());
+  return mine;
+}
+
+void SharedWorld::NoteFailure(int rank) {
+  uint32_t none = 0;
+  if (place(rank).failed_as.load() == none)
+    place(rank).failed_as.compare_exchange_strong(none, header().failures.fetch_add(1) + 1);
+}
+
+void SharedWorld::Leave(const std::string& how) {
+  if (is_threads()) {
+    std::shared_ptr<Store> store;  // its destructor waits for its thread
+    const std::scoped_lock lock(thread_stores_->mutex);
+    thread_stores_->has_left[static_cast<size_t>(rank_)] = true;
+    if (thread_stores_->made) store.swap(thread_stores_->stores[static_cast<size_t>(rank_)]);
+  }
+  const std::scoped_lock lock(groups_mutex_);
+  for (SharedGroup* const group : groups_) group->Leave(how);
 }
 
 void SharedWorld::Add(SharedGroup& group) {
@@ -200,24 +251,42 @@ ThreadWorld::ThreadWorld(int size) {
   const auto memory = std::make_shared<const Mapping>(NewPages(shared::WorldLayout(size).bytes));
   if (memory->data() == nullptr) throw std::bad_alloc();
   MakeWorld(*memory, size, WaitPoint::Scope::kThreads);
-  const std::shared_ptr<Store> store = Store::OfThreads(size);
-  for (int rank = 0; rank < size; ++rank) {
-    ranks_.push_back(std::make_shared<SharedWorld>(rank, store, memory));
-    ranks_.back()->ListenToStore();
+  const auto stores = std::make_shared<SharedWorld::ThreadStores>();
+  stores->has_left.resize(static_cast<size_t>(size));
+  for (int rank = 0; rank < size; ++rank)
+    ranks_.push_back(std::make_shared<SharedWorld>(rank, size, memory, stores));
+  for (const auto& rank : ranks_) stores->calls.push_back(rank->shared_calls());
+}
+
+std::vector<int> ThreadWorld::failures() const {
+  std::map<uint32_t, int> order;
+  for (const auto& world : ranks_) {
+    if (const uint32_t failed_as = world->place(world->rank()).failed_as.load(); failed_as != 0)
+      order.emplace(failed_as, world->rank());
   }
+  std::vector<int> ranks;
+  for (const auto& [failed_as, rank] : order) ranks.push_back(rank);
+  return ranks;
 }
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> SharedRank::NewCommunicator(
     const CommunicatorOptions& options) {
-  EBB_ASSIGN_OR_RETURN(SharedGroup::Place place,
-                       SharedGroup::Form(*world_, *group_, {.options = options}));
+  EBB_ASSIGN_OR_RETURN(SharedGroup::Place place, group_.Join({.options = options}));
   return std::make_unique<SharedCommunicator>(world_, std::move(place));
 }
 
 absl::StatusOr<std::shared_ptr<WorldBackend>> SharedRank::Split(const Proposal& proposal) {
-  EBB_RETURN_IF_ERROR(world_->status());
-  EBB_ASSIGN_OR_RETURN(std::shared_ptr<StoreGroup> part, group_->Form(proposal));
-  return std::make_shared<SharedRank>(world_, std::move(part));
+  EBB_ASSIGN_OR_RETURN(SharedGroup::Place place, group_.Join(proposal));
+  return std::make_shared<SharedRank>(world_, std::move(place));
+}
+
+absl::StatusOr<std::shared_ptr<StoreGroup>> SharedRank::bootstrap() {
+  if (bootstrap_ == nullptr) {
+    EBB_ASSIGN_OR_RETURN(std::shared_ptr<Store> store, world_->store());
+    bootstrap_ =
+        std::make_shared<StoreGroup>(std::move(store), group_.path(), group_.world_ranks());
+  }
+  return bootstrap_;
 }
 
 void SharedRank::Fail(absl::Status why) {

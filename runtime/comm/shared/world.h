@@ -16,7 +16,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/comm/rendezvous/hosts_rank.h"
+#include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
 #include "ebb/runtime/comm/rendezvous/store.h"
 #include "ebb/runtime/comm/rendezvous/store_group.h"
@@ -31,26 +32,38 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   // For processes that have met. kUnimplemented: the ranks are on several hosts, which the message
   // names.
   static absl::StatusOr<std::shared_ptr<SharedWorld>> Form(
-      int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher = std::nullopt);
+      int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher = std::nullopt,
+      std::string launcher_name = "");
+  // The stores of ranks that are threads. Only GPUs need them: the first call makes all.
+  struct ThreadStores {
+    std::mutex mutex;
+    bool made = false;
+    std::vector<std::shared_ptr<Store>> stores;  // by rank; null if that rank has left
+    std::vector<bool> has_left;
+    std::vector<std::shared_ptr<CallOrder>> calls;
+  };
   // For threads, in `memory` (ThreadWorld).
-  SharedWorld(int rank, std::shared_ptr<Store> store, std::shared_ptr<const Mapping> memory);
+  SharedWorld(int rank, int size, std::shared_ptr<const Mapping> memory,
+              std::shared_ptr<ThreadStores> stores);
   ~SharedWorld();
 
   int rank() const { return rank_; }
-  int size() const { return store_->size(); }
+  int size() const { return size_; }
   bool is_threads() const { return !file_.has_value(); }
   const SharedFile& file() const { return *file_; }
-  // All ranks, which form communicators.
-  const std::shared_ptr<StoreGroup>& all() const { return all_; }
-  Store& store() const { return *store_; }
+  // The group in which others are formed.
+  SharedGroup& all() { return *all_; }
+  CallOrder* calls() { return size_ > 1 ? calls_.get() : nullptr; }
+  const std::shared_ptr<CallOrder>& shared_calls() const { return calls_; }
+  // Where ranks exchange what connects their GPUs.
+  absl::StatusOr<std::shared_ptr<Store>> store();
   // Fails, with all communicators, if the ranks' calls differ. Otherwise returns what `ranks` have
   // called last.
   std::string CompareCalls(std::span<const int> ranks);
 
-  // A place for memory that all ranks can reach, filled with zeros. Any rank may map it, which
-  // allocates pages that are not there yet.
-  int64_t Reserve(int64_t bytes);
-  absl::StatusOr<Mapping> Map(int64_t offset, int64_t bytes);
+  // Memory that all ranks can reach, filled with zeros.
+  absl::StatusOr<int64_t> Reserve(int64_t bytes);
+  absl::StatusOr<Mapping> Map(int64_t offset, int64_t bytes) const;
   void Release(int64_t offset, int64_t bytes);
   // Whether processes can read the large buffers of all others; and the distance from an address
   // that `rank` has published to its place here.
@@ -61,11 +74,10 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
                : reinterpret_cast<uintptr_t>(peer_memory_[static_cast<size_t>(rank)].data());
   }
 
-  // Of the group with this number.
-  WaitPoint& point(uint64_t number) const {
-    auto* const points = reinterpret_cast<shared::Point*>(memory_->data() + layout_.points);
-    return points[number % shared::kWaitPoints].wait;
+  WaitPoint& point(uint32_t which) const {
+    return reinterpret_cast<shared::Point*>(memory_->data() + layout_.points)[which].wait;
   }
+  uint32_t NextPoint() { return header().next_point.fetch_add(1) % shared::kWaitPoints; }
   shared::RankPlace& place(int rank) const {
     return reinterpret_cast<shared::RankPlace*>(memory_->data() + layout_.places)[rank];
   }
@@ -74,35 +86,36 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   absl::Status status() const { return header().failure.Get(); }
   // This rank gives up. The first failure stays.
   void Fail(const absl::Status& why);
+  // `rank` has failed, aborted, returned an error, or made another rank fail by leaving.
+  void NoteFailure(int rank);
   // This rank makes no more calls, on any communicator.
   void Leave(const std::string& how);
-
-  // The store's failures are this world's from now on.
-  void ListenToStore();
 
   void Add(SharedGroup& group);
   void Remove(SharedGroup& group);
 
  private:
-  SharedWorld(std::shared_ptr<Store> store, std::shared_ptr<StoreGroup> all, SharedFile file,
-              Mapping memory, std::vector<Mapping> peer_memory);
-  static absl::StatusOr<std::shared_ptr<SharedWorld>> Share(const std::shared_ptr<Store>& store,
-                                                            std::shared_ptr<StoreGroup> all,
-                                                            double timeout_seconds);
+  SharedWorld(int rank, int size, SharedFile file, Mapping memory,
+              std::vector<Mapping> peer_memory);
+  void SetUp();
   void SetFailed(const absl::Status& why);
+  void ListenTo(Store& store);
   shared::WorldHeader& header() const {
     return *reinterpret_cast<shared::WorldHeader*>(memory_->data());
   }
 
-  const int rank_;
-  const std::shared_ptr<Store> store_;
-  const std::shared_ptr<StoreGroup> all_;
+  const int rank_, size_;
   const shared::WorldLayout layout_;
   std::optional<SharedFile> file_;
   const std::shared_ptr<const Mapping> memory_;
   const std::vector<Mapping> peer_memory_;  // by rank; none if not all could be mapped
+  std::shared_ptr<CallOrder> calls_;
   std::mutex groups_mutex_;
   std::vector<SharedGroup*> groups_;
+  std::unique_ptr<SharedGroup> all_;
+  std::shared_ptr<Store> store_;  // for processes
+  const std::shared_ptr<ThreadStores> thread_stores_;
+  bool listens_ = false;  // to the store of this thread
 };
 
 // What ranks that are threads share.
@@ -113,34 +126,48 @@ class ThreadWorld {
   const std::shared_ptr<SharedWorld>& rank(int rank) const {
     return ranks_[static_cast<size_t>(rank)];
   }
+  // Ranks in the order in which they first failed.
+  std::vector<int> failures() const;
 
  private:
   std::vector<std::shared_ptr<SharedWorld>> ranks_;
 };
 
 // One rank's handle.
-class SharedRank : public HostsRank {
+class SharedRank : public WorldBackend {
  public:
-  explicit SharedRank(std::shared_ptr<SharedWorld> world) : SharedRank(world, world->all()) {}
+  explicit SharedRank(std::shared_ptr<SharedWorld> world)
+      : world_(std::move(world)), group_(world_->all()) {}
   // For a part of it.
-  SharedRank(std::shared_ptr<SharedWorld> world, std::shared_ptr<StoreGroup> ranks)
-      : HostsRank(std::move(ranks)), world_(std::move(world)) {}
+  SharedRank(std::shared_ptr<SharedWorld> world, SharedGroup::Place part)
+      : world_(std::move(world)),
+        part_(std::make_unique<SharedGroup>(*world_, std::move(part))),
+        group_(*part_) {}
   SharedRank(const std::shared_ptr<ThreadWorld>& threads, int rank)
       : SharedRank(threads->rank(rank)) {}
   // Communicators go on; no rank waits for new ones of this rank.
-  ~SharedRank() override { group_->Leave(); }
+  ~SharedRank() override { group_.Leave("its World was destroyed"); }
 
-  int local_rank() const override { return rank(); }
-  int local_size() const override { return size(); }
-  int ranks_per_host() const override { return size(); }
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
+  int local_rank() const override { return group_.rank(); }
+  int local_size() const override { return group_.size(); }
+  int ranks_per_host() const override { return group_.size(); }
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override;
   absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) override;
   void Fail(absl::Status why) override;
-  SharedWorld* threads() override { return world_->is_threads() ? world_.get() : nullptr; }
+  CallOrder* calls() override { return part_ == nullptr ? world_->calls() : nullptr; }
+  absl::StatusOr<std::shared_ptr<StoreGroup>> bootstrap() override;
+  SharedGroup* threads() override { return world_->is_threads() ? &group_ : nullptr; }
 
  protected:
   const std::shared_ptr<SharedWorld> world_;
+
+ private:
+  const std::unique_ptr<SharedGroup> part_;
+  SharedGroup& group_;
+  std::shared_ptr<StoreGroup> bootstrap_;  // made when it is first needed
 };
 
 }  // namespace ebb
