@@ -9,9 +9,7 @@
 #include <chrono>
 #include <functional>
 #include <future>
-#include <memory>
 #include <optional>
-#include <ostream>
 #include <random>
 #include <string>
 #include <thread>
@@ -29,11 +27,9 @@ namespace ebb {
 namespace {
 
 using ebb::testing::After;
-using ebb::testing::Backend;
 using ebb::testing::Backends;
 using ebb::testing::FailingRanks;
 using ebb::testing::Message;
-using ebb::testing::Results;
 using ebb::testing::Signal;
 using ::testing::AllOf;
 using ::testing::AnyOf;
@@ -376,126 +372,6 @@ TEST_P(FailureTest, PeerThatHasLeftIsNamed) {
     });
   });
   EXPECT_THAT(Message(seen[0]), HasSubstr("rank 1 has left"));
-}
-
-TEST_P(FailureTest, CreationDoesNotWaitForARankThatHasLeftOrFailed) {
-  const auto left = Seen(3, [](World& world) -> absl::Status {
-    if (world.rank() == 1) return absl::OkStatus();
-    return world.NewCommunicator().status();
-  });
-  EXPECT_THAT(Message(left[0]), HasSubstr("rank 1 has left"));
-  EXPECT_THAT(Message(left[2]), HasSubstr("rank 1 has left"));
-
-  const auto failed = Seen(3, [](World& world) -> absl::Status {
-    if (world.rank() == 1) world.Fail(absl::InternalError("broken"));
-    return world.NewCommunicator().status();
-  });
-  for (const absl::Status& status : failed) EXPECT_EQ(Message(status), "rank 1 failed: broken");
-}
-
-TEST_P(FailureTest, CreationFailsIfARankIsLate) {
-  Signal late;
-  const auto seen = Seen(2, [&](World& world) -> absl::Status {
-    if (world.rank() == 1) late.Wait();
-    const absl::Status status =
-        world.NewCommunicator({.name = "gather", .timeout_seconds = 0.05}).status();
-    late.Set();
-    return status;
-  });
-  for (const absl::Status& status : seen) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
-    EXPECT_THAT(Message(status), AllOf(HasSubstr("'gather'"), HasSubstr("rank 1")));
-  }
-}
-
-TEST_P(FailureTest, CreationWithDifferentOrImpossibleOptionsFailsOnAllRanksAndMayBeRepeated) {
-  const auto seen = Seen(2, [](World& world) -> absl::Status {
-    const absl::Status different =
-        world.NewCommunicator({.name = world.rank() == 0 ? "a" : "b"}).status();
-    EXPECT_EQ(different.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(Message(different), AllOf(HasSubstr("rank 0 'a'"), HasSubstr("rank 1 'b'")));
-    for (const int group : {-1, 3, 4}) {
-      const absl::Status impossible = world.NewCommunicator({.reduction_group = group}).status();
-      EXPECT_EQ(impossible.code(), absl::StatusCode::kInvalidArgument);
-    }
-    EXPECT_EQ(world.NewCommunicator({.timeout_seconds = 0}).status().code(),
-              absl::StatusCode::kInvalidArgument);
-    return world.NewCommunicator().status();
-  });
-  for (const absl::Status& status : seen) EXPECT_TRUE(status.ok()) << status;
-}
-
-TEST_P(FailureTest, SplitDoesNotWaitForACommunicatorThatIsGone) {
-  const auto seen = Seen(3, [](World& world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
-    if (world.rank() == 2) return absl::OkStatus();
-    return communicator.Split(0, 0).status();
-  });
-  EXPECT_THAT(Message(seen[0]), HasSubstr("rank 2 has left"));
-  EXPECT_THAT(Message(seen[1]), HasSubstr("rank 2 has left"));
-}
-
-TEST_P(FailureTest, PartsOfASplitFailWithTheWorld) {
-  const auto seen = Seen(4, [](World& world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Communicator all, world.NewCommunicator());
-    EBB_ASSIGN_OR_RETURN(Communicator part, all.Split(world.rank() / 2, 0));
-    if (world.rank() == 3) {
-      world.Fail(absl::InternalError("broken"));
-      return absl::OkStatus();
-    }
-    while (part.status().ok()) {
-      EBB_RETURN_IF_ERROR(After(GetParam(), part, [&](Stream& s) { return part.Barrier(s); }));
-    }
-    return part.status();
-  });
-  for (const int rank : {0, 1, 2})
-    EXPECT_EQ(Message(seen[static_cast<size_t>(rank)]), "rank 3 failed: broken");
-}
-
-TEST_P(FailureTest, PartsOfAWorldFailWithIt) {
-  for (const bool of_part : {false, true}) {
-    const auto seen = Seen(4, [&](World& world) -> absl::Status {
-      EBB_ASSIGN_OR_RETURN(const World part, world.Split(world.rank() / 2, 0));
-      EBB_ASSIGN_OR_RETURN(Communicator pair, part.NewCommunicator());
-      if (world.rank() == 3) {
-        (of_part ? part : world).Fail(absl::InternalError("broken"));
-        return pair.status();
-      }
-      while (pair.status().ok()) {
-        EBB_RETURN_IF_ERROR(After(GetParam(), pair, [&](Stream& s) { return pair.Barrier(s); }));
-      }
-      EXPECT_EQ(part.NewCommunicator().status(), pair.status());
-      return pair.status();
-    });
-    for (const absl::Status& status : seen) EXPECT_EQ(Message(status), "rank 3 failed: broken");
-  }
-}
-
-TEST_P(FailureTest, LeavingAPartIsReportedToItsRanksAlone) {
-  const auto seen = Seen(4, [](World& world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(const World part, world.Split(world.rank() / 2, 0));
-    EBB_ASSIGN_OR_RETURN(Communicator pair, part.NewCommunicator({.name = "pair"}));
-    if (world.rank() == 3) return absl::OkStatus();
-    for (int round = 0; round < 5 && pair.status().ok(); ++round) {
-      EBB_RETURN_IF_ERROR(After(GetParam(), pair, [&](Stream& s) { return pair.Barrier(s); }));
-    }
-    return pair.status();
-  });
-  for (const size_t rank : {0, 1, 3}) EXPECT_TRUE(seen[rank].ok()) << seen[rank];
-  EXPECT_THAT(Message(seen[2]), HasSubstr("rank 1 (world rank 3) has left communicator 'pair'"));
-}
-
-TEST_P(FailureTest, PartsOfASplitAreNamed) {
-  const auto seen = Seen(4, [](World& world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Communicator all, world.NewCommunicator({.name = "all"}));
-    EBB_ASSIGN_OR_RETURN(Communicator named, all.Split(world.rank() / 2, 0, "half"));
-    EBB_ASSIGN_OR_RETURN(Communicator unnamed, named.Split(0, 0));
-    Communicator& aborted = world.rank() < 2 ? named : unnamed;
-    aborted.Abort(absl::InternalError("broken"));
-    return aborted.status();
-  });
-  for (size_t rank = 0; rank < 4; ++rank)
-    EXPECT_THAT(Message(seen[rank]), HasSubstr("communicator 'half': broken"));
 }
 
 // Operations on memory that is freed as soon as they have ended, while ranks fail in all ways at
