@@ -1,0 +1,139 @@
+#include "absl/strings/str_cat.h"
+#include "replay.h"
+
+namespace ebb::sharding {
+
+void Replay::Cast(int thing, const Operation& operation) {
+  for (size_t i = 0; i < operation.parts.size(); ++i) {
+    const int scope = operation.parts[i].scope;
+    memory_.Read(thing, WholeGradient(scope), GradientOf(Content::kWholeGradient, scope));
+    memory_.Write(thing, Reduced(operation, i), GradientOf(Content::kCastGradient, scope));
+  }
+}
+
+void Replay::Reduce(int thing, const Operation& operation) {
+  UseSumScratch(thing);
+  for (size_t i = 0; i < operation.parts.size(); ++i) {
+    const Part& part = operation.parts[i];
+    const Range source = Reduced(operation, i);
+    if (casts(part.unit)) {
+      memory_.Read(thing, source, GradientOf(Content::kCastGradient, part.scope));
+    } else {
+      memory_.Read(thing, source, GradientOf(Content::kWholeGradient, part.scope));
+    }
+    if (plan_->decisions.replicas() > 1) {
+      memory_.Write(thing, Summed(operation, i), GradientOf(Content::kGroupSlice, part.scope));
+    } else {
+      WriteReduced(thing, operation, i);
+    }
+  }
+}
+
+void Replay::AllReduce(int thing, const Operation& operation) {
+  UseSumScratch(thing);
+  for (size_t i = 0; i < operation.parts.size(); ++i) {
+    const int scope = operation.parts[i].scope;
+    memory_.Read(thing, Summed(operation, i), GradientOf(Content::kGroupSlice, scope));
+    if (rounds(operation.parts[i].unit)) {
+      memory_.Write(thing, Summed(operation, i), GradientOf(Content::kSummedSlice, scope));
+    } else {
+      WriteReduced(thing, operation, i);
+    }
+  }
+}
+
+// Where pieces of all ranks meet.
+void Replay::UseSumScratch(int thing) {
+  if (!inputs_.config->ebb.deterministic_reduce || inputs_.world == 1) return;
+  const Pools& pools = plan_->pools;
+  memory_.Write(thing, {StateClass::kStaging, pools.staging_sums, pools.staging_sums_bytes},
+                {Content::kSums});
+}
+
+void Replay::Round(int thing, const Operation& operation) {
+  for (size_t i = 0; i < operation.parts.size(); ++i) {
+    memory_.Read(thing, Summed(operation, i),
+                 GradientOf(Content::kSummedSlice, operation.parts[i].scope));
+    WriteReduced(thing, operation, i);
+  }
+}
+
+// The last of a reduction: what is accumulated next, or the shard itself.
+void Replay::WriteReduced(int thing, const Operation& operation, size_t i) {
+  const Part& part = operation.parts[i];
+  if (plan_->decisions.accumulates[part.unit] || GradientTier(part.unit) != Tier::kDevice) {
+    memory_.Write(thing, ReducedSlice(operation, i),
+                  GradientOf(Content::kReducedSlice, part.scope));
+  } else {
+    ++contributions_[part.unit];
+    memory_.Write(thing, GradientShard(part.unit, /*whole=*/false),
+                  {Content::kGradientShard, part.unit, steps_, 1});
+  }
+}
+
+// `operation` does something with these parts of the reduction, and with no others.
+bool Replay::HasTheParts(const Operation& operation, const Operation& reduction,
+                         const std::vector<size_t>& parts) {
+  bool same = operation.parts.size() == parts.size();
+  for (size_t i = 0; same && i < parts.size(); ++i) {
+    same = operation.parts[i].unit == reduction.parts[parts[i]].unit &&
+           operation.parts[i].scope == reduction.parts[parts[i]].scope;
+  }
+  const std::string_view name = Name(operation.kind);
+  if (!same) Fail(absl::StrCat("parts of a ", std::string(name), " are not its reduction's"));
+  return same;
+}
+
+void Replay::Accumulate(int thing, const Operation& operation) {
+  const Operation* const reduction = ReductionOf(operation);
+  if (reduction == nullptr) return Fail("an accumulate without its reduction");
+  const Tier tier = GradientTier(operation.parts.front().unit);
+  if (tier != Tier::kDevice && operation.stream != StreamId::kHostSum) Fail("a sum out of place");
+  const std::vector<size_t> parts = PartsThat(*reduction, /*accumulate=*/true, tier, operation);
+  if (!HasTheParts(operation, *reduction, parts)) return;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Part& part = operation.parts[i];
+    const int unit = part.unit;
+    int& so_far = contributions_[unit];
+    memory_.Read(thing,
+                 tier == Tier::kDevice ? ReducedSlice(*reduction, parts[i])
+                                       : LandedSlice(*reduction, parts[i]),
+                 GradientOf(Content::kReducedSlice, part.scope));
+    if (part.first != (so_far == 0)) Fail(absl::StrCat("unit ", unit, ": wrong first"));
+    const Range shard = SummedShard(operation, part);
+    if (!part.first) memory_.Read(thing, shard, {Content::kGradientShard, unit, steps_, so_far});
+    memory_.Write(thing, shard, {Content::kGradientShard, unit, steps_, ++so_far});
+    const bool is_last = so_far == expected_contributions(unit) && !plan_->decisions.holds;
+    if (part.last != is_last) Fail(absl::StrCat("unit ", unit, ": wrong last"));
+    if (part.last) memory_.Write(thing, NormScratch(tier), {Content::kNorm});
+  }
+}
+
+void Replay::Norm(int thing, const Operation& operation) {
+  const Tier tier = GradientTier(operation.parts.front().unit);
+  if (tier != Tier::kDevice && operation.stream != StreamId::kHostSum) Fail("a norm out of place");
+  if (!plan_->decisions.holds) {
+    const Operation* const reduction = ReductionOf(operation);
+    if (reduction == nullptr) return Fail("a norm without its reduction");
+    if (!HasTheParts(operation, *reduction,
+                     PartsThat(*reduction, /*accumulate=*/false, tier, operation)))
+      return;
+  }
+  for (const Part& part : operation.parts) {
+    if (!part.first || !part.last) Fail(absl::StrCat("unit ", part.unit, ": wrong first or last"));
+    memory_.Read(thing, SummedShard(operation, part),
+                 {Content::kGradientShard, part.unit, steps_, expected_contributions(part.unit)});
+    memory_.Write(thing, NormScratch(tier), {Content::kNorm});
+  }
+}
+
+void Replay::GatherGradient(int thing, const Operation& operation) {
+  for (const Part& part : operation.parts) {
+    memory_.Read(thing, GradientShard(part.unit, /*whole=*/false),
+                 {Content::kGradientShard, part.unit, steps_, expected_contributions(part.unit)});
+    memory_.Write(thing, GradientShard(part.unit, /*whole=*/true),
+                  {Content::kGatheredGradient, part.unit, steps_});
+  }
+}
+
+}  // namespace ebb::sharding
