@@ -34,10 +34,8 @@ std::ostream& operator<<(std::ostream& out, const Setting& setting);
 Config ConfigFor(const Setting& setting);
 // With all that its stage allows on NVMe, and no RAM but for staging.
 Config OnNvme(Config config, const std::string& path);
-// Each stage at one of the worlds, which ascend: the bitwise matrix pairs them. With EBB_FULL=1 each
-// stage at each world.
+// Worlds by stages 0 to 3, and one of them at several timings.
 std::vector<Setting> WorldsAndStages(std::initializer_list<int> worlds = {1, 2, 3});
-// One of them at several timings.
 std::vector<Setting> At(Setting setting, std::span<const Timing> timings);
 std::string NameOf(const ::testing::TestParamInfo<Setting>& info);
 
@@ -75,6 +73,14 @@ class ScriptedTrainer {
   int64_t step_ = 0;
   const ParameterValues* shown_ = nullptr;
 };
+
+// One after the other, in any order.
+inline void ForwardOf(const ScriptedTrainer& trainer, Step& step, const std::vector<int>& units) {
+  for (int unit : units) trainer.Forward(step, unit);
+}
+inline void BackwardOf(const ScriptedTrainer& trainer, Step& step, const std::vector<int>& visits) {
+  for (int visit : visits) trainer.Backward(step, visit);
+}
 
 // Creates an engine on every rank and runs `body` on each.
 absl::Status RunEngines(
