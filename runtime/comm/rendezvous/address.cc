@@ -11,9 +11,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
-#include <list>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -22,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "ebb/runtime/comm/rendezvous/kept.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/machine.h"
 #include "ebb/runtime/device/thread_limit.h"
@@ -82,9 +81,9 @@ class Question {
         }) {}
   ~Question() { thread_.join(); }
 
-  bool answered() const { return answered_.load(std::memory_order_acquire); }
+  bool has_ended() const { return answered_.load(std::memory_order_acquire); }
   bool Wait(WaitPoint::Deadline deadline) {
-    return point_.Await([this] { return answered(); }, deadline);
+    return point_.Await([this] { return has_ended(); }, deadline);
   }
   Answer& answer() { return answer_; }
 
@@ -95,36 +94,16 @@ class Question {
   std::thread thread_;  // last, because the thread uses the other members
 };
 
-// Questions that no thread waits for any more. They stay until they have been answered or the
-// process ends. The process's end must not wait for them, so this object is never destroyed.
-struct Kept {
-  static Kept& Get() {
-    static Kept& kept = *new Kept;
-    return kept;
-  }
-  void Add(std::unique_ptr<Question> question) {
-    const std::scoped_lock lock(mutex);
-    questions.push_back(std::move(question));
-  }
-  void RemoveAnswered() {
-    const std::scoped_lock lock(mutex);
-    questions.remove_if([](const std::unique_ptr<Question>& old) { return old->answered(); });
-  }
-
-  std::mutex mutex;
-  std::list<std::unique_ptr<Question>> questions;
-};
-
 absl::StatusOr<Answer> AskInTime(const MeetingPlace& place, WaitPoint::Deadline deadline) {
-  Kept::Get().RemoveAnswered();
-  std::unique_ptr<Question> question;
+  Kept<Question>::RemoveEnded();
+  std::shared_ptr<Question> question;
   try {
-    question = std::make_unique<Question>(place.host, place.port);
+    question = std::make_shared<Question>(place.host, place.port);
   } catch (const std::system_error& error) {
     return NoThread("no thread to resolve a host's name", error);
   }
   if (question->Wait(deadline)) return std::move(question->answer());
-  Kept::Get().Add(std::move(question));
+  Kept<Question>::Add(std::move(question));
   return absl::DeadlineExceededError(
       absl::StrCat(Describe(place), ": no name server has answered"));
 }

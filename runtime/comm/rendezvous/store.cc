@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/rank_errors.h"
+#include "ebb/runtime/comm/rendezvous/kept.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/thread_limit.h"
 
@@ -112,13 +113,19 @@ absl::StatusOr<std::shared_ptr<Store>> Store::Start(std::shared_ptr<Store> store
     return absl::ResourceExhaustedError(absl::StrCat("eventfd: ", std::strerror(errno)));
   store->WatchProcesses();
   try {
-    store->thread_ = std::thread([store] { store->Run(); });
+    store->thread_ = std::thread([of = store.get()] {
+      of->Run();
+      of->has_ended_.store(true, std::memory_order_release);
+    });
   } catch (const std::system_error& error) {
     return NoThread("no thread to hear the other ranks", error);
   }
   pthread_setname_np(store->thread_.native_handle(), "ebb-store");
-  // The thread needs the object for longer than the owners that end it.
-  return std::shared_ptr<Store>(store.get(), [store](Store*) { store->Stop(); });
+  return std::shared_ptr<Store>(store.get(), [store](Store*) mutable { Stop(std::move(store)); });
+}
+
+Store::~Store() {
+  if (thread_.joinable()) thread_.join();
 }
 
 Store::Store(int rank, std::vector<Participant> participants, std::vector<Connection> connections,
@@ -146,25 +153,22 @@ void Store::WatchProcesses() {
   }
 }
 
-void Store::Stop() {
+void Store::Stop(std::shared_ptr<Store> store) {
   bool goes_on = false;
   {
-    const std::scoped_lock lock(mutex_);
-    stopping_ = true;
-    if (rank_ == 0) {
-      Leave(0);
-      TellOthers(MessageType::kLeaves, "", rank_);
-      goes_on = failure_.ok() && HasOthers();
+    const std::scoped_lock lock(store->mutex_);
+    store->stopping_ = true;
+    if (store->rank_ == 0) {
+      store->Leave(0);
+      store->TellOthers(MessageType::kLeaves, "", store->rank_);
+      goes_on = store->failure_.ok() && store->HasOthers();
     }
   }
-  Wake(wake_);
-  // A listener has ended the world, or the others still need the thread. The thread owns all that
-  // it uses.
-  if (goes_on || thread_.get_id() == std::this_thread::get_id()) {
-    thread_.detach();
-  } else {
-    thread_.join();
-  }
+  Wake(store->wake_);
+  Kept<Store>::RemoveEnded();
+  // The others still need the thread, or a listener on it has ended the world.
+  if (goes_on || store->thread_.get_id() == std::this_thread::get_id())
+    Kept<Store>::Add(std::move(store));
 }
 
 void Store::Run() {

@@ -70,6 +70,12 @@ class Store {
   static absl::StatusOr<std::vector<std::shared_ptr<Store>>> OfThreads(
       int size, const std::vector<std::shared_ptr<CallOrder>>& calls = {});
 
+  ~Store();
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+  // The thread hears nothing more.
+  bool has_ended() const { return has_ended_.load(std::memory_order_acquire); }
+
   int rank() const { return rank_; }
   const std::vector<Participant>& participants() const { return participants_; }
 
@@ -145,7 +151,7 @@ class Store {
   Store(int rank, std::vector<Participant> participants, std::vector<Connection> connections,
         Watched watched);
   static absl::StatusOr<std::shared_ptr<Store>> Start(std::shared_ptr<Store> store);
-  void Stop();
+  static void Stop(std::shared_ptr<Store> store);
   void Run();
   void WatchProcesses();
   void Hear(size_t connection);
@@ -174,7 +180,7 @@ class Store {
   Watched watched_;
   std::vector<Descriptor> processes_;  // by rank, for ranks of this host
   Notices notices_;
-  std::atomic<bool> has_failed_{false};
+  std::atomic<bool> has_failed_{false}, has_ended_{false};
   std::atomic<uint64_t> failures_told_{0};
   std::vector<std::atomic<uint64_t>> failures_heard_;  // by rank
   const bool tells_calls_;
