@@ -15,7 +15,7 @@ scopes     microseconds that hooks and calls add to a scope of 12 parameters
 All processes stay, and a round is some steps of each in an order that turns, so that other load meets all alike. The table has medians of all
 rounds' steps, and the median of the rounds' ratios. Peaks are of those steps, above the process with all libraries and no model, and of the
 larger rank; what is held is counted behind them, and is what the engine's table speaks of. Needs torch and transformers, for DeepSpeed also
-ninja and libaio-dev. Figures are for a machine on which nobody else computes."""
+ninja and libaio-dev. ebb has keep_memory=True, except where memory is compared. Figures are for a machine on which nobody else computes."""
 
 import argparse
 import csv

@@ -130,13 +130,29 @@ bool Takes(const std::vector<DType>& dtypes, DType dtype) {
   return dtypes.empty() || std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end();
 }
 
-// Whether the trainer takes what a parameter's own dtype makes.
+// Gradients in fp16 need a loss scale, which an engine has only where the config's dtype is fp16.
+absl::Status CheckScaled(const ModelSpec& model, const UnitSpec& unit, DType compute) {
+  for (ParameterId id : unit.parameters) {
+    if (!model[id].trainable) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "parameter '", model[id].name,
+        "' is fp16 (ParameterSpec::compute) and trainable, but the configuration is ",
+        std::string(Name(compute)),
+        ", which has no loss scale: give the parameter bf16 or fp32, set trainable to false, or "
+        "set \"fp16.enabled\" to true"));
+  }
+  return absl::OkStatus();
+}
+
+// Whether the trainer takes what a parameter's own dtype makes, and the config can train it.
 absl::Status CheckOwnDTypes(const ModelSpec& model, const Decisions& decisions) {
   for (size_t u = 0; u < decisions.own_compute.size(); ++u) {
     const ParameterSpec& first = model[model.units[u].parameters.front()];
     const DType dtype = decisions.own_compute[u],
                 gradient = decisions.gradient_of(static_cast<int>(u));
     if (dtype == decisions.compute || dtype == DType::kInt8) continue;
+    if (dtype == DType::kFloat16)
+      EBB_RETURN_IF_ERROR(CheckScaled(model, model.units[u], decisions.compute));
     const bool takes_it = Takes(model.compute_dtypes, dtype);
     if (takes_it &&
         (!IsTrainable(model, static_cast<UnitId>(u)) || Takes(model.gradient_dtypes, gradient)))
@@ -247,9 +263,10 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   decisions.reduce_at_round = config.reduces_at_round();
   decisions.sums_in_scratch = config.ebb.deterministic_reduce && decisions.world > 1;
   decisions.keeps_step_gradients = !decisions.reduce_at_round && configured > 1;
-  const bool sums_before_reducing =
+  decisions.sums_before_reducing =
       decisions.keeps_step_gradients || decisions.micro_batches_per_round > 1;
-  decisions.gradient = sums_before_reducing ? decisions.accumulation : decisions.communication;
+  decisions.gradient =
+      decisions.sums_before_reducing ? decisions.accumulation : decisions.communication;
   decisions.optimizer_states = inputs.optimizer_states;
   decisions.own_optimizer = inputs.own_optimizer;
   decisions.parameter_tier = config.parameter_tier();

@@ -64,8 +64,8 @@ struct PlacementLimits {
   double states_on_device = 0;      // share of the elements, where the rest is below
 };
 
-// Cuts are at multiples of this many elements of a shard. So the parts of every dtype begin at
-// multiples of kSwapAlignment.
+// Cuts are at multiples of this many elements of a shard. So the parts of every dtype of 2
+// bytes and more begin at multiples of kSwapAlignment.
 inline constexpr int64_t kCutElements = 2048;
 
 // Tiers and cuts; LayOutPools adds the addresses.

@@ -231,13 +231,14 @@ struct Decisions {
     return communication == compute ? compute_of(unit) : communication;
   }
   DType gradient_of(int unit) const {
-    return gradient == communication ? communication_of(unit) : gradient;
+    return sums_before_reducing ? accumulation : communication_of(unit);
   }
   bool reduce_at_round = true;  // as resolved; with one round the two are the same
   bool keeps_step_gradients =
-      false;         // reduce_at step over several rounds: each visit has an accumulator
+      false;  // reduce_at step over several rounds: each visit has an accumulator
+  bool sums_before_reducing = false;
   DType gradient{};  // of the whole gradients: communication, or accumulation where several are
-                     // summed
+                     // summed before they are reduced
   // What reductions send and sum. With replicas fp32, so that the one rounding to the communication
   // dtype comes after the last addition, as without them.
   DType reduced(int unit) const {

@@ -56,7 +56,7 @@ def settings_of(system, batch, folder):
 def ebb_calls(model, settings):
     import ebb
 
-    engine = ebb.initialize(model, settings)
+    engine = ebb.initialize(model, settings, keep_memory=True)
 
     def step(ids):
         engine.backward(model(input_ids=ids, labels=ids).loss)

@@ -292,8 +292,10 @@ typedef struct {
 
 /* Collective. `ticket` null: returns when the checkpoint is on the disk; else when it is on its way, beside the steps that come. */
 int32_t ebb_save(ebb_engine*, const char* folder, const ebb_save_options*, int64_t* ticket);
-int32_t ebb_save_wait(ebb_engine*, int64_t ticket,
-                      int32_t* done); /* null: waits; else only says whether it has ended */
+/* `done` null: waits; else only says whether the save has ended. With parameters on NVMe a save may
+   begin in the next step. Until it has begun, waiting on another thread than the one that called
+   ebb_save is EBB_FAILED_PRECONDITION, because the two threads could wait for each other. */
+int32_t ebb_save_wait(ebb_engine*, int64_t ticket, int32_t* done);
 int32_t ebb_load(ebb_engine*, const char* path,
                  ebb_loaded*); /* the newest whole one; `loaded` may be null */
 

@@ -60,6 +60,14 @@ absl::StatusOr<Initialiser> FromFile(ebb_model& model, const ebb_parameter& para
                                                    "' has the shape ", ShapeText(tensor.shape),
                                                    ", and the parameter ", ShapeText(shape)));
   }
+  const bool bytes_there = tensor.dtype == DType::kInt8;
+  const bool bytes = parameter.has_dtype != 0 && parameter.dtype == EBB_INT8;
+  if (bytes_there != bytes) {
+    const auto kind = [](bool is_bytes) { return is_bytes ? "bytes" : "numbers"; };
+    return absl::InvalidArgumentError(absl::StrCat("'", name, "' of '", parameter.file, "' is ",
+                                                   kind(bytes_there), ", and the parameter ",
+                                                   kind(bytes)));
+  }
   return Initialiser([files, index = found->second](const Slice& slice, std::span<float> values) {
     const std::lock_guard lock(files->mutex);
     return files->source->Read(index, slice.begin, values);

@@ -34,6 +34,13 @@ ebb_engine::OpenScope* Find(ebb_engine& engine, int64_t id) {
   return found == engine.scopes.end() ? nullptr : &*found;
 }
 
+// Parts are behind the units that the caller made (DivideByDType), and open with these.
+int32_t UnitsOfCaller(const ModelSpec& model) {
+  size_t units = model.units.size();
+  for (const UnitSpec& unit : model.units) units -= unit.parts.size();
+  return static_cast<int32_t>(units);
+}
+
 absl::Status NoScope(int64_t id) {
   return absl::InvalidArgumentError(absl::StrCat("scope ", id, " is not open"));
 }
@@ -66,8 +73,8 @@ int32_t ebb_scope_open(ebb_engine* handle, int32_t kind, int32_t unit, int64_t* 
   return Call([&]() -> absl::Status {
     EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
     if (scope == nullptr) return absl::InvalidArgumentError("there is no room for the scope");
-    const size_t units = engine->engine->model().units.size();
-    if (unit < 0 || static_cast<size_t>(unit) >= units) {
+    const int32_t units = ebb::c::UnitsOfCaller(engine->engine->model());
+    if (unit < 0 || unit >= units) {
       return absl::InvalidArgumentError(
           absl::StrCat("unit ", unit, " is not of the model, which has ", units));
     }

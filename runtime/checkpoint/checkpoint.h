@@ -59,8 +59,8 @@ class SaveTicket {
 // unit's next update waits until the unit's state has been read (Engine::ReadAsync). State on NVMe is not waited for:
 // the first save reserves a second place for it on its disk, to which updates write. A second save waits for the first,
 // or is refused (SaveOptions::waits).
-// Memory: 32 MiB a rank, which the engine keeps for saves and loads to come, in memory(), and the header of its file. It
-// has to end within ebb.timeout_seconds.
+// Memory: 32 MiB a rank and the header of its file. The engine keeps the 32 MiB, in memory(), for later saves. The first
+// load replaces them with 64 MiB, which later saves use, too. A save has to end within ebb.timeout_seconds.
 absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
                                      const SaveOptions& options = {});
 // The same, until it is on the disk. Returns the path.

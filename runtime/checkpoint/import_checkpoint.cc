@@ -24,7 +24,12 @@ DType StoredDType(const TensorInfo& tensor) {
   return tensor.dtype == DType::kInt8 ? DType::kInt8 : DType::kFloat32;
 }
 
-// Parameters of the manifest and slices of the file, of which each tensor is one.
+// A parameter of a checkpoint has elements. Bytes without any are a buffer that was never filled.
+bool IsEmptyBuffer(const TensorInfo& tensor) {
+  return tensor.dtype == DType::kInt8 && tensor.elements() == 0;
+}
+
+// Parameters of the manifest and slices of the file, of which each tensor that has elements is one.
 absl::Status Declare(const TensorSource& source, Manifest& manifest,
                      std::vector<StoredTensor>& slices) {
   std::map<std::string, size_t> parameter_of;
@@ -33,6 +38,7 @@ absl::Status Declare(const TensorSource& source, Manifest& manifest,
       return absl::InvalidArgumentError(absl::StrCat(
           Described(tensor), " of '", source.description().path, "' ", std::string(why)));
     };
+    if (IsEmptyBuffer(tensor)) continue;
     if (tensor.elements() < 1)
       return refuse("has no elements, which a parameter of a checkpoint has to have");
     if (!config::IsUtf8(tensor.name) || tensor.name.empty())

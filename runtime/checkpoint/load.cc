@@ -65,8 +65,10 @@ absl::Status CheckFit(const Engine& engine, const Manifest& manifest, const Load
         differences.push_back(absl::StrCat("it has ", state, " of '", parameter.name,
                                            "', which the optimizer does not keep"));
   }
-  for (const auto& [name, parameter] : saved)
+  for (const auto& [name, parameter] : saved) {
+    if (parameter->dtype == DType::kInt8) continue;  // a buffer of another program, perhaps
     differences.push_back(absl::StrCat("it has '", name, "', which the model lacks"));
+  }
   if (differences.empty()) return absl::OkStatus();
   constexpr size_t kShown = 5;
   std::string all = absl::StrCat("the checkpoint does not fit: ");

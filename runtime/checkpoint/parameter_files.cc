@@ -42,11 +42,18 @@ absl::StatusOr<std::vector<size_t>> Fit(const ModelSpec& model, const TensorSour
       differences.push_back(absl::StrCat("it lacks '", parameter.name, "'"));
       continue;
     }
-    const std::vector<int64_t>& shape = source.tensors()[found->second].shape;
+    const TensorInfo& tensor = source.tensors()[found->second];
+    const std::vector<int64_t>& shape = tensor.shape;
     if (shape != parameter.shape) {
       differences.push_back(absl::StrCat("'", parameter.name, "' has the shape ", ShapeText(shape),
                                          " there and ", ShapeText(parameter.shape),
                                          " in the model"));
+    }
+    if ((tensor.dtype == DType::kInt8) != (parameter.compute == DType::kInt8)) {
+      const auto kind = [](bool bytes) { return bytes ? "bytes" : "numbers"; };
+      differences.push_back(absl::StrCat("'", parameter.name, "' is ",
+                                         kind(tensor.dtype == DType::kInt8), " there and ",
+                                         kind(parameter.compute == DType::kInt8), " in the model"));
     }
     tensor_of.push_back(found->second);
     there.erase(found);

@@ -116,7 +116,9 @@ void FragmentRunner::FinishCarried() {
 }
 
 void FragmentRunner::BringUpToDate() {
-  const StepProgress& progress = *with_.progress;
+  StepProgress& progress = *with_.progress;
+  if (progress.is_up_to_date) return;
+  progress.is_up_to_date = true;
   if (!sharding::HasCarriedFrom(progress.plan(), progress.MomentInPlan(progress.moment))) return;
   FinishCarried();
   BringAgain();

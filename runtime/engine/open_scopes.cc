@@ -21,6 +21,7 @@ void OpenScopes::Begin() {
   if (progress.evaluation && progress.moment > 0) with_.order->EndEarly();
   with_.runner->ReserveSpans();
   progress.moment = progress.awaited = 0;
+  progress.is_up_to_date = false;
   with_.views->Begin(progress.evaluation, progress.micro_batches);
   Advance();
 }
@@ -123,6 +124,7 @@ void OpenScopes::Advance() {
 }
 
 void OpenScopes::Close(int64_t id) {
+  if (id == 0) return;  // of a scope that did not open
   std::vector<OpenScope>& open = with_.progress->open;
   for (size_t i = open.size(); i-- > 0;)
     if (open[i].whole == id) Close(open[i]);

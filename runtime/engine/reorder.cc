@@ -1,6 +1,8 @@
 #include "ebb/runtime/engine/reorder.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -8,6 +10,29 @@
 #include "ebb/sharding/swap_files.h"
 
 namespace ebb {
+namespace {
+
+// Checks the order as the trainer gave it, so that errors count the trainer's visits and events and
+// name its units. The units in `model` are divided. An order with a visit to every part is one that
+// Engine::model() has shown: that one is divided, too.
+absl::Status ValidateGiven(ModelSpec model) {
+  std::vector<UnitId> parts;
+  for (const UnitSpec& unit : model.units)
+    parts.insert(parts.end(), unit.parts.begin(), unit.parts.end());
+  const auto is_visited = [&](UnitId part) {
+    return std::any_of(model.forward.begin(), model.forward.end(),
+                       [&](const Visit& visit) { return visit.unit == part; });
+  };
+  if (std::all_of(parts.begin(), parts.end(), is_visited)) return Validate(model);
+  const size_t units = model.units.size() - parts.size();
+  for (size_t u = 0; u < units; ++u)
+    model.units[u].parameters = WithParts(model, static_cast<UnitId>(u));
+  model.units.resize(units);  // parts are behind the trainer's own
+  for (UnitSpec& unit : model.units) unit.parts.clear();
+  return Validate(model);
+}
+
+}  // namespace
 
 absl::Status Reorder::To(std::vector<Visit> forward, std::vector<ScopeEvent> order) {
   with_.calls.Note(CallKind::kReorder);
@@ -19,6 +44,7 @@ absl::Status Reorder::To(std::vector<Visit> forward, std::vector<ScopeEvent> ord
   own.Update(with_.state->values().Await());
   model_.forward = std::move(forward);
   model_.order = std::move(order);
+  if (own.ok()) own = ValidateGiven(model_);
   model_ = DivideByDType(std::move(model_), with_.inputs.config.compute);
   if (own.ok()) own = Plan();
   EBB_RETURN_IF_ERROR(with_.call.meetings->Meet(Meeting::kReorder, /*subject=*/0, own));
@@ -28,7 +54,6 @@ absl::Status Reorder::To(std::vector<Visit> forward, std::vector<ScopeEvent> ord
 
 // All that can be refused before anything changes.
 absl::Status Reorder::Plan() {
-  EBB_RETURN_IF_ERROR(Validate(model_));
   next_.KeepPlacement(with_.programs.plan().pools.placement);
   EBB_RETURN_IF_ERROR(next_.Plan());
   EBB_RETURN_IF_ERROR(with_.storage->files().HasFilesFor(next_.plan()));

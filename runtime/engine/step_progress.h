@@ -51,6 +51,7 @@ struct StepProgress {
   size_t moment = 0;                   // the next
   sharding::OrderProgress order;
   size_t awaited = 0;          // moments, from the first on, with kernels that wait for their needs
+  bool is_up_to_date = false;  // by FragmentRunner::BringUpToDate
   Evaluation::Sums sums = {};  // the counts; values come from the device. The loss is the first
   CallLog log;
   MissingBackwards backwards;  // of a step

@@ -108,11 +108,15 @@ std::string ViewErrors::NoteWrongType(uint32_t shows, DType wanted, DType there)
         "WithNumbers, or state what the trainer takes as ModelSpec::gradient_dtypes";
   } else if (what == Shown::kWorkspace) {
     advice = "; cast its `data`";
+  } else if (what == Shown::kParameter) {
+    advice =
+        "; its dtype is its own (ParameterSpec::compute), else the configuration's: ask "
+        "TensorView::dtype, use WithNumbers, or state what the trainer takes as "
+        "ModelSpec::compute_dtypes";
   } else if (what != Shown::kLossScale) {
     advice =
-        "; it is the configuration's compute dtype: ask TensorView::dtype, use WithNumbers, or "
-        "state "
-        "what the trainer takes as ModelSpec::compute_dtypes";
+        "; its dtype is the configuration's: ask TensorView::dtype, use WithNumbers, or state what "
+        "the trainer takes as ModelSpec::compute_dtypes";
   }
   return Note(
       absl::InvalidArgumentError(absl::StrCat(WrongType(NameOf(shows), wanted, there), advice)));

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -160,6 +161,11 @@ TEST_F(CInterface, AUnitShowsEachParameterInItsDType) {
   ASSERT_EQ(ebb_step_finish(engine_, nullptr), EBB_OK) << ebb_error();
   EXPECT_EQ(Gathered(0), (std::vector<float>{0, 7, 128, 255}));
   EXPECT_EQ(Gathered(2), (std::vector<float>{-0.5f, 0.5f, 1.5f, 2.5f}));
+  // Behind the unit are its parts, one of each other dtype, which are not the caller's.
+  ASSERT_EQ(ebb_step_begin(engine_, nullptr), EBB_OK);
+  EXPECT_EQ(ebb_scope_open(engine_, EBB_FORWARD, 1, &scope), EBB_INVALID_ARGUMENT);
+  EXPECT_STREQ(ebb_error(), "unit 1 is not of the model, which has 1");
+  ASSERT_EQ(ebb_step_drop(engine_), EBB_OK);
 }
 
 TEST_F(CInterface, RatesAreGivenForOneStep) {
@@ -373,6 +379,27 @@ TEST_F(CInterface, ParametersThatCannotBeAreRefusedByName) {
   ebb_engine* none = nullptr;
   EXPECT_NE(ebb_engine_create(world_, model_, kConfig, nullptr, &none), EBB_OK);
   EXPECT_EQ(none, nullptr);
+}
+
+TEST_F(CInterface, BytesOfAFileAreNoNumbers) {
+  const std::string path = ::testing::TempDir() + "/bytes_of_a_file.safetensors";
+  const std::string header = R"({"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}})";
+  std::ofstream(path, std::ios::binary)
+      << static_cast<char>(header.size()) << std::string(7, '\0') << header << "abcd";
+  model_ = ebb_model_create();
+  ebb_model_add_unit(model_, "unit", 0);
+  const int64_t shape[] = {4};
+  auto parameter = Sized<ebb_parameter>();
+  parameter.name = "w";
+  parameter.shape = shape;
+  parameter.dimensions = 1;
+  parameter.file = path.c_str();
+  EXPECT_EQ(ebb_model_add_parameter(model_, 0, &parameter), -1);
+  EXPECT_THAT(ebb_error(), HasSubstr("is bytes, and the parameter numbers"));
+  parameter.has_dtype = 1;
+  parameter.dtype = EBB_INT8;
+  EXPECT_EQ(ebb_model_add_parameter(model_, 0, &parameter), 0) << ebb_error();
+  std::filesystem::remove(path);
 }
 
 TEST_F(CInterface, StructsMayBeOlderAndNotNewer) {

@@ -285,9 +285,10 @@ TEST(MixedDTypes, AnotherOrderGoesOnBitForBit) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-std::string RefusalOf(const ModelSpec& model) {
-  const absl::StatusOr<Program> program = PredictProgram(model, 1, ConfigOf({.world = 1}, ""));
-  return std::string(program.status().message());
+std::string RefusalOf(const ModelSpec& model, DType compute = DType::kBFloat16) {
+  Config config = ConfigOf({.world = 1}, "");
+  config.compute = compute;
+  return std::string(PredictProgram(model, 1, config).status().message());
 }
 
 TEST(MixedDTypes, WhatCannotBeIsRefusedByTheParametersName) {
@@ -307,6 +308,23 @@ TEST(MixedDTypes, WhatCannotBeIsRefusedByTheParametersName) {
   with_boundaries.boundaries = true;
   EXPECT_THAT(RefusalOf(ToyModel(with_boundaries).spec()),
               HasSubstr("(\"layer0\") has parameters of several dtypes, as 'b0'"));
+}
+
+TEST(MixedDTypes, Fp16IsTrainedOnlyWhereThereIsALossScale) {
+  ModelSpec model = ToyModel({.width = 67}).spec();
+  model.parameters[1].compute = DType::kFloat16;
+  for (const DType compute : {DType::kBFloat16, DType::kFloat32}) {
+    EXPECT_THAT(
+        RefusalOf(model, compute),
+        HasSubstr(absl::StrCat("parameter 'b0' is fp16 (ParameterSpec::compute) and "
+                               "trainable, but the configuration is ",
+                               std::string(Name(compute)),
+                               ", which has no loss scale: give the parameter bf16 or fp32, "
+                               "set trainable to false")));
+  }
+  EXPECT_EQ(RefusalOf(model, DType::kFloat16), "");
+  model.parameters[1].trainable = false;
+  EXPECT_EQ(RefusalOf(model), "");
 }
 
 }  // namespace

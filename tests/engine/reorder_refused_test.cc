@@ -13,6 +13,7 @@
 #include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/scripted_orders.h"
+#include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
 
 namespace ebb::testing {
@@ -143,6 +144,43 @@ TEST_F(ReorderRefusedTest, BoundariesWithoutAFileAreFoundBeforeAnyMemoryIsTaken)
           EXPECT_EQ(PeaksOf(engine), peaks);
           return Train(engine, order, trainer, 1);
         });
+}
+
+// Errors count the visits and events of the trainer, whose units they name: not those of the parts that a unit with
+// several dtypes has.
+TEST(ReorderRefused, ErrorsAreOfTheTrainersOwnOrder) {
+  const absl::Status status = RunThreads(1, [](World world) -> absl::Status {
+    ToyModel toy({.own_dtypes = true});
+    Config config = ConfigFor({.world = 1});
+    config.compute = DType::kBFloat16;
+    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), toy.spec(), config));
+    const ModelSpec divided = engine.model();
+    const size_t units = toy.spec().units.size();
+    EXPECT_GT(divided.units.size(), units);
+    const auto expect = [&](const ModelSpec& model, const std::string& said) {
+      const absl::Status refused = engine.Reorder(model.forward, model.order);
+      EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+      EXPECT_THAT(std::string(refused.message()), HasSubstr(said));
+      EXPECT_THAT(std::string(refused.message()),
+                  HasSubstr(std::string(Validate(model).message())));
+    };
+    ModelSpec wrong = toy.spec();
+    for (int v = 0; v < 2; ++v) wrong.AddScope({.visit = v});
+    wrong.AddScope({.visit = 0});
+    expect(wrong, "event 4 of ModelSpec::order");
+    wrong = toy.spec();
+    wrong.forward.push_back({.unit = static_cast<UnitId>(units)});  // the first part
+    expect(wrong, absl::StrCat(units));
+    wrong = toy.spec();
+    wrong.forward.erase(wrong.forward.begin() + 1);
+    expect(wrong, "layer1");
+
+    // The order that an engine shows is one to come back to.
+    EBB_RETURN_IF_ERROR(engine.Reorder(toy.spec().forward));
+    EBB_RETURN_IF_ERROR(engine.Reorder(divided.forward, divided.order));
+    return toy.Train(engine, world.rank(), 0);
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 }  // namespace

@@ -50,17 +50,14 @@ Config OnNvme(Config config, const std::string& path) {
 }
 
 std::vector<Setting> WorldsAndStages(std::initializer_list<int> worlds) {
-  if (std::getenv("EBB_FULL") == nullptr) {
-    const int fewest = *worlds.begin(), most = *(worlds.end() - 1);
-    const int other = worlds.size() > 2 ? *(worlds.begin() + 1) : most;
-    return {{.world = most, .stage = 3},
-            {.world = other, .stage = 2},
-            {.world = most, .stage = 1},
-            {.world = fewest, .stage = 0}};
-  }
   std::vector<Setting> settings;
   for (const int world : worlds) {
-    for (int stage = 0; stage <= 3; ++stage) settings.push_back({.world = world, .stage = stage});
+    // The bitwise matrix has all pairs. Here stage 3, which has most to do, is at each world, and the others at one each.
+    const auto place = static_cast<int>((settings.size() + 1) % 3);
+    for (int stage = 0; stage <= 3; ++stage) {
+      if (stage == 3 || stage == place || std::getenv("EBB_FULL") != nullptr)
+        settings.push_back({.world = world, .stage = stage});
+    }
   }
   return settings;
 }

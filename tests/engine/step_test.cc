@@ -129,6 +129,31 @@ TEST_P(StepTest, FinishClosesScopesLeftOpenAndEverythingIsDeadAfterIt) {
   }
 }
 
+TEST_P(StepTest, AScopeThatDidNotOpenClosesNoOther) {
+  std::vector<Snapshot> plain(static_cast<size_t>(GetParam().world));
+  for (const bool with : {false, true}) {
+    Run(GetParam(), [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+      Step over = engine.BeginStep(kExactStep);
+      trainer.Round(over);
+      EBB_RETURN_IF_ERROR(over.Finish());
+      Step step = engine.BeginStep(kExactStep);
+      trainer.ForwardAll(step);
+      BackwardScope held = step.Backward(UnitId{0});
+      if (with) ExpectDead(over);
+      EXPECT_NE(held.parameter(kEmbedding).data, nullptr);
+      trainer.Add(held, kScriptedVisits - 1);
+      held.Close();
+      for (int v = kScriptedVisits - 1; v-- > 0;) trainer.Backward(step, v);
+      EBB_RETURN_IF_ERROR(FinishAndReport(engine, step));
+      EBB_ASSIGN_OR_RETURN(const Snapshot after, TakeSnapshot(engine, model_));
+      Snapshot& expected = plain[static_cast<size_t>(trainer.rank())];
+      if (!with) expected = after;
+      EXPECT_EQ(after, expected);
+      return absl::OkStatus();
+    });
+  }
+}
+
 TEST_P(StepTest, WhatWasMovedFromNeverBegunOrDroppedIsDead) {
   Run(GetParam(), [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
     Step never;

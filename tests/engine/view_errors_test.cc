@@ -69,7 +69,8 @@ void Take(const View& view) {
 }
 
 const Mistake kMistakes[] = {
-    {"as<float>() asks for fp32, but parameter 'w1' is bf16",
+    {"as<float>() asks for fp32, but parameter 'w1' is bf16: the span is empty; its dtype is "
+     "its own (ParameterSpec::compute), else the configuration's",
      [](const Scopes& scopes) {
        if (scopes.forward) Take<float>(scopes.forward->parameter(kW1));
      }},

@@ -55,6 +55,25 @@ def test_a_long_run_takes_no_more_memory(two, tmp_path, place):
     assert max(two.run(_long_run, str(tmp_path) if place == "disk" else None)) < 2**20
 
 
+def _kept_bytes(keep):
+    engine = ebb.initialize(mlp(), config(), keep_memory=keep)
+    held = lambda: int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    before = held()
+    torch.ones(2**24)
+    kept = held() - before
+    engine.close()
+    return kept
+
+
+@pytest.mark.skipif(any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ), reason="malloc was set from outside")
+def test_the_process_keeps_what_a_step_has_freed_only_where_that_is_asked_for():
+    ranks = Ranks(1)  # of its own, because the setting lasts until the process ends
+    without = ranks.run(_kept_bytes, False)[0]
+    kept = ranks.run(_kept_bytes, True)[0]
+    ranks.stop()
+    assert without < 2**25 < kept  # of 64 MiB
+
+
 def _one_dies():
     model = mlp()
     batches = vector_batches(2, 2)

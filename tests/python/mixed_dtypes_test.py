@@ -182,3 +182,41 @@ def _types(kind, dtype):
 ])
 def test_a_model_keeps_its_types_where_the_configured_one_is_among_them(one, kind, dtype, expected):
     assert one.run(_types, kind, dtype)[0] == expected
+
+
+class Scaled(nn.Module):
+    """One parameter in fp16, among others in `dtype`."""
+
+    def __init__(self, dtype: torch.dtype, trains: bool):
+        super().__init__()
+        torch.manual_seed(5)
+        self.first = nn.Linear(8, 8, dtype=dtype)
+        self.scale = nn.Parameter(torch.ones(8, dtype=torch.float16), requires_grad=trains)
+        self.head = nn.Linear(8, 4, dtype=dtype)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x.to(self.first.weight.dtype)))
+        return self.head(x * self.scale.to(x.dtype)).float()
+
+
+def _one_in_fp16(dtype, trains):
+    model = Scaled(dtype, trains)
+    plain = copy.deepcopy(model)
+    engine = ebb.initialize(model, settings(dtype))
+    loss = loss_of(model, *batch(0))
+    loss.backward()
+    assert engine.step()
+    loss_of(plain, *batch(0)).backward()
+    for name, parameter in plain.named_parameters():
+        value = engine.gather(name, master=True)
+        before = parameter.detach().float()
+        expected = before if parameter.grad is None else before - SGD["params"]["lr"] * parameter.grad.float()
+        assert engine.gather(name).dtype == parameter.dtype and torch.allclose(value, expected, atol=1e-6), name
+    assert engine.report().loss_scale == 1
+    engine.close()
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_parameter_in_fp16_without_the_fp16_of_the_json_needs_no_scaled_loss(one, dtype, trains):
+    one.run(_one_in_fp16, dtype, trains)

@@ -48,7 +48,8 @@ add_python_packages
 install_packages
 environment=build/python/torch-$version
 python=$environment/bin/python
-[ -x "$python" ] || python3 -m venv "$environment"
+# A run that was cut off may have left an environment with python and without pip.
+"$python" -m pip --version >/dev/null 2>&1 || python3 -m venv --clear "$environment"
 if [ "$version" = newest ]; then
   torch=torch
 else

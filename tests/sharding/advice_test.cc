@@ -294,7 +294,7 @@ TEST(Advice, WithinOneMemoryWhatIsAdvisedFitsToo) {
       const ModelSpec model = Chain();
       const std::string message =
           Advice({.model = &model, .config = &resolved, .world = kWorld, .optimizer_states = 2},
-                 {.together = cap, .of_config = false});
+                 {.together = cap, .of_config = false, .relief = "free memory"});
       SCOPED_TRACE(message);
       const auto taken = Taken(start, message);
       ASSERT_TRUE(taken.ok()) << taken.status();

@@ -223,6 +223,9 @@ void RandomCase::MixDTypes() {
   for (ParameterSpec& parameter : model.parameters) {
     if (random.OneIn(3))
       parameter.compute = random.OneOf({DType::kFloat32, DType::kBFloat16, DType::kFloat16});
+    // Without a loss scale an engine trains nothing in fp16.
+    const bool unscaled = parameter.compute == DType::kFloat16 && config.compute != DType::kFloat16;
+    if (parameter.trainable && unscaled) parameter.compute = std::nullopt;
     if (!parameter.trainable && random.OneIn(3)) parameter.compute = DType::kInt8;
     parameter.cut_rows = 0;
   }

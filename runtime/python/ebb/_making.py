@@ -37,6 +37,7 @@ def initialize(
     threads: int = 0,
     name: str = "engine",
     check: bool = False,
+    keep_memory: bool = False,
 ) -> Engine:
     """Shards `model` over the ranks and returns its engine. Collective: every rank calls it with the same model and config.
 
@@ -55,6 +56,9 @@ def initialize(
     device: "cpu", "cuda", "cuda:1". Default: where the parameters are.
     threads: of updates and reductions on the CPU; 0: the cores over the ranks of the host.
     check: a parameter that is read outside of its unit is an error that names it, instead of NaN.
+    keep_memory: glibc keeps what a step on the CPU has freed, instead of giving it back to the system, which zeroes it page by page
+        for the next step. This is a setting of the whole process and lasts until its end. The heap can fragment, and the process
+        keeps the memory of its largest step. A MALLOC_* variable or GLIBC_TUNABLES that is set counts instead.
 
     The parameters are the engine's from here on: they show their values while their unit runs, and NaN of the true shape else.
     engine.gather(name) and model.state_dict() read them at any time. Raises ebb.Error."""
@@ -82,7 +86,7 @@ def initialize(
     if files is not None:
         files.load_buffers(model)
     engine = Engine(model, world, settings, on, divided, order, example is not None, made.value, first_id, group_of, check)
-    if on.type == "cpu":
+    if keep_memory and on.type == "cpu":
         _keep_memory_of_steps()
     return engine
 
@@ -111,8 +115,8 @@ def plan(
 
 def _keep_memory_of_steps() -> None:
     """Torch's tensors on the CPU are malloc's. What a step frees glibc gives back to the system, and in the next step the system zeroes it page
-    by page: up to a tenth of a small model's step. From here on it stays the process's, as torch's own allocator does on a GPU. What the
-    model held before it was sharded goes back now."""
+    by page: up to a tenth of a small model's step. From here on it stays the process's, as with torch's own allocator on a GPU. What the
+    model held before it was sharded goes back now. glibc has no call that takes this back."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return  # another C library, or the user has chosen

@@ -242,6 +242,7 @@ class Steps:
     def _fail(self, unit: Unit, code: int) -> None:
         """The step's own error says more than a scope's."""
         text = _library.error_text()
+        self._taken = None
         if self.in_step:
             self.in_step = False
             if library.ebb_step_finish(self.memory.handle, None):

@@ -15,7 +15,7 @@ from torch import nn
 from . import _library, checks, saving
 from ._hooks import Walk
 from ._library import DIRECTIONS, MASTER, STATES, TIERS, Error, check, library
-from ._model import Views, structs_of
+from ._model import Views, compute_dtype, structs_of
 from ._order import Call, Order, order_of
 from ._steps import Steps
 from ._tensors import DTYPES, Memory, Slots, over
@@ -66,7 +66,8 @@ class CommunicationRow(NamedTuple):
 
 
 class Ticket:
-    """A save that is on its way. Not collective, and for any thread."""
+    """A save that is on its way. Not collective. Any thread may call done(), and wait() once the save has begun. Before that wait() is
+    for the thread that called save() and raises on others, because two threads could wait for each other."""
 
     def __init__(self, memory: Memory, number: int):
         self._memory = memory
@@ -110,7 +111,7 @@ class Engine:
         self._aliases = {alias: name for alias, name in self._names_of_aliases()}
         self._slots = [Slots(unit.parameters, unit.keep_whole) for unit in units]
         self._place()
-        half = torch.float16 in {view.dtype for slots in self._slots for view in slots.views}
+        half = compute_dtype(settings) == torch.float16  # a parameter that keeps fp16 beside another type has no loss scale
         trainable = [(name, parameter) for name, parameter in self._parameters.items() if parameter.requires_grad]
         self.optimizer = Optimizer(groups_of(trainable, group_of, settings), self.step, self.zero_grad) if trainable else None
         taking = order.taking_visits(len(units))

@@ -1,0 +1,139 @@
+// Bytes (U8) in the files of other programs: codes of numbers, and buffers beside the parameters.
+#include "ebb/runtime/checkpoint/import_checkpoint.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/checkpoint/checkpoint.h"
+#include "ebb/runtime/checkpoint/parameter_files.h"
+#include "ebb/runtime/checkpoint/safetensors.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "tests/engine/scripted.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+constexpr int64_t kElements = 4;
+
+class ImportCheckpointTest : public ::testing::Test {
+ protected:
+  ImportCheckpointTest() { fs::create_directories(folder_); }
+  ~ImportCheckpointTest() override { fs::remove_all(folder_); }
+
+  void Add(const std::string& name, const std::string& dtype, int64_t elements) {
+    const int64_t begin = header_.tensors.empty() ? 0 : header_.tensors.back().end;
+    header_.tensors.push_back({.name = name,
+                               .dtype = dtype,
+                               .shape = {elements},
+                               .begin = begin,
+                               .end = begin + elements * (dtype == "F32" ? 4 : 1)});
+  }
+  // The tensors are zeros.
+  std::string Write() const {
+    const std::string path = folder_ + "/model.safetensors",
+                      prefix = SafetensorsPrefix(header_, 64);
+    std::ofstream(path, std::ios::binary) << prefix;
+    fs::resize_file(path, prefix.size() + static_cast<size_t>(header_.tensors.back().end));
+    return path;
+  }
+  absl::StatusOr<std::string> Import() const {
+    EBB_ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source, OpenTensorSource(Write()));
+    return ImportCheckpoint(*source, folder_ + "/runs", [](int64_t) {});
+  }
+
+  // An engine of one parameter 'w', whose initial values are 7.
+  static absl::Status WithEngine(std::optional<DType> dtype,
+                                 const std::function<absl::Status(Engine&)>& body) {
+    ModelSpec model;
+    const UnitId unit = model.AddUnit("unit");
+    model.Add(unit, {.name = "w",
+                     .shape = {kElements},
+                     .init = Constant(7),
+                     .trainable = dtype != DType::kInt8,
+                     .compute = dtype});
+    model.forward = {{.unit = unit}};
+    return RunThreads(1, [&](World world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(Engine engine,
+                           Engine::Create(world, Device::Cpu(1), model, ConfigFor({.world = 1})));
+      return body(engine);
+    });
+  }
+  static absl::Status ExpectZeros(Engine& engine) {
+    std::vector<float> values(kElements);
+    EBB_RETURN_IF_ERROR(engine.Gather(ParameterId{0}, StateClass::kMaster, values));
+    EXPECT_EQ(values, std::vector<float>(kElements, 0.0f));
+    return absl::OkStatus();
+  }
+
+  const std::string folder_ =
+      absl::StrCat(::testing::TempDir(), "/import_checkpoint_",
+                   ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  SafetensorsHeader header_;
+};
+
+TEST_F(ImportCheckpointTest, BytesAreNoNumbersAndNumbersAreNoBytes) {
+  Add("w", "U8", kElements);
+  absl::Status status = WithEngine(
+      DType::kBFloat16, [&](Engine& engine) { return ImportParameters(engine, Write()); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("'w' is bytes there and numbers in the model"));
+  header_ = {};
+  Add("w", "F32", kElements);
+  status =
+      WithEngine(DType::kInt8, [&](Engine& engine) { return ImportParameters(engine, Write()); });
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("'w' is numbers there and bytes in the model"));
+}
+
+TEST_F(ImportCheckpointTest, BytesAreParametersOfBytes) {
+  Add("w", "U8", kElements);
+  const absl::Status status = WithEngine(DType::kInt8, [&](Engine& engine) -> absl::Status {
+    EBB_RETURN_IF_ERROR(ImportParameters(engine, Write()));
+    return ExpectZeros(engine);
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(ImportCheckpointTest, BuffersThatTheModelLacksAreSkipped) {
+  Add("w", "F32", kElements);
+  Add("mask", "U8", 9);
+  Add("unfilled", "U8", 0);
+  const auto imported = Import();
+  ASSERT_TRUE(imported.ok()) << imported.status();
+  const absl::Status status = WithEngine(std::nullopt, [&](Engine& engine) -> absl::Status {
+    EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, *imported, {.states = false}).status());
+    return ExpectZeros(engine);
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(ImportCheckpointTest, NumbersThatTheModelLacksAreNamed) {
+  Add("w", "F32", kElements);
+  Add("more", "F32", 9);
+  const auto imported = Import();
+  ASSERT_TRUE(imported.ok()) << imported.status();
+  const absl::Status status = WithEngine(
+      std::nullopt, [&](Engine& engine) { return LoadCheckpoint(engine, *imported).status(); });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("it has 'more', which the model lacks"));
+}
+
+TEST_F(ImportCheckpointTest, NumbersWithoutElementsAreRefused) {
+  Add("w", "F32", kElements);
+  Add("none", "F32", 0);
+  EXPECT_THAT(std::string(Import().status().message()), HasSubstr("has no elements"));
+}
+
+}  // namespace
+}  // namespace ebb::testing
