@@ -32,7 +32,10 @@ void Require(bool holds, const char* law) {
 }
 
 void RequireRefused(const absl::Status& status) {
-  Require(absl::IsDataLoss(status) || absl::IsInvalidArgument(status), "the code of an error");
+  // Unimplemented: a manifest of a later version.
+  Require(
+      absl::IsDataLoss(status) || absl::IsInvalidArgument(status) || absl::IsUnimplemented(status),
+      "the code of an error");
   Require(!status.message().empty(), "an error's message");
 }
 
