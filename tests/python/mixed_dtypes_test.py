@@ -199,8 +199,8 @@ class Scaled(nn.Module):
         return self.head(x * self.scale.to(x.dtype)).float()
 
 
-def _one_in_fp16(dtype, trains):
-    model = Scaled(dtype, trains)
+def _frozen_in_fp16(dtype):
+    model = Scaled(dtype, trains=False)
     plain = copy.deepcopy(model)
     engine = ebb.initialize(model, settings(dtype))
     loss = loss_of(model, *batch(0))
@@ -216,7 +216,16 @@ def _one_in_fp16(dtype, trains):
     engine.close()
 
 
-@pytest.mark.parametrize("trains", [True, False])
+def _trained_in_fp16(dtype):
+    with pytest.raises(ebb.Error, match="parameter 'scale' is fp16 .* has no loss scale"):
+        ebb.initialize(Scaled(dtype, trains=True), settings(dtype))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_parameter_in_fp16_without_the_fp16_of_the_json_needs_no_scaled_loss(one, dtype, trains):
-    one.run(_one_in_fp16, dtype, trains)
+def test_a_frozen_parameter_in_fp16_needs_no_scaled_loss(one, dtype):
+    one.run(_frozen_in_fp16, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_trained_parameter_in_fp16_without_the_fp16_of_the_json_is_refused(one, dtype):
+    one.run(_trained_in_fp16, dtype)
