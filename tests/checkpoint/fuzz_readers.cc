@@ -32,10 +32,10 @@ void Require(bool holds, const char* law) {
 }
 
 void RequireRefused(const absl::Status& status) {
-  // Unimplemented: a manifest of a later version.
-  Require(
-      absl::IsDataLoss(status) || absl::IsInvalidArgument(status) || absl::IsUnimplemented(status),
-      "the code of an error");
+  // A manifest of a later version fails a precondition.
+  Require(absl::IsDataLoss(status) || absl::IsInvalidArgument(status) ||
+              absl::IsFailedPrecondition(status),
+          "the code of an error");
   Require(!status.message().empty(), "an error's message");
 }
 
