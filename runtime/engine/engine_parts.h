@@ -138,7 +138,7 @@ struct EngineParts {
 // their addresses.
 absl::Status LinkPlan(EngineParts& parts);
 
-// What a call of an Engine or EngineState returns whose parts another one has.
+// The error of every call of an Engine that was moved from, or of its EngineState.
 absl::Status MovedFrom();
 
 }  // namespace ebb

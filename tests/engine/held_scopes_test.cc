@@ -123,17 +123,6 @@ TEST_P(HeldScopesTest, ScopesAheadOfOneHeldOpenShowWhatIsTheirs) {
   EXPECT_GT(right_runs, 0);
 }
 
-// The declared scopes from one on to another.
-void DeclaredScopes(const ScriptedTrainer& trainer, Step& step, int begin, int end) {
-  for (int scope = begin; scope < end; ++scope) {
-    if (scope < kScriptedVisits) {
-      trainer.Forward(step, kScriptedUnits[scope]);
-    } else {
-      trainer.Backward(step, 2 * kScriptedVisits - 1 - scope);
-    }
-  }
-}
-
 // A unit that is gathered for its backward lies where another one may be gathered for a forward outside the order.
 TEST_P(HeldScopesTest, AForwardAgainWhileAnotherIsOpenShowsWhatIsItsOwn) {
   if (GetParam().stage < 3 || GetParam().world != 2) GTEST_SKIP() << "every unit is kept whole";
@@ -155,7 +144,7 @@ TEST_P(HeldScopesTest, AForwardAgainWhileAnotherIsOpenShowsWhatIsItsOwn) {
       SCOPED_TRACE(::testing::Message() << "depth " << depth << ", steps " << steps << ", units "
                                         << first << " and " << second << " behind visit " << at);
       const Script script = [&](const ScriptedTrainer& trainer, Step& step) {
-        const int scopes = steps == 1 ? 2 * kScriptedVisits - 1 - at : at;
+        const int scopes = steps == 1 ? kScriptedScopes - 1 - at : at;
         DeclaredScopes(trainer, step, 0, scopes);
         ForwardScope outer = step.Forward(UnitId{first});
         ForwardScope inner = step.Forward(UnitId{second});
@@ -163,7 +152,7 @@ TEST_P(HeldScopesTest, AForwardAgainWhileAnotherIsOpenShowsWhatIsItsOwn) {
         trainer.Look(inner, second);
         inner = {};
         outer = {};
-        DeclaredScopes(trainer, step, scopes, 2 * kScriptedVisits);
+        DeclaredScopes(trainer, step, scopes, kScriptedScopes);
       };
       const absl::Status status =
           RunScript(setting, ScriptedModel(), config, script, {.steps = steps}).status;

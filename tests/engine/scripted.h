@@ -82,6 +82,18 @@ inline void BackwardOf(const ScriptedTrainer& trainer, Step& step, const std::ve
   for (int visit : visits) trainer.Backward(step, visit);
 }
 
+// The declared scopes of a round from one on to another.
+inline constexpr int kScriptedScopes = 2 * kScriptedVisits;
+inline void DeclaredScopes(const ScriptedTrainer& trainer, Step& step, int begin, int end) {
+  for (int scope = begin; scope < end; ++scope) {
+    if (scope < kScriptedVisits) {
+      trainer.Forward(step, kScriptedUnits[scope]);
+    } else {
+      trainer.Backward(step, kScriptedScopes - 1 - scope);
+    }
+  }
+}
+
 // Creates an engine on every rank and runs `body` on each.
 absl::Status RunEngines(
     const Setting& setting, const ModelSpec& model, const Config& config,

@@ -84,18 +84,6 @@ class StepTest : public ::testing::TestWithParam<Setting> {
 };
 INSTANTIATE_TEST_SUITE_P(Cells, StepTest, ::testing::ValuesIn(WorldsAndStages()), NameOf);
 
-// The first `scopes` of a declared round.
-void Begin(const ScriptedTrainer& trainer, Step& step, int scopes) {
-  for (int s = 0; s < scopes; ++s) {
-    if (s < kScriptedVisits) {
-      trainer.Forward(step, kScriptedUnits[s]);
-    } else {
-      trainer.Backward(step, 2 * kScriptedVisits - 1 - s);
-    }
-  }
-}
-constexpr int kScopes = 2 * kScriptedVisits;
-
 TEST_P(StepTest, FinishClosesScopesLeftOpenAndEverythingIsDeadAfterIt) {
   for (const Setting& setting : At(GetParam(), kTimings)) {
     std::vector<Snapshot> closed(static_cast<size_t>(setting.world));
@@ -182,7 +170,7 @@ TEST_P(StepTest, FinishWithoutAnyBackwardIsAnErrorThatLeavesNothing) {
     for (const int forwards : {0, 1, kScriptedVisits}) {
       ExpectNoTrace(setting, [&](Engine& engine, ScriptedTrainer& trainer) {
         Step step = engine.BeginStep(kExactStep);
-        Begin(trainer, step, forwards);
+        DeclaredScopes(trainer, step, 0, forwards);
         ForwardScope open;
         if (forwards < kScriptedVisits) open = step.Forward(UnitId{kScriptedUnits[forwards]});
         const absl::Status finished = FinishAndReport(engine, step);
@@ -203,19 +191,19 @@ TEST_P(StepTest, ADroppedStepLeavesNothing) {
   for (const Setting& setting : At(GetParam(), kTimings)) {
     ExpectNoTrace(setting, [&](Engine& engine, ScriptedTrainer& trainer) {
       const float loss = 100;
-      for (int scopes = 0; scopes <= kScopes + 1; ++scopes) {
+      for (int scopes = 0; scopes <= kScriptedScopes + 1; ++scopes) {
         StepOptions options = kExactStep;
-        options.hold_updates = setting.timing == Timing::kEarly || scopes > kScopes;
+        options.hold_updates = setting.timing == Timing::kEarly || scopes > kScriptedScopes;
         trainer.BeginStep(/*step=*/7 + scopes, nullptr);
         Step step = engine.BeginStep(options);
         step.AddLoss({.data = &loss});
-        Begin(trainer, step, std::min(scopes, kScopes));
+        DeclaredScopes(trainer, step, 0, std::min(scopes, kScriptedScopes));
         ForwardScope forward;
         BackwardScope backward;
         if (scopes < kScriptedVisits) forward = step.Forward(UnitId{kScriptedUnits[scopes]});
-        if (scopes >= kScriptedVisits && scopes < kScopes)
-          backward = step.Backward(UnitId{kScriptedUnits[kScopes - 1 - scopes]});
-        EXPECT_TRUE(scopes <= kScopes || step.Reduce().ok());
+        if (scopes >= kScriptedVisits && scopes < kScriptedScopes)
+          backward = step.Backward(UnitId{kScriptedUnits[kScriptedScopes - 1 - scopes]});
+        EXPECT_TRUE(scopes <= kScriptedScopes || step.Reduce().ok());
       }
       return absl::OkStatus();
     });
@@ -245,7 +233,7 @@ TEST_P(StepTest, DroppedAfterItsFirstEarlyUpdateItFailsTheEngine) {
   Run(setting, [&](Engine& engine, ScriptedTrainer& trainer) {
     {
       Step step = engine.BeginStep(kExactStep);
-      Begin(trainer, step, kScopes);
+      DeclaredScopes(trainer, step, 0, kScriptedScopes);
     }
     const absl::Status failed = engine.Report().status();
     EXPECT_EQ(failed.code(), absl::StatusCode::kAborted) << failed;

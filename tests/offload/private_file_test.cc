@@ -1,5 +1,4 @@
-// Files of shards are this process' own: nobody else reads them, nothing of them is left, and what was changed
-// from outside is found.
+// A file of shards is private to its process: other users cannot read it, it is gone at the end, and changes from outside are found.
 #include "ebb/offload/private_file.h"
 
 #include <gmock/gmock.h>
