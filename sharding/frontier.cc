@@ -70,7 +70,15 @@ void Frontier::Leave(std::span<const CellUse> uses, int parity, int event) {
 }
 
 void Frontier::SetFloor(std::vector<int> events) {
-  Clear();
+  std::array<bool, kLines> ended{};
+  for (int event : events) ended[events_[static_cast<size_t>(event)].line] = true;
+  const auto has_ended = [&](int use) {
+    return use >= 0 && ended[events_[static_cast<size_t>(use)].line];
+  };
+  for (Cell& cell : cells_) {
+    if (has_ended(cell.writer)) cell.writer = -1;
+    std::replace_if(cell.readers.begin(), cell.readers.end(), has_ended, -1);
+  }
   floor_ = std::move(events);
 }
 

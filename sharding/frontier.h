@@ -52,7 +52,7 @@ class Frontier {
     return clocks_[line][of.line] >= of.number;
   }
   // A fragment has ended early, so its last uses are not known. From now on these events, one of
-  // each line, stand for the uses of all cells.
+  // each of their lines, stand for the uses of all cells on these lines.
   void SetFloor(std::vector<int> events);
   std::span<const int> floor() const { return floor_; }
   // Every line is idle: no operation has to wait.

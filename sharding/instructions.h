@@ -53,9 +53,9 @@ inline constexpr int kLanes = 6;
 using Line = uint8_t;
 inline constexpr Line kParametersRead = kStreams, kStatesRead = kStreams + 1,
                       kWritten = kStreams + 2;
-// And the one on which state is read beside steps.
+// And, last, the one on which state is read beside steps. All others are of steps and evaluations.
 inline constexpr Line kAsyncReads = kStreams + 3;
-inline constexpr int kLines = kStreams + 4;
+inline constexpr int kLines = kAsyncReads + 1;
 constexpr Line LineOf(StreamId stream) {
   return static_cast<Line>(stream);
 }

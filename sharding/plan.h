@@ -297,8 +297,8 @@ struct Decisions {
   std::string timing_reason;
   // The trainer may write the step's gradients until Finish: norms are taken there.
   bool holds = false;
-  // By unit: if its parameters are on NVMe, its update runs in the next step, just ahead of its
-  // gather, which takes what the update has written on its way to the disk. The same in every
+  // By unit: where any of its parameters are on NVMe, its update runs in the next step, just ahead
+  // of its gather, which takes what the update has written on its way to the disk. The same in every
   // variant of a step. Of late updates all; of early ones a third, since forward is about a third of
   // a step's kernels: so the disk has as much to do for each of their seconds. Of three units that is
   // the second: the first forward, with the last gradient, has little to wait for, and the
@@ -308,7 +308,6 @@ struct Decisions {
   // of its parameters where it reads those, is there from the unit's last gather on. Which thus reads
   // nothing of its own. The same in every variant of a step; variants with late updates have none.
   bool shares_reads = false;
-  bool carries() const { return std::find(carried.begin(), carried.end(), true) != carried.end(); }
   std::vector<bool> kept_whole;  // by unit: every rank keeps all parameters
   std::vector<bool>
       accumulates;  // by unit: reduced slices are summed in a shard of the accumulation dtype
@@ -331,6 +330,7 @@ struct Plan {
   std::shared_ptr<const PlanLists> lists;  // of operations and moments; copies of a plan share them
   std::vector<Moment> moments;             // kBegin; by tick kOpen or kClose of a scope; kFinish
   std::vector<int> gather_of_scope;        // the gather that serves scope s; -1: kept whole
+  bool carries_updates = false;            // some operations are updates that the step before left
   std::vector<std::string> unit_names;
   uint64_t hash = 0;  // of all of the above that ranks must agree on
 

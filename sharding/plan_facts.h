@@ -33,7 +33,7 @@ inline UpdateTiming TimingOf(const Plan& plan) {
 }
 // Steps leave updates to the step after them.
 inline bool CarriesUpdates(const Plan& plan) {
-  return plan.decisions.carries();
+  return plan.carries_updates;
 }
 // Some updates read the parameters, because these are masters or halves of them.
 inline bool UpdatesReadParameters(const Plan& plan) {

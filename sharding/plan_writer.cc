@@ -1,5 +1,6 @@
 #include "ebb/sharding/plan_writer.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace ebb::sharding {
@@ -46,6 +47,9 @@ void PlanWriter::Gathers(int scope, int operation) {
 void PlanWriter::Finish(Plan& plan) && {
   lists_->Close();
   plan.operations = std::move(operations_);
+  plan.carries_updates = std::any_of(
+      plan.operations.begin(), plan.operations.end(),
+      [](const Operation& operation) { return operation.condition == Condition::kCarrying; });
   plan.moments = std::move(moments_);
   plan.lists = std::move(lists_);
   plan.gather_of_scope = std::move(gather_of_scope_);

@@ -28,7 +28,7 @@ struct EngineParts;
 class EngineState {
  public:
   // This rank's slices as fp32 on the host, at most 4 MiB a call, on the calling thread, in
-  // declared order. Waits for each unit's pending update only. kParameter, kMaster (of frozen
+  // declared order. Waits for pending updates and for ReadAsync. kParameter, kMaster (of frozen
   // parameters, and with ebb.stochastic_rounding of all: their value), kGradient (between
   // Step::Reduce and Finish; unscaled, not clipped), kOptimizer by the state's name. Local, not
   // collective.

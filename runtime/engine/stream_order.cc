@@ -61,24 +61,21 @@ void StreamOrder::AwaitUses(const Instruction& instruction) {
 
 void StreamOrder::Fence() {
   EndEarly();
-  for (size_t line = 0; line < sharding::kLines; ++line) {
-    if (streams_[line] == nullptr) continue;
+  ForEachOfSteps([this](Line line) {
     for (int event : frontier_.floor()) {
-      const auto number = static_cast<size_t>(event);
-      if (events_[number] != &fence_[line]) streams_[line]->Wait(*events_[number]);
-      frontier_.Follow(static_cast<Line>(line), event);
+      if (event != floor_[line]) Wait(line, event);
+      frontier_.Follow(line, event);
     }
-  }
+  });
 }
 
 void StreamOrder::EndEarly() {
   std::vector<int> floor;
-  for (size_t line = 0; line < sharding::kLines; ++line) {
-    if (streams_[line] == nullptr) continue;
+  ForEachOfSteps([&](Line line) {
     streams_[line]->Record(fence_[line]);
-    frontier_.Issue(static_cast<Line>(line), static_cast<Line>(line), floor_[line]);
+    frontier_.Issue(line, line, floor_[line]);
     floor.push_back(floor_[line]);
-  }
+  });
   frontier_.SetFloor(std::move(floor));
 }
 
@@ -104,9 +101,7 @@ void StreamOrder::WaitIdle() {
 
 // Where transfers start before where they end. The frontier is kept: updates to come wait for what is being read.
 void StreamOrder::WaitForSteps() {
-  for (size_t line = 0; line < sharding::kLines; ++line) {
-    if (streams_[line] != nullptr && line != sharding::kAsyncReads) streams_[line]->WaitIdle();
-  }
+  ForEachOfSteps([this](Line line) { streams_[line]->WaitIdle(); });
 }
 
 }  // namespace ebb

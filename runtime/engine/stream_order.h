@@ -38,9 +38,10 @@ class StreamOrder {
   // For an instruction outside of steps: its stream waits for all uses of what it touches.
   void AwaitUses(const sharding::Instruction& instruction);
 
-  // Every stream comes after all work issued on any. For work outside of fragments.
+  // Every stream comes after all work issued on any, but for reads beside steps, whose end may be far away. For
+  // work outside of fragments, which writes nothing that those read.
   void Fence();
-  // The fragment has ended early: the next one waits for all issued work, as far as it uses cells.
+  // The fragment has ended early: the next one waits for all such work, as far as it uses cells.
   void EndEarly();
   // The caller waits for all uses of the control block's cells of this parity.
   void AwaitParity(int parity);
@@ -51,6 +52,12 @@ class StreamOrder {
   void WaitForSteps();
 
  private:
+  // Calls `visit(line)` for each line of steps and evaluations.
+  template <class Visit>
+  void ForEachOfSteps(Visit visit) const {
+    for (sharding::Line line = 0; line < sharding::kLines; ++line)
+      if (streams_[line] != nullptr && line != sharding::kAsyncReads) visit(line);
+  }
   void Wait(sharding::Line line, int event) { At(line).Wait(*events_[static_cast<size_t>(event)]); }
 
   Streams streams_;

@@ -96,7 +96,7 @@ TEST_P(TimelineOfGpuTest, ShowsEachOfTwoOpenStepsInItsOrder) {
     StepSpans before;
     for (int64_t step = 1; step <= kSteps; ++step) {
       SCOPED_TRACE(::testing::Message() << "rank " << rank << ", step " << step);
-      const bool carrying = step > 1 && plan.decisions.carries();
+      const bool carrying = step > 1 && plan.carries_updates;
       const StepSpans spans = Match(plan, *tracks, rank, step, carrying);
       ExpectOrder(plan, spans, before.empty() || carrying ? nullptr : &before,
                   Clocks::kOfGpuAndHost);

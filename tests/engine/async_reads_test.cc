@@ -360,12 +360,34 @@ TEST_P(AsyncReadsTest, GoOnBesideEvaluationsAndSuspension) {
         EBB_RETURN_IF_ERROR(engine.Resume());
       }
       Evaluation evaluation = engine.BeginEvaluation();
-      for (int unit : kScriptedUnits) trainer.Look(evaluation.Forward(UnitId{unit}), unit);
+      for (int walk = 0; walk < 2; ++walk)
+        for (int unit : kScriptedUnits) trainer.Look(evaluation.Forward(UnitId{unit}), unit);
       EBB_RETURN_IF_ERROR(evaluation.Finish().status());
       gate.Open();
       EBB_RETURN_IF_ERROR(read.get());
       EXPECT_TRUE(given == now);
     }
+    return TrainStep(engine, trainer, 1);
+  });
+}
+
+TEST_P(AsyncReadsTest, GoOnBesideScopesOutsideTheOrder) {
+  Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+    EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
+    EBB_ASSIGN_OR_RETURN(const Given now, ReadNow(engine));
+    Given given(model_);
+    Gate gate;
+    EBB_ASSIGN_OR_RETURN(const ReadStatus read, engine.ReadAsync(Into(given, gate)));
+    {
+      trainer.BeginStep(1, nullptr);
+      StepOptions held = kExactStep;
+      held.hold_updates = true;
+      Step step = engine.BeginStep(held);
+      ForwardOf(trainer, step, {0, 1, 1});
+    }  // dropped
+    gate.Open();
+    EBB_RETURN_IF_ERROR(read.get());
+    EXPECT_TRUE(given == now);
     return TrainStep(engine, trainer, 1);
   });
 }

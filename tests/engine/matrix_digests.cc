@@ -65,7 +65,7 @@ std::string LineOf(const sharding::RandomCase& random) {
   for (const CommunicationRow& row : sharding::PredictCommunication(*plan))
     communication.Add(row.operation).Add(static_cast<int64_t>(row.predicted_bytes));
   size_t waits = 0;
-  sharding::Fragment fragment = sharding::Lower(*plan, plan->decisions.carries());
+  sharding::Fragment fragment = sharding::Lower(*plan, plan->carries_updates);
   const sharding::Fragment* const only[] = {&fragment};
   sharding::DeriveWaits(sharding::Cells(only, *plan), fragment);
   for (const sharding::Instruction& instruction : fragment.instructions)

@@ -81,7 +81,7 @@ bool IsOfHost(sharding::StreamId stream) {
 
 void ExpectOrder(const sharding::Plan& plan, const StepSpans& spans, const StepSpans* before,
                  Clocks clocks) {
-  sharding::Fragment fragment = sharding::Lower(plan, plan.decisions.carries());
+  sharding::Fragment fragment = sharding::Lower(plan, plan.carries_updates);
   const sharding::Fragment* const only[] = {&fragment};
   const sharding::Cells cells(only, plan);
   sharding::DeriveWaits(cells, fragment);

@@ -54,7 +54,7 @@ Pairs GatherConflicts(const Plan& plan) {
 
 // The instructions of a step, of which those before one are issued.
 struct Instructions {
-  explicit Instructions(const Plan& of) : plan(of), fragment(Lower(of, of.decisions.carries())) {
+  explicit Instructions(const Plan& of) : plan(of), fragment(Lower(of, of.carries_updates)) {
     const Fragment* const only[] = {&fragment};
     fragment.seams
         .clear();  // rounds one behind the other, so that all that is waited for is a wait

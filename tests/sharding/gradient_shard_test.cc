@@ -135,7 +135,7 @@ TEST(GradientShard, IsWrittenBehindTheUpdateOfTheStepBefore) {
     SCOPED_TRACE(random_case.description());
     const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs());
     ASSERT_TRUE(plan.ok()) << plan.status();
-    const Fragment fragment = Lower(*plan, plan->decisions.carries());
+    const Fragment fragment = Lower(*plan, plan->carries_updates);
     std::vector<std::vector<Operand>> read_by_update(plan->layout.units.size());
     for (const Instruction& instruction : fragment.instructions) {
       if (instruction.code != Code::kUpdate) continue;

@@ -46,7 +46,7 @@ Machine MachineOf(int ranks_per_host) {
 
 // The cost of the first instruction of that role.
 Cost CostOf(const Plan& plan, const Costs& costs, OperationKind role) {
-  for (const Instruction& instruction : Lower(plan, plan.decisions.carries()).instructions)
+  for (const Instruction& instruction : Lower(plan, plan.carries_updates).instructions)
     if (instruction.role == role && (role != OperationKind::kMark || instruction.scope >= 0))
       return costs.Of(instruction);
   ADD_FAILURE() << "nothing has the role " << Name(role);

@@ -103,8 +103,7 @@ OrderCheck::OrderCheck(std::span<const Fragment* const> fragments, const Cells& 
           {event, each.awaited && each.by_parity ? add_event(number, each.ends) : event});
     }
   }
-  for (int line = 0; line < kLines; ++line)
-    floor_.push_back(add_event(-1, static_cast<Line>(line)));
+  for (Line line = 0; line < kAsyncReads; ++line) floor_.push_back(add_event(-1, line));
   things_.assign(events_.size(), HappensBefore::kStart);
   thing_of_event_.assign(instruction_of_event_.size(), HappensBefore::kStart);
   for (Stretch& stretch : stretches_) stretch.readers.fill(HappensBefore::kStart);
@@ -194,28 +193,37 @@ void OrderCheck::Complain(int thing, int other) {
   complaint_ = absl::StrCat(name(thing), " may start before ", name(other), " is over");
 }
 
-// One on each line.
-std::array<int, kLines> OrderCheck::AddToAll(std::span<const int> after) {
-  std::array<int, kLines> things;
-  for (Line line = 0; line < kLines; ++line) {
-    things[line] = order_.Add(line, line, after);
-    instruction_of_thing_.push_back(-1);
-  }
+int OrderCheck::AddFence(Line line, std::span<const int> after) {
+  instruction_of_thing_.push_back(-1);
+  return order_.Add(line, line, after);
+}
+
+// One on each line of steps.
+std::vector<int> OrderCheck::AddToSteps(std::span<const int> after) {
+  std::vector<int> things;
+  for (Line line = 0; line < kAsyncReads; ++line) things.push_back(AddFence(line, after));
   return things;
 }
 
-void OrderCheck::Join() {
-  AddToAll(AddToAll({}));
+void OrderCheck::WaitForSteps() {
+  const std::vector<int> ends = AddToSteps({});
+  AddToSteps(ends);
+  AddFence(kAsyncReads, ends);
+}
+
+void OrderCheck::WaitForReads() {
+  AddToSteps({{AddFence(kAsyncReads, {})}});
 }
 
 void OrderCheck::WaitIdle() {
-  Join();
+  WaitForReads();
+  WaitForSteps();
   frontier_.Clear();
 }
 
 void OrderCheck::EndEarly() {
-  const std::array<int, kLines> ends = AddToAll({});
-  for (Line line = 0; line < kLines; ++line) {
+  const std::vector<int> ends = AddToSteps({});
+  for (Line line = 0; line < kAsyncReads; ++line) {
     frontier_.Issue(line, line, floor_[line]);
     thing_of_event_[static_cast<size_t>(floor_[line])] = ends[line];
   }
@@ -224,11 +232,10 @@ void OrderCheck::EndEarly() {
 
 void OrderCheck::Fence() {
   EndEarly();
-  std::array<int, kLines> ends;
-  for (Line line = 0; line < kLines; ++line)
-    ends[line] = thing_of_event_[static_cast<size_t>(floor_[line])];
-  AddToAll(ends);
-  for (Line line = 0; line < kLines; ++line)
+  std::vector<int> ends;
+  for (int event : floor_) ends.push_back(thing_of_event_[static_cast<size_t>(event)]);
+  AddToSteps(ends);
+  for (Line line = 0; line < kAsyncReads; ++line)
     for (int event : floor_) frontier_.Follow(line, event);
 }
 

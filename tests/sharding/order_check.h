@@ -60,10 +60,13 @@ class OrderCheck {
   void Run(int fragment, int begin, int end, int parity);
   // What the instruction touches, wherever it has its place otherwise: between two fences.
   void RunAlone(int fragment, int instruction);
-  // As Issuer has them: all streams come behind all that was issued; the host does, and so what it issues next.
+  // As StreamOrder has them: all streams of steps come behind all that was issued on any of them; the host does, and
+  // so what it issues next.
   void Fence();
   void EndEarly();
-  void WaitForSteps() { Join(); }
+  void WaitForSteps();
+  // The host comes behind reads beside steps; behind everything.
+  void WaitForReads();
   void WaitIdle();
 
   // The first; empty while there is none.
@@ -78,8 +81,8 @@ class OrderCheck {
   };
   void Add(int fragment, int index, int parity);
   void TouchAll(int thing, int instruction, Line line, int parity, bool carried);
-  std::array<int, kLines> AddToAll(std::span<const int> after);
-  void Join();
+  int AddFence(Line line, std::span<const int> after);
+  std::vector<int> AddToSteps(std::span<const int> after);
   void Complain(int thing, int other);
 
   const std::span<const Fragment* const> fragments_;

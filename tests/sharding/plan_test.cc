@@ -134,7 +134,7 @@ TEST(PlanLaws, EverySubGroupIsUpdatedOnceAndRefreshedWhereItsUnitIsKeptWholeInSl
     SCOPED_TRACE(random_case.description());
     for (const Variant& variant : Variants(random_case)) {
       const Plan& plan = variant.plan;
-      const bool carries = plan.decisions.carries();
+      const bool carries = plan.carries_updates;
       const std::vector<SubGroup>& sub_groups = plan.pools.placement.sub_groups;
       std::vector<int> updates(sub_groups.size()), refreshes(plan.layout.units.size());
       for (const Operation* operation : Running(plan, /*carrying=*/carries)) {

@@ -69,7 +69,7 @@ Replay::Replay(const PlanInputs& inputs, const Plan& plan, int rank, Fragments& 
 }
 
 void Replay::Step(const Plan& plan, StepOptions options) {
-  if (!plan.decisions.carries()) Drain();
+  if (!plan.carries_updates) Drain();
   options_ = std::move(options);
   const bool applies = plan.decisions.timing == UpdateTiming::kEarly || !options_.overflows;
   options_.overflows = !applies;
@@ -84,7 +84,7 @@ void Replay::Step(const Plan& plan, StepOptions options) {
   }
   options_ = {};
   contributions_carried_ = contributions_;
-  carries_ = plan.decisions.carries() && applies;
+  carries_ = plan.carries_updates && applies;
   version_ += applies ? 1 : 0;
   ++steps_;
   CheckVersions();

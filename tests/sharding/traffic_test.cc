@@ -175,7 +175,7 @@ TEST(Traffic, IsWhatHomesGathersAndReductionsSay) {
     for (const bool hold : {false, true}) {
       const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs(), 0, hold);
       ASSERT_TRUE(plan.ok()) << plan.status();
-      if (plan->decisions.carries()) {
+      if (plan->carries_updates) {
         // Without updates of the step before it, and with those that it carries on.
         ASSERT_EQ(ToString(Predicted(*plan, true)), ToString(Formula(*plan, true)));
       } else {

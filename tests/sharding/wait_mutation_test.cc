@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "ebb/sharding/interruption.h"
+#include "ebb/sharding/state_pieces.h"
 #include "order_check.h"
 #include "random_model.h"
 
@@ -26,7 +27,8 @@ namespace {
 // updates of the step before.
 class EnginePrograms {
  public:
-  explicit EnginePrograms(const RandomCase& random_case) {
+  // `slice`: of the rank that reads state beside steps.
+  explicit EnginePrograms(const RandomCase& random_case, int slice = 0) {
     const PlanInputs inputs = random_case.inputs();
     own_rounds_ = static_cast<int>(random_case.config.gradient_accumulation_steps /
                                    random_case.config.ebb.micro_batches_per_round);
@@ -36,6 +38,7 @@ class EnginePrograms {
     cutting.push_back(*PlanWalk(inputs));
     cutting.push_back(*PlanDrain(inputs));
     decisions_ = cutting.front().decisions;
+    carries_ = cutting.front().carries_updates;
     walk_ = Add(std::move(cutting[2]));
     drain_ = Add(std::move(cutting[3]));
     for (size_t i = 0; i < 2; ++i) steps_[{decisions_.rounds, i == 1}] = Add(std::move(cutting[i]));
@@ -48,6 +51,8 @@ class EnginePrograms {
           steps_[{rounds, holds}] = Add(*PlanStep(inputs, rounds, holds));
       }
     }
+    read_ = static_cast<int>(std::ssize(fragments_));
+    fragments_.push_back(LowerAsyncRead(plans_.front(), slice, /*has_second_places=*/false));
     for (Fragment& fragment : fragments_) {
       DeriveWaits(*cells_, fragment);
       pointers_.push_back(&fragment);
@@ -59,11 +64,13 @@ class EnginePrograms {
     return *pointers_[static_cast<size_t>(fragment)];
   }
   const Decisions& decisions() const { return decisions_; }
+  bool carries() const { return carries_; }
   const Cells& cells() const { return *cells_; }
   int own_rounds() const { return own_rounds_; }
   // By number; the same with updates of the step before is the next one.
   int walk() const { return walk_; }
   int drain() const { return drain_ + 1; }
+  int read() const { return read_; }
   int Step(int rounds, bool holds) const {
     return steps_.at({std::min(rounds, kPlannedRounds), holds});
   }
@@ -80,7 +87,8 @@ class EnginePrograms {
   std::deque<Fragment> fragments_;
   std::vector<const Fragment*> pointers_;
   std::map<std::pair<int, bool>, int> steps_;  // by planned rounds, and whether it holds
-  int walk_ = 0, drain_ = 0;
+  int walk_ = 0, drain_ = 0, read_ = 0;
+  bool carries_ = false;
   Decisions decisions_;
   std::optional<Cells> cells_;
 };
@@ -88,8 +96,9 @@ class EnginePrograms {
 // What a trainer does with an engine, by chance, and what the engine then issues. A seed is the same sequence.
 class RandomTrainer {
  public:
-  RandomTrainer(const EnginePrograms& programs, uint64_t seed, OrderCheck& check)
-      : programs_(programs), random_(seed), check_(check) {}
+  // `saves`: also reads state beside its steps.
+  RandomTrainer(const EnginePrograms& programs, uint64_t seed, OrderCheck& check, bool saves)
+      : programs_(programs), random_(seed), check_(check), saves_(saves) {}
 
   void Run(int calls) {
     for (int i = 0; i < calls && check_.complaint().empty(); ++i) {
@@ -98,6 +107,8 @@ class RandomTrainer {
       } else if (random_.OneIn(8)) {  // a call looks at the state
         Drain();
         check_.WaitIdle();
+      } else if (saves_ && random_.OneIn(4)) {
+        ReadAsync();
       } else {
         Step();
       }
@@ -113,7 +124,7 @@ class RandomTrainer {
     const bool holds = random_.OneIn(3),
                drops = (holds || programs_.decisions().timing != UpdateTiming::kEarly) &&
                        random_.OneIn(4);
-    if (!programs_.decisions().carries()) Drain();
+    if (!programs_.carries()) Drain();
     fragment_ = programs_.Step(rounds, holds) + (carries_ ? 1 : 0);
     const auto moments = [this]() -> const std::vector<FragmentMoment>& {
       return programs_[fragment_].moments;
@@ -134,7 +145,7 @@ class RandomTrainer {
     }
     if (drops) return Drop(moments().back().begin);
     Issue(moments().back());
-    carries_ = programs_.decisions().carries();
+    carries_ = programs_.carries();
     parity_ = 1 - parity_;
   }
   void Issue(const FragmentMoment& moment) {
@@ -163,8 +174,18 @@ class RandomTrainer {
     check_.Run(programs_.drain(), 0, size, parity_);
   }
 
+  void ReadAsync() {
+    check_.WaitForReads();
+    Drain();
+    const int size = static_cast<int>(programs_[programs_.read()].instructions.size());
+    check_.Run(programs_.read(), 0, size, /*parity=*/0);
+  }
+
   void Evaluate() {
     Drain();
+    Walk();
+    if (!random_.OneIn(3)) return;
+    check_.EndEarly();  // as another walk begins
     Walk();
   }
   void Walk() {
@@ -208,6 +229,7 @@ class RandomTrainer {
   const EnginePrograms& programs_;
   Random random_;
   OrderCheck& check_;
+  const bool saves_;
   int fragment_ = 0;  // that the step runs
   int parity_ = 0;    // of the next step
   bool carries_ = false;
@@ -224,11 +246,11 @@ TEST(DerivedWaits, AreEnoughOverWhateverAnEngineIsAskedFor) {
   for (int number = 1; number <= Cases(300); ++number) {
     const RandomCase random_case = CaseOf(number);
     SCOPED_TRACE(random_case.description());
-    const EnginePrograms programs(random_case);
     for (const int rank : {0, random_case.world - 1}) {
+      const EnginePrograms programs(random_case, rank % random_case.shards());
       const RankTouches touches(programs.fragments(), programs.decisions(), rank);
       OrderCheck check(programs.fragments(), programs.cells(), touches);
-      RandomTrainer(programs, random_case.seed, check).Run(2 * kCalls);
+      RandomTrainer(programs, random_case.seed, check, /*saves=*/true).Run(2 * kCalls);
       ASSERT_EQ(check.complaint(), "");
     }
   }
@@ -244,7 +266,7 @@ struct Runs {
 
   OrderCheck Run(size_t slice, std::optional<TakenWait> without = std::nullopt) const {
     OrderCheck check(programs.fragments(), programs.cells(), touches[slice], without);
-    RandomTrainer(programs, random_case.seed, check).Run(kCalls);
+    RandomTrainer(programs, random_case.seed, check, /*saves=*/false).Run(kCalls);
     return check;
   }
   bool IsMissed(const TakenWait& wait, size_t slice) const {

@@ -305,7 +305,7 @@ TEST(DeriveWaits, NineteenOfTwentyAreMissedWhenTheyAreTakenAway) {
     Fragments fragments(all);
     ASSERT_FALSE(IsNoticed(inputs, plans, fragments));
     Random random(random_case.seed);
-    Fragment& fragment = fragments.Of(plans.step, plans.step.decisions.carries());
+    Fragment& fragment = fragments.Of(plans.step, plans.step.carries_updates);
     std::vector<size_t> waiting;
     for (size_t i = 0; i < fragment.instructions.size(); ++i) {
       if (!fragment.instructions[i].waits.empty()) waiting.push_back(i);
