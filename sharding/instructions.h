@@ -28,6 +28,7 @@ enum class Code : uint8_t {
   kAllReduce,       // slice rw; then scratch w
   kCopy,            // from r, to w
   kCast,            // from r, to w
+  kCastMasters,     // the same, of masters, by sub-group
   kAccumulate,      // slice r, shard w or rw, square w, scratch w
   kNorm,            // shard r, square w, scratch w
   kParameterNorms,  // gradient r, master r, parameter r, states r; then sums w or rw, constants r
@@ -37,12 +38,14 @@ enum class Code : uint8_t {
   kCheckFiles,  // flag w
   kReadAsync,   // masters, parameters and states r, of one unit: for what is saved beside steps
   kPrepare,     // early constants w, scale r
-  kSeal,  // record w, squares r, sums rw, flag r; then by unit gradient shard r, to name what is not finite
-  kConclude,       // records r, constants w, scale rw
-  kSealNorms,      // sums of the device r, of the host r, record w
+  kSeal,        // record w, squares r, sums rw, flag r; then by unit gradient shard r (kSealShards)
+  kConclude,    // records r, constants w, scale rw
+  kSealNorms,   // sums of the device r, of the host r, record w
   kConcludeNorms,  // records r, constants rw
 };
 std::string_view Name(Code code);
+// Operands of kSeal before the shards, in which it finds the name of what is not finite.
+inline constexpr int kSealShards = 4;
 
 // Communicators, each used from one stream only.
 enum class Lane : uint8_t { kNone, kGather, kSecondary, kReduce, kReplicas, kExchange };
@@ -73,12 +76,13 @@ struct Instruction {
   StreamId stream{};
   Line starts = 0, ends = 0;
   Lane lane = Lane::kNone;
-  bool carried = false;           // of the step before; it has the parity of that step
-  bool by_parity = false;         // touches what is there by parity
-  bool awaited = false;           // by a later instruction or fragment: it has an event
-  bool divides = false;           // kReduceScatter, kAllReduce: the sum, by the step's divisor
-  std::optional<DType> via = {};  // kCast: rounded to this one on the way
-  int scope = -1;                 // kKernels: the newest that is open; -1: of none
+  bool carried = false;            // of the step before; it has the parity of that step
+  bool brings_parameters = false;  // one of those by which a scope's parameters come
+  bool by_parity = false;          // touches what is there by parity
+  bool awaited = false;            // by a later instruction or fragment: it has an event
+  bool divides = false;            // kReduceScatter, kAllReduce: the sum, by the step's divisor
+  std::optional<DType> via = {};   // kCast: rounded to this one on the way
+  int scope = -1;                  // kKernels: the newest that is open; -1: of none
   bool goes_on = false;  // kKernels: of scopes that were open before, behind one that has closed
   int operation = -1;    // of the plan
   int64_t bytes = 0;

@@ -5,24 +5,6 @@
 #include <cstdint>
 
 namespace ebb::sharding {
-namespace {
-
-// Secondary shards stay: an evaluation does not touch them.
-bool BringsParameters(OperationKind role) {
-  switch (role) {
-    case OperationKind::kRead:
-    case OperationKind::kCastMasters:
-    case OperationKind::kUpload:
-    case OperationKind::kGather:
-    case OperationKind::kGatherSecondary:
-      return true;
-    default:
-      return false;
-  }
-}
-
-}  // namespace
-
 // Backwards from the end: which cells are read later, and have not been written in between.
 std::vector<int> FindToBringAgain(const Cells& cells, const Fragment& fragment, int next) {
   std::vector<uint8_t> is_read(static_cast<size_t>(cells.count()), 0);
@@ -38,7 +20,8 @@ std::vector<int> FindToBringAgain(const Cells& cells, const Fragment& fragment, 
         std::for_each(is_read.begin() + begin, is_read.begin() + end, visit);
     };
     bool runs = index >= next;
-    const bool brings = !runs && BringsParameters(instruction.role);
+    // Secondary shards stay: an evaluation does not touch them.
+    const bool brings = !runs && instruction.brings_parameters;
     for_cells(Writes, [&](uint8_t& cell) {
       runs |= brings && cell != 0;
       cell = 0;

@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "ebb/sharding/instructions.h"
 #include "ebb/sharding/operand_writer.h"
 #include "ebb/sharding/unit_places.h"
@@ -13,39 +12,40 @@
 namespace ebb::sharding {
 namespace {
 
-// What runs for an operation, and over which communicator.
+// What runs for an operation, over which communicator, and whether that is how parameters come.
 struct Runs {
   Code code{};
   Lane lane = Lane::kNone;
+  bool brings_parameters = false;
 };
 constexpr Runs kRuns[kOperationKinds] = {
-    {Code::kKernels},                       // kMark
-    {Code::kAllGather, Lane::kGather},      // kGather
-    {Code::kCopy},                          // kFillSecondary
-    {Code::kAllGather, Lane::kSecondary},   // kGatherSecondary
-    {Code::kCast},                          // kCast
-    {Code::kReduceScatter, Lane::kReduce},  // kReduce
-    {Code::kAllReduce, Lane::kReplicas},    // kAllReduce
-    {Code::kCast},                          // kRound
-    {Code::kAccumulate},                    // kAccumulate
-    {Code::kNorm},                          // kNorm
-    {Code::kAllGather, Lane::kReduce},      // kGatherGradient
-    {Code::kSeal},                          // kSeal
-    {Code::kAllGather, Lane::kExchange},    // kExchange
-    {Code::kConclude},                      // kConclude
-    {Code::kParameterNorms},                // kParameterNorms
-    {Code::kSealNorms},                     // kSealNorms
-    {Code::kAllGather, Lane::kReduce},      // kExchangeNorms
-    {Code::kConcludeNorms},                 // kConcludeNorms
-    {Code::kCopy},                          // kCopyControl
-    {Code::kUpdate},                        // kUpdate
-    {Code::kAllGather, Lane::kGather},      // kRefresh
-    {Code::kRead},                          // kRead
-    {Code::kCopy},                          // kUpload
-    {Code::kCopy},                          // kDownload
-    {Code::kWrite},                         // kWrite
-    {Code::kCast},                          // kCastMasters
-    {Code::kCheckFiles},                    // kCheck
+    {Code::kKernels},                            // kMark
+    {Code::kAllGather, Lane::kGather, true},     // kGather
+    {Code::kCopy},                               // kFillSecondary
+    {Code::kAllGather, Lane::kSecondary, true},  // kGatherSecondary
+    {Code::kCast},                               // kCast
+    {Code::kReduceScatter, Lane::kReduce},       // kReduce
+    {Code::kAllReduce, Lane::kReplicas},         // kAllReduce
+    {Code::kCast},                               // kRound
+    {Code::kAccumulate},                         // kAccumulate
+    {Code::kNorm},                               // kNorm
+    {Code::kAllGather, Lane::kReduce},           // kGatherGradient
+    {Code::kSeal},                               // kSeal
+    {Code::kAllGather, Lane::kExchange},         // kExchange
+    {Code::kConclude},                           // kConclude
+    {Code::kParameterNorms},                     // kParameterNorms
+    {Code::kSealNorms},                          // kSealNorms
+    {Code::kAllGather, Lane::kReduce},           // kExchangeNorms
+    {Code::kConcludeNorms},                      // kConcludeNorms
+    {Code::kCopy},                               // kCopyControl
+    {Code::kUpdate},                             // kUpdate
+    {Code::kAllGather, Lane::kGather},           // kRefresh
+    {Code::kRead, Lane::kNone, true},            // kRead
+    {Code::kCopy, Lane::kNone, true},            // kUpload
+    {Code::kCopy},                               // kDownload
+    {Code::kWrite},                              // kWrite
+    {Code::kCastMasters, Lane::kNone, true},     // kCastMasters
+    {Code::kCheckFiles},                         // kCheck
 };
 
 // With replicas what is sent is fp32, and holds what was rounded to the communication dtype, so that the sums are
@@ -58,28 +58,10 @@ std::optional<DType> ViaOf(const Operation& operation, const Decisions& d) {
   return sent;
 }
 
-// By scope: whether it is the last to close of those that a gather serves.
-std::vector<bool> FindReleases(const Plan& plan) {
-  std::vector<bool> releases(plan.scopes.size(), false);
-  absl::flat_hash_map<std::pair<int, int>, size_t> last;  // by gather and unit
-  for (size_t s = 0; s < plan.scopes.size(); ++s) {
-    const int gather = plan.gather_of_scope[s];
-    if (gather < 0) continue;
-    const auto [found, is_new] = last.try_emplace({gather, plan.scopes[s].unit}, s);
-    if (plan.scopes[found->second].close_tick < plan.scopes[s].close_tick) found->second = s;
-  }
-  for (const auto& [key, scope] : last) releases[scope] = true;
-  return releases;
-}
-
 class Lowering {
  public:
   Lowering(const Plan& plan, bool carrying)
-      : plan_(plan),
-        d_(plan.decisions),
-        carrying_(carrying),
-        releases_(FindReleases(plan)),
-        operands_(plan) {}
+      : plan_(plan), d_(plan.decisions), carrying_(carrying), operands_(plan) {}
 
   Fragment Run();
 
@@ -96,7 +78,6 @@ class Lowering {
   const Plan& plan_;
   const Decisions& d_;
   const bool carrying_;
-  const std::vector<bool> releases_;
   OperandWriter operands_;  // of the instruction that is being written
   Fragment fragment_;
   std::vector<int> open_;  // scopes, as they opened
@@ -150,6 +131,7 @@ void Lowering::Lower(int index) {
               .stream = operation.stream,
               .lane = runs.lane,
               .carried = operation.condition == Condition::kCarrying,
+              .brings_parameters = runs.brings_parameters,
               .divides = operation.kind == OperationKind::kAllReduce ||
                          (operation.kind == OperationKind::kReduce && d_.replicas() == 1),
               .via = ViaOf(operation, d_),
@@ -178,7 +160,7 @@ void Lowering::Kernels(int s) {
   const int unit = scope.unit, visits = static_cast<int>(plan_.pools.visits.size());
   for (const bool trainable : {true, false}) {
     operands_.Add(WholePlace(plan_, unit, trainable), d_.compute_of(unit),
-                  releases_[static_cast<size_t>(s)] ? Access::kReadWrite : Access::kRead,
+                  scope.releases ? Access::kReadWrite : Access::kRead,
                   SectionOf(plan_, unit, trainable).elements);
   }
   operands_.AddControl(operands_.sums(), Access::kReadWrite);
@@ -215,7 +197,7 @@ int Lowering::AppendWritten(Instruction instruction) {
 int Lowering::Append(Instruction instruction) {
   instruction.starts = LineOf(instruction.stream);
   instruction.ends = EndOf(instruction.stream);
-  if (instruction.role == OperationKind::kCastMasters) instruction.starts = instruction.ends;
+  if (instruction.code == Code::kCastMasters) instruction.starts = instruction.ends;
   instruction.by_parity = std::any_of(
       instruction.operands.begin(), instruction.operands.end(), [&](const Operand& operand) {
         return operand.place.pool == StateClass::kControl && operand.access != Access::kNone &&

@@ -1,7 +1,10 @@
 #include "ebb/sharding/lower_exchange.h"
 
 #include <algorithm>
+#include <cassert>
+#include <iterator>
 
+#include "ebb/sharding/instructions.h"
 #include "ebb/sharding/norm_records.h"
 #include "ebb/sharding/unit_places.h"
 
@@ -45,6 +48,7 @@ void CopyConstants(PlanWriter& writer) {
 // Where updates come behind the verdict, shards are still as they were when their squares were summed. Shards on NVMe
 // are not read for a name.
 void AddShards(const Plan& plan, OperandWriter& to) {
+  assert(std::ssize(to.operands()) == kSealShards);
   const Decisions& d = plan.decisions;
   if (to.is_walk() || d.timing == UpdateTiming::kEarly) return;
   for (size_t u = 0; u < plan.layout.units.size(); ++u) {

@@ -129,6 +129,8 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
   const Residency residency = PlanResidency(plan.scopes, base.elements, d.kept_whole, base.limits);
   const Reduction reduction =
       PlanReduction(plan.scopes, plan.layout, d, visits, ReduceGroupBytes(config));
+  for (size_t s = 0; s < plan.scopes.size(); ++s)
+    plan.scopes[s].is_reduced = reduction.group_of_scope[s] >= 0;
   const PassInputs in{.kind = kind,
                       .model = model,
                       .plan = plan,

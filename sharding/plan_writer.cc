@@ -3,7 +3,24 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
+
 namespace ebb::sharding {
+namespace {
+
+void MarkReleases(Plan& plan) {
+  absl::flat_hash_map<std::pair<int, int>, PlannedScope*> last;  // by gather and unit
+  for (size_t s = 0; s < plan.scopes.size(); ++s) {
+    PlannedScope& scope = plan.scopes[s];
+    const int gather = plan.gather_of_scope[s];
+    if (gather < 0) continue;
+    PlannedScope*& newest = last.try_emplace({gather, scope.unit}, &scope).first->second;
+    if (newest->close_tick < scope.close_tick) newest = &scope;
+  }
+  for (const auto& [key, scope] : last) scope->releases = true;
+}
+
+}  // namespace
 
 void PlanLists::Close() {
   parts.Close();
@@ -53,6 +70,7 @@ void PlanWriter::Finish(Plan& plan) && {
   plan.moments = std::move(moments_);
   plan.lists = std::move(lists_);
   plan.gather_of_scope = std::move(gather_of_scope_);
+  MarkReleases(plan);
 }
 
 }  // namespace ebb::sharding

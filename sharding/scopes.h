@@ -46,6 +46,8 @@ struct PlannedScope {
   bool gradients = false;  // backward: takes the unit's gradients
   // Backward: the visit before has a backward, too, and it takes the gradient of this one's input.
   bool input_gradient = false;
+  bool is_reduced = false;  // its gradients are reduced once it has closed
+  bool releases = false;    // the last to close of those that its gather serves
 
   ScopeKind kind() const { return KindOf(backward, recompute); }
 };

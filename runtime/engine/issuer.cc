@@ -293,9 +293,9 @@ void Issuer::Calculate(const LinkedFragment& run, int index, const StepTag& step
     default:
       break;
   }
-  const auto one = instruction.code == Code::kCast         ? &Issuer::Cast
-                   : instruction.code == Code::kAccumulate ? &Issuer::Accumulate
-                                                           : &Issuer::Norm;
+  const auto one = instruction.code == Code::kAccumulate ? &Issuer::Accumulate
+                   : instruction.code == Code::kNorm     ? &Issuer::Norm
+                                                         : &Issuer::Cast;
   for (int part = 0; part < std::ssize(instruction.parts); ++part)
     (this->*one)(run, index, part, stream);
 }
@@ -307,7 +307,7 @@ void Issuer::Cast(const LinkedFragment& run, int index, int part, Stream& stream
                 &to = instruction.operands[static_cast<size_t>(first) + 1];
   const std::byte* const source = run.At(index, first);
   std::byte* const destination = run.At(index, first + 1);
-  const bool casts = instruction.role == sharding::OperationKind::kCastMasters;
+  const bool casts = instruction.code == Code::kCastMasters;
   if (casts)
     with_.verifier->VerifyMasters(instruction.updates[static_cast<size_t>(part)].sub_group, source);
   if (instruction.via) {

@@ -160,9 +160,7 @@ void OpenScopes::LeaveOutRest() {
 }
 
 bool OpenScopes::ReducesAfter(const OpenScope& scope) const {
-  return scope.planned >= 0 && with_.progress->PlannedScopeOf(scope.planned).gradients &&
-         (!sharding::SumsOverRounds(with_.progress->plan()) ||
-          scope.round == with_.progress->rounds - 1);
+  return scope.planned >= 0 && with_.progress->PlannedScopeOf(scope.planned).is_reduced;
 }
 
 // The plan's next moment is the close of a scope that is still open, but the trainer opens a later one.

@@ -50,8 +50,7 @@ void RecordExchange::Seal(const LinkedFragment& run, int instruction, int parity
 void RecordExchange::NameNonFinite(const LinkedFragment& run, int instruction, int parity) const {
   ExchangeRecord& record = with_.control->own_record(parity);
   if (record.non_finite_unit < 0) return;
-  constexpr int kShards = 4;  // operands before the shards, which are by unit
-  const int operand = kShards + record.non_finite_unit;
+  const int operand = sharding::kSealShards + record.non_finite_unit;
   const std::span<const sharding::Operand> operands = run[instruction].operands;
   if (operand >= std::ssize(operands)) return;
   const sharding::Operand& shard = operands[static_cast<size_t>(operand)];

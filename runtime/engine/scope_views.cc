@@ -309,20 +309,10 @@ void ScopeViews::TakeErrors() {
 }
 
 void ScopeViews::Poison(const OpenScope& closed) {
-  if (!kPoisonReleased || !HostReaches(with_.inputs->device)) return;
-  const sharding::Plan& plan = with_.progress->plan();
-  if (sharding::IsKeptWhole(plan, closed.unit)) return;
-  for (const OpenScope& other : with_.progress->open) {
-    if (other.unit == closed.unit) return;
-  }
-  const auto planned = static_cast<size_t>(with_.progress->ScopeInPlan(closed.planned));
-  for (size_t s = 0; s < plan.scopes.size(); ++s) {
-    if (plan.scopes[s].unit == closed.unit &&
-        plan.gather_of_scope[s] == plan.gather_of_scope[planned] &&
-        plan.scopes[s].close_tick > plan.scopes[planned].close_tick)
-      return;  // stays gathered
-  }
-  Poison(closed.unit);
+  const std::vector<OpenScope>& open = with_.progress->open;
+  const bool is_shown = std::any_of(
+      open.begin(), open.end(), [&](const OpenScope& other) { return other.unit == closed.unit; });
+  if (!is_shown && with_.progress->PlannedScopeOf(closed.planned).releases) Poison(closed.unit);
 }
 
 void ScopeViews::Poison(int unit) {

@@ -44,6 +44,8 @@ const char* NameOf(const sharding::Instruction& instruction) {
     case Code::kNorm:
       return "the host's norm";
     case Code::kCast:
+      return "the host's cast";
+    case Code::kCastMasters:
       return "the host's cast of masters";
     case Code::kParameterNorms:
       return "the host's norms of parameters";
