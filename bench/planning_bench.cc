@@ -1,8 +1,9 @@
 // The time of planning: all that Engine::Create does before it touches a device (a step, one that
-// holds its updates, an evaluation's walk and a drain, as instructions with their waits), for
-// shapes of known models. `instructions`: of the step. `cells`: the ranges in which waits are
-// counted. "simulate": six steps on hosts of 8 GPUs with about an H100's figures; `step_s` is the
-// simulated time of one.
+// holds its updates, an evaluation's walk and a drain, as instructions with their waits, and the
+// hash that ranks compare), for shapes of known models. `instructions`: of a step that begins with
+// updates of the step before; `waits` of these for one another, and `records` of events for those
+// and for what comes after the step. `cells`: the ranges in which waits are counted. "simulate": six
+// steps on hosts of 8 GPUs with about an H100's figures; `step_s` is the simulated time of one.
 //
 //   build/release/bin/planning_bench
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "benchmark/benchmark.h"
 #include "ebb/runtime/config/config.h"
+#include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/instructions.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/report/machine_costs.h"
@@ -94,6 +96,11 @@ void PlanAll(const PlanInputs& inputs, Planned& planned) {
   planned.drain = *PlanDrain(inputs);
 }
 
+// As Programs::Fingerprint: the held step follows from the others.
+uint64_t HashAll(const Planned& planned) {
+  return Fingerprint(planned.step) ^ Fingerprint(planned.walk) ^ Fingerprint(planned.drain);
+}
+
 void LowerAll(Planned& planned) {
   for (const Plan* plan : {&planned.step, &planned.held, &planned.walk, &planned.drain}) {
     for (const bool carrying : {false, true}) planned.fragments.push_back(Lower(*plan, carrying));
@@ -145,7 +152,7 @@ std::vector<KernelWork> WorkOf(const Plan& plan, int64_t tokens) {
   return work;
 }
 
-enum class Part { kAll, kPlan, kLower, kCells, kWaits };
+enum class Part { kAll, kPlan, kHash, kLower, kCells, kWaits };
 
 void Simulating(benchmark::State& state, const Shape& shape, int world, Tier tier, int rounds) {
   const Case of = CaseOf(shape, world, tier, rounds);
@@ -182,11 +189,20 @@ void Planning(benchmark::State& state, const Shape& shape, int world, Tier tier,
       planned = std::make_unique<Planned>();
       PlanAll(of.inputs(), *planned);
     });
+    run(Part::kHash, [&] { benchmark::DoNotOptimize(HashAll(*planned)); });
     run(Part::kLower, [&] { LowerAll(*planned); });
     run(Part::kCells, [&] { CutCells(*planned); });
     run(Part::kWaits, [&] { DeriveAll(*planned); });
   }
-  state.counters["instructions"] = static_cast<double>(planned->fragments[1].instructions.size());
+  const std::vector<Instruction>& step = planned->fragments[1].instructions;
+  size_t waits = 0, records = 0;
+  for (const Instruction& instruction : step) {
+    waits += instruction.waits.size();
+    records += instruction.awaited ? 1 : 0;
+  }
+  state.counters["instructions"] = static_cast<double>(step.size());
+  state.counters["waits"] = static_cast<double>(waits);
+  state.counters["records"] = static_cast<double>(records);
   state.counters["cells"] = planned->cells->count();
 }
 
@@ -201,11 +217,9 @@ void Register() {
                 {"70B on 8 ranks, all on NVMe", k70B, 8, Tier::kNvme},
                 {"175B on 1024 ranks", k175B, 1024, Tier::kDevice},
                 {"175B on 1024 ranks, 32 rounds", k175B, 1024, Tier::kDevice, 32}};
-  const std::pair<const char*, Part> kParts[] = {{"plan", Part::kPlan},
-                                                 {"lower", Part::kLower},
-                                                 {"cells", Part::kCells},
-                                                 {"waits", Part::kWaits},
-                                                 {"all", Part::kAll}};
+  const std::pair<const char*, Part> kParts[] = {{"plan", Part::kPlan},   {"hash", Part::kHash},
+                                                 {"lower", Part::kLower}, {"cells", Part::kCells},
+                                                 {"waits", Part::kWaits}, {"all", Part::kAll}};
   for (const auto& each : kCases) {
     for (const auto& [name, part] : kParts) {
       benchmark::RegisterBenchmark(absl::StrCat(each.name, "/", name).c_str(),

@@ -1,77 +1,222 @@
 #include "ebb/sharding/fingerprint.h"
 
+#include <optional>
+#include <ranges>
+#include <string>
+#include <type_traits>
+
 namespace ebb::sharding {
-
-uint64_t Fingerprint(const ParameterSpec& parameter) {
-  Hasher hasher;
-  hasher.Add(parameter.name).Add(parameter.group).Add(parameter.trainable).Add(parameter.cut_rows);
-  if (parameter.compute) hasher.Add(static_cast<int64_t>(*parameter.compute));
-  for (int64_t dimension : parameter.shape) hasher.Add(dimension);
-  return hasher.hash();
-}
-
-uint64_t Fingerprint(const ModelSpec& model) {
-  Hasher hasher;
-  for (const ParameterSpec& parameter : model.parameters)
-    hasher.Add(static_cast<int64_t>(Fingerprint(parameter)));
-  for (const UnitSpec& unit : model.units) {
-    hasher.Add(unit.name);
-    for (ParameterId id : unit.parameters) hasher.Add(static_cast<int64_t>(id));
-    hasher.Add(int64_t{unit.keep_whole});
-  }
-  for (const Visit& visit : model.forward) {
-    hasher.Add(static_cast<int64_t>(visit.unit)).Add(visit.output_bytes);
-    hasher.Add(visit.forward).Add(visit.backward).Add(visit.gradients);
-  }
-  for (const ScopeEvent& event : model.order)
-    hasher.Add(event.opens).Add(event.backward).Add(event.recompute).Add(event.visit);
-  return hasher.Add(model.workspace_bytes).Add(model.workspace_untouched_bytes).hash();
-}
-
 namespace {
 
-void AddPlace(Hasher& hasher, const Place& place, Access access = Access::kNone) {
-  const int which = (static_cast<int>(place.tier) * 16 + static_cast<int>(place.pool)) * 8 +
-                    static_cast<int>(access) * 2 + (place.of_secondary ? 1 : 0);
-  hasher.Add(which).Add(place.offset).Add(place.per_slice);
-}
+// Each structure is taken apart whole: a field that is added to one does not compile until it is
+// hashed here, or said to be left out. Lists are hashed with their lengths.
+class Fields {
+ public:
+  template <class... Values>
+  Fields& Add(const Values&... values) {
+    (One(values), ...);
+    return *this;
+  }
+  uint64_t hash() const { return hasher_.hash(); }
+
+ private:
+  template <class Value>
+  requires(std::is_integral_v<Value> || std::is_enum_v<Value>) void One(Value value) {
+    for (size_t byte = 0; byte < sizeof(Value); ++byte)
+      hasher_.Mix(static_cast<unsigned char>(static_cast<uint64_t>(value) >> (8 * byte)));
+  }
+  void One(const std::string& text) { hasher_.Add(std::string_view(text)); }
+  template <class Value>
+  void One(const std::optional<Value>& value) {
+    One(value.has_value());
+    if (value) One(*value);
+  }
+  template <std::ranges::sized_range List>
+  void One(const List& list) {
+    hasher_.Add(static_cast<int64_t>(std::ranges::size(list)));
+    for (const auto& each : list) One(each);
+  }
+
+  void One(const ParameterSpec& parameter) {
+    const auto& [name, shape, init, trainable, group, cut_rows, compute] = parameter;
+    Add(name, shape, trainable, group, cut_rows, compute);
+  }
+  void One(const UnitSpec& unit) {
+    const auto& [name, parameters, keep_whole, parts] = unit;
+    Add(name, parameters, keep_whole, parts);
+  }
+  void One(const Visit& visit) {
+    const auto& [unit, output_bytes, forward, backward, gradients] = visit;
+    Add(unit, output_bytes, forward, backward, gradients);
+  }
+  void One(const ScopeEvent& event) {
+    const auto& [opens, backward, recompute, visit] = event;
+    Add(opens, backward, recompute, visit);
+  }
+
+  void One(const Placement& placement) {
+    const auto& [parameter, offset, elements] = placement;
+    Add(parameter, offset, elements);
+  }
+  void One(const Section& section) {
+    const auto& [placements, shard, elements] = section;
+    Add(placements, shard, elements);
+  }
+  void One(const UnitLayout& unit) {
+    const auto& [trainable, frozen] = unit;
+    Add(trainable, frozen);
+  }
+  void One(const ParameterLocation& parameter) {
+    const auto& [unit, trainable, offset, elements] = parameter;
+    Add(unit, trainable, offset, elements);
+  }
+  void One(const ModelLayout& layout) {
+    const auto& [shards, units, parameters] = layout;
+    Add(shards, units, parameters);
+  }
+
+  void One(const Place& place) {
+    const auto& [tier, pool, offset, per_slice, of_secondary] = place;
+    Add(tier, pool, offset, per_slice, of_secondary);
+  }
+  void One(const ParameterPiece& piece) {
+    const auto& [begin, end, place] = piece;
+    Add(begin, end, place);
+  }
+  void One(const UnitPlacement& unit) {
+    const auto& [trainable, frozen, first_sub_group, sub_groups, gradient] = unit;
+    Add(trainable, frozen, first_sub_group, sub_groups, gradient);
+  }
+  void One(const SubGroup& group) {
+    const auto& [unit, begin, end, tier, master, states, states_stride] = group;
+    Add(unit, begin, end, tier, master, states, states_stride);
+  }
+  void One(const StatePlacement& placement) {
+    const auto& [units, sub_groups] = placement;
+    Add(units, sub_groups);
+  }
+  void One(const SlotRing& ring) {
+    const auto& [count, bytes, first] = ring;
+    Add(count, bytes, first);
+  }
+  void One(const WorkSlots& slots) {
+    const auto& [ring, master, states, states_stride, gradient, parameter] = slots;
+    Add(ring, master, states, states_stride, gradient, parameter);
+  }
+  void One(const UnitAddresses& unit) {
+    const auto& [parameter_trainable, parameter_frozen, gradient_shard, gather_trainable,
+                 gather_frozen, secondary_trainable, secondary_frozen] = unit;
+    Add(parameter_trainable, parameter_frozen, gradient_shard, gather_trainable, gather_frozen,
+        secondary_trainable, secondary_frozen);
+  }
+  void One(const VisitAddresses& visit) {
+    const auto& [gradient, output, output_gradient, boundary_stride, leaves, place] = visit;
+    Add(gradient, output, output_gradient, boundary_stride, leaves, place);
+  }
+  void One(const Pools& pools) {
+    const auto& [units, visits, bytes, host_bytes, file_bytes, placement, parameter_slots,
+                 gradient_slots, boundary_slots, master_slots, host_work, device_work, landing,
+                 staging_cast, staging_rounded, staging_norm, staging_exchange, staging_norm_sums,
+                 staging_norm_records, host_norm_sums, staging_sums, staging_sums_bytes,
+                 staging_gradient, staging_master, host_norm, host_gradient, host_master,
+                 evaluation_stride, evaluation_micro_batches] = pools;
+    Add(units, visits, bytes, host_bytes, file_bytes, placement, parameter_slots, gradient_slots,
+        boundary_slots, master_slots, host_work, device_work, landing);
+    Add(staging_cast, staging_rounded, staging_norm, staging_exchange, staging_norm_sums,
+        staging_norm_records, host_norm_sums, staging_sums, staging_sums_bytes, staging_gradient,
+        staging_master, host_norm, host_gradient, host_master);
+    Add(evaluation_stride, evaluation_micro_batches);
+  }
+
+  // But for the text of timing_reason.
+  void One(const Decisions& decisions) {
+    const auto& [world, shards, secondary_shards, stage, rounds, micro_batches_per_round, compute,
+                 communication, accumulation, own_compute, reduce_at_round, keeps_step_gradients,
+                 sums_before_reducing, gradient, sums_in_scratch, optimizer_states, own_optimizer,
+                 takes_norms, norm_states, sets_without_norms, parameter_tier, optimizer_tier,
+                 gradient_tier, activation_tier, gradients_follow, split_master,
+                 stochastic_rounding, timing, timing_reason, holds, carried, shares_reads,
+                 kept_whole, accumulates, trainable] = decisions;
+    Add(world, shards, secondary_shards, stage, rounds, micro_batches_per_round, compute,
+        communication, accumulation, own_compute, reduce_at_round, keeps_step_gradients,
+        sums_before_reducing, gradient, sums_in_scratch, optimizer_states, own_optimizer);
+    Add(takes_norms, norm_states, sets_without_norms, parameter_tier, optimizer_tier, gradient_tier,
+        activation_tier, gradients_follow, split_master, stochastic_rounding, timing, holds,
+        carried, shares_reads, kept_whole, accumulates, trainable);
+  }
+  void One(const PlannedScope& scope) {
+    const auto& [backward, recompute, round, visit, unit, open_tick, close_tick, gradients,
+                 input_gradient, is_reduced, releases] = scope;
+    Add(backward, recompute, round, visit, unit, open_tick, close_tick, gradients, input_gradient,
+        is_reduced, releases);
+  }
+
+  void One(const Part& part) {
+    const auto& [unit, scope, first, last] = part;
+    Add(unit, scope, first, last);
+  }
+  void One(const Operand& operand) {
+    const auto& [place, dtype, access, count] = operand;
+    Add(place, dtype, access, count);
+  }
+  void One(const UpdateDetail& update) {
+    const auto& [sub_group, begin, end, states, early, keeps_parameter, per_slice, rounding_unit] =
+        update;
+    Add(sub_group, begin, end, states, early, keeps_parameter, per_slice, rounding_unit);
+  }
+  void One(const CellUse& use) {
+    const auto& [cell, writes, by_parity] = use;
+    Add(cell, writes, by_parity);
+  }
+  void One(const Instruction& instruction) {
+    const auto& [code, role, stream, starts, ends, lane, carried, brings_parameters, by_parity,
+                 awaited, divides, via, scope, goes_on, operation, bytes, updates, parts, operands,
+                 waits, enters, leaves] = instruction;
+    Add(code, role, stream, starts, ends, lane, carried, brings_parameters, by_parity, awaited,
+        divides, via, scope, goes_on, operation, bytes, updates, parts, operands, waits, enters,
+        leaves);
+  }
+  void One(const FragmentMoment& moment) {
+    const auto& [kind, scope, begin, end, kernels] = moment;
+    Add(kind, scope, begin, end, kernels);
+  }
+
+  Hasher hasher_;
+};
 
 }  // namespace
 
+uint64_t Fingerprint(const ParameterSpec& parameter) {
+  return Fields().Add(parameter).hash();
+}
+
+uint64_t Fingerprint(const ModelSpec& model) {
+  const auto& [parameters, units, forward, order, workspace_bytes, workspace_untouched_bytes,
+               compute_dtypes, gradient_dtypes] = model;
+  return Fields()
+      .Add(parameters, units, forward, order, workspace_bytes, workspace_untouched_bytes)
+      .hash();
+}
+
+// Lists are the memory of what the instructions list.
+uint64_t Fingerprint(const Fragment& fragment) {
+  const auto& [instructions, moments, instruction_of, seams, again, of_state, of_save, lists,
+               lists_of_plan] = fragment;
+  return Fields()
+      .Add(instructions, moments, instruction_of, seams, again, of_state, of_save)
+      .hash();
+}
+
+// Operations and moments are in the fragments.
 uint64_t Fingerprint(const Plan& plan) {
-  Hasher hasher;
-  for (const Operation& operation : plan.operations) {
-    hasher.Add(static_cast<int64_t>(operation.kind))
-        .Add(static_cast<int64_t>(operation.stream))
-        .Add(static_cast<int64_t>(operation.condition))
-        .Add(operation.bytes);
-    for (const Part& part : operation.parts)
-      hasher.Add(part.unit).Add(part.scope).Add(part.first).Add(part.last);
-    for (const Operand& operand : operation.operands) {
-      AddPlace(hasher, operand.place, operand.access);
-      hasher.Add(operand.bytes());
-    }
-    for (const UpdateDetail& update : operation.updates) hasher.Add(update.sub_group);
-  }
-  for (const Moment& moment : plan.moments) {
-    hasher.Add(moment.kind).Add(moment.scope);
-    for (int operation : moment.operations()) hasher.Add(operation);
-  }
-  for (const int64_t* bytes : {plan.pools.bytes, plan.pools.host_bytes, plan.pools.file_bytes}) {
-    for (int c = 0; c < kStateClasses; ++c) hasher.Add(bytes[c]);
-  }
-  for (const SubGroup& group : plan.pools.placement.sub_groups) {
-    hasher.Add(group.unit).Add(group.begin).Add(group.end).Add(group.states_stride);
-    AddPlace(hasher, group.master);
-    AddPlace(hasher, group.states);
-  }
-  for (const UnitAddresses& unit : plan.pools.units) {
-    hasher.Add(unit.parameter_trainable).Add(unit.gradient_shard).Add(unit.gather_trainable);
-    hasher.Add(unit.secondary_trainable);
-  }
-  for (const VisitAddresses& visit : plan.pools.visits)
-    hasher.Add(visit.gradient).Add(visit.output).Add(visit.output_gradient);
-  return hasher.hash();
+  const auto& [decisions, step_rounds, layout, pools, scopes, operations, lists, moments,
+               gather_of_scope, carries_updates, unit_names] = plan;
+  Fields fields;
+  fields.Add(decisions, step_rounds, layout, pools, scopes, gather_of_scope, carries_updates,
+             unit_names);
+  fields.Add(Fingerprint(Lower(plan, /*carrying=*/false)));
+  if (carries_updates) fields.Add(Fingerprint(Lower(plan, /*carrying=*/true)));
+  return fields.hash();
 }
 
 }  // namespace ebb::sharding

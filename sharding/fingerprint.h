@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "ebb/sharding/instructions.h"
 #include "ebb/sharding/model.h"
 #include "ebb/sharding/plan.h"
 
@@ -22,10 +23,10 @@ class Hasher {
       Mix(static_cast<unsigned char>(static_cast<uint64_t>(value) >> (8 * i)));
     return *this;
   }
+  void Mix(unsigned char byte) { hash_ = (hash_ ^ byte) * 0x100000001b3ull; }
   uint64_t hash() const { return hash_; }
 
  private:
-  void Mix(unsigned char byte) { hash_ = (hash_ ^ byte) * 0x100000001b3ull; }
   uint64_t hash_ = 0xcbf29ce484222325ull;
 };
 
@@ -33,7 +34,10 @@ class Hasher {
 uint64_t Fingerprint(const ParameterSpec& parameter);
 // Of units, visits and parameters.
 uint64_t Fingerprint(const ModelSpec& model);
-// Of operations, moments and addresses.
+// Of all that its instructions and moments say.
+uint64_t Fingerprint(const Fragment& fragment);
+// Of what is decided, where everything lies, and the fragments that the plan becomes: without updates
+// of the step before, and with them where it has any.
 uint64_t Fingerprint(const Plan& plan);
 
 }  // namespace ebb::sharding

@@ -9,7 +9,6 @@
 #include "ebb/sharding/advice.h"
 #include "ebb/sharding/budget.h"
 #include "ebb/sharding/decisions.h"
-#include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/lower_tiers.h"
 #include "ebb/sharding/pools.h"
 
@@ -139,7 +138,6 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
                       .group_elements = base.limits.group_elements};
   const ReadTurns turns = PlanReadTurns(in);
   LowerTiers(in, turns, PlanLogical(in, turns)).Finish(plan);
-  plan.hash = Fingerprint(plan);
   return plan;
 }
 
@@ -150,7 +148,6 @@ absl::StatusOr<Plan> PlanStep(const PlanInputs& inputs, int rounds, bool hold_up
   EBB_ASSIGN_OR_RETURN(
       Plan plan, Build(inputs, std::min(of_step, kPlannedRounds), hold_updates, PlanKind::kStep));
   plan.step_rounds = of_step;
-  plan.hash = Hasher().Add(static_cast<int64_t>(plan.hash)).Add(of_step).hash();
   return plan;
 }
 

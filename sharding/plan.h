@@ -332,7 +332,6 @@ struct Plan {
   std::vector<int> gather_of_scope;        // the gather that serves scope s; -1: kept whole
   bool carries_updates = false;            // some operations are updates that the step before left
   std::vector<std::string> unit_names;
-  uint64_t hash = 0;  // of all of the above that ranks must agree on
 
   // Operations of the round that a longer step has again.
   std::span<const Operation> MiddleRound() const;

@@ -187,8 +187,46 @@ absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own, int64_
   return SeenBy(rank, all);
 }
 
-absl::Status AgreeOnPlan(const HostLane& lane, const ModelSpec& model, const Config& config,
-                         const sharding::Plan& plan) {
+namespace {
+
+// An optimizer of the trainer's: whether there is one, and the names of its states.
+absl::Status AgreeOnOptimizer(const HostLane& lane, const OptimizerSpec* own) {
+  std::vector<int64_t> states = {own != nullptr ? 1 : 0};
+  for (size_t k = 0; own != nullptr && k < own->states.size(); ++k)
+    states.push_back(static_cast<int64_t>(sharding::Hasher().Add(own->states[k]).hash()));
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all, AllLists(lane, states));
+  const Difference at = FirstDifference(all);
+  if (at.rank == 0) return absl::OkStatus();
+  const std::vector<int64_t>&first = all.front(), &other = all[static_cast<size_t>(at.rank)];
+  constexpr absl::string_view kOptimizer = "optimizer";
+  if (at.index == 0) {
+    return Differs(at.rank, kOptimizer,
+                   absl::StrCat(": only rank ", first[0] == 1 ? 0 : at.rank,
+                                " gives EngineOptions::optimizer"));
+  }
+  const std::string name =
+      at.index < states.size() ? absl::StrCat(" ('", own->states[at.index - 1], "' here)") : "";
+  return Differs(at.rank, kOptimizer,
+                 absl::StrCat(": first at state ", at.index - 1, name, ", of ", first.size() - 1,
+                              " on rank 0 and ", other.size() - 1, " on rank ", at.rank));
+}
+
+// Behind the comparison of all that plans follow from.
+absl::Status AgreeOnFingerprint(const HostLane& lane, uint64_t plans, absl::string_view of_same) {
+  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
+                       AllValues(lane, static_cast<int64_t>(plans)));
+  for (size_t r = 1; r < all.size(); ++r) {
+    if (all[r] != all[0])
+      return Differs(static_cast<int>(r), "plan",
+                     absl::StrCat(" for the same ", of_same, ": another version of Ebb"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status AgreeOnPlans(const HostLane& lane, const EngineInputs& inputs, uint64_t plans) {
+  const ModelSpec& model = inputs.model;
   std::vector<int64_t> parameters;
   for (const ParameterSpec& parameter : model.parameters) {
     parameters.push_back(static_cast<int64_t>(sharding::Fingerprint(parameter)));
@@ -204,7 +242,7 @@ absl::Status AgreeOnPlan(const HostLane& lane, const ModelSpec& model, const Con
                                 " on rank ", at.rank));
   }
   // How a rank reaches its host's disk changes nothing for the others.
-  Config compared = config;
+  Config compared = inputs.config;
   compared.ebb.io_backend = IoBackend::kAuto;
   const std::vector<std::string> config_lines = absl::StrSplit(compared.ToJson(), '\n');
   std::vector<int64_t> line_hashes;
@@ -218,17 +256,13 @@ absl::Status AgreeOnPlan(const HostLane& lane, const ModelSpec& model, const Con
   }
   EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> models,
                        AllValues(lane, static_cast<int64_t>(sharding::Fingerprint(model))));
-  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> plans,
-                       AllValues(lane, static_cast<int64_t>(plan.hash)));
   for (size_t r = 1; r < models.size(); ++r) {
-    const int rank = static_cast<int>(r);
     if (models[r] != models[0])
-      return Differs(rank, "model",
+      return Differs(static_cast<int>(r), "model",
                      ": the same parameters in other units, visits, order of scopes or workspace");
-    if (plans[r] != plans[0])
-      return Differs(rank, "plan", " for the same model and config: another version of Ebb");
   }
-  return absl::OkStatus();
+  EBB_RETURN_IF_ERROR(AgreeOnOptimizer(lane, inputs.own_optimizer()));
+  return AgreeOnFingerprint(lane, plans, "model and config");
 }
 
 namespace {
@@ -291,8 +325,7 @@ class OrderNumbers {
 
 }  // namespace
 
-absl::Status AgreeOnOrder(const HostLane& lane, const ModelSpec& model,
-                          const sharding::Plan& plan) {
+absl::Status AgreeOnOrder(const HostLane& lane, const ModelSpec& model, uint64_t plans) {
   EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all,
                        AllLists(lane, OrderNumbers::Of(model)));
   if (const Difference at = FirstDifference(all); at.rank > 0) {
@@ -302,13 +335,7 @@ absl::Status AgreeOnOrder(const HostLane& lane, const ModelSpec& model,
         first.Place(at.index), ", ", first.Describe(at.index), " on rank 0 and ",
         other.Describe(at.index), " on rank ", at.rank, "; every rank must ask for the same"));
   }
-  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> plans,
-                       AllValues(lane, static_cast<int64_t>(plan.hash)));
-  for (size_t r = 1; r < plans.size(); ++r) {
-    if (plans[r] != plans[0])
-      return Differs(static_cast<int>(r), "plan", " for the same order: another version of Ebb");
-  }
-  return absl::OkStatus();
+  return AgreeOnFingerprint(lane, plans, "order");
 }
 
 absl::Status AgreeOnInitialValues(const HostLane& lane, const ModelSpec& model, bool of_rank_0) {

@@ -10,10 +10,10 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/config/config.h"
+#include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/exchange.h"
 #include "ebb/runtime/engine/host_lane.h"
-#include "ebb/sharding/plan.h"
+#include "ebb/sharding/model.h"
 
 namespace ebb {
 
@@ -38,12 +38,12 @@ absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own);
 absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own, int64_t cause,
                            absl::FunctionRef<std::string()> advise);
 
-// Refuses ranks that differ in model, config or plan, and names the first difference.
-absl::Status AgreeOnPlan(const HostLane& lane, const ModelSpec& model, const Config& config,
-                         const sharding::Plan& plan);
+// Refuses ranks that differ in model, config, optimizer or plans (Programs::Fingerprint), and names
+// the first difference.
+absl::Status AgreeOnPlans(const HostLane& lane, const EngineInputs& inputs, uint64_t plans);
 
 // Refuses ranks that ask for different orders of the same units, and names the first difference.
-absl::Status AgreeOnOrder(const HostLane& lane, const ModelSpec& model, const sharding::Plan& plan);
+absl::Status AgreeOnOrder(const HostLane& lane, const ModelSpec& model, uint64_t plans);
 
 // Refuses ranks with different initialisers, by the first values of every parameter: a seed that
 // depends on the rank is the usual mistake. `of_rank_0`: EngineOptions::initial_values_of_rank_0.

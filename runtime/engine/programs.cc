@@ -5,6 +5,7 @@
 
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/engine_plans.h"
+#include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/traffic.h"
 
@@ -64,6 +65,13 @@ absl::StatusOr<Runnable*> Programs::Of(int rounds, bool hold_updates) {
   others_.push_back(std::make_unique<Runnable>(std::move(plan)));
   others_.back()->hold_updates = hold_updates;
   return others_.back().get();
+}
+
+uint64_t Programs::Fingerprint() const {
+  sharding::Hasher hasher;
+  for (const auto* run : {&own_, &walk_, &drain_})
+    hasher.Add(static_cast<int64_t>(sharding::Fingerprint((*run)->plan)));
+  return hasher.hash();
 }
 
 absl::Status Programs::CutCells() {

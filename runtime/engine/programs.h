@@ -2,6 +2,7 @@
 // the plans are of.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -41,6 +42,10 @@ class Programs {
   absl::StatusOr<Runnable*> Held() {
     return Of(sharding::PlannedRounds(plan()), /*hold_updates=*/true);
   }
+
+  // Of the config's own plans. Those of other steps, which are made when these begin, follow from the same model,
+  // config and optimizer, which ranks compare, too, and from the same placement.
+  uint64_t Fingerprint() const;
 
   // Cuts memory into cells, by what the config's own plans touch: those of more rounds touch the same.
   absl::Status CutCells();

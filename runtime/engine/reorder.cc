@@ -48,7 +48,7 @@ absl::Status Reorder::To(std::vector<Visit> forward, std::vector<ScopeEvent> ord
   model_ = DivideByDType(std::move(model_), with_.inputs.config.compute);
   if (own.ok()) own = Plan();
   EBB_RETURN_IF_ERROR(with_.call.meetings->Meet(Meeting::kReorder, /*subject=*/0, own));
-  EBB_RETURN_IF_ERROR(AgreeOnOrder(Control(), model_, next_.plan()));
+  EBB_RETURN_IF_ERROR(AgreeOnOrder(Control(), model_, next_.Fingerprint()));
   return Change();
 }
 

@@ -60,7 +60,7 @@ absl::Status Setup::Make() {
   EBB_RETURN_IF_ERROR(
       with_.streams.Make(inputs.device, with_.programs.has_plans() ? &plan() : nullptr));
   EBB_RETURN_IF_ERROR(AgreeOnPlanned(with_, own));
-  EBB_RETURN_IF_ERROR(AgreeOnPlan(Control(), inputs.model, inputs.config, plan()));
+  EBB_RETURN_IF_ERROR(AgreeOnPlans(Control(), inputs, with_.programs.Fingerprint()));
   EBB_RETURN_IF_ERROR(
       AgreeOnInitialValues(Control(), inputs.model, inputs.options.initial_values_of_rank_0));
   EBB_RETURN_IF_ERROR(with_.communicators.MakeGather(Settled().shards));

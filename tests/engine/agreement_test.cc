@@ -7,6 +7,9 @@
 
 #include <atomic>
 #include <functional>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -145,6 +148,37 @@ TEST_P(CreateTest, NamesAnInitialValueThatDiffers) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr("initial value of rank"), HasSubstr("parameter 'base2'")));
+  }
+}
+
+TEST_P(CreateTest, NamesAnOptimizerThatDiffers) {
+  const auto update = [](const UpdateSlice&) { return absl::OkStatus(); };
+  const OptimizerSpec usual{.states = {"momentum", "variance"}, .update = update};
+  const struct {
+    std::optional<OptimizerSpec> optimizer;  // of one rank
+    const char* says;
+  } kCases[] = {
+      {std::nullopt, " gives EngineOptions::optimizer"},
+      {OptimizerSpec{.states = {"momentum"}, .update = update}, "first at state 1"},
+      {OptimizerSpec{.states = {"momentum", "mean"}, .update = update}, "first at state 1 ('"},
+      {OptimizerSpec{.states = {"variance", "momentum"}, .update = update}, "first at state 0 ('"}};
+  for (const auto& different : kCases) {
+    for (int odd = 0; odd < GetParam().world; ++odd) {
+      std::vector<absl::Status> statuses(static_cast<size_t>(GetParam().world));
+      RunThreads(GetParam().world, [&](World world) {
+        const std::optional<OptimizerSpec> own =
+            world.rank() == odd ? different.optimizer : std::optional(usual);
+        return statuses[static_cast<size_t>(world.rank())] =
+                   Engine::Create(world, Device::Cpu(1), ScriptedModel(), ConfigFor(GetParam()),
+                                  {.optimizer = own})
+                       .status();
+      }).IgnoreError();
+      for (const absl::Status& status : statuses) {
+        EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+        EXPECT_THAT(std::string(status.message()),
+                    AllOf(HasSubstr("the optimizer of rank "), HasSubstr(different.says)));
+      }
+    }
   }
 }
 
