@@ -203,6 +203,11 @@ const sharding::Instruction* OpenScopes::FindNotIssued(size_t moment) const {
   const auto is_kernels = [](const Instruction& other) {
     return other.code == sharding::Code::kKernels;
   };
+  const auto first_of = [&](int begin, int end) -> const Instruction* {
+    for (int other = begin; other < end; ++other)
+      if (!is_kernels(fragment[other])) return &fragment[other];
+    return nullptr;
+  };
   const std::vector<int>& seams = fragment.fragment().seams;
   // One stretch between seams is issued as a whole before the next one, which may be the same again.
   const int round = progress.RoundOf(progress.moment), of_moment = progress.RoundOf(moment);
@@ -214,9 +219,12 @@ const sharding::Instruction* OpenScopes::FindNotIssued(size_t moment) const {
   if (!is_behind_seam) return nullptr;
   const auto planned = static_cast<size_t>(progress.RoundInPlan(round));
   const int end = planned < seams.size() ? seams[planned] : fragment.size();
+  if (of_moment > round + 1) {  // skips rounds in the middle, of which nothing is issued
+    const Instruction* const left = first_of(with_.runner->issued(), end);
+    return left != nullptr ? left : first_of(seams.front(), seams.back());
+  }
   for (int other = with_.runner->issued(); other < end; ++other) {
     if (is_kernels(fragment[other])) continue;
-    if (of_moment > round + 1) return &fragment[other];
     for (const sharding::CellUse& use : kernels.enters) {
       for (const sharding::CellUse& last : fragment[other].leaves)
         if (use.cell == last.cell && (use.writes || last.writes)) return &fragment[other];

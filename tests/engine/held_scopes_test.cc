@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "ebb/runtime/engine/scope.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/snapshot.h"
@@ -228,6 +229,46 @@ TEST(ScopesHeldOpenTest, AreAnErrorWhereWhatComesNextHasNoRoom) {
   EXPECT_THAT(failed(setting, config, 0, {5, 4, 3, 2, 1, 0}),
               AllOf(HasSubstr("while Backward('u0') is open, behind which the gather"),
                     HasSubstr("close that scope first")));
+}
+
+// Behind a scope that is held open, the rounds between it and another one are not issued: neither are their
+// reductions, which read what the next round writes over.
+TEST(ScopesHeldOpenTest, AreAnErrorWhereAWholeRoundIsBehindThem) {
+  ModelSpec model;
+  for (const char* name : {"first", "second", "frozen"}) {
+    const UnitId unit = model.AddUnit(name);
+    model.Add(unit, {.name = absl::StrCat(name, ".w"),
+                     .shape = {256},
+                     .init = Constant(1),
+                     .trainable = unit != UnitId{2}});
+    model.forward.push_back({.unit = unit, .backward = unit != UnitId{2}});
+  }
+  for (const int visit : {0, 1}) model.AddScope({.visit = visit});
+  for (const int visit : {1, 0}) model.AddScope({.backward = true, .visit = visit});
+  model.AddScope({.visit = 2});
+  const Setting setting{.world = 2, .stage = 2};
+  Config config = ConfigFor(setting);
+  config.gradient_accumulation_steps = 5;
+  config.ebb.reduce_at = ReduceAt::kRound;
+  const auto held_over = [&](int rounds) {
+    const Script script = [&](const ScriptedTrainer&, Step& step) {
+      ForwardScope held;
+      for (int round = 0; round < step.rounds(); ++round) {
+        if (round == rounds + 1) held.Close();
+        for (const int unit : {0, 1}) (void)step.Forward(UnitId{unit});
+        for (const int unit : {1, 0}) (void)step.Backward(UnitId{unit});
+        ForwardScope last = step.Forward(UnitId{2});
+        if (round == 0) held = std::move(last);
+      }
+    };
+    return RunScript(setting, model, config, script, {.steps = 1}).status;
+  };
+  for (const int rounds : {0, 1}) EXPECT_TRUE(held_over(rounds).ok()) << held_over(rounds);
+  for (const int rounds : {2, 3}) {
+    EXPECT_THAT(std::string(held_over(rounds).message()),
+                AllOf(HasSubstr("Forward('first') while Forward('frozen') is open, behind which"),
+                      HasSubstr("close that scope first")));
+  }
 }
 
 // A boundary comes back to the device when the scope before its own opens in its turn.
