@@ -16,7 +16,7 @@
 // same scopes in the same order, and a hash checks this with every step. On a GPU, work on a
 // scope's views goes on compute_stream() or is joined to it before the scope closes; on the CPU the
 // calling thread is the compute stream. The engine outlives its scopes, Steps and Evaluations. A
-// moved-from engine refuses every call; it has no program() and no config().
+// moved-from engine refuses every call; it has no world(), model(), program() and config().
 //
 // Several engines of one World: their calls must be ordered, too, in the same way on every rank. A
 // call enqueues its collectives before it returns, so a rank's collectives are in the order of its
@@ -104,6 +104,9 @@ class Engine : public EngineState {
 
   // Waits for the updates of the step before the last, so two steps are in the queues at most.
   Step BeginStep(StepOptions options = {});
+  // `micro_batches`: of each walk through the model, as its scopes' micro_batches() has them. At
+  // least 1. Where boundaries are the engine's, at most those for which the device's memory for
+  // boundaries has room, which are those of a round or more: an error of the evaluation names them.
   Evaluation BeginEvaluation(int micro_batches = 1, EvaluationOptions options = {});
 
   // The report of the last finished step; waits for its verdict, and returns its error if it had

@@ -92,7 +92,10 @@ absl::Status EngineState::CopyParametersFrom(EngineState& other) {
   return parts_->calls.Returned(parts_->call.state->CopyParametersFrom(*other.parts_->call.state));
 }
 std::vector<std::string> EngineState::optimizer_states(ParameterId parameter) const {
-  const ParameterSpec& of = parts_->inputs.model[parameter];
+  if (parts_ == nullptr) return {};
+  const ModelSpec& model = parts_->inputs.model;
+  if (static_cast<size_t>(parameter) >= model.parameters.size()) return {};
+  const ParameterSpec& of = model[parameter];
   return of.trainable ? parts_->updates.state_names.Of(of.group) : std::vector<std::string>();
 }
 }  // namespace ebb

@@ -72,8 +72,8 @@ class EngineState {
   std::string run() const;
   void SetRun(std::string run);
 
-  // Collective: one parameter's kMaster or kParameter whole, as fp32. root -1: on every rank; else
-  // `whole` may be empty elsewhere.
+  // Collective, between steps: one parameter's kMaster or kParameter whole, as fp32. root -1: on
+  // every rank; else `whole` may be empty elsewhere.
   absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root = -1);
   // The same in pieces of at most 1 MiB, in the order of their elements, so that no rank needs
   // memory for the whole. `sink` is called on the ranks that gather it, on the calling thread. Its
@@ -92,7 +92,8 @@ class EngineState {
   // unless the engine says that it has failed.
   absl::Status CopyParametersFrom(EngineState& other);
 
-  // Any thread: the names of the states of a parameter's optimizer; a frozen parameter has none.
+  // Any thread: the names of the states of a parameter's optimizer. Empty: it is frozen, or no
+  // parameter of this model.
   std::vector<std::string> optimizer_states(ParameterId parameter) const;
 
  protected:

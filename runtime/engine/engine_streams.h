@@ -21,8 +21,9 @@ class EngineStreams {
  public:
   explicit EngineStreams(const Device& device);
 
-  // Makes the streams of every engine, with room for two steps of the plan, so that enqueuing waits
-  // for no work. `plan`: null if there is none, and ranks only agree on that. Call again for
+  // Makes the streams of every engine. They have room for two steps of the plan, which has three
+  // rounds at most: enqueuing then waits for no work. In a longer step it may wait for the rounds
+  // before. `plan`: null if there is none, and ranks only agree on that. Call again for
   // another plan while streams are idle: a stream without room for it is made anew, at its address.
   absl::Status Make(const Device& device, const sharding::Plan* plan);
   // Makes the streams of offloading.

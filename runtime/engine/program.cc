@@ -44,22 +44,24 @@ std::string Program::table() const {
 }
 
 absl::StatusOr<Program> PredictProgram(const ModelSpec& model, int world, const Config& config,
-                                       bool advises) {
+                                       bool advises, const OptimizerSpec* optimizer) {
   EBB_RETURN_IF_ERROR(config.Validate());
   EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world));
   EBB_RETURN_IF_ERROR(Validate(model));
   const ModelSpec divided = DivideByDType(model, resolved.compute);
-  sharding::PlanInputs inputs = PlanInputsFor(divided, resolved, world, /*own=*/nullptr);
+  sharding::PlanInputs inputs = PlanInputsFor(divided, resolved, world, optimizer);
   if (!advises) inputs.cap_error = sharding::PlanInputs::CapError::kNeed;
-  if (OffloadOptimizerConfig& optimizer = resolved.zero.offload_optimizer; optimizer.measures_ratio)
-    optimizer.ratio = sharding::ChooseRatio(inputs, /*balanced=*/0, resolved.ebb.device_memory);
+  if (OffloadOptimizerConfig& offload = resolved.zero.offload_optimizer; offload.measures_ratio)
+    offload.ratio = sharding::ChooseRatio(inputs, /*balanced=*/0, resolved.ebb.device_memory);
   EBB_ASSIGN_OR_RETURN(sharding::Plan plan, sharding::PlanConfigured(inputs));
   return Program(std::make_shared<const sharding::Plan>(std::move(plan)));
 }
 
 absl::StatusOr<std::vector<MemoryRow>> PredictMemory(const ModelSpec& model, int world,
-                                                     const Config& config) {
-  EBB_ASSIGN_OR_RETURN(const Program program, PredictProgram(model, world, config));
+                                                     const Config& config,
+                                                     const OptimizerSpec* optimizer) {
+  EBB_ASSIGN_OR_RETURN(const Program program,
+                       PredictProgram(model, world, config, /*advises=*/true, optimizer));
   return program.memory();
 }
 

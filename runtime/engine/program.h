@@ -19,6 +19,7 @@ namespace ebb {
 namespace sharding {
 struct Plan;
 }
+struct OptimizerSpec;
 
 // A step with the config's micro-batches. Constant; any thread.
 class Program {
@@ -56,16 +57,19 @@ class Program {
 
 // The program of an engine from the model and the config alone: no engine, no device, no disk. With
 // offload_optimizer.ratio "auto" the ratio is what ebb.device_memory asks for, as on the CPU; a GPU
-// may offload more. It does not advise: the error of a cap says what is needed, but not the classes
-// and what would fit, because finding these takes longer. Errors: the model's, the config's, and
-// kResourceExhausted if a cap of the config's is exceeded.
+// may offload more. Without `advises` the error of a cap says what is needed, but not the classes
+// and what would fit, because finding these takes longer. `optimizer`: EngineOptions::optimizer, of
+// which the states count. Errors: the model's, the config's, and kResourceExhausted if a cap of the
+// config's is exceeded.
 absl::StatusOr<Program> PredictProgram(const ModelSpec& model, int world, const Config& config,
-                                       bool advises = true);
+                                       bool advises = true,
+                                       const OptimizerSpec* optimizer = nullptr);
 
 // Its memory table. An engine on a GPU has 1 MiB more of staging for what ranks tell each other
 // from host memory (512 bytes a rank from 2,048 ranks on). On a GPU, or with anything on NVMe, it
 // has 8 MiB more of staging in host memory: state is read and written through it.
 absl::StatusOr<std::vector<MemoryRow>> PredictMemory(const ModelSpec& model, int world,
-                                                     const Config& config);
+                                                     const Config& config,
+                                                     const OptimizerSpec* optimizer = nullptr);
 
 }  // namespace ebb

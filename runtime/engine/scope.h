@@ -26,15 +26,16 @@ class Scope {
   Scope& operator=(Scope&& other) noexcept;
   ~Scope() { Close(); }
 
-  // The whole parameter in the compute dtype (ModelSpec::compute_dtypes). Its address is the same at
-  // every visit, in forward and backward, in every step.
+  // The whole parameter in its ParameterSpec::compute, else in the config's compute dtype. Its
+  // address is the same at every visit, in forward and backward, in every step.
   TensorView parameter(ParameterId p) const;
   // The micro-batches this scope serves: loop over them, always. Numbers within the step, 0 ...
-  // StepOptions::micro_batches - 1.
+  // StepOptions::micro_batches - 1; in an evaluation within the walk. The span is good until the
+  // scope closes.
   std::span<const int> micro_batches() const;
-  // What the previous visit wrote as output(); also in backward. One dimension, in the compute
-  // dtype, of the previous visit's output_bytes; empty in the first visit and if the trainer keeps
-  // its own activations.
+  // What the previous visit wrote as output(); also in backward. One dimension of the previous
+  // visit's output_bytes, in the config's compute dtype, or kInt8 where they are no multiple of its
+  // size; empty in the first visit and if the trainer keeps its own activations.
   TensorView input(int micro_batch) const;
   // Releases the parameters. A later request for a view is an error of the step. Backward: an
   // unused gradient counts as zero, and the reduction starts.
@@ -69,7 +70,8 @@ class BackwardScope : public Scope {
   BackwardScope() = default;
   // ADD into it; zero-filled at the first request of a reduction. It has the communication dtype if
   // one micro-batch makes a reduction, and the accumulation dtype if several are summed first; of
-  // those in ModelSpec::gradient_dtypes, if the trainer gives any.
+  // those in ModelSpec::gradient_dtypes, if the trainer gives any. The communication dtype is the
+  // parameter's own (ParameterSpec::compute), unless the config names another.
   MutableTensorView gradient(ParameterId p);
   struct Fused {
     MutableTensorView tensor;

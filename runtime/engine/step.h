@@ -76,11 +76,12 @@ class Step {
   // left out (head and loss fused into its backward).
   //
   // A Forward of a unit after its last visit shows the unit again: it is gathered for that scope
-  // alone, which takes time. But once backward has begun, and another round is to come, a Forward
-  // of the first unit, or of a unit after its Backward, starts that round. A Backward of a
-  // trainable unit that comes again, or after a later scope, is an error. ModelSpec::order declares
-  // scopes that are open together, other orders of backward, forward scopes in backward. A scope
-  // that is not the declared next is logged once; with the engine's boundaries it is an error.
+  // alone, which takes time. After an early update of the unit it is an error. But once backward
+  // has begun, and another round is to come, a Forward of the first unit, or of a unit after its
+  // Backward, starts that round. A Backward of a trainable unit that comes again, or after a later
+  // scope, is an error. ModelSpec::order declares scopes that are open together, other orders of
+  // backward, forward scopes in backward. A scope that is not the declared next is logged once;
+  // with the engine's boundaries it is an error.
   ForwardScope Forward(UnitId unit);
   BackwardScope Backward(UnitId unit);
   // The next recompute of `unit` that ModelSpec::order declares: a forward scope inside backward,
@@ -93,8 +94,9 @@ class Step {
   float loss_scale() const;
   // The same as an fp32 scalar on the device, in stream order: no host wait on a GPU.
   TensorView device_loss_scale() const;
-  // Adds one fp32 scalar on the device, unscaled. StepReport::loss is the sum over calls and ranks
-  // over the gradient divisor: by default the mean over micro-batches and ranks.
+  // Adds one fp32 scalar on the device, unscaled. The compute stream reads it, so on a GPU it stays
+  // there until that stream has come so far. StepReport::loss is the sum over calls and ranks over
+  // the gradient divisor: by default the mean over micro-batches and ranks.
   void AddLoss(TensorView scalar);
   // Optional, with hold_updates: makes the gradients final, so that Engine::Read may see them
   // and no Backward may follow.
@@ -142,7 +144,7 @@ class Evaluation {
 
   ForwardScope Forward(UnitId unit);
   // Adds one fp32 scalar on the device to sum number `sum`, 0 ... kSums - 1. Sum 0 is the loss; the
-  // trainer gives the others their meaning.
+  // trainer gives the others their meaning. The scalar is read as by Step::AddLoss.
   void Add(int sum, TensorView scalar);
   void AddLoss(TensorView scalar) { Add(0, scalar); }
   // The mean of the added losses, over calls and all ranks. Waits. Collective.

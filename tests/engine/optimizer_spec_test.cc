@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <latch>
 #include <map>
@@ -33,6 +34,26 @@ OptimizerSpec SignSgd() {
     }
     return absl::OkStatus();
   }};
+}
+
+TEST_P(OptimizerSpecTest, ItsStatesAreInWhatIsPredicted) {
+  OptimizerSpec spec = SignSgd();
+  spec.states = {"a", "b", "c"};
+  const Config config = ConfigFor(GetParam());
+  const auto predicted = PredictMemory(model_, GetParam().world, config, &spec);
+  ASSERT_TRUE(predicted.ok()) << predicted.status();
+  const auto look = [&](Engine& engine, ScriptedTrainer&) {
+    for (const MemoryRow& row : engine.memory()) {
+      const auto same =
+          std::find_if(predicted->begin(), predicted->end(), [&](const MemoryRow& other) {
+            return other.state == row.state && other.tier == row.tier;
+          });
+      EXPECT_EQ(row.predicted_bytes, same == predicted->end() ? 0 : same->predicted_bytes)
+          << Name(row.state);
+    }
+    return absl::OkStatus();
+  };
+  RunOn(GetParam(), model_, config, look, {.optimizer = spec});
 }
 
 void StepBySign(ParameterValues& masters, const ParameterValues& gradients, float rate) {

@@ -222,7 +222,11 @@ TEST(MovedFromEngineTest, RefusesEverything) {
   }
   EXPECT_TRUE(from.memory().empty());
   EXPECT_TRUE(from.communication().empty());
+  EXPECT_TRUE(from.optimizer_states(ParameterId{0}).empty());
   EXPECT_FALSE(to.memory().empty());
+  EXPECT_EQ(to.optimizer_states(ParameterId{0}).size(), 2u);
+  for (const int no_parameter : {-1, static_cast<int>(model.parameters.size())})
+    EXPECT_TRUE(to.optimizer_states(static_cast<ParameterId>(no_parameter)).empty());
 }
 
 }  // namespace
