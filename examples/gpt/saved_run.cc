@@ -53,13 +53,22 @@ absl::StatusOr<int64_t> Resume(Trainer& trainer, const Run& run) {
       LoadCheckpoint(trainer.engine(), latest ? options.save_folder : options.resume);
   if (latest && absl::IsNotFound(loaded.status())) return 0;
   if (!loaded.ok()) {
-    return RefusalByCode(
-        absl::Status(loaded.status().code(),
-                     absl::StrCat("--resume ", options.resume, ": ", loaded.status().message())));
+    return RefusalByCode(absl::Status(
+        loaded.status().code(),
+        absl::StrCat("--resume ", options.resume, ": ", loaded.status().message(),
+                     absl::IsNotFound(loaded.status())
+                         ? "; name a checkpoint (step-...) or a folder that --save has written, or "
+                           "leave --resume out to begin afresh"
+                         : "")));
   }
   const int64_t finished = loaded->state.finished_steps;
   if (trainer.world().rank() != 0) return finished;
   LogInfo(absl::StrCat("resumed from '", loaded->path, "', after step ", finished));
+  if (options.steps > 0 && finished >= options.steps) {
+    LogInfo(absl::StrCat("--steps ", options.steps,
+                         " asks for no step after these, so none is trained: a larger --steps goes "
+                         "on"));
+  }
   for (const auto& [name, value] : OwnValues(trainer, run)) {
     const auto saved = loaded->trainer.find(name);
     if (saved == loaded->trainer.end() || saved->second == value) continue;

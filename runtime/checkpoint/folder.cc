@@ -214,7 +214,10 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& path) {
     EBB_RETURN_IF_ERROR(CheckWhole(path));
     return path;
   }
-  EBB_ASSIGN_OR_RETURN(std::vector<std::string> names, CheckpointsIn(path));
+  absl::StatusOr<std::vector<std::string>> listed = CheckpointsIn(path);
+  if (absl::IsNotFound(listed.status()))
+    return absl::NotFoundError(absl::StrCat("there is no folder '", path, "'"));
+  EBB_ASSIGN_OR_RETURN(std::vector<std::string> names, std::move(listed));
   const absl::StatusOr<std::string> latest =
       ReadWholeFile(absl::StrCat(path, "/", kLatest), /*bytes_max=*/100);
   if (latest.ok()) {

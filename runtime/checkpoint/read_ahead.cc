@@ -85,6 +85,8 @@ absl::StatusOr<std::unique_ptr<ReadAhead>> ReadAhead::Open(const std::vector<std
     memory = state->own.buffer.span();
   }
   state->memory = memory.data();
+  // Registered, because the kernel looks up the pages of other memory for each request, while the disk may have none.
+  options.memory = {memory};
   EBB_ASSIGN_OR_RETURN(options.direct, state->SetDirect());
   EBB_ASSIGN_OR_RETURN(state->transfers, FileTransfers::Create(Stripes::Joined(sizes), options));
   for (size_t range = 0; range < std::min<size_t>(kSlots, state->ranges.size()); ++range)

@@ -16,6 +16,7 @@
 namespace ebb::gpt {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 namespace fs = std::filesystem;
 
@@ -95,6 +96,8 @@ TEST_F(SavedRunTest, ACheckpointIsResumedByItsOwnName) {
     Program program(Command({"--resume", saves_ + "/step-0000000" + step}));
     EXPECT_EQ(program.Finish(), 0) << program.printed();
     EXPECT_THAT(program.printed(), HasSubstr(std::string("after step ") + step));
+    EXPECT_EQ(program.printed().find("a larger --steps goes on") != std::string::npos,
+              step == std::string("40"));
     EXPECT_EQ(Digest(), expected);
   }
 }
@@ -188,7 +191,9 @@ TEST_F(SavedRunTest, WhatCannotBeResumedIsRefused) {
   };
   EXPECT_THAT(refused({"--resume", "latest"}), HasSubstr("requires --save"));
   EXPECT_THAT(refused({"--save-every", "2"}), HasSubstr("--save"));
-  EXPECT_THAT(refused({"--resume", files_.Path("nothing")}), HasSubstr(files_.Path("nothing")));
+  EXPECT_THAT(refused({"--resume", files_.Path("nothing")}),
+              AllOf(HasSubstr("there is no folder '" + files_.Path("nothing") + "'"),
+                    HasSubstr("leave --resume out")));
   Program saver(Command({"--save", saves_}, "2"));
   ASSERT_EQ(saver.Finish(), 0) << saver.printed();
   EXPECT_THAT(refused({"--save", saves_}), HasSubstr("of another run"));
