@@ -87,7 +87,8 @@ absl::StatusOr<World> World::On(const Device& device) const {
 
 absl::StatusOr<World> World::Split(int colour, int key, const CommunicatorOptions& options) const {
   NoteCreation();
-  CommunicatorOptions wanted = options.OfPart("");
+  CommunicatorOptions wanted = options;
+  wanted.reduction_group = 0;  // those of the whole need not divide a part
   if (options.name == CommunicatorOptions().name) wanted.name = "part";
   absl::StatusOr<std::shared_ptr<WorldBackend>> part =
       backend_->Split({.options = std::move(wanted), .colour = colour, .key = key});

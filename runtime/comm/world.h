@@ -32,14 +32,14 @@ class World {
   static World Single();
   explicit World(std::shared_ptr<WorldBackend> backend) : backend_(std::move(backend)) {}
 
-  int rank() const { return backend_->rank(); }
-  int size() const { return backend_->size(); }
-  int local_rank() const { return backend_->local_rank(); }  // on this host
-  int local_size() const { return backend_->local_size(); }
+  int rank() const { return backend_->me().rank; }
+  int size() const { return backend_->me().size; }
+  int local_rank() const { return backend_->me().local_rank; }  // on this host
+  int local_size() const { return backend_->me().local_size; }
   // The default reduction group: consecutive ranks that share a host, the same number on every host
   // and rank. It is all ranks if they share one host, or if the hosts have different numbers of
   // ranks or ranks that are not consecutive.
-  int ranks_per_host() const { return backend_->ranks_per_host(); }
+  int ranks_per_host() const { return backend_->me().ranks_per_host; }
 
   // Collective: every rank calls it, in the same order, with the same options.
   absl::StatusOr<Communicator> NewCommunicator(const CommunicatorOptions& options = {}) const;

@@ -213,8 +213,8 @@ TEST(Killed, SurvivorsOfRankZeroStillNoticeEachOther) {
     SetMpiEnvironment(rank, 3, name);
     absl::StatusOr<World> world = World::FromEnvironment({.timeout_seconds = 60});
     seen.Set(rank, [&]() -> absl::Status {
-      EBB_ASSIGN_OR_RETURN(Communicator all, world->NewCommunicator());
-      EBB_ASSIGN_OR_RETURN(Communicator part, all.Split(rank == 0 ? 0 : 1, 0));
+      EBB_ASSIGN_OR_RETURN(const World others, world->Split(rank == 0 ? 0 : 1, 0));
+      EBB_ASSIGN_OR_RETURN(Communicator part, others.NewCommunicator());
       if (rank == 0) return absl::OkStatus();
       Stream stream = Device::Cpu(1).CallerStream();
       while (part.status().ok()) {

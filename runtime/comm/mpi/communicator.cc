@@ -21,17 +21,18 @@ constexpr std::chrono::milliseconds kLeaving{2000}, kLeavingFailed{200};
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiCommunicator::Form(
-    const std::shared_ptr<MpiEndpoint>& endpoint, StoreGroup& parent, const Proposal& proposal) {
-  EBB_ASSIGN_OR_RETURN(std::shared_ptr<StoreGroup> group, parent.Form(proposal));
+    const std::shared_ptr<MpiEndpoint>& endpoint, StoreGroup& world,
+    const CommunicatorOptions& options) {
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<StoreGroup> group, world.Form({.options = options}));
   const uint64_t number = group->number();
   if (kTags * (number + 1) > static_cast<uint64_t>(endpoint->tag_max())) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("communicator '", proposal.options.name, "' is the ", number,
+        absl::StrCat("communicator '", options.name, "' is the ", number,
                      "th of this world, for which this MPI has no tag (its largest is ",
                      endpoint->tag_max(), ")"));
   }
   return std::unique_ptr<CommunicatorBackend>(
-      new MpiCommunicator(endpoint, std::move(group), proposal.options));
+      new MpiCommunicator(endpoint, std::move(group), options));
 }
 
 MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiEndpoint> endpoint,
@@ -60,7 +61,6 @@ MpiCommunicator::~MpiCommunicator() {
 }
 
 void MpiCommunicator::Leave() {
-  group_->Leave();
   Departure mine = {.rank = rank_, .name = RankName(rank_), .calls = collectives_};
   for (const int peer : others_) {
     const uint64_t exchanges = pairs_[static_cast<size_t>(peer)].sent - collectives_;
@@ -79,12 +79,6 @@ void MpiCommunicator::Leave() {
       WaitPoint::Clock::now() + (failed() ? kLeavingFailed : kLeaving);
   for (Backoff backoff; !sent() && !endpoint().abandoned() && WaitPoint::Clock::now() < deadline;)
     backoff.Pause();
-}
-
-absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiCommunicator::Split(int colour, int key,
-                                                                            std::string_view name) {
-  EBB_RETURN_IF_ERROR(status());
-  return Form(endpoint_, *group_, {.options = options_.OfPart(name), .colour = colour, .key = key});
 }
 
 void MpiCommunicator::Abort(absl::Status why) {
@@ -160,15 +154,18 @@ void MpiCommunicator::Expect(int peer) {
                      reinterpret_cast<std::byte*>(AnnouncementOf(peer, 0)), sizeof(Announcement));
 }
 
-bool MpiCommunicator::Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) {
+void MpiCommunicator::Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) {
   const int peer[] = {call.peer};
   const std::span<const int> peers =
       IsPointToPoint(call.kind) ? std::span<const int>(peer) : others();
-  if (!Meet(call, peers, deadline)) return false;
+  if (!Meet(call, peers, deadline)) return;
   // A rank that gives up had announced its call before. If no elements follow, for which the others
   // would wait, all ranks meet once more.
-  if (Summarise(call).elements == 0) return Meet(call, peers, deadline);
-  return operations_.Run(call, deadline, team);
+  if (Summarise(call).elements == 0) {
+    Meet(call, peers, deadline);
+  } else {
+    operations_.Run(call, deadline, team);
+  }
 }
 
 bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,

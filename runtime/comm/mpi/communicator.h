@@ -27,17 +27,16 @@ class MpiCommunicator : public TaskCommunicator {
  public:
   static constexpr int kTags = 2;  // of each communicator
 
-  // This rank's end of the communicator that it forms with others of `parent`.
+  // This rank's end of a communicator of the ranks of `world`.
   static absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Form(
-      const std::shared_ptr<MpiEndpoint>& endpoint, StoreGroup& parent, const Proposal& proposal);
+      const std::shared_ptr<MpiEndpoint>& endpoint, StoreGroup& world,
+      const CommunicatorOptions& options);
 
   // Waits for what was enqueued, then leaves.
   ~MpiCommunicator() override;
 
   int rank() const override { return rank_; }
   int size() const override { return group_->size(); }
-  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
-                                                             std::string_view name) override;
   absl::Status status() const override { return notices_->failure(); }
   void Abort(absl::Status why) override;
 
@@ -52,7 +51,7 @@ class MpiCommunicator : public TaskCommunicator {
              absl::FunctionRef<std::vector<int>()> absent, WaitPoint::Deadline deadline);
 
  protected:
-  bool Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) override;
+  void Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) override;
   bool failed() override { return notices_->failed(); }
   void FailBehindAnother(const Collective& call) override;
 

@@ -127,7 +127,7 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> MpiRank::Hold(std::shared_ptr<MpiE
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiRank::NewCommunicator(
     const CommunicatorOptions& options) {
-  return MpiCommunicator::Form(endpoint_, *group_, {.options = options});
+  return MpiCommunicator::Form(endpoint_, *group_, options);
 }
 
 absl::StatusOr<std::shared_ptr<WorldBackend>> MpiRank::Split(const Proposal& proposal) {

@@ -110,13 +110,13 @@ absl::StatusOr<ncclUniqueId> AgreeOnId(const NcclCommunicator::Parts& parts) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Form(
-    Parts parts, StoreGroup& parent, const Proposal& proposal) {
-  Store& store = parent.store();
+absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Form(Parts parts,
+                                                                            StoreGroup& world) {
+  Store& store = world.store();
   EBB_RETURN_IF_ERROR(store.status());
+  const double seconds = CreationSeconds(parts.options);
   EBB_ASSIGN_OR_RETURN(const std::shared_ptr<StoreGroup> group,
-                       OrFailed(store, parent.Form(proposal)));
-  parts.options = proposal.options;
+                       OrFailed(store, world.Form({.options = parts.options})));
   parts.group = group;
   EBB_ASSIGN_OR_RETURN(const ncclUniqueId id, AgreeOnId(parts));
   absl::StatusOr<std::unique_ptr<NcclCommunicator>> connected = Connect(std::move(parts), id);
@@ -124,8 +124,7 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Form(
   if (!connected.ok()) store.Fail(RankFailedStatus(store.rank(), connected.status()));
   // The others cannot use a communicator that one rank lacks.
   EBB_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
-                       OrFailed(store, group->AllGather(PackStatus(connected.status()),
-                                                        CreationSeconds(proposal.options))));
+                       OrFailed(store, group->AllGather(PackStatus(connected.status()), seconds)));
   for (size_t i = 0; i < texts.size(); ++i) {
     const absl::Status status = UnpackStatus(texts[i]);
     if (status.ok()) continue;
@@ -154,8 +153,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
   if (absl::IsDeadlineExceeded(ready) && ready.message().empty())
     return LateCreationStatus(parts.options, kUnknownRanks);
   EBB_RETURN_IF_ERROR(ready);
-  EBB_ASSIGN_OR_RETURN(std::unique_ptr<InFlight> in_flight,
-                       InFlight::Create(parts.device, channel));
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<InFlight> in_flight, InFlight::Create(parts.device));
   EBB_ASSIGN_OR_RETURN(Buffer barrier, parts.device.Allocate(1, "a communicator's barrier"));
   std::unique_ptr<NcclCommunicator> communicator(new NcclCommunicator(
       std::move(parts), notices, std::move(channel), std::move(in_flight), std::move(barrier)));
@@ -194,7 +192,6 @@ NcclCommunicator::~NcclCommunicator() {
 void NcclCommunicator::Leave() {
   if (std::exchange(left_, true)) return;
   while (!in_flight_->empty()) std::this_thread::sleep_for(kPauseUntilEmpty);
-  parts_.group->Leave();
   if (channel_->failed()) return;
   store().Depart(
       parts_.group->name(), group_.size,
@@ -220,7 +217,7 @@ absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
     measured.emplace(parts_.device);
   in_flight_->Begin(stream, summary);
   absl::Status enqueued = in_order ? EnqueueSums(stream, call) : EnqueueNow(stream, call);
-  in_flight_->End(stream, enqueued.ok() ? BytesMoved(call, group_.rank, group_.size) : 0);
+  in_flight_->End(stream);
   if (enqueued.ok()) enqueued = stream.status();
   if (!calling.has_value()) {
     idle_.store(false, std::memory_order_release);
@@ -302,12 +299,6 @@ absl::Status NcclCommunicator::Register(std::span<std::byte> memory) {
 void NcclCommunicator::Deregister() {
   registrations_.RemoveAll();
   calls_.fetch_sub(std::exchange(registering_calls_, 0), std::memory_order_acq_rel);
-}
-
-absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(
-    int colour, int key, std::string_view name) {
-  return Form(parts_, *parts_.group,
-              {.options = parts_.options.OfPart(name), .colour = colour, .key = key});
 }
 
 void NcclCommunicator::Abort(absl::Status why) {

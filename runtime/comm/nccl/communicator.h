@@ -42,10 +42,9 @@ class NcclCommunicator : public CommunicatorBackend {
     std::shared_ptr<const ReduceGrids> grids = nullptr;  // of our kernels; Connect loads them
   };
 
-  // This rank's end of the communicator that it forms with others of `parent`, all with one version
-  // of NCCL. Ranks that cannot reach each other any more, or cannot be connected, fail the world.
-  static absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Form(Parts parts, StoreGroup& parent,
-                                                                   const Proposal& proposal);
+  // This rank's end of a communicator of the ranks of `world`, all with one version of NCCL. Ranks
+  // that cannot reach each other any more, or cannot be connected, fail the world.
+  static absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Form(Parts parts, StoreGroup& world);
   // Connects this rank with the others of its group, which have the same id.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(Parts parts,
                                                                    const ncclUniqueId& id);
@@ -56,15 +55,12 @@ class NcclCommunicator : public CommunicatorBackend {
   int rank() const override { return group_.rank; }
   int size() const override { return group_.size; }
   absl::Status Enqueue(Stream& stream, const Collective& call) override;
-  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
-                                                             std::string_view name) override;
   absl::Status SumInOrder(std::span<std::byte> scratch) override;
   absl::Status Register(std::span<std::byte> memory) override;
   void Deregister() override;
   void Leave() override;
   absl::Status status() const override { return notices_->failure(); }
   void Abort(absl::Status why) override;
-  int64_t bytes_moved() const override { return in_flight_->bytes_moved(); }
 
  private:
   // Exists while this rank's call needs all ranks.

@@ -50,18 +50,6 @@ void Rest(const Descriptor& event) {
   [[maybe_unused]] const ssize_t bytes = read(event.get(), &wakes, sizeof(wakes));
 }
 
-std::string PackRound(const Store::Round& round, bool comes, std::string_view text) {
-  return Packer()
-      .Add(round.name, round.what, round.timeout_seconds, round.members, comes, text)
-      .Take();
-}
-
-std::string PackGathered(const std::string& name, const Store::Gathered& gathered) {
-  return Packer()
-      .Add(name, gathered.outcome, gathered.number, gathered.absent, gathered.texts)
-      .Take();
-}
-
 }  // namespace
 
 std::optional<ParentProcess> ParentProcess::Find() {
@@ -188,8 +176,7 @@ void Store::Run() {
     }
     WaitPoint::Deadline next = WaitPoint::kNever;
     for (const auto& [name, round] : rounds_) {
-      if (!round.outcome.has_value() && round.notice.has_value())
-        next = std::min({next, round.due, round.notice->due()});
+      if (!round.is_settled) next = std::min({next, round.due, round.notice->due()});
     }
     polled_.assign(1, {.fd = wake_.get(), .events = POLLIN, .revents = 0});
     const auto add = [&](int fd) {  // poll passes over -1
@@ -285,11 +272,10 @@ void Store::Understand(int from, Message message) {
     calls_to_hear_.push_back(std::move(message.payload));
   } else if (message.type == MessageType::kBlob && rank_ == 0) {
     Round round;
-    bool comes = false;
     std::string text;
-    if (unpacker.Read(round.name, round.what, round.timeout_seconds, round.members, comes, text) &&
+    if (unpacker.Read(round.name, round.what, round.timeout_seconds, round.members, text) &&
         AreRanks(round.members))
-      Collect(from, round, comes, std::move(text));
+      Collect(from, round, std::move(text));
   } else if (message.type == MessageType::kBlobs && rank_ != 0) {
     std::string name;
     Gathered gathered;
@@ -306,58 +292,48 @@ bool Store::AreRanks(const std::vector<int>& ranks) const {
   });
 }
 
-void Store::Collect(int from, const Round& round, bool comes, std::string text) {
+void Store::Collect(int from, const Round& round, std::string text) {
   Collected& all = rounds_[round.name];
-  if (all.members.empty()) {
+  if (all.members.empty()) {  // the first member that comes sets the time
     all.members = round.members;
     all.texts.resize(round.members.size());
-  }
-  const auto found = std::find(all.members.begin(), all.members.end(), from);
-  if (found == all.members.end()) return;
-  const auto place = static_cast<size_t>(found - all.members.begin());
-  ++all.here;
-  if (comes) all.texts[place] = std::move(text);
-  // The first member that waits sets the time.
-  if (comes && !all.notice.has_value()) {
     all.what = round.what;
     all.timeout_seconds = round.timeout_seconds;
     all.due = DeadlineAfter(round.timeout_seconds);
   }
-  if (comes && (from == rank_ || !all.notice.has_value())) all.notice.emplace(round.notices);
-  if (!comes && !all.outcome.has_value()) {
-    Settle(round.name, all, Gathered::Outcome::kLeft, {from});
-  } else if (!all.outcome.has_value() && all.here == all.members.size()) {
-    Settle(round.name, all, Gathered::Outcome::kAll, {});
-  } else if (!all.outcome.has_value()) {
-    for (const int member : all.members) {
-      if (has_left_[static_cast<size_t>(member)] && !all.outcome.has_value())
-        Settle(round.name, all, Gathered::Outcome::kLeft, {member});
+  const auto found = std::find(all.members.begin(), all.members.end(), from);
+  if (found == all.members.end()) return;
+  all.texts[static_cast<size_t>(found - all.members.begin())] = std::move(text);
+  ++all.here;
+  if (from == rank_ || !all.notice.has_value()) all.notice.emplace(round.notices);
+  const bool all_are_here = all.here == all.members.size();
+  if (!all.is_settled) {
+    const auto left = std::find_if(all.members.begin(), all.members.end(), [this](int member) {
+      return has_left_[static_cast<size_t>(member)];
+    });
+    if (all_are_here) {
+      Settle(round.name, all, Gathered::Outcome::kAll, {});
+    } else if (left != all.members.end()) {
+      Settle(round.name, all, Gathered::Outcome::kLeft, {*left});
     }
   }
-  Answer(round.name, all);
-  if (all.here == all.members.size()) rounds_.erase(round.name);
-}
-
-void Store::Settle(const std::string& name, Collected& round, Gathered::Outcome outcome,
-                   std::vector<int> absent) {
-  round.outcome =
-      Gathered{.outcome = outcome, .number = ++settled_, .texts = {}, .absent = std::move(absent)};
-  if (outcome == Gathered::Outcome::kAll) {
-    for (std::optional<std::string>& text : round.texts)
-      round.outcome->texts.push_back(*std::exchange(text, std::nullopt));
-  }
-  Answer(name, round);
+  if (all_are_here) rounds_.erase(round.name);
 }
 
 // Answers all members, also those that have not come, because rank 0 may leave before they do.
-// Answers none if no member waits.
-void Store::Answer(const std::string& name, Collected& round) {
-  if (!round.outcome.has_value() || !round.notice.has_value() || round.answered) return;
-  round.answered = true;
-  const std::string packed = PackGathered(name, *round.outcome);
+void Store::Settle(const std::string& name, Collected& round, Gathered::Outcome outcome,
+                   std::vector<int> absent) {
+  round.is_settled = true;
+  Gathered gathered = {
+      .outcome = outcome, .number = ++settled_, .texts = {}, .absent = std::move(absent)};
+  if (outcome == Gathered::Outcome::kAll) {
+    for (std::optional<std::string>& text : round.texts) gathered.texts.push_back(*std::move(text));
+  }
+  const std::string packed =
+      Packer().Add(name, gathered.outcome, gathered.number, gathered.absent, gathered.texts).Take();
   for (const int member : round.members) {
     if (member == rank_) {
-      outcomes_[name] = *round.outcome;
+      outcomes_[name] = gathered;
     } else {  // a member that has ended shows elsewhere
       connections_[static_cast<size_t>(member)]
           .Send(MessageType::kBlobs, packed, Soon())
@@ -369,7 +345,7 @@ void Store::Answer(const std::string& name, Collected& round) {
 
 void Store::LookAtRounds(WaitPoint::Deadline now) {
   for (auto& [name, round] : rounds_) {
-    if (round.outcome.has_value() || !round.notice.has_value()) continue;
+    if (round.is_settled) continue;
     std::vector<int> absent;
     for (size_t place = 0; place < round.members.size(); ++place) {
       if (!round.texts[place].has_value()) absent.push_back(round.members[place]);
@@ -391,7 +367,7 @@ void Store::LookAtRounds(WaitPoint::Deadline now) {
 void Store::Leave(int rank) {
   has_left_[static_cast<size_t>(rank)] = true;
   for (auto& [name, round] : rounds_) {
-    if (!round.outcome.has_value() &&
+    if (!round.is_settled &&
         std::find(round.members.begin(), round.members.end(), rank) != round.members.end())
       Settle(name, round, Gathered::Outcome::kLeft, {rank});
   }
@@ -454,10 +430,12 @@ absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_vi
   std::unique_lock lock(mutex_);
   EBB_RETURN_IF_ERROR(failure_);
   if (rank_ == 0) {
-    Collect(0, round, /*comes=*/true, std::string(mine));
+    Collect(0, round, std::string(mine));
     Wake(wake_);  // there is a deadline now
   } else {
-    TellOthers(MessageType::kBlob, PackRound(round, /*comes=*/true, mine), rank_);
+    const std::string packed =
+        Packer().Add(round.name, round.what, round.timeout_seconds, round.members, mine).Take();
+    TellOthers(MessageType::kBlob, packed, rank_);
   }
   const auto is_over = [&] {
     return outcomes_.contains(round.name) || !failure_.ok() || !ReachesRankZero();
@@ -487,17 +465,6 @@ absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_vi
       .number = 0,
       .texts = {},
       .absent = {0}};
-}
-
-void Store::LeaveRound(const Round& round) {
-  const std::scoped_lock lock(mutex_);
-  outcomes_.erase(round.name);
-  if (!failure_.ok()) return;
-  if (rank_ == 0) {
-    Collect(0, round, /*comes=*/false, "");
-  } else {
-    TellOthers(MessageType::kBlob, PackRound(round, /*comes=*/false, ""), rank_);
-  }
 }
 
 void Store::Break(const absl::Status& why) {

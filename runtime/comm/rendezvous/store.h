@@ -98,8 +98,6 @@ class Store {
   // The outcome is the same on all members, also on those that come after it is settled. An error:
   // the world has failed.
   absl::StatusOr<Gathered> Gather(const Round& round, std::string_view mine);
-  // This rank will not come to that round. Does not wait.
-  void LeaveRound(const Round& round);
 
   // Reports to all other ranks that this rank has given up, and names it as the reporter; does not
   // wait for them. The first failure stays. Any thread.
@@ -135,17 +133,16 @@ class Store {
   bool HasHeardFailures(int rank, uint64_t told);
 
  private:
-  // A round at rank 0, until all members have come or left.
+  // A round at rank 0, until all members have come.
   struct Collected {
     std::vector<int> members;
     std::vector<std::optional<std::string>> texts;  // by place
-    size_t here = 0;                                // members that have come or left
+    size_t here = 0;                                // members that have come
     std::string what;
     double timeout_seconds = 0;
     WaitPoint::Deadline due = WaitPoint::kNever;
     std::optional<WaitNotice> notice;
-    std::optional<Gathered> outcome;
-    bool answered = false;  // all members have the answer
+    bool is_settled = false;
   };
 
   Store(int rank, std::vector<Participant> participants, std::vector<Connection> connections,
@@ -164,10 +161,9 @@ class Store {
   bool HasOthers() const;
   void Understand(int from, Message message);
   bool AreRanks(const std::vector<int>& ranks) const;
-  void Collect(int from, const Round& round, bool comes, std::string text);
+  void Collect(int from, const Round& round, std::string text);
   void Settle(const std::string& name, Collected& round, Gathered::Outcome outcome,
               std::vector<int> absent);
-  void Answer(const std::string& name, Collected& round);
   void LookAtRounds(WaitPoint::Deadline now);
   void Leave(int rank);
   void Broken(absl::Status why, int reported_by);

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ebb/runtime/comm/rank_errors.h"
-#include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
@@ -23,13 +22,6 @@ int PlaceOf(int rank, const std::vector<int>& ranks) {
   return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
 }
 
-Hosts HostsOf(const StoreGroup& group) {
-  std::vector<Participant> participants;
-  for (const int rank : group.world_ranks())
-    participants.push_back(group.store().participants()[static_cast<size_t>(rank)]);
-  return FindHosts(participants);
-}
-
 }  // namespace
 
 StoreGroup::StoreGroup(std::shared_ptr<Store> store)
@@ -41,27 +33,13 @@ StoreGroup::StoreGroup(std::shared_ptr<Store> store, std::string name, std::vect
       world_ranks_(std::move(world_ranks)),
       rank_(PlaceOf(store_->rank(), world_ranks_)) {}
 
-int StoreGroup::local_rank() const {
-  return PlaceOf(rank_, HostsOf(*this).With(rank_));
-}
-
-int StoreGroup::local_size() const {
-  return static_cast<int>(HostsOf(*this).With(rank_).size());
-}
-
-int StoreGroup::ranks_per_host() const {
-  const Hosts hosts = HostsOf(*this);
-  return hosts.is_even ? hosts.ranks_per_host() : size();
-}
-
-Store::Round StoreGroup::NextRound() const {
-  return {.name = absl::StrCat(name_, ".", rounds_), .members = world_ranks_};
+Store::Round StoreGroup::NextRound() {
+  return {.name = absl::StrCat(name_, ".", rounds_++), .members = world_ranks_};
 }
 
 absl::StatusOr<std::vector<std::string>> StoreGroup::AllGather(std::string_view mine,
                                                                double timeout_seconds) {
   Store::Round round = NextRound();
-  ++rounds_;
   round.timeout_seconds = timeout_seconds;
   round.what = "to connect the ranks' GPUs";
   EBB_ASSIGN_OR_RETURN(Store::Gathered gathered, store_->Gather(round, mine));
@@ -88,7 +66,6 @@ absl::StatusOr<std::vector<std::string>> StoreGroup::AllGather(std::string_view 
 absl::StatusOr<std::shared_ptr<StoreGroup>> StoreGroup::Form(const Proposal& proposal) {
   const CommunicatorOptions& wanted = proposal.options;
   Store::Round round = NextRound();
-  ++rounds_;
   round.timeout_seconds = CreationSeconds(wanted);
   round.notices = wanted.notices;
   round.what = absl::StrCat("to create communicator '", wanted.name, "'");
@@ -111,10 +88,6 @@ absl::StatusOr<std::shared_ptr<StoreGroup>> StoreGroup::Form(const Proposal& pro
     return formed;
   }
   return absl::InternalError("a rank is in none of the groups that it has proposed");
-}
-
-void StoreGroup::Leave() {
-  store_->LeaveRound(NextRound());
 }
 
 }  // namespace ebb

@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/communicator.h"
-#include "ebb/runtime/comm/ranks_on_device.h"
 #include "ebb/runtime/comm/shared/device_communicator.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -16,12 +15,15 @@
 namespace ebb {
 namespace {
 
-class SharedDeviceRank : public RanksOnDevice {
+class SharedDeviceRank : public WorldBackend {
  public:
   // `threads`: the ranks' group, that of `ranks` or of a single rank.
   SharedDeviceRank(std::shared_ptr<WorldBackend> ranks, std::shared_ptr<WorldBackend> threads,
                    const Device& device)
-      : RanksOnDevice(std::move(ranks), device), threads_(std::move(threads)) {}
+      : WorldBackend(ranks->me()),
+        ranks_(std::move(ranks)),
+        threads_(std::move(threads)),
+        device_(device) {}
 
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override {
@@ -39,7 +41,9 @@ class SharedDeviceRank : public RanksOnDevice {
   }
 
  private:
+  const std::shared_ptr<WorldBackend> ranks_;  // the world that this one was made from
   const std::shared_ptr<WorldBackend> threads_;
+  const Device device_;
 };
 
 bool NcclSharesDevices() {

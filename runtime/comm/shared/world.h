@@ -137,10 +137,13 @@ class ThreadWorld {
 class SharedRank : public WorldBackend {
  public:
   explicit SharedRank(std::shared_ptr<SharedWorld> world)
-      : world_(std::move(world)), group_(world_->all()) {}
+      : WorldBackend(OnOneHost(world->rank(), world->size())),
+        world_(std::move(world)),
+        group_(world_->all()) {}
   // For a part of it.
   SharedRank(std::shared_ptr<SharedWorld> world, SharedGroup::Place part)
-      : world_(std::move(world)),
+      : WorldBackend(OnOneHost(part.rank, static_cast<int>(part.world_ranks.size()))),
+        world_(std::move(world)),
         part_(std::make_unique<SharedGroup>(*world_, std::move(part))),
         group_(*part_) {}
   SharedRank(const std::shared_ptr<ThreadWorld>& threads, int rank)
@@ -148,11 +151,6 @@ class SharedRank : public WorldBackend {
   // Communicators go on; no rank waits for new ones of this rank.
   ~SharedRank() override { group_.Leave("its World was destroyed"); }
 
-  int rank() const override { return group_.rank(); }
-  int size() const override { return group_.size(); }
-  int local_rank() const override { return group_.rank(); }
-  int local_size() const override { return group_.size(); }
-  int ranks_per_host() const override { return group_.size(); }
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override;
   absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) override;
@@ -165,6 +163,11 @@ class SharedRank : public WorldBackend {
   const std::shared_ptr<SharedWorld> world_;
 
  private:
+  static WorldRank OnOneHost(int rank, int size) {
+    return {
+        .rank = rank, .size = size, .local_rank = rank, .local_size = size, .ranks_per_host = size};
+  }
+
   const std::unique_ptr<SharedGroup> part_;
   SharedGroup& group_;
   std::shared_ptr<StoreGroup> bootstrap_;  // made when it is first needed
