@@ -135,6 +135,7 @@ Backend On(const char* name) {
     return Run(ranks, kHostOf, body);
   };
   backend.many_ranks = 8;
+  backend.fails_as_a_whole = true;
   return backend;
 }
 

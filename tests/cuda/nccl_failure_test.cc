@@ -299,7 +299,7 @@ TEST_F(NcclFailureTest, AnAsynchronousErrorIsAnErrorOnAllRanks) {
 TEST_F(NcclFailureTest, AsynchronousErrorsAreAskedForWithoutWaitingForACall) {
   const NcclLibrary& nccl = **LoadNccl();
   const std::shared_ptr<NcclChannel> channel =
-      *NcclChannel::Create(nccl, /*device=*/0, std::make_shared<CommunicatorNotices>());
+      *NcclChannel::Create(nccl, /*device=*/0, std::make_shared<WorldFailure>());
   const absl::Status called = channel->Call("a call", [&](ncclComm_t&) {
     std::thread watch([&] { EXPECT_TRUE(channel->AsynchronousError().ok()); });
     watch.join();

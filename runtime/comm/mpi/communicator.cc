@@ -40,10 +40,9 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiEndpoint> endpoint,
     : TaskCommunicator(options.timeout_seconds),
       endpoint_(std::move(endpoint)),
       group_(std::move(group)),
-      notices_(store().NoticesOf(group_->name())),
       rank_(group_->rank()),
       options_(std::move(options)),
-      announcements_(new std::byte[3 * sizeof(Announcement) * static_cast<size_t>(size())]()),
+      announcements_(new std::byte[kPlaces * sizeof(Announcement) * static_cast<size_t>(size())]()),
       pairs_(static_cast<size_t>(size())),
       absent_(static_cast<size_t>(size())),
       messages_(*this, size()),
@@ -61,17 +60,13 @@ MpiCommunicator::~MpiCommunicator() {
 }
 
 void MpiCommunicator::Leave() {
-  Departure mine = {.rank = rank_, .name = RankName(rank_), .calls = collectives_};
-  for (const int peer : others_) {
-    const uint64_t exchanges = pairs_[static_cast<size_t>(peer)].sent - collectives_;
-    if (exchanges > 0)
-      mine.exchanges.insert(mine.exchanges.end(), {static_cast<uint64_t>(peer), exchanges});
-  }
-  store().Depart(group_->name(), size(), mine);
+  for (const int peer : others_)
+    Announce(pairs_[static_cast<size_t>(peer)].goodbye, peer, kGoodbye, {.leaves = true});
   const auto sent = [&] {
     bool complete = messages_.TestAll();
     for (Pair& pair : pairs_) {
       for (MpiMessage& message : pair.outgoing) complete = message.Test() && complete;
+      complete = pair.goodbye.Test() && complete;
     }
     return complete;
   };
@@ -82,22 +77,18 @@ void MpiCommunicator::Leave() {
 }
 
 void MpiCommunicator::Abort(absl::Status why) {
-  Fail(AbortStatus(options_, endpoint_->rank(), why));
-}
-
-void MpiCommunicator::Fail(const absl::Status& why) {
-  if (failed()) return;
-  store().FailCommunicator(group_->name(), why);
+  store().Fail(AbortStatus(options_, endpoint_->rank(), why));
 }
 
 void MpiCommunicator::FailBehindAnother(const Collective& call) {
-  Fail(LateStatus(options_, RankName(rank_), Summarise(call),
-                  "the operation that it had called before"));
+  store().Fail(LateStatus(options_, RankName(rank_), Summarise(call),
+                          "the operation that it had called before"));
 }
 
 void MpiCommunicator::FailMismatch(int first, const CallSummary& first_call, int second,
                                    const CallSummary& second_call) {
-  Fail(MismatchStatus(options_, RankName(first), first_call, RankName(second), second_call));
+  store().Fail(
+      MismatchStatus(options_, RankName(first), first_call, RankName(second), second_call));
 }
 
 std::string MpiCommunicator::RankName(int rank) const {
@@ -113,13 +104,13 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
     if (condition()) return true;
     if (failed()) return false;
     const absl::Status mpi = endpoint().status();
-    if (!mpi.ok()) store().Break(RankFailedStatus(endpoint_->rank(), mpi));
+    if (!mpi.ok()) store().Fail(RankFailedStatus(endpoint_->rank(), mpi));
     const WaitPoint::Deadline now = WaitPoint::Clock::now();
     if (now >= deadline) {
       const std::vector<int> late = absent();
       const std::string known = store().CompareCalls(WorldRanksOf(group_->world_ranks(), late));
-      Fail(LateStatus(options_, RankName(rank_), Summarise(call),
-                      RankNames(group_->world_ranks(), late), known));
+      store().Fail(LateStatus(options_, RankName(rank_), Summarise(call),
+                              RankNames(group_->world_ranks(), late), known));
       return false;
     }
     if (!notice.has_value()) {
@@ -143,15 +134,24 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
   }
 }
 
-MpiCommunicator::Announcement* MpiCommunicator::AnnouncementOf(int peer, int which) const {
-  return reinterpret_cast<Announcement*>(announcements_.get()) + 3 * peer + which;
+MpiCommunicator::Announcement* MpiCommunicator::AnnouncementOf(int peer, int place) const {
+  return reinterpret_cast<Announcement*>(announcements_.get()) + kPlaces * peer + place;
+}
+
+void MpiCommunicator::Announce(MpiMessage& message, int peer, int place,
+                               const Announcement& announcement) {
+  Announcement* const announced = AnnouncementOf(peer, place);
+  *announced = announcement;
+  endpoint().Send(message, world_rank(peer), data_tag() - 1, announcements_,
+                  reinterpret_cast<const std::byte*>(announced), sizeof(Announcement));
 }
 
 void MpiCommunicator::Expect(int peer) {
   Pair& pair = pairs_[static_cast<size_t>(peer)];
   pair.here = false;
   endpoint().Receive(pair.incoming, world_rank(peer), data_tag() - 1, announcements_,
-                     reinterpret_cast<std::byte*>(AnnouncementOf(peer, 0)), sizeof(Announcement));
+                     reinterpret_cast<std::byte*>(AnnouncementOf(peer, kIncoming)),
+                     sizeof(Announcement));
 }
 
 void MpiCommunicator::Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) {
@@ -181,28 +181,16 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
     if (!Await(
             call, [&] { return outgoing.Test(); }, absent, deadline))
       return false;
-    Announcement* const announced = AnnouncementOf(peer, 1 + which);
-    *announced = {.call = mine, .failures_reported = store().failures_told()};
-    endpoint().Send(outgoing, world_rank(peer), data_tag() - 1, announcements_,
-                    reinterpret_cast<const std::byte*>(announced), sizeof(Announcement));
+    Announce(outgoing, peer, kOutgoing + which, {.call = mine});
   }
-  if (!IsPointToPoint(call.kind)) ++collectives_;
   const auto look = [&] {
     std::erase_if(absent_, [&](int peer) {
       Pair& pair = pairs_[static_cast<size_t>(peer)];
       if (pair.here) return true;
-      // This is loaded before the look at what the peer has sent, because a message may come
-      // meanwhile.
-      const uint64_t sent_in_all = notices_->CallsOf(peer, rank_);
-      pair.here =
-          pair.incoming.Test() &&
-          store().HasHeardFailures(world_rank(peer), AnnouncementOf(peer, 0)->failures_reported);
-      if (pair.here) {
-        ++pair.received;
-        return Fits(mine, peer);
-      }
-      if (pair.received >= sent_in_all)
-        Fail(LeftStatus(options_, RankName(peer), "its communicator was destroyed"));
+      pair.here = pair.incoming.Test();
+      if (!pair.here) return false;
+      if (!AnnouncementOf(peer, kIncoming)->leaves) return Fits(mine, peer);
+      store().Fail(LeftStatus(options_, RankName(peer), "its communicator was destroyed"));
       return false;
     });
     return absent_.empty() && !failed();
@@ -210,7 +198,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
   if (!Await(call, look, absent, deadline)) return false;
   // Every rank compares with the first rank, so all that find a difference find the same one.
   const auto called = [&](int member) -> const CallSummary& {
-    return member == rank_ ? mine : AnnouncementOf(member, 0)->call;
+    return member == rank_ ? mine : AnnouncementOf(member, kIncoming)->call;
   };
   for (int member = 1; member < size() && !IsPointToPoint(call.kind); ++member) {
     if (called(member).fingerprint == called(0).fingerprint) continue;
@@ -222,7 +210,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
 }
 
 bool MpiCommunicator::Fits(const CallSummary& mine, int peer) {
-  const CallSummary& theirs = AnnouncementOf(peer, 0)->call;
+  const CallSummary& theirs = AnnouncementOf(peer, kIncoming)->call;
   // A rank calls in one order. So if one rank wants an exchange and the other a meeting of all,
   // neither will come to the other's call.
   const bool exchanges = IsPointToPoint(mine.kind);

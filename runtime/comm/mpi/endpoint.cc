@@ -139,7 +139,7 @@ MpiEndpoint::MpiEndpoint(MpiLibrary& library, OpenMpi::Comm comm) : library_(lib
 
 MpiEndpoint::~MpiEndpoint() {
   // True also for a rank that has died since then: MPI may wait for it in any later call.
-  if (store_ != nullptr) library_.WorldEnds(store_->has_failed());
+  if (store_ != nullptr) library_.WorldEnds(store_->failure()->is_set());
 }
 
 void MpiEndpoint::Hold(std::shared_ptr<Store> store) {

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/mpi/communicator.h"
-#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/address.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
 #include "ebb/runtime/comm/rendezvous/hosts.h"
@@ -133,10 +132,6 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiRank::NewCommunicator(
 absl::StatusOr<std::shared_ptr<WorldBackend>> MpiRank::Split(const Proposal& proposal) {
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<StoreGroup> part, group_->Form(proposal));
   return std::make_shared<MpiRank>(endpoint_, std::move(part));
-}
-
-void MpiRank::Fail(absl::Status why) {
-  endpoint_->store().Break(RankFailedStatus(endpoint_->rank(), why));
 }
 
 }  // namespace ebb

@@ -39,7 +39,6 @@ class MpiRank : public HostsRank {
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override;
   absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) override;
-  void Fail(absl::Status why) override;
 
  private:
   const std::shared_ptr<MpiEndpoint> endpoint_;

@@ -140,10 +140,9 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
   const DriverMemory::Measured measured(parts.device);
   EBB_ASSIGN_OR_RETURN(parts.grids, StreamMover::Load(parts.device));
   // A failure of another rank ends the wait.
-  const std::shared_ptr<CommunicatorNotices> notices =
-      parts.group->store().NoticesOf(parts.group->name());
-  EBB_ASSIGN_OR_RETURN(const std::shared_ptr<NcclChannel> channel,
-                       NcclChannel::Create(parts.nccl, parts.device.ordinal(), notices));
+  EBB_ASSIGN_OR_RETURN(
+      const std::shared_ptr<NcclChannel> channel,
+      NcclChannel::Create(parts.nccl, parts.device.ordinal(), parts.group->store().failure()));
   EBB_RETURN_IF_ERROR(channel->Call("ncclCommInitRankConfig", [&](ncclComm_t& comm) {
     ncclConfig_t config = NonBlocking();
     return parts.nccl.CommInitRankConfig(&comm, parts.group->size(), id, parts.group->rank(),
@@ -156,7 +155,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
   EBB_ASSIGN_OR_RETURN(std::unique_ptr<InFlight> in_flight, InFlight::Create(parts.device));
   EBB_ASSIGN_OR_RETURN(Buffer barrier, parts.device.Allocate(1, "a communicator's barrier"));
   std::unique_ptr<NcclCommunicator> communicator(new NcclCommunicator(
-      std::move(parts), notices, std::move(channel), std::move(in_flight), std::move(barrier)));
+      std::move(parts), std::move(channel), std::move(in_flight), std::move(barrier)));
   try {
     communicator->watch_ = std::thread([raw = communicator.get()] { raw->Watch(); });
   } catch (const std::system_error& error) {
@@ -167,11 +166,9 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
   return communicator;
 }
 
-NcclCommunicator::NcclCommunicator(Parts parts, std::shared_ptr<CommunicatorNotices> notices,
-                                   std::shared_ptr<NcclChannel> channel,
+NcclCommunicator::NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> channel,
                                    std::unique_ptr<InFlight> in_flight, Buffer barrier)
     : parts_(std::move(parts)),
-      notices_(std::move(notices)),
       channel_(std::move(channel)),
       in_flight_(std::move(in_flight)),
       barrier_(std::move(barrier)),
@@ -193,9 +190,8 @@ void NcclCommunicator::Leave() {
   if (std::exchange(left_, true)) return;
   while (!in_flight_->empty()) std::this_thread::sleep_for(kPauseUntilEmpty);
   if (channel_->failed()) return;
-  store().Depart(
-      parts_.group->name(), group_.size,
-      {.rank = group_.rank, .name = RankName(), .calls = calls_.load(std::memory_order_acquire)});
+  store().LeaveCommunicator(parts_.group->name(), group_.size,
+                            {.name = RankName(), .calls = calls_.load(std::memory_order_acquire)});
 }
 
 absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
@@ -327,7 +323,7 @@ void NcclCommunicator::Watch() {
 }
 
 absl::Status NcclCommunicator::WhatIsWrong() {
-  EBB_RETURN_IF_ERROR(Deserted());
+  EBB_RETURN_IF_ERROR(LeftByAnother());
   const std::optional<CallSummary> late = in_flight_->Late(parts_.options.timeout_seconds);
   if (late) return LateStatus(*late);
   absl::Status error = channel_->AsynchronousError();
@@ -371,8 +367,8 @@ void NcclCommunicator::SayIfWaiting() {
              order == nullptr ? "" : order->Describe(behind));
 }
 
-absl::Status NcclCommunicator::Deserted() {
-  const std::optional<Departure> left = notices_->FirstDeparture();
+absl::Status NcclCommunicator::LeftByAnother() {
+  const std::optional<LeftRank> left = store().FirstToLeave(parts_.group->name());
   const uint64_t calls = calls_.load(std::memory_order_acquire);
   if (!left.has_value() || left->calls >= calls) return absl::OkStatus();
   return LeftStatus(parts_.options, left->name,

@@ -59,30 +59,28 @@ class NcclCommunicator : public CommunicatorBackend {
   absl::Status Register(std::span<std::byte> memory) override;
   void Deregister() override;
   void Leave() override;
-  absl::Status status() const override { return notices_->failure(); }
+  absl::Status status() const override { return store().status(); }
   void Abort(absl::Status why) override;
 
  private:
   // Exists while this rank's call needs all ranks.
   class Calling;
 
-  NcclCommunicator(Parts parts, std::shared_ptr<CommunicatorNotices> notices,
-                   std::shared_ptr<NcclChannel> channel, std::unique_ptr<InFlight> in_flight,
-                   Buffer barrier);
+  NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> channel,
+                   std::unique_ptr<InFlight> in_flight, Buffer barrier);
 
   absl::Status EnqueueNow(Stream& stream, const Collective& call);
   absl::Status EnqueueSums(Stream& stream, const Collective& call);
   void Watch();
   absl::Status WhatIsWrong();
   void SayIfWaiting();
-  absl::Status Deserted();
+  absl::Status LeftByAnother();
   Store& store() const { return parts_.group->store(); }
   absl::Status LateStatus(const CallSummary& call) const;
   absl::Status Named(const absl::Status& error, const CallSummary& call) const;
   std::string RankName() const;
 
   Parts parts_;
-  const std::shared_ptr<CommunicatorNotices> notices_;
   const std::shared_ptr<NcclChannel> channel_;
   const std::unique_ptr<InFlight> in_flight_;
   const Buffer barrier_;

@@ -123,7 +123,6 @@ Store::Store(int rank, std::vector<Participant> participants, std::vector<Connec
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       watched_(std::move(watched)),
       processes_(participants_.size()),
-      failures_heard_(participants_.size()),
       tells_calls_(watched_.calls == nullptr),
       calls_(tells_calls_
                  ? std::make_shared<CallOrder>(rank, std::vector<CallRecord*>(participants_.size()))
@@ -149,7 +148,7 @@ void Store::Stop(std::shared_ptr<Store> store) {
     if (store->rank_ == 0) {
       store->Leave(0);
       store->TellOthers(MessageType::kLeaves, "", store->rank_);
-      goes_on = store->failure_.ok() && store->HasOthers();
+      goes_on = !store->failure_->is_set() && store->HasOthers();
     }
   }
   Wake(store->wake_);
@@ -164,13 +163,12 @@ void Store::Run() {
   // Bytes that came with the last message of the rendezvous cannot be polled for.
   for (size_t i = 0; i < connections_.size(); ++i)
     if (connections_[i].is_open()) Hear(i);
-  while (!stopping_ || (rank_ == 0 && failure_.ok() && HasOthers())) {
+  while (!stopping_ || (rank_ == 0 && !failure_->is_set() && HasOthers())) {
     if (stopping_) watched_.launcher.reset();
     if (std::exchange(to_tell_, false)) {
       const std::vector<Heard> listeners = std::exchange(listeners_, {});
-      const absl::Status why = failure_;
       lock.unlock();
-      for (const Heard& heard : listeners) heard(why);
+      for (const Heard& heard : listeners) heard(status());
       lock.lock();
       continue;
     }
@@ -201,10 +199,10 @@ void Store::Run() {
       Died(static_cast<int>(rank), "");
     }
     if (watched_.launcher.has_value() && is_ready(1 + connections_.size() + processes_.size())) {
-      Broken(absl::UnavailableError(
-                 absl::StrCat("the launcher of the ranks, ", watched_.launcher_name, " (process ",
-                              watched_.launcher->pid, "), has ended: it was killed or crashed")),
-             rank_);
+      SetFailed(absl::UnavailableError(absl::StrCat(
+                    "the launcher of the ranks, ", watched_.launcher_name, " (process ",
+                    watched_.launcher->pid, "), has ended: it was killed or crashed")),
+                rank_);
       watched_.launcher.reset();
     }
     if (!calls_to_hear_.empty()) {
@@ -213,7 +211,7 @@ void Store::Run() {
       lock.unlock();  // comparing many ranks takes a while
       for (const std::string& text : calls) apart.Update(calls_->Hear(text));
       lock.lock();
-      Broken(std::move(apart), rank_);
+      SetFailed(apart, rank_);
     }
     LookAtRounds(WaitPoint::Clock::now());
   }
@@ -237,10 +235,10 @@ void Store::Hear(size_t connection) {
 
 void Store::Died(int rank, std::string_view how) {
   if (watched_.ended_in_order && watched_.ended_in_order(rank)) return Leave(rank);
-  Broken(absl::UnavailableError(absl::StrCat(
-             Name(rank), " has died: it was killed, has crashed or has exited without leaving",
-             absl::string_view(how.data(), how.size()))),
-         rank);
+  SetFailed(absl::UnavailableError(absl::StrCat(
+                Name(rank), " has died: it was killed, has crashed or has exited without leaving",
+                absl::string_view(how.data(), how.size()))),
+            rank);
 }
 
 void Store::Understand(int from, Message message) {
@@ -249,24 +247,16 @@ void Store::Understand(int from, Message message) {
   };
   Unpacker unpacker(message.payload);
   if (message.type == MessageType::kRefusal) {
-    Broken(UnpackStatus(message.payload), from);
+    SetFailed(UnpackStatus(message.payload), from);
   } else if (message.type == MessageType::kLeaves) {
     Leave(from);
-  } else if (message.type == MessageType::kDeparture) {
+  } else if (message.type == MessageType::kLeavesCommunicator) {
     pass_on();
     std::string communicator;
     int size = 0;
-    Departure left;
-    if (unpacker.Read(communicator, size, left.rank, left.name, left.calls, left.exchanges))
-      notices_.Depart(communicator, size, std::move(left));
-  } else if (message.type == MessageType::kFailure) {
-    pass_on();
-    std::string communicator;
-    int reporter = 0;
-    absl::Status why;
-    if (!unpacker.Read(communicator, reporter, why) || !AreRanks({reporter})) return;
-    notices_.Of(communicator)->Fail(why);
-    failures_heard_[static_cast<size_t>(reporter)].fetch_add(1, std::memory_order_release);
+    LeftRank left;
+    if (unpacker.Read(communicator, size, left.name, left.calls))
+      NoteLeft(communicator, size, std::move(left));
   } else if (message.type == MessageType::kCalls) {
     pass_on();
     calls_to_hear_.push_back(std::move(message.payload));
@@ -374,14 +364,12 @@ void Store::Leave(int rank) {
   changed_.notify_all();
 }
 
-void Store::Broken(absl::Status why, int reported_by) {
-  if (!failure_.ok() || why.ok()) return;
-  failure_ = std::move(why);
-  has_failed_.store(true, std::memory_order_release);
-  notices_.FailAll(failure_);
+void Store::SetFailed(const absl::Status& why, int reported_by) {
+  if (failure_->is_set() || why.ok()) return;
+  failure_->Set(why);
   to_tell_ = true;
   // Rank 0 passes it on between ranks that are not connected to each other.
-  TellOthers(MessageType::kRefusal, PackStatus(failure_), reported_by);
+  TellOthers(MessageType::kRefusal, PackStatus(why), reported_by);
   changed_.notify_all();
   Wake(wake_);
 }
@@ -393,14 +381,6 @@ void Store::TellOthers(MessageType type, std::string_view payload, int except) {
   }
 }
 
-bool Store::HasHeardFailures(int rank, uint64_t told) {
-  const std::atomic<uint64_t>& heard = failures_heard_[static_cast<size_t>(rank)];
-  if (heard.load(std::memory_order_acquire) >= told) return true;
-  // Rank 0's process has ended in order. Everything sent before has then been received.
-  const std::scoped_lock lock(mutex_);
-  return !ReachesRankZero();
-}
-
 bool Store::HasOthers() const {
   return std::any_of(connections_.begin(), connections_.end(),
                      [](const Connection& connection) { return connection.is_open(); });
@@ -410,7 +390,7 @@ void Store::TellCalls() {
   // The other ranks are compared when their calls come, or compare themselves.
   absl::Status apart = calls_->Check(rank_);
   const std::scoped_lock lock(mutex_);
-  Broken(std::move(apart), rank_);
+  SetFailed(apart, rank_);
   if (!tells_calls_) return;
   TellOthers(MessageType::kCalls, calls_->Pack(), rank_);
 }
@@ -418,7 +398,7 @@ void Store::TellCalls() {
 std::string Store::CompareCalls(std::span<const int> ranks) {
   absl::Status apart = calls_->Check();
   const std::scoped_lock lock(mutex_);
-  Broken(std::move(apart), rank_);
+  SetFailed(apart, rank_);
   return calls_->Describe(ranks);
 }
 
@@ -428,7 +408,7 @@ absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_vi
                       .interval_seconds = round.notices.interval_seconds});
   const WaitPoint::Deadline late = DeadlineAfter(round.timeout_seconds + kRoundGraceSeconds);
   std::unique_lock lock(mutex_);
-  EBB_RETURN_IF_ERROR(failure_);
+  EBB_RETURN_IF_ERROR(status());
   if (rank_ == 0) {
     Collect(0, round, std::string(mine));
     Wake(wake_);  // there is a deadline now
@@ -438,7 +418,7 @@ absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_vi
     TellOthers(MessageType::kBlob, packed, rank_);
   }
   const auto is_over = [&] {
-    return outcomes_.contains(round.name) || !failure_.ok() || !ReachesRankZero();
+    return outcomes_.contains(round.name) || failure_->is_set() || !ReachesRankZero();
   };
   while (!is_over() && WaitPoint::Clock::now() < late) {
     if (telling.Take().has_value()) {
@@ -458,7 +438,7 @@ absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_vi
   // A failure does not undo a round that all members have come to. The round is older than an
   // outcome that the failure may have caused.
   if (gathered && gathered.mapped().outcome == Gathered::Outcome::kAll) return gathered.mapped();
-  EBB_RETURN_IF_ERROR(failure_);
+  EBB_RETURN_IF_ERROR(status());
   if (gathered) return gathered.mapped();
   return Gathered{
       .outcome = ReachesRankZero() ? Gathered::Outcome::kLate : Gathered::Outcome::kLeft,
@@ -467,44 +447,36 @@ absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_vi
       .absent = {0}};
 }
 
-void Store::Break(const absl::Status& why) {
-  const std::scoped_lock lock(mutex_);
-  Broken(why, rank_);
-}
-
 void Store::Fail(const absl::Status& why) {
-  if (participants_[0].host_name.empty()) return Break(why);  // the ranks are threads
-  Break(absl::Status(why.code(), absl::StrCat(why.message(), " (told by ", Name(rank_), ")")));
+  const std::scoped_lock lock(mutex_);
+  SetFailed(why, rank_);
 }
 
-absl::Status Store::status() {
+void Store::LeaveCommunicator(const std::string& name, int size, const LeftRank& mine) {
   const std::scoped_lock lock(mutex_);
-  return failure_;
+  NoteLeft(name, size, mine);
+  TellOthers(MessageType::kLeavesCommunicator,
+             Packer().Add(name, size, mine.name, mine.calls).Take(), rank_);
 }
 
-void Store::Depart(const std::string& communicator, int size, const Departure& mine) {
-  notices_.Depart(communicator, size, mine);
-  const std::string packed =
-      Packer().Add(communicator, size, mine.rank, mine.name, mine.calls, mine.exchanges).Take();
-  const std::scoped_lock lock(mutex_);
-  TellOthers(MessageType::kDeparture, packed, rank_);
+void Store::NoteLeft(const std::string& communicator, int size, LeftRank left) {
+  Left& known = left_[communicator];
+  if (known.count == 0) known.first = std::move(left);
+  if (++known.count == size) left_.erase(communicator);
 }
 
-void Store::FailCommunicator(const std::string& communicator, const absl::Status& why) {
-  failures_told_.fetch_add(1);  // before any thread of this rank can act on it
-  notices_.Of(communicator)->Fail(why);
+std::optional<LeftRank> Store::FirstToLeave(const std::string& communicator) {
   const std::scoped_lock lock(mutex_);
-  TellOthers(MessageType::kFailure, Packer().Add(communicator, rank_, why).Take(), rank_);
+  const auto left = left_.find(communicator);
+  return left == left_.end() ? std::nullopt : std::optional(left->second.first);
 }
 
 void Store::OnFailure(Heard heard) {
-  absl::Status already;
   {
     const std::scoped_lock lock(mutex_);
-    already = failure_;
-    if (already.ok() || to_tell_) return listeners_.push_back(std::move(heard));
+    if (!failure_->is_set() || to_tell_) return listeners_.push_back(std::move(heard));
   }
-  heard(already);
+  heard(status());
 }
 
 }  // namespace ebb

@@ -31,9 +31,9 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
-#include "ebb/runtime/comm/rendezvous/notices.h"
 #include "ebb/runtime/comm/rendezvous/participant.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
+#include "ebb/runtime/comm/rendezvous/world_failure.h"
 #include "ebb/runtime/comm/wait_notice.h"
 
 namespace ebb {
@@ -45,6 +45,12 @@ struct ParentProcess {
 
   int64_t pid = 0;
   Descriptor process;
+};
+
+// A rank that has left a communicator.
+struct LeftRank {
+  std::string name;    // for messages: "rank 1"
+  uint64_t calls = 0;  // of all ranks together that it has made
 };
 
 class Store {
@@ -99,12 +105,11 @@ class Store {
   // the world has failed.
   absl::StatusOr<Gathered> Gather(const Round& round, std::string_view mine);
 
-  // Reports to all other ranks that this rank has given up, and names it as the reporter; does not
-  // wait for them. The first failure stays. Any thread.
+  // Reports to all other ranks that the world has failed; does not wait for them. The first failure
+  // stays. Any thread.
   void Fail(const absl::Status& why);
-  // The same without the name.
-  void Break(const absl::Status& why);
-  absl::Status status();
+  absl::Status status() const { return failure_->Get(); }
+  const std::shared_ptr<WorldFailure>& failure() const { return failure_; }
   // Calls `heard`, on any thread, with the first failure of any rank: at once if one has happened
   // already.
   void OnFailure(Heard heard);
@@ -116,21 +121,11 @@ class Store {
   // called last.
   std::string CompareCalls(std::span<const int> ranks);
 
-  // Whether the world has failed. True before any communicator's notices say so.
-  bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
-
-  // Notices of one communicator (notices.h). A rank that leaves it, or that it has failed on, tells
-  // all other ranks.
-  std::shared_ptr<CommunicatorNotices> NoticesOf(const std::string& communicator) {
-    return notices_.Of(communicator);
-  }
-  void Depart(const std::string& communicator, int size, const Departure& mine);
-  void FailCommunicator(const std::string& communicator, const absl::Status& why);
-  // Messages that go another way may overtake notices. So such a message carries how many failed
-  // communicators its sender has reported before it, and counts once that many reports of the
-  // sender have come, or no more can come.
-  uint64_t failures_told() const { return failures_told_.load(std::memory_order_acquire); }
-  bool HasHeardFailures(int rank, uint64_t told);
+  // Reports to all other ranks that this rank leaves a communicator of `size` ranks. NCCL does not
+  // report it, and a rank that makes more calls than one that has left waits in vain.
+  void LeaveCommunicator(const std::string& name, int size, const LeftRank& mine);
+  // Nothing once all ranks have left it.
+  std::optional<LeftRank> FirstToLeave(const std::string& communicator);
 
  private:
   // A round at rank 0, until all members have come.
@@ -166,7 +161,8 @@ class Store {
               std::vector<int> absent);
   void LookAtRounds(WaitPoint::Deadline now);
   void Leave(int rank);
-  void Broken(absl::Status why, int reported_by);
+  void SetFailed(const absl::Status& why, int reported_by);
+  void NoteLeft(const std::string& communicator, int size, LeftRank left);
   void Died(int rank, std::string_view how);
   void TellOthers(MessageType type, std::string_view payload, int except);
 
@@ -175,10 +171,8 @@ class Store {
   const Descriptor wake_;
   Watched watched_;
   std::vector<Descriptor> processes_;  // by rank, for ranks of this host
-  Notices notices_;
-  std::atomic<bool> has_failed_{false}, has_ended_{false};
-  std::atomic<uint64_t> failures_told_{0};
-  std::vector<std::atomic<uint64_t>> failures_heard_;  // by rank
+  const std::shared_ptr<WorldFailure> failure_ = std::make_shared<WorldFailure>();
+  std::atomic<bool> has_ended_{false};
   const bool tells_calls_;
   const std::shared_ptr<CallOrder> calls_;
   std::vector<pollfd> polled_;              // used by the thread
@@ -189,12 +183,16 @@ class Store {
   std::condition_variable changed_;
   std::vector<Connection> connections_;
   bool stopping_ = false;
-  absl::Status failure_;
   bool to_tell_ = false;  // failure_ is still to be reported to the listeners
   std::vector<Heard> listeners_;
   std::vector<bool> has_left_;               // by rank
   std::map<std::string, Collected> rounds_;  // rank 0's
   uint64_t settled_ = 0;                     // rounds that are settled
+  struct Left {
+    LeftRank first;
+    int count = 0;
+  };
+  std::map<std::string, Left> left_;  // by communicator, until all of its ranks have left
   std::map<std::string, Gathered>
       outcomes_;  // of rounds that this rank waits for or has not come to yet
 };

@@ -53,13 +53,13 @@ absl::StatusOr<std::vector<std::string>> StoreGroup::AllGather(std::string_view 
   std::string absent = absl::StrJoin(names, ", ");
   if (gathered.absent.size() > kNamed)
     absl::StrAppend(&absent, " and ", gathered.absent.size() - kNamed, " more");
-  store_->Break(gathered.outcome == Store::Gathered::Outcome::kLeft
-                    ? absl::UnavailableError(absl::StrCat(
-                          absent, " has left: its world was destroyed, or its process ends"))
-                    : absl::DeadlineExceededError(absl::StrCat(
-                          "the ranks have waited ", timeout_seconds, " s for ", absent,
-                          ": not there where all ranks tell each other what they need to connect "
-                          "their GPUs")));
+  store_->Fail(gathered.outcome == Store::Gathered::Outcome::kLeft
+                   ? absl::UnavailableError(absl::StrCat(
+                         absent, " has left: its world was destroyed, or its process ends"))
+                   : absl::DeadlineExceededError(absl::StrCat(
+                         "the ranks have waited ", timeout_seconds, " s for ", absent,
+                         ": not there where all ranks tell each other what they need to connect "
+                         "their GPUs")));
   return store_->status();
 }
 

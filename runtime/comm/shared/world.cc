@@ -187,7 +187,7 @@ void SharedWorld::Fail(const absl::Status& why) {
     const std::scoped_lock lock(thread_stores_->mutex);
     if (thread_stores_->made) store = thread_stores_->stores[static_cast<size_t>(rank_)];
   }
-  if (store != nullptr) store->Break(status());
+  if (store != nullptr) store->Fail(status());
 }
 
 void SharedWorld::ListenTo(Store& store) {
@@ -216,7 +216,7 @@ absl::StatusOr<std::shared_ptr<Store>> SharedWorld::store() {
   }
   if (mine == nullptr) return absl::FailedPreconditionError("this rank has left its world");
   if (!std::exchange(listens_, true)) ListenTo(*mine);
-  if (failed()) mine->Break(status());
+  if (failed()) mine->Fail(status());
   return mine;
 }
 
