@@ -76,18 +76,14 @@ absl::StatusOr<std::shared_ptr<StoreGroup>> StoreGroup::Form(const Proposal& pro
     return LeftBeforeCreationStatus(gathered.absent[0], "its communicator or World was destroyed");
   std::vector<Proposal> proposals;
   for (const std::string& packed : gathered.texts) proposals.push_back(UnpackProposal(packed));
-  EBB_ASSIGN_OR_RETURN(const auto groups, FormGroups(world_ranks_, proposals));
-  for (const std::vector<size_t>& members : groups) {
-    if (std::find(members.begin(), members.end(), static_cast<size_t>(rank_)) == members.end())
-      continue;
-    std::vector<int> ranks;
-    for (const size_t member : members) ranks.push_back(world_ranks_[member]);
-    std::string name = absl::StrCat(gathered.number, ":", ranks[0]);
-    auto formed = std::make_shared<StoreGroup>(store_, std::move(name), std::move(ranks));
-    formed->number_ = gathered.number;
-    return formed;
-  }
-  return absl::InternalError("a rank is in none of the groups that it has proposed");
+  EBB_ASSIGN_OR_RETURN(const std::vector<size_t> members,
+                       FormGroup(world_ranks_, proposals, static_cast<size_t>(rank_)));
+  std::vector<int> ranks;
+  for (const size_t member : members) ranks.push_back(world_ranks_[member]);
+  std::string name = absl::StrCat(gathered.number, ":", ranks[0]);
+  auto formed = std::make_shared<StoreGroup>(store_, std::move(name), std::move(ranks));
+  formed->number_ = gathered.number;
+  return formed;
 }
 
 }  // namespace ebb

@@ -15,8 +15,6 @@ namespace ebb {
 namespace {
 
 using shared::GroupSeat;
-using shared::kCalls;
-using shared::kForming;
 
 // An exchange as one word: its number between the two ranks, the peer, and whether this rank
 // receives.
@@ -66,36 +64,33 @@ std::string SharedGroup::RankName(int rank) const {
   return ebb::RankName(place_.world_ranks, rank);
 }
 
-uint64_t SharedGroup::Arrive(shared::Meetings which) {
-  const uint64_t meeting = mine().arrived[which].load(std::memory_order_relaxed) + 1;
-  mine().arrived[which].store(meeting, std::memory_order_seq_cst);
+uint64_t SharedGroup::Arrive() {
+  const uint64_t meeting = mine().arrived.load(std::memory_order_relaxed) + 1;
+  mine().arrived.store(meeting, std::memory_order_seq_cst);
   const uint64_t all = (meeting + 1) / 2 * static_cast<uint64_t>(size());
-  if (header().arrivals[which].of[meeting % 2].fetch_add(1, std::memory_order_seq_cst) + 1 == all)
-    Wake();
+  if (header().arrivals[meeting % 2].fetch_add(1, std::memory_order_seq_cst) + 1 == all) Wake();
   return meeting;
 }
 
 bool SharedGroup::Await(uint64_t meeting, const CallSummary& call, WaitPoint::Deadline deadline) {
-  return AwaitMeeting(kCalls, meeting, options(), &call, deadline).ok();
+  return AwaitMeeting(meeting, options(), &call, deadline).ok();
 }
 
 // `call` is none when ranks meet to form groups with the options that they propose. Once they have
 // agreed on the options, a failure does not undo the groups.
-absl::Status SharedGroup::AwaitMeeting(shared::Meetings which, uint64_t meeting,
-                                       const CommunicatorOptions& options, const CallSummary* call,
-                                       WaitPoint::Deadline deadline, bool is_agreed) {
-  const std::atomic<uint64_t>& arrivals = header().arrivals[which].of[meeting % 2];
+absl::Status SharedGroup::AwaitMeeting(uint64_t meeting, const CommunicatorOptions& options,
+                                       const CallSummary* call, WaitPoint::Deadline deadline,
+                                       bool is_agreed) {
+  const std::atomic<uint64_t>& arrivals = header().arrivals[meeting % 2];
   const uint64_t all = (meeting + 1) / 2 * static_cast<uint64_t>(size());
   const auto met = [&] { return arrivals.load(std::memory_order_seq_cst) >= all; };
   if (call != nullptr && met()) return absl::OkStatus();
   const auto left = [&] { return header().left.load(std::memory_order_acquire) - 1; };
-  const auto is_over = [&] {
-    return met() || left() >= 0 || (which == kForming && header().broken.is_set());
-  };
+  const auto is_over = [&] { return met() || left() >= 0 || header().broken.is_set(); };
   const auto absent = [&] {
     std::vector<int> ranks;
     for (int rank = 0; rank < size(); ++rank) {
-      if (seat(rank).arrived[which].load() < meeting) ranks.push_back(rank);
+      if (seat(rank).arrived.load() < meeting) ranks.push_back(rank);
     }
     return ranks;
   };
@@ -188,7 +183,7 @@ bool SharedGroup::Exchange(const GroupSeat::Call& call, WaitPoint::Deadline dead
   const int peer = call.summary.peer;
   const uint64_t number = ++exchanges_[static_cast<size_t>(peer)];
   GroupSeat &own = mine(), &other = seat(peer);
-  const uint64_t met = own.arrived[kCalls].load();
+  const uint64_t met = own.arrived.load();
   own.post = call;
   own.post_meeting = met;
   own.sent.store(0);
@@ -198,7 +193,7 @@ bool SharedGroup::Exchange(const GroupSeat::Call& call, WaitPoint::Deadline dead
   header().posted.fetch_add(1, std::memory_order_seq_cst);
   Wake();
   const auto is_over = [&] { return own.acknowledged.load() == Word(number, peer); };
-  const auto is_at_a_collective = [&] { return other.arrived[kCalls].load() > met; };
+  const auto is_at_a_collective = [&] { return other.arrived.load() > met; };
   uint64_t posted = 0;
   const auto came = [&] {
     posted = other.posted.load();
@@ -278,18 +273,15 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
   std::copy(packed.begin(), packed.end(), own.packed);
   own.bytes = static_cast<uint32_t>(packed.size());
   own.attached = attached;
-  EBB_RETURN_IF_ERROR(AwaitMeeting(kForming, Arrive(kForming), options, nullptr, deadline));
+  EBB_RETURN_IF_ERROR(AwaitMeeting(Arrive(), options, nullptr, deadline));
   std::vector<Proposal> proposals;
   for (int other = 0; other < size(); ++other) {
     const shared::SharedProposal& theirs = seat(other).proposals[half];
     proposals.push_back(UnpackProposal({theirs.packed, theirs.bytes}));
   }
-  EBB_ASSIGN_OR_RETURN(const auto groups, FormGroups(place_.world_ranks, proposals));
   const auto me = static_cast<size_t>(rank());
-  const std::vector<size_t>& members =
-      *std::find_if(groups.begin(), groups.end(), [&](const std::vector<size_t>& group) {
-        return std::find(group.begin(), group.end(), me) != group.end();
-      });
+  EBB_ASSIGN_OR_RETURN(const std::vector<size_t> members,
+                       FormGroup(place_.world_ranks, proposals, me));
   Place place;
   place.options = proposals[me].options;
   place.options.notices = options.notices;
@@ -311,7 +303,7 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
     for (size_t i = 0; i < members.size(); ++i)
       see(static_cast<int>(i), seat(static_cast<int>(members[i])).proposals[half].attached);
   }
-  if (const absl::Status met = AwaitMeeting(kForming, Arrive(kForming), options, nullptr, deadline,
+  if (const absl::Status met = AwaitMeeting(Arrive(), options, nullptr, deadline,
                                             /*is_agreed=*/true);
       !met.ok()) {
     AwaitNoReader();  // so no rank reads the attached object

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <map>
 #include <new>
 #include <numeric>
 #include <utility>
@@ -100,12 +99,12 @@ absl::StatusOr<std::shared_ptr<SharedWorld>> SharedWorld::Form(
 }
 
 SharedWorld::SharedWorld(int rank, int size, std::shared_ptr<const Mapping> memory,
-                         std::shared_ptr<ThreadStores> stores)
+                         std::shared_ptr<Threads> threads)
     : rank_(rank),
       size_(size),
       layout_(size),
       memory_(std::move(memory)),
-      thread_stores_(std::move(stores)) {
+      threads_(std::move(threads)) {
   SetUp();
 }
 
@@ -184,8 +183,8 @@ void SharedWorld::Fail(const absl::Status& why) {
   SetFailed(why);
   std::shared_ptr<Store> store = store_;
   if (is_threads()) {
-    const std::scoped_lock lock(thread_stores_->mutex);
-    if (thread_stores_->made) store = thread_stores_->stores[static_cast<size_t>(rank_)];
+    const std::scoped_lock lock(threads_->mutex);
+    if (threads_->has_stores) store = threads_->stores[static_cast<size_t>(rank_)];
   }
   if (store != nullptr) store->Fail(status());
 }
@@ -202,13 +201,13 @@ absl::StatusOr<std::shared_ptr<Store>> SharedWorld::store() {
   std::shared_ptr<Store> mine;
   std::vector<std::shared_ptr<Store>> of_ranks_that_left;  // they wait for their threads
   {
-    const std::scoped_lock lock(thread_stores_->mutex);
-    std::vector<std::shared_ptr<Store>>& stores = thread_stores_->stores;
-    if (!thread_stores_->made) {
-      EBB_ASSIGN_OR_RETURN(stores, Store::OfThreads(size_, thread_stores_->calls));
-      thread_stores_->made = true;
+    const std::scoped_lock lock(threads_->mutex);
+    std::vector<std::shared_ptr<Store>>& stores = threads_->stores;
+    if (!threads_->has_stores) {
+      EBB_ASSIGN_OR_RETURN(stores, Store::OfThreads(size_, threads_->calls));
+      threads_->has_stores = true;
       for (size_t rank = 0; rank < stores.size(); ++rank) {
-        if (thread_stores_->has_left[rank])
+        if (threads_->has_left[rank])
           of_ranks_that_left.push_back(std::exchange(stores[rank], nullptr));
       }
     }
@@ -221,17 +220,18 @@ absl::StatusOr<std::shared_ptr<Store>> SharedWorld::store() {
 }
 
 void SharedWorld::NoteFailure(int rank) {
-  uint32_t none = 0;
-  if (place(rank).failed_as.load() == none)
-    place(rank).failed_as.compare_exchange_strong(none, header().failures.fetch_add(1) + 1);
+  if (!is_threads()) return;
+  const std::scoped_lock lock(threads_->mutex);
+  std::vector<int>& failures = threads_->failures;
+  if (std::find(failures.begin(), failures.end(), rank) == failures.end()) failures.push_back(rank);
 }
 
 void SharedWorld::Leave(const std::string& how) {
   if (is_threads()) {
     std::shared_ptr<Store> store;  // its destructor waits for its thread
-    const std::scoped_lock lock(thread_stores_->mutex);
-    thread_stores_->has_left[static_cast<size_t>(rank_)] = true;
-    if (thread_stores_->made) store.swap(thread_stores_->stores[static_cast<size_t>(rank_)]);
+    const std::scoped_lock lock(threads_->mutex);
+    threads_->has_left[static_cast<size_t>(rank_)] = true;
+    if (threads_->has_stores) store.swap(threads_->stores[static_cast<size_t>(rank_)]);
   }
   const std::scoped_lock lock(groups_mutex_);
   for (SharedGroup* const group : groups_) group->Leave(how);
@@ -251,22 +251,15 @@ ThreadWorld::ThreadWorld(int size) {
   const auto memory = std::make_shared<const Mapping>(NewPages(shared::WorldLayout(size).bytes));
   if (memory->data() == nullptr) throw std::bad_alloc();
   MakeWorld(*memory, size, WaitPoint::Scope::kThreads);
-  const auto stores = std::make_shared<SharedWorld::ThreadStores>();
-  stores->has_left.resize(static_cast<size_t>(size));
+  threads_->has_left.resize(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank)
-    ranks_.push_back(std::make_shared<SharedWorld>(rank, size, memory, stores));
-  for (const auto& rank : ranks_) stores->calls.push_back(rank->shared_calls());
+    ranks_.push_back(std::make_shared<SharedWorld>(rank, size, memory, threads_));
+  for (const auto& rank : ranks_) threads_->calls.push_back(rank->shared_calls());
 }
 
 std::vector<int> ThreadWorld::failures() const {
-  std::map<uint32_t, int> order;
-  for (const auto& world : ranks_) {
-    if (const uint32_t failed_as = world->place(world->rank()).failed_as.load(); failed_as != 0)
-      order.emplace(failed_as, world->rank());
-  }
-  std::vector<int> ranks;
-  for (const auto& [failed_as, rank] : order) ranks.push_back(rank);
-  return ranks;
+  const std::scoped_lock lock(threads_->mutex);
+  return threads_->failures;
 }
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> SharedRank::NewCommunicator(

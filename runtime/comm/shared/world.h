@@ -34,17 +34,19 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   static absl::StatusOr<std::shared_ptr<SharedWorld>> Form(
       int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher = std::nullopt,
       std::string launcher_name = "");
-  // The stores of ranks that are threads. Only GPUs need them: the first call makes all.
-  struct ThreadStores {
+  // What ranks that are threads share beside memory. Only GPUs need the stores: the first call makes
+  // all.
+  struct Threads {
     std::mutex mutex;
-    bool made = false;
+    std::vector<int> failures;  // ranks in the order in which they first failed
+    bool has_stores = false;
     std::vector<std::shared_ptr<Store>> stores;  // by rank; null if that rank has left
     std::vector<bool> has_left;
     std::vector<std::shared_ptr<CallOrder>> calls;
   };
   // For threads, in `memory` (ThreadWorld).
   SharedWorld(int rank, int size, std::shared_ptr<const Mapping> memory,
-              std::shared_ptr<ThreadStores> stores);
+              std::shared_ptr<Threads> threads);
   ~SharedWorld();
 
   int rank() const { return rank_; }
@@ -86,7 +88,8 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   absl::Status status() const { return header().failure.Get(); }
   // This rank gives up. The first failure stays.
   void Fail(const absl::Status& why);
-  // `rank` has failed, aborted, returned an error, or made another rank fail by leaving.
+  // For threads: `rank` has failed, aborted, returned an error, or made another rank fail by
+  // leaving.
   void NoteFailure(int rank);
   // This rank makes no more calls, on any communicator.
   void Leave(const std::string& how);
@@ -114,7 +117,7 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   std::vector<SharedGroup*> groups_;
   std::unique_ptr<SharedGroup> all_;
   std::shared_ptr<Store> store_;  // for processes
-  const std::shared_ptr<ThreadStores> thread_stores_;
+  const std::shared_ptr<Threads> threads_;
   bool listens_ = false;  // to the store of this thread
 };
 
@@ -130,6 +133,7 @@ class ThreadWorld {
   std::vector<int> failures() const;
 
  private:
+  const std::shared_ptr<SharedWorld::Threads> threads_ = std::make_shared<SharedWorld::Threads>();
   std::vector<std::shared_ptr<SharedWorld>> ranks_;
 };
 
@@ -159,15 +163,13 @@ class SharedRank : public WorldBackend {
   absl::StatusOr<std::shared_ptr<StoreGroup>> bootstrap() override;
   SharedGroup* threads() override { return world_->is_threads() ? &group_ : nullptr; }
 
- protected:
-  const std::shared_ptr<SharedWorld> world_;
-
  private:
   static WorldRank OnOneHost(int rank, int size) {
     return {
         .rank = rank, .size = size, .local_rank = rank, .local_size = size, .ranks_per_host = size};
   }
 
+  const std::shared_ptr<SharedWorld> world_;
   const std::unique_ptr<SharedGroup> part_;
   SharedGroup& group_;
   std::shared_ptr<StoreGroup> bootstrap_;  // made when it is first needed
