@@ -148,12 +148,4 @@ bool MpiLibrary::TestLocked(OpenMpi::Request& request, int& result) const {
   return complete != 0;
 }
 
-void MpiLibrary::BuryLocked(OpenMpi::Request request, std::shared_ptr<std::byte[]> memory) {
-  std::erase_if(buried_, [this](Buried& buried) {
-    int result = OpenMpi::kSuccess;
-    return TestLocked(buried.request, result) || result != OpenMpi::kSuccess;
-  });
-  buried_.push_back({.request = request, .memory = std::move(memory)});
-}
-
 }  // namespace ebb

@@ -48,9 +48,7 @@ ncclConfig_t NonBlocking() {
 class NcclCommunicator::Calling {
  public:
   explicit Calling(NcclCommunicator& communicator) : communicator_(communicator) {
-    communicator_.calls_.fetch_add(1, std::memory_order_acq_rel);
     communicator_.calling_.store(true, std::memory_order_release);
-    communicator_.idle_.store(false, std::memory_order_release);
     communicator_.changed_.Notify();
   }
   ~Calling() { communicator_.calling_.store(false, std::memory_order_release); }
@@ -205,8 +203,8 @@ absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
   if (channel_->failed()) return absl::OkStatus();
   const CallSummary summary = Summarise(call);
   // The other ranks do not count an exchange between two ranks.
-  std::optional<Calling> calling;
-  if (!IsPointToPoint(call.kind)) calling.emplace(*this);
+  if (!IsPointToPoint(call.kind)) calls_.fetch_add(1, std::memory_order_acq_rel);
+  const Calling calling(*this);
   // NCCL connects ranks and loads kernels when it first needs them.
   std::optional<DriverMemory::Measured> measured;
   if (!std::exchange(has_called_[static_cast<size_t>(call.kind)], true))
@@ -215,10 +213,6 @@ absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
   absl::Status enqueued = in_order ? EnqueueSums(stream, call) : EnqueueNow(stream, call);
   in_flight_->End(stream);
   if (enqueued.ok()) enqueued = stream.status();
-  if (!calling.has_value()) {
-    idle_.store(false, std::memory_order_release);
-    changed_.Notify();
-  }
   if (enqueued.ok() || channel_->failed()) return absl::OkStatus();
   const bool late = absl::IsDeadlineExceeded(enqueued) && enqueued.message().empty();
   store().Fail(late ? LateStatus(summary) : Named(enqueued, summary));
@@ -271,9 +265,10 @@ absl::Status NcclCommunicator::SumInOrder(std::span<std::byte> scratch) {
 
 absl::Status NcclCommunicator::Register(std::span<std::byte> memory) {
   if (memory.empty() || channel_->failed()) return absl::OkStatus();
+  calls_.fetch_add(1, std::memory_order_acq_rel);
+  ++registering_calls_;
   const Calling calling(*this);
   const DriverMemory::Measured measured(parts_.device);
-  ++registering_calls_;
   const absl::Status added =
       registrations_.Add(memory, DeadlineAfter(parts_.options.timeout_seconds));
   if (added.ok() || absl::IsUnimplemented(added) || channel_->failed()) return added;
@@ -308,13 +303,13 @@ void NcclCommunicator::Watch() {
   cudaThreadExchangeStreamCaptureMode(&mode);
   const auto stopped = [this] { return stop_.load(std::memory_order_acquire); };
   const std::chrono::nanoseconds period = WatchPeriod(parts_.options.timeout_seconds);
+  const auto busy = [this] {
+    return !channel_->failed() &&
+           (calling_.load(std::memory_order_acquire) || !in_flight_->empty());
+  };
   while (!stopped()) {
-    changed_.Await([&] { return stopped() || !idle_.load(std::memory_order_acquire); });
-    idle_.store(true, std::memory_order_release);
-    const auto busy = [this] {
-      return calling_.load(std::memory_order_acquire) || !in_flight_->empty();
-    };
-    while (!stopped() && !channel_->failed() && busy()) {
+    changed_.Await([&] { return stopped() || busy(); });
+    while (!stopped() && busy()) {
       if (absl::Status wrong = WhatIsWrong(); !wrong.ok()) store().Fail(wrong);
       SayIfWaiting();
       changed_.Await(stopped, WaitPoint::Clock::now() + period, std::chrono::nanoseconds(0));
@@ -355,16 +350,14 @@ void NcclCommunicator::SayIfWaiting() {
        ++rank) {
     if (order->IsBehind(rank)) behind.push_back(rank);
   }
-  if (order != nullptr) {
-    if (const absl::Status apart = order->Check(); !apart.ok()) store().Fail(apart);
-  }
+  const std::string known = store().CompareCalls(behind);
   // For an exchange: one of the first two ranks may be the missing one, or both are.
   const bool speaks =
       IsPointToPoint(call->kind) || group_.rank <= 1 || (order != nullptr && order->IsFirstHere());
   if (!speaks) return;
   LogWaiting(RankName(), tells_after + *more_seconds,
              WaitsInCall(parts_.options, *call, "other ranks"), parts_.options.timeout_seconds,
-             order == nullptr ? "" : order->Describe(behind));
+             known);
 }
 
 absl::Status NcclCommunicator::LeftByAnother() {

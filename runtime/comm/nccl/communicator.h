@@ -63,7 +63,7 @@ class NcclCommunicator : public CommunicatorBackend {
   void Abort(absl::Status why) override;
 
  private:
-  // Exists while this rank's call needs all ranks.
+  // Exists while this rank calls NCCL.
   class Calling;
 
   NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> channel,
@@ -93,7 +93,6 @@ class NcclCommunicator : public CommunicatorBackend {
   bool left_ = false;
   std::array<bool, kCollectiveKinds> has_called_ = {};  // by kind
   std::atomic<bool> stop_{false};
-  std::atomic<bool> idle_{true};  // for the watching thread: nothing has been enqueued lately
   WaitPoint changed_;
   std::optional<WaitNotice> notice_;  // of the watching thread
   std::thread watch_;

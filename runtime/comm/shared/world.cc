@@ -82,8 +82,11 @@ absl::StatusOr<std::shared_ptr<SharedWorld>> SharedWorld::Form(
   EBB_ASSIGN_OR_RETURN(Mapping memory, file.Map(0, shared::WorldLayout(ranks).bytes));
   EBB_ASSIGN_OR_RETURN(std::vector<Mapping> peer_memory, shared::MapPeerMemory(rank, rendezvous));
   CoreShare::SetForProcess(Sharers(participants, rank));
-  std::shared_ptr<SharedWorld> world(
-      new SharedWorld(rank, ranks, std::move(file), std::move(memory), std::move(peer_memory)));
+  const auto world = std::make_shared<SharedWorld>(
+      rank, ranks,
+      Parts{.file = std::move(file),
+            .memory = std::make_shared<const Mapping>(std::move(memory)),
+            .peer_memory = std::move(peer_memory)});
   const auto weak = std::weak_ptr(world);
   Store::Watched watched = {.launcher = std::move(launcher),
                             .launcher_name = std::move(launcher_name),
@@ -98,28 +101,14 @@ absl::StatusOr<std::shared_ptr<SharedWorld>> SharedWorld::Form(
   return world;
 }
 
-SharedWorld::SharedWorld(int rank, int size, std::shared_ptr<const Mapping> memory,
-                         std::shared_ptr<Threads> threads)
+SharedWorld::SharedWorld(int rank, int size, Parts parts)
     : rank_(rank),
       size_(size),
       layout_(size),
-      memory_(std::move(memory)),
-      threads_(std::move(threads)) {
-  SetUp();
-}
-
-SharedWorld::SharedWorld(int rank, int size, SharedFile file, Mapping memory,
-                         std::vector<Mapping> peer_memory)
-    : rank_(rank),
-      size_(size),
-      layout_(size),
-      file_(std::move(file)),
-      memory_(std::make_shared<const Mapping>(std::move(memory))),
-      peer_memory_(std::move(peer_memory)) {
-  SetUp();
-}
-
-void SharedWorld::SetUp() {
+      file_(std::move(parts.file)),
+      memory_(std::move(parts.memory)),
+      peer_memory_(std::move(parts.peer_memory)),
+      threads_(std::move(parts.threads)) {
   std::vector<CallRecord*> records;
   for (int other = 0; other < size_; ++other) records.push_back(&place(other).calls);
   // The records are in memory that they own, because a store may use them for longer than the world
@@ -253,7 +242,8 @@ ThreadWorld::ThreadWorld(int size) {
   MakeWorld(*memory, size, WaitPoint::Scope::kThreads);
   threads_->has_left.resize(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank)
-    ranks_.push_back(std::make_shared<SharedWorld>(rank, size, memory, threads_));
+    ranks_.push_back(std::make_shared<SharedWorld>(
+        rank, size, SharedWorld::Parts{.memory = memory, .threads = threads_}));
   for (const auto& rank : ranks_) threads_->calls.push_back(rank->shared_calls());
 }
 

@@ -44,9 +44,14 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
     std::vector<bool> has_left;
     std::vector<std::shared_ptr<CallOrder>> calls;
   };
-  // For threads, in `memory` (ThreadWorld).
-  SharedWorld(int rank, int size, std::shared_ptr<const Mapping> memory,
-              std::shared_ptr<Threads> threads);
+  // What the ranks have made together: the file if they are processes, otherwise the threads.
+  struct Parts {
+    std::optional<SharedFile> file = std::nullopt;
+    std::shared_ptr<const Mapping> memory;
+    std::vector<Mapping> peer_memory = {};  // by rank; none if not all could be mapped
+    std::shared_ptr<Threads> threads = nullptr;
+  };
+  SharedWorld(int rank, int size, Parts parts);
   ~SharedWorld();
 
   int rank() const { return rank_; }
@@ -98,9 +103,6 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   void Remove(SharedGroup& group);
 
  private:
-  SharedWorld(int rank, int size, SharedFile file, Mapping memory,
-              std::vector<Mapping> peer_memory);
-  void SetUp();
   void SetFailed(const absl::Status& why);
   void ListenTo(Store& store);
   shared::WorldHeader& header() const {
@@ -111,7 +113,7 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   const shared::WorldLayout layout_;
   std::optional<SharedFile> file_;
   const std::shared_ptr<const Mapping> memory_;
-  const std::vector<Mapping> peer_memory_;  // by rank; none if not all could be mapped
+  const std::vector<Mapping> peer_memory_;
   std::shared_ptr<CallOrder> calls_;
   std::mutex groups_mutex_;
   std::vector<SharedGroup*> groups_;
