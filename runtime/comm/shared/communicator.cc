@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/shared_heap.h"
 #include "ebb/runtime/kernels/mover.h"
@@ -29,11 +28,6 @@ SharedCommunicator::SharedCommunicator(std::shared_ptr<SharedWorld> world, Share
 SharedCommunicator::~SharedCommunicator() {
   AwaitAllEnded();
   group_.Leave("its communicator was destroyed");
-}
-
-void SharedCommunicator::Abort(absl::Status why) {
-  world_->NoteFailure(world_->rank());
-  group_.Fail(AbortStatus(group_.options(), world_->rank(), why));
 }
 
 void SharedCommunicator::FailBehindAnother(const Collective& call) {

@@ -31,7 +31,7 @@ class SharedCommunicator : public TaskCommunicator {
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
   absl::Status status() const override { return group_.status(); }
-  void Abort(absl::Status why) override;
+  void Abort(absl::Status why) override { group_.Abort(why); }
 
  protected:
   void Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) override;

@@ -53,11 +53,6 @@ SharedDeviceCommunicator::~SharedDeviceCommunicator() {
   group_.Leave("its communicator was destroyed");
 }
 
-void SharedDeviceCommunicator::Abort(absl::Status why) {
-  world_->NoteFailure(world_->rank());
-  group_.Fail(AbortStatus(group_.options(), world_->rank(), why));
-}
-
 absl::Status SharedDeviceCommunicator::status() const {
   if (!group_.failed()) {
     if (const absl::Status lost = device_.status(); !lost.ok()) FailBecause(lost);

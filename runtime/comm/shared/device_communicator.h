@@ -40,7 +40,7 @@ class SharedDeviceCommunicator : public CommunicatorBackend {
   int size() const override { return group_.size(); }
   absl::Status Enqueue(Stream& stream, const Collective& call) override;
   absl::Status status() const override;
-  void Abort(absl::Status why) override;
+  void Abort(absl::Status why) override { group_.Abort(why); }
 
  private:
   // A rank's marks. Two are for meetings, in turn: a rank records its mark for the next meeting but

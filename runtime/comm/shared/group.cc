@@ -351,6 +351,11 @@ void SharedGroup::Fail(const absl::Status& why) {
   Wake();
 }
 
+void SharedGroup::Abort(const absl::Status& why) {
+  world_.NoteFailure(world_.rank());
+  Fail(AbortStatus(options(), world_.rank(), why));
+}
+
 void SharedGroup::FailBehindAnother(const CallSummary& call) {
   Fail(LateStatus(options(), RankName(rank()), call, "the operation that it had called before"));
 }

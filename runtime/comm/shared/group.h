@@ -123,6 +123,8 @@ class SharedGroup {
   absl::Status status() const;
   // The first failure stays.
   void Fail(const absl::Status& why);
+  // This rank has decided to fail it.
+  void Abort(const absl::Status& why);
   // As TaskCommunicator's.
   void FailBehindAnother(const CallSummary& call);
   // This rank makes no more calls.
