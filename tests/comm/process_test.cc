@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "ebb/runtime/comm/shared/share_file.h"
+#include "ebb/runtime/comm/shared/shared_file.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/status_macros.h"

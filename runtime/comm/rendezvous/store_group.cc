@@ -44,15 +44,10 @@ absl::StatusOr<std::vector<std::string>> StoreGroup::AllGather(std::string_view 
   round.what = "to connect the ranks' GPUs";
   EBB_ASSIGN_OR_RETURN(Store::Gathered gathered, store_->Gather(round, mine));
   if (gathered.outcome == Store::Gathered::Outcome::kAll) return std::move(gathered.texts);
-  constexpr size_t kNamed = 8;
-  std::vector<std::string> names;
-  for (const int rank : gathered.absent) {
-    if (names.size() < kNamed)
-      names.push_back(Describe(store_->participants()[static_cast<size_t>(rank)]));
-  }
-  std::string absent = absl::StrJoin(names, ", ");
-  if (gathered.absent.size() > kNamed)
-    absl::StrAppend(&absent, " and ", gathered.absent.size() - kNamed, " more");
+  const std::string absent =
+      absl::StrJoin(gathered.absent, ", ", [this](std::string* out, int rank) {
+        absl::StrAppend(out, Describe(store_->participants()[static_cast<size_t>(rank)]));
+      });
   store_->Fail(gathered.outcome == Store::Gathered::Outcome::kLeft
                    ? absl::UnavailableError(absl::StrCat(
                          absent, " has left: its world was destroyed, or its process ends"))

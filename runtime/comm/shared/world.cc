@@ -11,7 +11,6 @@
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/shared/communicator.h"
-#include "ebb/runtime/comm/shared/share_file.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/core_share.h"
 
