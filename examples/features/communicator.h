@@ -52,7 +52,6 @@ class CountingWorld : public ebb::WorldBackend {
       : WorldBackend(inner.backend()->me()), inner_(std::move(inner)), calls_(calls) {}
   void Fail(absl::Status why) override { inner_.Fail(std::move(why)); }
   ebb::CallOrder* calls() override { return inner_.calls(); }
-  void TellCalls() override { inner_.TellCalls(); }
   absl::StatusOr<std::shared_ptr<ebb::WorldBackend>> Split(const ebb::Proposal& proposal) override {
     absl::StatusOr<ebb::World> part = inner_.Split(proposal.colour, proposal.key, proposal.options);
     if (!part.ok()) return part.status();

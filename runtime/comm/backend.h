@@ -112,8 +112,6 @@ class WorldBackend {
   virtual void Fail(absl::Status why) = 0;
   // Where the ranks compare the order of their calls. Null: they do not, or there is one rank.
   virtual CallOrder* calls() { return nullptr; }
-  // Sends this rank's calls to the ranks that cannot read its memory. Any thread.
-  virtual void TellCalls() {}
   // Where ranks with GPUs exchange what connects their GPUs. An error: they have no such place.
   virtual absl::StatusOr<std::shared_ptr<StoreGroup>> bootstrap() {
     return absl::UnimplementedError("these ranks cannot be given GPUs");

@@ -92,9 +92,6 @@ class World {
   // The calls that all ranks make in one order; null in a world of one rank and in parts. It lives
   // as long as the world.
   CallOrder* calls() const { return backend_->calls(); }
-  // Sends this rank's calls to the ranks of other hosts, during a wait outside of this world. Any
-  // thread.
-  void TellCalls() const { backend_->TellCalls(); }
 
   // Every communicator of every rank, parts included, fails with `why`. No rank waits for this one
   // any longer.

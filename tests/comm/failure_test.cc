@@ -315,7 +315,7 @@ TEST_P(FailureTest, DifferentCallsOutsideOfTheWorldAreAnErrorAtOnce) {
     const CallKind kind = world.rank() == 2 ? CallKind::kEvaluation : CallKind::kStep;
     if (const absl::Status apart = order->Note({.kind = kind, .engine = engine}); !apart.ok())
       world.Fail(apart);
-    beside->store().TellCalls();
+    beside->store().SendCalls();
     std::future<absl::Status> failure = heard->get_future();
     if (failure.wait_for(std::chrono::minutes(1)) != std::future_status::ready)
       return absl::DeadlineExceededError("nothing has been heard");

@@ -106,7 +106,7 @@ TEST(HostsWorld, DifferentCallsAreAnErrorOnAllRanks) {
     const CallKind kind = world->rank() == 3 ? CallKind::kEvaluation : CallKind::kStep;
     const absl::Status apart = world->calls()->Note({.kind = kind, .engine = engine});
     if (!apart.ok()) world->Fail(apart);
-    world->TellCalls();
+    (*world->bootstrap())->store().SendCalls();
     return ear.Wait();
   });
   for (const absl::Status& status : seen) {

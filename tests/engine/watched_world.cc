@@ -70,7 +70,6 @@ class WatchedWorld : public WorldBackend {
 
   void Fail(absl::Status why) override { world_.Fail(std::move(why)); }
   CallOrder* calls() override { return world_.calls(); }
-  void TellCalls() override { world_.TellCalls(); }
 
   absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) override {
     EBB_ASSIGN_OR_RETURN(World part, world_.Split(proposal.colour, proposal.key, proposal.options));

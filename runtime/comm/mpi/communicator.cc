@@ -99,7 +99,7 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
                             absl::FunctionRef<std::vector<int>()> absent,
                             WaitPoint::Deadline deadline) {
   Backoff backoff;
-  std::optional<WaitNotice> notice, telling;
+  std::optional<WaitNotice> notice, sending;
   for (;;) {
     if (condition()) return true;
     if (failed()) return false;
@@ -117,13 +117,13 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
       NoticeTimes times = options_.notices;
       notice.emplace(times, now);
       times.first_seconds /= 5;  // the other hosts need this rank's calls to compare
-      telling.emplace(times, now);
+      sending.emplace(times, now);
     }
-    if (telling->Take(now).has_value()) store().TellCalls();
+    if (sending->Take(now).has_value()) store().SendCalls();
     if (const std::optional<double> seconds = notice->Take(now)) {
       const std::vector<int> missing = absent();
       const std::string known = store().CompareCalls(WorldRanksOf(group_->world_ranks(), missing));
-      if (!failed() && !missing.empty() && SpeaksFor(call.kind, rank_, missing)) {
+      if (!failed() && !missing.empty() && LogsFor(call.kind, rank_, missing)) {
         LogWaiting(
             RankName(rank_), *seconds,
             WaitsInCall(options_, Summarise(call), RankNames(group_->world_ranks(), missing)),

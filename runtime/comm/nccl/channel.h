@@ -1,9 +1,9 @@
 // Owns one ncclComm_t: makes its calls one at a time and without blocking, reports its asynchronous
 // errors, and ends it: by ncclCommAbort once anything has failed.
 //
-// ncclCommAbort blocks. First it tells the kernels of its own communicator to end. Then it frees
+// ncclCommAbort blocks. First it ends the kernels of its own communicator. Then it frees
 // memory, which waits for the whole device, where kernels of other communicators wait for the same
-// dead rank and have not been told to end. So every channel aborts on a thread of its own, and none
+// dead rank and have not been ended. So every channel aborts on a thread of its own, and none
 // waits for another. The channel starts this thread when it is made, because a host function, which
 // may call no CUDA, can notice a failure, and the system may then grant no thread. NCCL's groups
 // (from 2.22 on) would do for channels that are ready. They would not for a channel with a launch

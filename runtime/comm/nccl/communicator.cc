@@ -311,7 +311,7 @@ void NcclCommunicator::Watch() {
     changed_.Await([&] { return stopped() || busy(); });
     while (!stopped() && busy()) {
       if (absl::Status wrong = WhatIsWrong(); !wrong.ok()) store().Fail(wrong);
-      SayIfWaiting();
+      LogIfWaiting();
       changed_.Await(stopped, WaitPoint::Clock::now() + period, std::chrono::nanoseconds(0));
     }
   }
@@ -329,19 +329,19 @@ absl::Status NcclCommunicator::WhatIsWrong() {
 }
 
 // NCCL does not say which ranks are missing. The last calls of the ranks may.
-void NcclCommunicator::SayIfWaiting() {
+void NcclCommunicator::LogIfWaiting() {
   const NoticeTimes& times = parts_.options.notices;
-  const double tells_after = times.first_seconds / 5;  // the others compare them
-  const std::optional<CallSummary> call = in_flight_->Late(tells_after);
+  const double sends_after = times.first_seconds / 5;  // the others compare them
+  const std::optional<CallSummary> call = in_flight_->Late(sends_after);
   if (!call.has_value() || channel_->failed()) {
     notice_.reset();
     return;
   }
   CallOrder* const order = store().calls();
   if (!notice_.has_value()) {
-    notice_.emplace(NoticeTimes{.first_seconds = times.first_seconds - tells_after,
+    notice_.emplace(NoticeTimes{.first_seconds = times.first_seconds - sends_after,
                                 .interval_seconds = times.interval_seconds});
-    store().TellCalls();
+    store().SendCalls();
   }
   const std::optional<double> more_seconds = notice_->Take();
   if (!more_seconds.has_value()) return;
@@ -352,10 +352,10 @@ void NcclCommunicator::SayIfWaiting() {
   }
   const std::string known = store().CompareCalls(behind);
   // For an exchange: one of the first two ranks may be the missing one, or both are.
-  const bool speaks =
+  const bool logs =
       IsPointToPoint(call->kind) || group_.rank <= 1 || (order != nullptr && order->IsFirstHere());
-  if (!speaks) return;
-  LogWaiting(RankName(), tells_after + *more_seconds,
+  if (!logs) return;
+  LogWaiting(RankName(), sends_after + *more_seconds,
              WaitsInCall(parts_.options, *call, "other ranks"), parts_.options.timeout_seconds,
              known);
 }

@@ -73,7 +73,7 @@ class NcclCommunicator : public CommunicatorBackend {
   absl::Status EnqueueSums(Stream& stream, const Collective& call);
   void Watch();
   absl::Status WhatIsWrong();
-  void SayIfWaiting();
+  void LogIfWaiting();
   absl::Status LeftByAnother();
   Store& store() const { return parts_.group->store(); }
   absl::Status LateStatus(const CallSummary& call) const;

@@ -23,7 +23,6 @@ class HostsRank : public WorldBackend {
   absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) override;
   void Fail(absl::Status why) override;
   CallOrder* calls() override;
-  void TellCalls() override { group_->store().TellCalls(); }
   absl::StatusOr<std::shared_ptr<StoreGroup>> bootstrap() override { return group_; }
 
  protected:

@@ -1,7 +1,7 @@
 // How processes that know only a place and their ranks become a world: rank 0 listens, the others
 // connect and give their ranks, and rank 0 sends all of them the list.
 //
-//   rank 0   listen --- hear all --- table ---+--- all-gather of small texts ... --+
+//   rank 0   listen --- admit all --- table ---+--- all-gather of small texts ... --+
 //   rank r   connect --- hello --- welcome ---+                                    +-- connections
 //
 // Rank 0 welcomes each rank at once, also while others are missing. So a rank without a welcome
@@ -62,12 +62,12 @@ class Rendezvous {
 
  private:
   explicit Rendezvous(const RendezvousOptions& options);
-  absl::Status JoinAsHost();
-  absl::Status JoinAsGuest();
+  absl::Status JoinAsRankZero();
+  absl::Status JoinAsOtherRank();
   absl::Status ReceiveTable();
-  void SayWaiting(double seconds, const absl::Status& last) const;
-  absl::StatusOr<std::vector<std::string>> AllGatherAsHost(std::string_view mine);
-  absl::StatusOr<std::vector<std::string>> AllGatherAsGuest(std::string_view mine);
+  void LogWait(double seconds, const absl::Status& last) const;
+  absl::StatusOr<std::vector<std::string>> AllGatherAsRankZero(std::string_view mine);
+  absl::StatusOr<std::vector<std::string>> AllGatherAsOtherRank(std::string_view mine);
   absl::Status ReadTable(std::string_view payload);
   absl::Status FromRankZero(const absl::Status& error) const;
   absl::Status NotWelcomed(const absl::Status& error) const;

@@ -26,7 +26,7 @@ namespace {
 // Every rank's thread reads all that comes, so a rank that takes nothing for this time has ended or
 // is stuck.
 constexpr std::chrono::milliseconds kSendPatience{500};
-// The other ranks wait a little longer than rank 0, so that rank 0 can tell them which rank is
+// The other ranks wait a little longer than rank 0, so that rank 0 can send them which rank is
 // missing.
 constexpr double kRoundGraceSeconds = 1;
 
@@ -45,7 +45,7 @@ void Wake(const Descriptor& event) {
   [[maybe_unused]] const ssize_t written = write(event.get(), &one, sizeof(one));
 }
 
-void Rest(const Descriptor& event) {
+void Drain(const Descriptor& event) {
   uint64_t wakes = 0;
   [[maybe_unused]] const ssize_t bytes = read(event.get(), &wakes, sizeof(wakes));
 }
@@ -106,7 +106,7 @@ absl::StatusOr<std::shared_ptr<Store>> Store::Start(std::shared_ptr<Store> store
       of->has_ended_.store(true, std::memory_order_release);
     });
   } catch (const std::system_error& error) {
-    return NoThread("no thread to hear the other ranks", error);
+    return NoThread("no thread to receive from the other ranks", error);
   }
   pthread_setname_np(store->thread_.native_handle(), "ebb-store");
   return std::shared_ptr<Store>(store.get(), [store](Store*) mutable { Stop(std::move(store)); });
@@ -123,8 +123,8 @@ Store::Store(int rank, std::vector<Participant> participants, std::vector<Connec
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       watched_(std::move(watched)),
       processes_(participants_.size()),
-      tells_calls_(watched_.calls == nullptr),
-      calls_(tells_calls_
+      sends_calls_(watched_.calls == nullptr),
+      calls_(sends_calls_
                  ? std::make_shared<CallOrder>(rank, std::vector<CallRecord*>(participants_.size()))
                  : watched_.calls),
       connections_(std::move(connections)),
@@ -147,7 +147,7 @@ void Store::Stop(std::shared_ptr<Store> store) {
     store->stopping_ = true;
     if (store->rank_ == 0) {
       store->Leave(0);
-      store->TellOthers(MessageType::kLeaves, "", store->rank_);
+      store->SendToOthers(MessageType::kLeaves, "", store->rank_);
       goes_on = !store->failure_->is_set() && store->HasOthers();
     }
   }
@@ -162,13 +162,13 @@ void Store::Run() {
   std::unique_lock lock(mutex_);
   // Bytes that came with the last message of the rendezvous cannot be polled for.
   for (size_t i = 0; i < connections_.size(); ++i)
-    if (connections_[i].is_open()) Hear(i);
+    if (connections_[i].is_open()) ReceiveFrom(i);
   while (!stopping_ || (rank_ == 0 && !failure_->is_set() && HasOthers())) {
     if (stopping_) watched_.launcher.reset();
-    if (std::exchange(to_tell_, false)) {
-      const std::vector<Heard> listeners = std::exchange(listeners_, {});
+    if (std::exchange(to_report_, false)) {
+      const std::vector<Listener> listeners = std::exchange(listeners_, {});
       lock.unlock();
-      for (const Heard& heard : listeners) heard(status());
+      for (const Listener& listener : listeners) listener(status());
       lock.lock();
       continue;
     }
@@ -189,9 +189,9 @@ void Store::Run() {
     const int ready = poll(polled_.data(), polled_.size(), wait);
     lock.lock();
     const auto is_ready = [&](size_t place) { return ready > 0 && polled_[place].revents != 0; };
-    if (is_ready(0)) Rest(wake_);
+    if (is_ready(0)) Drain(wake_);
     for (size_t i = 0; i < connections_.size(); ++i) {
-      if (is_ready(1 + i)) Hear(i);
+      if (is_ready(1 + i)) ReceiveFrom(i);
     }
     for (size_t rank = 0; rank < processes_.size(); ++rank) {
       if (!is_ready(1 + connections_.size() + rank)) continue;
@@ -205,20 +205,20 @@ void Store::Run() {
                 rank_);
       watched_.launcher.reset();
     }
-    if (!calls_to_hear_.empty()) {
-      const std::vector<std::string> calls = std::exchange(calls_to_hear_, {});
+    if (!received_calls_.empty()) {
+      const std::vector<std::string> calls = std::exchange(received_calls_, {});
       absl::Status apart;
       lock.unlock();  // comparing many ranks takes a while
-      for (const std::string& text : calls) apart.Update(calls_->Hear(text));
+      for (const std::string& text : calls) apart.Update(calls_->Receive(text));
       lock.lock();
       SetFailed(apart, rank_);
     }
     LookAtRounds(WaitPoint::Clock::now());
   }
-  TellOthers(MessageType::kGoodbye, "", rank_);
+  SendToOthers(MessageType::kGoodbye, "", rank_);
 }
 
-void Store::Hear(size_t connection) {
+void Store::ReceiveFrom(size_t connection) {
   const int from = RankAt(connection);
   for (;;) {
     absl::StatusOr<std::optional<Message>> message = connections_[connection].TryReceive();
@@ -243,7 +243,7 @@ void Store::Died(int rank, std::string_view how) {
 
 void Store::Understand(int from, Message message) {
   const auto pass_on = [&] {
-    if (rank_ == 0) TellOthers(message.type, message.payload, from);
+    if (rank_ == 0) SendToOthers(message.type, message.payload, from);
   };
   Unpacker unpacker(message.payload);
   if (message.type == MessageType::kRefusal) {
@@ -259,7 +259,7 @@ void Store::Understand(int from, Message message) {
       NoteLeft(communicator, size, std::move(left));
   } else if (message.type == MessageType::kCalls) {
     pass_on();
-    calls_to_hear_.push_back(std::move(message.payload));
+    received_calls_.push_back(std::move(message.payload));
   } else if (message.type == MessageType::kBlob && rank_ == 0) {
     Round round;
     std::string text;
@@ -345,8 +345,8 @@ void Store::LookAtRounds(WaitPoint::Deadline now) {
     } else if (const std::optional<double> seconds = round.notice->Take(now)) {
       const auto first = std::find_if(round.texts.begin(), round.texts.end(),
                                       [](const auto& text) { return text.has_value(); });
-      const int speaks = round.members[static_cast<size_t>(first - round.texts.begin())];
-      LogWaiting(absl::StrCat("rank ", speaks), *seconds,
+      const int logs = round.members[static_cast<size_t>(first - round.texts.begin())];
+      LogWaiting(absl::StrCat("rank ", logs), *seconds,
                  absl::StrCat("for ", RankNames(absent), " ", round.what), round.timeout_seconds,
                  calls_->Describe(absent));
     }
@@ -367,14 +367,14 @@ void Store::Leave(int rank) {
 void Store::SetFailed(const absl::Status& why, int reported_by) {
   if (failure_->is_set() || why.ok()) return;
   failure_->Set(why);
-  to_tell_ = true;
+  to_report_ = true;
   // Rank 0 passes it on between ranks that are not connected to each other.
-  TellOthers(MessageType::kRefusal, PackStatus(why), reported_by);
+  SendToOthers(MessageType::kRefusal, PackStatus(why), reported_by);
   changed_.notify_all();
   Wake(wake_);
 }
 
-void Store::TellOthers(MessageType type, std::string_view payload, int except) {
+void Store::SendToOthers(MessageType type, std::string_view payload, int except) {
   for (size_t i = 0; i < connections_.size(); ++i) {
     if (connections_[i].is_open() && RankAt(i) != except)
       connections_[i].Send(type, payload, Soon()).IgnoreError();  // an ended rank shows later
@@ -386,13 +386,13 @@ bool Store::HasOthers() const {
                      [](const Connection& connection) { return connection.is_open(); });
 }
 
-void Store::TellCalls() {
+void Store::SendCalls() {
   // The other ranks are compared when their calls come, or compare themselves.
   absl::Status apart = calls_->Check(rank_);
   const std::scoped_lock lock(mutex_);
   SetFailed(apart, rank_);
-  if (!tells_calls_) return;
-  TellOthers(MessageType::kCalls, calls_->Pack(), rank_);
+  if (!sends_calls_) return;
+  SendToOthers(MessageType::kCalls, calls_->Pack(), rank_);
 }
 
 std::string Store::CompareCalls(std::span<const int> ranks) {
@@ -404,7 +404,7 @@ std::string Store::CompareCalls(std::span<const int> ranks) {
 
 absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_view mine) {
   // A rank that waits sends its calls, so that the others can compare them.
-  WaitNotice telling({.first_seconds = round.notices.first_seconds / 5,
+  WaitNotice sending({.first_seconds = round.notices.first_seconds / 5,
                       .interval_seconds = round.notices.interval_seconds});
   const WaitPoint::Deadline late = DeadlineAfter(round.timeout_seconds + kRoundGraceSeconds);
   std::unique_lock lock(mutex_);
@@ -415,19 +415,19 @@ absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_vi
   } else {
     const std::string packed =
         Packer().Add(round.name, round.what, round.timeout_seconds, round.members, mine).Take();
-    TellOthers(MessageType::kBlob, packed, rank_);
+    SendToOthers(MessageType::kBlob, packed, rank_);
   }
   const auto is_over = [&] {
     return outcomes_.contains(round.name) || failure_->is_set() || !ReachesRankZero();
   };
   while (!is_over() && WaitPoint::Clock::now() < late) {
-    if (telling.Take().has_value()) {
+    if (sending.Take().has_value()) {
       lock.unlock();
-      TellCalls();
+      SendCalls();
       lock.lock();
       continue;
     }
-    const WaitPoint::Deadline next = std::min(late, telling.due());
+    const WaitPoint::Deadline next = std::min(late, sending.due());
     if (next == WaitPoint::kNever) {
       changed_.wait(lock, is_over);
     } else {
@@ -455,8 +455,8 @@ void Store::Fail(const absl::Status& why) {
 void Store::LeaveCommunicator(const std::string& name, int size, const LeftRank& mine) {
   const std::scoped_lock lock(mutex_);
   NoteLeft(name, size, mine);
-  TellOthers(MessageType::kLeavesCommunicator,
-             Packer().Add(name, size, mine.name, mine.calls).Take(), rank_);
+  SendToOthers(MessageType::kLeavesCommunicator,
+               Packer().Add(name, size, mine.name, mine.calls).Take(), rank_);
 }
 
 void Store::NoteLeft(const std::string& communicator, int size, LeftRank left) {
@@ -471,12 +471,12 @@ std::optional<LeftRank> Store::FirstToLeave(const std::string& communicator) {
   return left == left_.end() ? std::nullopt : std::optional(left->second.first);
 }
 
-void Store::OnFailure(Heard heard) {
+void Store::OnFailure(Listener listener) {
   {
     const std::scoped_lock lock(mutex_);
-    if (!failure_->is_set() || to_tell_) return listeners_.push_back(std::move(heard));
+    if (!failure_->is_set() || to_report_) return listeners_.push_back(std::move(listener));
   }
-  heard(status());
+  listener(status());
 }
 
 }  // namespace ebb

@@ -3,7 +3,7 @@
 // process.
 //
 //   rank 1 ---+            a rank sends a text     rank 0 sends it to the others
-//   rank 2 ---+--- rank 0  its connection closes   rank 0 tells the others
+//   rank 2 ---+--- rank 0  its connection closes   rank 0 sends it to the others
 //   rank 3 ---+            rank 0's closes         each sees it
 //
 // Rank 0 goes on passing messages on after it has left, until the others have left or its process
@@ -55,7 +55,7 @@ struct LeftRank {
 
 class Store {
  public:
-  using Heard = std::function<void(const absl::Status& why)>;
+  using Listener = std::function<void(const absl::Status& why)>;
 
   // What is watched beside the connections.
   struct Watched {
@@ -79,7 +79,7 @@ class Store {
   ~Store();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
-  // The thread hears nothing more.
+  // The thread receives nothing more.
   bool has_ended() const { return has_ended_.load(std::memory_order_acquire); }
 
   int rank() const { return rank_; }
@@ -110,13 +110,13 @@ class Store {
   void Fail(const absl::Status& why);
   absl::Status status() const { return failure_->Get(); }
   const std::shared_ptr<WorldFailure>& failure() const { return failure_; }
-  // Calls `heard`, on any thread, with the first failure of any rank: at once if one has happened
+  // Calls `listener`, on any thread, with the first failure of any rank: at once if one has happened
   // already.
-  void OnFailure(Heard heard);
+  void OnFailure(Listener listener);
   // As WorldBackend's.
   CallOrder* calls() { return participants_.size() > 1 ? calls_.get() : nullptr; }
   // Sends this rank's calls to all others. Fails if the known calls differ.
-  void TellCalls();
+  void SendCalls();
   // The same for the calls that are known here. If they do not differ, returns what `ranks` have
   // called last.
   std::string CompareCalls(std::span<const int> ranks);
@@ -146,7 +146,7 @@ class Store {
   static void Stop(std::shared_ptr<Store> store);
   void Run();
   void WatchProcesses();
-  void Hear(size_t connection);
+  void ReceiveFrom(size_t connection);
   // The rank at the other end of a connection.
   int RankAt(size_t connection) const { return rank_ == 0 ? static_cast<int>(connection) : 0; }
   std::string Name(int rank) const { return Describe(participants_[static_cast<size_t>(rank)]); }
@@ -164,7 +164,7 @@ class Store {
   void SetFailed(const absl::Status& why, int reported_by);
   void NoteLeft(const std::string& communicator, int size, LeftRank left);
   void Died(int rank, std::string_view how);
-  void TellOthers(MessageType type, std::string_view payload, int except);
+  void SendToOthers(MessageType type, std::string_view payload, int except);
 
   const int rank_;
   const std::vector<Participant> participants_;
@@ -173,18 +173,18 @@ class Store {
   std::vector<Descriptor> processes_;  // by rank, for ranks of this host
   const std::shared_ptr<WorldFailure> failure_ = std::make_shared<WorldFailure>();
   std::atomic<bool> has_ended_{false};
-  const bool tells_calls_;
+  const bool sends_calls_;
   const std::shared_ptr<CallOrder> calls_;
-  std::vector<pollfd> polled_;              // used by the thread
-  std::vector<std::string> calls_to_hear_;  // used by the thread
+  std::vector<pollfd> polled_;               // used by the thread
+  std::vector<std::string> received_calls_;  // used by the thread
   std::thread thread_;
 
   std::mutex mutex_;  // guards the members below; only the thread receives and closes
   std::condition_variable changed_;
   std::vector<Connection> connections_;
   bool stopping_ = false;
-  bool to_tell_ = false;  // failure_ is still to be reported to the listeners
-  std::vector<Heard> listeners_;
+  bool to_report_ = false;  // failure_ is still to be reported to the listeners
+  std::vector<Listener> listeners_;
   std::vector<bool> has_left_;               // by rank
   std::map<std::string, Collected> rounds_;  // rank 0's
   uint64_t settled_ = 0;                     // rounds that are settled

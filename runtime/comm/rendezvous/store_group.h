@@ -29,7 +29,6 @@ class StoreGroup {
   // Of a group that Form has made: no other group has it.
   uint64_t number() const { return number_; }
   Store& store() const { return *store_; }
-  const std::shared_ptr<Store>& shared_store() const { return store_; }
 
   // The functions below are collective: all ranks call them in the same order, one thread on each
   // rank.

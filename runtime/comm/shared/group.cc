@@ -97,7 +97,7 @@ absl::Status SharedGroup::AwaitMeeting(uint64_t meeting, const CommunicatorOptio
   if (call != nullptr && header().posted.load(std::memory_order_seq_cst) > 0)
     FailIfAwaited(*call, meeting);
   Sleep(is_over, deadline, options.notices,
-        [&](double seconds) { SayWaiting(options, call, absent(), seconds); });
+        [&](double seconds) { LogWait(options, call, absent(), seconds); });
   if (call != nullptr) {
     // A rank that has left had come to this meeting before, or the meeting would not be complete.
     // So that is looked at last.
@@ -123,22 +123,23 @@ absl::Status SharedGroup::AwaitMeeting(uint64_t meeting, const CommunicatorOptio
 }
 
 void SharedGroup::Sleep(absl::FunctionRef<bool()> condition, WaitPoint::Deadline deadline,
-                        const NoticeTimes& notices, absl::FunctionRef<void(double seconds)> say) {
+                        const NoticeTimes& notices,
+                        absl::FunctionRef<void(double seconds)> log_wait) {
   const auto begin = WaitPoint::Clock::now();
   const std::chrono::nanoseconds spin = spins_ ? spin_ : std::chrono::nanoseconds(0);
-  AwaitAndSay(
-      point(), [&] { return condition() || failed(); }, deadline, spin, notices, say);
+  AwaitAndLog(
+      point(), [&] { return condition() || failed(); }, deadline, spin, notices, log_wait);
   constexpr std::chrono::nanoseconds kShortest{1000}, kLongest{30'000};
   const bool slept = WaitPoint::Clock::now() - begin > spin;
   spin_ = slept ? std::max(kShortest, spin_ / 2) : std::min(kLongest, spin_ * 2);
 }
 
-void SharedGroup::SayWaiting(const CommunicatorOptions& options, const CallSummary* call,
-                             std::span<const int> absent, double seconds) {
+void SharedGroup::LogWait(const CommunicatorOptions& options, const CallSummary* call,
+                          std::span<const int> absent, double seconds) {
   const std::vector<int> world_ranks = WorldRanksOf(place_.world_ranks, absent);
   const std::string known = world_.CompareCalls(world_ranks);
   const CollectiveKind kind = call != nullptr ? call->kind : CollectiveKind::kBarrier;
-  if (failed() || header().broken.is_set() || absent.empty() || !SpeaksFor(kind, rank(), absent))
+  if (failed() || header().broken.is_set() || absent.empty() || !LogsFor(kind, rank(), absent))
     return;
   LogWaiting(call != nullptr ? RankName(rank()) : absl::StrCat("rank ", world_rank(rank())),
              seconds,
@@ -169,7 +170,7 @@ bool SharedGroup::AwaitPeer(const CallSummary& call, WaitPoint::Deadline deadlin
   const auto has_left = [&] { return seat(peer).has_left.load(std::memory_order_acquire) != 0; };
   Sleep([&] { return condition() || has_left(); }, deadline, options().notices,
         [&](double seconds) {
-          SayWaiting(options(), &call, {&peer, 1}, seconds);
+          LogWait(options(), &call, {&peer, 1}, seconds);
         });
   if (condition()) return true;
   if (failed()) return false;

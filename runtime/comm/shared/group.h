@@ -134,12 +134,12 @@ class SharedGroup {
   absl::Status AwaitMeeting(uint64_t meeting, const CommunicatorOptions& options,
                             const CallSummary* call, WaitPoint::Deadline deadline,
                             bool is_agreed = false);
-  // Waits until `condition()` or a failure. `say`: called with the seconds, when the log is to
+  // Waits until `condition()` or a failure. `log_wait`: called with the seconds, when the log is to
   // report the wait.
   void Sleep(absl::FunctionRef<bool()> condition, WaitPoint::Deadline deadline,
-             const NoticeTimes& notices, absl::FunctionRef<void(double seconds)> say);
-  void SayWaiting(const CommunicatorOptions& options, const CallSummary* call,
-                  std::span<const int> absent, double seconds);
+             const NoticeTimes& notices, absl::FunctionRef<void(double seconds)> log_wait);
+  void LogWait(const CommunicatorOptions& options, const CallSummary* call,
+               std::span<const int> absent, double seconds);
   void FailLate(const CallSummary& call, std::span<const int> absent);
   void FailIfAwaited(const CallSummary& call, uint64_t meeting);
   bool FailBecauseLeft(int rank);

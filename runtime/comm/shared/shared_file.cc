@@ -138,10 +138,10 @@ absl::StatusOr<std::optional<SharedFile>> ShareNameless(int rank, Rendezvous& re
   if (file.has_value()) {
     EBB_ASSIGN_OR_RETURN(file, OrRefuse(rendezvous, Filled(*std::move(file), fill)));
   }
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> told,
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> packed,
                        rendezvous.AllGather(file.has_value() ? PackFile(file->descriptor()) : ""));
   if (rank != 0) {
-    Descriptor opened = OpenPeerFile(rendezvous.participants()[0], told[0], O_RDWR);
+    Descriptor opened = OpenPeerFile(rendezvous.participants()[0], packed[0], O_RDWR);
     if (opened.is_open()) file = SharedFile(std::move(opened));
   }
   EBB_ASSIGN_OR_RETURN(const std::vector<std::string> open,
