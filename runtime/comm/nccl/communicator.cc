@@ -119,16 +119,12 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Form(Part
   EBB_ASSIGN_OR_RETURN(const ncclUniqueId id, AgreeOnId(parts));
   absl::StatusOr<std::unique_ptr<NcclCommunicator>> connected = Connect(std::move(parts), id);
   // The others may be waiting for this rank inside NCCL, and only a failure ends that wait.
-  if (!connected.ok()) store.Fail(RankFailedStatus(store.rank(), connected.status()));
-  // The others cannot use a communicator that one rank lacks.
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
-                       OrFailed(store, group->AllGather(PackStatus(connected.status()), seconds)));
-  for (size_t i = 0; i < texts.size(); ++i) {
-    const absl::Status status = UnpackStatus(texts[i]);
-    if (status.ok()) continue;
-    EBB_RETURN_IF_ERROR(store.status());
-    return RankFailedStatus(group->world_ranks()[i], status);
+  if (!connected.ok()) {
+    store.Fail(RankFailedStatus(store.rank(), connected.status()));
+    return store.status();
   }
+  // The others cannot use a communicator that one rank lacks.
+  EBB_RETURN_IF_ERROR(OrFailed(store, group->AllGather("", seconds)).status());
   return *std::move(connected);
 }
 

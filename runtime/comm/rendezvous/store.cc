@@ -224,7 +224,7 @@ void Store::ReceiveFrom(size_t connection) {
     absl::StatusOr<std::optional<Message>> message = connections_[connection].TryReceive();
     if (message.ok() && !message->has_value()) return;
     if (message.ok() && (*message)->type != MessageType::kGoodbye) {
-      Understand(from, **std::move(message));
+      Handle(from, **std::move(message));
       continue;
     }
     connections_[connection].Close();
@@ -241,7 +241,7 @@ void Store::Died(int rank, std::string_view how) {
             rank);
 }
 
-void Store::Understand(int from, Message message) {
+void Store::Handle(int from, Message message) {
   const auto pass_on = [&] {
     if (rank_ == 0) SendToOthers(message.type, message.payload, from);
   };
@@ -290,12 +290,13 @@ void Store::Collect(int from, const Round& round, std::string text) {
     all.what = round.what;
     all.timeout_seconds = round.timeout_seconds;
     all.due = DeadlineAfter(round.timeout_seconds);
+    all.notice.emplace(round.notices);
   }
   const auto found = std::find(all.members.begin(), all.members.end(), from);
   if (found == all.members.end()) return;
   all.texts[static_cast<size_t>(found - all.members.begin())] = std::move(text);
   ++all.here;
-  if (from == rank_ || !all.notice.has_value()) all.notice.emplace(round.notices);
+  if (from == rank_) all.notice.emplace(round.notices);
   const bool all_are_here = all.here == all.members.size();
   if (!all.is_settled) {
     const auto left = std::find_if(all.members.begin(), all.members.end(), [this](int member) {

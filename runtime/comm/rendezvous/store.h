@@ -154,7 +154,7 @@ class Store {
   // Call it with mutex_ held.
   bool ReachesRankZero() const { return rank_ == 0 || connections_[0].is_open(); }
   bool HasOthers() const;
-  void Understand(int from, Message message);
+  void Handle(int from, Message message);
   bool AreRanks(const std::vector<int>& ranks) const;
   void Collect(int from, const Round& round, std::string text);
   void Settle(const std::string& name, Collected& round, Gathered::Outcome outcome,
