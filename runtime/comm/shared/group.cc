@@ -24,18 +24,6 @@ uint64_t Word(uint64_t number, int peer) {
   return number << kPeerBits | static_cast<uint64_t>(peer + 1) << 1;
 }
 
-template <size_t kBytes>
-void WriteText(char (&to)[kBytes], absl::string_view text) {
-  const size_t bytes = std::min(text.size(), kBytes - 1);
-  std::copy_n(text.data(), bytes, to);
-  to[bytes] = '\0';
-}
-
-template <size_t kBytes>
-std::string ReadText(const char (&from)[kBytes]) {
-  return std::string(from, strnlen(from, kBytes));
-}
-
 }  // namespace
 
 SharedGroup::SharedGroup(SharedWorld& world, Place place)
@@ -117,7 +105,7 @@ absl::Status SharedGroup::AwaitMeeting(uint64_t meeting, const CommunicatorOptio
   if (met()) return absl::OkStatus();
   if (const int rank = left(); rank >= 0) {
     world_.NoteFailure(world_rank(rank));
-    return Break(LeftBeforeCreationStatus(world_rank(rank), ReadText(seat(rank).how_left)));
+    return Break(LeftBeforeCreationStatus(world_rank(rank), HowLeft(rank)));
   }
   return Break(LateCreationStatus(options, RankNames(WorldRanksOf(place_.world_ranks, absent()))));
 }
@@ -293,10 +281,8 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
   if (place.rank == 0) {
     const absl::StatusOr<int64_t> offset =
         MakeMemory(place.layout, static_cast<int>(members.size()));
-    GroupSeat::Formed& formed = mine().formed[half];
-    formed.code = static_cast<int32_t>(offset.status().code());
-    WriteText(formed.message, offset.status().message());
-    formed.offset = offset.value_or(0);
+    if (!offset.ok()) Break(offset.status()).IgnoreError();
+    mine().formed[half] = offset.value_or(-1);
   }
   {
     const Reading reading(*this);
@@ -310,10 +296,8 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
     AwaitNoReader();  // so no rank reads the attached object
     return met;
   }
-  const GroupSeat::Formed& formed = seat(static_cast<int>(members[0])).formed[half];
-  if (formed.code != 0)
-    return absl::Status(static_cast<absl::StatusCode>(formed.code), ReadText(formed.message));
-  place.offset = formed.offset;
+  place.offset = seat(static_cast<int>(members[0])).formed[half];
+  if (place.offset < 0) return header().broken.Get();
   absl::StatusOr<Mapping> memory = world_.Map(place.offset, place.layout.bytes());
   if (!memory.ok()) return Break(memory.status());
   place.memory = *std::move(memory);
@@ -366,9 +350,13 @@ void SharedGroup::FailMismatch(int first, const CallSummary& first_call, int sec
   Fail(MismatchStatus(options(), RankName(first), first_call, RankName(second), second_call));
 }
 
+std::string SharedGroup::HowLeft(int rank) const {
+  return std::string(seat(rank).how_left, strnlen(seat(rank).how_left, shared::kReasonBytesMax));
+}
+
 bool SharedGroup::FailBecauseLeft(int rank) {
   world_.NoteFailure(world_rank(rank));
-  Fail(LeftStatus(options(), RankName(rank), ReadText(seat(rank).how_left)));
+  Fail(LeftStatus(options(), RankName(rank), HowLeft(rank)));
   return false;
 }
 
@@ -376,7 +364,7 @@ void SharedGroup::Leave(const std::string& how) {
   {
     const std::scoped_lock lock(mutex_);
     if (mine().has_left.load() != 0) return;
-    WriteText(mine().how_left, how);
+    how.copy(mine().how_left, shared::kReasonBytesMax - 1);  // zeros follow
     mine().has_left.store(1, std::memory_order_seq_cst);
   }
   int32_t none = 0;

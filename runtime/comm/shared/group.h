@@ -143,6 +143,7 @@ class SharedGroup {
   void FailLate(const CallSummary& call, std::span<const int> absent);
   void FailIfAwaited(const CallSummary& call, uint64_t meeting);
   bool FailBecauseLeft(int rank);
+  std::string HowLeft(int rank) const;
   void FailMismatch(int first, const CallSummary& first_call, int second,
                     const CallSummary& second_call);
   absl::Status Break(const absl::Status& why);

@@ -90,11 +90,7 @@ struct alignas(64) GroupSeat {
 
   // Proposals for forming others, in odd and even rounds.
   SharedProposal proposals[2];
-  struct Formed {
-    int64_t offset;  // the memory of the group in which this rank is the first
-    int32_t code;    // or an error: there is none
-    char message[256];
-  } formed[2];
+  int64_t formed[2];  // the memory of the group in which this rank is the first; -1: there is none
 };
 
 // The offsets of a communicator's parts, for `ranks` ranks.
