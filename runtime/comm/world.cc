@@ -53,7 +53,7 @@ absl::StatusOr<World> World::FromEnvironment(const WorldOptions& options) {
   if (!launch->place.has_value()) return NeedsMpi(*launch, mpi);
   if (!mpi.ok() && launch->rank == 0) LogWarning(std::string(mpi.message()));
   std::optional<ParentProcess> parent;
-  if (launch->launcher_stays) parent = ParentProcess::Find();
+  if (launch->launcher_stays) parent = ParentProcess::Find(launch->launcher);
   EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous,
                        Rendezvous::Join({.rank = launch->rank,
                                          .size = launch->size,
@@ -70,9 +70,8 @@ absl::StatusOr<World> World::FromEnvironment(const WorldOptions& options) {
                          HostsRank::Form(launch->rank, std::move(rendezvous)));
     return World(std::move(backend));
   }
-  EBB_ASSIGN_OR_RETURN(
-      std::shared_ptr<SharedWorld> world,
-      SharedWorld::Form(launch->rank, std::move(rendezvous), std::move(parent), launch->launcher));
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<SharedWorld> world,
+                       SharedWorld::Form(launch->rank, std::move(rendezvous), std::move(parent)));
   return World(std::make_shared<SharedRank>(std::move(world)));
 }
 

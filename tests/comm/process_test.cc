@@ -349,9 +349,11 @@ TEST(Killed, NothingStaysBehindOfAWorldThatIsNotComplete) {
       absl::StatusOr<Rendezvous> rendezvous = Meet(name, rank, 3);
       if (rank == victim) {
         // Rank 0 has made the file that the others are about to open.
-        const auto no_descriptor = rendezvous->AllGather("");
-        const auto open = rendezvous->AllGather("not open");
-        const auto file = SharedFile::Create(shared::SharedFileName(*rendezvous));
+        const std::string file_name = shared::SharedFileName(*rendezvous);
+        StoreGroup ranks(*Store::Hold(rank, *std::move(rendezvous)));
+        const auto no_descriptor = ranks.AllGather("", 60);
+        const auto open = ranks.AllGather("not open", 60);
+        const auto file = SharedFile::Create(file_name);
         raise(SIGKILL);
       }
       seen.Set(rank, SharedWorld::Form(rank, *std::move(rendezvous)).status());

@@ -62,19 +62,18 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> Form(MpiLibrary& library,
       MpiEndpoint::Open(
           library, options.ranks != nullptr ? options.ranks : library.mpi().comm_world, deadline));
   EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Meet(*endpoint, options, deadline));
-  if (const absl::Status fits = CheckRank(*endpoint, options); !fits.ok()) {
-    rendezvous.Refuse(fits);
-    return fits;
-  }
-  EBB_RETURN_IF_ERROR(rendezvous.AllGather("").status());
-  if (endpoint->rank() == 0) {
-    LogInfo(absl::StrCat(endpoint->size(), " ranks, started by ", options.launcher,
-                         ", have met through MPI: ", DescribeHosts(rendezvous.participants())));
-  }
+  const double seconds = rendezvous.timeout_seconds();
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<Store> store,
                        Store::Hold(endpoint->rank(), std::move(rendezvous)));
-  endpoint->Hold(store);
-  return std::make_shared<MpiRank>(endpoint, std::make_shared<StoreGroup>(std::move(store)));
+  if (const absl::Status fits = CheckRank(*endpoint, options); !fits.ok()) store->Fail(fits);
+  const auto ranks = std::make_shared<StoreGroup>(store);
+  EBB_RETURN_IF_ERROR(ranks->AllGather("", seconds).status());
+  if (endpoint->rank() == 0) {
+    LogInfo(absl::StrCat(endpoint->size(), " ranks, started by ", options.launcher,
+                         ", have met through MPI: ", DescribeHosts(store->participants())));
+  }
+  endpoint->Hold(std::move(store));
+  return std::make_shared<MpiRank>(endpoint, ranks);
 }
 
 }  // namespace

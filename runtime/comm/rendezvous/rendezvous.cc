@@ -90,7 +90,7 @@ absl::Status Rendezvous::JoinAsRankZero() {
   for (const Participant& participant : participants_) table.Add(Pack(participant));
   const std::string packed = table.Take();
   for (Connection& connection : connections_) {
-    // A rank that does not receive it has ended, and is missed at the next all-gather.
+    // A rank that does not receive it has ended, and the store notices that.
     if (connection.is_open()) connection.Send(MessageType::kTable, packed, deadline_).IgnoreError();
   }
   return absl::OkStatus();
@@ -184,57 +184,6 @@ absl::Status Rendezvous::ReadTable(std::string_view payload) {
     participants_.push_back(std::move(participant));
   }
   return table.ok() ? absl::OkStatus() : absl::DataLossError("a table that cannot be read");
-}
-
-absl::StatusOr<std::vector<std::string>> Rendezvous::AllGather(std::string_view mine) {
-  return options_.rank == 0 ? AllGatherAsRankZero(mine) : AllGatherAsOtherRank(mine);
-}
-
-absl::StatusOr<std::vector<std::string>> Rendezvous::AllGatherAsRankZero(std::string_view mine) {
-  std::vector<std::string> all(participants_.size());
-  all[0] = mine;
-  absl::Status status;
-  for (size_t rank = 1; rank < all.size() && status.ok(); ++rank) {
-    absl::StatusOr<Message> message = connections_[rank].Receive(deadline_);
-    if (!message.ok()) {
-      status = absl::Status(message.status().code(),
-                            absl::StrCat(Describe(participants_[rank]),
-                                         " has been lost while the ranks were meeting: ",
-                                         message.status().message()));
-    } else if (message->type == MessageType::kRefusal) {
-      status = UnpackStatus(message->payload);
-    } else {
-      all[rank] = std::move(message->payload);
-    }
-  }
-  if (!status.ok()) {
-    Refuse(status);
-    return status;
-  }
-  const std::string packed = Packer().Add(all).Take();
-  for (size_t rank = 1; rank < all.size(); ++rank)
-    connections_[rank].Send(MessageType::kBlobs, packed, deadline_).IgnoreError();
-  return all;
-}
-
-absl::StatusOr<std::vector<std::string>> Rendezvous::AllGatherAsOtherRank(std::string_view mine) {
-  const absl::Status sent = connections_[0].Send(MessageType::kBlob, mine, deadline_);
-  // Rank 0 may have sent the reason before it closed, so its last message counts even if ours was
-  // not sent.
-  const absl::StatusOr<Message> answer = connections_[0].Receive(deadline_);
-  if (!answer.ok()) return FromRankZero(sent.ok() ? answer.status() : sent);
-  if (answer->type == MessageType::kRefusal) return UnpackStatus(answer->payload);
-  std::vector<std::string> all;
-  if (!Unpacker(answer->payload).Read(all) || all.size() != participants_.size())
-    return absl::DataLossError("rank 0 has sent what cannot be read");
-  return all;
-}
-
-void Rendezvous::Refuse(const absl::Status& why) {
-  for (Connection& connection : connections_) {
-    if (connection.is_open())
-      connection.Send(MessageType::kRefusal, PackStatus(why), deadline_).IgnoreError();
-  }
 }
 
 }  // namespace ebb

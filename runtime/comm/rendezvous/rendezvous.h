@@ -1,8 +1,8 @@
 // How processes that know only a place and their ranks become a world: rank 0 listens, the others
 // connect and give their ranks, and rank 0 sends all of them the list.
 //
-//   rank 0   listen --- admit all --- table ---+--- all-gather of small texts ... --+
-//   rank r   connect --- hello --- welcome ---+                                    +-- connections
+//   rank 0   listen --- admit all --- table ---+--- connections, for the store (store.h)
+//   rank r   connect --- hello --- welcome ----+
 //
 // Rank 0 welcomes each rank at once, also while others are missing. So a rank without a welcome
 // knows that it has reached a stranger.
@@ -51,10 +51,7 @@ class Rendezvous {
   // A number that no other world has.
   uint64_t nonce() const { return nonce_; }
 
-  // Every rank's text, by rank; every rank calls it. An error on one rank is one on all.
-  absl::StatusOr<std::vector<std::string>> AllGather(std::string_view mine);
-  // Reports to every rank that this rank cannot go on. Ranks that wait in AllGather get `why`.
-  void Refuse(const absl::Status& why);
+  double timeout_seconds() const { return options_.timeout_seconds; }
 
   // Rank 0: a connection to every rank, by rank; its own is not open. Others: one connection, to
   // rank 0.
@@ -66,8 +63,6 @@ class Rendezvous {
   absl::Status JoinAsOtherRank();
   absl::Status ReceiveTable();
   void LogWait(double seconds, const absl::Status& last) const;
-  absl::StatusOr<std::vector<std::string>> AllGatherAsRankZero(std::string_view mine);
-  absl::StatusOr<std::vector<std::string>> AllGatherAsOtherRank(std::string_view mine);
   absl::Status ReadTable(std::string_view payload);
   absl::Status FromRankZero(const absl::Status& error) const;
   absl::Status NotWelcomed(const absl::Status& error) const;

@@ -52,20 +52,20 @@ void Drain(const Descriptor& event) {
 
 }  // namespace
 
-std::optional<ParentProcess> ParentProcess::Find() {
+std::optional<ParentProcess> ParentProcess::Find(std::string name) {
   const pid_t pid = getppid();
   if (pid == 0) return std::nullopt;  // it is in another process namespace
   Descriptor process = OpenProcess(pid);
   // Otherwise it has ended in between, and the id may belong to another process.
   if (!process.is_open() || getppid() != pid) return std::nullopt;
-  return ParentProcess{.pid = pid, .process = std::move(process)};
+  return ParentProcess{.pid = pid, .process = std::move(process), .name = std::move(name)};
 }
 
 absl::StatusOr<std::shared_ptr<Store>> Store::Hold(int rank, Rendezvous rendezvous,
-                                                   Watched watched) {
+                                                   std::optional<ParentProcess> launcher) {
   const std::vector<Participant> participants = rendezvous.participants();
   return Start(std::shared_ptr<Store>(
-      new Store(rank, participants, std::move(rendezvous).TakeConnections(), std::move(watched))));
+      new Store(rank, participants, std::move(rendezvous).TakeConnections(), std::move(launcher))));
 }
 
 absl::StatusOr<std::vector<std::shared_ptr<Store>>> Store::OfThreads(
@@ -86,12 +86,11 @@ absl::StatusOr<std::vector<std::shared_ptr<Store>>> Store::OfThreads(
   others[0] = std::move(rank_zeros);
   std::vector<std::shared_ptr<Store>> stores;
   for (size_t rank = 0; rank < participants.size(); ++rank) {
-    Watched watched;
-    if (!calls.empty()) watched.calls = calls[rank];
     EBB_ASSIGN_OR_RETURN(
         stores.emplace_back(),
         Start(std::shared_ptr<Store>(new Store(static_cast<int>(rank), participants,
-                                               std::move(others[rank]), std::move(watched)))));
+                                               std::move(others[rank]), std::nullopt))));
+    if (!calls.empty()) stores[rank]->ShareMemory(calls[rank], nullptr);
   }
   return stores;
 }
@@ -99,7 +98,6 @@ absl::StatusOr<std::vector<std::shared_ptr<Store>>> Store::OfThreads(
 absl::StatusOr<std::shared_ptr<Store>> Store::Start(std::shared_ptr<Store> store) {
   if (!store->wake_.is_open())
     return absl::ResourceExhaustedError(absl::StrCat("eventfd: ", std::strerror(errno)));
-  store->WatchProcesses();
   try {
     store->thread_ = std::thread([of = store.get()] {
       of->Run();
@@ -117,27 +115,30 @@ Store::~Store() {
 }
 
 Store::Store(int rank, std::vector<Participant> participants, std::vector<Connection> connections,
-             Watched watched)
+             std::optional<ParentProcess> launcher)
     : rank_(rank),
       participants_(std::move(participants)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      watched_(std::move(watched)),
-      processes_(participants_.size()),
-      sends_calls_(watched_.calls == nullptr),
-      calls_(sends_calls_
-                 ? std::make_shared<CallOrder>(rank, std::vector<CallRecord*>(participants_.size()))
-                 : watched_.calls),
+      calls_(std::make_shared<CallOrder>(rank, std::vector<CallRecord*>(participants_.size()))),
       connections_(std::move(connections)),
+      launcher_(std::move(launcher)),
+      processes_(participants_.size()),
       has_left_(participants_.size()) {}
 
-void Store::WatchProcesses() {
+void Store::ShareMemory(std::shared_ptr<CallOrder> calls,
+                        std::function<bool(int rank)> ended_in_order) {
+  const std::scoped_lock lock(mutex_);
+  calls_ = std::move(calls);
+  sends_calls_ = false;
+  ended_in_order_ = std::move(ended_in_order);
   const Participant& me = participants_[static_cast<size_t>(rank_)];
   for (const Participant& other : participants_) {
-    if (!watched_.ended_in_order || other.rank == rank_ || other.pid_namespace != me.pid_namespace)
+    if (!ended_in_order_ || other.rank == rank_ || other.pid_namespace != me.pid_namespace)
       continue;
     processes_[static_cast<size_t>(other.rank)] =
         OpenProcess(other.pid);  // or connections are left
   }
+  Wake(wake_);
 }
 
 void Store::Stop(std::shared_ptr<Store> store) {
@@ -164,7 +165,7 @@ void Store::Run() {
   for (size_t i = 0; i < connections_.size(); ++i)
     if (connections_[i].is_open()) ReceiveFrom(i);
   while (!stopping_ || (rank_ == 0 && !failure_->is_set() && HasOthers())) {
-    if (stopping_) watched_.launcher.reset();
+    if (stopping_) launcher_.reset();
     if (std::exchange(to_report_, false)) {
       const std::vector<Listener> listeners = std::exchange(listeners_, {});
       lock.unlock();
@@ -182,7 +183,7 @@ void Store::Run() {
     };
     for (const Connection& connection : connections_) add(connection.fd());
     for (const Descriptor& process : processes_) add(process.get());
-    add(watched_.launcher.has_value() ? watched_.launcher->process.get() : -1);
+    add(launcher_.has_value() ? launcher_->process.get() : -1);
     constexpr int kSliceMilliseconds = 60'000;
     const int wait = PollMilliseconds(next, kSliceMilliseconds);
     lock.unlock();
@@ -198,18 +199,19 @@ void Store::Run() {
       processes_[rank] = Descriptor();
       Died(static_cast<int>(rank), "");
     }
-    if (watched_.launcher.has_value() && is_ready(1 + connections_.size() + processes_.size())) {
-      SetFailed(absl::UnavailableError(absl::StrCat(
-                    "the launcher of the ranks, ", watched_.launcher_name, " (process ",
-                    watched_.launcher->pid, "), has ended: it was killed or crashed")),
+    if (launcher_.has_value() && is_ready(1 + connections_.size() + processes_.size())) {
+      SetFailed(absl::UnavailableError(absl::StrCat("the launcher of the ranks, ", launcher_->name,
+                                                    " (process ", launcher_->pid,
+                                                    "), has ended: it was killed or crashed")),
                 rank_);
-      watched_.launcher.reset();
+      launcher_.reset();
     }
     if (!received_calls_.empty()) {
-      const std::vector<std::string> calls = std::exchange(received_calls_, {});
+      const std::vector<std::string> received = std::exchange(received_calls_, {});
+      const std::shared_ptr<CallOrder> calls = calls_;
       absl::Status apart;
       lock.unlock();  // comparing many ranks takes a while
-      for (const std::string& text : calls) apart.Update(calls_->Receive(text));
+      for (const std::string& text : received) apart.Update(calls->Receive(text));
       lock.lock();
       SetFailed(apart, rank_);
     }
@@ -234,7 +236,7 @@ void Store::ReceiveFrom(size_t connection) {
 }
 
 void Store::Died(int rank, std::string_view how) {
-  if (watched_.ended_in_order && watched_.ended_in_order(rank)) return Leave(rank);
+  if (ended_in_order_ && ended_in_order_(rank)) return Leave(rank);
   SetFailed(absl::UnavailableError(absl::StrCat(
                 Name(rank), " has died: it was killed, has crashed or has exited without leaving",
                 absl::string_view(how.data(), how.size()))),

@@ -41,10 +41,11 @@ namespace ebb {
 // The process that has started this one.
 struct ParentProcess {
   // Nothing if it has ended already or is not visible.
-  static std::optional<ParentProcess> Find();
+  static std::optional<ParentProcess> Find(std::string name);
 
   int64_t pid = 0;
   Descriptor process;
+  std::string name;  // for messages
 };
 
 // A rank that has left a communicator.
@@ -57,20 +58,10 @@ class Store {
  public:
   using Listener = std::function<void(const absl::Status& why)>;
 
-  // What is watched beside the connections.
-  struct Watched {
-    std::optional<ParentProcess> launcher;  // its end before this world's end is a failure
-    std::string launcher_name;
-    // For the processes of this host: whether a rank had left in order before its process ended.
-    // Null: not watched.
-    std::function<bool(int rank)> ended_in_order;
-    // For ranks that can read each other's records. Null: they send each other their calls, through
-    // the store.
-    std::shared_ptr<CallOrder> calls;
-  };
-  // For ranks that have met. When its last owner lets go, this rank says goodbye.
-  static absl::StatusOr<std::shared_ptr<Store>> Hold(int rank, Rendezvous rendezvous,
-                                                     Watched watched = {});
+  // For ranks that have met. When its last owner lets go, this rank says goodbye. The end of
+  // `launcher` before this world's end is a failure.
+  static absl::StatusOr<std::shared_ptr<Store>> Hold(
+      int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher = std::nullopt);
   // For the ranks of one process, which are threads: a store for each. `calls`: as above, by rank,
   // if there are any.
   static absl::StatusOr<std::vector<std::shared_ptr<Store>>> OfThreads(
@@ -79,6 +70,10 @@ class Store {
   ~Store();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
+  // For ranks that share memory. `calls`: with records of all ranks, so they need not send each
+  // other their calls. `ended_in_order`: whether a rank had left before its process ended; null for
+  // threads. Call it before any rank makes calls.
+  void ShareMemory(std::shared_ptr<CallOrder> calls, std::function<bool(int rank)> ended_in_order);
   // The thread receives nothing more.
   bool has_ended() const { return has_ended_.load(std::memory_order_acquire); }
 
@@ -141,11 +136,10 @@ class Store {
   };
 
   Store(int rank, std::vector<Participant> participants, std::vector<Connection> connections,
-        Watched watched);
+        std::optional<ParentProcess> launcher);
   static absl::StatusOr<std::shared_ptr<Store>> Start(std::shared_ptr<Store> store);
   static void Stop(std::shared_ptr<Store> store);
   void Run();
-  void WatchProcesses();
   void ReceiveFrom(size_t connection);
   // The rank at the other end of a connection.
   int RankAt(size_t connection) const { return rank_ == 0 ? static_cast<int>(connection) : 0; }
@@ -169,12 +163,10 @@ class Store {
   const int rank_;
   const std::vector<Participant> participants_;
   const Descriptor wake_;
-  Watched watched_;
-  std::vector<Descriptor> processes_;  // by rank, for ranks of this host
   const std::shared_ptr<WorldFailure> failure_ = std::make_shared<WorldFailure>();
   std::atomic<bool> has_ended_{false};
-  const bool sends_calls_;
-  const std::shared_ptr<CallOrder> calls_;
+  bool sends_calls_ = true;
+  std::shared_ptr<CallOrder> calls_;
   std::vector<pollfd> polled_;               // used by the thread
   std::vector<std::string> received_calls_;  // used by the thread
   std::thread thread_;
@@ -182,6 +174,9 @@ class Store {
   std::mutex mutex_;  // guards the members below; only the thread receives and closes
   std::condition_variable changed_;
   std::vector<Connection> connections_;
+  std::optional<ParentProcess> launcher_;
+  std::function<bool(int rank)> ended_in_order_;
+  std::vector<Descriptor> processes_;  // by rank, for ranks of this host
   bool stopping_ = false;
   bool to_report_ = false;  // failure_ is still to be reported to the listeners
   std::vector<Listener> listeners_;

@@ -41,7 +41,7 @@ absl::StatusOr<std::vector<std::string>> StoreGroup::AllGather(std::string_view 
                                                                double timeout_seconds) {
   Store::Round round = NextRound();
   round.timeout_seconds = timeout_seconds;
-  round.what = "to connect the ranks' GPUs";
+  round.what = "to connect the ranks";
   EBB_ASSIGN_OR_RETURN(Store::Gathered gathered, store_->Gather(round, mine));
   if (gathered.outcome == Store::Gathered::Outcome::kAll) return std::move(gathered.texts);
   const std::string absent =
@@ -51,10 +51,9 @@ absl::StatusOr<std::vector<std::string>> StoreGroup::AllGather(std::string_view 
   store_->Fail(gathered.outcome == Store::Gathered::Outcome::kLeft
                    ? absl::UnavailableError(absl::StrCat(
                          absent, " has left: its world was destroyed, or its process ends"))
-                   : absl::DeadlineExceededError(absl::StrCat(
-                         "the ranks have waited ", timeout_seconds, " s for ", absent,
-                         ": not there where all ranks exchange what they need to connect "
-                         "their GPUs")));
+                   : absl::DeadlineExceededError(
+                         absl::StrCat("the ranks have waited ", timeout_seconds, " s for ", absent,
+                                      ": not there where all ranks exchange what connects them")));
   return store_->status();
 }
 

@@ -119,8 +119,8 @@ using Fill = absl::FunctionRef<absl::Status(SharedFile& file)>;
 
 // If one rank fails, all ranks learn it here, before they wait for it.
 template <class T>
-absl::StatusOr<T> OrRefuse(Rendezvous& rendezvous, absl::StatusOr<T> result) {
-  if (!result.ok()) rendezvous.Refuse(result.status());
+absl::StatusOr<T> OrFail(StoreGroup& ranks, absl::StatusOr<T> result) {
+  if (!result.ok()) ranks.store().Fail(result.status());
   return result;
 }
 
@@ -131,21 +131,22 @@ absl::StatusOr<SharedFile> Filled(absl::StatusOr<SharedFile> file, Fill fill) {
 }
 
 // Nothing, on all ranks, if one of them cannot open it.
-absl::StatusOr<std::optional<SharedFile>> ShareNameless(int rank, Rendezvous& rendezvous,
+absl::StatusOr<std::optional<SharedFile>> ShareNameless(StoreGroup& ranks, double timeout_seconds,
                                                         Fill fill) {
   std::optional<SharedFile> file;
-  if (rank == 0) file = SharedFile::CreateNameless();
+  if (ranks.rank() == 0) file = SharedFile::CreateNameless();
   if (file.has_value()) {
-    EBB_ASSIGN_OR_RETURN(file, OrRefuse(rendezvous, Filled(*std::move(file), fill)));
+    EBB_ASSIGN_OR_RETURN(file, OrFail(ranks, Filled(*std::move(file), fill)));
   }
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> packed,
-                       rendezvous.AllGather(file.has_value() ? PackFile(file->descriptor()) : ""));
-  if (rank != 0) {
-    Descriptor opened = OpenPeerFile(rendezvous.participants()[0], packed[0], O_RDWR);
+  EBB_ASSIGN_OR_RETURN(
+      const std::vector<std::string> packed,
+      ranks.AllGather(file.has_value() ? PackFile(file->descriptor()) : "", timeout_seconds));
+  if (ranks.rank() != 0) {
+    Descriptor opened = OpenPeerFile(ranks.store().participants()[0], packed[0], O_RDWR);
     if (opened.is_open()) file = SharedFile(std::move(opened));
   }
   EBB_ASSIGN_OR_RETURN(const std::vector<std::string> open,
-                       rendezvous.AllGather(file.has_value() ? "open" : "not open"));
+                       ranks.AllGather(file.has_value() ? "open" : "not open", timeout_seconds));
   if (std::count(open.begin(), open.end(), "open") < static_cast<int64_t>(open.size()))
     file.reset();
   return file;
@@ -158,20 +159,20 @@ absl::StatusOr<SharedFile> OpenAs(const Participant& me, const std::string& name
                       absl::StrCat(Describe(me), ": ", file.status().message()));
 }
 
-absl::StatusOr<SharedFile> ShareNamed(int rank, Rendezvous& rendezvous, Fill fill,
+absl::StatusOr<SharedFile> ShareNamed(StoreGroup& ranks, double timeout_seconds, Fill fill,
                                       const std::string& name) {
   absl::StatusOr<SharedFile> file = absl::UnknownError("not tried");
-  if (rank == 0) {
-    file = OrRefuse(rendezvous, Filled(SharedFile::Create(name), fill));
+  if (ranks.rank() == 0) {
+    file = OrFail(ranks, Filled(SharedFile::Create(name), fill));
     EBB_RETURN_IF_ERROR(file.status());
   }
-  EBB_RETURN_IF_ERROR(rendezvous.AllGather("").status());
-  if (rank != 0) {
-    const Participant& me = rendezvous.participants()[static_cast<size_t>(rank)];
-    file = OrRefuse(rendezvous, OpenAs(me, name));
+  EBB_RETURN_IF_ERROR(ranks.AllGather("", timeout_seconds).status());
+  if (ranks.rank() != 0) {
+    const Participant& me = ranks.store().participants()[static_cast<size_t>(ranks.rank())];
+    file = OrFail(ranks, OpenAs(me, name));
     EBB_RETURN_IF_ERROR(file.status());
   }
-  EBB_RETURN_IF_ERROR(rendezvous.AllGather("").status());
+  EBB_RETURN_IF_ERROR(ranks.AllGather("", timeout_seconds).status());
   return file;
 }
 
@@ -195,33 +196,35 @@ std::string SharedFileName(const Rendezvous& rendezvous) {
                       absl::Hex(rendezvous.nonce(), absl::kZeroPad16));
 }
 
-absl::StatusOr<SharedFile> ShareFile(int rank, Rendezvous& rendezvous, Fill fill) {
-  EBB_ASSIGN_OR_RETURN(std::optional<SharedFile> nameless, ShareNameless(rank, rendezvous, fill));
+absl::StatusOr<SharedFile> ShareFile(StoreGroup& ranks, const std::string& name,
+                                     double timeout_seconds, Fill fill) {
+  EBB_ASSIGN_OR_RETURN(std::optional<SharedFile> nameless,
+                       ShareNameless(ranks, timeout_seconds, fill));
   if (nameless.has_value()) return *std::move(nameless);
-  const std::string name = SharedFileName(rendezvous);
-  absl::StatusOr<SharedFile> file = ShareNamed(rank, rendezvous, fill, name);
+  absl::StatusOr<SharedFile> file = ShareNamed(ranks, timeout_seconds, fill, name);
   // Every rank removes the name, on every path, because its maker may have been killed.
   SharedFile::RemoveName(name);
   return file;
 }
 
-absl::StatusOr<std::vector<Mapping>> MapPeerMemory(int rank, Rendezvous& rendezvous) {
+absl::StatusOr<std::vector<Mapping>> MapPeerMemory(StoreGroup& ranks, double timeout_seconds) {
   const SharedHeap* const mine = SharedHeap::Install();
   Packer packer;
   if (mine != nullptr) packer.Add(mine->bytes(), PackFile(mine->file()));
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> packed, rendezvous.AllGather(packer.Take()));
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> packed,
+                       ranks.AllGather(packer.Take(), timeout_seconds));
   std::vector<Mapping> memories(packed.size());
   bool all_mapped = true;
   for (size_t other = 0; other < packed.size(); ++other) {
-    if (static_cast<int>(other) == rank) continue;
-    memories[other] = MapMemoryOf(rendezvous.participants()[other], packed[other]);
+    if (static_cast<int>(other) == ranks.rank()) continue;
+    memories[other] = MapMemoryOf(ranks.store().participants()[other], packed[other]);
     all_mapped = all_mapped && memories[other].data() != nullptr;
   }
   EBB_ASSIGN_OR_RETURN(const std::vector<std::string> mapped,
-                       rendezvous.AllGather(all_mapped ? "all" : "not all"));
+                       ranks.AllGather(all_mapped ? "all" : "not all", timeout_seconds));
   const auto missing = std::find(mapped.begin(), mapped.end(), "not all");
   if (missing == mapped.end()) return memories;
-  if (rank == 0) {
+  if (ranks.rank() == 0) {
     LogInfo(absl::StrCat("rank ", missing - mapped.begin(),
                          " cannot map the buffers of the other ranks; large operations are staged, "
                          "which is slower"));

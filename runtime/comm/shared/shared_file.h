@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
 #include "ebb/runtime/comm/rendezvous/socket.h"
+#include "ebb/runtime/comm/rendezvous/store_group.h"
 
 namespace ebb {
 
@@ -71,8 +72,9 @@ namespace shared {
 
 // Rank 0's file, after `fill` has run on it there, open on all ranks. It has no name, so that no
 // file stays behind even if all ranks are killed. If ranks may not look into each other's processes
-// it has a name while this function runs. Every rank calls it.
-absl::StatusOr<SharedFile> ShareFile(int rank, Rendezvous& rendezvous,
+// it has this name while this function runs. Every rank calls it.
+absl::StatusOr<SharedFile> ShareFile(StoreGroup& ranks, const std::string& name,
+                                     double timeout_seconds,
                                      absl::FunctionRef<absl::Status(SharedFile& file)> fill);
 
 // The name that the file then has.
@@ -81,7 +83,7 @@ std::string SharedFileName(const Rendezvous& rendezvous);
 // Installs this process's shared heap and maps the heaps of all other ranks for reading, by rank.
 // The same on all ranks: empty if one of them cannot map, for example because a container hides
 // processes from each other. Operations are then staged. Every rank calls it.
-absl::StatusOr<std::vector<Mapping>> MapPeerMemory(int rank, Rendezvous& rendezvous);
+absl::StatusOr<std::vector<Mapping>> MapPeerMemory(StoreGroup& ranks, double timeout_seconds);
 
 }  // namespace shared
 

@@ -70,32 +70,30 @@ Mapping NewPages(int64_t bytes) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<SharedWorld>> SharedWorld::Form(
-    int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher,
-    std::string launcher_name) {
-  const std::vector<Participant>& participants = rendezvous.participants();
-  EBB_RETURN_IF_ERROR(CheckOneHost(participants));
-  const int ranks = static_cast<int>(participants.size());
-  EBB_ASSIGN_OR_RETURN(SharedFile file, shared::ShareFile(rank, rendezvous, [&](SharedFile& made) {
-                         return FillFile(made, ranks);
+    int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher) {
+  EBB_RETURN_IF_ERROR(CheckOneHost(rendezvous.participants()));
+  const std::string file_name = shared::SharedFileName(rendezvous);
+  const double seconds = rendezvous.timeout_seconds();
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<Store> store,
+                       Store::Hold(rank, std::move(rendezvous), std::move(launcher)));
+  StoreGroup ranks(store);
+  EBB_ASSIGN_OR_RETURN(SharedFile file,
+                       shared::ShareFile(ranks, file_name, seconds, [&](SharedFile& made) {
+                         return FillFile(made, ranks.size());
                        }));
-  EBB_ASSIGN_OR_RETURN(Mapping memory, file.Map(0, shared::WorldLayout(ranks).bytes));
-  EBB_ASSIGN_OR_RETURN(std::vector<Mapping> peer_memory, shared::MapPeerMemory(rank, rendezvous));
-  CoreShare::SetForProcess(Sharers(participants, rank));
+  EBB_ASSIGN_OR_RETURN(Mapping memory, file.Map(0, shared::WorldLayout(ranks.size()).bytes));
+  EBB_ASSIGN_OR_RETURN(std::vector<Mapping> peer_memory, shared::MapPeerMemory(ranks, seconds));
+  CoreShare::SetForProcess(Sharers(store->participants(), rank));
   const auto world = std::make_shared<SharedWorld>(
-      rank, ranks,
+      rank, ranks.size(),
       Parts{.file = std::move(file),
             .memory = std::make_shared<const Mapping>(std::move(memory)),
             .peer_memory = std::move(peer_memory)});
-  const auto weak = std::weak_ptr(world);
-  Store::Watched watched = {.launcher = std::move(launcher),
-                            .launcher_name = std::move(launcher_name),
-                            .ended_in_order =
-                                [weak](int ended) {
-                                  const auto alive = weak.lock();
-                                  return alive == nullptr || alive->place(ended).ended.load() != 0;
-                                },
-                            .calls = world->calls_};
-  EBB_ASSIGN_OR_RETURN(world->store_, Store::Hold(rank, std::move(rendezvous), std::move(watched)));
+  store->ShareMemory(world->calls_, [weak = std::weak_ptr(world)](int ended) {
+    const auto alive = weak.lock();
+    return alive == nullptr || alive->place(ended).ended.load() != 0;
+  });
+  world->store_ = std::move(store);
   world->ListenTo(*world->store_);
   return world;
 }
@@ -116,7 +114,7 @@ SharedWorld::SharedWorld(int rank, int size, Parts parts)
                                       [memory = memory_](CallOrder* calls) { delete calls; });
   SharedGroup::Place all;
   all.options.name = "world";
-  all.path = "world";
+  all.path = "ranks";  // "world" is the group that has formed it
   all.world_ranks.resize(static_cast<size_t>(size_));
   all.rank = rank_;
   all.offset = layout_.all;

@@ -32,8 +32,7 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   // For processes that have met. kUnimplemented: the ranks are on several hosts, which the message
   // names.
   static absl::StatusOr<std::shared_ptr<SharedWorld>> Form(
-      int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher = std::nullopt,
-      std::string launcher_name = "");
+      int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher = std::nullopt);
   // What ranks that are threads share beside memory. Only GPUs need the stores: the first call makes
   // all.
   struct Threads {
