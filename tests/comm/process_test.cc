@@ -474,5 +474,24 @@ TEST(Processes, FreeACommunicatorsPagesWhenAllHaveLeft) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// A store that a process keeps has a thread, which a forked process does not have.
+TEST(Processes, MayBeForkedAfterAWorldOfTheirParent) {
+  const std::vector<int> codes = Fork(1, [](int) {
+    bool all_formed = true;
+    for (int round = 0; round < 3; ++round) {
+      const std::string name = NewMeetingName();
+      const auto form = [&](int rank) {
+        return SharedWorld::Form(rank, *Meet(name, rank, 2)).ok();
+      };
+      const std::vector<int> other = Fork(
+          1, [&](int) { return form(1) ? 0 : 1; },
+          [&](const std::vector<int>&) { all_formed = form(0) && all_formed; });
+      all_formed = all_formed && other[0] == 0;
+    }
+    return all_formed ? 0 : 1;
+  });
+  EXPECT_EQ(codes[0], 0);
+}
+
 }  // namespace
 }  // namespace ebb
