@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <string_view>
 #include <utility>
 
 #include "ebb/ebb.h"
@@ -19,13 +18,6 @@ class CountingCommunicator : public ebb::CommunicatorBackend {
   int size() const override { return inner_.size(); }
   absl::Status status() const override { return inner_.status(); }
   void Abort(absl::Status why) override { inner_.Abort(std::move(why)); }
-  int64_t bytes_moved() const override { return inner_.bytes_moved(); }
-  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
-                                                             std::string_view name) override {
-    absl::StatusOr<ebb::Communicator> part = inner_.Split(colour, key, name);
-    if (!part.ok()) return part.status();
-    return std::make_unique<CountingCommunicator>(*std::move(part), calls_);
-  }
   absl::Status Enqueue(ebb::Stream& stream, const ebb::Collective& call) override {
     ++(call.kind == ebb::CollectiveKind::kAllGather ? calls_.gathers : calls_.others);
     switch (call.kind) {
@@ -56,15 +48,10 @@ class CountingCommunicator : public ebb::CommunicatorBackend {
 
 class CountingWorld : public ebb::WorldBackend {
  public:
-  CountingWorld(ebb::World inner, Calls& calls) : inner_(std::move(inner)), calls_(calls) {}
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  int local_rank() const override { return inner_.local_rank(); }
-  int local_size() const override { return inner_.local_size(); }
-  int ranks_per_host() const override { return inner_.ranks_per_host(); }
+  CountingWorld(ebb::World inner, Calls& calls)
+      : WorldBackend(inner.backend()->me()), inner_(std::move(inner)), calls_(calls) {}
   void Fail(absl::Status why) override { inner_.Fail(std::move(why)); }
   ebb::CallOrder* calls() override { return inner_.calls(); }
-  void TellCalls() override { inner_.TellCalls(); }
   absl::StatusOr<std::shared_ptr<ebb::WorldBackend>> Split(const ebb::Proposal& proposal) override {
     absl::StatusOr<ebb::World> part = inner_.Split(proposal.colour, proposal.key, proposal.options);
     if (!part.ok()) return part.status();

@@ -51,8 +51,6 @@ class CommunicatorBackend {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual absl::Status Enqueue(Stream& stream, const Collective& collective) = 0;
-  virtual absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
-                                                                     std::string_view name) = 0;
   // For backends with an order of sums of their own.
   virtual absl::Status SumInOrder(std::span<std::byte> /*scratch*/) { return absl::OkStatus(); }
   // For backends that move registered memory without copies.
@@ -61,7 +59,6 @@ class CommunicatorBackend {
   virtual void Leave() {}
   virtual absl::Status status() const = 0;
   virtual void Abort(absl::Status why) = 0;
-  virtual int64_t bytes_moved() const = 0;
 };
 
 // When the log says which ranks are waited for.
@@ -75,14 +72,6 @@ struct CommunicatorOptions {
   int reduction_group = 0;       // consecutive ranks summed first; 0: all. Must divide the size
   double timeout_seconds = 600;  // a rank that is missing after this time fails the communicator
   NoticeTimes notices = {};
-
-  // For the parts that Split makes: the whole's reduction groups need not divide a part. An empty
-  // name: the whole's.
-  CommunicatorOptions OfPart(std::string_view part_name) const {
-    return {.name = part_name.empty() ? name : std::string(part_name),
-            .timeout_seconds = timeout_seconds,
-            .notices = notices};
-  }
 };
 
 // What a rank proposes to the others. Ranks that propose the same colour become a group, ordered by
@@ -94,17 +83,22 @@ struct Proposal {
   int key = 0;
 };
 
+// Where a rank is. A backend that wraps another world has that world's.
+struct WorldRank {
+  int rank = 0, size = 1;
+  int local_rank = 0, local_size = 1;  // on its host
+  // How many consecutive ranks always share a host, the same on all ranks; all of them if no number
+  // divides every host. It is the default reduction group and so decides the bits of sums.
+  int ranks_per_host = 1;
+};
+
 class WorldBackend {
  public:
+  explicit WorldBackend(const WorldRank& me) : me_(me) {}
   virtual ~WorldBackend() = default;
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
-  virtual int local_rank() const = 0;
-  virtual int local_size() const = 0;
-  // How many consecutive ranks always share a host, the same on all ranks; all of them if no number
-  // divides every host. A backend that wraps another world returns that world's number, because it
-  // is the default reduction group and so decides the bits of sums.
-  virtual int ranks_per_host() const = 0;
+  const WorldRank& me() const { return me_; }
+  int rank() const { return me_.rank; }
+  int size() const { return me_.size; }
   virtual absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) = 0;
   // As World::Split.
@@ -118,14 +112,15 @@ class WorldBackend {
   virtual void Fail(absl::Status why) = 0;
   // Where the ranks compare the order of their calls. Null: they do not, or there is one rank.
   virtual CallOrder* calls() { return nullptr; }
-  // Sends this rank's calls to the ranks that cannot read its memory. Any thread.
-  virtual void TellCalls() {}
   // Where ranks with GPUs exchange what connects their GPUs. An error: they have no such place.
   virtual absl::StatusOr<std::shared_ptr<StoreGroup>> bootstrap() {
     return absl::UnimplementedError("these ranks cannot be given GPUs");
   }
   // Where ranks that are threads of one process form communicators. Null: they are no such threads.
   virtual SharedGroup* threads() { return nullptr; }
+
+ private:
+  const WorldRank me_;
 };
 
 }  // namespace ebb

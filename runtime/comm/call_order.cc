@@ -243,7 +243,7 @@ std::string CallOrder::Pack() const {
   }
 }
 
-absl::Status CallOrder::Hear(std::string_view packed) {
+absl::Status CallOrder::Receive(std::string_view packed) {
   Unpacker unpacker(packed);
   size_t rank = 0;
   uint32_t errors = 0;
@@ -253,7 +253,7 @@ absl::Status CallOrder::Hear(std::string_view packed) {
   const bool is_other = rank < records_.size() && rank != static_cast<size_t>(rank_);
   if (!unpacker.ok() || !is_other) return absl::OkStatus();
   {
-    const std::scoped_lock lock(hearing_);
+    const std::scoped_lock lock(receiving_);
     CallRecord& theirs = *records_[rank];
     const bool is_received =
         std::any_of(received_.begin(), received_.end(),

@@ -96,7 +96,7 @@ class CallOrder {
   // For records outside of shared memory. Pack makes a text of this rank's record. The other takes
   // another rank's text, and returns what Check says of that rank. Any thread.
   std::string Pack() const;
-  absl::Status Hear(std::string_view packed);
+  absl::Status Receive(std::string_view packed);
 
  private:
   CallRecord& Mine() const { return *records_[static_cast<size_t>(rank_)]; }
@@ -114,7 +114,7 @@ class CallOrder {
   std::mutex errors_mutex_;
   uint64_t errors_at_ = 0;       // the number of calls made when the last errors came
   std::vector<int> engines_at_;  // the engines of those errors
-  std::mutex hearing_;
+  std::mutex receiving_;
 };
 
 }  // namespace ebb

@@ -60,7 +60,7 @@ std::string DescribeMismatch(std::string_view first_rank, const CallSummary& fir
 // change the payload of a NaN, which no caller needs.
 bool MovesNothing(const Collective& call, int size);
 
-// Bytes as Communicator::bytes_moved counts them.
+// Bytes as Communicator::bytes_enqueued counts them.
 int64_t BytesMoved(const Collective& call, int rank, int size);
 
 }  // namespace ebb

@@ -84,12 +84,6 @@ void Communicator::Leave() {
   backend_->Leave();
 }
 
-absl::StatusOr<Communicator> Communicator::Split(int colour, int key, std::string_view name) const {
-  EBB_ASSIGN_OR_RETURN(std::unique_ptr<CommunicatorBackend> backend,
-                       backend_->Split(colour, key, name));
-  return Communicator(std::move(backend));
-}
-
 absl::Status Communicator::status() const {
   return backend_->status();
 }
@@ -103,10 +97,6 @@ absl::Status Communicator::Enqueue(Stream& stream, const Collective& call) {
   EBB_RETURN_IF_ERROR(backend_->Enqueue(stream, call));
   bytes_enqueued_ += BytesMoved(call, rank(), size());
   return absl::OkStatus();
-}
-
-int64_t Communicator::bytes_moved() const {
-  return backend_->bytes_moved();
 }
 
 }  // namespace ebb

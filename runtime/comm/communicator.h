@@ -29,10 +29,8 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string_view>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "ebb/runtime/config/dtype.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/kernels/reduce.h"
@@ -100,19 +98,13 @@ class Communicator {
   // ranks that share it may be waiting for this rank.
   void Leave();
 
-  // Collective over this communicator: ranks with the same colour form a new one, ordered by (key,
-  // rank). `name`: in messages; empty: this one's. The options are this one's too.
-  absl::StatusOr<Communicator> Split(int colour, int key, std::string_view name = {}) const;
-
   // The first failure, sticky. Any thread.
   absl::Status status() const;
   // Makes every rank's pending and later operations fail with `why`. Any thread.
   void Abort(absl::Status why);
-  // Bytes of operations that have run: what this rank received from other ranks (all-gather,
-  // broadcast, ...) or sent to them (reduce-scatter), that is (N-1)/N of the whole buffer. Any
-  // thread.
-  int64_t bytes_moved() const;
-  // The same for all operations that were enqueued. Call it on the enqueuing thread.
+  // Bytes of all operations that were enqueued: what this rank receives from other ranks
+  // (all-gather, broadcast, ...) or sends to them (reduce-scatter), that is (N-1)/N of the whole
+  // buffer. Call it on the enqueuing thread.
   int64_t bytes_enqueued() const { return bytes_enqueued_; }
 
  private:

@@ -38,10 +38,10 @@ absl::Status CheckOptions(const CommunicatorOptions& options, size_t size) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::vector<size_t>>> FormGroups(std::span<const int> world_ranks,
-                                                            std::span<const Proposal> proposals) {
+absl::StatusOr<std::vector<size_t>> FormGroup(std::span<const int> world_ranks,
+                                              std::span<const Proposal> proposals, size_t me) {
   const std::string first = Describe(proposals[0]);
-  std::map<int, std::vector<size_t>> members;
+  std::map<int, std::vector<size_t>> groups;  // by colour
   for (size_t i = 0; i < proposals.size(); ++i) {
     const std::string mine = Describe(proposals[i]);
     if (mine != first) {
@@ -49,16 +49,14 @@ absl::StatusOr<std::vector<std::vector<size_t>>> FormGroups(std::span<const int>
           absl::StrCat("ranks create different communicators: rank ", world_ranks[0], " ", first,
                        ", rank ", world_ranks[i], " ", mine));
     }
-    members[proposals[i].colour].push_back(i);
+    groups[proposals[i].colour].push_back(i);
   }
-  std::vector<std::vector<size_t>> groups;
-  for (auto& [colour, places] : members) {
-    EBB_RETURN_IF_ERROR(CheckOptions(proposals[0].options, places.size()));
-    std::stable_sort(places.begin(), places.end(),
-                     [&](size_t a, size_t b) { return proposals[a].key < proposals[b].key; });
-    groups.push_back(std::move(places));
-  }
-  return groups;
+  for (const auto& [colour, members] : groups)
+    EBB_RETURN_IF_ERROR(CheckOptions(proposals[0].options, members.size()));
+  std::vector<size_t> mine = groups[proposals[me].colour];
+  std::stable_sort(mine.begin(), mine.end(),
+                   [&](size_t a, size_t b) { return proposals[a].key < proposals[b].key; });
+  return mine;
 }
 
 std::string Pack(const Proposal& proposal) {
@@ -84,11 +82,11 @@ double CreationSeconds(const CommunicatorOptions& options) {
   return options.timeout_seconds > 0 ? options.timeout_seconds : kSecondsForNonsense;
 }
 
-WaitPoint::Deadline DeadlineAfter(double seconds) {
+WaitPoint::Deadline DeadlineAfter(double seconds, WaitPoint::Clock::time_point begin) {
   constexpr double kSecondsMax = 1e8;  // three years
   if (!(seconds < kSecondsMax)) return WaitPoint::kNever;
-  return WaitPoint::Clock::now() + std::chrono::duration_cast<WaitPoint::Clock::duration>(
-                                       std::chrono::duration<double>(seconds));
+  return begin + std::chrono::duration_cast<WaitPoint::Clock::duration>(
+                     std::chrono::duration<double>(seconds));
 }
 
 }  // namespace ebb

@@ -14,10 +14,10 @@
 
 namespace ebb {
 
-// The groups, by colour, as places in `world_ranks` in the order of their new ranks. The error is
-// the same on every rank.
-absl::StatusOr<std::vector<std::vector<size_t>>> FormGroups(std::span<const int> world_ranks,
-                                                            std::span<const Proposal> proposals);
+// The group of the rank that proposes at place `me`: its members as places in `world_ranks`, in the
+// order of their new ranks. The error is the same on every rank.
+absl::StatusOr<std::vector<size_t>> FormGroup(std::span<const int> world_ranks,
+                                              std::span<const Proposal> proposals, size_t me);
 
 // A proposal as bytes: at most kProposalBytesMax of them, so longer names are cut. Its notices are
 // the rank's own.
@@ -29,7 +29,8 @@ Proposal UnpackProposal(std::string_view packed);
 // counts as 600 s here, so that the other ranks come and learn of the bad value.
 double CreationSeconds(const CommunicatorOptions& options);
 
-// Time-outs of hours and "never" become a point in time that no clock reaches, without overflow.
-WaitPoint::Deadline DeadlineAfter(double seconds);
+// Time-outs of years and "never" become a point in time that no clock reaches, without overflow.
+WaitPoint::Deadline DeadlineAfter(double seconds,
+                                  WaitPoint::Clock::time_point begin = WaitPoint::Clock::now());
 
 }  // namespace ebb

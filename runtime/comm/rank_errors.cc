@@ -56,7 +56,7 @@ std::vector<int> WorldRanksOf(std::span<const int> world_ranks, std::span<const 
   return of_world;
 }
 
-bool SpeaksFor(CollectiveKind kind, int rank, std::span<const int> absent) {
+bool LogsFor(CollectiveKind kind, int rank, std::span<const int> absent) {
   if (IsPointToPoint(kind)) return true;
   for (int first = 0; first < rank; ++first) {
     if (std::find(absent.begin(), absent.end(), first) == absent.end()) return false;

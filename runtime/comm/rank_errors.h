@@ -25,7 +25,7 @@ std::vector<int> WorldRanksOf(std::span<const int> world_ranks, std::span<const 
 
 // One of the ranks that wait in a call of `kind` for `absent` logs it: the first one that has come,
 // or in an exchange the one that waits.
-bool SpeaksFor(CollectiveKind kind, int rank, std::span<const int> absent);
+bool LogsFor(CollectiveKind kind, int rank, std::span<const int> absent);
 
 // What a rank waits for: "for rank 1 in barrier on communicator 'reduce'".
 std::string WaitsInCall(const CommunicatorOptions& options, const CallSummary& call,

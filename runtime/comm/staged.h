@@ -11,7 +11,6 @@
 
 #include "absl/functional/function_ref.h"
 #include "ebb/runtime/comm/collective.h"
-#include "ebb/runtime/comm/flat_spans.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "ebb/runtime/device/wait_point.h"
 
@@ -47,29 +46,6 @@ class StagedOperations {
   bool Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
 
  private:
-  // Elements of the call's sequence, in block `block` of the memory of their spans.
-  struct Part {
-    ElementRange range;
-    int64_t block = 0;
-  };
-  // What moves between the ranks in an operation, or in one half of an all-reduce.
-  struct Movement {
-    ElementRange longest;                     // of all that is sent
-    FlatSpans::Side side = FlatSpans::kSend;  // of the memory that is sent
-    bool same_for_all = false;                // as StepChannel::Load's
-    bool sums = false;                        // what is received is summed, otherwise copied
-    absl::FunctionRef<Part(int peer)> sent;
-    absl::FunctionRef<Part(int peer)> received;
-  };
-  bool Move(const Collective& call, const FlatSpans& flat, const Movement& movement,
-            WaitPoint::Deadline deadline, ThreadTeam& team);
-  // Sums what has come of `range` in a step with this rank's own elements in block `block` of its
-  // sent memory.
-  void SumReceived(const Collective& call, const FlatSpans& flat, ElementRange range, int64_t step,
-                   int64_t block, ThreadTeam& team);
-  // An all-reduced flat is cut into one part for each rank, none longer than the first.
-  ElementRange PartOf(int rank, int64_t elements) const;
-
   const int rank_, size_, reduction_group_;
   StepChannel& channel_;
   std::vector<const void*> inputs_;  // of a reduction, by rank

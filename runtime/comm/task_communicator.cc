@@ -1,6 +1,5 @@
 #include "ebb/runtime/comm/task_communicator.h"
 
-#include "ebb/runtime/comm/collective.h"
 #include "ebb/runtime/comm/grouping.h"
 
 namespace ebb {
@@ -8,8 +7,7 @@ namespace ebb {
 absl::Status TaskCommunicator::Enqueue(Stream& stream, const Collective& call) {
   const uint64_t number = ++taken_;
   stream.Enqueue([this, call, number, team = &stream.team()] {
-    if (RunInTurn(call, number, *team))
-      bytes_moved_.fetch_add(BytesMoved(call, rank(), size()), std::memory_order_relaxed);
+    RunInTurn(call, number, *team);
     // The destructor may be waiting for this count: after it this object is not touched.
     const std::shared_ptr<Ended> ended = ended_;
     ended->count.fetch_add(1, std::memory_order_acq_rel);
@@ -18,15 +16,15 @@ absl::Status TaskCommunicator::Enqueue(Stream& stream, const Collective& call) {
   return absl::OkStatus();
 }
 
-bool TaskCommunicator::RunInTurn(const Collective& call, uint64_t number, ThreadTeam& team) {
+void TaskCommunicator::RunInTurn(const Collective& call, uint64_t number, ThreadTeam& team) {
   const WaitPoint::Deadline deadline = DeadlineAfter(timeout_seconds_);
   // The earlier call also ends when the communicator fails.
   if (!ended_->changed.Await(
           [&] { return ended_->count.load(std::memory_order_acquire) + 1 == number; }, deadline)) {
     FailBehindAnother(call);
-    return false;
+  } else if (!failed()) {
+    Run(call, deadline, team);
   }
-  return !failed() && Run(call, deadline, team);
 }
 
 void TaskCommunicator::AwaitAllEnded() {

@@ -16,13 +16,11 @@ namespace ebb {
 class TaskCommunicator : public CommunicatorBackend {
  public:
   absl::Status Enqueue(Stream& stream, const Collective& call) override;
-  int64_t bytes_moved() const override { return bytes_moved_.load(std::memory_order_relaxed); }
 
  protected:
   explicit TaskCommunicator(double timeout_seconds) : timeout_seconds_(timeout_seconds) {}
 
-  // False: the communicator has failed.
-  virtual bool Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) = 0;
+  virtual void Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) = 0;
   virtual bool failed() = 0;
   // `call` has waited too long for the call before it of this rank.
   virtual void FailBehindAnother(const Collective& call) = 0;
@@ -34,12 +32,11 @@ class TaskCommunicator : public CommunicatorBackend {
     std::atomic<uint64_t> count{0};
     WaitPoint changed;
   };
-  bool RunInTurn(const Collective& call, uint64_t number, ThreadTeam& team);
+  void RunInTurn(const Collective& call, uint64_t number, ThreadTeam& team);
 
   const double timeout_seconds_;
   uint64_t taken_ = 0;
   const std::shared_ptr<Ended> ended_ = std::make_shared<Ended>();
-  std::atomic<int64_t> bytes_moved_{0};
 };
 
 }  // namespace ebb

@@ -34,17 +34,17 @@ class WaitNotice {
 void LogWaiting(std::string_view waiting, double seconds, std::string_view waits, double time_out,
                 std::string_view more);
 
-// As point.Await(condition, deadline, spin), and calls `say(seconds)` whenever a line is due.
-template <class Condition, class Say>
-bool AwaitAndSay(WaitPoint& point, Condition condition, WaitPoint::Deadline deadline,
-                 std::chrono::nanoseconds spin, const NoticeTimes& times, Say say) {
+// As point.Await(condition, deadline, spin), and calls `log_wait(seconds)` whenever a line is due.
+template <class Condition, class LogWait>
+bool AwaitAndLog(WaitPoint& point, Condition condition, WaitPoint::Deadline deadline,
+                 std::chrono::nanoseconds spin, const NoticeTimes& times, LogWait log_wait) {
   if (condition()) return true;
   WaitNotice notice(times);
   for (;;) {
     if (point.Await(condition, std::min(deadline, notice.due()), spin)) return true;
     const WaitPoint::Deadline now = WaitPoint::Clock::now();
     if (now >= deadline) return condition();
-    if (const std::optional<double> seconds = notice.Take(now)) say(*seconds);
+    if (const std::optional<double> seconds = notice.Take(now)) log_wait(*seconds);
     spin = std::chrono::nanoseconds(0);
   }
 }

@@ -41,23 +41,26 @@ absl::StatusOr<World> World::FromEnvironment(const WorldOptions& options) {
   if (!launch.has_value() || launch->size == 1) return Single();
   const bool over_mpi = launch->has_mpi && !launch->one_host;
   const absl::Status mpi = over_mpi ? LoadOpenMpi().status() : absl::OkStatus();
+  const std::string launcher = absl::StrCat(launch->launcher, ", job ", launch->job);
   if (over_mpi && mpi.ok()) {
     EBB_ASSIGN_OR_RETURN(std::shared_ptr<WorldBackend> backend,
-                         NewMpiWorld(*launch, options.timeout_seconds));
+                         NewMpiWorld({.rank = launch->rank,
+                                      .size = launch->size,
+                                      .timeout_seconds = options.timeout_seconds,
+                                      .launcher = launcher}));
     return World(std::move(backend));
   }
   if (!launch->place.has_value()) return NeedsMpi(*launch, mpi);
   if (!mpi.ok() && launch->rank == 0) LogWarning(std::string(mpi.message()));
-  std::optional<ParentProcess> launcher;
-  if (launch->launcher_stays) launcher = ParentProcess::Find();
-  EBB_ASSIGN_OR_RETURN(
-      Rendezvous rendezvous,
-      Rendezvous::Join({.rank = launch->rank,
-                        .size = launch->size,
-                        .place = *launch->place,
-                        .one_host = launch->one_host,
-                        .launcher = absl::StrCat(launch->launcher, ", job ", launch->job),
-                        .timeout_seconds = options.timeout_seconds}));
+  std::optional<ParentProcess> parent;
+  if (launch->launcher_stays) parent = ParentProcess::Find(launch->launcher);
+  EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous,
+                       Rendezvous::Join({.rank = launch->rank,
+                                         .size = launch->size,
+                                         .place = *launch->place,
+                                         .one_host = launch->one_host,
+                                         .launcher = launcher,
+                                         .timeout_seconds = options.timeout_seconds}));
   if (launch->rank == 0) {
     LogInfo(absl::StrCat(launch->size, " ranks, started by ", launch->launcher, ", have met at ",
                          Describe(*launch->place)));
@@ -68,8 +71,7 @@ absl::StatusOr<World> World::FromEnvironment(const WorldOptions& options) {
     return World(std::move(backend));
   }
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<SharedWorld> world,
-                       SharedWorld::Form(launch->rank, std::move(rendezvous), std::move(launcher),
-                                         launch->launcher));
+                       SharedWorld::Form(launch->rank, std::move(rendezvous), std::move(parent)));
   return World(std::make_shared<SharedRank>(std::move(world)));
 }
 
@@ -87,7 +89,8 @@ absl::StatusOr<World> World::On(const Device& device) const {
 
 absl::StatusOr<World> World::Split(int colour, int key, const CommunicatorOptions& options) const {
   NoteCreation();
-  CommunicatorOptions wanted = options.OfPart("");
+  CommunicatorOptions wanted = options;
+  wanted.reduction_group = 0;  // those of the whole need not divide a part
   if (options.name == CommunicatorOptions().name) wanted.name = "part";
   absl::StatusOr<std::shared_ptr<WorldBackend>> part =
       backend_->Split({.options = std::move(wanted), .colour = colour, .key = key});

@@ -32,14 +32,14 @@ class World {
   static World Single();
   explicit World(std::shared_ptr<WorldBackend> backend) : backend_(std::move(backend)) {}
 
-  int rank() const { return backend_->rank(); }
-  int size() const { return backend_->size(); }
-  int local_rank() const { return backend_->local_rank(); }  // on this host
-  int local_size() const { return backend_->local_size(); }
+  int rank() const { return backend_->me().rank; }
+  int size() const { return backend_->me().size; }
+  int local_rank() const { return backend_->me().local_rank; }  // on this host
+  int local_size() const { return backend_->me().local_size; }
   // The default reduction group: consecutive ranks that share a host, the same number on every host
   // and rank. It is all ranks if they share one host, or if the hosts have different numbers of
   // ranks or ranks that are not consecutive.
-  int ranks_per_host() const { return backend_->ranks_per_host(); }
+  int ranks_per_host() const { return backend_->me().ranks_per_host; }
 
   // Collective: every rank calls it, in the same order, with the same options.
   absl::StatusOr<Communicator> NewCommunicator(const CommunicatorOptions& options = {}) const;
@@ -92,9 +92,6 @@ class World {
   // The calls that all ranks make in one order; null in a world of one rank and in parts. It lives
   // as long as the world.
   CallOrder* calls() const { return backend_->calls(); }
-  // Sends this rank's calls to the ranks of other hosts, during a wait outside of this world. Any
-  // thread.
-  void TellCalls() const { backend_->TellCalls(); }
 
   // Every communicator of every rank, parts included, fails with `why`. No rank waits for this one
   // any longer.

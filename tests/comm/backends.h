@@ -23,6 +23,8 @@ struct Backend {
   // Sums have the order and the rounding of communicator.h. If false, only sums that are exact in
   // any order can be compared, multiplied and rounded once, and int8 is not summed.
   bool exact_order = true;
+  // A communicator that fails ends the others of its world.
+  bool fails_as_a_whole = false;
   // The bytes that the suite of sums gives to SumInOrder. 0: it is not called.
   int64_t sum_scratch = 0;
 };

@@ -177,13 +177,13 @@ TEST_F(CallOrderTest, RanksOfOtherHostsCompareTheCallsTheyReceive) {
     EXPECT_TRUE(order->Note({.kind = CallKind::kStep, .engine = 0}).ok());
   }
   EXPECT_TRUE(first.Note({.kind = CallKind::kFinish, .engine = 0}).ok());
-  EXPECT_TRUE(second.Hear(first.Pack()).ok()) << "ahead";
+  EXPECT_TRUE(second.Receive(first.Pack()).ok()) << "ahead";
   EXPECT_THAT(Text(second.Note({.kind = CallKind::kEvaluation, .engine = 0})),
               HasSubstr("rank 1 began an evaluation where rank 0 finished a step"));
-  EXPECT_THAT(Text(first.Hear(second.Pack())),
+  EXPECT_THAT(Text(first.Receive(second.Pack())),
               HasSubstr("rank 1 began an evaluation where rank 0 finished a step"));
   first.NoteError(0);
-  EXPECT_TRUE(second.Hear(first.Pack()).ok());
+  EXPECT_TRUE(second.Receive(first.Pack()).ok());
 }
 
 TEST_F(CallOrderTest, TextsThatCannotBeReadAreIgnored) {
@@ -191,9 +191,9 @@ TEST_F(CallOrderTest, TextsThatCannotBeReadAreIgnored) {
   EXPECT_TRUE(order.Note({.kind = CallKind::kStep}).ok());
   std::string text = order.Pack();
   for (size_t bytes = 0; bytes <= text.size(); ++bytes)
-    EXPECT_TRUE(order.Hear(text.substr(0, bytes)).ok());
+    EXPECT_TRUE(order.Receive(text.substr(0, bytes)).ok());
   text[0] = 9;  // a rank that does not exist
-  EXPECT_TRUE(order.Hear(text).ok());
+  EXPECT_TRUE(order.Receive(text).ok());
 }
 
 TEST_F(CallOrderTest, TheFirstRankThatHasComeSoFarKnowsIt) {
@@ -219,7 +219,7 @@ TEST_F(CallOrderTest, AReceivedRecordIsComparedWithAllKnownRecords) {
     EXPECT_TRUE(heard.ok()) << heard;
     CallOrder there(rank, std::vector<CallRecord*>(kRanks));
     EXPECT_TRUE(there.Note({.kind = kinds[rank], .engine = 0}).ok());
-    heard = here.Hear(there.Pack());
+    heard = here.Receive(there.Pack());
   }
   EXPECT_THAT(Text(heard), HasSubstr("rank 2 began an evaluation where rank 1 began a step"));
 }

@@ -168,33 +168,6 @@ TEST_P(CommunicatorTest, ExchangesOfDifferentPairsDoNotWaitForEachOther) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-TEST_P(CommunicatorTest, SplitFormsOneCommunicatorAColourOrderedByKey) {
-  const absl::Status status = GetParam().run(6, [](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Communicator all,
-                         world.NewCommunicator({.name = "all", .reduction_group = 2}));
-    // Colours 0 and 1 of three ranks each, in reverse order.
-    EBB_ASSIGN_OR_RETURN(Communicator part, all.Split(world.rank() % 2, -world.rank()));
-    if (part.size() != 3 || part.rank() != 2 - world.rank() / 2)
-      return absl::InternalError("wrong place");
-    Stream stream = GetParam().device(1).CallerStream();
-    const float mine = static_cast<float>(world.rank());
-    std::array<float, 3> received = {};
-    const CollectiveSpan span = {.send = &mine, .receive = received.data(), .count = 1};
-    EBB_RETURN_IF_ERROR(part.AllGather(stream, {&span, 1}, DType::kFloat32));
-    stream.WaitIdle();
-    EBB_RETURN_IF_ERROR(part.status());
-    const float colour = static_cast<float>(world.rank() % 2);
-    if (received != std::array{4 + colour, 2 + colour, colour})
-      return absl::InternalError("wrong order");
-    // A part can be split again.
-    EBB_ASSIGN_OR_RETURN(Communicator alone, part.Split(part.rank(), 0));
-    EBB_RETURN_IF_ERROR(alone.Barrier(stream));
-    stream.WaitIdle();
-    return alone.size() == 1 ? alone.status() : absl::InternalError("wrong size");
-  });
-  EXPECT_TRUE(status.ok()) << status;
-}
-
 TEST_P(CommunicatorTest, OperationsAllocateNothing) {
   const Shared<std::atomic<int64_t>> allocated(-1);
   const absl::Status status = GetParam().run(2, [&](World world) -> absl::Status {

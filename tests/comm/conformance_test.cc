@@ -130,7 +130,7 @@ TEST_P(CommunicatorConformance, AllGather) {
     }
     EBB_RETURN_IF_ERROR(communicator.AllGather(stream, operation.spans, dtype()));
     stream.WaitIdle();
-    if (communicator.bytes_moved() != bytes) return absl::InternalError("bytes_moved");
+    if (communicator.bytes_enqueued() != bytes) return absl::InternalError("bytes_enqueued");
     return operation.Check("all-gather");
   });
 }
@@ -161,7 +161,7 @@ TEST_P(CommunicatorConformance, ReduceScatterInEveryGrouping) {
           }
           EBB_RETURN_IF_ERROR(communicator.ReduceScatter(stream, operation.spans, dtype(), scale));
           stream.WaitIdle();
-          if (communicator.bytes_moved() != bytes) return absl::InternalError("bytes_moved");
+          if (communicator.bytes_enqueued() != bytes) return absl::InternalError("bytes_enqueued");
           if (in_place()) {
             for (size_t s = 0; s < kCounts.size(); ++s) {
               operation.receive[s].CopyFrom(operation.send[s], communicator.rank() * kCounts[s], 0,
@@ -196,8 +196,8 @@ TEST_P(CommunicatorConformance, AllReduceOfEveryKind) {
       }
       EBB_RETURN_IF_ERROR(communicator.AllReduce(stream, operation.spans, dtype(), op, scale));
       stream.WaitIdle();
-      if (communicator.bytes_moved() != 2 * (ranks() - 1) * bytes / ranks())
-        return absl::InternalError("bytes_moved");
+      if (communicator.bytes_enqueued() != 2 * (ranks() - 1) * bytes / ranks())
+        return absl::InternalError("bytes_enqueued");
       return operation.Check("all-reduce");
     });
   }
@@ -273,7 +273,7 @@ TEST_P(CommunicatorConformance, SendAndReceiveRoundARing) {
     EBB_RETURN_IF_ERROR(communicator.Receive(stream, spans, dtype(), previous));
     if (rank % 2 == 1) EBB_RETURN_IF_ERROR(communicator.Send(stream, spans, dtype(), next));
     stream.WaitIdle();
-    if (communicator.bytes_moved() != bytes) return absl::InternalError("bytes_moved");
+    if (communicator.bytes_enqueued() != bytes) return absl::InternalError("bytes_enqueued");
     return operation.Check("send and receive");
   });
 }

@@ -12,7 +12,9 @@ namespace {
 using Ranks = std::vector<std::vector<int>>;
 
 Hosts Find(const std::vector<int>& host_of) {
-  return FindHosts(host_of);
+  std::vector<Participant> participants;
+  for (const int host : host_of) participants.emplace_back().host_name = std::to_string(host);
+  return FindHosts(participants);
 }
 
 TEST(FindHosts, RanksNumberedHostByHostAreEven) {

@@ -101,7 +101,7 @@ std::vector<std::string> Exchange(std::string_view mine) {
 absl::Status RunRank(MPI_Comm ranks, const std::string& host,
                      const std::function<absl::Status(World)>& body) {
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<WorldBackend> world,
-                       MpiRank::Form({.ranks = ranks, .timeout_seconds = 60, .host = host}));
+                       NewMpiWorld({.ranks = ranks, .timeout_seconds = 60, .host = host}));
   return body(World(std::move(world)));
 }
 
@@ -135,6 +135,7 @@ Backend On(const char* name) {
     return Run(ranks, kHostOf, body);
   };
   backend.many_ranks = 8;
+  backend.fails_as_a_whole = true;
   return backend;
 }
 

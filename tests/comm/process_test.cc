@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "ebb/runtime/comm/shared/share_file.h"
+#include "ebb/runtime/comm/shared/shared_file.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -213,8 +213,8 @@ TEST(Killed, SurvivorsOfRankZeroStillNoticeEachOther) {
     SetMpiEnvironment(rank, 3, name);
     absl::StatusOr<World> world = World::FromEnvironment({.timeout_seconds = 60});
     seen.Set(rank, [&]() -> absl::Status {
-      EBB_ASSIGN_OR_RETURN(Communicator all, world->NewCommunicator());
-      EBB_ASSIGN_OR_RETURN(Communicator part, all.Split(rank == 0 ? 0 : 1, 0));
+      EBB_ASSIGN_OR_RETURN(const World others, world->Split(rank == 0 ? 0 : 1, 0));
+      EBB_ASSIGN_OR_RETURN(Communicator part, others.NewCommunicator());
       if (rank == 0) return absl::OkStatus();
       Stream stream = Device::Cpu(1).CallerStream();
       while (part.status().ok()) {
@@ -349,9 +349,11 @@ TEST(Killed, NothingStaysBehindOfAWorldThatIsNotComplete) {
       absl::StatusOr<Rendezvous> rendezvous = Meet(name, rank, 3);
       if (rank == victim) {
         // Rank 0 has made the file that the others are about to open.
-        const auto no_descriptor = rendezvous->AllGather("");
-        const auto open = rendezvous->AllGather("not open");
-        const auto file = SharedFile::Create(shared::SharedFileName(*rendezvous));
+        const std::string file_name = shared::SharedFileName(*rendezvous);
+        StoreGroup ranks(*Store::Hold(rank, *std::move(rendezvous)));
+        const auto no_descriptor = ranks.AllGather("", 60);
+        const auto open = ranks.AllGather("not open", 60);
+        const auto file = SharedFile::Create(file_name);
         raise(SIGKILL);
       }
       seen.Set(rank, SharedWorld::Form(rank, *std::move(rendezvous)).status());
@@ -470,6 +472,25 @@ TEST(Processes, FreeACommunicatorsPagesWhenAllHaveLeft) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// A store that a process keeps has a thread, which a forked process does not have.
+TEST(Processes, MayBeForkedAfterAWorldOfTheirParent) {
+  const std::vector<int> codes = Fork(1, [](int) {
+    bool all_formed = true;
+    for (int round = 0; round < 3; ++round) {
+      const std::string name = NewMeetingName();
+      const auto form = [&](int rank) {
+        return SharedWorld::Form(rank, *Meet(name, rank, 2)).ok();
+      };
+      const std::vector<int> other = Fork(
+          1, [&](int) { return form(1) ? 0 : 1; },
+          [&](const std::vector<int>&) { all_formed = form(0) && all_formed; });
+      all_formed = all_formed && other[0] == 0;
+    }
+    return all_formed ? 0 : 1;
+  });
+  EXPECT_EQ(codes[0], 0);
 }
 
 }  // namespace

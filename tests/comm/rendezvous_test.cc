@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/trace/log.h"
 #include "processes.h"
 
@@ -124,8 +125,9 @@ TEST_P(PlaceTest, EveryRankGetsTheListOfAll) {
       for (int other = 0; other < 3; ++other)
         EXPECT_EQ(rendezvous->participants()[static_cast<size_t>(other)].rank, other);
       nonces[static_cast<size_t>(rank)] = rendezvous->nonce();
+      StoreGroup ranks(*Store::Hold(rank, *std::move(rendezvous)));
       for (int round = 0; round < 3; ++round) {
-        const auto all = rendezvous->AllGather(std::to_string(10 * round + rank));
+        const auto all = ranks.AllGather(std::to_string(10 * round + rank), 60);
         ASSERT_TRUE(all.ok()) << all.status();
         EXPECT_EQ((*all)[2], std::to_string(10 * round + 2));
       }
@@ -403,40 +405,21 @@ TEST(Rendezvous, EveryFieldOfAParticipantArrives) {
   EXPECT_EQ(got->cores, sent.cores);
 }
 
-TEST(Rendezvous, RankThatEndsWhileTheOthersMeetIsNamed) {
+TEST(Rendezvous, ARankThatEndsAtOnceIsNamed) {
   const MeetingPlace place = Named();
-  absl::Status zero, one;
-  std::thread rank_zero([&] {
-    absl::StatusOr<Rendezvous> rendezvous = Rendezvous::Join(Rank(0, 3, place));
-    zero = rendezvous->AllGather("0").status();
-  });
-  std::thread rank_one([&] {
-    absl::StatusOr<Rendezvous> rendezvous = Rendezvous::Join(Rank(1, 3, place));
-    one = rendezvous->AllGather("1").status();
-  });
-  EXPECT_TRUE(Rendezvous::Join(Rank(2, 3, place)).ok());  // it leaves at once
-  rank_zero.join();
-  rank_one.join();
-  EXPECT_EQ(zero, one);
-  EXPECT_THAT(std::string(zero.message()), AllOf(HasSubstr("rank 2 (process"), HasSubstr("lost")));
-}
-
-TEST(Rendezvous, ARefusalByOneRankIsAnErrorOnAll) {
-  const MeetingPlace place = Named();
-  std::vector<absl::Status> seen(3);
+  std::vector<absl::Status> seen(2);
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < 3; ++rank) {
+  for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
-      absl::StatusOr<Rendezvous> rendezvous = Rendezvous::Join(Rank(rank, 3, place));
-      if (rank == 1) {
-        rendezvous->Refuse(absl::ResourceExhaustedError("no room"));
-      }
-      seen[static_cast<size_t>(rank)] = rendezvous->AllGather("").status();
+      StoreGroup ranks(*Store::Hold(rank, *Rendezvous::Join(Rank(rank, 3, place))));
+      seen[static_cast<size_t>(rank)] = ranks.AllGather("", 60).status();
     });
   }
+  EXPECT_TRUE(Rendezvous::Join(Rank(2, 3, place)).ok());
   for (std::thread& thread : threads) thread.join();
-  for (const absl::Status& status : seen)
-    EXPECT_EQ(status, absl::ResourceExhaustedError("no room"));
+  EXPECT_EQ(seen[0], seen[1]);
+  EXPECT_THAT(std::string(seen[0].message()),
+              AllOf(HasSubstr("rank 2 (process"), HasSubstr("has died")));
 }
 
 }  // namespace

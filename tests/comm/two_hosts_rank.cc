@@ -73,7 +73,8 @@ class Operation {
 absl::StatusOr<std::vector<Numbers>> Results(const World& world, DType dtype, int group) {
   EBB_ASSIGN_OR_RETURN(Communicator all,
                        world.NewCommunicator({.name = "all", .reduction_group = group}));
-  EBB_ASSIGN_OR_RETURN(Communicator part, all.Split(world.rank() % 2, -world.rank()));
+  EBB_ASSIGN_OR_RETURN(const World every_second, world.Split(world.rank() % 2, -world.rank()));
+  EBB_ASSIGN_OR_RETURN(Communicator part, every_second.NewCommunicator());
   EBB_ASSIGN_OR_RETURN(Stream stream, Device::Cpu(2).NewStream("comm"));
   const int rank = world.rank(), size = world.size();
   std::vector<Numbers> results;

@@ -45,10 +45,10 @@ TEST(WaitNoticeTest, AWaitGoesOnAfterItsLines) {
     ++lines;
   };
   constexpr NoticeTimes kAtOnce{.first_seconds = 1e-3, .interval_seconds = 1e-3};
-  EXPECT_TRUE(AwaitAndSay(
+  EXPECT_TRUE(AwaitAndLog(
       point, [&] { return lines == 3; }, WaitPoint::kNever, WaitPoint::kSpin, kAtOnce, say));
   EXPECT_EQ(lines, 3);
-  EXPECT_FALSE(AwaitAndSay(
+  EXPECT_FALSE(AwaitAndLog(
       point, [] { return false; }, WaitPoint::Clock::now(), WaitPoint::kSpin, kAtOnce, say));
   EXPECT_EQ(lines, 3);
 }

@@ -196,7 +196,8 @@ TEST_F(NcclFailureTest, RanksThatCallMoreLearnAtOnceWhichRankHasLeft) {
     std::latch have_met(3);
     const auto seen = Seen(3, [&](World& world) -> absl::Status {
       EBB_ASSIGN_OR_RETURN(Communicator all, world.NewCommunicator({.name = "all"}));
-      EBB_ASSIGN_OR_RETURN(Communicator gather, all.Split(0, 2 - world.rank(), "gather"));
+      EBB_ASSIGN_OR_RETURN(const World reversed, world.Split(0, 2 - world.rank()));
+      EBB_ASSIGN_OR_RETURN(Communicator gather, reversed.NewCommunicator({.name = "gather"}));
       Gpu gpu(world);
       EBB_RETURN_IF_ERROR(gather.Barrier(gpu.stream));
       EBB_RETURN_IF_ERROR(Outcome(gather, gpu.stream));
@@ -298,7 +299,7 @@ TEST_F(NcclFailureTest, AnAsynchronousErrorIsAnErrorOnAllRanks) {
 TEST_F(NcclFailureTest, AsynchronousErrorsAreAskedForWithoutWaitingForACall) {
   const NcclLibrary& nccl = **LoadNccl();
   const std::shared_ptr<NcclChannel> channel =
-      *NcclChannel::Create(nccl, /*device=*/0, std::make_shared<CommunicatorNotices>());
+      *NcclChannel::Create(nccl, /*device=*/0, std::make_shared<WorldFailure>());
   const absl::Status called = channel->Call("a call", [&](ncclComm_t&) {
     std::thread watch([&] { EXPECT_TRUE(channel->AsynchronousError().ok()); });
     watch.join();
@@ -327,7 +328,6 @@ TEST_P(NcclOperationTest, AFailureIsStickyOnAllRanksAndLaterOperationsDoNothing)
     for (int i = 0; i < 3; ++i)
       EBB_RETURN_IF_ERROR(communicator.AllReduce(gpu.stream, {&span, 1}, kType));
     EXPECT_EQ(Outcome(communicator, gpu.stream), status);
-    EXPECT_EQ(communicator.bytes_moved(), 0);
     return status;
   });
   EXPECT_EQ(seen[0].code(), absl::StatusCode::kInternal);
@@ -383,7 +383,8 @@ TEST_F(NcclFailureTest, AbortEndsTheWaitsOfAllRanks) {
 TEST_F(NcclFailureTest, WorldThatFailsEndsAllItsCommunicatorsAndMakesNoNewOnes) {
   const auto seen = Seen(4, [](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator all, world.NewCommunicator());
-    EBB_ASSIGN_OR_RETURN(Communicator part, all.Split(world.rank() / 2, 0));
+    EBB_ASSIGN_OR_RETURN(const World half, world.Split(world.rank() / 2, 0));
+    EBB_ASSIGN_OR_RETURN(Communicator part, half.NewCommunicator());
     Gpu gpu(world);
     if (world.rank() == 3) {
       world.Fail(absl::DataLossError("the disk is gone"));
@@ -463,11 +464,11 @@ TEST_F(NcclFailureTest, TheEndOfARanksProcessEndsAllCommunicatorsOfTheOthers) {
   EXPECT_EQ(Message(seen[2]), "rank 1 has ended");
 }
 
-TEST_F(NcclFailureTest, SplitThatARankDoesNotCallEndsInTime) {
+TEST_F(NcclFailureTest, ACreationThatARankDoesNotCallEndsInTime) {
   const auto seen = Seen(2, [](World& world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Communicator communicator,
-                         world.NewCommunicator({.name = "gather", .timeout_seconds = kShort}));
-    if (world.rank() == 0) return communicator.Split(0, 0).status();
+    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
+    if (world.rank() == 0)
+      return world.NewCommunicator({.name = "gather", .timeout_seconds = kShort}).status();
     while (communicator.status().ok()) std::this_thread::yield();
     return communicator.status();
   });
@@ -514,7 +515,7 @@ TEST_F(NcclFailureTest, MoreOperationsAreEnqueuedThanAreUnderWay) {
       EBB_RETURN_IF_ERROR(
           communicator.AllReduce(gpu.stream, {&span, 1}, kType, ReduceOp::kSum, 0.5f));
     EBB_RETURN_IF_ERROR(Outcome(communicator, gpu.stream));
-    EXPECT_EQ(communicator.bytes_moved(), 1000 * 16);
+    EXPECT_EQ(communicator.bytes_enqueued(), 1000 * 16);
     return absl::OkStatus();
   });
   for (const absl::Status& status : seen) EXPECT_TRUE(status.ok()) << status;

@@ -32,7 +32,7 @@ absl::Status RunOnGpus(int ranks, int devices, std::function<absl::Status(World)
     threads.emplace_back([&, rank] {
       results[rank] = RunRank(stores[rank], devices, body);
       if (!results[rank].ok())
-        stores[rank]->Break(absl::UnavailableError(absl::StrCat("rank ", rank, " has ended")));
+        stores[rank]->Fail(absl::UnavailableError(absl::StrCat("rank ", rank, " has ended")));
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -27,10 +27,24 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // A rank that says it is on one of several hosts.
-class PairedRank : public SharedRank {
+class PairedRank : public WorldBackend {
  public:
-  using SharedRank::SharedRank;
-  int ranks_per_host() const override { return 2; }
+  PairedRank(const std::shared_ptr<ThreadWorld>& threads, int rank)
+      : WorldBackend({.rank = rank, .size = threads->size(), .ranks_per_host = 2}),
+        thread_(threads, rank) {}
+  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
+      const CommunicatorOptions& options) override {
+    return thread_.NewCommunicator(options);
+  }
+  absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) override {
+    return thread_.Split(proposal);
+  }
+  void Fail(absl::Status why) override { thread_.Fail(std::move(why)); }
+  SharedGroup* threads() override { return thread_.threads(); }
+  absl::StatusOr<std::shared_ptr<StoreGroup>> bootstrap() override { return thread_.bootstrap(); }
+
+ private:
+  SharedRank thread_;
 };
 
 void ExpectTheCpusReductionGroup() {
@@ -311,7 +325,7 @@ TEST_F(WorldOnGpusTest, ARankThatDestroysItsCommunicatorIsNotWaitedFor) {
       EBB_ASSIGN_OR_RETURN(const Communicator all, gpus.NewCommunicator());
       EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("barrier"));
       {
-        EBB_ASSIGN_OR_RETURN(Communicator part, all.Split(0, 0, "part"));
+        EBB_ASSIGN_OR_RETURN(Communicator part, gpus.NewCommunicator({.name = "part"}));
         EBB_RETURN_IF_ERROR(part.Barrier(stream));
         if (rank != 1) EBB_RETURN_IF_ERROR(part.Barrier(stream));
         stream.WaitIdle();

@@ -17,13 +17,6 @@ class WatchedCommunicator : public CommunicatorBackend {
   int size() const override { return inner_.size(); }
   absl::Status status() const override { return inner_.status(); }
   void Abort(absl::Status why) override { inner_.Abort(std::move(why)); }
-  int64_t bytes_moved() const override { return inner_.bytes_moved(); }
-
-  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
-                                                             std::string_view name) override {
-    EBB_ASSIGN_OR_RETURN(Communicator part, inner_.Split(colour, key, name));
-    return std::make_unique<WatchedCommunicator>(std::move(part), name_ + " part", calls_);
-  }
 
   absl::Status Enqueue(Stream& stream, const Collective& call) override {
     if (calls_->lists) {
@@ -73,16 +66,10 @@ class WatchedCommunicator : public CommunicatorBackend {
 class WatchedWorld : public WorldBackend {
  public:
   WatchedWorld(World world, std::shared_ptr<WatchedCalls> calls)
-      : world_(std::move(world)), calls_(std::move(calls)) {}
+      : WorldBackend(world.backend()->me()), world_(std::move(world)), calls_(std::move(calls)) {}
 
-  int rank() const override { return world_.rank(); }
-  int size() const override { return world_.size(); }
-  int local_rank() const override { return world_.local_rank(); }
-  int local_size() const override { return world_.local_size(); }
-  int ranks_per_host() const override { return world_.ranks_per_host(); }
   void Fail(absl::Status why) override { world_.Fail(std::move(why)); }
   CallOrder* calls() override { return world_.calls(); }
-  void TellCalls() override { world_.TellCalls(); }
 
   absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) override {
     EBB_ASSIGN_OR_RETURN(World part, world_.Split(proposal.colour, proposal.key, proposal.options));

@@ -146,24 +146,28 @@ absl::StatusOr<std::optional<MeetingPlace>> Master(const Environment& environmen
   return std::optional<MeetingPlace>({.host = *host, .port = number, .name = ""});
 }
 
+// `name`: of the variable with the number of ranks on this host.
+absl::Status ReadLocalSize(const Environment& environment, const char* name, Launch& launch) {
+  if (Find(environment, name) == nullptr) return absl::OkStatus();
+  EBB_ASSIGN_OR_RETURN(const int here,
+                       Number(environment, name, 1, launch.size, "number of ranks on this host"));
+  launch.one_host = here == launch.size;
+  return absl::OkStatus();
+}
+
 MeetingPlace Named(const std::string& job) {
   return {.host = "", .port = 0, .name = absl::StrCat("ebb-", getuid(), "-", job)};
 }
 
 absl::Status PlaceTorchrun(const Environment& environment, Launch& launch) {
   launch.job = ValueOr(environment, {"TORCHELASTIC_RUN_ID"}, "none");
-  EBB_ASSIGN_OR_RETURN(launch.place, Master(environment));
   if (!launch.place.has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the environment has RANK=", launch.rank, " and WORLD_SIZE=", launch.size,
                      " but no MASTER_ADDR and MASTER_PORT, where the ranks meet: set them to a "
                      "host name and a free port of rank 0's host"));
   }
-  if (Find(environment, "LOCAL_WORLD_SIZE") != nullptr) {
-    EBB_ASSIGN_OR_RETURN(const int here, Number(environment, "LOCAL_WORLD_SIZE", 1, launch.size,
-                                                "number of ranks on this host"));
-    launch.one_host = here == launch.size;
-  }
+  EBB_RETURN_IF_ERROR(ReadLocalSize(environment, "LOCAL_WORLD_SIZE", launch));
   // torchrun itself then listens at MASTER_PORT, for PyTorch's rendezvous.
   if (ValueOr(environment, {"TORCHELASTIC_USE_AGENT_STORE"}) == "True") {
     const std::string restart = ValueOr(environment, {"TORCHELASTIC_RESTART_COUNT"}, "0");
@@ -180,12 +184,7 @@ absl::Status PlaceTorchrun(const Environment& environment, Launch& launch) {
 absl::Status PlaceMpi(const Environment& environment, Launch& launch) {
   launch.job =
       ValueOr(environment, {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"}, "none");
-  if (Find(environment, "OMPI_COMM_WORLD_LOCAL_SIZE") != nullptr) {
-    EBB_ASSIGN_OR_RETURN(const int here, Number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", 1,
-                                                launch.size, "number of ranks on this host"));
-    launch.one_host = here == launch.size;
-  }
-  EBB_ASSIGN_OR_RETURN(launch.place, Master(environment));
+  EBB_RETURN_IF_ERROR(ReadLocalSize(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", launch));
   if (!launch.place.has_value() && launch.one_host && launch.job != "none")
     launch.place = Named(absl::StrCat("mpirun-", launch.job));
   return absl::OkStatus();
@@ -195,7 +194,6 @@ absl::Status PlaceSlurm(const Environment& environment, Launch& launch) {
   const std::string job = SlurmJob(environment), step = SlurmStep(environment);
   launch.job = absl::StrCat(job.empty() ? "none" : job, ".", step.empty() ? "0" : step);
   launch.one_host = ValueOr(environment, {"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}) == "1";
-  EBB_ASSIGN_OR_RETURN(launch.place, Master(environment));
   if (launch.place.has_value()) return absl::OkStatus();
   if (launch.one_host && !job.empty() && !step.empty()) {
     launch.place = Named(absl::StrCat("slurm-", launch.job));
@@ -240,6 +238,7 @@ absl::StatusOr<std::optional<Launch>> DescribeLaunch(const Environment& environm
   // torchrun's processes inherit the variables of torchrun's own launcher.
   launch->has_mpi = !is_torchrun && HasMpiServer(environment);
   launch->launcher_stays = torchrun.has_value() ? is_torchrun : is_open_mpi;
+  EBB_ASSIGN_OR_RETURN(launch->place, Master(environment));
   EBB_RETURN_IF_ERROR(torchrun.has_value() ? PlaceTorchrun(environment, *launch)
                       : mpi.has_value()    ? PlaceMpi(environment, *launch)
                                            : PlaceSlurm(environment, *launch));

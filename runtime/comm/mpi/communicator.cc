@@ -21,17 +21,18 @@ constexpr std::chrono::milliseconds kLeaving{2000}, kLeavingFailed{200};
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiCommunicator::Form(
-    const std::shared_ptr<MpiEndpoint>& endpoint, StoreGroup& parent, const Proposal& proposal) {
-  EBB_ASSIGN_OR_RETURN(std::shared_ptr<StoreGroup> group, parent.Form(proposal));
+    const std::shared_ptr<MpiEndpoint>& endpoint, StoreGroup& world,
+    const CommunicatorOptions& options) {
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<StoreGroup> group, world.Form({.options = options}));
   const uint64_t number = group->number();
   if (kTags * (number + 1) > static_cast<uint64_t>(endpoint->tag_max())) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("communicator '", proposal.options.name, "' is the ", number,
+        absl::StrCat("communicator '", options.name, "' is the ", number,
                      "th of this world, for which this MPI has no tag (its largest is ",
                      endpoint->tag_max(), ")"));
   }
   return std::unique_ptr<CommunicatorBackend>(
-      new MpiCommunicator(endpoint, std::move(group), proposal.options));
+      new MpiCommunicator(endpoint, std::move(group), options));
 }
 
 MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiEndpoint> endpoint,
@@ -39,10 +40,9 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiEndpoint> endpoint,
     : TaskCommunicator(options.timeout_seconds),
       endpoint_(std::move(endpoint)),
       group_(std::move(group)),
-      notices_(store().NoticesOf(group_->name())),
       rank_(group_->rank()),
       options_(std::move(options)),
-      announcements_(new std::byte[3 * sizeof(Announcement) * static_cast<size_t>(size())]()),
+      announcements_(new std::byte[kPlaces * sizeof(Announcement) * static_cast<size_t>(size())]()),
       pairs_(static_cast<size_t>(size())),
       absent_(static_cast<size_t>(size())),
       messages_(*this, size()),
@@ -60,18 +60,13 @@ MpiCommunicator::~MpiCommunicator() {
 }
 
 void MpiCommunicator::Leave() {
-  group_->Leave();
-  Departure mine = {.rank = rank_, .name = RankName(rank_), .calls = collectives_};
-  for (const int peer : others_) {
-    const uint64_t exchanges = pairs_[static_cast<size_t>(peer)].sent - collectives_;
-    if (exchanges > 0)
-      mine.exchanges.insert(mine.exchanges.end(), {static_cast<uint64_t>(peer), exchanges});
-  }
-  store().Depart(group_->name(), size(), mine);
+  for (const int peer : others_)
+    Announce(pairs_[static_cast<size_t>(peer)].goodbye, peer, kGoodbye, {.leaves = true});
   const auto sent = [&] {
     bool complete = messages_.TestAll();
     for (Pair& pair : pairs_) {
       for (MpiMessage& message : pair.outgoing) complete = message.Test() && complete;
+      complete = pair.goodbye.Test() && complete;
     }
     return complete;
   };
@@ -81,29 +76,19 @@ void MpiCommunicator::Leave() {
     backoff.Pause();
 }
 
-absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiCommunicator::Split(int colour, int key,
-                                                                            std::string_view name) {
-  EBB_RETURN_IF_ERROR(status());
-  return Form(endpoint_, *group_, {.options = options_.OfPart(name), .colour = colour, .key = key});
-}
-
 void MpiCommunicator::Abort(absl::Status why) {
-  Fail(AbortStatus(options_, endpoint_->rank(), why));
-}
-
-void MpiCommunicator::Fail(const absl::Status& why) {
-  if (failed()) return;
-  store().FailCommunicator(group_->name(), why);
+  store().Fail(AbortStatus(options_, endpoint_->rank(), why));
 }
 
 void MpiCommunicator::FailBehindAnother(const Collective& call) {
-  Fail(LateStatus(options_, RankName(rank_), Summarise(call),
-                  "the operation that it had called before"));
+  store().Fail(LateStatus(options_, RankName(rank_), Summarise(call),
+                          "the operation that it had called before"));
 }
 
 void MpiCommunicator::FailMismatch(int first, const CallSummary& first_call, int second,
                                    const CallSummary& second_call) {
-  Fail(MismatchStatus(options_, RankName(first), first_call, RankName(second), second_call));
+  store().Fail(
+      MismatchStatus(options_, RankName(first), first_call, RankName(second), second_call));
 }
 
 std::string MpiCommunicator::RankName(int rank) const {
@@ -114,31 +99,31 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
                             absl::FunctionRef<std::vector<int>()> absent,
                             WaitPoint::Deadline deadline) {
   Backoff backoff;
-  std::optional<WaitNotice> notice, telling;
+  std::optional<WaitNotice> notice, sending;
   for (;;) {
     if (condition()) return true;
     if (failed()) return false;
     const absl::Status mpi = endpoint().status();
-    if (!mpi.ok()) store().Break(RankFailedStatus(endpoint_->rank(), mpi));
+    if (!mpi.ok()) store().Fail(RankFailedStatus(endpoint_->rank(), mpi));
     const WaitPoint::Deadline now = WaitPoint::Clock::now();
     if (now >= deadline) {
       const std::vector<int> late = absent();
       const std::string known = store().CompareCalls(WorldRanksOf(group_->world_ranks(), late));
-      Fail(LateStatus(options_, RankName(rank_), Summarise(call),
-                      RankNames(group_->world_ranks(), late), known));
+      store().Fail(LateStatus(options_, RankName(rank_), Summarise(call),
+                              RankNames(group_->world_ranks(), late), known));
       return false;
     }
     if (!notice.has_value()) {
       NoticeTimes times = options_.notices;
       notice.emplace(times, now);
       times.first_seconds /= 5;  // the other hosts need this rank's calls to compare
-      telling.emplace(times, now);
+      sending.emplace(times, now);
     }
-    if (telling->Take(now).has_value()) store().TellCalls();
+    if (sending->Take(now).has_value()) store().SendCalls();
     if (const std::optional<double> seconds = notice->Take(now)) {
       const std::vector<int> missing = absent();
       const std::string known = store().CompareCalls(WorldRanksOf(group_->world_ranks(), missing));
-      if (!failed() && !missing.empty() && SpeaksFor(call.kind, rank_, missing)) {
+      if (!failed() && !missing.empty() && LogsFor(call.kind, rank_, missing)) {
         LogWaiting(
             RankName(rank_), *seconds,
             WaitsInCall(options_, Summarise(call), RankNames(group_->world_ranks(), missing)),
@@ -149,26 +134,38 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
   }
 }
 
-MpiCommunicator::Announcement* MpiCommunicator::AnnouncementOf(int peer, int which) const {
-  return reinterpret_cast<Announcement*>(announcements_.get()) + 3 * peer + which;
+MpiCommunicator::Announcement* MpiCommunicator::AnnouncementOf(int peer, int place) const {
+  return reinterpret_cast<Announcement*>(announcements_.get()) + kPlaces * peer + place;
+}
+
+void MpiCommunicator::Announce(MpiMessage& message, int peer, int place,
+                               const Announcement& announcement) {
+  Announcement* const announced = AnnouncementOf(peer, place);
+  *announced = announcement;
+  endpoint().Send(message, world_rank(peer), data_tag() - 1, announcements_,
+                  reinterpret_cast<const std::byte*>(announced), sizeof(Announcement));
 }
 
 void MpiCommunicator::Expect(int peer) {
   Pair& pair = pairs_[static_cast<size_t>(peer)];
   pair.here = false;
   endpoint().Receive(pair.incoming, world_rank(peer), data_tag() - 1, announcements_,
-                     reinterpret_cast<std::byte*>(AnnouncementOf(peer, 0)), sizeof(Announcement));
+                     reinterpret_cast<std::byte*>(AnnouncementOf(peer, kIncoming)),
+                     sizeof(Announcement));
 }
 
-bool MpiCommunicator::Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) {
+void MpiCommunicator::Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) {
   const int peer[] = {call.peer};
   const std::span<const int> peers =
       IsPointToPoint(call.kind) ? std::span<const int>(peer) : others();
-  if (!Meet(call, peers, deadline)) return false;
+  if (!Meet(call, peers, deadline)) return;
   // A rank that gives up had announced its call before. If no elements follow, for which the others
   // would wait, all ranks meet once more.
-  if (Summarise(call).elements == 0) return Meet(call, peers, deadline);
-  return operations_.Run(call, deadline, team);
+  if (Summarise(call).elements == 0) {
+    Meet(call, peers, deadline);
+  } else {
+    operations_.Run(call, deadline, team);
+  }
 }
 
 bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
@@ -184,28 +181,16 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
     if (!Await(
             call, [&] { return outgoing.Test(); }, absent, deadline))
       return false;
-    Announcement* const announced = AnnouncementOf(peer, 1 + which);
-    *announced = {.call = mine, .failures_reported = store().failures_told()};
-    endpoint().Send(outgoing, world_rank(peer), data_tag() - 1, announcements_,
-                    reinterpret_cast<const std::byte*>(announced), sizeof(Announcement));
+    Announce(outgoing, peer, kOutgoing + which, {.call = mine});
   }
-  if (!IsPointToPoint(call.kind)) ++collectives_;
   const auto look = [&] {
     std::erase_if(absent_, [&](int peer) {
       Pair& pair = pairs_[static_cast<size_t>(peer)];
       if (pair.here) return true;
-      // This is loaded before the look at what the peer has sent, because a message may come
-      // meanwhile.
-      const uint64_t sent_in_all = notices_->CallsOf(peer, rank_);
-      pair.here =
-          pair.incoming.Test() &&
-          store().HasHeardFailures(world_rank(peer), AnnouncementOf(peer, 0)->failures_reported);
-      if (pair.here) {
-        ++pair.received;
-        return Fits(mine, peer);
-      }
-      if (pair.received >= sent_in_all)
-        Fail(LeftStatus(options_, RankName(peer), "its communicator was destroyed"));
+      pair.here = pair.incoming.Test();
+      if (!pair.here) return false;
+      if (!AnnouncementOf(peer, kIncoming)->leaves) return Fits(mine, peer);
+      store().Fail(LeftStatus(options_, RankName(peer), "its communicator was destroyed"));
       return false;
     });
     return absent_.empty() && !failed();
@@ -213,7 +198,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
   if (!Await(call, look, absent, deadline)) return false;
   // Every rank compares with the first rank, so all that find a difference find the same one.
   const auto called = [&](int member) -> const CallSummary& {
-    return member == rank_ ? mine : AnnouncementOf(member, 0)->call;
+    return member == rank_ ? mine : AnnouncementOf(member, kIncoming)->call;
   };
   for (int member = 1; member < size() && !IsPointToPoint(call.kind); ++member) {
     if (called(member).fingerprint == called(0).fingerprint) continue;
@@ -225,7 +210,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
 }
 
 bool MpiCommunicator::Fits(const CallSummary& mine, int peer) {
-  const CallSummary& theirs = AnnouncementOf(peer, 0)->call;
+  const CallSummary& theirs = AnnouncementOf(peer, kIncoming)->call;
   // A rank calls in one order. So if one rank wants an exchange and the other a meeting of all,
   // neither will come to the other's call.
   const bool exchanges = IsPointToPoint(mine.kind);

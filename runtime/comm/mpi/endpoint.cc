@@ -54,7 +54,7 @@ absl::Status AwaitRequest(MpiLibrary& library, OpenMpi::Comm comm, OpenMpi::Requ
     }
     if (!status.ok()) {
       const std::scoped_lock lock(library.mutex());
-      library.BuryLocked(request, memory);
+      library.KeepLocked(memory);
       break;
     }
     if (const std::optional<double> seconds = notice.Take();
@@ -89,14 +89,12 @@ MpiMessage::~MpiMessage() {
   if (!is_under_way()) return;
   MpiLibrary& library = endpoint_->library();
   const std::scoped_lock lock(library.mutex());
-  if (endpoint_->abandoned()) {
-    library.KeepLocked(std::move(memory_));
-    return;
+  if (!endpoint_->abandoned()) {
+    int result = OpenMpi::kSuccess;
+    if (is_receive_) library.mpi().Cancel(&request_);
+    if (library.TestLocked(request_, result) || result != OpenMpi::kSuccess) return;
   }
-  int result = OpenMpi::kSuccess;
-  if (is_receive_) library.mpi().Cancel(&request_);
-  if (library.TestLocked(request_, result) || result != OpenMpi::kSuccess) return;
-  library.BuryLocked(request_, std::move(memory_));
+  library.KeepLocked(std::move(memory_));
 }
 
 bool MpiMessage::Test() {
@@ -139,7 +137,7 @@ MpiEndpoint::MpiEndpoint(MpiLibrary& library, OpenMpi::Comm comm) : library_(lib
 
 MpiEndpoint::~MpiEndpoint() {
   // True also for a rank that has died since then: MPI may wait for it in any later call.
-  if (store_ != nullptr) library_.WorldEnds(store_->has_failed());
+  if (store_ != nullptr) library_.WorldEnds(store_->failure()->is_set());
 }
 
 void MpiEndpoint::Hold(std::shared_ptr<Store> store) {

@@ -76,7 +76,7 @@ class MpiEndpoint {
   // that has died, any later call may spin.
   void Hold(std::shared_ptr<Store> store);
   Store& store() const { return *store_; }
-  bool abandoned() const { return store_ != nullptr && store_->has_failed(); }
+  bool abandoned() const { return store_ != nullptr && store_->failure()->is_set(); }
 
   // The first call of MPI that has failed.
   bool failed() const { return failed_.load(std::memory_order_acquire); }

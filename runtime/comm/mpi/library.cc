@@ -78,13 +78,13 @@ absl::Status MpiLibrary::Initialise(double timeout_seconds) {
     pthread_setname_np(thread_.native_handle(), "ebb-mpi");
     std::atexit([] { TheLibrary().AtExit(); });
   }
-  const auto say = [](double seconds) {
+  const auto log_wait = [](double seconds) {
     LogWarning(absl::StrCat("MPI_Init_thread has waited ", std::round(seconds),
                             " s: not all processes that the launcher has started have come to it"));
   };
-  if (!AwaitAndSay(
+  if (!AwaitAndLog(
           changed_, [&] { return initialised_.load(std::memory_order_acquire); },
-          DeadlineAfter(timeout_seconds), WaitPoint::kSpin, NoticeTimes(), say)) {
+          DeadlineAfter(timeout_seconds), WaitPoint::kSpin, NoticeTimes(), log_wait)) {
     return absl::DeadlineExceededError(
         absl::StrCat("MPI_Init_thread has waited ", timeout_seconds,
                      " s: not all processes that the launcher has started have come to it"));
@@ -146,14 +146,6 @@ bool MpiLibrary::TestLocked(OpenMpi::Request& request, int& result) const {
   result = mpi_.Test(&request, &complete, nullptr);
   if (complete != 0) request = nullptr;
   return complete != 0;
-}
-
-void MpiLibrary::BuryLocked(OpenMpi::Request request, std::shared_ptr<std::byte[]> memory) {
-  std::erase_if(buried_, [this](Buried& buried) {
-    int result = OpenMpi::kSuccess;
-    return TestLocked(buried.request, result) || result != OpenMpi::kSuccess;
-  });
-  buried_.push_back({.request = request, .memory = std::move(memory)});
 }
 
 }  // namespace ebb

@@ -40,17 +40,11 @@ class MpiLibrary {
   void WorldEnds(bool failed);
   void WorldNotMade();
 
-  // Takes messages that no thread waits for any more. They stay until they are complete or the
-  // process ends. Call it with mutex() held.
-  void BuryLocked(OpenMpi::Request request, std::shared_ptr<std::byte[]> memory);
-  // Keeps memory of messages that MPI is not asked about any more.
+  // Keeps memory of messages that MPI is not asked about any more, until the process ends. Call it
+  // with mutex() held.
   void KeepLocked(std::shared_ptr<std::byte[]> memory) { kept_.push_back(std::move(memory)); }
 
  private:
-  struct Buried {
-    OpenMpi::Request request;
-    std::shared_ptr<std::byte[]> memory;
-  };
   explicit MpiLibrary(const OpenMpi& mpi) : mpi_(mpi) {}
   absl::Status Initialise(double timeout_seconds);
   static MpiLibrary& TheLibrary();
@@ -59,7 +53,6 @@ class MpiLibrary {
 
   const OpenMpi& mpi_;
   std::mutex mutex_;  // of MPI and of what follows
-  std::vector<Buried> buried_;
   std::vector<std::shared_ptr<std::byte[]>> kept_;
   int worlds_ = 0;
   bool one_has_ended_well_ = false;

@@ -6,11 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/mpi/communicator.h"
-#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/address.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
 #include "ebb/runtime/comm/rendezvous/hosts.h"
-#include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 
@@ -21,10 +19,9 @@ namespace {
 // failed.
 constexpr double kConnectSeconds = 30;
 
-// Rank 0 listens at all addresses of its host, and MPI sends them to the others. `fits`: why this
-// rank cannot take part; every rank learns it.
+// Rank 0 listens at all addresses of its host, and MPI sends them to the others.
 absl::StatusOr<Rendezvous> Meet(MpiEndpoint& endpoint, const MpiWorldOptions& wanted,
-                                const absl::Status& fits, WaitPoint::Deadline deadline) {
+                                WaitPoint::Deadline deadline) {
   RendezvousOptions options = {.rank = endpoint.rank(),
                                .size = endpoint.size(),
                                .launcher = wanted.launcher,
@@ -37,106 +34,65 @@ absl::StatusOr<Rendezvous> Meet(MpiEndpoint& endpoint, const MpiWorldOptions& wa
     listens = listener.status();
     if (listens.ok()) options.listener = std::make_shared<Descriptor>(*std::move(listener));
   }
-  EBB_ASSIGN_OR_RETURN(const std::string told,
+  EBB_ASSIGN_OR_RETURN(const std::string place_of_rank_0,
                        endpoint.Broadcast(Packer()
                                               .Add(listens, AddressesOfThisHost(),
                                                    options.listener ? PortOf(*options.listener) : 0)
                                               .Take(),
                                           deadline));
-  Unpacker(told).Read(listens, options.place.host, options.place.port);
+  Unpacker(place_of_rank_0).Read(listens, options.place.host, options.place.port);
   EBB_RETURN_IF_ERROR(listens);
-  EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Rendezvous::Join(options));
-  if (!fits.ok()) {
-    rendezvous.Refuse(fits);
-    return fits;
-  }
-  EBB_RETURN_IF_ERROR(rendezvous.AllGather("").status());
-  return rendezvous;
+  return Rendezvous::Join(options);
 }
 
-// Ranks that have met through MPI but share memory.
-class SharedMemoryRank : public SharedRank {
- public:
-  SharedMemoryRank(std::shared_ptr<SharedWorld> world, MpiLibrary& library)
-      : SharedRank(std::move(world)), library_(library) {
-    library_.WorldBegins();
-  }
-  ~SharedMemoryRank() override { library_.WorldEnds(!world_->status().ok()); }
+absl::Status CheckRank(const MpiEndpoint& endpoint, const MpiWorldOptions& wanted) {
+  const bool fits = wanted.rank == endpoint.rank() && wanted.size == endpoint.size();
+  if (fits || wanted.rank < 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(wanted.launcher, " has started this process as rank ", wanted.rank, " of ",
+                   wanted.size, ", but for MPI it is rank ", endpoint.rank(), " of ",
+                   endpoint.size(), ": start it with Open MPI's launcher"));
+}
 
- private:
-  MpiLibrary& library_;
-};
+absl::StatusOr<std::shared_ptr<WorldBackend>> Form(MpiLibrary& library,
+                                                   const MpiWorldOptions& options) {
+  const WaitPoint::Deadline deadline = DeadlineAfter(options.timeout_seconds);
+  EBB_ASSIGN_OR_RETURN(
+      const std::shared_ptr<MpiEndpoint> endpoint,
+      MpiEndpoint::Open(
+          library, options.ranks != nullptr ? options.ranks : library.mpi().comm_world, deadline));
+  EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Meet(*endpoint, options, deadline));
+  const double seconds = rendezvous.timeout_seconds();
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<Store> store,
+                       Store::Hold(endpoint->rank(), std::move(rendezvous)));
+  if (const absl::Status fits = CheckRank(*endpoint, options); !fits.ok()) store->Fail(fits);
+  const auto ranks = std::make_shared<StoreGroup>(store);
+  EBB_RETURN_IF_ERROR(ranks->AllGather("", seconds).status());
+  if (endpoint->rank() == 0) {
+    LogInfo(absl::StrCat(endpoint->size(), " ranks, started by ", options.launcher,
+                         ", have met through MPI: ", DescribeHosts(store->participants())));
+  }
+  endpoint->Hold(std::move(store));
+  return std::make_shared<MpiRank>(endpoint, ranks);
+}
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<WorldBackend>> NewMpiWorld(const Launch& launch,
-                                                          double timeout_seconds) {
-  const WaitPoint::Deadline deadline = DeadlineAfter(timeout_seconds);
-  EBB_ASSIGN_OR_RETURN(MpiLibrary * library, MpiLibrary::Get(timeout_seconds));
-  const auto form = [&]() -> absl::StatusOr<std::shared_ptr<WorldBackend>> {
-    EBB_ASSIGN_OR_RETURN(std::unique_ptr<MpiEndpoint> endpoint,
-                         MpiEndpoint::Open(*library, library->mpi().comm_world, deadline));
-    absl::Status fits;
-    if (endpoint->rank() != launch.rank || endpoint->size() != launch.size) {
-      fits = absl::FailedPreconditionError(
-          absl::StrCat(launch.launcher, " has started this process as rank ", launch.rank, " of ",
-                       launch.size, ", but for MPI it is rank ", endpoint->rank(), " of ",
-                       endpoint->size(), ": start it with Open MPI's launcher"));
-    }
-    const std::string launcher = absl::StrCat(launch.launcher, ", job ", launch.job);
-    EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous,
-                         Meet(*endpoint, {.timeout_seconds = timeout_seconds, .launcher = launcher},
-                              fits, deadline));
-    const std::vector<Participant>& all = rendezvous.participants();
-    if (launch.rank == 0) {
-      LogInfo(absl::StrCat(launch.size, " ranks, started by ", launch.launcher,
-                           ", have met through MPI: ", DescribeHosts(all)));
-    }
-    if (ShareMemory(all)) {
-      EBB_ASSIGN_OR_RETURN(std::shared_ptr<SharedWorld> world,
-                           SharedWorld::Form(launch.rank, std::move(rendezvous)));
-      return std::make_shared<SharedMemoryRank>(std::move(world), *library);
-    }
-    return MpiRank::Hold(std::move(endpoint), std::move(rendezvous));
-  };
-  absl::StatusOr<std::shared_ptr<WorldBackend>> world = form();
+absl::StatusOr<std::shared_ptr<WorldBackend>> NewMpiWorld(const MpiWorldOptions& options) {
+  EBB_ASSIGN_OR_RETURN(MpiLibrary * library, MpiLibrary::Get(options.timeout_seconds));
+  absl::StatusOr<std::shared_ptr<WorldBackend>> world = Form(*library, options);
   if (!world.ok()) library->WorldNotMade();
   return world;
 }
 
-absl::StatusOr<std::shared_ptr<WorldBackend>> MpiRank::Form(const MpiWorldOptions& options) {
-  const WaitPoint::Deadline deadline = DeadlineAfter(options.timeout_seconds);
-  EBB_ASSIGN_OR_RETURN(MpiLibrary * library, MpiLibrary::Get(options.timeout_seconds));
-  EBB_ASSIGN_OR_RETURN(
-      std::unique_ptr<MpiEndpoint> endpoint,
-      MpiEndpoint::Open(*library,
-                        options.ranks != nullptr ? options.ranks : library->mpi().comm_world,
-                        deadline));
-  EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Meet(*endpoint, options, absl::OkStatus(), deadline));
-  return Hold(std::move(endpoint), std::move(rendezvous));
-}
-
-absl::StatusOr<std::shared_ptr<WorldBackend>> MpiRank::Hold(std::shared_ptr<MpiEndpoint> endpoint,
-                                                            Rendezvous rendezvous) {
-  EBB_ASSIGN_OR_RETURN(std::shared_ptr<Store> store,
-                       Store::Hold(endpoint->rank(), std::move(rendezvous)));
-  endpoint->Hold(store);
-  return std::make_shared<MpiRank>(std::move(endpoint),
-                                   std::make_shared<StoreGroup>(std::move(store)));
-}
-
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiRank::NewCommunicator(
     const CommunicatorOptions& options) {
-  return MpiCommunicator::Form(endpoint_, *group_, {.options = options});
+  return MpiCommunicator::Form(endpoint_, *group_, options);
 }
 
 absl::StatusOr<std::shared_ptr<WorldBackend>> MpiRank::Split(const Proposal& proposal) {
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<StoreGroup> part, group_->Form(proposal));
   return std::make_shared<MpiRank>(endpoint_, std::move(part));
-}
-
-void MpiRank::Fail(absl::Status why) {
-  endpoint_->store().Break(RankFailedStatus(endpoint_->rank(), why));
 }
 
 }  // namespace ebb

@@ -1,8 +1,7 @@
 // CPU ranks on several hosts, started by Open MPI's launcher. They behave as communicator.h says.
 // They meet through MPI, which only says where rank 0 listens. From then on they use the store
-// (rendezvous/store.h), and every rank sends every other what it needs through MPI. Inside a
-// host MPI's shared memory moves the bytes. Ranks that turn out to share a host's memory become a world
-// of processes in shared memory.
+// (rendezvous/store.h), and every rank sends every other what it needs through MPI. Inside a host
+// MPI's shared memory moves the bytes.
 #pragma once
 
 #include <memory>
@@ -11,7 +10,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/backend.h"
-#include "ebb/runtime/comm/launch/launch.h"
 #include "ebb/runtime/comm/mpi/endpoint.h"
 #include "ebb/runtime/comm/rendezvous/hosts_rank.h"
 #include "ebb/runtime/comm/rendezvous/store.h"
@@ -20,6 +18,7 @@ namespace ebb {
 
 struct MpiWorldOptions {
   OpenMpi::Comm ranks = nullptr;  // null: all that MPI has
+  int rank = -1, size = -1;       // as the launcher says, if it does; MPI must agree
   double timeout_seconds = 600;
   // Ranks with different texts count as on different hosts. For tests.
   std::string host = {};
@@ -28,28 +27,20 @@ struct MpiWorldOptions {
 
 class MpiRank : public HostsRank {
  public:
-  // All ranks call it.
-  static absl::StatusOr<std::shared_ptr<WorldBackend>> Form(const MpiWorldOptions& options);
-  // For ranks that have met.
-  static absl::StatusOr<std::shared_ptr<WorldBackend>> Hold(std::shared_ptr<MpiEndpoint> endpoint,
-                                                            Rendezvous rendezvous);
   MpiRank(std::shared_ptr<MpiEndpoint> endpoint, std::shared_ptr<StoreGroup> ranks)
       : HostsRank(std::move(ranks)), endpoint_(std::move(endpoint)) {}
 
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override;
   absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) override;
-  void Fail(absl::Status why) override;
 
  private:
   const std::shared_ptr<MpiEndpoint> endpoint_;
 };
 
-// This process's rank of the world that `launch` describes. Waits for all others, at most
-// `timeout_seconds`. A program that has initialised MPI itself must have asked for
-// MPI_THREAD_MULTIPLE, and must end MPI after its worlds. Otherwise MPI is initialised here, and
-// ended when the program exits.
-absl::StatusOr<std::shared_ptr<WorldBackend>> NewMpiWorld(const Launch& launch,
-                                                          double timeout_seconds);
+// This process's rank. All ranks call it, and it waits for all of them until the time-out. A program
+// that has initialised MPI itself must have asked for MPI_THREAD_MULTIPLE, and must end MPI after
+// its worlds. Otherwise MPI is initialised here, and ended when the program exits.
+absl::StatusOr<std::shared_ptr<WorldBackend>> NewMpiWorld(const MpiWorldOptions& options);
 
 }  // namespace ebb

@@ -24,8 +24,8 @@ constexpr std::chrono::microseconds kFirstPause{50}, kLongestPause{1000};
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<NcclChannel>> NcclChannel::Create(
-    const NcclLibrary& nccl, int device, std::shared_ptr<CommunicatorNotices> notices) {
-  std::shared_ptr<NcclChannel> channel(new NcclChannel(nccl, device, std::move(notices)));
+    const NcclLibrary& nccl, int device, std::shared_ptr<WorldFailure> failure) {
+  std::shared_ptr<NcclChannel> channel(new NcclChannel(nccl, device, std::move(failure)));
   try {
     channel->abort_ = std::thread([raw = channel.get()] { raw->AbortOnceFailed(); });
   } catch (const std::system_error& error) {
@@ -37,14 +37,14 @@ absl::StatusOr<std::shared_ptr<NcclChannel>> NcclChannel::Create(
 
 NcclChannel::~NcclChannel() {
   ends_.store(true, std::memory_order_release);
-  notices_->changed().Notify();
+  failure_->changed().Notify();
   if (abort_.joinable()) abort_.join();
   Abort();
 }
 
 void NcclChannel::AbortOnceFailed() {
   pthread_setname_np(pthread_self(), "ebb-nccl-abort");
-  notices_->changed().Await([this] { return failed() || ends_.load(std::memory_order_acquire); });
+  failure_->changed().Await([this] { return failed() || ends_.load(std::memory_order_acquire); });
   if (!failed()) return;
   // What NCCL asks of CUDA is harmless while another thread captures a graph.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
@@ -66,7 +66,7 @@ void NcclChannel::Close(WaitPoint::Deadline deadline) {
 absl::Status NcclChannel::Call(std::string_view what,
                                absl::FunctionRef<ncclResult_t(ncclComm_t&)> call) {
   const std::scoped_lock lock(calls_);
-  if (failed()) return notices_->failure();
+  if (failed()) return failure_->Get();
   const CudaCurrent current(device_);
   const ncclResult_t result = call(comm_);
   return NcclStatus(nccl_, result, comm_, what);
@@ -78,7 +78,7 @@ NcclChannel::State NcclChannel::Poll() {
 }
 
 NcclChannel::State NcclChannel::PollLocked() {
-  if (failed()) return {.error = notices_->failure()};
+  if (failed()) return {.error = failure_->Get()};
   if (comm_ == nullptr) return {};
   ncclResult_t state = ncclSuccess;
   const ncclResult_t asked = nccl_.CommGetAsyncError(comm_, &state);

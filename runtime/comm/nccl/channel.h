@@ -1,9 +1,9 @@
 // Owns one ncclComm_t: makes its calls one at a time and without blocking, reports its asynchronous
 // errors, and ends it: by ncclCommAbort once anything has failed.
 //
-// ncclCommAbort blocks. First it tells the kernels of its own communicator to end. Then it frees
+// ncclCommAbort blocks. First it ends the kernels of its own communicator. Then it frees
 // memory, which waits for the whole device, where kernels of other communicators wait for the same
-// dead rank and have not been told to end. So every channel aborts on a thread of its own, and none
+// dead rank and have not been ended. So every channel aborts on a thread of its own, and none
 // waits for another. The channel starts this thread when it is made, because a host function, which
 // may call no CUDA, can notice a failure, and the system may then grant no thread. NCCL's groups
 // (from 2.22 on) would do for channels that are ready. They would not for a channel with a launch
@@ -30,17 +30,17 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/nccl/library.h"
-#include "ebb/runtime/comm/rendezvous/notices.h"
+#include "ebb/runtime/comm/rendezvous/world_failure.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
 
 class NcclChannel {
  public:
-  // `device`: the ordinal of the CUDA device of all its calls. Once `notices` have a failure, the
-  // running and later operations of this rank end; their received memory is undefined.
-  static absl::StatusOr<std::shared_ptr<NcclChannel>> Create(
-      const NcclLibrary& nccl, int device, std::shared_ptr<CommunicatorNotices> notices);
+  // `device`: the ordinal of the CUDA device of all its calls. Once `failure` is set, the running
+  // and later operations of this rank end; their received memory is undefined.
+  static absl::StatusOr<std::shared_ptr<NcclChannel>> Create(const NcclLibrary& nccl, int device,
+                                                             std::shared_ptr<WorldFailure> failure);
   // Closes the communicator in order, unless something has failed. Waits for the other ranks until
   // the deadline.
   void Close(WaitPoint::Deadline deadline);
@@ -59,11 +59,11 @@ class NcclChannel {
   // Call it after a failure. Waits until NCCL uses neither the communicator nor the memory of its
   // operations.
   void WaitAborted() const { aborted_.wait(); }
-  bool failed() const { return notices_->failed(); }
+  bool failed() const { return failure_->is_set(); }
 
  private:
-  NcclChannel(const NcclLibrary& nccl, int device, std::shared_ptr<CommunicatorNotices> notices)
-      : nccl_(nccl), device_(device), notices_(std::move(notices)) {}
+  NcclChannel(const NcclLibrary& nccl, int device, std::shared_ptr<WorldFailure> failure)
+      : nccl_(nccl), device_(device), failure_(std::move(failure)) {}
 
   struct State {
     absl::Status error;
@@ -76,7 +76,7 @@ class NcclChannel {
 
   const NcclLibrary& nccl_;
   const int device_;
-  const std::shared_ptr<CommunicatorNotices> notices_;
+  const std::shared_ptr<WorldFailure> failure_;
   std::mutex calls_;  // around every use of comm_
   ncclComm_t comm_ = nullptr;
   std::atomic<bool> ends_{false};

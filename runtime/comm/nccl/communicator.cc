@@ -48,9 +48,7 @@ ncclConfig_t NonBlocking() {
 class NcclCommunicator::Calling {
  public:
   explicit Calling(NcclCommunicator& communicator) : communicator_(communicator) {
-    communicator_.calls_.fetch_add(1, std::memory_order_acq_rel);
     communicator_.calling_.store(true, std::memory_order_release);
-    communicator_.idle_.store(false, std::memory_order_release);
     communicator_.changed_.Notify();
   }
   ~Calling() { communicator_.calling_.store(false, std::memory_order_release); }
@@ -110,28 +108,23 @@ absl::StatusOr<ncclUniqueId> AgreeOnId(const NcclCommunicator::Parts& parts) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Form(
-    Parts parts, StoreGroup& parent, const Proposal& proposal) {
-  Store& store = parent.store();
+absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Form(Parts parts,
+                                                                            StoreGroup& world) {
+  Store& store = world.store();
   EBB_RETURN_IF_ERROR(store.status());
+  const double seconds = CreationSeconds(parts.options);
   EBB_ASSIGN_OR_RETURN(const std::shared_ptr<StoreGroup> group,
-                       OrFailed(store, parent.Form(proposal)));
-  parts.options = proposal.options;
+                       OrFailed(store, world.Form({.options = parts.options})));
   parts.group = group;
   EBB_ASSIGN_OR_RETURN(const ncclUniqueId id, AgreeOnId(parts));
   absl::StatusOr<std::unique_ptr<NcclCommunicator>> connected = Connect(std::move(parts), id);
   // The others may be waiting for this rank inside NCCL, and only a failure ends that wait.
-  if (!connected.ok()) store.Fail(RankFailedStatus(store.rank(), connected.status()));
-  // The others cannot use a communicator that one rank lacks.
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
-                       OrFailed(store, group->AllGather(PackStatus(connected.status()),
-                                                        CreationSeconds(proposal.options))));
-  for (size_t i = 0; i < texts.size(); ++i) {
-    const absl::Status status = UnpackStatus(texts[i]);
-    if (status.ok()) continue;
-    EBB_RETURN_IF_ERROR(store.status());
-    return RankFailedStatus(group->world_ranks()[i], status);
+  if (!connected.ok()) {
+    store.Fail(RankFailedStatus(store.rank(), connected.status()));
+    return store.status();
   }
+  // The others cannot use a communicator that one rank lacks.
+  EBB_RETURN_IF_ERROR(OrFailed(store, group->AllGather("", seconds)).status());
   return *std::move(connected);
 }
 
@@ -141,10 +134,9 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
   const DriverMemory::Measured measured(parts.device);
   EBB_ASSIGN_OR_RETURN(parts.grids, StreamMover::Load(parts.device));
   // A failure of another rank ends the wait.
-  const std::shared_ptr<CommunicatorNotices> notices =
-      parts.group->store().NoticesOf(parts.group->name());
-  EBB_ASSIGN_OR_RETURN(const std::shared_ptr<NcclChannel> channel,
-                       NcclChannel::Create(parts.nccl, parts.device.ordinal(), notices));
+  EBB_ASSIGN_OR_RETURN(
+      const std::shared_ptr<NcclChannel> channel,
+      NcclChannel::Create(parts.nccl, parts.device.ordinal(), parts.group->store().failure()));
   EBB_RETURN_IF_ERROR(channel->Call("ncclCommInitRankConfig", [&](ncclComm_t& comm) {
     ncclConfig_t config = NonBlocking();
     return parts.nccl.CommInitRankConfig(&comm, parts.group->size(), id, parts.group->rank(),
@@ -154,11 +146,10 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
   if (absl::IsDeadlineExceeded(ready) && ready.message().empty())
     return LateCreationStatus(parts.options, kUnknownRanks);
   EBB_RETURN_IF_ERROR(ready);
-  EBB_ASSIGN_OR_RETURN(std::unique_ptr<InFlight> in_flight,
-                       InFlight::Create(parts.device, channel));
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<InFlight> in_flight, InFlight::Create(parts.device));
   EBB_ASSIGN_OR_RETURN(Buffer barrier, parts.device.Allocate(1, "a communicator's barrier"));
   std::unique_ptr<NcclCommunicator> communicator(new NcclCommunicator(
-      std::move(parts), notices, std::move(channel), std::move(in_flight), std::move(barrier)));
+      std::move(parts), std::move(channel), std::move(in_flight), std::move(barrier)));
   try {
     communicator->watch_ = std::thread([raw = communicator.get()] { raw->Watch(); });
   } catch (const std::system_error& error) {
@@ -169,11 +160,9 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
   return communicator;
 }
 
-NcclCommunicator::NcclCommunicator(Parts parts, std::shared_ptr<CommunicatorNotices> notices,
-                                   std::shared_ptr<NcclChannel> channel,
+NcclCommunicator::NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> channel,
                                    std::unique_ptr<InFlight> in_flight, Buffer barrier)
     : parts_(std::move(parts)),
-      notices_(std::move(notices)),
       channel_(std::move(channel)),
       in_flight_(std::move(in_flight)),
       barrier_(std::move(barrier)),
@@ -194,11 +183,9 @@ NcclCommunicator::~NcclCommunicator() {
 void NcclCommunicator::Leave() {
   if (std::exchange(left_, true)) return;
   while (!in_flight_->empty()) std::this_thread::sleep_for(kPauseUntilEmpty);
-  parts_.group->Leave();
   if (channel_->failed()) return;
-  store().Depart(
-      parts_.group->name(), group_.size,
-      {.rank = group_.rank, .name = RankName(), .calls = calls_.load(std::memory_order_acquire)});
+  store().LeaveCommunicator(parts_.group->name(), group_.size,
+                            {.name = RankName(), .calls = calls_.load(std::memory_order_acquire)});
 }
 
 absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
@@ -212,20 +199,16 @@ absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
   if (channel_->failed()) return absl::OkStatus();
   const CallSummary summary = Summarise(call);
   // The other ranks do not count an exchange between two ranks.
-  std::optional<Calling> calling;
-  if (!IsPointToPoint(call.kind)) calling.emplace(*this);
+  if (!IsPointToPoint(call.kind)) calls_.fetch_add(1, std::memory_order_acq_rel);
+  const Calling calling(*this);
   // NCCL connects ranks and loads kernels when it first needs them.
   std::optional<DriverMemory::Measured> measured;
   if (!std::exchange(has_called_[static_cast<size_t>(call.kind)], true))
     measured.emplace(parts_.device);
   in_flight_->Begin(stream, summary);
   absl::Status enqueued = in_order ? EnqueueSums(stream, call) : EnqueueNow(stream, call);
-  in_flight_->End(stream, enqueued.ok() ? BytesMoved(call, group_.rank, group_.size) : 0);
+  in_flight_->End(stream);
   if (enqueued.ok()) enqueued = stream.status();
-  if (!calling.has_value()) {
-    idle_.store(false, std::memory_order_release);
-    changed_.Notify();
-  }
   if (enqueued.ok() || channel_->failed()) return absl::OkStatus();
   const bool late = absl::IsDeadlineExceeded(enqueued) && enqueued.message().empty();
   store().Fail(late ? LateStatus(summary) : Named(enqueued, summary));
@@ -278,9 +261,10 @@ absl::Status NcclCommunicator::SumInOrder(std::span<std::byte> scratch) {
 
 absl::Status NcclCommunicator::Register(std::span<std::byte> memory) {
   if (memory.empty() || channel_->failed()) return absl::OkStatus();
+  calls_.fetch_add(1, std::memory_order_acq_rel);
+  ++registering_calls_;
   const Calling calling(*this);
   const DriverMemory::Measured measured(parts_.device);
-  ++registering_calls_;
   const absl::Status added =
       registrations_.Add(memory, DeadlineAfter(parts_.options.timeout_seconds));
   if (added.ok() || absl::IsUnimplemented(added) || channel_->failed()) return added;
@@ -304,12 +288,6 @@ void NcclCommunicator::Deregister() {
   calls_.fetch_sub(std::exchange(registering_calls_, 0), std::memory_order_acq_rel);
 }
 
-absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(
-    int colour, int key, std::string_view name) {
-  return Form(parts_, *parts_.group,
-              {.options = parts_.options.OfPart(name), .colour = colour, .key = key});
-}
-
 void NcclCommunicator::Abort(absl::Status why) {
   store().Fail(AbortStatus(parts_.options, store().rank(), why));
 }
@@ -321,22 +299,22 @@ void NcclCommunicator::Watch() {
   cudaThreadExchangeStreamCaptureMode(&mode);
   const auto stopped = [this] { return stop_.load(std::memory_order_acquire); };
   const std::chrono::nanoseconds period = WatchPeriod(parts_.options.timeout_seconds);
+  const auto busy = [this] {
+    return !channel_->failed() &&
+           (calling_.load(std::memory_order_acquire) || !in_flight_->empty());
+  };
   while (!stopped()) {
-    changed_.Await([&] { return stopped() || !idle_.load(std::memory_order_acquire); });
-    idle_.store(true, std::memory_order_release);
-    const auto busy = [this] {
-      return calling_.load(std::memory_order_acquire) || !in_flight_->empty();
-    };
-    while (!stopped() && !channel_->failed() && busy()) {
+    changed_.Await([&] { return stopped() || busy(); });
+    while (!stopped() && busy()) {
       if (absl::Status wrong = WhatIsWrong(); !wrong.ok()) store().Fail(wrong);
-      SayIfWaiting();
+      LogIfWaiting();
       changed_.Await(stopped, WaitPoint::Clock::now() + period, std::chrono::nanoseconds(0));
     }
   }
 }
 
 absl::Status NcclCommunicator::WhatIsWrong() {
-  EBB_RETURN_IF_ERROR(Deserted());
+  EBB_RETURN_IF_ERROR(LeftByAnother());
   const std::optional<CallSummary> late = in_flight_->Late(parts_.options.timeout_seconds);
   if (late) return LateStatus(*late);
   absl::Status error = channel_->AsynchronousError();
@@ -347,19 +325,19 @@ absl::Status NcclCommunicator::WhatIsWrong() {
 }
 
 // NCCL does not say which ranks are missing. The last calls of the ranks may.
-void NcclCommunicator::SayIfWaiting() {
+void NcclCommunicator::LogIfWaiting() {
   const NoticeTimes& times = parts_.options.notices;
-  const double tells_after = times.first_seconds / 5;  // the others compare them
-  const std::optional<CallSummary> call = in_flight_->Late(tells_after);
+  const double sends_after = times.first_seconds / 5;  // the others compare them
+  const std::optional<CallSummary> call = in_flight_->Late(sends_after);
   if (!call.has_value() || channel_->failed()) {
     notice_.reset();
     return;
   }
   CallOrder* const order = store().calls();
   if (!notice_.has_value()) {
-    notice_.emplace(NoticeTimes{.first_seconds = times.first_seconds - tells_after,
+    notice_.emplace(NoticeTimes{.first_seconds = times.first_seconds - sends_after,
                                 .interval_seconds = times.interval_seconds});
-    store().TellCalls();
+    store().SendCalls();
   }
   const std::optional<double> more_seconds = notice_->Take();
   if (!more_seconds.has_value()) return;
@@ -368,20 +346,18 @@ void NcclCommunicator::SayIfWaiting() {
        ++rank) {
     if (order->IsBehind(rank)) behind.push_back(rank);
   }
-  if (order != nullptr) {
-    if (const absl::Status apart = order->Check(); !apart.ok()) store().Fail(apart);
-  }
+  const std::string known = store().CompareCalls(behind);
   // For an exchange: one of the first two ranks may be the missing one, or both are.
-  const bool speaks =
+  const bool logs =
       IsPointToPoint(call->kind) || group_.rank <= 1 || (order != nullptr && order->IsFirstHere());
-  if (!speaks) return;
-  LogWaiting(RankName(), tells_after + *more_seconds,
+  if (!logs) return;
+  LogWaiting(RankName(), sends_after + *more_seconds,
              WaitsInCall(parts_.options, *call, "other ranks"), parts_.options.timeout_seconds,
-             order == nullptr ? "" : order->Describe(behind));
+             known);
 }
 
-absl::Status NcclCommunicator::Deserted() {
-  const std::optional<Departure> left = notices_->FirstDeparture();
+absl::Status NcclCommunicator::LeftByAnother() {
+  const std::optional<LeftRank> left = store().FirstToLeave(parts_.group->name());
   const uint64_t calls = calls_.load(std::memory_order_acquire);
   if (!left.has_value() || left->calls >= calls) return absl::OkStatus();
   return LeftStatus(parts_.options, left->name,

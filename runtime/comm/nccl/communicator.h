@@ -42,10 +42,9 @@ class NcclCommunicator : public CommunicatorBackend {
     std::shared_ptr<const ReduceGrids> grids = nullptr;  // of our kernels; Connect loads them
   };
 
-  // This rank's end of the communicator that it forms with others of `parent`, all with one version
-  // of NCCL. Ranks that cannot reach each other any more, or cannot be connected, fail the world.
-  static absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Form(Parts parts, StoreGroup& parent,
-                                                                   const Proposal& proposal);
+  // This rank's end of a communicator of the ranks of `world`, all with one version of NCCL. Ranks
+  // that cannot reach each other any more, or cannot be connected, fail the world.
+  static absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Form(Parts parts, StoreGroup& world);
   // Connects this rank with the others of its group, which have the same id.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(Parts parts,
                                                                    const ncclUniqueId& id);
@@ -56,37 +55,32 @@ class NcclCommunicator : public CommunicatorBackend {
   int rank() const override { return group_.rank; }
   int size() const override { return group_.size; }
   absl::Status Enqueue(Stream& stream, const Collective& call) override;
-  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
-                                                             std::string_view name) override;
   absl::Status SumInOrder(std::span<std::byte> scratch) override;
   absl::Status Register(std::span<std::byte> memory) override;
   void Deregister() override;
   void Leave() override;
-  absl::Status status() const override { return notices_->failure(); }
+  absl::Status status() const override { return store().status(); }
   void Abort(absl::Status why) override;
-  int64_t bytes_moved() const override { return in_flight_->bytes_moved(); }
 
  private:
-  // Exists while this rank's call needs all ranks.
+  // Exists while this rank calls NCCL.
   class Calling;
 
-  NcclCommunicator(Parts parts, std::shared_ptr<CommunicatorNotices> notices,
-                   std::shared_ptr<NcclChannel> channel, std::unique_ptr<InFlight> in_flight,
-                   Buffer barrier);
+  NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> channel,
+                   std::unique_ptr<InFlight> in_flight, Buffer barrier);
 
   absl::Status EnqueueNow(Stream& stream, const Collective& call);
   absl::Status EnqueueSums(Stream& stream, const Collective& call);
   void Watch();
   absl::Status WhatIsWrong();
-  void SayIfWaiting();
-  absl::Status Deserted();
+  void LogIfWaiting();
+  absl::Status LeftByAnother();
   Store& store() const { return parts_.group->store(); }
   absl::Status LateStatus(const CallSummary& call) const;
   absl::Status Named(const absl::Status& error, const CallSummary& call) const;
   std::string RankName() const;
 
   Parts parts_;
-  const std::shared_ptr<CommunicatorNotices> notices_;
   const std::shared_ptr<NcclChannel> channel_;
   const std::unique_ptr<InFlight> in_flight_;
   const Buffer barrier_;
@@ -99,7 +93,6 @@ class NcclCommunicator : public CommunicatorBackend {
   bool left_ = false;
   std::array<bool, kCollectiveKinds> has_called_ = {};  // by kind
   std::atomic<bool> stop_{false};
-  std::atomic<bool> idle_{true};  // for the watching thread: nothing has been enqueued lately
   WaitPoint changed_;
   std::optional<WaitNotice> notice_;  // of the watching thread
   std::thread watch_;

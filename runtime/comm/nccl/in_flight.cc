@@ -12,8 +12,7 @@ constexpr std::chrono::microseconds kPauseWhileFull{200};
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<InFlight>> InFlight::Create(
-    const Device& device, std::shared_ptr<const NcclChannel> channel) {
+absl::StatusOr<std::unique_ptr<InFlight>> InFlight::Create(const Device& device) {
   std::vector<Operation> ring;
   ring.reserve(kOperationsMax);
   for (size_t i = 0; i < kOperationsMax; ++i) {
@@ -22,7 +21,7 @@ absl::StatusOr<std::unique_ptr<InFlight>> InFlight::Create(
     ring.push_back(
         {.begin = std::move(begin), .end = std::move(end), .call = {}, .seen_running = {}});
   }
-  return std::unique_ptr<InFlight>(new InFlight(std::move(ring), std::move(channel)));
+  return std::unique_ptr<InFlight>(new InFlight(std::move(ring)));
 }
 
 void InFlight::Begin(Stream& stream, const CallSummary& call) {
@@ -42,30 +41,20 @@ void InFlight::Begin(Stream& stream, const CallSummary& call) {
   stream.Record(operation.begin);
 }
 
-void InFlight::End(Stream& stream, int64_t bytes) {
-  At(enqueued_).bytes = bytes;
+void InFlight::End(Stream& stream) {
   stream.Record(At(enqueued_).end);
   const std::scoped_lock lock(mutex_);
   ++enqueued_;
 }
 
 void InFlight::RetireLocked() {
-  while (retired_ < enqueued_ && At(retired_).end.Passed()) {
-    if (!channel_->failed()) bytes_moved_ += At(retired_).bytes;
-    ++retired_;
-  }
+  while (retired_ < enqueued_ && At(retired_).end.Passed()) ++retired_;
 }
 
 bool InFlight::empty() {
   const std::scoped_lock lock(mutex_);
   RetireLocked();
   return retired_ == enqueued_;
-}
-
-int64_t InFlight::bytes_moved() {
-  const std::scoped_lock lock(mutex_);
-  RetireLocked();
-  return bytes_moved_;
 }
 
 std::optional<CallSummary> InFlight::Late(double seconds) {

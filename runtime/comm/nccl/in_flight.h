@@ -1,6 +1,6 @@
 // The operations of one communicator that have been enqueued and have not ended: how far they have
-// come, what they have moved, and whether the oldest takes too long. An operation's time counts
-// from when the device comes to it, because a host enqueues far ahead.
+// come, and whether the oldest takes too long. An operation's time counts from when the device
+// comes to it, because a host enqueues far ahead.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,6 @@
 
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/collective.h"
-#include "ebb/runtime/comm/nccl/channel.h"
 #include "ebb/runtime/device/device.h"
 
 namespace ebb {
@@ -23,19 +22,15 @@ class InFlight {
   static constexpr size_t kOperationsMax = 256;
   using Clock = std::chrono::steady_clock;
 
-  // An operation that ends after `channel` has failed counts as having moved nothing.
-  static absl::StatusOr<std::unique_ptr<InFlight>> Create(
-      const Device& device, std::shared_ptr<const NcclChannel> channel);
+  static absl::StatusOr<std::unique_ptr<InFlight>> Create(const Device& device);
 
   // Around the enqueuing of an operation, by one thread. The operation runs after the one before
   // it, even if that one is on another stream. Begin waits while kOperationsMax are under way.
-  // `bytes`: what the operation moves.
   void Begin(Stream& stream, const CallSummary& call);
-  void End(Stream& stream, int64_t bytes);
+  void End(Stream& stream);
 
   // Any thread.
   bool empty();
-  int64_t bytes_moved();
   // The oldest operation, if the device has worked at it for longer than `seconds`. The time is
   // measured between calls of this function, so call it often.
   std::optional<CallSummary> Late(double seconds);
@@ -44,21 +39,17 @@ class InFlight {
   struct Operation {
     Event begin, end;
     CallSummary call;
-    int64_t bytes = 0;
     std::optional<Clock::time_point> seen_running;
   };
 
-  InFlight(std::vector<Operation> ring, std::shared_ptr<const NcclChannel> channel)
-      : ring_(std::move(ring)), channel_(std::move(channel)) {}
+  explicit InFlight(std::vector<Operation> ring) : ring_(std::move(ring)) {}
   Operation& At(uint64_t number) { return ring_[number % kOperationsMax]; }
   void RetireLocked();
 
   std::vector<Operation> ring_;
-  const std::shared_ptr<const NcclChannel> channel_;
   void* last_stream_ = nullptr;
   std::mutex mutex_;
   uint64_t enqueued_ = 0, retired_ = 0;
-  int64_t bytes_moved_ = 0;
 };
 
 }  // namespace ebb

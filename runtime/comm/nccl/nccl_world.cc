@@ -7,23 +7,25 @@
 #include "ebb/runtime/comm/nccl/library.h"
 #include "ebb/runtime/comm/nccl/registrations.h"
 #include "ebb/runtime/comm/rank_errors.h"
-#include "ebb/runtime/comm/ranks_on_device.h"
 #include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {
 
-class NcclWorld : public RanksOnDevice {
+class NcclWorld : public WorldBackend {
  public:
   NcclWorld(const NcclLibrary& nccl, std::shared_ptr<WorldBackend> ranks,
             std::shared_ptr<StoreGroup> group, const Device& device)
-      : RanksOnDevice(std::move(ranks), device), nccl_(nccl), group_(std::move(group)) {}
+      : WorldBackend(ranks->me()),
+        nccl_(nccl),
+        ranks_(std::move(ranks)),
+        group_(std::move(group)),
+        device_(device) {}
 
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override {
-    return NcclCommunicator::Form({.nccl = nccl_, .device = device_}, *group_,
-                                  {.options = options});
+    return NcclCommunicator::Form({.nccl = nccl_, .device = device_, .options = options}, *group_);
   }
 
   absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) override {
@@ -45,7 +47,9 @@ class NcclWorld : public RanksOnDevice {
 
  private:
   const NcclLibrary& nccl_;
+  const std::shared_ptr<WorldBackend> ranks_;  // the world that this one was made from
   const std::shared_ptr<StoreGroup> group_;
+  const Device device_;
 };
 
 }  // namespace

@@ -150,20 +150,6 @@ std::string AddressesOfThisHost() {
   return texts.empty() ? HostName() : absl::StrJoin(texts, ",");
 }
 
-std::vector<Address> AnyAddresses(int port) {
-  std::vector<Address> addresses(2);
-  auto& v6 = reinterpret_cast<sockaddr_in6&>(addresses[0].storage);
-  v6.sin6_family = AF_INET6;
-  v6.sin6_addr = in6addr_any;
-  v6.sin6_port = htons(static_cast<uint16_t>(port));
-  addresses[0].bytes = sizeof(v6);
-  auto& v4 = reinterpret_cast<sockaddr_in&>(addresses[1].storage);
-  v4.sin_family = AF_INET;
-  v4.sin_port = htons(static_cast<uint16_t>(port));
-  addresses[1].bytes = sizeof(v4);
-  return addresses;
-}
-
 absl::StatusOr<std::vector<Address>> Resolve(const MeetingPlace& place,
                                              WaitPoint::Deadline deadline) {
   if (!place.name.empty()) {

@@ -28,9 +28,6 @@ std::vector<Address> LiteralAddresses(const MeetingPlace& place);
 // if it has none.
 std::string AddressesOfThisHost();
 
-// All addresses of this host: its name may resolve differently here than on other hosts.
-std::vector<Address> AnyAddresses(int port);
-
 // For any place. A name that does not exist may exist in a moment, like the names of a cluster's
 // services. So it is asked for until the deadline. kDeadlineExceeded: it still does not exist, or
 // no server has answered.

@@ -15,9 +15,9 @@ namespace ebb {
 namespace {
 
 // How long a process that does not read may hold up the ranks.
-constexpr std::chrono::seconds kGreetingPatience{2};
+constexpr std::chrono::seconds kSendPatience{2};
 // How long rank 0 stays after an error, to report it to ranks that are still on their way.
-constexpr std::chrono::seconds kTurningAway{2};
+constexpr std::chrono::seconds kRefusing{2};
 constexpr size_t kUnknownMax = 4096;
 
 WaitPoint::Deadline Soon(std::chrono::seconds patience) {
@@ -35,19 +35,19 @@ Admission::Admission(const RendezvousOptions& options, Descriptor listener)
   participants_[0] = Me(options);
 }
 
-absl::Status Admission::HearAll(WaitPoint::Deadline deadline) {
+absl::Status Admission::AdmitAll(WaitPoint::Deadline deadline) {
   absl::Status status;
   WaitNotice notice(options_.notices);
   while (status.ok() && missing_ > 0) {
     const WaitPoint::Deadline now = WaitPoint::Clock::now();
-    if (const std::optional<double> seconds = notice.Take(now)) SayWaiting(*seconds);
-    status = now < deadline ? HearSome(std::min(deadline, notice.due())) : Late();
+    if (const std::optional<double> seconds = notice.Take(now)) LogMissing(*seconds);
+    status = now < deadline ? AdmitSome(std::min(deadline, notice.due())) : Late();
   }
-  if (!status.ok()) TurnAllAway(status, deadline);
+  if (!status.ok()) RefuseAll(status, deadline);
   return status;
 }
 
-absl::Status Admission::HearSome(WaitPoint::Deadline deadline) {
+absl::Status Admission::AdmitSome(WaitPoint::Deadline deadline) {
   std::vector<pollfd> polled = {{.fd = listener_.get(), .events = POLLIN, .revents = 0}};
   for (const Connection& connection : unknown_)
     polled.push_back({.fd = connection.fd(), .events = POLLIN, .revents = 0});
@@ -59,10 +59,10 @@ absl::Status Admission::HearSome(WaitPoint::Deadline deadline) {
   const size_t unknown_count = unknown_.size();
   for (size_t rank = 0; rank < connections_.size(); ++rank) {
     if (polled[1 + unknown_count + rank].revents != 0)
-      EBB_RETURN_IF_ERROR(HearRank(static_cast<int>(rank)));
+      EBB_RETURN_IF_ERROR(CheckConnected(static_cast<int>(rank)));
   }
   for (size_t i = 0; i < unknown_count; ++i) {
-    if (polled[1 + i].revents != 0) EBB_RETURN_IF_ERROR(Hear(unknown_[i]));
+    if (polled[1 + i].revents != 0) EBB_RETURN_IF_ERROR(ReceiveHello(unknown_[i]));
   }
   std::erase_if(unknown_, [](const Connection& connection) { return !connection.is_open(); });
   if (polled[0].revents != 0) {
@@ -74,14 +74,14 @@ absl::Status Admission::HearSome(WaitPoint::Deadline deadline) {
 }
 
 // The message of a process that has not said hello. Only an error of a rank is an error.
-absl::Status Admission::Hear(Connection& connection) {
+absl::Status Admission::ReceiveHello(Connection& connection) {
   absl::StatusOr<std::optional<Message>> message = connection.TryReceive();
   if (message.ok() && !message->has_value()) return absl::OkStatus();
   if (message.ok() && (*message)->type == MessageType::kHello) {
     EBB_ASSIGN_OR_RETURN(const bool is_of_this_build, CheckBuild(connection, **message));
     if (!is_of_this_build) return absl::OkStatus();
-    if (const auto guest = UnpackParticipant((*message)->payload); guest.ok())
-      return Admit(connection, *guest);
+    if (const auto candidate = UnpackParticipant((*message)->payload); candidate.ok())
+      return Admit(connection, *candidate);
   }
   ++strangers_;
   connection.Close();
@@ -105,46 +105,47 @@ absl::StatusOr<bool> Admission::CheckBuild(Connection& connection, const Message
       participants_[0].build, " with version ", kProtocolVersion, ". All ranks must run the same"));
   if (launcher == options_.launcher) return why;
   ++strangers_;
-  connection.Send(MessageType::kRefusal, PackStatus(why), Soon(kGreetingPatience)).IgnoreError();
+  connection.Send(MessageType::kRefusal, PackStatus(why), Soon(kSendPatience)).IgnoreError();
   connection.Close();
   return false;
 }
 
-absl::Status Admission::Admit(Connection& connection, const Participant& guest) {
+absl::Status Admission::Admit(Connection& connection, const Participant& candidate) {
   const auto refused = [&](std::string text) {
     // It stays among the unknown connections, so that it gets the error with the others.
     return absl::FailedPreconditionError(absl::StrCat(
         "the ranks that meet at ", Describe(options_.place), " do not fit: ", std::move(text)));
   };
-  if (guest.launcher != options_.launcher) {
+  if (candidate.launcher != options_.launcher) {
     return refused(absl::StrCat(Describe(participants_[0]), " was started by ", options_.launcher,
-                                ", ", Describe(guest), " by ", guest.launcher));
+                                ", ", Describe(candidate), " by ", candidate.launcher));
   }
-  if (guest.size != options_.size) {
+  if (candidate.size != options_.size) {
     return refused(absl::StrCat(Describe(participants_[0]), " is one of ", options_.size,
-                                " ranks, ", Describe(guest), " one of ", guest.size));
+                                " ranks, ", Describe(candidate), " one of ", candidate.size));
   }
-  if (guest.rank < 0 || guest.rank >= options_.size) {
-    return refused(absl::StrCat(Describe(guest), " is none of the ranks 0 to ", options_.size - 1));
+  if (candidate.rank < 0 || candidate.rank >= options_.size) {
+    return refused(
+        absl::StrCat(Describe(candidate), " is none of the ranks 0 to ", options_.size - 1));
   }
-  const auto rank = static_cast<size_t>(guest.rank);
+  const auto rank = static_cast<size_t>(candidate.rank);
   if (rank == 0 || connections_[rank].is_open()) {
     return refused(absl::StrCat("two processes say that they are the same rank: ",
-                                Describe(participants_[rank]), " and ", Describe(guest)));
+                                Describe(participants_[rank]), " and ", Describe(candidate)));
   }
-  if (!connection.Send(MessageType::kWelcome, "", Soon(kGreetingPatience)).ok()) {
+  if (!connection.Send(MessageType::kWelcome, "", Soon(kSendPatience)).ok()) {
     connection.Close();  // it may come again
     return absl::OkStatus();
   }
   connection.Trust();
-  participants_[rank] = guest;
+  participants_[rank] = candidate;
   connections_[rank] = std::exchange(connection, Connection());
   --missing_;
   return absl::OkStatus();
 }
 
 // A rank that waits for the table sends nothing, so its connection has closed.
-absl::Status Admission::HearRank(int rank) {
+absl::Status Admission::CheckConnected(int rank) {
   const auto& participant = participants_[static_cast<size_t>(rank)];
   const auto message = connections_[static_cast<size_t>(rank)].TryReceive();
   if (message.ok() && !message->has_value()) return absl::OkStatus();
@@ -176,7 +177,7 @@ std::string Admission::MissingRanks() const {
   return text;
 }
 
-void Admission::SayWaiting(double seconds) const {
+void Admission::LogMissing(double seconds) const {
   LogWaiting("rank 0", seconds,
              absl::StrCat("at ", Describe(options_.place), " for ", MissingRanks()),
              options_.timeout_seconds, "");
@@ -188,26 +189,26 @@ absl::Status Admission::Late() const {
                                                   MissingRanks()));
 }
 
-void Admission::TurnAllAway(const absl::Status& why, WaitPoint::Deadline deadline) {
+void Admission::RefuseAll(const absl::Status& why, WaitPoint::Deadline deadline) {
   const std::string refusal = PackStatus(why);
-  int told = 0;
-  const auto tell = [&](Connection& connection) {
+  int refused_count = 0;
+  const auto refuse = [&](Connection& connection) {
     if (!connection.is_open()) return;
-    connection.Send(MessageType::kRefusal, refusal, Soon(kGreetingPatience)).IgnoreError();
+    connection.Send(MessageType::kRefusal, refusal, Soon(kSendPatience)).IgnoreError();
     connection.Close();
-    ++told;
+    ++refused_count;
   };
-  for (Connection& connection : connections_) tell(connection);
-  for (Connection& connection : unknown_) tell(connection);
+  for (Connection& connection : connections_) refuse(connection);
+  for (Connection& connection : unknown_) refuse(connection);
   unknown_.clear();
   // Ranks that come in a moment would otherwise wait for a rank that has gone.
-  const WaitPoint::Deadline end = std::min(Soon(kTurningAway), deadline);
-  while (told < options_.size - 1 && WaitPoint::Clock::now() < end) {
+  const WaitPoint::Deadline end = std::min(Soon(kRefusing), deadline);
+  while (refused_count < options_.size - 1 && WaitPoint::Clock::now() < end) {
     pollfd polled = {.fd = listener_.get(), .events = POLLIN, .revents = 0};
     constexpr int kSliceMilliseconds = 1000;
     if (poll(&polled, 1, PollMilliseconds(end, kSliceMilliseconds)) <= 0) continue;
     Connection connection(Accept(listener_));
-    tell(connection);
+    refuse(connection);
   }
 }
 

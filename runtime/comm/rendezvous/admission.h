@@ -15,22 +15,22 @@ class Admission {
   Admission(const RendezvousOptions& options, Descriptor listener);
 
   // Waits until every rank has said hello. On an error, all ranks that are there have been sent it.
-  absl::Status HearAll(WaitPoint::Deadline deadline);
+  absl::Status AdmitAll(WaitPoint::Deadline deadline);
 
   std::vector<Participant> TakeParticipants() && { return std::move(participants_); }
   std::vector<Connection> TakeConnections() && { return std::move(connections_); }
 
  private:
-  absl::Status HearSome(WaitPoint::Deadline deadline);
-  absl::Status Hear(Connection& connection);
-  absl::Status HearRank(int rank);
+  absl::Status AdmitSome(WaitPoint::Deadline deadline);
+  absl::Status ReceiveHello(Connection& connection);
+  absl::Status CheckConnected(int rank);
   absl::StatusOr<bool> CheckBuild(Connection& connection, const Message& hello);
-  absl::Status Admit(Connection& connection, const Participant& guest);
+  absl::Status Admit(Connection& connection, const Participant& candidate);
   std::string RankNames(bool have_come) const;
   std::string MissingRanks() const;
-  void SayWaiting(double seconds) const;
+  void LogMissing(double seconds) const;
   absl::Status Late() const;
-  void TurnAllAway(const absl::Status& why, WaitPoint::Deadline deadline);
+  void RefuseAll(const absl::Status& why, WaitPoint::Deadline deadline);
 
   const RendezvousOptions options_;
   Descriptor listener_;

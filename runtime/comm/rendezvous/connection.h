@@ -17,20 +17,19 @@
 
 namespace ebb {
 
-inline constexpr uint16_t kProtocolVersion = 4;
+inline constexpr uint16_t kProtocolVersion = 5;
 
 enum class MessageType : uint16_t {
-  kHello = 1,  // a rank introduces itself
-  kWelcome,    // rank 0 has heard it
-  kTable,      // all ranks are there; a list of them
-  kRefusal,    // the rendezvous has failed, and why
-  kBlob,       // one rank's part of an all-gather
-  kBlobs,      // all ranks' parts
-  kGoodbye,    // the sender leaves in order
-  kLeaves,     // rank 0 leaves in order and still passes on the others' messages
-  kDeparture,  // to all ranks: the sender has left a communicator (notices.h)
-  kFailure,    // to all ranks: a communicator has failed
-  kCalls,      // to all ranks: the sender's calls (CallOrder)
+  kHello = 1,           // a rank introduces itself
+  kWelcome,             // rank 0 has heard it
+  kTable,               // all ranks are there; a list of them
+  kRefusal,             // the rendezvous has failed, and why
+  kBlob,                // one rank's part of an all-gather
+  kBlobs,               // all ranks' parts
+  kGoodbye,             // the sender leaves in order
+  kLeaves,              // rank 0 leaves in order and still passes on the others' messages
+  kLeavesCommunicator,  // to all ranks: the sender has left a communicator
+  kCalls,               // to all ranks: the sender's calls (CallOrder)
 };
 
 struct Message {

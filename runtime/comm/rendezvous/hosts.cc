@@ -13,14 +13,14 @@ const std::vector<int>& Hosts::With(int rank) const {
   });
 }
 
-Hosts FindHosts(std::span<const int> host_of) {
+Hosts FindHosts(const std::vector<Participant>& participants) {
   Hosts hosts;
-  std::vector<int> seen;
-  for (size_t rank = 0; rank < host_of.size(); ++rank) {
-    const auto found = std::find(seen.begin(), seen.end(), host_of[rank]);
-    const auto index = static_cast<size_t>(found - seen.begin());
-    if (found == seen.end()) {
-      seen.push_back(host_of[rank]);
+  std::vector<std::string> names;
+  for (size_t rank = 0; rank < participants.size(); ++rank) {
+    const auto found = std::find(names.begin(), names.end(), participants[rank].host_name);
+    const auto index = static_cast<size_t>(found - names.begin());
+    if (found == names.end()) {
+      names.push_back(participants[rank].host_name);
       hosts.ranks.emplace_back();
     }
     hosts.ranks[index].push_back(static_cast<int>(rank));
@@ -32,18 +32,6 @@ Hosts FindHosts(std::span<const int> host_of) {
     for (const int rank : ranks) hosts.is_even = hosts.is_even && rank == next++;
   }
   return hosts;
-}
-
-Hosts FindHosts(const std::vector<Participant>& participants) {
-  std::vector<int> host_of;
-  for (const Participant& participant : participants) {
-    const auto same = [&](const Participant& other) {
-      return other.host_name == participant.host_name;
-    };
-    host_of.push_back(static_cast<int>(
-        std::find_if(participants.begin(), participants.end(), same) - participants.begin()));
-  }
-  return FindHosts(host_of);
 }
 
 std::string DescribeHosts(const std::vector<Participant>& participants) {

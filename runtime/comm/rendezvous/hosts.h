@@ -5,7 +5,6 @@
 //   host 1   | 3 | 4 | 5 |
 #pragma once
 
-#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,8 +24,6 @@ struct Hosts {
   const std::vector<int>& With(int rank) const;
 };
 
-// `host_of`: equal for ranks that share a host.
-Hosts FindHosts(std::span<const int> host_of);
 // By host name.
 Hosts FindHosts(const std::vector<Participant>& participants);
 // "2 hosts (node1, node2)".

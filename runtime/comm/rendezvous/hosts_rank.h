@@ -15,20 +15,14 @@ namespace ebb {
 class HostsRank : public WorldBackend {
  public:
   static absl::StatusOr<std::shared_ptr<WorldBackend>> Form(int rank, Rendezvous rendezvous);
-  explicit HostsRank(std::shared_ptr<StoreGroup> group) : group_(std::move(group)) {}
+  explicit HostsRank(std::shared_ptr<StoreGroup> group);
 
-  int rank() const override { return group_->rank(); }
-  int size() const override { return group_->size(); }
-  int local_rank() const override { return group_->local_rank(); }
-  int local_size() const override { return group_->local_size(); }
-  int ranks_per_host() const override { return group_->ranks_per_host(); }
   // kUnimplemented, on every rank and at once.
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override;
   absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) override;
   void Fail(absl::Status why) override;
   CallOrder* calls() override;
-  void TellCalls() override { group_->store().TellCalls(); }
   absl::StatusOr<std::shared_ptr<StoreGroup>> bootstrap() override { return group_; }
 
  protected:

@@ -1,4 +1,4 @@
-// What ranks tell each other about themselves when they meet.
+// What ranks send each other about themselves when they meet.
 #pragma once
 
 #include <cstdint>

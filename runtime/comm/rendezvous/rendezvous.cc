@@ -19,7 +19,7 @@ namespace ebb {
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenAttempts{20};
-// The other ranks wait a little longer than rank 0, so that rank 0 can tell them which rank is
+// The other ranks wait a little longer than rank 0, so that rank 0 can send them which rank is
 // missing.
 constexpr double kGraceSeconds = 0.5;
 // How long the process that listens in rank 0's place may take to answer another rank 0.
@@ -47,11 +47,12 @@ Rendezvous::Rendezvous(const RendezvousOptions& options)
 
 absl::StatusOr<Rendezvous> Rendezvous::Join(const RendezvousOptions& options) {
   Rendezvous rendezvous(options);
-  EBB_RETURN_IF_ERROR(options.rank == 0 ? rendezvous.JoinAsHost() : rendezvous.JoinAsGuest());
+  EBB_RETURN_IF_ERROR(options.rank == 0 ? rendezvous.JoinAsRankZero()
+                                        : rendezvous.JoinAsOtherRank());
   return rendezvous;
 }
 
-absl::Status Rendezvous::JoinAsHost() {
+absl::Status Rendezvous::JoinAsRankZero() {
   absl::StatusOr<Descriptor> listener = options_.listener != nullptr
                                             ? std::move(*options_.listener)
                                             : Listen(options_.place, options_.one_host, deadline_);
@@ -80,7 +81,7 @@ absl::Status Rendezvous::JoinAsHost() {
                         absl::StrCat(Describe(me), ": ", listener.status().message()));
   }
   Admission admission(options_, *std::move(listener));
-  EBB_RETURN_IF_ERROR(admission.HearAll(deadline_));
+  EBB_RETURN_IF_ERROR(admission.AdmitAll(deadline_));
   participants_ = std::move(admission).TakeParticipants();
   connections_ = std::move(admission).TakeConnections();
   nonce_ = NewNonce();
@@ -89,7 +90,7 @@ absl::Status Rendezvous::JoinAsHost() {
   for (const Participant& participant : participants_) table.Add(Pack(participant));
   const std::string packed = table.Take();
   for (Connection& connection : connections_) {
-    // A rank that does not receive it has ended, and is missed at the next all-gather.
+    // A rank that does not receive it has ended, and the store notices that.
     if (connection.is_open()) connection.Send(MessageType::kTable, packed, deadline_).IgnoreError();
   }
   return absl::OkStatus();
@@ -112,19 +113,19 @@ absl::Status Rendezvous::NotWelcomed(const absl::Status& error) const {
           "the same for all ranks. Or rank 0 has stalled"));
 }
 
-void Rendezvous::SayWaiting(double seconds, const absl::Status& last) const {
+void Rendezvous::LogWait(double seconds, const absl::Status& last) const {
   LogWaiting(absl::StrCat("rank ", options_.rank), seconds,
              absl::StrCat("for rank 0 at ", Describe(options_.place)), options_.timeout_seconds,
              {last.message().data(), last.message().size()});
 }
 
-absl::Status Rendezvous::JoinAsGuest() {
+absl::Status Rendezvous::JoinAsOtherRank() {
   const std::string hello = Pack(Me(options_));
   absl::Status last;
   WaitPoint::Deadline patience = WaitPoint::kNever;  // for a process that accepts and closes
   WaitNotice notice(options_.notices);
   for (;;) {
-    if (const std::optional<double> seconds = notice.Take()) SayWaiting(*seconds, last);
+    if (const std::optional<double> seconds = notice.Take()) LogWait(*seconds, last);
     absl::StatusOr<Descriptor> socket = Connect(options_.place, std::min(deadline_, notice.due()));
     last = socket.status();
     // It only was time for a line in the log.
@@ -167,7 +168,7 @@ absl::Status Rendezvous::ReceiveTable() {
   absl::StatusOr<Message> table = connections_[0].Receive(std::min(deadline_, notice.due()));
   while (absl::IsDeadlineExceeded(table.status()) && WaitPoint::Clock::now() < deadline_) {
     if (const std::optional<double> seconds = notice.Take())
-      SayWaiting(*seconds, absl::UnavailableError("it has not said yet that all ranks are there"));
+      LogWait(*seconds, absl::UnavailableError("it has not said yet that all ranks are there"));
     table = connections_[0].Receive(std::min(deadline_, notice.due()));
   }
   if (!table.ok()) return FromRankZero(table.status());
@@ -183,57 +184,6 @@ absl::Status Rendezvous::ReadTable(std::string_view payload) {
     participants_.push_back(std::move(participant));
   }
   return table.ok() ? absl::OkStatus() : absl::DataLossError("a table that cannot be read");
-}
-
-absl::StatusOr<std::vector<std::string>> Rendezvous::AllGather(std::string_view mine) {
-  return options_.rank == 0 ? AllGatherAsHost(mine) : AllGatherAsGuest(mine);
-}
-
-absl::StatusOr<std::vector<std::string>> Rendezvous::AllGatherAsHost(std::string_view mine) {
-  std::vector<std::string> all(participants_.size());
-  all[0] = mine;
-  absl::Status status;
-  for (size_t rank = 1; rank < all.size() && status.ok(); ++rank) {
-    absl::StatusOr<Message> message = connections_[rank].Receive(deadline_);
-    if (!message.ok()) {
-      status = absl::Status(message.status().code(),
-                            absl::StrCat(Describe(participants_[rank]),
-                                         " has been lost while the ranks were meeting: ",
-                                         message.status().message()));
-    } else if (message->type == MessageType::kRefusal) {
-      status = UnpackStatus(message->payload);
-    } else {
-      all[rank] = std::move(message->payload);
-    }
-  }
-  if (!status.ok()) {
-    Refuse(status);
-    return status;
-  }
-  const std::string packed = Packer().Add(all).Take();
-  for (size_t rank = 1; rank < all.size(); ++rank)
-    connections_[rank].Send(MessageType::kBlobs, packed, deadline_).IgnoreError();
-  return all;
-}
-
-absl::StatusOr<std::vector<std::string>> Rendezvous::AllGatherAsGuest(std::string_view mine) {
-  const absl::Status sent = connections_[0].Send(MessageType::kBlob, mine, deadline_);
-  // Rank 0 may have sent the reason before it closed, so its last message counts even if ours was
-  // not sent.
-  const absl::StatusOr<Message> answer = connections_[0].Receive(deadline_);
-  if (!answer.ok()) return FromRankZero(sent.ok() ? answer.status() : sent);
-  if (answer->type == MessageType::kRefusal) return UnpackStatus(answer->payload);
-  std::vector<std::string> all;
-  if (!Unpacker(answer->payload).Read(all) || all.size() != participants_.size())
-    return absl::DataLossError("rank 0 has sent what cannot be read");
-  return all;
-}
-
-void Rendezvous::Refuse(const absl::Status& why) {
-  for (Connection& connection : connections_) {
-    if (connection.is_open())
-      connection.Send(MessageType::kRefusal, PackStatus(why), deadline_).IgnoreError();
-  }
 }
 
 }  // namespace ebb

@@ -1,8 +1,8 @@
 // How processes that know only a place and their ranks become a world: rank 0 listens, the others
 // connect and give their ranks, and rank 0 sends all of them the list.
 //
-//   rank 0   listen --- hear all --- table ---+--- all-gather of small texts ... --+
-//   rank r   connect --- hello --- welcome ---+                                    +-- connections
+//   rank 0   listen --- admit all --- table ---+--- connections, for the store (store.h)
+//   rank r   connect --- hello --- welcome ----+
 //
 // Rank 0 welcomes each rank at once, also while others are missing. So a rank without a welcome
 // knows that it has reached a stranger.
@@ -51,10 +51,7 @@ class Rendezvous {
   // A number that no other world has.
   uint64_t nonce() const { return nonce_; }
 
-  // Every rank's text, by rank; every rank calls it. An error on one rank is one on all.
-  absl::StatusOr<std::vector<std::string>> AllGather(std::string_view mine);
-  // Reports to every rank that this rank cannot go on. Ranks that wait in AllGather get `why`.
-  void Refuse(const absl::Status& why);
+  double timeout_seconds() const { return options_.timeout_seconds; }
 
   // Rank 0: a connection to every rank, by rank; its own is not open. Others: one connection, to
   // rank 0.
@@ -62,12 +59,10 @@ class Rendezvous {
 
  private:
   explicit Rendezvous(const RendezvousOptions& options);
-  absl::Status JoinAsHost();
-  absl::Status JoinAsGuest();
+  absl::Status JoinAsRankZero();
+  absl::Status JoinAsOtherRank();
   absl::Status ReceiveTable();
-  void SayWaiting(double seconds, const absl::Status& last) const;
-  absl::StatusOr<std::vector<std::string>> AllGatherAsHost(std::string_view mine);
-  absl::StatusOr<std::vector<std::string>> AllGatherAsGuest(std::string_view mine);
+  void LogWait(double seconds, const absl::Status& last) const;
   absl::Status ReadTable(std::string_view payload);
   absl::Status FromRankZero(const absl::Status& error) const;
   absl::Status NotWelcomed(const absl::Status& error) const;

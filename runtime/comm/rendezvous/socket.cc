@@ -120,8 +120,8 @@ absl::StatusOr<std::vector<Address>> AddressesToListenAt(const MeetingPlace& pla
   if (addresses.empty() && one_host) {
     EBB_ASSIGN_OR_RETURN(addresses, Resolve(place, deadline));
   }
-  const bool only_here = !addresses.empty() && addresses[0].is_loopback();
-  return only_here ? std::move(addresses) : AnyAddresses(place.port);
+  if (!addresses.empty() && addresses[0].is_loopback()) return addresses;
+  return LiteralAddresses({.host = "::,0.0.0.0", .port = place.port, .name = ""});
 }
 
 }  // namespace

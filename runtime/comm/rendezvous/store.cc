@@ -26,7 +26,7 @@ namespace {
 // Every rank's thread reads all that comes, so a rank that takes nothing for this time has ended or
 // is stuck.
 constexpr std::chrono::milliseconds kSendPatience{500};
-// The other ranks wait a little longer than rank 0, so that rank 0 can tell them which rank is
+// The other ranks wait a little longer than rank 0, so that rank 0 can send them which rank is
 // missing.
 constexpr double kRoundGraceSeconds = 1;
 
@@ -45,39 +45,27 @@ void Wake(const Descriptor& event) {
   [[maybe_unused]] const ssize_t written = write(event.get(), &one, sizeof(one));
 }
 
-void Rest(const Descriptor& event) {
+void Drain(const Descriptor& event) {
   uint64_t wakes = 0;
   [[maybe_unused]] const ssize_t bytes = read(event.get(), &wakes, sizeof(wakes));
 }
 
-std::string PackRound(const Store::Round& round, bool comes, std::string_view text) {
-  return Packer()
-      .Add(round.name, round.what, round.timeout_seconds, round.members, comes, text)
-      .Take();
-}
-
-std::string PackGathered(const std::string& name, const Store::Gathered& gathered) {
-  return Packer()
-      .Add(name, gathered.outcome, gathered.number, gathered.absent, gathered.texts)
-      .Take();
-}
-
 }  // namespace
 
-std::optional<ParentProcess> ParentProcess::Find() {
+std::optional<ParentProcess> ParentProcess::Find(std::string name) {
   const pid_t pid = getppid();
   if (pid == 0) return std::nullopt;  // it is in another process namespace
   Descriptor process = OpenProcess(pid);
   // Otherwise it has ended in between, and the id may belong to another process.
   if (!process.is_open() || getppid() != pid) return std::nullopt;
-  return ParentProcess{.pid = pid, .process = std::move(process)};
+  return ParentProcess{.pid = pid, .process = std::move(process), .name = std::move(name)};
 }
 
 absl::StatusOr<std::shared_ptr<Store>> Store::Hold(int rank, Rendezvous rendezvous,
-                                                   Watched watched) {
+                                                   std::optional<ParentProcess> launcher) {
   const std::vector<Participant> participants = rendezvous.participants();
   return Start(std::shared_ptr<Store>(
-      new Store(rank, participants, std::move(rendezvous).TakeConnections(), std::move(watched))));
+      new Store(rank, participants, std::move(rendezvous).TakeConnections(), std::move(launcher))));
 }
 
 absl::StatusOr<std::vector<std::shared_ptr<Store>>> Store::OfThreads(
@@ -98,12 +86,11 @@ absl::StatusOr<std::vector<std::shared_ptr<Store>>> Store::OfThreads(
   others[0] = std::move(rank_zeros);
   std::vector<std::shared_ptr<Store>> stores;
   for (size_t rank = 0; rank < participants.size(); ++rank) {
-    Watched watched;
-    if (!calls.empty()) watched.calls = calls[rank];
     EBB_ASSIGN_OR_RETURN(
         stores.emplace_back(),
         Start(std::shared_ptr<Store>(new Store(static_cast<int>(rank), participants,
-                                               std::move(others[rank]), std::move(watched)))));
+                                               std::move(others[rank]), std::nullopt))));
+    if (!calls.empty()) stores[rank]->ShareMemory(calls[rank], nullptr);
   }
   return stores;
 }
@@ -111,14 +98,13 @@ absl::StatusOr<std::vector<std::shared_ptr<Store>>> Store::OfThreads(
 absl::StatusOr<std::shared_ptr<Store>> Store::Start(std::shared_ptr<Store> store) {
   if (!store->wake_.is_open())
     return absl::ResourceExhaustedError(absl::StrCat("eventfd: ", std::strerror(errno)));
-  store->WatchProcesses();
   try {
     store->thread_ = std::thread([of = store.get()] {
       of->Run();
       of->has_ended_.store(true, std::memory_order_release);
     });
   } catch (const std::system_error& error) {
-    return NoThread("no thread to hear the other ranks", error);
+    return NoThread("no thread to receive from the other ranks", error);
   }
   pthread_setname_np(store->thread_.native_handle(), "ebb-store");
   return std::shared_ptr<Store>(store.get(), [store](Store*) mutable { Stop(std::move(store)); });
@@ -129,28 +115,30 @@ Store::~Store() {
 }
 
 Store::Store(int rank, std::vector<Participant> participants, std::vector<Connection> connections,
-             Watched watched)
+             std::optional<ParentProcess> launcher)
     : rank_(rank),
       participants_(std::move(participants)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      watched_(std::move(watched)),
-      processes_(participants_.size()),
-      failures_heard_(participants_.size()),
-      tells_calls_(watched_.calls == nullptr),
-      calls_(tells_calls_
-                 ? std::make_shared<CallOrder>(rank, std::vector<CallRecord*>(participants_.size()))
-                 : watched_.calls),
+      calls_(std::make_shared<CallOrder>(rank, std::vector<CallRecord*>(participants_.size()))),
       connections_(std::move(connections)),
+      launcher_(std::move(launcher)),
+      processes_(participants_.size()),
       has_left_(participants_.size()) {}
 
-void Store::WatchProcesses() {
+void Store::ShareMemory(std::shared_ptr<CallOrder> calls,
+                        std::function<bool(int rank)> ended_in_order) {
+  const std::scoped_lock lock(mutex_);
+  calls_ = std::move(calls);
+  sends_calls_ = false;
+  ended_in_order_ = std::move(ended_in_order);
   const Participant& me = participants_[static_cast<size_t>(rank_)];
   for (const Participant& other : participants_) {
-    if (!watched_.ended_in_order || other.rank == rank_ || other.pid_namespace != me.pid_namespace)
+    if (!ended_in_order_ || other.rank == rank_ || other.pid_namespace != me.pid_namespace)
       continue;
     processes_[static_cast<size_t>(other.rank)] =
         OpenProcess(other.pid);  // or connections are left
   }
+  Wake(wake_);
 }
 
 void Store::Stop(std::shared_ptr<Store> store) {
@@ -160,8 +148,8 @@ void Store::Stop(std::shared_ptr<Store> store) {
     store->stopping_ = true;
     if (store->rank_ == 0) {
       store->Leave(0);
-      store->TellOthers(MessageType::kLeaves, "", store->rank_);
-      goes_on = store->failure_.ok() && store->HasOthers();
+      store->SendToOthers(MessageType::kLeaves, "", store->rank_);
+      goes_on = !store->failure_->is_set() && store->HasOthers();
     }
   }
   Wake(store->wake_);
@@ -175,21 +163,19 @@ void Store::Run() {
   std::unique_lock lock(mutex_);
   // Bytes that came with the last message of the rendezvous cannot be polled for.
   for (size_t i = 0; i < connections_.size(); ++i)
-    if (connections_[i].is_open()) Hear(i);
-  while (!stopping_ || (rank_ == 0 && failure_.ok() && HasOthers())) {
-    if (stopping_) watched_.launcher.reset();
-    if (std::exchange(to_tell_, false)) {
-      const std::vector<Heard> listeners = std::exchange(listeners_, {});
-      const absl::Status why = failure_;
+    if (connections_[i].is_open()) ReceiveFrom(i);
+  while (!stopping_ || (rank_ == 0 && !failure_->is_set() && HasOthers())) {
+    if (stopping_) launcher_.reset();
+    if (std::exchange(to_report_, false)) {
+      const std::vector<Listener> listeners = std::exchange(listeners_, {});
       lock.unlock();
-      for (const Heard& heard : listeners) heard(why);
+      for (const Listener& listener : listeners) listener(status());
       lock.lock();
       continue;
     }
     WaitPoint::Deadline next = WaitPoint::kNever;
     for (const auto& [name, round] : rounds_) {
-      if (!round.outcome.has_value() && round.notice.has_value())
-        next = std::min({next, round.due, round.notice->due()});
+      if (!round.is_settled) next = std::min({next, round.due, round.notice->due()});
     }
     polled_.assign(1, {.fd = wake_.get(), .events = POLLIN, .revents = 0});
     const auto add = [&](int fd) {  // poll passes over -1
@@ -197,49 +183,50 @@ void Store::Run() {
     };
     for (const Connection& connection : connections_) add(connection.fd());
     for (const Descriptor& process : processes_) add(process.get());
-    add(watched_.launcher.has_value() ? watched_.launcher->process.get() : -1);
+    add(launcher_.has_value() ? launcher_->process.get() : -1);
     constexpr int kSliceMilliseconds = 60'000;
     const int wait = PollMilliseconds(next, kSliceMilliseconds);
     lock.unlock();
     const int ready = poll(polled_.data(), polled_.size(), wait);
     lock.lock();
     const auto is_ready = [&](size_t place) { return ready > 0 && polled_[place].revents != 0; };
-    if (is_ready(0)) Rest(wake_);
+    if (is_ready(0)) Drain(wake_);
     for (size_t i = 0; i < connections_.size(); ++i) {
-      if (is_ready(1 + i)) Hear(i);
+      if (is_ready(1 + i)) ReceiveFrom(i);
     }
     for (size_t rank = 0; rank < processes_.size(); ++rank) {
       if (!is_ready(1 + connections_.size() + rank)) continue;
       processes_[rank] = Descriptor();
       Died(static_cast<int>(rank), "");
     }
-    if (watched_.launcher.has_value() && is_ready(1 + connections_.size() + processes_.size())) {
-      Broken(absl::UnavailableError(
-                 absl::StrCat("the launcher of the ranks, ", watched_.launcher_name, " (process ",
-                              watched_.launcher->pid, "), has ended: it was killed or crashed")),
-             rank_);
-      watched_.launcher.reset();
+    if (launcher_.has_value() && is_ready(1 + connections_.size() + processes_.size())) {
+      SetFailed(absl::UnavailableError(absl::StrCat("the launcher of the ranks, ", launcher_->name,
+                                                    " (process ", launcher_->pid,
+                                                    "), has ended: it was killed or crashed")),
+                rank_);
+      launcher_.reset();
     }
-    if (!calls_to_hear_.empty()) {
-      const std::vector<std::string> calls = std::exchange(calls_to_hear_, {});
+    if (!received_calls_.empty()) {
+      const std::vector<std::string> received = std::exchange(received_calls_, {});
+      const std::shared_ptr<CallOrder> calls = calls_;
       absl::Status apart;
       lock.unlock();  // comparing many ranks takes a while
-      for (const std::string& text : calls) apart.Update(calls_->Hear(text));
+      for (const std::string& text : received) apart.Update(calls->Receive(text));
       lock.lock();
-      Broken(std::move(apart), rank_);
+      SetFailed(apart, rank_);
     }
     LookAtRounds(WaitPoint::Clock::now());
   }
-  TellOthers(MessageType::kGoodbye, "", rank_);
+  SendToOthers(MessageType::kGoodbye, "", rank_);
 }
 
-void Store::Hear(size_t connection) {
+void Store::ReceiveFrom(size_t connection) {
   const int from = RankAt(connection);
   for (;;) {
     absl::StatusOr<std::optional<Message>> message = connections_[connection].TryReceive();
     if (message.ok() && !message->has_value()) return;
     if (message.ok() && (*message)->type != MessageType::kGoodbye) {
-      Understand(from, **std::move(message));
+      Handle(from, **std::move(message));
       continue;
     }
     connections_[connection].Close();
@@ -249,47 +236,38 @@ void Store::Hear(size_t connection) {
 }
 
 void Store::Died(int rank, std::string_view how) {
-  if (watched_.ended_in_order && watched_.ended_in_order(rank)) return Leave(rank);
-  Broken(absl::UnavailableError(absl::StrCat(
-             Name(rank), " has died: it was killed, has crashed or has exited without leaving",
-             absl::string_view(how.data(), how.size()))),
-         rank);
+  if (ended_in_order_ && ended_in_order_(rank)) return Leave(rank);
+  SetFailed(absl::UnavailableError(absl::StrCat(
+                Name(rank), " has died: it was killed, has crashed or has exited without leaving",
+                absl::string_view(how.data(), how.size()))),
+            rank);
 }
 
-void Store::Understand(int from, Message message) {
+void Store::Handle(int from, Message message) {
   const auto pass_on = [&] {
-    if (rank_ == 0) TellOthers(message.type, message.payload, from);
+    if (rank_ == 0) SendToOthers(message.type, message.payload, from);
   };
   Unpacker unpacker(message.payload);
   if (message.type == MessageType::kRefusal) {
-    Broken(UnpackStatus(message.payload), from);
+    SetFailed(UnpackStatus(message.payload), from);
   } else if (message.type == MessageType::kLeaves) {
     Leave(from);
-  } else if (message.type == MessageType::kDeparture) {
+  } else if (message.type == MessageType::kLeavesCommunicator) {
     pass_on();
     std::string communicator;
     int size = 0;
-    Departure left;
-    if (unpacker.Read(communicator, size, left.rank, left.name, left.calls, left.exchanges))
-      notices_.Depart(communicator, size, std::move(left));
-  } else if (message.type == MessageType::kFailure) {
-    pass_on();
-    std::string communicator;
-    int reporter = 0;
-    absl::Status why;
-    if (!unpacker.Read(communicator, reporter, why) || !AreRanks({reporter})) return;
-    notices_.Of(communicator)->Fail(why);
-    failures_heard_[static_cast<size_t>(reporter)].fetch_add(1, std::memory_order_release);
+    LeftRank left;
+    if (unpacker.Read(communicator, size, left.name, left.calls))
+      NoteLeft(communicator, size, std::move(left));
   } else if (message.type == MessageType::kCalls) {
     pass_on();
-    calls_to_hear_.push_back(std::move(message.payload));
+    received_calls_.push_back(std::move(message.payload));
   } else if (message.type == MessageType::kBlob && rank_ == 0) {
     Round round;
-    bool comes = false;
     std::string text;
-    if (unpacker.Read(round.name, round.what, round.timeout_seconds, round.members, comes, text) &&
+    if (unpacker.Read(round.name, round.what, round.timeout_seconds, round.members, text) &&
         AreRanks(round.members))
-      Collect(from, round, comes, std::move(text));
+      Collect(from, round, std::move(text));
   } else if (message.type == MessageType::kBlobs && rank_ != 0) {
     std::string name;
     Gathered gathered;
@@ -306,58 +284,49 @@ bool Store::AreRanks(const std::vector<int>& ranks) const {
   });
 }
 
-void Store::Collect(int from, const Round& round, bool comes, std::string text) {
+void Store::Collect(int from, const Round& round, std::string text) {
   Collected& all = rounds_[round.name];
-  if (all.members.empty()) {
+  if (all.members.empty()) {  // the first member that comes sets the time
     all.members = round.members;
     all.texts.resize(round.members.size());
-  }
-  const auto found = std::find(all.members.begin(), all.members.end(), from);
-  if (found == all.members.end()) return;
-  const auto place = static_cast<size_t>(found - all.members.begin());
-  ++all.here;
-  if (comes) all.texts[place] = std::move(text);
-  // The first member that waits sets the time.
-  if (comes && !all.notice.has_value()) {
     all.what = round.what;
     all.timeout_seconds = round.timeout_seconds;
     all.due = DeadlineAfter(round.timeout_seconds);
+    all.notice.emplace(round.notices);
   }
-  if (comes && (from == rank_ || !all.notice.has_value())) all.notice.emplace(round.notices);
-  if (!comes && !all.outcome.has_value()) {
-    Settle(round.name, all, Gathered::Outcome::kLeft, {from});
-  } else if (!all.outcome.has_value() && all.here == all.members.size()) {
-    Settle(round.name, all, Gathered::Outcome::kAll, {});
-  } else if (!all.outcome.has_value()) {
-    for (const int member : all.members) {
-      if (has_left_[static_cast<size_t>(member)] && !all.outcome.has_value())
-        Settle(round.name, all, Gathered::Outcome::kLeft, {member});
+  const auto found = std::find(all.members.begin(), all.members.end(), from);
+  if (found == all.members.end()) return;
+  all.texts[static_cast<size_t>(found - all.members.begin())] = std::move(text);
+  ++all.here;
+  if (from == rank_) all.notice.emplace(round.notices);
+  const bool all_are_here = all.here == all.members.size();
+  if (!all.is_settled) {
+    const auto left = std::find_if(all.members.begin(), all.members.end(), [this](int member) {
+      return has_left_[static_cast<size_t>(member)];
+    });
+    if (all_are_here) {
+      Settle(round.name, all, Gathered::Outcome::kAll, {});
+    } else if (left != all.members.end()) {
+      Settle(round.name, all, Gathered::Outcome::kLeft, {*left});
     }
   }
-  Answer(round.name, all);
-  if (all.here == all.members.size()) rounds_.erase(round.name);
-}
-
-void Store::Settle(const std::string& name, Collected& round, Gathered::Outcome outcome,
-                   std::vector<int> absent) {
-  round.outcome =
-      Gathered{.outcome = outcome, .number = ++settled_, .texts = {}, .absent = std::move(absent)};
-  if (outcome == Gathered::Outcome::kAll) {
-    for (std::optional<std::string>& text : round.texts)
-      round.outcome->texts.push_back(*std::exchange(text, std::nullopt));
-  }
-  Answer(name, round);
+  if (all_are_here) rounds_.erase(round.name);
 }
 
 // Answers all members, also those that have not come, because rank 0 may leave before they do.
-// Answers none if no member waits.
-void Store::Answer(const std::string& name, Collected& round) {
-  if (!round.outcome.has_value() || !round.notice.has_value() || round.answered) return;
-  round.answered = true;
-  const std::string packed = PackGathered(name, *round.outcome);
+void Store::Settle(const std::string& name, Collected& round, Gathered::Outcome outcome,
+                   std::vector<int> absent) {
+  round.is_settled = true;
+  Gathered gathered = {
+      .outcome = outcome, .number = ++settled_, .texts = {}, .absent = std::move(absent)};
+  if (outcome == Gathered::Outcome::kAll) {
+    for (std::optional<std::string>& text : round.texts) gathered.texts.push_back(*std::move(text));
+  }
+  const std::string packed =
+      Packer().Add(name, gathered.outcome, gathered.number, gathered.absent, gathered.texts).Take();
   for (const int member : round.members) {
     if (member == rank_) {
-      outcomes_[name] = *round.outcome;
+      outcomes_[name] = gathered;
     } else {  // a member that has ended shows elsewhere
       connections_[static_cast<size_t>(member)]
           .Send(MessageType::kBlobs, packed, Soon())
@@ -369,7 +338,7 @@ void Store::Answer(const std::string& name, Collected& round) {
 
 void Store::LookAtRounds(WaitPoint::Deadline now) {
   for (auto& [name, round] : rounds_) {
-    if (round.outcome.has_value() || !round.notice.has_value()) continue;
+    if (round.is_settled) continue;
     std::vector<int> absent;
     for (size_t place = 0; place < round.members.size(); ++place) {
       if (!round.texts[place].has_value()) absent.push_back(round.members[place]);
@@ -379,8 +348,8 @@ void Store::LookAtRounds(WaitPoint::Deadline now) {
     } else if (const std::optional<double> seconds = round.notice->Take(now)) {
       const auto first = std::find_if(round.texts.begin(), round.texts.end(),
                                       [](const auto& text) { return text.has_value(); });
-      const int speaks = round.members[static_cast<size_t>(first - round.texts.begin())];
-      LogWaiting(absl::StrCat("rank ", speaks), *seconds,
+      const int logs = round.members[static_cast<size_t>(first - round.texts.begin())];
+      LogWaiting(absl::StrCat("rank ", logs), *seconds,
                  absl::StrCat("for ", RankNames(absent), " ", round.what), round.timeout_seconds,
                  calls_->Describe(absent));
     }
@@ -391,38 +360,28 @@ void Store::LookAtRounds(WaitPoint::Deadline now) {
 void Store::Leave(int rank) {
   has_left_[static_cast<size_t>(rank)] = true;
   for (auto& [name, round] : rounds_) {
-    if (!round.outcome.has_value() &&
+    if (!round.is_settled &&
         std::find(round.members.begin(), round.members.end(), rank) != round.members.end())
       Settle(name, round, Gathered::Outcome::kLeft, {rank});
   }
   changed_.notify_all();
 }
 
-void Store::Broken(absl::Status why, int reported_by) {
-  if (!failure_.ok() || why.ok()) return;
-  failure_ = std::move(why);
-  has_failed_.store(true, std::memory_order_release);
-  notices_.FailAll(failure_);
-  to_tell_ = true;
+void Store::SetFailed(const absl::Status& why, int reported_by) {
+  if (failure_->is_set() || why.ok()) return;
+  failure_->Set(why);
+  to_report_ = true;
   // Rank 0 passes it on between ranks that are not connected to each other.
-  TellOthers(MessageType::kRefusal, PackStatus(failure_), reported_by);
+  SendToOthers(MessageType::kRefusal, PackStatus(why), reported_by);
   changed_.notify_all();
   Wake(wake_);
 }
 
-void Store::TellOthers(MessageType type, std::string_view payload, int except) {
+void Store::SendToOthers(MessageType type, std::string_view payload, int except) {
   for (size_t i = 0; i < connections_.size(); ++i) {
     if (connections_[i].is_open() && RankAt(i) != except)
       connections_[i].Send(type, payload, Soon()).IgnoreError();  // an ended rank shows later
   }
-}
-
-bool Store::HasHeardFailures(int rank, uint64_t told) {
-  const std::atomic<uint64_t>& heard = failures_heard_[static_cast<size_t>(rank)];
-  if (heard.load(std::memory_order_acquire) >= told) return true;
-  // Rank 0's process has ended in order. Everything sent before has then been received.
-  const std::scoped_lock lock(mutex_);
-  return !ReachesRankZero();
 }
 
 bool Store::HasOthers() const {
@@ -430,46 +389,48 @@ bool Store::HasOthers() const {
                      [](const Connection& connection) { return connection.is_open(); });
 }
 
-void Store::TellCalls() {
+void Store::SendCalls() {
   // The other ranks are compared when their calls come, or compare themselves.
   absl::Status apart = calls_->Check(rank_);
   const std::scoped_lock lock(mutex_);
-  Broken(std::move(apart), rank_);
-  if (!tells_calls_) return;
-  TellOthers(MessageType::kCalls, calls_->Pack(), rank_);
+  SetFailed(apart, rank_);
+  if (!sends_calls_) return;
+  SendToOthers(MessageType::kCalls, calls_->Pack(), rank_);
 }
 
 std::string Store::CompareCalls(std::span<const int> ranks) {
   absl::Status apart = calls_->Check();
   const std::scoped_lock lock(mutex_);
-  Broken(std::move(apart), rank_);
+  SetFailed(apart, rank_);
   return calls_->Describe(ranks);
 }
 
 absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_view mine) {
   // A rank that waits sends its calls, so that the others can compare them.
-  WaitNotice telling({.first_seconds = round.notices.first_seconds / 5,
+  WaitNotice sending({.first_seconds = round.notices.first_seconds / 5,
                       .interval_seconds = round.notices.interval_seconds});
   const WaitPoint::Deadline late = DeadlineAfter(round.timeout_seconds + kRoundGraceSeconds);
   std::unique_lock lock(mutex_);
-  EBB_RETURN_IF_ERROR(failure_);
+  EBB_RETURN_IF_ERROR(status());
   if (rank_ == 0) {
-    Collect(0, round, /*comes=*/true, std::string(mine));
+    Collect(0, round, std::string(mine));
     Wake(wake_);  // there is a deadline now
   } else {
-    TellOthers(MessageType::kBlob, PackRound(round, /*comes=*/true, mine), rank_);
+    const std::string packed =
+        Packer().Add(round.name, round.what, round.timeout_seconds, round.members, mine).Take();
+    SendToOthers(MessageType::kBlob, packed, rank_);
   }
   const auto is_over = [&] {
-    return outcomes_.contains(round.name) || !failure_.ok() || !ReachesRankZero();
+    return outcomes_.contains(round.name) || failure_->is_set() || !ReachesRankZero();
   };
   while (!is_over() && WaitPoint::Clock::now() < late) {
-    if (telling.Take().has_value()) {
+    if (sending.Take().has_value()) {
       lock.unlock();
-      TellCalls();
+      SendCalls();
       lock.lock();
       continue;
     }
-    const WaitPoint::Deadline next = std::min(late, telling.due());
+    const WaitPoint::Deadline next = std::min(late, sending.due());
     if (next == WaitPoint::kNever) {
       changed_.wait(lock, is_over);
     } else {
@@ -480,7 +441,7 @@ absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_vi
   // A failure does not undo a round that all members have come to. The round is older than an
   // outcome that the failure may have caused.
   if (gathered && gathered.mapped().outcome == Gathered::Outcome::kAll) return gathered.mapped();
-  EBB_RETURN_IF_ERROR(failure_);
+  EBB_RETURN_IF_ERROR(status());
   if (gathered) return gathered.mapped();
   return Gathered{
       .outcome = ReachesRankZero() ? Gathered::Outcome::kLate : Gathered::Outcome::kLeft,
@@ -489,55 +450,36 @@ absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_vi
       .absent = {0}};
 }
 
-void Store::LeaveRound(const Round& round) {
-  const std::scoped_lock lock(mutex_);
-  outcomes_.erase(round.name);
-  if (!failure_.ok()) return;
-  if (rank_ == 0) {
-    Collect(0, round, /*comes=*/false, "");
-  } else {
-    TellOthers(MessageType::kBlob, PackRound(round, /*comes=*/false, ""), rank_);
-  }
-}
-
-void Store::Break(const absl::Status& why) {
-  const std::scoped_lock lock(mutex_);
-  Broken(why, rank_);
-}
-
 void Store::Fail(const absl::Status& why) {
-  if (participants_[0].host_name.empty()) return Break(why);  // the ranks are threads
-  Break(absl::Status(why.code(), absl::StrCat(why.message(), " (told by ", Name(rank_), ")")));
-}
-
-absl::Status Store::status() {
   const std::scoped_lock lock(mutex_);
-  return failure_;
+  SetFailed(why, rank_);
 }
 
-void Store::Depart(const std::string& communicator, int size, const Departure& mine) {
-  notices_.Depart(communicator, size, mine);
-  const std::string packed =
-      Packer().Add(communicator, size, mine.rank, mine.name, mine.calls, mine.exchanges).Take();
+void Store::LeaveCommunicator(const std::string& name, int size, const LeftRank& mine) {
   const std::scoped_lock lock(mutex_);
-  TellOthers(MessageType::kDeparture, packed, rank_);
+  NoteLeft(name, size, mine);
+  SendToOthers(MessageType::kLeavesCommunicator,
+               Packer().Add(name, size, mine.name, mine.calls).Take(), rank_);
 }
 
-void Store::FailCommunicator(const std::string& communicator, const absl::Status& why) {
-  failures_told_.fetch_add(1);  // before any thread of this rank can act on it
-  notices_.Of(communicator)->Fail(why);
+void Store::NoteLeft(const std::string& communicator, int size, LeftRank left) {
+  Left& known = left_[communicator];
+  if (known.count == 0) known.first = std::move(left);
+  if (++known.count == size) left_.erase(communicator);
+}
+
+std::optional<LeftRank> Store::FirstToLeave(const std::string& communicator) {
   const std::scoped_lock lock(mutex_);
-  TellOthers(MessageType::kFailure, Packer().Add(communicator, rank_, why).Take(), rank_);
+  const auto left = left_.find(communicator);
+  return left == left_.end() ? std::nullopt : std::optional(left->second.first);
 }
 
-void Store::OnFailure(Heard heard) {
-  absl::Status already;
+void Store::OnFailure(Listener listener) {
   {
     const std::scoped_lock lock(mutex_);
-    already = failure_;
-    if (already.ok() || to_tell_) return listeners_.push_back(std::move(heard));
+    if (!failure_->is_set() || to_report_) return listeners_.push_back(std::move(listener));
   }
-  heard(already);
+  listener(status());
 }
 
 }  // namespace ebb

@@ -3,7 +3,7 @@
 // process.
 //
 //   rank 1 ---+            a rank sends a text     rank 0 sends it to the others
-//   rank 2 ---+--- rank 0  its connection closes   rank 0 tells the others
+//   rank 2 ---+--- rank 0  its connection closes   rank 0 sends it to the others
 //   rank 3 ---+            rank 0's closes         each sees it
 //
 // Rank 0 goes on passing messages on after it has left, until the others have left or its process
@@ -31,9 +31,9 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
-#include "ebb/runtime/comm/rendezvous/notices.h"
 #include "ebb/runtime/comm/rendezvous/participant.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
+#include "ebb/runtime/comm/rendezvous/world_failure.h"
 #include "ebb/runtime/comm/wait_notice.h"
 
 namespace ebb {
@@ -41,30 +41,27 @@ namespace ebb {
 // The process that has started this one.
 struct ParentProcess {
   // Nothing if it has ended already or is not visible.
-  static std::optional<ParentProcess> Find();
+  static std::optional<ParentProcess> Find(std::string name);
 
   int64_t pid = 0;
   Descriptor process;
+  std::string name;  // for messages
+};
+
+// A rank that has left a communicator.
+struct LeftRank {
+  std::string name;    // for messages: "rank 1"
+  uint64_t calls = 0;  // of all ranks together that it has made
 };
 
 class Store {
  public:
-  using Heard = std::function<void(const absl::Status& why)>;
+  using Listener = std::function<void(const absl::Status& why)>;
 
-  // What is watched beside the connections.
-  struct Watched {
-    std::optional<ParentProcess> launcher;  // its end before this world's end is a failure
-    std::string launcher_name;
-    // For the processes of this host: whether a rank had left in order before its process ended.
-    // Null: not watched.
-    std::function<bool(int rank)> ended_in_order;
-    // For ranks that can read each other's records. Null: they send each other their calls, through
-    // the store.
-    std::shared_ptr<CallOrder> calls;
-  };
-  // For ranks that have met. When its last owner lets go, this rank says goodbye.
-  static absl::StatusOr<std::shared_ptr<Store>> Hold(int rank, Rendezvous rendezvous,
-                                                     Watched watched = {});
+  // For ranks that have met. When its last owner lets go, this rank says goodbye. The end of
+  // `launcher` before this world's end is a failure.
+  static absl::StatusOr<std::shared_ptr<Store>> Hold(
+      int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher = std::nullopt);
   // For the ranks of one process, which are threads: a store for each. `calls`: as above, by rank,
   // if there are any.
   static absl::StatusOr<std::vector<std::shared_ptr<Store>>> OfThreads(
@@ -73,7 +70,11 @@ class Store {
   ~Store();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
-  // The thread hears nothing more.
+  // For ranks that share memory. `calls`: with records of all ranks, so they need not send each
+  // other their calls. `ended_in_order`: whether a rank had left before its process ended; null for
+  // threads. Call it before any rank makes calls.
+  void ShareMemory(std::shared_ptr<CallOrder> calls, std::function<bool(int rank)> ended_in_order);
+  // The thread receives nothing more.
   bool has_ended() const { return has_ended_.load(std::memory_order_acquire); }
 
   int rank() const { return rank_; }
@@ -98,63 +99,48 @@ class Store {
   // The outcome is the same on all members, also on those that come after it is settled. An error:
   // the world has failed.
   absl::StatusOr<Gathered> Gather(const Round& round, std::string_view mine);
-  // This rank will not come to that round. Does not wait.
-  void LeaveRound(const Round& round);
 
-  // Reports to all other ranks that this rank has given up, and names it as the reporter; does not
-  // wait for them. The first failure stays. Any thread.
+  // Reports to all other ranks that the world has failed; does not wait for them. The first failure
+  // stays. Any thread.
   void Fail(const absl::Status& why);
-  // The same without the name.
-  void Break(const absl::Status& why);
-  absl::Status status();
-  // Calls `heard`, on any thread, with the first failure of any rank: at once if one has happened
+  absl::Status status() const { return failure_->Get(); }
+  const std::shared_ptr<WorldFailure>& failure() const { return failure_; }
+  // Calls `listener`, on any thread, with the first failure of any rank: at once if one has happened
   // already.
-  void OnFailure(Heard heard);
+  void OnFailure(Listener listener);
   // As WorldBackend's.
   CallOrder* calls() { return participants_.size() > 1 ? calls_.get() : nullptr; }
   // Sends this rank's calls to all others. Fails if the known calls differ.
-  void TellCalls();
+  void SendCalls();
   // The same for the calls that are known here. If they do not differ, returns what `ranks` have
   // called last.
   std::string CompareCalls(std::span<const int> ranks);
 
-  // Whether the world has failed. True before any communicator's notices say so.
-  bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
-
-  // Notices of one communicator (notices.h). A rank that leaves it, or that it has failed on, tells
-  // all other ranks.
-  std::shared_ptr<CommunicatorNotices> NoticesOf(const std::string& communicator) {
-    return notices_.Of(communicator);
-  }
-  void Depart(const std::string& communicator, int size, const Departure& mine);
-  void FailCommunicator(const std::string& communicator, const absl::Status& why);
-  // Messages that go another way may overtake notices. So such a message carries how many failed
-  // communicators its sender has reported before it, and counts once that many reports of the
-  // sender have come, or no more can come.
-  uint64_t failures_told() const { return failures_told_.load(std::memory_order_acquire); }
-  bool HasHeardFailures(int rank, uint64_t told);
+  // Reports to all other ranks that this rank leaves a communicator of `size` ranks. NCCL does not
+  // report it, and a rank that makes more calls than one that has left waits in vain.
+  void LeaveCommunicator(const std::string& name, int size, const LeftRank& mine);
+  // Nothing once all ranks have left it.
+  std::optional<LeftRank> FirstToLeave(const std::string& communicator);
 
  private:
-  // A round at rank 0, until all members have come or left.
+  // A round at rank 0, until all members have come.
   struct Collected {
     std::vector<int> members;
     std::vector<std::optional<std::string>> texts;  // by place
-    size_t here = 0;                                // members that have come or left
+    size_t here = 0;                                // members that have come
     std::string what;
     double timeout_seconds = 0;
     WaitPoint::Deadline due = WaitPoint::kNever;
     std::optional<WaitNotice> notice;
-    std::optional<Gathered> outcome;
-    bool answered = false;  // all members have the answer
+    bool is_settled = false;
   };
 
   Store(int rank, std::vector<Participant> participants, std::vector<Connection> connections,
-        Watched watched);
+        std::optional<ParentProcess> launcher);
   static absl::StatusOr<std::shared_ptr<Store>> Start(std::shared_ptr<Store> store);
   static void Stop(std::shared_ptr<Store> store);
   void Run();
-  void WatchProcesses();
-  void Hear(size_t connection);
+  void ReceiveFrom(size_t connection);
   // The rank at the other end of a connection.
   int RankAt(size_t connection) const { return rank_ == 0 ? static_cast<int>(connection) : 0; }
   std::string Name(int rank) const { return Describe(participants_[static_cast<size_t>(rank)]); }
@@ -162,43 +148,46 @@ class Store {
   // Call it with mutex_ held.
   bool ReachesRankZero() const { return rank_ == 0 || connections_[0].is_open(); }
   bool HasOthers() const;
-  void Understand(int from, Message message);
+  void Handle(int from, Message message);
   bool AreRanks(const std::vector<int>& ranks) const;
-  void Collect(int from, const Round& round, bool comes, std::string text);
+  void Collect(int from, const Round& round, std::string text);
   void Settle(const std::string& name, Collected& round, Gathered::Outcome outcome,
               std::vector<int> absent);
-  void Answer(const std::string& name, Collected& round);
   void LookAtRounds(WaitPoint::Deadline now);
   void Leave(int rank);
-  void Broken(absl::Status why, int reported_by);
+  void SetFailed(const absl::Status& why, int reported_by);
+  void NoteLeft(const std::string& communicator, int size, LeftRank left);
   void Died(int rank, std::string_view how);
-  void TellOthers(MessageType type, std::string_view payload, int except);
+  void SendToOthers(MessageType type, std::string_view payload, int except);
 
   const int rank_;
   const std::vector<Participant> participants_;
   const Descriptor wake_;
-  Watched watched_;
-  std::vector<Descriptor> processes_;  // by rank, for ranks of this host
-  Notices notices_;
-  std::atomic<bool> has_failed_{false}, has_ended_{false};
-  std::atomic<uint64_t> failures_told_{0};
-  std::vector<std::atomic<uint64_t>> failures_heard_;  // by rank
-  const bool tells_calls_;
-  const std::shared_ptr<CallOrder> calls_;
-  std::vector<pollfd> polled_;              // used by the thread
-  std::vector<std::string> calls_to_hear_;  // used by the thread
+  const std::shared_ptr<WorldFailure> failure_ = std::make_shared<WorldFailure>();
+  std::atomic<bool> has_ended_{false};
+  bool sends_calls_ = true;
+  std::shared_ptr<CallOrder> calls_;
+  std::vector<pollfd> polled_;               // used by the thread
+  std::vector<std::string> received_calls_;  // used by the thread
   std::thread thread_;
 
   std::mutex mutex_;  // guards the members below; only the thread receives and closes
   std::condition_variable changed_;
   std::vector<Connection> connections_;
+  std::optional<ParentProcess> launcher_;
+  std::function<bool(int rank)> ended_in_order_;
+  std::vector<Descriptor> processes_;  // by rank, for ranks of this host
   bool stopping_ = false;
-  absl::Status failure_;
-  bool to_tell_ = false;  // failure_ is still to be reported to the listeners
-  std::vector<Heard> listeners_;
+  bool to_report_ = false;  // failure_ is still to be reported to the listeners
+  std::vector<Listener> listeners_;
   std::vector<bool> has_left_;               // by rank
   std::map<std::string, Collected> rounds_;  // rank 0's
   uint64_t settled_ = 0;                     // rounds that are settled
+  struct Left {
+    LeftRank first;
+    int count = 0;
+  };
+  std::map<std::string, Left> left_;  // by communicator, until all of its ranks have left
   std::map<std::string, Gathered>
       outcomes_;  // of rounds that this rank waits for or has not come to yet
 };

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ebb/runtime/comm/rank_errors.h"
-#include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
@@ -23,13 +22,6 @@ int PlaceOf(int rank, const std::vector<int>& ranks) {
   return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
 }
 
-Hosts HostsOf(const StoreGroup& group) {
-  std::vector<Participant> participants;
-  for (const int rank : group.world_ranks())
-    participants.push_back(group.store().participants()[static_cast<size_t>(rank)]);
-  return FindHosts(participants);
-}
-
 }  // namespace
 
 StoreGroup::StoreGroup(std::shared_ptr<Store> store)
@@ -41,54 +33,33 @@ StoreGroup::StoreGroup(std::shared_ptr<Store> store, std::string name, std::vect
       world_ranks_(std::move(world_ranks)),
       rank_(PlaceOf(store_->rank(), world_ranks_)) {}
 
-int StoreGroup::local_rank() const {
-  return PlaceOf(rank_, HostsOf(*this).With(rank_));
-}
-
-int StoreGroup::local_size() const {
-  return static_cast<int>(HostsOf(*this).With(rank_).size());
-}
-
-int StoreGroup::ranks_per_host() const {
-  const Hosts hosts = HostsOf(*this);
-  return hosts.is_even ? hosts.ranks_per_host() : size();
-}
-
-Store::Round StoreGroup::NextRound() const {
-  return {.name = absl::StrCat(name_, ".", rounds_), .members = world_ranks_};
+Store::Round StoreGroup::NextRound() {
+  return {.name = absl::StrCat(name_, ".", rounds_++), .members = world_ranks_};
 }
 
 absl::StatusOr<std::vector<std::string>> StoreGroup::AllGather(std::string_view mine,
                                                                double timeout_seconds) {
   Store::Round round = NextRound();
-  ++rounds_;
   round.timeout_seconds = timeout_seconds;
-  round.what = "to connect the ranks' GPUs";
+  round.what = "to connect the ranks";
   EBB_ASSIGN_OR_RETURN(Store::Gathered gathered, store_->Gather(round, mine));
   if (gathered.outcome == Store::Gathered::Outcome::kAll) return std::move(gathered.texts);
-  constexpr size_t kNamed = 8;
-  std::vector<std::string> names;
-  for (const int rank : gathered.absent) {
-    if (names.size() < kNamed)
-      names.push_back(Describe(store_->participants()[static_cast<size_t>(rank)]));
-  }
-  std::string absent = absl::StrJoin(names, ", ");
-  if (gathered.absent.size() > kNamed)
-    absl::StrAppend(&absent, " and ", gathered.absent.size() - kNamed, " more");
-  store_->Break(gathered.outcome == Store::Gathered::Outcome::kLeft
-                    ? absl::UnavailableError(absl::StrCat(
-                          absent, " has left: its world was destroyed, or its process ends"))
-                    : absl::DeadlineExceededError(absl::StrCat(
-                          "the ranks have waited ", timeout_seconds, " s for ", absent,
-                          ": not there where all ranks tell each other what they need to connect "
-                          "their GPUs")));
+  const std::string absent =
+      absl::StrJoin(gathered.absent, ", ", [this](std::string* out, int rank) {
+        absl::StrAppend(out, Describe(store_->participants()[static_cast<size_t>(rank)]));
+      });
+  store_->Fail(gathered.outcome == Store::Gathered::Outcome::kLeft
+                   ? absl::UnavailableError(absl::StrCat(
+                         absent, " has left: its world was destroyed, or its process ends"))
+                   : absl::DeadlineExceededError(
+                         absl::StrCat("the ranks have waited ", timeout_seconds, " s for ", absent,
+                                      ": not there where all ranks exchange what connects them")));
   return store_->status();
 }
 
 absl::StatusOr<std::shared_ptr<StoreGroup>> StoreGroup::Form(const Proposal& proposal) {
   const CommunicatorOptions& wanted = proposal.options;
   Store::Round round = NextRound();
-  ++rounds_;
   round.timeout_seconds = CreationSeconds(wanted);
   round.notices = wanted.notices;
   round.what = absl::StrCat("to create communicator '", wanted.name, "'");
@@ -99,22 +70,14 @@ absl::StatusOr<std::shared_ptr<StoreGroup>> StoreGroup::Form(const Proposal& pro
     return LeftBeforeCreationStatus(gathered.absent[0], "its communicator or World was destroyed");
   std::vector<Proposal> proposals;
   for (const std::string& packed : gathered.texts) proposals.push_back(UnpackProposal(packed));
-  EBB_ASSIGN_OR_RETURN(const auto groups, FormGroups(world_ranks_, proposals));
-  for (const std::vector<size_t>& members : groups) {
-    if (std::find(members.begin(), members.end(), static_cast<size_t>(rank_)) == members.end())
-      continue;
-    std::vector<int> ranks;
-    for (const size_t member : members) ranks.push_back(world_ranks_[member]);
-    std::string name = absl::StrCat(gathered.number, ":", ranks[0]);
-    auto formed = std::make_shared<StoreGroup>(store_, std::move(name), std::move(ranks));
-    formed->number_ = gathered.number;
-    return formed;
-  }
-  return absl::InternalError("a rank is in none of the groups that it has proposed");
-}
-
-void StoreGroup::Leave() {
-  store_->LeaveRound(NextRound());
+  EBB_ASSIGN_OR_RETURN(const std::vector<size_t> members,
+                       FormGroup(world_ranks_, proposals, static_cast<size_t>(rank_)));
+  std::vector<int> ranks;
+  for (const size_t member : members) ranks.push_back(world_ranks_[member]);
+  std::string name = absl::StrCat(gathered.number, ":", ranks[0]);
+  auto formed = std::make_shared<StoreGroup>(store_, std::move(name), std::move(ranks));
+  formed->number_ = gathered.number;
+  return formed;
 }
 
 }  // namespace ebb

@@ -29,11 +29,6 @@ class StoreGroup {
   // Of a group that Form has made: no other group has it.
   uint64_t number() const { return number_; }
   Store& store() const { return *store_; }
-  const std::shared_ptr<Store>& shared_store() const { return store_; }
-  // As WorldBackend's.
-  int local_rank() const;
-  int local_size() const;
-  int ranks_per_host() const;
 
   // The functions below are collective: all ranks call them in the same order, one thread on each
   // rank.
@@ -44,11 +39,9 @@ class StoreGroup {
 
   // The group that this rank forms with others that propose the same colour.
   absl::StatusOr<std::shared_ptr<StoreGroup>> Form(const Proposal& proposal);
-  // This rank forms no more groups. Does not wait.
-  void Leave();
 
  private:
-  Store::Round NextRound() const;
+  Store::Round NextRound();
 
   const std::shared_ptr<Store> store_;
   const std::string name_;

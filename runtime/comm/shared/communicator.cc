@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/shared_heap.h"
 #include "ebb/runtime/kernels/mover.h"
@@ -31,29 +30,15 @@ SharedCommunicator::~SharedCommunicator() {
   group_.Leave("its communicator was destroyed");
 }
 
-absl::StatusOr<std::unique_ptr<CommunicatorBackend>> SharedCommunicator::Split(
-    int colour, int key, std::string_view name) {
-  EBB_ASSIGN_OR_RETURN(
-      SharedGroup::Place place,
-      group_.Join({.options = group_.options().OfPart(name), .colour = colour, .key = key}));
-  return std::make_unique<SharedCommunicator>(world_, std::move(place));
-}
-
-void SharedCommunicator::Abort(absl::Status why) {
-  world_->NoteFailure(world_->rank());
-  group_.Fail(AbortStatus(group_.options(), world_->rank(), why));
-}
-
 void SharedCommunicator::FailBehindAnother(const Collective& call) {
   group_.FailBehindAnother(Summarise(call));
 }
 
-bool SharedCommunicator::Run(const Collective& call, WaitPoint::Deadline deadline,
+void SharedCommunicator::Run(const Collective& call, WaitPoint::Deadline deadline,
                              ThreadTeam& team) {
-  if (IsPointToPoint(call.kind) ? RunExchange(call, deadline, team) : RunNow(call, deadline, team))
-    return true;
-  group_.AwaitNoReader();
-  return false;
+  if (!(IsPointToPoint(call.kind) ? RunExchange(call, deadline, team)
+                                  : RunNow(call, deadline, team)))
+    group_.AwaitNoReader();
 }
 
 shared::GroupSeat::Call SharedCommunicator::Publish(const Collective& call, uint64_t meeting) {

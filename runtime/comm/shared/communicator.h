@@ -30,13 +30,11 @@ class SharedCommunicator : public TaskCommunicator {
 
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
-  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
-                                                             std::string_view name) override;
   absl::Status status() const override { return group_.status(); }
-  void Abort(absl::Status why) override;
+  void Abort(absl::Status why) override { group_.Abort(why); }
 
  protected:
-  bool Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) override;
+  void Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) override;
   bool failed() override { return group_.failed(); }
   void FailBehindAnother(const Collective& call) override;
 

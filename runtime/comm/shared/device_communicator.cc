@@ -53,17 +53,6 @@ SharedDeviceCommunicator::~SharedDeviceCommunicator() {
   group_.Leave("its communicator was destroyed");
 }
 
-absl::StatusOr<std::unique_ptr<CommunicatorBackend>> SharedDeviceCommunicator::Split(
-    int colour, int key, std::string_view name) {
-  return Create(group_, {.options = group_.options().OfPart(name), .colour = colour, .key = key},
-                device_);
-}
-
-void SharedDeviceCommunicator::Abort(absl::Status why) {
-  world_->NoteFailure(world_->rank());
-  group_.Fail(AbortStatus(group_.options(), world_->rank(), why));
-}
-
 absl::Status SharedDeviceCommunicator::status() const {
   if (!group_.failed()) {
     if (const absl::Status lost = device_.status(); !lost.ok()) FailBecause(lost);
@@ -82,11 +71,7 @@ absl::Status SharedDeviceCommunicator::Enqueue(Stream& stream, const Collective&
   StreamMover mover(device_, *grids_, stream);
   const bool ran = IsPointToPoint(call.kind) ? RunExchange(stream, call, mover)
                                              : RunCollective(stream, call, mover);
-  if (ran) {
-    bytes_moved_.fetch_add(BytesMoved(call, rank(), size()), std::memory_order_relaxed);
-  } else {
-    group_.AwaitNoReader();  // of the spans
-  }
+  if (!ran) group_.AwaitNoReader();  // of the spans
   return absl::OkStatus();
 }
 
@@ -187,9 +172,7 @@ void SharedDeviceCommunicator::WaitForMarks(Stream& stream, size_t mark) {
 }
 
 void SharedDeviceCommunicator::WaitForMark(Stream& stream, int peer, size_t mark) {
-  if (marks_[static_cast<size_t>(peer)]->size() <= mark)
-    return;  // the other rank could not make
-             // it
+  if (marks_[static_cast<size_t>(peer)]->size() <= mark) return;  // its rank could not make it
   stream.Wait(Mark(peer, mark));
   // A failed stream does not wait, so the host does: the other rank may be reading this rank's
   // memory.

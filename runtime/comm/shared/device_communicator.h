@@ -12,10 +12,9 @@
 // owners' again.
 //
 // A call therefore returns only when all ranks have made it, so the ranks' threads make the calls
-// of all their device communicators in one order. bytes_moved() counts a call when it returns.
+// of all their device communicators in one order.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -40,11 +39,8 @@ class SharedDeviceCommunicator : public CommunicatorBackend {
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
   absl::Status Enqueue(Stream& stream, const Collective& call) override;
-  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
-                                                             std::string_view name) override;
   absl::Status status() const override;
-  void Abort(absl::Status why) override;
-  int64_t bytes_moved() const override { return bytes_moved_.load(std::memory_order_relaxed); }
+  void Abort(absl::Status why) override { group_.Abort(why); }
 
  private:
   // A rank's marks. Two are for meetings, in turn: a rank records its mark for the next meeting but
@@ -85,7 +81,6 @@ class SharedDeviceCommunicator : public CommunicatorBackend {
   const std::vector<Marks> marks_;  // by rank; a rank may leave while another waits for its marks
   uint64_t meetings_ = 0;           // of streams
   void* last_stream_ = nullptr;
-  std::atomic<int64_t> bytes_moved_{0};
 };
 
 }  // namespace ebb

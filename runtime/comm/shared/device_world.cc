@@ -1,14 +1,10 @@
 #include "ebb/runtime/comm/shared/device_world.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/communicator.h"
-#include "ebb/runtime/comm/ranks_on_device.h"
 #include "ebb/runtime/comm/shared/device_communicator.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -16,12 +12,15 @@
 namespace ebb {
 namespace {
 
-class SharedDeviceRank : public RanksOnDevice {
+class SharedDeviceRank : public WorldBackend {
  public:
   // `threads`: the ranks' group, that of `ranks` or of a single rank.
   SharedDeviceRank(std::shared_ptr<WorldBackend> ranks, std::shared_ptr<WorldBackend> threads,
                    const Device& device)
-      : RanksOnDevice(std::move(ranks), device), threads_(std::move(threads)) {}
+      : WorldBackend(ranks->me()),
+        ranks_(std::move(ranks)),
+        threads_(std::move(threads)),
+        device_(device) {}
 
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override {
@@ -39,7 +38,9 @@ class SharedDeviceRank : public RanksOnDevice {
   }
 
  private:
+  const std::shared_ptr<WorldBackend> ranks_;  // the world that this one was made from
   const std::shared_ptr<WorldBackend> threads_;
+  const Device device_;
 };
 
 bool NcclSharesDevices() {
@@ -47,18 +48,16 @@ bool NcclSharesDevices() {
   return enabled != nullptr && std::string_view(enabled) == "1";
 }
 
-absl::StatusOr<bool> AllHave(WorldBackend& world, const Device& device) {
-  EBB_ASSIGN_OR_RETURN(std::unique_ptr<CommunicatorBackend> backend,
-                       world.NewCommunicator({.name = "gpu-devices"}));
-  Communicator communicator(std::move(backend));
-  const int32_t mine = device.ordinal();
-  std::vector<int32_t> all(static_cast<size_t>(world.size()));
-  const CollectiveSpan span = {
-      .send = &mine, .receive = all.data(), .count = static_cast<int64_t>(sizeof(mine))};
-  Stream stream = Device::Cpu(1).CallerStream();
-  EBB_RETURN_IF_ERROR(communicator.AllGather(stream, {&span, 1}, DType::kInt8));
-  EBB_RETURN_IF_ERROR(communicator.status());
-  return std::count(all.begin(), all.end(), mine) == world.size();
+absl::StatusOr<bool> AllHave(SharedGroup& threads, const Device& device) {
+  const int mine = device.ordinal();
+  bool all = true;
+  EBB_ASSIGN_OR_RETURN(
+      SharedGroup::Place place,
+      threads.Join({.options = {.name = "gpu-devices"}}, &mine, [&](int, const void* attached) {
+        all = all && *static_cast<const int*>(attached) == mine;
+      }));
+  const SharedGroup formed(threads.world(), std::move(place));  // frees its memory
+  return all;
 }
 
 }  // namespace
@@ -68,7 +67,7 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> ShareDevice(std::shared_ptr<WorldB
   std::shared_ptr<WorldBackend> threads = world->threads() == nullptr ? nullptr : world;
   if (world->size() > 1) {
     if (threads == nullptr || NcclSharesDevices()) return nullptr;
-    EBB_ASSIGN_OR_RETURN(const bool shared, AllHave(*world, device));
+    EBB_ASSIGN_OR_RETURN(const bool shared, AllHave(*threads->threads(), device));
     if (!shared) return nullptr;
   }
   if (world->size() > StreamMover::kInputsMax) {

@@ -11,7 +11,7 @@
 namespace ebb {
 
 // The ranks of `world` on `device`, a CUDA device. Null if they do not share it: they are
-// processes, have different devices, or NCCL was told to connect ranks that share one
+// processes, have different devices, or NCCL is to connect ranks that share one
 // (NCCL_MULTI_RANK_GPU_ENABLE=1). Collective; the same on all ranks.
 absl::StatusOr<std::shared_ptr<WorldBackend>> ShareDevice(std::shared_ptr<WorldBackend> world,
                                                           const Device& device);

@@ -15,8 +15,6 @@ namespace ebb {
 namespace {
 
 using shared::GroupSeat;
-using shared::kCalls;
-using shared::kForming;
 
 // An exchange as one word: its number between the two ranks, the peer, and whether this rank
 // receives.
@@ -24,18 +22,6 @@ constexpr uint64_t kReceives = 1;
 uint64_t Word(uint64_t number, int peer) {
   constexpr int kPeerBits = 21;
   return number << kPeerBits | static_cast<uint64_t>(peer + 1) << 1;
-}
-
-template <size_t kBytes>
-void WriteText(char (&to)[kBytes], absl::string_view text) {
-  const size_t bytes = std::min(text.size(), kBytes - 1);
-  std::copy_n(text.data(), bytes, to);
-  to[bytes] = '\0';
-}
-
-template <size_t kBytes>
-std::string ReadText(const char (&from)[kBytes]) {
-  return std::string(from, strnlen(from, kBytes));
 }
 
 }  // namespace
@@ -66,43 +52,40 @@ std::string SharedGroup::RankName(int rank) const {
   return ebb::RankName(place_.world_ranks, rank);
 }
 
-uint64_t SharedGroup::Arrive(shared::Meetings which) {
-  const uint64_t meeting = mine().arrived[which].load(std::memory_order_relaxed) + 1;
-  mine().arrived[which].store(meeting, std::memory_order_seq_cst);
+uint64_t SharedGroup::Arrive() {
+  const uint64_t meeting = mine().arrived.load(std::memory_order_relaxed) + 1;
+  mine().arrived.store(meeting, std::memory_order_seq_cst);
   const uint64_t all = (meeting + 1) / 2 * static_cast<uint64_t>(size());
-  if (header().arrivals[which].of[meeting % 2].fetch_add(1, std::memory_order_seq_cst) + 1 == all)
-    Wake();
+  if (header().arrivals[meeting % 2].fetch_add(1, std::memory_order_seq_cst) + 1 == all) Wake();
   return meeting;
 }
 
 bool SharedGroup::Await(uint64_t meeting, const CallSummary& call, WaitPoint::Deadline deadline) {
-  return AwaitMeeting(kCalls, meeting, options(), &call, deadline).ok();
+  return AwaitMeeting(meeting, options(), &call, deadline).ok();
 }
 
 // `call` is none when ranks meet to form groups with the options that they propose. Once they have
 // agreed on the options, a failure does not undo the groups.
-absl::Status SharedGroup::AwaitMeeting(shared::Meetings which, uint64_t meeting,
-                                       const CommunicatorOptions& options, const CallSummary* call,
-                                       WaitPoint::Deadline deadline, bool is_agreed) {
-  const std::atomic<uint64_t>& arrivals = header().arrivals[which].of[meeting % 2];
+absl::Status SharedGroup::AwaitMeeting(uint64_t meeting, const CommunicatorOptions& options,
+                                       const CallSummary* call, WaitPoint::Deadline deadline,
+                                       bool is_agreed) {
+  const std::atomic<uint64_t>& arrivals = header().arrivals[meeting % 2];
   const uint64_t all = (meeting + 1) / 2 * static_cast<uint64_t>(size());
   const auto met = [&] { return arrivals.load(std::memory_order_seq_cst) >= all; };
   if (call != nullptr && met()) return absl::OkStatus();
   const auto left = [&] { return header().left.load(std::memory_order_acquire) - 1; };
-  const auto is_over = [&] {
-    return met() || left() >= 0 || (which == kForming && header().broken.is_set());
-  };
+  const auto is_over = [&] { return met() || left() >= 0 || header().broken.is_set(); };
   const auto absent = [&] {
     std::vector<int> ranks;
     for (int rank = 0; rank < size(); ++rank) {
-      if (seat(rank).arrived[which].load() < meeting) ranks.push_back(rank);
+      if (seat(rank).arrived.load() < meeting) ranks.push_back(rank);
     }
     return ranks;
   };
   if (call != nullptr && header().posted.load(std::memory_order_seq_cst) > 0)
     FailIfAwaited(*call, meeting);
   Sleep(is_over, deadline, options.notices,
-        [&](double seconds) { SayWaiting(options, call, absent(), seconds); });
+        [&](double seconds) { LogWait(options, call, absent(), seconds); });
   if (call != nullptr) {
     // A rank that has left had come to this meeting before, or the meeting would not be complete.
     // So that is looked at last.
@@ -122,28 +105,29 @@ absl::Status SharedGroup::AwaitMeeting(shared::Meetings which, uint64_t meeting,
   if (met()) return absl::OkStatus();
   if (const int rank = left(); rank >= 0) {
     world_.NoteFailure(world_rank(rank));
-    return Break(LeftBeforeCreationStatus(world_rank(rank), ReadText(seat(rank).how_left)));
+    return Break(LeftBeforeCreationStatus(world_rank(rank), HowLeft(rank)));
   }
   return Break(LateCreationStatus(options, RankNames(WorldRanksOf(place_.world_ranks, absent()))));
 }
 
 void SharedGroup::Sleep(absl::FunctionRef<bool()> condition, WaitPoint::Deadline deadline,
-                        const NoticeTimes& notices, absl::FunctionRef<void(double seconds)> say) {
+                        const NoticeTimes& notices,
+                        absl::FunctionRef<void(double seconds)> log_wait) {
   const auto begin = WaitPoint::Clock::now();
   const std::chrono::nanoseconds spin = spins_ ? spin_ : std::chrono::nanoseconds(0);
-  AwaitAndSay(
-      point(), [&] { return condition() || failed(); }, deadline, spin, notices, say);
+  AwaitAndLog(
+      point(), [&] { return condition() || failed(); }, deadline, spin, notices, log_wait);
   constexpr std::chrono::nanoseconds kShortest{1000}, kLongest{30'000};
   const bool slept = WaitPoint::Clock::now() - begin > spin;
   spin_ = slept ? std::max(kShortest, spin_ / 2) : std::min(kLongest, spin_ * 2);
 }
 
-void SharedGroup::SayWaiting(const CommunicatorOptions& options, const CallSummary* call,
-                             std::span<const int> absent, double seconds) {
+void SharedGroup::LogWait(const CommunicatorOptions& options, const CallSummary* call,
+                          std::span<const int> absent, double seconds) {
   const std::vector<int> world_ranks = WorldRanksOf(place_.world_ranks, absent);
   const std::string known = world_.CompareCalls(world_ranks);
   const CollectiveKind kind = call != nullptr ? call->kind : CollectiveKind::kBarrier;
-  if (failed() || header().broken.is_set() || absent.empty() || !SpeaksFor(kind, rank(), absent))
+  if (failed() || header().broken.is_set() || absent.empty() || !LogsFor(kind, rank(), absent))
     return;
   LogWaiting(call != nullptr ? RankName(rank()) : absl::StrCat("rank ", world_rank(rank())),
              seconds,
@@ -174,7 +158,7 @@ bool SharedGroup::AwaitPeer(const CallSummary& call, WaitPoint::Deadline deadlin
   const auto has_left = [&] { return seat(peer).has_left.load(std::memory_order_acquire) != 0; };
   Sleep([&] { return condition() || has_left(); }, deadline, options().notices,
         [&](double seconds) {
-          SayWaiting(options(), &call, {&peer, 1}, seconds);
+          LogWait(options(), &call, {&peer, 1}, seconds);
         });
   if (condition()) return true;
   if (failed()) return false;
@@ -188,7 +172,7 @@ bool SharedGroup::Exchange(const GroupSeat::Call& call, WaitPoint::Deadline dead
   const int peer = call.summary.peer;
   const uint64_t number = ++exchanges_[static_cast<size_t>(peer)];
   GroupSeat &own = mine(), &other = seat(peer);
-  const uint64_t met = own.arrived[kCalls].load();
+  const uint64_t met = own.arrived.load();
   own.post = call;
   own.post_meeting = met;
   own.sent.store(0);
@@ -198,7 +182,7 @@ bool SharedGroup::Exchange(const GroupSeat::Call& call, WaitPoint::Deadline dead
   header().posted.fetch_add(1, std::memory_order_seq_cst);
   Wake();
   const auto is_over = [&] { return own.acknowledged.load() == Word(number, peer); };
-  const auto is_at_a_collective = [&] { return other.arrived[kCalls].load() > met; };
+  const auto is_at_a_collective = [&] { return other.arrived.load() > met; };
   uint64_t posted = 0;
   const auto came = [&] {
     posted = other.posted.load();
@@ -278,18 +262,15 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
   std::copy(packed.begin(), packed.end(), own.packed);
   own.bytes = static_cast<uint32_t>(packed.size());
   own.attached = attached;
-  EBB_RETURN_IF_ERROR(AwaitMeeting(kForming, Arrive(kForming), options, nullptr, deadline));
+  EBB_RETURN_IF_ERROR(AwaitMeeting(Arrive(), options, nullptr, deadline));
   std::vector<Proposal> proposals;
   for (int other = 0; other < size(); ++other) {
     const shared::SharedProposal& theirs = seat(other).proposals[half];
     proposals.push_back(UnpackProposal({theirs.packed, theirs.bytes}));
   }
-  EBB_ASSIGN_OR_RETURN(const auto groups, FormGroups(place_.world_ranks, proposals));
   const auto me = static_cast<size_t>(rank());
-  const std::vector<size_t>& members =
-      *std::find_if(groups.begin(), groups.end(), [&](const std::vector<size_t>& group) {
-        return std::find(group.begin(), group.end(), me) != group.end();
-      });
+  EBB_ASSIGN_OR_RETURN(const std::vector<size_t> members,
+                       FormGroup(place_.world_ranks, proposals, me));
   Place place;
   place.options = proposals[me].options;
   place.options.notices = options.notices;
@@ -300,10 +281,8 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
   if (place.rank == 0) {
     const absl::StatusOr<int64_t> offset =
         MakeMemory(place.layout, static_cast<int>(members.size()));
-    GroupSeat::Formed& formed = mine().formed[half];
-    formed.code = static_cast<int32_t>(offset.status().code());
-    WriteText(formed.message, offset.status().message());
-    formed.offset = offset.value_or(0);
+    if (!offset.ok()) Break(offset.status()).IgnoreError();
+    mine().formed[half] = offset.value_or(-1);
   }
   {
     const Reading reading(*this);
@@ -311,16 +290,14 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
     for (size_t i = 0; i < members.size(); ++i)
       see(static_cast<int>(i), seat(static_cast<int>(members[i])).proposals[half].attached);
   }
-  if (const absl::Status met = AwaitMeeting(kForming, Arrive(kForming), options, nullptr, deadline,
+  if (const absl::Status met = AwaitMeeting(Arrive(), options, nullptr, deadline,
                                             /*is_agreed=*/true);
       !met.ok()) {
     AwaitNoReader();  // so no rank reads the attached object
     return met;
   }
-  const GroupSeat::Formed& formed = seat(static_cast<int>(members[0])).formed[half];
-  if (formed.code != 0)
-    return absl::Status(static_cast<absl::StatusCode>(formed.code), ReadText(formed.message));
-  place.offset = formed.offset;
+  place.offset = seat(static_cast<int>(members[0])).formed[half];
+  if (place.offset < 0) return header().broken.Get();
   absl::StatusOr<Mapping> memory = world_.Map(place.offset, place.layout.bytes());
   if (!memory.ok()) return Break(memory.status());
   place.memory = *std::move(memory);
@@ -359,6 +336,11 @@ void SharedGroup::Fail(const absl::Status& why) {
   Wake();
 }
 
+void SharedGroup::Abort(const absl::Status& why) {
+  world_.NoteFailure(world_.rank());
+  Fail(AbortStatus(options(), world_.rank(), why));
+}
+
 void SharedGroup::FailBehindAnother(const CallSummary& call) {
   Fail(LateStatus(options(), RankName(rank()), call, "the operation that it had called before"));
 }
@@ -368,9 +350,13 @@ void SharedGroup::FailMismatch(int first, const CallSummary& first_call, int sec
   Fail(MismatchStatus(options(), RankName(first), first_call, RankName(second), second_call));
 }
 
+std::string SharedGroup::HowLeft(int rank) const {
+  return std::string(seat(rank).how_left, strnlen(seat(rank).how_left, shared::kReasonBytesMax));
+}
+
 bool SharedGroup::FailBecauseLeft(int rank) {
   world_.NoteFailure(world_rank(rank));
-  Fail(LeftStatus(options(), RankName(rank), ReadText(seat(rank).how_left)));
+  Fail(LeftStatus(options(), RankName(rank), HowLeft(rank)));
   return false;
 }
 
@@ -378,7 +364,7 @@ void SharedGroup::Leave(const std::string& how) {
   {
     const std::scoped_lock lock(mutex_);
     if (mine().has_left.load() != 0) return;
-    WriteText(mine().how_left, how);
+    how.copy(mine().how_left, shared::kReasonBytesMax - 1);  // zeros follow
     mine().has_left.store(1, std::memory_order_seq_cst);
   }
   int32_t none = 0;

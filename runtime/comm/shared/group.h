@@ -1,8 +1,8 @@
-// One rank's view of a communicator between ranks that share memory: which call each rank has come
-// to, the first failure, and how groups are formed from it.
+// One rank's view of a group of ranks that share memory: which call each rank has come to, and the
+// first failure. The group is a communicator, or a world in which communicators are formed.
 //
-// An operation is a few meetings. At a meeting each rank publishes its call and arrives; after the
-// meeting it knows all ranks' calls. A meeting costs each rank one atomic increment, and the last
+// An operation is a few meetings, and so is forming a group. At a meeting each rank publishes its
+// call or proposal and arrives; after the meeting it knows those of all ranks. A meeting costs each rank one atomic increment, and the last
 // rank to come one system call. Failing and leaving end the waits for every meeting that is not
 // complete.
 #pragma once
@@ -73,8 +73,8 @@ class SharedGroup {
 
   // The meeting that this rank comes to next, and coming to it. A rank comes to at most one more
   // meeting before it waits.
-  uint64_t next() const { return mine().arrived[shared::kCalls].load() + 1; }
-  uint64_t Arrive(shared::Meetings which = shared::kCalls);
+  uint64_t next() const { return mine().arrived.load() + 1; }
+  uint64_t Arrive();
   // Waits until all have come. False: the communicator has failed, by this call if a rank has left
   // or is late.
   bool Await(uint64_t meeting, const CallSummary& call, WaitPoint::Deadline deadline);
@@ -112,8 +112,8 @@ class SharedGroup {
   // Call it after a failure: waits until no thread is reading.
   void AwaitNoReader();
 
-  // The communicator that this rank forms with other ranks of this one. All ranks call it in the
-  // same order. Threads may attach an object, and see the members' objects, by rank, while these
+  // The group that this rank forms with other ranks of this world. All ranks call it in the same
+  // order. Threads may attach an object, and see the members' objects, by rank, while these
   // certainly exist.
   absl::StatusOr<Place> Join(
       const Proposal& proposal, const void* attached = nullptr,
@@ -123,24 +123,27 @@ class SharedGroup {
   absl::Status status() const;
   // The first failure stays.
   void Fail(const absl::Status& why);
+  // This rank has decided to fail it.
+  void Abort(const absl::Status& why);
   // As TaskCommunicator's.
   void FailBehindAnother(const CallSummary& call);
   // This rank makes no more calls.
   void Leave(const std::string& how);
 
  private:
-  absl::Status AwaitMeeting(shared::Meetings which, uint64_t meeting,
-                            const CommunicatorOptions& options, const CallSummary* call,
-                            WaitPoint::Deadline deadline, bool is_agreed = false);
-  // Waits until `condition()` or a failure. `say`: called with the seconds, when the log is to
+  absl::Status AwaitMeeting(uint64_t meeting, const CommunicatorOptions& options,
+                            const CallSummary* call, WaitPoint::Deadline deadline,
+                            bool is_agreed = false);
+  // Waits until `condition()` or a failure. `log_wait`: called with the seconds, when the log is to
   // report the wait.
   void Sleep(absl::FunctionRef<bool()> condition, WaitPoint::Deadline deadline,
-             const NoticeTimes& notices, absl::FunctionRef<void(double seconds)> say);
-  void SayWaiting(const CommunicatorOptions& options, const CallSummary* call,
-                  std::span<const int> absent, double seconds);
+             const NoticeTimes& notices, absl::FunctionRef<void(double seconds)> log_wait);
+  void LogWait(const CommunicatorOptions& options, const CallSummary* call,
+               std::span<const int> absent, double seconds);
   void FailLate(const CallSummary& call, std::span<const int> absent);
   void FailIfAwaited(const CallSummary& call, uint64_t meeting);
   bool FailBecauseLeft(int rank);
+  std::string HowLeft(int rank) const;
   void FailMismatch(int first, const CallSummary& first_call, int second,
                     const CallSummary& second_call);
   absl::Status Break(const absl::Status& why);

@@ -41,19 +41,12 @@ struct WorldHeader {
   SharedStatus failure;              // of all communicators
   std::atomic<int64_t> next_offset;  // in the file: where the next communicator's memory begins
   std::atomic<uint32_t> next_point;
-  std::atomic<uint32_t> failures;  // ranks that have failed
 };
 
 struct alignas(64) RankPlace {
   CallRecord calls;
   std::atomic<uint32_t> ended;  // its process may end now, which is no failure
-  std::atomic<uint32_t>
-      failed_as;  // its number among the ranks that have failed, from 1; 0: it has not failed
 };
-
-// Why ranks of a communicator meet: for the operations that they call, or to form others.
-enum Meetings : uint8_t { kCalls, kForming };
-inline constexpr int kMeetings = 2;
 
 struct GroupHeader {
   SharedStatus failure;
@@ -64,9 +57,7 @@ struct GroupHeader {
   std::atomic<int32_t> readers;  // threads that read others' memory
   std::atomic<int32_t> left;     // 1 + the rank that left first
   // A rank may be one meeting ahead of another, so even and odd meetings have a count each.
-  struct alignas(64) Arrivals {
-    std::atomic<uint64_t> of[2];
-  } arrivals[kMeetings];
+  alignas(64) std::atomic<uint64_t> arrivals[2];
 };
 
 struct SharedProposal {
@@ -76,7 +67,7 @@ struct SharedProposal {
 };
 
 struct alignas(64) GroupSeat {
-  std::atomic<uint64_t> arrived[kMeetings];  // meetings that the rank has come to
+  std::atomic<uint64_t> arrived;  // meetings that the rank has come to
   std::atomic<uint32_t> has_left;
   char how_left[kReasonBytesMax];
 
@@ -99,11 +90,7 @@ struct alignas(64) GroupSeat {
 
   // Proposals for forming others, in odd and even rounds.
   SharedProposal proposals[2];
-  struct Formed {
-    int64_t offset;  // the memory of the group in which this rank is the first
-    int32_t code;    // or an error: there is none
-    char message[256];
-  } formed[2];
+  int64_t formed[2];  // the memory of the group in which this rank is the first; -1: there is none
 };
 
 // The offsets of a communicator's parts, for `ranks` ranks.

@@ -4,12 +4,15 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/rendezvous/connection.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cpu/shared_heap.h"
+#include "ebb/runtime/trace/log.h"
 
 namespace ebb {
 namespace {
@@ -92,12 +95,16 @@ absl::StatusOr<Mapping> SharedFile::Map(int64_t offset, int64_t bytes) const {
 }
 
 namespace shared {
+namespace {
 
+// What other processes need to open this process's `file`.
 std::string PackFile(int file) {
   const Identity identity = IdentityOf(file);
   return Packer().Add(file, identity.device, identity.inode).Take();
 }
 
+// The file that `owner` has packed. Not open if a container hides processes from each other, or
+// `owner`'s process id belongs to another process here.
 Descriptor OpenPeerFile(const Participant& owner, std::string_view packed, int flags) {
   int number = 0;
   Identity identity;
@@ -106,6 +113,123 @@ Descriptor OpenPeerFile(const Participant& owner, std::string_view packed, int f
   Descriptor file(open(path.c_str(), flags | O_CLOEXEC));
   if (!file.is_open() || IdentityOf(file.get()) != identity) return Descriptor();
   return file;
+}
+
+using Fill = absl::FunctionRef<absl::Status(SharedFile& file)>;
+
+// If one rank fails, all ranks learn it here, before they wait for it.
+template <class T>
+absl::StatusOr<T> OrFail(StoreGroup& ranks, absl::StatusOr<T> result) {
+  if (!result.ok()) ranks.store().Fail(result.status());
+  return result;
+}
+
+absl::StatusOr<SharedFile> Filled(absl::StatusOr<SharedFile> file, Fill fill) {
+  EBB_RETURN_IF_ERROR(file.status());
+  EBB_RETURN_IF_ERROR(fill(*file));
+  return file;
+}
+
+// Nothing, on all ranks, if one of them cannot open it.
+absl::StatusOr<std::optional<SharedFile>> ShareNameless(StoreGroup& ranks, double timeout_seconds,
+                                                        Fill fill) {
+  std::optional<SharedFile> file;
+  if (ranks.rank() == 0) file = SharedFile::CreateNameless();
+  if (file.has_value()) {
+    EBB_ASSIGN_OR_RETURN(file, OrFail(ranks, Filled(*std::move(file), fill)));
+  }
+  EBB_ASSIGN_OR_RETURN(
+      const std::vector<std::string> packed,
+      ranks.AllGather(file.has_value() ? PackFile(file->descriptor()) : "", timeout_seconds));
+  if (ranks.rank() != 0) {
+    Descriptor opened = OpenPeerFile(ranks.store().participants()[0], packed[0], O_RDWR);
+    if (opened.is_open()) file = SharedFile(std::move(opened));
+  }
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> open,
+                       ranks.AllGather(file.has_value() ? "open" : "not open", timeout_seconds));
+  if (std::count(open.begin(), open.end(), "open") < static_cast<int64_t>(open.size()))
+    file.reset();
+  return file;
+}
+
+absl::StatusOr<SharedFile> OpenAs(const Participant& me, const std::string& name) {
+  absl::StatusOr<SharedFile> file = SharedFile::Open(name);
+  if (file.ok()) return file;
+  return absl::Status(file.status().code(),
+                      absl::StrCat(Describe(me), ": ", file.status().message()));
+}
+
+absl::StatusOr<SharedFile> ShareNamed(StoreGroup& ranks, double timeout_seconds, Fill fill,
+                                      const std::string& name) {
+  absl::StatusOr<SharedFile> file = absl::UnknownError("not tried");
+  if (ranks.rank() == 0) {
+    file = OrFail(ranks, Filled(SharedFile::Create(name), fill));
+    EBB_RETURN_IF_ERROR(file.status());
+  }
+  EBB_RETURN_IF_ERROR(ranks.AllGather("", timeout_seconds).status());
+  if (ranks.rank() != 0) {
+    const Participant& me = ranks.store().participants()[static_cast<size_t>(ranks.rank())];
+    file = OrFail(ranks, OpenAs(me, name));
+    EBB_RETURN_IF_ERROR(file.status());
+  }
+  EBB_RETURN_IF_ERROR(ranks.AllGather("", timeout_seconds).status());
+  return file;
+}
+
+// Not mapped if the owner has no heap, or this process may not open it.
+Mapping MapMemoryOf(const Participant& owner, std::string_view packed) {
+  size_t bytes = 0;
+  std::string packed_file;
+  if (!Unpacker(packed).Read(bytes, packed_file)) return Mapping();
+  const Descriptor file = OpenPeerFile(owner, packed_file, O_RDONLY);
+  if (!file.is_open()) return Mapping();
+  void* const data = mmap(nullptr, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, file.get(), 0);
+  if (data == MAP_FAILED) return Mapping();
+  madvise(data, bytes, MADV_DONTFORK);
+  return Mapping(static_cast<std::byte*>(data), bytes);
+}
+
+}  // namespace
+
+std::string SharedFileName(const Rendezvous& rendezvous) {
+  return absl::StrCat("ebb-", rendezvous.participants()[0].pid, "-",
+                      absl::Hex(rendezvous.nonce(), absl::kZeroPad16));
+}
+
+absl::StatusOr<SharedFile> ShareFile(StoreGroup& ranks, const std::string& name,
+                                     double timeout_seconds, Fill fill) {
+  EBB_ASSIGN_OR_RETURN(std::optional<SharedFile> nameless,
+                       ShareNameless(ranks, timeout_seconds, fill));
+  if (nameless.has_value()) return *std::move(nameless);
+  absl::StatusOr<SharedFile> file = ShareNamed(ranks, timeout_seconds, fill, name);
+  // Every rank removes the name, on every path, because its maker may have been killed.
+  SharedFile::RemoveName(name);
+  return file;
+}
+
+absl::StatusOr<std::vector<Mapping>> MapPeerMemory(StoreGroup& ranks, double timeout_seconds) {
+  const SharedHeap* const mine = SharedHeap::Install();
+  Packer packer;
+  if (mine != nullptr) packer.Add(mine->bytes(), PackFile(mine->file()));
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> packed,
+                       ranks.AllGather(packer.Take(), timeout_seconds));
+  std::vector<Mapping> memories(packed.size());
+  bool all_mapped = true;
+  for (size_t other = 0; other < packed.size(); ++other) {
+    if (static_cast<int>(other) == ranks.rank()) continue;
+    memories[other] = MapMemoryOf(ranks.store().participants()[other], packed[other]);
+    all_mapped = all_mapped && memories[other].data() != nullptr;
+  }
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> mapped,
+                       ranks.AllGather(all_mapped ? "all" : "not all", timeout_seconds));
+  const auto missing = std::find(mapped.begin(), mapped.end(), "not all");
+  if (missing == mapped.end()) return memories;
+  if (ranks.rank() == 0) {
+    LogInfo(absl::StrCat("rank ", missing - mapped.begin(),
+                         " cannot map the buffers of the other ranks; large operations are staged, "
+                         "which is slower"));
+  }
+  return std::vector<Mapping>();
 }
 
 }  // namespace shared

@@ -1,5 +1,6 @@
-// A file that exists in memory only. Processes map it to share its pages. It has no name, or a name
-// that is removed once all have opened it. Pages that are added later need no name.
+// What the processes of a host open of each other: the file of pages that all share, which rank 0
+// makes, and the heap of each. Another process opens a file without a name from the open files of
+// its owner, so nothing of it stays behind, whichever process is killed.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +9,14 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/comm/rendezvous/participant.h"
+#include "ebb/runtime/comm/rendezvous/rendezvous.h"
 #include "ebb/runtime/comm/rendezvous/socket.h"
+#include "ebb/runtime/comm/rendezvous/store_group.h"
 
 namespace ebb {
 
@@ -40,6 +44,8 @@ class Mapping {
   size_t bytes_ = 0;
 };
 
+// A file that exists in memory only. Processes map it to share its pages. It has no name, or a name
+// that is removed once all have opened it. Pages that are added later need no name.
 class SharedFile {
  public:
   explicit SharedFile(Descriptor file) : file_(std::move(file)) {}
@@ -62,16 +68,22 @@ class SharedFile {
   Descriptor file_;
 };
 
-// Another process of this host opens a file without a name from the open files of its owner.
-// Nothing of the file stays behind, whichever process is killed.
 namespace shared {
 
-// What other processes need to open this process's `file`.
-std::string PackFile(int file);
+// Rank 0's file, after `fill` has run on it there, open on all ranks. It has no name, so that no
+// file stays behind even if all ranks are killed. If ranks may not look into each other's processes
+// it has this name while this function runs. Every rank calls it.
+absl::StatusOr<SharedFile> ShareFile(StoreGroup& ranks, const std::string& name,
+                                     double timeout_seconds,
+                                     absl::FunctionRef<absl::Status(SharedFile& file)> fill);
 
-// The file that `owner` has packed. Not open if a container hides processes from each other, or
-// `owner`'s process id belongs to another process here.
-Descriptor OpenPeerFile(const Participant& owner, std::string_view packed, int flags);
+// The name that the file then has.
+std::string SharedFileName(const Rendezvous& rendezvous);
+
+// Installs this process's shared heap and maps the heaps of all other ranks for reading, by rank.
+// The same on all ranks: empty if one of them cannot map, for example because a container hides
+// processes from each other. Operations are then staged. Every rank calls it.
+absl::StatusOr<std::vector<Mapping>> MapPeerMemory(StoreGroup& ranks, double timeout_seconds);
 
 }  // namespace shared
 

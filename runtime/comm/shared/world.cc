@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <map>
 #include <new>
 #include <numeric>
 #include <utility>
@@ -12,7 +11,6 @@
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/shared/communicator.h"
-#include "ebb/runtime/comm/shared/share_file.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/core_share.h"
 
@@ -72,55 +70,42 @@ Mapping NewPages(int64_t bytes) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<SharedWorld>> SharedWorld::Form(
-    int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher,
-    std::string launcher_name) {
-  const std::vector<Participant>& participants = rendezvous.participants();
-  EBB_RETURN_IF_ERROR(CheckOneHost(participants));
-  const int ranks = static_cast<int>(participants.size());
-  EBB_ASSIGN_OR_RETURN(SharedFile file, shared::ShareFile(rank, rendezvous, [&](SharedFile& made) {
-                         return FillFile(made, ranks);
+    int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher) {
+  EBB_RETURN_IF_ERROR(CheckOneHost(rendezvous.participants()));
+  const std::string file_name = shared::SharedFileName(rendezvous);
+  const double seconds = rendezvous.timeout_seconds();
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<Store> store,
+                       Store::Hold(rank, std::move(rendezvous), std::move(launcher)));
+  StoreGroup ranks(store);
+  EBB_ASSIGN_OR_RETURN(SharedFile file,
+                       shared::ShareFile(ranks, file_name, seconds, [&](SharedFile& made) {
+                         return FillFile(made, ranks.size());
                        }));
-  EBB_ASSIGN_OR_RETURN(Mapping memory, file.Map(0, shared::WorldLayout(ranks).bytes));
-  EBB_ASSIGN_OR_RETURN(std::vector<Mapping> peer_memory, shared::MapPeerMemory(rank, rendezvous));
-  CoreShare::SetForProcess(Sharers(participants, rank));
-  std::shared_ptr<SharedWorld> world(
-      new SharedWorld(rank, ranks, std::move(file), std::move(memory), std::move(peer_memory)));
-  const auto weak = std::weak_ptr(world);
-  Store::Watched watched = {.launcher = std::move(launcher),
-                            .launcher_name = std::move(launcher_name),
-                            .ended_in_order =
-                                [weak](int ended) {
-                                  const auto alive = weak.lock();
-                                  return alive == nullptr || alive->place(ended).ended.load() != 0;
-                                },
-                            .calls = world->calls_};
-  EBB_ASSIGN_OR_RETURN(world->store_, Store::Hold(rank, std::move(rendezvous), std::move(watched)));
+  EBB_ASSIGN_OR_RETURN(Mapping memory, file.Map(0, shared::WorldLayout(ranks.size()).bytes));
+  EBB_ASSIGN_OR_RETURN(std::vector<Mapping> peer_memory, shared::MapPeerMemory(ranks, seconds));
+  CoreShare::SetForProcess(Sharers(store->participants(), rank));
+  const auto world = std::make_shared<SharedWorld>(
+      rank, ranks.size(),
+      Parts{.file = std::move(file),
+            .memory = std::make_shared<const Mapping>(std::move(memory)),
+            .peer_memory = std::move(peer_memory)});
+  store->ShareMemory(world->calls_, [weak = std::weak_ptr(world)](int ended) {
+    const auto alive = weak.lock();
+    return alive == nullptr || alive->place(ended).ended.load() != 0;
+  });
+  world->store_ = std::move(store);
   world->ListenTo(*world->store_);
   return world;
 }
 
-SharedWorld::SharedWorld(int rank, int size, std::shared_ptr<const Mapping> memory,
-                         std::shared_ptr<ThreadStores> stores)
+SharedWorld::SharedWorld(int rank, int size, Parts parts)
     : rank_(rank),
       size_(size),
       layout_(size),
-      memory_(std::move(memory)),
-      thread_stores_(std::move(stores)) {
-  SetUp();
-}
-
-SharedWorld::SharedWorld(int rank, int size, SharedFile file, Mapping memory,
-                         std::vector<Mapping> peer_memory)
-    : rank_(rank),
-      size_(size),
-      layout_(size),
-      file_(std::move(file)),
-      memory_(std::make_shared<const Mapping>(std::move(memory))),
-      peer_memory_(std::move(peer_memory)) {
-  SetUp();
-}
-
-void SharedWorld::SetUp() {
+      file_(std::move(parts.file)),
+      memory_(std::move(parts.memory)),
+      peer_memory_(std::move(parts.peer_memory)),
+      threads_(std::move(parts.threads)) {
   std::vector<CallRecord*> records;
   for (int other = 0; other < size_; ++other) records.push_back(&place(other).calls);
   // The records are in memory that they own, because a store may use them for longer than the world
@@ -129,7 +114,7 @@ void SharedWorld::SetUp() {
                                       [memory = memory_](CallOrder* calls) { delete calls; });
   SharedGroup::Place all;
   all.options.name = "world";
-  all.path = "world";
+  all.path = "ranks";  // "world" is the group that has formed it
   all.world_ranks.resize(static_cast<size_t>(size_));
   all.rank = rank_;
   all.offset = layout_.all;
@@ -184,10 +169,10 @@ void SharedWorld::Fail(const absl::Status& why) {
   SetFailed(why);
   std::shared_ptr<Store> store = store_;
   if (is_threads()) {
-    const std::scoped_lock lock(thread_stores_->mutex);
-    if (thread_stores_->made) store = thread_stores_->stores[static_cast<size_t>(rank_)];
+    const std::scoped_lock lock(threads_->mutex);
+    if (threads_->has_stores) store = threads_->stores[static_cast<size_t>(rank_)];
   }
-  if (store != nullptr) store->Break(status());
+  if (store != nullptr) store->Fail(status());
 }
 
 void SharedWorld::ListenTo(Store& store) {
@@ -202,13 +187,13 @@ absl::StatusOr<std::shared_ptr<Store>> SharedWorld::store() {
   std::shared_ptr<Store> mine;
   std::vector<std::shared_ptr<Store>> of_ranks_that_left;  // they wait for their threads
   {
-    const std::scoped_lock lock(thread_stores_->mutex);
-    std::vector<std::shared_ptr<Store>>& stores = thread_stores_->stores;
-    if (!thread_stores_->made) {
-      EBB_ASSIGN_OR_RETURN(stores, Store::OfThreads(size_, thread_stores_->calls));
-      thread_stores_->made = true;
+    const std::scoped_lock lock(threads_->mutex);
+    std::vector<std::shared_ptr<Store>>& stores = threads_->stores;
+    if (!threads_->has_stores) {
+      EBB_ASSIGN_OR_RETURN(stores, Store::OfThreads(size_, threads_->calls));
+      threads_->has_stores = true;
       for (size_t rank = 0; rank < stores.size(); ++rank) {
-        if (thread_stores_->has_left[rank])
+        if (threads_->has_left[rank])
           of_ranks_that_left.push_back(std::exchange(stores[rank], nullptr));
       }
     }
@@ -216,22 +201,23 @@ absl::StatusOr<std::shared_ptr<Store>> SharedWorld::store() {
   }
   if (mine == nullptr) return absl::FailedPreconditionError("this rank has left its world");
   if (!std::exchange(listens_, true)) ListenTo(*mine);
-  if (failed()) mine->Break(status());
+  if (failed()) mine->Fail(status());
   return mine;
 }
 
 void SharedWorld::NoteFailure(int rank) {
-  uint32_t none = 0;
-  if (place(rank).failed_as.load() == none)
-    place(rank).failed_as.compare_exchange_strong(none, header().failures.fetch_add(1) + 1);
+  if (!is_threads()) return;
+  const std::scoped_lock lock(threads_->mutex);
+  std::vector<int>& failures = threads_->failures;
+  if (std::find(failures.begin(), failures.end(), rank) == failures.end()) failures.push_back(rank);
 }
 
 void SharedWorld::Leave(const std::string& how) {
   if (is_threads()) {
     std::shared_ptr<Store> store;  // its destructor waits for its thread
-    const std::scoped_lock lock(thread_stores_->mutex);
-    thread_stores_->has_left[static_cast<size_t>(rank_)] = true;
-    if (thread_stores_->made) store.swap(thread_stores_->stores[static_cast<size_t>(rank_)]);
+    const std::scoped_lock lock(threads_->mutex);
+    threads_->has_left[static_cast<size_t>(rank_)] = true;
+    if (threads_->has_stores) store.swap(threads_->stores[static_cast<size_t>(rank_)]);
   }
   const std::scoped_lock lock(groups_mutex_);
   for (SharedGroup* const group : groups_) group->Leave(how);
@@ -251,22 +237,16 @@ ThreadWorld::ThreadWorld(int size) {
   const auto memory = std::make_shared<const Mapping>(NewPages(shared::WorldLayout(size).bytes));
   if (memory->data() == nullptr) throw std::bad_alloc();
   MakeWorld(*memory, size, WaitPoint::Scope::kThreads);
-  const auto stores = std::make_shared<SharedWorld::ThreadStores>();
-  stores->has_left.resize(static_cast<size_t>(size));
+  threads_->has_left.resize(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank)
-    ranks_.push_back(std::make_shared<SharedWorld>(rank, size, memory, stores));
-  for (const auto& rank : ranks_) stores->calls.push_back(rank->shared_calls());
+    ranks_.push_back(std::make_shared<SharedWorld>(
+        rank, size, SharedWorld::Parts{.memory = memory, .threads = threads_}));
+  for (const auto& rank : ranks_) threads_->calls.push_back(rank->shared_calls());
 }
 
 std::vector<int> ThreadWorld::failures() const {
-  std::map<uint32_t, int> order;
-  for (const auto& world : ranks_) {
-    if (const uint32_t failed_as = world->place(world->rank()).failed_as.load(); failed_as != 0)
-      order.emplace(failed_as, world->rank());
-  }
-  std::vector<int> ranks;
-  for (const auto& [failed_as, rank] : order) ranks.push_back(rank);
-  return ranks;
+  const std::scoped_lock lock(threads_->mutex);
+  return threads_->failures;
 }
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> SharedRank::NewCommunicator(

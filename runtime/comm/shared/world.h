@@ -32,19 +32,25 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   // For processes that have met. kUnimplemented: the ranks are on several hosts, which the message
   // names.
   static absl::StatusOr<std::shared_ptr<SharedWorld>> Form(
-      int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher = std::nullopt,
-      std::string launcher_name = "");
-  // The stores of ranks that are threads. Only GPUs need them: the first call makes all.
-  struct ThreadStores {
+      int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher = std::nullopt);
+  // What ranks that are threads share beside memory. Only GPUs need the stores: the first call makes
+  // all.
+  struct Threads {
     std::mutex mutex;
-    bool made = false;
+    std::vector<int> failures;  // ranks in the order in which they first failed
+    bool has_stores = false;
     std::vector<std::shared_ptr<Store>> stores;  // by rank; null if that rank has left
     std::vector<bool> has_left;
     std::vector<std::shared_ptr<CallOrder>> calls;
   };
-  // For threads, in `memory` (ThreadWorld).
-  SharedWorld(int rank, int size, std::shared_ptr<const Mapping> memory,
-              std::shared_ptr<ThreadStores> stores);
+  // What the ranks have made together: the file if they are processes, otherwise the threads.
+  struct Parts {
+    std::optional<SharedFile> file = std::nullopt;
+    std::shared_ptr<const Mapping> memory;
+    std::vector<Mapping> peer_memory = {};  // by rank; none if not all could be mapped
+    std::shared_ptr<Threads> threads = nullptr;
+  };
+  SharedWorld(int rank, int size, Parts parts);
   ~SharedWorld();
 
   int rank() const { return rank_; }
@@ -86,7 +92,8 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   absl::Status status() const { return header().failure.Get(); }
   // This rank gives up. The first failure stays.
   void Fail(const absl::Status& why);
-  // `rank` has failed, aborted, returned an error, or made another rank fail by leaving.
+  // For threads: `rank` has failed, aborted, returned an error, or made another rank fail by
+  // leaving.
   void NoteFailure(int rank);
   // This rank makes no more calls, on any communicator.
   void Leave(const std::string& how);
@@ -95,9 +102,6 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   void Remove(SharedGroup& group);
 
  private:
-  SharedWorld(int rank, int size, SharedFile file, Mapping memory,
-              std::vector<Mapping> peer_memory);
-  void SetUp();
   void SetFailed(const absl::Status& why);
   void ListenTo(Store& store);
   shared::WorldHeader& header() const {
@@ -108,13 +112,13 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   const shared::WorldLayout layout_;
   std::optional<SharedFile> file_;
   const std::shared_ptr<const Mapping> memory_;
-  const std::vector<Mapping> peer_memory_;  // by rank; none if not all could be mapped
+  const std::vector<Mapping> peer_memory_;
   std::shared_ptr<CallOrder> calls_;
   std::mutex groups_mutex_;
   std::vector<SharedGroup*> groups_;
   std::unique_ptr<SharedGroup> all_;
   std::shared_ptr<Store> store_;  // for processes
-  const std::shared_ptr<ThreadStores> thread_stores_;
+  const std::shared_ptr<Threads> threads_;
   bool listens_ = false;  // to the store of this thread
 };
 
@@ -130,6 +134,7 @@ class ThreadWorld {
   std::vector<int> failures() const;
 
  private:
+  const std::shared_ptr<SharedWorld::Threads> threads_ = std::make_shared<SharedWorld::Threads>();
   std::vector<std::shared_ptr<SharedWorld>> ranks_;
 };
 
@@ -137,10 +142,13 @@ class ThreadWorld {
 class SharedRank : public WorldBackend {
  public:
   explicit SharedRank(std::shared_ptr<SharedWorld> world)
-      : world_(std::move(world)), group_(world_->all()) {}
+      : WorldBackend(OnOneHost(world->rank(), world->size())),
+        world_(std::move(world)),
+        group_(world_->all()) {}
   // For a part of it.
   SharedRank(std::shared_ptr<SharedWorld> world, SharedGroup::Place part)
-      : world_(std::move(world)),
+      : WorldBackend(OnOneHost(part.rank, static_cast<int>(part.world_ranks.size()))),
+        world_(std::move(world)),
         part_(std::make_unique<SharedGroup>(*world_, std::move(part))),
         group_(*part_) {}
   SharedRank(const std::shared_ptr<ThreadWorld>& threads, int rank)
@@ -148,11 +156,6 @@ class SharedRank : public WorldBackend {
   // Communicators go on; no rank waits for new ones of this rank.
   ~SharedRank() override { group_.Leave("its World was destroyed"); }
 
-  int rank() const override { return group_.rank(); }
-  int size() const override { return group_.size(); }
-  int local_rank() const override { return group_.rank(); }
-  int local_size() const override { return group_.size(); }
-  int ranks_per_host() const override { return group_.size(); }
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override;
   absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) override;
@@ -161,10 +164,13 @@ class SharedRank : public WorldBackend {
   absl::StatusOr<std::shared_ptr<StoreGroup>> bootstrap() override;
   SharedGroup* threads() override { return world_->is_threads() ? &group_ : nullptr; }
 
- protected:
-  const std::shared_ptr<SharedWorld> world_;
-
  private:
+  static WorldRank OnOneHost(int rank, int size) {
+    return {
+        .rank = rank, .size = size, .local_rank = rank, .local_size = size, .ranks_per_host = size};
+  }
+
+  const std::shared_ptr<SharedWorld> world_;
   const std::unique_ptr<SharedGroup> part_;
   SharedGroup& group_;
   std::shared_ptr<StoreGroup> bootstrap_;  // made when it is first needed
