@@ -10,7 +10,7 @@ world1     one rank of two threads beside torch with its fused AdamW
 deepspeed_cpu, deepspeed_nvme: ZeRO-3 with parameters and states in RAM, or on the disk; one JSON for both libraries
 nvme       ebb with parameters and states on the disk beside ebb with both on the device
 memory, memory_nvme: a GPT-2 of 12 x 768 over 16 tokens, where activations are next to nothing; ebb with everything on the device, or with
-           parameters, gradients and states on the disk
+           parameters, gradients and states on the disk. It gathers no unit ahead ("prefetch_depth": 0)
 scopes     microseconds that hooks and calls add to a scope of 12 parameters
 All processes stay, and a round is some steps of each in an order that turns, so that other load meets all alike. The table has medians of all
 rounds' steps, and the median of the rounds' ratios. Peaks are of those steps, above the process with all libraries and no model, and of the

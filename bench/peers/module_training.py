@@ -37,7 +37,7 @@ def make_model(kind):
     ))
 
 
-def settings_of(system, batch, folder):
+def settings_of(system, kind, folder):
     zero = {"stage": 3}
     place = {"cpu": {"device": "cpu"}, "nvme": {"device": "nvme", "nvme_path": folder}}.get(system.removesuffix("_all").partition("_")[2])
     if place:
@@ -48,9 +48,12 @@ def settings_of(system, batch, folder):
             # By default its reads look past the turn from forward to backward and ask for one parameter twice, which fails ("already
             # assigned swap buffer"). 1e6 elements are less than the embedding, which lies at the turn.
             zero.update(stage3_prefetch_bucket_size=1_000_000)
-    settings = {"train_micro_batch_size_per_gpu": batch, "gradient_clipping": 0, "zero_optimization": zero,
+    settings = {"train_micro_batch_size_per_gpu": SHAPES[kind][-1], "gradient_clipping": 0, "zero_optimization": zero,
                 "optimizer": {"type": "AdamW", "params": ADAMW}}
-    return settings | ({"ebb": {"offload_gradients": "nvme"}} if system.endswith("_all") else {})
+    own = {"offload_gradients": "nvme"} if system.endswith("_all") else {}
+    if kind == "states":
+        own["prefetch_depth"] = 0  # where memory is compared
+    return settings | ({"ebb": own} if own else {})
 
 
 def ebb_calls(model, settings):
@@ -128,7 +131,7 @@ def main():
     elif system == "fsdp2":
         torch.distributed.init_process_group("gloo")
     idle = counted("smaps_rollup", "Pss")
-    settings = settings_of(system, batch, folder)
+    settings = settings_of(system, kind, folder)
     if system.startswith("ebb"):
         step, table = ebb_calls(make_model(kind), settings)
     elif system.startswith("deepspeed"):
