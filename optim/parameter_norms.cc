@@ -5,15 +5,23 @@
 #include <cassert>
 #include <cmath>
 
+#include "ebb/optim/update_loops.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ebb/optim/parameter_norms.cc"
 #include "ebb/optim/simd_targets.h"
 #include "hwy/foreach_target.h"
 // This comes after foreach_target.h, which includes this file again for every target.
-#include "ebb/optim/update_loops-inl.h"
+#include "ebb/optim/scalar_ops.h"
+#include "ebb/optim/simd-inl.h"
+#include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ebb::optim::HWY_NAMESPACE {
+
+#define EBB_ELEMENT HWY_INLINE
+#include "ebb/optim/update_element.inc"
+#undef EBB_ELEMENT
 
 constexpr int64_t kNormLanes = 32;
 

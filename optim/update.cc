@@ -20,15 +20,6 @@ constexpr std::string_view kMomentumState[] = {"momentum_buffer"};
 constexpr std::string_view kRmspropStates[] = {"square_avg", "momentum_buffer", "grad_avg"};
 constexpr std::string_view kCenteredStates[] = {"square_avg", "grad_avg"};
 
-RangeUpdate* UpdateOf(UpdateRule rule) {
-  if (rule == UpdateRule::kAdam) return &UpdateRangeByAdam;
-  if (rule == UpdateRule::kLion) return &UpdateRangeByLion;
-  if (rule == UpdateRule::kAdagrad) return &UpdateRangeByAdagrad;
-  if (rule == UpdateRule::kLamb) return &UpdateRangeByLamb;
-  if (IsLars(rule)) return &UpdateRangeByLars;
-  return IsRmsprop(rule) ? &UpdateRangeByRmsprop : &UpdateRangeBySgd;
-}
-
 }  // namespace
 
 std::span<const std::string_view> StateNames(const OptimizerConfig& optimizer) {
@@ -66,9 +57,8 @@ void Run(ThreadTeam& team, int64_t grain, UpdateRule rule, const UpdateArrays& a
   assert(arrays.form() != MasterForm::kParameter ||
          arrays.rounding.index % kRoundingKeyElements + arrays.count <= kRoundingKeyElements);
   const LoopArrays in_loops(arrays, constants.step);
-  RangeUpdate* const update = UpdateOf(rule);
   team.Run(arrays.count, grain, [&](int64_t begin, int64_t end) {
-    update(rule, constants, in_loops, sums, begin, end);
+    UpdateRange(rule, constants, in_loops, sums, begin, end);
   });
 }
 

@@ -1,5 +1,5 @@
-// What the passes over elements (update_loops-inl.h) share with their callers: the arrays as a loop
-// sees them, and the rules. Each family of rules is compiled in a file of its own.
+// What the passes over elements (update_loops.cc) share with their callers: the arrays as a loop
+// sees them.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,7 @@ struct LoopArrays : UpdateArrays {
   LoopArrays(const UpdateArrays& arrays, int64_t step)
       : UpdateArrays(arrays), key(RoundingKeyOf(arrays.rounding, step)) {
     if (parameter_in == nullptr) parameter_in = parameter;
+    if (parameter == nullptr) parameter_dtype = DType::kFloat32;
   }
   RoundingKey key;
 };
@@ -37,12 +38,9 @@ struct BlockSums {
 inline constexpr int64_t kBlockElements = kChecksumBlock / 4,
                          kLowBlockElements = kChecksumBlock / 2;
 
-// Elements [begin, end) by a rule of the family, with the best instructions of this machine.
-// `sums`: null, or the destination of the sums.
-using RangeUpdate = void(UpdateRule rule, const UpdateConstants& constants,
-                         const LoopArrays& arrays, const BlockSums* sums, int64_t begin,
-                         int64_t end);
-RangeUpdate UpdateRangeByAdam, UpdateRangeBySgd, UpdateRangeByLion, UpdateRangeByAdagrad,
-    UpdateRangeByRmsprop, UpdateRangeByLamb, UpdateRangeByLars;
+// Elements [begin, end), with the best instructions of this machine. `sums`: null, or the
+// destination of the sums.
+void UpdateRange(UpdateRule rule, const UpdateConstants& constants, const LoopArrays& arrays,
+                 const BlockSums* sums, int64_t begin, int64_t end);
 
 }  // namespace ebb::optim

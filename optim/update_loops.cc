@@ -1,23 +1,16 @@
-// The passes of update.h over elements, once for every SIMD target and for every rule that a file
-// beside this one instantiates. Included after hwy/foreach_target.h.
-
-// clang-format off
-#if defined(EBB_OPTIM_UPDATE_LOOPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef EBB_OPTIM_UPDATE_LOOPS_INL_H_
-#undef EBB_OPTIM_UPDATE_LOOPS_INL_H_
-#else
-#define EBB_OPTIM_UPDATE_LOOPS_INL_H_
-#endif
-// clang-format on
+#include "ebb/optim/update_loops.h"
 
 #include <algorithm>
 #include <cassert>
-#include <type_traits>
 
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ebb/optim/update_loops.cc"
+#include "ebb/optim/simd_targets.h"
+#include "hwy/foreach_target.h"
+// This comes after foreach_target.h, which includes this file again for every target.
 #include "ebb/optim/checksum-inl.h"
 #include "ebb/optim/scalar_ops.h"
 #include "ebb/optim/simd-inl.h"
-#include "ebb/optim/update_loops.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
@@ -28,19 +21,29 @@ namespace ebb::optim::HWY_NAMESPACE {
 #include "ebb/optim/update_element.inc"
 #undef EBB_ELEMENT
 
-// Types in place of the parameter's type: there is no parameter, it is half of the master, or it is
-// the master.
-struct NoParameter {};
-struct SplitMaster {};
-struct OwnMaster {};
+// The loops below are compiled for every rule and form of the master. They ask for the dtypes of
+// gradient and parameter at every two vectors, which costs less than 1 ns: loops for each pair of
+// dtypes would take the compiler minutes.
+//
+// Calls load(gradient) with the gradient's type.
+template <class Load>
+HWY_INLINE void WithGradient(const LoopArrays& arrays, const Load& load) {
+  if (arrays.gradient_dtype == DType::kBFloat16)
+    return load(static_cast<const BFloat16*>(arrays.gradient));
+  if (arrays.gradient_dtype == DType::kFloat16)
+    return load(static_cast<const Float16*>(arrays.gradient));
+  load(static_cast<const float*>(arrays.gradient));
+}
 
-template <class Parameter>
-inline constexpr MasterForm kFormOf =
-    std::is_same_v<Parameter, SplitMaster> ? MasterForm::kSplit
-    : std::is_same_v<Parameter, OwnMaster> ? MasterForm::kParameter
-                                           : MasterForm::kWhole;
-template <class Parameter>
-using ElementOf = std::conditional_t<kFormOf<Parameter> == MasterForm::kWhole, Parameter, BFloat16>;
+// Calls store(parameter) with the parameter's type, unless the master is the parameter.
+template <MasterForm kForm, class Store>
+HWY_INLINE void WithParameter(const LoopArrays& arrays, const Store& store) {
+  if (kForm != MasterForm::kWhole || arrays.parameter_dtype == DType::kBFloat16)
+    return store(static_cast<BFloat16*>(arrays.parameter));
+  if (arrays.parameter_dtype == DType::kFloat16)
+    return store(static_cast<Float16*>(arrays.parameter));
+  if (arrays.parameter != nullptr) store(static_cast<float*>(arrays.parameter));
+}
 
 // Sees what an update reads and writes; this one does nothing.
 struct NoSums {
@@ -55,12 +58,11 @@ struct NoSums {
 
 // Updates elements [i, i + the width of Ops) except for the parameter, and returns the new master.
 // `sums` sees them as vector v of a stripe.
-template <UpdateRule kRule, class Ops, class Gradient, class Parameter, class Sums>
+template <UpdateRule kRule, class Ops, MasterForm kForm, class Sums>
 HWY_INLINE typename Ops::Number UpdateAt(const ConstantsOf<kRule>& constants,
-                                         const LoopArrays& arrays, int64_t i, int64_t v,
-                                         Sums& sums) {
+                                         const LoopArrays& arrays, typename Ops::Number gradient,
+                                         int64_t i, int64_t v, Sums& sums) {
   constexpr int kStates = StatesOf(kRule);
-  constexpr MasterForm kForm = kFormOf<Parameter>;
   typename Ops::Number states[kStatesMax] = {};
   for (int s = 0; s < kStates; ++s) {
     states[s] = Ops::Load(arrays.states[s] + i);
@@ -77,8 +79,7 @@ HWY_INLINE typename Ops::Number UpdateAt(const ConstantsOf<kRule>& constants,
     master = Ops::Load(arrays.master + i);
     sums.Read(0, v, master);
   }
-  UpdateElement<kRule, Ops>(constants, Ops::Load(static_cast<const Gradient*>(arrays.gradient) + i),
-                            master, states);
+  UpdateElement<kRule, Ops>(constants, gradient, master, states);
   if constexpr (kForm == MasterForm::kSplit) {
     Ops::StoreLow(master, arrays.master_low + i);
     sums.WriteLow(v, master);
@@ -96,44 +97,63 @@ HWY_INLINE typename Ops::Number UpdateAt(const ConstantsOf<kRule>& constants,
   return master;
 }
 
-template <UpdateRule kRule, class Gradient, class Parameter>
+#if EBB_VECTOR_OPS
+
+// Whether the parameters from `begin` on are written past the caches.
+inline bool Streams(const LoopArrays& arrays, int64_t begin) {
+  if (arrays.parameter_dtype == DType::kFloat32 || arrays.count < kStreamedCount) return false;
+  if (arrays.form() != MasterForm::kWhole && arrays.parameter_in == arrays.parameter) return false;
+  return reinterpret_cast<uintptr_t>(static_cast<BFloat16*>(arrays.parameter) + begin) % 64 == 0;
+}
+
+// Updates two vectors of elements, from i on.
+template <UpdateRule kRule, MasterForm kForm, class Sums>
+HWY_INLINE void UpdatePairAt(const ConstantsOf<kRule>& constants, const LoopArrays& arrays,
+                             bool streams, int64_t i, int64_t v, Sums& sums) {
+  using Vector = VectorOps<hn::ScalableTag<float>>;
+  typename Vector::Number first{}, second{};
+  WithGradient(arrays, [&](const auto* gradient) HWY_ATTR {
+    first = Vector::Load(gradient + i);
+    second = Vector::Load(gradient + i + Vector::kLanes);
+  });
+  first = UpdateAt<kRule, Vector, kForm>(constants, arrays, first, i, v, sums);
+  second =
+      UpdateAt<kRule, Vector, kForm>(constants, arrays, second, i + Vector::kLanes, v + 1, sums);
+  WithParameter<kForm>(arrays, [&](auto* parameter) HWY_ATTR {
+    if constexpr (sizeof(*parameter) == 2) {
+      if (streams)
+        return Vector::template StreamPair<Rounding::kParameter>(first, second, parameter + i);
+    }
+    Vector::template Store<Rounding::kParameter>(first, parameter + i);
+    Vector::template Store<Rounding::kParameter>(second, parameter + i + Vector::kLanes);
+  });
+}
+
+#endif
+
+template <UpdateRule kRule, MasterForm kForm>
 void UpdateLoop(const ConstantsOf<kRule>& shared_constants, const LoopArrays& shared_arrays,
                 int64_t begin, int64_t end) {
   // Copies that no store below can alias, so that they stay in registers.
   const ConstantsOf<kRule> constants = shared_constants;
   const LoopArrays arrays = shared_arrays;
-  using Element = ElementOf<Parameter>;
-  Element* const parameter = static_cast<Element*>(arrays.parameter);
   int64_t i = begin;
   NoSums none;
 #if EBB_VECTOR_OPS
-  using Vector = VectorOps<hn::ScalableTag<float>>;
-  if constexpr (sizeof(Element) == 2) {
-    if (arrays.count >= kStreamedCount && reinterpret_cast<uintptr_t>(parameter + i) % 64 == 0 &&
-        !(kFormOf<Parameter> != MasterForm::kWhole && arrays.parameter_in == arrays.parameter)) {
-      for (; i + 2 * Vector::kLanes <= end; i += 2 * Vector::kLanes) {
-        const auto first =
-            UpdateAt<kRule, Vector, Gradient, Parameter>(constants, arrays, i, 0, none);
-        const auto second = UpdateAt<kRule, Vector, Gradient, Parameter>(
-            constants, arrays, i + Vector::kLanes, 0, none);
-        Vector::template StreamPair<Rounding::kParameter>(first, second, parameter + i);
-      }
-      hwy::FlushStream();
-    }
-  }
-  for (; i + Vector::kLanes <= end; i += Vector::kLanes) {
-    const auto master = UpdateAt<kRule, Vector, Gradient, Parameter>(constants, arrays, i, 0, none);
-    if constexpr (!std::is_same_v<Parameter, NoParameter>) {
-      Vector::template Store<Rounding::kParameter>(master, parameter + i);
-    }
-  }
+  constexpr int64_t kPair = 2 * VectorOps<hn::ScalableTag<float>>::kLanes;
+  const bool streams = Streams(shared_arrays, begin);
+  for (; i + kPair <= end; i += kPair)
+    UpdatePairAt<kRule, kForm>(constants, arrays, streams, i, 0, none);
+  if (streams) hwy::FlushStream();
 #endif
   for (; i < end; ++i) {
-    const float master =
-        UpdateAt<kRule, ScalarOps, Gradient, Parameter>(constants, arrays, i, 0, none);
-    if constexpr (!std::is_same_v<Parameter, NoParameter>) {
-      ScalarOps::Store<Rounding::kParameter>(master, parameter + i);
-    }
+    float number = 0;
+    WithGradient(arrays,
+                 [&](const auto* gradient) HWY_ATTR { number = ScalarOps::Load(gradient + i); });
+    number = UpdateAt<kRule, ScalarOps, kForm>(constants, arrays, number, i, 0, none);
+    WithParameter<kForm>(arrays, [&](auto* parameter) HWY_ATTR {
+      ScalarOps::Store<Rounding::kParameter>(number, parameter + i);
+    });
   }
 }
 
@@ -218,7 +238,7 @@ HWY_INLINE void FetchStripes(const T* from) {
 }
 
 // Prefetches the inputs of the kLowStripe elements from `at` on.
-template <int kStates, class Gradient, MasterForm kForm>
+template <int kStates, MasterForm kForm>
 HWY_INLINE void Fetch(const LoopArrays& arrays, int64_t at) {
   for (int s = 0; s < kStates; ++s) FetchStripes(arrays.states[s] + at);
   if constexpr (kForm == MasterForm::kWhole) {
@@ -227,10 +247,14 @@ HWY_INLINE void Fetch(const LoopArrays& arrays, int64_t at) {
     FetchStripes(static_cast<const BFloat16*>(arrays.parameter_in) + at);
   }
   if constexpr (kForm == MasterForm::kSplit) FetchStripes(arrays.master_low + at);
-  FetchStripes(static_cast<const Gradient*>(arrays.gradient) + at);
+  if (arrays.gradient_dtype == DType::kFloat32) {
+    FetchStripes(static_cast<const float*>(arrays.gradient) + at);
+  } else {
+    FetchStripes(static_cast<const BFloat16*>(arrays.gradient) + at);
+  }
 }
 
-template <UpdateRule kRule, class Gradient, class Parameter, bool kStreams>
+template <UpdateRule kRule, MasterForm kForm>
 void UpdateVectorsAndSum(const ConstantsOf<kRule>& shared_constants,
                          const LoopArrays& shared_arrays, const BlockSums& out, int64_t begin,
                          int64_t end) {
@@ -238,11 +262,9 @@ void UpdateVectorsAndSum(const ConstantsOf<kRule>& shared_constants,
   const ConstantsOf<kRule> constants = shared_constants;
   const LoopArrays arrays = shared_arrays;
   constexpr int kStates = StatesOf(kRule);
-  constexpr MasterForm kForm = kFormOf<Parameter>;
-  using Element = ElementOf<Parameter>;
-  Element* const parameter = static_cast<Element*>(arrays.parameter);
   constexpr int64_t kScramble = checksum::kStripesPerScramble * checksum::kStripe / 4;
   static_assert(kSummedStep == 2 * kScramble);
+  const bool streams = Streams(shared_arrays, begin);
   VectorSums<kStates, kForm> sums;
   for (int64_t block = begin; block < end; block += kBlockElements) {
     const int64_t block_end = std::min(end, block + kBlockElements);
@@ -252,19 +274,10 @@ void UpdateVectorsAndSum(const ConstantsOf<kRule>& shared_constants,
       VectorSums<kStates, kForm> lanes = sums;
       for (int64_t part = step; part < step + kSummedStep; part += kScramble) {
         for (int64_t i = part; i < part + kScramble; i += kLowStripe) {
-          Fetch<kStates, Gradient, kForm>(arrays, i + kFetchAhead<kForm>);
+          Fetch<kStates, kForm>(arrays, i + kFetchAhead<kForm>);
           for (int64_t v = 0; v < kLowStripe / Vector::kLanes; v += 2) {
-            const int64_t at = i + v * Vector::kLanes;
-            const auto first =
-                UpdateAt<kRule, Vector, Gradient, Parameter>(constants, arrays, at, v, lanes);
-            const auto second = UpdateAt<kRule, Vector, Gradient, Parameter>(
-                constants, arrays, at + Vector::kLanes, v + 1, lanes);
-            if constexpr (kStreams) {
-              Vector::template StreamPair<Rounding::kParameter>(first, second, parameter + at);
-            } else if constexpr (!std::is_same_v<Parameter, NoParameter>) {
-              Vector::template Store<Rounding::kParameter>(first, parameter + at);
-              Vector::template Store<Rounding::kParameter>(second, parameter + at + Vector::kLanes);
-            }
+            UpdatePairAt<kRule, kForm>(constants, arrays, streams, i + v * Vector::kLanes, v,
+                                       lanes);
           }
         }
         lanes.Scramble();
@@ -279,7 +292,7 @@ void UpdateVectorsAndSum(const ConstantsOf<kRule>& shared_constants,
         sums.TakeLow(out, low, block_end);
     }
   }
-  if constexpr (kStreams) hwy::FlushStream();
+  if (streams) hwy::FlushStream();
 }
 
 #endif
@@ -306,90 +319,64 @@ void SumArrays(const LoopArrays& arrays, uint64_t* (BlockSums::*of)(int) const,
 // [begin, end): from the begin of a block in every array. Elements that fill no step are the last
 // block's; that block is summed before and after its update. So are all blocks if there are no
 // vectors.
-template <UpdateRule kRule, class Gradient, class Parameter>
+template <UpdateRule kRule, MasterForm kForm>
 void UpdateLoopAndSum(const ConstantsOf<kRule>& constants, const LoopArrays& arrays,
                       const BlockSums& out, int64_t begin, int64_t end) {
   constexpr int kStates = StatesOf(kRule);
-  constexpr MasterForm kForm = kFormOf<Parameter>;
   constexpr int64_t kBlock = kForm == MasterForm::kSplit ? kLowBlockElements : kBlockElements;
   int64_t i = begin;
 #if EBB_VECTOR_OPS
-  using Element = ElementOf<Parameter>;
-  const int64_t summed =
-      (end - begin) % kSummedStep == 0 ? end : begin + (end - begin) / kBlock * kBlock;
-  bool streams = false;
-  if constexpr (sizeof(Element) == 2) {
-    streams = arrays.count >= kStreamedCount &&
-              reinterpret_cast<uintptr_t>(static_cast<Element*>(arrays.parameter) + i) % 64 == 0 &&
-              !(kForm != MasterForm::kWhole && arrays.parameter_in == arrays.parameter);
-    if (streams) {
-      UpdateVectorsAndSum<kRule, Gradient, Parameter, true>(constants, arrays, out, i, summed);
-    }
-  }
-  if (!streams) {
-    UpdateVectorsAndSum<kRule, Gradient, Parameter, false>(constants, arrays, out, i, summed);
-  }
-  i = summed;
+  i = (end - begin) % kSummedStep == 0 ? end : begin + (end - begin) / kBlock * kBlock;
+  UpdateVectorsAndSum<kRule, kForm>(constants, arrays, out, begin, i);
 #endif
   for (; i < end; i += kBlock) {
     const int64_t block_end = std::min(end, i + kBlock);
     SumArrays<kStates>(arrays, &BlockSums::Read, out, i, block_end);
-    UpdateLoop<kRule, Gradient, Parameter>(constants, arrays, i, block_end);
+    UpdateLoop<kRule, kForm>(constants, arrays, i, block_end);
     SumArrays<kStates>(arrays, &BlockSums::Written, out, i, block_end);
   }
 }
 
 // Elements [begin, end). `sums`: null, or the destination of the sums.
-template <UpdateRule kRule, class Gradient, class Parameter>
-void UpdatePart(const ConstantsOf<kRule>& constants, const LoopArrays& arrays,
+template <UpdateRule kRule, MasterForm kForm>
+void UpdateForm(const ConstantsOf<kRule>& constants, const LoopArrays& arrays,
                 const BlockSums* sums, int64_t begin, int64_t end) {
   if (sums != nullptr) {
-    UpdateLoopAndSum<kRule, Gradient, Parameter>(constants, arrays, *sums, begin, end);
+    UpdateLoopAndSum<kRule, kForm>(constants, arrays, *sums, begin, end);
   } else {
-    UpdateLoop<kRule, Gradient, Parameter>(constants, arrays, begin, end);
+    UpdateLoop<kRule, kForm>(constants, arrays, begin, end);
   }
 }
 
-template <UpdateRule kRule, class Gradient>
-void UpdateForParameter(const ConstantsOf<kRule>& constants, const LoopArrays& arrays,
-                        const BlockSums* sums, int64_t begin, int64_t end) {
-  if (arrays.form() != MasterForm::kWhole) {
-    assert(arrays.parameter != nullptr && arrays.parameter_dtype == DType::kBFloat16);
-    return arrays.form() == MasterForm::kSplit
-               ? UpdatePart<kRule, Gradient, SplitMaster>(constants, arrays, sums, begin, end)
-               : UpdatePart<kRule, Gradient, OwnMaster>(constants, arrays, sums, begin, end);
-  }
-  if (arrays.parameter == nullptr) {
-    return UpdatePart<kRule, Gradient, NoParameter>(constants, arrays, sums, begin, end);
-  }
-  switch (arrays.parameter_dtype) {
-    case DType::kFloat32:
-      return UpdatePart<kRule, Gradient, float>(constants, arrays, sums, begin, end);
-    case DType::kBFloat16:
-      return UpdatePart<kRule, Gradient, BFloat16>(constants, arrays, sums, begin, end);
-    case DType::kFloat16:
-      return UpdatePart<kRule, Gradient, Float16>(constants, arrays, sums, begin, end);
-    case DType::kInt8:
-      assert(!"parameters are fp32, bf16 or fp16");
-  }
-}
-
-template <UpdateRule kRule>
-void UpdateRange(const ConstantsOf<kRule>& constants, const LoopArrays& arrays,
-                 const BlockSums* sums, int64_t begin, int64_t end) {
-  switch (arrays.gradient_dtype) {
-    case DType::kFloat32:
-      return UpdateForParameter<kRule, float>(constants, arrays, sums, begin, end);
-    case DType::kBFloat16:
-      return UpdateForParameter<kRule, BFloat16>(constants, arrays, sums, begin, end);
-    case DType::kFloat16:
-      return UpdateForParameter<kRule, Float16>(constants, arrays, sums, begin, end);
-    case DType::kInt8:
-      assert(!"gradients are fp32, bf16 or fp16");
-  }
+void UpdateOnTarget(UpdateRule rule, const UpdateConstants& set, const LoopArrays& arrays,
+                    const BlockSums* sums, int64_t begin, int64_t end) {
+  WithRule(rule, [&]<UpdateRule kRule>() {
+    const auto& constants = ConstantsIn<kRule>(set);
+    switch (arrays.form()) {
+      case MasterForm::kWhole:
+        return UpdateForm<kRule, MasterForm::kWhole>(constants, arrays, sums, begin, end);
+      case MasterForm::kSplit:
+        return UpdateForm<kRule, MasterForm::kSplit>(constants, arrays, sums, begin, end);
+      case MasterForm::kParameter:
+        return UpdateForm<kRule, MasterForm::kParameter>(constants, arrays, sums, begin, end);
+    }
+  });
 }
 
 }  // namespace ebb::optim::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // EBB_OPTIM_UPDATE_LOOPS_INL_H_
+#if HWY_ONCE
+namespace ebb::optim {
+
+HWY_EXPORT(UpdateOnTarget);
+
+void UpdateRange(UpdateRule rule, const UpdateConstants& constants, const LoopArrays& arrays,
+                 const BlockSums* sums, int64_t begin, int64_t end) {
+  assert(arrays.form() == MasterForm::kWhole ||
+         (arrays.parameter != nullptr && arrays.parameter_dtype == DType::kBFloat16));
+  HWY_DYNAMIC_DISPATCH(UpdateOnTarget)(rule, constants, arrays, sums, begin, end);
+}
+
+}  // namespace ebb::optim
+#endif  // HWY_ONCE
