@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "command_line/configuration.h"
 #include "report/hasher.h"
 #include "status_macros.h"
 
@@ -36,7 +35,7 @@ Entries EntriesOf(const Run& run, const Device& device) {
           {"--init-from", Hasher().Add(o.init_from).hash()},
           {"--export", Hasher().Add(o.export_folder).hash()},
           {"--evaluate-every", number(o.evaluate_every)},
-          {"--sample", number(SampleBytes(o, run.config))},
+          {"--sample", number(o.sample_bytes.value_or(-1))},
           {"--prompt", Hasher().Add(o.prompt).hash()},
           {"--products", Hasher().Add(o.products).hash()},
           {"--summary (given or not)", !o.summary_file.empty()},

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "agreement.h"
-#include "command_line/configuration.h"
 #include "command_line/planning.h"
 #include "ebb/runtime/trace/log.h"
 #include "out_of_memory.h"
@@ -87,14 +86,26 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Saves&
   return absl::OkStatus();
 }
 
+// Of a rank. 0 also where offload_param names NVMe, but all parameters stay on the device or in RAM.
+int64_t ParameterBytesOnNvme(Trainer& trainer) {
+  uint64_t bytes = 0;
+  for (const MemoryRow& row : trainer.engine().memory()) {
+    if (row.tier == Tier::kNvme && row.state == StateClass::kParameter)
+      bytes += row.predicted_bytes;
+  }
+  return static_cast<int64_t>(bytes);
+}
+
 // Continues --prompt. A signal stops it; the summary says so then.
 absl::Status SampleAndReport(const Run& run, Trainer& trainer, StopVote& vote, History& history,
                              const Summary& summary, Progress* progress) {
-  const int64_t bytes = SampleBytes(run.options, run.config);
-  if (progress != nullptr && bytes == 0 && !run.options.sample_bytes) {
-    progress->Say(
-        "No sample: parameters are on NVMe, and each byte of text reads all of them; "
-        "--sample N generates N bytes");
+  const int64_t read = run.options.sample_bytes ? 0 : ParameterBytesOnNvme(trainer);
+  const int64_t bytes = run.options.sample_bytes.value_or(read > 0 ? 0 : Options::kSampleBytes);
+  if (progress != nullptr && read > 0) {
+    progress->Say(absl::StrFormat(
+        "No sample: each byte of text reads a rank's %.1f MiB of parameters from NVMe; "
+        "--sample N generates N bytes",
+        static_cast<double>(read) / (1 << 20)));
   }
   if (vote.stopped() || run.options.steps == 0 || bytes == 0) return absl::OkStatus();
   GPT_ASSIGN_OR_RETURN(const std::string sample, trainer.Sample(run.options.prompt, bytes, vote));

@@ -47,11 +47,14 @@ class KeptBlocks {
   int64_t kept_now_ = 0;
 };
 
-Peak PeakOf(const sharding::Plan& plan, const Fragment& fragment, const Question& question,
-            const Pass& pass, const Activations& activations) {
-  const std::vector<ModelVisit>& visits = question.model.visits;
-  const auto blocks = static_cast<int>(
-      std::count_if(visits.begin(), visits.end(), [](const ModelVisit& v) { return v.is_block; }));
+bool IsBlock(const ModelVisit* visit) {
+  return visit != nullptr && visit->is_block;
+}
+
+Peak PeakOf(const sharding::Plan& plan, const Fragment& fragment,
+            std::span<const ModelVisit* const> visits, const Pass& pass,
+            const Activations& activations) {
+  const auto blocks = static_cast<int>(std::count_if(visits.begin(), visits.end(), IsBlock));
   KeptBlocks kept(activations, pass, blocks);
   const std::vector<sharding::ClassBytes> alive = sharding::AliveBytes(fragment, Tier::kDevice);
   Peak peak{.moment = "the begin of a step"};
@@ -62,7 +65,7 @@ Peak PeakOf(const sharding::Plan& plan, const Fragment& fragment, const Question
     if (instruction.code == sharding::Code::kKernels && instruction.scope >= 0 &&
         !instruction.goes_on) {
       const PlannedScope& scope = plan.scopes[static_cast<size_t>(instruction.scope)];
-      workspace = kept.At(scope, visits[static_cast<size_t>(scope.visit)].is_block);
+      workspace = kept.At(scope, IsBlock(visits[static_cast<size_t>(scope.visit)]));
       moment = absl::StrCat(scope.backward ? "backward" : "forward", " of ",
                             plan.unit_names[static_cast<size_t>(scope.unit)]);
     }
@@ -80,7 +83,7 @@ Peak PeakOf(const sharding::Plan& plan, const Fragment& fragment, const Question
 struct Resolved {
   Config config;
   Pass pass;
-  ModelSpec spec;
+  ModelSpec spec;  // divided
   sharding::PlanInputs Inputs(int ranks) const {
     sharding::PlanInputs inputs = PlanInputsFor(spec, config, ranks, /*own=*/nullptr);
     inputs.cap_error = sharding::PlanInputs::CapError::kNeed;
@@ -98,7 +101,8 @@ absl::StatusOr<Resolved> Resolve(const Question& question, const Answer& answer)
   pass.micro_batches = resolved.config.gradient_accumulation_steps;
   pass.micro_batches_per_round = resolved.config.ebb.micro_batches_per_round;
   pass.compute = resolved.config.compute;
-  EBB_ASSIGN_OR_RETURN(resolved.spec, SpecOf(question.model, pass));
+  EBB_ASSIGN_OR_RETURN(ModelSpec spec, SpecOf(question.model, pass));
+  resolved.spec = DivideByDType(std::move(spec), pass.compute);
   return resolved;
 }
 
@@ -115,8 +119,8 @@ absl::StatusOr<PlannedStep> StepOf(const Question& question, const Resolved& res
   EBB_ASSIGN_OR_RETURN(step.plan, sharding::PlanStep(resolved.Inputs(question.ranks)));
   const Machine& machine = question.machine;
   const std::vector<sharding::KernelWork> work =
-      WorkOf(question.model, resolved.pass, machine.flops_of_rank(question.ranks),
-             machine.launch_us * 1e-6);
+      WorkOf(VisitsOf(question.model, resolved.spec), resolved.pass,
+             machine.flops_of_rank(question.ranks), machine.launch_us * 1e-6);
   EBB_ASSIGN_OR_RETURN(
       const sharding::MachineCosts costs,
       sharding::MachineCosts::Make(step.plan, machine.ForSimulation(question.ranks), work,
@@ -150,7 +154,8 @@ absl::Status AddTime(const Question& question, const Resolved& resolved, Depth d
     time.flops_per_second = micro_batches * FlopsOf(question.model, pass) / seconds;
   }
   if (depth == Depth::kTimeAndPeak)
-    answer.peak = PeakOf(step.plan, step.later, question, pass, answer.activations);
+    answer.peak = PeakOf(step.plan, step.later, VisitsOf(question.model, resolved.spec), pass,
+                         answer.activations);
   time.simulated = std::move(step.simulated);
   time.simulated.spans.clear();
   answer.time = std::move(time);
@@ -226,6 +231,13 @@ bool Answer::fits() const {
     if (held[tier] > room[tier]) return false;
   }
   return true;
+}
+
+int64_t Answer::locked_bytes() const {
+  int64_t bytes = 0;
+  for (const MemoryRow& row : memory)
+    bytes += row.tier == Tier::kCpu ? static_cast<int64_t>(row.predicted_bytes) : 0;
+  return bytes;
 }
 
 std::string Answer::lacks() const {

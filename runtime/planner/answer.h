@@ -69,7 +69,8 @@ struct Answer {
   std::optional<StepTime> time = {};  // of what fits
 
   bool fits() const;
-  std::string lacks() const;  // "needs 120.3 of 77.6 GiB on the GPU"; "": it fits
+  int64_t locked_bytes() const;  // of RAM, beside a GPU: that of pools
+  std::string lacks() const;     // "needs 120.3 of 77.6 GiB on the GPU"; "": it fits
 };
 
 enum class Depth { kMemory, kTime, kTimeAndPeak };

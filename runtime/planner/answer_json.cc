@@ -55,6 +55,7 @@ Json JsonOf(const Question& question, const Answer& answer) {
   }
   json["bytes"] = TiersOf(answer.held);
   json["room"] = TiersOf(answer.room);
+  if (!question.machine.is_cpu) json["locked_bytes"] = answer.locked_bytes();
   for (const MemoryRow& row : answer.memory)
     json["classes"][Text(Name(row.tier))][Text(Name(row.state))] = row.predicted_bytes;
   if (answer.peak) {
@@ -135,6 +136,8 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
                {"context", question.pass.context},
                {"micro_batch_size", question.config.micro_batch_size},
                {"micro_batches", question.config.gradient_accumulation_steps}};
+  if (!question.model.stored_bytes.empty())
+    json["model"]["stored_bytes"] = question.model.stored_bytes;
   json["machine"]["name"] = question.machine.name;
   json["answers"] = Json::array();
   for (const Answer& answer : answers) json["answers"].push_back(JsonOf(question, answer));

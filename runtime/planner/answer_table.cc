@@ -133,6 +133,8 @@ std::string MemoryText(const Question& question, const Answer& answer) {
                           BarOf(answer, static_cast<Tier>(tier)), GiB(answer.held[tier]),
                           GiB(answer.room[tier]));
   }
+  if (const int64_t locked = answer.locked_bytes(); locked > 0 && !question.machine.is_cpu)
+    absl::StrAppendFormat(&text, "  %.2f GiB of the RAM are locked (pinned)\n", GiB(locked));
   return text;
 }
 
@@ -213,6 +215,15 @@ std::string PeersText(const Question& question, const Answer& answer) {
   return text;
 }
 
+// "2.01 GB of BF16, 0.1 GB of F32".
+std::string StoredText(const Model& model) {
+  std::string text;
+  for (const auto& [dtype, bytes] : model.stored_bytes)
+    absl::StrAppendFormat(&text, "%s%.4g GB of %s", text.empty() ? "" : ", ",
+                          static_cast<double>(bytes) / 1e9, dtype);
+  return text.empty() ? "" : absl::StrCat("its files hold ", text, "\n");
+}
+
 }  // namespace
 
 std::string WordsOf(const Choice& choice) {
@@ -234,13 +245,14 @@ std::string TitleOf(const Question& question) {
   const auto parameters = static_cast<double>(question.model.parameters());
   const bool is_small = parameters < 1e9;
   return absl::StrFormat(
-      "%s: %.4g %s parameters, %s; %d %s on %s\n"
-      "a step of a rank: %d x %d sequences of %d tokens%s\n",
-      config::Shortened(question.model.name, 40), parameters / (is_small ? 1e6 : 1e9),
-      is_small ? "M" : "B", std::string(Name(question.config.compute)), question.ranks,
-      question.ranks == 1 ? "rank" : "ranks", config::Shortened(question.machine.name, 20),
-      micro_batches, sequences, question.pass.context,
-      question.model.context > 0 ? "" : "; its operations are estimated from its matrices");
+             "%s: %.4g %s parameters, %s; %d %s on %s\n"
+             "a step of a rank: %d x %d sequences of %d tokens%s\n",
+             config::Shortened(question.model.name, 40), parameters / (is_small ? 1e6 : 1e9),
+             is_small ? "M" : "B", std::string(Name(question.config.compute)), question.ranks,
+             question.ranks == 1 ? "rank" : "ranks", config::Shortened(question.machine.name, 20),
+             micro_batches, sequences, question.pass.context,
+             question.model.context > 0 ? "" : "; its operations are estimated from its matrices") +
+         StoredText(question.model);
 }
 
 std::vector<const Answer*> ShownAnswers(std::span<const Answer> answers, bool all) {

@@ -162,7 +162,9 @@ absl::Status CheckTogether(const Machine& machine, const std::set<std::string>& 
     EBB_RETURN_IF_ERROR(needs(machine.gpu_memory_gb_s, "gpu_memory_gb_s", "the device is a GPU"));
     EBB_RETURN_IF_ERROR(needs(machine.pcie_gb_s, "pcie_gb_s", "the device is a GPU"));
     if (machine.gpus > 1)
-      EBB_RETURN_IF_ERROR(needs(machine.link_gb_s, "link_gb_s", "there are several GPUs"));
+      EBB_RETURN_IF_ERROR(needs(machine.link_gb_s, "link_gb_s",
+                                "a host has several GPUs. Without NVLink they meet over PCIe: "
+                                "write half of pcie_gb_s"));
   }
   if (machine.disk > 0) {
     EBB_RETURN_IF_ERROR(needs(machine.disk_read_gb_s, "disk_read_gb_s", "there is a disk"));

@@ -6,6 +6,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,6 +27,7 @@ inline constexpr char kPositions[] = "embedding.positions";
 struct ModelTensor {
   std::string name;
   std::vector<int64_t> shape;
+  std::optional<DType> stored = {};  // in a file. kInt8: bytes that nothing trains
 };
 struct ModelUnit {
   std::string name;
@@ -49,6 +53,7 @@ struct Model {
           context = 0;  // context: the longest that it is made for; 0: not known
   std::vector<ModelUnit> units = {};
   std::vector<ModelVisit> visits = {};
+  std::map<std::string, int64_t> stored_bytes = {};  // in files, by the format's name of the dtype
 
   // A table of learned positions gets a row for each token of a longer context.
   void GrowPositions(int64_t tokens);
@@ -73,16 +78,21 @@ struct Pass {
 };
 
 // As an engine gets it: boundaries between visits are the engine's, all else that activations need is the workspace.
-// Errors: of the model, and sizes beyond 2^53.
+// Where the compute dtype is among the stored ones, tensors keep theirs, as routers in fp32 beside bf16; boundaries are
+// in the workspace then, because the engine's have one dtype. Errors: of the model, and sizes beyond 2^53.
 absl::StatusOr<ModelSpec> SpecOf(const Model& model, const Pass& pass);
 
 // Floating-point operations of one micro-batch on a rank, without those that recomputing adds: backward has twice
 // those of forward.
 double FlopsOf(const Model& model, const Pass& pass);
 
-// By visit, of a round, on a rank that computes so many operations a second. `launch`: the caller's seconds for one
-// kernel.
-std::vector<sharding::KernelWork> WorkOf(const Model& model, const Pass& pass, double flops,
-                                         double launch);
+// The model's visit for each of a spec that DivideByDType has divided. Null: a visit to a part, which has no work of
+// its own.
+std::vector<const ModelVisit*> VisitsOf(const Model& model, const ModelSpec& divided);
+
+// By such a visit, of a round, on a rank that computes so many operations a second. `launch`: the caller's seconds for
+// one kernel.
+std::vector<sharding::KernelWork> WorkOf(std::span<const ModelVisit* const> visits,
+                                         const Pass& pass, double flops, double launch);
 
 }  // namespace ebb::planner

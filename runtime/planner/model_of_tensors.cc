@@ -58,6 +58,18 @@ bool IsBuffer(const ModelTensor& tensor) {
          (shape.size() == 4 && shape[0] == 1 && shape[1] == 1 && shape[2] == shape[3]);
 }
 
+// Integers and numbers of 8 bits are a base that others quantised: frozen bytes. Doubles are trained as asked.
+ModelTensor TensorOf(StoredTensor tensor) {
+  ModelTensor made{.name = std::move(tensor.name),
+                   .shape = std::move(tensor.shape),
+                   .stored = DTypeOfSafetensors(tensor.dtype)};
+  if (made.stored || tensor.dtype == "F64") return made;
+  made.stored = DType::kInt8;
+  const int64_t size = (tensor.end - tensor.begin) / Elements(made.shape);
+  if (size > 1) made.shape.push_back(size);
+  return made;
+}
+
 // Tables before the blocks are looked up. A table that is also the head is visited again as a product.
 void AddVisit(Model& model, bool is_block, bool is_table) {
   ModelVisit visit{.unit = static_cast<int>(model.units.size()) - 1, .is_block = is_block};
@@ -138,6 +150,7 @@ absl::StatusOr<Model> ModelOfTensors(std::vector<ModelTensor> tensors, std::stri
 absl::StatusOr<Model> ModelOfSafetensors(std::span<const std::string> paths) {
   std::vector<ModelTensor> tensors;
   std::set<std::string> names;
+  std::map<std::string, int64_t> stored_bytes;
   for (const std::string& path : paths) {
     EBB_ASSIGN_OR_RETURN(const FileHandle file, OpenToRead(TargetOf(path)));
     EBB_ASSIGN_OR_RETURN(SafetensorsHeader header, ReadSafetensorsHeader(file.get(), path));
@@ -145,8 +158,9 @@ absl::StatusOr<Model> ModelOfSafetensors(std::span<const std::string> paths) {
       if (!names.insert(tensor.name).second)
         return absl::InvalidArgumentError(absl::StrCat(
             path, ": tensor ", config::Quoted(tensor.name), " is in two of these files"));
-      if (std::find(tensor.shape.begin(), tensor.shape.end(), 0) != tensor.shape.end()) continue;
-      tensors.push_back({.name = std::move(tensor.name), .shape = std::move(tensor.shape)});
+      if (tensor.bytes() == 0) continue;
+      stored_bytes[tensor.dtype] += tensor.bytes();
+      tensors.push_back(TensorOf(std::move(tensor)));
     }
   }
   // In the order of names files are cut anywhere.
@@ -157,6 +171,7 @@ absl::StatusOr<Model> ModelOfSafetensors(std::span<const std::string> paths) {
   if (!model.ok() && !paths.empty())
     return absl::Status(model.status().code(),
                         absl::StrCat(paths.front(), ": ", model.status().message()));
+  if (model.ok()) model->stored_bytes = std::move(stored_bytes);
   return model;
 }
 

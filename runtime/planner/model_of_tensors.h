@@ -5,6 +5,8 @@
 //   model.layers.0.mlp.up_proj.weight          unit "layers.0"
 //   lm_head.weight                             unit "after"
 //
+// Tensors of several dtypes keep them where the compute dtype is among them (SpecOf).
+//
 // Headers do not tell what a token costs or what forward keeps. Each matrix of a block counts as a
 // product of each token, with its output kept. A model without a head has its table as head. Experts
 // are refused, because no tensor says how many of them a token goes through.

@@ -157,18 +157,6 @@ TEST(OptionsTest, StochasticRoundingIsAskedForInBf16) {
   EXPECT_FALSE(config->ebb.split_master);
 }
 
-TEST(OptionsTest, WithParametersOnNvmeTextIsGeneratedOnlyWhereItIsAskedFor) {
-  const auto bytes = [](std::vector<const char*> arguments) {
-    const Options options = *Parse(std::move(arguments)).options;
-    return SampleBytes(options, *ResolveConfig(options));
-  };
-  EXPECT_EQ(bytes({}), Options::kSampleBytes);
-  EXPECT_EQ(bytes({"--offload-optimizer", "nvme", "--nvme-path", "/a"}), Options::kSampleBytes);
-  EXPECT_EQ(bytes({"--offload-param", "nvme", "--nvme-path", "/a"}), 0);
-  EXPECT_EQ(bytes({"--offload-param", "nvme", "--nvme-path", "/a", "--sample", "9"}), 9);
-  EXPECT_EQ(bytes({"--sample", "0"}), 0);
-}
-
 TEST(OptionsTest, APlanIsShownInTablesOrWithItsOperations) {
   EXPECT_EQ(Parse({}).options->show_plan, ShowPlan::kNo);
   EXPECT_FALSE(Parse({}).options->PlansOnly());

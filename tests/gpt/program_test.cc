@@ -360,6 +360,27 @@ TEST_F(ProgramTest, LeavesItsReports) {
   EXPECT_EQ(files_.Count(), 5u);
 }
 
+TEST_F(ProgramTest, ASampleIsLeftOutOnlyWhereItWouldReadParametersFromNvme) {
+  const std::string disk = files_.Path("disk");
+  std::filesystem::create_directory(disk);
+  const auto printed = [&](const std::string& threshold, std::vector<std::string> more) {
+    const std::string config = files_.Write(
+        "config.json",
+        R"({"train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": )" +
+            threshold + R"(, "offload_param": {"device": "nvme", "max_in_cpu": 0, "nvme_path": ")" +
+            disk + R"("}}})");
+    more.insert(more.end(), {"--data", data_, "--config", config, "--steps", "1"});
+    Program program(Tiny(more));
+    EXPECT_EQ(program.Finish(), 0) << program.printed();
+    return program.printed();
+  };
+  EXPECT_THAT(printed("0", {}),
+              testing::ContainsRegex("No sample: .* MiB of parameters from NVMe"));
+  EXPECT_THAT(printed("0", {"--sample", "3"}), HasSubstr("\nSample\n"));
+  EXPECT_THAT(printed("1000000000", {}), HasSubstr("\nSample\n"));  // all stay on the device
+}
+
 TEST_F(ProgramTest, ASignalEndsTrainingAndTheReportsAreWritten) {
   for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
     Program program(Tiny({"--data", data_, "--steps", "100000000", "--ranks", "3", "--summary",

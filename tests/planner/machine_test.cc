@@ -62,6 +62,10 @@ TEST(Machine, SaysWhatIsWrongWithAFile) {
   EXPECT_THAT(Wrong("{" + cpu + R"(, "device": "tpu"})"), HasSubstr("device"));
   EXPECT_THAT(Wrong(R"({"device": "gpu"})"), HasSubstr("\"gpus\" is missing"));
   EXPECT_THAT(Wrong(R"({"gpus": 1.5})"), HasSubstr("whole numbers"));
+  std::string gpus = ToJson(*MachineOfName("rtx4090-64gb"));
+  gpus.replace(gpus.find("\"gpus\": 1"), 9, "\"gpus\": 2");
+  EXPECT_THAT(Wrong(gpus), HasSubstr("\"link_gb_s\" is missing"));
+  EXPECT_THAT(Wrong(gpus), HasSubstr("half of pcie_gb_s"));
   EXPECT_THAT(Wrong("[]"), testing::Not(testing::IsEmpty()));
   EXPECT_THAT(Wrong(""), testing::Not(testing::IsEmpty()));
 }

@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <random>
 #include <string>
 #include <utility>
@@ -14,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
 #include "ebb/runtime/planner/activations.h"
+#include "ebb/runtime/planner/answer.h"
 #include "ebb/runtime/planner/hugging_face_config.h"
 #include "ebb/runtime/planner/model_of_tensors.h"
 
@@ -225,13 +228,25 @@ TEST(HuggingFaceConfig, DamagedTextNeverCrashes) {
 class SafetensorsModelTest : public ::testing::Test {
  protected:
   ~SafetensorsModelTest() override { std::filesystem::remove(path_); }
-  void Write(const std::vector<std::pair<std::string, std::vector<int64_t>>>& tensors) const {
+  struct Tensor {
+    std::string name;
+    std::vector<int64_t> shape;
+    std::string dtype = "BF16";
+  };
+  void Write(const std::vector<Tensor>& tensors) const {
+    constexpr std::pair<const char*, int64_t> kSizes[] = {{"BF16", 2}, {"F16", 2}, {"F32", 4},
+                                                          {"F64", 8},  {"U8", 1},  {"I32", 4}};
     SafetensorsHeader header;
     int64_t end = 0;
-    for (const auto& [name, shape] : tensors) {
-      const int64_t bytes = 2 * Elements(shape);
-      header.tensors.push_back(
-          {.name = name, .dtype = "BF16", .shape = shape, .begin = end, .end = end + bytes});
+    for (const Tensor& tensor : tensors) {
+      const auto size = std::find_if(std::begin(kSizes), std::end(kSizes),
+                                     [&](const auto& each) { return tensor.dtype == each.first; });
+      const int64_t bytes = size->second * Elements(tensor.shape);
+      header.tensors.push_back({.name = tensor.name,
+                                .dtype = tensor.dtype,
+                                .shape = tensor.shape,
+                                .begin = end,
+                                .end = end + bytes});
       end += bytes;
     }
     const std::string prefix = SafetensorsPrefix(header, 64);
@@ -284,6 +299,46 @@ TEST_F(SafetensorsModelTest, GptTwosMasksAreNoParametersAndItsTableIsTheHead) {
   EXPECT_EQ(model->visits.front().products, 0);  // both tables are looked up
   EXPECT_EQ(model->visits.back().unit, 0);
   EXPECT_EQ(model->visits.back().products, 64000);
+}
+
+TEST_F(SafetensorsModelTest, TensorsOfSeveralDTypesAreCountedAsTheyAre) {
+  Write({{"model.embed_tokens.weight", {1000, 64}},
+         {"model.layers.0.mlp.weight", {256, 64}},
+         {"model.layers.0.router.weight", {16, 64}, "F32"},
+         {"model.layers.0.base.qweight", {16, 64}, "I32"},
+         {"model.layers.0.base.scale", {1024}, "F64"},
+         {"lm_head.weight", {1000, 64}}});
+  const absl::StatusOr<Model> model = Read();
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_THAT(model->stored_bytes,
+              testing::UnorderedElementsAre(
+                  testing::Pair("BF16", 2 * (2 * 64000 + 256 * 64)), testing::Pair("F32", 4 * 1024),
+                  testing::Pair("I32", 4 * 1024), testing::Pair("F64", 8 * 1024)));
+  // By class, of one rank.
+  const auto counted = [&](DType compute) {
+    Question question{.model = *model,
+                      .machine = *MachineOfName("8xh100"),
+                      .ranks = 1,
+                      .config = {},
+                      .pass = {.context = 8}};
+    question.config.compute = compute;
+    question.config.micro_batch_size = question.config.gradient_accumulation_steps = 1;
+    const Answer answer = AnswerFor(question, Choice{}, Depth::kTimeAndPeak);
+    EXPECT_TRUE(answer.refused.ok()) << answer.refused;
+    EXPECT_TRUE(answer.time && answer.time->tokens_per_second > 0);
+    std::map<StateClass, uint64_t> bytes;
+    for (const MemoryRow& row : answer.memory) bytes[row.state] += row.predicted_bytes;
+    return bytes;
+  };
+  constexpr uint64_t kTrained = 2 * 64000 + 256 * 64 + 1024, kRouter = 1024, kBase = 4 * 1024;
+  // The router keeps fp32, which is its own master, and the base its bytes; a double is trained as asked.
+  std::map<StateClass, uint64_t> bytes = counted(DType::kBFloat16);
+  EXPECT_EQ(bytes[StateClass::kParameter], 2 * kTrained + 4 * kRouter + kBase);
+  EXPECT_EQ(bytes[StateClass::kMaster], 4 * kTrained);
+  // Of no file's dtype: all are trained as asked.
+  bytes = counted(DType::kFloat16);
+  EXPECT_EQ(bytes[StateClass::kParameter], 2 * (kTrained + kRouter) + kBase);
+  EXPECT_EQ(bytes[StateClass::kMaster], 4 * (kTrained + kRouter));
 }
 
 TEST_F(SafetensorsModelTest, ExpertsAreRefusedWithTheWayOut) {

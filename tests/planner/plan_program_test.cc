@@ -152,6 +152,9 @@ TEST_F(PlanProgramTest, AnswersAboutADeepSpeedFile) {
   EXPECT_TRUE(json["chosen"]["fits"]);
   EXPECT_GT(json["chosen"]["moved_bytes"]["copies to the host"], 0)
       << json["chosen"]["moved_bytes"];
+  // Staging of calls that ask for state comes on top.
+  EXPECT_GT(json["chosen"]["locked_bytes"], int64_t{8} << 30);
+  EXPECT_LT(json["chosen"]["locked_bytes"], json["chosen"]["bytes"]["cpu"]);
 }
 
 // As the error of a cap would: keys to merge into the file.

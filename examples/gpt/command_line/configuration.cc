@@ -206,11 +206,6 @@ absl::StatusOr<Config> OverriddenConfig(const Options& options) {
   return config;
 }
 
-int64_t SampleBytes(const Options& options, const Config& config) {
-  const bool reads_disk = config.parameter_tier() == Tier::kNvme;
-  return options.sample_bytes.value_or(reads_disk ? 0 : Options::kSampleBytes);
-}
-
 absl::StatusOr<Config> ResolveConfig(const Options& options) {
   GPT_ASSIGN_OR_RETURN(Config config, OverriddenConfig(options));
   const int stage = config.zero.stage;

@@ -33,7 +33,4 @@ int RanksOf(const Config& resolved);
 // How the options' configuration file is taken, as a table.
 absl::StatusOr<std::string> ExplainConfig(const Options& options);
 
-// The bytes of the text that is generated at the end.
-int64_t SampleBytes(const Options& options, const Config& config);
-
 }  // namespace ebb::gpt
