@@ -1,5 +1,5 @@
-// The plan's moments and operations as a fragment: each operation with its operands, and between them what the
-// trainer runs while scopes are open.
+// The plan's moments and operations as a fragment: each operation with its operands, and between them the trainer's
+// kernels while scopes are open.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -13,7 +13,7 @@
 namespace ebb::sharding {
 namespace {
 
-// What runs for an operation, and over which communicator.
+// The instruction of an operation, and its communicator.
 struct Runs {
   Code code{};
   Lane lane = Lane::kNone;
@@ -48,8 +48,8 @@ constexpr Runs kRuns[kOperationKinds] = {
     {Code::kCheckFiles},                    // kCheck
 };
 
-// With replicas what is sent is fp32, and holds what was rounded to the communication dtype, so that the sums are
-// those of a world without them.
+// With replicas fp32 is sent, but its values were rounded to the communication dtype. So the sums are those of a
+// world without replicas.
 std::optional<DType> ViaOf(const Operation& operation, const Decisions& d) {
   if (operation.kind != OperationKind::kCast) return std::nullopt;
   const int unit = operation.parts.front().unit;
@@ -58,7 +58,7 @@ std::optional<DType> ViaOf(const Operation& operation, const Decisions& d) {
   return sent;
 }
 
-// By scope: whether it is the last to close of those that a gather serves.
+// By scope: whether it closes last among the scopes that one gather serves.
 std::vector<bool> FindReleases(const Plan& plan) {
   std::vector<bool> releases(plan.scopes.size(), false);
   absl::flat_hash_map<std::pair<int, int>, size_t> last;  // by gather and unit
@@ -110,7 +110,7 @@ Fragment Lowering::Run() {
     if (moment.kind == Moment::kOpen && d_.rounds == kPlannedRounds &&
         plan_.scopes[static_cast<size_t>(moment.scope)].round > round) {
       ++round;
-      fragment_.seams.push_back(static_cast<int>(fragment_.instructions.size()));
+      fragment_.round_begins.push_back(static_cast<int>(fragment_.instructions.size()));
     }
     BeginMoment(moment);
     for (int index : moment.operations()) Lower(index);
