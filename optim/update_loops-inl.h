@@ -42,7 +42,7 @@ inline constexpr MasterForm kFormOf =
 template <class Parameter>
 using ElementOf = std::conditional_t<kFormOf<Parameter> == MasterForm::kWhole, Parameter, BFloat16>;
 
-// Sees what an update reads and writes; this one does nothing.
+// Sees the numbers that an update reads and writes; this one does nothing.
 struct NoSums {
   template <class Number>
   HWY_INLINE void Read(int, int64_t, const Number&) {}

@@ -1,5 +1,5 @@
 // What the passes over elements (update_loops-inl.h) share with their callers: the arrays as a loop
-// sees them, and the rules. Each family of rules is compiled in a file of its own.
+// sees them, and the rules. Each family of rules is compiled in a separate file.
 #pragma once
 
 #include <cstdint>

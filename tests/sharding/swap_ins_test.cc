@@ -185,5 +185,17 @@ TEST(SwapIns, ReadsThatTheRoundBeforeIssuesAheadShareParametersOnly) {
   }
 }
 
+// If all parameters fit into RAM, none is on the disk, even if the config names one.
+TEST(CarriedUpdates, AreOfParametersOnNvmeAlone) {
+  const ModelSpec model = Chain();
+  Config config = OnNvme(/*early=*/false);
+  for (const bool fits : {false, true}) {
+    config.zero.offload_param.max_in_cpu = fits ? 1'000'000'000 : 0;
+    const absl::StatusOr<Plan> step = PlanStep(InputsOf(model, config));
+    ASSERT_TRUE(step.ok()) << step.status();
+    EXPECT_EQ(step->carries_updates, !fits);
+  }
+}
+
 }  // namespace
 }  // namespace ebb::sharding
