@@ -69,7 +69,7 @@ absl::Status PrivateFile::Resize(int64_t bytes, std::string_view whole_need) {
   return resized;
 }
 
-// Behind so many bytes of data. The file ends there, and is as it is to stay.
+// Behind so many bytes of data. The file ends there, and keeps that length.
 absl::Status PrivateFile::Stamp(int64_t data_bytes, size_t bytes) {
   data_bytes_ = data_bytes;
   if (const int error = WriteStamp(bytes))

@@ -45,7 +45,7 @@ HWY_INLINE void WithParameter(const LoopArrays& arrays, const Store& store) {
   if (arrays.parameter != nullptr) store(static_cast<float*>(arrays.parameter));
 }
 
-// Sees what an update reads and writes; this one does nothing.
+// Sees the numbers that an update reads and writes; this one does nothing.
 struct NoSums {
   template <class Number>
   HWY_INLINE void Read(int, int64_t, const Number&) {}

@@ -24,13 +24,14 @@ class Search {
     absl::StatusOr<Pools> pools = trials_.lay_out(start_);
     if (!pools.ok()) return std::string(caps_.relief);
     now_ = NeedOf(*pools);
-    // A host_memory above what the host has asks for states to fill it.
+    // The advised host_memory must not exceed the host's memory, so states do not fill it.
     if (const int64_t room = HostRoom();
         !caps_.of_config && room > 0 && room < start_.ebb.host_memory.value_or(0)) {
       start_.ebb.host_memory = room;
       const std::optional<Need> lower = TryOf(start_);
       if (lower && lower->over == 0) return Fits({}, start_);
-      start_.ebb.host_memory.reset();  // only what must be there; no states that could be elsewhere
+      start_.ebb.host_memory
+          .reset();  // count only what must be there, no states that could be elsewhere
       pools = trials_.lay_out(start_);
       if (!pools.ok()) return std::string(caps_.relief);
       now_ = NeedOf(*pools);
@@ -45,7 +46,7 @@ class Search {
  private:
   struct Need {
     int64_t device = 0, host = 0;  // bytes
-    int64_t over = 0;              // those of the bytes that are beyond the caps
+    int64_t over = 0;              // bytes of `together` above the caps
   };
   struct Candidate {
     uint64_t choices = 0;  // a digit of kChoices for each setting; 0: as given
@@ -166,7 +167,7 @@ class Search {
     return candidate;
   }
 
-  // All combinations: those that keep the numbers first, the smallest change first.
+  // All combinations. Those that keep the numbers come first, and among these the smallest change.
   std::vector<Candidate> Candidates() const {
     std::vector<Candidate> candidates = {{}};
     uint64_t digit = 1;
@@ -257,7 +258,7 @@ class Search {
     Loosen(changed, [](Config& c) -> int64_t& { return c.zero.sub_group_size; });
     const Need need = *TryOf(changed);
     changed = Capped(changed, need);
-    // States that would be on NVMe fill what a cap leaves.
+    // States that would be on NVMe fill the room below a cap.
     const bool fills = changed.optimizer_tier() == Tier::kNvme &&
                        changed.ebb.host_memory.value_or(need.host) > need.host;
     return absl::StrCat(Described(config_, changed), " would fit",

@@ -1,7 +1,7 @@
-// What must change in a config for its pools to stay within ebb.device_memory and ebb.host_memory,
-// or within the memory of a host. Nothing is guessed: every combination of the settings below is
-// laid out, and the first that fits is the advice. Combinations that keep the trained numbers bit
-// for bit come first; within each group those that change less come first.
+// Finds the change to a config that makes its pools fit into ebb.device_memory and ebb.host_memory,
+// or into the memory of a host. Nothing is guessed: every combination of the settings below is laid
+// out, and the first that fits is the advice. Combinations that keep the trained numbers bit for
+// bit come first. Within each group smaller changes come first.
 //
 //   where a class is          parameters, optimizer states, gradients, activations: each tier
 //   what stays above it       offload_param.max_in_cpu 0, offload_optimizer.ratio 1
@@ -33,14 +33,14 @@ namespace ebb::sharding {
 // all are needed only if none fits. A config with few of these settings to change has some
 // hundreds.
 inline constexpr int kAdviceTrialsMax = 33'000;
-// A trial takes as long as there are units, and a little more for each sub-group, so very large
-// models get fewer trials: at least the first kAdviceTrialsMin, counted by units alone, and no more
-// work than kAdviceWorkMax, in units. The combination of all settings is always tried.
+// The time of a trial grows with the number of units and, a little, of sub-groups. So very large
+// models get fewer trials: at least the first kAdviceTrialsMin by their units alone, and at most
+// kAdviceWorkMax of work in units. The combination of all settings is always tried.
 inline constexpr int64_t kAdviceTrialsMin = 500, kAdviceWorkMax = 500'000;
 inline constexpr int64_t kSubGroupsOfAUnit = 4;  // take as long as one unit
 
-// Elements of a small sub-group: about 1/256 of what a rank of the config with these pools updates,
-// and no more than ebb.host_memory leads to by itself.
+// Elements of a small sub-group: about 1/256 of the elements that a rank updates with these pools.
+// ebb.host_memory alone never leads to more.
 int64_t SmallSubGroup(const Pools& pools);
 
 // Bytes of a rank.

@@ -27,9 +27,9 @@ bool HasOneRound(const Config& config) {
   return config.gradient_accumulation_steps == config.ebb.micro_batches_per_round;
 }
 
-// Whether the gradients of a step are the same sums, bit for bit: as many micro-batches are added up,
-// in the accumulation dtype, before they are reduced and added to the shard. Reduced once a step that
-// is all of them, however many rounds they make. Nothing else that is changed here has a say.
+// Whether the gradients of a step are the same sums, bit for bit: the same number of micro-batches is added up, in
+// the accumulation dtype, before they are reduced and added to the shard. Reduced once a step that is all of them,
+// however many rounds they make. Nothing else that is changed here has a say.
 bool SumsAlike(const Config& a, const Config& b) {
   const auto before_reducing = [](const Config& c) {
     return c.reduces_at_round() ? c.ebb.micro_batches_per_round : c.gradient_accumulation_steps;
@@ -43,8 +43,8 @@ bool ShowsReduceAt(const Config& from, const Config& to) {
   return (from.zero.stage < 2) != (to.zero.stage < 2) && !HasOneRound(to);
 }
 
-// The stage, reduce_at and micro_batches_per_round: together they say in what order gradients are
-// summed (SumsAlike), so what one of them would change another may keep.
+// The stage, reduce_at and micro_batches_per_round. Together they decide the order of the sums of
+// gradients (SumsAlike), so a change of one may be undone by another.
 Setting StagesAndSums(const Config& config) {
   Setting setting;
   const int now = config.zero.stage;

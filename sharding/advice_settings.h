@@ -1,5 +1,5 @@
-// What an advice may change in a config: the settings that decide what is kept where, each with its
-// other values, and the combinations of them that have a meaning.
+// The settings that an advice may change: they decide which class is kept on which tier. Each has
+// its other values, and meaningless combinations are left out.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,6 @@
-// Boundary activations that leave the device between forward and backward: written by one visit,
-// read by the next one's forward, and not again before that one's backward, or a recompute of it.
+// Boundary activations that leave the device between forward and backward. One visit writes a
+// boundary and the forward of the next visit reads it. The next reader is that visit's backward or
+// its recompute.
 //
 //   device   | F1 writes, F2 reads, leaves under F3 |   ...   | comes under B3, B2 reads |
 //   below                                     | ................ |
@@ -14,13 +15,13 @@ namespace ebb::sharding {
 // One round's scopes of one boundary; -1: there is none.
 struct BoundaryUse {
   int writer = -1, reader = -1;  // forward scopes: of the visit, and of the next visit
-  // The next visit's first scope that reads the boundary again: its backward or a recompute. -1 if
-  // a recompute of the visit itself comes before, because that writes the boundary anew.
+  // The first later scope that reads the boundary again: the next visit's backward or recompute. -1
+  // if the visit itself is recomputed before, because that writes the boundary again.
   int again = -1;
 };
 
-// A boundary stays so many ticks after its last use in forward, and comes back so many ticks before
-// its next use: the ticks of one scope, if scopes follow each other.
+// A boundary leaves this many ticks after its last use in forward, and comes back this many ticks
+// before its next use. They are the ticks of one scope, if scopes follow each other.
 inline constexpr int kBoundaryAhead = 2;
 
 // By visit, the uses in the round that scope `first` begins.

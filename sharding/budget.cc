@@ -113,8 +113,8 @@ class HostFit {
     inputs_.has_work_slots = false;
     limits_.sub_group_elements = kUncut;
     if (d.optimizer_tier == Tier::kDevice || on_device <= 0 || on_device >= 1) return LayOut();
-    // Which units' gradients follow the shared states is not known, so neither tier counts any. Of the
-    // states each has its share, to a sub-group.
+    // Which units' gradients follow the shared states is not known, so neither tier counts any. Each class of states
+    // has its share, rounded to a sub-group.
     limits_.states_on_device = 0;
     Pools least = LayOut();
     limits_.states_on_device = 1;
@@ -156,7 +156,8 @@ class HostFit {
     }
     inputs_.parameter_slots = slots;
     pools = LayOut();
-    // Without slots for masters, gathers read parameters: more bytes, but nothing else is slower.
+    // Without slots for masters, gathers read parameters. That is more bytes, but nothing else gets
+    // slower.
     if (!Fits(pools)) {
       inputs_.gather_slot_bytes = 0;
       pools = LayOut();

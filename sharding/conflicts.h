@@ -4,7 +4,7 @@
 //   gather pool, prefetch_depth 0   | 0 |        prefetch_depth 1   | 0 | 1 |
 //                                   | 1 |                           | 2 | 3 |
 //
-// Here 0 and 1 conflict, and so do 0 and 2.
+// Here 0 conflicts with 1 and with 2.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
-// How the parameters of one model become those of another model with other cuts: which elements go
-// from which rank to which. Shards go to shards, by intervals; no rank holds a parameter whole.
+// Copies the parameters of one model to another model with other cuts: a list of element ranges,
+// each from one rank to one rank. Shards go to shards, by intervals; no rank holds a parameter
+// whole.
 //
 //   source, 2 shards        | rank 0 ................ | rank 1 ................ |
 //   destination, 3 shards   | rank 0 ...... | rank 1 ........ | rank 2 ...... |
@@ -36,9 +37,9 @@ struct Transfer {
 };
 
 struct CopyPlan {
-  // Each is ordered so that the transfers of a pair of ranks lie together, as one message, and so
-  // that ranks that send and receive in this order never wait for each other in a circle. No rank
-  // sends or receives more than `staging_bytes_max` in one round.
+  // The order puts all transfers of a pair of ranks together, as one message. Ranks that send and
+  // receive in this order never wait for each other in a circle. No rank sends or receives more
+  // than `staging_bytes_max` in one round.
   std::vector<std::vector<Transfer>> rounds;
   int64_t staging_bytes = 0;  // the most that a rank sends or receives in one round
 };

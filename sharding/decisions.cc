@@ -144,7 +144,8 @@ absl::Status CheckScaled(const ModelSpec& model, const UnitSpec& unit, DType com
   return absl::OkStatus();
 }
 
-// Whether the trainer takes what a parameter's own dtype makes, and the config can train it.
+// Whether the trainer supports the dtypes that follow from a parameter's own dtype, and the config
+// can train it.
 absl::Status CheckOwnDTypes(const ModelSpec& model, const Decisions& decisions) {
   for (size_t u = 0; u < decisions.own_compute.size(); ++u) {
     const ParameterSpec& first = model[model.units[u].parameters.front()];
@@ -187,8 +188,8 @@ absl::Status DecideDTypes(const PlanInputs& inputs, Decisions& decisions) {
   return CheckOwnDTypes(model, decisions);
 }
 
-// Whether the trainer takes what the config makes. What follows from which key is said in full: the
-// dtype of gradients depends on several.
+// Whether the trainer supports the dtypes that follow from the config. What follows from which key
+// is said in full: the dtype of gradients depends on several.
 absl::Status CheckDTypes(const PlanInputs& inputs, const Decisions& decisions) {
   const Config& config = *inputs.config;
   const ModelSpec& model = *inputs.model;

@@ -1,5 +1,5 @@
-// The plans that an engine runs: those of its config, from the start, and those of other steps when
-// they begin. All plans have the same pools.
+// The plans that an engine runs. Those of its config exist from the start; those of other steps are
+// made when such a step begins. All plans have the same pools.
 #pragma once
 
 #include "absl/status/statusor.h"

@@ -22,8 +22,8 @@ double Polynomial(const std::array<double, n>& coefficients, double x) {  // hig
   return sum;
 }
 
-// ln(k / 2^53), k in [1, 2^53]. With k = m 2^e, m in [sqrt(1/2), sqrt(2)) and s = (m - 1) / (m +
-// 1): ln m = 2 atanh(s) = 2 s (1 + s^2/3 + s^4/5 + ...), s^2 < 0.0295.
+// ln(k / 2^53), k in [1, 2^53]. With k = m 2^e, m in [sqrt(1/2), sqrt(2)) and s = (m - 1) / (m + 1)
+// it is ln m = 2 atanh(s) = 2 s (1 + s^2/3 + s^4/5 + ...), s^2 < 0.0295.
 double LogOfFraction(uint64_t k) {
   constexpr double kLn2 = 0.693147180559945309417;
   constexpr uint64_t kSqrtHalf = std::bit_cast<uint64_t>(0.707106781186547524401);
@@ -40,8 +40,8 @@ struct SineCosine {
   double sine, cosine;
 };
 
-// Of the angle 2 pi k / 2^53, k in [0, 2^53): Taylor around the nearest quarter turn, at most pi/4
-// away, then turned by as many quarters.
+// Sine and cosine of the angle 2 pi k / 2^53, k in [0, 2^53): Taylor around the nearest quarter
+// turn, at most pi/4 away, then turned by as many quarters.
 SineCosine SineCosineOfTurn(uint64_t k) {
   constexpr double kHalfPi = 1.57079632679489661923;
   constexpr std::array kSine = {1.0 / 6227020800, -1.0 / 39916800, 1.0 / 362880, -1.0 / 5040,

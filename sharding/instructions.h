@@ -1,9 +1,9 @@
-// A plan as the instructions that an engine runs: what each touches, on which stream it runs and what it waits
-// for are all written in it. An engine that runs a fragment asks neither the model nor the config.
+// A plan as instructions for an engine. An instruction says which bytes it touches, on which stream it runs and which
+// instructions it waits for. An engine that runs a fragment asks neither the model nor the config.
 //
-// Each instruction names its operands, every byte that it reads or writes; the waits follow from those alone
-// (waits.h), so that a wait cannot be forgotten but by leaving out an operand. What came before the fragment is waited
-// for through the Frontier (frontier.h).
+// Each instruction names its operands: every byte that it reads or writes. The waits follow from the operands alone
+// (waits.h), so only a missing operand can lose a wait. Waits for work from before the fragment go through the
+// Frontier (frontier.h).
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ enum class Code : uint8_t {
   kRead,        // file r, memory w
   kWrite,       // memory r, file w
   kCheckFiles,  // flag w
-  kReadAsync,   // masters, parameters and states r, of one unit: for what is saved beside steps
+  kReadAsync,   // masters, parameters and states r, of one unit: for a save beside steps
   kPrepare,     // early constants w, scale r
   kSeal,        // record w, squares r, sums rw, flag r; then by unit gradient shard r (kSealShards)
   kConclude,    // records r, constants w, scale rw
@@ -51,8 +51,8 @@ inline constexpr int kSealShards = 4;
 enum class Lane : uint8_t { kNone, kGather, kSecondary, kReduce, kReplicas, kExchange };
 inline constexpr int kLanes = 6;
 
-// Where things start and end: the streams, and behind them where transfers with files end that started on the
-// stream of the same kind, so that the next ones start while they are on their way.
+// Lines: where instructions start and end. Each stream is a line. Transfers with files start on a stream and end on a
+// second line of their own, so that the next transfer starts while they run.
 using Line = uint8_t;
 inline constexpr Line kParametersRead = kStreams, kStatesRead = kStreams + 1,
                       kWritten = kStreams + 2;
@@ -67,18 +67,18 @@ Line EndOf(StreamId stream);
 struct CellUse {
   int cell = 0;
   bool writes = false;
-  bool by_parity = false;  // `cell` is that of parity 0, its neighbour that of parity 1
+  bool by_parity = false;  // `cell` is the one of parity 0; its neighbour is the one of parity 1
 };
 
 struct Instruction {
   Code code{};
-  OperationKind role{};  // what it is for: its name in errors, timelines and tables
+  OperationKind role{};  // its name in errors, timelines and tables
   StreamId stream{};
   Line starts = 0, ends = 0;
   Lane lane = Lane::kNone;
   bool carried = false;            // of the step before; it has the parity of that step
-  bool brings_parameters = false;  // one of those by which a scope's parameters come
-  bool by_parity = false;          // touches what is there by parity
+  bool brings_parameters = false;  // one of those that bring a scope's parameters
+  bool by_parity = false;          // touches the cell of the step's parity
   bool awaited = false;            // by a later instruction or fragment: it has an event
   bool divides = false;            // kReduceScatter, kAllReduce: the sum, by the step's divisor
   std::optional<DType> via = {};   // kCast: rounded to this one on the way
@@ -92,20 +92,20 @@ struct Instruction {
   std::span<const Operand> operands = {};
   std::span<const int> waits = {};       // instructions of this fragment
   std::span<const CellUse> enters = {};  // and uses of these cells by earlier fragments
-  std::span<const CellUse> leaves =
-      {};  // cells of which this is the fragment's last use on its line
+  std::span<const CellUse> leaves = {};  // cells that no later instruction on this line uses
 };
 
 struct FragmentMoment {
   Moment::Kind kind{};
   int scope = -1;
   int begin = 0, end = 0;  // instructions issued now, in their order
-  // The last of them, where a scope is open from now on: what the trainer runs until the next moment, when it has
-  // ended. Those that stay open over others have one more behind each of these. -1: nothing is open.
+  // The last of them, if scopes are open from now on: the trainer's kernels, which end before the next moment. Those
+  // that stay open over others have one more behind each of these. -1: nothing is open.
   int kernels = -1;
 };
 
-// Of what no operation of a plan stands for; the others are in Fragment::lists_of_plan.
+// Lists of instructions that stand for no operation of a plan. The others are in
+// Fragment::lists_of_plan.
 struct FragmentLists {
   Lists<Operand> operands;
   Lists<Part> parts;
@@ -113,24 +113,25 @@ struct FragmentLists {
   Lists<CellUse> uses;
 };
 
-// A step, a walk, or the updates that a step has carried over, alone; or a part of what a call for state needs.
+// A step, a walk, the carried updates alone, or a part of a call that needs state.
 struct Fragment {
   std::vector<Instruction> instructions;
   std::vector<FragmentMoment> moments;
   std::vector<int> instruction_of;  // by operation of the plan; -1: none
-  // Instructions that the second and the third of three rounds begin with. The second may run any number of times,
-  // so that nothing waits across these but through the frontier.
-  std::vector<int> seams;
+  // The first instructions of the second and the third of three rounds. The second round may run any number of times,
+  // so a wait across rounds goes through the frontier.
+  std::vector<int> round_begins;
   int again = 0;  // how often more than once the plan's step runs the second
-  // Of a call that waits for it: what fails is that call's error, not the step's.
+  // Belongs to a call that waits for it: a failure is that call's error, not the step's.
   bool of_state = false;
   bool of_save =
-      false;  // likewise; it reads what is saved beside steps, wherever updates have written since
+      false;  // likewise; it reads state that is saved beside steps, wherever updates have written it since
   std::shared_ptr<FragmentLists> lists = std::make_shared<FragmentLists>();
   std::shared_ptr<const PlanLists> lists_of_plan = nullptr;
 };
 
-// The plan's operations, the trainer's kernels and kPrepare, without waits. `carrying`: with what the step before left.
+// The plan's operations, the trainer's kernels and kPrepare, without waits. `carrying`: the step before has left
+// updates to this one.
 Fragment Lower(const Plan& plan, bool carrying);
 
 }  // namespace ebb::sharding

@@ -1,5 +1,5 @@
-// A step that an evaluation interrupts finds other contents in the memory that parameters pass through.
-// Its own instructions bring again what the rest of it reads:
+// A step that an evaluation interrupts finds other contents in the memory that parameters pass through. Instructions
+// of its own bring again the data that the rest of the step reads:
 //
 //   step     read u3 | upload u3 | gather u3 |- evaluation -|                               kernels u3
 //   again                                     read u3 | upload u3 | gather u3

@@ -1,5 +1,5 @@
-// Which elements of which parameters a range of a flat buffer holds. Checkpoints, per-parameter
-// options, reading and writing of state, and resharding all work on intervals.
+// A range of a flat buffer as elements of parameters. Checkpoints, per-parameter options, reading
+// and writing of state, and resharding all work on intervals.
 #pragma once
 
 #include <cstdint>

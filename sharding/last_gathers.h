@@ -1,6 +1,6 @@
 // The last gather of each unit in a step, and when an early update of the unit may follow. If the
-// unit's parameters are on NVMe, both can share one read: of masters, if the gather takes a
-// low-precision copy of them, or of the parameters, if updates read those.
+// unit's parameters are on NVMe, the gather and the update can share one read. They share the
+// masters if the gather takes a cast of masters, or the parameters if updates read those.
 //
 //   read     m3     m2     m1
 //   gather      g3     g2     g1

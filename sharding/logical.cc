@@ -24,7 +24,7 @@ std::vector<int> TrainableInForward(const PassInputs& in) {
 
 class LogicalPlanner {
  public:
-  LogicalPlanner(const PassInputs& in, const ReadTurns& turns);
+  LogicalPlanner(const PassInputs& in, const SwapIns& swap_ins);
 
   std::vector<LogicalMoment> Run();
 
@@ -37,7 +37,7 @@ class LogicalPlanner {
 
   void Gather(int tick);
   void ReadParameters();  // as far as gathers and updates have left slots
-  bool MayRead(const ReadTurn& turn) const;
+  bool MayRead(const SwapIn& swap_in) const;
   void BringBoundaries(int tick);
   void SendBoundaries(int tick);
   void Reduce(int group);
@@ -49,7 +49,7 @@ class LogicalPlanner {
   void UpdateRest();
   void TakeParameterNorms();
 
-  bool IsCarried(int unit) const { return turns_.carried[static_cast<size_t>(unit)]; }
+  bool IsCarried(int unit) const { return swap_ins_.carried[static_cast<size_t>(unit)]; }
   const UnitPlacement& PlacementOf(int unit) const {
     return in_.plan.pools.placement.units[static_cast<size_t>(unit)];
   }
@@ -57,30 +57,30 @@ class LogicalPlanner {
   bool GathersGradients() const { return d_.stage == 0 && d_.world > 1; }
 
   const PassInputs& in_;
-  const ReadTurns& turns_;
+  const SwapIns& swap_ins_;
   const Decisions& d_;
   std::vector<LogicalMoment> moments_;
   int round_ = 0;          // of the newest moment
   size_t next_group_ = 0;  // of gathers
-  size_t next_turn_ = 0;
-  int uploaded_turns_ = 0;
+  size_t next_swap_in_ = 0;
+  int uploaded_swap_ins_ = 0;
   BoundaryTicks boundaries_;
   std::vector<bool> updated_;  // by unit: its update is issued
   int carried_left_ = 0;       // units to come
-  // Sub-groups of early updates in their order, up to where their states are on their way, and those of them that are
-  // not updated yet.
+  // Sub-groups of early updates, in their order, with states that have been or are being read; and those of them
+  // that are not updated yet.
   std::vector<int> early_sub_groups_;
   size_t next_early_ = 0;
   std::set<int> ahead_;
 };
 
-LogicalPlanner::LogicalPlanner(const PassInputs& in, const ReadTurns& turns)
+LogicalPlanner::LogicalPlanner(const PassInputs& in, const SwapIns& swap_ins)
     : in_(in),
-      turns_(turns),
+      swap_ins_(swap_ins),
       d_(in.plan.decisions),
       updated_(in.plan.layout.units.size(), false),
       carried_left_(
-          static_cast<int>(std::count(turns.carried.begin(), turns.carried.end(), true))) {}
+          static_cast<int>(std::count(swap_ins.carried.begin(), swap_ins.carried.end(), true))) {}
 
 std::vector<LogicalMoment> LogicalPlanner::Run() {
   if (in_.kind == PlanKind::kDrain) {
@@ -99,8 +99,8 @@ void LogicalPlanner::BeginMoment(Moment::Kind kind, int scope) {
 
 void LogicalPlanner::Drain() {
   BeginMoment(Moment::kBegin, -1);
-  for (const ReadTurn& turn : turns_.turns)
-    for (int unit : turn.updated) Update(unit);
+  for (const SwapIn& swap_in : swap_ins_.reads)
+    for (int unit : swap_in.updated) Update(unit);
   BeginMoment(Moment::kFinish, -1);
 }
 
@@ -144,11 +144,11 @@ void LogicalPlanner::Gather(int tick) {
   for (; next_group_ < groups.size() && groups[next_group_].issue == tick; ++next_group_) {
     const int group = static_cast<int>(next_group_);
     if (!groups[next_group_].from_secondary) {
-      const int turn = turns_.of_group[next_group_];
-      if (turn >= 0) ReadParameters();
+      const int swap_in = swap_ins_.of_group[next_group_];
+      if (swap_in >= 0) ReadParameters();
       Issue({.kind = LogicalOp::kUploadParameters, .index = group});
-      if (turn >= 0) {
-        uploaded_turns_ = turn + 1;
+      if (swap_in >= 0) {
+        uploaded_swap_ins_ = swap_in + 1;
         ReadParameters();
       }
     }
@@ -156,17 +156,17 @@ void LogicalPlanner::Gather(int tick) {
   }
 }
 
-bool LogicalPlanner::MayRead(const ReadTurn& turn) const {
-  if (turn.after >= uploaded_turns_ || turn.round > round_ + 1) return false;
-  return std::all_of(turn.behind.begin(), turn.behind.end(),
+bool LogicalPlanner::MayRead(const SwapIn& swap_in) const {
+  if (swap_in.after >= uploaded_swap_ins_ || swap_in.round > round_ + 1) return false;
+  return std::all_of(swap_in.behind.begin(), swap_in.behind.end(),
                      [&](int unit) { return updated_[static_cast<size_t>(unit)]; });
 }
 
 void LogicalPlanner::ReadParameters() {
-  while (next_turn_ < turns_.turns.size() && MayRead(turns_.turns[next_turn_])) {
-    const size_t turn = next_turn_++;
-    Issue({.kind = LogicalOp::kReadParameters, .index = static_cast<int>(turn)});
-    for (int unit : turns_.turns[turn].updated) Update(unit);
+  while (next_swap_in_ < swap_ins_.reads.size() && MayRead(swap_ins_.reads[next_swap_in_])) {
+    const size_t swap_in = next_swap_in_++;
+    Issue({.kind = LogicalOp::kReadParameters, .index = static_cast<int>(swap_in)});
+    for (int unit : swap_ins_.reads[swap_in].updated) Update(unit);
   }
 }
 
@@ -213,10 +213,9 @@ void LogicalPlanner::HoldNorms() {
   if (GathersGradients()) Issue({.kind = LogicalOp::kGatherGradients, .units = units});
 }
 
-// Each rank tells the others what became of its swap files: a file that another program truncates,
-// replaces or links has changed. Files are looked at when the caller comes to
-// the end of the step, beside what is still to be reduced; a caller that runs ahead of a GPU is there
-// long before the exchange, which thus does not stand still for a busy disk.
+// Each rank tells the others what became of its swap files: a file that another program truncates, replaces or links
+// has changed. The host checks the files when the caller reaches the end of the step, while the last reductions run.
+// A caller that runs ahead of a GPU is there long before the exchange, so a busy disk does not delay the exchange.
 void LogicalPlanner::Exchange() {
   Issue({.kind = LogicalOp::kMark});
   const auto& bytes = in_.plan.pools.file_bytes;
@@ -239,8 +238,8 @@ void LogicalPlanner::FindEarlyUpdates() {
   }
 }
 
-// A disk that would wait for the next gradient reads what its update will need, as long as the
-// updated sub-group keeps a slot of its own. Only in steps with early updates: late ones
+// While a disk would wait for the next gradient, it reads states for the next updates. The
+// sub-group that is updated keeps a slot of its own. Only in steps with early updates: late ones
 // read all they need at once.
 void LogicalPlanner::ReadStatesAhead() {
   while (carried_left_ == 0 && next_early_ < early_sub_groups_.size() &&
@@ -304,8 +303,8 @@ void LogicalPlanner::TakeParameterNorms() {
 
 }  // namespace
 
-std::vector<LogicalMoment> PlanLogical(const PassInputs& in, const ReadTurns& turns) {
-  return LogicalPlanner(in, turns).Run();
+std::vector<LogicalMoment> PlanLogical(const PassInputs& in, const SwapIns& swap_ins) {
+  return LogicalPlanner(in, swap_ins).Run();
 }
 
 }  // namespace ebb::sharding

@@ -5,21 +5,21 @@
 //   open F1     gather 2 | upload 3, gather 3
 //   close B1    reduce bucket 0, update sub-groups 4 and 5, read the states of 6
 //
-// Operations take slots in turns: each is issued after the last use of its slot.
+// Slots are taken round-robin: an operation is issued after the last use of its slot.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "ebb/sharding/passes.h"
-#include "ebb/sharding/read_turns.h"
+#include "ebb/sharding/swap_ins.h"
 
 namespace ebb::sharding {
 
 struct LogicalOp {
   enum Kind : uint8_t {
     kMark,              // the trainer's kernels outside of scopes
-    kReadParameters,    // `index`: of ReadTurns::turns
+    kReadParameters,    // `index`: of SwapIns::reads
     kUploadParameters,  // group of gathers
     kGather,            // group of gathers
     kSendBoundary,      // visit: leaves the device
@@ -47,6 +47,6 @@ struct LogicalMoment {
   std::vector<LogicalOp> operations = {};
 };
 
-std::vector<LogicalMoment> PlanLogical(const PassInputs& in, const ReadTurns& turns);
+std::vector<LogicalMoment> PlanLogical(const PassInputs& in, const SwapIns& swap_ins);
 
 }  // namespace ebb::sharding

@@ -1,5 +1,5 @@
-// The plan's moments and operations as a fragment: each operation with its operands, and between them what the
-// trainer runs while scopes are open.
+// The plan's moments and operations as a fragment: each operation with its operands, and between them the trainer's
+// kernels while scopes are open.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -12,7 +12,7 @@
 namespace ebb::sharding {
 namespace {
 
-// What runs for an operation, over which communicator, and whether that is how parameters come.
+// The instruction of an operation, its communicator, and whether it brings parameters.
 struct Runs {
   Code code{};
   Lane lane = Lane::kNone;
@@ -48,8 +48,8 @@ constexpr Runs kRuns[kOperationKinds] = {
     {Code::kCheckFiles},                         // kCheck
 };
 
-// With replicas what is sent is fp32, and holds what was rounded to the communication dtype, so that the sums are
-// those of a world without them.
+// With replicas fp32 is sent, but its values were rounded to the communication dtype. So the sums are those of a
+// world without replicas.
 std::optional<DType> ViaOf(const Operation& operation, const Decisions& d) {
   if (operation.kind != OperationKind::kCast) return std::nullopt;
   const int unit = operation.parts.front().unit;
@@ -91,7 +91,7 @@ Fragment Lowering::Run() {
     if (moment.kind == Moment::kOpen && d_.rounds == kPlannedRounds &&
         plan_.scopes[static_cast<size_t>(moment.scope)].round > round) {
       ++round;
-      fragment_.seams.push_back(static_cast<int>(fragment_.instructions.size()));
+      fragment_.round_begins.push_back(static_cast<int>(fragment_.instructions.size()));
     }
     BeginMoment(moment);
     for (int index : moment.operations()) Lower(index);

@@ -26,7 +26,7 @@ class BoundaryLowering {
 
   const PassInputs& in_;
   PlanWriter& writer_;
-  SlotTurns slots_;
+  SlotCursor slots_;
   std::map<int, Place> read_;  // by visit, on its way to the device
 };
 

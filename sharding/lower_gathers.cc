@@ -4,28 +4,28 @@
 
 namespace ebb::sharding {
 
-void GatherLowering::Read(int turn) {
-  const ReadTurn& read = turns_.turns[static_cast<size_t>(turn)];
+void GatherLowering::Read(int swap_in) {
+  const SwapIn& read = swap_ins_.reads[static_cast<size_t>(swap_in)];
   const bool reads_masters = std::any_of(read.shared.begin(), read.shared.end(),
                                          [this](int unit) { return !d_.reads_parameters(unit); });
   if (reads_masters) ReadMasters(read);
-  ReadParameters(turn, /*carried=*/false);
+  ReadParameters(swap_in, /*carried=*/false);
   if (reads_masters) CastMasters(read);
-  if (!read.updated.empty()) ReadParameters(turn, /*carried=*/true);
+  if (!read.updated.empty()) ReadParameters(swap_in, /*carried=*/true);
 }
 
 std::vector<int> GatherLowering::SharedSubGroups(int unit) const {
   const UnitPlacement& placement = in_.plan.pools.placement.units[static_cast<size_t>(unit)];
   std::vector<int> shared;
   for (int g = placement.first_sub_group; g < placement.first_sub_group + placement.sub_groups; ++g)
-    if (turns_.shares_masters(g)) shared.push_back(g);
+    if (swap_ins_.shares_masters(g)) shared.push_back(g);
   return shared;
 }
 
-void GatherLowering::ReadMasters(const ReadTurn& turn) {
+void GatherLowering::ReadMasters(const SwapIn& swap_in) {
   const Pools& pools = in_.plan.pools;
   OperationDraft read{.kind = OperationKind::kRead, .stream = StreamId::kReadParameters};
-  for (int unit : turn.shared) {
+  for (int unit : swap_in.shared) {
     if (d_.reads_parameters(unit)) continue;
     read.parts.push_back({.unit = unit});
     for (int g : SharedSubGroups(unit)) {
@@ -34,7 +34,7 @@ void GatherLowering::ReadMasters(const ReadTurn& turn) {
       read.moves.push_back(
           {.state = StateClass::kMaster,
            .from = group.master,
-           .to = pools.master_slots.Slot(turns_.master_slot[static_cast<size_t>(g)]),
+           .to = pools.master_slots.Slot(swap_ins_.master_slot[static_cast<size_t>(g)]),
            .bytes = bytes});
       read.bytes += bytes;
     }
@@ -43,26 +43,26 @@ void GatherLowering::ReadMasters(const ReadTurn& turn) {
 }
 
 // On the stream of the reads, where their ends are.
-void GatherLowering::CastMasters(const ReadTurn& turn) {
+void GatherLowering::CastMasters(const SwapIn& swap_in) {
   const Pools& pools = in_.plan.pools;
   OperationDraft cast{.kind = OperationKind::kCastMasters, .stream = StreamId::kReadParameters};
-  for (int unit : turn.shared) {
+  for (int unit : swap_in.shared) {
     for (int g : SharedSubGroups(unit)) {
       const SubGroup& group = pools.placement.sub_groups[static_cast<size_t>(g)];
       cast.parts.push_back({.unit = unit});
       cast.updates.push_back({.sub_group = g});
-      writer_.operands().Add(pools.master_slots.Slot(turns_.master_slot[static_cast<size_t>(g)]),
+      writer_.operands().Add(pools.master_slots.Slot(swap_ins_.master_slot[static_cast<size_t>(g)]),
                              DType::kFloat32, Access::kRead, group.count());
-      writer_.operands().Add(InSlot(in_.plan, turn, unit, true, group.begin), d_.compute_of(unit),
-                             Access::kWrite, group.count());
+      writer_.operands().Add(InSlot(in_.plan, swap_in, unit, true, group.begin),
+                             d_.compute_of(unit), Access::kWrite, group.count());
       cast.bytes += group.count() * (d_.master_size(unit) + SizeOf(d_.compute_of(unit)));
     }
   }
   writer_.Issue(cast);
 }
 
-void GatherLowering::ReadParameters(int turn, bool carried) {
-  const ReadTurn& of = turns_.turns[static_cast<size_t>(turn)];
+void GatherLowering::ReadParameters(int swap_in, bool carried) {
+  const SwapIn& of = swap_ins_.reads[static_cast<size_t>(swap_in)];
   OperationDraft read{.kind = OperationKind::kRead,
                       .stream = StreamId::kReadParameters,
                       .condition = carried ? Condition::kNotCarrying : Condition::kAlways};
@@ -76,7 +76,7 @@ void GatherLowering::ReadParameters(int turn, bool carried) {
       for (const ParameterPiece& piece :
            in_.plan.pools.placement.units[static_cast<size_t>(unit)].pieces(trainable)) {
         if (piece.place.tier != Tier::kNvme) continue;
-        for (const auto& [begin, end] : NotCast(turn, unit, trainable, piece)) {
+        for (const auto& [begin, end] : NotCast(swap_in, unit, trainable, piece)) {
           const int64_t bytes = SwapAligned((end - begin) * size);
           read.moves.push_back({.state = StateClass::kParameter,
                                 .from = piece.place.Plus((begin - piece.begin) * size),
@@ -93,18 +93,19 @@ void GatherLowering::ReadParameters(int turn, bool carried) {
 }
 
 // The part of a piece that a read brings: all but sub-groups with masters that are read instead.
-GatherLowering::Ranges GatherLowering::NotCast(int turn, int unit, bool trainable,
+GatherLowering::Ranges GatherLowering::NotCast(int swap_in, int unit, bool trainable,
                                                const ParameterPiece& piece) const {
   const bool casts = trainable && !d_.reads_parameters(unit) &&
-                     !turns_.carried[static_cast<size_t>(unit)] &&
-                     turns_.of_update[static_cast<size_t>(unit)] == turn;
+                     !swap_ins_.carried[static_cast<size_t>(unit)] &&
+                     swap_ins_.of_update[static_cast<size_t>(unit)] == swap_in;
   if (!casts) return {{piece.begin, piece.end}};
   Ranges ranges;
   const UnitPlacement& placement = in_.plan.pools.placement.units[static_cast<size_t>(unit)];
   for (int g = placement.first_sub_group; g < placement.first_sub_group + placement.sub_groups;
        ++g) {
     const SubGroup& group = in_.plan.pools.placement.sub_groups[static_cast<size_t>(g)];
-    if (group.begin < piece.begin || group.begin >= piece.end || turns_.shares_masters(g)) continue;
+    if (group.begin < piece.begin || group.begin >= piece.end || swap_ins_.shares_masters(g))
+      continue;
     if (!ranges.empty() && ranges.back().second == group.begin) {
       ranges.back().second = group.end;
     } else {
@@ -116,7 +117,7 @@ GatherLowering::Ranges GatherLowering::NotCast(int turn, int unit, bool trainabl
 
 void GatherLowering::Upload(int index) {
   OperationDraft upload{.kind = OperationKind::kUpload, .stream = StreamId::kUpload};
-  const int turn = turns_.of_group[static_cast<size_t>(index)];
+  const int swap_in = swap_ins_.of_group[static_cast<size_t>(index)];
   for (int i : in_.residency.groups[static_cast<size_t>(index)].intervals) {
     const int unit = in_.residency.intervals[static_cast<size_t>(i)].unit;
     const int64_t size = SizeOf(d_.compute_of(unit));
@@ -130,7 +131,7 @@ void GatherLowering::Upload(int index) {
             {.state = StateClass::kParameter,
              .from = piece.place.tier == Tier::kCpu
                          ? piece.place
-                         : InSlot(in_.plan, turns_.turns[static_cast<size_t>(turn)], unit,
+                         : InSlot(in_.plan, swap_ins_.reads[static_cast<size_t>(swap_in)], unit,
                                   trainable, piece.begin),
              .to = slice.Plus(piece.begin * size),
              .bytes = piece.count() * size});
@@ -185,7 +186,8 @@ void GatherLowering::Fill(const GatherGroup& group) {
   if (!fill.parts.empty()) writer_.Issue(fill);
 }
 
-// This rank's part of a unit just gathered into its secondary shard, or the unit from those of all ranks of a group.
+// With `fills`: copies this rank's part of a gathered unit into its secondary shard. Without: gathers the unit from
+// the secondary shards of a group of ranks.
 void GatherLowering::AddSecondary(int unit, bool fills) {
   const UnitAddresses& at = in_.plan.pools.units[static_cast<size_t>(unit)];
   const DType dtype = d_.compute_of(unit);

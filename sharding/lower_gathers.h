@@ -1,5 +1,5 @@
-// Gathers as operations: data below the device is read into its slot in host memory, copied to its
-// place in the unit's slot on the device, and gathered there.
+// Gathers as operations. Data below the device is read into its slot in host memory, then copied to
+// its place in the unit's slot on the device, then gathered there.
 //
 // With secondary shards (hpZ) a unit's first gather is over all its slices, and each rank keeps a
 // part of the unit. The step's later gathers are of those parts, within a group of ranks:
@@ -13,16 +13,16 @@
 #include <vector>
 
 #include "ebb/sharding/plan_writer.h"
-#include "ebb/sharding/read_turns.h"
+#include "ebb/sharding/swap_ins.h"
 
 namespace ebb::sharding {
 
 class GatherLowering {
  public:
-  GatherLowering(const PassInputs& in, const ReadTurns& turns, PlanWriter& writer)
-      : in_(in), turns_(turns), d_(in.plan.decisions), writer_(writer) {}
+  GatherLowering(const PassInputs& in, const SwapIns& swap_ins, PlanWriter& writer)
+      : in_(in), swap_ins_(swap_ins), d_(in.plan.decisions), writer_(writer) {}
 
-  void Read(int turn);
+  void Read(int swap_in);
   void Upload(int group);
   void Gather(int group);
   void Refresh(const std::vector<int>& units);
@@ -30,17 +30,17 @@ class GatherLowering {
  private:
   using Ranges = std::vector<std::pair<int64_t, int64_t>>;
   // Reads masters that an early update shares, and makes the copies that are gathered.
-  void ReadMasters(const ReadTurn& turn);
-  void CastMasters(const ReadTurn& turn);
+  void ReadMasters(const SwapIn& swap_in);
+  void CastMasters(const SwapIn& swap_in);
   std::vector<int> SharedSubGroups(int unit) const;
   // `carried`: reads what carried updates would bring, for a step without any.
-  void ReadParameters(int turn, bool carried);
-  Ranges NotCast(int turn, int unit, bool trainable, const ParameterPiece& piece) const;
+  void ReadParameters(int swap_in, bool carried);
+  Ranges NotCast(int swap_in, int unit, bool trainable, const ParameterPiece& piece) const;
   void Fill(const GatherGroup& group);
   void AddSecondary(int unit, bool fills);
 
   const PassInputs& in_;
-  const ReadTurns& turns_;
+  const SwapIns& swap_ins_;
   const Decisions& d_;
   PlanWriter& writer_;
 };

@@ -8,7 +8,7 @@
 namespace ebb::sharding {
 namespace {
 
-constexpr int64_t kNormBlock = 1024;  // elements, of which a norm has a sum each
+constexpr int64_t kNormBlock = 1024;  // elements; a norm has one sum for each block
 
 }  // namespace
 
@@ -59,7 +59,7 @@ ReductionLowering::Gradients ReductionLowering::Those(bool accumulate, Tier shar
                                                       const Gradients& gradients) const {
   Gradients those;
   for (const Gradient& gradient : gradients) {
-    // A norm is taken of what is final.
+    // A norm is taken of final gradients.
     if (gradient.accumulates == accumulate && gradient.shard_tier == shard_tier &&
         (accumulate || gradient.part.last))
       those.push_back(gradient);

@@ -1,9 +1,9 @@
 // Reductions as operations: a bucket of gradients becomes slices of sums, which end in the shards.
-// On the reduce stream, in order: the cast to the sent dtype, the reduce-scatter, with replicas the
-// all-reduce between shard groups and the rounding of its sums, the use of the slices (summed into
-// the shard, or their norm taken where they are the shard), and at stage 0 the gather that makes
-// gradients whole again. Slices with shards in host memory go there first, and are summed there.
-// Those with shards on NVMe are summed one at a time, in a slot.
+// On the reduce stream, in order: the cast to the sent dtype; the reduce-scatter; with replicas the
+// all-reduce between shard groups and the rounding of its sums; the sum of the slices into the
+// shard, or their norm if they are the shard; and at stage 0 the gather that makes gradients whole
+// again. Slices with shards in host memory go there first, and are summed there. Those with shards
+// on NVMe are summed one at a time, in a slot.
 #pragma once
 
 #include <cstdint>
@@ -39,9 +39,9 @@ class ReductionLowering {
     Tier shard_tier{};  // of its shard
     DType communication{};
     bool accumulates = false;
-    Place whole = {}, source = {};  // as backward leaves it; as it is sent
+    Place whole = {}, source = {};  // as backward leaves it; as the reduction sends it
     // This rank's slice of the sum: in the sent dtype; in the communication dtype; and, if the
-    // shard is in host memory, the copy there that is added to it.
+    // shard is in host memory, the copy there that is added to the shard.
     Place summed = {}, rounded = {}, landed = {};
     Place shard = {};  // where sums are made: the shard, or the slot that it passes through
 
@@ -70,7 +70,7 @@ class ReductionLowering {
   const Decisions& d_;
   PlanWriter& writer_;
   OperandWriter& to_;
-  SlotTurns slots_;
+  SlotCursor slots_;
 };
 
 }  // namespace ebb::sharding

@@ -22,13 +22,13 @@ void Check(PlanWriter& writer) {
 
 class TierLowering {
  public:
-  TierLowering(const PassInputs& in, const ReadTurns& turns)
+  TierLowering(const PassInputs& in, const SwapIns& swap_ins)
       : in_(in),
         writer_(in.plan),
-        gathers_(in, turns, writer_),
+        gathers_(in, swap_ins, writer_),
         boundaries_(in, writer_),
         reductions_(in, writer_),
-        updates_(in, turns, writer_) {}
+        updates_(in, swap_ins, writer_) {}
 
   PlanWriter Run(std::span<const LogicalMoment> moments);
 
@@ -106,9 +106,9 @@ void TierLowering::Lower(const LogicalOp& operation) {
 
 }  // namespace
 
-PlanWriter LowerTiers(const PassInputs& in, const ReadTurns& turns,
+PlanWriter LowerTiers(const PassInputs& in, const SwapIns& swap_ins,
                       std::span<const LogicalMoment> moments) {
-  return TierLowering(in, turns).Run(moments);
+  return TierLowering(in, swap_ins).Run(moments);
 }
 
 }  // namespace ebb::sharding

@@ -1,5 +1,5 @@
-// The operations of a plan: each of the logical ones becomes those that it takes on the tiers where things live. Slots
-// are given out here, one behind the other; the logical order has seen to it that each is free by then.
+// Lowers the logical operations of a plan to operations on the tiers that hold the data. Slots are given out here,
+// one behind the other; the logical order has seen to it that each is free by then.
 #pragma once
 
 #include <span>
@@ -9,8 +9,8 @@
 
 namespace ebb::sharding {
 
-// PlanWriter::Finish puts what this has written into the plan.
-PlanWriter LowerTiers(const PassInputs& in, const ReadTurns& turns,
+// PlanWriter::Finish puts the operations into the plan.
+PlanWriter LowerTiers(const PassInputs& in, const SwapIns& swap_ins,
                       std::span<const LogicalMoment> moments);
 
 }  // namespace ebb::sharding

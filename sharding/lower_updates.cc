@@ -10,9 +10,9 @@
 
 namespace ebb::sharding {
 
-UpdateLowering::UpdateLowering(const PassInputs& in, const ReadTurns& turns, PlanWriter& writer)
+UpdateLowering::UpdateLowering(const PassInputs& in, const SwapIns& swap_ins, PlanWriter& writer)
     : in_(in),
-      turns_(turns),
+      swap_ins_(swap_ins),
       d_(in.plan.decisions),
       writer_(writer),
       to_(writer.operands()),
@@ -21,12 +21,12 @@ UpdateLowering::UpdateLowering(const PassInputs& in, const ReadTurns& turns, Pla
 
 void UpdateLowering::ReadStates(int sub_group) {
   const int unit = in_.plan.pools.placement.sub_groups[static_cast<size_t>(sub_group)].unit;
-  const bool carried = turns_.carried[static_cast<size_t>(unit)];
-  const int turn =
-      carried || d_.reads_parameters(unit) ? turns_.of_update[static_cast<size_t>(unit)] : -1;
-  Route route = RouteOf(sub_group, turn);
+  const bool carried = swap_ins_.carried[static_cast<size_t>(unit)];
+  const int swap_in =
+      carried || d_.reads_parameters(unit) ? swap_ins_.of_update[static_cast<size_t>(unit)] : -1;
+  Route route = RouteOf(sub_group, swap_in);
   route.carried = carried;
-  TakeSlots(turn, route);
+  TakeSlots(swap_in, route);
   Read(d_.optimizer_states, route);
   read_.emplace(sub_group, route);
 }
@@ -52,11 +52,11 @@ void UpdateLowering::Update(int sub_group) {
 }
 
 void UpdateLowering::TakeNorms(int sub_group) {
-  Route route = RouteOf(sub_group, /*turn=*/-1);
+  Route route = RouteOf(sub_group, /*swap_in=*/-1);
   const int states_read = d_.norm_states[static_cast<size_t>(route.unit)];
   // Read where it is the master or a half of it, and never written.
   route.moves_parameter = route.moves_parameter && d_.reads_parameters(route.unit);
-  TakeSlots(/*turn=*/-1, route);
+  TakeSlots(/*swap_in=*/-1, route);
   Read(states_read, route);
   Bring(route);
   const bool is_first = !std::exchange(norms_begun_[route.on_host ? 1 : 0], true);
@@ -74,7 +74,7 @@ void UpdateLowering::TakeNorms(int sub_group) {
        .updates = {DetailOf(route, states_read)}});
 }
 
-UpdateLowering::Route UpdateLowering::RouteOf(int sub_group, int turn) const {
+UpdateLowering::Route UpdateLowering::RouteOf(int sub_group, int swap_in) const {
   const Pools& pools = in_.plan.pools;
   const SubGroup& group = pools.placement.sub_groups[static_cast<size_t>(sub_group)];
   const UnitPlacement& unit = pools.placement.units[static_cast<size_t>(group.unit)];
@@ -96,11 +96,11 @@ UpdateLowering::Route UpdateLowering::RouteOf(int sub_group, int turn) const {
   route.parameter = route.parameter_place;
   route.moves_parameter = route.parameter_place.tier != route.here();
   route.in_parameter_slot =
-      route.moves_parameter && route.parameter_place.tier == Tier::kNvme && turn >= 0;
+      route.moves_parameter && route.parameter_place.tier == Tier::kNvme && swap_in >= 0;
   return route;
 }
 
-void UpdateLowering::TakeSlots(int turn, Route& route) {
+void UpdateLowering::TakeSlots(int swap_in, Route& route) {
   const WorkSlots& host = in_.plan.pools.host_work;
   // Parameters on NVMe pass through host memory also if the update runs on the device.
   const bool parameter_in_host = route.moves_parameter && !route.in_parameter_slot &&
@@ -111,13 +111,13 @@ void UpdateLowering::TakeSlots(int turn, Route& route) {
   if (!route.on_host && (route.moves_gradient || route.moves_parameter))
     route.device_slot = device_slots_.Next();
   route.host_parameter = route.in_parameter_slot
-                             ? InSlot(in_.plan, turns_.turns[static_cast<size_t>(turn)], route.unit,
-                                      true, GroupOf(route).begin)
+                             ? InSlot(in_.plan, swap_ins_.reads[static_cast<size_t>(swap_in)],
+                                      route.unit, true, GroupOf(route).begin)
                              : route.host_slot.Plus(host.parameter);
   if (!route.swaps) return;
-  if (turns_.shares_masters(route.sub_group)) {
-    route.master =
-        in_.plan.pools.master_slots.Slot(turns_.master_slot[static_cast<size_t>(route.sub_group)]);
+  if (swap_ins_.shares_masters(route.sub_group)) {
+    route.master = in_.plan.pools.master_slots.Slot(
+        swap_ins_.master_slot[static_cast<size_t>(route.sub_group)]);
   } else if (d_.master_size(route.unit) > 0) {
     route.master = route.host_slot.Plus(host.master);
   }
@@ -128,7 +128,7 @@ void UpdateLowering::TakeSlots(int turn, Route& route) {
 void UpdateLowering::Read(int states, const Route& route) {
   const SubGroup& group = GroupOf(route);
   std::vector<sharding::Move> reads;
-  if (route.swaps && d_.master_size(route.unit) > 0 && !turns_.shares_masters(route.sub_group)) {
+  if (route.swaps && d_.master_size(route.unit) > 0 && !swap_ins_.shares_masters(route.sub_group)) {
     reads.push_back({.state = StateClass::kMaster,
                      .from = group.master,
                      .to = route.master,
@@ -190,7 +190,7 @@ void UpdateLowering::BringParameter(Route& route) {
         .bytes = GroupOf(route).count() * SizeOf(d_.compute_of(route.unit))});
 }
 
-// Carries what the update wrote to its place.
+// Carries the new parameters from the update to their place.
 void UpdateLowering::WriteBack(const Route& route) {
   const SubGroup& group = GroupOf(route);
   const Place& place = route.parameter_place;
@@ -244,7 +244,7 @@ void UpdateLowering::Copy(const Route& route, bool to_host, const sharding::Move
 void UpdateLowering::AddArrays(const Route& route, Access access, int states, bool has_parameter) {
   const int64_t count = GroupOf(route).count();
   to_.Add(route.gradient, d_.shard_dtype(route.unit), Access::kRead, count);
-  // Low halves count as 16 bits, whatever they mean; where parameters alone are kept, there is nothing.
+  // Low halves count as 16 bits, whatever they mean. If only parameters are kept, a master has no bytes.
   const bool reads = d_.reads_parameters(route.unit);
   to_.Add(route.master, reads && d_.split_master ? DType::kBFloat16 : DType::kFloat32, access,
           reads && d_.stochastic_rounding ? 0 : count);
@@ -282,7 +282,7 @@ UpdateDetail UpdateLowering::DetailOf(const Route& route, int states) const {
       .rounding_unit = Hasher().Add(in_.plan.unit_names[static_cast<size_t>(route.unit)]).hash()};
 }
 
-// On the device a copy of what the host makes.
+// The device has a copy of the host's constants.
 void UpdateLowering::AddConstants(const Route& route, bool early) {
   const ControlCells& cells = to_.cells();
   const int64_t of_host = early ? cells.early() : cells.constants(),

@@ -1,6 +1,6 @@
 // Updates of sub-groups as operations: arrays are brought to where the sub-group is updated, and
-// changed arrays are brought back. States that live elsewhere pass through a slot, and so do other
-// arrays that live elsewhere:
+// changed arrays are brought back. States and other arrays that are kept on another tier pass
+// through a slot:
 //
 //   read states   s0  s1  s2  s3 | s4
 //   update            s0  s1  s2   s3         the slot of s0 is free for s4
@@ -14,14 +14,14 @@
 #include <vector>
 
 #include "ebb/sharding/plan_writer.h"
-#include "ebb/sharding/read_turns.h"
 #include "ebb/sharding/slots.h"
+#include "ebb/sharding/swap_ins.h"
 
 namespace ebb::sharding {
 
 class UpdateLowering {
  public:
-  UpdateLowering(const PassInputs& in, const ReadTurns& turns, PlanWriter& writer);
+  UpdateLowering(const PassInputs& in, const SwapIns& swap_ins, PlanWriter& writer);
 
   // Reads need no verdict and no gradient, only that the bytes were written.
   void ReadStates(int sub_group);
@@ -50,9 +50,9 @@ class UpdateLowering {
   const SubGroup& GroupOf(const Route& route) const {
     return in_.plan.pools.placement.sub_groups[static_cast<size_t>(route.sub_group)];
   }
-  // `turn`: of the parameter slot that carried updates fill, or shared reads; -1: none.
-  Route RouteOf(int sub_group, int turn) const;
-  void TakeSlots(int turn, Route& route);
+  // `swap_in`: a carried update fills its parameter slot, or an early update shares its read; -1: none.
+  Route RouteOf(int sub_group, int swap_in) const;
+  void TakeSlots(int swap_in, Route& route);
   // Reads the first `states` states, the master, and the parameters if the update reads them.
   void Read(int states, const Route& route);
   void Bring(Route& route);
@@ -68,11 +68,11 @@ class UpdateLowering {
   void AddConstants(const Route& route, bool early);
 
   const PassInputs& in_;
-  const ReadTurns& turns_;
+  const SwapIns& swap_ins_;
   const Decisions& d_;
   PlanWriter& writer_;
   OperandWriter& to_;
-  SlotTurns host_slots_, device_slots_;
+  SlotCursor host_slots_, device_slots_;
   std::map<int, Route> read_;  // by sub-group with states on their way
   bool norms_begun_[2] = {};   // on the device, on the host
 };

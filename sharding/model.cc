@@ -171,7 +171,7 @@ absl::Status CheckForward(const ModelSpec& model) {
                    " is never visited; put it into `forward`, or leave the unit out"));
 }
 
-// The engine hands each visit what the one before it wrote, so it keeps all boundaries or none.
+// The engine hands each visit the output of the visit before, so it keeps all boundaries or none.
 // The last visit's output is no boundary: no visit reads it.
 absl::Status CheckBoundaries(const ModelSpec& model) {
   const auto kept = [](const Visit& visit) { return visit.output_bytes > 0; };

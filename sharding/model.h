@@ -31,7 +31,7 @@ struct Slice {
 
 // Fills one slice with fp32 values. Called at Create, concurrently, only for slices that this rank
 // owns, in pieces of at most 4 MiB. It must be a pure function of (name, index), so that any world
-// size gives the same model; debug builds call some pieces a second time, cut differently, and
+// size gives the same model. Debug builds call some pieces a second time with other cuts, and
 // refuse a source that gives other values then.
 using Initialiser = std::function<absl::Status(const Slice&, std::span<float>)>;
 
@@ -51,10 +51,9 @@ struct ParameterSpec {
   std::string group = "";  // key of "ebb.parameter_groups" in the JSON
   int64_t cut_rows =
       0;  // 0: shards may be cut anywhere; n: only at multiples of n rows (first dimension)
-  // The dtype that scopes show it in; none: the config's ("bf16", "fp16", else fp32). Its gradient is in
-  // this dtype, too, unless the config says another for all. kInt8: bytes that mean something to the
-  // trainer alone, as a quantised base; such a parameter is frozen, its values are 0 to 255, and it is
-  // never cast.
+  // The dtype that scopes show it in; none: the config's ("bf16", "fp16", else fp32). Its gradient has this dtype
+  // too, unless the config sets one for all. kInt8: bytes that only the trainer understands, as a quantised base.
+  // Such a parameter is frozen and never cast, and its values are 0 to 255.
   std::optional<DType> compute = {};
 };
 
@@ -65,7 +64,7 @@ struct UnitSpec {
   // constant use. Small units are kept whole anyway (stage3_param_persistence_threshold,
   // stage3_model_persistence_threshold). These settings do not count units with keep_whole.
   bool keep_whole = false;
-  // Of a unit with several dtypes, by DivideByDType: the units with its parameters of the other dtypes. Their
+  // Set by DivideByDType for a unit with several dtypes: the units with its parameters of the other dtypes. Their
   // scopes open and close with this unit's.
   std::vector<UnitId> parts = {};
 };
@@ -75,10 +74,11 @@ struct Visit {
   UnitId unit{};
   int64_t output_bytes =
       0;  // most bytes of the boundary activation per micro-batch; 0: the trainer keeps its own
-  // Which scopes the visit has. A head that is computed in its backward has no forward; a use that
+  // Which scopes the visit has. A head that is computed in its backward has no forward. A use that
   // needs no gradient has no backward. A unit with several uses in a round may take all gradients
-  // in one backward, as autograd adds them up until then: the others only show parameters, and
-  // reduce nothing. The backward that takes gradients must be the unit's last scope in the round.
+  // in one backward, because autograd adds them up until then. Its other backwards only show
+  // parameters, and reduce nothing. The backward that takes gradients must be the unit's last scope
+  // in the round.
   bool forward = true;
   bool backward = true;
   bool gradients = true;
@@ -115,12 +115,12 @@ struct ModelSpec {
   // A block that is used twice, with gradients that backward adds up, needs no order:
   // forward = {{.unit = block}, {.unit = block, .gradients = false}}. Visit 0 ends backward.
   //
-  // What Create refuses, with the event and the unit: a scope that opens twice, closes before it opens or stays
-  // open; a backward that opens before its visit's forward has closed; a recompute that is not between the two, or
-  // that no backward follows; a visit's forward or gradients without their scope; two backwards of one unit that
-  // take gradients, open together; a scope of a trainable unit behind the last backward that takes its gradients,
-  // when the unit may have been updated; and, where boundaries belong to the engine, scopes that are open together
-  // or not in the order of the chain.
+  // The errors of Create about an order, with the event and the unit. A scope opens twice, closes before it opens, or
+  // stays open. A backward opens before its visit's forward has closed. A recompute is not between the two, or no
+  // backward follows it. A visit has a forward or gradients without a scope for them. Two backwards of one unit that
+  // take gradients are open together. A trainable unit has a scope after the last backward that takes its gradients,
+  // when the unit may have been updated. The engine keeps boundaries, and scopes are open together or not in the
+  // order of the chain.
   std::vector<ScopeEvent> order = {};
   int64_t workspace_bytes =
       0;  // the trainer's scratch on the device: planned, counted, served by Engine::workspace()
@@ -152,11 +152,11 @@ ModelSpec DivideByDType(ModelSpec model, DType compute);
 // The parameters of a unit and of its parts, in the order of the trainer.
 std::vector<ParameterId> WithParts(const ModelSpec& model, UnitId unit);
 
-// What Create refuses, with the name of the unit or parameter at fault: duplicate or empty names, a
-// dimension below 1, a missing initialiser, ids out of range, a parameter in two units or in none,
-// an empty unit, a unit that forward never visits, sizes with a sum above 2^53, a boundary missing
-// in the middle of a chain, and what ModelSpec::order says. A model without anything trainable is
-// legal: it can be evaluated.
+// The errors of Create about a model, with the name of the unit or parameter: duplicate or empty
+// names, a dimension below 1, a missing initialiser, ids out of range, a parameter in two units or
+// in none, an empty unit, a unit that forward never visits, sizes with a sum above 2^53, a boundary
+// missing in the middle of a chain, and the rules of ModelSpec::order. A model without anything
+// trainable is legal: it can be evaluated.
 absl::Status Validate(const ModelSpec& model);
 
 }  // namespace ebb

@@ -35,27 +35,28 @@ struct Operand {
 
 // What host and device tell each other in a step, and ranks each other, as operands of Tier::kCpu and
 // StateClass::kControl. Offsets count cells, not bytes: the engine knows how many constants there are. A cell by
-// parity, for two steps under way, is one of a pair side by side: the first is that of the instruction's own step.
+// parity, for two steps at once, is a pair side by side. The first of the pair belongs to the instruction's own step.
 struct ControlCells {
   explicit ControlCells(int units) : squares(0), scale((units + 1) / 2 * 2) {}
   int64_t squares;                            // by unit: the squares of its gradient's shard
   int64_t scale;                              // the loss scale; the number of applied steps
   int64_t sums() const { return scale + 2; }  // pair: losses
-  // Pairs: constants of updates that wait for the verdict, and of those that do not; as the host makes them, and
-  // where updates on the device read them.
+  // Pairs: constants of updates that wait for the verdict, and of those that do not; as the host writes them, and the
+  // copies that updates on the device read.
   int64_t constants() const { return scale + 4; }
   int64_t early() const { return scale + 6; }
   int64_t device_constants() const { return scale + 8; }
   int64_t device_early() const { return scale + 10; }
   int64_t files() const { return scale + 12; }  // pair: whether the swap files are still this run's
-  int64_t record() const { return scale + 14; }   // pair: what this rank tells the others
-  int64_t records() const { return scale + 16; }  // pair: what all ranks have told
-  // An evaluation's own: its sums, what became of the files, its record, and those of all ranks.
+  int64_t record() const { return scale + 14; }   // pair: this rank's record
+  int64_t records() const { return scale + 16; }  // pair: the records of all ranks
+  // An evaluation's own: its sums, the state of the files, its record, and the records of all
+  // ranks.
   int64_t walk_sums() const { return scale + 18; }
   int64_t walk_files() const { return scale + 19; }
   int64_t walk_record() const { return scale + 20; }
   int64_t walk_records() const { return scale + 21; }
-  // Of LAMB and LARS: this rank's sums of what the device updates, its record of all sums, and those of all ranks.
+  // For LAMB and LARS: this rank's sums from the device, its record of all sums, and the records of all ranks.
   int64_t norm_sums() const { return scale + 22; }
   int64_t norm_record() const { return scale + 23; }
   int64_t norm_records() const { return scale + 24; }
@@ -66,7 +67,7 @@ struct ControlCells {
 // Details of updates, norms and copies of masters beside their operands, the same in each step.
 struct UpdateDetail {
   int sub_group = 0;
-  int64_t begin = 0, end = 0;  // elements of what a rank updates of the unit
+  int64_t begin = 0, end = 0;  // elements, of the part of the unit that a rank updates
   int states = 0;              // how many operands behind the parameter
   bool early = false;          // does not wait for its step's verdict
   // Skipped or not, the parameter is made of the master, as the next instruction carries it to its place.

@@ -82,8 +82,8 @@ Match OrderProgress::Open(ScopeKind kind, int unit) {
   return match;
 }
 
-// Rounds that are complete leave the next one's start as what comes next. So what is not in the rest of
-// that one's is asked for again, or starts the round after it.
+// After a complete round, the scope expected next is the first of the next round. A scope that the rest of the present
+// round lacks is opened again, or it starts the round after.
 Match OrderProgress::Find(ScopeKind kind, int unit) {
   const bool backward = kind == ScopeKind::kBackward;
   const int n = per_round();
@@ -116,9 +116,9 @@ int OrderProgress::FindFrom(int begin, int end, ScopeKind kind, int unit) const 
   return -1;
 }
 
-// After the backward of a round has begun, a Forward is the next round's, unless the unit's own backward
-// is still to come: then it is recomputed in a scope of its own. For the first unit that may be either;
-// those before it tell.
+// After the backward of a round has begun, a Forward belongs to the next round. If the unit's own backward is still
+// to come, the Forward is a recompute in a scope of its own. For the first unit both are possible: it is a recompute
+// if the scopes before it were.
 bool OrderProgress::MayStartNextRound(int unit) const {
   const int n = per_round(), end = (next_ / n + 1) * n;
   if (!backward_begun_ || next_ % n == 0 || end >= scopes()) return false;
@@ -135,7 +135,7 @@ std::string_view OrderProgress::WhyNoBackward(int unit) const {
 }
 
 // A backward belongs to the round before if that round lacks it and the backward's own round has
-// seen nothing yet, or one Forward only. Empty: it is of its own round.
+// seen nothing yet, or one Forward only. Empty: it belongs to its own round.
 std::string_view OrderProgress::WhyNotInRound(int scope) const {
   const int n = per_round(), begin = scope / n * n;
   int forwards = 0;
@@ -156,7 +156,8 @@ void OrderProgress::LeaveOut(int end) {
   next_ = end;
 }
 
-// The rounds before it are looked back on as far as the one before it, and as far as they are not released.
+// States of older rounds are dropped. A round keeps its states until the round after it is over, and until it is
+// released.
 void OrderProgress::MakeRoom(int scope) {
   const int round = scope / per_round(), kept = std::max(0, std::min(round - 1, released_round_));
   if (kept > first_round_ && round - first_round_ >= kRoundsKept) {

@@ -79,8 +79,8 @@ absl::StatusOr<Section> Partition(const ModelSpec& model, std::span<const Parame
   if (!has_row_cuts) return *PlaceParameters(model, parameters, shards, shortest, obstacle);
 
   const int64_t longest = shortest + shortest / 20;
-  // Slices of whole blocks of a parameter are the ones that a parameter over several cuts needs;
-  // then any aligned length.
+  // Slices of whole blocks of a parameter, as a parameter over several cuts needs them; then any
+  // aligned length.
   std::vector<int64_t> lengths;
   for (ParameterId id : parameters) {
     if (const int64_t block = RowBlock(model[id]); block > 0) {

@@ -1,7 +1,7 @@
 // How the operations of a plan are written, pass by pass:
 //
 //   PlanResidency, PlanReduction   which scopes a gather serves; which gradients are reduced together
-//   PlanReadTurns                  what gathers read from the swap file, and in which slot it waits
+//   PlanSwapIns                    what gathers read from the swap file, and into which slot
 //   PlanLogical                    the order of issue: gather this group, update that sub-group
 //   LowerTiers                     each as operations, with the slots that they pass through
 //   Lower, DeriveWaits             operations that run, as instructions; what each waits for

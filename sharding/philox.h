@@ -11,8 +11,8 @@ namespace ebb {
 using PhiloxCounter = std::array<uint32_t, 4>;
 using PhiloxKey = std::array<uint32_t, 2>;
 
-// Each round multiplies two words by constants that the authors searched for and mixes the halves
-// of the products; the key moves on by the fractions of the golden ratio and of sqrt(3).
+// Each round multiplies two words by constants that the authors searched for, and mixes the halves
+// of the products. The key advances by the fractions of the golden ratio and of sqrt(3).
 constexpr std::array<uint32_t, 4> Philox4x32(PhiloxCounter counter, PhiloxKey key) {
   constexpr int kRounds = 10;
   for (int round = 0; round < kRounds; ++round) {

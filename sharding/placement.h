@@ -5,7 +5,7 @@
 //   its parameters    | cpu ..................| nvme .........  |     pieces of the slice
 //
 // The part of a class that a faster tier keeps is fixed and spread evenly over the model. Access is
-// a cycle, so a rule of recency would drop what comes next.
+// a cycle, so evicting the least recently used part would evict the next one needed.
 #pragma once
 
 #include <cstdint>

@@ -136,8 +136,8 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
                       .residency = residency,
                       .reduction = reduction,
                       .group_elements = base.limits.group_elements};
-  const ReadTurns turns = PlanReadTurns(in);
-  LowerTiers(in, turns, PlanLogical(in, turns)).Finish(plan);
+  const SwapIns swap_ins = PlanSwapIns(in);
+  LowerTiers(in, swap_ins, PlanLogical(in, swap_ins)).Finish(plan);
   return plan;
 }
 

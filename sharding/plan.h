@@ -1,15 +1,15 @@
-// The plan of a step, as data: for each scope that the trainer opens or closes, which operations
-// are issued, on which stream, how many bytes they move, and where everything lies. What each comes
-// after follows from that (instructions.h). The engine runs the fragments that it becomes, the memory model adds it up,
-// tests check its laws without running anything:
+// The plan of a step, as data. For each scope that the trainer opens or closes it has the operations that are issued,
+// their streams, their bytes, and the addresses of everything. The waits between operations follow from that
+// (instructions.h). The engine runs the fragments that it becomes, the memory model adds it up, tests check its laws
+// without running anything:
 //   - nothing is used before it is there, and no two live things overlap in a pool;
 //   - a unit has one gathered address, in forward, backward and every step; so has the gradient of
 //     a unit (reduce_at round) or of a visit (reduce_at step);
 //   - every visit's gradient is reduced exactly once;
 //   - the bytes of all ranks' operations are what ring collectives move.
 //
-// A plan is the same on every rank. It has three rounds at most: that in the middle stands for all of a longer
-// step but the first and the last, as each finds what the one before it leaves and leaves the same.
+// A plan is the same on every rank. It has three rounds at most. The middle one stands for all rounds of a longer
+// step but the first and the last, because each finds and leaves the same contents in memory.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@
 namespace ebb::sharding {
 
 enum class OperationKind : uint8_t {
-  kMark,    // compute: what a trainer enqueues outside of scopes: losses
+  kMark,    // compute: work that a trainer enqueues outside of scopes: losses
   kGather,  // all-gather of units from their slices into their slots
   // ZeRO++'s hpZ: this rank's part of units just gathered, into its secondary shards; all-gather of
   // units from those, within the ranks that hold a copy of them together
@@ -76,7 +76,8 @@ enum class StreamId : uint8_t {
   kGather,
   kReduce,
   kUpdate,  // on the device
-  // Of what is offloaded. Reads of parameters are not behind those of states, which wait for updates.
+  // Streams of offloaded data. Reads of parameters have a stream of their own, because reads of states wait for
+  // updates.
   kUpload,
   kDownload,
   kHostSum,     // sums and norms of gradients that live in host memory
@@ -133,7 +134,7 @@ struct PlanLists;
 struct UnitAddresses {
   int64_t parameter_trainable = 0,
           parameter_frozen = 0;  // parameter pool: whole, or this rank's slice
-  // Of the tier of UnitPlacement::gradient, pool or swap file.
+  // Gradients of the tier UnitPlacement::gradient, pool or swap file.
   int64_t gradient_shard = 0;                       // gradient pool of UnitPlacement::gradient
   int64_t gather_trainable = 0, gather_frozen = 0;  // gather pool; unused for a unit kept whole
   // Secondary pool; unused for a unit that a step gathers once, or not at all.
@@ -154,7 +155,7 @@ struct Pools {
   int64_t bytes[kStateClasses] = {};       // of each class, on the device
   int64_t host_bytes[kStateClasses] = {};  // in host memory
   int64_t file_bytes[kStateClasses] = {};  // in the swap file, end to end
-  // Of the file that holds all but parameters.
+  // The states file, which holds all classes but parameters.
   int64_t state_file_bytes() const {
     return std::accumulate(std::begin(file_bytes), std::end(file_bytes),
                            -file_bytes[static_cast<int>(StateClass::kParameter)]);
@@ -178,8 +179,8 @@ struct Pools {
   int64_t staging_rounded = 0;   // kRound's slices of one bucket
   int64_t staging_norm = 0;      // scratch of optim::SumOfSquares
   int64_t staging_exchange = 0;  // one record of kExchangeBytes per rank, then this rank's own
-  // Of optimizers that take norms (norm_records.h): sums of this rank's parameters, and records of all
-  // ranks of a shard group, then this rank's own. Sums of what is updated on the host are there.
+  // For optimizers that take norms (norm_records.h): sums of this rank's parameters, and records of all ranks of a
+  // shard group, then this rank's own. Sums from updates on the host are in host memory.
   int64_t staging_norm_sums = 0, staging_norm_records = 0;
   Place host_norm_sums;
   // Where pieces of all ranks are summed in one order (ebb.deterministic_reduce).
@@ -187,7 +188,7 @@ struct Pools {
   // fp32 gradient of one slice, and where masters are not kept as such their fp32 values, for an
   // optimizer of the trainer's
   int64_t staging_gradient = 0, staging_master = 0;
-  // The same on the host, for what is updated there.
+  // The same on the host, for updates there.
   Place host_norm, host_gradient, host_master;
   // Activation pool in an evaluation, which keeps nothing for backward: two boundaries a micro-batch,
   // taken by visits in turns, and the most micro-batches that one walk holds.
@@ -226,7 +227,8 @@ struct Decisions {
   DType compute_of(int unit) const {
     return own_compute.empty() ? compute : own_compute[static_cast<size_t>(unit)];
   }
-  // Of a unit with a dtype of its own gradients are in it, where those of others are in `compute`.
+  // A unit with a dtype of its own has its gradients in that dtype; other units have theirs in
+  // `compute`.
   DType communication_of(int unit) const {
     return communication == compute ? compute_of(unit) : communication;
   }
@@ -269,8 +271,8 @@ struct Decisions {
   }
   bool split_master = false;
   bool stochastic_rounding = false;  // there are no masters beside the bf16 parameters
-  // fp32 parameters are their own masters as long as nothing is offloaded; others are written beside
-  // what is kept of a master.
+  // fp32 parameters are their own masters unless something is offloaded. Other parameters are written beside the
+  // master, or beside its low half.
   bool writes_parameters(int unit) const {
     return compute_of(unit) != DType::kFloat32 || parameter_tier != Tier::kDevice ||
            optimizer_tier != Tier::kDevice;
@@ -297,16 +299,15 @@ struct Decisions {
   std::string timing_reason;
   // The trainer may write the step's gradients until Finish: norms are taken there.
   bool holds = false;
-  // By unit: where any of its parameters are on NVMe, its update runs in the next step, just ahead
-  // of its gather, which takes what the update has written on its way to the disk. The same in every
-  // variant of a step. Of late updates all; of early ones a third, since forward is about a third of
-  // a step's kernels: so the disk has as much to do for each of their seconds. Of three units that is
-  // the second: the first forward, with the last gradient, has little to wait for, and the
-  // disk little to wait for behind the last forward, before there is a gradient.
+  // By unit with any parameters on NVMe: its update runs in the next step, just ahead of its gather. The gather takes
+  // the new parameters while they are on their way to the disk. The same in every variant of a step. All late updates
+  // are carried. One of three early updates is, because forward is about a third of a step's kernels; so the disk has
+  // the same work in each second of a step. It is the second of three: the first forward then waits for little, and
+  // after the last forward the disk is not behind when the first gradient comes.
   std::vector<bool> carried;
-  // The config's updates are early and parameters on NVMe: what an update reads of a unit's masters, or
-  // of its parameters where it reads those, is there from the unit's last gather on. Which thus reads
-  // nothing of its own. The same in every variant of a step; variants with late updates have none.
+  // If the config's updates are early and parameters are on NVMe: from a unit's last gather on, the masters (or
+  // parameters) that its update reads are in memory. So the update reads none of its own. The same in every variant
+  // of a step; variants with late updates have none.
   bool shares_reads = false;
   std::vector<bool> kept_whole;  // by unit: every rank keeps all parameters
   std::vector<bool>
@@ -351,8 +352,8 @@ struct PlanInputs {
   bool own_optimizer = false;
   // Where state lives that is there already; null: it is decided.
   const StatePlacement* placement = nullptr;
-  // How much the error of a cap says: what is needed; which class needs how much, too; and what would
-  // fit, which takes longer to find than the plan.
+  // How detailed the error of a cap is: the total need; also the need of each class; also a config that would fit,
+  // which takes longer to find than the plan.
   enum class CapError : uint8_t { kNeed, kClasses, kAdvice };
   CapError cap_error = CapError::kAdvice;
   // Sums over ranks depend on how many collectives are grouped (NCCL's, without
@@ -364,15 +365,15 @@ struct PlanInputs {
 // Finish. Every variant has the same pools. Errors: the model's or the config's, and rounds that
 // the config's pools do not hold; kResourceExhausted is a cap of the config's, and nothing else.
 absl::StatusOr<Plan> PlanStep(const PlanInputs& inputs, int rounds = 0, bool hold_updates = false);
-// The same with every round planned, which shows what the middle one stands for.
+// The same with every round planned, to check the middle round of a shorter plan.
 absl::StatusOr<Plan> PlanUnrolledStep(const PlanInputs& inputs, int rounds,
                                       bool hold_updates = false);
 // One walk of an evaluation: its moments are of forward scopes only, and kFinish.
 absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs);
 // Only the updates that a step carries into the next one: for a look at the state before that step.
 absl::StatusOr<Plan> PlanDrain(const PlanInputs& inputs);
-// The pools alone, which take a small part of a plan's time: also those that exceed a cap of the
-// config's (CheckBudget), of which a plan is an error. What host memory has left is left.
+// The pools alone, which take a small part of a plan's time. Unlike a plan, they may exceed a cap
+// of the config (CheckBudget). What host memory has left is left.
 absl::StatusOr<Pools> PlanPools(const PlanInputs& inputs);
 // LeastPools of these inputs: what exceeds a cap with these does with PlanPools(), which may take much
 // longer.

@@ -15,12 +15,12 @@ namespace ebb::sharding {
 inline int PlannedRounds(const Plan& plan) {
   return plan.decisions.rounds;
 }
-// The number of ranks that each unit is cut over. If it is less than all ranks, slices are
-// repeated, and those of the first ranks count once.
+// The number of ranks that each unit is cut over. If it is less than all ranks, shards are
+// repeated, and the first ranks' shards count once.
 inline int Slices(const Plan& plan) {
   return plan.decisions.shards;
 }
-// The rank's own part of what lies at `place` by slices; the rank has slice `slice` of every unit.
+// The rank's own slice of the data at `place`; the rank has slice `slice` of every unit.
 inline Place OwnPlace(const Plan& plan, const Place& place, int slice) {
   Place own = place.Plus((place.of_secondary ? slice % plan.decisions.secondary_shards : slice) *
                          place.per_slice);
@@ -54,7 +54,7 @@ inline bool IsKeptWhole(const Plan& plan, int unit) {
 inline DType BoundaryDType(const Plan& plan) {
   return plan.decisions.compute;
 }
-// Of the views that scopes of a unit show.
+// The dtypes of the views that scopes of a unit show.
 inline DType ParameterDType(const Plan& plan, int unit) {
   return plan.decisions.compute_of(unit);
 }

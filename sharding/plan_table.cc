@@ -44,7 +44,7 @@ class Waits {
     const Fragment* const both[] = {&fragments_[0], &fragments_[1]};
     const Cells cells(both, plan);
     for (Fragment& fragment : fragments_) {
-      fragment.seams.clear();  // the rounds are shown one behind the other
+      fragment.round_begins.clear();  // the rounds are shown one after the other
       DeriveWaits(cells, fragment);
     }
   }

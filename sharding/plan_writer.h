@@ -38,7 +38,7 @@ class PlanWriter {
   explicit PlanWriter(const Plan& plan);
 
   void BeginMoment(Moment::Kind kind, int scope);
-  // The operands of the next operation, beside those of its moves.
+  // The operands of the next operation, in addition to those of its moves.
   OperandWriter& operands() { return operands_; }
   // Adds it to the newest moment; returns its index.
   int Issue(const OperationDraft& operation);

@@ -25,9 +25,9 @@ constexpr int64_t PoolAligned(int64_t bytes) {
   return (bytes + kPoolAlignment - 1) / kPoolAlignment * kPoolAlignment;
 }
 
-// Sets the offsets and returns the bytes of the pool. Largest blocks first, each at the lowest
-// offset that is free during all its lives: a large embedding at the ends of the step costs no more
-// than the blocks that use its memory in between.
+// Sets the offsets and returns the bytes of the pool. Takes the largest blocks first, and puts each
+// at the lowest offset that is free during all its lives. So a large embedding at both ends of the
+// step shares its memory with the blocks in between.
 int64_t Pack(std::span<PoolBlock> blocks);
 
 }  // namespace ebb::sharding

@@ -8,8 +8,8 @@
 
 namespace ebb::sharding {
 
-// A sub-group is read while one is updated and one is written; the next read has a slot once the
-// disk is done with the read before, even if the update or the write is late.
+// One sub-group is read while another is updated and a third is written. The next read finds a slot
+// when the disk has finished the read before, even if the update or the write is late.
 inline constexpr int kWorkSlots = 4;
 // One group of gathers is in use while others are read.
 inline constexpr int kParameterSlots = 5;

@@ -32,9 +32,9 @@ struct WorkNeeds {
   bool any() const { return states || gradient || parameter; }
 };
 
-// Of masters that gathers share with early updates: those of all units between their last gather and
-// their update, and of one more, which are read meanwhile. As many groups of gathers as have
-// parameter slots, and no more bytes than are left.
+// Slots for masters that a gather shares with an early update: for all units between their last gather and their
+// update, and for one more that is read meanwhile. They serve as many groups of gathers as there are parameter slots,
+// and take no more bytes than are left.
 void LayOutMasterSlots(const PoolInputs& in, Pools& pools) {
   struct Shared {
     int group = 0, updated = 0;

@@ -27,9 +27,9 @@ inline int GradientKey(const Decisions& decisions, const PlannedScope& scope) {
   return decisions.keeps_step_gradients ? scope.visit : scope.unit;
 }
 
-// Whether the whole gradient of backward is the shard as it lies there: one rank's slice is all of
-// it, a step reduces it once, and dtype and tier stay the same. Then it has one buffer. The update
-// of the step before reads the buffer until backward writes it again.
+// Whether the whole gradient of backward is also the shard: one rank's slice is all of it, a step
+// reduces it once, and dtype and tier are the same. Then it has one buffer. The update of the step
+// before reads the buffer until backward writes it again.
 inline bool GradientIsShard(const Decisions& decisions, const StatePlacement& placement, int unit) {
   return decisions.shards == 1 && !decisions.casts(unit) && decisions.trainable[unit] &&
          !decisions.accumulates[unit] &&

@@ -122,7 +122,7 @@ class Prefetch {
   }
 
  private:
-  // What scope `current` needs, then what may be ahead of it.
+  // First the gathers that scope `current` needs, then prefetches.
   void IssueAt(int tick, int current) {
     std::erase_if(live_, [&](int i) { return residency_.intervals[i].end < tick; });
     std::vector<GatherGroup>& groups = residency_.groups;

@@ -1,5 +1,5 @@
-// When units that are kept in slices are gathered and released: which scopes one gather serves, how
-// far ahead it is issued, and which gathers are submitted as one group.
+// When units that are kept in slices are gathered and released. Says which scopes one gather
+// serves, how early it is issued, and which gathers are submitted as one group.
 //
 //   depth 1      open F0   open F1        open F2
 //   gather       F0, F1    F2             F3 ...
@@ -44,8 +44,8 @@ struct ResidencyLimits {
   int64_t live_elements = INT64_MAX;      // no prefetch that would gather more than this
   int64_t reuse_elements = INT64_MAX;     // a unit with a farther next use is released
   int64_t group_elements = 0;  // neighbours are gathered together up to this; larger ones are alone
-  // If slices are read from a swap file: what each unit takes of a slot at most, and how large a
-  // slot may be. A group shares one slot.
+  // If slices are read from a swap file: the elements that each unit takes of a slot, and the most
+  // elements of a slot. A group shares one slot.
   std::vector<int64_t> slot_elements = {};  // by unit; empty: nothing is read
   int64_t slot_elements_max = INT64_MAX;
   bool reshard_after_forward = true;

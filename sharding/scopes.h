@@ -44,7 +44,7 @@ struct PlannedScope {
   // Ticks of the step: 0 is its begin, and every opening or closing is the next one.
   int open_tick = 0, close_tick = 0;
   bool gradients = false;  // backward: takes the unit's gradients
-  // Backward: the visit before has a backward, too, and it takes the gradient of this one's input.
+  // Backward: the visit before has a backward too, which takes the gradient of this visit's input.
   bool input_gradient = false;
   bool is_reduced = false;  // its gradients are reduced once it has closed
   bool releases = false;    // the last to close of those that its gather serves

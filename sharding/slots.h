@@ -1,4 +1,4 @@
-// Slots: memory that parts of a class pass through if they live elsewhere.
+// Slots: staging memory for parts of a class that are kept on another tier.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,19 @@
 
 namespace ebb::sharding {
 
-// Equal slots, used in turns.
+// Equal slots, used round-robin.
 struct SlotRing {
   int count = 0;
   int64_t bytes = 0;  // of a slot
   Place first;
 
-  Place Slot(int turn) const { return first.Plus(turn % count * bytes); }
+  Place Slot(int use) const { return first.Plus(use % count * bytes); }
 };
 
-// Gives out the slots of a ring, one behind the other.
-class SlotTurns {
+// Gives out the slots of a ring, one after the other.
+class SlotCursor {
  public:
-  explicit SlotTurns(const SlotRing& ring) : ring_(ring) {}
+  explicit SlotCursor(const SlotRing& ring) : ring_(ring) {}
   Place Next() { return ring_.Slot(next_++); }
   // Starts from the first slot, as every round does that repeats the round before.
   void Restart() { next_ = 0; }

@@ -254,7 +254,7 @@ Fragment LowerAsyncRead(const Plan& plan, int shard, bool has_second_places) {
     for (int state = 0; state < plan.decisions.optimizer_states; ++state)
       add({.what = StateClass::kOptimizer, .unit = unit, .state = state});
   };
-  // Behind this alone are updates of what has a second place.
+  // Updates of arrays with a second place wait for this instruction alone.
   if (of_moved) {
     for (const int unit : units) add_unit(unit);
     lowering.Add({.code = Code::kKernels, .role = OperationKind::kMark});

@@ -36,7 +36,7 @@ struct StateRange {
 // Elements that lie together.
 struct StateRun {
   int64_t begin = 0, end = 0;
-  // Of split masters: the parameters and the low halves; else one place, and a count of 0.
+  // Of split masters: the parameters and the low halves. Otherwise one place, and a count of 0.
   std::array<Operand, 2> stored = {};
 
   int64_t count() const { return end - begin; }
@@ -76,7 +76,7 @@ Fragment LowerStateWrite(const StagedRun& run);
 // From where the host finds a run's parameters to this rank's slice on the device.
 Fragment LowerStateUpload(const Plan& plan, const StateArray& array, const StagedRun& run);
 
-// Units in the order of their updates; those that have none, last.
+// Units in the order of their updates, then the units without one.
 std::vector<int> UnitsByUpdate(const Plan& plan);
 // One instruction for each unit, in that order, about all of this rank's masters, frozen parameters
 // and states. `has_second_places`: masters and states on NVMe stay where they are during the

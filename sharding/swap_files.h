@@ -1,4 +1,4 @@
-// The extents of a rank's swap files: an extent is what a step writes and reads in one go.
+// The extents of a rank's swap files. A step writes or reads an extent in one transfer.
 //
 //   states file      | master | state 0 | state 1 | master | ...     an extent each, of a sub-group
 //                    | gradients, sub-group by sub-group | ...       likewise, as updates read them

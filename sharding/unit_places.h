@@ -18,8 +18,8 @@ inline Place StagingPlace(int64_t offset) {
 
 // A section whole: in its slot, or where it is kept whole.
 Place WholePlace(const Plan& plan, int unit, bool trainable);
-// This rank's slice of it, where a gather finds it: in place, unless the slice lives on the device in a pool of its
-// own.
+// This rank's slice of a section, where a gather reads it: in place, unless the slice is on the device in a pool of
+// its own.
 Place SlicePlace(const Plan& plan, int unit, bool trainable);
 // This rank's slice of the reduced gradient.
 Place GradientSlicePlace(const Plan& plan, int unit);

@@ -150,7 +150,7 @@ void Cells::Find(const Operand& operand, std::vector<CellRange>& ranges) const {
   if (s >= 0) {
     const Slices& section = pool.sliced[static_cast<size_t>(s)];
     const int64_t at = place.offset - section.begin;
-    // What reaches behind the last cut counts as all slices, like what is not sliced.
+    // Bytes behind the last cut count as all slices, like operands without slices.
     if (section.stride == place.per_slice && at >= 0 && at < section.stride &&
         at + operand.bytes() <= section.cuts.back()) {
       const int begin = static_cast<int>(Holding(section.cuts, at)),
@@ -173,7 +173,7 @@ class Derivation {
         of_cell_(static_cast<size_t>(cells.count())),
         over_(fragment.instructions.size()) {}
 
-  void Run(int begin, int end);  // instructions, of which nothing before them is known
+  void Run(int begin, int end);  // instructions; none before `begin` counts
 
  private:
   using Clock = std::array<int, kLines>;  // by line: the last instruction that is over; -1: none
@@ -206,7 +206,7 @@ class Derivation {
   const Cells& cells_;
   Fragment& fragment_;
   std::vector<CellState> of_cell_;
-  std::vector<Clock> over_;  // by instruction: what is over when it is
+  std::vector<Clock> over_;  // by instruction: the instructions that are over when it is
   std::array<Clock, kLines> clocks_;
   std::vector<CellTouch> touches_;   // of all instructions, one behind the other
   std::vector<size_t> first_touch_;  // by instruction from the first on
@@ -335,9 +335,9 @@ void Derivation::Run(int begin, int end) {
 void DeriveWaits(const Cells& cells, Fragment& fragment) {
   Derivation derivation(cells, fragment);
   int begin = 0;
-  for (int seam : fragment.seams) {
-    derivation.Run(begin, seam);
-    begin = seam;
+  for (int next : fragment.round_begins) {
+    derivation.Run(begin, next);
+    begin = next;
   }
   derivation.Run(begin, static_cast<int>(fragment.instructions.size()));
 }

@@ -1,6 +1,6 @@
-// What an instruction waits for follows from what it touches: it comes after every earlier one that it conflicts
-// with, two being in conflict if they touch the same bytes and one of them writes. A wait that streams and other
-// waits guarantee anyway is left out.
+// The waits of an instruction follow from its operands: it waits for every earlier instruction in conflict with it.
+// Two are in conflict if they touch the same bytes and one of them writes. A wait that streams and other waits
+// guarantee anyway is left out.
 //
 // Bytes are counted in cells: the pools and files, cut wherever an operand begins or ends. A rank's slice lies
 // elsewhere on each rank, while waits must be the same on all: so a sliced operand counts as all slices. Among
@@ -34,11 +34,11 @@ class Cells {
 
   int count() const { return count_; }
   const ControlCells& control() const { return control_; }
-  // Into `ranges`: what an operand touches, at least; also of fragments that were not given.
+  // Adds to `ranges` the cells that an operand touches; also for fragments that were not given.
   void Find(const Operand& operand, std::vector<CellRange>& ranges) const;
 
  private:
-  // Sections of which operands take the same slices: bytes [begin, end), cut at multiples of `stride`.
+  // Sections with operands that take the same slices: bytes [begin, end), cut at multiples of `stride`.
   struct Slices {
     int64_t begin = 0, end = 0, stride = 0;
     std::vector<int64_t> cuts;  // in the slice
@@ -46,8 +46,7 @@ class Cells {
   struct Pool {
     std::vector<int64_t> cuts;
     std::vector<int> first_cell;  // by cut
-    std::vector<int>
-        slices;  // by cut: index of what lies between this one and the next; -1: not cut
+    std::vector<int> slices;      // by cut: index of the range up to the next cut; -1: not cut
     std::vector<Slices> sliced;
   };
   static std::pair<int, int> KeyOf(const Place& place);

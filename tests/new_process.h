@@ -1,5 +1,5 @@
-// A process of its own for a test of what happens once in a process: a warning, a choice. Other
-// tests of the program may have caused it before.
+// A separate process, for a test of something that happens once in a process: a warning, a choice.
+// Other tests of the program may have caused it before.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 namespace ebb::testing {
 
 // Runs `body`, with this test's checks and GTEST_SKIP, in a new process of this program. Call it
-// once in a test, before anything else, because the new process runs the test up to here, too.
+// once in a test, before anything else, because the new process also runs the test up to here.
 template <typename Body>
 void InNewProcess(const Body& body) {
   constexpr int kFailed = 1, kSkipped = 77;

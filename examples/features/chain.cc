@@ -129,7 +129,7 @@ absl::StatusOr<Evaluated> Evaluate(ebb::Engine& engine, const std::vector<Layer>
   return Evaluated{.loss = (*sums)[0].mean(), .right = (*sums)[kRight].mean()};
 }
 
-// The same code, whatever the gradients are: here, reduced each round, of the type they are sent in.
+// One code for all gradients. Here each round reduces them, and they have the dtype in which they are sent.
 absl::Status TrainWithGradientsOf(const std::string& dtype, const ebb::World& world,
                                   const std::vector<Sample>& samples) {
   ebb::ModelSpec model;

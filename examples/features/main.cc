@@ -1,4 +1,7 @@
-// Trains the chain in each way that docs/trainer.md describes, on two ranks. chain.h says what is in which file.
+// Uses each feature that docs/trainer.md describes, on two ranks that train a small chain of layers. chain.h lists the
+// files, a feature each.
+//
+//   build/release/bin/features      prints what each feature has done
 #include <cmath>
 #include <cstdio>
 #include <functional>

@@ -50,7 +50,8 @@ absl::Status TrainUnderARoot(const ebb::World& world, const std::vector<float>& 
   if (!engine.ok()) return engine.status();
 
   ebb::Step step = engine->BeginStep();
-  std::vector<std::vector<float>> x(4, sample);  // what goes into each layer, and out of the last
+  std::vector<std::vector<float>> x(4,
+                                    sample);  // the input of each layer, and the output of the last
   {
     const ebb::ForwardScope root = step.Forward(chain[0].unit);
     Multiply(root.parameter(chain[0].weight).as<float>(), sample, x[1]);

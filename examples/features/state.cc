@@ -1,4 +1,4 @@
-// State read, written and gathered, and a run that goes on from what was saved.
+// Reads, writes and gathers state, and continues a run from saved state.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -33,7 +33,7 @@ absl::Status Print(ebb::Engine& engine, ebb::World world, ebb::ParameterId param
 
 namespace {
 
-struct SavedRun {  // what one rank keeps
+struct SavedRun {                                                                // one rank's part
   using Slices = std::map<std::pair<std::string, int64_t>, std::vector<float>>;  // name, begin
   std::map<std::string, Slices> states;                                          // "": masters
   ebb::TrainingState run;

@@ -1,7 +1,15 @@
-// gpt: trains a byte-level GPT. Its ranks are threads of this process; under mpirun, torchrun or
-// srun they are the processes that the launcher has started. Exit codes: 0; 1 if training failed; 2
-// if the command line, the configuration or the launcher asked for what cannot be, also for lack of
-// memory; 130 if a signal ended it.
+// gpt: trains a byte-level GPT-2 on text, with everything that Ebb does: ZeRO stages, offload, mixed precision,
+// checkpoints, reports. docs/start.md has its options.
+//
+//   build/release/bin/gpt --steps 500 --ranks 2          the ranks are threads of this process
+//   torchrun --no-python --nproc-per-node 2 gpt          the ranks are processes (also mpirun, srun)
+//
+// To read it top-down: Main here takes the options; RunRank (run.cc) is one rank from its engine to its reports;
+// Trainer::Step (trainer.cc) is a step, forward and backward through the engine's scopes; model/layers.h is the
+// arithmetic of a layer.
+//
+// Exit codes: 0; 1 if training failed; 2 if the command line, the configuration or the launcher asked for something
+// impossible, also for lack of memory; 75 if a signal ended the run and it was saved; 130 if a signal ended it.
 #include <execinfo.h>
 
 #include <algorithm>
@@ -32,6 +40,10 @@ namespace {
 
 constexpr int kFailed = 1, kCannotBe = 2, kSaved = 75, kStopped = 130;
 
+int Plan(const std::optional<Launch>& launch, const Options& options);
+int RunRanksAsThreads(Options& options, const Config& config);
+int RunRankOfLauncher(Options& options, const Config& config);
+
 int Fail(const absl::Status& status, int code) {
   std::fprintf(stderr, "gpt: %s\n", std::string(status.message()).c_str());
   return code;
@@ -43,14 +55,40 @@ int PrintAll(std::string_view text) {
   return printed.ok() ? 0 : Fail(printed, kFailed);
 }
 
-// If one rank refuses, the others may fail because it is gone.
-int CodeOf(std::span<const absl::Status> errors) {
-  return std::any_of(errors.begin(), errors.end(), IsRefusal) ? kCannotBe : kFailed;
+int Main(int argc, char** argv) {
+  CommandLine command = ParseCommandLine(argc, argv);
+  if (!command.options) {
+    if (command.exit_code != 0) {
+      std::fputs(command.text.c_str(), stderr);
+      return command.exit_code;
+    }
+    return PrintAll(command.text);
+  }
+  Options& options = *command.options;
+  if (options.explain_config) {
+    const auto explained = ExplainConfig(options);
+    if (!explained.ok()) return Fail(explained.status(), kCannotBe);
+    return PrintAll(*explained);
+  }
+  const auto launch = DescribeLaunch(ThisEnvironment());
+  if (!launch.ok()) return Fail(launch.status(), kCannotBe);
+  if (const auto status = SettleRanks(*launch, options); !status.ok())
+    return Fail(status, kCannotBe);
+  if (options.PlansOnly()) return Plan(*launch, options);
+  const auto config = ResolveConfig(options);
+  if (!config.ok()) return Fail(config.status(), kCannotBe);
+  options.ranks = RanksOf(*config);
+  if (const auto status = CheckSave(options); !status.ok()) return Fail(status, kCannotBe);
+  if (const auto status = CheckExport(options); !status.ok()) return Fail(status, kCannotBe);
+  const bool launched = *launch && (*launch)->size > 1;
+  return launched ? RunRankOfLauncher(options, *config) : RunRanksAsThreads(options, *config);
 }
 
-// A scheduler may start the same command again, because the saved run can be resumed.
-int CodeOfStop(const Options& options) {
-  return options.save_folder.empty() ? kStopped : kSaved;
+// Among a launcher's processes only the first one prints. They do not connect.
+int Plan(const std::optional<Launch>& launch, const Options& options) {
+  const auto text = PlanningText(options);
+  if (!text.ok()) return Fail(text.status(), kCannotBe);
+  return launch && launch->rank > 0 ? 0 : PrintAll(*text);
 }
 
 absl::StatusOr<Text> LoadText(Options& options) {
@@ -60,6 +98,16 @@ absl::StatusOr<Text> LoadText(Options& options) {
     options.data = *std::move(files);
   }
   return OrOutOfMemory([&] { return Text::Load(options.data, options.shape.context); });
+}
+
+// If one rank refuses, the others may fail because it is gone.
+int CodeOf(std::span<const absl::Status> errors) {
+  return std::any_of(errors.begin(), errors.end(), IsRefusal) ? kCannotBe : kFailed;
+}
+
+// A scheduler may start the same command again, because the saved run can be resumed.
+int CodeOfStop(const Options& options) {
+  return options.save_folder.empty() ? kStopped : kSaved;
 }
 
 int RunRanksAsThreads(Options& options, const Config& config) {
@@ -116,42 +164,6 @@ int RunRankOfLauncher(Options& options, const Config& config) {
   return *stopped ? CodeOfStop(options) : 0;
 }
 
-// Among a launcher's processes only the first one prints; they do not meet.
-int Plan(const std::optional<Launch>& launch, const Options& options) {
-  const auto text = PlanningText(options);
-  if (!text.ok()) return Fail(text.status(), kCannotBe);
-  return launch && launch->rank > 0 ? 0 : PrintAll(*text);
-}
-
-int Main(int argc, char** argv) {
-  CommandLine command = ParseCommandLine(argc, argv);
-  if (!command.options) {
-    if (command.exit_code != 0) {
-      std::fputs(command.text.c_str(), stderr);
-      return command.exit_code;
-    }
-    return PrintAll(command.text);
-  }
-  Options& options = *command.options;
-  if (options.explain_config) {
-    const auto explained = ExplainConfig(options);
-    if (!explained.ok()) return Fail(explained.status(), kCannotBe);
-    return PrintAll(*explained);
-  }
-  const auto launch = DescribeLaunch(ThisEnvironment());
-  if (!launch.ok()) return Fail(launch.status(), kCannotBe);
-  if (const auto status = SettleRanks(*launch, options); !status.ok())
-    return Fail(status, kCannotBe);
-  if (options.PlansOnly()) return Plan(*launch, options);
-  const auto config = ResolveConfig(options);
-  if (!config.ok()) return Fail(config.status(), kCannotBe);
-  options.ranks = RanksOf(*config);
-  if (const auto status = CheckSave(options); !status.ok()) return Fail(status, kCannotBe);
-  if (const auto status = CheckExport(options); !status.ok()) return Fail(status, kCannotBe);
-  const bool launched = *launch && (*launch)->size > 1;
-  return launched ? RunRankOfLauncher(options, *config) : RunRanksAsThreads(options, *config);
-}
-
 }  // namespace
 }  // namespace ebb::gpt
 
@@ -161,8 +173,8 @@ int main(int argc, char** argv) {
   // Before there are threads, and before the driver starts: docs/ranks.md, "Queues of a GPU".
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   // The C library opens libgcc when an exception first passes one of its own functions, as
-  // std::bad_alloc does in a library that calls pthread_once, and aborts where it lacks memory for
-  // that. A stack trace opens it, too.
+  // std::bad_alloc does in a library that calls pthread_once. It aborts if it lacks memory for
+  // that. A stack trace opens it too.
   void* caller = nullptr;
   backtrace(&caller, 1);
   const auto code =

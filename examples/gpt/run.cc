@@ -23,104 +23,80 @@
 namespace ebb::gpt {
 namespace {
 
-absl::Status EvaluateInto(History& history, Trainer& trainer, StopVote& vote, Progress* progress) {
-  GPT_ASSIGN_OR_RETURN(const std::optional<double> loss, trainer.Evaluate(vote));
-  if (!loss) return absl::OkStatus();
-  history.held_out.push_back({.step = history.finished, .loss = *loss});
-  if (progress != nullptr) {
-    progress->Say(
-        absl::StrFormat("held-out loss after %d steps: %.4f", history.held_out.back().step, *loss));
-  }
-  return absl::OkStatus();
-}
-
-void SayEnded(Saves& saves, Progress* progress) {
-  const std::string path = saves.TakeEnded();
-  if (progress != nullptr && !path.empty()) progress->Say(absl::StrCat("saved ", path));
-}
-
-absl::Status Save(Saves& saves, History& history, Progress* progress) {
-  const absl::Status ended = saves.End();
-  SayEnded(saves, progress);
-  GPT_RETURN_IF_ERROR(ended);
-  GPT_RETURN_IF_ERROR(saves.Begin());
-  history.saved = history.finished;
-  return absl::OkStatus();
-}
-
-absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Saves& saves,
-                        History& history, Progress* progress) {
-  StepRecorder recorder(trainer.engine(), history, progress, run.options.evaluate_every);
-  const auto record = [&](const StepReport& report) { recorder.Take(report); };
-  const auto stopped_in = [&](const char* what) {
-    history.stopped = {.by = vote.stopped_by(), .during = what, .steps = history.finished};
-  };
-  for (int64_t step = history.resumed; step < run.options.steps; ++step) {
-    const absl::Status voted = vote.Decide();
-    if (vote.stopped()) break;
-    if (!trainer.owes_report()) recorder.StartClock();
-    GPT_RETURN_IF_ERROR(trainer.Step(step, record));
-    if (!voted.ok()) {  // if a rank was lost the engine knows more
-      GPT_RETURN_IF_ERROR(trainer.AwaitReport(record));
-      return voted;
-    }
-    const int64_t every = run.options.evaluate_every;
-    const bool last = step + 1 == run.options.steps;
-    const int64_t save_every = run.options.save_every;
-    const bool is_saved =
-        !last && save_every > 0 && (step + 1) % save_every == 0;  // the last: at the end
-    const bool evaluates = last || (every > 0 && (step + 1) % every == 0);
-    // The time of the tokens per second begins when the device has nothing left to do.
-    if (evaluates || is_saved || step + 1 == history.warm_up)
-      GPT_RETURN_IF_ERROR(trainer.AwaitReport(record));
-    recorder.TakeTraffic(step);
-    SayEnded(saves, progress);
-    if (is_saved) GPT_RETURN_IF_ERROR(Save(saves, history, progress));
-    if (!evaluates) continue;
-    GPT_RETURN_IF_ERROR(EvaluateInto(history, trainer, vote, progress));
-    if (vote.stopped()) stopped_in("evaluation");
-  }
-  GPT_RETURN_IF_ERROR(trainer.AwaitReport(record));
-  recorder.DecideTraffic();
-  if (vote.stopped() && !history.stopped) stopped_in("training");
-  return absl::OkStatus();
-}
-
-// Of a rank. 0 also where offload_param names NVMe, but all parameters stay on the device or in RAM.
-int64_t ParameterBytesOnNvme(Trainer& trainer) {
-  uint64_t bytes = 0;
-  for (const MemoryRow& row : trainer.engine().memory()) {
-    if (row.tier == Tier::kNvme && row.state == StateClass::kParameter)
-      bytes += row.predicted_bytes;
-  }
-  return static_cast<int64_t>(bytes);
-}
-
-// Continues --prompt. A signal stops it; the summary says so then.
-absl::Status SampleAndReport(const Run& run, Trainer& trainer, StopVote& vote, History& history,
-                             const Summary& summary, Progress* progress) {
-  const int64_t read = run.options.sample_bytes ? 0 : ParameterBytesOnNvme(trainer);
-  const int64_t bytes = run.options.sample_bytes.value_or(read > 0 ? 0 : Options::kSampleBytes);
-  if (progress != nullptr && read > 0) {
-    progress->Say(absl::StrFormat(
-        "No sample: each byte of text reads a rank's %.1f MiB of parameters from NVMe; "
-        "--sample N generates N bytes",
-        static_cast<double>(read) / (1 << 20)));
-  }
-  if (vote.stopped() || run.options.steps == 0 || bytes == 0) return absl::OkStatus();
-  GPT_ASSIGN_OR_RETURN(const std::string sample, trainer.Sample(run.options.prompt, bytes, vote));
-  if (progress == nullptr) return absl::OkStatus();
-  progress->Say("\nSample\n" + Printable(sample));
-  if (!vote.stopped()) return absl::OkStatus();
-  history.stopped = {.by = vote.stopped_by(), .during = "sample", .steps = history.finished};
-  const int64_t written = std::ssize(sample) - std::max<int64_t>(1, std::ssize(run.options.prompt));
-  progress->Say(absl::StrFormat("Stopped by %s in the sample, after %d of %d bytes",
-                                history.stopped->by, written, bytes));
-  if (!run.reports.summary) return absl::OkStatus();
-  return run.reports.summary->Replace(SummaryJson(summary, history));
-}
-
+absl::StatusOr<bool> RunRankWithMemory(const World& world, const Run& run);
+absl::StatusOr<Device> DeviceOf(const Run& run, const World& world);
 // True if a signal ended it early.
+absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer& trainer,
+                                    StopVote& vote);
+absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Saves& saves,
+                        History& history, Progress* progress);
+absl::Status EvaluateInto(History& history, Trainer& trainer, StopVote& vote, Progress* progress);
+absl::Status Save(Saves& saves, History& history, Progress* progress);
+void SayEnded(Saves& saves, Progress* progress);
+absl::Status SampleAndReport(const Run& run, Trainer& trainer, StopVote& vote, History& history,
+                             const Summary& summary, Progress* progress);
+int64_t ParameterBytesOnNvme(Trainer& trainer);
+
+}  // namespace
+
+absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
+  // Caught in the rank's thread, where an exception would end the process.
+  return OrOutOfMemory([&] { return RunRankWithMemory(world, run); });
+}
+
+namespace {
+
+absl::StatusOr<bool> RunRankWithMemory(const World& world, const Run& run) {
+  const bool speaks = world.rank() == 0;
+  GPT_ASSIGN_OR_RETURN(Device device, DeviceOf(run, world));
+  GPT_RETURN_IF_ERROR(AgreeOnRun(world, run, device));
+  absl::StatusOr<std::unique_ptr<Trainer>> made =
+      Trainer::Create(world, std::move(device), run.options, run.config, run.text);
+  if (!made.ok()) return RefusalByCode(made.status());
+  const std::unique_ptr<Trainer> trainer = *std::move(made);
+  run.resident.Add(trainer->engine(), trainer->device().kind());  // before rank 0's digest
+  if (speaks && run.options.show_plan != ShowPlan::kNo) {
+    const Engine& engine = trainer->engine();
+    Print(absl::StrCat(PlanText(engine.program(), engine.config(), ParametersOf(trainer->model()),
+                                run.options.show_plan),
+                       "\n"));
+  }
+  GPT_ASSIGN_OR_RETURN(StopVote vote,
+                       StopVote::Create(world, Device::Cpu(), run.config.ebb.timeout_seconds));
+  // A separate Status. The other ranks hear of it before the vote ends, because ending waits for
+  // the votes that are cast.
+  absl::StatusOr<bool> stopped =
+      OrOutOfMemory([&] { return TrainAndReport(world, run, *trainer, vote); });
+  if (!stopped.ok()) world.Fail(stopped.status());
+  GPT_RETURN_IF_ERROR(stopped.status());
+  if (vote.output_failed()) {
+    const absl::Status met = vote.Meet();  // rank 0 has written its reports
+    // Rank 0's own error comes first: a rank that has met earlier may have left with an error that
+    // follows from it.
+    GPT_RETURN_IF_ERROR(OutputError());
+    GPT_RETURN_IF_ERROR(met);
+    return absl::UnavailableError("rank 0 cannot write to its standard output any more");
+  }
+  if (speaks) GPT_RETURN_IF_ERROR(OutputError());  // errors after the last vote
+  return stopped;
+}
+
+// Rank 0 says which options have no meaning there.
+absl::StatusOr<Device> DeviceOf(const Run& run, const World& world) {
+  absl::StatusOr<ChosenDevice> chosen = ChooseDevice(run.options, world.local_rank());
+  if (!chosen.ok()) return RefusalByCode(chosen.status());
+  if (world.rank() != 0) return std::move(chosen->device);
+  if (!chosen->instead_of_cuda.empty())
+    LogWarning(
+        absl::StrCat("no --device cuda, so training uses the CPU: ", chosen->instead_of_cuda));
+  const bool is_cpu = chosen->device.kind() == DeviceKind::kCpu;
+  if (is_cpu && run.options.cuda_graphs == CudaGraphs::kOn)
+    LogWarning("--cuda-graphs on has no meaning on the CPU, which launches nothing");
+  if (is_cpu && run.options.products != kMeasuredProducts)
+    LogWarning("--products has no meaning on the CPU, which computes all products in one way");
+  return std::move(chosen->device);
+}
+
 absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer& trainer,
                                     StopVote& vote) {
   const bool speaks = world.rank() == 0;
@@ -162,62 +138,102 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
   return vote.stopped();
 }
 
-// Rank 0 says which options have no meaning there.
-absl::StatusOr<Device> DeviceOf(const Run& run, const World& world) {
-  absl::StatusOr<ChosenDevice> chosen = ChooseDevice(run.options, world.local_rank());
-  if (!chosen.ok()) return RefusalByCode(chosen.status());
-  if (world.rank() != 0) return std::move(chosen->device);
-  if (!chosen->instead_of_cuda.empty())
-    LogWarning(
-        absl::StrCat("no --device cuda, so training uses the CPU: ", chosen->instead_of_cuda));
-  const bool is_cpu = chosen->device.kind() == DeviceKind::kCpu;
-  if (is_cpu && run.options.cuda_graphs == CudaGraphs::kOn)
-    LogWarning("--cuda-graphs on has no meaning on the CPU, which launches nothing");
-  if (is_cpu && run.options.products != kMeasuredProducts)
-    LogWarning("--products has no meaning on the CPU, which computes all products in one way");
-  return std::move(chosen->device);
+absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Saves& saves,
+                        History& history, Progress* progress) {
+  StepRecorder recorder(trainer.engine(), history, progress, run.options.evaluate_every);
+  const auto record = [&](const StepReport& report) { recorder.Take(report); };
+  const auto stopped_in = [&](const char* what) {
+    history.stopped = {.by = vote.stopped_by(), .during = what, .steps = history.finished};
+  };
+  for (int64_t step = history.resumed; step < run.options.steps; ++step) {
+    const absl::Status voted = vote.Decide();
+    if (vote.stopped()) break;
+    if (!trainer.owes_report()) recorder.StartClock();
+    GPT_RETURN_IF_ERROR(trainer.Step(step, record));
+    if (!voted.ok()) {  // if a rank was lost the engine knows more
+      GPT_RETURN_IF_ERROR(trainer.AwaitReport(record));
+      return voted;
+    }
+    const int64_t every = run.options.evaluate_every;
+    const bool last = step + 1 == run.options.steps;
+    const int64_t save_every = run.options.save_every;
+    const bool is_saved =
+        !last && save_every > 0 && (step + 1) % save_every == 0;  // the last: at the end
+    const bool evaluates = last || (every > 0 && (step + 1) % every == 0);
+    // The time of the tokens per second begins when the device has nothing left to do.
+    if (evaluates || is_saved || step + 1 == history.warm_up)
+      GPT_RETURN_IF_ERROR(trainer.AwaitReport(record));
+    recorder.TakeTraffic(step);
+    SayEnded(saves, progress);
+    if (is_saved) GPT_RETURN_IF_ERROR(Save(saves, history, progress));
+    if (!evaluates) continue;
+    GPT_RETURN_IF_ERROR(EvaluateInto(history, trainer, vote, progress));
+    if (vote.stopped()) stopped_in("evaluation");
+  }
+  GPT_RETURN_IF_ERROR(trainer.AwaitReport(record));
+  recorder.DecideTraffic();
+  if (vote.stopped() && !history.stopped) stopped_in("training");
+  return absl::OkStatus();
 }
 
-absl::StatusOr<bool> RunRankWithMemory(const World& world, const Run& run) {
-  const bool speaks = world.rank() == 0;
-  GPT_ASSIGN_OR_RETURN(Device device, DeviceOf(run, world));
-  GPT_RETURN_IF_ERROR(AgreeOnRun(world, run, device));
-  absl::StatusOr<std::unique_ptr<Trainer>> made =
-      Trainer::Create(world, std::move(device), run.options, run.config, run.text);
-  if (!made.ok()) return RefusalByCode(made.status());
-  const std::unique_ptr<Trainer> trainer = *std::move(made);
-  run.resident.Add(trainer->engine(), trainer->device().kind());  // before rank 0's digest
-  if (speaks && run.options.show_plan != ShowPlan::kNo) {
-    const Engine& engine = trainer->engine();
-    Print(absl::StrCat(PlanText(engine.program(), engine.config(), ParametersOf(trainer->model()),
-                                run.options.show_plan),
-                       "\n"));
+absl::Status EvaluateInto(History& history, Trainer& trainer, StopVote& vote, Progress* progress) {
+  GPT_ASSIGN_OR_RETURN(const std::optional<double> loss, trainer.Evaluate(vote));
+  if (!loss) return absl::OkStatus();
+  history.held_out.push_back({.step = history.finished, .loss = *loss});
+  if (progress != nullptr) {
+    progress->Say(
+        absl::StrFormat("held-out loss after %d steps: %.4f", history.held_out.back().step, *loss));
   }
-  GPT_ASSIGN_OR_RETURN(StopVote vote,
-                       StopVote::Create(world, Device::Cpu(), run.config.ebb.timeout_seconds));
-  // A Status of its own. The other ranks hear of it before the vote ends, because ending waits for
-  // the votes that are cast.
-  absl::StatusOr<bool> stopped =
-      OrOutOfMemory([&] { return TrainAndReport(world, run, *trainer, vote); });
-  if (!stopped.ok()) world.Fail(stopped.status());
-  GPT_RETURN_IF_ERROR(stopped.status());
-  if (vote.output_failed()) {
-    const absl::Status met = vote.Meet();  // rank 0 has written its reports
-    // Rank 0's own error comes first: a rank that has met earlier may have left with an error that
-    // follows from it.
-    GPT_RETURN_IF_ERROR(OutputError());
-    GPT_RETURN_IF_ERROR(met);
-    return absl::UnavailableError("rank 0 cannot write to its standard output any more");
+  return absl::OkStatus();
+}
+
+absl::Status Save(Saves& saves, History& history, Progress* progress) {
+  const absl::Status ended = saves.End();
+  SayEnded(saves, progress);
+  GPT_RETURN_IF_ERROR(ended);
+  GPT_RETURN_IF_ERROR(saves.Begin());
+  history.saved = history.finished;
+  return absl::OkStatus();
+}
+
+void SayEnded(Saves& saves, Progress* progress) {
+  const std::string path = saves.TakeEnded();
+  if (progress != nullptr && !path.empty()) progress->Say(absl::StrCat("saved ", path));
+}
+
+// Continues --prompt. A signal stops it; the summary says so then.
+absl::Status SampleAndReport(const Run& run, Trainer& trainer, StopVote& vote, History& history,
+                             const Summary& summary, Progress* progress) {
+  const int64_t read = run.options.sample_bytes ? 0 : ParameterBytesOnNvme(trainer);
+  const int64_t bytes = run.options.sample_bytes.value_or(read > 0 ? 0 : Options::kSampleBytes);
+  if (progress != nullptr && read > 0) {
+    progress->Say(absl::StrFormat(
+        "No sample: each byte of text reads a rank's %.1f MiB of parameters from NVMe; "
+        "--sample N generates N bytes",
+        static_cast<double>(read) / (1 << 20)));
   }
-  if (speaks) GPT_RETURN_IF_ERROR(OutputError());  // errors after the last vote
-  return stopped;
+  if (vote.stopped() || run.options.steps == 0 || bytes == 0) return absl::OkStatus();
+  GPT_ASSIGN_OR_RETURN(const std::string sample, trainer.Sample(run.options.prompt, bytes, vote));
+  if (progress == nullptr) return absl::OkStatus();
+  progress->Say("\nSample\n" + Printable(sample));
+  if (!vote.stopped()) return absl::OkStatus();
+  history.stopped = {.by = vote.stopped_by(), .during = "sample", .steps = history.finished};
+  const int64_t written = std::ssize(sample) - std::max<int64_t>(1, std::ssize(run.options.prompt));
+  progress->Say(absl::StrFormat("Stopped by %s in the sample, after %d of %d bytes",
+                                history.stopped->by, written, bytes));
+  if (!run.reports.summary) return absl::OkStatus();
+  return run.reports.summary->Replace(SummaryJson(summary, history));
+}
+
+// Of a rank. 0 also where offload_param names NVMe, but all parameters stay on the device or in RAM.
+int64_t ParameterBytesOnNvme(Trainer& trainer) {
+  uint64_t bytes = 0;
+  for (const MemoryRow& row : trainer.engine().memory()) {
+    if (row.tier == Tier::kNvme && row.state == StateClass::kParameter)
+      bytes += row.predicted_bytes;
+  }
+  return static_cast<int64_t>(bytes);
 }
 
 }  // namespace
-
-absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
-  // Caught in the rank's thread, where an exception would end the process.
-  return OrOutOfMemory([&] { return RunRankWithMemory(world, run); });
-}
-
 }  // namespace ebb::gpt

@@ -26,7 +26,7 @@ void Remember(int signal) {
   std::signal(signal, SIG_DFL);
 }
 
-// The write that raises the signal fails, and so do all further writes.
+// The write that raises the signal fails, and so do all later writes.
 void RememberClosedOutput(int signal) {
   signal_seen.store(signal, std::memory_order_relaxed);
 }

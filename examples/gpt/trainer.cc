@@ -1,24 +1,13 @@
+// How gpt trains: the engine is made, and then each step walks through the model's layers, forward and backward.
 #include "trainer.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "agreement.h"
-#include "ebb/runtime/trace/log.h"
-#include "model/launch_times.h"
 #include "model/scope_access.h"
-#include "model/warm_up.h"
 #include "status_macros.h"
 
 namespace ebb::gpt {
-namespace {
-
-// Graphs take memory of the host and of the device beside the engine's pools, so their number is
-// limited. Further passes are launched kernel by kernel.
-constexpr int64_t kGraphsMax = 1024;
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(World world, Device device,
                                                          const Options& options,
@@ -44,97 +33,18 @@ absl::Status Trainer::MakeEngine(const Config& config) {
   return absl::OkStatus();
 }
 
-absl::Status Trainer::SettleProducts() {
-  const double timeout = engine_->config().ebb.timeout_seconds;
-  // After it no rank's enqueued work needs anything more of another rank.
-  const auto meet = [&](const char* name) {
-    return world_.MeetOnHost({.name = name, .timeout_seconds = timeout});
-  };
-  GPT_RETURN_IF_ERROR(meet("engines made"));
-  const bool measures = options_.products == kMeasuredProducts;
-  const bool given = !measures && options_.products != kDefaultProducts;
-  const auto pass = [&](const ProductChoice& choice) -> absl::StatusOr<std::string> {
-    absl::StatusOr<std::string> letters =
-        WarmUp(device_, work_.gpt, work_.layers, engine_->program().gradient(), choice, *layers_);
-    if (letters.ok() || !absl::IsResourceExhausted(letters.status())) return letters;
-    // Another rank may compute by these letters, so a rank that cannot try them may not compute
-    // otherwise.
-    if (!choice.letters.empty()) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("trying products before the first step: ", letters.status().message(),
-                       "; --products default computes them without a trial"));
-    }
-    LogWarning(
-        absl::StrCat("kernels are loaded in the first step, and products computed in the "
-                     "default way: ",
-                     letters.status().message()));
-    return "";
-  };
-  std::string letters = given ? options_.products : "";
-  if (measures) {
-    if (world_.rank() == 0) {
-      GPT_ASSIGN_OR_RETURN(letters, pass({.measures = true, .letters = ""}));
-    }
-    GPT_ASSIGN_OR_RETURN(letters, TextOfFirst(world_, letters, timeout));
+absl::Status Trainer::Step(int64_t step_number, Reported reported) {
+  ebb::Step step = engine_->BeginStep();
+  for (int round = 0; round < step.rounds(); ++round) RunRound(step, step_number);
+  // Finish enqueues little, and the device has all of this step to do meanwhile.
+  GPT_RETURN_IF_ERROR(AwaitReport(reported));
+  if (absl::Status failed = status(); !failed.ok()) {
+    return absl::Status(failed.code(),
+                        absl::StrCat("in step ", step_number + 1, ": ", failed.message()));
   }
-  if (!measures || world_.rank() != 0) {
-    GPT_ASSIGN_OR_RETURN(const std::string used, pass({.measures = false, .letters = letters}));
-    if (given && !used.empty() && used.size() != letters.size()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--products ", letters, " has ", letters.size(), " letters, and this model has ",
-          used.size(), " products here: give what a run of the same model has printed"));
-    }
-    if (used.empty()) letters.clear();
-  }
-  products_ = letters.empty() ? "products by default"
-              : given         ? "products as given"
-                      : absl::StrCat("products as measured (--products ", letters, " repeats it)");
-  product_letters_ = std::move(letters);
-  // The pass's memory has been freed.
-  return meet("products settled");
-}
-
-absl::StatusOr<std::string> Trainer::ChooseCudaGraphs() {
-  if (device_.kind() != DeviceKind::kCuda) return "";
-  bool on = options_.cuda_graphs == CudaGraphs::kOn;
-  std::string why;
-  if (options_.cuda_graphs == CudaGraphs::kAuto) {
-    const auto times =
-        MeasureLaunches(device_, work_.gpt, work_.layers, engine_->program().gradient(), *layers_);
-    GPT_RETURN_IF_ERROR(layers_->status());
-    GPT_RETURN_IF_ERROR(device_.status());
-    // The measurement's memory has been freed.
-    GPT_RETURN_IF_ERROR(world_.MeetOnHost(
-        {.name = "launches measured", .timeout_seconds = engine_->config().ebb.timeout_seconds}));
-    on = times.ok() && times->GraphsPay();
-    why = absl::StrCat(" (", times.ok() ? times->Text() : times.status().message(), ")");
-  }
-  if (on) layers_->KeepGraphs(std::min(work_.passes, kGraphsMax));
-  return absl::StrCat("CUDA graphs ", on ? "on" : "off", why);
-}
-
-int64_t Trainer::tokens_per_step() const {
-  return world_.size() * work_.micro_batches * work_.sequences * options_.shape.context;
-}
-
-const Batch& Trainer::LoadBatch(int64_t step, int micro_batch) {
-  const Batches::HostArrays host = batches_->Fill(micro_batch);
-  const size_t length = static_cast<size_t>(options_.shape.context);
-  const int64_t first =
-      ((step * work_.micro_batches + micro_batch) * world_.size() + world_.rank()) *
-      work_.sequences;
-  for (int64_t s = 0; s < work_.sequences; ++s) {
-    const size_t at = static_cast<size_t>(s) * length;
-    text_status_.Update(text_.Training(options_.seed, static_cast<uint64_t>(first + s),
-                                       host.tokens.subspan(at, length),
-                                       host.targets.subspan(at, length)));
-  }
-  return batches_->Load(micro_batch, work_.sequences, options_.shape.context);
-}
-
-int64_t Trainer::SlotOf(const Scope& scope, int micro_batch, int64_t block) const {
-  if (options_.recompute) return 0;
-  return (micro_batch - scope.micro_batches().front()) * options_.shape.layers + block;
+  GPT_RETURN_IF_ERROR(step.Finish());
+  owes_report_ = true;
+  return absl::OkStatus();
 }
 
 void Trainer::RunRound(ebb::Step& step, int64_t step_number) {
@@ -185,18 +95,24 @@ void Trainer::RunRound(ebb::Step& step, int64_t step_number) {
   }
 }
 
-absl::Status Trainer::Step(int64_t step_number, Reported reported) {
-  ebb::Step step = engine_->BeginStep();
-  for (int round = 0; round < step.rounds(); ++round) RunRound(step, step_number);
-  // Finish enqueues little, and the device has all of this step to do meanwhile.
-  GPT_RETURN_IF_ERROR(AwaitReport(reported));
-  if (absl::Status failed = status(); !failed.ok()) {
-    return absl::Status(failed.code(),
-                        absl::StrCat("in step ", step_number + 1, ": ", failed.message()));
+const Batch& Trainer::LoadBatch(int64_t step, int micro_batch) {
+  const Batches::HostArrays host = batches_->Fill(micro_batch);
+  const size_t length = static_cast<size_t>(options_.shape.context);
+  const int64_t first =
+      ((step * work_.micro_batches + micro_batch) * world_.size() + world_.rank()) *
+      work_.sequences;
+  for (int64_t s = 0; s < work_.sequences; ++s) {
+    const size_t at = static_cast<size_t>(s) * length;
+    text_status_.Update(text_.Training(options_.seed, static_cast<uint64_t>(first + s),
+                                       host.tokens.subspan(at, length),
+                                       host.targets.subspan(at, length)));
   }
-  GPT_RETURN_IF_ERROR(step.Finish());
-  owes_report_ = true;
-  return absl::OkStatus();
+  return batches_->Load(micro_batch, work_.sequences, options_.shape.context);
+}
+
+int64_t Trainer::SlotOf(const Scope& scope, int micro_batch, int64_t block) const {
+  if (options_.recompute) return 0;
+  return (micro_batch - scope.micro_batches().front()) * options_.shape.layers + block;
 }
 
 absl::Status Trainer::AwaitReport(Reported reported) {
@@ -204,6 +120,10 @@ absl::Status Trainer::AwaitReport(Reported reported) {
   GPT_ASSIGN_OR_RETURN(const StepReport report, engine_->Report());
   reported(report);
   return absl::OkStatus();
+}
+
+int64_t Trainer::tokens_per_step() const {
+  return world_.size() * work_.micro_batches * work_.sequences * options_.shape.context;
 }
 
 }  // namespace ebb::gpt

@@ -27,9 +27,9 @@ class Trainer {
                                                          const Options& options,
                                                          const Config& config, const Text& text);
 
-  // How products are computed, in words; empty on the CPU. On a GPU Create settles it, in a pass of
-  // its own over the layers (warm_up.h): rank 0 chooses as the options say, and all ranks do the
-  // same.
+  // How products are computed, in words; empty on the CPU. On a GPU Create decides it, in a
+  // separate pass over the layers (warm_up.h): rank 0 chooses as the options say, and all ranks
+  // follow.
   const std::string& products() const { return products_; }
   // The same choice as letters of --products; empty: the default.
   const std::string& product_letters() const { return product_letters_; }

@@ -1,4 +1,6 @@
 // The smallest trainer: a perceptron learns a sine on two ranks, all state in shards (ZeRO-3).
+//
+//   build/release/bin/minimal       prints the loss of every 100th step
 #include <cmath>
 #include <cstdio>
 #include <random>
@@ -19,7 +21,7 @@ struct Layer {
 
 absl::Status Train(ebb::World world) {
   ebb::ModelSpec model;
-  model.compute_dtypes = model.gradient_dtypes = {ebb::DType::kFloat32};  // all that is taken below
+  model.compute_dtypes = model.gradient_dtypes = {ebb::DType::kFloat32};  // of the kernels below
   std::vector<Layer> net;
   for (auto [in, out] : {std::pair{16, 64}, {64, 64}, {64, 1}}) {
     const ebb::UnitId unit = model.AddUnit(absl::StrCat("layer", net.size()));

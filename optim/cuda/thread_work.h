@@ -1,5 +1,4 @@
-// What one thread of each CUDA kernel does, given its number in the grid. kernels.cu gives out the
-// numbers; tests run all threads of a grid one after the other on the host.
+// The work of one thread of each CUDA kernel, given its number in the grid.
 //
 //   array    [ head | 4 | 4 | 4 | ... | 4 | tail ]
 //

@@ -1,5 +1,5 @@
-// What every function of ebb.h is made of: handles that are checked, structs that may be older or newer than this library,
-// and one way out for errors, which become a code and a text of the calling thread.
+// The helpers of every function of ebb.h: checks of handles, structs that may be older or newer than this library,
+// and the conversion of errors to a code and a text of the calling thread.
 #pragma once
 
 #include <algorithm>
@@ -109,7 +109,7 @@ absl::Status CheckHandle(const Handles& handles, const void* handle, std::string
 absl::StatusOr<Engine*> Live(ebb_engine* handle);
 absl::StatusOr<ebb_engine*> LiveHandle(ebb_engine* handle);
 
-// Copies what the caller's struct and this library's have in common. What a newer caller has behind it must be 0.
+// Copies the fields that the caller's struct and this library's share. What a newer caller has behind it must be 0.
 template <class T>
 absl::StatusOr<T> Taken(const T* given, T defaults, std::string_view what) {
   if (given == nullptr) return defaults;

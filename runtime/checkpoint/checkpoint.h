@@ -6,8 +6,8 @@
 //   auto loaded = ebb::LoadCheckpoint(engine, "runs/7b");               // the newest whole one
 //
 // All are collective and belong between steps. An error on any rank is every rank's. All ranks see one file system.
-// What was saved before is whole whatever happens: a checkpoint has its name when all of it is on the disk, and an
-// older one is removed after that.
+// Earlier checkpoints survive any failure: a checkpoint gets its name when all of it is on the disk, and an older one
+// is removed after that.
 #pragma once
 
 #include <cstdint>
@@ -54,13 +54,13 @@ class SaveTicket {
   std::shared_ptr<Asked> asked_;
 };
 
-// Writes `folder`/step-N, N being the finished steps, and points `folder`/latest to it. Returns when the save is on its
-// way, having waited for the verdict on the last step. The saved step is that one, whatever is trained meanwhile: a
-// unit's next update waits until the unit's state has been read (Engine::ReadAsync). State on NVMe is not waited for:
-// the first save reserves a second place for it on its disk, to which updates write. A second save waits for the first,
-// or is refused (SaveOptions::waits).
-// Memory: 32 MiB a rank and the header of its file. The engine keeps the 32 MiB, in memory(), for later saves. The first
-// load replaces them with 64 MiB, which later saves use, too. A save has to end within ebb.timeout_seconds.
+// Writes `folder`/step-N, N being the finished steps, and points `folder`/latest to it. Returns when the save is on
+// its way, having waited for the verdict on the last step. The saved state is that of this step, whatever is trained
+// meanwhile: a unit's next update waits until the unit's state has been read (Engine::ReadAsync). State on NVMe is
+// not waited for: the first save reserves a second place for it on its disk, to which updates write. A second save
+// waits for the first, or is refused (SaveOptions::waits). Memory: 32 MiB a rank and the header of its file. The
+// engine keeps the 32 MiB, in memory(), for later saves. The first load replaces them with 64 MiB, which later saves
+// use too. A save has to end within ebb.timeout_seconds.
 absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
                                      const SaveOptions& options = {});
 // The same, until it is on the disk. Returns the path.
@@ -89,9 +89,9 @@ struct LoadedCheckpoint {
       0;  // values that this rank read, in whole checked blocks of at most 4 MiB; headers are not counted
 };
 
-// `path`: a checkpoint, or a folder of them, of which the newest whole one is taken. Each rank reads the bytes that it
-// needs, through 64 MiB, of which a save takes its 32. kNotFound: there is none. kDataLoss: none is whole. Of an engine
-// that a failed load leaves behind, the values are undefined: load again, or create it anew.
+// `path`: a checkpoint, or a folder of them; then the newest complete one is loaded. Each rank reads the bytes that
+// it needs, through 64 MiB; a save uses 32 of these. kNotFound: there is none. kDataLoss: none is complete. After a
+// failed load the engine's values are undefined: load again, or create the engine again.
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::string& path,
                                                 const LoadOptions& options = {});
 

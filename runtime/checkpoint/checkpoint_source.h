@@ -9,7 +9,7 @@
 
 namespace ebb {
 
-// `path`: a checkpoint, or a folder of them, of which the newest whole one is taken. Every block that is read is
+// `path`: a checkpoint, or a folder of them; then the newest complete one is taken. Every block that is read is
 // checked.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenCheckpointSource(const std::string& path);
 

@@ -1,5 +1,5 @@
-// Which keys of two runs' configurations differ, of those that decide what is trained: not where state lives, how it
-// moves, or what is logged.
+// The keys of two runs' configurations that differ and decide the result. Keys about tiers, movement or logs do not
+// count.
 #pragma once
 
 #include <string>

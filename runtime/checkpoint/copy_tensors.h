@@ -10,7 +10,7 @@
 
 namespace ebb {
 
-// Of a piece: 64 MiB of values, so that a matrix that is transposed on the way is read a few times at most.
+// The size of a piece: 64 MiB of values, so that a matrix that is transposed is read a few times at most.
 inline constexpr int64_t kPieceElements = int64_t{16} << 20;
 
 using TensorSink = absl::FunctionRef<absl::Status(size_t tensor, std::span<const float> values)>;

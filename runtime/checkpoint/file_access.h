@@ -17,9 +17,9 @@ namespace ebb {
 // What the system says (errno) of an action on a file, and what to do.
 absl::Status FileError(std::string_view action, std::string_view path, int error);
 
-// Whether the name is taken, by whatever it is, a link too.
+// Whether the name is in use, by a file of any kind, also by a link.
 bool IsThere(const std::string& path);
-// Of an existing regular file; a link, a device or a pipe is an error.
+// The size of an existing regular file. A link, a device or a pipe is an error.
 absl::StatusOr<FileHandle> OpenToRead(const std::string& path);
 // Where a link leads, as files in Hugging Face's cache are links; any other path as it is.
 std::string TargetOf(const std::string& path);

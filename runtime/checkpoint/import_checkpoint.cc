@@ -19,7 +19,7 @@
 namespace ebb {
 namespace {
 
-// Bytes stay what they are. Nothing says which numbers are frozen.
+// Bytes are copied unchanged. Nothing says which numbers are frozen.
 DType StoredDType(const TensorInfo& tensor) {
   return tensor.dtype == DType::kInt8 ? DType::kInt8 : DType::kFloat32;
 }
@@ -29,7 +29,7 @@ bool IsEmptyBuffer(const TensorInfo& tensor) {
   return tensor.dtype == DType::kInt8 && tensor.elements() == 0;
 }
 
-// Parameters of the manifest and slices of the file, of which each tensor that has elements is one.
+// Parameters of the manifest, and slices of the file. Each tensor with elements is one slice.
 absl::Status Declare(const TensorSource& source, Manifest& manifest,
                      std::vector<StoredTensor>& slices) {
   std::map<std::string, size_t> parameter_of;

@@ -9,7 +9,7 @@
 
 namespace ebb {
 
-// An object. kDataLoss: what is wrong with it, to stand behind "it ": "is no JSON object".
+// An object. kDataLoss: the error, as a text to follow "it ": "is no JSON object".
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, int levels_max);
 
 }  // namespace ebb

@@ -86,7 +86,7 @@ absl::Status CheckFit(const Engine& engine, const Manifest& manifest, const Load
   return absl::OkStatus();
 }
 
-// Of what a checkpoint lacks.
+// An error about a missing part of a checkpoint.
 absl::Status InitialValues(const Engine& engine, const StateArrayName& array, const Slice& slice,
                            std::span<float> values) {
   if (array.what == StateClass::kMaster) return engine.model()[slice.parameter].init(slice, values);

@@ -1,5 +1,6 @@
-// manifest.json: what a checkpoint is. It is written last, so a folder that has one is whole unless something has
-// happened to it since, which checksums show: that of each file's header stands here, and those of all data there.
+// manifest.json describes a checkpoint. It is written last. So a folder with a manifest is complete, unless it was
+// changed later. Checksums show that: the manifest has those of the files' headers, and the headers have those of all
+// data.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +46,7 @@ struct Manifest {
 std::string ToText(const Manifest& manifest);
 // Untrusted text. `path` is for messages. kDataLoss: it is damaged. kFailedPrecondition: it is of another version.
 absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::string& path);
-// Of a checkpoint's folder. kNotFound: it has none.
+// Reads the manifest of a checkpoint's folder. kNotFound: it has none.
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
 
 }  // namespace ebb

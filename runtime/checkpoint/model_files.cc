@@ -22,13 +22,13 @@ constexpr int64_t kModelConfigBytesMax = int64_t{1} << 20;
 constexpr char kModelConfig[] = "config.json";
 constexpr char kNoParameter[] = "no parameter";
 
-// `wanted`: what the index says of a file; null without one.
+// `wanted`: the index's tensors of a file; null without an index.
 using Wanted = const std::set<std::string>*;
 bool Wants(Wanted wanted, const std::string& name) {
   return wanted == nullptr || wanted->contains(name);
 }
 
-// Each adds the tensors of a file, and says how many of those that are wanted it has.
+// Each adds the tensors of a file, and returns how many of the wanted ones it has.
 absl::StatusOr<size_t> AddSafetensors(RawTensors& tensors, const std::string& path, Wanted wanted) {
   EBB_ASSIGN_OR_RETURN(const FileHandle file, OpenToRead(path));
   EBB_ASSIGN_OR_RETURN(const SafetensorsHeader header, ReadSafetensorsHeader(file.get(), path));

@@ -18,7 +18,7 @@
 namespace ebb {
 
 enum class ParameterNames : uint8_t {
-  kAuto,  // the engine's own names where the files have them; else kGpt2 where all names are of that model, else kSame
+  kAuto,  // the engine's own names if the files have them; otherwise kGpt2 if all names are of that model, else kSame
   kSame,
   kGpt2  // Hugging Face's GPT-2 against examples/gpt: other names, some matrices transposed, the tied head left out
 };
@@ -28,7 +28,7 @@ struct ImportOptions {
 };
 
 // Every parameter of the model takes its value there, optimizer states stay. What is missing, left over or of another
-// shape is named, and an error. Each rank reads what it needs.
+// shape is named, and an error. Each rank reads only its part.
 absl::Status ImportParameters(Engine& engine, const std::string& path,
                               const ImportOptions& options = {});
 

@@ -100,7 +100,7 @@ class RenamedSource : public TensorSource {
   absl::Status Read(size_t tensor, int64_t begin, std::span<float> values) override {
     const From& from = from_[tensor];
     if (!from.transposed) return source_->Read(from.tensor, begin, values);
-    // Rows that the interval touches are columns there, of which each row has a stretch.
+    // The interval's rows are columns there; each row has a stretch of them.
     const int64_t rows = tensors_[tensor].shape[0], columns = tensors_[tensor].shape[1];
     const int64_t end = begin + static_cast<int64_t>(values.size());
     if (begin < 0 || end > rows * columns)

@@ -1,4 +1,4 @@
-// The names that other programs give a model's parameters, and their orientation, against those of Ebb's examples.
+// The names of a model's parameters in other programs, and their orientation, against those of Ebb's examples.
 //
 //   GPT-2 in Hugging Face's files               examples/gpt
 //   transformer.h.0.attn.c_attn.weight [in, out]   block0.qkv.weight [out, in]     (Conv1D: transposed)
@@ -25,7 +25,7 @@ struct NameElsewhere {
   std::string name;
   bool transposed = false;
 };
-// Of Ebb's name, Hugging Face's, and the reverse; nothing where GPT-2 has no such parameter.
+// Hugging Face's name for Ebb's name, and the reverse. Nothing if GPT-2 has no such parameter.
 std::optional<NameElsewhere> Gpt2NameOutside(std::string_view own);
 std::optional<NameElsewhere> Gpt2NameInside(std::string_view outside);
 

@@ -19,7 +19,7 @@ using Kind = PickleValue::Kind;
 constexpr uint8_t kProtocolMax = 5;
 constexpr std::string_view kOrderedDict = "collections.OrderedDict";
 
-// Python's names of opcodes, those of protocol 2 and what later ones add for the same values.
+// Python's names of opcodes: those of protocol 2, and later ones for the same values.
 enum Opcode : uint8_t {
   MARK = '(',
   STOP = '.',
@@ -139,7 +139,7 @@ class PickleParser {
   void PushText(Kind kind, std::string_view text) {
     Push({.kind = kind, .text = std::string(text)});
   }
-  // What lies above the last mark is not for opcodes that want single values.
+  // Values above the last mark are not for opcodes that take single values.
   size_t Floor() const { return marks_.empty() ? 0 : marks_.back(); }
   uint32_t Pop() {
     if (stack_.size() <= Floor()) {
@@ -192,7 +192,7 @@ class PickleParser {
     const uint32_t arguments = Pop(), callee = Pop();
     if (!status_.ok()) return;
     const PickleValue &called = pickle_.values_[callee], &given = pickle_.values_[arguments];
-    // In files of other objects, something that a call has given may be called, too.
+    // In files of other objects, the result of a call may be called too.
     if ((called.kind != Kind::kGlobal && called.kind != Kind::kObject) ||
         given.kind != Kind::kTuple)
       return Fail("calls what is no function");
@@ -351,7 +351,7 @@ bool IsDict(const PickleValue& value) {
 
 const PickleValue* Pickle::Find(const PickleValue& dict, std::string_view key) const {
   if (!IsDict(dict)) return nullptr;
-  // Of equal keys the last one counts, as in Python.
+  // If keys are equal, the last one counts, as in Python.
   for (size_t i = dict.items.size() / 2; i-- > 0;) {
     const PickleValue& there = values_[dict.items[2 * i]];
     if (there.kind == Kind::kText && there.text == key) return &values_[dict.items[2 * i + 1]];

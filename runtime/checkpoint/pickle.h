@@ -3,8 +3,8 @@
 //
 //   torch.save({"param": tensor})     {"param": torch._utils._rebuild_tensor_v2(persistent("storage", ...), 0, (3, 4), (4, 1), ...)}
 //
-// A pickle may come from anywhere. Those opcodes are known that torch.save and plain data need; any other is an error that
-// names it. Values may refer to one another in circles, so that a walk through all of them needs a bound of its own.
+// A pickle may come from anywhere. Those opcodes are known that torch.save and plain data need; any other is an error
+// that names it. Values may refer to one another in circles, so a walk through all of them needs a limit of its own.
 #pragma once
 
 #include <cstdint>
@@ -35,14 +35,15 @@ struct PickleValue {
     kDict,
     kGlobal,     // a function or a class: `text` is "module.name"
     kObject,     // what calling the global `text` with `arguments` would give
-    kPersistent  // what the program that wrote the pickle keeps beside it: `arguments` say what
+    kPersistent  // data that the program that wrote the pickle keeps beside it: `arguments` say what
   };
   Kind kind = Kind::kNone;
   bool has_state = false;
   int64_t integer = 0;  // of kBool and kInt
   double real = 0;      // of kFloat
   std::string text = {};
-  // Of tuples and lists, their values; of dicts, keys and values in turns; of objects, what was put into them likewise.
+  // The values of tuples and lists; the keys and values of dicts, alternating; of objects, the parts that they were
+  // made of.
   std::vector<uint32_t> items = {};
   uint32_t arguments = 0, state = 0;  // of objects; `state` where has_state is true
 };
@@ -57,7 +58,7 @@ class Pickle {
 
   const PickleValue& root() const { return values_[root_]; }
   const PickleValue& operator[](uint32_t reference) const { return values_[reference]; }
-  // Of a dict or of an OrderedDict: the value of that text; null where there is none.
+  // The value for that text in a dict or an OrderedDict; null if there is none.
   const PickleValue* Find(const PickleValue& dict, std::string_view key) const;
 
  private:

@@ -1,6 +1,6 @@
 // One rank's file of a checkpoint, a safetensors file. Its metadata has, by the name of each tensor, checksums of its
-// data in blocks of 4 MiB (ebb/optim/checksum.h): 16 hexadecimal digits a block, end to end. So a reader of a part of a
-// tensor checks what it reads.
+// data in blocks of 4 MiB (ebb/optim/checksum.h): 16 hexadecimal digits a block, end to end. So a reader of a part of
+// a tensor can check that part.
 #pragma once
 
 #include <cstddef>

@@ -31,7 +31,7 @@ struct OpenFile {
   FileHandle handle;
   std::string path;
   int64_t whole = 0;  // bytes of its whole blocks
-  int64_t start = 0;  // where they begin among those of all files
+  int64_t start = 0;  // their begin among the bytes of all files
 };
 
 }  // namespace
@@ -94,7 +94,7 @@ absl::StatusOr<std::unique_ptr<ReadAhead>> ReadAhead::Open(const std::vector<std
   return std::unique_ptr<ReadAhead>(new ReadAhead(std::move(state)));
 }
 
-// All files or none. Some file systems refuse only what is transferred then.
+// All files or none. Some file systems refuse only the first transfer.
 absl::StatusOr<bool> ReadAhead::State::SetDirect() {
   for (const OpenFile& file : files) {
     const int descriptor = file.handle.get();
@@ -120,7 +120,7 @@ void ReadAhead::State::Start(size_t range) {
                    std::max<int64_t>(end - begin, 0));
 }
 
-// What lies behind the file's last whole block comes through the page cache.
+// Bytes behind the file's last whole block come through the page cache.
 absl::StatusOr<std::span<const std::byte>> ReadAhead::State::Show(size_t range) {
   const Range& of = ranges[range];
   EBB_RETURN_IF_ERROR(transfers->Wait(slots[range % kSlots]));

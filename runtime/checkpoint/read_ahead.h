@@ -27,8 +27,8 @@ class ReadAhead {
     int64_t at = 0, bytes = 0;
   };
   static constexpr int64_t kRangeMax = int64_t{4} << 20;
-  // What it takes of host memory at most: twice what is on its way, so that a disk that tells of all requests at once has
-  // as many again while the ranges that have come are looked at.
+  // The most host memory that it takes: twice the bytes in flight. If a disk completes all requests at once, it gets
+  // as many again while the completed ranges are checked.
   static constexpr int64_t kMemoryBytes = int64_t{64} << 20;
 
   // Opens all files; each of them has a range. `memory`: pages of kMemoryBytes, borrowed; empty: its own.

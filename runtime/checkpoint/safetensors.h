@@ -36,18 +36,18 @@ struct SafetensorsHeader {
   int64_t data_begin = 0;  // byte of the file
 };
 
-// The format's name of a dtype, and the reverse: nothing for those that no tensor of Ebb has.
+// The format's name of a dtype, and the reverse. Nothing for dtypes that no tensor of Ebb has.
 std::string_view SafetensorsName(DType dtype);
 std::optional<DType> DTypeOfSafetensors(std::string_view name);
 
 // `text`: the JSON. `file_bytes`: of the whole file. `path` is for messages.
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view text, int64_t file_bytes,
                                                          std::string_view path);
-// Of an open file, which is read with pread. A file that ends early is an error.
+// Reads the header of an open file, with pread. A file that ends early is an error.
 absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(int descriptor, std::string_view path);
 
-// The first bytes of a file, up to its data, which begins at a multiple of `alignment`: the length, the JSON
-// and blanks. Where values of the metadata change and keep their length, so do these bytes.
+// The first bytes of a file, up to its data, which begins at a multiple of `alignment`: the length, the JSON and
+// blanks. If values of the metadata change and keep their length, only their bytes change.
 std::string SafetensorsPrefix(const SafetensorsHeader& header, int64_t alignment);
 
 }  // namespace ebb

@@ -22,13 +22,13 @@ namespace ebb {
 
 class SafetensorsWriter {
  public:
-  // `folder`: one that is not there yet, or empty. `tensors`: their names, shapes and dtypes, in the order in which their
-  // values come. `file_bytes_max`: of tensors; one that is larger has a file of its own.
+  // `folder`: one that is not there yet, or empty. `tensors`: their names, shapes and dtypes, in the order in which
+  // their values come. `file_bytes_max`: bytes of tensors; a larger tensor has a file of its own.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
       const std::string& folder, const std::vector<TensorInfo>& tensors, int64_t file_bytes_max);
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
-  // Removes what was written, unless Finish has given it its name.
+  // Removes the written files, unless Finish has given the folder its name.
   ~SafetensorsWriter();
 
   // The next values; a call may be of a part of a tensor, not of several.

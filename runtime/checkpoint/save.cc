@@ -25,7 +25,7 @@
 namespace ebb {
 namespace {
 
-// What one rank writes of a checkpoint, on the engine's thread that gives it the state: it must not ask the engine.
+// One rank's part of a save, on the engine's thread that hands it the state. It must not call the engine.
 class Saving {
  public:
   Saving(std::string folder, int ranks, Manifest manifest, int keep)

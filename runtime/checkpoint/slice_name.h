@@ -1,6 +1,6 @@
-// How a checkpoint names what it holds of a parameter: "master/block0.weight@4096:8192" are elements 4096 to 8191 of
-// the flattened parameter block0.weight. The class is "master" for what is trained, "parameter" for frozen parameters,
-// else the optimizer state's own name ("exp_avg").
+// The names of slices of a parameter in a checkpoint: "master/block0.weight@4096:8192" are elements 4096 to 8191 of
+// the flattened parameter block0.weight. The class is "master" for trainable parameters, "parameter" for frozen ones,
+// and for other arrays the optimizer state's own name ("exp_avg").
 #pragma once
 
 #include <cstdint>

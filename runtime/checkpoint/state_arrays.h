@@ -20,8 +20,8 @@ std::vector<StateArrayName> ArraysOf(const Engine& engine);
 bool Keeps(const Engine& engine, ParameterId parameter, const StateArrayName& array);
 // As SliceName::of.
 std::string ClassOf(const Engine& engine, ParameterId parameter, const StateArrayName& array);
-// The narrowest dtype that holds what the engine keeps: fp32, or the compute dtype of frozen parameters and of
-// those without masters (ebb.stochastic_rounding).
+// The narrowest dtype that holds the engine's values: fp32, or the compute dtype for frozen parameters and for
+// parameters without masters (ebb.stochastic_rounding).
 DType StoredDType(const Engine& engine, ParameterId parameter, const StateArrayName& array);
 
 }  // namespace ebb

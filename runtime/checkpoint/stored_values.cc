@@ -176,7 +176,7 @@ absl::Status StoredValues::Fetch(const Block& block) {
   return absl::OkStatus();
 }
 
-// In the checksum's blocks, so that what is shown is in the cache.
+// In the checksum's blocks, so that the block that is handed over is in the cache.
 absl::Status StoredValues::Take(const Block& block, int64_t begin, int64_t end,
                                 absl::FunctionRef<void(int64_t begin, int64_t end)> show) {
   if (block_ == block) {
@@ -227,7 +227,7 @@ absl::Status StoredValues::Read(const std::string& of, const std::string& parame
     const auto show = [&](int64_t from, int64_t to) {
       float* const at = values.data() + (from - first) / size;
       if (piece->dtype == DType::kFloat32) {
-        // Past the caches: most of what is loaded is not looked at soon.
+        // Bypasses the caches, because most loaded bytes are not read again soon.
         CopyBytes(caller_only, at, values_.data() + from, to - from, ReadAhead::kMemoryBytes);
       } else {
         optim::Cast(caller_only, values_.data() + from, piece->dtype, at, DType::kFloat32,

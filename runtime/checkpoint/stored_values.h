@@ -27,8 +27,8 @@ namespace ebb {
 
 class StoredValues {
  public:
-  // Reads all headers and checks that they have each parameter and state of the manifest once, whole.
-  // `rank`: what this rank has named in its file is kept (of_this_rank).
+  // Reads all headers and checks that they have each parameter and state of the manifest once, whole. `rank`: keeps
+  // the entries of this rank's file (of_this_rank).
   static absl::StatusOr<StoredValues> Open(const std::string& checkpoint, const Manifest& manifest,
                                            int rank);
   StoredValues(StoredValues&&) = default;
@@ -80,7 +80,8 @@ class StoredValues {
     int64_t bytes() const { return std::min(kCheckedBlock, piece->bytes() - first()); }
   };
   absl::Status Fetch(const Block& block);
-  // Shows bytes [begin, end) of the block in `values_`, part by part; an error follows where they are not what was saved.
+  // Hands over bytes [begin, end) of the block in `values_`, part by part. An error follows if they differ from the
+  // saved ones.
   absl::Status Take(const Block& block, int64_t begin, int64_t end,
                     absl::FunctionRef<void(int64_t begin, int64_t end)> show);
   absl::Status Check(const Block& block, uint64_t found) const;
@@ -88,9 +89,9 @@ class StoredValues {
   FileHandle file_;  // the one that was read last, where that was not expected
   int open_rank_ = -1;
   std::vector<std::byte> unexpected_;
-  std::vector<Block> expected_;  // of which the first `taken_` have come
+  std::vector<Block> expected_;  // the first `taken_` of them have come
   size_t taken_ = 0;
-  Block block_;  // the one that was read last and is what was saved
+  Block block_;  // the last block that was read and agreed
   optim::RunningChecksum sum_;
   std::span<const std::byte> values_;  // of it
   int64_t bytes_read_ = 0;

@@ -41,7 +41,7 @@ struct StreamedFile::State {
       slots[i].data = memory.data() + static_cast<int64_t>(i) * kWriteSlotBytes;
   }
 
-  // The slot that is filled. The disk has what was in it before.
+  // The slot that is filled. The disk has the bytes of earlier slots.
   absl::StatusOr<std::byte*> Filling();
   absl::Status Reserve();
   absl::Status FinishSlot();
@@ -53,7 +53,7 @@ struct StreamedFile::State {
   FileHandle file;
   const std::string path;
   const IoBackend backend;
-  int64_t end = 0;            // of what was appended
+  int64_t end = 0;            // of the appended bytes
   int64_t filled = 0;         // bytes of the slot that is being filled
   int64_t bytes = INT64_MAX;  // of the file, where that is known
   size_t slot = 0;            // which one that is
@@ -90,7 +90,7 @@ absl::Status StreamedFile::State::Reserve() {
   do {
     result = fallocate(file.get(), 0, 0, bytes);
   } while (result != 0 && errno == EINTR);
-  // A file system that cannot reserve takes the space as it is written.
+  // On a file system that cannot reserve space, writes take it.
   if (result == 0 || errno == EOPNOTSUPP || errno == ENOSYS) return absl::OkStatus();
   return FileError(absl::StrCat("reserving ", bytes, " bytes for"), path, errno);
 }
@@ -132,8 +132,8 @@ absl::Status StreamedFile::State::FinishSlot() {
   return absl::OkStatus();
 }
 
-// Behind the wait for the next one's memory: a disk that tells of all requests at once, when none is left, has one again
-// while the next slot is filled.
+// Behind the wait for the next slot's memory. If a disk completes all requests at once, it gets one while the next
+// slot is filled.
 void StreamedFile::State::StartFull() {
   if (!std::exchange(full, false)) return;
   Slot& last = slots[(slot + slots.size() - 1) % slots.size()];

@@ -19,7 +19,7 @@ namespace ebb {
 
 class StreamedFile {
  public:
-  // What one takes of host memory at most, from the first Append on.
+  // The most host memory of one file, from the first Append on.
   static constexpr int64_t kMemoryBytes = int64_t{32} << 20;
 
   // `memory`: pages of that size, borrowed; empty: its own.

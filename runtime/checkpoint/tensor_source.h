@@ -1,6 +1,6 @@
-// Named tensors of one checkpoint or model, whatever their files: a checkpoint of Ebb, safetensors files or torch's (also
-// sharded ones with an index), or a universal checkpoint of DeepSpeed. Values are read as fp32, any interval of a tensor at a time, so that memory does not depend on
-// the model.
+// Named tensors of one checkpoint or model, from files of any kind: a checkpoint of Ebb, safetensors files or torch's
+// (also sharded ones with an index), or a universal checkpoint of DeepSpeed. Values are read as fp32, any interval of
+// a tensor at a time, so that memory does not depend on the model.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct TensorInfo {
   int64_t elements() const { return Elements(shape); }
 };
 
-// A tensor of the files that is not among those of the source.
+// A tensor of the files that the source does not have.
 struct LeftOutTensor {
   std::string name;
   std::string why;  // to stand behind "is "
@@ -57,7 +57,7 @@ class TensorSource {
   std::vector<TensorInfo> tensors_;
 };
 
-// What lies at `path`: a checkpoint or a folder of them (the newest whole one), a file of model_files.h or a folder of
+// Opens `path`: a checkpoint or a folder of them (the newest complete one), a file of model_files.h or a folder of
 // them, or a universal checkpoint. Headers are read and checked.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenTensorSource(const std::string& path);
 

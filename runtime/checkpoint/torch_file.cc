@@ -21,7 +21,7 @@ constexpr std::string_view kTensor = "torch._utils._rebuild_tensor_v2",
                            kParameter = "torch._utils._rebuild_parameter", kSize = "torch.Size",
                            kPickle = "/data.pkl";
 constexpr std::string_view kZipBegin = "PK\x03\x04";
-// Older files are pickles end to end, of which the first is a number: protocol 2, a LONG1 of 10 bytes.
+// Older files are a sequence of pickles. The first is a number: protocol 2, a LONG1 of 10 bytes.
 constexpr std::string_view kOldBegin = "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
 
 struct Storage {

@@ -33,13 +33,13 @@ struct TorchTensor {
 // Which globals the pickle of a file may name.
 enum class TorchGlobals : uint8_t {
   kOfTensors,  // functions and classes that make up tensors and dicts; any other is an error
-  kAny         // also those of other programs' objects, which stay names
+  kAny         // also those of other programs' objects, which remain names
 };
 
 class TorchFile {
  public:
-  // Reads the directory and the pickle. kInvalidArgument: the file has what is not read, which the message names.
-  // kDataLoss: it is damaged.
+  // Reads the directory and the pickle. kInvalidArgument: the file has a feature that is not supported, with its
+  // name. kDataLoss: it is damaged.
   static absl::StatusOr<TorchFile> Open(const std::string& path, TorchGlobals globals);
   // Of an open file; `path` is for messages.
   static absl::StatusOr<TorchFile> Read(FileHandle file, const std::string& path,

@@ -152,7 +152,7 @@ class UniversalFolder {
           steps(number("cur_iter", 0) - number("last_overflow_iter", -1) - 1);
       facts_.scaler.hysteresis_left = steps(number("cur_hysteresis", 0));
     }
-    // Of stage 3, all parameters of an optimizer's group have one count.
+    // At stage 3 all parameters of an optimizer's group have one count.
     const PickleValue* const inner = pickle.Find(root, "optimizer_state_dict");
     const PickleValue* const groups = inner == nullptr ? nullptr : pickle.Find(*inner, "state");
     if (groups != nullptr && IsDict(*groups)) {
@@ -215,7 +215,7 @@ class UniversalFolder {
     return absl::OkStatus();
   }
 
-  // Its shape. `wanted`: that of the values, which a state has to have, too.
+  // Its shape. `wanted`: the shape of the values, which a state must have too.
   absl::StatusOr<std::vector<int64_t>> AddTensor(const std::string& name, const std::string& state,
                                                  const std::string& path,
                                                  const std::vector<int64_t>* wanted) {

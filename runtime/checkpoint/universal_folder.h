@@ -6,7 +6,7 @@
 //   DIR/zero/optimizer_state.pt                  the loss scaler and, of stage 3, the steps
 //   DIR/*_model_states.pt                        shapes, steps, tied parameters, buffers, frozen parameters
 //
-// Files of torch.save, of which no pickle is executed (torch_file.h). A folder may come from anywhere.
+// Files of torch.save. Pickles are not executed (torch_file.h). A folder may come from anywhere.
 #pragma once
 
 #include <memory>
@@ -23,7 +23,7 @@ bool HasUniversalFolder(const std::string& path);
 bool LooksLikeDeepSpeed(const std::string& path);
 
 // Values, optimizer states and the training state. Left out, with the reason: buffers, the other names of tied
-// parameters, and frozen parameters that lie in pieces. kInvalidArgument: the folder has what is not read, such as slices
+// parameters, and frozen parameters in pieces. kInvalidArgument: the folder has an unsupported part, such as slices
 // of tensor-parallel ranks that were not merged.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenUniversalFolder(const std::string& path);
 

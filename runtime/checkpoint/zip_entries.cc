@@ -93,7 +93,7 @@ class Archive {
         std::string_view(tail).substr(static_cast<size_t>(end - tail_begin));
     uint64_t count = At<uint16_t>(record, 10), bytes = At<uint32_t>(record, 12),
              begin = At<uint32_t>(record, 16);
-    int64_t after = end;  // what the directory may reach to
+    int64_t after = end;  // the end of the space for the directory
     std::string locator;
     if (end >= kLocatorBytes) {
       EBB_ASSIGN_OR_RETURN(locator, Read(end - kLocatorBytes, kLocatorBytes));
@@ -131,7 +131,7 @@ class Archive {
     };
     uint64_t bytes = At<uint32_t>(entry, 24), packed = At<uint32_t>(entry, 20),
              local = At<uint32_t>(entry, 42);
-    // The zip64 field has those of the three that stand nowhere else, in this order.
+    // The zip64 field has the ones of these three that do not fit elsewhere, in this order.
     std::string_view extra =
         entry.substr(static_cast<size_t>(kCentralBytes) + name_bytes, extra_bytes);
     while (extra.size() >= 4) {

@@ -19,8 +19,8 @@ struct ZipEntry {
   int64_t begin = 0, bytes = 0;  // of the data, in the file
 };
 
-// Of an open file, which is read with pread, by name. kDataLoss: it is no whole archive. kInvalidArgument: an entry is
-// compressed or encrypted, which the message names.
+// The entries of an open file by name, read with pread. kDataLoss: the archive is incomplete. kInvalidArgument: an
+// entry is compressed or encrypted, with its name.
 absl::StatusOr<std::map<std::string, ZipEntry>> ReadZipEntries(int descriptor,
                                                                std::string_view path);
 

@@ -218,7 +218,7 @@ struct EbbConfig {
 };
 
 // Values that a trainer supplies. A file leaves a value to the trainer with "auto", as it does to
-// Hugging Face's Trainer, or by leaving out a key without which nothing can be trained.
+// Hugging Face's Trainer, or by leaving out a key that training needs.
 struct TrainerValues {
   std::optional<int64_t> micro_batch_size = {}, gradient_accumulation_steps = {};
   std::optional<int64_t> total_steps = {}, warmup_steps = {};
@@ -251,9 +251,9 @@ struct Config {
   AioConfig aio = {};
   ActivationCheckpointingConfig activation_checkpointing = {};
   EbbConfig ebb = {};
-  // What was not taken literally, a sentence each: keys without meaning here, upper limits,
-  // approximations, defaults that may surprise users of other runtimes. Logged once at Create, on
-  // rank 0.
+  // Remarks about values that were not taken literally, a sentence each: keys without meaning here,
+  // upper limits, approximations, defaults that may surprise users of other runtimes. Logged once
+  // at Create, on rank 0.
   std::vector<std::string> remarks = {};
   // Unknown keys that were ignored. Logged once as warnings.
   std::vector<std::string> warnings = {};
@@ -291,7 +291,7 @@ struct Config {
   bool checks_overflow() const;   // fp16: always; bf16: unless either switch is off; fp32: by ebb's
   bool reduces_at_round() const;  // resolved reduce_at
   Tier parameter_tier() const;    // below stage 3: the device
-  Tier optimizer_tier() const;    // of masters, too; at stage 0: the device
+  Tier optimizer_tier() const;    // also of masters; at stage 0: the device
   Tier gradient_tier() const;     // of reduced gradients; not given: cpu if the optimizer is not on
                                   // the device, otherwise the device
   Tier activation_tier() const;   // of boundary activations

@@ -18,7 +18,7 @@ absl::StatusOr<Config> FromDocument(Document document, const ReadOptions& option
 
 Json ToDocument(Config config);
 
-// Checks keys together, each of which is allowed by itself.
+// Checks combinations of keys. Each key is allowed by itself.
 void CheckTogether(const Config& config, Problems& problems);
 
 }  // namespace ebb::config

@@ -9,8 +9,8 @@
 
 namespace ebb::config {
 
-// A line for each key of the text: its value, its default, how it was taken. Then the lines that
-// are logged when training starts. An error is that of Config::FromJson.
+// A line for each key of the text: its value, its default, how it was taken. Then the log lines of
+// the start of training. An error is that of Config::FromJson.
 absl::StatusOr<std::string> Explain(std::string_view text, const ReadOptions& options);
 
 }  // namespace ebb::config

@@ -125,7 +125,7 @@ constexpr Row OldName(std::string_view path, std::string_view same_as) {
 // Why keys about data are refused or have no meaning.
 inline constexpr std::string_view kTrainersData = "the data are the trainer's";
 
-// The parts of the table, by what they are about.
+// The parts of the table, by subject.
 std::span<const Key> TrainingKeys();      // batch, precision, gradients, optimizer, scheduler
 std::span<const Key> ZeroKeys();          // zero_optimization and the tiers of state
 std::span<const Key> SurroundingsKeys();  // features that are not built

@@ -33,7 +33,7 @@ enum class Kind : uint8_t {
 
 enum class Taken : uint8_t {
   kLiterally,
-  kUpperLimit,    // what the plan needs, up to this value
+  kUpperLimit,    // the plan takes as much as it needs, up to this value
   kApproximated,  // nearly what the key says
   kRefused,       // would change results or placement, and is not built
 };
@@ -43,7 +43,7 @@ struct Key {
   Kind kind = Kind::kBlock;
   std::string_view default_value;  // the value if it is not given, as in the JSON; "": none
   Taken taken = Taken::kLiterally;
-  // What it is, in one line. kRefused: why, as the end of the error.
+  // Its meaning in one line. kRefused: the reason, as the end of the error.
   std::string_view meaning;
 
   // kInteger, kNumber, kNumberPair: the range; an open end excludes its bound.

@@ -1,4 +1,4 @@
-// Rows about what is sharded, when it is moved, and where it lives.
+// Rows about sharding: which classes, when they move, and on which tier they are.
 #include "ebb/runtime/config/io_backend.h"
 #include "ebb/runtime/config/key_rows.h"
 

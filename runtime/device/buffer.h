@@ -53,8 +53,8 @@ class LockedRange {
   Buffer locked_;  // its release unlocks
 };
 
-// What released memory is filled with in debug builds: read as fp32, bf16 or fp16, every bit
-// pattern of it is a NaN, so a use after release shows in the numbers.
+// Debug builds fill released memory with this. Read as fp32, bf16 or fp16, every bit pattern of it
+// is a NaN, so a use after release shows in the numbers.
 inline constexpr unsigned char kPoison = 0xff;
 #ifdef NDEBUG
 inline constexpr bool kPoisonReleased = false;

@@ -7,7 +7,7 @@
 //     const DriverMemory::Measured measured(device);   // nested and concurrent ones count once
 //     cublasLtCreate(&handle);                         // no buffer of the device is made in here
 //   }
-//   device.driver_bytes();                             // more by what the handle took
+//   device.driver_bytes();                             // adds the bytes that the handle took
 #pragma once
 
 #include <cstdint>

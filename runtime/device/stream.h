@@ -1,4 +1,4 @@
-// An in-order queue of work on a device. Move-only; the destructor waits for what was enqueued.
+// An in-order queue of work on a device. Move-only. The destructor waits for all enqueued work.
 //
 // Enqueue, Copy, Zero, Wait and Record return at once, allocate nothing and may be called by one
 // thread at a time. A stream holds as many tasks as it was made for, kStreamTasksMax by default; an

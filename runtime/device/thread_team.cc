@@ -16,7 +16,7 @@ namespace ebb {
 namespace {
 
 // What can be claimed, in one word: the run's number, its parts, and the next unclaimed part. A
-// worker that wakes late finds a higher number or no part left, so a run never waits for a thread
+// worker that wakes late finds a higher number or no part left. So a run never waits for a thread
 // that has not started on it.
 struct Claims {
   uint32_t run = 0;

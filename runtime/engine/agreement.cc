@@ -57,7 +57,7 @@ absl::StatusOr<std::vector<std::string>> AllTexts(const HostLane& lane, absl::st
   return texts;
 }
 
-// Of a rank that has an error of its own nothing else matters.
+// A rank with an error of its own needs nothing else.
 template <class Value>
 absl::StatusOr<Value> OrOwn(const absl::Status& own, absl::StatusOr<Value> gathered) {
   if (!own.ok() && !gathered.ok()) return own;
@@ -82,7 +82,7 @@ std::vector<absl::Status>::const_iterator FirstFailed(const std::vector<absl::St
   return std::find_if(all.begin(), all.end(), [](const absl::Status& one) { return !one.ok(); });
 }
 
-// What this rank makes of all ranks' statuses.
+// This rank's result from all ranks' statuses.
 absl::Status SeenBy(size_t rank, const std::vector<absl::Status>& all) {
   const auto failed = FirstFailed(all);
   if (failed == all.end() || !all[rank].ok()) return all[rank];

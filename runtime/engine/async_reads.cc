@@ -151,7 +151,7 @@ std::shared_future<absl::Status> AsyncReads::Take(StateReader reader) {
   return over_;
 }
 
-// A step's own waits know nothing of what is issued in it.
+// The waits of a step do not cover instructions that are issued beside it.
 bool AsyncReads::MayBeginInStep() const {
   if (with_.storage->files().second_places() == nullptr) return false;
   const std::vector<sharding::Instruction>& all = read_->fragment().instructions;

@@ -11,7 +11,7 @@ namespace ebb {
 namespace {
 
 constexpr double kFastEnough = 0.8;
-constexpr int kRepetitions = 3;  // of which the fastest counts; one more before them
+constexpr int kRepetitions = 3;  // the fastest counts; one more runs before them
 constexpr double kMeasurementSecondsMax = 0.25;
 
 using Clock = std::chrono::steady_clock;

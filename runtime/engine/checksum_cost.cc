@@ -26,7 +26,7 @@ double NonzeroSecondsSince(Clock::time_point start) {
   return std::max(std::chrono::duration<double>(Clock::now() - start).count(), 1e-9);
 }
 
-// `sum`: lowered to what is measured here.
+// `sum`: lowered to the cost that is measured here.
 absl::StatusOr<double> MeasureFile(ShardFile& file, int64_t file_bytes, double& sum) {
   const int64_t blocks = file_bytes / ShardFile::kAlignment,
                 pieces = std::clamp<int64_t>(blocks, 1, kPieces),
@@ -56,7 +56,7 @@ absl::StatusOr<double> MeasureFile(ShardFile& file, int64_t file_bytes, double& 
   for (int pass = -1; pass < kSumPasses; ++pass) {
     EBB_ASSIGN_OR_RETURN(const double read, move(/*writes=*/false));
     const Clock::time_point start = Clock::now();
-    // Part by part, as a step sums what one transfer has brought.
+    // Part by part, as a step sums the bytes of one transfer.
     uint64_t sums = 0;
     for (int64_t at = 0; at < pieces * piece; at += piece)
       sums ^= optim::Checksum(data.subspan(static_cast<size_t>(at), static_cast<size_t>(piece)));
@@ -88,7 +88,7 @@ ChecksumWork ChecksumWorkOf(const sharding::Plan& plan, const sharding::SwapFile
       summed +=
           static_cast<double>(moved) * static_cast<double>(left[c]) / static_cast<double>(all[c]);
   }
-  // Of masters that an early update's visit takes a copy of, before the update sums them.
+  // The masters that the gather before an early update casts. They are summed before the update sums them.
   for (const sharding::Operation& operation : plan.operations) {
     if (operation.kind != sharding::OperationKind::kCastMasters) continue;
     for (const sharding::UpdateDetail& of : operation.updates)

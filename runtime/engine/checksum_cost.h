@@ -1,5 +1,5 @@
-// What a step pays for the checksums that "ebb.verify_swap" "all" adds to those of "states". "auto"
-// chooses between the two by this.
+// The cost of the checksums that "ebb.verify_swap" "all" adds to "states". "auto" chooses between
+// the two by this.
 //
 // A step takes at least the disk's time for its bytes. Where the step's threads wait for the disk,
 // checksums take their time from the wait. Where they compute, the step gets longer by the

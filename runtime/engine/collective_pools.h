@@ -1,5 +1,5 @@
-// Tells communicators of the pools: where ordered sums meet, and which memory NCCL may move without
-// copies of its own. Once the pools exist and again once they have moved, on all ranks.
+// Registers the pools with communicators: where ordered sums are made, and which memory NCCL may
+// use without copies of its own. Once the pools exist and again once they have moved, on all ranks.
 #pragma once
 
 #include <cstdint>

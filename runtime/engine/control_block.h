@@ -1,12 +1,12 @@
 // What the host and the device tell each other in a step, in memory that both reach: the memory of the plan's cells
 // (sharding::ControlCells). Norms, losses and the ranks' records come from the device; the scale and the constants of
-// updates go to it. A device with memory of its own has a copy there of what every thread of an update reads. On the
-// CPU all of this is plain memory.
+// updates go to it. A device with memory of its own has a copy of the values that every thread of an update reads. On
+// the CPU all of this is plain memory.
 //
 // Two steps may be under way, so the values of a step's updates, loss and exchange exist by parity.
-// An evaluation may come within a step, so it has sums and records of its own: kEvaluation is its
-// parity. All steps share one scale: a step's exchange comes behind all readers of the scale and
-// writes the next step's. Events of the streams order writes with reads.
+// An evaluation may run within a step, so it has sums and records of its own, under the parity
+// kEvaluation. All steps share one scale: a step's exchange comes behind all readers of the scale
+// and writes the next step's. Events of the streams order writes with reads.
 #pragma once
 
 #include <cstddef>
@@ -56,12 +56,13 @@ class ControlBlock {
     return Of(parity, early, constants_);
   }
 
-  // Of optimizers that take norms: a copy of the sums on the device; this rank's record, and those of all ranks.
+  // For optimizers that take norms: a copy of the sums on the device; this rank's record, and the records of all
+  // ranks.
   std::span<optim::NormSums> norm_sums() const { return norm_sums_; }
   std::span<std::byte> norm_record() const { return norm_record_; }
   std::span<std::byte> norm_records() const { return norm_records_; }
 
-  // In the order of `stream`, for updates ordered behind it; a no-op if the device has no memory of its own.
+  // Enqueued on `stream`, for updates behind it. Does nothing if the device has no memory of its own.
   void CopyRuns(Stream& stream) const;
   // Where an update reads constants, on the device or on the host.
   std::span<const optim::UpdateConstants> constants_for(bool on_device, int parity,

@@ -6,8 +6,8 @@
 
 namespace ebb {
 
-// A warning about `streams` of an engine with CUDA_DEVICE_MAX_CONNECTIONS as `connections` (null:
-// not set, so CUDA takes 8); empty if each stream has a queue of its own.
+// A warning if `streams` of an engine do not have a queue each; else empty. `connections`:
+// CUDA_DEVICE_MAX_CONNECTIONS; null: not set, so CUDA takes 8.
 std::string WarnOfFewQueues(int streams, const char* connections);
 
 }  // namespace ebb

@@ -11,7 +11,7 @@ inline bool HostReaches(const Device& device) {
   return device.kind() == DeviceKind::kCpu;
 }
 
-// The device runs what is enqueued on the stream; else a thread of the host does.
+// Whether the device runs the stream's work. If not, a thread of the host does.
 inline bool RunsOnDevice(const Stream& stream) {
   return stream.view().native != nullptr;
 }

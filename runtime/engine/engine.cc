@@ -19,7 +19,7 @@ absl::Status MovedFrom() {
 
 namespace {
 
-// Of a call that has its place between steps.
+// For a call that is allowed only between steps.
 absl::Status WhileAlive(std::string_view call, std::string_view what_now) {
   return absl::FailedPreconditionError(
       absl::StrCat(std::string(call), " while a Step or Evaluation of the engine is alive",
@@ -76,7 +76,7 @@ absl::Status Engine::Agree(const absl::Status& own, std::string_view about) {
   if (parts_ == nullptr) return MovedFrom();
   if (parts_->scopes.progress.alive)
     return parts_->calls.Returned(WhileAlive("Agree", kFinishFirst));
-  return parts_->calls.Returned(parts_->call.meetings->Agree(own, about));
+  return parts_->calls.Returned(parts_->call.barrier->Agree(own, about));
 }
 absl::Status Engine::Suspend() {
   if (parts_ == nullptr) return MovedFrom();

@@ -1,25 +1,24 @@
-// The engine keeps a model's parameters, gradients and optimizer states in shards over the ranks
-// and moves them so that each scope finds what it needs. It executes a program (program.h) that
-// Create computes. A trainer may leave out scopes of the declared order, and may open a unit
-// again.
+// The engine keeps a model's parameters, gradients and optimizer states in shards over the ranks.
+// It moves them so that each open scope has its data. It executes a program (program.h) that Create
+// computes. A trainer may leave out scopes of the declared order, and may open a unit again.
 //
 //   auto engine = Engine::Create(world, device, model, config);
 //   Step step = engine->BeginStep();
 //   { ForwardScope unit = step.Forward(id);  ... unit.parameter(p) ... }
 //   { BackwardScope unit = step.Backward(id); ... unit.gradient(p) += ... }
-//   step.Finish();      // what this rank knows by now
+//   step.Finish();      // this rank's own error, if it has one by now
 //   engine->Report();   // the step's verdict
 //
 // engine_state.h says how state is read, written, gathered, copied and saved.
 //
 // Not bound to a thread: calls must be ordered, from whichever thread. SPMD: every rank opens the
 // same scopes in the same order, and a hash checks this with every step. On a GPU, work on a
-// scope's views goes on compute_stream() or is joined to it before the scope closes; on the CPU the
+// scope's views goes on compute_stream(), or joins it before the scope closes. On the CPU the
 // calling thread is the compute stream. The engine outlives its scopes, Steps and Evaluations. A
 // moved-from engine refuses every call; it has no world(), model(), program() and config().
 //
-// Several engines of one World: their calls must be ordered, too, in the same way on every rank. A
-// call enqueues its collectives before it returns, so a rank's collectives are in the order of its
+// Several engines of one World: their calls must have one order too, the same on every rank. A call
+// enqueues its collectives before it returns, so a rank's collectives are in the order of its
 // calls. Steps and Evaluations of different engines may be open at once.
 #pragma once
 
@@ -110,41 +109,40 @@ class Engine : public EngineState {
   Evaluation BeginEvaluation(int micro_batches = 1, EvaluationOptions options = {});
 
   // The report of the last finished step; waits for its verdict, and returns its error if it had
-  // one. In the next step, before its Finish, Report waits for no work of that step, and still
-  // tells of every step; the last step needs a Report of its own.
+  // one. If the next step has begun and is before its Finish, Report does not wait for that step.
+  // It misses no step; the last step needs a Report of its own.
   absl::StatusOr<StepReport> Report();
 
-  // Each is collective. For engines that take turns on a device: between steps, Suspend waits
-  // for pending updates, keeps parameters, masters and optimizer states on the host (tier
-  // kCpu of memory(); a CPU device keeps them in place) and gives the memory of all other
-  // pools back. Resume takes it again: on all ranks or, if one lacks memory, on none.
-  // Training then goes on bit for bit, but scopes' views and workspace() may be at other
-  // addresses.
+  // Each is collective. For engines that share a device, between steps. Suspend waits for pending
+  // updates, keeps parameters, masters and optimizer states on the host (tier kCpu of memory(); a
+  // CPU device keeps them in place) and frees the memory of all other pools. Resume takes it again:
+  // on all ranks or, if one lacks memory, on none. Training then goes on bit for bit, but scopes'
+  // views and workspace() may be at other addresses.
   //
-  // Meanwhile Read, Write, Gather and CopyParametersFrom work on the state on the host, workspace()
-  // is empty, and a Step or Evaluation gives no views: its Finish, and Report, say why, until
-  // Resume. A second Suspend, and Resume without Suspend, are OK and change nothing. While a Step
-  // or Evaluation is alive both are errors that leave it as it is.
+  // While suspended, Read, Write, Gather and CopyParametersFrom work on the state on the host, and
+  // workspace() is empty. A Step or Evaluation gives no views, and its Finish and Report say why. A
+  // second Suspend, and Resume without Suspend, are OK and change nothing. While a Step or
+  // Evaluation is alive both are errors that leave it as it is.
   absl::Status Suspend();
   absl::Status Resume();
 
-  // Collective, between steps: other visits and another order (ModelSpec::forward and ModelSpec::order) of the same units
-  // and parameters. Parameters, masters and optimizer states stay where they are; everything then goes on bit for bit as
-  // in an engine that was created with this order and given the same state. program(), model(), memory() and, once a
-  // step has finished, traffic() and communication() are of the new order; Report is still of the last step. Scopes'
-  // views and workspace() may be at other addresses. Waits for pending updates and for the end of a ReadAsync; what comes
-  // next of either follows the new order, as does StateSlices.
+  // Collective, between steps: other visits and another order (ModelSpec::forward and ModelSpec::order) of the same
+  // units and parameters. Parameters, masters and optimizer states stay where they are. Training then goes on bit for
+  // bit like an engine that was created with this order and given the same state. program(), model() and memory() are
+  // of the new order, and after the next step traffic() and communication() are too; Report is still of the last
+  // step. Scopes' views and workspace() may be at other addresses. Waits for pending updates and for the end of a
+  // ReadAsync. Later ones, and StateSlices, follow the new order.
   //
-  // Pools that the new order has otherwise are given back before its own are taken, so that there is never more memory
-  // than either order needs, but for what HoldMemory keeps. Masters and states stay in the tier that they are in, which
-  // leaves staging what ebb.host_memory left it. An error on any rank is every rank's, and the engine is as it was,
-  // unless it says that it has failed: orders that differ over the ranks, in a sentence that names the first
-  // difference; what Create refuses of an order; a step that is alive, or a suspended engine; memory or space on the
-  // disk that is not there. Other threads ask nothing of the engine meanwhile.
+  // Pools that change are freed before the new ones are taken. So memory never exceeds the need of either order,
+  // except for memory that HoldMemory keeps. Masters and states stay in the tier that they are in, which leaves
+  // staging what ebb.host_memory left it. An error of any rank is every rank's, and the engine is as it was, unless
+  // the error says that it has failed. Errors: orders that differ over the ranks, with the first difference; an order
+  // that Create would refuse; a step is alive or the engine is suspended; memory or disk space is short. Other
+  // threads ask nothing of the engine meanwhile.
   absl::Status Reorder(std::vector<Visit> forward, std::vector<ScopeEvent> order = {});
 
-  // Collective, between steps: OK if every rank passes OK and the same `about`. Else this rank's
-  // own error, or the error of the first rank that has one, cut to 440 bytes.
+  // Collective, between steps: OK if every rank passes OK and the same `about`. Otherwise this
+  // rank's own error, or the error of the first rank that has one, cut to 440 bytes.
   absl::Status Agree(const absl::Status& own, std::string_view about = "");
 
   // Any thread.

@@ -15,7 +15,7 @@ class EngineCalls {
   // Notes Create, the engine's first call.
   EngineCalls(World world, std::string_view name);
 
-  // Different calls of two ranks fail their world: every rank gets a Status, now or in the
+  // Different calls of two ranks fail their world. Every rank gets a Status, now or in the
   // collective that it waits in, and no engine of that world goes on.
   void Note(CallKind kind) const;
   // Numbers steps, evaluations and other calls of all ranks: equal on each, or their logs differ.

@@ -77,7 +77,7 @@ absl::Status EngineCommunicators::MakeReduce(int shards) {
   return Make("exchange", Lane::kExchange);
 }
 
-absl::Status EngineCommunicators::MeetBehindFreedMemory() const {
+absl::Status EngineCommunicators::BarrierAfterFreedMemory() const {
   return inputs_.uses_nccl() ? inputs_.given_world.MeetOnHost(OptionsOf("moved"))
                              : absl::OkStatus();
 }

@@ -34,7 +34,7 @@ class EngineCommunicators {
   HostLane AsyncReads(Stream& stream) { return {*async_reads_, stream, async_reads_mirror_}; }
 
   Communicator& control() { return *control_; }
-  // The control communicator for what lies in host memory; `stream`: the reduce stream.
+  // The control communicator for data in host memory; `stream`: the reduce stream.
   HostLane Control(Stream& stream) { return {*control_, stream, mirror_}; }
 
   Communicator& gather() { return **at(sharding::Lane::kGather); }
@@ -43,7 +43,8 @@ class EngineCommunicators {
   std::optional<Communicator>* at(sharding::Lane lane) {
     return &lanes_[static_cast<size_t>(lane)];
   }
-  // Of all ranks, on the reduce stream: where shards are not repeated, that of reductions.
+  // Over all ranks, on the reduce stream. If shards are not repeated, it is the communicator of
+  // reductions.
   std::optional<Communicator>* of_world() {
     std::optional<Communicator>* const own = at(sharding::Lane::kExchange);
     return own->has_value() ? own : at(sharding::Lane::kReduce);
@@ -53,7 +54,7 @@ class EngineCommunicators {
 
   // To give memory of the device back waits for the device, and a rank must not wait there for
   // another. So ranks meet here afterwards, before the next work on it. Collective.
-  absl::Status MeetBehindFreedMemory() const;
+  absl::Status BarrierAfterFreedMemory() const;
 
   CommunicatorOptions OptionsOf(std::string_view name) const;
   // The configured one, or the default: the ranks of a host.

@@ -1,5 +1,5 @@
 // What the trainer gave for an engine. Create settles the rest: the world's communicators for the
-// device, and what the config leaves open ("auto").
+// device, and the values that the config leaves open ("auto").
 #pragma once
 
 #include "ebb/runtime/comm/world.h"

@@ -72,7 +72,7 @@ EngineParts::~EngineParts() {
   // Before any memory goes, which waits for the device: there ranks that share it may wait for this one.
   communicators.Leave();
   collective_pools.Deregister();
-  outcome.outcome.reset();  // says what was not asked for
+  outcome.outcome.reset();  // reports work that no call asked for
   timeline.Write();
 }
 

@@ -12,6 +12,7 @@
 #include "ebb/offload/pinned_memory.h"
 #include "ebb/optim/kernels.h"
 #include "ebb/runtime/engine/async_reads.h"
+#include "ebb/runtime/engine/call_barrier.h"
 #include "ebb/runtime/engine/collective_pools.h"
 #include "ebb/runtime/engine/control_block.h"
 #include "ebb/runtime/engine/engine_calls.h"
@@ -26,15 +27,14 @@
 #include "ebb/runtime/engine/order_notices.h"
 #include "ebb/runtime/engine/outcome_parts.h"
 #include "ebb/runtime/engine/own_optimizer.h"
+#include "ebb/runtime/engine/paused_step.h"
 #include "ebb/runtime/engine/profiler_ranges.h"
 #include "ebb/runtime/engine/program.h"
 #include "ebb/runtime/engine/programs.h"
-#include "ebb/runtime/engine/rank_meetings.h"
 #include "ebb/runtime/engine/record_exchange.h"
 #include "ebb/runtime/engine/scope_views.h"
 #include "ebb/runtime/engine/state_access.h"
 #include "ebb/runtime/engine/state_calls.h"
-#include "ebb/runtime/engine/step_aside.h"
 #include "ebb/runtime/engine/step_progress.h"
 #include "ebb/runtime/engine/step_timeline.h"
 #include "ebb/runtime/engine/steps.h"
@@ -51,12 +51,12 @@ namespace ebb {
 
 class Issuer;
 
-// Of the device's streams, and of the host's.
+// Streams of the device, and of the host.
 struct KernelParts {
   std::unique_ptr<optim::Kernels> device, host;
 };
 
-// Updates, and what they need of the config and the model.
+// Updates, and the values of the config and the model that they need.
 struct UpdateParts {
   UpdateTable table;
   OptimizerStateNames state_names;
@@ -69,7 +69,7 @@ struct UpdateParts {
 struct IssueParts {
   std::optional<ProfilerRanges> ranges;
   std::unique_ptr<IssueObserver> observer;  // of a check of the order; null: none
-  IssueObservers observers;                 // these, and those of the timeline
+  IssueObservers observers;                 // the observers above, and the timeline's
   std::optional<RecordExchange> exchange;
   std::optional<StreamOrder> order;
   std::unique_ptr<Issuer> issuer;
@@ -83,7 +83,7 @@ struct ScopeParts {
   OrderNotices notices;
   std::optional<ScopeViews> views = {};
   std::optional<OpenScopes> open = {};
-  std::optional<StepAside> aside = {};
+  std::optional<PausedStep> paused = {};
 };
 
 // What state passes through on its way to files or back.
@@ -96,7 +96,7 @@ struct FileBuffer {
 
 // What a trainer calls.
 struct CallParts {
-  std::optional<RankMeetings> meetings;
+  std::optional<CallBarrier> barrier;
   std::optional<Suspension> suspension;
   std::optional<AsyncReads> reads;
   std::optional<StateCalls> state;
@@ -129,7 +129,7 @@ struct EngineParts {
   std::optional<StateAccess> state;
   ScopeParts scopes;
   CallParts call;
-  // Declared last, so that they end first: their tasks use what is above.
+  // Declared last, so that they end first, because their tasks use the members above.
   EngineStreams streams;
 };
 

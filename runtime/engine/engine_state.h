@@ -28,9 +28,9 @@ struct EngineParts;
 class EngineState {
  public:
   // This rank's slices as fp32 on the host, at most 4 MiB a call, on the calling thread, in
-  // declared order. Waits for pending updates and for ReadAsync. kParameter, kMaster (of frozen
-  // parameters, and with ebb.stochastic_rounding of all: their value), kGradient (between
-  // Step::Reduce and Finish; unscaled, not clipped), kOptimizer by the state's name. Local, not
+  // declared order. Waits for pending updates and for ReadAsync. kParameter. kMaster: of frozen
+  // parameters, and with ebb.stochastic_rounding of all, it is their value. kGradient: between
+  // Step::Reduce and Finish, unscaled, not clipped. kOptimizer: by the state's name. Local, not
   // collective.
   using Sink = absl::FunctionRef<absl::Status(const Slice&, std::span<const float>)>;
   absl::Status Read(StateClass what, Sink sink, std::string_view optimizer_state = "");
@@ -46,16 +46,17 @@ class EngineState {
   // Gives these slices to `reader` beside the next steps: as the last step has left them. Each
   // slice comes before its next update, and that update waits for it. Collective, between steps;
   // returns once it is under way. Waits for the verdict on the last step, and for the end of the
-  // call before. Memory: 16 MiB of host memory where state lives on NVMe or on a GPU, in memory();
-  // on a GPU 1 MiB of its own, too. The result is ready when all ranks have ended, with one status
+  // call before. Memory: 16 MiB of host memory if state is on NVMe or on a GPU, in memory(); on a
+  // GPU also 1 MiB of device memory. The result is ready when all ranks have ended, with one status
   // for all. Read, Write, Gather, CopyParametersFrom, SetTrainingState, Suspend, Reorder and the
   // engine's end wait for it; steps and evaluations do not.
   absl::StatusOr<std::shared_future<absl::Status>> ReadAsync(StateReader reader);
   // Whether this rank's last such call is under way; waits until it is over, between steps.
   bool IsReadingAsync() const;
   void AwaitAsyncRead() const;
-  // A function that does without a step what the last read waits for (may_begin_in_step), on the
-  // thread that asks for it here. An error: a step is doing that, or another thread has called it.
+  // A function that does the work which the last read waits for, without a step
+  // (may_begin_in_step), on the thread that calls it. An error: a step is doing that, or another
+  // thread has called it.
   std::function<absl::Status()> AsyncReadBegin() const;
   // Host memory for one call at a time that brings state to files or back: allocated at the first
   // and kept until the engine's end, in memory().
@@ -80,11 +81,11 @@ class EngineState {
   // first error ends the calls, and is returned on that rank alone.
   absl::Status Gather(ParameterId p, StateClass what, Sink sink, int root = -1);
 
-  // Collective. Every parameter of this engine takes the value of the one with the same name and
-  // shape in `other`, of the same World: the master if it is trainable there, else the parameter.
-  // Any stage, shard group, dtype, on either side trainable or frozen, either side suspended.
-  // Masters are written and parameters cast from them as by an update; optimizer states stay. The
-  // rest of `other` is left out; a name that it lacks is an error.
+  // Collective. Every parameter of this engine takes the value of the parameter with the same name
+  // and shape in `other`, an engine of the same World. The value is the master if the parameter is
+  // trainable there. Any stage, shard group, dtype, on either side trainable or frozen, either side
+  // suspended. Masters are written and parameters cast from them as by an update; optimizer states
+  // stay. The rest of `other` is left out; a name that it lacks is an error.
   //
   // Between steps of both. Waits for pending updates. Shards go to shards, resharded on the way.
   // Staging takes at most 8 MiB a rank in memory() for that time; on a GPU also 8 MiB of GPU

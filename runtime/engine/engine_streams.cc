@@ -24,7 +24,7 @@ int TasksMax(const sharding::Plan* plan, StreamId id) {
     constexpr size_t kOwn = 4;  // begin, work, a look at a collective's failure, end
     tasks += kOwn + sharding::kLines + operation.moves.size() + operation.parts.size();
     if (operation.kind == sharding::OperationKind::kFillSecondary)
-      tasks += operation.parts.size();  // a copy each of what is trainable and what is frozen
+      tasks += operation.parts.size();  // one copy of the trainable and one of the frozen part
   }
   return kStreamTasksMax + 2 * static_cast<int>(tasks);
 }

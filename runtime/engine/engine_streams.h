@@ -52,7 +52,7 @@ class EngineStreams {
   using Made = absl::FunctionRef<absl::StatusOr<Stream>(int tasks)>;
   absl::Status MakeLine(sharding::Line line, int tasks, Made make);
 
-  // Streams that start transfers come before those that end them.
+  // Streams on which transfers start come before the streams on which they end.
   std::array<std::optional<Stream>, sharding::kLines> lines_;
   std::array<int, sharding::kLines> tasks_ = {};  // the most that each has room for
   std::vector<Event> concluded_;  // by parity: the caller waits for these when two steps ahead

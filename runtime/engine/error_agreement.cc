@@ -35,8 +35,8 @@ absl::Status ErrorAgreement::ErrorOf(const Known& known) {
   if (!broken.ok()) {
     // A rank may be waiting in another communicator for this rank.
     with_.peers->Abort(broken);
-    // The ranks may have gone apart before the collectives noticed; what they opened explains it better.
-    // Of any other failure some ranks may learn a step later than others.
+    // The ranks may have opened different scopes before the collectives noticed, and that explains the failure
+    // better. Some ranks may learn of any other failure a step later than others.
     const bool may_have_gone_apart =
         absl::IsFailedPrecondition(broken) || absl::IsDeadlineExceeded(broken);
     const absl::Status apart = may_have_gone_apart ? difference(broken) : absl::OkStatus();

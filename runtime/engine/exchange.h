@@ -15,11 +15,11 @@ namespace ebb {
 
 struct ExchangeRecord {
   double squares = 0;  // of this rank's slices, scaled as the gradients are
-  double loss = 0;     // sum of what was added
+  double loss = 0;     // sum of the losses that were added
   uint64_t scopes_hash = 0;
   uint64_t rates_hash = 0;  // of the step's given StepRates and gradient scale
-  // A unit with a non-finite gradient here. Of several it is the first that finished its backward,
-  // because such gradients spread towards the input.
+  // A unit with a non-finite gradient here. If several have one, it is the first that finished its
+  // backward, because such gradients spread towards the input.
   int32_t non_finite_unit = -1;
   int32_t failed = 0;  // this rank has an error; `message` says which
   int32_t status_code = 0;

@@ -1,5 +1,5 @@
-// Issues the fragment that runs as far as its step has come, and the updates that one step leaves to the next.
-// Counts what a step moves.
+// Issues the fragment that runs as far as its step has come, and the updates that one step leaves to the next. Counts
+// the bytes that a step moves.
 #pragma once
 
 #include <atomic>
@@ -35,13 +35,13 @@ class FragmentRunner {
   // The step that is open runs this one, with the updates that the step before has left. Counts anew.
   void Choose(Runnable& run);
   void ChooseWalk();
-  // Spans of the timeline for what the progress says is to run.
+  // Reserves spans of the timeline for the instructions of this progress.
   void ReserveSpans() const;
 
   void Issue(int begin, int end);  // instructions of the fragment that runs
-  // Of those, how many have been, in their order: as if the rounds in the middle that are over had been one.
+  // The instructions issued so far, in their order, as if all finished middle rounds had been one.
   int issued() const;
-  // An early update of the unit; those that are carried are the step before's.
+  // An early update of the unit. A carried update belongs to the step before.
   bool UpdateHasStarted(int unit) const;
   void StartKernels(int instruction);
   void EndKernels(int instruction);
@@ -66,13 +66,12 @@ class FragmentRunner {
   absl::Status MayLook() const;
   // Until all state is where it belongs, and nothing reads it there.
   void AwaitState();
-  // What was brought for the rest of the step, after an evaluation has used its memory.
+  // Brings the data for the rest of the step again, after an evaluation has used its memory.
   void BringAgain();
 
   // A step has finished, and counts.
   void NoteFinished() { has_finished_ = true; }
-  // Of the step that finished last, also where its plan is gone. Both count what was issued, so that there is nothing to
-  // wait for.
+  // About the step that finished last, even if its plan is gone. Both count issued work, so they wait for nothing.
   std::vector<CommunicationRow> communication() const;
   std::vector<TrafficRow> traffic() const;
 

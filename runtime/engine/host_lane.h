@@ -12,10 +12,11 @@
 
 namespace ebb {
 
-// Memory of the device for what lies in host memory, as collectives of a device reach its own only,
-// and locked memory of the host for the copies to and from it; none on the CPU, as its collectives
-// use host memory. A copy of other memory of the host waits for the stream inside the driver. The
-// driver may then hold what another rank's thread needs for the collective of that stream.
+// The host lane: device memory for collectives of data in host memory, because a device's
+// collectives reach only its own memory, and locked host memory for the copies to and from it. The
+// CPU has none, as its collectives use host memory. A copy of other memory of the host waits for
+// the stream inside the driver. The driver may then hold what another rank's thread needs for the
+// collective of that stream.
 //
 //   host --Upload--> [ locked | device ] --collective--> [ device | locked ] --Take--> host
 //
@@ -24,8 +25,8 @@ namespace ebb {
 class DeviceMirror {
  public:
   DeviceMirror() = default;
-  // Predicted and counted in the ledger, as staging; nothing on the CPU. What was taken stays after
-  // a failure: a rank gives no memory back before the others know of the failure.
+  // Predicted and counted in the ledger, as staging; nothing on the CPU. The memory is not freed
+  // after a failure, until the other ranks know of the failure.
   absl::Status Allocate(const Device& device, int64_t bytes, MemoryLedger& ledger);
 
   bool made() const { return locked_.data() != nullptr; }

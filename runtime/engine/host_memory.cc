@@ -32,7 +32,7 @@ std::string AdviceFor(const EngineInputs& inputs, const sharding::HostRoom& room
 
 }  // namespace
 
-// All ranks have read what is left before one takes of it, and each knows how many take of the same.
+// All ranks have read the free memory before one takes some, and each knows how many ranks take from it.
 absl::Status CheckHostMemory(const EngineInputs& inputs, const sharding::Pools& pools,
                              const HostLane& lane) {
   const std::vector<MemoryLimit> limits = ReadMemoryLimits(GetOffloadTestHooks().system_root);
@@ -66,7 +66,8 @@ absl::Status CheckHostMemory(const EngineInputs& inputs, const sharding::Pools& 
       });
   absl::Status own;
   if (tightest != rooms.end()) own = sharding::CheckHostRoom(pools, *tightest);
-  // One of those that share what is short looks for what would fit, and tells the others.
+  // One of the ranks that share a short resource looks for a config that would fit, and tells the
+  // others.
   const absl::Status agreed = AgreeOnStatus(
       lane, own, own.ok() ? 0 : identities[static_cast<size_t>(tightest - rooms.begin())],
       [&] { return AdviceFor(inputs, *tightest); });

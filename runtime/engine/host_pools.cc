@@ -18,7 +18,7 @@ absl::Status HostPools::Take(StateClass state, int64_t bytes) {
   const bool pins = state == StateClass::kStaging     ? pins_parameters || pins_states
                     : state == StateClass::kParameter ? pins_parameters
                                                       : pins_states;
-  // A device that has memory of its own locks the pools itself, whatever `pin_memory` is.
+  // A device with memory of its own locks the pools itself, whatever `pin_memory` is.
   return Allocate(state, state, bytes, pins && HostReaches(*device_),
                   absl::StrCat("the ", std::string(Name(state)), " pool in host memory"));
 }

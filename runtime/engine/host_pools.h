@@ -1,5 +1,5 @@
 // An engine's pools in host memory, by class of state. For a device with memory of its own they are
-// locked, so that copies between the two need not hold the host up.
+// locked, so that copies between the two do not block the host.
 #pragma once
 
 #include <cstddef>

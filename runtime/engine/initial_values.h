@@ -14,7 +14,7 @@
 
 namespace ebb {
 
-// Of a parameter that is bytes: whether these are.
+// Whether the initial values of a parameter of bytes are bytes.
 absl::Status CheckBytes(const ParameterSpec& parameter, std::span<const float> values);
 
 struct InitialValues {

@@ -1,5 +1,5 @@
-// Sees every instruction as it is issued, in the order of the streams: for timelines, and for
-// checks of the order in which work is enqueued.
+// Sees every instruction when it is issued, in the order of the streams. Timelines use it, and
+// checks of the order.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Spans of the timeline: instructions where their streams come to them, timed by the device where it has a clock
-// for its streams, and by tasks of the streams elsewhere.
+// Spans of the timeline for instructions. The device times them if it has a clock for its streams; otherwise tasks of
+// the streams do.
 #pragma once
 
 #include <cstdint>

@@ -46,8 +46,8 @@ void Issuer::Run(LinkedFragment& run, int begin, int end, const StepTag& step,
   }
 }
 
-// A copy of memory that the device has not locked waits inside the driver for all that is before it on the stream,
-// other ranks' collectives too: so it is enqueued when nothing is.
+// A copy of memory that the device has not locked waits inside the driver for all earlier work on the stream,
+// including collectives of other ranks. So it is enqueued when the stream is idle.
 void Issuer::StartNow(LinkedFragment& run, std::span<Event> over) {
   for (int index = 0; index < run.size(); ++index) {
     const Instruction& instruction = run[index];
@@ -187,8 +187,8 @@ void Issuer::Collect(LinkedFragment& run, int index, const StepTag& step, Stream
   });
 }
 
-// Of memory that the device could not lock, it promises neither to wait for the stream before it reads there nor
-// not to wait on the host while it holds what others need: so the wait is ours, for what was issued before, by all
+// For memory that the device could not lock, the driver may read before earlier work on the stream has ended, and may
+// block the host while it holds locks of other ranks. So the host itself waits first for all issued work, on all
 // ranks alike.
 void Issuer::Copy(LinkedFragment& run, int index, int parity, Stream& stream) {
   const Instruction& instruction = run[index];
@@ -258,7 +258,7 @@ void Issuer::EndTransfers(LinkedFragment& run, int index, const StepTag& step) {
     const Operand& file = instruction.operands[static_cast<size_t>(reads ? 2 * i : 2 * i + 1)];
     const StateClass state = file.place.pool;
     const absl::Status moved = FileOf(run, file.place).Wait(transfers[i]);
-    if (run.fragment().of_state) {  // of which no read is of whole extents
+    if (run.fragment().of_state) {  // none of its reads is of whole extents
       run.error(index).Update(moved);
       if (!moved.ok() && !reads) with_.verifier->Forget(file.place, file.bytes());
       continue;

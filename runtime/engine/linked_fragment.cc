@@ -15,7 +15,7 @@ using sharding::Operand;
 
 namespace {
 
-// BeginStep waits for the last uses of what is there by parity.
+// BeginStep waits for the last uses of cells by parity.
 bool IsAwaitedByHost(const Instruction& instruction) {
   return std::any_of(instruction.leaves.begin(), instruction.leaves.end(),
                      [](const sharding::CellUse& use) { return use.by_parity; });

@@ -41,7 +41,7 @@ class LinkedFragment {
   const sharding::Instruction& operator[](int instruction) const {
     return fragment_.instructions[static_cast<size_t>(instruction)];
   }
-  // Of the unit that errors and timelines name; empty where there is none.
+  // The unit that errors and timelines name; empty if there is none.
   std::string_view unit_name(int instruction) const;
 
   // Null where it is on the disk, or in the control block.
@@ -54,7 +54,7 @@ class LinkedFragment {
         .subspan(Of(instruction).first, (*this)[instruction].operands.size())
         .subspan(static_cast<size_t>(operand));
   }
-  // Of a collective, by section of a unit.
+  // For a collective, by section of a unit.
   std::span<const CollectiveSpan> spans(int instruction) const { return Of(instruction).spans; }
   // The number of its event in the streams' order; -1: nothing waits for it.
   int event(int instruction, int parity) const {

@@ -28,8 +28,8 @@ constexpr std::string_view kRatio = "zero_optimization.offload_optimizer.ratio";
 
 }  // namespace
 
-// What the measurements use goes back when all are done: to give it back waits for the device, where a
-// collective of another rank may wait for this one.
+// The memory of the measurements is freed when all are done. Freeing waits for the device, where a collective of
+// another rank may wait for this one.
 struct Measuring::Scratch {
   absl::StatusOr<Buffer> groups = Buffer(), number = Buffer();
   UpdateScratch updates;
@@ -51,7 +51,7 @@ absl::Status Measuring::Measure() {
     return absl::OkStatus();
   // A plan that fails does on every rank: all have chosen the same.
   if (const absl::Status own = with_.programs.Plan(); !own.ok()) return AgreeOnPlanned(with_, own);
-  // Streams have room for what is planned.
+  // Streams have room for all planned instructions.
   return with_.streams.Make(with_.inputs.device, &plan());
 }
 
@@ -60,7 +60,7 @@ absl::Status Measuring::MeasureCoalesce(Scratch& scratch) {
   config_.ebb.measures_coalesce = false;
   if (!with_.inputs.uses_nccl()) return absl::OkStatus();
   constexpr char kWhat[] = "measuring group sizes";
-  // As the pools: what NCCL does for registered memory is what steps will have.
+  // Allocated like the pools, because NCCL treats registered memory differently.
   scratch.groups = AllocatePool(with_.inputs, StateClass::kGather, kBucketBytesMax, kWhat);
   scratch.number = with_.inputs.device.AllocateShared(sizeof(int64_t), kWhat);
   EBB_RETURN_IF_ERROR(AgreeOnStatus(
@@ -68,7 +68,7 @@ absl::Status Measuring::MeasureCoalesce(Scratch& scratch) {
   if (config_.ebb.register_buffers) {
     const absl::Status any =
         AgreeOnStatus(Control(), with_.communicators.gather().Register(scratch.groups->span()));
-    // Then all copy, as they will from the pools, of which that is logged.
+    // Otherwise all ranks copy, as they will from the pools, and a line of the log says so.
     if (!any.ok()) with_.communicators.gather().Deregister();
     EBB_RETURN_IF_ERROR(with_.communicators.control().status());
   }
@@ -145,8 +145,8 @@ absl::StatusOr<double> Measuring::MeasureBalance(Scratch& scratch) {
   return static_cast<double>(all[0]) / kParts;
 }
 
-// What a rank's pools on the device may take. Of what is free a tenth is left to the trainer and to
-// libraries; the rest is for all ranks that use the device.
+// What a rank's pools on the device may take. A tenth of the free memory is left to the trainer and
+// to libraries. The rest is for all ranks that use the device.
 absl::StatusOr<int64_t> Measuring::DeviceBudget() {
   if (config_.ebb.device_memory) return *config_.ebb.device_memory;
   EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> devices,

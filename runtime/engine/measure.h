@@ -1,5 +1,6 @@
-// Measures what a config leaves to Create ("auto"): once, with the same result on every rank. The
-// result is a number in the config, and with that number another run is the same. Collective.
+// Measures the values that a config leaves to Create ("auto"): once, with the same result on every
+// rank. The result is a number in the config, and with that number another run is the same.
+// Collective.
 #pragma once
 
 #include <string_view>

@@ -15,7 +15,7 @@ namespace ebb {
 
 class MovedBytes {
  public:
-  // Of a step of which nothing has been issued, and nothing is predicted.
+  // For a step without any issued or predicted work.
   void Clear() {
     for (auto& of_class : between_tiers_)
       for (auto& of_tier : of_class)

@@ -1,7 +1,8 @@
-// What ranks tell each other of whole parameters before LAMB or LARS update them. The sums of this
-// rank's sub-groups, on the device and in host memory by set of constants (UpdateTable), go in a
-// record to all ranks of the shard group and give the squares of whole parameters. Sums are exact
-// (optim/exact_sum.h), so neither cuts nor the order of ranks matter.
+// What ranks tell each other of whole parameters before LAMB or LARS update them. Each rank sends
+// the sums of its sub-groups to all ranks of the shard group in one record; the sums are on the
+// device and in host memory, by set of constants (UpdateTable). The records give the squares of
+// whole parameters. Sums are exact (optim/exact_sum.h), so neither cuts nor the order of ranks
+// matter.
 //
 // All of it happens in the order of the reduce stream, as tasks of record_exchange.h, in the control block.
 #pragma once

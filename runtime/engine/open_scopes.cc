@@ -86,8 +86,8 @@ int64_t OpenScopes::OpenUnit(sharding::ScopeKind kind, UnitId id, int64_t whole)
   return scope.id;
 }
 
-// Runs the plan's moments in order as far as the trainer has come. A scope left open holds back
-// what comes after its close, and one that is not the plan's everything.
+// Runs the plan's moments in order as far as the trainer has come. An open scope holds back the
+// work after its close. An open scope that is not in the plan holds back all work.
 void OpenScopes::Advance() {
   StepProgress& progress = *with_.progress;
   if (std::any_of(progress.open.begin(), progress.open.end(),
@@ -133,7 +133,7 @@ void OpenScopes::Close(int64_t id) {
 
 void OpenScopes::Close(OpenScope& scope) {
   StepProgress& progress = *with_.progress;
-  with_.views->TakeErrors();  // before what this rank adds is updated with
+  with_.views->TakeErrors();  // before this rank's part enters an update
   const OpenScope closing = scope;
   progress.open.erase(progress.open.begin() + (&scope - progress.open.data()));
   with_.timeline->Add(progress.trace, sharding::Name(closing.kind),
@@ -167,8 +167,8 @@ bool OpenScopes::ReducesAfter(const OpenScope& scope) const {
 void OpenScopes::OpenAheadOfHeld(const OpenScope& scope) {
   if (!HasRoom(scope, /*all=*/false)) return;
   StepProgress& progress = *with_.progress;
-  // The kernels of scopes ahead of it that are left out wait, too: what they wait for, those behind them on
-  // the compute stream do not wait for again.
+  // The kernels of scopes that were left out wait too. Kernels behind them on the compute stream do not repeat those
+  // waits.
   const size_t begin = std::max(progress.moment, progress.awaited),
                end = progress.OpeningOf(scope.planned) + 1;
   for (size_t moment = begin; moment < end; ++moment) {
@@ -208,20 +208,20 @@ const sharding::Instruction* OpenScopes::FindNotIssued(size_t moment) const {
       if (!is_kernels(fragment[other])) return &fragment[other];
     return nullptr;
   };
-  const std::vector<int>& seams = fragment.fragment().seams;
-  // One stretch between seams is issued as a whole before the next one, which may be the same again.
+  const std::vector<int>& round_begins = fragment.fragment().round_begins;
+  // A round is issued as a whole before the next one, which may be the same again.
   const int round = progress.RoundOf(progress.moment), of_moment = progress.RoundOf(moment);
-  const bool is_behind_seam = !seams.empty() && of_moment > round;
+  const bool is_later_round = !round_begins.empty() && of_moment > round;
   for (const int wait : kernels.waits) {
-    if ((is_behind_seam || wait >= with_.runner->issued()) && !is_kernels(fragment[wait]))
+    if ((is_later_round || wait >= with_.runner->issued()) && !is_kernels(fragment[wait]))
       return &fragment[wait];
   }
-  if (!is_behind_seam) return nullptr;
+  if (!is_later_round) return nullptr;
   const auto planned = static_cast<size_t>(progress.RoundInPlan(round));
-  const int end = planned < seams.size() ? seams[planned] : fragment.size();
+  const int end = planned < round_begins.size() ? round_begins[planned] : fragment.size();
   if (of_moment > round + 1) {  // skips rounds in the middle, of which nothing is issued
     const Instruction* const left = first_of(with_.runner->issued(), end);
-    return left != nullptr ? left : first_of(seams.front(), seams.back());
+    return left != nullptr ? left : first_of(round_begins.front(), round_begins.back());
   }
   for (int other = with_.runner->issued(); other < end; ++other) {
     if (is_kernels(fragment[other])) continue;
@@ -233,7 +233,7 @@ const sharding::Instruction* OpenScopes::FindNotIssued(size_t moment) const {
   return nullptr;
 }
 
-// Of a scope that is none of the order's: the unit's last visit, and of a backward one that has a gradient.
+// For a scope that is not in the order: the unit's last visit; for a backward scope, the last with a gradient.
 int OpenScopes::VisitOf(int unit, bool backward) const {
   const std::vector<Visit>& visits = with_.inputs->model.forward;
   int found = 0;
@@ -269,7 +269,7 @@ void OpenScopes::OpenAgain(OpenScope& scope) {
     return with_.order->Fence();
   }
   if (sharding::IsKeptWhole(plan, scope.unit)) return with_.order->Fence();
-  // What was gathered for the unit may lie under another one by now.
+  // The unit's memory may by now hold another gathered unit.
   if (!HasRoom(scope, /*all=*/false)) return;
   const bool shown = std::any_of(with_.progress->open.begin(), with_.progress->open.end(),
                                  [&](const OpenScope& other) { return other.unit == scope.unit; });

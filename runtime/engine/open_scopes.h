@@ -1,5 +1,5 @@
-// Turns a trainer's scopes into the moments of a plan, in the same way on every rank. If a trainer
-// leaves the declared order (sharding/order.h says what each opening means):
+// Turns a trainer's scopes into the moments of a plan, in the same way on every rank. A trainer may
+// leave the declared order (sharding/order.h says the meaning of each opening):
 //
 //   left out        its moments run as planned, so that ranks' collectives stay paired; no gradient
 //   ahead of one    it opens if all that its kernels wait for was issued, because operations are

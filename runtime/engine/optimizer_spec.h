@@ -14,9 +14,9 @@
 
 namespace ebb {
 
-// fp32 everywhere; gradients are unscaled and clipped. A slice is updated where its states live,
-// and its addresses are there, too: on a GPU without offload_optimizer they are the device's and
-// `stream` is given; else they are the host's and `stream` is null.
+// fp32 everywhere; gradients are unscaled and clipped. A slice is updated on the tier of its
+// states, and its addresses are there. On a GPU without offload_optimizer they are the device's and
+// `stream` is given; otherwise they are the host's and `stream` is null.
 struct UpdateSlice {
   Slice slice;
   NameView group;
@@ -27,15 +27,16 @@ struct UpdateSlice {
   std::span<const float> gradient;
   std::span<const std::span<float>>
       states;  // in the order of OptimizerSpec::states; zero before the first update
-  // Null: compute before returning. Else the device's: enqueue there and wait for nothing. Earlier
-  // work on the stream makes the inputs, later work uses the outputs. The spans end with the call.
+  // Null: compute before returning. Otherwise it is the device's: enqueue on it and wait for
+  // nothing. Earlier work on the stream makes the inputs, later work uses the outputs. The spans
+  // end with the call.
   StreamView stream;
 };
 
 // Element-wise, or by whole `cut_rows`. Called once for each slice of an applied step. With a
 // stream: on the thread that closes the scope or calls Finish, under the trainer's device. Without:
-// on the engine's threads, the host's and the device's side by side. It calls no Engine. An
-// error fails the engine; so does work that fails on the stream, later.
+// on the engine's threads, the host's and the device's side by side. It calls no Engine. An error
+// fails the engine. Work that fails on the stream fails it later.
 //
 // With updates on a GPU, Finish waits until it is known that the step is applied: the function cannot
 // ask the device.

@@ -28,7 +28,8 @@ void OrderNotices::Opened(const Match& match, sharding::ScopeKind kind, int unit
   const auto at = [this](int scope) -> const PlannedScope& {
     return progress_.PlannedScopeOf(scope);
   };
-  // Head and loss fused into the last visit's backward; and what a trainer need not recompute.
+  // A head and loss that are fused into the last visit's backward; and scopes that a trainer need
+  // not recompute.
   const bool fused = match.scope == match.expected + 1 &&
                      at(match.expected).kind() == sharding::ScopeKind::kForward &&
                      at(match.scope).backward;
@@ -75,8 +76,8 @@ bool OrderNotices::OwnsBoundaries() const {
   return progress_.plan().pools.bytes[static_cast<int>(StateClass::kActivation)] > 0;
 }
 
-// Before anything is updated with what is incomplete. Where boundaries are the engine's, what is left
-// out is an error in any step.
+// Before an update uses an incomplete gradient. If boundaries belong to the engine, a scope that was left out is an
+// error in any step.
 void OrderNotices::CheckNothingLeftOut() {
   if (!inputs_.config.ebb.strict || progress_.options.may_leave_out || OwnsBoundaries()) return;
   if (absl::Status missing = progress_.backwards.Error(); !missing.ok())

@@ -1,5 +1,5 @@
-// What a trainer is told about scopes that are not the declared next (sharding/order.h says their
-// meaning): a warning, once; or an error of the step, if a scope may not be left out.
+// Messages about scopes that are not the declared next (sharding/order.h says their meaning): one
+// warning, or an error of the step if the scope may not be left out.
 #pragma once
 
 #include <string_view>
@@ -22,7 +22,8 @@ class OrderNotices {
   void Opened(const sharding::Match& match, sharding::ScopeKind kind, int unit);
   // The trainer opens no more in this step: the rest of its order is left out.
   void LeaveOutRest();
-  // Whether boundary activations belong to the engine. Then a chain with a hole has no meaning.
+  // Whether boundary activations belong to the engine. Then a chain with a missing visit has no
+  // meaning.
   bool OwnsBoundaries() const;
 
  private:

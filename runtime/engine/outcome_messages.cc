@@ -12,8 +12,8 @@
 namespace ebb {
 namespace {
 
-bool IsMeeting(std::span<const int64_t> log) {
-  return log.size() > 1 && log[1] >= static_cast<int64_t>(Meeting::kSuspend);
+bool IsCollectiveCall(std::span<const int64_t> log) {
+  return log.size() > 1 && log[1] >= static_cast<int64_t>(CollectiveCall::kSuspend);
 }
 
 bool IsEvaluation(std::span<const int64_t> log) {
@@ -22,22 +22,22 @@ bool IsEvaluation(std::span<const int64_t> log) {
 
 // The second entry of a log, in words.
 std::string DescribeBegun(int64_t begun) {
-  switch (static_cast<Meeting>(begun)) {
-    case Meeting::kSuspend:
+  switch (static_cast<CollectiveCall>(begun)) {
+    case CollectiveCall::kSuspend:
       return "calls Suspend";
-    case Meeting::kResume:
+    case CollectiveCall::kResume:
       return "calls Resume";
-    case Meeting::kCopyInto:
+    case CollectiveCall::kCopyInto:
       return "calls CopyParametersFrom";
-    case Meeting::kCopyFrom:
+    case CollectiveCall::kCopyFrom:
       return "copies its parameters into another engine";
-    case Meeting::kSetTrainingState:
+    case CollectiveCall::kSetTrainingState:
       return "calls SetTrainingState";
-    case Meeting::kAgree:
+    case CollectiveCall::kAgree:
       return "calls Agree";
-    case Meeting::kReadAsync:
+    case CollectiveCall::kReadAsync:
       return "calls ReadAsync";
-    case Meeting::kReorder:
+    case CollectiveCall::kReorder:
       return "calls Reorder";
   }
   return begun < 0 ? "is in an evaluation" : "is in a step";
@@ -89,7 +89,7 @@ absl::Status OutcomeMessages::OtherRates(const Verdict& ranks) const {
 absl::Status OutcomeMessages::Located(const absl::Status& broken, std::string_view operation,
                                       std::span<const int64_t> log, int64_t step) const {
   std::string where = absl::StrCat("in step ", step);
-  if (IsMeeting(log)) {
+  if (IsCollectiveCall(log)) {
     where =
         absl::StrCat("with the engine '", engine_, "' rank ", rank_, " ", DescribeBegun(log[1]));
   } else if (IsEvaluation(log)) {
@@ -131,7 +131,7 @@ absl::Status OutcomeMessages::DifferenceOfTrails(std::span<const ExchangeRecord>
   return absl::OkStatus();
 }
 
-// Of logs, or what trails have of them.
+// Reads logs, or the part of them that trails have.
 absl::Status OutcomeMessages::BegunDifferently(std::span<const int64_t> first,
                                                std::span<const int64_t> other, size_t rank) const {
   size_t index = 0;
@@ -140,22 +140,22 @@ absl::Status OutcomeMessages::BegunDifferently(std::span<const int64_t> first,
     ++index;
   if (index == kBegunEntries || index == first.size() || index == other.size())
     return absl::OkStatus();
-  if (first[1] != other[1] && (IsMeeting(first) || IsMeeting(other))) {
+  if (first[1] != other[1] && (IsCollectiveCall(first) || IsCollectiveCall(other))) {
     return absl::FailedPreconditionError(
         absl::StrCat("ranks do different things with the engine '", engine_, "': rank 0 ",
                      DescribeBegun(first[1]), ", rank ", rank, " ", DescribeBegun(other[1])));
   }
-  if (index > 0 && first[1] == static_cast<int64_t>(Meeting::kSetTrainingState)) {
+  if (index > 0 && first[1] == static_cast<int64_t>(CollectiveCall::kSetTrainingState)) {
     return absl::FailedPreconditionError(
         absl::StrCat("ranks set different training states of the engine '", engine_, "': rank ",
                      rank, " another one than rank 0; all must set the same"));
   }
-  if (index > 0 && first[1] == static_cast<int64_t>(Meeting::kAgree)) {
+  if (index > 0 && first[1] == static_cast<int64_t>(CollectiveCall::kAgree)) {
     return absl::FailedPreconditionError(absl::StrCat("ranks call Agree of the engine '", engine_,
                                                       "' about different things: rank ", rank,
                                                       " about another one than rank 0"));
   }
-  if (index > 0 && IsMeeting(first)) {
+  if (index > 0 && IsCollectiveCall(first)) {
     return absl::FailedPreconditionError(absl::StrCat("ranks copy parameters into the engine '",
                                                       engine_, "' from different engines: rank ",
                                                       rank, " from another one than rank 0"));

@@ -26,7 +26,8 @@ class OutcomeMessages {
   std::string Skipped(const Verdict& ranks, const StepReport& report, float next_loss_scale) const;
   absl::Status OtherRates(const Verdict& ranks) const;
   absl::Status Overflowed(const Verdict& ranks) const;  // if overflows are not checked
-  // What broke, and what this rank was doing. `operation`: that saw the failure; empty: unknown.
+  // The failure, and this rank's call at that time. `operation`: that saw the failure; empty:
+  // unknown.
   absl::Status Located(const absl::Status& broken, std::string_view operation,
                        std::span<const int64_t> log, int64_t step) const;
   // The first difference between ranks, from the logs of all, or from the trails in their records;

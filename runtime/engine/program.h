@@ -1,5 +1,5 @@
-// An engine's step as a trainer and its reports look at it: what each tier holds, what moves
-// between tiers and ranks, all operations as a table. Known before the engine; equal on all ranks.
+// An engine's step as a trainer and its reports see it: the memory of each tier, the bytes between
+// tiers and ranks, and all operations as a table. Known before the engine; equal on all ranks.
 #pragma once
 
 #include <cstdint>
@@ -55,12 +55,12 @@ class Program {
   std::shared_ptr<const sharding::Plan> plan_;
 };
 
-// The program of an engine from the model and the config alone: no engine, no device, no disk. With
-// offload_optimizer.ratio "auto" the ratio is what ebb.device_memory asks for, as on the CPU; a GPU
-// may offload more. Without `advises` the error of a cap says what is needed, but not the classes
-// and what would fit, because finding these takes longer. `optimizer`: EngineOptions::optimizer, of
-// which the states count. Errors: the model's, the config's, and kResourceExhausted if a cap of the
-// config's is exceeded.
+// The program of an engine from the model and the config alone, without an engine, a device or a
+// disk. With offload_optimizer.ratio "auto" the ratio is what ebb.device_memory asks for, as on the
+// CPU; a GPU may offload more. Without `advises` the error of a cap has the total need, but neither
+// the need of each class nor a config that would fit, because these take longer to find.
+// `optimizer`: EngineOptions::optimizer, of which the states count. Errors: the model's, the
+// config's, and kResourceExhausted if a cap of the config's is exceeded.
 absl::StatusOr<Program> PredictProgram(const ModelSpec& model, int world, const Config& config,
                                        bool advises = true,
                                        const OptimizerSpec* optimizer = nullptr);

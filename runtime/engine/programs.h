@@ -19,14 +19,14 @@ namespace ebb {
 
 class Programs {
  public:
-  // `model`: that of the inputs, or the same in another order. Both outlive this.
+  // `model`: the one of the inputs, or the same in another order. Both outlive this.
   Programs(const EngineInputs& inputs, ModelSpec& model) : inputs_(inputs), model_(model) {}
 
   // The config's own. Again once the config has changed.
   absl::Status Plan();
-  // Of plans to come: state lives where it is, whatever their order is.
+  // For later plans: state keeps its places, whatever the order is.
   void KeepPlacement(const sharding::StatePlacement& placement) { placement_ = placement; }
-  // Each model takes the order of the other's scopes, and with it its plans, to be linked anew. The config's own plans
+  // Each model takes the order of the other's scopes and its plans, which are linked again. The config's own plans
   // stay at the addresses where the others' were.
   void Swap(Programs& other);
   bool has_plans() const { return own_ != nullptr; }
@@ -43,11 +43,11 @@ class Programs {
     return Of(sharding::PlannedRounds(plan()), /*hold_updates=*/true);
   }
 
-  // Of the config's own plans. Those of other steps, which are made when these begin, follow from the same model,
-  // config and optimizer, which ranks compare, too, and from the same placement.
+  // Of the config's own plans. Plans of other steps are made when these begin. They follow from the same model,
+  // config, optimizer and placement, which ranks compare, too.
   uint64_t Fingerprint() const;
 
-  // Cuts memory into cells, by what the config's own plans touch: those of more rounds touch the same.
+  // Cuts memory into cells at the operands of the config's own plans. Plans of more rounds touch the same operands.
   absl::Status CutCells();
   const sharding::Cells& cells() const { return *cells_; }
   // Both outlive this.

@@ -92,9 +92,9 @@ void RecordExchange::ConcludeNorms(int parity, Stream& stream) {
   stream.Enqueue([this, parity] { SetTrustRatios(parity); });
 }
 
-// The same on every rank of a shard group, as it follows from the records alone. Where a rank has failed, or a
-// record has not come as the communicator is broken, none of them updates anything; all learn of the failure as
-// they do of one in a late update, with the next exchange.
+// The same on every rank of a shard group, as it follows from the records alone. If a rank has failed, or the
+// communicator broke before a record came, no rank of the group updates. All ranks learn of the failure with the next
+// exchange, as with a failure in a late update.
 void RecordExchange::SetTrustRatios(int parity) {
   with_.peers->NoteIfBroken(
       *with_.of_shards, [] { return std::string(sharding::Name(OperationKind::kExchangeNorms)); });

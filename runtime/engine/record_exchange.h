@@ -1,5 +1,5 @@
-// What the host does around the exchanges of ranks, in the order of the reduce stream: of the records at the end of a
-// step or evaluation (exchange.h), for which StepOutcome does its part, and before LAMB and LARS of the norms of
+// The host's work around the exchanges of ranks, in the order of the reduce stream. At the end of a step or
+// evaluation it is about records (exchange.h) and calls StepOutcome. Before LAMB and LARS it is about the norms of
 // parameters (norm_exchange.h). The exchanges themselves are instructions as all others are.
 #pragma once
 
@@ -34,7 +34,7 @@ class RecordExchange {
     StepErrors* errors = nullptr;
     StepCommunicators* peers = nullptr;
     std::vector<Event>* concluded = nullptr;  // by parity
-    bool reaches_device = false;  // the host does, so it looks for what is wrong in gradients
+    bool reaches_device = false;  // the host reaches it, so the host looks for non-finite gradients
     int shard = 0;                // the number of this rank's slice of every unit
     bool own_enqueues = false;    // see UpdateCall
   };
@@ -43,7 +43,7 @@ class RecordExchange {
   // Begins a step; empty: the schedule's rate.
   void Begin(std::optional<double> learning_rate) { learning_rate_ = learning_rate; }
 
-  // Enqueues what a code of the same name does.
+  // Enqueues the host's work of the instruction with this code.
   void Prepare(int parity, Stream& stream);
   void Seal(const LinkedFragment& run, int instruction, int parity, Stream& stream);
   void Conclude(int parity, Stream& stream);

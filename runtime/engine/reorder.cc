@@ -13,8 +13,8 @@ namespace ebb {
 namespace {
 
 // Checks the order as the trainer gave it, so that errors count the trainer's visits and events and
-// name its units. The units in `model` are divided. An order with a visit to every part is one that
-// Engine::model() has shown: that one is divided, too.
+// name its units. The units in `model` are divided. An order with a visit to every part came from
+// Engine::model(), which shows divided units. It is divided already.
 absl::Status ValidateGiven(ModelSpec model) {
   std::vector<UnitId> parts;
   for (const UnitSpec& unit : model.units)
@@ -47,7 +47,7 @@ absl::Status Reorder::To(std::vector<Visit> forward, std::vector<ScopeEvent> ord
   if (own.ok()) own = ValidateGiven(model_);
   model_ = DivideByDType(std::move(model_), with_.inputs.config.compute);
   if (own.ok()) own = Plan();
-  EBB_RETURN_IF_ERROR(with_.call.meetings->Meet(Meeting::kReorder, /*subject=*/0, own));
+  EBB_RETURN_IF_ERROR(with_.call.barrier->Enter(CollectiveCall::kReorder, /*subject=*/0, own));
   EBB_RETURN_IF_ERROR(AgreeOnOrder(Control(), model_, next_.Fingerprint()));
   return Change();
 }
@@ -76,7 +76,7 @@ absl::Status Reorder::Change() {
       return with_.outcome.errors.Tell();
     }
   }
-  absl::Status shown = with_.communicators.MeetBehindFreedMemory();
+  absl::Status shown = with_.communicators.BarrierAfterFreedMemory();
   if (shown.ok()) shown = with_.collective_pools.Show(*with_.storage, with_.programs.plan().pools);
   if (shown.ok()) return followed;
   with_.outcome.errors.Fail(

@@ -1,5 +1,5 @@
-// Another order of scopes for the units and parameters that an engine has (Engine::Reorder): parameters, masters and
-// states stay where they are, and all else is planned, laid out and linked again. On all ranks or on none.
+// Replaces the order of scopes of an engine, for the same units and parameters (Engine::Reorder). Parameters, masters
+// and states stay where they are. The rest is planned, laid out and linked again. On all ranks or on none.
 //
 //   agree that all ask for it, in the same order          nothing has changed
 //   the old plan's pools go, the new plan's are taken     an error on any rank: the other way round
@@ -25,7 +25,7 @@ class Reorder {
  private:
   absl::Status Plan();
   absl::Status Change();
-  // Everything else goes by what the programs have now.
+  // All other members use the present programs.
   absl::Status FollowPlan();
   HostLane Control() const { return with_.communicators.Control(with_.streams.reduce()); }
 

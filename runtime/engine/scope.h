@@ -69,8 +69,8 @@ class BackwardScope : public Scope {
  public:
   BackwardScope() = default;
   // ADD into it; zero-filled at the first request of a reduction. It has the communication dtype if
-  // one micro-batch makes a reduction, and the accumulation dtype if several are summed first; of
-  // those in ModelSpec::gradient_dtypes, if the trainer gives any. The communication dtype is the
+  // each micro-batch is reduced, and the accumulation dtype if several are summed first. If the
+  // trainer gives ModelSpec::gradient_dtypes, it has one of those. The communication dtype is the
   // parameter's own (ParameterSpec::compute), unless the config names another.
   MutableTensorView gradient(ParameterId p);
   struct Fused {

@@ -1,7 +1,6 @@
-// What a rank's record tells of its scopes in a step: how the step was begun, how many scopes
-// there were, and where they departed from the declared order. Ranks that were alike up to some
-// scope expected the same next scope. So their trails name the first difference without another
-// exchange.
+// The part of a rank's record about its scopes in a step: how the step was begun, the number of
+// scopes, and the scopes that were off the plan's order. Ranks with the same scopes so far expect
+// the same next scope. So two trails name the first difference without another exchange.
 #pragma once
 
 #include <array>
@@ -30,9 +29,9 @@ struct CallLog {
   }
 };
 
-// Calls of all ranks outside of steps. The second entry of a log is one of these, a step's number
+// Calls that every rank makes, outside of steps. The second entry of a log is one of these, a step's number
 // of micro-batches, or an evaluation's, which is negative.
-enum class Meeting : int64_t {
+enum class CollectiveCall : int64_t {
   kSuspend = int64_t{1} << 40,
   kResume,
   kCopyInto,
@@ -48,28 +47,28 @@ inline constexpr size_t kBegunEntries = 5;
 
 struct ScopeTrail {
   static constexpr int kNothing = -1;  // no more scopes
-  static constexpr int kDeparturesMax = 32;
-  struct Departure {
+  static constexpr int kOffPlanMax = 32;
+  struct OffPlanScope {
     int32_t number = 0;  // among the step's scopes
     int32_t opened = 0, expected = kNothing;
   };
 
   std::array<int64_t, kBegunEntries> begun = {};
   int32_t opened = 0;
-  int32_t next = kNothing;  // the declared next scope after the last departure
-  int32_t departures = 0;   // number of all departures, also those without a place below
-  std::array<Departure, kDeparturesMax> departure = {};
+  int32_t next = kNothing;     // the declared next scope after the last that was opened
+  int32_t off_plan_count = 0;  // also counts scopes that did not fit below
+  std::array<OffPlanScope, kOffPlanMax> off_plan = {};
 
   // Scopes by their codes. `expected`, `then`: the declared next scope before and after this one.
   void Open(int code, int expected, int then);
-  std::span<const Departure> Kept() const;
+  std::span<const OffPlanScope> Kept() const;
 };
 
 struct ScopeDifference {
   int number = 0;  // of the first scope that differs
   int first = ScopeTrail::kNothing, other = ScopeTrail::kNothing;
 };
-// For trails that were begun alike. None if the trails show no difference.
+// Of trails with the same `begun`. None if the trails show no difference.
 std::optional<ScopeDifference> FirstDifference(const ScopeTrail& first, const ScopeTrail& other);
 
 }  // namespace ebb

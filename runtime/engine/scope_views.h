@@ -1,5 +1,5 @@
-// What open scopes show: parameters, gradients, and the boundaries that belong to the engine. A request for what a
-// scope does not have is an error of the step, and the trainer goes on with an empty view.
+// What open scopes show: parameters, gradients, and the boundaries that belong to the engine. A request for a tensor
+// that a scope does not have is an error of the step, and the trainer gets an empty view.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ class ScopeViews {
 
   TensorView Parameter(int64_t scope, ParameterId parameter);
   BackwardScope::Fused Gradient(int64_t scope, ParameterId parameter, bool zero_fill);
-  // Of several, shown one by one, which are as many as there is room for.
+  // For several that are shown one by one, within the room that there is.
   void Gradients(int64_t scope, std::span<const ParameterId> of, size_t room, bool zero_fill,
                  absl::FunctionRef<void(size_t, const BackwardScope::Fused&)> show);
   std::span<const int> MicroBatches(int64_t scope);
@@ -50,7 +50,8 @@ class ScopeViews {
 
   // A step or an evaluation of so many micro-batches begins.
   void Begin(bool evaluation, int micro_batches);
-  // What backward did not ask for becomes zero, and so does the padding between parameters.
+  // Gradients that backward did not ask for become zero, and so does the padding between
+  // parameters.
   void CompleteGradient(const OpenScope& scope);
   // What the scope showed is no longer its unit's: a view that is kept shows nonsense (CPU, debug builds).
   void Poison(const OpenScope& closed);
@@ -60,7 +61,7 @@ class ScopeViews {
 
  private:
   OpenScope* Find(int64_t scope) const { return with_.progress->Find(scope); }
-  // The scope, or with it that of the unit's part which has the parameter.
+  // The scope, or the scope of the unit's part that has the parameter.
   const OpenScope* Find(int64_t scope, ParameterId parameter) const;
   bool TakesGradients(const OpenScope& scope) const;
   std::vector<uint8_t>& RequestedOf(const OpenScope& scope);
@@ -72,7 +73,7 @@ class ScopeViews {
   void Refuse(absl::Status mistake);
 
   const Parts with_;
-  const sharding::Plan& plan_;                   // what is the same in all of an engine's plans
+  const sharding::Plan& plan_;  // for facts that are the same in all of an engine's plans
   std::vector<std::vector<uint8_t>> requested_;  // by gradient key, by placement: gradient written
   std::vector<int> walk_numbers_;                // of micro-batches
   // The same of rounds that a scope that is open was asked for.

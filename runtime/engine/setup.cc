@@ -65,7 +65,7 @@ absl::Status Setup::Make() {
       AgreeOnInitialValues(Control(), inputs.model, inputs.options.initial_values_of_rank_0));
   EBB_RETURN_IF_ERROR(with_.communicators.MakeGather(Settled().shards));
   EBB_RETURN_IF_ERROR(measuring.Measure());
-  // Here no rank waits on its device for another, which may be giving back what it has measured with.
+  // No rank waits on its device for another rank here, because that one may be freeing memory of the measurements.
   EBB_RETURN_IF_ERROR(with_.communicators.MakeSecondary(Settled().secondary_shards));
   EBB_RETURN_IF_ERROR(with_.communicators.MakeReduce(Settled().shards));
   EBB_RETURN_IF_ERROR(CheckHostMemory(inputs, plan().pools, Control()));
@@ -163,7 +163,7 @@ absl::Status Setup::MakeMemory() {
       },
       with_.storage));
   EBB_RETURN_IF_ERROR(with_.storage->TakeStateStaging());
-  // Auto: what is written from here on is summed, until it is known what is not to be.
+  // Auto: writes are summed from now on, until the measurement decides.
   const VerifySwap verify = inputs.config.ebb.verify_swap;
   with_.verifier.emplace(sharding::LayOutSwapFiles(plan()), inputs.model.units,
                          verify == VerifySwap::kAuto ? VerifySwap::kAll : verify, *with_.storage,
@@ -192,7 +192,7 @@ absl::Status Setup::MakeMemory() {
   EBB_RETURN_IF_ERROR(
       ControlBlock::Create(inputs.device, sizes, with_.updates.table.runs(), with_.control));
   if (has_norms) with_.updates.norms.emplace(plan(), with_.updates.table, Slice(), *with_.control);
-  with_.control->CopyRuns(with_.streams.update());  // before whatever is updated on that stream
+  with_.control->CopyRuns(with_.streams.update());  // before the first update on that stream
   MakeOutcome();
   EBB_RETURN_IF_ERROR(MakeIssuer());
   MakeScopes();
@@ -329,28 +329,28 @@ void Setup::MakeScopes() {
                                        .messages = &outcome.messages,
                                        .ranges = &*with_.issue.ranges,
                                        .timeline = &with_.timeline});
-  parts.aside.emplace(StepAside::Parts{.progress = &parts.progress,
-                                       .runner = &runner,
-                                       .scopes = &*parts.open,
-                                       .notices = &parts.notices,
-                                       .order = &order,
-                                       .errors = &outcome.errors,
-                                       .messages = &outcome.messages,
-                                       .view_errors = &parts.view_errors});
+  parts.paused.emplace(PausedStep::Parts{.progress = &parts.progress,
+                                         .runner = &runner,
+                                         .scopes = &*parts.open,
+                                         .notices = &parts.notices,
+                                         .order = &order,
+                                         .errors = &outcome.errors,
+                                         .messages = &outcome.messages,
+                                         .view_errors = &parts.view_errors});
 }
 
 void Setup::MakeCalls() {
   CallParts& parts = with_.call;
   OutcomeParts& outcome = with_.outcome;
   FragmentRunner& runner = *with_.issue.runner;
-  parts.meetings.emplace(RankMeetings::Parts{.calls = &with_.calls,
-                                             .communicators = &with_.communicators,
-                                             .streams = &with_.streams,
-                                             .control = &*with_.control,
-                                             .peers = &outcome.peers,
-                                             .errors = &outcome.errors,
-                                             .outcome = &*outcome.outcome,
-                                             .messages = &outcome.messages});
+  parts.barrier.emplace(CallBarrier::Parts{.calls = &with_.calls,
+                                           .communicators = &with_.communicators,
+                                           .streams = &with_.streams,
+                                           .control = &*with_.control,
+                                           .peers = &outcome.peers,
+                                           .errors = &outcome.errors,
+                                           .outcome = &*outcome.outcome,
+                                           .messages = &outcome.messages});
   parts.suspension.emplace(Suspension::Parts{.inputs = &with_.inputs,
                                              .calls = &with_.calls,
                                              .communicators = &with_.communicators,
@@ -359,7 +359,7 @@ void Setup::MakeCalls() {
                                              .storage = &*with_.storage,
                                              .pools = &with_.collective_pools,
                                              .runner = &runner,
-                                             .meetings = &*parts.meetings,
+                                             .barrier = &*parts.barrier,
                                              .peers = &outcome.peers,
                                              .errors = &outcome.errors,
                                              .outcome = &*outcome.outcome});
@@ -385,7 +385,7 @@ void Setup::MakeCalls() {
                                         .runner = &runner,
                                         .state = &*with_.state,
                                         .reads = &*parts.reads,
-                                        .meetings = &*parts.meetings,
+                                        .barrier = &*parts.barrier,
                                         .suspension = &*parts.suspension,
                                         .errors = &outcome.errors,
                                         .outcome = &*outcome.outcome});
@@ -395,7 +395,7 @@ void Setup::MakeCalls() {
                                    .progress = &with_.scopes.progress,
                                    .runner = &runner,
                                    .scopes = &*with_.scopes.open,
-                                   .aside = &*with_.scopes.aside,
+                                   .paused = &*with_.scopes.paused,
                                    .order = &*with_.issue.order,
                                    .observers = &with_.issue.observers,
                                    .exchange = &*with_.issue.exchange,

@@ -95,8 +95,8 @@ void StateAccess::NoteWrite(StateClass what) {
   written_.states |= what == StateClass::kOptimizer;
 }
 
-// A parameter and its master are one value: as the parameter has it, since a master that is another would replace it
-// when a step is skipped, or not, as tiers have it.
+// A parameter and its master become one value, the parameter's. Another master would replace the parameter after a
+// skipped step, or not, depending on the tier.
 absl::Status StateAccess::WriteParameters(const StateRange& range, std::span<float> values) {
   const int unit = range.array.unit;
   if (!range.array.trainable || !sharding::HasMasters(plan(), unit))
@@ -180,7 +180,7 @@ absl::Status StateAccess::Gather(ParameterId p, StateClass what, int root, Sink 
   return taken;
 }
 
-// Called by those that send or receive. `to`: -1: all.
+// Called by ranks that send or receive. `to`: -1: all.
 absl::Status StateAccess::Pass(std::span<float> values, int from, int to) {
   const auto& [control, stream, mirror] = lane_;
   const bool sends = with_.rank == from, receives = to < 0 || to == with_.rank;
@@ -246,7 +246,7 @@ absl::Status StateAccess::SpreadFilled() {
 
 absl::Status StateAccess::SpreadWritten() {
   const sharding::SpreadClasses written = std::exchange(written_, {});
-  with_.errors->Fail(values_.Await());  // of this rank; all ranks spread what they have
+  with_.errors->Fail(values_.Await());  // of this rank; the exchange spreads it to all ranks
   return Spread(written);
 }
 

@@ -36,7 +36,7 @@ class StateAccess {
       : with_(parts), lane_(lane), values_(values) {}
 
   // Values are multiplied with `scale` on the way out and divided by it on the way in. Writing a
-  // parameter writes its master, too.
+  // parameter writes its master too.
   absl::Status Read(StateClass what, std::string_view state, float scale, Sink sink);
   absl::Status Write(StateClass what, std::string_view state, float scale,
                      const Initialiser& source);

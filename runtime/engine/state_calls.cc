@@ -25,7 +25,7 @@ int64_t SubjectOf(const TrainingState& state) {
 
 }  // namespace
 
-// Until pending updates have written state, and nothing reads it. Errors come before what they left behind.
+// Until pending updates have written state, and nothing reads it. Returns earlier errors first.
 absl::Status StateCalls::Settle(StateClass what) {
   EBB_RETURN_IF_ERROR(with_.outcome->Settle());
   EBB_RETURN_IF_ERROR(with_.runner->MayLook());
@@ -84,7 +84,7 @@ absl::Status StateCalls::Gather(ParameterId p, StateClass what, Engine::Sink sin
 absl::Status StateCalls::Gather(ParameterId p, StateClass what, int root,
                                 absl::FunctionRef<absl::Status()> fits, Engine::Sink sink) {
   with_.calls->Note(CallKind::kGather);
-  if (with_.errors->has_failed()) return with_.meetings->Withdraw();
+  if (with_.errors->has_failed()) return with_.barrier->Withdraw();
   const auto check = [&]() -> absl::Status {
     EBB_RETURN_IF_ERROR(with_.outcome->Settle());
     EBB_RETURN_IF_ERROR(with_.runner->MayLook());
@@ -106,14 +106,14 @@ absl::Status StateCalls::Gather(ParameterId p, StateClass what, int root,
 
 absl::StatusOr<std::shared_future<absl::Status>> StateCalls::ReadAsync(StateReader reader) {
   with_.calls->Note(CallKind::kReadAsync);
-  if (with_.errors->has_failed()) return with_.meetings->Withdraw();
+  if (with_.errors->has_failed()) return with_.barrier->Withdraw();
   absl::Status own = with_.outcome->Settle();
   if (own.ok() && with_.suspension->suspended())
     own = absl::FailedPreconditionError("ReadAsync of a suspended engine: call Resume first");
   AwaitReads();
   const absl::Status prepared = with_.reads->Prepare(reader.beside_steps);
   EBB_RETURN_IF_ERROR(
-      with_.meetings->Meet(Meeting::kReadAsync, /*subject=*/0, own.ok() ? prepared : own));
+      with_.barrier->Enter(CollectiveCall::kReadAsync, /*subject=*/0, own.ok() ? prepared : own));
   const bool in_step = reader.may_begin_in_step && with_.reads->MayBeginInStep();
   std::shared_future<absl::Status> over = with_.reads->Take(std::move(reader));
   if (!in_step) with_.runner->Drain();
@@ -154,7 +154,8 @@ absl::Status StateCalls::SetTrainingState(const TrainingState& state) {
   // A carried update is of the steps that were counted so far.
   with_.runner->Drain();
   with_.streams->WaitIdle();
-  EBB_RETURN_IF_ERROR(with_.meetings->Meet(Meeting::kSetTrainingState, SubjectOf(state), own));
+  EBB_RETURN_IF_ERROR(
+      with_.barrier->Enter(CollectiveCall::kSetTrainingState, SubjectOf(state), own));
   with_.outcome->SetTrainingState(state);
   return absl::OkStatus();
 }
@@ -195,9 +196,10 @@ absl::Status StateCalls::CopyParametersFrom(StateCalls& source) {
   const EngineInputs& from = *source.with_.inputs;
   const uint64_t subject =
       sharding::Hasher().Add(from.options.name).Add(sharding::Fingerprint(from.model)).hash();
-  EBB_RETURN_IF_ERROR(with_.meetings->Meet(Meeting::kCopyInto, static_cast<int64_t>(subject), own));
   EBB_RETURN_IF_ERROR(
-      source.with_.meetings->Meet(Meeting::kCopyFrom, /*subject=*/0, absl::OkStatus()));
+      with_.barrier->Enter(CollectiveCall::kCopyInto, static_cast<int64_t>(subject), own));
+  EBB_RETURN_IF_ERROR(
+      source.with_.barrier->Enter(CollectiveCall::kCopyFrom, /*subject=*/0, absl::OkStatus()));
 
   with_.runner->AwaitState();
   source.with_.runner->AwaitState();

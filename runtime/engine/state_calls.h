@@ -9,13 +9,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/engine/async_reads.h"
+#include "ebb/runtime/engine/call_barrier.h"
 #include "ebb/runtime/engine/control_block.h"
 #include "ebb/runtime/engine/engine.h"
 #include "ebb/runtime/engine/engine_communicators.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/engine_streams.h"
 #include "ebb/runtime/engine/fragment_runner.h"
-#include "ebb/runtime/engine/rank_meetings.h"
 #include "ebb/runtime/engine/state_access.h"
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/step_outcome.h"
@@ -38,7 +38,7 @@ class StateCalls {
     FragmentRunner* runner = nullptr;
     StateAccess* state = nullptr;
     AsyncReads* reads = nullptr;
-    RankMeetings* meetings = nullptr;
+    CallBarrier* barrier = nullptr;
     const Suspension* suspension = nullptr;
     StepErrors* errors = nullptr;
     StepOutcome* outcome = nullptr;
@@ -51,7 +51,8 @@ class StateCalls {
   absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root);
   absl::Status Gather(ParameterId p, StateClass what, Engine::Sink sink, int root);
   absl::StatusOr<std::shared_future<absl::Status>> ReadAsync(StateReader reader);
-  // Between steps; the second is an error in a step that has what the reads wait for before it.
+  // The first only between steps. The second is an error in a step with earlier work that the reads
+  // wait for.
   void AwaitReads();
   absl::Status BeginReads();
   absl::StatusOr<TrainingState> training_state();

@@ -31,7 +31,7 @@ struct StateReader {
       take;
   // Called after the last take of this rank.
   std::function<absl::Status()> close;
-  // On every rank, with the ranks' agreement: OK if all have closed. The result is agreed on, too.
+  // On every rank, with the ranks' agreement: OK if all have closed. The result is agreed on too.
   std::function<absl::Status(const absl::Status& closed)> commit;
   // False: no training before the end, so states on NVMe need no second place on the disk.
   bool beside_steps = true;

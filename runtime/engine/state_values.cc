@@ -210,7 +210,7 @@ absl::Status StateValues::VerifyFile(const Place& place, int64_t bytes) {
   return agrees ? absl::OkStatus() : with_.errors->failure();
 }
 
-// Of an extent that holds any of it, all.
+// If an extent holds any of it, the whole extent.
 absl::Status StateValues::Verify(const StateRange& range) {
   if (!with_.verifier->FilesAreOurs()) return with_.errors->failure();
   if (with_.config->ebb.verify_swap == VerifySwap::kOff) return absl::OkStatus();

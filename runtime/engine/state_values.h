@@ -1,5 +1,5 @@
 // Ranges of this rank's state as fp32 in host memory, wherever they live. An engine calls it when
-// nothing of its steps is under way. A save has one of its own, for its thread.
+// nothing of its steps is under way. A save has an object of its own, for its thread.
 //
 //   place --Start-> [ slot 0 ] --cast--> values       what lives on the disk, or on a device that
 //   place --Start-> [ slot 1 ]                        the host cannot reach, passes through two
@@ -45,7 +45,7 @@ class StateValues {
     int shard = 0;
     size_t slots = 2;
     sharding::Place staging = HostPools::kStateStaging;  // where they are
-    // It only reads, while steps go on; what is on a device that the host does not reach, over this.
+    // It only reads, while steps go on. Data on a device that the host does not reach is copied over this.
     bool of_save = false;
     Stream* copies = nullptr;
   };
@@ -61,7 +61,7 @@ class StateValues {
   absl::Status Write(const sharding::StateRange& range, std::span<const float> values);
   // Where the range's values lie as fp32 in one piece that the host reaches; null: not so.
   float* InPlace(const sharding::StateRange& range) const;
-  // Checks that the files hold what was written, before values of the range are shown.
+  // Checks that the files hold the bytes that were written, before values of the range are shown.
   absl::Status Verify(const sharding::StateRange& range);
   // Copies parameters from where they are kept to this rank's slice on the device; until Await.
   absl::Status Upload(const sharding::StateRange& range);
@@ -78,7 +78,7 @@ class StateValues {
   struct Slot {
     std::unique_ptr<LinkedFragment> under_way;
     std::vector<Event> over;        // by instruction of that
-    sharding::StateRun read_ahead;  // what it will hold, if it is read ahead; else nothing
+    sharding::StateRun read_ahead;  // the next run, if it is read ahead; else nothing
   };
 
   std::vector<sharding::StateRun> RunsOf(const sharding::StateRange& range) const {

@@ -34,12 +34,12 @@ struct StepOptions {
   std::optional<double> learning_rate = {};
   std::vector<GroupRates> rates = {};  // the same on every rank
   // Then FinishOptions may have rates or a gradient_scale, and this step's updates wait for Finish,
-  // also if updates are early.
+  // even early ones.
   bool rates_at_finish = false;
   bool hold_updates = false;  // no update before Finish(): gradients readable, step droppable
   // With ebb.strict (the default): this step may leave out rounds, and backwards of trainable
-  // visits. They add zero to the gradient. Else that is an error of Reduce and Finish; if early
-  // updates came before it was known, the engine has failed. The same on every rank. No effect if
+  // visits. They add zero to the gradient. Otherwise Reduce and Finish return an error. If early
+  // updates ran before it was known, the engine has failed. The same on every rank. No effect if
   // the engine keeps boundary activations, as these need every visit.
   bool may_leave_out = false;
 };
@@ -47,8 +47,8 @@ struct StepOptions {
 // What a trainer may know only at the end of a step; the same on every rank. With early updates it
 // is an error, unless the step was begun with StepOptions::rates_at_finish.
 struct FinishOptions {
-  std::vector<GroupRates> rates = {};  // replace those of StepOptions
-  // Divides gradient_divisor: this scales gradients, their norm (for clipping, too) and the loss.
+  std::vector<GroupRates> rates = {};  // replace the rates of StepOptions
+  // Divides gradient_divisor. So it scales gradients, their norm (also for clipping) and the loss.
   double gradient_scale = 1;
 };
 
@@ -59,7 +59,7 @@ struct EvaluationOptions {
 class Steps;
 
 // BeginStep ... rounds of Forward and Backward ... Finish. A step destroyed unfinished is dropped
-// with its gradients. Nothing of it remains, unless updates had started (asynchronous_step early,
+// with its gradients. No trace of it remains, unless updates had started (asynchronous_step early,
 // without hold_updates): then the engine fails.
 class Step {
  public:
@@ -101,15 +101,15 @@ class Step {
   // Optional, with hold_updates: makes the gradients final, so that Engine::Read may see them
   // and no Backward may follow.
   absl::Status Reduce();
-  // Closes open scopes, enqueues norm, clip and update, and returns what this rank knows by then:
-  // its own error, or an earlier one that no call has returned. It does not wait for other ranks.
-  // The step's verdict, the same on all ranks, also has their errors and the exchanged norms:
-  // Engine::Report waits for it and returns it. Read, Write, Gather, an Evaluation, Suspend and
-  // CopyParametersFrom wait for it, too, and return an error that no call has returned; so does the
-  // Finish of the step after the next. After an error nothing of the step was updated, or the
-  // engine says that it has failed. Later steps are dropped, too, until all ranks have returned the
-  // error (with early updates, one step longer). With asynchronous_step off, or if an optimizer of
-  // the trainer's enqueues on the device, Finish waits and returns the verdict.
+  // Closes open scopes, enqueues norm, clip and update, and returns this rank's own error, or an
+  // earlier error that no call has returned. It does not wait for other ranks. The step's verdict,
+  // the same on all ranks, also has their errors and the exchanged norms: Engine::Report waits for
+  // it and returns it. Read, Write, Gather, an Evaluation, Suspend and CopyParametersFrom wait for
+  // it too, and return an error that no call has returned. So does the Finish of the second next
+  // step. After an error nothing of the step was updated, or the engine says that it has failed.
+  // Later steps are dropped until all ranks have returned the error (with early updates, one step
+  // longer). With asynchronous_step off, or if an optimizer of the trainer's enqueues on the
+  // device, Finish waits and returns the verdict.
   absl::Status Finish(const FinishOptions& options = {});
 
  private:

@@ -1,5 +1,5 @@
-// What has gone wrong, and what the caller knows of it: the failure of the engine, for good; the
-// error of the open step or evaluation; and the error of a judged step that no call has returned.
+// Errors, and whether the caller knows them: the failure of the engine, which is final; the error
+// of the open step or evaluation; and the error of a judged step that no call has returned.
 //
 // The engine reports through Note and Fail, and asks through Tell and Known. Every call of the
 // engine that returns a Status ends in Tell.

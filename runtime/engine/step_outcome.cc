@@ -195,7 +195,7 @@ void StepOutcome::TakeOne(Slot& slot, int parity) {
 
 absl::StatusOr<StepReport> StepOutcome::Report() {
   Take();
-  // What goes wrong in a step that is open is for its Finish to say.
+  // An error in an open step is returned by its Finish.
   if (open_ && !with_.errors->has_unreported() && report_.ok()) return report_;
   EBB_RETURN_IF_ERROR(with_.errors->Tell());
   return report_;
@@ -257,7 +257,7 @@ void StepOutcome::Seal(int parity) {
 
 void StepOutcome::Conclude(int parity, const absl::Status& exchanged) {
   Slot& slot = slots_[parity];
-  // A rank that told the others of its failure may have left since: what it told counts.
+  // A rank may have reported its failure and left since. Its report counts.
   const std::span<const ExchangeRecord> records = with_.control->records(parity);
   slot.complete = std::all_of(records.begin(), records.end(), [&](const ExchangeRecord& record) {
     return record.exchange == slot.terms.exchange;

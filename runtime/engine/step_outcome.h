@@ -1,5 +1,5 @@
 // What became of a step, from its first scope to its report, as a state machine of two slots by
-// parity. An evaluation may come within a step, so it has a slot of its own.
+// parity. An evaluation may run within a step, so it has a slot of its own.
 //
 //   Free -Begin-> Begun -Close-> Sealed -Conclude-> Judged -Report, or the second Begin-> Free
 //                  \-Drop-> Free
@@ -8,10 +8,10 @@
 //   Prepare, Seal, Conclude            host tasks in the order of the reduce stream: as a step with early
 //                                      updates begins, and around the exchange of all ranks' records
 //
-// The device and later steps follow what Conclude leaves (TrainingProgress, StepConstants), so the calling
-// thread may be two steps ahead of what it knows. It takes a verdict when a call asks for it; Begin
-// takes that of the step before the last. The verdict is the same on all ranks. Callers may hear of
-// an error at different times, so TrainingProgress holds steps back until all know.
+// The device and later steps follow the results of Conclude (TrainingProgress, StepConstants). So the calling thread
+// may be two steps ahead of the verdicts that it knows. It takes a verdict when a call asks for it; Begin takes the
+// verdict of the step before the last. The verdict is the same on all ranks. Callers may hear of an error at
+// different times, so TrainingProgress holds steps back until all know.
 //
 // It knows nothing of storage and plans, and of other ranks only their records and StepPeers.
 #pragma once
@@ -57,19 +57,19 @@ class StepOutcome {
   ~StepOutcome();
 
   // Takes the verdicts of the steps before: all of them before an evaluation, and else all but the
-  // last. Then a step or an evaluation is open, perhaps one within a step: until it is over, the
+  // last. Then a step or an evaluation is open. While an evaluation within a step is open, the
   // calls below are about the evaluation. Returns its parity: the slot that was free.
   int Begin(bool evaluation);
   // The first half of Begin, for waits on the slot before Begin writes to it. Returns its parity.
   int FreeSlot(bool evaluation);
   // An early update of the open step comes next: its updates have started, unless it is blocked.
   void StartEarlyUpdate();
-  // Whether an update may run; any thread. An early update has only what is known by now.
+  // Whether an update may run; any thread. An early update uses the errors that are known by now.
   bool MayUpdate(int parity, bool early) const;
 
   // What a rank knows of its step when the exchange of records is enqueued.
   struct Closing {
-    StepTerms terms = {};  // but for what the exchange makes of them
+    StepTerms terms = {};  // without the results of the exchange
     uint64_t scopes_hash = 0;
     const ScopeTrail* trail = nullptr;       // of a step
     const Evaluation::Sums* sums = nullptr;  // of an evaluation
@@ -84,7 +84,7 @@ class StepOutcome {
   // Runs after the all-gather. `exchanged`: the result of the all-gather.
   void Conclude(int parity, const absl::Status& exchanged);
 
-  // Ends the open step: returns what this rank knows, or the verdict if the step waits for it.
+  // Ends the open step. Returns this rank's own error, or the verdict if the step waits for it.
   absl::Status Finish();
   absl::StatusOr<Evaluation::Sums> FinishEvaluation();
   // Ends the open step or evaluation without a result.
@@ -102,7 +102,7 @@ class StepOutcome {
   int last_parity() const { return last_; }  // of the last finished step; any thread
   int64_t exchange(int parity) const { return slots_[parity].terms.exchange; }
   State state(int parity) const { return slots_[parity].state; }
-  // As if every step without a taken verdict went well, but for the errors of this rank.
+  // As if every step without a taken verdict had succeeded, except for the errors of this rank.
   int64_t finished_steps() const;
   // No step has finished or failed since the engine was made or its training state was set.
   bool has_nothing_to_report() const { return !report_.ok() && last_failure_.ok(); }

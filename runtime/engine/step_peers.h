@@ -29,8 +29,8 @@ class StepPeers {
   virtual void Abort(const absl::Status& why) = 0;
   // No rank waits any longer for this one outside of steps.
   virtual void Withdraw(const absl::Status& why) = 0;
-  // Every rank's log of what it began and opened, by rank. Waits for all ranks, or an error.
-  // `broken`: the reason of the exchange; OK: nothing has broken.
+  // Every rank's log of its calls and scopes, by rank. Waits for all ranks, or an error. `broken`:
+  // the reason of the exchange; OK: nothing has broken.
   virtual absl::StatusOr<std::vector<std::vector<int64_t>>> Logs(std::span<const int64_t> own,
                                                                  const absl::Status& broken) = 0;
 };

@@ -1,5 +1,5 @@
 // How far the live step or evaluation has come, and which scopes are open. Moments and scopes are
-// counted over all rounds of the step. The plan has those of at most three rounds:
+// counted over all rounds of the step. The plan has the moments and scopes of at most three rounds:
 //
 //   round of the step   0 1 2 3 4 5
 //   of the plan         0 1 1 1 1 2
@@ -41,7 +41,7 @@ struct StepProgress {
   bool alive = false, evaluation = false;
   int64_t number = 0;
   TraceLabel trace;
-  int parity = 0;  // other than that of the last finished step: its updates may still run
+  int parity = 0;  // not that of the last finished step: its updates may still run
   StepOptions options;
   int micro_batches = 0;
   StepGradients gradients;
@@ -80,7 +80,8 @@ struct StepProgress {
   OpenScope* Find(int64_t scope);
   // The declared next scope, as a log has it.
   int NextCode() const;
-  // What must be the same on every rank when a step or evaluation begins; its hash is exchanged.
+  // Values that must be the same on every rank when a step or evaluation begins. Their hash is
+  // exchanged.
   void LogBegun();
 
  private:

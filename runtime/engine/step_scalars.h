@@ -34,7 +34,7 @@ class StepConstants {
   StepRates& rates() { return rates_; }
 
   // Also sets the constants; copies on the device follow later. If the step is not applied, the
-  // constants are those of an update that writes nothing.
+  // constants make an update write nothing.
   void Set(int parity, bool early, const StepScalars& scalars);
   const StepScalars& of(int parity, bool early) const { return scalars_[parity][early ? 1 : 0]; }
   // The schedule scales each set's own learning rate, unless the step sets the rate itself.

@@ -19,7 +19,7 @@ class StepTimeline {
  public:
   explicit StepTimeline(const EngineInputs& inputs) : inputs_(inputs) {}
 
-  // Without ebb.trace there is no timeline, and the calls below do nothing.
+  // Without ebb.trace there is no timeline, and these calls do nothing.
   absl::Status Make(const sharding::Plan& plan);
   // The observer of instructions; null: there is none.
   IssueTracer* tracer() { return tracer_ ? &*tracer_ : nullptr; }

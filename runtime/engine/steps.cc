@@ -108,11 +108,11 @@ int64_t Steps::BeginEvaluation(int micro_batches, const EvaluationOptions& optio
   StepProgress& progress = *with_.progress;
   const int64_t number = with_.calls->NextNumber();
   if (progress.alive) {
-    if (absl::Status may = with_.aside->MayEvaluate(); !may.ok()) {
+    if (absl::Status may = with_.paused->MayEvaluate(); !may.ok()) {
       errors().Note(std::move(may));
       return number;
     }
-    with_.aside->SetAside();
+    with_.paused->Pause();
   }
   with_.calls->Note(with_.state->has_written() ? CallKind::kEvaluationWithWritten
                                                : CallKind::kEvaluation);
@@ -168,12 +168,12 @@ void Steps::SpreadWritten() {
 // While one is alive. What is asked of a step while an evaluation in it is alive fails the step.
 bool Steps::IsOpen(int64_t number, std::string_view call) {
   if (with_.progress->alive && with_.progress->number == number) return true;
-  if (with_.aside->Is(number)) with_.aside->Misuse(call);
+  if (with_.paused->Is(number)) with_.paused->Misuse(call);
   return false;
 }
 
 int Steps::rounds(int64_t number) const {
-  for (const StepProgress* progress : {&std::as_const(*with_.progress), &with_.aside->progress()})
+  for (const StepProgress* progress : {&std::as_const(*with_.progress), &with_.paused->progress()})
     if (progress->alive && progress->number == number) return progress->rounds;
   return 0;
 }
@@ -200,7 +200,7 @@ float Steps::LossScale(int64_t number) {
 }
 
 TensorView Steps::DeviceLossScale(int64_t number) {
-  // Kernels of a step that is over read it, too: it is always memory that the device reaches.
+  // Kernels of a step that is over read it too, so the device can always reach this memory.
   if (with_.inputs->config.compute == DType::kFloat16 && IsOpen(number, "device_loss_scale"))
     with_.order->AwaitScale();
   return {.data = &with_.control->loss_scale(), .origin = with_.view_errors->Of(Shown::kLossScale)};
@@ -225,7 +225,7 @@ void Steps::Add(int64_t number, int sum, const TensorView& scalar) {
 
 // End.
 
-// Closes every scope and brings the reductions of what was left out on their way.
+// Closes every scope and issues the reductions of gradients that were left out.
 void Steps::CompleteScopes() {
   with_.scopes->views().TakeErrors();
   with_.scopes->CloseAll();
@@ -236,9 +236,9 @@ absl::Status Steps::Reduce(int64_t number) {
   if (number < 0) return with_.suspension->Error();
   StepProgress& progress = *with_.progress;
   if (!IsOpen(number, "Reduce")) {
-    return with_.aside->misuse().ok()
+    return with_.paused->misuse().ok()
                ? absl::FailedPreconditionError("Reduce on a Step that is over")
-               : with_.aside->misuse();
+               : with_.paused->misuse();
   }
   if (!progress.options.hold_updates) {
     errors().Note(
@@ -265,7 +265,7 @@ absl::Status Steps::Finish(int64_t number, const FinishOptions& options) {
   if (number < 0) return with_.suspension->Error();
   StepProgress& progress = *with_.progress;
   if (!IsOpen(number, "Finish") || progress.evaluation) {
-    if (const absl::Status misuse = with_.aside->misuse(); !misuse.ok()) {
+    if (const absl::Status misuse = with_.paused->misuse(); !misuse.ok()) {
       Drop(number);  // nothing can finish it any more
       return misuse;
     }
@@ -282,12 +282,12 @@ absl::Status Steps::Finish(int64_t number, const FinishOptions& options) {
   CompleteScopes();
   with_.runner->set_carries(false);
   IssueFinish();
-  // What fails in an update is this step's error then.
+  // A failure in an update is then an error of this step.
   if (sharding::TimingOf(progress.plan()) == sharding::UpdateTiming::kOff)
     with_.order->WaitForSteps();
   const absl::Status status = outcome().Finish();
   if (status.ok()) with_.runner->NoteFinished();
-  // Of a step that is not applied they leave everything as it was.
+  // Updates of a step that is not applied change nothing.
   with_.runner->set_carries(sharding::CarriesUpdates(progress.plan()));
   End();
   return status;
@@ -318,8 +318,8 @@ void Steps::IssueFinish() {
   ++progress.moment;
   with_.observers->Touch(IssueObserver::CallerTouch::kBeginRecord, progress.parity);
   const sharding::UpdateTiming timing = sharding::TimingOf(progress.plan());
-  // With updates off the step is over when Finish returns, and an optimizer of the trainer's is only called for what
-  // is applied.
+  // With updates off the step is over when Finish returns. An optimizer of the trainer's is called only for applied
+  // steps.
   const bool waits = with_.own_optimizer_enqueues || timing == sharding::UpdateTiming::kOff;
   outcome().Close(
       {.terms = {.waits = !progress.evaluation && waits,
@@ -354,7 +354,7 @@ absl::StatusOr<Evaluation::Sums> Steps::FinishEvaluation(int64_t number) {
 
 void Steps::Drop(int64_t number) {
   StepProgress& progress = *with_.progress;
-  if (with_.aside->Is(number)) Drop(progress.number);
+  if (with_.paused->Is(number)) Drop(progress.number);
   if (!progress.alive || progress.number != number) return;
   with_.scopes->CloseAll();
   with_.scopes->views().TakeErrors();  // gone with the step
@@ -368,7 +368,7 @@ void Steps::End() {
   with_.progress->open.clear();
   with_.progress->alive = false;
   with_.view_errors->End();
-  if (with_.aside->alive()) with_.aside->BringBack();
+  if (with_.paused->alive()) with_.paused->Resume();
 }
 
 absl::StatusOr<StepReport> Steps::Report() {

@@ -14,11 +14,11 @@
 #include "ebb/runtime/engine/issue_observer.h"
 #include "ebb/runtime/engine/open_scopes.h"
 #include "ebb/runtime/engine/outcome_parts.h"
+#include "ebb/runtime/engine/paused_step.h"
 #include "ebb/runtime/engine/programs.h"
 #include "ebb/runtime/engine/record_exchange.h"
 #include "ebb/runtime/engine/state_access.h"
 #include "ebb/runtime/engine/step.h"
-#include "ebb/runtime/engine/step_aside.h"
 #include "ebb/runtime/engine/step_progress.h"
 #include "ebb/runtime/engine/step_timeline.h"
 #include "ebb/runtime/engine/stream_order.h"
@@ -35,7 +35,7 @@ class Steps {
     StepProgress* progress = nullptr;
     FragmentRunner* runner = nullptr;
     OpenScopes* scopes = nullptr;
-    StepAside* aside = nullptr;
+    PausedStep* paused = nullptr;
     StreamOrder* order = nullptr;
     const IssueObservers* observers = nullptr;
     RecordExchange* exchange = nullptr;

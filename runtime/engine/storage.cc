@@ -78,7 +78,7 @@ std::shared_ptr<void> Storage::Hold() {
   return held;
 }
 
-// To those that hold it, if there are any.
+// To the ranks that hold it, if there are any.
 void Storage::GiveBack(Buffer buffer) {
   if (buffer.data() == nullptr) return;
   if (const std::shared_ptr<Held> held = held_.lock()) held->buffers.push_back(std::move(buffer));

@@ -1,10 +1,9 @@
-// The engine's memory: one buffer per class of state on the device, pools in host memory and swap files; laid out by the
-// plan's pools, counted in the ledger, and turned into pointers here and nowhere else.
+// The engine's memory: one buffer for each class of state on the device, pools in host memory, and swap files. The
+// plan's pools lay it out, the ledger counts it, and only this file turns it into pointers.
 //
-// The device's pools are on the device, or, of a suspended engine, on the host: parameters, masters and
-// optimizer states as they are; others not at all, as no step leaves their contents to the next.
-// Where the device's memory is the host's, what is kept stays at its address and only its row in
-// the ledger changes.
+// The pools of the device are on the device. A suspended engine has parameters, masters and optimizer states on the
+// host instead, and no other pools, because no step leaves their contents to the next. If the device's memory is the
+// host's, these stay at their address and only the row in the ledger changes.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +28,7 @@ namespace ebb {
 
 class Storage {
  public:
-  // Of the device's memory, for a class's pool.
+  // From the device's memory, for a class's pool.
   using Allocate =
       std::function<absl::StatusOr<Buffer>(StateClass state, int64_t bytes, std::string_view what)>;
 
@@ -41,8 +40,8 @@ class Storage {
                              int shard, int ranks_on_host, std::string_view name,
                              MemoryLedger& ledger, Allocate allocate, std::optional<Storage>& into);
 
-  // Call it after the plan was replaced, between steps. It lays out every pool again but those of parameters, masters
-  // and states. Pools that change are given back before others are taken. An error: what could not be taken is missing,
+  // Call it after the plan was replaced, between steps. It lays out every pool again except parameters, masters and
+  // states. Pools that change are given back before others are taken. An error: what could not be taken is missing,
   // until a call succeeds.
   absl::Status FollowPlan();
 
@@ -69,7 +68,7 @@ class Storage {
   absl::Status TakeStateStaging();
   absl::Status TakeSaveStaging(int64_t bytes);  // HostPools::kSaveStaging, likewise
 
-  // Of the device; empty where the plan has none.
+  // On the device; empty if the plan has none.
   std::span<std::byte> Pool(StateClass state) const {
     return buffers_[static_cast<int>(state)].span();
   }
@@ -86,7 +85,7 @@ class Storage {
 
   Storage() = default;
   void GiveBack(Buffer buffer);
-  // Bytes of each class on a tier, as the plan has them now, in the ledger, too.
+  // Updates the ledger: bytes of each class on a tier, in the present plan.
   void TakeBytes();
   int64_t BytesOf(int state, Tier tier) const { return bytes_[state][static_cast<int>(tier)]; }
 

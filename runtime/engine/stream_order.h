@@ -35,7 +35,7 @@ class StreamOrder {
   // Around an instruction: its stream waits, then leaves its event. Evaluations have no parity.
   void Await(const LinkedFragment& run, int instruction, int parity);
   void Leave(const LinkedFragment& run, int instruction, int parity);
-  // For an instruction outside of steps: its stream waits for all uses of what it touches.
+  // For an instruction outside of steps: its stream waits for all uses of its operands.
   void AwaitUses(const sharding::Instruction& instruction);
 
   // Every stream comes after all work issued on any, but for reads beside steps, whose end may be far away. For

@@ -18,7 +18,8 @@ absl::Status Suspension::Error() const {
 // good: its pools are elsewhere by then.
 absl::Status Suspension::MovePools(Storage::Room room) {
   absl::Status moved = with_.storage->MoveInto(std::move(room), with_.streams->gather());
-  const absl::Status met = with_.communicators->MeetBehindFreedMemory();  // those that failed, too
+  const absl::Status met =
+      with_.communicators->BarrierAfterFreedMemory();  // communicators that failed, too
   if (moved.ok()) moved = met;
   if (!moved.ok()) with_.errors->Fail(moved);
   return moved;
@@ -31,7 +32,7 @@ absl::Status Suspension::Suspend() {
   Storage::Room room;
   absl::Status made = settled;
   if (made.ok() && !suspended_) made = with_.storage->MakeRoom(Tier::kCpu, room);
-  EBB_RETURN_IF_ERROR(with_.meetings->Meet(Meeting::kSuspend, /*subject=*/0, made));
+  EBB_RETURN_IF_ERROR(with_.barrier->Enter(CollectiveCall::kSuspend, /*subject=*/0, made));
   if (suspended_) return absl::OkStatus();
   with_.pools->Deregister();
   suspended_ = true;  // also if it fails: no scope leads to where the pools have been
@@ -44,7 +45,7 @@ absl::Status Suspension::Resume() {
   Storage::Room room;
   absl::Status made = settled;
   if (made.ok() && suspended_) made = with_.storage->MakeRoom(Tier::kDevice, room);
-  EBB_RETURN_IF_ERROR(with_.meetings->Meet(Meeting::kResume, /*subject=*/0, made));
+  EBB_RETURN_IF_ERROR(with_.barrier->Enter(CollectiveCall::kResume, /*subject=*/0, made));
   if (!suspended_) return absl::OkStatus();
   if (const absl::Status moved = MovePools(std::move(room)); !moved.ok()) {
     with_.peers->Abort(moved);  // the others are about to register their pools

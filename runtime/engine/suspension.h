@@ -4,13 +4,13 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "ebb/runtime/engine/call_barrier.h"
 #include "ebb/runtime/engine/collective_pools.h"
 #include "ebb/runtime/engine/engine_communicators.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/engine_streams.h"
 #include "ebb/runtime/engine/fragment_runner.h"
 #include "ebb/runtime/engine/programs.h"
-#include "ebb/runtime/engine/rank_meetings.h"
 #include "ebb/runtime/engine/step_communicators.h"
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/step_outcome.h"
@@ -29,7 +29,7 @@ class Suspension {
     Storage* storage = nullptr;
     CollectivePools* pools = nullptr;
     FragmentRunner* runner = nullptr;
-    RankMeetings* meetings = nullptr;
+    CallBarrier* barrier = nullptr;
     StepCommunicators* peers = nullptr;
     StepErrors* errors = nullptr;
     StepOutcome* outcome = nullptr;

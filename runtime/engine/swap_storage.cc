@@ -138,7 +138,7 @@ ShardFile& SwapStorage::SavedFile(const sharding::Place& place) const {
 absl::Status SwapStorage::TakeSecondPlaces(const sharding::SwapFiles& files, int ranks_on_host) {
   const int64_t bytes = SecondPlaces::BytesOf(files);
   if (bytes == 0 || second_places_ != nullptr) return absl::OkStatus();
-  // Room for the checkpoint, too, which may be on the same disk.
+  // Room for the checkpoint too, which may be on the same disk.
   const auto striped = static_cast<int64_t>(state_options_.directories.size());
   for (const std::string& directory : state_options_.directories) {
     std::error_code error;

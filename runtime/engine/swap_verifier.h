@@ -1,6 +1,6 @@
-// Whether what is read of the swap files is what was written (ebb.verify_swap). A read hands over
-// what came, a write what goes; a difference fails the engine. Streams call it in the order that
-// the plan has; what lies in one place is never read and written at once.
+// Checks that reads of the swap files return the bytes that were written (ebb.verify_swap). A read
+// hands over the bytes that came, a write those that go. A difference fails the engine. Streams
+// call it in the order of the plan, and no place is read and written at once.
 #pragma once
 
 #include <cstddef>
@@ -33,52 +33,52 @@ class SwapVerifier {
   // Before the first step of one that has begun with "all": only masters and states from now on.
   void VerifyStatesOnly();
 
-  // Whether the files are still this run's: another program that truncates, replaces or links one changes
-  // what is in it, and our own writes may make it as long again. Says no, and fails the engine, where not.
+  // Whether the files are still this run's. Another program that truncates, replaces or links a file changes its
+  // contents, and our own writes may hide that by making it long again. If not, the engine fails.
   bool FilesAreOurs();
 
   // Whether there are sums of a sub-group's arrays, in this order: its master or the low half of it, states.
   bool Verifies(int sub_group) const;
-  // What an update has read. Says no, and fails the engine, where that is not what is known.
+  // Compares the sums of the arrays that an update has read. If one differs, the engine fails and the result is false.
   // `states`: how many were read beside the master.
   bool AgreeStates(int sub_group, std::span<const uint64_t> checksums, int states);
   void SetStates(int sub_group, std::span<const uint64_t> checksums);
-  // Of what is in the slot, in a pass of its own: where one update does not cover a sub-group, or does
-  // not happen. Until the next call, and of one thread at a time, as is scratch().
+  // Sums the slot in a pass of its own, if no update or no single update covers the sub-group. Until the next call,
+  // and of one thread at a time, as is scratch().
   std::span<const uint64_t> SumStates(int sub_group, const std::byte* master,
                                       std::span<std::byte* const> states, ThreadTeam& team);
-  // Of updates that sum what they read and write.
+  // For updates that sum the bytes that they read and write.
   std::span<uint64_t> scratch() { return scratch_; }
 
-  // Updates sum what they read and write of masters and states. All else is summed where it is moved.
+  // Updates sum the masters and states that they read and write. All else is summed where it is moved.
   static bool SumsWhenMoved(StateClass what);
-  // `data`: what came of the file from `place` on, whole extents.
+  // `data`: the bytes from `place` on, whole extents.
   void VerifyRead(const sharding::Place& place, std::span<const std::byte> data);
-  // Masters that a gather shares with its unit's update. Whether they are what was written, the update finds
-  // out before it writes back; where parameters are summed, too, so is what stands for them.
+  // Masters that a gather shares with its unit's update. With "all" they are checked here, because the gather uses a
+  // cast of them; otherwise the update checks them before it writes back.
   void VerifyMasters(int sub_group, const std::byte* masters);
-  // `data`: what goes into the file from `place` on. The sum of an extent that it holds a part of is not
+  // `data`: the bytes that go into the file from `place` on. The sum of an extent that it holds a part of is not
   // known from then on.
   void NoteWrite(const sharding::Place& place, std::span<const std::byte> data);
   void Forget(const sharding::Place& place, int64_t bytes) { checksums_.Forget(place, bytes); }
   // An array of masters or states that an update has summed, and writes to its other place (SecondPlaces).
   void NoteMove(const sharding::Place& place);
 
-  // What a save has of the disk, piece by piece, each from where the one before it ended.
+  // The bytes that a save reads from the disk, piece by piece, each from the end of the one before.
   struct Pieces {
     sharding::Place next;
     bool from_start = false;  // of the extent that is summed
     optim::RunningChecksum sum;
   };
-  // Of each extent that ends in the piece and that began in one of these. False where one differs, which has failed the
-  // engine. Updates that are to come may have been summed, and not written.
+  // Checks each extent that ends in this piece and began in an earlier one. If one differs, the engine fails and
+  // the result is false. Later updates may have been summed already without being written.
   bool VerifyPiece(Pieces& pieces, const sharding::Place& place, std::span<const std::byte> data);
 
   // Reads `bytes` of a file from a place on and shows them.
   using Reader = absl::FunctionRef<absl::Status(const sharding::Place&, int64_t bytes,
                                                 absl::FunctionRef<void(const std::byte*)>)>;
-  // Of what lies in the file, which is read for it alone: ahead of reads in smaller pieces. False where
-  // it differs, which has failed the engine.
+  // Reads and checks bytes of the file for this purpose alone, ahead of reads in smaller pieces. If they
+  // differ, the engine fails and the result is false.
   absl::StatusOr<bool> VerifyFile(const sharding::Place& place, int64_t bytes, Reader read);
 
  private:

@@ -11,17 +11,16 @@
 
 namespace ebb {
 
-// The engine of a view and what it shows, so that an error can name a wrong as<T>(). The engine
-// sets it; views that a trainer makes have none.
+// The engine and the name of a view, so that an error can name a wrong as<T>(). The engine sets it;
+// views that a trainer makes have none.
 struct ViewOrigin {
   uint32_t engine = 0;  // 0: none
   uint32_t shows = 0;
 };
 
-// as<T>() calls this if T is not the view's dtype, and returns an empty span. It logs a line
-// with what the view shows, `wanted` and `there`, and gives the engine's open step or evaluation
-// (or the next one) an error. Any thread, also for a view that has outlived its scope or its
-// engine.
+// as<T>() calls this if T is not the view's dtype, and returns an empty span. It logs a line with
+// the view's name, `wanted` and `there`, and gives the engine's open step or evaluation (or the
+// next one) an error. Any thread, also for a view that has outlived its scope or its engine.
 void ReportWrongType(const ViewOrigin& origin, DType wanted, DType there);
 
 struct TensorView {
@@ -67,7 +66,7 @@ struct MutableTensorView {
 };
 
 // Calls `use` with the view's elements as a span of float, BFloat16 or Float16, by dtype, and
-// returns its result: for a trainer that takes parameters or gradients of any dtype.
+// returns its result. For trainers with parameters or gradients of any dtype.
 template <class View, class Use>
 decltype(auto) WithNumbers(const View& view, Use&& use) {
   switch (view.dtype) {

@@ -3,9 +3,9 @@
 //
 //   Healthy -> Holding(cause) -> Healthy
 //
-// Suppose a step was rejected by an error that the Finish of some rank has not returned. Then later
-// steps, which were begun as if it had gone well, are held back: none is applied until every rank's
-// caller knows of the error. Early updates are held back, too. They start before ranks tell each
+// Suppose a step was rejected by an error that the Finish of some rank has not returned. Later
+// steps were begun as if it had succeeded. They are held back: none is applied until every rank's
+// caller knows of the error. Early updates are held back too. They start before ranks tell each
 // other anything, so the first step after that has none.
 #pragma once
 
@@ -45,7 +45,7 @@ class TrainingProgress {
  public:
   explicit TrainingProgress(const Config& config);
 
-  // Of updates that come before their step's verdict.
+  // For updates before their step's verdict.
   StepScalars Early(std::optional<double> learning_rate) const;
   Judgement Judge(const StepTerms& step, const Verdict& ranks);
 

@@ -14,7 +14,7 @@ struct TrainingState {
   int64_t finished_steps = 0;  // applied or skipped; StepReport::step of the last one
   int64_t applied_steps = 0;   // the place of schedules and of Adam's bias correction
   int64_t skipped_steps = 0;   // because of an overflow
-  // For fp16 with a dynamic scale. Else it shows the scale, and setting it has no effect.
+  // For fp16 with a dynamic scale. Otherwise it shows the scale, and setting it has no effect.
   optim::LossScalerState loss_scaler = {};
 
   friend bool operator==(const TrainingState&, const TrainingState&) = default;

@@ -55,10 +55,10 @@ void UpdateCall::Run(const LinkedFragment& run, int index, const StepTag& step,
            run[index].parts.front().first, stream);
 }
 
-// A late update belongs to a step that all ranks agreed on: what goes wrong in the next one, which may already
-// run, does not stop it. An early one has only what is known by now, which includes every collective that it comes
-// after. Where kernels enqueue themselves both are enqueued before that is known, and look when they run, unless an
-// optimizer of the trainer's enqueues them: the host has waited then for what decides.
+// A late update belongs to a step that all ranks agreed on. An error in the next step, which may already run, does
+// not stop it. An early update uses the errors that are known by now, which cover every collective before it. Kernels
+// that enqueue themselves are enqueued before the errors are known, and read them when they run. An optimizer of the
+// trainer's is called only when the host knows them.
 void UpdateCall::Update(const LinkedFragment& run, int index, const Work& of,
                         Stream& stream) const {
   const StepScalars& scalars = with_.constants->of(of.parity, of.detail.early);
@@ -76,7 +76,7 @@ void UpdateCall::Update(const LinkedFragment& run, int index, const Work& of,
           ? with_.table->OnlySetOf(of.unit, of.detail.begin, of.detail.end, of.detail.states)
           : nullptr;
   if (verifies && only != nullptr) {
-    // A rank that disagrees fails its engine, and what was just written goes nowhere.
+    // A rank that disagrees fails its engine, and the values just written are not used.
     const optim::UpdateChecksums sums =
         optim::UpdateAndSum(stream.team(), with_.constants->OptimizerOf(*only, scalars), of.arrays,
                             with_.constants->ScalarsOf(*only, scalars), verifier.scratch());
@@ -107,10 +107,10 @@ void UpdateCall::Update(const LinkedFragment& run, int index, const Work& of,
   if (verifies) verifier.SetStates(sub_group, Checksums(of, stream));
 }
 
-// What follows an update carries its parameters to their place, also of one that did not happen: they are what the master
-// says. Those that updates read are in their slot already, and others are in their place.
+// The operations behind an update carry its parameters to their place, even if the update did not happen. Then they
+// are the cast of the master. Those that updates read are in their slot already, and others are in their place.
 void UpdateCall::Keep(const Work& of, Stream& stream) const {
-  // The parameters below, and what is written back, are what was read.
+  // The parameters below, and the bytes that are written back, are unchanged.
   if (with_.verifier->Verifies(of.detail.sub_group) && !with_.errors->has_failed() &&
       !Agrees(of, Checksums(of, stream)))
     return;

@@ -1,6 +1,6 @@
-// The update of one sub-group, and before LAMB and LARS the sums over its parameters, on the stream
-// of its tier: the table's rules and options, whether the update happens, and calls of an optimizer
-// of the trainer's.
+// The update of one sub-group, on the stream of its tier, with the table's rules and options; and
+// before LAMB and LARS the sums over its parameters. Decides whether the update happens, and calls
+// an optimizer of the trainer's.
 #pragma once
 
 #include <cstddef>

@@ -13,7 +13,7 @@
 namespace ebb {
 namespace {
 
-constexpr int kPasses = 5;  // of which the fastest counts; one more before them
+constexpr int kPasses = 5;  // the fastest counts; one more runs before them
 constexpr double kSecondsMax = 0.02;
 constexpr int kEnqueued = 8;  // in a pass of the device, so that the host's wait is little of it
 
@@ -88,8 +88,8 @@ absl::StatusOr<sharding::UpdateRates> MeasureUpdateRates(const Device& device,
   const Layout layout(shape, count);
   constexpr int64_t kConstantsBytes = sizeof(optim::UpdateConstants);
   EBB_ASSIGN_OR_RETURN(scratch.device, device.Allocate(layout.bytes() + kConstantsBytes, kWhat));
-  // As the pools of training: a device that has memory of its own locks it itself, and goes on where it
-  // cannot, which those pools then say.
+  // Allocated like the pools of training: a device with memory of its own locks it, and goes on if it cannot. The
+  // pools report that later.
   const bool shares = HostReaches(device);
   EBB_ASSIGN_OR_RETURN(scratch.host,
                        AllocatePinned(layout.bytes(), shape.pins_host_memory && shares, kWhat));

@@ -21,8 +21,8 @@
 
 namespace ebb {
 
-// Of a group's parameters: the group's own optimizer or the config's, with what the group changes.
-// Groups that the config does not name have no options of their own.
+// Options of a group's parameters: the group's own optimizer, or the config's with the changes of
+// the group. Groups that the config does not name have no options of their own.
 OptimizerConfig OptimizerOf(const Config& config, const std::string& group);
 // First values of these parameters' states: Adagrad's sum, its only state, has the config's value,
 // and all others 0.
@@ -33,7 +33,7 @@ class UpdateTable {
   // The inputs of a run's constants, beside the step's.
   struct Set {
     const ParameterGroupConfig* group = nullptr;  // of the config it was made with, or none
-    OptimizerConfig optimizer = {};               // with what the group changes
+    OptimizerConfig optimizer = {};               // with the changes of the group
     double lr_factor = 1;
     // The only parameter of the set, if its optimizer takes norms.
     std::optional<ParameterId> parameter = {};
@@ -60,8 +60,8 @@ class UpdateTable {
     int64_t first = 0, count = 0;
   };
   Runs RunsIn(const Part& part, int64_t begin, int64_t end) const;
-  // The one set that updates elements [begin, end) of a unit's shard with all of `states` states,
-  // so that one pass can take checksums, too. Null: there is no such set.
+  // The only set that updates elements [begin, end) of a unit's shard, with all of `states` states.
+  // So one pass can take checksums too. Null: there is no such set.
   const Set* OnlySetOf(int unit, int64_t begin, int64_t end, int states) const;
 
  private:

@@ -9,7 +9,7 @@
 namespace ebb {
 namespace {
 
-// By number. A view outlives what it is of, so its number is never given to another engine.
+// By number. A view may outlive its engine, so an engine's number is never used again.
 struct Living {
   std::mutex mutex;
   uint32_t last = 0;

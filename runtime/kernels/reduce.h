@@ -25,8 +25,8 @@ struct Reduction {
 // is the positive quiet NaN without payload, because which operand's payload survives an addition
 // differs between machines; of equal values (-0 and +0) max and min keep the first. int8 saturates.
 //
-// Bytes per element: each input read once, the destination written. `together_bytes`: what the
-// whole operation writes, if that is more than this call; large results bypass the caches.
+// Bytes per element: each input read once, the destination written. `together_bytes`: bytes that
+// the whole operation writes, if they are more than this call's. Large results bypass the caches.
 void Reduce(ThreadTeam& team, const Reduction& reduction, std::span<const void* const> inputs,
             void* destination, int64_t count, int64_t together_bytes = 0);
 

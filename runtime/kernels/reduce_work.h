@@ -1,6 +1,6 @@
-// What one thread of the reduction kernels does: the arithmetic of reduce.cc in its order, on every
-// element the same operations. It also compiles for the host, with other instructions and the same
-// results, where tests compare it with Reduce.
+// The work of one thread of the reduction kernels: the arithmetic of reduce.cc in its order, with
+// the same operations on every element. It also compiles for the host, with other instructions and
+// the same results, where tests compare it with Reduce.
 //
 //   elements   | head |  packs of 16 bytes, each thread's `threads` apart  | tail |
 //
@@ -72,7 +72,7 @@ EBB_HOST_DEVICE float Product(float a, float b) {
 #endif
 }
 
-// Of equal values (-0 and +0) max and min keep the first; a NaN stays.
+// Of equal values (-0 and +0) max and min keep the first. A NaN remains NaN.
 template <Combine kCombine>
 EBB_HOST_DEVICE float Combined(float so_far, float next) {
   if constexpr (kCombine == Combine::kSum) {

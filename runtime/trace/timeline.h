@@ -1,5 +1,5 @@
-// What ran when, on which stream of which rank: a file that Perfetto (ui.perfetto.dev) opens, in
-// the Chrome trace event format.
+// A timeline: the time, stream and rank of each operation, in a file that Perfetto
+// (ui.perfetto.dev) opens, in the Chrome trace event format.
 //
 // Spans go into memory reserved at construction; when it is full, later spans are dropped and
 // counted, so tracing allocates nothing in a step. Ranks of one host append to one file, whether

@@ -1,5 +1,5 @@
-// Which bytes of a tier are in use when: what was written and will be read again. Pools hold memory for the whole
-// time; this says at which instruction most of it is needed, and of which classes that is.
+// The bytes of a tier that are in use at each instruction: written before and read again later. Pools hold memory all
+// the time. These numbers show the instruction at which most of it is in use, by class.
 //
 //   a gathered unit      gather |=====| its last kernels         between them its slot holds a unit, or another one
 //   a master             |===========================|           what a step reads that it has not written is in use
@@ -16,8 +16,8 @@ namespace ebb::sharding {
 
 using ClassBytes = std::array<int64_t, kStateClasses>;
 
-// By instruction of a step that follows and is followed by others like it, on the rank that has the first slices. Of
-// the workspace, which no instruction names, there is nothing.
+// By instruction of a step that follows and is followed by others like it, on the rank that has the first slices. The
+// workspace does not count, because no instruction names it.
 std::vector<ClassBytes> AliveBytes(const Fragment& fragment, Tier tier);
 
 }  // namespace ebb::sharding

@@ -1,5 +1,5 @@
-// What instructions cost on a machine: amounts of its resources, which whatever runs at the same time shares. A
-// duration of its own for each instruction would be wrong wherever streams share cores, or reads a disk with writes.
+// The cost of instructions on a machine: amounts of resources, which instructions that run at the same time share.
+// Fixed durations would be wrong, because streams share cores, and reads share a disk with writes.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace ebb::sharding {
 
-// Of one rank: what ranks of a host share counts in parts.
+// The resources of one rank. A resource that ranks of a host share counts in parts.
 enum class Resource : uint8_t {
   kDevice,        // seconds of the device's arithmetic
   kDeviceMemory,  // bytes read and written
@@ -41,8 +41,8 @@ class Amounts {
 struct Cost {
   double caller_seconds = 0;  // of the thread that calls, to issue it
   double latency = 0;         // seconds before it uses anything; of transfers these overlap
-  // Then its amounts, in this time where nothing else runs: of the resource that takes longest, but not less
-  // than `seconds`, for what one thread or one transfer cannot have all of.
+  // Then its amounts. Alone it runs as long as the slowest resource takes, but at least `seconds`, because one thread
+  // or one transfer cannot use all of some resources.
   double seconds = 0;
   Amounts amounts = {};
 };

@@ -41,7 +41,7 @@ absl::StatusOr<MachineCosts> MachineCosts::Make(const Plan& plan, const Machine&
   return MachineCosts(plan, machine, work, caller_awaits_report);
 }
 
-// Ranks of a shard group follow each other; those that hold the same shard are a group apart.
+// Ranks of a shard group are neighbours. Ranks with the same shard are a group apart.
 MachineCosts::Group MachineCosts::GroupOf(Lane lane) const {
   const Decisions& d = plan_.decisions;
   const int host = machine_.ranks_per_host;
@@ -125,7 +125,7 @@ Cost MachineCosts::Of(const Instruction& instruction) const {
   AddCollective(instruction, cost);
   if (machine_.device_is_host || RunsOnHost(instruction.stream)) {
     if (machine_.device_is_host && instruction.code == Code::kAllGather) {
-      // A rank copies what the others have, and nothing else.
+      // A rank copies the other ranks' parts, and nothing else.
       bytes = 2 * static_cast<double>(instruction.bytes);
       cost.amounts[Resource::kHostMemory] = bytes;
     }

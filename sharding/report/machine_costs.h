@@ -1,11 +1,11 @@
 // What a plan's instructions cost on a machine that is described in figures. Memory and disk: the bytes of their
-// operands. Collectives: the bytes that a rank receives, of which those from its own host come over the link
-// between devices. Rings go through each host once and there are as many as it has ranks of the group:
+// operands. Collectives: the bytes that a rank receives. Bytes from its own host come over the link between devices.
+// Rings go through each host once and there are as many as it has ranks of the group:
 //
 //   host 0            host 1             a rank of 4 that lie on 2 hosts receives half of its bytes
 //     rank 0 == rank 1 == rank 2 == rank 3    from the network, the other half from its host
 //
-// Kernels of the trainer's: what they take is given.
+// The times of the trainer's kernels are an input.
 #pragma once
 
 #include <span>
@@ -17,7 +17,7 @@
 
 namespace ebb::sharding {
 
-// What one rank has of it.
+// One rank's share of the machine.
 struct Machine {
   Amounts rates = {};  // a second; of kDevice: 1
   int ranks_per_host = 1;
@@ -32,7 +32,7 @@ struct Machine {
   double transfer = 0;         // until a disk answers
 };
 
-// Of one visit's scope, all micro-batches of a round: seconds alone, and the caller's to enqueue it.
+// Seconds of one visit's scope, all micro-batches of a round: when it runs alone, and the caller's to enqueue it.
 struct KernelWork {
   double forward = 0, backward = 0;
   double caller_forward = 0, caller_backward = 0;
@@ -40,8 +40,8 @@ struct KernelWork {
 
 class MachineCosts : public Costs {
  public:
-  // `work`: by visit. The plan outlives this. Errors: a machine without a rank or with cores that
-  // move nothing, work that is not of each visit.
+  // `work`: by visit. The plan outlives this. Errors: a machine without a rank, cores that move
+  // nothing, a length of `work` other than the number of visits.
   static absl::StatusOr<MachineCosts> Make(const Plan& plan, const Machine& machine,
                                            std::span<const KernelWork> work,
                                            bool caller_awaits_report);

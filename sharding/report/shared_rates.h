@@ -1,5 +1,5 @@
-// How fast things run that share a machine's resources: all slow down alike until a resource is full; those that
-// use it stay at that speed, and what is left of the others goes to the rest (max-min fairness).
+// The speeds of tasks that share a machine's resources. All slow down alike until a resource is full. Tasks that use
+// it keep that speed, and the rest of the other resources goes to the other tasks (max-min fairness).
 //
 //   a disk that reads 1.0 and writes 1.0, together 1.75: two that each read as fast as it can, one that writes so
 //     reader  |#####     | 0.5
@@ -24,7 +24,7 @@ struct RunningShare {
   Limit limit = kNoLimit;
 };
 
-// Fills in speeds and limits. Whatever is asked for has a rate above 0.
+// Fills in speeds and limits. Every resource with a demand has a rate above 0.
 void ShareRates(const Amounts& rates, std::span<RunningShare> running);
 
 }  // namespace ebb::sharding

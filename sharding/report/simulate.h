@@ -1,11 +1,11 @@
-// How long steps take on a machine, from the very instructions that an engine runs: a virtual clock goes over
-// them. An instruction starts when its stream is free, what it waits for is over (its waits, and through the
-// frontier what the steps before have done with the same bytes) and the caller has issued it. The caller is a
-// clock of its own: it waits where the engine's does, and on the CPU it is the compute stream.
+// How long steps take on a machine, from the very instructions that an engine runs: a virtual clock goes over them.
+// An instruction starts when its stream is free, its waits are over (its own, and through the frontier those on
+// earlier steps) and the caller has issued it. The caller is a clock of its own. It waits where the engine's caller
+// waits, and on the CPU it is the compute stream.
 //
-// What runs at once shares the machine's resources, so that an instruction takes the longer the more runs beside
-// it. Transfers that start on one line and end on another move their bytes one behind the other; what each takes
-// to answer (Cost::latency) passes meanwhile. One rank stands for all.
+// Instructions that run at once share the machine's resources, so each takes longer. Transfers that start on one line
+// and end on another move their bytes one after the other. Their latencies (Cost::latency) overlap. One rank stands
+// for all.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ struct SimulatedSpan {
   double begin = 0, end = 0;  // seconds from the first step's begin
 };
 
-// Seconds of a step, by line and by resource. The caller's line is what it does beside waiting and computing.
+// Seconds of a step, by line and by resource. The caller's line has its time beside waiting and computing.
 inline constexpr int kCallerLine = kLines;
 std::string_view NameOfLine(int line);  // of its stream; "caller"
 struct StepSeconds {
@@ -34,7 +34,7 @@ struct StepSeconds {
 };
 
 struct Simulated {
-  // In the steady state: from the end of one step's kernels to that of the next one's.
+  // In the steady state: from the end of one step's kernels to the end of the next one's.
   double seconds_per_step = 0;
   double seconds = 0;  // until all that was issued is over
   // In the steady state, how long each line is in use, and each resource would be at its full rate.
@@ -50,12 +50,12 @@ struct Simulated {
 
 inline constexpr int kSimulatedSteps = 6;
 
-// `first` runs once, then `later`, with the waits that DeriveWaits has given them; at least 4 steps, of which
-// those in the second half but the last are the steady state. Errors: costs that are negative, infinite or not a
-// number, or ask for a resource without a positive rate.
+// `first` runs once, then `later`, with the waits of DeriveWaits, at least 4 steps in all. The second half without
+// the last step is the steady state. Errors: costs that are negative, infinite or not a number, or ask for a resource
+// without a positive rate.
 absl::StatusOr<Simulated> Simulate(const Cells& cells, const Fragment& first, const Fragment& later,
                                    const Costs& costs, int steps = kSimulatedSteps);
-// Steps of a plan, of which all but the first carry what the one before has left.
+// Steps of a plan. Each but the first carries updates of the step before.
 absl::StatusOr<Simulated> Simulate(const Plan& plan, const Costs& costs,
                                    int steps = kSimulatedSteps);
 

@@ -159,7 +159,8 @@ void StepClock::Settle() {
   } while (to_look_at_ != 0);
 }
 
-// Transfers start behind the start of what is before them, others behind its end.
+// Transfers start after the transfer before them has started; other instructions after the one
+// before them has ended.
 void StepClock::Start(Line line) {
   Queue& queue = starts_[line];
   for (int number = queue.front(); number != kNone; number = queue.front()) {

@@ -1,5 +1,5 @@
-// The virtual clock of Simulate: runs instructions of several steps on a machine and keeps when each began and
-// ended, and what it waited for last.
+// The virtual clock of Simulate. It runs instructions of several steps on a machine, and records when each began and
+// ended and which wait was its last.
 #pragma once
 
 #include <array>
@@ -32,7 +32,7 @@ struct ClockedInstruction {
   int step = 0, instruction = 0;
   double begin = 0, end = 0;
   double since = 0;  // its line is in use for this one alone
-  // What happened last before it began, and before `since`: the end of another one, or what the caller did after
+  // The last event before it began, and before `since`: the end of another instruction, or the caller's work after
   // that. kNone: the beginning.
   static constexpr int kNone = -1;
   int begin_cause = kNone, cause = kNone;
@@ -48,7 +48,8 @@ class StepClock {
         steps_(steps),
         frontier_(cells.count()) {}
 
-  absl::Status Add(const Fragment& fragment);  // the first step's, then that of all others
+  absl::Status Add(
+      const Fragment& fragment);  // the fragment of the first step, then the one of all later steps
   absl::Status Run();
 
   // In the order in which they were issued; [first(n), first(n + 1)) are of step n.
@@ -72,22 +73,22 @@ class StepClock {
     int again() const {  // instructions that rounds in the middle run more than once
       return fragment->again > 0 ? fragment->again * middle() : 0;
     }
-    int middle() const { return fragment->seams[1] - fragment->seams[0]; }
+    int middle() const { return fragment->round_begins[1] - fragment->round_begins[0]; }
     int count() const { return static_cast<int>(costs.size()) + again(); }
     // The instruction that a step issues as this one of count().
     int At(int number) const {
-      if (again() == 0 || number < fragment->seams[1]) return number;
-      if (number >= fragment->seams[1] + again()) return number - again();
-      return fragment->seams[0] + (number - fragment->seams[0]) % middle();
+      if (again() == 0 || number < fragment->round_begins[1]) return number;
+      if (number >= fragment->round_begins[1] + again()) return number - again();
+      return fragment->round_begins[0] + (number - fragment->round_begins[0]) % middle();
     }
   };
-  // kReady: its latency is over, what is before it on its line may not be.
+  // kReady: its latency is over; the instruction before it on its line may still run.
   enum class State : uint8_t { kIssued, kStarted, kReady, kMoving, kOver };
-  // Of a ClockedInstruction, as long as it is not over.
+  // State of a ClockedInstruction until it is over.
   struct Progress {
     State state = State::kIssued;
     bool holds_caller = false;
-    int awaited = 0;           // what it waits for that is not over
+    int awaited = 0;           // number of its waits that are not over
     int first_waiter = kNone;  // of waiters_
   };
   struct Waiter {
@@ -117,7 +118,7 @@ class StepClock {
   Progress& ProgressOf(int number) { return progress_[static_cast<size_t>(number)]; }
   const Instruction& InstructionOf(int number) { return InstructionOf(At(number)); }
 
-  // The caller: what it does next, until it has to wait.
+  // The caller, as far as its next wait.
   void RunCaller();
   void BeginStep();
   void Issue();
@@ -150,8 +151,9 @@ class StepClock {
   std::vector<Progress> progress_;
   std::vector<int> first_;  // by step
   std::vector<Waiter> waiters_;
-  std::array<Queue, kLines> starts_, ends_;  // what is still to start, and to end, on each line
-  uint32_t to_look_at_ = 0;                  // lines
+  std::array<Queue, kLines> starts_,
+      ends_;                 // instructions that have not started, and not ended, on each line
+  uint32_t to_look_at_ = 0;  // lines
   std::vector<Moving> moving_;
   std::vector<RunningShare> shares_;  // of what moves
   bool shares_stand_ = true;

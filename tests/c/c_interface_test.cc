@@ -415,12 +415,12 @@ TEST_F(CInterface, StructsMayBeOlderAndNotNewer) {
   ebb_world_options unset = {};
   EXPECT_EQ(ebb_world_open(&unset, &world), EBB_INVALID_ARGUMENT);
   EXPECT_THAT(ebb_error(), HasSubstr("struct_size"));
-  // An older caller's report ends before what was added.
+  // An older caller's report ends before the newer fields.
   ebb_world_facts facts = {offsetof(ebb_world_facts, local_rank), -1, -1, -1, -1};
   ASSERT_EQ(ebb_world_describe(world_, &facts), EBB_OK);
   EXPECT_EQ(facts.size, 1);
   EXPECT_EQ(facts.local_size, -1);
-  // A newer caller's has 0 behind what this library knows.
+  // A newer caller's report has 0 in fields that this library does not know.
   struct NewerFacts {
     ebb_world_facts known;
     int32_t unknown;

@@ -1,5 +1,5 @@
-// ebb-checkpoint as a program: exit statuses, what it says of files that cannot be used, and its memory. What other
-// packages read and write: hugging_face_test.py.
+// ebb-checkpoint as a program: exit statuses, messages about unusable files, and memory. What other packages read and
+// write: hugging_face_test.py.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <pty.h>
@@ -100,7 +100,7 @@ TEST_F(CheckpointProgramTest, ConvertsThereAndBackAndSeesOneBit) {
                            }));
 }
 
-TEST_F(CheckpointProgramTest, WhatCannotBeIsNamed) {
+TEST_F(CheckpointProgramTest, NamesTheReasonOfAnImpossibleRequest) {
   struct Wrong {
     std::string arguments, said;
   };

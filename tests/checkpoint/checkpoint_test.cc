@@ -97,7 +97,7 @@ TEST_F(CheckpointTest, ResumesBitForBitAtAnyStageAndTierOfItsWorld) {
   }
 }
 
-// Whatever is trained while it is written. A second one waits for the first.
+// The saved bytes do not depend on steps that run meanwhile. A second one waits for the first.
 TEST_F(CheckpointTest, OneThatIsWrittenBesideStepsIsThatOfItsStep) {
   for (Way way : kWays) {
     way.compute = DType::kBFloat16;
@@ -135,7 +135,7 @@ TEST_F(CheckpointTest, OneThatIsWrittenBesideStepsIsThatOfItsStep) {
   }
 }
 
-// Nothing that happens beside a save changes what is saved, nor a bit of the run that saves.
+// Steps and calls beside a save change neither the saved bytes nor a bit of the run that saves.
 TEST_F(CheckpointTest, EvaluationsAccumulationAndSuspensionBesideASaveChangeNothing) {
   const Way kBeside[] = {
       {.world = 2, .stage = 3, .timing = Timing::kEarly},
@@ -216,7 +216,7 @@ TEST_F(CheckpointTest, WithoutMastersTheParametersAreKeptAsTheyAre) {
             absl::OkStatus());
 }
 
-TEST_F(CheckpointTest, WhatGivesOtherBitsThanTheSavedRunsIsAWarning) {
+TEST_F(CheckpointTest, WarnsOfKeysThatChangeTheBitsOfTheSavedRun) {
   const Way saver = {.world = 2,
                      .stage = 1,
                      .compute = DType::kBFloat16,
@@ -331,7 +331,7 @@ void FlipBit(const std::string& path, int64_t at) {
   file.put(byte);
 }
 
-// What may happen to a checkpoint.
+// Damage that a checkpoint may suffer.
 using Damage = std::function<void(const std::string& checkpoint)>;
 constexpr char kFile[] = "/rank-00001-of-00002.safetensors", kManifest[] = "/manifest.json";
 
@@ -366,7 +366,7 @@ absl::Status LoadAfter(const std::string& folder, const Damage& change, const Mo
   return statuses[0];
 }
 
-TEST_F(CheckpointTest, WhatHasChangedOnTheDiskIsNamedOnEveryRank) {
+TEST_F(CheckpointTest, NamesAChangedFileOnEveryRank) {
   const ModelSpec model = ToyModel({.groups = true}).spec();
   struct Change {
     const char* what;

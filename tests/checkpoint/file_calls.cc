@@ -37,7 +37,7 @@ int AnswerTo(const char* name, std::string_view path) {
   return watch->answer({.name = name, .path = std::string(path)});
 }
 
-// Descriptors of folders stand for what lies in them.
+// The descriptor of a folder stands for the files in it.
 std::string PathOf(int descriptor, const char* in_folder = "") {
   if (in_folder[0] == '/') return in_folder;
   std::string folder;

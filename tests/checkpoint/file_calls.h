@@ -1,6 +1,6 @@
-// Stands between this program and the C library's calls on files: a test sees each call on what lies in one folder, and
-// answers it with an error, or ends the process there. A program that links file_calls.cc has these calls for all of its
-// code, the C++ library's included.
+// Wraps the C library's calls on files for this program. A test sees each call on files of one folder, and answers it
+// with an error, or ends the process there. A program that links file_calls.cc has these calls for all of its code,
+// the C++ library's included.
 #pragma once
 
 #include <cerrno>

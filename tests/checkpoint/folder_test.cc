@@ -1,4 +1,4 @@
-// Folders of checkpoints: what has a checkpoint's name is whole at any instant.
+// Folders of checkpoints: at any instant each entry with a checkpoint's name is whole.
 #include "ebb/runtime/checkpoint/folder.h"
 
 #include <gmock/gmock.h>
@@ -70,7 +70,7 @@ TEST_F(FolderTest, TheNewestIsFoundByItsFolderAndByItself) {
   ASSERT_EQ(Save(20), absl::OkStatus());
   EXPECT_EQ(Found(), "step-000000020");
   EXPECT_EQ(*FindCheckpoint(At("step-000000001")), At("step-000000001"));
-  // A run that was taken back goes on from there, whatever the other one had reached.
+  // A run that was taken back to a step goes on from it, even if another run had gone further.
   ASSERT_EQ(Save(2), absl::OkStatus());
   EXPECT_EQ(Found(), "step-000000002");
 }
@@ -85,7 +85,7 @@ TEST_F(FolderTest, TheNewestSoManyAreKept) {
   EXPECT_TRUE(fs::exists(At("step-notes")));
 }
 
-TEST_F(FolderTest, WhatWasSavedLastIsKeptAndWhatIsNotWholeDoesNotCount) {
+TEST_F(FolderTest, KeepsTheLastSavedAndDoesNotCountIncompleteOnes) {
   for (const int64_t step : {5, 9}) ASSERT_EQ(Save(step), absl::OkStatus());
   // Taken back: 9 is of a run that was given up.
   for (const int64_t step : {6, 7}) ASSERT_EQ(Save(step, /*keep=*/3), absl::OkStatus());
@@ -123,7 +123,7 @@ TEST_F(FolderTest, AnotherRunsCheckpointIsNotReplaced) {
   EXPECT_EQ(Save(7, /*keep=*/0, "b"), absl::OkStatus());
 }
 
-TEST_F(FolderTest, WhatCanBeNeitherReadNorCalledDamagedIsNotReplaced) {
+TEST_F(FolderTest, AnUnreadableCheckpointIsNotReplaced) {
   const std::string manifest = At("step-000000007/manifest.json");
   ASSERT_EQ(Save(7, /*keep=*/0, "a"), absl::OkStatus());
   const std::string whole = *ReadWholeFile(manifest, kManifestBytesMax);
@@ -195,7 +195,7 @@ TEST_F(FolderTest, AnotherOfTheSameStepTakesItsPlace) {
   EXPECT_EQ(Rests(), 0);
 }
 
-TEST_F(FolderTest, WhatIsNotWholeIsPassedOver) {
+TEST_F(FolderTest, AnIncompleteCheckpointIsSkipped) {
   ASSERT_EQ(Save(1), absl::OkStatus());
   ASSERT_EQ(Save(2), absl::OkStatus());
   const std::string file = At("step-000000002/" + RankFileName(0, 1));
@@ -228,7 +228,7 @@ TEST_F(FolderTest, OneRunAtATimeSaves) {
   EXPECT_THAT(std::string(second.status().message()), HasSubstr("another run is saving"));
 }
 
-TEST_F(FolderTest, WhatAKilledRunLeftIsClearedAway) {
+TEST_F(FolderTest, TheRemainsOfAKilledRunAreRemoved) {
   ASSERT_EQ(Save(1), absl::OkStatus());
   fs::create_directories(At(".saving-step-000000004/deep"));
   std::ofstream(At(".saving-step-000000004/" + RankFileName(0, 4))) << "half";

@@ -121,7 +121,7 @@ TEST_F(InterruptedSaveTest, AnEngineThatEndsFirstLetsItsSaveEnd) {
 }
 
 // Nobody may begin a save with carried updates but the thread that saves, which may itself wait for the other thread.
-TEST_F(InterruptedSaveTest, AnotherThreadThatWaitsIsToldThatTheSaveHasNotBegun) {
+TEST_F(InterruptedSaveTest, AWaitOnAnotherThreadBeforeTheSaveBeginsIsAnError) {
   const Way way = {.world = 2, .stage = 3, .tier = Tier::kNvme, .prefetch_depth = 0};
   ASSERT_EQ(RunWay(
                 way,

@@ -38,7 +38,7 @@ Manifest Example() {
           .trainer = {{"place", std::string("\0\xff\x01", 3)}, {"empty", ""}}};
 }
 
-TEST(ManifestTest, WhatIsWrittenIsRead) {
+TEST(ManifestTest, ReadsBackWhatItWrote) {
   const auto read = ParseManifest(ToText(Example()), "manifest.json");
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(*read, Example());
@@ -67,7 +67,7 @@ TEST(ManifestTest, OneChangedBitIsNoticedWhereverItIs) {
 }
 
 // So that a reader by docs/format.md alone can check itself.
-TEST(ManifestTest, ChecksumsAreThoseOfTheFormatsDescription) {
+TEST(ManifestTest, ChecksumsFollowTheFormatsDescription) {
   const auto checksum = [](const std::string& text) {
     return optim::Checksum(std::as_bytes(std::span(text)));
   };

@@ -1,5 +1,5 @@
-// What three or four ranks have saved arrives at any number of ranks, at any stage, tier and shard group: masters and states to
-// the bit, each rank having read no more than the blocks that its values lie in.
+// A checkpoint of three or four ranks is loaded by any number of ranks, at any stage, tier and shard group. Masters
+// and states agree to the bit, and each rank has read only the blocks with its values.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -45,7 +45,7 @@ INSTANTIATE_TEST_SUITE_P(
                           .own_dtypes = true},
                       Way{.world = 4, .stage = 3, .compute = kHalf, .shard_group = 2}));
 
-// Of all ranks, whole: by class or state and parameter.
+// Whole arrays of all ranks, by class or state and parameter.
 class WholeState {
  public:
   absl::Status Add(Engine& engine) {

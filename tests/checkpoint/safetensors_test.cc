@@ -1,4 +1,4 @@
-// Headers of safetensors files, our own and those that anyone may have made.
+// Headers of safetensors files, from us and from any other program.
 #include "ebb/runtime/checkpoint/safetensors.h"
 
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(SafetensorsTest, WhatIsWrittenIsRead) {
+TEST(SafetensorsTest, ReadsBackWhatItWrote) {
   SafetensorsHeader header;
   header.tensors = {
       {.name = "master/a \"b\"@0:3", .dtype = "F32", .shape = {3}, .begin = 0, .end = 12},
@@ -42,7 +42,7 @@ struct Wrong {
   const char* said;
 };
 
-TEST(SafetensorsTest, WhatIsNoHeaderIsRefusedAndNamed) {
+TEST(SafetensorsTest, ABrokenHeaderIsRefusedWithAReason) {
   const std::string deep(100'000, '[');
   const Wrong kWrong[] = {
       {"", "no JSON object"},

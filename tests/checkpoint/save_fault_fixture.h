@@ -1,4 +1,4 @@
-// A folder of checkpoints of small models, and what has to be true of it after anything.
+// A folder of checkpoints of small models, and the laws that hold for it after any failure.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
-// Each call on a file that a save makes fails once, and each is once the one from which on all fail. The error is every
-// rank's and names the file; the checkpoint before is whole, the next save succeeds, and training has the bits of a run
-// in which nothing failed. Likewise for a load.
+// Each call on a file that a save makes fails once, and each is once the one from which on all fail. The error is
+// every rank's and names the file. The checkpoint before is whole, the next save succeeds, and training has the bits
+// of a run without failures. Likewise for a load.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -215,7 +215,7 @@ TEST_F(SaveFaultTest, EachCallOfALoadFailsAndTheNextLoadHasTheValues) {
   EXPECT_GT(calls.count(), 20u);
 }
 
-TEST_F(SaveFaultTest, WhatIsReadAndWrittenInPartsIsWhole) {
+TEST_F(SaveFaultTest, PartialReadsAndWritesAreCompleted) {
   const FileCalls calls(folder_, [](const FileCall& call) {
     const std::string_view name = call.name;
     return name == "pread" || name == "pwrite" ? FileCalls::kHalf : 0;
@@ -232,7 +232,7 @@ TEST_F(SaveFaultTest, WhatIsReadAndWrittenInPartsIsWhole) {
   ExpectResumes(way, 3);
 }
 
-TEST_F(SaveFaultTest, AFolderThatCannotBeIsNamedWithWhatToDo) {
+TEST_F(SaveFaultTest, AnImpossibleFolderIsNamedWithARemedy) {
   const auto save = [&](bool as_root) {
     absl::Status status;
     EXPECT_EQ(RunWay(

@@ -1,4 +1,4 @@
-// The values of a checkpoint, whatever was read before.
+// The values of a checkpoint do not depend on earlier reads.
 #include "ebb/runtime/checkpoint/stored_values.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace ebb {
 namespace {
 
-TEST(StoredValuesTest, WhatIsExpectedAnewHidesNoBlockThatWasReadBefore) {
+TEST(StoredValuesTest, ANewExpectationHidesNoBlockThatWasReadBefore) {
   const std::string folder = ::testing::TempDir() + "/stored-values";
   std::filesystem::remove_all(folder);
   std::filesystem::create_directory(folder);

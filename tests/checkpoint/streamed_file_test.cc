@@ -1,5 +1,4 @@
-// Whatever the sizes are, a file holds what was appended, byte for byte, through every way to the disk; and what is read
-// ahead of it is that.
+// A file of any size holds the appended bytes, through every way to the disk, and reading ahead returns those bytes.
 #include "ebb/runtime/checkpoint/streamed_file.h"
 
 #include <gtest/gtest.h>
@@ -63,7 +62,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, StreamedFileTest,
                                            Way{"in_memory", IoBackend::kAuto, true}),
                          [](const auto& of) { return std::string(of.param.name); });
 
-TEST_P(StreamedFileTest, HoldsWhatWasAppended) {
+TEST_P(StreamedFileTest, HoldsTheAppendedBytes) {
   for (const int64_t begin : {int64_t{0}, int64_t{4096}, int64_t{12288}}) {
     for (const int64_t bytes : {int64_t{0}, int64_t{1}, int64_t{4095}, int64_t{4096}, kSlot - 1,
                                 kSlot, kSlot + 1, 2 * kSlot + 4097, 10 * kSlot, 11 * kSlot + 5}) {

@@ -115,7 +115,7 @@ TEST_F(TorchFileTest, AModelOfTorchIsATensorSource) {
               HasSubstr("not the plain name"));
 }
 
-TEST_F(TorchFileTest, WhatIsNoTensorFileIsRefusedAndNamed) {
+TEST_F(TorchFileTest, AFileWithoutTensorsIsRefusedWithAReason) {
   using absl::StatusCode::kDataLoss, absl::StatusCode::kInvalidArgument;
   const std::string tensor = PickledTensor({.shape = {6}}), bytes = FloatBytes(kValues);
   struct Wrong {
@@ -186,7 +186,7 @@ TEST_F(TorchFileTest, WhatIsNoTensorFileIsRefusedAndNamed) {
   }
 }
 
-TEST_F(TorchFileTest, WhatIsNoWholeArchiveIsRefusedAndNamed) {
+TEST_F(TorchFileTest, AnIncompleteArchiveIsRefusedWithAReason) {
   using absl::StatusCode::kDataLoss, absl::StatusCode::kInvalidArgument;
   const ZipPart pickle = {.name = "a/data.pkl", .bytes = Pickled("N")};
   struct Wrong {

@@ -1,5 +1,5 @@
-// DeepSpeed's universal folders: a run that is handed over in one goes on with the same bits, and what is not read is named.
-// What torch itself writes: universal_folder_test.py.
+// DeepSpeed's universal folders. A run that is handed over in one goes on with the same bits, and files that are not
+// read are named. What torch itself writes: universal_folder_test.py.
 #include "ebb/runtime/checkpoint/universal_folder.h"
 
 #include <gmock/gmock.h>
@@ -39,7 +39,7 @@ class UniversalFolderTest : public ::testing::Test {
     fs::create_directories(path.parent_path());
     std::ofstream(path, std::ios::binary) << bytes;
   }
-  // As stages 1 and 2 write a parameter's file, or, `flat`, stage 3.
+  // A parameter's file as stages 1 and 2 write it, or with `flat` as stage 3 does.
   void WriteTensor(const std::string& name, const std::vector<int64_t>& shape,
                    const std::vector<float>& values, bool flat = false) const {
     const int64_t elements = static_cast<int64_t>(values.size());
@@ -133,7 +133,7 @@ TEST_F(UniversalFolderTest, ARunGoesOnWithTheSameBits) {
   }
 }
 
-TEST_F(UniversalFolderTest, TiedNamesBuffersAndFrozenParametersAreToldApart) {
+TEST_F(UniversalFolderTest, TiedNamesBuffersAndFrozenParametersAreDistinguished) {
   WriteSmall();
   WriteTensor("zero/head/fp32.pt", {2}, {1, 2});
   WriteTensor("zero/mask/fp32.pt", {2}, {1, 1});
@@ -194,7 +194,7 @@ TEST_F(UniversalFolderTest, TheNewestOneIsFoundByItsName) {
   fs::remove_all(folder_ + "_above");
 }
 
-TEST_F(UniversalFolderTest, WhatIsNotReadIsNamed) {
+TEST_F(UniversalFolderTest, NamesThePartsThatItDoesNotRead) {
   struct Wrong {
     const char* said;
     std::function<void()> make;

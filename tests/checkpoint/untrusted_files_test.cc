@@ -1,5 +1,6 @@
-// Headers, manifests, indexes and files of torch that have been changed at random, with a fixed seed: each is refused, or says nothing
-// that its file cannot have. The sanitizers' presets run it, too. EBB_FULL=1: 100 times as many.
+// Headers, manifests, indexes and files of torch that have been changed at random, with a fixed seed: each is
+// refused, or says nothing that its file cannot have. The sanitizers' presets run it too. EBB_FULL=1: 100 times as
+// many.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -121,7 +122,7 @@ TEST(UntrustedFilesTest, AManifestThatIsTakenIsWrittenAndReadAlike) {
     }
     const auto read = ParseManifest(changed, "manifest.json");
     if (!read.ok()) {
-      // Of another version, where the number is what has changed.
+      // If the number of the version changed: an error about another version.
       ASSERT_TRUE(absl::IsDataLoss(read.status()) || absl::IsFailedPrecondition(read.status()))
           << read.status();
       continue;

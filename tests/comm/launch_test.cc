@@ -60,6 +60,7 @@ const Environment kTorchrun = {{"RANK", "3"},
                                {"LOCAL_WORLD_SIZE", "4"},
                                {"MASTER_ADDR", "10.0.0.1"},
                                {"MASTER_PORT", "29500"}};
+const char kByHand[] = "a shell or a launcher like torchrun";
 const Environment kMpirun = {{"OMPI_COMM_WORLD_RANK", "1"},
                              {"OMPI_COMM_WORLD_SIZE", "2"},
                              {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
@@ -76,8 +77,9 @@ const Environment kSlurmOfOneHost = With(kSlurm, {{"SLURM_STEP_NUM_NODES", "1"}}
 INSTANTIATE_TEST_SUITE_P(
     Launchers, LaunchTest,
     ::testing::Values(
-        Understood{"torchrun", kTorchrun, "torchrun", 3, 4, true, "host '10.0.0.1', port 29500"},
-        Understood{"torchrun_of_two_hosts", With(kTorchrun, {{"LOCAL_WORLD_SIZE", "2"}}),
+        Understood{"like_torchrun", kTorchrun, kByHand, 3, 4, true, "host '10.0.0.1', port 29500"},
+        Understood{"torchrun_of_two_hosts",
+                   With(kTorchrun, {{"LOCAL_WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", "r1"}}),
                    "torchrun", 3, 4, false, "host '10.0.0.1', port 29500"},
         Understood{"torchrun_that_has_the_port_itself",
                    With(kTorchrun,
@@ -86,7 +88,7 @@ INSTANTIATE_TEST_SUITE_P(
         Understood{
             "by_hand",
             {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "::1"}, {"MASTER_PORT", "1"}},
-            "torchrun",
+            kByHand,
             0,
             2,
             false,
@@ -130,8 +132,7 @@ INSTANTIATE_TEST_SUITE_P(
         Understood{"slurm_with_pmi2",
                    With(kSlurmOfOneHost, {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}, {"PMI_FD", "11"}}),
                    "SLURM's srun", 5, 8, true, "the socket '@ebb-"},
-        Understood{
-            "one_process", {{"RANK", "0"}, {"WORLD_SIZE", "1"}}, "torchrun", 0, 1, false, ""}),
+        Understood{"one_process", {{"RANK", "0"}, {"WORLD_SIZE", "1"}}, kByHand, 0, 1, false, ""}),
     NameOf<Understood>);
 
 TEST(Launch, AnMpiThatWouldFindAllRanksIsKnown) {

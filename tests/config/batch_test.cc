@@ -36,7 +36,7 @@ Config Given(int64_t train, int64_t micro, int64_t accumulation) {
 }
 
 class Completed : public ::testing::TestWithParam<Row> {};
-TEST_P(Completed, ForTheWorld) {
+TEST_P(Completed, TheWorldCompletesTheBatchTriple) {
   const Row& row = GetParam();
   const absl::StatusOr<Config> config =
       Given(row.train, row.micro, row.accumulation).ForWorld(row.world);
@@ -76,7 +76,7 @@ TEST(Batch, MismatchNamesAllNumbersAndChoices) {
                         "\"gradient_accumulation_steps\" 4"));
 }
 
-TEST(Batch, TrainAndMicroThatDoNotDivide) {
+TEST(Batch, TrainAndMicroThatDoNotDivideAreAnError) {
   EXPECT_THAT(ErrorOf(Given(32, 4, 0), 3),
               HasSubstr("\"gradient_accumulation_steps\" (not given), 3 ranks; nearest that fit: "
                         "\"train_batch_size\" 24 or 36"));
@@ -85,13 +85,13 @@ TEST(Batch, TrainAndMicroThatDoNotDivide) {
       HasSubstr("\"train_batch_size\" 20 or 30, or \"train_micro_batch_size_per_gpu\" 4 or 6"));
 }
 
-TEST(Batch, TrainAndAccumulationThatDoNotDivide) {
+TEST(Batch, TrainAndAccumulationThatDoNotDivideAreAnError) {
   EXPECT_THAT(
       ErrorOf(Given(24, 0, 5), 2),
       HasSubstr("\"train_batch_size\" 20 or 30, or \"gradient_accumulation_steps\" 4 or 6"));
 }
 
-TEST(Batch, TrainThatTheWorldDoesNotDivide) {
+TEST(Batch, ATrainBatchThatTheWorldDoesNotDivideIsAnError) {
   EXPECT_THAT(ErrorOf(Given(10, 0, 0), 4),
               HasSubstr("nearest that fit: \"train_batch_size\" 8 or 12"));
   const std::string smaller = ErrorOf(Given(2, 0, 0), 4);
@@ -99,14 +99,14 @@ TEST(Batch, TrainThatTheWorldDoesNotDivide) {
   EXPECT_THAT(smaller, Not(HasSubstr("0 or 4")));
 }
 
-TEST(Batch, NothingToDeriveFrom) {
+TEST(Batch, NoGivenBatchSizeIsAnError) {
   EXPECT_THAT(ErrorOf(Given(0, 0, 0), 2), HasSubstr("nothing says how large a batch is"));
   EXPECT_THAT(
       ErrorOf(Given(0, 0, 8), 2),
       HasSubstr("\"gradient_accumulation_steps\" 8, 2 ranks): give \"train_batch_size\" or"));
 }
 
-TEST(Batch, ResultsThatAreTooLarge) {
+TEST(Batch, ResultsThatAreTooLargeAreAnError) {
   EXPECT_THAT(ErrorOf(Given(0, 2147483647, 2147483647), 1024), HasSubstr("more than 2^63"));
   EXPECT_THAT(ErrorOf(Given(int64_t{1} << 40, 0, 0), 2),
               HasSubstr("\"train_micro_batch_size_per_gpu\" is 549755813888"));
@@ -114,7 +114,7 @@ TEST(Batch, ResultsThatAreTooLarge) {
   EXPECT_THAT(ErrorOf(Given(INT64_MAX - 24, 2147483647, 0), 1), HasSubstr("nearest that fit"));
 }
 
-TEST(Batch, AWorldHasARank) {
+TEST(Batch, AWorldWithoutARankIsAnError) {
   EXPECT_EQ(ErrorOf(Given(8, 0, 0), 0), "a world has at least one rank, not 0");
   EXPECT_EQ(ErrorOf(Given(8, 0, 0), -1), "a world has at least one rank, not -1");
 }
@@ -176,7 +176,7 @@ TEST(ForWorld, TakesTheGroupOfSecondaryShardsWithinTheShards) {
   EXPECT_EQ(ErrorOf(config, 8),
             "\"zero_optimization.zero_hpz_partition_size\" 3 does not divide 4 ranks of a shard "
             "group; nearest that do: 2 or 4");
-  // As many as the maximum, as in DeepSpeed: nothing is gained.
+  // Groups of all ranks, or more: a second copy of the parameters would gain nothing.
   for (const int64_t all : {4, 5, 8}) {
     config.zero.hpz_partition_size = all;
     const Config resolved = *config.ForWorld(8);
@@ -279,7 +279,7 @@ TEST(ForWorld, GradientsAndActivationsOnNvmeUseTheParametersPaths) {
   EXPECT_EQ(resolved(), there);
 }
 
-TEST(ForWorld, RefusesWhatValidateRefuses) {
+TEST(ForWorld, RefusesConfigsThatValidateRefuses) {
   Config config = Given(8, 0, 0);
   config.zero.stage = -1;
   EXPECT_THAT(ErrorOf(config, 2), HasSubstr("zero_optimization.stage"));

@@ -110,7 +110,7 @@ TEST(ParseDocument, RefusesDuplicateKeysByPath) {
   EXPECT_TRUE(ParseDocument(R"({"x": {"a": 1}, "y": {"a": 1}, "z": [{"a": 1}, {"a": 2}]})").ok());
 }
 
-// Nothing is kept of the later ones, whatever they contain.
+// Later ones are ignored, whatever they contain.
 TEST(ParseDocument, ReportsEveryDuplicateKey) {
   EXPECT_EQ(ErrorOf("{\"a\": 1,\n \"a\": {\"b\": 1, \"b\": [{\"c\": 1}], \"c\": 2},\n \"a\": []}"),
             "3 problems\n  line 2, column 2: the key \"a\" is there twice"

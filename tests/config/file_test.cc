@@ -58,37 +58,37 @@ TEST_F(FromFile, ReadsAPipe) {
   EXPECT_EQ(config->train_batch_size, 8);
 }
 
-TEST_F(FromFile, Missing) {
+TEST_F(FromFile, AMissingFileIsAnError) {
   EXPECT_EQ(ErrorOf(folder_ + "/nowhere.json").code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(ErrorOf("").message()), HasSubstr("cannot read the configuration"));
 }
 
-TEST_F(FromFile, Directory) {
+TEST_F(FromFile, ADirectoryIsAnError) {
   EXPECT_THAT(std::string(ErrorOf(folder_).message()), HasSubstr("directory"));
 }
 
-TEST_F(FromFile, BelowAFile) {
+TEST_F(FromFile, APathBelowAFileIsAnError) {
   EXPECT_THAT(std::string(ErrorOf(Write("{}") + "/ds_config.json").message()),
               HasSubstr("Not a directory"));
 }
 
-TEST_F(FromFile, Unreadable) {
+TEST_F(FromFile, AnUnreadableFileIsAnError) {
   const std::string path = Write("{}");
   ASSERT_EQ(::chmod(path.c_str(), 0), 0);
   if (::access(path.c_str(), R_OK) == 0) GTEST_SKIP() << "this user may read every file";
   EXPECT_EQ(ErrorOf(path).code(), absl::StatusCode::kPermissionDenied);
 }
 
-TEST_F(FromFile, ReadErrorAfterOpening) {
+TEST_F(FromFile, AReadErrorAfterOpeningIsAnError) {
   // Opening one's own memory works, but reading address 0 fails.
   EXPECT_THAT(std::string(ErrorOf("/proc/self/mem").message()), HasSubstr("cannot read"));
 }
 
-TEST_F(FromFile, Empty) {
+TEST_F(FromFile, AnEmptyFileIsAnError) {
   EXPECT_THAT(std::string(ErrorOf(Write("")).message()), HasSubstr("it is empty"));
 }
 
-TEST_F(FromFile, Endless) {
+TEST_F(FromFile, AnEndlessFileIsAnError) {
   EXPECT_THAT(std::string(ErrorOf("/dev/zero").message()), HasSubstr("more than 1048576 bytes"));
 }
 
@@ -103,7 +103,7 @@ TEST_F(FromFile, WrongKeyHasThePath) {
               StartsWith(path + ": line 2, column 10: \"fp16.opt_level\" is not a key"));
 }
 
-TEST_F(FromFile, IsExplained) {
+TEST_F(FromFile, ExplainTakesAFileToo) {
   const std::string path = Write(R"({"_": 1, "zero_optimization": {"stage": 2,
       "reduce_bucket_size": 5e8}, "gradient_clipping": "auto", "train_batch_size": 8,
       "steps_per_print": 10, "job": "x"})");

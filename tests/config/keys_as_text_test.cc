@@ -26,7 +26,7 @@ void ExpectFile(const std::string& path, const std::string& text) {
                              << "EBB_WRITE_DOCUMENTS=1 build/release/bin/config_keys_as_text_test";
 }
 
-TEST(KeysAsText, TheFilesOfTheTreeAreThoseOfTheTable) {
+TEST(KeysAsText, TheCommittedFilesMatchTheTable) {
   ExpectFile(EBB_SOURCE "/docs/configuration.md", KeysAsMarkdown());
   ExpectFile(EBB_SOURCE "/runtime/config/ebb-config.schema.json", KeysAsSchema());
 }

@@ -50,7 +50,7 @@ TEST(Keys, EveryKeyStandsInABlockOfTheTable) {
   }
 }
 
-TEST(Keys, WhatHasNoMeaningHasNoRowAndStandsInABlock) {
+TEST(Keys, KeysWithoutMeaningHaveABlockAndNoRow) {
   std::set<std::string> paths;
   for (const WithoutMeaning& without : KeysWithoutMeaning()) {
     EXPECT_FALSE(without.why.empty()) << without.names;
@@ -102,7 +102,7 @@ TEST(Keys, TypesOfParametersAreWordsOfTheType) {
   }
 }
 
-TEST(Keys, SaysWhatIsAllowed) {
+TEST(Keys, NamesTheAllowedValues) {
   const auto allowed = [](std::string_view path) { return Allowed(*FindKey(path)); };
   EXPECT_EQ(allowed("zero_optimization.stage"), "an integer from 0 to 3");
   EXPECT_EQ(allowed("train_batch_size"), "an integer of at least 1");
@@ -134,7 +134,7 @@ void Leaves(const Json& object, const std::string& prefix,
   }
 }
 
-TEST(Keys, DefaultsOfTheTableAreThoseOfTheStruct) {
+TEST(Keys, TheTableAndTheStructHaveTheSameDefaults) {
   std::set<std::string> seen;
   for (const Spelling<OptimizerType>& optimizer : kOptimizerTypes) {
     for (const Spelling<SchedulerType>& scheduler : kSchedulerTypes) {

@@ -25,7 +25,7 @@ void PrintTo(const Case& test, std::ostream* out) {
 
 class Refusal : public ::testing::TestWithParam<Case> {};
 
-TEST_P(Refusal, SaysWhatIsWrongAndWhatIsRight) {
+TEST_P(Refusal, NamesTheErrorAndTheRemedy) {
   const absl::StatusOr<Config> config = Config::FromJson(GetParam().json);
   ASSERT_FALSE(config.ok());
   EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument);
@@ -430,7 +430,7 @@ TEST(UnknownKeys, AreErrorsOrWarningsAsAsked) {
   }
 }
 
-TEST(Validate, AcceptsWhatItRead) {
+TEST(Validate, AcceptsEveryConfigThatWasRead) {
   EXPECT_TRUE(Config().Validate().ok());
   EXPECT_TRUE(Config::FromJson(R"({"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}})")
                   ->Validate()

@@ -26,7 +26,7 @@ std::vector<std::string> RemarksOn(const std::string& keys) {
   return config.ok() ? config->remarks : std::vector<std::string>();
 }
 
-TEST(Remarks, AreSilentOnWhatIsTakenLiterally) {
+TEST(Remarks, AreSilentOnKeysThatAreTakenLiterally) {
   EXPECT_THAT(RemarksOn(R"(, "train_batch_size": 8, "zero_optimization": {"stage": 3,
       "overlap_comm": true}, "ebb": {"prefetch_depth": 2}, "communication_data_type": "fp32")"),
               ElementsAre());
@@ -90,7 +90,7 @@ TEST(Remarks, AdamIsAdamW) {
               Contains(HasSubstr("AdamW always decouples weight decay")));
 }
 
-TEST(Remarks, SchedulesThatCannotDoWhatTheySay) {
+TEST(Remarks, NameSchedulesThatHaveNoEffect) {
   EXPECT_THAT(RemarksOn(R"(, "scheduler": {"type": "WarmupDecayLR",
                              "params": {"total_num_steps": 10, "warmup_num_steps": 20}})"),
               ElementsAre(HasSubstr("total_num_steps is less than its warmup_num_steps")));
@@ -112,8 +112,8 @@ TEST(Remarks, SecondaryShardsAreOfStage3) {
   }
 }
 
-// Refused keys with a value that changes nothing cause no remark; nor do blocks that contain only
-// such keys.
+// Refused keys cause no remark if their value changes nothing. Blocks of only such keys cause none
+// either.
 class Harmless : public ::testing::TestWithParam<const char*> {};
 TEST_P(Harmless, IsAcceptedInSilence) {
   EXPECT_THAT(RemarksOn(GetParam()), ElementsAre());
@@ -305,7 +305,7 @@ TEST(Remarks, OldFormsOfOffload) {
                           "\"zero_optimization.offload_param.device\" \"cpu\""));
 }
 
-TEST(Remarks, WhatAnotherKeyOverrules) {
+TEST(Remarks, NameKeysThatAnotherKeyOverrules) {
   EXPECT_THAT(RemarksOn(R"(, "zero_optimization": {"offload_optimizer": {"ratio": 0.5}})"),
               ElementsAre(HasSubstr("\"zero_optimization.offload_optimizer.ratio\" 0.5 has no "
                                     "meaning while")));
@@ -336,7 +336,7 @@ TEST(Auto, TheWarmUpRisesToTheOptimizersRate) {
   EXPECT_THAT(config->remarks, Contains(HasSubstr("taken as the optimizer's rate")));
 }
 
-TEST(Auto, OfTiers) {
+TEST(Auto, TakesTheDefaultsOfTierKeys) {
   EXPECT_THAT(RemarksOn(R"(, "zero_optimization": {"stage": 3, "sub_group_size": "auto",
                   "offload_param": {"device": "auto", "nvme_path": "auto"}},
                   "ebb": {"offload_gradients": "auto", "host_memory": "auto"})"),
@@ -368,7 +368,7 @@ constexpr char kHuggingFace[] = R"({
     "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
     "wall_clock_breakdown": false})";
 
-TEST(Auto, HuggingFaceZero3) {
+TEST(Auto, ReadsHuggingFacesZero3File) {
   const absl::StatusOr<Config> config = Config::FromJson(kHuggingFace);
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->zero.stage, 3);
@@ -456,7 +456,7 @@ TEST(Auto, TheTrainerFillsInItsValuesWithOneRemark) {
                                               HasSubstr("\"gradient_clipping\" 0.5"))));
 }
 
-TEST(Auto, WhatIsGivenIsNotFilledIn) {
+TEST(Auto, AGivenValueIsNotReplaced) {
   const absl::StatusOr<Config> config = Config::FromJson(
       R"({"train_batch_size": 24, "train_micro_batch_size_per_gpu": "auto",
           "gradient_accumulation_steps": "auto", "fp16": {"enabled": true},
@@ -471,7 +471,7 @@ TEST(Auto, WhatIsGivenIsNotFilledIn) {
   EXPECT_EQ(config->ForWorld(2)->micro_batch_size, 12) << "DeepSpeed's arithmetic";
 }
 
-TEST(Auto, WhatIsMissingAndMustBeThereIsFilledIn) {
+TEST(Auto, AMissingRequiredKeyIsFilledIn) {
   const absl::StatusOr<Config> config = Config::FromJson(
       R"({"scheduler": {"type": "WarmupCosineLR", "params": {}},
           "ebb": {"parameter_groups": {"g": {"optimizer": {"type": "SGD",

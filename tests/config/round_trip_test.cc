@@ -271,7 +271,7 @@ TEST(RoundTrip, GivesTheSameConfig) {
   }
 }
 
-TEST(RoundTrip, OfAResolvedConfig) {
+TEST(RoundTrip, AResolvedConfigReadsBackEqual) {
   Config config;
   config.micro_batch_size = 2;
   config.gradient_accumulation_steps = 4;

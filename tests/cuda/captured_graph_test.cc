@@ -1,5 +1,5 @@
-// Graphs captured from a stream, on the stand-in: what runs when, what CUDA refuses under capture,
-// and the state after an error.
+// Graphs captured from a stream, on the stand-in: the order of their operations, the calls that
+// CUDA refuses under capture, and the state after an error.
 #include "ebb/runtime/device/cuda/captured_graph.h"
 
 #include <gmock/gmock.h>
@@ -140,7 +140,7 @@ TEST_F(CapturedGraphTest, EachStepThatFailsIsNamedAndLeavesTheStreamAsItWas) {
   }
 }
 
-TEST_F(CapturedGraphTest, WhatCudaRefusesUnderCaptureSpoilsIt) {
+TEST_F(CapturedGraphTest, ACallThatCudaRefusesUnderCaptureSpoilsIt) {
   cudaEvent_t event = nullptr;
   ASSERT_EQ(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
   void* memory = nullptr;

@@ -125,7 +125,7 @@ TEST_F(CudaDeviceTest, WithoutATrainersStreamThereIsOneThatOutlivesTheDevice) {
   EXPECT_TRUE(ran);
 }
 
-// As on ranks of other devices: threads that never chose a device.
+// Like ranks of other devices: threads that never chose a device.
 template <class Body>
 void OnAnotherThread(Body body) {
   std::thread(body).join();
@@ -207,7 +207,7 @@ TEST_F(CudaDeviceTest, AFailedAllocationNamesItsUseItsSizeAndTheFreeBytes) {
   EXPECT_TRUE(device.Allocate(12345, "the gather pool").ok());
 }
 
-TEST_F(CudaDeviceTest, WhateverFailsAtCreationIsAStatusAndNothingIsLeft) {
+TEST_F(CudaDeviceTest, AnyFailureAtCreationIsAStatusAndLeavesNothing) {
   for (const char* function : {"cudaGetDeviceProperties", "cudaStreamCreateWithPriority"}) {
     for (const int nth : {1, 2}) {
       stand_in::FailCall(function, cudaErrorDevicesUnavailable, nth);
@@ -328,7 +328,7 @@ TEST_F(CudaDeviceTest, HostStreamsNeedADriverThatWaitsForValues) {
   EXPECT_TRUE(device.NewHostStream("update").ok());
 }
 
-TEST_F(CudaDeviceTest, FailedHostStreamAndLockSayWhatFor) {
+TEST_F(CudaDeviceTest, AFailedHostStreamOrLockNamesItsPurpose) {
   const Device device = *Device::Cuda();
   stand_in::FailCall("cudaHostAlloc", cudaErrorMemoryAllocation);
   EXPECT_EQ(device.NewHostStream("update").status().code(), absl::StatusCode::kResourceExhausted);

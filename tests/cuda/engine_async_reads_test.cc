@@ -1,6 +1,6 @@
 // State of a GPU that is read while later steps run, which the device does long after the host has
-// enqueued them. The check of the order (order.h) is off: it does not see what a host stream's task
-// has waited for, and so takes the copies that the task makes for unordered.
+// enqueued them. The check of the order (order.h) is off: it does not see the waits of a host
+// stream's task, so it would report the copies of the task as unordered.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -77,19 +77,19 @@ TEST_F(EngineCoalesceTest, AutoIsOneNumberOfAllRanksThatRepeatsTheRun) {
   }
 }
 
-// As in steps, which gather into registered memory.
+// Like steps, which gather into registered memory.
 TEST_F(EngineCoalesceTest, MeasuresOnMemoryThatIsRegistered) {
   const NcclSharesDevice nccl;
   config_.ebb.timeout_seconds = 0.5;
   stand_in::FailCall("ncclCommWindowRegister", ncclSystemError);
   const std::string registering = absl::StrCat("registering ", kBucketBytesMax, " bytes");
-  int told = 0;
+  int count = 0;
   for (const absl::Status& each : RefusalsOfAll(kRanks, config_)) {
     const std::string message(each.message());
     EXPECT_THAT(message, AnyOf(HasSubstr(registering), HasSubstr("has waited 0.5 s")));
-    told += message.find(registering) != std::string::npos ? 1 : 0;
+    count += message.find(registering) != std::string::npos ? 1 : 0;
   }
-  EXPECT_GE(told, 1);
+  EXPECT_GE(count, 1);
 }
 
 TEST_F(EngineCoalesceTest, MeasuresWithCopiesWhereARankRegistersNothing) {

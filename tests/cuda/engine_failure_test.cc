@@ -38,8 +38,8 @@ class EngineOnFailingGpuTest : public ::testing::Test {
     kLeaves,
     kStalls,  // until the first rank has its Status
   };
-  // Every rank trains one successful step. Then `fault` happens on rank 0, and all train on.
-  // Returns what each rank reports.
+  // Every rank trains one successful step. Then `fault` happens on rank 0, and all ranks train on.
+  // Returns each rank's report.
   Seen TrainWith(const std::function<void()>& fault, Second second = Second::kGoesOn) {
     Seen seen;
     std::latch all_have_trained(kRanks), first_has_failed(1);

@@ -119,7 +119,7 @@ TEST_P(EngineLockedPoolsTest, OnlyTheDeviceLocksThem) {
     const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
       EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
       const ToyModel model({.width = 67}, device);
-      // Measuring takes host memory, too.
+      // Measuring takes host memory too.
       const Config config = GetParam().optimizer == Tier::kCpu ? WithAutoRatio(config_) : config_;
       EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, device, model.spec(), config));
       if (world.rank() == 0) locked = LockedBytes();  // of both ranks

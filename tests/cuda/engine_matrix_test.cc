@@ -1,7 +1,7 @@
 // The bitwise matrix on GPUs: engines with their state on a CUDA device, on ranks that are threads
 // and share it. They have the bits of the CPU over `local`, and over NCCL with
-// ebb.deterministic_reduce. Otherwise NCCL sums in an order of its own and rounds partial sums, so
-// cells have the bits of their reference over NCCL.
+// ebb.deterministic_reduce. Otherwise NCCL has an order of sums of its own and rounds partial sums,
+// so cells have the bits of their reference over NCCL.
 //
 // It runs on the stand-in, and on a device if there is one. There cells over NCCL have fewer ranks,
 // or offload nothing, if they have more streams than the device has queues (docs/ranks.md).

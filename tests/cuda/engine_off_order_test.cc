@@ -93,7 +93,7 @@ class Trainer {
   };
   const ModelSpec& model_;
   Stream stream_;
-  Buffer memory_;  // each copy has a place of its own
+  Buffer memory_;  // each copy has its own place
   int64_t end_ = 0;
   std::vector<LookAt> looks_;
   const int rank_;

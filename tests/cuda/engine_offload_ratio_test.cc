@@ -44,7 +44,7 @@ class EngineOffloadRatioTest : public ::testing::TestWithParam<bool> {
     return DeviceBytes(ModelOn(Device::Cpu(1)).spec(), kRanks, config);
   }
 
-  // All ranks on one device, or each on one of its own.
+  // All ranks on one device, or each on a device of its own.
   static Outcome Train(const Config& config, bool own_devices = false) {
     std::vector<Outcome> outcomes(kRanks);
     const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
@@ -111,7 +111,7 @@ TEST_P(EngineOffloadRatioTest, WithoutACapFreeMemoryRaisesIt) {
   }
 }
 
-TEST_P(EngineOffloadRatioTest, WhatDoesNotFitAtAllIsRefused) {
+TEST_P(EngineOffloadRatioTest, AModelThatFitsNowhereIsRefused) {
   config_.ebb.device_memory = BytesOf(WithRatio(config_, 1)) - 1;
   const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());

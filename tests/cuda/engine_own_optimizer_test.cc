@@ -1,6 +1,6 @@
-// A trainer's own optimizer on a GPU: it is called with memory where the update runs, for applied
-// steps only, and gives the bits of the CPU; and its errors. On the stand-in, where its kernel is
-// enqueued as one of CUDA's.
+// A trainer's own optimizer on a GPU. It is called with memory of the tier where the update runs,
+// for applied steps only, and gives the bits of the CPU; and its errors. On the stand-in, where its
+// kernel is enqueued as one of CUDA's.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,7 +1,6 @@
-// Steps on a GPU that are enqueued before the outcome of the steps before them is known: which
-// calls wait for it, that the bits are the CPU's, and what becomes of errors. On the stand-in, with
-// a compute stream that stands still until the host waits. So a call that returns before then has
-// not waited.
+// Steps on a GPU that are enqueued before the outcome of earlier steps is known: the calls that
+// wait for it, the bits of the CPU, and the path of errors. On the stand-in, with a compute stream
+// that stands still until the host waits. So a call that returns before then has not waited.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -116,8 +115,8 @@ class Trainer {
 
   const ModelSpec& model_;
   Stream stream_;
-  // What copies read when they run, each at a place of its own. Locked, because a copy of other
-  // memory waits.
+  // The bytes that copies read when they run, each copy at its own place. Locked, because a copy of
+  // other memory waits.
   Buffer sent_;
   int64_t sent_end_ = 0;
   const int rank_;
@@ -364,7 +363,7 @@ TEST_P(EngineRunsAheadTest, AnErrorOfOneRankLetsNoUpdateThroughOnAny) {
           EBB_RETURN_IF_ERROR(trainer.Train(engine, 0));
           std::vector<absl::Status> finished;
           {
-            // If both ranks go on, one would wait for the other's stream.
+            // If both ranks went on, one would wait for the other's stream.
             std::optional<Hold> hold;
             if (!first_rank_asks) hold.emplace(engine);
             Step step = engine.BeginStep();

@@ -1,5 +1,5 @@
 // Sequences of gpt's ops as CUDA graphs, on the stand-in: when they are captured and launched, for
-// how many keys, and what happens if that fails. ../gpt/training_test.cc checks that training has
+// how many keys, and the behaviour if that fails. ../gpt/training_test.cc checks that training has
 // the same bits.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -117,7 +117,7 @@ TEST_F(GptGraphsTest, AFailureToCaptureIsLoggedOnceAndLaunchesGoOnOneByOne) {
   }
 }
 
-TEST_F(GptGraphsTest, WhatCannotBeLaunchedUnderCaptureIsLaunchedWithout) {
+TEST_F(GptGraphsTest, APassThatCannotBeCapturedIsLaunchedWithoutAGraph) {
   Replay(0);
   stand_in::FailCall("ColumnSumsKernel", cudaErrorStreamCaptureUnsupported);
   Replay(0);
@@ -190,7 +190,7 @@ TEST_P(MeasuredLaunchesTest, LeaveNothingBehind) {
   EXPECT_GT(stand_in::GraphLaunches(), 0);
   EXPECT_EQ(layers_->graphs().most, 0);
   stand_in::Live after = stand_in::Alive();
-  EXPECT_GT(after.products, before.products);  // what the first step then uses
+  EXPECT_GT(after.products, before.products);  // the first step then uses them
   after.products = before.products;
   EXPECT_EQ(after, before);
 }

@@ -21,7 +21,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// For all calls below, in memory that the test reads, too.
+// For all calls below, in memory that the test reads too.
 struct Memory {
   float input[kRows * kWidth] = {}, output[kRows * kWidth] = {}, square[kWidth * kWidth] = {};
   float weight[kWidth] = {}, bias[kWidth] = {}, mean[kRows] = {}, deviation[kRows] = {};

@@ -147,7 +147,7 @@ class GptOrderTest : public ::testing::TestWithParam<Case> {
   Event event_ = *small_.device.NewEvent();
 };
 
-TEST_P(GptOrderTest, WritingWhatAKernelReadsIsFound) {
+TEST_P(GptOrderTest, WritingMemoryThatAKernelReadsIsFound) {
   Call();
   other_.Zero(memory().read, 4);
   EXPECT_THAT(stand_in::TakeRaces(),
@@ -155,7 +155,7 @@ TEST_P(GptOrderTest, WritingWhatAKernelReadsIsFound) {
                                                HasSubstr(GetParam().kernel)))));
 }
 
-TEST_P(GptOrderTest, TouchingWhatAKernelWritesIsFound) {
+TEST_P(GptOrderTest, TouchingMemoryThatAKernelWritesIsFound) {
   Call();
   other_.Copy(memory().unused, memory().written, 4);
   EXPECT_THAT(stand_in::TakeRaces(),

@@ -1,5 +1,5 @@
 // The GPT's trainer on a GPU, where the host is a step ahead of the known outcome: when it waits,
-// and that a run's output is that of a run that waits for every step.
+// and that the output equals that of a run which waits for every step.
 #include <cublasLt.h>
 #include <gtest/gtest.h>
 

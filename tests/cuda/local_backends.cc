@@ -11,7 +11,7 @@ absl::Status RunOnOneGpu(int ranks, std::function<absl::Status(World)> body) {
   return RunThreads(ranks, [&](World world) -> absl::Status {
     const absl::StatusOr<Device> device = Device::Cuda(0);
     absl::StatusOr<World> gpus = device.ok() ? world.On(*device) : device.status();
-    // A body that fails the world fails that of the GPUs, not the making of it.
+    // A body that fails the world does not fail the making of the world.
     all_there.arrive_and_wait();
     EBB_RETURN_IF_ERROR(gpus.status());
     return body(*std::move(gpus));

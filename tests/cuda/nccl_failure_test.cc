@@ -1,6 +1,5 @@
-// What the NCCL communicator does if a rank fails, never comes or is wrong, and if NCCL or CUDA
-// fail: every rank gets a Status that says so, nothing hangs and nothing stays allocated. On the
-// stand-in.
+// The NCCL communicator if a rank fails, never comes or is wrong, and if NCCL or CUDA fail: every
+// rank gets a Status that says so, nothing hangs and no memory stays allocated. On the stand-in.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -222,7 +221,7 @@ TEST_F(NcclFailureTest, RanksThatCallMoreLearnAtOnceWhichRankHasLeft) {
 TEST_F(NcclFailureTest, RanksMayLeaveOneAfterTheOther) {
   std::atomic<int> left{0};
   const auto seen = Seen(3, [&](World& world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Communicator stays, world.NewCommunicator());
+    EBB_ASSIGN_OR_RETURN(Communicator unaffected, world.NewCommunicator());
     Gpu gpu(world);
     {
       EBB_ASSIGN_OR_RETURN(Communicator goes, world.NewCommunicator());
@@ -236,8 +235,8 @@ TEST_F(NcclFailureTest, RanksMayLeaveOneAfterTheOther) {
     }
     ++left;
     left.notify_all();
-    for (int i = 0; i < 3; ++i) EBB_RETURN_IF_ERROR(stays.Barrier(gpu.stream));
-    EBB_RETURN_IF_ERROR(Outcome(stays, gpu.stream));
+    for (int i = 0; i < 3; ++i) EBB_RETURN_IF_ERROR(unaffected.Barrier(gpu.stream));
+    EBB_RETURN_IF_ERROR(Outcome(unaffected, gpu.stream));
     return world.NewCommunicator().status();
   });
   for (const absl::Status& status : seen) EXPECT_TRUE(status.ok()) << status;

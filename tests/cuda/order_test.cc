@@ -55,7 +55,7 @@ TEST_F(OrderTest, AMissingEventIsFound) {
   EXPECT_THAT(stand_in::TakeRaces(), IsEmpty());
 }
 
-TEST_F(OrderTest, WritingWhatAnotherStreamStillReadsIsFound) {
+TEST_F(OrderTest, WritingMemoryThatAnotherStreamStillReadsIsFound) {
   CopyOut(first_);
   AwaitUnseen(first_);
   second_.Zero(memory_.data(), 8);
@@ -118,7 +118,7 @@ TEST_F(OrderTest, OrderPassesThroughAThirdStream) {
   EXPECT_THAT(stand_in::TakeRaces(), IsEmpty());
 }
 
-TEST_F(OrderTest, WhatAnotherThreadHasWaitedForOrdersNothingHere) {
+TEST_F(OrderTest, AWaitOfAnotherThreadOrdersNothingHere) {
   CopyIn(first_);
   AwaitUnseen(first_);
   CopyOut(second_);
@@ -159,7 +159,7 @@ TEST_F(OrderTest, OnlyTheWaitsOfHostStreamsPassOnOrder) {
   EXPECT_EQ(stand_in::TakeRaces().size(), 1u);
 }
 
-TEST_F(OrderTest, WhatAHostStreamWritesWithoutAnEventIsFound) {
+TEST_F(OrderTest, AHostStreamsWriteWithoutAnEventIsFound) {
   Stream host = *device_.NewHostStream("host");
   host.Zero(host_.data(), 64);
   AwaitUnseen(host);
@@ -210,7 +210,7 @@ TEST_F(OrderTest, AnEarlierRecordOfAHostStreamDoesNotOrderALaterTask) {
   EXPECT_THAT(stand_in::TakeRaces(), IsEmpty());
 }
 
-TEST_F(OrderTest, WhatTheCallingThreadTouchesComesAfterItsWaitsAndBeforeWhatItEnqueues) {
+TEST_F(OrderTest, TheCallingThreadsAccessesComeAfterItsWaitsAndBeforeItsEnqueuedWork) {
   const stand_in::Touched touched[] = {stand_in::Writes(host_.data() + 64, 64)};
   CopyOut(first_);
   AwaitUnseen(first_);

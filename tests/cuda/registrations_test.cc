@@ -1,5 +1,5 @@
-// Which memory is registered with NCCL: all that steps send and receive, on all ranks or on none,
-// and no longer than the memory exists, which the stand-in checks.
+// Memory registered with NCCL: all memory that steps send and receive, on all ranks or on none. A
+// registration ends before its memory does, as the stand-in checks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -46,15 +46,15 @@ class RegistrationsTest : public ::testing::Test {
   std::vector<int> Train() {
     std::vector<int> registrations;
     int unregistered = 0;
-    std::barrier meeting(kRanks);
+    std::barrier barrier(kRanks);
     const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
       EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
       ToyModel model(ToyOptions(), device);
       const auto note = [&] {
-        meeting.arrive_and_wait();
+        barrier.arrive_and_wait();
         if (world.rank() == 0) registrations.push_back(stand_in::Alive().registrations);
         if (world.rank() == 0) stand_in::TakeUnregistered();
-        meeting.arrive_and_wait();
+        barrier.arrive_and_wait();
       };
       const auto train = [&](Engine& engine) -> absl::Status {
         note();
@@ -62,9 +62,9 @@ class RegistrationsTest : public ::testing::Test {
           EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), step));
         EBB_RETURN_IF_ERROR(model.Evaluate(engine, world.rank()).status());
         EBB_RETURN_IF_ERROR(engine.Report().status());
-        meeting.arrive_and_wait();
+        barrier.arrive_and_wait();
         if (world.rank() == 0) unregistered += stand_in::TakeUnregistered();
-        meeting.arrive_and_wait();
+        barrier.arrive_and_wait();
         return absl::OkStatus();
       };
       EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, device, model.spec(), config_));
@@ -137,7 +137,7 @@ TEST_F(RegistrationsTest, PoolsThatMoveWithoutTheRanksMeetingAfterwardsFailTheEn
 // Gather and parameter pool for gathers, gradient and staging pool for reductions.
 constexpr int kPools = 4;
 
-TEST_F(RegistrationsTest, CoverWhatStepsTouchWhereverThePoolsAre) {
+TEST_F(RegistrationsTest, CoverTheMemoryOfStepsAfterEveryMoveOfThePools) {
   for (const Registers what : {Registers::kWindows, Registers::kBuffers}) {
     for (int stage = 0; stage <= 3; ++stage) {
       for (const bool deterministic : {false, true}) {
@@ -160,7 +160,7 @@ TEST_F(RegistrationsTest, CoverReplicasAndTheirExchange) {
   EXPECT_EQ(Train(), (std::vector<int>{all, 0, all}));
 }
 
-// Also the gather pool's with the other communicator, and those of a pool of their own.
+// Also the gather pool's with the other communicator, and those of a separate pool.
 TEST_F(RegistrationsTest, CoverSecondaryShardsWhichChangeNoBit) {
   Train();
   const std::vector<uint32_t> masters = std::exchange(masters_, {});
@@ -198,7 +198,7 @@ TEST_F(RegistrationsTest, AnErrorOfBuffersOnOneRankMakesAllCopy) {
   EXPECT_GT(registrations[2], 0);  // registration is tried again
 }
 
-// As from a library that lacks these functions.
+// Like a library that lacks these functions.
 TEST_F(RegistrationsTest, BuffersStandInForTheWindowsOfALaterNccl) {
   NcclLibrary nccl = **LoadNccl();
   nccl.CommWindowRegister = nullptr;

@@ -1,6 +1,6 @@
-// What threads that share a GPU see if CUDA fails for one of them: every rank gets a Status that
-// says so, nothing hangs and nothing stays allocated. ../comm/failure_test.cc has failures of
-// ranks. On the stand-in.
+// Threads that share a GPU, if CUDA fails for one of them: every rank gets a Status that says so,
+// nothing hangs and no memory stays allocated. ../comm/failure_test.cc has failures of ranks. On
+// the stand-in.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -21,7 +21,7 @@ using ebb::testing::Numbers;
 
 constexpr int64_t kCounts[] = {4099, 0, 1, 640};  // the spans' counts in one operation
 
-// One rank's spans in device memory: what it sends, and where it receives.
+// One rank's spans in device memory: the one that it sends, and the one that it receives into.
 class Arrays {
  public:
   static absl::StatusOr<Arrays> Create(const Device& device, Stream& stream, int rank, DType dtype,

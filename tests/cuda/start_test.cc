@@ -55,7 +55,7 @@ TEST(CudaStart, KernelsRunInTheOrderOfTheStream) {
 }
 
 #if EBB_NCCL
-TEST(NcclStart, TheLibraryIsFoundOrTheErrorSaysWhatIsMissing) {
+TEST(NcclStart, TheLibraryIsFoundOrTheErrorNamesIt) {
   const auto nccl = LoadNccl();
   if (!nccl.ok()) {
     EXPECT_EQ(nccl.status().code(), absl::StatusCode::kUnavailable);

@@ -105,7 +105,7 @@ TEST_F(ConnectionTest, ThreadsOnDifferentDevicesAreConnectedByNccl) {
   EXPECT_EQ(NcclCommunicators(2, on_own), 2);
 }
 
-TEST_F(ConnectionTest, NcclConnectsRanksOnOneDeviceIfItIsToldTo) {
+TEST_F(ConnectionTest, NcclConnectsRanksOnOneDeviceIfTheEnvironmentAllowsIt) {
   const auto on_device = [](const World& world) { return world.On(*Device::Cuda()); };
   {
     const testing::NcclSharesDevice nccl;
@@ -116,7 +116,7 @@ TEST_F(ConnectionTest, NcclConnectsRanksOnOneDeviceIfItIsToldTo) {
   EXPECT_EQ(NcclCommunicators(2, on_device), 0);
 }
 
-TEST_F(ConnectionTest, RankThatIsAloneNeedsNoNcclWhateverItsWorld) {
+TEST_F(ConnectionTest, ARankAloneOnItsDeviceNeedsNoNcclInAnyWorld) {
   EXPECT_EQ(NcclCommunicators(1, [](const World& world) { return world.On(*Device::Cuda()); }), 0);
   const World lonely(std::make_shared<LonelyProcess>(std::make_shared<ThreadWorld>(1), 0));
   const World gpus = *lonely.On(*Device::Cuda());
@@ -351,7 +351,7 @@ TEST_F(WorldOnGpusTest, ARankThatFailsOnTheCpuFailsTheGpusOfAll) {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, gpus.NewCommunicator());
     if (world.rank() == 1) world.Fail(absl::DataLossError("a page is missing"));
     EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("barrier"));
-    // Of ranks 0 and 2; rank 1 never comes to the second.
+    // Spans of ranks 0 and 2; rank 1 never comes to the second.
     EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
     if (world.rank() != 1) EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
     stream.WaitIdle();

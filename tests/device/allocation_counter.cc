@@ -21,8 +21,8 @@ void* CountedAligned(size_t size, std::align_val_t alignment) {
 
 }  // namespace
 
-// In a file of its own, because a compiler that sees a new expression together with this free takes
-// them for a mismatch.
+// A separate file, because a compiler that sees a new expression together with this free reports a
+// mismatch.
 void* operator new(size_t size) {
   return Counted(std::malloc(size));
 }

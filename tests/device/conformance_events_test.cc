@@ -1,4 +1,4 @@
-// Events of every kind of device: what they order, and how long they live.
+// Events of every kind of device: the order that they make, and their lifetime.
 #include <gtest/gtest.h>
 
 #include <atomic>

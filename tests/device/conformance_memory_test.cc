@@ -100,7 +100,7 @@ TEST_P(DeviceConformance, LockedHostMemoryIsCopiedFromAndTo) {
   EXPECT_TRUE(device_->LockHostMemory({}, "nothing")->span().empty());
 }
 
-TEST_P(DeviceConformance, ImpossibleAllocationsSayWhatAndHowMuch) {
+TEST_P(DeviceConformance, ImpossibleAllocationsNamePurposeAndSize) {
   for (const int64_t bytes :
        {int64_t{1} << 46, int64_t{1} << 50, std::numeric_limits<int64_t>::max()}) {
     const absl::Status status = device_->Allocate(bytes, "optimizer states").status();

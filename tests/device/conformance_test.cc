@@ -42,7 +42,7 @@ TEST_P(DeviceConformance, StreamRunsTasksInOrder) {
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
 }
 
-// Queues of every length around that of a block, filled and emptied in turn.
+// Queues of every length around that of a block, filled and emptied alternately.
 TEST_P(DeviceConformance, StreamRunsTasksInOrderHoweverManyItHolds) {
   for (const int tasks_max : {1, 2, 63, 64, 65, 127, 128, 129, 1'000}) {
     absl::StatusOr<Stream> stream = device_->NewStream("test", tasks_max);
@@ -136,7 +136,7 @@ TEST_P(DeviceConformance, FullStreamBlocksTheEnqueuer) {
   EXPECT_LE(most_waiting, kTasksMax);
 }
 
-TEST_P(DeviceConformance, DestructorRunsWhatWasEnqueued) {
+TEST_P(DeviceConformance, DestructorRunsEnqueuedWork) {
   Gate gate;
   std::atomic<int> ran{0};
   std::thread opener;

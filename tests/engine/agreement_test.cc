@@ -1,5 +1,5 @@
-// Ranks that do not agree, on what they create or on what they do in a step: a Status on every rank
-// that names the first difference.
+// Ranks that do not agree on the engine that they create, or on the scopes of a step: every rank
+// gets a Status that names the first difference.
 #include "ebb/runtime/engine/agreement.h"
 
 #include <gmock/gmock.h>
@@ -115,7 +115,7 @@ class CreateTest : public ::testing::TestWithParam<Setting> {
 };
 INSTANTIATE_TEST_SUITE_P(Cells, CreateTest, ::testing::ValuesIn(SomeSettings()), NameOf);
 
-TEST_P(CreateTest, NamesWhatDiffersOnEveryRank) {
+TEST_P(CreateTest, NamesTheDifferenceOnEveryRank) {
   for (const Difference& difference : kDifferences) {
     for (int odd = 0; odd < GetParam().world; ++odd) {
       SCOPED_TRACE(::testing::Message() << difference.name << " on rank " << odd);
@@ -182,8 +182,8 @@ TEST_P(CreateTest, NamesAnOptimizerThatDiffers) {
   }
 }
 
-// What one rank alone can see to be wrong reaches the others with its reason.
-TEST_P(CreateTest, PassesOnWhatOnlyOneRankCanSee) {
+// An error that only one rank can see reaches the others with its reason.
+TEST_P(CreateTest, AnErrorThatOnlyOneRankCanSeeReachesAll) {
   const int odd = GetParam().world - 1;
   const Difference kFaults[] = {
       {"SizeZero",
@@ -227,7 +227,7 @@ TEST_P(CreateTest, PassesOnWhatOnlyOneRankCanSee) {
   }
 }
 
-TEST_P(CreateTest, OfACapThatAllExceedEveryRankGetsWhatAPlanAloneAdvises) {
+TEST_P(CreateTest, ACapThatAllRanksExceedGivesTheAdviceOfAPlanOnEveryRank) {
   const ModelSpec model = ScriptedModel();
   Config config = ConfigFor(GetParam());
   config.ebb.device_memory = 4096;
@@ -305,7 +305,7 @@ TEST_F(AdvisedStatusTest, WithoutAnErrorOfThatKindNoRankLooks) {
   EXPECT_EQ(searches_, 0);
 }
 
-TEST_F(AdvisedStatusTest, ARankThatCannotBeToldKeepsItsError) {
+TEST_F(AdvisedStatusTest, ARankThatTheOthersCannotReachKeepsItsError) {
   const absl::Status full = absl::ResourceExhaustedError("full");
   const std::vector<absl::Status> agreed =
       Agreed({{full, 7}, {full, 7}, {}}, [](int, Communicator& communicator) {
@@ -324,9 +324,9 @@ TEST(ExchangeRecord, HasTheBeginningAndTheEndOfALongError) {
     while (path.size() < bytes) path += "/\xc3\xa4";  // of two bytes each, which no cut may part
     ExchangeRecord record;
     record.SetError(absl::DataLossError(absl::StrCat("'", path, "' has been replaced")));
-    const absl::Status told = record.Error(1);
-    const std::string message(told.message());
-    EXPECT_EQ(told.code(), absl::StatusCode::kDataLoss);
+    const absl::Status status = record.Error(1);
+    const std::string message(status.message());
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
     EXPECT_TRUE(absl::StartsWith(message, "rank 1: '")) << message;
     EXPECT_TRUE(absl::EndsWith(message, "' has been replaced")) << message;
     size_t characters = 0, letters = 0;
@@ -341,18 +341,19 @@ TEST(ExchangeRecord, HasTheBeginningAndTheEndOfALongError) {
   }
 }
 
-// The others may have failed for what it tells; the first record's is what all ranks hear.
+// The other ranks may have failed because of its error. All ranks get the error of the first
+// record.
 TEST(ExchangeRecord, KeepsTheNameOfTheRankThatAnErrorIsOf) {
-  const auto told = [](const char* message) {
+  const auto text_of = [](const char* message) {
     ExchangeRecord record;
     record.SetError(absl::DataLossError(message));
     return std::string(record.Error(0).message());
   };
-  EXPECT_EQ(told("rank 1: a page is missing"), "rank 1: a page is missing");
-  EXPECT_EQ(told("rank 12 failed: a page is missing"), "rank 12 failed: a page is missing");
+  EXPECT_EQ(text_of("rank 1: a page is missing"), "rank 1: a page is missing");
+  EXPECT_EQ(text_of("rank 12 failed: a page is missing"), "rank 12 failed: a page is missing");
   for (const char* own :
        {"a page is missing", "rank: 1", "rank 1", "ranks 1: differ", "rank 1 has left: it"})
-    EXPECT_EQ(told(own), absl::StrCat("rank 0: ", own));
+    EXPECT_EQ(text_of(own), absl::StrCat("rank 0: ", own));
 }
 
 // What the ranks that do as declared begin; with ebb.strict, what one leaves out is its own error.

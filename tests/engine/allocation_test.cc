@@ -61,7 +61,7 @@ class AllocationTest : public ::testing::TestWithParam<Setting> {
             for (int s = 0; s < count; ++s) {
               Train(engine, model, {});
               Train(engine, model, {.micro_batches = 1, .hold_updates = true});
-              // The logs of what was opened have room for the most by then. Nothing else depends on how many
+              // By then the logs of opened scopes have room for the longest step. Nothing else depends on how many
               // rounds there are.
               Train(engine, model, {.micro_batches = count == kCountedSteps ? 3 + s : kRoundsMax});
               Evaluate(engine, model);

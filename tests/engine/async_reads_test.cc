@@ -1,5 +1,5 @@
-// State that is read beside the steps that come: it is that of the step before, whatever they do meanwhile, and they
-// train to the bits that they have without it.
+// State that is read beside later steps. It is the state of the step before, whatever the steps do meanwhile, and
+// they train to the bits that they have without it.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -161,7 +161,7 @@ TEST_P(AsyncReadsTest, GiveTheLastStepAndChangeNoBitOfTheNextOnes) {
       trainer.BeginStep(2, nullptr);
       Step step = engine.BeginStep(kExactStep);
       for (int round = 0; round < step.rounds(); ++round) trainer.Round(step);
-      // Where Finish waits for updates, these wait for what is read.
+      // If Finish waits for updates, the updates wait for the reads.
       if (GetParam().setting.timing == kOff) gate.Open();
       const absl::Status finished = step.Finish();
       gate.Open();
@@ -180,7 +180,7 @@ TEST_P(AsyncReadsTest, GiveTheLastStepAndChangeNoBitOfTheNextOnes) {
       return absl::OkStatus();
     });
   }
-  // What was given is what a read between the steps gives.
+  // The slices equal those of a read between steps.
   std::vector<std::unique_ptr<Given>> now(static_cast<size_t>(GetParam().setting.world));
   Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
     for (int step = 0; step < 2; ++step) EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, step));
@@ -209,8 +209,8 @@ TEST_P(AsyncReadsTest, GiveTheLastStepAndChangeNoBitOfTheNextOnes) {
   }
 }
 
-// Where the reads would come behind what a step does first, they come without a step when that is asked for, when the
-// step is dropped, and when anything else looks at the state.
+// If the reads would come behind a step's first work, they run without a step when AsyncReadBegin asks for that, when
+// the step is dropped, and when any other call reads the state.
 TEST_P(AsyncReadsTest, ComeAlsoWithoutTheStepThatTheyMayBeginIn) {
   const std::function<absl::Status(Engine&)> ways[] = {
       [](Engine& engine) { return engine.AsyncReadBegin()(); },
@@ -247,7 +247,7 @@ TEST_P(AsyncReadsTest, ComeAlsoWithoutTheStepThatTheyMayBeginIn) {
       return TrainStep(engine, trainer, 2);
     });
   }
-  // The engine's end does what is left.
+  // The engine's end does the remaining reads.
   std::vector<ReadStatus> read(static_cast<size_t>(GetParam().setting.world));
   Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
     EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
@@ -421,7 +421,7 @@ TEST_P(AsyncReadsTest, AnErrorOfOneRankIsThatOfAll) {
     if (GetParam().setting.world > 1 && trainer.rank() != last) {
       EXPECT_NE(read.get().message().find(absl::StrCat("rank ", last)), std::string::npos);
     }
-    // What one rank cannot commit is no rank's.
+    // If one rank cannot commit, no rank commits.
     engine.AwaitAsyncRead();
     EXPECT_FALSE(engine.IsReadingAsync());
     EBB_ASSIGN_OR_RETURN(

@@ -59,7 +59,7 @@ int64_t MovedOnNvme(const sharding::Plan& plan, StateClass what) {
   return bytes;
 }
 
-TEST(ChecksumCost, SummedBesideStatesIsWhatAStepMovesOfTheOtherClasses) {
+TEST(ChecksumCost, CountsTheBytesThatAStepMovesOfEachClass) {
   for (const Timing timing : {Timing::kLate, Timing::kEarly}) {
     for (const bool gradients : {false, true}) {
       Config config = OnNvme(ConfigFor({.stage = 3, .timing = timing}), "/disk");
@@ -74,7 +74,7 @@ TEST(ChecksumCost, SummedBesideStatesIsWhatAStepMovesOfTheOtherClasses) {
       EXPECT_EQ(work.parameters, parameters);
       EXPECT_EQ(work.states, others + MovedOnNvme(plan, StateClass::kMaster) +
                                  MovedOnNvme(plan, StateClass::kOptimizer));
-      // Of early updates also the masters that a visit takes a copy of.
+      // With early updates, also the masters that a visit casts.
       int64_t masters = 0;
       for (const sharding::Operation& operation : plan.operations) {
         if (operation.kind != sharding::OperationKind::kCastMasters) continue;
@@ -87,7 +87,7 @@ TEST(ChecksumCost, SummedBesideStatesIsWhatAStepMovesOfTheOtherClasses) {
   }
 }
 
-// Parameters that are half of the masters have sums with "states"; those that are not trained have not.
+// Parameters that are half of the masters have sums with "states". Frozen parameters have none.
 TEST(ChecksumCost, SplitMastersLeaveFrozenParametersToSum) {
   Config config = OnNvme(ConfigFor({.stage = 3}), "/disk");
   config.compute = DType::kBFloat16;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 
-// As an update rounds a parameter: bf16 half away from zero, fp16 to the nearest.
+// Rounds like an update: to bf16 half away from zero, to fp16 to the nearest.
 float Rounded(float value, DType dtype) {
   switch (dtype) {
     case DType::kBFloat16:
@@ -72,7 +72,7 @@ absl::StatusOr<ParameterValues> Expected(Engine& source, const Side& from, const
 absl::Status CopyAndCompare(const World& world, const Side& from, const Side& to) {
   EBB_ASSIGN_OR_RETURN(Engine source, from.Create(world, "source"));
   EBB_ASSIGN_OR_RETURN(Engine destination, to.Create(world, "destination"));
-  // Values with all their bits, of which 16-bit dtypes lose some, and an update on its way.
+  // Values that use all fp32 bits, of which 16-bit dtypes lose some, and an update that still runs.
   EBB_RETURN_IF_ERROR(source.Write(StateClass::kMaster, Normal(0.7f, 99)));
   EBB_RETURN_IF_ERROR(Train(source, from.model, world.rank()));
   const bool trains = to.model.parameters.back().trainable || to.model.parameters[0].trainable;
@@ -149,7 +149,7 @@ TEST_P(CopyParametersTest, EveryValueArrives) {
   }
 }
 
-// Training goes on from what was copied as from what was written.
+// Training goes on from copied values as from written ones.
 TEST_P(CopyParametersTest, TrainingGoesOnFromTheCopy) {
   for (int stage = 0; stage <= 3; ++stage) {
     SCOPED_TRACE(stage);
@@ -274,7 +274,7 @@ TEST(CopyParameters, StagingIsBoundedCountedAndGivenBack) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-TEST(CopyParameters, WhatTheSourceHasBesideIsLeftOut) {
+TEST(CopyParameters, OtherParametersOfTheSourceAreLeftOut) {
   Side from{.model = ScriptedModel(), .setting = {.world = 2, .stage = 3}};
   from.model.Add(UnitId{4}, {.name = "head", .shape = {40}, .init = Constant(1)});
   const Side to{.model = Served(), .setting = {.world = 2, .stage = 3}, .dtype = DType::kBFloat16};

@@ -97,7 +97,7 @@ TEST(CopyRefusal, AnErrorOfOneRankIsEveryRanks) {
   whole.setting.stage = 0;  // its evaluations begin without a gather
   const std::vector<absl::Status> statuses =
       Refused(whole, kPlain, [](Engine& destination, Engine& source, int rank) {
-        // What was written spreads over the ranks at the first opening, which all have to be at.
+        // Written values spread over the ranks when the first scope opens, which is collective.
         EBB_RETURN_IF_ERROR(source.BeginEvaluation().Finish().status());
         Evaluation evaluation = source.BeginEvaluation();
         if (rank == 0) evaluation = {};
@@ -107,12 +107,13 @@ TEST(CopyRefusal, AnErrorOfOneRankIsEveryRanks) {
   EXPECT_THAT(std::string(statuses[1].message()), HasSubstr("alive"));
 }
 
-// Whichever collective fails on one rank: all ranks have the error, and the destination's values are
-// the old ones or all the new ones, unless it says that it has failed.
+// Any one collective fails on one rank: all ranks have the error, and the destination's values are the old ones or
+// all the new ones, unless it says that it has failed.
 TEST(CopyRefusal, AFailureOnTheWayIsEveryRanks) {
   Side to = kPlain;
   to.setting.stage = 2;
-  to.shard_group = 1;  // so that half of everything has to travel, and what is kept whole follows
+  to.shard_group =
+      1;  // so that half of everything is sent, and parameters that are kept whole follow
   for (const WatchedCalls::Fault fault : {WatchedCalls::kRefuse, WatchedCalls::kAbort}) {
     bool failed = true;
     int64_t call = 0;

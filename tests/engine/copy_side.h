@@ -35,7 +35,7 @@ struct Side {
   }
 };
 
-// One step with exact gradients, of whatever is trainable.
+// One step with exact gradients, for all trainable parameters.
 absl::Status Train(Engine& engine, const ModelSpec& model, int rank);
 
 }  // namespace ebb::testing

@@ -49,7 +49,7 @@ std::vector<std::vector<int>> PairwiseCoveringArray(std::span<const int> levels)
         gains[static_cast<size_t>(level)] = static_cast<int>(std::count_if(
             missing.begin(), missing.end(), [&](const LevelPair& pair) { return Has(row, pair); }));
       }
-      // Of equals another one in each row, lest the first levels be tried most.
+      // Among equals each row takes another one. Otherwise the first levels would be tried most.
       const auto offset = static_cast<std::ptrdiff_t>(rows.size() % gains.size());
       std::rotate(gains.begin(), gains.begin() + offset, gains.end());
       const auto best = std::max_element(gains.begin(), gains.end()) - gains.begin();

@@ -1,5 +1,5 @@
-// Few rows of settings that between them try every pair of settings of any two axes: most faults
-// need one setting or two together (Kuhn, Wallace and Gallo, "Software fault interactions and
+// Few rows of settings that try every pair of settings of any two axes, because most faults need
+// one setting or two together (Kuhn, Wallace and Gallo, "Software fault interactions and
 // implications for software testing", IEEE TSE 2004).
 #pragma once
 

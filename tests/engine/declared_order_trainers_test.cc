@@ -1,5 +1,5 @@
-// Trainers of models that declare an order (ModelSpec::order, Visit's flags), drawn at random: the bits of the same
-// model without one, whatever is open together, recomputed or left out, and each scope shows what is its own from its
+// Random trainers of models that declare an order (ModelSpec::order, Visit's flags). They have the bits of the same
+// model without one, whatever is open together, recomputed or left out. Each scope shows its own data from its
 // opening to its close.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -194,7 +194,7 @@ TEST_P(DeclaredOrdersTest, GiveTheNumbersOfTheModelWithoutOne) {
   }
 }
 
-// F0 F1 F2 F3 F4 F5  R3 R4 B5 B4 B3 ...: what the recompute of 3 was to write, the backward of 4 reads.
+// F0 F1 F2 F3 F4 F5  R3 R4 B5 B4 B3 ...: the backward of 4 reads the output that the recompute of 3 had to write.
 TEST(DeclaredOrderTest, ARecomputeThatIsLeftOutIsAnErrorWhereItWritesABoundary) {
   for (const bool owns_boundaries : {false, true}) {
     ModelSpec model = ScriptedModel(owns_boundaries ? kBoundaryBytes : 0);

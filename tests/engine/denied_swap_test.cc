@@ -1,5 +1,5 @@
-// An engine where the system refuses io_uring, as a container's seccomp profile does: it trains with
-// threads in its place, to the same bits, and says so once. And what the system is asked for.
+// An engine where the system refuses io_uring, as a container's seccomp profile does: it trains with threads in its
+// place, to the same bits, and says so once. The test also reads the arguments of the system calls.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -54,7 +54,7 @@ absl::StatusOr<std::vector<uint32_t>> Trained(const Config& config) {
 // Threads that it starts, the ranks', are refused the same.
 constexpr Refusal kRefusal = {.system_call = SYS_io_uring_setup, .error = EPERM};
 
-TEST(DeniedSwapTest, ThreadsTakeThePlaceOfIoUringAtTheSameBitsAndItIsSaidOnce) {
+TEST(DeniedSwapTest, ThreadsReplaceIoUringWithTheSameBitsAndOneLogLine) {
   InNewProcess([] {
     const Scratch scratch;
     ::testing::internal::CaptureStderr();
@@ -170,10 +170,10 @@ TEST(DeniedSwapTest, RingsThatAreRefusedForEverEndAStepAndACreateTogether) {
 
 // To an ordinary user more than a little locked memory is denied: pools stay unpinned and buffers
 // unregistered.
-TEST(MemlockDeathTest, AnOrdinaryUserTrainsToTheSameBitsAndIsToldOnce) {
+TEST(MemlockDeathTest, AnOrdinaryUserTrainsToTheSameBitsWithOneLogLine) {
   if (const auto why = WhyNotOrdinaryUser()) GTEST_SKIP() << *why;
   const Scratch scratch;
-  constexpr int kCannotTrain = 4;  // behind those of OrdinaryUserExit
+  constexpr int kCannotTrain = 4;  // after the exit codes of OrdinaryUserExit
   const auto as_ordinary_user = [&] {
     const rlimit limit = {64 << 10, 64 << 10};
     if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0) _exit(kCannotSetLimit);
@@ -201,20 +201,21 @@ TEST(MemlockDeathTest, AnOrdinaryUserTrainsToTheSameBitsAndIsToldOnce) {
 }
 
 // Nothing is refused here: the system is asked to register all that is read and written in steps.
-TEST(RegisteredSwapTest, AllThatMovesIsInMemoryThatRingsAreToldOf) {
+TEST(RegisteredSwapTest, AllTransfersUseMemoryRegisteredWithTheRings) {
   const Scratch scratch;
-  // As the system reads what calls point at: no tool sees that the calling thread waits meanwhile.
+  // Like the system, reads memory that calls point at. No tool sees that the calling thread waits
+  // meanwhile.
   const FileHandle memory(open("/proc/self/mem", O_RDONLY | O_CLOEXEC));
   std::vector<iovec> registered;
   int calls = 0;
   const auto look = [&](std::span<const uint64_t, 6> arguments) {
     ++calls;
     if (arguments[1] == IORING_REGISTER_BUFFERS) {
-      std::vector<iovec> told(arguments[3]);
-      const size_t bytes = told.size() * sizeof(iovec);
-      EXPECT_EQ(pread(memory.get(), told.data(), bytes, static_cast<off_t>(arguments[2])),
+      std::vector<iovec> vectors(arguments[3]);
+      const size_t bytes = vectors.size() * sizeof(iovec);
+      EXPECT_EQ(pread(memory.get(), vectors.data(), bytes, static_cast<off_t>(arguments[2])),
                 static_cast<ssize_t>(bytes));
-      registered.insert(registered.end(), told.begin(), told.end());
+      registered.insert(registered.end(), vectors.begin(), vectors.end());
     }
     return 0;
   };
@@ -238,7 +239,7 @@ TEST(RegisteredSwapTest, AllThatMovesIsInMemoryThatRingsAreToldOf) {
       trained.push_back(engine.status());
       if (!engine.ok()) continue;
       const auto watch = [&](bool watches) {
-        engine->traffic();  // waits for what is still to be updated
+        engine->traffic();  // waits for pending updates
         const std::lock_guard lock(mutex);
         in_steps = watches;
       };

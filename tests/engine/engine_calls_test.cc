@@ -1,5 +1,5 @@
-// Ranks that make different calls of engines, threads and processes: every rank gets a Status that says
-// which rank called what, and at once, so no time-out of these tests ever ends.
+// Ranks, as threads and as processes, that make different calls of engines. Every rank gets a Status that says which
+// rank called what, and at once, so no time-out of these tests ever ends.
 #include "ebb/runtime/engine/engine_calls.h"
 
 #include <gmock/gmock.h>
@@ -86,7 +86,7 @@ const Act kActs[] = {
 };
 using Run = absl::Status (*)(int ranks, std::function<absl::Status(World)> body);
 
-// What each rank got, `odd` having done another thing than the rest.
+// Each rank's status. Rank `odd` made another call than the rest.
 std::vector<absl::Status> Disagree(Run run, const Setting& setting, int odd, const Act& its,
                                    const Act& rest) {
   Results seen;
@@ -109,7 +109,7 @@ std::vector<absl::Status> Disagree(Run run, const Setting& setting, int odd, con
       return absl::InternalError("the disk is full");
     };
     EXPECT_FALSE(trainer.policy.Read(StateClass::kMaster, refuse).ok());
-    // Else a rank that is still in the first step hears of it there.
+    // Otherwise a rank that is still in the first step learns of it there.
     absl::Status status = world.MeetOnHost();
     if (status.ok()) status = (world.rank() == odd ? its : rest).run(trainer);
     seen.Set(world.rank(), status);
@@ -151,7 +151,7 @@ TEST_P(EngineCallsTest, RanksThatDoDifferentThingsAllSayWhichRankDidWhat) {
         EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
         const std::string text(status.message());
         if (begins_step(its) && begins_step(rest)) {
-          // A step that is dropped may show first in what it gathers.
+          // A dropped step may appear first in its gathers.
           EXPECT_THAT(text, AnyOf(HasSubstr("ranks do different things with the engine 'policy'"),
                                   HasSubstr("ranks called different operations")));
           continue;
@@ -219,7 +219,7 @@ TEST_P(EngineCallsTest, AfterAnErrorOfTheSameCallRanksAreComparedAgain) {
       EXPECT_FALSE(step.Finish().ok()) << "without any Backward";
     }
     EXPECT_FALSE(engine.Report().ok());
-    // Else a rank that is still in the step hears of it there.
+    // Otherwise a rank that is still in the step learns of it there.
     absl::Status status = world.MeetOnHost();
     if (status.ok())
       status = world.rank() == odd ? Evaluate(engine) : TrainStep(engine, trainer, 1);

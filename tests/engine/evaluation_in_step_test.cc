@@ -20,7 +20,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// A walk: every parameter is what the step shows, and the sum is the ranks'.
+// A walk: every parameter equals the one that the step shows, and the sum is that of all ranks.
 absl::Status Evaluate(Engine& engine, const ScriptedTrainer& trainer, int world, int walks = 1) {
   Evaluation evaluation = engine.BeginEvaluation(1);
   const float one = 1;
@@ -115,16 +115,17 @@ TEST_P(EvaluationInStepTest, BetweenRoundsChangesNoBit) {
                const auto masters = TrainWith(
                    setting, config, right.shown,
                    [&](Engine& engine, const ScriptedTrainer& trainer, int point) {
-                     const bool seam = point % kScopes == 0 && point < 3 * kScopes;
-                     return seam ? Evaluate(engine, trainer, setting.world, 1 + point / kScopes)
-                                 : absl::OkStatus();
+                     const bool between_rounds = point % kScopes == 0 && point < 3 * kScopes;
+                     return between_rounds
+                                ? Evaluate(engine, trainer, setting.world, 1 + point / kScopes)
+                                : absl::OkStatus();
                    });
                ASSERT_TRUE(masters.ok()) << masters.status();
                EXPECT_EQ(*masters, right.masters);
              });
 }
 
-// Late updates leave the parameters as they are up to Finish; early ones up to the last backward.
+// Late updates leave the parameters unchanged until Finish, early ones until the last backward.
 TEST_P(EvaluationInStepTest, BetweenAnyScopesChangesNoBit) {
   ForConfigs(/*rounds=*/2, kTimings,
              [](const Setting& setting, const Config& config, const ScriptRun& right) {
@@ -143,7 +144,7 @@ TEST_P(EvaluationInStepTest, BetweenAnyScopesChangesNoBit) {
              });
 }
 
-// What was gathered for it, or is on its way, is not taken for the step's.
+// Gathers of the evaluation, also those still running, are not taken for the step's.
 TEST_P(EvaluationInStepTest, DroppedInTheMiddleOfAWalkChangesNoBit) {
   ForConfigs(/*rounds=*/2, kNotEarly,
              [](const Setting& setting, const Config& config, const ScriptRun& right) {
@@ -177,7 +178,7 @@ TEST_P(EvaluationInStepTest, AfterAnEarlyUpdateIsAnError) {
         });
 }
 
-// What fails the step names what was called, and the engine goes on.
+// The error of the step names the call, and the engine goes on.
 TEST_P(EvaluationInStepTest, CallsOfTheStepWhileItIsAliveAreErrors) {
   const std::pair<const char*, std::function<void(Engine&, Step&)>> kWrong[] = {
       {"Forward of a Step while an Evaluation in it is alive",
@@ -196,7 +197,7 @@ TEST_P(EvaluationInStepTest, CallsOfTheStepWhileItIsAliveAreErrors) {
          Evaluation evaluation = engine.BeginEvaluation(1), second = engine.BeginEvaluation(1);
          const absl::StatusOr<double> finished = evaluation.Finish();
          EXPECT_THAT(std::string(finished.status().message()), HasSubstr("while another"));
-         step.Forward(UnitId{99});  // so that the step fails, too
+         step.Forward(UnitId{99});  // so that the step fails too
        }},
       {"BeginEvaluation while Forward('u0') of a Step of the same engine is open",
        [](Engine& engine, Step& step) {
@@ -253,7 +254,7 @@ TEST_P(EvaluationInStepTest, AStepThatIsDroppedDropsIt) {
         });
 }
 
-// Boundaries of a round are gone when the next one begins, and so may be where those of a walk go.
+// Boundaries of a round are free when the next one begins. Then those of a walk may overwrite them.
 TEST_P(EvaluationInStepTest, BetweenRoundsLeavesTheEnginesBoundariesAlone) {
   if (GetParam().stage == 0) GTEST_SKIP() << "nothing is offloaded at stage 0";
   Scratch scratch;

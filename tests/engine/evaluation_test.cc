@@ -104,7 +104,7 @@ class EvaluationTest : public ::testing::TestWithParam<Setting> {
 };
 INSTANTIATE_TEST_SUITE_P(Cells, EvaluationTest, ::testing::ValuesIn(WorldsAndStages()), NameOf);
 
-TEST_P(EvaluationTest, OfAnyMicroBatchesAndWalksLeavesNoTrace) {
+TEST_P(EvaluationTest, AnyMicroBatchesAndWalksLeaveNoTrace) {
   for (const DType compute : {DType::kFloat32, DType::kBFloat16}) {
     Config config;
     config.compute = compute;
@@ -291,7 +291,7 @@ TEST_P(EvaluationTest, WithEngineOwnedBoundariesKeepsToOrderAndMicroBatches) {
   });
 }
 
-TEST_P(EvaluationTest, RanksThatOpenDifferentScopesAreTold) {
+TEST_P(EvaluationTest, RanksThatOpenDifferentScopesGetAnError) {
   if (GetParam().world == 1) GTEST_SKIP() << "one rank agrees with itself";
   Config config = ConfigFor(GetParam());
   config.zero.param_persistence_threshold = 1'000'000;  // nothing is gathered: ranks do not wait

@@ -1,5 +1,5 @@
-// An error at every injection point: every rank ends with a Status that says what failed, none
-// waits for ever, and no update runs that the plan puts after what failed.
+// An error at every injection point. Every rank ends with a Status that names the failure, none
+// waits for ever, and no update runs that the plan puts after it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -67,7 +67,7 @@ std::set<int> UnitsUpdatedAfter(const sharding::Plan& plan, int failed) {
   return units;
 }
 
-// An optimizer that notes what it was asked to update.
+// An optimizer that records the slices it was called with.
 struct Updates {
   std::mutex mutex;
   std::set<std::pair<int64_t, int>> seen;  // step from 0, parameter; of all ranks
@@ -90,7 +90,7 @@ struct Outcome {
 
 constexpr int64_t kInCreate = -1;
 
-// Every later call must say the same, at once, whatever the other ranks do.
+// Every later call must return the same error, at once, whatever the other ranks do.
 void ExpectSticky(Engine& engine, ScriptedTrainer& trainer, const absl::Status& first) {
   std::vector<float> whole(99);
   EXPECT_EQ(engine.Gather(ParameterId{0}, StateClass::kMaster, whole), first);
@@ -107,8 +107,8 @@ void ExpectSticky(Engine& engine, ScriptedTrainer& trainer, const absl::Status& 
   EXPECT_EQ(evaluation.Finish().status(), first);
 }
 
-// What a rank does about its steps: it asks for the report of each, and calls on after an error, or it asks
-// for none, and leaves as soon as a Finish returns an error.
+// Behaviour of a rank: it asks for the report of each step, and calls on after an error; or it asks for none, and
+// leaves when a Finish returns an error.
 enum class Trainers { kAsk, kLeave };
 
 // Fails call `number` of rank `culprit` in `step`; a number beyond its calls fails none.
@@ -195,8 +195,8 @@ TEST_P(FaultTest, NoUpdatePassesACollectiveThatFailedOnItsStream) {
     FailEveryCollective(setting, WatchedCalls::kAbort);
 }
 
-// The others still learn of it: what a rank told them before it left counts.
-TEST_P(FaultTest, ARankThatLeavesRightAfterItsFinishHasToldTheOthers) {
+// The other ranks still learn of it: a rank's report counts even if the rank has left.
+TEST_P(FaultTest, TheErrorOfARankThatLeavesAfterItsFinishReachesTheOthers) {
   for (const Setting& setting : At(GetParam(), kTimings)) {
     for (const WatchedCalls::Fault fault : {WatchedCalls::kRefuse, WatchedCalls::kAbort})
       FailEveryCollective(setting, fault, Trainers::kLeave);
@@ -220,8 +220,8 @@ TEST_P(FaultTest, EveryCollectiveOfCreateFailsItOnEveryRank) {
   }
 }
 
-// Fails call `number` of the last rank in an evaluation between steps. What each rank is told; `calls`:
-// of the last rank in the evaluation.
+// Fails call `number` of the last rank in an evaluation between steps. The status of each rank; `calls`: of the last
+// rank in the evaluation.
 std::vector<absl::Status> EvaluateWithFault(const Setting& setting, int64_t number,
                                             WatchedCalls::Fault fault, int64_t& calls) {
   std::vector<absl::Status> statuses(static_cast<size_t>(setting.world));
@@ -234,7 +234,7 @@ std::vector<absl::Status> EvaluateWithFault(const Setting& setting, int64_t numb
     ScriptedTrainer trainer(model, world.rank());
     auto engine = Engine::Create(Watch(world, watched), Device::Cpu(), model, ConfigFor(setting));
     const absl::Status trained = engine.ok() ? TrainStep(*engine, trainer, 0) : engine.status();
-    all_trained.arrive_and_wait();  // else what breaks then may be the end of another rank's step
+    all_trained.arrive_and_wait();  // otherwise the failure may hit the end of another rank's step
     EBB_RETURN_IF_ERROR(trained);
     const int64_t before = watched->calls;
     if (is_culprit) watched->fail_at = before + number;
@@ -262,7 +262,7 @@ TEST_P(FaultTest, ACollectiveOfAnEvaluationThatFailsIsTheEnginesError) {
       for (const absl::Status& status : EvaluateWithFault(GetParam(), n, fault, ignored)) {
         EXPECT_THAT(std::string(status.message()),
                     AllOf(StartsWith("the engine has failed: "), HasSubstr(kInjected)));
-        // The last is the exchange. It breaks on its stream, where others may be at what is before it.
+        // The last is the exchange. It breaks on its stream, where other ranks may still run earlier work.
         if (n + 1 == calls && fault == WatchedCalls::kAbort) {
           EXPECT_THAT(std::string(status.message()), HasSubstr("in an evaluation, at the "));
         }
@@ -271,7 +271,7 @@ TEST_P(FaultTest, ACollectiveOfAnEvaluationThatFailsIsTheEnginesError) {
   }
 }
 
-// A rank that is gone, whatever it has left open.
+// A rank that has left, with any scope left open.
 TEST_P(FaultTest, ARankThatLeavesInMidStepIsNamed) {
   const int scopes = 2 * kScriptedVisits;
   for (const Setting& setting : At(GetParam(), kTimings)) {

@@ -1,4 +1,4 @@
-// Scopes that are open beside others, and random trainers that hold open, leave out and open again what they like:
+// Scopes that are open beside others, and random trainers that hold scopes open, leave them out and open them again:
 // right numbers, or an error that says what to do.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,9 +26,8 @@ const char kWarning[] = "where the declared order has";
 using HeldScopesTest = ::testing::TestWithParam<Setting>;
 INSTANTIATE_TEST_SUITE_P(Cells, HeldScopesTest, ::testing::ValuesIn(WorldsAndStages()), NameOf);
 
-// What was issued before a scope that is held open is there for those behind it: also what updates of
-// the step before bring.
-TEST_P(HeldScopesTest, ScopesHeldOpenOverOthersShowWhatIsTheirs) {
+// Work issued before a scope that is held open is there for later scopes, also the results of carried updates.
+TEST_P(HeldScopesTest, ScopesHeldOpenOverOthersShowTheirOwnUnits) {
   if (GetParam().stage == 0) GTEST_SKIP() << "nothing is offloaded at stage 0";
   if (GetParam().world > 2) GTEST_SKIP() << "a disk for three ranks takes its time";
   Scratch scratch;
@@ -58,7 +57,8 @@ TEST_P(HeldScopesTest, ScopesHeldOpenOverOthersShowWhatIsTheirs) {
       EXPECT_TRUE(run.status.ok()) << run.status;
       EXPECT_EQ(run.masters, right.masters);
       EXPECT_EQ(Occurrences(run.log, kWarning), 0) << run.log;
-      config.ebb.prefetch_depth = 0;  // what is behind the first is gathered when that closes
+      config.ebb.prefetch_depth =
+          0;  // the gathers for later scopes are issued when the first closes
       if (setting.stage < 3) continue;
       EXPECT_THAT(std::string(RunScript(setting, ScriptedModel(), config, held).status.message()),
                   AllOf(HasSubstr("Forward('u1') while Forward('u0') is open"),
@@ -68,7 +68,7 @@ TEST_P(HeldScopesTest, ScopesHeldOpenOverOthersShowWhatIsTheirs) {
 }
 
 // What is left out beside a scope that is open is not gathered over what is shown ahead of it.
-TEST_P(HeldScopesTest, ScopesAheadOfOneHeldOpenShowWhatIsTheirs) {
+TEST_P(HeldScopesTest, ScopesAheadOfAHeldOneShowTheirOwnUnits) {
   if (GetParam().stage < 3) GTEST_SKIP() << "every unit is kept whole";
   Scratch scratch;
   int right_runs = 0;
@@ -125,7 +125,7 @@ TEST_P(HeldScopesTest, ScopesAheadOfOneHeldOpenShowWhatIsTheirs) {
 }
 
 // A unit that is gathered for its backward lies where another one may be gathered for a forward outside the order.
-TEST_P(HeldScopesTest, AForwardAgainWhileAnotherIsOpenShowsWhatIsItsOwn) {
+TEST_P(HeldScopesTest, AForwardAgainBesideAnotherShowsItsOwnUnit) {
   if (GetParam().stage < 3 || GetParam().world != 2) GTEST_SKIP() << "every unit is kept whole";
   Scratch scratch;
   int right_runs = 0, refused_runs = 0;
@@ -173,8 +173,8 @@ TEST_P(HeldScopesTest, AForwardAgainWhileAnotherIsOpenShowsWhatIsItsOwn) {
   EXPECT_GT(refused_runs, 0);
 }
 
-// A unit without a forward of its own is updated just ahead of its backward, where the step before carries the update.
-TEST_P(HeldScopesTest, AForwardOutsideTheOrderShowsWhatACarriedUpdateMakes) {
+// A unit without a forward is updated just ahead of its backward, if the step before carries the update.
+TEST_P(HeldScopesTest, AForwardOutsideTheOrderShowsTheCarriedUpdate) {
   if (GetParam().stage < 3 || GetParam().world > 2) GTEST_SKIP() << "no update is carried";
   Scratch scratch;
   for (const Setting& setting : At(GetParam(), kNotEarly)) {
@@ -194,7 +194,7 @@ TEST_P(HeldScopesTest, AForwardOutsideTheOrderShowsWhatACarriedUpdateMakes) {
 }
 
 // What has room only after it is an error, which says what to do.
-TEST(ScopesHeldOpenTest, AreAnErrorWhereWhatComesNextHasNoRoom) {
+TEST(ScopesHeldOpenTest, AreAnErrorIfTheNextScopeHasNoRoom) {
   Scratch scratch;
   const auto failed = [](const Setting& setting, const Config& config, int visits_before,
                          const std::vector<int>& backward) {
@@ -225,7 +225,7 @@ TEST(ScopesHeldOpenTest, AreAnErrorWhereWhatComesNextHasNoRoom) {
   config = OnNvme(ConfigFor(setting), scratch.path());
   config.zero.offload_param.buffer_count = 1;
   config.gradient_accumulation_steps = 2;
-  config.ebb.reduce_at = ReduceAt::kStep;  // each gradient has memory of its own
+  config.ebb.reduce_at = ReduceAt::kStep;  // each gradient has its own memory
   EXPECT_THAT(failed(setting, config, 0, {5, 4, 3, 2, 1, 0}),
               AllOf(HasSubstr("while Backward('u0') is open, behind which the gather"),
                     HasSubstr("close that scope first")));
@@ -288,7 +288,7 @@ TEST(ScopesHeldOpenTest, AreAnErrorWhereABoundaryComesBehindThem) {
     Config config = OnNvme(ConfigFor(setting), scratch.path());
     config.ebb.offload_activations = tier;
     config.ebb.reduce_at = ReduceAt::kStep;
-    config.gradient_accumulation_steps = 2;  // each gradient has memory of its own
+    config.gradient_accumulation_steps = 2;  // each gradient has its own memory
     config.ebb.reshard_after_forward = false;
     const ScriptRun run = RunScript(setting, model, config,
                                     [&](const ScriptedTrainer& trainer, Step& step) {
@@ -306,14 +306,15 @@ TEST(ScopesHeldOpenTest, AreAnErrorWhereABoundaryComesBehindThem) {
   }
 }
 
-// A step of a trainer that leaves out, holds open and opens again what it likes, as far as that is legal:
-// the same on every rank. Units 1 to 4 are visited once, so what is opened again cannot be taken for a visit
-// to come.
+// A step of a random trainer that leaves scopes out, holds them open and opens them again, as far as that is legal:
+// the same on every rank. Units 1 to 4 are visited once, so a scope that is opened again cannot be taken for a later
+// visit.
 class RandomStep {
  public:
   RandomStep(uint64_t seed, int rounds) : random_(seed), rounds_(rounds) {}
 
-  // Opens what it draws; null: only draws. By round, the visits with a backward that adds nothing.
+  // Opens the drawn scopes; null: only draws. By round, the visits with a backward that adds
+  // nothing.
   std::vector<std::vector<int>> Run(const ScriptedTrainer* trainer, Step* step) {
     std::vector<std::vector<int>> without(static_cast<size_t>(rounds_));
     trainer_ = trainer;
@@ -325,7 +326,7 @@ class RandomStep {
         if (visit > 0 && random_.OneIn(3)) Forward(Between(1, std::min(visit, 4)));
       }
       for (int visit = kScriptedVisits - 1; visit >= 0; --visit) {
-        // As the last one tells the rounds apart, too.
+        // The last visit also tells the rounds apart.
         const bool leaves_out = visit > 0 && random_.OneIn(6);
         if (leaves_out) left_out.push_back(visit);
         if (!leaves_out) Backward(visit);

@@ -38,7 +38,7 @@ class HostMemoryTest : public ::testing::Test {
   }
   ~HostMemoryTest() override { GetOffloadTestHooks() = {}; }
 
-  // Of the pools of all ranks, which are pages.
+  // The pools of all ranks, in whole pages.
   int64_t NeededKib(const Config& config) const {
     const auto rows = PredictMemory(model_, kWorld, config);
     EXPECT_TRUE(rows.ok()) << rows.status();
@@ -77,7 +77,7 @@ class HostMemoryTest : public ::testing::Test {
   std::string log_;
 };
 
-TEST_F(HostMemoryTest, PoolsOfAllRanksThatFitAreTakenAndNothingIsSaid) {
+TEST_F(HostMemoryTest, PoolsThatFitAreTakenWithoutALogLine) {
   files_.Memory(NeededKib(config_) * 3 / 2, /*swap_kib=*/0);
   for (const absl::Status& status : Created(config_)) EXPECT_TRUE(status.ok()) << status;
   EXPECT_THAT(log_, Not(HasSubstr("this machine")));
@@ -89,7 +89,7 @@ TEST_F(HostMemoryTest, PoolsThatLeaveNothingElseAreTakenWithOneWarning) {
   EXPECT_THAT(log_, HasOnce("that leaves little to the rest of the process"));
 }
 
-TEST_F(HostMemoryTest, BeyondRamAndSwapSpaceTheyAreRefusedOnEveryRankWithWhatWouldFit) {
+TEST_F(HostMemoryTest, BeyondRamAndSwapEveryRankRefusesWithAdvice) {
   config_.zero.offload_optimizer.device = Tier::kCpu;
   files_.Memory(NeededKib(config_) - 5, /*swap_kib=*/4);
   const std::vector<absl::Status> statuses = Created(config_);
@@ -107,7 +107,7 @@ TEST_F(HostMemoryTest, BeyondRamAndSwapSpaceTheyAreRefusedOnEveryRankWithWhatWou
 }
 
 // The group's kernel would kill a process that fills its workspace in the first step.
-TEST_F(HostMemoryTest, WhatIsAdvisedFitsTheGroupWithTheWorkspaceThatTheTrainerFills) {
+TEST_F(HostMemoryTest, AdviceFitsTheGroupWithTheFilledWorkspace) {
   const Scratch scratch;
   model_.workspace_bytes = 4 << 20;
   const int64_t needed = NeededKib(config_) * 1024;
@@ -129,7 +129,7 @@ TEST_F(HostMemoryTest, WhatIsAdvisedFitsTheGroupWithTheWorkspaceThatTheTrainerFi
 }
 
 // With the machine's memory alone a change would be advised that the group has no room for.
-TEST_F(HostMemoryTest, WhatWouldFitFitsTheTightestLimit) {
+TEST_F(HostMemoryTest, AdviceFitsTheTightestLimit) {
   const int64_t needed = NeededKib(config_) * 1024;
   files_.Memory(needed / 1024 * 9 / 10, 0);
   files_.Group("/job");
@@ -139,13 +139,13 @@ TEST_F(HostMemoryTest, WhatWouldFitFitsTheTightestLimit) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("/sys/fs/cgroup/job (memory.max "));
 }
 
-TEST_F(HostMemoryTest, WhatFitsWithSwapSpaceIsTakenWithOneWarning) {
+TEST_F(HostMemoryTest, PoolsThatNeedSwapSpaceAreTakenWithOneWarning) {
   files_.Memory(NeededKib(config_) - 5, /*swap_kib=*/5);
   for (const absl::Status& status : Created(config_)) EXPECT_TRUE(status.ok()) << status;
   EXPECT_THAT(log_, HasOnce("what does not fit will be swapped"));
 }
 
-TEST_F(HostMemoryTest, WhatStaysUntouchedOfAWorkspaceIsNoReasonToRefuse) {
+TEST_F(HostMemoryTest, AnUntouchedWorkspaceIsNoReasonToRefuse) {
   const int64_t without = NeededKib(config_);
   files_.Memory(without * 3 / 2, 0);
   model_.workspace_bytes = int64_t{1} << 40;
@@ -156,8 +156,8 @@ TEST_F(HostMemoryTest, WhatStaysUntouchedOfAWorkspaceIsNoReasonToRefuse) {
   EXPECT_THAT(log_, Not(HasSubstr("this machine")));
 }
 
-// Nor does it take of what an advised change may need.
-TEST_F(HostMemoryTest, WhatWouldFitIsTheSameWithAWorkspaceThatStaysUntouched) {
+// It does not count memory that an advised change may need.
+TEST_F(HostMemoryTest, AdviceDoesNotDependOnAnUntouchedWorkspace) {
   files_.Memory(NeededKib(config_) * 9 / 10, /*swap_kib=*/0);
   const auto advised = [&] {
     const std::string message(Created(config_).front().message());
@@ -171,7 +171,7 @@ TEST_F(HostMemoryTest, WhatWouldFitIsTheSameWithAWorkspaceThatStaysUntouched) {
   EXPECT_EQ(advised(), without);
 }
 
-TEST_F(HostMemoryTest, AControlGroupRefusesWhatTheMachineHas) {
+TEST_F(HostMemoryTest, AControlGroupsLimitCountsBelowTheMachinesMemory) {
   const int64_t needed = NeededKib(config_) * 1024;
   files_.Memory(int64_t{1} << 40, 0);
   files_.Group("/job/step");
@@ -186,7 +186,7 @@ TEST_F(HostMemoryTest, AControlGroupRefusesWhatTheMachineHas) {
   }
 }
 
-TEST_F(HostMemoryTest, ACapBeyondWhatThereIsIsAdvisedDown) {
+TEST_F(HostMemoryTest, ACapAboveTheHostsMemoryIsAdvisedDown) {
   const Scratch scratch;
   config_ = OnNvme(ConfigFor({.world = kWorld, .stage = 3}), scratch.path());
   config_.zero.sub_group_size = 2048;

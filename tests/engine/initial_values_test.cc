@@ -68,7 +68,7 @@ class InitialValuesTest : public ::testing::TestWithParam<Setting> {
 INSTANTIATE_TEST_SUITE_P(Cells, InitialValuesTest, ::testing::ValuesIn(WorldsAndStages({1, 2, 3})),
                          NameOf);
 
-TEST_P(InitialValuesTest, AreThoseThatRank0DrawsInTurn) {
+TEST_P(InitialValuesTest, AreDrawnByRank0InOrder) {
   const Scratch scratch;
   for (const bool on_nvme : {false, true}) {
     Config config = ConfigFor(GetParam());

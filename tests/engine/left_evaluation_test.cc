@@ -1,5 +1,5 @@
-// An evaluation may end when it has seen enough. What it has under way then for units that it never
-// opened must not meet what is written next.
+// An evaluation may end when it has seen enough. Its gathers for units that it never opened may
+// still run. They must not overlap later writes.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -31,7 +31,7 @@ absl::Status WrittenValues(const Slice& slice, std::span<float> values) {
   return absl::OkStatus();
 }
 
-// Every scope of an evaluation shows what was written.
+// Every scope of an evaluation shows the written values.
 absl::Status ExpectWritten(Engine& engine, const ModelSpec& model) {
   Evaluation evaluation = engine.BeginEvaluation();
   for (const Visit& visit : model.forward) {

@@ -26,8 +26,8 @@ constexpr Rounds kRoundLevels[] = {{1, 1}, {4, 1}, {4, 2}, {4, 4}};
 
 enum Update : int { kAuto, kLate, kOff, kHeld };
 
-// Of two states, of one, of one that does not begin with zero, of three; and of norms of whole parameters, with
-// and without other rules beside them.
+// Optimizers with two states, with one, with one that does not begin with zero, with three; and with norms of whole
+// parameters, with and without other rules beside them.
 constexpr OptimizerType kRules[] = {OptimizerType::kAdamW,   OptimizerType::kLion,
                                     OptimizerType::kAdagrad, OptimizerType::kRmsprop,
                                     OptimizerType::kLamb,    OptimizerType::kLars};
@@ -60,7 +60,7 @@ class SavedRun {
     SavedRun saved;
     saved.starts_ = starts;
     for (const StateRead& state : states) {
-      if (state.what == StateClass::kParameter) continue;  // masters say what they are
+      if (state.what == StateClass::kParameter) continue;  // masters cover them
       std::vector<float>& whole =
           saved.states_.emplace_back(state, std::vector<float>(starts.back())).second;
       const auto keep = [&](const Slice& slice, std::span<const float> values) {
@@ -360,8 +360,8 @@ absl::StatusOr<Outcome> RunCell(const Cell& cell,
   for (const ParameterSpec& parameter : spec.parameters)
     starts.push_back(starts.back() + static_cast<size_t>(Elements(parameter.shape)));
 
-  // Ranks write their own reports, and their own slices of the state into what the first rank of
-  // their shard group has.
+  // Each rank writes its own report, and its slices of the state into the arrays of the first rank
+  // of its shard group.
   std::vector<Outcome> outcomes(static_cast<size_t>(cell.world()));
   Outcome& whole = outcomes[0];
   const size_t group =

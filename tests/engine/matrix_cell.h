@@ -1,5 +1,5 @@
 // One cell of the bitwise matrix: a world and a configuration that trains the toy model for a few
-// steps, one of them with an overflow on one rank, and everything that must not change a bit.
+// steps, one with an overflow on one rank. It collects everything that must not change by a bit.
 #pragma once
 
 #include <array>
@@ -34,13 +34,13 @@ enum Axis : int {
   kReductionGroup,  // ranks; half: of the world, where that is even
   kShardGroup,      // likewise; at stage 0 the world
   kModel,           // frozen first: backward ends before the first visit
-  kBetween,         // what comes after each step
+  kBetween,         // the call after each step
   kSize,            // of a unit; large: shards of several sub-groups
   kParameters,      // tier, at stage 3
   kOptimizer,       // tier of masters and moments, from stage 1 on
   kGradients,       // tier of reduced gradients; follow: the optimizer
   kActivations,     // tier of boundaries, where they are the engine's
-  kFasterShare,     // what a faster tier keeps of parameters and states
+  kFasterShare,     // the part of parameters and states that a faster tier keeps
   kSubGroups,       // at most so many elements
   kMasters,         // split; none, with stochastic rounding: bf16 only
   kDisk,            // what moves data to and from it
@@ -74,9 +74,9 @@ struct Cell {
   ToyOptions MakeModel() const;
   std::string Describe() const;
 
-  // The plainest cell that DESIGN.md's "Same bits" says must agree with this one bit for bit: the
+  // The simplest cell that must agree with this one bit for bit, by DESIGN.md's "Same bits": the
   // same world, micro-batches, dtypes, reduction group, checks and reductions; stage 0, nothing
-  // ahead, grouped, overlapped or kept, and one round where that makes no other sums.
+  // ahead, grouped, overlapped or kept; and one round if that gives the same sums.
   Cell Reference() const;
   // Whether another cell runs the very same thing: the settings that differ have no meaning here.
   bool IsRedundant() const;
@@ -88,7 +88,7 @@ Cell RandomCell(uint64_t seed);
 // rarely draws. The rest by chance.
 Cell RandomEarlyCell(uint64_t seed);
 
-// What training left behind, as bits, and what it reported.
+// The state after training, as bits, and the reports.
 struct Outcome {
   struct Step {
     int number = 0;

@@ -1,6 +1,6 @@
-// The project's main correctness test: whatever decides where state lives, when it moves and what
-// runs beside what, the masters, moments, losses and norms are the same bits (DESIGN.md, "Same
-// bits"), and near those of a plain loop in fp64.
+// The project's main correctness test. Settings that decide where state is kept, when it moves and
+// what overlaps change no bit of masters, moments, losses and norms (DESIGN.md, "Same bits"). All
+// are near those of a plain loop in fp64.
 //
 // Always: a pairwise covering array of all settings, the same with secondary shards, 50 random cells (EBB_SEED=n for others), and 12 of
 // early updates on NVMe.
@@ -63,9 +63,9 @@ const std::vector<std::vector<int>>& PairwiseRows() {
   return rows;
 }
 
-// Settings that a cell of the product takes by turns instead of with every combination of the
-// others: kept activations, frozen parameters, evaluations in between, and the reduction's
-// dtypes, shard groups.
+// Settings that a cell of the product draws at random, because all combinations would be too many:
+// kept activations, frozen parameters, evaluations in between, the reduction's dtypes, shard
+// groups.
 constexpr Axis kTakenByTurns[] = {kBoundaries,   kModel,      kBetween,     kCommunication,
                                   kAccumulation, kShardGroup, kActivations, kRule};
 // Tiers are multiplied with each other only (kTiers).
@@ -172,10 +172,11 @@ const absl::StatusOr<Outcome>& ReferenceOutcome(const Cell& cell) {
                                  : outcomes.emplace(reference, RunCell(reference)).first->second;
 }
 
-// How far rounding may take a cell from the exact result. The first step's loss and norm: 5 visits and their way back are about 15 roundings
-// u one upon the other, in the coarsest dtype that gradients pass through, so 32 u where they all point one way. Masters and later reports:
-// here no epsilon keeps a small gradient from a whole step, as Adam and LAMB divide it by its size: where gradients of relative error e nearly
-// cancel, a share e of the weights goes the other way and is off by twice the step, which is 2 sqrt(e) of the way of all.
+// How far rounding may take a cell from the exact result. The first step's loss and norm: 5 visits, forward and
+// backward, are about 15 successive roundings u in the coarsest dtype of the gradients, so 32 u if all of them have
+// one sign. Masters and later reports: Adam and LAMB divide a gradient by its size, and here no epsilon keeps a small
+// gradient from a whole step. If gradients of relative error e nearly cancel, a share e of the weights moves the
+// wrong way and is off by twice the step. That is 2 sqrt(e) of the distance that all weights moved.
 struct Precision {
   double first = 0, later = 0;
 };
@@ -189,8 +190,8 @@ Precision PrecisionOf(const Config& config) {
   return {.first = 32 * u, .later = 2 * std::sqrt(32 * u)};
 }
 
-// Whether the weights stay near too. Lion's step has one size however small the gradient is, and in 16 bits so have Adam's and LAMB's first
-// ones; masters that are rounded by chance go ways of their own.
+// Whether the weights stay near too. Lion's step has one size even for small gradients, and in 16 bits so do the
+// first steps of Adam and LAMB. Masters with stochastic rounding drift apart.
 bool FollowsFp64(const Config& config) {
   const OptimizerType type = config.optimizer.type;
   const bool divides = type == OptimizerType::kAdamW || type == OptimizerType::kLamb;

@@ -16,7 +16,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// forward: u0 u1 u2 u3 u4 u0, of which u2 is frozen.
+// forward: u0 u1 u2 u3 u4 u0; u2 is frozen.
 class MissingBackwardsTest : public ::testing::Test {
  protected:
   sharding::Plan PlanOf(int rounds, const ModelSpec& model) {
@@ -27,8 +27,7 @@ class MissingBackwardsTest : public ::testing::Test {
     EXPECT_TRUE(plan.ok()) << plan.status();
     return *plan;
   }
-  // A step of `rounds` rounds in which visits are opened, by round: all of its forward, and of its backward
-  // those of `backwards`.
+  // A step of `rounds` rounds. Each opens all of its forward, and the backwards of `backwards`.
   std::string After(int rounds, const std::vector<std::vector<int>>& backwards) {
     const sharding::Plan plan = PlanOf(rounds, model_);
     missing_.Begin(plan, plan.step_rounds);
@@ -70,7 +69,7 @@ TEST_F(MissingBackwardsTest, TheFirstInTheOrderOfBackwardIsNamed) {
   }
 }
 
-TEST_F(MissingBackwardsTest, OfSeveralRoundsTheRoundIsNamed) {
+TEST_F(MissingBackwardsTest, TheRoundIsNamedIfThereAreSeveral) {
   const std::vector<int> whole = {5, 4, 3, 2, 1, 0};
   EXPECT_THAT(After(3, {whole, {5, 4, 3, 2, 0}, {5, 0}}),
               HasSubstr("Backward('u1') was left out of round 2 of 3, so its gradient would lack"));
@@ -102,7 +101,7 @@ TEST_F(MissingBackwardsTest, IsKnownAtOnce) {
   EXPECT_TRUE(missing_.Error().ok());
 }
 
-// Backward ends at the first trainable visit: what comes before it in forward has none.
+// Backward ends at the first trainable visit. Earlier visits of forward have none.
 TEST_F(MissingBackwardsTest, UnitsBeforeTheFirstTrainableVisitAreNotMissed) {
   ModelSpec model = ScriptedModel();
   for (ParameterId id : model.units[0].parameters)

@@ -74,7 +74,8 @@ ParameterValues Train(const Cell& cell, const ToyOptions& options = SomeModel())
     for (const MemoryRow& row : predicted) rows[{row.state, row.tier}] = row.predicted_bytes;
     for (const MemoryRow& row : engine.memory()) {
       EXPECT_EQ(row.predicted_bytes, row.peak_bytes) << Name(row.state) << " " << Name(row.tier);
-      if (on_disk && row.state == StateClass::kStaging) continue;  // with that of calls for state
+      if (on_disk && row.state == StateClass::kStaging)
+        continue;  // that of calls for state counts too
       EXPECT_EQ(row.predicted_bytes, (rows[{row.state, row.tier}]))
           << Name(row.state) << " " << Name(row.tier);
     }
@@ -139,7 +140,7 @@ TEST(MixedDTypes, TrainToTheSameBitsOverStagesAndTiers) {
   }
 }
 
-// Without clipping updates run early, where gathers and updates share what they read.
+// Without clipping updates run early, and gathers and updates share reads.
 TEST(MixedDTypes, TrainToTheSameBitsWithEarlyUpdates) {
   using enum Tier;
   const ParameterValues expected = Train({.stage = 0, .timing = Timing::kEarly});
@@ -176,7 +177,7 @@ TEST(MixedDTypes, ParametersAloneAreMastersOfThoseInBf16Only) {
             expected);
 }
 
-// A dtype of their own is that of the config for all other ends.
+// For all other purposes the dtype of such a parameter is the config's.
 TEST(MixedDTypes, ParametersOfOneDTypeTrainAsTheConfigsDo) {
   const Scratch scratch;
   ToyModel own({.width = 67});
@@ -291,7 +292,7 @@ std::string RefusalOf(const ModelSpec& model, DType compute = DType::kBFloat16) 
   return std::string(PredictProgram(model, 1, config).status().message());
 }
 
-TEST(MixedDTypes, WhatCannotBeIsRefusedByTheParametersName) {
+TEST(MixedDTypes, AnImpossibleDTypeIsRefusedWithTheParametersName) {
   ModelSpec model = ToyModel(SomeModel()).spec();
   model.parameters[2].trainable = true;
   EXPECT_THAT(RefusalOf(model), HasSubstr("(\"s0\") is bytes (ParameterSpec::compute is int8), "

@@ -40,7 +40,7 @@ class OffloadRatioTest : public ::testing::Test {
   static int64_t BytesOf(const Config& config) {
     return DeviceBytes(SomeModel().spec(), kWorld, config);
   }
-  // As the engines of all ranks have resolved it.
+  // The ratio that the engines of all ranks have chosen.
   static Config Resolved(const Config& config) {
     std::vector<Config> resolved(kWorld);
     const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
@@ -60,7 +60,7 @@ class OffloadRatioTest : public ::testing::Test {
   Scratch scratch_;
 };
 
-TEST_F(OffloadRatioTest, AutoOnTheCpuIsWhatMemoryAsksFor) {
+TEST_F(OffloadRatioTest, AutoOnTheCpuFollowsTheMemoryCap) {
   for (const Tier tier : {Tier::kCpu, Tier::kNvme}) {
     Config config = ConfigOf(tier);
     const OffloadOptimizerConfig free = Resolved(WithAutoRatio(config)).zero.offload_optimizer;
@@ -79,7 +79,7 @@ TEST_F(OffloadRatioTest, AutoOnTheCpuIsWhatMemoryAsksFor) {
   }
 }
 
-TEST_F(OffloadRatioTest, AutoOfWhatDoesNotFitAtAllIsRefused) {
+TEST_F(OffloadRatioTest, AutoForAModelThatFitsNowhereIsRefused) {
   Config config = ConfigOf(Tier::kCpu);
   config.ebb.device_memory = BytesOf(WithRatio(config, 1)) - 1;
   const ToyModel model = SomeModel();

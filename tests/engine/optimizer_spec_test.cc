@@ -1,5 +1,5 @@
-// One's own optimizer as a function: what it is called with and how often, that its arithmetic is
-// what trains, and what becomes of its errors.
+// An optimizer of the trainer's, as a function: its arguments and number of calls, that training
+// uses its arithmetic, and its errors.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ class OptimizerSpecTest : public ::testing::TestWithParam<Setting> {
 };
 INSTANTIATE_TEST_SUITE_P(Cells, OptimizerSpecTest, ::testing::ValuesIn(WorldsAndStages()), NameOf);
 
-// w -= lr * sign(g): exact, whatever the divisor and the loss scale.
+// w -= lr * sign(g): exact for any divisor and loss scale.
 OptimizerSpec SignSgd() {
   return {.update = [](const UpdateSlice& update) {
     for (size_t i = 0; i < update.master.size(); ++i) {
@@ -100,8 +100,8 @@ TEST_P(OptimizerSpecTest, SignSgdTrainsExactly) {
 
 // The engine's own AdamW multiplies and adds in one rounding and folds its corrections into
 // scalars; this one rounds each operation. Both are within a few units of 2^-24 of exact in every
-// operation and take the same gradients, so after three steps of 0.01 they are within 1e-6 of each
-// other, where parameters have moved by 0.01 a step.
+// operation and take the same gradients. So after three steps of 0.01 they are within 1e-6 of each
+// other.
 TEST_P(OptimizerSpecTest, AdamWWrittenByHandAgreesWithTheEngines) {
   const OptimizerSpec by_hand{
       .states = {"exp_avg", "exp_avg_sq"}, .update = [](const UpdateSlice& update) {
@@ -157,7 +157,7 @@ TEST_P(OptimizerSpecTest, AdamWWrittenByHandAgreesWithTheEngines) {
   }
 }
 
-// What one call was about, of one rank: parameter, begin, end.
+// Arguments of one call of one rank: parameter, begin, end.
 using Range = std::tuple<int, int64_t, int64_t>;
 
 TEST_P(OptimizerSpecTest, IsCalledOncePerOwnedRangeAndAppliedStep) {
@@ -186,7 +186,7 @@ TEST_P(OptimizerSpecTest, IsCalledOncePerOwnedRangeAndAppliedStep) {
             EXPECT_EQ(update.gradient.size(), count);
             EXPECT_EQ(update.states.size(), 3u);
             for (size_t s = 0; s < update.states.size(); ++s) {
-              // Zero at first; later what the update before left.
+              // Zero at first, then the value of the update before.
               EXPECT_EQ(update.states[s].size(), count);
               EXPECT_THAT(update.states[s],
                           Each(static_cast<float>(static_cast<size_t>(update.step - 1) * (s + 1))));

@@ -1,5 +1,5 @@
-// Gradients and losses that are no numbers: the step is skipped on every rank and counted, or,
-// where overflow checks are off, an error that names where they came from.
+// Gradients and losses that are not finite. The step is skipped on every rank and counted. If
+// overflow checks are off, it is an error that names the first such gradient.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -128,7 +128,7 @@ TEST_P(OverflowTest, IsAnErrorThatNamesUnitAndRankWhereChecksAreOff) {
 }
 
 // What is wrong in backward is wrong in all units that come behind it.
-TEST_P(OverflowTest, OfSeveralUnitsTheFirstInBackwardIsNamed) {
+TEST_P(OverflowTest, TheFirstUnitInBackwardIsNamed) {
   const ModelSpec model = ScriptedModel();
   Config config = ConfigFor(GetParam());
   config.ebb.check_overflow = false;

@@ -24,7 +24,7 @@ using ::testing::UnorderedElementsAre;
 
 constexpr double kRate = 0.25, kOwnRate = 0.0625, kFactor = 0.5;
 
-// "w1" is in a group with an optimizer of its own, "w4" in one with a factor.
+// "w1" is in a group with its own optimizer, "w4" in one with a factor.
 ModelSpec GroupedModel() {
   ModelSpec model = ScriptedModel();
   for (ParameterSpec& parameter : model.parameters) {
@@ -202,7 +202,7 @@ TEST_P(ParameterGroupsTest, AGroupThatKeepsNoStateHasNone) {
   EXPECT_EQ(with_second, with_first);
 }
 
-// Adagrad's sum begins with its initial value wherever it lives, and what lies beside it with 0.
+// Adagrad's sum begins with its initial value on every tier. The memory around it begins with 0.
 TEST_P(ParameterGroupsTest, StatesBeginAsTheirRuleSays) {
   const char* given = std::getenv("TEST_TMPDIR");
   const Config plain = ConfigFor(GetParam());

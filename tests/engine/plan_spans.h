@@ -9,7 +9,8 @@
 
 namespace ebb::testing {
 
-// By operation of the plan; of marks, which do nothing, and of what the step did not run, none.
+// By operation of the plan. Marks do nothing, so they have none, and neither have operations that
+// the step did not run.
 using StepSpans = std::vector<const TraceSpan*>;
 
 // Those of one rank and step. Fails the test where a stream has others than the plan's, or in another
@@ -17,9 +18,8 @@ using StepSpans = std::vector<const TraceSpan*>;
 StepSpans Match(const sharding::Plan& plan, const TraceTracks& tracks, int rank, int64_t step,
                 bool carrying = false);
 
-// None begins before what it waits for has ended, in its step and in the one before, which may be null. A
-// GPU's times are late by some microseconds: what the host
-// does behind it is not compared with them.
+// No operation begins before its waits have ended, in its step and in the step before, which may be null. A GPU's
+// times are late by some microseconds, so the host's later work is not compared with them.
 enum class Clocks { kOne, kOfGpuAndHost };
 void ExpectOrder(const sharding::Plan& plan, const StepSpans& spans, const StepSpans* before,
                  Clocks clocks = Clocks::kOne);

@@ -57,7 +57,7 @@ TEST_F(ProfilerRangesTest, ScopesThatAreClosedInAnotherOrderNestAllTheSame) {
   EXPECT_EQ(shown.depth_wrong, 0);
 }
 
-// Each thread has ranges of its own.
+// Each thread has its own ranges.
 TEST_F(ProfilerRangesTest, AScopeThatAnotherThreadClosesEndsWithTheNextCallOfItsOwn) {
   const std::vector<std::string> units = {"a"};
   ProfilerRanges ranges(units);
@@ -70,7 +70,7 @@ TEST_F(ProfilerRangesTest, AScopeThatAnotherThreadClosesEndsWithTheNextCallOfIts
   EXPECT_TRUE(shown.open.empty());
 }
 
-TEST_F(ProfilerRangesTest, AStepShowsEachScopeAndWhatItEnqueues) {
+TEST_F(ProfilerRangesTest, AStepShowsEachScopeAndItsOperations) {
   const Setting setting{.world = 1, .stage = 2};
   const ModelSpec model = ScriptedModel();
   absl::StatusOr<Engine> engine =

@@ -1,4 +1,5 @@
-// The engine against the plain loop in fp64 of fp64_reference.h, with every optimizer. The matrix test compares its cells with it, too.
+// The engine against the plain loop in fp64 of fp64_reference.h, with every optimizer. The matrix test also compares
+// its cells with it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,8 +20,8 @@ struct Optimizer {
   const char* name;
   OptimizerConfig config;
 };
-// Adam divides a gradient by its own size, so one that is nothing but rounding would move its
-// weight by a whole step: epsilon is above such gradients here, and below the clipped ones' 1e-3.
+// Adam divides a gradient by its own size. A gradient of nothing but rounding would move its weight
+// by a whole step, so epsilon is above such gradients here, and below the clipped ones' 1e-3.
 const Optimizer kOptimizers[] = {
     {"AdamW",
      {.type = OptimizerType::kAdamW, .learning_rate = 0.01, .epsilon = 1e-4, .weight_decay = 0.1}},
@@ -57,19 +58,17 @@ const Optimizer kOptimizers[] = {
       .trust_coefficient = 0.05}},
 };
 
-// How far the engine may be from the reference: of the weights, the distance over the length of the
-// way that they went (L2 over all, so that 1 would mean nothing learned); of loss and norm,
-// relative.
+// The largest distance between engine and reference. Of the weights: relative to the distance that
+// they moved (L2 over all, so 1 would mean nothing learned). Of loss and norm: relative.
 //
 // fp32: sums of 13 products through 5 visits and their way back, each rounded to 2^-24 = 6e-8, give
-// gradients to some 1e-6 (longest chain: about 100 roundings). Adam's first steps divide g by |g|:
-// what is relative stays relative, except where gradients nearly cancel between steps.
+// gradients to some 1e-6 (longest chain: about 100 roundings). Adam's first steps divide g by |g|,
+// so relative errors remain, except where gradients nearly cancel between steps.
 //
 // 16 bits: parameters, activations and their gradients are each rounded to u = 2^-9 (bf16) or 2^-12
-// (fp16), and each visit works on what was rounded before it: 5 visits and their way back are about
-// 15 roundings one upon the other, so 32 u where they all point one way and scales of 1.5 amplify
-// them. The weights that Adam makes of it are as far off, the step being of the size of m /
-// sqrt(v).
+// (fp16), and each visit takes rounded input. 5 visits, forward and backward, are about 15
+// successive roundings, so 32 u if all have one sign and scales of 1.5 amplify them. The weights
+// that Adam makes of it are as far off, the step being of the size of m / sqrt(v).
 struct Tolerance {
   DType dtype;
   double weights, report;

@@ -1,5 +1,5 @@
-// An order for which there is no room, on one rank alone: the engine goes on with the order that it has, and nothing
-// shows that it was asked.
+// An order that has no room on one rank: the engine goes on with its present order, and no call shows that it was
+// asked.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -72,7 +72,7 @@ TEST_F(ReorderRefusedTest, StepsGoOn) {
   ExpectUnchangedBy(config_, Shuffled(kLargeBytes), kExactStep);
 }
 
-// Their plan is of its own, and each visit's gradient has memory of its own.
+// They have a plan of their own, and each visit's gradient has its own memory.
 TEST_F(ReorderRefusedTest, HeldStepsOfFewerVisitsGoOn) {
   config_.ebb.reduce_at = ReduceAt::kStep;
   StepOptions held = kExactStep;
@@ -146,8 +146,8 @@ TEST_F(ReorderRefusedTest, BoundariesWithoutAFileAreFoundBeforeAnyMemoryIsTaken)
         });
 }
 
-// Errors count the visits and events of the trainer, whose units they name: not those of the parts that a unit with
-// several dtypes has.
+// Errors count the trainer's visits and events, and name its units. They never show the parts of a unit with several
+// dtypes.
 TEST(ReorderRefused, ErrorsAreOfTheTrainersOwnOrder) {
   const absl::Status status = RunThreads(1, [](World world) -> absl::Status {
     ToyModel toy({.own_dtypes = true});

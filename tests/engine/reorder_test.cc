@@ -1,4 +1,4 @@
-// Another order of scopes for an engine that has trained: it goes on with the bits, the memory and the traffic of an
+// Another order of scopes for an engine that has trained. It goes on with the bits, the memory and the traffic of an
 // engine that was created with that order and given the same state.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -154,7 +154,7 @@ TEST_P(ReorderTest, ThereAndBackIsAsIfNothingHadBeen) {
   }
 }
 
-// None of them changes anything: the next step is what it would have been.
+// None of them changes anything: the next step is the same as without them.
 TEST_P(ReorderTest, AnOrderThatIsRefusedLeavesTheEngineAsItWas) {
   const Setting setting = GetParam().setting;
   const Config config = ConfigOf(setting);
@@ -235,7 +235,7 @@ TEST(ReorderCallTest, BelongsBetweenSteps) {
         });
 }
 
-TEST(ReorderCallTest, RanksThatCallAnotherThingAreTold) {
+TEST(ReorderCallTest, RanksThatMakeAnotherCallGetAnError) {
   const absl::Status status =
       RunEngines(kTwoRanks, ScriptedModel(), ConfigFor(kTwoRanks),
                  [&](Engine& engine, ScriptedTrainer& trainer) {
@@ -268,7 +268,7 @@ TEST(ReorderCallTest, ReportAndCountsAreOfTheLastStepUntilTheNext) {
         });
 }
 
-TEST(ReorderCallTest, WhatWasWrittenBeforeItIsSeenAfterIt) {
+TEST(ReorderCallTest, EarlierWritesAreSeenAfterIt) {
   RunOn(kTwoRanks, ScriptedModel(), ConfigFor(kTwoRanks),
         [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
           EBB_RETURN_IF_ERROR(engine.Write(StateClass::kParameter, Constant(2.5f)));
@@ -451,7 +451,7 @@ TEST(ReorderOfFourRanksTest, GoesOnAsAnEngineThatWasCreatedSo) {
   }
 }
 
-// What states have filled of ebb.host_memory stays there: other slots have what is left.
+// States keep their part of ebb.host_memory, and other slots get the rest.
 TEST(ReorderOnDiskBudgetTest, StatesStayInTheHostMemoryThatTheyHave) {
   Scratch scratch;
   const Setting setting{.world = 2, .stage = 3, .timing = Timing::kEarly};

@@ -1,5 +1,5 @@
-// What the process has in RAM at its peak is what was predicted of its pools, plus its plans, within
-// 5%: nothing is held twice, not even while it is made or locked, and no pool is larger than laid out.
+// The process's peak in RAM is the prediction for its pools, plus its plans, within 5%. No memory is held twice, not
+// even while it is made or locked, and no pool is larger than laid out.
 #include "ebb/runtime/trace/resident_set.h"
 
 #include <gmock/gmock.h>
@@ -55,9 +55,9 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << c.name;
 }
 
-// By how much a count of the system's may be wrong: bytes. Since Linux 6.2 each of n processors that
-// there may be keeps up to max(32, 2 n) pages back from each of three counters (of files', anonymous
-// and shared pages), and what /proc says is read without asking all of them.
+// By how much a count of the system's may be wrong: bytes. Since Linux 6.2 each of n processors that may exist keeps
+// up to max(32, 2 n) pages back from each of three counters (of files', anonymous and shared pages). /proc reads the
+// counters without asking the processors.
 double CountingError() {
   const auto processors = static_cast<double>(sysconf(_SC_NPROCESSORS_CONF));
   return 3 * processors * std::max(32.0, 2 * processors) *
@@ -73,7 +73,7 @@ struct Measured {
   int64_t swapped = 0;    // out of RAM by then
 };
 
-// A step of a trainer that has nothing of its own.
+// A step of a trainer without memory of its own.
 absl::Status RunStep(Engine& engine, int units) {
   Step step = engine.BeginStep();
   for (int u = 0; u < units; ++u) step.Forward(UnitId{u}).Close();
@@ -127,7 +127,7 @@ absl::StatusOr<Measured> Train(const Case& c, const std::string& disk) {
   return measured;
 }
 
-// Train in a process of its own, so that its peak is that of Train alone.
+// Trains in a separate process, so that its peak is that of Train alone.
 Measured TrainForked(const Case& c, const std::string& disk) {
   Measured measured;
   int ends[2];
@@ -149,7 +149,7 @@ Measured TrainForked(const Case& c, const std::string& disk) {
 
 class ResidentSetOfEnginesTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(ResidentSetOfEnginesTest, PeaksAtWhatWasPredicted) {
+TEST_P(ResidentSetOfEnginesTest, PeaksAtThePrediction) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizers' shadow of the pools is resident, too";
 #endif
@@ -182,7 +182,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{.name = "InRamPinned", .tier = Tier::kCpu, .pins = true},
         Case{.name = "InRam", .tier = Tier::kCpu}, Case{.name = "OnTheDevice"},
         Case{.name = "TwoRanksInRamPinned", .tier = Tier::kCpu, .pins = true, .ranks = 2},
-        // Of units as of pools: 128.5 MiB of masters, 257 of optimizer states.
+        // Of units and of pools: 128.5 MiB of masters, 257 of optimizer states.
         Case{.name = "JustAbovePowersOfTwo",
              .tier = Tier::kCpu,
              .pins = true,

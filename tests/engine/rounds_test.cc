@@ -1,4 +1,4 @@
-// Steps of any number of rounds, of which an engine plans three: the first, one for all in the middle, the last.
+// Steps of any number of rounds. An engine plans three: the first, one for all in the middle, and the last.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -99,7 +99,7 @@ TEST_P(RoundsTest, HeldGradientsAreTheSumsOfAllRounds) {
   ExpectSums(GetParam(), OnNvme(ConfigFor(GetParam()), folder_.path()));
 }
 
-// What overlaps by one scope overlaps by one at the end of a round, too.
+// An overlap by one scope also crosses the end of a round.
 TEST_P(RoundsTest, AScopeMayCloseBehindTheOpeningOfTheNextRound) {
   const auto run = [&](bool overlaps) {
     Config config = ConfigFor(GetParam());

@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kDeclared = 12;
 
-// As the engine follows a declared order 0 1 2 ...: after a scope comes the one behind it, or what
-// was expected anyway.
+// As the engine follows a declared order 0 1 2 ...: after a scope the next one is expected, or the
+// one that was expected anyway.
 ScopeTrail TrailOf(const std::vector<int>& codes) {
   ScopeTrail trail{.next = 0};
   int next = 0;
@@ -27,11 +27,11 @@ ScopeTrail TrailOf(const std::vector<int>& codes) {
   return trail;
 }
 
-std::vector<int> RandomCodes(sharding::Random& random, int departures_in_ten) {
+std::vector<int> RandomCodes(sharding::Random& random, int off_plan_in_ten) {
   std::vector<int> codes;
   for (int64_t left = random.Between(0, kDeclared); left > 0; --left) {
     const int next = codes.empty() ? 0 : codes.back() + 1;
-    codes.push_back(random.Between(0, 9) < departures_in_ten
+    codes.push_back(random.Between(0, 9) < off_plan_in_ten
                         ? static_cast<int>(random.Between(0, kDeclared - 1))
                         : std::min(next, kDeclared - 1));
   }
@@ -61,12 +61,12 @@ TEST(ScopeTrailTest, NamesTheFirstDifferenceOfLogs) {
   EXPECT_GT(differ, 1'000);
 }
 
-TEST(ScopeTrailTest, SaysNothingOfWhatItHasNotKept) {
-  std::vector<int> first(ScopeTrail::kDeparturesMax + 3, 0), other = first;
+TEST(ScopeTrailTest, SeesNoDifferenceInScopesThatItHasNotKept) {
+  std::vector<int> first(ScopeTrail::kOffPlanMax + 3, 0), other = first;
   first.push_back(5);
   other.push_back(6);
   EXPECT_FALSE(FirstDifference(TrailOf(first), TrailOf(other)).has_value());
-  other[7] = 3;  // but what came before, it has
+  other[7] = 3;  // but it has the ones before
   const auto difference = FirstDifference(TrailOf(first), TrailOf(other));
   ASSERT_TRUE(difference.has_value());
   EXPECT_EQ(difference->number, 7);

@@ -1,5 +1,5 @@
-// Scopes off the declared order, left open, overlapping, or asked for what they do not have: right
-// numbers and a warning, or an error that says what to do; never wrong numbers.
+// Scopes off the declared order, left open, overlapping, or asked for tensors that they do not
+// have: right numbers and a warning, or an error that says what to do; never wrong numbers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,13 +19,13 @@ using ::testing::HasSubstr;
 
 const char kWarning[] = "where the declared order has";
 
-struct Departure {
+struct OffPlanOrder {
   const char* name;
   Script script;                  // of one round
   std::vector<int> without = {};  // visits without a backward in it
 };
 
-std::vector<Departure> Departures() {
+std::vector<OffPlanOrder> OffPlanOrders() {
   return {
       {"ForwardLeftOut",
        [](const ScriptedTrainer& trainer, Step& step) {
@@ -107,67 +107,68 @@ std::vector<Departure> Departures() {
   };
 }
 
-class DepartureTest : public ::testing::TestWithParam<Setting> {
+class OffPlanScopesTest : public ::testing::TestWithParam<Setting> {
  protected:
-  // Runs the declared order and the departure, `rounds` rounds a step of which those in `departing`
-  // depart, and compares every view and the masters.
-  static void Compare(const Setting& setting, const Departure& departure, Config config,
-                      int rounds = 1, std::vector<int> departing = {0}) {
-    SCOPED_TRACE(::testing::Message() << departure.name << ", " << setting << ", " << rounds
+  // Runs `rounds` rounds a step, in the declared order and with `order` in the rounds `off_plan_rounds`. Compares
+  // every view and the masters.
+  static void Compare(const Setting& setting, const OffPlanOrder& order, Config config,
+                      int rounds = 1, std::vector<int> off_plan_rounds = {0}) {
+    SCOPED_TRACE(::testing::Message() << order.name << ", " << setting << ", " << rounds
                                       << " rounds, prefetch " << config.ebb.prefetch_depth);
     config.gradient_accumulation_steps = rounds;
     const ModelSpec model = ScriptedModel();
-    const auto departs = [&](int round) {
-      return std::find(departing.begin(), departing.end(), round) != departing.end();
+    const auto is_off_plan = [&](int round) {
+      return std::find(off_plan_rounds.begin(), off_plan_rounds.end(), round) !=
+             off_plan_rounds.end();
     };
     const ScriptRun declared =
         RunScript(setting, model, config, [&](const ScriptedTrainer& trainer, Step& step) {
           for (int r = 0; r < step.rounds(); ++r)
-            trainer.Round(step, departs(r) ? departure.without : std::vector<int>());
+            trainer.Round(step, is_off_plan(r) ? order.without : std::vector<int>());
         });
     ASSERT_TRUE(declared.status.ok()) << declared.status;
     EXPECT_EQ(Occurrences(declared.log, kWarning), 0) << declared.log;
     StepOptions options = kExactStep;
-    options.may_leave_out = !departure.without.empty();
-    const ScriptRun departed = RunScript(setting, model, config,
+    options.may_leave_out = !order.without.empty();
+    const ScriptRun off_plan = RunScript(setting, model, config,
                                          [&](const ScriptedTrainer& trainer, Step& step) {
                                            for (int r = 0; r < step.rounds(); ++r) {
-                                             if (departs(r)) {
-                                               departure.script(trainer, step);
+                                             if (is_off_plan(r)) {
+                                               order.script(trainer, step);
                                              } else {
                                                trainer.Round(step);
                                              }
                                            }
                                          },
                                          {.step = options, .shown = &declared.shown});
-    ASSERT_TRUE(departed.status.ok()) << departed.status;
-    EXPECT_EQ(departed.masters, declared.masters);
-    EXPECT_EQ(Occurrences(departed.log, kWarning), 1) << departed.log;
+    ASSERT_TRUE(off_plan.status.ok()) << off_plan.status;
+    EXPECT_EQ(off_plan.masters, declared.masters);
+    EXPECT_EQ(Occurrences(off_plan.log, kWarning), 1) << off_plan.log;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Cells, DepartureTest, ::testing::ValuesIn(WorldsAndStages()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Cells, OffPlanScopesTest, ::testing::ValuesIn(WorldsAndStages()), NameOf);
 
-TEST_P(DepartureTest, GivesTheNumbersOfTheDeclaredOrderAndOneWarning) {
+TEST_P(OffPlanScopesTest, GivesTheNumbersOfTheDeclaredOrderAndOneWarning) {
   for (const Setting& setting : At(GetParam(), kTimings)) {
-    for (const Departure& departure : Departures()) Compare(setting, departure, ConfigFor(setting));
+    for (const OffPlanOrder& order : OffPlanOrders()) Compare(setting, order, ConfigFor(setting));
   }
 }
 
-TEST_P(DepartureTest, GivesThemAtAnyPrefetchDepthAndInBuckets) {
+TEST_P(OffPlanScopesTest, GivesThemAtAnyPrefetchDepthAndInBuckets) {
   Setting setting = GetParam();
-  for (const Departure& departure : Departures()) {
+  for (const OffPlanOrder& order : OffPlanOrders()) {
     for (const int64_t depth : {0, 2}) {
       setting.timing = depth == 0 ? Timing::kLate : Timing::kEarly;
       Config config = ConfigFor(setting);
       config.ebb.prefetch_depth = depth;
       if (depth == 2) config.ebb.coalesce_bytes = 1200;  // two units or so
-      Compare(setting, departure, config);
+      Compare(setting, order, config);
     }
   }
 }
 
-// What leaves the order takes with it what it had on the way from or to the disk.
-TEST_P(DepartureTest, GivesThemWithEverythingOnNvme) {
+// A scope that is left out also drops its transfers from and to the disk.
+TEST_P(OffPlanScopesTest, GivesThemWithEverythingOnNvme) {
   if (GetParam().stage == 0) GTEST_SKIP() << "nothing is offloaded at stage 0";
   if (GetParam().world > 2) GTEST_SKIP() << "a disk for three ranks takes its time";
   Scratch scratch;
@@ -179,43 +180,43 @@ TEST_P(DepartureTest, GivesThemWithEverythingOnNvme) {
       config.ebb.offload_gradients = Tier::kNvme;
       config.ebb.verify_swap = VerifySwap::kAll;
     }
-    for (const Departure& departure : Departures()) Compare(setting, departure, config);
+    for (const OffPlanOrder& order : OffPlanOrders()) Compare(setting, order, config);
     const Script round = [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); };
     EXPECT_EQ(RunScript(setting, ScriptedModel(), config, round).masters,
               RunScript(setting, ScriptedModel(), ConfigFor(setting), round).masters);
   }
 }
 
-// Departures that leave no doubt about the round: a repeated walk, or a first unit that is left out
+// OffPlanOrders that leave no doubt about the round: a repeated walk, or a first unit that is left out
 // or recomputed, could as well be the next round.
-TEST_P(DepartureTest, GivesThemInAnyRound) {
+TEST_P(OffPlanScopesTest, GivesThemInAnyRound) {
   Setting setting = GetParam();
-  for (const Departure& departure : Departures()) {
-    const std::string name = departure.name;
+  for (const OffPlanOrder& order : OffPlanOrders()) {
+    const std::string name = order.name;
     if (name == "WalkRepeated" || name == "RecomputedByForwardScopes") continue;
     for (const ReduceAt at : {ReduceAt::kRound, ReduceAt::kStep}) {
       for (const int round : {0, 1, 2}) {
         setting.timing = round == 1 ? Timing::kEarly : Timing::kLate;
         Config config = ConfigFor(setting);
         config.ebb.reduce_at = at;
-        Compare(setting, departure, config, /*rounds=*/3, {round});
+        Compare(setting, order, config, /*rounds=*/3, {round});
       }
     }
   }
 }
 
-TEST_P(DepartureTest, GivesThemInAllRounds) {
+TEST_P(OffPlanScopesTest, GivesThemInAllRounds) {
   Setting setting = GetParam();
-  for (const Departure& departure : Departures()) {
-    const std::string name = departure.name;
+  for (const OffPlanOrder& order : OffPlanOrders()) {
+    const std::string name = order.name;
     if (name == "WalkRepeated" || name == "RecomputedByForwardScopes") continue;
-    Compare(setting, departure, ConfigFor(setting), /*rounds=*/3, {0, 1, 2});
+    Compare(setting, order, ConfigFor(setting), /*rounds=*/3, {0, 1, 2});
   }
 }
 
-// A gradient has one place in the order: what comes out of it, or once more, is an error that names the
-// scope and where the order is declared. The step is dropped, and the engine goes on.
-TEST_P(DepartureTest, ABackwardOutOfOrderOrAgainIsAnErrorThatChangesNothing) {
+// A gradient has one place in the order. A scope out of its place, or a second one, is an error that names the scope
+// and the place where the order is declared. The step is dropped, and the engine goes on.
+TEST_P(OffPlanScopesTest, ABackwardOutOfOrderOrAgainIsAnErrorThatChangesNothing) {
   struct Refused {
     std::vector<int> backward;  // visits
     const char* says;
@@ -266,7 +267,7 @@ TEST_P(DepartureTest, ABackwardOutOfOrderOrAgainIsAnErrorThatChangesNothing) {
 }
 
 // The other ranks hear of it, and wait for no collective that the rank at fault left out.
-TEST_P(DepartureTest, ABackwardRefusedOnOneRankIsNamedOnAll) {
+TEST_P(OffPlanScopesTest, ABackwardRefusedOnOneRankIsNamedOnAll) {
   if (GetParam().world == 1) GTEST_SKIP() << "it has no others";
   const ModelSpec model = ScriptedModel();
   const absl::Status status =
@@ -291,7 +292,7 @@ TEST_P(DepartureTest, ABackwardRefusedOnOneRankIsNamedOnAll) {
 }
 
 // Where parts of the step were updated before it, nothing can be right any more.
-TEST_P(DepartureTest, ABackwardAgainAfterAnEarlyUpdateFailsTheEngine) {
+TEST_P(OffPlanScopesTest, ABackwardAgainAfterAnEarlyUpdateFailsTheEngine) {
   Setting setting = GetParam();
   setting.timing = Timing::kEarly;
   const ScriptRun run = RunScript(setting, ScriptedModel(), ConfigFor(setting),
@@ -304,8 +305,8 @@ TEST_P(DepartureTest, ABackwardAgainAfterAnEarlyUpdateFailsTheEngine) {
                     HasSubstr(sharding::kOrderDeclaredIn)));
 }
 
-// What it showed would be of the next step.
-TEST_P(DepartureTest, AForwardAgainAfterAnEarlyUpdateFailsTheEngine) {
+// It would show parameters of the next step.
+TEST_P(OffPlanScopesTest, AForwardAgainAfterAnEarlyUpdateFailsTheEngine) {
   Setting setting = GetParam();
   setting.timing = Timing::kEarly;
   const ScriptRun run = RunScript(setting, ScriptedModel(), ConfigFor(setting),
@@ -319,7 +320,7 @@ TEST_P(DepartureTest, AForwardAgainAfterAnEarlyUpdateFailsTheEngine) {
 }
 
 // The error drops the step on every rank, and the engine goes on as if it had never been.
-TEST_P(DepartureTest, IsAnErrorWhereBoundariesBelongToTheEngine) {
+TEST_P(OffPlanScopesTest, IsAnErrorWhereBoundariesBelongToTheEngine) {
   const ModelSpec model = ScriptedModel(/*boundary_bytes=*/40);
   for (const Setting& setting : At(GetParam(), kNotEarly)) {
     const Config config = ConfigFor(setting);
@@ -327,15 +328,15 @@ TEST_P(DepartureTest, IsAnErrorWhereBoundariesBelongToTheEngine) {
         RunScript(setting, model, config,
                   [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); });
     ASSERT_TRUE(right.status.ok()) << right.status;
-    for (const Departure& departure : Departures()) {
-      SCOPED_TRACE(::testing::Message() << departure.name << ", " << setting);
+    for (const OffPlanOrder& order : OffPlanOrders()) {
+      SCOPED_TRACE(::testing::Message() << order.name << ", " << setting);
       const absl::Status status = RunEngines(
           setting, model, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
             for (int number = 0; number < 3; ++number) {
               trainer.BeginStep(number, &right.shown[static_cast<size_t>(number)]);
               if (number == 1) {
                 Step step = engine.BeginStep({.gradient_divisor = 4});
-                departure.script(trainer, step);
+                order.script(trainer, step);
                 const absl::Status wrong = FinishAndReport(engine, step);
                 EXPECT_EQ(wrong.code(), absl::StatusCode::kFailedPrecondition) << wrong;
                 EXPECT_THAT(std::string(wrong.message()),

@@ -201,7 +201,7 @@ ScriptRun RunScript(const Setting& setting, const ModelSpec& model, const Config
           }
           Step step = engine.BeginStep(options.step);
           script(trainer, step);
-          // The next step begins before it is known what came of this one.
+          // The next step begins before the outcome of this one is known.
           absl::Status status = step.Finish();
           if (!status.ok() || number + 1 == options.steps) status = Reported(engine, status);
           if (!status.ok()) return status;

@@ -1,7 +1,7 @@
 // A trainer with numbers that do not depend on the order of its scopes. Every contribution to a
-// gradient is a few exact bits, so a step off the declared order must end with the masters of the
-// declared one bit for bit, and every parameter that a scope shows is compared with what it must
-// be.
+// gradient is a few exact bits. So a step off the declared order must end with the masters of the
+// declared one bit for bit, and every parameter that a scope shows is compared with its known
+// value.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -39,8 +39,8 @@ std::vector<Setting> WorldsAndStages(std::initializer_list<int> worlds = {1, 2, 
 std::vector<Setting> At(Setting setting, std::span<const Timing> timings);
 std::string NameOf(const ::testing::TestParamInfo<Setting>& info);
 
-// forward: u0 u1 u2 u3 u4 u0. u0 is tied, u2 frozen, u1 and u3 are of one size (collectives that
-// take one for the other do not notice).
+// forward: u0 u1 u2 u3 u4 u0. u0 is tied, u2 frozen. u1 and u3 have one size, so collectives do not
+// notice if one is taken for the other.
 ModelSpec ScriptedModel(int64_t boundary_bytes = 0);
 inline constexpr int kScriptedVisits = 6;
 inline constexpr int kScriptedUnits[kScriptedVisits] = {0, 1, 2, 3, 4, 0};
@@ -100,7 +100,7 @@ absl::Status RunEngines(
     const std::function<absl::Status(Engine& engine, ScriptedTrainer& trainer)>& body,
     const EngineOptions& options = {});
 
-// What came of a step, on every rank: Finish returns what this rank knows by then, and Report the verdict.
+// The outcome of a step, on every rank: Finish returns this rank's own error, Report the verdict.
 absl::Status FinishAndReport(Engine& engine, Step& step);
 // The same of a step that has finished.
 absl::Status Reported(Engine& engine, const absl::Status& finished);
@@ -111,7 +111,7 @@ struct ScriptRun {
   absl::Status status;                 // the first error of any rank
   std::vector<ParameterValues> shown;  // before each step, as scopes show it (only where gathered)
   ParameterValues masters;             // after the last
-  std::string log;                     // what was written to standard error
+  std::string log;                     // written to standard error
 };
 
 struct ScriptOptions {

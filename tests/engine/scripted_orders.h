@@ -1,4 +1,4 @@
-// The scripted model in other orders of scopes, and what an engine has in the end that trained in one of them.
+// The scripted model in other orders of scopes, and the final state of an engine that trained in one of them.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ struct Ended {
 };
 absl::StatusOr<Ended> End(Engine& engine, const ModelSpec& model);
 
-// By rank. `make`: what an engine has done before the last two steps, which are in the new order.
+// By rank. `make`: prepares the engine before the last two steps, which are in the new order.
 std::vector<Ended> EndOf(const Setting& setting, const Config& config, const Order& created,
                          const Order& order,
                          const std::function<absl::Status(Engine&, ScriptedTrainer&)>& make,

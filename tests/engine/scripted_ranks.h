@@ -1,4 +1,4 @@
-// What came of steps, without an engine: a script plays the calls, records and streams of ranks. A
+// Outcomes of steps without an engine: a script plays the calls, records and streams of ranks. A
 // rank's stream runs its tasks when the script says so, or when the rank waits for a verdict.
 #pragma once
 
@@ -55,7 +55,7 @@ struct ScriptedPeers : StepPeers {
   }
 };
 
-// What one rank does in a step.
+// One rank's part in a step.
 struct Script {
   absl::Status error = {};  // noted while the step is open
   bool waits = false, early = false, starts_early = false;

@@ -105,7 +105,7 @@ void PrintTo(const Cell& cell, std::ostream* out) {
 }
 
 class SecondaryShards : public ::testing::TestWithParam<Cell> {};
-TEST_P(SecondaryShards, ChangeNoBitWhateverComesBetween) {
+TEST_P(SecondaryShards, ChangeNoBitWithAnyCallsBetweenSteps) {
   const Cell& cell = GetParam();
   EXPECT_EQ(BitsOf(cell, 2), BitsOf(cell, 1));
 }
@@ -128,7 +128,7 @@ INSTANTIATE_TEST_SUITE_P(
              .states = Tier::kCpu,
              .prefetch = 0}));
 
-// The tables: what is counted is what was predicted, and what crosses the groups is the model once.
+// The tables: counted bytes equal predicted ones, and the model crosses the groups once.
 TEST(SecondaryShardsTest, TakeTheMemoryAndMoveTheBytesThatArePredicted) {
   for (const int world : {4, 8}) {
     for (const int64_t micro_batches : {1, 3}) {
@@ -176,8 +176,8 @@ TEST(SecondaryShardsTest, TakeTheMemoryAndMoveTheBytesThatArePredicted) {
   }
 }
 
-// Units have one slot after each other: a unit that is opened again, also in the place of one that was
-// gathered from its secondary shards, changes neither those nor what is shown.
+// Units take one slot after each other. A unit may be opened again in the place of another that was gathered from its
+// secondary shards. That changes neither the shards nor the values shown.
 TEST(SecondaryShardsTest, AreKeptBesideScopesThatAreOpenedAgain) {
   constexpr int kUnits = 4;
   ModelSpec model;

@@ -1,5 +1,5 @@
-// Several engines of one world: each ends with the bits that it has alone, however they take turns,
-// and every rank's collectives are in the order of its calls.
+// Several engines of one world. Each ends with the bits that it has alone, in any order of their
+// steps, and every rank's collectives are in the order of its calls.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -199,9 +199,8 @@ TEST_P(SeveralEnginesTest, EachEndsAsIfItWereAlone) {
   }
 }
 
-// Communicators of different engines would wait for each other on a GPU if one rank enqueued them in
-// another order than another: every call enqueues what is its own, on the thread that calls, before
-// the next call.
+// If two ranks enqueued the communicators of different engines in different orders, these would wait for each other
+// on a GPU. So every call enqueues its own collectives, on the calling thread, before the next call.
 TEST_P(SeveralEnginesTest, CollectivesAreInTheOrderOfTheCallsOnEveryRank) {
   for (const Woven& woven : kWeaves) {
     SCOPED_TRACE(woven.name);
@@ -261,8 +260,8 @@ TEST_P(SeveralEnginesTest, ACallEnqueuesItsOwnEnginesCollectivesOnly) {
     expect_only(0);
     EBB_RETURN_IF_ERROR(second.Finish());
     expect_only(1);
-    // Both are the same model: gathers, reductions and an exchange, as many in each. Of one rank the
-    // exchange alone calls anything.
+    // Both are the same model: gathers, reductions and an exchange, as many in each. On one rank only the exchange
+    // calls a communicator.
     EXPECT_EQ(of[0], of[1]);
     EXPECT_GT(of[0], GetParam() == 1 ? 0 : 2);
     calls->lists = false;

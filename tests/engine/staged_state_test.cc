@@ -1,5 +1,5 @@
-// State that passes through the staging between disk and host: more than a slot holds of it, with a read on its way
-// while a sink or a source has the values of another one.
+// State that passes through the staging between disk and host: more than a slot holds, and with a read running while
+// a sink or a source has the values of another slot.
 #include <gtest/gtest.h>
 
 #include <ostream>
@@ -108,7 +108,7 @@ TEST_P(StagedStateTest, SinksAndSourcesMayReadOtherState) {
 }
 
 // The read of the next values is on its way when a sink has had enough.
-TEST_P(StagedStateTest, WhatIsWrittenAfterASinkGaveUpIsRead) {
+TEST_P(StagedStateTest, AWriteAfterASinkGaveUpIsReadBack) {
   Run([&](Engine& engine) -> absl::Status {
     for (int calls = 1; calls <= 3; ++calls) {
       int seen = 0;

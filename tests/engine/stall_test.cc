@@ -1,6 +1,6 @@
-// A rank that does not come: the time-out is waited out once, whatever else of the engine the others
-// wait in, and what they say names the wait that came first. So only that wait has a time-out here
-// that ends; those of all other communicators last for days.
+// A rank that does not come. The time-out passes once, in whatever part of the engine the other ranks wait, and their
+// errors name the first wait. So only that wait has a short time-out here. Those of all other communicators last for
+// days.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -42,7 +42,7 @@ struct Case {
   int shard_group = 0;
 };
 
-// Every rank's status of what it did.
+// Every rank's status of its call.
 std::vector<absl::Status> WhatIsSaid(const Case& test) {
   const ModelSpec model = ScriptedModel();
   Config config = ConfigFor(test.setting);
@@ -159,7 +159,7 @@ TEST(StallTest, RanksOfOtherShardGroupsDoNotWaitForTheirOwnTimeOut) {
   }
 }
 
-TEST(StallTest, AMeetingsFirstWaitEndsAllOthers) {
+TEST(StallTest, ACallsFirstWaitEndsThoseOfAllRanks) {
   for (const int shard_group : {0, 2}) {
     const std::vector<absl::Status> statuses =
         WhatIsSaid({.setting = {.world = 4, .stage = 3},
@@ -177,7 +177,7 @@ TEST(StallTest, AMeetingsFirstWaitEndsAllOthers) {
 }
 
 // Every rank waits for the others, each in another engine, and none waits for the time-out.
-TEST(StallTest, RanksThatCallEnginesInAnotherOrderSayWhatEachDid) {
+TEST(StallTest, RanksThatCallEnginesInDifferentOrdersNameBothCalls) {
   const std::vector<absl::Status> steps = WhatIsSaid({.setting = {.world = 2, .stage = 3},
                                                       .impatient = "none",
                                                       .act =
@@ -193,7 +193,7 @@ TEST(StallTest, RanksThatCallEnginesInAnotherOrderSayWhatEachDid) {
                                         "rank 0 began a step of the engine 'policy'"));
   }
 
-  const std::vector<absl::Status> meetings =
+  const std::vector<absl::Status> calls =
       WhatIsSaid({.setting = {.world = 2, .stage = 3},
                   .impatient = "none",
                   .act =
@@ -203,14 +203,14 @@ TEST(StallTest, RanksThatCallEnginesInAnotherOrderSayWhatEachDid) {
                                    : engines.policy.Resume();
                       },
                   .stalls = false});
-  for (const absl::Status& status : meetings) {
+  for (const absl::Status& status : calls) {
     EXPECT_THAT(Text(status), HasSubstr("rank 1 called Resume of the engine 'policy' where rank 0 "
                                         "copied parameters into the engine 'other'"));
   }
 }
 
 // One waits in a gather for another that waits in a reduction for it. All are alive.
-TEST(StallTest, RanksThatAreWokenSayWhatDiffers) {
+TEST(StallTest, WokenRanksNameTheDifference) {
   const std::vector<absl::Status> statuses =
       WhatIsSaid({.setting = {.world = 2, .stage = 3},
                   .impatient = "gather",

@@ -1,4 +1,5 @@
-// Reading, writing and gathering state: which slices and values, when, and what is refused.
+// Reading, writing and gathering state: the slices and values, the times at which it is allowed,
+// and its errors.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -46,7 +47,7 @@ INSTANTIATE_TEST_SUITE_P(Cells, StateAccessTest, ::testing::ValuesIn(WorldsAndSt
 
 constexpr DType kComputes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 
-// Whatever world and stage: what the parameter's own initialiser says, asked for all of it at once.
+// At any world and stage: the values of the parameter's own initialiser, called once for all of it.
 TEST_P(StateAccessTest, FirstValuesAreTheInitialisersBitForBit) {
   ParameterValues initial;
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
@@ -82,8 +83,8 @@ TEST_P(StateAccessTest, FirstValuesAreTheInitialisersBitForBit) {
   }
 }
 
-// Slices come in declared order, in pieces of 4 MiB at most; those of all ranks are every element
-// once.
+// Slices come in declared order, in pieces of at most 4 MiB. Those of all ranks together have every
+// element once.
 TEST_P(StateAccessTest, ReadGivesEveryElementOnOneRank) {
   ModelSpec model;
   model.Add(model.AddUnit("small"), {.name = "few", .shape = {3}, .init = Normal(1, 1)});
@@ -164,9 +165,9 @@ TEST_P(StateAccessTest, WrittenValuesTrainOnAsIfTheyHadBeenTheFirst) {
   }
 }
 
-// Own clipping: what is written between Reduce and Finish is what the update takes, and its norm
-// what is reported.
-TEST_P(StateAccessTest, WrittenGradientsAreThoseOfTheUpdate) {
+// Own clipping: the update takes gradients written between Reduce and Finish, and the report has
+// their norm.
+TEST_P(StateAccessTest, TheUpdateTakesWrittenGradients) {
   for (const DType compute : kComputes) {
     for (const Setting& setting : At(GetParam(), kNotEarly)) {
       Config config = ConfigFor(setting);

@@ -1,5 +1,5 @@
-// Requests for state that cannot be met: a Status that says what is wrong and what is right, on
-// every rank, and nothing changed.
+// Requests for state that cannot be met: a Status on every rank that says what is wrong and what is
+// right, and no change.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ class StateRefusalTest : public ::testing::TestWithParam<Setting> {
 };
 INSTANTIATE_TEST_SUITE_P(Cells, StateRefusalTest, ::testing::ValuesIn(WorldsAndStages()), NameOf);
 
-TEST_P(StateRefusalTest, NamesWhatIsWrong) {
+TEST_P(StateRefusalTest, NamesTheError) {
   struct Refusal {
     std::function<absl::Status(Engine& engine)> request;
     absl::StatusCode code;
@@ -151,7 +151,8 @@ TEST_P(StateRefusalTest, APieceThatARankDoesNotTakeIsItsError) {
   });
 }
 
-// Of all but gradients, while a Step or Evaluation is alive. Reading and gathering are legal then.
+// For all classes but gradients, while a Step or Evaluation is alive. Reading and gathering are
+// legal then.
 TEST_P(StateRefusalTest, NothingIsWrittenInsideAStepOrEvaluation) {
   Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(const Snapshot before, TakeSnapshot(engine, model_));

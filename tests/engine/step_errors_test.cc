@@ -70,7 +70,7 @@ TEST(StepErrorsTest, AnEvaluationBlocksNoUpdate) {
   EXPECT_EQ(errors.Tell(), kOwn);
 }
 
-TEST(StepErrorsTest, AnErrorOfAJudgedStepIsToldOnceAndMeanwhileEveryStepHasIt) {
+TEST(StepErrorsTest, AnErrorOfAJudgedStepIsReturnedOnceAndUntilThenFailsEveryStep) {
   StepErrors errors;
   const int64_t first = errors.NextExchange(), second = errors.NextExchange();
   EXPECT_EQ(second, first + 1);
@@ -101,7 +101,7 @@ TEST(StepErrorsTest, AnErrorLearntInAStepIsTheStepsToo) {
   EXPECT_EQ(errors.Tell(), kOther);
 }
 
-TEST(StepErrorsTest, WhatWasLearntBeforeAFailureIsToldBeforeIt) {
+TEST(StepErrorsTest, AnErrorKnownBeforeAFailureIsReturnedBeforeIt) {
   StepErrors errors;
   errors.Learn(kOther, errors.NextExchange());
   errors.Fail(kFailure);
@@ -111,7 +111,7 @@ TEST(StepErrorsTest, WhatWasLearntBeforeAFailureIsToldBeforeIt) {
   EXPECT_TRUE(errors.UnreportedFailure().ok());
 }
 
-TEST(StepErrorsTest, OfManyThreadsOneFailsFirst) {
+TEST(StepErrorsTest, OneOfManyThreadsFailsFirst) {
   StepErrors errors;
   constexpr int kThreads = 8;
   std::vector<std::thread> threads;

@@ -1,4 +1,4 @@
-// What came of steps, on ranks that a script plays.
+// Outcomes of steps, on ranks that a script plays.
 #include "ebb/runtime/engine/step_outcome.h"
 
 #include <gmock/gmock.h>
@@ -132,19 +132,19 @@ struct Case {
 
 constexpr int kRanks = 3, kSteps = 4, kFaulty = 0;
 
-// The faulty step comes first. A rank is told by Finish or by Report; what every rank knows by the end of a
-// step decides whether that one is applied.
+// The faulty step comes first. A rank learns of it by Finish or by Report. A step is applied or not depending on the
+// errors that every rank knows at its end.
 void RunCase(const Case& of) {
   Ranks ranks(kRanks);
   std::vector<bool> knows(kRanks, false);
-  std::vector<int> times_told(kRanks, 0);
+  std::vector<int> reports(kRanks, 0);
   const auto tell = [&](int r, const absl::Status& status) {
     if (status.ok()) return;
     EXPECT_THAT(Text(status),
                 HasSubstr(r == of.culprit ? "a mistake"
                                           : absl::StrCat("rank ", of.culprit, ": a mistake")));
     knows[static_cast<size_t>(r)] = true;
-    ++times_told[static_cast<size_t>(r)];
+    ++reports[static_cast<size_t>(r)];
   };
   int64_t applied = 0;
   bool all_knew_before = false;  // as the step before was exchanged
@@ -166,7 +166,7 @@ void RunCase(const Case& of) {
     tell(r, ranks[r].Report().status());
     EXPECT_EQ(ranks[r].training_state().applied_steps, applied) << "rank " << r;
     EXPECT_EQ(ranks[r].training_state().finished_steps, applied) << "rank " << r;
-    EXPECT_GE(times_told[static_cast<size_t>(r)], 1) << "rank " << r << " was not told";
+    EXPECT_GE(reports[static_cast<size_t>(r)], 1) << "rank " << r << " was not told";
     EXPECT_FALSE(ranks.at(r).errors.has_failed());
   }
   // Once all know the engine goes on.
@@ -284,7 +284,7 @@ TEST(StepOutcomeTest, AFailureBeforeTheExchangeFailsAllRanks) {
   }
 }
 
-TEST(StepOutcomeTest, WhatIsNotedBehindTheExchangeFailsTheEngine) {
+TEST(StepOutcomeTest, AnErrorNotedAfterTheExchangeFailsTheEngine) {
   Ranks ranks(2);
   for (const int r : {0, 1}) ranks.Enqueue(r, {});
   ranks.Run();
@@ -308,7 +308,7 @@ TEST(StepOutcomeTest, ABreakBeforeTheRecordsFailsTheEngineOnAllRanks) {
   }
 }
 
-TEST(StepOutcomeTest, AFailureAfterTheExchangeIsToldToRanksThatWait) {
+TEST(StepOutcomeTest, AFailureAfterTheExchangeReachesWaitingRanks) {
   Ranks ranks(2);
   ranks.Train();
   ranks.Run();

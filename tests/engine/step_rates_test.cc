@@ -1,5 +1,5 @@
-// Learning rates, weight decays and a scale of the gradient that a trainer gives for one step, as it begins
-// or as it ends: the bits are those of a config that says the same.
+// Learning rates, weight decays and a scale of the gradient that a trainer gives for one step, at its begin or its
+// end: the bits of a config with these values.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -142,7 +142,7 @@ TEST_P(StepRatesTest, AGradientScaleIsAnotherDivisor) {
   }
 }
 
-TEST_P(StepRatesTest, WhereUpdatesAreEarlyAValueAtFinishIsAnErrorThatSaysWhatToDo) {
+TEST_P(StepRatesTest, WithEarlyUpdatesAValueAtFinishIsAnErrorWithARemedy) {
   Setting setting = GetParam();
   setting.timing = Timing::kEarly;
   for (const FinishOptions& finish :

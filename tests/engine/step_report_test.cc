@@ -46,7 +46,7 @@ constexpr int64_t kTrainableElements = 99 + 7 + 130 + 130 + 300 + 1;
 TEST_P(StepReportTest, HeldGradientsAreTheSumsOverTheDivisor) {
   Config config = ConfigFor(GetParam());
   config.gradient_accumulation_steps = 2;
-  // Of other numbers of micro-batches than the config's, too.
+  // Also of other numbers of micro-batches than the config's.
   constexpr int kMicroBatches[] = {0, 1, 2, 4};
   RunOn(GetParam(), model_, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
     for (int number = 0; number < 4; ++number) {
@@ -255,7 +255,7 @@ TEST_P(StepReportTest, ReportsTheStepThatFinishedLast) {
 }
 
 // Also where ranks exchange norms of parameters.
-TEST_P(StepReportTest, CommunicationIsWhatThePlanPredicts) {
+TEST_P(StepReportTest, CommunicationEqualsThePlans) {
   for (const Setting& setting : At(GetParam(), kTimings)) {
     Config config = ConfigFor(setting);
     config.gradient_accumulation_steps = 2;
@@ -275,7 +275,7 @@ TEST_P(StepReportTest, CommunicationIsWhatThePlanPredicts) {
       for (int number = 0; number < 3; ++number) {
         EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, number));
         expect(" after it");
-        // Neither what runs in between nor the step under way is in it.
+        // It has neither the calls in between nor the open step.
         Evaluation evaluation = engine.BeginEvaluation();
         for (int unit : kScriptedUnits) evaluation.Forward(UnitId{unit});
         EBB_RETURN_IF_ERROR(evaluation.Finish().status());

@@ -1,5 +1,5 @@
-// A step from BeginStep to Finish: what Finish closes, what is dead after it, what is refused, and
-// that a step dropped or refused leaves nothing behind.
+// A step from BeginStep to Finish: the scopes that Finish closes, the objects that are dead after
+// it, its errors, and that a dropped or refused step leaves no trace.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -142,7 +142,7 @@ TEST_P(StepTest, AScopeThatDidNotOpenClosesNoOther) {
   }
 }
 
-TEST_P(StepTest, WhatWasMovedFromNeverBegunOrDroppedIsDead) {
+TEST_P(StepTest, AMovedNeverBegunOrDroppedStepIsDead) {
   Run(GetParam(), [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
     Step never;
     ForwardScope no_forward;

@@ -1,5 +1,5 @@
-// Engines with bf16 parameters as masters: what an update makes of an element depends on
-// nothing that is decided by world, stage, tier or cut, and it trains as masters do.
+// Engines with bf16 parameters as masters. The update of an element does not depend on world,
+// stage, tier or cut, and training converges as with fp32 masters.
 #include "ebb/optim/stochastic_rounding.h"
 
 #include <gtest/gtest.h>
@@ -174,7 +174,7 @@ TEST(StochasticRounding, IsTheSameInEveryWorldStageAndTier) {
   }
 }
 
-TEST(StochasticRounding, OfAnOptimizerOfTheTrainersIsTheSameInEveryWorld) {
+TEST(StochasticRounding, ATrainersOptimizerRoundsAlikeInEveryWorld) {
   using enum Tier;
   const Scratch scratch;
   const ParameterValues expected = Train({.own = true}, scratch.path());
@@ -188,7 +188,7 @@ TEST(StochasticRounding, OfAnOptimizerOfTheTrainersIsTheSameInEveryWorld) {
   }
 }
 
-// Values between those of bf16: a write from outside rounds them as the cast of parameters does.
+// Values between those of bf16: a write from outside rounds them like the cast of parameters.
 TEST(StochasticRounding, ValuesFromOutsideAreRoundedToTheNearest) {
   const Scratch scratch;
   for (const Tier tier : {Tier::kDevice, Tier::kNvme}) {

@@ -90,7 +90,7 @@ class StorageTest : public ::testing::Test {
       sum += Current(static_cast<StateClass>(state), tier);
     return sum;
   }
-  // The first bytes of what is kept.
+  // The first bytes of the kept data.
   std::vector<void*> Kept() const {
     const sharding::SubGroup &third = SubGroupOf(3), &fourth = SubGroupOf(4);
     return {storage_->At(sharding::SlicePlace(plan_, 0, true)), Master(1),
@@ -110,7 +110,7 @@ class StorageTest : public ::testing::Test {
   std::optional<Storage> storage_;
 };
 
-TEST_F(StorageTest, MovesWhatIsKeptAndGivesTheRestBack) {
+TEST_F(StorageTest, MovesKeptPoolsAndFreesTheRest) {
   const int64_t all = FarDevice::held;
   EXPECT_EQ(Current(Tier::kDevice), static_cast<uint64_t>(all));
   unsigned char value = 1;
@@ -156,7 +156,7 @@ TEST_F(StorageTest, WithoutRoomItStaysWhereItIs) {
     EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
     EXPECT_GT(FarDevice::held, 0);  // until the ranks have agreed
   }
-  EXPECT_EQ(FarDevice::held, 0);  // nor is anything of the attempt left
+  EXPECT_EQ(FarDevice::held, 0);  // the attempt leaves nothing behind either
   EXPECT_EQ(Current(Tier::kDevice), 0u);
   EXPECT_EQ(*reinterpret_cast<unsigned char*>(Master(1)), 7);
   FarDevice::limit = all;
@@ -171,7 +171,7 @@ TEST_F(StorageTest, RoomThatIsNotMovedIntoIsGivenBack) {
   EXPECT_EQ(FarDevice::held, all);
 }
 
-TEST_F(StorageTest, WhatIsHeldIsGivenBackWhenTheLastHolderLetsGo) {
+TEST_F(StorageTest, HeldMemoryIsFreedByItsLastHolder) {
   const int64_t all = FarDevice::held;
   std::shared_ptr<void> held = storage_->Hold();
   std::shared_ptr<void> other = storage_->Hold();
@@ -190,14 +190,14 @@ TEST_F(StorageTest, WhatIsHeldIsGivenBackWhenTheLastHolderLetsGo) {
   EXPECT_EQ(FarDevice::held, 0);
 }
 
-TEST_F(StorageTest, WhatIsNotHeldAnyMoreIsGivenBackAtOnce) {
+TEST_F(StorageTest, MemoryThatIsNoLongerHeldIsFreedAtOnce) {
   storage_->Hold().reset();
   storage_.reset();
   EXPECT_EQ(FarDevice::held, 0);
 }
 
-// Of an engine on the CPU: its pools in host memory are this process's own.
-TEST(HostPoolsTest, AreLockedIfTheyAreToldToBeAndNotOtherwise) {
+// An engine on the CPU: its pools in host memory are this process's own.
+TEST(HostPoolsTest, AreLockedOnlyIfAsked) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizers make mlock do nothing";
 #endif

@@ -96,7 +96,7 @@ INSTANTIATE_TEST_SUITE_P(Cells, StrictTest,
                                            Setting{.world = 3, .stage = 3}),
                          NameOf);
 
-TEST_P(StrictTest, WhatIsLeftOutIsAnErrorThatChangesNothing) {
+TEST_P(StrictTest, ALeftOutScopeIsAnErrorThatChangesNothing) {
   for (const Setting& setting : At(GetParam(), kNotEarly)) {
     for (const LeftOut& left_out : kLeftOut) {
       for (const ReduceAt at : {ReduceAt::kRound, ReduceAt::kStep}) {
@@ -177,7 +177,7 @@ TEST_P(StrictTest, AHeldStepLearnsOfItFromReduceAndMayBeDropped) {
           for (const bool reduces : {false, true}) {
             Step step = engine.BeginStep(held);
             RunLeaving(kABackward, trainer, step);
-            if (!reduces) continue;  // a dropped step leaves out what it likes
+            if (!reduces) continue;  // a dropped step may leave out any scope
             EXPECT_THAT(std::string(step.Reduce().message()), HasSubstr(kABackward.says));
             EXPECT_THAT(std::string(FinishAndReport(engine, step).message()),
                         HasSubstr(kABackward.says));
@@ -186,10 +186,10 @@ TEST_P(StrictTest, AHeldStepLearnsOfItFromReduceAndMayBeDropped) {
         });
 }
 
-// Scopes that ask for no gradient, forwards left out or repeated, and the backward of what is frozen left
-// out, repeated or out of its order.
-TEST_P(StrictTest, EveryOtherDepartureIsLegal) {
-  const Script departures[] = {
+// Scopes that ask for no gradient, forwards left out or repeated, and backwards of frozen units left out, repeated or
+// out of order.
+TEST_P(StrictTest, EveryOtherOffPlanScopeIsLegal) {
+  const Script off_plan[] = {
       [](const ScriptedTrainer& trainer, Step& step) {
         trainer.Round(step, {0, 1, 2, 3, 4, 5});
       },
@@ -203,7 +203,7 @@ TEST_P(StrictTest, EveryOtherDepartureIsLegal) {
       },
   };
   for (const Setting& setting : At(GetParam(), kTimings)) {
-    for (const Script& script : departures) {
+    for (const Script& script : off_plan) {
       const ScriptRun run = RunScript(setting, model_, ConfigOf(setting, 1), script,
                                       {.steps = 2, .step = kExactStep});
       EXPECT_TRUE(run.status.ok()) << setting << ": " << run.status;
@@ -211,7 +211,7 @@ TEST_P(StrictTest, EveryOtherDepartureIsLegal) {
   }
 }
 
-TEST_P(StrictTest, WhatWentWrongFirstIsWhatIsSaid) {
+TEST_P(StrictTest, TheFirstErrorIsReported) {
   const std::pair<const char*, Script> kWrong[] = {
       {"unit 17 is not of this engine's model",
        [](const ScriptedTrainer&, Step& step) { step.Backward(UnitId{17}); }},
@@ -248,7 +248,7 @@ TEST(StrictOnOneRank, IsNamedOnAll) {
         });
 }
 
-// The engine's own boundaries need every visit, whatever may be left out.
+// The engine's own boundaries need every visit, in any order.
 TEST(StrictWithBoundaries, TheErrorIsThatOfTheBoundaries) {
   const ModelSpec model = ScriptedModel(/*boundary_bytes=*/40);
   const Setting setting = {.world = 2, .stage = 2};

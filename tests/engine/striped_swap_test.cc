@@ -146,7 +146,7 @@ TEST_P(StripedSwapTest, OneDiskThatFailsIsNamedOnEveryRank) {
   }
 }
 
-// Counts what is in flight.
+// Counts the requests in flight.
 class CountingQueue final : public IoQueue, public IoListener {
  public:
   CountingQueue(IoListener& listener, std::atomic<int>& most) : listener_(listener), most_(most) {}
@@ -174,7 +174,7 @@ class CountingQueue final : public IoQueue, public IoListener {
   std::unique_ptr<IoQueue> inner_;
 };
 
-// As DeepSpeed's threads have a queue each, for each folder.
+// Like DeepSpeed's threads, which have a queue each, for each folder.
 TEST_P(StripedSwapTest, SoManyAreInFlightAsAllThreadsQueuesHold) {
   const Scratch scratch;
   const std::vector<std::string> disks = scratch.Directories(2);

@@ -1,5 +1,5 @@
-// Suspend and Resume: the same bits with them as without, in every setting, and what a suspended
-// engine still answers.
+// Suspend and Resume: the same bits as without them, in every setting, and the calls that a
+// suspended engine still answers.
 #include <gtest/gtest.h>
 
 #include <bit>

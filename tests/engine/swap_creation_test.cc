@@ -1,5 +1,5 @@
-// Disks and paths that an engine cannot have its files on: every rank's Create says what is wrong and what
-// to do, and nothing is left on the disk.
+// Disks and paths that cannot hold an engine's files. Every rank's Create says what is wrong and what to do, and
+// nothing is left on the disk.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -115,7 +115,7 @@ TEST(SwapCreation, ADiskThatIsFullAtCreateIsNamedOnEveryRank) {
   }
 }
 
-// Of disks of their own, each class's folder has its share.
+// With separate disks, each class's folder has its share.
 TEST(SwapCreation, ADiskThatIsFullAtCreateSaysHowMuchGoesWhere) {
   const Scratch scratch;
   const std::vector<std::string> disks = scratch.Directories(3);

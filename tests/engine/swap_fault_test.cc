@@ -1,4 +1,4 @@
-// Disks that fail under an engine: every rank ends with a Status that says what failed and what to
+// Disks that fail under an engine. Every rank ends with a Status that says what failed and what to
 // do, nothing waits for ever, no update passes the error, and nothing is left on the disk.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -133,7 +133,7 @@ FaultyRun RunWithFault(const Config& config, const DiskFault& fault, int faulty,
   return run;
 }
 
-TEST_P(SwapFaultTest, FailsEveryRankWithAStatusThatSaysWhatToDo) {
+TEST_P(SwapFaultTest, FailsEveryRankWithAStatusAndARemedy) {
   const DiskFault& fault = GetParam();
   struct Way {
     IoBackend backend;
@@ -291,7 +291,7 @@ TEST(SwapFaults, OnMemoryNoBitChanges) {
   }
 }
 
-TEST(SwapFaultsDeathTest, WhatAKilledRunLeftIsRemovedByTheNextAndChangesNoBitOfIt) {
+TEST(SwapFaultsDeathTest, TheNextRunRemovesTheFilesOfAKilledOneAndKeepsItsBits) {
   const Scratch scratch;
   const Config config = OnNvme(scratch.path(), Timing::kLate);
   const auto killed = [&] {
@@ -365,7 +365,7 @@ TEST(SwapFaults, TwoEnginesOnOnePathDoNotDisturbEachOther) {
 }
 
 // The engine gets no call after its last step, and updates of that step are still to be written.
-TEST(SwapFaults, WhatFailsAfterTheLastStepIsSaidInTheLog) {
+TEST(SwapFaults, AFailureAfterTheLastStepIsInTheLog) {
   Scratch scratch;
   Config config = OnNvme(scratch.path(), Timing::kLate);
   config.zero.offload_param = {};  // or the updates would be the next step's
@@ -387,7 +387,8 @@ TEST(SwapFaults, WhatFailsAfterTheLastStepIsSaidInTheLog) {
     EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), model.spec(), config,
                                                        {.name = "toy"}));
     EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), 0));
-    // Waits for the updates of the first step, which would else be held, too, and with them the next step's gradients.
+    // Waits for the updates of the first step. Otherwise they would be held too, and with them the next step's
+    // gradients.
     EBB_RETURN_IF_ERROR(engine.Read(StateClass::kMaster, [](const Slice&, std::span<const float>) {
       return absl::OkStatus();
     }));

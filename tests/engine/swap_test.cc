@@ -1,5 +1,5 @@
-// Engines with state below the device, beside one on the device: the same bits, also if a call
-// reads the state, takes the device away or copies it while updates are still on their way.
+// Engines with state below the device, beside one on the device. They have the same bits, also if a
+// call reads the state, takes the device away or copies it while updates still run.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -35,7 +35,7 @@ Config ConfigOf(const Tiers& tiers, Timing timing, const std::string& path) {
   config.zero.offload_param.device = tiers.parameters;
   config.zero.offload_optimizer.device = tiers.optimizer;
   config.zero.sub_group_size = 2048;
-  // Gathers of their own, which early updates can share what they read with.
+  // With gathers of their own, with which early updates can share reads.
   if (timing == Timing::kEarly) config.ebb.coalesce_bytes = 0;
   if (tiers.shares) {
     config.zero.offload_param.max_in_cpu = 7'000;
@@ -149,11 +149,11 @@ INSTANTIATE_TEST_SUITE_P(
               .without_masters = true}),
     [](const auto& test) { return test.param.name; });
 
-TEST_P(SwapTest, StepsAndEvaluations) {
+TEST_P(SwapTest, StepsAndEvaluationsChangeNoBit) {
   ExpectTheBitsOfTheDevice([](Engine&, const ModelSpec&, int) { return absl::OkStatus(); });
 }
 
-TEST_P(SwapTest, SuspensionsWhileUpdatesAreOnTheirWay) {
+TEST_P(SwapTest, SuspensionsDuringUpdatesChangeNoBit) {
   ExpectTheBitsOfTheDevice([](Engine& engine, const ModelSpec&, int step) -> absl::Status {
     for (int n = 0; n < step % 3; ++n) {
       EBB_RETURN_IF_ERROR(engine.Suspend());
@@ -163,7 +163,7 @@ TEST_P(SwapTest, SuspensionsWhileUpdatesAreOnTheirWay) {
   });
 }
 
-TEST_P(SwapTest, ReadsAndWritesOfEveryClass) {
+TEST_P(SwapTest, ReadsAndWritesOfEveryClassChangeNoBit) {
   // Without masters a value is kept as the cast of parameters makes it.
   const bool rounds = GetParam().without_masters;
   const auto between = [=](Engine& engine, const ModelSpec& spec, int step) -> absl::Status {
@@ -203,7 +203,7 @@ TEST_P(SwapTest, ReadsAndWritesOfEveryClass) {
 
 // As the master is written with it. Where updates carry parameters to their place, a step that is skipped makes them of their
 // masters.
-TEST_P(SwapTest, WhatIsWrittenAsAParameterStaysThroughASkippedStep) {
+TEST_P(SwapTest, AWrittenParameterOutlivesASkippedStep) {
   for (const Timing timing : kNotEarly) {
     const Config config = ConfigOf(GetParam(), timing, scratch_.path());
     const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {

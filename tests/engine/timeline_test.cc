@@ -1,5 +1,5 @@
-// What a traced run shows: every operation of the plan on its stream, none before what it waits
-// for; and, without a clock, that backward overlaps reductions and the next forward updates.
+// The spans of a traced run: every operation of the plan on its stream, and none before its waits
+// have ended. Without a clock: backward overlaps reductions, and the next forward overlaps updates.
 #include "ebb/runtime/trace/timeline.h"
 
 #include <gmock/gmock.h>
@@ -255,8 +255,8 @@ std::vector<TraceSpan> Named(const TraceTracks& tracks, sharding::StreamId strea
   return named.empty() ? std::vector<TraceSpan>(1) : named;
 }
 
-// A disk that is slow to write for one update and slow to read for another, and between them an update
-// that takes its time: scopes open and close meanwhile.
+// The disk writes slowly for one update and reads slowly for another, and an update between them is slow. Scopes open
+// and close meanwhile.
 TEST(OffloadedTimeline, ReadsUpdatesAndWritesOverlapEachOtherAndCompute) {
   const ModelSpec model = ScriptedModel();
   for (const Offloaded& offloaded : {Offloaded{Timing::kLate, false, 0, 3, 4},
@@ -270,7 +270,7 @@ TEST(OffloadedTimeline, ReadsUpdatesAndWritesOverlapEachOtherAndCompute) {
     Config config =
         OnNvme(ConfigFor({.world = 1, .stage = 3, .timing = offloaded.timing}), scratch.path());
     if (!offloaded.parameters) config.zero.offload_param = {};
-    config.aio.queue_depth = 64;  // what is held back leaves room for all else
+    config.aio.queue_depth = 64;  // held requests leave room for all others
     config.ebb.trace = path;
 
     std::mutex mutex;

@@ -113,10 +113,9 @@ void AddTo(const MutableTensorView& view, std::span<const float> values) {
 struct Reach::Far {
   explicit Far(const Device& device)
       : stream(device.CallerStream()), scalar(*device.Allocate(sizeof(float), "a loss")) {}
-  // A trainer's kernels would not wait. A copy of pageable memory does, inside the driver, where another
-  // rank of this process may not get past it to the gather that is waited for: so the gather is waited
-  // for before. What checks the order of streams (tests/cuda/stand_in/order.h) counts what a thread has
-  // waited for as known to that thread alone.
+  // A trainer's kernels would not wait. A copy of pageable memory does wait, inside the driver. Another rank of this
+  // process may then be blocked before it enqueues the gather that is waited for. So the host waits for the gather
+  // first. The check of the order of streams (tests/cuda/stand_in/order.h) counts a wait for its own thread alone.
   void Copy(void* to, const void* from, int64_t bytes) {
     Wait();
     stream.Copy(to, from, bytes);
@@ -195,7 +194,7 @@ ToyModel::Weights ToyModel::WeightsOf(const Scope& scope, int visit) const {
     const TensorView scale = scope.parameter(*parameters.scale);
     weights.s = reach_.Values(scale);
     for (float& value : weights.s)
-      if (scale.dtype == DType::kInt8) value = 0.5f + value / 256;  // what the bytes mean
+      if (scale.dtype == DType::kInt8) value = 0.5f + value / 256;  // the meaning of the bytes
   }
   weights.complete = weights.w.size() == n * n && weights.b.size() == n && weights.s.size() == n;
   return weights;

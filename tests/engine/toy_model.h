@@ -1,10 +1,10 @@
 // A small model with everything that matters to the engine, and kernels that are plain loops: mixed
 // and frozen sections, odd sizes, a unit visited twice, losses that depend on rank, step and
-// micro-batch. Gradients are those of a chain y = s * tanh(w x + b), so every parameter matters to
+// micro-batch. Gradients belong to a chain y = s * tanh(w x + b), so every parameter matters to
 // every later one.
 //
-// Kernels compute in fp32. What goes from one visit to the next, activations and their gradients,
-// is rounded to the compute dtype, so that it is the same if the engine or the trainer keeps it.
+// Kernels compute in fp32. Activations and gradients between visits are rounded to the compute
+// dtype, so that they are the same if the engine or the trainer keeps them.
 #pragma once
 
 #include <cstdint>

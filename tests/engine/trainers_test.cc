@@ -1,4 +1,4 @@
-// Trainers that use what the engine allows off the declared order, each against the same trainer without it:
+// Trainers that leave the declared order as the engine allows, each against the same trainer in the declared order:
 // the same bits, in masters and moments.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ class Chain {
     for (size_t i = 0; i < y.size(); ++i) y[i] = std::tanh(w[i] * x[i]);
     return y;
   }
-  // The gradient of x; `dw` is that of w.
+  // The gradient of x; `dw`: the gradient of w.
   static Numbers Backward(const Numbers& w, const Numbers& x, const Numbers& dy, Numbers& dw) {
     Numbers dx(x.size());
     dw.resize(x.size());
@@ -117,7 +117,8 @@ TEST_P(TrainersTest, AGanPassesThroughTheDiscriminatorInAStepThatIsDropped) {
       EBB_ASSIGN_OR_RETURN(Engine g,
                            Engine::Create(world, Device::Cpu(1), generator.spec(), config));
       EBB_ASSIGN_OR_RETURN(Engine d, Engine::Create(world, Device::Cpu(1), judge.spec(), config));
-      // Opens a scope of `layer` and takes its parameters; `gradient` is of those of a backward.
+      // Opens a scope of `layer` and takes its parameters; `gradient`: the one of w, in a backward
+      // scope.
       const auto forward = [](const Chain& chain, Step& step, int layer, std::vector<Numbers>& x) {
         const ForwardScope scope = step.Forward(UnitId{layer});
         x.push_back(Chain::Forward(Values(scope.parameter(chain.weight(layer))), x.back()));
@@ -205,10 +206,9 @@ TEST_P(TrainersTest, AGanPassesThroughTheDiscriminatorInAStepThatIsDropped) {
   Compare(/*rounds=*/1, gan(true), gan(false));
 }
 
-// One layer is applied again and again, another depth in each step, and then some of three others: the most
-// visits are declared, and what a step does without is left out. Without that it opens every visit, and
-// asks for nothing.
-TEST_P(TrainersTest, AVaryingDepthLeavesOutWhatItDoesWithout) {
+// One layer is applied several times, a different number in each step, and then some of three others. The model
+// declares the most visits, and a step leaves out the rest. Without that it opens every visit, and asks for nothing.
+TEST_P(TrainersTest, AVaryingDepthLeavesOutUnusedVisits) {
   const auto varying = [](bool leaves_out) {
     return [leaves_out](World world,
                         const Config& config) -> absl::StatusOr<std::vector<Snapshot>> {
@@ -219,7 +219,7 @@ TEST_P(TrainersTest, AVaryingDepthLeavesOutWhatItDoesWithout) {
       for (int64_t number = 0; number < 4; ++number) {
         Step step = engine.BeginStep({.may_leave_out = leaves_out});
         for (int round = 0; round < step.rounds(); ++round) {
-          // Of the four visits of layer 1 the last so many, and of layers 2 to 4 the first.
+          // The last `again` of the four visits of layer 1, and the first `beyond` of the visits of layers 2 to 4.
           const int again = static_cast<int>(number + round) % 4 + 1;
           const int beyond = static_cast<int>(2 * number + round) % 4;
           std::vector<bool> used(visits.size(), true);
@@ -252,8 +252,8 @@ TEST_P(TrainersTest, AVaryingDepthLeavesOutWhatItDoesWithout) {
   for (const int rounds : {1, 2}) Compare(rounds, varying(true), varying(false));
 }
 
-// A root's weights are used before its blocks and behind them. Its scope stays open over theirs, as that of a module
-// does. Without that it is opened before them in forward, behind them in backward, and its values are kept.
+// A root's weights are used before its blocks and behind them. Its scope stays open over those of its blocks, like a
+// module's. Without that it is opened before them in forward, behind them in backward, and its values are kept.
 TEST_P(TrainersTest, ARootStaysOpenOverItsBlocks) {
   enum class Root { kApart, kOver, kDeclaredOver };
   const auto nested = [](Root root) {
@@ -323,12 +323,12 @@ TEST_P(TrainersTest, ARootStaysOpenOverItsBlocks) {
     };
   };
   Compare(/*rounds=*/2, nested(Root::kOver), nested(Root::kApart));
-  // It may close before its blocks open, too.
+  // It may also close before its blocks open.
   Compare(/*rounds=*/1, nested(Root::kDeclaredOver), nested(Root::kApart));
 }
 
-// Of two layers at a time only what goes in is kept, and both are computed once more in backward, in scopes of their
-// own. Boundaries are the trainer's, or the engine's, which then keeps those between segments only.
+// Segments of two layers keep their input only. Backward computes both layers again, in scopes of their own.
+// Boundaries are the trainer's, or the engine's, which then keeps those between segments only.
 TEST_P(TrainersTest, SegmentsAreRecomputedInBackward) {
   const auto checkpointed = [](bool recomputes, bool owns_boundaries) {
     return [recomputes, owns_boundaries](
@@ -352,7 +352,7 @@ TEST_P(TrainersTest, SegmentsAreRecomputedInBackward) {
       }
       EBB_ASSIGN_OR_RETURN(Engine engine,
                            Engine::Create(world, Device::Cpu(1), chain.spec(), config));
-      std::vector<Numbers> x(7);  // what goes into each layer, and out of the last
+      std::vector<Numbers> x(7);  // the input of each layer, and the output of the last
       const auto forward = [&](ForwardScope scope, int layer) {
         const size_t at = static_cast<size_t>(layer);
         const int m = scope.micro_batches().front();
@@ -402,8 +402,8 @@ TEST_P(TrainersTest, SegmentsAreRecomputedInBackward) {
             checkpointed(false, owns_boundaries));
 }
 
-// Backward adds up what the uses of a block give, and hands it over in the last of them, as autograd does: the others
-// take no gradient. Without that they do, and it is zero.
+// Backward adds up the gradients of a block's uses, and hands the sum over in the last of them, as autograd does. The
+// others take no gradient. Without that they do, and it is zero.
 TEST_P(TrainersTest, OneUseOfASharedBlockTakesItsGradients) {
   const auto shared = [](bool declares) {
     return [declares](World world, const Config& config) -> absl::StatusOr<std::vector<Snapshot>> {

@@ -38,7 +38,7 @@ TEST_P(TrainingStateTest, CountsTheFinishedSteps) {
   });
 }
 
-TEST_P(TrainingStateTest, TheNextStepIsTheOneBehindWhatIsSet) {
+TEST_P(TrainingStateTest, TheNextStepFollowsTheOneThatWasSet) {
   RunOn(GetParam(), model_, config_, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
     EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
     const TrainingState set = {.finished_steps = 12, .applied_steps = 10, .skipped_steps = 2};
@@ -57,7 +57,7 @@ TEST_P(TrainingStateTest, TheNextStepIsTheOneBehindWhatIsSet) {
   });
 }
 
-TEST_P(TrainingStateTest, WhatNoRunCanHaveIsRefusedOnEveryRank) {
+TEST_P(TrainingStateTest, AnImpossibleStateIsRefusedOnEveryRank) {
   const double infinite = std::numeric_limits<double>::infinity();
   const TrainingState kWrong[] = {
       {.finished_steps = 3, .applied_steps = 1, .skipped_steps = 1},
@@ -72,7 +72,7 @@ TEST_P(TrainingStateTest, WhatNoRunCanHaveIsRefusedOnEveryRank) {
   };
   RunOn(GetParam(), model_, config_, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
     for (const TrainingState& wrong : kWrong) {
-      // Of one rank: all get the error, and nothing is set.
+      // An error of one rank: all get it, and nothing is set.
       const absl::Status status =
           engine.SetTrainingState(trainer.rank() == 0 ? wrong : TrainingState());
       EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
@@ -105,7 +105,7 @@ TEST_P(TrainingStateTest, BelongsBetweenSteps) {
       for (const int unit : kScriptedUnits) evaluation.Forward(UnitId{unit});
       EBB_RETURN_IF_ERROR(evaluation.Finish().status());
     }
-    // A suspended engine has it, too.
+    // A suspended engine has it too.
     EBB_RETURN_IF_ERROR(engine.Suspend());
     EBB_RETURN_IF_ERROR(engine.SetTrainingState({.finished_steps = 5, .applied_steps = 5}));
     EBB_RETURN_IF_ERROR(engine.Resume());

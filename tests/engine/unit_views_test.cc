@@ -44,7 +44,7 @@ void ExpectSame(const TensorView& view, const TensorView& shown) {
       std::equal(view.shape.begin(), view.shape.end(), shown.shape.begin(), shown.shape.end()));
 }
 
-TEST_P(UnitViewsTest, AreThoseOfEveryScopeOfTheUnit) {
+TEST_P(UnitViewsTest, AreTheSameInEveryScopeOfTheUnit) {
   const ModelSpec model = ScriptedModel();
   const absl::Status status = RunEngines(
       GetParam().setting, model, ConfigOf(),
@@ -79,7 +79,7 @@ TEST_P(UnitViewsTest, AreThoseOfEveryScopeOfTheUnit) {
 }
 
 // In one call as one by one: the same places, and zero when first asked for.
-TEST_P(UnitViewsTest, GradientsOfAUnitInOneCallAreThoseOfOneByOne) {
+TEST_P(UnitViewsTest, GradientsOfAUnitInOneCallEqualThoseOneByOne) {
   const ModelSpec model = ScriptedModel();
   const absl::Status status = RunEngines(
       GetParam().setting, model, ConfigOf(),

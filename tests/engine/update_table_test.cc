@@ -16,7 +16,7 @@ namespace {
 
 using sharding::Interval;
 
-// "a" and "b" follow the config's rule, "other" one of its own; "unnamed" is not in the config.
+// "a" and "b" follow the config's rule, "other" has its own; "unnamed" is not in the config.
 void AddGroups(sharding::Random& random, ModelSpec& model, Config& config) {
   config.ebb.parameter_groups = {
       {"a", {.weight_decay = 0.0}},
@@ -128,7 +128,7 @@ TEST(UpdateTable, RunsOfOneRuleAreOnePart) {
 }
 
 // Each parameter with norms has a set of constants, so its runs are its own.
-TEST(UpdateTable, OfNormsEveryParameterHasASet) {
+TEST(UpdateTable, EveryParameterHasASetOfNorms) {
   ModelSpec model;
   const UnitId unit = model.AddUnit("block");
   for (int i = 0; i < 6; ++i) {

@@ -33,7 +33,7 @@ struct Cell {
   // What passes through the disk within a step: gradients, of several rounds or of one, and boundary
   // activations.
   bool gradients = false, rounds = false, boundaries = false;
-  bool frozen = true;  // parameters that are not trained, too
+  bool frozen = true;  // also parameters that are not trained
   OptimizerType optimizer = OptimizerType::kAdamW;
 };
 inline void PrintTo(const Cell& cell, std::ostream* out) {
@@ -88,7 +88,7 @@ inline std::string FileOf(const std::string& path, int rank, const std::string& 
   return "";
 }
 
-// Of the file, but for the stamp behind.
+// Bytes of the file without the stamp at its end.
 inline int64_t DataBytes(const std::string& file) {
   return static_cast<int64_t>(std::filesystem::file_size(file)) - 4096;
 }
@@ -161,7 +161,7 @@ inline Trained Train(const Cell& cell, const Config& config, int before, int ste
     absl::Status& own = run.statuses[static_cast<size_t>(world.rank())];
     for (int number = 0; number < steps && own.ok(); ++number) {
       if (number == before) {
-        // Gathers wait for the updates and what they write.
+        // Gathers wait for the updates and their writes.
         const auto bits = MasterBits(*engine, model.spec());
         if (!bits.ok()) return bits.status();
         engine->traffic();

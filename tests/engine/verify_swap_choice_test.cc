@@ -1,5 +1,5 @@
-// Which classes on the disk have checksums: what "auto" of ebb.verify_swap comes to, and what is said of the
-// classes that have none.
+// The classes on the disk that have checksums: the choice of ebb.verify_swap "auto", and the message about classes
+// without checksums.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -40,7 +40,7 @@ Chosen ChosenFor(const Cell& cell, const Config& config) {
 // One that is slow beside the sums, and one that is fast.
 constexpr double kDiskRates[] = {1, 1e15};
 
-TEST(VerifySwapChoice, AutoIsAllWhereTheDiskTakesLongerAndSaysWhatItMeasured) {
+TEST(VerifySwapChoice, AutoIsAllIfTheDiskTakesLongerAndLogsTheMeasurement) {
   for (const int world : {1, 2}) {
     for (const double rate : kDiskRates) {
       const Scratch scratch;
@@ -60,8 +60,8 @@ TEST(VerifySwapChoice, AutoIsAllWhereTheDiskTakesLongerAndSaysWhatItMeasured) {
   }
 }
 
-// What was written before the choice keeps its sums, and what the choice leaves out loses them.
-TEST(VerifySwapChoice, AutoFindsAFlippedBitOfWhatItHasChosen) {
+// Sums from before the choice remain, if their class still has sums.
+TEST(VerifySwapChoice, AutoFindsAFlippedBitInTheChosenClasses) {
   for (const double rate : kDiskRates) {
     for (const bool of_states : {false, true}) {
       const Scratch scratch;
@@ -107,7 +107,7 @@ TEST(VerifySwapChoice, ClassesOnTheDiskWithoutAChecksumAreSaidAtTheStart) {
     const std::string line = " on the disk have no checksum";
     EXPECT_EQ(Occurrences(chosen.log, line), c.left.empty() ? 0 : 1);
     EXPECT_EQ(Occurrences(chosen.log, "engine: " + c.left + line), c.left.empty() ? 0 : 1);
-    // Where states leave nothing out, all is no more, and nothing has to be measured.
+    // If "states" leaves no class out, "all" is the same, and nothing has to be measured.
     EXPECT_THAT(chosen.log, ::testing::Not(HasSubstr("\"ebb.verify_swap\" auto")));
     EXPECT_EQ(chosen.of_ranks.front(), c.verify == VerifySwap::kAuto ? VerifySwap::kAll : c.verify);
   }

@@ -1,6 +1,5 @@
-// A swap file that another program has changed between two steps, or between a write and a read of
-// one: the step that reads it ends with a Status that says so, on every rank, before anything is made
-// of it (ebb.verify_swap).
+// A swap file that another program has changed between two steps, or between a write and a read. The step that reads
+// it ends with a Status that says so, on every rank, before its bytes are used (ebb.verify_swap).
 #include "tests/engine/verify_swap.h"
 
 #include <gmock/gmock.h>
@@ -72,7 +71,7 @@ class VerifySwapTest : public ::testing::TestWithParam<Cell> {
 
 INSTANTIATE_TEST_SUITE_P(Cells, VerifySwapTest, ::testing::ValuesIn(kCells), NameOfCell);
 
-TEST_P(VerifySwapTest, WhatIsLeftAloneAgrees) {
+TEST_P(VerifySwapTest, UnchangedFilesAgree) {
   Config config = MakeConfig();
   std::vector<uint32_t> expected;
   for (const VerifySwap verify : {VerifySwap::kOff, VerifySwap::kStates, VerifySwap::kAll}) {
@@ -253,7 +252,7 @@ TEST_P(VerifySwapTest, WhetherFilesAreOursIsLookedAtBesideTheTrainersThread) {
 }
 
 // Also where the path alone is longer than what ranks tell each other in a step.
-TEST(VerifySwap, EveryRankHearsWhatHasHappenedToAFileHoweverLongItsPath) {
+TEST(VerifySwap, EveryRankNamesAChangedFileWithAPathOfAnyLength) {
   const Scratch scratch;
   const std::string path =
       scratch.path() + "/" + std::string(250, 'a') + "/" + std::string(250, 'b');
@@ -280,7 +279,7 @@ TEST_P(VerifySwapTest, WithoutChecksumsAFlippedBitGoesUnnoticed) {
   for (const absl::Status& status : run.statuses) EXPECT_TRUE(status.ok()) << status;
 }
 
-// Of what passes through the disk in every step.
+// Data that pass through the disk in every step.
 Cell PassingThrough(Cell cell, bool rounds) {
   cell.gradients = cell.boundaries = true;
   cell.rounds = rounds;
@@ -304,7 +303,7 @@ TEST_P(VerifySwapTest, GradientsAndActivationsThatAreLeftAloneAgree) {
   }
 }
 
-// Unit 0 has two visits, so that its gradient is read to be summed, too.
+// Unit 0 has two visits, so its gradient is read and added to.
 TEST_P(VerifySwapTest, AFlippedBitOfTheGradientsEndsTheTrainingWhereAllIsVerified) {
   for (const bool rounds : {false, true}) {
     const Cell cell = PassingThrough(GetParam(), rounds);
@@ -397,7 +396,7 @@ TEST(VerifySwap, GradientsAreVerifiedWhenReadOffThePlan) {
 }
 
 // Values from outside are no changes from outside.
-TEST(VerifySwap, WhatIsWrittenThroughTheEngineAgrees) {
+TEST(VerifySwap, WritesThroughTheEngineAgree) {
   for (const Cell& cell : {Cell{.name = ""}, Cell{.name = "", .split = true},
                            Cell{.name = "", .without_masters = true}}) {
     const Scratch scratch;
@@ -431,7 +430,7 @@ TEST(VerifySwap, WhatIsWrittenThroughTheEngineAgrees) {
   }
 }
 
-// A checkpoint of what was changed is not taken, and a step that is skipped passes nothing on.
+// Changed bytes do not get into a checkpoint, and a skipped step does not pass them on.
 TEST(VerifySwap, ReadsAndSkippedStepsFindItToo) {
   for (const bool skips : {false, true}) {
     const Scratch scratch;

@@ -1,5 +1,5 @@
-// A view taken as another type than it is, or asked of a scope that does not hold it: one line that
-// names it, and an error of the step; never an abort, never a wrong number.
+// A view taken with a wrong type, or asked of a scope that does not hold it: one line that names
+// it, and an error of the step; never an abort, never a wrong number.
 #include "ebb/runtime/engine/view_errors.h"
 
 #include <gmock/gmock.h>
@@ -201,7 +201,7 @@ TEST_P(ViewErrorsTest, BlocksEarlyUpdates) {
         });
 }
 
-TEST_P(ViewErrorsTest, AreErrorsOfEvaluationsAndOfWhatBeginsNext) {
+TEST_P(ViewErrorsTest, AreErrorsOfTheOpenEvaluationOrTheNextStep) {
   const ModelSpec model = ModelWithWorkspace();
   const auto evaluate = [](Engine& engine, bool wrong) {
     Evaluation evaluation = engine.BeginEvaluation();
@@ -221,7 +221,7 @@ TEST_P(ViewErrorsTest, AreErrorsOfEvaluationsAndOfWhatBeginsNext) {
           Take<float>(engine.workspace());
           EXPECT_THAT(std::string(StepWith(engine, trainer, [](const Scopes&) {}).message()),
                       HasSubstr("the workspace is int8"));
-          // Of a step that is dropped nothing remains.
+          // A dropped step leaves no trace.
           {
             Step step = engine.BeginStep({.hold_updates = true});
             Take<float>(step.Forward(UnitId{0}).parameter(kEmbedding));
@@ -332,7 +332,7 @@ TEST(ViewErrors, ALineThatComesInEveryStepIsLoggedOnce) {
   EXPECT_EQ(Occurrences(log, kMistakes[2].says), 1) << log;
 }
 
-TEST(ViewErrors, OfATrainersOwnViewIsALineAndNoError) {
+TEST(ViewErrors, AMistakeWithATrainersOwnViewIsALineAndNoError) {
   const ModelSpec model = ScriptedModel();
   const float loss = 1;
   ::testing::internal::CaptureStderr();
@@ -361,7 +361,7 @@ TEST(WithNumbers, CallsWithTheElementsOfTheViewsOwnType) {
 }
 
 // The configuration is refused on every rank, before anything is made.
-TEST(DeclaredDTypes, CreateAndPredictMemoryRefuseWhatTheTrainerDoesNotTake) {
+TEST(DeclaredDTypes, CreateAndPredictMemoryRefuseDTypesThatTheTrainerLacks) {
   ModelSpec model = ScriptedModel();
   model.gradient_dtypes = {DType::kFloat32};
   const Setting setting = {.world = 2, .stage = 2};

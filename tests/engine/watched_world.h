@@ -1,5 +1,5 @@
-// A world between the engine and the real one that counts and lists the calls of one rank, fails the
-// one that a test has chosen, and tells what has run.
+// A world between the engine and the real one. It counts and lists the calls of one rank, fails the call that a test
+// has chosen, and reports the calls that have run.
 #pragma once
 
 #include <atomic>
@@ -27,7 +27,7 @@ struct WatchedCalls {
   std::atomic<int> reductions_run{0};
   std::function<void(CommunicatorOptions&)> adapt;  // what communicators are created with
 
-  // What was called on which communicator, by which thread, in order.
+  // The calls on each communicator, with their threads, in order.
   struct Call {
     std::string communicator;
     CollectiveKind kind{};

@@ -6,7 +6,7 @@ namespace {
 
 class AttentionTest : public OpsTest {
  protected:
-  // Backward reads rounded outputs; probabilities are rounded, too, if the CPU multiplies in bf16.
+  // Backward reads rounded outputs. Probabilities are rounded too, if the CPU multiplies in bf16.
   // Sums lose that much.
   static double Error() { return Compute() == DType::kFloat32 ? 1e-5 : 2 * Rounding(Compute()); }
 

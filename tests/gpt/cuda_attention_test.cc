@@ -209,7 +209,7 @@ TEST_P(CudaAttentionTest, NothingComesFromLaterTokens) {
     ASSERT_EQ(before.output[i], after.output[i]) << i;
   for (int64_t i = 0; i < before.gradient.size(); ++i) {
     const int64_t token = i / (3 * x.width()), third = i / x.width() % 3;
-    // One query has a loss: no other query, and no key or value that it does not see, has a
+    // One query has a loss. No other query, and no key or value that it does not see, has a
     // gradient.
     if (token > last || (third == 0 && token != last)) {
       ASSERT_EQ(before.gradient[i], 0) << i;
@@ -238,7 +238,7 @@ TEST_P(CudaAttentionTest, NothingIsLaunchedForNoTokens) {
 INSTANTIATE_TEST_SUITE_P(Types, CudaAttentionTest, testing::ValuesIn(kComputeTypes),
                          [](const auto& type) { return std::string(Name(type.param)); });
 
-TEST(CudaAttention, TensorCoresTakeWhatIsAligned) {
+TEST(CudaAttention, TensorCoresTakeAlignedArrays) {
   const auto plain_launches = [](DType dtype, int64_t depth, size_t offset) {
     const Shape x = {.tokens = 3, .depth = depth};
     const int before = kernel::plain_launches;

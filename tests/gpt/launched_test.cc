@@ -1,5 +1,5 @@
 // gpt with ranks that are processes, started as by torchrun, mpirun and srun: the same bits as
-// threads, and what the survivors of a killed rank report.
+// threads, and the reports of the survivors if a rank is killed.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -106,7 +106,7 @@ class LaunchedTest : public testing::Test {
                                        {"ebb", {{"timeout_seconds", timeout_seconds}}}}
                             .dump());
   }
-  // Expects that all ranks exit with zero. Returns what they have printed, by rank.
+  // Expects that all ranks exit with zero. Returns their output, by rank.
   std::vector<std::string> Succeed(std::vector<std::unique_ptr<Program>>& ranks) {
     std::vector<std::string> printed;
     for (auto& rank : ranks) {
@@ -253,8 +253,8 @@ TEST_F(LaunchedTest, AnErrorOfOneRankReachesTheOthers) {
   EXPECT_THAT(first->printed(), AllOf(HasSubstr("rank 1"), HasSubstr(files_.Path("absent"))));
 }
 
-// Each rank has a folder of its own, one of them without the disk. All ranks report that rank's
-// error in the same words, under its name alone.
+// Each rank has its own folder, and one of them has no disk. All ranks report that rank's error in
+// the same words, under its name alone.
 TEST_F(LaunchedTest, ARefusalOfOneRanksEngineIsReportedByAllUnderItsName) {
   const std::string port = FreePort();
   std::vector<std::unique_ptr<Program>> ranks;
@@ -358,8 +358,8 @@ TEST_F(LaunchedTest, ARankThatStallsIsWaitedForOnlySoLong) {
     EXPECT_EQ(first->Finish(), 1);
     EXPECT_THAT(first->printed(), AllOf(HasSubstr("has waited 1 s for"), HasSubstr("rank 1"),
                                         AnyOf(HasSubstr("block"), HasSubstr("embedding"))));
-    // The first wait, and no later one that it caused. It may be that of the run's own exchange of
-    // signals, which runs beside the engine's.
+    // The first wait, and no later one that it caused. It may be the run's own exchange of signals,
+    // which runs beside the engine's.
     std::smatch said;
     const std::string& printed = first->printed();
     if (printed.find("'gpt-stop'") == printed.npos &&

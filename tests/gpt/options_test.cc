@@ -34,7 +34,7 @@ TEST(OptionsTest, DataTakesSeveralFilesAndMayBeRepeated) {
   EXPECT_TRUE(command.options->steps_given);
 }
 
-TEST(OptionsTest, OfAnOptionGivenTwiceTheLaterOneCounts) {
+TEST(OptionsTest, TheLaterOfTwoEqualOptionsCounts) {
   const CommandLine command =
       Parse({"--ranks", "2", "--dtype", "bf16", "--losses", "a", "--recompute", "--ranks", "4",
              "--dtype", "fp32", "--losses", "b", "--recompute"});
@@ -139,7 +139,7 @@ TEST(OptionsTest, OffloadFlagsOverrideTheConfiguration) {
   EXPECT_FALSE(none->uses_nvme());
 }
 
-TEST(OptionsTest, WithoutAConfigurationWhatGoesToNvmeStaysOutOfRam) {
+TEST(OptionsTest, WithoutAConfigurationOffloadedParametersAreAllOnNvme) {
   const auto config =
       ResolveConfig(*Parse({"--offload-param", "nvme", "--nvme-path", "/a", "--accumulate", "3",
                             "--micro-batches-per-round", "all"})
@@ -269,7 +269,7 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{{"--nvme-path", "/nvme/\xff", "--offload-optimizer", "nvme"}, "is not in UTF-8"}));
 
 // The file of Hugging Face's users.
-TEST(OptionsTest, WhatAFileLeavesToTheTrainerIsFilledInFromTheOptions) {
+TEST(OptionsTest, OptionsFillInTheAutoValuesOfAFile) {
   ScratchFiles files;
   const std::string path = files.Write("config.json", R"({"train_batch_size": "auto",
       "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",

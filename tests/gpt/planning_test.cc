@@ -53,7 +53,7 @@ TEST_F(PlanningTest, ShowPlanAloneNeedsNothingButTheModel) {
 }
 
 // The figures that an engine counts, for the run asked for; and a row for each stage and tier.
-TEST_F(PlanningTest, PredictsWhatTrainingHolds) {
+TEST_F(PlanningTest, PredictsTheMemoryOfTraining) {
   const std::string disk = files_.Path("disk");
   std::filesystem::create_directory(disk);
   for (const auto& choice : std::vector<std::vector<std::string>>{
@@ -96,7 +96,7 @@ TEST_F(PlanningTest, PredictsWhatTrainingHolds) {
   }
 }
 
-TEST_F(PlanningTest, PredictsWhereCapsRefuseAndRefusesWhatNothingHolds) {
+TEST_F(PlanningTest, PredictsConfigsAboveACapAndRefusesImpossibleOnes) {
   Program capped(Tiny({"--predict", "--dtype", "fp32", "--device-memory", "1140KiB"}));
   EXPECT_EQ(capped.Finish(), 0) << capped.printed();
   EXPECT_THAT(capped.printed(),

@@ -56,7 +56,7 @@ TEST_F(ProgramTest, ThreadsThatTheMachineDoesNotGrantExitWithTwo) {
   EXPECT_GT(refused, 3);
 }
 
-TEST_F(ProgramTest, WhatCannotBeDoneExitsWithTwoAndSaysWhy) {
+TEST_F(ProgramTest, AnImpossibleRequestExitsWithTwoAndAReason) {
   struct Case {
     std::vector<std::string> arguments;
     std::string said;
@@ -104,7 +104,7 @@ TEST_F(ProgramTest, RefusesTwoReportsInOneFile) {
   EXPECT_EQ(program.Finish(), 0) << program.printed();
 }
 
-TEST_F(ProgramTest, RefusesToOverwriteWhatItReads) {
+TEST_F(ProgramTest, RefusesToOverwriteItsInput) {
   const std::string config =
       files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1})");
   for (const std::string& input : {data_, config}) {
@@ -116,7 +116,7 @@ TEST_F(ProgramTest, RefusesToOverwriteWhatItReads) {
   }
 }
 
-TEST_F(ProgramTest, WhatAllRanksRefuseIsPutDownToNone) {
+TEST_F(ProgramTest, AnErrorOfAllRanksBlamesNone) {
   const std::string config = files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
       "ebb": {"parameter_groups": {"absent": {"lr_factor": 2}}}})");
   Program program(Tiny({"--data", data_, "--config", config, "--ranks", "3"}));
@@ -156,7 +156,7 @@ TEST_F(ProgramTest, TheTrafficIsThatOfAnAppliedStep) {
   EXPECT_EQ(skipped["traffic_is_steady"], false);
 }
 
-TEST_F(ProgramTest, WhatExceedsACapIsRefusedWithTheClassesAndTheChange) {
+TEST_F(ProgramTest, AConfigAboveACapIsRefusedWithTheClassesAndTheChange) {
   const std::string disk = files_.Path("disk");
   std::filesystem::create_directory(disk);
   struct Case {
@@ -186,7 +186,7 @@ TEST_F(ProgramTest, WhatExceedsACapIsRefusedWithTheClassesAndTheChange) {
   }
 }
 
-// For every setting of the gradients' sums and placement, and whatever a cap leaves to it.
+// For every setting of the order and placement of gradients' sums, also of those that a cap decides.
 TEST_F(ProgramTest, AdviceForACapTrainsTheSameNumbersOrSaysThatItDoesNot) {
   std::string varied;
   for (int i = 0; i < 400; ++i) varied += "the quick brown fox "[i * i % 20];

@@ -51,7 +51,7 @@ inline Values Norm(const Values& input, const Values& weight, const Values& bias
   return output;
 }
 
-// Adds the gradient of a row's input to `gradient`, and likewise those of weight and bias.
+// Adds the gradient of a row's input to `gradient`, and the gradients of weight and bias likewise.
 inline void NormBackward(const Values& input, const Values& weight, const Values& output_gradient,
                          Values& gradient, Values& weight_gradient, Values& bias_gradient) {
   const size_t width = weight.size();

@@ -41,7 +41,7 @@ TEST(OutputFileTest, IsThereWholeOrNotAtAll) {
   EXPECT_EQ(files.Count(), 1u);
 }
 
-TEST(OutputFileTest, WhatCannotBeWrittenIsNamedAtOpen) {
+TEST(OutputFileTest, OpenNamesAFileThatCannotBeWritten) {
   ScratchFiles files;
   for (const std::string& path : {files.Path("absent/file"), files.Path("")}) {
     const auto file = OutputFile::Open("--summary", path);
@@ -127,7 +127,7 @@ TEST(HistoryTest, StepsThatNothingWritesAreNotKept) {
   EXPECT_DOUBLE_EQ(history.SecondsOfStep(), 0.5);
 }
 
-TEST(HistoryTest, OfFewStepsHalfMayWarmUp) {
+TEST(HistoryTest, AtMostHalfOfFewStepsWarmUp) {
   EXPECT_EQ(History::WarmUp(1), 0);
   EXPECT_EQ(History::WarmUp(2), 1);
   EXPECT_EQ(History::WarmUp(3), 1);
@@ -144,7 +144,7 @@ TEST(HistoryTest, CsvHasAHeaderAndALineForEveryStep) {
             "3,3,0.5,0.001,2,1,200.0\n");
 }
 
-TEST(CurveTest, DrawsLossesAndLeavesOutWhatIsNotANumber) {
+TEST(CurveTest, DrawsLossesAndLeavesOutNaNs) {
   History history = ThreeSteps();
   history.steps[1].report.loss = std::numeric_limits<double>::quiet_NaN();
   const std::string svg = CurveSvg(history, {});
@@ -243,7 +243,7 @@ TEST(SummaryTest, SaysWhichSignalStoppedTheRunAndWhen) {
             nlohmann::json::parse(R"({"by": "SIGINT", "during": "evaluation", "after_steps": 3})"));
 }
 
-TEST(SummaryTest, LeavesOutWhatTheSystemDoesNotSay) {
+TEST(SummaryTest, LeavesOutCountsThatTheSystemLacks) {
   Summary summary;
   summary.config_json = "{}";
   EXPECT_FALSE(nlohmann::json::parse(SummaryJson(summary, {})).contains("resident"));

@@ -183,7 +183,7 @@ TEST_F(SavedRunTest, ARunThatReachesAnotherRunsCheckpointIsRefusedBeforeItTrains
   EXPECT_EQ(shorter.Finish(), 0) << shorter.printed();
 }
 
-TEST_F(SavedRunTest, WhatCannotBeResumedIsRefused) {
+TEST_F(SavedRunTest, AnImpossibleResumeIsRefused) {
   const auto refused = [&](std::vector<std::string> more) {
     Program program(Command(std::move(more)));
     EXPECT_EQ(program.Finish(), 2) << program.printed();

@@ -288,7 +288,7 @@ TEST(DigestOfTraining, DiffersIfTheRunsDiffer) {
   EXPECT_NE(digest, Digest({.learning_rate = 0.02}));
 }
 
-TEST(DigestOfTraining, OfInitialValuesIsTheSameForEveryWorldStageAndNumberOfThreads) {
+TEST(DigestOfTraining, InitialValuesHaveOneDigestInEveryWorldStageAndNumberOfThreads) {
   const std::string expected = Digest({.ranks = 1, .stage = 0, .steps = 0});
   EXPECT_EQ(expected, Digest({.ranks = 2, .stage = 3, .steps = 0}));
   EXPECT_EQ(expected, Digest({.ranks = 3, .stage = 1, .threads = 2, .steps = 0}));
@@ -335,7 +335,7 @@ TEST(TrainerTest, LossFallsAndTheSummaryHoldsTheRun) {
     EXPECT_EQ(row["predicted_bytes"], row["bytes"]) << row;
 }
 
-TEST(TrainerTest, TheSummaryPredictsWhatAllRanksOfTheProcessTakeOfItsRam) {
+TEST(TrainerTest, TheSummaryPredictsTheRamOfAllRanksOfTheProcess) {
   if (!ReadResidentSet()) GTEST_SKIP() << "/proc/self/status does not say what is resident";
   for (const Tier tier : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
     const nlohmann::json summary =
@@ -379,7 +379,7 @@ bool TakesDirectIo(const std::string& folder) {
   return true;
 }
 
-TEST(TrafficOfTraining, OnNvmeIsWhatTheKernelCounts) {
+TEST(TrafficOfTraining, OnNvmeEqualsTheKernelsCounts) {
   if (const ScratchFiles files; !TakesDirectIo(files.Path("")))
     GTEST_SKIP() << "no direct I/O in " << testing::TempDir() << "; set TEST_TMPDIR to a disk";
   if (!BytesOfThisProcess()) GTEST_SKIP() << "no /proc/self/io";
@@ -414,7 +414,7 @@ TEST(TrafficOfTraining, OnNvmeIsWhatTheKernelCounts) {
   }
 }
 
-// In a process of its own, because a signal stays seen. The signal comes before the first step, and
+// In a separate process, because a signal stays seen. The signal comes before the first step, and
 // the evaluation after that step reads the step's vote.
 TEST(StopDeathTest, ASignalDuringTheLastStepEndsTheRunInItsEvaluation) {
   const auto train_and_exit = [] {

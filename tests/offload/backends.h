@@ -41,7 +41,7 @@ inline std::vector<Backend> Backends(IoBackend only) {
   return backends;
 }
 
-// For tests of which one thread starts and awaits the transfers.
+// For tests with one thread that starts and awaits the transfers.
 inline Backend Driven() {
   return {"uring", IoBackend::kUring, 1, /*own_thread=*/false};
 }
@@ -71,8 +71,8 @@ class OnEveryBackend : public ::testing::TestWithParam<Backend> {
     options.own_thread = GetParam().own_thread;
     return options;
   }
-  // Null: the test has failed; or is skipped, because no ring of that size can be had (although
-  // SetUp's ring could, or because the system still counts that one).
+  // Null: the test has failed; or it is skipped, because the system refuses a ring of that size, for
+  // example because it still counts SetUp's ring.
   [[nodiscard]] static std::unique_ptr<ShardFile> Make(const ShardFile::Options& options) {
     auto file = ShardFile::Create(options);
     if (file.ok()) return *std::move(file);

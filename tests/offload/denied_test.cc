@@ -216,7 +216,7 @@ TEST(DeniedTest, AFileInMemoryWorksToo) {
   EXPECT_EQ(rmdir(path.c_str()), 0);
 }
 
-// As on ext2 and over NFS before 4.2; or by a seccomp profile.
+// Like ext2, and NFS before 4.2; or like a seccomp profile.
 TEST(DeniedTest, SpaceThatCannotBeReservedIsWrittenFullOfZeros) {
   InNewProcess([] {
     for (const int error : {EOPNOTSUPP, ENOSYS}) {
@@ -278,7 +278,7 @@ TEST(DeniedTest, ADiskThatIsFullBeforeTheZerosEndIsAnErrorOfCreate) {
   }
 }
 
-// Runs with an ordinary user's limits, in a process of its own, which it ends.
+// Runs with an ordinary user's limits, in a separate process, which it ends.
 void AsOrdinaryUser(rlim_t memlock_bytes, const std::function<bool()>& function) {
   const rlimit limit = {memlock_bytes, memlock_bytes};
   if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0) _exit(kCannotSetLimit);
@@ -332,7 +332,7 @@ TEST(ThreadLimitDeathTest, IsAnErrorOfCreateHoweverManyThreadsThereMayBe) {
     options.backend = backend;
     rlimit limit;
     if (getrlimit(RLIMIT_NPROC, &limit) != 0) return kCannotSetLimit;
-    // From no threads at all up to some of those that are wanted, until they suffice.
+    // From no threads at all up to a number that suffices.
     for (limit.rlim_cur = 0; limit.rlim_cur < limit.rlim_max; ++limit.rlim_cur) {
       if (setrlimit(RLIMIT_NPROC, &limit) != 0) return kCannotSetLimit;
       const absl::Status status = ShardFile::Create(options).status();

@@ -88,7 +88,7 @@ bool FaultyQueue::Drive() {
 }
 
 void FaultyQueue::Tell(std::vector<IoCompletion> completions) {
-  std::vector<IoCompletion> told;
+  std::vector<IoCompletion> due;
   {
     const std::lock_guard lock(mutex_);
     for (const IoCompletion& completion : completions) {
@@ -100,10 +100,10 @@ void FaultyQueue::Tell(std::vector<IoCompletion> completions) {
     }
     if (held_.size() >= hold_ || (hold_ == kAllInFlight && held_.size() == in_flight_)) {
       in_flight_ -= held_.size();
-      told = std::exchange(held_, {});
+      due = std::exchange(held_, {});
     }
   }
-  if (!told.empty()) listener_.Completed(told);
+  if (!due.empty()) listener_.Completed(due);
 }
 
 }  // namespace ebb::testing

@@ -235,7 +235,7 @@ TEST_P(IoFaultTest, EndlessRefusalsEndTogetherAlthoughOthersMakeProgress) {
 }
 
 TEST_P(IoFaultTest, CompletionsMayComeInAnyOrder) {
-  // As many as are in flight, as long as there is more to do.
+  // As many as are in flight, while there is more to do.
   const size_t depth = Options(kBytes).aio.queue_depth * Options(kBytes).directories.size();
   ASSERT_EQ(kBytes / (64 << 10) % static_cast<int64_t>(depth), 0);
   const auto file = MakeWith([](IoRequest&) { return std::optional<int64_t>(); }, depth);
@@ -243,7 +243,7 @@ TEST_P(IoFaultTest, CompletionsMayComeInAnyOrder) {
   ExpectRoundTrip(*file);
 }
 
-TEST_P(IoFaultTest, ErrorsAmongCompletionsInAnyOrderAreThoseOfTheirTransfersAlone) {
+TEST_P(IoFaultTest, AnErrorInAnyOrderOfCompletionsFailsItsTransferAlone) {
   constexpr int64_t kTransfers = 6, kEach = kBytes / kTransfers;
   const PinnedMemory written = Memory(kBytes), read = Memory(kBytes);
   FillRandomly(written.buffer.span(), 8);

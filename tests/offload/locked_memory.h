@@ -1,5 +1,5 @@
-// How much of this process's memory is locked in RAM with mlock, without what a GPU's driver or
-// io_uring pins; and whether it has a limit, which is valid for io_uring, too.
+// The memory of this process that is locked in RAM with mlock, without memory pinned by a GPU's
+// driver or io_uring; and whether it has a limit, which also holds for io_uring.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,10 +20,10 @@ inline int64_t LockedBytes() {
   return bytes;
 }
 
-// Whether RLIMIT_MEMLOCK is valid for this process: it has a limit, and may not exceed it. io_uring
-// counts a user's locked memory over all processes, and subtracts freed memory only later, so it
-// may then refuse even few rings and buffers. The system is asked, with a limit of zero for a
-// moment: root of a user namespace has CAP_IPC_LOCK, but is still limited.
+// Whether RLIMIT_MEMLOCK holds for this process. io_uring counts a user's locked memory over all
+// processes, and subtracts freed memory only later, so it may then refuse even few rings and
+// buffers. The system is asked, with a limit of zero for a moment: root of a user namespace has
+// CAP_IPC_LOCK, but is still limited.
 inline bool HasMemlockLimit() {
   rlimit before = {};
   if (getrlimit(RLIMIT_MEMLOCK, &before) != 0 || before.rlim_cur == RLIM_INFINITY) return false;

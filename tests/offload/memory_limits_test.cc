@@ -108,7 +108,7 @@ TEST(MemoryLimits, AreKnownByTheStartOfTheMachineOrElseByItsName) {
 }
 
 // lxcfs shows each container its own memory.
-TEST(MemoryLimits, OfAContainerAreNotThoseOfTheMachine) {
+TEST(MemoryLimits, AContainersLimitsAreItsOwn) {
   const SystemFiles machine, container;
   machine.Memory(4'000, 0);
   container.Memory(4'000, 0);
@@ -121,7 +121,7 @@ TEST(MemoryLimits, OfAContainerAreNotThoseOfTheMachine) {
             ReadMemoryLimits(container.root()).front().identity);
 }
 
-TEST(MemoryLimits, OfAGroupAreTheSameWhereverItIsMounted) {
+TEST(MemoryLimits, AGroupsLimitsDoNotDependOnItsMountPoint) {
   const SystemFiles files;
   files.Memory(4'000, 0);
   files.Group("/pod/one");
@@ -137,7 +137,7 @@ TEST(MemoryLimits, OfAGroupAreTheSameWhereverItIsMounted) {
   EXPECT_EQ(ReadMemoryLimits(files.root()).at(1).identity, outside.identity);
 }
 
-TEST(MemoryLimits, OfVersionOneAreThoseOfItsOwnHierarchyForMemory) {
+TEST(MemoryLimits, VersionOneHasAHierarchyOfItsOwnForMemory) {
   const SystemFiles files;
   files.Memory(4'000, 1'000);
   files.Write("/proc/self/cgroup", "9:name=systemd:/x\n4:cpu,memory:/docker/abc/job\n0::/\n");
@@ -165,7 +165,7 @@ TEST(MemoryLimits, OfVersionOneAreThoseOfItsOwnHierarchyForMemory) {
   EXPECT_THAT(ReadMemoryLimits(files.root()), SizeIs(2));
 }
 
-TEST(MemoryLimits, OfThisSystemCanBeRead) {
+TEST(MemoryLimits, ThisSystemsLimitsCanBeRead) {
   for (const MemoryLimit& limit : ReadMemoryLimits()) {
     EXPECT_FALSE(limit.name.empty());
     EXPECT_FALSE(limit.identity.empty());

@@ -23,7 +23,7 @@ enum OrdinaryUserExit {
   kCannotBecomeOrdinary = 3,
 };
 
-// Changes the process for good, so it needs one of its own. A process that is not root's is an
+// Changes the process for good, so it needs a separate process. A process that is not root's is an
 // ordinary user's already. 0, or the errno with which the system refuses.
 inline int BecomeOrdinaryUser() {
   return geteuid() != 0 || setuid(kOrdinaryUser) == 0 ? 0 : errno;

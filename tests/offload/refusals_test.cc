@@ -48,7 +48,7 @@ TEST_F(RefusalsTest, FewAreNeverEnough) {
   EXPECT_TRUE(refusals.Refused(kStart + Refusals::kTriesMin * Refusals::kPatience));
 }
 
-TEST_F(RefusalsTest, OfRequestsRefusedTogetherEndTogether) {
+TEST_F(RefusalsTest, RequestsRefusedTogetherEndTogether) {
   Refusals first, second;
   const auto later = kStart + Refusals::kPatience / 2;
   while (second.count() < Refusals::kTriesMin) EXPECT_FALSE(second.Refused(later));

@@ -54,7 +54,7 @@ std::map<int, std::string> OpenFiles() {
 using ShardFileTest = OnEveryBackend;
 INSTANTIATE_TEST_SUITE_P(Backends, ShardFileTest, ::testing::ValuesIn(Backends()), NameOf);
 
-TEST_P(ShardFileTest, ReadsWhatWasWritten) {
+TEST_P(ShardFileTest, ReadsBackWrittenData) {
   for (const int64_t bytes : {4096L, 3 * 4096L, 64L << 10, kMiB + 4096, 5 * kMiB, 40 * kMiB}) {
     SCOPED_TRACE(bytes);
     const auto file = Make(Options(bytes));
@@ -69,7 +69,7 @@ TEST_P(ShardFileTest, ReadsWhatWasWritten) {
   }
 }
 
-TEST_P(ShardFileTest, ReopenedItHasWhatWasInItAndAnotherLength) {
+TEST_P(ShardFileTest, ReopenedItHasItsDataAndAnotherLength) {
   constexpr int64_t kBefore = 3 * kMiB + 8192, kAfter = 9 * kMiB + 4096;
   const auto file = Make(Options(kBefore));
   if (file == nullptr) return;
@@ -161,7 +161,7 @@ TEST_P(ShardFileTest, RandomTransfersAgreeWithAModelInMemory) {
   if (file == nullptr) return;
   std::mt19937_64 random(seed);
   for (int round = 0; round < 12; ++round) {
-    // Cuts the file into parts, each of which is written, read or left alone.
+    // Cuts the file into parts. Each is written, read or left alone.
     std::vector<int64_t> cuts = {0, kUnits};
     while (cuts.size() <= kTransfers) cuts.push_back(static_cast<int64_t>(random() % kUnits));
     std::sort(cuts.begin(), cuts.end());
@@ -404,9 +404,9 @@ INSTANTIATE_TEST_SUITE_P(Backends, UringFileTest, ::testing::ValuesIn(Backends(I
 
 // Other pages take its address; the registered ones are the old pages.
 TEST_P(UringFileTest, RegisteredMemoryIsUsed) {
-  // A huge page and a part of one, and a span of less than one page: well below the 8 MiB that an
-  // ordinary user may lock, even while the system still counts the memory of the test before this
-  // one.
+  // A huge page and a part of one, and a span of less than one page. That is well below the 8 MiB
+  // that an ordinary user may lock, even while the system still counts the memory of the test
+  // before.
   constexpr size_t kLeft = 128 << 10, kFirst = (2 << 20) + kLeft;
   constexpr int64_t kBytes = kFirst + kLeft;
   const auto map = [](void* at, int flags) {

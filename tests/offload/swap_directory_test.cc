@@ -1,5 +1,5 @@
-// Swap directories: private, removed at the end; those of dead runs are removed, those of living
-// runs stay.
+// Swap directories: private, removed at the end. Directories of dead runs are removed, and those of
+// living runs are not.
 #include "ebb/offload/swap_directory.h"
 
 #include <fcntl.h>
@@ -113,7 +113,7 @@ TEST(SwapDirectoryTest, EachHasItsOwnAndMovingKeepsIt) {
 
 TEST(SwapDirectoryTest, TheNextRunRemovesKilledRunsAndKeepsLivingOnes) {
   const Scratch scratch;
-  // As in a directory that a group shares: directories in it inherit the bit.
+  // Like a directory that a group shares: directories in it inherit the bit.
   fs::permissions(scratch.path(), fs::perms::all | fs::perms::set_gid);
   Process dead(scratch.path());
   const Process living(scratch.path());

@@ -96,7 +96,7 @@ TEST(ChecksumTest, PiecesOfAnySizeGiveTheWholesChecksum) {
   }
 }
 
-TEST(ChecksumTest, OfKnownBytes) {
+TEST(ChecksumTest, KnownBytesHaveKnownSums) {
   EXPECT_EQ(Checksum({}), 0u);
   std::vector<std::byte> bytes(100'000);
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * i + i / 256);

@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kGrids[] = {1, 5, 32};
 
-// Every thread has a body of its own.
+// Every thread has its own body.
 template <class Work>
 void RunGrid(const Work& work, const cuda::Cut& cut, int64_t threads) {
   for (int64_t thread = 0; thread < threads; ++thread)
@@ -42,13 +42,13 @@ struct SeenWork {
 };
 
 TEST(CudaWalk, ShowsEveryElementOnceWhateverTheArraysAlignment) {
-  alignas(64) float wide[256] = {};
-  alignas(64) uint16_t narrow[256] = {};
+  alignas(64) float floats[256] = {};
+  alignas(64) uint16_t halves[256] = {};
   for (const int64_t count : {0, 1, 2, 3, 4, 5, 7, 8, 63, 64, 65, 200}) {
     for (const int64_t offset : {0, 1, 2, 3, 4, 5}) {
       for (const int64_t other : {offset, int64_t{0}, int64_t{2}}) {
         const cuda::Cut cut =
-            cuda::CutFor(count, {{wide + offset, 4}, {narrow + other, 2}, {nullptr, 4}});
+            cuda::CutFor(count, {{floats + offset, 4}, {halves + other, 2}, {nullptr, 4}});
         if (offset % 4 == other % 4 && count >= 8) {
           EXPECT_LE(cut.singles(), 6);
         } else if (offset % 4 != other % 4) {
@@ -376,7 +376,7 @@ TEST_P(CudaUpdate, HasTheBitsOfTheCpu) {
 }
 
 // True also from the middle of a run, and if the arrays' alignment leaves no groups.
-TEST_P(CudaUpdate, OfSeveralRunsHasTheBitsOfTheCpu) {
+TEST_P(CudaUpdate, SeveralRunsHaveTheBitsOfTheCpu) {
   for (const Runs& runs : {Runs{{8, 16, 64, 128, 1024}}, Runs{{64, 704, 768, 1088}, 640},
                            Runs{{1000}}, Runs{{8, 2048}, 8}}) {
     for (const int64_t count : {1, 9, 300}) {

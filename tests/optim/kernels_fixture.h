@@ -1,4 +1,4 @@
-// Kernels of every device: arrays in its memory, and what comes of them beside the CPU's free functions.
+// Kernels of every device: arrays in its memory, and their results beside those of the CPU's free functions.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -282,7 +282,7 @@ TEST_P(KernelsTest, NormsOfSeveralRunsHaveTheBitsOfSumNorms) {
   }
 }
 
-// As in an engine: work enqueued in between writes the verdict.
+// Like in an engine: work enqueued in between writes the verdict.
 TEST_P(KernelsTest, UpdatesReadTheirConstantsWhenTheyRun) {
   const Rule& rule = kRules[0];
   UpdateConstants constants = UpdateConstantsOf(rule.optimizer, rule.scalars);

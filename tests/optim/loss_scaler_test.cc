@@ -99,7 +99,7 @@ TEST(LossScalerTest, ResumesFromAnotherScalersState) {
   }
 }
 
-TEST(LossScalerTest, AStaticScaleIsTheConfigsWhateverIsResumed) {
+TEST(LossScalerTest, AStaticScaleIsTheConfigsAfterAnyResume) {
   LossScaler scaler({.static_scale = 128}, DType::kFloat16);
   scaler.Resume({.scale = 4});
   EXPECT_EQ(scaler.scale(), 128);

@@ -171,7 +171,7 @@ INSTANTIATE_TEST_SUITE_P(All, AccumulateTest,
                          testing::Combine(testing::Values(0, 1, 15, 17, 1024, 1039, 70'001),
                                           testing::Values(1, 3), testing::Bool()));
 
-// Sums beyond fp16's range become infinite and show in the sum of squares of what was written.
+// Sums beyond fp16's range become infinite, and the sum of squares of the written numbers shows it.
 TEST(NormTest, AnOverflowOfTheAccumulatorShowsInItsSum) {
   ThreadTeam team(1);
   std::vector<Float16> source(100, Float16(1.0f)), destination(100, Float16(2.0f));

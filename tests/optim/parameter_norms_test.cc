@@ -33,7 +33,7 @@ TEST(ExactSumTest, RoundsOnceToNearestAndTiesToEven) {
   EXPECT_EQ(Rounded(SumOf({1 + 0x1p-52, 0x1p-53})), 1 + 0x1p-51);
   EXPECT_EQ(Rounded(SumOf({0x1p-298})), 0x1p-298);
   EXPECT_EQ(Rounded(SumOf({0x1p-298, 0x1p-298, 0x1p-298})), 0x1.8p-297);
-  EXPECT_EQ(Rounded(SumOf(std::vector<double>(3000, 0.1))), 3000 * 0.1);  // which rounds once, too
+  EXPECT_EQ(Rounded(SumOf(std::vector<double>(3000, 0.1))), 3000 * 0.1);  // it also rounds once
   const double largest = std::numeric_limits<float>::max();
   EXPECT_EQ(Rounded(SumOf({64 * largest * largest, 1})), 64 * largest * largest);
   EXPECT_EQ(Rounded(SumOf({0x1.fffffffffffffp0, 0x1p-60})), 0x1.fffffffffffffp0);
@@ -155,7 +155,7 @@ TEST(ParameterNorms, AreTheSameBitsHoweverAParameterIsCut) {
   }
 }
 
-TEST(ParameterNorms, OfConstantsThatDoNotApplyAreNothing) {
+TEST(ParameterNorms, ConstantsOfASkippedStepGiveNoNorms) {
   ThreadTeam team(1);
   Arrays arrays(64, 1);
   NormSums sums = {};

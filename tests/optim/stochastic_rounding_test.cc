@@ -50,8 +50,7 @@ TEST(StochasticRoundingTest, NumbersOfBFloat16Stay) {
   }
 }
 
-// True also for a NaN that has its only bits among those that are cut, or that carries into the
-// sign.
+// True also for a NaN with its only bits in the part that is cut, or with a carry into the sign.
 TEST(StochasticRoundingTest, NaNsStayAndNumbersNearInfinityMayReachIt) {
   for (const uint32_t bits : {0x7f800001u, 0x7fffffffu, 0xff80ffffu, 0xffffffffu}) {
     for (const int64_t draw : {0, 1, 0xffff})

@@ -251,9 +251,9 @@ TEST_P(Fp64ReferenceTest, TwentyUpdatesStayWithinRounding) {
            {.step = step, .learning_rate = optimizer.learning_rate, .gradient_factor = 0.25f});
   }
   // A rounding is 2^-24. Each update rounds the master three times, all below 4. Gradients are
-  // within a factor of 4, so momentum / sqrt(variance) is at most 4 and carries, with three
-  // roundings a step in each of the two, at most 6 * 4 * steps roundings at step `steps`; without
-  // bias correction the ratio is up to 1 / sqrt(1 - 0.999) of that.
+  // within a factor of 4, so momentum / sqrt(variance) is at most 4. With three roundings a step in
+  // each of the two it carries at most 6 * 4 * steps roundings at step `steps`. Without bias
+  // correction the ratio is up to 1 / sqrt(1 - 0.999) of that.
   const double ratio = GetParam() ? 4 : 4 * 32;
   const double rounding = 0x1p-24, rate = optimizer.learning_rate;
   const double tolerance =

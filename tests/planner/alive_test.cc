@@ -59,7 +59,7 @@ TEST(AliveBytes, BetweenTwoValuesAPlaceIsFree) {
             (std::vector<int64_t>{8, 8, 0, 8, 4}));
 }
 
-TEST(AliveBytes, WhatAStepReadsFirstIsThereFromTheStepBefore) {
+TEST(AliveBytes, StateThatAStepReadsFirstIsAliveFromTheStepBefore) {
   EXPECT_EQ(AliveOf({{}, {{Access::kRead, 0, 8}}, {}, {{Access::kWrite, 0, 8}}, {}}),
             (std::vector<int64_t>{8, 8, 0, 8, 8}));
   EXPECT_EQ(AliveOf({{}, {{Access::kReadWrite, 0, 8}}, {}}), (std::vector<int64_t>{8, 8, 8}));

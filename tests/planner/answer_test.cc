@@ -48,7 +48,7 @@ double StateGB(const Answer& answer, Tier tier) {
 
 // Table 1 of ZeRO's paper, 7.5 B parameters on 64 ranks: 120, 31.4, 16.6 and 1.9 GB, with gradients
 // in 16 bits.
-TEST(Anchors, ZeroTable1) {
+TEST(Anchors, ZeroTable1IsReproduced) {
   constexpr double kPublished[] = {120, 31.4, 16.6, 1.9};
   const auto table = ZeroTable({.parameters = 7'500'000'000, .largest_unit = 0, .ranks = 64});
   for (int stage = 0; stage <= 3; ++stage)
@@ -83,7 +83,7 @@ TEST(Anchors, ZeroTable1) {
 
 // deepspeed.runtime.zero.stage3.estimate_zero3_model_states_mem_needs of P = 2.851e9, L = 32e6 on 8
 // GPUs: 0.12 GiB of the largest layer and 5.97 GiB of states a GPU.
-TEST(Anchors, DeepSpeedsEstimatorOf3B) {
+TEST(Anchors, DeepSpeedsEstimatorOf3BIsReproduced) {
   const PeerModel model{
       .parameters = 2'851'000'000, .largest_unit = 32'000'000, .ranks = 8, .ranks_per_host = 8};
   constexpr double kGiB = 1 << 30;
@@ -120,7 +120,7 @@ TEST(Search, TheFastestThatFitsIsProposedAndItsFileLoads) {
   EXPECT_EQ(ChoiceOf(*loaded, best->choice.recompute), best->choice);
 }
 
-TEST(Search, WhatIsOnNvmeIsThereAndMovesOverTheDisk) {
+TEST(Search, StateOnNvmeMovesOverTheDisk) {
   const Question question = QuestionOf("llama-2-7b", "rtx4090-64gb", 1);
   const Answer answer = AnswerFor(
       question, {.stage = 3, .parameters = Tier::kNvme, .states = Tier::kNvme, .recompute = true},
@@ -156,7 +156,7 @@ TEST(Search, OneChangeMakesItFitOrFaster) {
   EXPECT_GT(faster->tokens_per_second, slow.time->tokens_per_second);
 }
 
-TEST(Search, TwiceWhatAStepWaitsForMakesItFaster) {
+TEST(Search, TwiceTheCriticalResourceMakesAStepFaster) {
   const Question question = QuestionOf("llama-2-7b", "rtx4090-64gb", 1);
   const Answer answer = AnswerFor(
       question, {.stage = 3, .parameters = Tier::kNvme, .states = Tier::kNvme, .recompute = true},

@@ -32,7 +32,7 @@ TEST(Machine, NamedOnesReadBackFromTheirJson) {
   EXPECT_THAT(MachineOfName("8xh10").status().message(), HasSubstr("did you mean 8xh100"));
 }
 
-TEST(Machine, RanksShareWhatTheirHostHas) {
+TEST(Machine, RanksShareTheirHostsResources) {
   const Machine machine = *MachineOfName("8xh100");
   EXPECT_EQ(machine.ranks_per_host(64), 8);
   EXPECT_EQ(machine.ranks_per_host(2), 2);
@@ -42,7 +42,7 @@ TEST(Machine, RanksShareWhatTheirHostHas) {
   EXPECT_DOUBLE_EQ(machine.ForSimulation(64).rates[sharding::Resource::kNetwork], 5e10);
 }
 
-TEST(Machine, SaysWhatIsWrongWithAFile) {
+TEST(Machine, NamesTheErrorInAFile) {
   const std::string cpu = kCpu;
   EXPECT_EQ(Wrong("{" + cpu + "}"), "");
   EXPECT_THAT(Wrong("{" + cpu + R"(, "gpu_memori": 1})"), HasSubstr("did you mean \"gpu_memory\""));

@@ -49,7 +49,7 @@ TEST(ModelShape, EveryNamedShapeIsCompleteAndMakesAModel) {
   }
 }
 
-TEST(ModelShape, AnUnknownNameIsToldTheNearest) {
+TEST(ModelShape, AnUnknownNameGetsTheNearestOne) {
   EXPECT_THAT(ShapeOfName("lama-2-7b").status().message(), HasSubstr("did you mean llama-2-7b"));
   EXPECT_FALSE(ShapeOfName(std::string(100'000, 'x')).ok());
   EXPECT_FALSE(ShapeOfName("").ok());
@@ -152,7 +152,7 @@ TEST(HuggingFaceConfig, GivesTheShapeOfEachFamily) {
 }
 
 // Counted as Llama these would be wrong by up to a third.
-TEST(HuggingFaceConfig, RefusesWhatItWouldCountWrongly) {
+TEST(HuggingFaceConfig, RefusesModelsThatItWouldCountWrongly) {
   const auto message = [](const std::string& keys) {
     return std::string(ShapeOfConfigJson(absl::StrCat(R"({"hidden_size": 64, "num_hidden_layers": 2,
         "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100, )",
@@ -178,7 +178,7 @@ TEST(HuggingFaceConfig, RefusesWhatItWouldCountWrongly) {
               HasSubstr("num_experts_per_tok"));
 }
 
-TEST(HuggingFaceConfig, SaysWhatIsWrong) {
+TEST(HuggingFaceConfig, NamesTheError) {
   const auto message = [](const std::string& text) {
     return std::string(ShapeOfConfigJson(text, "f").status().message());
   };

@@ -63,7 +63,7 @@ class PlanProgramTest : public ::testing::Test {
   const std::string folder_ = absl::StrCat(testing::TempDir(), "/plan_program_", getpid());
 };
 
-TEST_F(PlanProgramTest, WrongWordsAreToldTheNearest) {
+TEST_F(PlanProgramTest, WrongWordsGetTheNearestOne) {
   ExpectRefused("--modle gpt2", "did you mean --model");
   ExpectRefused("--model gtp2", "did you mean gpt2");
   ExpectRefused("--model gpt2 --machine 8xh10", "did you mean 8xh100");
@@ -133,7 +133,7 @@ TEST_F(PlanProgramTest, WritesAConfigurationThatEbbLoadsAndAFileForPerfetto) {
   const auto events = nlohmann::json::parse(Read(Path("t.json")));
   EXPECT_GT(events.size(), 100u);
   EXPECT_THAT(Read(Path("p.svg")), HasSubstr("</svg>"));
-  // The written file is a question of its own.
+  // The written file can itself be planned.
   const Ended again = Run("--model gpt2-xl --machine rtx4090-64gb --config " + Path("w.json"));
   EXPECT_EQ(again.code, 0) << again.printed;
   EXPECT_THAT(again.printed, HasSubstr("as asked"));
@@ -157,8 +157,8 @@ TEST_F(PlanProgramTest, AnswersAboutADeepSpeedFile) {
   EXPECT_LT(json["chosen"]["locked_bytes"], json["chosen"]["bytes"]["cpu"]);
 }
 
-// As the error of a cap would: keys to merge into the file.
-TEST_F(PlanProgramTest, SaysWhatToChangeInAFileThatDoesNotFit) {
+// Like the error of a cap: keys to merge into the file.
+TEST_F(PlanProgramTest, AdvisesChangesToAFileThatDoesNotFit) {
   const std::string file = Write("ds.json", R"({"zero_optimization": {"stage": 0}})");
   const std::string question = "--model llama-2-7b --deepspeed ";
   EXPECT_THAT(Run(question + file).printed,
@@ -178,7 +178,7 @@ TEST_F(PlanProgramTest, SaysWhatToChangeInAFileThatDoesNotFit) {
 }
 
 TEST_F(PlanProgramTest, FindsTheCheapestMachine) {
-  // A GPU a host, of which several hold what one does not.
+  // One GPU in each host. Several hosts hold a model that one does not.
   const std::string small = Write("small.json", R"({"gpus": 1, "gpu_memory": "4GiB",
       "gpu_teraflops": 50, "gpu_memory_gb_s": 500, "pcie_gb_s": 20, "network_gb_s": 10,
       "ram": "1GiB", "ram_gb_s": 50, "cores": 8})");
@@ -212,7 +212,7 @@ TEST_F(PlanProgramTest, FindsTheLargest) {
   EXPECT_THAT(ended.printed, HasSubstr("sequences a micro-batch"));
 }
 
-TEST_F(PlanProgramTest, ListsWhatItKnows) {
+TEST_F(PlanProgramTest, ListsModelsAndMachines) {
   const Ended ended = Run("--list");
   EXPECT_EQ(ended.code, 0);
   for (const char* word : {"mixtral-8x7b", "qwen2.5-7b", "8xa100", "here"})

@@ -73,7 +73,7 @@ std::string Refusal(const Config& config, int world, size_t units = 8) {
   return std::string(status.message());
 }
 
-TEST(Advice, OneChangeThatSufficesIsToldAlone) {
+TEST(Advice, OneChangeThatSufficesIsAdvisedAlone) {
   Config config = OnNvme();
   config.zero.param_persistence_threshold = 0;
   config.ebb.prefetch_depth = 0;
@@ -83,7 +83,7 @@ TEST(Advice, OneChangeThatSufficesIsToldAlone) {
                     HasSubstr("); {\"ebb\": {\"offload_activations\": \"cpu\"}} would fit (")));
 }
 
-TEST(Advice, OfHostMemoryWhatIsInItGoesToTheDisk) {
+TEST(Advice, MovesGradientsFromTooSmallRamToTheDisk) {
   Config config = OnNvme();
   config.zero.sub_group_size = 2048;
   config.zero.offload_param.buffer_count = 2;
@@ -101,8 +101,8 @@ TEST(Advice, FoldersThatAreNotGivenAreAskedFor) {
               AllOf(HasSubstr("\"nvme\""), HasSubstr("nvme_path\": \"FOLDER\"")));
 }
 
-// If the device's room is not known, what is told may take more of it only where nothing else fits.
-TEST(Advice, OfHostMemoryWhatTheDeviceHasRoomForGoesThere) {
+// If the device's room is not known, advice may take more of it only if nothing else fits.
+TEST(Advice, MovesStatesFromTooSmallRamToTheDeviceIfTheyFit) {
   Config config = OnDevice(2);
   config.zero.offload_optimizer = {.device = Tier::kCpu, .nvme_paths = {"/disk"}};
   config.ebb.host_memory = kMebi / 4;
@@ -116,13 +116,13 @@ TEST(Advice, OfHostMemoryWhatTheDeviceHasRoomForGoesThere) {
 }
 
 // Below stage 2 it is another.
-TEST(Advice, AStageIsToldWithTheReduceAtThatItsDefaultWouldChange) {
+TEST(Advice, AdvisesAStageWithTheReduceAtThatKeepsTheSums) {
   Config config = OnDevice(3);
   config.zero.param_persistence_threshold = 0;
   config.ebb.prefetch_depth = 0;
   config.ebb.coalesce_bytes = 0;
   config.ebb.split_master = true;
-  // Whole gradients of a step then take no more than those of a round.
+  // Then the whole gradients of a step take no more memory than those of a round.
   config.accumulation = DType::kBFloat16;
   config.ebb.reduce_at = ReduceAt::kStep;
   config.ebb.device_memory = DeviceBytes(*LaidOut(config, 4, /*units=*/2));
@@ -136,7 +136,7 @@ TEST(Advice, AStageIsToldWithTheReduceAtThatItsDefaultWouldChange) {
 }
 
 // Which is not in the file, though the resolved config has it for the gradients.
-TEST(Advice, AFolderThatOnlyTheParametersHaveIsToldForTheOptimizer) {
+TEST(Advice, AdvisesTheParametersFolderForTheOptimizer) {
   Config config = OnNvme();
   config.zero.offload_optimizer = {.device = Tier::kCpu};
   config.ebb.offload_gradients = Tier::kNvme;
@@ -149,7 +149,7 @@ TEST(Advice, AFolderThatOnlyTheParametersHaveIsToldForTheOptimizer) {
   EXPECT_EQ(LaidOut(*Taken(config, message), 1).status(), absl::OkStatus());
 }
 
-TEST(Advice, WhatIsLoweredIsLoweredNoMoreThanItMust) {
+TEST(Advice, LowersASettingNoMoreThanNecessary) {
   Config config = OnDevice(3);
   config.zero.param_persistence_threshold = 0;
   config.ebb.coalesce_bytes = 0;
@@ -191,7 +191,7 @@ TEST(Advice, LaysOutNoMoreThanItSays) {
       return pools;
     };
   };
-  // Neither where what they need at least rules all out, nor where it says nothing.
+  // Neither if their least need rules all of them out, nor if it excludes none.
   for (const int64_t least : {64, 1}) {
     int trials = 0, least_trials = 0;
     const std::string advice =
@@ -205,7 +205,7 @@ TEST(Advice, LaysOutNoMoreThanItSays) {
 }
 
 // The work does not grow with a model: of units that no host holds it ends as of small ones.
-TEST(Advice, OfUnitsOfAnySizeItIsFound) {
+TEST(Advice, IsFoundForUnitsOfAnySize) {
   const ModelSpec model = UnitChain({int64_t{1} << 42, int64_t{1} << 42}, kMebi);
   for (const bool has_host : {false, true}) {
     Config config = OnDevice(3);
@@ -219,7 +219,7 @@ TEST(Advice, OfUnitsOfAnySizeItIsFound) {
 }
 
 // More than the config needs may be there by then.
-TEST(Advice, WhatIsFilledIsToldAsTheLeast) {
+TEST(Advice, AdvisesTheLeastNeedOfAFilledTier) {
   Config config = OnDevice(2);
   config.zero.offload_optimizer = {.device = Tier::kCpu, .nvme_paths = {"/disk"}};
   config.ebb.device_memory = 64 * kMebi;
@@ -228,7 +228,7 @@ TEST(Advice, WhatIsFilledIsToldAsTheLeast) {
   EXPECT_THAT(message, AllOf(HasSubstr("\"nvme\""), HasSubstr(" on the device and at least ")));
 }
 
-// Of the JSON in a message; folders say where, and are no change of their own.
+// Keys in the JSON of a message. A swap folder does not count.
 int KeysOf(const nlohmann::json& json) {
   int keys = 0;
   for (const auto& [name, value] : json.items())
@@ -277,7 +277,7 @@ TEST(Advice, IsTheSmallestChangeThatFitsAndElseTheLeast) {
 }
 
 // Where the device's memory is the host's, what leaves one for the other is no help.
-TEST(Advice, WithinOneMemoryWhatIsAdvisedFitsToo) {
+TEST(Advice, FitsAlsoIfTheDevicesMemoryIsTheHosts) {
   constexpr int kWorld = 2;
   Config filled = OnNvme();
   filled.ebb.host_memory = int64_t{1} << 40;

@@ -31,7 +31,7 @@ TEST(Boundaries, AreWrittenByAVisitAndReadByTheNext) {
   EXPECT_EQ(UsesInRound(ScopesOfStep(model, 1), 0, 4), expected);
 }
 
-TEST(Boundaries, OfARoundAreItsOwnScopesOnly) {
+TEST(Boundaries, ARoundHasUsesInItsOwnScopesOnly) {
   const ModelSpec model = UnitChain({1, 1});  // F0 F1 B1 B0 | F0 F1 B1 B0
   const std::vector<PlannedScope> scopes = ScopesOfStep(model, 2);
   const std::vector<BoundaryUse> first = {{.writer = 0, .reader = 1, .again = 2}, {.writer = 1}};
@@ -49,15 +49,16 @@ TEST(Boundaries, BeforeTheFirstTrainableVisitAreNotReadAgain) {
   EXPECT_EQ(UsesInRound(ScopesOfStep(model, 1), 0, 3), expected);
 }
 
-TEST(Boundaries, OfAWalkAreReadOnce) {
+TEST(Boundaries, AWalkReadsEachOnce) {
   const std::vector<BoundaryUse> expected = {{.writer = 0, .reader = 1}, {.writer = 1}};
   EXPECT_EQ(UsesInRound(ScopesOfWalk(UnitChain({1, 1})), 0, 2), expected);
 }
 
 //   scope  0  1  2  3   4  5  6  7  8  9 10 11
 //         F0 F1 F2 F3  R2 R3 B3 B2 R0 R1 B1 B0
-// What a recompute reads comes for it. What one writes anew is not kept from forward.
-TEST(Boundaries, OfSegmentsAreKeptAtTheirStartsOnly) {
+// What a recompute reads comes for it. A boundary that a recompute writes again is not kept from
+// forward.
+TEST(Boundaries, SegmentsKeepTheirInputsOnly) {
   ModelSpec model = UnitChain({1, 1, 1, 1});
   for (int v = 0; v < 4; ++v) model.AddScope({.visit = v});
   for (int begin : {2, 0}) {
@@ -72,8 +73,8 @@ TEST(Boundaries, OfSegmentsAreKeptAtTheirStartsOnly) {
   EXPECT_EQ(UsesInRound(ScopesOfStep(model, 1), 0, 4), expected);
 }
 
-// It stays for the scope after its reader, 2, and is back in the one before its backward: with
-// backward 4 that is scope 3, which leaves none in which it is away; with backward 5 it is away in 3.
+// The boundary stays for the scope after its reader, 2, and is back one scope before its backward. With backward 4
+// that is scope 3, so it is never away. With backward 5 it is away in 3.
 TEST(Boundaries, LeaveWhereThereIsTimeBetweenGoingAndComing) {
   const std::vector<PlannedScope> scopes = ScopesOfStep(UnitChain({1, 1, 1}), 1);
   const auto leaves = [&](const BoundaryUse& use) { return LeavesDevice(scopes, use); };
@@ -85,9 +86,9 @@ TEST(Boundaries, LeaveWhereThereIsTimeBetweenGoingAndComing) {
   EXPECT_FALSE(leaves({}));
 }
 
-// Of 16 visits in turn 15 are live at once, and the first gradient. In segments of 4: the inputs of three segments,
-// the three inside of one, and a gradient.
-TEST(Boundaries, OfSegmentsShareMemory) {
+// Of 16 visits in order, 15 boundaries are live at once, and the first gradient. In segments of 4: the inputs of
+// three segments, the three inside of one, and a gradient.
+TEST(Boundaries, SegmentsShareMemory) {
   constexpr int64_t kBytes = 1'024;
   Config config;
   config.gradient_accumulation_steps = 1;

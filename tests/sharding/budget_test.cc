@@ -55,8 +55,9 @@ int64_t StatesInRam(const StatePlacement& placement) {
   return bytes;
 }
 
-// A slot for each of five reads of 2 MiB. Four work slots: their masters, moments and gradients (16
-// bytes) are within four buffers of one unit in fp32: 16 Mi / 64 elements, down to a whole cut.
+// A slot for each of five reads of 2 MiB. Four work slots, with masters, moments and gradients (16
+// bytes), fit within four buffers of one unit in fp32: 16 Mi / 64 elements, rounded down to a whole
+// cut.
 TEST(Budget, PoolSizesAreUpperLimits) {
   const Config config = AllOnNvme();
   const auto pools = LaidOut(config);
@@ -97,7 +98,7 @@ TEST(Budget, AnyNumberOfBuffersOfAnySizeIsALimit) {
   EXPECT_EQ(pools->host_work.ring.bytes, usual->host_work.ring.bytes);
 }
 
-TEST(Budget, WhatAnOptimizerOfTheTrainersOverrulesIsNamed) {
+TEST(Budget, NamesKeysThatTheTrainersOptimizerOverrules) {
   Config config = AllOnNvme();
   EXPECT_EQ(WhatOwnOptimizerOverrules(config), "");
   config.zero.sub_group_size = kMebi;
@@ -153,7 +154,7 @@ TEST(Budget, UnitsThatAreGatheredTogetherShareABuffer) {
   EXPECT_EQ(LaidOut(config)->parameter_slots.bytes, 4 * 2 * kMebi);
 }
 
-TEST(Budget, WhatHostMemoryLeavesIsForStates) {
+TEST(Budget, StatesFillTheRestOfHostMemory) {
   Config config = AllOnNvme();
   const auto least = LaidOut(config);
   ASSERT_TRUE(least.ok()) << least.status();
@@ -243,7 +244,7 @@ TEST(Budget, SizesOfAnyMagnitudeAreShown) {
   EXPECT_EQ(Megabytes(kMebi / 2), "0.5 MiB");
 }
 
-TEST(Budget, ACapThatCannotBeKeptIsAnErrorWithTheTableAndWhatWouldHelp) {
+TEST(Budget, ACapThatCannotBeKeptIsAnErrorWithTheTableAndARemedy) {
   Config config = AllOnNvme();
   config.ebb.host_memory = 4096;
   config.ebb.device_memory = DeviceBytes(*LaidOut(AllOnNvme()));

@@ -20,7 +20,7 @@ namespace {
 
 using Pairs = std::set<std::pair<int, int>>;
 
-// Of units each gathered and reduced on its own.
+// Each unit is gathered and reduced alone.
 Config ConfigOf(int stage, int64_t prefetch_depth) {
   Config config;
   config.zero.stage = stage;
@@ -52,11 +52,11 @@ Pairs GatherConflicts(const Plan& plan) {
   return pairs;
 }
 
-// The instructions of a step, of which those before one are issued.
+// The instructions of a step. Those before `issued` have been issued.
 struct Instructions {
   explicit Instructions(const Plan& of) : plan(of), fragment(Lower(of, of.carries_updates)) {
     const Fragment* const only[] = {&fragment};
-    fragment.seams
+    fragment.round_begins
         .clear();  // rounds one behind the other, so that all that is waited for is a wait
     DeriveWaits(Cells(only, plan), fragment);
   }
@@ -66,8 +66,8 @@ struct Instructions {
   bool IsIssued(int operation, int before) const {
     return fragment.instruction_of[static_cast<size_t>(operation)] < before;
   }
-  // What the kernels of a scope, and those of scopes ahead of it, wait for and that is not issued; -1: they
-  // may start. Kernels are the compute stream's own.
+  // The wait of a scope's kernels, and of the kernels of scopes ahead of it, that is not issued yet; -1: they may
+  // start. Kernels are the compute stream's own.
   int Missing(int scope, int before) const {
     for (int i = before; i < Opening(scope).end; ++i) {
       const Instruction& instruction = fragment.instructions[static_cast<size_t>(i)];
@@ -85,7 +85,7 @@ struct Instructions {
   Fragment fragment;
 };
 
-TEST(Conflicts, OfGathersAreOfUnitsThatTakeTurns) {
+TEST(Conflicts, GathersConflictForUnitsThatShareASlot) {
   const ModelSpec model = UnitChain({64, 64, 64, 64, 64});
   EXPECT_EQ(GatherConflicts(PlanOf(model, ConfigOf(3, 0))).size(), 10u) << "all with all";
   const Pairs one_ahead = GatherConflicts(PlanOf(model, ConfigOf(3, 1)));
@@ -96,7 +96,7 @@ TEST(Conflicts, OfGathersAreOfUnitsThatTakeTurns) {
   EXPECT_TRUE(GatherConflicts(PlanOf(model, ConfigOf(2, 0))).empty()) << "all are kept whole";
 }
 
-TEST(Conflicts, OfGathersAreOfEitherSection) {
+TEST(Conflicts, GathersConflictInEitherSection) {
   Plan plan;
   plan.decisions.compute = DType::kFloat32;
   plan.decisions.kept_whole = {false, false, false, true};
@@ -161,7 +161,7 @@ void ForRandomPlans(const Check& check) {
   }
 }
 
-TEST(Conflicts, AreWhatTheirDefinitionSays) {
+TEST(Conflicts, FollowTheirDefinition) {
   int conflicts = 0;
   ForRandomPlans([&](const Plan& plan) {
     const std::vector<bool>& kept_whole = plan.decisions.kept_whole;
@@ -193,10 +193,9 @@ TEST(Conflicts, ThereAreNoneInTheDeclaredOrder) {
   });
 }
 
-// Whether a later scope may open while one is held open is one question: is all issued that its kernels
-// wait for? Then its unit is gathered over nothing that is shown, and its gradient goes over none that is
-// still to be reduced.
-TEST(Conflicts, WhatMayOpenWhileAScopeIsHeldOpenMeetsNothing) {
+// Whether a later scope may open while one is held open is one question: is all issued that its kernels wait for?
+// Then its unit is gathered over no shown memory, and its gradient goes over none that is still to be reduced.
+TEST(Conflicts, AScopeThatMayOpenBesideAHeldOneOverlapsNoLiveMemory) {
   int opens = 0, waits = 0;
   ForRandomPlans([&](const Plan& plan) {
     const int count = static_cast<int>(plan.scopes.size());

@@ -204,7 +204,7 @@ TEST(CopyPlan, StaysWithinRanksThatAreCutTheSame) {
   }
 }
 
-TEST(CopyPlan, NamesWhatTheSourceLacks) {
+TEST(CopyPlan, NamesParametersThatTheSourceLacks) {
   ModelSpec source, destination;
   source.forward.push_back({.unit = source.AddUnit("unit")});
   destination.forward.push_back({.unit = destination.AddUnit("unit")});

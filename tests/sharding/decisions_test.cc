@@ -90,7 +90,7 @@ TEST(Decisions, OneRoundAStepReducesTheSameWayWhateverReduceAtSays) {
   EXPECT_FALSE(DecideFor(model, config, 2).keeps_step_gradients);
 }
 
-TEST(Decisions, OfEarlyUpdatesTheSecondOfEachThreeIsCarriedAndOfLateOnesAll) {
+TEST(Decisions, CarryTheSecondOfEachThreeEarlyUpdatesAndAllLateOnes) {
   Config config = ConfigOf(3);
   config.gradient_clipping = 0;
   config.ebb.check_overflow = false;
@@ -130,7 +130,7 @@ TEST(Decisions, SayWhyUpdatesStartWhenTheyDo) {
   EXPECT_EQ(DecideFor(model, config, 2).timing, UpdateTiming::kOff);
 }
 
-TEST(Decisions, RefuseWhatTheTrainerDoesNotTakeAndNameTheKeys) {
+TEST(Decisions, RefuseDTypesThatTheTrainerLacksAndNameTheKeys) {
   ModelSpec model = UnitChain({100});
   Config config = ConfigOf(2);
   const auto refusal = [&] {
@@ -149,7 +149,7 @@ TEST(Decisions, RefuseWhatTheTrainerDoesNotTakeAndNameTheKeys) {
   model.compute_dtypes = {DType::kFloat32};
   EXPECT_THAT(refusal(), HasSubstr("parameters are fp16 (\"fp16.enabled\" is true)"));
 
-  // One micro-batch a reduction: what is sent.
+  // One micro-batch a reduction: the dtype that is sent.
   model.compute_dtypes = {};
   model.gradient_dtypes = {DType::kFloat32};
   EXPECT_THAT(refusal(), AllOf(HasSubstr("gradients are fp16"),
@@ -161,7 +161,7 @@ TEST(Decisions, RefuseWhatTheTrainerDoesNotTakeAndNameTheKeys) {
   config.communication = {};
   EXPECT_EQ(refusal(), "");
 
-  // Several: what they are added up in, over a round or over the step.
+  // Several: the dtype in which they are added up, over a round or over the step.
   config.gradient_accumulation_steps = 4;
   EXPECT_EQ(refusal(), "");
   config.ebb.micro_batches_per_round = 2;
@@ -174,7 +174,7 @@ TEST(Decisions, RefuseWhatTheTrainerDoesNotTakeAndNameTheKeys) {
   model.gradient_dtypes = {DType::kFloat16, DType::kFloat32};
   EXPECT_EQ(refusal(), "");
 
-  // Of a model without anything trainable there are no gradients.
+  // A model without anything trainable has no gradients.
   model.gradient_dtypes = {DType::kBFloat16};
   EXPECT_NE(refusal(), "");
   model.parameters[0].trainable = false;

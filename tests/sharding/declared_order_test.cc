@@ -67,7 +67,7 @@ TEST(DeclaredOrder, WithoutOneIsForwardAndItsReverse) {
   EXPECT_EQ(Written(EventsOfRound(model)), Written(Events("F0 F1 F2 F3 B3 B2")));
 }
 
-TEST(DeclaredOrder, VisitsSayWhatTheyHave) {
+TEST(DeclaredOrder, VisitsKnowTheirBackwardAndGradients) {
   ModelSpec model = Chain();
   model.forward = {{.unit = UnitId{0}},
                    {.unit = UnitId{1}},
@@ -80,16 +80,16 @@ TEST(DeclaredOrder, VisitsSayWhatTheyHave) {
   EXPECT_THAT(VisitsWithGradients(model), ElementsAre(true, true, false, false, true));
 }
 
-// "F0 1-4 0": a scope, its ticks and its unit; behind those that take gradients a star.
+// "F0 1-4 0": a scope, its ticks and its unit; with a star if it takes gradients.
 std::vector<std::string> Described(const std::vector<PlannedScope>& scopes) {
-  std::vector<std::string> told;
+  std::vector<std::string> lines;
   for (const PlannedScope& scope : scopes) {
     constexpr char kKinds[] = {'F', 'B', 'R'};
-    told.push_back(absl::StrCat(std::string(1, kKinds[static_cast<int>(scope.kind())]), scope.visit,
-                                " ", scope.open_tick, "-", scope.close_tick, " ", scope.unit,
-                                scope.gradients ? "*" : ""));
+    lines.push_back(absl::StrCat(std::string(1, kKinds[static_cast<int>(scope.kind())]),
+                                 scope.visit, " ", scope.open_tick, "-", scope.close_tick, " ",
+                                 scope.unit, scope.gradients ? "*" : ""));
   }
-  return told;
+  return lines;
 }
 
 TEST(Scopes, HaveTicksAsTheyOpenAndClose) {
@@ -103,7 +103,7 @@ TEST(Scopes, HaveTicksAsTheyOpenAndClose) {
   EXPECT_THAT(Described(ScopesOfWalk(model)), ElementsAre("F0 1-6 0", "F1 2-3 1", "F2 4-5 2"));
 }
 
-TEST(Scopes, TellOfEachTickWhatHappens) {
+TEST(Scopes, ListTheEventsOfEachTick) {
   const std::vector<PlannedScope> scopes = ScopesOfStep(Chain("F0( F1 F0) F2 B0( B1 B0) B2"), 2);
   const std::vector<ScopeTick> ticks = TicksOf(scopes);
   ASSERT_EQ(ticks.size(), 2 * scopes.size());
@@ -125,7 +125,7 @@ void PrintTo(const Case& c, std::ostream* out) {
 
 class CheckOrderTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(CheckOrderTest, NamesTheEventTheUnitAndWhatToDo) {
+TEST_P(CheckOrderTest, NamesTheEventTheUnitAndTheRemedy) {
   ModelSpec model = Chain(GetParam().order);
   GetParam().change(model);
   const absl::Status status = Validate(model);

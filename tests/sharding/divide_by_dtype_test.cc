@@ -41,7 +41,7 @@ std::string Events(const ModelSpec& model) {
   return text;
 }
 
-TEST(DivideByDType, PartsOpenAndCloseInsideOfTheirUnitWhichKeepsWhatIsTrained) {
+TEST(DivideByDType, PartsOpenAndCloseInsideTheirUnitWhichKeepsTheTrainedParameters) {
   const ModelSpec model = DivideByDType(Block(), DType::kBFloat16);
   ASSERT_EQ(model.units.size(), 4u);
   EXPECT_EQ(model.units[0].name, "block");

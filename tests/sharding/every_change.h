@@ -1,5 +1,5 @@
-// Every combination of what the error of a cap may advise, for random models with configs and caps: the truth that
-// advice is compared with.
+// Every combination of changes that the error of a cap may advise, for random models with configs and caps. Advice is
+// compared with it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@
 
 namespace ebb::sharding {
 
-// A small model with a config and caps, of which some leave nothing that fits, some little.
+// A small model with a config and caps. Some caps leave nothing that fits, some leave little.
 struct CappedCase {
   explicit CappedCase(uint64_t seed);
   PlanInputs inputs(const Config& config) const {
@@ -84,7 +84,7 @@ inline CappedCase::CappedCase(uint64_t seed) {
   const auto share = [&](int64_t bytes) {
     return bytes * random.OneOf<int64_t>({5, 30, 50, 60, 70, 80, 90, 95, 130}) / 100 + 1;
   };
-  // As much as sums of one micro-batch need: others may not do with it.
+  // As much as sums of one micro-batch need. Others may need more.
   if (given.gradient_accumulation_steps > 1 && random.OneIn(3)) {
     Config least = *resolved;
     least.zero.stage = 3;
@@ -120,8 +120,8 @@ class BruteForce {
     Vary(0, given_);
   }
 
-  // The fewest of a change that fits. Of what keeps the numbers and of what changes them: what needs
-  // no more on the device, and what needs more where it has no cap.
+  // The fewest of a change that fits. Of changes that keep the numbers, and of those that change them: the ones that
+  // need no more on the device, and the ones that need more without a cap there.
   struct Fewest {
     int keys = INT_MAX, growing = INT_MAX;
     bool any() const { return std::min(keys, growing) < INT_MAX; }

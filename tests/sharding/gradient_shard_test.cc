@@ -126,8 +126,8 @@ TEST(GradientShard, IsDecidedByUnit) {
   EXPECT_TRUE(GradientIsShard(plan->decisions, plan->pools.placement, 2));
 }
 
-// Backward of such a unit waits for the update that reads what it writes over; so does what zeroes the
-// gradient of a scope that is left out.
+// Backward of such a unit waits for the update that reads the memory it writes. So does the zeroing of the gradient
+// of a scope that is left out.
 TEST(GradientShard, IsWrittenBehindTheUpdateOfTheStepBefore) {
   int kernels = 0;
   for (int number = 1; number <= Cases(300); ++number) {

@@ -1,7 +1,7 @@
-// What streams and waits guarantee about the order of things: vector clocks, one entry a line. A thing happens
-// after everything that ended on the line where it starts and after all it waits for, and after nothing else.
-// Transfers with swap files start on one line and end on another, in the same order on both, but one may start
-// before the one ahead of it ends.
+// What streams and waits guarantee about the order of things: vector clocks, one entry a line. A thing happens after
+// everything that ended on the line where it starts and after all it waits for, and after nothing else. Transfers
+// with swap files start on one line and end on another, in the same order on both, but one may start before the
+// transfer ahead of it ends.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@ class HappensBefore {
     if (first == kStart) return true;
     return first != then && things_[then].starts[things_[first].line] >= first;
   }
-  // Whether it is certain to be over when whatever comes next on `line` starts.
+  // Whether it is over, in every case, when the next operation on `line` starts.
   bool IsOver(int thing, Line line) const {
     return thing == kStart || lines_[line][things_[thing].line] >= thing;
   }
@@ -41,7 +41,7 @@ class HappensBefore {
   }
   struct Thing {
     Line line;           // where it ends
-    Clock starts, ends;  // what is over when it starts, and when it has ended
+    Clock starts, ends;  // the operations that are over when it starts, and when it has ended
   };
   std::vector<Thing> things_;
   std::array<Clock, kLines> lines_;

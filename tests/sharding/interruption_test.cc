@@ -1,5 +1,5 @@
-// A step goes on after an evaluation with what it had: its memory is modelled as one number for each
-// cell, which says what wrote it and from which contents.
+// A step goes on after an evaluation with the same data. Its memory is modelled as one number for each cell, which
+// stands for its writer and the contents that the writer read.
 #include "ebb/sharding/interruption.h"
 
 #include <gtest/gtest.h>
@@ -65,7 +65,7 @@ std::vector<size_t> FindExpected(const CellMemory& memory, const Fragment& fragm
   return expected;
 }
 
-TEST(Interruption, BringsAgainWhatTheRestOfAStepReads) {
+TEST(Interruption, BringsAgainTheDataThatTheRestOfAStepReads) {
   constexpr int kMoments = 4;  // of each case
   int64_t brought = 0;
   for (int number = 1; number <= Cases(200); ++number) {

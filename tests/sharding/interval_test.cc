@@ -91,7 +91,7 @@ TEST(Interval, RespectsRowCuts) {
   EXPECT_GT(cuts, 10);
 }
 
-TEST(Interval, OfPaddingIsEmpty) {
+TEST(Interval, PaddingHasNoIntervals) {
   const Section section{.placements = {{ParameterId{0}, 0, 10}}, .shard = 64, .elements = 128};
   EXPECT_EQ(IntervalsOf(section, 0).size(), 1u);
   EXPECT_TRUE(IntervalsOf(section, 1).empty());

@@ -80,7 +80,7 @@ TEST(Layout, RefusesAWorldWithoutRanks) {
   EXPECT_EQ(LayOut(model, 0).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST(Layout, PassesOnWhatTheModelIsRefusedFor) {
+TEST(Layout, ReturnsTheModelsError) {
   const ModelSpec model = ModelOf({.name = "w", .shape = {0}, .init = Constant(0)});
   EXPECT_THAT(std::string(LayOut(model, 1).status().message()), HasSubstr("\"w\""));
 }

@@ -46,23 +46,23 @@ TEST(Logical, GroupsAreGatheredAtTheirTickInOrder) {
   }
 }
 
-// Its last use is the upload to the device; what an update shares is used by that, too.
+// Its last use is the upload to the device, or the update that shares the read.
 TEST(Logical, ASlotIsReadIntoWhenItsLastUseIsIssued) {
   ForEachCase(PlanKind::kStep, [](const PassesOf& passes) {
     std::set<int> read, uploaded, updated;
     for (const LogicalOp& operation : passes.Operations()) {
       switch (operation.kind) {
         case Kind::kReadParameters: {
-          const ReadTurn& turn = passes.turns.turns[static_cast<size_t>(operation.index)];
+          const SwapIn& swap_in = passes.swap_ins.reads[static_cast<size_t>(operation.index)];
           ASSERT_TRUE(read.insert(operation.index).second);
-          ASSERT_TRUE(turn.after < 0 || uploaded.contains(turn.after));
-          for (int unit : turn.behind) ASSERT_TRUE(updated.contains(unit));
+          ASSERT_TRUE(swap_in.after < 0 || uploaded.contains(swap_in.after));
+          for (int unit : swap_in.behind) ASSERT_TRUE(updated.contains(unit));
           break;
         }
         case Kind::kUploadParameters: {
-          const int turn = passes.turns.of_group[static_cast<size_t>(operation.index)];
-          ASSERT_TRUE(turn < 0 || read.contains(turn));
-          uploaded.insert(turn);
+          const int swap_in = passes.swap_ins.of_group[static_cast<size_t>(operation.index)];
+          ASSERT_TRUE(swap_in < 0 || read.contains(swap_in));
+          uploaded.insert(swap_in);
           break;
         }
         case Kind::kUpdate:
@@ -73,7 +73,7 @@ TEST(Logical, ASlotIsReadIntoWhenItsLastUseIsIssued) {
           break;
       }
     }
-    ASSERT_EQ(read.size(), passes.turns.turns.size());
+    ASSERT_EQ(read.size(), passes.swap_ins.reads.size());
   });
 }
 
@@ -104,7 +104,7 @@ TEST(Logical, EarlyUpdatesFollowTheirLastReduction) {
       if (operation.kind != Kind::kUpdate) continue;
       const int unit =
           passes.plan.pools.placement.sub_groups[static_cast<size_t>(operation.index)].unit;
-      ASSERT_TRUE(passes.turns.carried[static_cast<size_t>(unit)] || complete.contains(unit));
+      ASSERT_TRUE(passes.swap_ins.carried[static_cast<size_t>(unit)] || complete.contains(unit));
     }
   });
 }
@@ -121,7 +121,7 @@ TEST(Logical, AWalkReadsGathersAndExchanges) {
   });
 }
 
-TEST(Logical, ADrainUpdatesWhatIsCarriedAndNothingElse) {
+TEST(Logical, ADrainRunsTheCarriedUpdatesAndNothingElse) {
   ForEachCase(PlanKind::kDrain, [](const PassesOf& passes) {
     std::set<int> units, carried;
     for (const LogicalOp& operation : passes.Operations()) {
@@ -129,8 +129,8 @@ TEST(Logical, ADrainUpdatesWhatIsCarriedAndNothingElse) {
       units.insert(
           passes.plan.pools.placement.sub_groups[static_cast<size_t>(operation.index)].unit);
     }
-    for (size_t u = 0; u < passes.turns.carried.size(); ++u)
-      if (passes.turns.carried[u]) carried.insert(static_cast<int>(u));
+    for (size_t u = 0; u < passes.swap_ins.carried.size(); ++u)
+      if (passes.swap_ins.carried[u]) carried.insert(static_cast<int>(u));
     ASSERT_EQ(units, carried);
   });
 }

@@ -82,7 +82,7 @@ TEST(LowerExchange, EachPartIsAnOperationOfItsOwn) {
 }
 
 // A record goes from the cell where it is sealed to the cells that are concluded from, through the staging pool.
-TEST(LowerExchange, EachPartReadsWhatTheOneBeforeItHasWritten) {
+TEST(LowerExchange, EachPartReadsTheOutputOfThePartBefore) {
   ForEachPlan([](const Plan& plan, bool) {
     const std::vector<const Operation*> parts = ExchangeOf(plan);
     const ControlCells cells(static_cast<int>(plan.layout.units.size()));

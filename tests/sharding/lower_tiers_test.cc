@@ -43,7 +43,7 @@ struct Lowered {
         found.push_back(&operation);
     return found;
   }
-  // Of the moment in which a scope closes.
+  // Operations of the moment in which a scope closes.
   std::vector<OperationKind> AtClose(int scope) const {
     std::vector<OperationKind> kinds;
     for (const Moment& moment : plan.moments) {
@@ -89,9 +89,9 @@ TEST(LowerTiers, AShardOnNvmeIsSummedInASlot) {
   EXPECT_THAT(lowered.AtClose(3), ElementsAre(OperationKind::kReduce, OperationKind::kDownload,
                                               OperationKind::kNorm, OperationKind::kWrite));
   const SlotRing& slots = lowered.plan.pools.gradient_slots;
-  int turn = 0;
+  int use = 0;
   for (const Operation* norm : lowered.Of({OperationKind::kNorm}))
-    EXPECT_EQ(norm->operands[0].place, slots.Slot(turn++));
+    EXPECT_EQ(norm->operands[0].place, slots.Slot(use++));
 }
 
 TEST(LowerTiers, StatesOnNvmePassThroughTheSlotOfTheirUpdate) {
@@ -99,10 +99,10 @@ TEST(LowerTiers, StatesOnNvmePassThroughTheSlotOfTheirUpdate) {
   config.zero.offload_optimizer.device = Tier::kNvme;
   const Lowered lowered(config);
   const WorkSlots& slots = lowered.plan.pools.host_work;
-  int turn = 0;
+  int use = 0;
   for (const Operation& operation : lowered.plan.operations) {
     if (operation.kind != OperationKind::kUpdate) continue;
-    const Place slot = slots.ring.Slot(turn++);
+    const Place slot = slots.ring.Slot(use++);
     EXPECT_EQ(operation.stream, StreamId::kHostUpdate);
     EXPECT_EQ(operation.operands[1].place, slot.Plus(slots.master));
     EXPECT_EQ(operation.operands[3].place, slot.Plus(slots.states));
@@ -123,10 +123,10 @@ TEST(LowerTiers, StatesOnNvmePassThroughTheSlotOfTheirUpdate) {
       return touches(OperationKind::kWrite, other);
     }));
   }
-  EXPECT_EQ(turn, std::ssize(lowered.plan.pools.placement.sub_groups));
+  EXPECT_EQ(use, std::ssize(lowered.plan.pools.placement.sub_groups));
 }
 
-TEST(LowerTiers, WhatGathersReadIsUploadedToTheirSlice) {
+TEST(LowerTiers, ParametersReadForGathersAreUploadedToTheirSlice) {
   Config config = Plain();
   config.zero.offload_param.device = config.zero.offload_optimizer.device = Tier::kNvme;
   const Lowered lowered(config);

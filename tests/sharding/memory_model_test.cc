@@ -90,8 +90,8 @@ TEST_P(MemoryOfLayers, GathersTakeTheUnitInUseAndThoseAhead) {
   }
 }
 
-// A second copy of the model over each group of ranks, but for a layer that a step gathers once:
-// the last layer, if there is one round, as its backward comes at once.
+// A second copy of the model over each group of ranks, without layers that a step gathers once: the
+// last layer, if there is one round, because its backward follows at once.
 TEST_P(MemoryOfLayers, SecondaryShardsAreTheModelOverTheirGroup) {
   for (const int64_t group : {1, 2, 4}) {
     for (const int rounds : {1, 2, 4}) {
@@ -107,8 +107,8 @@ TEST_P(MemoryOfLayers, SecondaryShardsAreTheModelOverTheirGroup) {
   }
 }
 
-// Whole gradients: the one that backward writes and the one that is being reduced. Of one rank's, reduced
-// as they are, nothing but the shards, at every stage.
+// Whole gradients: the one that backward writes and the one that is being reduced. One rank reduces
+// none, so it has only the shards, at every stage.
 TEST_P(MemoryOfLayers, GradientsAreTwoUnitsAndTheShards) {
   for (int stage : {0, 1, 2, 3}) {
     SCOPED_TRACE(stage);
@@ -131,7 +131,7 @@ TEST_P(MemoryOfLayers, GradientsAreTwoUnitsAndTheShards) {
 }
 
 // Outputs of all layers but the last, and two gradients; an evaluation needs no more.
-TEST_P(MemoryOfLayers, BoundariesAreThoseOfOneRound) {
+TEST_P(MemoryOfLayers, BoundariesOfOneRoundAreHeld) {
   const Layers layers{.world = GetParam(), .micro_batches_per_round = 2, .output_bytes = 1'024};
   const int64_t boundaries = layers.layers - 1;
   const int64_t bytes = layers.Predict()[StateClass::kActivation];
@@ -140,7 +140,7 @@ TEST_P(MemoryOfLayers, BoundariesAreThoseOfOneRound) {
   EXPECT_EQ(Layers{.world = GetParam()}.Predict().count(StateClass::kActivation), 0u);
 }
 
-TEST_P(MemoryOfLayers, StagingIsForWhatIsCastMeasuredAndExchanged) {
+TEST_P(MemoryOfLayers, StagingHoldsCastsNormsAndRecords) {
   const Layers layers{.stage = 2, .world = GetParam(), .micro_batches_per_round = 2};
   EXPECT_EQ(layers.Predict()[StateClass::kStaging],
             Pages(2 * layers.elements() + 256 + (layers.world + 1) * kExchangeBytes));
@@ -181,8 +181,8 @@ TEST(MemoryModel, HasARowForEachClassThatThePlanUses) {
   }
 }
 
-// Whatever the model, the permanent state is at least its elements, and at most the shards'
-// padding, the pool's alignment and the skew of large arrays more.
+// For any model the permanent state is at least its elements. It is at most the shards' padding,
+// the pool's alignment and the skew of large arrays more.
 TEST(MemoryModel, PermanentStateIsWhatThePaddedShardsNeed) {
   for (int seed = 1; seed <= Cases(300); ++seed) {
     const RandomCase random_case(seed);

@@ -1,4 +1,4 @@
-// Model specifications: what Validate accepts, and what it says about what it refuses.
+// Model specifications: the ones that Validate accepts, and its messages about the others.
 #include "ebb/sharding/model.h"
 
 #include <gmock/gmock.h>
@@ -31,7 +31,7 @@ ModelSpec TiedModel() {
   return model;
 }
 
-TEST(ModelSpec, HandsOutTheIdsOfWhatItAppends) {
+TEST(ModelSpec, ReturnsTheIdsOfNewUnitsAndParameters) {
   const ModelSpec model = TiedModel();
   EXPECT_EQ(model[kEmbedding].name, "embedding");
   EXPECT_EQ(model[kBlock].name, "block");

@@ -97,14 +97,14 @@ TEST_F(ChooseRatioTest, IsRaisedUntilTheDeviceHoldsTheRest) {
   EXPECT_LT(ChooseRatio(inputs(), 0, bound + 4 * kMebi), least);
 }
 
-TEST_F(ChooseRatioTest, WhatNoRatioFitsIsSaidByThePlan) {
+TEST_F(ChooseRatioTest, WhereNoRatioFitsThePlanReportsTheLack) {
   config_.ebb.device_memory = BytesWith(1) - 1;
   config_.zero.offload_optimizer.ratio = ChooseRatio(inputs(), 0, config_.ebb.device_memory);
   EXPECT_EQ(config_.zero.offload_optimizer.ratio, 1);
   EXPECT_EQ(PlanStep(inputs()).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
-TEST_F(ChooseRatioTest, TheHostsMemoryBoundsTheBalanceAndNotWhatTheDeviceAsksFor) {
+TEST_F(ChooseRatioTest, TheHostsMemoryBoundsTheBalanceButNotTheNeedOfTheDevice) {
   config_.ebb.host_memory = BytesWith(0.6, Tier::kCpu);
   EXPECT_EQ(ChooseRatio(inputs(), 0.55, std::nullopt), 0.55);
   EXPECT_EQ(ChooseRatio(inputs(), 0.9, std::nullopt), 0);
@@ -117,8 +117,8 @@ TEST_F(ChooseRatioTest, TheHostsMemoryBoundsTheBalanceAndNotWhatTheDeviceAsksFor
   EXPECT_EQ(PlanStep(inputs()).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
-// Else the plan would say that the device lacks what the host does.
-TEST_F(ChooseRatioTest, WhatTheDeviceAsksForDoesNotDependOnTheHost) {
+// Otherwise the plan would report a lack on the device instead of the host.
+TEST_F(ChooseRatioTest, TheNeedOfTheDeviceDoesNotDependOnTheHost) {
   const int64_t bound = BytesWith(0.8);
   const double asked = ChooseRatio(inputs(), 0, bound);
   for (const double held : {0.0, 0.3, 0.7}) {
@@ -136,7 +136,7 @@ TEST_F(ChooseRatioTest, WhereStatesStayOnTheDeviceItIsAllThatIsOffloaded) {
   EXPECT_EQ(ChooseRatio(inputs(), 0.5, 1), 1);
 }
 
-// Of any plan: what is chosen fits, and a hundredth less would not.
+// For any plan: the chosen ratio fits, and a hundredth less would not.
 TEST(ChooseRatio, IsTheLeastOfItsNeighbours) {
   int raised = 0;
   for (uint64_t seed = 0; seed < 60; ++seed) {

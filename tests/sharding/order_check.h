@@ -1,7 +1,7 @@
-// Issues fragments as an engine does, one behind the other, as one rank sees them, and checks the order alone: of
-// two instructions that touch the same bytes of that rank, one of them writing, the second starts when the first is
-// over. Nothing here knows of cells. Bytes are those of the operands at this rank's slice, and what is over is a
-// matter of vector clocks. Any one wait can be left out, to see whether it is missed.
+// Issues fragments like an engine, one after the other, as one rank sees them, and checks the order alone. If two
+// instructions touch the same bytes of that rank, and one of them writes, the second starts when the first is over.
+// Nothing here knows of cells. The bytes are those of the operands at this rank's slice, and vector clocks decide
+// what is over. Any one wait can be left out, to see whether it is missed.
 #pragma once
 
 #include <array>
@@ -43,7 +43,7 @@ class RankTouches {
   int stretches_ = 0;
 };
 
-// As the instruction `waiting` makes it: for one of its own fragment, or through the frontier.
+// A wait of the instruction `waiting`, for one of its own fragment or through the frontier.
 struct TakenWait {
   int waiting = 0, awaited = 0;
   bool through_frontier = false;
@@ -52,7 +52,7 @@ struct TakenWait {
 
 class OrderCheck {
  public:
-  // `without`: the wait that is left out each time; the frontier takes it for made. All but that outlive this.
+  // `without`: the wait that is left out each time; the frontier believes that it was made. The other arguments outlive this.
   OrderCheck(std::span<const Fragment* const> fragments, const Cells& cells,
              const RankTouches& touches, std::optional<TakenWait> without = std::nullopt);
 
@@ -60,8 +60,8 @@ class OrderCheck {
   void Run(int fragment, int begin, int end, int parity);
   // What the instruction touches, wherever it has its place otherwise: between two fences.
   void RunAlone(int fragment, int instruction);
-  // As StreamOrder has them: all streams of steps come behind all that was issued on any of them; the host does, and
-  // so what it issues next.
+  // Like StreamOrder: all streams of steps wait for all work issued on any of them. The host waits too, and so does its
+  // later work.
   void Fence();
   void EndEarly();
   void WaitForSteps();

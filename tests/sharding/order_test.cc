@@ -112,8 +112,8 @@ class Specification {
       match.kind = Match::kAgain;
       return match;
     }
-    // 4. A Forward starts the next round if this one's backward has begun, and is over for its unit, or
-    // the unit is the round's first and nothing was recomputed.
+    // 4. A Forward starts the next round if this round's backward has begun and is over for its unit, or if the unit
+    // is the round's first and nothing was recomputed.
     const bool begun = std::any_of(taken_.begin(), taken_.end(),
                                    [&](int t) { return t / n == round && order_[t % n].backward; });
     bool to_come = false;
@@ -239,7 +239,8 @@ class Comparison {
 
   const SmallModel& model_;
   const std::vector<PlannedScope> order_;
-  OrderProgress progress_;  // one for all: what is begun anew has forgotten everything
+  OrderProgress
+      progress_;  // one for all orders: an order that begins anew has forgotten everything
   int kinds_[5] = {};
   int sequences_ = 0;
 };
@@ -293,7 +294,7 @@ class OrderTest : public ::testing::TestWithParam<SmallModel> {};
 INSTANTIATE_TEST_SUITE_P(Models, OrderTest, ::testing::ValuesIn(kModels),
                          [](const auto& test) { return std::string(test.param.name); });
 
-TEST_P(OrderTest, EverySequenceOfCallsMeansWhatTheSpecificationSays) {
+TEST_P(OrderTest, EverySequenceOfCallsFollowsTheSpecification) {
   Comparison comparison(GetParam());
   comparison.RunAll();
   EXPECT_GT(comparison.sequences(), 500);
@@ -307,7 +308,7 @@ TEST_P(OrderTest, EverySequenceOfCallsMeansWhatTheSpecificationSays) {
   EXPECT_EQ(comparison.kinds(Match::kRefused) > 0, GetParam().rounds > 0);
 }
 
-TEST_P(OrderTest, TheDeclaredOrderIsAlwaysWhatComesNext) {
+TEST_P(OrderTest, ScopesOfTheDeclaredOrderAlwaysMatch) {
   const std::vector<PlannedScope> order = ScopesOf(GetParam());
   OrderProgress progress;
   const int rounds = std::max(1, GetParam().rounds);

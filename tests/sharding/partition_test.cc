@@ -139,7 +139,7 @@ TEST(Partition, CutsBetweenGroupsOfRows) {
   EXPECT_GT(with_row_cuts, 100);
 }
 
-TEST(Partition, RefusesExactlyWhatNoLayoutWithinFivePercentServes) {
+TEST(Partition, RefusesExactlyTheSizesWithoutALayoutWithinFivePercent) {
   int refused = 0;
   for (int seed = 1; seed <= Cases(1'000); ++seed) {
     SCOPED_TRACE(seed);
@@ -189,7 +189,7 @@ TEST(Partition, HugeGroupsOfRowsDoNotOverflow) {
   EXPECT_TRUE(Partition(parameters.model, parameters.ids, 1).ok());
 }
 
-TEST(Partition, OfNoParametersIsEmpty) {
+TEST(Partition, NoParametersHaveNoCuts) {
   const absl::StatusOr<Section> section = Partition(ModelSpec{}, {}, 3);
   ASSERT_TRUE(section.ok());
   EXPECT_EQ(section->elements, 0);

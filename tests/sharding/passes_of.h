@@ -25,8 +25,8 @@ struct PassesOf {
            .plan = plan,
            .residency = residency,
            .reduction = reduction},
-        turns(PlanReadTurns(in)),
-        logical(PlanLogical(in, turns)) {}
+        swap_ins(PlanSwapIns(in)),
+        logical(PlanLogical(in, swap_ins)) {}
   PassesOf(const PassesOf&) = delete;
 
   // Of all moments, in their order.
@@ -36,18 +36,18 @@ struct PassesOf {
       all.insert(all.end(), moment.operations.begin(), moment.operations.end());
     return all;
   }
-  // The plan with what these passes have written.
+  // The plan with the results of these passes.
   Plan Lowered() const {
     Plan lowered = plan;
-    LowerTiers(in, turns, logical).Finish(lowered);
+    LowerTiers(in, swap_ins, logical).Finish(lowered);
     return lowered;
   }
 
-  const Plan plan;            // with a residency and buckets of its own; its pools fit these
+  const Plan plan;            // with its own residency and buckets; its pools fit these
   const Residency residency;  // each unit alone, one ahead
   const Reduction reduction;  // each alone
   const PassInputs in;
-  const ReadTurns turns;
+  const SwapIns swap_ins;
   const std::vector<LogicalMoment> logical;
 
  private:

@@ -41,20 +41,20 @@ struct Case {
 
 // "unit: begin-end tier", with elements in kCutElements.
 std::vector<std::string> SubGroups(const StatePlacement& placement) {
-  std::vector<std::string> told;
+  std::vector<std::string> lines;
   for (const SubGroup& group : placement.sub_groups) {
-    told.push_back(absl::StrCat(group.unit, ": ", group.begin / kCutElements, "-",
-                                group.end / kCutElements, " ", std::string(Name(group.tier))));
+    lines.push_back(absl::StrCat(group.unit, ": ", group.begin / kCutElements, "-",
+                                 group.end / kCutElements, " ", std::string(Name(group.tier))));
   }
-  return told;
+  return lines;
 }
 std::vector<std::string> Pieces(const StatePlacement& placement, size_t unit) {
-  std::vector<std::string> told;
+  std::vector<std::string> lines;
   for (const ParameterPiece& piece : placement.units[unit].trainable) {
-    told.push_back(absl::StrCat(piece.begin / kCutElements, "-", piece.end / kCutElements, " ",
-                                std::string(Name(piece.place.tier))));
+    lines.push_back(absl::StrCat(piece.begin / kCutElements, "-", piece.end / kCutElements, " ",
+                                 std::string(Name(piece.place.tier))));
   }
-  return told;
+  return lines;
 }
 
 constexpr int64_t k = kCutElements;
@@ -118,7 +118,7 @@ TEST(StatePlacement, CutsAreMultiplesOfKCutElementsHoweverSmallASubGroupMayBe) {
 }
 
 // 15 k elements stay in RAM, the first units first; a cut within a unit is a multiple of k.
-TEST(StatePlacement, ParametersInRamAreThoseOfTheFirstUnits) {
+TEST(StatePlacement, TheFirstUnitsParametersAreInRam) {
   const StatePlacement placement = Case{
       .units = {10 * k, 10 * k, 10 * k},
       .parameters = Tier::kNvme,
@@ -161,8 +161,8 @@ TEST(StatePlacement, AnOptimizerOfTheTrainersGetsSlicesUncut) {
   EXPECT_THAT(SubGroups(placement), ElementsAre("0: 0-10 cpu"));
 }
 
-// Half of the states stay, in turns with those that go: a sub-group stays while no more than half of
-// what has been seen would have.
+// Half of the states stay, alternating with those that leave: a sub-group stays while at most half of the elements so
+// far would have stayed.
 TEST(StatePlacement, TheDevicesShareOfTheStatesIsSpreadEvenly) {
   const StatePlacement placement = Case{
       .units = {4 * k, 4 * k},
@@ -209,7 +209,7 @@ TEST(StatePlacement, UnitsKeptWholeHaveTheirParametersOnTheDevice) {
   EXPECT_THAT(Pieces(placement, 1), ElementsAre("0-1 nvme"));
 }
 
-TEST(StatePlacement, WhatIsFrozenHasPiecesAndNoSubGroups) {
+TEST(StatePlacement, FrozenParametersHavePiecesAndNoSubGroups) {
   ModelSpec model = UnitChain({k});
   model.parameters[0].trainable = false;
   Decisions decisions;

@@ -18,8 +18,8 @@ struct Case {
   explicit Case(uint64_t seed) : random_case(seed), plan(*PlanStep(random_case.inputs())) {}
 
   const Config& config() const { return random_case.config; }
-  // What one rank receives when the slices of all become whole, or sends when they are summed:
-  // (N-1)/N of the whole.
+  // The bytes that one rank receives when the slices of all ranks become whole, or sends when they
+  // are summed: (N-1)/N of the whole.
   int64_t RingBytes(int64_t whole_bytes) const {
     return whole_bytes / random_case.shards() * (random_case.shards() - 1);
   }
@@ -46,7 +46,8 @@ struct Case {
         config().gradient_accumulation_steps / config().ebb.micro_batches_per_round;
     return Visits(unit) * (config().reduces_at_round() ? rounds : 1);
   }
-  // How often a unit that is not kept whole is gathered: for each use but those that it stays for.
+  // The number of gathers of a unit that is not kept whole: one for each use, except uses for which
+  // it stays gathered.
   int Gathers(int unit) const {
     int gathers = 0, last = -1;
     int64_t since = 0;
@@ -69,7 +70,7 @@ struct Case {
   Plan plan;
 };
 
-TEST(PlanBytes, CollectivesMoveWhatRingsMove) {
+TEST(PlanBytes, CollectivesMoveTheBytesOfRings) {
   for (int seed = 1; seed <= Cases(300); ++seed) {
     const Case c(seed);
     SCOPED_TRACE(c.random_case.description());
@@ -127,7 +128,7 @@ TEST(PlanBytes, KernelsReadAndWriteEachByteOnce) {
       }
       const int64_t owned = d.stage == 0 ? section.elements : section.shard;
       const int64_t copy = d.compute == DType::kFloat32 ? 0 : SizeOf(d.compute);
-      // Of LAMB both states are read before, of LARS none.
+      // LAMB reads both states before, LARS none.
       int states_of_norms = -1;
       for (const Placement& placement : section.placements) {
         if (c.random_case.own_optimizer) break;
@@ -173,7 +174,7 @@ Plan LayersPlan(int stage, int rounds, int64_t secondary = 1) {
   return *plan;
 }
 
-TEST(PlanBytes, OfEqualLayersAreThePublishedVolumes) {
+TEST(PlanBytes, EqualLayersHaveThePublishedVolumes) {
   constexpr int64_t kParameters = kLayers * kElements, kOthers = kWorld - 1;
   constexpr int64_t kRing =
       kOthers * kParameters / kWorld * 2;  // bytes of all of the model in bf16

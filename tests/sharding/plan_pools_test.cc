@@ -107,7 +107,7 @@ TEST(PlanLaws, AddressesAreAligned) {
   }
 }
 
-// A config may grant a tier just what the pools take there, and not a page less.
+// A config may grant a tier exactly the bytes of its pools, and not a page less.
 TEST(PlanLaws, PoolsStayWithinWhatTheConfigGrants) {
   for (int seed = 1; seed <= Cases(300); ++seed) {
     RandomCase random_case(static_cast<uint64_t>(seed), /*offloads=*/true);

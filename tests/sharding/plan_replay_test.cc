@@ -42,8 +42,8 @@ TEST(RandomOrders, AreOfEveryKind) {
   EXPECT_GT(one_sided, 50);
 }
 
-// What is there when it is used, and what shares memory never lives at once, on any tier: over
-// steps, walks and every variant, one after another, also with looks at the state in between.
+// Data is there when it is used, and data in shared memory never lives at once, on any tier: over
+// steps, walks and every variant, one after another, also with reads of the state in between.
 TEST(PlanLaws, NothingIsUsedBeforeItIsThereAndNoTwoLiveThingsOverlap) {
   for (int number = 1; number <= Cases(800); ++number) {
     RandomCase random_case = CaseOf(number);
@@ -76,7 +76,7 @@ TEST(PlanLaws, NothingIsUsedBeforeItIsThereAndNoTwoLiveThingsOverlap) {
   }
 }
 
-// With secondary shards a step gathers in other groups than a walk does, for which there must be room, too. Found
+// With secondary shards a step gathers in other groups than a walk does, and there must be room for these too. Found
 // by more cases than the test above has.
 TEST(PlanLaws, AWalkHasRoomForItsOwnGroups) {
   const RandomCase random_case(458, /*offloads=*/true);
@@ -93,8 +93,8 @@ TEST(PlanLaws, AWalkHasRoomForItsOwnGroups) {
   ASSERT_EQ(replay.violation(), "") << random_case.description();
 }
 
-// A trainer may leave units out where it keeps the boundaries itself: what waits for their scopes
-// does not stand in for what an update waits for.
+// A trainer that keeps the boundaries itself may leave units out. A wait of their scopes does not
+// replace a wait of an update.
 TEST(PlanLaws, UnitsLeftOutAreUpdatedInOrder) {
   for (int number = 1; number <= Cases(600); ++number) {
     RandomCase random_case = CaseOf(number);
@@ -138,7 +138,7 @@ TEST(PlanLaws, AsManyUnitsShareReadsAsThereAreSlotsFor) {
       parameters.device = config.zero.offload_optimizer.device = Tier::kNvme;
       parameters.max_in_cpu = 0;
       parameters.buffer_count = 4;
-      // Of masters: an element is as large as two of parameters.
+      // Of masters: an element is as large as two elements of parameters.
       parameters.buffer_size = kElements + sub_groups * kCutElements / 2;
       const PlanInputs inputs{
           .model = &model, .config = &config, .world = 1, .optimizer_states = 2};

@@ -42,7 +42,7 @@ struct ShownMoment {
   friend bool operator==(const ShownMoment&, const ShownMoment&) = default;
 };
 
-// By round; the first has the step's begin, too, and the last its end.
+// By round. The first also has the step's begin, and the last its end.
 std::vector<std::vector<ShownMoment>> RoundsOf(const Plan& plan, bool carrying) {
   const Fragment fragment = Lower(plan, carrying);
   const int per_round = static_cast<int>(plan.scopes.size()) / plan.decisions.rounds;
@@ -74,8 +74,8 @@ std::vector<std::vector<ShownMoment>> RoundsOf(const Plan& plan, bool carrying) 
   return rounds;
 }
 
-// Whatever a round finds, the round before it has left in the same places: so the second of three stands for any
-// number.
+// A round finds everything where the round before has left it, in the same places. So the second of three stands for
+// any number.
 TEST(PlanOfRounds, TheSecondOfThreeStandsForAllBetweenTheFirstAndTheLast) {
   int cases = 0;
   for (int number = 1; number <= Cases(400); ++number) {

@@ -47,7 +47,7 @@ Plan TwoLayers() {
   return *plan;
 }
 
-TEST(PlanTable, StartsWithWhatTheStepIsAndTheColumns) {
+TEST(PlanTable, StartsWithTheStepAndTheColumns) {
   const std::vector<std::string> lines = Lines(TwoLayers());
   EXPECT_THAT(lines[0], HasSubstr("2 ranks, stage 3, 1 rounds of 1 micro-batches, updates late"));
   const std::vector<std::string> columns = absl::StrSplit(lines[1], ' ', absl::SkipEmpty());
@@ -55,7 +55,7 @@ TEST(PlanTable, StartsWithWhatTheStepIsAndTheColumns) {
                                             "after", "bytes", "address"));
 }
 
-TEST(PlanTable, ALegendSaysWhatTheColumnsMean) {
+TEST(PlanTable, HasALegendOfItsColumns) {
   const std::string table = PlanTable(TwoLayers());
   for (const char* column : {"when", "operation", "after", "address"})
     EXPECT_THAT(table, HasSubstr(absl::StrCat("\n  ", column, " ")));
@@ -104,7 +104,7 @@ TEST(PlanTable, NamesEachOperationAndEachUseOnce) {
 }
 
 // The root's kernels go on when a block's scope closes.
-TEST(PlanTable, ShowsWhatIsOpenTogetherAndRecomputes) {
+TEST(PlanTable, ShowsOverlappingScopesAndRecomputes) {
   Config config;
   config.gradient_accumulation_steps = 1;
   config.zero.stage = 3;

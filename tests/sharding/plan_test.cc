@@ -128,7 +128,7 @@ TEST(PlanLaws, EveryScopesGradientIsReducedOnceARoundOrOnceAStep) {
   }
 }
 
-// With the updates that were carried into it, and without those that it carries on.
+// With the updates that were carried into it, and without those that it carries over.
 TEST(PlanLaws, EverySubGroupIsUpdatedOnceAndRefreshedWhereItsUnitIsKeptWholeInSlices) {
   for (int number = 1; number <= Cases(600); ++number) {
     const RandomCase random_case = CaseOf(number);
@@ -153,7 +153,7 @@ TEST(PlanLaws, EverySubGroupIsUpdatedOnceAndRefreshedWhereItsUnitIsKeptWholeInSl
         const bool is_refreshed = is_updated && random_case.shards() > 1 &&
                                   random_case.config.zero.stage > 0 && plan.decisions.kept_whole[u];
         ASSERT_EQ(refreshes[u], is_refreshed ? 1 : 0) << "unit " << u;
-        // Sub-groups tile what this rank updates, and begin where the file may be cut.
+        // Sub-groups tile the part that this rank updates, and begin where the file may be cut.
         int64_t end = 0;
         const UnitPlacement& placement = plan.pools.placement.units[u];
         for (int g = placement.first_sub_group;
@@ -181,7 +181,7 @@ TEST(PlanLaws, EachKindOfOperationHasItsStream) {
       {OperationKind::kReduce, {kReduce}},
       {OperationKind::kAllReduce, {kReduce}},
       {OperationKind::kRound, {kReduce}},
-      // Of gradients that live in host memory: kHostSum.
+      // Of gradients that are kept in host memory: kHostSum.
       {OperationKind::kAccumulate, {kReduce, kHostSum}},
       {OperationKind::kNorm, {kReduce, kHostSum}},
       {OperationKind::kGatherGradient, {kReduce}},
@@ -354,7 +354,7 @@ TEST(Plan, RefusesMoreRoundsThanItsPoolsHold) {
   EXPECT_THAT(std::string(plan.status().message()), HasSubstr("gradient_accumulation_steps is 2"));
 }
 
-TEST(Plan, PassesOnWhatTheModelIsRefusedFor) {
+TEST(Plan, ReturnsTheModelsError) {
   RandomCase random_case(1);
   random_case.model.parameters.front().init = {};
   EXPECT_THAT(std::string(PlanStep(random_case.inputs()).status().message()),

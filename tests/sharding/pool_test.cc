@@ -59,7 +59,7 @@ TEST(Pack, NoTwoBlocksOverlapInTimeAndSpace) {
   }
 }
 
-TEST(Pack, NeedsAtLeastWhatLivesAtOnceAndAtMostTheSum) {
+TEST(Pack, NeedsAtLeastTheBlocksAliveAtOnceAndAtMostTheSum) {
   for (int seed = 1; seed <= Cases(2'000); ++seed) {
     SCOPED_TRACE(seed);
     Random random(seed);
@@ -92,7 +92,7 @@ TEST(Pack, BlocksThatTouchInOneTickDoNotShare) {
   EXPECT_EQ(Pack(blocks), 512);
 }
 
-TEST(Pack, OfNothingIsEmpty) {
+TEST(Pack, NoBlocksNeedNoMemory) {
   std::vector<PoolBlock> blocks = {{.bytes = 0, .lifetimes = {{0, 3}}},
                                    {.bytes = 100, .lifetimes = {}}};
   EXPECT_EQ(Pack(blocks), 0);

@@ -236,7 +236,7 @@ void RandomCase::MixDTypes() {
   config.zero.offload_param.buffer_size.reset();
 }
 
-// Of some parameters or of all, by chance of its own.
+// LAMB or LARS, for some parameters or for all, from random numbers of its own.
 void RandomCase::TakeNorms() {
   Random random(seed + 1'000'000);
   if (own_optimizer || !random.OneIn(3)) return;
@@ -265,7 +265,7 @@ void RandomCase::Offload(Random& random) {
   if (config.zero.stage == 3) parameters.device = random.OneOf({kDevice, kCpu, kNvme, kNvme});
   optimizer.device = random.OneOf({kDevice, kCpu, kNvme, kNvme});
   if (config.parameter_tier() == kDevice && optimizer.device == kDevice) optimizer.device = kNvme;
-  // Early updates share what they read with gathers, where all is on NVMe.
+  // Early updates share reads with gathers, if everything is on NVMe.
   if (random.OneIn(4)) {
     config.zero.stage = 3;
     parameters.device = optimizer.device = kNvme;

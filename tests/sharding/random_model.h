@@ -41,9 +41,9 @@ ParameterSpec RandomParameter(Random& random, int64_t elements_max);
 // What the plan reads of a config, resolved.
 Config RandomConfig(Random& random);
 
-// What a round of the model has, of ModelSpec::order and Visit's flags: scopes that stay open over others, several
-// walks, backwards out of order, recomputes alone and by segments, visits that take no gradients. All that the
-// model's boundaries allow, by chance.
+// The random order of a round, in terms of ModelSpec::order and Visit's flags: scopes that stay open over others,
+// several walks, backwards out of order, recomputes alone and by segments, visits that take no gradients. All that
+// the model's boundaries allow, by chance.
 void DeclareOrder(Random& random, ModelSpec& model);
 
 struct RandomCase {

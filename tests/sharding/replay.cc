@@ -228,7 +228,7 @@ void Replay::Touch(int thing, const Operation& operation) {
       Move(thing, operation);
       break;
     case OperationKind::kCastMasters:
-      Narrow(thing, operation);
+      CastMasters(thing, operation);
       break;
     case OperationKind::kGather:
       Gather(thing, operation);
@@ -310,7 +310,7 @@ void Replay::RunKernels(int thing, int scope) {
   if (tick_ + 1 == s.close_tick) Release(thing, scope);
 }
 
-// The gradient of what is left out is zeros, in the same memory.
+// The gradient of a scope that is left out is zeros, in the same memory.
 void Replay::LeaveOut(int thing, int scope) {
   const PlannedScope& s = plan_->scopes[scope];
   const Decisions& d = plan_->decisions;
@@ -319,7 +319,7 @@ void Replay::LeaveOut(int thing, int scope) {
   memory_.Write(thing, WholeGradient(scope), GradientOf(Content::kWholeGradient, scope));
 }
 
-// After the kernels of the last scope that a gather serves, as debug builds poison what is released.
+// After the kernels of the last scope that a gather serves, because debug builds poison released memory.
 void Replay::Release(int thing, int scope) {
   const int gather = plan_->gather_of_scope[scope], unit = plan_->scopes[scope].unit;
   if (gather < 0) return;

@@ -1,7 +1,7 @@
-// Replays what an engine and a trainer do with a sequence of plans, in the order in which it is
-// issued, on a model of memory. Which bytes each operation and each scope's kernels touch is
-// written down here a second time, from the descriptions in plan.h, not taken from the passes. Moves
-// between tiers carry whatever they find: the user of the bytes says what they must be.
+// Replays the operations of an engine and a trainer for a sequence of plans, in the order of issue, on a model of
+// memory. Which bytes each operation and each scope's kernels touch is written down here a second time, from the
+// descriptions in plan.h, not taken from the passes. Moves between tiers carry any contents: the user of the bytes
+// knows the right ones.
 #pragma once
 
 #include <array>
@@ -19,8 +19,7 @@
 
 namespace ebb::sharding {
 
-// The fragments of plans of one engine. Cells are cut by the operands of those that are given first; others may
-// come later.
+// The fragments of plans of one engine. Cells are cut by the operands of the first fragments; others may come later.
 class Fragments {
  public:
   explicit Fragments(std::span<const Plan* const> plans);
@@ -36,12 +35,12 @@ class Fragments {
 class Replay {
  public:
   // As `rank` sees it. The pools are those of `plan`; parameters, masters and states are there.
-  // `drain`: runs whenever updates were carried and what comes next does not take them.
+  // `drain`: runs when updates were carried and the next fragment does not take them.
   Replay(const PlanInputs& inputs, const Plan& plan, int rank, Fragments& fragments,
          const Plan* drain = nullptr);
 
   struct StepOptions {
-    // Units that are not used: nothing waits for their gathers, and what is reduced for them is zeros.
+    // Units that are not used: nothing waits for their gathers, and zeros are reduced for them.
     std::vector<bool> left_out = {};
     bool overflows = false;  // updates that wait for the verdict do not happen
   };
@@ -89,7 +88,7 @@ class Replay {
   // From the first place to the second.
   void Pass(int thing, std::span<const Operand> operands, Content::Kind kind);
   void CopyControl(int thing, std::span<const Operand> operands);
-  void Narrow(int thing, const Operation& operation);
+  void CastMasters(int thing, const Operation& operation);
   void KeepParameters(int thing, const Operation& update);
   void UseStaging(int thing, int unit, Tier here);
   void Move(int thing, const Operation& operation);
@@ -107,7 +106,7 @@ class Replay {
   int64_t owned(int unit) const;  // trainable elements that this rank updates
   int expected_contributions(int unit) const;
 
-  Range OwnParameters(int unit) const;  // on the device: what a gather and a refresh read
+  Range OwnParameters(int unit) const;  // on the device: read by a gather and a refresh
   // Where a gather finds this rank's slice.
   Range OwnSlice(int unit, bool is_trainable) const;
   int64_t SliceBytes(int unit, bool is_trainable) const;
@@ -128,7 +127,7 @@ class Replay {
   Range GradientShard(int unit, bool whole) const;
   Range WholeGradient(int scope) const;
   bool IsShard(int scope) const;                                 // that gradient, where it lies
-  Range Reduced(const Operation& operation, size_t part) const;  // what a reduction reads
+  Range Reduced(const Operation& operation, size_t part) const;  // read by a reduction
   Range Summed(const Operation& operation, size_t part) const;
   Range ReducedSlice(const Operation& operation, size_t part) const;
   Range LandedSlice(const Operation& reduction, size_t part) const;
@@ -158,7 +157,7 @@ class Replay {
   const Plan* plan_;  // the one that runs
   const Plan* const drain_;
   bool walks_ = false;
-  int tick_ = -1;  // of what is issued
+  int tick_ = -1;  // of the issued operations
   StepOptions options_;
   HappensBefore order_;
   ShadowMemory memory_;
@@ -175,12 +174,13 @@ class Replay {
   std::vector<int> norms_;                  // things of this step that the exchange tells of
   int last_kernels_ = HappensBefore::kStart;
   int check_ = -1;  // of this step or walk
-  // By sub-group: what has summed its norms in this step; and the exchange of them. -1: nothing.
+  // By sub-group: the operation that has summed its norms in this step; and the exchange of them.
+  // -1: none.
   std::vector<int> norms_taken_;
   bool norms_begun_[2] = {};  // on the device, on the host
   int norms_exchanged_ = -1;
   bool carries_ = false;  // updates of the last step are still to be done
-  // Steps so far, and of them those that updated: what scopes must see is parameters `version_`.
+  // Steps so far, and the steps among them that updated. Scopes must see parameters `version_`.
   int steps_ = 0, version_ = 0, walked_ = 0;
   std::vector<int> sub_group_versions_;
   std::string violation_;

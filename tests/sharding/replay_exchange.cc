@@ -12,7 +12,7 @@ bool Replay::is_walk() const {
                       [](const PlannedScope& scope) { return scope.backward; });
 }
 
-// Shards of gradients are read to name what is not finite in them.
+// Shards of gradients are read to name non-finite parameters.
 void Replay::Seal(int thing, const Operation& operation) {
   const Decisions& d = plan_->decisions;
   if (!order_.Before(last_kernels_, thing)) Fail("the record may leave out kernels' losses");

@@ -8,7 +8,7 @@
 namespace ebb::sharding {
 namespace {
 
-// Of an update, or of norms before it: where it finds and leaves everything of one sub-group.
+// The places where an update, or the norms before it, reads and writes each array of one sub-group.
 struct UpdateWork {
   explicit UpdateWork(const Operation& operation)
       : sub_group(operation.updates.front().sub_group),
@@ -127,7 +127,7 @@ void Replay::ParameterNorms(int thing, const Operation& operation) {
 }
 
 // Masters of the step before, which the update of this one is still to read.
-void Replay::Narrow(int thing, const Operation& operation) {
+void Replay::CastMasters(int thing, const Operation& operation) {
   const Decisions& d = plan_->decisions;
   for (size_t i = 0; i < operation.parts.size(); ++i) {
     const int unit = operation.parts[i].unit;
@@ -155,7 +155,7 @@ void Replay::KeepParameters(int thing, const Operation& update) {
                 ParameterOf(group.unit, version_, group.begin));
 }
 
-// Of an optimizer of the trainer's: one parameter's slice in fp32.
+// For an optimizer of the trainer's: one parameter's slice in fp32.
 void Replay::UseStaging(int thing, int unit, Tier here) {
   if (!inputs_.own_optimizer) return;
   int64_t longest = 0;

@@ -91,7 +91,7 @@ Range Replay::RangeOf(const Place& place, int64_t bytes) const {
           bytes, place.tier};
 }
 
-// Of what this rank updates of a unit, from an element on.
+// The part that this rank updates of a unit, from an element on.
 Content Replay::ParameterOf(int unit, int version, int64_t first_element) const {
   Content content{Content::kParameter, unit, version};
   content.first = first_element * SizeOf(plan_->decisions.compute_of(unit));
@@ -157,7 +157,7 @@ Range Replay::ReducedSlice(const Operation& operation, size_t part) const {
   return {StateClass::kStaging, start, trainable(operation.parts[part].unit).shard * size};
 }
 
-// Of those parts with shards that live below the device and are summed there, end to end.
+// The parts with shards that are kept below the device and summed there, end to end.
 Range Replay::LandedSlice(const Operation& reduction, size_t part) const {
   const int64_t size = SizeOf(plan_->decisions.communication_of(reduction.parts[part].unit));
   int64_t start = 0;

@@ -58,7 +58,7 @@ void Replay::Round(int thing, const Operation& operation) {
   }
 }
 
-// The last of a reduction: what is accumulated next, or the shard itself.
+// The last operation of a reduction: its result is accumulated next, or is the shard itself.
 void Replay::WriteReduced(int thing, const Operation& operation, size_t i) {
   const Part& part = operation.parts[i];
   if (plan_->decisions.accumulates[part.unit] || GradientTier(part.unit) != Tier::kDevice) {

@@ -78,7 +78,7 @@ struct Case {
            live + ElementsOf(residency.groups[g]) <= limits.live_elements &&
            SlotsAreFree(g, current);
   }
-  // Whether the stays before have ended, for every unit of group `g`.
+  // Whether earlier intervals of every unit of group `g` have ended.
   bool SlotsAreFree(size_t g, int current) const {
     for (int i : residency.groups[g].intervals) {
       const ResidencyInterval& interval = residency.intervals[i];
@@ -97,7 +97,7 @@ struct Case {
   Residency residency;
 };
 
-TEST(Residency, EveryScopeOfAUnitInSlicesIsInOneStay) {
+TEST(Residency, EveryScopeOfAUnitInSlicesIsInOneInterval) {
   for (int seed = 1; seed <= Cases(2'000); ++seed) {
     SCOPED_TRACE(seed);
     const Case c(seed);
@@ -143,7 +143,7 @@ TEST(Residency, AUnitStaysForAnAdjacentUseOrForBackwardIfAskedAndNeverForAFarOne
   }
 }
 
-TEST(Residency, AUnitIsGatheredOnceAStayWhenItsLastStayIsOver) {
+TEST(Residency, AUnitIsGatheredOnceAnIntervalAfterItsLastIntervalEnds) {
   for (int seed = 1; seed <= Cases(2'000); ++seed) {
     SCOPED_TRACE(seed);
     const Case c(seed);
@@ -225,17 +225,17 @@ TEST(Residency, ASlotLivesFromTheGatherToTheCloseOfTheLastScope) {
   }
 }
 
-// "unit first-last@tick" of each stay.
+// "unit first-last@tick" of each interval.
 std::vector<std::string> Described(const Residency& residency) {
-  std::vector<std::string> told;
+  std::vector<std::string> lines;
   for (const GatherGroup& group : residency.groups) {
     for (int i : group.intervals) {
       const ResidencyInterval& interval = residency.intervals[i];
-      told.push_back(
+      lines.push_back(
           absl::StrCat(interval.unit, " ", interval.first, "-", interval.last, "@", group.issue));
     }
   }
-  return told;
+  return lines;
 }
 
 TEST(Residency, GathersOneAheadAndKeepsTheUnitOfTheNextBackward) {
@@ -267,7 +267,7 @@ TEST(Residency, AUnitStaysWhileAScopeOfItIsOpen) {
   }
   const std::vector<PlannedScope> scopes = ScopesOfStep(model, 1);
   const std::vector<int64_t> elements(3, 10);
-  // No reuse at a distance: what is open stays whatever it costs.
+  // No reuse at a distance: an open unit stays at any cost.
   const Residency residency = PlanResidency(scopes, elements, std::vector<bool>(3, false),
                                             {.prefetch_depth = 0, .reuse_elements = 30});
   EXPECT_THAT(Described(residency),
@@ -299,7 +299,7 @@ TEST(Residency, DoesNotGatherAUnitWithAGroupThatComesBeforeItsRelease) {
               ElementsAre("0 0-9@1", "1 1-10@1", "2 3-6@1", "3 4-7@1", "2 8-8@17", "0 11-11@23"));
 }
 
-// Six units of 10, two of which have room in a slot of 100 elements.
+// Six units of 10. Two have room in a slot of 100 elements.
 TEST(Residency, AGroupHasRoomInOneSlot) {
   const std::vector<int64_t> elements(6, 10);
   ResidencyLimits limits{.prefetch_depth = 0,
@@ -332,7 +332,7 @@ TEST(Residency, UnitsKeptWholeAreNeverGathered) {
 }
 
 // Secondary shards change over which ranks a unit is gathered, not when it is there.
-TEST(Residency, OnlyTheFirstOfAUnitsStaysIsGatheredOverAllRanksWithSecondaryShards) {
+TEST(Residency, WithSecondaryShardsOnlyAUnitsFirstIntervalIsGatheredOverAllRanks) {
   int from_secondary = 0;
   for (int seed = 1; seed <= Cases(300); ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));

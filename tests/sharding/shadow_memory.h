@@ -1,7 +1,7 @@
-// The pools of all tiers as a model of memory that knows what each byte holds, and its writer and
-// readers since. It complains about an access outside of its pool, about other contents than
+// The pools of all tiers as a model of memory that knows the contents of each byte, its writer, and
+// its readers since. It complains about an access outside of its pool, about other contents than
 // expected, and about an access that is not ordered with an earlier, conflicting one. If it does
-// not complain, every order that the streams allow gives what the order of issue gives.
+// not complain, every order that the streams allow has the result of the order of issue.
 #pragma once
 
 #include <array>
@@ -41,7 +41,7 @@ struct Content {
   };
   Kind kind = kNothing;
   int a = 0, b = 0, c = 0;
-  int64_t first = 0;  // which byte of it comes first, of what is moved or used in pieces
+  int64_t first = 0;  // the first byte of it, if it is moved or used in pieces
   friend bool operator==(const Content&, const Content&) = default;
 };
 std::string ToString(const Content& content);
@@ -62,7 +62,7 @@ class ShadowMemory {
 
   void Read(int thing, const Range& range, const Content& expected);
   void Write(int thing, const Range& range, const Content& content);
-  // Whatever it is, padding too.
+  // Any contents, also padding.
   void Copy(int thing, const Range& from, const Range& to);
 
   // The first complaint; empty while there is none. `thing`: the one that made the access.

@@ -34,7 +34,7 @@ TEST(ShareRates, OneAloneRunsAtFullSpeed) {
   EXPECT_EQ(shares[2].limit, kNoLimit);
 }
 
-TEST(ShareRates, WhatIsFullSlowsItsUsersAndLeavesTheRestToOthers) {
+TEST(ShareRates, AFullResourceSlowsItsUsersAndLeavesTheRestToOthers) {
   const auto shares = Share(Of({{kDiskRead, 1}, {kDiskWrite, 1}, {kDisk, 1.75}}),
                             {Of({{kDiskRead, 1}, {kDisk, 1}}), Of({{kDiskRead, 1}, {kDisk, 1}}),
                              Of({{kDiskWrite, 1}, {kDisk, 1}})});

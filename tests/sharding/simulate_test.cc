@@ -130,7 +130,7 @@ double LineOfPath(const Simulated& simulated, StreamId stream) {
   return simulated.critical.lines[LineOf(stream)];
 }
 
-TEST(Simulate, WhatIsOnOneStreamRunsOneBehindTheOther) {
+TEST(Simulate, InstructionsOfOneStreamRunOneAfterTheOther) {
   const Simulated simulated = Program({{StreamId::kCompute, Seconds(1)},
                                        {StreamId::kCompute, Seconds(2)},
                                        {StreamId::kCompute, Seconds(0)},
@@ -147,12 +147,12 @@ TEST(Simulate, WhatIsOnOneStreamRunsOneBehindTheOther) {
   EXPECT_EQ(simulated.critical_resource(), std::nullopt);
 }
 
-TEST(Simulate, StreamsOverlapButForWhatTheyWaitFor) {
+TEST(Simulate, StreamsOverlapExceptForWaits) {
   const Simulated apart =
       Program({{StreamId::kUpload, Seconds(2)}, {StreamId::kCompute, Seconds(3)}}).Run();
   EXPECT_EQ(At(apart, 0, 1), Times(0, 3));
   EXPECT_EQ(apart.seconds_per_step, 3);
-  // One buffer, which the next step's upload waits for, too.
+  // One buffer, for which the next step's upload waits too.
   const Simulated together = Program({{StreamId::kUpload, Seconds(2), {Memory(Access::kWrite, 0)}},
                                       {StreamId::kCompute, Seconds(3), {Memory(Access::kRead, 0)}}})
                                  .Run();
@@ -171,7 +171,7 @@ TEST(Simulate, StreamsOverlapButForWhatTheyWaitFor) {
   EXPECT_EQ(At(two, 1, 0), Times(5, 7));
 }
 
-TEST(Simulate, WhatRunsAtOnceSharesResources) {
+TEST(Simulate, ConcurrentInstructionsShareResources) {
   const Simulated simulated = Program({{StreamId::kUpload, Uses(kToDevice, 1)},
                                        {StreamId::kDownload, Uses(kToDevice, 3)},
                                        {StreamId::kCompute, Seconds(2)}})
@@ -182,8 +182,8 @@ TEST(Simulate, WhatRunsAtOnceSharesResources) {
   EXPECT_EQ(simulated.busy.resources[static_cast<size_t>(kToDevice)], 4);
 }
 
-// Alone 4 seconds of which it uses a quarter of the rate, and 3 at all of it.
-TEST(Simulate, WhatCannotHaveAllOfAResourceSlowsDownAlike) {
+// Alone it takes 4 seconds at a quarter of the rate, and 3 at the full rate.
+TEST(Simulate, ATaskLimitedToAShareSlowsDownAlike) {
   const Simulated simulated =
       Program({{StreamId::kUpload, {.seconds = 4, .amounts = Of({{kCores, 1}})}},
                {StreamId::kDownload, Uses(kCores, 3)},
@@ -246,7 +246,7 @@ TEST(Simulate, TransfersThatStandBehindOthersWaitForThose) {
   EXPECT_EQ(answering.busy.lines[kStatesRead], 4);
 }
 
-// The update of the step before runs beside forward, and what it writes is waited for.
+// The update of the step before runs beside forward, which waits for its writes.
 TEST(Simulate, CarriedUpdatesRunInTheNextStep) {
   const Written forward{StreamId::kCompute, Seconds(2), {Memory(Access::kRead, 0)}},
       backward{StreamId::kCompute, Seconds(3), {Memory(Access::kWrite, 64)}},
@@ -334,7 +334,7 @@ TEST(Simulate, EachLineHasTheNameOfItsStream) {
   for (int line = 0; line <= kCallerLine; ++line) EXPECT_NE(NameOfLine(line), "") << line;
 }
 
-TEST(Simulate, WhatHasNoInstructionsTakesNoTime) {
+TEST(Simulate, AFragmentWithoutInstructionsTakesNoTime) {
   EXPECT_EQ(Program(std::vector<Written>()).Run().seconds_per_step, 0);
 }
 

@@ -81,7 +81,7 @@ double Alone(const Cost& cost, const Amounts& rates) {
   return alone;
 }
 
-// The plan's steps, of which one by one what is issued is known.
+// The plan's steps, with the instructions that each has issued.
 struct Lowered {
   explicit Lowered(const Plan& plan)
       : first(Lower(plan, false)),
@@ -128,7 +128,8 @@ TEST_F(SimulatedModels, TakeNoLessThanTheirBoundsAndNoMoreThanAllInTurns) {
     Amounts all;
     double in_turns = 0;
     std::array<double, kLines> line_starts = {}, line_ends = {};
-    std::vector<double> ends;  // of what is alone on the machine, by instruction of a step
+    std::vector<double>
+        ends;  // ends of instructions that run alone on the machine, by instruction of a step
     int step = -1;
     for (const SimulatedSpan& span : simulated->spans) {
       const Instruction& instruction = lowered.Of(span);
@@ -175,9 +176,9 @@ TEST_F(SimulatedModels, TakeHalfTheTimeOnAMachineTwiceAsFast) {
   });
 }
 
-// What is gathered earlier takes a little of the network from a reduction, on which more may wait: of 4,500 cases
-// the worst is slower by 0.2%. (Below the device reads of what is gathered are on streams of others, too; there
-// another visit ahead costs up to 8%.)
+// An earlier gather takes a little of the network from a reduction, for which more may wait: of 4,500 cases the worst
+// is slower by 0.2%. (Below the device, reads for gathers share streams with other reads; there another visit ahead
+// costs up to 8%.)
 TEST(SimulatedModel, IsNotSlowedByMorePrefetch) {
   constexpr double kTolerance = 1.005;
   int faster = 0;

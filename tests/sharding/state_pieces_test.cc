@@ -72,7 +72,7 @@ std::vector<int64_t> CutsOf(int64_t shard) {
 }
 
 // However an array is cut, each element has one place, and the same.
-TEST(StatePieces, RunsCoverWhatIsAskedForOnceWhicheverTheCut) {
+TEST(StatePieces, RunsCoverTheRequestOnceForAnyCut) {
   OnPlans([](const Plan& plan, int shard, const Asked& asked) {
     const auto placement_of = [&](int64_t begin, int64_t end) {
       std::vector<std::tuple<int64_t, Operand, Operand>> places;
@@ -115,7 +115,7 @@ TEST(StatePieces, RunsCoverWhatIsAskedForOnceWhicheverTheCut) {
 }
 
 // StatePlacement are within the pools and files that the plan has, of masters together with their other half.
-TEST(StatePieces, HomesAreWithinTheirPools) {
+TEST(StatePieces, PlacesAreWithinTheirPools) {
   OnPlans([](const Plan& plan, int shard, const Asked& asked) {
     for (const StateRun& run : RunsOf(plan, shard, {asked.array, 0, asked.shard})) {
       for (const Operand& stored : run.stored) {
@@ -139,7 +139,7 @@ TEST(StatePieces, HomesAreWithinTheirPools) {
 }
 
 // Whole blocks of files, within the staging, that hold the values where the host looks for them.
-TEST(StatePieces, WhatIsStagedPassesInWholeBlocks) {
+TEST(StatePieces, StagedDataPassesInWholeBlocks) {
   int64_t staged = 0, edges = 0;
   OnPlans([&](const Plan& plan, int shard, const Asked& asked) {
     const std::vector<int64_t> cuts = CutsOf(asked.shard);
@@ -197,7 +197,7 @@ TEST(StatePieces, WhatIsStagedPassesInWholeBlocks) {
                           &second = read.instructions[1].operands[1];
             EXPECT_LE(first.place.offset + first.bytes(), second.place.offset);
           }
-          // Of a write, exactly the blocks that it covers in part.
+          // For a write, exactly the blocks that it covers in part.
           int64_t partial = 0, read_before = 0;
           for (const Operand& stored : run.stored) {
             if (stored.count == 0 || stored.place.tier != Tier::kNvme) continue;
@@ -250,7 +250,7 @@ TEST(StatePieces, TheLongestRunFitsItsSlot) {
 }
 
 // What ranks keep whole is gathered from slices that lie within it.
-TEST(StatePieces, SpreadsGoFromSlicesToWhatIsKeptWhole) {
+TEST(StatePieces, SpreadsGoFromSlicesToWholeUnits) {
   int gathers = 0;
   for (int i = 0; i < Cases(kPlans); ++i) {
     const RandomCase random(static_cast<uint64_t>(i));

@@ -81,7 +81,7 @@ Table Formula(const Plan& plan, bool carrying) {
         const int64_t bytes = piece.count() * size;
         if (piece.place.tier != Tier::kDevice) add(kParameter, Tier::kCpu, kUp, gathers[u] * bytes);
         if (piece.place.tier != Tier::kNvme) continue;
-        // The first gather takes what a carried update has just written.
+        // The first gather takes parameters that a carried update has just written.
         const int reads = gathers[u] - (carrying && trainable && d.carried[u] ? 1 : 0);
         add(kParameter, Tier::kNvme, kUp, reads * SwapAligned(bytes));
       }
@@ -94,7 +94,7 @@ Table Formula(const Plan& plan, bool carrying) {
     const int64_t stored = SwapAligned(shard * SizeOf(d.shard_dtype(static_cast<int>(u))));
     add(kGradient, Tier::kNvme, kDown, contributions[u] * stored);
     add(kGradient, Tier::kNvme, kUp, (contributions[u] - 1) * stored);  // to be added to
-    // Norms of what the trainer has left there.
+    // Norms of the gradients that the trainer has left there.
     if (d.holds && contributions[u] > 0) add(kGradient, Tier::kNvme, kUp, stored);
   }
   for (const VisitAddresses& visit : plan.pools.visits) {
@@ -114,7 +114,7 @@ Table Formula(const Plan& plan, bool carrying) {
       table[{kParameter, Tier::kNvme, kUp}] -= SwapAligned(group.count() * size);
     }
   }
-  // Updates that find in the slot what the unit's last gather has read.
+  // Updates find in the slot the data that the unit's last gather has read.
   if (d.reads_any_parameters() && d.timing == UpdateTiming::kEarly) {
     const SlotRing& slots = plan.pools.parameter_slots;
     for (const Operation& operation : plan.operations) {
@@ -168,7 +168,7 @@ std::string ToString(const Table& table) {
   return text;
 }
 
-TEST(Traffic, IsWhatHomesGathersAndReductionsSay) {
+TEST(Traffic, FollowsFromPlacementGathersAndReductions) {
   for (int seed = 1; seed <= Cases(300); ++seed) {
     const RandomCase random_case(static_cast<uint64_t>(seed), /*offloads=*/true);
     SCOPED_TRACE(random_case.description());
@@ -176,7 +176,7 @@ TEST(Traffic, IsWhatHomesGathersAndReductionsSay) {
       const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs(), 0, hold);
       ASSERT_TRUE(plan.ok()) << plan.status();
       if (plan->carries_updates) {
-        // Without updates of the step before it, and with those that it carries on.
+        // Without carried updates of the step before, and with those that it carries over.
         ASSERT_EQ(ToString(Predicted(*plan, true)), ToString(Formula(*plan, true)));
       } else {
         for (const bool carrying : {false, true}) {
@@ -187,15 +187,15 @@ TEST(Traffic, IsWhatHomesGathersAndReductionsSay) {
   }
 }
 
-TEST(Traffic, OfADrainIsThatOfTheUpdatesAlone) {
+TEST(Traffic, ADrainMovesTheBytesOfItsUpdatesAlone) {
   for (int seed = 1; seed <= Cases(300); ++seed) {
     const RandomCase random_case(static_cast<uint64_t>(seed), /*offloads=*/true);
     SCOPED_TRACE(random_case.description());
     const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs(), 0, /*hold_updates=*/true),
                                drain = PlanDrain(random_case.inputs());
     ASSERT_TRUE(plan.ok() && drain.ok()) << plan.status() << drain.status();
-    // A first step and then the drain move what a step in steady state does, and read once more what
-    // the update would have handed on.
+    // A first step and then the drain move the same bytes as a step in steady state, and read once more the
+    // parameters that the update would have handed on.
     Table both = Predicted(*plan, /*carrying=*/false);
     for (const auto& [key, bytes] : Predicted(*drain, /*carrying=*/true)) both[key] += bytes;
     for (auto& [key, bytes] : Predicted(*plan, /*carrying=*/true)) both[key] -= bytes;
@@ -262,9 +262,9 @@ TEST_P(TrafficOfAllOnNvme, IsTheLeastThatTheSchemeNeeds) {
   EXPECT_EQ(read, (c.parameters_read * kLayers - 2) * kShard);
 }
 
-// Forward and backward read, of which one is spared beside the update: a late one hands its
-// parameters on to the next forward, an early one reads for the backward before it. Split masters and
-// none are a matter of the parameters, which are read for one more.
+// Forward and backward each read, and the update spares one read. A late update hands its parameters on to the next
+// forward; an early one reads for the backward before it. Split masters and none are a matter of the parameters,
+// which are read for one more.
 INSTANTIATE_TEST_SUITE_P(Timings, TrafficOfAllOnNvme,
                          testing::Values(PlainCase{.name = "Late",
                                                    .states = 12,

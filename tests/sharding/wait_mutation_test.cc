@@ -1,6 +1,6 @@
 // Waits over whatever sequence of steps, evaluations and looks at the state an engine may run: they are enough, and
-// none is too many. Whichever is left out is missed on the first or on the last rank, but for those that are there
-// for ranks in between, or as a slice counts as those of all ranks (waits.h).
+// none is too many. If a wait is left out, the first or the last rank misses it. Exceptions are waits for ranks in
+// between, because a slice counts as those of all ranks (waits.h).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace ebb::sharding {
 namespace {
 
 // Of one engine: its steps of one, two and more rounds, held or not, its walk and its drain, each with and without
-// updates of the step before.
+// carried updates.
 class EnginePrograms {
  public:
   // `slice`: of the rank that reads state beside steps.
@@ -208,7 +208,7 @@ class RandomTrainer {
     RunBehindFences(FindToBringAgain(programs_.cells(), programs_[fragment_], issued));
     check_.Fence();
   }
-  // A scope that is none of the order's: its unit is gathered, and where it closes what was there before.
+  // A scope that is not in the order: its unit is gathered, and at its close the earlier unit is gathered again.
   void OpenAgain() {
     ShowSomeUnit();
     ShowSomeUnit();
@@ -242,7 +242,7 @@ RandomCase CaseOf(int number) {
                     /*orders=*/number % 3 == 0);
 }
 
-TEST(DerivedWaits, AreEnoughOverWhateverAnEngineIsAskedFor) {
+TEST(DerivedWaits, AreEnoughOverAnySequenceOfCalls) {
   for (int number = 1; number <= Cases(300); ++number) {
     const RandomCase random_case = CaseOf(number);
     SCOPED_TRACE(random_case.description());

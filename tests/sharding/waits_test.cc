@@ -38,9 +38,10 @@ Operand Control(Access access, int64_t cell) {
 
 constexpr int kUnits = 2, kSlices = 4, kSecondarySlices = 2;
 
-Fragment FragmentOf(std::initializer_list<Written> instructions, std::vector<int> seams = {}) {
+Fragment FragmentOf(std::initializer_list<Written> instructions,
+                    std::vector<int> round_begins = {}) {
   Fragment fragment;
-  fragment.seams = std::move(seams);
+  fragment.round_begins = std::move(round_begins);
   for (const Written& each : instructions) {
     Instruction instruction{.code = Code::kCopy,
                             .role = OperationKind::kUpload,
@@ -67,7 +68,7 @@ std::vector<int> WaitsOf(const Fragment& fragment, size_t instruction) {
 
 using Waits = std::vector<int>;
 
-TEST(DeriveWaits, WhatTouchesTheSameBytesOfWhichOneWrites) {
+TEST(DeriveWaits, InstructionsInConflictAreOrdered) {
   const Fragment fragment = FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
                                         {StreamId::kGather, {OnDevice(Access::kRead, 32, 64)}},
                                         {StreamId::kReduce, {OnDevice(Access::kRead, 64, 64)}},
@@ -122,7 +123,7 @@ TEST(DeriveWaits, SectionsThatShareMemoryConflictWhole) {
 }
 
 // A step of other rounds uses slots that no fragment has which memory was cut by.
-TEST(Cells, WhatNoFragmentTouchesHasCells) {
+TEST(Cells, BytesThatNoFragmentTouchesHaveCells) {
   const Fragment fragment = FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 64, 64)}}});
   const Fragment* const only[] = {&fragment};
   const Cells cells(only, kUnits, kSlices, kSecondarySlices);
@@ -143,7 +144,7 @@ TEST(Cells, WhatNoFragmentTouchesHasCells) {
 }
 
 // The slices that were cut by are parts of longer ones.
-TEST(Cells, WhatLiesInASliceBehindAllThatIsKnownHasCells) {
+TEST(Cells, BytesOfASliceBehindTheLastCutHaveCells) {
   const Fragment fragment =
       FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 16, 64)}},
                   {StreamId::kDownload, {OnDevice(Access::kWrite, 16, 16, 64)}}});
@@ -170,7 +171,7 @@ TEST(Cells, WhatLiesInASliceBehindAllThatIsKnownHasCells) {
     EXPECT_TRUE(over_the_end.contains(cell));
 }
 
-TEST(DeriveWaits, WhatIsCarriedBelongsToTheOtherParity) {
+TEST(DeriveWaits, CarriedInstructionsBelongToTheOtherParity) {
   const int64_t constants = ControlCells(kUnits).constants();
   const Fragment fragment =
       FragmentOf({{StreamId::kUpdate, {Control(Access::kRead, constants)}, /*carried=*/true},
@@ -184,7 +185,7 @@ TEST(DeriveWaits, WhatIsCarriedBelongsToTheOtherParity) {
 
 class Runs {
  public:
-  // What each instruction waits for of what ran before it, as numbers of instructions over all runs.
+  // The earlier instructions that each instruction waits for, as numbers over all runs.
   std::vector<std::vector<int>> Run(const Fragment& fragment, int parity) {
     std::vector<std::vector<int>> all;
     std::vector<int> events;
@@ -221,13 +222,13 @@ TEST(Frontier, TheFirstUsesOfAFragmentWaitForTheLastOfThoseBeforeIt) {
   EXPECT_EQ(runs.Run(fragment, 0)[0], Waits{});
 }
 
-// So what is between two seams may run again.
+// So the instructions between two of round_begins may run again.
 TEST(Frontier, WaitsGoThroughItAtSeamsToo) {
   const Fragment fragment = FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
                                         {StreamId::kCompute, {OnDevice(Access::kRead, 0, 64)}},
                                         {StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
                                         {StreamId::kCompute, {OnDevice(Access::kRead, 0, 64)}}},
-                                       /*seams=*/{2});
+                                       /*round_begins=*/{2});
   EXPECT_EQ(WaitsOf(fragment, 1), Waits{0});
   EXPECT_EQ(WaitsOf(fragment, 2), Waits{});
   EXPECT_EQ(WaitsOf(fragment, 3), Waits{2});
@@ -287,8 +288,8 @@ bool IsNoticed(const PlanInputs& inputs, const Plans& plans, Fragments& fragment
   return false;
 }
 
-// One wait less, or what one instruction waits for of the fragments before. Those that are not noticed stand for
-// slices of ranks in between.
+// Leaves out one wait, or one wait for earlier fragments. Those that are not noticed stand for slices of ranks in
+// between.
 TEST(DeriveWaits, NineteenOfTwentyAreMissedWhenTheyAreTakenAway) {
   constexpr int kTries = 6;
   int taken = 0, noticed = 0;

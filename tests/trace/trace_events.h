@@ -27,9 +27,9 @@ struct TraceTrack {
 // By pid (the rank) and tid (the track).
 using TraceTracks = std::map<std::pair<int64_t, int64_t>, TraceTrack>;
 
-// An error says what Perfetto would not show: text that is not one JSON array of objects; events
-// without the fields that their phase needs; spans on a track or of a process without a name; spans
-// of one track that overlap without nesting.
+// An error names problems that Perfetto would not show: text that is not one JSON array of objects;
+// events without the fields that their phase needs; spans on a track or of a process without a
+// name; spans of one track that overlap without nesting.
 absl::StatusOr<TraceTracks> ReadTraceEvents(const std::string& path);
 
 }  // namespace ebb

@@ -170,7 +170,7 @@ void AddTraining(CLI::App& app, Options& o) {
   s.Add("--config", o.config_file, "FILE", "configuration in DeepSpeed's JSON; options override it",
         "see below");
   s.Add("--explain-config", o.config_file, "FILE",
-        "print how each key of this configuration is taken, and stop there", "")
+        "print what Ebb does with each key of this file, and train nothing", "")
       .excludes("--config");
   s.AddWord<UnknownKeys>("--unknown-keys", o.unknown_keys,
                          {{"error", UnknownKeys::kError}, {"warn", UnknownKeys::kWarn}},
@@ -198,12 +198,10 @@ void AddTraining(CLI::App& app, Options& o) {
         o.micro_batches_per_round = count;
       },
       "N|all",
-      "micro-batches that one walk through the model serves; all: each layer is fetched twice a "
-      "step",
+      "micro-batches in one pass through the model; all: each layer is gathered only twice a step",
       or_file(1), CountOrAll());
   s.Add("--ranks", o.ranks, "N",
-        "ranks, as threads of this process; under mpirun, torchrun or srun their processes are the "
-        "ranks",
+        "ranks, as threads of this process; under mpirun, torchrun or srun each process is a rank",
         absl::StrCat(o.ranks, ", or what the configuration's batch sizes need"),
         Whole(1, kRanksMax));
   s.Add("--threads", o.threads, "N", "threads of each rank", "0, the cores over the ranks",
@@ -213,12 +211,13 @@ void AddTraining(CLI::App& app, Options& o) {
   s.AddWord<CudaGraphs>(
       "--cuda-graphs", o.cuda_graphs,
       {{"on", CudaGraphs::kOn}, {"off", CudaGraphs::kOff}, {"auto", CudaGraphs::kAuto}},
-      "launch a block's kernels as one CUDA graph; auto: where launching them takes more than half "
-      "as long as running them",
+      "launch a block's kernels as one CUDA graph; auto: if launching them takes more than half as "
+      "long as running them",
       "auto");
   s.Add("--products", o.products, "auto|default|LETTERS",
-        "how matrix products are computed on a GPU: auto, each as rank 0 measures before the first "
-        "step; default; or the letters that such a run has printed, which repeat its bits",
+        "how matrix products are computed on a GPU. auto: rank 0 measures each before the first "
+        "step; "
+        "LETTERS: as in a run that has printed these letters, with its bits",
         o.products, Products());
   s.AddFlag("--recompute", o.recompute,
             "keep only the blocks' inputs and run their forward again in backward");
@@ -247,39 +246,39 @@ void AddReports(CLI::App& app, Options& o) {
   s.Add("--summary", o.summary_file, "FILE",
         "write losses, memory, traffic, communication and the parameters' digest as JSON", "");
   s.Add("--evaluate-every", o.evaluate_every, "N",
-        "steps between losses on held-out text; 0: at the end only", absl::StrCat(o.evaluate_every),
-        Whole(0));
+        "steps between evaluations on held-out text; 0: at the end only",
+        absl::StrCat(o.evaluate_every), Whole(0));
   s.Add("--sample", o.sample_bytes, "N", "bytes of text to generate at the end; 0: none",
         absl::StrCat(Options::kSampleBytes,
-                     "; 0 with parameters on NVMe, which each byte reads once"),
+                     "; 0 with parameters on NVMe, because each byte would read them all"),
         Whole(0));
-  s.Add("--prompt", o.prompt, "TEXT", "what the generated text begins with",
+  s.Add("--prompt", o.prompt, "TEXT", "the beginning of the generated text",
         absl::StrCat("\"", o.prompt, "\""));
 }
 
 void AddSaving(CLI::App& app, Options& o) {
   const Section s(app, "Saving");
-  auto* const save = &s.Add(
-      "--save", o.save_folder, "DIR",
-      "save the run there at the end, and where a signal stops it; it exits with 75 then", "");
+  auto* const save =
+      &s.Add("--save", o.save_folder, "DIR",
+             "save the run there, at the end or when a signal stops it (exit code 75)", "");
   s.Add("--save-every", o.save_every, "N", "steps between saves; 0: at the end only",
         absl::StrCat(o.save_every), Whole(0))
       .needs(save);
-  s.Add("--keep", o.keep, "K", "how many of the newest checkpoints stay; 0: all",
+  s.Add("--keep", o.keep, "K", "how many checkpoints to keep, the newest ones; 0: all",
         absl::StrCat(o.keep), Whole(0, 1 << 20))
       .needs(save);
   s.Add(
       "--resume", o.resume, "DIR|latest",
       "go on from a checkpoint, or from the newest one of a folder; latest: from the newest one of "
-      "--save's folder, or afresh if it has none",
+      "--save's folder, or from the beginning if it has none",
       "");
-  s.Add("--init-from", o.init_from, "PATH",
-        "begin with these parameters: safetensors of Hugging Face's GPT-2, a file or a folder, or "
-        "a checkpoint; not where "
-        "--resume goes on",
-        "");
+  s.Add(
+      "--init-from", o.init_from, "PATH",
+      "begin with these parameters: safetensors of Hugging Face's GPT-2 (a file or a folder), or a "
+      "checkpoint; ignored if --resume finds one",
+      "");
   s.Add("--export", o.export_folder, "DIR",
-        "write the parameters at the end for Hugging Face's transformers, into a new folder", "");
+        "at the end, write the parameters for Hugging Face's transformers into a new folder", "");
 }
 
 void AddPlanning(CLI::App& app, Options& o) {
@@ -287,13 +286,14 @@ void AddPlanning(CLI::App& app, Options& o) {
   s.AddWord<ShowPlan>(
        "--show-plan", o.show_plan,
        {{"tables", ShowPlan::kTables}, {"operations", ShowPlan::kOperations}},
-       "what a step holds and moves, and with --show-plan=operations each operation; without "
-       "--steps, stop there",
+       "print memory and traffic of a step, with --show-plan=operations each operation; without "
+       "--steps, train nothing",
        "")
       .expected(0, 1)
       ->default_str("tables");
-  s.AddFlag("--predict", o.predict,
-            "memory of a rank and traffic of a step for every stage and tier; then stop");
+  s.AddFlag(
+      "--predict", o.predict,
+      "print memory of a rank and traffic of a step for every stage and tier, and train nothing");
 }
 
 void AddOffload(CLI::App& app, Options& o) {
@@ -303,11 +303,12 @@ void AddOffload(CLI::App& app, Options& o) {
                     {{"none", Tier::kDevice}, {"cpu", Tier::kCpu}, {"nvme", Tier::kNvme}}, meaning,
                     "none, or the configuration's");
   };
-  tier("--offload-param", o.offload_param, "where parameters live between their uses, at stage 3");
+  tier("--offload-param", o.offload_param,
+       "where parameters are kept between their uses (stage 3)");
   tier("--offload-optimizer", o.offload_optimizer,
-       "where masters and optimizer states live, from stage 1");
+       "where masters and optimizer states are kept (from stage 1)");
   s.Add("--nvme-path", o.nvme_paths, "FOLDER",
-        "of the swap files; several (the option repeated, or commas) are striped",
+        "folder of the swap files; over several (option repeated, or commas) they are striped",
         "the configuration's", Folder())
       .delimiter(',')
       ->take_all();
@@ -315,11 +316,10 @@ void AddOffload(CLI::App& app, Options& o) {
             "upper limit of a rank's pools on the device, such as 64MiB", "what they need", Size());
   s.AddText(
       "--host-memory", Bytes(o.host_memory), "SIZE",
-      "upper limit of a rank's pools in the host's RAM; what staging leaves of it is filled with "
-      "optimizer states",
+      "upper limit of a rank's pools in the host's RAM; optimizer states fill what staging leaves",
       "what they need", Size());
   s.AddFlag("--split-master", o.split_master,
-            "a master is its bf16 parameter and 16 bits more: the same bits in less memory");
+            "keep a master as its bf16 parameter and 16 more bits: the same bits in less memory");
   s.AddFlag("--stochastic-rounding", o.stochastic_rounding,
             "bf16 parameters are their own masters, rounded up or down at random");
 }

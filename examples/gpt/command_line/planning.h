@@ -11,8 +11,8 @@
 
 namespace ebb::gpt {
 
-// Memory of a rank; what a step moves between tiers and between ranks; the operations, if asked
-// for.
+// Memory of a rank, the bytes that a step moves between tiers and between ranks, and, if asked for,
+// the operations.
 std::string PlanText(const ebb::Program& program, const Config& config, int64_t parameters,
                      ShowPlan what);
 

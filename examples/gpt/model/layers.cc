@@ -109,12 +109,12 @@ void Layers::EnqueueForward(Parameters parameters, int64_t block, const Batch& b
   ops_->Norm({.input = input,
               .weight = parameters(ids.norm1_weight),
               .bias = parameters(ids.norm1_bias),
-              .output = space_->narrow,
+              .output = space_->row_scratch,
               .mean = kept.mean1,
               .reciprocal_deviation = kept.deviation1,
               .rows = rows,
               .width = width});
-  Linear(parameters, space_->narrow, ids.qkv_weight, ids.qkv_bias, rows, width, 3 * width,
+  Linear(parameters, space_->row_scratch, ids.qkv_weight, ids.qkv_bias, rows, width, 3 * width,
          kept.qkv);
   ops_->Attention({.qkv = kept.qkv,
                    .output = kept.attention,
@@ -124,20 +124,20 @@ void Layers::EnqueueForward(Parameters parameters, int64_t block, const Batch& b
                    .heads = gpt_.shape.heads,
                    .width = width});
   Linear(parameters, kept.attention, ids.projection_weight, ids.projection_bias, rows, width, width,
-         space_->narrow);
+         space_->row_scratch);
   ops_->Norm({.input = input,
-              .residual = space_->narrow,
+              .residual = space_->row_scratch,
               .sum = kept.middle,
               .weight = parameters(ids.norm2_weight),
               .bias = parameters(ids.norm2_bias),
-              .output = space_->narrow_gradient,
+              .output = space_->row_scratch_gradient,
               .mean = kept.mean2,
               .reciprocal_deviation = kept.deviation2,
               .rows = rows,
               .width = width});
   // Computes the GELU even if only its input is wanted again, because a product that ends otherwise
   // may have other bits.
-  ops_->Matmul({.a = space_->narrow_gradient,
+  ops_->Matmul({.a = space_->row_scratch_gradient,
                 .b = parameters(ids.up_weight),
                 .b_transposed = true,
                 .bias = parameters(ids.up_bias),
@@ -180,19 +180,19 @@ void Layers::EnqueueBackward(Parameters parameters, Gradients gradients, int64_t
   const NormArrays norm2 = {.input = kept.middle,
                             .weight = parameters(ids.norm2_weight),
                             .bias = parameters(ids.norm2_bias),
-                            .output = space_->narrow,
+                            .output = space_->row_scratch,
                             .mean = kept.mean2,
                             .reciprocal_deviation = kept.deviation2,
                             .rows = rows,
                             .width = width};
   ops_->Norm(norm2);
-  LinearBackward(parameters, gradients, space_->narrow, ids.up_weight, ids.up_bias, rows, width,
-                 4 * width, space_->hidden_gradient, space_->narrow_gradient);
+  LinearBackward(parameters, gradients, space_->row_scratch, ids.up_weight, ids.up_bias, rows,
+                 width, 4 * width, space_->hidden_gradient, space_->row_scratch_gradient);
   ops_->NormBackward({.input = kept.middle,
                       .weight = norm2.weight,
                       .mean = kept.mean2,
                       .reciprocal_deviation = kept.deviation2,
-                      .output_gradient = space_->narrow_gradient,
+                      .output_gradient = space_->row_scratch_gradient,
                       .residual_gradient = output_gradient,
                       .input_gradient = input_gradient,  // until the end, the gradient of `middle`
                       .weight_gradient = gradients(ids.norm2_weight),
@@ -202,11 +202,11 @@ void Layers::EnqueueBackward(Parameters parameters, Gradients gradients, int64_t
 
   // The attention half.
   LinearBackward(parameters, gradients, kept.attention, ids.projection_weight, ids.projection_bias,
-                 rows, width, width, input_gradient, space_->narrow_gradient);
+                 rows, width, width, input_gradient, space_->row_scratch_gradient);
   void* qkv_gradient = space_->hidden;
   ops_->AttentionBackward({.qkv = kept.qkv,
                            .output = kept.attention,
-                           .output_gradient = space_->narrow_gradient,
+                           .output_gradient = space_->row_scratch_gradient,
                            .log_sum_exp = kept.log_sum_exp,
                            .qkv_gradient = qkv_gradient,
                            .sequences = batch.sequences,
@@ -216,19 +216,19 @@ void Layers::EnqueueBackward(Parameters parameters, Gradients gradients, int64_t
   const NormArrays norm1 = {.input = input,
                             .weight = parameters(ids.norm1_weight),
                             .bias = parameters(ids.norm1_bias),
-                            .output = space_->narrow,
+                            .output = space_->row_scratch,
                             .mean = kept.mean1,
                             .reciprocal_deviation = kept.deviation1,
                             .rows = rows,
                             .width = width};
   ops_->Norm(norm1);
-  LinearBackward(parameters, gradients, space_->narrow, ids.qkv_weight, ids.qkv_bias, rows, width,
-                 3 * width, qkv_gradient, space_->narrow_gradient);
+  LinearBackward(parameters, gradients, space_->row_scratch, ids.qkv_weight, ids.qkv_bias, rows,
+                 width, 3 * width, qkv_gradient, space_->row_scratch_gradient);
   ops_->NormBackward({.input = input,
                       .weight = norm1.weight,
                       .mean = kept.mean1,
                       .reciprocal_deviation = kept.deviation1,
-                      .output_gradient = space_->narrow_gradient,
+                      .output_gradient = space_->row_scratch_gradient,
                       .residual_gradient = input_gradient,
                       .input_gradient = input_gradient,
                       .weight_gradient = gradients(ids.norm1_weight),

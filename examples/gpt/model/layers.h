@@ -50,7 +50,7 @@ class Layers {
                                                         std::span<std::byte> workspace);
   ~Layers();
 
-  // Makes what the passes over whole micro-batches need, so that no memory is missing in a step.
+  // Prepares the passes over whole micro-batches, so that no memory is missing in a step.
   // `gradient`: the dtype of parameters' gradients.
   absl::Status Prepare(DType gradient);
   int64_t unprepared() const { return own_ops_->unprepared(); }  // of ops.h
@@ -58,9 +58,9 @@ class Layers {
   // The first error of a computation or of enqueuing; nothing was computed since.
   absl::Status status() const { return ops_->status(); }
 
-  // On a GPU: launches a block's pass as a CUDA graph when it comes again with the same addresses
-  // and a whole micro-batch, for at most `most` different passes; 0, as at first: never. Graphs
-  // hold addresses, so call it anew after Engine::Resume. Bits do not change.
+  // On a GPU: launches a block's pass as a CUDA graph if it is repeated with the same addresses and
+  // a whole micro-batch. At most `most` different passes become graphs; 0 (the default): none.
+  // Graphs hold addresses, so call it anew after Engine::Resume. Bits do not change.
   void KeepGraphs(int64_t most) {
     ops_->KeepGraphs(most);
     keeps_graphs_ = most > 0;

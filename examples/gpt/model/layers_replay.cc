@@ -1,5 +1,5 @@
 // The blocks' passes of layers.h, in the form that Ops::Replay may launch as a CUDA graph. Between
-// an engine's scopes a pass is only launches; what the engine itself enqueues, and its views, come
+// an engine's scopes a pass consists of launches only. The engine's own work and its views come
 // before and after.
 #include <array>
 #include <cstddef>

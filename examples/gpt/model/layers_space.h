@@ -31,8 +31,9 @@ struct Layers::Space {
   int64_t chunk_rows = 0;  // for the head
   std::byte* ops_scratch = nullptr;
   int64_t ops_scratch_bytes = 0;
-  // Used in blocks.
-  void *hidden = nullptr, *hidden_gradient = nullptr, *narrow = nullptr, *narrow_gradient = nullptr;
+  // Used in blocks. `hidden`: rows of 4 * width numbers; `row_scratch`: rows of `width`.
+  void *hidden = nullptr, *hidden_gradient = nullptr, *row_scratch = nullptr,
+       *row_scratch_gradient = nullptr;
   // Used in the head. No block's pass overlaps it, so it has the same memory.
   void *logits = nullptr, *normal = nullptr, *normal_gradient = nullptr, *logit_gradient = nullptr;
   float *mean = nullptr, *deviation = nullptr, *last_logits = nullptr;
@@ -53,7 +54,7 @@ struct Layers::Space {
     return std::min(rows, std::max<int64_t>(64, (int64_t{4} << 20) / vocabulary));
   }
   // On a GPU: about `most` rows, so that their logits fit the memory that blocks need anyway. There
-  // are as few chunks as that allows, because each adds to the table's gradient once, and they are
+  // are as few chunks as that allows, because each adds to the table's gradient once. They are
   // equal: whole tiles of a product, and no chunk has more rows.
   static int64_t ChunkForTiles(int64_t rows, int64_t most) {
     constexpr int64_t kTile = 256;
@@ -76,8 +77,8 @@ struct Layers::Space {
     Arena block(shared), head(shared);
     hidden = block.Take(rows * 4 * shape.width * element);
     hidden_gradient = block.Take(rows * 4 * shape.width * element);
-    narrow = block.Take(rows * shape.width * element);
-    narrow_gradient = block.Take(rows * shape.width * element);
+    row_scratch = block.Take(rows * shape.width * element);
+    row_scratch_gradient = block.Take(rows * shape.width * element);
 
     const DType logits_dtype = LogitsDtype(processor, options.compute);
     chunk_rows = processor.kind == DeviceKind::kCpu

@@ -1,7 +1,7 @@
 // One pass over all kinds of layers on a GPU before the first step, so that a step launches nothing
-// for the first time. A library loads what it launches first, which may wait for the device, where
-// another rank's collective may be waiting for this rank. The pass also settles how each product is
-// computed (ProductChoice).
+// for the first time. A library loads a kernel at its first launch, and may then wait for the
+// device, where another rank's collective may be waiting for this rank. The pass also settles how
+// each product is computed (ProductChoice).
 #pragma once
 
 #include <string>

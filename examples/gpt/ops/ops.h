@@ -30,9 +30,9 @@ struct Target {
   float beta = 0;
 };
 
-// c[m, n] = beta * c + a[m, k] b[k, n] + bias[n], and what is done with it before it is stored. At
-// most one of added, before_gelu and gelu_input is set. Each is [m, n] in the compute dtype, as c
-// then is, with beta 0.
+// c[m, n] = beta * c + a[m, k] b[k, n] + bias[n], and the work on it before it is stored. At most
+// one of added, before_gelu and gelu_input is set. Each is [m, n] in the compute dtype, as c then
+// is, with beta 0.
 struct MatmulArrays {
   const void* a = nullptr;
   bool a_transposed = false;  // stored [k, m]
@@ -145,7 +145,7 @@ class Ops {
   // addresses. What they need is made now, so that no memory for it is missing later. Nothing is
   // computed. On a GPU, where a call that fails is an error of the step, there is nothing to make.
   virtual absl::Status Prepare(absl::FunctionRef<void(Ops&)> /*calls*/) { return absl::OkStatus(); }
-  // How often a call had to make what had not been prepared.
+  // How often a call had to make something that had not been prepared.
   virtual int64_t unprepared() const { return 0; }
 
   virtual void Matmul(const MatmulArrays& arrays) = 0;

@@ -42,12 +42,12 @@ struct History {
   std::vector<StepRecord> steps = {};  // if they are kept
   std::vector<Evaluated> held_out = {};
   std::optional<Stopped> stopped = {};
-  // This rank's traffic in a steady step: one that ran the updates of the step before, neither of
-  // which was skipped. Of the last step if there was no steady one.
+  // This rank's traffic in a steady step: the update of the step before ran in it, and neither step
+  // was skipped. If there was no steady step, that of the last step.
   std::vector<TrafficRow> traffic = {};
   bool traffic_is_steady = false;
 
-  // For a run that adds so many steps to those that were resumed.
+  // For a run that adds this many steps to the resumed ones.
   void Begin(int64_t resumed_steps, int64_t to_do);
   // The steps of the warm-up, with cold caches and untouched pages: at most half of the steps that
   // this run adds.

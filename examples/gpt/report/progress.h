@@ -1,5 +1,5 @@
-// What the user sees during training: on a terminal one line that is rewritten, and cleared before
-// the log writes a line; elsewhere a plain line now and then.
+// Progress for the user. On a terminal it is one line that is rewritten, and cleared before the log
+// writes a line; elsewhere it is a plain line now and then.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class Progress {
   ~Progress();  // ends the rewritten line
 
   void Show(const History& history, uint64_t memory_bytes);
-  // A line of its own, which the rewritten line does not overwrite.
+  // A separate line, which the rewritten line does not overwrite.
   void Say(const std::string& line);
 
  private:

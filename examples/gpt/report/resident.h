@@ -13,7 +13,7 @@ namespace ebb::gpt {
 // Bytes of this process, and so of all ranks that are its threads.
 struct ResidentRow {
   int64_t before_bytes = 0;     // before engines existed
-  int64_t predicted_bytes = 0;  // that, and what the engines then take
+  int64_t predicted_bytes = 0;  // it, and the memory that the engines take afterwards
   int64_t peak_bytes = 0;
 };
 

@@ -13,16 +13,16 @@ namespace ebb::gpt {
 
 // Takes the reports of steps into the history, with the time that each step took, and shows them.
 //
-// The traffic is that of the first steady step of which two updates were applied: its own, and that
-// of the step before, which runs in it. Without such a step it is the last step's. The step's report
-// says whether its update was applied, and may come a step later.
+// The traffic is that of the first steady step. Two updates were applied around it: its own, and the one of the step
+// before, which runs in it. Without such a step it is the last step's. The step's report says whether its update was
+// applied, and may come a step later.
 class StepRecorder {
  public:
   // `progress` is null on all ranks but 0, which reports for all.
   StepRecorder(const Engine& engine, History& history, Progress* progress, int64_t evaluate_every)
       : engine_(engine), history_(history), progress_(progress), evaluate_every_(evaluate_every) {}
 
-  // When a step begins of which no report of the step before is awaited.
+  // A step begins, and no report of the step before is awaited.
   void StartClock();
   void Take(const StepReport& report);
   // Call it after step number `step`, from 0, and before any evaluation.

@@ -16,7 +16,7 @@
 
 namespace ebb::gpt {
 
-// What one rank holds and moves.
+// The memory and the traffic of one rank.
 struct RankUsage {
   std::vector<MemoryRow> memory;
   std::vector<CommunicationRow> communication;  // of a step
@@ -43,7 +43,7 @@ struct Summary {
 std::string SummaryJson(const Summary& summary, const History& history);
 
 // The memory table for people: class, tier, predicted and, if counted, peak; and the sums of each
-// tier. Below them what the driver and libraries were measured to take of a GPU.
+// tier. Below them the measured memory of a GPU that the driver and libraries take.
 std::string MemoryTable(const std::vector<MemoryRow>& rows, bool counted = true);
 
 }  // namespace ebb::gpt

@@ -13,13 +13,13 @@
 namespace ebb::gpt {
 
 // Bytes that a step reads and writes on NVMe, per parameter, if nothing is kept in RAM. Nothing if
-// neither parameters nor states are on NVMe, or if these schemes do not apply: for an optimizer
-// other than Adam, or fp32 compute.
+// neither parameters nor states are on NVMe. Nothing either for an optimizer other than Adam or for
+// fp32 compute, because the schemes do not cover these.
 //
 // Least: without loss, with each unit fetched twice in a step. States: two fp32 moments and the
 // master's part beyond the parameter (in bf16 16 bits, where that suffices; in fp16 all 32), both
-// ways. Parameters: in bf16 two reads and one write, shared with the update's own pass over them;
-// in fp16 one read, because the other visit takes its copy from the new masters.
+// ways. Parameters: in bf16 two reads and one write, which the update's own pass shares; in fp16
+// one read, because the other visit takes its copy from the new masters.
 std::optional<double> LeastBytes(const Config& config);
 // Masters, moments and gradients in fp32, both ways; parameters read twice for each micro-batch and
 // written once.

@@ -1,4 +1,4 @@
-// The commands of ebb-checkpoint. Each prints what it has to say, and returns the program's exit status.
+// The commands of ebb-checkpoint. Each prints its result and returns the program's exit status.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace ebb {
 
-// Exit statuses: kOther is diff's, kDamaged that of all commands.
+// Exit statuses: kOther for diff, kDamaged for all commands.
 inline constexpr int kDone = 0, kOther = 1, kDamaged = 1, kCannotBe = 2;
 
 struct InspectOptions {

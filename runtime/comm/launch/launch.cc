@@ -215,6 +215,9 @@ absl::Status PlaceSlurm(const Environment& environment, Launch& launch) {
 
 absl::StatusOr<std::optional<Launch>> DescribeLaunch(const Environment& environment) {
   EBB_ASSIGN_OR_RETURN(std::optional<Launch> torchrun, Read(environment, kTorchrun));
+  const bool is_torchrun = Find(environment, "TORCHELASTIC_RUN_ID") != nullptr;
+  if (torchrun.has_value() && !is_torchrun)
+    torchrun->launcher = "a shell or a launcher like torchrun";
   EBB_ASSIGN_OR_RETURN(std::optional<Launch> mpi, Read(environment, kOpenMpi));
   const bool is_open_mpi = mpi.has_value();
   if (!is_open_mpi) {
@@ -229,7 +232,6 @@ absl::StatusOr<std::optional<Launch>> DescribeLaunch(const Environment& environm
   }
   // srun starts torchrun and mpirun's daemons as its processes, which then have numbers of their
   // own. RANK and WORLD_SIZE set by hand must equal srun's.
-  const bool is_torchrun = Find(environment, "TORCHELASTIC_RUN_ID") != nullptr;
   if (torchrun.has_value() && !is_torchrun && slurm.has_value() && !Agree(*torchrun, *slurm)) {
     return Disagreement(environment, *torchrun, *slurm, kTorchrun, kSlurm);
   }

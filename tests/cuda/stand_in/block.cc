@@ -138,26 +138,26 @@ class Block {
   }
 
   void Sync() {
-    Meet(all_, fibers_.size());
+    Wait(all_, fibers_.size());
   }
   const char* Exchange(int thread, const void* mine, size_t bytes) {
     Warp& warp = warps_[static_cast<size_t>(thread) / kernel::kWarp];
     const size_t lane = static_cast<size_t>(thread) % kernel::kWarp;
-    char* const board = warp.boards[warp.meeting.generation % 2].data();
+    char* const exchanged = warp.exchanged[warp.barrier.generation % 2].data();
     if (bytes > kExchangeBytesMax) std::abort();
-    if (bytes > 0) std::memcpy(board + lane * bytes, mine, bytes);
-    Meet(warp.meeting, kernel::kWarp);
-    return board;
+    if (bytes > 0) std::memcpy(exchanged + lane * bytes, mine, bytes);
+    Wait(warp.barrier, kernel::kWarp);
+    return exchanged;
   }
 
  private:
   static constexpr size_t kSharedAlignment = 128;
-  struct Meeting {
+  struct Barrier {
     size_t generation = 0, arrived = 0;
   };
   struct Warp {
-    Meeting meeting;
-    std::array<std::array<char, kernel::kWarp * kExchangeBytesMax>, 2> boards;
+    Barrier barrier;
+    std::array<std::array<char, kernel::kWarp * kExchangeBytesMax>, 2> exchanged;
   };
   struct Fiber {
     Context context;
@@ -166,15 +166,15 @@ class Block {
     bool done = false;
   };
 
-  void Meet(Meeting& meeting, size_t threads) {
-    const size_t generation = meeting.generation;
-    if (++meeting.arrived == threads) {
-      meeting.arrived = 0;
-      ++meeting.generation;
+  void Wait(Barrier& barrier, size_t threads) {
+    const size_t generation = barrier.generation;
+    if (++barrier.arrived == threads) {
+      barrier.arrived = 0;
+      ++barrier.generation;
       return;
     }
     Fiber& fiber = *current_;
-    fiber.waits_for = &meeting.generation;
+    fiber.waits_for = &barrier.generation;
     fiber.generation = generation;
     fiber.context.SwitchTo(caller_);
   }
@@ -210,7 +210,7 @@ class Block {
   const int64_t index_, count_;
   const std::function<void(HostThread&)>& body_;
   std::vector<char> shared_;
-  Meeting all_;
+  Barrier all_;
   std::vector<Warp> warps_;
   std::vector<Fiber> fibers_;
   Context caller_;

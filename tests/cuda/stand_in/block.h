@@ -1,7 +1,7 @@
 // Runs a kernel of runtime/device/cuda/kernel_thread.h on the host. The threads of a block are
 // fibers that take turns, each until it waits for others. So a kernel that forgets to wait reads
-// memory that no thread has written: the order of turns is random, though the same in each run, and
-// shared memory begins as NaNs.
+// memory that no thread has written. The order of threads is random, though the same in each run,
+// and shared memory begins as NaNs.
 #pragma once
 
 #include <cstddef>

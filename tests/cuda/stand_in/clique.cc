@@ -18,14 +18,14 @@ void Clique::Abort() {
   changed_.notify_all();
 }
 
-bool Clique::Meet(Lock& lock, const std::atomic<bool>& aborted) {
-  const uint64_t meeting = meetings_;
+bool Clique::Barrier(Lock& lock, const std::atomic<bool>& aborted) {
+  const uint64_t barrier = barriers_;
   if (++here_ == size_ && !broken_) {
     here_ = 0;
-    ++meetings_;
+    ++barriers_;
     changed_.notify_all();
   }
-  changed_.wait(lock, [&] { return meetings_ != meeting || aborted; });
+  changed_.wait(lock, [&] { return barriers_ != barrier || aborted; });
   return !aborted;
 }
 
@@ -64,7 +64,7 @@ bool Clique::RunCollective(int rank, const Part& part, const std::atomic<bool>& 
                            std::vector<std::byte>& scratch) {
   Lock lock(mutex_);
   published_[static_cast<size_t>(rank)] = &part;
-  if (!Meet(lock, aborted)) return false;
+  if (!Barrier(lock, aborted)) return false;
   if (broken_ || !AllTheSame()) {  // NCCL would hang
     changed_.wait(lock, [&] { return aborted.load(); });
     return false;
@@ -75,7 +75,7 @@ bool Clique::RunCollective(int rank, const Part& part, const std::atomic<bool>& 
   lock.lock();
   --readers_;
   changed_.notify_all();
-  if (!Meet(lock, aborted)) return false;
+  if (!Barrier(lock, aborted)) return false;
   std::memcpy(part.receive, scratch.data(), bytes);
   return true;
 }

@@ -69,7 +69,7 @@ class Clique {
   };
   using Lock = std::unique_lock<std::mutex>;
 
-  bool Meet(Lock& lock, const std::atomic<bool>& aborted);
+  bool Barrier(Lock& lock, const std::atomic<bool>& aborted);
   bool RunCollective(int rank, const Part& part, const std::atomic<bool>& aborted,
                      std::vector<std::byte>& scratch);
   bool AllTheSame() const;
@@ -81,7 +81,7 @@ class Clique {
   std::mutex mutex_;
   std::condition_variable changed_;
   int here_ = 0;
-  uint64_t meetings_ = 0;
+  uint64_t barriers_ = 0;
   int readers_ = 0;
   bool broken_ = false;  // a rank has aborted
   std::vector<const Part*> published_;

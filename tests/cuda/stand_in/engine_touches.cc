@@ -1,5 +1,4 @@
-// Reports to the order check (order.h) what an engine's host touches of memory that the device
-// reaches.
+// Reports to the order check (order.h) the device-visible memory that an engine's host touches.
 //
 // A transfer with the swap file is noted at its start and at its end. The next user of its memory
 // must wait for the end, and the transfer must wait for all users before it.

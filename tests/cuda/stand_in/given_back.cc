@@ -1,6 +1,6 @@
-// After every test of a program, nothing of the stand-in's may exist, no two operations may have
-// touched the same memory without an order between them, and of the engine's threads only the
-// watches may have called CUDA, because the device may be waiting for the threads of host streams.
+// Checks after every test of a program. No object of the stand-in exists any more. Operations on
+// the same memory had an order. Of the engine's threads only the watches have called CUDA, because
+// the device may be waiting for the threads of host streams.
 #include <gtest/gtest.h>
 
 #include "order.h"

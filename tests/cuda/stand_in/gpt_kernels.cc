@@ -19,7 +19,7 @@
 namespace ebb::kernel {
 namespace {
 
-// Without namespaces and template arguments, as tests name what fails.
+// Without namespaces and template arguments, because tests name kernels that fail.
 template <class Kernel>
 const std::string& NameOf() {
   static const std::string name = [](std::string_view full) {
@@ -66,8 +66,8 @@ cudaError_t LaunchKernel(cudaStream_t stream, const Grid& grid,
     stand_in::NoteKernel(stream, NameOf<Kernel>().c_str(),
                          gpt::cuda::TouchedBy(std::type_identity<Kernel>(), arrays));
   }
-  // Without new, because tests check that operations allocate nothing, in which CUDA's own memory
-  // does not count.
+  // Without new, because tests check that operations allocate nothing. CUDA's own memory does not
+  // count there.
   static_assert(std::is_trivially_copyable_v<Launched<Kernel>>);
   void* const parameters = std::malloc(sizeof(Launched<Kernel>));
   if (parameters == nullptr) return cudaErrorMemoryAllocation;

@@ -1,4 +1,4 @@
-// What each of gpt's kernels reads and writes, from its arguments.
+// The bytes that each of gpt's kernels reads and writes, from its arguments.
 //
 // A launch gives the begin of an embedding's table, but not its number of rows, so the first row
 // stands for all. Thirds of qkv's gradient are one stretch, from their first number to the last.

@@ -2,11 +2,11 @@
 // run. A launched graph runs copies of them in order, any number of times. The memory that
 // operations touch is noted when the graph is launched (order.h).
 //
-// As strict as CUDA: waiting for or querying a stream that captures, or allocating and the like on
-// a thread that captures, is an error and spoils the capture; its end then returns an error, too.
-// Stricter than CUDA to find our mistakes: events, host functions, waits for values and collectives
-// of NCCL are errors as well, because none of them means anything in a replay, although CUDA would
-// capture them.
+// As strict as CUDA. To wait for or query a stream that captures, or to allocate on a thread that
+// captures, is an error and spoils the capture. Then the end of the capture returns an error too.
+// Stricter than CUDA, to find our mistakes: events, host functions, waits for values and
+// collectives of NCCL are errors as well. CUDA would capture them, but none of them has a meaning
+// in a replay.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -30,7 +30,7 @@ struct Access {
 
 struct Allocation {
   const std::byte* end = nullptr;
-  std::vector<Access> accesses;  // those that a later access may still have to follow
+  std::vector<Access> accesses;  // accesses that a later one may have to wait for
 };
 
 struct State {
@@ -50,7 +50,7 @@ State& All() {
   return *state;
 }
 
-// The calling thread's clock: what it has waited for.
+// The calling thread's clock: the work that it has waited for.
 Clock& HostClock() {
   thread_local Clock clock;
   return clock;

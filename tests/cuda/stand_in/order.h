@@ -1,14 +1,13 @@
 // Checks that streams touch memory in an order that CUDA promises. On a device a missing event
-// shows only by chance. Every operation is noted when it is enqueued, with what it reads and
-// writes. If two touch the same bytes, and at least one of them writes, they must be on one stream,
+// shows only by chance. Every operation is noted when it is enqueued, with the bytes that it reads
+// and writes. Two operations that touch the same bytes, one of them writing, must be on one stream,
 // or be ordered by events or by waits of one host thread (vector clocks: Mattern, "Virtual time and
 // global states of distributed systems", 1989).
 //
 // A host stream is one of these streams: its crossing (runtime/device/cuda/order_observer.h).
-// Accesses of its tasks, of host functions and of the calling thread are seen as far as they are
-// reported: copies of host streams, and what an engine computes and moves there
-// (engine_touches.cc). Not seen: what the calling thread reads and writes of an engine's state
-// outside of steps.
+// Accesses of its tasks, of host functions and of the calling thread are seen if they are reported:
+// copies of host streams, and the computations and moves of an engine (engine_touches.cc). Not
+// seen: the calling thread's reads and writes of an engine's state outside of steps.
 #pragma once
 
 #include <cuda_runtime_api.h>

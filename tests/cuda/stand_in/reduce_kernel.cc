@@ -22,8 +22,8 @@ using stand_in::Writes;
 
 constexpr int64_t kThreads = 5;
 
-// Without new, because tests check that operations allocate nothing, in which CUDA's own memory
-// does not count.
+// Without new, because tests check that operations allocate nothing. CUDA's own memory does not
+// count there.
 template <class Arrays>
 cudaError_t Enqueue(cudaStream_t stream, void (*run)(void*), const Arrays& arrays) {
   static_assert(std::is_trivially_copyable_v<Arrays>);

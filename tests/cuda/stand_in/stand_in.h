@@ -36,8 +36,8 @@ void FailCall(const std::string& function, int code, int nth = 1);
 // The device is lost: from now on every call that enqueues or waits returns `error`, and host
 // functions that have not run never will. Until Reset.
 void LoseDevice(cudaError_t error);
-// What devices report as free, whatever is allocated; 0: all but what the driver and libraries
-// take. Until Reset.
+// The bytes that devices report as free, whatever is allocated; 0: all bytes but those of the
+// driver and libraries. Until Reset.
 void SetFreeMemory(size_t bytes);
 // The driver and libraries take of every device: its context, if it has one, and so much for each
 // communicator, handle of cuBLASLt and graph.
@@ -75,8 +75,8 @@ void FailCommunicators(int rank, ncclResult_t result);
 // Whether a call has made a context on the device, where a real one would take memory. Until Reset.
 bool HasContext(int device);
 
-// The names of the threads that have called CUDA since ForgetCallers or Reset; or only those that
-// have called this function.
+// The names of the threads that have called CUDA since ForgetCallers or Reset; or only of the
+// threads that have called this function.
 std::set<std::string> Callers(std::string_view function = "");
 void ForgetCallers();
 

@@ -58,7 +58,7 @@ void ForgetGraphLaunches();
 void ForgetHostFunctions();
 
 // Waits for all work enqueued on the current device, as every call that frees memory does on a real
-// one: a kernel that waits for work behind such a call waits for ever. Callers may not rely on it,
+// one. A kernel that waits for work behind such a call waits for ever. Callers may not rely on it,
 // so it orders no operations.
 void AwaitDevice();
 

@@ -38,8 +38,8 @@ Device& Host();
 void AwaitOnHost(const Event& event);
 
 // The wait of a copy to or from pageable memory for the work before it on its stream. CUDA does not
-// say what the driver holds meanwhile, so this holds the context. Behind a collective it ends the
-// program.
+// say which locks the driver holds meanwhile, so this holds the context. Behind a collective it
+// ends the program.
 void AwaitInDriver(cudaStream_t stream);
 
 // Around a launch, with the stream's lock held. A launch that finds the queue full waits inside the

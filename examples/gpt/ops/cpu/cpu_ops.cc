@@ -24,8 +24,8 @@ int64_t HeadStride(int64_t tokens, int64_t depth) {
   return (cpu::Attention::ScratchFloats(tokens, depth) + 15) / 16 * 16;
 }
 
-// and that of a scatter, which sorts the rows of a micro-batch by their row of the table: starts
-// and positions.
+// and the scratch of a scatter, which sorts the rows of a micro-batch by their row of the table:
+// starts and positions.
 int64_t ScatterInts(int64_t table_rows, int64_t rows) {
   return table_rows + 1 + rows;
 }

@@ -46,7 +46,7 @@ void Matmul::Run(const MatmulArrays& arrays) {
 
 absl::Status Matmul::Prepare(const MatmulArrays& x) {
   if (IsDirect(x)) return PrepareGemm(DirectShape(x));
-  // Of each extent whole blocks, and the rest at its end.
+  // Whole blocks along each extent, and the rest at its end.
   for (const int64_t rows : {std::min(kRowsMax, x.m), x.m % kRowsMax}) {
     for (const int64_t columns : {std::min(kColumnsMax, x.n), x.n % kColumnsMax}) {
       for (const int64_t depth : {std::min(kDepthMax, x.k), x.k % kDepthMax}) {

@@ -1,5 +1,5 @@
-// What all kernels of attention share: where the rows of a head lie, which block has which part of
-// which head, and a few functions of numbers.
+// Shared by all kernels of attention: the place of a head's rows, the part of a head that a block
+// has, and a few functions of numbers.
 #pragma once
 
 #include <algorithm>
@@ -66,8 +66,8 @@ inline HeadShape ShapeOf(int64_t sequences, int64_t tokens, int64_t heads, int64
 struct BlockPlace {
   int head, tile;
 };
-// Groups of heads follow one another. In a group the first tile of all its heads comes first, and
-// so on: the heaviest tiles begin first, so that none of them runs alone at the end.
+// Groups of heads follow one another. In a group the first tiles of all its heads come first, then
+// the second ones. So the heaviest tiles begin first, and none runs alone at the end.
 EBB_HOST_DEVICE BlockPlace PlaceOf(int64_t block, const HeadShape& shape) {
   const auto tiles = static_cast<uint32_t>(shape.tiles), b = static_cast<uint32_t>(block);
   const auto near = static_cast<uint32_t>(shape.heads_near);

@@ -6,20 +6,20 @@
 namespace ebb::gpt::cuda {
 
 // Each of the numbers is summed over its threads, in a fixed order; all of them get the same bits.
-// `board`: memory of the block for kCount * kThreads / 32 numbers, which may be used again only
+// `shared`: memory of the block for kCount * kThreads / 32 numbers, which may be used again only
 // after all threads have left this function; unused for a warp.
 template <int kThreads, class Thread, class T, int kCount>
-EBB_HOST_DEVICE void SumOverThreads(Thread& thread, T (&numbers)[kCount], T* board) {
+EBB_HOST_DEVICE void SumOverThreads(Thread& thread, T (&numbers)[kCount], T* shared) {
   constexpr int kWarps = kThreads / kernel::kWarp;
   for (T& number : numbers) number = kernel::WarpSum(thread, number);
   if constexpr (kWarps > 1) {
     if (thread.lane() == 0) {
-      for (int i = 0; i < kCount; ++i) board[i * kWarps + thread.warp()] = numbers[i];
+      for (int i = 0; i < kCount; ++i) shared[i * kWarps + thread.warp()] = numbers[i];
     }
     thread.Sync();
     for (int i = 0; i < kCount; ++i) {
-      numbers[i] = board[i * kWarps];
-      for (int w = 1; w < kWarps; ++w) numbers[i] += board[i * kWarps + w];
+      numbers[i] = shared[i * kWarps];
+      for (int w = 1; w < kWarps; ++w) numbers[i] += shared[i * kWarps + w];
     }
   }
 }

@@ -51,14 +51,14 @@ struct ColumnSumsKernel {
         }
       }
     }
-    auto* const board = reinterpret_cast<float*>(thread.shared());  // [warps, columns]
+    auto* const shared = reinterpret_cast<float*>(thread.shared());  // [warps, columns]
     EBB_UNROLL
     for (int i = 0; i < kWidth; ++i)
-      board[thread.warp() * kColumns + thread.lane() * kWidth + i] = sums[i];
+      shared[thread.warp() * kColumns + thread.lane() * kWidth + i] = sums[i];
     thread.Sync();
     for (int c = thread.index(); c < kColumns && first_column + c < a.columns; c += kThreads) {
-      float sum = board[c];
-      for (int w = 1; w < kWarps; ++w) sum += board[w * kColumns + c];
+      float sum = shared[c];
+      for (int w = 1; w < kWarps; ++w) sum += shared[w * kColumns + c];
       a.partials[part * a.columns + first_column + c] = sum;
     }
   }
@@ -89,12 +89,12 @@ struct AddPartsKernel {
       for (int64_t part = thread.warp(); part < a.parts; part += kWarps)
         sum += a.partials[(part * a.targets_count + which) * a.columns + column];
     }
-    auto* const board = reinterpret_cast<float*>(thread.shared());  // [warps, 32]
-    board[thread.index()] = sum;
+    auto* const shared = reinterpret_cast<float*>(thread.shared());  // [warps, 32]
+    shared[thread.index()] = sum;
     thread.Sync();
     if (thread.warp() > 0 || column >= a.columns) return;
     float total[1] = {sum};
-    for (int w = 1; w < kWarps; ++w) total[0] += board[w * kernel::kWarp + thread.lane()];
+    for (int w = 1; w < kWarps; ++w) total[0] += shared[w * kernel::kWarp + thread.lane()];
     StoreTarget(total, which == 0 ? a.targets[0] : a.targets[1], column);
   }
 };

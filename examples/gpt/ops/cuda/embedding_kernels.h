@@ -155,7 +155,7 @@ struct TableSumsKernel {
           StoreTarget(sums, a.target, all.table_row * a.width + column);
       }
     }
-    auto* const board = reinterpret_cast<float*>(thread.shared());  // [warps, columns]
+    auto* const shared = reinterpret_cast<float*>(thread.shared());  // [warps, columns]
     for (int w = 0; w < kWarps; ++w) {
       const Stretch all = Of(a, first_row + w);
       if (all.table_row >= a.table_rows || all.count() <= kOfOneWarp) continue;  // all threads do
@@ -164,7 +164,7 @@ struct TableSumsKernel {
       mine.end = all.begin + all.count() * (thread.warp() + 1) / kWarps;
       float sums[kWidth] = {};
       if (column < a.width) Add(a, mine, column, sums);
-      float* const places = board + thread.lane() * kWidth;
+      float* const places = shared + thread.lane() * kWidth;
       thread.Sync();  // the row before has been added
       EBB_UNROLL
       for (int i = 0; i < kWidth; ++i) places[thread.warp() * kColumns + i] = sums[i];

@@ -56,8 +56,8 @@ struct NormBackwardKernel {
     const int first = static_cast<int>(thread.block() / arrays.parts) * kTile +
                       thread.index() % kRowThreads * kWidth;
     float weight_sums[kHeld][kWidth] = {}, bias_sums[kHeld][kWidth] = {};
-    auto* const board = reinterpret_cast<float*>(thread.shared());
-    int turn = 0;
+    auto* const shared = reinterpret_cast<float*>(thread.shared());
+    int half = 0;  // of `shared`
     for (int64_t row = part * kRows + thread.index() / kRowThreads; row < a.rows;
          row += arrays.parts * kRows) {
       const int64_t begin = row * a.width;
@@ -83,8 +83,8 @@ struct NormBackwardKernel {
         }
       }
       if (width > kTile) AddOtherTiles(thread, a, begin, first, mean, scale, sums);
-      SumOverThreads<kRowThreads>(thread, sums, board + turn * 2 * kWarps);
-      turn = 1 - turn;
+      SumOverThreads<kRowThreads>(thread, sums, shared + half * 2 * kWarps);
+      half = 1 - half;
 
       const float mean_g = sums[0] / static_cast<float>(a.width);
       const float mean_gn = sums[1] / static_cast<float>(a.width);
@@ -170,7 +170,7 @@ struct NormBackwardKernel {
   EBB_HOST_DEVICE static void AddWarps(Thread& thread, int first, int width,
                                        const float (&weight_sums)[kHeld][kWidth],
                                        const float (&bias_sums)[kHeld][kWidth], float* partials) {
-    auto* const board = reinterpret_cast<float*>(thread.shared());  // [2, tile]
+    auto* const shared = reinterpret_cast<float*>(thread.shared());  // [2, tile]
     for (int warp = 0; warp < kWarps; ++warp) {
       thread.Sync();
       if (thread.warp() != warp) continue;
@@ -179,16 +179,16 @@ struct NormBackwardKernel {
         EBB_UNROLL
         for (int i = 0; i < kWidth; ++i) {
           const int at = (h * kernel::kWarp + thread.lane()) * kWidth + i;
-          board[at] = (warp == 0 ? 0.0f : board[at]) + weight_sums[h][i];
-          board[kTile + at] = (warp == 0 ? 0.0f : board[kTile + at]) + bias_sums[h][i];
+          shared[at] = (warp == 0 ? 0.0f : shared[at]) + weight_sums[h][i];
+          shared[kTile + at] = (warp == 0 ? 0.0f : shared[kTile + at]) + bias_sums[h][i];
         }
       }
     }
     thread.Sync();
     const int begin = first - thread.lane() * kWidth;
     for (int at = thread.index(); at < kTile && begin + at < width; at += kThreads) {
-      partials[begin + at] = board[at];
-      partials[width + begin + at] = board[kTile + at];
+      partials[begin + at] = shared[at];
+      partials[width + begin + at] = shared[kTile + at];
     }
   }
 };

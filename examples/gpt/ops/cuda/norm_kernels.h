@@ -46,13 +46,13 @@ struct NormKernel {
       x = a.sum;  // statistics of the stored sum, which backward reads
     }
 
-    auto* const board = reinterpret_cast<float*>(thread.shared());
+    auto* const shared = reinterpret_cast<float*>(thread.shared());
     float sum[1] = {};
     Each(x, r, held, [&](const float(&numbers)[kWidth], int) {
       EBB_UNROLL
       for (int i = 0; i < kWidth; ++i) sum[0] += numbers[i];
     });
-    SumOverThreads<kRowThreads>(thread, sum, board);
+    SumOverThreads<kRowThreads>(thread, sum, shared);
     const float mean = sum[0] / static_cast<float>(a.width);
     float squares[1] = {};
     Each(x, r, held, [&](const float(&numbers)[kWidth], int) {
@@ -60,7 +60,7 @@ struct NormKernel {
       for (int i = 0; i < kWidth; ++i)
         squares[0] = std::fma(numbers[i] - mean, numbers[i] - mean, squares[0]);
     });
-    SumOverThreads<kRowThreads>(thread, squares, board + kThreads / kernel::kWarp);
+    SumOverThreads<kRowThreads>(thread, squares, shared + kThreads / kernel::kWarp);
     const float scale = 1.0f / std::sqrt(squares[0] / static_cast<float>(a.width) + kNormEpsilon);
     if (r.first == 0) {
       a.mean[row] = mean;

@@ -200,7 +200,7 @@ absl::StatusOr<std::unique_ptr<ProductPlans::Plan>> ProductPlans::Make(
     check(lt.MatmulPreferenceSetAttribute(native, attribute, &value, sizeof(value)));
   };
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{workspace_.size()});
-  // Parts of a sum are added in order, in a step of its own.
+  // The parts of a sum are added in order, in a separate step.
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
          uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b_alignment);

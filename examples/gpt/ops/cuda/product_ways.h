@@ -1,7 +1,7 @@
-// The ways to compute a product: with all that goes with it fused into cuBLASLt's kernel, or the
-// product alone and the rest by our kernels, each with one of the algorithms that cuBLASLt's
-// heuristic names. Only a measurement shows which is faster, because fusing restricts cuBLASLt to
-// other kernels, and the heuristic's first answer is not always the best.
+// The ways to compute a product. Either the rest of the work is fused into cuBLASLt's kernel, or
+// our kernels do it after the product. Each way has one of the algorithms that cuBLASLt's heuristic
+// names. Only a measurement shows which is faster, because fusing restricts cuBLASLt to other
+// kernels, and the heuristic's first answer is not always the best.
 //
 // As letters: A, B, C, D: fused, with the first, second ... algorithm; a, b, c, d: apart.
 #pragma once

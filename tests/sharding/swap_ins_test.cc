@@ -1,4 +1,4 @@
-#include "ebb/sharding/read_turns.h"
+#include "ebb/sharding/swap_ins.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ PlanInputs InputsOf(const ModelSpec& model, const Config& config) {
   return {.model = &model, .config = &config, .world = 1, .optimizer_states = 2};
 }
 
-TEST(ReadTurns, TakeSlotsInTurnAndKnowTheTurnBefore) {
+TEST(SwapIns, TakeSlotsRoundRobinAndKnowTheirSlotsLastUser) {
   for (int seed = 1; seed <= Cases(200); ++seed) {
     const RandomCase random_case(static_cast<uint64_t>(seed), /*offloads=*/true);
     SCOPED_TRACE(random_case.description());
@@ -53,108 +53,108 @@ TEST(ReadTurns, TakeSlotsInTurnAndKnowTheTurnBefore) {
       const PassesOf passes(random_case.inputs(), kind);
       const int slots = passes.plan.pools.parameter_slots.count;
       std::map<int, int> users;  // by slot
-      for (size_t t = 0; t < passes.turns.turns.size(); ++t) {
-        const ReadTurn& turn = passes.turns.turns[t];
-        const auto user = users.find(turn.number % slots);
-        ASSERT_EQ(turn.after, user == users.end() ? -1 : user->second);
-        users[turn.number % slots] = static_cast<int>(t);
+      for (size_t t = 0; t < passes.swap_ins.reads.size(); ++t) {
+        const SwapIn& swap_in = passes.swap_ins.reads[t];
+        const auto user = users.find(swap_in.number % slots);
+        ASSERT_EQ(swap_in.after, user == users.end() ? -1 : user->second);
+        users[swap_in.number % slots] = static_cast<int>(t);
       }
     }
   }
 }
 
-TEST(ReadTurns, PiecesLieBesideEachOtherInTheirSlot) {
+TEST(SwapIns, PiecesLieBesideEachOtherInTheirSlot) {
   for (int seed = 1; seed <= Cases(200); ++seed) {
     const RandomCase random_case(static_cast<uint64_t>(seed), /*offloads=*/true);
     SCOPED_TRACE(random_case.description());
     const PassesOf passes(random_case.inputs());
     const Plan& plan = passes.plan;
-    for (const ReadTurn& turn : passes.turns.turns) {
+    for (const SwapIn& swap_in : passes.swap_ins.reads) {
       std::vector<std::pair<int64_t, int64_t>> pieces;
-      for (int unit : turn.units) {
+      for (int unit : swap_in.units) {
         for (const bool trainable : {true, false}) {
           for (const ParameterPiece& piece :
                plan.pools.placement.units[static_cast<size_t>(unit)].pieces(trainable)) {
             if (piece.place.tier != Tier::kNvme) continue;
-            const int64_t at = InSlot(plan, turn, unit, trainable, piece.begin).offset;
+            const int64_t at = InSlot(plan, swap_in, unit, trainable, piece.begin).offset;
             pieces.emplace_back(at, at + piece.count() * SizeOf(plan.decisions.compute));
-            const int64_t last = InSlot(plan, turn, unit, trainable, piece.end - 1).offset;
+            const int64_t last = InSlot(plan, swap_in, unit, trainable, piece.end - 1).offset;
             ASSERT_EQ(last, pieces.back().second - SizeOf(plan.decisions.compute));
           }
         }
       }
       std::sort(pieces.begin(), pieces.end());
       const SlotRing& slots = plan.pools.parameter_slots;
-      int64_t end = slots.Slot(turn.number).offset;
+      int64_t end = slots.Slot(swap_in.number).offset;
       for (const auto& [from, to] : pieces) {
         ASSERT_GE(from, end);
         end = to;
       }
-      ASSERT_LE(end, slots.Slot(turn.number).offset + slots.bytes);
+      ASSERT_LE(end, slots.Slot(swap_in.number).offset + slots.bytes);
     }
   }
 }
 
-TEST(ReadTurns, FirstVisitsTakeWhatLateUpdatesLeave) {
+TEST(SwapIns, FirstVisitsUseTheParametersThatLateUpdatesWrite) {
   const ModelSpec model = Chain();
   const Config config = OnNvme(/*early=*/false);
   const PassesOf passes(InputsOf(model, config));
-  ASSERT_THAT(passes.turns.turns.size(), Gt(kUnits));
-  for (size_t t = 0; t < passes.turns.turns.size(); ++t) {
-    const ReadTurn& turn = passes.turns.turns[t];
+  ASSERT_THAT(passes.swap_ins.reads.size(), Gt(kUnits));
+  for (size_t t = 0; t < passes.swap_ins.reads.size(); ++t) {
+    const SwapIn& swap_in = passes.swap_ins.reads[t];
     if (t < kUnits) {
-      EXPECT_EQ(turn.updated, turn.units);
-      EXPECT_EQ(passes.turns.of_update[static_cast<size_t>(turn.units.front())],
+      EXPECT_EQ(swap_in.updated, swap_in.units);
+      EXPECT_EQ(passes.swap_ins.of_update[static_cast<size_t>(swap_in.units.front())],
                 static_cast<int>(t));
     } else {
-      EXPECT_THAT(turn.updated, IsEmpty());
+      EXPECT_THAT(swap_in.updated, IsEmpty());
     }
-    EXPECT_THAT(turn.shared, IsEmpty());
+    EXPECT_THAT(swap_in.shared, IsEmpty());
   }
 }
 
-TEST(ReadTurns, ADrainHasOneForEachCarriedUpdate) {
+TEST(SwapIns, ADrainHasOneForEachCarriedUpdate) {
   const ModelSpec model = Chain();
   const Config config = OnNvme(/*early=*/false);
   const PassesOf drain(InputsOf(model, config), PlanKind::kDrain);
   std::vector<int> updated;
-  for (const ReadTurn& turn : drain.turns.turns)
-    updated.insert(updated.end(), turn.updated.begin(), turn.updated.end());
+  for (const SwapIn& swap_in : drain.swap_ins.reads)
+    updated.insert(updated.end(), swap_in.updated.begin(), swap_in.updated.end());
   EXPECT_THAT(updated, ElementsAre(0, 1, 2, 3, 4, 5));
 }
 
-TEST(ReadTurns, AWalkCarriesAndSharesNothing) {
+TEST(SwapIns, AWalkCarriesAndSharesNothing) {
   const ModelSpec model = Chain();
   const Config config = OnNvme(/*early=*/true);
   const PassesOf walk(InputsOf(model, config), PlanKind::kWalk);
-  EXPECT_EQ(walk.turns.turns.size(), static_cast<size_t>(kUnits));
-  for (const ReadTurn& turn : walk.turns.turns) {
-    EXPECT_THAT(turn.updated, IsEmpty());
-    EXPECT_THAT(turn.shared, IsEmpty());
+  EXPECT_EQ(walk.swap_ins.reads.size(), static_cast<size_t>(kUnits));
+  for (const SwapIn& swap_in : walk.swap_ins.reads) {
+    EXPECT_THAT(swap_in.updated, IsEmpty());
+    EXPECT_THAT(swap_in.shared, IsEmpty());
   }
 }
 
-// A shared read's bytes stay until their update: the slot's next user comes behind that update.
-TEST(ReadTurns, EarlyUpdatesShareTheLastReadOfTheirUnit) {
+// The slot of a shared read is taken again only after the update that shares it.
+TEST(SwapIns, EarlyUpdatesShareTheLastReadOfTheirUnit) {
   for (const bool split : {false, true}) {
     const ModelSpec model = Chain();
     Config config = OnNvme(/*early=*/true);
     config.ebb.split_master = split;
     const PassesOf passes(InputsOf(model, config));
     std::vector<size_t> last(kUnits);
-    for (size_t t = 0; t < passes.turns.turns.size(); ++t)
-      for (int unit : passes.turns.turns[t].units) last[static_cast<size_t>(unit)] = t;
+    for (size_t t = 0; t < passes.swap_ins.reads.size(); ++t)
+      for (int unit : passes.swap_ins.reads[t].units) last[static_cast<size_t>(unit)] = t;
     int shared = 0;
-    for (size_t t = 0; t < passes.turns.turns.size(); ++t) {
-      for (int unit : passes.turns.turns[t].shared) {
+    for (size_t t = 0; t < passes.swap_ins.reads.size(); ++t) {
+      for (int unit : passes.swap_ins.reads[t].shared) {
         ++shared;
         EXPECT_EQ(last[static_cast<size_t>(unit)], t);
-        EXPECT_FALSE(passes.turns.carried[static_cast<size_t>(unit)]);
-        EXPECT_EQ(passes.turns.of_update[static_cast<size_t>(unit)], static_cast<int>(t));
+        EXPECT_FALSE(passes.swap_ins.carried[static_cast<size_t>(unit)]);
+        EXPECT_EQ(passes.swap_ins.of_update[static_cast<size_t>(unit)], static_cast<int>(t));
         const SubGroup& group = passes.plan.pools.placement.sub_groups[static_cast<size_t>(
             passes.plan.pools.placement.units[static_cast<size_t>(unit)].first_sub_group)];
         EXPECT_EQ(
-            passes.turns.shares_masters(
+            passes.swap_ins.shares_masters(
                 passes.plan.pools.placement.units[static_cast<size_t>(unit)].first_sub_group),
             !split && SharesMasters(passes.plan.decisions, passes.plan.pools.placement, group));
       }
@@ -163,8 +163,8 @@ TEST(ReadTurns, EarlyUpdatesShareTheLastReadOfTheirUnit) {
   }
 }
 
-// A round in the middle reads the same whatever follows: parameters, which only some updates can use.
-TEST(ReadTurns, OnlyParametersAreSharedOfWhatTheRoundBeforeReadsAhead) {
+// A round in the middle always reads parameters, and only some updates can use them.
+TEST(SwapIns, ReadsThatTheRoundBeforeIssuesAheadShareParametersOnly) {
   for (const bool split : {false, true}) {
     const ModelSpec model = Chain();
     Config config = OnNvme(/*early=*/true);
@@ -174,7 +174,7 @@ TEST(ReadTurns, OnlyParametersAreSharedOfWhatTheRoundBeforeReadsAhead) {
       config.gradient_accumulation_steps = rounds;
       const PassesOf passes(InputsOf(model, config));
       size_t shared = 0;
-      for (const ReadTurn& turn : passes.turns.turns) shared += turn.shared.size();
+      for (const SwapIn& swap_in : passes.swap_ins.reads) shared += swap_in.shared.size();
       return shared;
     };
     if (split) {
@@ -185,7 +185,7 @@ TEST(ReadTurns, OnlyParametersAreSharedOfWhatTheRoundBeforeReadsAhead) {
   }
 }
 
-// Where all parameters fit RAM none is on the disk, whatever the config says of it.
+// If all parameters fit into RAM, none is on the disk, even if the config names one.
 TEST(CarriedUpdates, AreOfParametersOnNvmeAlone) {
   const ModelSpec model = Chain();
   Config config = OnNvme(/*early=*/false);

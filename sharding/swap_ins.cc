@@ -1,4 +1,4 @@
-#include "ebb/sharding/read_turns.h"
+#include "ebb/sharding/swap_ins.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,12 +8,12 @@
 namespace ebb::sharding {
 namespace {
 
-class TurnPlanner {
+class SwapInPlanner {
  public:
-  explicit TurnPlanner(const PassInputs& in)
+  explicit SwapInPlanner(const PassInputs& in)
       : in_(in), d_(in.plan.decisions), pools_(in.plan.pools) {}
 
-  ReadTurns Run();
+  SwapIns Run();
 
  private:
   bool LivesOnNvme(int unit) const;
@@ -27,19 +27,19 @@ class TurnPlanner {
   const PassInputs& in_;
   const Decisions& d_;
   const Pools& pools_;
-  ReadTurns planned_;
-  // By slot of Pools::master_slots, the unit that has it so far; the turn that is next.
+  SwapIns planned_;
+  // By slot of Pools::master_slots, the unit that has it so far; the number of the next slot.
   std::vector<int> master_users_;
   int next_master_slot_ = 0;
 };
 
-bool TurnPlanner::LivesOnNvme(int unit) const {
+bool SwapInPlanner::LivesOnNvme(int unit) const {
   const auto& pieces = pools_.placement.units[static_cast<size_t>(unit)].trainable;
   return std::any_of(pieces.begin(), pieces.end(),
                      [](const ParameterPiece& piece) { return piece.place.tier == Tier::kNvme; });
 }
 
-ReadTurns TurnPlanner::Run() {
+SwapIns SwapInPlanner::Run() {
   const int units = static_cast<int>(in_.plan.layout.units.size());
   planned_.of_update.assign(static_cast<size_t>(units), -1);
   planned_.master_slot.assign(pools_.placement.sub_groups.size(), -1);
@@ -56,61 +56,62 @@ ReadTurns TurnPlanner::Run() {
   return std::move(planned_);
 }
 
-void TurnPlanner::OfDrain() {
+void SwapInPlanner::OfDrain() {
   for (const Visit& visit : in_.model.forward) {
     const auto unit = static_cast<size_t>(visit.unit);
     if (!planned_.carried[unit] || planned_.of_update[unit] >= 0) continue;
-    const int turn = static_cast<int>(planned_.turns.size());
-    planned_.of_update[unit] = turn;
-    planned_.turns.push_back(
-        {.units = {static_cast<int>(unit)}, .number = turn, .updated = {static_cast<int>(unit)}});
+    const int swap_in = static_cast<int>(planned_.reads.size());
+    planned_.of_update[unit] = swap_in;
+    planned_.reads.push_back({.units = {static_cast<int>(unit)},
+                              .number = swap_in,
+                              .updated = {static_cast<int>(unit)}});
   }
 }
 
-void TurnPlanner::OfGathers() {
+void SwapInPlanner::OfGathers() {
   std::vector<bool> visited(in_.plan.layout.units.size(), false);
-  std::vector<int> users(static_cast<size_t>(pools_.parameter_slots.count), -1);  // turns
+  std::vector<int> users(static_cast<size_t>(pools_.parameter_slots.count),
+                         -1);  // by slot: its last swap-in
   for (const GatherGroup& group : in_.residency.groups) {
-    ReadTurn turn{.units = {}, .issue = group.issue, .updated = {}};
+    SwapIn swap_in{.units = {}, .issue = group.issue, .updated = {}};
     int64_t bytes = 0;
     for (int i : group.intervals) {
       if (group.from_secondary) break;  // secondary shards are on the device
       const int unit = in_.residency.intervals[static_cast<size_t>(i)].unit;
-      turn.units.push_back(unit);
+      swap_in.units.push_back(unit);
       bytes += SwapBytes(pools_.placement, unit, SizeOf(d_.compute_of(unit)));
       if (!visited[static_cast<size_t>(unit)] && planned_.carried[static_cast<size_t>(unit)])
-        turn.updated.push_back(unit);
+        swap_in.updated.push_back(unit);
       visited[static_cast<size_t>(unit)] = true;
     }
-    const int index = static_cast<int>(planned_.turns.size());
+    const int index = static_cast<int>(planned_.reads.size());
     planned_.of_group.push_back(bytes > 0 ? index : -1);
     if (bytes == 0) continue;
-    for (int unit : turn.updated) planned_.of_update[static_cast<size_t>(unit)] = index;
+    for (int unit : swap_in.updated) planned_.of_update[static_cast<size_t>(unit)] = index;
     const ResidencyInterval& first =
         in_.residency.intervals[static_cast<size_t>(group.intervals.front())];
-    turn.round = in_.plan.scopes[static_cast<size_t>(first.first)].round;
+    swap_in.round = in_.plan.scopes[static_cast<size_t>(first.first)].round;
     const bool begins =
-        index == 0 || (in_.repeats_round() && planned_.turns.back().round < turn.round);
-    if (!begins) turn.number = planned_.turns.back().number + 1;
-    int& user = users[static_cast<size_t>(turn.number % pools_.parameter_slots.count)];
-    turn.after = std::exchange(user, index);
-    planned_.turns.push_back(std::move(turn));
+        index == 0 || (in_.repeats_round() && planned_.reads.back().round < swap_in.round);
+    if (!begins) swap_in.number = planned_.reads.back().number + 1;
+    int& user = users[static_cast<size_t>(swap_in.number % pools_.parameter_slots.count)];
+    swap_in.after = std::exchange(user, index);
+    planned_.reads.push_back(std::move(swap_in));
   }
 }
 
-// Which units' last gathers share a read with their updates, as far as slots allow. The bytes stay
-// until an update has used them. The slot must be free when another read needs it at the latest, in
-// the order in which operations are issued.
-void TurnPlanner::Share() {
+// Finds the units that share a read between their last gather and their update, as far as slots allow. The update must
+// be issued before another read takes the slot.
+void SwapInPlanner::Share() {
   if (in_.kind != PlanKind::kStep || !d_.shares_reads || d_.timing != UpdateTiming::kEarly) return;
   const std::vector<LastGather> gathers =
       FindLastGathers(in_.plan.scopes, in_.residency, in_.reduction,
                       static_cast<int>(in_.plan.layout.units.size()));
   master_users_.assign(static_cast<size_t>(pools_.master_slots.count), -1);
-  for (size_t turn = FirstNotReadAhead(); turn < planned_.turns.size(); ++turn) {
-    for (int unit : planned_.turns[turn].units) {
+  for (size_t swap_in = FirstNotReadAhead(); swap_in < planned_.reads.size(); ++swap_in) {
+    for (int unit : planned_.reads[swap_in].units) {
       const LastGather& gather = gathers[static_cast<size_t>(unit)];
-      if (planned_.of_group[static_cast<size_t>(gather.group)] != static_cast<int>(turn) ||
+      if (planned_.of_group[static_cast<size_t>(gather.group)] != static_cast<int>(swap_in) ||
           !gather.may_share || !d_.trainable[static_cast<size_t>(unit)] ||
           planned_.carried[static_cast<size_t>(unit)] || !LivesOnNvme(unit))
         continue;
@@ -123,38 +124,39 @@ void TurnPlanner::Share() {
   }
 }
 
-// Of the turns of the last round, which a round in the middle does not read: it reads the same whatever follows. So
-// does the last round where updates read parameters, as gathers do.
-size_t TurnPlanner::FirstNotReadAhead() const {
+// The first swap-in of the last round that no round in the middle issues ahead. A round in the middle reads the same
+// whatever follows. So does the last round if updates read parameters, as gathers do.
+size_t SwapInPlanner::FirstNotReadAhead() const {
   if (!in_.repeats_round() || pools_.master_slots.count == 0) return 0;
   const int last_round = d_.rounds - 1;
-  const int seam = 2 * static_cast<int>(in_.plan.scopes.size()) / d_.rounds * last_round;
-  size_t turn = 0;
+  const int last_round_begins =
+      2 * static_cast<int>(in_.plan.scopes.size()) / d_.rounds * last_round;
+  size_t swap_in = 0;
   int ahead = pools_.parameter_slots.count;
-  for (const ReadTurn& each : planned_.turns) {
+  for (const SwapIn& each : planned_.reads) {
     const bool is_last = each.round == last_round;
-    if (is_last && each.issue <= seam) ++ahead;
+    if (is_last && each.issue <= last_round_begins) ++ahead;
     if (is_last && each.number >= ahead) break;
-    ++turn;
+    ++swap_in;
   }
-  return turn;
+  return swap_in;
 }
 
-void TurnPlanner::ShareParameters(int unit, const LastGather& gather) {
-  const int turn = planned_.of_group[static_cast<size_t>(gather.group)];
-  const auto next = static_cast<size_t>(turn + pools_.parameter_slots.count);
-  if (next < planned_.turns.size()) {
-    if (planned_.turns[next].issue <= gather.updated) return;
-    planned_.turns[next].behind.push_back(unit);
+void SwapInPlanner::ShareParameters(int unit, const LastGather& gather) {
+  const int swap_in = planned_.of_group[static_cast<size_t>(gather.group)];
+  const auto next = static_cast<size_t>(swap_in + pools_.parameter_slots.count);
+  if (next < planned_.reads.size()) {
+    if (planned_.reads[next].issue <= gather.updated) return;
+    planned_.reads[next].behind.push_back(unit);
   }
-  planned_.of_update[static_cast<size_t>(unit)] = turn;
-  planned_.turns[static_cast<size_t>(turn)].shared.push_back(unit);
+  planned_.of_update[static_cast<size_t>(unit)] = swap_in;
+  planned_.reads[static_cast<size_t>(swap_in)].shared.push_back(unit);
 }
 
-void TurnPlanner::ShareMasters(int unit, const std::vector<LastGather>& gathers) {
+void SwapInPlanner::ShareMasters(int unit, const std::vector<LastGather>& gathers) {
   const LastGather& gather = gathers[static_cast<size_t>(unit)];
-  const int turn = planned_.of_group[static_cast<size_t>(gather.group)];
-  ReadTurn& read = planned_.turns[static_cast<size_t>(turn)];
+  const int swap_in = planned_.of_group[static_cast<size_t>(gather.group)];
+  SwapIn& read = planned_.reads[static_cast<size_t>(swap_in)];
   const UnitPlacement& placement = pools_.placement.units[static_cast<size_t>(unit)];
   std::vector<int> groups, behind;
   for (int g = placement.first_sub_group; g < placement.first_sub_group + placement.sub_groups;
@@ -176,20 +178,20 @@ void TurnPlanner::ShareMasters(int unit, const std::vector<LastGather>& gathers)
     user_of(static_cast<size_t>(next_master_slot_)) = unit;
     planned_.master_slot[static_cast<size_t>(g)] = next_master_slot_++;
   }
-  planned_.of_update[static_cast<size_t>(unit)] = turn;
+  planned_.of_update[static_cast<size_t>(unit)] = swap_in;
   read.shared.push_back(unit);
   read.behind.insert(read.behind.end(), behind.begin(), behind.end());
 }
 
 }  // namespace
 
-ReadTurns PlanReadTurns(const PassInputs& in) {
-  return TurnPlanner(in).Run();
+SwapIns PlanSwapIns(const PassInputs& in) {
+  return SwapInPlanner(in).Run();
 }
 
-Place InSlot(const Plan& plan, const ReadTurn& turn, int unit, bool trainable, int64_t at) {
-  Place place = plan.pools.parameter_slots.Slot(turn.number);
-  for (int other : turn.units) {
+Place InSlot(const Plan& plan, const SwapIn& swap_in, int unit, bool trainable, int64_t at) {
+  Place place = plan.pools.parameter_slots.Slot(swap_in.number);
+  for (int other : swap_in.units) {
     const int64_t size = SizeOf(plan.decisions.compute_of(other));
     for (const bool of_trainable : {true, false}) {
       for (const ParameterPiece& piece :

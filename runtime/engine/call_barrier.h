@@ -1,8 +1,9 @@
-// Where ranks meet outside of steps, before one of them changes what the others build on: all make
-// the same call, or every rank gets a Status.
+// The barrier of collective calls outside of steps. Either all ranks make the same call, or every rank
+// gets a Status and nothing has changed.
 //
-// First comes a barrier on each communicator of steps. A rank in a step or evaluation meets it with
-// another collective, so no rank waits for the time-out. Then the host exchanges records.
+// First comes a barrier on each communicator of steps. A rank that is in a step or evaluation has
+// another collective there, so the barrier fails at once instead of at the time-out. Then the hosts
+// exchange records.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@
 
 namespace ebb {
 
-class RankMeetings {
+class CallBarrier {
  public:
   struct Parts {  // borrowed
     EngineCalls* calls = nullptr;
@@ -33,18 +34,18 @@ class RankMeetings {
     StepOutcome* outcome = nullptr;
     const OutcomeMessages* messages = nullptr;
   };
-  explicit RankMeetings(const Parts& parts) : with_(parts) {}
+  explicit CallBarrier(const Parts& parts) : with_(parts) {}
 
-  // `subject`: what must be the same on all ranks beside the call. `own`: this rank's error. It
-  // becomes every rank's error, and then nothing has happened.
-  absl::Status Meet(Meeting meeting, int64_t subject, const absl::Status& own);
+  // `subject`: a value beside the call that must be the same on all ranks. `own`: this rank's
+  // error. It becomes every rank's error, and then nothing has happened.
+  absl::Status Enter(CollectiveCall call, int64_t subject, const absl::Status& own);
   // Engine::Agree, with no step alive.
   absl::Status Agree(const absl::Status& own, std::string_view about);
   // Tells the engine's failure to the other ranks, so that none waits for this one any longer.
   absl::Status Withdraw();
 
  private:
-  absl::Status MeetInSteps();
+  absl::Status WaitOnStepCommunicators();
 
   const Parts with_;
   CallLog log_;

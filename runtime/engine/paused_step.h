@@ -1,5 +1,5 @@
-// Pauses a step for an evaluation. The evaluation overwrites what the step has brought, so that is brought again
-// afterwards (sharding/interruption.h).
+// A step that is paused for an evaluation. The evaluation overwrites slots of the step, so Resume reads and gathers
+// them again (sharding/interruption.h).
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace ebb {
 
-class StepAside {
+class PausedStep {
  public:
   struct Parts {  // borrowed
     StepProgress* progress = nullptr;
@@ -29,12 +29,12 @@ class StepAside {
     const OutcomeMessages* messages = nullptr;
     ViewErrors* view_errors = nullptr;
   };
-  explicit StepAside(const Parts& parts) : with_(parts) {}
+  explicit PausedStep(const Parts& parts) : with_(parts) {}
 
   // Whether an evaluation may begin while a step or an evaluation is alive.
   absl::Status MayEvaluate() const;
-  void SetAside();
-  void BringBack();
+  void Pause();
+  void Resume();
 
   bool alive() const { return outer_.alive; }
   bool Is(int64_t number) const { return outer_.alive && outer_.number == number; }

@@ -1,4 +1,4 @@
-#include "ebb/runtime/engine/step_aside.h"
+#include "ebb/runtime/engine/paused_step.h"
 
 #include <string>
 #include <utility>
@@ -7,7 +7,7 @@
 
 namespace ebb {
 
-absl::Status StepAside::MayEvaluate() const {
+absl::Status PausedStep::MayEvaluate() const {
   if (with_.progress->evaluation) {
     return absl::FailedPreconditionError(
         "BeginEvaluation while another Evaluation of the same engine is alive: finish or drop that "
@@ -36,15 +36,16 @@ absl::Status StepAside::MayEvaluate() const {
   return absl::OkStatus();
 }
 
-void StepAside::SetAside() {
+void PausedStep::Pause() {
   with_.scopes->views().TakeErrors();
-  // Walks see the finished updates; what the plan has left of them, the step then reads.
+  // The evaluation sees finished updates. The step then reads from the disk what carried updates would have left in
+  // slots.
   with_.runner->FinishCarried();
   with_.order->WaitForSteps();
   std::swap(*with_.progress, outer_);
 }
 
-void StepAside::BringBack() {
+void PausedStep::Resume() {
   std::swap(*with_.progress, outer_);
   with_.view_errors->Begin(with_.scopes->last());
   if (!misuse_.ok()) with_.errors->Note(std::exchange(misuse_, absl::OkStatus()));
@@ -53,7 +54,7 @@ void StepAside::BringBack() {
   with_.runner->BringAgain();
 }
 
-void StepAside::Misuse(std::string_view call) {
+void PausedStep::Misuse(std::string_view call) {
   if (!misuse_.ok()) return;
   misuse_ = absl::FailedPreconditionError(
       absl::StrCat(std::string(call),

@@ -1,6 +1,5 @@
-// Ranks that do different things with an engine, one of them suspending, resuming, copying or setting the
-// training state: every
-// rank gets a Status that says so, and none waits for the time-out.
+// Ranks that call different things of one engine, among them Suspend, Resume, CopyParametersFrom or
+// SetTrainingState: every rank gets a Status that says so, and none waits for the time-out.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,13 +17,13 @@ using ::testing::HasSubstr;
 
 struct Act {
   const char* name;
-  const char* said;    // of a rank that does it, where all meet
-  const char* called;  // where they do not
+  const char* said;    // about a rank that calls it, if all ranks enter the barrier
+  const char* called;  // the same, if some do not
   std::function<absl::Status(Engine& engine, Engine& other, ScriptedTrainer& trainer)> run;
-  bool meets = true;
+  bool enters = true;
 };
 
-const Act kMeetings[] = {
+const Act kCalls[] = {
     {"Suspend", "calls Suspend", "called Suspend",
      [](Engine& engine, Engine&, ScriptedTrainer&) { return engine.Suspend(); }},
     {"Resume", "calls Resume", "called Resume",
@@ -45,22 +44,22 @@ const Act kOthers[] = {
      [](Engine& engine, Engine&, ScriptedTrainer& trainer) {
        return TrainStep(engine, trainer, 1);
      },
-     /*meets=*/false},
+     /*enters=*/false},
     {"Evaluation", "", "began an evaluation",
      [](Engine& engine, Engine&, ScriptedTrainer&) {
        Evaluation evaluation = engine.BeginEvaluation();
        for (int unit : kScriptedUnits) evaluation.Forward(UnitId{unit});
        return evaluation.Finish().status();
      },
-     /*meets=*/false},
-    kMeetings[0],
-    kMeetings[1],
-    kMeetings[2],
-    kMeetings[3],
-    kMeetings[4],
+     /*enters=*/false},
+    kCalls[0],
+    kCalls[1],
+    kCalls[2],
+    kCalls[3],
+    kCalls[4],
 };
 
-// Every rank's status of what it did, `odd` another thing than the rest.
+// Every rank's status of its call. Rank `odd` makes another call than the rest.
 std::vector<absl::Status> Disagree(const Setting& setting, int odd, const Act& its,
                                    const Act& rest) {
   const ModelSpec model = ScriptedModel();
@@ -72,11 +71,11 @@ std::vector<absl::Status> Disagree(const Setting& setting, int odd, const Act& i
     EBB_ASSIGN_OR_RETURN(Engine other, Engine::Create(world, Device::Cpu(1), model, config));
     ScriptedTrainer trainer(model, world.rank());
     EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
-    // Else a rank that is still in the first step hears of the difference there.
+    // Otherwise a rank that is still in the first step learns of the difference there.
     EBB_RETURN_IF_ERROR(world.MeetOnHost());
     absl::Status& status = statuses[static_cast<size_t>(world.rank())];
     status = (world.rank() == odd ? its : rest).run(engine, other, trainer);
-    if (its.meets && rest.meets) {
+    if (its.enters && rest.enters) {
       // They have met, and nothing has happened.
       EXPECT_TRUE(engine.Suspend().ok());
       EXPECT_TRUE(engine.Resume().ok());
@@ -91,37 +90,37 @@ std::vector<absl::Status> Disagree(const Setting& setting, int odd, const Act& i
   return statuses;
 }
 
-class MeetingTest : public ::testing::TestWithParam<Setting> {};
-INSTANTIATE_TEST_SUITE_P(Cells, MeetingTest,
+class CallBarrierTest : public ::testing::TestWithParam<Setting> {};
+INSTANTIATE_TEST_SUITE_P(Cells, CallBarrierTest,
                          ::testing::Values(Setting{.world = 2, .stage = 0},
                                            Setting{.world = 2, .stage = 3},
                                            Setting{.world = 3, .stage = 1},
                                            Setting{.world = 4, .stage = 3}),
                          NameOf);
 
-TEST_P(MeetingTest, RanksThatDisagreeAllGetAStatus) {
-  for (const Act& meeting : kMeetings) {
+TEST_P(CallBarrierTest, RanksThatDisagreeAllGetAStatus) {
+  for (const Act& call : kCalls) {
     for (const Act& other : kOthers) {
-      if (std::string(meeting.name) == other.name) continue;
+      if (std::string(call.name) == other.name) continue;
       for (const bool swapped : {false, true}) {
-        const Act &its = swapped ? other : meeting, &rest = swapped ? meeting : other;
+        const Act &its = swapped ? other : call, &rest = swapped ? call : other;
         const int odd = GetParam().world - 1;
         SCOPED_TRACE(::testing::Message() << its.name << " on one rank, " << rest.name);
-        const bool meet = its.meets && rest.meets;
+        const bool all_enter = its.enters && rest.enters;
         for (const absl::Status& status : Disagree(GetParam(), odd, its, rest)) {
           EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
           EXPECT_THAT(
               std::string(status.message()),
               AllOf(HasSubstr("ranks do different things with the engine 'policy'"),
-                    HasSubstr(absl::StrCat("rank 0 ", meet ? rest.said : rest.called)),
-                    HasSubstr(absl::StrCat("rank ", odd, " ", meet ? its.said : its.called))));
+                    HasSubstr(absl::StrCat("rank 0 ", all_enter ? rest.said : rest.called)),
+                    HasSubstr(absl::StrCat("rank ", odd, " ", all_enter ? its.said : its.called))));
         }
       }
     }
   }
 }
 
-TEST_P(MeetingTest, RanksThatCopyFromDifferentEnginesAllGetAStatus) {
+TEST_P(CallBarrierTest, RanksThatCopyFromDifferentEnginesAllGetAStatus) {
   const ModelSpec model = ScriptedModel();
   const Config config = ConfigFor(GetParam());
   const absl::Status run = RunThreads(GetParam().world, [&](World world) -> absl::Status {

@@ -1,4 +1,4 @@
-#include "ebb/runtime/engine/rank_meetings.h"
+#include "ebb/runtime/engine/call_barrier.h"
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/engine/agreement.h"
@@ -9,8 +9,8 @@
 
 namespace ebb {
 
-// What broke in the communicators of steps, if they did.
-absl::Status RankMeetings::MeetInSteps() {
+// The error of a communicator that broke, if one did.
+absl::Status CallBarrier::WaitOnStepCommunicators() {
   for (int lane = 1; lane < sharding::kLanes; ++lane) {
     std::optional<Communicator>& communicator =
         *with_.communicators->at(static_cast<sharding::Lane>(lane));
@@ -21,7 +21,7 @@ absl::Status RankMeetings::MeetInSteps() {
     const auto note = [this, &communicator] {
       with_.peers->NoteIfBroken(*communicator, [] { return std::string(); });
     };
-    if (RunsOnDevice(stream)) {  // the host's streams come to it later
+    if (RunsOnDevice(stream)) {  // a host stream runs it after the barrier
       note();
     } else {
       stream.Enqueue(note);
@@ -32,18 +32,18 @@ absl::Status RankMeetings::MeetInSteps() {
   return with_.peers->Broken();
 }
 
-absl::Status RankMeetings::Meet(Meeting meeting, int64_t subject, const absl::Status& own) {
+absl::Status CallBarrier::Enter(CollectiveCall call, int64_t subject, const absl::Status& own) {
   StepErrors& errors = *with_.errors;
   log_.Clear();
   log_.Begin(with_.calls->NextNumber());
-  log_.Begin(static_cast<int64_t>(meeting));
+  log_.Begin(static_cast<int64_t>(call));
   log_.Begin(subject);
   if (errors.has_failed()) {
     with_.peers->Abort(errors.failure());
     return Withdraw();
   }
   Verdict ranks;
-  absl::Status broken = MeetInSteps();
+  absl::Status broken = WaitOnStepCommunicators();
   if (broken.ok()) {
     ExchangeRecord record{.scopes_hash = log_.hash};
     if (!own.ok()) record.SetError(own);
@@ -58,7 +58,7 @@ absl::Status RankMeetings::Meet(Meeting meeting, int64_t subject, const absl::St
           absl::Status(broken.code(), absl::StrCat("the engine has failed: ", broken.message())));
     }
   } else if (!absl::IsFailedPrecondition(broken) && !absl::IsDeadlineExceeded(broken)) {
-    // Where shards are repeated others may not have it, and wait for this rank's record.
+    // With repeated shards, ranks of other shard groups may not see this error, and wait for this rank's record.
     with_.communicators->control().Abort(broken);
   }
   ErrorAgreement agreement({.errors = with_.errors,
@@ -70,14 +70,14 @@ absl::Status RankMeetings::Meet(Meeting meeting, int64_t subject, const absl::St
   return own.ok() || errors.has_failed() ? agreed : own;
 }
 
-absl::Status RankMeetings::Agree(const absl::Status& own, std::string_view about) {
+absl::Status CallBarrier::Agree(const absl::Status& own, std::string_view about) {
   with_.calls->Note(CallKind::kAgree);
   const absl::Status settled = with_.outcome->Settle();
-  return Meet(Meeting::kAgree, static_cast<int64_t>(sharding::Hasher().Add(about).hash()),
-              settled.ok() ? own : settled);
+  return Enter(CollectiveCall::kAgree, static_cast<int64_t>(sharding::Hasher().Add(about).hash()),
+               settled.ok() ? own : settled);
 }
 
-absl::Status RankMeetings::Withdraw() {
+absl::Status CallBarrier::Withdraw() {
   with_.peers->Withdraw(with_.errors->failure());
   return with_.errors->Tell();
 }
