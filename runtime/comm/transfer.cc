@@ -15,11 +15,11 @@ std::byte* At(void* base, int64_t bytes) {
 
 // The part of an all-reduced span that one rank sums. It has whole cache lines, so that no two
 // ranks write to one line.
-struct Part {
+struct SummedPart {
   int64_t begin = 0;
   int64_t count = 0;
 };
-Part PartOf(int rank, int size, int64_t count, DType dtype) {
+SummedPart PartOf(int rank, int size, int64_t count, DType dtype) {
   const int64_t line = 64 / SizeOf(dtype);
   const int64_t part = ((count + size - 1) / size + line - 1) / line * line;
   const int64_t begin = std::min(count, rank * part);
@@ -99,7 +99,7 @@ void Transfer::ReduceOwnBlocks(const Collective& call, MemoryOf send, Mover& mov
 void Transfer::ReduceOwnSlices(const Collective& call, MemoryOf send, Mover& mover) {
   const int64_t total = TotalBytes(call, 1) / size_;
   for (size_t i = 0; i < call.spans.size(); ++i) {
-    const Part mine = PartOf(rank_, size_, call.spans[i].count, call.dtype);
+    const SummedPart mine = PartOf(rank_, size_, call.spans[i].count, call.dtype);
     Reduce(call, send, i, mine.begin, At(call.spans[i].receive, mine.begin * SizeOf(call.dtype)),
            mine.count, total, mover);
   }
@@ -110,7 +110,7 @@ void Transfer::RunSecond(const Collective& call, MemoryOf receive, Mover& mover)
   for (int step = 1; step < size_; ++step) {
     const int peer = (rank_ + step) % size_;
     for (size_t i = 0; i < call.spans.size(); ++i) {
-      const Part part = PartOf(peer, size_, call.spans[i].count, call.dtype);
+      const SummedPart part = PartOf(peer, size_, call.spans[i].count, call.dtype);
       if (part.count == 0) continue;
       const int64_t begin = part.begin * SizeOf(call.dtype);
       mover.Copy(At(call.spans[i].receive, begin), At(receive(peer, i), begin),

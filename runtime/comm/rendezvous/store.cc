@@ -25,13 +25,13 @@ namespace {
 
 // Every rank's thread reads all that comes, so a rank that takes nothing for this time has ended or
 // is stuck.
-constexpr std::chrono::milliseconds kSendPatience{500};
+constexpr std::chrono::milliseconds kStorePatience{500};
 // The other ranks wait a little longer than rank 0, so that rank 0 can send them which rank is
 // missing.
 constexpr double kRoundGraceSeconds = 1;
 
 WaitPoint::Deadline Soon() {
-  return WaitPoint::Clock::now() + kSendPatience;
+  return WaitPoint::Clock::now() + kStorePatience;
 }
 
 // Not open if the kernel or a container forbids it.
