@@ -308,8 +308,9 @@ TEST_P(FailureTest, DifferentCallsOutsideOfTheWorldAreAnErrorAtOnce) {
   const auto seen = Seen(3, [](World& world) -> absl::Status {
     CallOrder* const order = world.calls();
     if (order == nullptr) return absl::UnimplementedError("");
-    const int engine = order->AddEngine("policy");  // all ranks know its name before any calls
+    const int engine = order->AddEngine("policy");
     EBB_ASSIGN_OR_RETURN(const std::shared_ptr<StoreGroup> beside, world.backend()->bootstrap());
+    EBB_RETURN_IF_ERROR(beside->AllGather("", 60).status());  // all know the engine's name
     const auto heard = std::make_shared<std::promise<absl::Status>>();
     beside->store().OnFailure([heard](const absl::Status& why) { heard->set_value(why); });
     const CallKind kind = world.rank() == 2 ? CallKind::kEvaluation : CallKind::kStep;

@@ -302,18 +302,19 @@ TEST_F(SafetensorsModelTest, GptTwosMasksAreNoParametersAndItsTableIsTheHead) {
 }
 
 TEST_F(SafetensorsModelTest, TensorsOfSeveralDTypesAreCountedAsTheyAre) {
-  Write({{"model.embed_tokens.weight", {1000, 64}},
+  // Multiples of 4,096 elements, so that none is padded.
+  Write({{"model.embed_tokens.weight", {1024, 64}},
          {"model.layers.0.mlp.weight", {256, 64}},
-         {"model.layers.0.router.weight", {16, 64}, "F32"},
-         {"model.layers.0.base.qweight", {16, 64}, "I32"},
-         {"model.layers.0.base.scale", {1024}, "F64"},
-         {"lm_head.weight", {1000, 64}}});
+         {"model.layers.0.router.weight", {64, 64}, "F32"},
+         {"model.layers.0.base.qweight", {64, 64}, "I32"},
+         {"model.layers.0.base.scale", {4096}, "F64"},
+         {"lm_head.weight", {1024, 64}}});
   const absl::StatusOr<Model> model = Read();
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_THAT(model->stored_bytes,
               testing::UnorderedElementsAre(
-                  testing::Pair("BF16", 2 * (2 * 64000 + 256 * 64)), testing::Pair("F32", 4 * 1024),
-                  testing::Pair("I32", 4 * 1024), testing::Pair("F64", 8 * 1024)));
+                  testing::Pair("BF16", 2 * (2 * 65536 + 256 * 64)), testing::Pair("F32", 4 * 4096),
+                  testing::Pair("I32", 4 * 4096), testing::Pair("F64", 8 * 4096)));
   // By class, of one rank.
   const auto counted = [&](DType compute) {
     Question question{.model = *model,
@@ -330,7 +331,7 @@ TEST_F(SafetensorsModelTest, TensorsOfSeveralDTypesAreCountedAsTheyAre) {
     for (const MemoryRow& row : answer.memory) bytes[row.state] += row.predicted_bytes;
     return bytes;
   };
-  constexpr uint64_t kTrained = 2 * 64000 + 256 * 64 + 1024, kRouter = 1024, kBase = 4 * 1024;
+  constexpr uint64_t kTrained = 2 * 65536 + 256 * 64 + 4096, kRouter = 4096, kBase = 4 * 4096;
   // The router keeps fp32, which is its own master, and the base its bytes; a double is trained as asked.
   std::map<StateClass, uint64_t> bytes = counted(DType::kBFloat16);
   EXPECT_EQ(bytes[StateClass::kParameter], 2 * kTrained + 4 * kRouter + kBase);
