@@ -18,7 +18,6 @@ except ModuleNotFoundError as missing:
     raise ImportError("ebb needs torch, which it does not install, as its build is yours to choose: pip install torch") from missing
 
 from . import _library
-from ._activations import activations
 from ._library import Error
 from ._making import initialize, plan, predict_memory
 from ._world import World, world
@@ -27,8 +26,8 @@ from .optimizer import Optimizer
 
 __version__ = _library.library.ebb_version().decode()
 __all__ = [
-    "CommunicationRow", "Engine", "Error", "MemoryRow", "Optimizer", "Report", "Ticket", "TrafficRow", "World", "activations",
-    "empty_parameters", "initialize", "log_to", "plan", "predict_memory", "world",
+    "CommunicationRow", "Engine", "Error", "MemoryRow", "Optimizer", "Report", "Ticket", "TrafficRow", "World", "empty_parameters", "initialize",
+    "log_to", "plan", "predict_memory", "world",
 ]
 
 _log = None

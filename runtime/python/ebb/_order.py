@@ -320,17 +320,14 @@ def _has_fake(value: Any, depth: int = 0) -> bool:
 
 
 @contextlib.contextmanager
-def _faked(
-    model: nn.Module, device: torch.device, dtype_of: Callable[[nn.Parameter], torch.dtype] = lambda parameter: parameter.dtype
-) -> Iterator[dict[int, torch.Tensor]]:
-    """Parameters, in these types, and buffers of the model as fake tensors, the same one wherever it is the same."""
+def _faked(model: nn.Module, device: torch.device) -> Iterator[dict[int, torch.Tensor]]:
+    """Parameters and buffers of the model as fake tensors, the same one wherever it is the same."""
     fakes: dict[int, torch.Tensor] = {}
     places: list[tuple[dict, str, Any]] = []
 
     def stand_in(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in fakes:
-            dtype = dtype_of(tensor) if isinstance(tensor, nn.Parameter) else tensor.dtype
-            made = torch.empty(tensor.shape, dtype=dtype, device=device)
+            made = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
             fakes[id(tensor)] = nn.Parameter(made, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
         return fakes[id(tensor)]
 
