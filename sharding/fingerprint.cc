@@ -200,10 +200,10 @@ uint64_t Fingerprint(const ModelSpec& model) {
 
 // Lists are the memory of what the instructions list.
 uint64_t Fingerprint(const Fragment& fragment) {
-  const auto& [instructions, moments, instruction_of, seams, again, of_state, of_save, lists,
+  const auto& [instructions, moments, instruction_of, round_begins, again, of_state, of_save, lists,
                lists_of_plan] = fragment;
   return Fields()
-      .Add(instructions, moments, instruction_of, seams, again, of_state, of_save)
+      .Add(instructions, moments, instruction_of, round_begins, again, of_state, of_save)
       .hash();
 }
 

@@ -85,7 +85,7 @@ absl::StatusOr<std::unique_ptr<ReadAhead>> ReadAhead::Open(const std::vector<std
     memory = state->own.buffer.span();
   }
   state->memory = memory.data();
-  // Registered, because the kernel looks up the pages of other memory for each request, while the disk may have none.
+  // Registered, so that the kernel need not look up the pages for each request while the disk may be idle.
   options.memory = {memory};
   EBB_ASSIGN_OR_RETURN(options.direct, state->SetDirect());
   EBB_ASSIGN_OR_RETURN(state->transfers, FileTransfers::Create(Stripes::Joined(sizes), options));
