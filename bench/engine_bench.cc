@@ -85,6 +85,8 @@ void Compare(benchmark::State& state, const Device& device, DType compute,
   gpt::Options options;
   options.ranks = 1;
   options.shape = shape;
+  // As the bare trainer's: what a measurement chooses differs from run to run, and with it the bits.
+  options.products = gpt::kDefaultProducts;
   const auto text = LoadText(options.shape.context);
   if (!text.ok()) return state.SkipWithError(text.status().ToString().c_str());
 

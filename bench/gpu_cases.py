@@ -41,8 +41,8 @@ HALF_MILLION = 2**19
 CASES = {
     "124M": Case(*SMALL, (32, 16, 8), BOTH, rounds=2, steps=33),
     "1.5B": Case(*XL, (16, 8, 4), BOTH, rounds=2),
-    "1.5B, 0.5 M tokens": Case(*XL, (16, 8, 4), OFFLOADED, HALF_MILLION, steps=3, limit=180, least=75),
-    "1.5B, 0.5 M tokens, timeline": Case(*XL, (16, 8, 4), OFFLOADED_TRACED, HALF_MILLION, steps=3, limit=180, least=75),
+    "1.5B, 0.5 M tokens": Case(*XL, (16, 8, 4), OFFLOADED, HALF_MILLION, steps=3, limit=180, least=45),
+    "1.5B, 0.5 M tokens, timeline": Case(*XL, (16, 8, 4), OFFLOADED_TRACED, HALF_MILLION, steps=3, limit=180, least=45),
     # Launches take the host longest beside the smallest batch.
     "124M, graphs, batch 1": Case(*SMALL, (1,), GRAPHS, rounds=2, steps=63, limit=60, least=15),
     "124M, graphs": Case(*SMALL, (16, 8), GRAPHS, rounds=2, steps=33, limit=60, least=15),

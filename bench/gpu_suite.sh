@@ -22,22 +22,22 @@ limit=540  # seconds for all parts of a mode; bench/gpu_suite_test.sh adds them 
 # tells its parts apart behind a dash), arguments. The first one also unpacks the programs.
 parts() {
   cat <<'PARTS'
-tests        30   40  test       cuda_start_test
+tests        25   30  test       cuda_start_test
 tests        20   40  test       attention_test                  --gtest_filter=*/cuda_*
 tests        10   20  test       layer_norm_test                 --gtest_filter=*/cuda_*
 tests        15   30  test       kernels_test                    --gtest_filter=*/cuda_*
 tests        15   30  test       matmul_test                     --gtest_filter=*/cuda_*
 tests        15   30  test       layers_test                     --gtest_filter=*/cuda_*
 tests        25   50  test       training_test                   --gtest_filter=*/cuda_*
-tests        15   30  test       device_conformance_test         --gtest_filter=*/cuda*
+tests        15   25  test       device_conformance_test         --gtest_filter=*/cuda*
 tests        20   40  test       optim_kernels_test              --gtest_filter=*/cuda*
 tests        15   30  test       shared_device_on_cuda_test
 tests        50   80  test       engine_on_cuda_test             --gtest_filter=*local*
-tests        12   20  gpt        gpt-digest                      --cuda-graphs off --products default
-tests        12   20  same       gpt-digest_again                --cuda-graphs off --products default
-tests        12   20  same       gpt-digest_graphs               --cuda-graphs on --products default
-tests        12   20  same       gpt-digest_states_in_ram        --offload-optimizer cpu --products default
-tests        20   35  test       engine_on_cuda_test-nccl        --gtest_filter=*nccl*
+tests         8   20  gpt        gpt-digest                      --cuda-graphs off --products default
+tests         8   20  same       gpt-digest_again                --cuda-graphs off --products default
+tests         8   20  same       gpt-digest_graphs               --cuda-graphs on --products default
+tests         8   20  same       gpt-digest_states_in_ram        --offload-optimizer cpu --products default
+tests        45   50  test       engine_on_cuda_test-nccl        --gtest_filter=*Pairs*/nccl_?
 sanitizers   22   59  memcheck   optim_kernels_test              --gtest_filter=*/cuda*
 sanitizers   22   59  racecheck  layer_norm_test                 --gtest_filter=*/cuda_bf16
 sanitizers   22   59  memcheck   attention_test                  --gtest_filter=*/cuda_bf16
@@ -51,7 +51,7 @@ sanitizers    -   59  memcheck   engine_on_cuda_test             --gtest_filter=
 benchmarks   20   25  kernels    gpu_kernels_bench
 benchmarks   25   30  engine     engine_bench-124M               --benchmark_filter=OnGpu/layers:12/
 benchmarks   45   60  engine     engine_bench-1.5B               --benchmark_filter=OnGpu/layers:48/
-benchmarks   60  420  compare    gpu_against_torch
+benchmarks   55  420  compare    gpu_against_torch
 largest       -  535  compare    gpu_against_torch-largest       --largest
 PARTS
 }

@@ -43,7 +43,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --summary) summary=$2 ;;
     on) digest=2 ;;
-    --gtest_filter=\*nccl\*) name=nccl ;;
+    --gtest_filter=*nccl*) name=nccl ;;
   esac
   shift
 done

@@ -1,7 +1,8 @@
 // The bitwise matrix on GPUs: engines with their state on a CUDA device, on ranks that are threads
 // and share it. They have the bits of the CPU over `local`, and over NCCL with
-// ebb.deterministic_reduce. Otherwise NCCL has an order of sums of its own and rounds partial sums,
-// so cells have the bits of their reference over NCCL.
+// ebb.deterministic_reduce. Otherwise NCCL rounds partial sums, so cells have the bits of a
+// reference over NCCL. NCCL has an order of its own for sums of three or more, which depends on the
+// collective and on what else is in it: from three ranks on a reference has the cell's collectives.
 //
 // It runs on the stand-in, and on a device if there is one. There cells over NCCL have fewer ranks,
 // or offload nothing, if they have more streams than the device has queues (docs/ranks.md).
@@ -40,9 +41,20 @@ absl::StatusOr<Outcome> RunOnGpu(const Cell& cell, Ranks ranks) {
   return RunCell(cell, &LastDevice, ranks == Ranks::kDeterministicNccl);
 }
 
+Cell ReferenceOf(const Cell& cell, Ranks ranks) {
+  if (ranks != Ranks::kNccl || cell.world() <= 2) return cell.Reference();
+  Cell plain = cell;
+  for (const Axis axis : {kPrefetch, kReshard, kBetween, kParameters, kOptimizer, kGradients,
+                          kActivations, kFasterShare, kDisk, kReports})
+    plain[axis] = 0;
+  plain[kUpdate] = cell.Reference()[kUpdate];
+  plain[kMasters] = cell.Reference()[kMasters];
+  return plain;
+}
+
 const absl::StatusOr<Outcome>& ReferenceOutcome(const Cell& cell, Ranks ranks) {
   static std::map<std::pair<Cell, Ranks>, absl::StatusOr<Outcome>> outcomes;
-  const std::pair key(cell.Reference(), ranks);
+  const std::pair key(ReferenceOf(cell, ranks), ranks);
   const auto known = outcomes.find(key);
   if (known != outcomes.end()) return known->second;
   return outcomes

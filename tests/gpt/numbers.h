@@ -82,9 +82,10 @@ class Array {
 };
 
 // got[i] within one rounding of its dtype plus `relative` times the largest magnitude in
-// `expected`, which sums of that many terms of that size may have lost.
+// `expected`, which sums of that many terms of that size may have lost. `rounded`: for each element
+// the magnitudes of what may have been rounded to that dtype on the way, summed; or empty.
 inline void ExpectClose(const Array& got, const std::vector<double>& expected, double relative,
-                        const std::string& what) {
+                        const std::string& what, const std::vector<double>& rounded = {}) {
   ASSERT_EQ(got.size(), static_cast<int64_t>(expected.size())) << what;
   double largest = 0;
   for (double e : expected) largest = std::max(largest, std::abs(e));
@@ -92,7 +93,8 @@ inline void ExpectClose(const Array& got, const std::vector<double>& expected, d
   const double grid = got.dtype() == DType::kFloat16 ? 0x1p-25 : 0;
   for (int64_t i = 0; i < got.size(); ++i) {
     const double e = expected[static_cast<size_t>(i)];
-    ASSERT_NEAR(got[i], e, Rounding(got.dtype()) * std::abs(e) + relative * largest + grid)
+    const double magnitudes = std::abs(e) + (rounded.empty() ? 0 : rounded[static_cast<size_t>(i)]);
+    ASSERT_NEAR(got[i], e, Rounding(got.dtype()) * magnitudes + relative * largest + grid)
         << what << " at " << i;
   }
 }

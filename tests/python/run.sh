@@ -5,7 +5,7 @@
 #   tests/python/run.sh [--torch VERSION] --environment
 #
 # --environment: makes the environment and stops, so that a build can go on beside the download.
-# --without-cuda: the wheel has no kernels for GPUs, which no test here uses; it is built in a third of the time. --build-folder: a folder
+# --without-cuda: the wheel has no kernels for GPUs, which cuda_test.py alone uses; it is built in a third of the time. --build-folder: a folder
 # of CMake's with what is built already, such as build/release. --library: no wheel; the package as it lies in the
 # tree, over a libebb.so.1 that was built, such as build/release/runtime/c/libebb.so.1.
 # The environment is build/python/torch-VERSION ("newest" without one) and stays. Needs the network the first time: exit status 77 where

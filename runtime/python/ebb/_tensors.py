@@ -1,7 +1,6 @@
 """Torch tensors over the engine's memory, and what a parameter shows while that memory is another's.
 
-Only the CPU has been run. What CUDA needs beside it is here and nowhere else: tensors by DLPack, whose vocabulary has bf16,
-and the number of the current stream."""
+What CUDA needs is here and nowhere else: tensors by DLPack, whose vocabulary has bf16, and the number of the current stream."""
 
 from __future__ import annotations
 
