@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Trains a model whose states are more than 20 times what the device may hold and more than 5 times what the host's pools may, from a disk,
-# on any laptop: installs what is missing, builds, and trains a GPT of 114 M parameters (1.3 GiB of parameters, masters and optimizer
-# states) within 64 MiB of device memory and 256 MiB of host memory. Then shows what lay where, what a step moved, and the two ratios.
+# Trains a model from the disk, on any laptop. Its state is more than 20 times as large as the device memory that Ebb may use, and more than 5
+# times as large as the RAM. Installs missing packages, builds, and trains a GPT of 114 M parameters (1.3 GiB of parameters, masters and
+# optimizer states) with pools of 64 MiB on the device and 256 MiB in RAM. Then shows the memory of each tier, the traffic of a step, and both ratios.
 #
 #   examples/offload.sh [--disk FOLDER] [option of gpt...]       for example: --disk /mnt/nvme --steps 50 --data my.txt
 #
-# Without --disk the swap files are in a folder of their own under build/, 1.4 GB, gone at the end. On memory (tmpfs) it works as well, but
-# shows nothing: take a disk. Results are written to build/offload: losses.csv, timeline.json, summary.json.
+# The swap files take 1.4 GB and are removed at the end. Without --disk they are under build/offload. FOLDER should be on a disk: in memory (tmpfs)
+# the run works, but shows nothing. Results are written to build/offload: losses.csv, timeline.json, summary.json.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source cmake/packages.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# From a fresh Debian or Ubuntu machine to a trained model: installs what is missing, builds, and trains a byte-level GPT of about 10 M
-# parameters on two ranks with ZeRO-3, in bf16 with fp32 masters, on the licence texts that every Debian has.
+# Trains a model on a fresh Debian or Ubuntu machine: installs missing packages, builds, and trains a byte-level GPT of 10.8 M parameters on
+# two ranks with ZeRO-3, in bf16 with fp32 masters, on the licence texts that every Debian has.
 #
 #   examples/quickstart.sh [option of gpt...]       for example: --data my.txt --steps 500 --ranks 4
 #

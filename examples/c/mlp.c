@@ -1,7 +1,7 @@
-/* A trainer in C99: a perceptron learns a sine, all state in shards (ZeRO-3). docs/c.md goes through it line by line.
+/* A trainer in C99: a perceptron learns a sine, with all state in shards (ZeRO-3). docs/c.md explains its calls.
  *
- *   mlp                                                  one rank
- *   torchrun --nproc-per-node 2 --no-python mlp          or mpirun, srun: two */
+ *   build/release/bin/c_mlp                                                  one rank
+ *   torchrun --nproc-per-node 2 --no-python build/release/bin/c_mlp          two ranks; or with mpirun, srun */
 #include "ebb/runtime/c/ebb.h"
 #include <math.h>
 #include <stdio.h>

@@ -1,13 +1,13 @@
-// What the programs of this folder train: a chain of element-wise layers, y = w * x, so that the arithmetic stays small.
+// The model that the programs of this folder train: a chain of element-wise layers, y = w * x, because its arithmetic is short.
 //
 //   build/release/bin/features      trains it in each way that docs/trainer.md describes, on two ranks
 //
 //   chain.cc         kernels, initial values, accumulation over rounds, evaluation
-//   order.cc         a scope that is left out, a root over its layers, segments that are computed again
-//   state.cc         state read, written and gathered; a step from a saved state; gradients that are looked at
-//   engines.cc       two engines that take turns on a device; the ranks of a divided model
+//   order.cc         a scope is left out, a root stays open over its layers, segments are computed again
+//   state.cc         state is read, written and gathered; a run goes on from saved state; gradients are read before the update
+//   engines.cc       two engines use a device in turn; ranks form the worlds of a divided model
 //   optimizer.h      Lion as a trainer's own optimizer
-//   communicator.h   a communicator in front of another one
+//   communicator.h   a communicator that calls another one and counts the calls
 #pragma once
 
 #include <span>

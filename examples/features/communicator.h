@@ -1,4 +1,4 @@
-// A WorldBackend and a CommunicatorBackend in front of others: they count what a rank's engine calls.
+// A WorldBackend and a CommunicatorBackend that pass each call on to others, and count the calls of a rank's engine.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Several engines of one world, and parts of a world.
+// Several engines of one world, and the parts into which World::Split divides a world.
 #include <utility>
 
 #include "chain.h"

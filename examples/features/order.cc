@@ -1,4 +1,4 @@
-// Scopes that do not follow each other as ModelSpec::forward says: left out, open together, computed again.
+// Scopes that differ from the order of ModelSpec::forward: one is left out, some are open together, some are computed again.
 #include <string>
 #include <utility>
 

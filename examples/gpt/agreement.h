@@ -1,5 +1,6 @@
-// Whether all ranks were started with the same options. Processes have command lines of their own.
-// If those differed, the ranks would wait for each other in vain, or train a mixture of two models.
+// Checks that all ranks were started with the same options, because each process has a command line
+// of its own. With different options the ranks would wait for each other for ever, or train a
+// mixture of two models.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// The choices of trainer.h that a GPU needs before the first step: how products are computed, and whether passes are
-// launched as CUDA graphs.
+// The functions of trainer.h that choose, before the first step on a GPU, how products are computed
+// and whether passes are launched as CUDA graphs.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"

@@ -1,15 +1,16 @@
-// gpt: trains a byte-level GPT-2 on text, with everything that Ebb does: ZeRO stages, offload, mixed precision,
-// checkpoints, reports. docs/start.md has its options.
+// gpt: trains a byte-level GPT-2 on text, with everything that Ebb does: ZeRO stages, offload,
+// mixed precision, checkpoints, reports. docs/start.md explains the options.
 //
 //   build/release/bin/gpt --steps 500 --ranks 2          the ranks are threads of this process
 //   torchrun --no-python --nproc-per-node 2 gpt          the ranks are processes (also mpirun, srun)
 //
-// To read it top-down: Main here takes the options; RunRank (run.cc) is one rank from its engine to its reports;
-// Trainer::Step (trainer.cc) is a step, forward and backward through the engine's scopes; model/layers.h is the
-// arithmetic of a layer.
+// To read it top-down: Main in this file reads the options. RunRank (run.cc) runs one rank, from
+// its engine to its reports. Trainer::Step (trainer.cc) runs a step, forward and backward through
+// the engine's scopes. model/layers.h has the arithmetic of a layer.
 //
-// Exit codes: 0; 1 if training failed; 2 if the command line, the configuration or the launcher asked for something
-// impossible, also for lack of memory; 75 if a signal ended the run and it was saved; 130 if a signal ended it.
+// Exit codes: 0; 1 if training failed; 2 if the command line, the configuration or the launcher
+// asked for something impossible, or if memory is too small; 75 if a signal ended the run and the
+// run was saved; 130 if a signal ended it without a save.
 #include <execinfo.h>
 
 #include <algorithm>

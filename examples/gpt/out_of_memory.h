@@ -1,4 +1,4 @@
-// Turns a failed allocation of C++ into a Status, which is a refusal (refusal.h).
+// Turns a failed allocation of C++ into a Status that is a refusal (refusal.h).
 #pragma once
 
 #include <new>

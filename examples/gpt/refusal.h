@@ -1,5 +1,5 @@
-// Errors that refuse what the user asked for; gpt exits with another code than for an error during
-// the run. They carry a mark, because both kinds have the same status codes.
+// Errors that refuse what the user asked for. For these gpt exits with 2, and for errors of a run
+// with 1. A refusal carries a mark, because both kinds of errors have the same status codes.
 #pragma once
 
 #include "absl/status/status.h"

@@ -1,4 +1,4 @@
-// A whole run of the trainer: each rank's work, from its model to its reports.
+// A whole run of the trainer: the work of each rank, from its model to its reports.
 #pragma once
 
 #include "absl/status/status.h"

@@ -1,4 +1,4 @@
-// Passing a Status on.
+// Macros that return an error Status to the caller.
 #pragma once
 
 #include <utility>

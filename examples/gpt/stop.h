@@ -1,5 +1,5 @@
-// Ctrl-C, agreed on: the ranks of a world stop after the same step, whichever of them got the
-// signal, and whenever. They do the same if one of them cannot print any more (standard_output.h).
+// Makes all ranks stop after the same step if any of them gets Ctrl-C or another signal, or cannot
+// print any more (standard_output.h).
 #pragma once
 
 #include <memory>

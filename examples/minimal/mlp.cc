@@ -1,4 +1,4 @@
-// The smallest trainer: a perceptron learns a sine on two ranks, all state in shards (ZeRO-3).
+// The smallest trainer: a perceptron learns a sine on two ranks, with all state in shards (ZeRO-3).
 //
 //   build/release/bin/minimal       prints the loss of every 100th step
 #include <cmath>

@@ -1,9 +1,9 @@
-"""A training loop: transformers' Llama with random weights learns to repeat a text, parameters and optimizer states on the disk.
+"""A training loop: transformers' Llama with random weights learns to repeat a text. Parameters and optimizer states are on the disk.
 
     torchrun --nproc-per-node 2 examples/python/loop.py [--steps N] [--nvme FOLDER] [--beside-torch]
 
---beside-torch trains a second copy with plain torch on rank 0, over the batches of all ranks, and prints its losses beside. Needs torch and
-transformers. Without a launcher it is one rank."""
+--beside-torch also trains a copy with plain torch on rank 0, with the batches of all ranks, and prints its losses beside Ebb's. Needs torch and
+transformers. Without a launcher there is one rank."""
 
 import argparse
 import tempfile

@@ -1,8 +1,9 @@
-"""LoRA on a base that is frozen, in bf16, and lives on the disk; two micro-batches a step, with gradient checkpointing.
+"""LoRA on a frozen bf16 base on the disk, with two micro-batches a step and gradient checkpointing.
 
     torchrun --nproc-per-node 2 examples/python/lora.py [--steps N] [--save FOLDER]
 
-Needs torch, transformers and peft. The base has random weights here; AutoModelForCausalLM.from_pretrained(path, dtype="bfloat16") is yours."""
+Needs torch, transformers and peft. Here the base has random weights. For your own base call
+AutoModelForCausalLM.from_pretrained(path, dtype="bfloat16")."""
 
 import argparse
 import tempfile

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds and installs the Python package into a virtual environment, and trains a small Llama of
-# transformers on 2 ranks with parameters and optimizer states on the disk, its losses beside plain torch's.
+# Installs missing packages, builds the Python package and installs it into a virtual environment. Then trains a small Llama of transformers on
+# 2 ranks, with parameters and optimizer states on the disk, and prints its losses beside those of plain torch.
 #
 #   examples/python/quickstart.sh
 #
-# Debian 12, Ubuntu 24.04; needs the network the first time. The environment is build/python/torch-newest.
+# For Debian 12 and Ubuntu 24.04. The first run needs the network. The environment is build/python/torch-newest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source cmake/packages.sh

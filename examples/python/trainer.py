@@ -1,8 +1,8 @@
-"""transformers' Trainer with a DeepSpeed file: a Llama with random weights learns a text, with evaluation, checkpoints and a model at the end.
+"""transformers' Trainer with a DeepSpeed file: a Llama with random weights learns a text. Evaluates, saves checkpoints, and writes the model.
 
     torchrun --nproc-per-node 2 examples/python/trainer.py OUT [--config ds_config.json] [--steps N] [--resume]
 
-OUT: where checkpoints and the model go, the same folder on every rank. Without a launcher it is one rank. Needs torch, transformers and
+OUT: the folder for checkpoints and the model, the same on every rank. Without a launcher there is one rank. Needs torch, transformers and
 accelerate."""
 
 import argparse

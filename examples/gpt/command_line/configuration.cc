@@ -154,13 +154,11 @@ TrainerValues Recipe::Values(const Options& options) {
 
 std::string Recipe::Text() {
   return absl::StrFormat(
-      "Without --config, and for what it leaves \"auto\": AdamW (betas %g and %g, weight decay "
-      "%g), "
-      "gradients clipped to a norm of 1,\n%d sequences a rank and micro-batch, and a learning rate "
-      "that "
-      "rises to %g in three tenths of the steps (%d at most),\nthen falls as a cosine to %g%% of "
-      "that "
-      "at the last step.",
+      "Without --config, and for keys that are \"auto\" in it: AdamW (betas %g and %g, weight "
+      "decay %g), gradients clipped to a norm of 1,\n"
+      "%d sequences for each rank and micro-batch, and a learning rate that rises to %g in three "
+      "tenths of the steps (%d at most),\n"
+      "then falls as a cosine to %g%% of that at the last step.",
       kBeta1, kBeta2, kWeightDecay, kBatch, kLearningRate, kWarmupMost, 100 * kCosineEnd);
 }
 

@@ -1,5 +1,5 @@
-// The configuration of a gpt run: from a file, or the recipe without one, with the command line's
-// overrides.
+// The configuration of a gpt run: a file's, or without a file the recipe's. Options of the command
+// line override either.
 #pragma once
 
 #include <cstdint>

@@ -175,11 +175,11 @@ void AddTraining(CLI::App& app, Options& o) {
   s.AddWord<UnknownKeys>("--unknown-keys", o.unknown_keys,
                          {{"error", UnknownKeys::kError}, {"warn", UnknownKeys::kWarn}},
                          "whether an unknown key of the configuration is an error or a warning",
-                         "an error where DeepSpeed refuses it or it looks like a misspelling");
+                         "an error if DeepSpeed refuses it or it looks like a misspelling");
   s.Add("--steps", o.steps, "N", "optimizer steps", absl::StrCat(o.steps), Whole(0));
   s.Add("--lr", o.learning_rate, "RATE", "highest learning rate", or_file(Recipe::kLearningRate),
         Rate());
-  s.Add("--warmup", o.warmup, "N", "steps in which the learning rate rises to that",
+  s.Add("--warmup", o.warmup, "N", "steps in which the learning rate rises to --lr",
         or_file("three tenths of the steps, 200 at most"), Whole(0));
   s.Add("--seed", o.seed, "N", "seed of initial values and batches", absl::StrCat(o.seed), Seed());
   s.Add("--stage", o.stage, "0|1|2|3", "ZeRO stage", or_file(3), Whole(0, 3));
@@ -204,20 +204,20 @@ void AddTraining(CLI::App& app, Options& o) {
         "ranks, as threads of this process; under mpirun, torchrun or srun each process is a rank",
         absl::StrCat(o.ranks, ", or what the configuration's batch sizes need"),
         Whole(1, kRanksMax));
-  s.Add("--threads", o.threads, "N", "threads of each rank", "0, the cores over the ranks",
+  s.Add("--threads", o.threads, "N", "threads of each rank", "0: the cores divided by the ranks",
         Whole(0, 1024));
   s.AddWord<std::string>("--device", o.device, {{"cpu", "cpu"}, {"cuda", "cuda"}}, "where to train",
                          o.device);
   s.AddWord<CudaGraphs>(
       "--cuda-graphs", o.cuda_graphs,
       {{"on", CudaGraphs::kOn}, {"off", CudaGraphs::kOff}, {"auto", CudaGraphs::kAuto}},
-      "launch a block's kernels as one CUDA graph; auto: if launching them takes more than half as "
-      "long as running them",
+      "launch a block's kernels as one CUDA graph; auto: only if launching takes more than half as "
+      "long as running",
       "auto");
   s.Add("--products", o.products, "auto|default|LETTERS",
         "how matrix products are computed on a GPU. auto: rank 0 measures each before the first "
         "step; "
-        "LETTERS: as in a run that has printed these letters, with its bits",
+        "LETTERS: repeat the choice, and so the bits, of a run that printed these letters",
         o.products, Products());
   s.AddFlag("--recompute", o.recompute,
             "keep only the blocks' inputs and run their forward again in backward");
@@ -260,11 +260,11 @@ void AddSaving(CLI::App& app, Options& o) {
   const Section s(app, "Saving");
   auto* const save =
       &s.Add("--save", o.save_folder, "DIR",
-             "save the run there, at the end or when a signal stops it (exit code 75)", "");
+             "save the run in this folder at the end or when a signal stops it (exit code 75)", "");
   s.Add("--save-every", o.save_every, "N", "steps between saves; 0: at the end only",
         absl::StrCat(o.save_every), Whole(0))
       .needs(save);
-  s.Add("--keep", o.keep, "K", "how many checkpoints to keep, the newest ones; 0: all",
+  s.Add("--keep", o.keep, "K", "how many of the newest checkpoints to keep; 0: all",
         absl::StrCat(o.keep), Whole(0, 1 << 20))
       .needs(save);
   s.Add(
@@ -286,8 +286,8 @@ void AddPlanning(CLI::App& app, Options& o) {
   s.AddWord<ShowPlan>(
        "--show-plan", o.show_plan,
        {{"tables", ShowPlan::kTables}, {"operations", ShowPlan::kOperations}},
-       "print memory and traffic of a step, with --show-plan=operations each operation; without "
-       "--steps, train nothing",
+       "print memory and traffic of a step; --show-plan=operations also prints each operation; "
+       "without --steps, train nothing",
        "")
       .expected(0, 1)
       ->default_str("tables");
@@ -308,7 +308,8 @@ void AddOffload(CLI::App& app, Options& o) {
   tier("--offload-optimizer", o.offload_optimizer,
        "where masters and optimizer states are kept (from stage 1)");
   s.Add("--nvme-path", o.nvme_paths, "FOLDER",
-        "folder of the swap files; over several (option repeated, or commas) they are striped",
+        "folder of the swap files; over several (repeat the option, or use commas) they are "
+        "striped",
         "the configuration's", Folder())
       .delimiter(',')
       ->take_all();
@@ -319,7 +320,7 @@ void AddOffload(CLI::App& app, Options& o) {
       "upper limit of a rank's pools in the host's RAM; optimizer states fill what staging leaves",
       "what they need", Size());
   s.AddFlag("--split-master", o.split_master,
-            "keep a master as its bf16 parameter and 16 more bits: the same bits in less memory");
+            "store a master as its bf16 parameter and 16 more bits: the same result, less memory");
   s.AddFlag("--stochastic-rounding", o.stochastic_rounding,
             "bf16 parameters are their own masters, rounded up or down at random");
 }

@@ -1,4 +1,5 @@
-// The options of `gpt`: defaults, a configuration file above them, flags above both.
+// The options of `gpt`. A configuration file overrides the defaults, and options of the command
+// line override both.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// gpt --show-plan and gpt --predict: what a run would hold and move. They need neither ranks nor
-// text nor disk, nor a machine that could hold the run.
+// gpt --show-plan and gpt --predict: the bytes that a run would hold and move. They need no ranks,
+// no text and no disk, and work on machines that are too small for the run.
 #pragma once
 
 #include <string>

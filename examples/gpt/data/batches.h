@@ -2,8 +2,8 @@
 //
 //      text -> locked host memory -> (copied in stream order) -> memory of the device
 //
-// Host memory has room for two steps, so the host fills a micro-batch of the next step before the
-// device has come to this step's.
+// Host memory has room for two steps, so the host can fill the micro-batches of the next step while
+// the device still works on this step.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // The files of --data that are read piece by piece. There may be more of them than a process may
-// open: a few stay open, and the others are opened again when they are read.
+// open. So only a few stay open, and the others are opened again when they are read.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,9 @@
-// The text to train on: bytes of files, the last twentieth held out, and batches of it that are
-// pure functions of a counter.
+// The text to train on, which is the bytes of files. The last twentieth is held out for evaluation.
+// Each batch is a pure function of a counter.
 //
 // Small files are read at once and held in memory. Larger ones stay on the disk: a batch's text is
-// read when it is needed, so the text may be larger than memory. Pipes are held, up to a limit.
+// read when it is needed, so the text may be larger than memory. Text from pipes is held in memory,
+// up to a limit.
 #pragma once
 
 #include <cstdint>

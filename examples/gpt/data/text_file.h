@@ -1,4 +1,4 @@
-// A file of --data, open for reading.
+// A file of --data that is open for reading.
 #pragma once
 
 #include <cstdint>

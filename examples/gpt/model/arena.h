@@ -1,5 +1,5 @@
-// Gives out memory piece by piece from one block. Over null it only counts, so one function both
-// measures a layout and makes it.
+// Gives out memory piece by piece from one block. With a null block it only counts bytes, so one
+// function can both measure a layout and make it.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Whether CUDA graphs pay, measured before the first step: the host's time to launch a block's
-// forward and backward kernel by kernel, against the device's time to run them.
+// Measures before the first step whether CUDA graphs save time: it compares the host's time to
+// launch a block's kernels one by one with the device's time to run them.
 //
 // The passes run on buffers of their own, which are freed afterwards.
 #pragma once

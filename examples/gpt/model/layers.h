@@ -1,6 +1,5 @@
-// Forward and backward of the GPT's layers for one micro-batch, on views. Parameters are named by
-// id, wherever they come from, so the layers run inside the engine's scopes and on plain buffers
-// alike.
+// Forward and backward of the GPT's layers for one micro-batch, on views. The layers ask for
+// parameters by id, so they run both inside the engine's scopes and on plain buffers.
 //
 // A block's forward keeps activations for its backward in a slot of the workspace. If every block
 // and waiting micro-batch has a slot of its own, nothing is computed twice. With a single slot, run

@@ -1,6 +1,6 @@
-// The blocks' passes of layers.h, in the form that Ops::Replay may launch as a CUDA graph. Between
-// an engine's scopes a pass consists of launches only. The engine's own work and its views come
-// before and after.
+// The blocks' passes of layers.h, in a form that Ops::Replay can launch as a CUDA graph: within a
+// scope of the engine a pass consists only of launches. Views are taken before the pass, and the
+// engine's own work comes before and after it.
 #include <array>
 #include <cstddef>
 

@@ -1,6 +1,6 @@
-// Memory for one pass over the layers of a micro-batch, before training and beside an engine's
-// memory. All inputs may share one place, and the results are not used. New memory is zero, and so
-// are its tokens.
+// Memory for one trial pass over the layers of a micro-batch, outside of an engine's memory. The
+// results of such a pass are not used, so all inputs may have one address. The memory is zero at
+// first, and so all tokens are 0.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Open scopes for the layers: where a parameter is, and where its gradient goes.
+// Gives the layers the addresses of an open scope: where each parameter is, and where to write its
+// gradient.
 #pragma once
 
 #include "ebb/runtime/engine/scope.h"

@@ -1,7 +1,7 @@
-// One pass over all kinds of layers on a GPU before the first step, so that a step launches nothing
-// for the first time. A library loads a kernel at its first launch, and may then wait for the
-// device, where another rank's collective may be waiting for this rank. The pass also settles how
-// each product is computed (ProductChoice).
+// One pass over all kinds of layers on a GPU before the first step, so that no kernel is launched
+// for the first time in a step. At the first launch of a kernel a library loads the kernel and may
+// wait for the device. If another rank's collective then waits for this rank, both wait for ever.
+// The pass also chooses how each product is computed (ProductChoice).
 #pragma once
 
 #include <string>

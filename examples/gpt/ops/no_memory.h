@@ -1,4 +1,4 @@
-// The one message for a system without free memory, with its remedy.
+// The message for a system without free memory, which says what to do.
 #pragma once
 
 #include <string_view>

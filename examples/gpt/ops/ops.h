@@ -1,4 +1,4 @@
-// The arithmetic of the GPT, on any device: one small interface, kernels behind it (ops/cpu,
+// The arithmetic of the GPT on any device: a small interface, which kernels implement (ops/cpu,
 // ops/cuda).
 //
 // Matrices are row-major and contiguous; a row is one token. Activations are stored in the compute

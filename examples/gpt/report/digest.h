@@ -1,5 +1,5 @@
-// SHA-256 over a model's parameters: the same for every stage, world and tier that trained to the
-// same bits.
+// SHA-256 over a model's parameters. Two runs have the same digest if their parameters have the
+// same bits, at any stage, number of ranks and tier.
 //
 // The bytes, for every parameter in declared order:
 //   the name, then one zero byte

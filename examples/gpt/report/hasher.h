@@ -1,5 +1,5 @@
-// A hash of what ranks must agree on, and of the text that a checkpoint remembers: FNV-1a, 64 bits,
-// the same on every machine.
+// A hash (FNV-1a, 64 bits) that is the same on every machine. It compares options between ranks,
+// and the text of a run with the text of a checkpoint.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Every step's report, and two files of it: a CSV and a curve as SVG.
+// The reports of all steps, and two files that are made of them: a CSV and a curve as SVG.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The unit of the tables for people.
+// MiB, the unit of the printed tables.
 #pragma once
 
 namespace ebb::gpt {

@@ -1,5 +1,5 @@
-// Progress for the user. On a terminal it is one line that is rewritten, and cleared before the log
-// writes a line; elsewhere it is a plain line now and then.
+// Progress for the user. On a terminal it is one line, which is rewritten, and cleared
+// before the log writes a line. Elsewhere it is a plain line from time to time.
 #pragma once
 
 #include <cstdint>

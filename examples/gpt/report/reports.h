@@ -1,4 +1,5 @@
-// The files that rank 0 writes at the end, opened before anything else.
+// The files that rank 0 writes at the end. They are opened first, so that an error comes before
+// training.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// The RAM that training should take of this process, beside the RAM that it took.
+// The RAM that training was predicted to take in this process, and the RAM that it took.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// What a run says of itself: its first line, and at its end the files of rank 0 and the tables.
+// The output of a run: its first line, and at the end the tables and the files of rank 0.
 #pragma once
 
 #include <string>

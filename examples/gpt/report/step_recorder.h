@@ -1,5 +1,4 @@
-// What steps report, on its way into the history: their losses and times, and the traffic of one of
-// them.
+// Puts the reports of steps into the history: losses and times, and the traffic of one step.
 #pragma once
 
 #include <array>

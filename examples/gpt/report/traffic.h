@@ -1,5 +1,5 @@
-// What a step moves between tiers, for people: the rows, beside the least that is possible and
-// beside DeepSpeed's scheme.
+// The table of the bytes that a step moves between tiers, beside the smallest possible number and
+// that of DeepSpeed's scheme.
 #pragma once
 
 #include <cstdint>

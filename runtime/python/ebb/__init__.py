@@ -1,11 +1,11 @@
-"""Ebb shards a torch.nn.Module: parameters, gradients and optimizer states over ranks, in RAM or on NVMe.
+"""Ebb trains a torch.nn.Module with its parameters, gradients and optimizer states in shards over ranks, on the device, in RAM or on NVMe.
 
     engine = ebb.initialize(model, "ds_config.json")
     loss = criterion(model(x), y)
     engine.backward(loss)
     engine.step()
 
-docs/python.md says the rest."""
+docs/python.md explains all calls."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _log = None
 
 
 def log_to(sink: Callable[[str, str], None] | None) -> None:
-    """The library's log goes to `sink`("info" or "warning", line) and not to standard error; None: to standard error. The sink is
-    called by threads of the engine, and does not call it."""
+    """Sends the library's log lines to `sink`("info" or "warning", line) instead of standard error; None: to standard error again.
+    Threads of the engine call the sink. The sink must not call the engine."""
     global _log
     if sink is None:
         _library.library.ebb_log_to(_library.LOG(), None)
@@ -48,8 +48,8 @@ def log_to(sink: Callable[[str, str], None] | None) -> None:
 
 @contextlib.contextmanager
 def empty_parameters() -> Iterator[None]:
-    """Modules that are made within have parameters on the meta device, which take no memory, and real buffers: for
-    initialize(weights=)."""
+    """Modules that are made in this context have parameters on the meta device, which take no memory, and real buffers. Give such a
+    model to initialize(weights=)."""
     register = torch.nn.Module.register_parameter
 
     def register_empty(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:

@@ -1,13 +1,13 @@
-"""From autograd to scopes: hooks on the modules of units say when a unit's forward and backward begin and end.
+"""From autograd to scopes: hooks on the modules of units find out when a unit's forward and backward begin and end.
 
-  forward   opens at the first module of the unit; closes behind a block, when the next unit opens, at the model's end, or
-            when backward starts
-  backward  opens before the first node of the unit runs: a hook on the nodes that made its outputs, or, where the loss
-            was computed from something else, the first tensor that is unpacked of those that its forward has saved; closes
-            when the next unit's opens, or at the end of backward
+  forward   opens at the first module of the unit; closes after a block, when the next unit opens, at the end of the model,
+            or when backward starts
+  backward  opens before the first node of the unit runs, at a hook on the nodes that made the unit's outputs. If the loss was
+            computed from other tensors, it opens when a tensor is unpacked that the unit's forward has saved. It closes when
+            the next unit's backward opens, or at the end of backward
 
-The end needs no node: autograd runs ready nodes by descending sequence number and accumulates parameters at once, so when
-the hook of the unit below fires, all gradients of the unit above are there."""
+No node is needed for the end. Autograd runs ready nodes by descending sequence number, and accumulates gradients of parameters
+at once. So when the hook of the unit below fires, all gradients of the unit above are complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ._units import Unit
 
 
 def _follow_saved_hooks() -> Callable[[bool], Any]:
-    """For a torch that does not say which saved-tensor hooks are on top, as 2.6: those that come and go from here on are counted."""
+    """Counts the saved-tensor hooks that are pushed and popped, for a torch such as 2.6 that does not say which are on top."""
     autograd = torch._C._autograd
     push, pop = autograd._push_saved_tensors_default_hooks, autograd._pop_saved_tensors_default_hooks
     pushed = threading.local()
@@ -65,7 +65,7 @@ class Visit:
 
 
 class Scopes(Protocol):
-    """What the walk opens and closes: those of an engine, or a record of them."""
+    """The scopes that a walk opens and closes: an engine's, or a record of them."""
 
     def begin(self, trains: bool) -> None: ...
     def open(self, kind: int, visit: Visit) -> Any: ...
@@ -83,7 +83,7 @@ class _Open:
 
 
 class Walk:
-    """Where a model is in its forwards and backwards."""
+    """How far a model has come in its forwards and backwards."""
 
     def __init__(self, model: nn.Module, units: list[Unit], scopes: Scopes):
         self.model = model
@@ -280,7 +280,7 @@ class Walk:
         self.again = _Open(pending[-1], self.scopes.open(RECOMPUTE, pending[-1]))
 
     def _is_new_reentrant(self, unit: Unit) -> bool:
-        """A block that is used several times, each under a reentrant checkpoint."""
+        """Whether this is a further use of a block that is used several times, each time under a reentrant checkpoint."""
         return self._in_checkpoint() and bool(self.pending[unit.index])
 
     def _close_recompute(self) -> None:
@@ -291,7 +291,7 @@ class Walk:
     # From outside.
 
     def settle(self) -> None:
-        """Closes the forward that is open."""
+        """Closes the open forward."""
         self._pop_saved_hooks()
         self._close_forward()
 
@@ -300,7 +300,7 @@ class Walk:
             raise Error(f"the forward before ended with {type(self.failure).__name__}: {self.failure}. Call drop() to go on")
 
     def forget(self) -> None:
-        """What was open is gone: a step was dropped, or has ended."""
+        """Forgets open visits, because their step was dropped or has ended."""
         self._pop_saved_hooks()
         self.failure = None
         self.forward = self.backward = self.again = None
@@ -308,7 +308,7 @@ class Walk:
         self._new_round()
 
     def watch_less(self) -> None:
-        """Saved tensors of units whose backward has never begun with one are watched no longer."""
+        """Stops watching the saved tensors of units whose backward has never begun with one."""
         self.watch_saved &= self.saved_began
 
 
@@ -316,8 +316,8 @@ _CHECKPOINT = torch.utils.checkpoint.CheckpointFunction.forward.__code__
 
 
 def _under_reentrant_checkpoint() -> bool:
-    """Its forward runs with gradients off, and is a forward of the step all the same, unless gradients were off around it: then
-    its node has no edges."""
+    """Whether a reentrant checkpoint runs this forward. Gradients are off in it, but it belongs to the step. If gradients were off around
+    the checkpoint too, its node has no edges, and the forward does not belong to the step."""
     frame = sys._getframe(1)
     for _ in range(60):
         if frame is None:

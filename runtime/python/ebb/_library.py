@@ -24,8 +24,8 @@ PARAMETER, MASTER, GRADIENT, OPTIMIZER = 0, 1, 2, 3
 
 
 class Error(RuntimeError):
-    """What the engine refuses or has failed at. `code` is a name such as "INVALID_ARGUMENT"; the text names the module, the
-    parameter, the rank or the file at fault."""
+    """The engine has refused a call, or has failed. `code` is a name such as "INVALID_ARGUMENT". The text names the module, the
+    parameter, the rank or the file that is wrong."""
 
     def __init__(self, text: str, code: str = "FAILED_PRECONDITION"):
         super().__init__(text)
@@ -38,7 +38,7 @@ LOG = ctypes.CFUNCTYPE(None, c_void_p, c_int32, c_char_p)
 
 
 class Struct(ctypes.Structure):
-    """One that begins with struct_size, which is set."""
+    """A struct of ebb.h that begins with struct_size. Sets that field."""
 
     def __init__(self, **values: Any):
         super().__init__(**values)
@@ -218,7 +218,7 @@ _ORDER_IN_CPP = re.compile(r"ModelSpec::(forward|order)(, ModelSpec::(forward|or
 
 
 def error_text() -> str:
-    """Of the error that the last call of this thread has left, in Python's names."""
+    """The text of the last error of this thread, with Python's names."""
     return _ORDER_IN_CPP.sub("example= of ebb.initialize", library.ebb_error().decode(errors="replace"))
 
 

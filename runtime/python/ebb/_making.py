@@ -1,4 +1,4 @@
-"""How an engine is made from a torch module; and what it will hold and do, without one."""
+"""Makes an engine from a torch module, and predicts its memory and its operations without an engine."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ def initialize(
     """Shards `model` over the ranks and returns its engine. Collective: every rank calls it with the same model and config.
 
     config: DeepSpeed's JSON as a path or a dict; keys of Ebb's own are under "ebb" (docs/configuration.md).
-    units: which modules are gathered as one: modules, class names or paths, or a function of (path, module); by default the
-        children of ModuleLists and Sequentials, and what lies between them.
-    example: a batch (a tensor, a tuple of arguments or a dict of keywords), or a function of the model that returns the loss.
-        One forward and backward of fake tensors, or of the model's own where it does not run with them, shows the order in
-        which units are visited, and what is used outside of its unit, which is kept whole. Without it the first batch shows the
-        order. A loop that calls the model several times for one backward gives a function.
-    resident: names or patterns of parameters that are kept whole on every rank, for those that are used outside of their module.
-    groups: by the name of a group of "ebb.parameter_groups" a pattern (re.search) of parameters' names.
-    weights: a safetensors file, or a folder of Hugging Face's, from which every rank reads its own slices: for a model whose
+    units: which modules are gathered together: modules, class names or paths, or a function of (path, module). Default: the
+        children of ModuleLists and Sequentials, and the modules between them.
+    example: a batch (a tensor, a tuple of arguments or a dict of keywords), or a function that takes the model and returns the
+        loss. From one forward and backward the engine learns the order of the units, and the parameters that are used outside of
+        their unit, which it keeps whole. It uses fake tensors, or the real ones if the model does not run with fake tensors.
+        Default: the first batch shows the order. If a loop calls the model several times for one backward, give a function.
+    resident: names or patterns of parameters that are kept whole on every rank, because they are used outside of their module.
+    groups: for each group of "ebb.parameter_groups" a pattern (re.search) of the names of its parameters.
+    weights: a safetensors file, or a folder of Hugging Face's. Every rank reads its own slices from it. This is for a model whose
         parameters are on the meta device (`ebb.empty_parameters()`).
-    values_of_rank_0: other ranks take rank 0's initial values. Else ranks whose values differ get an error with the parameter's name.
-    device: "cpu", "cuda", "cuda:1". Default: where the parameters are.
-    threads: of updates and reductions on the CPU; 0: the cores over the ranks of the host.
-    check: a parameter that is read outside of its unit is an error that names it, instead of NaN.
-    keep_memory: glibc keeps what a step on the CPU has freed, instead of giving it back to the system, which zeroes it page by page
-        for the next step. This is a setting of the whole process and lasts until its end. The heap can fragment, and the process
-        keeps the memory of its largest step. A MALLOC_* variable or GLIBC_TUNABLES that is set counts instead.
+    values_of_rank_0: other ranks take rank 0's initial values. Otherwise, if values differ, an error names the parameter.
+    device: "cpu", "cuda", "cuda:1". Default: the device of the parameters.
+    threads: the number of threads for updates and reductions on the CPU; 0: the cores of the host divided by its ranks.
+    check: reading a parameter outside of its unit is an error that names the parameter. Otherwise such a read gets NaN.
+    keep_memory: glibc keeps the memory that a step on the CPU has freed. Otherwise glibc gives it back to the system, which zeroes
+        it page by page for the next step. The setting is of the whole process and lasts until its end. The heap can fragment, and
+        the process keeps the memory of its largest step. If a MALLOC_* variable or GLIBC_TUNABLES is set, keep_memory does nothing.
 
-    The parameters are the engine's from here on: they show their values while their unit runs, and NaN of the true shape else.
+    After this call the engine owns the parameters. They show their values while their unit runs, and otherwise NaN of the true shape.
     engine.gather(name) and model.state_dict() read them at any time. Raises ebb.Error."""
     handle, world = open_world()
     _refuse(model)
@@ -99,8 +99,8 @@ def _described(model: nn.Module, config: Config, world: int, units: UnitsArgumen
 def predict_memory(
     model: nn.Module, config: Config, world: int, *, units: UnitsArgument = None, example: Any = None, resident: Iterable[str] = ()
 ) -> list[MemoryRow]:
-    """What the fullest of `world` ranks will hold, in bytes by class and tier. From a live model or one on the meta device; needs
-    no ranks, no device and no disk. Activations are torch's, and not in it."""
+    """The bytes that a rank will hold, by class and tier, for the one of `world` ranks that needs most. The model may be on the meta
+    device. Needs no ranks, no device and no disk. Activations are torch's, so they are not counted."""
     described, text = _described(model, config, world, units, example, resident)
     return [MemoryRow(STATES[row.state], TIERS[row.tier], row.predicted, row.current, row.peak) for row in described.predict_memory(text, world)]
 
@@ -108,15 +108,15 @@ def predict_memory(
 def plan(
     model: nn.Module, config: Config, world: int, *, units: UnitsArgument = None, example: Any = None, resident: Iterable[str] = ()
 ) -> str:
-    """All operations of a step of a rank, as a table for people."""
+    """All operations that one rank runs in a step, as a table to read."""
     described, text = _described(model, config, world, units, example, resident)
     return described.plan(text, world)
 
 
 def _keep_memory_of_steps() -> None:
-    """Torch's tensors on the CPU are malloc's. What a step frees glibc gives back to the system, and in the next step the system zeroes it page
-    by page: up to a tenth of a small model's step. From here on it stays the process's, as with torch's own allocator on a GPU. What the
-    model held before it was sharded goes back now. glibc has no call that takes this back."""
+    """Makes glibc keep the memory that a step frees, as torch's allocator on a GPU does. Torch's tensors on the CPU come from malloc. By default
+    glibc gives freed memory back to the system, which zeroes it page by page in the next step: up to a tenth of a small model's step. The
+    memory that the model had before it was sharded is given back now. glibc has no call that undoes this."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return  # another C library, or the user has chosen
@@ -134,7 +134,7 @@ def _device_of(model: nn.Module) -> torch.device:
 
 
 def _renew_meta_parameters(model: nn.Module, units: list[Unit], device: torch.device) -> None:
-    """A parameter on the meta device takes no other memory: it is replaced wherever it is."""
+    """Replaces parameters on the meta device wherever they are used, because such a parameter cannot be given other memory."""
     renewed: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for key, parameter in module._parameters.items():
@@ -150,7 +150,7 @@ def _renew_meta_parameters(model: nn.Module, units: list[Unit], device: torch.de
 
 
 def _refuse(model: nn.Module) -> None:
-    """What cannot be sharded, by name."""
+    """Raises an error that names what cannot be sharded."""
     engine = model.__dict__.get("_ebb_engine")
     if engine is not None and engine() is not None:
         raise Error(f"{type(model).__name__} has an engine: close() it first", "ALREADY_EXISTS")
@@ -186,7 +186,7 @@ def _say_dtypes(model: nn.Module, dtype_of) -> None:
 
 
 def _move_compilation(units: Sequence[Unit]) -> None:
-    """module.compile() compiles hooks along: what is compiled is moved to the forward, so that hooks stay outside."""
+    """Moves what module.compile() has compiled to the module's forward, because it would compile the hooks too."""
     for unit in units:
         for module in unit.modules:
             if getattr(module, "_compiled_call_impl", None) is not None:

@@ -22,7 +22,7 @@ Config = Union[str, Path, Mapping[str, Any]]
 
 
 def config_text(config: Config) -> str:
-    """A file's text, or a dict as JSON. `config` is a path, or text that begins with a brace."""
+    """The configuration as JSON text. `config` is a dict, a path, or text that begins with a brace."""
     if isinstance(config, Mapping):
         return json.dumps(config)
     text = str(config)
@@ -39,8 +39,8 @@ def compute_dtype(settings: Mapping[str, Any]) -> torch.dtype:
 
 
 def dtype_function(model: nn.Module, settings: Mapping[str, Any]):
-    """What a parameter is computed in. A model of several types, with the configured one among them, means what it has: routers in fp32 beside
-    bf16. Bytes stay bytes."""
+    """Returns the dtype in which a parameter is computed. If the model has several types and the configured one is among them, each
+    parameter keeps its own: for example fp32 for a router in a bf16 model. Bytes stay bytes."""
     computed = compute_dtype(settings)
     kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     keeps = computed in kinds
@@ -48,13 +48,13 @@ def dtype_function(model: nn.Module, settings: Mapping[str, Any]):
 
 
 def group_function(groups: Mapping[str, str] | None):
-    """`groups`: patterns of re.search by the name of a group; the first that fits a parameter's name counts."""
+    """`groups`: for the name of a group a pattern for re.search. A parameter is in the first group whose pattern fits its name."""
     patterns = [(group, re.compile(pattern)) for group, pattern in (groups or {}).items()]
     return lambda name: next((group for group, pattern in patterns if pattern.search(name)), "")
 
 
 class Files:
-    """Which tensor of safetensors files has a parameter's values: that of its name, or of another name of the same parameter."""
+    """Finds the tensor of safetensors files that has a parameter's values, by any name of the parameter."""
 
     def __init__(self, path: str, model: nn.Module):
         self.path = path
@@ -88,14 +88,14 @@ class Files:
             return values
 
     def load_buffers(self, model: nn.Module) -> None:
-        """Persistent ones, which every rank has whole."""
+        """Loads persistent buffers. Every rank has them whole."""
         for name, tensor in saving.keys(model):
             if name in self.buffers:
                 tensor.copy_(self.buffers[name])
 
     @staticmethod
     def _names(path: Path) -> dict[str, Path]:
-        """By name the file that has the tensor."""
+        """For the name of each tensor the file that has it."""
         if path.is_dir():
             index = path / "model.safetensors.index.json"
             if index.exists():
@@ -108,7 +108,7 @@ class Files:
 
 
 class Model:
-    """The handle of an ebb_model, and what its values are read from while an engine is made."""
+    """The handle of an ebb_model, and the memory or files that have its values until the engine is made."""
 
     def __init__(self, units: list[Unit], order: Order, group_of, dtype_of, files: Files | None = None, has_values: bool = True):
         self.handle = library.ebb_model_create()

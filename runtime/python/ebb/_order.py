@@ -1,8 +1,8 @@
-"""The order of a round: which units are visited when, in forward and in backward.
+"""The order of a round: when each unit is visited, in forward and in backward.
 
-It is seen in one forward and backward under the same hooks that training has: of fake tensors, which have shapes and no
-values, or, where a model does not run with them and is whole yet, of its own. Else it is the order in which the model registers
-its modules."""
+One forward and backward shows it, with the hooks that training uses. The tensors are fake ones, which have shapes but no values. If
+the model does not run with fake tensors, and its parameters are still whole, real tensors are used. Otherwise the order is that in
+which the model registers its modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("ebb")
 
 @dataclass
 class Call:
-    """What a model was called with."""
+    """The arguments of a call of the model."""
 
     arguments: tuple
     keywords: dict
@@ -47,7 +47,7 @@ class Order:
     outside: list[str] = field(default_factory=list)  # parameters that were used outside of their unit
 
     def taking_visits(self, units: int) -> list[int]:
-        """By unit, which of its visits takes gradients: autograd hands them over once, in the last backward."""
+        """For each unit the visit that takes gradients. Autograd gives them once, in the last backward."""
         taking, counts = [0] * units, [0] * units
         for visit in self.visits:
             if visit.gradients and visit.backward:
@@ -66,7 +66,7 @@ def of_registration(model: nn.Module, units: list[Unit]) -> Order:
 
 
 class _Record:
-    """The scopes that a walk opens and closes, where no engine is."""
+    """A record of the scopes that a walk opens and closes, without an engine."""
 
     def __init__(self) -> None:
         self.numbers: dict[int, int] = {}  # by the id of a visit, which is kept
@@ -108,7 +108,7 @@ class _Record:
         self.hide(visit.unit)
 
     def used_outside(self, units: list[Unit]) -> list[str]:
-        """Whose values were read, or whose gradients came, while their unit was not open."""
+        """The parameters that were read, or got gradients, while their unit was not open."""
         for unit in units:
             for name, parameter in zip(unit.names, unit.parameters):
                 if self.fakes[id(parameter)].grad is not None:
@@ -157,7 +157,7 @@ def _in_turn(visits: list[Declared]) -> list[tuple[int, int, int]]:
 
 
 def order_of(model: nn.Module, units: list[Unit], example: Any, device: torch.device, is_whole: bool = True) -> Order:
-    """`is_whole`: the parameters are not the engine's yet."""
+    """`is_whole`: the engine does not own the parameters yet."""
     if example is None:
         return of_registration(model, units)
     is_whole = is_whole and not any(parameter.is_meta for parameter in model.parameters())
@@ -177,7 +177,7 @@ def order_of(model: nn.Module, units: list[Unit], example: Any, device: torch.de
 def units_and_order(
     model: nn.Module, units: UnitsArgument, example: Any, resident: Iterable[str], device: torch.device
 ) -> tuple[list[Unit], Order]:
-    """What `example` shows to be used outside of its unit is made resident."""
+    """Divides the model into units and finds their order. If `example` uses a parameter outside of its unit, the parameter is made resident."""
     kept = list(resident)
     divided = divide(model, units, kept)
     order = order_of(model, divided, example, device)
@@ -189,7 +189,7 @@ def units_and_order(
 
 
 def observe(model: nn.Module, units: list[Unit], example: Any, device: torch.device, fake: bool = True) -> Order:
-    """`example`: a batch (a tensor, a tuple of arguments, a dict of keywords), or a function of the model that returns the
+    """`example`: a batch (a tensor, a tuple of arguments, a dict of keywords), or a function that takes the model and returns the
     loss. Raises what the model raises."""
     record, outside = _run(model, units, example, device, fake)
     visited = {visit.unit.index for visit in record.visits}
@@ -256,7 +256,7 @@ def call(model: nn.Module, example: Any, change: Callable[[torch.Tensor], torch.
 
 
 def loss_of(output: Any) -> torch.Tensor | None:
-    """Something to begin a backward with: the output's loss, or the sum of all that needs a gradient."""
+    """A tensor to begin backward with: the loss of the output, or the sum of all outputs that need a gradient."""
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor) and loss.requires_grad:
         return loss.sum()
@@ -272,8 +272,8 @@ _LIBRARIES = ("torch", "transformers", "peft")  # whose hooks are part of how a 
 
 @contextlib.contextmanager
 def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """Attributes of its modules, and what lists, dicts and sets among them have, are afterwards what they were. Meanwhile there are no
-    hooks of the user's, which would see tensors without values."""
+    """Restores the attributes of all modules afterwards, and the contents of lists, dicts and sets among them. Removes the user's hooks
+    meanwhile, because they would see tensors without values."""
     modules = list(model.named_modules())
     attributes = [dict(module.__dict__) for _, module in modules]
     contents: dict[int, tuple[Any, Any]] = {}
@@ -321,7 +321,7 @@ def _has_fake(value: Any, depth: int = 0) -> bool:
 
 @contextlib.contextmanager
 def _faked(model: nn.Module, device: torch.device) -> Iterator[dict[int, torch.Tensor]]:
-    """Parameters and buffers of the model as fake tensors, the same one wherever it is the same."""
+    """Parameters and buffers of the model as fake tensors. A tensor that is used in several places becomes one fake tensor."""
     fakes: dict[int, torch.Tensor] = {}
     places: list[tuple[dict, str, Any]] = []
 
@@ -346,7 +346,7 @@ def _faked(model: nn.Module, device: torch.device) -> Iterator[dict[int, torch.T
 
 @contextlib.contextmanager
 def _kept(model: nn.Module) -> Iterator[dict[int, torch.Tensor]]:
-    """The model as it is, which stays as it was: buffers have their values again, and parameters no gradients."""
+    """The model with its real tensors. Afterwards buffers have their old values again, and parameters have no gradients."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         yield {id(parameter): parameter for parameter in model.parameters()}

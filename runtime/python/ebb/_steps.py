@@ -1,4 +1,4 @@
-"""Steps, evaluations and scopes of one engine, as a walk through its model opens and closes them."""
+"""Steps, evaluations and scopes of one engine, which a walk through its model opens and closes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LARGE = 1 << 20  # bytes of a gradient that goes to the engine as it comes; sma
 
 
 class _Asked:
-    """Which gradients of a unit are asked for at once, and the tensors over the memory that the engine has answered with."""
+    """The gradients of a unit that one call asks for, and tensors over the memory that the engine gives for them."""
 
     def __init__(self, first_id: int, ready: tuple[int, ...]):
         self.ids = (c_int32 * len(ready))(*[first_id + i for i in ready])
@@ -145,12 +145,12 @@ class Steps:
         return loss.value
 
     def check_writes(self) -> None:
-        """Raises where the trainer's own code has written to a parameter."""
+        """Raises if the trainer's own code has written to a parameter."""
         for slots in self.slots:
             slots.check()
 
     def refresh_residents(self) -> None:
-        """Collective, between steps: what is kept whole shows its newest value."""
+        """Collective, between steps: updates the values that resident parameters show."""
         if self.residents and self.slots[0].views:
             self.begin(trains=False)
             self.finish_evaluation()
@@ -168,8 +168,8 @@ class Steps:
         return scale.value
 
     def scaled_backward(self, loss: torch.Tensor) -> None:
-        """fp16 ends at 65504. So the gradient of an fp16 loss is a part of the scale, and the rest is multiplied behind the loss's own node,
-        where a mean has divided by its elements."""
+        """Runs backward with the loss scale. The largest fp16 number is 65504, so the gradient of an fp16 loss is only a part of the scale. The
+        rest is multiplied after the loss's own node, where a mean has divided by the number of elements."""
         scale = self.loss_scale() if self.is_half else 1.0
         self.is_scaled = True
         first = min(scale, _FP16_SCALE_MAX) if loss.dtype == torch.float16 else scale
@@ -205,7 +205,8 @@ class Steps:
         return self.taking[visit.unit.index] == visit.number or visit.unit.keep_whole
 
     def _accumulated(self, unit: Unit, i: int, parameter: torch.Tensor) -> None:
-        """Torch has a large gradient only until the next one comes. A hook of the trainer's behind this one finds it all the same."""
+        """Takes a large gradient as soon as torch has it, so that torch need not hold it until the unit's backward ends. If the trainer
+        has a hook on the parameter too, the gradient is taken later, because that hook must find it."""
         if self._taken is not None and self._taken[0] == unit.index and len(parameter._post_accumulate_grad_hooks) == 1:
             self._take_gradients(unit, self._taken[1], (i,))
 
@@ -240,7 +241,7 @@ class Steps:
             unit.parameters[i].grad = None
 
     def _fail(self, unit: Unit, code: int) -> None:
-        """The step's own error says more than a scope's."""
+        """Raises the error of the step, which says more than the error of a scope."""
         text = _library.error_text()
         self._taken = None
         if self.in_step:

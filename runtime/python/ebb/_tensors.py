@@ -1,6 +1,6 @@
-"""Torch tensors over the engine's memory, and what a parameter shows while that memory is another's.
+"""Torch tensors over the engine's memory, and what a parameter shows while another parameter uses that memory.
 
-What CUDA needs is here and nowhere else: tensors by DLPack, whose vocabulary has bf16, and the number of the current stream."""
+Only this file has code for CUDA: tensors are made with DLPack, because it has bf16, and the current stream is passed as a number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUMBER_OF_DTYPE = {dtype: number for number, dtype in enumerate(DTYPES)}
 
 
 class Memory:
-    """The engine's handle. Tensors over its memory hold it, so memory goes with the last of them."""
+    """The engine's handle. Tensors over its memory hold this object, so the memory is freed with the last of them."""
 
     def __init__(self, handle: int):
         self.handle = handle
@@ -59,11 +59,11 @@ def current_stream(device: torch.device) -> int | None:
 
 
 class Slots:
-    """The parameters of one unit: shown while one of its scopes is open, else a NaN of the true shape. Those that the engine keeps
-    whole are always readable, in a copy of torch's: the engine's memory may be in the midst of an update.
+    """The parameters of one unit. They show their values while one of the unit's scopes is open, and otherwise NaN of the true shape.
+    Parameters that the engine keeps whole are always readable, in a copy, because an update may be writing to the engine's memory.
 
-    The engine sees no write of the trainer's own code. A NaN of several elements is one number in memory, to which torch refuses to
-    write; check() finds other writes."""
+    The engine does not see writes of the trainer's own code. NaN of several elements is one number in memory, and torch refuses to write
+    to it. check() finds other writes."""
 
     def __init__(self, parameters: list[torch.nn.Parameter], keep_whole: bool):
         self.parameters = parameters
@@ -97,8 +97,8 @@ class Slots:
             parameter.data = hidden
 
     def check(self) -> None:
-        """Raises where something was written to a parameter since it was shown or hidden, and takes it back. What torch does to a NaN of one
-        element is seen by its bits, but for a clamp_ through `.data`, which keeps them."""
+        """Raises if a parameter was written to after it was shown or hidden, and undoes the write. For NaN of one element it compares bits, so it
+        misses a clamp_ through `.data`, which keeps the bits."""
         for i, (parameter, places) in enumerate(zip(self.parameters, self.places)):
             if parameter.data_ptr() not in places:
                 self._refuse(i)
@@ -140,7 +140,7 @@ def _nan_like(view: torch.Tensor) -> torch.Tensor:
 
 
 def _bits_of(tensor: torch.Tensor) -> int:
-    """A sum of its bits, which a write changes."""
+    """A sum of a tensor's bits, which a write changes."""
     return int(tensor.view(_integer(tensor.dtype)).sum())
 
 

@@ -1,8 +1,8 @@
 """Which parameters are gathered together.
 
-A unit is a child of a ModuleList or Sequential with more than one member that has parameters, outermost first. Every module
-outside of them that owns parameters joins its neighbours in registration order. Modules that share a parameter become one
-unit. A parameter that a module with units inside it owns is resident: kept whole, and readable at any time."""
+A unit is a member of the outermost ModuleList or Sequential that has more than one member with parameters. Every other module that
+owns parameters joins its neighbours in the order of registration. Modules that share a parameter become one unit. If a module with
+units inside it owns a parameter, the parameter is resident: kept whole, and always readable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 class Unit:
-    """`modules`: whose forward begins a visit of it. `names` of its parameters are those of named_parameters()."""
+    """`modules`: a visit begins with the forward of one of these. `names`: the names of the parameters in named_parameters()."""
 
     def __init__(self, name: str, modules: list[nn.Module], keep_whole: bool = False):
         self.name = name
@@ -65,21 +65,21 @@ def _members(model: nn.Module, units: UnitsArgument) -> list[tuple[str, nn.Modul
 
 
 def entries(module: nn.Module) -> list[nn.Module]:
-    """The modules that are called where `module` is, which may be a list of them."""
+    """The modules that are called in place of `module`, which may be a list of modules."""
     if not isinstance(module, _CONTAINERS):
         return [module]
     return [entry for child in module.children() for entry in entries(child)]
 
 
 def owners(module: nn.Module) -> list[nn.Module]:
-    """The modules in it that own parameters themselves."""
+    """The modules inside `module` that own parameters themselves."""
     return [one for one in module.modules() if any(parameter is not None for parameter in one._parameters.values())]
 
 
 def divide(model: nn.Module, units: UnitsArgument = None, resident: Iterable[str] = ()) -> list[Unit]:
     """The units of `model` in registration order. `resident`: names of parameters, or patterns of re.fullmatch.
 
-    Errors name the parameter: one that is no number to train, a name in `resident` that fits none."""
+    Errors name the parameter that cannot be trained because of its type, or the name in `resident` that fits no parameter."""
     members = _members(model, units)
     of_module: dict[int, Unit] = {}
     divided: list[Unit] = []
@@ -167,7 +167,7 @@ def divide(model: nn.Module, units: UnitsArgument = None, resident: Iterable[str
 
 
 def registration_order(model: nn.Module, units: list[Unit]) -> list[int]:
-    """Units in the order in which the model registers their modules; of a unit of several places each place."""
+    """Units in the order in which the model registers their modules. A unit in several places comes once for each place."""
     of_entry = {id(module): unit.index for unit in units for module in unit.modules}
     order: list[int] = [unit.index for unit in units if unit.keep_whole]
     for _, module in model.named_modules():

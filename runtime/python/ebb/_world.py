@@ -1,4 +1,4 @@
-"""The world of this process: which rank it is, and its engines, which end with it."""
+"""The world of this process: its rank, and its engines, which are closed when the process exits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class World(NamedTuple):
-    """Which rank this is, and how many there are; on this host, and in all."""
+    """The number of this rank and the number of ranks, of all hosts and of this host."""
 
     rank: int
     size: int
@@ -46,12 +46,12 @@ def open_world() -> tuple[int, World]:
 
 
 def world() -> World:
-    """As torchrun, mpirun or srun has started this process; without a launcher one rank. Waits until all ranks are there."""
+    """The world that torchrun, mpirun or srun has started; without a launcher one rank. Waits until all ranks have connected."""
     return open_world()[1]
 
 
 def _close_all() -> None:
-    """At exit. Other ranks hear of an exception that ends this one, but not of one that ends a forked child."""
+    """Runs at exit. If an exception ends this process, the other ranks get an error. An exception in a forked child does not do that."""
     if _world is None or os.getpid() != _process:
         return
     error = getattr(sys, "last_value", None)

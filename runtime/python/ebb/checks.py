@@ -1,5 +1,5 @@
-"""initialize(check=True): an operator that reads a parameter outside of its unit is an error that names parameter, operator and
-line, where it would be NaN otherwise."""
+"""initialize(check=True): if an operator reads a parameter outside of its unit, an error names parameter, operator and line. Without the
+check the operator would read NaN."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HARMLESS = {"size", "dim", "numel", "stride", "is_floating_point", "is_complex"
 
 
 class Watch(TorchFunctionMode):
-    """While it is on, `read`(name, what) is called for each operator that reads a parameter of `hidden`."""
+    """Calls `read`(name, what) for each operator that reads a parameter of `hidden`, while it is on."""
 
     def __init__(self, hidden: dict[int, str], read: Callable[[str, str], None]):
         super().__init__()
@@ -64,7 +64,7 @@ class _Attached:
 
 
 def attach(engine: "Engine") -> _Attached:
-    """The mode is on while the model runs forward."""
+    """Turns the mode on whenever the model runs forward."""
     hidden = {id(parameter): name for unit in engine.units if not unit.keep_whole for name, parameter in zip(unit.names, unit.parameters)}
     for slots in engine._slots:
         if slots.keep_whole:

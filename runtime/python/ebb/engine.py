@@ -25,8 +25,8 @@ from .optimizer import Optimizer, groups_of
 
 
 class Report(NamedTuple):
-    """The last step. `loss`: the mean over micro-batches and ranks of what engine.backward() was given. `gradient_norm`: global L2
-    over all ranks, before clipping. `applied` is False where an overflow skipped it; `step` counts it all the same."""
+    """The last step. `loss`: the mean of the losses given to engine.backward(), over micro-batches and ranks. `gradient_norm`: the
+    global L2 norm over all ranks, before clipping. `applied` is False if an overflow skipped the step; `step` counts such a step too."""
 
     step: int
     applied: bool
@@ -66,32 +66,32 @@ class CommunicationRow(NamedTuple):
 
 
 class Ticket:
-    """A save that is on its way. Not collective. Any thread may call done(), and wait() once the save has begun. Before that wait() is
-    for the thread that called save() and raises on others, because two threads could wait for each other."""
+    """A save that is under way. The calls are not collective. Any thread may call done(). Any thread may call wait() after the save has
+    begun. Before that, wait() raises on every thread but the one that called save(), because two threads could wait for each other."""
 
     def __init__(self, memory: Memory, number: int):
         self._memory = memory
         self._number = number
 
     def done(self) -> bool:
-        """Whether it has ended. Raises its error, which is every rank's."""
+        """Whether the save has ended. Raises its error, which is the same on every rank."""
         ended = ctypes.c_int32()
         check(library.ebb_save_wait(self._memory.handle, self._number, byref(ended)))
         return bool(ended.value)
 
     def wait(self) -> None:
-        """Until the checkpoint is on the disk and has its name. Raises its error."""
+        """Waits until the checkpoint is on the disk and has its name. Raises the error of the save."""
         check(library.ebb_save_wait(self._memory.handle, self._number, None))
 
 
 class Engine:
-    """Made by initialize(). Calls are made by every rank in the same order, by one thread at a time."""
+    """Made by initialize(). Every rank makes the same calls in the same order, with one thread at a time."""
 
     def __init__(
         self, model: nn.Module, world: World, settings: dict[str, Any], device: torch.device, units: list[Unit], order: Order,
         is_order_known: bool, handle: int, first_id: list[int], group_of: Callable[[str], str], checks_reads: bool,
     ):
-        """`settings`: the resolved configuration. `first_id`: by unit the library's number of its first parameter."""
+        """`settings`: the resolved configuration. `first_id`: for each unit, the library's number of its first parameter."""
         self.model = model
         self.world = world
         self.config = settings
@@ -132,10 +132,10 @@ class Engine:
     # One step.
 
     def backward(self, loss: torch.Tensor) -> None:
-        """The backward of one micro-batch. `loss`: a scalar, the mean over this rank's samples; it is counted for report().loss, and
-        with fp16 multiplied by the loss scale. Gradients are averaged over ranks and micro-batches: do not divide it.
+        """The backward of one micro-batch. `loss`: a scalar, the mean over this rank's samples. It is counted for report().loss, and
+        with fp16 multiplied by the loss scale. Do not divide it, because gradients are averaged over ranks and micro-batches.
 
-        Without fp16 loss.backward() does the same, and report().loss is 0 then."""
+        Without fp16, loss.backward() does the same, but report().loss is then 0."""
         self._check()
         if loss.numel() != 1:
             raise Error(f"the loss has the shape {list(loss.shape)}: backward takes a scalar", "INVALID_ARGUMENT")
@@ -148,13 +148,13 @@ class Engine:
         self._steps.scaled_backward(loss)
 
     def step(self, now: bool = False) -> bool:
-        """Ends a micro-batch, which is a backward. The last of gradient_accumulation_steps ends the step, which is then updated;
-        returns whether it did. Without a backward since the last call it raises.
+        """Ends a micro-batch, which is one backward. The last of gradient_accumulation_steps micro-batches ends the step and updates
+        the parameters. Returns whether the step has ended. Raises if there was no backward since the last call.
 
-        now: ends the step with the micro-batches that it has, and their mean; for the uneven end of an epoch. It is an error where
-        updates are early ("ebb.asynchronous_step").
+        now: ends the step with the micro-batches so far, and takes their mean. This is for the last, incomplete step of an epoch. It is
+        an error if updates are early, which means under backward ("ebb.asynchronous_step").
 
-        An error of any rank is raised on every rank, here or by report(); the step is then dropped."""
+        An error of any rank is raised on every rank, by this call or by report(). The step is then dropped."""
         self._check()
         if self._walk.backward is not None:
             raise Error("step() after a backward that ended with an error: call drop() to go on")
@@ -181,20 +181,20 @@ class Engine:
         return True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets gradients that no step() has counted: those that another model's loss has left here. As they are the step's, the step
-        is dropped. Micro-batches that step() has counted stay, and so does a forward whose backward is to come."""
+        """Drops the step if it has only gradients that no step() has counted, such as those of another model's loss. Micro-batches that
+        step() has counted stay, and so does a forward that has had no backward yet."""
         self._check()
         if self._steps.in_step and self._steps.backwards > 0 and self._steps.counted == 0:
             self.drop()
 
     def drop(self) -> None:
-        """Forgets the step that is open, with its gradients: after an exception, to go on with the next one."""
+        """Drops the open step and its gradients. Call it after an exception, to go on with the next step."""
         self._check()
         self._walk.forget()
         self._steps.drop()
 
     def report(self) -> Report:
-        """Of the last finished step. Waits for it, and raises its error if it had one."""
+        """The numbers of the last finished step. Waits for that step, and raises its error if it had one."""
         self._check()
         row = _library.StepReport()
         check(library.ebb_step_report(self._memory.handle, byref(row)))
@@ -202,7 +202,7 @@ class Engine:
 
     @property
     def learning_rate(self) -> float:
-        """Of the first group. Setting it sets that of all groups, from the next step on."""
+        """The learning rate of the first group. Setting it sets the rate of all groups, from the next step on."""
         return self.param_groups[0]["lr"]
 
     @learning_rate.setter
@@ -212,13 +212,14 @@ class Engine:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """As torch's optimizers have them: "lr", "weight_decay", "params", and "group", the name in the configuration."""
+        """Groups like those of torch's optimizers: "lr", "weight_decay", "params", and "group", which is the name in the configuration."""
         return self.optimizer.param_groups if self.optimizer is not None else []
 
     @property
     def sums_micro_batches(self) -> bool:
-        """False: gradients and report().loss are means over the micro-batches of a step. True: sums, for a loop that divides each loss
-        itself, say by the tokens of all micro-batches. Over ranks they are means in both cases. Counts from the next step on."""
+        """False: gradients and report().loss are means over the micro-batches of a step. True: they are sums, for a loop that divides
+        each loss itself, for example by the tokens of all micro-batches. Over ranks they are means in both cases. A change holds from
+        the next step on."""
         return self._steps.sums
 
     @sums_micro_batches.setter
@@ -228,8 +229,8 @@ class Engine:
     # State.
 
     def gather(self, name: str, rank: int = -1, master: bool = False) -> torch.Tensor | None:
-        """Collective: the parameter's whole value on the CPU, in its dtype, or with `master` the fp32 value that is updated. On
-        `rank` alone, and None elsewhere; -1: on every rank."""
+        """Collective: returns the whole value of a parameter on the CPU, in its dtype. With `master`: the fp32 value that the optimizer
+        updates. Only `rank` gets the value, and other ranks get None; -1: every rank gets it."""
         self._between_forwards(checks_writes=False)  # of many parameters in turn
         name = self._named(name)
         shape = self._parameters[name].shape
@@ -244,7 +245,8 @@ class Engine:
         return whole if master or whole is None else whole.to(self._parameters[name].dtype)
 
     def gather_pieces(self, name: str, piece: Callable[[Any, int, int], None], rank: int) -> None:
-        """Collective: `piece`(pointer to fp32 values, begin, end) for at most 1 MiB at a time, in order, on `rank`, or with -1 on all."""
+        """Collective: calls `piece`(pointer to fp32 values, begin, end) for at most 1 MiB at a time, in order. `rank`: the rank that makes
+        these calls; -1: all do."""
         failures: list[BaseException] = []
 
         def sink(user, parameter, begin, end, values) -> int:
@@ -261,30 +263,31 @@ class Engine:
         check(code)
 
     def state_dict(self, rank: int = -1) -> dict[str, torch.Tensor]:
-        """Collective: all that model.state_dict() has, parameters gathered to the CPU of `rank`, or with -1 of every rank. Other
-        ranks get an empty dict."""
+        """Collective: all entries of model.state_dict(), with parameters gathered to the CPU of `rank`; -1: to the CPU of every rank.
+        Other ranks get an empty dict."""
         self._between_forwards()
         return saving.state_dict(self, rank)
 
     def load_state_dict(self, values: Mapping[str, torch.Tensor], strict: bool = True) -> None:
-        """Collective: every rank gives the same values, by the names of model.state_dict(). Optimizer states stay."""
+        """Collective: sets values by the names of model.state_dict(). Every rank gives the same values. Optimizer states do not change."""
         self._between_forwards()
         saving.load_state_dict(self, values, strict)
 
     def write(self, name: str, value: torch.Tensor) -> None:
-        """Collective: one parameter takes `value`, which has its shape. The other parameters of this rank are read and written again,
-        so for many at once load_state_dict is the way."""
+        """Collective: sets one parameter to `value`, which must have its shape. The other parameters of this rank are read and written
+        again, so load_state_dict is faster for many parameters."""
         self._between_forwards()
         saving.write(self, {self._named(name): value})
 
     def save(
         self, folder: str | os.PathLike, *, keep: int = 0, trainer: bytes = b"", of_this_rank: bytes = b"", asynchronous: bool = False
     ) -> Ticket | None:
-        """Collective: a checkpoint `folder`/step-N of the whole run, which load() takes at any number of ranks, stage and tier. The
-        newest `keep` stay; 0: all. `trainer`: the caller's own bytes, of which rank 0's count; `of_this_rank`: each rank's.
+        """Collective: saves the run as the checkpoint `folder`/step-N, which load() takes at any number of ranks, stage and tier. Only the
+        newest `keep` checkpoints are kept; 0: all. `trainer`: the caller's own bytes; those of rank 0 are saved. `of_this_rank`: bytes of
+        each rank.
 
-        asynchronous: returns a Ticket when the save is on its way, beside the steps that come; what is saved is the last finished step.
-        A second save waits for the first."""
+        asynchronous: returns a Ticket as soon as the save has been started. It goes on while later steps run, and saves the state after
+        the last finished step. A second save waits for the first."""
         self._between_steps("save")
         options = _library.SaveOptions(
             keep=keep, trainer=trainer, trainer_bytes=len(trainer), of_this_rank=of_this_rank, of_this_rank_bytes=len(of_this_rank)
@@ -295,8 +298,8 @@ class Engine:
         return Ticket(self._memory, number.value) if asynchronous else None
 
     def load(self, path: str | os.PathLike) -> tuple[int, bytes, bytes]:
-        """Collective: a checkpoint, or the newest whole one of a folder. Returns the finished steps, and what save() was given as
-        `trainer` and, at the same number of ranks, `of_this_rank`."""
+        """Collective: loads a checkpoint, or the newest complete one of a folder. Returns the number of finished steps, and the bytes that
+        save() got as `trainer` and as `of_this_rank` (empty at another number of ranks)."""
         self._between_steps("load")
         found = _library.Loaded()
         check(library.ebb_load(self._memory.handle, os.fspath(path).encode(), byref(found)))
@@ -310,48 +313,48 @@ class Engine:
     def save_pretrained(
         self, folder: str | os.PathLike, *, trainable_only: bool = False, dtype: torch.dtype | None = None, file_bytes: int = 5_000_000_000
     ) -> None:
-        """Collective: the model as safetensors files of at most `file_bytes` and their index, with the config.json of transformers or
-        peft where the model has one. Rank 0 writes; no rank holds the model. `trainable_only`: a peft model's adapter, under
-        peft's names. `dtype`: default that of the parameters."""
+        """Collective: writes the model as safetensors files of at most `file_bytes` and their index, with the config.json of transformers
+        or peft if the model has one. Rank 0 writes, and no rank holds the whole model. `trainable_only`: writes a peft model's adapter,
+        under peft's names. `dtype`: of the values; default: that of the parameters."""
         self._between_forwards()
         saving.save_pretrained(self, Path(folder), trainable_only, dtype, file_bytes)
 
     def copy_parameters_from(self, other: "Engine") -> None:
-        """Collective: every parameter takes the value of the one of the same name and shape there."""
+        """Collective: every parameter takes the value of the parameter of `other` that has the same name and shape."""
         self._between_steps("copy_parameters_from")
         other._between_steps("copy_parameters_from")
         check(library.ebb_engine_copy_parameters(self._memory.handle, other._memory.handle))
         self._steps.refresh_residents()
 
     def reorder(self, example: Any) -> None:
-        """Collective, between steps: the order of visits that `example` shows, as initialize() takes it. For a loop that
-        changes how it calls the model."""
+        """Collective, between steps: learns the order of the units again from `example`, which is as for initialize(). Call it if the loop
+        begins to call the model in another way."""
         self._between_steps("reorder")
         self._adopt(self._observed(example))
 
     # Memory.
 
     def memory(self) -> list[MemoryRow]:
-        """Bytes of this rank, predicted, current and at their peak. Activations and buffers are torch's, and not in it."""
+        """Bytes of this rank: predicted, current and peak. Activations and buffers are torch's, so they are not counted."""
         self._check()
         rows = _library.rows_of(_library.MemoryRow, library.ebb_memory, self._memory.handle)
         return [MemoryRow(STATES[row.state], TIERS[row.tier], row.predicted, row.current, row.peak) for row in rows]
 
     def traffic(self) -> list[TrafficRow]:
-        """Of the last finished step; nothing while all state is on the device."""
+        """The bytes that the last finished step moved between tiers. Empty if all state is on the device."""
         self._check()
         rows = _library.rows_of(_library.TrafficRow, library.ebb_traffic, self._memory.handle)
         return [TrafficRow(STATES[row.state], TIERS[row.tier], DIRECTIONS[row.direction], row.predicted, row.bytes) for row in rows]
 
     def communication(self) -> list[CommunicationRow]:
-        """Of the last finished step."""
+        """The bytes that the last finished step's collectives moved between ranks."""
         self._check()
         rows = _library.rows_of(_library.CommunicationRow, library.ebb_communication, self._memory.handle)
         return [CommunicationRow(row.operation.decode(), row.predicted, row.bytes) for row in rows]
 
     def suspend(self) -> None:
-        """Collective, between steps: gives the device's memory back and keeps state on the host, until resume(). Meanwhile
-        parameters show NaN; state can be read and written."""
+        """Collective, between steps: frees the device's memory and keeps the state on the host, until resume(). Meanwhile parameters show
+        NaN, but state can be read and written."""
         self._between_steps("suspend")
         for slots in self._slots:
             slots.conceal()
@@ -364,15 +367,15 @@ class Engine:
         return not self._slots[0].views
 
     def resume(self) -> None:
-        """Collective: the reverse. Everything goes on bit for bit."""
+        """Collective: takes the device's memory again after suspend(). Training goes on bit for bit."""
         self._between_steps("resume")
         check(library.ebb_engine_suspend(self._memory.handle, 0))
         self._place()
         self._steps.refresh_residents()
 
     def close(self) -> None:
-        """Ends threads and files, and takes the hooks off the model. Parameters show NaN from then on; tensors over the engine's
-        memory stay readable."""
+        """Ends the engine's threads and files, and removes the hooks from the model. After this the parameters show NaN. Tensors over the
+        engine's memory remain readable."""
         if self._memory.closed:
             return
         self._walk.forget()

@@ -1,4 +1,4 @@
-"""What torch's schedulers see of the engine's optimizer: groups with a learning rate and a weight decay."""
+"""The engine's optimizer as torch's schedulers need it: groups with a learning rate and a weight decay."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _MOMENTA = ("betas", "momentum")
 
 
 class Optimizer(torch.optim.Optimizer):
-    """`param_groups[i]["lr"]` and `["weight_decay"]` count for the next step once they were changed; until then the JSON's do.
-    State is the engine's."""
+    """If you change `param_groups[i]["lr"]` or `["weight_decay"]`, the next step uses that value. Until then the JSON's values hold.
+    The engine has the optimizer states."""
 
     def __init__(self, groups: list[dict[str, Any]], step: Callable[[], bool], zero_grad: Callable[[], None]):
         # Schedulers that cycle the momentum ask for its name.
@@ -85,7 +85,7 @@ def _momentum(group: dict[str, Any]) -> list[Any]:
 
 
 def refuse_other_optimizers() -> None:
-    """An optimizer that was made over the engine's parameters would train nothing. Its step raises."""
+    """Makes step() of other optimizers over the engine's parameters raise, because they would train nothing."""
 
     def before_step(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
         if isinstance(optimizer, Optimizer):

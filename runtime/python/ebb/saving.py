@@ -1,4 +1,4 @@
-"""State out of an engine and into it: state dicts, and safetensors files as Hugging Face's libraries write them."""
+"""Reads and writes the state of an engine: state dicts, and safetensors files like those of Hugging Face's libraries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Removal:
 
 
 def attach(engine: "Engine") -> list[Any]:
-    """model.state_dict() gathers, model.load_state_dict() spreads, model.zero_grad() is the engine's, and copies of the model say why there are none."""
+    """Makes model.state_dict() gather, model.load_state_dict() write and model.zero_grad() call the engine. Copying the model raises."""
     model, handles = engine.model, []
     for module in model.modules():
         if any(parameter is not None for parameter in module._parameters.values()):
@@ -63,7 +63,7 @@ def _gathered(engine: "Engine"):
 
 
 def keys(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """As model.state_dict() has them, with no parameter gathered."""
+    """The entries of model.state_dict(), without gathering any parameter."""
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = path + "." if path else ""
         for key, parameter in module._parameters.items():
@@ -116,7 +116,7 @@ def load_state_dict(engine: "Engine", values: Mapping[str, torch.Tensor], strict
 
 
 def write(engine: "Engine", values: Mapping[str, torch.Tensor]) -> None:
-    """Parameters take new values, as fp32 masters. What is not named keeps its own: it is read and written again."""
+    """Sets parameters by their fp32 masters. Parameters that are not named keep their values, which are read and written again."""
     if engine._steps.in_step:
         raise Error("parameters are written between steps: behind step(), or after drop()")
     given: dict[int, torch.Tensor] = {}
@@ -214,8 +214,8 @@ def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype:
 
 
 def _of_rank_0(engine: "Engine", text: str) -> str:
-    """Collective: rank 0's text, on every rank. The mean of an evaluation's losses carries two bytes. A suspended engine evaluates nothing:
-    there the text stays on rank 0."""
+    """Collective: returns rank 0's text on every rank. Each evaluation carries two bytes of it as its mean loss. A suspended engine cannot
+    evaluate, so there only rank 0 gets the text."""
     if engine.world.size == 1 or engine.is_suspended:
         return text
 
@@ -238,7 +238,7 @@ def _adapter_name(key: str, adapter: str) -> str:
 
 
 class _Writer:
-    """`folder`/`stem`.safetensors, or parts of it and their index. The files have their names when all of them are written."""
+    """Writes `folder`/`stem`.safetensors, or several files and their index. The files get their names when all of them are written."""
 
     def __init__(self, folder: Path, stem: str, tensors: list[tuple[str, torch.Tensor]], dtype: torch.dtype | None, file_bytes: int):
         folder.mkdir(parents=True, exist_ok=True)
@@ -305,7 +305,7 @@ class _Writer:
             self.file = None
 
     def finish(self) -> None:
-        """What an earlier call has left in the folder goes, as readers prefer one file to parts."""
+        """Names the files, and removes those of an earlier call, because readers prefer one file to several parts."""
         self._close()
         index = f"{self.stem}.safetensors.index.json"
         names = list(self.names)

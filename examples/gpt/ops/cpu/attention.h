@@ -1,5 +1,5 @@
-// Causal attention of one head at a time, in blocks of query rows, so that scores never exist for
-// more than one block.
+// Causal attention of one head at a time, in blocks of query rows. So only the scores of one block
+// are in memory.
 //
 //   block of queries [rows, depth]  x  keys it may see [columns, depth]^T  ->  scores [rows,
 //   columns]  ->  softmax  x  values

@@ -1,6 +1,6 @@
-// The vectorised kernels of the CPU. Each works on a range of its rows, columns or elements, so
-// that a range is one thread's part. The cut does not change the result of an element or row.
-// `dtype` is that of the activations.
+// The vectorised kernels of the CPU. Each works on a range of rows, columns or elements, which is
+// the part of one thread. The division does not change the result of an element or row. `dtype` is
+// that of the activations.
 #pragma once
 
 #include <cstdint>

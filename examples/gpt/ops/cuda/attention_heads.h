@@ -1,5 +1,5 @@
-// Shared by all kernels of attention: the place of a head's rows, the part of a head that a block
-// has, and a few functions of numbers.
+// Functions that all kernels of attention share: the address of a head's rows, the part of a head
+// that a block computes, and a few functions of numbers.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Sequences of launches that come again and again with the same arguments, as CUDA graphs.
+// Launches repeated sequences of calls with the same arguments as CUDA graphs.
 //
 //   first time    launched one by one: cuBLASLt chooses its algorithms then, and loads its kernels
 //   second time   captured, and the graph launched
@@ -6,9 +6,9 @@
 //
 // A key stands for all arguments of a sequence. A key is never evicted: the addresses come from an
 // engine's plan, so a step uses all keys in the same order, and an evicted key would be the next
-// one needed. Keys that come when no place is left are always launched one by one.
+// one needed. If there is no place for a key, its calls are always launched one by one.
 //
-// If a sequence cannot be captured this is logged once, and no other is tried.
+// If a sequence cannot be captured, this is logged once, and no other sequence is captured.
 #pragma once
 
 #include <cuda_runtime_api.h>

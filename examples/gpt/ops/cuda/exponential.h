@@ -1,5 +1,6 @@
-// Fast exponentials for kernels that need one for each number: an instruction or two on the device.
-// The library's, exact to the last bit, takes eight or nine.
+// Fast exponentials, for kernels that compute one for each number. They take one or two
+// instructions on the device. The library's function is exact to the last bit, and takes eight or
+// nine.
 #pragma once
 
 #include <cmath>

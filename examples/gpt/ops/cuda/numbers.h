@@ -1,5 +1,5 @@
-// How kernels store results at any address and of any type, and which arrays can be walked in
-// groups of runtime/device/cuda/numbers.h.
+// Functions by which kernels store results of any type at any address, and which find out whether
+// an array can be read in the groups of runtime/device/cuda/numbers.h.
 #pragma once
 
 #include <cstdint>

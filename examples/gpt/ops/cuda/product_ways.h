@@ -3,7 +3,8 @@
 // names. Only a measurement shows which is faster, because fusing restricts cuBLASLt to other
 // kernels, and the heuristic's first answer is not always the best.
 //
-// As letters: A, B, C, D: fused, with the first, second ... algorithm; a, b, c, d: apart.
+// Each way has a letter. A, B, C and D are fused ways with the first, second, third and fourth
+// algorithm; a, b, c and d are the others.
 #pragma once
 
 #include <optional>

@@ -1,9 +1,9 @@
-"""transformers' Trainer on the engine: a DeepSpeed JSON says what is sharded over the ranks, and what lies in RAM or on a disk.
+"""transformers' Trainer on the engine. A DeepSpeed JSON says what is sharded over the ranks, and what is in RAM or on a disk.
 
     from ebb.integrations.transformers import Trainer
     Trainer(model, TrainingArguments("out"), train_dataset=data, ebb_config="ds_config.json").train()
 
-What transformers leaves to accelerate's backends is done here: wrapping, backward, clipping, the optimizer, saving and resuming. The loop,
+This file does what transformers leaves to accelerate's backends: wrapping, backward, clipping, the optimizer, saving and resuming. The loop,
 its data, evaluation, schedules, callbacks and logs are transformers' own."""
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _OPTIMIZERS = {"adamw_torch": "AdamW", "adamw_torch_fused": "AdamW", "sgd": "SGD
 
 
 def _meet() -> None:
-    """Ranks meet here before TrainingArguments makes torch.distributed's group, which then listens at the same MASTER_PORT. Ranks that
-    mpirun or srun has started get the variables by which torch and accelerate know them."""
+    """Connects the ranks before TrainingArguments makes torch.distributed's group, because that group then listens at the same MASTER_PORT.
+    For ranks that mpirun or srun has started, it sets the environment variables that torch and accelerate read."""
     of = world()
     if of.size == 1 or "RANK" in os.environ:
         return
@@ -48,13 +48,13 @@ _meet()
 class Trainer(transformers.Trainer):
     """transformers.Trainer with two more arguments, by keyword:
 
-    ebb_config: DeepSpeed's JSON, a path or a dict; default: stage 3. "auto", and what is missing, comes from TrainingArguments: batch size,
-        accumulation, clipping, bf16 and fp16, the optimizer and its parameters, the steps of a schedule. A value that TrainingArguments
-        contradicts is an error.
+    ebb_config: DeepSpeed's JSON, a path or a dict; default: stage 3. TrainingArguments give the values for "auto" and for missing keys: batch
+        size, accumulation, clipping, bf16 and fp16, the optimizer and its parameters, the steps of a schedule. If TrainingArguments
+        contradict a value, that is an error.
     ebb_options: more keywords of ebb.initialize: units, example, resident, groups, weights, values_of_rank_0, threads, check.
 
-    `trainer.engine` is there once training or evaluation has begun. The optimizer and, if the JSON has a "scheduler", the schedule are the
-    engine's."""
+    `trainer.engine` exists after training or evaluation has begun. The optimizer is the engine's, and so is the schedule if the JSON has a
+    "scheduler"."""
 
     def __init__(self, *arguments: Any, ebb_config: Config | None = None, ebb_options: Mapping[str, Any] | None = None, **keywords: Any):
         self.engine: Engine | None = None
@@ -89,7 +89,7 @@ class Trainer(transformers.Trainer):
         self.accelerator.clip_grad_norm_ = lambda *arguments, **options: None  # at the update, by "gradient_clipping"
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """Parameters are the engine's, which puts them where the JSON says."""
+        """Does nothing, because the engine puts parameters where the JSON says."""
         for module in model.modules():
             module._buffers.update({name: buffer.to(device) for name, buffer in module._buffers.items() if buffer is not None})
 
@@ -153,7 +153,7 @@ class Trainer(transformers.Trainer):
     # Saving and resuming.
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """For from_pretrained(): streamed, no rank holds the model. Of a peft model the adapter."""
+        """Writes files for from_pretrained(), piece by piece, so that no rank holds the model. For a peft model: the adapter."""
         if self.engine is None:
             return super().save_model(output_dir, _internal_call)
         folder = output_dir or self.args.output_dir
@@ -195,7 +195,7 @@ def _has_engine(checkpoint: str) -> bool:
 
 
 class _ScheduleOfConfig:
-    """For the loop, which steps a schedule and asks it for the rate: the engine's own schedule counts by itself."""
+    """A schedule for the Trainer's loop, which steps it and asks it for the rate. The engine counts the steps of its own schedule."""
 
     def __init__(self, engine: Engine):
         self._engine = engine
@@ -204,7 +204,7 @@ class _ScheduleOfConfig:
         pass
 
     def get_last_lr(self) -> list[float]:
-        """Of the configuration; what is logged is the rate of the step."""
+        """The rate of the configuration. The log has the rate of the step instead."""
         return [self._engine.learning_rate]
 
     def state_dict(self) -> dict[str, Any]:
@@ -215,8 +215,8 @@ class _ScheduleOfConfig:
 
 
 def filled(stated: Mapping[str, Any], args: transformers.TrainingArguments, steps: int) -> dict[str, Any]:
-    """The configuration with values of `args` where it says "auto" or nothing. `steps`: of the whole run; 0 or less: not known.
-    Raises where it contradicts them, and names all such keys."""
+    """The configuration, with values of `args` for "auto" and for missing keys. `steps`: of the whole run; 0 or less: not known.
+    Raises if the two contradict each other, and names all such keys."""
     made = copy.deepcopy(dict(stated))
     made.setdefault("train_micro_batch_size_per_gpu", "auto")
     made.setdefault("gradient_accumulation_steps", "auto")
@@ -245,7 +245,7 @@ def filled(stated: Mapping[str, Any], args: transformers.TrainingArguments, step
 
 
 def _values(args: transformers.TrainingArguments, steps: int) -> dict[str, tuple[Any, str | None]]:
-    """By key what TrainingArguments say, and the argument's name where both have to agree."""
+    """For each key the value of TrainingArguments, and the name of the argument if both must agree."""
     known = steps > 0
     each = args.per_device_train_batch_size * args.gradient_accumulation_steps
     return {
