@@ -1,8 +1,8 @@
 // The bitwise matrix on GPUs: engines with their state on a CUDA device, on ranks that are threads
 // and share it. They have the bits of the CPU over `local`, and over NCCL with
 // ebb.deterministic_reduce. Otherwise NCCL rounds partial sums, so cells have the bits of a
-// reference over NCCL. NCCL has an order of its own for sums of three or more, which depends on the
-// collective and on what else is in it: from three ranks on a reference has the cell's collectives.
+// reference over NCCL. On a device NCCL's order of three or more addends depends on the collective
+// and on what else is in it, so from three ranks on a reference has the cell's collectives.
 //
 // It runs on the stand-in, and on a device if there is one. There cells over NCCL have fewer ranks,
 // or offload nothing, if they have more streams than the device has queues (docs/ranks.md).
@@ -42,7 +42,7 @@ absl::StatusOr<Outcome> RunOnGpu(const Cell& cell, Ranks ranks) {
 }
 
 Cell ReferenceOf(const Cell& cell, Ranks ranks) {
-  if (ranks != Ranks::kNccl || cell.world() <= 2) return cell.Reference();
+  if (ranks != Ranks::kNccl || cell.world() <= 2 || nccl_sums_in_one_order) return cell.Reference();
   Cell plain = cell;
   for (const Axis axis : {kPrefetch, kReshard, kBetween, kParameters, kOptimizer, kGradients,
                           kActivations, kFasterShare, kDisk, kReports})

@@ -5,6 +5,10 @@
 
 namespace ebb::testing {
 
+// Whether sums over NCCL have one order in every collective, as those of the stand-in
+// (stand_in/last_device.cc).
+inline bool nccl_sums_in_one_order = false;
+
 class NcclSharesDevice {
  public:
   explicit NcclSharesDevice(bool shares = true) { setenv(kName, shares ? "1" : "0", 1); }

@@ -2,6 +2,7 @@
 // may have a context. Launch queues are finite there.
 #include <gtest/gtest.h>
 
+#include "../nccl_shares_device.h"
 #include "stand_in.h"
 
 namespace ebb::stand_in {
@@ -17,6 +18,7 @@ class LastDevice : public ::testing::EmptyTestEventListener {
 
 const bool registered = [] {
   SetLaunchQueue(400);  // fewer than on a device: ranks here may not fill their queues
+  testing::nccl_sums_in_one_order = true;
   ::testing::UnitTest::GetInstance()->listeners().Append(new LastDevice);
   return true;
 }();
