@@ -1,4 +1,4 @@
-"""What the tests of ebb-checkpoint against other packages have in common: the program, run, and packages that may not be there.
+"""The common part of the tests of ebb-checkpoint against other packages: it runs the program and looks for the packages.
 
     NAME_test.py EBB_CHECKPOINT
 """

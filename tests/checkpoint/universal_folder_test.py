@@ -156,7 +156,7 @@ with tempfile.TemporaryDirectory() as made:
     for protocol in (2, 3, 4, 5):
         torch.save({"a": torch.arange(3.)}, odd, pickle_protocol=protocol)
         run("inspect", odd)
-    for wrong, said in (({"a": torch.zeros(3, 4).t()}, "row-major"), (model, "Model"), ({"a": 3}, "no tensor with a name")):
+    for wrong, said in (({"a": torch.zeros(3, 4).t()}, "row-major"), (model, "Model"), ({"a": 3}, "not a named tensor")):
         torch.save(wrong, odd)
         assert said in run("inspect", odd, code=2), said
     torch.save(model.state_dict(), odd, _use_new_zipfile_serialization=False)
