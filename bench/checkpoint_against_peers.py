@@ -3,10 +3,10 @@
 
     bench/checkpoint_against_peers.py FOLDER --python PYTHON_WITH_TORCH [--units 13] [--elements 8388608] [--rounds 5]
 
-One rank; fp32 masters and two states of Adam's a parameter, in RAM. A save ends when its files are synced; a load begins
-with them dropped from the page cache. "disk" writes and reads as many bytes with O_DIRECT in the same folder
-(checkpoint_bench). The order of programs turns; the table has medians, and medians of the ratios within a round.
-Without DeepSpeed in that Python its rows are left out, with a line that says so.
+One rank has fp32 masters and Adam's two states in RAM. A save ends when its files are synced. A load begins with the
+files dropped from the page cache. "disk" writes and reads as many bytes with O_DIRECT in the same folder
+(checkpoint_bench). The order of programs changes from round to round. The table has medians, and medians of the ratios
+within a round. If that Python has no DeepSpeed, its rows are left out, and a line says so.
 """
 
 import argparse
