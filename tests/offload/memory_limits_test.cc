@@ -34,7 +34,7 @@ TEST(MemoryLimits, AreNoneWithoutProcOrWhereItSaysNothing) {
   EXPECT_THAT(ReadMemoryLimits(files.root()), IsEmpty());
 }
 
-// Reading a directory fails although opening works, as a file of /proc may with EIO.
+// A directory can be opened but not read, like a file of /proc that fails with EIO.
 TEST(MemoryLimits, AFileThatCannotBeReadCountsAsAbsent) {
   const auto make_unreadable = [](const SystemFiles& files, const std::string& path) {
     std::filesystem::remove(files.root() + path);
