@@ -58,7 +58,7 @@ struct Key {
   // need it.
   std::string_view only_for = "", required_for = "";
   std::string_view same_as = "";  // the key that it is another name of, which has its own row
-  bool is_deprecated = false;     // for rows with same_as: worth a remark
+  bool is_deprecated = false;     // for rows with same_as: the name gets a remark
   bool may_repeat = false;        // may also be given under another name; `path` wins
 };
 

@@ -1,5 +1,5 @@
-// Rows about what DeepSpeed does beside the state of training: other kinds of parallelism,
-// compression, data, and others. None of these is built. Switched off they change nothing.
+// Rows about DeepSpeed's other features: other kinds of parallelism, compression, data, and more.
+// None of these is built. A key that switches such a feature off changes nothing.
 #include "ebb/runtime/config/key_rows.h"
 
 namespace ebb::config {

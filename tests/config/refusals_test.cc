@@ -423,10 +423,10 @@ TEST(UnknownKeys, AreErrorsOrWarningsAsAsked) {
                          {.unknown_keys = UnknownKeys::kWarn})}) {
     ASSERT_TRUE(config.ok()) << config.status();
     EXPECT_THAT(config->warnings,
-                ElementsAre("\"job\" is not a key; it is passed over, as in DeepSpeed",
+                ElementsAre("\"job\" is not a key; it is ignored, as in DeepSpeed",
                             "\"train_batchsize\" is not a key; the nearest is "
-                            "\"train_batch_size\"; it is passed over, as in DeepSpeed",
-                            "\"fp16.opt_level\" is not a key; it is passed over"));
+                            "\"train_batch_size\"; it is ignored, as in DeepSpeed",
+                            "\"fp16.opt_level\" is not a key; it is ignored"));
   }
 }
 
