@@ -182,7 +182,7 @@ INSTANTIATE_TEST_SUITE_P(
              {"OneCycle needs \"scheduler.params.cycle_min_lr\""}},
         Case{R"({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}})",
              {"\"scheduler.params.total_num_steps\" is \"auto\"", "(steps of the whole run)",
-              "give an integer of at least 1 in its place"}},
+              "give an integer of at least 1 instead"}},
         Case{R"({"ebb": {"parameter_groups": {"": {}}}})", {"a group without a name"}},
         Case{R"({"ebb": {"parameter_groups": {"g": {"optimizer": {"type": "SGD",
                  "params": {"eps": 1}}}}}})",

@@ -97,7 +97,7 @@ TEST(Remarks, NameSchedulesThatHaveNoEffect) {
   const absl::StatusOr<Config> config = Config::FromJson(R"({"optimizer": {"type": "SGD"},
       "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 1}}})");
   ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_THAT(config->remarks, Contains(HasSubstr("betas, which SGD has not")));
+  EXPECT_THAT(config->remarks, Contains(HasSubstr("betas, but SGD has none")));
 }
 
 TEST(Remarks, SecondaryShardsAreOfStage3) {

@@ -269,7 +269,7 @@ TEST(SwapDirectoryTest, ADeadRunsSwapFilesAreRemovedAndLinksNotFollowed) {
 TEST(SwapDirectoryTest, SaysHowManyProcessesWereKilledHoweverManyDirectoriesTheyHad) {
   const Scratch scratch;
   for (const auto& [processes, said] :
-       {std::pair(1, "what 1 killed process left"), {2, "what 2 killed processes left"}}) {
+       {std::pair(1, "files of 1 killed process in"), {2, "files of 2 killed processes in"}}) {
     std::vector<std::unique_ptr<Process>> dead;
     for (int i = 0; i < processes; ++i)
       dead.push_back(std::make_unique<Process>(scratch.path(), /*directories=*/8));
