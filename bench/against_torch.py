@@ -110,7 +110,7 @@ def print_table(batch, results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--python", required=True, help="one that has torch")
+    parser.add_argument("--python", required=True, help="a Python with torch")
     parser.add_argument("--gpt", default=HERE.parent / "build/release/bin/gpt")
     parser.add_argument("--batch", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--steps", type=int, default=12)

@@ -46,7 +46,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--bench", default=HERE.parent / "build/release/bin/checkpoint_bench")
-    parser.add_argument("--python", required=True, help="one that has torch, and deepspeed if it is to be compared")
+    parser.add_argument("--python", required=True, help="a Python with torch, and with deepspeed to compare it")
     parser.add_argument("--units", type=int, default=13)
     parser.add_argument("--elements", type=int, default=8 << 20, help="of a unit")
     parser.add_argument("--rounds", type=int, default=5)

@@ -428,12 +428,12 @@ int main(int argc, char** argv) {
   app.add_option("directory", arguments.directory, "where checkpoints go")->required();
   app.add_option("what", arguments.what, "")
       ->check(CLI::IsMember({"disk", "ram", "nvme", "commands"}));
-  app.add_option("--units", arguments.units, "of the model")->check(CLI::Range(1, 10000));
-  app.add_option("--elements", arguments.elements, "of a unit, a multiple of 2048")
+  app.add_option("--units", arguments.units, "units of the model")->check(CLI::Range(1, 10000));
+  app.add_option("--elements", arguments.elements, "elements of a unit, a multiple of 2048")
       ->check(CLI::Range(int64_t{2048}, int64_t{1} << 32));
   app.add_option("--turns", arguments.turns, "")->check(CLI::Range(1, 1000));
   app.add_option("--compute", arguments.compute_ms, "milliseconds of a step's kernels");
-  app.add_option("--threads", arguments.threads, "of the rank")->check(CLI::Range(1, 1024));
+  app.add_option("--threads", arguments.threads, "threads of the rank")->check(CLI::Range(1, 1024));
   app.add_flag("--early", arguments.early, "updates beside backward");
   CLI11_PARSE(app, argc, argv);
   if (arguments.what == "disk" || arguments.what == "commands") arguments.compute_ms = 0;

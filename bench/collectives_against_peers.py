@@ -47,7 +47,7 @@ def ebb(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--comm-bench", default=HERE.parent / "build/release/bin/comm_bench")
-    parser.add_argument("--python", help="one that has torch")
+    parser.add_argument("--python", help="a Python with torch")
     parser.add_argument("--bytes", type=int, default=64 << 20)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()

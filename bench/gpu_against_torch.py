@@ -272,7 +272,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--output", required=True)
     parser.add_argument("--gpt", default=str(ROOT / "build/release/bin/gpt"), help="the command that starts it")
-    parser.add_argument("--python", default=sys.executable, help="one that has torch")
+    parser.add_argument("--python", default=sys.executable, help="a Python with torch")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: tiny cases, to try this")
     parser.add_argument("--time", type=float, default=500, help="seconds for all")
     parser.add_argument("--cases", nargs="+", choices=[*CASES, *ON_CPU], metavar="NAME", help=", ".join(CASES))

@@ -98,7 +98,7 @@ def main():
     parser.add_argument("--block-size", type=int, default=1 << 20)
     parser.add_argument("--queue-depth", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--python", help="one that has torch and deepspeed, whose aio needs libaio's headers; "
+    parser.add_argument("--python", help="a Python with torch and deepspeed (its aio needs libaio's headers); "
                                          "default: without")
     args = parser.parse_args()
     if not shutil.which("fio"):

@@ -81,7 +81,7 @@ def measure(args, threads):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--step", default=HERE.parent / "build/release/bin/optimizer_step")
-    parser.add_argument("--python", required=True, help="one that has torch and, if it can be had, deepspeed")
+    parser.add_argument("--python", required=True, help="a Python with torch and, if possible, deepspeed")
     parser.add_argument("--elements", type=int, default=100_000_000)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=15)

@@ -232,15 +232,16 @@ absl::Status Compare(const Arguments& arguments) {
 int main(int argc, char** argv) {
   ebb::bench::Arguments arguments;
   CLI::App app("Steps of gpt on this CPU: simulated beside measured.", "step_times");
-  app.add_option("--disk", arguments.disk, "folder of what is on NVMe (default: this one)");
+  app.add_option("--disk", arguments.disk, "folder for state on NVMe (default: this one)");
   app.add_option("--layers", arguments.shape.layers)->capture_default_str();
   app.add_option("--width", arguments.shape.width)->capture_default_str();
   app.add_option("--heads", arguments.shape.heads)->capture_default_str();
   app.add_option("--context", arguments.shape.context)->capture_default_str();
   app.add_option("--batch", arguments.batch, "sequences of a rank")->capture_default_str();
-  app.add_option("--ranks", arguments.ranks, "(default: 1 2)")->check(CLI::Range(1, 64));
-  app.add_option("--turns", arguments.turns, "of passes and steps")->capture_default_str();
-  app.add_option("--steps", arguments.steps, "of a turn")->check(CLI::Range(3, 1000));
+  app.add_option("--ranks", arguments.ranks, "numbers of ranks (default: 1 2)")
+      ->check(CLI::Range(1, 64));
+  app.add_option("--turns", arguments.turns, "turns of passes and steps")->capture_default_str();
+  app.add_option("--steps", arguments.steps, "steps of a turn")->check(CLI::Range(3, 1000));
   CLI11_PARSE(app, argc, argv);
   ebb::SendLogTo([](ebb::LogLevel, std::string_view) {});
   const absl::Status status = ebb::bench::Compare(arguments);

@@ -26,7 +26,7 @@ function(ebb_highway_sources)
   set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 
-# For the folder of the tests, whose flags differ from the libraries'.
+# For the folder of the tests. Its flags differ from the libraries'.
 macro(ebb_precompile_for_tests)
   if(EBB_UNITY)
     set(ebb_precompiled_source ${PROJECT_BINARY_DIR}/precompiled.cc)

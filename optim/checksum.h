@@ -49,7 +49,7 @@ class RunningChecksum {
 
  private:
   std::vector<uint64_t> blocks_;
-  std::vector<std::byte> rest_;  // the part of a block that has come
+  std::vector<std::byte> rest_;  // the started block
   int64_t bytes_ = 0;
 };
 

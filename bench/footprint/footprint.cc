@@ -357,18 +357,20 @@ int Run(const Options& options) {
 int main(int argc, char** argv) {
   ebb::bench::Options options;
   CLI::App app("Memory of training a model: measured against predicted.", "footprint");
-  app.add_option("--model", options.model, "as of ebb-plan (default: gpt2)");
+  app.add_option("--model", options.model, "a name that ebb-plan knows (default: gpt2)");
   app.add_option("--layers", options.shape.layers, "a gated transformer of these sizes instead");
   app.add_option("--width", options.shape.width);
   app.add_option("--heads", options.shape.heads);
   app.add_option("--vocabulary", options.shape.vocabulary);
   app.add_option("--batch", options.batch, "sequences (default: 1)")->check(CLI::Range(1, 1 << 20));
-  app.add_option("--context", options.context, "tokens of one (default: 128)")
+  app.add_option("--context", options.context, "tokens of a sequence (default: 128)")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--worlds", options.worlds, "ranks (default: 1 2 4)")->check(CLI::Range(1, 64));
-  app.add_option("--stages", options.stages, "(default: 0 1 2 3)")->check(CLI::Range(0, 3));
-  app.add_option("--steps", options.steps, "of each run (default: 3)")->check(CLI::Range(2, 1000));
-  app.add_option("--disk", options.disk, "folder of what is on NVMe (default: this one)");
+  app.add_option("--stages", options.stages, "ZeRO stages (default: 0 1 2 3)")
+      ->check(CLI::Range(0, 3));
+  app.add_option("--steps", options.steps, "steps of each run (default: 3)")
+      ->check(CLI::Range(2, 1000));
+  app.add_option("--disk", options.disk, "folder for state on NVMe (default: this one)");
   app.add_option("--peers", options.peers,
                  "a Python with PyTorch, to measure DDP, FSDP2 and DeepSpeed, too")
       ->option_text("PYTHON");

@@ -129,7 +129,7 @@ def main():
     parser.add_argument("--kind", required=True)
     parser.add_argument("--world", type=int, required=True)
     parser.add_argument("--units", required=True)
-    parser.add_argument("--disk", default=".", help="folder of what is on NVMe")
+    parser.add_argument("--disk", default=".", help="folder for state on NVMe")
     parser.add_argument("--steps", type=int, default=3)
     args = parser.parse_args()
     if "RANK" in os.environ:

@@ -34,7 +34,7 @@ cudaError_t LaunchLoadMaster(const Grids& grids, cudaStream_t stream, const Mast
 cudaError_t LaunchStoreMaster(const Grids& grids, cudaStream_t stream, const MasterArrays& arrays);
 cudaError_t LaunchAccumulate(const Grids& grids, cudaStream_t stream,
                              const AccumulateArrays& arrays);
-// Sums what was written or, without a destination, the source.
+// Sums the written numbers or, without a destination, the source.
 cudaError_t LaunchSumSquares(const Grids& grids, cudaStream_t stream,
                              const AccumulateArrays& arrays, double* blocks, double* sum);
 cudaError_t LaunchAddTo(cudaStream_t stream, const float* value, double* sum);

@@ -63,7 +63,7 @@ absl::StatusOr<std::unique_ptr<ReadAhead>> ReadAhead::Open(const std::vector<std
   if (paths.empty()) return absl::InvalidArgumentError("there is no file to read ahead");
   auto state = std::make_unique<State>();
   state->ranges = std::move(ranges);
-  constexpr int kDepth = 32;  // blocks of a MiB: what half the slots hold
+  constexpr int kDepth = 32;  // blocks of 1 MiB: as many as half the slots hold
   FileTransfers::Options options{.backend = backend, .own_thread = false};
   options.aio.queue_depth = std::max(kDepth / static_cast<int>(paths.size()), 1);
   std::vector<int64_t> sizes;

@@ -56,7 +56,7 @@ struct StreamedFile::State {
   int64_t end = 0;            // of the appended bytes
   int64_t filled = 0;         // bytes of the slot that is being filled
   int64_t bytes = INT64_MAX;  // of the file, where that is known
-  size_t slot = 0;            // which one that is
+  size_t slot = 0;            // the index of that slot
   bool full = false;          // the slot before is full, but its write has not started
   bool reserved = false;
   ThreadTeam caller_only{1};

@@ -88,7 +88,7 @@ struct LossScaleConfig {
   friend bool operator==(const LossScaleConfig&, const LossScaleConfig&) = default;
 };
 
-// Where parameters live between their uses. At stage 3 only.
+// The tier of parameters between their uses. Only at stage 3.
 struct OffloadParamConfig {
   Tier device = Tier::kDevice;               // "none", "cpu", "nvme"
   std::vector<std::string> nvme_paths = {};  // folders; several are striped
@@ -102,7 +102,7 @@ struct OffloadParamConfig {
   friend bool operator==(const OffloadParamConfig&, const OffloadParamConfig&) = default;
 };
 
-// Where masters and optimizer states live, and so where the update runs. From stage 1.
+// The tier of masters and optimizer states, and so of the update. From stage 1 on.
 struct OffloadOptimizerConfig {
   Tier device = Tier::kDevice;
   std::vector<std::string> nvme_paths = {};

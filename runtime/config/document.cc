@@ -145,10 +145,10 @@ class Builder : public nlohmann::json_sax<Json> {
     return false;
   }
 
-  // Where the token of this event begins: every key and every value is a token.
+  // The place of this event's token: every key and every value is a token.
   size_t NextToken() { return token_ < tokens_.size() ? tokens_[token_++] : text_.size(); }
 
-  // Where the next value goes: the root, the key just read, or the end of the open array.
+  // The place of the next value: the root, the key just read, or the end of the open array.
   Json* Put(Json value) {
     NextToken();
     if (open_.empty()) {

@@ -34,7 +34,7 @@ enum class Kind : uint8_t {
 enum class Taken : uint8_t {
   kLiterally,
   kUpperLimit,    // the plan takes as much as it needs, up to this value
-  kApproximated,  // nearly what the key says
+  kApproximated,  // close to the key's meaning
   kRefused,       // would change results or placement, and is not built
 };
 
@@ -90,7 +90,7 @@ void ForEachWord(std::string_view list, Visitor&& visit) {
 // Whether `list` has the word, case-sensitive.
 bool HasWord(std::string_view list, std::string_view word);
 
-// What the row allows, for use after "allowed: ".
+// The values that the row allows, for use after "allowed: ".
 std::string Allowed(const Key& key);
 
 }  // namespace ebb::config

@@ -30,7 +30,7 @@ constexpr Key kEbbRows[] = {
     Flag("ebb.reshard_after_forward", "true", kLiterally,
          "whether a unit is released after its forward and gathered again in backward"),
     Integer("ebb.reduction_group", "", kLiterally,
-            "ranks whose gradients are summed first; those of a host when not given")
+            "ranks that sum their gradients first; the ranks of a host when not given")
         .From(1, 2147483647),
     Integer("ebb.shard_group", "0", kLiterally,
             "ranks that states are cut over (HSDP); 0: the world")

@@ -22,7 +22,7 @@ constexpr Key kSurroundingsRows[] = {
     Anything("hybrid_engine", kRefused, "not built: evaluate with an Evaluation")
         .Unless("disabled"),
     Anything("eigenvalue", kRefused, "not built").Unless("disabled"),
-    Anything("progressive_layer_drop", kRefused, "which layers run is the trainer's")
+    Anything("progressive_layer_drop", kRefused, "the trainer decides which layers run")
         .Unless("disabled"),
     Anything("curriculum_learning", kRefused, kTrainersData).Unless("disabled"),
     Anything("data_efficiency", kRefused, kTrainersData).Unless("disabled"),

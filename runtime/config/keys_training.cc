@@ -19,8 +19,8 @@ constexpr Key kTrainingRows[] = {
     Integer("gradient_accumulation_steps", "", kLiterally, "micro-batches of one step of a rank")
         .From(1, kLargestCount),
     Flag("managed_gradient_accumulation", "true", kRefused,
-         "a step is what lies between BeginStep and Finish; StepOptions::micro_batches sets how "
-         "many micro-batches it has"),
+         "a step lies between BeginStep and Finish; StepOptions::micro_batches sets how many "
+         "micro-batches it has"),
 
     Number("gradient_clipping", "1.0", kLiterally,
            "largest global L2 norm of the gradients; 0: off")

@@ -6,7 +6,7 @@ namespace {
 
 constexpr std::string_view kTimeline = "the timeline (ebb.trace) shows it";
 constexpr std::string_view kReport = "a program logs what Engine::Report gives it";
-constexpr std::string_view kTrainersChoice = "what is recomputed is the trainer's choice";
+constexpr std::string_view kTrainersChoice = "the trainer chooses what is recomputed";
 constexpr std::string_view kCheckpoints = "checkpoints are not written by the engine";
 constexpr std::string_view kDataParallel = "every rank is data-parallel";
 constexpr std::string_view kNoCompiler =
@@ -93,7 +93,7 @@ constexpr WithoutMeaning kList[] = {
      kFlatGather},
     {kZero, "ignore_unused_parameters", "the gradient of a parameter that was not used is zero"},
     {kZero, "memory_efficient_linear", "kernels belong to the trainer"},
-    {kZero, "enable_sanity_checks", "ranks compare a hash of what they did at every step"},
+    {kZero, "enable_sanity_checks", "ranks compare a hash of their scopes at every step"},
     {kZero, "save_muon_momentum_buffer_in_memory", "there is no Muon"},
     {kZero, "cpu_offload_use_pin_memory", "pin_memory of each tier replaces it"},
     {kOffloadOptimizerPrefix, "pipeline_read|pipeline_write|pipeline", kAlwaysBeside},

@@ -76,7 +76,7 @@ constexpr Key kZeroRows[] = {
             "staging buffers between the disk and the device")
         .From(1, 2147483647),
     Integer("zero_optimization.offload_param.buffer_size", "", kUpperLimit,
-            "elements of a staging buffer; not given: 1e8, or what the largest unit needs")
+            "elements of a staging buffer; not given: 1e8, or the need of the largest unit")
         .From(1),
     Integer("zero_optimization.offload_param.max_in_cpu", "1000000000", kLiterally,
             "elements that stay in RAM when the others are on NVMe")

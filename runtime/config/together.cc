@@ -43,7 +43,7 @@ void CheckLossScale(const Config& config, Problems& problems) {
   problems.AddTogether(
       "fp16.min_loss_scale",
       {"\"fp16.min_loss_scale\" ", Shown(scale.min_scale),
-       " is above what the scale starts at, 2 to \"fp16.initial_scale_power\" = ", Shown(start)});
+       " is above the initial scale, 2 to \"fp16.initial_scale_power\" = ", Shown(start)});
 }
 
 constexpr std::string_view kParam = "zero_optimization.offload_param";

@@ -290,7 +290,7 @@ absl::Status WriteTrace(const Question& question, const Answer& answer, const st
   Timeline timeline({.name = "ebb-plan", .spans_max = std::ssize(step.simulated.spans) + 1});
   for (int line = 0; line < sharding::kLines; ++line)
     timeline.AddTrack(std::string(sharding::NameOfLine(line)));
-  std::set<std::string> names;  // which spans borrow
+  std::set<std::string> names;  // spans refer to them
   for (const sharding::SimulatedSpan& span : step.simulated.spans) {
     const Fragment& fragment = span.step == 0 ? step.first : step.later;
     const sharding::Instruction& instruction =

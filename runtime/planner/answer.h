@@ -55,7 +55,7 @@ struct StepTime {
   sharding::Simulated simulated;
   sharding::Amounts moved;  // by resource: bytes, or seconds of device and cores
   double tokens_per_second = 0,
-         flops_per_second = 0;  // of all ranks; of one, without what is recomputed
+         flops_per_second = 0;  // of all ranks; of one rank, without recomputation
 };
 
 struct Answer {

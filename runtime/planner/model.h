@@ -37,7 +37,7 @@ struct ModelUnit {
 // Figures of one token.
 struct ModelVisit {
   int unit = 0;
-  bool is_block = false;  // what recomputing computes again
+  bool is_block = false;  // recomputing computes it again
   // Multiplications in forward: with parameters; and, for each position of the context, in attention.
   double products = 0, products_a_position = 0;
   // Forward keeps `kept` elements of the compute dtype and `kept_bytes` of other numbers. If attention is not fused, it

@@ -30,7 +30,7 @@ inline absl::Status ReadAll(const std::string& path) {
   return ForEachPiece(*source, [](size_t, std::span<const float>) { return absl::OkStatus(); });
 }
 
-// Which call: "pwrite .saving-step-N/rank-00000-of-00002.safetensors, 2".
+// A name for each call: "pwrite .saving-step-N/rank-00000-of-00002.safetensors, 2".
 class CallNames {
  public:
   std::string Next(const FileCall& call) {

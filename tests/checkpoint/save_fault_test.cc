@@ -46,7 +46,7 @@ class FailingCalls {
     std::string name;  // of the call
     FileCall call;
   };
-  // Which one it was; nothing: all have.
+  // The new call that failed; nothing: all calls have failed before.
   std::optional<Failed> End() {
     const std::scoped_lock lock(mutex_);
     armed_ = false;
