@@ -14,7 +14,7 @@
 //                  kept                                  scratch
 //   GPT-2          q + 2k + q + w + f                    2w + 2f
 //   gated (Llama)  q + 2k + q + w + 2ef                  2w + 4ef
-//   not fused      for each position of the context, heads more are kept, and scratch has 2 heads more
+//   not fused      also, for each position of the context: heads kept, and 2 heads of scratch
 //
 // The head computes its logits in chunks that fit in that scratch. A trainer with whole logits (Pass::whole_logits)
 // holds fp32 logits, and gradients of the compute dtype, beside the scratch.

@@ -61,7 +61,7 @@ struct StepTime {
 struct Answer {
   Choice choice;
   Config config;
-  absl::Status refused = {};  // the config's error; after an error all other fields are empty
+  absl::Status refused = {};  // the config's error; after an error there are no results
   std::vector<MemoryRow> memory = {};
   TierBytes held = {}, room = {};  // of a rank
   Activations activations = {};

@@ -183,7 +183,7 @@ std::optional<Change> BestChange(const Question& question, std::span<const Answe
     config.train_batch_size = 0;
   });
   if (from.config.uses_nvme() && from.held[1] < from.room[1]) {
-    // Free RAM holds a part of the parameters that are on NVMe.
+    // Free RAM holds a part of the state that is on NVMe.
     Config config = from.config;
     config.ebb.host_memory = (from.room[1] - (from.room[1] - from.held[1]) / 8) >> 20 << 20;
     consider(config::Difference(from.config, config),
