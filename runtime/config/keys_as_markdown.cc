@@ -56,7 +56,7 @@ std::string_view TakenAs(const Key& key) {
 std::string AllowedHere(const Key& key) {
   if (key.taken != Taken::kRefused) return Allowed(key);
   if (key.harmless == "disabled") return "an object whose \"enabled\" is not true";
-  if (key.harmless == "off") return "an empty object, or one of which all is switched off";
+  if (key.harmless == "off") return "an empty object, or one with everything switched off";
   return key.harmless.empty() ? "nothing" : Allowed(key);
 }
 
