@@ -4,10 +4,10 @@
     python3 -m venv /somewhere && /somewhere/bin/pip install torch numpy
     bench/against_torch.py --python /somewhere/bin/python [--rounds 5] [--batch 4 16] [--steps 12]
 
-Every round runs each program once, in an order that turns; the table has the medians of tokens per
-second and the ratio of Ebb's to each. All of them: 6 layers, width 384, context 256, clipping at 1,
-AdamW; two ranks with half of the cores each (plain: one process with all). Peak memory is the
-resident set of one rank, above the bare import for PyTorch as well.
+Every round runs each program once, in an order that changes from round to round. The table has the
+medians of tokens per second and the ratio of Ebb's to each. All programs: 6 layers, width 384,
+context 256, clipping at 1, AdamW, two ranks with half of the cores each (plain: one process with all
+cores). Peak memory is the resident set of one rank; for PyTorch also above the bare import.
 """
 
 import argparse
@@ -110,7 +110,7 @@ def print_table(batch, results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--python", required=True, help="one that has torch")
+    parser.add_argument("--python", required=True, help="a Python with torch")
     parser.add_argument("--gpt", default=HERE.parent / "build/release/bin/gpt")
     parser.add_argument("--batch", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--steps", type=int, default=12)

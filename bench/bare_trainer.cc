@@ -108,8 +108,8 @@ absl::Status BareTrainer::MakeMasters() {
   return device_.status();
 }
 
-// Piece by piece, each with all of the device's threads, because one thread would take minutes for
-// a large model.
+// Fills piece by piece, each with all of the device's threads. One thread would take minutes for a
+// large model.
 absl::Status BareTrainer::FillMasters(ParameterId p) {
   constexpr int64_t kGrain = 4096;
   const ParameterSpec& spec = model_[p];
@@ -147,8 +147,7 @@ const void* BareTrainer::Parameter(ParameterId p) const {
   return parameters_.data() + OffsetOf(p) * SizeOf(options_.compute);
 }
 
-// The head's visit of the tied unit has a gradient of its own, because each visit is reduced on its
-// own.
+// The head's visit to the tied unit has a gradient of its own, because each visit is reduced alone.
 gpt::Target BareTrainer::Gradient(ParameterId p, bool head) {
   const sharding::ParameterLocation& location = layout_.parameters[static_cast<size_t>(p)];
   const int64_t offset = head ? elements_ + location.offset : OffsetOf(p);
@@ -221,7 +220,7 @@ absl::Status BareTrainer::Pass(int64_t step, std::span<sharding::KernelWork> sec
 }
 
 void BareTrainer::SumSquares() {
-  // Bytes that no kernel has written are zero.
+  // Bytes that kernels have not written are zero.
   const int64_t size = SizeOf(options_.compute);
   for (size_t index = 0; index < written_.size(); ++index) {
     const bool head = index >= model_.parameters.size();

@@ -35,10 +35,10 @@ class BareTrainer {
                                                              const Options& options,
                                                              const gpt::Text& text);
 
-  // Returns when the device has taken the step.
+  // Returns when the device has finished the step.
   absl::Status Step(int64_t step);
-  // A step's forward and backward alone. Adds the seconds of each visit to `seconds`, unless that is empty; on the
-  // CPU, where a call returns when it has computed.
+  // Only a step's forward and backward. Adds the seconds of each visit to `seconds`, unless it is empty. Seconds are
+  // right only on the CPU, because a call returns there when it has computed.
   absl::Status Pass(int64_t step, std::span<sharding::KernelWork> seconds = {});
   // A part of a parameter's elements, at most kPieceMax of them, on the host; valid until the next
   // call.
@@ -48,7 +48,7 @@ class BareTrainer {
   int64_t elements() const;
 
  private:
-  // What host and device exchange, in memory that both reach.
+  // The data that host and device exchange, in memory that both reach.
   struct Shared {
     std::span<double> squares;  // of each unit's gradient
     optim::UpdateConstants* constants = nullptr;

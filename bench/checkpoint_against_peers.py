@@ -3,10 +3,10 @@
 
     bench/checkpoint_against_peers.py FOLDER --python PYTHON_WITH_TORCH [--units 13] [--elements 8388608] [--rounds 5]
 
-One rank; fp32 masters and two states of Adam's a parameter, in RAM. A save ends when its files are synced; a load begins
-with them dropped from the page cache. "disk" writes and reads as many bytes with O_DIRECT in the same folder
-(checkpoint_bench). The order of programs turns; the table has medians, and medians of the ratios within a round.
-Without DeepSpeed in that Python its rows are left out, with a line that says so.
+One rank has fp32 masters and Adam's two states in RAM. A save ends when its files are synced. A load begins with the
+files dropped from the page cache. "disk" writes and reads as many bytes with O_DIRECT in the same folder
+(checkpoint_bench). The order of programs changes from round to round. The table has medians, and medians of the ratios
+within a round. If that Python has no DeepSpeed, its rows are left out, and a line says so.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--bench", default=HERE.parent / "build/release/bin/checkpoint_bench")
-    parser.add_argument("--python", required=True, help="one that has torch, and deepspeed if it is to be compared")
+    parser.add_argument("--python", required=True, help="a Python with torch, and with deepspeed to compare it")
     parser.add_argument("--units", type=int, default=13)
     parser.add_argument("--elements", type=int, default=8 << 20, help="of a unit")
     parser.add_argument("--rounds", type=int, default=5)

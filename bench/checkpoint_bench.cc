@@ -4,14 +4,13 @@
 //       [--elements 8388608] [--turns 7] [--compute 1000] [--threads 1] [--early]
 //
 // disk: SaveCheckpoint and LoadCheckpoint of one rank with states in RAM (12 bytes a parameter), in
-//   turns with a bare loop (raw_disk.h: O_DIRECT, 1 MiB, 32 deep), which writes as many bytes to a
-//   new file in the same folder, and reads the file that is loaded. Both ways to write end with a
+//   turns with a bare loop (raw_disk.h: O_DIRECT, 1 MiB, 32 deep). The loop writes as many bytes to
+//   a new file in the same folder, and reads the file that is loaded. Both ways to write end with a
 //   sync of the file. Files are dropped from the page cache before they are read.
-// ram, nvme: steps during SaveAsync against steps without, in turns: how long SaveAsync blocks, how
-//   much longer steps are, and how much more memory the process has. nvme has all state on
-//   DIRECTORY's disk. --compute: milliseconds of a step's kernels, which keep one core busy. Updates
-//   come after backward (clipping), so that training has one core of its threads; with --early they
-//   run beside it.
+// ram, nvme: steps during SaveAsync against steps without a save, in turns: the time that SaveAsync
+//   blocks, the longer steps, and the extra memory. nvme has all state on DIRECTORY's disk.
+//   --compute: milliseconds of a step's kernels, which keep one core busy. Updates come after
+//   backward (clipping), so training uses one core; with --early updates run beside backward.
 // commands: for each line of the input ("save", "load", "write", "read") it prints a line with
 //   seconds, for checkpoint_against_peers.py.
 //
@@ -95,7 +94,7 @@ class Folder {
   std::string path_;
 };
 
-// Bare transfers: O_DIRECT, 1 MiB, 32 deep, from locked huge pages.
+// Bare transfers with O_DIRECT: 1 MiB, 32 deep, from locked huge pages.
 class BareDisk {
  public:
   static absl::StatusOr<BareDisk> Create(const std::string& directory, int64_t bytes) {
@@ -108,9 +107,9 @@ class BareDisk {
   }
   std::string path() const { return absl::StrCat(folder_->path(), "/bytes"); }
 
-  // As a checkpoint is written: a new file, its space reserved, its bytes written, all of it synced
-  // to the disk. If the file system tells the disk which files are removed (discard), the disk
-  // writes a new file slower than an existing one.
+  // Writes like a checkpoint: makes a new file, reserves its space, writes and syncs it. If the file
+  // system tells the disk which files are removed (discard), the disk writes a new file slower than
+  // an existing one.
   absl::StatusOr<double> WriteNew() {
     std::filesystem::remove(path());
     return Write(O_CREAT | O_EXCL);
@@ -159,7 +158,7 @@ class BareDisk {
   PinnedMemory memory_;
 };
 
-// Of this process, including its time in the kernel, but without the kernel's own threads.
+// CPU seconds of this process and of its calls to the kernel, without the kernel's own threads.
 double CpuSeconds() {
   timespec time = {};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
@@ -176,7 +175,7 @@ absl::Status DropFromPageCache(const std::string& folder) {
   return absl::OkStatus();
 }
 
-// The most MiB that the process has had since this was made.
+// The peak memory of the process since this object was made, in MiB.
 class PeakMemory {
  public:
   PeakMemory() {
@@ -242,7 +241,7 @@ class Bench {
     EBB_RETURN_IF_ERROR(DropFromPageCache(folder_.path()));
     const auto begin = Clock::now();
     EBB_RETURN_IF_ERROR(LoadCheckpoint(engine_, folder_.path()).status());
-    // Until the first unit can be used.
+    // Waits until the first unit can be used.
     Evaluation evaluation = engine_.BeginEvaluation();
     evaluation.Forward(UnitId{0}).Close();
     const double seconds = Since(begin);
@@ -251,7 +250,7 @@ class Bench {
     return seconds;
   }
 
-  // Until the next step may begin.
+  // Waits until the next step may begin.
   absl::StatusOr<double> Step() {
     const auto begin = Clock::now();
     const double compute = arguments_.compute_ms / 1e3 / 3 / arguments_.units;
@@ -322,7 +321,7 @@ absl::Status Bench::CompareDisk() {
     EBB_RETURN_IF_ERROR(turn(
         save, [&] { return bare.WriteNew(); }, [&] { return Save(); }));
     EBB_ASSIGN_OR_RETURN(over.emplace_back(), bare.Overwrite());
-    // The same bytes that are loaded.
+    // The bare loop reads the bytes that are loaded.
     EBB_RETURN_IF_ERROR(turn(
         load, [&] { return bare.Read(RankFile()); }, [&] { return Load(); }));
   }
@@ -384,7 +383,7 @@ absl::Status Bench::CompareSteps() {
       "  SaveAsync blocks %.2f ms (at most %.2f); a copy of a unit takes %.1f ms; a save lasts "
       "%.2f s to the end of a "
       "step\n"
-      "  memory: the first save takes %.1f MiB, which stay, the others at most %.1f more\n",
+      "  memory: the first save keeps %.1f MiB, later saves take at most %.1f more\n",
       arguments_.what.c_str(), arguments_.early ? "early" : "late", arguments_.compute_ms,
       arguments_.threads, static_cast<double>(arguments_.bytes()) / 1e9, arguments_.turns, steps,
       Median(alone) * 1e3, Median(beside) * 1e3, Median(ratios), std::ranges::min(ratios),
@@ -429,12 +428,12 @@ int main(int argc, char** argv) {
   app.add_option("directory", arguments.directory, "where checkpoints go")->required();
   app.add_option("what", arguments.what, "")
       ->check(CLI::IsMember({"disk", "ram", "nvme", "commands"}));
-  app.add_option("--units", arguments.units, "of the model")->check(CLI::Range(1, 10000));
-  app.add_option("--elements", arguments.elements, "of a unit, a multiple of 2048")
+  app.add_option("--units", arguments.units, "units of the model")->check(CLI::Range(1, 10000));
+  app.add_option("--elements", arguments.elements, "elements of a unit, a multiple of 2048")
       ->check(CLI::Range(int64_t{2048}, int64_t{1} << 32));
   app.add_option("--turns", arguments.turns, "")->check(CLI::Range(1, 1000));
   app.add_option("--compute", arguments.compute_ms, "milliseconds of a step's kernels");
-  app.add_option("--threads", arguments.threads, "of the rank")->check(CLI::Range(1, 1024));
+  app.add_option("--threads", arguments.threads, "threads of the rank")->check(CLI::Range(1, 1024));
   app.add_flag("--early", arguments.early, "updates beside backward");
   CLI11_PARSE(app, argc, argv);
   if (arguments.what == "disk" || arguments.what == "commands") arguments.compute_ms = 0;

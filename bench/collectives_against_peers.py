@@ -3,14 +3,14 @@
 
     bench/collectives_against_peers.py [--python PYTHON_WITH_TORCH] [--bytes 67108864] [--rounds 5]
 
-algbw and busbw as nccl-tests has them: bytes of the whole buffer over the time, and that times
-(N - 1) / N. In place: a rank's own block is where it belongs already. Medians over the rounds of each run's median. What is not installed is left out and
-said: Open MPI needs mpicxx and mpirun, gloo a Python that has torch.
+algbw and busbw are those of nccl-tests: bytes of the whole buffer over the time, and that times (N - 1) / N. In place: a
+rank's own block already lies in its place. Figures are medians over the rounds of each run's median. A library that is not
+installed is left out, and a line says so: Open MPI needs mpicxx and mpirun, gloo a Python with torch.
 
-Open MPI copies the memory that its caller has from malloc, which is of small pages where
-/sys/kernel/mm/transparent_hugepage/enabled says madvise, and in a second row of huge ones (glibc's malloc asks for them). Ebb's buffers are of
-huge pages where shmem_enabled there is not never or deny. A copy: what comm_bench takes turns with, both ranks' copying as many bytes read and
-written as the operation reads and writes; who would be three times as fast as a library that takes t has to stay below t / 3.
+Open MPI copies its caller's memory from malloc. If /sys/kernel/mm/transparent_hugepage/enabled is madvise, this memory has
+small pages. A second row has huge pages (glibc's malloc asks for them). Ebb's buffers have huge pages unless shmem_enabled
+there is never or deny. A copy: both ranks copy as many bytes as the operation reads and writes (comm_bench). To be three
+times as fast as a library with time t, a program has to stay below t / 3.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def ebb(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--comm-bench", default=HERE.parent / "build/release/bin/comm_bench")
-    parser.add_argument("--python", help="one that has torch")
+    parser.add_argument("--python", help="a Python with torch")
     parser.add_argument("--bytes", type=int, default=64 << 20)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()

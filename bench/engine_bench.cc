@@ -1,9 +1,9 @@
-// What the engine costs over a bare trainer: world 1, stage 3, the 10 M parameter GPT on the CPU,
-// GPT-2's shapes on a GPU where there is one. Both take their steps in turns within one run, so the
-// ratio holds on a noisy machine; both must end with the same masters, bit for bit. The engine's
-// updates end within its step, so that no other step pays for them.
+// The engine's cost over a bare trainer: world 1, stage 3, the 10 M parameter GPT on the CPU, and
+// GPT-2's shapes on a GPU if there is one. Both take their steps in turns within one run, so the
+// ratio holds on a noisy machine. Both must end with the same masters, bit for bit. The engine's
+// updates end within its step, so that the bare trainer's steps do not pay for them.
 //
-//   build/release/bin/engine_bench      EBB_BENCH_TEXT=FILE: what it trains on, instead of gpt's default
+//   build/release/bin/engine_bench      EBB_BENCH_TEXT=FILE: the text to train on, instead of gpt's default
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -56,7 +56,7 @@ absl::StatusOr<gpt::Text> LoadText(int64_t context) {
   return gpt::Text::Load(*files, context);
 }
 
-// Slice by slice, because two copies of a large model's masters on the host would take longer than
+// Compares slice by slice, because whole copies of a large model's masters would take longer than
 // the steps.
 absl::Status CompareMasters(Engine& engine, BareTrainer& bare) {
   int64_t compared = 0;
@@ -85,7 +85,7 @@ void Compare(benchmark::State& state, const Device& device, DType compute,
   gpt::Options options;
   options.ranks = 1;
   options.shape = shape;
-  // As the bare trainer's: what a measurement chooses differs from run to run, and with it the bits.
+  // As the bare trainer's. Measured products differ from run to run, and so would the bits.
   options.products = gpt::kDefaultProducts;
   const auto text = LoadText(options.shape.context);
   if (!text.ok()) return state.SkipWithError(text.status().ToString().c_str());
@@ -109,7 +109,7 @@ void Compare(benchmark::State& state, const Device& device, DType compute,
     double engine = 0, other = 0;
     const auto run_engine = [&] { engine = Seconds([&] { RunStep(**trainer, step); }); };
     const auto run_bare = [&] { other = Seconds([&] { (void)(*bare)->Step(step); }); };
-    // The first of the two changes from step to step.
+    // The order of the two changes from step to step.
     step % 2 == 0 ? (run_engine(), run_bare()) : (run_bare(), run_engine());
     if (step++ < 2) continue;
     engine_seconds.push_back(engine);
@@ -147,7 +147,7 @@ void EngineOverBareTrainerOnGpu(benchmark::State& state) {
            .vocabulary = 50'304},
           state.range(2));
 }
-// The suite for GPUs runs the two one by one; its table has the names of these arguments.
+// bench/gpu_suite.sh runs the two cases one by one, by the names of these arguments.
 BENCHMARK(EngineOverBareTrainerOnGpu)
     ->ArgNames({"layers", "heads", "sequences"})
     ->Args({12, 12, 16})

@@ -5,23 +5,22 @@
                                [--data FILE...] [--kernels JSON]
 
 Both train the same shapes on the same text with the same batch and accumulation: bf16, stage 3, one rank, AdamW,
-clipping at 1; FSDP2 with torch.compile (bench/peers/torch_gpt_cuda.py). Who goes first turns from round to round.
-Where a step accumulates, both reduce once, and FSDP2's parameters stay gathered over its micro-batches.
+clipping at 1; FSDP2 with torch.compile (bench/peers/torch_gpt_cuda.py). The order changes from round to round. If a
+step accumulates, both reduce once, and FSDP2's parameters stay gathered over its micro-batches.
 
-FOLDER gets gpu_against_torch.json (every run) and gpu_against_torch.md (the table), anew after each run, so that what
-ends this program early loses no figure, and each run's log. A run that fails or takes too long is a row that says so;
-if a device's memory is too small for a batch, the case starts over with the next smaller one. Cases come in the order
-of their worth until --time is over. Exit status: 0 if every run of the cases has a figure.
+FOLDER gets each run's log, gpu_against_torch.json (every run) and gpu_against_torch.md (the table). Both are written
+after each run, so that an early end loses no figures. A run that fails or takes too long has a row that says so. If a
+device's memory is too small for a batch, the case starts over with the next smaller batch. The most useful cases run
+first, until --time is over. Exit status: 0 if every run of the cases has a figure.
 
-A run's rate is that of all steps after its warm-up, between two points where the host waits for the device; the table
-has the median over the rounds. Utilisation: floating-point operations of the products, 6 (12 L W^2 + V W) + 6 L T W a
-token (L blocks of width W, V rows of the embedding, sequences of T; attention counted under the causal mask, no
-recomputation), over the rate of an 8192^3 bf16 product: the higher of PyTorch's and of Ebb's own (--kernels: what
-bench/gpu_kernels_bench wrote).
+A run's rate is that of all steps after its warm-up, between two points at which the host waits for the device. The
+table has the median over the rounds. Utilisation: floating-point operations of the products, 6 (12 L W^2 + V W) +
+6 L T W a token (L blocks of width W, V rows of the embedding, sequences of T; attention counted under the causal mask,
+no recomputation), over the rate of an 8192^3 bf16 product, the higher of PyTorch's and Ebb's own (--kernels: the file
+of bench/gpu_kernels_bench).
 
-Transfers hidden: 1 - (time of a step with states in RAM - without) / (time of its copies, from the timeline of a run
-of its own), within 0 to 1. All that the step is longer by counts as exposed transfer, host updates that nothing hides
-as well.
+Transfers hidden: 1 - (time of a step with states in RAM - without) / (time of its copies, from the timeline of another
+run), within 0 to 1. The whole difference counts as exposed transfer, including host updates that are not hidden.
 """
 
 import argparse
@@ -47,7 +46,7 @@ PEER = HERE / "peers" / "torch_gpt_cuda.py"
 
 
 class Failed(Exception):
-    """What a row says in place of a figure."""
+    """The error that a row has instead of a figure."""
 
 
 class Clock:
@@ -73,7 +72,7 @@ def stop(*_):
 
 
 def run(command, limit, log):
-    """Its standard output; all that it said is in the log."""
+    """Returns its standard output. The log has all of its output."""
     global child
     with open(log, "w") as file:
         file.write(shlex.join(map(str, command)) + "\n")
@@ -92,7 +91,7 @@ def run(command, limit, log):
     text = log.read_text(errors="replace")
     if child.returncode != 0:
         lines = [line for line in text.splitlines()[1:] if line.strip()]
-        raise Failed(f"exit status {child.returncode}: {lines[-1][:200] if lines else 'it said nothing'}")
+        raise Failed(f"exit status {child.returncode}: {lines[-1][:200] if lines else 'without output'}")
     return output
 
 
@@ -122,7 +121,7 @@ class Bench:
         self.args = args
         self.clock = Clock(args.time)
         self.rows, self.machine = [], {"matrix_tflops": {}, "failed": []}
-        self.batches = {}  # that the cases have settled on
+        self.batches = {}  # the batch of each case
         self.output = pathlib.Path(args.output)
         self.output.mkdir(parents=True, exist_ok=True)
         self.runs = 0
@@ -145,9 +144,9 @@ class Bench:
                    "--vocabulary", case.vocabulary, "--steps", case.steps, "--sample", 0,
                    "--data", *self.args.data, "--losses", losses]
         if len(case.programs) > len(BOTH) or program in GRAPHS:
-            command += ["--summary", summary]  # has the digest, which takes a while, to compare with the others'
+            command += ["--summary", summary]  # with the digest, which takes a while, to compare with other runs'
         if program in GRAPHS:
-            # Measured products differ from run to run, and with them the bits.
+            # Measured products differ from run to run, and so would the bits.
             command += ["--cuda-graphs", "off" if "no CUDA" in program else "on", "--products", "default"]
         if traced:
             command += ["--trace", trace]
@@ -214,7 +213,7 @@ class Bench:
         return row, "failed" in row and memory_was_short(log)
 
     def case(self, name, case):
-        """With the largest batch that every program has room for; a timeline with its case's."""
+        """Runs a case with the largest batch that fits every program. A timeline has the batch of its case."""
         most = self.batches.get(name.removesuffix(TIMELINE), case.batches[0])
         for batch in (batch for batch in case.batches if batch <= most):
             rows, short, broken = [], False, set()
@@ -247,7 +246,7 @@ class Bench:
             self.machine["failed"].append(f"no rate by {whose}: {error}")
 
     def start(self):
-        """The machine's rate, and whether gpt finds the GPU at all."""
+        """The machine's rate, and whether gpt finds the GPU."""
         size = 8192 if self.args.device == "cuda" else 256
         command = [self.args.python, PEER, "--matrix-rate", "--matrix-size", size, "--device", self.args.device]
         if self.args.kernels:
@@ -272,18 +271,18 @@ def main():
     text = [ROOT / "ARCHITECTURE.md"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--output", required=True)
-    parser.add_argument("--gpt", default=str(ROOT / "build/release/bin/gpt"), help="the words that start it")
-    parser.add_argument("--python", default=sys.executable, help="one that has torch")
+    parser.add_argument("--gpt", default=str(ROOT / "build/release/bin/gpt"), help="the command that starts it")
+    parser.add_argument("--python", default=sys.executable, help="a Python with torch")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: tiny cases, to try this")
     parser.add_argument("--time", type=float, default=500, help="seconds for all")
     parser.add_argument("--cases", nargs="+", choices=[*CASES, *ON_CPU], metavar="NAME", help=", ".join(CASES))
     parser.add_argument("--largest", action="store_true", help="the cases that fill 128 GiB of RAM, and no others")
     parser.add_argument("--data", nargs="+", type=pathlib.Path, default=text, help="files to train on")
-    parser.add_argument("--kernels", metavar="JSON", help="has the rate of Ebb's products, and need not be there")
+    parser.add_argument("--kernels", metavar="JSON", help="the rate of Ebb's products; the file may be missing")
     args = parser.parse_args()
     for path in args.data:
         if not path.is_file():
-            parser.error(f"--data {path}: there is no such file to train on")
+            parser.error(f"--data {path}: there is no such file")
     usual = [name for name in (CASES if args.device == "cuda" else ON_CPU) if name not in LARGEST]
     names = args.cases or (LARGEST if args.largest and args.device == "cuda" else usual)
     signal.signal(signal.SIGTERM, stop)

@@ -1,4 +1,4 @@
-"""What bench/gpu_against_torch.py trains: shapes, batches, who takes part, and the ratios that are looked for."""
+"""The cases of bench/gpu_against_torch.py: shapes, batches, programs, and the wanted ratios."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ class Case:
     layers: int
     heads: int
     width: int
-    batches: tuple  # sequences of a micro-batch; the next one where memory is too small
+    batches: tuple  # sequences of a micro-batch; the next one is tried if memory is too small
     programs: tuple
     tokens: int = 0  # of a step, by accumulation; 0: one micro-batch
     context: int = 1024
@@ -16,7 +16,7 @@ class Case:
     steps: int = 14
     rounds: int = 1
     limit: int = 120  # seconds of a run
-    least: int = 30  # seconds that a run needs to be worth starting
+    least: int = 30  # a run is not started with fewer seconds left
 
     def warm_up(self):
         """Steps before the clock starts, as gpt's (examples/gpt/report/history.h)."""
@@ -33,7 +33,7 @@ class Case:
 SMALL, XL, LARGE = (12, 12, 768), (48, 25, 1600), (32, 32, 4096)
 BOTH = ("Ebb", "FSDP2")
 OFFLOADED = ("Ebb, states in RAM", "FSDP2, CPUOffloadPolicy", "Ebb")
-# A timeline costs time, so it is a run and a case of its own: of the case before the comma, with that case's batch.
+# A timeline costs time, so it is a case of its own. It has the batch of the case before the comma.
 TRACED, OFFLOADED_TRACED, TIMELINE = ("Ebb, traced",), ("Ebb, states in RAM, traced",), ", timeline"
 # Ebb against itself, in turns.
 GRAPHS = ("Ebb, CUDA graphs", "Ebb, no CUDA graphs")
@@ -48,8 +48,8 @@ CASES = {
     "124M, graphs": Case(*SMALL, (16, 8), GRAPHS, rounds=2, steps=33, limit=60, least=15),
     "124M, timeline": Case(*SMALL, (32, 16, 8), TRACED, steps=10),
     "1.5B, timeline": Case(*XL, (16, 8, 4), TRACED, steps=6),
-    # For 128 GiB: masters, states and gradients are 90 GiB of Ebb's and 102 of FSDP2's, beside what both stage. One
-    # step to warm up and one that counts, for three programs to have a chance within 9 minutes.
+    # For 128 GiB of RAM: masters, states and gradients take 90 GiB in Ebb and 102 in FSDP2, beside staging. One step warms
+    # up and one counts, so that three programs can end within 9 minutes.
     "6.7B, 0.5 M tokens": Case(*LARGE, (8, 4), OFFLOADED, HALF_MILLION, steps=2, limit=240, least=90),
 }
 ON_CPU = {
@@ -59,9 +59,9 @@ ON_CPU = {
     "tiny, graphs": Case(2, 2, 64, (2, 1), GRAPHS, context=64, vocabulary=512, steps=4, rounds=2, least=5),
     "tiny, timeline": Case(2, 2, 64, (2, 1), TRACED, context=64, vocabulary=512, steps=4, least=5),
 }
-# Only with --largest, or where --cases names them.
+# Only with --largest, or if --cases names them.
 LARGEST = ("6.7B, 0.5 M tokens",)
-# Ratios in the table: of one program to another, and the least ratio that is wanted.
+# Ratios in the table: of one program to another, with the least wanted ratio.
 RATIOS = {
     "124M": (("Ebb", "FSDP2", 1.1),),
     "124M, graphs, batch 1": ((*GRAPHS, 1.0),),

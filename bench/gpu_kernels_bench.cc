@@ -1,7 +1,7 @@
-// The kernels of a step on a GPU against a copy on the device: the bytes a second that they read
-// and write, and the fraction of the rate of a copy of as many elements in the same run, in turns.
-// Calls for a unit of a model go through the arrays in order, as a step does. Also the rate of a
-// large bf16 product by gpt's ops, on which utilisation is based.
+// The kernels of a step on a GPU against a copy on the device: the bytes that they read and write
+// in a second, and the fraction of the rate of a copy of as many elements, in turns in one run.
+// Calls for a unit go through the arrays in order, as in a step. Also measures the rate of a large
+// bf16 product by gpt's ops, the base of utilisation.
 //
 //   build/release/bin/gpu_kernels_bench [OUT.json]     77: there is no device
 #include <algorithm>
@@ -27,7 +27,7 @@ constexpr int64_t kUnit = int64_t{1} << 22;   // a unit's shard: about half a bl
 constexpr int kRounds = 15, kPassesInARound = 5;
 constexpr int64_t kMatrix = 8192;
 constexpr int kProducts = 10, kProductRounds = 5;
-// The runs of an update with changing options: a matrix and a vector in turn.
+// The runs of an update with different options: a matrix and a vector in turn.
 constexpr int64_t kPairs = 4, kVector = 1600;
 constexpr int64_t kRuns = kCount / kUnit * kPairs * 2;
 constexpr int64_t kConstantsBytes = 256;
@@ -65,7 +65,7 @@ class Bench {
     stream_.WaitIdle();
   }
 
-  // In calls of so many elements each.
+  // Runs calls of `count` elements each.
   nlohmann::json Run(int64_t count) {
     const Case copy = {"copy on the device", 8, [&](int64_t first, int64_t elements) {
                          stream_.Copy(Fp32(master_) + first, Fp32(momentum_) + first, elements * 4);

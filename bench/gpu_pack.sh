@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# What bench/gpu_suite.sh needs on a machine that has a GPU, CUDA's libraries and python3, but nothing to build with: its programs
-# and the libraries that they bring, stripped and packed into one file, a text to train on, and a script that unpacks them and
-# starts one.
+# Packs bench/gpu_suite.sh's programs for a machine that has a GPU, CUDA's libraries and python3, but no compiler. OUT_DIR gets
+# one file with the stripped programs and their libraries, a text to train on, and a script that unpacks and starts a program.
 #
 #   cmake --preset cuda -B build/carried -DCMAKE_CUDA_ARCHITECTURES=90-real     for the GPU there
 #   cmake --build build/carried
 #   bench/gpu_pack.sh OUT_DIR build/carried/bin
 #   there, with OUT_DIR and bench/:  bench/gpu_suite.sh results OUT_DIR/run
 #
-# A libnccl.so.2.xz in OUT_DIR is unpacked, too, and goes before the NCCL of that machine.
+# A libnccl.so.2.xz in OUT_DIR is unpacked, too, and replaces the NCCL of that machine.
 set -euo pipefail
 if [ $# -ne 2 ]; then
   sed -n '2,11p' "$0" >&2
@@ -43,7 +42,7 @@ cat >"$out/run" <<'RUN'
 # run NAME ARGUMENTS...: a packed program (bench/gpu_pack.sh), with this machine's CUDA libraries.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-# Elsewhere if the folder of the packed file is read-only. The first process unpacks, once.
+# Unpacks to another folder, because the packed file's may be read-only. Only the first process unpacks.
 unpacked=${EBB_UNPACKED:-${TMPDIR:-/tmp}/ebb-programs-$(id -u)-$(cksum <"$here/programs.tar.xz" | cut -d' ' -f1)}
 python3 - "$here" "$unpacked" <<'PY'
 import fcntl, lzma, os, shutil, sys, tarfile

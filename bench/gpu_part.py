@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What became of a part of bench/gpu_suite.sh: a line of its table, and an entry of OUT_DIR/suite.json.
+"""The result of a part of bench/gpu_suite.sh: a line of its table, and an entry of OUT_DIR/suite.json.
 
     bench/gpu_part.py OUT_DIR NAME STATUS SECONDS [--like OTHER]
 
-STATUS: what the part ended with; or late, absent or stuck, which say themselves why there is nothing. Its log is
-OUT_DIR/NAME.log. --like: its parameters' digest in OUT_DIR/NAME.json must be that of OTHER.json. A JSON file that
-the part's end cut short is renamed to .partial. Exit status: 1 if the part has failed.
+STATUS: the exit status of the part, or late, absent or stuck if it has none. Its log is OUT_DIR/NAME.log. --like: the
+digest of its parameters in OUT_DIR/NAME.json must be that of OTHER.json. An incomplete JSON file is renamed to
+.partial. Exit status: 1 if the part has failed.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def first(lines, words):
 
 
 def tests_of(lines):
-    """How many passed, were skipped and failed, in the words of GoogleTest, and whether any did pass."""
+    """The numbers of passed, skipped and failed tests, from GoogleTest's output, and whether any test passed."""
     counts = [match.groups() for line in lines
               if (match := re.match(r"\[  (PASSED|SKIPPED|FAILED) *\] (\d+) test", line))]
     passed = any(word == "PASSED" and int(count) > 0 for word, count in counts)
@@ -39,12 +39,12 @@ def digest_of(path):
 
 
 def verdict(args, lines):
-    """A word, and what there is to say."""
+    """The verdict in one word, and its reason."""
     if args.status in WORDS:
         return WORDS[args.status]
     tests, passed = tests_of(lines)
     said = tests or next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-    # gpt trains on the CPU where it finds no GPU, and says so.
+    # If gpt finds no GPU, it trains on the CPU and says so.
     if line := first(lines, "training uses the CPU"):
         return "USED THE CPU", line.strip()
     if args.status in TIMED_OUT:
@@ -55,7 +55,7 @@ def verdict(args, lines):
         number = int(args.status) - 128
         name = signal.Signals(number).name if number in set(signal.Signals) else args.status
         return f"FAILED ({name})", said
-    # If all tests were skipped, or the filter let none through, nothing was shown.
+    # A part without a test that ran has failed.
     if any(re.match(r"\[=+\] \d+ tests? from", line) for line in lines) and not passed:
         return "NOTHING RAN", tests
     # Google Benchmark's exit status is always 0.

@@ -1,25 +1,24 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, on a machine that has one: tests, compute-sanitizer over small cases, then benchmarks; each part
-# with a time limit of its own, within 9 minutes. Needs a driver, bash, coreutils, python3, the programs and a text, no build;
-# PyTorch to compare with:
+# Runs everything that needs a GPU: tests, compute-sanitizer over small cases, then benchmarks. Each part has its own time limit,
+# and all parts end within 9 minutes. Needs a driver, bash, coreutils, python3, the built programs and a text, and PyTorch for
+# the comparison:
 #
 #   bench/gpu_suite.sh OUT_DIR [COMMAND THAT STARTS A PROGRAM [MODE]]     e.g. bench/gpu_suite.sh results build/release/bin/
 #
-# The second argument is put before a program's name; one that ends in a slash is a folder. MODE gives the whole time to one kind
-# of part: tests, sanitizers, benchmarks, or largest, the model that fills 128 GiB of RAM; without it the first three follow one
-# another, and the comparison with PyTorch, which is the last part, gets what time is left. OUT_DIR gets a log of each part,
-# results as JSON (suite.json: of the parts), and summary.txt, which is the table at the end. Exit status: the number of parts that
-# failed or did not run; a part whose tests were all skipped has failed, as this is where they run, and so has one that used the
-# CPU.
+# The second argument is put before a program's name; if it ends in a slash, it is a folder. MODE gives the whole time to one kind
+# of part: tests, sanitizers, benchmarks, or largest (the model that fills 128 GiB of RAM). Without MODE the first three run one
+# after the other, and the last part, the comparison with PyTorch, gets the rest of the time. OUT_DIR gets a log of each part,
+# results as JSON (suite.json: the parts), and summary.txt, the table at the end. Exit status: the number of parts that failed or
+# did not run. A part has also failed if all its tests were skipped, or if it used the CPU.
 #
-# bench/gpu_pack.sh carries programs and a text there. EBB_BENCH_TEXT: another text to train on. EBB_SUITE_DEVICE=cpu: tiny
-# models on the CPU, to try the script. --programs, --limits MODE: what it runs, and for how long at most.
+# bench/gpu_pack.sh packs programs and a text for another machine. EBB_BENCH_TEXT: another text to train on. EBB_SUITE_DEVICE=cpu:
+# tiny models on the CPU, to try the script. --programs, --limits MODE: prints the programs, or the parts with their limits.
 set -uo pipefail
 
 limit=540  # seconds for all parts of a mode; bench/gpu_suite_test.sh adds them up
 
-# Seconds of a part among all, and where its kind has the whole time (-: not run), how it is run, its name (a program's, and what
-# tells its parts apart behind a dash), arguments. The first one also unpacks the programs.
+# Seconds of a part among all parts, and if its kind has the whole time (-: not run); how it is run; its name (the program, and a
+# suffix after a dash if a program has several parts); arguments. The first part also unpacks the programs.
 parts() {
   cat <<'PARTS'
 tests        25   30  test       cuda_start_test
@@ -94,11 +93,11 @@ if [ -z "$(mode_of "$mode")" ]; then
   exit 2
 fi
 if ! command -v python3 >/dev/null; then
-  echo "bench/gpu_suite.sh: there is no python3 on PATH, which reads the results" >&2
+  echo "bench/gpu_suite.sh: python3 is not on PATH; install it, because it reads the results" >&2
   exit 2
 fi
 
-# The words that start a program come before its name.
+# The words of the command that starts a program.
 program() { # NAME
   case $start in
     */) words=("$start$1") ;;
@@ -113,8 +112,8 @@ for candidate in "$(dirname "${words[0]}")/text.txt" "$here/../ARCHITECTURE.md";
   [ -n "$text" ] || [ ! -s "$candidate" ] || text=$candidate
 done
 if [ ! -s "$text" ]; then
-  echo "bench/gpu_suite.sh: there is no text to train on${text:+, $text}: pack the programs with bench/gpu_pack.sh, which brings" \
-    "one, or set EBB_BENCH_TEXT to a file of 100 kB" >&2
+  echo "bench/gpu_suite.sh: there is no text to train on${text:+, $text}: pack the programs and a text with bench/gpu_pack.sh," \
+    "or set EBB_BENCH_TEXT to a file of 100 kB" >&2
   exit 2
 fi
 export EBB_BENCH_TEXT=$text
@@ -141,7 +140,7 @@ limited() { # SECONDS LOG WORDS...
   shift 2
   timeout --kill-after=5 "$seconds" "$@" >"$log" 2>&1 </dev/null &
   child=$!
-  # A process that hangs in the driver survives its kill; the other parts run all the same.
+  # A process that hangs in the driver cannot be killed. The other parts still run.
   timeout $((seconds + 10)) tail -s 0.1 --pid="$child" -f /dev/null &
   wait $! 2>/dev/null
   if kill -0 "$child" 2>/dev/null; then
@@ -161,7 +160,7 @@ part() { # SECONDS HOW NAME ARGUMENTS...
   program "${name%%-*}"
   case $how in
     test)
-      # For threads that share a device over NCCL: a kernel that is loaded late waits for the others' collectives.
+      # For threads that share a device over NCCL, because the late load of a kernel waits for other threads' collectives.
       [[ $name != *nccl ]] || words=(env CUDA_MODULE_LOADING=EAGER "${words[@]}")
       words+=(--gtest_brief=1 "$@")
       ;;
@@ -178,7 +177,7 @@ part() { # SECONDS HOW NAME ARGUMENTS...
     compare)
       program gpt
       words=(python3 "$here/gpu_against_torch.py" --gpt "${words[*]}" --device "$device" --data "$text" --output "$out"
-        --kernels "$out/gpu_kernels_bench.json" --time $((seconds - 10)) "$@")  # ends by itself, with a table of what it has
+        --kernels "$out/gpu_kernels_bench.json" --time $((seconds - 10)) "$@")  # ends by itself, with a table
       ;;
   esac
   if [ "$left" -lt 5 ]; then
@@ -193,7 +192,7 @@ part() { # SECONDS HOW NAME ARGUMENTS...
 
 timeout --kill-after=5 20 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader \
   >"$out/summary.txt" 2>/dev/null ||
-  echo "nvidia-smi sees no GPU: what needs one fails or is skipped" >"$out/summary.txt"
+  echo "nvidia-smi finds no GPU: parts that need one fail or are skipped" >"$out/summary.txt"
 cat "$out/summary.txt"
 while read -ru 3 -a row; do
   part "${row[@]}"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What bench/gpu_suite.sh makes of programs that pass, fail, skip, crash or use the CPU, with stand-ins for them; and that the
-# limits of each of its modes leave time within 9 minutes.
+# Tests bench/gpu_suite.sh with scripts as programs: they pass, fail, skip, crash or use the CPU. Also checks that the limits of
+# each mode add up to less than 9 minutes.
 #
 #   bench/gpu_suite_test.sh [FOLDER OF BUILT PROGRAMS]     77: there is no python3
 set -euo pipefail
@@ -23,7 +23,7 @@ for mode in tests sanitizers benchmarks largest all; do
   done < <("$suite" --limits "$mode")
   [ "$sum" -gt 0 ] && [ "$sum" -lt 540 ] || fail "the limits of $mode add up to $sum s"
 done
-# The kinds follow one another, and both tools of the sanitizers run.
+# The kinds run one after the other, and both tools of the sanitizers run.
 kinds=$("$suite" --limits all | while read -r _ how _; do echo "$how"; done | uniq | sed 's/same/gpt/' | uniq | tr '\n' ' ')
 [ "$kinds" = "test gpt test memcheck racecheck memcheck racecheck kernels engine compare " ] || fail "the order is $kinds"
 
@@ -60,10 +60,10 @@ esac
 RUN
 chmod +x "$folder/packed/run"
 
-"$suite" "$folder/results" "$folder/nothing/" tests >"$folder/said" 2>&1 && fail "nothing was started, and all is well"
+"$suite" "$folder/results" "$folder/nothing/" tests >"$folder/said" 2>&1 && fail "it succeeds without programs"
 grep -q 'cannot be started' "$folder/said" || fail "it does not say that nothing can be started: $(cat "$folder/said")"
 EBB_BENCH_TEXT=$folder/absent "$suite" "$folder/results" "$folder/packed/run" tests >"$folder/said" 2>&1 &&
-  fail "it trains on a file that is not there"
+  fail "it succeeds without a text"
 grep -q 'no text to train on' "$folder/said" || fail "it does not say that there is no text"
 
 echo 'a text' >"$folder/packed/text.txt"
@@ -85,7 +85,7 @@ expect gpt-digest_again ok
 expect gpt-digest_graphs FAILED
 python3 -c 'import json, sys; assert len(json.load(open(sys.argv[1]))) == 16' "$folder/results/suite.json"
 
-# The tools of compute-sanitizer are one program.
+# All tools of compute-sanitizer are one program.
 mkdir "$folder/bin"
 printf '#!/bin/sh\nwhile [ "$1" != 99 ]; do shift; done\nshift\nexec "$@"\n' >"$folder/bin/compute-sanitizer"
 chmod +x "$folder/bin/compute-sanitizer"

@@ -1,4 +1,4 @@
-"""The rows of bench/gpu_against_torch.py as tables: rates, ratios, and what timelines say."""
+"""The rows of bench/gpu_against_torch.py as tables: rates, ratios, and timelines."""
 
 import statistics
 
@@ -30,7 +30,7 @@ def head(*cells):
 
 
 def row_of(case, program, runs, rate, peak):
-    """Of all runs of a program in a case; those of a batch that was too large only say so."""
+    """A row for all runs of a program in a case. Runs with a batch that was too large have only their error."""
     good = [run for run in runs if "failed" not in run and not run.get("superseded")]
     failures = [("batch of {batch}: " if run.get("superseded") else "").format(**run) + run["failed"]
                 for run in runs if "failed" in run]
@@ -69,7 +69,7 @@ def table(rows, machine):
 
     times = [(row["case"], row["program"], row["timeline"]) for row in rows if row.get("timeline")]
     if times:
-        lines += ["", "Timelines, in ms; bench/gpu_timeline.py says what each is"]
+        lines += ["", "Timelines, in ms; bench/gpu_timeline.py explains the columns"]
         lines += head("case", "program", *TIMES)
         lines += [line(case, program, *(cell(figures.get(key), "{:.3f}") for key in TIMES))
                   for case, program, figures in times]

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""What a timeline of gpt on a GPU (gpt --trace FILE) says about host time and transfers, as JSON.
+"""The host time and the transfers of gpt on a GPU, from a timeline (gpt --trace FILE), as JSON.
 
     bench/gpu_timeline.py FILE [WARM_STEPS]
 
-Scopes are timed on the host, operations of the engine where their stream has come to them. A host that is
-ahead of its device costs nothing; so, medians over the steps, in milliseconds:
+Scopes are timed on the host, the engine's operations on their streams. A host that is ahead of its device
+costs no time. All figures are medians over the steps, in milliseconds:
 
     step            from the first scope of a step to the first scope of the next
-    issue           from the first scope's opening to the last one's close: the host walks through the layers
-    wait            from there to the next step: the host waits for the device, and reports
+    issue           from the first scope's opening to the last one's close: the host issues the layers
+    wait            from the last close to the next step: the host waits for the device, and reports
     ahead           the least time from a backward scope's close on the host to its reduction on the device:
-                    above 0 all over the step, the device has never waited for the host within it
-    verdict         from the verdict of all ranks to the first update: a host that decides is between
-    start           from the last operation of a step to the end of the next one's first scope, where positive:
-                    the device has nothing to do until the host has issued that scope
-    host_percent    verdict and start over step: the host's time on the critical path, where ahead is above 0
+                    if it is above 0, the device has not waited for the host within the step
+    verdict         from the verdict of all ranks to the first update, with the host's decision if it decides
+    start           from the last operation of a step to the end of the next step's first scope, if positive:
+                    the device is idle until the host has issued that scope
+    host_percent    verdict and start over step: the host's time on the critical path, if ahead is above 0
     upload, download, host_sum, host_update     time of a step's copies, and of the host's sums and updates
 """
 

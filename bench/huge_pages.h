@@ -1,6 +1,5 @@
-// Memory for a benchmark's arrays, in huge pages. They start at different offsets modulo 2 MiB. At
-// equal offsets kernels that walk over several arrays lose half of their speed on some machines,
-// and a comparison would mean nothing.
+// Memory for a benchmark's arrays, in huge pages. Arrays start at different offsets modulo 2 MiB,
+// because at equal offsets kernels over several arrays lose half of their speed on some machines.
 #pragma once
 
 #include <sys/mman.h>

@@ -5,11 +5,11 @@ one file, one thread.
     bench/io_against_peers.py PATH [--bytes 1073741824] [--block-size 1048576] [--queue-depth 32] [--rounds 5]
                               [--python PYTHON_WITH_DEEPSPEED]
 
-Medians over the rounds. fio's buffers lie in huge pages when this machine lets us reserve some for the while
-(root; /proc/sys/vm/nr_hugepages), else in small ones, which is said: a virtual disk's request carries a
-segment for each contiguous piece of memory, so they cost much. fio is measured with registered buffers and
-files and without, DeepSpeed's aio with and without overlap_events, each with its own pinned memory as it comes
-and made into huge pages (Linux 6.1); the best counts, for each direction by itself.
+Figures are medians over the rounds. fio's buffers lie in huge pages if this machine lets us reserve some (root;
+/proc/sys/vm/nr_hugepages), else in small pages, and a line says so. Small pages are slow on a virtual disk, because a
+request has a segment for each contiguous piece of memory. fio is measured with and without registered buffers and
+files, DeepSpeed's aio with and without overlap_events, each in its own pinned memory and in the same memory made into
+huge pages (Linux 6.1). The best of each direction counts.
 """
 
 import argparse
@@ -52,14 +52,14 @@ def fio(args, folder, memory, registered):
 
 
 class DeepSpeed:
-    """Lives through all turns: its start takes longer than they do."""
+    """A process for all turns, because its start takes longer than a turn."""
 
     def __init__(self, args, folder):
         command = [args.python, HERE / "peers/aio.py", folder + "/aio", args.bytes, args.block_size, args.queue_depth]
         self.process = subprocess.Popen([str(word) for word in command], text=True, stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, env={"DS_ACCELERATOR": "cpu"} | os.environ)
         while (line := self.process.stdout.readline()) and not line.startswith("ready"):
-            pass  # what its libraries say
+            pass  # lines of its libraries
         if not line:
             sys.exit(f"{' '.join(str(word) for word in command)} has failed")
         self.huge_pages = line == "ready\n"
@@ -78,7 +78,7 @@ class DeepSpeed:
 
 
 def reserve_huge_pages(count):
-    """Returns how many there were, or None where they cannot be had."""
+    """Returns the number before, or None if huge pages cannot be reserved."""
     try:
         before = int(HUGE_PAGES.read_text())
         HUGE_PAGES.write_text(str(before + count))
@@ -98,7 +98,7 @@ def main():
     parser.add_argument("--block-size", type=int, default=1 << 20)
     parser.add_argument("--queue-depth", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--python", help="one that has torch and deepspeed, whose aio needs libaio's headers; "
+    parser.add_argument("--python", help="a Python with torch and deepspeed (its aio needs libaio's headers); "
                                          "default: without")
     args = parser.parse_args()
     if not shutil.which("fio"):

@@ -2,18 +2,18 @@
 //
 //   build/release/bin/io_bench /nvme/ebb
 //
-// Exit codes: 0; 1 if a transfer failed; 2 if the command line asked for what cannot be (a path, a
-// size); 130 if a signal ended it.
+// Exit codes: 0; 1 if a transfer failed; 2 if the command line is impossible (a path, a size); 130
+// if a signal ended it.
 //
-// All candidates of a stage have a file each and are measured in turns, a write and a read of the
-// whole file, until the stage's share of the time is over; medians. Of those within 3% of the best
-// (by the time of a write and a read) the one that needs the least memory is chosen: first the
-// block size, then the queue depth (where io_uring is denied: the threads), then the files, with as
-// many requests in flight over all of them as before. A folder that is several times in the list
-// nvme_path gets several files, because Ebb stripes over the entries.
+// Each candidate of a stage has a file. All are measured in turns, a write and a read of the whole
+// file, until the stage's share of the time is over; medians. Of the candidates within 3% of the best
+// (by the time of a write and a read) the one with the least memory is chosen. The stages choose
+// the block size, then the queue depth (without io_uring: the threads), then the files, with as
+// many requests in flight over all of them as before. A folder that is in the list nvme_path several
+// times gets several files, because Ebb stripes over the entries.
 //
-// The raw limit is the best of bare loops over as many files: at the settings that were found, and
-// at 1 MiB x 32 (io_uring) and 4 MiB x 8 (threads).
+// The raw limit is the best of bare loops over as many files: at the chosen settings, and at
+// 1 MiB x 32 (io_uring) and 4 MiB x 8 (threads).
 #include <fcntl.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -98,7 +98,7 @@ class Bench {
   explicit Bench(const Arguments& arguments)
       : arguments_(arguments), progress_(arguments.seconds) {}
   absl::Status Run();
-  // Whether Run was ended by a failed transfer, and not by a wrong request.
+  // Whether a failed transfer ended Run. False: a wrong request.
   bool transfer_failed() const { return transfer_failed_; }
 
  private:
@@ -154,7 +154,7 @@ absl::Status Bench::Once(Candidate& candidate, bool write, bool count) {
   return absl::OkStatus();
 }
 
-// In turns, at least three of each.
+// Measures in turns, at least three of each candidate.
 absl::Status Bench::Measure(std::vector<Candidate>& candidates, double seconds) {
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
   // The first write to reserved space also changes the file system's records of that space.
@@ -201,7 +201,7 @@ absl::StatusOr<EbbFile*> Bench::MakeFile(const Settings& settings, int64_t bytes
   return files_.back().get();
 }
 
-// Finds out whether it is io_uring.
+// Finds out whether Ebb uses io_uring here.
 absl::Status Bench::Probe() {
   EBB_ASSIGN_OR_RETURN(EbbFile* const ebb, MakeFile({}, ShardFile::kAlignment));
   uring_ = ebb->file->backend() == IoBackend::kUring;
@@ -220,7 +220,7 @@ absl::StatusOr<Candidate> Bench::MakeEbb(const Settings& settings) {
   return candidate;
 }
 
-// As two ranks do: a ring each, and half of the bytes.
+// Measures like two ranks: each has a ring, and half of the bytes.
 absl::StatusOr<Candidate> Bench::MakePair(const Settings& settings) {
   const int64_t half = (arguments_.bytes / 2 + kMiB - 1) / kMiB * kMiB;
   EBB_ASSIGN_OR_RETURN(EbbFile* const first, MakeFile(settings, half));
@@ -307,14 +307,14 @@ absl::StatusOr<Settings> Bench::Find(const std::vector<Settings>& tried, double 
     best = std::min(best, candidate.seconds_per_byte());
   }
   files_.clear();
-  // From the least memory to the most.
+  // Candidates go from the least memory to the most.
   for (const Candidate& candidate : candidates) {
     if (candidate.seconds_per_byte() <= kNearBest * best) return candidate.settings;
   }
   return tried.front();
 }
 
-// Only the keys that Ebb reads, so that Ebb repeats what was measured.
+// Prints only the keys that Ebb reads, so that Ebb runs with the measured settings.
 void Bench::PrintJson(const Settings& found) const {
   std::string folders;
   if (found.files > 1) {
@@ -365,7 +365,7 @@ absl::Status Bench::Compare(const Settings& found, double seconds) {
   }
   if (!arguments_.json_only) {
     std::printf(
-        "\nEbb (%s) is at %.1f%% of the raw limit in writing (%s) and at %.1f%% in reading (%s).\n"
+        "\nEbb (%s) reaches %.1f%% of the raw limit in writing (%s) and %.1f%% in reading (%s).\n"
         "For the configuration:\n\n",
         description.c_str(), 100 * candidates[0].write_rate() / write->write_rate(),
         write->name.c_str(), 100 * candidates[0].read_rate() / read->read_rate(),
@@ -382,8 +382,8 @@ absl::Status Bench::Compare(const Settings& found, double seconds) {
   return absl::OkStatus();
 }
 
-// How many files of that size exist at a time: the candidates of the largest stage. The last stage
-// has Ebb's file, the raw ones, which are as large, and the pair's.
+// The number of files of that size at a time: those of the stage with most files. The last stage has
+// Ebb's file, the raw files, which are as large, and the pair's.
 int64_t Bench::FilesAtATime() const {
   size_t files = 3;
   if (arguments_.files == 0) files = std::max(files, std::size(kFilesTried));
@@ -394,7 +394,7 @@ int64_t Bench::FilesAtATime() const {
   return static_cast<int64_t>(files);
 }
 
-// The bytes that were asked for, or as many as fit.
+// Uses the requested bytes, or as many as fit.
 absl::Status Bench::ChooseBytes() {
   struct statvfs disk = {};
   if (statvfs(directory_.c_str(), &disk) != 0) {
@@ -480,7 +480,7 @@ int Main(int argc, char** argv) {
 }  // namespace ebb::bench
 
 int main(int argc, char** argv) {
-  // Otherwise the first files that are opened take their descriptors.
+  // Otherwise the first opened files would take their descriptors.
   ebb::OpenMissingStandardStreams();
   return ebb::bench::Main(argc, argv);
 }

@@ -11,7 +11,7 @@
 namespace ebb::bench {
 namespace {
 
-// The output is to be pasted into a configuration, so a configuration must allow it.
+// Users paste the output into a configuration, so a configuration must allow these values.
 absl::Status CheckAio(const Arguments& arguments) {
   Config config;
   if (arguments.block_bytes > 0) config.aio.block_size = arguments.block_bytes;
@@ -63,7 +63,7 @@ std::optional<int> Parse(int argc, char** argv, Arguments& arguments) {
   app.add_option("--queue-depth", arguments.depth, "requests in flight; default: found")
       ->check(positive);
   app.add_option("--files", arguments.files,
-                 "files that are striped over, of which each has the queue depth; default: found")
+                 "files to stripe over, each with the queue depth; default: found")
       ->check(CLI::Range(int64_t{1}, int64_t{16}));
   app.add_flag("--json", arguments.json_only,
                "print only one line of JSON, with the rates in bytes per second");

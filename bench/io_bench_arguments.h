@@ -7,11 +7,10 @@
 
 namespace ebb::bench {
 
-// With fewer bytes there are fewer requests than a queue holds, and the time of one request is
-// measured.
+// Fewer bytes have fewer requests than a queue holds, so the time of one request would be measured.
 inline constexpr int64_t kBytesMin = int64_t{1} << 20;
 
-// The exit code if the command line asks for what cannot be.
+// The exit code for an impossible command line.
 inline constexpr int kArgumentsCannotBe = 2;
 
 struct Arguments {

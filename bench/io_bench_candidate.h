@@ -1,4 +1,4 @@
-// What io_bench measures: a way to transfer a file once, with some settings.
+// A candidate of io_bench: a way to transfer a file once, with some settings.
 #pragma once
 
 #include <algorithm>

@@ -1,23 +1,22 @@
-// A step with parameters and optimizer states on NVMe against its bound, which follows from the
-// time of the same step in memory and the disk's time for the same bytes alone. All in turns, in
-// one run; medians.
+// A step with parameters and optimizer states on NVMe against its bound. The bound follows from the
+// time of the same step in memory, and from the disk's time for the same bytes. All are measured in
+// turns, in one run; medians.
 //
 //   build/release/bin/offload_bench DIRECTORY [COMPUTE_MS [early|late|checksums]]
 //
-// One rank, 12 units of 4 M bf16 parameters, AdamW, stage 3, nothing kept in RAM. COMPUTE_MS: what
-// the kernels of a whole step take, a third of it in forward (default: 1000). Bound, late updates:
-// max(forward, its traffic and the states') + max(backward, its traffic); early: max(step, all
-// traffic). Traffic is the plan's. The disk's time for it is measured before and after, for as many
-// bytes read and written at once, in blocks of 1 MiB, 32 deep: through a file of Ebb's and through
-// a bare loop (raw_disk.h). The one with the faster median counts. If the file system refuses
-// O_DIRECT there is no bare loop, and a line says so. checksums: what ebb.verify_swap adds to a
-// step with no kernels but its updates, which read, sum, update, sum and write their states: in
-// time, which varies with the disk, and in processor time; "states" over "off", and "all" over
-// "states", beside the estimate of "auto".
+// One rank, 12 units of 4 M bf16 parameters, AdamW, stage 3, no state kept in RAM. COMPUTE_MS: the
+// time of the kernels of a whole step, a third of it in forward (default: 1000). Bound, late
+// updates: max(forward, its traffic and the states') + max(backward, its traffic); early: max(step,
+// all traffic). Traffic is the plan's. The disk's time for it is measured before and after: as many
+// bytes are read and written at once, in blocks of 1 MiB, 32 deep, through a file of Ebb's and
+// through a bare loop (raw_disk.h). The faster median counts. If the file system refuses O_DIRECT,
+// there is no bare loop, and a line says so. checksums: the cost of ebb.verify_swap in a step with
+// only updates, which read, sum, update, sum and write their states. It prints time, which varies
+// with the disk, and processor time, for "states" over "off" and "all" over "states", beside the
+// estimate of "auto".
 //
-// DIRECTORY needs 2 GiB free: the engine's 14 bytes for each parameter, and for each of the two
-// ways to the disk a file as long as a step's traffic in its larger direction. checksums: the bytes
-// of two engines.
+// DIRECTORY needs 2 GiB free: the engine's 14 bytes for each parameter, and two files, each as long
+// as a step's traffic in its larger direction. checksums: the bytes of two engines.
 #include <fcntl.h>
 #include <time.h>
 #include <unistd.h>
@@ -77,7 +76,7 @@ double Median(const std::vector<double>& values) {
   return Quantile(values, 0.5);
 }
 
-// In place of kernels: keeps a core busy for as long.
+// Keeps a core busy for that time, instead of kernels.
 void Compute(double seconds) {
   const auto begin = Clock::now();
   while (Since(begin) < seconds) continue;
@@ -143,7 +142,7 @@ absl::StatusOr<StepTime> RunStep(Engine& engine, const Model& model, double comp
 struct Bytes {
   int64_t read = 0, written = 0;
 };
-// Rounded to what a transfer past the page cache may have.
+// Rounded to a size that a transfer with O_DIRECT may have.
 constexpr int64_t Aligned(int64_t bytes) {
   return (bytes + ShardFile::kAlignment - 1) / ShardFile::kAlignment * ShardFile::kAlignment;
 }
@@ -178,10 +177,10 @@ absl::StatusOr<StepTime> TimePhases(const std::vector<Bytes>& phases,
   return time;
 }
 
-// The disk alone, without Ebb.
+// The disk without Ebb.
 class BareFile {
  public:
-  // Nothing: the file system refuses O_DIRECT, when the file is opened or written.
+  // Nothing: the file system refuses O_DIRECT at the opening or at the first write.
   static absl::StatusOr<std::optional<BareFile>> Create(const std::string& directory,
                                                         int64_t bytes) {
     EBB_ASSIGN_OR_RETURN(SwapDirectory own, SwapDirectory::Create(directory, "bare"));
@@ -285,7 +284,7 @@ absl::Status Compare(World world, const std::string& directory, bool early, doub
   const int64_t most = std::max(all.read, all.written);
   EBB_ASSIGN_OR_RETURN(OwnFile own, OwnFile::Create(directory, most));
   EBB_ASSIGN_OR_RETURN(std::optional<BareFile> bare, BareFile::Create(directory, most));
-  // For each way to the disk, in the order of turns.
+  // The ways to the disk, in the order of turns.
   struct Disk {
     const char* name;
     std::function<absl::Status(const Bytes&)> run;
@@ -314,7 +313,7 @@ absl::Status Compare(World world, const std::string& directory, bool early, doub
       EBB_ASSIGN_OR_RETURN(const StepTime step, RunStep(on_disk, model, compute));
       in_row += step.all() / kStepsPerTurn;
     }
-    // Waits, because updates that go on after a step would run in the next program's turn.
+    // Waits for the updates, which would otherwise run in the next program's turn.
     on_disk.traffic();
     for (const Disk& disk : disks) {
       EBB_ASSIGN_OR_RETURN(after.emplace_back(), TimePhases(phases, disk.run));
@@ -398,7 +397,7 @@ absl::Status CompareChecksums(World world, const std::string& directory, VerifyS
   return absl::OkStatus();
 }
 
-// What "auto" decides for the same step, and why: the engine logs it.
+// Prints the decision of "auto" for the same step. The engine logs its reason.
 absl::Status ShowAuto(World world, const std::string& directory) {
   const Model model = MakeModel();
   Config config = ConfigFor(/*early=*/false, directory);

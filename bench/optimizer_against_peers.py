@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""One AdamW step (fp32 parameters, gradients and states, 28 bytes moved per element): Ebb's, torch's fused one and
-DeepSpeed's CPUAdam, in turns; and the same bytes with next to no arithmetic, which is what the machine's memory allows.
+"""One AdamW step (fp32 parameters, gradients and states, 28 bytes moved per element): Ebb's, torch's fused AdamW and
+DeepSpeed's CPUAdam, in turns. A step with the same bytes and little arithmetic shows the limit of the machine's memory.
 
     bench/optimizer_against_peers.py --python PYTHON_WITH_TORCH [--elements 100000000] [--threads 1 2] [--steps 15]
 
-All programs stay alive and make one step each in an order that turns, so that other load on the machine meets all alike;
-the table has medians and the medians of the ratios of neighbours. DeepSpeed builds its kernel when it is first used; it
-is left out, and said, where it cannot.
+All programs stay alive and make one step each, in an order that changes, so that other load on the machine disturbs all of
+them alike. The table has medians, and medians of the ratios of neighbours. DeepSpeed builds its kernel at the first use. If
+it cannot, it is left out, and a line says so.
 """
 
 import argparse
@@ -30,7 +30,7 @@ class Program:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         line = ""
-        while not line[:1].isdigit():  # what a library says on its way
+        while not line[:1].isdigit():  # lines of a library
             line = self.process.stdout.readline()
             if not line:
                 raise EOFError
@@ -81,7 +81,7 @@ def measure(args, threads):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--step", default=HERE.parent / "build/release/bin/optimizer_step")
-    parser.add_argument("--python", required=True, help="one that has torch and, if it can be had, deepspeed")
+    parser.add_argument("--python", required=True, help="a Python with torch and, if possible, deepspeed")
     parser.add_argument("--elements", type=int, default=100_000_000)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=15)

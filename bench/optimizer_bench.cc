@@ -1,11 +1,10 @@
-// AdamW against a streaming kernel: the same reads and writes, one vector operation an array, on
-// the same memory and threads, in turns. `of_stream` is the fraction of that kernel's bandwidth
-// that AdamW reaches. Checksums of what is swapped (master and states): `checksum_cost` is the cost
-// of summing all that is read and written in the update's own pass, as a part of its time;
-// `checksum_of_adamw` is the time of summing only what is written, in a pass of its own.
+// AdamW against a streaming kernel, in turns. The kernel has the same reads and writes, with one
+// vector operation an array, on the same memory and threads. `of_stream` is the fraction of that
+// kernel's bandwidth that AdamW reaches. Checksums of master and states: `checksum_cost` is the
+// cost of summing all reads and writes in the update's own pass, as a part of its time;
+// `checksum_of_adamw` is the time of summing only the writes, in a pass of its own.
 //
-// LAMB and LARS: `norms_of_update` is the time of the norms before an update over that of the
-// update.
+// LAMB and LARS: `norms_of_update` is the time of the norms over that of the update.
 //
 //   build/release/bin/optimizer_bench --benchmark_counters_tabular=true
 #include <algorithm>
@@ -31,8 +30,8 @@ HWY_BEFORE_NAMESPACE();
 namespace ebb::optim::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Elements [begin, end), without the rest that fills no vector. Max leaves all values unchanged
-// from the second pass on.
+// Elements [begin, end), without the last ones that fill no vector. Max changes no value from the
+// second pass on.
 void Stream(const UpdateArrays& shared, int64_t begin, int64_t end) {
   const UpdateArrays arrays = shared;
   const hn::ScalableTag<float> d;
@@ -137,7 +136,7 @@ void AdamW(benchmark::State& state, Kind kind) {
         HWY_DYNAMIC_DISPATCH(Stream)(arrays, begin, end);
       });
     }));
-    // In turns, and each is the first of the two equally often.
+    // In turns; each of the two is first equally often.
     double summed = 0;
     const auto sum = [&] {
       summed = Seconds([&] {

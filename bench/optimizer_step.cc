@@ -1,11 +1,11 @@
-// AdamW steps on demand: for each line of the input one step over ELEMENTS parameters with fp32
-// gradients, and a line with its seconds and the first parameter. optimizer_against_peers.py runs
-// it in turns with others.
+// AdamW steps on demand. For each line of the input it makes one step over ELEMENTS parameters with
+// fp32 gradients, and prints its seconds and the first parameter. optimizer_against_peers.py runs it
+// in turns with other programs.
 //
 //   optimizer_step ELEMENTS THREADS [memory]
 //
-// memory: the same arrays are read and written, with a mean in place of the optimizer. It shows the
-// limit of the machine's memory.
+// memory: reads and writes the same arrays, with a mean instead of the optimizer, to show the limit
+// of the machine's memory.
 #include <chrono>
 #include <cstdlib>
 #include <iomanip>

@@ -10,7 +10,7 @@
 
 namespace ebb::bench {
 
-// One line on the terminal, or nothing.
+// One line on the terminal. Without a terminal it prints nothing.
 class Progress {
  public:
   explicit Progress(double seconds) : seconds_(seconds) {}

@@ -5,17 +5,18 @@
                                   [--output FILE.csv]
 
 gpt2 and llama: 6 layers, width 384, context 256, batch 4 of a rank, fp32, AdamW without clipping, 2 ranks of one thread each.
-fsdp2      each block a unit of FSDP2's, gloo, torch's fused AdamW; and torch, each rank by itself: what compute alone takes
+fsdp2      each block a unit of FSDP2's, gloo, torch's fused AdamW; and torch, each rank by itself, for the time of compute alone
 world1     one rank of two threads beside torch with its fused AdamW
 deepspeed_cpu, deepspeed_nvme: ZeRO-3 with parameters and states in RAM, or on the disk; one JSON for both libraries
 nvme       ebb with parameters and states on the disk beside ebb with both on the device
-memory, memory_nvme: a GPT-2 of 12 x 768 over 16 tokens, where activations are next to nothing; ebb with everything on the device, or with
+memory, memory_nvme: a GPT-2 of 12 x 768 over 16 tokens, with very small activations; ebb with everything on the device, or with
            parameters, gradients and states on the disk. It gathers no unit ahead ("prefetch_depth": 0)
 scopes     microseconds that hooks and calls add to a scope of 12 parameters
-All processes stay, and a round is some steps of each in an order that turns, so that other load meets all alike. The table has medians of all
-rounds' steps, and the median of the rounds' ratios. Peaks are of those steps, above the process with all libraries and no model, and of the
-larger rank; what is held is counted behind them, and is what the engine's table speaks of. Needs torch and transformers, for DeepSpeed also
-ninja and libaio-dev. ebb has keep_memory=True, except where memory is compared. Figures are for a machine on which nobody else computes."""
+All processes stay alive. A round is some steps of each, in an order that changes, so that other load disturbs all alike. The table
+has the medians of all rounds' steps, and the median of the rounds' ratios. Peaks are those of the larger rank in these steps, above a
+process with all libraries and no model. Held memory is counted after the steps; the engine's table predicts it. Needs torch and
+transformers, for DeepSpeed also ninja and libaio-dev. ebb has keep_memory=True, except in comparisons of memory. Figures need a
+machine without other load."""
 
 import argparse
 import csv
@@ -29,8 +30,8 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-TOKENS = 4 * 256  # of a rank's batch; of "memory" nobody asks
-# Systems, ranks; pairs of a bar: ours, the other, what is compared, the bar.
+TOKENS = 4 * 256  # of a rank's batch; not used for "memory"
+# Systems; ranks; comparisons: ours, the other, the measure, the bar.
 COMPARISONS = {
     "fsdp2": (["fsdp2", "ebb", "torch"], 2, [("ebb", "fsdp2", "speed", 1.3), ("ebb", "torch", "speed", None)]),
     "world1": (["torch", "ebb"], 1, [("ebb", "torch", "time", 1.02)]),
@@ -49,14 +50,14 @@ def free_port():
 
 
 class System:
-    """The processes of one system, which stay."""
+    """The processes of one system. They stay alive."""
 
     def __init__(self, name, model, ranks, folder):
         self.name = name
         place = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
                  "OMP_NUM_THREADS": str(max(1, os.cpu_count() // ranks)), "DS_ACCELERATOR": "cpu", "EBB_LOG_LEVEL": "warn"}
         if model == "memory":
-            place["MALLOC_MMAP_THRESHOLD_"] = "65536"  # what is freed is the system's at once, so that its count is what is held
+            place["MALLOC_MMAP_THRESHOLD_"] = "65536"  # freed memory goes back at once, so that the system counts only held memory
             model = "states"
         command = [sys.executable, HERE / "peers/module_training.py", name, model, folder]
         self.ranks = [
@@ -68,7 +69,7 @@ class System:
             self._line(process, "READY")
 
     def run(self, steps):
-        """Of rank 0, and peaks of the larger one."""
+        """Rank 0's figures, with the peaks of the larger rank."""
         for process in self.ranks:
             process.stdin.write(f"{steps}\n")
             process.stdin.flush()
@@ -83,7 +84,7 @@ class System:
             process.wait()
 
     def _line(self, process, word):
-        """A library may print before it."""
+        """Skips lines that a library prints before the answer."""
         for line in process.stdout:
             if line.startswith(word):
                 return line.removeprefix(word)
@@ -107,7 +108,7 @@ def compare(what, model, rounds, steps, folder):
     counts_memory = what.startswith("memory")
     systems = [System(name, "memory" if counts_memory else model, ranks, folder) for name in names]
     for system in systems:
-        system.run(3)  # the first ones allocate
+        system.run(3)  # the first steps allocate
     rows = []
     for number in range(rounds):
         for system in systems[number % len(systems):] + systems[:number % len(systems)]:

@@ -1,5 +1,5 @@
-// A file system's speed without Ebb: large sequential transfers past the page cache, from huge
-// pages, through threads and through io_uring.
+// A file system's speed without Ebb: large sequential transfers with O_DIRECT, from huge pages,
+// through threads and through io_uring.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct RawDiskOptions {
   std::span<std::byte> memory;  // depth blocks
 };
 
-// Where a byte of all files lies, if they are striped by blocks.
+// The place of a byte in files that are striped by blocks.
 struct RawPlace {
   int file;
   int64_t offset;
@@ -38,7 +38,7 @@ struct RawRequest {
   int64_t at, bytes;
 };
 
-// Which blocks of the files are read and which are written, one after the other, over and over. If
+// The blocks of the files to read and to write, one after the other, over and over. If there are
 // both, they alternate in proportion, and the writes begin in the middle.
 class RawRequests {
  public:
@@ -69,7 +69,7 @@ class RawRequests {
 class RawDisk {
  public:
   virtual ~RawDisk() = default;
-  // Reads and writes so many bytes at once, in multiples of what O_DIRECT takes.
+  // Reads and writes so many bytes at once, in multiples of O_DIRECT's alignment.
   virtual absl::Status Move(int64_t read, int64_t written) = 0;
 };
 

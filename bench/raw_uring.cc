@@ -22,7 +22,7 @@ class Uring final : public RawDisk {
                                 IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN) == 0 ||
             io_uring_queue_init(static_cast<unsigned>(options_.depth), &ring_, 0) == 0;
     if (!made_) return false;
-    // Some profiles allow making a ring but submitting no request.
+    // Some seccomp profiles allow rings, but no requests.
     io_uring_prep_nop(io_uring_get_sqe(&ring_));
     if (io_uring_submit_and_wait(&ring_, 1) < 0) return false;
     io_uring_cq_advance(&ring_, 1);

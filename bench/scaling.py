@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What many ranks cost on one machine: a small GPT on 1 to 64 threads and 2 to 16 processes as ranks.
+"""The cost of many ranks on one machine: a small GPT with 1 to 64 threads and 2 to 16 processes as ranks.
 
     bench/scaling.py [--threads 1 2 4 8 16 32 64] [--processes 2 4 8 16] [--rounds 3]
 
-Every rank has the same work, so with more ranks than cores a step takes proportionally longer:
-milliseconds of a core for one rank's part of a step should stay what they are. Memory: the peak
-resident set of all processes, over the ranks.
+Every rank has the same work, so with more ranks than cores a step takes proportionally longer. The
+core's milliseconds for one rank's part of a step should stay equal. Memory: the peak resident set of
+all processes, over the ranks.
 """
 
 import argparse

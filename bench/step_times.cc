@@ -1,11 +1,11 @@
-// How long a step takes: simulated beside measured, for gpt on this machine's CPU, with everything on the device, with
-// parameters and states in RAM, and on NVMe.
+// The simulated and the measured time of a step, for gpt on this machine's CPU: with everything on the device, with
+// parameters and states in RAM, and with both on NVMe.
 //
 //   build/release/bin/step_times --disk FOLDER --layers 6 --width 512 --heads 8 --context 128 --batch 4
 //
-// What is simulated is the engine's own program (ebb/sharding/report/simulate.h), on the machine as `ebb-plan --machine
-// here` measures it, with gpt's kernels as they take without an engine: passes of the bare trainer, by all ranks at
-// once. Passes and steps take turns, because a shared machine is not as fast in one second as in the next; medians.
+// The simulation (ebb/sharding/report/simulate.h) runs the engine's own program on the machine that `ebb-plan --machine
+// here` measures. The times of gpt's kernels come from passes of the bare trainer, by all ranks at once. Passes and
+// steps take turns, because the speed of a shared machine changes every second; medians.
 #include <algorithm>
 #include <barrier>
 #include <chrono>
@@ -80,7 +80,7 @@ Config ConfigOf(const Arguments& arguments, const Case& of) {
   return config;
 }
 
-// Seconds of each visit in each pass: of the slowest rank, because collectives wait for it.
+// The slowest rank's seconds of each visit in each pass, because collectives wait for that rank.
 class KernelSamples {
  public:
   void Add(size_t pass, const std::vector<KernelWork>& of_rank) {
@@ -166,7 +166,7 @@ class Comparison {
         if (turn >= 0) kernels_.Add(static_cast<size_t>(turn * kPasses + pass), work);
       }
       together_.arrive_and_wait();
-      // From the end of one step's kernels to that of the next one's, as simulated; the first waits for no update.
+      // From the end of one step's kernels to the end of the next step's, as simulated. The first step waits for no update.
       const auto ignore = [](const StepReport&) {};
       double end = 0;
       for (int i = 0; i < arguments_.steps; ++i) {
@@ -232,15 +232,16 @@ absl::Status Compare(const Arguments& arguments) {
 int main(int argc, char** argv) {
   ebb::bench::Arguments arguments;
   CLI::App app("Steps of gpt on this CPU: simulated beside measured.", "step_times");
-  app.add_option("--disk", arguments.disk, "folder of what is on NVMe (default: this one)");
+  app.add_option("--disk", arguments.disk, "folder for state on NVMe (default: this one)");
   app.add_option("--layers", arguments.shape.layers)->capture_default_str();
   app.add_option("--width", arguments.shape.width)->capture_default_str();
   app.add_option("--heads", arguments.shape.heads)->capture_default_str();
   app.add_option("--context", arguments.shape.context)->capture_default_str();
   app.add_option("--batch", arguments.batch, "sequences of a rank")->capture_default_str();
-  app.add_option("--ranks", arguments.ranks, "(default: 1 2)")->check(CLI::Range(1, 64));
-  app.add_option("--turns", arguments.turns, "of passes and steps")->capture_default_str();
-  app.add_option("--steps", arguments.steps, "of a turn")->check(CLI::Range(3, 1000));
+  app.add_option("--ranks", arguments.ranks, "numbers of ranks (default: 1 2)")
+      ->check(CLI::Range(1, 64));
+  app.add_option("--turns", arguments.turns, "turns of passes and steps")->capture_default_str();
+  app.add_option("--steps", arguments.steps, "steps of a turn")->check(CLI::Range(3, 1000));
   CLI11_PARSE(app, argc, argv);
   ebb::SendLogTo([](ebb::LogLevel, std::string_view) {});
   const absl::Status status = ebb::bench::Compare(arguments);

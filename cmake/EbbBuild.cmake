@@ -1,8 +1,8 @@
-# What every target of the tree shares: the language, the warnings, the sanitizers, where binaries land, and the one
-# spelling of includes ("ebb/sharding/layout.h"), made of the links in cmake/include so that it is the same here and installed.
+# Settings of every target in the tree: the language, the warnings, the sanitizers, the folder of binaries, and the one spelling
+# of includes ("ebb/sharding/layout.h"). The links in cmake/include make this spelling the same here and installed.
 #
-# Flags belong to this folder and those below it, not to what libraries hand on: a project that links Ebb, installed or as
-# a subdirectory, gets the include folder and C++20 from it and keeps its own warnings.
+# Flags are private to this folder and those below it. A project that links Ebb, installed or as a subdirectory, gets only the
+# include folder and C++20 from it, and keeps its own warnings.
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -26,7 +26,7 @@ endif()
 
 add_library(ebb_build INTERFACE)
 target_include_directories(ebb_build INTERFACE ${EBB_INCLUDE_DIR})
-# Contraction would let the compiler turn a * b + c into one rounding where another target keeps two.
+# With contraction the compiler would round a * b + c once on one target and twice on another.
 target_compile_options(ebb_build INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wnon-virtual-dtor;-Werror;-ffp-contract=off;-fno-math-errno>")
 if(EBB_SANITIZE)
@@ -38,7 +38,7 @@ include_directories(${EBB_INCLUDE_DIR})
 add_compile_options($<TARGET_PROPERTY:ebb_build,INTERFACE_COMPILE_OPTIONS>)
 add_link_options($<TARGET_PROPERTY:ebb_build,INTERFACE_LINK_OPTIONS>)
 
-# ebb_library(NAME SOURCES... LIBRARIES...): the target ebb_NAME, known to others as ebb::NAME.
+# ebb_library(NAME SOURCES... LIBRARIES...): the target ebb_NAME, with the alias ebb::NAME.
 function(ebb_library name)
   cmake_parse_arguments(arg "" "" "SOURCES;LIBRARIES;PRIVATE_LIBRARIES" ${ARGN})
   add_library(ebb_${name} STATIC ${arg_SOURCES})
@@ -49,8 +49,7 @@ function(ebb_library name)
   ebb_unity(ebb_${name})
 endfunction()
 
-# ebb_test(NAME [SOURCES...] [LIBRARIES...] [SHARDS n | LONG]): one test program, from NAME.cc unless SOURCES says otherwise, with
-# our main.
+# ebb_test(NAME [SOURCES...] [LIBRARIES...] [SHARDS n | LONG]): one test program, from NAME.cc or from SOURCES, with our main.
 function(ebb_test name)
   cmake_parse_arguments(arg "LONG" "SHARDS" "SOURCES;LIBRARIES" ${ARGN})
   if(NOT arg_SOURCES)
@@ -65,13 +64,13 @@ function(ebb_test name)
   endif()
 endfunction()
 
-# Tests that take longest start first, so that no core waits for them at the end.
+# The longest tests start first, so that no core is idle at the end.
 function(ebb_start_first)
   set_tests_properties(${ARGN} PROPERTIES COST 100)
 endfunction()
 
-# ebb_ctest_entry(NAME PROGRAM [SHARDS n] [FILTER filter]): all tests of PROGRAM that FILTER lets through, in one process, or in
-# as many as SHARDS says. `ctest -L "^PROGRAM$"` runs them.
+# ebb_ctest_entry(NAME PROGRAM [SHARDS n] [FILTER filter]): all tests of PROGRAM that match FILTER, in one process or in SHARDS
+# processes. `ctest -L "^PROGRAM$"` runs them.
 function(ebb_ctest_entry name program)
   cmake_parse_arguments(arg "" "SHARDS;FILTER" "" ${ARGN})
   set(timeout 600)
@@ -97,8 +96,8 @@ function(ebb_ctest_entry name program)
   endforeach()
 endfunction()
 
-# ebb_test_objects(NAME SOURCES... LIBRARIES...): objects of several test programs, compiled once. A program has those that
-# it names itself, as CMake hands on what they link to but not them.
+# ebb_test_objects(NAME SOURCES... LIBRARIES...): objects of several test programs, compiled once. A program must name them
+# itself, because CMake passes on their libraries, but not the objects.
 function(ebb_test_objects name)
   cmake_parse_arguments(arg "" "" "SOURCES;LIBRARIES" ${ARGN})
   add_library(${name} OBJECT ${arg_SOURCES})

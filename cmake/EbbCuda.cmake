@@ -1,6 +1,6 @@
-# CUDA and NCCL: used where they are found, which EBB_CUDA and EBB_NCCL override. What is built with them starts on
-# machines without a driver: the CUDA runtime is linked statically and looks for the driver when it is first called, and
-# NCCL is opened when the first communicator is made (runtime/device/opened_library.h), so only its header is needed.
+# CUDA and NCCL are used if they are found; EBB_CUDA and EBB_NCCL override this. Programs with CUDA start on machines without a
+# driver: the CUDA runtime is linked statically and looks for the driver at its first call. NCCL is opened when the first
+# communicator is made (runtime/device/opened_library.h), so only its header is needed.
 
 include(CheckLanguage)
 find_package(CUDAToolkit 12.0 QUIET)
@@ -13,11 +13,11 @@ option(EBB_CUDA "Build the CUDA backend" ${ebb_cuda_found})
 
 if(EBB_CUDA)
   if(NOT ebb_cuda_found)
-    message(FATAL_ERROR "EBB_CUDA is ON, but there is no CUDA toolkit of 12.0 or later with its compiler nvcc: put nvcc on "
-                        "PATH, set CUDAToolkit_ROOT, or configure with -DEBB_CUDA=OFF")
+    message(FATAL_ERROR "EBB_CUDA is ON, but no CUDA toolkit of version 12.0 or later with nvcc was found: put nvcc on PATH, "
+                        "set CUDAToolkit_ROOT, or configure with -DEBB_CUDA=OFF")
   endif()
-  # Machine code from Ampere on, and PTX that later devices compile when they load it; of builds for a sanitizer, which looks at the
-  # host's code, PTX alone.
+  # Machine code from Ampere on, and PTX, which later devices compile at load. Builds for a sanitizer have PTX alone, because a
+  # sanitizer checks only the host's code.
   if(NOT CMAKE_CUDA_ARCHITECTURES AND EBB_SANITIZE)
     set(CMAKE_CUDA_ARCHITECTURES 80-virtual)
   elseif(NOT CMAKE_CUDA_ARCHITECTURES)
@@ -35,15 +35,15 @@ if(EBB_CUDA)
   endif()
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
-  # Warnings are errors. Where the compiler is the one whose spills have been looked at, spills of registers are, too, but for
-  # those that are known by name: others spill elsewhere.
+  # Warnings are errors. Register spills are errors, too, except those in known_spills.txt. This holds only for the compiler of
+  # that list, because other compilers spill elsewhere.
   set(ebb_cuda_warnings --Werror=all-warnings)
   if(CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA" AND CMAKE_CUDA_COMPILER_VERSION STREQUAL "13.0.88")
     set(ebb_cuda_warnings -Xptxas=-warn-spills)
     list(PREPEND CMAKE_CUDA_COMPILER_LAUNCHER ${PROJECT_SOURCE_DIR}/cmake/known_spills.sh
          ${PROJECT_SOURCE_DIR}/cmake/known_spills.txt)
   endif()
-  # No contraction, as on the host: the same bits on both.
+  # No contraction, so that host and device give the same bits.
   target_compile_options(ebb_build INTERFACE
     "$<$<COMPILE_LANGUAGE:CUDA>:${ebb_cuda_warnings};--fmad=false;-Xcompiler=-Wall,-Wextra,-Werror,-ffp-contract=off>")
 endif()

@@ -1,14 +1,14 @@
-# Every library Ebb stands on, found in one place.
+# Finds every library that Ebb needs.
 find_package(Threads REQUIRED)
 find_package(absl REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(hwy REQUIRED)
-# The disk through io_uring: used where it is found, which EBB_URING overrides; without it through threads.
+# io_uring is used for the disk if liburing is found; EBB_URING overrides this. Without io_uring, threads are used.
 find_package(liburing 2.2 QUIET)
 option(EBB_URING "Build the io_uring backend" ${liburing_FOUND})
 if(EBB_URING AND NOT liburing_FOUND)
-  message(FATAL_ERROR "EBB_URING is ON, but pkg-config finds no liburing of 2.2 or later: install one (on Debian and Ubuntu "
+  message(FATAL_ERROR "EBB_URING is ON, but pkg-config finds no liburing 2.2 or later: install it (Debian and Ubuntu: "
                       "liburing-dev), or configure with -DEBB_URING=OFF")
 endif()
 message(STATUS "io_uring ${EBB_URING} (liburing ${liburing_VERSION})")

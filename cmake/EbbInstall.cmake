@@ -1,14 +1,14 @@
 # cmake --install: static libraries, public headers, a CMake package (find_package(ebb), targets ebb::ebb, ebb::engine,
-# ...), ebb.pc, the documentation, examples/minimal and the licence. The package and ebb.pc name what a program must find
-# before it can link Ebb; that is read from the targets, so neither can forget a library. The package and ebb.pc are
-# relocatable: every path inside is relative to where the file lies.
+# ...), ebb.pc, the documentation, examples/minimal and the licence. The package and ebb.pc name the libraries that a program must
+# find before it can link Ebb. These names are read from the targets, so none is missing. The package and ebb.pc are relocatable:
+# every path inside is relative to the file.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
-# Each after those it stands on.
+# Each target comes after those that it needs.
 set(ebb_installed_targets config sharding trace device kernels comm offload optim engine checkpoint)
 
-# As names for find_package, for pkg-config and for the linker.
+# The libraries by their names for find_package, for pkg-config and for the linker.
 set(ebb_packages Threads)
 set(ebb_pc_requires "")
 set(ebb_pc_libs "")
@@ -19,7 +19,7 @@ list(APPEND ebb_pc_libs -pthread)
 foreach(name ${ebb_installed_targets})
   get_target_property(libraries ebb_${name} LINK_LIBRARIES)
   foreach(library ${libraries})
-    # "::@": what CMake puts around libraries that another folder adds.
+    # "::@": a marker that CMake puts around libraries from another folder.
     if(library MATCHES "^(ebb(::|_)|::@)" OR library STREQUAL "Threads::Threads")
       continue()
     elseif(library MATCHES "^absl::(.+)$")
@@ -70,7 +70,7 @@ foreach(name ${ebb_installed_targets})
     INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 endforeach()
 install(TARGETS ebb EXPORT ebb)
-# What installing the component "development" needs built, and no test or example beside it.
+# Builds what the component "development" installs, without tests and examples.
 add_custom_target(ebb_libraries)
 foreach(name ${ebb_installed_targets})
   add_dependencies(ebb_libraries ebb_${name})
@@ -81,7 +81,7 @@ install(
         ${PROJECT_SOURCE_DIR}/cmake/Findhwy.cmake ${PROJECT_SOURCE_DIR}/cmake/Findliburing.cmake
   DESTINATION ${ebb_package_dir} COMPONENT development)
 install(FILES ${ebb_generated_dir}/ebb.pc DESTINATION ${ebb_pc_dir} COMPONENT development)
-# The include folder is made of links into the tree: what they lead to is installed.
+# The include folder has links into the tree. Their targets are installed.
 foreach(header ${ebb_public_headers})
   cmake_path(GET header PARENT_PATH folder)
   file(REAL_PATH ${EBB_INCLUDE_DIR}/ebb/${header} file)
@@ -89,7 +89,7 @@ foreach(header ${ebb_public_headers})
 endforeach()
 install(FILES ${PROJECT_SOURCE_DIR}/runtime/config/ebb-config.schema.json DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ebb
   COMPONENT development)
-# Where their links find each other.
+# In one folder, so that the links between them work.
 install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/ARCHITECTURE.md
   DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development)

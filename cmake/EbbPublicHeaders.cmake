@@ -1,8 +1,8 @@
-# The public headers: what a project that links Ebb may include, what is installed, and what must compile alone
-# (tests/headers). The rule: a header is public if and only if it is in these lists, and a public header includes no
-# internal one, nor any of NCCL, MPI or liburing, nor of CUDA but in the second list. Public is what ebb/ebb.h includes,
-# what brings a backend, what computes as the engine does, and what a trainer's own program may use as Ebb does:
-# examples/gpt, which includes nothing else (tests/headers), is one. All other headers may change without notice.
+# The public headers. A project that links Ebb may include them, they are installed, and each must compile alone (tests/headers).
+# The rule: only headers in these lists are public. A public header includes no internal header, none of NCCL, MPI or liburing,
+# and, except in the second list, none of CUDA. Public are the headers of ebb/ebb.h, of backends, of the engine's arithmetic, and
+# of helpers for a trainer's own program. examples/gpt includes only public headers (tests/headers). All other headers may change
+# without notice.
 set(ebb_public_headers
   ebb.h
   offload/memory_limits.h
@@ -59,7 +59,7 @@ set(ebb_public_headers
   sharding/model.h
   sharding/state.h)
 
-# For a trainer's own code on a GPU, of builds with CUDA: they include CUDA's headers, or are of use with them only.
+# For a trainer's own code on a GPU, in builds with CUDA: they include CUDA's headers, or are useful only with them.
 set(ebb_public_cuda_headers
   runtime/device/cuda/captured_graph.h
   runtime/device/cuda/current_device.h

@@ -1,5 +1,5 @@
-# Highway as hwy::hwy, from its CMake package or, where a distribution leaves that out, from pkg-config. Installed beside
-# ebbConfig.cmake, so that what was found here is found there the same way.
+# Highway as hwy::hwy, from its CMake package or, if a distribution has none, from pkg-config. Installed beside ebbConfig.cmake,
+# so that a project finds the same Highway in the same way.
 find_package(hwy CONFIG QUIET)
 if(NOT TARGET hwy::hwy)
   find_package(PkgConfig QUIET)

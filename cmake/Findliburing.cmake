@@ -1,5 +1,5 @@
-# liburing as liburing::liburing, from pkg-config. Installed beside ebbConfig.cmake, so that what was found here is found
-# there the same way.
+# liburing as liburing::liburing, from pkg-config. Installed beside ebbConfig.cmake, so that a project finds the same liburing in
+# the same way.
 find_package(PkgConfig QUIET)
 if(PkgConfig_FOUND)
   pkg_check_modules(liburing QUIET IMPORTED_TARGET liburing)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compiles kernels for CMake, and fails where the compiler warns of anything but register spills that are known. Each line of LIST
-# is what a kernel's mangled name matches, and the most bytes that it may store.
+# Compiles kernels for CMake, and fails if the compiler gives any warning except for known register spills. Each line of LIST is a
+# pattern of a kernel's mangled name, and the most bytes that the kernel may store.
 #
 #   cmake/known_spills.sh LIST COMMAND...
 set -uo pipefail

@@ -1,7 +1,7 @@
 # The packages that Ebb is built from, on Debian 12 and Ubuntu 24.04; sourced by the scripts that set up a machine.
 #
 # ocl-icd-opencl-dev: libdnnl-dev's own CMake file asks for OpenCL, and Debian does not install it with that.
-# install_packages asks apt only for what is missing, so a machine that has them needs neither the network nor root.
+# install_packages asks apt only for missing packages. If none is missing, it needs no network and no root.
 
 ebb_packages=(
   g++ cmake ninja-build pkg-config
@@ -18,7 +18,7 @@ add_test_packages() {
   fi
 }
 
-# For the Python package: an environment of one's own needs ensurepip, which Debian keeps apart.
+# For the Python package: a virtual environment needs ensurepip, which Debian packages separately.
 add_python_packages() {
   if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
     ebb_packages+=(python3 python3-venv)
@@ -40,7 +40,7 @@ install_packages() {
   local as_root=()
   if [ "$(id -u)" -ne 0 ]; then
     if ! command -v sudo >/dev/null; then
-      echo "These packages are missing and can only be installed by root; sudo is not here: ${missing[*]}" >&2
+      echo "These packages are missing, and there is no sudo to install them: ask root to install ${missing[*]}" >&2
       return 1
     fi
     as_root=(sudo)

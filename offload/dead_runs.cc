@@ -38,7 +38,7 @@ std::string ReadSmall(int descriptor) {
   return std::string(text.data(), static_cast<size_t>(std::max<ssize_t>(bytes, 0)));
 }
 
-// Whether all locks on the file system are taken on this machine.
+// Whether only this machine can lock files on this file system.
 bool IsLocal(int descriptor) {
   constexpr long kXfs = 0x58465342, kF2fs = 0xF2F52010, kZfs = 0x2FC12FC1, kBcachefs = 0xCA451A4E;
   constexpr std::array kLocal = {long{EXT4_SUPER_MAGIC},
@@ -125,7 +125,7 @@ std::string ProcessOf(std::string_view leaf) {
   return ours ? std::string(digits) : "";
 }
 
-// What a lock file says of the run that made it.
+// The run that made a lock file, by the file's text.
 struct Owner {
   std::string host, boot, process;
 };
@@ -137,7 +137,7 @@ std::optional<Owner> OwnerOf(const std::string& text) {
   return Owner{.host = words[1], .boot = words[2], .process = words[3]};
 }
 
-// Writes all of it, also where the system takes it in parts. Its errno, or 0.
+// Writes the whole text, even if the system takes it in parts. Returns its errno, or 0.
 int WriteWhole(int descriptor, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = write(descriptor, text.data(), text.size());
@@ -160,7 +160,7 @@ std::optional<std::string> RemoveIfDead(int parent, const std::string& leaf,
   if (found.st_uid != geteuid() || (found.st_mode & 0777) != S_IRWXU) return std::nullopt;
   const FileHandle lock(openat(directory.get(), kLockName, O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (!lock.is_open()) {
-    // Its process was killed before it made the file, or while it removed the directory. A
+    // Its process was killed before it made the lock file, or while it removed the directory. A
     // directory with files stays.
     if (unlinkat(parent, leaf.c_str(), AT_REMOVEDIR) != 0) return std::nullopt;
     return "";
@@ -192,7 +192,7 @@ absl::StatusOr<RunLock> MakeRunLock(int parent, const std::string& leaf, std::st
     // A cleaner has removed the directory, or holds the lock to remove it.
     if (error == ENOENT || error == ESTALE || error == EWOULDBLOCK) {
       return absl::AbortedError(absl::StrCat("'", absl::string_view(path.data(), path.size()),
-                                             "' was taken for a dead run's"));
+                                             "' was removed as a dead run's"));
     }
     return IoError(absl::StrCat("cannot lock '", absl::string_view(path.data(), path.size()), "'"),
                    error);
@@ -202,7 +202,7 @@ absl::StatusOr<RunLock> MakeRunLock(int parent, const std::string& leaf, std::st
   FileHandle lock(openat(directory.get(), kLockName,
                          O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
   if (!lock.is_open()) return failed(errno);
-  // With the file in it the directory could not be removed.
+  // Removes the file, because a directory with a file cannot be removed.
   const auto given_up = [&](int error) {
     unlinkat(directory.get(), kLockName, 0);
     return failed(error);
@@ -213,8 +213,8 @@ absl::StatusOr<RunLock> MakeRunLock(int parent, const std::string& leaf, std::st
     unlinkat(directory.get(), kLockName, 0);
     return absl::FailedPreconditionError(absl::StrCat(
         "cannot lock '", absl::string_view(path.data(), path.size()), "': ", std::strerror(error),
-        "; this file system has no locks: point nvme_path at one that has them (Lustre has with "
-        "the mount option flock)"));
+        "; this file system has no locks: point nvme_path at one that has them (Lustre has them "
+        "with the mount option flock)"));
   }
   struct stat found = {};
   if (fstat(lock.get(), &found) != 0) return given_up(errno);
@@ -226,20 +226,20 @@ absl::StatusOr<RunLock> MakeRunLock(int parent, const std::string& leaf, std::st
 }
 
 void RemoveDeadRuns(int parent, std::string_view path) {
-  // Ranks that are threads go on once all is removed, and one of them logs it.
+  // Ranks that are threads wait until one of them has removed all runs and logged it.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   std::set<std::string> removed;  // a process has a directory for each rank and class
   for (const std::string& name : Names(parent)) {
-    // No message for an empty directory, which may have been a living run's.
+    // An empty directory gets no message, because it may have been a living run's.
     if (absl::StartsWith(name, kNewRunPrefix)) RemoveIfDead(parent, name, kNewRunPrefix);
     if (!absl::StartsWith(name, kRunPrefix)) continue;
     if (const auto owner = RemoveIfDead(parent, name, kRunPrefix); owner && !owner->empty())
       removed.insert(*owner);
   }
   if (removed.empty()) return;
-  LogInfo(absl::StrCat("removed what ", removed.size(),
-                       removed.size() == 1 ? " killed process" : " killed processes", " left in '",
+  LogInfo(absl::StrCat("removed the swap files of ", removed.size(),
+                       removed.size() == 1 ? " killed process" : " killed processes", " in '",
                        absl::string_view(path.data(), path.size()), "'"));
 }
 

@@ -1,7 +1,7 @@
-// Finds and removes what killed runs have left in an nvme_path. Each run's directory holds a file
-// that the run keeps locked, and the system drops the lock with the process.
+// Finds and removes the swap directories of killed runs in an nvme_path. Each run's directory has a
+// file that the run keeps locked. The system drops the lock when the process ends.
 //
-//   mkdir .ebb-x     [  no lock: may be taken for dead  ]
+//   mkdir .ebb-x     [  no lock: looks like a dead run  ]
 //   lock .ebb-x/lock [  a living run's, never touched   ]
 //   rename to ebb-x
 //
@@ -29,19 +29,18 @@ struct RunLock {
   FileHandle directory, lock;
 };
 // Makes and locks the file in the new directory `leaf` of `parent`. `path` is for messages.
-// kAborted: a cleaner has removed the directory meanwhile.
+// kAborted: a cleaner removed the directory before.
 absl::StatusOr<RunLock> MakeRunLock(int parent, const std::string& leaf, std::string_view path);
 
-// Removes the directories of dead runs. Each has a name of exactly our form, belongs to this user,
-// is private and no link. It has a lock file that no process holds and that names its maker, or it
-// is empty because its process was killed earlier. On a file system that hosts share, locks of
-// other hosts may be invisible. There only directories are removed that this host has made since it
-// was started.
+// Removes the directories of dead runs. Such a directory has a name of exactly our form, belongs to
+// this user, is private and is not a link. It has an unlocked lock file that names its maker, or it
+// is empty, because its process was killed earlier. On a file system that hosts share, locks of
+// other hosts may be invisible. There it removes only directories that this host has made since its
+// start.
 void RemoveDeadRuns(int parent, std::string_view path);
 
-// Removes the directory, which has the name `leaf`, and the swap files in it. Opens nothing and
-// follows no link. If it has other files, these stay and so does the directory, and a warning says
-// so.
+// Removes the directory, which has the name `leaf`, and the swap files in it. Opens no file and
+// follows no link. If the directory has other files, it stays with them, and a warning says so.
 void RemoveRun(FileHandle directory, const std::string& leaf);
 
 }  // namespace ebb

@@ -65,8 +65,8 @@ absl::Status FileTransfers::MakeQueue(const Options& options) {
       return MakeThreadQueue(queue_options, listener);
     }
     if (absl::IsUnavailable(uring.status())) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          uring.status().message(), "; ebb.io_backend \"auto\" goes on with threads there"));
+      return absl::FailedPreconditionError(
+          absl::StrCat(uring.status().message(), "; ebb.io_backend \"auto\" uses threads instead"));
     }
     backend_ = IoBackend::kUring;
     return uring;
@@ -93,7 +93,7 @@ void FileTransfers::Start(IoTransfer& transfer, bool write, int64_t offset, std:
   if (offset < 0 || bytes < 0 || offset > stripes_.bytes() - bytes) {
     transfer.status_ =
         absl::OutOfRangeError(absl::StrCat(bytes, " bytes at offset ", offset, " of '", first_path_,
-                                           "', which has ", stripes_.bytes()));
+                                           "', but it has only ", stripes_.bytes()));
   } else if (!Aligned(offset) || !Aligned(bytes) ||
              reinterpret_cast<uintptr_t>(data) % kDiskAlignment != 0) {
     transfer.status_ = absl::InvalidArgumentError(

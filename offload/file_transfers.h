@@ -1,5 +1,5 @@
-// Transfers between memory and open files: through io_uring, or through a few threads if that is
-// denied or not wanted.
+// Transfers between memory and open files: through io_uring, or through a few threads if io_uring
+// is denied or not wanted.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,7 @@ class FileTransfers {
   // kFailedPrecondition: IoBackend::kUring without io_uring.
   static absl::StatusOr<std::unique_ptr<FileTransfers>> Create(const Stripes& stripes,
                                                                const Options& options);
-  // Whose transfers all fail with that error.
+  // An object of which all transfers fail with `error`.
   static std::unique_ptr<FileTransfers> Failed(const Stripes& stripes, const Options& options,
                                                absl::Status error);
   // Waits for transfers under way.

@@ -47,7 +47,7 @@ Meaning MeaningOf(int error) {
     case EEXIST:
     case ELOOP:
       return {absl::StatusCode::kFailedPrecondition,
-              "something else has put a file or a link there: remove it"};
+              "another program has made a file or a link there: remove it"};
     case ENAMETOOLONG:
       return {absl::StatusCode::kInvalidArgument, "nvme_path has to be shorter"};
     case EAGAIN:
@@ -81,10 +81,10 @@ absl::Status TransferError(bool write, std::string_view path, int64_t offset, in
 }
 
 absl::Status FileEndsEarly(std::string_view path, int64_t offset, int64_t bytes) {
-  return absl::DataLossError(
-      absl::StrCat(Action(false, path, offset, bytes),
-                   ": the file ends there, so it has been truncated from outside; nothing but this "
-                   "run may change it"));
+  return absl::DataLossError(absl::StrCat(
+      Action(false, path, offset, bytes),
+      ": the file ends there, so it has been truncated from outside; only this run may "
+      "change it"));
 }
 
 }  // namespace ebb

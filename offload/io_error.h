@@ -14,7 +14,7 @@ absl::Status IoError(std::string_view action, int error);
 // The same for a transfer between memory and a file.
 absl::Status TransferError(bool write, std::string_view path, int64_t offset, int64_t bytes,
                            int error);
-// For a read that met the end of a file that should be longer.
+// For a read that reached the end of a file that should be longer.
 absl::Status FileEndsEarly(std::string_view path, int64_t offset, int64_t bytes);
 
 }  // namespace ebb

@@ -1,5 +1,5 @@
-// Requests for the disk: what a backend (io_uring, threads) must do. A request is at most one block
-// of one file. The caller owns it, so submitting allocates nothing.
+// The interface of a backend (io_uring, threads) for the disk. A request is at most one block of one
+// file. The caller owns it, so submitting allocates nothing.
 //
 //   Submit(requests) -> [the system, in any order] -> IoListener::Completed(results), Announce()
 #pragma once
@@ -32,9 +32,9 @@ class IoListener {
  public:
   // Called on a thread of the queue, or on the thread that drives it; may submit again.
   virtual void Completed(std::span<const IoCompletion> completions) = 0;
-  // Called on the same thread, once the system has what Completed submitted: only now waiting
-  // threads are woken. A woken thread may take the processor from this one, and the disk would be
-  // idle meanwhile.
+  // Called on the same thread when the system has the requests that Completed submitted. Only now
+  // are waiting threads woken, because a woken thread may take the processor from this one, and the
+  // disk would be idle.
   virtual void Announce() = 0;
 
  protected:
@@ -60,9 +60,9 @@ struct IoQueueOptions {
   int threads = 1;                               // of the thread backend, at least
   bool single_submit = false;                    // one system call for each request
   // False: the thread that waits for a request drives the ring (Drive), so that no thread has to be
-  // woken. The thread that submits then drives until all its requests are over; another may submit
-  // after that. The kernel cancels the requests of a thread that exits, and a request that needs its
-  // thread is not over while another one waits. The thread backend has its threads all the same.
+  // woken. The submitting thread drives until all its requests are over; then another thread may
+  // submit. The reasons: the kernel cancels the requests of a thread that exits, and a request that
+  // needs its thread does not end while another thread waits. The thread backend keeps its threads.
   bool own_thread = true;
   int ring_entries = 0;  // of the submission queue; 0: same as depth; not 0 only in tests
 };

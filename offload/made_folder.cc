@@ -29,14 +29,14 @@ absl::Status MakeFolder(const std::string& path) {
       RemoveMadeFolder(part.substr(0, part.rfind('/')));
       return absl::ErrnoToStatus(
           error, absl::StrCat("nvme_path '", path, "' does not exist, and '", part,
-                              "' cannot be made; give a folder on the disk to swap to that this "
-                              "user may write"));
+                              "' cannot be made; give a folder on the disk that this user may "
+                              "write"));
     }
   }
   if (is_made) {
     LogInfo(absl::StrCat("nvme_path '", path,
-                         "' did not exist: made, for this user alone; it is removed again at the "
-                         "end if it is empty then"));
+                         "' did not exist: it is made, for this user only, and removed at the end "
+                         "if it is empty then"));
   }
   return absl::OkStatus();
 }

@@ -1,6 +1,6 @@
-// An nvme_path that did not exist: it is made for the runs that swap to it, is private, and the
-// last of these runs removes it. Its mode, 1700, marks it as made here: a sticky bit has no effect
-// on a private directory.
+// An nvme_path that did not exist. It is made private for the runs that swap to it, and the last of
+// these runs removes it. The mode 1700 marks such a folder, because a sticky bit has no effect on a
+// private directory.
 #pragma once
 
 #include <string>
@@ -9,11 +9,11 @@
 
 namespace ebb {
 
-// Makes the directory and its parents, as far as they do not exist.
+// Makes the directory and its parents, if they do not exist.
 absl::Status MakeFolder(const std::string& path);
 
-// Removes a directory that MakeFolder has made, and its parents made likewise, as long as they are
-// empty. Opens nothing and follows no link at the end of the path.
+// Removes an empty directory that MakeFolder has made, and such parents. Opens no file and follows
+// no link at the end of the path.
 void RemoveMadeFolder(std::string path);
 
 }  // namespace ebb

@@ -22,7 +22,7 @@
 namespace ebb {
 namespace {
 
-// A file that cannot be read counts as absent. The standard library's streams would throw.
+// A file that cannot be read counts as missing. The standard library's streams would throw.
 std::string Text(const std::string& path) {
   const FileHandle file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.is_open()) return "";
@@ -53,7 +53,7 @@ std::optional<int64_t> Field(const std::string& text, absl::string_view name) {
   return std::nullopt;
 }
 
-// The most memory that ZFS's file caches give back. The kernel's MemAvailable leaves them out.
+// The most memory that ZFS's file caches give back. MemAvailable does not include them.
 int64_t OfZfs(const std::string& root) {
   const std::string statistics = Text(root + "/proc/spl/kstat/zfs/arcstats");
   const auto value = [&](absl::string_view name) {  // name, type, value
@@ -71,7 +71,7 @@ std::string IdentityOfMachine(const std::string& root) {
   return boot.empty() ? HostName() : boot;
 }
 
-// Which memory /proc/meminfo describes. A container may have its own numbers mounted over it
+// An identity for the memory that /proc/meminfo describes. A container may have its own meminfo
 // (lxcfs); other containers of the machine then have other memory.
 std::string IdentityOfMeminfo(const std::string& root, const std::string& machine) {
   for (absl::string_view line : absl::StrSplit(Text(root + "/proc/self/mountinfo"), '\n')) {
@@ -84,7 +84,7 @@ std::string IdentityOfMeminfo(const std::string& root, const std::string& machin
   return machine;
 }
 
-// Where the memory control groups are mounted, and the process's group there.
+// A mount of the memory control groups, and the process's group in it.
 struct GroupPath {
   int version = 2;
   std::string mount;  // mount point
@@ -106,7 +106,7 @@ std::optional<std::string> GroupIn(const std::string& groups, int version) {
   return std::nullopt;
 }
 
-// The part of `group` below `root`, the mount's top group. For a group elsewhere, as in some
+// The part of `group` below `root`, the mount's top group. If the group is elsewhere, as in some
 // containers, the mount's top group itself.
 std::string Below(absl::string_view root, absl::string_view group) {
   absl::ConsumeSuffix(&root, "/");
@@ -140,7 +140,7 @@ std::vector<GroupPath> GroupPaths(const std::string& root) {
   return paths;
 }
 
-// Nothing if there is no limit.
+// Nothing: there is no limit.
 std::optional<MemoryLimit> LimitOf(int version, const std::string& folder, int64_t swap_free) {
   const bool is_first = version == 1;
   const auto number = [&](absl::string_view file) {

@@ -30,7 +30,7 @@ void SayUnpinned(int64_t bytes, std::string_view what, int error) {
         absl::StrCat("cannot pin ", (bytes + 1023) >> 10, " KiB of memory for ",
                      absl::string_view(what.data(), what.size()), ": ", std::strerror(error),
                      ". The limit of locked memory (RLIMIT_MEMLOCK) is ", MemlockLimit(),
-                     ". Going on unpinned: the system may swap it out, and copies are slower. ",
+                     ". It stays unpinned: the system may swap it out, and copies are slower. ",
                      kRaiseLockedMemory));
   });
 }

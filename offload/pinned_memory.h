@@ -10,7 +10,7 @@
 
 namespace ebb {
 
-// Ends a message: what to do if the limit of locked memory is too low.
+// The end of a message: how to raise the limit of locked memory.
 inline constexpr char kRaiseLockedMemory[] =
     "To raise the limit of locked memory: ulimit -l unlimited, memlock in "
     "/etc/security/limits.conf, LimitMEMLOCK=infinity of a systemd unit, or docker run --ulimit "
@@ -32,9 +32,9 @@ struct PinnedMemory {
 };
 
 // Zero-filled pages of the CPU, private to this process even if ranks in other processes share the
-// device's pages. So they are huge pages from 2 MiB on, where the system grants them. `pin`: also
-// touches and locks them now. If the limit (RLIMIT_MEMLOCK) or the kernel refuses that, the memory
-// is not pinned, and one log line in each process says how to raise the limit.
+// device's pages. From 2 MiB on they are huge pages, if the system grants them. `pin`: also touches
+// and locks them now. If the limit (RLIMIT_MEMLOCK) or the kernel refuses the lock, the memory is
+// not pinned, and one log line in each process says how to raise the limit.
 absl::StatusOr<PinnedMemory> AllocatePinned(int64_t bytes, bool pin, std::string_view what);
 
 }  // namespace ebb

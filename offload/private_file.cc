@@ -54,7 +54,7 @@ absl::StatusOr<PrivateFile> PrivateFile::Create(std::string path, int64_t bytes,
   return file;
 }
 
-// The stamp's block becomes data. What is written there may go past the page cache.
+// The stamp's block becomes data. Writes to it may bypass the page cache.
 absl::Status PrivateFile::Resize(int64_t bytes, std::string_view whole_need) {
   const int64_t before = data_bytes_;
   if (bytes == before) return absl::OkStatus();
@@ -69,7 +69,7 @@ absl::Status PrivateFile::Resize(int64_t bytes, std::string_view whole_need) {
   return resized;
 }
 
-// Behind so many bytes of data. The file ends there, and keeps that length.
+// Writes the stamp after so many bytes of data. The file ends after the stamp.
 absl::Status PrivateFile::Stamp(int64_t data_bytes, size_t bytes) {
   data_bytes_ = data_bytes;
   if (const int error = WriteStamp(bytes))
@@ -104,7 +104,7 @@ absl::Status PrivateFile::Reserve(int64_t from, int64_t bytes, std::string_view 
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && static_cast<uint64_t>(bytes) > limit.rlim_cur) {
     return failed(EFBIG);
   }
-  // Checked first, because trying would fill the disk for a moment.
+  // The free space is checked first, because a failing call would fill the disk for a moment.
   if (FreeBytes(descriptor()) < bytes - from) return failed(ENOSPC);
   if (const int error = WaitReserved(descriptor(), bytes, path_, from)) return failed(error);
   return absl::OkStatus();
@@ -112,8 +112,8 @@ absl::Status PrivateFile::Reserve(int64_t from, int64_t bytes, std::string_view 
 
 absl::StatusOr<bool> PrivateFile::SetDirect() {
   if (fcntl(descriptor(), F_SETFL, O_DIRECT) != 0) return false;
-  // Some file systems refuse only the transfer. It writes the stamp again, which thereby leaves the
-  // page cache.
+  // Some file systems refuse only the transfer. This one writes the stamp again, so that it leaves
+  // the page cache.
   const int error = WriteStamp(kBlockBytes);
   if (error == 0) return true;
   SetBuffered();
@@ -139,7 +139,7 @@ void PrivateFile::SetBuffered() {
 absl::Status PrivateFile::Changed(std::string_view how) const {
   return absl::DataLossError(absl::StrCat("'", path_, "' has been ",
                                           absl::string_view(how.data(), how.size()),
-                                          " from outside; nothing but this run may change it"));
+                                          " from outside; only this run may change it"));
 }
 
 absl::Status PrivateFile::CheckUnchanged() const {

@@ -1,9 +1,9 @@
-// A private file: made with its space reserved, bypassing every cache that can be bypassed, and
-// removed by the destructor. Behind the data lies a stamp that no transfer touches:
+// A private file. Its space is reserved, transfers bypass the page cache if possible, and the
+// destructor removes it. After the data lies a stamp that transfers do not touch:
 //
 //   |  data: what transfers may move  |  stamp: 4 KiB  |
 //
-// A file that another program has cut loses its stamp, even if our own writes restore its size.
+// If another program cuts the file, the stamp is lost, even if our own writes restore the size.
 #pragma once
 
 #include <sys/stat.h>
@@ -26,8 +26,8 @@ class PrivateFile {
   // link. `whole_need`: part of the message if the disk is full.
   static absl::StatusOr<PrivateFile> Create(std::string path, int64_t bytes,
                                             std::string_view whole_need = {});
-  // Makes the data so many bytes long. The old data stay as far as they reach; added bytes are not zeros.
-  // Call it while no transfer is under way. After an error the file has its old length.
+  // Makes the data so many bytes long. Old data up to there stay; added bytes are not zeros. Call it while no
+  // transfer is under way. After an error the file has its old length.
   absl::Status Resize(int64_t bytes, std::string_view whole_need);
   PrivateFile(PrivateFile&&) = default;
   PrivateFile& operator=(PrivateFile&&) = delete;

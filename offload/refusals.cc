@@ -8,7 +8,7 @@ namespace ebb {
 namespace {
 
 constexpr int64_t kNever = -1;
-// When this process last gave up anything, in ticks of the clock.
+// The last time that this process gave up a thing, in ticks of the clock.
 std::atomic<int64_t> last_given_up{kNever};
 
 bool WasGivenUpLately(Refusals::Clock::time_point now) {

@@ -1,7 +1,7 @@
-// How long the system has refused one thing that it may take later (EAGAIN, EINTR, ENOMEM): a
-// request, or a ring's submission. Each of these has its own object, so it ends within kPatience,
-// whatever else succeeds meanwhile. After the first one was given up, any other in the process ends
-// after kTriesMin tries: many queues that are used one after the other then wait once in all.
+// The time for which the system has refused one thing that it may take later (EAGAIN, EINTR,
+// ENOMEM): a request, or a ring's submission. Each thing has its own object, so it is given up
+// within kPatience even if others succeed. After one thing was given up, all others in the process
+// are given up after kTriesMin tries. So many queues, one after the other, wait only once.
 //
 //   request 1 of ring A    refused .... 1 s ....  given up
 //   request 2 of ring A         refused ........  given up
@@ -15,11 +15,11 @@ namespace ebb {
 class Refusals {
  public:
   using Clock = std::chrono::steady_clock;
-  // How long one thing may be refused.
+  // One thing may be refused for this time.
   static constexpr std::chrono::seconds kPatience{1};
-  // How often it may be refused in any case.
+  // Each thing may be refused this often.
   static constexpr int kTriesMin = 16;
-  // How long after a thing was given up others are given up early.
+  // For this time after a thing was given up, others are given up early.
   static constexpr std::chrono::seconds kRemembered{10};
 
   // The system has taken the thing, or a part of it.

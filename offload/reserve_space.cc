@@ -25,7 +25,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kWriteBytes = int64_t{1} << 20;
-// How much of it the page cache holds at most, so that other ranks' files and the machine go on.
+// The most bytes of the file in the page cache, so that other ranks' files keep their share of it.
 constexpr int64_t kSyncBytes = int64_t{64} << 20;
 constexpr int64_t kSectorBytes = 512;  // unit of st_blocks
 constexpr std::chrono::seconds kBetweenLines{10};
@@ -44,8 +44,7 @@ bool CopiesOnWrite(int descriptor) {
   return ioctl(descriptor, FS_IOC_GETFLAGS, &flags) != 0 || (flags & FS_NOCOW_FL) == 0;
 }
 
-// One write. With `syncs` all earlier writes are then on the disk, and errors of a file server
-// show.
+// One write. `syncs`: all earlier writes are on the disk after it, and errors of a file server show.
 int WriteZeros(int descriptor, int64_t offset, int64_t bytes, bool syncs) {
   static const std::vector<std::byte>* const zeros = new std::vector<std::byte>(kWriteBytes);
   while (bytes > 0) {
@@ -85,8 +84,8 @@ int Fill(int descriptor, int64_t from, int64_t bytes, const std::string& path) {
   if (fstat(descriptor, &filled) != 0) return errno;
   if (filled.st_blocks * kSectorBytes < bytes) {
     Say(said_not_kept, path,
-        "keeps no space for zeros: there is enough now, but others, and the other files of this "
-        "run, may fill it while the training runs");
+        "reserves no space for zeros: there is enough now, but other programs, and other files of "
+        "this run, may fill it during the training");
   }
   return 0;
 }
@@ -102,9 +101,8 @@ int WaitReserved(int descriptor, int64_t bytes, const std::string& path, int64_t
     static std::once_flag said;
     if (CopiesOnWrite(descriptor)) {
       Say(said, path,
-          "(btrfs) takes new space for what is written again: there is enough now, but others may "
-          "fill it while the training runs; after chattr +C on nvme_path new files there keep "
-          "theirs");
+          "(btrfs) takes new space for each overwrite: there is enough now, but other programs may "
+          "fill it during the training; after chattr +C on nvme_path new files keep their space");
     }
     return 0;
   }

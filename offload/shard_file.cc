@@ -52,12 +52,12 @@ void SayBuffered(const std::string& path) {
   static std::once_flag said;
   std::call_once(said, [&] {
     LogWarning(absl::StrCat("the file system of '", path,
-                            "' refuses O_DIRECT: going on through the page cache, which costs "
-                            "memory and CPU time"));
+                            "' refuses O_DIRECT: transfers use the page cache, which costs memory "
+                            "and CPU time"));
   });
 }
 
-// All of them or none, because all stripes must move in the same way.
+// Sets it for all files or for none, because all stripes must move in the same way.
 absl::StatusOr<bool> SetDirect(std::vector<PrivateFile>& files) {
   for (PrivateFile& file : files) {
     EBB_ASSIGN_OR_RETURN(const bool direct, file.SetDirect());
@@ -95,7 +95,7 @@ struct ShardFile::State {
     return absl::OkStatus();
   }
   absl::Status Resize(const Stripes& resized) {
-    // Also where they are as long together: an earlier call that failed may have resized some of them.
+    // Also if their total length is right: an earlier call that failed may have resized some of them.
     for (size_t i = 0; i < files.size(); ++i)
       EBB_RETURN_IF_ERROR(
           files[i].Resize(resized.FileBytes(static_cast<int>(i)), options.whole_need));

@@ -1,10 +1,10 @@
 // A file of shards on the disk, and transfers between it and memory. It uses io_uring and bypasses
-// the page cache where the machine allows that, otherwise a few threads or the cache. The calls are
-// the same, and one line of the log says so.
+// the page cache. If the machine does not allow one of these, it uses a few threads, or the cache,
+// with the same calls, and one line of the log says so.
 //
 //   IoTransfer transfer;                        // once
 //   file->StartRead(transfer, offset, data, bytes);
-//   ...                                         // it goes on by itself
+//   ...                                         // the transfer runs
 //   status = file->Wait(transfer);              // data is there
 #pragma once
 
@@ -75,7 +75,7 @@ class ShardFile {
     std::vector<std::string> directories;
     std::string name;
     int64_t bytes = 0;
-    // For the error of a full disk: which other files will be put there.
+    // For the error of a full disk: the other files that will be made there.
     std::string whole_need = {};
     AioOptions aio;
     IoBackend backend = IoBackend::kAuto;
@@ -94,8 +94,8 @@ class ShardFile {
   // Waits for transfers under way, and removes the file.
   ~ShardFile();
 
-  // Between transfers: `bytes` long from now on (nothing: as long as it is), with its contents as far as they reach,
-  // and with other memory registered. An error: each transfer fails with it, unless a later call succeeds.
+  // Call it between transfers. The file is then `bytes` long (nothing: its old length), keeps its contents up to there,
+  // and has other memory registered. After an error each transfer fails with it, until a later call succeeds.
   absl::Status Reopen(std::optional<int64_t> bytes, std::vector<std::span<std::byte>> memory);
 
   // Start a transfer and return, from any thread. The requests in flight are bounded; started
@@ -107,7 +107,7 @@ class ShardFile {
   // failing disk, a truncated file), kResourceExhausted (a full disk).
   absl::Status Wait(IoTransfer& transfer);
 
-  // Bytes that have been moved. Any thread.
+  // Moved bytes, from any thread.
   int64_t bytes_read() const;
   int64_t bytes_written() const;
 

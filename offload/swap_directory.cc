@@ -25,9 +25,9 @@
 namespace ebb {
 namespace {
 
-// Each cleaner may spoil at most one attempt, and runs once in each start.
+// Each cleaner can make at most one attempt fail, and runs once in each start.
 constexpr int kAttemptsMax = 1000;
-// Each run that ends may spoil at most one attempt.
+// Each run that ends can make at most one attempt fail.
 constexpr int kFolderAttemptsMax = 100;
 
 bool IsNameCharacter(char c) {
@@ -51,8 +51,8 @@ absl::StatusOr<FileHandle> OpenNvmePath(const std::string& path) {
   if (S_ISLNK(found.st_mode)) {
     return absl::FailedPreconditionError(
         absl::StrCat(quoted,
-                     " is a symbolic link, which someone could turn elsewhere: give the "
-                     "directory itself, which now is '",
+                     " is a symbolic link, which another user could redirect: give the directory "
+                     "itself, now '",
                      RealPath(path), "'"));
   }
   if (!S_ISDIR(found.st_mode)) {
@@ -70,9 +70,8 @@ void SayMemory(const std::string& path, int descriptor) {
   if (file_system.f_type != TMPFS_MAGIC && file_system.f_type != RAMFS_MAGIC) return;
   static std::once_flag said;
   std::call_once(said, [&] {
-    LogWarning(
-        absl::StrCat("nvme_path '", path,
-                     "' lies on tmpfs, which is memory: nothing is gained by swapping to it"));
+    LogWarning(absl::StrCat("nvme_path '", path,
+                            "' lies on tmpfs, which is memory: swapping to it saves no memory"));
   });
 }
 
@@ -109,8 +108,8 @@ absl::StatusOr<SwapDirectory> SwapDirectory::Create(std::string_view nvme_path,
   while (nvme_path.size() > 1 && (nvme_path.ends_with('/') || nvme_path.ends_with("/.")))
     nvme_path.remove_suffix(1);
   const std::string path(nvme_path);
-  // Another run that ends may remove a directory that was made for both, at any time before this
-  // run has made its own directory in it.
+  // If nvme_path was made for runs, another run may end and remove it, until this run has made its
+  // own directory in it.
   for (int attempt = 1;; ++attempt) {
     absl::StatusOr<SwapDirectory> made = CreateAt(path, name);
     if (!absl::IsNotFound(made.status()) || attempt == kFolderAttemptsMax) {
@@ -150,8 +149,7 @@ absl::StatusOr<SwapDirectory> SwapDirectory::CreateIn(int parent, const std::str
   made.owner_ = getpid();
   absl::StatusOr<RunLock> lock = MakeRunLock(parent, hidden, made.path_);
   if (!lock.ok()) {
-    // Removed through the parent, because the directory itself is not open, and no descriptor may
-    // be left.
+    // Removed through the parent, because the directory is not open, and no descriptor may be free.
     unlinkat(parent, hidden.c_str(), AT_REMOVEDIR);
     return lock.status();
   }

@@ -1,8 +1,8 @@
 // A private directory on a disk for one run's swap files: <nvme_path>/ebb-<name>-<pid>-<random>,
-// mode 0700. The destructor removes it with its swap files (kSwapFileNames), and also nvme_path if
-// that was made for such runs and is empty. As long as the run lives, a file in the directory is
-// locked. The next Create on the same nvme_path removes what killed runs have left, and nothing of
-// living ones. Takes two descriptors, and needs no more to remove the directory.
+// mode 0700. The destructor removes it with its swap files (kSwapFileNames). It also removes
+// nvme_path if it was made for such runs and is empty. While the run lives, a file in the directory
+// is locked. The next Create on the same nvme_path removes the directories of killed runs only.
+// Takes two descriptors, and needs no more to remove the directory.
 #pragma once
 
 #include <cstddef>
@@ -42,13 +42,13 @@ class SwapDirectory {
   SwapDirectory() = default;
   static absl::StatusOr<SwapDirectory> CreateAt(const std::string& parent_path,
                                                 std::string_view name);
-  // kAborted: a cleaner took it for a dead run's before it was locked.
+  // kAborted: a cleaner removed it as a dead run's before it was locked.
   static absl::StatusOr<SwapDirectory> CreateIn(int parent, const std::string& parent_path,
                                                 std::string_view name);
 
   std::string path_;
   RunLock lock_;
-  int owner_ = 0;  // the process that removes it, which a forked child must not
+  int owner_ = 0;  // the process that removes it; a forked child must not
 };
 
 }  // namespace ebb

@@ -1,4 +1,4 @@
-// Where tests of code above shard files and host memory inject faults. Only tests set these.
+// Hooks with which tests inject faults into shard files and host memory. Only tests set them.
 #pragma once
 
 #include <cstdint>

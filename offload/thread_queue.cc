@@ -1,4 +1,4 @@
-// The disk through pread and pwrite on a few threads, where io_uring may not be used.
+// The disk through pread and pwrite on a few threads, if io_uring cannot be used.
 #include <unistd.h>
 
 #include <algorithm>

@@ -12,8 +12,8 @@
 namespace ebb {
 namespace {
 
-// A request that makes no progress is repeated at once. After Refusals::kTriesMin times there is a
-// pause before it, one for all requests that are to be repeated.
+// A request without progress is repeated at once. After Refusals::kTriesMin times there is a pause
+// before each repetition, one pause for all repeated requests.
 constexpr std::chrono::milliseconds kPause{1};
 
 bool AsksAgain(int64_t result) {
@@ -119,7 +119,7 @@ void Transfers::Completed(std::span<const IoCompletion> completions) {
   Pump();
 }
 
-// What to do next for this request, which becomes the rest of it.
+// The next action for this request. The request becomes its own rest.
 Transfers::Next Transfers::NextOf(Request& request, int64_t result) {
   const auto fail = [&](absl::Status status) {
     const std::lock_guard lock(mutex_);
@@ -185,7 +185,7 @@ void Transfers::Announce() {
   if (over.first == nullptr) return;
   for (IoTransfer* transfer = over.first; transfer != nullptr;) {
     IoTransfer* const next = transfer->next_;
-    // Its owner may reuse or destroy the transfer from here on.
+    // From here on the owner may reuse or destroy the transfer.
     transfer->under_way_.store(false, std::memory_order_release);
     under_way_.fetch_sub(1, std::memory_order_release);
     transfer = next;

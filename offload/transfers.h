@@ -1,6 +1,6 @@
-// Transfers of any size as requests of one block each. Transfers are cut into requests, which go to
-// the queue up to its depth. A request goes on if the system moved less than asked, and is repeated
-// for a second or so if the system asks for that (refusals.h). Reads and writes take turns, each in
+// Cuts transfers of any size into requests of one block each, and keeps the queue filled up to its
+// depth. If the system moved less than a request, the rest is requested. If the system refuses for
+// now, the request is repeated for about a second (refusals.h). Reads and writes take turns, each in
 // the order of their start.
 #pragma once
 

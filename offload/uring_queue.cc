@@ -1,8 +1,8 @@
 // The disk through io_uring. One thread owns the ring, and only this thread submits and reaps. So
 // the rings need no lock, the kernel's completion work interrupts no compute thread, and a thread
-// that has started transfers may end. Other threads hand it requests. If it sleeps they wake it
-// through an eventfd that the ring itself reads. A queue without a thread takes the same path in
-// Submit and Drive:
+// that has started transfers may end. Other threads hand their requests to this thread, and wake it
+// through an eventfd that the ring itself reads. A queue without a thread does the same in Submit
+// and Drive:
 //
 //   Submit -> added_ -> [Fill: SQEs] -> one system call: submit and wait -> [Reap: CQEs] -> Completed
 //
@@ -42,17 +42,17 @@ constexpr int kRingEntriesMax = 4096;
 constexpr size_t kRegisteredBytesMax = size_t{1} << 30;  // of one buffer: the kernel's limit
 constexpr size_t kCompletionsMax = 64;                   // of one Completed
 
-// Held while a ring is made or freed. liburing maps and unmaps rings by system calls that no tool
-// sees. So a new ring at an old ring's address looks to the thread sanitizer like a race, unless it
-// knows an order of the two threads.
+// Held while a ring is made or freed. liburing maps and unmaps rings by system calls that the thread
+// sanitizer does not see. Without this mutex, a new ring at an old ring's address would look like a
+// race to it.
 std::mutex rings_mutex;
 
-// Whether the kernel lacks something only for a while.
+// Whether the kernel may succeed later.
 bool Passing(int error) {
   return error == -EBUSY || MayBeTakenLater(-error);
 }
 
-// The kernel counts rings and registered buffers as locked memory; only this error shows that the
+// The kernel counts rings and registered buffers as locked memory. Only this error shows that the
 // limit is reached.
 std::string RaiseLockedMemoryAfter(int error) {
   return error == -ENOMEM ? absl::StrCat(". ", kRaiseLockedMemory) : "";
@@ -196,7 +196,7 @@ class UringQueue final : public IoQueue {
     return std::min(result, 0);
   }
 
-  // Both save the kernel work with every request; neither is needed.
+  // Registers files and memory. Both save the kernel work with every request, but are optional.
   void Register(std::span<const std::span<std::byte>> memory) {
     files_registered_ =
         io_uring_register_files(&ring_, files_.data(), static_cast<unsigned>(files_.size())) == 0;
@@ -216,7 +216,7 @@ class UringQueue final : public IoQueue {
     std::call_once(said, [&] {
       LogWarning(absl::StrCat("io_uring cannot register ", (bytes + 1023) >> 10,
                               " KiB of buffers: ", std::strerror(-error),
-                              ". Going on without, at the cost of some CPU time",
+                              ". Transfers work without, but take some more CPU time",
                               RaiseLockedMemoryAfter(error)));
     });
   }
@@ -280,7 +280,7 @@ class UringQueue final : public IoQueue {
         listening_ = true;
       }
     }
-    // No more than there is room for completions: the other requests wait here.
+    // Only as many requests are in flight as have room for completions. The others wait here.
     while (!waiting_.empty() && in_flight_ < *ring_.cq.kring_entries - 1) {
       io_uring_sqe* const sqe = NextEntry();
       if (sqe == nullptr) return;
@@ -347,7 +347,7 @@ class UringQueue final : public IoQueue {
     if (broken_ != 0) FailPrepared();
   }
 
-  // The kernel is short of memory. Requests in flight give some back; without any, a pause may
+  // The kernel is short of memory. Requests in flight give some back. If there are none, a pause may
   // help.
   void AfterRefusal(int error) {
     if (refusals_.Refused()) {
@@ -357,7 +357,7 @@ class UringQueue final : public IoQueue {
     }
   }
 
-  // The kernel takes nothing any more, so requests that it has not taken are over.
+  // The kernel takes no more requests, so those that it has not taken have failed.
   void FailPrepared() {
     for (unsigned head = *ring_.sq.khead; head != ring_.sq.sqe_tail; ++head) {
       const io_uring_sqe& sqe = ring_.sq.sqes[head & *ring_.sq.kring_mask];
@@ -421,7 +421,7 @@ class UringQueue final : public IoQueue {
   bool stop_seen_ = false;
   bool unannounced_ = false;  // the listener has had completions since its last Announce
   Refusals refusals_;         // of submissions
-  int broken_ = 0;            // -errno after which the kernel takes nothing
+  int broken_ = 0;            // -errno; after it the kernel takes no requests
   uint64_t wakes_ = 0;
 
   std::thread thread_;

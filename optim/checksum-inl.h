@@ -23,7 +23,7 @@ constexpr uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// The lanes' first values; each scramble uses them, too.
+// The lanes' first values. Each scramble uses them, too.
 constexpr auto kKeys = [] {
   std::array<uint64_t, kLanes> keys{};
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = Mix((i + 1) * 0x9e3779b97f4a7c15u);

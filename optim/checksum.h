@@ -5,15 +5,15 @@
 // and a pass over memory sums a block while it is in the cache:
 //
 //   block     8 lanes of 64 bits, a word each of every 64-byte stripe: lane = rotate(lane + word).
-//             The lanes are scrambled (XXH3's way) after every 64 stripes: until then no two words
-//             of a lane are rotated alike. A rest of a stripe is filled with zeros.
+//             The lanes are scrambled (XXH3's way) after every 64 stripes. Between scrambles the
+//             words of a lane have different rotations. A part of a stripe is filled with zeros.
 //   checksum  length and sums of the blocks, in order
 //
-// It costs two cheap operations for each vector, and one register for each array with vectors of
-// 512 bits; a loop that waits for memory has room for them. Each step can be undone, so a change
+// It costs two cheap operations for each vector, and, with vectors of 512 bits, one register for
+// each array. A loop that waits for memory has room for them. Each step is invertible, so a change
 // within one word always changes the sum. Changes of two words of a lane in the same 4 KiB can
 // cancel, if one is the other rotated by 29 bits for each stripe between them. All other changes,
-// such as swapped words, stripes or blocks and added or lost zeros, go unnoticed with a chance of
+// such as swapped words, stripes or blocks and added or lost zeros, are missed with a chance of
 // about 2^-64. The sum is the same on every SIMD target and for every number of threads.
 #pragma once
 
@@ -49,7 +49,7 @@ class RunningChecksum {
 
  private:
   std::vector<uint64_t> blocks_;
-  std::vector<std::byte> rest_;  // the part of a block that has come
+  std::vector<std::byte> rest_;  // the started block
   int64_t bytes_ = 0;
 };
 

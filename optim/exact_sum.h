@@ -1,5 +1,5 @@
-// Sums of non-negative numbers without any rounding, so that the order of additions does not change
-// the bits: integers of 576 bits, kept in pieces of 32 bits with deferred carries.
+// Sums of non-negative numbers without rounding, so that the order of additions does not change the
+// bits. A sum is an integer of 576 bits, in pieces of 32 bits with deferred carries.
 //
 //   limbs   [ 0 | 1 | 2 | ... | 17 ]   limb i counts 2^(32 i - 298); a number adds to three of them
 //

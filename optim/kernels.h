@@ -6,10 +6,9 @@
 //
 //   CPU   a call computes on the calling thread with stream.team() and has ended when it returns:
 //         call it in a task of the stream
-//   CUDA  a call enqueues on stream.view(), allocates nothing and never waits. Every pointer is one
-//         that the device reaches, and what it points to is read and written when the stream gets
-//         there. A launch that fails fails the device (Device::status), after which calls do
-//         nothing
+//   CUDA  a call enqueues on stream.view(), allocates nothing and never waits. The device must reach
+//         every pointer. Memory is read and written when the stream gets there. A failed launch
+//         fails the device (Device::status); later calls then do nothing
 //
 // One object serves all streams of its device; on CUDA one thread at a time enqueues on a stream.
 #pragma once
@@ -33,8 +32,8 @@ namespace ebb::optim {
 
 class Kernels {
  public:
-  // On CUDA it also loads the kernels, because a first launch that loads them might wait for the
-  // device. kUnimplemented: this build has no CUDA.
+  // On CUDA it also loads the kernels. Otherwise the first launch would load them, and might wait for
+  // the device. kUnimplemented: this build has no CUDA.
   static absl::StatusOr<std::unique_ptr<Kernels>> For(const Device& device);
   virtual ~Kernels() = default;
 
@@ -44,7 +43,7 @@ class Kernels {
   // Bytes per element of Cast and CastVia: the source's read, the destination's written.
   virtual void Cast(Stream& stream, const void* source, DType source_dtype, void* destination,
                     DType destination_dtype, int64_t count, Rounding rounding) = 0;
-  // Rounded to `via` first, to nearest both times: for sums in a wider type than the one that is
+  // Rounds to `via` first, to nearest both times: for sums in a wider type than the type that is
   // sent.
   virtual void CastVia(Stream& stream, const void* source, DType source_dtype, DType via,
                        void* destination, DType destination_dtype, int64_t count) = 0;

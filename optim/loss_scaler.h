@@ -1,6 +1,6 @@
-// The loss scale and its changes: DeepSpeed's rules (DynamicLossScaler), the same at every stage. A
-// plain value: the engine reads a step's scale before its backward, and reports after the step
-// whether a number overflowed.
+// The loss scale and its changes by DeepSpeed's rules (DynamicLossScaler), the same at every stage.
+// The engine reads a step's scale before its backward. After the step it reports whether a number
+// overflowed.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace ebb::optim {
 // The state of a dynamic scale, for a run that is resumed.
 struct LossScalerState {
   double scale = 1;
-  int64_t clean_steps = 0;      // since the last overflow; the step after one is the first
-  int64_t hysteresis_left = 0;  // overflows up to the one that lowers the scale
+  int64_t clean_steps = 0;      // since the last overflow; the step after it is the first
+  int64_t hysteresis_left = 0;  // overflows until the scale is lowered
   friend bool operator==(const LossScalerState&, const LossScalerState&) = default;
 };
 
@@ -24,7 +24,7 @@ class LossScaler {
   LossScaler(const LossScaleConfig& config, DType compute);
 
   float scale() const { return static_cast<float>(state_.scale); }
-  // Whether a dynamic scale can go no lower. DeepSpeed ends the run there; here the scale stays.
+  // Whether a dynamic scale is at its minimum. DeepSpeed ends the run there; here the scale stays.
   bool at_minimum() const;
   // The outcome of one step. A dynamic scale: an overflow first uses up the hysteresis, then halves
   // the scale, down to the minimum; after `window` clean steps in a row the scale doubles.

@@ -1,5 +1,4 @@
-// An fp32 master that is kept in another form, and its conversion to and from fp32 numbers for a
-// trainer's own optimizer.
+// Converts a master that is kept in another form to and from fp32, for a trainer's own optimizer.
 #pragma once
 
 #include <cstdint>

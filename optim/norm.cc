@@ -24,7 +24,7 @@ constexpr int64_t kLanes = 16;  // by the sum's definition, for vectors of any l
 template <class Ops, bool kSum, class Source, class Destination>
 HWY_INLINE typename Ops::Number Take(const Source* source, Destination* destination, bool add) {
   if (destination == nullptr) return Ops::Load(source);
-  // 0 + source for a first contribution, too: it has the same bits as one that was added to zeros.
+  // Also 0 + source for a first contribution, so that it has the bits of an addition to zeros.
   const auto sum = Ops::Add(add ? Ops::Load(destination) : Ops::Set(0), Ops::Load(source));
   Ops::template Store<Rounding::kNearest>(sum, destination);
   return kSum ? Ops::Load(destination) : sum;

@@ -1,10 +1,10 @@
 // Accumulation of reduced gradients and the squares for the global norm, in one pass.
 //
-// The sum of squares is the same bits on every device, SIMD width and thread count: fp64 over fixed
-// blocks of 1,024 elements from the start of the shard. In a block, element i adds to lane i mod 16
-// in ascending order (fma), and the lanes are added as a binary tree: lane j with j + 8, then + 4,
-// + 2, + 1. The sums of blocks are added in the same way, without squaring: those of 1,024 blocks,
-// then 1,024 of the results, and so on until one is left.
+// The sum of squares has the same bits on every device, SIMD width and thread count. It is in fp64,
+// over fixed blocks of 1,024 elements from the start of the shard. In a block, element i adds to
+// lane i mod 16 in ascending order (fma), and the lanes are added as a binary tree: lane j with
+// j + 8, then + 4, + 2, + 1. The sums of 1,024 blocks are added in the same way, without squaring,
+// then 1,024 of the results, and so on until one sum is left.
 //
 //   elements    | 1,024 | 1,024 | 1,024 |  ...  | 1,024 | 1,024 | ...
 //   of blocks   |   s   |   s   |   s   |  ...  |   s   |   s   | ...
@@ -43,7 +43,7 @@ struct AccumulateArrays {
 
 // destination = (add ? destination : 0) + source in fp32, rounded to nearest even.
 void Accumulate(ThreadTeam& team, const AccumulateArrays& arrays);
-// The same, and the sum of squares of what was written.
+// The same, and returns the sum of squares of the written numbers.
 double AccumulateAndSumSquares(ThreadTeam& team, const AccumulateArrays& arrays,
                                std::span<double> blocks);
 

@@ -1,5 +1,5 @@
-// One number at a time: for the elements that fill no vector, and for all of them on a machine
-// without fused multiply-add. Each operation rounds once, as its vector form does.
+// One number at a time: for elements that fill no vector, and for all elements on a machine without
+// fused multiply-add. Each operation rounds once, like its vector form.
 #pragma once
 
 #include <cmath>

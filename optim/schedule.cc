@@ -11,8 +11,8 @@ namespace {
 // DeepSpeed's schedulers count from -1, before their first step, and step once after each applied
 // update. So the update after `applied` updates sees iteration applied - 1.
 
-// Warm-up's share at `iteration` in [0, steps). It is 0 at iteration 0, so the first two updates of
-// a warm-up run at its minimum.
+// The share of the warm-up at `iteration` in [0, steps). It is 0 at iteration 0, so the first two
+// updates of a warm-up have its minimum.
 double WarmupShare(const SchedulerConfig& scheduler, int64_t iteration, int64_t steps) {
   const double n = static_cast<double>(steps), i = static_cast<double>(iteration);
   return scheduler.warmup_log ? 1 / std::log(n) * std::log(i + 1) : i / n;
@@ -35,8 +35,8 @@ double Warmup(const SchedulerConfig& scheduler, double base, int64_t iteration) 
   return minimum + (maximum - minimum) * share;
 }
 
-// It starts at exactly 0, whatever warmup_min_ratio is, and has the ratio from the second update
-// on.
+// The first update's rate is exactly 0, whatever warmup_min_ratio is. The ratio counts from the
+// second update on.
 double WarmupCosine(const SchedulerConfig& scheduler, double base, int64_t iteration) {
   const int64_t steps = std::max<int64_t>(2, scheduler.warmup_num_steps);
   if (iteration < 0) return 0;
@@ -77,7 +77,7 @@ ScheduledRates OneCycle(const SchedulerConfig& scheduler, int64_t applied) {
   const double iteration = static_cast<double>(applied - 1);
   double rate = low, momentum = high_momentum;
   if (applied == 0) {
-    momentum = low_momentum;  // as constructed; from the next update on it falls from the maximum
+    momentum = low_momentum;  // initially; from the next update on it falls from the maximum
   } else if (iteration < first + second) {
     const double height = CycleHeight(scheduler, first, second, iteration + 1);
     rate = low + (high - low) * height;

@@ -1,5 +1,5 @@
-// ScalarOps for a vector, once for every SIMD target: the same operations and the same conversions,
-// bit for bit. Included after hwy/foreach_target.h. EBB_VECTOR_OPS says whether this target has it.
+// ScalarOps for vectors, once for every SIMD target: the same operations and conversions, bit for
+// bit. Included after hwy/foreach_target.h. EBB_VECTOR_OPS is set if this target has vectors.
 
 // clang-format off
 #if defined(EBB_OPTIM_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -61,8 +61,8 @@ struct VectorOps {
     const auto half = hn::LoadU(Halves(), &from->bits);
     const hn::Rebind<hwy::float16_t, D> float16;
     const auto wide = hn::BitCast(Bits(), hn::PromoteTo(D(), hn::BitCast(float16, half)));
-    // The instruction makes a signaling NaN quiet, but Float16's conversion keeps it signaling: the
-    // bit is taken out again.
+    // The instruction makes a signaling NaN quiet, but Float16's conversion keeps it signaling. So
+    // the bit is removed again.
     const auto kind = hn::And(hn::PromoteTo(Bits(), half), hn::Set(Bits(), 0x7e00u));
     const auto unquiet = hn::VecFromMask(Bits(), hn::Eq(kind, hn::Set(Bits(), 0x7c00u)));
     const auto quiet_bit = hn::And(unquiet, hn::Set(Bits(), 0x400000u));

@@ -2,7 +2,7 @@
 // header.
 //
 // A target without a fused multiply-add instruction runs the scalar loop with std::fma, so one such
-// target is enough. Vectors of a length that the compiler does not know gain nothing here.
+// target is enough. Vectors of a length that is unknown to the compiler have no advantage here.
 #pragma once
 
 // With a sanitizer each target takes the compiler minutes. All targets have the same loops, so

@@ -1,8 +1,8 @@
-// The fp32 master as its bf16 parameter plus 16 bits, so that nothing is stored twice.
+// The fp32 master as its bf16 parameter plus 16 bits, so that no bit is stored twice.
 //
 //   master     [ sign, exponent, 7 bits | low 16 bits ]      bits of the fp32 number
-//   parameter  the upper half, one more where the lower is 0x8000 or more: what the cast of
-//              parameters (half away from zero: add 0x8000, cut) makes of the master
+//   parameter  the upper half, plus one if the lower half is 0x8000 or more: the cast of the master
+//              to a parameter (half away from zero: add 0x8000, cut)
 //   rebuilt    (parameter << 16) + low as a signed 16-bit number, modulo 2^32
 //
 // The rebuilt bits are the master's for every finite number, including zeros and subnormals of both

@@ -1,10 +1,10 @@
 // Rounds an fp32 number at random to the bf16 number below or above it, so that the mean is the
-// number. So bf16 parameters can be their own masters: rounding to nearest would lose every update
+// number. So bf16 parameters can be their own masters. Rounding to nearest would lose every update
 // below half of their last bit.
 //
 //   number   [ sign, exponent, 7 bits | low 16 bits ]      bits of the fp32 number
-//   rounded  16 random bits are added, then the lower half is cut: the magnitude grows with the
-//            probability low / 65,536, which is how far the number is on the way to the next one
+//   rounded  16 random bits are added, then the lower half is cut. The magnitude grows with the
+//            probability low / 65,536, the number's distance from the lower one in last bits
 //
 // Numbers that bf16 has, and infinities, stay unchanged; a NaN stays a NaN. Above bf16's largest
 // number the next one is infinity, as in the cast of parameters. Subnormals are rounded like other
@@ -26,16 +26,15 @@
 
 namespace ebb::optim {
 
-// How many elements of a unit share a key in a step. The caller cuts an update (update.h) that is
-// longer, or crosses a multiple of this.
+// The number of elements of a unit that share a key in a step. The caller cuts an update (update.h)
+// that is longer, or crosses a multiple of this.
 inline constexpr int64_t kRoundingKeyElements = int64_t{1} << 32;
 
 struct RoundingKey {
   uint32_t before, between;
 };
 
-// There is no seed to choose, because other random bits would be no better, and these are
-// repeatable.
+// The seed is fixed, so that the bits are repeatable. Other random bits would not be better.
 constexpr RoundingKey RoundingKeyOf(const RoundingPlace& place, int64_t step) {
   constexpr uint32_t kSeed = 0x45626231;  // "Ebb1"
   const auto applied = static_cast<uint64_t>(step);

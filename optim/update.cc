@@ -9,8 +9,8 @@
 namespace ebb::optim {
 namespace {
 
-// The elements for which waking a thread pays: half a megabyte of Adam's traffic. It is also a
-// multiple of every vector, so aligned arrays are aligned in every part.
+// The fewest elements that are worth waking a thread: half a megabyte of Adam's traffic. It is also
+// a multiple of every vector, so aligned arrays are aligned in every part.
 constexpr int64_t kGrain = 16 * 1024;
 
 using Names = std::span<const std::string_view>;

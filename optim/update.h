@@ -11,8 +11,8 @@
 //                one state where momentum is not 0
 //   Lion         Chen et al. 2023, algorithm 2: one state, momentum
 //   Adagrad      torch.optim.Adagrad's rule: one state, the sum of squares
-//   RMSprop      torch.optim.RMSprop's rule: the average of squares; a state more where momentum
-//                is not 0, and one where it is centered
+//   RMSprop      torch.optim.RMSprop's rule: the average of squares; one more state if momentum is
+//                not 0, and one more if it is centered
 //   LAMB         You et al. 2020, algorithm 2: Adam's two states. After Adam's moments, each parameter w
 //                by itself:
 //                  u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + weight_decay * w
@@ -45,7 +45,7 @@ namespace ebb::optim {
 // {"exp_avg", "exp_avg_sq"} for Adam, {} for SGD without momentum.
 std::span<const std::string_view> StateNames(const OptimizerConfig& optimizer);
 
-// The numbers that change from step to step.
+// The scalars that change from step to step.
 struct UpdateScalars {
   // The number of the applied update, from 1: for bias correction; SGD's first update copies the
   // gradient.
@@ -65,7 +65,7 @@ void Update(ThreadTeam& team, const OptimizerConfig& optimizer, const UpdateArra
 struct UpdateChecksums {
   uint64_t read[1 + kStatesMax] = {}, written[1 + kStatesMax] = {};
 };
-// The same update, which computes the checksums in its pass, from registers. `scratch`: of
+// The same update, with the checksums in the same pass, from registers. `scratch`: of
 // UpdateChecksumScratch(arrays.count).
 constexpr int64_t UpdateChecksumScratch(int64_t count) {
   return 2 * (1 + kStatesMax) * ChecksumBlocks(count * int64_t{sizeof(float)});

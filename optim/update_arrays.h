@@ -33,7 +33,7 @@ struct UpdateArrays {
   // A split master's lower halves, updated in place; for bf16 parameters only. The bits are a whole
   // master's.
   uint16_t* master_low = nullptr;
-  // Where the parameter before the update is read, if at all; null: where the new one is written.
+  // The place of the old parameter, if a rule reads it. Null: the place of the new one.
   const void* parameter_in = nullptr;
   RoundingPlace rounding = {};  // of the first element; for parameters that are the master
   int64_t count = 0;

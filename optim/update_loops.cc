@@ -21,9 +21,9 @@ namespace ebb::optim::HWY_NAMESPACE {
 #include "ebb/optim/update_element.inc"
 #undef EBB_ELEMENT
 
-// The loops below are compiled for every rule and form of the master. They ask for the dtypes of
-// gradient and parameter at every two vectors, which costs less than 1 ns: loops for each pair of
-// dtypes would take the compiler minutes.
+// The loops below are compiled for every rule and form of the master, but not for every pair of
+// dtypes, which would take the compiler minutes. They check the dtypes of gradient and parameter at
+// every two vectors, which costs less than 1 ns.
 //
 // Calls load(gradient) with the gradient's type.
 template <class Load>
@@ -45,7 +45,7 @@ HWY_INLINE void WithParameter(const LoopArrays& arrays, const Store& store) {
   if (arrays.parameter != nullptr) store(static_cast<float*>(arrays.parameter));
 }
 
-// Sees the numbers that an update reads and writes; this one does nothing.
+// An empty visitor of the numbers that an update reads and writes.
 struct NoSums {
   template <class Number>
   HWY_INLINE void Read(int, int64_t, const Number&) {}
@@ -224,10 +224,9 @@ constexpr int64_t kSummedStep = 2048;
 // Elements: two stripes of fp32 numbers, one of low halves.
 constexpr int64_t kLowStripe = 32;
 
-// With the sums a processor sees fewer elements at once. It would load their data so late that one
-// thread no longer reads at full speed. So data are prefetched, this many elements ahead, as
-// measured on a Zen 4; more is slower where an element has more lines. Nothing is read past an
-// array's end.
+// With the sums a processor looks ahead over fewer elements, and would load their data too late for
+// one thread to read at full speed. So data are prefetched, this many elements ahead, as measured on
+// a Zen 4; more is slower if an element has more cache lines. Arrays are not read past their end.
 template <MasterForm kForm>
 inline constexpr int64_t kFetchAhead = kForm == MasterForm::kWhole ? 48 : 80;
 

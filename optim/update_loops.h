@@ -1,5 +1,5 @@
-// What the passes over elements (update_loops.cc) share with their callers: the arrays as a loop
-// sees them.
+// The arrays as a loop sees them: shared by the passes over elements (update_loops.cc) and their
+// callers.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace ebb::optim {
 
-// From this many elements on the caches have lost the first parameters when the last are written.
-// So 16-bit parameters that are only written bypass them: lines that are written whole are then not
-// read first, which saves 2 bytes of traffic for each element.
+// From this many elements on, the caches have lost the first parameters when the last are written.
+// So 16-bit parameters that are only written bypass the caches. Whole lines are then not read before
+// the write, which saves 2 bytes of traffic for each element.
 inline constexpr int64_t kStreamedCount = int64_t{1} << 20;
 
 struct LoopArrays : UpdateArrays {
@@ -25,7 +25,7 @@ struct LoopArrays : UpdateArrays {
   RoundingKey key;
 };
 
-// Where the sums of blocks go, array after array; the sums of what was read come first.
+// The destination of the sums of blocks, array after array. The sums of the read numbers come first.
 struct BlockSums {
   uint64_t* blocks = nullptr;
   int64_t stride = 0;  // from one array to the next

@@ -1,5 +1,5 @@
-// Neighbouring elements with options of their own, as one update (update.h) takes them: one rule
-// with different constants.
+// Runs of neighbouring elements with their own options, for one update (update.h): one rule with
+// different constants.
 //
 //   shard   [ weights            | biases | weights      | padding ]
 //   runs      end 4096, set 0      4160, 1  8192, set 0

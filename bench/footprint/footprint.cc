@@ -1,15 +1,15 @@
 // The memory-footprint benchmark. It trains a few steps of a model at stages 0 to 3, with
 // parameters and states on the device, in RAM and on NVMe, at worlds 1, 2 and 4. It prints measured
-// against predicted memory, by class and tier, and what the system counted.
+// against predicted memory, by class and tier, and the system's count.
 //
 //   build/release/bin/footprint --model gpt2 --disk FOLDER --csv FILE --json FILE --svg FILE
 //
-// Exit status 1: a class is off by more than 1%, what the system counts of 500 MiB and more by more than
-// 5%, or a configuration did not run.
+// Exit status 1: a class is off by more than 1%, or the system's count, if it is 500 MiB or more, by more than 5%, or a
+// configuration did not run.
 //
-// --peers PYTHON: what DDP, FSDP2 and DeepSpeed take for the same tensors without activations, as far as that Python has
-// them (peers_environment.sh makes one). Ebb is then measured without activations, too, and the picture has both at the
-// last world.
+// --peers PYTHON: also measures DDP, FSDP2 and DeepSpeed with the same tensors without activations, if that Python has
+// them (peers_environment.sh makes such a Python). Ebb is then measured without activations, too. The picture has both
+// at the last world.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -37,7 +37,7 @@ using planner::Choice;
 using planner::Question;
 
 constexpr double kMiB = 1 << 20;
-// In percent; the system's count also has what the allocator and the program hold, so it applies to large runs.
+// In percent. The system's limit is for large runs only, because its count includes the allocator and the program.
 constexpr double kClassOffMost = 1, kSystemOffMost = 5, kSystemBytesLeast = 500 * kMiB;
 
 struct Options {
@@ -48,7 +48,7 @@ struct Options {
   int steps = 3;
 };
 
-// The largest difference of a class from its prediction, in percent; of one that was not predicted, 100.
+// The largest difference of a class from its prediction, in percent; 100 if the class was not predicted.
 double WorstClass(const MeasuredRun& run) {
   double worst = 0;
   for (const MemoryRow& row : run.rows) {
@@ -76,7 +76,7 @@ double SystemDifference(const MeasuredRun& run) {
 void PrintHeader() {
   absl::PrintF(
       "MiB of a rank, counted by the engine and by the system (growth of the peak resident set);\n"
-      "percent: of what was predicted, of the class that differs most and of the system's count\n\n"
+      "percent: the largest difference of a class, and that of the system, from the prediction\n\n"
       "%5s %5s %-10s %-7s %9s %9s %9s %8s %9s %7s\n",
       "ranks", "stage", "parameters", "states", "device", "RAM", "NVMe", "class", "system", "");
 }
@@ -128,7 +128,7 @@ std::string Json(const Question& question, const std::vector<MeasuredRun>& runs)
   return json.dump(2) + "\n";
 }
 
-// What a run measured, for pictures. `as_one`: device and RAM as the one memory that they are on a CPU.
+// The measured memory of a run, for pictures. `as_one`: adds device and RAM, which are one memory on a CPU.
 planner::Answer AnswerOf(const MeasuredRun& run, bool as_one) {
   planner::Answer answer{.choice = run.choice, .config = {}};
   for (MemoryRow row : run.rows) {
@@ -156,13 +156,12 @@ std::string Svg(const Question& question, const std::vector<MeasuredRun>& runs) 
       "CPU", bars);
 }
 
-// A peer beside Ebb's run that cuts and places the same.
+// A peer's run, and Ebb's run with the same shards and tiers.
 struct Pair {
   const Peer* peer;
   int world = 1;
   std::optional<int64_t> theirs = {};  // bytes above the idle process
-  MeasuredRun ours =
-      {};  // `resident` is above what the process began with; no rows: it has not run
+  MeasuredRun ours = {};  // `resident` is the growth of the process; no rows: it has not run
   std::string remark = {};
 };
 
@@ -219,7 +218,7 @@ void PrintBytes(const char* name, int world, std::optional<int64_t> theirs,
   std::fflush(stdout);
 }
 
-// Beside the least of those that have nothing on NVMe: what an Ebb with smaller masters takes, which no peer has.
+// Ebb's memory with smaller masters, which peers do not have, beside the least of those without NVMe.
 void MeasureOtherMasters(const Options& options, const Question& question,
                          std::optional<int64_t> theirs) {
   constexpr std::pair<const char*, bool EbbConfig::*> kForms[] = {
@@ -238,15 +237,15 @@ void MeasureOtherMasters(const Options& options, const Question& question,
 // Prints as it measures.
 std::vector<Pair> MeasurePairs(const Options& options, Question question) {
   absl::PrintF(
-      "\nMiB of a rank above an idle process, without activations: a peer's of the rank that has "
-      "most, Ebb's of\nthe mean rank at the same stage and places; on a CPU the device's memory is "
-      "RAM, too\n\n%5s %-26s %9s %9s %7s\n",
+      "\nMiB of a rank above an idle process, without activations: a peer's largest rank and\n"
+      "Ebb's mean rank at the same stage and tiers; on a CPU the device's memory is RAM, too\n\n"
+      "%5s %-26s %9s %9s %7s\n",
       "ranks", "", "peer's", "Ebb's", "ratio");
   question.pass.own_activations = 0;
   std::vector<Pair> pairs;
   for (const int world : options.worlds) {
     question.ranks = world;
-    // With everything in the memory that a CPU has, and with NVMe too.
+    // Without NVMe, and with NVMe.
     std::optional<int64_t> theirs_in_memory, ours_in_memory, theirs_least, ours_least;
     const auto lower = [](std::optional<int64_t>& least, std::optional<int64_t> bytes) {
       if (bytes) least = std::min(*bytes, least.value_or(*bytes));
@@ -301,7 +300,7 @@ int Run(const Options& options) {
   if (options.shape.layers > 0) shape = planner::Complete(options.shape);
   if (!shape.ok()) return Fail(shape.status());
   Question question{.model = planner::ModelOf(*shape),
-                    .machine = *planner::MachineOfName("8xh100"),  // has every tier
+                    .machine = *planner::MachineOfName("8xh100"),  // it has every tier
                     .ranks = 1,
                     .config = {},
                     .pass = {.context = options.context}};
@@ -341,7 +340,7 @@ int Run(const Options& options) {
   }
   as_predicted = as_predicted && worst <= kClassOffMost && worst_system <= kSystemOffMost;
   absl::PrintF(
-      "\nmost difference of a class: %.3f%%; of what the system counts, from 500 MiB on: %s\n",
+      "\nlargest difference of a class: %.3f%%; of the system's count, from 500 MiB on: %s\n",
       worst, has_large ? absl::StrFormat("%.1f%%", worst_system) : "no run has so much");
   std::vector<Pair> pairs;
   if (!options.peers.empty()) pairs = MeasurePairs(options, question);
@@ -358,18 +357,20 @@ int Run(const Options& options) {
 int main(int argc, char** argv) {
   ebb::bench::Options options;
   CLI::App app("Memory of training a model: measured against predicted.", "footprint");
-  app.add_option("--model", options.model, "as of ebb-plan (default: gpt2)");
+  app.add_option("--model", options.model, "a name that ebb-plan knows (default: gpt2)");
   app.add_option("--layers", options.shape.layers, "a gated transformer of these sizes instead");
   app.add_option("--width", options.shape.width);
   app.add_option("--heads", options.shape.heads);
   app.add_option("--vocabulary", options.shape.vocabulary);
   app.add_option("--batch", options.batch, "sequences (default: 1)")->check(CLI::Range(1, 1 << 20));
-  app.add_option("--context", options.context, "tokens of one (default: 128)")
+  app.add_option("--context", options.context, "tokens of a sequence (default: 128)")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--worlds", options.worlds, "ranks (default: 1 2 4)")->check(CLI::Range(1, 64));
-  app.add_option("--stages", options.stages, "(default: 0 1 2 3)")->check(CLI::Range(0, 3));
-  app.add_option("--steps", options.steps, "of each run (default: 3)")->check(CLI::Range(2, 1000));
-  app.add_option("--disk", options.disk, "folder of what is on NVMe (default: this one)");
+  app.add_option("--stages", options.stages, "ZeRO stages (default: 0 1 2 3)")
+      ->check(CLI::Range(0, 3));
+  app.add_option("--steps", options.steps, "steps of each run (default: 3)")
+      ->check(CLI::Range(2, 1000));
+  app.add_option("--disk", options.disk, "folder for state on NVMe (default: this one)");
   app.add_option("--peers", options.peers,
                  "a Python with PyTorch, to measure DDP, FSDP2 and DeepSpeed, too")
       ->option_text("PYTHON");

@@ -20,7 +20,7 @@
 namespace ebb::bench {
 namespace {
 
-// What the run's process sends to this one.
+// The figures that the run's process sends to this process.
 struct RunFigures {
   std::array<MemoryRow, size_t{3} * (kStateClasses + 1)> rows = {};
   int64_t count = 0;
@@ -116,7 +116,7 @@ absl::StatusOr<MeasuredRun> Measure(const planner::Question& question,
                                     const planner::Choice& choice, const std::string& folder,
                                     int steps) {
   int ends[2];
-  if (pipe(ends) != 0) return absl::InternalError("no pipe to a run's process");
+  if (pipe(ends) != 0) return absl::InternalError("cannot make a pipe to a run's process");
   const pid_t child = fork();
   if (child == 0) {
     const RunFigures figures = RunHere(question, choice, folder, steps);
@@ -127,7 +127,7 @@ absl::StatusOr<MeasuredRun> Measure(const planner::Question& question,
   const bool came = read(ends[0], &figures, sizeof(figures)) == sizeof(figures);
   close(ends[0]);
   if (child > 0) waitpid(child, nullptr, 0);
-  if (!came) return absl::InternalError("the run's process ended early, as where memory is short");
+  if (!came) return absl::InternalError("the run's process ended early, perhaps without memory");
   if (figures.error[0] != '\0') return absl::InvalidArgumentError(figures.error.data());
   return MeasuredRun{.choice = choice,
                      .world = question.ranks,

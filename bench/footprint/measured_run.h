@@ -1,5 +1,5 @@
-// An engine that trains a few steps, with threads as ranks, in a process of its own, so that the
-// system counts it alone. In place of the model's kernels, every byte that they touch is touched.
+// Trains a few steps of an engine, with threads as ranks, in a process of its own, so that the
+// system counts only this engine. It runs no kernels, but touches every byte that they would touch.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ struct MeasuredRun {
   planner::Choice choice;
   int world = 1;
   std::vector<MemoryRow> rows;  // rank 0's: predicted, and the counted peak
-  // One rank's: the growth of the peak resident set since before there was an engine; and the
-  // predicted part of it: pools of device and RAM, and the program. (Only calls that ask for state
-  // touch its staging.)
+  // Of one rank: the growth of the peak resident set from before the engine, and the predicted part
+  // of it: the pools of device and RAM, and the program, without the staging of calls that ask for
+  // state.
   int64_t resident = 0, predicted_resident = 0;
 };
 
-// `question`: its ranks, batch and context count. `folder`: for state on NVMe. Call it in a process
+// Uses the ranks, batch and context of `question`. `folder`: for state on NVMe. Call it in a process
 // without threads.
 absl::StatusOr<MeasuredRun> Measure(const planner::Question& question,
                                     const planner::Choice& choice, const std::string& folder,

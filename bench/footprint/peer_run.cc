@@ -12,7 +12,7 @@
 namespace ebb::bench {
 namespace {
 
-// A file of the model's shapes, as long as this lives.
+// A file of the model's shapes. The destructor removes it.
 class UnitsFile {
  public:
   explicit UnitsFile(const planner::Model& model) {
@@ -49,7 +49,7 @@ absl::StatusOr<PeerRun> MeasurePeer(const std::string& python, const std::string
       "timeout 600 '", python, "' '" EBB_FOOTPRINT_PEERS "' --kind ", kind, " --world ", world,
       " --steps ", steps, " --units ", units.path(), " --disk '", disk, "' 2>&1");
   FILE* const pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return absl::InternalError("no process for a peer");
+  if (pipe == nullptr) return absl::InternalError("cannot start a peer's process");
   std::string last, line;
   char bytes[4096];
   nlohmann::json numbers;

@@ -1,4 +1,4 @@
-// The same tensors trained by PyTorch (peers.py), where it is installed for a Python.
+// Runs peers.py, which trains the same tensors in PyTorch.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace ebb::bench {
 
-// A peer's training, and Ebb's choice that cuts and places the same.
+// A peer's training, and Ebb's choice with the same shards and tiers.
 struct Peer {
   const char* name;
   const char* kind;  // of peers.py
@@ -31,10 +31,10 @@ inline constexpr Peer kPeers[] = {
 
 struct PeerRun {
   int64_t peak = 0,
-          idle = 0;  // bytes of the rank that has most; idle: after a step of a tiny model
+          idle = 0;  // bytes of the largest rank; idle: after a step of a tiny model
 };
 
-// `disk`: the folder of what is on NVMe. Errors: the library is not there, has failed, or has not ended in ten
+// `disk`: the folder for state on NVMe. Errors: the library is not installed, has failed, or has not ended in ten
 // minutes.
 absl::StatusOr<PeerRun> MeasurePeer(const std::string& python, const std::string& kind, int world,
                                     const planner::Model& model, const std::string& disk,

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What PyTorch's DDP and FSDP2 and DeepSpeed take for the tensors that footprint --peers trains.
+"""The memory of PyTorch's DDP and FSDP2 and of DeepSpeed for the tensors that footprint --peers trains.
 
     bench/footprint/peers.py --kind KIND --world N --units FILE.json [--disk FOLDER] [--steps 3]
 
-KIND: ddp, fsdp2, or deepspeed-STAGE-PARAMETERS-STATES, as deepspeed-3-cpu-nvme; device: not offloaded.
+KIND: ddp, fsdp2, or deepspeed-STAGE-PARAMETERS-STATES, such as deepspeed-3-cpu-nvme; device: not offloaded.
 FILE.json: a list of units, each a list of shapes. A unit's forward uses every element of its parameters once, so that
-gradients are whole, and keeps no activations. AdamW with fp32 masters, 16-bit compute where the library has it beside
-those, clipping at 1. Ranks are processes on this machine's CPU that meet over gloo. Prints one line of JSON: "peak" and
-"idle", bytes of the resident set, of the rank that has most: in all steps, and after a step of a model of 4,096 parameters.
+gradients are whole, and keeps no activations. AdamW has fp32 masters, 16-bit compute if the library has it beside masters,
+and clipping at 1. Ranks are processes on this machine's CPU, connected by gloo. Prints one line of JSON: "peak" and "idle",
+bytes of the largest rank's resident set, in all steps and after a step of a model of 4,096 parameters.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def run_rank(args):
     torch.distributed.init_process_group("gloo")
     torch.set_num_threads(1)
     make = with_deepspeed if args.kind.startswith("deepspeed") else with_torch
-    # What the library imports and makes when it is first used belongs to the idle process.
+    # The first use of the library imports modules and makes objects. They belong to the idle process.
     make(args, torch, [[[64, 64]]])()
     idle = peak_bytes()
     with open(args.units) as file:
@@ -129,7 +129,7 @@ def main():
     parser.add_argument("--kind", required=True)
     parser.add_argument("--world", type=int, required=True)
     parser.add_argument("--units", required=True)
-    parser.add_argument("--disk", default=".", help="folder of what is on NVMe")
+    parser.add_argument("--disk", default=".", help="folder for state on NVMe")
     parser.add_argument("--steps", type=int, default=3)
     args = parser.parse_args()
     if "RANK" in os.environ:

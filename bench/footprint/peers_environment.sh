@@ -1,6 +1,6 @@
 #!/bin/sh
-# A virtual environment with the peers of footprint --peers: PyTorch's DDP and FSDP2, and DeepSpeed, which compiles its
-# kernels in the first run. For its offload to NVMe it needs libaio's headers (Debian: libaio-dev).
+# Makes a virtual environment with the peers of footprint --peers: PyTorch's DDP and FSDP2, and DeepSpeed. DeepSpeed compiles
+# its kernels in the first run, and its offload to NVMe needs libaio's headers (Debian: libaio-dev).
 #
 #   bench/footprint/peers_environment.sh FOLDER
 #   build/release/bin/footprint --peers FOLDER/bin/python

@@ -1,8 +1,8 @@
 """DeepSpeed's aio over one file, for io_against_peers.py: aio.py FILE BYTES BLOCK_SIZE QUEUE_DEPTH.
 
-For each line of the input, "write|read OVERLAP_EVENTS HUGE_PAGES LOOPS" (1 or 0), that many passes over the file, each a
-single operation on a tensor that the handle has pinned, which is what suits it best; then a line with the bytes per
-second. Before, a line says whether the huge pages were granted.
+The first line of the output says whether huge pages were granted. For each line of the input, "write|read OVERLAP_EVENTS
+HUGE_PAGES LOOPS" (1 or 0), it makes LOOPS passes over the file and prints the bytes per second. A pass is a single operation
+on a tensor that the handle has pinned, because that is fastest.
 """
 
 import ctypes

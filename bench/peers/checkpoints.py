@@ -1,8 +1,8 @@
 """Checkpoints on demand: checkpoints.py torch|deepspeed FOLDER UNITS ELEMENTS_OF_A_UNIT [SAVING_THREADS].
 
-As many parameters as checkpoint_bench has, with fp32 masters and two fp32 states of Adam's, one rank. For each line of
-the input ("save" or "load") a line with seconds. A save ends when all of its files are synced; a load begins with all of
-them dropped from the page cache.
+One rank has as many parameters as checkpoint_bench, with fp32 masters and Adam's two fp32 states. For each line of the
+input ("save" or "load") it prints a line with seconds. A save ends when all of its files are synced. A load begins with
+all files dropped from the page cache.
 """
 
 import os
@@ -53,7 +53,7 @@ def torch_calls():
 def deepspeed_calls():
     import deepspeed
 
-    # Collectives between ranks of a host: one rank needs none, and they would have to be built first.
+    # One rank needs no collectives between ranks of a host, and DeepSpeed would have to build them first.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
     class Layer(torch.nn.Module):
@@ -79,7 +79,7 @@ def deepspeed_calls():
             lambda path: engine.load_checkpoint(str(path), tag="step"))
 
 
-# A library's own output is not an answer.
+# Only answers go to standard output. A library's own output goes to standard error.
 answers, sys.stdout = sys.stdout, sys.stderr
 save, load = {"torch": torch_calls, "deepspeed": deepspeed_calls}[library]()
 print("ready", file=answers, flush=True)

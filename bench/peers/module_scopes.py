@@ -1,5 +1,5 @@
-"""Microseconds that hooks and calls add to a scope: 24 blocks of 12 parameters of a few elements, forward and backward through ebb beside plain
-torch, one rank, a round of each in turn. Gradients are copied into the engine's memory, so that is in it; the update is not."""
+"""Microseconds that hooks and calls add to a scope: 24 blocks of 12 small parameters, forward and backward through ebb and in plain
+torch, on one rank, in turns. The time includes the copy of gradients into the engine's memory, but not the update."""
 
 import copy
 import statistics

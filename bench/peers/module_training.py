@@ -1,9 +1,9 @@
 """One rank of one system that trains a model of transformers: module_training.py SYSTEM MODEL FOLDER, its place as torchrun gives it.
 
-SYSTEM: torch, fsdp2, deepspeed_cpu, deepspeed_nvme, ebb, ebb_cpu, ebb_nvme; those of both libraries that offload read one JSON. ebb_nvme_all
-has gradients on the disk, too. MODEL: gpt2, llama, or "states", a GPT-2 whose activations are next to nothing. For each line of the input, a
-number of steps, one line of the output: seconds and seconds of cores of each step, the loss, the bytes that the operating system counts above
-the process with all libraries and no model, at the peak of those steps and behind them, and the engine's table of its own.
+SYSTEM: torch, fsdp2, deepspeed_cpu, deepspeed_nvme, ebb, ebb_cpu, ebb_nvme; those with offload read one JSON for both libraries.
+ebb_nvme_all also has gradients on the disk. MODEL: gpt2, llama, or "states", a GPT-2 with very small activations. Each line of the
+input is a number of steps. For it, a line of the output has each step's seconds and core seconds, the loss, the bytes that the system
+counts above a process with all libraries and no model, at the peak of those steps and after them, and the engine's own table.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ def make_model(kind):
     layers, width, heads, context, _ = SHAPES[kind]
     torch.manual_seed(1)
     if kind == "llama":
-        # As many parameters as the GPT-2 has: three matrices of 8/3 widths instead of two of four, a tied head.
+        # As many parameters as the GPT-2: three matrices of 8/3 widths instead of two of 4 widths, and a tied head.
         return LlamaForCausalLM(LlamaConfig(
             vocab_size=VOCABULARY, hidden_size=width, intermediate_size=8 * width // 3, num_hidden_layers=layers, num_attention_heads=heads,
             max_position_embeddings=context, tie_word_embeddings=True, use_cache=False,
@@ -45,14 +45,14 @@ def settings_of(system, kind, folder):
         parameters = dict(place, max_in_cpu=0, buffer_size=4_000_000, buffer_count=40) if place["device"] == "nvme" else place
         zero.update(offload_param=parameters, offload_optimizer=place)
         if system == "deepspeed_nvme":
-            # By default its reads look past the turn from forward to backward and ask for one parameter twice, which fails ("already
-            # assigned swap buffer"). 1e6 elements are less than the embedding, which lies at the turn.
+            # By default it prefetches across the turn from forward to backward and asks for one parameter twice, which fails ("already
+            # assigned swap buffer"). 1e6 elements are fewer than those of the embedding, which lies at the turn.
             zero.update(stage3_prefetch_bucket_size=1_000_000)
     settings = {"train_micro_batch_size_per_gpu": SHAPES[kind][-1], "gradient_clipping": 0, "zero_optimization": zero,
                 "optimizer": {"type": "AdamW", "params": ADAMW}}
     own = {"offload_gradients": "nvme"} if system.endswith("_all") else {}
     if kind == "states":
-        own["prefetch_depth"] = 0  # where memory is compared
+        own["prefetch_depth"] = 0  # for comparisons of memory
     return settings | ({"ebb": own} if own else {})
 
 
@@ -72,7 +72,7 @@ def ebb_calls(model, settings):
 def deepspeed_calls(kind, settings):
     import deepspeed
 
-    # Its engine takes fp32 parameters to a disk only of a model that was made so: of others it writes bf16 where the CPU has no fp16.
+    # Its engine writes fp32 parameters to a disk only for a model that was made so. For others it writes bf16 if the CPU has no fp16.
     with deepspeed.zero.Init(config_dict_or_path=settings):
         model = make_model(kind)
     engine, *_ = deepspeed.initialize(model=model, config=settings, dist_init_required=False)
@@ -106,7 +106,7 @@ def torch_calls(model, shards):
 
 
 def counted(file, key):
-    """Bytes by the operating system: a page of several processes is a part of each one's "Pss", and whole in "Rss" and "VmHWM"."""
+    """Bytes that the operating system counts. "Pss" divides a page of several processes among them; "Rss" and "VmHWM" count it whole."""
     line = next(line for line in pathlib.Path("/proc/self", file).read_text().splitlines() if line.startswith(key))
     return int(line.split()[1]) * 1024
 
@@ -142,7 +142,7 @@ def main():
     trim = ctypes.CDLL(None).malloc_trim
     print("READY", flush=True)
     for line in sys.stdin:
-        # What was freed is the system's again, and the peak begins anew.
+        # Gives freed memory back to the system, and starts a new peak.
         trim(0)
         pathlib.Path("/proc/self/clear_refs").write_text("5")
         times, cores = [], []

@@ -1,10 +1,10 @@
-"""The model of examples/gpt in PyTorch, trained as its users would: a plain loop, DDP, or FSDP2.
+"""The model of examples/gpt in PyTorch, trained by a plain loop, DDP, or FSDP2.
 
     python torch_gpt.py {plain,ddp,fsdp2} --batch 4 --steps 12 [--dtype fp32|bf16]
 
---batch is global. plain is one process on all cores; ddp and fsdp2 are two over gloo with half of
-the cores each. Prints one line of JSON: tokens per second over all ranks without the first two
-steps, the last loss, and the peak resident set of rank 0, in all and above the bare import of torch.
+--batch is global. plain is one process on all cores; ddp and fsdp2 are two processes over gloo with
+half of the cores each. Prints one line of JSON: tokens per second over all ranks without the first two
+steps, the last loss, and rank 0's peak resident set, in total and above the bare import of torch.
 """
 
 import argparse

@@ -1,14 +1,14 @@
-"""The model of torch_gpt.py at any size under FSDP2 on one GPU, as its users would train it fast.
+"""The model of torch_gpt.py at any size under FSDP2 on one GPU, with the settings of a fast training.
 
     python torch_gpt_cuda.py --layers 12 --heads 12 --width 768 --batch 32 [--accumulate N] [--offload] ...
     python torch_gpt_cuda.py --matrix-rate
 
-fully_shard for each block and the root, parameters in bf16 and reductions in Ebb's dtype (bf16), torch.compile
-for each block and for the head with its loss, flash attention by SDPA, AdamW in one fused kernel, clipping at 1.
-Micro-batches but the last do not reduce; --keep-gathered lets them share one gather as well, which spares
-CPUOffloadPolicy its copies. Prints one line of JSON; tokens_per_second is of all steps after the warm-up, between two
+It uses fully_shard for each block and the root, parameters in bf16 and reductions in Ebb's dtype (bf16), torch.compile
+for each block and for the head with its loss, flash attention by SDPA, AdamW in one fused kernel, and clipping at 1.
+Only the last micro-batch reduces. --keep-gathered: micro-batches share one gather, which saves the copies of
+CPUOffloadPolicy. Prints one line of JSON; tokens_per_second is of all steps after the warm-up, between two
 synchronisations.
---matrix-rate: the best rate of a bf16 product of 8192^3 with random numbers instead. --device cpu: to try it.
+--matrix-rate: only measures the best rate of a bf16 product of 8192^3 with random numbers. --device cpu: to try it.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def wait(device):
 
 
 def matrix_rate(device, size):
-    """TFLOP/s of the best of 5 times 10 products."""
+    """TFLOP/s of the best of 5 runs of 10 products."""
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     rates = []
     for _ in range(6):  # the first one warms up
@@ -123,7 +123,7 @@ class Trainer:
         )
 
     def step(self, micro_batches):
-        """The loss of the last micro-batch, which the device may not have yet."""
+        """The loss of the last micro-batch. The device may not have computed it yet."""
         for m in range(micro_batches):
             last = m + 1 == micro_batches
             self.model.set_requires_gradient_sync(last)
@@ -141,7 +141,7 @@ def train(args, device):
     join_world_of_one()
     begin = time.perf_counter()
     trainer = Trainer(args, device)
-    # Two micro-batches are enough to compile, and for the buffers of accumulation.
+    # Two micro-batches are enough to compile, and to make the buffers of accumulation.
     for _ in range(args.warm_up):
         trainer.step(min(args.accumulate, 2))
     wait(device)

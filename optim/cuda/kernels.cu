@@ -1,5 +1,5 @@
-// The kernels: each thread gets its numbers (thread_work.h), and this file has what threads do
-// together. All are bound by memory; cast.h, norm.h and update.h state the bytes per element.
+// The kernels. Each thread gets its numbers (thread_work.h); the work of several threads together is
+// here. Memory bounds all kernels; cast.h, norm.h and update.h state the bytes per element.
 #include <cuda_runtime.h>
 
 #include "ebb/optim/cuda/launch.h"
@@ -42,8 +42,8 @@ __device__ uint64_t& LimbOf(NormSums& sums, int limb) {
                                  : sums.direction.limbs[limb - ExactSum::kLimbs];
 }
 
-// Adds a warp's sums of a run to the total, with one addition for each limb. Limbs are integers, so
-// the order does not matter.
+// Adds a warp's sums of a run to the total, with one addition for each limb. The order does not
+// matter, because limbs are integers.
 __device__ void AddNorms(NormSums& own, NormSums& sums, int lane) {
   __syncwarp();
   for (int limb = lane; limb < 2 * ExactSum::kLimbs; limb += kWarp) {
@@ -57,7 +57,7 @@ __device__ void AddNorms(NormSums& own, NormSums& sums, int lane) {
   __syncwarp();
 }
 
-// A warp takes a stretch of blocks, and adds up its part of each run in shared memory.
+// A warp takes a range of blocks, and adds up its part of each run in shared memory.
 template <UpdateRule kRule, MasterForm kForm>
 __global__ void __launch_bounds__(kThreads)
     SumNormsKernel(const UpdateArrays arrays, const UpdateRuns runs, NormSums* sums) {
@@ -92,8 +92,8 @@ __global__ void __launch_bounds__(kThreads)
   AddNorms(own, sums[work.set], lane);
 }
 
-// A warp takes as many blocks as it has parts of threads. No thread of the warp leaves early,
-// because of the shuffles.
+// A warp takes as many blocks as it has parts of threads. All threads of the warp stay to the end,
+// because the shuffles need them.
 template <int kLanes>
 __global__ void __launch_bounds__(kThreads)
     SumBlocksKernel(const AccumulateArrays arrays, bool groups_aligned, double* blocks) {
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// No thread of the warp leaves early, because of the shuffles, which add norm.h's tree.
+// All threads of the warp stay to the end, because the shuffles, which add norm.h's tree, need them.
 __device__ void AddLevel(const cuda::LevelWork& level, int64_t thread, int64_t threads) {
   constexpr int kBlocksOfWarp = kWarp / cuda::kNormLanes;
   const int64_t count = level.blocks();
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads) AddLevelKernel(const cuda::LevelWork
   AddLevel(level, Thread(), Threads());
 }
 
-// Adds what is small enough for one block of threads, level after level.
+// Adds the levels that are small enough for one block of threads, one after the other.
 __global__ void __launch_bounds__(kLevelThreads)
     AddLevelsKernel(cuda::LevelWork level, double* sum) {
   for (; level.count > 1; level = level.Above()) {
@@ -151,7 +151,7 @@ __global__ void AddToKernel(const float* value, double* sum) {
   *sum += double{*value};
 }
 
-// Uses cudaLaunchKernelEx, because an error of <<<>>> cannot be told from errors of other calls.
+// Uses cudaLaunchKernelEx, because it returns the error of this launch, and <<<>>> does not.
 template <class... Parameters, class... Arguments>
 cudaError_t LaunchBlocks(cudaStream_t stream, int64_t blocks, int threads,
                          void (*kernel)(Parameters...), const Arguments&... arguments) {
@@ -332,7 +332,7 @@ cudaError_t LaunchSumSquares(const Grids& grids, cudaStream_t stream,
                                    : LaunchSumBlocks<1>(stream, grids.squares[2], arrays, blocks);
     if (result != cudaSuccess) return result;
   }
-  // One block of threads is not enough: shards of more than 2^26 elements.
+  // Levels that need more than one block of threads: shards of more than 2^26 elements.
   for (; level.blocks() * cuda::kNormLanes > kLevelThreads; level = level.Above()) {
     const cudaError_t result =
         Launch(stream, level.blocks() * cuda::kNormLanes, grids.level, &AddLevelKernel, level);

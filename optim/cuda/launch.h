@@ -1,7 +1,7 @@
 // The kernels as the host calls them. Each function enqueues one kernel (LaunchSumSquares a few,
 // one after the other) on a stream of the current device. It returns CUDA's error for this launch,
-// not for earlier work. A test that defines these functions replaces kernels.cu, because nothing
-// else of kernels.cu is named elsewhere.
+// not for earlier work. A test that defines these functions replaces kernels.cu, because other files
+// use only these functions of it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -34,7 +34,7 @@ cudaError_t LaunchLoadMaster(const Grids& grids, cudaStream_t stream, const Mast
 cudaError_t LaunchStoreMaster(const Grids& grids, cudaStream_t stream, const MasterArrays& arrays);
 cudaError_t LaunchAccumulate(const Grids& grids, cudaStream_t stream,
                              const AccumulateArrays& arrays);
-// Sums what was written or, without a destination, the source.
+// Sums the written numbers or, without a destination, the source.
 cudaError_t LaunchSumSquares(const Grids& grids, cudaStream_t stream,
                              const AccumulateArrays& arrays, double* blocks, double* sum);
 cudaError_t LaunchAddTo(cudaStream_t stream, const float* value, double* sum);

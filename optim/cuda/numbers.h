@@ -2,7 +2,7 @@
 // runtime/device/cuda/numbers.h.
 //
 // Functions marked EBB_HOST_DEVICE are also compiled for the host, where tests run them on every
-// number: with other instructions, and the same results.
+// number. The instructions differ there, but the results are the same.
 #pragma once
 
 #include <cmath>

@@ -5,8 +5,8 @@
 // Neighbouring threads take neighbouring groups of four numbers, each loaded and stored in one
 // access of 16 bytes (8 for 16-bit types). Then they take the head and the tail, one number at a
 // time. Groups have four numbers even if some arrays have 16 bits, because a warp's accesses of 8
-// bytes are 256 bytes without gaps. With eight numbers for each thread, an fp32 array would need
-// two accesses that both touch every 32-byte sector and use half of it.
+// bytes are 256 bytes without gaps. With groups of eight numbers, an fp32 array would need two
+// accesses, and each would touch every 32-byte sector and use half of it.
 #pragma once
 
 #include <algorithm>
@@ -55,8 +55,8 @@ inline Cut CutFor(int64_t count, std::initializer_list<Array> arrays) {
 }
 
 // Calls body.At<kWidth, kMany>(first, stride) so that the threads together see every element once:
-// numbers [first + m * stride, + kWidth) for m in [0, kMany), the loads of which are then in flight
-// together.
+// numbers [first + m * stride, + kWidth) for m in [0, kMany). The loads of these numbers are in
+// flight together.
 template <int kMany, class Body>
 EBB_HOST_DEVICE void Walk(const Cut& cut, int64_t thread, int64_t threads, Body&& body) {
   int64_t group = thread;
@@ -191,7 +191,7 @@ EBB_HOST_DEVICE Packed<kWidth> Sum(const AccumulateArrays& arrays, const Packed<
   float sum[kWidth] = {}, numbers[kWidth];
   Unpack(source, arrays.source_dtype, numbers);
   if (arrays.add) Unpack(present, arrays.destination_dtype, sum);
-  // 0 + source for a first contribution, too: it has the same bits as one that was added to zeros.
+  // Also 0 + source for a first contribution, so that it has the bits of an addition to zeros.
   for (int i = 0; i < kWidth; ++i) sum[i] = Ops::Add(sum[i], numbers[i]);
   return Pack(sum, arrays.destination_dtype, Rounding::kNearest);
 }
@@ -216,10 +216,10 @@ struct AccumulateWork {
   }
 };
 
-// Four threads share a block of norm.h's sum; or eight or sixteen, if there are too few blocks to
-// fill a device. Thread `part` of them has the kLanes lanes from kLanes * part on, and those lanes'
-// elements of every 16. So each thread's accesses are groups, and each lane sees its elements in
-// ascending order, for any number of threads.
+// Four threads share a block of norm.h's sum. If there are too few blocks to fill a device, eight or
+// sixteen threads share one. Thread `part` of them has the kLanes lanes from kLanes * part on, and
+// these lanes' elements of every 16. So each thread's accesses are groups, and each lane sees its
+// elements in ascending order, for any number of threads.
 inline constexpr int kNormLanes = 16;
 
 template <int kLanes>
@@ -302,9 +302,9 @@ EBB_HOST_DEVICE double AddLanes(const double (&lanes)[kLanes]) {
   }
 }
 
-// A level of norm.h's sums above the elements. Sixteen threads add 1,024 of them, one thread for
-// each lane. All levels are in place, this one's sums `stride` apart: the sum of 1,024 of them
-// replaces the first of them, which no other thread reads.
+// A level of norm.h's sums above the elements. Sixteen threads add 1,024 sums, one thread for each
+// lane. All levels lie in one array; this level's sums are `stride` apart. The sum of 1,024 sums
+// replaces the first of them, which other threads do not read.
 struct LevelWork {
   static constexpr int kLoads = 16;  // loads of a thread that are in flight together
 

@@ -1,5 +1,5 @@
-// What one thread of an update, or of the norms before it, does: thread_work.h for arrays of several runs,
-// whose constants each thread reads on its way.
+// The work of one thread of an update, or of the norms before it: thread_work.h for arrays of several runs. Each
+// thread reads the constants of its runs.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +62,7 @@ struct UpdateWork {
                                           {kStates > 1 ? arrays.states[1] : nullptr, 4},
                                           {kStates > 2 ? arrays.states[2] : nullptr, 4},
                                           {arrays.parameter, parameter}});
-    // After a head a group could have elements of two runs.
+    // With a head, a group could have elements of two runs.
     return runs.runs.empty() || cut.head == 0 ? cut : Cut{.count = arrays.count};
   }
 

@@ -1,5 +1,5 @@
-// The keys of two runs' configurations that differ and decide the result. Keys about tiers, movement or logs do not
-// count.
+// The keys that differ between two runs' configurations and change the result. Keys about tiers, movement or logs are
+// left out.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// All tensors of a source, one after the other, in pieces. Memory does not depend on the model.
+// Copies all tensors of a source, one after the other, in pieces. Memory does not depend on the model.
 #pragma once
 
 #include <cstdint>

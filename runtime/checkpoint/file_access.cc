@@ -91,8 +91,8 @@ absl::Status ReadAt(int descriptor, std::string_view path, int64_t offset,
       return FileError(absl::StrCat("reading ", bytes, " bytes at ", offset, " of"), path, errno);
     if (got == 0)
       return absl::DataLossError(absl::StrCat("'", std::string(path), "' ends at byte ", offset,
-                                              ", where ", bytes,
-                                              " more were expected: it was cut"));
+                                              ", but ", bytes,
+                                              " bytes more were expected: the file was cut"));
     into = into.subspan(static_cast<size_t>(got));
     offset += got;
   }

@@ -36,7 +36,7 @@ bool IsCheckpointName(std::string_view name) {
                      [](char c) { return c >= '0' && c <= '9'; });
 }
 
-// More digits are more.
+// A name with more digits is a later step.
 bool Newer(const std::string& a, const std::string& b) {
   return a.size() != b.size() ? a.size() > b.size() : a > b;
 }
@@ -53,12 +53,12 @@ absl::Status Rename(const std::string& from, const std::string& to) {
              : FileError(absl::StrCat("renaming '", from, "' to"), to, errno);
 }
 
-// Two folders change places at once, where the file system can.
+// Exchanges the names of two folders at once. False: it failed. Some file systems cannot.
 bool Exchange(const std::string& a, const std::string& b) {
   return renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }
 
-// With those that it lies in; each is on the disk when this returns.
+// Makes the folder and its parents. Each is on the disk when this returns.
 absl::Status MakeFolders(const std::filesystem::path& path) {
   if (path.empty() || IsThere(path.string())) return absl::OkStatus();
   EBB_RETURN_IF_ERROR(MakeFolders(path.parent_path()));
@@ -67,14 +67,14 @@ absl::Status MakeFolders(const std::filesystem::path& path) {
   return SyncFolder(path.has_parent_path() ? path.parent_path().string() : ".");
 }
 
-// Under another name before it is in pieces: what is left of it then goes with the next save's RemoveRests.
+// Renames the checkpoint first. If the removal is interrupted, the next save's RemoveRests removes the rest.
 absl::Status RemoveCheckpoint(const std::string& folder, const std::string& name) {
   const std::string removing = absl::StrCat(folder, "/", std::string(kRemoving), name);
   EBB_RETURN_IF_ERROR(Rename(absl::StrCat(folder, "/", name), removing));
   return Remove(removing);
 }
 
-// What runs that were killed have left.
+// Removes what killed runs have left.
 absl::Status RemoveRests(const std::string& folder) {
   std::error_code error;
   std::vector<std::string> rests;
@@ -89,7 +89,7 @@ absl::Status RemoveRests(const std::string& folder) {
   return absl::OkStatus();
 }
 
-// A killed run may have left the one that it was about to replace under this name, where the file system cannot exchange.
+// If the file system cannot exchange names, a killed run may have left the checkpoint that it replaced under kReplaced.
 absl::Status RestoreReplaced(const std::string& folder) {
   const std::string replaced = absl::StrCat(folder, "/", kReplaced);
   if (!IsThere(replaced)) return absl::OkStatus();
@@ -104,10 +104,10 @@ absl::Status RestoreReplaced(const std::string& folder) {
   const absl::Status restored = restore();
   if (restored.ok()) return restored;
   return absl::Status(restored.code(), absl::StrCat(restored.message(), "; a killed run has left '",
-                                                    replaced, "': look at it, and move it away"));
+                                                    replaced, "': check it, and move it away"));
 }
 
-// Damage and a missing manifest lose nothing that could be loaded. Any other error may pass.
+// A damaged checkpoint, or one without a manifest, cannot be loaded and may be replaced. Other errors may be temporary.
 absl::Status MayBeReplaced(const std::string& checkpoint, const std::string& run) {
   const absl::StatusOr<Manifest> manifest = ReadManifest(checkpoint);
   if (absl::IsNotFound(manifest.status()) || absl::IsDataLoss(manifest.status()))
@@ -117,12 +117,12 @@ absl::Status MayBeReplaced(const std::string& checkpoint, const std::string& run
       "'", checkpoint, "' ",
       manifest.ok() ? "is of another run"
                     : absl::StrCat("cannot be read (", manifest.status().message(), ")"),
-      ", and stays: give each run a folder of its own, or move that checkpoint away"));
+      ", so it is not replaced: give each run a folder of its own, or move that checkpoint away"));
 }
 
-// Behind a run's name: it goes on from a checkpoint of that step, which names no run.
+// In a run's name, before a step: the run was loaded from a checkpoint of that step without a run's name.
 constexpr char kAfterUnnamed = '+';
-// Between the name of a run that was loaded and the path of its checkpoint. No name has it.
+// Between the name of a loaded run and the path of its checkpoint. Names do not contain it.
 constexpr char kLoadedFrom = '\n';
 
 std::string NewRunName() {
@@ -130,8 +130,8 @@ std::string NewRunName() {
   return absl::StrFormat("%08x%08x", random(), random());
 }
 
-// Of an older version, unnamed checkpoints of the run that went on are own. An import, which has no configuration,
-// stays.
+// If the run was loaded from an unnamed checkpoint of an older version, unnamed checkpoints up to that step are its
+// own. An import, which has no configuration, is not.
 bool IsOwn(const Manifest& manifest, const std::string& run) {
   if (manifest.run == run) return true;
   const size_t after = run.find(kAfterUnnamed);
@@ -199,12 +199,11 @@ absl::Status CheckWhole(const std::string& checkpoint) {
                      RankFileName(static_cast<int>(rank), static_cast<int>(manifest.files.size())));
     EBB_ASSIGN_OR_RETURN(const Manifest::File found, DescribeRankFile(path));
     if (found.bytes != manifest.files[rank].bytes)
-      return absl::DataLossError(absl::StrCat("'", path, "' has ", found.bytes, " bytes, where ",
+      return absl::DataLossError(absl::StrCat("'", path, "' has ", found.bytes, " bytes, but ",
                                               manifest.files[rank].bytes, " were saved"));
     if (found != manifest.files[rank])
-      return absl::DataLossError(
-          absl::StrCat("the header of '", path,
-                       "' has changed since it was saved (its checksum is another one)"));
+      return absl::DataLossError(absl::StrCat(
+          "the header of '", path, "' has changed since it was saved (its checksum differs)"));
   }
   return absl::OkStatus();
 }
@@ -231,7 +230,7 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& path) {
     const std::string checkpoint = absl::StrCat(path, "/", name);
     const absl::Status whole = CheckWhole(checkpoint);
     if (whole.ok()) return checkpoint;
-    LogWarning(absl::StrCat("the checkpoint '", checkpoint, "' is passed over: ", whole.message()));
+    LogWarning(absl::StrCat("the checkpoint '", checkpoint, "' is skipped: ", whole.message()));
     absl::StrAppend(&why, why.empty() ? "; " : ", ", whole.message());
   }
   if (names.empty())
@@ -293,12 +292,12 @@ absl::Status NewCheckpoint::Name(const std::string& path) {
   const std::string replaced = absl::StrCat(folder_, "/", kReplaced);
   EBB_RETURN_IF_ERROR(Rename(path, replaced));
   if (const absl::Status named = Rename(path_, path); !named.ok()) {
-    Rename(replaced, path).IgnoreError();  // else the next run does
+    Rename(replaced, path).IgnoreError();  // after a failure the next run renames it
     return named;
   }
   EBB_RETURN_IF_ERROR(SyncFolder(folder_));
   if (const absl::Status removed = RemoveCheckpoint(folder_, kReplaced); !removed.ok())
-    LogWarning(absl::StrCat("an old checkpoint stays: ", removed.message()));
+    LogWarning(absl::StrCat("an old checkpoint is not removed: ", removed.message()));
   return absl::OkStatus();
 }
 
@@ -312,11 +311,11 @@ absl::StatusOr<std::string> NewCheckpoint::Commit(int keep) {
   return path;
 }
 
-// A run that was taken back to an earlier step has saved `name` last, and what lies behind it in steps before.
+// If a run was resumed from an earlier step, checkpoints of later steps than `name` are older than it.
 void NewCheckpoint::RemoveOld(const std::string& name, int keep) const {
   absl::StatusOr<std::vector<std::string>> names = CheckpointsIn(folder_);
   if (!names.ok())
-    return LogWarning(absl::StrCat("old checkpoints stay: ", names.status().message()));
+    return LogWarning(absl::StrCat("old checkpoints are not removed: ", names.status().message()));
   std::erase(*names, name);
   std::stable_partition(names->begin(), names->end(),
                         [&](const std::string& other) { return Newer(name, other); });
@@ -326,10 +325,11 @@ void NewCheckpoint::RemoveOld(const std::string& name, int keep) const {
     if (!manifest.ok() || !IsOwn(*manifest, run_)) continue;
     if (kept < keep) {
       if (CheckWhole(absl::StrCat(folder_, "/", old)).ok()) ++kept;
-      continue;  // what is not whole is for its owner to look at
+      continue;  // an incomplete one is kept, for the user to look at
     }
     const absl::Status removed = RemoveCheckpoint(folder_, old);
-    if (!removed.ok()) LogWarning(absl::StrCat("an old checkpoint stays: ", removed.message()));
+    if (!removed.ok())
+      LogWarning(absl::StrCat("an old checkpoint is not removed: ", removed.message()));
   }
 }
 

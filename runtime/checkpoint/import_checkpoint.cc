@@ -19,17 +19,17 @@
 namespace ebb {
 namespace {
 
-// Bytes are copied unchanged. Nothing says which numbers are frozen.
+// Bytes are copied unchanged. All numbers are fp32, because files do not say which of them are frozen.
 DType StoredDType(const TensorInfo& tensor) {
   return tensor.dtype == DType::kInt8 ? DType::kInt8 : DType::kFloat32;
 }
 
-// A parameter of a checkpoint has elements. Bytes without any are a buffer that was never filled.
+// A parameter of a checkpoint has elements. Bytes without elements are a buffer that was never filled.
 bool IsEmptyBuffer(const TensorInfo& tensor) {
   return tensor.dtype == DType::kInt8 && tensor.elements() == 0;
 }
 
-// Parameters of the manifest, and slices of the file. Each tensor with elements is one slice.
+// Adds the parameters to the manifest and the slices to the file. Each tensor with elements is one slice.
 absl::Status Declare(const TensorSource& source, Manifest& manifest,
                      std::vector<StoredTensor>& slices) {
   std::map<std::string, size_t> parameter_of;
@@ -40,7 +40,7 @@ absl::Status Declare(const TensorSource& source, Manifest& manifest,
     };
     if (IsEmptyBuffer(tensor)) continue;
     if (tensor.elements() < 1)
-      return refuse("has no elements, which a parameter of a checkpoint has to have");
+      return refuse("has no elements, but a parameter of a checkpoint needs some");
     if (!config::IsUtf8(tensor.name) || tensor.name.empty())
       return refuse("has a name that is not UTF-8");
     const DType dtype = StoredDType(tensor);
@@ -56,10 +56,10 @@ absl::Status Declare(const TensorSource& source, Manifest& manifest,
                                      .states = {}});
     } else {
       const auto parameter = parameter_of.find(tensor.name);
-      if (parameter == parameter_of.end()) return refuse("is a state of no parameter");
+      if (parameter == parameter_of.end()) return refuse("is a state without a parameter");
       if (!config::IsUtf8(tensor.state) || tensor.state.find('/') != std::string::npos ||
           tensor.state == kMasterClass || tensor.state == kParameterClass)
-        return refuse("has a name that a checkpoint uses itself, or cannot hold");
+        return refuse("has a name that a checkpoint uses itself, or cannot store");
       manifest.parameters[parameter->second].states.push_back(tensor.state);
     }
     const std::string of = !tensor.state.empty()

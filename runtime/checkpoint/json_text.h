@@ -1,5 +1,5 @@
-// JSON from anywhere: each name of an object once, nesting bounded. Parsers keep the last of two equal names in silence,
-// and follow brackets as deep as the stack.
+// Untrusted JSON: a name may occur once in an object, and nesting is bounded. Other parsers silently keep the last of
+// two equal names, and follow brackets until the stack ends.
 #pragma once
 
 #include <string_view>
@@ -9,7 +9,7 @@
 
 namespace ebb {
 
-// An object. kDataLoss: the error, as a text to follow "it ": "is no JSON object".
+// Parses an object. The message of kDataLoss is a text to follow "it ": "is no JSON object".
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, int levels_max);
 
 }  // namespace ebb

@@ -27,7 +27,7 @@ std::string ShapeOf(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
-// What the model and the checkpoint do not have in common, as an error; where a part is asked for, as a warning.
+// The differences between the model and the checkpoint: an error, or a warning with LoadOptions::partial.
 absl::Status CheckFit(const Engine& engine, const Manifest& manifest, const LoadOptions& options) {
   std::vector<std::string> differences;
   std::map<std::string, const Manifest::Parameter*> saved;
@@ -79,10 +79,10 @@ absl::Status CheckFit(const Engine& engine, const Manifest& manifest, const Load
   if (!options.partial)
     return absl::FailedPreconditionError(
         absl::StrCat(all,
-                     ". LoadOptions::partial loads what both have, LoadOptions::states = false no "
-                     "optimizer states"));
+                     ". LoadOptions::partial loads only common values, LoadOptions::states = false "
+                     "loads no optimizer states"));
   if (engine.world().rank() == 0)
-    LogWarning(absl::StrCat(all, "; what it lacks has its initial value"));
+    LogWarning(absl::StrCat(all, "; missing values are initial values"));
   return absl::OkStatus();
 }
 
@@ -95,7 +95,7 @@ absl::Status InitialValues(const Engine& engine, const StateArrayName& array, co
   return absl::OkStatus();
 }
 
-// A parameter may be frozen here and was trained there, and the reverse.
+// A parameter may be frozen here and trained in the checkpoint, or the reverse.
 std::string StoredClassOf(const Engine& engine, const StoredValues& stored, ParameterId parameter,
                           const StateArrayName& array) {
   const std::string of = ClassOf(engine, parameter, array);
@@ -104,7 +104,7 @@ std::string StoredClassOf(const Engine& engine, const StoredValues& stored, Para
   return std::string(of == kMasterClass ? kParameterClass : kMasterClass);
 }
 
-// What Fill asks for.
+// Starts to read the values that Fill needs.
 absl::Status ReadAheadForFill(Engine& engine, std::span<const StateArrayName> arrays,
                               StoredValues& stored) {
   const sharding::Plan& plan = engine.program().plan();
@@ -125,7 +125,7 @@ absl::Status ReadAheadForFill(Engine& engine, std::span<const StateArrayName> ar
                                .end = interval.end});
     }
   }
-  engine.AwaitAsyncRead();  // which has the buffer
+  engine.AwaitAsyncRead();  // it uses the buffer
   if (engine.IsReadingAsync())
     return absl::FailedPreconditionError(
         "LoadCheckpoint in a step, while a save is under way: load between steps");
@@ -134,7 +134,7 @@ absl::Status ReadAheadForFill(Engine& engine, std::span<const StateArrayName> ar
   return stored.Expect(intervals, engine.config().ebb.io_backend, memory);
 }
 
-// After an error each array is written to all the same, by nothing: ranks then spread the same ones.
+// Engine::Write is collective, so it is called for each array even after an error, then without values.
 absl::Status Fill(Engine& engine, StoredValues& stored, const LoadOptions& options) {
   std::vector<StateArrayName> arrays = ArraysOf(engine);
   if (!options.states)
@@ -154,8 +154,7 @@ absl::Status Fill(Engine& engine, StoredValues& stored, const LoadOptions& optio
   return first;
 }
 
-// A run that goes on with the exact values may still be trained, summed or rounded in another way than the one that
-// saved.
+// The loaded values are exact, but another configuration may train, sum or round in another way.
 void WarnOfOtherBits(const Config& now, const LoadedCheckpoint& loaded) {
   const absl::StatusOr<Config> saved = Config::FromJson(loaded.config);
   if (!saved.ok() || loaded.config == "{}") return;  // another version's, or an import
@@ -163,7 +162,7 @@ void WarnOfOtherBits(const Config& now, const LoadedCheckpoint& loaded) {
   if (others.empty()) return;
   LogWarning(absl::StrCat("the run that saved '", loaded.path, "' had another ",
                           absl::StrJoin(others, ", "),
-                          ": what follows has not the bits of one run"));
+                          ": the next steps do not have the bits of an uninterrupted run"));
 }
 
 absl::Status WithWayOut(const absl::Status& damaged, const std::string& checkpoint) {
@@ -196,18 +195,17 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::strin
     loaded.path = *found;
     own = open();
   }
-  // A file that is gone by now is no sign that there has never been a checkpoint.
+  // A file that is missing now does not mean that there was no checkpoint.
   if (absl::IsNotFound(own)) own = absl::DataLossError(own.message());
-  // A run that saves meanwhile may have given another rank a newer one, or a rank may not see the folder.
+  // Another rank may see a newer checkpoint, because a run saves meanwhile, or it may not see the folder.
   const absl::Status agreed = engine.Agree(
       own, none ? "LoadCheckpoint: none"
                 : absl::StrCat("LoadCheckpoint: ", loaded.path, " ", ToText(manifest)));
   if (!agreed.ok() && own.ok() && absl::IsFailedPrecondition(agreed)) {
     return absl::FailedPreconditionError(
         absl::StrCat("LoadCheckpoint of '", path, "': ", agreed.message(),
-                     ". Ranks may see different checkpoints there: does another run save to it, "
-                     "and do all ranks see "
-                     "one file system?"));
+                     ". Ranks may see different checkpoints there: check that no other run saves "
+                     "to it, and that all ranks see one file system"));
   }
   EBB_RETURN_IF_ERROR(agreed);
   if (none) return found.status();

@@ -30,7 +30,7 @@ std::string Hex(uint64_t value) {
   return absl::StrFormat("%016x", value);
 }
 
-// Digits as Hex writes them and no others, so that each changed bit shows.
+// Takes only digits as Hex writes them, so that each changed bit shows.
 std::optional<uint64_t> FromHex(std::string_view text) {
   uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
@@ -38,7 +38,7 @@ std::optional<uint64_t> FromHex(std::string_view text) {
   return value;
 }
 
-// Fields of objects that another program may have written, or a disk changed. The first thing that is wrong stays.
+// Fields of untrusted objects. Keeps the first error.
 class Fields {
  public:
   explicit Fields(const std::string& path) : path_(path) {}
@@ -47,8 +47,7 @@ class Fields {
   void Fail(std::string_view what) {
     if (status_.ok())
       status_ = absl::DataLossError(absl::StrCat(
-          "'", path_,
-          "' is no manifest of a checkpoint that this version reads: ", std::string(what)));
+          "'", path_, "' is not a manifest that this version reads: ", std::string(what)));
   }
   const Json& At(const Json& object, const char* key) {
     static const Json kNothing;
@@ -165,7 +164,7 @@ std::string ToText(const Manifest& manifest) {
 absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::string& path) {
   Fields fields(path);
   const absl::StatusOr<Json> parsed = ParseJsonObject(text, /*levels_max=*/8);
-  // First, because another version may have another checksum.
+  // The version is checked first, because another version may have another checksum.
   if (parsed.ok()) EBB_RETURN_IF_ERROR(CheckVersion(*parsed, path));
   const size_t field = text.find(kChecksumField);
   const size_t digits = field + kChecksumField.size();
@@ -179,7 +178,7 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::strin
     std::string unsigned_text = text;
     unsigned_text.replace(digits, kNoChecksum.size(), kNoChecksum);
     if (optim::Checksum(std::as_bytes(std::span(unsigned_text))) != *checksum)
-      fields.Fail("it has changed since it was written (its checksum is another one)");
+      fields.Fail("it has changed since it was written (its checksum differs)");
   }
   EBB_RETURN_IF_ERROR(fields.status());
   if (!parsed.ok()) fields.Fail(absl::StrCat("it ", parsed.status().message()));

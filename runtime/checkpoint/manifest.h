@@ -24,8 +24,8 @@ struct Manifest {
     std::vector<int64_t> shape;
     bool trainable = true;
     std::string group;
-    DType dtype{};                    // of its values; states are fp32
-    std::vector<std::string> states;  // of its optimizer
+    DType dtype{};                    // of the values; states are fp32
+    std::vector<std::string> states;  // names of the optimizer states
     friend bool operator==(const Parameter&, const Parameter&) = default;
   };
   struct File {  // by rank, RankFileName
@@ -35,8 +35,8 @@ struct Manifest {
   };
 
   TrainingState state;
-  std::string run = {};     // Engine::run; empty: of a version before, or of an import
-  std::string config = {};  // the resolved one, JSON
+  std::string run = {};     // Engine::run; empty: an older version's, or an import
+  std::string config = {};  // the resolved configuration, JSON
   std::vector<Parameter> parameters;
   std::vector<File> files;
   std::map<std::string, std::string> trainer;  // its own named bytes, rank 0's for all ranks
@@ -44,7 +44,7 @@ struct Manifest {
 };
 
 std::string ToText(const Manifest& manifest);
-// Untrusted text. `path` is for messages. kDataLoss: it is damaged. kFailedPrecondition: it is of another version.
+// `text` is untrusted. `path` is for messages. kDataLoss: damaged. kFailedPrecondition: another version's.
 absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::string& path);
 // Reads the manifest of a checkpoint's folder. kNotFound: it has none.
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder);

@@ -59,9 +59,9 @@ absl::StatusOr<size_t> AddTorch(RawTensors& tensors, const std::string& path, Wa
   for (size_t i = 0; i + 1 < items.size(); i += 2) {
     const PickleValue &key = pickle[items[i]], &value = pickle[items[i + 1]];
     if (key.kind != PickleValue::Kind::kText || !TorchFile::IsTensor(value)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "'", path, "' has ", config::Quoted(key.text),
-          ", which is no tensor with a name: save the model's state_dict() and nothing else"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("'", path, "' has ", config::Quoted(key.text),
+                       ", which is not a named tensor: save only the model's state_dict()"));
     }
     if (!names.insert(key.text).second)
       return absl::DataLossError(
@@ -94,7 +94,7 @@ absl::Status AddFile(const FileKind& kind, RawTensors& tensors, const std::strin
   EBB_ASSIGN_OR_RETURN(const size_t found, kind.add(tensors, path, wanted));
   if (wanted == nullptr || found == wanted->size()) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("'", path, "' has ", found, " of the ", wanted->size(),
-                                          " tensors that the index says it has: fetch both again"));
+                                          " tensors that the index has for it: fetch both again"));
 }
 
 const FileKind* KindIn(const std::string& folder) {

@@ -1,10 +1,10 @@
-// A model in files as Hugging Face writes them: one, or several and an index.
+// A model in Hugging Face's files: one file, or several files and an index.
 //
 //   DIR/model.safetensors
 //   DIR/model.safetensors.index.json    {"metadata": {...}, "weight_map": {"h.0.ln_1.weight": "model-00001-of-00002.safetensors", ...}}
 //   DIR/pytorch_model.bin, DIR/pytorch_model.bin.index.json    the same, of torch.save
 //
-// Files and index may come from anywhere. Names of files must be plain ones, of files in that folder and no links.
+// Files and index are untrusted. Names in an index must be plain names of files in that folder, not links.
 #pragma once
 
 #include <memory>
@@ -18,10 +18,10 @@ namespace ebb {
 inline constexpr char kSafetensorsFile[] = "model.safetensors";
 inline constexpr char kSafetensorsIndex[] = "model.safetensors.index.json";
 
-// Whether the folder has one of the four.
+// Whether the folder has one of these four files.
 bool HasModelFiles(const std::string& folder);
-// A safetensors file, one of torch.save, or such a folder, in which safetensors files come first. Tensors that are neither
-// fp32, bf16 nor fp16 are skipped.
+// Opens a safetensors file, a file of torch.save, or such a folder. If a folder has both kinds, safetensors files are
+// read. Only fp32, bf16 and fp16 tensors are read.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenModelFiles(const std::string& path);
 
 }  // namespace ebb

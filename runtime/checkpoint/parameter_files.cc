@@ -29,7 +29,7 @@ absl::StatusOr<std::unique_ptr<TensorSource>> OpenFor(const ModelSpec& model,
   return Renamed(std::move(source), names, NameDirection::kInside);
 }
 
-// By parameter, which tensor has its value.
+// For each parameter, the index of the tensor with its value.
 absl::StatusOr<std::vector<size_t>> Fit(const ModelSpec& model, const TensorSource& source) {
   std::map<std::string, size_t> there;
   for (size_t i = 0; i < source.tensors().size(); ++i)
@@ -72,7 +72,7 @@ absl::StatusOr<std::vector<size_t>> Fit(const ModelSpec& model, const TensorSour
   return absl::FailedPreconditionError(all);
 }
 
-// Rank 0's part: what other ranks do is in the calls of `engine`.
+// Rank 0's part. Other ranks take part in the collective calls of `engine`.
 absl::Status WriteValues(Engine& engine, const std::vector<bool>& transposed,
                          SafetensorsWriter* writer) {
   const ModelSpec& model = engine.model();
@@ -80,7 +80,7 @@ absl::Status WriteValues(Engine& engine, const std::vector<bool>& transposed,
   absl::Status first;
   for (size_t p = 0; p < model.parameters.size(); ++p) {
     rows.clear();
-    // After an error the others' calls still have their counterpart.
+    // Returns OK after an error, so that the collective calls go on as on other ranks.
     const auto take = [&](const Slice&, std::span<const float> values) -> absl::Status {
       if (writer == nullptr || !first.ok()) return absl::OkStatus();
       if (transposed[p]) {
@@ -118,7 +118,7 @@ absl::Status ImportParameters(Engine& engine, const std::string& path,
     if (fit.ok()) tensor_of = *std::move(fit);
   }
   EBB_RETURN_IF_ERROR(engine.Agree(own, absl::StrCat("ImportParameters: ", path)));
-  // After an error nothing more is asked for: each rank spreads the same parameters all the same.
+  // After an error no more values are read, but each rank makes the same collective calls.
   const auto give = [&](const Slice& slice, std::span<float> values) -> absl::Status {
     if (own.ok())
       own = (*source)->Read(tensor_of[static_cast<size_t>(slice.parameter)], slice.begin, values);

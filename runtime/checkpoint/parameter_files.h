@@ -1,5 +1,4 @@
-// Parameters of an engine from and to the files of other programs: safetensors, as Hugging Face's libraries read and
-// write them.
+// Imports and exports the parameters of an engine: safetensors files, as Hugging Face's libraries read and write them.
 //
 //   ebb::ImportParameters(engine, "gpt2/model.safetensors");      // a file, a folder with an index, or a checkpoint
 //   ebb::ExportParameters(engine, "exported");                    // exported/model.safetensors
@@ -27,8 +26,8 @@ struct ImportOptions {
   ParameterNames names = ParameterNames::kAuto;
 };
 
-// Every parameter of the model takes its value there, optimizer states stay. What is missing, left over or of another
-// shape is named, and an error. Each rank reads only its part.
+// Sets every parameter of the model; optimizer states stay unchanged. A missing or unknown parameter, or another shape,
+// is an error that names the parameter. Each rank reads only its part.
 absl::Status ImportParameters(Engine& engine, const std::string& path,
                               const ImportOptions& options = {});
 
@@ -37,11 +36,11 @@ struct ExportOptions {
   int64_t file_bytes_max = 5'000'000'000;
   ParameterNames names = ParameterNames::kAuto;
   std::map<std::string, std::string> files =
-      {};  // small ones beside the tensors, such as config.json, by name
+      {};  // small files beside the tensors, such as config.json, by name
 };
 
-// Masters, and frozen parameters as they are, into a folder that is new or empty. Rank 0 writes; it holds a matrix that
-// is transposed whole, and pieces of all others.
+// Writes masters and frozen parameters into a new or empty folder. Rank 0 writes. It holds a transposed matrix whole,
+// and pieces of all other parameters.
 absl::Status ExportParameters(Engine& engine, const std::string& folder,
                               const ExportOptions& options = {});
 

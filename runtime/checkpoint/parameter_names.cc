@@ -12,7 +12,7 @@
 namespace ebb {
 namespace {
 
-// '#': the number of a block.
+// '#' stands for the number of a block.
 struct Rule {
   std::string_view outside, own;
   bool transposed = false;
@@ -33,7 +33,7 @@ constexpr Rule kGpt2[] = {{"wte.weight", "embedding.tokens"},
                           {"h.#.mlp.c_proj.bias", "block#.down.bias"},
                           {"ln_f.weight", "final_norm.weight"},
                           {"ln_f.bias", "final_norm.bias"}};
-// Whole models have it before each name, bare ones do not.
+// Whole models have it before each name, bare models do not.
 constexpr std::string_view kGpt2Prefix = "transformer.";
 constexpr std::string_view kHead = "lm_head.weight", kTable = "wte.weight";
 // Beside the parameters.
@@ -41,7 +41,7 @@ constexpr std::string_view kBuffers[] = {"h.#.attn.bias", "h.#.attn.masked_bias"
                                          "model.layers.#.self_attn.rotary_emb.inv_freq",
                                          "model.rotary_emb.inv_freq"};
 
-// The number's digits, empty where the pattern has none; nothing where the name does not match.
+// The block's digits; empty if the pattern has no '#'. Nothing if the name does not match.
 std::optional<std::string_view> Match(std::string_view pattern, std::string_view name) {
   const size_t mark = pattern.find('#');
   if (mark == std::string_view::npos)
@@ -100,7 +100,7 @@ class RenamedSource : public TensorSource {
   absl::Status Read(size_t tensor, int64_t begin, std::span<float> values) override {
     const From& from = from_[tensor];
     if (!from.transposed) return source_->Read(from.tensor, begin, values);
-    // The interval's rows are columns there; each row has a stretch of them.
+    // The interval's rows are columns in the file. Each row of the file has a run of them.
     const int64_t rows = tensors_[tensor].shape[0], columns = tensors_[tensor].shape[1];
     const int64_t end = begin + static_cast<int64_t>(values.size());
     if (begin < 0 || end > rows * columns)
@@ -199,17 +199,17 @@ absl::StatusOr<std::unique_ptr<TensorSource>> Renamed(std::unique_ptr<TensorSour
     if (!as) {
       return absl::InvalidArgumentError(
           absl::StrCat("'", renamed->description().path, "' has '", tensor.name,
-                       "', which GPT-2 has not: leave the names as they are (same)"));
+                       "', which GPT-2 does not have: leave the names unchanged (same)"));
     }
     if (as->transposed && tensor.shape.size() != 2) {
       return absl::InvalidArgumentError(
           absl::StrCat("'", renamed->description().path, "' has '", tensor.name,
-                       "' with the shape ", ShapeText(tensor.shape), ", where GPT-2 has a matrix"));
+                       "' with the shape ", ShapeText(tensor.shape), ", but GPT-2 has a matrix"));
     }
     if (const auto [other, is_new] = place.emplace(std::pair(as->name, tensor.state), i); !is_new) {
-      return absl::InvalidArgumentError(absl::StrCat("'", renamed->description().path,
-                                                     "' has both '", tensors[other->second].name,
-                                                     "' and '", tensor.name, "', which are one"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "'", renamed->description().path, "' has both '", tensors[other->second].name, "' and '",
+          tensor.name, "', two names of one parameter"));
     }
     if (tensor.state.empty() && Bare(tensor.name) == kTable) table = i;
     renamed->Add(i, *as);

@@ -1,4 +1,4 @@
-// The names of a model's parameters in other programs, and their orientation, against those of Ebb's examples.
+// The names and the orientation of a model's parameters in other programs and in Ebb's examples.
 //
 //   GPT-2 in Hugging Face's files               examples/gpt
 //   transformer.h.0.attn.c_attn.weight [in, out]   block0.qkv.weight [out, in]     (Conv1D: transposed)
@@ -20,7 +20,7 @@
 
 namespace ebb {
 
-// What a tensor is called elsewhere.
+// The name of a tensor in another program.
 struct NameElsewhere {
   std::string name;
   bool transposed = false;
@@ -31,9 +31,9 @@ std::optional<NameElsewhere> Gpt2NameInside(std::string_view outside);
 
 enum class NameDirection : uint8_t { kInside, kOutside };
 
-// The same tensors under other names, transposed where they have to be. Tensors that are no parameters (GPT-2's causal
-// masks, Llama's rotary frequencies) are left out. A tied head that the files have beside the table has to be equal to
-// it, and is left out. kInvalidArgument: a name that kGpt2 does not know.
+// The same tensors under other names, some of them transposed. Buffers (GPT-2's causal masks, Llama's rotary
+// frequencies) are left out. A tied head is left out too, and must equal the table. kInvalidArgument: a name that kGpt2
+// does not know.
 absl::StatusOr<std::unique_ptr<TensorSource>> Renamed(std::unique_ptr<TensorSource> source,
                                                       ParameterNames names,
                                                       NameDirection direction);

@@ -19,7 +19,7 @@ using Kind = PickleValue::Kind;
 constexpr uint8_t kProtocolMax = 5;
 constexpr std::string_view kOrderedDict = "collections.OrderedDict";
 
-// Python's names of opcodes: those of protocol 2, and later ones for the same values.
+// Python's names of the opcodes of protocol 2, and of later opcodes for the same values.
 enum Opcode : uint8_t {
   MARK = '(',
   STOP = '.',
@@ -65,7 +65,7 @@ enum Opcode : uint8_t {
 
 }  // namespace
 
-// The stack machine, with references to values in the place of objects. It calls nothing and loads nothing.
+// The stack machine. Its stack has references to values instead of objects. It calls and loads no code.
 class PickleParser {
  public:
   PickleParser(std::string_view bytes, absl::FunctionRef<bool(std::string_view)> takes,
@@ -82,7 +82,7 @@ class PickleParser {
       EBB_RETURN_IF_ERROR(status_);
     }
     pickle_.root_ = Pop();
-    if (!stack_.empty() || !marks_.empty()) Fail("leaves values beside its own");
+    if (!stack_.empty() || !marks_.empty()) Fail("leaves values on the stack");
     EBB_RETURN_IF_ERROR(status_);
     return std::move(pickle_);
   }
@@ -139,11 +139,11 @@ class PickleParser {
   void PushText(Kind kind, std::string_view text) {
     Push({.kind = kind, .text = std::string(text)});
   }
-  // Values above the last mark are not for opcodes that take single values.
+  // Opcodes that take single values take none above the last mark.
   size_t Floor() const { return marks_.empty() ? 0 : marks_.back(); }
   uint32_t Pop() {
     if (stack_.size() <= Floor()) {
-      Fail("takes a value where there is none");
+      Fail("takes a value from an empty stack");
       return 0;
     }
     const uint32_t top = stack_.back();
@@ -166,16 +166,17 @@ class PickleParser {
     for (size_t i = taken.size(); i-- > 0;) taken[i] = Pop();
     return taken;
   }
-  // The value on the top, which is filled.
+  // The value on the top, to which items are added.
   PickleValue* Top() {
     if (stack_.size() > Floor()) return &pickle_.values_[stack_.back()];
-    Fail("fills a value where there is none");
+    Fail("adds items, but the stack is empty");
     return nullptr;
   }
   void Fill(Kind kind, const std::vector<uint32_t>& items) {
     PickleValue* const top = Top();
     if (top == nullptr) return;
-    if (top->kind != kind && top->kind != Kind::kObject) return Fail("fills what is no container");
+    if (top->kind != kind && top->kind != Kind::kObject)
+      return Fail("adds items to a value that is no container");
     if (kind == Kind::kDict && items.size() % 2 != 0) return Fail("has a key without its value");
     top->items.insert(top->items.end(), items.begin(), items.end());
   }
@@ -185,29 +186,28 @@ class PickleParser {
     if (!status_.ok()) return;
     if (takes_(global)) return PushText(Kind::kGlobal, global);
     status_ = Refuse(absl::StrCat("names ", config::Quoted(global),
-                                  ", which is not among the functions and classes of tensors: it "
-                                  "is not read"));
+                                  ", but only functions and classes of tensors are allowed"));
   }
   void Call() {
     const uint32_t arguments = Pop(), callee = Pop();
     if (!status_.ok()) return;
     const PickleValue &called = pickle_.values_[callee], &given = pickle_.values_[arguments];
-    // In files of other objects, the result of a call may be called too.
+    // In files of other objects, the result of a call may be called, too.
     if ((called.kind != Kind::kGlobal && called.kind != Kind::kObject) ||
         given.kind != Kind::kTuple)
-      return Fail("calls what is no function");
+      return Fail("calls a value that is no function");
     PickleValue object = {.kind = Kind::kObject, .text = called.text};
     object.arguments = arguments;
     Push(std::move(object));
   }
 
   void Put(uint32_t place) {
-    if (stack_.size() <= Floor()) return Fail("remembers a value where there is none");
+    if (stack_.size() <= Floor()) return Fail("stores a value, but the stack is empty");
     memo_[place] = stack_.back();
   }
   void Get(uint32_t place) {
     const auto found = memo_.find(place);
-    if (found == memo_.end()) return Fail("asks for a value that it has not had");
+    if (found == memo_.end()) return Fail("reads a value that it has not stored");
     stack_.push_back(found->second);
   }
 
@@ -278,7 +278,7 @@ class PickleParser {
         if (!status_.ok()) return;
         const PickleValue &module = pickle_.values_[names[0]], &name = pickle_.values_[names[1]];
         if (module.kind != Kind::kText || name.kind != Kind::kText)
-          return Fail("names a global by what is no text");
+          return Fail("names a global by a value that is no text");
         return PushGlobal(module.text, name.text);
       }
       case REDUCE:
@@ -309,7 +309,7 @@ class PickleParser {
         return Get(Number<uint32_t>());
       default:
         status_ = Refuse(absl::StrFormat(
-            "has the opcode 0x%02x at byte %d, which no tensor and no plain data needs", opcode,
+            "has the opcode 0x%02x at byte %d, which tensors and plain data do not need", opcode,
             bytes_ - rest_.size() - 1));
     }
   }
@@ -319,7 +319,7 @@ class PickleParser {
     value.items = std::move(items);
     Push(std::move(value));
   }
-  // Two's complement, as few bytes as there must be.
+  // Two's complement, in the fewest bytes.
   void PushLong(std::string_view bytes) {
     if (bytes.size() > sizeof(int64_t)) return PushText(Kind::kBytes, bytes);
     const bool negative = !bytes.empty() && (static_cast<uint8_t>(bytes.back()) & 0x80) != 0;

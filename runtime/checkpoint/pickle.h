@@ -1,10 +1,10 @@
-// Python's pickles, as values. Nothing of a pickle is executed: a global is a name, and a call is the name of what would be
-// called, beside its arguments. So is an object.
+// Python's pickles, as values. No code of a pickle is executed: a global is a name, and a call or an object is the name
+// of its function or class, with the arguments.
 //
 //   torch.save({"param": tensor})     {"param": torch._utils._rebuild_tensor_v2(persistent("storage", ...), 0, (3, 4), (4, 1), ...)}
 //
-// A pickle may come from anywhere. Those opcodes are known that torch.save and plain data need; any other is an error
-// that names it. Values may refer to one another in circles, so a walk through all of them needs a limit of its own.
+// A pickle is untrusted. Only the opcodes that torch.save and plain data need are known; any other is an error that
+// names it. Values may refer to one another in cycles, so a walk through all of them needs a limit of its own.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace ebb {
 
-// What a pickle may have: 88 MiB of values at the most.
+// The limits of a pickle: at most 88 MiB of values.
 inline constexpr int64_t kPickleBytesMax = int64_t{16} << 20, kPickleValuesMax = int64_t{1} << 20;
 
 struct PickleValue {
@@ -34,24 +34,23 @@ struct PickleValue {
     kList,
     kDict,
     kGlobal,     // a function or a class: `text` is "module.name"
-    kObject,     // what calling the global `text` with `arguments` would give
-    kPersistent  // data that the program that wrote the pickle keeps beside it: `arguments` say what
+    kObject,     // the result of a call of the global `text` with `arguments`
+    kPersistent  // data that the writing program keeps outside of the pickle; `arguments` name it
   };
   Kind kind = Kind::kNone;
   bool has_state = false;
   int64_t integer = 0;  // of kBool and kInt
   double real = 0;      // of kFloat
   std::string text = {};
-  // The values of tuples and lists; the keys and values of dicts, alternating; of objects, the parts that they were
-  // made of.
+  // The values of tuples and lists; the keys and values of dicts, alternating; the items that were added to objects.
   std::vector<uint32_t> items = {};
   uint32_t arguments = 0, state = 0;  // of objects; `state` where has_state is true
 };
 
 class Pickle {
  public:
-  // `takes`: whether a global may be there. kInvalidArgument: an opcode or a global that is not known, by its name.
-  // kDataLoss: it is no whole pickle. `path` is for messages.
+  // `takes`: whether a global is allowed. kInvalidArgument names an unknown opcode or global. kDataLoss: not a whole
+  // pickle. `path` is for messages.
   static absl::StatusOr<Pickle> Parse(std::string_view bytes,
                                       absl::FunctionRef<bool(std::string_view global)> takes,
                                       std::string_view path);

@@ -42,7 +42,7 @@ absl::StatusOr<RankFileWriter> RankFileWriter::Create(std::string path,
     const int64_t bytes = tensor.bytes();
     tensor.begin = end;
     tensor.end = end += bytes;
-    // As long as what takes its place.
+    // Zeros, as long as the checksums that replace them.
     writer.header_.metadata[tensor.name].assign(
         static_cast<size_t>(CheckedBlocks(bytes)) * kSumDigits, '0');
   }
@@ -60,12 +60,12 @@ absl::StatusOr<RankFileWriter> RankFileWriter::Create(std::string path,
   return writer;
 }
 
-// By blocks of the checksum, which are copied while they are in the cache.
+// Goes block by block of the checksum, so that a block is copied while it is in the cache.
 absl::Status RankFileWriter::Append(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     if (tensor_ == sums_.size())
       return absl::InternalError(
-          absl::StrCat("more data than '", file_.path(), "' has tensors for"));
+          absl::StrCat("more data than the tensors of '", file_.path(), "' have"));
     const int64_t of_tensor = header_.tensors[tensor_].bytes();
     const int64_t taken = std::min({std::ssize(bytes), of_tensor - of_tensor_,
                                     optim::kChecksumBlock - of_tensor_ % optim::kChecksumBlock});

@@ -1,6 +1,6 @@
-// One rank's file of a checkpoint, a safetensors file. Its metadata has, by the name of each tensor, checksums of its
-// data in blocks of 4 MiB (ebb/optim/checksum.h): 16 hexadecimal digits a block, end to end. So a reader of a part of
-// a tensor can check that part.
+// One rank's file of a checkpoint, a safetensors file. Its metadata has, under each tensor's name, the checksums of the
+// tensor's blocks of 4 MiB (ebb/optim/checksum.h): 16 hexadecimal digits a block, end to end. So a reader of a part of a
+// tensor can check that part.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@
 namespace ebb {
 
 inline constexpr int64_t kCheckedBlock = int64_t{4}
-                                         << 20;  // bytes; the last one of a tensor may have less
+                                         << 20;  // bytes; a tensor's last block may be shorter
 inline constexpr int64_t kDataAlignment = 4096;
 
 constexpr int64_t CheckedBlocks(int64_t bytes) {
@@ -31,22 +31,22 @@ constexpr int64_t CheckedBlocks(int64_t bytes) {
 // "rank-00002-of-00004.safetensors"
 std::string RankFileName(int rank, int ranks);
 
-// What a manifest says of a file that is there. Its header is read and its checksum made; its data is not.
+// A manifest's entry for an existing file. Reads the header to make its checksum, but no data.
 absl::StatusOr<Manifest::File> DescribeRankFile(const std::string& path);
 
 class RankFileWriter {
  public:
-  // `tensors`: in the order in which their data comes; their offsets are set here.
-  // `metadata`: what else the file says; no name of a tensor among it. `memory`: as StreamedFile's.
+  // `tensors`: in the order of their data; Create sets their offsets. `metadata`: more metadata of the file, without
+  // names of tensors. `memory`: as StreamedFile's.
   static absl::StatusOr<RankFileWriter> Create(std::string path, std::vector<StoredTensor> tensors,
                                                std::map<std::string, std::string> metadata,
                                                IoBackend backend = IoBackend::kAuto,
                                                std::span<std::byte> memory = {});
   RankFileWriter(RankFileWriter&&) = default;
 
-  // The next bytes. One call is of one tensor; a tensor may take several.
+  // Appends the next bytes. A call has bytes of one tensor; a tensor may take several calls.
   absl::Status Append(std::span<const std::byte> bytes);
-  // When all data has come: writes the header, and returns when all of it is on the disk.
+  // Call it after all data. Writes the header, and returns when the whole file is on the disk.
   absl::Status Finish();
 
  private:

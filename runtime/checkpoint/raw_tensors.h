@@ -1,4 +1,4 @@
-// Tensors that lie end to end in files, in fp32, bf16 or fp16: of safetensors and of torch's files.
+// The tensors of safetensors files and of torch's files: plain arrays of fp32, bf16 or fp16.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +20,9 @@ class RawTensors : public TensorSource {
  public:
   explicit RawTensors(SourceDescription description) { description_ = std::move(description); }
 
-  // The files of the tensors that follow. It is opened again when one of them is read.
+  // The file of the tensors that are added next. It is opened again to read them.
   void BeginFile(std::string path) { paths_.push_back(std::move(path)); }
-  // In row-major order from byte `at` of the file on.
+  // The tensor lies from byte `at` of the file on, in row-major order.
   void Add(TensorInfo tensor, int64_t at);
   void LeaveOut(const std::string& name, std::string why) {
     description_.left_out.push_back({.name = name, .why = std::move(why)});

@@ -19,7 +19,7 @@
 namespace ebb {
 namespace {
 
-// Whole blocks of the disk: a range begins and ends anywhere in them.
+// Room for the whole blocks of the disk around a range.
 constexpr int64_t kSlotBytes = ReadAhead::kRangeMax + 2 * kDiskAlignment;
 constexpr int64_t kSlots = ReadAhead::kMemoryBytes / kSlotBytes;
 
@@ -63,7 +63,7 @@ absl::StatusOr<std::unique_ptr<ReadAhead>> ReadAhead::Open(const std::vector<std
   if (paths.empty()) return absl::InvalidArgumentError("there is no file to read ahead");
   auto state = std::make_unique<State>();
   state->ranges = std::move(ranges);
-  constexpr int kDepth = 32;  // blocks of a MiB: what half the slots hold
+  constexpr int kDepth = 32;  // blocks of 1 MiB: as many as half the slots hold
   FileTransfers::Options options{.backend = backend, .own_thread = false};
   options.aio.queue_depth = std::max(kDepth / static_cast<int>(paths.size()), 1);
   std::vector<int64_t> sizes;
@@ -85,7 +85,7 @@ absl::StatusOr<std::unique_ptr<ReadAhead>> ReadAhead::Open(const std::vector<std
     memory = state->own.buffer.span();
   }
   state->memory = memory.data();
-  // Registered, so that the kernel need not look up the pages for each request while the disk may be idle.
+  // Registered, so that the kernel does not look up the pages for each request.
   options.memory = {memory};
   EBB_ASSIGN_OR_RETURN(options.direct, state->SetDirect());
   EBB_ASSIGN_OR_RETURN(state->transfers, FileTransfers::Create(Stripes::Joined(sizes), options));
@@ -94,7 +94,7 @@ absl::StatusOr<std::unique_ptr<ReadAhead>> ReadAhead::Open(const std::vector<std
   return std::unique_ptr<ReadAhead>(new ReadAhead(std::move(state)));
 }
 
-// All files or none. Some file systems refuse only the first transfer.
+// Sets O_DIRECT for all files or for none. Some file systems refuse only the first transfer.
 absl::StatusOr<bool> ReadAhead::State::SetDirect() {
   for (const OpenFile& file : files) {
     const int descriptor = file.handle.get();
@@ -140,8 +140,8 @@ absl::StatusOr<std::span<const std::byte>> ReadAhead::Next() {
   assert(state.next < state.ranges.size());
   const size_t range = state.next++;
   const absl::StatusOr<std::span<const std::byte>> shown = state.Show(range);
-  // The one before it is shown no more. Started behind the wait: a disk that tells of all requests at once, when none is
-  // left, has one again while this range is looked at.
+  // The slot of the range before is free now. Its next read starts after the wait, so that a disk that completes all
+  // requests at once has a request again while the caller uses this range.
   if (range > 0 && range - 1 + kSlots < state.ranges.size()) state.Start(range - 1 + kSlots);
   return shown;
 }

@@ -1,10 +1,9 @@
-// Ranges of files in an order that is known beforehand, read ahead, past the page cache where the file system allows
-// that:
+// Reads ranges of files ahead, in a known order, and bypasses the page cache if the file system allows that:
 //
 //   | range | range | range | range |
 //     shown   on their way from the disk
 //
-// From one thread at a time, which does the ring's work while it waits.
+// For one thread at a time. This thread drives the ring while it waits.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +26,8 @@ class ReadAhead {
     int64_t at = 0, bytes = 0;
   };
   static constexpr int64_t kRangeMax = int64_t{4} << 20;
-  // The most host memory that it takes: twice the bytes in flight. If a disk completes all requests at once, it gets
-  // as many again while the completed ranges are checked.
+  // Host memory: twice the bytes in flight. If a disk completes all requests at once, it gets as many again while the
+  // completed ranges are checked.
   static constexpr int64_t kMemoryBytes = int64_t{64} << 20;
 
   // Opens all files; each of them has a range. `memory`: pages of kMemoryBytes, borrowed; empty: its own.
@@ -38,7 +37,7 @@ class ReadAhead {
                                                          std::span<std::byte> memory = {});
   ~ReadAhead();
 
-  // The next one, until the next call.
+  // The next range, valid until the next call.
   absl::StatusOr<std::span<const std::byte>> Next();
 
  private:

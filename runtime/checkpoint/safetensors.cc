@@ -65,7 +65,7 @@ absl::StatusOr<StoredTensor> ParseTensor(const std::string& name, const Json& en
     return bad("it has other fields than dtype, shape and data_offsets");
   const Json &dtype = entry["dtype"], &shape = entry["shape"], &offsets = entry["data_offsets"];
   if (!dtype.is_string() || !shape.is_array() || !offsets.is_array() || offsets.size() != 2)
-    return bad("its dtype is no name, its shape no list, or its offsets are no pair");
+    return bad("its dtype is no name, its shape is no list, or its offsets are no pair");
   StoredTensor tensor{.name = name, .dtype = dtype.get<std::string>(), .shape = {}};
   const int64_t element = BytesOf(tensor.dtype);
   if (element == 0) return bad(absl::StrCat("unknown dtype ", Shown(tensor.dtype)));
@@ -80,7 +80,7 @@ absl::StatusOr<StoredTensor> ParseTensor(const std::string& name, const Json& en
   if (!begin || !end || *begin > *end || *end > data_bytes)
     return bad(absl::StrCat("its data is outside of the ", data_bytes, " bytes that the file has"));
   if (*end - *begin != bytes)
-    return bad(absl::StrCat("it has ", *end - *begin, " bytes where its shape needs ", bytes));
+    return bad(absl::StrCat("it has ", *end - *begin, " bytes, but its shape needs ", bytes));
   tensor.begin = *begin;
   tensor.end = *end;
   return tensor;

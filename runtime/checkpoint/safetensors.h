@@ -2,7 +2,7 @@
 //
 //   | bytes of the header: 8, little-endian | header: JSON, blanks at its end | data of all tensors, end to end |
 //
-// A header may come from anywhere. Sizes, offsets, dtypes and names are checked before a byte is used.
+// A header is untrusted. Sizes, offsets, dtypes and names are checked before a byte is used.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ struct SafetensorsHeader {
   int64_t data_begin = 0;  // byte of the file
 };
 
-// The format's name of a dtype, and the reverse. Nothing for dtypes that no tensor of Ebb has.
+// The format's name of a dtype, and the reverse. Nothing for dtypes that Ebb does not have.
 std::string_view SafetensorsName(DType dtype);
 std::optional<DType> DTypeOfSafetensors(std::string_view name);
 
@@ -46,8 +46,8 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view text, 
 // Reads the header of an open file, with pread. A file that ends early is an error.
 absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(int descriptor, std::string_view path);
 
-// The first bytes of a file, up to its data, which begins at a multiple of `alignment`: the length, the JSON and
-// blanks. If values of the metadata change and keep their length, only their bytes change.
+// The bytes of a file before its data: the length, the JSON and blanks. The data begins at a multiple of `alignment`. If
+// a value of the metadata changes and keeps its length, only its bytes change.
 std::string SafetensorsPrefix(const SafetensorsHeader& header, int64_t alignment);
 
 }  // namespace ebb

@@ -33,15 +33,15 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
   if (!path.has_filename()) path = path.parent_path();  // of "DIR/"
   if (fs::exists(fs::symlink_status(path, error)) && !fs::is_empty(path, error))
     return absl::AlreadyExistsError(
-        absl::StrCat("'", path.string(), "' is there and not empty: name a new folder"));
+        absl::StrCat("'", path.string(), "' exists and is not empty: name a new folder"));
   fs::create_directories(path.parent_path(), error);
   const std::string written =
       (path.parent_path() / absl::StrCat(".writing-", path.filename().string())).string();
   if (mkdir(written.c_str(), 0777) != 0) {
     if (errno != EEXIST) return FileError("making the folder", written, errno);
     return absl::AlreadyExistsError(
-        absl::StrCat("'", written, "' is there: another program writes '", path.string(),
-                     "', or was killed in it; remove it in that case"));
+        absl::StrCat("'", written, "' exists: another program writes '", path.string(),
+                     "', or was killed; if it was killed, remove '", written, "'"));
   }
   std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter(path.string(), written));
   writer->CutIntoFiles(tensors, file_bytes_max);
@@ -136,7 +136,7 @@ absl::Status SafetensorsWriter::AddFile(const std::string& name, std::string_vie
 absl::Status SafetensorsWriter::Finish() {
   if (left_ > 0 || next_file_ < files_.size())
     return absl::InternalError(absl::StrCat("'", written_, "' lacks values"));
-  if (file_) EBB_RETURN_IF_ERROR(NextFile());  // of no tensors
+  if (file_) EBB_RETURN_IF_ERROR(NextFile());  // there is no tensor
   if (files_.size() > 1) {
     std::map<std::string, std::string> file_of_tensor;
     int64_t bytes = 0;

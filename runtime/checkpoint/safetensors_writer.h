@@ -1,5 +1,5 @@
-// Writes a model as a folder of safetensors files that Hugging Face's loaders read: model.safetensors, or several files of
-// at most so many bytes and their index. The folder has its name when all of it is on the disk.
+// Writes a model as a folder of safetensors files for Hugging Face's loaders: model.safetensors, or several files of
+// limited size and their index. The folder gets its name when all of it is on the disk.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +22,8 @@ namespace ebb {
 
 class SafetensorsWriter {
  public:
-  // `folder`: one that is not there yet, or empty. `tensors`: their names, shapes and dtypes, in the order in which
-  // their values come. `file_bytes_max`: bytes of tensors; a larger tensor has a file of its own.
+  // `folder`: a new or empty folder. `tensors`: names, shapes and dtypes, in the order of the values.
+  // `file_bytes_max`: bytes of a file's tensors; a larger tensor has a file of its own.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
       const std::string& folder, const std::vector<TensorInfo>& tensors, int64_t file_bytes_max);
   SafetensorsWriter(const SafetensorsWriter&) = delete;
@@ -31,11 +31,11 @@ class SafetensorsWriter {
   // Removes the written files, unless Finish has given the folder its name.
   ~SafetensorsWriter();
 
-  // The next values; a call may be of a part of a tensor, not of several.
+  // Appends the next values. A call has values of one tensor.
   absl::Status Append(std::span<const float> values);
   // A small file beside them, such as config.json.
   absl::Status AddFile(const std::string& name, std::string_view text);
-  // When all values have come.
+  // Call it after all values.
   absl::Status Finish();
 
  private:
@@ -46,7 +46,7 @@ class SafetensorsWriter {
   SafetensorsWriter(std::string folder, std::string written)
       : folder_(std::move(folder)), written_(std::move(written)) {}
   void CutIntoFiles(const std::vector<TensorInfo>& tensors, int64_t file_bytes_max);
-  // To the next tensor, and the file that it is in. Ends the file before.
+  // Goes to the next tensor and to its file. Ends the file before.
   absl::Status NextTensor();
   absl::Status NextFile();
 

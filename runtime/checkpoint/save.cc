@@ -25,15 +25,15 @@
 namespace ebb {
 namespace {
 
-// One rank's part of a save, on the engine's thread that hands it the state. It must not call the engine.
+// One rank's part of a save. It runs on the engine's thread that reads the state, and must not call the engine.
 class Saving {
  public:
   Saving(std::string folder, int ranks, Manifest manifest, int keep)
       : folder_(std::move(folder)), ranks_(ranks), keep_(keep), manifest_(std::move(manifest)) {}
 
-  // Rank 0's part: the folder gets its name.
+  // Rank 0's part: the folder gets its name at the end.
   void Name(NewCheckpoint checkpoint) { checkpoint_.emplace(std::move(checkpoint)); }
-  // This rank's file. `slices`: in the order in which they come.
+  // Creates this rank's file. `slices`: in the order of their data.
   absl::Status Open(Engine& engine, int rank, std::span<const StateSlice> slices,
                     const std::map<std::string, std::string>& of_this_rank) {
     std::vector<StoredTensor> tensors;
@@ -74,7 +74,7 @@ class Saving {
     return file_->Append(narrow_);
   }
   absl::Status Close() { return file_->Finish(); }
-  // When all ranks have closed theirs, or one of them could not. Rank 0's that is not named goes.
+  // Call it when all ranks have closed their files, or one has failed. After a failure rank 0 removes the folder.
   absl::Status Commit(const absl::Status& closed) {
     std::optional<NewCheckpoint> checkpoint = std::exchange(checkpoint_, std::nullopt);
     if (!checkpoint.has_value() || !closed.ok()) return closed;
@@ -120,7 +120,7 @@ Manifest ManifestOf(const Engine& engine, const TrainingState& state, const Save
   return manifest;
 }
 
-// What JSON and the names of slices can hold.
+// Checks that JSON and the names of slices can hold these names.
 absl::Status CheckNames(const Engine& engine, const SaveOptions& options) {
   const auto refuse = [](std::string_view what, std::string_view name, std::string_view why) {
     return absl::InvalidArgumentError(absl::StrCat("SaveCheckpoint: the ", std::string(what), " '",
@@ -145,7 +145,7 @@ absl::Status CheckNames(const Engine& engine, const SaveOptions& options) {
   return absl::OkStatus();
 }
 
-// `beside_steps`: some may be trained before its end.
+// `beside_steps`: steps may run before the save ends.
 absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
                                  const SaveOptions& options, bool beside_steps) {
   const int rank = engine.world().rank(), ranks = engine.world().size();
@@ -207,7 +207,7 @@ bool SaveTicket::is_over() const {
   return over_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
 
-// Asked for the first time, it may be that a step comes. An error says that one is on its way.
+// Only the second call begins the save, because a step may begin it before. It ignores the error of a step under way.
 bool SaveTicket::Done() const {
   if (is_over()) return true;
   if (std::this_thread::get_id() == asked_->thread && std::exchange(asked_->once, true))

@@ -21,7 +21,7 @@ struct SliceName {
 };
 
 std::string NameOf(const SliceName& slice);
-// Nothing where the text names no slice, or an empty one.
+// Nothing: the text is not the name of a slice, or the slice is empty.
 std::optional<SliceName> ParseSliceName(std::string_view text);
 
 }  // namespace ebb

@@ -1,5 +1,5 @@
-// The arrays that a run consists of, one a call of Engine::Read or Write: masters, with the values of frozen parameters,
-// and each optimizer state.
+// The arrays of a run, each for one call of Engine::Read or Write: masters (with the values of frozen parameters), and
+// each optimizer state.
 #pragma once
 
 #include <string>

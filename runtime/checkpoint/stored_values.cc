@@ -105,9 +105,9 @@ absl::Status StoredValues::CheckCoverage(const Manifest& manifest) const {
     checked += 1 + parameter.states.size();
   }
   if (checked == pieces_.size()) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("the checkpoint '", folder_, "' has values of ",
-                                          pieces_.size(),
-                                          " parameters and states, its manifest names ", checked));
+  return absl::DataLossError(
+      absl::StrCat("the checkpoint '", folder_, "' has values of ", pieces_.size(),
+                   " parameters and states, but its manifest has ", checked));
 }
 
 bool StoredValues::Has(const std::string& of, const std::string& parameter) const {
@@ -116,13 +116,13 @@ bool StoredValues::Has(const std::string& of, const std::string& parameter) cons
 
 absl::Status StoredValues::Expect(std::span<const Interval> intervals, IoBackend backend,
                                   std::span<std::byte> memory) {
-  // Each is open meanwhile.
+  // The most files that are read ahead, because each of them is open.
   constexpr size_t kFilesMax = 128;
   std::vector<ReadAhead::Range> ranges;
   std::map<int, int> file_of_rank;
   std::vector<std::string> paths;
   ahead_.reset();
-  block_ = {};  // its values were the reader's
+  block_ = {};  // its values are in the old reader's memory
   values_ = {};
   expected_.clear();
   taken_ = 0;
@@ -176,7 +176,7 @@ absl::Status StoredValues::Fetch(const Block& block) {
   return absl::OkStatus();
 }
 
-// In the checksum's blocks, so that the block that is handed over is in the cache.
+// Goes by the checksum's blocks, so that the copied block is in the cache.
 absl::Status StoredValues::Take(const Block& block, int64_t begin, int64_t end,
                                 absl::FunctionRef<void(int64_t begin, int64_t end)> show) {
   if (block_ == block) {
@@ -203,7 +203,7 @@ absl::Status StoredValues::Check(const Block& block, uint64_t found) const {
   const int64_t first = piece.at + block.first();
   return absl::DataLossError(
       absl::StrCat("bytes ", first, " to ", first + block.bytes(), " of '", PathOf(piece.rank),
-                   "' are not what was saved (their checksum is another one)"));
+                   "' have changed since they were saved (their checksum differs)"));
 }
 
 absl::Status StoredValues::Read(const std::string& of, const std::string& parameter, int64_t begin,

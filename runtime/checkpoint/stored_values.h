@@ -1,5 +1,5 @@
-// The values of a checkpoint, whatever number of ranks wrote them: any interval of a parameter's masters or states, as
-// fp32, from the files that hold it. Reads no more than the blocks that it needs and checks each against its checksum.
+// The values of a checkpoint of any number of ranks: any interval of a parameter's masters or states, as fp32. Reads only
+// the blocks that it needs and checks each against its checksum.
 #pragma once
 
 #include <algorithm>
@@ -27,15 +27,15 @@ namespace ebb {
 
 class StoredValues {
  public:
-  // Reads all headers and checks that they have each parameter and state of the manifest once, whole. `rank`: keeps
-  // the entries of this rank's file (of_this_rank).
+  // Reads all headers and checks that they have every element of each parameter and state exactly once. `rank`: keeps the
+  // entries of this rank's file (of_this_rank).
   static absl::StatusOr<StoredValues> Open(const std::string& checkpoint, const Manifest& manifest,
                                            int rank);
   StoredValues(StoredValues&&) = default;
 
   bool Has(const std::string& of, const std::string& parameter) const;
-  // What Read will be asked for, in this order: it is read ahead, with `memory` as ReadAhead takes it. What
-  // else is asked for is read when it is.
+  // Reads these intervals ahead, for later calls of Read in this order. `memory`: as for ReadAhead. Read also takes other
+  // intervals, without reading ahead.
   struct Interval {
     std::string of, parameter;
     int64_t begin = 0, end = 0;  // elements
@@ -45,9 +45,9 @@ class StoredValues {
   // Elements [begin, begin + values.size()). From one thread at a time. After an error they are undefined.
   absl::Status Read(const std::string& of, const std::string& parameter, int64_t begin,
                     std::span<float> values);
-  // By Read so far, in whole blocks.
+  // The bytes that Read has read so far, in whole blocks.
   int64_t bytes_read() const { return bytes_read_; }
-  // What that rank of the run that saved has named in its file: SaveOptions::of_this_rank.
+  // SaveOptions::of_this_rank of the rank with this number in the run that saved.
   const std::map<std::string, std::string>& of_this_rank() const { return of_this_rank_; }
 
  private:
@@ -86,12 +86,12 @@ class StoredValues {
                     absl::FunctionRef<void(int64_t begin, int64_t end)> show);
   absl::Status Check(const Block& block, uint64_t found) const;
 
-  FileHandle file_;  // the one that was read last, where that was not expected
+  FileHandle file_;  // the last file that was read without reading ahead
   int open_rank_ = -1;
   std::vector<std::byte> unexpected_;
-  std::vector<Block> expected_;  // the first `taken_` of them have come
+  std::vector<Block> expected_;  // the first `taken_` of them have been read
   size_t taken_ = 0;
-  Block block_;  // the last block that was read and agreed
+  Block block_;  // the last block that was read and had its checksum
   optim::RunningChecksum sum_;
   std::span<const std::byte> values_;  // of it
   int64_t bytes_read_ = 0;

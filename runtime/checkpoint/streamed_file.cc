@@ -41,13 +41,13 @@ struct StreamedFile::State {
       slots[i].data = memory.data() + static_cast<int64_t>(i) * kWriteSlotBytes;
   }
 
-  // The slot that is filled. The disk has the bytes of earlier slots.
+  // The slot that is being filled. The disk has the bytes of earlier slots.
   absl::StatusOr<std::byte*> Filling();
   absl::Status Reserve();
   absl::Status FinishSlot();
   void StartFull();
   absl::Status StartTransfers(std::byte* block);
-  // Until the disk has all full slots; later writes go through the page cache.
+  // Waits until the disk has all full slots. Later writes go through the page cache.
   absl::Status Settle();
 
   FileHandle file;
@@ -56,8 +56,8 @@ struct StreamedFile::State {
   int64_t end = 0;            // of the appended bytes
   int64_t filled = 0;         // bytes of the slot that is being filled
   int64_t bytes = INT64_MAX;  // of the file, where that is known
-  size_t slot = 0;            // which one that is
-  bool full = false;          // the one before it is full and not on its way; this one is empty
+  size_t slot = 0;            // the index of that slot
+  bool full = false;          // the slot before is full, but its write has not started
   bool reserved = false;
   ThreadTeam caller_only{1};
   std::array<Slot, kWriteSlots> slots;
@@ -90,7 +90,7 @@ absl::Status StreamedFile::State::Reserve() {
   do {
     result = fallocate(file.get(), 0, 0, bytes);
   } while (result != 0 && errno == EINTR);
-  // On a file system that cannot reserve space, writes take it.
+  // If the file system cannot reserve space, each write takes its own.
   if (result == 0 || errno == EOPNOTSUPP || errno == ENOSYS) return absl::OkStatus();
   return FileError(absl::StrCat("reserving ", bytes, " bytes for"), path, errno);
 }
@@ -132,8 +132,8 @@ absl::Status StreamedFile::State::FinishSlot() {
   return absl::OkStatus();
 }
 
-// Behind the wait for the next slot's memory. If a disk completes all requests at once, it gets one while the next
-// slot is filled.
+// Called after the wait for the next slot's memory. So a disk that completes all requests at once has a request while the
+// next slot is filled.
 void StreamedFile::State::StartFull() {
   if (!std::exchange(full, false)) return;
   Slot& last = slots[(slot + slots.size() - 1) % slots.size()];
@@ -141,7 +141,7 @@ void StreamedFile::State::StartFull() {
                    kWriteSlotBytes);
 }
 
-// `block`: the first that will be written, which shows whether the file system takes it past the page cache.
+// Writes `block`, the first one, to find out whether the file system can bypass the page cache.
 absl::Status StreamedFile::State::StartTransfers(std::byte* block) {
   bool direct = fcntl(file.get(), F_SETFL, O_DIRECT) == 0;
   if (direct && pwrite(file.get(), block, kDiskAlignment, end - kWriteSlotBytes) < 0) {

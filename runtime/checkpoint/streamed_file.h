@@ -1,6 +1,6 @@
-// A new file that is written from its beginning to its end, past the page cache where the file system allows that:
+// A new file that is written from its beginning to its end. Bypasses the page cache if the file system allows that:
 //
-//   Append --copy--> | slot | slot | slot | ... |  each 4 MiB; a full one is on its way to the disk while the next fills
+//   Append --copy--> | slot | slot | slot | ... |  each 4 MiB; a full one is written while the next one is filled
 //
 // The first and the last bytes of the file, and all of a small one, go through the page cache.
 #pragma once
@@ -31,11 +31,11 @@ class StreamedFile {
   const std::string& path() const;
   // Before the first Append: it writes from byte `begin` on, a multiple of kDiskAlignment, and the file ends at `end`.
   void Expect(int64_t begin, int64_t end);
-  // The first call takes the space on the disk, where the file system can.
+  // The first call reserves the space on the disk, if the file system can.
   absl::Status Append(std::span<const std::byte> bytes);
-  // What stands before the place where Append began. After the last Append.
+  // Writes bytes before the first appended byte. Call it after the last Append.
   absl::Status WriteAt(int64_t byte, std::span<const std::byte> bytes);
-  // Returns when all of it is on the disk. The last call.
+  // Returns when the whole file is on the disk. The last call.
   absl::Status Sync();
 
  private:

@@ -21,8 +21,8 @@ absl::StatusOr<std::unique_ptr<TensorSource>> OpenTensorSource(const std::string
   if (LooksLikeDeepSpeed(path)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "'", path,
-        "' is a checkpoint of DeepSpeed as a run saves it, which is not read: convert it "
-        "with deepspeed/checkpoint/ds_to_universal.py, and name the folder that it makes"));
+        "' is a checkpoint that a run of DeepSpeed saved. Ebb does not read it: convert it "
+        "with deepspeed/checkpoint/ds_to_universal.py, and name the new folder"));
   }
   auto checkpoint = OpenCheckpointSource(path);
   if (!absl::IsNotFound(checkpoint.status())) return checkpoint;

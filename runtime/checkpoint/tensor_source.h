@@ -1,6 +1,6 @@
-// Named tensors of one checkpoint or model, from files of any kind: a checkpoint of Ebb, safetensors files or torch's
-// (also sharded ones with an index), or a universal checkpoint of DeepSpeed. Values are read as fp32, any interval of
-// a tensor at a time, so that memory does not depend on the model.
+// The named tensors of a checkpoint or model: a checkpoint of Ebb, safetensors files or torch's files (one, or several
+// with an index), or a universal checkpoint of DeepSpeed. Values are read as fp32, any interval of a tensor at a time, so
+// memory does not depend on the model.
 #pragma once
 
 #include <cstdint>
@@ -30,14 +30,14 @@ struct TensorInfo {
 // A tensor of the files that the source does not have.
 struct LeftOutTensor {
   std::string name;
-  std::string why;  // to stand behind "is "
+  std::string why;  // the text after "is "
 };
 
-// What tensors belong to.
+// The checkpoint or model of the tensors.
 struct SourceDescription {
   std::string kind = {};          // in words
   std::string path = {};          // as it was found
-  TrainingState state = {};       // zeros where the files say nothing
+  TrainingState state = {};       // zeros for values that the files lack
   std::string model_config = {};  // of a config.json beside the tensors; empty: there is none
   std::vector<LeftOutTensor> left_out = {};
 };
@@ -47,7 +47,7 @@ class TensorSource {
   virtual ~TensorSource() = default;
 
   const SourceDescription& description() const { return description_; }
-  // In the order in which they are read quickest.
+  // In the order in which reading them is fastest.
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
   // Elements [begin, begin + values.size()) of tensors()[tensor], in row-major order. From one thread at a time.
   virtual absl::Status Read(size_t tensor, int64_t begin, std::span<float> values) = 0;
@@ -57,8 +57,8 @@ class TensorSource {
   std::vector<TensorInfo> tensors_;
 };
 
-// Opens `path`: a checkpoint or a folder of them (the newest complete one), a file of model_files.h or a folder of
-// them, or a universal checkpoint. Headers are read and checked.
+// Opens `path`: a checkpoint or a folder of checkpoints (the newest complete one), a file or folder of model_files.h, or
+// a universal checkpoint. Headers are read and checked.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenTensorSource(const std::string& path);
 
 // "[3, 4]"

@@ -99,19 +99,19 @@ absl::StatusOr<TorchFile> TorchFile::Read(FileHandle file, const std::string& pa
   }
   if (folder.empty())
     return absl::InvalidArgumentError(
-        absl::StrCat("'", path, "' is a zip archive, but none that torch.save has written"));
+        absl::StrCat("'", path, "' is a zip archive, but not one that torch.save has written"));
   if (const auto order = entries.find(folder + "/byteorder"); order != entries.end()) {
     const std::string_view little = "little";
     if (std::cmp_not_equal(order->second.bytes, little.size()) ||
         ReadEntry(file.get(), path, order->second).value_or("") != little)
       return absl::InvalidArgumentError(
-          absl::StrCat("'", path, "' does not have little-endian numbers, and no others are read"));
+          absl::StrCat("'", path, "' is not little-endian: only little-endian numbers are read"));
   }
   const ZipEntry& entry = entries.at(folder + std::string(kPickle));
   if (entry.bytes > kPickleBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat("the pickle of '", path, "' has ", entry.bytes,
-                                                   " bytes; ", kPickleBytesMax,
-                                                   " is the most that is read"));
+                                                   " bytes; at most ", kPickleBytesMax,
+                                                   " are read"));
   }
   EBB_ASSIGN_OR_RETURN(const std::string bytes, ReadEntry(file.get(), path, entry));
   EBB_ASSIGN_OR_RETURN(
@@ -163,11 +163,11 @@ absl::StatusOr<TorchTensor> TorchFile::TensorOf(const PickleValue& value,
   const PickleValue* tensor = &value;
   if (value.kind == Kind::kObject && value.text == kParameter) {
     const PickleValue& of = pickle_[value.arguments];
-    if (of.items.empty()) return Damaged(name, "is a parameter of nothing");
+    if (of.items.empty()) return Damaged(name, "is a parameter without a tensor");
     tensor = &pickle_[of.items[0]];
   }
   if (tensor->kind != Kind::kObject || tensor->text != kTensor)
-    return Refuse(name, "is no tensor of a plain kind");
+    return Refuse(name, "is not a plain tensor");
   const PickleValue& arguments = pickle_[tensor->arguments];
   // storage, offset, size, stride, requires_grad, hooks
   if (arguments.items.size() < 6) return Damaged(name, "lacks a part of its description");
@@ -190,7 +190,7 @@ absl::StatusOr<TorchTensor> TorchFile::TensorOf(const PickleValue& value,
   EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> strides, SizesOf(argument(3), name));
   const PickleValue& offset = argument(1);
   if (strides.size() != found.shape.size() || offset.kind != Kind::kInt || offset.integer < 0)
-    return Damaged(name, "has strides or an offset that no tensor has");
+    return Damaged(name, "has impossible strides or an impossible offset");
   int64_t elements = 1;
   for (size_t d = found.shape.size(); d-- > 0;) {
     if (found.shape[d] > 1 && strides[d] != elements && elements > 0)

@@ -1,10 +1,10 @@
-// What torch.save has written: a zip archive with a pickle and the bytes of tensors.
+// A file of torch.save: a zip archive with a pickle and the bytes of tensors.
 //
 //   fp32/data.pkl       {"param": tensor of storage "0"}
 //   fp32/byteorder      "little"
 //   fp32/data/0         the storage: numbers end to end
 //
-// A file may come from anywhere. The pickle is read as values (pickle.h), nothing of it is executed.
+// A file is untrusted. The pickle is read as values (pickle.h) and not executed.
 #pragma once
 
 #include <cstdint>
@@ -24,22 +24,21 @@ namespace ebb {
 
 struct TorchTensor {
   std::string storage = {};         // torch's class, such as "torch.LongStorage"
-  std::optional<DType> dtype = {};  // nothing where no parameter has such numbers
+  std::optional<DType> dtype = {};  // nothing: parameters cannot have such numbers
   std::vector<int64_t> shape = {};
   int64_t at =
       0;  // byte of the file at which the first element lies; the others follow in row-major order
 };
 
-// Which globals the pickle of a file may name.
+// The globals that the pickle of a file may name.
 enum class TorchGlobals : uint8_t {
   kOfTensors,  // functions and classes that make up tensors and dicts; any other is an error
-  kAny         // also those of other programs' objects, which remain names
+  kAny         // also those of other objects; they stay names
 };
 
 class TorchFile {
  public:
-  // Reads the directory and the pickle. kInvalidArgument: the file has a feature that is not supported, with its
-  // name. kDataLoss: it is damaged.
+  // Reads the directory and the pickle. kInvalidArgument names an unsupported feature. kDataLoss: the file is damaged.
   static absl::StatusOr<TorchFile> Open(const std::string& path, TorchGlobals globals);
   // Of an open file; `path` is for messages.
   static absl::StatusOr<TorchFile> Read(FileHandle file, const std::string& path,
@@ -50,7 +49,7 @@ class TorchFile {
   const Pickle& pickle() const { return pickle_; }
 
   static bool IsTensor(const PickleValue& value);
-  // Where a tensor of the pickle lies. `name`: what messages call it.
+  // The place of a tensor of the pickle. `name`: its name in messages.
   absl::StatusOr<TorchTensor> TensorOf(const PickleValue& value, std::string_view name) const;
   // A number: the pickle's own, or a tensor's only element.
   absl::StatusOr<double> NumberOf(const PickleValue& value, std::string_view name) const;
@@ -71,7 +70,7 @@ class TorchFile {
   Pickle pickle_;
 };
 
-// Whether the file begins as one that torch.save has written, of today or of before torch 1.6.
+// Whether the file begins like a file of torch.save, now or before torch 1.6.
 bool LooksLikeTorchFile(const std::string& path);
 
 }  // namespace ebb

@@ -30,7 +30,7 @@ constexpr std::string_view kModelStates = "_model_states.pt", kOptimStates = "_o
 constexpr int64_t kNameBytesMax = 4096;
 constexpr double kStepsMax = 1e15;
 
-// Names in a folder, sorted, so that the same folder gives the same source everywhere.
+// The names in a folder, sorted, so that the same folder gives the same source on every rank.
 absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code error;
@@ -42,13 +42,13 @@ absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
   return names;
 }
 
-// A folder itself: a link to one would lead anywhere.
+// Whether the path is a folder and not a link, because links are not followed.
 bool IsFolder(const std::string& path) {
   std::error_code error;
   return fs::is_directory(fs::symlink_status(path, error));
 }
 
-// What the files beside the parameters say.
+// The facts from the files beside the parameters.
 struct Facts {
   std::map<std::string, std::vector<int64_t>> shapes;  // of trained parameters
   std::set<std::string> buffers;
@@ -79,7 +79,7 @@ class UniversalFolder {
       if (IsFolder(folder)) {
         EBB_RETURN_IF_ERROR(AddParameter(name, folder));
       } else if (name != kOptimizerState) {
-        return Refuse(folder, "is neither a parameter's folder nor a file that is known");
+        return Refuse(folder, "is neither a parameter's folder nor a known file");
       }
     }
     if (!model_states_.empty()) EBB_RETURN_IF_ERROR(AddFrozen());
@@ -92,7 +92,7 @@ class UniversalFolder {
     return absl::InvalidArgumentError(absl::StrCat("'", path, "' ", std::string(what)));
   }
 
-  // Each model states file has the same facts; its tensors are another matter (AddFrozen).
+  // Each model states file has the same facts, so one is read. AddFrozen reads the tensors.
   absl::Status ReadModelStates() {
     EBB_ASSIGN_OR_RETURN(const TorchFile file,
                          TorchFile::Open(model_states_.front(), TorchGlobals::kAny));
@@ -147,7 +147,7 @@ class UniversalFolder {
         return value > 0 && value < kStepsMax ? static_cast<int64_t>(value) : 0;
       };
       facts_.scaler.scale = number("cur_scale", 1);
-      // The step after an overflow is not yet part of the window.
+      // The step after an overflow is not part of the window yet.
       facts_.scaler.clean_steps =
           steps(number("cur_iter", 0) - number("last_overflow_iter", -1) - 1);
       facts_.scaler.hysteresis_left = steps(number("cur_hysteresis", 0));
@@ -163,15 +163,15 @@ class UniversalFolder {
     return absl::OkStatus();
   }
 
-  // All parameters have to have the same: Ebb's optimizers have one count.
+  // All parameters must have the same step, because Ebb's optimizers have one count.
   absl::Status AddStep(const TorchFile& file, const PickleValue& value, const std::string& path) {
     EBB_ASSIGN_OR_RETURN(const double step, file.NumberOf(value, "step"));
     if (!(step >= 0 && step < kStepsMax) || step != std::floor(step))
       return Refuse(path, absl::StrCat("has the step ", step, ", which is no count"));
     const int64_t steps = static_cast<int64_t>(step);
     if (facts_.applied.value_or(steps) != steps) {
-      return Refuse(path, absl::StrCat("says ", steps, " steps, and another file ", *facts_.applied,
-                                       ": one count for all parameters is what is read"));
+      return Refuse(path, absl::StrCat("says ", steps, " steps, but another file says ",
+                                       *facts_.applied, ": all parameters must have one count"));
     }
     facts_.applied = steps;
     return absl::OkStatus();
@@ -215,7 +215,7 @@ class UniversalFolder {
     return absl::OkStatus();
   }
 
-  // Its shape. `wanted`: the shape of the values, which a state must have too.
+  // Adds the tensor and returns its shape. `wanted`: the shape of the values, which a state must have, too.
   absl::StatusOr<std::vector<int64_t>> AddTensor(const std::string& name, const std::string& state,
                                                  const std::string& path,
                                                  const std::vector<int64_t>* wanted) {
@@ -252,7 +252,7 @@ class UniversalFolder {
                                             ", its parameter ", ShapeText(wanted)));
   }
 
-  // Parameters that no optimizer has stand beside: whole in `module`, or, of stage 3, each rank's piece flat.
+  // Frozen parameters are in a model states file: whole in `module`, or, at stage 3, as each rank's flat piece.
   absl::Status AddFrozen() {
     const std::string& path = model_states_.front();
     EBB_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(path, TorchGlobals::kAny));
@@ -279,7 +279,7 @@ class UniversalFolder {
       const auto known = shapes.find(name);
       const std::vector<int64_t>& shape = known == shapes.end() ? tensor.shape : known->second;
       if (!tensor.dtype || Elements(shape) == 0 || Elements(shape) > Elements(tensor.shape)) {
-        tensors_->LeaveOut(name, "no parameter whose values are there");
+        tensors_->LeaveOut(name, "no parameter with complete values");
         continue;
       }
       tensors_->Add({.name = name, .dtype = *tensor.dtype, .shape = shape}, tensor.at);
@@ -292,8 +292,8 @@ class UniversalFolder {
     if (!facts_.applied && facts_.finished) facts_.applied = *facts_.finished - skipped;
     if (!facts_.applied && has_states_) {
       return Refuse(path_,
-                    "has optimizer states, but says nowhere after how many steps: step.pt, "
-                    "optimizer_state.pt or a *_model_states.pt would");
+                    "has optimizer states, but no number of steps: step.pt, optimizer_state.pt "
+                    "or a *_model_states.pt must have it");
     }
     const int64_t applied = facts_.applied.value_or(0);
     TrainingState state = {
@@ -301,7 +301,7 @@ class UniversalFolder {
     if (__builtin_add_overflow(applied, skipped, &state.finished_steps) || !Validate(state).ok()) {
       return Refuse(
           path_, absl::StrCat("says ", applied, " steps, ", skipped, " skipped and the loss scale ",
-                              facts_.scaler.scale, ", which no run has"));
+                              facts_.scaler.scale, ", which is impossible"));
     }
     tensors_->SetState(state);
     return absl::OkStatus();
@@ -343,7 +343,7 @@ absl::StatusOr<std::unique_ptr<TensorSource>> OpenUniversalFolder(const std::str
   const std::string folder = absl::StrCat(path, "/", name);
   if (!IsFolder(folder))
     return absl::NotFoundError(
-        absl::StrCat("'", folder, "', which '", latest, "' names, is no folder"));
+        absl::StrCat("'", latest, "' names '", folder, "', which is no folder"));
   return UniversalFolder(folder).Open();
 }
 

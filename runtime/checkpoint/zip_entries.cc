@@ -22,7 +22,7 @@ constexpr uint32_t kEndMark = 0x06054b50, kLocatorMark = 0x07064b50, kEnd64Mark 
                    kCentralMark = 0x02014b50, kLocalMark = 0x04034b50;
 constexpr uint16_t kZip64Field = 1, kEncrypted = 1;
 constexpr uint32_t kIn64Bits = 0xffffffff;  // a size or an offset that stands in the zip64 field
-// Of the central directory: a million tensors.
+// The limit of the central directory: a million tensors.
 constexpr int64_t kDirectoryBytesMax = int64_t{64} << 20;
 
 template <class Number>
@@ -44,7 +44,7 @@ class Archive {
     std::string_view rest = directory;
     while (!rest.empty()) {
       if (std::cmp_less(rest.size(), kCentralBytes) || At<uint32_t>(rest, 0) != kCentralMark)
-        return Bad("its directory has something that is no entry");
+        return Bad("its directory has a part that is no entry");
       const size_t name = At<uint16_t>(rest, 28), extra = At<uint16_t>(rest, 30),
                    comment = At<uint16_t>(rest, 32);
       const size_t all = static_cast<size_t>(kCentralBytes) + name + extra + comment;
@@ -53,7 +53,7 @@ class Archive {
       rest.remove_prefix(all);
     }
     if (std::cmp_not_equal(ranges_.size(), count_))
-      return Bad(absl::StrCat("its directory has ", ranges_.size(), " entries, and says ", count_));
+      return Bad(absl::StrCat("its directory has ", ranges_.size(), " entries, but says ", count_));
     std::sort(ranges_.begin(), ranges_.end());
     for (size_t i = 1; i < ranges_.size(); ++i)
       if (ranges_[i].first < ranges_[i - 1].second) return Bad("two of its entries overlap");
@@ -71,10 +71,10 @@ class Archive {
     return bytes;
   }
 
-  // From the records at the file's end.
+  // Reads the records at the file's end.
   absl::Status FindDirectory() {
     if (bytes_ < kEndBytes) return Bad(absl::StrCat("it has ", bytes_, " bytes"));
-    // Few archives have a comment behind the record.
+    // Most archives have no comment after the record.
     EBB_ASSIGN_OR_RETURN(std::string tail, Read(bytes_ - kEndBytes, kEndBytes));
     int64_t tail_begin = bytes_ - kEndBytes;
     if (At<uint32_t>(tail, 0) != kEndMark) {
@@ -105,7 +105,7 @@ class Archive {
         return Bad("its zip64 record is outside of it");
       after = static_cast<int64_t>(at);
       EBB_ASSIGN_OR_RETURN(const std::string record64, Read(after, kEnd64Bytes));
-      if (At<uint32_t>(record64, 0) != kEnd64Mark) return Bad("its zip64 record is none");
+      if (At<uint32_t>(record64, 0) != kEnd64Mark) return Bad("its zip64 record is damaged");
       count = At<uint64_t>(record64, 32);
       bytes = At<uint64_t>(record64, 40);
       begin = At<uint64_t>(record64, 48);
@@ -114,15 +114,15 @@ class Archive {
         std::cmp_greater(bytes, after - static_cast<int64_t>(begin)))
       return Bad("its directory is outside of it");
     if (std::cmp_greater(bytes, kDirectoryBytesMax))
-      return Bad(absl::StrCat("a directory of ", bytes, " bytes; ", kDirectoryBytesMax,
-                              " is the most that is read"));
+      return Bad(absl::StrCat("its directory has ", bytes, " bytes; at most ", kDirectoryBytesMax,
+                              " are read"));
     directory_ = static_cast<int64_t>(begin);
     directory_bytes_ = static_cast<int64_t>(bytes);
     count_ = count;
     return absl::OkStatus();
   }
 
-  // One entry of the directory. Where its data begins, the local header says.
+  // Adds one entry of the directory. The local header says where its data begins.
   absl::Status Add(std::string_view entry, size_t name_bytes, size_t extra_bytes) {
     const std::string name(entry.substr(kCentralBytes, name_bytes));
     const std::string shown = config::Quoted(name);
@@ -131,7 +131,7 @@ class Archive {
     };
     uint64_t bytes = At<uint32_t>(entry, 24), packed = At<uint32_t>(entry, 20),
              local = At<uint32_t>(entry, 42);
-    // The zip64 field has the ones of these three that do not fit elsewhere, in this order.
+    // The zip64 field has those of these three numbers that need 64 bits, in this order.
     std::string_view extra =
         entry.substr(static_cast<size_t>(kCentralBytes) + name_bytes, extra_bytes);
     while (extra.size() >= 4) {
@@ -155,7 +155,7 @@ class Archive {
                        method != 0 ? absl::StrCat("compressed (method ", method, ")") : "encrypted",
                        ", which is not read: torch.save stores entries as they are"));
     }
-    if (bytes != packed) return bad("has two sizes");
+    if (bytes != packed) return bad("has two different sizes");
     if (std::cmp_greater(local, directory_) ||
         directory_ - static_cast<int64_t>(local) < kLocalBytes)
       return bad("begins outside of the file");

@@ -21,7 +21,7 @@ using config::Join;
 using config::Quoted;
 using config::Remark;
 
-// How far the search for a divisor goes.
+// The limit of the search for a divisor.
 constexpr int64_t kSearch = 100'000;
 
 // The divisors of `whole` next to `near`, below and above: "4 or 8". "" if none is close.
@@ -61,7 +61,7 @@ struct Triple {
                  std::to_string(world), world == 1 ? " rank" : " ranks"});
   }
 
-  // Choices of one number that would fit the others.
+  // Values of one number that fit the others.
   std::string Choices(int64_t unit) const {
     const bool has_all = micro > 0 && accumulation > 0;
     std::string text = Join(
@@ -85,9 +85,9 @@ struct Triple {
 
   absl::Status Complete() {
     if (train == 0 && micro == 0) {
-      return Invalid({"nothing says how large a batch is (", Numbers(),
+      return Invalid({"the batch size is not given (", Numbers(),
                       "): give \"train_batch_size\" or \"train_micro_batch_size_per_gpu\" as a "
-                      "number; \"auto\" counts as not given where the trainer does not say it "
+                      "number; \"auto\" counts as not given unless the trainer sets it "
                       "(ReadOptions::trainer)"});
     }
     int64_t unit = 0;  // the train batch must be a multiple of it; if both are given, be
@@ -141,12 +141,12 @@ absl::Status ResolveShardGroup(int world, Config& config) {
   if (config.ebb.reduction_group != 0 && config.ebb.reduction_group != shards) {
     return Invalid({"\"ebb.reduction_group\" ", std::to_string(config.ebb.reduction_group),
                     " is not the shard group of ", std::to_string(shards), " ranks (\"", key,
-                    "\"), whose sums come first; leave it out"});
+                    "\"), but gradients are summed in shard groups first; leave it out"});
   }
   return absl::OkStatus();
 }
 
-// 1 where it would change nothing. At other stages the reader of the file remarks on it.
+// Sets 1 if the given value would change nothing. At other stages the file's reader makes a remark.
 absl::Status ResolvePartition(int world, Config& config) {
   int64_t& size = config.zero.hpz_partition_size;
   const int64_t given = std::exchange(size, 1);
@@ -158,7 +158,7 @@ absl::Status ResolvePartition(int world, Config& config) {
   if (given >= shards) {
     Remark(config.remarks, Join({Quoted(kKey), " ", std::to_string(given),
                                  " changes nothing: parameters are cut over ", over,
-                                 ", and a copy within all of them is what they hold anyway"}));
+                                 ", which together hold one copy anyway"}));
     return absl::OkStatus();
   }
   if (shards % given != 0) {

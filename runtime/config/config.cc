@@ -21,7 +21,7 @@ absl::Status OfFile(const std::string& path, const absl::Status& status) {
   return config::Invalid({path, ": ", {status.message().data(), status.message().size()}});
 }
 
-// Reads any file that ends, a pipe too, but not much more than a configuration can have.
+// Reads any file, also a pipe, but stops soon after the most bytes that a configuration can have.
 absl::StatusOr<std::string> ReadText(const std::string& path) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
                                                              &std::fclose);

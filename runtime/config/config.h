@@ -1,9 +1,9 @@
 // One JSON file in DeepSpeed's vocabulary, as one validated struct.
 //
 // FromFile and FromJson read, check and complete a configuration. They do not know the world size,
-// so ForWorld completes the batch triple (Engine::Create calls it). Fields are public: a program
-// may set them after reading (as `gpt --stage` does), and Validate() then reports what no longer
-// fits. Keys, ranges and meanings: keys.h, the one table of them.
+// so ForWorld completes the batch triple (Engine::Create calls it). Fields are public. A program may
+// set them after reading (as `gpt --stage` does) and calls Validate() then. keys.h is the table of
+// keys, ranges and meanings.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@
 namespace ebb {
 
 enum class OptimizerType { kAdam, kAdamW, kSgd, kLion, kAdagrad, kRmsprop, kLamb, kLars };
-// Whether an update needs norms of whole parameters first.
+// Whether an update first needs norms of whole parameters.
 constexpr bool TakesNorms(OptimizerType type) {
   return type == OptimizerType::kLamb || type == OptimizerType::kLars;
 }
@@ -88,7 +88,7 @@ struct LossScaleConfig {
   friend bool operator==(const LossScaleConfig&, const LossScaleConfig&) = default;
 };
 
-// Where parameters live between their uses. At stage 3 only.
+// The tier of parameters between their uses. Only at stage 3.
 struct OffloadParamConfig {
   Tier device = Tier::kDevice;               // "none", "cpu", "nvme"
   std::vector<std::string> nvme_paths = {};  // folders; several are striped
@@ -102,7 +102,7 @@ struct OffloadParamConfig {
   friend bool operator==(const OffloadParamConfig&, const OffloadParamConfig&) = default;
 };
 
-// Where masters and optimizer states live, and so where the update runs. From stage 1.
+// The tier of masters and optimizer states, and so of the update. From stage 1 on.
 struct OffloadOptimizerConfig {
   Tier device = Tier::kDevice;
   std::vector<std::string> nvme_paths = {};
@@ -179,7 +179,7 @@ struct EbbConfig {
   int64_t micro_batches_per_round = 1;  // 0: "all"
   AsynchronousStep asynchronous_step = AsynchronousStep::kAuto;
   bool check_overflow = true;
-  // Whether it is an error if a step leaves out a round, or the backward of a trainable visit.
+  // Whether a step must have every round, and the backward of every trainable visit.
   // StepOptions::may_leave_out allows it for one step.
   bool strict = true;
   int64_t prefetch_depth = 1;  // units gathered ahead of the one in use; "all": INT64_MAX
@@ -281,12 +281,11 @@ struct Config {
   // Checks the fields together, after a program changed them.
   absl::Status Validate() const;
 
-  // All fields, resolved, as JSON with DeepSpeed's keys. FromJson reads it back to the same Config,
-  // except for the remarks. Parameters of optimizer or scheduler types that are not chosen are left
-  // out.
+  // All fields, resolved, as JSON with DeepSpeed's keys. FromJson reads the same Config from it, but
+  // without the remarks. Parameters of other types of optimizers and schedulers are left out.
   std::string ToJson() const;
 
-  // Derived once here, so that the plan, the engine and a table agree.
+  // Derived values, in one place, so that the plan, the engine and a table agree.
   DType communication_dtype() const { return communication.value_or(compute); }
   bool checks_overflow() const;   // fp16: always; bf16: unless either switch is off; fp32: by ebb's
   bool reduces_at_round() const;  // resolved reduce_at

@@ -18,7 +18,7 @@ absl::StatusOr<Config> FromDocument(Document document, const ReadOptions& option
 
 Json ToDocument(Config config);
 
-// Checks combinations of keys. Each key is allowed by itself.
+// Checks combinations of keys. Each single key has passed its own check.
 void CheckTogether(const Config& config, Problems& problems);
 
 }  // namespace ebb::config

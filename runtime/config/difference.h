@@ -1,4 +1,4 @@
-// Where one Config differs from another, for messages.
+// The differences between two Configs, for messages.
 #pragma once
 
 #include <string>

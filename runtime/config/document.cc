@@ -11,8 +11,8 @@
 namespace ebb::config {
 namespace {
 
-// Blanks comments and trailing commas, so that every other byte keeps its place. Notes where each
-// value and each key begins.
+// Replaces comments and trailing commas by blanks, so that all other bytes keep their places. Notes
+// where each value and each key begins.
 class Relaxed {
  public:
   explicit Relaxed(std::string_view text) : text_(text) {
@@ -145,10 +145,10 @@ class Builder : public nlohmann::json_sax<Json> {
     return false;
   }
 
-  // Where the token of this event begins: every key and every value is a token.
+  // The place of this event's token: every key and every value is a token.
   size_t NextToken() { return token_ < tokens_.size() ? tokens_[token_++] : text_.size(); }
 
-  // Where the next value goes: the root, the key just read, or the end of the open array.
+  // The place of the next value: the root, the key just read, or the end of the open array.
   Json* Put(Json value) {
     NextToken();
     if (open_.empty()) {
@@ -207,7 +207,7 @@ absl::StatusOr<Document> ParseDocument(std::string_view text) {
                     " bytes, the most that a configuration may have"});
   }
   if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) {
-    return Invalid({"it is empty; the least configuration is {\"train_batch_size\": 8}"});
+    return Invalid({"it is empty; the smallest configuration is {\"train_batch_size\": 8}"});
   }
   Relaxed relaxed(text);
   const absl::StatusOr<std::string> strict = relaxed.Strict();
@@ -216,7 +216,7 @@ absl::StatusOr<Document> ParseDocument(std::string_view text) {
   Json::sax_parse(*strict, &builder);
   absl::StatusOr<Document> document = std::move(builder).Result();
   if (document.ok() && !document->root.is_object()) {
-    return Invalid({"it must be an object, {...}, and is ", Shown(document->root)});
+    return Invalid({"it must be an object, {...}, but it is ", Shown(document->root)});
   }
   return document;
 }

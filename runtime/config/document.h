@@ -1,9 +1,8 @@
-// Text to JSON, for text that is not trusted.
+// Parses untrusted text as JSON.
 //
-// It accepts comments (//, /* */, #) and trailing commas, which people write. It refuses a
-// duplicate key, a number beyond fp64, invalid UTF-8 and anything after the end, because programs
-// read them differently. Size, depth and keys per object are bounded. An error states its line and
-// column.
+// It accepts comments (//, /* */, #) and trailing commas. It refuses a duplicate key, a number
+// beyond fp64, invalid UTF-8 and text after the end, because programs read these differently. Size,
+// depth and keys per object are bounded. An error states its line and column.
 #pragma once
 
 #include <map>
@@ -22,7 +21,7 @@ inline constexpr size_t kObjectKeysMax = 1000;
 
 struct Document {
   Json root;          // an object
-  Problems problems;  // keys that occur twice; it knows the place of every key
+  Problems problems;  // the keys that occur twice, and the place of every key
 };
 
 absl::StatusOr<Document> ParseDocument(std::string_view text);

@@ -1,4 +1,4 @@
-// The number types of parameters, gradients and collectives, and how they become one another.
+// The number types of parameters, gradients and collectives, and their conversions.
 //
 //   fp32 -> bf16, fp16 for gradients and activations: nearest, ties to even.
 //   fp32 -> bf16 for parameters: half away from zero (add 0x8000, cut), so that the bf16 value and
@@ -44,7 +44,7 @@ constexpr std::string_view Name(DType dtype) {
   return "";
 }
 
-// Storage of 16-bit numbers. They only convert; they have no arithmetic.
+// Storage of 16-bit numbers. They have conversions, but no arithmetic.
 struct BFloat16 {
   uint16_t bits = 0;
   BFloat16() = default;
@@ -89,8 +89,8 @@ constexpr BFloat16::BFloat16(float value) {
   }
 }
 
-// The cast of parameters. NaN stays NaN. All other values are added and cut, also across binades
-// and into infinity.
+// The cast of parameters. NaN stays NaN. For all other values 0x8000 is added and the lower bits are
+// cut, also across binades and into infinity.
 constexpr BFloat16 RoundHalfAway(float value) {
   const uint32_t u = std::bit_cast<uint32_t>(value);
   BFloat16 result;

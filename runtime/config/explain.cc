@@ -43,7 +43,7 @@ absl::StatusOr<std::string> Explain(std::string_view text, const ReadOptions& op
     for (const std::string& sentence : sentences) lines += Join({"  ", sentence, "\n"});
   };
   list("Warnings:", config.warnings);
-  list("Said when training starts:", config.remarks);
+  list("Logged when training starts:", config.remarks);
   return lines;
 }
 

@@ -1,4 +1,4 @@
-// How a configuration file is taken, explained to its author.
+// Explains to a user how each key of a configuration file is taken.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 namespace ebb::config {
 
 // A line for each key of the text: its value, its default, how it was taken. Then the log lines of
-// the start of training. An error is that of Config::FromJson.
+// the start of training. Errors are those of Config::FromJson.
 absl::StatusOr<std::string> Explain(std::string_view text, const ReadOptions& options);
 
 }  // namespace ebb::config

@@ -1,7 +1,7 @@
-// Which key is which field: the one list for reading, writing and validating.
+// The one list of the field of each key, for reading, writing and validating.
 //
-// A visitor is called as visit(path, field), where the field is plain, optional, or one of the
-// wrappers below, which say how a word or a missing key stands for a value.
+// A visitor is called as visit(path, field). The field is plain, optional, or one of the wrappers
+// below. A wrapper says which value a word or a missing key stands for.
 #pragma once
 
 #include <cstdint>
@@ -65,7 +65,7 @@ inline constexpr Spelling<OptimizerType> kOptimizerTypes[] = {
     {"SGD", OptimizerType::kSgd},         {"Lion", OptimizerType::kLion},
     {"Adagrad", OptimizerType::kAdagrad}, {"RMSprop", OptimizerType::kRmsprop},
     {"Lamb", OptimizerType::kLamb},       {"Lars", OptimizerType::kLars}};
-// Defaults of PyTorch that differ from the row's, for these types of optimizer.
+// PyTorch's defaults for these types of optimizer, if they differ from the row's default.
 struct DefaultOfType {
   std::string_view path, types;
   double value;

@@ -92,7 +92,7 @@ std::string ParametersOf(std::string_view prefix, std::string_view type) {
   return Alternatives(names);
 }
 
-// `block` is "optimizer" or "scheduler": its type decides which parameters it has and must have.
+// `block` is "optimizer" or "scheduler". Its type decides which parameters are allowed and required.
 void CheckType(const Values& values, std::string_view block, Problems& problems) {
   const Given* given = values.Find(block);
   if (given == nullptr || given->value->empty()) return;
@@ -126,9 +126,9 @@ void CheckType(const Values& values, std::string_view block, Problems& problems)
     if (parameter == nullptr) {
       problems.AddTogether(shown, {type, " needs ", Quoted(shown), ": ", key.meaning});
     } else {
-      problems.Add(shown, {Quoted(shown), " is \"auto\", and nothing here says what it should be (",
-                           key.meaning, "); give ", Allowed(key),
-                           " in its place, or let the trainer say it (ReadOptions::trainer)"});
+      problems.Add(shown, {Quoted(shown), " is \"auto\", but its value is not known (", key.meaning,
+                           "); give ", Allowed(key),
+                           " instead, or let the trainer set it (ReadOptions::trainer)"});
     }
   }
 }
@@ -169,13 +169,13 @@ void CompleteScheduler(const Values& values, Config& config) {
   if (scheduler.total_num_steps > 0 && scheduler.total_num_steps < scheduler.warmup_num_steps) {
     Remark(config.remarks,
            "the schedule's total_num_steps is less than its warmup_num_steps: the rate never "
-           "reaches its height");
+           "reaches its maximum");
   }
   const std::string_view type = Word<OptimizerType>(kOptimizerTypes, config.optimizer.type);
   if (scheduler.type == SchedulerType::kOneCycle && scheduler.cycle_momentum &&
       !HasWord(FindKey("optimizer.params.betas")->only_for, type)) {
     Remark(config.remarks,
-           Join({"\"scheduler.params.cycle_momentum\" cycles betas, which ", type, " has not"}));
+           Join({"\"scheduler.params.cycle_momentum\" cycles betas, but ", type, " has none"}));
   }
 }
 
@@ -193,7 +193,7 @@ void TakeOldOffload(const Values& values, std::string_view old_path, std::string
   Remark(remarks, Join({Quoted(old_path), " is an old form: taken as ", Quoted(path), " \"cpu\""}));
 }
 
-// Values that DeepSpeed takes and that change nothing, as the values that they amount to.
+// DeepSpeed accepts some values that change nothing. Replaces them by the values that they amount to.
 void TakeHarmless(Config& config) {
   ZeroConfig& zero = config.zero;
   const auto ignore = [&](std::string_view block, int least, Tier& device, std::string_view why) {
@@ -224,7 +224,7 @@ void TakeHarmless(Config& config) {
   }
 }
 
-// Remarks on keys of the tiers that other keys overrule.
+// Remarks on keys of the tiers that other keys override.
 void RemarkOnTiers(Config& config) {
   const OffloadOptimizerConfig& optimizer = config.zero.offload_optimizer;
   if (optimizer.device == Tier::kDevice && (optimizer.ratio < 1 || optimizer.measures_ratio)) {

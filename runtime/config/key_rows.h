@@ -1,5 +1,4 @@
-// How the rows of the table are written: one call names the kind, and further calls add what the
-// row needs.
+// Functions to write the rows of the table: one call names the kind, and further calls add details.
 #pragma once
 
 #include <limits>
@@ -122,7 +121,7 @@ constexpr Row OldName(std::string_view path, std::string_view same_as) {
   return row;
 }
 
-// Why keys about data are refused or have no meaning.
+// The reason why keys about data are refused or have no meaning.
 inline constexpr std::string_view kTrainersData = "the data are the trainer's";
 
 // The parts of the table, by subject.

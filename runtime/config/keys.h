@@ -34,7 +34,7 @@ enum class Kind : uint8_t {
 enum class Taken : uint8_t {
   kLiterally,
   kUpperLimit,    // the plan takes as much as it needs, up to this value
-  kApproximated,  // nearly what the key says
+  kApproximated,  // close to the key's meaning
   kRefused,       // would change results or placement, and is not built
 };
 
@@ -58,7 +58,7 @@ struct Key {
   // need it.
   std::string_view only_for = "", required_for = "";
   std::string_view same_as = "";  // the key that it is another name of, which has its own row
-  bool is_deprecated = false;     // for rows with same_as: worth a remark
+  bool is_deprecated = false;     // for rows with same_as: the name gets a remark
   bool may_repeat = false;        // may also be given under another name; `path` wins
 };
 
@@ -90,7 +90,7 @@ void ForEachWord(std::string_view list, Visitor&& visit) {
 // Whether `list` has the word, case-sensitive.
 bool HasWord(std::string_view list, std::string_view word);
 
-// What the row allows, for use after "allowed: ".
+// The values that the row allows, for use after "allowed: ".
 std::string Allowed(const Key& key);
 
 }  // namespace ebb::config

@@ -20,17 +20,17 @@ it).
 
 - **Comments.** `//`, `/* */`, `#` and trailing commas pass. Keys that begin with `_` or `//`, or are named `comment` or `$schema`, are
   comments.
-- **`"auto"`** is filled in by what the trainer tells `Config` (`ReadOptions::trainer`; gpt: from its options and their defaults), else it
-  is the default. So is what is missing and must be there: the size of the batch, the optimizer, the steps of a schedule.
-- **Unknown keys.** In a section in which DeepSpeed refuses them ("strict" below), and where one looks like a misspelling, they are
-  errors that name the nearest key. Elsewhere DeepSpeed passes over them in silence, and Ebb with a warning. `ebb.unknown_keys`, or
+- **`"auto"`** becomes the trainer's value (`ReadOptions::trainer`; gpt: its options and their defaults), else the default. Missing keys
+  that training needs are filled in like `"auto"`: the size of the batch, the optimizer, the steps of a schedule.
+- **Unknown keys** are errors in a section in which DeepSpeed refuses them ("strict" below), or if they look like a misspelling. The error
+  names the nearest key. DeepSpeed ignores all others silently, and Ebb ignores them with a warning. `ebb.unknown_keys`, or
   `gpt --unknown-keys`, makes all of them errors, or warnings.
 - **Values.** `5e8` is an integer. Words are taken in any case. `null` is not given. In `zero_optimization`, `fp16` and `bf16` text and
   numbers are converted as DeepSpeed converts them (`"true"`, `1`, `"3"`).
-- **Errors.** All that is wrong with a file is reported together, each with its line and column.
+- **Errors.** All errors of a file are reported together, each with its line and column.
 
-How a key is taken: *literally*; as an *upper limit* of what the plan needs; *approximated*, nearly as it says; or *refused* unless it
-has a value that changes nothing, because what it asks for is not built. What is not taken literally is said once at the start.
+A key is taken *literally*, as an *upper limit* of what the plan needs, or *approximated*. It is *refused* if its feature is not built,
+unless its value changes nothing. A key that is not taken literally is logged once at the start.
 )";
 
 // Text for a cell of a table.
@@ -56,7 +56,7 @@ std::string_view TakenAs(const Key& key) {
 std::string AllowedHere(const Key& key) {
   if (key.taken != Taken::kRefused) return Allowed(key);
   if (key.harmless == "disabled") return "an object whose \"enabled\" is not true";
-  if (key.harmless == "off") return "an empty object, or one of which all is switched off";
+  if (key.harmless == "off") return "an empty object, or one with everything switched off";
   return key.harmless.empty() ? "nothing" : Allowed(key);
 }
 

@@ -7,7 +7,7 @@ namespace {
 using enum Taken;
 
 constexpr Key kEbbRows[] = {
-    Block("ebb", kLiterally, "what DeepSpeed has no key for"),
+    Block("ebb", kLiterally, "Ebb's own keys"),
     Word("ebb.reduce_at", "round|step", "", kLiterally,
          "gradients are reduced each round (stages 2 and 3 by default) or once a step (0 and 1)"),
     Integer("ebb.micro_batches_per_round", "1", kLiterally,
@@ -15,7 +15,8 @@ constexpr Key kEbbRows[] = {
         .From(1, 2147483647)
         .Or("all"),
     Word("ebb.asynchronous_step", "auto|late|off", "auto", kLiterally,
-         "how the update overlaps: under backward where allowed, under the next forward, not"),
+         "when updates run; auto: beside backward if allowed, late: beside the next forward, off: "
+         "in the step"),
     Flag("ebb.check_overflow", "true", kLiterally,
          "whether a step with inf or nan in a gradient is skipped; fp16 always checks"),
     Flag("ebb.strict", "true", kLiterally,
@@ -24,12 +25,12 @@ constexpr Key kEbbRows[] = {
         .From(0)
         .Or("all"),
     Bytes("ebb.coalesce", "", kLiterally,
-          "bytes grouped in one call of a collective; auto: measured where NCCL connects the ranks")
+          "bytes grouped in one call of a collective; auto: measured if NCCL connects the ranks")
         .Or("auto"),
     Flag("ebb.reshard_after_forward", "true", kLiterally,
          "whether a unit is released after its forward and gathered again in backward"),
     Integer("ebb.reduction_group", "", kLiterally,
-            "ranks whose gradients are summed first; those of a host when not given")
+            "ranks that sum their gradients first; the ranks of a host when not given")
         .From(1, 2147483647),
     Integer("ebb.shard_group", "0", kLiterally,
             "ranks that states are cut over (HSDP); 0: the world")
@@ -37,12 +38,12 @@ constexpr Key kEbbRows[] = {
     Number("ebb.timeout_seconds", "600", kLiterally, "longest wait for another rank").Above(0, 1e9),
     Text("ebb.trace", "", kLiterally, "file of the timeline"),
     Flag("ebb.deterministic_reduce", "false", kLiterally,
-         "NCCL's sums in the CPU's order, whatever its version; other ranks sum in it anyway"),
+         "whether NCCL sums in the CPU's order, in every version; other backends always do"),
     Flag("ebb.register_buffers", "true", kLiterally,
-         "whether NCCL, where it can, moves the pools' memory without copies of its own"),
+         "whether NCCL moves the pools' memory without its own copies, if it can"),
 
     Word("ebb.unknown_keys", "error|warn", "", kLiterally,
-         "whether an unknown key is an error or a warning; not given: an error where DeepSpeed "
+         "whether an unknown key is an error or a warning; not given: an error if DeepSpeed "
          "refuses it or it looks like a misspelling, else a warning"),
 
     Block("ebb.parameter_groups", kLiterally, "by ParameterSpec::group"),
@@ -63,12 +64,12 @@ constexpr Key kEbbRows[] = {
     Flag("ebb.split_master", "false", kLiterally,
          "whether a master is its bf16 parameter and the 16 bits that the cast cuts"),
     Flag("ebb.stochastic_rounding", "false", kLiterally,
-         "whether bf16 parameters are their own masters, rounded up or down by chance"),
+         "whether bf16 parameters are their own masters, rounded up or down at random"),
     Word("ebb.verify_swap", "off|states|all|auto", "auto", kLiterally,
-         "what of the swap files has a checksum: masters and optimizer states, or all; auto: all "
-         "where a step gets no longer by it"),
+         "which parts of swap files have a checksum: masters and optimizer states, or all; auto: "
+         "all if steps get no longer"),
     Word("ebb.io_backend", "auto|io_uring|threads", "auto", kLiterally,
-         "what moves data to and from NVMe; auto: io_uring where it is allowed"),
+         "how data moves to and from NVMe; auto: io_uring if it is allowed"),
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Rows about what DeepSpeed does beside the state of training: other kinds of parallelism,
-// compression, data, and others. None of these is built. Switched off they change nothing.
+// Rows about DeepSpeed's other features: other kinds of parallelism, compression, data, and more.
+// None of these is built. A key that switches such a feature off changes nothing.
 #include "ebb/runtime/config/key_rows.h"
 
 namespace ebb::config {
@@ -22,7 +22,7 @@ constexpr Key kSurroundingsRows[] = {
     Anything("hybrid_engine", kRefused, "not built: evaluate with an Evaluation")
         .Unless("disabled"),
     Anything("eigenvalue", kRefused, "not built").Unless("disabled"),
-    Anything("progressive_layer_drop", kRefused, "which layers run is the trainer's")
+    Anything("progressive_layer_drop", kRefused, "the trainer decides which layers run")
         .Unless("disabled"),
     Anything("curriculum_learning", kRefused, kTrainersData).Unless("disabled"),
     Anything("data_efficiency", kRefused, kTrainersData).Unless("disabled"),

@@ -19,8 +19,8 @@ constexpr Key kTrainingRows[] = {
     Integer("gradient_accumulation_steps", "", kLiterally, "micro-batches of one step of a rank")
         .From(1, kLargestCount),
     Flag("managed_gradient_accumulation", "true", kRefused,
-         "a step is what lies between BeginStep and Finish; StepOptions::micro_batches sets how "
-         "many micro-batches it has"),
+         "a step lies between BeginStep and Finish; StepOptions::micro_batches sets how many "
+         "micro-batches it has"),
 
     Number("gradient_clipping", "1.0", kLiterally,
            "largest global L2 norm of the gradients; 0: off")
@@ -35,7 +35,7 @@ constexpr Key kTrainingRows[] = {
     OpenBlock("data_types", kLiterally, "dtypes apart from the compute dtype"),
     Type("data_types.grad_accum_dtype", "fp32", kLiterally,
          "dtype in which reduced gradients are accumulated"),
-    Type("data_types.param_dtype", "", kLiterally, "the compute dtype once more; must agree"),
+    Type("data_types.param_dtype", "", kLiterally, "the compute dtype again; both must agree"),
 
     Block("fp16", kLiterally, "compute in fp16, with loss scaling"),
     Flag("fp16.enabled", "false", kLiterally, "whether parameters are computed with in fp16"),
@@ -74,7 +74,7 @@ constexpr Key kTrainingRows[] = {
            "learning rate; 0.01 when not given to Adagrad or RMSprop")
         .From(0, kLargestRate),
     NumberPair("optimizer.params.betas", "[0.9, 0.999]", kLiterally,
-               "decay of the two moments; Lion: of what is added, and of what is kept")
+               "decay of the two moments; Lion: of the added and of the kept momentum")
         .Within(0, 1)
         .Of("Adam|AdamW|Lion|Lamb"),
     Number("optimizer.params.eps", "1e-8", kLiterally,
@@ -85,10 +85,10 @@ constexpr Key kTrainingRows[] = {
     Flag("optimizer.params.bias_correction", "true", kLiterally, "whether moments are corrected")
         .Of("Adam|AdamW|Lamb"),
     Number("optimizer.params.max_coeff", "10.0", kLiterally,
-           "most that a parameter's update is scaled by: its norm over the update's")
+           "largest factor of a parameter's update; the factor is its norm over the update's")
         .From(0, kLargestRate)
         .Of("Lamb"),
-    Number("optimizer.params.min_coeff", "0.01", kLiterally, "least of the same")
+    Number("optimizer.params.min_coeff", "0.01", kLiterally, "smallest such factor")
         .From(0, kLargestRate)
         .Of("Lamb"),
     Flag("optimizer.params.eps_inside_sqrt", "false", kLiterally,
@@ -114,7 +114,7 @@ constexpr Key kTrainingRows[] = {
         .From(0)
         .Of("Adagrad"),
     Number("optimizer.params.initial_accumulator_value", "0", kLiterally,
-           "what the sum of squares starts from")
+           "initial value of the sum of squares")
         .From(0, kLargestRate)
         .Of("Adagrad"),
     Number("optimizer.params.alpha", "0.99", kLiterally, "decay of the average of squares")

@@ -6,7 +6,7 @@ namespace {
 
 constexpr std::string_view kTimeline = "the timeline (ebb.trace) shows it";
 constexpr std::string_view kReport = "a program logs what Engine::Report gives it";
-constexpr std::string_view kTrainersChoice = "what is recomputed is the trainer's choice";
+constexpr std::string_view kTrainersChoice = "the trainer chooses what is recomputed";
 constexpr std::string_view kCheckpoints = "checkpoints are not written by the engine";
 constexpr std::string_view kDataParallel = "every rank is data-parallel";
 constexpr std::string_view kNoCompiler =
@@ -58,7 +58,7 @@ constexpr WithoutMeaning kList[] = {
 
     {"", "prescale_gradients|gradient_predivide_factor", kWideSums},
     {"", "disable_allgather", "DeepSpeed does not read it either"},
-    {"", "allgather_size", "zero_optimization.allgather_bucket_size is in its place"},
+    {"", "allgather_size", "zero_optimization.allgather_bucket_size replaces it"},
     {"", "zero_allow_untested_optimizer", "any element-wise optimizer is right at every stage"},
     {"", "zero_force_ds_cpu_optimizer", kOneUpdate},
     {"data_types.", "buffer_dtype", "buffers belong to the trainer"},
@@ -93,17 +93,17 @@ constexpr WithoutMeaning kList[] = {
      kFlatGather},
     {kZero, "ignore_unused_parameters", "the gradient of a parameter that was not used is zero"},
     {kZero, "memory_efficient_linear", "kernels belong to the trainer"},
-    {kZero, "enable_sanity_checks", "ranks compare a hash of what they did at every step"},
+    {kZero, "enable_sanity_checks", "ranks compare a hash of their scopes at every step"},
     {kZero, "save_muon_momentum_buffer_in_memory", "there is no Muon"},
-    {kZero, "cpu_offload_use_pin_memory", "pin_memory of each tier is in its place"},
+    {kZero, "cpu_offload_use_pin_memory", "pin_memory of each tier replaces it"},
     {kOffloadOptimizerPrefix, "pipeline_read|pipeline_write|pipeline", kAlwaysBeside},
     {kOffloadOptimizerPrefix, "fast_init", "initial states are always streamed"},
     {kOffloadOptimizerPrefix, "super_offload|cpuadam_cores_perc", kOneUpdate},
 
     {"aio.", "overlap_events", "requests are always submitted while others complete"},
-    {"aio.", "use_gds", "what is read from the disk passes through host memory"},
+    {"aio.", "use_gds", "reads from the disk go through host memory"},
     {"activation_checkpointing.", "partition_activations",
-     "it splits what model-parallel ranks share, and every rank is data-parallel"},
+     "it is for model-parallel ranks, and every rank is data-parallel"},
     {"activation_checkpointing.", "contiguous_memory_optimization",
      "boundaries always have one slot each in one pool"},
     {"activation_checkpointing.", "number_checkpoints|synchronize_checkpoint_boundary",

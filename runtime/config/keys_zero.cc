@@ -1,4 +1,4 @@
-// Rows about sharding: which classes, when they move, and on which tier they are.
+// Rows about sharding: the sharded classes, their movement, and their tiers.
 #include "ebb/runtime/config/io_backend.h"
 #include "ebb/runtime/config/key_rows.h"
 
@@ -8,7 +8,7 @@ namespace {
 using enum Taken;
 
 constexpr Key kZeroRows[] = {
-    Block("zero_optimization", kLiterally, "what is sharded over the ranks"),
+    Block("zero_optimization", kLiterally, "sharding over the ranks"),
     Integer("zero_optimization.stage", "0", kLiterally,
             "0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters")
         .From(0, 3),
@@ -24,14 +24,14 @@ constexpr Key kZeroRows[] = {
             "elements gathered ahead of their use, within ebb.prefetch_depth")
         .From(0),
     Integer("zero_optimization.stage3_param_persistence_threshold", "100000", kApproximated,
-            "compared with the elements of a whole unit, which then stays gathered")
+            "compared with the elements of a whole unit; smaller units stay gathered")
         .From(0)
         .Unless("0"),
     Integer("zero_optimization.stage3_model_persistence_threshold", "9223372036854775807",
             kUpperLimit, "elements of all units together that stay gathered")
         .From(0),
     Integer("zero_optimization.stage3_max_live_parameters", "1000000000", kUpperLimit,
-            "gathered elements beyond which nothing is gathered ahead")
+            "limit of gathered elements, above which no unit is gathered ahead")
         .From(0),
     Integer("zero_optimization.stage3_max_reuse_distance", "1000000000", kApproximated,
             "below its default it only releases more units between their uses")
@@ -53,8 +53,8 @@ constexpr Key kZeroRows[] = {
         .From(0),
     Flag("zero_optimization.legacy_stage1", "false", kRefused, "DeepSpeed has removed it"),
     Integer("zero_optimization.zero_hpz_partition_size", "1", kLiterally,
-            "ranks that hold all parameters together a second time (hpZ), so that the gathers of "
-            "a step but a unit's first stay among them; at stage 3; 0 or 1: none")
+            "ranks that together hold a second copy of all parameters (hpZ), for all gathers of a "
+            "step but a unit's first; at stage 3; 0 or 1: none")
         .From(0, 2147483647),
     Flag("zero_optimization.zero_quantized_weights", "false", kRefused,
          "not built: parameters gathered in int8 change results"),
@@ -76,7 +76,7 @@ constexpr Key kZeroRows[] = {
             "staging buffers between the disk and the device")
         .From(1, 2147483647),
     Integer("zero_optimization.offload_param.buffer_size", "", kUpperLimit,
-            "elements of a staging buffer; not given: 1e8, or what the largest unit needs")
+            "elements of a staging buffer; not given: 1e8, or the need of the largest unit")
         .From(1),
     Integer("zero_optimization.offload_param.max_in_cpu", "1000000000", kLiterally,
             "elements that stay in RAM when the others are on NVMe")
@@ -96,7 +96,7 @@ constexpr Key kZeroRows[] = {
          "whether host memory is page-locked"),
     Number("zero_optimization.offload_optimizer.ratio", "1.0", kLiterally,
            "share of the optimizer states that is offloaded; the rest stays on the device; auto: "
-           "what balances the updates of both as measured, and at least what fits")
+           "measured, so that the updates of both take equally long, and the rest fits")
         .From(0, 1)
         .Or("auto"),
     Flag("zero_optimization.cpu_offload", "", kLiterally,
@@ -113,8 +113,8 @@ constexpr Key kZeroRows[] = {
             "requests in flight, for each of aio.intra_op_parallelism")
         .From(1, 4096),
     Integer("aio.intra_op_parallelism", "1", kLiterally,
-            "queues of aio.queue_depth requests; without io_uring threads, at least 4 if there are "
-            "as many requests")
+            "queues of aio.queue_depth requests; without io_uring: threads, at least 4 if there "
+            "are 4 requests")
         .From(1, 64)
         .MayRepeat(),  // DeepSpeed's own defaults have both names
     OtherName("aio.thread_count", "aio.intra_op_parallelism"),

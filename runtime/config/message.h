@@ -21,8 +21,8 @@ inline absl::Status Invalid(std::initializer_list<std::string_view> pieces) {
   return absl::InvalidArgumentError(Join(pieces));
 }
 
-// At most about `bytes_max` bytes of the text, cut between characters, with control characters
-// escaped and U+FFFD for what is not UTF-8.
+// At most about `bytes_max` bytes of the text, cut between characters. Control characters are
+// escaped, and bytes that are not UTF-8 become U+FFFD.
 std::string Shortened(std::string_view text, size_t bytes_max = 160);
 
 bool IsUtf8(std::string_view text);

@@ -1,6 +1,6 @@
-// A view of a name that converts to both kinds of string_view. Where Abseil has a string_view of
-// its own, as in Debian's packages, absl::StrCat does not take a std::string_view. It takes a
-// NameView, and so does a function that takes a std::string_view.
+// A view of a name that converts to both kinds of string_view. If Abseil has a string_view of its
+// own, as in Debian's packages, absl::StrCat takes a NameView but no std::string_view. Functions
+// that take a std::string_view also take a NameView.
 #pragma once
 
 #include <string_view>

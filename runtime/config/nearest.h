@@ -1,4 +1,4 @@
-// What a mistyped or misplaced key probably meant.
+// The key that a mistyped or misplaced key probably means.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ int EditDistance(std::string_view a, std::string_view b);
 
 // The path of the key with the name nearest to `name` as a key of `block` ("" or
 // "zero_optimization."), among the table's keys and those without meaning. A key of another block
-// counts as two edits away, so a misplaced key is found, too. "" for names much longer than any
+// counts as two edits away, so misplaced keys are found, too. "": the name is much longer than any
 // key.
 std::string NearestPath(std::string_view block, std::string_view name);
 

@@ -26,7 +26,7 @@ void Problems::AddAt(size_t offset, std::string_view path, std::string sentence)
   problems_.push_back({offset, std::string(path), std::move(sentence)});
 }
 
-// Only optimizers and schedules that are built have known parameters.
+// Whether the key is a parameter of a wrong type, because only known types have known parameters.
 bool Problems::FollowsFromWrongType(const Problem& problem) const {
   constexpr std::string_view kParameters = ".params.";
   const size_t at = problem.path.find(kParameters);
@@ -55,7 +55,7 @@ absl::Status Problems::status() const {
   for (const Problem& problem : problems_) {
     if (!FollowsFromWrongType(problem)) sorted.push_back(problem);
   }
-  // A problem is left out only if the problem that it follows from is there.
+  // A problem is left out only if the problem that causes it is there.
   if (sorted.empty()) sorted = problems_;
   if (sorted.empty()) return absl::OkStatus();
   if (sorted.size() == 1) return Invalid({sorted[0].sentence});

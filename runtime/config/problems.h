@@ -24,8 +24,8 @@ class Problems {
   void Add(std::string_view path, std::initializer_list<std::string_view> sentence);
   // For a key at this byte of the text.
   void AddAt(size_t offset, std::string_view path, std::string sentence);
-  // The key that an unknown key probably means, if the file does not have it. Then the missing key
-  // is not reported as well.
+  // The key that an unknown key probably means. If the file does not have that key, its absence is
+  // not reported, too.
   void AddNearest(std::string_view path) {
     if (!offsets_.contains(path)) meant_.emplace_back(path);
   }

@@ -26,7 +26,7 @@ bool IsComment(std::string_view name) {
          absl::EqualsIgnoreCase(NameView(name), "comment");
 }
 
-// DeepSpeed reads these with pydantic, which converts values that have only one possible meaning.
+// DeepSpeed reads these blocks with pydantic, which converts values with only one possible meaning.
 bool IsConverted(std::string_view rows) {
   return rows.starts_with("zero_optimization.") || rows == "fp16." || rows == "bf16.";
 }
@@ -208,16 +208,16 @@ class Reader {
       return;
     }
     if (unknown_ > kUnknownMax) {
-      return Remark(reading_.warnings, "more unknown keys are passed over");
+      return Remark(reading_.warnings, "more unknown keys are ignored");
     }
     const bool says_nearest = is_misspelled || is_dotted || (!is_sibling && edits == 0);
     Remark(reading_.warnings,
            Join({shown, says_nearest ? hint : " is not a key",
-                 block.is_open ? "; it is passed over, as in DeepSpeed" : "; it is passed over"}));
-    Say(block.shown + name, value, "unknown: passed over", nullptr);
+                 block.is_open ? "; it is ignored, as in DeepSpeed" : "; it is ignored"}));
+    Say(block.shown + name, value, "unknown: ignored", nullptr);
   }
 
-  // Where a key of this name belongs. `nearest` is one such place.
+  // The places for a key of this name. `nearest` is one of them.
   static std::string Misplaced(std::string_view name, const std::string& nearest) {
     const std::vector<std::string> all = PathsNamed(name);
     if (all.size() > 1 && all.size() <= kPlacesShown) {
@@ -239,7 +239,7 @@ class Reader {
   int unknown_ = 0;
 };
 
-// What the file itself says about unknown keys.
+// The file's own setting for unknown keys.
 std::optional<UnknownKeys> OwnUnknownKeys(const Json& root) {
   const auto ebb = root.find("ebb");
   if (ebb == root.end() || !ebb->is_object()) return std::nullopt;

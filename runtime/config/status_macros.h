@@ -1,4 +1,4 @@
-// The one way to return an error Status, inside the tree; no public header includes it.
+// The one way to return an error Status inside the library. No public header includes this file.
 #pragma once
 
 #include <utility>

@@ -1,4 +1,4 @@
-// Where a class of state lives: on the device that computes, in the host's RAM, or on its disks.
+// The place of a class of state: the device that computes, the host's RAM, or its disks.
 #pragma once
 
 #include <cstdint>

@@ -43,7 +43,7 @@ void CheckLossScale(const Config& config, Problems& problems) {
   problems.AddTogether(
       "fp16.min_loss_scale",
       {"\"fp16.min_loss_scale\" ", Shown(scale.min_scale),
-       " is above what the scale starts at, 2 to \"fp16.initial_scale_power\" = ", Shown(start)});
+       " is above the initial scale, 2 to \"fp16.initial_scale_power\" = ", Shown(start)});
 }
 
 constexpr std::string_view kParam = "zero_optimization.offload_param";
@@ -112,12 +112,12 @@ void CheckMasters(const Config& config, Problems& problems) {
   needs_bf16("ebb.split_master", config.ebb.split_master,
              "only a bf16 parameter is half of its master");
   needs_bf16("ebb.stochastic_rounding", config.ebb.stochastic_rounding,
-             "only bf16 parameters are rounded so");
+             "only bf16 parameters are rounded at random");
   if (config.ebb.stochastic_rounding && config.ebb.split_master) {
     problems.AddTogether(
         "ebb.stochastic_rounding",
         {"\"ebb.stochastic_rounding\" and \"ebb.split_master\" are both true: the first keeps no "
-         "masters, the second half of each beside the parameter; remove one"});
+         "masters, the second keeps half of each; remove one"});
   }
 }
 
@@ -125,8 +125,8 @@ void CheckGroup(const std::string& name, const ParameterGroupConfig& group, Prob
   const std::string path = Join({"ebb.parameter_groups.", name});
   if (name.empty()) {
     problems.AddTogether("ebb.parameter_groups",
-                         {"\"ebb.parameter_groups\" has a group without a name; parameters that "
-                          "name no group are those of \"optimizer\""});
+                         {"\"ebb.parameter_groups\" has a group without a name; give it one "
+                          "(parameters without a group use \"optimizer\")"});
   }
   if (!group.optimizer.has_value()) return;
   CheckOptimizer(*group.optimizer, path + ".optimizer", problems);

@@ -1,4 +1,4 @@
-// What a file leaves to the trainer. It is filled in before the file's values are read.
+// The values that a file leaves to the trainer. They are filled in before the file's values are read.
 #pragma once
 
 #include <string>
@@ -19,8 +19,8 @@ class TrainersShare {
 
   // Gives every "auto" its value if the trainer knows it, and also fills in required keys that are
   // missing: a size of the batch, an optimizer, the steps of a schedule that needs them. One remark
-  // names all that was filled in, another one every "auto" that got its default. The reading's
-  // values refer to this object afterwards. A value that the table does not allow is a problem.
+  // names all filled-in keys, another one every "auto" that got its default. The reading's values
+  // refer to this object afterwards. A value that the table does not allow is a problem.
   void Fill(Reading& reading, Problems& problems);
 
  private:

@@ -49,8 +49,8 @@ bool HasFlag(const Json& value, bool wanted) {
   return false;
 }
 
-// Blocks of refused features may be in the file if they are switched off: by an "enabled" of their
-// own ("disabled"), or by those of everything in them ("off").
+// Blocks of refused features may be in the file if they are switched off: by their own "enabled"
+// ("disabled"), or by every "enabled" in them ("off").
 bool IsHarmlessBlock(const Key& key, const Json& block) {
   if (key.harmless == "disabled") {
     const auto enabled = block.find("enabled");

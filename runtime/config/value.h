@@ -30,7 +30,7 @@ bool IsTooLarge(const Key& key, const Json& value);
 bool IsAuto(const Key& key, const Json& value);
 
 // The value that pydantic, and so DeepSpeed, makes of a value of another kind: true of "true" or 1,
-// 3 of "3". Nothing if it is of the row's kind already, or has no such value.
+// 3 of "3". Nothing: the value already has the row's kind, or cannot be converted.
 std::optional<Json> Converted(const Key& key, const Json& value);
 
 // The value as JSON, shortened, for messages.

@@ -25,7 +25,7 @@ using sharding::Resource;
 
 constexpr auto kWorkspace = static_cast<size_t>(StateClass::kWorkspace);
 
-// What the trainer keeps in its workspace at a moment: of every block between its forward and its backward.
+// The workspace at a moment: the kept tensors of every block that is between its forward and its backward.
 class KeptBlocks {
  public:
   KeptBlocks(const Activations& activations, const Pass& pass, int blocks)
@@ -79,7 +79,7 @@ Peak PeakOf(const sharding::Plan& plan, const Fragment& fragment,
   return peak;
 }
 
-// What an engine would be made with.
+// The arguments with which an engine would be created.
 struct Resolved {
   Config config;
   Pass pass;
@@ -106,7 +106,7 @@ absl::StatusOr<Resolved> Resolve(const Question& question, const Answer& answer)
   return resolved;
 }
 
-// A step as the engine would run it, on the machine.
+// The step that the engine would run on the machine.
 struct PlannedStep {
   sharding::Plan plan;
   Fragment first, later;
@@ -167,7 +167,7 @@ void SumUp(const Machine& machine, int ranks, Answer& answer) {
   for (const MemoryRow& row : answer.memory)
     answer.held[static_cast<size_t>(row.tier)] += static_cast<int64_t>(row.predicted_bytes);
   auto& [device, ram, disk] = answer.held;
-  // What state passes through when a call asks for it.
+  // Staging: state passes through it when a call asks for state.
   if (!machine.is_cpu || disk > 0) ram += 2 * sharding::kStateStagingBytes;
   answer.room = {machine.device_room(ranks), machine.ram_room(ranks), machine.disk_room(ranks)};
   if (machine.is_cpu) answer.room[1] = std::max<int64_t>(0, answer.room[0] - device);
@@ -271,7 +271,7 @@ std::string RemedyFor(const Question& question, const Answer& answer) {
   sharding::MemoryCaps caps{.device = device,
                             .host = ram - 2 * sharding::kStateStagingBytes,
                             .of_config = false,
-                            .relief = "take a machine that has more"};
+                            .relief = "use a machine with more memory"};
   if (question.machine.is_cpu)
     caps = {.together = device, .of_config = false, .relief = caps.relief};
   return sharding::Advice(resolved->Inputs(question.ranks), caps);
@@ -290,7 +290,7 @@ absl::Status WriteTrace(const Question& question, const Answer& answer, const st
   Timeline timeline({.name = "ebb-plan", .spans_max = std::ssize(step.simulated.spans) + 1});
   for (int line = 0; line < sharding::kLines; ++line)
     timeline.AddTrack(std::string(sharding::NameOfLine(line)));
-  std::set<std::string> names;  // which spans borrow
+  std::set<std::string> names;  // spans refer to them
   for (const sharding::SimulatedSpan& span : step.simulated.spans) {
     const Fragment& fragment = span.step == 0 ? step.first : step.later;
     const sharding::Instruction& instruction =

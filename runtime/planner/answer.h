@@ -1,5 +1,5 @@
-// What one configuration would need and take on a machine: the pools of the engine's own plan, and the step that
-// Simulate runs of the very instructions that the engine executes.
+// The memory and the step time of one configuration on a machine. The memory is the pools of the engine's own plan.
+// The time comes from Simulate, which runs the instructions that the engine executes.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@
 
 namespace ebb::planner {
 
-// What is chosen; all else is the question's.
+// The settings that differ between answers. The question has all others.
 struct Choice {
   int stage = 0;
   Tier parameters = Tier::kDevice, states = Tier::kDevice, boundaries = Tier::kDevice;
@@ -33,18 +33,18 @@ struct Question {
   Model model;
   Machine machine;
   int ranks = 1;
-  Config config;  // choices are made in it
+  Config config;  // a choice replaces some of its settings
   Pass pass;      // its batch is the config's
 
-  // The config with the choice, and with folders where something is on NVMe.
+  // The config with the choice. If something is on NVMe, it also has folders.
   Config With(const Choice& choice) const;
 };
 
-inline constexpr char kNvmeFolder[] = "/local_nvme";  // where the question names none
+inline constexpr char kNvmeFolder[] = "/local_nvme";  // if the question names no folder
 
 using TierBytes = std::array<int64_t, kTiers>;
 
-// When most of the device's memory is in use, of what the pools hold.
+// The moment at which most of the device's pools is in use.
 struct Peak {
   std::string moment;  // "backward of block3"
   int64_t bytes = 0;   // in use
@@ -55,33 +55,33 @@ struct StepTime {
   sharding::Simulated simulated;
   sharding::Amounts moved;  // by resource: bytes, or seconds of device and cores
   double tokens_per_second = 0,
-         flops_per_second = 0;  // of all ranks; of one, without what is recomputed
+         flops_per_second = 0;  // of all ranks; of one rank, without recomputation
 };
 
 struct Answer {
   Choice choice;
   Config config;
-  absl::Status refused = {};  // the config's error: then there is nothing else
+  absl::Status refused = {};  // the config's error; after an error there are no results
   std::vector<MemoryRow> memory = {};
   TierBytes held = {}, room = {};  // of a rank
   Activations activations = {};
   std::optional<Peak> peak = {};
-  std::optional<StepTime> time = {};  // of what fits
+  std::optional<StepTime> time = {};  // only if the answer fits
 
   bool fits() const;
-  int64_t locked_bytes() const;  // of RAM, beside a GPU: that of pools
+  int64_t locked_bytes() const;  // locked RAM: beside a GPU, that of the pools
   std::string lacks() const;     // "needs 120.3 of 77.6 GiB on the GPU"; "": it fits
 };
 
 enum class Depth { kMemory, kTime, kTimeAndPeak };
 Answer AnswerFor(const Question& question, const Choice& choice, Depth depth);
-// The same of a config that is taken as it is.
+// The same for a whole config.
 Answer AnswerFor(const Question& question, const Config& config, bool recompute, Depth depth);
 
-// What to change so that an answer that does not fit does: found as in the errors of caps (ebb/sharding/advice.h).
+// The keys to change so that an answer fits. The search is that of the errors of memory caps (ebb/sharding/advice.h).
 std::string RemedyFor(const Question& question, const Answer& answer);
 
-// Bytes that a host's disks take in a day of steps.
+// Bytes that a day of steps writes to a host's disks.
 double DiskBytesWrittenADay(const Answer& answer, const Machine& machine, int ranks);
 
 // The simulated steps, for ui.perfetto.dev.

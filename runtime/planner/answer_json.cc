@@ -234,7 +234,7 @@ std::string AnswersAsSvg(const Question& question, std::span<const Answer* const
   std::vector<MemoryBar> bars;
   for (const Answer* answer : answers)
     bars.push_back({.label = WordsOf(answer->choice), .answer = answer});
-  return BarsAsSvg(TitleOf(question) + "dashed: what there is",
+  return BarsAsSvg(TitleOf(question) + "dashed: a rank's memory",
                    question.machine.is_cpu ? "CPU" : "GPU", bars);
 }
 

@@ -1,4 +1,4 @@
-// Answers as JSON, for programs; and a picture of their memory.
+// Answers as JSON, and a picture of their memory.
 #pragma once
 
 #include <span>
@@ -13,7 +13,7 @@ namespace ebb::planner {
 struct Advised {
   const Answer* chosen = nullptr;  // the fastest that fits, or the one asked about
   std::optional<Change> change = {}, purchase = {};
-  std::string remedy = {};  // of what does not fit
+  std::string remedy = {};  // if `chosen` does not fit: the keys to change
 };
 std::string AnswersAsJson(const Question& question, std::span<const Answer> answers,
                           const Advised& advised);
@@ -22,10 +22,10 @@ std::string OffersAsJson(const Question& question, std::span<const Offer> offers
 
 struct MemoryBar {
   std::string label;
-  const Answer* answer = nullptr;  // its memory, what is held of it, and the room; 0: not known
-  int64_t unclassed = 0;           // instead, bytes of the device's memory of no known class
+  const Answer* answer = nullptr;  // its memory by class, its total, and its room (0: not known)
+  int64_t unclassed = 0;           // without an answer: bytes on the device, of no known class
 };
-// A stacked bar of a rank's memory for each of these, a row for each tier, and a dashed line at its room.
+// One stacked bar of a rank's memory for each of `bars`, a row for each tier, and a dashed line at the tier's room.
 std::string BarsAsSvg(std::string_view title, std::string_view device,
                       std::span<const MemoryBar> bars);
 std::string AnswersAsSvg(const Question& question, std::span<const Answer* const> answers);

@@ -19,7 +19,7 @@ using sharding::Resource;
 constexpr double kGiB = 1 << 30;
 constexpr size_t kColumns = 100, kBar = 60;
 constexpr const char* kTierNames[] = {"GPU", "RAM", "NVMe"};
-// A letter of a bar for each class.
+// The letter of each class in a bar.
 constexpr char kLetters[] = "pmgoatkSw";
 
 double GiB(int64_t bytes) {
@@ -41,7 +41,7 @@ const char* DeviceName(const Machine& machine) {
   return machine.is_cpu ? "CPU" : kTierNames[0];
 }
 
-// What the step waits for most, and how much of it.
+// The resource that the step waits for most, with its share of the step.
 std::string WaitsFor(const StepTime& time) {
   const auto& lines = time.simulated.critical.lines;
   double all = 0;
@@ -80,7 +80,7 @@ std::string LineOf(const Question& question, const Answer& answer, bool marked) 
                           Grouped(answer.time->tokens_per_second), WaitsFor(*answer.time));
     return line;
   }
-  const char* separator = "too much: ";
+  const char* separator = "no room: ";
   for (size_t tier = 0; tier < answer.held.size(); ++tier) {
     if (answer.held[tier] <= answer.room[tier]) continue;
     absl::StrAppend(&line, separator, tier == 0 ? DeviceName(question.machine) : kTierNames[tier]);
@@ -89,7 +89,7 @@ std::string LineOf(const Question& question, const Answer& answer, bool marked) 
   return line;
 }
 
-// Letters of its classes for what is held of the room, dots for what is left.
+// One letter of a class for each part that is held, and one dot for each part that is free.
 std::string BarOf(const Answer& answer, Tier tier) {
   const auto of = static_cast<size_t>(tier);
   const double whole = static_cast<double>(std::max(answer.room[of], answer.held[of]));
@@ -138,7 +138,7 @@ std::string MemoryText(const Question& question, const Answer& answer) {
   return text;
 }
 
-// Classes with most of it.
+// The peak, and the classes that hold most of it.
 std::string PeakText(const Peak& peak) {
   std::vector<std::pair<int64_t, int>> classes;
   for (int c = 0; c < kStateClasses; ++c) {
@@ -147,7 +147,7 @@ std::string PeakText(const Peak& peak) {
   }
   std::sort(classes.rbegin(), classes.rend());
   std::string text =
-      absl::StrFormat("Most is in use in the %s: %.2f GiB\n ", peak.moment, GiB(peak.bytes));
+      absl::StrFormat("The peak is in the %s: %.2f GiB\n ", peak.moment, GiB(peak.bytes));
   for (const auto& [bytes, c] : classes)
     absl::StrAppendFormat(&text, " %s %.2f,", std::string(Name(static_cast<StateClass>(c))),
                           GiB(bytes));
@@ -159,7 +159,7 @@ std::string StepText(const Question& question, const Answer& answer) {
   const StepTime& time = *answer.time;
   const double seconds = time.simulated.seconds_per_step;
   std::string text = absl::StrFormat(
-      "A step takes %.3g s: %s tokens a second, %.3g TFLOPS a rank (%.0f%% of what it sustains)\n",
+      "A step takes %.3g s: %s tokens a second, %.3g TFLOPS a rank (%.0f%% of the machine's)\n",
       seconds, Grouped(time.tokens_per_second), time.flops_per_second / 1e12,
       100 * time.flops_per_second / question.machine.flops_of_rank(question.ranks));
   std::vector<std::pair<double, int>> lines;
@@ -191,7 +191,7 @@ std::string StepText(const Question& question, const Answer& answer) {
   text += separator[0] == ' ' ? "  nothing\n" : "\n";
   const double wear = DiskBytesWrittenADay(answer, question.machine, question.ranks);
   if (wear > 0)
-    absl::StrAppendFormat(&text, "A host's disks take %.3g TB a day, %.2g times what they hold\n",
+    absl::StrAppendFormat(&text, "A host's disks write %.3g TB a day, %.2g times their capacity\n",
                           wear / 1e12, wear / question.machine.disk);
   return text;
 }
@@ -206,10 +206,10 @@ std::string PeersText(const Question& question, const Answer& answer) {
       answer.choice.stage == 3
           ? DeepSpeedStage3(model, states, answer.choice.parameters != Tier::kDevice)
           : DeepSpeedStage2(model, states);
-  std::string text = "Others, without activations\n ";
+  std::string text = "Other programs, without activations\n ";
   if (answer.choice.stage >= 2)
     absl::StrAppendFormat(&text,
-                          " DeepSpeed's estimator %.1f GiB a GPU and %.1f GiB of a host's RAM,",
+                          " DeepSpeed's estimate %.1f GiB a GPU and %.1f GiB of a host's RAM,",
                           estimate.gpu / kGiB, estimate.host_ram / kGiB);
   absl::StrAppendFormat(&text, " FSDP2 %.1f GiB a GPU\n", Fsdp2(model) / kGiB);
   return text;
@@ -303,7 +303,7 @@ std::string OffersText(const Question& question, std::span<const Offer> offers) 
     std::string line = absl::StrFormat("%s %-14s ", &offer == cheapest ? "*" : " ",
                                        config::Shortened(name.substr(name.rfind('/') + 1), 14));
     if (offer.hosts == 0) {
-      absl::StrAppend(&text, line, "it fits on no number of them\n");
+      absl::StrAppend(&text, line, "it does not fit on any number of hosts\n");
       continue;
     }
     const auto price = [&](double of) {

@@ -9,12 +9,12 @@
 
 namespace ebb::planner {
 
-// A line for each stage and place of parameters and states: with or without recomputing, whichever is faster, or with
-// `all` each. `marked`: gets a star.
+// A line for each stage and place of parameters and states, with or without recomputing, whichever is faster. `all`:
+// lines for both. `marked`: the choice that gets a star.
 std::string AnswerTable(const Question& question, std::span<const Answer> answers,
                         const Choice* marked, bool all);
 
-// Memory by class and tier, with bars; the peak; the step, what it waits for and moves.
+// Memory by class and tier, with bars; the peak; the step's time, its waits and its traffic.
 std::string AnswerText(const Question& question, const Answer& answer);
 
 // A line for each machine; the cheapest has a star.
@@ -23,7 +23,7 @@ std::string OffersText(const Question& question, std::span<const Offer> offers);
 std::string TitleOf(const Question& question);
 std::string WordsOf(const Choice& choice);  // "stage 3, states in RAM, recompute"
 
-// Of those that AnswerTable has a line for.
+// The answers that have a line in AnswerTable.
 std::vector<const Answer*> ShownAnswers(std::span<const Answer> answers, bool all);
 
 }  // namespace ebb::planner

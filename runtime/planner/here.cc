@@ -36,7 +36,7 @@ double Seconds(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// The best of a few, which other programs disturb least.
+// The shortest of a few runs, because other programs disturb that run least.
 double LeastSeconds(const std::function<void()>& work) {
   double least = Seconds(work);
   for (int again = 0; again < 4; ++again) least = std::min(least, Seconds(work));
@@ -49,7 +49,7 @@ int Cores() {
                                                               : 1;
 }
 
-// Bytes read and written a second by copies larger than caches, in memory as an engine's pools are.
+// Bytes read and written a second by copies that are larger than the caches, in memory like an engine's pools.
 absl::StatusOr<double> CopyRate(int threads) {
   constexpr int64_t kBytes = int64_t{256} << 20;
   const Device device = Device::Cpu(threads);
@@ -60,7 +60,7 @@ absl::StatusOr<double> CopyRate(int threads) {
   return 2.0 * kBytes / LeastSeconds([&] { stream.Copy(to.data(), from.data(), kBytes); });
 }
 
-// Bytes read and written a second in updates by AdamW, of more elements than any cache holds.
+// Bytes read and written a second by AdamW's updates, of more elements than any cache holds.
 absl::StatusOr<double> UpdateRate(int threads) {
   constexpr int64_t kElements = int64_t{1} << 25, kStored = 3 * sizeof(float) + 2 + 2,
                     kMoved = 3 * 2 * sizeof(float) + 2 + 2;  // bytes of an element
@@ -85,7 +85,7 @@ absl::StatusOr<double> UpdateRate(int threads) {
          });
 }
 
-// Of fp32 products that stay in a core's cache: c += a b.
+// Operations a second of fp32 products in a core's cache: c += a b.
 double ProductRate(int threads) {
   constexpr size_t kSide = 192;
   const double seconds = LeastSeconds([&] {
@@ -98,7 +98,7 @@ double ProductRate(int threads) {
           for (size_t j = 0; j < kSide; ++j) c[i * kSide + j] += factor * b[k * kSide + j];
         }
       }
-      // What is computed is looked at.
+      // Uses the result, so that the compiler keeps the computation.
       if (c[0] < 0) std::abort();
     };
     for (int thread = 1; thread < threads; ++thread) others.emplace_back(product);
@@ -108,8 +108,8 @@ double ProductRate(int threads) {
   return 2.0 * kSide * kSide * kSide * threads / seconds;
 }
 
-// A file of shards as an engine has them, and what it reads and writes a second: whole windows, with two under way,
-// so that there are always requests in line.
+// A file of shards as an engine has it, and its bytes a second. Two whole windows are under way at a time, so that the
+// disk always has requests in line.
 class DiskMeasurement {
  public:
   static absl::StatusOr<DiskMeasurement> Make(const std::string& folder) {
@@ -127,7 +127,7 @@ class DiskMeasurement {
 
   absl::Status Into(Machine& machine) {
     constexpr int kRounds = 3;
-    // The first write of a place also changes the file system's records.
+    // The first write of a block also changes the file system's records.
     EBB_RETURN_IF_ERROR(Pass(/*reads=*/-1, /*writes=*/0).status());
     EBB_RETURN_IF_ERROR(Pass(-1, 1).status());
     double read = 0, write = 0, both = 0;
@@ -152,7 +152,7 @@ class DiskMeasurement {
   DiskMeasurement(SwapDirectory directory, Buffer memory, std::unique_ptr<ShardFile> file)
       : directory_(std::move(directory)), memory_(std::move(memory)), file_(std::move(file)) {}
 
-  // Bytes a second of reading one half of the file and writing one; -1: none.
+  // Bytes a second. Reads half `reads` of the file and writes half `writes`; -1: none.
   absl::StatusOr<double> Pass(int reads, int writes) {
     const int halves[] = {reads, writes};
     absl::Status status;
@@ -190,7 +190,7 @@ absl::Status MeasureDisk(const std::string& folder, Machine& machine) {
   return measurement.Into(machine);
 }
 
-// The named machine with GPUs as this one's.
+// The named machine that has the GPUs of this one.
 absl::StatusOr<Machine> MachineOfGpus(int gpus) {
   EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
   const std::string description = device.description();
@@ -200,14 +200,14 @@ absl::StatusOr<Machine> MachineOfGpus(int gpus) {
     if (!absl::StrContains(description, kind)) continue;
     EBB_ASSIGN_OR_RETURN(Machine machine, MachineOfName(name));
     machine.gpus = gpus;
-    machine.network_gb_s = 0;  // what this host has is not known
+    machine.network_gb_s = 0;  // this host's network is not known
     if (const auto bytes = device.free_bytes())
       machine.gpu_memory = static_cast<double>(*bytes) + machine.gpu_reserved;
     if (gpus > 1 && machine.link_gb_s == 0) machine.link_gb_s = machine.pcie_gb_s / 2;
     return machine;
   }
   return absl::UnimplementedError(absl::StrCat(
-      "what ", description, " reaches is not known: write its figures into a file for --machine"));
+      "the rates of ", description, " are not known: write them into a file for --machine"));
 }
 
 }  // namespace
@@ -231,7 +231,7 @@ absl::StatusOr<Machine> MeasureHere(const std::string& folder) {
     const auto bytes = static_cast<double>(limit.ram);
     machine.ram = machine.ram == 0 ? bytes : std::min(machine.ram, bytes);
   }
-  // A core's rates are those while all cores do the same, as ranks do.
+  // A core's rates are measured while all cores do the same, because ranks do so.
   EBB_ASSIGN_OR_RETURN(const double copies, CopyRate(cores));
   EBB_ASSIGN_OR_RETURN(const double updates, UpdateRate(cores));
   machine.ram_gb_s = std::max(copies, updates) / kGiga;

@@ -1,6 +1,6 @@
-// This machine in figures, measured in a few seconds: RAM by copying, the disk by a file in a folder, arithmetic by a
-// product of matrices. Of GPUs what the driver says of their number and memory; their rates are those of the named
-// machine with such GPUs.
+// This machine in figures, measured in a few seconds: RAM by copies, the disk by a file in a folder, arithmetic by a
+// product of matrices. The driver gives the number and the memory of GPUs. Their rates are those of the named machine
+// with the same GPUs.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace ebb::planner {
 
-// `folder`: on the disk; "": none is measured. kUnimplemented: GPUs of a kind that no named machine has.
+// `folder`: a folder on the disk; "": no disk is measured. kUnimplemented: no named machine has such GPUs.
 absl::StatusOr<Machine> MeasureHere(const std::string& folder);
 
 }  // namespace ebb::planner

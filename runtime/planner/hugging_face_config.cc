@@ -15,7 +15,7 @@ namespace {
 
 using config::Json;
 
-// A type with parameters that are counted exactly. What a file leaves out has its value in Hugging Face's class.
+// A model_type with parameters that are counted exactly. A missing key has the default of Hugging Face's class.
 struct Family {
   const char* type;
   bool gated = true, tied_head = false, query_biases = false, query_norms = false;
@@ -33,7 +33,7 @@ constexpr Family kFamilies[] = {
     {.type = "qwen3_moe", .query_norms = true, .has_experts = true, .key_value_heads = 4},
     {.type = "gemma", .tied_head = true, .key_value_heads = 16, .head_width = 256}};
 
-// The names that one size has, in the order of preference; GPT-2's come last.
+// The names of one size, in the order of preference; GPT-2's are last.
 enum class Needed { kNo, kByAll, kByGated, kByExperts };
 struct Size {
   int64_t ModelShape::*to;
@@ -54,7 +54,7 @@ constexpr Size kSizes[] = {
     {&ModelShape::experts, {"num_local_experts", "num_experts"}, Needed::kByExperts},
     {&ModelShape::experts_of_token, {"num_experts_per_tok"}, Needed::kByExperts}};
 
-// What makes other parameters than the family has.
+// A key that adds parameters which the family does not have.
 struct Foreign {
   const char* key;
   bool of_experts = false;  // a family of experts has it
@@ -74,13 +74,12 @@ absl::StatusOr<Family> FamilyOf(const Json& root) {
     if (type == family.type) return family;
     absl::StrAppend(&types, types.empty() ? "" : ", ", family.type);
   }
-  return absl::UnimplementedError(
-      absl::StrCat("\"model_type\" is ", type.empty() ? "missing" : config::Quoted(type),
-                   ", and the parameters of ", types,
-                   " alone are known: give its files to --safetensors, or its sizes as flags"));
+  return absl::UnimplementedError(absl::StrCat(
+      "\"model_type\" is ", type.empty() ? "missing" : config::Quoted(type), "; known types: ",
+      types, ". Give the model's files to --safetensors, or its sizes as flags"));
 }
 
-// Neither absent, null, false, 0 nor empty.
+// False: the key is absent, or its value is null, false, 0 or empty.
 bool IsOn(const Json& root, const char* key) {
   if (!root.contains(key)) return false;
   const Json& value = root[key];
@@ -90,7 +89,7 @@ bool IsOn(const Json& root, const char* key) {
 absl::Status CheckForeign(const Json& root, const Family& family) {
   const auto refused = [&](const char* key) {
     return absl::UnimplementedError(absl::StrCat("\"", key, "\" is ", config::Shown(root[key]),
-                                                 ", which is not known of ", family.type,
+                                                 ", which is not supported for ", family.type,
                                                  ": give the model's files to --safetensors"));
   };
   for (const Foreign& foreign : kForeign) {
@@ -110,14 +109,15 @@ bool IsNeeded(Needed needed, const Family& family) {
 absl::Status Read(const Json& root, const Family& family, const Size& size, ModelShape& shape) {
   for (const char* name : size.names) {
     if (name == nullptr || !root.contains(name)) continue;
-    if (root[name].is_null()) {  // it follows from the others, whatever the family's is
+    if (root[name].is_null()) {  // derived from the other sizes, in every family
       shape.*size.to = 0;
       continue;
     }
     const auto number = config::ToInteger(root[name]);
     if (!number || *number < 0)
-      return absl::InvalidArgumentError(
-          absl::StrCat("\"", name, "\" is no whole number: ", config::Shown(root[name])));
+      return absl::InvalidArgumentError(absl::StrCat("\"", name, "\" is ",
+                                                     config::Shown(root[name]),
+                                                     ": it must be a whole number, 0 or above"));
     shape.*size.to = *number;
     return absl::OkStatus();
   }

@@ -58,9 +58,9 @@ constexpr char kDevice[] = "device";  // "gpu" or "cpu"
 
 constexpr double kGibi = 1 << 30, kTebi = kGibi * 1024;
 
-// What is sustained: of teraflops about what published runs of dense models reach in all their kernels (H100 400,
-// A100 170, 4090 120); of links 80% of the wire, as nccl-tests measures it; of disks DeepNVMe's figures (4 drives of
-// generation 5 beside the H100, of generation 4 beside the A100), of a desktop one drive's.
+// Sustained rates. Teraflops: about those of published runs of dense models over all kernels (H100 400, A100 170,
+// 4090 120). Links: 80% of the wire, as nccl-tests measures it. Disks: DeepNVMe's figures (4 drives, of generation 5
+// beside the H100, of generation 4 beside the A100); a desktop has one drive.
 const std::vector<Machine>& Named() {
   static const auto* const all = [] {
     Machine h100{.name = "8xh100",
@@ -125,13 +125,13 @@ absl::Status Put(const Key& key, const Json& value, Machine& machine) {
   if (key.kind == Kind::kBytes) {
     const auto bytes = config::ToBytes(value);
     if (!bytes)
-      return absl::InvalidArgumentError(
-          absl::StrCat("\"", key.name, "\" is no size such as \"80GiB\": ", config::Shown(value)));
+      return absl::InvalidArgumentError(absl::StrCat("\"", key.name, "\" is ", config::Shown(value),
+                                                     ": it must be a size such as \"80GiB\""));
     number = static_cast<double>(*bytes);
   } else {
     if (!value.is_number())
       return absl::InvalidArgumentError(
-          absl::StrCat("\"", key.name, "\" is no number: ", config::Shown(value)));
+          absl::StrCat("\"", key.name, "\" is ", config::Shown(value), ": it must be a number"));
     number = value.get<double>();
   }
   const bool is_none = key.kind == Kind::kRate && number == 0;
@@ -147,7 +147,7 @@ absl::Status Put(const Key& key, const Json& value, Machine& machine) {
   return absl::OkStatus();
 }
 
-// What is needed of one kind of machine alone.
+// Keys that only some machines need.
 absl::Status CheckTogether(const Machine& machine, const std::set<std::string>& given) {
   for (const Key& key : kKeys) {
     if (key.required && !given.contains(key.name))
@@ -163,8 +163,8 @@ absl::Status CheckTogether(const Machine& machine, const std::set<std::string>& 
     EBB_RETURN_IF_ERROR(needs(machine.pcie_gb_s, "pcie_gb_s", "the device is a GPU"));
     if (machine.gpus > 1)
       EBB_RETURN_IF_ERROR(needs(machine.link_gb_s, "link_gb_s",
-                                "a host has several GPUs. Without NVLink they meet over PCIe: "
-                                "write half of pcie_gb_s"));
+                                "a host has several GPUs. GPUs without NVLink are connected by "
+                                "PCIe: write half of pcie_gb_s"));
   }
   if (machine.disk > 0) {
     EBB_RETURN_IF_ERROR(needs(machine.disk_read_gb_s, "disk_read_gb_s", "there is a disk"));

@@ -1,5 +1,5 @@
-// A machine in figures: those of one host and its GPUs, as a JSON file has them. All rates are what is reached, not
-// what is on the box: gpu_teraflops is what a trainer's kernels sustain, attention and norms with the products.
+// The figures of one host and its GPUs, as a JSON file has them. All rates are sustained rates, not peak rates:
+// gpu_teraflops is the rate of all of a trainer's kernels together, with attention and norms.
 //
 //   {"gpus": 8, "gpu_memory": "79.6GiB", "gpu_teraflops": 400, "gpu_memory_gb_s": 3000, "link_gb_s": 360, ...}
 #pragma once
@@ -17,17 +17,17 @@ struct Machine {
   std::string name = "";
   bool is_cpu = false;  // ranks compute on the host's cores, in its RAM
   // Bytes, gigabytes (10^9) a second and microseconds, as the keys say.
-  double gpus = 1;  // of a host: as many ranks
+  double gpus = 1;  // of a host, and so its ranks
   double gpu_memory = 0,
-         gpu_reserved = 0;   // reserved: the driver's, NCCL's, and what is fragmented
+         gpu_reserved = 0;   // for the driver, NCCL and fragmentation
   double gpu_teraflops = 0;  // of all ranks of the host, where is_cpu
   double gpu_memory_gb_s = 0;
-  double link_gb_s = 0;     // of one GPU, to and from others of the host
+  double link_gb_s = 0;     // of one GPU, each way, to other GPUs of the host
   double pcie_gb_s = 0;     // of one GPU, each way
-  double network_gb_s = 0;  // of the host; 0: it is alone
+  double network_gb_s = 0;  // of the host; 0: there is no other host
   double ram = 0, ram_gb_s = 0;
   double cores = 1, core_gb_s = 8;
-  double update_gb_s = 0;  // of a core in updates; 0: as core_gb_s
+  double update_gb_s = 0;  // of a core in updates; 0: core_gb_s
   double disk = 0, disk_read_gb_s = 0, disk_write_gb_s = 0, disk_both_gb_s = 0;  // 0: none
   double launch_us = 5, collective_us = 20, collective_rank_us = 1, disk_us = 100;
 
@@ -36,7 +36,7 @@ struct Machine {
   double flops_of_rank(int ranks) const;
   // Bytes of a rank's pools. On a CPU there is no device memory beside RAM.
   int64_t device_room(int ranks) const;
-  int64_t ram_room(int ranks) const;  // without what the rest of the process takes
+  int64_t ram_room(int ranks) const;  // without the rest of the process
   int64_t disk_room(int ranks) const;
 
   sharding::Machine ForSimulation(int ranks) const;
@@ -46,7 +46,7 @@ struct Machine {
 std::string MachineNames();
 // kNotFound names the nearest.
 absl::StatusOr<Machine> MachineOfName(std::string_view name);
-// The text may come from anywhere. Errors: unknown keys, with the nearest; what is missing; figures out of range.
+// `text` is untrusted. Errors: unknown keys, with the nearest key; missing keys; figures out of range.
 absl::StatusOr<Machine> MachineOfJson(std::string_view text, std::string name);
 std::string ToJson(const Machine& machine);
 

@@ -98,7 +98,7 @@ std::vector<const ModelVisit*> VisitsOf(const Model& model, const ModelSpec& div
 
 std::vector<sharding::KernelWork> WorkOf(std::span<const ModelVisit* const> visits,
                                          const Pass& pass, double flops, double launch) {
-  constexpr double kKernels = 20;  // of a visit's forward; of its backward twice as many
+  constexpr double kKernels = 20;  // of a visit's forward; its backward has twice as many
   std::vector<sharding::KernelWork> work;
   const auto micro_batches = static_cast<double>(pass.micro_batches_per_round);
   for (const ModelVisit* const visit : visits) {

@@ -28,7 +28,7 @@ bool IsNumber(absl::string_view part) {
   });
 }
 
-// The words up to the first number and that number: "layers", 12. Nothing: the tensor is in no block.
+// The name up to its first number, and that number: "layers", 12. Number -1: the tensor is in no block.
 struct BlockName {
   std::string list;
   int64_t number = -1;
@@ -41,7 +41,7 @@ BlockName BlockOf(const std::string& tensor) {
   return {};
 }
 
-// Of more than 2^53: nothing.
+// -1: a side below 1, or more than 2^53 elements.
 int64_t ElementsOf(const std::vector<int64_t>& shape) {
   int64_t elements = 1;
   for (const int64_t side : shape) {
@@ -51,14 +51,14 @@ int64_t ElementsOf(const std::vector<int64_t>& shape) {
   return elements;
 }
 
-// Masks of attention and frequencies of rotary positions are stored by some, and trained by none.
+// Some programs store masks of attention and frequencies of rotary positions. No program trains them.
 bool IsBuffer(const ModelTensor& tensor) {
   const std::vector<int64_t>& shape = tensor.shape;
   return tensor.name.ends_with("inv_freq") || tensor.name.ends_with("masked_bias") ||
          (shape.size() == 4 && shape[0] == 1 && shape[1] == 1 && shape[2] == shape[3]);
 }
 
-// Integers and numbers of 8 bits are a base that others quantised: frozen bytes. Doubles are trained as asked.
+// Integers and 8-bit numbers are a quantised base: frozen bytes. Doubles get the compute dtype.
 ModelTensor TensorOf(StoredTensor tensor) {
   ModelTensor made{.name = std::move(tensor.name),
                    .shape = std::move(tensor.shape),
@@ -70,7 +70,7 @@ ModelTensor TensorOf(StoredTensor tensor) {
   return made;
 }
 
-// Tables before the blocks are looked up. A table that is also the head is visited again as a product.
+// A table before the blocks is looked up, without a product. If it is also the head, its second visit is a product.
 void AddVisit(Model& model, bool is_block, bool is_table) {
   ModelVisit visit{.unit = static_cast<int>(model.units.size()) - 1, .is_block = is_block};
   for (const ModelTensor& tensor : model.units.back().tensors) {
@@ -96,12 +96,12 @@ absl::StatusOr<Model> ModelOfTensors(std::vector<ModelTensor> tensors, std::stri
     if (absl::StrContains(tensor.name, ".experts."))
       return absl::UnimplementedError(
           absl::StrCat("tensor ", config::Quoted(tensor.name),
-                       " is of experts, and no file of tensors says how many of them a token goes "
-                       "through: give the model's config.json to --config-json"));
+                       " belongs to an expert, but the files do not say how many experts a token "
+                       "goes through: give the model's config.json to --config-json"));
     const int64_t count = ElementsOf(tensor.shape);
     if (count < 0 || elements > kElementsMax - count)
       return absl::InvalidArgumentError(absl::StrCat("tensor ", config::Quoted(tensor.name),
-                                                     ": more than 2^53 elements, or none"));
+                                                     " has more than 2^53 elements, or none"));
     elements += count;
     if (tensor.shape.size() == 1) ++widths[tensor.shape[0]];
     const BlockName block = BlockOf(tensor.name);
@@ -138,8 +138,8 @@ absl::StatusOr<Model> ModelOfTensors(std::vector<ModelTensor> tensors, std::stri
   }
   add(std::move(after), false);
   if (std::ssize(model.units) > kUnitsMax)
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the model has ", model.units.size(), " units, and at most ", kUnitsMax, " are planned"));
+    return absl::InvalidArgumentError(absl::StrCat("the model has ", model.units.size(),
+                                                   " units; ebb-plan takes at most ", kUnitsMax));
   if (has_tables && !has_head)
     model.visits.push_back(
         {.unit = 0,
@@ -163,7 +163,7 @@ absl::StatusOr<Model> ModelOfSafetensors(std::span<const std::string> paths) {
       tensors.push_back(TensorOf(std::move(tensor)));
     }
   }
-  // In the order of names files are cut anywhere.
+  // In the order of names, because a model's files may be cut anywhere.
   std::stable_sort(tensors.begin(), tensors.end(),
                    [](const ModelTensor& a, const ModelTensor& b) { return a.name < b.name; });
   absl::StatusOr<Model> model =

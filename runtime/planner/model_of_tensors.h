@@ -1,15 +1,15 @@
-// A model from the names and shapes of its tensors, as the headers of safetensors files have them: no value is read.
+// A model from the names and shapes of its tensors in the headers of safetensors files. No value is read.
 //
-//   model.embed_tokens.weight                  unit "before"   what comes before the first numbered block
+//   model.embed_tokens.weight                  unit "before"   the tensors before the first numbered block
 //   model.layers.0.self_attn.q_proj.weight     unit "layers.0"
 //   model.layers.0.mlp.up_proj.weight          unit "layers.0"
 //   lm_head.weight                             unit "after"
 //
-// Tensors of several dtypes keep them where the compute dtype is among them (SpecOf).
+// Tensors of several dtypes keep their dtypes if the compute dtype is one of them (SpecOf).
 //
-// Headers do not tell what a token costs or what forward keeps. Each matrix of a block counts as a
-// product of each token, with its output kept. A model without a head has its table as head. Experts
-// are refused, because no tensor says how many of them a token goes through.
+// Headers have neither the operations of a token nor the tensors that forward keeps. So each matrix
+// of a block counts as one product for each token, with a kept output. The table is the head of a
+// model without a head. Experts are refused, because headers do not say how many a token uses.
 #pragma once
 
 #include <span>
@@ -21,7 +21,7 @@
 
 namespace ebb::planner {
 
-// kInvalidArgument: nothing that can be trained is there, or sizes are impossible. kUnimplemented: experts.
+// kInvalidArgument: no tensor can be trained, or a size is impossible. kUnimplemented: experts.
 absl::StatusOr<Model> ModelOfTensors(std::vector<ModelTensor> tensors, std::string name);
 
 // Errors name the file.

@@ -13,7 +13,7 @@
 namespace ebb::planner {
 namespace {
 
-// GPT-2's and GPT-3's; gated ones, Llama 2 and 3, Mistral, Mixtral, Qwen 2.5 and Qwen 3.
+// GPT-2's and GPT-3's shapes; then gated models: Llama 2 and 3, Mistral, Mixtral, Qwen 2.5 and Qwen 3.
 ModelShape Gpt2(std::string name, int64_t layers, int64_t width, int64_t heads,
                 int64_t context = 1024) {
   return {.name = std::move(name),
@@ -105,7 +105,7 @@ struct SizeLimit {
   int64_t ModelShape::*of;
   int64_t most;
 };
-// The product of no two matrices' sides is beyond 2^53.
+// The product of any two sizes is at most 2^53.
 constexpr SizeLimit kSizeLimits[] = {{"layers", &ModelShape::layers, kUnitsMax - 2},
                                      {"width", &ModelShape::width, 1 << 22},
                                      {"heads", &ModelShape::heads, 1 << 16},
@@ -212,7 +212,7 @@ absl::StatusOr<ModelShape> ShapeOfName(std::string_view name) {
 }
 
 absl::StatusOr<ModelShape> Complete(ModelShape s) {
-  EBB_RETURN_IF_ERROR(CheckSizes(s, 0));  // what follows is computed from sizes in range
+  EBB_RETURN_IF_ERROR(CheckSizes(s, 0));  // the derived sizes need sizes in range
   if (s.key_value_heads == 0) s.key_value_heads = s.heads;
   if (s.head_width == 0 && s.heads > 0) {
     if (s.width % s.heads != 0)
@@ -220,7 +220,7 @@ absl::StatusOr<ModelShape> Complete(ModelShape s) {
           absl::StrCat("width ", s.width, " is not a multiple of ", s.heads, " heads"));
     s.head_width = s.width / s.heads;
   }
-  // Llama's: two thirds of 4 widths, whole multiples of 256.
+  // Llama's rule: two thirds of 4 widths, rounded to a multiple of 256.
   if (s.feed_forward == 0)
     s.feed_forward = s.gated ? (8 * s.width / 3 + 255) / 256 * 256 : 4 * s.width;
   EBB_RETURN_IF_ERROR(CheckSizes(s, 1));
@@ -239,9 +239,9 @@ absl::StatusOr<ModelShape> Complete(ModelShape s) {
                                                    s.key_value_heads, " key-value-heads"));
   if (s.experts_of_token > s.experts)
     return absl::InvalidArgumentError(absl::StrCat("a token goes through ", s.experts_of_token,
-                                                   " experts, of which there are ", s.experts));
+                                                   " experts, but a block has ", s.experts));
   if (s.experts > 1 && !s.gated)
-    return absl::InvalidArgumentError("experts are known of gated models alone");
+    return absl::InvalidArgumentError("only gated models can have experts: leave --experts out");
   return s;
 }
 

@@ -1,4 +1,4 @@
-// Transformers by their sizes: those that are known by name, or any.
+// Transformers by their sizes, or by a known name.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace ebb::planner {
 
-// Two families: GPT-2 (learned positions, norms and products with biases, two matrices of feed-forward, the head is
-// the embedding's table) and gated ones as Llama, Mistral, Qwen and Mixtral are (three matrices, no biases).
+// Two families. GPT-2: learned positions, norms and products with biases, two matrices of feed-forward, the table of
+// the embedding as head. Gated (Llama, Mistral, Qwen, Mixtral): three matrices of feed-forward, no biases.
 struct ModelShape {
   std::string name = "";
   int64_t layers = 0, width = 0, heads = 0, key_value_heads = 0, head_width = 0, feed_forward = 0;
@@ -28,13 +28,13 @@ struct ModelShape {
 };
 
 std::span<const ModelShape> NamedShapes();
-// kNotFound names the nearest.
+// kNotFound names the nearest model.
 absl::StatusOr<ModelShape> ShapeOfName(std::string_view name);
 
-// Fills in what is 0 and follows from the rest: key_value_heads, head_width, feed_forward. Errors name the size.
+// Derives key_value_heads, head_width and feed_forward from the other sizes if they are 0. Errors name the size.
 absl::StatusOr<ModelShape> Complete(ModelShape shape);
 
-// Of a complete shape.
+// `shape` is complete.
 Model ModelOf(const ModelShape& shape);
 
 }  // namespace ebb::planner

@@ -1,5 +1,5 @@
-// What the formulae of other programs say that the same model takes. All in bytes, without
-// activations; P: parameters, L: those of the largest unit, N: ranks.
+// The memory of the same model by the formulae of other programs, in bytes, without activations.
+// P: parameters, L: parameters of the largest unit, N: ranks.
 #pragma once
 
 #include <array>
@@ -19,14 +19,13 @@ std::array<double, 4> ZeroTable(const PeerModel& model);
 // DeepSpeed's estimate_zero2_model_states_mem_needs and estimate_zero3_model_states_mem_needs.
 struct DeepSpeedEstimate {
   double gpu = 0;       // of a rank
-  double host_ram = 0;  // of a host, times the factor of 1.5 that it adds
+  double host_ram = 0;  // of a host, with DeepSpeed's factor of 1.5
 };
 DeepSpeedEstimate DeepSpeedStage2(const PeerModel& model, bool offloads_optimizer);
 DeepSpeedEstimate DeepSpeedStage3(const PeerModel& model, bool offloads_optimizer,
                                   bool offloads_parameters);
 
-// FSDP2 with 16-bit compute: fp32 parameters, gradients and states are cut; two units are whole, and the gradients of
-// two.
+// FSDP2 with 16-bit compute: fp32 parameters, gradients and states are cut; two units and their gradients are whole.
 double Fsdp2(const PeerModel& model);
 
 }  // namespace ebb::planner

@@ -13,7 +13,7 @@ namespace {
 
 using sharding::Resource;
 
-// Faster by less than this is not worth another setting.
+// A change must make the step faster by more than this factor.
 constexpr double kWorthIt = 1.005;
 
 double Speed(const Answer& answer) {
@@ -25,7 +25,7 @@ int Differences(const Choice& a, const Choice& b) {
          (a.boundaries != b.boundaries) + (a.recompute != b.recompute);
 }
 
-// A choice's change in the words of a file.
+// The difference of two choices, in the keys of a configuration file.
 std::string Described(const Choice& from, const Choice& to) {
   if (from.recompute != to.recompute)
     return to.recompute ? "recomputing blocks in backward" : "keeping activations, not recomputing";
@@ -39,12 +39,12 @@ std::string Described(const Choice& from, const Choice& to) {
   return offload("offload_activations", to.boundaries);
 }
 
-// Blocks of which each is like the first.
+// The model with so many blocks, all like its first.
 absl::StatusOr<Model> WithBlocks(const Model& model, int64_t blocks) {
   const auto first = std::find_if(model.visits.begin(), model.visits.end(),
                                   [](const ModelVisit& visit) { return visit.is_block; });
   if (first == model.visits.end())
-    return absl::InvalidArgumentError("--largest model: this model has no blocks to have more of");
+    return absl::InvalidArgumentError("--largest model: this model has no equal blocks to add");
   Model made = model;
   made.units.clear();
   made.visits.clear();
@@ -96,7 +96,7 @@ absl::StatusOr<Question> With(const Question& question, Quantity quantity, int64
   return changed;
 }
 
-// Of what needs least of the device, first.
+// Tries the choices that need least of the device's memory first.
 std::optional<Answer> AnyThatFits(const Question& question, std::vector<Choice> choices) {
   std::reverse(choices.begin(), choices.end());
   for (const Choice& choice : choices) {
@@ -183,7 +183,7 @@ std::optional<Change> BestChange(const Question& question, std::span<const Answe
     config.train_batch_size = 0;
   });
   if (from.config.uses_nvme() && from.held[1] < from.room[1]) {
-    // RAM that is left holds what would else be on NVMe.
+    // Free RAM holds a part of the state that is on NVMe.
     Config config = from.config;
     config.ebb.host_memory = (from.room[1] - (from.room[1] - from.held[1]) / 8) >> 20 << 20;
     consider(config::Difference(from.config, config),
@@ -243,7 +243,7 @@ void FillOffer(Question question, Offer& offer) {
   const int most = offer.machine.network_gb_s > 0 ? kHostsMax : 1;
   for (int hosts = 1; hosts <= most; hosts *= 2) {
     question.ranks = static_cast<int>(offer.machine.gpus) * hosts;
-    // What needs least is laid out alone until it fits.
+    // The choice that needs least memory is tried alone until it fits.
     if (!AnyThatFits(question, Choices(question))) continue;
     const std::vector<Answer> answers = AnswerAll(question);
     const Answer* const fastest = Fastest(answers);
@@ -284,7 +284,7 @@ absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
     if (!fitted.ok()) return fitted.status();
     if (!*fitted) too_many = number;
   }
-  // A context is searched in whole multiples of 64, which is exact enough.
+  // A context is searched in multiples of 64.
   const int64_t unit = quantity == Quantity::kContext && found.most >= 1024 ? 64 : 1;
   while (too_many - found.most > unit) {
     const int64_t number = (found.most + (too_many - found.most) / 2) / unit * unit;
@@ -294,7 +294,7 @@ absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
     if (!*fitted) too_many = number;
   }
   if (found.most > 0) {
-    // Of all choices that fit with it, the fastest.
+    // The fastest of all choices that fit with it.
     const std::vector<Answer> answers = AnswersOf(found.question, choices);
     if (const Answer* const best = Fastest(answers)) found.answer = *best;
   }

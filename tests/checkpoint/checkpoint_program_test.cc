@@ -79,7 +79,7 @@ TEST_F(CheckpointProgramTest, ConvertsThereAndBackAndSeesOneBit) {
   EXPECT_THAT(ended.printed, HasSubstr("have the checksums that were saved"));
   EXPECT_EQ(Run(absl::StrCat("export ", Path("runs"), " ", Path("out"))).code, 0);
   EXPECT_EQ(Run(absl::StrCat("diff ", Path("out"), " ", Path("a.safetensors"))).code, 0);
-  // A folder that is there is left alone.
+  // An existing folder is left unchanged.
   EXPECT_EQ(Run(absl::StrCat("export ", Path("runs"), " ", Path("out"))).code, 2);
 
   const std::string rank_file = Path("runs/step-000000000/rank-00000-of-00001.safetensors");
@@ -136,7 +136,7 @@ TEST_F(CheckpointProgramTest, HelpOfEachCommandHasExamples) {
   }
 }
 
-// On a terminal alone, and gone at the end.
+// Only on a terminal, and wiped at the end.
 TEST_F(CheckpointProgramTest, ATerminalShowsHowFarItIs) {
   WriteZeros(Path("a.safetensors"), 30, 40, "w");
   const std::string inspect = "inspect " + Path("a.safetensors");
@@ -152,7 +152,7 @@ TEST_F(CheckpointProgramTest, ATerminalShowsHowFarItIs) {
   }
   std::string shown;
   char bytes[4096];
-  // The end of the program is an error (EIO) of its terminal.
+  // The end of the program shows as an error (EIO) of its terminal.
   for (ssize_t got; (got = read(terminal, bytes, sizeof(bytes))) > 0;)
     shown.append(bytes, static_cast<size_t>(got));
   close(terminal);
@@ -177,7 +177,7 @@ TEST_F(CheckpointProgramTest, AnIndexNamesFilesBesideItAndNoOthers) {
     EXPECT_EQ(ParseModelIndex(text, "index", ".safetensors").status().code(),
               absl::StatusCode::kDataLoss)
         << text;
-  // What the index promises and the file lacks.
+  // The index names a tensor that the file lacks.
   WriteZeros(Path("model-1.safetensors"), 2, 3, "a");
   Write(Path(kSafetensorsIndex),
         R"({"weight_map": {"a": "model-1.safetensors", "b": "model-1.safetensors"}})");

@@ -1,5 +1,5 @@
-// A run that is saved and loaded goes on with the same bits, at any stage and tier of its world, whatever happens beside the
-// save. What has changed on the disk is named. Other worlds: resharding_test.cc.
+// A saved and loaded run goes on with the same bits, at any stage and tier of its world, whatever runs beside the save.
+// An error names what has changed on the disk. Other worlds: resharding_test.cc.
 #include "ebb/runtime/checkpoint/checkpoint.h"
 
 #include <gmock/gmock.h>
@@ -97,7 +97,7 @@ TEST_F(CheckpointTest, ResumesBitForBitAtAnyStageAndTierOfItsWorld) {
   }
 }
 
-// The saved bytes do not depend on steps that run meanwhile. A second one waits for the first.
+// The saved bytes do not depend on steps that run meanwhile. A second save waits for the first.
 TEST_F(CheckpointTest, OneThatIsWrittenBesideStepsIsThatOfItsStep) {
   for (Way way : kWays) {
     way.compute = DType::kBFloat16;
@@ -242,7 +242,7 @@ TEST_F(CheckpointTest, WarnsOfKeysThatChangeTheBitsOfTheSavedRun) {
   EXPECT_THAT(warned(other), HasSubstr("had another ebb.reduce_at"));
   other.compute = DType::kFloat32;
   EXPECT_THAT(warned(other), HasSubstr("had another dtype, ebb.reduce_at:"));
-  // Where state lives decides nothing; the learning rate does.
+  // The tiers of state do not change the result. The learning rate does.
   other = saver;
   other.stage = 3;
   other.tier = Tier::kCpu;
@@ -268,7 +268,7 @@ TEST_F(CheckpointTest, ARunThatGoesOnRemovesItsOwnOldOnesAlone) {
   ASSERT_EQ(run(0, 1, /*resumes=*/false), absl::OkStatus());  // step 1 of a run
   ASSERT_EQ(run(0, 3, /*resumes=*/false), absl::OkStatus());  // step 3 of another one
   EXPECT_THAT(*CheckpointsIn(folder_), ElementsAre("step-000000003", "step-000000001"));
-  ASSERT_EQ(run(3, 5, /*resumes=*/true), absl::OkStatus());  // which goes on
+  ASSERT_EQ(run(3, 5, /*resumes=*/true), absl::OkStatus());  // the other one goes on
   EXPECT_THAT(*CheckpointsIn(folder_), ElementsAre("step-000000005", "step-000000001"));
   const absl::Status same_step = run(0, 5, /*resumes=*/false);
   EXPECT_THAT(std::string(same_step.message()), HasSubstr("is of another run"));
@@ -345,7 +345,7 @@ Damage Removes(const char* file) {
   return [=](const std::string& in) { fs::remove_all(in + file); };
 }
 
-// What a load says on every rank, after `change` of the files.
+// The errors of a load on all ranks, after `change` of the files.
 absl::Status LoadAfter(const std::string& folder, const Damage& change, const ModelSpec& model,
                        const LoadOptions& options = {}) {
   const Way way = {.world = 2, .stage = 3};
@@ -409,8 +409,8 @@ TEST_F(CheckpointTest, NamesAChangedFileOnEveryRank) {
   }
 }
 
-// Damage that a header or a name shows gives way to the checkpoint before; changed data is an error, which names that
-// one.
+// If a header or a name shows damage, the checkpoint before is loaded. Changed data is an error, which names the
+// checkpoint before.
 TEST_F(CheckpointTest, WhereTheNewestIsDamagedTheOlderOneIsTakenOrNamed) {
   const struct {
     const char* what;

@@ -1,6 +1,6 @@
-// Wraps the C library's calls on files for this program. A test sees each call on files of one folder, and answers it
-// with an error, or ends the process there. A program that links file_calls.cc has these calls for all of its code,
-// the C++ library's included.
+// Wraps the C library's calls on files. A test sees each call on files of one folder. It can answer the call with an
+// error, or end the process there. All code of a program that links file_calls.cc makes these calls, including the C++
+// library.
 #pragma once
 
 #include <cerrno>
@@ -28,7 +28,7 @@ class FileCalls {
   ~FileCalls();
 };
 
-// What a disk answers that is full, or broken.
+// The answers of a full disk, and of a broken disk.
 int ErrorOf(const FileCall& call);
 
 }  // namespace ebb::testing

@@ -47,13 +47,13 @@ class FolderTest : public ::testing::Test {
     return checkpoint->Commit(keep).status();
   }
   std::string At(const std::string& name) const { return folder_ + "/" + name; }
-  // Which one is found; "" for none.
+  // The name of the checkpoint that is found; "": none.
   std::string Found() const {
     const auto found = FindCheckpoint(folder_);
     return found.ok() ? found->substr(folder_.size() + 1) : "";
   }
 
-  // Folders that are of no whole checkpoint.
+  // Folders that are not whole checkpoints.
   int Rests() const {
     int rests = 0;
     for (const auto& entry : fs::directory_iterator(folder_))
@@ -70,7 +70,7 @@ TEST_F(FolderTest, TheNewestIsFoundByItsFolderAndByItself) {
   ASSERT_EQ(Save(20), absl::OkStatus());
   EXPECT_EQ(Found(), "step-000000020");
   EXPECT_EQ(*FindCheckpoint(At("step-000000001")), At("step-000000001"));
-  // A run that was taken back to a step goes on from it, even if another run had gone further.
+  // A run that resumes from an earlier step goes on from it, even if another run had gone further.
   ASSERT_EQ(Save(2), absl::OkStatus());
   EXPECT_EQ(Found(), "step-000000002");
 }
@@ -118,7 +118,7 @@ TEST_F(FolderTest, AnotherRunsCheckpointIsNotReplaced) {
   EXPECT_EQ(Found(), "step-000000007");
   EXPECT_EQ(Rests(), 0);
   EXPECT_EQ(Save(7, /*keep=*/0, "a"), absl::OkStatus());
-  // Nothing is lost with one that cannot be loaded.
+  // A checkpoint that cannot be loaded may be replaced.
   fs::remove(At("step-000000007/manifest.json"));
   EXPECT_EQ(Save(7, /*keep=*/0, "b"), absl::OkStatus());
 }
@@ -232,7 +232,7 @@ TEST_F(FolderTest, TheRemainsOfAKilledRunAreRemoved) {
   ASSERT_EQ(Save(1), absl::OkStatus());
   fs::create_directories(At(".saving-step-000000004/deep"));
   std::ofstream(At(".saving-step-000000004/" + RankFileName(0, 4))) << "half";
-  // Killed between two names, where the file system cannot exchange them.
+  // The run is killed between two renames, because the file system cannot exchange names.
   fs::rename(At("step-000000001"), At(".replaced"));
   EXPECT_EQ(Found(), ".replaced");
   { ASSERT_TRUE(NewCheckpoint::Begin(folder_, 9).ok()); }

@@ -1,5 +1,5 @@
-"""ebb-checkpoint against Python's own safetensors, torch and transformers: what they write is imported, and what is exported
-gives the same logits in them. Random weights; nothing is downloaded.
+"""ebb-checkpoint against Python's own safetensors, torch and transformers: it imports their files, and its exported files give
+the same logits in them. Weights are random; the test downloads nothing.
 
     hugging_face_test.py EBB_CHECKPOINT
 """

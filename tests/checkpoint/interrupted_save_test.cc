@@ -1,5 +1,4 @@
-// Saves that are cut off: by a process that is killed at any of its calls on files, by an engine that ends, by another
-// save.
+// Interrupted saves: a process is killed at any of its calls on files, an engine ends, or another save begins.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -35,7 +34,7 @@ class InterruptedSaveTest : public SaveFaultTest {
   }
 };
 
-// Kills rank `victim` at its first call, then at its second one, ... until it lives to the end of the save.
+// Kills rank `victim` at its first call, then at its second one, ... until it survives the save.
 struct Kills {
   const char* name;
   int world = 2, victim = 0;
@@ -120,7 +119,7 @@ TEST_F(InterruptedSaveTest, AnEngineThatEndsFirstLetsItsSaveEnd) {
   ExpectResumes(way, 2);
 }
 
-// Nobody may begin a save with carried updates but the thread that saves, which may itself wait for the other thread.
+// Only the saving thread may begin a save with carried updates, and it may wait for the other thread.
 TEST_F(InterruptedSaveTest, AWaitOnAnotherThreadBeforeTheSaveBeginsIsAnError) {
   const Way way = {.world = 2, .stage = 3, .tier = Tier::kNvme, .prefetch_depth = 0};
   ASSERT_EQ(RunWay(

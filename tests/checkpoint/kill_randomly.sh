@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Kills a run of gpt at random instants over its saves, which lie beside its steps, and resumes it each time: for each tier, and
-# for ranks that are threads or processes. The newest whole checkpoint loads each time, and the last run ends with the bits of
-# one that was never killed.
+# Kills a run of gpt at random instants, while it saves beside its steps, and resumes it each time: for each tier, with threads
+# and with processes as ranks. Each time the newest whole checkpoint loads, and the last run ends with the bits of a run that
+# was never killed.
 #
 #   tests/checkpoint/kill_randomly.sh GPT [KILLS] [SEED]     KILLS of each of the seven cases, 5 unless given
 set -euo pipefail
@@ -37,7 +37,7 @@ start() {
     started+=($!)
   done
 }
-finish() { # to the end, and well
+finish() { # waits for the end, which must be a success
   for process in "${started[@]}"; do wait "$process" || { cat "$folder/log"; exit 1; }; done
 }
 digest() { sed -n 's/.*"parameter_digest": *"\([0-9a-f]*\)".*/\1/p' "$folder/$1"; }
@@ -49,7 +49,7 @@ for case in "1 threads none" "2 threads none" "2 threads cpu" "2 threads nvme" "
   saves="$folder/saves-$ranks-$how-$tier"
   killed=0
   for ((kill = 0; kill < kills; ++kill)); do
-    # A killed run has got on; begin afresh before it is at its end.
+    # Killed runs make progress, so start anew before the end of the run.
     [ -e "$saves/latest" ] && [ "$(sed 's/step-0*//' "$saves/latest")" -gt 150 ] && rm -rf "$saves"
     start "$ranks" "$how" "$tier" killed.json --save "$saves" --save-every 1 --keep 2 --resume latest
     sleep "0.$(printf '%03d' $((RANDOM % 700 + 50)))"

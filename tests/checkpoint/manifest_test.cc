@@ -66,7 +66,7 @@ TEST(ManifestTest, OneChangedBitIsNoticedWhereverItIs) {
   }
 }
 
-// So that a reader by docs/format.md alone can check itself.
+// The examples of docs/format.md, with which a reader can check itself.
 TEST(ManifestTest, ChecksumsFollowTheFormatsDescription) {
   const auto checksum = [](const std::string& text) {
     return optim::Checksum(std::as_bytes(std::span(text)));

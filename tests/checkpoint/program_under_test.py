@@ -1,4 +1,4 @@
-"""What the tests of ebb-checkpoint against other packages have in common: the program, run, and packages that may not be there.
+"""The common part of the tests of ebb-checkpoint against other packages: it runs the program and looks for the packages.
 
     NAME_test.py EBB_CHECKPOINT
 """
@@ -21,7 +21,7 @@ def require(*packages):
 
 
 def run(*arguments, code=0):
-    """What it printed, on both streams."""
+    """Returns its output of both streams."""
     done = subprocess.run([tool, *map(str, arguments)], capture_output=True, text=True)
     assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr

@@ -55,7 +55,7 @@ TEST(SafetensorsTest, ABrokenHeaderIsRefusedWithAReason) {
       {R"({"a": {"dtype": "F33", "shape": [1], "data_offsets": [0, 4]}})", "unknown dtype"},
       {R"({"a": {"dtype": 4, "shape": [1], "data_offsets": [0, 4]}})", "its dtype is no name"},
       {R"({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}})",
-       "4 bytes where its shape needs 8"},
+       "4 bytes, but its shape needs 8"},
       {R"({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}})", "no list of sizes"},
       {R"({"a": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}})", "no list of sizes"},
       {R"({"a": {"dtype": "F32", "shape": [4611686018427387904, 4], "data_offsets": [0, 0]}})",

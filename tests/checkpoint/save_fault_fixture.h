@@ -30,7 +30,7 @@ inline absl::Status ReadAll(const std::string& path) {
   return ForEachPiece(*source, [](size_t, std::span<const float>) { return absl::OkStatus(); });
 }
 
-// Which call: "pwrite .saving-step-N/rank-00000-of-00002.safetensors, 2".
+// A name for each call: "pwrite .saving-step-N/rank-00000-of-00002.safetensors, 2".
 class CallNames {
  public:
   std::string Next(const FileCall& call) {
@@ -52,7 +52,7 @@ class CallNames {
   std::map<std::string, int> times_;
 };
 
-// What a killed or failed save may not leave behind.
+// Checks that a killed or failed save has left nothing behind.
 inline std::vector<std::string> Rests(const std::string& folder) {
   std::vector<std::string> rests;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -76,7 +76,7 @@ class SaveFaultTest : public ::testing::Test {
 
   std::string At(int64_t step) const { return absl::StrCat(folder_, "/", CheckpointName(step)); }
 
-  // The newest checkpoint that is loaded, trained to `steps`, has the bits of a run that was not interrupted.
+  // Loads the newest checkpoint and trains to `steps`: the bits are those of an uninterrupted run.
   void ExpectResumes(const Way& way, int steps) const {
     ParameterValues expected;
     for (const bool resumed : {false, true}) {

@@ -1,6 +1,6 @@
-// Each call on a file that a save makes fails once, and each is once the one from which on all fail. The error is
-// every rank's and names the file. The checkpoint before is whole, the next save succeeds, and training has the bits
-// of a run without failures. Likewise for a load.
+// Each call of a save on a file fails once. And for each call, it and all later calls fail once. The error is every
+// rank's and names the file. The checkpoint before is whole, the next save succeeds, and training has the bits of a run
+// without failures. The same holds for a load.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -46,7 +46,7 @@ class FailingCalls {
     std::string name;  // of the call
     FileCall call;
   };
-  // Which one it was; nothing: all have.
+  // The new call that failed; nothing: all calls have failed before.
   std::optional<Failed> End() {
     const std::scoped_lock lock(mutex_);
     armed_ = false;
@@ -115,7 +115,7 @@ TEST_P(EachCallOfASaveTest, FailsAndTheRunGoesOn) {
     for (const absl::Status& status : seen) {
       EXPECT_EQ(status.ok(), saved) << status;
       if (saved) continue;
-      // Where all calls fail from then on, another rank's may come first.
+      // If all later calls fail, another rank's call may fail first.
       const std::string at = folder_ + "/" + failed.call.path;
       EXPECT_THAT(std::string(status.message()),
                   HasSubstr(sweep.how == FailingCalls::How::kOnce ? fs::path(at).filename().string()
@@ -127,7 +127,7 @@ TEST_P(EachCallOfASaveTest, FailsAndTheRunGoesOn) {
       EXPECT_EQ(ReadAll(At(whole)), absl::OkStatus());
     }
     EXPECT_EQ(ReadAll(folder_), absl::OkStatus());
-    // An error that comes after the new one has its name leaves two whole ones.
+    // If the error comes after the new checkpoint got its name, there are two whole ones.
     if (saved) {
       EXPECT_EQ(FindCheckpoint(folder_).value_or(""), At(whole + !sweep.replaces));
     }

@@ -132,7 +132,7 @@ TEST_P(StreamedFileTest, AnErrorOfAReadNamesTheFile) {
   EXPECT_NE(cut.message().find("short' ends at byte"), std::string::npos) << cut;
 }
 
-// The limit stands for a full disk.
+// The limit of the file size acts like a full disk.
 TEST_P(StreamedFileTest, SpaceThatIsNotThereIsAnErrorBeforeAByteIsWritten) {
   rlimit before = {};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);

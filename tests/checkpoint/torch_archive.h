@@ -1,5 +1,5 @@
-// Writes what torch.save writes, byte for byte as the formats say, so that readers can be tested without torch and with files
-// that torch would not write.
+// Writes files in torch.save's format, so that tests of readers need no torch and can use files that torch would not
+// write.
 #pragma once
 
 #include <cstdint>

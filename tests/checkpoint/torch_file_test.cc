@@ -1,4 +1,4 @@
-// Files of torch.save: archives, pickles and tensors, as torch writes them and as anyone may have made them.
+// Files of torch.save: archives, pickles and tensors, as torch writes them and as other programs may write them.
 #include "ebb/runtime/checkpoint/torch_file.h"
 
 #include <gmock/gmock.h>
@@ -135,23 +135,23 @@ TEST_F(TorchFileTest, AFileWithoutTensorsIsRefusedWithAReason) {
         {PickledDict({{"a", "\x82\x01"}}), kInvalidArgument, "opcode 0x82"},  // EXT1
         {"N" + PickledInt(1), kDataLoss, "leaves values"},
         {"(N", kDataLoss, "leaves values"},
-        {"", kDataLoss, "takes a value where there is none"},
+        {"", kDataLoss, "takes a value from an empty stack"},
         {"t", kDataLoss, "lacks a mark"},
         {"}(" + PickledText("a") + "u", kDataLoss, "key without its value"},
-        {"N(Nu", kDataLoss, "fills what is no container"},
-        {"(Na", kDataLoss, "fills a value where there is none"},
-        {"h\x07", kDataLoss, "has not had"},
-        {"N)R", kDataLoss, "calls what is no function"},
+        {"N(Nu", kDataLoss, "adds items to a value that is no container"},
+        {"(Na", kDataLoss, "adds items, but the stack is empty"},
+        {"h\x07", kDataLoss, "has not stored"},
+        {"N)R", kDataLoss, "calls a value that is no function"},
         {"X\xff\xff\xff\x7f", kDataLoss, "is cut"},
         {"cos", kDataLoss, "is cut"},
         {"\x8a\x60", kDataLoss, "is cut"},
         {std::string("\x80\x09N"), kDataLoss, "protocol 9"},
-        // More values than a reader should hold.
+        // More values than a reader may hold.
         {std::string(static_cast<size_t>(kPickleValuesMax) + 1, 'N'), kInvalidArgument,
          "more than 1048576 values"}})
     ExpectRefused(Open(TorchArchive(wrong.piece, {bytes})).status(), wrong.code, wrong.said);
 
-  // Of the tensors themselves.
+  // Damage in the tensors.
   const int64_t huge = int64_t{1} << 62;
   struct WrongTensor {
     TensorText text;
@@ -163,14 +163,14 @@ TEST_F(TorchFileTest, AFileWithoutTensorsIsRefusedWithAReason) {
         {{.shape = {7}, .stored = 6}, kDataLoss, "larger than its storage"},
         {{.shape = {3}, .stored = 6, .offset = 4}, kDataLoss, "larger than its storage"},
         {{.shape = {0}, .stored = 6, .offset = 7}, kDataLoss, "larger than its storage"},
-        {{.shape = {1}, .stored = 6, .offset = -1}, kDataLoss, "strides or an offset"},
+        {{.shape = {1}, .stored = 6, .offset = -1}, kDataLoss, "impossible strides"},
         {{.shape = {huge, huge}, .stored = 6}, kDataLoss, "no list of sizes"},
         {{.shape = {-1}, .stored = 6}, kDataLoss, "no list of sizes"},
         {{.shape = {1}, .stored = huge}, kDataLoss, "larger than its storage"},
         {{.storage = "HalfStorage", .shape = {6}}, kDataLoss, "larger than its storage"},
         {{.key = "../../etc/passwd", .shape = {6}}, kDataLoss, "which the file lacks"},
         {{.shape = {2, 3}, .strides = {1, 2}}, kInvalidArgument, "row-major"},
-        {{.shape = {2, 3}, .strides = {3}}, kDataLoss, "strides or an offset"}}) {
+        {{.shape = {2, 3}, .strides = {3}}, kDataLoss, "impossible strides"}}) {
     const auto file = Open(TorchArchive(PickledTensor(wrong.text), {bytes}));
     ASSERT_TRUE(file.ok()) << file.status();
     ExpectRefused(file->TensorOf(file->pickle().root(), "x").status(), wrong.code, wrong.said);
@@ -212,16 +212,16 @@ TEST_F(TorchFileTest, AnIncompleteArchiveIsRefusedWithAReason) {
       {Zip({pickle, locked}), kInvalidArgument, "is encrypted"},
       {Zip({pickle, pickle}), kDataLoss, "is there twice"},
       {Zip({{.name = "data.pkl", .bytes = Pickled("N")}}), kInvalidArgument,
-       "none that torch.save"},
-      {Zip({}), kInvalidArgument, "none that torch.save"},
+       "not one that torch.save"},
+      {Zip({}), kInvalidArgument, "not one that torch.save"},
       {Zip({pickle, {.name = "b/data.pkl", .bytes = Pickled("N")}}), kDataLoss, "two pickles"},
       {Zip({pickle, {.name = "a/byteorder", .bytes = "big"}}), kInvalidArgument, "little-endian"},
       {changed(whole, 6, std::string("\xff\xff\xff\x7f", 4)), kDataLoss, "outside of it"},
       {changed(whole, 10, std::string("\xff\xff\xff\x7f", 4)), kDataLoss, "outside of it"},
-      {changed(whole, 12, std::string("\x05\x00", 2)), kDataLoss, "and says 5"},
+      {changed(whole, 12, std::string("\x05\x00", 2)), kDataLoss, "but says 5"},
       {changed(whole, second, "QQQQ"), kDataLoss, "no entry"},
       {changed(whole, second - 20, std::string(8, '\x7f')), kDataLoss, "more than the file"},
-      {changed(whole, second - 24, std::string("\5\0\0\0", 4)), kDataLoss, "two sizes"},
+      {changed(whole, second - 24, std::string("\5\0\0\0", 4)), kDataLoss, "two different sizes"},
       {changed(whole, second - 28, std::string("\xff\xff", 2)), kDataLoss, "ends within an entry"},
       {changed(whole, second - 42, std::string("\xff\xff\xff\x7f", 4)), kDataLoss,
        "begins outside"},
@@ -238,14 +238,14 @@ TEST_F(TorchFileTest, AnIncompleteArchiveIsRefusedWithAReason) {
   for (const size_t at : {first + 20, first + 24}) overlapping[at] = 40;
   ExpectRefused(Open(overlapping).status(), kDataLoss, "overlap");
 
-  // Any cut, and any zip64 record that lies.
+  // Any cut, and any wrong zip64 record.
   const std::string large = Zip({pickle, {.name = "a/data/0", .bytes = "1234"}}, {.zip64 = true});
   for (size_t bytes = 0; bytes < large.size(); ++bytes)
     EXPECT_EQ(Open(large.substr(0, bytes)).status().code(), kDataLoss) << bytes;
   for (size_t byte = large.size() - 22 - 20 - 56; byte < large.size() - 22; ++byte) {
     std::string other = large;
     other[byte] = static_cast<char>(other[byte] ^ 0x80);
-    (void)Open(other);  // versions and disks count for nothing
+    (void)Open(other);  // versions and disks are ignored
   }
 
   const std::string old("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 15);
@@ -265,7 +265,7 @@ TEST_F(TorchFileTest, AModelHasTensorsWithNamesOnceEachAndNothingElse) {
   for (const Wrong& wrong : {Wrong{PickledDict({{"a", tensor}, {"a", tensor}}), "\"a\" twice"},
                              {PickledDict({{"a", tensor}, {"epoch", PickledInt(3)}}), "\"epoch\""},
                              {PickledDict({{"model", PickledDict({{"a", tensor}})}}), "\"model\""},
-                             {"}(K\x01" + tensor + "u", "no tensor with a name"},
+                             {"}(K\x01" + tensor + "u", "not a named tensor"},
                              {PickledList({tensor}), "no dict of tensors"}}) {
     const std::string path = Write("m.bin", TorchArchive(wrong.piece, {FloatBytes(kValues)}));
     ExpectRefused(OpenTensorSource(path).status(), OpenTensorSource(path).status().code(),

@@ -1,5 +1,5 @@
-// DeepSpeed's universal folders. A run that is handed over in one goes on with the same bits, and files that are not
-// read are named. What torch itself writes: universal_folder_test.py.
+// DeepSpeed's universal folders. A run that is imported from one goes on with the same bits, and errors name files that
+// are not read. Files of torch itself: universal_folder_test.py.
 #include "ebb/runtime/checkpoint/universal_folder.h"
 
 #include <gmock/gmock.h>
@@ -240,14 +240,14 @@ TEST_F(UniversalFolderTest, NamesThePartsThatItDoesNotRead) {
          WriteTensor("zero/w/exp_avg.pt", {3}, {1, 2, 3});
        }},
       {"has no elements", [&] { WriteTensor("zero/v/fp32.pt", {0}, {}); }},
-      {"says 4 steps, and another file 3",
+      {"says 4 steps, but another file says 3",
        [&] {
          WriteTensor("zero/z/fp32.pt", {1}, {1});
          Write("zero/z/step.pt", TorchArchive(PickledInt(4), {}));
        }},
       {"which is no count", [&] { Write("zero/w/step.pt", TorchArchive(PickledFloat(1.5), {})); }},
-      {"says nowhere after how many steps", [&] { fs::remove(folder_ + "/zero/w/step.pt"); }},
-      {"which no run has", [&] { states("skipped_steps", PickledInt(-1)); }},
+      {"but no number of steps", [&] { fs::remove(folder_ + "/zero/w/step.pt"); }},
+      {"which is impossible", [&] { states("skipped_steps", PickledInt(-1)); }},
       {"is neither a parameter's folder", [&] { Write("zero/notes.txt", "x"); }},
       {"is no file of a parameter", [&] { Write("zero/w/inner/fp32.pt", "x"); }},
       {"a name that a checkpoint uses itself",

@@ -1,5 +1,5 @@
-"""ebb-checkpoint against what torch itself writes: pytorch_model.bin, and folders laid out as DeepSpeed's ds_to_universal.py
-lays them out, for stages 1 and 2 and for stage 3.
+"""ebb-checkpoint reads files that torch itself writes: pytorch_model.bin, and folders in the layout of DeepSpeed's
+ds_to_universal.py, for stages 1 and 2 and for stage 3.
 
     universal_folder_test.py EBB_CHECKPOINT
 """
@@ -95,7 +95,7 @@ def write_universal(folder, model, optimizer, stage3):
         torch.save({"optimizer_state_dict": {"state": {0: {"step": torch.tensor(float(STEPS))}}, "param_groups": []}},
                    folder / "zero" / "optimizer_state.pt")
     else:
-        # What has no optimizer state, as newer versions of ds_to_universal.py write it.
+        # Parameters without optimizer state, as newer versions of ds_to_universal.py write them.
         for name, value in module.items():
             if not (folder / "zero" / name).exists():
                 (folder / "zero" / name).mkdir()
@@ -130,7 +130,7 @@ with tempfile.TemporaryDirectory() as made:
     torch.save({}, plain / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
     assert "ds_to_universal.py" in run("import", plain, folder / "none", code=2)
 
-    # What runs code in torch.load does not run here.
+    # A pickle whose code torch.load runs: the code does not run here.
     class Evil:
         def __reduce__(self):
             return os.system, (f"touch {folder}/executed",)
@@ -156,7 +156,7 @@ with tempfile.TemporaryDirectory() as made:
     for protocol in (2, 3, 4, 5):
         torch.save({"a": torch.arange(3.)}, odd, pickle_protocol=protocol)
         run("inspect", odd)
-    for wrong, said in (({"a": torch.zeros(3, 4).t()}, "row-major"), (model, "Model"), ({"a": 3}, "no tensor with a name")):
+    for wrong, said in (({"a": torch.zeros(3, 4).t()}, "row-major"), (model, "Model"), ({"a": 3}, "not a named tensor")):
         torch.save(wrong, odd)
         assert said in run("inspect", odd, code=2), said
     torch.save(model.state_dict(), odd, _use_new_zipfile_serialization=False)

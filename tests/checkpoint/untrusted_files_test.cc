@@ -1,6 +1,5 @@
-// Headers, manifests, indexes and files of torch that have been changed at random, with a fixed seed: each is
-// refused, or says nothing that its file cannot have. The sanitizers' presets run it too. EBB_FULL=1: 100 times as
-// many.
+// Headers, manifests, indexes and files of torch with random changes, from a fixed seed. Each is refused, or its ranges
+// lie in its file. The sanitizers' presets run this test, too. EBB_FULL=1: 100 times as many.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -156,7 +155,7 @@ TEST(UntrustedFilesTest, AnIndexThatIsTakenNamesPlainFiles) {
   EXPECT_GT(taken, 0);
 }
 
-// Changed in the archive as a whole, or in the pickle alone, so that more of these are looked at.
+// Changes the whole archive, or the pickle alone, so that more changes reach the pickle.
 TEST(UntrustedFilesTest, ATensorOfTorchThatIsTakenLiesInItsFile) {
   using testing::PickledDict, testing::PickledInt, testing::PickledTensor;
   const std::vector<std::string> storages = {std::string(24, 'x'), std::string(8, 'y')};

@@ -1,4 +1,4 @@
-// Ways to train the toy model, for tests of checkpoints: any of them can save what any other one loads.
+// Ways to train the toy model, for tests of checkpoints: any of them can load what any other one saves.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace ebb::testing {
 
 struct Way {
   int world = 1, stage = 0;
-  Tier tier = Tier::kDevice;  // of all that its stage allows
+  Tier tier = Tier::kDevice;  // of all classes that may leave the device at its stage
   DType compute = DType::kFloat32;
   bool stochastic_rounding = false;
   int shard_group = 0;

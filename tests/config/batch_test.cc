@@ -100,7 +100,7 @@ TEST(Batch, ATrainBatchThatTheWorldDoesNotDivideIsAnError) {
 }
 
 TEST(Batch, NoGivenBatchSizeIsAnError) {
-  EXPECT_THAT(ErrorOf(Given(0, 0, 0), 2), HasSubstr("nothing says how large a batch is"));
+  EXPECT_THAT(ErrorOf(Given(0, 0, 0), 2), HasSubstr("the batch size is not given"));
   EXPECT_THAT(
       ErrorOf(Given(0, 0, 8), 2),
       HasSubstr("\"gradient_accumulation_steps\" 8, 2 ranks): give \"train_batch_size\" or"));
@@ -110,7 +110,7 @@ TEST(Batch, ResultsThatAreTooLargeAreAnError) {
   EXPECT_THAT(ErrorOf(Given(0, 2147483647, 2147483647), 1024), HasSubstr("more than 2^63"));
   EXPECT_THAT(ErrorOf(Given(int64_t{1} << 40, 0, 0), 2),
               HasSubstr("\"train_micro_batch_size_per_gpu\" is 549755813888"));
-  // A prime near the maximum: the search for choices ends.
+  // The search for choices also ends for a prime near the maximum.
   EXPECT_THAT(ErrorOf(Given(INT64_MAX - 24, 2147483647, 0), 1), HasSubstr("nearest that fit"));
 }
 
@@ -176,7 +176,7 @@ TEST(ForWorld, TakesTheGroupOfSecondaryShardsWithinTheShards) {
   EXPECT_EQ(ErrorOf(config, 8),
             "\"zero_optimization.zero_hpz_partition_size\" 3 does not divide 4 ranks of a shard "
             "group; nearest that do: 2 or 4");
-  // Groups of all ranks, or more: a second copy of the parameters would gain nothing.
+  // Groups of all ranks, or more: a second copy of the parameters would be useless.
   for (const int64_t all : {4, 5, 8}) {
     config.zero.hpz_partition_size = all;
     const Config resolved = *config.ForWorld(8);

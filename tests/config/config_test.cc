@@ -178,7 +178,7 @@ TEST(Config, EachOptimizerHasItsOwnDefaults) {
   }
 }
 
-// Where the trainer knows no value, as if the key were not there.
+// If the trainer knows no value, the key counts as missing.
 TEST(Config, AutoIsEachOptimizersOwnDefault) {
   const auto read = [](const std::string& type) {
     return Read(R"({"optimizer": {"type": ")" + type +

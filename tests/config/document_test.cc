@@ -133,8 +133,8 @@ TEST(ParseDocument, KnowsWhereEveryKeyStands) {
 }
 
 TEST(ParseDocument, RefusesValuesThatAreNotObjects) {
-  EXPECT_EQ(ErrorOf("[1]"), "it must be an object, {...}, and is [1]");
-  EXPECT_EQ(ErrorOf("true"), "it must be an object, {...}, and is true");
+  EXPECT_EQ(ErrorOf("[1]"), "it must be an object, {...}, but it is [1]");
+  EXPECT_EQ(ErrorOf("true"), "it must be an object, {...}, but it is true");
 }
 
 TEST(ParseDocument, RefusesEmptyText) {

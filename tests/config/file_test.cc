@@ -115,7 +115,7 @@ TEST_F(FromFile, ExplainTakesAFileToo) {
   EXPECT_THAT(*text,
               ContainsRegex("gradient_clipping +\"auto\" +1.0 +filled in by the trainer: 0.5"));
   EXPECT_THAT(*text, ContainsRegex("steps_per_print +10 +without meaning: "));
-  EXPECT_THAT(*text, ContainsRegex("job +\"x\" +unknown: passed over"));
+  EXPECT_THAT(*text, ContainsRegex("job +\"x\" +unknown: ignored"));
   EXPECT_THAT(*text, ContainsRegex("_ +1 +a comment"));
   EXPECT_THAT(*text, HasSubstr("Warnings:\n  \"job\" is not a key"));
   const auto wrong = Config::ExplainFile(Write(R"({"fp16": 1})"));

@@ -97,7 +97,7 @@ TEST(Remarks, NameSchedulesThatHaveNoEffect) {
   const absl::StatusOr<Config> config = Config::FromJson(R"({"optimizer": {"type": "SGD"},
       "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 1}}})");
   ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_THAT(config->remarks, Contains(HasSubstr("betas, which SGD has not")));
+  EXPECT_THAT(config->remarks, Contains(HasSubstr("betas, but SGD has none")));
 }
 
 TEST(Remarks, SecondaryShardsAreOfStage3) {
@@ -191,7 +191,7 @@ INSTANTIATE_TEST_SUITE_P(
         std::pair(
             R"(, "wall_clock_breakdown": "yes")",
             "\"wall_clock_breakdown\" has no meaning here: the timeline (ebb.trace) shows it"),
-        std::pair(R"(, "aio": {"use_gds": true})", "passes through host memory"),
+        std::pair(R"(, "aio": {"use_gds": true})", "go through host memory"),
         std::pair(R"(, "aio": {"overlap_events": false})", "\"aio.overlap_events\" has no meaning"),
         std::pair(R"(, "aio": {"thread_count": 2, "intra_op_parallelism": 3})",
                   "\"aio.thread_count\" is not read beside \"aio.intra_op_parallelism\""),
@@ -264,10 +264,10 @@ TEST(Warnings, NameKeysThatAreNone) {
     return config.ok() ? config->warnings : std::vector<std::string>();
   };
   EXPECT_THAT(warnings(R"({"job": 1})"),
-              ElementsAre("\"job\" is not a key; it is passed over, as in DeepSpeed"));
+              ElementsAre("\"job\" is not a key; it is ignored, as in DeepSpeed"));
   EXPECT_THAT(warnings(R"({"stage": 3})"),
               ElementsAre(HasSubstr("\"stage\" is not a key; \"zero_optimization.stage\" is: move "
-                                    "it into \"zero_optimization\"; it is passed over")));
+                                    "it into \"zero_optimization\"; it is ignored")));
   EXPECT_THAT(warnings(R"({"split_master": true})"),
               ElementsAre(HasSubstr("\"ebb.split_master\" is: move it into \"ebb\"")));
   EXPECT_THAT(warnings(R"({"optimizer": {"type": "AdamW", "note": 1}, "aio": {"files": 3}})"),

@@ -23,7 +23,7 @@ def errors_of(document):
 
 failed = False
 for path in sorted((source / "tests/config/corpus").glob("*.json")):
-    if path.stem == "old_forms":  # comments, and text for numbers, which an editor should underline
+    if path.stem == "old_forms":  # has comments, and text for numbers, which an editor should underline
         continue
     for error in errors_of(json.loads(path.read_text())):
         print(f"{path}: {error}")

@@ -71,8 +71,8 @@ class OnEveryBackend : public ::testing::TestWithParam<Backend> {
     options.own_thread = GetParam().own_thread;
     return options;
   }
-  // Null: the test has failed; or it is skipped, because the system refuses a ring of that size, for
-  // example because it still counts SetUp's ring.
+  // Null: the test has failed, or is skipped because the system refuses a ring of that size, for
+  // example while it still counts SetUp's ring.
   [[nodiscard]] static std::unique_ptr<ShardFile> Make(const ShardFile::Options& options) {
     auto file = ShardFile::Create(options);
     if (file.ok()) return *std::move(file);

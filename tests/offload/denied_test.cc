@@ -216,7 +216,7 @@ TEST(DeniedTest, AFileInMemoryWorksToo) {
   EXPECT_EQ(rmdir(path.c_str()), 0);
 }
 
-// Like ext2, and NFS before 4.2; or like a seccomp profile.
+// Like ext2, or NFS before 4.2, or a seccomp profile.
 TEST(DeniedTest, SpaceThatCannotBeReservedIsWrittenFullOfZeros) {
   InNewProcess([] {
     for (const int error : {EOPNOTSUPP, ENOSYS}) {

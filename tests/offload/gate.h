@@ -13,8 +13,8 @@
 
 namespace ebb::testing {
 
-// Stands before the queues of a test. It outlives them, and is opened before they are destroyed,
-// because a transfer under way does not go away.
+// A gate before the queues of a test. It outlives them, and opens before they are destroyed, because
+// they wait for transfers under way.
 class Gate {
  public:
   // Whether a request is held back while the gate is closed. One at a time.

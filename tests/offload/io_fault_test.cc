@@ -141,7 +141,7 @@ TEST_P(IoFaultTest, RepeatingEnds) {
   EXPECT_THAT(status.message(), HasSubstr("queue_depth"));
 }
 
-// Long enough for pauses.
+// Refusals that last long enough for pauses.
 TEST_P(IoFaultTest, AShortSeriesOfRefusalsIsSurvived) {
   std::map<int64_t, int> refused;  // by offset
   const auto file = MakeWith([&](IoRequest& request) -> std::optional<int64_t> {
@@ -235,7 +235,7 @@ TEST_P(IoFaultTest, EndlessRefusalsEndTogetherAlthoughOthersMakeProgress) {
 }
 
 TEST_P(IoFaultTest, CompletionsMayComeInAnyOrder) {
-  // As many as are in flight, while there is more to do.
+  // The requests in flight reach the depth while there are more of them.
   const size_t depth = Options(kBytes).aio.queue_depth * Options(kBytes).directories.size();
   ASSERT_EQ(kBytes / (64 << 10) % static_cast<int64_t>(depth), 0);
   const auto file = MakeWith([](IoRequest&) { return std::optional<int64_t>(); }, depth);

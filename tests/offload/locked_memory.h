@@ -1,5 +1,5 @@
-// The memory of this process that is locked in RAM with mlock, without memory pinned by a GPU's
-// driver or io_uring; and whether it has a limit, which also holds for io_uring.
+// The memory that this process has locked in RAM with mlock, without memory that a GPU's driver or
+// io_uring has pinned; and whether it has a limit, which also holds for io_uring.
 #pragma once
 
 #include <gtest/gtest.h>

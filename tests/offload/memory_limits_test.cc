@@ -34,7 +34,7 @@ TEST(MemoryLimits, AreNoneWithoutProcOrWhereItSaysNothing) {
   EXPECT_THAT(ReadMemoryLimits(files.root()), IsEmpty());
 }
 
-// Reading a directory fails although opening works, as a file of /proc may with EIO.
+// A directory can be opened but not read, like a file of /proc that fails with EIO.
 TEST(MemoryLimits, AFileThatCannotBeReadCountsAsAbsent) {
   const auto make_unreadable = [](const SystemFiles& files, const std::string& path) {
     std::filesystem::remove(files.root() + path);
@@ -90,7 +90,7 @@ TEST(MemoryLimits, IncludeEveryParentGroupWithALimit) {
             "control group " + files.root() + "/sys/fs/cgroup/slurm/job7 (memory.max 1000000)");
   EXPECT_EQ(limits[1].ram, 750'000) << "pages of files can be dropped";
   EXPECT_EQ(limits[1].swap, 40'000);
-  EXPECT_EQ(limits[2].ram, 0) << "what is beyond the limit is not less than nothing";
+  EXPECT_EQ(limits[2].ram, 0) << "memory beyond the limit is not negative";
   EXPECT_EQ(limits[2].swap, 500 * kKibi) << "without a limit of its own, the machine's";
   EXPECT_NE(limits[1].identity, limits[2].identity);
   EXPECT_NE(limits[0].identity, limits[1].identity);

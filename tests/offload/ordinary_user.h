@@ -15,7 +15,7 @@ namespace ebb::testing {
 
 inline constexpr uid_t kOrdinaryUser = 65534;  // named "nobody"
 
-// How a process ends that was to go on as an ordinary user; 0: as expected.
+// The exit status of a process that becomes an ordinary user; 0: as expected.
 enum OrdinaryUserExit {
   kAsExpected = 0,
   kNotAsExpected = 1,

@@ -67,7 +67,7 @@ TEST_F(RefusalsTest, AfterSomethingWasGivenUpTheNextEndsSoon) {
     EXPECT_EQ(RefuseFrom(next, now), kAtOnce);
     now += kAtOnce;
   }
-  // Quick ends add no new information.
+  // Things that were given up early do not extend the time.
   Refusals later;
   now = kStart + Refusals::kPatience + Refusals::kRemembered;
   EXPECT_EQ(RefuseFrom(later, now), Refusals::kPatience);

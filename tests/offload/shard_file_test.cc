@@ -1,4 +1,4 @@
-// What a shard file does, on every backend.
+// Shard files on every backend.
 #include "ebb/offload/shard_file.h"
 
 #include <fcntl.h>
@@ -161,7 +161,7 @@ TEST_P(ShardFileTest, RandomTransfersAgreeWithAModelInMemory) {
   if (file == nullptr) return;
   std::mt19937_64 random(seed);
   for (int round = 0; round < 12; ++round) {
-    // Cuts the file into parts. Each is written, read or left alone.
+    // Cuts the file into parts. Each part is written, read or left unchanged.
     std::vector<int64_t> cuts = {0, kUnits};
     while (cuts.size() <= kTransfers) cuts.push_back(static_cast<int64_t>(random() % kUnits));
     std::sort(cuts.begin(), cuts.end());
@@ -425,7 +425,7 @@ TEST_P(UringFileTest, RegisteredMemoryIsUsed) {
   options.memory = {spans[1], spans[0]};
   const auto file = Make(options);
   if (file == nullptr) return;
-  // Unregistered memory would be the new pages, so there is nothing to test then.
+  // Unregistered memory would be the new pages, so the test needs registered memory.
   if (!absl::StrContains(file->description(), "registered buffers")) {
     if (HasMemlockLimit()) GTEST_SKIP() << "RLIMIT_MEMLOCK leaves too little for these buffers";
     const iovec page = {memory.data(), 4096};

@@ -113,7 +113,7 @@ TEST(SwapDirectoryTest, EachHasItsOwnAndMovingKeepsIt) {
 
 TEST(SwapDirectoryTest, TheNextRunRemovesKilledRunsAndKeepsLivingOnes) {
   const Scratch scratch;
-  // Like a directory that a group shares: directories in it inherit the bit.
+  // As in a directory that a group shares: new directories inherit the bit.
   fs::permissions(scratch.path(), fs::perms::all | fs::perms::set_gid);
   Process dead(scratch.path());
   const Process living(scratch.path());
@@ -260,7 +260,7 @@ TEST(SwapDirectoryTest, ADeadRunsSwapFilesAreRemovedAndLinksNotFollowed) {
   EXPECT_FALSE(fs::exists(dead.path()));
   EXPECT_TRUE(fs::exists(elsewhere.path() + "/precious"));
   EXPECT_THAT(scratch.Entries(), ::testing::UnorderedElementsAre("notes", "statesman"));
-  // Its lock is gone, so it is left alone.
+  // It has no lock file any more, so it stays.
   ::testing::internal::CaptureStderr();
   ASSERT_TRUE(SwapDirectory::Create(scratch.path(), "next").ok());
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
@@ -269,7 +269,7 @@ TEST(SwapDirectoryTest, ADeadRunsSwapFilesAreRemovedAndLinksNotFollowed) {
 TEST(SwapDirectoryTest, SaysHowManyProcessesWereKilledHoweverManyDirectoriesTheyHad) {
   const Scratch scratch;
   for (const auto& [processes, said] :
-       {std::pair(1, "what 1 killed process left"), {2, "what 2 killed processes left"}}) {
+       {std::pair(1, "files of 1 killed process in"), {2, "files of 2 killed processes in"}}) {
     std::vector<std::unique_ptr<Process>> dead;
     for (int i = 0; i < processes; ++i)
       dead.push_back(std::make_unique<Process>(scratch.path(), /*directories=*/8));

@@ -129,7 +129,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, UringTest, ::testing::ValuesIn(Backends(IoBac
                          NameOf);
 INSTANTIATE_TEST_SUITE_P(Driven, UringTest, ::testing::Values(Driven()), NameOf);
 
-// Another thread may drive the ring once it is idle; before that, debug builds end.
+// Another thread may drive the ring when it is idle. Before that, debug builds abort.
 TEST(UringQueueDeathTest, TheThreadThatSubmitsDrivesUntilItsRequestsAreOver) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   struct Listener final : IoListener {

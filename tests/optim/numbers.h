@@ -1,4 +1,4 @@
-// The numbers for tests of arithmetic, and how they are compared.
+// The numbers for tests of arithmetic, and their comparison.
 #pragma once
 
 #include <bit>

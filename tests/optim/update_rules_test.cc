@@ -11,7 +11,7 @@
 namespace ebb::optim {
 namespace {
 
-// torch copies the gradient, so the memory's old contents must not show.
+// torch copies the gradient, so the old contents of the memory must have no effect.
 TEST(UpdateRulesTest, SgdsFirstStepDoesNotReadTheMomentum) {
   ThreadTeam team(1);
   ForEveryTarget([&] {

@@ -94,8 +94,8 @@ TEST(Anchors, DeepSpeedsEstimatorOf3BIsReproduced) {
 }
 
 TEST(Anchors, ABatchOfFsdpsPaperFitsItsGpus) {
-  // 175 B on 128 A100 of 80 GB, batches 1 and 2 of 2,048 tokens (arXiv 2304.11277): it ran, with
-  // blocks recomputed.
+  // 175 B on 128 A100 of 80 GB, batches 1 and 2 of 2,048 tokens (arXiv 2304.11277): the run
+  // fitted with blocks recomputed.
   Question question = QuestionOf("gpt3-175b", "8xa100", 128);
   for (const int batch : {1, 2}) {
     question.config.micro_batch_size = batch;

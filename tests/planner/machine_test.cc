@@ -46,7 +46,7 @@ TEST(Machine, NamesTheErrorInAFile) {
   const std::string cpu = kCpu;
   EXPECT_EQ(Wrong("{" + cpu + "}"), "");
   EXPECT_THAT(Wrong("{" + cpu + R"(, "gpu_memori": 1})"), HasSubstr("did you mean \"gpu_memory\""));
-  EXPECT_THAT(Wrong("{" + cpu + R"(, "disk": "much"})"), HasSubstr("no size such as"));
+  EXPECT_THAT(Wrong("{" + cpu + R"(, "disk": "much"})"), HasSubstr("must be a size such as"));
   EXPECT_THAT(Wrong("{" + cpu + R"(, "disk": "1TB"})"), HasSubstr("disk_read_gb_s"));
   EXPECT_THAT(Wrong("{" + cpu + R"(, "launch_us": -1})"), HasSubstr("allowed are"));
   EXPECT_THAT(Wrong("{" + cpu + R"(, "launch_us": 1e300})"), HasSubstr("allowed are"));

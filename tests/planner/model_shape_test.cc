@@ -77,7 +77,7 @@ TEST(ModelShape, ImpossibleSizesAreNamed) {
   shape = small;
   shape.vocabulary = INT64_MAX;
   EXPECT_THAT(wrong(shape), HasSubstr("vocabulary"));
-  // What follows from a width is not computed of one that is out of range.
+  // Sizes are not derived from a width that is out of range.
   shape = small;
   shape.width = 4'000'000'000'000'000'000;
   EXPECT_THAT(wrong(shape), HasSubstr("width is 4000000000000000000"));
@@ -144,14 +144,14 @@ TEST(HuggingFaceConfig, GivesTheShapeOfEachFamily) {
       "num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1,
       "mlp_only_layers": [], "attention_bias": false, "tie_word_embeddings": false})"),
             30'532'122'624);
-  // Gemma's class ties the head and has heads of 256 where the file does not say.
+  // Gemma's class has the defaults: a tied head, and heads of 256.
   EXPECT_EQ(parameters(R"({"model_type": "gemma", "hidden_size": 2048, "intermediate_size": 16384,
       "num_hidden_layers": 18, "num_attention_heads": 8, "num_key_value_heads": 1,
       "vocab_size": 256000})"),
             2'506'172'416);
 }
 
-// Counted as Llama these would be wrong by up to a third.
+// A count as Llama would be wrong by up to a third.
 TEST(HuggingFaceConfig, RefusesModelsThatItWouldCountWrongly) {
   const auto message = [](const std::string& keys) {
     return std::string(ShapeOfConfigJson(absl::StrCat(R"({"hidden_size": 64, "num_hidden_layers": 2,
@@ -187,7 +187,7 @@ TEST(HuggingFaceConfig, NamesTheError) {
   for (const char* number : {"\"x\"", "1e300", "-1"})
     EXPECT_THAT(
         message(absl::StrCat(R"({"model_type": "llama", "num_hidden_layers": )", number, "}")),
-        HasSubstr("no whole number"));
+        HasSubstr("must be a whole number"));
   EXPECT_FALSE(message("[1]").empty());
   EXPECT_FALSE(message("{\"a\": 1").empty());
   EXPECT_FALSE(message(R"({"hidden_size": 1, "hidden_size": 2})").empty());
@@ -195,7 +195,7 @@ TEST(HuggingFaceConfig, NamesTheError) {
   EXPECT_FALSE(message(std::string("{\"a\": \"\xff\"}")).empty());
 }
 
-// Bytes of a good file replaced, cut or repeated: an error or a shape, never a crash.
+// Bytes of a good file are replaced, cut or repeated: there is an error or a shape, never a crash.
 TEST(HuggingFaceConfig, DamagedTextNeverCrashes) {
   const std::string good =
       R"({"model_type": "mixtral", "hidden_size": 64, "num_hidden_layers": 2,
@@ -279,7 +279,7 @@ TEST_F(SafetensorsModelTest, BlocksAreUnitsInTheirOrder) {
   EXPECT_EQ(model->width, 64);
   EXPECT_EQ(model->vocabulary, 1000);
   EXPECT_EQ(model->parameters(), 2 * 64000 + 3 * (256 * 64 + 64) + 64);
-  // Each block's product is kept, the table costs nothing, the head does.
+  // The output of each block's product is kept. The table has no operations, and the head has.
   EXPECT_EQ(model->visits[1].kept, 256);
   EXPECT_EQ(model->visits[0].products, 0);
   EXPECT_EQ(model->visits[4].products, 64000);
@@ -332,11 +332,11 @@ TEST_F(SafetensorsModelTest, TensorsOfSeveralDTypesAreCountedAsTheyAre) {
     return bytes;
   };
   constexpr uint64_t kTrained = 2 * 65536 + 256 * 64 + 4096, kRouter = 4096, kBase = 4 * 4096;
-  // The router keeps fp32, which is its own master, and the base its bytes; a double is trained as asked.
+  // The router keeps fp32 and is its own master, the base keeps its bytes, a double gets the compute dtype.
   std::map<StateClass, uint64_t> bytes = counted(DType::kBFloat16);
   EXPECT_EQ(bytes[StateClass::kParameter], 2 * kTrained + 4 * kRouter + kBase);
   EXPECT_EQ(bytes[StateClass::kMaster], 4 * kTrained);
-  // Of no file's dtype: all are trained as asked.
+  // No tensor is stored in the compute dtype: all get it.
   bytes = counted(DType::kFloat16);
   EXPECT_EQ(bytes[StateClass::kParameter], 2 * (kTrained + kRouter) + kBase);
   EXPECT_EQ(bytes[StateClass::kMaster], 4 * (kTrained + kRouter));
@@ -382,8 +382,8 @@ TEST(ModelOfTensors, HugeShapesAreRefused) {
   std::vector<ModelTensor> many;
   for (int64_t block = 0; block <= kUnitsMax; ++block)
     many.push_back({.name = absl::StrCat("layers.", block, ".w"), .shape = {2}});
-  EXPECT_THAT(ModelOfTensors(many, "m").status().message(), HasSubstr("at most 2000 are planned"));
-  // A number that is no number of a block's, and one too long for it.
+  EXPECT_THAT(ModelOfTensors(many, "m").status().message(), HasSubstr("takes at most 2000"));
+  // A number that is too long to be the number of a block.
   EXPECT_TRUE(ModelOfTensors({{.name = "a.99999999999999999999.b", .shape = {2}}}, "m").ok());
 }
 

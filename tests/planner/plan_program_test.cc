@@ -93,7 +93,7 @@ TEST_F(PlanProgramTest, ImpossibleQuestionsAreRefused) {
   ExpectRefused("--model gpt2 --config " + folder_, folder_);
 }
 
-// A pipe without a writer would be waited for.
+// A pipe without a writer would block the program.
 TEST_F(PlanProgramTest, PipesAreRefused) {
   const std::string pipe = Path("pipe");
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
@@ -152,12 +152,12 @@ TEST_F(PlanProgramTest, AnswersAboutADeepSpeedFile) {
   EXPECT_TRUE(json["chosen"]["fits"]);
   EXPECT_GT(json["chosen"]["moved_bytes"]["copies to the host"], 0)
       << json["chosen"]["moved_bytes"];
-  // Staging of calls that ask for state comes on top.
+  // The staging of calls that ask for state is added.
   EXPECT_GT(json["chosen"]["locked_bytes"], int64_t{8} << 30);
   EXPECT_LT(json["chosen"]["locked_bytes"], json["chosen"]["bytes"]["cpu"]);
 }
 
-// Like the error of a cap: keys to merge into the file.
+// As in the error of a memory cap: keys to merge into the file.
 TEST_F(PlanProgramTest, AdvisesChangesToAFileThatDoesNotFit) {
   const std::string file = Write("ds.json", R"({"zero_optimization": {"stage": 0}})");
   const std::string question = "--model llama-2-7b --deepspeed ";

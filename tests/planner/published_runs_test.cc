@@ -73,7 +73,7 @@ double SimulatedTokens(const PublishedStep& run) {
                     .config = {},
                     .pass = {.context = run.context}};
   if (run.network_gb_s > 0) question.machine.network_gb_s = run.network_gb_s;
-  // Runs that were done fit: these trainers hold other activations.
+  // The published runs did fit, but with other activations. So the GPU gets more memory.
   question.machine.gpu_memory *= 4;
   Config& config = question.config;
   config.compute = DType::kBFloat16;

@@ -24,7 +24,7 @@ std::string Size(int64_t bytes) {
                          : absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
-// The files of a checkpoint; nothing of other sources.
+// Prints the files of a checkpoint, and nothing for other sources.
 absl::Status PrintFiles(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::exists(absl::StrCat(path, "/", kManifestName), error))

@@ -77,8 +77,8 @@ absl::StatusOr<int> Export(const ConvertOptions& options) {
                source->description().path, options.to);
   if (config.empty())
     absl::PrintF(
-        "the checkpoint has no %s: put the model's beside the files before Hugging Face's loaders "
-        "read them\n",
+        "the checkpoint has no %s: copy the model's into the folder, because Hugging Face's "
+        "loaders need it\n",
         kModelConfigName);
   return kDone;
 }
@@ -136,7 +136,7 @@ int Main(int argc, char** argv) {
       "  ebb-checkpoint inspect runs/a/step-000000400 --headers");
   inspect->add_option("PATH", inspected.path, kPathHelp)->required();
   inspect->add_flag_callback(
-      "--headers", [&] { inspected.verify = false; }, "headers alone: values are not read");
+      "--headers", [&] { inspected.verify = false; }, "read only headers, and no values");
   inspect->callback([&] { command = [&] { return Inspect(inspected); }; });
 
   std::string a, b;
@@ -162,7 +162,7 @@ int Main(int argc, char** argv) {
     to->add_option_function<std::string>(
           "--names", [&](const std::string& word) { converted.names = names.at(word); },
           "same: names stay, as Llama's do; gpt2: Hugging Face's GPT-2 against examples/gpt; "
-          "auto (the default): gpt2 where all names are of it, else same")
+          "auto (the default): gpt2 if all names are GPT-2's, else same")
         ->option_text("auto|same|gpt2")
         ->check(CLI::IsMember({"auto", "same", "gpt2"}));
   };
@@ -181,8 +181,7 @@ int Main(int argc, char** argv) {
           "of the values (default: fp32)")
       ->option_text("fp32|bf16")
       ->check(CLI::IsMember({"fp32", "bf16"}));
-  exported
-      ->add_option("--file-size", size, "the most of one file, such as 500MB or 5GB (default: 5GB)")
+  exported->add_option("--file-size", size, "largest size of a file, such as 500MB (default: 5GB)")
       ->option_text("SIZE");
   add_names(exported);
   exported->callback([&] { command = [&] { return Export(converted); }; });
@@ -207,7 +206,7 @@ int Main(int argc, char** argv) {
   }
   converted.file_bytes_max = config::ToBytes(size).value_or(0);
   if (converted.file_bytes_max <= 0)
-    return Fail(absl::StrCat("--file-size: is not a size such as 500MB or 5GB: ", size), kCannotBe);
+    return Fail(absl::StrCat("--file-size ", size, " is not a size such as 5GB"), kCannotBe);
   const absl::StatusOr<int> code = command();
   if (!code.ok()) {
     const auto& message = code.status().message();
@@ -226,6 +225,6 @@ int main(int argc, char** argv) {
   try {
     return ebb::Main(argc, argv);
   } catch (const std::bad_alloc&) {
-    return ebb::Fail("memory is not enough for the headers of these files", ebb::kCannotBe);
+    return ebb::Fail("too little memory for the headers of these files", ebb::kCannotBe);
   }
 }

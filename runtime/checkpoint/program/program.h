@@ -16,7 +16,7 @@ struct InspectOptions {
 };
 absl::StatusOr<int> Inspect(const InspectOptions& options);
 
-// What tensors, shapes and values two sources do not have in common.
+// Prints the tensors, shapes and values that differ between two sources.
 absl::StatusOr<int> Diff(const std::string& a, const std::string& b);
 
 }  // namespace ebb

@@ -1,4 +1,4 @@
-// How far a command has come, on one line of standard error; nothing where that is no terminal.
+// A command's progress, on one line of standard error. It prints only on a terminal.
 #pragma once
 
 #include <cstdint>

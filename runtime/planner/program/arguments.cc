@@ -20,12 +20,12 @@
 namespace ebb::planner {
 namespace {
 
-constexpr int64_t kContextDefault = 4096;  // of models that are made for longer ones
+constexpr int64_t kContextDefault = 4096;  // if the model allows a longer one
 constexpr int kRanksMax = 1 << 20;
 constexpr int64_t kBatchMax = 1 << 20, kContextMax = 1 << 28, kSizeMax = 1 << 30;
 constexpr double kPriceMax = 1e9;
 
-// As it is given.
+// The values of the flags, unchecked.
 struct Given {
   std::string model, config_json, machine, config, activations, nvme_path;
   std::vector<std::string> safetensors, compared;
@@ -57,7 +57,7 @@ absl::StatusOr<Machine> MachineOf(const std::string& word, const std::string& nv
   return machine;
 }
 
-// "8xh100=24.5": with what a host costs an hour.
+// "8xh100=24.5": a machine, with the price of a host for an hour.
 absl::StatusOr<Offer> OfferOf(const std::string& word, const std::string& nvme_path) {
   const size_t equals = word.rfind('=');
   Offer offer;
@@ -70,7 +70,7 @@ absl::StatusOr<Offer> OfferOf(const std::string& word, const std::string& nvme_p
   return offer;
 }
 
-// Sizes that are given beside a name or a file replace its own.
+// A given size replaces that of the named model or of the file.
 absl::StatusOr<ModelShape> WithSizes(ModelShape shape, const ModelShape& given) {
   const ModelShape before = shape;
   for (int64_t ModelShape::*const size :
@@ -78,7 +78,7 @@ absl::StatusOr<ModelShape> WithSizes(ModelShape shape, const ModelShape& given) 
         &ModelShape::head_width, &ModelShape::feed_forward, &ModelShape::vocabulary}) {
     if (given.*size > 0) shape.*size = given.*size;
   }
-  // What followed from another width or other heads follows anew.
+  // 0: Complete derives these sizes from the new width and heads.
   if (given.head_width == 0 && (given.width > 0 || given.heads > 0)) shape.head_width = 0;
   if (given.key_value_heads == 0 && given.heads > 0) shape.key_value_heads = 0;
   if (given.feed_forward == 0 && given.width > 0) shape.feed_forward = 0;
@@ -136,7 +136,7 @@ absl::StatusOr<T> MeaningOf(const char* flag, const std::string& word,
       absl::StrCat(flag, " is ", config::Quoted(word), ": it must be one of ", Among(words)));
 }
 
-// Of no file: gathers ahead of a unit, as large as it is.
+// Without a file, the next unit is gathered ahead whatever its size.
 absl::StatusOr<Config> ConfigOf(const Given& given, const Model& model) {
   Config config;
   if (!given.config.empty()) {
@@ -161,7 +161,7 @@ absl::StatusOr<Config> ConfigOf(const Given& given, const Model& model) {
     config.micro_batch_size = std::max<int64_t>(1, given.batch);
     config.gradient_accumulation_steps = std::max<int64_t>(1, given.micro_batches);
     config.optimizer.learning_rate = 1e-4;
-    config.zero.offload_param.max_in_cpu = 0;  // on NVMe is on NVMe
+    config.zero.offload_param.max_in_cpu = 0;  // no parameters stay in RAM
     config.zero.prefetch_bucket_size =
         std::max(config.zero.prefetch_bucket_size, 2 * model.largest_unit());
     config.zero.max_live_parameters =
@@ -213,11 +213,12 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
   if (!given.activations.empty()) {
     const auto bytes = ParseBytes(given.activations);
     if (!bytes)
-      return absl::InvalidArgumentError(
-          absl::StrCat("--activations: no size such as 4GiB: ", config::Quoted(given.activations)));
+      return absl::InvalidArgumentError(absl::StrCat("--activations is ",
+                                                     config::Quoted(given.activations),
+                                                     ": it must be a size such as 4GiB"));
     pass.own_activations = *bytes;
   }
-  // Small enough that no product of sizes leaves 64 bits.
+  // So that every product of sizes fits 64 bits.
   if (question.config.micro_batch_size > kBatchMax ||
       question.config.gradient_accumulation_steps > kBatchMax)
     return absl::InvalidArgumentError(absl::StrCat("a batch of more than ", kBatchMax));
@@ -271,7 +272,7 @@ void AddOptions(CLI::App& app, Given& given) {
   size("--key-value-heads", given.shape.key_value_heads, "heads of keys and values");
   size("--head-width", given.shape.head_width, "width of a head");
   size("--feed-forward", given.shape.feed_forward, "width inside the feed-forward layer");
-  size("--vocabulary", given.shape.vocabulary, "tokens that there are");
+  size("--vocabulary", given.shape.vocabulary, "tokens of the vocabulary");
   size("--experts", given.shape.experts, "experts of a block");
   size("--experts-of-token", given.shape.experts_of_token, "experts that a token goes through");
   number("--context", given.context, kContextMax,
@@ -283,11 +284,11 @@ void AddOptions(CLI::App& app, Given& given) {
       ->option_text("N")
       ->check(CLI::Range(1, kRanksMax));
   app.add_option("--machine", given.machine,
-                 "a name, a JSON file, or here: measured now (default: 8xh100)")
+                 "a name, a JSON file, or here: this machine, measured now (default: 8xh100)")
       ->option_text("NAME|FILE|here");
   CLI::Option* const compared =
       app.add_option("--compare", given.compared,
-                     "machines, and what a host of them costs an hour: as few hosts as fit")
+                     "machines, each with a host's price an hour; finds the fewest hosts that fit")
           ->option_text("MACHINE[=PRICE]...");
   app.add_option("--nvme-path", given.nvme_path, "folder of the swap files")->option_text("DIR");
   app.add_option("--config,--deepspeed", given.config, "ask about this DeepSpeed or Ebb JSON file")
@@ -342,7 +343,7 @@ std::string ListText() {
   return absl::StrCat(text, "machines\n  ", names, " here\n");
 }
 
-// One line, whatever the parser says; of an unknown flag the nearest one.
+// The parser's message on one line. For an unknown flag it names the nearest flag.
 std::string Complaint(const CLI::App& app, const std::string& what, int argc, char** argv) {
   std::string words;
   for (const CLI::Option* option : app.get_options()) {
@@ -367,8 +368,8 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   Given given;
   given.machine = "8xh100";
   CLI::App app(
-      "Says what training a model takes: memory of every tier, what is moved, how long a step is,\n"
-      "and which configuration is fastest of those that fit.",
+      "Predicts the training of a model: the memory of every tier, the traffic, the time of a\n"
+      "step, and the fastest configuration that fits.",
       "ebb-plan");
   app.set_version_flag("--version", "ebb-plan " EBB_VERSION " (Ebb)");
   AddOptions(app, given);

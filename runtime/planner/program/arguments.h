@@ -1,4 +1,4 @@
-// The command line of ebb-plan, as the question that it asks.
+// The command line of ebb-plan.
 #pragma once
 
 #include <optional>
@@ -13,15 +13,15 @@ namespace ebb::planner {
 struct Arguments {
   Question question = {};
   std::optional<Choice> asked =
-      {};  // one configuration, by a file or by flags; none: all are looked at for the fastest
+      {};  // one configuration, from a file or from flags; none: the fastest of all is searched
   std::optional<Quantity> largest = {};
-  std::vector<Offer> offers = {};  // machines to compare; none: the question's is asked about
+  std::vector<Offer> offers = {};  // machines to compare; none: only the question's
   bool all = false, json = false;
   std::string warning = "";                                     // a line; "": none
   std::string write_file = "", trace_file = "", svg_file = "";  // "": not written
 };
 
-// Either arguments, or a text to print and the code to exit with: 0 after --help and --list, 2 for a wrong command line.
+// Either arguments, or a text to print with an exit code: 0 after --help and --list, 2 for a wrong command line.
 struct CommandLine {
   std::optional<Arguments> arguments = {};
   std::string text = "";

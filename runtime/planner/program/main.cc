@@ -1,4 +1,4 @@
-// ebb-plan: what training a model takes on a machine, before anything is rented.
+// ebb-plan: predicts the memory and the time of training a model on a machine, without that machine.
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -31,7 +31,7 @@ bool WriteFile(const std::string& path, const std::string& text) {
   return std::fclose(file) == 0 && written;
 }
 
-// In lines of at most 100 columns; JSON stays JSON.
+// Breaks lines after at most 100 columns. JSON stays valid.
 std::string Wrapped(std::string text) {
   constexpr size_t kColumns = 100;
   for (size_t line = 0; text.size() - line > kColumns;) {
@@ -43,7 +43,7 @@ std::string Wrapped(std::string text) {
   return text + "\n";
 }
 
-// "1.31 times as fast", or of what did not fit its tokens a second.
+// "..., 1.31 times as fast"; if `from` does not fit: "..., which fits with 45447 tokens a second".
 std::string Described(const Change& change, const Answer& from) {
   if (!from.time || from.time->tokens_per_second <= 0)
     return absl::StrFormat("%s, which fits with %.0f tokens a second", change.what,
@@ -60,9 +60,9 @@ std::string ChangesText(const Advised& advised) {
                     "\n");
   if (!advised.remedy.empty()) text += Wrapped("What to change: " + advised.remedy);
   if (!advised.change && advised.chosen->fits())
-    text += "No one setting makes it faster by more than 0.5%\n";
+    text += "No change of one setting makes it faster by more than 0.5%\n";
   if (advised.purchase)
-    absl::StrAppend(&text, "Of the machine: ", Described(*advised.purchase, *advised.chosen), "\n");
+    absl::StrAppend(&text, "A machine with ", Described(*advised.purchase, *advised.chosen), "\n");
   return text;
 }
 
@@ -70,7 +70,7 @@ std::string LargestText(const Arguments& arguments, const Largest& found) {
   constexpr const char* kWhat[] = {"layers", "sequences a micro-batch", "tokens a sequence"};
   const char* const what = kWhat[static_cast<int>(*arguments.largest)];
   if (found.most == 0)
-    return absl::StrCat("not even one of its ", what, " fits",
+    return absl::StrCat("not even one of the ", what, " fits",
                         arguments.asked ? "" : " in any configuration", "\n");
   std::string text = absl::StrCat("at most ", found.most, " ", what);
   if (*arguments.largest == Quantity::kModel)
@@ -83,7 +83,7 @@ std::string LargestText(const Arguments& arguments, const Largest& found) {
                       AnswerText(found.question, found.answer));
 }
 
-// Files that were asked for, of the configuration that was chosen.
+// Writes the requested files for the chosen configuration.
 int WriteFiles(const Arguments& arguments, const Question& question,
                std::span<const Answer* const> shown, const Answer* chosen) {
   if (!arguments.svg_file.empty() && !WriteFile(arguments.svg_file, AnswersAsSvg(question, shown)))
@@ -126,7 +126,7 @@ int AnswerQuestion(const Arguments& arguments) {
   const Question& question = arguments.question;
   const std::vector<Answer> answers = AnswerAll(question);
   const Answer* const fastest = Fastest(answers);
-  // Once more, with the peak.
+  // The chosen answer once more, with the peak.
   std::optional<Answer> chosen;
   if (arguments.asked) {
     const bool as_it_is = *arguments.asked == ChoiceOf(question.config, arguments.asked->recompute);
@@ -158,7 +158,8 @@ int AnswerQuestion(const Arguments& arguments) {
         absl::StrAppend(&text, "The fastest that fits: ", WordsOf(fastest->choice), "\n");
     } else {
       text += "\nNothing fits.\n" +
-              Wrapped(absl::StrCat("Of ", WordsOf(answers.back().choice), ": ", advised.remedy));
+              Wrapped(absl::StrCat("What to change in ", WordsOf(answers.back().choice), ": ",
+                                   advised.remedy));
     }
     std::fputs(text.c_str(), stdout);
   }
@@ -190,6 +191,6 @@ int main(int argc, char** argv) {
   try {
     return ebb::planner::Main(argc, argv);
   } catch (const std::bad_alloc&) {
-    return ebb::planner::Fail("memory is not enough to plan a model of that size");
+    return ebb::planner::Fail("this machine has too little memory to plan a model of that size");
   }
 }
