@@ -67,14 +67,14 @@ size_t Transfers::Cut(Batch& batch) {
   const std::lock_guard lock(mutex_);
   size_t count = 0;
   while (count < kBatchMax && free_ != nullptr) {
-    if (lines_[turn_].first == nullptr) turn_ = 1 - turn_;
-    Line& line = lines_[turn_];
+    if (lines_[next_line_].first == nullptr) next_line_ = 1 - next_line_;
+    Line& line = lines_[next_line_];
     if (line.first == nullptr) break;
     Request& request = *std::exchange(free_, free_->next_free);
     CutBlock(*line.first, request);
     batch[count++] = &request;
     if (line.first->cut_ == line.first->bytes_) Leave(line);
-    turn_ = 1 - turn_;
+    next_line_ = 1 - next_line_;
   }
   return count;
 }

@@ -79,7 +79,7 @@ class Transfers final : public IoListener {
   std::mutex mutex_;  // guards the members below and the transfers under way
   Request* free_ = nullptr;
   std::array<Line, 2> lines_ = {};  // started, not wholly cut into requests
-  size_t turn_ = 0;
+  size_t next_line_ = 0;
   Line over_;  // over, but not announced yet
 };
 

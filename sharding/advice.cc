@@ -40,7 +40,7 @@ class Search {
     settings_ = SettingsOf(start_, *pools, trials_.sums_depend_on_groups);
     units_ = std::max<int64_t>(1, static_cast<int64_t>(pools->units.size()));
     work_left_ = std::max(kAdviceTrialsMin * units_, kAdviceWorkMax);
-    return Tell();
+    return Advise();
   }
 
  private:
@@ -57,7 +57,7 @@ class Search {
   };
   static constexpr uint64_t kChoices = 16;
 
-  std::string Tell() {
+  std::string Advise() {
     std::vector<Candidate> candidates = Candidates();
     least_ = now_;
     std::optional<Candidate> growing;

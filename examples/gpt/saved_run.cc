@@ -140,7 +140,7 @@ absl::Status CheckExport(const Options& options) {
       std::filesystem::is_empty(folder, error))
     return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("--export ", folder, ": is there and not empty; name a new folder"));
+      absl::StrCat("--export ", folder, ": exists and is not empty: name a new folder"));
 }
 
 }  // namespace ebb::gpt

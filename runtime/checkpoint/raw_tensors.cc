@@ -36,12 +36,12 @@ absl::Status RawTensors::Read(size_t tensor, int64_t begin, std::span<float> val
     return ReadAt(file_.get(), path, at, std::as_writable_bytes(values));
   while (!values.empty()) {
     const size_t count = std::min(values.size(), kReadBytes / static_cast<size_t>(size));
-    narrow_.resize(count * static_cast<size_t>(size));
-    EBB_RETURN_IF_ERROR(ReadAt(file_.get(), path, at, narrow_));
-    optim::Cast(caller_only_, narrow_.data(), info.dtype, values.data(), DType::kFloat32,
+    cast_.resize(count * static_cast<size_t>(size));
+    EBB_RETURN_IF_ERROR(ReadAt(file_.get(), path, at, cast_));
+    optim::Cast(caller_only_, cast_.data(), info.dtype, values.data(), DType::kFloat32,
                 static_cast<int64_t>(count), optim::Rounding::kNearest);
     values = values.subspan(count);
-    at += static_cast<int64_t>(narrow_.size());
+    at += static_cast<int64_t>(cast_.size());
   }
   return absl::OkStatus();
 }

@@ -42,7 +42,7 @@ class RawTensors : public TensorSource {
   std::vector<std::string> paths_;
   size_t open_ = kNone;
   FileHandle file_;
-  std::vector<std::byte> narrow_;
+  std::vector<std::byte> cast_;
   ThreadTeam caller_only_{1};
 };
 

@@ -118,10 +118,10 @@ absl::Status SafetensorsWriter::Append(std::span<const float> values) {
   if (dtype == DType::kFloat32) {
     EBB_RETURN_IF_ERROR(file_->Append(std::as_bytes(values)));
   } else {
-    narrow_.resize(values.size() * static_cast<size_t>(SizeOf(dtype)));
-    optim::Cast(caller_only_, values.data(), DType::kFloat32, narrow_.data(), dtype, count,
+    cast_.resize(values.size() * static_cast<size_t>(SizeOf(dtype)));
+    optim::Cast(caller_only_, values.data(), DType::kFloat32, cast_.data(), dtype, count,
                 optim::Rounding::kNearest);
-    EBB_RETURN_IF_ERROR(file_->Append(narrow_));
+    EBB_RETURN_IF_ERROR(file_->Append(cast_));
   }
   left_ -= count;
   return left_ == 0 ? NextTensor() : absl::OkStatus();

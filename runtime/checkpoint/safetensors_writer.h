@@ -56,7 +56,7 @@ class SafetensorsWriter {
   size_t next_file_ = 0, tensor_ = 0;
   int64_t left_ = 0;  // elements of the tensor under way
   bool finished_ = false;
-  std::vector<std::byte> narrow_;
+  std::vector<std::byte> cast_;
   ThreadTeam caller_only_{1};
 };
 

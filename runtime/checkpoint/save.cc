@@ -68,10 +68,10 @@ class Saving {
     const DType dtype =
         what == StateClass::kMaster ? master_dtypes_.at(slice.parameter) : DType::kFloat32;
     if (dtype == DType::kFloat32) return file_->Append(std::as_bytes(values));
-    narrow_.resize(values.size() * static_cast<size_t>(SizeOf(dtype)));
-    optim::Cast(caller_only_, values.data(), DType::kFloat32, narrow_.data(), dtype,
+    cast_.resize(values.size() * static_cast<size_t>(SizeOf(dtype)));
+    optim::Cast(caller_only_, values.data(), DType::kFloat32, cast_.data(), dtype,
                 static_cast<int64_t>(values.size()), optim::Rounding::kNearest);
-    return file_->Append(narrow_);
+    return file_->Append(cast_);
   }
   absl::Status Close() { return file_->Finish(); }
   // Call it when all ranks have closed their files, or one has failed. After a failure rank 0 removes the folder.
@@ -95,7 +95,7 @@ class Saving {
   std::optional<NewCheckpoint> checkpoint_;
   std::optional<RankFileWriter> file_;
   std::map<ParameterId, DType> master_dtypes_;
-  std::vector<std::byte> narrow_;
+  std::vector<std::byte> cast_;
   ThreadTeam caller_only_{1};
 };
 

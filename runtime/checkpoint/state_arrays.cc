@@ -32,8 +32,8 @@ std::string ClassOf(const Engine& engine, ParameterId parameter, const StateArra
 
 DType StoredDType(const Engine& engine, ParameterId parameter, const StateArrayName& array) {
   const ParameterSpec& of = engine.model()[parameter];
-  const bool kept_narrow = !of.trainable || engine.config().ebb.stochastic_rounding;
-  return array.what == StateClass::kMaster && kept_narrow
+  const bool kept_in_dtype = !of.trainable || engine.config().ebb.stochastic_rounding;
+  return array.what == StateClass::kMaster && kept_in_dtype
              ? of.compute.value_or(engine.config().compute)
              : DType::kFloat32;
 }

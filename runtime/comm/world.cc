@@ -53,7 +53,7 @@ absl::StatusOr<World> World::FromEnvironment(const WorldOptions& options) {
   if (!launch->place.has_value()) return NeedsMpi(*launch, mpi);
   if (!mpi.ok() && launch->rank == 0) LogWarning(std::string(mpi.message()));
   std::optional<ParentProcess> parent;
-  if (launch->launcher_stays) parent = ParentProcess::Find(launch->launcher);
+  if (launch->launcher_outlives_ranks) parent = ParentProcess::Find(launch->launcher);
   EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous,
                        Rendezvous::Join({.rank = launch->rank,
                                          .size = launch->size,

@@ -79,7 +79,7 @@ absl::Status CallBarrier::Agree(const absl::Status& own, std::string_view about)
 
 absl::Status CallBarrier::Withdraw() {
   with_.peers->Withdraw(with_.errors->failure());
-  return with_.errors->Tell();
+  return with_.errors->Report();
 }
 
 }  // namespace ebb

@@ -64,9 +64,9 @@ absl::Status ErrorAgreement::ErrorOf(const Known& known) {
 absl::Status ErrorAgreement::ErrorOfCall(std::span<const int64_t> log, const Verdict& ranks,
                                          int64_t step) {
   StepErrors& errors = *with_.errors;
-  const absl::Status own = errors.Tell();
+  const absl::Status own = errors.Report();
   const absl::Status agreed = ErrorOf({.error = own, .log = log, .ranks = ranks, .step = step});
-  return errors.has_failed() ? errors.Tell() : agreed;
+  return errors.has_failed() ? errors.Report() : agreed;
 }
 
 }  // namespace ebb

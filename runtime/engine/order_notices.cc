@@ -48,7 +48,7 @@ void OrderNotices::LeaveOutRest() {
   if (first == count) return;
   progress_.backwards.LeftOut(first, count);
   CheckNothingLeftOut();
-  if (errors_.Known().ok())
+  if (errors_.Peek().ok())
     Warn(first, "the end of the step", "the rest is left out, with zero gradients");
 }
 

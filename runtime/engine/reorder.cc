@@ -73,7 +73,7 @@ absl::Status Reorder::Change() {
           back.code(), absl::StrCat("the engine has failed: Reorder has lost its pools; make it "
                                     "anew. ",
                                     back.message())));
-      return with_.outcome.errors.Tell();
+      return with_.outcome.errors.Report();
     }
   }
   absl::Status shown = with_.communicators.BarrierAfterFreedMemory();
@@ -81,7 +81,7 @@ absl::Status Reorder::Change() {
   if (shown.ok()) return followed;
   with_.outcome.errors.Fail(
       absl::Status(shown.code(), absl::StrCat("the engine has failed: ", shown.message())));
-  return with_.outcome.errors.Tell();
+  return with_.outcome.errors.Report();
 }
 
 absl::Status Reorder::FollowPlan() {

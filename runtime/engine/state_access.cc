@@ -153,7 +153,7 @@ absl::Status StateAccess::Write(StateClass what, std::string_view state, float s
 absl::Status StateAccess::Gather(ParameterId p, StateClass what, int root, Sink sink) {
   constexpr int64_t kPieceElements = int64_t{1} << 18;
   EBB_ASSIGN_OR_RETURN(const Found own, Find(p, what, ""));
-  absl::Status read = with_.errors->Tell();  // of the update that was waited for, on this rank
+  absl::Status read = with_.errors->Report();  // of the update that was waited for, on this rank
   if (read.ok() && own.begin != own.end) read = values_.Verify(own.Range(own.begin, own.end));
   EBB_RETURN_IF_ERROR(AgreeOnStatus(lane_, read));
   const sharding::Section& section =

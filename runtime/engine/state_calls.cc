@@ -34,7 +34,7 @@ absl::Status StateCalls::Settle(StateClass what) {
     return absl::FailedPreconditionError(
         "gradients can be read and written between Step::Reduce and Step::Finish only");
   with_.runner->AwaitState();
-  return with_.errors->Tell();
+  return with_.errors->Report();
 }
 
 float StateCalls::ScaleOf(StateClass what) const {
@@ -45,7 +45,7 @@ absl::Status StateCalls::Read(StateClass what, Engine::Sink sink,
                               std::string_view optimizer_state) {
   EBB_RETURN_IF_ERROR(Settle(what));
   EBB_RETURN_IF_ERROR(with_.state->Read(what, optimizer_state, ScaleOf(what), sink));
-  return with_.errors->Tell();
+  return with_.errors->Report();
 }
 
 absl::Status StateCalls::Write(StateClass what, const Initialiser& source,
@@ -58,7 +58,7 @@ absl::Status StateCalls::Write(StateClass what, const Initialiser& source,
   with_.state->NoteWrite(what);
   EBB_RETURN_IF_ERROR(Settle(what));
   EBB_RETURN_IF_ERROR(with_.state->Write(what, optimizer_state, ScaleOf(what), source));
-  return with_.errors->Tell();
+  return with_.errors->Report();
 }
 
 absl::Status StateCalls::Gather(ParameterId p, StateClass what, std::span<float> whole, int root) {
@@ -172,7 +172,7 @@ absl::Status StateCalls::CheckCopyInto(const StateCalls& destination) const {
         "CopyParametersFrom('", name,
         "') while a Step or Evaluation of that engine is alive: finish or drop it first"));
   }
-  return with_.errors->Tell();
+  return with_.errors->Report();
 }
 
 absl::Status StateCalls::CopyParametersFrom(StateCalls& source) {
@@ -204,7 +204,7 @@ absl::Status StateCalls::CopyParametersFrom(StateCalls& source) {
   with_.runner->AwaitState();
   source.with_.runner->AwaitState();
   absl::Status copied = copy.Run();
-  if (copied.ok()) copied = source.with_.errors->Tell();
+  if (copied.ok()) copied = source.with_.errors->Report();
   with_.state->NoteWrite(StateClass::kMaster);
   if (copied.ok() && !with_.suspension->suspended()) copied = with_.state->SpreadWritten();
   copied = AgreeOnStatus(Control(), copied);
@@ -215,7 +215,7 @@ absl::Status StateCalls::CopyParametersFrom(StateCalls& source) {
                                     "the model. ",
                                     copied.message())));
   }
-  return with_.errors->Tell();
+  return with_.errors->Report();
 }
 
 }  // namespace ebb

@@ -40,14 +40,14 @@ void StepErrors::Fail(absl::Status status) {
   has_failed_.store(true, std::memory_order_release);
 }
 
-absl::Status StepErrors::KnownLocked() const {
+absl::Status StepErrors::PeekLocked() const {
   if (!unreported_.ok()) return unreported_;
   return failed_.ok() ? own_ : failed_;
 }
 
-absl::Status StepErrors::Tell() {
+absl::Status StepErrors::Report() {
   const std::lock_guard lock(mutex_);
-  absl::Status reported = KnownLocked();
+  absl::Status reported = PeekLocked();
   if (reported.ok()) return reported;
   failure_reported_ = failure_reported_ || reported == failed_;
   unreported_ = absl::OkStatus();
@@ -55,9 +55,9 @@ absl::Status StepErrors::Tell() {
   return reported;
 }
 
-absl::Status StepErrors::Known() const {
+absl::Status StepErrors::Peek() const {
   const std::lock_guard lock(mutex_);
-  return KnownLocked();
+  return PeekLocked();
 }
 
 absl::Status StepErrors::failure() const {
@@ -75,7 +75,7 @@ int64_t StepErrors::known_exchange() const {
   return known_;
 }
 
-void StepErrors::Learn(const absl::Status& status, int64_t cause) {
+void StepErrors::NoteJudged(const absl::Status& status, int64_t cause) {
   const std::lock_guard lock(mutex_);
   if (cause > known_ && unreported_.ok()) unreported_ = status;
   NoteLocked(unreported_);

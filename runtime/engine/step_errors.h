@@ -1,8 +1,8 @@
 // Errors, and whether the caller knows them: the failure of the engine, which is final; the error
 // of the open step or evaluation; and the error of a judged step that no call has returned.
 //
-// The engine reports through Note and Fail, and asks through Tell and Known. Every call of the
-// engine that returns a Status ends in Tell.
+// Note and Fail take errors, Report and Peek return them. Every call of the engine that returns a
+// Status ends in Report.
 #pragma once
 
 #include <atomic>
@@ -29,9 +29,9 @@ class StepErrors {
   void Fail(absl::Status status);
   // The oldest error that no call has returned, for a call that returns it now. Each call returns a
   // failure of the engine, or the error of the open step, again.
-  absl::Status Tell();
+  absl::Status Report();
   // The same, but the error counts as unreported. Any thread.
-  absl::Status Known() const;
+  absl::Status Peek() const;
 
   // Any thread.
   bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
@@ -45,14 +45,14 @@ class StepErrors {
   int64_t known_exchange() const;
   // The error of a judged step, to be reported. `cause`: the exchange to blame; the caller may know its
   // error already.
-  void Learn(const absl::Status& status, int64_t cause);
+  void NoteJudged(const absl::Status& status, int64_t cause);
   // An error of a judged step has not been reported.
   bool has_unreported() const;
   // A failure of the engine that no call has returned.
   absl::Status UnreportedFailure() const;
 
  private:
-  absl::Status KnownLocked() const;
+  absl::Status PeekLocked() const;
   void NoteLocked(const absl::Status& status);
 
   mutable std::mutex mutex_;

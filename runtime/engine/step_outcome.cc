@@ -51,7 +51,7 @@ StepOutcome::~StepOutcome() {
 // By the calling thread.
 
 int StepOutcome::FreeSlot(bool evaluation) {
-  Take(/*may_stay_open=*/evaluation ? 0 : 1);
+  Take(/*untaken_max=*/evaluation ? 0 : 1);
   return evaluation ? ControlBlock::kEvaluation : 1 - last_;
 }
 
@@ -88,7 +88,7 @@ void StepOutcome::Close(const Closing& closing) {
   Slot& slot = slots_[parity];
   slot.terms = closing.terms;
   slot.terms.exchange = with_.errors->NextExchange();
-  slot.error = with_.errors->Known();
+  slot.error = with_.errors->Peek();
   slot.log.assign(closing.log.begin(), closing.log.end());
   ExchangeRecord& record = with_.control->own_record(parity);
   const uint64_t rates = slot.evaluation ? 0 : with_.constants->rates().hash(parity);
@@ -111,14 +111,14 @@ void StepOutcome::Close(const Closing& closing) {
 absl::Status StepOutcome::Finish() {
   Slot& slot = slots_[*open_];
   // In no record, and the step may be applied: a collective behind the exchange that was not enqueued.
-  if (const absl::Status known = with_.errors->Known(); slot.error.ok() && !known.ok()) {
+  if (const absl::Status known = with_.errors->Peek(); slot.error.ok() && !known.ok()) {
     with_.errors->Fail(
         absl::Status(known.code(), absl::StrCat("the engine has failed: ", known.message())));
   }
   last_ = *open_;
   // A failure for good is not left open, as nothing waits long for it.
   if (slot.terms.waits || with_.errors->has_failed() || !with_.peers->Broken().ok()) Take();
-  absl::Status reported = with_.errors->Tell();
+  absl::Status reported = with_.errors->Report();
   EndOpen();
   return reported;
 }
@@ -127,11 +127,11 @@ absl::StatusOr<Evaluation::Sums> StepOutcome::FinishEvaluation() {
   const int parity = *open_;
   Slot& slot = slots_[parity];
   with_.peers->AwaitConclusion(parity);
-  slot.error = with_.errors->Known();
+  slot.error = with_.errors->Peek();
   slot.state = State::kFree;
   if (const absl::Status agreed = agreed_.ErrorOf(slot.Known(parity, finished_ + 1)); !agreed.ok())
-    with_.errors->Learn(agreed, slot.terms.exchange);
-  const absl::Status reported = with_.errors->Tell();
+    with_.errors->NoteJudged(agreed, slot.terms.exchange);
+  const absl::Status reported = with_.errors->Report();
   EndOpen();
   if (!reported.ok()) return reported;
   return slot.sums;
@@ -148,10 +148,10 @@ void StepOutcome::Drop() {
   EndOpen();
 }
 
-void StepOutcome::Take(int may_stay_open) {
+void StepOutcome::Take(int untaken_max) {
   const int last = last_;
-  if (may_stay_open < 2 && slots_[1 - last].IsUntaken()) TakeOne(slots_[1 - last], 1 - last);
-  if (may_stay_open < 1 && slots_[last].IsUntaken()) TakeOne(slots_[last], last);
+  if (untaken_max < 2 && slots_[1 - last].IsUntaken()) TakeOne(slots_[1 - last], 1 - last);
+  if (untaken_max < 1 && slots_[last].IsUntaken()) TakeOne(slots_[last], last);
 }
 
 void StepOutcome::TakeOne(Slot& slot, int parity) {
@@ -190,14 +190,14 @@ void StepOutcome::TakeOne(Slot& slot, int parity) {
     with_.peers->AwaitUpdates();
   }
   report_ = last_failure_ = status;
-  errors.Learn(status, judged.cause);
+  errors.NoteJudged(status, judged.cause);
 }
 
 absl::StatusOr<StepReport> StepOutcome::Report() {
   Take();
   // An error in an open step is returned by its Finish.
   if (open_ && !with_.errors->has_unreported() && report_.ok()) return report_;
-  EBB_RETURN_IF_ERROR(with_.errors->Tell());
+  EBB_RETURN_IF_ERROR(with_.errors->Report());
   return report_;
 }
 

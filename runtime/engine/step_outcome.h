@@ -89,12 +89,12 @@ class StepOutcome {
   absl::StatusOr<Evaluation::Sums> FinishEvaluation();
   // Ends the open step or evaluation without a result.
   void Drop();
-  // Waits for the verdicts of all finished steps but the last `may_stay_open`.
-  void Take(int may_stay_open = 0);
+  // Waits for the verdicts of all finished steps but the last `untaken_max`.
+  void Take(int untaken_max = 0);
   // For calls that read or change the state: an error comes before the state it has left.
   absl::Status Settle() {
     Take();
-    return with_.errors->Tell();
+    return with_.errors->Report();
   }
   // The report of the last finished step. Waits for its verdict.
   absl::StatusOr<StepReport> Report();

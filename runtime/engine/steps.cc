@@ -258,7 +258,7 @@ absl::Status Steps::Reduce(int64_t number) {
                                                   progress.log.entries,
                                                   outcome().finished_steps() + 1));
   }
-  return errors().Tell();
+  return errors().Report();
 }
 
 absl::Status Steps::Finish(int64_t number, const FinishOptions& options) {

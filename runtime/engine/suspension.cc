@@ -8,7 +8,7 @@
 namespace ebb {
 
 absl::Status Suspension::Error() const {
-  if (with_.errors->has_failed()) return with_.errors->Tell();
+  if (with_.errors->has_failed()) return with_.errors->Report();
   return absl::FailedPreconditionError(
       absl::StrCat("the engine '", with_.inputs->options.name,
                    "' is suspended: call Resume before BeginStep and BeginEvaluation"));

@@ -43,9 +43,9 @@ class CallNames {
       else if (path.back() != 'N')
         path += 'N';
     }
-    constexpr int kToldApart = 3;  // the third stands for those after it
+    constexpr int kCountedApart = 3;  // the third stands for those after it
     const std::string name = absl::StrCat(call.name, " ", path);
-    return absl::StrCat(name, ", ", std::min(++times_[name], kToldApart));
+    return absl::StrCat(name, ", ", std::min(++times_[name], kCountedApart));
   }
 
  private:

@@ -282,11 +282,11 @@ TEST_P(FailureTest, DifferentCallsAreAnErrorAtOnce) {
     CallOrder* const order = world.calls();
     if (order == nullptr) return absl::UnimplementedError("");
     const int engine = order->AddEngine("policy");  // all ranks know its name before any calls
-    constexpr NoticeTimes kTells{.first_seconds = 0.05};
+    constexpr NoticeTimes kEarlyNotices{.first_seconds = 0.05};
     EBB_ASSIGN_OR_RETURN(Communicator first,
-                         world.NewCommunicator({.name = "first", .notices = kTells}));
+                         world.NewCommunicator({.name = "first", .notices = kEarlyNotices}));
     EBB_ASSIGN_OR_RETURN(Communicator second,
-                         world.NewCommunicator({.name = "second", .notices = kTells}));
+                         world.NewCommunicator({.name = "second", .notices = kEarlyNotices}));
     const CallKind kind = world.rank() == 2 ? CallKind::kEvaluation : CallKind::kStep;
     const absl::Status apart = order->Note({.kind = kind, .engine = engine});
     if (!apart.ok()) world.Fail(apart);

@@ -152,7 +152,7 @@ TEST(Launch, AnMpiThatWouldFindAllRanksIsKnown) {
 TEST(Launch, ALauncherThatStaysIsKnown) {
   const auto stays = [](const Environment& environment) {
     const auto launch = DescribeLaunch(environment);
-    return launch.ok() && launch->has_value() && (*launch)->launcher_stays;
+    return launch.ok() && launch->has_value() && (*launch)->launcher_outlives_ranks;
   };
   const Environment agent = {{"TORCHELASTIC_RUN_ID", "r1"}};
   EXPECT_TRUE(stays(kMpirun));

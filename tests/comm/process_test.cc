@@ -144,7 +144,7 @@ absl::Status WorkUntilFailure(const World& world, const std::function<void(int s
   return communicator.status();
 }
 
-void ExpectToldOfDeath(const absl::Status& status, int rank) {
+void ExpectDeathReported(const absl::Status& status, int rank) {
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_THAT(Message(status), AllOf(HasSubstr("rank " + std::to_string(rank) + " (process"),
                                      HasSubstr("on host '" + Host() + "'"), HasSubstr("has died")));
@@ -161,7 +161,7 @@ TEST(Killed, RankIsNamedOnAllSurvivors) {
     const int step_of_death = static_cast<int>(random() % 40);
     const auto microseconds = std::chrono::microseconds(random() % 2000);
     const std::string job = NewMeetingName();
-    const Shared<std::atomic<int64_t>> died_at(0), last_told_at(0);
+    const Shared<std::atomic<int64_t>> died_at(0), last_reported_at(0);
     const auto now = [] { return std::chrono::steady_clock::now().time_since_epoch().count(); };
     Results seen;
     const std::vector<int> codes = Fork(kRanks, [&](int rank) {
@@ -177,15 +177,15 @@ TEST(Killed, RankIsNamedOnAllSurvivors) {
           raise(SIGKILL);
         });
       });
-      last_told_at->store(now());
+      last_reported_at->store(now());
       seen.Set(rank, status);
       return 0;
     });
     for (int rank = 0; rank < kRanks; ++rank) {
       EXPECT_EQ(codes[static_cast<size_t>(rank)], rank == victim ? -SIGKILL : 0);
-      if (rank != victim) ExpectToldOfDeath(seen.Get(rank), victim);
+      if (rank != victim) ExpectDeathReported(seen.Get(rank), victim);
     }
-    slowest = std::max(slowest, last_told_at->load() - died_at->load());
+    slowest = std::max(slowest, last_reported_at->load() - died_at->load());
     EXPECT_THAT(LeftInSharedMemory(), IsEmpty());
   }
   RecordProperty("milliseconds until all had been told", std::to_string(slowest / 1'000'000));
@@ -202,7 +202,7 @@ TEST(Killed, ExitWithoutLeavingIsADeath) {
              }));
     return 0;
   });
-  ExpectToldOfDeath(seen.Get(1), 0);
+  ExpectDeathReported(seen.Get(1), 0);
 }
 
 TEST(Killed, SurvivorsOfRankZeroStillNoticeEachOther) {
@@ -229,7 +229,7 @@ TEST(Killed, SurvivorsOfRankZeroStillNoticeEachOther) {
     return 0;
   });
   EXPECT_TRUE(seen.Get(0).ok()) << seen.Get(0);
-  ExpectToldOfDeath(seen.Get(1), 2);
+  ExpectDeathReported(seen.Get(1), 2);
 }
 
 absl::StatusOr<Rendezvous> Meet(const std::string& name, int rank, int ranks) {

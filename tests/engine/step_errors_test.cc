@@ -15,33 +15,33 @@ const absl::Status kOwn = absl::InvalidArgumentError("own"), kOther = absl::Abor
 TEST(StepErrorsTest, TheFirstFailureIsTheCause) {
   StepErrors errors;
   EXPECT_FALSE(errors.has_failed());
-  EXPECT_TRUE(errors.Tell().ok());
+  EXPECT_TRUE(errors.Report().ok());
   errors.Fail(absl::OkStatus());
   EXPECT_FALSE(errors.has_failed());
   errors.Fail(kFailure);
   errors.Fail(absl::InternalError("in its wake"));
   EXPECT_TRUE(errors.has_failed());
   EXPECT_EQ(errors.failure(), kFailure);
-  EXPECT_EQ(errors.Tell(), kFailure);
-  EXPECT_EQ(errors.Tell(), kFailure) << "every call returns it";
+  EXPECT_EQ(errors.Report(), kFailure);
+  EXPECT_EQ(errors.Report(), kFailure) << "every call returns it";
 }
 
 TEST(StepErrorsTest, AFailureIsUntoldUntilACallReturnsIt) {
   StepErrors errors;
-  EXPECT_TRUE(errors.Tell().ok());
+  EXPECT_TRUE(errors.Report().ok());
   EXPECT_TRUE(errors.UnreportedFailure().ok());
   errors.Fail(kFailure);
   EXPECT_EQ(errors.UnreportedFailure(), kFailure);
-  EXPECT_EQ(errors.Known(), kFailure);
-  EXPECT_EQ(errors.UnreportedFailure(), kFailure) << "Known does not tell";
-  EXPECT_EQ(errors.Tell(), kFailure);
+  EXPECT_EQ(errors.Peek(), kFailure);
+  EXPECT_EQ(errors.UnreportedFailure(), kFailure) << "Peek does not report";
+  EXPECT_EQ(errors.Report(), kFailure);
   EXPECT_TRUE(errors.UnreportedFailure().ok());
 }
 
 TEST(StepErrorsTest, TheFirstErrorOfAStepSticksAndEndsWithIt) {
   StepErrors errors;
   errors.Note(kOther);
-  EXPECT_TRUE(errors.Known().ok()) << "no step is open";
+  EXPECT_TRUE(errors.Peek().ok()) << "no step is open";
   errors.Open(1);
   EXPECT_FALSE(errors.blocked(1));
   errors.Note(absl::OkStatus());
@@ -50,15 +50,15 @@ TEST(StepErrorsTest, TheFirstErrorOfAStepSticksAndEndsWithIt) {
   errors.Note(kOther);
   EXPECT_TRUE(errors.blocked(1));
   EXPECT_FALSE(errors.blocked(0));
-  EXPECT_EQ(errors.Known(), kOwn);
-  EXPECT_EQ(errors.Tell(), kOwn);
-  EXPECT_EQ(errors.Tell(), kOwn) << "as by Reduce and by Finish";
+  EXPECT_EQ(errors.Peek(), kOwn);
+  EXPECT_EQ(errors.Report(), kOwn);
+  EXPECT_EQ(errors.Report(), kOwn) << "as by Reduce and by Finish";
   errors.Close();
-  EXPECT_TRUE(errors.Tell().ok());
+  EXPECT_TRUE(errors.Report().ok());
   EXPECT_TRUE(errors.blocked(1)) << "its early updates may still be in the queue";
   errors.Open(1);
   EXPECT_FALSE(errors.blocked(1));
-  EXPECT_TRUE(errors.Known().ok());
+  EXPECT_TRUE(errors.Peek().ok());
 }
 
 TEST(StepErrorsTest, AnEvaluationBlocksNoUpdate) {
@@ -67,47 +67,47 @@ TEST(StepErrorsTest, AnEvaluationBlocksNoUpdate) {
   errors.Note(kOwn);
   EXPECT_FALSE(errors.blocked(0));
   EXPECT_FALSE(errors.blocked(1));
-  EXPECT_EQ(errors.Tell(), kOwn);
+  EXPECT_EQ(errors.Report(), kOwn);
 }
 
 TEST(StepErrorsTest, AnErrorOfAJudgedStepIsReturnedOnceAndUntilThenFailsEveryStep) {
   StepErrors errors;
   const int64_t first = errors.NextExchange(), second = errors.NextExchange();
   EXPECT_EQ(second, first + 1);
-  errors.Learn(kOther, first);
-  errors.Learn(kOwn, second);
+  errors.NoteJudged(kOther, first);
+  errors.NoteJudged(kOwn, second);
   EXPECT_TRUE(errors.has_unreported());
-  EXPECT_EQ(errors.Known(), kOther) << "the oldest";
+  EXPECT_EQ(errors.Peek(), kOther) << "the oldest";
   EXPECT_LT(errors.known_exchange(), first);
   errors.Open(0);
   EXPECT_TRUE(errors.blocked(0));
-  EXPECT_EQ(errors.Tell(), kOther);
+  EXPECT_EQ(errors.Report(), kOther);
   EXPECT_FALSE(errors.has_unreported());
   EXPECT_EQ(errors.known_exchange(), second) << "with all that was exchanged by then";
-  EXPECT_EQ(errors.Tell(), kOther) << "the error of the step that is open";
+  EXPECT_EQ(errors.Report(), kOther) << "the error of the step that is open";
   errors.Close();
-  EXPECT_TRUE(errors.Tell().ok());
-  errors.Learn(kOwn, second);
-  EXPECT_TRUE(errors.Tell().ok()) << "the caller knows";
+  EXPECT_TRUE(errors.Report().ok());
+  errors.NoteJudged(kOwn, second);
+  EXPECT_TRUE(errors.Report().ok()) << "the caller knows";
 }
 
 TEST(StepErrorsTest, AnErrorLearntInAStepIsTheStepsToo) {
   StepErrors errors;
   const int64_t exchange = errors.NextExchange();
   errors.Open(0);
-  errors.Learn(kOther, exchange);
+  errors.NoteJudged(kOther, exchange);
   EXPECT_TRUE(errors.blocked(0));
-  EXPECT_EQ(errors.Tell(), kOther);
-  EXPECT_EQ(errors.Tell(), kOther);
+  EXPECT_EQ(errors.Report(), kOther);
+  EXPECT_EQ(errors.Report(), kOther);
 }
 
 TEST(StepErrorsTest, AnErrorKnownBeforeAFailureIsReturnedBeforeIt) {
   StepErrors errors;
-  errors.Learn(kOther, errors.NextExchange());
+  errors.NoteJudged(kOther, errors.NextExchange());
   errors.Fail(kFailure);
-  EXPECT_EQ(errors.Tell(), kOther);
+  EXPECT_EQ(errors.Report(), kOther);
   EXPECT_EQ(errors.UnreportedFailure(), kFailure);
-  EXPECT_EQ(errors.Tell(), kFailure);
+  EXPECT_EQ(errors.Report(), kFailure);
   EXPECT_TRUE(errors.UnreportedFailure().ok());
 }
 
@@ -119,7 +119,7 @@ TEST(StepErrorsTest, OneOfManyThreadsFailsFirst) {
   for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&, i] {
       errors.Fail(absl::AbortedError(std::to_string(i)));
-      seen[static_cast<size_t>(i)] = errors.Known();
+      seen[static_cast<size_t>(i)] = errors.Peek();
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -54,7 +54,7 @@ void FaultyQueue::Submit(std::span<IoRequest* const> requests) {
 }
 
 void FaultyQueue::Completed(std::span<const IoCompletion> completions) {
-  Tell({completions.begin(), completions.end()});
+  Complete({completions.begin(), completions.end()});
 }
 
 void FaultyQueue::Answer() {
@@ -71,7 +71,7 @@ bool FaultyQueue::GiveAnswers(std::unique_lock<std::mutex>& lock) {
   std::vector<IoCompletion> answers = std::exchange(answers_, {});
   answering_ = true;
   lock.unlock();
-  Tell(std::move(answers));
+  Complete(std::move(answers));
   listener_.Announce();
   lock.lock();
   answering_ = false;
@@ -87,7 +87,7 @@ bool FaultyQueue::Drive() {
   return serving_->Drive();
 }
 
-void FaultyQueue::Tell(std::vector<IoCompletion> completions) {
+void FaultyQueue::Complete(std::vector<IoCompletion> completions) {
   std::vector<IoCompletion> due;
   {
     const std::lock_guard lock(mutex_);

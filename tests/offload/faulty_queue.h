@@ -41,7 +41,7 @@ class FaultyQueue final : public IoQueue, public IoListener {
  private:
   void Answer();
   bool GiveAnswers(std::unique_lock<std::mutex>& lock);
-  void Tell(std::vector<IoCompletion> completions);
+  void Complete(std::vector<IoCompletion> completions);
 
   IoListener& listener_;
   const Fault fault_;

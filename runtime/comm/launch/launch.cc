@@ -239,7 +239,7 @@ absl::StatusOr<std::optional<Launch>> DescribeLaunch(const Environment& environm
   if (!launch.has_value() || launch->size == 1) return launch;
   // torchrun's processes inherit the variables of torchrun's own launcher.
   launch->has_mpi = !is_torchrun && HasMpiServer(environment);
-  launch->launcher_stays = torchrun.has_value() ? is_torchrun : is_open_mpi;
+  launch->launcher_outlives_ranks = torchrun.has_value() ? is_torchrun : is_open_mpi;
   EBB_ASSIGN_OR_RETURN(launch->place, Master(environment));
   EBB_RETURN_IF_ERROR(torchrun.has_value() ? PlaceTorchrun(environment, *launch)
                       : mpi.has_value()    ? PlaceMpi(environment, *launch)

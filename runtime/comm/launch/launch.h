@@ -29,7 +29,7 @@ struct Launch {
   bool has_mpi = false;   // the launcher is an MPI's: MPI_Init would find all ranks
   // The launcher is the parent process and stays until all ranks have ended. If it ends earlier, it
   // was killed. False for a process that a shell or a script started with variables set by hand.
-  bool launcher_stays = false;
+  bool launcher_outlives_ranks = false;
   // No place if ranks of several hosts have no way to meet without MPI.
   std::optional<MeetingPlace> place;
 };

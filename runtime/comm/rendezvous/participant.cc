@@ -42,7 +42,7 @@ constexpr uint64_t LayoutNumber() {
                               sizeof(shared::WorldHeader),
                               sizeof(shared::RankPlace),
                               sizeof(shared::GroupHeader),
-                              sizeof(shared::GroupSeat),
+                              sizeof(shared::RankRecord),
                               sizeof(SharedStatus),
                               sizeof(shared::Point),
                               sizeof(CallSummary),

@@ -41,8 +41,8 @@ void SharedCommunicator::Run(const Collective& call, WaitPoint::Deadline deadlin
     group_.AwaitNoReader();
 }
 
-shared::GroupSeat::Call SharedCommunicator::Publish(const Collective& call, uint64_t meeting) {
-  shared::GroupSeat::Call published = {
+shared::RankRecord::Call SharedCommunicator::Publish(const Collective& call, uint64_t meeting) {
+  shared::RankRecord::Call published = {
       .summary = Summarise(call), .spans = call.spans.data(), .readable = 1};
   if (world_->is_threads()) return published;
   published.readable = 0;
@@ -72,7 +72,7 @@ shared::GroupSeat::Call SharedCommunicator::Publish(const Collective& call, uint
   return published;
 }
 
-CollectiveSpan SharedCommunicator::SpanOf(int rank, const shared::GroupSeat::Call& published,
+CollectiveSpan SharedCommunicator::SpanOf(int rank, const shared::RankRecord::Call& published,
                                           uint64_t meeting, size_t span) const {
   if (world_->is_threads()) return published.spans[span];
   const uintptr_t base = world_->BaseOf(group_.world_rank(rank));
@@ -135,8 +135,8 @@ bool SharedCommunicator::RunDirect(const Collective& call, uint64_t meeting,
 bool SharedCommunicator::RunExchange(const Collective& call, WaitPoint::Deadline deadline,
                                      ThreadTeam& team) {
   const uint64_t meeting = group_.next();
-  const shared::GroupSeat::Call published = Publish(call, meeting);
-  const shared::GroupSeat& other = group_.seat(call.peer);
+  const shared::RankRecord::Call published = Publish(call, meeting);
+  const shared::RankRecord& other = group_.record(call.peer);
   ring_.Begin(published.summary, /*is_checked=*/true);
   return group_.Exchange(
       published, deadline,

@@ -45,9 +45,9 @@ class SharedCommunicator : public TaskCommunicator {
                  ThreadTeam& team);
   // What the others need to know of `call`, for `meeting`: where its memory lies, if they can read
   // it.
-  shared::GroupSeat::Call Publish(const Collective& call, uint64_t meeting);
+  shared::RankRecord::Call Publish(const Collective& call, uint64_t meeting);
   // The memory of a span that `rank` has published.
-  CollectiveSpan SpanOf(int rank, const shared::GroupSeat::Call& published, uint64_t meeting,
+  CollectiveSpan SpanOf(int rank, const shared::RankRecord::Call& published, uint64_t meeting,
                         size_t span) const;
 
   const std::shared_ptr<SharedWorld> world_;

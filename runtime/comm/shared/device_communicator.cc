@@ -117,10 +117,10 @@ bool SharedDeviceCommunicator::RunPart(Stream& stream, StreamMover& mover, const
 bool SharedDeviceCommunicator::RunExchange(Stream& stream, const Collective& call,
                                            StreamMover& mover) {
   const WaitPoint::Deadline deadline = DeadlineAfter(group_.options().timeout_seconds);
-  const shared::GroupSeat::Call published = {
+  const shared::RankRecord::Call published = {
       .summary = Summarise(call), .spans = call.spans.data(), .readable = 1};
   if (!RecordMark(kExchangeMark, stream, mover)) return false;
-  const shared::GroupSeat& other = group_.seat(call.peer);
+  const shared::RankRecord& other = group_.record(call.peer);
   const bool exchanged = group_.Exchange(
       published, deadline, [] { return true; },
       [&] {

@@ -14,7 +14,7 @@
 namespace ebb {
 namespace {
 
-using shared::GroupSeat;
+using shared::RankRecord;
 
 // An exchange as one word: its number between the two ranks, the peer, and whether this rank
 // receives.
@@ -78,7 +78,7 @@ absl::Status SharedGroup::AwaitMeeting(uint64_t meeting, const CommunicatorOptio
   const auto absent = [&] {
     std::vector<int> ranks;
     for (int rank = 0; rank < size(); ++rank) {
-      if (seat(rank).arrived.load() < meeting) ranks.push_back(rank);
+      if (record(rank).arrived.load() < meeting) ranks.push_back(rank);
     }
     return ranks;
   };
@@ -155,7 +155,7 @@ bool SharedGroup::AllCalledTheSame(uint64_t meeting) {
 bool SharedGroup::AwaitPeer(const CallSummary& call, WaitPoint::Deadline deadline,
                             absl::FunctionRef<bool()> condition) {
   const int peer = call.peer;
-  const auto has_left = [&] { return seat(peer).has_left.load(std::memory_order_acquire) != 0; };
+  const auto has_left = [&] { return record(peer).has_left.load(std::memory_order_acquire) != 0; };
   Sleep([&] { return condition() || has_left(); }, deadline, options().notices,
         [&](double seconds) {
           LogWait(options(), &call, {&peer, 1}, seconds);
@@ -167,11 +167,11 @@ bool SharedGroup::AwaitPeer(const CallSummary& call, WaitPoint::Deadline deadlin
   return false;
 }
 
-bool SharedGroup::Exchange(const GroupSeat::Call& call, WaitPoint::Deadline deadline,
+bool SharedGroup::Exchange(const RankRecord::Call& call, WaitPoint::Deadline deadline,
                            absl::FunctionRef<bool()> send, absl::FunctionRef<bool()> receive) {
   const int peer = call.summary.peer;
   const uint64_t number = ++exchanges_[static_cast<size_t>(peer)];
-  GroupSeat &own = mine(), &other = seat(peer);
+  RankRecord &own = mine(), &other = record(peer);
   const uint64_t met = own.arrived.load();
   own.post = call;
   own.post_meeting = met;
@@ -205,7 +205,7 @@ bool SharedGroup::Exchange(const GroupSeat::Call& call, WaitPoint::Deadline dead
     const bool compares = receives || (posted & kReceives) == 0;
     if (compares && !FitForExchange(own.post.summary, other.post.summary)) {
       const int first = std::min(rank(), peer), second = std::max(rank(), peer);
-      FailMismatch(first, seat(first).post.summary, second, seat(second).post.summary);
+      FailMismatch(first, record(first).post.summary, second, record(second).post.summary);
       return false;
     }
     if (receives) {
@@ -227,9 +227,9 @@ void SharedGroup::FailIfAwaited(const CallSummary& call, uint64_t meeting) {
   for (int peer = 0; peer < size(); ++peer) {
     const uint64_t next = exchanges_[static_cast<size_t>(peer)] + 1;
     // A rank that has come to the meeting may have gone on already.
-    if ((seat(peer).posted.load(std::memory_order_seq_cst) & ~kReceives) == Word(next, rank()) &&
-        seat(peer).post_meeting < meeting)
-      FailMismatch(rank(), call, peer, seat(peer).post.summary);
+    if ((record(peer).posted.load(std::memory_order_seq_cst) & ~kReceives) == Word(next, rank()) &&
+        record(peer).post_meeting < meeting)
+      FailMismatch(rank(), call, peer, record(peer).post.summary);
   }
 }
 
@@ -265,7 +265,7 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
   EBB_RETURN_IF_ERROR(AwaitMeeting(Arrive(), options, nullptr, deadline));
   std::vector<Proposal> proposals;
   for (int other = 0; other < size(); ++other) {
-    const shared::SharedProposal& theirs = seat(other).proposals[half];
+    const shared::SharedProposal& theirs = record(other).proposals[half];
     proposals.push_back(UnpackProposal({theirs.packed, theirs.bytes}));
   }
   const auto me = static_cast<size_t>(rank());
@@ -288,7 +288,7 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
     const Reading reading(*this);
     if (!reading.allowed()) return status();
     for (size_t i = 0; i < members.size(); ++i)
-      see(static_cast<int>(i), seat(static_cast<int>(members[i])).proposals[half].attached);
+      see(static_cast<int>(i), record(static_cast<int>(members[i])).proposals[half].attached);
   }
   if (const absl::Status met = AwaitMeeting(Arrive(), options, nullptr, deadline,
                                             /*is_agreed=*/true);
@@ -296,7 +296,7 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
     AwaitNoReader();  // so no rank reads the attached object
     return met;
   }
-  place.offset = seat(static_cast<int>(members[0])).formed[half];
+  place.offset = record(static_cast<int>(members[0])).formed[half];
   if (place.offset < 0) return header().broken.Get();
   absl::StatusOr<Mapping> memory = world_.Map(place.offset, place.layout.bytes());
   if (!memory.ok()) return Break(memory.status());
@@ -351,7 +351,8 @@ void SharedGroup::FailMismatch(int first, const CallSummary& first_call, int sec
 }
 
 std::string SharedGroup::HowLeft(int rank) const {
-  return std::string(seat(rank).how_left, strnlen(seat(rank).how_left, shared::kReasonBytesMax));
+  return std::string(record(rank).how_left,
+                     strnlen(record(rank).how_left, shared::kReasonBytesMax));
 }
 
 bool SharedGroup::FailBecauseLeft(int rank) {

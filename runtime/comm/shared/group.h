@@ -58,17 +58,18 @@ class SharedGroup {
   shared::GroupHeader& header() const {
     return *reinterpret_cast<shared::GroupHeader*>(place_.memory.data());
   }
-  shared::GroupSeat& seat(int rank) const {
-    return reinterpret_cast<shared::GroupSeat*>(place_.memory.data() + place_.layout.seats())[rank];
+  shared::RankRecord& record(int rank) const {
+    return reinterpret_cast<shared::RankRecord*>(place_.memory.data() +
+                                                 place_.layout.records())[rank];
   }
-  shared::GroupSeat& mine() const { return seat(rank()); }
+  shared::RankRecord& mine() const { return record(rank()); }
   int64_t slot_bytes() const { return place_.layout.slot_bytes(); }
   std::byte* slot(int rank, uint64_t meeting) const {
     return place_.memory.data() + place_.layout.slot(rank, meeting);
   }
   // The call of `rank` for `meeting`.
-  shared::GroupSeat::Call& call(int rank, uint64_t meeting) const {
-    return seat(rank).calls[meeting % shared::kSlots];
+  shared::RankRecord::Call& call(int rank, uint64_t meeting) const {
+    return record(rank).calls[meeting % shared::kSlots];
   }
 
   // The meeting that this rank comes to next, and coming to it. A rank comes to at most one more
@@ -86,9 +87,9 @@ class SharedGroup {
   bool AllCalledTheSame(uint64_t meeting);
 
   // One side of a send and receive. Waits until the peer has posted the other side, calls `send` or
-  // `receive`, and returns when both are done. The peer's post is seat(peer).post. False: the
+  // `receive`, and returns when both are done. The peer's post is record(peer).post. False: the
   // communicator has failed.
-  bool Exchange(const shared::GroupSeat::Call& call, WaitPoint::Deadline deadline,
+  bool Exchange(const shared::RankRecord::Call& call, WaitPoint::Deadline deadline,
                 absl::FunctionRef<bool()> send, absl::FunctionRef<bool()> receive);
   // For use in `send` or `receive`: waits until `condition()`, which only the peer can make true.
   bool AwaitPeer(const CallSummary& call, WaitPoint::Deadline deadline,

@@ -3,7 +3,7 @@
 // different places, so only threads may use addresses.
 //
 //   a world:         header | places of ranks | a communicator without slots, in which others are formed
-//   a communicator:  header | seats of ranks | slots of ranks
+//   a communicator:  header | records of ranks | slots of ranks
 #pragma once
 
 #include <algorithm>
@@ -53,7 +53,7 @@ struct GroupHeader {
   SharedStatus broken;         // no more parts are formed
   std::atomic<int32_t> users;  // ranks that have not left; the last releases the memory
   uint32_t point;
-  std::atomic<int32_t> posted;   // seats with a posted send or receive
+  std::atomic<int32_t> posted;   // records with a posted send or receive
   std::atomic<int32_t> readers;  // threads that read others' memory
   std::atomic<int32_t> left;     // 1 + the rank that left first
   // A rank may be one meeting ahead of another, so even and odd meetings have a count each.
@@ -66,7 +66,7 @@ struct SharedProposal {
   const void* attached;  // threads only: an object of the rank that the others may copy
 };
 
-struct alignas(64) GroupSeat {
+struct alignas(64) RankRecord {
   std::atomic<uint64_t> arrived;  // meetings that the rank has come to
   std::atomic<uint32_t> has_left;
   char how_left[kReasonBytesMax];
@@ -102,7 +102,7 @@ class GroupLayout {
         slot_bytes_(has_slots ? std::max(kSlotBytes, int64_t{256} * ranks) : 0) {}
 
   int64_t slot_bytes() const { return slot_bytes_; }
-  int64_t seats() const { return RoundUp(sizeof(GroupHeader), 64); }
+  int64_t records() const { return RoundUp(sizeof(GroupHeader), 64); }
   int64_t slot(int rank, uint64_t meeting) const {
     return slots() +
            (int64_t{rank} * kSlots + static_cast<int64_t>(meeting % kSlots)) * slot_bytes_;
@@ -114,7 +114,7 @@ class GroupLayout {
  private:
   int64_t slots() const {
     constexpr int64_t kPage = 4096;
-    return RoundUp(seats() + ranks_ * int64_t{sizeof(GroupSeat)}, kPage);
+    return RoundUp(records() + ranks_ * int64_t{sizeof(RankRecord)}, kPage);
   }
 
   int ranks_;

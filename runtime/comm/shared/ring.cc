@@ -19,7 +19,7 @@ int64_t SharedRing::slot_bytes(bool same_for_all) const {
 const std::byte* SharedRing::Received(int peer, int64_t step) const {
   const auto s = static_cast<uint64_t>(step);
   if (exchanges_)
-    return group_.slot(peer, group_.seat(peer).post_meeting + 1 + s % kSlotsOfExchange);
+    return group_.slot(peer, group_.record(peer).post_meeting + 1 + s % kSlotsOfExchange);
   return group_.slot(peer, first_ + s) + (same_for_all_ ? 0 : group_.rank() * slot_bytes(false));
 }
 
@@ -55,7 +55,7 @@ bool SharedRing::Run(const Collective& call, const Load& load, WaitPoint::Deadli
 }
 
 bool SharedRing::RunExchange(const Load& load, int peer, bool sends, WaitPoint::Deadline deadline) {
-  shared::GroupSeat &mine = group_.mine(), &other = group_.seat(peer);
+  shared::RankRecord &mine = group_.mine(), &other = group_.record(peer);
   for (int64_t step = 0; step < load.steps; ++step) {
     if (sends) {
       if (!group_.AwaitPeer(*call_, deadline, [&] {

@@ -22,7 +22,7 @@ namespace {
 std::mutex memory_mutex;
 std::map<const std::byte*, size_t> memory;  // memory that CUDA has allocated or locked
 
-void Learn(const void* data, size_t bytes) {
+void Register(const void* data, size_t bytes) {
   NoteAllocation(data, bytes);
   const std::scoped_lock lock(memory_mutex);
   memory[static_cast<const std::byte*>(data)] = bytes;
@@ -78,7 +78,7 @@ cudaError_t cudaMalloc(void** data, size_t bytes) {
   *data = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   if (*data == nullptr) return cudaErrorMemoryAllocation;
   std::memset(*data, 0xa5, bytes);  // it may have had other contents
-  Learn(*data, bytes);
+  Register(*data, bytes);
   Count(Thing::kAllocation, 1);
   return cudaSuccess;
 }
@@ -87,7 +87,7 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) {
   *data = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   if (*data == nullptr) return cudaErrorMemoryAllocation;
   std::memset(*data, 0xa5, bytes);
-  Learn(*data, bytes);
+  Register(*data, bytes);
   Count(Thing::kAllocation, 1);
   return cudaSuccess;
 }
@@ -98,7 +98,7 @@ cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned) {
     NoteRefusedLock();
     return failure;
   }
-  Learn(data, bytes);
+  Register(data, bytes);
   Count(Thing::kLocked, 1);
   return cudaSuccess;
 }
