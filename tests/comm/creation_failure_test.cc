@@ -21,9 +21,12 @@ constexpr DType kType = DType::kFloat32;
 class CreationFailureTest : public FailingRanks {};
 
 TEST_P(CreationFailureTest, CreationDoesNotWaitForARankThatHasLeftOrFailed) {
-  const auto left = Seen(3, [](World& world) -> absl::Status {
+  Signal seen_by_rank_2;
+  const auto left = Seen(3, [&](World& world) -> absl::Status {
     if (world.rank() == 1) return absl::OkStatus();
-    return world.NewCommunicator().status();
+    const absl::Status status = world.NewCommunicator().status();
+    world.rank() == 0 ? seen_by_rank_2.Wait() : seen_by_rank_2.Set();  // else rank 0 leaves, too
+    return status;
   });
   EXPECT_THAT(Message(left[0]), HasSubstr("rank 1 has left"));
   EXPECT_THAT(Message(left[2]), HasSubstr("rank 1 has left"));

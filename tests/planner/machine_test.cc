@@ -58,7 +58,7 @@ TEST(Machine, NamesTheErrorInAFile) {
     EXPECT_THAT(message, HasSubstr(rate));
     EXPECT_THAT(message, HasSubstr("from 0.001 to"));
   }
-  EXPECT_THAT(Wrong("{" + cpu + R"(, "launch_us": "1"})"), HasSubstr("no number"));
+  EXPECT_THAT(Wrong("{" + cpu + R"(, "launch_us": "1"})"), HasSubstr("must be a number"));
   EXPECT_THAT(Wrong("{" + cpu + R"(, "device": "tpu"})"), HasSubstr("device"));
   EXPECT_THAT(Wrong(R"({"device": "gpu"})"), HasSubstr("\"gpus\" is missing"));
   EXPECT_THAT(Wrong(R"({"gpus": 1.5})"), HasSubstr("whole numbers"));

@@ -131,14 +131,17 @@ void Store::ShareMemory(std::shared_ptr<CallOrder> calls,
   calls_ = std::move(calls);
   sends_calls_ = false;
   ended_in_order_ = std::move(ended_in_order);
-  const Participant& me = participants_[static_cast<size_t>(rank_)];
   for (const Participant& other : participants_) {
-    if (!ended_in_order_ || other.rank == rank_ || other.pid_namespace != me.pid_namespace)
-      continue;
+    if (!ended_in_order_ || other.rank == rank_ || !IsOnThisHost(other.rank)) continue;
     processes_[static_cast<size_t>(other.rank)] =
         OpenProcess(other.pid);  // or connections are left
   }
   Wake(wake_);
+}
+
+bool Store::IsOnThisHost(int rank) const {
+  return participants_[static_cast<size_t>(rank)].pid_namespace ==
+         participants_[static_cast<size_t>(rank_)].pid_namespace;
 }
 
 void Store::Stop(std::shared_ptr<Store> store) {
@@ -236,7 +239,9 @@ void Store::ReceiveFrom(size_t connection) {
 }
 
 void Store::Died(int rank, std::string_view how) {
-  if (ended_in_order_ && ended_in_order_(rank)) return Leave(rank);
+  // Rank 0 may leave, and its process may end, before this rank shares its memory.
+  const bool has_left = has_left_[static_cast<size_t>(rank)] && IsOnThisHost(rank);
+  if (has_left || (ended_in_order_ && ended_in_order_(rank))) return Leave(rank);
   SetFailed(absl::UnavailableError(absl::StrCat(
                 Name(rank), " has died: it was killed, has crashed or has exited without leaving",
                 absl::string_view(how.data(), how.size()))),
