@@ -67,8 +67,8 @@ absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
 absl::StatusOr<std::string> SaveCheckpoint(Engine& engine, const std::string& folder,
                                            const SaveOptions& options = {});
 
-// Call it before training up to `last_step`: it checks that each of these steps can be saved to `folder`. Collective.
-// kFailedPrecondition names a checkpoint there that a save would refuse to replace.
+// Call it before training up to `last_step`: it checks that each of these steps can be saved to `folder`, which it makes
+// if there is none. Collective. kFailedPrecondition names a checkpoint there that a save would refuse to replace.
 absl::Status CheckSaves(Engine& engine, const std::string& folder, int64_t last_step);
 
 struct LoadOptions {

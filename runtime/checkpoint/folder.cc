@@ -162,7 +162,8 @@ std::string RunIn(const std::string& folder, const std::string& run) {
 
 absl::Status CheckFreeAfter(const std::string& folder, int64_t step, int64_t last,
                             const std::string& run) {
-  if (!IsThere(folder)) return absl::OkStatus();
+  EBB_RETURN_IF_ERROR(MakeFolders(folder));
+  if (access(folder.c_str(), W_OK) != 0) return FileError("writing to", folder, errno);
   EBB_ASSIGN_OR_RETURN(const std::vector<std::string> names, CheckpointsIn(folder));
   for (const std::string& name : names) {
     int64_t of = 0;

@@ -41,7 +41,7 @@ std::string RunOfLoaded(const Manifest& manifest, const std::string& checkpoint)
 // Manifest::run of the checkpoints that an engine saves to `folder`, from its Engine::run. It is a new name if the
 // engine has saved and loaded nothing, or was loaded from another folder.
 std::string RunIn(const std::string& folder, const std::string& run);
-// kFailedPrecondition names a checkpoint after `step`, up to `last`, that this run may not replace.
+// Makes the folder if there is none. kFailedPrecondition names a checkpoint after `step`, up to `last`, that this run may not replace.
 absl::Status CheckFreeAfter(const std::string& folder, int64_t step, int64_t last,
                             const std::string& run);
 

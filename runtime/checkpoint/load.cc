@@ -197,6 +197,7 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::strin
   }
   // A file that is missing now does not mean that there was no checkpoint.
   if (absl::IsNotFound(own)) own = absl::DataLossError(own.message());
+  if (found.ok() && absl::IsDataLoss(own)) own = WithWayOut(own, loaded.path);
   // Another rank may see a newer checkpoint, because a run saves meanwhile, or it may not see the folder.
   const absl::Status agreed = engine.Agree(
       own, none ? "LoadCheckpoint: none"
