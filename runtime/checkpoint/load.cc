@@ -165,12 +165,14 @@ void WarnOfOtherBits(const Config& now, const LoadedCheckpoint& loaded) {
                           ": the next steps do not have the bits of an uninterrupted run"));
 }
 
-absl::Status WithWayOut(const absl::Status& damaged, const std::string& checkpoint) {
+// A damaged or missing file's error says which checkpoint to name instead. A file that is missing now does not mean
+// that there was no checkpoint.
+absl::Status WithWayOut(absl::Status own, const std::string& checkpoint) {
+  if (!absl::IsNotFound(own) && !absl::IsDataLoss(own)) return own;
   const std::string older = WholeCheckpointBefore(checkpoint);
   return absl::DataLossError(absl::StrCat(
-      damaged.message(), older.empty()
-                             ? "; there is no older checkpoint beside it"
-                             : absl::StrCat("; name an older checkpoint: '", older, "'")));
+      own.message(), older.empty() ? "; there is no older checkpoint beside it"
+                                   : absl::StrCat("; name an older checkpoint: '", older, "'")));
 }
 
 }  // namespace
@@ -193,11 +195,8 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::strin
   absl::Status own = none ? absl::OkStatus() : found.status();
   if (found.ok()) {
     loaded.path = *found;
-    own = open();
+    own = WithWayOut(open(), loaded.path);
   }
-  // A file that is missing now does not mean that there was no checkpoint.
-  if (absl::IsNotFound(own)) own = absl::DataLossError(own.message());
-  if (found.ok() && absl::IsDataLoss(own)) own = WithWayOut(own, loaded.path);
   // Another rank may see a newer checkpoint, because a run saves meanwhile, or it may not see the folder.
   const absl::Status agreed = engine.Agree(
       own, none ? "LoadCheckpoint: none"
@@ -210,9 +209,7 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::strin
   }
   EBB_RETURN_IF_ERROR(agreed);
   if (none) return found.status();
-  own = Fill(engine, *stored, options);
-  if (absl::IsNotFound(own)) own = absl::DataLossError(own.message());
-  if (absl::IsDataLoss(own)) own = WithWayOut(own, loaded.path);
+  own = WithWayOut(Fill(engine, *stored, options), loaded.path);
   EBB_RETURN_IF_ERROR(engine.Agree(own, "LoadCheckpoint: values"));
   if (options.states) {
     EBB_RETURN_IF_ERROR(engine.SetTrainingState(manifest.state));

@@ -42,13 +42,12 @@ absl::StatusOr<Outcome> RunOnGpu(const Cell& cell, Ranks ranks) {
 }
 
 Cell ReferenceOf(const Cell& cell, Ranks ranks) {
-  if (ranks != Ranks::kNccl || cell.world() <= 2 || nccl_sums_in_one_order) return cell.Reference();
+  const Cell reference = cell.Reference();
+  if (ranks != Ranks::kNccl || cell.world() <= 2 || nccl_sums_in_one_order) return reference;
   Cell plain = cell;
-  for (const Axis axis : {kPrefetch, kReshard, kBetween, kParameters, kOptimizer, kGradients,
-                          kActivations, kFasterShare, kDisk, kReports})
-    plain[axis] = 0;
-  plain[kUpdate] = cell.Reference()[kUpdate];
-  plain[kMasters] = cell.Reference()[kMasters];
+  for (const Axis axis : {kPrefetch, kUpdate, kReshard, kBetween, kParameters, kOptimizer,
+                          kGradients, kActivations, kFasterShare, kMasters, kDisk, kReports})
+    plain[axis] = reference[axis];
   return plain;
 }
 
