@@ -37,8 +37,8 @@ class BareTrainer {
 
   // Returns when the device has finished the step.
   absl::Status Step(int64_t step);
-  // Only a step's forward and backward. Adds the seconds of each visit to `seconds`, unless it is empty. Seconds are
-  // right only on the CPU, because a call returns there when it has computed.
+  // Only a step's forward and backward. Adds the seconds of each visit to `seconds`, unless it is
+  // empty. Seconds are right only on the CPU, because a call returns there when it has computed.
   absl::Status Pass(int64_t step, std::span<sharding::KernelWork> seconds = {});
   // A part of a parameter's elements, at most kPieceMax of them, on the host; valid until the next
   // call.

@@ -107,9 +107,9 @@ class BareDisk {
   }
   std::string path() const { return absl::StrCat(folder_->path(), "/bytes"); }
 
-  // Writes like a checkpoint: makes a new file, reserves its space, writes and syncs it. If the file
-  // system tells the disk which files are removed (discard), the disk writes a new file slower than
-  // an existing one.
+  // Writes like a checkpoint: makes a new file, reserves its space, writes and syncs it. If the
+  // file system tells the disk which files are removed (discard), the disk writes a new file slower
+  // than an existing one.
   absl::StatusOr<double> WriteNew() {
     std::filesystem::remove(path());
     return Write(O_CREAT | O_EXCL);

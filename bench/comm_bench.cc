@@ -5,10 +5,10 @@
 //
 // algbw and busbw are those of nccl-tests (doc/PERFORMANCE.md): algbw = bytes of the whole buffer /
 // time, busbw = algbw * (N-1)/N. traffic = bytes that the ranks read and write in memory / time.
-// of_copy = the copy's time / the collective's, as medians. The same ranks copy as many bytes as the
-// collective reads and writes. of_copy_quiet: the same for the faster quartiles, which other load
-// disturbs less. An all-gather that is not in place may be faster than its copy, because a rank
-// often finds data in a cache that another rank has read.
+// of_copy = the copy's time / the collective's, as medians. The same ranks copy as many bytes as
+// the collective reads and writes. of_copy_quiet: the same for the faster quartiles, which other
+// load disturbs less. An all-gather that is not in place may be faster than its copy, because a
+// rank often finds data in a cache that another rank has read.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -175,8 +175,8 @@ BENCHMARK(ReduceScatterFp32)->Apply(Sizes);
 BENCHMARK(ReduceScatterBf16)->Apply(Sizes);
 BENCHMARK(ReduceScatterFp16)->Apply(Sizes);
 
-// The time of one small operation that all ranks begin at once. range(0): ranks, each on a stream of
-// its own; range(1): processes.
+// The time of one small operation that all ranks begin at once. range(0): ranks, each on a stream
+// of its own; range(1): processes.
 void SmallAllReduce(benchmark::State& state) {
   const absl::Status status =
       Run(state.range(1) != 0, static_cast<int>(state.range(0)), [&](World world) -> absl::Status {

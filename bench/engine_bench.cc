@@ -3,7 +3,7 @@
 // ratio holds on a noisy machine. Both must end with the same masters, bit for bit. The engine's
 // updates end within its step, so that the bare trainer's steps do not pay for them.
 //
-//   build/release/bin/engine_bench      EBB_BENCH_TEXT=FILE: the text to train on, instead of gpt's default
+//   build/release/bin/engine_bench      EBB_BENCH_TEXT=FILE: other text than gpt's default
 #include <benchmark/benchmark.h>
 
 #include <algorithm>

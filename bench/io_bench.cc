@@ -6,11 +6,11 @@
 // if a signal ended it.
 //
 // Each candidate of a stage has a file. All are measured in turns, a write and a read of the whole
-// file, until the stage's share of the time is over; medians. Of the candidates within 3% of the best
-// (by the time of a write and a read) the one with the least memory is chosen. The stages choose
-// the block size, then the queue depth (without io_uring: the threads), then the files, with as
-// many requests in flight over all of them as before. A folder that is in the list nvme_path several
-// times gets several files, because Ebb stripes over the entries.
+// file, until the stage's share of the time is over; medians. Of the candidates within 3% of the
+// best (by the time of a write and a read) the one with the least memory is chosen. The stages
+// choose the block size, then the queue depth (without io_uring: the threads), then the files, with
+// as many requests in flight over all of them as before. A folder that is in the list nvme_path
+// several times gets several files, because Ebb stripes over the entries.
 //
 // The raw limit is the best of bare loops over as many files: at the chosen settings, and at
 // 1 MiB x 32 (io_uring) and 4 MiB x 8 (threads).
@@ -382,8 +382,8 @@ absl::Status Bench::Compare(const Settings& found, double seconds) {
   return absl::OkStatus();
 }
 
-// The number of files of that size at a time: those of the stage with most files. The last stage has
-// Ebb's file, the raw files, which are as large, and the pair's.
+// The number of files of that size at a time: those of the stage with most files. The last stage
+// has Ebb's file, the raw files, which are as large, and the pair's.
 int64_t Bench::FilesAtATime() const {
   size_t files = 3;
   if (arguments_.files == 0) files = std::max(files, std::size(kFilesTried));

@@ -1,6 +1,6 @@
 // AdamW steps on demand. For each line of the input it makes one step over ELEMENTS parameters with
-// fp32 gradients, and prints its seconds and the first parameter. optimizer_against_peers.py runs it
-// in turns with other programs.
+// fp32 gradients, and prints its seconds and the first parameter. optimizer_against_peers.py runs
+// it in turns with other programs.
 //
 //   optimizer_step ELEMENTS THREADS [memory]
 //

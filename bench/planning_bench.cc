@@ -1,9 +1,9 @@
-// The time of planning, for shapes of known models: all that Engine::Create does before it touches a
-// device. That is a step, a step that holds its updates, an evaluation and a drain, as instructions
-// with their waits, and the hash that ranks compare. `instructions`: of a step that begins with
-// updates of the step before. `waits`: between these instructions. `records`: of events for these
-// and later waits. `cells`: the ranges in which waits are counted. "simulate": six steps on hosts of
-// 8 GPUs with about an H100's figures; `step_s` is the simulated time of one step.
+// The time of planning, for shapes of known models: all that Engine::Create does before it touches
+// a device. That is a step, a step that holds its updates, an evaluation and a drain, as
+// instructions with their waits, and the hash that ranks compare. `instructions`: of a step that
+// begins with updates of the step before. `waits`: between these instructions. `records`: of events
+// for these and later waits. `cells`: the ranges in which waits are counted. "simulate": six steps
+// on hosts of 8 GPUs with about an H100's figures; `step_s` is the simulated time of one step.
 //
 //   build/release/bin/planning_bench
 #include <cstdint>

@@ -1,11 +1,13 @@
-// The simulated and the measured time of a step, for gpt on this machine's CPU: with everything on the device, with
-// parameters and states in RAM, and with both on NVMe.
+// The simulated and the measured time of a step, for gpt on this machine's CPU: with everything on
+// the device, with parameters and states in RAM, and with both on NVMe.
 //
-//   build/release/bin/step_times --disk FOLDER --layers 6 --width 512 --heads 8 --context 128 --batch 4
+//   build/release/bin/step_times --disk FOLDER --layers 6 --width 512 --heads 8 \
+//       --context 128 --batch 4
 //
-// The simulation (ebb/sharding/report/simulate.h) runs the engine's own program on the machine that `ebb-plan --machine
-// here` measures. The times of gpt's kernels come from passes of the bare trainer, by all ranks at once. Passes and
-// steps take turns, because the speed of a shared machine changes every second; medians.
+// The simulation (ebb/sharding/report/simulate.h) runs the engine's own program on the machine that
+// `ebb-plan --machine here` measures. The times of gpt's kernels come from passes of the bare
+// trainer, by all ranks at once. Passes and steps take turns, because the speed of a shared machine
+// changes every second; medians.
 #include <algorithm>
 #include <barrier>
 #include <chrono>
@@ -166,7 +168,8 @@ class Comparison {
         if (turn >= 0) kernels_.Add(static_cast<size_t>(turn * kPasses + pass), work);
       }
       together_.arrive_and_wait();
-      // From the end of one step's kernels to the end of the next step's, as simulated. The first step waits for no update.
+      // From the end of one step's kernels to the end of the next step's, as simulated. The first
+      // step waits for no update.
       const auto ignore = [](const StepReport&) {};
       double end = 0;
       for (int i = 0; i < arguments_.steps; ++i) {

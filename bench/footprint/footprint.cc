@@ -4,12 +4,12 @@
 //
 //   build/release/bin/footprint --model gpt2 --disk FOLDER --csv FILE --json FILE --svg FILE
 //
-// Exit status 1: a class is off by more than 1%, or the system's count, if it is 500 MiB or more, by more than 5%, or a
-// configuration did not run.
+// Exit status 1: a class is off by more than 1%, or the system's count, if it is 500 MiB or more,
+// by more than 5%, or a configuration did not run.
 //
-// --peers PYTHON: also measures DDP, FSDP2 and DeepSpeed with the same tensors without activations, if that Python has
-// them (peers_environment.sh makes such a Python). Ebb is then measured without activations, too. The picture has both
-// at the last world.
+// --peers PYTHON: also measures DDP, FSDP2 and DeepSpeed with the same tensors without activations,
+// if that Python has them (peers_environment.sh makes such a Python). Ebb is then measured without
+// activations, too. The picture has both at the last world.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -37,7 +37,8 @@ using planner::Choice;
 using planner::Question;
 
 constexpr double kMiB = 1 << 20;
-// In percent. The system's limit is for large runs only, because its count includes the allocator and the program.
+// In percent. The system's limit is for large runs only, because its count includes the allocator
+// and the program.
 constexpr double kClassOffMost = 1, kSystemOffMost = 5, kSystemBytesLeast = 500 * kMiB;
 
 struct Options {
@@ -48,7 +49,8 @@ struct Options {
   int steps = 3;
 };
 
-// The largest difference of a class from its prediction, in percent; 100 if the class was not predicted.
+// The largest difference of a class from its prediction, in percent; 100 if the class was not
+// predicted.
 double WorstClass(const MeasuredRun& run) {
   double worst = 0;
   for (const MemoryRow& row : run.rows) {
@@ -128,7 +130,8 @@ std::string Json(const Question& question, const std::vector<MeasuredRun>& runs)
   return json.dump(2) + "\n";
 }
 
-// The measured memory of a run, for pictures. `as_one`: adds device and RAM, which are one memory on a CPU.
+// The measured memory of a run, for pictures. `as_one`: adds device and RAM, which are one memory
+// on a CPU.
 planner::Answer AnswerOf(const MeasuredRun& run, bool as_one) {
   planner::Answer answer{.choice = run.choice, .config = {}};
   for (MemoryRow row : run.rows) {
@@ -218,7 +221,8 @@ void PrintBytes(const char* name, int world, std::optional<int64_t> theirs,
   std::fflush(stdout);
 }
 
-// Ebb's memory with smaller masters, which peers do not have, beside the least of those without NVMe.
+// Ebb's memory with smaller masters, which peers do not have, beside the least of those without
+// NVMe.
 void MeasureOtherMasters(const Options& options, const Question& question,
                          std::optional<int64_t> theirs) {
   constexpr std::pair<const char*, bool EbbConfig::*> kForms[] = {

@@ -22,8 +22,8 @@ struct MeasuredRun {
   int64_t resident = 0, predicted_resident = 0;
 };
 
-// Uses the ranks, batch and context of `question`. `folder`: for state on NVMe. Call it in a process
-// without threads.
+// Uses the ranks, batch and context of `question`. `folder`: for state on NVMe. Call it in a
+// process without threads.
 absl::StatusOr<MeasuredRun> Measure(const planner::Question& question,
                                     const planner::Choice& choice, const std::string& folder,
                                     int steps);

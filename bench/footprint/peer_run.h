@@ -34,8 +34,8 @@ struct PeerRun {
           idle = 0;  // bytes of the largest rank; idle: after a step of a tiny model
 };
 
-// `disk`: the folder for state on NVMe. Errors: the library is not installed, has failed, or has not ended in ten
-// minutes.
+// `disk`: the folder for state on NVMe. Errors: the library is not installed, has failed, or has
+// not ended in ten minutes.
 absl::StatusOr<PeerRun> MeasurePeer(const std::string& python, const std::string& kind, int world,
                                     const planner::Model& model, const std::string& disk,
                                     int steps);

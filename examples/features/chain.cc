@@ -1,4 +1,5 @@
-// A chain of layers: kernels, initial values, a step in any order of its micro-batches, an evaluation.
+// A chain of layers: kernels, initial values, a step in any order of its micro-batches, an
+// evaluation.
 #include "chain.h"
 
 #include <cmath>
@@ -11,7 +12,8 @@ void Multiply(std::span<const float> w, std::span<const float> x, std::span<floa
   for (size_t i = 0; i < y.size(); ++i) y[i] = w[i] * x[i];
 }
 
-// Gradients are fp32, bf16 or fp16, as the configuration says: WithNumbers instantiates the kernel for each.
+// Gradients are fp32, bf16 or fp16, as the configuration says: WithNumbers instantiates the kernel
+// for each.
 void AddProducts(ebb::BackwardScope& scope, ebb::ParameterId weight, std::span<const float> dy,
                  std::span<const float> x) {
   const ebb::BackwardScope::Fused gradient = scope.fused_gradient(weight);
@@ -26,7 +28,8 @@ void AddProducts(ebb::BackwardScope& scope, ebb::ParameterId weight, std::span<c
 
 namespace {
 
-// Initial values are a function of the name and the index alone, so that any number of ranks has the same model.
+// Initial values are a function of the name and the index alone, so that any number of ranks has
+// the same model.
 absl::Status NearOne(const ebb::Slice& slice, std::span<float> values) {
   if (!slice.name.starts_with("w"))
     return absl::NotFoundError(absl::StrCat("no rule for parameter ", slice.name));
@@ -54,7 +57,8 @@ std::vector<Layer> Declare(ebb::ModelSpec& model, int depth) {
   return chain;
 }
 
-// Loops over rounds and micro_batches() serve each order that ebb.micro_batches_per_round may ask for.
+// Loops over rounds and micro_batches() serve each order that ebb.micro_batches_per_round may ask
+// for.
 void WalkThrough(ebb::Step& step, const std::vector<Layer>& chain,
                  const std::vector<Sample>& samples) {
   const size_t last = chain.size() - 1;
@@ -129,7 +133,8 @@ absl::StatusOr<Evaluated> Evaluate(ebb::Engine& engine, const std::vector<Layer>
   return Evaluated{.loss = (*sums)[0].mean(), .right = (*sums)[kRight].mean()};
 }
 
-// One code for all gradients. Here each round reduces them, and they have the dtype in which they are sent.
+// One code for all gradients. Here each round reduces them, and they have the dtype in which they
+// are sent.
 absl::Status TrainWithGradientsOf(const std::string& dtype, const ebb::World& world,
                                   const std::vector<Sample>& samples) {
   ebb::ModelSpec model;

@@ -1,10 +1,12 @@
-// The model that the programs of this folder train: a chain of element-wise layers, y = w * x, because its arithmetic is short.
+// The model that the programs of this folder train: a chain of element-wise layers, y = w * x,
+// because its arithmetic is short.
 //
-//   build/release/bin/features      trains it in each way that docs/trainer.md describes, on two ranks
+//   build/release/bin/features   trains it in each way that docs/trainer.md describes, on two ranks
 //
 //   chain.cc         kernels, initial values, accumulation over rounds, evaluation
-//   order.cc         a scope is left out, a root stays open over its layers, segments are computed again
-//   state.cc         state is read, written and gathered; a run goes on from saved state; gradients are read before the update
+//   order.cc         a scope is left out; a root stays open over its layers; segments run again
+//   state.cc         state is read, written and gathered; a run goes on from saved state; gradients
+//                    are read before the update
 //   engines.cc       two engines use a device in turn; ranks form the worlds of a divided model
 //   optimizer.h      Lion as a trainer's own optimizer
 //   communicator.h   a communicator that calls another one and counts the calls

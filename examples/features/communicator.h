@@ -1,4 +1,5 @@
-// A WorldBackend and a CommunicatorBackend that pass each call on to others, and count the calls of a rank's engine.
+// A WorldBackend and a CommunicatorBackend that pass each call on to others, and count the calls of
+// a rank's engine.
 #pragma once
 
 #include <memory>

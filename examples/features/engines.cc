@@ -34,7 +34,8 @@ absl::Status TakeTurns(const ebb::World& world, ebb::Engine& policy,
   return policy.Resume();
 }
 
-// The ranks of a trainer that divides its model by itself: the ranks of one model, and the ranks with the same part.
+// The ranks of a trainer that divides its model by itself: the ranks of one model, and the ranks
+// with the same part.
 absl::StatusOr<Parts> DivideRanks(const ebb::World& world, int ranks_per_model) {
   absl::StatusOr<ebb::World> cut =
       world.Split(/*colour=*/world.rank() / ranks_per_model, /*key=*/world.rank());

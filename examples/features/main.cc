@@ -1,7 +1,7 @@
-// Uses each feature that docs/trainer.md describes, on two ranks that train a small chain of layers. chain.h lists the
-// files, one for each topic.
+// Uses each feature that docs/trainer.md describes, on two ranks that train a small chain of
+// layers. chain.h lists the files, one for each topic.
 //
-//   build/release/bin/features      prints the loss before and after; exit status 1 if a feature fails
+//   build/release/bin/features   prints the loss before and after; exit status 1: a feature failed
 #include <cmath>
 #include <cstdio>
 #include <functional>

@@ -1,4 +1,5 @@
-// Scopes that differ from the order of ModelSpec::forward: one is left out, some are open together, some are computed again.
+// Scopes that differ from the order of ModelSpec::forward: one is left out, some are open together,
+// some are computed again.
 #include <string>
 #include <utility>
 
@@ -73,7 +74,8 @@ absl::Status TrainUnderARoot(const ebb::World& world, const std::vector<float>& 
 
 namespace {
 
-// Segments of two layers: forward keeps what goes into a segment, backward computes both layers again.
+// Segments of two layers: forward keeps what goes into a segment, backward computes both layers
+// again.
 void DeclareSegments(ebb::ModelSpec& model) {  // F0 F1 F2 F3  R2 R3 B3 B2  R0 R1 B1 B0
   const int visits = static_cast<int>(model.forward.size());
   for (int v = 0; v < visits; ++v) model.AddScope({.visit = v});

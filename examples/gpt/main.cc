@@ -2,7 +2,7 @@
 // mixed precision, checkpoints, reports. docs/start.md explains the options.
 //
 //   build/release/bin/gpt --steps 500 --ranks 2          the ranks are threads of this process
-//   torchrun --no-python --nproc-per-node 2 gpt          the ranks are processes (also mpirun, srun)
+//   torchrun --no-python --nproc-per-node 2 gpt          they are processes (also mpirun, srun)
 //
 // To read it top-down: Main in this file reads the options. RunRank (run.cc) runs one rank, from
 // its engine to its reports. Trainer::Step (trainer.cc) runs a step, forward and backward through

@@ -1,4 +1,5 @@
-// How gpt trains: the engine is made, and then each step walks through the model's layers, forward and backward.
+// How gpt trains: the engine is made, and then each step walks through the model's layers, forward
+// and backward.
 #include "trainer.h"
 
 #include <utility>

@@ -1,13 +1,13 @@
-// Checkpoints: everything a run is, in a folder of safetensors files that any number of ranks can load, at any stage,
-// tier and precision (docs/format.md).
+// Checkpoints: everything a run is, in a folder of safetensors files that any number of ranks can
+// load, at any stage, tier and precision (docs/format.md).
 //
-//   ebb::SaveCheckpoint(engine, "runs/7b", {.keep = 3});                // runs/7b/step-000000300
-//   auto saving = ebb::SaveAsync(engine, "runs/7b", {.keep = 3});       // the same, beside the steps that come
-//   auto loaded = ebb::LoadCheckpoint(engine, "runs/7b");               // the newest whole one
+//   ebb::SaveCheckpoint(engine, "runs/7b", {.keep = 3});            // runs/7b/step-000000300
+//   auto saving = ebb::SaveAsync(engine, "runs/7b", {.keep = 3});   // the same, beside later steps
+//   auto loaded = ebb::LoadCheckpoint(engine, "runs/7b");           // the newest complete one
 //
-// All calls are collective and belong between steps. An error on any rank is every rank's. All ranks see one file
-// system. Earlier checkpoints survive any failure: a checkpoint gets its name when all of it is on the disk, and only
-// then is an older one removed.
+// All calls are collective and belong between steps. An error on any rank is every rank's. All
+// ranks see one file system. Earlier checkpoints survive any failure: a checkpoint gets its name
+// when all of it is on the disk, and only then is an older one removed.
 #pragma once
 
 #include <cstdint>
@@ -25,16 +25,19 @@ namespace ebb {
 
 struct SaveOptions {
   int keep = 0;  // how many checkpoints stay in the folder, the newest; 0: all
-  // False: an error (kUnavailable) on all ranks if the save before this one has not ended on some rank.
+  // False: an error (kUnavailable) on all ranks if the save before this one has not ended on some
+  // rank.
   bool waits = true;
-  // The trainer's own named bytes, such as its place in the data. `trainer`: rank 0's are saved for all ranks.
-  // `of_this_rank`: each rank's own, such as its random state. A load at another world returns none of them.
+  // The trainer's own named bytes, such as its place in the data. `trainer`: rank 0's are saved for
+  // all ranks. `of_this_rank`: each rank's own, such as its random state. A load at another world
+  // returns none of them.
   std::map<std::string, std::string> trainer = {}, of_this_rank = {};
 };
 
-// A save under way. Copies stand for the same save. A ticket does not keep the engine alive; the engine ends after the
-// save. With parameters on NVMe a save may begin in the next step, after the updates in that step's forward. Without a
-// next step, it begins when the saving thread calls Wait, or calls Done twice. Until then, Wait on another thread fails.
+// A save under way. Copies stand for the same save. A ticket does not keep the engine alive; the
+// engine ends after the save. With parameters on NVMe a save may begin in the next step, after the
+// updates in that step's forward. Without a next step, it begins when the saving thread calls Wait,
+// or calls Done twice. Until then, Wait on another thread fails.
 class SaveTicket {
  public:
   SaveTicket(std::string path, std::shared_future<absl::Status> over,
@@ -42,7 +45,8 @@ class SaveTicket {
 
   // Whether the save has ended, with or without an error.
   bool Done() const;
-  // Waits until the checkpoint is on the disk and has its name. Returns its path. An error is every rank's.
+  // Waits until the checkpoint is on the disk and has its name. Returns its path. An error is every
+  // rank's.
   absl::StatusOr<std::string> Wait() const;
 
  private:
@@ -54,28 +58,31 @@ class SaveTicket {
   std::shared_ptr<Asked> asked_;
 };
 
-// Writes `folder`/step-N, where N is the number of finished steps, and points `folder`/latest to it. Waits for the
-// verdict on the last step, then returns while the save goes on. The saved state is that of this step: a unit's next
-// update waits until the unit's state has been read (Engine::ReadAsync). Updates of state on NVMe do not wait, because
-// the first save reserves a second place on the disk, and updates write to that place. A second save waits for the
-// first, or is refused (SaveOptions::waits). Memory: 32 MiB a rank and the header of its file. The engine keeps the
-// 32 MiB, in memory(), for later saves. The first load replaces them with 64 MiB, which later saves also use. A save
-// has to end within ebb.timeout_seconds.
+// Writes `folder`/step-N, where N is the number of finished steps, and points `folder`/latest to
+// it. Waits for the verdict on the last step, then returns while the save goes on. The saved state
+// is that of this step: a unit's next update waits until the unit's state has been read
+// (Engine::ReadAsync). Updates of state on NVMe do not wait, because the first save reserves a
+// second place on the disk, and updates write to that place. A second save waits for the first, or
+// is refused (SaveOptions::waits). Memory: 32 MiB a rank and the header of its file. The engine
+// keeps the 32 MiB, in memory(), for later saves. The first load replaces them with 64 MiB, which
+// later saves also use. A save has to end within ebb.timeout_seconds.
 absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
                                      const SaveOptions& options = {});
 // The same, but returns when the checkpoint is on the disk. Returns its path.
 absl::StatusOr<std::string> SaveCheckpoint(Engine& engine, const std::string& folder,
                                            const SaveOptions& options = {});
 
-// Call it before training up to `last_step`: it checks that each of these steps can be saved to `folder`, which it makes
-// if there is none. Collective. kFailedPrecondition names a checkpoint there that a save would refuse to replace.
+// Call it before training up to `last_step`: it checks that each of these steps can be saved to
+// `folder`, which it makes if there is none. Collective. kFailedPrecondition names a checkpoint
+// there that a save would refuse to replace.
 absl::Status CheckSaves(Engine& engine, const std::string& folder, int64_t last_step);
 
 struct LoadOptions {
-  // False: masters and frozen parameters alone; optimizer states and the training state stay as they are.
+  // False: masters and frozen parameters alone; optimizer states and the training state stay as
+  // they are.
   bool states = true;
-  // True: missing values become initial values, and values that the model lacks are left out. False: both are errors,
-  // which name them.
+  // True: missing values become initial values, and values that the model lacks are left out.
+  // False: both are errors, which name them.
   bool partial = false;
 };
 
@@ -89,9 +96,10 @@ struct LoadedCheckpoint {
       0;  // read values of this rank, in whole checked blocks of at most 4 MiB, without headers
 };
 
-// `path`: a checkpoint, or a folder of checkpoints, of which the newest complete one is loaded. Each rank reads only
-// the bytes that it needs, through 64 MiB of memory. kNotFound: there is no checkpoint. kDataLoss: none is complete.
-// After a failed load the engine's values are undefined: load again, or create the engine again.
+// `path`: a checkpoint, or a folder of checkpoints, of which the newest complete one is loaded.
+// Each rank reads only the bytes that it needs, through 64 MiB of memory. kNotFound: there is no
+// checkpoint. kDataLoss: none is complete. After a failed load the engine's values are undefined:
+// load again, or create the engine again.
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::string& path,
                                                 const LoadOptions& options = {});
 

@@ -9,11 +9,12 @@
 
 namespace ebb {
 
-// `path`: a checkpoint, or a folder of checkpoints, of which the newest complete one is opened. Every block that is
-// read is checked.
+// `path`: a checkpoint, or a folder of checkpoints, of which the newest complete one is opened.
+// Every block that is read is checked.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenCheckpointSource(const std::string& path);
 
-// The name of a trainer's value: the model's config.json, which Hugging Face's loaders need beside the tensors.
+// The name of a trainer's value: the model's config.json, which Hugging Face's loaders need beside
+// the tensors.
 inline constexpr char kModelConfigName[] = "config.json";
 
 }  // namespace ebb

@@ -1,4 +1,5 @@
-// Copies all tensors of a source, one after the other, in pieces. Memory does not depend on the model.
+// Copies all tensors of a source, one after the other, in pieces. Memory does not depend on the
+// model.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,8 @@
 
 namespace ebb {
 
-// The size of a piece: 64 MiB of values, so that a matrix that is transposed is read a few times at most.
+// The size of a piece: 64 MiB of values, so that a matrix that is transposed is read a few times at
+// most.
 inline constexpr int64_t kPieceElements = int64_t{16} << 20;
 
 using TensorSink = absl::FunctionRef<absl::Status(size_t tensor, std::span<const float> values)>;

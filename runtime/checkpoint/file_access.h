@@ -1,5 +1,5 @@
-// Files and folders of checkpoints. Links are not followed, reads and writes are complete, and a file is on the disk
-// before it gets its name.
+// Files and folders of checkpoints. Links are not followed, reads and writes are complete, and a
+// file is on the disk before it gets its name.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,8 @@ absl::Status FileError(std::string_view action, std::string_view path, int error
 bool IsThere(const std::string& path);
 // Opens a regular file. A link, a device or a pipe is an error.
 absl::StatusOr<FileHandle> OpenToRead(const std::string& path);
-// The target of a link, because files in Hugging Face's cache are links. Any other path is returned unchanged.
+// The target of a link, because files in Hugging Face's cache are links. Any other path is returned
+// unchanged.
 std::string TargetOf(const std::string& path);
 // Creates a file. An existing file is an error, because it belongs to another process.
 absl::StatusOr<FileHandle> CreateFile(const std::string& path);

@@ -67,7 +67,8 @@ absl::Status MakeFolders(const std::filesystem::path& path) {
   return SyncFolder(path.has_parent_path() ? path.parent_path().string() : ".");
 }
 
-// Renames the checkpoint first. If the removal is interrupted, the next save's RemoveRests removes the rest.
+// Renames the checkpoint first. If the removal is interrupted, the next save's RemoveRests removes
+// the rest.
 absl::Status RemoveCheckpoint(const std::string& folder, const std::string& name) {
   const std::string removing = absl::StrCat(folder, "/", std::string(kRemoving), name);
   EBB_RETURN_IF_ERROR(Rename(absl::StrCat(folder, "/", name), removing));
@@ -89,7 +90,8 @@ absl::Status RemoveRests(const std::string& folder) {
   return absl::OkStatus();
 }
 
-// If the file system cannot exchange names, a killed run may have left the checkpoint that it replaced under kReplaced.
+// If the file system cannot exchange names, a killed run may have left the checkpoint that it
+// replaced under kReplaced.
 absl::Status RestoreReplaced(const std::string& folder) {
   const std::string replaced = absl::StrCat(folder, "/", kReplaced);
   if (!IsThere(replaced)) return absl::OkStatus();
@@ -107,7 +109,8 @@ absl::Status RestoreReplaced(const std::string& folder) {
                                                     replaced, "': check it, and move it away"));
 }
 
-// A damaged checkpoint, or one without a manifest, cannot be loaded and may be replaced. Other errors may be temporary.
+// A damaged checkpoint, or one without a manifest, cannot be loaded and may be replaced. Other
+// errors may be temporary.
 absl::Status MayBeReplaced(const std::string& checkpoint, const std::string& run) {
   const absl::StatusOr<Manifest> manifest = ReadManifest(checkpoint);
   if (absl::IsNotFound(manifest.status()) || absl::IsDataLoss(manifest.status()))
@@ -120,7 +123,8 @@ absl::Status MayBeReplaced(const std::string& checkpoint, const std::string& run
       ", so it is not replaced: give each run a folder of its own, or move that checkpoint away"));
 }
 
-// In a run's name, before a step: the run was loaded from a checkpoint of that step without a run's name.
+// In a run's name, before a step: the run was loaded from a checkpoint of that step without a run's
+// name.
 constexpr char kAfterUnnamed = '+';
 // Between the name of a loaded run and the path of its checkpoint. Names do not contain it.
 constexpr char kLoadedFrom = '\n';
@@ -130,8 +134,8 @@ std::string NewRunName() {
   return absl::StrFormat("%08x%08x", random(), random());
 }
 
-// If the run was loaded from an unnamed checkpoint of an older version, unnamed checkpoints up to that step are its
-// own. An import, which has no configuration, is not.
+// If the run was loaded from an unnamed checkpoint of an older version, unnamed checkpoints up to
+// that step are its own. An import, which has no configuration, is not.
 bool IsOwn(const Manifest& manifest, const std::string& run) {
   if (manifest.run == run) return true;
   const size_t after = run.find(kAfterUnnamed);
@@ -312,7 +316,8 @@ absl::StatusOr<std::string> NewCheckpoint::Commit(int keep) {
   return path;
 }
 
-// If a run was resumed from an earlier step, checkpoints of later steps than `name` are older than it.
+// If a run was resumed from an earlier step, checkpoints of later steps than `name` are older than
+// it.
 void NewCheckpoint::RemoveOld(const std::string& name, int keep) const {
   absl::StatusOr<std::vector<std::string>> names = CheckpointsIn(folder_);
   if (!names.ok())

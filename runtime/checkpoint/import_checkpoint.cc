@@ -19,17 +19,20 @@
 namespace ebb {
 namespace {
 
-// Bytes are copied unchanged. All numbers are fp32, because files do not say which of them are frozen.
+// Bytes are copied unchanged. All numbers are fp32, because files do not say which of them are
+// frozen.
 DType StoredDType(const TensorInfo& tensor) {
   return tensor.dtype == DType::kInt8 ? DType::kInt8 : DType::kFloat32;
 }
 
-// A parameter of a checkpoint has elements. Bytes without elements are a buffer that was never filled.
+// A parameter of a checkpoint has elements. Bytes without elements are a buffer that was never
+// filled.
 bool IsEmptyBuffer(const TensorInfo& tensor) {
   return tensor.dtype == DType::kInt8 && tensor.elements() == 0;
 }
 
-// Adds the parameters to the manifest and the slices to the file. Each tensor with elements is one slice.
+// Adds the parameters to the manifest and the slices to the file. Each tensor with elements is one
+// slice.
 absl::Status Declare(const TensorSource& source, Manifest& manifest,
                      std::vector<StoredTensor>& slices) {
   std::map<std::string, size_t> parameter_of;

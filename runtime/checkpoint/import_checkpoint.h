@@ -9,9 +9,9 @@
 
 namespace ebb {
 
-// Writes `folder`/step-N, where N is the source's finished steps, with fp32 masters, the source's optimizer states, and
-// its config.json as a value of the trainer's. Returns the path. `progress` gets the number of elements that were
-// written since its last call.
+// Writes `folder`/step-N, where N is the source's finished steps, with fp32 masters, the source's
+// optimizer states, and its config.json as a value of the trainer's. Returns the path. `progress`
+// gets the number of elements that were written since its last call.
 absl::StatusOr<std::string> ImportCheckpoint(TensorSource& source, const std::string& folder,
                                              absl::FunctionRef<void(int64_t elements)> progress);
 

@@ -1,5 +1,5 @@
-// Untrusted JSON: a name may occur once in an object, and nesting is bounded. Other parsers silently keep the last of
-// two equal names, and follow brackets until the stack ends.
+// Untrusted JSON: a name may occur once in an object, and nesting is bounded. Other parsers
+// silently keep the last of two equal names, and follow brackets until the stack ends.
 #pragma once
 
 #include <string_view>

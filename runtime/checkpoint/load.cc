@@ -27,7 +27,8 @@ std::string ShapeOf(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
-// The differences between the model and the checkpoint: an error, or a warning with LoadOptions::partial.
+// The differences between the model and the checkpoint: an error, or a warning with
+// LoadOptions::partial.
 absl::Status CheckFit(const Engine& engine, const Manifest& manifest, const LoadOptions& options) {
   std::vector<std::string> differences;
   std::map<std::string, const Manifest::Parameter*> saved;
@@ -134,7 +135,8 @@ absl::Status ReadAheadForFill(Engine& engine, std::span<const StateArrayName> ar
   return stored.Expect(intervals, engine.config().ebb.io_backend, memory);
 }
 
-// Engine::Write is collective, so it is called for each array even after an error, then without values.
+// Engine::Write is collective, so it is called for each array even after an error, then without
+// values.
 absl::Status Fill(Engine& engine, StoredValues& stored, const LoadOptions& options) {
   std::vector<StateArrayName> arrays = ArraysOf(engine);
   if (!options.states)
@@ -165,8 +167,8 @@ void WarnOfOtherBits(const Config& now, const LoadedCheckpoint& loaded) {
                           ": the next steps do not have the bits of an uninterrupted run"));
 }
 
-// A damaged or missing file's error says which checkpoint to name instead. A file that is missing now does not mean
-// that there was no checkpoint.
+// A damaged or missing file's error says which checkpoint to name instead. A file that is missing
+// now does not mean that there was no checkpoint.
 absl::Status WithWayOut(absl::Status own, const std::string& checkpoint) {
   if (!absl::IsNotFound(own) && !absl::IsDataLoss(own)) return own;
   const std::string older = WholeCheckpointBefore(checkpoint);
@@ -197,7 +199,8 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::strin
     loaded.path = *found;
     own = WithWayOut(open(), loaded.path);
   }
-  // Another rank may see a newer checkpoint, because a run saves meanwhile, or it may not see the folder.
+  // Another rank may see a newer checkpoint, because a run saves meanwhile, or it may not see the
+  // folder.
   const absl::Status agreed = engine.Agree(
       own, none ? "LoadCheckpoint: none"
                 : absl::StrCat("LoadCheckpoint: ", loaded.path, " ", ToText(manifest)));

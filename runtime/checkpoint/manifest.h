@@ -1,6 +1,6 @@
-// manifest.json describes a checkpoint. It is written last. So a folder with a manifest is complete, unless it was
-// changed later. Checksums show that: the manifest has those of the files' headers, and the headers have those of all
-// data.
+// manifest.json describes a checkpoint. It is written last. So a folder with a manifest is
+// complete, unless it was changed later. Checksums show that: the manifest has those of the files'
+// headers, and the headers have those of all data.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,8 @@ struct Manifest {
 };
 
 std::string ToText(const Manifest& manifest);
-// `text` is untrusted. `path` is for messages. kDataLoss: damaged. kFailedPrecondition: another version's.
+// `text` is untrusted. `path` is for messages. kDataLoss: damaged. kFailedPrecondition: another
+// version's.
 absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::string& path);
 // Reads the manifest of a checkpoint's folder. kNotFound: it has none.
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder);

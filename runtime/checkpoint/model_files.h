@@ -1,10 +1,12 @@
 // A model in Hugging Face's files: one file, or several files and an index.
 //
 //   DIR/model.safetensors
-//   DIR/model.safetensors.index.json    {"metadata": {...}, "weight_map": {"h.0.ln_1.weight": "model-00001-of-00002.safetensors", ...}}
+//   DIR/model.safetensors.index.json
+//       {"weight_map": {"h.0.ln_1.weight": "model-00001-of-00002.safetensors", ...}, ...}
 //   DIR/pytorch_model.bin, DIR/pytorch_model.bin.index.json    the same, of torch.save
 //
-// Files and index are untrusted. Names in an index must be plain names of files in that folder, not links.
+// Files and index are untrusted. Names in an index must be plain names of files in that folder, not
+// links.
 #pragma once
 
 #include <memory>
@@ -20,8 +22,8 @@ inline constexpr char kSafetensorsIndex[] = "model.safetensors.index.json";
 
 // Whether the folder has one of these four files.
 bool HasModelFiles(const std::string& folder);
-// Opens a safetensors file, a file of torch.save, or such a folder. If a folder has both kinds, safetensors files are
-// read. Only fp32, bf16 and fp16 tensors are read.
+// Opens a safetensors file, a file of torch.save, or such a folder. If a folder has both kinds,
+// safetensors files are read. Only fp32, bf16 and fp16 tensors are read.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenModelFiles(const std::string& path);
 
 }  // namespace ebb

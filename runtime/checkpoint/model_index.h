@@ -1,4 +1,5 @@
-// The index of a model in several files: {"metadata": {...}, "weight_map": {TENSOR: FILE, ...}}. It is untrusted.
+// The index of a model in several files: {"metadata": {...}, "weight_map": {TENSOR: FILE, ...}}. It
+// is untrusted.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@ namespace ebb {
 
 inline constexpr int64_t kIndexBytesMax = 100'000'000;
 
-// The file of each tensor. Names of files have that ending (".safetensors"). `path` is for messages.
+// The file of each tensor. Names of files have that ending (".safetensors"). `path` is for
+// messages.
 absl::StatusOr<std::map<std::string, std::string>> ParseModelIndex(const std::string& text,
                                                                    const std::string& path,
                                                                    std::string_view ending);

@@ -1,9 +1,11 @@
-// Imports and exports the parameters of an engine: safetensors files, as Hugging Face's libraries read and write them.
+// Imports and exports the parameters of an engine: safetensors files, as Hugging Face's libraries
+// read and write them.
 //
-//   ebb::ImportParameters(engine, "gpt2/model.safetensors");      // a file, a folder with an index, or a checkpoint
+//   ebb::ImportParameters(engine, "gpt2/model.safetensors");
 //   ebb::ExportParameters(engine, "exported");                    // exported/model.safetensors
 //
-// Both are collective and belong between steps. An error on any rank is every rank's.
+// An import takes a file, a folder with an index, or a checkpoint. Both are collective and belong
+// between steps. An error on any rank is every rank's.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +19,17 @@
 namespace ebb {
 
 enum class ParameterNames : uint8_t {
-  kAuto,  // the engine's own names if the files have them; otherwise kGpt2 if all names are of that model, else kSame
+  kAuto,  // kSame if the files have the engine's names, kGpt2 if all names are GPT-2's, else kSame
   kSame,
-  kGpt2  // Hugging Face's GPT-2 against examples/gpt: other names, some matrices transposed, the tied head left out
+  kGpt2  // Hugging Face's GPT-2: other names, some matrices transposed, the tied head left out
 };
 
 struct ImportOptions {
   ParameterNames names = ParameterNames::kAuto;
 };
 
-// Sets every parameter of the model; optimizer states stay unchanged. A missing or unknown parameter, or another shape,
-// is an error that names the parameter. Each rank reads only its part.
+// Sets every parameter of the model; optimizer states stay unchanged. A missing or unknown
+// parameter, or another shape, is an error that names the parameter. Each rank reads only its part.
 absl::Status ImportParameters(Engine& engine, const std::string& path,
                               const ImportOptions& options = {});
 
@@ -39,8 +41,8 @@ struct ExportOptions {
       {};  // small files beside the tensors, such as config.json, by name
 };
 
-// Writes masters and frozen parameters into a new or empty folder. Rank 0 writes. It holds a transposed matrix whole,
-// and pieces of all other parameters.
+// Writes masters and frozen parameters into a new or empty folder. Rank 0 writes. It holds a
+// transposed matrix whole, and pieces of all other parameters.
 absl::Status ExportParameters(Engine& engine, const std::string& folder,
                               const ExportOptions& options = {});
 

@@ -65,7 +65,8 @@ enum Opcode : uint8_t {
 
 }  // namespace
 
-// The stack machine. Its stack has references to values instead of objects. It calls and loads no code.
+// The stack machine. Its stack has references to values instead of objects. It calls and loads no
+// code.
 class PickleParser {
  public:
   PickleParser(std::string_view bytes, absl::FunctionRef<bool(std::string_view)> takes,

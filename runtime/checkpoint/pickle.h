@@ -1,10 +1,12 @@
-// Python's pickles, as values. No code of a pickle is executed: a global is a name, and a call or an object is the name
-// of its function or class, with the arguments.
+// Python's pickles, as values. No code of a pickle is executed: a global is a name, and a call or
+// an object is the name of its function or class, with the arguments.
 //
-//   torch.save({"param": tensor})     {"param": torch._utils._rebuild_tensor_v2(persistent("storage", ...), 0, (3, 4), (4, 1), ...)}
+//   torch.save({"param": tensor})
+//   {"param": torch._utils._rebuild_tensor_v2(persistent("storage", ...), 0, (3, 4), (4, 1), ...)}
 //
-// A pickle is untrusted. Only the opcodes that torch.save and plain data need are known; any other is an error that
-// names it. Values may refer to one another in cycles, so a walk through all of them needs a limit of its own.
+// A pickle is untrusted. Only the opcodes that torch.save and plain data need are known; any other
+// is an error that names it. Values may refer to one another in cycles, so a walk through all of
+// them needs a limit of its own.
 #pragma once
 
 #include <cstdint>
@@ -42,15 +44,16 @@ struct PickleValue {
   int64_t integer = 0;  // of kBool and kInt
   double real = 0;      // of kFloat
   std::string text = {};
-  // The values of tuples and lists; the keys and values of dicts, alternating; the items that were added to objects.
+  // The values of tuples and lists; the keys and values of dicts, alternating; the items that were
+  // added to objects.
   std::vector<uint32_t> items = {};
   uint32_t arguments = 0, state = 0;  // of objects; `state` where has_state is true
 };
 
 class Pickle {
  public:
-  // `takes`: whether a global is allowed. kInvalidArgument names an unknown opcode or global. kDataLoss: not a whole
-  // pickle. `path` is for messages.
+  // `takes`: whether a global is allowed. kInvalidArgument names an unknown opcode or global.
+  // kDataLoss: not a whole pickle. `path` is for messages.
   static absl::StatusOr<Pickle> Parse(std::string_view bytes,
                                       absl::FunctionRef<bool(std::string_view global)> takes,
                                       std::string_view path);

@@ -1,6 +1,6 @@
-// One rank's file of a checkpoint, a safetensors file. Its metadata has, under each tensor's name, the checksums of the
-// tensor's blocks of 4 MiB (ebb/optim/checksum.h): 16 hexadecimal digits a block, end to end. So a reader of a part of a
-// tensor can check that part.
+// One rank's file of a checkpoint, a safetensors file. Its metadata has, under each tensor's name,
+// the checksums of the tensor's blocks of 4 MiB (ebb/optim/checksum.h): 16 hexadecimal digits a
+// block, end to end. So a reader of a part of a tensor can check that part.
 #pragma once
 
 #include <cstddef>
@@ -36,8 +36,8 @@ absl::StatusOr<Manifest::File> DescribeRankFile(const std::string& path);
 
 class RankFileWriter {
  public:
-  // `tensors`: in the order of their data; Create sets their offsets. `metadata`: more metadata of the file, without
-  // names of tensors. `memory`: as StreamedFile's.
+  // `tensors`: in the order of their data; Create sets their offsets. `metadata`: more metadata of
+  // the file, without names of tensors. `memory`: as StreamedFile's.
   static absl::StatusOr<RankFileWriter> Create(std::string path, std::vector<StoredTensor> tensors,
                                                std::map<std::string, std::string> metadata,
                                                IoBackend backend = IoBackend::kAuto,

@@ -140,8 +140,8 @@ absl::StatusOr<std::span<const std::byte>> ReadAhead::Next() {
   assert(state.next < state.ranges.size());
   const size_t range = state.next++;
   const absl::StatusOr<std::span<const std::byte>> shown = state.Show(range);
-  // The slot of the range before is free now. Its next read starts after the wait, so that a disk that completes all
-  // requests at once has a request again while the caller uses this range.
+  // The slot of the range before is free now. Its next read starts after the wait, so that a disk
+  // that completes all requests at once has a request again while the caller uses this range.
   if (range > 0 && range - 1 + kSlots < state.ranges.size()) state.Start(range - 1 + kSlots);
   return shown;
 }

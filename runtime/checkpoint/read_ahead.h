@@ -1,4 +1,5 @@
-// Reads ranges of files ahead, in a known order, and bypasses the page cache if the file system allows that:
+// Reads ranges of files ahead, in a known order, and bypasses the page cache if the file system
+// allows that:
 //
 //   | range | range | range | range |
 //     shown   on their way from the disk
@@ -26,11 +27,12 @@ class ReadAhead {
     int64_t at = 0, bytes = 0;
   };
   static constexpr int64_t kRangeMax = int64_t{4} << 20;
-  // Host memory: twice the bytes in flight. If a disk completes all requests at once, it gets as many again while the
-  // completed ranges are checked.
+  // Host memory: twice the bytes in flight. If a disk completes all requests at once, it gets as
+  // many again while the completed ranges are checked.
   static constexpr int64_t kMemoryBytes = int64_t{64} << 20;
 
-  // Opens all files; each of them has a range. `memory`: pages of kMemoryBytes, borrowed; empty: its own.
+  // Opens all files; each of them has a range. `memory`: pages of kMemoryBytes, borrowed; empty:
+  // its own.
   static absl::StatusOr<std::unique_ptr<ReadAhead>> Open(const std::vector<std::string>& paths,
                                                          std::vector<Range> ranges,
                                                          IoBackend backend,

@@ -1,6 +1,6 @@
 // Files of named tensors (https://github.com/huggingface/safetensors, "Format"):
 //
-//   | bytes of the header: 8, little-endian | header: JSON, blanks at its end | data of all tensors, end to end |
+//   | bytes of the header: 8, little-endian | header: JSON, then blanks | data of all tensors |
 //
 // A header is untrusted. Sizes, offsets, dtypes and names are checked before a byte is used.
 #pragma once
@@ -46,8 +46,9 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view text, 
 // Reads the header of an open file, with pread. A file that ends early is an error.
 absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(int descriptor, std::string_view path);
 
-// The bytes of a file before its data: the length, the JSON and blanks. The data begins at a multiple of `alignment`. If
-// a value of the metadata changes and keeps its length, only its bytes change.
+// The bytes of a file before its data: the length, the JSON and blanks. The data begins at a
+// multiple of `alignment`. If a value of the metadata changes and keeps its length, only its bytes
+// change.
 std::string SafetensorsPrefix(const SafetensorsHeader& header, int64_t alignment);
 
 }  // namespace ebb

@@ -1,5 +1,6 @@
-// Writes a model as a folder of safetensors files for Hugging Face's loaders: model.safetensors, or several files of
-// limited size and their index. The folder gets its name when all of it is on the disk.
+// Writes a model as a folder of safetensors files for Hugging Face's loaders: model.safetensors, or
+// several files of limited size and their index. The folder gets its name when all of it is on the
+// disk.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +23,8 @@ namespace ebb {
 
 class SafetensorsWriter {
  public:
-  // `folder`: a new or empty folder. `tensors`: names, shapes and dtypes, in the order of the values.
-  // `file_bytes_max`: bytes of a file's tensors; a larger tensor has a file of its own.
+  // `folder`: a new or empty folder. `tensors`: names, shapes and dtypes, in the order of the
+  // values. `file_bytes_max`: bytes of a file's tensors; a larger tensor has a file of its own.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
       const std::string& folder, const std::vector<TensorInfo>& tensors, int64_t file_bytes_max);
   SafetensorsWriter(const SafetensorsWriter&) = delete;

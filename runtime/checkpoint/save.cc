@@ -25,7 +25,8 @@
 namespace ebb {
 namespace {
 
-// One rank's part of a save. It runs on the engine's thread that reads the state, and must not call the engine.
+// One rank's part of a save. It runs on the engine's thread that reads the state, and must not call
+// the engine.
 class Saving {
  public:
   Saving(std::string folder, int ranks, Manifest manifest, int keep)
@@ -74,7 +75,8 @@ class Saving {
     return file_->Append(cast_);
   }
   absl::Status Close() { return file_->Finish(); }
-  // Call it when all ranks have closed their files, or one has failed. After a failure rank 0 removes the folder.
+  // Call it when all ranks have closed their files, or one has failed. After a failure rank 0
+  // removes the folder.
   absl::Status Commit(const absl::Status& closed) {
     std::optional<NewCheckpoint> checkpoint = std::exchange(checkpoint_, std::nullopt);
     if (!checkpoint.has_value() || !closed.ok()) return closed;
@@ -207,7 +209,8 @@ bool SaveTicket::is_over() const {
   return over_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
 
-// Only the second call begins the save, because a step may begin it before. It ignores the error of a step under way.
+// Only the second call begins the save, because a step may begin it before. It ignores the error of
+// a step under way.
 bool SaveTicket::Done() const {
   if (is_over()) return true;
   if (std::this_thread::get_id() == asked_->thread && std::exchange(asked_->once, true))

@@ -1,6 +1,7 @@
-// The names of slices of a parameter in a checkpoint: "master/block0.weight@4096:8192" are elements 4096 to 8191 of
-// the flattened parameter block0.weight. The class is "master" for trainable parameters, "parameter" for frozen ones,
-// and for other arrays the optimizer state's own name ("exp_avg").
+// The names of slices of a parameter in a checkpoint: "master/block0.weight@4096:8192" are elements
+// 4096 to 8191 of the flattened parameter block0.weight. The class is "master" for trainable
+// parameters, "parameter" for frozen ones, and for other arrays the optimizer state's own name
+// ("exp_avg").
 #pragma once
 
 #include <cstdint>

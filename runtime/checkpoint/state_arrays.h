@@ -1,5 +1,5 @@
-// The arrays of a run, each for one call of Engine::Read or Write: masters (with the values of frozen parameters), and
-// each optimizer state.
+// The arrays of a run, each for one call of Engine::Read or Write: masters (with the values of
+// frozen parameters), and each optimizer state.
 #pragma once
 
 #include <string>
@@ -20,8 +20,8 @@ std::vector<StateArrayName> ArraysOf(const Engine& engine);
 bool Keeps(const Engine& engine, ParameterId parameter, const StateArrayName& array);
 // As SliceName::of.
 std::string ClassOf(const Engine& engine, ParameterId parameter, const StateArrayName& array);
-// The narrowest dtype that holds the engine's values: fp32, or the compute dtype for frozen parameters and for
-// parameters without masters (ebb.stochastic_rounding).
+// The narrowest dtype that holds the engine's values: fp32, or the compute dtype for frozen
+// parameters and for parameters without masters (ebb.stochastic_rounding).
 DType StoredDType(const Engine& engine, ParameterId parameter, const StateArrayName& array);
 
 }  // namespace ebb

@@ -1,5 +1,5 @@
-// The values of a checkpoint of any number of ranks: any interval of a parameter's masters or states, as fp32. Reads only
-// the blocks that it needs and checks each against its checksum.
+// The values of a checkpoint of any number of ranks: any interval of a parameter's masters or
+// states, as fp32. Reads only the blocks that it needs and checks each against its checksum.
 #pragma once
 
 #include <algorithm>
@@ -27,22 +27,23 @@ namespace ebb {
 
 class StoredValues {
  public:
-  // Reads all headers and checks that they have every element of each parameter and state exactly once. `rank`: keeps the
-  // entries of this rank's file (of_this_rank).
+  // Reads all headers and checks that they have every element of each parameter and state exactly
+  // once. `rank`: keeps the entries of this rank's file (of_this_rank).
   static absl::StatusOr<StoredValues> Open(const std::string& checkpoint, const Manifest& manifest,
                                            int rank);
   StoredValues(StoredValues&&) = default;
 
   bool Has(const std::string& of, const std::string& parameter) const;
-  // Reads these intervals ahead, for later calls of Read in this order. `memory`: as for ReadAhead. Read also takes other
-  // intervals, without reading ahead.
+  // Reads these intervals ahead, for later calls of Read in this order. `memory`: as for ReadAhead.
+  // Read also takes other intervals, without reading ahead.
   struct Interval {
     std::string of, parameter;
     int64_t begin = 0, end = 0;  // elements
   };
   absl::Status Expect(std::span<const Interval> intervals, IoBackend backend,
                       std::span<std::byte> memory = {});
-  // Elements [begin, begin + values.size()). From one thread at a time. After an error they are undefined.
+  // Elements [begin, begin + values.size()). From one thread at a time. After an error they are
+  // undefined.
   absl::Status Read(const std::string& of, const std::string& parameter, int64_t begin,
                     std::span<float> values);
   // The bytes that Read has read so far, in whole blocks.
@@ -80,8 +81,8 @@ class StoredValues {
     int64_t bytes() const { return std::min(kCheckedBlock, piece->bytes() - first()); }
   };
   absl::Status Fetch(const Block& block);
-  // Hands over bytes [begin, end) of the block in `values_`, part by part. An error follows if they differ from the
-  // saved ones.
+  // Hands over bytes [begin, end) of the block in `values_`, part by part. An error follows if they
+  // differ from the saved ones.
   absl::Status Take(const Block& block, int64_t begin, int64_t end,
                     absl::FunctionRef<void(int64_t begin, int64_t end)> show);
   absl::Status Check(const Block& block, uint64_t found) const;

@@ -132,8 +132,8 @@ absl::Status StreamedFile::State::FinishSlot() {
   return absl::OkStatus();
 }
 
-// Called after the wait for the next slot's memory. So a disk that completes all requests at once has a request while the
-// next slot is filled.
+// Called after the wait for the next slot's memory. So a disk that completes all requests at once
+// has a request while the next slot is filled.
 void StreamedFile::State::StartFull() {
   if (!std::exchange(full, false)) return;
   Slot& last = slots[(slot + slots.size() - 1) % slots.size()];

@@ -1,6 +1,9 @@
-// A new file that is written from its beginning to its end. Bypasses the page cache if the file system allows that:
+// A new file that is written from its beginning to its end. Bypasses the page cache if the file
+// system allows that:
 //
-//   Append --copy--> | slot | slot | slot | ... |  each 4 MiB; a full one is written while the next one is filled
+//   Append --copy--> | slot | slot | slot | ... |  each 4 MiB
+//
+// A full slot is written while the next one is filled.
 //
 // The first and the last bytes of the file, and all of a small one, go through the page cache.
 #pragma once
@@ -29,7 +32,8 @@ class StreamedFile {
   ~StreamedFile();
 
   const std::string& path() const;
-  // Before the first Append: it writes from byte `begin` on, a multiple of kDiskAlignment, and the file ends at `end`.
+  // Before the first Append: it writes from byte `begin` on, a multiple of kDiskAlignment, and the
+  // file ends at `end`.
   void Expect(int64_t begin, int64_t end);
   // The first call reserves the space on the disk, if the file system can.
   absl::Status Append(std::span<const std::byte> bytes);

@@ -1,6 +1,6 @@
-// The named tensors of a checkpoint or model: a checkpoint of Ebb, safetensors files or torch's files (one, or several
-// with an index), or a universal checkpoint of DeepSpeed. Values are read as fp32, any interval of a tensor at a time, so
-// memory does not depend on the model.
+// The named tensors of a checkpoint or model: a checkpoint of Ebb, safetensors files or torch's
+// files (one, or several with an index), or a universal checkpoint of DeepSpeed. Values are read as
+// fp32, any interval of a tensor at a time, so memory does not depend on the model.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,8 @@ class TensorSource {
   const SourceDescription& description() const { return description_; }
   // In the order in which reading them is fastest.
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
-  // Elements [begin, begin + values.size()) of tensors()[tensor], in row-major order. From one thread at a time.
+  // Elements [begin, begin + values.size()) of tensors()[tensor], in row-major order. From one
+  // thread at a time.
   virtual absl::Status Read(size_t tensor, int64_t begin, std::span<float> values) = 0;
 
  protected:
@@ -57,8 +58,8 @@ class TensorSource {
   std::vector<TensorInfo> tensors_;
 };
 
-// Opens `path`: a checkpoint or a folder of checkpoints (the newest complete one), a file or folder of model_files.h, or
-// a universal checkpoint. Headers are read and checked.
+// Opens `path`: a checkpoint or a folder of checkpoints (the newest complete one), a file or folder
+// of model_files.h, or a universal checkpoint. Headers are read and checked.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenTensorSource(const std::string& path);
 
 // "[3, 4]"

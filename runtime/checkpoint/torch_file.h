@@ -38,7 +38,8 @@ enum class TorchGlobals : uint8_t {
 
 class TorchFile {
  public:
-  // Reads the directory and the pickle. kInvalidArgument names an unsupported feature. kDataLoss: the file is damaged.
+  // Reads the directory and the pickle. kInvalidArgument names an unsupported feature. kDataLoss:
+  // the file is damaged.
   static absl::StatusOr<TorchFile> Open(const std::string& path, TorchGlobals globals);
   // Of an open file; `path` is for messages.
   static absl::StatusOr<TorchFile> Read(FileHandle file, const std::string& path,

@@ -215,7 +215,8 @@ class UniversalFolder {
     return absl::OkStatus();
   }
 
-  // Adds the tensor and returns its shape. `wanted`: the shape of the values, which a state must have, too.
+  // Adds the tensor and returns its shape. `wanted`: the shape of the values, which a state must
+  // have, too.
   absl::StatusOr<std::vector<int64_t>> AddTensor(const std::string& name, const std::string& state,
                                                  const std::string& path,
                                                  const std::vector<int64_t>* wanted) {
@@ -252,7 +253,8 @@ class UniversalFolder {
                                             ", its parameter ", ShapeText(wanted)));
   }
 
-  // Frozen parameters are in a model states file: whole in `module`, or, at stage 3, as each rank's flat piece.
+  // Frozen parameters are in a model states file: whole in `module`, or, at stage 3, as each rank's
+  // flat piece.
   absl::Status AddFrozen() {
     const std::string& path = model_states_.front();
     EBB_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(path, TorchGlobals::kAny));

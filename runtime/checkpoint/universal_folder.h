@@ -1,10 +1,10 @@
 // A universal checkpoint of DeepSpeed, which ds_to_universal.py makes from a run's checkpoint:
 //
-//   DIR/zero/model.layers.0.weight/fp32.pt       {"param": tensor}; from stage 3: a flat tensor without the dict
-//   DIR/zero/model.layers.0.weight/exp_avg.pt    each of the optimizer's states likewise
-//   DIR/zero/model.layers.0.weight/step.pt       the optimizer's steps
-//   DIR/zero/optimizer_state.pt                  the loss scaler and, from stage 3, the steps
-//   DIR/*_model_states.pt                        shapes, steps, tied parameters, buffers, frozen parameters
+//   DIR/zero/model.layers.0.weight/fp32.pt      {"param": tensor}; from stage 3: the flat tensor
+//   DIR/zero/model.layers.0.weight/exp_avg.pt   each of the optimizer's states likewise
+//   DIR/zero/model.layers.0.weight/step.pt      the optimizer's steps
+//   DIR/zero/optimizer_state.pt                 the loss scaler and, from stage 3, the steps
+//   DIR/*_model_states.pt                       shapes, steps, tied and frozen parameters, buffers
 //
 // All are files of torch.save. Pickles are not executed (torch_file.h). A folder is untrusted.
 #pragma once
@@ -22,9 +22,9 @@ bool HasUniversalFolder(const std::string& path);
 // Whether it is a checkpoint that a run of DeepSpeed saved, or a folder of such checkpoints.
 bool LooksLikeDeepSpeed(const std::string& path);
 
-// Values, optimizer states and the training state. Buffers, second names of tied parameters and frozen parameters in
-// pieces are left out, with the reason. kInvalidArgument: the folder has an unsupported part, such as slices of
-// tensor-parallel ranks that were not merged.
+// Values, optimizer states and the training state. Buffers, second names of tied parameters and
+// frozen parameters in pieces are left out, with the reason. kInvalidArgument: the folder has an
+// unsupported part, such as slices of tensor-parallel ranks that were not merged.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenUniversalFolder(const std::string& path);
 
 }  // namespace ebb

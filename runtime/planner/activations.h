@@ -1,23 +1,25 @@
 // The memory of activations on a rank's device, as a trainer like examples/gpt lays them out:
 //
-//   boundaries  the tensors between visits, one for each visit and micro-batch of a round. The engine owns them and
-//               may keep them in RAM or on NVMe
-//   kept        the tensors that a block's forward keeps for its backward: outputs of products and of attention, and a
-//               few numbers a row. Backward computes outputs of norms and of activation functions again, in a pass
-//               over memory without a product. With recomputing, one block at a time has kept tensors
+//   boundaries  the tensors between visits, one for each visit and micro-batch of a round. The
+//               engine owns them and may keep them in RAM or on NVMe
+//   kept        the tensors that a block's forward keeps for its backward: outputs of products and
+//               of attention, and a few numbers a row. Backward computes outputs of norms and of
+//               activation functions again, in a pass over memory without a product. With
+//               recomputing, one block at a time has kept tensors
 //   scratch     the temporary memory of a block's pass, shared by all blocks
 //   batch       tokens and targets
 //
-// For one token and block, in elements of the compute dtype. w is the width, q and k are the widths of queries and of
-// keys, f is the width of feed-forward, and e is the number of experts of a token (1 without experts):
+// For one token and block, in elements of the compute dtype. w is the width, q and k are the widths
+// of queries and of keys, f is the width of feed-forward, and e is the number of experts of a token
+// (1 without experts):
 //
 //                  kept                                  scratch
 //   GPT-2          q + 2k + q + w + f                    2w + 2f
 //   gated (Llama)  q + 2k + q + w + 2ef                  2w + 4ef
 //   not fused      also, for each position of the context: heads kept, and 2 heads of scratch
 //
-// The head computes its logits in chunks that fit in that scratch. A trainer with whole logits (Pass::whole_logits)
-// holds fp32 logits, and gradients of the compute dtype, beside the scratch.
+// The head computes its logits in chunks that fit in that scratch. A trainer with whole logits
+// (Pass::whole_logits) holds fp32 logits, and gradients of the compute dtype, beside the scratch.
 #pragma once
 
 #include <cstdint>

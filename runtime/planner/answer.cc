@@ -25,7 +25,8 @@ using sharding::Resource;
 
 constexpr auto kWorkspace = static_cast<size_t>(StateClass::kWorkspace);
 
-// The workspace at a moment: the kept tensors of every block that is between its forward and its backward.
+// The workspace at a moment: the kept tensors of every block that is between its forward and its
+// backward.
 class KeptBlocks {
  public:
   KeptBlocks(const Activations& activations, const Pass& pass, int blocks)

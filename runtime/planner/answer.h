@@ -1,5 +1,6 @@
-// The memory and the step time of one configuration on a machine. The memory is the pools of the engine's own plan.
-// The time comes from Simulate, which runs the instructions that the engine executes.
+// The memory and the step time of one configuration on a machine. The memory is the pools of the
+// engine's own plan. The time comes from Simulate, which runs the instructions that the engine
+// executes.
 #pragma once
 
 #include <array>
@@ -78,7 +79,8 @@ Answer AnswerFor(const Question& question, const Choice& choice, Depth depth);
 // The same for a whole config.
 Answer AnswerFor(const Question& question, const Config& config, bool recompute, Depth depth);
 
-// The keys to change so that an answer fits. The search is that of the errors of memory caps (ebb/sharding/advice.h).
+// The keys to change so that an answer fits. The search is that of the errors of memory caps
+// (ebb/sharding/advice.h).
 std::string RemedyFor(const Question& question, const Answer& answer);
 
 // Bytes that a day of steps writes to a host's disks.

@@ -25,7 +25,8 @@ struct MemoryBar {
   const Answer* answer = nullptr;  // its memory by class, its total, and its room (0: not known)
   int64_t unclassed = 0;           // without an answer: bytes on the device, of no known class
 };
-// One stacked bar of a rank's memory for each of `bars`, a row for each tier, and a dashed line at the tier's room.
+// One stacked bar of a rank's memory for each of `bars`, a row for each tier, and a dashed line at
+// the tier's room.
 std::string BarsAsSvg(std::string_view title, std::string_view device,
                       std::span<const MemoryBar> bars);
 std::string AnswersAsSvg(const Question& question, std::span<const Answer* const> answers);

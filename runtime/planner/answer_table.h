@@ -9,8 +9,8 @@
 
 namespace ebb::planner {
 
-// A line for each stage and place of parameters and states, with or without recomputing, whichever is faster. `all`:
-// lines for both. `marked`: the choice that gets a star.
+// A line for each stage and place of parameters and states, with or without recomputing, whichever
+// is faster. `all`: lines for both. `marked`: the choice that gets a star.
 std::string AnswerTable(const Question& question, std::span<const Answer> answers,
                         const Choice* marked, bool all);
 

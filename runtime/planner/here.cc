@@ -49,7 +49,8 @@ int Cores() {
                                                               : 1;
 }
 
-// Bytes read and written a second by copies that are larger than the caches, in memory like an engine's pools.
+// Bytes read and written a second by copies that are larger than the caches, in memory like an
+// engine's pools.
 absl::StatusOr<double> CopyRate(int threads) {
   constexpr int64_t kBytes = int64_t{256} << 20;
   const Device device = Device::Cpu(threads);
@@ -108,8 +109,8 @@ double ProductRate(int threads) {
   return 2.0 * kSide * kSide * kSide * threads / seconds;
 }
 
-// A file of shards as an engine has it, and its bytes a second. Two whole windows are under way at a time, so that the
-// disk always has requests in line.
+// A file of shards as an engine has it, and its bytes a second. Two whole windows are under way at
+// a time, so that the disk always has requests in line.
 class DiskMeasurement {
  public:
   static absl::StatusOr<DiskMeasurement> Make(const std::string& folder) {

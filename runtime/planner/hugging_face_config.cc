@@ -15,7 +15,8 @@ namespace {
 
 using config::Json;
 
-// A model_type with parameters that are counted exactly. A missing key has the default of Hugging Face's class.
+// A model_type with parameters that are counted exactly. A missing key has the default of Hugging
+// Face's class.
 struct Family {
   const char* type;
   bool gated = true, tied_head = false, query_biases = false, query_norms = false;

@@ -9,8 +9,8 @@
 
 namespace ebb::planner {
 
-// `name`: for messages and the answer. `text` is untrusted. A multimodal model's "text_config" is read. kUnimplemented:
-// the parameters of this model_type, or of a key, would be counted wrongly.
+// `name`: for messages and the answer. `text` is untrusted. A multimodal model's "text_config" is
+// read. kUnimplemented: the parameters of this model_type, or of a key, would be counted wrongly.
 absl::StatusOr<ModelShape> ShapeOfConfigJson(std::string_view text, std::string name);
 
 }  // namespace ebb::planner

@@ -58,9 +58,10 @@ constexpr char kDevice[] = "device";  // "gpu" or "cpu"
 
 constexpr double kGibi = 1 << 30, kTebi = kGibi * 1024;
 
-// Sustained rates. Teraflops: about those of published runs of dense models over all kernels (H100 400, A100 170,
-// 4090 120). Links: 80% of the wire, as nccl-tests measures it. Disks: DeepNVMe's figures (4 drives, of generation 5
-// beside the H100, of generation 4 beside the A100); a desktop has one drive.
+// Sustained rates. Teraflops: about those of published runs of dense models over all kernels (H100
+// 400, A100 170, 4090 120). Links: 80% of the wire, as nccl-tests measures it. Disks: DeepNVMe's
+// figures (4 drives, of generation 5 beside the H100, of generation 4 beside the A100); a desktop
+// has one drive.
 const std::vector<Machine>& Named() {
   static const auto* const all = [] {
     Machine h100{.name = "8xh100",

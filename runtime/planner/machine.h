@@ -1,7 +1,8 @@
-// The figures of one host and its GPUs, as a JSON file has them. All rates are sustained rates, not peak rates:
-// gpu_teraflops is the rate of all of a trainer's kernels together, with attention and norms.
+// The figures of one host and its GPUs, as a JSON file has them. All rates are sustained rates, not
+// peak rates: gpu_teraflops is the rate of all of a trainer's kernels together, with attention and
+// norms.
 //
-//   {"gpus": 8, "gpu_memory": "79.6GiB", "gpu_teraflops": 400, "gpu_memory_gb_s": 3000, "link_gb_s": 360, ...}
+//   {"gpus": 8, "gpu_memory": "79.6GiB", "gpu_teraflops": 400, "gpu_memory_gb_s": 3000, ...}
 #pragma once
 
 #include <cstdint>
@@ -46,7 +47,8 @@ struct Machine {
 std::string MachineNames();
 // kNotFound names the nearest.
 absl::StatusOr<Machine> MachineOfName(std::string_view name);
-// `text` is untrusted. Errors: unknown keys, with the nearest key; missing keys; figures out of range.
+// `text` is untrusted. Errors: unknown keys, with the nearest key; missing keys; figures out of
+// range.
 absl::StatusOr<Machine> MachineOfJson(std::string_view text, std::string name);
 std::string ToJson(const Machine& machine);
 

@@ -1,8 +1,10 @@
-// A model as the planner sees it: the tensors of each unit, the operations of each visit for a token, and the tensors
-// that a visit's forward keeps for its backward. It comes from a shape (model_shape.h) or from the headers of
-// safetensors files (model_of_tensors.h).
+// A model as the planner sees it: the tensors of each unit, the operations of each visit for a
+// token, and the tensors that a visit's forward keeps for its backward. It comes from a shape
+// (model_shape.h) or from the headers of safetensors files (model_of_tensors.h).
 //
-//   embedding -> block 0 -> ... -> block n - 1 -> head       the head may visit the embedding's table again
+//   embedding -> block 0 -> ... -> block n - 1 -> head
+//
+// The head may visit the embedding's table again.
 #pragma once
 
 #include <cstdint>
@@ -38,10 +40,12 @@ struct ModelUnit {
 struct ModelVisit {
   int unit = 0;
   bool is_block = false;  // recomputing computes it again
-  // Multiplications in forward: with parameters; and, for each position of the context, in attention.
+  // Multiplications in forward: with parameters; and, for each position of the context, in
+  // attention.
   double products = 0, products_a_position = 0;
-  // Forward keeps `kept` elements of the compute dtype and `kept_bytes` of other numbers. If attention is not fused, it
-  // also keeps `kept_a_position` elements for each position of the context.
+  // Forward keeps `kept` elements of the compute dtype and `kept_bytes` of other numbers. If
+  // attention is not fused, it also keeps `kept_a_position` elements for each position of the
+  // context.
   int64_t kept = 0, kept_bytes = 0, kept_a_position = 0;
   // Elements in use while it computes, in memory that all visits share.
   int64_t scratch = 0, scratch_a_position = 0;
@@ -77,21 +81,22 @@ struct Pass {
   int64_t tokens() const { return sequences * context; }
 };
 
-// The model for an engine. The engine owns the boundaries between visits; the workspace has all other activations. If
-// a tensor is stored in the compute dtype, all tensors keep their stored dtypes, such as fp32 routers beside bf16. The
-// workspace then has the boundaries too, because the engine's have one dtype. Errors: the model's, sizes beyond 2^53.
+// The model for an engine. The engine owns the boundaries between visits; the workspace has all
+// other activations. If a tensor is stored in the compute dtype, all tensors keep their stored
+// dtypes, such as fp32 routers beside bf16. The workspace then has the boundaries too, because the
+// engine's have one dtype. Errors: the model's, sizes beyond 2^53.
 absl::StatusOr<ModelSpec> SpecOf(const Model& model, const Pass& pass);
 
-// Floating-point operations of one micro-batch on a rank, without those of recomputing. Backward has twice those of
-// forward.
+// Floating-point operations of one micro-batch on a rank, without those of recomputing. Backward
+// has twice those of forward.
 double FlopsOf(const Model& model, const Pass& pass);
 
-// The model's visit for each visit of a spec that DivideByDType has divided. Null: a visit to a part, which has no
-// kernels.
+// The model's visit for each visit of a spec that DivideByDType has divided. Null: a visit to a
+// part, which has no kernels.
 std::vector<const ModelVisit*> VisitsOf(const Model& model, const ModelSpec& divided);
 
-// The work of each such visit in a round, on a rank with so many operations a second. `launch`: the host's seconds for
-// one kernel.
+// The work of each such visit in a round, on a rank with so many operations a second. `launch`: the
+// host's seconds for one kernel.
 std::vector<sharding::KernelWork> WorkOf(std::span<const ModelVisit* const> visits,
                                          const Pass& pass, double flops, double launch);
 

@@ -28,7 +28,8 @@ bool IsNumber(absl::string_view part) {
   });
 }
 
-// The name up to its first number, and that number: "layers", 12. Number -1: the tensor is in no block.
+// The name up to its first number, and that number: "layers", 12. Number -1: the tensor is in no
+// block.
 struct BlockName {
   std::string list;
   int64_t number = -1;
@@ -51,7 +52,8 @@ int64_t ElementsOf(const std::vector<int64_t>& shape) {
   return elements;
 }
 
-// Some programs store masks of attention and frequencies of rotary positions. No program trains them.
+// Some programs store masks of attention and frequencies of rotary positions. No program trains
+// them.
 bool IsBuffer(const ModelTensor& tensor) {
   const std::vector<int64_t>& shape = tensor.shape;
   return tensor.name.ends_with("inv_freq") || tensor.name.ends_with("masked_bias") ||
@@ -70,7 +72,8 @@ ModelTensor TensorOf(StoredTensor tensor) {
   return made;
 }
 
-// A table before the blocks is looked up, without a product. If it is also the head, its second visit is a product.
+// A table before the blocks is looked up, without a product. If it is also the head, its second
+// visit is a product.
 void AddVisit(Model& model, bool is_block, bool is_table) {
   ModelVisit visit{.unit = static_cast<int>(model.units.size()) - 1, .is_block = is_block};
   for (const ModelTensor& tensor : model.units.back().tensors) {

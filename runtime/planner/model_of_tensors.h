@@ -1,9 +1,10 @@
-// A model from the names and shapes of its tensors in the headers of safetensors files. No value is read.
+// A model from the names and shapes of its tensors in the headers of safetensors files. No value is
+// read.
 //
-//   model.embed_tokens.weight                  unit "before"   the tensors before the first numbered block
-//   model.layers.0.self_attn.q_proj.weight     unit "layers.0"
-//   model.layers.0.mlp.up_proj.weight          unit "layers.0"
-//   lm_head.weight                             unit "after"
+//   model.embed_tokens.weight                unit "before": before the first numbered block
+//   model.layers.0.self_attn.q_proj.weight   unit "layers.0"
+//   model.layers.0.mlp.up_proj.weight        unit "layers.0"
+//   lm_head.weight                           unit "after"
 //
 // Tensors of several dtypes keep their dtypes if the compute dtype is one of them (SpecOf).
 //

@@ -13,7 +13,8 @@
 namespace ebb::planner {
 namespace {
 
-// GPT-2's and GPT-3's shapes; then gated models: Llama 2 and 3, Mistral, Mixtral, Qwen 2.5 and Qwen 3.
+// GPT-2's and GPT-3's shapes; then gated models: Llama 2 and 3, Mistral, Mixtral, Qwen 2.5 and Qwen
+// 3.
 ModelShape Gpt2(std::string name, int64_t layers, int64_t width, int64_t heads,
                 int64_t context = 1024) {
   return {.name = std::move(name),

@@ -11,8 +11,9 @@
 
 namespace ebb::planner {
 
-// Two families. GPT-2: learned positions, norms and products with biases, two matrices of feed-forward, the table of
-// the embedding as head. Gated (Llama, Mistral, Qwen, Mixtral): three matrices of feed-forward, no biases.
+// Two families. GPT-2: learned positions, norms and products with biases, two matrices of
+// feed-forward, the table of the embedding as head. Gated (Llama, Mistral, Qwen, Mixtral): three
+// matrices of feed-forward, no biases.
 struct ModelShape {
   std::string name = "";
   int64_t layers = 0, width = 0, heads = 0, key_value_heads = 0, head_width = 0, feed_forward = 0;
@@ -31,7 +32,8 @@ std::span<const ModelShape> NamedShapes();
 // kNotFound names the nearest model.
 absl::StatusOr<ModelShape> ShapeOfName(std::string_view name);
 
-// Derives key_value_heads, head_width and feed_forward from the other sizes if they are 0. Errors name the size.
+// Derives key_value_heads, head_width and feed_forward from the other sizes if they are 0. Errors
+// name the size.
 absl::StatusOr<ModelShape> Complete(ModelShape shape);
 
 // `shape` is complete.

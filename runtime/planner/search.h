@@ -1,5 +1,5 @@
-// Searches all choices of a question for the fastest that fits, the one change that helps most, and the largest model,
-// batch or context that fits.
+// Searches all choices of a question for the fastest that fits, the one change that helps most, and
+// the largest model, batch or context that fits.
 #pragma once
 
 #include <cstdint>
@@ -13,25 +13,27 @@
 
 namespace ebb::planner {
 
-// Stages 0 to 3, each with all tiers that it allows for parameters and states: without recomputing, and with
-// recomputing and boundary activations on the device or in RAM. NVMe only if the machine has a disk.
+// Stages 0 to 3, each with all tiers that it allows for parameters and states: without recomputing,
+// and with recomputing and boundary activations on the device or in RAM. NVMe only if the machine
+// has a disk.
 std::vector<Choice> Choices(const Question& question);
 
 std::vector<Answer> AnswerAll(const Question& question);
 
-// The answer with most tokens a second of those that fit. Of answers within half a percent of it, the first, because
-// it offloads least. Null: none fits.
+// The answer with most tokens a second of those that fit. Of answers within half a percent of it,
+// the first, because it offloads least. Null: none fits.
 const Answer* Fastest(std::span<const Answer> answers);
 
 struct Change {
   std::string what;  // "zero_optimization.stage 3", "recompute", "twice the network"
   double tokens_per_second = 0;
 };
-// The best change of one setting from `from`, of the micro-batch or of gathers further ahead: the fastest answer that
-// fits. Nothing: no change is faster, or none fits.
+// The best change of one setting from `from`, of the micro-batch or of gathers further ahead: the
+// fastest answer that fits. Nothing: no change is faster, or none fits.
 std::optional<Change> BestChange(const Question& question, std::span<const Answer> answers,
                                  const Answer& from);
-// A machine with twice the resource that the step waits for most. Nothing: the step waits for no resource.
+// A machine with twice the resource that the step waits for most. Nothing: the step waits for no
+// resource.
 std::optional<Change> BestPurchase(const Question& question, const Answer& from);
 
 enum class Quantity { kModel, kBatch, kContext };

@@ -1,5 +1,6 @@
-// A saved and loaded run goes on with the same bits, at any stage and tier of its world, whatever runs beside the save.
-// An error names what has changed on the disk. Other worlds: resharding_test.cc.
+// A saved and loaded run goes on with the same bits, at any stage and tier of its world, whatever
+// runs beside the save. An error names what has changed on the disk. Other worlds:
+// resharding_test.cc.
 #include "ebb/runtime/checkpoint/checkpoint.h"
 
 #include <gmock/gmock.h>
@@ -409,8 +410,8 @@ TEST_F(CheckpointTest, NamesAChangedFileOnEveryRank) {
   }
 }
 
-// If a header or a name shows damage, the checkpoint before is loaded. Changed data is an error, which names the
-// checkpoint before.
+// If a header or a name shows damage, the checkpoint before is loaded. Changed data is an error,
+// which names the checkpoint before.
 TEST_F(CheckpointTest, WhereTheNewestIsDamagedTheOlderOneIsTakenOrNamed) {
   const struct {
     const char* what;

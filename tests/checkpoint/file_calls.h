@@ -1,6 +1,6 @@
-// Wraps the C library's calls on files. A test sees each call on files of one folder. It can answer the call with an
-// error, or end the process there. All code of a program that links file_calls.cc makes these calls, including the C++
-// library.
+// Wraps the C library's calls on files. A test sees each call on files of one folder. It can answer
+// the call with an error, or end the process there. All code of a program that links file_calls.cc
+// makes these calls, including the C++ library.
 #pragma once
 
 #include <cerrno>
@@ -18,8 +18,9 @@ struct FileCall {
 // Watches from its construction to its destruction; one at a time.
 class FileCalls {
  public:
-  // The error with which the call fails; 0: the system does it. kHalf: of a read or write the system does a half.
-  // kNothing: an fsync succeeds and asks no disk. On the thread that calls; calls of other threads may come meanwhile.
+  // The error with which the call fails; 0: the system does it. kHalf: of a read or write the
+  // system does a half. kNothing: an fsync succeeds and asks no disk. On the thread that calls;
+  // calls of other threads may come meanwhile.
   static constexpr int kHalf = -1, kNothing = -2;
   using Answer = std::function<int(const FileCall&)>;
 

@@ -1,7 +1,8 @@
-// A fuzz target in libFuzzer's form over the readers of files that may come from anywhere; fuzz.sh builds and runs
-// it. The first byte picks the reader: the header of safetensors, a manifest (with the right checksum, as an attacker
-// writes it), an index, a pickle, a file of torch.save. Aborts if a law is broken: an error is kDataLoss or
-// kInvalidArgument, and accepted ranges lie in the file.
+// A fuzz target in libFuzzer's form over the readers of files that may come from anywhere; fuzz.sh
+// builds and runs it. The first byte picks the reader: the header of safetensors, a manifest (with
+// the right checksum, as an attacker writes it), an index, a pickle, a file of torch.save. Aborts
+// if a law is broken: an error is kDataLoss or kInvalidArgument, and accepted ranges lie in the
+// file.
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -1,4 +1,5 @@
-// Interrupted saves: a process is killed at any of its calls on files, an engine ends, or another save begins.
+// Interrupted saves: a process is killed at any of its calls on files, an engine ends, or another
+// save begins.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -119,7 +120,8 @@ TEST_F(InterruptedSaveTest, AnEngineThatEndsFirstLetsItsSaveEnd) {
   ExpectResumes(way, 2);
 }
 
-// Only the saving thread may begin a save with carried updates, and it may wait for the other thread.
+// Only the saving thread may begin a save with carried updates, and it may wait for the other
+// thread.
 TEST_F(InterruptedSaveTest, AWaitOnAnotherThreadBeforeTheSaveBeginsIsAnError) {
   const Way way = {.world = 2, .stage = 3, .tier = Tier::kNvme, .prefetch_depth = 0};
   ASSERT_EQ(RunWay(

@@ -1,5 +1,6 @@
-// A checkpoint of three or four ranks is loaded by any number of ranks, at any stage, tier and shard group. Masters
-// and states agree to the bit, and each rank has read only the blocks with its values.
+// A checkpoint of three or four ranks is loaded by any number of ranks, at any stage, tier and
+// shard group. Masters and states agree to the bit, and each rank has read only the blocks with its
+// values.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

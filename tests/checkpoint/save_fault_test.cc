@@ -1,6 +1,6 @@
-// Each call of a save on a file fails once. And for each call, it and all later calls fail once. The error is every
-// rank's and names the file. The checkpoint before is whole, the next save succeeds, and training has the bits of a run
-// without failures. The same holds for a load.
+// Each call of a save on a file fails once. And for each call, it and all later calls fail once.
+// The error is every rank's and names the file. The checkpoint before is whole, the next save
+// succeeds, and training has the bits of a run without failures. The same holds for a load.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -1,4 +1,5 @@
-// A file of any size holds the appended bytes, through every way to the disk, and reading ahead returns those bytes.
+// A file of any size holds the appended bytes, through every way to the disk, and reading ahead
+// returns those bytes.
 #include "ebb/runtime/checkpoint/streamed_file.h"
 
 #include <gtest/gtest.h>

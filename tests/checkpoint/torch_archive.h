@@ -1,5 +1,5 @@
-// Writes files in torch.save's format, so that tests of readers need no torch and can use files that torch would not
-// write.
+// Writes files in torch.save's format, so that tests of readers need no torch and can use files
+// that torch would not write.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Files of torch.save: archives, pickles and tensors, as torch writes them and as other programs may write them.
+// Files of torch.save: archives, pickles and tensors, as torch writes them and as other programs
+// may write them.
 #include "ebb/runtime/checkpoint/torch_file.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
-// DeepSpeed's universal folders. A run that is imported from one goes on with the same bits, and errors name files that
-// are not read. Files of torch itself: universal_folder_test.py.
+// DeepSpeed's universal folders. A run that is imported from one goes on with the same bits, and
+// errors name files that are not read. Files of torch itself: universal_folder_test.py.
 #include "ebb/runtime/checkpoint/universal_folder.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,6 @@
-// Headers, manifests, indexes and files of torch with random changes, from a fixed seed. Each is refused, or its ranges
-// lie in its file. The sanitizers' presets run this test, too. EBB_FULL=1: 100 times as many.
+// Headers, manifests, indexes and files of torch with random changes, from a fixed seed. Each is
+// refused, or its ranges lie in its file. The sanitizers' presets run this test, too. EBB_FULL=1:
+// 100 times as many.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -24,7 +25,8 @@ int Rounds() {
   return std::getenv("EBB_FULL") != nullptr ? 2'000'000 : 20'000;
 }
 
-// A few bytes changed, put in, taken out or doubled; also what parsers take for structure and large numbers.
+// A few bytes changed, put in, taken out or doubled; also what parsers take for structure and large
+// numbers.
 std::string Mutated(std::string text, std::mt19937& random) {
   static const std::vector<std::string> kPieces = {"{",
                                                    "}",

@@ -1,4 +1,5 @@
-// Ways to train the toy model, for tests of checkpoints: any of them can load what any other one saves.
+// Ways to train the toy model, for tests of checkpoints: any of them can load what any other one
+// saves.
 #pragma once
 
 #include <gtest/gtest.h>

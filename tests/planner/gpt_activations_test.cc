@@ -78,7 +78,8 @@ TEST(Activations, AreWhatGptTakesOnAGpu) {
                                                    .vocabulary = c.vocabulary});
     const auto counted = static_cast<double>(work.spec.workspace_bytes - of_products);
     const Activations modelled = *ActivationsOf(ModelOf(c), PassOf(c));
-    // gpt's chunks of logits are whole tiles of 256 rows, which need not fit in a narrow block's scratch.
+    // gpt's chunks of logits are whole tiles of 256 rows, which need not fit in a narrow block's
+    // scratch.
     const auto tile = static_cast<double>(256 * c.vocabulary * SizeOf(c.dtype));
     EXPECT_NEAR(static_cast<double>(modelled.workspace()), counted, 0.02 * counted + tile)
         << c.layers << " layers, width " << c.width;

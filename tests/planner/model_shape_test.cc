@@ -332,7 +332,8 @@ TEST_F(SafetensorsModelTest, TensorsOfSeveralDTypesAreCountedAsTheyAre) {
     return bytes;
   };
   constexpr uint64_t kTrained = 2 * 65536 + 256 * 64 + 4096, kRouter = 4096, kBase = 4 * 4096;
-  // The router keeps fp32 and is its own master, the base keeps its bytes, a double gets the compute dtype.
+  // The router keeps fp32 and is its own master, the base keeps its bytes, a double gets the
+  // compute dtype.
   std::map<StateClass, uint64_t> bytes = counted(DType::kBFloat16);
   EXPECT_EQ(bytes[StateClass::kParameter], 2 * kTrained + 4 * kRouter + kBase);
   EXPECT_EQ(bytes[StateClass::kMaster], 4 * kTrained);

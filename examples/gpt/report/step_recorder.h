@@ -12,9 +12,9 @@ namespace ebb::gpt {
 
 // Takes the reports of steps into the history, with the time that each step took, and shows them.
 //
-// The traffic is that of the first steady step. Two updates were applied around it: its own, and the one of the step
-// before, which runs in it. Without such a step it is the last step's. The step's report says whether its update was
-// applied, and may come a step later.
+// The traffic is that of the first steady step. Two updates were applied around it: its own, and
+// the one of the step before, which runs in it. Without such a step it is the last step's. The
+// step's report says whether its update was applied, and may come a step later.
 class StepRecorder {
  public:
   // `progress` is null on all ranks but 0, which reports for all.

@@ -1,4 +1,5 @@
-// ebb-checkpoint: looks at checkpoints, compares them, and converts them from and to Hugging Face's safetensors files.
+// ebb-checkpoint: looks at checkpoints, compares them, and converts them from and to Hugging Face's
+// safetensors files.
 #include <cstdio>
 #include <exception>
 #include <functional>

@@ -21,7 +21,8 @@ struct Arguments {
   std::string write_file = "", trace_file = "", svg_file = "";  // "": not written
 };
 
-// Either arguments, or a text to print with an exit code: 0 after --help and --list, 2 for a wrong command line.
+// Either arguments, or a text to print with an exit code: 0 after --help and --list, 2 for a wrong
+// command line.
 struct CommandLine {
   std::optional<Arguments> arguments = {};
   std::string text = "";

@@ -1,4 +1,5 @@
-// ebb-plan: predicts the memory and the time of training a model on a machine, without that machine.
+// ebb-plan: predicts the memory and the time of training a model on a machine, without that
+// machine.
 #include <cstdio>
 #include <exception>
 #include <new>
