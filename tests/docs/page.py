@@ -12,7 +12,7 @@ The word behind a fence says what a block is, and so what is done with it:
   (nothing)     output or a picture. After a first line "$ COMMAND" it is what COMMAND prints; "..." stands for any text
   KIND not run: REASON
 
-Any other fence is an error, and so is a link to a page or a heading that is not there.
+Any other fence is an error, and so is a link to a page or a heading that is not there, or a block that runs for five minutes.
 """
 
 import argparse
@@ -20,10 +20,12 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
 TINY = "--steps 2 --layers 1 --heads 2 --width 32 --context 16 --vocabulary 256 --batch 1 --threads 1 --data my.txt"
+LIMIT_SECONDS = 300  # a rank that waits for another one in vain would take 600
 PREDICTS = "--predict --show-plan --show-plan=operations --explain-config --help --version"
 
 
@@ -56,6 +58,19 @@ def dead_links(page):
             yield f"{target}#{heading}"
 
 
+def run_within_limit(command, folder, environment):
+    """Exit status and output. At the limit all processes of the command are killed, those in the background too."""
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          start_new_session=True) as process:
+        try:
+            printed, _ = process.communicate(timeout=LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            printed, _ = process.communicate()
+            raise ValueError(f"it had not ended after {LIMIT_SECONDS} s:\n{printed}") from None
+    return process.returncode, printed
+
+
 def executable(path, text):
     path.write_text(text)
     path.chmod(0o755)
@@ -86,7 +101,10 @@ class Page:
                    "#!/bin/sh\nwhile [ $# -gt 0 ] && [ \"$1\" != --target ]; do shift; done\n[ $# -eq 0 ] || shift\n"
                    "for target; do ls build/release/bin/\"$target\" || exit 1; done\n")
         self.environment["PATH"] = f"{tools}:{bin_folder}:{os.environ['PATH']}"
+        # Its scripts install no packages here.
         self.scratch.joinpath("examples").symlink_to(self.source / "examples")
+        self.scratch.joinpath("cmake").mkdir()
+        self.scratch.joinpath("cmake/packages.sh").write_text("install_packages() { :; }\n")
         shutil.copy(self.source / "LICENSE", self.scratch / "my.txt")
         shutil.copy(self.source / "examples/gpt/config.json", self.scratch / "ds_config.json")
         self.run("gpt --ranks 1 --export gpt2-folder --save runs/a && cp -r runs/a runs/b\n"
@@ -94,17 +112,15 @@ class Page:
 
     def run(self, commands):
         """Output of commands, of which none may fail."""
-        result = subprocess.run(["bash", "-euo", "pipefail", "-c", commands], cwd=self.scratch, env=self.environment,
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if result.returncode != 0:
-            raise ValueError(f"exit status {result.returncode}:\n{result.stdout}")
-        return result.stdout
+        status, printed = run_within_limit(["bash", "-euo", "pipefail", "-c", commands], self.scratch, self.environment)
+        if status != 0:
+            raise ValueError(f"exit status {status}:\n{printed}")
+        return printed
 
     def shows(self, command, expected):
         """What the command prints has the expected text, blanks apart."""
         environment = dict(self.environment, PATH=f"{self.programs}:{os.environ['PATH']}")
-        printed = subprocess.run(["bash", "-c", command], cwd=self.scratch, env=environment, stdout=subprocess.PIPE,
-                                 stderr=subprocess.STDOUT, text=True).stdout
+        _, printed = run_within_limit(["bash", "-c", command], self.scratch, environment)
         rest = " ".join(printed.split())
         for part in re.split(r"(?<!\.)\.\.\.(?!\.)", expected):
             part = " ".join(part.split())
