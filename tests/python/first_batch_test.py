@@ -146,7 +146,7 @@ def _two_engines():
     model = Blocks()
     engine = ebb.initialize(model, config())
     refused(lambda: ebb.initialize(model, config()), "has an engine", "ALREADY_EXISTS")
-    refused(lambda: ebb.initialize(model.head, config()), "'weight' is another engine's already, as 'head.weight'", "ALREADY_EXISTS")
+    refused(lambda: ebb.initialize(model.head, config()), "another engine has parameter 'weight' already, as 'head.weight'", "ALREADY_EXISTS")
     refused(lambda: ebb.initialize(nn.Sequential(nn.Linear(8, 8), model.blocks[1]), config()), "'1.weight'", "ALREADY_EXISTS")
     train(model, engine)
     engine.close()

@@ -264,7 +264,7 @@ def _dtypes():
     ebb.initialize(model, settings(bf16={"enabled": True})).close()
     assert said == [
         ("INFO", "parameters of torch.float32 are computed in torch.bfloat16, and updated in torch.float32"),
-        ("WARNING", "frozen parameters are stored in torch.bfloat16 alone, and so rounded: blocks.1.weight, blocks.1.bias"),
+        ("WARNING", "frozen parameters are rounded to torch.bfloat16, because they have no master: blocks.1.weight, blocks.1.bias"),
     ]
     values = []
     for scale in (1024, 65536):  # the latter is no number of fp16

@@ -228,7 +228,7 @@ def _refusals():
     model = mlp()
     engine = ebb.initialize(model, config())
     refused(lambda: engine.step(), "without a forward")
-    refused(lambda: engine.backward(torch.ones((), requires_grad=True)), "comes from no forward")
+    refused(lambda: engine.backward(torch.ones((), requires_grad=True)), "without a forward of the model")
     loss = (model(x) - y).square().mean()
     refused(lambda: torch.autograd.grad(loss, list(model.parameters()), create_graph=True), "create_graph")
     engine.drop()

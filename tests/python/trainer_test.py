@@ -234,7 +234,7 @@ def _contradictions(folder):
     assert made["train_batch_size"] == 8 and made["gradient_clipping"] == 1.0
     assert made["scheduler"]["params"] == {"warmup_num_steps": 10, "total_num_steps": 100, "warmup_max_lr": 3e-4}
     assert made["optimizer"]["params"] == {"betas": [0.9, 0.999]}
-    with pytest.raises(ebb.Error, match="'gradient_clipping' is 0.5, and max_grad_norm says 1.0; 'optimizer.params.lr' is 0.1") as caught:
+    with pytest.raises(ebb.Error, match="'gradient_clipping' is 0.5, but max_grad_norm is 1.0; 'optimizer.params.lr' is 0.1") as caught:
         filled({"gradient_clipping": 0.5, "optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}, args, 100)
     assert caught.value.code == "INVALID_ARGUMENT"
     with pytest.raises(ebb.Error, match="total_num_steps' is \"auto\""):

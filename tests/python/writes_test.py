@@ -10,7 +10,7 @@ from training import SGD, config, squared_error, vector_batches
 import ebb
 
 BATCHES = vector_batches(3, 2)
-WRITTEN = r"'{}' was written to by the trainer's own code.*engine.write"
+WRITTEN = r"the trainer's own code has written to '{}'.*engine.write"
 
 
 class Gated(nn.Module):

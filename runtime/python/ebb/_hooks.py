@@ -100,7 +100,7 @@ class Walk:
         self.counts = [0] * len(units)
         self.pending: list[list[Visit]] = [[] for _ in units]
         self.resident_visits: list[Visit] = []
-        # Whose saved tensors are watched: all at first; later those whose backward began with one of them.
+        # The units that have their saved tensors watched: all at first; later those with a backward that began with a saved tensor.
         self.watch_saved = {unit.index for unit in units if not unit.keep_whole}
         self.saved_began: set[int] = set()
         self.saved_hooks: Any = None  # those that are pushed now
@@ -134,7 +134,7 @@ class Walk:
             return
         self.check_whole()
         if self.backward is not None:
-            raise Error(f"'{unit.name}' runs forward, and the backward before it ended with an error: call drop() to go on")
+            raise Error(f"'{unit.name}' runs forward, but the backward before it ended with an error: call drop() to go on")
         self.settle()
         trains = torch.is_grad_enabled()
         in_step = trains or self.in_round or _under_reentrant_checkpoint()
@@ -193,7 +193,7 @@ class Walk:
                 self._watch_node(visit, tensor._base.grad_fn)
 
     def _watch_node(self, visit: Visit, node: Any) -> None:
-        # One that is older passes through: it belongs to the unit that made it.
+        # An older node is not watched, because it belongs to the unit that made it.
         if node is not None and node._sequence_nr() >= visit.first_node:
             node.register_prehook(functools.partial(self._reached, visit))
 
@@ -273,7 +273,7 @@ class Walk:
         self._close_recompute()
         pending = self.pending[unit.index]
         if not pending:
-            raise Error(f"'{unit.name}' is computed again in backward, and no backward of it is to come")
+            raise Error(f"'{unit.name}' is computed again in backward, but all its backwards are over")
         if self._in_checkpoint():  # a reentrant one: the backward of what it computes follows at once
             self._backward_begins(pending[-1])
             return

@@ -207,7 +207,7 @@ def _load() -> ctypes.CDLL:
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
     if loaded.ebb_abi() != ABI:
-        raise ImportError(f"ebb: {path} has ABI {loaded.ebb_abi()}, and this package is for ABI {ABI}")
+        raise ImportError(f"ebb: {path} has ABI {loaded.ebb_abi()}, but this package needs ABI {ABI}: install both from one source")
     return loaded
 
 

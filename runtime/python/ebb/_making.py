@@ -90,6 +90,7 @@ def initialize(
         _keep_memory_of_steps()
     return engine
 
+
 def _described(model: nn.Module, config: Config, world: int, units: UnitsArgument, example: Any, resident: Iterable[str]) -> tuple[Model, str]:
     divided, order = units_and_order(model, units, example, resident, torch.device("cpu"))
     text = config_text(config)
@@ -129,7 +130,7 @@ def _keep_memory_of_steps() -> None:
 def _device_of(model: nn.Module) -> torch.device:
     kinds = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
     if len(kinds) > 1:
-        raise Error(f"the parameters are on several devices, {', '.join(sorted(map(str, kinds)))}: say which, device=", "INVALID_ARGUMENT")
+        raise Error(f"the parameters are on several devices, {', '.join(sorted(map(str, kinds)))}: choose one with device=", "INVALID_ARGUMENT")
     return kinds.pop() if kinds else torch.device("cpu")
 
 
@@ -164,7 +165,7 @@ def _refuse(model: nn.Module) -> None:
             raise Error(f"'{path or kind}' is a script of torch.jit", "UNIMPLEMENTED")
     for name, parameter in model.named_parameters():
         if getattr(parameter, "_ebb_name", None) is not None:
-            raise Error(f"parameter '{name}' is another engine's already, as '{parameter._ebb_name}': close() that one first", "ALREADY_EXISTS")
+            raise Error(f"another engine has parameter '{name}' already, as '{parameter._ebb_name}': close() that engine first", "ALREADY_EXISTS")
     for name, buffer in model.named_buffers():
         if buffer.is_meta:
             raise Error(f"buffer '{name}' is on the meta device: make the model under ebb.empty_parameters(), which leaves buffers real")
@@ -182,7 +183,8 @@ def _say_dtypes(model: nn.Module, dtype_of) -> None:
     ]
     if rounded:
         computed = dtype_of(cast[rounded[0]])
-        log.warning("frozen parameters are stored in %s alone, and so rounded: %s", computed, ", ".join(rounded[:5]) + (", ..." if rounded[5:] else ""))
+        names = ", ".join(rounded[:5]) + (", ..." if rounded[5:] else "")
+        log.warning("frozen parameters are rounded to %s, because they have no master: %s", computed, names)
 
 
 def _move_compilation(units: Sequence[Unit]) -> None:

@@ -73,8 +73,8 @@ class _Record:
         self.visits: list[Visit] = []
         self.events: list[tuple[int, int, int]] = []
         self.fakes: dict[int, torch.Tensor] = {}  # by the id of a parameter
-        self.hidden: dict[int, str] = {}  # names, by the id of the fake, of those whose unit is not open
-        self.outside: dict[str, None] = {}  # names that were used nevertheless
+        self.hidden: dict[int, str] = {}  # parameters of closed units: the name, by the id of the fake
+        self.outside: dict[str, None] = {}  # names that were used while their unit was closed
 
     def hide(self, unit: Unit) -> None:
         if not unit.keep_whole:
@@ -127,7 +127,7 @@ class _Record:
         for number in last.values():
             visits[number].gradients = True
         for number, visit in enumerate(visits):
-            # Its output was thrown away. What a step leaves out is declared all the same.
+            # The loss does not depend on its output, so it has no backward. It is declared, because a step may leave it out.
             if visit.unit not in last and _is_trainable(self.visits[number].unit):
                 last[visit.unit] = number
                 visit.backward = visit.gradients = True
@@ -169,7 +169,8 @@ def order_of(model: nn.Module, units: list[Unit], example: Any, device: torch.de
         except Exception as error:  # what a model may raise for tensors without values
             failure = error
     log.warning(
-        "the order of visits is that of registration, as the model does not run with fake tensors: %s: %s", type(failure).__name__, failure
+        "the order of units is the order in which the model registers them, because it does not run with fake tensors: %s: %s",
+        type(failure).__name__, failure
     )
     return of_registration(model, units)
 
@@ -182,7 +183,7 @@ def units_and_order(
     divided = divide(model, units, kept)
     order = order_of(model, divided, example, device)
     if order.outside:
-        log.info("kept whole, as they are used outside of their module: %s", ", ".join(order.outside))
+        log.info("kept whole, because they are used outside of their module: %s", ", ".join(order.outside))
         divided = divide(model, units, kept + [re.escape(name) for name in order.outside])
         order = order_of(model, divided, example, device)
     return divided, order
@@ -267,7 +268,7 @@ def loss_of(output: Any) -> torch.Tensor | None:
 
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_LIBRARIES = ("torch", "transformers", "peft")  # whose hooks are part of how a model computes
+_LIBRARIES = ("torch", "transformers", "peft")  # their hooks are part of how a model computes
 
 
 @contextlib.contextmanager
@@ -297,8 +298,8 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
         for name, value in module.__dict__.items():
             if _has_fake(value):
                 raise Error(
-                    f"'{name}' of '{path}' keeps a tensor without values from the forward that shows the order of visits: call the model once "
-                    "before ebb.initialize, so that it has a true one, or keep it in an attribute of a module"
+                    f"'{name}' of '{path}' keeps a tensor without values from the forward that shows the order of units: call the model once "
+                    "before ebb.initialize, so that it keeps a real tensor, or keep the tensor in an attribute of a module"
                 )
 
 

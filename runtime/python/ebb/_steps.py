@@ -52,7 +52,7 @@ class Steps:
         self.begun_with_sums = False
         self.given: Rates = []
         self._scope = c_int64()
-        self._taken: tuple[int, int] | None = None  # the unit whose gradients the backward scope behind it takes
+        self._taken: tuple[int, int] | None = None  # a unit, and the open backward scope that takes its gradients
         self.handles = [
             parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulated, unit, i))
             for unit in units if not unit.keep_whole
@@ -70,9 +70,9 @@ class Steps:
                 self._begin_step()
             elif self.backwards >= self.accumulation:
                 raise Error(
-                    f"a forward with gradients behind {self.backwards} backward(s) of one step, which has as many as "
-                    f"gradient_accumulation_steps, {self.accumulation}. Call step() first; or set gradient_accumulation_steps to the number of "
-                    "backwards, with a step() behind each; or forget gradients that another model's loss has left here by zero_grad() or drop()"
+                    f"a forward with gradients after {self.backwards} backward(s) of one step, but gradient_accumulation_steps is "
+                    f"{self.accumulation}. Call step() after each backward, and set gradient_accumulation_steps to the number of backwards in a "
+                    "step. If another model's loss has left gradients here, drop them with zero_grad() or drop()"
                 )
         elif not self.in_evaluation:
             check(library.ebb_evaluation_begin(self.memory.handle))

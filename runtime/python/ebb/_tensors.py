@@ -26,7 +26,7 @@ class Memory:
 
     def check_process(self) -> None:
         if os.getpid() != self.process:
-            raise Error("this process was forked from the engine's, and has none of its threads: call the engine in the parent")
+            raise Error("this process was forked from the engine's process, and has no threads of the engine: call the engine in the parent process")
 
     def close(self) -> int:
         self.closed = True
@@ -125,8 +125,8 @@ class Slots:
         if self.versions[i] is not None:
             self.versions[i] = parameter._version
         raise Error(
-            f"'{parameter._ebb_name}' was written to by the trainer's own code, which the engine does not see: "
-            "engine.write(name, tensor) gives it a value, between steps and on every rank"
+            f"the trainer's own code has written to '{parameter._ebb_name}', but the engine does not see that: "
+            "set it with engine.write(name, tensor), between steps and on every rank"
         )
 
 

@@ -183,8 +183,8 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
         raise Error(f"parameter '{name}' is a {type(parameter.data).__name__}: tensor subclasses are not sharded", "UNIMPLEMENTED")
     if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8):
         raise Error(
-            f"parameter '{name}' is {parameter.dtype}: floating-point numbers of 16, 32 and 64 bits and bytes (torch.uint8) are sharded, no "
-            "others. A frozen parameter of another type can be kept as bytes, by view(torch.uint8)", "UNIMPLEMENTED"
+            f"parameter '{name}' is {parameter.dtype}: only floating-point numbers of 16, 32 and 64 bits and bytes (torch.uint8) can be "
+            "sharded. Give a frozen parameter of another type as bytes, with view(torch.uint8)", "UNIMPLEMENTED"
         )
     if parameter.numel() == 0:
         raise Error(f"parameter '{name}' has no elements", "INVALID_ARGUMENT")

@@ -140,7 +140,7 @@ class Engine:
         if loss.numel() != 1:
             raise Error(f"the loss has the shape {list(loss.shape)}: backward takes a scalar", "INVALID_ARGUMENT")
         if not self._steps.in_step:
-            raise Error("backward() of a loss that comes from no forward of the model with gradients since the last step()")
+            raise Error("backward() without a forward of the model with gradients since the last step()")
         self._walk.check_whole()
         self._walk.settle()
         self._steps.finish_evaluation()
@@ -413,7 +413,7 @@ class Engine:
     def _between_steps(self, call: str) -> None:
         self._between_forwards()
         if self._steps.in_step:
-            raise Error(f"{call}() within a step: call it behind step(), or drop() the step")
+            raise Error(f"{call}() within a step: call it after step(), or drop() the step")
 
     def _named(self, name: str) -> str:
         found = self._aliases.get(name)
@@ -426,16 +426,16 @@ class Engine:
             return
         self._is_order_known = True
         order = self._observed(Call(arguments, keywords))
-        if order.outside and not self._checks_reads:  # else the forward behind it names the operator and the line, too
+        if order.outside and not self._checks_reads:  # with check=True the forward that follows also names the operator and the line
             raise Error(f"'{order.outside[0]}' is used outside of its module: name it in resident=, or give initialize this batch, example=")
-        # With other ranks in any case: reorder() compares what they have seen, and names a difference.
+        # With several ranks it is always called: reorder() compares the orders of all ranks, and names a difference.
         if self.world.size > 1 or order.seen and (order.visits, order.events) != (self.order.visits, self.order.events):
             self._between_steps("reorder")
             self._adopt(order)
 
     def _observed(self, example: Any) -> Order:
         self._walk.settle()
-        self._walk.is_paused = True  # and not detached: torch may be in the midst of the model's hooks, which would be called all the same
+        self._walk.is_paused = True  # not detached: torch may be calling the model's hooks now, and would call detached ones too
         try:
             return order_of(self.model, self.units, example, self.device, is_whole=False)
         finally:

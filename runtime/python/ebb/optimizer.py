@@ -47,7 +47,7 @@ class Optimizer(torch.optim.Optimizer):
     def rates(self) -> list[tuple[str, float, float | None]]:
         if self._momenta and [_momentum(group) for group in self.param_groups] != self._momenta:
             log.warning("the momentum stays that of the configuration: give the scheduler cycle_momentum=False")
-            self._momenta = []  # said once
+            self._momenta = []  # logged once
         now = [(group["lr"], group["weight_decay"]) for group in self.param_groups]
         if not self._is_driven and now == self._of_json:
             return []
@@ -94,8 +94,8 @@ def refuse_other_optimizers() -> None:
             for parameter in group["params"]:
                 if getattr(parameter, "_ebb_name", None) is not None:
                     raise Error(
-                        f"{type(optimizer).__name__}.step(): '{parameter._ebb_name}' is updated by the engine, whose optimizer the "
-                        "configuration says: call engine.step(), and give schedulers engine.optimizer"
+                        f"{type(optimizer).__name__}.step(): the engine updates '{parameter._ebb_name}', with the optimizer of the "
+                        "configuration: call engine.step(), and give schedulers engine.optimizer"
                     )
 
     from torch.optim.optimizer import register_optimizer_step_pre_hook

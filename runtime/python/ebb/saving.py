@@ -94,7 +94,7 @@ def load_state_dict(engine: "Engine", values: Mapping[str, torch.Tensor], strict
     missing = [key for key in known if key not in values]
     unexpected = [key for key in values if key not in known]
     if strict and (missing or unexpected):
-        raise Error(f"load_state_dict: missing {missing[:5]}, not of the model {unexpected[:5]}", "INVALID_ARGUMENT")
+        raise Error(f"load_state_dict: missing are {missing[:5]}, and the model has no {unexpected[:5]}", "INVALID_ARGUMENT")
     of_parameters: dict[str, torch.Tensor] = {}
     key_of: dict[str, str] = {}
     given = {key: tensor for key, tensor in known.items() if key in values}
@@ -118,7 +118,7 @@ def load_state_dict(engine: "Engine", values: Mapping[str, torch.Tensor], strict
 def write(engine: "Engine", values: Mapping[str, torch.Tensor]) -> None:
     """Sets parameters by their fp32 masters. Parameters that are not named keep their values, which are read and written again."""
     if engine._steps.in_step:
-        raise Error("parameters are written between steps: behind step(), or after drop()")
+        raise Error("parameters can be written only between steps: after step() or drop()")
     given: dict[int, torch.Tensor] = {}
     for name, value in values.items():
         shape = engine._parameters[name].shape
@@ -172,7 +172,7 @@ def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype:
         raise Error("save_pretrained: nothing is trainable", "INVALID_ARGUMENT")
     writes = engine.world.rank == 0
     stem = "adapter_model" if trainable_only and adapter else "model"
-    failure: Exception | None = None  # of rank 0; the calls of other ranks have their counterpart all the same
+    failure: Exception | None = None  # of rank 0, which nevertheless makes all the collective calls
 
     def attempt(call: Any, *arguments: Any) -> Any:
         nonlocal failure

@@ -119,7 +119,7 @@ class Trainer(transformers.Trainer):
         self.engine = initialize(self.model, settings, device=device, **options)
         self.engine.sums_micro_batches = True  # training_step() divides the loss
         if self.engine.optimizer is not None:
-            # The loop says when a step ends, the uneven one of an epoch's end as well.
+            # The loop decides when a step ends, also the shorter last step of an epoch.
             self.engine.optimizer._step = functools.partial(self.engine.step, now=True)
 
     def create_optimizer(self, *arguments: Any, **keywords: Any) -> torch.optim.Optimizer:
@@ -170,7 +170,8 @@ class Trainer(transformers.Trainer):
         super()._save_optimizer_and_scheduler(output_dir)  # rates and the schedule; states are the engine's
         folder = os.path.join(output_dir, _FOLDER)
         if self.args.should_save:
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that went on from an earlier step, as transformers overwrites its files
+            # A run that went on from an earlier step replaces this checkpoint, as transformers overwrites its own files.
+            shutil.rmtree(folder, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         self.engine.save(folder)
 
@@ -235,12 +236,12 @@ def filled(stated: Mapping[str, Any], args: transformers.TrainingArguments, step
             node = node.get(name, {})
         if node.get(last) == "auto":
             if value is None:
-                raise Error(f"'{key}' is \"auto\", and the number of steps is not known before train(): give a number", "INVALID_ARGUMENT")
+                raise Error(f"'{key}' is \"auto\", but the number of steps is not known before train(): give a number", "INVALID_ARGUMENT")
             node[last] = value
         elif last in node and argument is not None and value is not None and node[last] != value:
-            contradictions.append(f"'{key}' is {node[last]}, and {argument} says {value}")
+            contradictions.append(f"'{key}' is {node[last]}, but {argument} is {value}")
     if contradictions:
-        raise Error("the JSON and TrainingArguments differ: " + "; ".join(contradictions) + '. Say "auto" in the JSON', "INVALID_ARGUMENT")
+        raise Error("the JSON and TrainingArguments differ: " + "; ".join(contradictions) + '. Write "auto" in the JSON', "INVALID_ARGUMENT")
     return made
 
 
