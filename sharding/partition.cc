@@ -102,8 +102,8 @@ absl::StatusOr<Section> Partition(const ModelSpec& model, std::span<const Parame
   return absl::InvalidArgumentError(
       absl::StrCat("parameter '", parameter.name, "': cutting it only at multiples of ",
                    parameter.cut_rows, " rows would pad its unit by more than 5% over ", shards,
-                   " ranks; use fewer cut_rows, or give it a unit of its own with a number of row "
-                   "groups that the ranks divide"));
+                   " ranks; use fewer cut_rows, or give it a unit of its own in which the number "
+                   "of row groups is a multiple of the ranks"));
 }
 
 }  // namespace ebb::sharding

@@ -77,7 +77,8 @@ absl::StatusOr<int64_t> BytesOfRegularFile(int descriptor, std::string_view path
   struct stat file = {};
   if (fstat(descriptor, &file) != 0) return FileError("reading the size of", path, errno);
   if (!S_ISREG(file.st_mode))
-    return absl::InvalidArgumentError(absl::StrCat("'", std::string(path), "' is no regular file"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", std::string(path), "' is not a regular file"));
   return static_cast<int64_t>(file.st_size);
 }
 

@@ -240,7 +240,7 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& path) {
   }
   if (names.empty())
     return absl::NotFoundError(absl::StrCat("there is no checkpoint in '", path, "'"));
-  return absl::DataLossError(absl::StrCat("no checkpoint in '", path, "' is whole", why));
+  return absl::DataLossError(absl::StrCat("no checkpoint in '", path, "' is complete", why));
 }
 
 std::string WholeCheckpointBefore(const std::string& checkpoint) {

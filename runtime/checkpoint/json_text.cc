@@ -19,7 +19,7 @@ absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, int levels
     return depth <= levels_max;
   };
   Json json = Json::parse(text.begin(), text.end(), watch, /*allow_exceptions=*/false);
-  if (json.is_discarded() || !json.is_object()) return absl::DataLossError("is no JSON object");
+  if (json.is_discarded() || !json.is_object()) return absl::DataLossError("is not a JSON object");
   if (deep) return absl::DataLossError("is nested too deeply");
   if (twice) return absl::DataLossError("has a name twice");
   return json;

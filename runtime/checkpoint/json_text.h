@@ -9,7 +9,7 @@
 
 namespace ebb {
 
-// Parses an object. The message of kDataLoss is a text to follow "it ": "is no JSON object".
+// Parses an object. The message of kDataLoss is a text to follow "it ": "is not a JSON object".
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, int levels_max);
 
 }  // namespace ebb

@@ -71,12 +71,12 @@ class Fields {
     if (value.is_number_unsigned() &&
         value.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
       return static_cast<int64_t>(value.get<uint64_t>());
-    Fail(absl::StrCat("\"", key, "\" is no count"));
+    Fail(absl::StrCat("\"", key, "\" is not a count"));
     return 0;
   }
   double Number(const Json& value, const char* key) {
     if (value.is_number()) return value.get<double>();
-    Fail(absl::StrCat("\"", key, "\" is no number"));
+    Fail(absl::StrCat("\"", key, "\" is not a number"));
     return 0;
   }
 

@@ -17,7 +17,7 @@ absl::StatusOr<std::map<std::string, std::string>> ParseModelIndex(const std::st
                                                                    std::string_view ending) {
   const auto bad = [&](std::string_view what) {
     return absl::DataLossError(
-        absl::StrCat("'", path, "' is no index of a model's files: ", std::string(what)));
+        absl::StrCat("'", path, "' is not an index of a model's files: ", std::string(what)));
   };
   const absl::StatusOr<Json> parsed = ParseJsonObject(text, /*levels_max=*/16);
   if (!parsed.ok()) return bad(absl::StrCat("it ", parsed.status().message()));

@@ -36,8 +36,8 @@ int64_t BytesOf(std::string_view dtype) {
 }
 
 absl::Status Bad(std::string_view path, std::string_view what) {
-  return absl::DataLossError(
-      absl::StrCat("'", std::string(path), "' is no whole safetensors file: ", std::string(what)));
+  return absl::DataLossError(absl::StrCat(
+      "'", std::string(path), "' is not a complete safetensors file: ", std::string(what)));
 }
 
 // A name as a message may show it.
@@ -65,7 +65,7 @@ absl::StatusOr<StoredTensor> ParseTensor(const std::string& name, const Json& en
     return bad("it has other fields than dtype, shape and data_offsets");
   const Json &dtype = entry["dtype"], &shape = entry["shape"], &offsets = entry["data_offsets"];
   if (!dtype.is_string() || !shape.is_array() || !offsets.is_array() || offsets.size() != 2)
-    return bad("its dtype is no name, its shape is no list, or its offsets are no pair");
+    return bad("its dtype is not a name, its shape is not a list, or its offsets are not a pair");
   StoredTensor tensor{.name = name, .dtype = dtype.get<std::string>(), .shape = {}};
   const int64_t element = BytesOf(tensor.dtype);
   if (element == 0) return bad(absl::StrCat("unknown dtype ", Shown(tensor.dtype)));
@@ -120,7 +120,7 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view text, 
   if (data_bytes < 0) return Bad(path, "it ends within its header");
   for (const auto& [name, entry] : json.items()) {
     if (name == kMetadata) {
-      if (!entry.is_object()) return Bad(path, "its metadata is no JSON object");
+      if (!entry.is_object()) return Bad(path, "its metadata is not a JSON object");
       for (const auto& [key, value] : entry.items()) {
         if (!value.is_string())
           return Bad(path, absl::StrCat("its metadata ", Shown(key), " is no string"));

@@ -56,7 +56,7 @@ absl::Status StoredValues::AddFile(int rank, bool own) {
     };
     const std::optional<SliceName> slice = ParseSliceName(tensor.name);
     const std::optional<DType> dtype = DTypeOfSafetensors(tensor.dtype);
-    if (!slice || !dtype) return bad("is no slice of a parameter");
+    if (!slice || !dtype) return bad("is not a slice of a parameter");
     if (tensor.bytes() % SizeOf(*dtype) != 0 ||
         tensor.bytes() / SizeOf(*dtype) != slice->end - slice->begin)
       return bad("has another size than its name says");

@@ -213,11 +213,11 @@ absl::StatusOr<TorchTensor> TorchFile::TensorOf(const PickleValue& value,
 absl::StatusOr<double> TorchFile::NumberOf(const PickleValue& value, std::string_view name) const {
   if (value.kind == Kind::kInt) return static_cast<double>(value.integer);
   if (value.kind == Kind::kFloat) return value.real;
-  if (!IsTensor(value)) return Refuse(name, "is no number");
+  if (!IsTensor(value)) return Refuse(name, "is not a number");
   EBB_ASSIGN_OR_RETURN(const TorchTensor tensor, TensorOf(value, name));
   int64_t elements = 1;
   for (const int64_t size : tensor.shape) elements *= size;
-  if (elements != 1) return Refuse(name, "is no single number");
+  if (elements != 1) return Refuse(name, "is not a single number");
   const auto read = [&](auto number) -> absl::StatusOr<double> {
     EBB_RETURN_IF_ERROR(
         ReadAt(file_.get(), path_, tensor.at, std::as_writable_bytes(std::span(&number, 1))));

@@ -66,7 +66,7 @@ class UniversalFolder {
 
   absl::StatusOr<std::unique_ptr<TensorSource>> Open() {
     const std::string zero = absl::StrCat(path_, "/", kZero);
-    if (!IsFolder(zero)) return Refuse(zero, "is no folder, or a link, which is not followed");
+    if (!IsFolder(zero)) return Refuse(zero, "is not a folder, or a link, which is not followed");
     EBB_ASSIGN_OR_RETURN(const std::vector<std::string> beside, NamesIn(path_));
     for (const std::string& name : beside)
       if (name.ends_with(kModelStates)) model_states_.push_back(absl::StrCat(path_, "/", name));
@@ -167,7 +167,7 @@ class UniversalFolder {
   absl::Status AddStep(const TorchFile& file, const PickleValue& value, const std::string& path) {
     EBB_ASSIGN_OR_RETURN(const double step, file.NumberOf(value, "step"));
     if (!(step >= 0 && step < kStepsMax) || step != std::floor(step))
-      return Refuse(path, absl::StrCat("has the step ", step, ", which is no count"));
+      return Refuse(path, absl::StrCat("has the step ", step, ", which is not a count"));
     const int64_t steps = static_cast<int64_t>(step);
     if (facts_.applied.value_or(steps) != steps) {
       return Refuse(path, absl::StrCat("says ", steps, " steps, but another file says ",
@@ -185,7 +185,7 @@ class UniversalFolder {
                       "has slices of tensor-parallel ranks, which ds_to_universal.py has not "
                       "merged: convert the run's checkpoint again");
       if (!file.ends_with(kTorchEnding) || file.size() == kTorchEnding.size())
-        return Refuse(absl::StrCat(folder, "/", file), "is no file of a parameter");
+        return Refuse(absl::StrCat(folder, "/", file), "is not a file of a parameter");
     }
     if (std::find(files.begin(), files.end(), kValueFile) == files.end())
       return Refuse(folder, absl::StrCat("lacks ", kValueFile, ", the parameter's values"));
@@ -345,7 +345,7 @@ absl::StatusOr<std::unique_ptr<TensorSource>> OpenUniversalFolder(const std::str
   const std::string folder = absl::StrCat(path, "/", name);
   if (!IsFolder(folder))
     return absl::NotFoundError(
-        absl::StrCat("'", latest, "' names '", folder, "', which is no folder"));
+        absl::StrCat("'", latest, "' names '", folder, "', which is not a folder"));
   return UniversalFolder(folder).Open();
 }
 

@@ -62,8 +62,8 @@ class Archive {
 
  private:
   absl::Status Bad(std::string_view what) const {
-    return absl::DataLossError(
-        absl::StrCat("'", std::string(path_), "' is no whole zip archive: ", std::string(what)));
+    return absl::DataLossError(absl::StrCat(
+        "'", std::string(path_), "' is not a complete zip archive: ", std::string(what)));
   }
   absl::StatusOr<std::string> Read(int64_t at, int64_t count) const {
     std::string bytes(static_cast<size_t>(count), '\0');

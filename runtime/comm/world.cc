@@ -28,8 +28,8 @@ absl::Status NeedsMpi(const Launch& launch, const absl::Status& mpi) {
   return absl::UnimplementedError(absl::StrCat(
       "this process, on host '", HostName(), "', is rank ", launch.rank, " of ", launch.size,
       " that ", launch.launcher, " has started on several hosts: ",
-      mpi.ok() ? "CPU ranks on several hosts need MPI, whose launcher has to start them (mpirun, "
-                 "srun --mpi=pmix). Or start all ranks on one host"
+      mpi.ok() ? "CPU ranks on several hosts need MPI. Start them with mpirun or srun --mpi=pmix, "
+                 "or start all ranks on one host"
                : mpi.message(),
       "; set MASTER_ADDR and MASTER_PORT if they are"));
 }

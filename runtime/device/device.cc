@@ -36,7 +36,7 @@ absl::StatusOr<Device> Device::FromName(std::string_view name, int local_rank, i
   if (absl::StartsWith(text, "cuda:") && absl::SimpleAtoi(text.substr(5), &ordinal))
     return Cuda(ordinal);
   return absl::InvalidArgumentError(
-      absl::StrCat("'", text, "' names no device: cpu, cuda, or cuda:N for a certain one"));
+      absl::StrCat("'", text, "' is not a device: give cpu, cuda or cuda:N (the GPU number N)"));
 }
 
 DeviceKind Device::kind() const {

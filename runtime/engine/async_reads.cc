@@ -49,8 +49,8 @@ void AsyncReads::TakeSecondPlaces() {
       sharding::LayOutSwapFiles(plan), with_.inputs->world.local_size());
   if (taken.ok()) return;
   LogWarning(absl::StrCat(
-      "Saved beside steps, states on NVMe stay in their place: updates wait until theirs "
-      "are saved. ",
+      "There is no room for second places of states on NVMe. So while a save runs beside steps, "
+      "an update waits until the save has read its states. ",
       taken.message()));
 }
 

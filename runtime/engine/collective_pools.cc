@@ -61,7 +61,7 @@ absl::Status CollectivePools::Register(const Storage& storage) {
   Deregister();
   if (inputs_.rank() == 0 && !std::exchange(logged_copies_, true)) {
     LogInfo(absl::StrCat(inputs_.options.name,
-                         ": collectives copy through buffers of NCCL's: ", any.message()));
+                         ": collectives copy through NCCL's own buffers: ", any.message()));
   }
   return absl::OkStatus();
 }

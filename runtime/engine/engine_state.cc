@@ -63,8 +63,8 @@ std::function<absl::Status()> EngineState::AsyncReadBegin() const {
     if (!waits->load()) return absl::OkStatus();
     if (std::this_thread::get_id() == thread) return state->BeginReads();
     return absl::FailedPreconditionError(
-        "the save begins behind updates of the next step, and only the thread that saves can do "
-        "these without one: wait on that thread, or once a step more has finished");
+        "the save begins after updates that the next step runs. Without a next step, only the "
+        "thread that saves can run them: wait on that thread, or after one more step");
   };
 }
 absl::StatusOr<std::span<std::byte>> EngineState::FileBuffer(int64_t bytes) {

@@ -127,8 +127,8 @@ void FragmentRunner::BringUpToDate() {
 absl::Status FragmentRunner::MayLook() const {
   if (!carries_ || !with_.progress->alive || with_.progress->evaluation) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      "state is asked for in a step that still has updates of the step before to do, as parameters "
-      "on NVMe are updated just ahead of their use: ask between steps, or after Step::Reduce");
+      "this step still has to run updates of the step before, because parameters on NVMe are "
+      "updated just before their use: ask for state between steps, or after Step::Reduce");
 }
 
 void FragmentRunner::AwaitState() {

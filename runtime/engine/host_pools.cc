@@ -49,8 +49,8 @@ absl::Status HostPools::Allocate(StateClass state, StateClass counted_as, int64_
       pool.locked = *std::move(locked);
     } else if (!std::exchange(warned_of_unlocked_, true)) {
       LogWarning(absl::StrCat(locked.status().message(),
-                              ". Going on without: copies from and to it hold up the host and are "
-                              "slower, and the system may swap it out"));
+                              ". Training goes on without the lock: copies from and to this memory "
+                              "are slower and block the host, and the system may swap it out"));
     }
   }
   pool.charge = MemoryLedger::Charge(*ledger_, counted_as, Tier::kCpu, bytes);

@@ -43,8 +43,9 @@ absl::Status AskTwice(const ModelSpec& model, Slice slice, std::span<float> valu
   return absl::InvalidArgumentError(absl::StrCat(
       "initial values of parameter '", model[slice.parameter].name, "', elements ", slice.begin,
       " to ", slice.end,
-      ": asked twice, in different cuts, the initialiser gave different values; it must be a pure "
-      "function of name and index, or EngineOptions::initial_values_of_rank_0 be set"));
+      ": the initialiser was called twice, for slices of different lengths, and gave different "
+      "values. Make it a function of name and index alone, or set "
+      "EngineOptions::initial_values_of_rank_0"));
 }
 
 }  // namespace
@@ -57,7 +58,7 @@ absl::Status CheckBytes(const ParameterSpec& parameter, std::span<const float> v
   if (wrong == values.end()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("parameter '", parameter.name, "' is bytes (ParameterSpec::compute is int8), ",
-                   "whose values are whole numbers from 0 to 255, and ", *wrong, " is none"));
+                   "so its values must be whole numbers from 0 to 255, not ", *wrong));
 }
 
 bool InitialValues::OfStates() const {

@@ -172,9 +172,9 @@ absl::Status Measuring::ChooseVerifySwap() {
   const std::string left = ClassesWithoutChecksum(files, verify);
   if (with_.inputs.rank() == 0 && !left.empty()) {
     LogInfo(absl::StrCat(with_.inputs.options.name, ": ", left,
-                         " on the disk have no checksum: what another program changes of them in "
-                         "place, or the disk returns wrong, is not noticed (\"ebb.verify_swap\": "
-                         "\"all\" has one for them, too)"));
+                         " on the disk have no checksum, so it is not noticed if another program "
+                         "changes them or the disk returns wrong data (\"ebb.verify_swap\": "
+                         "\"all\" gives them checksums)"));
   }
   return absl::OkStatus();
 }

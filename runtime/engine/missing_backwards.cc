@@ -56,8 +56,8 @@ absl::Status MissingBackwards::Error() const {
   if (unit_ < 0) {
     return absl::FailedPreconditionError(absl::StrCat(
         "the step ended after ", round_, " of its ", rounds,
-        " rounds, so its gradients lack the rest: run them all (Step::rounds()), or begin the step "
-        "with as many micro-batches as there are (StepOptions::micro_batches)",
+        " rounds, so its gradients are not complete: run all rounds (Step::rounds()), or begin the "
+        "step with fewer micro-batches (StepOptions::micro_batches)",
         kAllow));
   }
   const std::string scope =

@@ -179,8 +179,8 @@ void OpenScopes::OpenAheadOfHeld(const OpenScope& scope) {
                          missing->role == OperationKind::kFillSecondary;
     with_.errors->Note(absl::FailedPreconditionError(
         absl::StrCat(with_.messages->ScopeName(scope.kind, scope.unit), " while ", HeldScope(),
-                     " is open, behind which the ", std::string(sharding::Name(missing->role)),
-                     " of what it needs comes: close that scope first",
+                     " is open: the plan has the ", std::string(sharding::Name(missing->role)),
+                     " that it needs after that scope, so close that scope first",
                      gathers ? ", or raise ebb.prefetch_depth" : "")));
     return with_.order->Fence();
   }
@@ -323,8 +323,8 @@ bool OpenScopes::HasRoom(const OpenScope& scope, bool all) {
   with_.errors->Note(absl::FailedPreconditionError(absl::StrCat(
       with_.messages->ScopeName(scope.kind, scope.unit), " while ",
       with_.messages->ScopeName(other->kind, other->unit),
-      " is open: the gather pool has room for both only one after the other; close the first, or "
-      "raise ebb.prefetch_depth")));
+      " is open: the gather pool has room for one of them at a time; close the other scope first, "
+      "or raise ebb.prefetch_depth")));
   with_.order->Fence();
   return false;
 }

@@ -21,8 +21,8 @@ void OrderNotices::Opened(const Match& match, sharding::ScopeKind kind, int unit
   }
   if (match.kind == Match::kAgain) {
     return Warn(match.expected, messages_.ScopeName(kind, unit),
-                "the unit is gathered for this scope alone, and what is in its place again "
-                "behind it");
+                "the unit is gathered for this scope alone; the unit that had its memory is "
+                "gathered again afterwards");
   }
   if (match.scope == match.expected) return;
   const auto at = [this](int scope) -> const PlannedScope& {
@@ -37,7 +37,7 @@ void OrderNotices::Opened(const Match& match, sharding::ScopeKind kind, int unit
   for (int scope = match.expected; kept && scope < match.scope; ++scope) kept = at(scope).recompute;
   if (!fused && !kept)
     Warn(match.expected, messages_.ScopeName(kind, unit),
-         "what the order has before it is left out of this step");
+         "the scopes before it in the order are left out of this step");
   if (progress_.evaluation) return;
   progress_.backwards.LeftOut(match.expected, match.scope);
   CheckNothingLeftOut();
@@ -63,8 +63,8 @@ void OrderNotices::Warn(int expected, std::string_view what_came, std::string_vi
   if (OwnsBoundaries()) {
     errors_.Note(absl::FailedPreconditionError(
         absl::StrCat(what,
-                     ": boundary activations belong to the engine (Visit::output_bytes), so every "
-                     "visit must come in its order")));
+                     ": the engine keeps boundary activations (Visit::output_bytes), so every "
+                     "visit must come in the declared order")));
   } else if (!warned_ && inputs_.rank() == 0) {
     LogWarning(absl::StrCat(inputs_.options.name, ": ", what, ": ", std::string(how), "; ",
                             sharding::kOrderDeclaredIn, " declares the order (said once)"));

@@ -81,9 +81,10 @@ absl::Status OutcomeMessages::Overflowed(const Verdict& ranks) const {
 
 absl::Status OutcomeMessages::OtherRates(const Verdict& ranks) const {
   return absl::FailedPreconditionError(absl::StrCat(
-      "ranks gave a step different learning rates or weight decays by group, or another "
+      "ranks gave a step different learning rates or weight decays of groups, or different "
       "gradient_scale: rank ",
-      ranks.other_rates, " others than rank 0; give BeginStep and Finish the same on every rank"));
+      ranks.other_rates,
+      " differs from rank 0; give BeginStep and Finish the same values on every rank"));
 }
 
 absl::Status OutcomeMessages::Located(const absl::Status& broken, std::string_view operation,
@@ -148,17 +149,17 @@ absl::Status OutcomeMessages::BegunDifferently(std::span<const int64_t> first,
   if (index > 0 && first[1] == static_cast<int64_t>(CollectiveCall::kSetTrainingState)) {
     return absl::FailedPreconditionError(
         absl::StrCat("ranks set different training states of the engine '", engine_, "': rank ",
-                     rank, " another one than rank 0; all must set the same"));
+                     rank, " differs from rank 0; every rank must set the same"));
   }
   if (index > 0 && first[1] == static_cast<int64_t>(CollectiveCall::kAgree)) {
     return absl::FailedPreconditionError(absl::StrCat("ranks call Agree of the engine '", engine_,
                                                       "' about different things: rank ", rank,
-                                                      " about another one than rank 0"));
+                                                      " differs from rank 0"));
   }
   if (index > 0 && IsCollectiveCall(first)) {
     return absl::FailedPreconditionError(absl::StrCat("ranks copy parameters into the engine '",
                                                       engine_, "' from different engines: rank ",
-                                                      rank, " from another one than rank 0"));
+                                                      rank, " differs from rank 0"));
   }
   if (index == 1 && IsEvaluation(first) != IsEvaluation(other)) {
     const auto begun = [](bool evaluation) {

@@ -23,8 +23,8 @@ absl::Status PausedStep::MayEvaluate() const {
   if (with_.notices->OwnsBoundaries() &&
       with_.progress->order.next() % with_.progress->scopes_of_round() != 0) {
     return absl::FailedPreconditionError(
-        "BeginEvaluation within a round of a Step, whose boundary activations lie where those of "
-        "an evaluation go (Visit::output_bytes): evaluate between rounds, or between steps");
+        "BeginEvaluation within a round of a Step: both use the same memory for boundary "
+        "activations (Visit::output_bytes). Evaluate between rounds, or between steps");
   }
   for (int unit = 0; unit < static_cast<int>(plan.layout.units.size()); ++unit) {
     if (!with_.runner->UpdateHasStarted(unit)) continue;

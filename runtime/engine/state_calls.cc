@@ -130,8 +130,8 @@ absl::Status StateCalls::BeginReads() {
   if (!with_.runner->has_after_carried()) return absl::OkStatus();
   if (with_.progress->alive) {
     return absl::FailedPreconditionError(
-        "a save is waited for in a step that first has updates of the step before to do: wait for "
-        "it between steps");
+        "this step still has to run updates of the step before, so it cannot wait for a save: wait "
+        "between steps");
   }
   with_.runner->Drain();
   return absl::OkStatus();

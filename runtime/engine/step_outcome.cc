@@ -44,8 +44,7 @@ StepOutcome::~StepOutcome() {
   });
   if (failed || errors.has_unreported())
     LogWarning(absl::StrCat(engine, " rank ", rank,
-                            ": one of the last steps has failed, and nobody has asked for its "
-                            "Report"));
+                            ": one of the last steps has failed, and Report was not called"));
 }
 
 // By the calling thread.

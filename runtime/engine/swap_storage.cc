@@ -108,8 +108,8 @@ absl::Status SwapStorage::Create(const Config& config, std::span<std::byte> stag
 absl::Status SwapStorage::HasFilesFor(const sharding::Plan& plan) const {
   if (state_file_ != nullptr || plan.pools.state_file_bytes() == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      "with Visit::output_bytes boundary activations would be on NVMe, where the engine was "
-      "created without a file for them: create it with visits that have them");
+      "boundary activations (Visit::output_bytes) would be on NVMe, but the engine was created "
+      "without a file for them: create it with visits that have output_bytes");
 }
 
 absl::Status SwapStorage::FollowPlan(std::span<std::byte> staging) {

@@ -131,7 +131,7 @@ std::string ViewErrors::NoteClosedScope(int64_t scope, const char* asked, const 
   if (of != nullptr && static_cast<size_t>(*of) < model_.parameters.size())
     absl::StrAppend(&what, " of parameter '", model_[*of].name, "'");
   return Note(absl::FailedPreconditionError(absl::StrCat(
-      what, " asked of a scope that is closed, or was moved from: what it returns is empty")));
+      what, " asked of a scope that is closed, or was moved from: the result is empty")));
 }
 
 std::string ViewErrors::Note(absl::Status mistake) {

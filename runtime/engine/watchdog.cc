@@ -16,7 +16,9 @@ Watchdog::Watchdog(Communicator& communicator, double seconds, absl::Status why)
         communicator.Abort(why);
     });
   } catch (const std::system_error&) {
-    LogWarning("no thread can be started: other ranks are waited for longer than need be");
+    LogWarning(
+        "no thread can be started, so this rank may wait up to the time limit for other ranks "
+        "after an error");
   }
 }
 

@@ -141,7 +141,7 @@ TEST_F(FolderTest, AnUnreadableCheckpointIsNotReplaced) {
   EXPECT_THAT(refused(), HasSubstr("'" + manifest + "' has version 2"));
   fs::remove(manifest);
   fs::create_directory(manifest);
-  EXPECT_THAT(refused(), HasSubstr("'" + manifest + "' is no regular file"));
+  EXPECT_THAT(refused(), HasSubstr("'" + manifest + "' is not a regular file"));
   fs::remove(manifest);
   ASSERT_EQ(ReplaceFile(manifest, whole.substr(0, whole.size() / 2)), absl::OkStatus());
   EXPECT_EQ(Save(7, /*keep=*/0, "a"), absl::OkStatus());

@@ -53,7 +53,7 @@ TEST(SafetensorsTest, ABrokenHeaderIsRefusedWithAReason) {
       {R"({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], "more": 1}})",
        "other fields"},
       {R"({"a": {"dtype": "F33", "shape": [1], "data_offsets": [0, 4]}})", "unknown dtype"},
-      {R"({"a": {"dtype": 4, "shape": [1], "data_offsets": [0, 4]}})", "its dtype is no name"},
+      {R"({"a": {"dtype": 4, "shape": [1], "data_offsets": [0, 4]}})", "its dtype is not a name"},
       {R"({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}})",
        "4 bytes, but its shape needs 8"},
       {R"({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}})", "no list of sizes"},

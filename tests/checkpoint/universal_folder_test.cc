@@ -190,7 +190,7 @@ TEST_F(UniversalFolderTest, TheNewestOneIsFoundByItsName) {
   EXPECT_EQ(latest("step3\n"), folder_ + "_above/step3");
   for (const char* name : {"../step3", "", ".", "..", "/etc"})
     EXPECT_THAT(latest(name), HasSubstr("not the plain name")) << name;
-  EXPECT_THAT(latest("step4"), HasSubstr("is no folder"));
+  EXPECT_THAT(latest("step4"), HasSubstr("is not a folder"));
   fs::remove_all(folder_ + "_above");
 }
 
@@ -245,11 +245,12 @@ TEST_F(UniversalFolderTest, NamesThePartsThatItDoesNotRead) {
          WriteTensor("zero/z/fp32.pt", {1}, {1});
          Write("zero/z/step.pt", TorchArchive(PickledInt(4), {}));
        }},
-      {"which is no count", [&] { Write("zero/w/step.pt", TorchArchive(PickledFloat(1.5), {})); }},
+      {"which is not a count",
+       [&] { Write("zero/w/step.pt", TorchArchive(PickledFloat(1.5), {})); }},
       {"but no number of steps", [&] { fs::remove(folder_ + "/zero/w/step.pt"); }},
       {"which is impossible", [&] { states("skipped_steps", PickledInt(-1)); }},
       {"is neither a parameter's folder", [&] { Write("zero/notes.txt", "x"); }},
-      {"is no file of a parameter", [&] { Write("zero/w/inner/fp32.pt", "x"); }},
+      {"is not a file of a parameter", [&] { Write("zero/w/inner/fp32.pt", "x"); }},
       {"a name that a checkpoint uses itself",
        [&] {
          WriteTensor("zero/w/master.pt", {2}, {1, 2});

@@ -244,7 +244,7 @@ TEST(Rendezvous, ALoopbackAddressIsNotOpenToTheNetwork) {
   }
 }
 
-TEST(Rendezvous, RanksThatDoNotFitAreAnErrorOnAll) {
+TEST(Rendezvous, RanksThatDoNotBelongTogetherAreAnErrorOnAll) {
   const auto two_of_one = [](const MeetingPlace& p) {
     return std::vector{Rank(0, 3, p), Rank(1, 3, p), Rank(1, 3, p)};
   };
@@ -299,7 +299,7 @@ TEST(Rendezvous, ARankDoesNotWaitForAProgramThatSendsNothing) {
   MeetingPlace place = {.host = "127.0.0.1", .port = 0, .name = ""};
   const Descriptor occupant = Occupy(place.port);
   ExpectAllFail({Rank(1, 2, place, kDays)}, absl::StatusCode::kDeadlineExceeded,
-                "Another program uses the place: set MASTER_ADDR and MASTER_PORT");
+                "set MASTER_ADDR and MASTER_PORT");
 }
 
 TEST(Rendezvous, ARankDoesNotWaitForAProgramThatClosesEachConnection) {
@@ -314,7 +314,7 @@ TEST(Rendezvous, ARankDoesNotWaitForAProgramThatClosesEachConnection) {
     }
   });
   ExpectAllFail({Rank(1, 2, place, kDays)}, absl::StatusCode::kUnavailable,
-                "Another program uses the place");
+                "another program uses this address");
   over = true;
   program.join();
 }
@@ -356,7 +356,7 @@ std::string OtherHello(int version, const std::string& launcher) {
   return Hello(version, Packer().Add(launcher).Add("Ebb 9.0.0").Add(12345).Take());
 }
 
-TEST(Rendezvous, StrangersAreSentAwayAndDoNotDisturb) {
+TEST(Rendezvous, ConnectionsOfOtherProgramsAreClosedAndDisturbNoRank) {
   MeetAmongStrangers({"GET / HTTP/1.1\r\n\r\n", "", "E",
                       std::string("Ebb!\2\0\1\0\xff\xff\xff\xff", 12), Hello(2, "what"),
                       Hello(7, ""), Hello(7, "what"), OtherHello(7, "another launcher"),

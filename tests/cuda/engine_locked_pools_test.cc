@@ -107,7 +107,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{.parameters = Tier::kNvme, .optimizer = Tier::kNvme},
                       Case{.parameters = Tier::kNvme, .optimizer = Tier::kNvme, .early = true}));
 
-constexpr char kGoingOn[] = "Going on without: copies from and to it hold up the host";
+constexpr char kGoingOn[] = "copies from and to this memory are slower and block the host";
 
 // Device memory is the stand-in's, so all memory that this process locks with mlock is a pool.
 TEST_P(EngineLockedPoolsTest, OnlyTheDeviceLocksThem) {

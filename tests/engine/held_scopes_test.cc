@@ -219,7 +219,7 @@ TEST(ScopesHeldOpenTest, AreAnErrorIfTheNextScopeHasNoRoom) {
                     HasSubstr("ebb.prefetch_depth")));
   setting.stage = 2;
   EXPECT_THAT(failed(setting, ConfigFor(setting), 0, {5, 4, 3, 2, 1, 0}),
-              AllOf(HasSubstr("Backward('u3') while Backward('u0') is open, behind which the "),
+              AllOf(HasSubstr("Backward('u3') while Backward('u0') is open: the plan has the "),
                     HasSubstr("close that scope first")));
   setting = {.world = 2, .stage = 3, .timing = Timing::kEarly};
   config = OnNvme(ConfigFor(setting), scratch.path());
@@ -227,13 +227,13 @@ TEST(ScopesHeldOpenTest, AreAnErrorIfTheNextScopeHasNoRoom) {
   config.gradient_accumulation_steps = 2;
   config.ebb.reduce_at = ReduceAt::kStep;  // each gradient has its own memory
   EXPECT_THAT(failed(setting, config, 0, {5, 4, 3, 2, 1, 0}),
-              AllOf(HasSubstr("while Backward('u0') is open, behind which the gather"),
+              AllOf(HasSubstr("while Backward('u0') is open: the plan has the gather"),
                     HasSubstr("close that scope first")));
 }
 
 // Behind a scope that is held open, the rounds between it and another one are not issued: neither are their
 // reductions, which read what the next round writes over.
-TEST(ScopesHeldOpenTest, AreAnErrorWhereAWholeRoundIsBehindThem) {
+TEST(ScopesHeldOpenTest, AreAnErrorIfAWholeRoundFollows) {
   ModelSpec model;
   for (const char* name : {"first", "second", "frozen"}) {
     const UnitId unit = model.AddUnit(name);
@@ -266,13 +266,13 @@ TEST(ScopesHeldOpenTest, AreAnErrorWhereAWholeRoundIsBehindThem) {
   for (const int rounds : {0, 1}) EXPECT_TRUE(held_over(rounds).ok()) << held_over(rounds);
   for (const int rounds : {2, 3}) {
     EXPECT_THAT(std::string(held_over(rounds).message()),
-                AllOf(HasSubstr("Forward('first') while Forward('frozen') is open, behind which"),
+                AllOf(HasSubstr("Forward('first') while Forward('frozen') is open: the plan has"),
                       HasSubstr("close that scope first")));
   }
 }
 
 // A boundary comes back to the device when the scope before its own opens in its turn.
-TEST(ScopesHeldOpenTest, AreAnErrorWhereABoundaryComesBehindThem) {
+TEST(ScopesHeldOpenTest, AreAnErrorIfABoundaryFollows) {
   Scratch scratch;
   const ModelSpec model = ScriptedModel(/*boundary_bytes=*/40);
   const Script held = [](const ScriptedTrainer& trainer, Step& step) {

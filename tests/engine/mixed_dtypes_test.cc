@@ -251,8 +251,8 @@ TEST(MixedDTypes, BytesAreReadAndWrittenAsTheyAre) {
           return absl::OkStatus();
         });
     EXPECT_THAT(std::string(refused.message()),
-                HasSubstr("parameter 's0' is bytes (ParameterSpec::compute is int8), whose values "
-                          "are whole numbers from 0 to 255, and 0.5 is none"));
+                HasSubstr("parameter 's0' is bytes (ParameterSpec::compute is int8), so its values "
+                          "must be whole numbers from 0 to 255, not 0.5"));
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

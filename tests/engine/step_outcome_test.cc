@@ -109,7 +109,7 @@ TEST(StepOutcomeTest, AnOverflowSkipsAndLowersTheScale) {
   EXPECT_EQ(ranks[0].Report()->gradient_norm, std::sqrt(18.0) / 8);
 }
 
-TEST(StepOutcomeTest, WhereOverflowsAreNotCheckedOneIsAnErrorThatNamesUnitAndRank) {
+TEST(StepOutcomeTest, WithoutOverflowChecksAnOverflowIsAnErrorThatNamesUnitAndRank) {
   Config config;
   config.ebb.check_overflow = false;
   Ranks ranks(2, config);
@@ -195,7 +195,7 @@ TEST(StepOutcomeTest, NoStepIsAppliedUntilEveryCallerKnowsOfAnError) {
   }
 }
 
-TEST(StepOutcomeTest, WhereFinishWaitsItReturnsTheVerdictAndNothingIsHeldBack) {
+TEST(StepOutcomeTest, AFinishThatWaitsReturnsTheVerdictAndHoldsNoErrorBack) {
   for (const bool early : {false, true}) {
     Ranks ranks(2);
     const std::vector<absl::Status> finished =
@@ -296,7 +296,7 @@ TEST(StepOutcomeTest, AnErrorNotedAfterTheExchangeFailsTheEngine) {
   EXPECT_EQ(Text(ranks.at(1).peers.aborted), "the engine has failed: a mistake");
 }
 
-TEST(StepOutcomeTest, ABreakBeforeTheRecordsFailsTheEngineOnAllRanks) {
+TEST(StepOutcomeTest, ALostConnectionBeforeTheRecordsFailsTheEngineOnAllRanks) {
   Ranks ranks(2);
   for (const int r : {0, 1}) ranks.Enqueue(r, {.error = r == 1 ? kMistake : absl::OkStatus()});
   ranks.at(1).peers.broken = absl::UnavailableError("the line was cut");
@@ -342,7 +342,7 @@ TEST(StepOutcomeTest, ABrokenCommunicatorIsTheEnginesFailureAndSaysWhere) {
 }
 
 // What a rank told the others before it left counts, and what breaks after is the next step's.
-TEST(StepOutcomeTest, AStepWithAllRecordsStands) {
+TEST(StepOutcomeTest, AStepIsValidOnceAllRecordsArrived) {
   Ranks ranks(2);
   ranks.Train();
   ranks.Run();
@@ -354,7 +354,7 @@ TEST(StepOutcomeTest, AStepWithAllRecordsStands) {
 }
 
 // Whether their collectives did not fit or one waited out the time-out for another.
-TEST(StepOutcomeTest, RanksThatHaveGoneApartSayHow) {
+TEST(StepOutcomeTest, RanksWithDifferentScopesNameTheDifference) {
   const std::pair<std::vector<int64_t>, std::vector<std::string>> others[] = {
       {{1, 1, 0, 0, 0}, {"Forward('b')", "rank 1 nothing more"}},
       {{1, 1, 0, 0, 1, kForwardB}, {"hold_updates", "0 on rank 0, 1 on rank 1"}}};
@@ -480,7 +480,7 @@ TEST(StepOutcomeTest, AnErrorThatNoCallHasReturnedIsLoggedInTheEnd) {
       if (asked) ranks[0].Report().IgnoreError();
     }
     const std::string log = ::testing::internal::GetCapturedStderr();
-    EXPECT_EQ(log.find("nobody has asked for its Report") != std::string::npos, !asked) << log;
+    EXPECT_EQ(log.find("and Report was not called") != std::string::npos, !asked) << log;
   }
 }
 

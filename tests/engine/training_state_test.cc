@@ -90,7 +90,7 @@ TEST_P(TrainingStateTest, DifferentOnesAreRefusedOnEveryRank) {
     const TrainingState mine = {.finished_steps = trainer.rank(), .applied_steps = trainer.rank()};
     const absl::Status status = engine.SetTrainingState(mine);
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1 another one than rank 0"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1 differs from rank 0"));
     return TrainStep(engine, trainer, 0);
   });
 }

@@ -94,7 +94,7 @@ CLI::Validator Size() {
 // After "--nvme-path=" CLI11 would take the next options as values.
 CLI::Validator Folder() {
   return Check([](std::string& path) -> std::string {
-    if (path.empty() || path[0] == '-') return "is no folder: '" + path + "'";
+    if (path.empty() || path[0] == '-') return "is not a folder: '" + path + "'";
     // The configuration, which reports contain, is JSON.
     if (!IsUtf8(path)) return "is not in UTF-8: '" + path + "'; give a folder whose name is";
     return "";
@@ -308,17 +308,17 @@ void AddOffload(CLI::App& app, Options& o) {
   tier("--offload-optimizer", o.offload_optimizer,
        "where masters and optimizer states are kept (from stage 1)");
   s.Add("--nvme-path", o.nvme_paths, "FOLDER",
-        "folder of the swap files; over several (repeat the option, or use commas) they are "
-        "striped",
+        "folder of the swap files; data are striped over several folders (repeat the option, or "
+        "use commas)",
         "the configuration's", Folder())
       .delimiter(',')
       ->take_all();
   s.AddText("--device-memory", Bytes(o.device_memory), "SIZE",
             "upper limit of a rank's pools on the device, such as 64MiB", "what they need", Size());
-  s.AddText(
-      "--host-memory", Bytes(o.host_memory), "SIZE",
-      "upper limit of a rank's pools in the host's RAM; optimizer states fill what staging leaves",
-      "what they need", Size());
+  s.AddText("--host-memory", Bytes(o.host_memory), "SIZE",
+            "upper limit of a rank's pools in the host's RAM; optimizer states fill what staging "
+            "buffers leave free",
+            "what they need", Size());
   s.AddFlag("--split-master", o.split_master,
             "store a master as its bf16 parameter and 16 more bits: the same result, less memory");
   s.AddFlag("--stochastic-rounding", o.stochastic_rounding,

@@ -107,10 +107,10 @@ absl::Status TextFile::ReadToEnd(int64_t most, std::vector<uint8_t>& bytes) cons
     if (got < 0) return CannotBeRead(errno);
     if (got == 0) return absl::OkStatus();
     if (static_cast<int64_t>(bytes.size() - before) + got > most) {
-      return absl::InvalidArgumentError(
-          Of(path_, "gives more than ", most >> 20,
-             " MiB, which a pipe's text may take of memory here; write it to a file, which is read "
-             "piece by piece"));
+      return absl::InvalidArgumentError(Of(
+          path_, "gives more than ", most >> 20,
+          " MiB, the most that text from a pipe may take in memory; write it to a file, which is "
+          "read piece by piece"));
     }
     try {
       bytes.insert(bytes.end(), piece.begin(), piece.begin() + got);

@@ -43,7 +43,7 @@ absl::Status OutputError() {
   if (error == 0) return absl::OkStatus();
   return absl::UnavailableError(
       absl::StrCat("standard output: writing failed: ", std::strerror(error),
-                   "; what the reports hold is complete, what was to be printed is not"));
+                   "; the report files are complete, the printed text is not"));
 }
 
 }  // namespace ebb::gpt

@@ -104,7 +104,8 @@ absl::StatusOr<int> Import(const ConvertOptions& options) {
 constexpr char kPathHelp[] =
     "a checkpoint, a folder of them, a safetensors file ... (ebb-checkpoint --help)";
 constexpr char kFooter[] =
-    "PATH is a checkpoint, a folder of them (the newest whole one is taken), a safetensors file or "
+    "PATH is a checkpoint, a folder of them (the newest complete one is taken), a safetensors file "
+    "or "
     "one of torch.save,\n"
     "a folder with model.safetensors, pytorch_model.bin or the index of either, or a universal "
     "checkpoint of DeepSpeed.\n"

@@ -44,8 +44,8 @@ absl::StatusOr<int> Number(const Environment& environment, const char* name, int
   int number = 0;
   if (!absl::SimpleAtoi(text, &number) || number < min || number > max) {
     return absl::InvalidArgumentError(absl::StrCat("the environment has ", name, "='", text,
-                                                   "', which is no ", what, " (", min, " to ", max,
-                                                   ")"));
+                                                   "', but it must be a ", what, " from ", min,
+                                                   " to ", max));
   }
   return number;
 }
@@ -66,8 +66,7 @@ absl::StatusOr<std::optional<Launch>> Read(const Environment& environment,
   constexpr int kRanksMax = 1 << 20;
   EBB_ASSIGN_OR_RETURN(const int size,
                        Number(environment, numbering.size, 1, kRanksMax, "number of ranks"));
-  EBB_ASSIGN_OR_RETURN(const int rank,
-                       Number(environment, numbering.rank, 0, size - 1, "rank of them"));
+  EBB_ASSIGN_OR_RETURN(const int rank, Number(environment, numbering.rank, 0, size - 1, "rank"));
   Launch launch;
   launch.launcher = numbering.launcher;
   launch.rank = rank;
@@ -204,7 +203,7 @@ absl::Status PlaceSlurm(const Environment& environment, Launch& launch) {
   if (nodes.empty()) {
     return absl::InvalidArgumentError(
         "the environment has SLURM_PROCID but no SLURM_STEP_NODELIST: set MASTER_ADDR and "
-        "MASTER_PORT to say where the ranks meet");
+        "MASTER_PORT to the host of rank 0 and a free port of it");
   }
   EBB_ASSIGN_OR_RETURN(std::string host, FirstHost(nodes));
   launch.place = MeetingPlace{.host = std::move(host), .port = PortOf(launch.job), .name = ""};

@@ -99,10 +99,11 @@ absl::StatusOr<bool> Admission::CheckBuild(Connection& connection, const Message
     return false;
   }
   if (hello.version == kProtocolVersion && build == participants_[0].build) return true;
-  absl::Status why = absl::FailedPreconditionError(absl::StrCat(
-      "a rank that has come to ", Describe(options_.place), " is of another build: ", build,
-      " with version ", hello.version, " of the protocol; ", Describe(participants_[0]), " is ",
-      participants_[0].build, " with version ", kProtocolVersion, ". All ranks must run the same"));
+  absl::Status why = absl::FailedPreconditionError(
+      absl::StrCat("a rank that has connected to ", Describe(options_.place),
+                   " is of another build: ", build, " with version ", hello.version,
+                   " of the protocol; ", Describe(participants_[0]), " is ", participants_[0].build,
+                   " with version ", kProtocolVersion, ". All ranks must run the same build"));
   if (launcher == options_.launcher) return why;
   ++strangers_;
   connection.Send(MessageType::kRefusal, PackStatus(why), Soon(kSendPatience)).IgnoreError();
@@ -151,8 +152,8 @@ absl::Status Admission::CheckConnected(int rank) {
   if (message.ok() && !message->has_value()) return absl::OkStatus();
   if (message.ok() && (*message)->type == MessageType::kRefusal)
     return UnpackStatus((*message)->payload);
-  return absl::UnavailableError(absl::StrCat(
-      Describe(participant), " has ended while the others were still being waited for"));
+  return absl::UnavailableError(
+      absl::StrCat(Describe(participant), " has ended before all ranks had connected"));
 }
 
 // "rank 2, rank 5": the first few that have come, or that are missing.
@@ -173,7 +174,7 @@ std::string Admission::MissingRanks() const {
   if (const std::string here = RankNames(/*have_come=*/true); !here.empty())
     absl::StrAppend(&text, " (here: ", here, ")");
   if (strangers_ > 0)
-    absl::StrAppend(&text, "; ", strangers_, " connections that were no rank's have been closed");
+    absl::StrAppend(&text, "; ", strangers_, " connections of other programs have been closed");
   return text;
 }
 

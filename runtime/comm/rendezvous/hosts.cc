@@ -52,8 +52,8 @@ bool ShareMemory(const std::vector<Participant>& participants) {
 absl::Status CpuRanksNeedMpi(const std::vector<Participant>& participants) {
   return absl::UnimplementedError(absl::StrCat(
       "the ranks are on ", DescribeHosts(participants),
-      ": CPU ranks on several hosts need MPI, whose launcher has to start them (mpirun, srun "
-      "--mpi=pmix), and meet in shared memory without it. Start all ranks on one host"));
+      ": CPU ranks on several hosts need MPI. Start them with mpirun or srun --mpi=pmix, or start "
+      "all ranks on one host"));
 }
 
 }  // namespace ebb

@@ -72,8 +72,8 @@ absl::Status Rendezvous::JoinAsRankZero() {
     }
     return absl::AlreadyExistsError(
         absl::StrCat(listener.status().message(),
-                     ": another program uses it. Set MASTER_ADDR and MASTER_PORT to a place that "
-                     "is free, the same for all ranks"));
+                     ": another program uses it. Set MASTER_ADDR and MASTER_PORT to a free address "
+                     "and port, the same on all ranks"));
   }
   if (!listener.ok()) {
     const Participant me = Me(options_);
@@ -107,10 +107,10 @@ absl::Status Rendezvous::NotWelcomed(const absl::Status& error) const {
   return absl::Status(
       error.code(),
       absl::StrCat(
-          "rank ", options_.rank, " has come to ", Describe(options_.place),
-          ", where rank 0 would have welcomed it at once: ", error.message(),
-          ". Another program uses the place: set MASTER_ADDR and MASTER_PORT to one that is free, "
-          "the same for all ranks. Or rank 0 has stalled"));
+          "rank ", options_.rank, " has connected to ", Describe(options_.place),
+          ", but rank 0 has not answered there: ", error.message(),
+          ". If another program uses this address, set MASTER_ADDR and MASTER_PORT to a free "
+          "address and port, the same on all ranks. If not, rank 0 has stalled"));
 }
 
 void Rendezvous::LogWait(double seconds, const absl::Status& last) const {
@@ -143,7 +143,7 @@ absl::Status Rendezvous::JoinAsOtherRank() {
       }
       if (answer.ok() && answer->type == MessageType::kRefusal)
         return UnpackStatus(answer->payload);
-      last = answer.ok() ? absl::DataLossError("it answers something else") : answer.status();
+      last = answer.ok() ? absl::DataLossError("the answer is not Ebb's") : answer.status();
       if (absl::IsDeadlineExceeded(last) || absl::IsDataLoss(last)) return NotWelcomed(last);
       if (patience == WaitPoint::kNever) patience = WaitPoint::Clock::now() + kWelcomePatience;
       if (WaitPoint::Clock::now() >= patience) return NotWelcomed(last);
@@ -168,7 +168,7 @@ absl::Status Rendezvous::ReceiveTable() {
   absl::StatusOr<Message> table = connections_[0].Receive(std::min(deadline_, notice.due()));
   while (absl::IsDeadlineExceeded(table.status()) && WaitPoint::Clock::now() < deadline_) {
     if (const std::optional<double> seconds = notice.Take())
-      LogWait(*seconds, absl::UnavailableError("it has not said yet that all ranks are there"));
+      LogWait(*seconds, absl::UnavailableError("not all ranks have connected to it yet"));
     table = connections_[0].Receive(std::min(deadline_, notice.due()));
   }
   if (!table.ok()) return FromRankZero(table.status());

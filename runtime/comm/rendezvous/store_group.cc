@@ -53,7 +53,7 @@ absl::StatusOr<std::vector<std::string>> StoreGroup::AllGather(std::string_view 
                          absent, " has left: its world was destroyed, or its process ends"))
                    : absl::DeadlineExceededError(
                          absl::StrCat("the ranks have waited ", timeout_seconds, " s for ", absent,
-                                      ": not there where all ranks exchange what connects them")));
+                                      " while all ranks exchange their addresses")));
   return store_->status();
 }
 

@@ -24,7 +24,7 @@ absl::Status CheckOneHost(const std::vector<Participant>& participants) {
   if (FindHosts(participants).count() == 1) {
     return absl::FailedPreconditionError(
         absl::StrCat("the ranks on host '", participants[0].host_name,
-                     "' share no /dev/shm: containers of one job need a common one"));
+                     "' do not share a /dev/shm: give the containers of one job a common one"));
   }
   return CpuRanksNeedMpi(participants);
 }
@@ -134,7 +134,8 @@ absl::StatusOr<int64_t> SharedWorld::Reserve(int64_t bytes) {
   if (is_threads()) {
     Mapping pages = NewPages(whole);
     if (pages.data() == nullptr)
-      return absl::ResourceExhaustedError(absl::StrCat("no ", whole, " bytes for a communicator"));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("cannot allocate ", whole, " bytes for a communicator"));
     return reinterpret_cast<int64_t>(std::move(pages).Keep());
   }
   const int64_t offset = header().next_offset.fetch_add(whole);
