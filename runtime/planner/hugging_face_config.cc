@@ -1,7 +1,10 @@
 #include "ebb/runtime/planner/hugging_face_config.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -66,6 +69,25 @@ constexpr Foreign kForeign[] = {{"attention_bias"},      {"mlp_bias"},
                                 {"n_routed_experts"},    {"num_local_experts", true},
                                 {"num_experts", true},   {"moe_intermediate_size", true}};
 
+// False: the key is absent, or its value is null, false, 0 or empty.
+bool IsOn(const Json& root, const char* key) {
+  if (!root.contains(key)) return false;
+  const Json& value = root[key];
+  return value.is_structured() ? !value.empty() : !value.is_null() && value != false && value != 0;
+}
+
+// What describes a model whose file is refused. The headers of safetensors files do not say how
+// many experts a token uses.
+const char* Instead(const Json& root) {
+  const bool has_experts =
+      std::any_of(std::begin(kForeign), std::end(kForeign), [&](const Foreign& foreign) {
+        const std::string_view key = foreign.key;
+        return key.find("expert") != key.npos && IsOn(root, foreign.key);
+      });
+  return has_experts ? "sizes close to the model's as flags (--layers, --experts ...)"
+                     : "the model's files to --safetensors, or its sizes as flags";
+}
+
 absl::StatusOr<Family> FamilyOf(const Json& root) {
   const std::string type = root.contains("model_type") && root["model_type"].is_string()
                                ? root["model_type"].get<std::string>()
@@ -75,23 +97,16 @@ absl::StatusOr<Family> FamilyOf(const Json& root) {
     if (type == family.type) return family;
     absl::StrAppend(&types, types.empty() ? "" : ", ", family.type);
   }
-  return absl::UnimplementedError(absl::StrCat(
-      "\"model_type\" is ", type.empty() ? "missing" : config::Quoted(type), "; known types: ",
-      types, ". Give the model's files to --safetensors, or its sizes as flags"));
-}
-
-// False: the key is absent, or its value is null, false, 0 or empty.
-bool IsOn(const Json& root, const char* key) {
-  if (!root.contains(key)) return false;
-  const Json& value = root[key];
-  return value.is_structured() ? !value.empty() : !value.is_null() && value != false && value != 0;
+  return absl::UnimplementedError(absl::StrCat("\"model_type\" is ",
+                                               type.empty() ? "missing" : config::Quoted(type),
+                                               "; known types: ", types, ". Give ", Instead(root)));
 }
 
 absl::Status CheckForeign(const Json& root, const Family& family) {
   const auto refused = [&](const char* key) {
     return absl::UnimplementedError(absl::StrCat("\"", key, "\" is ", config::Shown(root[key]),
                                                  ", which is not supported for ", family.type,
-                                                 ": give the model's files to --safetensors"));
+                                                 ": give ", Instead(root)));
   };
   for (const Foreign& foreign : kForeign) {
     if (IsOn(root, foreign.key) && !(foreign.of_experts && family.has_experts))

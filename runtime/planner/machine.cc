@@ -260,7 +260,7 @@ absl::StatusOr<Machine> MachineOfJson(std::string_view text, std::string name) {
     if (key == std::end(kKeys)) {
       const std::string nearest = config::NearestWord(KeyWords(), word);
       return absl::InvalidArgumentError(
-          absl::StrCat(config::Quoted(word), " is no key of a machine",
+          absl::StrCat(config::Quoted(word), " is not a key of a machine",
                        nearest.empty() ? "" : absl::StrCat("; did you mean \"", nearest, "\"")));
     }
     EBB_RETURN_IF_ERROR(Put(*key, value, machine));

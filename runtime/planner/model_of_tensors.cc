@@ -118,7 +118,7 @@ absl::StatusOr<Model> ModelOfTensors(std::vector<ModelTensor> tensors, std::stri
                          tensor.name.find("ln_f") != std::string::npos;
     (is_head ? after : before).tensors.push_back(std::move(tensor));
   }
-  if (elements == 0) return absl::InvalidArgumentError("there is no tensor");
+  if (elements == 0) return absl::InvalidArgumentError("the files have no tensors");
   const auto most =
       std::max_element(widths.begin(), widths.end(),
                        [](const auto& a, const auto& b) { return a.second < b.second; });

@@ -221,7 +221,7 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
   // So that every product of sizes fits 64 bits.
   if (question.config.micro_batch_size > kBatchMax ||
       question.config.gradient_accumulation_steps > kBatchMax)
-    return absl::InvalidArgumentError(absl::StrCat("a batch of more than ", kBatchMax));
+    return absl::InvalidArgumentError(absl::StrCat("the batch may be at most ", kBatchMax));
   const bool asks = !given.config.empty() || given.stage >= 0 || given.recompute ||
                     !given.offload_param.empty() || !given.offload_optimizer.empty() ||
                     !given.offload_activations.empty();
@@ -310,7 +310,7 @@ void AddOptions(CLI::App& app, Given& given) {
   app.add_flag("--unfused-attention", given.unfused, "keep the scores of attention");
   app.add_flag("--whole-logits", given.whole_logits, "hold all logits of a micro-batch");
   app.add_option("--activations", given.activations,
-                 "memory of the activations, if the trainer knows it better")
+                 "memory of the activations of your own trainer")
       ->option_text("SIZE");
   app.add_option("--largest", given.largest, "find the largest one that fits in any configuration")
       ->option_text(Among(kQuantityWords));
@@ -318,7 +318,7 @@ void AddOptions(CLI::App& app, Given& given) {
   app.add_flag("--json", given.json, "print everything as JSON");
   app.add_option("--write", given.write_file, "write the configuration as DeepSpeed's JSON")
       ->option_text("FILE");
-  app.add_option("--trace", given.trace_file, "write its steps for ui.perfetto.dev")
+  app.add_option("--trace", given.trace_file, "write a timeline of its steps for ui.perfetto.dev")
       ->option_text("FILE");
   app.add_option("--svg", given.svg_file, "write a picture of the memory")->option_text("FILE");
   app.add_flag("--list", given.list, "show the names of models and machines");
