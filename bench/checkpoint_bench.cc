@@ -426,12 +426,16 @@ int main(int argc, char** argv) {
   ebb::bench::Arguments arguments;
   CLI::App app("Checkpoints against the disk, and beside training");
   app.add_option("directory", arguments.directory, "where checkpoints go")->required();
-  app.add_option("what", arguments.what, "")
+  app.add_option("what", arguments.what,
+                 "disk: saves and loads beside a bare loop; ram, nvme: saves beside steps with "
+                 "states there; commands: saves and loads on demand, for "
+                 "checkpoint_against_peers.py")
       ->check(CLI::IsMember({"disk", "ram", "nvme", "commands"}));
   app.add_option("--units", arguments.units, "units of the model")->check(CLI::Range(1, 10000));
   app.add_option("--elements", arguments.elements, "elements of a unit, a multiple of 2048")
       ->check(CLI::Range(int64_t{2048}, int64_t{1} << 32));
-  app.add_option("--turns", arguments.turns, "")->check(CLI::Range(1, 1000));
+  app.add_option("--turns", arguments.turns, "turns, of which medians are taken")
+      ->check(CLI::Range(1, 1000));
   app.add_option("--compute", arguments.compute_ms, "milliseconds of a step's kernels");
   app.add_option("--threads", arguments.threads, "threads of the rank")->check(CLI::Range(1, 1024));
   app.add_flag("--early", arguments.early, "updates beside backward");

@@ -236,10 +236,12 @@ int main(int argc, char** argv) {
   ebb::bench::Arguments arguments;
   CLI::App app("Steps of gpt on this CPU: simulated beside measured.", "step_times");
   app.add_option("--disk", arguments.disk, "folder for state on NVMe (default: this one)");
-  app.add_option("--layers", arguments.shape.layers)->capture_default_str();
-  app.add_option("--width", arguments.shape.width)->capture_default_str();
-  app.add_option("--heads", arguments.shape.heads)->capture_default_str();
-  app.add_option("--context", arguments.shape.context)->capture_default_str();
+  app.add_option("--layers", arguments.shape.layers, "blocks")->capture_default_str();
+  app.add_option("--width", arguments.shape.width, "width of the residual stream")
+      ->capture_default_str();
+  app.add_option("--heads", arguments.shape.heads, "attention heads")->capture_default_str();
+  app.add_option("--context", arguments.shape.context, "tokens of a sequence")
+      ->capture_default_str();
   app.add_option("--batch", arguments.batch, "sequences of a rank")->capture_default_str();
   app.add_option("--ranks", arguments.ranks, "numbers of ranks (default: 1 2)")
       ->check(CLI::Range(1, 64));

@@ -362,10 +362,12 @@ int main(int argc, char** argv) {
   ebb::bench::Options options;
   CLI::App app("Memory of training a model: measured against predicted.", "footprint");
   app.add_option("--model", options.model, "a name that ebb-plan knows (default: gpt2)");
-  app.add_option("--layers", options.shape.layers, "a gated transformer of these sizes instead");
-  app.add_option("--width", options.shape.width);
-  app.add_option("--heads", options.shape.heads);
-  app.add_option("--vocabulary", options.shape.vocabulary);
+  app.add_option(
+      "--layers", options.shape.layers,
+      "blocks; with the next three the sizes of a gated transformer, instead of --model");
+  app.add_option("--width", options.shape.width, "width of the residual stream");
+  app.add_option("--heads", options.shape.heads, "attention heads");
+  app.add_option("--vocabulary", options.shape.vocabulary, "tokens of the vocabulary");
   app.add_option("--batch", options.batch, "sequences (default: 1)")->check(CLI::Range(1, 1 << 20));
   app.add_option("--context", options.context, "tokens of a sequence (default: 128)")
       ->check(CLI::Range(1, 1 << 20));
@@ -379,7 +381,7 @@ int main(int argc, char** argv) {
                  "a Python with PyTorch, to measure DDP, FSDP2 and DeepSpeed, too")
       ->option_text("PYTHON");
   app.add_option("--csv", options.csv, "a row for each class")->option_text("FILE");
-  app.add_option("--json", options.json)->option_text("FILE");
+  app.add_option("--json", options.json, "all results as JSON")->option_text("FILE");
   app.add_option("--svg", options.svg, "stacked bars")->option_text("FILE");
   CLI11_PARSE(app, argc, argv);
   options.shape.name = "a gated transformer";
