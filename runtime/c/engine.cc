@@ -13,7 +13,7 @@ ModelSpec WhileThere(ModelSpec model, const std::shared_ptr<std::atomic<bool>>& 
                                                                  std::span<float> to) {
       if (!there->load())
         return absl::FailedPreconditionError(
-            absl::StrCat("values of ", slice.name, " were given for ebb_engine_create alone"));
+            absl::StrCat("values of ", slice.name, " can be read only in ebb_engine_create"));
       return values(slice, to);
     };
   }
@@ -41,7 +41,7 @@ int32_t ebb_engine_create(ebb_world* world, const ebb_model* model, const char* 
   return Call([&]() -> absl::Status {
     EBB_RETURN_IF_ERROR(ebb::c::CheckHandle(ebb::c::Worlds(), world, "world"));
     EBB_RETURN_IF_ERROR(ebb::c::CheckHandle(ebb::c::Models(), model, "model"));
-    if (engine == nullptr) return absl::InvalidArgumentError("there is no room for the engine");
+    if (engine == nullptr) return absl::InvalidArgumentError("the pointer to the engine is null");
     EBB_ASSIGN_OR_RETURN(const ebb_engine_options options,
                          ebb::c::Taken(given, ebb_engine_options{}, "ebb_engine_options"));
     EBB_ASSIGN_OR_RETURN(const ebb::Config config, ebb::c::ReadConfig(json));
@@ -103,7 +103,7 @@ int32_t ebb_engine_views(ebb_engine* handle, int32_t unit, ebb_view* views, int3
     }
     if (given.empty()) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "unit ", unit, " shows nothing: the model has no such unit, or the engine is suspended"));
+          "unit ", unit, " has no views: the model has no such unit, or the engine is suspended"));
     }
     return ebb::c::GiveRows(given, views, capacity, count);
   });

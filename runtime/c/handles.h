@@ -172,7 +172,7 @@ absl::Status GiveText(std::string_view text, char* to, size_t capacity, size_t* 
 template <class Row>
 absl::Status GiveRows(const std::vector<Row>& rows, Row* to, int32_t capacity, int32_t* count) {
   if (count == nullptr || capacity < 0 || (capacity > 0 && to == nullptr))
-    return absl::InvalidArgumentError("rows need room for their number, and for themselves");
+    return absl::InvalidArgumentError("rows or their number are null, or the capacity is negative");
   *count = static_cast<int32_t>(rows.size());
   std::copy_n(rows.begin(), std::min<size_t>(rows.size(), static_cast<size_t>(capacity)), to);
   return absl::OkStatus();

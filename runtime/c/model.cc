@@ -79,7 +79,7 @@ absl::StatusOr<Initialiser> ValuesOf(ebb_model& model, const ebb_parameter& para
   if (parameter.has_dtype != 0) EBB_RETURN_IF_ERROR(CheckDType("dtype", parameter.dtype));
   const int sources =
       (parameter.source != nullptr) + (parameter.file != nullptr) + (parameter.fill != nullptr);
-  if (sources > 1) return absl::InvalidArgumentError("of source, file and fill one is to be given");
+  if (sources > 1) return absl::InvalidArgumentError("give only one of source, file and fill");
   if (parameter.source != nullptr) return FromMemory(parameter);
   if (parameter.file != nullptr) return FromFile(model, parameter, shape);
   if (parameter.fill == nullptr)
@@ -187,15 +187,16 @@ int32_t ebb_model_add_parameter(ebb_model* model, int32_t unit, const ebb_parame
                          ebb::c::Taken(given, defaults, "ebb_parameter"));
     if (parameter.name == nullptr) return absl::InvalidArgumentError("the parameter has no name");
     if (unit < 0 || unit >= static_cast<int32_t>(model->spec.units.size())) {
-      return absl::InvalidArgumentError(absl::StrCat(parameter.name, " is to be of unit ", unit,
-                                                     ", and the model has ",
+      return absl::InvalidArgumentError(absl::StrCat(parameter.name, " was given to unit ", unit,
+                                                     ", but the model has ",
                                                      model->spec.units.size()));
     }
     constexpr int32_t kDimensionsMax = 64;
     if (parameter.dimensions < 0 || parameter.dimensions > kDimensionsMax ||
         (parameter.dimensions > 0 && parameter.shape == nullptr)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(parameter.name, " has ", parameter.dimensions, " dimensions, or no shape"));
+      return absl::InvalidArgumentError(absl::StrCat(parameter.name, " has ", parameter.dimensions,
+                                                     " dimensions: there may be 0 to ",
+                                                     kDimensionsMax, ", and they need a shape"));
     }
     std::vector<int64_t> shape;
     if (parameter.dimensions > 0)

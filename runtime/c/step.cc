@@ -24,7 +24,7 @@ absl::StatusOr<std::vector<GroupRates>> RatesOf(const ebb_group_options* groups,
 
 absl::StatusOr<ebb_engine*> WithStep(ebb_engine* handle) {
   EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, LiveHandle(handle));
-  if (!engine->step) return absl::FailedPreconditionError("no step is open: ebb_step_begin");
+  if (!engine->step) return absl::FailedPreconditionError("no step is open: call ebb_step_begin");
   return engine;
 }
 
@@ -72,7 +72,7 @@ int32_t ebb_step_begin(ebb_engine* handle, const ebb_step_options* given) {
 int32_t ebb_scope_open(ebb_engine* handle, int32_t kind, int32_t unit, int64_t* scope) {
   return Call([&]() -> absl::Status {
     EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
-    if (scope == nullptr) return absl::InvalidArgumentError("there is no room for the scope");
+    if (scope == nullptr) return absl::InvalidArgumentError("the pointer to the scope is null");
     const int32_t units = ebb::c::UnitsOfCaller(engine->engine->model());
     if (unit < 0 || unit >= units) {
       return absl::InvalidArgumentError(
@@ -87,7 +87,7 @@ int32_t ebb_scope_open(ebb_engine* handle, int32_t kind, int32_t unit, int64_t* 
       opened = engine->evaluation->Forward(id);
     } else if (!engine->step) {
       return absl::FailedPreconditionError(
-          "neither a step nor an evaluation is open: ebb_step_begin, ebb_evaluation_begin");
+          "neither a step nor an evaluation is open: call ebb_step_begin or ebb_evaluation_begin");
     } else if (kind == EBB_FORWARD) {
       opened = engine->step->Forward(id);
     } else if (kind == EBB_BACKWARD) {
@@ -95,7 +95,7 @@ int32_t ebb_scope_open(ebb_engine* handle, int32_t kind, int32_t unit, int64_t* 
     } else if (kind == EBB_RECOMPUTE) {
       opened = engine->step->Recompute(id);
     } else {
-      return absl::InvalidArgumentError(absl::StrCat("a scope of kind ", kind));
+      return absl::InvalidArgumentError(absl::StrCat("there is no kind ", kind, " of scopes"));
     }
     *scope = ++engine->last_scope;
     engine->scopes.push_back({*scope, id, std::move(opened)});
@@ -122,7 +122,7 @@ int32_t ebb_scope_gradients(ebb_engine* handle, int64_t scope, const int32_t* pa
     if (open == nullptr) return ebb::c::NoScope(scope);
     auto* const backward = std::get_if<ebb::BackwardScope>(&open->scope);
     if (backward == nullptr)
-      return absl::FailedPreconditionError("gradients of a scope that is no backward");
+      return absl::FailedPreconditionError("only a backward scope has gradients");
     if (count < 0 || (count > 0 && (parameters == nullptr || gradients == nullptr)))
       return absl::InvalidArgumentError(absl::StrCat("gradients of ", count, " parameters"));
     const ebb::ModelSpec& model = engine->engine->model();
@@ -135,7 +135,8 @@ int32_t ebb_scope_gradients(ebb_engine* handle, int64_t scope, const int32_t* pa
             "parameter ", parameters[i], " is not of unit '", model[open->unit].name, "'"));
       }
       if (!model[id].trainable)
-        return absl::InvalidArgumentError(absl::StrCat("'", model[id].name, "' is frozen"));
+        return absl::InvalidArgumentError(
+            absl::StrCat("'", model[id].name, "' is frozen, so it has no gradient"));
       of.push_back(id);
     }
     std::vector<ebb::BackwardScope::Fused> fused(of.size());

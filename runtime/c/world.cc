@@ -48,8 +48,8 @@ absl::Status CheckHandle(const Handles& handles, const void* handle, std::string
   if (handle == nullptr)
     return absl::InvalidArgumentError(absl::StrCat("the ", std::string(kind), " is null"));
   if (!handles.Has(handle)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the handle is of no ", std::string(kind), ", or of one that was destroyed"));
+    return absl::InvalidArgumentError(absl::StrCat("there is no such ", std::string(kind),
+                                                   ": the handle is unknown, or destroyed"));
   }
   return absl::OkStatus();
 }
@@ -57,11 +57,11 @@ absl::Status CheckHandle(const Handles& handles, const void* handle, std::string
 absl::Status GiveText(std::string_view text, char* to, size_t capacity, size_t* needed) {
   if (needed != nullptr) *needed = text.size() + 1;
   if (to == nullptr && capacity == 0 && needed != nullptr) return absl::OkStatus();
-  if (to == nullptr) return absl::InvalidArgumentError("there is no room for the text");
+  if (to == nullptr) return absl::InvalidArgumentError("the pointer to the text is null");
   if (capacity <= text.size()) {
     if (capacity > 0) to[0] = 0;
     return absl::OutOfRangeError(
-        absl::StrCat("the text has ", text.size() + 1, " bytes, and there is room for ", capacity));
+        absl::StrCat("the text has ", text.size() + 1, " bytes, but capacity is ", capacity));
   }
   std::memcpy(to, text.data(), text.size());
   to[text.size()] = 0;
@@ -112,7 +112,7 @@ int32_t ebb_config_resolve(const char* json, int32_t world, char* text, size_t c
 
 int32_t ebb_world_open(const ebb_world_options* given, ebb_world** world) {
   return Call([&]() -> absl::Status {
-    if (world == nullptr) return absl::InvalidArgumentError("there is no room for the world");
+    if (world == nullptr) return absl::InvalidArgumentError("the pointer to the world is null");
     EBB_ASSIGN_OR_RETURN(const ebb_world_options options,
                          ebb::c::Taken(given, ebb_world_options{}, "ebb_world_options"));
     ebb::WorldOptions with;

@@ -357,7 +357,7 @@ TEST_F(CInterface, ParametersThatCannotBeAreRefusedByName) {
   EXPECT_THAT(ebb_error(), HasSubstr("no name"));
   parameter.name = "w";
   EXPECT_EQ(ebb_model_add_parameter(model_, 5, &parameter), -1);
-  EXPECT_THAT(ebb_error(), HasSubstr("w is to be of unit 5"));
+  EXPECT_THAT(ebb_error(), HasSubstr("w was given to unit 5"));
   parameter.dimensions = 2;
   EXPECT_EQ(ebb_model_add_parameter(model_, 0, &parameter), -1);
   parameter.dimensions = 0;
@@ -402,7 +402,7 @@ TEST_F(CInterface, BytesOfAFileAreNoNumbers) {
   std::filesystem::remove(path);
 }
 
-TEST_F(CInterface, StructsMayBeOlderAndNotNewer) {
+TEST_F(CInterface, OlderStructsAreAcceptedAndNewerOnesAreNot) {
   struct Newer {
     ebb_world_options known;
     uint64_t unknown;
@@ -429,7 +429,7 @@ TEST_F(CInterface, StructsMayBeOlderAndNotNewer) {
   EXPECT_EQ(newer_facts.unknown, 0);
 }
 
-TEST_F(CInterface, HandlesThatAreNullStrayOrGoneAreErrors) {
+TEST_F(CInterface, NullUnknownAndDestroyedHandlesAreErrors) {
   MakeEngine(1);
   auto* const stray = reinterpret_cast<ebb_engine*>(world_);
   ebb_engine* const gone = engine_;
