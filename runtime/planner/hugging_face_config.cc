@@ -76,7 +76,7 @@ bool IsOn(const Json& root, const char* key) {
   return value.is_structured() ? !value.empty() : !value.is_null() && value != false && value != 0;
 }
 
-// What describes a model whose file is refused. The headers of safetensors files do not say how
+// Describes a model if its file is refused. The headers of safetensors files do not say how
 // many experts a token uses.
 const char* Instead(const Json& root) {
   const bool has_experts =
