@@ -41,6 +41,11 @@ struct Row : Key {
     row.only_for = types;
     return row;
   }
+  constexpr Row IfAbsent(std::string_view what) const {
+    Row row = *this;
+    row.if_absent = what;
+    return row;
+  }
   constexpr Row MayRepeat() const {
     Row row = *this;
     row.may_repeat = true;

@@ -57,9 +57,10 @@ struct Key {
   // Parameters of an optimizer or scheduler: the types that have it (all if ""), and those that
   // need it.
   std::string_view only_for = "", required_for = "";
-  std::string_view same_as = "";  // the key that it is another name of, which has its own row
-  bool is_deprecated = false;     // for rows with same_as: the name gets a remark
-  bool may_repeat = false;        // may also be given under another name; `path` wins
+  std::string_view if_absent = "";  // for documents, without default_value: what then holds
+  std::string_view same_as = "";    // the key that it is another name of, which has its own row
+  bool is_deprecated = false;       // for rows with same_as: the name gets a remark
+  bool may_repeat = false;          // may also be given under another name; `path` wins
 };
 
 std::span<const Key> Keys();

@@ -14,23 +14,28 @@ constexpr std::string_view kHead = R"(# Configuration
 
 <!-- Generated from the table in runtime/config/keys_*.cc; EBB_WRITE_DOCUMENTS=1 build/release/bin/config_keys_as_text_test writes it. -->
 
-One JSON file in DeepSpeed's vocabulary. `gpt --explain-config FILE` shows how each key of a file is taken;
-`ebb-config.schema.json`, in `runtime/config/` and installed beside the headers, is a JSON Schema for editors (`"$schema"` in a file names
-it).
+To configure a run, write a JSON file with DeepSpeed's keys. This command shows what Ebb does with each key of a file:
 
-- **Comments.** `//`, `/* */`, `#` and trailing commas pass. Keys that begin with `_` or `//`, or are named `comment` or `$schema`, are
-  comments.
+```sh
+gpt --explain-config ds_config.json
+```
+
+`ebb-config.schema.json` is a JSON Schema for editors: name it in a file as `"$schema"`. It is in `runtime/config/`, and is installed beside
+the headers.
+
+- **Comments.** A file may have `//`, `/* */`, `#` and trailing commas. Keys that begin with `_` or `//`, or are named `comment` or
+  `$schema`, are comments.
 - **`"auto"`** becomes the trainer's value (`ReadOptions::trainer`; gpt: its options and their defaults), else the default. Missing keys
   that training needs are filled in like `"auto"`: the size of the batch, the optimizer, the steps of a schedule.
 - **Unknown keys** are errors in a section in which DeepSpeed refuses them ("strict" below), or if they look like a misspelling. The error
   names the nearest key. DeepSpeed ignores all others silently, and Ebb ignores them with a warning. `ebb.unknown_keys`, or
   `gpt --unknown-keys`, makes all of them errors, or warnings.
-- **Values.** `5e8` is an integer. Words are taken in any case. `null` is not given. In `zero_optimization`, `fp16` and `bf16` text and
-  numbers are converted as DeepSpeed converts them (`"true"`, `1`, `"3"`).
+- **Values.** `5e8` is an integer. Words may be in upper or lower case. A key with `null` counts as missing. In `zero_optimization`, `fp16`
+  and `bf16`, text and numbers are converted as DeepSpeed converts them (`"true"`, `1`, `"3"`).
 - **Errors.** All errors of a file are reported together, each with its line and column.
 
-A key is taken *literally*, as an *upper limit* of what the plan needs, or *approximated*. It is *refused* if its feature is not built,
-unless its value changes nothing. A key that is not taken literally is logged once at the start.
+The column "taken" says how Ebb uses a key: *literally*, as an *upper limit* of what the plan needs, or *approximated*. A key is *refused*
+if its feature is not built, unless its value changes nothing. A key that is not taken literally is logged once at the start.
 )";
 
 // Text for a cell of a table.
@@ -64,6 +69,11 @@ bool IsBlock(const Key& key) {
   return key.kind == Kind::kBlock || key.kind == Kind::kOpenBlock;
 }
 
+std::string Default(const Key& key) {
+  if (!key.default_value.empty()) return Join({"`", key.default_value, "`"});
+  return key.required_for.empty() ? Cell(key.if_absent) : "required";
+}
+
 std::string Row(const Key& key, std::string_view prefix) {
   const std::string name = Join({"`", key.path.substr(prefix.size()), "`"});
   if (!key.same_as.empty()) {
@@ -78,9 +88,8 @@ std::string Row(const Key& key, std::string_view prefix) {
                                   {{"|", ", "}}),
               ")"});
   }
-  return Join({"| ", name, " | ", Cell(AllowedHere(key)), " | ",
-               key.default_value.empty() ? "" : Join({"`", key.default_value, "`"}), " | ",
-               TakenAs(key), " | ", Cell(meaning), " |\n"});
+  return Join({"| ", name, " | ", Cell(AllowedHere(key)), " | ", Default(key), " | ", TakenAs(key),
+               " | ", Cell(meaning), " |\n"});
 }
 
 // The keys of one block, without those of inner blocks.

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "ebb/runtime/config/keys.h"
@@ -141,10 +142,11 @@ Json Property(const Key& key) {
   } else {
     schema = Leaf(key);
   }
-  schema["description"] = std::string(key.meaning);
-  if (!key.default_value.empty()) {
-    schema["description"] = Join({key.meaning, "; default: ", key.default_value});
-  }
+  const std::string_view value = key.default_value.empty() ? key.if_absent : key.default_value;
+  std::string description(key.meaning);
+  if (!value.empty()) description += Join({"; default: ", value});
+  std::erase(description, '`');
+  schema["description"] = std::move(description);
   return schema;
 }
 

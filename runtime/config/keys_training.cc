@@ -12,12 +12,15 @@ constexpr double kLargestRate = 1e30;         // products with factors are fp32 
 
 constexpr Key kTrainingRows[] = {
     Integer("train_batch_size", "", kLiterally, "samples of one optimizer step over all ranks")
-        .From(1),
+        .From(1)
+        .IfAbsent("from the next two"),
     Integer("train_micro_batch_size_per_gpu", "", kLiterally,
             "samples of one micro-batch of a rank")
-        .From(1, kLargestCount),
+        .From(1, kLargestCount)
+        .IfAbsent("from `train_batch_size`"),
     Integer("gradient_accumulation_steps", "", kLiterally, "micro-batches of one step of a rank")
-        .From(1, kLargestCount),
+        .From(1, kLargestCount)
+        .IfAbsent("1, or from the other two"),
     Flag("managed_gradient_accumulation", "true", kRefused,
          "a step lies between BeginStep and Finish; StepOptions::micro_batches sets how many "
          "micro-batches it has"),
@@ -29,13 +32,14 @@ constexpr Key kTrainingRows[] = {
          "gradients are divided by the world; StepOptions::gradient_divisor sets another divisor")
         .Unless("mean"),
     Flag("sparse_gradients", "false", kRefused, "not built: gradients are dense"),
-    Type("communication_data_type", "", kLiterally,
-         "dtype in which gradients are reduced; the compute dtype when not given"),
+    Type("communication_data_type", "", kLiterally, "dtype in which gradients are reduced")
+        .IfAbsent("the compute dtype"),
 
     OpenBlock("data_types", kLiterally, "dtypes apart from the compute dtype"),
     Type("data_types.grad_accum_dtype", "fp32", kLiterally,
          "dtype in which reduced gradients are accumulated"),
-    Type("data_types.param_dtype", "", kLiterally, "the compute dtype again; both must agree"),
+    Type("data_types.param_dtype", "", kLiterally, "the compute dtype again; both must agree")
+        .IfAbsent("the compute dtype"),
 
     Block("fp16", kLiterally, "compute in fp16, with loss scaling"),
     Flag("fp16.enabled", "false", kLiterally, "whether parameters are computed with in fp16"),
@@ -128,7 +132,8 @@ constexpr Key kTrainingRows[] = {
 
     OpenBlock("scheduler", kLiterally, "learning rate over applied steps; constant when not given"),
     Word("scheduler.type", "WarmupLR|WarmupDecayLR|WarmupCosineLR|OneCycle|LRRangeTest", "",
-         kLiterally, "the schedule"),
+         kLiterally, "the schedule")
+        .IfAbsent("a constant rate"),
     Block("scheduler.params", kLiterally, "parameters of the schedule"),
     Number("scheduler.params.warmup_min_lr", "0", kLiterally, "rate at the start")
         .From(0, kLargestRate)
@@ -137,6 +142,7 @@ constexpr Key kTrainingRows[] = {
            "rate after the warm-up; \"auto\": the optimizer's")
         .From(0, kLargestRate)
         .Or("auto")
+        .IfAbsent("the optimizer's; for WarmupDecayLR `0.001`")
         .Of("WarmupLR|WarmupDecayLR"),
     Integer("scheduler.params.warmup_num_steps", "1000", kLiterally, "steps of the warm-up")
         .From(0)
@@ -167,16 +173,16 @@ constexpr Key kTrainingRows[] = {
     Integer("scheduler.params.cycle_first_step_size", "2000", kLiterally, "steps of the rise")
         .From(1)
         .Of("OneCycle"),
-    Integer("scheduler.params.cycle_second_step_size", "", kLiterally,
-            "steps of the fall; those of the rise when not given")
+    Integer("scheduler.params.cycle_second_step_size", "", kLiterally, "steps of the fall")
         .From(1)
+        .IfAbsent("those of the rise")
         .Of("OneCycle"),
     Integer("scheduler.params.cycle_first_stair_count", "0", kLiterally, "stairs of the rise")
         .From(0)
         .Of("OneCycle"),
-    Integer("scheduler.params.cycle_second_stair_count", "", kLiterally,
-            "stairs of the fall; those of the rise when not given")
+    Integer("scheduler.params.cycle_second_stair_count", "", kLiterally, "stairs of the fall")
         .From(0)
+        .IfAbsent("those of the rise")
         .Of("OneCycle"),
     Integer("scheduler.params.decay_step_size", "0", kLiterally, "steps between decays; 0: none")
         .From(0)

@@ -16,10 +16,12 @@ constexpr Key kZeroRows[] = {
          "whether communication runs beside compute"),
     Integer("zero_optimization.reduce_bucket_size", "", kUpperLimit,
             "elements reduced as one group of collectives")
-        .From(0),
+        .From(0)
+        .IfAbsent("those of `ebb.coalesce`"),
     Integer("zero_optimization.allgather_bucket_size", "", kUpperLimit,
             "elements gathered as one group of collectives")
-        .From(0),
+        .From(0)
+        .IfAbsent("those of `ebb.coalesce`"),
     Integer("zero_optimization.stage3_prefetch_bucket_size", "50000000", kUpperLimit,
             "elements gathered ahead of their use, within ebb.prefetch_depth")
         .From(0),
@@ -71,13 +73,15 @@ constexpr Key kZeroRows[] = {
     Word("zero_optimization.offload_param.device", "none|cpu|nvme", "none", kLiterally,
          "tier of the parameters; none: the device"),
     Paths("zero_optimization.offload_param.nvme_path", "", kLiterally,
-          "folder of the swap files, or several, which are striped"),
+          "folder of the swap files, or several, which are striped")
+        .IfAbsent("required for nvme"),
     Integer("zero_optimization.offload_param.buffer_count", "5", kUpperLimit,
             "staging buffers between the disk and the device")
         .From(1, 2147483647),
     Integer("zero_optimization.offload_param.buffer_size", "", kUpperLimit,
-            "elements of a staging buffer; not given: 1e8, or the need of the largest unit")
-        .From(1),
+            "elements of a staging buffer")
+        .From(1)
+        .IfAbsent("1e8, or what the largest unit needs"),
     Integer("zero_optimization.offload_param.max_in_cpu", "1000000000", kLiterally,
             "elements that stay in RAM when the others are on NVMe")
         .From(0),
@@ -88,7 +92,8 @@ constexpr Key kZeroRows[] = {
     Word("zero_optimization.offload_optimizer.device", "none|cpu|nvme", "none", kLiterally,
          "tier of masters and optimizer states; none: the device"),
     Paths("zero_optimization.offload_optimizer.nvme_path", "", kLiterally,
-          "folder of the swap files, or several, which are striped"),
+          "folder of the swap files, or several, which are striped")
+        .IfAbsent("required for nvme"),
     Integer("zero_optimization.offload_optimizer.buffer_count", "4", kUpperLimit,
             "staging buffers of a piece that is read, updated and written")
         .From(1, 2147483647),
@@ -100,9 +105,11 @@ constexpr Key kZeroRows[] = {
         .From(0, 1)
         .Or("auto"),
     Flag("zero_optimization.cpu_offload", "", kLiterally,
-         "old form of zero_optimization.offload_optimizer.device: cpu"),
+         "old form of zero_optimization.offload_optimizer.device: cpu")
+        .IfAbsent("the new form"),
     Flag("zero_optimization.cpu_offload_param", "", kLiterally,
-         "old form of zero_optimization.offload_param.device: cpu"),
+         "old form of zero_optimization.offload_param.device: cpu")
+        .IfAbsent("the new form"),
     Anything("zero_optimization.zenflow", kRefused,
              "not built: every gradient is in the step it belongs to"),
 
