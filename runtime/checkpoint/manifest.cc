@@ -59,12 +59,12 @@ class Fields {
     static const Json kEmpty = Json::array();
     const Json& list = At(object, key);
     if (list.is_array()) return list;
-    Fail(absl::StrCat("\"", key, "\" is no list"));
+    Fail(absl::StrCat("\"", key, "\" is not a list"));
     return kEmpty;
   }
   std::string Text(const Json& value, const char* key) {
     if (value.is_string()) return value.get<std::string>();
-    Fail(absl::StrCat("\"", key, "\" is no string"));
+    Fail(absl::StrCat("\"", key, "\" is not a string"));
     return "";
   }
   int64_t Count(const Json& value, const char* key) {
@@ -100,7 +100,7 @@ Manifest::Parameter ParseParameter(Fields& fields, const Json& json) {
     const int64_t size = fields.Count(dimension, "shape");
     if (size < 1 || __builtin_mul_overflow(elements, size, &elements) ||
         elements > int64_t{1} << 53)
-      fields.Fail("a parameter has a shape that is no list of sizes");
+      fields.Fail("a parameter has a shape that is not a list of sizes");
     parameter.shape.push_back(size);
   }
   const Json& trainable = fields.At(json, "trainable");
@@ -205,7 +205,7 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::strin
       fields.Fail(valid.ToString());
   if (json.contains("run")) manifest.run = fields.Text(json["run"], "run");
   const Json& trainer = fields.At(json, "trainer");
-  if (!trainer.is_object()) fields.Fail("\"trainer\" is no object");
+  if (!trainer.is_object()) fields.Fail("\"trainer\" is not an object");
   for (const auto& [name, bytes] : trainer.items()) {
     if (!absl::Base64Unescape(fields.Text(bytes, "trainer"), &manifest.trainer[name]))
       fields.Fail("a value of the trainer is not in base64");

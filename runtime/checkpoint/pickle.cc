@@ -177,7 +177,7 @@ class PickleParser {
     PickleValue* const top = Top();
     if (top == nullptr) return;
     if (top->kind != kind && top->kind != Kind::kObject)
-      return Fail("adds items to a value that is no container");
+      return Fail("adds items to a value that is not a container");
     if (kind == Kind::kDict && items.size() % 2 != 0) return Fail("has a key without its value");
     top->items.insert(top->items.end(), items.begin(), items.end());
   }
@@ -196,7 +196,7 @@ class PickleParser {
     // In files of other objects, the result of a call may be called, too.
     if ((called.kind != Kind::kGlobal && called.kind != Kind::kObject) ||
         given.kind != Kind::kTuple)
-      return Fail("calls a value that is no function");
+      return Fail("calls a value that is not a function");
     PickleValue object = {.kind = Kind::kObject, .text = called.text};
     object.arguments = arguments;
     Push(std::move(object));
@@ -279,7 +279,7 @@ class PickleParser {
         if (!status_.ok()) return;
         const PickleValue &module = pickle_.values_[names[0]], &name = pickle_.values_[names[1]];
         if (module.kind != Kind::kText || name.kind != Kind::kText)
-          return Fail("names a global by a value that is no text");
+          return Fail("names a global by a value that is not a text");
         return PushGlobal(module.text, name.text);
       }
       case REDUCE:

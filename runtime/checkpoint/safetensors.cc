@@ -73,7 +73,7 @@ absl::StatusOr<StoredTensor> ParseTensor(const std::string& name, const Json& en
   for (const Json& dimension : shape) {
     const std::optional<int64_t> size = AsCount(dimension);
     if (!size || __builtin_mul_overflow(bytes, *size, &bytes))
-      return bad("its shape is no list of sizes that a file can hold");
+      return bad("its shape is not a list of sizes that a file can hold");
     tensor.shape.push_back(*size);
   }
   const std::optional<int64_t> begin = AsCount(offsets[0]), end = AsCount(offsets[1]);
@@ -123,7 +123,7 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view text, 
       if (!entry.is_object()) return Bad(path, "its metadata is not a JSON object");
       for (const auto& [key, value] : entry.items()) {
         if (!value.is_string())
-          return Bad(path, absl::StrCat("its metadata ", Shown(key), " is no string"));
+          return Bad(path, absl::StrCat("its metadata ", Shown(key), " is not a string"));
         header.metadata.emplace(key, value.get<std::string>());
       }
       continue;

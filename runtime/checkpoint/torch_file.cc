@@ -145,14 +145,14 @@ absl::StatusOr<std::vector<int64_t>> TorchFile::SizesOf(const PickleValue& value
     if (arguments.items.size() == 1) list = &pickle_[arguments.items[0]];
   }
   if (list->kind != Kind::kTuple && list->kind != Kind::kList)
-    return Damaged(name, "has a shape that is no list");
+    return Damaged(name, "has a shape that is not a list");
   std::vector<int64_t> sizes;
   int64_t elements = 1;
   for (const uint32_t item : list->items) {
     const PickleValue& size = pickle_[item];
     if (size.kind != Kind::kInt || size.integer < 0 ||
         __builtin_mul_overflow(elements, std::max<int64_t>(size.integer, 1), &elements))
-      return Damaged(name, "has a shape that is no list of sizes");
+      return Damaged(name, "has a shape that is not a list of sizes");
     sizes.push_back(size.integer);
   }
   return sizes;

@@ -44,7 +44,7 @@ class Archive {
     std::string_view rest = directory;
     while (!rest.empty()) {
       if (std::cmp_less(rest.size(), kCentralBytes) || At<uint32_t>(rest, 0) != kCentralMark)
-        return Bad("its directory has a part that is no entry");
+        return Bad("its directory has a part that is not an entry");
       const size_t name = At<uint16_t>(rest, 28), extra = At<uint16_t>(rest, 30),
                    comment = At<uint16_t>(rest, 32);
       const size_t all = static_cast<size_t>(kCentralBytes) + name + extra + comment;

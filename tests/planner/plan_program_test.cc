@@ -99,7 +99,7 @@ TEST_F(PlanProgramTest, PipesAreRefused) {
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
   for (const char* flags :
        {"--config-json ", "--safetensors ", "--model gpt2 --machine ", "--model gpt2 --deepspeed "})
-    ExpectRefused(flags + pipe, "no regular file");
+    ExpectRefused(flags + pipe, "not a regular file");
 }
 
 TEST_F(PlanProgramTest, FlagsThatWouldDoNothingAreRefused) {

@@ -356,7 +356,7 @@ std::string Complaint(const CLI::App& app, const std::string& what, int argc, ch
     if (!word.starts_with("--") || ("|" + words + "|").find("|" + word + "|") != std::string::npos)
       continue;
     const std::string nearest = config::NearestWord(words, word);
-    return absl::StrCat(config::Quoted(word), " is no flag",
+    return absl::StrCat(config::Quoted(word), " is not a flag",
                         nearest.empty() ? "" : "; did you mean ", nearest);
   }
   return config::Shortened(what.substr(0, what.find('\n')));
