@@ -135,7 +135,7 @@ def _optimizer_made_before():
     x, y = vector_batches(1, 2)[0][engine.world.rank]
     loss = (model(x) - y).square().mean()
     engine.backward(loss)
-    refused(optimizer.step, "AdamW.step.*'0.weight' is updated by the engine")
+    refused(optimizer.step, "AdamW.step.*the engine updates '0.weight'")
     engine.step()
     engine.close()
 
