@@ -99,7 +99,7 @@ TEST_F(CheckpointTest, ResumesBitForBitAtAnyStageAndTierOfItsWorld) {
 }
 
 // The saved bytes do not depend on steps that run meanwhile. A second save waits for the first.
-TEST_F(CheckpointTest, OneThatIsWrittenBesideStepsIsThatOfItsStep) {
+TEST_F(CheckpointTest, ASaveBesideStepsHasTheStateOfItsStep) {
   for (Way way : kWays) {
     way.compute = DType::kBFloat16;
     fs::remove_all(folder_);

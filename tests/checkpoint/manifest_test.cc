@@ -44,7 +44,7 @@ TEST(ManifestTest, ReadsBackWhatItWrote) {
   EXPECT_EQ(*read, Example());
 }
 
-TEST(ManifestTest, OneThatNamesNoRunIsRead) {
+TEST(ManifestTest, AManifestWithoutARunIsRead) {
   Manifest older = Example();
   older.run.clear();
   const std::string text = ToText(older);
@@ -54,7 +54,7 @@ TEST(ManifestTest, OneThatNamesNoRunIsRead) {
   EXPECT_EQ(*read, older);
 }
 
-TEST(ManifestTest, OneChangedBitIsNoticedWhereverItIs) {
+TEST(ManifestTest, EveryChangedBitIsNoticed) {
   const std::string text = ToText(Example());
   for (size_t byte = 0; byte < text.size(); ++byte) {
     for (int bit = 0; bit < 8; ++bit) {
@@ -78,7 +78,7 @@ TEST(ManifestTest, ChecksumsFollowTheFormatsDescription) {
   EXPECT_EQ(checksum(many), 0x8f0d79940f2caa31u);
 }
 
-TEST(ManifestTest, ACutOneIsNoticed) {
+TEST(ManifestTest, ACutManifestIsNoticed) {
   const std::string text = ToText(Example());
   for (size_t bytes = 0; bytes + 1 < text.size(); ++bytes)
     EXPECT_FALSE(ParseManifest(text.substr(0, bytes), "manifest.json").ok()) << bytes;

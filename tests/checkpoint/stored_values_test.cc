@@ -12,7 +12,7 @@
 namespace ebb {
 namespace {
 
-TEST(StoredValuesTest, ANewExpectationHidesNoBlockThatWasReadBefore) {
+TEST(StoredValuesTest, ANewReadAheadKeepsBlocksThatWereRead) {
   const std::string folder = ::testing::TempDir() + "/stored-values";
   std::filesystem::remove_all(folder);
   std::filesystem::create_directory(folder);

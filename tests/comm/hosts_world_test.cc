@@ -130,7 +130,7 @@ TEST_P(OneRank, ThatDoesNotComeIsNamedOnAllOthers) {
   }
 }
 
-TEST_P(OneRank, ThatFailsTellsAll) {
+TEST_P(OneRank, ThatFailsIsReportedToAll) {
   const auto seen = OnThreads(3, [](const Backend& world) {
     Ear ear(*world);
     if (world->rank() == GetParam()) world->Fail(absl::DataLossError("the disk is gone"));

@@ -149,7 +149,7 @@ TEST(Launch, AnMpiThatWouldFindAllRanksIsKnown) {
   EXPECT_FALSE(has_mpi(With(With(With(kSlurm, kTorchrun), pmix), {{"TORCHELASTIC_RUN_ID", "r1"}})));
 }
 
-TEST(Launch, ALauncherThatStaysIsKnown) {
+TEST(Launch, ALauncherThatOutlivesItsRanksIsKnown) {
   const auto stays = [](const Environment& environment) {
     const auto launch = DescribeLaunch(environment);
     return launch.ok() && launch->has_value() && (*launch)->launcher_outlives_ranks;

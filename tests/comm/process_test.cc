@@ -340,7 +340,7 @@ void HideFromOtherProcesses() {
   EXPECT_EQ(prctl(PR_SET_DUMPABLE, 0), 0);
 }
 
-TEST(Killed, NothingStaysBehindOfAWorldThatIsNotComplete) {
+TEST(Killed, AnIncompleteWorldLeavesNothing) {
   for (const int victim : {0, 1}) {
     Results seen;
     const std::string name = NewMeetingName();
@@ -408,7 +408,7 @@ TEST(Processes, ShareMemoryThatHasNoName) {
   EXPECT_THAT(NamesGiven([] { return SumOnTwo(/*hidden=*/false); }), IsEmpty());
 }
 
-TEST(Processes, ThatMayNotLookIntoEachOtherShareMemoryByAName) {
+TEST(Processes, WithoutPtraceShareMemoryByAName) {
   EXPECT_THAT(NamesGiven([] { return SumOnTwo(/*hidden=*/true); }), SizeIs(1));
   EXPECT_THAT(LeftInSharedMemory(), IsEmpty());
 }

@@ -100,7 +100,7 @@ TEST_P(ReduceTest, EqualsTheScalarReferenceBitForBitAtEveryWidthCutAndPlace) {
   }
 }
 
-TEST_P(ReduceTest, ThreadsDoNotShowInTheBits) {
+TEST_P(ReduceTest, TheNumberOfThreadsChangesNoBit) {
   constexpr int64_t kCount = 200'003;
   std::vector<Numbers> inputs;
   std::vector<const void*> pointers;

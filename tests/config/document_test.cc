@@ -118,7 +118,7 @@ TEST(ParseDocument, ReportsEveryDuplicateKey) {
             "\n  line 3, column 2: the key \"a\" is there twice");
 }
 
-TEST(ParseDocument, KnowsWhereEveryKeyStands) {
+TEST(ParseDocument, KnowsLineAndColumnOfEveryKey) {
   absl::StatusOr<Document> document = ParseDocument(
       "\xef\xbb\xbf{\"a\": [1, -2.5e3, \"b\", true, {}], // \"c\": 1\n  \"d\": {\"\\\"e\": "
       "null,\n\"f\": 1,},}");

@@ -205,7 +205,7 @@ class EngineRunsAheadTest : public ::testing::TestWithParam<RunAhead> {
 };
 
 // Step 0's overflow becomes known only when all of step 1 is in the queue.
-TEST_P(EngineRunsAheadTest, OneStepBehindAnotherWithTheBitsOfTheCpu) {
+TEST_P(EngineRunsAheadTest, OneStepAheadWithTheBitsOfTheCpu) {
   constexpr int kSteps = 7;
   struct Result {
     ParameterValues masters;

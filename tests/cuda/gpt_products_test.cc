@@ -148,18 +148,18 @@ class MeasuredProductsTest : public ::testing::Test {
   SmallOpsOn<Memory> small_;
 };
 
-TEST_F(MeasuredProductsTest, SumsAreApartByDefault) {
+TEST_F(MeasuredProductsTest, SumsAreSeparateByDefault) {
   EXPECT_EQ(LetterOf(/*sums=*/true, {}), "a");
   EXPECT_EQ(LetterOf(/*sums=*/true, {}), "");  // it is settled already
 }
 
-TEST_F(MeasuredProductsTest, SumsAreFusedWhereThatIsFaster) {
+TEST_F(MeasuredProductsTest, SumsAreFusedIfThatIsFaster) {
   SetTimes(CUBLASLT_EPILOGUE_DEFAULT, {20, 20, 20});
   SetTimes(CUBLASLT_EPILOGUE_BGRADB, {15, 10, 15});
   EXPECT_EQ(LetterOf(/*sums=*/true, {.measures = true, .letters = ""}), "B");
 }
 
-TEST_F(MeasuredProductsTest, SumsStayApartWhereFusedIsHardlyFaster) {
+TEST_F(MeasuredProductsTest, SumsAreSeparateIfFusedOnesAreHardlyFaster) {
   SetTimes(CUBLASLT_EPILOGUE_DEFAULT, {100, 100, 100});
   SetTimes(CUBLASLT_EPILOGUE_BGRADB, {98, 98, 98});
   EXPECT_EQ(LetterOf(/*sums=*/true, {.measures = true, .letters = ""}), "a");

@@ -68,7 +68,7 @@ class SharedDeviceFailureTest : public ::testing::Test {
   }
 };
 
-TEST_F(SharedDeviceFailureTest, KernelThatCannotBeLaunchedFailsTheCommunicatorNotTheDevice) {
+TEST_F(SharedDeviceFailureTest, AKernelThatCannotBeLaunchedFailsOnlyTheCommunicator) {
   for (const int nth : {1, 2, 3}) {
     const auto seen =
         SumUntilFailed([&] { stand_in::FailCall("cudaLaunchKernel", cudaErrorInvalidValue, nth); });

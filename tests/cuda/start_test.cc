@@ -17,7 +17,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(CudaStart, TellsDevicesOrWhyThereAreNone) {
+TEST(CudaStart, ListsDevicesOrTheReasonForNone) {
   const auto count = Device::CudaDevices();
   const auto device = Device::Cuda();
   EXPECT_EQ(count.ok(), device.ok());

@@ -277,7 +277,7 @@ class AdvisedStatusTest : public ::testing::Test {
   std::atomic<int> searches_{0};
 };
 
-TEST_F(AdvisedStatusTest, OneRankOfEachCauseLooksAndTellsTheOthers) {
+TEST_F(AdvisedStatusTest, OneRankOfEachCauseSearchesAndSendsTheAdvice) {
   const absl::Status full = absl::ResourceExhaustedError("full");
   const std::vector<absl::Status> agreed =
       Agreed({{},
@@ -297,7 +297,7 @@ TEST_F(AdvisedStatusTest, OneRankOfEachCauseLooksAndTellsTheOthers) {
   EXPECT_EQ(agreed[5], of_b);
 }
 
-TEST_F(AdvisedStatusTest, WithoutAnErrorOfThatKindNoRankLooks) {
+TEST_F(AdvisedStatusTest, WithoutAnErrorOfThatKindNoRankSearches) {
   const Advise none = [](int, Communicator&) { return std::string("ask"); };
   for (const absl::Status& status : Agreed({{{}, 7}, {{}, 7}}, none)) EXPECT_TRUE(status.ok());
   EXPECT_EQ(Agreed({{{}, 7}, {absl::AbortedError("gone")}}, none)[0],

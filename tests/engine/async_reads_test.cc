@@ -211,7 +211,7 @@ TEST_P(AsyncReadsTest, GiveTheLastStepAndChangeNoBitOfTheNextOnes) {
 
 // If the reads would come behind a step's first work, they run without a step when AsyncReadBegin asks for that, when
 // the step is dropped, and when any other call reads the state.
-TEST_P(AsyncReadsTest, ComeAlsoWithoutTheStepThatTheyMayBeginIn) {
+TEST_P(AsyncReadsTest, BeginAlsoWithoutAnotherStep) {
   const std::function<absl::Status(Engine&)> ways[] = {
       [](Engine& engine) { return engine.AsyncReadBegin()(); },
       [](Engine& engine) {
@@ -260,7 +260,7 @@ TEST_P(AsyncReadsTest, ComeAlsoWithoutTheStepThatTheyMayBeginIn) {
   for (const ReadStatus& of_rank : read) EXPECT_TRUE(of_rank.get().ok());
 }
 
-TEST_P(AsyncReadsTest, AreNotWaitedForInTheStepThatHasToComeFirst) {
+TEST_P(AsyncReadsTest, CannotBeWaitedForInTheStepThatStartsThem) {
   buffers_ = 1;  // so that a step does not do all carried updates when it begins
   Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
     EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
@@ -291,7 +291,7 @@ TEST_P(AsyncReadsTest, AreNotWaitedForInTheStepThatHasToComeFirst) {
 
 // Masters and states on NVMe have a second place, so that no update waits until theirs are read. Each save begins where
 // the one before has left them.
-TEST_P(AsyncReadsTest, HoldUpNoStepWhereStatesAreOnTheDisk) {
+TEST_P(AsyncReadsTest, DoNotDelayStepsIfStatesAreOnTheDisk) {
   if (GetParam().states != Tier::kNvme || GetParam().split) GTEST_SKIP();
   std::vector<Snapshot> expected(static_cast<size_t>(GetParam().setting.world));
   for (const bool beside : {false, true}) {
@@ -324,7 +324,7 @@ TEST_P(AsyncReadsTest, HoldUpNoStepWhereStatesAreOnTheDisk) {
   }
 }
 
-TEST_P(AsyncReadsTest, LetUpdatesWaitWhereTheDiskHasNoRoom) {
+TEST_P(AsyncReadsTest, DelayUpdatesIfTheDiskHasNoRoom) {
   if (GetParam().states != Tier::kNvme || GetParam().split) GTEST_SKIP();
   GetOffloadTestHooks().reserve = [](std::string_view path) {
     return path.find("saved-states") != std::string_view::npos ? ENOSPC : 0;

@@ -177,7 +177,7 @@ TEST_P(CopyParametersTest, TrainingGoesOnFromTheCopy) {
 }
 
 // Values half-way between two of bf16, which go away from zero.
-TEST_P(CopyParametersTest, HalvesGoAwayFromZero) {
+TEST_P(CopyParametersTest, HalvesAreRoundedAwayFromZero) {
   const Initialiser halves = [](const Slice& slice, std::span<float> values) {
     for (size_t i = 0; i < values.size(); ++i) {
       const uint32_t sign = i % 2 == 0 ? 0 : 0x80000000u;

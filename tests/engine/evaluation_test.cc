@@ -104,7 +104,7 @@ class EvaluationTest : public ::testing::TestWithParam<Setting> {
 };
 INSTANTIATE_TEST_SUITE_P(Cells, EvaluationTest, ::testing::ValuesIn(WorldsAndStages()), NameOf);
 
-TEST_P(EvaluationTest, AnyMicroBatchesAndWalksLeaveNoTrace) {
+TEST_P(EvaluationTest, AnyMicroBatchesAndWalksChangeNoBit) {
   for (const DType compute : {DType::kFloat32, DType::kBFloat16}) {
     Config config;
     config.compute = compute;
@@ -126,7 +126,7 @@ TEST_P(EvaluationTest, AnyMicroBatchesAndWalksLeaveNoTrace) {
   }
 }
 
-TEST_P(EvaluationTest, BetweenStepsThatHoldTheirUpdatesLeavesNoTrace) {
+TEST_P(EvaluationTest, BetweenStepsThatHoldTheirUpdatesChangesNoBit) {
   ExpectNoTrace(
       Config(),
       [&](Engine& engine, const ScriptedTrainer& trainer) {
@@ -137,7 +137,7 @@ TEST_P(EvaluationTest, BetweenStepsThatHoldTheirUpdatesLeavesNoTrace) {
       /*hold=*/true);
 }
 
-TEST_P(EvaluationTest, OffTheDeclaredOrderLeavesNoTrace) {
+TEST_P(EvaluationTest, OutsideTheDeclaredOrderChangesNoBit) {
   for (const std::vector<int>& units : std::vector<std::vector<int>>{
            {4, 3, 2, 1, 0}, {0, 2, 4}, {3}, {}, {0, 0, 0, 1, 0}, {1, 1, 3, 2, 4, 4, 0, 3}}) {
     ExpectNoTrace(Config(), [&](Engine& engine, const ScriptedTrainer& trainer) {
@@ -148,7 +148,7 @@ TEST_P(EvaluationTest, OffTheDeclaredOrderLeavesNoTrace) {
   }
 }
 
-TEST_P(EvaluationTest, DroppedAnywhereLeavesNoTrace) {
+TEST_P(EvaluationTest, DroppedAnywhereChangesNoBit) {
   ExpectNoTrace(Config(), [&](Engine& engine, const ScriptedTrainer& trainer) {
     for (size_t visits = 0; visits <= declared_.size(); ++visits) {
       const auto end = declared_.begin() + static_cast<int64_t>(visits);
@@ -164,7 +164,7 @@ TEST_P(EvaluationTest, DroppedAnywhereLeavesNoTrace) {
   });
 }
 
-TEST_P(EvaluationTest, RefusedLeavesNoTrace) {
+TEST_P(EvaluationTest, RefusedChangesNoBit) {
   struct Refusal {
     const char* what;
     std::function<absl::Status(Engine& engine)> run;

@@ -85,7 +85,7 @@ TEST_P(OverflowTest, SkipsTheStepOnEveryRankInEveryDType) {
 }
 
 // Late, nothing has been updated and the engine goes on; early, it has failed.
-TEST_P(OverflowTest, IsAnErrorThatNamesUnitAndRankWhereChecksAreOff) {
+TEST_P(OverflowTest, IsAnErrorThatNamesUnitAndRankIfChecksAreOff) {
   const ModelSpec model = ScriptedModel();
   for (const Setting& setting : At(GetParam(), kTimings)) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
@@ -157,7 +157,7 @@ TEST_P(OverflowTest, TheFirstUnitInBackwardIsNamed) {
 }
 
 // The loss is only reported: what counts is whether the gradients are numbers.
-TEST_P(OverflowTest, ALossThatIsNoNumberIsReportedAsItIs) {
+TEST_P(OverflowTest, ANaNLossIsReported) {
   const ModelSpec model = ScriptedModel();
   const absl::Status status = RunEngines(
       GetParam(), model, ConfigFor(GetParam()),

@@ -131,7 +131,7 @@ TEST_P(ReorderTest, GoesOnAsAnEngineThatWasCreatedSo) {
   }
 }
 
-TEST_P(ReorderTest, ThereAndBackIsAsIfNothingHadBeen) {
+TEST_P(ReorderTest, ReorderingAndBackChangesNothing) {
   const Setting setting = GetParam().setting;
   const Config config = ConfigOf(setting);
   const Order order = AsScripted();
@@ -364,7 +364,7 @@ TEST_F(ReorderOnDiskTest, FilesAreCountedOnce) {
   });
 }
 
-TEST_F(ReorderOnDiskTest, ReadsBesideStepsEndBeforeItAndGoOnBehindIt) {
+TEST_F(ReorderOnDiskTest, ReadsBesideStepsEndBeforeItAndGoOnAfterIt) {
   const Order before = AsScripted(kBoundaryBytes), order = Shuffled(kBoundaryBytes);
   RunOn(kTwoRanks, before.model, config_,
         [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {

@@ -100,7 +100,7 @@ TEST_P(RoundsTest, HeldGradientsAreTheSumsOfAllRounds) {
 }
 
 // An overlap by one scope also crosses the end of a round.
-TEST_P(RoundsTest, AScopeMayCloseBehindTheOpeningOfTheNextRound) {
+TEST_P(RoundsTest, AScopeMayCloseAfterTheNextRoundHasOpened) {
   const auto run = [&](bool overlaps) {
     Config config = ConfigFor(GetParam());
     config.gradient_accumulation_steps = 5;

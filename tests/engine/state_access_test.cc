@@ -124,7 +124,7 @@ TEST_P(StateAccessTest, ReadGivesEveryElementOnOneRank) {
 
 // After some steps masters and states are overwritten; from there on it is the engine that had them
 // from the start.
-TEST_P(StateAccessTest, WrittenValuesTrainOnAsIfTheyHadBeenTheFirst) {
+TEST_P(StateAccessTest, TrainingGoesOnFromWrittenValues) {
   ModelSpec fresh = model_;
   for (ParameterSpec& parameter : fresh.parameters) parameter.init = WriteValues;
   for (const DType compute : kComputes) {
@@ -208,7 +208,7 @@ TEST_P(StateAccessTest, TheUpdateTakesWrittenGradients) {
 }
 
 // A NaN is a value like any other until a gradient has it: then the step is skipped.
-TEST_P(StateAccessTest, NaNRoundTripsAndSkipsTheStepAsAGradient) {
+TEST_P(StateAccessTest, NaNIsReadBackAndAsAGradientSkipsTheStep) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   RunOn(GetParam(), model_, ConfigFor(GetParam()),
         [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {

@@ -96,7 +96,7 @@ TEST_P(StateRefusalTest, NamesTheError) {
 }
 
 // A buffer that is too small on one rank is an error on all ranks, without a wait for that rank.
-TEST_P(StateRefusalTest, AGatherThatOneRankCannotTakeFailsOnAll) {
+TEST_P(StateRefusalTest, AGatherWithoutRoomOnOneRankFailsOnAll) {
   const int culprit = GetParam().world - 1;
   Run([&](Engine& engine, ScriptedTrainer& trainer) {
     std::vector<float> whole(trainer.rank() == culprit ? 98 : 99);
@@ -136,7 +136,7 @@ TEST_P(StateRefusalTest, GatherToARootLeavesTheOthersAlone) {
   });
 }
 
-TEST_P(StateRefusalTest, APieceThatARankDoesNotTakeIsItsError) {
+TEST_P(StateRefusalTest, AnErrorOfASinkIsTheErrorOfItsRank) {
   Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
     int pieces = 0;
     const auto refuse = [&](const Slice&, std::span<const float>) {

@@ -26,7 +26,7 @@ TEST(StepErrorsTest, TheFirstFailureIsTheCause) {
   EXPECT_EQ(errors.Report(), kFailure) << "every call returns it";
 }
 
-TEST(StepErrorsTest, AFailureIsUntoldUntilACallReturnsIt) {
+TEST(StepErrorsTest, AFailureIsUnreportedUntilACallReturnsIt) {
   StepErrors errors;
   EXPECT_TRUE(errors.Report().ok());
   EXPECT_TRUE(errors.UnreportedFailure().ok());
@@ -70,7 +70,7 @@ TEST(StepErrorsTest, AnEvaluationBlocksNoUpdate) {
   EXPECT_EQ(errors.Report(), kOwn);
 }
 
-TEST(StepErrorsTest, AnErrorOfAJudgedStepIsReturnedOnceAndUntilThenFailsEveryStep) {
+TEST(StepErrorsTest, TheErrorOfAStepWithAVerdictIsReturnedOnceAndFailsEveryStepUntilThen) {
   StepErrors errors;
   const int64_t first = errors.NextExchange(), second = errors.NextExchange();
   EXPECT_EQ(second, first + 1);
@@ -91,7 +91,7 @@ TEST(StepErrorsTest, AnErrorOfAJudgedStepIsReturnedOnceAndUntilThenFailsEverySte
   EXPECT_TRUE(errors.Report().ok()) << "the caller knows";
 }
 
-TEST(StepErrorsTest, AnErrorLearntInAStepIsTheStepsToo) {
+TEST(StepErrorsTest, AnErrorReceivedWithinAStepIsAlsoTheErrorOfTheStep) {
   StepErrors errors;
   const int64_t exchange = errors.NextExchange();
   errors.Open(0);

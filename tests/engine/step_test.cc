@@ -84,7 +84,7 @@ class StepTest : public ::testing::TestWithParam<Setting> {
 };
 INSTANTIATE_TEST_SUITE_P(Cells, StepTest, ::testing::ValuesIn(WorldsAndStages()), NameOf);
 
-TEST_P(StepTest, FinishClosesScopesLeftOpenAndEverythingIsDeadAfterIt) {
+TEST_P(StepTest, FinishClosesOpenScopesAndAllLaterCallsAreErrors) {
   for (const Setting& setting : At(GetParam(), kTimings)) {
     std::vector<Snapshot> closed(static_cast<size_t>(setting.world));
     for (const bool leave_open : {false, true}) {
@@ -142,7 +142,7 @@ TEST_P(StepTest, AScopeThatDidNotOpenClosesNoOther) {
   }
 }
 
-TEST_P(StepTest, AMovedNeverBegunOrDroppedStepIsDead) {
+TEST_P(StepTest, CallsOnAMovedOrDroppedStepAreErrors) {
   Run(GetParam(), [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
     Step never;
     ForwardScope no_forward;

@@ -443,7 +443,7 @@ TEST_P(TrainersTest, OneUseOfASharedBlockTakesItsGradients) {
 }
 
 // What a trainer of such a model may do wrong.
-TEST(DeclaredOrderTest, MistakesNameTheScopeAndWhereTheOrderIsDeclared) {
+TEST(DeclaredOrderTest, ErrorsNameTheScopeAndWhereTheOrderIsDeclared) {
   using Mistake = std::function<void(Step&, const Chain&)>;
   const auto after = [](const Mistake& mistake) {
     Chain chain("u", 3, {0, 1, 2, 1});

@@ -182,7 +182,7 @@ TEST(OptionsTest, TheVersionIsPrinted) {
   EXPECT_THAT(command.text, testing::MatchesRegex("gpt [0-9]+\\.[0-9]+\\.[0-9]+ \\(Ebb\\)\n"));
 }
 
-TEST(OptionsTest, HelpIsNoError) {
+TEST(OptionsTest, HelpExitsWithZero) {
   const CommandLine command = Parse({"--help"});
   EXPECT_FALSE(command.options.has_value());
   EXPECT_EQ(command.exit_code, 0);

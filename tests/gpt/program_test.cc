@@ -116,7 +116,7 @@ TEST_F(ProgramTest, RefusesToOverwriteItsInput) {
   }
 }
 
-TEST_F(ProgramTest, AnErrorOfAllRanksBlamesNone) {
+TEST_F(ProgramTest, AnErrorOfAllRanksNamesNoRank) {
   const std::string config = files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
       "ebb": {"parameter_groups": {"absent": {"lr_factor": 2}}}})");
   Program program(Tiny({"--data", data_, "--config", config, "--ranks", "3"}));
@@ -415,7 +415,7 @@ TEST_F(ProgramTest, ASignalEndsTheSampleAndTheReportsAreThereBefore) {
   EXPECT_EQ(nlohmann::json::parse(files_.Read("s.json"))["stopped"]["during"], "sample");
 }
 
-TEST_F(ProgramTest, OnATerminalTheLogAndTheRewrittenLineKeepApart) {
+TEST_F(ProgramTest, OnATerminalLogLinesDoNotMixWithTheProgressLine) {
   constexpr size_t kColumns = 40;
   const std::string config = files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
       "optimizer": {"type": "SGD", "params": {"lr": 1e30}}, "gradient_clipping": 0})");
@@ -438,7 +438,7 @@ TEST_F(ProgramTest, OnATerminalTheLogAndTheRewrittenLineKeepApart) {
   EXPECT_EQ(lines, 5);
 }
 
-TEST_F(ProgramTest, AModelThatDivergesIsNoHang) {
+TEST_F(ProgramTest, ADivergingModelDoesNotHang) {
   // A learning rate beyond all bounds: infinite parameters after the first update, NaN as loss
   // after that.
   const std::string config = files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,

@@ -22,7 +22,7 @@ namespace {
 
 using testing::HasSubstr;
 
-TEST(OutputFileTest, IsThereWholeOrNotAtAll) {
+TEST(OutputFileTest, IsCompleteOrAbsent) {
   ScratchFiles files;
   files.Write("old", "before");
   {
@@ -51,7 +51,7 @@ TEST(OutputFileTest, OpenNamesAFileThatCannotBeWritten) {
   }
 }
 
-TEST(OutputFileTest, AReplacementIsThereWholeToo) {
+TEST(OutputFileTest, AReplacementIsCompleteToo) {
   ScratchFiles files;
   auto file = OutputFile::Open("--summary", files.Path("new"));
   ASSERT_TRUE(file.ok()) << file.status();
@@ -62,7 +62,7 @@ TEST(OutputFileTest, AReplacementIsThereWholeToo) {
 }
 
 // More than a pipe holds, so that writing waits for the reader.
-TEST(OutputFileTest, APipeGetsAllAndNothingInItsPlace) {
+TEST(OutputFileTest, APipeGetsAllBytesAndIsNotReplaced) {
   ScratchFiles files;
   const std::string path = files.Path("pipe");
   ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);

@@ -99,7 +99,7 @@ TEST(TextTest, APipeThatGivesMoreThanMemoryMayHoldIsRefused) {
   *file = TextFile();
 }
 
-TEST(TextTest, LargeFilesStayWhereTheyAre) {
+TEST(TextTest, LargeFilesAreNotReadIntoMemory) {
   ScratchFiles files;
   const std::string small(1000, 's');
   const std::vector<std::string> paths = {files.Write("small", small), files.Path("large"),
@@ -181,7 +181,7 @@ TEST_F(ManyFilesTest, AReplacedFileIsAnErrorThatNamesIt) {
 }
 
 // The same text, whichever of its files are held.
-TEST(TextTest, BatchesAreTheSameHeldOrNot) {
+TEST(TextTest, BatchesAreTheSameInMemoryOrFromFiles) {
   ScratchFiles files;
   std::string bytes(Text::kFileHeldMax + 3000, ' ');
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 2654435761u >> 24);

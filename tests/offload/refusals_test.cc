@@ -41,7 +41,7 @@ TEST_F(RefusalsTest, EndWithAnyProgress) {
 }
 
 // Refusals as for a thread that got no processor time.
-TEST_F(RefusalsTest, FewAreNeverEnough) {
+TEST_F(RefusalsTest, AFewDoNotEndTheWait) {
   Refusals refusals;
   for (int i = 0; i < Refusals::kTriesMin; ++i)
     EXPECT_FALSE(refusals.Refused(kStart + i * Refusals::kPatience)) << i;

@@ -47,7 +47,7 @@ TEST(CastTest, EverySixteenBitPatternWidensAsTheScalarConversion) {
   });
 }
 
-TEST(CastTest, NarrowingRoundsAsTheScalarConversionAtEveryTurningPoint) {
+TEST(CastTest, CastsToSixteenBitsRoundAsTheScalarConversionAtEveryHalfway) {
   ThreadTeam team(2);
   const std::vector<float> points = TurningPoints();
   ForEveryTarget([&] {
@@ -118,7 +118,7 @@ TEST(CastTest, ParameterAndCutBitsRebuildTheMaster) {
   }
 }
 
-TEST(CastTest, ThreadsAndTailsDoNotShow) {
+TEST(CastTest, ThreadsAndTailsChangeNoBit) {
   const auto from = Numbers<float>(200'003, 1);
   ThreadTeam one(1);
   const auto expected = CastAll<BFloat16>(one, from, Rounding::kNearest);

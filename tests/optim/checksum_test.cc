@@ -149,7 +149,7 @@ TEST(ChecksumTest, ShowsSwappedParts) {
   }
 }
 
-TEST(ChecksumTest, TellsZerosOfEveryLengthApart) {
+TEST(ChecksumTest, ZerosOfEachLengthHaveAnotherSum) {
   const std::vector<std::byte> zeros(200'000);
   std::set<uint64_t> sums;
   size_t sizes = 0;

@@ -86,7 +86,7 @@ void ExpectCasts(const std::vector<From>& from) {
   }
 }
 
-TEST(CudaCast, EverySixteenBitPatternAndEveryTurningPoint) {
+TEST(CudaCast, EverySixteenBitPatternAndEveryHalfway) {
   ExpectCasts<BFloat16, float>(EveryPattern<BFloat16>());
   ExpectCasts<Float16, float>(EveryPattern<Float16>());
   ExpectCasts<BFloat16, Float16>(EveryPattern<BFloat16>());

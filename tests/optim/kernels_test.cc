@@ -31,7 +31,7 @@ TEST_P(KernelsTest, CastsHaveTheBitsOfCast) {
   }
 }
 
-TEST_P(KernelsTest, CastsOfEveryPatternAndTurningPointHaveTheBitsOfCast) {
+TEST_P(KernelsTest, CastsOfEveryPatternAndHalfwayHaveTheBitsOfCast) {
   ExpectCasts<BFloat16, float>(EveryPattern<BFloat16>(), 0, 0);
   ExpectCasts<Float16, float>(EveryPattern<Float16>(), 0, 0);
   ExpectCasts<BFloat16, Float16>(EveryPattern<BFloat16>(), 0, 0);

@@ -94,7 +94,7 @@ TEST_P(UpdateBitsTest, EveryTargetGivesTheReferenceBits) {
   ExpectReferenceBits<Float16, Float16>(GetParam(), true);
 }
 
-TEST_P(UpdateBitsTest, ThreadsAndCutsDoNotShow) {
+TEST_P(UpdateBitsTest, ThreadsAndCutsChangeNoBit) {
   constexpr int64_t kCount = 70'003;
   const Shard<BFloat16, BFloat16> before(kCount, GetParam());
   auto expected = before;

@@ -75,7 +75,7 @@ TEST(Boundaries, SegmentsKeepTheirInputsOnly) {
 
 // The boundary stays for the scope after its reader, 2, and is back one scope before its backward. With backward 4
 // that is scope 3, so it is never away. With backward 5 it is away in 3.
-TEST(Boundaries, LeaveWhereThereIsTimeBetweenGoingAndComing) {
+TEST(Boundaries, AreEvictedIfThereIsTimeBetweenWriteAndRead) {
   const std::vector<PlannedScope> scopes = ScopesOfStep(UnitChain({1, 1, 1}), 1);
   const auto leaves = [&](const BoundaryUse& use) { return LeavesDevice(scopes, use); };
   EXPECT_FALSE(leaves({.writer = 0, .reader = 1, .again = 2}));

@@ -119,7 +119,7 @@ TEST(CopyPlan, FillsEverySliceOnceFromARankThatOwnsIt) {
   }
 }
 
-TEST(CopyPlan, StagesNoMoreThanItIsAllowed) {
+TEST(CopyPlan, StagingStaysBelowItsLimit) {
   int64_t largest_round = 0;
   for (int seed = 1; seed <= Cases(150); ++seed) {
     const Case c(static_cast<uint64_t>(seed));
@@ -166,7 +166,7 @@ TEST(CopyPlan, SendsOneMessageAPairAndRound) {
   }
 }
 
-TEST(CopyPlan, TravelsInTheNarrowerType) {
+TEST(CopyPlan, IsSentInTheSmallerType) {
   ModelSpec model;
   model.forward.push_back({.unit = model.AddUnit("unit")});
   model.Add(UnitId{0}, {.name = "w", .shape = {5}, .init = Constant(0)});
@@ -191,7 +191,7 @@ TEST(CopyPlan, TravelsInTheNarrowerType) {
   EXPECT_EQ(travels(false, fp32, false, fp32), fp32);
 }
 
-TEST(CopyPlan, StaysWithinRanksThatAreCutTheSame) {
+TEST(CopyPlan, SendsNothingBetweenEqualPartitions) {
   const RandomCase base(7);
   const ModelLayout layout = LayOut(base.model, 4).value();
   const CopySide side{&base.model, &layout, DType::kFloat32};

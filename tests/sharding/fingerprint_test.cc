@@ -166,7 +166,7 @@ TEST(Fingerprint, OfAFragmentChangesWithAnyOfWhatItsInstructionsSay) {
   }
 }
 
-TEST(Fingerprint, OfParametersTellsADTypeFromADimensionAndOneListFromTheNext) {
+TEST(Fingerprint, OfParametersDistinguishesDTypesDimensionsAndLists) {
   std::set<uint64_t> seen;
   ParameterSpec parameter{.name = "w", .shape = {4}};
   seen.insert(Fingerprint(parameter));

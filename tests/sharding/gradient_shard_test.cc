@@ -128,7 +128,7 @@ TEST(GradientShard, IsDecidedByUnit) {
 
 // Backward of such a unit waits for the update that reads the memory it writes. So does the zeroing of the gradient
 // of a scope that is left out.
-TEST(GradientShard, IsWrittenBehindTheUpdateOfTheStepBefore) {
+TEST(GradientShard, IsWrittenAfterTheUpdateOfTheStepBefore) {
   int kernels = 0;
   for (int number = 1; number <= Cases(300); ++number) {
     const RandomCase random_case(static_cast<uint64_t>(number), /*offloads=*/number % 2 == 0);

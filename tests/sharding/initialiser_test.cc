@@ -159,7 +159,7 @@ TEST(Normal, ScalesWithTheStandardDeviation) {
   EXPECT_THAT(Values(Normal(0, 5), "w", 0, 1000), Each(0.0f));
 }
 
-TEST(Normal, RefusesAStandardDeviationThatIsNone) {
+TEST(Normal, RefusesANegativeOrNonFiniteStandardDeviation) {
   const std::vector<int64_t> shape = {2};
   std::vector<float> values(2);
   const Slice slice = {.parameter = {}, .name = "w", .shape = shape, .begin = 0, .end = 2};

@@ -103,7 +103,7 @@ TEST(LowerExchange, EachPartReadsTheOutputOfThePartBefore) {
 }
 
 // Every gradient whose name it may look for: where updates wait for the verdict, in memory.
-TEST(LowerExchange, ARecordIsSealedBehindTheGradientsThatItLooksAt) {
+TEST(LowerExchange, ARecordIsCompletedAfterTheGradientsThatItChecks) {
   int looks = 0;
   ForEachPlan([&](const Plan& plan, bool walk) {
     const Operation& seal = *ExchangeOf(plan).front();

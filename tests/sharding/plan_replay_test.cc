@@ -44,7 +44,7 @@ TEST(RandomOrders, AreOfEveryKind) {
 
 // Data is there when it is used, and data in shared memory never lives at once, on any tier: over
 // steps, walks and every variant, one after another, also with reads of the state in between.
-TEST(PlanLaws, NothingIsUsedBeforeItIsThereAndNoTwoLiveThingsOverlap) {
+TEST(PlanLaws, NothingIsReadBeforeItIsWrittenAndLiveMemoryDoesNotOverlap) {
   for (int number = 1; number <= Cases(800); ++number) {
     RandomCase random_case = CaseOf(number);
     if (number > Cases(600)) random_case.MixDTypes();
@@ -78,7 +78,7 @@ TEST(PlanLaws, NothingIsUsedBeforeItIsThereAndNoTwoLiveThingsOverlap) {
 
 // With secondary shards a step gathers in other groups than a walk does, and there must be room for these too. Found
 // by more cases than the test above has.
-TEST(PlanLaws, AWalkHasRoomForItsOwnGroups) {
+TEST(PlanLaws, TheGroupsOfAnEvaluationFitInThePool) {
   const RandomCase random_case(458, /*offloads=*/true);
   const PlanInputs inputs = random_case.inputs();
   const absl::StatusOr<Plan> step = PlanStep(inputs), walk = PlanWalk(inputs),

@@ -73,7 +73,7 @@ int Count(const std::vector<std::string>& lines, std::vector<std::string> words)
   }));
 }
 
-TEST(PlanTable, TellsWhenWhereAndAfterWhat) {
+TEST(PlanTable, ShowsMomentStreamAndWaits) {
   const std::vector<std::string> lines = Lines(TwoLayers());
   EXPECT_EQ(Count(lines, {"begin", "gather", "unit0", "earlier", "1024", "gather+0x0"}), 1);
   EXPECT_EQ(Count(lines, {"open F0", "use", "unit0", "compute"}), 1);

@@ -117,7 +117,7 @@ TEST(Residency, EveryScopeOfAUnitInSlicesIsInOneInterval) {
 }
 
 // From one use of a unit to its next.
-TEST(Residency, AUnitStaysForAnAdjacentUseOrForBackwardIfAskedAndNeverForAFarOne) {
+TEST(Residency, AUnitIsKeptForAnAdjacentUseOrForBackwardIfAskedAndReleasedBeforeAFarOne) {
   for (int seed = 1; seed <= Cases(2'000); ++seed) {
     SCOPED_TRACE(seed);
     const Case c(seed);

@@ -207,7 +207,7 @@ TEST(Simulate, TheCriticalResourceIsTheOneThatIsFullOnThePath) {
 }
 
 // What takes long to answer is asked for ahead; bytes come in order.
-TEST(Simulate, TransfersStartBesideEachOtherAndMoveOneBehindTheOther) {
+TEST(Simulate, TransfersStartTogetherAndMoveInTurn) {
   const Cost read{.latency = 0.5, .amounts = Of({{kDiskRead, 1}})};
   const Simulated simulated =
       Program({{StreamId::kReadStates, read, {Memory(Access::kWrite, 0)}},
@@ -223,7 +223,7 @@ TEST(Simulate, TransfersStartBesideEachOtherAndMoveOneBehindTheOther) {
   EXPECT_EQ(At(simulated, 0, 4), Times(2.5, 5)) << "behind the start of the one before it";
 }
 
-TEST(Simulate, TransfersThatStandBehindOthersWaitForThose) {
+TEST(Simulate, QueuedTransfersWaitForThoseBefore) {
   const Operand first = Memory(Access::kWrite, 0), second = Memory(Access::kWrite, 64);
   const Written use{
       StreamId::kCompute, Seconds(1), {Memory(Access::kRead, 0), Memory(Access::kRead, 64)}};

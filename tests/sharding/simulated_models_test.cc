@@ -115,7 +115,7 @@ class SimulatedModels : public ::testing::Test {
   }
 };
 
-TEST_F(SimulatedModels, TakeNoLessThanTheirBoundsAndNoMoreThanAllInTurns) {
+TEST_F(SimulatedModels, TakeAtLeastTheirBoundsAndAtMostTheSumOfAllInstructions) {
   ForEach(100, [](const Plan& plan, uint64_t seed) {
     Random random(seed);
     const RandomCosts costs(random);

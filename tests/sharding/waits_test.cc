@@ -144,7 +144,7 @@ TEST(Cells, BytesThatNoFragmentTouchesHaveCells) {
 }
 
 // The slices that were cut by are parts of longer ones.
-TEST(Cells, BytesOfASliceBehindTheLastCutHaveCells) {
+TEST(Cells, BytesOfASliceAfterTheLastCutHaveCells) {
   const Fragment fragment =
       FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 16, 64)}},
                   {StreamId::kDownload, {OnDevice(Access::kWrite, 16, 16, 64)}}});
@@ -223,7 +223,7 @@ TEST(Frontier, TheFirstUsesOfAFragmentWaitForTheLastOfThoseBeforeIt) {
 }
 
 // So the instructions between two of round_begins may run again.
-TEST(Frontier, WaitsGoThroughItAtSeamsToo) {
+TEST(Frontier, WaitsAreFoundBetweenFragmentsToo) {
   const Fragment fragment = FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
                                         {StreamId::kCompute, {OnDevice(Access::kRead, 0, 64)}},
                                         {StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
@@ -244,7 +244,7 @@ TEST(Frontier, NothingIsWaitedForTwice) {
   EXPECT_EQ(runs.Run(read, 0)[0], Waits{}) << "the stream is behind the write already";
 }
 
-TEST(Frontier, AUseThatCameBehindOthersStandsForThem) {
+TEST(Frontier, AUseReplacesEarlierUsesThatItWaitedFor) {
   const Fragment before = FragmentOf(
                      {{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
                       {StreamId::kGather,
