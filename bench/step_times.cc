@@ -1,7 +1,7 @@
 // The simulated and the measured time of a step, for gpt on this machine's CPU: with everything on
 // the device, with parameters and states in RAM, and with both on NVMe.
 //
-//   build/release/bin/step_times --disk FOLDER --layers 6 --width 512 --heads 8 \
+//   build/release/bin/step_times --disk FOLDER --layers 6 --width 512 --heads 8
 //       --context 128 --batch 4
 //
 // The simulation (ebb/sharding/report/simulate.h) runs the engine's own program on the machine that
