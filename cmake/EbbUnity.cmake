@@ -1,16 +1,16 @@
 # A build from nothing spends two thirds of its time on parsing the standard library, absl, a JSON library and GoogleTest for
-# each file. EBB_UNITY compiles libraries in groups of files, and tests, which are one file a program, with precompiled headers.
+# each file. EBB_UNITY compiles libraries and tests in groups of files, and tests with precompiled headers.
 # A compiler cache saves more. It works for single files from any tree, but for a group only if none of its files has changed. So
 # EBB_UNITY is off if there is a cache.
 #
 # Builds with a cache check that every file includes what it uses. Builds without one check that the unnamed namespaces of one
-# library have different names.
+# library or test program have different names.
 if(EBB_CCACHE)
   set(without_cache OFF)
 else()
   set(without_cache ON)
 endif()
-option(EBB_UNITY "Compile libraries in groups of files, and tests with precompiled headers" ${without_cache})
+option(EBB_UNITY "Compile in groups of files, and tests with precompiled headers" ${without_cache})
 
 # ebb_unity(TARGET): compiles TARGET, a library, in groups of files.
 function(ebb_unity target)
@@ -43,9 +43,11 @@ macro(ebb_precompile_for_tests)
   endif()
 endmacro()
 
-# ebb_precompiled(TARGET): TARGET, in the folder of the tests, uses the tests' precompiled headers.
-function(ebb_precompiled target)
+# ebb_unity_of_tests(TARGET): compiles TARGET, in the folder of the tests, in smaller groups, which occupy all cores until the end.
+function(ebb_unity_of_tests target)
   if(EBB_UNITY)
+    ebb_unity(${target})
+    set_target_properties(${target} PROPERTIES UNITY_BUILD_BATCH_SIZE 8)
     target_precompile_headers(${target} REUSE_FROM ebb_precompiled_for_tests)
   endif()
 endfunction()

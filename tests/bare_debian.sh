@@ -9,7 +9,7 @@
 # come from; without it, where this machine's apt has them from. --user: root installs the packages and a user without rights does the
 # rest. COMMAND: what is run in the clone instead of the two commands, for example
 #
-#   tests/bare_debian.sh --root /var/tmp/bare -- tests/run.sh --program plan_test
+#   tests/bare_debian.sh --root /var/tmp/bare -- tests/run.sh --program sharding_model_test
 #
 # Ends as the command does. All mounts are in a namespace of processes that ends with this script, so none is left however that ends.
 set -euo pipefail

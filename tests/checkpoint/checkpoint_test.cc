@@ -18,7 +18,7 @@
 #include "ebb/runtime/trace/log.h"
 #include "way.h"
 
-namespace ebb::testing {
+namespace ebb::testing::checkpoint_test {
 namespace {
 
 using ::testing::AllOf;
@@ -495,4 +495,4 @@ TEST_F(CheckpointTest, AnErrorOfOneRankIsEveryRanksAndTheOlderOneStays) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::checkpoint_test

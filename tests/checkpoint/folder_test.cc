@@ -12,7 +12,7 @@
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/rank_file.h"
 
-namespace ebb {
+namespace ebb::folder_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -247,4 +247,4 @@ TEST_F(FolderTest, AFolderThatMayNotBeWrittenIsNamed) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::folder_test

@@ -18,7 +18,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/scripted.h"
 
-namespace ebb::testing {
+namespace ebb::testing::import_checkpoint_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -136,4 +136,4 @@ TEST_F(ImportCheckpointTest, NumbersWithoutElementsAreRefused) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::import_checkpoint_test

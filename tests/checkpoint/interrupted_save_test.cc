@@ -16,7 +16,7 @@
 #include "save_fault_fixture.h"
 #include "tests/comm/processes.h"
 
-namespace ebb::testing {
+namespace ebb::testing::interrupted_save_test {
 namespace {
 
 using ::testing::AllOf;
@@ -196,4 +196,4 @@ TEST_F(InterruptedSaveTest, AnotherRunIsRefusedWhileOneSaves) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::interrupted_save_test

@@ -9,7 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "ebb/optim/checksum.h"
 
-namespace ebb {
+namespace ebb::manifest_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -97,4 +97,4 @@ TEST(ManifestTest, AnotherVersionIsNamed) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::manifest_test

@@ -16,7 +16,7 @@
 #include "ebb/runtime/checkpoint/rank_file.h"
 #include "way.h"
 
-namespace ebb::testing {
+namespace ebb::testing::resharding_test {
 namespace {
 
 class ReadBlocksTest : public ::testing::Test {
@@ -159,4 +159,4 @@ TEST_F(ReadBlocksTest, EachRankReadsTheBlocksOfItsOwnValuesOnce) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::resharding_test

@@ -9,7 +9,7 @@
 
 #include "ebb/runtime/checkpoint/slice_name.h"
 
-namespace ebb {
+namespace ebb::safetensors_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -105,4 +105,4 @@ TEST(SliceNameTest, IsReadAsItWasWritten) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::safetensors_test

@@ -17,7 +17,7 @@
 #include "save_fault_fixture.h"
 #include "tests/offload/ordinary_user.h"
 
-namespace ebb::testing {
+namespace ebb::testing::save_fault_test {
 namespace {
 
 using ::testing::AllOf;
@@ -263,4 +263,4 @@ TEST_F(SaveFaultTest, AnImpossibleFolderIsNamedWithARemedy) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::save_fault_test

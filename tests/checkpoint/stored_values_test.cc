@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace ebb {
+namespace ebb::stored_values_test {
 namespace {
 
 TEST(StoredValuesTest, ANewReadAheadKeepsBlocksThatWereRead) {
@@ -50,4 +50,4 @@ TEST(StoredValuesTest, ANewReadAheadKeepsBlocksThatWereRead) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::stored_values_test

@@ -16,7 +16,7 @@
 #include "ebb/runtime/checkpoint/read_ahead.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::streamed_file_test {
 namespace {
 
 constexpr int64_t kSlot = int64_t{4} << 20;
@@ -153,4 +153,4 @@ TEST_P(StreamedFileTest, SpaceThatIsNotThereIsAnErrorBeforeAByteIsWritten) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::streamed_file_test

@@ -15,7 +15,7 @@
 #include "ebb/runtime/checkpoint/tensor_source.h"
 #include "tests/checkpoint/torch_archive.h"
 
-namespace ebb::testing {
+namespace ebb::testing::torch_file_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -284,4 +284,4 @@ TEST_F(TorchFileTest, CirclesAndDepthsAreHarmless) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::torch_file_test

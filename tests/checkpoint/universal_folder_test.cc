@@ -20,7 +20,7 @@
 #include "tests/engine/snapshot.h"
 #include "tests/engine/toy_model.h"
 
-namespace ebb::testing {
+namespace ebb::testing::universal_folder_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -285,4 +285,4 @@ TEST_F(UniversalFolderTest, NamesThePartsThatItDoesNotRead) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::universal_folder_test

@@ -18,7 +18,7 @@
 #include "ebb/runtime/checkpoint/torch_file.h"
 #include "tests/checkpoint/torch_archive.h"
 
-namespace ebb {
+namespace ebb::untrusted_files_test {
 namespace {
 
 int Rounds() {
@@ -208,4 +208,4 @@ TEST(UntrustedFilesTest, ATensorOfTorchThatIsTakenLiesInItsFile) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::untrusted_files_test

@@ -8,7 +8,7 @@
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/status_macros.h"
 
-namespace ebb {
+namespace ebb::bucket_measurement_test {
 namespace {
 
 TEST(SmallestFastBucket, IsTheFirstWithFourFifthsOfTheBestBandwidth) {
@@ -67,4 +67,4 @@ TEST(MeasureBucketBytes, AFailedRankEndsIt) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::bucket_measurement_test

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-namespace ebb {
+namespace ebb::call_order_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -261,4 +261,4 @@ TEST_F(CallOrderTest, RanksThatMakeTheSameCallsNeverDiffer) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::call_order_test

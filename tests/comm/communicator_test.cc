@@ -19,7 +19,7 @@
 #include "ebb/runtime/device/device.h"
 #include "processes.h"
 
-namespace ebb {
+namespace ebb::communicator_test {
 namespace {
 
 using ebb::testing::Backend;
@@ -249,4 +249,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, ::testing::ValuesIn(Backend
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::communicator_test

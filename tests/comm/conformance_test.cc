@@ -12,7 +12,7 @@
 #include "ebb/runtime/device/device.h"
 #include "numbers.h"
 
-namespace ebb {
+namespace ebb::conformance_test {
 namespace {
 
 using ebb::testing::Backend;
@@ -301,4 +301,4 @@ INSTANTIATE_TEST_SUITE_P(LargeWorlds, CommunicatorConformance, ::testing::Values
                          TestName);
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::conformance_test

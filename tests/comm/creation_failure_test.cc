@@ -5,7 +5,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "failing_ranks.h"
 
-namespace ebb {
+namespace ebb::creation_failure_test {
 namespace {
 
 using ebb::testing::After;
@@ -124,4 +124,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, CreationFailureTest, ::testing::ValuesIn(Back
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::creation_failure_test

@@ -23,7 +23,7 @@
 #include "ebb/runtime/trace/log.h"
 #include "failing_ranks.h"
 
-namespace ebb {
+namespace ebb::failure_test {
 namespace {
 
 using ebb::testing::After;
@@ -415,4 +415,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, FailureTest, ::testing::ValuesIn(Backends()),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::failure_test

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace ebb {
+namespace ebb::hosts_test {
 namespace {
 
 using Ranks = std::vector<std::vector<int>>;
@@ -50,4 +50,4 @@ TEST(FindHosts, ParticipantsAreOnTheHostsThatTheyName) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::hosts_test

@@ -18,7 +18,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "processes.h"
 
-namespace ebb {
+namespace ebb::hosts_world_test {
 namespace {
 
 using ::testing::AllOf;
@@ -243,4 +243,4 @@ TEST(HostsWorld, MayBeDestroyedByTheListenerOfAFailure) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::hosts_world_test

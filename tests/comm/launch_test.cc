@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace ebb {
+namespace ebb::launch_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -278,4 +278,4 @@ TEST(FirstHost, ReadsTheShortForm) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::launch_test

@@ -12,7 +12,7 @@
 
 #include "failing_ranks.h"
 
-namespace ebb::testing {
+namespace ebb::testing::mismatch_test {
 namespace {
 
 using ::testing::AllOf;
@@ -146,4 +146,4 @@ TEST_P(MismatchAmongManyTest, TheRankThatDiffersIsNamed) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::mismatch_test

@@ -19,6 +19,7 @@ void PrintTo(ReduceOp op, std::ostream* out) {
   *out << kNames[static_cast<size_t>(op)];
 }
 
+namespace reduce_test {
 namespace {
 
 using ebb::testing::Numbers;
@@ -175,4 +176,5 @@ INSTANTIATE_TEST_SUITE_P(Types, ConversionTest,
                          [](const auto& test) { return std::string(Name(test.param)); });
 
 }  // namespace
+}  // namespace reduce_test
 }  // namespace ebb

@@ -12,7 +12,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 
-namespace ebb {
+namespace ebb::split_test {
 namespace {
 
 using ebb::testing::Backend;
@@ -111,4 +111,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, SplitTest, ::testing::ValuesIn(Backends()),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::split_test

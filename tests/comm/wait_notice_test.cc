@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace ebb {
+namespace ebb::wait_notice_test {
 namespace {
 
 using std::chrono::seconds;
@@ -63,4 +63,4 @@ TEST(WaitNoticeTest, ALineHasAllParts) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::wait_notice_test

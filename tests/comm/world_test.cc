@@ -12,7 +12,7 @@
 #include "ebb/runtime/device/cpu/core_share.h"
 #include "ebb/runtime/device/device.h"
 
-namespace ebb {
+namespace ebb::world_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -198,4 +198,4 @@ TEST_F(FromEnvironment, NonsenseIsRefused) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::world_test

@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ebb {
+namespace ebb::batch_test {
 namespace {
 
 using ::testing::AllOf;
@@ -286,4 +286,4 @@ TEST(ForWorld, RefusesConfigsThatValidateRefuses) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::batch_test

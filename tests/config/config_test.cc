@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ebb {
+namespace ebb::config_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -470,4 +470,4 @@ TEST(Config, NullCountsAsNotGiven) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::config_test

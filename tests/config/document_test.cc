@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ebb::config {
+namespace ebb::config::document_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -168,4 +168,4 @@ TEST(ParseDocument, MessagesAreShort) {
 }
 
 }  // namespace
-}  // namespace ebb::config
+}  // namespace ebb::config::document_test

@@ -8,7 +8,7 @@
 #include "ebb/runtime/config/config.h"
 #include "gtest/gtest.h"
 
-namespace ebb {
+namespace ebb::examples_test {
 namespace {
 
 class Example : public ::testing::TestWithParam<std::string> {};
@@ -38,4 +38,4 @@ INSTANTIATE_TEST_SUITE_P(Files, Example, ::testing::ValuesIn(Files()), [](const 
 });
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::examples_test

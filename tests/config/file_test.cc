@@ -11,7 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ebb {
+namespace ebb::file_test {
 namespace {
 
 using ::testing::ContainsRegex;
@@ -124,4 +124,4 @@ TEST_F(FromFile, ExplainTakesAFileToo) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::file_test

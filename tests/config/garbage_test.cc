@@ -15,7 +15,7 @@
 #include "fuzz_config.h"
 #include "gtest/gtest.h"
 
-namespace ebb {
+namespace ebb::garbage_test {
 namespace {
 
 class Chance {
@@ -173,4 +173,4 @@ TEST(Garbage, RandomCombinationsOfParametersKeepTheInvariants) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::garbage_test

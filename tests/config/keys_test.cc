@@ -13,7 +13,7 @@
 #include "ebb/runtime/config/value.h"
 #include "gtest/gtest.h"
 
-namespace ebb::config {
+namespace ebb::config::keys_test {
 namespace {
 
 // A value in a row's spelling: bare words for text, JSON for the rest.
@@ -203,4 +203,4 @@ TEST(Keys, KnowsDeepSpeedsVocabulary) {
 }
 
 }  // namespace
-}  // namespace ebb::config
+}  // namespace ebb::config::keys_test

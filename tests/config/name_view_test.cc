@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ebb {
+namespace ebb::name_view_test {
 namespace {
 
 TEST(NameView, ConvertsForAbslStrCatAndForStdStringView) {
@@ -39,4 +39,4 @@ TEST(NameView, ComparesWithEveryKindOfString) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::name_view_test

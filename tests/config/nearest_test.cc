@@ -4,7 +4,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ebb::config {
+namespace ebb::config::nearest_test {
 namespace {
 
 TEST(EditDistance, CountsEdits) {
@@ -57,4 +57,4 @@ TEST(NearestPath, GivesUpOnTextsThatAreNoNames) {
 }
 
 }  // namespace
-}  // namespace ebb::config
+}  // namespace ebb::config::nearest_test

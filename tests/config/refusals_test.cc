@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ebb {
+namespace ebb::refusals_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -489,4 +489,4 @@ TEST(Validate, NamesTheKeyOfAFieldThatAProgramChanged) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::refusals_test

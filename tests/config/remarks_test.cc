@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ebb {
+namespace ebb::remarks_test {
 namespace {
 
 using ::testing::AllOf;
@@ -496,4 +496,4 @@ TEST(Auto, TheTrainersValuesAreCheckedLikeAFile) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::remarks_test

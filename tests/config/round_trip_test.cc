@@ -10,7 +10,7 @@
 #include "ebb/runtime/config/difference.h"
 #include "gtest/gtest.h"
 
-namespace ebb {
+namespace ebb::round_trip_test {
 namespace {
 
 class Dice {
@@ -330,4 +330,4 @@ TEST(ToJson, SurvivesValuesThatAProgramSet) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::round_trip_test

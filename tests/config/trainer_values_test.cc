@@ -3,7 +3,7 @@
 #include "ebb/runtime/config/document.h"
 #include "gtest/gtest.h"
 
-namespace ebb::config {
+namespace ebb::config::trainer_values_test {
 namespace {
 
 // A file with parameters but without a type is refused later. Its values stay unchanged.
@@ -18,4 +18,4 @@ TEST(TrainersShare, ParametersOfAnOptimizerWithoutATypeAreNotReplaced) {
 }
 
 }  // namespace
-}  // namespace ebb::config
+}  // namespace ebb::config::trainer_values_test

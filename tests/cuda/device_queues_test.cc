@@ -12,7 +12,7 @@
 #include "nccl_shares_device.h"
 #include "stand_in.h"
 
-namespace ebb {
+namespace ebb::device_queues_test {
 namespace {
 
 using ::testing::AllOf;
@@ -61,4 +61,4 @@ TEST(DeviceQueuesTest, AnEngineWarnsOnce) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::device_queues_test

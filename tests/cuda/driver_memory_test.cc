@@ -13,7 +13,7 @@
 #include "stand_in.h"
 #include "tests/engine/scripted.h"
 
-namespace ebb::testing {
+namespace ebb::testing::driver_memory_test {
 namespace {
 
 class DriverMemoryTest : public ::testing::Test {
@@ -84,4 +84,4 @@ TEST_F(DriverMemoryTest, HasNoRowOnTheCpu) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::driver_memory_test

@@ -9,7 +9,7 @@
 #include "stand_in.h"
 #include "state.h"
 
-namespace ebb {
+namespace ebb::driver_waits_test {
 namespace {
 
 class DriverWaitsDeathTest : public ::testing::Test {
@@ -67,4 +67,4 @@ TEST_F(DriverWaitsDeathTest, ALaunchThatFindsItsQueueFullBehindACollective) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::driver_waits_test

@@ -17,7 +17,7 @@
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::engine_async_reads_test {
 namespace {
 
 constexpr int kRanks = 2, kSteps = 5, kReadAfter = 2;
@@ -130,4 +130,4 @@ TEST_P(EngineAsyncReadsTest, GiveTheLastStepAndChangeNoBitOfTheNextOnes) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::engine_async_reads_test

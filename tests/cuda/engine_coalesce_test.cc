@@ -15,7 +15,7 @@
 #include "stand_in.h"
 #include "tests/engine/toy_model.h"
 
-namespace ebb::testing {
+namespace ebb::testing::engine_coalesce_test {
 namespace {
 
 using ::testing::AnyOf;
@@ -119,4 +119,4 @@ TEST_F(EngineCoalesceTest, AllRanksReportThatThereIsNoRoomForMeasuring) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::engine_coalesce_test

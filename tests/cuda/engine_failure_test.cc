@@ -15,7 +15,7 @@
 #include "stand_in.h"
 #include "tests/engine/toy_model.h"
 
-namespace ebb::testing {
+namespace ebb::testing::engine_failure_test {
 namespace {
 
 using ::testing::AllOf;
@@ -148,4 +148,4 @@ TEST_F(EngineOnFailingGpuTest, TheTrainersStreamIsTheEnginesComputeStream) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::engine_failure_test

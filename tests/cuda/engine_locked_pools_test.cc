@@ -18,7 +18,7 @@
 #include "tests/offload/locked_memory.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::engine_locked_pools_test {
 namespace {
 
 using ::testing::AllOf;
@@ -165,4 +165,4 @@ TEST_P(EngineLockedPoolsTest, APoolThatCannotBeLockedIsNamedAndTheOthersAreLocke
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::engine_locked_pools_test

@@ -12,7 +12,7 @@
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::engine_mixed_dtypes_test {
 namespace {
 
 constexpr int kRanks = 2, kSteps = 3;
@@ -66,4 +66,4 @@ TEST_P(MixedDTypesOnGpuTest, HaveTheBitsOfTheCpu) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::engine_mixed_dtypes_test

@@ -18,7 +18,7 @@
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 
-namespace ebb::testing {
+namespace ebb::testing::engine_off_order_test {
 namespace {
 
 constexpr int kRanks = 2;
@@ -240,4 +240,4 @@ TEST_P(EngineOffOrderTest, AnotherOrderBetweenStepsHasThemToo) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::engine_off_order_test

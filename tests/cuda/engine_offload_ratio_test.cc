@@ -13,7 +13,7 @@
 #include "tests/engine/offload_ratio.h"
 #include "tests/engine/toy_model.h"
 
-namespace ebb::testing {
+namespace ebb::testing::engine_offload_ratio_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -146,4 +146,4 @@ TEST_P(EngineOffloadRatioTest, AllRanksReportAFailureWhileMeasuring) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::engine_offload_ratio_test

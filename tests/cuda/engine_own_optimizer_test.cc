@@ -22,7 +22,7 @@
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::engine_own_optimizer_test {
 namespace {
 
 using ::testing::AllOf;
@@ -284,4 +284,4 @@ TEST_P(OwnOptimizerOnGpuTest, IsNotCalledOnceTheDeviceIsLost) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::engine_own_optimizer_test

@@ -23,7 +23,7 @@
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 
-namespace ebb::testing {
+namespace ebb::testing::engine_run_ahead_test {
 namespace {
 
 using ::testing::AllOf;
@@ -557,4 +557,4 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::engine_run_ahead_test

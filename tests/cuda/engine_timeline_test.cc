@@ -16,7 +16,7 @@
 #include "tests/engine/scripted.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::engine_timeline_test {
 namespace {
 
 constexpr int kRanks = 2;
@@ -176,4 +176,4 @@ TEST_P(TimelineOfGpuTest, EnqueuesNoHostFunctionAndKeepsSpansInTheirStep) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::engine_timeline_test

@@ -15,7 +15,7 @@
 #include "small_ops.h"
 #include "stand_in.h"
 
-namespace ebb::gpt {
+namespace ebb::gpt::gpt_ops_failure_test {
 namespace {
 
 using ::testing::AllOf;
@@ -187,4 +187,4 @@ TEST(GptOpsFailure, TooLittleScratchIsRefused) {
 }
 
 }  // namespace
-}  // namespace ebb::gpt
+}  // namespace ebb::gpt::gpt_ops_failure_test

@@ -14,7 +14,7 @@
 #include "order.h"
 #include "small_ops.h"
 
-namespace ebb::gpt {
+namespace ebb::gpt::gpt_order_test {
 namespace {
 
 using ::testing::AllOf;
@@ -181,4 +181,4 @@ INSTANTIATE_TEST_SUITE_P(Kernels, GptOrderTest, ::testing::ValuesIn(Cases()),
                          });
 
 }  // namespace
-}  // namespace ebb::gpt
+}  // namespace ebb::gpt::gpt_order_test

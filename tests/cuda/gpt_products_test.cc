@@ -12,7 +12,7 @@
 #include "small_ops.h"
 #include "stand_in.h"
 
-namespace ebb::gpt {
+namespace ebb::gpt::gpt_products_test {
 namespace {
 
 // A product in memory that the test reads too.
@@ -177,4 +177,4 @@ TEST_F(MeasuredProductsTest, LettersAreFollowedWithoutMeasuring) {
 }
 
 }  // namespace
-}  // namespace ebb::gpt
+}  // namespace ebb::gpt::gpt_products_test

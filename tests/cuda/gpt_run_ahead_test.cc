@@ -21,7 +21,7 @@
 #include "tests/trace/trace_events.h"
 #include "trainer.h"
 
-namespace ebb::gpt {
+namespace ebb::gpt::gpt_run_ahead_test {
 namespace {
 
 constexpr int kRanks = 2;
@@ -273,4 +273,4 @@ TEST_F(GptRunsAheadTest, HasTheOutputOfARunThatWaitsForEveryStep) {
 }
 
 }  // namespace
-}  // namespace ebb::gpt
+}  // namespace ebb::gpt::gpt_run_ahead_test

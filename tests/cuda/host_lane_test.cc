@@ -15,7 +15,7 @@
 #include "stand_in.h"
 #include "thread_ranks.h"
 
-namespace ebb {
+namespace ebb::host_lane_test {
 namespace {
 
 std::vector<int64_t> ListOf(int rank) {
@@ -133,4 +133,4 @@ TEST(HostLaneTest, TheMirrorsAreInTheTableOfMemory) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::host_lane_test

@@ -29,7 +29,7 @@ extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attribute
   return create(thread, attributes, run, argument);
 }
 
-namespace ebb {
+namespace ebb::nccl_abort_test {
 namespace {
 
 // The engine notices a broken communicator in a host function, which may make no call of CUDA.
@@ -60,4 +60,4 @@ TEST(NcclAbortTest, AnAbortInAHostFunctionRunsOnAnExistingThread) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::nccl_abort_test

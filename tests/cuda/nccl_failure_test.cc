@@ -22,7 +22,7 @@
 #include "stand_in.h"
 #include "thread_ranks.h"
 
-namespace ebb {
+namespace ebb::nccl_failure_test {
 namespace {
 
 using ::testing::AllOf;
@@ -521,4 +521,4 @@ TEST_F(NcclFailureTest, MoreOperationsAreEnqueuedThanAreUnderWay) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::nccl_failure_test

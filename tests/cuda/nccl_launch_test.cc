@@ -21,7 +21,7 @@ extern "C" int nanosleep(const timespec* time, timespec* left) {
   return clock_nanosleep(CLOCK_MONOTONIC, 0, time, left) == 0 ? 0 : -1;
 }
 
-namespace ebb {
+namespace ebb::nccl_launch_test {
 namespace {
 
 // For each of a few operations that are ready at the `looks`th look.
@@ -56,4 +56,4 @@ TEST(NcclLaunchTest, ALongWaitKeepsNoCoreBusy) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::nccl_launch_test

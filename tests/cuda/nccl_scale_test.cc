@@ -15,7 +15,7 @@
 #include "stand_in.h"
 #include "thread_ranks.h"
 
-namespace ebb {
+namespace ebb::nccl_scale_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -131,4 +131,4 @@ TEST_F(NcclScaleTest, AGroupIsMultipliedByOneKernelThatMayFail) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::nccl_scale_test

@@ -13,7 +13,7 @@
 #include "ebb/runtime/device/device.h"
 #include "stand_in.h"
 
-namespace ebb {
+namespace ebb::order_test {
 namespace {
 
 using ::testing::AllOf;
@@ -225,4 +225,4 @@ TEST_F(OrderTest, TheCallingThreadsAccessesComeAfterItsWaitsAndBeforeItsEnqueued
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::order_test

@@ -20,7 +20,7 @@
 #include "tests/engine/toy_model.h"
 #include "thread_ranks.h"
 
-namespace ebb::testing {
+namespace ebb::testing::registrations_test {
 namespace {
 
 using stand_in::Registers;
@@ -219,4 +219,4 @@ TEST_F(RegistrationsTest, BuffersStandInForTheWindowsOfALaterNccl) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::registrations_test

@@ -7,7 +7,7 @@
 
 #include "conformance.h"
 
-namespace ebb {
+namespace ebb::conformance_events_test {
 namespace {
 
 TEST_P(DeviceConformance, WaitOrdersTwoStreams) {
@@ -172,4 +172,4 @@ TEST_P(DeviceConformance, SixtyFourStreamsAtOnce) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::conformance_events_test

@@ -10,7 +10,7 @@
 #include "conformance.h"
 #include "ebb/runtime/device/thread_team.h"
 
-namespace ebb {
+namespace ebb::conformance_host_streams_test {
 namespace {
 
 TEST_P(DeviceConformance, HostStreamsTasksWaitAndComputeBesideEachOther) {
@@ -181,4 +181,4 @@ TEST_P(DeviceConformance, WaitsOfBothKindsOutliveEventsAndStreams) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::conformance_host_streams_test

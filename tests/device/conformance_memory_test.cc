@@ -13,7 +13,7 @@
 
 #include "conformance.h"
 
-namespace ebb {
+namespace ebb::conformance_memory_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -128,4 +128,4 @@ TEST_P(DeviceConformance, ReleasedBufferIsPoisonedInDebugBuilds) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::conformance_memory_test

@@ -14,7 +14,7 @@
 #include "allocation_counter.h"
 #include "ebb/runtime/device/cpu/core_share.h"
 
-namespace ebb {
+namespace ebb::conformance_test {
 namespace {
 
 std::vector<Backend> Backends() {
@@ -201,4 +201,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, DeviceConformance, ::testing::ValuesIn(Backen
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::conformance_test

@@ -17,7 +17,7 @@
 #include "tests/engine/scripted.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::agreement_test {
 namespace {
 
 using ::testing::AllOf;
@@ -474,4 +474,4 @@ TEST_P(StepAgreementTest, NamesTheFirstDifferenceOnEveryRank) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::agreement_test

@@ -20,7 +20,7 @@
 #include "tests/engine/snapshot.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::async_reads_test {
 namespace {
 
 using ReadStatus = std::shared_future<absl::Status>;
@@ -449,4 +449,4 @@ TEST_P(AsyncReadsTest, RefuseAnEngineThatIsSuspendedOrInAStep) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::async_reads_test

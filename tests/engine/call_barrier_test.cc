@@ -9,7 +9,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/snapshot.h"
 
-namespace ebb::testing {
+namespace ebb::testing::call_barrier_test {
 namespace {
 
 using ::testing::AllOf;
@@ -143,4 +143,4 @@ TEST_P(CallBarrierTest, RanksThatCopyFromDifferentEnginesAllGetAStatus) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::call_barrier_test

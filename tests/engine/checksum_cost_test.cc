@@ -11,7 +11,7 @@
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 
-namespace ebb::testing {
+namespace ebb::testing::checksum_cost_test {
 namespace {
 
 TEST(ChecksumCost, AStepGetsLongerByTheSumsShareOfTheSlowerFile) {
@@ -102,4 +102,4 @@ TEST(ChecksumCost, SplitMastersLeaveFrozenParametersToSum) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::checksum_cost_test

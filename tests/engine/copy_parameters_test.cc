@@ -9,7 +9,7 @@
 #include "tests/engine/snapshot.h"
 #include "tests/engine/toy_model.h"
 
-namespace ebb::testing {
+namespace ebb::testing::copy_parameters_test {
 namespace {
 
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
@@ -284,4 +284,4 @@ TEST(CopyParameters, OtherParametersOfTheSourceAreLeftOut) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::copy_parameters_test

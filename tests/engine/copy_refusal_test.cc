@@ -11,7 +11,7 @@
 #include "tests/engine/snapshot.h"
 #include "tests/engine/watched_world.h"
 
-namespace ebb::testing {
+namespace ebb::testing::copy_refusal_test {
 namespace {
 
 using ::testing::AllOf;
@@ -172,4 +172,4 @@ TEST(CopyRefusal, EnginesOfDifferentWorldsAreRefused) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::copy_refusal_test

@@ -20,7 +20,7 @@
 #include "tests/offload/scratch.h"
 #include "tests/sharding/random_model.h"
 
-namespace ebb::testing {
+namespace ebb::testing::declared_order_trainers_test {
 namespace {
 
 using ::testing::AllOf;
@@ -239,4 +239,4 @@ TEST(DeclaredOrderTest, ARecomputeThatIsNotDeclaredShowsTheUnit) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::declared_order_trainers_test

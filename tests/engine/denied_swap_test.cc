@@ -35,7 +35,7 @@
 #include "tests/offload/ordinary_user.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::denied_swap_test {
 namespace {
 
 using ::testing::AllOf;
@@ -264,4 +264,4 @@ TEST(RegisteredSwapTest, AllTransfersUseMemoryRegisteredWithTheRings) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::denied_swap_test

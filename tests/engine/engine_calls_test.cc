@@ -15,7 +15,7 @@
 #include "tests/comm/processes.h"
 #include "tests/engine/snapshot.h"
 
-namespace ebb::testing {
+namespace ebb::testing::engine_calls_test {
 namespace {
 
 using ::testing::AllOf;
@@ -236,4 +236,4 @@ TEST_P(EngineCallsTest, AfterAnErrorOfTheSameCallRanksAreComparedAgain) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::engine_calls_test

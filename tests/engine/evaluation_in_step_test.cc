@@ -14,7 +14,7 @@
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::evaluation_in_step_test {
 namespace {
 
 using ::testing::AllOf;
@@ -299,4 +299,4 @@ TEST_P(EvaluationInStepTest, BetweenRoundsLeavesTheEnginesBoundariesAlone) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::evaluation_in_step_test

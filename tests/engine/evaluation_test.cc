@@ -10,7 +10,7 @@
 #include "tests/engine/snapshot.h"
 #include "tests/engine/toy_model.h"
 
-namespace ebb::testing {
+namespace ebb::testing::evaluation_test {
 namespace {
 
 using ::testing::AllOf;
@@ -326,4 +326,4 @@ TEST(EvaluationOfAFrozenModelTest, WorksWhereAStepDoesNot) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::evaluation_test

@@ -16,7 +16,7 @@
 #include "tests/engine/snapshot.h"
 #include "tests/engine/watched_world.h"
 
-namespace ebb::testing {
+namespace ebb::testing::fault_test {
 namespace {
 
 using sharding::Operation;
@@ -349,4 +349,4 @@ std::vector<Setting> SeveralRanks() {
 INSTANTIATE_TEST_SUITE_P(Cells, FaultTest, ::testing::ValuesIn(SeveralRanks()), NameOf);
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::fault_test

@@ -15,7 +15,7 @@
 #include "tests/offload/scratch.h"
 #include "tests/sharding/random_model.h"
 
-namespace ebb::testing {
+namespace ebb::testing::held_scopes_test {
 namespace {
 
 using ::testing::AllOf;
@@ -423,4 +423,4 @@ TEST_P(HeldScopesTest, RandomTrainersGiveTheNumbersOfTheDeclaredOrder) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::held_scopes_test

@@ -14,7 +14,7 @@
 #include "tests/offload/has_once.h"
 #include "tests/offload/system_files.h"
 
-namespace ebb::testing {
+namespace ebb::testing::host_memory_test {
 namespace {
 
 using ::testing::AllOf;
@@ -205,4 +205,4 @@ TEST_F(HostMemoryTest, NothingIsCheckedWhereTheSystemSaysNothing) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::host_memory_test

@@ -10,7 +10,7 @@
 #include "tests/engine/scripted.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::initial_values_test {
 namespace {
 
 // Each element is the generator's next, whatever its name and index: a hidden state, which no other source may have.
@@ -122,4 +122,4 @@ TEST(InitialValuesOfRanksTest, RanksThatDoNotAllTakeThoseOfRank0AreRefused) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::initial_values_test

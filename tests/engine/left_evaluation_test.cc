@@ -18,7 +18,7 @@
 #include "tests/offload/gate.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::left_evaluation_test {
 namespace {
 
 float WrittenValue(ParameterId parameter, int64_t element) {
@@ -137,4 +137,4 @@ TEST(LeftEvaluation, ItsGathersAreOverBeforeAnythingIsWritten) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::left_evaluation_test

@@ -10,7 +10,7 @@
 #include "ebb/sharding/declared_order.h"
 #include "tests/engine/scripted.h"
 
-namespace ebb::testing {
+namespace ebb::testing::missing_backwards_test {
 namespace {
 
 using ::testing::AllOf;
@@ -113,4 +113,4 @@ TEST_F(MissingBackwardsTest, UnitsBeforeTheFirstTrainableVisitAreNotMissed) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::missing_backwards_test

@@ -15,7 +15,7 @@
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::mixed_dtypes_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -329,4 +329,4 @@ TEST(MixedDTypes, Fp16IsTrainedOnlyWhereThereIsALossScale) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::mixed_dtypes_test

@@ -16,7 +16,7 @@
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::offload_ratio_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -163,4 +163,4 @@ TEST(UpdateRates, EveryKindOfUpdateHasThem) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::offload_ratio_test

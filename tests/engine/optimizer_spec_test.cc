@@ -12,7 +12,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/snapshot.h"
 
-namespace ebb::testing {
+namespace ebb::testing::optimizer_spec_test {
 namespace {
 
 using ::testing::AllOf;
@@ -353,4 +353,4 @@ TEST_P(OptimizerSpecTest, GroupSettingsThatItWouldIgnoreAreRefusedAtCreate) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::optimizer_spec_test

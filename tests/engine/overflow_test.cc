@@ -9,7 +9,7 @@
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 
-namespace ebb::testing {
+namespace ebb::testing::overflow_test {
 namespace {
 
 using ::testing::AllOf;
@@ -180,4 +180,4 @@ TEST_P(OverflowTest, ANaNLossIsReported) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::overflow_test

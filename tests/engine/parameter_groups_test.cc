@@ -15,7 +15,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/snapshot.h"
 
-namespace ebb::testing {
+namespace ebb::testing::parameter_groups_test {
 namespace {
 
 using ::testing::AllOf;
@@ -241,4 +241,4 @@ TEST_P(ParameterGroupsTest, StatesBeginAsTheirRuleSays) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::parameter_groups_test

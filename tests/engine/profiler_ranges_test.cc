@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/engine/scripted.h"
 
-namespace ebb::testing {
+namespace ebb::testing::profiler_ranges_test {
 namespace {
 
 using ::testing::Contains;
@@ -89,4 +89,4 @@ TEST_F(ProfilerRangesTest, AStepShowsEachScopeAndItsOperations) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::profiler_ranges_test

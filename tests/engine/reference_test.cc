@@ -10,7 +10,7 @@
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 
-namespace ebb::testing {
+namespace ebb::testing::reference_test {
 namespace {
 
 using Vectors = Fp64Reference::Vectors;
@@ -143,4 +143,4 @@ TEST_P(ReferenceTest, TrainsAsAPlainLoopInFp64Does) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::reference_test

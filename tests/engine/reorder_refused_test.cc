@@ -16,7 +16,7 @@
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::reorder_refused_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -184,4 +184,4 @@ TEST(ReorderRefused, ErrorsAreOfTheTrainersOwnOrder) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::reorder_refused_test

@@ -20,7 +20,7 @@
 #include "tests/offload/scratch.h"
 #include "tests/trace/trace_events.h"
 
-namespace ebb::testing {
+namespace ebb::testing::reorder_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -476,4 +476,4 @@ TEST(ReorderOnDiskBudgetTest, StatesStayInTheHostMemoryThatTheyHave) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::reorder_test

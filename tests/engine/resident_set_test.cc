@@ -22,7 +22,7 @@
 #include "tests/offload/scratch.h"
 #include "tests/offload/status_line.h"
 
-namespace ebb::testing {
+namespace ebb::testing::resident_set_test {
 namespace {
 
 constexpr int64_t kMebi = int64_t{1} << 20;
@@ -191,4 +191,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& c) { return std::string(c.param.name); });
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::resident_set_test

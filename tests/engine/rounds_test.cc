@@ -12,7 +12,7 @@
 #include "tests/engine/snapshot.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::rounds_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -132,4 +132,4 @@ TEST_P(RoundsTest, AScopeMayCloseAfterTheNextRoundHasOpened) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::rounds_test

@@ -8,7 +8,7 @@
 
 #include "tests/sharding/random_model.h"
 
-namespace ebb {
+namespace ebb::scope_trail_test {
 namespace {
 
 constexpr int kDeclared = 12;
@@ -75,4 +75,4 @@ TEST(ScopeTrailTest, SeesNoDifferenceInScopesThatItHasNotKept) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::scope_trail_test

@@ -11,7 +11,7 @@
 #include "tests/engine/snapshot.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::scopes_test {
 namespace {
 
 using ::testing::AllOf;
@@ -356,4 +356,4 @@ TEST_P(OffPlanScopesTest, IsAnErrorWhereBoundariesBelongToTheEngine) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::scopes_test

@@ -56,7 +56,7 @@ struct ScriptedPeers : StepPeers {
 };
 
 // One rank's part in a step.
-struct Script {
+struct RankScript {
   absl::Status error = {};  // noted while the step is open
   bool waits = false, early = false, starts_early = false;
   double loss = 0;
@@ -124,7 +124,7 @@ class Ranks {
   }
 
   // From its begin until all is enqueued.
-  void Enqueue(int r, const Script& script, bool evaluation = false) {
+  void Enqueue(int r, const RankScript& script, bool evaluation = false) {
     Rank& rank = at(r);
     rank.parity = rank.outcome->Begin(evaluation);
     const int parity = rank.parity;
@@ -167,8 +167,8 @@ class Ranks {
     rank.stream.push_back([this, &rank, parity, script] { return Exchange(rank, parity, script); });
   }
   // A step of all ranks, `odd` other than the others. What their Finish returns.
-  std::vector<absl::Status> Train(const Script& script = {}, int odd = -1,
-                                  const Script& other = {}) {
+  std::vector<absl::Status> Train(const RankScript& script = {}, int odd = -1,
+                                  const RankScript& other = {}) {
     for (int r = 0; r < size(); ++r) Enqueue(r, r == odd ? other : script);
     std::vector<absl::Status> finished;
     for (int r = 0; r < size(); ++r) finished.push_back((*this)[r].Finish());
@@ -177,7 +177,7 @@ class Ranks {
 
  private:
   // The all-gather of records, which waits for the ranks that are not there yet, and what follows from it.
-  bool Exchange(Rank& rank, int parity, const Script& script) {
+  bool Exchange(Rank& rank, int parity, const RankScript& script) {
     const int64_t exchange = rank.outcome->exchange(parity);
     if (script.exchanged.ok()) {
       for (int r = 0; r < size(); ++r)

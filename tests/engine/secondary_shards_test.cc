@@ -14,7 +14,7 @@
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 
-namespace ebb::testing {
+namespace ebb::testing::secondary_shards_test {
 namespace {
 
 struct Cell {
@@ -224,4 +224,4 @@ TEST(SecondaryShardsTest, AreKeptBesideScopesThatAreOpenedAgain) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::secondary_shards_test

@@ -12,7 +12,7 @@
 #include "tests/engine/toy_model.h"
 #include "tests/engine/watched_world.h"
 
-namespace ebb::testing {
+namespace ebb::testing::several_engines_test {
 namespace {
 
 using Bits = std::vector<uint32_t>;
@@ -319,4 +319,4 @@ TEST_P(SeveralEnginesTest, ActorAndRolloutTakeTurns) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::several_engines_test

@@ -11,7 +11,7 @@
 #include "tests/engine/snapshot.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::staged_state_test {
 namespace {
 
 constexpr Setting kSetting = {.world = 2, .stage = 3};
@@ -156,4 +156,4 @@ TEST_P(StagedStateTest, TheStagingIsCounted) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::staged_state_test

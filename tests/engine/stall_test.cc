@@ -15,7 +15,7 @@
 #include "tests/engine/snapshot.h"
 #include "tests/engine/watched_world.h"
 
-namespace ebb::testing {
+namespace ebb::testing::stall_test {
 namespace {
 
 using ::testing::AllOf;
@@ -236,4 +236,4 @@ TEST(StallTest, WokenRanksNameTheDifference) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::stall_test

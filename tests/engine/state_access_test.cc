@@ -8,7 +8,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/snapshot.h"
 
-namespace ebb::testing {
+namespace ebb::testing::state_access_test {
 namespace {
 
 constexpr absl::StatusCode kPrecondition = absl::StatusCode::kFailedPrecondition;
@@ -264,4 +264,4 @@ TEST(GatherOfALargeParameter, ComesInPieces) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::state_access_test

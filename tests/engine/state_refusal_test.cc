@@ -6,7 +6,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/snapshot.h"
 
-namespace ebb::testing {
+namespace ebb::testing::state_refusal_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -231,4 +231,4 @@ TEST(MovedFromEngineTest, RefusesEverything) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::state_refusal_test

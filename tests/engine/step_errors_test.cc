@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-namespace ebb {
+namespace ebb::step_errors_test {
 namespace {
 
 const absl::Status kOwn = absl::InvalidArgumentError("own"), kOther = absl::AbortedError("other"),
@@ -127,4 +127,4 @@ TEST(StepErrorsTest, OneOfManyThreadsFailsFirst) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::step_errors_test

@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/engine/scripted_ranks.h"
 
-namespace ebb::testing {
+namespace ebb::testing::step_outcome_test {
 namespace {
 
 using ::testing::AllOf;
@@ -378,7 +378,7 @@ TEST(StepOutcomeTest, RanksWithDifferentScopesNameTheDifference) {
 TEST(StepOutcomeTest, AnErrorAfterEarlyUpdatesHaveStartedFailsTheEngine) {
   for (const bool blocked : {false, true}) {
     Ranks ranks(2);
-    const Script well{.early = true, .starts_early = !blocked};
+    const RankScript well{.early = true, .starts_early = !blocked};
     ranks.Train(well, /*odd=*/1, {.error = kMistake, .early = true, .starts_early = true});
     for (int r = 0; r < 2; ++r) {
       const absl::Status status = ranks[r].Report().status();
@@ -485,4 +485,4 @@ TEST(StepOutcomeTest, AnErrorThatNoCallHasReturnedIsLoggedInTheEnd) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::step_outcome_test

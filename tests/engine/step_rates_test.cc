@@ -13,7 +13,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/snapshot.h"
 
-namespace ebb::testing {
+namespace ebb::testing::step_rates_test {
 namespace {
 
 using ::testing::AllOf;
@@ -244,4 +244,4 @@ TEST_P(StepRatesTest, AnOptimizerOfTheTrainersHasTheRatesAndItsOwnDecay) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::step_rates_test

@@ -9,7 +9,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/snapshot.h"
 
-namespace ebb::testing {
+namespace ebb::testing::step_report_test {
 namespace {
 
 using ::testing::AllOf;
@@ -292,4 +292,4 @@ TEST_P(StepReportTest, CommunicationEqualsThePlans) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::step_report_test

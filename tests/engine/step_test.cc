@@ -10,7 +10,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/snapshot.h"
 
-namespace ebb::testing {
+namespace ebb::testing::step_test {
 namespace {
 
 using ::testing::AllOf;
@@ -322,4 +322,4 @@ TEST_P(StepTest, AWrongRequestOfOneRankFailsTheStepOfAll) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::step_test

@@ -16,7 +16,7 @@
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::stochastic_rounding_test {
 namespace {
 
 constexpr int kSteps = 3;
@@ -222,4 +222,4 @@ TEST(StochasticRounding, ValuesFromOutsideAreRoundedToTheNearest) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::stochastic_rounding_test

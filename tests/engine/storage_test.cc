@@ -15,7 +15,7 @@
 #include "tests/offload/locked_memory.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::storage_test {
 namespace {
 
 // Says that it is a device of another kind. Its memory is counted, and ends at a limit.
@@ -237,4 +237,4 @@ TEST(HostPoolsTest, AreLockedOnlyIfAsked) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::storage_test

@@ -9,7 +9,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/snapshot.h"
 
-namespace ebb::testing {
+namespace ebb::testing::strict_test {
 namespace {
 
 using ::testing::AllOf;
@@ -269,4 +269,4 @@ TEST(StrictWithBoundaries, TheErrorIsThatOfTheBoundaries) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::strict_test

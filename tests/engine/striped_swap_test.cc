@@ -26,7 +26,7 @@ void PrintTo(IoBackend backend, std::ostream* out) {
 
 }  // namespace ebb
 
-namespace ebb::testing {
+namespace ebb::testing::striped_swap_test {
 namespace {
 
 using ::testing::AllOf;
@@ -199,4 +199,4 @@ TEST_P(StripedSwapTest, SoManyAreInFlightAsAllThreadsQueuesHold) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::striped_swap_test

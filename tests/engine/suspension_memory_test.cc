@@ -11,7 +11,7 @@
 #include "ebb/runtime/device/backend.h"
 #include "tests/engine/snapshot.h"
 
-namespace ebb::testing {
+namespace ebb::testing::suspension_memory_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -146,4 +146,4 @@ TEST_P(SuspensionMemoryTest, ResumesOnAllRanksOrOnNone) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::suspension_memory_test

@@ -8,7 +8,7 @@
 #include "tests/engine/snapshot.h"
 #include "tests/engine/watched_world.h"
 
-namespace ebb::testing {
+namespace ebb::testing::suspension_refusal_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -165,4 +165,4 @@ TEST(SuspensionRefusal, AnEngineThatWasMovedFromRefuses) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::suspension_refusal_test

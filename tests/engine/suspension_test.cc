@@ -9,7 +9,7 @@
 #include "tests/engine/snapshot.h"
 #include "tests/engine/toy_model.h"
 
-namespace ebb::testing {
+namespace ebb::testing::suspension_test {
 namespace {
 
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
@@ -174,4 +174,4 @@ TEST_P(SuspensionTest, AStepOffTheDeclaredOrderFindsTheNewPools) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::suspension_test

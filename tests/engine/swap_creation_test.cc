@@ -18,7 +18,7 @@
 #include "tests/offload/ordinary_user.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing::swap_faults {
+namespace ebb::testing::swap_faults::swap_creation_test {
 namespace {
 
 using ::testing::AllOf;
@@ -173,4 +173,4 @@ TEST(SwapCreation, AnNvmePathThatOneRankMayNotWriteIsNamedOnEveryRank) {
 }
 
 }  // namespace
-}  // namespace ebb::testing::swap_faults
+}  // namespace ebb::testing::swap_faults::swap_creation_test

@@ -19,7 +19,7 @@
 #include "tests/offload/gate.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing::swap_faults {
+namespace ebb::testing::swap_faults::swap_fault_test {
 namespace {
 
 using ::testing::AllOf;
@@ -464,4 +464,4 @@ TEST(SwapFaults, AnEngineMayGoInMidStepAndWithUpdatesToCome) {
 }
 
 }  // namespace
-}  // namespace ebb::testing::swap_faults
+}  // namespace ebb::testing::swap_faults::swap_fault_test

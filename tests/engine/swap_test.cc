@@ -12,7 +12,7 @@
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::swap_test {
 namespace {
 
 constexpr int kWorld = 2, kSteps = 5;
@@ -324,4 +324,4 @@ TEST_P(SwapTest, CopiesBetweenEnginesOfOtherTiers) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::swap_test

@@ -15,7 +15,7 @@
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::trainers_test {
 namespace {
 
 constexpr int64_t kWidth = 40;
@@ -484,4 +484,4 @@ TEST(DeclaredOrderTest, ErrorsNameTheScopeAndWhereTheOrderIsDeclared) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::trainers_test

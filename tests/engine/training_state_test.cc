@@ -8,7 +8,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/snapshot.h"
 
-namespace ebb::testing {
+namespace ebb::testing::training_state_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -117,4 +117,4 @@ TEST_P(TrainingStateTest, BelongsBetweenSteps) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::training_state_test

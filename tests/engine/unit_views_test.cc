@@ -12,7 +12,7 @@
 #include "ebb/sharding/plan.h"
 #include "tests/engine/scripted.h"
 
-namespace ebb::testing {
+namespace ebb::testing::unit_views_test {
 namespace {
 
 struct Case {
@@ -206,4 +206,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& of) { return std::string(of.param.name); });
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::unit_views_test

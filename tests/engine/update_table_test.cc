@@ -11,7 +11,7 @@
 #include "ebb/sharding/norm_records.h"
 #include "tests/sharding/random_model.h"
 
-namespace ebb {
+namespace ebb::update_table_test {
 namespace {
 
 using sharding::Interval;
@@ -163,4 +163,4 @@ TEST(UpdateTable, EveryParameterHasASetOfNorms) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::update_table_test

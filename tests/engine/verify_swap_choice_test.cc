@@ -10,7 +10,7 @@
 #include "tests/offload/has_once.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing::verify_swap {
+namespace ebb::testing::verify_swap::verify_swap_choice_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -114,4 +114,4 @@ TEST(VerifySwapChoice, ClassesOnTheDiskWithoutAChecksumAreSaidAtTheStart) {
 }
 
 }  // namespace
-}  // namespace ebb::testing::verify_swap
+}  // namespace ebb::testing::verify_swap::verify_swap_choice_test

@@ -17,7 +17,7 @@
 
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing::verify_swap {
+namespace ebb::testing::verify_swap::verify_swap_test {
 namespace {
 
 using ::testing::AllOf;
@@ -459,4 +459,4 @@ TEST(VerifySwap, ReadsAndSkippedStepsFindItToo) {
 }
 
 }  // namespace
-}  // namespace ebb::testing::verify_swap
+}  // namespace ebb::testing::verify_swap::verify_swap_test

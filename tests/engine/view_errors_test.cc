@@ -13,7 +13,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/snapshot.h"
 
-namespace ebb::testing {
+namespace ebb::testing::view_errors_test {
 namespace {
 
 using ::testing::AllOf;
@@ -382,4 +382,4 @@ TEST(DeclaredDTypes, CreateAndPredictMemoryRefuseDTypesThatTheTrainerLacks) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::view_errors_test

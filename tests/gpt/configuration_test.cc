@@ -8,7 +8,7 @@
 #include "parse.h"
 #include "scratch_files.h"
 
-namespace ebb::gpt {
+namespace ebb::gpt::configuration_test {
 namespace {
 
 using testing::AllOf;
@@ -122,4 +122,4 @@ TEST(ConfigurationTest, RatesAreDescribedInWords) {
 }
 
 }  // namespace
-}  // namespace ebb::gpt
+}  // namespace ebb::gpt::configuration_test

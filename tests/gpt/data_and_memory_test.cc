@@ -9,7 +9,7 @@
 #include "program.h"
 #include "scratch_files.h"
 
-namespace ebb::gpt {
+namespace ebb::gpt::data_and_memory_test {
 namespace {
 
 using testing::HasSubstr;
@@ -72,4 +72,4 @@ TEST_F(DataAndMemoryTest, TrainsOnDataLargerThanMemory) {
 }
 
 }  // namespace
-}  // namespace ebb::gpt
+}  // namespace ebb::gpt::data_and_memory_test

@@ -23,7 +23,7 @@
 #include "program.h"
 #include "scratch_files.h"
 
-namespace ebb::gpt {
+namespace ebb::gpt::launched_test {
 namespace {
 
 using testing::AllOf;
@@ -408,4 +408,4 @@ TEST_F(LaunchedTest, UnderMpirunAKilledRankEndsTheJob) {
 }
 
 }  // namespace
-}  // namespace ebb::gpt
+}  // namespace ebb::gpt::launched_test

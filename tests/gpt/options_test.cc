@@ -8,7 +8,7 @@
 #include "parse.h"
 #include "scratch_files.h"
 
-namespace ebb::gpt {
+namespace ebb::gpt::options_test {
 namespace {
 
 using testing::AllOf;
@@ -414,4 +414,4 @@ TEST(OptionsTest, WithoutADeviceForCudaItIsTheCpuAndTheReason) {
 }
 
 }  // namespace
-}  // namespace ebb::gpt
+}  // namespace ebb::gpt::options_test

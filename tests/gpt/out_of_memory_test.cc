@@ -36,7 +36,7 @@ std::atomic<size_t> largest{SIZE_MAX};
   std::free(memory);
 }
 
-namespace ebb::gpt {
+namespace ebb::gpt::out_of_memory_test {
 namespace {
 
 struct Case {
@@ -93,4 +93,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& c) { return c.param.name; });
 
 }  // namespace
-}  // namespace ebb::gpt
+}  // namespace ebb::gpt::out_of_memory_test

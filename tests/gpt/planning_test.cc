@@ -11,7 +11,7 @@
 #include "program.h"
 #include "scratch_files.h"
 
-namespace ebb::gpt {
+namespace ebb::gpt::planning_test {
 namespace {
 
 using testing::HasSubstr;
@@ -110,4 +110,4 @@ TEST_F(PlanningTest, PredictsConfigsAboveACapAndRefusesImpossibleOnes) {
 }
 
 }  // namespace
-}  // namespace ebb::gpt
+}  // namespace ebb::gpt::planning_test

@@ -15,7 +15,7 @@
 #include "nlohmann/json.hpp"
 #include "scratch_files.h"
 
-namespace ebb::gpt {
+namespace ebb::gpt::program_test {
 namespace {
 
 using testing::HasSubstr;
@@ -449,4 +449,4 @@ TEST_F(ProgramTest, ADivergingModelDoesNotHang) {
 }
 
 }  // namespace
-}  // namespace ebb::gpt
+}  // namespace ebb::gpt::program_test

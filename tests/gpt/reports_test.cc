@@ -17,7 +17,7 @@
 #include "report/traffic.h"
 #include "scratch_files.h"
 
-namespace ebb::gpt {
+namespace ebb::gpt::reports_test {
 namespace {
 
 using testing::HasSubstr;
@@ -340,4 +340,4 @@ TEST(TrafficTest, TheTableCountsPerParameterAndSumsTheDisks) {
 }
 
 }  // namespace
-}  // namespace ebb::gpt
+}  // namespace ebb::gpt::reports_test

@@ -13,7 +13,7 @@
 #include "program.h"
 #include "scratch_files.h"
 
-namespace ebb::gpt {
+namespace ebb::gpt::saved_run_test {
 namespace {
 
 using testing::AllOf;
@@ -201,4 +201,4 @@ TEST_F(SavedRunTest, AnImpossibleResumeIsRefused) {
 }
 
 }  // namespace
-}  // namespace ebb::gpt
+}  // namespace ebb::gpt::saved_run_test

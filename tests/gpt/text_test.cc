@@ -15,7 +15,7 @@
 #include "gmock/gmock.h"
 #include "scratch_files.h"
 
-namespace ebb::gpt {
+namespace ebb::gpt::text_test {
 namespace {
 
 using testing::HasSubstr;
@@ -285,4 +285,4 @@ TEST(TextTest, TheSystemsLicencesAreFoundOnceEach) {
 }
 
 }  // namespace
-}  // namespace ebb::gpt
+}  // namespace ebb::gpt::text_test

@@ -33,7 +33,7 @@
 #include "scratch.h"
 #include "tests/new_process.h"
 
-namespace ebb::testing {
+namespace ebb::testing::denied_test {
 namespace {
 
 using ::testing::AllOf;
@@ -444,4 +444,4 @@ TEST(PinnedMemoryTest, IsPrivateAndInHugePagesWhereTheDevicesMemoryIsShared) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::denied_test

@@ -8,7 +8,7 @@
 #include "ebb/runtime/device/machine.h"
 #include "system_files.h"
 
-namespace ebb::testing {
+namespace ebb::testing::memory_limits_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -175,4 +175,4 @@ TEST(MemoryLimits, ThisSystemsLimitsCanBeRead) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::memory_limits_test

@@ -13,7 +13,7 @@
 #include "backends.h"
 #include "limited.h"
 
-namespace ebb::testing {
+namespace ebb::testing::private_file_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -149,4 +149,4 @@ TEST_P(PrivateShardFileTest, ChangesFromOutsideAreNamed) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::private_file_test

@@ -4,7 +4,7 @@
 
 #include <cerrno>
 
-namespace ebb::testing {
+namespace ebb::testing::refusals_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -79,4 +79,4 @@ TEST_F(RefusalsTest, AreForErrorsThatMayPass) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::refusals_test

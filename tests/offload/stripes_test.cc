@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace ebb {
+namespace ebb::stripes_test {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
@@ -62,4 +62,4 @@ TEST(StripesTest, PlacesWithinAUnitFollowEachOther) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::stripes_test

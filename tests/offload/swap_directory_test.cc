@@ -24,7 +24,7 @@
 #include "ordinary_user.h"
 #include "scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::swap_directory_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -466,4 +466,4 @@ TEST(SwapDirectoryTest, ADirectoryInMemoryIsAllowedAndLoggedOnce) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::swap_directory_test

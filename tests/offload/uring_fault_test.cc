@@ -24,7 +24,7 @@
 #include "ebb/runtime/device/wait_point.h"
 #include "io_fault_fixture.h"
 
-namespace ebb::testing {
+namespace ebb::testing::uring_fault_test {
 namespace {
 
 using ::testing::AllOf;
@@ -296,4 +296,4 @@ TEST_P(UringTest, ASystemThatTakesNoMoreRequestsFailsAllThatCome) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::uring_fault_test

@@ -6,7 +6,7 @@
 
 #include "every_target.h"
 
-namespace ebb::optim {
+namespace ebb::optim::cast_test {
 namespace {
 
 template <class To, class From>
@@ -139,4 +139,4 @@ TEST(CastTest, ThreadsAndTailsChangeNoBit) {
 }
 
 }  // namespace
-}  // namespace ebb::optim
+}  // namespace ebb::optim::cast_test

@@ -7,7 +7,7 @@
 
 #include "every_target.h"
 
-namespace ebb::optim {
+namespace ebb::optim::checksum_test {
 namespace {
 
 std::vector<std::byte> RandomBytes(size_t count, uint64_t seed) {
@@ -172,4 +172,4 @@ TEST(ChecksumTest, ShowsALostEnd) {
 }
 
 }  // namespace
-}  // namespace ebb::optim
+}  // namespace ebb::optim::checksum_test

@@ -16,7 +16,7 @@
 #include "numbers.h"
 #include "rules.h"
 
-namespace ebb::optim {
+namespace ebb::optim::cuda_thread_work_test {
 namespace {
 
 constexpr int64_t kGrids[] = {1, 5, 32};
@@ -484,4 +484,4 @@ INSTANTIATE_TEST_SUITE_P(Rules, CudaUpdate, testing::ValuesIn(kRules),
                          [](const testing::TestParamInfo<Rule>& test) { return test.param.name; });
 
 }  // namespace
-}  // namespace ebb::optim
+}  // namespace ebb::optim::cuda_thread_work_test

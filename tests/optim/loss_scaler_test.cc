@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ebb::optim {
+namespace ebb::optim::loss_scaler_test {
 namespace {
 
 using testing::ElementsAre;
@@ -121,4 +121,4 @@ TEST(LossScalerTest, OnlyFp16IsScaled) {
 }
 
 }  // namespace
-}  // namespace ebb::optim
+}  // namespace ebb::optim::loss_scaler_test

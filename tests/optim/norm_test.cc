@@ -6,7 +6,7 @@
 
 #include "every_target.h"
 
-namespace ebb::optim {
+namespace ebb::optim::norm_test {
 namespace {
 
 // norm.h's definition, written naively: the sums of 1,024 numbers each, every number added to its
@@ -201,4 +201,4 @@ TEST(NormTest, TheFirstContributionEqualsOneAddedToZeros) {
 }
 
 }  // namespace
-}  // namespace ebb::optim
+}  // namespace ebb::optim::norm_test

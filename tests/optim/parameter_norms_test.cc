@@ -16,7 +16,7 @@
 #include "numbers.h"
 #include "reference.h"
 
-namespace ebb::optim {
+namespace ebb::optim::parameter_norms_test {
 namespace {
 
 ExactSum SumOf(const std::vector<double>& numbers) {
@@ -291,4 +291,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& test) { return test.param.name; });
 
 }  // namespace
-}  // namespace ebb::optim
+}  // namespace ebb::optim::parameter_norms_test

@@ -5,7 +5,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ebb::optim {
+namespace ebb::optim::schedule_test {
 namespace {
 
 constexpr double kBase = 0.002;
@@ -211,4 +211,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const testing::TestParamInfo<Case>& test) { return test.param.name; });
 
 }  // namespace
-}  // namespace ebb::optim
+}  // namespace ebb::optim::schedule_test

@@ -8,7 +8,7 @@
 #include "ebb/optim/cast.h"
 #include "every_target.h"
 
-namespace ebb::optim {
+namespace ebb::optim::split_master_test {
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(NDEBUG)
@@ -105,4 +105,4 @@ TEST(SplitMasterTest, TailsEndWhereTheyShould) {
 }
 
 }  // namespace
-}  // namespace ebb::optim
+}  // namespace ebb::optim::split_master_test

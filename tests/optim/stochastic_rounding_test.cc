@@ -8,7 +8,7 @@
 #include "ebb/optim/update.h"
 #include "every_target.h"
 
-namespace ebb::optim {
+namespace ebb::optim::stochastic_rounding_test {
 namespace {
 
 constexpr int64_t kDraws = 65'536;  // of the 16 random bits that a rounding takes
@@ -242,4 +242,4 @@ TEST(StochasticRoundingTest, AnArrayIsRoundedElementByElement) {
 }
 
 }  // namespace
-}  // namespace ebb::optim
+}  // namespace ebb::optim::stochastic_rounding_test

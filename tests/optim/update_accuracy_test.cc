@@ -10,7 +10,7 @@
 #include "ebb/optim/update_constants.h"
 #include "gtest/gtest.h"
 
-namespace ebb::optim {
+namespace ebb::optim::update_accuracy_test {
 namespace {
 
 constexpr int kElements = 6, kSteps = 4;
@@ -275,4 +275,4 @@ TEST(FirstMomentTest, TheWeightsOfTheAverageSumToOne) {
 INSTANTIATE_TEST_SUITE_P(BiasCorrection, Fp64ReferenceTest, testing::Bool());
 
 }  // namespace
-}  // namespace ebb::optim
+}  // namespace ebb::optim::update_accuracy_test

@@ -8,7 +8,7 @@
 #include "every_target.h"
 #include "rules.h"
 
-namespace ebb::optim {
+namespace ebb::optim::update_rules_test {
 namespace {
 
 // torch copies the gradient, so the old contents of the memory must have no effect.
@@ -112,4 +112,4 @@ TEST(UpdateRulesTest, StatesAreNamedAsInTorch) {
 }
 
 }  // namespace
-}  // namespace ebb::optim
+}  // namespace ebb::optim::update_rules_test

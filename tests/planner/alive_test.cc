@@ -11,7 +11,7 @@
 #include "ebb/runtime/planner/model_shape.h"
 #include "ebb/sharding/memory_model.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::alive_test {
 namespace {
 
 constexpr auto kGather = static_cast<size_t>(StateClass::kGather);
@@ -108,4 +108,4 @@ TEST(AliveBytes, AreNeverMoreThanThePoolsHold) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::alive_test

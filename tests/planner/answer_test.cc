@@ -14,7 +14,7 @@
 #include "ebb/runtime/planner/search.h"
 #include "nlohmann/json.hpp"
 
-namespace ebb::planner {
+namespace ebb::planner::answer_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -249,4 +249,4 @@ TEST(AnswerJson, HasEveryAnswerAndTheChosenConfiguration) {
 }
 
 }  // namespace
-}  // namespace ebb::planner
+}  // namespace ebb::planner::answer_test

@@ -7,7 +7,7 @@
 #include <random>
 #include <string>
 
-namespace ebb::planner {
+namespace ebb::planner::machine_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -82,4 +82,4 @@ TEST(Machine, DamagedTextNeverCrashes) {
 }
 
 }  // namespace
-}  // namespace ebb::planner
+}  // namespace ebb::planner::machine_test

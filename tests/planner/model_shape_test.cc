@@ -20,7 +20,7 @@
 #include "ebb/runtime/planner/hugging_face_config.h"
 #include "ebb/runtime/planner/model_of_tensors.h"
 
-namespace ebb::planner {
+namespace ebb::planner::model_shape_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -389,4 +389,4 @@ TEST(ModelOfTensors, HugeShapesAreRefused) {
 }
 
 }  // namespace
-}  // namespace ebb::planner
+}  // namespace ebb::planner::model_shape_test

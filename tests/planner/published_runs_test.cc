@@ -10,7 +10,7 @@
 #include "ebb/runtime/planner/answer.h"
 #include "ebb/runtime/planner/model_shape.h"
 
-namespace ebb::planner {
+namespace ebb::planner::published_runs_test {
 namespace {
 
 struct PublishedStep {
@@ -139,4 +139,4 @@ INSTANTIATE_TEST_SUITE_P(All, PublishedRun, ::testing::ValuesIn(kRuns), [](const
 });
 
 }  // namespace
-}  // namespace ebb::planner
+}  // namespace ebb::planner::published_runs_test

@@ -16,7 +16,7 @@
 #include "every_change.h"
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::advice_test {
 namespace {
 
 using ::testing::AllOf;
@@ -314,4 +314,4 @@ TEST(Advice, FitsAlsoIfTheDevicesMemoryIsTheHosts) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::advice_test

@@ -17,6 +17,7 @@ void PrintTo(const BoundaryUse& use, std::ostream* out) {
   *out << "F" << use.writer << " F" << use.reader << " again " << use.again;
 }
 
+namespace boundaries_test {
 namespace {
 
 //   scope  0  1  2  3   4  5  6  7
@@ -108,4 +109,5 @@ TEST(Boundaries, SegmentsShareMemory) {
 }
 
 }  // namespace
+}  // namespace boundaries_test
 }  // namespace ebb::sharding

@@ -10,7 +10,7 @@
 #include "ebb/sharding/placement.h"
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::budget_test {
 namespace {
 
 using ::testing::AllOf;
@@ -266,4 +266,4 @@ TEST(Budget, ACapThatCannotBeKeptIsAnErrorWithTheTableAndARemedy) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::budget_test

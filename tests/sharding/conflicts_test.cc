@@ -15,7 +15,7 @@
 #include "random_model.h"
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::conflicts_test {
 namespace {
 
 using Pairs = std::set<std::pair<int, int>>;
@@ -237,4 +237,4 @@ TEST(Conflicts, AScopeThatMayOpenBesideAHeldOneOverlapsNoLiveMemory) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::conflicts_test

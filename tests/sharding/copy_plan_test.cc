@@ -15,7 +15,7 @@
 #include "ebb/sharding/interval.h"
 #include "random_model.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::copy_plan_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -236,4 +236,4 @@ TEST(CopyPlan, NamesAParameterOfAnotherShape) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::copy_plan_test

@@ -9,7 +9,7 @@
 
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::decisions_test {
 namespace {
 
 using ::testing::AllOf;
@@ -199,4 +199,4 @@ TEST(Decisions, GroupsAreOfCoalesceBytesElseOfTheBucketsUpToOneMebibyte) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::decisions_test

@@ -15,7 +15,7 @@
 #include "ebb/sharding/scopes.h"
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::declared_order_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -255,4 +255,4 @@ INSTANTIATE_TEST_SUITE_P(Orders, CheckOrderTest, ::testing::ValuesIn(kCases),
                          [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::declared_order_test

@@ -7,7 +7,7 @@
 #include "ebb/sharding/layout.h"
 #include "ebb/sharding/model.h"
 
-namespace ebb {
+namespace ebb::divide_by_dtype_test {
 namespace {
 
 ParameterId Add(ModelSpec& model, UnitId unit, std::string name, std::optional<DType> compute,
@@ -78,4 +78,4 @@ TEST(DivideByDType, AnOrderThatCannotBeIsRefusedLater) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::divide_by_dtype_test

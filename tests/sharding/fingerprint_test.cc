@@ -10,7 +10,7 @@
 
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::fingerprint_test {
 namespace {
 
 Plan SomePlan() {
@@ -185,4 +185,4 @@ TEST(Fingerprint, OfParametersDistinguishesDTypesDimensionsAndLists) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::fingerprint_test

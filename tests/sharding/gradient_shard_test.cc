@@ -17,7 +17,7 @@
 #include "random_model.h"
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::gradient_shard_test {
 namespace {
 
 constexpr int64_t kSizes[] = {3'000, 5'000, 700};
@@ -161,4 +161,4 @@ TEST(GradientShard, IsWrittenAfterTheUpdateOfTheStepBefore) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::gradient_shard_test

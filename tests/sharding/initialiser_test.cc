@@ -14,7 +14,7 @@
 #include "ebb/sharding/model.h"
 #include "ebb/sharding/philox.h"
 
-namespace ebb {
+namespace ebb::initialiser_test {
 namespace {
 
 using ::testing::Each;
@@ -180,4 +180,4 @@ TEST(Initialisers, RefuseASpanOfAnotherSizeThanTheSlice) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::initialiser_test

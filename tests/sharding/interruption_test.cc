@@ -11,7 +11,7 @@
 #include "absl/hash/hash.h"
 #include "random_model.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::interruption_test {
 namespace {
 
 class CellMemory {
@@ -119,4 +119,4 @@ TEST(Interruption, AStepWithoutPrefetchHasNothingToBringAgainBetweenScopes) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::interruption_test

@@ -9,7 +9,7 @@
 #include "ebb/sharding/layout.h"
 #include "random_model.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::interval_test {
 namespace {
 
 std::vector<Section> SectionsOf(const RandomCase& random_case) {
@@ -100,4 +100,4 @@ TEST(Interval, PaddingHasNoIntervals) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::interval_test

@@ -10,7 +10,7 @@
 
 #include "random_model.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::layout_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -86,4 +86,4 @@ TEST(Layout, ReturnsTheModelsError) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::layout_test

@@ -10,7 +10,7 @@
 #include "passes_of.h"
 #include "random_model.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::logical_test {
 namespace {
 
 using Kind = LogicalOp::Kind;
@@ -136,4 +136,4 @@ TEST(Logical, ADrainRunsTheCarriedUpdatesAndNothingElse) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::logical_test

@@ -12,7 +12,7 @@
 #include "ebb/sharding/unit_places.h"
 #include "random_model.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::lower_exchange_test {
 namespace {
 
 using ::testing::ElementsAreArray;
@@ -147,4 +147,4 @@ TEST(LowerExchange, UpdatesReadConstantsWhereTheyRun) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::lower_exchange_test

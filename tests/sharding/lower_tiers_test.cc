@@ -10,7 +10,7 @@
 #include "passes_of.h"
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::lower_tiers_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -164,4 +164,4 @@ TEST(LowerTiers, SlotsOfBoundariesBeginAnewInEveryRound) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::lower_tiers_test

@@ -8,7 +8,7 @@
 #include "ebb/sharding/report/simulate.h"
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::machine_costs_test {
 namespace {
 
 using enum Resource;
@@ -233,4 +233,4 @@ TEST(SimulatedMachine, GathersOfALargeModelHideUnderKernelsWhereTheNetworkIsFast
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::machine_costs_test

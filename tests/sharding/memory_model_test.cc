@@ -11,7 +11,7 @@
 #include "random_model.h"
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::memory_model_test {
 namespace {
 
 // Equal layers of 1,024 x world elements: whole slices of whole alignments.
@@ -230,4 +230,4 @@ TEST(MemoryModel, AnEvaluationOfARoundsMicroBatchesFits) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::memory_model_test

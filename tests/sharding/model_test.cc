@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace ebb {
+namespace ebb::model_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -185,4 +185,4 @@ INSTANTIATE_TEST_SUITE_P(Models, Validation, ::testing::ValuesIn(kCases),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::model_test

@@ -9,7 +9,7 @@
 #include "random_model.h"
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::offload_ratio_test {
 namespace {
 
 constexpr int64_t kMebi = int64_t{1} << 20;
@@ -168,4 +168,4 @@ TEST(ChooseRatio, IsTheLeastOfItsNeighbours) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::offload_ratio_test

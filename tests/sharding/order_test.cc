@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::order_test {
 namespace {
 
 using ::testing::AllOf;
@@ -418,4 +418,4 @@ TEST(OrderProgress, RoundsThatAreReleasedAreClosed) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::order_test

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "random_model.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::partition_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -197,4 +197,4 @@ TEST(Partition, NoParametersHaveNoCuts) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::partition_test

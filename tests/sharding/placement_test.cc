@@ -10,7 +10,7 @@
 #include "ebb/sharding/plan.h"
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::placement_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -225,4 +225,4 @@ TEST(StatePlacement, FrozenParametersHavePiecesAndNoSubGroups) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::placement_test

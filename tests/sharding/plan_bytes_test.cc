@@ -11,7 +11,7 @@
 #include "random_model.h"
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::plan_bytes_test {
 namespace {
 
 struct Case {
@@ -204,4 +204,4 @@ TEST(PlanBytes, EqualLayersHaveThePublishedVolumes) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::plan_bytes_test

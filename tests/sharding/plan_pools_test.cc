@@ -10,7 +10,7 @@
 #include "ebb/sharding/pool.h"
 #include "plan_variants.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::plan_pools_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -149,4 +149,4 @@ TEST(PlanLaws, PoolsStayWithinWhatTheConfigGrants) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::plan_pools_test

@@ -8,7 +8,7 @@
 #include "replay.h"
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::plan_replay_test {
 namespace {
 
 // That the laws are checked on orders of all kinds.
@@ -165,4 +165,4 @@ TEST(PlanLaws, AsManyUnitsShareReadsAsThereAreSlotsFor) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::plan_replay_test

@@ -16,7 +16,7 @@
 #include "random_model.h"
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::plan_rounds_test {
 namespace {
 
 using ::testing::Each;
@@ -147,4 +147,4 @@ TEST(PlanOfRounds, CopyHasListsOfItsOwnPlan) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::plan_rounds_test

@@ -13,7 +13,7 @@
 #include "random_model.h"
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::plan_table_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -174,4 +174,4 @@ TEST(PlanTable, ABucketHasALineForEachUnitWithItsAddress) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::plan_table_test

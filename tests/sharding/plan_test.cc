@@ -17,7 +17,7 @@
 #include "plan_variants.h"
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::plan_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -362,4 +362,4 @@ TEST(Plan, ReturnsTheModelsError) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::plan_test

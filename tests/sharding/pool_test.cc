@@ -8,7 +8,7 @@
 
 #include "random_model.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::pool_test {
 namespace {
 
 int64_t Aligned(int64_t bytes) {
@@ -100,4 +100,4 @@ TEST(Pack, NoBlocksNeedNoMemory) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::pool_test

@@ -8,7 +8,7 @@
 #include "ebb/sharding/decisions.h"
 #include "random_model.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::reduction_test {
 namespace {
 
 struct Case {
@@ -93,4 +93,4 @@ TEST(Reduction, AnAccumulatorOfAStepLivesFromTheFirstRound) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::reduction_test

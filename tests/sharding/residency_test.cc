@@ -13,7 +13,7 @@
 #include "random_model.h"
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::residency_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -363,4 +363,4 @@ TEST(Residency, WithSecondaryShardsOnlyAUnitsFirstIntervalIsGatheredOverAllRanks
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::residency_test

@@ -7,7 +7,7 @@
 
 #include "random_model.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::shared_rates_test {
 namespace {
 
 using enum Resource;
@@ -87,4 +87,4 @@ TEST(ShareRates, NoRateIsExceededAndNoneIsLeftWhereItIsWanted) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::shared_rates_test

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace ebb::sharding {
+namespace ebb::sharding::simulate_test {
 namespace {
 
 using enum Resource;
@@ -339,4 +339,4 @@ TEST(Simulate, AFragmentWithoutInstructionsTakesNoTime) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::simulate_test

@@ -11,7 +11,7 @@
 #include "ebb/sharding/report/simulate.h"
 #include "random_model.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::simulated_models_test {
 namespace {
 
 using enum Resource;
@@ -205,4 +205,4 @@ TEST(SimulatedModel, IsNotSlowedByMorePrefetch) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::simulated_models_test

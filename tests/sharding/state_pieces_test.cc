@@ -14,7 +14,7 @@
 #include "ebb/sharding/unit_places.h"
 #include "random_model.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::state_pieces_test {
 namespace {
 
 constexpr int kPlans = 60;
@@ -287,4 +287,4 @@ TEST(StatePieces, SpreadsGoFromSlicesToWholeUnits) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::state_pieces_test

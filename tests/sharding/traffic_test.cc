@@ -15,7 +15,7 @@
 #include "random_model.h"
 #include "unit_chain.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::traffic_test {
 namespace {
 
 using Key = std::tuple<StateClass, Tier, Direction>;
@@ -300,4 +300,4 @@ INSTANTIATE_TEST_SUITE_P(Timings, TrafficOfAllOnNvme,
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::traffic_test

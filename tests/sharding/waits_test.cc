@@ -13,7 +13,7 @@
 #include "random_model.h"
 #include "replay.h"
 
-namespace ebb::sharding {
+namespace ebb::sharding::waits_test {
 namespace {
 
 // Instructions by hand.
@@ -329,4 +329,4 @@ TEST(DeriveWaits, NineteenOfTwentyAreMissedWhenTheyAreTakenAway) {
 }
 
 }  // namespace
-}  // namespace ebb::sharding
+}  // namespace ebb::sharding::waits_test

@@ -18,7 +18,7 @@
 
 #include "ebb/runtime/trace/standard_streams.h"
 
-namespace ebb {
+namespace ebb::event_file_test {
 namespace {
 
 using ::testing::AllOf;
@@ -193,4 +193,4 @@ TEST_F(EventFileTest, RefusesPipesDevicesAndFolders) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::event_file_test

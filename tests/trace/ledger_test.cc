@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace ebb {
+namespace ebb::ledger_test {
 namespace {
 
 using Charge = MemoryLedger::Charge;
@@ -89,4 +89,4 @@ TEST(MemoryLedger, BalancesOverThreads) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::ledger_test

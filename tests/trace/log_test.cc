@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-namespace ebb {
+namespace ebb::log_test {
 namespace {
 
 using ::testing::AllOf;
@@ -86,4 +86,4 @@ TEST(LogDeathTest, AProgramsOwnLogTakesTheLinesInsteadOfStandardError) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::log_test

@@ -15,7 +15,7 @@
 
 #include "tests/trace/trace_events.h"
 
-namespace ebb {
+namespace ebb::timeline_test {
 namespace {
 
 using ::testing::AllOf;
@@ -254,4 +254,4 @@ TEST_F(TimelineTest, NamesAPathThatCannotBeWritten) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::timeline_test

@@ -10,7 +10,7 @@
 #include <ostream>
 #include <string>
 
-namespace ebb {
+namespace ebb::trace_events_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -86,4 +86,4 @@ INSTANTIATE_TEST_SUITE_P(Texts, TraceEvents, ::testing::ValuesIn(kCases),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::trace_events_test
