@@ -133,7 +133,7 @@ TEST_F(InterruptedSaveTest, AWaitOnAnotherThreadBeforeTheSaveBeginsIsAnError) {
                   const absl::Status early = std::async(std::launch::async, wait).get().status();
                   EXPECT_EQ(early.code(), absl::StatusCode::kFailedPrecondition) << early;
                   EXPECT_THAT(std::string(early.message()),
-                              AllOf(HasSubstr(At(1)), HasSubstr("a step more")));
+                              AllOf(HasSubstr(At(1)), HasSubstr("one more step")));
                   EXPECT_FALSE(std::async(std::launch::async, [&] {
                                  return ticket.Done() || ticket.Done();
                                }).get());

@@ -288,7 +288,7 @@ TEST_P(EvaluationInStepTest, BetweenRoundsLeavesTheEnginesBoundariesAlone) {
         Step step = engine.BeginStep();
         model.Forward(step, 0, world.rank(), 3);
         EXPECT_FALSE(engine.BeginEvaluation(1).Finish().ok());
-        EXPECT_THAT(std::string(step.Finish().message()), HasSubstr("evaluate between rounds"));
+        EXPECT_THAT(std::string(step.Finish().message()), HasSubstr("Evaluate between rounds"));
         return absl::OkStatus();
       });
       EXPECT_TRUE(status.ok()) << status;
