@@ -64,6 +64,11 @@ function(ebb_test name)
   endif()
 endfunction()
 
+# Command lines run once and are long to compile with all optimisation.
+function(ebb_command_line_sources)
+  set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "$<$<CONFIG:Release>:-O1>")
+endfunction()
+
 # The longest tests start first, so that no core is idle at the end.
 function(ebb_start_first)
   set_tests_properties(${ARGN} PROPERTIES COST 100)

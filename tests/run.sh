@@ -54,6 +54,7 @@ export UBSAN_OPTIONS=print_stacktrace=1:${UBSAN_OPTIONS:-}
 log=build/$preset/Testing/Temporary/LastTest.log
 rm -f "$log"
 status=0
-ctest --preset "$preset" -j "$(nproc)" --no-tests=error "${ctest_arguments[@]}" || status=$?
+# One more than there are cores, because some tests mostly wait.
+ctest --preset "$preset" -j "$(($(nproc) + 1))" --no-tests=error "${ctest_arguments[@]}" || status=$?
 [ ! -e "$log" ] || awk -f tests/summary.awk "$log"
 exit "$status"
