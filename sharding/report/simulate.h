@@ -49,6 +49,10 @@ struct Simulated {
 };
 
 inline constexpr int kSimulatedSteps = 6;
+// The middle round of a step is repeated kSimulatedAgain times at most, or up to kSimulatedAgainMost
+// times while rounds are hidden behind something longer. Each further repeat adds the same time,
+// which is added without running it. `spans` has only what ran.
+inline constexpr int kSimulatedAgain = 16, kSimulatedAgainMost = 256;
 
 // `first` runs once, then `later`, with the waits of DeriveWaits, at least 4 steps in all. The second half without
 // the last step is the steady state. Errors: costs that are negative, infinite or not a number, or ask for a resource

@@ -49,6 +49,7 @@ absl::StatusOr<MachineCost> CostOn(const Amounts& rates, const Cost& cost, Code 
 absl::Status StepClock::Add(const Fragment& fragment) {
   FragmentCosts& of = of_.emplace_back();
   of.fragment = &fragment;
+  of.repeats = std::min(fragment.again, again_most_);
   for (const Instruction& instruction : fragment.instructions) {
     EBB_ASSIGN_OR_RETURN(const MachineCost cost,
                          CostOn(rates_, costs_.Of(instruction), instruction.code));

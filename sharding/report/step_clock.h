@@ -41,11 +41,13 @@ struct ClockedInstruction {
 
 class StepClock {
  public:
-  StepClock(const Cells& cells, const Costs& costs, int steps)
+  // `again_most`: a fragment repeats its middle round at most so often.
+  StepClock(const Cells& cells, const Costs& costs, int steps, int again_most)
       : control_(cells.control()),
         costs_(costs),
         rates_(costs.rates()),
         steps_(steps),
+        again_most_(again_most),
         frontier_(cells.count()) {}
 
   absl::Status Add(
@@ -69,10 +71,9 @@ class StepClock {
   struct FragmentCosts {
     const Fragment* fragment = nullptr;
     std::vector<MachineCost> costs;
-    std::vector<std::array<int, 2>> events;  // by instruction and parity
-    int again() const {  // instructions that rounds in the middle run more than once
-      return fragment->again > 0 ? fragment->again * middle() : 0;
-    }
+    std::vector<std::array<int, 2>> events;                             // by instruction and parity
+    int repeats = 0;                                                    // of the middle round
+    int again() const { return repeats > 0 ? repeats * middle() : 0; }  // instructions of those
     int middle() const { return fragment->round_begins[1] - fragment->round_begins[0]; }
     int count() const { return static_cast<int>(costs.size()) + again(); }
     // The instruction that a step issues as this one of count().
@@ -141,7 +142,7 @@ class StepClock {
   const ControlCells control_;
   const Costs& costs_;
   const Amounts rates_;
-  const int steps_;
+  const int steps_, again_most_;
   std::vector<FragmentCosts> of_;
   Frontier frontier_;
   std::vector<int> newest_;  // by event: the instruction that has recorded it

@@ -105,6 +105,24 @@ TEST(Anchors, ABatchOfFsdpsPaperFitsItsGpus) {
   EXPECT_FALSE(AnswerFor(question, {.stage = 2, .recompute = true}, Depth::kMemory).fits());
 }
 
+// Each further micro-batch takes what the one before took, and planning takes no more memory.
+TEST(Answer, AStepOfAMillionMicroBatchesIsPlanned) {
+  Question question = QuestionOf("gpt2", "8xh100", 8);
+  for (const Choice& choice : {Choice{.stage = 1}, Choice{.stage = 3, .states = Tier::kNvme}}) {
+    const auto seconds = [&](int64_t micro_batches) {
+      question.config.gradient_accumulation_steps = micro_batches;
+      const Answer answer = AnswerFor(question, choice, Depth::kTime);
+      EXPECT_TRUE(answer.time) << answer.lacks();
+      return answer.time ? answer.time->simulated.seconds_per_step : 0;
+    };
+    const double thousand = seconds(1000), two_thousand = seconds(2000),
+                 of_one = (two_thousand - thousand) / 1000;
+    EXPECT_GT(of_one, 0);
+    EXPECT_NEAR(seconds(1'000'000), two_thousand + 998'000 * of_one, 1e-3 * 1e6 * of_one);
+    EXPECT_NEAR(thousand, 1000 * of_one, 0.2 * thousand);
+  }
+}
+
 TEST(Search, TheFastestThatFitsIsProposedAndItsFileLoads) {
   const Question question = QuestionOf("llama-2-7b", "8xh100", 8);
   const std::vector<Answer> answers = AnswerAll(question);
