@@ -19,6 +19,7 @@ using sharding::Resource;
 constexpr double kGiB = 1 << 30;
 constexpr size_t kColumns = 100, kBar = 60;
 constexpr const char* kTierNames[] = {"GPU", "RAM", "NVMe"};
+constexpr int kGiBWidths[] = {7, 7, 8};  // of a tier's column: "GPU GiB"
 // The letter of each class in a bar.
 constexpr char kLetters[] = "pmgoatkSw";
 
@@ -67,14 +68,15 @@ std::string_view PlaceName(Tier tier) {
 
 std::string LineOf(const Question& question, const Answer& answer, bool marked) {
   const Choice& choice = answer.choice;
-  std::string line = absl::StrFormat("%s %d     %-10s %-7s %-9s ", marked ? "*" : " ", choice.stage,
+  std::string line = absl::StrFormat("%s %d     %-10s %-6s %-9s ", marked ? "*" : " ", choice.stage,
                                      std::string(PlaceName(choice.parameters)),
                                      std::string(PlaceName(choice.states)), Recomputes(choice));
   if (!answer.refused.ok()) {
     const absl::string_view message = answer.refused.message();
     return line + config::Shortened({message.data(), message.size()}, kColumns - line.size() - 4);
   }
-  for (const int64_t held : answer.held) absl::StrAppendFormat(&line, "%8.1f ", GiB(held));
+  for (size_t tier = 0; tier < answer.held.size(); ++tier)
+    absl::StrAppendFormat(&line, "%*.1f ", kGiBWidths[tier], GiB(answer.held[tier]));
   if (answer.time) {
     absl::StrAppendFormat(&line, "%7.3g %9s  %s", answer.time->simulated.seconds_per_step,
                           Grouped(answer.time->tokens_per_second), WaitsFor(*answer.time));
@@ -279,7 +281,7 @@ std::vector<const Answer*> ShownAnswers(std::span<const Answer> answers, bool al
 std::string AnswerTable(const Question& question, std::span<const Answer> answers,
                         const Choice* marked, bool all) {
   std::string text =
-      absl::StrFormat("  %-5s %-10s %-7s %-9s %8s %8s %8s %7s %9s  %s\n", "stage", "parameters",
+      absl::StrFormat("  %-5s %-10s %-6s %-9s %7s %7s %8s %7s %9s  %s\n", "stage", "parameters",
                       "states", "recompute", absl::StrCat(DeviceName(question.machine), " GiB"),
                       "RAM GiB", "NVMe GiB", "step s", "tokens/s", "waits for");
   for (const Answer* answer : ShownAnswers(answers, all)) {

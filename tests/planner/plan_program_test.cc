@@ -220,6 +220,16 @@ TEST_F(PlanProgramTest, ListsModelsAndMachines) {
   EXPECT_EQ(Run("--help").code, 0);
 }
 
+TEST_F(PlanProgramTest, PrintsAtMostAHundredColumns) {
+  for (const char* arguments :
+       {"--help", "--model gpt2 --micro-batches 16 --all",
+        "--model gpt3-175b --machine rtx4090-64gb", "--model mixtral-8x7b --ranks 16 --stage 3"}) {
+    std::istringstream lines(Run(arguments).printed);
+    for (std::string line; std::getline(lines, line);)
+      EXPECT_LE(line.size(), 100u) << arguments << "\n" << line;
+  }
+}
+
 TEST_F(PlanProgramTest, AMachineThatIsShownIsAMachine) {
   const Ended shown = Run("--machine 8xa100 --show-machine");
   ASSERT_EQ(shown.code, 0) << shown.printed;

@@ -284,11 +284,11 @@ void AddOptions(CLI::App& app, Given& given) {
       ->option_text("N")
       ->check(CLI::Range(1, kRanksMax));
   app.add_option("--machine", given.machine,
-                 "a name, a JSON file, or here: this machine, measured now (default: 8xh100)")
+                 "a name, a JSON file, or here: this machine, measured (default: 8xh100)")
       ->option_text("NAME|FILE|here");
   CLI::Option* const compared =
       app.add_option("--compare", given.compared,
-                     "machines, each with a host's price an hour; finds the fewest hosts that fit")
+                     "machines, with a host's price an hour; finds the fewest hosts that fit")
           ->option_text("MACHINE[=PRICE]...");
   app.add_option("--nvme-path", given.nvme_path, "folder of the swap files")->option_text("DIR");
   app.add_option("--config,--deepspeed", given.config, "ask about this DeepSpeed or Ebb JSON file")

@@ -5,6 +5,7 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -32,16 +33,21 @@ bool WriteFile(const std::string& path, const std::string& text) {
   return std::fclose(file) == 0 && written;
 }
 
-// Breaks lines after at most 100 columns. JSON stays valid.
-std::string Wrapped(std::string text) {
+// Prints with at most 100 columns. Longer lines are broken at spaces, so JSON stays valid.
+void Print(std::string text) {
   constexpr size_t kColumns = 100;
   for (size_t line = 0; text.size() - line > kColumns;) {
-    const size_t space = text.rfind(' ', line + kColumns);
-    if (space == std::string::npos || space <= line) break;
+    const size_t end = text.find('\n', line), space = text.rfind(' ', line + kColumns);
+    if (end <= line + kColumns || space == std::string::npos ||
+        text.find_first_not_of(' ', line) > space) {
+      if (end == std::string::npos) break;
+      line = end + 1;
+      continue;
+    }
     text.replace(space, 1, "\n  ");
     line = space + 1;
   }
-  return text + "\n";
+  std::fputs(text.c_str(), stdout);
 }
 
 // "..., 1.31 times as fast"; if `from` does not fit: "..., which fits with 45447 tokens a second".
@@ -59,7 +65,7 @@ std::string ChangesText(const Advised& advised) {
     absl::StrAppend(&text,
                     "The one change that helps most: ", Described(*advised.change, *advised.chosen),
                     "\n");
-  if (!advised.remedy.empty()) text += Wrapped("What to change: " + advised.remedy);
+  if (!advised.remedy.empty()) absl::StrAppend(&text, "What to change: ", advised.remedy, "\n");
   if (!advised.change && advised.chosen->fits())
     text += "No change of one setting makes it faster by more than 0.5%\n";
   if (advised.purchase)
@@ -110,7 +116,7 @@ int AnswerLargest(const Arguments& arguments) {
         AnswersAsJson(found->question, {chosen, chosen == nullptr ? 0u : 1u}, advised).c_str(),
         stdout);
   } else {
-    std::fputs((TitleOf(found->question) + LargestText(arguments, *found)).c_str(), stdout);
+    Print(TitleOf(found->question) + LargestText(arguments, *found));
   }
   return WriteFiles(arguments, found->question, {&chosen, chosen == nullptr ? 0u : 1u}, chosen);
 }
@@ -158,11 +164,10 @@ int AnswerQuestion(const Arguments& arguments) {
       if (arguments.asked && fastest != nullptr && !(fastest->choice == chosen->choice))
         absl::StrAppend(&text, "The fastest that fits: ", WordsOf(fastest->choice), "\n");
     } else {
-      text += "\nNothing fits.\n" +
-              Wrapped(absl::StrCat("What to change in ", WordsOf(answers.back().choice), ": ",
-                                   advised.remedy));
+      absl::StrAppend(&text, "\nNothing fits.\nWhat to change in ", WordsOf(answers.back().choice),
+                      ": ", advised.remedy, "\n");
     }
-    std::fputs(text.c_str(), stdout);
+    Print(std::move(text));
   }
   const std::vector<const Answer*> shown = ShownAnswers(answers, arguments.all);
   return WriteFiles(arguments, question, shown, advised.chosen);
