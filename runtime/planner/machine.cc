@@ -58,10 +58,11 @@ constexpr char kDevice[] = "device";  // "gpu" or "cpu"
 
 constexpr double kGibi = 1 << 30, kTebi = kGibi * 1024;
 
-// Sustained rates. Teraflops: about those of published runs of dense models over all kernels (H100
-// 400, A100 170, 4090 120). Links: 80% of the wire, as nccl-tests measures it. Disks: DeepNVMe's
-// figures (4 drives, of generation 5 beside the H100, of generation 4 beside the A100); a desktop
-// has one drive.
+// Sustained rates. Teraflops over all kernels: about those of published runs of dense models, by
+// other trainers (H100 400, A100 170, 4090 120). The H200's are those of examples/gpt on one (498
+// to 512, bench/results/2026-11-26-h200.md). Links: 80% of the wire, as nccl-tests measures it.
+// Disks: DeepNVMe's figures (4 drives, of generation 5 beside the H100, of generation 4 beside the
+// A100); a desktop has one drive.
 const std::vector<Machine>& Named() {
   static const auto* const all = [] {
     Machine h100{.name = "8xh100",
@@ -83,6 +84,7 @@ const std::vector<Machine>& Named() {
     Machine h200 = h100;
     h200.name = "8xh200";
     h200.gpu_memory = 140.4 * kGibi;
+    h200.gpu_teraflops = 500;
     h200.gpu_memory_gb_s = 4300;
     Machine a100 = h100;
     a100.name = "8xa100";
