@@ -18,6 +18,7 @@ except ModuleNotFoundError as missing:
     raise ImportError("ebb needs torch, which it does not install, as its build is yours to choose: pip install torch") from missing
 
 from . import _library
+from ._activations import Activations, count_activations
 from ._library import Error
 from ._making import initialize, plan, predict_memory
 from ._world import World, world
@@ -26,8 +27,8 @@ from .optimizer import Optimizer
 
 __version__ = _library.library.ebb_version().decode()
 __all__ = [
-    "CommunicationRow", "Engine", "Error", "MemoryRow", "Optimizer", "Report", "Ticket", "TrafficRow", "World", "empty_parameters", "initialize",
-    "log_to", "plan", "predict_memory", "world",
+    "Activations", "CommunicationRow", "Engine", "Error", "MemoryRow", "Optimizer", "Report", "Ticket", "TrafficRow", "World", "count_activations",
+    "empty_parameters", "initialize", "log_to", "plan", "predict_memory", "world",
 ]
 
 _log = None

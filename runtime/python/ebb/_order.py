@@ -321,14 +321,16 @@ def _has_fake(value: Any, depth: int = 0) -> bool:
 
 
 @contextlib.contextmanager
-def _faked(model: nn.Module, device: torch.device) -> Iterator[dict[int, torch.Tensor]]:
+def _faked(
+    model: nn.Module, device: torch.device, dtype_of: Callable[[torch.Tensor], torch.dtype] = lambda tensor: tensor.dtype
+) -> Iterator[dict[int, torch.Tensor]]:
     """Parameters and buffers of the model as fake tensors. A tensor that is used in several places becomes one fake tensor."""
     fakes: dict[int, torch.Tensor] = {}
     places: list[tuple[dict, str, Any]] = []
 
     def stand_in(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in fakes:
-            made = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+            made = torch.empty(tensor.shape, dtype=dtype_of(tensor), device=device)
             fakes[id(tensor)] = nn.Parameter(made, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
         return fakes[id(tensor)]
 

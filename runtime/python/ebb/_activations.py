@@ -1,0 +1,100 @@
+"""Counts the memory that a torch module's forward and backward take beside the engine's, without computing.
+
+The model runs once with fake tensors, which have shapes and no values. A storage counts from the operation that makes it until it is
+freed, so recomputing (torch.utils.checkpoint), views and in-place operations count as they are."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from ._library import Error
+from ._model import Config, config_text, dtype_function, resolved
+from ._order import _as_it_was, _faked, call, loss_of
+
+_TAKEN_AT_ONCE = 1 << 20  # the engine takes a gradient of so many bytes when torch has made it
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes of torch's tensors on a rank, without parameters, buffers and the batch. They do not count what kernels allocate for
+    themselves, nor how an allocator rounds."""
+
+    saved: int  # at the end of forward
+    peak: int  # the most at a time, in forward and backward
+
+
+class _Count(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.known: dict[int, weakref.ref] = {}  # by the id of a storage
+
+    def ignore(self, tensor: torch.Tensor) -> None:
+        self._add(tensor.untyped_storage(), 0)
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: tuple = (), keywords: dict | None = None) -> Any:
+        output = function(*arguments, **(keywords or {}))
+        for tensor in tree_iter(output):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self._add(storage, storage.nbytes())
+        return output
+
+    def _add(self, storage: torch.UntypedStorage, size: int) -> None:
+        key = id(storage)
+        if key in self.known:
+            return
+
+        def forget(_: Any) -> None:
+            del self.known[key]
+            self.now -= size
+
+        self.known[key] = weakref.ref(storage, forget)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+
+def _give(parameter: torch.Tensor) -> None:
+    if parameter.grad.nbytes >= _TAKEN_AT_ONCE:
+        parameter.grad = None
+
+
+def count_activations(model: nn.Module, config: Config, world: int, *, example: Any, device: str = "cpu") -> Activations:
+    """Counts the activations of a micro-batch: `example` is one, or a function that takes the model and returns the loss, as for
+    initialize. Parameters have the types that `config` gives them. Gradients of less than 1 MiB stay until the end of backward. Give
+    `peak` to `ebb-plan --activations`. Raises ebb.Error if the model does not run with fake tensors."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    dtype_of = dtype_function(model, resolved(config_text(config), world))
+    dtypes = {id(parameter): dtype_of(parameter) for parameter in model.parameters()}
+    mode, count = FakeTensorMode(allow_non_fake_inputs=True), _Count()
+    faked = _faked(model, torch.device(device), lambda tensor: dtypes.get(id(tensor), tensor.dtype))
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        made = mode.from_tensor(tensor)
+        count.ignore(made)
+        return made
+
+    try:
+        with torch.random.fork_rng(devices=[]), mode, _as_it_was(model), faked as fakes, torch.enable_grad():
+            for tensor in fakes.values():
+                count.ignore(tensor)
+                if tensor.requires_grad:
+                    tensor.register_post_accumulate_grad_hook(_give)
+            with count:
+                loss = loss_of(call(model, example, fake))
+                saved = count.now
+                if loss is not None:
+                    loss.backward()
+            return Activations(saved, count.peak)
+    except Error:
+        raise
+    except Exception as error:  # what a model may raise for tensors without values
+        raise Error(f"the model does not run with fake tensors: {type(error).__name__}: {error}", "INVALID_ARGUMENT") from error
