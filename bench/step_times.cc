@@ -52,16 +52,21 @@ constexpr Case kCases[] = {
 
 struct Times {
   double measured = 0, simulated = 0, kernels = 0;  // seconds of a step
+  double shortest = 0, longest = 0;                 // of the middle half of the measured steps
 };
 
 double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+// The value that so many quarters of the values are below.
+double Quartile(std::vector<double> values, size_t quarters) {
+  const auto at = values.begin() + static_cast<int64_t>(values.size() * quarters / 4);
+  std::nth_element(values.begin(), at, values.end());
+  return *at;
+}
+double Median(const std::vector<double>& values) {
+  return Quartile(values, 2);
 }
 
 Config ConfigOf(const Arguments& arguments, const Case& of) {
@@ -183,6 +188,8 @@ class Comparison {
     if (!reports) return absl::OkStatus();
     const std::vector<KernelWork> work = kernels_.Medians();
     times_.measured = Median(seconds);
+    times_.shortest = Quartile(seconds, 1);
+    times_.longest = Quartile(seconds, 3);
     for (const KernelWork& visit : work) times_.kernels += visit.forward + visit.backward;
     EBB_ASSIGN_OR_RETURN(times_.simulated, SimulatedSeconds(trainer->engine().program().plan(),
                                                             machine_, ranks_, work));
@@ -212,17 +219,18 @@ absl::Status Compare(const Arguments& arguments) {
       "%.2f\n",
       first.core_gb_s, first.update_gb_s, first.ram_gb_s, first.disk_read_gb_s,
       first.disk_write_gb_s, first.disk_both_gb_s);
-  absl::PrintF("%5s %5s %-7s %12s %13s %13s %8s\n", "ranks", "stage", "on", "kernels ms",
-               "simulated ms", "measured ms", "");
+  absl::PrintF("%5s %5s %-7s %12s %13s %13s %8s  %s\n", "ranks", "stage", "on", "kernels ms",
+               "simulated ms", "measured ms", "", "half of the steps, ms");
   for (const int ranks : arguments.ranks) {
     for (const Case& of : kCases) {
       const std::string disk = of.tier == Tier::kNvme ? arguments.disk : "";
       EBB_ASSIGN_OR_RETURN(const planner::Machine machine, planner::MeasureHere(disk));
       EBB_ASSIGN_OR_RETURN(const Times times,
                            Comparison(arguments, machine, text, ranks, of).Run());
-      absl::PrintF("%5d %5d %-7s %12.1f %13.1f %13.1f %+7.1f%%\n", ranks, of.stage,
+      absl::PrintF("%5d %5d %-7s %12.1f %13.1f %13.1f %+7.1f%%  %.1f to %.1f\n", ranks, of.stage,
                    std::string(Name(of.tier)), 1e3 * times.kernels, 1e3 * times.simulated,
-                   1e3 * times.measured, 100 * (times.simulated / times.measured - 1));
+                   1e3 * times.measured, 100 * (times.simulated / times.measured - 1),
+                   1e3 * times.shortest, 1e3 * times.longest);
       std::fflush(stdout);
     }
   }

@@ -144,8 +144,9 @@ def main():
                          stdout=None if rank == 0 else subprocess.DEVNULL)
         for rank in range(args.world)
     ]
-    if any([rank.wait() != 0 for rank in ranks]):
-        sys.exit(f"{args.kind} has failed")
+    failed = {number: status for number, status in enumerate([rank.wait() for rank in ranks]) if status != 0}
+    if failed:
+        sys.exit(f"{args.kind} has failed: exit status by rank {failed}")
 
 
 if __name__ == "__main__":
