@@ -216,27 +216,7 @@ def test_bits_do_not_depend_on_stage_tier_and_checkpointing(two, tmp_path):
     assert len({value for cell in cells for value in two.run(_digest, *cell)}) == 1
 
 
-def _bits_of_torch(make, batches, loss_of, with_example):
-    """From the same parameters loss and gradients are those of torch: with a rate of 1/16, the product with which is exact, and no
-    clipping, an update of SGD shows them."""
-    model, plain = make(), make()
-    settings = config(optimizer={"type": "SGD", "params": {"lr": 0.0625}}, gradient_clipping=0.0)
-    engine = ebb.initialize(model, settings, example=batches[0][0] if with_example else None)
-    for of_step in batches:
-        values = engine.state_dict()
-        plain.load_state_dict(values)
-        loss, expected = loss_of(model, of_step[0]), loss_of(plain, of_step[0])
-        assert torch.equal(loss.detach(), expected.detach())
-        engine.backward(loss), engine.step()
-        plain.zero_grad()
-        expected.backward()
-        after = engine.state_dict()
-        for name, parameter in plain.named_parameters():
-            assert torch.equal(after[name], values[name] - 0.0625 * parameter.grad), name
-    engine.close()
-
-
 def test_one_rank_has_the_bits_of_torch(one):
-    one.run(_bits_of_torch, mlp, vector_batches(20, 1), squared_error, False)
-    one.run(_bits_of_torch, llama, token_batches(20, 1), training.of_output, True)
-    one.run(_bits_of_torch, gpt2, token_batches(20, 1), training.of_output, True)
+    one.run(training.has_bits_of_torch, mlp, vector_batches(20, 1), squared_error, False)
+    one.run(training.has_bits_of_torch, llama, token_batches(20, 1), training.of_output, True)
+    one.run(training.has_bits_of_torch, gpt2, token_batches(20, 1), training.of_output, True)

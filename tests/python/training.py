@@ -93,6 +93,28 @@ def compare(make: Callable[[], torch.nn.Module], batches: list[list[Any]], loss_
     return losses
 
 
+def has_bits_of_torch(make: Callable[[], torch.nn.Module], batches: list[list[Any]], loss_of: Loss = of_output, shown: bool = True) -> None:
+    """On one rank: from the same parameters, loss and gradients are those of torch. An update of SGD shows the gradients, with a rate of
+    1/16, the product with which is exact, and without clipping. `shown`: the first batch is the example."""
+    model, plain = make(), make()
+    settings = config(optimizer={"type": "SGD", "params": {"lr": 0.0625}}, gradient_clipping=0.0)
+    engine = ebb.initialize(model, settings, example=batches[0][0] if shown else None)
+    values = engine.state_dict()
+    for step, of_step in enumerate(batches):
+        plain.load_state_dict(values)
+        plain.zero_grad()
+        loss, expected = loss_of(model, of_step[0]), loss_of(plain, of_step[0])
+        assert torch.equal(loss.detach(), expected.detach()), f"step {step}: loss {loss.item()}, torch has {expected.item()}"
+        engine.backward(loss), engine.step()
+        expected.backward()
+        after = engine.state_dict()
+        for name, parameter in plain.named_parameters():
+            gradient = 0.0 if parameter.grad is None else parameter.grad
+            assert torch.equal(after[name], values[name] - 0.0625 * gradient), f"step {step}: the gradient of '{name}' is not torch's"
+        values = after
+    engine.close()
+
+
 def digest(engine: ebb.Engine) -> str:
     """Of all masters, whole."""
     sum_ = hashlib.sha256()
