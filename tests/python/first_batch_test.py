@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+import training
 from pitfalls_test import Blocks, refused
 from torch import nn
-from training import config, mlp, squared_error, vector_batches
+from training import compare, config, mlp, squared_error, vector_batches
 
 import ebb
 
@@ -172,3 +173,69 @@ def _refused_before(folder):
 
 def test_what_is_refused_is_left_as_it_was(one, tmp_path):
     one.run(_refused_before, str(tmp_path))
+
+
+class DependsOnValues(Blocks):
+    """Fake tensors cannot show its order, which is not that of registration."""
+
+    def __init__(self, order=(2, 0, 1)):
+        super().__init__()
+        self.order = order
+
+    def forward(self, x):
+        for i in self.order if x.sum().item() > -1e9 else ():
+            x = torch.tanh(self.blocks[i](x))
+        return self.head(x)
+
+
+def _depends_on_values(order):
+    compare(lambda: DependsOnValues(order), vector_batches(3, 2), squared_error, optimizer=training.SGD, settings=config(optimizer=training.SGD))
+
+
+@pytest.mark.parametrize("order", [(2, 0, 1), (0, 1, 0, 2), (2, 1)])
+def test_an_order_that_depends_on_values_is_that_of_an_evaluation(two, order):
+    two.run(_depends_on_values, order)
+
+
+class ReadsFirst(Blocks):
+    """A parameter that is used outside of its module is read before any unit runs."""
+
+    def forward(self, x):
+        return super().forward(x * self.head.weight)
+
+
+def _reads_first():
+    batches = vector_batches(4, 2)
+    compare(ReadsFirst, batches, squared_error, example=(batches[0][0][0],))
+
+
+def test_a_resident_parameter_that_is_read_first_has_the_value_of_the_step_before(two):
+    two.run(_reads_first)
+
+
+def _regularized(model, batch):
+    return squared_error(model, batch) + 0.01 * sum(parameter.abs().sum() for parameter in model.parameters())
+
+
+def _loss_reads():
+    batches = vector_batches(4, 2)
+    model = Blocks()
+    engine = ebb.initialize(model, config())
+    refused(lambda: engine.backward(_regularized(model, batches[0][0])), r"the loss is NaN because 'head.* was read outside of its unit 'head'")
+    engine.drop()
+    assert train(model, engine)
+    engine.close()
+    compare(Blocks, batches, _regularized, example=lambda model: _regularized(model, batches[0][0]))
+
+
+def test_a_loss_that_reads_parameters(two):
+    """An error names one. With the loss as an example they are resident, all of them, and learn as in torch."""
+    two.run(_loss_reads)
+
+
+def _lazy():
+    refused(lambda: ebb.initialize(nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 1)), config()), "'0.weight' of a lazy module has no shape yet")
+
+
+def test_a_lazy_module_is_named(one):
+    one.run(_lazy)

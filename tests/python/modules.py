@@ -245,3 +245,30 @@ class MixtureOfExperts(nn.Module):
         for block in self.blocks:
             x = x + block(x)
         return self.head(x)
+
+
+class SharedList(nn.Module):
+    """Blocks share modules of a list that the model registers before them."""
+
+    class Block(nn.Module):
+        def __init__(self, shared):
+            super().__init__()
+            self.shared = shared
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            for one in self.shared:
+                x = torch.tanh(one(x))
+            return torch.tanh(self.linear(x))
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.shared = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+        self.blocks = nn.ModuleList([self.Block(self.shared) for _ in range(2)])
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)

@@ -8,14 +8,14 @@ import torch
 import training
 from modules import (Blocks, CachedIntermediate, Checkpointed, CheckpointedReentrant, CheckpointOverTwo, Containers, EarlyStopped,
                      FrozenFirst, FrozenMiddle, InPlaceOnAView, LeftOut, ListsOfLists, MixtureOfExperts, OtherMethod, PassedThrough,
-                     Resident, UsedTwice)
+                     Resident, SharedList, UsedTwice)
 from torch import nn
 from training import compare, config, llama, mlp, squared_error, token_batches, vector_batches
 
 import ebb
 
 RIGHT = [Blocks, InPlaceOnAView, CachedIntermediate, UsedTwice, Checkpointed, CheckpointedReentrant, CheckpointOverTwo, EarlyStopped, FrozenMiddle,
-         FrozenFirst, LeftOut, Containers, PassedThrough, Resident, ListsOfLists, OtherMethod, MixtureOfExperts]
+         FrozenFirst, LeftOut, Containers, PassedThrough, Resident, ListsOfLists, OtherMethod, MixtureOfExperts, SharedList]
 
 
 def _right(kind, registered):
@@ -29,7 +29,7 @@ def test_numbers_are_those_of_torch(two, kind):
     two.run(_right, kind, False)
 
 
-@pytest.mark.parametrize("kind", [Blocks, InPlaceOnAView, CachedIntermediate, Checkpointed, EarlyStopped, Containers, Resident])
+@pytest.mark.parametrize("kind", [Blocks, InPlaceOnAView, CachedIntermediate, Checkpointed, EarlyStopped, Containers, Resident, OtherMethod, SharedList])
 def test_without_an_example_too(two, kind):
     two.run(_right, kind, True)
 

@@ -11,6 +11,7 @@ at once. So when the hook of the unit below fires, all gradients of the unit abo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
@@ -55,13 +56,15 @@ _engine = torch.autograd.Variable._execution_engine
 class Visit:
     """One use of a unit in a round: a forward, and the backward that belongs to it."""
 
-    __slots__ = ("unit", "number", "round", "first_node")
+    __slots__ = ("unit", "number", "round", "first_node", "last_node", "is_repeated")
 
     def __init__(self, unit: Unit, number: int, round_number: int):
         self.unit = unit
         self.number = number  # of this unit's uses in the round
         self.round = round_number
         self.first_node = _sequence_number()
+        self.last_node = self.first_node
+        self.is_repeated = False  # in backward, by the node of a function that has run several visits
 
 
 class Scopes(Protocol):
@@ -100,26 +103,41 @@ class Walk:
         self.counts = [0] * len(units)
         self.pending: list[list[Visit]] = [[] for _ in units]
         self.resident_visits: list[Visit] = []
+        # By the node of a torch.autograd.Function, such as a reentrant checkpoint: the visits that its forward has run without gradients.
+        self.regions: dict[Any, list[Visit]] = {}
         # The units that have their saved tensors watched: all at first; later those with a backward that began with a saved tensor.
         self.watch_saved = {unit.index for unit in units if not unit.keep_whole}
         self.saved_began: set[int] = set()
         self.saved_hooks: Any = None  # those that are pushed now
         self.handles: list[Any] = []
+        self.attached: set[nn.Module] = set()
         self.is_paused = False  # hooks do nothing: a forward that another walk follows
 
     # Hooks.
 
     def attach(self) -> None:
+        self.attach_units()
+        # Residents may be read before the first unit runs.
+        owners = {name.rpartition(".")[0] for unit in self.residents for name in unit.names}
+        for path in owners | ({""} if self.residents else set()):
+            self.handles.append(self.model.get_submodule(path).register_forward_pre_hook(self._before_residents, prepend=True))
+        self.handles.append(self.model.register_forward_hook(self._model_ends, always_call=True))
+
+    def attach_units(self) -> None:
+        """Once more if units have got other modules, because theirs were not called."""
         for unit in self.units:
             alone = len(unit.modules) == 1
             for module in unit.modules:
+                if module in self.attached:
+                    continue
+                self.attached.add(module)
                 self.handles.append(module.register_forward_pre_hook(functools.partial(self._before, unit), prepend=True, with_kwargs=True))
                 self.handles.append(
                     module.register_forward_hook(functools.partial(self._after, unit, alone), always_call=True, with_kwargs=True)
                 )
-        self.handles.append(self.model.register_forward_hook(self._model_ends, always_call=True))
 
     def detach(self) -> None:
+        self.attached.clear()
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
@@ -132,14 +150,15 @@ class Walk:
             return
         if self.forward is not None and self.forward.visit.unit is unit:
             return
-        self.check_whole()
-        if self.backward is not None:
-            raise Error(f"'{unit.name}' runs forward, but the backward before it ended with an error: call drop() to go on")
+        self._check_begin(unit)
         self.settle()
         trains = torch.is_grad_enabled()
-        in_step = trains or self.in_round or _under_reentrant_checkpoint()
+        around = None if trains else function_around()
+        in_step = trains or self.in_round or around is not None
         self._begin(in_step)
         visit = Visit(unit, self.counts[unit.index], self.round)
+        if around is not None:
+            self.regions.setdefault(around, []).append(visit)
         self.forward = _Open(visit, self.scopes.open(FORWARD, visit))
         if in_step:
             self.counts[unit.index] += 1
@@ -149,12 +168,26 @@ class Walk:
             hooks.__enter__()
             self.saved_hooks = hooks
 
+    def _before_residents(self, module: nn.Module, arguments: Any) -> None:
+        if self.is_paused or _graph_task() != -1 or self.in_round or self.forward is not None:
+            return
+        self._check_begin(self.residents[0])
+        self._begin(torch.is_grad_enabled() or function_around() is not None)
+
+    def _check_begin(self, unit: Unit) -> None:
+        self.check_whole()
+        if self.backward is not None:
+            raise Error(f"'{unit.name}' runs forward, but the backward before it ended with an error: call drop() to go on")
+
     def _after(self, unit: Unit, alone: bool, module: nn.Module, arguments: Any, keywords: Any, output: Any) -> None:
         if self.is_paused:
             return
         if _graph_task() != -1:
-            if alone and self.again is not None and self.again.visit.unit is unit:
-                self._close_recompute()
+            if self.again is not None and self.again.visit.unit is unit:
+                if self.again.visit.is_repeated and torch.is_grad_enabled():
+                    self._watch(self.again.visit, output)
+                if alone:
+                    self._close_recompute()
             return
         self._pop_saved_hooks()
         open_here = self.forward
@@ -169,6 +202,9 @@ class Walk:
         if _graph_task() != -1 or self.is_paused:
             return
         self._close_forward()
+        if len(self.residents) == len(self.units) and self.in_round and torch.is_grad_enabled():
+            for tensor in tensors_in(output):  # no unit's backward will say that backward has begun
+                tensor.grad_fn.register_prehook(lambda gradients: self._start_backward())
         error = sys.exc_info()[1]
         if output is None and error is not None and self.in_round:
             self.failure = error
@@ -205,6 +241,7 @@ class Walk:
     def _close_forward(self) -> None:
         opened, self.forward = self.forward, None
         if opened is not None:
+            opened.visit.last_node = _sequence_number()
             self.scopes.close(FORWARD, opened.visit, opened.scope)
 
     # Backward.
@@ -224,16 +261,19 @@ class Walk:
             raise Error(f"backward through a forward of '{visit.unit.name}' whose step, or whose backward, is over")
         if torch.is_grad_enabled() and not self._in_checkpoint():
             raise Error(f"backward of '{visit.unit.name}' with create_graph=True: second derivatives are not supported", "UNIMPLEMENTED")
-        self.settle()
+        self._start_backward()
         self._close_recompute()
-        if not self.ending:
-            self.scopes.backward_begins()
-            self.ending = True
-            _engine.queue_callback(self._backward_ends)
         self._close_backward()
         if visit in self.pending[visit.unit.index]:
             self.pending[visit.unit.index].remove(visit)
         self.backward = _Open(visit, self.scopes.open(BACKWARD, visit))
+
+    def _start_backward(self) -> None:
+        self.settle()
+        if not self.ending:
+            self.scopes.backward_begins()
+            self.ending = True
+            _engine.queue_callback(self._backward_ends)
 
     def _close_backward(self) -> None:
         opened, self.backward = self.backward, None
@@ -254,15 +294,15 @@ class Walk:
         self.round += 1
         self.in_round = False
         self.resident_visits = []
+        self.regions = {}
         self.counts = [0] * len(self.units)
         self.pending = [[] for _ in self.units]
 
     # Forwards that checkpointing repeats within backward.
 
-    @staticmethod
-    def _in_checkpoint() -> bool:
+    def _in_checkpoint(self) -> bool:
         node = torch._C._current_autograd_node()
-        return node is not None and node.name().startswith("CheckpointFunction")
+        return node is not None and (node in self.regions or node.name().startswith("CheckpointFunction"))
 
     def _recompute(self, unit: Unit) -> None:
         if self.backward is not None and self.backward.visit.unit is unit and not self._is_new_reentrant(unit):
@@ -274,10 +314,17 @@ class Walk:
         pending = self.pending[unit.index]
         if not pending:
             raise Error(f"'{unit.name}' is computed again in backward, but all its backwards are over")
-        if self._in_checkpoint():  # a reentrant one: the backward of what it computes follows at once
-            self._backward_begins(pending[-1])
+        self._start_backward()  # here, because the backward within a reentrant checkpoint would end it too early
+        region = self.regions.get(torch._C._current_autograd_node(), [])
+        visit = pending[-1]
+        if len(region) > 1:  # the backward of what it computes follows, and visits this unit after others
+            visit = next((one for one in region if one.unit is unit and not one.is_repeated), visit)
+            visit.is_repeated = True
+            visit.first_node = _sequence_number()
+        elif self._in_checkpoint():  # the backward of what it computes follows at once
+            self._backward_begins(visit)
             return
-        self.again = _Open(pending[-1], self.scopes.open(RECOMPUTE, pending[-1]))
+        self.again = _Open(visit, self.scopes.open(RECOMPUTE, visit))
 
     def _is_new_reentrant(self, unit: Unit) -> bool:
         """Whether this is a further use of a block that is used several times, each time under a reentrant checkpoint."""
@@ -299,6 +346,24 @@ class Walk:
         if self.failure is not None:
             raise Error(f"the forward before ended with {type(self.failure).__name__}: {self.failure}. Call drop() to go on")
 
+    def read_outside(self, loss: torch.Tensor) -> tuple[str, Unit] | None:
+        """The name and unit of a parameter that a node of the loss has read while the unit was not open, and so as NaN."""
+        self.settle()
+        of = {id(parameter): (name, unit) for unit in self.units if not unit.keep_whole for name, parameter in zip(unit.names, unit.parameters)}
+        nodes, seen = [loss.grad_fn], {loss.grad_fn}
+        while nodes:
+            node = nodes.pop()
+            for below, _ in node.next_functions:
+                found = of.get(id(getattr(below, "variable", None)))
+                if found is not None and not any(
+                    visit.first_node <= node._sequence_nr() < visit.last_node for visit in self.pending[found[1].index]
+                ):
+                    return found
+                if below is not None and below not in seen:
+                    seen.add(below)
+                    nodes.append(below)
+        return None
+
     def forget(self) -> None:
         """Forgets open visits, because their step was dropped or has ended."""
         self._pop_saved_hooks()
@@ -312,20 +377,43 @@ class Walk:
         self.watch_saved &= self.saved_began
 
 
-_CHECKPOINT = torch.utils.checkpoint.CheckpointFunction.forward.__code__
-
-
-def _under_reentrant_checkpoint() -> bool:
-    """Whether a reentrant checkpoint runs this forward. Gradients are off in it, but it belongs to the step. If gradients were off around
-    the checkpoint too, its node has no edges, and the forward does not belong to the step."""
+def function_around() -> Any:
+    """The node of the torch.autograd.Function, such as a reentrant checkpoint, whose forward runs this one. Gradients are off in it, but it
+    belongs to the step. None if gradients were off around the function too, because its node then has no edges."""
     frame = sys._getframe(1)
     for _ in range(60):
         if frame is None:
-            return False
-        if frame.f_code is _CHECKPOINT and frame.f_locals["ctx"].next_functions:
-            return True
+            return None
+        code = frame.f_code
+        if code.co_name == "forward" and code.co_argcount > 0 and code.co_varnames[0] != "self":
+            node = frame.f_locals.get(code.co_varnames[0])
+            if isinstance(node, torch.autograd.function.BackwardCFunction) and node.next_functions:
+                return node
         frame = frame.f_back
-    return False
+    return None
+
+
+def checkpoint_around() -> bool | None:
+    """Whether the checkpoint that runs this forward is reentrant; None: there is no checkpoint."""
+    hooks = _top_saved_hooks(True)
+    if hooks is not None and getattr(hooks[0], "__module__", "") == torch.utils.checkpoint.__name__:
+        return False
+    node = None if torch.is_grad_enabled() else function_around()
+    return True if node is not None and node.name().startswith("CheckpointFunction") else None
+
+
+@contextlib.contextmanager
+def without_saved_hooks() -> Iterator[None]:
+    """Takes the saved-tensor hooks away meanwhile. Those of a checkpoint would count the tensors that are saved here."""
+    autograd, taken = torch._C._autograd, []
+    while (hooks := _top_saved_hooks(True)) is not None:
+        autograd._pop_saved_tensors_default_hooks()
+        taken.append(hooks)
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(taken):
+            autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def _kept(saved: torch.Tensor) -> torch.Tensor:

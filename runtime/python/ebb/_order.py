@@ -7,6 +7,7 @@ which the model registers its modules."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any, Callable, Iterable, Iterator
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from ._hooks import Visit, Walk
 from ._library import BACKWARD, FORWARD, Error
@@ -29,6 +31,7 @@ class Call:
 
     arguments: tuple
     keywords: dict
+    is_reentrant: bool | None = None  # of the checkpoint around the call; None: there is no checkpoint
 
 
 @dataclass
@@ -168,11 +171,30 @@ def order_of(model: nn.Module, units: list[Unit], example: Any, device: torch.de
             raise
         except Exception as error:  # what a model may raise for tensors without values
             failure = error
+    if is_whole:  # else an evaluation can show it
+        warn_of_registration(failure)
+    return of_registration(model, units)
+
+
+def warn_of_registration(failure: Exception) -> None:
     log.warning(
-        "the order of units is the order in which the model registers them, because it does not run with fake tensors: %s: %s",
+        "the order of units is the order in which the model registers them, because it could not show another: %s: %s",
         type(failure).__name__, failure
     )
-    return of_registration(model, units)
+
+
+def of_evaluation(model: nn.Module, units: list[Unit], example: Any, visited: list[int]) -> Order:
+    """The order of the forward of an evaluation, in which the engine takes units as they come. The engine appends them to `visited`. Backward is
+    taken to be in the reverse order. Raises what the model raises."""
+    if isinstance(example, Call):
+        example = Call(example.arguments, example.keywords)  # without a checkpoint, because nothing is computed again
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _as_it_was(model, (*_LIBRARIES, "ebb", "functools")), _kept(model):
+        call(model, example)
+    for before, unit in zip([None, *units], units):  # what is left out by chance comes behind the unit that is registered before it
+        if unit.index not in visited:
+            at = 0 if before is None else len(visited) - visited[::-1].index(before.index)
+            visited.insert(at, unit.index)
+    return of_visits(visited)
 
 
 def units_and_order(
@@ -245,9 +267,10 @@ def call(model: nn.Module, example: Any, change: Callable[[torch.Tensor], torch.
     if callable(example) and not isinstance(example, torch.Tensor):
         return example(model)
     if isinstance(example, Call):
-        example = [list(example.arguments), dict(example.keywords)]
-        arguments, keywords = tree_map(lambda value: change(value) if isinstance(value, torch.Tensor) else value, example)
-        return model(*arguments, **keywords)
+        given = [list(example.arguments), dict(example.keywords)]
+        arguments, keywords = tree_map(lambda value: change(value) if isinstance(value, torch.Tensor) else value, given)
+        run = model if example.is_reentrant is None else functools.partial(checkpoint, model, use_reentrant=example.is_reentrant)
+        return run(*arguments, **keywords)
     changed = tree_map(lambda value: change(value) if isinstance(value, torch.Tensor) else value, example)
     if isinstance(changed, dict):
         return model(**changed)
@@ -272,9 +295,9 @@ _LIBRARIES = ("torch", "transformers", "peft")  # their hooks are part of how a 
 
 
 @contextlib.contextmanager
-def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """Restores the attributes of all modules afterwards, and the contents of lists, dicts and sets among them. Removes the user's hooks
-    meanwhile, because they would see tensors without values."""
+def _as_it_was(model: nn.Module, whose: tuple[str, ...] = _LIBRARIES) -> Iterator[None]:
+    """Restores the attributes of all modules afterwards, and the contents of lists, dicts and sets among them. Removes the hooks of others than
+    `whose` meanwhile, such as the user's, because they would see tensors without values."""
     modules = list(model.named_modules())
     attributes = [dict(module.__dict__) for _, module in modules]
     contents: dict[int, tuple[Any, Any]] = {}
@@ -283,7 +306,7 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
     for _, module in modules:
         for table in _HOOKS:
             hooks = getattr(module, table)
-            for number in [number for number, hook in hooks.items() if _module_of(hook) not in _LIBRARIES]:
+            for number in [number for number, hook in hooks.items() if _module_of(hook) not in whose]:
                 del hooks[number]
     try:
         yield

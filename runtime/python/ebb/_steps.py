@@ -111,8 +111,8 @@ class Steps:
                 if parameter.grad is not None:
                     self.clear_gradients()
                     raise Error(
-                        f"the gradient of '{name}' came outside of the backward of its unit '{unit.name}': the parameter is used by a "
-                        "module that is not in the unit, or its unit was used more often than the order says. Name it in resident=, "
+                        f"the gradient of '{name}' came outside of the backward of its unit '{unit.name}': the parameter is used by the loss or "
+                        "a module that is not in the unit, or its unit was used more often than the order says. Name it in resident=, "
                         "make those modules one unit (units=), or give initialize an example, which shows the order"
                     )
 

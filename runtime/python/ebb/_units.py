@@ -61,7 +61,9 @@ def _members(model: nn.Module, units: UnitsArgument) -> list[tuple[str, nn.Modul
                 walk(path, child)
 
     walk("", model)
-    return found
+    # Several units may share a module that is in a list of its own, too. It is no unit within these.
+    inside = {id(inner) for _, module in found for inner in module.modules() if inner is not module}
+    return [(name, module) for name, module in found if id(module) not in inside]
 
 
 def entries(module: nn.Module) -> list[nn.Module]:
@@ -83,10 +85,13 @@ def divide(model: nn.Module, units: UnitsArgument = None, resident: Iterable[str
     members = _members(model, units)
     of_module: dict[int, Unit] = {}
     divided: list[Unit] = []
+    shared: list[tuple[Unit, Unit]] = []  # units that have a module in common
     for path, module in members:
         unit = Unit(path, entries(module))
         for inner in module.modules():
-            of_module.setdefault(id(inner), unit)
+            first = of_module.setdefault(id(inner), unit)
+            if first is not unit and any(parameter is not None for parameter in inner._parameters.values()):
+                shared.append((first, unit))
     has_units_inside = {id(one) for one in model.modules() if any(id(inner) in of_module for inner in one.modules())}
 
     residents: list[Unit] = []
@@ -144,6 +149,10 @@ def divide(model: nn.Module, units: UnitsArgument = None, resident: Iterable[str
             elif root(there) is not root(unit):
                 merged[root(unit)] = root(there)
 
+    for one, other in shared:
+        if root(one) is not root(other):
+            merged[root(other)] = root(one)
+
     for unit in divided:
         into = root(unit)
         if into is not unit:
@@ -179,6 +188,8 @@ def registration_order(model: nn.Module, units: list[Unit]) -> list[int]:
 
 
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
+    if isinstance(parameter, nn.parameter.UninitializedParameter):
+        raise Error(f"parameter '{name}' of a lazy module has no shape yet: call the model once before ebb.initialize", "INVALID_ARGUMENT")
     if type(parameter.data) not in (torch.Tensor, nn.Parameter) and not parameter.is_meta:
         raise Error(f"parameter '{name}' is a {type(parameter.data).__name__}: tensor subclasses are not sharded", "UNIMPLEMENTED")
     if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8):

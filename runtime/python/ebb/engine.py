@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from . import _library, checks, saving
-from ._hooks import Walk
+from ._hooks import Visit, Walk, checkpoint_around, without_saved_hooks
 from ._library import DIRECTIONS, MASTER, STATES, TIERS, Error, check, library
 from ._model import Views, compute_dtype, structs_of
-from ._order import Call, Order, order_of
+from ._order import Call, Order, of_evaluation, order_of, warn_of_registration
 from ._steps import Steps
 from ._tensors import DTYPES, Memory, Slots, over
 from ._units import Unit
@@ -143,6 +143,13 @@ class Engine:
             raise Error("backward() without a forward of the model with gradients since the last step()")
         self._walk.check_whole()
         self._walk.settle()
+        if self._finished < 2 and loss.isnan():
+            outside = self._walk.read_outside(loss)
+            if outside is not None:
+                raise Error(
+                    f"the loss is NaN because '{outside[0]}' was read outside of its unit '{outside[1].name}', by the loss or by another module: "
+                    "name it in resident=, or give initialize an example, a function that takes the model and returns the loss"
+                )
         self._steps.finish_evaluation()
         self._steps.add_loss(loss)
         self._steps.scaled_backward(loss)
@@ -422,10 +429,13 @@ class Engine:
         return found
 
     def _see_first_batch(self, module: nn.Module, arguments: tuple, keywords: dict) -> None:
-        if self._is_order_known or not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1 or self._steps.in_step:
+        if self._is_order_known or torch._C._current_graph_task_id() != -1 or self._steps.in_step:
+            return
+        is_reentrant = checkpoint_around()
+        if not torch.is_grad_enabled() and not is_reentrant:
             return
         self._is_order_known = True
-        order = self._observed(Call(arguments, keywords))
+        order = self._observed(Call(arguments, keywords, is_reentrant))
         if order.outside and not self._checks_reads:  # with check=True the forward that follows also names the operator and the line
             raise Error(f"'{order.outside[0]}' is used outside of its module: name it in resident=, or give initialize this batch, example=")
         # With several ranks it is always called: reorder() compares the orders of all ranks, and names a difference.
@@ -437,9 +447,33 @@ class Engine:
         self._walk.settle()
         self._walk.is_paused = True  # not detached: torch may be calling the model's hooks now, and would call detached ones too
         try:
-            return order_of(self.model, self.units, example, self.device, is_whole=False)
+            with without_saved_hooks():
+                order = order_of(self.model, self.units, example, self.device, is_whole=False)
         finally:
             self._walk.is_paused = False
+        self._walk.attach_units()
+        return order if order.seen else self._evaluated(example, order)
+
+    def _evaluated(self, example: Any, registered: Order) -> Order:
+        """For a model that does not run with fake tensors: the order of its units in an evaluation, or else that of registration."""
+        visited: list[int] = []
+
+        def open_and_note(kind: int, visit: Visit) -> int:
+            visited.append(visit.unit.index)
+            return Steps.open(self._steps, kind, visit)
+
+        self._steps.open = open_and_note  # type: ignore[method-assign]
+        try:
+            return of_evaluation(self.model, self.units, example, visited)
+        except Error:
+            raise
+        except Exception as failure:
+            warn_of_registration(failure)
+            return registered
+        finally:
+            del self._steps.open
+            self._walk.settle()
+            self._steps.finish_evaluation()
 
     def _adopt(self, order: Order) -> None:
         visits, events = structs_of(order)
