@@ -9,8 +9,9 @@
 //   sync of the file. Files are dropped from the page cache before they are read.
 // ram, nvme: steps during SaveAsync against steps without a save, in turns: the time that SaveAsync
 //   blocks, the longer steps, and the extra memory. nvme has all state on DIRECTORY's disk.
-//   --compute: milliseconds of a step's kernels, which keep one core busy. Updates come after
-//   backward (clipping), so training uses one core; with --early updates run beside backward.
+//   --compute: milliseconds of a step's kernels, which keep --threads cores busy: with as many as
+//   the machine has, the save has no core of its own. Updates come after backward (clipping), so
+//   training uses these cores; with --early updates run beside backward.
 // commands: for each line of the input ("save", "load", "write", "read") it prints a line with
 //   seconds, for checkpoint_against_peers.py.
 //
@@ -48,6 +49,7 @@
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/rank_file.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/thread_team.h"
 #include "ebb/runtime/trace/standard_streams.h"
 #include "io_bench_candidate.h"
 #include "raw_disk.h"
@@ -279,21 +281,46 @@ class Bench {
       : arguments_(arguments),
         folder_(std::move(folder)),
         engine_(std::move(engine)),
-        weights_(std::move(weights)) {}
+        weights_(std::move(weights)),
+        team_(std::make_unique<ThreadTeam>(arguments.threads)),
+        rounds_per_second_(RoundsPerSecond()) {}
 
   std::string RankFile() const {
     return absl::StrCat(*FindCheckpoint(folder_.path()), "/", RankFileName(0, 1));
   }
 
-  static void Compute(double seconds) {
-    const auto begin = Clock::now();
-    while (Since(begin) < seconds) continue;
+  // Kernels: as much arithmetic on each thread as takes so long alone. A save that needs one of
+  // these cores makes them longer.
+  void Compute(double seconds) const {
+    const auto rounds = static_cast<int64_t>(seconds * rounds_per_second_);
+    team_->Run(team_->threads(), /*grain=*/1, [&](int64_t begin, int64_t end) {
+      for (; begin < end; ++begin) Arithmetic(rounds);
+    });
+  }
+  static void Arithmetic(int64_t rounds) {
+    static thread_local volatile uint64_t result = 1;
+    uint64_t value = result;
+    for (int64_t i = 0; i < rounds; ++i)
+      value = value * 6364136223846793005u + 1442695040888963407u;
+    result = value;
+  }
+  static double RoundsPerSecond() {
+    constexpr int64_t kRounds = 1 << 26;
+    double best = 0;
+    for (int i = 0; i < 3; ++i) {
+      const auto begin = Clock::now();
+      Arithmetic(kRounds);
+      best = std::max(best, static_cast<double>(kRounds) / Since(begin));
+    }
+    return best;
   }
 
   Arguments arguments_;
   Folder folder_;
   Engine engine_;
   std::vector<ParameterId> weights_;
+  std::unique_ptr<ThreadTeam> team_;
+  double rounds_per_second_ = 0;
 };
 
 absl::Status Bench::CompareDisk() {
