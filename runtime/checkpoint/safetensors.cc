@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/checkpoint/file_access.h"
-#include "ebb/runtime/checkpoint/json_text.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "nlohmann/json.hpp"
 
@@ -48,42 +47,156 @@ std::string Shown(std::string_view name) {
   return name.size() > kShown ? shown + " ..." : shown;
 }
 
-std::optional<int64_t> AsCount(const Json& value) {
-  if (!value.is_number_unsigned()) return std::nullopt;
-  const uint64_t count = value.get<uint64_t>();
-  if (count > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return std::nullopt;
-  return static_cast<int64_t>(count);
-}
+// Reads a header without a tree of all its values:
+//
+//   level 1   {"__metadata__": {...}, "NAME": {...}, ...}
+//   level 2   {"dtype": "F32", "shape": [...], "data_offsets": [...]}, or the metadata
+//   level 3   a shape or offsets
+class HeaderReader : public nlohmann::json_sax<Json> {
+ public:
+  HeaderReader(SafetensorsHeader& header, int64_t data_bytes, std::string_view path)
+      : header_(header), data_bytes_(data_bytes), path_(path) {}
 
-absl::StatusOr<StoredTensor> ParseTensor(const std::string& name, const Json& entry,
-                                         int64_t data_bytes, std::string_view path) {
-  const auto bad = [&](std::string_view what) {
-    return Bad(path, absl::StrCat("tensor ", Shown(name), ": ", std::string(what)));
-  };
-  if (!entry.is_object() || entry.size() != 3 || !entry.contains("dtype") ||
-      !entry.contains("shape") || !entry.contains("data_offsets"))
-    return bad("it has other fields than dtype, shape and data_offsets");
-  const Json &dtype = entry["dtype"], &shape = entry["shape"], &offsets = entry["data_offsets"];
-  if (!dtype.is_string() || !shape.is_array() || !offsets.is_array() || offsets.size() != 2)
-    return bad("its dtype is not a name, its shape is not a list, or its offsets are not a pair");
-  StoredTensor tensor{.name = name, .dtype = dtype.get<std::string>(), .shape = {}};
-  const int64_t element = BytesOf(tensor.dtype);
-  if (element == 0) return bad(absl::StrCat("unknown dtype ", Shown(tensor.dtype)));
-  int64_t bytes = element;
-  for (const Json& dimension : shape) {
-    const std::optional<int64_t> size = AsCount(dimension);
-    if (!size || __builtin_mul_overflow(bytes, *size, &bytes))
-      return bad("its shape is not a list of sizes that a file can hold");
-    tensor.shape.push_back(*size);
+  const absl::Status& status() const { return status_; }
+  bool is_complete() const { return complete_; }
+
+  bool start_object(size_t) override {
+    if (level_ > 1) return NotThere();
+    if (++level_ == 1) return true;
+    in_metadata_ = key_ == kMetadata;
+    if (IsFull()) return false;
+    if (in_metadata_)
+      return !std::exchange(has_metadata_, true) || Fail("its header has a name twice");
+    tensor_ = {};
+    tensor_.name = key_;
+    fields_ = 0;
+    offsets_.clear();
+    return true;
   }
-  const std::optional<int64_t> begin = AsCount(offsets[0]), end = AsCount(offsets[1]);
-  if (!begin || !end || *begin > *end || *end > data_bytes)
-    return bad(absl::StrCat("its data is outside of the ", data_bytes, " bytes that the file has"));
-  if (*end - *begin != bytes)
-    return bad(absl::StrCat("it has ", *end - *begin, " bytes, but its shape needs ", bytes));
-  tensor.begin = *begin;
-  tensor.end = *end;
-  return tensor;
+  bool end_object() override {
+    if (--level_ == 0) return complete_ = true;
+    return std::exchange(in_metadata_, false) || AddTensor();
+  }
+  bool key(std::string& name) override {
+    if (level_ == 2 && !in_metadata_) {
+      const int field = name == "dtype"          ? kDtype
+                        : name == "shape"        ? kShape
+                        : name == "data_offsets" ? kOffsets
+                                                 : 0;
+      if (field == 0) return FailTensor(kOtherFields);
+      if ((fields_ & field) != 0) return Fail("its header has a name twice");
+      fields_ |= field;
+      field_ = field;
+      return true;
+    }
+    key_ = std::move(name);
+    return true;
+  }
+  bool start_array(size_t) override {
+    if (level_ == 3) return Fail("its header is nested too deeply");
+    if (level_ != 2 || in_metadata_ || field_ == kDtype) return NotThere();
+    level_ = 3;
+    return true;
+  }
+  bool end_array() override {
+    --level_;
+    return true;
+  }
+  bool string(std::string& text) override {
+    if (level_ == 2 && in_metadata_) {
+      if (IsFull()) return false;
+      return header_.metadata.emplace(std::move(key_), std::move(text)).second ||
+             Fail("its header has a name twice");
+    }
+    if (level_ != 2 || field_ != kDtype) return NotThere();
+    tensor_.dtype = std::move(text);
+    return true;
+  }
+  bool number_unsigned(uint64_t value) override {
+    if (level_ != 3 || value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+      return NotThere();
+    std::vector<int64_t>& list = field_ == kShape ? tensor_.shape : offsets_;
+    if (list.size() >= (field_ == kShape ? kSafetensorsDimensionsMax : 2)) return NotThere();
+    list.push_back(static_cast<int64_t>(value));
+    return true;
+  }
+  bool number_integer(int64_t) override { return NotThere(); }
+  bool number_float(double, const std::string&) override { return NotThere(); }
+  bool null() override { return NotThere(); }
+  bool boolean(bool) override { return NotThere(); }
+  bool binary(Json::binary_t&) override { return NotThere(); }
+  bool parse_error(size_t, const std::string&, const Json::exception&) override { return false; }
+
+ private:
+  enum { kDtype = 1, kShape = 2, kOffsets = 4 };
+  static constexpr const char* kOtherFields =
+      "it has other fields than dtype, shape and data_offsets";
+  static constexpr const char* kOtherKinds =
+      "its dtype is not a name, its shape is not a list, or its offsets are not a pair";
+
+  bool Fail(std::string_view what) {
+    status_ = Bad(path_, what);
+    return false;
+  }
+  bool IsFull() {
+    return header_.tensors.size() + header_.metadata.size() >= kSafetensorsEntriesMax &&
+           !Fail(absl::StrCat("its header has more than ", kSafetensorsEntriesMax, " entries"));
+  }
+  bool FailTensor(std::string_view what) {
+    const std::string& name = level_ == 1 ? key_ : tensor_.name;
+    return Fail(absl::StrCat("tensor ", Shown(name), ": ", std::string(what)));
+  }
+  // A value of another kind than its place needs.
+  bool NotThere() {
+    if (level_ == 0) return false;  // incomplete
+    if (in_metadata_) return Fail(absl::StrCat("its metadata ", Shown(key_), " is not a string"));
+    if (level_ == 1)
+      return key_ == kMetadata ? Fail("its metadata is not a JSON object")
+                               : FailTensor(kOtherFields);
+    if (level_ == 3 && field_ == kShape)
+      return FailTensor("its shape is not a list of sizes that a file can hold");
+    return FailTensor(kOtherKinds);
+  }
+  bool AddTensor() {
+    if (fields_ != (kDtype | kShape | kOffsets)) return FailTensor(kOtherFields);
+    if (offsets_.size() != 2) return FailTensor(kOtherKinds);
+    const int64_t element = BytesOf(tensor_.dtype);
+    if (element == 0) return FailTensor(absl::StrCat("unknown dtype ", Shown(tensor_.dtype)));
+    int64_t bytes = element;
+    for (const int64_t size : tensor_.shape)
+      if (__builtin_mul_overflow(bytes, size, &bytes))
+        return FailTensor("its shape is not a list of sizes that a file can hold");
+    const int64_t begin = offsets_[0], end = offsets_[1];
+    if (begin > end || end > data_bytes_)
+      return FailTensor(
+          absl::StrCat("its data is outside of the ", data_bytes_, " bytes that the file has"));
+    if (end - begin != bytes)
+      return FailTensor(
+          absl::StrCat("it has ", end - begin, " bytes, but its shape needs ", bytes));
+    tensor_.begin = begin;
+    tensor_.end = end;
+    header_.tensors.push_back(std::move(tensor_));
+    return true;
+  }
+
+  SafetensorsHeader& header_;
+  const int64_t data_bytes_;
+  const std::string_view path_;
+  absl::Status status_;
+  int level_ = 0;
+  bool complete_ = false, in_metadata_ = false, has_metadata_ = false;
+  std::string key_;             // of level 1, or of the metadata
+  StoredTensor tensor_;         // the one under way
+  int fields_ = 0, field_ = 0;  // those of it that have come, and the one under way
+  std::vector<int64_t> offsets_;
+};
+
+bool HasNameTwice(const std::vector<StoredTensor>& tensors) {
+  std::vector<std::string_view> names;
+  names.reserve(tensors.size());
+  for (const StoredTensor& tensor : tensors) names.push_back(tensor.name);
+  std::sort(names.begin(), names.end());
+  return std::adjacent_find(names.begin(), names.end()) != names.end();
 }
 
 }  // namespace
@@ -110,27 +223,15 @@ std::optional<DType> DTypeOfSafetensors(std::string_view name) {
 
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view text, int64_t file_bytes,
                                                          std::string_view path) {
-  const absl::StatusOr<Json> parsed = ParseJsonObject(text, /*levels_max=*/4);
-  if (!parsed.ok()) return Bad(path, absl::StrCat("its header ", parsed.status().message()));
-  const Json& json = *parsed;
-
   SafetensorsHeader header;
   header.data_begin = kLengthBytes + static_cast<int64_t>(text.size());
   const int64_t data_bytes = file_bytes - header.data_begin;
   if (data_bytes < 0) return Bad(path, "it ends within its header");
-  for (const auto& [name, entry] : json.items()) {
-    if (name == kMetadata) {
-      if (!entry.is_object()) return Bad(path, "its metadata is not a JSON object");
-      for (const auto& [key, value] : entry.items()) {
-        if (!value.is_string())
-          return Bad(path, absl::StrCat("its metadata ", Shown(key), " is not a string"));
-        header.metadata.emplace(key, value.get<std::string>());
-      }
-      continue;
-    }
-    EBB_ASSIGN_OR_RETURN(StoredTensor tensor, ParseTensor(name, entry, data_bytes, path));
-    header.tensors.push_back(std::move(tensor));
-  }
+  HeaderReader reader(header, data_bytes, path);
+  const bool parsed = Json::sax_parse(text.begin(), text.end(), &reader);
+  EBB_RETURN_IF_ERROR(reader.status());
+  if (!parsed || !reader.is_complete()) return Bad(path, "its header is not a JSON object");
+  if (HasNameTwice(header.tensors)) return Bad(path, "its header has a name twice");
   std::sort(header.tensors.begin(), header.tensors.end(),
             [](const StoredTensor& a, const StoredTensor& b) {
               return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
@@ -149,7 +250,9 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view text, 
   return header;
 }
 
-absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(int descriptor, std::string_view path) {
+absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(
+    int descriptor, std::string_view path,
+    absl::FunctionRef<void(std::span<const std::byte>)> see) {
   EBB_ASSIGN_OR_RETURN(const int64_t file_bytes, BytesOfRegularFile(descriptor, path));
   if (file_bytes < kLengthBytes) return Bad(path, absl::StrCat("it has ", file_bytes, " bytes"));
   uint64_t length = 0;
@@ -158,10 +261,10 @@ absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(int descriptor, std::str
   if (length > static_cast<uint64_t>(kSafetensorsHeaderMax) ||
       static_cast<int64_t>(length) > file_bytes - kLengthBytes)
     return Bad(path, absl::StrCat("a header of ", length, " bytes in a file of ", file_bytes));
-  std::string text(static_cast<size_t>(length), '\0');
-  EBB_RETURN_IF_ERROR(
-      ReadAt(descriptor, path, kLengthBytes, std::as_writable_bytes(std::span(text))));
-  return ParseSafetensorsHeader(text, file_bytes, path);
+  std::string prefix(kLengthBytes + static_cast<size_t>(length), '\0');
+  EBB_RETURN_IF_ERROR(ReadAt(descriptor, path, 0, std::as_writable_bytes(std::span(prefix))));
+  see(std::as_bytes(std::span(prefix)));
+  return ParseSafetensorsHeader(std::string_view(prefix).substr(kLengthBytes), file_bytes, path);
 }
 
 std::string SafetensorsPrefix(const SafetensorsHeader& header, int64_t alignment) {

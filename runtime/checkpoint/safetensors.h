@@ -2,16 +2,20 @@
 //
 //   | bytes of the header: 8, little-endian | header: JSON, then blanks | data of all tensors |
 //
-// A header is untrusted. Sizes, offsets, dtypes and names are checked before a byte is used.
+// A header is untrusted. Sizes, offsets, dtypes and names are checked before a byte is used. The
+// largest allowed header takes less than 1 GiB of memory.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/config/dtype.h"
@@ -20,6 +24,9 @@ namespace ebb {
 
 // The format's own limit for a header.
 inline constexpr int64_t kSafetensorsHeaderMax = 100'000'000;
+// Ebb's own limits, against headers of many tiny entries: tensors and entries of the metadata, and
+// dimensions of a tensor.
+inline constexpr size_t kSafetensorsEntriesMax = 1 << 20, kSafetensorsDimensionsMax = 64;
 
 struct StoredTensor {
   std::string name;
@@ -43,8 +50,11 @@ std::optional<DType> DTypeOfSafetensors(std::string_view name);
 // `text`: the JSON. `file_bytes`: of the whole file. `path` is for messages.
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view text, int64_t file_bytes,
                                                          std::string_view path);
-// Reads the header of an open file, with pread. A file that ends early is an error.
-absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(int descriptor, std::string_view path);
+// Reads the header of an open file, with pread. A file that ends early is an error. `see` gets all
+// bytes before the data.
+absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(
+    int descriptor, std::string_view path,
+    absl::FunctionRef<void(std::span<const std::byte>)> see = [](std::span<const std::byte>) {});
 
 // The bytes of a file before its data: the length, the JSON and blanks. The data begins at a
 // multiple of `alignment`. If a value of the metadata changes and keeps its length, only its bytes

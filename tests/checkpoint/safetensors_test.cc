@@ -74,6 +74,17 @@ TEST(SafetensorsTest, ABrokenHeaderIsRefusedWithAReason) {
       {R"({"a": {"dtype": "I8", "shape": [3], "data_offsets": [0, 3]}})", "end at byte 3 of 4"},
       {R"({"__metadata__": {"a": 1}})", "not a string"},
       {R"({"__metadata__": []})", "not a JSON object"},
+      {R"({"__metadata__": {}, "__metadata__": {}})", "a name twice"},
+      {R"({"__metadata__": {"a": "1", "a": "2"}})", "a name twice"},
+      {R"({"__metadata__": {"a": {}}})", "not a string"},
+      {R"({"a": {"dtype": "F32", "dtype": "F32", "shape": [1], "data_offsets": [0, 4]}})",
+       "a name twice"},
+      {R"([{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}])", "not a JSON object"},
+      {R"({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 4]}})",
+       "offsets are not a pair"},
+      {R"({"a": {"dtype": "F32", "shape": {}, "data_offsets": [0, 4]}})",
+       "its shape is not a list"},
+      {R"({"a": {"dtype": "F32", "data_offsets": [0, 4]}})", "other fields"},
       {R"({"a": {"dtype": "F32", "shape": [[[[[1]]]]], "data_offsets": [0, 4]}})",
        "nested too deeply"},
   };
@@ -85,6 +96,31 @@ TEST(SafetensorsTest, ABrokenHeaderIsRefusedWithAReason) {
     EXPECT_THAT(std::string(read.status().message()), HasSubstr(wrong.said)) << text.substr(0, 200);
     EXPECT_THAT(std::string(read.status().message()), HasSubstr("'some file'"));
   }
+}
+
+std::string Repeated(const std::string& text, int times) {
+  std::string all;
+  for (int i = 0; i < times; ++i) all += text;
+  return all;
+}
+
+TEST(SafetensorsTest, ATensorHasAtMost64Dimensions) {
+  const auto parse = [](int dimensions) {
+    const std::string text = R"({"a": {"dtype": "I8", "shape": [1)" +
+                             Repeated(",1", dimensions - 1) + R"(], "data_offsets": [0, 1]}})";
+    return ParseSafetensorsHeader(text, static_cast<int64_t>(text.size()) + 8 + 1, "file").status();
+  };
+  EXPECT_EQ(parse(64), absl::OkStatus());
+  EXPECT_THAT(std::string(parse(65).message()), HasSubstr("its shape is not a list of sizes"));
+}
+
+TEST(SafetensorsTest, TheNumberOfEntriesIsLimited) {
+  std::string text = R"({"__metadata__": {)";
+  for (size_t i = 0; i <= kSafetensorsEntriesMax; ++i)
+    text += (i == 0 ? "\"" : ",\"") + std::to_string(i) + "\":\"\"";
+  text += "}}";
+  const auto read = ParseSafetensorsHeader(text, static_cast<int64_t>(text.size()) + 8, "file");
+  EXPECT_THAT(std::string(read.status().message()), HasSubstr("more than 1048576 entries"));
 }
 
 TEST(SliceNameTest, IsReadAsItWasWritten) {
