@@ -131,7 +131,7 @@ int32_t ebb_load(ebb_engine* handle, const char* path, ebb_loaded* loaded) {
       EBB_RETURN_IF_ERROR(ebb::c::CheckRoom(loaded, "ebb_loaded"));
     }
     EBB_ASSIGN_OR_RETURN(const ebb::LoadedCheckpoint found,
-                         ebb::LoadCheckpoint(*engine->engine, path));
+                         ebb::LoadCheckpoint(*engine->engine, path, {.advice = ""}));
     engine->trainer = ebb::c::BytesIn(found.trainer, ebb::c::kTrainer);
     engine->of_this_rank = ebb::c::BytesIn(found.of_this_rank, ebb::c::kOfThisRank);
     if (loaded == nullptr) return absl::OkStatus();

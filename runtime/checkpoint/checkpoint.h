@@ -43,7 +43,8 @@ class SaveTicket {
   SaveTicket(std::string path, std::shared_future<absl::Status> over,
              std::function<absl::Status()> begin);
 
-  // Whether the save has ended, with or without an error.
+  // Whether the save has ended, with or without an error. So that a loop over Done ends, the second
+  // call on the saving thread begins a save that no step has begun.
   bool Done() const;
   // Waits until the checkpoint is on the disk and has its name. Returns its path. An error is every
   // rank's.
@@ -58,14 +59,21 @@ class SaveTicket {
   std::shared_ptr<Asked> asked_;
 };
 
+// The most host memory that a save takes, beside the header of its file.
+inline constexpr int64_t kSaveBytesMax = int64_t{48} << 20;
+
 // Writes `folder`/step-N, where N is the number of finished steps, and points `folder`/latest to
 // it. Waits for the verdict on the last step, then returns while the save goes on. The saved state
 // is that of this step: a unit's next update waits until the unit's state has been read
 // (Engine::ReadAsync). Updates of state on NVMe do not wait, because the first save reserves a
 // second place on the disk, and updates write to that place. A second save waits for the first, or
-// is refused (SaveOptions::waits). Memory: 32 MiB a rank and the header of its file. The engine
-// keeps the 32 MiB, in memory(), for later saves. The first load replaces them with 64 MiB, which
-// later saves also use. A save has to end within ebb.timeout_seconds.
+// is refused (SaveOptions::waits). Memory: 32 MiB a rank (48 with state on NVMe or a GPU) and the
+// header of its file. The engine keeps it, in memory(), for later saves; ebb.host_memory does not
+// count it. A save has to end within ebb.timeout_seconds.
+//
+// kFailedPrecondition: another run saves to the folder, or has saved there since this engine has
+// loaded a checkpoint of it. The first save, or CheckSaves, locks the folder until the engine ends;
+// if the process dies, the lock ends, too.
 absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
                                      const SaveOptions& options = {});
 // The same, but returns when the checkpoint is on the disk. Returns its path.
@@ -73,8 +81,8 @@ absl::StatusOr<std::string> SaveCheckpoint(Engine& engine, const std::string& fo
                                            const SaveOptions& options = {});
 
 // Call it before training up to `last_step`: it checks that each of these steps can be saved to
-// `folder`, which it makes if there is none. Collective. kFailedPrecondition names a checkpoint
-// there that a save would refuse to replace.
+// `folder`, which it makes if there is none, and locks. Collective. kFailedPrecondition: as for
+// SaveAsync, or it names a checkpoint there that a save would refuse to replace.
 absl::Status CheckSaves(Engine& engine, const std::string& folder, int64_t last_step);
 
 struct LoadOptions {
@@ -84,6 +92,10 @@ struct LoadOptions {
   // True: missing values become initial values, and values that the model lacks are left out.
   // False: both are errors, which name them.
   bool partial = false;
+  // The end of that error: how the trainer's user asks for less.
+  std::string advice =
+      "LoadOptions::partial loads only common values, LoadOptions::states = false loads no "
+      "optimizer states";
 };
 
 struct LoadedCheckpoint {
@@ -97,9 +109,9 @@ struct LoadedCheckpoint {
 };
 
 // `path`: a checkpoint, or a folder of checkpoints, of which the newest complete one is loaded.
-// Each rank reads only the bytes that it needs, through 64 MiB of memory. kNotFound: there is no
-// checkpoint. kDataLoss: none is complete. After a failed load the engine's values are undefined:
-// load again, or create the engine again.
+// Each rank reads only the headers and bytes that it needs, through 64 MiB of memory, which later
+// saves use. kNotFound: there is no checkpoint. kDataLoss: none is complete. After a failed load
+// the engine's values are undefined: load again, or create the engine again.
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::string& path,
                                                 const LoadOptions& options = {});
 

@@ -48,7 +48,8 @@ class CheckpointSource : public TensorSource {
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenCheckpointSource(const std::string& path) {
   EBB_ASSIGN_OR_RETURN(std::string found, FindCheckpoint(path));
   EBB_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(found));
-  EBB_ASSIGN_OR_RETURN(StoredValues values, StoredValues::Open(found, manifest, /*rank=*/-1));
+  StoredValues values(found, manifest);
+  EBB_RETURN_IF_ERROR(values.ReadAllHeaders());
   return std::make_unique<CheckpointSource>(std::move(found), manifest, std::move(values));
 }
 

@@ -1,6 +1,7 @@
 #include "ebb/runtime/checkpoint/file_access.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -112,6 +113,13 @@ absl::Status WriteAt(int descriptor, std::string_view path, int64_t offset,
     offset += put;
   }
   return absl::OkStatus();
+}
+
+void BlockFileSizeSignal() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGXFSZ);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 }
 
 absl::Status SyncFile(int descriptor, std::string_view path) {

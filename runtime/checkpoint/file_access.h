@@ -34,6 +34,11 @@ absl::Status ReadAt(int descriptor, std::string_view path, int64_t offset,
 absl::Status WriteAt(int descriptor, std::string_view path, int64_t offset,
                      std::span<const std::byte> from);
 
+// From then on a file that grows beyond the limit of a file's size (ulimit -f) is an error of the
+// calling thread and of those that it starts. Without this call the system's signal (SIGXFSZ) ends
+// the process.
+void BlockFileSizeSignal();
+
 absl::Status SyncFile(int descriptor, std::string_view path);
 absl::Status SyncFolder(const std::string& path);
 

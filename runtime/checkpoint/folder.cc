@@ -1,7 +1,6 @@
 #include "ebb/runtime/checkpoint/folder.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "ebb/optim/checksum.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/manifest.h"
@@ -26,7 +26,7 @@
 namespace ebb {
 namespace {
 
-constexpr char kLatest[] = "latest", kLock[] = ".lock", kReplaced[] = ".replaced";
+constexpr char kLatest[] = "latest", kReplaced[] = ".replaced";
 constexpr std::string_view kSaving = ".saving-", kRemoving = ".removing-";
 constexpr std::string_view kPrefix = "step-";
 
@@ -56,15 +56,6 @@ absl::Status Rename(const std::string& from, const std::string& to) {
 // Exchanges the names of two folders at once. False: it failed. Some file systems cannot.
 bool Exchange(const std::string& a, const std::string& b) {
   return renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
-}
-
-// Makes the folder and its parents. Each is on the disk when this returns.
-absl::Status MakeFolders(const std::filesystem::path& path) {
-  if (path.empty() || IsThere(path.string())) return absl::OkStatus();
-  EBB_RETURN_IF_ERROR(MakeFolders(path.parent_path()));
-  if (mkdir(path.c_str(), 0777) != 0 && errno != EEXIST)
-    return FileError("making the folder", path.string(), errno);
-  return SyncFolder(path.has_parent_path() ? path.parent_path().string() : ".");
 }
 
 // Renames the checkpoint first. If the removal is interrupted, the next save's RemoveRests removes
@@ -100,7 +91,7 @@ absl::Status RestoreReplaced(const std::string& folder) {
     const std::string named =
         absl::StrCat(folder, "/", CheckpointName(manifest.state.finished_steps));
     if (!IsThere(named)) return Rename(replaced, named);
-    EBB_RETURN_IF_ERROR(CheckWhole(named));
+    EBB_RETURN_IF_ERROR(CheckWhole(named).status());
     return RemoveCheckpoint(folder, kReplaced);
   };
   const absl::Status restored = restore();
@@ -126,7 +117,8 @@ absl::Status MayBeReplaced(const std::string& checkpoint, const std::string& run
 // In a run's name, before a step: the run was loaded from a checkpoint of that step without a run's
 // name.
 constexpr char kAfterUnnamed = '+';
-// Between the name of a loaded run and the path of its checkpoint. Names do not contain it.
+// Between the name of a loaded run, the token of the last save in its folder, and the path of its
+// checkpoint. Names and tokens do not contain it.
 constexpr char kLoadedFrom = '\n';
 
 std::string NewRunName() {
@@ -146,27 +138,51 @@ bool IsOwn(const Manifest& manifest, const std::string& run) {
 
 }  // namespace
 
-std::string RunOfLoaded(const Manifest& manifest, const std::string& checkpoint) {
+// Each folder is on the disk when this returns.
+absl::Status MakeSaveFolder(const std::string& folder) {
+  const std::filesystem::path path(folder);
+  if (path.empty() || IsThere(folder)) return absl::OkStatus();
+  EBB_RETURN_IF_ERROR(MakeSaveFolder(path.parent_path().string()));
+  if (mkdir(path.c_str(), 0777) != 0 && errno != EEXIST)
+    return FileError("making the folder", folder, errno);
+  return SyncFolder(path.has_parent_path() ? path.parent_path().string() : ".");
+}
+
+void RemoveEmptyFolder(const std::string& folder) {
+  absl::StatusOr<std::shared_ptr<FolderLock>> lock = FolderLock::Take(folder);
+  std::error_code error;
+  const auto files = std::filesystem::directory_iterator(folder, error);
+  if (!lock.ok() || error || std::distance(begin(files), end(files)) != 1) return;
+  (*lock)->Remove();
+  rmdir(folder.c_str());
+}
+
+std::string RunOfLoaded(const Manifest& manifest, const std::string& checkpoint,
+                        const std::string& last_save) {
   const std::string name = manifest.run.empty() ? absl::StrCat(std::string(1, kAfterUnnamed),
                                                                manifest.state.finished_steps)
                                                 : manifest.run;
-  return absl::StrCat(name, std::string(1, kLoadedFrom), checkpoint);
+  const std::string between(1, kLoadedFrom);
+  return absl::StrCat(name, between, last_save, between, checkpoint);
 }
 
-std::string RunIn(const std::string& folder, const std::string& run) {
+absl::StatusOr<std::string> RunIn(const std::string& folder, const std::string& run) {
   if (run.empty()) return NewRunName();
-  const size_t from = run.find(kLoadedFrom);
-  if (from == std::string::npos) return run;
+  const std::vector<std::string> parts =
+      absl::StrSplit(run, absl::MaxSplits(kLoadedFrom, /*limit=*/2));
+  if (parts.size() == 1) return run;
   std::error_code error;
-  if (!std::filesystem::equivalent(run.substr(from + 1) + "/..", folder, error))
-    return NewRunName();
-  const std::string name = run.substr(0, from);
-  return name.front() == kAfterUnnamed ? NewRunName() + name : name;
+  if (!std::filesystem::equivalent(parts[2] + "/..", folder, error)) return NewRunName();
+  if (LastSaveIn(folder) != parts[1]) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("another run has saved to '", folder, "' since this one loaded '", parts[2],
+                     "': load the newest checkpoint again, or save to a folder of your own"));
+  }
+  return parts[0].front() == kAfterUnnamed ? NewRunName() + parts[0] : parts[0];
 }
 
 absl::Status CheckFreeAfter(const std::string& folder, int64_t step, int64_t last,
                             const std::string& run) {
-  EBB_RETURN_IF_ERROR(MakeFolders(folder));
   if (access(folder.c_str(), W_OK) != 0) return FileError("writing to", folder, errno);
   EBB_ASSIGN_OR_RETURN(const std::vector<std::string> names, CheckpointsIn(folder));
   for (const std::string& name : names) {
@@ -196,28 +212,19 @@ absl::StatusOr<std::vector<std::string>> CheckpointsIn(const std::string& folder
   return names;
 }
 
-absl::Status CheckWhole(const std::string& checkpoint) {
-  EBB_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(checkpoint));
-  for (size_t rank = 0; rank < manifest.files.size(); ++rank) {
-    const std::string path =
-        absl::StrCat(checkpoint, "/",
-                     RankFileName(static_cast<int>(rank), static_cast<int>(manifest.files.size())));
-    EBB_ASSIGN_OR_RETURN(const Manifest::File found, DescribeRankFile(path));
-    if (found.bytes != manifest.files[rank].bytes)
-      return absl::DataLossError(absl::StrCat("'", path, "' has ", found.bytes, " bytes, but ",
-                                              manifest.files[rank].bytes, " were saved"));
-    if (found != manifest.files[rank])
-      return absl::DataLossError(absl::StrCat(
-          "the header of '", path, "' has changed since it was saved (its checksum differs)"));
+absl::StatusOr<Manifest> CheckWhole(const std::string& checkpoint, Share share) {
+  EBB_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(checkpoint));
+  const int files = static_cast<int>(manifest.files.size());
+  for (int file = share.rank; file < files; file += share.ranks) {
+    const std::string path = absl::StrCat(checkpoint, "/", RankFileName(file, files));
+    EBB_ASSIGN_OR_RETURN(const RankFileHeader found, ReadRankFileHeader(path));
+    EBB_RETURN_IF_ERROR(CheckEntry(found.entry, manifest.files[static_cast<size_t>(file)], path));
   }
-  return absl::OkStatus();
+  return manifest;
 }
 
-absl::StatusOr<std::string> FindCheckpoint(const std::string& path) {
-  if (IsThere(absl::StrCat(path, "/", kManifestName))) {
-    EBB_RETURN_IF_ERROR(CheckWhole(path));
-    return path;
-  }
+absl::StatusOr<std::vector<std::string>> CandidatesIn(const std::string& path) {
+  if (IsThere(absl::StrCat(path, "/", kManifestName))) return std::vector<std::string>{path};
   absl::StatusOr<std::vector<std::string>> listed = CheckpointsIn(path);
   if (absl::IsNotFound(listed.status()))
     return absl::NotFoundError(absl::StrCat("there is no folder '", path, "'"));
@@ -230,36 +237,48 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& path) {
     if (found != names.end()) std::rotate(names.begin(), found, found + 1);
   }
   if (IsThere(absl::StrCat(path, "/", kReplaced))) names.push_back(kReplaced);
+  if (names.empty())
+    return absl::NotFoundError(absl::StrCat("there is no checkpoint in '", path, "'"));
+  for (std::string& name : names) name = absl::StrCat(path, "/", name);
+  return names;
+}
+
+absl::StatusOr<std::string> FindCheckpoint(const std::string& path) {
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> candidates, CandidatesIn(path));
   std::string why;
-  for (const std::string& name : names) {
-    const std::string checkpoint = absl::StrCat(path, "/", name);
-    const absl::Status whole = CheckWhole(checkpoint);
+  for (const std::string& checkpoint : candidates) {
+    const absl::Status whole = CheckWhole(checkpoint).status();
     if (whole.ok()) return checkpoint;
+    if (checkpoint == path) return whole;
     LogWarning(absl::StrCat("the checkpoint '", checkpoint, "' is skipped: ", whole.message()));
     absl::StrAppend(&why, why.empty() ? "; " : ", ", whole.message());
   }
-  if (names.empty())
-    return absl::NotFoundError(absl::StrCat("there is no checkpoint in '", path, "'"));
-  return absl::DataLossError(absl::StrCat("no checkpoint in '", path, "' is complete", why));
+  return absl::DataLossError(absl::StrCat("no checkpoint in '", path, "' is whole", why));
 }
 
-std::string WholeCheckpointBefore(const std::string& checkpoint) {
-  const std::filesystem::path path(checkpoint);
+std::string WayOutOf(const std::string& checkpoint) {
+  std::filesystem::path path(checkpoint);
+  if (path.filename().empty()) path = path.parent_path();  // it ended in a slash
   const std::string folder = path.parent_path().string(), own = path.filename().string();
-  const absl::StatusOr<std::vector<std::string>> names = CheckpointsIn(folder);
-  if (!names.ok()) return "";
-  for (const std::string& name : *names) {
-    const std::string older = absl::StrCat(folder, "/", name);
-    if (Newer(own, name) && CheckWhole(older).ok()) return older;
+  std::vector<std::string> names =
+      CheckpointsIn(folder.empty() ? "." : folder).value_or(std::vector<std::string>());
+  std::stable_partition(names.begin(), names.end(),
+                        [&](const std::string& name) { return Newer(own, name); });
+  for (const std::string& name : names) {
+    const std::string other = (path.parent_path() / name).string();
+    if (name != own && CheckWhole(other).ok())
+      return absl::StrCat("; name ", Newer(own, name) ? "an older" : "a newer", " checkpoint: '",
+                          other, "'");
   }
-  return "";
+  return "; there is no other whole checkpoint beside it";
 }
 
 std::string PathOfNewCheckpoint(const std::string& folder, int64_t step) {
   return absl::StrCat(folder, "/", std::string(kSaving), CheckpointName(step));
 }
 
-NewCheckpoint::NewCheckpoint(std::string folder, int64_t step, std::string run, FileHandle lock)
+NewCheckpoint::NewCheckpoint(std::string folder, int64_t step, std::string run,
+                             std::shared_ptr<FolderLock> lock)
     : folder_(std::move(folder)),
       step_(step),
       run_(std::move(run)),
@@ -267,17 +286,13 @@ NewCheckpoint::NewCheckpoint(std::string folder, int64_t step, std::string run, 
       lock_(std::move(lock)) {}
 
 absl::StatusOr<NewCheckpoint> NewCheckpoint::Begin(const std::string& folder, int64_t step,
-                                                   const std::string& run) {
-  EBB_RETURN_IF_ERROR(MakeFolders(folder));
-  const std::string path = absl::StrCat(folder, "/", kLock);
-  FileHandle lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
-  if (!lock.is_open()) return FileError("opening", path, errno);
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return FileError("locking", path, errno);
-    return absl::FailedPreconditionError(
-        absl::StrCat("another run is saving to '", folder, "' ('", path,
-                     "' is locked): give each run a folder of its own"));
+                                                   const std::string& run,
+                                                   std::shared_ptr<FolderLock> lock) {
+  if (lock == nullptr) {
+    EBB_RETURN_IF_ERROR(MakeSaveFolder(folder));
+    EBB_ASSIGN_OR_RETURN(lock, FolderLock::Take(folder));
   }
+  EBB_RETURN_IF_ERROR(lock->Sign());
   NewCheckpoint checkpoint(folder, step, run, std::move(lock));
   EBB_RETURN_IF_ERROR(RestoreReplaced(folder));
   EBB_RETURN_IF_ERROR(MayBeReplaced(absl::StrCat(folder, "/", CheckpointName(step)), run));
@@ -288,7 +303,7 @@ absl::StatusOr<NewCheckpoint> NewCheckpoint::Begin(const std::string& folder, in
 }
 
 NewCheckpoint::~NewCheckpoint() {
-  if (lock_.is_open()) Remove(path_).IgnoreError();
+  if (lock_ != nullptr) Remove(path_).IgnoreError();
 }
 
 absl::Status NewCheckpoint::Name(const std::string& path) {

@@ -5,20 +5,21 @@
 //   DIR/latest                "step-000000300"
 //   DIR/.saving-step-000000400/   is being written, or a killed run was writing it
 //   DIR/.removing-step-000000100/ an old one that is being removed
-//   DIR/.lock                 held while a checkpoint is written
+//   DIR/.lock                 held by the run that saves (folder_lock.h)
 //
 // A checkpoint gets its name when all of it is on the disk. So a folder with such a name is whole
 // at any instant.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/offload/file_handle.h"
+#include "ebb/runtime/checkpoint/folder_lock.h"
 #include "ebb/runtime/checkpoint/manifest.h"
 
 namespace ebb {
@@ -28,24 +29,37 @@ std::string CheckpointName(int64_t step);
 // The names of a folder's checkpoints, the newest first. No checkpoint is opened.
 absl::StatusOr<std::vector<std::string>> CheckpointsIn(const std::string& folder);
 
-// The checkpoint to load from `path`, a checkpoint or a folder of checkpoints. Of a folder it is
-// the one that `latest` names. If that one is not whole, it is the newest whole one, and a warning
-// says so. kNotFound: there is no checkpoint. kDataLoss: none is whole, and why. Whole: its
-// manifest is valid, and its files have the sizes and headers in it.
+// The checkpoints to load from `path`, the best first: `path` itself if it is a checkpoint. Of a
+// folder it is the one that `latest` names, then the others, the newest first. kNotFound: there is
+// no checkpoint.
+absl::StatusOr<std::vector<std::string>> CandidatesIn(const std::string& path);
+// The first candidate that is whole; a warning names those before it. kDataLoss: none is whole, and
+// why.
 absl::StatusOr<std::string> FindCheckpoint(const std::string& path);
-// OK if the checkpoint is whole by that rule.
-absl::Status CheckWhole(const std::string& checkpoint);
-// The newest whole checkpoint of an earlier step in the same folder; empty: there is none.
-std::string WholeCheckpointBefore(const std::string& checkpoint);
+// OK if the checkpoint is whole: its manifest is valid, and its files have the sizes and headers in
+// it. A rank of several checks only its share of the files.
+struct Share {
+  int rank = 0, ranks = 1;
+};
+absl::StatusOr<Manifest> CheckWhole(const std::string& checkpoint, Share share = {});
+// "; name an older checkpoint: 'PATH'", with the newest whole checkpoint of an earlier step in the
+// same folder, or else with another whole one there; or that there is none.
+std::string WayOutOf(const std::string& checkpoint);
+
+// Makes the folder and its parents, if there is none.
+absl::Status MakeSaveFolder(const std::string& folder);
+// Removes a folder that has nothing but its lock, which nobody holds.
+void RemoveEmptyFolder(const std::string& folder);
 
 // Engine::run after a load of the checkpoint. If the engine saves beside that checkpoint, the run
-// keeps its name.
-std::string RunOfLoaded(const Manifest& manifest, const std::string& checkpoint);
+// keeps its name. `last_save`: LastSaveIn the checkpoint's folder, from before the load.
+std::string RunOfLoaded(const Manifest& manifest, const std::string& checkpoint,
+                        const std::string& last_save);
 // Manifest::run of the checkpoints that an engine saves to `folder`, from its Engine::run. It is a
 // new name if the engine has saved and loaded nothing, or was loaded from another folder.
-std::string RunIn(const std::string& folder, const std::string& run);
-// Makes the folder if there is none. kFailedPrecondition names a checkpoint after `step`, up to
-// `last`, that this run may not replace.
+// kFailedPrecondition: another run has saved there since the load. Call it with the folder's lock.
+absl::StatusOr<std::string> RunIn(const std::string& folder, const std::string& run);
+// kFailedPrecondition names a checkpoint after `step`, up to `last`, that this run may not replace.
 absl::Status CheckFreeAfter(const std::string& folder, int64_t step, int64_t last,
                             const std::string& run);
 
@@ -53,11 +67,12 @@ absl::Status CheckFreeAfter(const std::string& folder, int64_t step, int64_t las
 // The destructor removes a folder without its name.
 class NewCheckpoint {
  public:
-  // Makes `folder` if it does not exist. kFailedPrecondition: another run writes to it, or has a
-  // checkpoint of this step there; or the checkpoint of this step cannot be read but is not damaged
-  // (another version). `run`: as Manifest::run.
+  // kFailedPrecondition: another run has a checkpoint of this step there; or the checkpoint of this
+  // step cannot be read but is not damaged (another version). `run`: as Manifest::run. `lock`: of
+  // the folder; null: takes it until the end, and makes the folder if there is none.
   static absl::StatusOr<NewCheckpoint> Begin(const std::string& folder, int64_t step,
-                                             const std::string& run = "");
+                                             const std::string& run = "",
+                                             std::shared_ptr<FolderLock> lock = nullptr);
   NewCheckpoint(NewCheckpoint&&) = default;
   ~NewCheckpoint();
 
@@ -68,7 +83,8 @@ class NewCheckpoint {
   absl::StatusOr<std::string> Commit(int keep);
 
  private:
-  NewCheckpoint(std::string folder, int64_t step, std::string run, FileHandle lock);
+  NewCheckpoint(std::string folder, int64_t step, std::string run,
+                std::shared_ptr<FolderLock> lock);
   absl::Status Name(const std::string& path);
   void RemoveOld(const std::string& name, int keep) const;
 
@@ -76,7 +92,7 @@ class NewCheckpoint {
   int64_t step_ = 0;
   std::string run_;
   std::string path_;
-  FileHandle lock_;
+  std::shared_ptr<FolderLock> lock_;
 };
 
 // NewCheckpoint::path(), for the ranks that have no NewCheckpoint.

@@ -80,10 +80,8 @@ absl::Status Declare(const TensorSource& source, Manifest& manifest,
                         : absl::OkStatus();
 }
 
-}  // namespace
-
-absl::StatusOr<std::string> ImportCheckpoint(TensorSource& source, const std::string& folder,
-                                             absl::FunctionRef<void(int64_t elements)> progress) {
+absl::StatusOr<std::string> ImportInto(TensorSource& source, const std::string& folder,
+                                       absl::FunctionRef<void(int64_t elements)> progress) {
   Manifest manifest{.state = source.description().state,
                     .run = {},
                     .config = "{}",
@@ -113,11 +111,21 @@ absl::StatusOr<std::string> ImportCheckpoint(TensorSource& source, const std::st
     return written;
   }));
   EBB_RETURN_IF_ERROR(file.Finish());
-  EBB_ASSIGN_OR_RETURN(const Manifest::File described, DescribeRankFile(path));
-  manifest.files.push_back(described);
+  EBB_ASSIGN_OR_RETURN(RankFileHeader written, ReadRankFileHeader(path));
+  manifest.files.push_back(std::move(written.entry));
   EBB_RETURN_IF_ERROR(
       ReplaceFile(absl::StrCat(checkpoint.path(), "/", kManifestName), ToText(manifest)));
   return checkpoint.Commit(/*keep=*/0);
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ImportCheckpoint(TensorSource& source, const std::string& folder,
+                                             absl::FunctionRef<void(int64_t elements)> progress) {
+  const bool is_new = !IsThere(folder);
+  absl::StatusOr<std::string> imported = ImportInto(source, folder, progress);
+  if (!imported.ok() && is_new) RemoveEmptyFolder(folder);
+  return imported;
 }
 
 }  // namespace ebb

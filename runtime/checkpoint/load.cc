@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
 #include "ebb/runtime/checkpoint/config_differences.h"
+#include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/slice_name.h"
@@ -79,15 +80,12 @@ absl::Status CheckFit(const Engine& engine, const Manifest& manifest, const Load
     absl::StrAppend(&all, "; and ", differences.size() - kShown, " differences more");
   if (!options.partial)
     return absl::FailedPreconditionError(
-        absl::StrCat(all,
-                     ". LoadOptions::partial loads only common values, LoadOptions::states = false "
-                     "loads no optimizer states"));
+        absl::StrCat(all, options.advice.empty() ? "" : ". ", options.advice));
   if (engine.world().rank() == 0)
     LogWarning(absl::StrCat(all, "; missing values are initial values"));
   return absl::OkStatus();
 }
 
-// An error about a missing part of a checkpoint.
 absl::Status InitialValues(const Engine& engine, const StateArrayName& array, const Slice& slice,
                            std::span<float> values) {
   if (array.what == StateClass::kMaster) return engine.model()[slice.parameter].init(slice, values);
@@ -167,65 +165,137 @@ void WarnOfOtherBits(const Config& now, const LoadedCheckpoint& loaded) {
                           ": the next steps do not have the bits of an uninterrupted run"));
 }
 
-// A damaged or missing file's error says which checkpoint to name instead. A file that is missing
-// now does not mean that there was no checkpoint.
+// An error about a damaged or missing file says which checkpoint to name instead. A file that is
+// missing now does not mean that there was no checkpoint.
 absl::Status WithWayOut(absl::Status own, const std::string& checkpoint) {
   if (!absl::IsNotFound(own) && !absl::IsDataLoss(own)) return own;
-  const std::string older = WholeCheckpointBefore(checkpoint);
-  return absl::DataLossError(absl::StrCat(
-      own.message(), older.empty() ? "; there is no older checkpoint beside it"
-                                   : absl::StrCat("; name an older checkpoint: '", older, "'")));
+  return absl::DataLossError(absl::StrCat(own.message(), WayOutOf(checkpoint)));
+}
+
+struct Found {
+  std::string path;
+  Manifest manifest;
+};
+
+// The checkpoint to load, the same on all ranks. Each file is checked by one of them. kCancelled:
+// the folder has changed meanwhile.
+absl::StatusOr<Found> FindTogether(Engine& engine, const std::string& path) {
+  const absl::StatusOr<std::vector<std::string>> listed = CandidatesIn(path);
+  const bool none = absl::IsNotFound(listed.status());
+  const std::vector<std::string> candidates = listed.value_or(std::vector<std::string>());
+  const absl::Status own = none ? absl::OkStatus() : listed.status();
+  const absl::Status same = engine.Agree(
+      own, absl::StrCat("LoadCheckpoint: candidates ", absl::StrJoin(candidates, " ")));
+  if (!same.ok() && own.ok() && absl::IsFailedPrecondition(same))
+    return absl::CancelledError(same.message());
+  EBB_RETURN_IF_ERROR(same);
+  if (none) return listed.status();
+  const Share share = {.rank = engine.world().rank(), .ranks = engine.world().size()};
+  std::string why;
+  for (const std::string& checkpoint : candidates) {
+    absl::StatusOr<Manifest> manifest = CheckWhole(checkpoint, share);
+    const absl::Status whole =
+        manifest.ok() ? absl::OkStatus() : absl::DataLossError(manifest.status().message());
+    const absl::Status agreed = engine.Agree(
+        whole,
+        absl::StrCat("LoadCheckpoint: ", checkpoint, " ", manifest.ok() ? ToText(*manifest) : ""));
+    if (agreed.ok()) return Found{.path = checkpoint, .manifest = *std::move(manifest)};
+    if (absl::IsFailedPrecondition(agreed)) return absl::CancelledError(agreed.message());
+    if (!absl::IsDataLoss(agreed)) return agreed;
+    if (checkpoint == path) {
+      // Another version's checkpoint is not damaged.
+      return absl::IsFailedPrecondition(manifest.status()) ? manifest.status()
+                                                           : WithWayOut(agreed, checkpoint);
+    }
+    if (share.rank == 0)
+      LogWarning(absl::StrCat("the checkpoint '", checkpoint, "' is skipped: ", agreed.message()));
+    absl::StrAppend(&why, why.empty() ? "; " : ", ", agreed.message());
+  }
+  // A run that saves there may have removed all of them, after it has saved newer ones.
+  EBB_RETURN_IF_ERROR(
+      engine.Agree(CandidatesIn(path).value_or(std::vector<std::string>()) == candidates
+                       ? absl::OkStatus()
+                       : absl::CancelledError("it has other checkpoints now"),
+                   "LoadCheckpoint: none is whole"));
+  return absl::DataLossError(absl::StrCat("no checkpoint in '", path, "' is whole", why));
+}
+
+absl::StatusOr<Found> Find(Engine& engine, const std::string& path) {
+  constexpr int kTries = 3;
+  for (int tries = 1;; ++tries) {
+    absl::StatusOr<Found> found = FindTogether(engine, path);
+    if (!absl::IsCancelled(found.status())) return found;
+    if (tries < kTries) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("LoadCheckpoint of '", path, "': ", found.status().message(),
+                     ". Ranks may see different checkpoints there: check that no other run saves "
+                     "to it, and that all ranks see one file system"));
+  }
+}
+
+// In a checkpoint of `files` ranks, the file that has this rank's first values, if both divide the
+// state alike.
+int FirstFile(const World& world, int files) {
+  return static_cast<int>(int64_t{world.rank()} * files / world.size());
+}
+
+// `last_save`: RunOfLoaded's.
+absl::StatusOr<LoadedCheckpoint> LoadFound(Engine& engine, Found found, const LoadOptions& options,
+                                           const std::string& last_save) {
+  const World& world = engine.world();
+  Manifest& manifest = found.manifest;
+  LoadedCheckpoint loaded;
+  loaded.path = found.path;
+  loaded.state = manifest.state;
+  loaded.config = manifest.config;
+  loaded.ranks = static_cast<int>(manifest.files.size());
+  EBB_RETURN_IF_ERROR(engine.Agree(CheckFit(engine, manifest, options), "LoadCheckpoint: fit"));
+  absl::Status own;
+  {
+    StoredValues stored(found.path, manifest, FirstFile(world, loaded.ranks));
+    own = Fill(engine, stored, options);
+    if (own.ok() && loaded.ranks == world.size()) {
+      absl::StatusOr<std::map<std::string, std::string>> values = stored.OfRank(world.rank());
+      own = values.status();
+      if (own.ok()) loaded.of_this_rank = *std::move(values);
+    }
+    loaded.bytes_read = stored.bytes_read();
+  }
+  EBB_RETURN_IF_ERROR(engine.Agree(WithWayOut(own, loaded.path), "LoadCheckpoint: values"));
+  if (options.states) {
+    EBB_RETURN_IF_ERROR(engine.SetTrainingState(manifest.state));
+    engine.SetRun(RunOfLoaded(manifest, loaded.path, last_save));
+  }
+  loaded.trainer = std::move(manifest.trainer);
+  if (options.states && world.rank() == 0) WarnOfOtherBits(engine.config(), loaded);
+  return loaded;
+}
+
+// Whether a run that saves beside the checkpoint has removed it, on any rank.
+bool WasRemoved(Engine& engine, const std::string& checkpoint) {
+  return absl::IsCancelled(
+      engine.Agree(IsThere(absl::StrCat(checkpoint, "/", kManifestName))
+                       ? absl::OkStatus()
+                       : absl::CancelledError(absl::StrCat("'", checkpoint, "' was removed")),
+                   "LoadCheckpoint: removed"));
 }
 
 }  // namespace
 
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::string& path,
                                                 const LoadOptions& options) {
-  LoadedCheckpoint loaded;
-  std::optional<StoredValues> stored;
-  Manifest manifest;
-  const auto open = [&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(manifest, ReadManifest(loaded.path));
-    EBB_RETURN_IF_ERROR(CheckFit(engine, manifest, options));
-    EBB_ASSIGN_OR_RETURN(StoredValues values,
-                         StoredValues::Open(loaded.path, manifest, engine.world().rank()));
-    stored.emplace(std::move(values));
-    return absl::OkStatus();
-  };
-  const absl::StatusOr<std::string> found = FindCheckpoint(path);
-  const bool none = absl::IsNotFound(found.status());
-  absl::Status own = none ? absl::OkStatus() : found.status();
-  if (found.ok()) {
-    loaded.path = *found;
-    own = WithWayOut(open(), loaded.path);
+  constexpr int kTries = 5;
+  for (int tries = 1;; ++tries) {
+    // Read before the checkpoint is found: a save meanwhile is one of another run.
+    const std::string last_save =
+        LastSaveIn(IsThere(absl::StrCat(path, "/", kManifestName)) ? path + "/.." : path);
+    EBB_ASSIGN_OR_RETURN(Found found, Find(engine, path));
+    const std::string checkpoint = found.path;
+    absl::StatusOr<LoadedCheckpoint> loaded =
+        LoadFound(engine, std::move(found), options, last_save);
+    if (loaded.ok() || checkpoint == path || tries == kTries || !WasRemoved(engine, checkpoint))
+      return loaded;
   }
-  // Another rank may see a newer checkpoint, because a run saves meanwhile, or it may not see the
-  // folder.
-  const absl::Status agreed = engine.Agree(
-      own, none ? "LoadCheckpoint: none"
-                : absl::StrCat("LoadCheckpoint: ", loaded.path, " ", ToText(manifest)));
-  if (!agreed.ok() && own.ok() && absl::IsFailedPrecondition(agreed)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("LoadCheckpoint of '", path, "': ", agreed.message(),
-                     ". Ranks may see different checkpoints there: check that no other run saves "
-                     "to it, and that all ranks see one file system"));
-  }
-  EBB_RETURN_IF_ERROR(agreed);
-  if (none) return found.status();
-  own = WithWayOut(Fill(engine, *stored, options), loaded.path);
-  EBB_RETURN_IF_ERROR(engine.Agree(own, "LoadCheckpoint: values"));
-  if (options.states) {
-    EBB_RETURN_IF_ERROR(engine.SetTrainingState(manifest.state));
-    engine.SetRun(RunOfLoaded(manifest, loaded.path));
-  }
-  loaded.state = manifest.state;
-  loaded.trainer = std::move(manifest.trainer);
-  loaded.config = std::move(manifest.config);
-  loaded.ranks = static_cast<int>(manifest.files.size());
-  loaded.bytes_read = stored->bytes_read();
-  if (options.states && engine.world().rank() == 0) WarnOfOtherBits(engine.config(), loaded);
-  if (loaded.ranks == engine.world().size()) loaded.of_this_rank = stored->of_this_rank();
-  return loaded;
 }
 
 }  // namespace ebb

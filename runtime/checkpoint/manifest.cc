@@ -85,6 +85,20 @@ class Fields {
   absl::Status status_;
 };
 
+std::vector<uint64_t> ParseSlices(Fields& fields, const Json& file) {
+  constexpr const char* kKey = "slice_checksums";
+  std::vector<uint64_t> slices;
+  if (!file.is_object() || !file.contains(kKey)) return slices;
+  const std::string text = fields.Text(file[kKey], kKey);
+  for (size_t at = 0; at < text.size(); at += kNoChecksum.size()) {
+    const std::optional<uint64_t> sum =
+        FromHex(std::string_view(text).substr(at, kNoChecksum.size()));
+    if (!sum) fields.Fail(absl::StrCat("\"", kKey, "\" is not 16 digits a slice"));
+    slices.push_back(sum.value_or(0));
+  }
+  return slices;
+}
+
 DType ParseDType(Fields& fields, const std::string& name) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kInt8})
     if (Name(dtype) == name) return dtype;
@@ -142,9 +156,13 @@ std::string ToText(const Manifest& manifest) {
   OrderedJson& trainer = json["trainer"] = Json::object();
   for (const auto& [name, bytes] : manifest.trainer) trainer[name] = absl::Base64Escape(bytes);
   OrderedJson& files = json["files"] = Json::array();
-  for (size_t rank = 0; rank < manifest.files.size(); ++rank)
-    files.push_back({{"bytes", manifest.files[rank].bytes},
-                     {"header_checksum", Hex(manifest.files[rank].header_checksum)}});
+  for (const Manifest::File& file : manifest.files) {
+    std::string slices;
+    for (const uint64_t checksum : file.slice_checksums) slices += Hex(checksum);
+    files.push_back({{"bytes", file.bytes},
+                     {"header_checksum", Hex(file.header_checksum)},
+                     {"slice_checksums", std::move(slices)}});
+  }
   OrderedJson& parameters = json["parameters"] = Json::array();
   for (const Manifest::Parameter& parameter : manifest.parameters) {
     parameters.push_back({{"name", parameter.name},
@@ -175,9 +193,11 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::strin
   if (!checksum) {
     fields.Fail("it has no checksum");
   } else {
-    std::string unsigned_text = text;
-    unsigned_text.replace(digits, kNoChecksum.size(), kNoChecksum);
-    if (optim::Checksum(std::as_bytes(std::span(unsigned_text))) != *checksum)
+    optim::RunningChecksum sum;
+    for (const std::string_view part : {std::string_view(text).substr(0, digits), kNoChecksum,
+                                        std::string_view(text).substr(digits + kNoChecksum.size())})
+      sum.Append(std::as_bytes(std::span(part)));
+    if (sum.Take() != *checksum)
       fields.Fail("it has changed since it was written (its checksum differs)");
   }
   EBB_RETURN_IF_ERROR(fields.status());
@@ -214,8 +234,9 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::strin
     const std::optional<uint64_t> header =
         FromHex(fields.Text(fields.At(file, "header_checksum"), "header_checksum"));
     if (!header) fields.Fail("\"header_checksum\" is not 16 digits");
-    manifest.files.push_back(
-        {.bytes = count(file, "bytes"), .header_checksum = header.value_or(0)});
+    manifest.files.push_back({.bytes = count(file, "bytes"),
+                              .header_checksum = header.value_or(0),
+                              .slice_checksums = ParseSlices(fields, file)});
   }
   if (manifest.files.empty() || static_cast<int64_t>(manifest.files.size()) > kRanksMax)
     fields.Fail("it names no files");

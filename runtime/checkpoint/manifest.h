@@ -1,6 +1,6 @@
 // manifest.json describes a checkpoint. It is written last. So a folder with a manifest is
 // complete, unless it was changed later. Checksums show that: the manifest has those of the files'
-// headers, and the headers have those of all data.
+// headers and of each slice, and the headers have those of the slices' blocks.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace ebb {
 
 inline constexpr int kCheckpointVersion = 1;
-inline constexpr int64_t kManifestBytesMax = int64_t{1} << 28;
+inline constexpr int64_t kManifestBytesMax = int64_t{1} << 26;
 inline constexpr char kManifestName[] = "manifest.json";
 
 struct Manifest {
@@ -31,6 +31,9 @@ struct Manifest {
   struct File {  // by rank, RankFileName
     int64_t bytes = 0;
     uint64_t header_checksum = 0;
+    // Of each tensor, in the order of the header: of the text with the checksums of its blocks.
+    // Empty: an older version's.
+    std::vector<uint64_t> slice_checksums = {};
     friend bool operator==(const File&, const File&) = default;
   };
 

@@ -20,13 +20,33 @@ std::string RankFileName(int rank, int ranks) {
   return absl::StrFormat("rank-%05d-of-%05d.safetensors", rank, ranks);
 }
 
-absl::StatusOr<Manifest::File> DescribeRankFile(const std::string& path) {
+absl::StatusOr<RankFileHeader> ReadRankFileHeader(const std::string& path) {
   EBB_ASSIGN_OR_RETURN(const FileHandle file, OpenToRead(path));
-  EBB_ASSIGN_OR_RETURN(const SafetensorsHeader header, ReadSafetensorsHeader(file.get(), path));
   EBB_ASSIGN_OR_RETURN(const int64_t bytes, BytesOfRegularFile(file.get(), path));
-  std::vector<std::byte> prefix(static_cast<size_t>(header.data_begin));
-  EBB_RETURN_IF_ERROR(ReadAt(file.get(), path, 0, prefix));
-  return Manifest::File{.bytes = bytes, .header_checksum = optim::Checksum(prefix)};
+  RankFileHeader read = {.header = {}, .entry = {.bytes = bytes}};
+  EBB_ASSIGN_OR_RETURN(read.header, ReadSafetensorsHeader(file.get(), path, [&](auto prefix) {
+                         read.entry.header_checksum = optim::Checksum(prefix);
+                       }));
+  for (const StoredTensor& tensor : read.header.tensors) {
+    const auto sums = read.header.metadata.find(tensor.name);
+    const std::string_view text =
+        sums == read.header.metadata.end() ? std::string_view() : std::string_view(sums->second);
+    read.entry.slice_checksums.push_back(optim::Checksum(std::as_bytes(std::span(text))));
+  }
+  return read;
+}
+
+absl::Status CheckEntry(const Manifest::File& found, const Manifest::File& saved,
+                        const std::string& path) {
+  if (found.bytes != saved.bytes)
+    return absl::DataLossError(
+        absl::StrCat("'", path, "' has ", found.bytes, " bytes, but ", saved.bytes, " were saved"));
+  const bool has_slices = !saved.slice_checksums.empty();  // an older writer gives none
+  if (found.header_checksum != saved.header_checksum ||
+      (has_slices && found.slice_checksums != saved.slice_checksums))
+    return absl::DataLossError(absl::StrCat(
+        "the header of '", path, "' has changed since it was saved (its checksum differs)"));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<RankFileWriter> RankFileWriter::Create(std::string path,
@@ -50,11 +70,12 @@ absl::StatusOr<RankFileWriter> RankFileWriter::Create(std::string path,
   writer.header_.tensors = std::move(tensors);
   const int64_t data_begin =
       static_cast<int64_t>(SafetensorsPrefix(writer.header_, kDataAlignment).size());
-  if (data_begin > kSafetensorsHeaderMax) {
+  const size_t entries = writer.header_.tensors.size() + writer.header_.metadata.size();
+  if (data_begin > kSafetensorsHeaderMax || entries > kSafetensorsEntriesMax) {
     return absl::ResourceExhaustedError(
         absl::StrCat("'", writer.file_.path(), "' would need a header of ", data_begin,
-                     " bytes for ", writer.sums_.size(), " tensors; safetensors' limit is ",
-                     kSafetensorsHeaderMax, ": train on more ranks"));
+                     " bytes with ", entries, " entries; the limits are ", kSafetensorsHeaderMax,
+                     " and ", kSafetensorsEntriesMax, ": train on more ranks"));
   }
   writer.file_.Expect(data_begin, data_begin + end);
   return writer;

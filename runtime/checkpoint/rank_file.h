@@ -31,8 +31,15 @@ constexpr int64_t CheckedBlocks(int64_t bytes) {
 // "rank-00002-of-00004.safetensors"
 std::string RankFileName(int rank, int ranks);
 
-// A manifest's entry for an existing file. Reads the header to make its checksum, but no data.
-absl::StatusOr<Manifest::File> DescribeRankFile(const std::string& path);
+// The header of a file, and the manifest's entry for the file. Reads no data.
+struct RankFileHeader {
+  SafetensorsHeader header;
+  Manifest::File entry;
+};
+absl::StatusOr<RankFileHeader> ReadRankFileHeader(const std::string& path);
+// kDataLoss names the file and how it differs from its entry in the manifest.
+absl::Status CheckEntry(const Manifest::File& found, const Manifest::File& saved,
+                        const std::string& path);
 
 class RankFileWriter {
  public:

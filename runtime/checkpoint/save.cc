@@ -21,9 +21,12 @@
 #include "ebb/runtime/checkpoint/state_arrays.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/state_pieces.h"
 
 namespace ebb {
 namespace {
+
+static_assert(kSaveBytesMax == StreamedFile::kMemoryBytes + 4 * sharding::kStateStagingBytes);
 
 // One rank's part of a save. It runs on the engine's thread that reads the state, and must not call
 // the engine.
@@ -81,12 +84,16 @@ class Saving {
     std::optional<NewCheckpoint> checkpoint = std::exchange(checkpoint_, std::nullopt);
     if (!checkpoint.has_value() || !closed.ok()) return closed;
     for (int rank = 0; rank < ranks_; ++rank) {
-      EBB_ASSIGN_OR_RETURN(
-          const Manifest::File file,
-          DescribeRankFile(absl::StrCat(folder_, "/", RankFileName(rank, ranks_))));
-      manifest_.files.push_back(file);
+      EBB_ASSIGN_OR_RETURN(RankFileHeader written, ReadRankFileHeader(absl::StrCat(
+                                                       folder_, "/", RankFileName(rank, ranks_))));
+      manifest_.files.push_back(std::move(written.entry));
     }
-    EBB_RETURN_IF_ERROR(ReplaceFile(absl::StrCat(folder_, "/", kManifestName), ToText(manifest_)));
+    const std::string path = absl::StrCat(folder_, "/", kManifestName), text = ToText(manifest_);
+    if (std::ssize(text) > kManifestBytesMax)
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "'", path, "' would have ", text.size(), " bytes, more than the ", kManifestBytesMax,
+          " that a reader takes: save less in SaveOptions::trainer"));
+    EBB_RETURN_IF_ERROR(ReplaceFile(path, text));
     return checkpoint->Commit(keep_).status();
   }
 
@@ -147,6 +154,12 @@ absl::Status CheckNames(const Engine& engine, const SaveOptions& options) {
   return absl::OkStatus();
 }
 
+// Makes the folder if there is none. The engine holds its lock from then on.
+absl::StatusOr<std::shared_ptr<FolderLock>> LockFor(Engine& engine, const std::string& folder) {
+  EBB_RETURN_IF_ERROR(MakeSaveFolder(folder));
+  return LockOf(folder, *engine.folder_locks());
+}
+
 // `beside_steps`: steps may run before the save ends.
 absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
                                  const SaveOptions& options, bool beside_steps) {
@@ -162,9 +175,13 @@ absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
   if (options.waits) engine.AwaitAsyncRead();
   std::optional<NewCheckpoint> checkpoint;  // rank 0's
   if (own.ok() && rank == 0) {
-    engine.SetRun(RunIn(folder, engine.run()));
-    absl::StatusOr<NewCheckpoint> begun =
-        NewCheckpoint::Begin(folder, state->finished_steps, engine.run());
+    const auto begin = [&]() -> absl::StatusOr<NewCheckpoint> {
+      EBB_ASSIGN_OR_RETURN(std::shared_ptr<FolderLock> lock, LockFor(engine, folder));
+      EBB_ASSIGN_OR_RETURN(std::string run, RunIn(folder, engine.run()));
+      engine.SetRun(std::move(run));
+      return NewCheckpoint::Begin(folder, state->finished_steps, engine.run(), std::move(lock));
+    };
+    absl::StatusOr<NewCheckpoint> begun = begin();
     own = begun.status();
     if (own.ok()) checkpoint.emplace(*std::move(begun));
   }
@@ -179,10 +196,17 @@ absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
   EBB_ASSIGN_OR_RETURN(
       std::shared_future<absl::Status> over,
       engine.ReadAsync(
-          {.take = [saving](
-                       StateClass what, std::string_view, const Slice& slice,
-                       std::span<const float> values) { return saving->Take(what, slice, values); },
-           .close = [saving] { return saving->Close(); },
+          {.take =
+               [saving](StateClass what, std::string_view, const Slice& slice,
+                        std::span<const float> values) {
+                 BlockFileSizeSignal();
+                 return saving->Take(what, slice, values);
+               },
+           .close =
+               [saving] {
+                 BlockFileSizeSignal();  // a rank may have no slices
+                 return saving->Close();
+               },
            .commit = [saving](const absl::Status& closed) { return saving->Commit(closed); },
            .beside_steps = beside_steps,
            .may_begin_in_step = beside_steps}));
@@ -236,8 +260,13 @@ absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
 absl::Status CheckSaves(Engine& engine, const std::string& folder, int64_t last_step) {
   const absl::StatusOr<TrainingState> state = engine.training_state();
   absl::Status own = state.status();
-  if (own.ok() && engine.world().rank() == 0)
-    own = CheckFreeAfter(folder, state->finished_steps, last_step, RunIn(folder, engine.run()));
+  if (own.ok() && engine.world().rank() == 0) {
+    own = [&]() -> absl::Status {
+      EBB_RETURN_IF_ERROR(LockFor(engine, folder).status());
+      EBB_ASSIGN_OR_RETURN(const std::string run, RunIn(folder, engine.run()));
+      return CheckFreeAfter(folder, state->finished_steps, last_step, run);
+    }();
+  }
   return engine.Agree(own, "CheckSaves");
 }
 

@@ -26,92 +26,127 @@ std::string Described(const std::string& of, const std::string& parameter) {
 
 }  // namespace
 
+StoredValues::StoredValues(std::string checkpoint, Manifest manifest, int near)
+    : folder_(std::move(checkpoint)), files_(std::move(manifest.files)) {
+  near_ = std::clamp(near, 0, static_cast<int>(files_.size()) - 1);
+  for (const Manifest::Parameter& parameter : manifest.parameters) {
+    AddArray(std::string(parameter.trainable ? kMasterClass : kParameterClass), parameter);
+    for (const std::string& state : parameter.states) AddArray(state, parameter);
+  }
+}
+
+void StoredValues::AddArray(const std::string& of, const Manifest::Parameter& parameter) {
+  arrays_[{of, parameter.name}].elements = Elements(parameter.shape);
+}
+
 std::string StoredValues::PathOf(int rank) const {
-  return absl::StrCat(folder_, "/", RankFileName(rank, ranks_));
+  return absl::StrCat(folder_, "/", RankFileName(rank, static_cast<int>(files_.size())));
 }
 
-absl::StatusOr<StoredValues> StoredValues::Open(const std::string& checkpoint,
-                                                const Manifest& manifest, int rank) {
-  StoredValues values;
-  values.folder_ = checkpoint;
-  values.ranks_ = static_cast<int>(manifest.files.size());
-  for (int file = 0; file < values.ranks_; ++file)
-    EBB_RETURN_IF_ERROR(values.AddFile(file, file == rank));
-  for (auto& [key, pieces] : values.pieces_) {
-    std::sort(pieces.begin(), pieces.end(),
-              [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
-  }
-  EBB_RETURN_IF_ERROR(values.CheckCoverage(manifest));
-  return values;
-}
-
-absl::Status StoredValues::AddFile(int rank, bool own) {
+absl::Status StoredValues::AddFile(int rank) {
+  if (read_.contains(rank)) return absl::OkStatus();
   const std::string path = PathOf(rank);
-  EBB_ASSIGN_OR_RETURN(const FileHandle file, OpenToRead(path));
-  EBB_ASSIGN_OR_RETURN(SafetensorsHeader header, ReadSafetensorsHeader(file.get(), path));
-  for (const StoredTensor& tensor : header.tensors) {
-    const auto bad = [&](std::string_view what) {
-      return absl::DataLossError(
-          absl::StrCat("tensor '", tensor.name, "' of '", path, "' ", std::string(what)));
-    };
-    const std::optional<SliceName> slice = ParseSliceName(tensor.name);
-    const std::optional<DType> dtype = DTypeOfSafetensors(tensor.dtype);
-    if (!slice || !dtype) return bad("is not a slice of a parameter");
-    if (tensor.bytes() % SizeOf(*dtype) != 0 ||
-        tensor.bytes() / SizeOf(*dtype) != slice->end - slice->begin)
-      return bad("has another size than its name says");
-    const auto sums = header.metadata.find(tensor.name);
-    if (sums == header.metadata.end() ||
-        sums->second.size() != static_cast<size_t>(CheckedBlocks(tensor.bytes())) * kDigits)
-      return bad("has no checksums");
-    pieces_[{slice->of, slice->parameter}].push_back({.rank = rank,
-                                                      .begin = slice->begin,
-                                                      .end = slice->end,
-                                                      .at = header.data_begin + tensor.begin,
-                                                      .dtype = *dtype,
-                                                      .sums = std::move(sums->second)});
-    header.metadata.erase(sums);
-  }
-  for (const auto& [name, text] : header.metadata) {
-    if (own && !absl::Base64Unescape(text, &of_this_rank_[name]))
-      return absl::DataLossError(
-          absl::StrCat("metadata '", name, "' of '", path, "' is not in base64"));
+  EBB_ASSIGN_OR_RETURN(RankFileHeader read, ReadRankFileHeader(path));
+  EBB_RETURN_IF_ERROR(CheckEntry(read.entry, files_[static_cast<size_t>(rank)], path));
+  for (const StoredTensor& tensor : read.header.tensors)
+    EBB_RETURN_IF_ERROR(AddPiece(tensor, read.header, rank));
+  read_[rank] = std::move(read.header.metadata);
+  return absl::OkStatus();
+}
+
+absl::Status StoredValues::AddPiece(const StoredTensor& tensor, SafetensorsHeader& header,
+                                    int rank) {
+  const auto bad = [&](std::string_view what) {
+    return absl::DataLossError(
+        absl::StrCat("tensor '", tensor.name, "' of '", PathOf(rank), "' ", std::string(what)));
+  };
+  const std::optional<SliceName> slice = ParseSliceName(tensor.name);
+  const std::optional<DType> dtype = DTypeOfSafetensors(tensor.dtype);
+  if (!slice || !dtype) return bad("is not a slice of a parameter");
+  if (tensor.bytes() % SizeOf(*dtype) != 0 ||
+      tensor.bytes() / SizeOf(*dtype) != slice->end - slice->begin)
+    return bad("has another size than its name says");
+  const auto sums = header.metadata.find(tensor.name);
+  if (sums == header.metadata.end() ||
+      sums->second.size() != static_cast<size_t>(CheckedBlocks(tensor.bytes())) * kDigits)
+    return bad("has no checksums");
+  const auto array = arrays_.find({slice->of, slice->parameter});
+  if (array == arrays_.end() || slice->end > array->second.elements)
+    return bad("is not of the parameters and states in the manifest");
+  std::map<int64_t, Piece>& pieces = array->second.pieces;
+  const auto next = pieces.lower_bound(slice->begin);
+  if ((next != pieces.end() && next->first < slice->end) ||
+      (next != pieces.begin() && std::prev(next)->second.end > slice->begin))
+    return bad("has elements that another slice has, too");
+  pieces.emplace_hint(next, slice->begin,
+                      Piece{.rank = rank,
+                            .begin = slice->begin,
+                            .end = slice->end,
+                            .at = header.data_begin + tensor.begin,
+                            .dtype = *dtype,
+                            .sums = std::move(sums->second)});
+  header.metadata.erase(sums);
+  return absl::OkStatus();
+}
+
+absl::Status StoredValues::ReadAllHeaders() {
+  for (int rank = 0; rank < static_cast<int>(files_.size()); ++rank)
+    EBB_RETURN_IF_ERROR(AddFile(rank));
+  for (const auto& [key, array] : arrays_) {
+    for (int64_t next = 0; next < array.elements;) {
+      EBB_ASSIGN_OR_RETURN(const Piece* const piece, PieceAt(key, next));
+      next = piece->end;
+    }
   }
   return absl::OkStatus();
 }
 
-absl::Status StoredValues::CheckCoverage(const Manifest& manifest) const {
-  const auto check = [&](const std::string& of,
-                         const Manifest::Parameter& parameter) -> absl::Status {
-    const auto lacks = [&](int64_t element) {
-      return absl::DataLossError(absl::StrCat("the checkpoint '", folder_,
-                                              "' lacks, or has twice, element ", element, " of ",
-                                              Described(of, parameter.name)));
-    };
-    const auto found = pieces_.find({of, parameter.name});
-    if (found == pieces_.end()) return lacks(0);
-    int64_t next = 0;
-    for (const Piece& piece : found->second) {
-      if (piece.begin != next) return lacks(std::min(next, piece.begin));
-      next = piece.end;
-    }
-    return next == Elements(parameter.shape) ? absl::OkStatus() : lacks(next);
-  };
-  size_t checked = 0;
-  for (const Manifest::Parameter& parameter : manifest.parameters) {
-    EBB_RETURN_IF_ERROR(
-        check(std::string(parameter.trainable ? kMasterClass : kParameterClass), parameter));
-    for (const std::string& state : parameter.states) EBB_RETURN_IF_ERROR(check(state, parameter));
-    checked += 1 + parameter.states.size();
+absl::StatusOr<std::map<std::string, std::string>> StoredValues::OfRank(int rank) {
+  EBB_RETURN_IF_ERROR(AddFile(rank));
+  std::map<std::string, std::string> values;
+  for (const auto& [name, text] : read_[rank]) {
+    if (!absl::Base64Unescape(text, &values[name]))
+      return absl::DataLossError(
+          absl::StrCat("metadata '", name, "' of '", PathOf(rank), "' is not in base64"));
   }
-  if (checked == pieces_.size()) return absl::OkStatus();
-  return absl::DataLossError(
-      absl::StrCat("the checkpoint '", folder_, "' has values of ", pieces_.size(),
-                   " parameters and states, but its manifest has ", checked));
+  return values;
 }
 
-bool StoredValues::Has(const std::string& of, const std::string& parameter) const {
-  return pieces_.contains({of, parameter});
+absl::StatusOr<const StoredValues::Piece*> StoredValues::PieceAt(const Key& key, int64_t element) {
+  const Array& array = arrays_.at(key);
+  while (true) {
+    const auto after = array.pieces.upper_bound(element);
+    if (after != array.pieces.begin() && std::prev(after)->second.end > element) {
+      const Piece& piece = std::prev(after)->second;
+      near_ = piece.rank;
+      return &piece;
+    }
+    const int file = NextFile(array, element);
+    if (file < 0)
+      return absl::DataLossError(absl::StrCat("the checkpoint '", folder_, "' lacks element ",
+                                              element, " of ", Described(key.first, key.second)));
+    EBB_RETURN_IF_ERROR(AddFile(file));
+  }
+}
+
+// A rank usually has elements before those of the ranks after it. Every order leads to the piece;
+// this one reads few headers.
+int StoredValues::NextFile(const Array& array, int64_t element) const {
+  const int ranks = static_cast<int>(files_.size());
+  int low = -1, high = ranks;  // the piece is between the files of these two
+  for (const auto& [begin, piece] : array.pieces) {
+    if (piece.end <= element) low = std::max(low, piece.rank);
+    if (begin > element) high = std::min(high, piece.rank);
+  }
+  const auto unread = [&](int rank) { return rank > low && rank < high && !read_.contains(rank); };
+  const int start = low >= 0 ? low : std::min(high, near_);
+  for (int distance = 0; distance < ranks; ++distance) {
+    if (unread(start + distance)) return start + distance;
+    if (unread(start - distance)) return start - distance;
+  }
+  for (int rank = 0; rank < ranks; ++rank)
+    if (!read_.contains(rank)) return rank;
+  return -1;
 }
 
 absl::Status StoredValues::Expect(std::span<const Interval> intervals, IoBackend backend,
@@ -127,23 +162,23 @@ absl::Status StoredValues::Expect(std::span<const Interval> intervals, IoBackend
   expected_.clear();
   taken_ = 0;
   for (const Interval& interval : intervals) {
-    const auto found = pieces_.find({interval.of, interval.parameter});
-    if (found == pieces_.end()) continue;
-    for (const Piece& piece : found->second) {
-      const int64_t begin = std::max(interval.begin, piece.begin),
-                    end = std::min(interval.end, piece.end);
-      if (begin >= end) continue;
+    const Key key(interval.of, interval.parameter);
+    if (!arrays_.contains(key)) continue;
+    for (int64_t at = interval.begin; at < interval.end;) {
+      EBB_ASSIGN_OR_RETURN(const Piece* const piece, PieceAt(key, at));
+      const int64_t begin = at, end = std::min(interval.end, piece->end);
+      at = end;
       const auto [file, added] =
-          file_of_rank.emplace(piece.rank, static_cast<int>(file_of_rank.size()));
-      if (added) paths.push_back(PathOf(piece.rank));
-      const int64_t per_block = kCheckedBlock / SizeOf(piece.dtype);
-      for (int64_t number = (begin - piece.begin) / per_block;
-           number * per_block < end - piece.begin; ++number) {
-        const Block block{&piece, number};
+          file_of_rank.emplace(piece->rank, static_cast<int>(file_of_rank.size()));
+      if (added) paths.push_back(PathOf(piece->rank));
+      const int64_t per_block = kCheckedBlock / SizeOf(piece->dtype);
+      for (int64_t number = (begin - piece->begin) / per_block;
+           number * per_block < end - piece->begin; ++number) {
+        const Block block{piece, number};
         if (!expected_.empty() && expected_.back() == block) continue;
         expected_.push_back(block);
         ranges.push_back(
-            {.file = file->second, .at = piece.at + block.first(), .bytes = block.bytes()});
+            {.file = file->second, .at = piece->at + block.first(), .bytes = block.bytes()});
       }
     }
   }
@@ -208,20 +243,19 @@ absl::Status StoredValues::Check(const Block& block, uint64_t found) const {
 
 absl::Status StoredValues::Read(const std::string& of, const std::string& parameter, int64_t begin,
                                 std::span<float> values) {
-  const auto found = pieces_.find({of, parameter});
-  if (found == pieces_.end())
+  const Key key(of, parameter);
+  const auto found = arrays_.find(key);
+  if (found == arrays_.end())
     return absl::NotFoundError(
         absl::StrCat("the checkpoint '", folder_, "' has no ", Described(of, parameter)));
-  const std::vector<Piece>& pieces = found->second;
-  auto piece = std::upper_bound(pieces.begin(), pieces.end(), begin,
-                                [](int64_t at, const Piece& p) { return at < p.end; });
+  if (begin < 0 || std::ssize(values) > found->second.elements - begin)
+    return absl::InvalidArgumentError(
+        absl::StrCat("values beyond the end of ", Described(of, parameter)));
   ThreadTeam caller_only(1);
   while (!values.empty()) {
-    if (piece == pieces.end())
-      return absl::InvalidArgumentError(
-          absl::StrCat("values beyond the end of ", Described(of, parameter)));
+    EBB_ASSIGN_OR_RETURN(const Piece* const piece, PieceAt(key, begin));
     const int64_t size = SizeOf(piece->dtype), per_block = kCheckedBlock / size;
-    const Block block{&*piece, (begin - piece->begin) / per_block};
+    const Block block{piece, (begin - piece->begin) / per_block};
     const int64_t first = (begin - piece->begin - block.number * per_block) * size;
     const int64_t count = std::min(std::ssize(values), (block.bytes() - first) / size);
     const auto show = [&](int64_t from, int64_t to) {
@@ -237,7 +271,6 @@ absl::Status StoredValues::Read(const std::string& of, const std::string& parame
     EBB_RETURN_IF_ERROR(Take(block, first, first + count * size, show));
     values = values.subspan(static_cast<size_t>(count));
     begin += count;
-    if (begin == piece->end) ++piece;
   }
   return absl::OkStatus();
 }

@@ -1,5 +1,6 @@
 // The values of a checkpoint of any number of ranks: any interval of a parameter's masters or
-// states, as fp32. Reads only the blocks that it needs and checks each against its checksum.
+// states, as fp32. Reads only the headers and blocks that it needs, and checks each against its
+// checksum.
 #pragma once
 
 #include <algorithm>
@@ -27,13 +28,17 @@ namespace ebb {
 
 class StoredValues {
  public:
-  // Reads all headers and checks that they have every element of each parameter and state exactly
-  // once. `rank`: keeps the entries of this rank's file (of_this_rank).
-  static absl::StatusOr<StoredValues> Open(const std::string& checkpoint, const Manifest& manifest,
-                                           int rank);
+  // Opens no file. The header of a file is read when one of its values may be asked for. `near`:
+  // the file that has the first of them, as far as the caller knows.
+  StoredValues(std::string checkpoint, Manifest manifest, int near = 0);
   StoredValues(StoredValues&&) = default;
+  // Reads all headers, and checks that they have every element of each parameter and state exactly
+  // once.
+  absl::Status ReadAllHeaders();
 
-  bool Has(const std::string& of, const std::string& parameter) const;
+  bool Has(const std::string& of, const std::string& parameter) const {
+    return arrays_.contains({of, parameter});
+  }
   // Reads these intervals ahead, for later calls of Read in this order. `memory`: as for ReadAhead.
   // Read also takes other intervals, without reading ahead.
   struct Interval {
@@ -49,7 +54,9 @@ class StoredValues {
   // The bytes that Read has read so far, in whole blocks.
   int64_t bytes_read() const { return bytes_read_; }
   // SaveOptions::of_this_rank of the rank with this number in the run that saved.
-  const std::map<std::string, std::string>& of_this_rank() const { return of_this_rank_; }
+  absl::StatusOr<std::map<std::string, std::string>> OfRank(int rank);
+  // The headers that were read so far.
+  int headers_read() const { return static_cast<int>(read_.size()); }
 
  private:
   struct Piece {
@@ -62,16 +69,27 @@ class StoredValues {
     int64_t bytes() const { return (end - begin) * SizeOf(dtype); }
   };
   using Key = std::pair<std::string, std::string>;  // class, parameter
+  struct Array {
+    int64_t elements = 0;
+    std::map<int64_t, Piece> pieces;  // by their begin; those of the headers that were read
+  };
 
-  StoredValues() = default;
-  absl::Status AddFile(int rank, bool own);
-  absl::Status CheckCoverage(const Manifest& manifest) const;
+  void AddArray(const std::string& of, const Manifest::Parameter& parameter);
+  // Reads the header of a rank's file, once.
+  absl::Status AddFile(int rank);
+  absl::Status AddPiece(const StoredTensor& tensor, SafetensorsHeader& header, int rank);
+  // The piece with the element. Reads headers until one has it.
+  absl::StatusOr<const Piece*> PieceAt(const Key& key, int64_t element);
+  // The rank whose header is the next to read for an element; -1: all were read.
+  int NextFile(const Array& array, int64_t element) const;
   std::string PathOf(int rank) const;
 
   std::string folder_;
-  int ranks_ = 0;
-  std::map<Key, std::vector<Piece>> pieces_;  // each list in the order of its elements
-  std::map<std::string, std::string> of_this_rank_;
+  std::vector<Manifest::File> files_;
+  std::map<Key, Array> arrays_;
+  // By rank: the rest of the headers that were read, without checksums.
+  std::map<int, std::map<std::string, std::string>> read_;
+  int near_ = 0;  // the file of the last piece
   struct Block {
     const Piece* piece = nullptr;
     int64_t number = 0;

@@ -1,5 +1,6 @@
 #include "ebb/runtime/engine/engine_parts.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,9 +25,13 @@ EngineParts::EngineParts(EngineInputs made_of)
 
 absl::StatusOr<std::span<std::byte>> FileBuffer::Of(int64_t bytes, MemoryLedger& ledger) {
   if (memory.buffer.bytes() < bytes) {
+    charge = {};
     memory = {};
     EBB_ASSIGN_OR_RETURN(memory, AllocatePinned(bytes, /*pin=*/false, "state on its way to files"));
-    charge = MemoryLedger::Charge(ledger, StateClass::kStaging, Tier::kCpu, memory.buffer.bytes());
+    const int64_t more = std::max<int64_t>(0, bytes - predicted);
+    predicted += more;
+    ledger.Predict(StateClass::kStaging, Tier::kCpu, more);
+    charge = MemoryLedger::Charge(ledger, StateClass::kStaging, Tier::kCpu, bytes);
   }
   return memory.buffer.span().first(static_cast<size_t>(bytes));
 }

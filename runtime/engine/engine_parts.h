@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "ebb/offload/pinned_memory.h"
@@ -49,6 +50,7 @@
 
 namespace ebb {
 
+class FolderLock;
 class Issuer;
 
 // Streams of the device, and of the host.
@@ -92,6 +94,7 @@ struct FileBuffer {
 
   PinnedMemory memory;
   MemoryLedger::Charge charge;
+  int64_t predicted = 0;  // bytes: the most that a call has asked for
 };
 
 // What a trainer calls.
@@ -112,6 +115,7 @@ struct EngineParts {
 
   EngineInputs inputs;
   std::string run;
+  std::vector<std::shared_ptr<FolderLock>> folder_locks;
   EngineCalls calls;
   MemoryLedger ledger;
   StepTimeline timeline;

@@ -3,6 +3,7 @@
 #include <thread>
 #include <utility>
 
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/engine_parts.h"
 
 namespace ebb {
@@ -69,7 +70,13 @@ std::function<absl::Status()> EngineState::AsyncReadBegin() const {
 }
 absl::StatusOr<std::span<std::byte>> EngineState::FileBuffer(int64_t bytes) {
   if (parts_ == nullptr) return MovedFrom();
-  return parts_->call.file_buffer.Of(bytes, parts_->ledger);
+  ebb::FileBuffer& buffer = parts_->call.file_buffer;
+  const bool has_staging = !HostReaches(parts_->inputs.device) || parts_->storage->files().exist();
+  if (has_staging && buffer.memory.buffer.bytes() > bytes) {
+    buffer.charge = {};
+    buffer.memory = {};
+  }
+  return buffer.Of(bytes, parts_->ledger);
 }
 absl::StatusOr<TrainingState> EngineState::training_state() {
   if (parts_ == nullptr) return MovedFrom();
@@ -82,6 +89,9 @@ std::string EngineState::run() const {
 }
 void EngineState::SetRun(std::string run) {
   if (parts_ != nullptr) parts_->run = std::move(run);
+}
+std::vector<std::shared_ptr<FolderLock>>* EngineState::folder_locks() {
+  return parts_ == nullptr ? nullptr : &parts_->folder_locks;
 }
 absl::Status EngineState::SetTrainingState(const TrainingState& state) {
   if (parts_ == nullptr) return MovedFrom();

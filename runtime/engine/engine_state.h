@@ -23,6 +23,7 @@
 namespace ebb {
 
 struct EngineParts;
+class FolderLock;  // ebb/runtime/checkpoint/folder_lock.h
 
 // The base of Engine (engine.h) for its state.
 class EngineState {
@@ -58,8 +59,8 @@ class EngineState {
   // (may_begin_in_step), on the thread that calls it. An error: a step is doing that, or another
   // thread has called it.
   std::function<absl::Status()> AsyncReadBegin() const;
-  // Host memory for one call at a time that brings state to files or back: allocated at the first
-  // and kept until the engine's end, in memory().
+  // Host memory for one call at a time that brings state to files or back, in memory(). It is kept.
+  // With state on NVMe or a GPU a call that asks for less gives the rest back.
   absl::StatusOr<std::span<std::byte>> FileBuffer(int64_t bytes);
   // What the run is beside its tensors, with all finished steps: waits for the verdict on the last
   // one. Local, and the same on every rank.
@@ -72,6 +73,9 @@ class EngineState {
   // draws it or LoadCheckpoint takes the resumed run's. Rank 0's counts.
   std::string run() const;
   void SetRun(std::string run);
+  // The locks of the last folders that the run saves to, until the engine's end. Null: the engine
+  // was moved from.
+  std::vector<std::shared_ptr<FolderLock>>* folder_locks();
 
   // Collective, between steps: one parameter's kMaster or kParameter whole, as fp32. root -1: on
   // every rank; else `whole` may be empty elsewhere.

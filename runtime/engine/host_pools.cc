@@ -33,8 +33,10 @@ absl::Status HostPools::TakeStateStaging() {
 
 absl::Status HostPools::TakeSaveStaging(int64_t bytes) {
   if (!Of(kSaveStaging.pool).empty()) return absl::OkStatus();
-  return Allocate(kSaveStaging.pool, StateClass::kStaging, bytes, /*pin=*/false,
-                  "the memory that state passes through beside steps");
+  EBB_RETURN_IF_ERROR(Allocate(kSaveStaging.pool, StateClass::kStaging, bytes, /*pin=*/false,
+                               "the memory that state passes through beside steps"));
+  ledger_->Predict(StateClass::kStaging, Tier::kCpu, bytes);
+  return absl::OkStatus();
 }
 
 // What cannot be locked is used as it is.

@@ -1,4 +1,5 @@
-// The C interface as a caller of another language meets it: mistakes end in a code and a text, memory outlives the engine.
+// The C interface as a caller of another language meets it: mistakes end in a code and a text,
+// memory outlives the engine.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -312,6 +313,12 @@ TEST_F(CInterface, ACheckpointKeepsTheCallersBytes) {
                         static_cast<size_t>(loaded.trainer_bytes)),
             "place 17");
   EXPECT_EQ(ebb_load(engine_, (folder + "/none").c_str(), nullptr), EBB_NOT_FOUND);
+  // One run at a time saves to a folder.
+  ebb_engine* other = nullptr;
+  ASSERT_EQ(ebb_engine_create(world_, model_, kConfig, nullptr, &other), EBB_OK) << ebb_error();
+  EXPECT_EQ(ebb_save(other, folder.c_str(), &options, &ticket), EBB_FAILED_PRECONDITION);
+  EXPECT_THAT(ebb_error(), HasSubstr("another run saves to '" + folder + "'"));
+  ebb_engine_destroy(other);
   // Nothing is loaded for a caller that has no room for the answer.
   const std::vector<float> written(4, 9.0f);
   const ebb_fill nines = [](void* user, int32_t, int64_t begin, int64_t end,

@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -136,10 +135,6 @@ int unlinkat(int folder, const char* path, int flags) noexcept {
   return ebb::testing::Fails(ebb::testing::AnswerTo("unlinkat", folder, path))
              ? -1
              : next(folder, path, flags);
-}
-int flock(int file, int operation) noexcept {
-  EBB_NEXT(flock);
-  return ebb::testing::Fails(ebb::testing::AnswerTo("flock", file)) ? -1 : next(file, operation);
 }
 int fstat(int file, struct stat* status) noexcept {
   EBB_NEXT(fstat);

@@ -3,10 +3,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/manifest.h"
@@ -15,6 +20,7 @@
 namespace ebb::folder_test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
@@ -39,7 +45,7 @@ class FolderTest : public ::testing::Test {
     Manifest manifest;
     manifest.state = {.finished_steps = step, .applied_steps = step};
     manifest.run = run;
-    manifest.files = {*DescribeRankFile(file)};
+    manifest.files = {ReadRankFileHeader(file)->entry};
     if (absl::Status written =
             ReplaceFile(checkpoint->path() + "/" + kManifestName, ToText(manifest));
         !written.ok())
@@ -148,6 +154,7 @@ TEST_F(FolderTest, AnUnreadableCheckpointIsNotReplaced) {
 }
 
 TEST_F(FolderTest, StepsThatCannotBeSavedAreNamedBefore) {
+  fs::create_directory(folder_);
   EXPECT_EQ(CheckFreeAfter(folder_, 0, 100, "a"), absl::OkStatus());
   ASSERT_EQ(Save(7, /*keep=*/0, "b"), absl::OkStatus());
   ASSERT_EQ(Save(12, /*keep=*/0, "b"), absl::OkStatus());
@@ -162,25 +169,26 @@ TEST_F(FolderTest, ARunThatWasLoadedGoesOnBesideItsCheckpointAlone) {
   ASSERT_EQ(Save(7, /*keep=*/0, "a"), absl::OkStatus());
   const std::string checkpoint = At("step-000000007");
   for (const std::string& path : {checkpoint, checkpoint + "/"}) {
-    const std::string loaded = RunOfLoaded(*ReadManifest(path), path);
-    EXPECT_EQ(RunIn(folder_, loaded), "a");
-    const std::string elsewhere = RunIn(::testing::TempDir(), loaded);
+    const std::string loaded = RunOfLoaded(*ReadManifest(path), path, LastSaveIn(folder_));
+    EXPECT_EQ(*RunIn(folder_, loaded), "a");
+    const std::string elsewhere = *RunIn(::testing::TempDir(), loaded);
     EXPECT_NE(elsewhere, "a");
-    EXPECT_NE(elsewhere, RunIn(folder_ + "/not-made-yet", loaded));
-    EXPECT_EQ(elsewhere, RunIn(folder_, elsewhere));
+    EXPECT_NE(elsewhere, *RunIn(folder_ + "/not-made-yet", loaded));
+    EXPECT_EQ(elsewhere, *RunIn(folder_, elsewhere));
   }
 }
 
 TEST_F(FolderTest, ARunThatGoesOnFromUnnamedCheckpointsRemovesThem) {
   for (const int64_t step : {10, 20, 35}) ASSERT_EQ(Save(step), absl::OkStatus());
-  const std::string loaded = RunOfLoaded(*ReadManifest(At("step-000000020")), At("step-000000020"));
-  const std::string run = RunIn(folder_, loaded);
+  const auto load = [&](const std::string& name) {
+    return *RunIn(folder_, RunOfLoaded(*ReadManifest(At(name)), At(name), LastSaveIn(folder_)));
+  };
+  const std::string run = load("step-000000020");
   ASSERT_EQ(Save(30, /*keep=*/2, run), absl::OkStatus());
   EXPECT_THAT(*CheckpointsIn(folder_),
               ElementsAre("step-000000035", "step-000000030", "step-000000020"));
   // Also when the run that goes on has been named.
-  const std::string again =
-      RunIn(folder_, RunOfLoaded(*ReadManifest(At("step-000000030")), At("step-000000030")));
+  const std::string again = load("step-000000030");
   EXPECT_EQ(again, run);
   ASSERT_EQ(Save(40, /*keep=*/1, again), absl::OkStatus());
   EXPECT_THAT(*CheckpointsIn(folder_), ElementsAre("step-000000040", "step-000000035"));
@@ -220,12 +228,103 @@ TEST_F(FolderTest, ALatestThatLeadsElsewhereIsNotFollowed) {
   EXPECT_EQ(Found(), "step-000000003");
 }
 
-TEST_F(FolderTest, OneRunAtATimeSaves) {
-  const auto first = NewCheckpoint::Begin(folder_, 9);
-  ASSERT_TRUE(first.ok()) << first.status();
-  const auto second = NewCheckpoint::Begin(folder_, 9);
-  EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(second.status().message()), HasSubstr("another run is saving"));
+TEST_F(FolderTest, OneEngineOfAProcessSavesAtATime) {
+  std::vector<std::shared_ptr<FolderLock>> held, others;
+  fs::create_directory(folder_);
+  ASSERT_TRUE(LockOf(folder_, held).ok());
+  for (const std::string& path :
+       {folder_, folder_ + "/.", folder_ + "/../" + fs::path(folder_).filename().string()}) {
+    const absl::Status second = LockOf(path, others).status();
+    EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(second.message()),
+                AllOf(HasSubstr("another run saves to"), HasSubstr("an engine of this process"),
+                      HasSubstr("give each run a folder of its own")));
+  }
+  EXPECT_TRUE(LockOf(folder_, held).ok());
+  EXPECT_EQ(held.size(), 1u);
+  held.clear();
+  EXPECT_TRUE(LockOf(folder_, others).ok());
+}
+
+// Locks the folder in another process, and returns that process when it has the lock.
+pid_t LockInAnotherProcess(const std::string& folder) {
+  int ready[2];
+  EXPECT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto lock = FolderLock::Take(folder);
+    const char byte = lock.ok() ? 'y' : 'n';
+    if (write(ready[1], &byte, 1) == 1) pause();
+    _exit(0);
+  }
+  char byte = 0;
+  EXPECT_EQ(read(ready[0], &byte, 1), 1);
+  EXPECT_EQ(byte, 'y');
+  close(ready[0]);
+  close(ready[1]);
+  return child;
+}
+
+TEST_F(FolderTest, TheProcessThatHoldsTheLockIsNamedAndADeadOneHoldsNone) {
+  fs::create_directory(folder_);
+  const pid_t holder = LockInAnotherProcess(folder_);
+  const absl::Status refused = FolderLock::Take(folder_).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("'" + folder_ + "'"),
+                    HasSubstr("process " + std::to_string(holder) + " on host ")));
+  kill(holder, SIGKILL);
+  waitpid(holder, nullptr, 0);
+  EXPECT_TRUE(FolderLock::Take(folder_).ok());
+}
+
+// A data loader's workers may outlive the process that is killed.
+TEST_F(FolderTest, AForkedChildDoesNotKeepTheLock) {
+  fs::create_directory(folder_);
+  int started[2];
+  ASSERT_EQ(pipe(started), 0);
+  const pid_t run = fork();
+  if (run == 0) {
+    const auto lock = FolderLock::Take(folder_);
+    const pid_t worker = fork();
+    if (worker == 0) {
+      pause();
+      _exit(0);
+    }
+    if (write(started[1], &worker, sizeof(worker)) == sizeof(worker)) pause();
+    _exit(0);
+  }
+  pid_t worker = 0;
+  ASSERT_EQ(read(started[0], &worker, sizeof(worker)), static_cast<ssize_t>(sizeof(worker)));
+  EXPECT_FALSE(FolderLock::Take(folder_).ok());
+  kill(run, SIGKILL);
+  waitpid(run, nullptr, 0);
+  EXPECT_TRUE(FolderLock::Take(folder_).ok());
+  kill(worker, SIGKILL);
+}
+
+TEST_F(FolderTest, ALockOfAFolderThatWasMadeAgainIsTakenAgain) {
+  std::vector<std::shared_ptr<FolderLock>> held;
+  fs::create_directory(folder_);
+  ASSERT_TRUE(LockOf(folder_, held).ok());
+  fs::remove_all(folder_);
+  fs::create_directory(folder_);
+  ASSERT_TRUE(LockOf(folder_, held).ok());
+  EXPECT_TRUE(fs::exists(At(".lock")));
+  EXPECT_FALSE(FolderLock::Take(folder_).ok());
+}
+
+TEST_F(FolderTest, ARunThatWasLoadedBeforeAnotherOneSavedIsRefused) {
+  ASSERT_EQ(Save(7, /*keep=*/0, "a"), absl::OkStatus());
+  const std::string loaded =
+      RunOfLoaded(*ReadManifest(At("step-000000007")), At("step-000000007"), LastSaveIn(folder_));
+  EXPECT_EQ(RunIn(folder_, loaded).value_or(""), "a");
+  ASSERT_EQ(Save(8, /*keep=*/0, "a"), absl::OkStatus());  // by the other one
+  const absl::Status refused = RunIn(folder_, loaded).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(
+      std::string(refused.message()),
+      AllOf(HasSubstr("another run has saved to '" + folder_), HasSubstr("load the newest")));
 }
 
 TEST_F(FolderTest, TheRemainsOfAKilledRunAreRemoved) {

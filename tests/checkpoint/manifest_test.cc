@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_format.h"
 #include "ebb/optim/checksum.h"
+#include "ebb/runtime/checkpoint/json_text.h"
 
 namespace ebb::manifest_test {
 namespace {
@@ -33,7 +34,9 @@ Manifest Example() {
                           .group = "",
                           .dtype = DType::kBFloat16,
                           .states = {}}},
-          .files = {{.bytes = 5000, .header_checksum = 0xfedcba9876543210},
+          .files = {{.bytes = 5000,
+                     .header_checksum = 0xfedcba9876543210,
+                     .slice_checksums = {0x0123456789abcdef, 7}},
                     {.bytes = 4096, .header_checksum = 0}},
           .trainer = {{"place", std::string("\0\xff\x01", 3)}, {"empty", ""}}};
 }
@@ -54,7 +57,36 @@ TEST(ManifestTest, AManifestWithoutARunIsRead) {
   EXPECT_EQ(*read, older);
 }
 
-TEST(ManifestTest, EveryChangedBitIsNoticed) {
+// Parsed into a tree, such a text would take many times its size.
+TEST(ManifestTest, TooManyValuesAreRefused) {
+  std::string text = "{\"checksum\": \"0000000000000000\", \"a\": [1";
+  for (int64_t i = 0; i < kJsonValuesMax; ++i) text += ",1";
+  text += "]}";
+  const uint64_t checksum = optim::Checksum(std::as_bytes(std::span(text)));
+  text.replace(text.find("0000"), 16, absl::StrFormat("%016x", checksum));
+  const auto read = ParseManifest(text, "manifest.json");
+  EXPECT_EQ(read.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(read.status().message()), HasSubstr("has too many values"));
+}
+
+// Manifests without checksums of slices, as older versions wrote them.
+TEST(ManifestTest, OneWithoutSliceChecksumsIsRead) {
+  std::string text = ToText(Example());
+  const std::string key = ",\n   \"slice_checksums\": \"";
+  for (size_t at; (at = text.find(key)) != std::string::npos;)
+    text.erase(at, text.find('"', at + key.size()) + 1 - at);
+  const size_t digits = text.find("\"checksum\": \"") + 13;
+  text.replace(digits, 16, std::string(16, '0'));
+  text.replace(digits, 16,
+               absl::StrFormat("%016x", optim::Checksum(std::as_bytes(std::span(text)))));
+  const auto read = ParseManifest(text, "manifest.json");
+  ASSERT_TRUE(read.ok()) << read.status();
+  Manifest older = Example();
+  older.files[0].slice_checksums.clear();
+  EXPECT_EQ(*read, older);
+}
+
+TEST(ManifestTest, OneChangedBitIsNoticedWhereverItIs) {
   const std::string text = ToText(Example());
   for (size_t byte = 0; byte < text.size(); ++byte) {
     for (int bit = 0; bit < 8; ++bit) {

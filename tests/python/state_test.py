@@ -378,6 +378,22 @@ def test_a_save_beside_the_steps_that_come_has_the_step_before_them(two, tmp_pat
     two.run(_saved_beside, str(tmp_path))
 
 
+def _two_savers(folder):
+    first, second = (ebb.initialize(llama(), config(), example=token_batches(1, 1)[0][0]) for _ in range(2))
+    first.save(folder)
+    with pytest.raises(ebb.Error, match=f"another run saves to '{folder}'.*give each run a folder of its own") as caught:
+        second.save(folder)
+    assert caught.value.code == "FAILED_PRECONDITION"
+    first.close()
+    assert second.load(folder)[0] == 0
+    second.save(folder)
+    second.close()
+
+
+def test_one_run_at_a_time_saves_to_a_folder(one, tmp_path):
+    one.run(_two_savers, str(tmp_path))
+
+
 def _tied_keys():
     engine = ebb.initialize(model := gpt2(), config())
     values = model.state_dict()

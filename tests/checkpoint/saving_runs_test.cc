@@ -1,0 +1,171 @@
+// Runs that save: one at a time to a folder, in bounded memory, within the limits of the system.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "ebb/runtime/checkpoint/checkpoint.h"
+#include "ebb/runtime/checkpoint/folder.h"
+#include "ebb/runtime/checkpoint/rank_file.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "save_fault_fixture.h"
+#include "way.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+class SavingRunsTest : public SaveFaultTest {};
+
+// Host memory for staging.
+MemoryRow StagingOf(const Engine& engine) {
+  for (const MemoryRow& row : engine.memory())
+    if (row.state == StateClass::kStaging && row.tier == Tier::kCpu) return row;
+  return {};
+}
+
+TEST_F(SavingRunsTest, ASaveTakesAtMost64MiBAlsoInAResumedRunAndTheTablePredictsIt) {
+  for (const Tier tier : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
+    SCOPED_TRACE(static_cast<int>(tier));
+    fs::remove_all(folder_);
+    for (const bool resumed : {false, true}) {
+      ASSERT_EQ(RunWay({.world = 2, .stage = 3, .tier = tier},
+                       [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                         const uint64_t before = StagingOf(engine).current_bytes;
+                         if (resumed) EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_).status());
+                         const int step = resumed ? 1 : 0;
+                         EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, step + 1));
+                         EBB_ASSIGN_OR_RETURN(const SaveTicket saving, SaveAsync(engine, folder_));
+                         const MemoryRow row = StagingOf(engine);
+                         EXPECT_GT(row.current_bytes, before);
+                         EXPECT_LE(row.current_bytes, before + (uint64_t{64} << 20));
+                         EXPECT_GE(row.predicted_bytes, row.peak_bytes);
+                         EBB_RETURN_IF_ERROR(Train(engine, model, rank, step + 1, step + 2));
+                         return saving.Wait().status();
+                       }),
+                absl::OkStatus());
+    }
+  }
+}
+
+// Both are of one run, so each might replace and remove the other's.
+TEST_F(SavingRunsTest, OfTwoRunsThatResumeFromOneFolderOnlyTheFirstSaves) {
+  const Way way = {.world = 2, .stage = 3};
+  const auto resume = [&](const std::function<absl::Status(Engine&)>& then) {
+    return RunWay(way, [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+      EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_).status());
+      EBB_RETURN_IF_ERROR(Train(engine, model, rank, 1, 2));
+      return then(engine);
+    });
+  };
+  ASSERT_EQ(RunWay(way,
+                   [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                     EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 1));
+                     return SaveCheckpoint(engine, folder_, {.keep = 2}).status();
+                   }),
+            absl::OkStatus());
+  const auto expect_refused = [](const absl::Status& status, const char* said) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(said));
+    return absl::OkStatus();
+  };
+  // The second one runs beside the first, and loses it at its first save and before.
+  ASSERT_EQ(RunWay({.world = 1},
+                   [&](Engine& first, ToyModel&, int) -> absl::Status {
+                     EBB_RETURN_IF_ERROR(LoadCheckpoint(first, folder_).status());
+                     EBB_RETURN_IF_ERROR(CheckSaves(first, folder_, 10));
+                     EXPECT_EQ(resume([&](Engine& second) {
+                                 EBB_RETURN_IF_ERROR(expect_refused(CheckSaves(second, folder_, 10),
+                                                                    "another run saves to"));
+                                 return expect_refused(
+                                     SaveCheckpoint(second, folder_, {.keep = 2}).status(),
+                                     "give each run a folder of its own");
+                               }),
+                               absl::OkStatus());
+                     return SaveCheckpoint(first, folder_, {.keep = 2}).status();
+                   }),
+            absl::OkStatus());
+  // The first one has ended before the second one saves.
+  ASSERT_EQ(resume([&](Engine& second) -> absl::Status {
+              if (second.world().rank() == 0) {
+                EXPECT_EQ(resume([&](Engine& first) {
+                            return SaveCheckpoint(first, folder_, {.keep = 2}).status();
+                          }),
+                          absl::OkStatus());
+              }
+              EBB_RETURN_IF_ERROR(second.Agree(absl::OkStatus(), "the first has saved"));
+              for (const absl::Status& status :
+                   {CheckSaves(second, folder_, 10), SaveCheckpoint(second, folder_).status()})
+                EBB_RETURN_IF_ERROR(expect_refused(status, "another run has saved to"));
+              EBB_RETURN_IF_ERROR(LoadCheckpoint(second, folder_).status());
+              return SaveCheckpoint(second, folder_).status();
+            }),
+            absl::OkStatus());
+  EXPECT_THAT(*CheckpointsIn(folder_), ElementsAre("step-000000002", "step-000000001"));
+}
+
+// As a run that saves to the folder removes its old ones.
+TEST_F(SavingRunsTest, IfACheckpointIsRemovedDuringALoadAnotherOneIsLoaded) {
+  for (const int world : {1, 2}) {
+    fs::remove_all(folder_);
+    const Way way = {.world = world, .stage = 3};
+    ASSERT_EQ(RunWay(way,
+                     [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                       for (const int step : {0, 1}) {
+                         EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, step + 1));
+                         EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
+                       }
+                       return absl::OkStatus();
+                     }),
+              absl::OkStatus());
+    std::atomic<int> opened = 0;
+    // The first time a file is opened to find the checkpoint, the second time to load it.
+    const FileCalls calls(folder_, [&](const FileCall& call) {
+      if (std::string_view(call.name) == "open" &&
+          call.path == "step-000000002/" + RankFileName(0, world) && ++opened == 2)
+        fs::rename(At(2), folder_ + "/removed");
+      return 0;
+    });
+    ASSERT_EQ(RunWay(way,
+                     [&](Engine& engine, ToyModel&, int) -> absl::Status {
+                       EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
+                                            LoadCheckpoint(engine, folder_));
+                       EXPECT_EQ(loaded.path, At(1));
+                       return absl::OkStatus();
+                     }),
+              absl::OkStatus());
+    EXPECT_GE(opened, 2);
+  }
+}
+
+TEST_F(SavingRunsTest, AFileBeyondTheLimitOfItsSizeIsAnErrorAndTheOlderOneStays) {
+  ASSERT_EQ(RunWay({.world = 1},
+                   [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                     EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 1));
+                     EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
+                     EBB_RETURN_IF_ERROR(Train(engine, model, rank, 1, 2));
+                     rlimit old = {};
+                     getrlimit(RLIMIT_FSIZE, &old);
+                     const rlimit less = {.rlim_cur = 1024, .rlim_max = old.rlim_max};
+                     setrlimit(RLIMIT_FSIZE, &less);
+                     const absl::Status status = SaveCheckpoint(engine, folder_).status();
+                     setrlimit(RLIMIT_FSIZE, &old);
+                     EXPECT_THAT(std::string(status.message()),
+                                 AllOf(HasSubstr("rank-00000"), HasSubstr("ulimit -f")));
+                     EXPECT_THAT(*CheckpointsIn(folder_), ElementsAre("step-000000001"));
+                     return SaveCheckpoint(engine, folder_).status();
+                   }),
+            absl::OkStatus());
+}
+
+}  // namespace
+}  // namespace ebb::testing
