@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -200,6 +202,100 @@ TEST_F(CheckpointProgramTest, MemoryDoesNotDependOnTheModel) {
         absl::StrCat("diff ", Path("runs"), " ", Path("runs"))}) {
     const Ended ended = Run(command, limit);
     EXPECT_EQ(ended.code, 0) << ended.printed;
+  }
+}
+
+// Headers that would take a hundred times their size as a tree of JSON.
+TEST_F(CheckpointProgramTest, AHugeHeaderTakesLessThan1GiB) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer takes the address space for itself";
+#endif
+  constexpr size_t kBytes = 99'000'000;
+  const auto filled = [&](std::string text, const auto& more, const std::string& end) {
+    for (int64_t i = 0; text.size() + end.size() < kBytes; ++i) text += more(i);
+    text += end;
+    const uint64_t length = text.size();
+    std::string prefix(sizeof(length), '\0');
+    std::memcpy(prefix.data(), &length, sizeof(length));
+    return prefix + text;
+  };
+  const auto name = [](int64_t i) { return absl::StrCat("\"", absl::Hex(i), "\":"); };
+  const std::string headers[] = {
+      filled(R"({"a":{"dtype":"U8","shape":[1)", [](int64_t) { return ",1"; },
+             R"(],"data_offsets":[0,1]}})"),
+      filled(R"({"__metadata__":{"":"")", [&](int64_t i) { return "," + name(i) + "\"\""; }, "}}"),
+      filled(R"({"":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})",
+             [&](int64_t i) {
+               return "," + name(i) + R"({"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
+             },
+             "}"),
+      filled(R"({")", [](int64_t) { return "aaaaaaaa"; }, R"(":1})")};
+  for (const std::string& header : headers) {
+    Write(Path("huge.safetensors"), header);
+    const Ended ended = Run("inspect " + Path("huge.safetensors"), "ulimit -v 1048576; ");
+    EXPECT_EQ(ended.code, 1) << ended.printed.substr(0, 1000);
+    EXPECT_THAT(ended.printed.substr(0, 1000), HasSubstr("huge.safetensors"));
+  }
+}
+
+TEST_F(CheckpointProgramTest, AnImportMovesNoOtherCheckpointUnasked) {
+  WriteZeros(Path("a.safetensors"), 3, 4, "w");
+  const std::string import = absl::StrCat("import ", Path("a.safetensors"), " ", Path("runs"));
+  ASSERT_EQ(Run(import).code, 0);
+  std::ofstream(Path("runs/step-000000000/note")) << "of the first";
+  Ended ended = Run(import);
+  EXPECT_EQ(ended.code, 2);
+  EXPECT_THAT(ended.printed, HasSubstr("'" + Path("runs") + "' has checkpoints"));
+  EXPECT_THAT(ended.printed, HasSubstr("--force"));
+  EXPECT_TRUE(fs::exists(Path("runs/step-000000000/note")));
+  ended = Run(import + " --force");
+  EXPECT_EQ(ended.code, 0) << ended.printed;
+  EXPECT_FALSE(fs::exists(Path("runs/step-000000000/note")));
+}
+
+TEST_F(CheckpointProgramTest, AFailedImportLeavesNothing) {
+  WriteZeros(Path("a.safetensors"), 300, 400, "w");
+  const Ended ended =
+      Run(absl::StrCat("import ", Path("a.safetensors"), " ", Path("runs")), "ulimit -f 8; ");
+  EXPECT_EQ(ended.code, 2);
+  EXPECT_THAT(ended.printed, HasSubstr("ulimit -f"));
+  EXPECT_FALSE(fs::exists(Path("runs")));
+}
+
+TEST_F(CheckpointProgramTest, InspectReportsADamagedNewestCheckpointAndNamesTheOlderOne) {
+  WriteZeros(Path("a.safetensors"), 3, 4, "w");
+  ASSERT_EQ(Run(absl::StrCat("import ", Path("a.safetensors"), " ", Path("runs"))).code, 0);
+  const std::string older = Path("runs/step-000000000"), newer = Path("runs/step-000000001");
+  const struct {
+    const char* what;
+    std::function<void(const std::string&)> damage;
+    std::string said;
+  } kDamages[] = {
+      {"data",
+       [](const std::string& file) {
+         std::fstream in(file, std::ios::binary | std::ios::in | std::ios::out);
+         in.seekp(-1, std::ios::end);
+         in.put('\x01');
+       },
+       "rank-00000-of-00001.safetensors' have changed"},
+      {"cut", [](const std::string& file) { fs::resize_file(file, fs::file_size(file) - 1); },
+       "rank-00000-of-00001.safetensors"},
+      {"missing", [](const std::string& file) { fs::remove(file); },
+       "rank-00000-of-00001.safetensors"},
+      {"no manifest",
+       [](const std::string& file) { fs::remove(fs::path(file).parent_path() / "manifest.json"); },
+       "manifest.json"}};
+  for (const auto& damage : kDamages) {
+    SCOPED_TRACE(damage.what);
+    fs::remove_all(newer);
+    fs::copy(older, newer, fs::copy_options::recursive);
+    Write(Path("runs/latest"), "step-000000001\n");
+    EXPECT_EQ(Run("inspect " + Path("runs")).code, 0);
+    damage.damage(newer + "/rank-00000-of-00001.safetensors");
+    const Ended ended = Run("inspect " + Path("runs"));
+    EXPECT_EQ(ended.code, 1) << ended.printed;
+    EXPECT_THAT(ended.printed, HasSubstr(damage.said));
+    EXPECT_THAT(ended.printed, HasSubstr("name an older checkpoint: '" + older + "'"));
   }
 }
 

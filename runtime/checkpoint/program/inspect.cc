@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "ebb/runtime/checkpoint/copy_tensors.h"
+#include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/program/program.h"
 #include "ebb/runtime/checkpoint/program/progress_bar.h"
@@ -45,9 +46,27 @@ absl::Status PrintFiles(const std::string& path) {
   return absl::OkStatus();
 }
 
+// Names another checkpoint if this one is damaged.
+absl::Status WithWayOut(const absl::Status& status, const std::string& checkpoint) {
+  if (!absl::IsDataLoss(status)) return status;
+  return absl::DataLossError(absl::StrCat(status.message(), WayOutOf(checkpoint)));
+}
+
+// Other commands take an older checkpoint if the newest of a folder is damaged. This one reports
+// the damage.
+absl::Status CheckNewest(const std::string& path) {
+  const absl::StatusOr<std::vector<std::string>> candidates = CandidatesIn(path);
+  if (!candidates.ok()) return absl::OkStatus();  // not a folder of checkpoints
+  const absl::Status whole = CheckWhole(candidates->front()).status();
+  return absl::IsNotFound(whole)
+             ? WithWayOut(absl::DataLossError(whole.message()), candidates->front())
+             : WithWayOut(whole, candidates->front());
+}
+
 }  // namespace
 
 absl::StatusOr<int> Inspect(const InspectOptions& options) {
+  EBB_RETURN_IF_ERROR(CheckNewest(options.path));
   EBB_ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source, OpenTensorSource(options.path));
   const SourceDescription& about = source->description();
   absl::PrintF("%s: %s\n", about.path, about.kind);
@@ -77,16 +96,17 @@ absl::StatusOr<int> Inspect(const InspectOptions& options) {
   absl::PrintF("%d parameters, %d elements, %s with their states\n", parameters, elements,
                Size(bytes));
   if (!options.verify) return kDone;
+  const bool is_checkpoint = about.kind.starts_with("checkpoint");
   {
     ProgressBar bar("reading", all);
-    EBB_RETURN_IF_ERROR(ForEachPiece(*source, [&](size_t, std::span<const float> values) {
+    const absl::Status read = ForEachPiece(*source, [&](size_t, std::span<const float> values) {
       bar.Add(static_cast<int64_t>(values.size()));
       return absl::OkStatus();
-    }));
+    });
+    EBB_RETURN_IF_ERROR(is_checkpoint ? WithWayOut(read, about.path) : read);
   }
-  absl::PrintF("all values were read%s\n", about.kind.starts_with("checkpoint")
-                                               ? ", and have the checksums that were saved"
-                                               : "");
+  absl::PrintF("all values were read%s\n",
+               is_checkpoint ? ", and have the checksums that were saved" : "");
   return kDone;
 }
 

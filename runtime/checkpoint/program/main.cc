@@ -1,5 +1,6 @@
 // ebb-checkpoint: looks at checkpoints, compares them, and converts them from and to Hugging Face's
 // safetensors files.
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <functional>
@@ -9,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "ebb/runtime/checkpoint/checkpoint_source.h"
 #include "ebb/runtime/checkpoint/copy_tensors.h"
+#include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/import_checkpoint.h"
 #include "ebb/runtime/checkpoint/parameter_names.h"
 #include "ebb/runtime/checkpoint/program/program.h"
@@ -27,6 +29,7 @@ struct ConvertOptions {
   DType dtype = DType::kFloat32;
   int64_t file_bytes_max = 0;
   ParameterNames names = ParameterNames::kAuto;
+  bool force = false;  // imports beside other checkpoints
 };
 
 int64_t ElementsOf(const TensorSource& source) {
@@ -85,6 +88,12 @@ absl::StatusOr<int> Export(const ConvertOptions& options) {
 }
 
 absl::StatusOr<int> Import(const ConvertOptions& options) {
+  if (!options.force && !CheckpointsIn(options.to).value_or(std::vector<std::string>()).empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("'", options.to,
+                     "' has checkpoints, and the import would be its newest one: name another "
+                     "folder, or add --force"));
+  }
   EBB_ASSIGN_OR_RETURN(std::unique_ptr<TensorSource> opened, OpenTensorSource(options.from));
   EBB_ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source,
                        Renamed(std::move(opened), options.names, NameDirection::kInside));
@@ -194,9 +203,13 @@ int Main(int argc, char** argv) {
       "Examples:\n"
       "  ebb-checkpoint import gpt2-folder runs/imported    what save_pretrained has written\n"
       "  ebb-checkpoint import run/universal runs/imported  what DeepSpeed's ds_to_universal.py "
-      "has written");
+      "has written\n"
+      "  ebb-checkpoint import gpt2-folder runs/a --force   runs/a goes on from the import");
   imported->add_option("PATH", converted.from, kPathHelp)->required();
   imported->add_option("DIR", converted.to, "a folder of checkpoints")->required();
+  imported->add_flag("--force", converted.force,
+                     "import into a folder with checkpoints: `latest` names the import then, which "
+                     "replaces an earlier import of its step");
   add_names(imported);
   imported->callback([&] { command = [&] { return Import(converted); }; });
 
@@ -224,6 +237,8 @@ int Main(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   ebb::OpenMissingStandardStreams();
+  // A file beyond the limit of its size (ulimit -f) is an error with a message then.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     return ebb::Main(argc, argv);
   } catch (const std::bad_alloc&) {
