@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
@@ -173,6 +174,9 @@ int main(int argc, char** argv) {
   ebb::OpenMissingStandardStreams();
   // Before there are threads, and before the driver starts: docs/ranks.md, "Queues of a GPU".
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  // A file beyond the limit of its size (ulimit -f) is an error with a message then, and not the
+  // end of the process.
+  std::signal(SIGXFSZ, SIG_IGN);
   // The C library opens libgcc when an exception first passes one of its own functions, as
   // std::bad_alloc does in a library that calls pthread_once. It aborts if it lacks memory for
   // that. A stack trace opens it too.

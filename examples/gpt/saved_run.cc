@@ -50,7 +50,9 @@ absl::StatusOr<int64_t> Resume(Trainer& trainer, const Run& run) {
   if (options.resume.empty()) return 0;
   const bool latest = options.resume == Options::kLatest;
   const absl::StatusOr<LoadedCheckpoint> loaded =
-      LoadCheckpoint(trainer.engine(), latest ? options.save_folder : options.resume);
+      LoadCheckpoint(trainer.engine(), latest ? options.save_folder : options.resume,
+                     {.advice = "--init-from instead of --resume begins a new run with the "
+                                "checkpoint's parameters, if the model is the same"});
   if (latest && absl::IsNotFound(loaded.status())) return 0;
   if (!loaded.ok()) {
     return RefusalByCode(absl::Status(

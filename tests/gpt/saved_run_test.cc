@@ -183,6 +183,40 @@ TEST_F(SavedRunTest, ARunThatReachesAnotherRunsCheckpointIsRefusedBeforeItTrains
   EXPECT_EQ(shorter.Finish(), 0) << shorter.printed();
 }
 
+// Otherwise each might replace and remove the other's checkpoints.
+TEST_F(SavedRunTest, ASecondRunInAFolderIsRefusedBeforeItTrains) {
+  const std::vector<std::string> command = Command(
+      {"--save", saves_, "--save-every", "20", "--keep", "0", "--resume", "latest"}, "100000000");
+  Program first(command);
+  ASSERT_TRUE(first.WaitFor("saved")) << first.printed();
+  Program second(command);
+  EXPECT_EQ(second.Finish(), 2) << second.printed();
+  EXPECT_THAT(second.printed(),
+              AllOf(HasSubstr("--save " + saves_), HasSubstr("another run saves to"),
+                    HasSubstr("on host"), HasSubstr("give each run a folder of its own")));
+  EXPECT_THAT(second.printed(), testing::Not(HasSubstr("step 3/")));
+  first.Signal(SIGTERM);
+  EXPECT_EQ(first.Finish(), 75) << first.printed();
+}
+
+TEST_F(SavedRunTest, AFileBeyondTheLimitOfItsSizeIsAnErrorWithARemedy) {
+  Program::Options start;
+  start.before = {"bash", "-c", "ulimit -f 16; exec \"$0\" \"$@\""};
+  Program program(Command({"--save", saves_}, "2"), start);
+  EXPECT_EQ(program.Finish(), 1) << program.printed();
+  EXPECT_THAT(program.printed(), AllOf(HasSubstr("rank-0000"), HasSubstr("ulimit -f")));
+}
+
+TEST_F(SavedRunTest, SavesTakeTheirMemoryFromTheHosts) {
+  Program program(Command({"--save", saves_, "--host-memory", "40MiB"}, "2"));
+  EXPECT_EQ(program.Finish(), 2) << program.printed();
+  EXPECT_THAT(program.printed(), HasSubstr("saves take 48 MiB of it"));
+  Program more(
+      Command({"--save", saves_, "--host-memory", "80MiB", "--offload-optimizer", "cpu"}, "2"));
+  EXPECT_EQ(more.Finish(), 0) << more.printed();
+  EXPECT_THAT(more.printed(), HasSubstr("saves take 48 MiB of --host-memory"));
+}
+
 TEST_F(SavedRunTest, AnImpossibleResumeIsRefused) {
   const auto refused = [&](std::vector<std::string> more) {
     Program program(Command(std::move(more)));
@@ -197,7 +231,9 @@ TEST_F(SavedRunTest, AnImpossibleResumeIsRefused) {
   Program saver(Command({"--save", saves_}, "2"));
   ASSERT_EQ(saver.Finish(), 0) << saver.printed();
   EXPECT_THAT(refused({"--save", saves_}), HasSubstr("of another run"));
-  EXPECT_THAT(refused({"--resume", saves_, "--layers", "3"}), HasSubstr("it lacks the parameter"));
+  EXPECT_THAT(refused({"--resume", saves_, "--layers", "3"}),
+              AllOf(HasSubstr("it lacks the parameter"), HasSubstr("--init-from"),
+                    testing::Not(HasSubstr("LoadOptions"))));
 }
 
 }  // namespace

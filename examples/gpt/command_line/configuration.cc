@@ -5,6 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "ebb/runtime/checkpoint/checkpoint.h"
 #include "ebb/runtime/config/name_view.h"
 #include "status_macros.h"
 
@@ -86,6 +87,18 @@ absl::Status CheckTier(NameView flag, std::optional<Tier> tier, int stage, int l
       stage, "; give --stage ", least, " or leave ", flag, " out"));
 }
 
+// The part of --host-memory that saves need.
+int64_t SaveBytes(const Options& options) {
+  return options.save_folder.empty() ? 0 : kSaveBytesMax;
+}
+
+absl::Status CheckHostMemory(const Options& options) {
+  if (!options.host_memory || *options.host_memory > SaveBytes(options)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("--host-memory of %d bytes: saves take %d MiB of it (--save); give more",
+                      *options.host_memory, SaveBytes(options) >> 20));
+}
+
 void OverrideOffload(const Options& options, Config& config) {
   OffloadParamConfig& param = config.zero.offload_param;
   OffloadOptimizerConfig& optimizer = config.zero.offload_optimizer;
@@ -97,7 +110,7 @@ void OverrideOffload(const Options& options, Config& config) {
       if (paths->empty()) *paths = {"/"};
   }
   if (options.device_memory) config.ebb.device_memory = *options.device_memory;
-  if (options.host_memory) config.ebb.host_memory = *options.host_memory;
+  if (options.host_memory) config.ebb.host_memory = *options.host_memory - SaveBytes(options);
   if (options.split_master) config.ebb.split_master = true;
   if (options.stochastic_rounding) config.ebb.stochastic_rounding = true;
 }
@@ -192,6 +205,7 @@ std::string RatesText(const Config& config) {
 }
 
 absl::StatusOr<Config> OverriddenConfig(const Options& options) {
+  GPT_RETURN_IF_ERROR(CheckHostMemory(options));
   absl::StatusOr<Config> config = DefaultConfig(Recipe::Values(options));
   if (options.config_file.empty()) {
     Override(options, *config);
@@ -207,6 +221,9 @@ absl::StatusOr<Config> OverriddenConfig(const Options& options) {
 absl::StatusOr<Config> ResolveConfig(const Options& options) {
   GPT_ASSIGN_OR_RETURN(Config config, OverriddenConfig(options));
   const int stage = config.zero.stage;
+  if (options.host_memory && SaveBytes(options) > 0)
+    config.remarks.push_back(
+        absl::StrFormat("saves take %d MiB of --host-memory", SaveBytes(options) >> 20));
   GPT_RETURN_IF_ERROR(CheckTier("--offload-param", options.offload_param, stage, 3));
   GPT_RETURN_IF_ERROR(CheckTier("--offload-optimizer", options.offload_optimizer, stage, 1));
   const int fitting = options.ranks_given ? options.ranks : config.FittingWorld(options.ranks);
