@@ -16,7 +16,7 @@
 #include "save_fault_fixture.h"
 #include "way.h"
 
-namespace ebb::testing {
+namespace ebb::testing::saving_runs_test {
 namespace {
 
 using ::testing::AllOf;
@@ -168,4 +168,4 @@ TEST_F(SavingRunsTest, AFileBeyondTheLimitOfItsSizeIsAnErrorAndTheOlderOneStays)
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::saving_runs_test
