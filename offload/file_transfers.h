@@ -25,7 +25,8 @@ class FileTransfers {
     bool direct = false;  // all of them were opened with O_DIRECT
     AioOptions aio = {};
     IoBackend backend = IoBackend::kAuto;
-    // False: one thread at a time starts transfers and waits for them, and drives the ring while it waits.
+    // False: one thread at a time starts transfers and waits for them, and drives the ring while it
+    // waits.
     bool own_thread = true;
     std::vector<std::span<std::byte>> memory = {};  // both as in ShardFile::Options
     std::function<absl::StatusOr<std::unique_ptr<IoQueue>>(IoListener&,

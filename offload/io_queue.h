@@ -1,5 +1,5 @@
-// The interface of a backend (io_uring, threads) for the disk. A request is at most one block of one
-// file. The caller owns it, so submitting allocates nothing.
+// The interface of a backend (io_uring, threads) for the disk. A request is at most one block of
+// one file. The caller owns it, so submitting allocates nothing.
 //
 //   Submit(requests) -> [the system, in any order] -> IoListener::Completed(results), Announce()
 #pragma once

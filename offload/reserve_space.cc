@@ -44,7 +44,8 @@ bool CopiesOnWrite(int descriptor) {
   return ioctl(descriptor, FS_IOC_GETFLAGS, &flags) != 0 || (flags & FS_NOCOW_FL) == 0;
 }
 
-// One write. `syncs`: all earlier writes are on the disk after it, and errors of a file server show.
+// One write. `syncs`: all earlier writes are on the disk after it, and errors of a file server
+// show.
 int WriteZeros(int descriptor, int64_t offset, int64_t bytes, bool syncs) {
   static const std::vector<std::byte>* const zeros = new std::vector<std::byte>(kWriteBytes);
   while (bytes > 0) {

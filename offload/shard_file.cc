@@ -95,7 +95,8 @@ struct ShardFile::State {
     return absl::OkStatus();
   }
   absl::Status Resize(const Stripes& resized) {
-    // Also if their total length is right: an earlier call that failed may have resized some of them.
+    // Also if their total length is right: an earlier call that failed may have resized some of
+    // them.
     for (size_t i = 0; i < files.size(); ++i)
       EBB_RETURN_IF_ERROR(
           files[i].Resize(resized.FileBytes(static_cast<int>(i)), options.whole_need));

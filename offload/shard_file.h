@@ -94,8 +94,9 @@ class ShardFile {
   // Waits for transfers under way, and removes the file.
   ~ShardFile();
 
-  // Call it between transfers. The file is then `bytes` long (nothing: its old length), keeps its contents up to there,
-  // and has other memory registered. After an error each transfer fails with it, until a later call succeeds.
+  // Call it between transfers. The file is then `bytes` long (nothing: its old length), keeps its
+  // contents up to there, and has other memory registered. After an error each transfer fails with
+  // it, until a later call succeeds.
   absl::Status Reopen(std::optional<int64_t> bytes, std::vector<std::span<std::byte>> memory);
 
   // Start a transfer and return, from any thread. The requests in flight are bounded; started

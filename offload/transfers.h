@@ -1,7 +1,7 @@
 // Cuts transfers of any size into requests of one block each, and keeps the queue filled up to its
 // depth. If the system moved less than a request, the rest is requested. If the system refuses for
-// now, the request is repeated for about a second (refusals.h). Reads and writes take turns, each in
-// the order of their start.
+// now, the request is repeated for about a second (refusals.h). Reads and writes take turns, each
+// in the order of their start.
 #pragma once
 
 #include <array>

@@ -4,7 +4,7 @@
 // through an eventfd that the ring itself reads. A queue without a thread does the same in Submit
 // and Drive:
 //
-//   Submit -> added_ -> [Fill: SQEs] -> one system call: submit and wait -> [Reap: CQEs] -> Completed
+//   Submit -> added_ -> [Fill: SQEs] -> one system call: submit, wait -> [Reap: CQEs] -> Completed
 //
 // After completions the ring is filled and submitted before Announce wakes any thread.
 #include <liburing.h>
@@ -42,9 +42,9 @@ constexpr int kRingEntriesMax = 4096;
 constexpr size_t kRegisteredBytesMax = size_t{1} << 30;  // of one buffer: the kernel's limit
 constexpr size_t kCompletionsMax = 64;                   // of one Completed
 
-// Held while a ring is made or freed. liburing maps and unmaps rings by system calls that the thread
-// sanitizer does not see. Without this mutex, a new ring at an old ring's address would look like a
-// race to it.
+// Held while a ring is made or freed. liburing maps and unmaps rings by system calls that the
+// thread sanitizer does not see. Without this mutex, a new ring at an old ring's address would look
+// like a race to it.
 std::mutex rings_mutex;
 
 // Whether the kernel may succeed later.
@@ -347,8 +347,8 @@ class UringQueue final : public IoQueue {
     if (broken_ != 0) FailPrepared();
   }
 
-  // The kernel is short of memory. Requests in flight give some back. If there are none, a pause may
-  // help.
+  // The kernel is short of memory. Requests in flight give some back. If there are none, a pause
+  // may help.
   void AfterRefusal(int error) {
     if (refusals_.Refused()) {
       broken_ = error;

@@ -16,10 +16,10 @@ enum class Rounding : uint8_t {
   kParameter
 };
 
-// Converts between fp32, bf16 and fp16, and between fp32 and int8. The bytes of int8 are the numbers
-// 0 to 255. Source and destination do not overlap, or they are the same memory with elements of one
-// size. Equal types are copied unchanged. Bytes moved per element: the source's are read, the
-// destination's are written.
+// Converts between fp32, bf16 and fp16, and between fp32 and int8. The bytes of int8 are the
+// numbers 0 to 255. Source and destination do not overlap, or they are the same memory with
+// elements of one size. Equal types are copied unchanged. Bytes moved per element: the source's are
+// read, the destination's are written.
 void Cast(ThreadTeam& team, const void* source, DType source_dtype, void* destination,
           DType destination_dtype, int64_t count, Rounding rounding);
 

@@ -6,9 +6,9 @@
 //
 //   CPU   a call computes on the calling thread with stream.team() and has ended when it returns:
 //         call it in a task of the stream
-//   CUDA  a call enqueues on stream.view(), allocates nothing and never waits. The device must reach
-//         every pointer. Memory is read and written when the stream gets there. A failed launch
-//         fails the device (Device::status); later calls then do nothing
+//   CUDA  a call enqueues on stream.view(), allocates nothing and never waits. The device must
+//         reach every pointer. Memory is read and written when the stream gets there. A failed
+//         launch fails the device (Device::status); later calls then do nothing
 //
 // One object serves all streams of its device; on CUDA one thread at a time enqueues on a stream.
 #pragma once
@@ -32,8 +32,8 @@ namespace ebb::optim {
 
 class Kernels {
  public:
-  // On CUDA it also loads the kernels. Otherwise the first launch would load them, and might wait for
-  // the device. kUnimplemented: this build has no CUDA.
+  // On CUDA it also loads the kernels. Otherwise the first launch would load them, and might wait
+  // for the device. kUnimplemented: this build has no CUDA.
   static absl::StatusOr<std::unique_ptr<Kernels>> For(const Device& device);
   virtual ~Kernels() = default;
 

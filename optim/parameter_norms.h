@@ -1,5 +1,5 @@
-// The sums of a whole parameter that LAMB and LARS need before they update it: of the squares of its
-// elements, and of the squares of the update's direction (LARS: of the gradient).
+// The sums of a whole parameter that LAMB and LARS need before they update it: of the squares of
+// its elements, and of the squares of the update's direction (LARS: of the gradient).
 //
 // A block of 64 elements from the parameter's start on is summed in fp64: element i adds to lane i
 // mod 32 in ascending order (fma), and the lanes are added as a binary tree: lane j with j + 16,

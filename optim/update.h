@@ -13,11 +13,11 @@
 //   Adagrad      torch.optim.Adagrad's rule: one state, the sum of squares
 //   RMSprop      torch.optim.RMSprop's rule: the average of squares; one more state if momentum is
 //                not 0, and one more if it is centered
-//   LAMB         You et al. 2020, algorithm 2: Adam's two states. After Adam's moments, each parameter w
-//                by itself:
+//   LAMB         You et al. 2020, algorithm 2: Adam's two states. After Adam's moments, each
+//                parameter w by itself:
 //                  u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + weight_decay * w
 //                  w = w - learning_rate * ratio * u
-//   LARS         You et al. 2017, algorithm 1, each parameter by itself; one state where momentum is
+//   LARS         You et al. 2017, algorithm 1, each parameter by itself; one state if momentum is
 //                not 0:
 //                  b = momentum * b + ratio * (g + weight_decay * w)
 //                  w = w - learning_rate * b

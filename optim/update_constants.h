@@ -138,9 +138,9 @@ RmspropConstants RmspropConstantsOf(const OptimizerConfig& optimizer, const Upda
 LambConstants LambConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
 LarsConstants LarsConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
 
-// The constants that an update reads when it runs, not when it is enqueued, so that a step's verdict
-// may come in between. Trivially copyable and without initializers, because it lies in memory that
-// host and device reach.
+// The constants that an update reads when it runs, not when it is enqueued, so that a step's
+// verdict may come in between. Trivially copyable and without initializers, because it lies in
+// memory that host and device reach.
 struct UpdateConstants {
   int64_t step;  // the number of the applied update: random bits differ from step to step
   bool apply;    // false: the update writes nothing

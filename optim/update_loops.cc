@@ -225,8 +225,9 @@ constexpr int64_t kSummedStep = 2048;
 constexpr int64_t kLowStripe = 32;
 
 // With the sums a processor looks ahead over fewer elements, and would load their data too late for
-// one thread to read at full speed. So data are prefetched, this many elements ahead, as measured on
-// a Zen 4; more is slower if an element has more cache lines. Arrays are not read past their end.
+// one thread to read at full speed. So data are prefetched, this many elements ahead, as measured
+// on a Zen 4; more is slower if an element has more cache lines. Arrays are not read past their
+// end.
 template <MasterForm kForm>
 inline constexpr int64_t kFetchAhead = kForm == MasterForm::kWhole ? 48 : 80;
 

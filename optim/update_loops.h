@@ -12,8 +12,8 @@
 namespace ebb::optim {
 
 // From this many elements on, the caches have lost the first parameters when the last are written.
-// So 16-bit parameters that are only written bypass the caches. Whole lines are then not read before
-// the write, which saves 2 bytes of traffic for each element.
+// So 16-bit parameters that are only written bypass the caches. Whole lines are then not read
+// before the write, which saves 2 bytes of traffic for each element.
 inline constexpr int64_t kStreamedCount = int64_t{1} << 20;
 
 struct LoopArrays : UpdateArrays {
@@ -25,7 +25,8 @@ struct LoopArrays : UpdateArrays {
   RoundingKey key;
 };
 
-// The destination of the sums of blocks, array after array. The sums of the read numbers come first.
+// The destination of the sums of blocks, array after array. The sums of the read numbers come
+// first.
 struct BlockSums {
   uint64_t* blocks = nullptr;
   int64_t stride = 0;  // from one array to the next

@@ -104,7 +104,8 @@ class Search {
     return true;
   }
 
-  // Nothing fits: the lowest lower bound is tried first, until no other one is lower than a need that is known.
+  // Nothing fits: the lowest lower bound is tried first, until no other one is lower than a need
+  // that is known.
   void FindLeast(std::vector<Candidate> candidates) {
     std::erase_if(candidates, [&](const Candidate& c) { return c.over >= least_.over; });
     std::stable_sort(candidates.begin(), candidates.end(),

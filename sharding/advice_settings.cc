@@ -27,9 +27,10 @@ bool HasOneRound(const Config& config) {
   return config.gradient_accumulation_steps == config.ebb.micro_batches_per_round;
 }
 
-// Whether the gradients of a step are the same sums, bit for bit: the same number of micro-batches is added up, in
-// the accumulation dtype, before they are reduced and added to the shard. Reduced once a step that is all of them,
-// however many rounds they make. Nothing else that is changed here has a say.
+// Whether the gradients of a step are the same sums, bit for bit: the same number of micro-batches
+// is added up, in the accumulation dtype, before they are reduced and added to the shard. Reduced
+// once a step that is all of them, however many rounds they make. Nothing else that is changed here
+// has a say.
 bool SumsAlike(const Config& a, const Config& b) {
   const auto before_reducing = [](const Config& c) {
     return c.reduces_at_round() ? c.ebb.micro_batches_per_round : c.gradient_accumulation_steps;
@@ -37,8 +38,8 @@ bool SumsAlike(const Config& a, const Config& b) {
   return before_reducing(a) == before_reducing(b);
 }
 
-// Where the stage's default of reduce_at is another, and a step has several rounds, the value belongs
-// to the change: the file may have left it out.
+// Where the stage's default of reduce_at is another, and a step has several rounds, the value
+// belongs to the change: the file may have left it out.
 bool ShowsReduceAt(const Config& from, const Config& to) {
   return (from.zero.stage < 2) != (to.zero.stage < 2) && !HasOneRound(to);
 }

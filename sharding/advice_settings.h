@@ -30,7 +30,8 @@ std::vector<Setting> SettingsOf(const Config& config, const Pools& pools,
 // Whether `c` is allowed, and every key that it changes has a meaning beside the others.
 bool MakesSense(const Config& given, const Config& c);
 
-// Adds the swap folder that other tensors have; where they have none, the word FOLDER, which the user replaces by a path.
+// Adds the swap folder that other tensors have; where they have none, the word FOLDER, which the
+// user replaces by a path.
 void GiveFolders(Config& c);
 
 // The change as JSON. It also has the keys that resolving the file filled in, where resolving `to`

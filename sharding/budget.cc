@@ -16,8 +16,8 @@
 namespace ebb::sharding {
 namespace {
 
-// The size of sub-groups that pass through slots: long enough for full bandwidth, short enough for all
-// work slots to be in memory.
+// The size of sub-groups that pass through slots: long enough for full bandwidth, short enough for
+// all work slots to be in memory.
 constexpr int64_t kSubGroupElements = int64_t{1} << 20;
 constexpr int kParameterSlotsMin = 2;
 constexpr int64_t kUncut = int64_t{1} << 60;
@@ -113,8 +113,8 @@ class HostFit {
     inputs_.has_work_slots = false;
     limits_.sub_group_elements = kUncut;
     if (d.optimizer_tier == Tier::kDevice || on_device <= 0 || on_device >= 1) return LayOut();
-    // Which units' gradients follow the shared states is not known, so neither tier counts any. Each class of states
-    // has its share, rounded to a sub-group.
+    // Which units' gradients follow the shared states is not known, so neither tier counts any.
+    // Each class of states has its share, rounded to a sub-group.
     limits_.states_on_device = 0;
     Pools least = LayOut();
     limits_.states_on_device = 1;

@@ -22,9 +22,10 @@ inline constexpr int64_t kSubGroupsMax = int64_t{1} << 16;
 // The least elements of a sub-group, where a rank updates so many in all.
 int64_t SubGroupElementsLeast(int64_t elements);
 
-// Chooses the placement (if `inputs` has none), parameter_slots and gather_slot_bytes. All states are in RAM if
-// ebb.host_memory has room for them. Otherwise (with fills_host) RAM gets as many states as fit beside the staging
-// memory. If even that is too much, staging is the smallest that there is (CheckBudget).
+// Chooses the placement (if `inputs` has none), parameter_slots and gather_slot_bytes. All states
+// are in RAM if ebb.host_memory has room for them. Otherwise (with fills_host) RAM gets as many
+// states as fit beside the staging memory. If even that is too much, staging is the smallest that
+// there is (CheckBudget).
 absl::StatusOr<Pools> LayOutNearBudget(const PoolInputs& inputs, const Config& config);
 
 // Which given pool sizes (those other than the defaults) are no limits with an optimizer of the

@@ -17,8 +17,8 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
 int64_t GatherGroupElements(const Config& config, DType compute);
 int64_t ReduceGroupBytes(const Config& config);
 
-// Elements of each unit's slice in a parameter slot, counted in the configured dtype. The part that stays
-// in RAM is not known yet; this counts as if it were none.
+// Elements of each unit's slice in a parameter slot, counted in the configured dtype. The part that
+// stays in RAM is not known yet; this counts as if it were none.
 std::vector<int64_t> SlotElements(const ModelLayout& layout, const Decisions& decisions);
 // The most elements in a parameter slot, for all that share it: offload_param.buffer_size, even if
 // a slice has more. If it is not given, there is room for each.

@@ -11,8 +11,8 @@
 namespace ebb {
 namespace {
 
-// Gives each unit the parts that it needs. Backward ends at the first trainable visit, so a unit that has anything
-// to train keeps some of it.
+// Gives each unit the parts that it needs. Backward ends at the first trainable visit, so a unit
+// that has anything to train keeps some of it.
 void AddParts(ModelSpec& model, DType compute) {
   const auto dtype_of = [&](ParameterId id) { return model[id].compute.value_or(compute); };
   const size_t units = model.units.size();

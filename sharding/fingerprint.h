@@ -36,8 +36,8 @@ uint64_t Fingerprint(const ParameterSpec& parameter);
 uint64_t Fingerprint(const ModelSpec& model);
 // Of all that its instructions and moments say.
 uint64_t Fingerprint(const Fragment& fragment);
-// Of what is decided, where everything lies, and the fragments that the plan becomes: without updates
-// of the step before, and with them where it has any.
+// Of what is decided, where everything lies, and the fragments that the plan becomes: without
+// updates of the step before, and with them where it has any.
 uint64_t Fingerprint(const Plan& plan);
 
 }  // namespace ebb::sharding

@@ -1,9 +1,10 @@
-// A plan as instructions for an engine. An instruction says which bytes it touches, on which stream it runs and which
-// instructions it waits for. An engine that runs a fragment asks neither the model nor the config.
+// A plan as instructions for an engine. An instruction says which bytes it touches, on which stream
+// it runs and which instructions it waits for. An engine that runs a fragment asks neither the
+// model nor the config.
 //
-// Each instruction names its operands: every byte that it reads or writes. The waits follow from the operands alone
-// (waits.h), so only a missing operand can lose a wait. Waits for work from before the fragment go through the
-// Frontier (frontier.h).
+// Each instruction names its operands: every byte that it reads or writes. The waits follow from
+// the operands alone (waits.h), so only a missing operand can lose a wait. Waits for work from
+// before the fragment go through the Frontier (frontier.h).
 #pragma once
 
 #include <cstdint>
@@ -51,8 +52,8 @@ inline constexpr int kSealShards = 4;
 enum class Lane : uint8_t { kNone, kGather, kSecondary, kReduce, kReplicas, kExchange };
 inline constexpr int kLanes = 6;
 
-// Lines: where instructions start and end. Each stream is a line. Transfers with files start on a stream and end on a
-// second line of their own, so that the next transfer starts while they run.
+// Lines: where instructions start and end. Each stream is a line. Transfers with files start on a
+// stream and end on a second line of their own, so that the next transfer starts while they run.
 using Line = uint8_t;
 inline constexpr Line kParametersRead = kStreams, kStatesRead = kStreams + 1,
                       kWritten = kStreams + 2;
@@ -99,8 +100,9 @@ struct FragmentMoment {
   Moment::Kind kind{};
   int scope = -1;
   int begin = 0, end = 0;  // instructions issued now, in their order
-  // The last of them, if scopes are open from now on: the trainer's kernels, which end before the next moment. Those
-  // that stay open over others have one more behind each of these. -1: nothing is open.
+  // The last of them, if scopes are open from now on: the trainer's kernels, which end before the
+  // next moment. Those that stay open over others have one more behind each of these. -1: nothing
+  // is open.
   int kernels = -1;
 };
 
@@ -118,20 +120,20 @@ struct Fragment {
   std::vector<Instruction> instructions;
   std::vector<FragmentMoment> moments;
   std::vector<int> instruction_of;  // by operation of the plan; -1: none
-  // The first instructions of the second and the third of three rounds. The second round may run any number of times,
-  // so a wait across rounds goes through the frontier.
+  // The first instructions of the second and the third of three rounds. The second round may run
+  // any number of times, so a wait across rounds goes through the frontier.
   std::vector<int> round_begins;
   int again = 0;  // how often more than once the plan's step runs the second
   // Belongs to a call that waits for it: a failure is that call's error, not the step's.
   bool of_state = false;
-  bool of_save =
-      false;  // likewise; it reads state that is saved beside steps, wherever updates have written it since
+  // Likewise. It reads state that is saved beside steps, from the place of the last update.
+  bool of_save = false;
   std::shared_ptr<FragmentLists> lists = std::make_shared<FragmentLists>();
   std::shared_ptr<const PlanLists> lists_of_plan = nullptr;
 };
 
-// The plan's operations, the trainer's kernels and kPrepare, without waits. `carrying`: the step before has left
-// updates to this one.
+// The plan's operations, the trainer's kernels and kPrepare, without waits. `carrying`: the step
+// before has left updates to this one.
 Fragment Lower(const Plan& plan, bool carrying);
 
 }  // namespace ebb::sharding

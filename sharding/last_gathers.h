@@ -20,8 +20,8 @@ struct LastGather {
   int interval = -1, group = -1;  // of Residency; -1: never gathered
   // Tick of the early update, when its gradient is final. Max: none in this walk.
   int updated = std::numeric_limits<int>::max();
-  // False if the interval begins in forward: it lasts too long to keep a read for its end, unless its
-  // backward comes at once.
+  // False if the interval begins in forward: it lasts too long to keep a read for its end, unless
+  // its backward comes at once.
   bool may_share = false;
 };
 

@@ -67,8 +67,8 @@ class LogicalPlanner {
   BoundaryTicks boundaries_;
   std::vector<bool> updated_;  // by unit: its update is issued
   int carried_left_ = 0;       // units to come
-  // Sub-groups of early updates, in their order, with states that have been or are being read; and those of them
-  // that are not updated yet.
+  // Sub-groups of early updates, in their order, with states that have been or are being read; and
+  // those of them that are not updated yet.
   std::vector<int> early_sub_groups_;
   size_t next_early_ = 0;
   std::set<int> ahead_;
@@ -213,9 +213,10 @@ void LogicalPlanner::HoldNorms() {
   if (GathersGradients()) Issue({.kind = LogicalOp::kGatherGradients, .units = units});
 }
 
-// Each rank tells the others what became of its swap files: a file that another program truncates, replaces or links
-// has changed. The host checks the files when the caller reaches the end of the step, while the last reductions run.
-// A caller that runs ahead of a GPU is there long before the exchange, so a busy disk does not delay the exchange.
+// Each rank tells the others what became of its swap files: a file that another program truncates,
+// replaces or links has changed. The host checks the files when the caller reaches the end of the
+// step, while the last reductions run. A caller that runs ahead of a GPU is there long before the
+// exchange, so a busy disk does not delay the exchange.
 void LogicalPlanner::Exchange() {
   Issue({.kind = LogicalOp::kMark});
   const auto& bytes = in_.plan.pools.file_bytes;
@@ -225,7 +226,8 @@ void LogicalPlanner::Exchange() {
   Issue({.kind = LogicalOp::kExchange});
 }
 
-// Carried updates come first, in forward; then early ones, in the order in which gradients are final.
+// Carried updates come first, in forward; then early ones, in the order in which gradients are
+// final.
 void LogicalPlanner::FindEarlyUpdates() {
   if (d_.timing != UpdateTiming::kEarly) return;
   for (const std::vector<int>& group : in_.reduction.groups) {
@@ -284,9 +286,9 @@ void LogicalPlanner::UpdateRest() {
   flush();
 }
 
-// What optimizers that take norms (LAMB, LARS) need before their updates: each rank sums its part of every
-// parameter, sub-group by sub-group, and the ranks exchange the sums. Sub-groups pass through the slots of
-// updates, and nothing is written; the updates bring them again.
+// What optimizers that take norms (LAMB, LARS) need before their updates: each rank sums its part
+// of every parameter, sub-group by sub-group, and the ranks exchange the sums. Sub-groups pass
+// through the slots of updates, and nothing is written; the updates bring them again.
 //
 //   read states    s0  s1  s2             s0  s1  s2
 //   host update        n0  n1  n2             u0  u1  u2        n: sums, u: update

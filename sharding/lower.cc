@@ -1,5 +1,5 @@
-// The plan's moments and operations as a fragment: each operation with its operands, and between them the trainer's
-// kernels while scopes are open.
+// The plan's moments and operations as a fragment: each operation with its operands, and between
+// them the trainer's kernels while scopes are open.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -48,8 +48,8 @@ constexpr Runs kRuns[kOperationKinds] = {
     {Code::kCheckFiles},                         // kCheck
 };
 
-// With replicas fp32 is sent, but its values were rounded to the communication dtype. So the sums are those of a
-// world without replicas.
+// With replicas fp32 is sent, but its values were rounded to the communication dtype. So the sums
+// are those of a world without replicas.
 std::optional<DType> ViaOf(const Operation& operation, const Decisions& d) {
   if (operation.kind != OperationKind::kCast) return std::nullopt;
   const int unit = operation.parts.front().unit;

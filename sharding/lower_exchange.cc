@@ -45,8 +45,8 @@ void CopyConstants(PlanWriter& writer) {
   Issue(writer, OperationKind::kCopyControl);
 }
 
-// Where updates come behind the verdict, shards are still as they were when their squares were summed. Shards on NVMe
-// are not read for a name.
+// Where updates come behind the verdict, shards are still as they were when their squares were
+// summed. Shards on NVMe are not read for a name.
 void AddShards(const Plan& plan, OperandWriter& to) {
   assert(std::ssize(to.operands()) == kSealShards);
   const Decisions& d = plan.decisions;

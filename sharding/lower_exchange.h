@@ -1,5 +1,5 @@
-// The exchanges of records between ranks, at the end of a step or evaluation and before LAMB and LARS update. Each
-// rank writes a record, and concludes from the records of all ranks.
+// The exchanges of records between ranks, at the end of a step or evaluation and before LAMB and
+// LARS update. Each rank writes a record, and concludes from the records of all ranks.
 //
 //   seal -> copy control -> exchange -> copy control -> conclude -> copy control
 //   record   to the device   all-gather   to the host     constants     to the device

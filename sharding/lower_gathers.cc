@@ -186,8 +186,8 @@ void GatherLowering::Fill(const GatherGroup& group) {
   if (!fill.parts.empty()) writer_.Issue(fill);
 }
 
-// With `fills`: copies this rank's part of a gathered unit into its secondary shard. Without: gathers the unit from
-// the secondary shards of a group of ranks.
+// With `fills`: copies this rank's part of a gathered unit into its secondary shard. Without:
+// gathers the unit from the secondary shards of a group of ranks.
 void GatherLowering::AddSecondary(int unit, bool fills) {
   const UnitAddresses& at = in_.plan.pools.units[static_cast<size_t>(unit)];
   const DType dtype = d_.compute_of(unit);

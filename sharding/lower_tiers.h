@@ -1,5 +1,5 @@
-// Lowers the logical operations of a plan to operations on the tiers that hold the data. Slots are given out here,
-// one behind the other; the logical order has seen to it that each is free by then.
+// Lowers the logical operations of a plan to operations on the tiers that hold the data. Slots are
+// given out here, one behind the other; the logical order has seen to it that each is free by then.
 #pragma once
 
 #include <span>

@@ -244,7 +244,8 @@ void UpdateLowering::Copy(const Route& route, bool to_host, const sharding::Move
 void UpdateLowering::AddArrays(const Route& route, Access access, int states, bool has_parameter) {
   const int64_t count = GroupOf(route).count();
   to_.Add(route.gradient, d_.shard_dtype(route.unit), Access::kRead, count);
-  // Low halves count as 16 bits, whatever they mean. If only parameters are kept, a master has no bytes.
+  // Low halves count as 16 bits, whatever they mean. If only parameters are kept, a master has no
+  // bytes.
   const bool reads = d_.reads_parameters(route.unit);
   to_.Add(route.master, reads && d_.split_master ? DType::kBFloat16 : DType::kFloat32, access,
           reads && d_.stochastic_rounding ? 0 : count);

@@ -50,7 +50,8 @@ class UpdateLowering {
   const SubGroup& GroupOf(const Route& route) const {
     return in_.plan.pools.placement.sub_groups[static_cast<size_t>(route.sub_group)];
   }
-  // `swap_in`: a carried update fills its parameter slot, or an early update shares its read; -1: none.
+  // `swap_in`: a carried update fills its parameter slot, or an early update shares its read; -1:
+  // none.
   Route RouteOf(int sub_group, int swap_in) const;
   void TakeSlots(int swap_in, Route& route);
   // Reads the first `states` states, the master, and the parameters if the update reads them.

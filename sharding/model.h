@@ -51,9 +51,10 @@ struct ParameterSpec {
   std::string group = "";  // key of "ebb.parameter_groups" in the JSON
   int64_t cut_rows =
       0;  // 0: shards may be cut anywhere; n: only at multiples of n rows (first dimension)
-  // The dtype that scopes show it in; none: the config's ("bf16", "fp16", else fp32). Its gradient has this dtype
-  // too, unless the config sets one for all. kInt8: bytes that only the trainer understands, as a quantised base.
-  // Such a parameter is frozen and never cast, and its values are 0 to 255.
+  // The dtype that scopes show it in; none: the config's ("bf16", "fp16", else fp32). Its gradient
+  // has this dtype too, unless the config sets one for all. kInt8: bytes that only the trainer
+  // understands, as a quantised base. Such a parameter is frozen and never cast, and its values are
+  // 0 to 255.
   std::optional<DType> compute = {};
 };
 
@@ -64,12 +65,13 @@ struct UnitSpec {
   // constant use. Small units are kept whole anyway (stage3_param_persistence_threshold,
   // stage3_model_persistence_threshold). These settings do not count units with keep_whole.
   bool keep_whole = false;
-  // Set by DivideByDType for a unit with several dtypes: the units with its parameters of the other dtypes. Their
-  // scopes open and close with this unit's.
+  // Set by DivideByDType for a unit with several dtypes: the units with its parameters of the other
+  // dtypes. Their scopes open and close with this unit's.
   std::vector<UnitId> parts = {};
 };
 
-// One use of a unit in a round: a forward scope and, from the first trainable visit on, a backward scope.
+// One use of a unit in a round: a forward scope and, from the first trainable visit on, a backward
+// scope.
 struct Visit {
   UnitId unit{};
   int64_t output_bytes =
@@ -115,11 +117,12 @@ struct ModelSpec {
   // A block that is used twice, with gradients that backward adds up, needs no order:
   // forward = {{.unit = block}, {.unit = block, .gradients = false}}. Visit 0 ends backward.
   //
-  // The errors of Create about an order, with the event and the unit. A scope opens twice, closes before it opens, or
-  // stays open. A backward opens before its visit's forward has closed. A recompute is not between the two, or no
-  // backward follows it. A visit has a forward or gradients without a scope for them. Two backwards of one unit that
-  // take gradients are open together. A trainable unit has a scope after the last backward that takes its gradients,
-  // when the unit may have been updated. The engine keeps boundaries, and scopes are open together or not in the
+  // The errors of Create about an order, with the event and the unit. A scope opens twice, closes
+  // before it opens, or stays open. A backward opens before its visit's forward has closed. A
+  // recompute is not between the two, or no backward follows it. A visit has a forward or gradients
+  // without a scope for them. Two backwards of one unit that take gradients are open together. A
+  // trainable unit has a scope after the last backward that takes its gradients, when the unit may
+  // have been updated. The engine keeps boundaries, and scopes are open together or not in the
   // order of the chain.
   std::vector<ScopeEvent> order = {};
   int64_t workspace_bytes =
@@ -145,9 +148,10 @@ struct ModelSpec {
 // Elements of a shape: the product of its dimensions, 1 for a scalar.
 int64_t Elements(std::span<const int64_t> shape);
 
-// A plan's units have one dtype each. A unit with several keeps those parameters that have the dtype of its
-// first trainable one; the others become parts, which are visited with it. `compute`: the config's dtype.
-// Engine::Create and PredictProgram do this; it changes nothing of a model that is divided.
+// A plan's units have one dtype each. A unit with several keeps those parameters that have the
+// dtype of its first trainable one; the others become parts, which are visited with it. `compute`:
+// the config's dtype. Engine::Create and PredictProgram do this; it changes nothing of a model that
+// is divided.
 ModelSpec DivideByDType(ModelSpec model, DType compute);
 // The parameters of a unit and of its parts, in the order of the trainer.
 std::vector<ParameterId> WithParts(const ModelSpec& model, UnitId unit);

@@ -1,7 +1,7 @@
 // Optimizers that take norms (LAMB, LARS) need two sums of each parameter from all ranks with a
 // part of it, before an update of any part. A rank's message to the others, in the order of units:
 //
-//   record   | header | unit 0: two sums of each parameter with a part in this rank's slice | unit 1 ... |
+//   record   | header | unit 0: two sums of each parameter in this rank's slice | unit 1 ... |
 //
 // A unit has the entries of its slice with the most parameters, so that all records have one size.
 #pragma once

@@ -10,7 +10,8 @@ namespace {
 
 constexpr int kHundredths = 100;
 
-// The pools of the same step with other ratios. If none can be laid out, the plan reports the error.
+// The pools of the same step with other ratios. If none can be laid out, the plan reports the
+// error.
 class Trial {
  public:
   explicit Trial(const PlanInputs& inputs) : config_(*inputs.config), inputs_(inputs) {

@@ -33,16 +33,17 @@ struct Operand {
   }
 };
 
-// What host and device tell each other in a step, and ranks each other, as operands of Tier::kCpu and
-// StateClass::kControl. Offsets count cells, not bytes: the engine knows how many constants there are. A cell by
-// parity, for two steps at once, is a pair side by side. The first of the pair belongs to the instruction's own step.
+// What host and device tell each other in a step, and ranks each other, as operands of Tier::kCpu
+// and StateClass::kControl. Offsets count cells, not bytes: the engine knows how many constants
+// there are. A cell by parity, for two steps at once, is a pair side by side. The first of the pair
+// belongs to the instruction's own step.
 struct ControlCells {
   explicit ControlCells(int units) : squares(0), scale((units + 1) / 2 * 2) {}
   int64_t squares;                            // by unit: the squares of its gradient's shard
   int64_t scale;                              // the loss scale; the number of applied steps
   int64_t sums() const { return scale + 2; }  // pair: losses
-  // Pairs: constants of updates that wait for the verdict, and of those that do not; as the host writes them, and the
-  // copies that updates on the device read.
+  // Pairs: constants of updates that wait for the verdict, and of those that do not; as the host
+  // writes them, and the copies that updates on the device read.
   int64_t constants() const { return scale + 4; }
   int64_t early() const { return scale + 6; }
   int64_t device_constants() const { return scale + 8; }
@@ -56,7 +57,8 @@ struct ControlCells {
   int64_t walk_files() const { return scale + 19; }
   int64_t walk_record() const { return scale + 20; }
   int64_t walk_records() const { return scale + 21; }
-  // For LAMB and LARS: this rank's sums from the device, its record of all sums, and the records of all ranks.
+  // For LAMB and LARS: this rank's sums from the device, its record of all sums, and the records of
+  // all ranks.
   int64_t norm_sums() const { return scale + 22; }
   int64_t norm_record() const { return scale + 23; }
   int64_t norm_records() const { return scale + 24; }
@@ -70,10 +72,11 @@ struct UpdateDetail {
   int64_t begin = 0, end = 0;  // elements, of the part of the unit that a rank updates
   int states = 0;              // how many operands behind the parameter
   bool early = false;          // does not wait for its step's verdict
-  // Skipped or not, the parameter is made of the master, as the next instruction carries it to its place.
+  // Skipped or not, the parameter is made of the master, as the next instruction carries it to its
+  // place.
   bool keeps_parameter = false;
-  // Stochastic rounding draws its bits from the unit's name and the element's number in the unit: `begin` plus this times
-  // the number of the rank's slice.
+  // Stochastic rounding draws its bits from the unit's name and the element's number in the unit:
+  // `begin` plus this times the number of the rank's slice.
   int64_t per_slice = 0;
   uint64_t rounding_unit = 0;
 

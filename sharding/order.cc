@@ -8,7 +8,8 @@
 namespace ebb::sharding {
 namespace {
 
-// The current round, its neighbours, and one more, so that finished rounds are dropped once in two rounds.
+// The current round, its neighbours, and one more, so that finished rounds are dropped once in two
+// rounds.
 constexpr int kRoundsKept = 4;
 constexpr uint64_t kHashBasis = 0xcbf29ce484222325ull, kHashPrime = 0x100000001b3ull;  // FNV-1a
 
@@ -82,8 +83,8 @@ Match OrderProgress::Open(ScopeKind kind, int unit) {
   return match;
 }
 
-// After a complete round, the scope expected next is the first of the next round. A scope that the rest of the present
-// round lacks is opened again, or it starts the round after.
+// After a complete round, the scope expected next is the first of the next round. A scope that the
+// rest of the present round lacks is opened again, or it starts the round after.
 Match OrderProgress::Find(ScopeKind kind, int unit) {
   const bool backward = kind == ScopeKind::kBackward;
   const int n = per_round();
@@ -116,9 +117,9 @@ int OrderProgress::FindFrom(int begin, int end, ScopeKind kind, int unit) const 
   return -1;
 }
 
-// After the backward of a round has begun, a Forward belongs to the next round. If the unit's own backward is still
-// to come, the Forward is a recompute in a scope of its own. For the first unit both are possible: it is a recompute
-// if the scopes before it were.
+// After the backward of a round has begun, a Forward belongs to the next round. If the unit's own
+// backward is still to come, the Forward is a recompute in a scope of its own. For the first unit
+// both are possible: it is a recompute if the scopes before it were.
 bool OrderProgress::MayStartNextRound(int unit) const {
   const int n = per_round(), end = (next_ / n + 1) * n;
   if (!backward_begun_ || next_ % n == 0 || end >= scopes()) return false;
@@ -156,8 +157,8 @@ void OrderProgress::LeaveOut(int end) {
   next_ = end;
 }
 
-// States of older rounds are dropped. A round keeps its states until the round after it is over, and until it is
-// released.
+// States of older rounds are dropped. A round keeps its states until the round after it is over,
+// and until it is released.
 void OrderProgress::MakeRoom(int scope) {
   const int round = scope / per_round(), kept = std::max(0, std::min(round - 1, released_round_));
   if (kept > first_round_ && round - first_round_ >= kRoundsKept) {

@@ -1,6 +1,6 @@
 // How the operations of a plan are written, pass by pass:
 //
-//   PlanResidency, PlanReduction   which scopes a gather serves; which gradients are reduced together
+//   PlanResidency, PlanReduction   which scopes a gather serves; which gradients share a reduction
 //   PlanSwapIns                    what gathers read from the swap file, and into which slot
 //   PlanLogical                    the order of issue: gather this group, update that sub-group
 //   LowerTiers                     each as operations, with the slots that they pass through

@@ -1,8 +1,8 @@
 // Where every element of a rank's shards lives between its uses: on the device, in host memory or
 // in the swap file.
 //
-//   a unit's shard    | device | cpu | nvme | nvme | cpu | nvme |     sub-groups, each updated in one go
-//   its parameters    | cpu ..................| nvme .........  |     pieces of the slice
+//   a unit's shard    | device | cpu | nvme | nvme | cpu | nvme |    sub-groups, updated one by one
+//   its parameters    | cpu ..................| nvme .........  |    pieces of the slice
 //
 // The part of a class that a faster tier keeps is fixed and spread evenly over the model. Access is
 // a cycle, so evicting the least recently used part would evict the next one needed.

@@ -72,8 +72,8 @@ absl::StatusOr<Pools> PoolsOf(const Basis& base, const PlanInputs& inputs, Exten
   const std::vector<PlannedScope> scopes = ScopesOfStep(model, configured.rounds);
   const Residency residency =
       PlanResidency(scopes, base.elements, base.decisions.kept_whole, base.limits);
-  // A walk gathers otherwise than the beginning of a step: other scopes follow each other, or all gathers are over
-  // all ranks, so that others come in groups.
+  // A walk gathers otherwise than the beginning of a step: other scopes follow each other, or all
+  // gathers are over all ranks, so that others come in groups.
   const bool has_own_walk = !model.order.empty() || base.decisions.has_secondary();
   Residency walk;
   if (has_own_walk) {

@@ -1,15 +1,16 @@
-// The plan of a step, as data. For each scope that the trainer opens or closes it has the operations that are issued,
-// their streams, their bytes, and the addresses of everything. The waits between operations follow from that
-// (instructions.h). The engine runs the fragments that it becomes, the memory model adds it up, tests check its laws
-// without running anything:
+// The plan of a step, as data. For each scope that the trainer opens or closes it has the
+// operations that are issued, their streams, their bytes, and the addresses of everything. The
+// waits between operations follow from that (instructions.h). The engine runs the fragments that
+// it becomes, the memory model adds it up, tests check its laws without running anything:
 //   - nothing is used before it is there, and no two live things overlap in a pool;
 //   - a unit has one gathered address, in forward, backward and every step; so has the gradient of
 //     a unit (reduce_at round) or of a visit (reduce_at step);
 //   - every visit's gradient is reduced exactly once;
 //   - the bytes of all ranks' operations are what ring collectives move.
 //
-// A plan is the same on every rank. It has three rounds at most. The middle one stands for all rounds of a longer
-// step but the first and the last, because each finds and leaves the same contents in memory.
+// A plan is the same on every rank. It has three rounds at most. The middle one stands for all
+// rounds of a longer step but the first and the last, because each finds and leaves the same
+// contents in memory.
 #pragma once
 
 #include <algorithm>
@@ -49,7 +50,8 @@ enum class OperationKind : uint8_t {
   kAllReduce,   // replicas: sums the reduced slices over the shard groups, divided
   kRound,       // replicas: the slices from fp32 to the communication dtype
   kAccumulate,  // adds the reduced slice to the shard; the last one takes the norm's squares
-  kNorm,  // the squares of a shard that kReduce wrote itself; of all shards at Finish, where a step holds updates
+  // The squares of a shard that kReduce wrote itself; of all at Finish if a step holds updates.
+  kNorm,
   kGatherGradient,  // stage 0: the reduced gradient whole on every rank
   kSeal,            // this rank's record: norm, overflow, loss, scope hash and errors
   kExchange,        // all-gather of the records of all ranks
@@ -76,8 +78,8 @@ enum class StreamId : uint8_t {
   kGather,
   kReduce,
   kUpdate,  // on the device
-  // Streams of offloaded data. Reads of parameters have a stream of their own, because reads of states wait for
-  // updates.
+  // Streams of offloaded data. Reads of parameters have a stream of their own, because reads of
+  // states wait for updates.
   kUpload,
   kDownload,
   kHostSum,     // sums and norms of gradients that live in host memory
@@ -93,8 +95,8 @@ std::string_view Name(StreamId stream);
 struct Part {
   int unit = 0;
   int scope = -1;  // of the step; -1 where the operation is not a scope's
-  // kAccumulate: the shard's first contribution of the step, which overwrites. kParameterNorms: the first
-  // of its stream, likewise.
+  // kAccumulate: the shard's first contribution of the step, which overwrites. kParameterNorms: the
+  // first of its stream, likewise.
   bool first = false;
   bool last = false;  // kAccumulate, kNorm: the gradient is final
   friend bool operator==(const Part&, const Part&) = default;
@@ -179,8 +181,9 @@ struct Pools {
   int64_t staging_rounded = 0;   // kRound's slices of one bucket
   int64_t staging_norm = 0;      // scratch of optim::SumOfSquares
   int64_t staging_exchange = 0;  // one record of kExchangeBytes per rank, then this rank's own
-  // For optimizers that take norms (norm_records.h): sums of this rank's parameters, and records of all ranks of a
-  // shard group, then this rank's own. Sums from updates on the host are in host memory.
+  // For optimizers that take norms (norm_records.h): sums of this rank's parameters, and records of
+  // all ranks of a shard group, then this rank's own. Sums from updates on the host are in host
+  // memory.
   int64_t staging_norm_sums = 0, staging_norm_records = 0;
   Place host_norm_sums;
   // Where pieces of all ranks are summed in one order (ebb.deterministic_reduce).
@@ -190,8 +193,8 @@ struct Pools {
   int64_t staging_gradient = 0, staging_master = 0;
   // The same on the host, for updates there.
   Place host_norm, host_gradient, host_master;
-  // Activation pool in an evaluation, which keeps nothing for backward: two boundaries a micro-batch,
-  // taken by visits in turns, and the most micro-batches that one walk holds.
+  // Activation pool in an evaluation, which keeps nothing for backward: two boundaries a
+  // micro-batch, taken by visits in turns, and the most micro-batches that one walk holds.
   int64_t evaluation_stride = 0, evaluation_micro_batches = 0;
 };
 // With room for an error that names a path and what to do.
@@ -213,8 +216,8 @@ struct Decisions {
   int64_t SecondaryShard(const Section& section) const {
     return section.elements / secondary_shards;
   }
-  // Bytes that one rank receives when `shard` elements of every rank of a shard group become whole, or sends when
-  // they are summed.
+  // Bytes that one rank receives when `shard` elements of every rank of a shard group become whole,
+  // or sends when they are summed.
   int64_t RingBytes(int64_t shard, DType dtype) const {
     return (shards - 1) * shard * SizeOf(dtype);
   }
@@ -253,8 +256,8 @@ struct Decisions {
   bool sums_in_scratch = false;  // ebb.deterministic_reduce, of several ranks
   int optimizer_states = 0;
   bool own_optimizer = false;
-  // By parameter: its optimizer takes norms of all of it before an update (LAMB, LARS). By unit: how many
-  // states these read, -1: it has no such parameter.
+  // By parameter: its optimizer takes norms of all of it before an update (LAMB, LARS). By unit:
+  // how many states these read, -1: it has no such parameter.
   std::vector<bool> takes_norms = {};
   std::vector<int> norm_states = {};
   int sets_without_norms = 0;  // at most: of options that other parameters are updated with
@@ -271,8 +274,8 @@ struct Decisions {
   }
   bool split_master = false;
   bool stochastic_rounding = false;  // there are no masters beside the bf16 parameters
-  // fp32 parameters are their own masters unless something is offloaded. Other parameters are written beside the
-  // master, or beside its low half.
+  // fp32 parameters are their own masters unless something is offloaded. Other parameters are
+  // written beside the master, or beside its low half.
   bool writes_parameters(int unit) const {
     return compute_of(unit) != DType::kFloat32 || parameter_tier != Tier::kDevice ||
            optimizer_tier != Tier::kDevice;
@@ -299,15 +302,16 @@ struct Decisions {
   std::string timing_reason;
   // The trainer may write the step's gradients until Finish: norms are taken there.
   bool holds = false;
-  // By unit with any parameters on NVMe: its update runs in the next step, just ahead of its gather. The gather takes
-  // the new parameters while they are on their way to the disk. The same in every variant of a step. All late updates
-  // are carried. One of three early updates is, because forward is about a third of a step's kernels; so the disk has
-  // the same work in each second of a step. It is the second of three: the first forward then waits for little, and
-  // after the last forward the disk is not behind when the first gradient comes.
+  // By unit with any parameters on NVMe: its update runs in the next step, just ahead of its
+  // gather. The gather takes the new parameters while they are on their way to the disk. The same
+  // in every variant of a step. All late updates are carried. One of three early updates is,
+  // because forward is about a third of a step's kernels; so the disk has the same work in each
+  // second of a step. It is the second of three: the first forward then waits for little, and after
+  // the last forward the disk is not behind when the first gradient comes.
   std::vector<bool> carried;
-  // If the config's updates are early and parameters are on NVMe: from a unit's last gather on, the masters (or
-  // parameters) that its update reads are in memory. So the update reads none of its own. The same in every variant
-  // of a step; variants with late updates have none.
+  // If the config's updates are early and parameters are on NVMe: from a unit's last gather on, the
+  // masters (or parameters) that its update reads are in memory. So the update reads none of its
+  // own. The same in every variant of a step; variants with late updates have none.
   bool shares_reads = false;
   std::vector<bool> kept_whole;  // by unit: every rank keeps all parameters
   std::vector<bool>
@@ -352,8 +356,8 @@ struct PlanInputs {
   bool own_optimizer = false;
   // Where state lives that is there already; null: it is decided.
   const StatePlacement* placement = nullptr;
-  // How detailed the error of a cap is: the total need; also the need of each class; also a config that would fit,
-  // which takes longer to find than the plan.
+  // How detailed the error of a cap is: the total need; also the need of each class; also a config
+  // that would fit, which takes longer to find than the plan.
   enum class CapError : uint8_t { kNeed, kClasses, kAdvice };
   CapError cap_error = CapError::kAdvice;
   // Sums over ranks depend on how many collectives are grouped (NCCL's, without
@@ -375,8 +379,8 @@ absl::StatusOr<Plan> PlanDrain(const PlanInputs& inputs);
 // The pools alone, which take a small part of a plan's time. Unlike a plan, they may exceed a cap
 // of the config (CheckBudget). What host memory has left is left.
 absl::StatusOr<Pools> PlanPools(const PlanInputs& inputs);
-// LeastPools of these inputs: what exceeds a cap with these does with PlanPools(), which may take much
-// longer.
+// LeastPools of these inputs: what exceeds a cap with these does with PlanPools(), which may take
+// much longer.
 absl::StatusOr<Pools> PlanLeastPools(const PlanInputs& inputs);
 // FindAdvice for the pools of these inputs, which exceed `caps`.
 std::string Advice(const PlanInputs& inputs, const MemoryCaps& caps);

@@ -1,4 +1,5 @@
-// Facts that an engine asks of a plan beside its instructions. They hold for every step of the plan.
+// Facts that an engine asks of a plan beside its instructions. They hold for every step of the
+// plan.
 #pragma once
 
 #include <vector>
@@ -39,7 +40,8 @@ inline bool CarriesUpdates(const Plan& plan) {
 inline bool UpdatesReadParameters(const Plan& plan) {
   return plan.decisions.reads_any_parameters();
 }
-// A unit's masters, whole or half, are kept beside its parameters; else parameters are their own masters.
+// A unit's masters, whole or half, are kept beside its parameters; else parameters are their own
+// masters.
 inline bool HasMasters(const Plan& plan, int unit) {
   return plan.decisions.writes_parameters(unit);
 }

@@ -106,7 +106,8 @@ std::string Address(const Place& place) {
   return absl::StrFormat("%s+0x%x", where, place.offset);
 }
 
-// The operand of part `p`: a reduction's or norm's input, an update's master, any other operation's output.
+// The operand of part `p`: a reduction's or norm's input, an update's master, any other operation's
+// output.
 std::string Address(const Plan& plan, const Operation& operation, size_t p) {
   const UnitAddresses& unit = plan.pools.units[operation.parts[p].unit];
   switch (operation.kind) {

@@ -1,4 +1,5 @@
-// What the lowering passes write: the operations of a plan, moment by moment, each with its operands.
+// What the lowering passes write: the operations of a plan, moment by moment, each with its
+// operands.
 #pragma once
 
 #include <cstdint>

@@ -33,7 +33,8 @@ void LayOutGather(const PoolInputs& in, Pools& pools) {
   }
 }
 
-// Secondary shards of units that a step gathers more than once. Every step fills the ones that it reads.
+// Secondary shards of units that a step gathers more than once. Every step fills the ones that it
+// reads.
 void LayOutSecondary(const PoolInputs& in, Pools& pools) {
   const Decisions& d = *in.decisions;
   if (!d.has_secondary()) return;

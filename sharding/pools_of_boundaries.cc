@@ -1,5 +1,5 @@
-// Addresses of boundary activations and their gradients, which share the device's memory by lifetime,
-// and addresses of boundaries that leave the device.
+// Addresses of boundary activations and their gradients, which share the device's memory by
+// lifetime, and addresses of boundaries that leave the device.
 #include <algorithm>
 
 #include "ebb/sharding/boundaries.h"

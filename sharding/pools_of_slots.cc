@@ -32,9 +32,9 @@ struct WorkNeeds {
   bool any() const { return states || gradient || parameter; }
 };
 
-// Slots for masters that a gather shares with an early update: for all units between their last gather and their
-// update, and for one more that is read meanwhile. They serve as many groups of gathers as there are parameter slots,
-// and take no more bytes than are left.
+// Slots for masters that a gather shares with an early update: for all units between their last
+// gather and their update, and for one more that is read meanwhile. They serve as many groups of
+// gathers as there are parameter slots, and take no more bytes than are left.
 void LayOutMasterSlots(const PoolInputs& in, Pools& pools) {
   struct Shared {
     int group = 0, updated = 0;
@@ -95,7 +95,8 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
     return Place{
         .tier = Tier::kCpu, .pool = StateClass::kStaging, .offset = host.Take(SwapAligned(bytes))};
   };
-  // Reads ahead of gathers: no more slots than a step uses, each as large as a step's or a walk's largest.
+  // Reads ahead of gathers: no more slots than a step uses, each as large as a step's or a walk's
+  // largest.
   int64_t read_bytes = 0;
   int reads = 0;
   for (const Residency* residency : {in.residency, in.walk}) {

@@ -53,9 +53,9 @@ std::vector<ResidencyInterval> FindIntervals(std::span<const PlannedScope> scope
   return intervals;
 }
 
-// Neighbouring intervals of one kind of scopes of one round, gathered over the same ranks, while they fit the
-// limits. A unit joins only if its last interval is over when the group is gathered: both have the same
-// slot.
+// Neighbouring intervals of one kind of scopes of one round, gathered over the same ranks, while
+// they fit the limits. A unit joins only if its last interval is over when the group is gathered:
+// both have the same slot.
 std::vector<GatherGroup> FindGroups(std::span<const PlannedScope> scopes,
                                     std::span<const int64_t> elements,
                                     const std::vector<ResidencyInterval>& intervals,
@@ -191,7 +191,8 @@ Residency PlanResidency(std::span<const PlannedScope> scopes, std::span<const in
   Residency residency;
   residency.intervals = FindIntervals(scopes, elements, kept_whole, limits);
   residency.groups = FindGroups(scopes, elements, residency.intervals, limits);
-  // Each middle round begins with as much issued ahead as it leaves, so all middle rounds are the same.
+  // Each middle round begins with as much issued ahead as it leaves, so all middle rounds are the
+  // same.
   Prefetch prefetch(scopes, elements, residency, limits);
   int ahead_max = std::numeric_limits<int>::max();
   prefetch.Run(ahead_max);

@@ -21,7 +21,8 @@ struct ResidencyInterval {
   int unit = 0;
   int first = 0, last = 0;  // scopes, as they open
   int end = 0;              // tick of the last close among them
-  // With secondary shards: the first of several intervals fills them, and the others gather from them.
+  // With secondary shards: the first of several intervals fills them, and the others gather from
+  // them.
   bool fills_secondary = false, from_secondary = false;
 };
 

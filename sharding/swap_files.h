@@ -2,7 +2,7 @@
 //
 //   states file      | master | state 0 | state 1 | master | ...     an extent each, of a sub-group
 //                    | gradients, sub-group by sub-group | ...       likewise, as updates read them
-//                    | boundary | boundary | ...                     of all of a round's micro-batches
+//                    | boundary | boundary | ...                     all micro-batches of a round
 //   parameters file  | sub-group | sub-group | frozen | ...          an extent each
 #pragma once
 

@@ -100,8 +100,8 @@ void SwapInPlanner::OfGathers() {
   }
 }
 
-// Finds the units that share a read between their last gather and their update, as far as slots allow. The update must
-// be issued before another read takes the slot.
+// Finds the units that share a read between their last gather and their update, as far as slots
+// allow. The update must be issued before another read takes the slot.
 void SwapInPlanner::Share() {
   if (in_.kind != PlanKind::kStep || !d_.shares_reads || d_.timing != UpdateTiming::kEarly) return;
   const std::vector<LastGather> gathers =
@@ -124,8 +124,9 @@ void SwapInPlanner::Share() {
   }
 }
 
-// The first swap-in of the last round that no round in the middle issues ahead. A round in the middle reads the same
-// whatever follows. So does the last round if updates read parameters, as gathers do.
+// The first swap-in of the last round that no round in the middle issues ahead. A round in the
+// middle reads the same whatever follows. So does the last round if updates read parameters, as
+// gathers do.
 size_t SwapInPlanner::FirstNotReadAhead() const {
   if (!in_.repeats_round() || pools_.master_slots.count == 0) return 0;
   const int last_round = d_.rounds - 1;

@@ -1,5 +1,5 @@
-// Where a unit is on the device while it is used, and where this rank's slices of it are there; likewise what visits
-// write there.
+// Where a unit is on the device while it is used, and where this rank's slices of it are there;
+// likewise what visits write there.
 #pragma once
 
 #include <vector>
@@ -18,8 +18,8 @@ inline Place StagingPlace(int64_t offset) {
 
 // A section whole: in its slot, or where it is kept whole.
 Place WholePlace(const Plan& plan, int unit, bool trainable);
-// This rank's slice of a section, where a gather reads it: in place, unless the slice is on the device in a pool of
-// its own.
+// This rank's slice of a section, where a gather reads it: in place, unless the slice is on the
+// device in a pool of its own.
 Place SlicePlace(const Plan& plan, int unit, bool trainable);
 // This rank's slice of the reduced gradient.
 Place GradientSlicePlace(const Plan& plan, int unit);
@@ -37,8 +37,8 @@ inline const Section& SectionOf(const Plan& plan, int unit, bool trainable) {
   const UnitLayout& layout = plan.layout.units[static_cast<size_t>(unit)];
   return trainable ? layout.trainable : layout.frozen;
 }
-// Elements of a unit's trainable section that a rank updates: its slice; at stage 0 the whole section,
-// because every rank updates all of it.
+// Elements of a unit's trainable section that a rank updates: its slice; at stage 0 the whole
+// section, because every rank updates all of it.
 struct UpdatedElements {
   int64_t begin = 0, count = 0;
 };

@@ -114,7 +114,8 @@ Cells::Cells(std::span<const Fragment* const> fragments, int units, int slices,
   }
   count_ = static_cast<int>(control_.count());
   for (auto& [key, pool] : pools_) {
-    // Steps of other rounds use other slots, so bytes that this fragment does not touch still count.
+    // Steps of other rounds use other slots, so bytes that this fragment does not touch still
+    // count.
     pool.cuts.push_back(0);
     pool.cuts.push_back(std::numeric_limits<int64_t>::max());
     SortUnique(pool.cuts);

@@ -1,13 +1,14 @@
-// The waits of an instruction follow from its operands: it waits for every earlier instruction in conflict with it.
-// Two are in conflict if they touch the same bytes and one of them writes. A wait that streams and other waits
-// guarantee anyway is left out.
+// The waits of an instruction follow from its operands: it waits for every earlier instruction in
+// conflict with it. Two are in conflict if they touch the same bytes and one of them writes. A wait
+// that streams and other waits guarantee anyway is left out.
 //
-// Bytes are counted in cells: the pools and files, cut wherever an operand begins or ends. A rank's slice lies
-// elsewhere on each rank, while waits must be the same on all: so a sliced operand counts as all slices. Among
-// operands that are cut in the same way what counts is where in the slice they lie:
+// Bytes are counted in cells: the pools and files, cut wherever an operand begins or ends. A rank's
+// slice lies elsewhere on each rank, while waits must be the same on all: so a sliced operand
+// counts as all slices. Among operands that are cut in the same way what counts is where in the
+// slice they lie:
 //
-//   slices of one section     | a  b  | a  b  | a  b  |      a and b do not conflict; the section as a whole
-//                             |-------- whole --------|      conflicts with both
+//   slices of one section     | a  b  | a  b  | a  b  |      a and b do not conflict;
+//                             |-------- whole --------|      the whole section conflicts with both
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,8 @@ using CellRange = std::pair<int, int>;
 
 class Cells {
  public:
-  // Of all operands of these. `slices`: ranks that a unit is cut over; `secondary_slices`: ranks that a secondary
-  // copy of it is cut over, if there is one.
+  // Of all operands of these. `slices`: ranks that a unit is cut over; `secondary_slices`: ranks
+  // that a secondary copy of it is cut over, if there is one.
   Cells(std::span<const Fragment* const> fragments, int units, int slices, int secondary_slices);
   Cells(std::span<const Fragment* const> fragments, const Plan& plan)
       : Cells(fragments, static_cast<int>(plan.layout.units.size()), plan.decisions.shards,
@@ -38,7 +39,8 @@ class Cells {
   void Find(const Operand& operand, std::vector<CellRange>& ranges) const;
 
  private:
-  // Sections with operands that take the same slices: bytes [begin, end), cut at multiples of `stride`.
+  // Sections with operands that take the same slices: bytes [begin, end), cut at multiples of
+  // `stride`.
   struct Slices {
     int64_t begin = 0, end = 0, stride = 0;
     std::vector<int64_t> cuts;  // in the slice

@@ -1,5 +1,5 @@
-// The kernels. Each thread gets its numbers (thread_work.h); the work of several threads together is
-// here. Memory bounds all kernels; cast.h, norm.h and update.h state the bytes per element.
+// The kernels. Each thread gets its numbers (thread_work.h); the work of several threads together
+// is here. Memory bounds all kernels; cast.h, norm.h and update.h state the bytes per element.
 #include <cuda_runtime.h>
 
 #include "ebb/optim/cuda/launch.h"
@@ -118,7 +118,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// All threads of the warp stay to the end, because the shuffles, which add norm.h's tree, need them.
+// All threads of the warp stay to the end, because the shuffles, which add norm.h's tree, need
+// them.
 __device__ void AddLevel(const cuda::LevelWork& level, int64_t thread, int64_t threads) {
   constexpr int kBlocksOfWarp = kWarp / cuda::kNormLanes;
   const int64_t count = level.blocks();

@@ -216,10 +216,10 @@ struct AccumulateWork {
   }
 };
 
-// Four threads share a block of norm.h's sum. If there are too few blocks to fill a device, eight or
-// sixteen threads share one. Thread `part` of them has the kLanes lanes from kLanes * part on, and
-// these lanes' elements of every 16. So each thread's accesses are groups, and each lane sees its
-// elements in ascending order, for any number of threads.
+// Four threads share a block of norm.h's sum. If there are too few blocks to fill a device, eight
+// or sixteen threads share one. Thread `part` of them has the kLanes lanes from kLanes * part on,
+// and these lanes' elements of every 16. So each thread's accesses are groups, and each lane sees
+// its elements in ascending order, for any number of threads.
 inline constexpr int kNormLanes = 16;
 
 template <int kLanes>

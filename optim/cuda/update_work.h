@@ -1,5 +1,5 @@
-// The work of one thread of an update, or of the norms before it: thread_work.h for arrays of several runs. Each
-// thread reads the constants of its runs.
+// The work of one thread of an update, or of the norms before it: thread_work.h for arrays of
+// several runs. Each thread reads the constants of its runs.
 #pragma once
 
 #include <cstdint>

@@ -4,8 +4,8 @@
 namespace ebb::c {
 namespace {
 
-// The engine keeps the model as long as it lives. The caller's values are read while it is created, and never again: their
-// memory may be gone.
+// The engine keeps the model as long as it lives. The caller's values are read while it is created,
+// and never again: their memory may be gone.
 ModelSpec WhileThere(ModelSpec model, const std::shared_ptr<std::atomic<bool>>& there) {
   for (ParameterSpec& parameter : model.parameters) {
     if (parameter.init == nullptr) continue;

@@ -1,5 +1,5 @@
-// The helpers of every function of ebb.h: checks of handles, structs that may be older or newer than this library,
-// and the conversion of errors to a code and a text of the calling thread.
+// The helpers of every function of ebb.h: checks of handles, structs that may be older or newer
+// than this library, and the conversion of errors to a code and a text of the calling thread.
 #pragma once
 
 #include <algorithm>
@@ -109,7 +109,8 @@ absl::Status CheckHandle(const Handles& handles, const void* handle, std::string
 absl::StatusOr<Engine*> Live(ebb_engine* handle);
 absl::StatusOr<ebb_engine*> LiveHandle(ebb_engine* handle);
 
-// Copies the fields that the caller's struct and this library's share. What a newer caller has behind it must be 0.
+// Copies the fields that the caller's struct and this library's share. What a newer caller has
+// behind it must be 0.
 template <class T>
 absl::StatusOr<T> Taken(const T* given, T defaults, std::string_view what) {
   if (given == nullptr) return defaults;
@@ -127,7 +128,8 @@ absl::StatusOr<T> Taken(const T* given, T defaults, std::string_view what) {
   std::memcpy(&defaults, given, std::min<size_t>(size, sizeof(T)));
   return defaults;
 }
-// The elements of an array of the caller's structs: all of one size, which is how far apart they are.
+// The elements of an array of the caller's structs: all of one size, which is how far apart they
+// are.
 template <class T>
 absl::StatusOr<std::vector<const T*>> Elements(const T* first, int32_t count,
                                                std::string_view what) {

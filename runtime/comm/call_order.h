@@ -36,7 +36,8 @@ enum class CallKind : uint8_t {
   kEvaluationWithWritten,
   kFinishEvaluation,
   kGather,
-  // Ranks that call different ones of these still meet, and each gets a Status (engine/outcome_messages.cc).
+  // Ranks that call different ones of these still meet, and each gets a Status
+  // (engine/outcome_messages.cc).
   kSuspend,
   kResume,
   kCopy,

@@ -1,9 +1,9 @@
 // One JSON file in DeepSpeed's vocabulary, as one validated struct.
 //
 // FromFile and FromJson read, check and complete a configuration. They do not know the world size,
-// so ForWorld completes the batch triple (Engine::Create calls it). Fields are public. A program may
-// set them after reading (as `gpt --stage` does) and calls Validate() then. keys.h is the table of
-// keys, ranges and meanings.
+// so ForWorld completes the batch triple (Engine::Create calls it). Fields are public. A program
+// may set them after reading (as `gpt --stage` does) and calls Validate() then. keys.h is the table
+// of keys, ranges and meanings.
 #pragma once
 
 #include <cstdint>
@@ -281,8 +281,8 @@ struct Config {
   // Checks the fields together, after a program changed them.
   absl::Status Validate() const;
 
-  // All fields, resolved, as JSON with DeepSpeed's keys. FromJson reads the same Config from it, but
-  // without the remarks. Parameters of other types of optimizers and schedulers are left out.
+  // All fields, resolved, as JSON with DeepSpeed's keys. FromJson reads the same Config from it,
+  // but without the remarks. Parameters of other types of optimizers and schedulers are left out.
   std::string ToJson() const;
 
   // Derived values, in one place, so that the plan, the engine and a table agree.

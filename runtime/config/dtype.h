@@ -89,8 +89,8 @@ constexpr BFloat16::BFloat16(float value) {
   }
 }
 
-// The cast of parameters. NaN stays NaN. For all other values 0x8000 is added and the lower bits are
-// cut, also across binades and into infinity.
+// The cast of parameters. NaN stays NaN. For all other values 0x8000 is added and the lower bits
+// are cut, also across binades and into infinity.
 constexpr BFloat16 RoundHalfAway(float value) {
   const uint32_t u = std::bit_cast<uint32_t>(value);
   BFloat16 result;

@@ -92,7 +92,8 @@ std::string ParametersOf(std::string_view prefix, std::string_view type) {
   return Alternatives(names);
 }
 
-// `block` is "optimizer" or "scheduler". Its type decides which parameters are allowed and required.
+// `block` is "optimizer" or "scheduler". Its type decides which parameters are allowed and
+// required.
 void CheckType(const Values& values, std::string_view block, Problems& problems) {
   const Given* given = values.Find(block);
   if (given == nullptr || given->value->empty()) return;
@@ -193,7 +194,8 @@ void TakeOldOffload(const Values& values, std::string_view old_path, std::string
   Remark(remarks, Join({Quoted(old_path), " is an old form: taken as ", Quoted(path), " \"cpu\""}));
 }
 
-// DeepSpeed accepts some values that change nothing. Replaces them by the values that they amount to.
+// DeepSpeed accepts some values that change nothing. Replaces them by the values that they amount
+// to.
 void TakeHarmless(Config& config) {
   ZeroConfig& zero = config.zero;
   const auto ignore = [&](std::string_view block, int least, Tier& device, std::string_view why) {

@@ -1,5 +1,6 @@
 // The number of requests that a swap file has in flight. DeepSpeed splits each transfer over its
-// threads (aio.intra_op_parallelism), each with a queue of aio.queue_depth. Ebb has one ring for all.
+// threads (aio.intra_op_parallelism), each with a queue of aio.queue_depth. Ebb has one ring for
+// all.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// The values that a file leaves to the trainer. They are filled in before the file's values are read.
+// The values that a file leaves to the trainer. They are filled in before the file's values are
+// read.
 #pragma once
 
 #include <string>

@@ -69,9 +69,10 @@ struct ThreadTeam::State {
     }
   }
 
-  // If cores are busy on the whole, Linux wakes a thread on the core where it last ran, or where its
-  // waker runs, and looks for no idle one. There a worker runs when its caller has done all parts:
-  // kernels take twice as long, in every run until something moves the worker to another core.
+  // If cores are busy on the whole, Linux wakes a thread on the core where it last ran, or where
+  // its waker runs, and looks for no idle one. There a worker runs when its caller has done all
+  // parts: kernels take twice as long, in every run until something moves the worker to another
+  // core.
   void LeaveCallersCore() {
     const int here = sched_getcpu();
     for (Worker& worker : workers) {

@@ -41,7 +41,8 @@ absl::Status AsyncReads::Prepare(bool beside_steps) {
   return read_ != nullptr ? absl::OkStatus() : MakeRead();
 }
 
-// Updates that read parameters write these as well, which a step reads in pieces of their own: they wait for the save.
+// Updates that read parameters write these as well, which a step reads in pieces of their own: they
+// wait for the save.
 void AsyncReads::TakeSecondPlaces() {
   const sharding::Plan& plan = with_.programs->plan();
   if (sharding::UpdatesReadParameters(plan) || !with_.storage->files().exist()) return;

@@ -58,7 +58,8 @@ absl::Status CallBarrier::Enter(CollectiveCall call, int64_t subject, const absl
           absl::Status(broken.code(), absl::StrCat("the engine has failed: ", broken.message())));
     }
   } else if (!absl::IsFailedPrecondition(broken) && !absl::IsDeadlineExceeded(broken)) {
-    // With repeated shards, ranks of other shard groups may not see this error, and wait for this rank's record.
+    // With repeated shards, ranks of other shard groups may not see this error, and wait for this
+    // rank's record.
     with_.communicators->control().Abort(broken);
   }
   ErrorAgreement agreement({.errors = with_.errors,

@@ -1,5 +1,5 @@
-// The barrier of collective calls outside of steps. Either all ranks make the same call, or every rank
-// gets a Status and nothing has changed.
+// The barrier of collective calls outside of steps. Either all ranks make the same call, or every
+// rank gets a Status and nothing has changed.
 //
 // First comes a barrier on each communicator of steps. A rank that is in a step or evaluation has
 // another collective there, so the barrier fails at once instead of at the time-out. Then the hosts

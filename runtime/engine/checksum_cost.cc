@@ -88,7 +88,8 @@ ChecksumWork ChecksumWorkOf(const sharding::Plan& plan, const sharding::SwapFile
       summed +=
           static_cast<double>(moved) * static_cast<double>(left[c]) / static_cast<double>(all[c]);
   }
-  // The masters that the gather before an early update casts. They are summed before the update sums them.
+  // The masters that the gather before an early update casts. They are summed before the update
+  // sums them.
   for (const sharding::Operation& operation : plan.operations) {
     if (operation.kind != sharding::OperationKind::kCastMasters) continue;
     for (const sharding::UpdateDetail& of : operation.updates)

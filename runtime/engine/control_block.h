@@ -1,7 +1,7 @@
-// What the host and the device tell each other in a step, in memory that both reach: the memory of the plan's cells
-// (sharding::ControlCells). Norms, losses and the ranks' records come from the device; the scale and the constants of
-// updates go to it. A device with memory of its own has a copy of the values that every thread of an update reads. On
-// the CPU all of this is plain memory.
+// What the host and the device tell each other in a step, in memory that both reach: the memory of
+// the plan's cells (sharding::ControlCells). Norms, losses and the ranks' records come from the
+// device; the scale and the constants of updates go to it. A device with memory of its own has a
+// copy of the values that every thread of an update reads. On the CPU all of this is plain memory.
 //
 // Two steps may be under way, so the values of a step's updates, loss and exchange exist by parity.
 // An evaluation may run within a step, so it has sums and records of its own, under the parity
@@ -29,7 +29,8 @@ class ControlBlock {
   struct Sizes {
     size_t units = 0, ranks = 0;
     size_t sets = 0;  // of constants that a step's updates need
-    // Where an optimizer takes norms: sums of this rank, bytes of a rank's record of them, and how many ranks there are.
+    // Where an optimizer takes norms: sums of this rank, bytes of a rank's record of them, and how
+    // many ranks there are.
     size_t norm_sums = 0, norm_record = 0, norm_records = 0;
   };
   // `runs`: of all updates. On an error `into` holds what could be taken, as with Storage.
@@ -56,13 +57,14 @@ class ControlBlock {
     return Of(parity, early, constants_);
   }
 
-  // For optimizers that take norms: a copy of the sums on the device; this rank's record, and the records of all
-  // ranks.
+  // For optimizers that take norms: a copy of the sums on the device; this rank's record, and the
+  // records of all ranks.
   std::span<optim::NormSums> norm_sums() const { return norm_sums_; }
   std::span<std::byte> norm_record() const { return norm_record_; }
   std::span<std::byte> norm_records() const { return norm_records_; }
 
-  // Enqueued on `stream`, for updates behind it. Does nothing if the device has no memory of its own.
+  // Enqueued on `stream`, for updates behind it. Does nothing if the device has no memory of its
+  // own.
   void CopyRuns(Stream& stream) const;
   // Where an update reads constants, on the device or on the host.
   std::span<const optim::UpdateConstants> constants_for(bool on_device, int parity,

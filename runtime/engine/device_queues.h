@@ -1,5 +1,5 @@
-// The queues of the hardware that CUDA spreads the streams of a process over. Streams that share one
-// wait for each other without a reason.
+// The queues of the hardware that CUDA spreads the streams of a process over. Streams that share
+// one wait for each other without a reason.
 #pragma once
 
 #include <string>

@@ -80,8 +80,9 @@ struct ParameterView {
 class Engine : public EngineState {
  public:
   // Collective. Checks that model, config and plan agree over the ranks, lays out every pool, and
-  // fills this rank's slices. An error names the rank and the first thing at fault. `world` on a GPU:
-  // as the launcher or RunThreads gives it; its communicators are made for the device (World::On).
+  // fills this rank's slices. An error names the rank and the first thing at fault. `world` on a
+  // GPU: as the launcher or RunThreads gives it; its communicators are made for the device
+  // (World::On).
   static absl::StatusOr<Engine> Create(World world, Device device, ModelSpec model,
                                        const Config& config, EngineOptions options = {});
   Engine(Engine&&) noexcept;
@@ -126,19 +127,21 @@ class Engine : public EngineState {
   absl::Status Suspend();
   absl::Status Resume();
 
-  // Collective, between steps: other visits and another order (ModelSpec::forward and ModelSpec::order) of the same
-  // units and parameters. Parameters, masters and optimizer states stay where they are. Training then goes on bit for
-  // bit like an engine that was created with this order and given the same state. program(), model() and memory() are
-  // of the new order, and after the next step traffic() and communication() are too; Report is still of the last
-  // step. Scopes' views and workspace() may be at other addresses. Waits for pending updates and for the end of a
-  // ReadAsync. Later ones, and StateSlices, follow the new order.
+  // Collective, between steps: other visits and another order (ModelSpec::forward and
+  // ModelSpec::order) of the same units and parameters. Parameters, masters and optimizer states
+  // stay where they are. Training then goes on bit for bit like an engine that was created with
+  // this order and given the same state. program(), model() and memory() are of the new order, and
+  // after the next step traffic() and communication() are too; Report is still of the last step.
+  // Scopes' views and workspace() may be at other addresses. Waits for pending updates and for the
+  // end of a ReadAsync. Later ones, and StateSlices, follow the new order.
   //
-  // Pools that change are freed before the new ones are taken. So memory never exceeds the need of either order,
-  // except for memory that HoldMemory keeps. Masters and states stay in the tier that they are in, which leaves
-  // staging what ebb.host_memory left it. An error of any rank is every rank's, and the engine is as it was, unless
-  // the error says that it has failed. Errors: orders that differ over the ranks, with the first difference; an order
-  // that Create would refuse; a step is alive or the engine is suspended; memory or disk space is short. Other
-  // threads ask nothing of the engine meanwhile.
+  // Pools that change are freed before the new ones are taken. So memory never exceeds the need of
+  // either order, except for memory that HoldMemory keeps. Masters and states stay in the tier that
+  // they are in, which leaves staging what ebb.host_memory left it. An error of any rank is every
+  // rank's, and the engine is as it was, unless the error says that it has failed. Errors: orders
+  // that differ over the ranks, with the first difference; an order that Create would refuse; a
+  // step is alive or the engine is suspended; memory or disk space is short. Other threads ask
+  // nothing of the engine meanwhile.
   absl::Status Reorder(std::vector<Visit> forward, std::vector<ScopeEvent> order = {});
 
   // Collective, between steps: OK if every rank passes OK and the same `about`. Otherwise this

@@ -17,8 +17,8 @@ absl::Status ErrorAgreement::ErrorOf(const Known& known) {
     return failure;
   }
   absl::Status status = known.error;
-  // The first thing that ranks did differently. OK if there is none, or if they can no longer tell each
-  // other. `broken`: why they have to.
+  // The first thing that ranks did differently. OK if there is none, or if they can no longer tell
+  // each other. `broken`: why they have to.
   const auto difference = [&](const absl::Status& broken) {
     const absl::StatusOr<std::vector<std::vector<int64_t>>> logs =
         with_.peers->Logs(known.log, broken);
@@ -35,8 +35,8 @@ absl::Status ErrorAgreement::ErrorOf(const Known& known) {
   if (!broken.ok()) {
     // A rank may be waiting in another communicator for this rank.
     with_.peers->Abort(broken);
-    // The ranks may have opened different scopes before the collectives noticed, and that explains the failure
-    // better. Some ranks may learn of any other failure a step later than others.
+    // The ranks may have opened different scopes before the collectives noticed, and that explains
+    // the failure better. Some ranks may learn of any other failure a step later than others.
     const bool may_have_gone_apart =
         absl::IsFailedPrecondition(broken) || absl::IsDeadlineExceeded(broken);
     const absl::Status apart = may_have_gone_apart ? difference(broken) : absl::OkStatus();

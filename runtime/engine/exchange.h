@@ -55,7 +55,8 @@ struct Verdict {
   bool engine_failed = false, updates_started = false, broken = false;  // on any rank
   absl::Status error;  // of the first rank that has one
 };
-// `backwards`: by unit, a number that grows with the time of its last backward; empty: the units' own order.
+// `backwards`: by unit, a number that grows with the time of its last backward; empty: the units'
+// own order.
 Verdict Conclude(std::span<const ExchangeRecord> records, std::span<const int> backwards = {});
 // Whether the unit finished its backward before the other.
 bool IsEarlier(int unit, int other, std::span<const int> backwards);

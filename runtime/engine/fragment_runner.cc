@@ -19,8 +19,8 @@ StepTag FragmentRunner::Tag() const {
           .divide = static_cast<float>(1.0 / progress.gradients.divisor)};
 }
 
-// A rank that cannot link a fragment fails, and runs the config's own, which Programs::LinkOwn has linked, because the
-// other ranks issue the step's collectives.
+// A rank that cannot link a fragment fails, and runs the config's own, which Programs::LinkOwn has
+// linked, because the other ranks issue the step's collectives.
 void FragmentRunner::Choose(Runnable& run) {
   StepProgress& progress = *with_.progress;
   absl::Status linked = with_.programs->Link(run, /*carrying=*/false);

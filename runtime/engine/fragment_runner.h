@@ -1,5 +1,5 @@
-// Issues the fragment that runs as far as its step has come, and the updates that one step leaves to the next. Counts
-// the bytes that a step moves.
+// Issues the fragment that runs as far as its step has come, and the updates that one step leaves
+// to the next. Counts the bytes that a step moves.
 #pragma once
 
 #include <atomic>
@@ -32,7 +32,8 @@ class FragmentRunner {
   };
   explicit FragmentRunner(const Parts& parts) : with_(parts) {}
 
-  // The step that is open runs this one, with the updates that the step before has left. Counts anew.
+  // The step that is open runs this one, with the updates that the step before has left. Counts
+  // anew.
   void Choose(Runnable& run);
   void ChooseWalk();
   // Reserves spans of the timeline for the instructions of this progress.
@@ -51,16 +52,16 @@ class FragmentRunner {
   void set_carries(bool carries) { carries_ = carries; }
   // Runs them, for the call that looks first.
   void Drain();
-  // Calls `then` once the carried updates have been issued, by the next step or by whatever looks at the state first:
-  // now, if there are none.
+  // Calls `then` once the carried updates have been issued, by the next step or by whatever looks
+  // at the state first: now, if there are none.
   void AfterCarried(std::function<void()> then);
   bool has_after_carried() const { return after_carried_ != nullptr; }
   // Issues the carried updates that are left, because the step is dropped.
   void IssueCarriedLeft();
   // The same before an evaluation. The step goes on in the fragment without those updates.
   void FinishCarried();
-  // The same before a unit is gathered out of the step's order, if the order has any left. What they overwrite comes
-  // again, on all ranks: some may have done theirs before (Engine::ReadAsync).
+  // The same before a unit is gathered out of the step's order, if the order has any left. What
+  // they overwrite comes again, on all ranks: some may have done theirs before (Engine::ReadAsync).
   void BringUpToDate();
   // State is not to be looked at between the updates that a step carries.
   absl::Status MayLook() const;
@@ -71,7 +72,8 @@ class FragmentRunner {
 
   // A step has finished, and counts.
   void NoteFinished() { has_finished_ = true; }
-  // About the step that finished last, even if its plan is gone. Both count issued work, so they wait for nothing.
+  // About the step that finished last, even if its plan is gone. Both count issued work, so they
+  // wait for nothing.
   std::vector<CommunicationRow> communication() const;
   std::vector<TrafficRow> traffic() const;
 

@@ -32,7 +32,8 @@ std::string AdviceFor(const EngineInputs& inputs, const sharding::HostRoom& room
 
 }  // namespace
 
-// All ranks have read the free memory before one takes some, and each knows how many ranks take from it.
+// All ranks have read the free memory before one takes some, and each knows how many ranks take
+// from it.
 absl::Status CheckHostMemory(const EngineInputs& inputs, const sharding::Pools& pools,
                              const HostLane& lane) {
   const std::vector<MemoryLimit> limits = ReadMemoryLimits(GetOffloadTestHooks().system_root);

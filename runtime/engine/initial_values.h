@@ -35,7 +35,8 @@ struct InitialValues {
   absl::Status AskInTurn(const sharding::Section& section, int64_t begin,
                          std::span<float> values) const;
   Slice Of(const sharding::Interval& interval) const;
-  // Stores values of this rank's slice, from element `first` of the section on, and the optimizer's states.
+  // Stores values of this rank's slice, from element `first` of the section on, and the optimizer's
+  // states.
   absl::Status Store(StateValues& state, int unit, bool trainable, int64_t first,
                      std::span<const float> values) const;
 };

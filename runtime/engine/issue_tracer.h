@@ -1,5 +1,5 @@
-// Spans of the timeline for instructions. The device times them if it has a clock for its streams; otherwise tasks of
-// the streams do.
+// Spans of the timeline for instructions. The device times them if it has a clock for its streams;
+// otherwise tasks of the streams do.
 #pragma once
 
 #include <cstdint>

@@ -46,8 +46,8 @@ void Issuer::Run(LinkedFragment& run, int begin, int end, const StepTag& step,
   }
 }
 
-// A copy of memory that the device has not locked waits inside the driver for all earlier work on the stream,
-// including collectives of other ranks. So it is enqueued when the stream is idle.
+// A copy of memory that the device has not locked waits inside the driver for all earlier work on
+// the stream, including collectives of other ranks. So it is enqueued when the stream is idle.
 void Issuer::StartNow(LinkedFragment& run, std::span<Event> over) {
   for (int index = 0; index < run.size(); ++index) {
     const Instruction& instruction = run[index];
@@ -187,9 +187,9 @@ void Issuer::Collect(LinkedFragment& run, int index, const StepTag& step, Stream
   });
 }
 
-// For memory that the device could not lock, the driver may read before earlier work on the stream has ended, and may
-// block the host while it holds locks of other ranks. So the host itself waits first for all issued work, on all
-// ranks alike.
+// For memory that the device could not lock, the driver may read before earlier work on the stream
+// has ended, and may block the host while it holds locks of other ranks. So the host itself waits
+// first for all issued work, on all ranks alike.
 void Issuer::Copy(LinkedFragment& run, int index, int parity, Stream& stream) {
   const Instruction& instruction = run[index];
   for (size_t k = 0; k < instruction.operands.size(); k += 2) {

@@ -56,8 +56,8 @@ class Issuer {
   void StartNow(LinkedFragment& run, std::span<Event> over);
   // Waits for the instructions; returns the first error.
   absl::Status AwaitNow(LinkedFragment& run, std::span<Event> over);
-  // The same for reads of a save, on its own thread. Their memory is ordered by kReadAsync alone. `copies`: null if
-  // there are none.
+  // The same for reads of a save, on its own thread. Their memory is ordered by kReadAsync alone.
+  // `copies`: null if there are none.
   void StartOfSave(LinkedFragment& run, Stream* copies);
   absl::Status AwaitOfSave(LinkedFragment& run, Stream* copies);
 
@@ -90,8 +90,8 @@ class Issuer {
 
   const Parts with_;
   std::function<void(int unit)> read_async_;
-  // By the line where transfers start: how many have. The line where they end waits for that number, which costs no
-  // event.
+  // By the line where transfers start: how many have. The line where they end waits for that
+  // number, which costs no event.
   std::array<Progress, sharding::kLines> started_;
 };
 

@@ -1,6 +1,6 @@
-// A fragment with what running it needs: where its operands are, an event for each instruction that something
-// waits for, room for its transfers. Made once, so that a step allocates nothing; pointed again when the pools
-// have moved.
+// A fragment with what running it needs: where its operands are, an event for each instruction that
+// something waits for, room for its transfers. Made once, so that a step allocates nothing; pointed
+// again when the pools have moved.
 #pragma once
 
 #include <array>

@@ -28,8 +28,8 @@ constexpr std::string_view kRatio = "zero_optimization.offload_optimizer.ratio";
 
 }  // namespace
 
-// The memory of the measurements is freed when all are done. Freeing waits for the device, where a collective of
-// another rank may wait for this one.
+// The memory of the measurements is freed when all are done. Freeing waits for the device, where a
+// collective of another rank may wait for this one.
 struct Measuring::Scratch {
   absl::StatusOr<Buffer> groups = Buffer(), number = Buffer();
   UpdateScratch updates;
@@ -88,8 +88,8 @@ absl::Status Measuring::MeasureCoalesce(Scratch& scratch) {
   return absl::OkStatus();
 }
 
-// What ebb.device_memory asks for. On a CPU the same threads update both parts: there it is all that
-// counts.
+// What ebb.device_memory asks for. On a CPU the same threads update both parts: there it is all
+// that counts.
 void Measuring::ChooseRatioByCap() {
   OffloadOptimizerConfig& optimizer = config_.zero.offload_optimizer;
   if (!optimizer.measures_ratio) return;

@@ -1,6 +1,6 @@
-// Bytes that one step moves between tiers and between ranks: as predicted when it begins, and counted where its
-// instructions are issued. One thread begins and adds, any thread reads. No plan is looked at for that, because plans may
-// go (Engine::Reorder).
+// Bytes that one step moves between tiers and between ranks: as predicted when it begins, and
+// counted where its instructions are issued. One thread begins and adds, any thread reads. No plan
+// is looked at for that, because plans may go (Engine::Reorder).
 #pragma once
 
 #include <atomic>

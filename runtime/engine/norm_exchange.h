@@ -4,7 +4,8 @@
 // whole parameters. Sums are exact (optim/exact_sum.h), so neither cuts nor the order of ranks
 // matter.
 //
-// All of it happens in the order of the reduce stream, as tasks of record_exchange.h, in the control block.
+// All of it happens in the order of the reduce stream, as tasks of record_exchange.h, in the
+// control block.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,9 @@ class NormExchange {
   NormExchange(const sharding::Plan& plan, const UpdateTable& table, int shard,
                const ControlBlock& control);
 
-  // Adds up this rank's sums, and writes its record of that exchange. `on_host`: null if the host has none, as
-  // `on_device`: whether the control block has sums of the device. `failed`: sums are void.
+  // Adds up this rank's sums, and writes its record of that exchange. `on_host`: null if the host
+  // has none, as `on_device`: whether the control block has sums of the device. `failed`: sums are
+  // void.
   void Complete(bool on_device, const optim::NormSums* on_host, int64_t exchange, bool failed);
 
   // False: some rank's record of that exchange has not come, or has no sums.

@@ -163,12 +163,13 @@ bool OpenScopes::ReducesAfter(const OpenScope& scope) const {
   return scope.planned >= 0 && with_.progress->PlannedScopeOf(scope.planned).is_reduced;
 }
 
-// The plan's next moment is the close of a scope that is still open, but the trainer opens a later one.
+// The plan's next moment is the close of a scope that is still open, but the trainer opens a later
+// one.
 void OpenScopes::OpenAheadOfHeld(const OpenScope& scope) {
   if (!HasRoom(scope, /*all=*/false)) return;
   StepProgress& progress = *with_.progress;
-  // The kernels of scopes that were left out wait too. Kernels behind them on the compute stream do not repeat those
-  // waits.
+  // The kernels of scopes that were left out wait too. Kernels behind them on the compute stream do
+  // not repeat those waits.
   const size_t begin = std::max(progress.moment, progress.awaited),
                end = progress.OpeningOf(scope.planned) + 1;
   for (size_t moment = begin; moment < end; ++moment) {
@@ -191,8 +192,8 @@ void OpenScopes::OpenAheadOfHeld(const OpenScope& scope) {
   progress.awaited = end;
 }
 
-// Something that the kernels of a moment wait for and that was not issued yet. Other kernels come before them on their
-// stream.
+// Something that the kernels of a moment wait for and that was not issued yet. Other kernels come
+// before them on their stream.
 const sharding::Instruction* OpenScopes::FindNotIssued(size_t moment) const {
   using sharding::Instruction;
   const StepProgress& progress = *with_.progress;
@@ -233,7 +234,8 @@ const sharding::Instruction* OpenScopes::FindNotIssued(size_t moment) const {
   return nullptr;
 }
 
-// For a scope that is not in the order: the unit's last visit; for a backward scope, the last with a gradient.
+// For a scope that is not in the order: the unit's last visit; for a backward scope, the last with
+// a gradient.
 int OpenScopes::VisitOf(int unit, bool backward) const {
   const std::vector<Visit>& visits = with_.inputs->model.forward;
   int found = 0;

@@ -38,8 +38,8 @@ struct UpdateSlice {
 // on the engine's threads, the host's and the device's side by side. It calls no Engine. An error
 // fails the engine. Work that fails on the stream fails it later.
 //
-// With updates on a GPU, Finish waits until it is known that the step is applied: the function cannot
-// ask the device.
+// With updates on a GPU, Finish waits until it is known that the step is applied: the function
+// cannot ask the device.
 struct OptimizerSpec {
   std::vector<std::string> states = {};
   std::function<absl::Status(const UpdateSlice&)> update = {};  // required

@@ -76,8 +76,8 @@ bool OrderNotices::OwnsBoundaries() const {
   return progress_.plan().pools.bytes[static_cast<int>(StateClass::kActivation)] > 0;
 }
 
-// Before an update uses an incomplete gradient. If boundaries belong to the engine, a scope that was left out is an
-// error in any step.
+// Before an update uses an incomplete gradient. If boundaries belong to the engine, a scope that
+// was left out is an error in any step.
 void OrderNotices::CheckNothingLeftOut() {
   if (!inputs_.config.ebb.strict || progress_.options.may_leave_out || OwnsBoundaries()) return;
   if (absl::Status missing = progress_.backwards.Error(); !missing.ok())

@@ -38,8 +38,8 @@ absl::Status PausedStep::MayEvaluate() const {
 
 void PausedStep::Pause() {
   with_.scopes->views().TakeErrors();
-  // The evaluation sees finished updates. The step then reads from the disk what carried updates would have left in
-  // slots.
+  // The evaluation sees finished updates. The step then reads from the disk what carried updates
+  // would have left in slots.
   with_.runner->FinishCarried();
   with_.order->WaitForSteps();
   std::swap(*with_.progress, outer_);

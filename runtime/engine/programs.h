@@ -1,5 +1,5 @@
-// The plans that an engine runs, and their fragments, linked when each is first needed; with the order of scopes that
-// the plans are of.
+// The plans that an engine runs, and their fragments, linked when each is first needed; with the
+// order of scopes that the plans are of.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ class Programs {
   absl::Status Plan();
   // For later plans: state keeps its places, whatever the order is.
   void KeepPlacement(const sharding::StatePlacement& placement) { placement_ = placement; }
-  // Each model takes the order of the other's scopes and its plans, which are linked again. The config's own plans
-  // stay at the addresses where the others' were.
+  // Each model takes the order of the other's scopes and its plans, which are linked again. The
+  // config's own plans stay at the addresses where the others' were.
   void Swap(Programs& other);
   bool has_plans() const { return own_ != nullptr; }
   Runnable& own() const { return *own_; }      // the config's own step
@@ -43,11 +43,12 @@ class Programs {
     return Of(sharding::PlannedRounds(plan()), /*hold_updates=*/true);
   }
 
-  // Of the config's own plans. Plans of other steps are made when these begin. They follow from the same model,
-  // config, optimizer and placement, which ranks compare, too.
+  // Of the config's own plans. Plans of other steps are made when these begin. They follow from the
+  // same model, config, optimizer and placement, which ranks compare, too.
   uint64_t Fingerprint() const;
 
-  // Cuts memory into cells at the operands of the config's own plans. Plans of more rounds touch the same operands.
+  // Cuts memory into cells at the operands of the config's own plans. Plans of more rounds touch
+  // the same operands.
   absl::Status CutCells();
   const sharding::Cells& cells() const { return *cells_; }
   // Both outlive this.

@@ -30,7 +30,8 @@ int64_t FirstNonFinite(const std::byte* data, DType dtype, int64_t count) {
 
 }  // namespace
 
-// The last Finish has waited for the verdict of the step before where the host enqueues what needs it.
+// The last Finish has waited for the verdict of the step before where the host enqueues what needs
+// it.
 void RecordExchange::Prepare(int parity, Stream& stream) {
   const auto prepare = [this, parity, rate = learning_rate_] {
     with_.outcome->Prepare(parity, rate);
@@ -66,8 +67,8 @@ void RecordExchange::NameNonFinite(const LinkedFragment& run, int instruction, i
     record.non_finite_parameter = static_cast<int32_t>(interval.parameter);
 }
 
-// One task: the first update waits for all that comes before it, and a GPU's stream stops for each. Where the host
-// enqueues updates, it knows the verdict before it goes on.
+// One task: the first update waits for all that comes before it, and a GPU's stream stops for each.
+// Where the host enqueues updates, it knows the verdict before it goes on.
 void RecordExchange::Conclude(int parity, Stream& stream) {
   stream.Enqueue([this, parity] {
     with_.outcome->Conclude(parity, with_.of_world->status());
@@ -92,9 +93,9 @@ void RecordExchange::ConcludeNorms(int parity, Stream& stream) {
   stream.Enqueue([this, parity] { SetTrustRatios(parity); });
 }
 
-// The same on every rank of a shard group, as it follows from the records alone. If a rank has failed, or the
-// communicator broke before a record came, no rank of the group updates. All ranks learn of the failure with the next
-// exchange, as with a failure in a late update.
+// The same on every rank of a shard group, as it follows from the records alone. If a rank has
+// failed, or the communicator broke before a record came, no rank of the group updates. All ranks
+// learn of the failure with the next exchange, as with a failure in a late update.
 void RecordExchange::SetTrustRatios(int parity) {
   with_.peers->NoteIfBroken(
       *with_.of_shards, [] { return std::string(sharding::Name(OperationKind::kExchangeNorms)); });

@@ -1,6 +1,7 @@
-// The host's work around the exchanges of ranks, in the order of the reduce stream. At the end of a step or
-// evaluation it is about records (exchange.h) and calls StepOutcome. Before LAMB and LARS it is about the norms of
-// parameters (norm_exchange.h). The exchanges themselves are instructions as all others are.
+// The host's work around the exchanges of ranks, in the order of the reduce stream. At the end of a
+// step or evaluation it is about records (exchange.h) and calls StepOutcome. Before LAMB and LARS
+// it is about the norms of parameters (norm_exchange.h). The exchanges themselves are instructions
+// as all others are.
 #pragma once
 
 #include <optional>

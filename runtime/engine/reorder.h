@@ -1,5 +1,6 @@
-// Replaces the order of scopes of an engine, for the same units and parameters (Engine::Reorder). Parameters, masters
-// and states stay where they are. The rest is planned, laid out and linked again. On all ranks or on none.
+// Replaces the order of scopes of an engine, for the same units and parameters (Engine::Reorder).
+// Parameters, masters and states stay where they are. The rest is planned, laid out and linked
+// again. On all ranks or on none.
 //
 //   agree that all ask for it, in the same order          nothing has changed
 //   the old plan's pools go, the new plan's are taken     an error on any rank: the other way round

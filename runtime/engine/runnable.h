@@ -1,5 +1,5 @@
-// A plan that an engine runs, linked when it is first needed: with and without updates that the step before has
-// left.
+// A plan that an engine runs, linked when it is first needed: with and without updates that the
+// step before has left.
 #pragma once
 
 #include <cstddef>
@@ -51,7 +51,8 @@ struct Runnable {
   std::unique_ptr<LinkedFragment> linked[2];  // without, with those updates
 
  private:
-  // Of the planned rounds [0], and with one middle round more [1]; without [0] and with [1] carried updates.
+  // Of the planned rounds [0], and with one middle round more [1]; without [0] and with [1] carried
+  // updates.
   std::vector<TrafficRow> traffic_[2][2];
   // The same bytes by operation kind.
   int64_t bytes_of_[2][sharding::kOperationKinds] = {};

@@ -8,8 +8,8 @@ namespace {
 
 constexpr int kNever = std::numeric_limits<int>::max();
 
-// The scope that was opened as number `number`, if both trails are the same up to it: the expected one,
-// unless it was off plan. `at`: the first off-plan scope that the two do not share.
+// The scope that was opened as number `number`, if both trails are the same up to it: the expected
+// one, unless it was off plan. `at`: the first off-plan scope that the two do not share.
 int CodeAt(const ScopeTrail& trail, size_t at, int number, int expected) {
   if (number >= trail.opened) return ScopeTrail::kNothing;
   const std::span<const ScopeTrail::OffPlanScope> kept = trail.Kept();

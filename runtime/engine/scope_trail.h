@@ -29,8 +29,8 @@ struct CallLog {
   }
 };
 
-// Calls that every rank makes, outside of steps. The second entry of a log is one of these, a step's number
-// of micro-batches, or an evaluation's, which is negative.
+// Calls that every rank makes, outside of steps. The second entry of a log is one of these, a
+// step's number of micro-batches, or an evaluation's, which is negative.
 enum class CollectiveCall : int64_t {
   kSuspend = int64_t{1} << 40,
   kResume,

@@ -1,5 +1,6 @@
-// What open scopes show: parameters, gradients, and the boundaries that belong to the engine. A request for a tensor
-// that a scope does not have is an error of the step, and the trainer gets an empty view.
+// What open scopes show: parameters, gradients, and the boundaries that belong to the engine. A
+// request for a tensor that a scope does not have is an error of the step, and the trainer gets an
+// empty view.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +54,8 @@ class ScopeViews {
   // Gradients that backward did not ask for become zero, and so does the padding between
   // parameters.
   void CompleteGradient(const OpenScope& scope);
-  // What the scope showed is no longer its unit's: a view that is kept shows nonsense (CPU, debug builds).
+  // What the scope showed is no longer its unit's: a view that is kept shows nonsense (CPU, debug
+  // builds).
   void Poison(const OpenScope& closed);
   void Poison(int unit);
   // The mistakes with views since the last call become the step's.

@@ -24,7 +24,8 @@ class SecondPlaces {
   // `second`: as long as the part of `first` with masters and states. `first` outlives this.
   SecondPlaces(const sharding::SwapFiles& files, ShardFile& first,
                std::unique_ptr<ShardFile> second);
-  // Bytes of the states' file from its begin on, up to where the last array of masters and states ends.
+  // Bytes of the states' file from its begin on, up to where the last array of masters and states
+  // ends.
   static int64_t BytesOf(const sharding::SwapFiles& files);
 
   // On the engine's thread: writes issued from now on leave the present bytes to the save. The save

@@ -65,7 +65,8 @@ absl::Status Setup::Make() {
       AgreeOnInitialValues(Control(), inputs.model, inputs.options.initial_values_of_rank_0));
   EBB_RETURN_IF_ERROR(with_.communicators.MakeGather(Settled().shards));
   EBB_RETURN_IF_ERROR(measuring.Measure());
-  // No rank waits on its device for another rank here, because that one may be freeing memory of the measurements.
+  // No rank waits on its device for another rank here, because that one may be freeing memory of
+  // the measurements.
   EBB_RETURN_IF_ERROR(with_.communicators.MakeSecondary(Settled().secondary_shards));
   EBB_RETURN_IF_ERROR(with_.communicators.MakeReduce(Settled().shards));
   EBB_RETURN_IF_ERROR(CheckHostMemory(inputs, plan().pools, Control()));
@@ -102,8 +103,8 @@ void Setup::LogMade() const {
       std::string(timing), ": ", settled.timing_reason));
 }
 
-// With the trainer's, the one that zeroes memory, the crossings of host streams, and one of NCCL's for
-// each communicator. None of CUDA's on a CPU.
+// With the trainer's, the one that zeroes memory, the crossings of host streams, and one of NCCL's
+// for each communicator. None of CUDA's on a CPU.
 int Setup::StreamsOfDevice() const {
   if (HostReaches(with_.inputs.device)) return 0;
   const bool has_nccl = with_.inputs.uses_nccl();

@@ -1,5 +1,6 @@
-// Makes an engine: checks the trainer's arguments, plans, agrees with the other ranks, measures values that the
-// config leaves open, takes memory, and fills it. Collective; an error of one rank is an error of all.
+// Makes an engine: checks the trainer's arguments, plans, agrees with the other ranks, measures
+// values that the config leaves open, takes memory, and fills it. Collective; an error of one rank
+// is an error of all.
 #pragma once
 
 #include <memory>

@@ -95,8 +95,8 @@ void StateAccess::NoteWrite(StateClass what) {
   written_.states |= what == StateClass::kOptimizer;
 }
 
-// A parameter and its master become one value, the parameter's. Another master would replace the parameter after a
-// skipped step, or not, depending on the tier.
+// A parameter and its master become one value, the parameter's. Another master would replace the
+// parameter after a skipped step, or not, depending on the tier.
 absl::Status StateAccess::WriteParameters(const StateRange& range, std::span<float> values) {
   const int unit = range.array.unit;
   if (!range.array.trainable || !sharding::HasMasters(plan(), unit))

@@ -53,8 +53,8 @@ absl::StatusOr<std::vector<std::vector<int64_t>>> StepCommunicators::Logs(
     std::span<const int64_t> own, const absl::Status& broken) {
   Communicator& control = communicators_.control();
   Stream& reduce = streams_.reduce();
-  // Ranks that compute have been woken, and come when their kernels have ended. A rank that does not has stalled, or
-  // is in a call of another engine.
+  // Ranks that compute have been woken, and come when their kernels have ended. A rank that does
+  // not has stalled, or is in a call of another engine.
   std::optional<Watchdog> watchdog;
   if (absl::IsDeadlineExceeded(broken) && control.status().ok()) {
     watchdog.emplace(
@@ -77,8 +77,8 @@ void StepCommunicators::NoteCollective(Communicator& communicator, absl::Status 
   errors.Note(std::move(status));
 }
 
-// The time-out passes once. A thread that waits in another communicator of the step, here or on other ranks, does not
-// wait for its own time-out.
+// The time-out passes once. A thread that waits in another communicator of the step, here or on
+// other ranks, does not wait for its own time-out.
 void StepCommunicators::NoteIfBroken(const Communicator& communicator,
                                      absl::FunctionRef<std::string()> where) {
   const absl::Status broken = communicator.status();

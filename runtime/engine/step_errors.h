@@ -43,8 +43,8 @@ class StepErrors {
   int64_t NextExchange();
   // This rank's caller knows the errors of exchanges up to this one.
   int64_t known_exchange() const;
-  // The error of a judged step, to be reported. `cause`: the exchange to blame; the caller may know its
-  // error already.
+  // The error of a judged step, to be reported. `cause`: the exchange to blame; the caller may know
+  // its error already.
   void NoteJudged(const absl::Status& status, int64_t cause);
   // An error of a judged step has not been reported.
   bool has_unreported() const;

@@ -109,7 +109,8 @@ void StepOutcome::Close(const Closing& closing) {
 
 absl::Status StepOutcome::Finish() {
   Slot& slot = slots_[*open_];
-  // In no record, and the step may be applied: a collective behind the exchange that was not enqueued.
+  // In no record, and the step may be applied: a collective behind the exchange that was not
+  // enqueued.
   if (const absl::Status known = with_.errors->Peek(); slot.error.ok() && !known.ok()) {
     with_.errors->Fail(
         absl::Status(known.code(), absl::StrCat("the engine has failed: ", known.message())));
@@ -184,7 +185,8 @@ void StepOutcome::TakeOne(Slot& slot, int parity) {
     status = errors.failure();
   }
   if (errors.has_failed()) {
-    // Ranks may wait in the next step for this one. No update begins after its failure was returned.
+    // Ranks may wait in the next step for this one. No update begins after its failure was
+    // returned.
     with_.peers->Abort(errors.failure());
     with_.peers->AwaitUpdates();
   }

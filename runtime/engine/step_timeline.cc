@@ -36,8 +36,8 @@ void StepTimeline::Add(const TraceLabel& step, const char* operation, std::strin
                   .evaluation = step.evaluation});
 }
 
-// A device that has no room for more events has failed by now, or will say so elsewhere: a timeline is
-// no reason to fail.
+// A device that has no room for more events has failed by now, or will say so elsewhere: a timeline
+// is no reason to fail.
 void StepTimeline::Collect(int64_t next) {
   if (device_spans_ == nullptr) return;
   device_spans_->Collect();

@@ -318,8 +318,8 @@ void Steps::IssueFinish() {
   ++progress.moment;
   with_.observers->Touch(IssueObserver::CallerTouch::kBeginRecord, progress.parity);
   const sharding::UpdateTiming timing = sharding::TimingOf(progress.plan());
-  // With updates off the step is over when Finish returns. An optimizer of the trainer's is called only for applied
-  // steps.
+  // With updates off the step is over when Finish returns. An optimizer of the trainer's is called
+  // only for applied steps.
   const bool waits = with_.own_optimizer_enqueues || timing == sharding::UpdateTiming::kOff;
   outcome().Close(
       {.terms = {.waits = !progress.evaluation && waits,

@@ -1,9 +1,11 @@
-// The engine's memory: one buffer for each class of state on the device, pools in host memory, and swap files. The
-// plan's pools lay it out, the ledger counts it, and only this file turns it into pointers.
+// The engine's memory: one buffer for each class of state on the device, pools in host memory, and
+// swap files. The plan's pools lay it out, the ledger counts it, and only this file turns it into
+// pointers.
 //
-// The pools of the device are on the device. A suspended engine has parameters, masters and optimizer states on the
-// host instead, and no other pools, because no step leaves their contents to the next. If the device's memory is the
-// host's, these stay at their address and only the row in the ledger changes.
+// The pools of the device are on the device. A suspended engine has parameters, masters and
+// optimizer states on the host instead, and no other pools, because no step leaves their contents
+// to the next. If the device's memory is the host's, these stay at their address and only the row
+// in the ledger changes.
 #pragma once
 
 #include <cstddef>
@@ -32,17 +34,16 @@ class Storage {
   using Allocate =
       std::function<absl::StatusOr<Buffer>(StateClass state, int64_t bytes, std::string_view what)>;
 
-  // `shard`: which slice of every unit is this rank's.
-  // `ranks_on_host`, `name`: as SwapStorage::Create.
-  // An error: `into` holds what could be taken. To give memory back may wait for the device, so that
-  // ranks which share one agree on the error first.
+  // `shard`: which slice of every unit is this rank's. `ranks_on_host`, `name`: as
+  // SwapStorage::Create. An error: `into` holds what could be taken. To give memory back may wait
+  // for the device, so that ranks which share one agree on the error first.
   static absl::Status Create(const Device& device, const sharding::Plan& plan, const Config& config,
                              int shard, int ranks_on_host, std::string_view name,
                              MemoryLedger& ledger, Allocate allocate, std::optional<Storage>& into);
 
-  // Call it after the plan was replaced, between steps. It lays out every pool again except parameters, masters and
-  // states. Pools that change are given back before others are taken. An error: what could not be taken is missing,
-  // until a call succeeds.
+  // Call it after the plan was replaced, between steps. It lays out every pool again except
+  // parameters, masters and states. Pools that change are given back before others are taken. An
+  // error: what could not be taken is missing, until a call succeeds.
   absl::Status FollowPlan();
 
   // Memory for a move to the other place, taken before anything moves, as it may not be there.

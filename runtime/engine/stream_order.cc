@@ -99,7 +99,8 @@ void StreamOrder::WaitIdle() {
   frontier_.Clear();
 }
 
-// Where transfers start before where they end. The frontier is kept, so later updates wait for these reads.
+// Where transfers start before where they end. The frontier is kept, so later updates wait for
+// these reads.
 void StreamOrder::WaitForSteps() {
   ForEachOfSteps([this](Line line) { streams_[line]->WaitIdle(); });
 }

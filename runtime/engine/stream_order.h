@@ -38,8 +38,8 @@ class StreamOrder {
   // For an instruction outside of steps: its stream waits for all uses of its operands.
   void AwaitUses(const sharding::Instruction& instruction);
 
-  // Every stream comes after all work issued on any. Reads beside steps are left out, because they may take long. For
-  // work outside of fragments, which writes nothing that they read.
+  // Every stream comes after all work issued on any. Reads beside steps are left out, because they
+  // may take long. For work outside of fragments, which writes nothing that they read.
   void Fence();
   // The fragment has ended early: the next one waits for all such work, as far as it uses cells.
   void EndEarly();

@@ -1,4 +1,5 @@
-// Suspend and Resume: the pools go to the host and come back, on all ranks or on none. Meanwhile no step begins.
+// Suspend and Resume: the pools go to the host and come back, on all ranks or on none. Meanwhile no
+// step begins.
 #pragma once
 
 #include <cstdint>

@@ -52,8 +52,8 @@ class SwapChecksums {
     int64_t bytes() const { return of_.bytes; }
     // Whether `checksum` is the known one.
     bool Agrees(uint64_t checksum) const { return Agrees(checksum_, checksum); }
-    // Otherwise the sum from before, as an update sums bytes that it still has to write; or the sum from before a
-    // save. In this order, as each comes from the one before it.
+    // Otherwise the sum from before, as an update sums bytes that it still has to write; or the sum
+    // from before a save. In this order, as each comes from the one before it.
     bool AgreesOrDid(uint64_t checksum) const {
       return Agrees(checksum_, checksum) || Agrees(before_, checksum) ||
              Agrees(saved_[0], checksum) || Agrees(saved_[1], checksum);

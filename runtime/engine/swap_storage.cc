@@ -19,7 +19,8 @@
 namespace ebb {
 namespace {
 
-// What the run needs on the disks of a host, where one file finds no room: by class, and over the ranks.
+// What the run needs on the disks of a host, where one file finds no room: by class, and over the
+// ranks.
 std::string NeedOnNvme(const sharding::Plan& plan, const Config& config, int ranks) {
   using sharding::Megabytes;
   const std::vector<std::string>&parameter_paths = config.zero.offload_param.nvme_paths,

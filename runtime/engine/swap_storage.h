@@ -1,5 +1,5 @@
-// An engine's swap files: one of a rank's parameters and one of all its other state. With their directories, and with
-// second places for saves beside steps. The plan's pools lay them out.
+// An engine's swap files: one of a rank's parameters and one of all its other state. With their
+// directories, and with second places for saves beside steps. The plan's pools lay them out.
 #pragma once
 
 #include <cstddef>
@@ -32,16 +32,16 @@ class SwapStorage {
                       std::string_view name);
   // Whether there are files for all that this plan has on the disk.
   absl::Status HasFilesFor(const sharding::Plan& plan) const;
-  // Takes another plan that keeps parameters, masters and states where they are. Between transfers; before the old
-  // staging goes, without one.
+  // Takes another plan that keeps parameters, masters and states where they are. Between transfers;
+  // before the old staging goes, without one.
   absl::Status FollowPlan(std::span<std::byte> staging);
 
   bool exist() const { return parameter_file_ != nullptr || state_file_ != nullptr; }
   ShardFile& File(const sharding::Place& place) const;  // where it is now
   absl::Status CheckUnchanged() const;  // ShardFile::CheckUnchanged of each; waits for the disk
 
-  // Makes the second file, which a save beside steps needs. Does nothing the second time. kResourceExhausted: the
-  // disk has no room for that file and the checkpoint.
+  // Makes the second file, which a save beside steps needs. Does nothing the second time.
+  // kResourceExhausted: the disk has no room for that file and the checkpoint.
   absl::Status TakeSecondPlaces(const sharding::SwapFiles& files, int ranks_on_host);
   ShardFile& SavedFile(const sharding::Place& place) const;  // where the save under way finds it
   SecondPlaces* second_places() const { return second_places_.get(); }

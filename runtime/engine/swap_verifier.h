@@ -27,41 +27,46 @@ class SwapVerifier {
   SwapVerifier(sharding::SwapFiles files, std::span<const UnitSpec> units, VerifySwap verify,
                Storage& storage, StepErrors& errors);
 
-  // The files of another plan, in which parameters, masters and states lie where they did. Between steps.
+  // The files of another plan, in which parameters, masters and states lie where they did. Between
+  // steps.
   void FollowPlan(sharding::SwapFiles files);
 
   // Before the first step of one that has begun with "all": only masters and states from now on.
   void VerifyStatesOnly();
 
-  // Whether the files are still this run's. Another program that truncates, replaces or links a file changes its
-  // contents, and our own writes may hide that by making it long again. If not, the engine fails.
+  // Whether the files are still this run's. Another program that truncates, replaces or links a
+  // file changes its contents, and our own writes may hide that by making it long again. If not,
+  // the engine fails.
   bool FilesAreOurs();
 
-  // Whether there are sums of a sub-group's arrays, in this order: its master or the low half of it, states.
+  // Whether there are sums of a sub-group's arrays, in this order: its master or the low half of
+  // it, states.
   bool Verifies(int sub_group) const;
-  // Compares the sums of the arrays that an update has read. If one differs, the engine fails and the result is false.
-  // `states`: how many were read beside the master.
+  // Compares the sums of the arrays that an update has read. If one differs, the engine fails and
+  // the result is false. `states`: how many were read beside the master.
   bool AgreeStates(int sub_group, std::span<const uint64_t> checksums, int states);
   void SetStates(int sub_group, std::span<const uint64_t> checksums);
-  // Sums the slot in a pass of its own, if no update or no single update covers the sub-group. Until the next call,
-  // and of one thread at a time, as is scratch().
+  // Sums the slot in a pass of its own, if no update or no single update covers the sub-group.
+  // Until the next call, and of one thread at a time, as is scratch().
   std::span<const uint64_t> SumStates(int sub_group, const std::byte* master,
                                       std::span<std::byte* const> states, ThreadTeam& team);
   // For updates that sum the bytes that they read and write.
   std::span<uint64_t> scratch() { return scratch_; }
 
-  // Updates sum the masters and states that they read and write. All else is summed where it is moved.
+  // Updates sum the masters and states that they read and write. All else is summed where it is
+  // moved.
   static bool SumsWhenMoved(StateClass what);
   // `data`: the bytes from `place` on, whole extents.
   void VerifyRead(const sharding::Place& place, std::span<const std::byte> data);
-  // Masters that a gather shares with its unit's update. With "all" they are checked here, because the gather uses a
-  // cast of them; otherwise the update checks them before it writes back.
+  // Masters that a gather shares with its unit's update. With "all" they are checked here, because
+  // the gather uses a cast of them; otherwise the update checks them before it writes back.
   void VerifyMasters(int sub_group, const std::byte* masters);
-  // `data`: the bytes that go into the file from `place` on. The sum of an extent that it holds a part of is not
-  // known from then on.
+  // `data`: the bytes that go into the file from `place` on. The sum of an extent that it holds a
+  // part of is not known from then on.
   void NoteWrite(const sharding::Place& place, std::span<const std::byte> data);
   void Forget(const sharding::Place& place, int64_t bytes) { checksums_.Forget(place, bytes); }
-  // An array of masters or states that an update has summed, and writes to its other place (SecondPlaces).
+  // An array of masters or states that an update has summed, and writes to its other place
+  // (SecondPlaces).
   void NoteMove(const sharding::Place& place);
 
   // The bytes that a save reads from the disk, piece by piece, each from the end of the one before.
@@ -70,15 +75,16 @@ class SwapVerifier {
     bool from_start = false;  // of the extent that is summed
     optim::RunningChecksum sum;
   };
-  // Checks each extent that ends in this piece and began in an earlier one. If one differs, the engine fails and
-  // the result is false. Later updates may have been summed already without being written.
+  // Checks each extent that ends in this piece and began in an earlier one. If one differs, the
+  // engine fails and the result is false. Later updates may have been summed already without being
+  // written.
   bool VerifyPiece(Pieces& pieces, const sharding::Place& place, std::span<const std::byte> data);
 
   // Reads `bytes` of a file from a place on and shows them.
   using Reader = absl::FunctionRef<absl::Status(const sharding::Place&, int64_t bytes,
                                                 absl::FunctionRef<void(const std::byte*)>)>;
-  // Reads and checks bytes of the file for this purpose alone, ahead of reads in smaller pieces. If they
-  // differ, the engine fails and the result is false.
+  // Reads and checks bytes of the file for this purpose alone, ahead of reads in smaller pieces. If
+  // they differ, the engine fails and the result is false.
   absl::StatusOr<bool> VerifyFile(const sharding::Place& place, int64_t bytes, Reader read);
 
  private:

@@ -55,10 +55,11 @@ void UpdateCall::Run(const LinkedFragment& run, int index, const StepTag& step,
            run[index].parts.front().first, stream);
 }
 
-// A late update belongs to a step that all ranks agreed on. An error in the next step, which may already run, does
-// not stop it. An early update uses the errors that are known by now, which cover every collective before it. Kernels
-// that enqueue themselves are enqueued before the errors are known, and read them when they run. An optimizer of the
-// trainer's is called only when the host knows them.
+// A late update belongs to a step that all ranks agreed on. An error in the next step, which may
+// already run, does not stop it. An early update uses the errors that are known by now, which cover
+// every collective before it. Kernels that enqueue themselves are enqueued before the errors are
+// known, and read them when they run. An optimizer of the trainer's is called only when the host
+// knows them.
 void UpdateCall::Update(const LinkedFragment& run, int index, const Work& of,
                         Stream& stream) const {
   const StepScalars& scalars = with_.constants->of(of.parity, of.detail.early);
@@ -107,8 +108,9 @@ void UpdateCall::Update(const LinkedFragment& run, int index, const Work& of,
   if (verifies) verifier.SetStates(sub_group, Checksums(of, stream));
 }
 
-// The operations behind an update carry its parameters to their place, even if the update did not happen. Then they
-// are the cast of the master. Those that updates read are in their slot already, and others are in their place.
+// The operations behind an update carry its parameters to their place, even if the update did not
+// happen. Then they are the cast of the master. Those that updates read are in their slot already,
+// and others are in their place.
 void UpdateCall::Keep(const Work& of, Stream& stream) const {
   // The parameters below, and the bytes that are written back, are unchanged.
   if (with_.verifier->Verifies(of.detail.sub_group) && !with_.errors->has_failed() &&
@@ -120,8 +122,8 @@ void UpdateCall::Keep(const Work& of, Stream& stream) const {
                                 optim::Rounding::kParameter);
 }
 
-// Nothing is written but the sums. A rank that cannot take them says so with its record, and no rank updates
-// anything.
+// Nothing is written but the sums. A rank that cannot take them says so with its record, and no
+// rank updates anything.
 void UpdateCall::SumNorms(const Work& of, std::span<optim::NormSums> sums, bool first,
                           Stream& stream) const {
   if (first) with_.kernels.Of(stream).ClearNorms(stream, sums);

@@ -88,8 +88,8 @@ absl::StatusOr<sharding::UpdateRates> MeasureUpdateRates(const Device& device,
   const Layout layout(shape, count);
   constexpr int64_t kConstantsBytes = sizeof(optim::UpdateConstants);
   EBB_ASSIGN_OR_RETURN(scratch.device, device.Allocate(layout.bytes() + kConstantsBytes, kWhat));
-  // Allocated like the pools of training: a device with memory of its own locks it, and goes on if it cannot. The
-  // pools report that later.
+  // Allocated like the pools of training: a device with memory of its own locks it, and goes on if
+  // it cannot. The pools report that later.
   const bool shares = HostReaches(device);
   EBB_ASSIGN_OR_RETURN(scratch.host,
                        AllocatePinned(layout.bytes(), shape.pins_host_memory && shares, kWhat));

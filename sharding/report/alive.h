@@ -1,9 +1,10 @@
-// The bytes of a tier that are in use at each instruction: written before and read again later. Pools hold memory all
-// the time. These numbers show the instruction at which most of it is in use, by class.
+// The bytes of a tier that are in use at each instruction: written before and read again later.
+// Pools hold memory all the time. These numbers show the instruction at which most of it is in use,
+// by class.
 //
-//   a gathered unit      gather |=====| its last kernels         between them its slot holds a unit, or another one
-//   a master             |===========================|           what a step reads that it has not written is in use
-//                                                                from the step before on
+//   a gathered unit      gather |=====| its last kernels     its slot then holds another unit
+//   a master             |===========================|       in use since the step before, if a
+//                                                            step reads it and has not written it
 #pragma once
 
 #include <array>
@@ -16,8 +17,8 @@ namespace ebb::sharding {
 
 using ClassBytes = std::array<int64_t, kStateClasses>;
 
-// By instruction of a step that follows and is followed by others like it, on the rank that has the first slices. The
-// workspace does not count, because no instruction names it.
+// By instruction of a step that follows and is followed by others like it, on the rank that has the
+// first slices. The workspace does not count, because no instruction names it.
 std::vector<ClassBytes> AliveBytes(const Fragment& fragment, Tier tier);
 
 }  // namespace ebb::sharding

@@ -1,5 +1,6 @@
-// The cost of instructions on a machine: amounts of resources, which instructions that run at the same time share.
-// Fixed durations would be wrong, because streams share cores, and reads share a disk with writes.
+// The cost of instructions on a machine: amounts of resources, which instructions that run at the
+// same time share. Fixed durations would be wrong, because streams share cores, and reads share a
+// disk with writes.
 #pragma once
 
 #include <array>
@@ -41,8 +42,8 @@ class Amounts {
 struct Cost {
   double caller_seconds = 0;  // of the thread that calls, to issue it
   double latency = 0;         // seconds before it uses anything; of transfers these overlap
-  // Then its amounts. Alone it runs as long as the slowest resource takes, but at least `seconds`, because one thread
-  // or one transfer cannot use all of some resources.
+  // Then its amounts. Alone it runs as long as the slowest resource takes, but at least `seconds`,
+  // because one thread or one transfer cannot use all of some resources.
   double seconds = 0;
   Amounts amounts = {};
 };
@@ -52,7 +53,8 @@ class Costs {
   virtual ~Costs() = default;
   virtual Cost Of(const Instruction& instruction) const = 0;
   virtual Amounts rates() const = 0;  // a second
-  // The compute stream is the thread that calls, as on the CPU: it issues nothing while kernels run.
+  // The compute stream is the thread that calls, as on the CPU: it issues nothing while kernels
+  // run.
   virtual bool caller_computes() const = 0;
   // It asks for each step's report before it begins the next one.
   virtual bool caller_awaits_report() const = 0;

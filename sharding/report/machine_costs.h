@@ -1,6 +1,7 @@
-// What a plan's instructions cost on a machine that is described in figures. Memory and disk: the bytes of their
-// operands. Collectives: the bytes that a rank receives. Bytes from its own host come over the link between devices.
-// Rings go through each host once and there are as many as it has ranks of the group:
+// What a plan's instructions cost on a machine that is described in figures. Memory and disk: the
+// bytes of their operands. Collectives: the bytes that a rank receives. Bytes from its own host
+// come over the link between devices. Rings go through each host once and there are as many as it
+// has ranks of the group:
 //
 //   host 0            host 1             a rank of 4 that lie on 2 hosts receives half of its bytes
 //     rank 0 == rank 1 == rank 2 == rank 3    from the network, the other half from its host
@@ -32,7 +33,8 @@ struct Machine {
   double transfer = 0;         // until a disk answers
 };
 
-// Seconds of one visit's scope, all micro-batches of a round: when it runs alone, and the caller's to enqueue it.
+// Seconds of one visit's scope, all micro-batches of a round: when it runs alone, and the caller's
+// to enqueue it.
 struct KernelWork {
   double forward = 0, backward = 0;
   double caller_forward = 0, caller_backward = 0;

@@ -1,7 +1,8 @@
-// The speeds of tasks that share a machine's resources. All slow down alike until a resource is full. Tasks that use
-// it keep that speed, and the rest of the other resources goes to the other tasks (max-min fairness).
+// The speeds of tasks that share a machine's resources. All slow down alike until a resource is
+// full. Tasks that use it keep that speed, and the rest of the other resources goes to the other
+// tasks (max-min fairness).
 //
-//   a disk that reads 1.0 and writes 1.0, together 1.75: two that each read as fast as it can, one that writes so
+//   a disk that reads 1.0 and writes 1.0, together 1.75, with two readers and one writer:
 //     reader  |#####     | 0.5
 //     reader  |#####     | 0.5
 //     writer  |#######   | 0.75

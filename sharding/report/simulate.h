@@ -1,11 +1,11 @@
-// How long steps take on a machine, from the very instructions that an engine runs: a virtual clock goes over them.
-// An instruction starts when its stream is free, its waits are over (its own, and through the frontier those on
-// earlier steps) and the caller has issued it. The caller is a clock of its own. It waits where the engine's caller
-// waits, and on the CPU it is the compute stream.
+// How long steps take on a machine, from the very instructions that an engine runs: a virtual clock
+// goes over them. An instruction starts when its stream is free, its waits are over (its own, and
+// through the frontier those on earlier steps) and the caller has issued it. The caller is a clock
+// of its own. It waits where the engine's caller waits, and on the CPU it is the compute stream.
 //
-// Instructions that run at once share the machine's resources, so each takes longer. Transfers that start on one line
-// and end on another move their bytes one after the other. Their latencies (Cost::latency) overlap. One rank stands
-// for all.
+// Instructions that run at once share the machine's resources, so each takes longer. Transfers that
+// start on one line and end on another move their bytes one after the other. Their latencies
+// (Cost::latency) overlap. One rank stands for all.
 #pragma once
 
 #include <array>
@@ -25,7 +25,8 @@ struct SimulatedSpan {
   double begin = 0, end = 0;  // seconds from the first step's begin
 };
 
-// Seconds of a step, by line and by resource. The caller's line has its time beside waiting and computing.
+// Seconds of a step, by line and by resource. The caller's line has its time beside waiting and
+// computing.
 inline constexpr int kCallerLine = kLines;
 std::string_view NameOfLine(int line);  // of its stream; "caller"
 struct StepSeconds {
@@ -39,8 +40,9 @@ struct Simulated {
   double seconds = 0;  // until all that was issued is over
   // In the steady state, how long each line is in use, and each resource would be at its full rate.
   StepSeconds busy;
-  // What a step waits for: the chain of instructions, each the last that the next one waited for, that ends with
-  // a step's kernels. By line these are all of the step's seconds; by resource those for which one was full.
+  // What a step waits for: the chain of instructions, each the last that the next one waited for,
+  // that ends with a step's kernels. By line these are all of the step's seconds; by resource those
+  // for which one was full.
   StepSeconds critical;
   std::vector<SimulatedSpan> spans;  // as issued
 
@@ -54,9 +56,9 @@ inline constexpr int kSimulatedSteps = 6;
 // which is added without running it. `spans` has only what ran.
 inline constexpr int kSimulatedAgain = 16, kSimulatedAgainMost = 256;
 
-// `first` runs once, then `later`, with the waits of DeriveWaits, at least 4 steps in all. The second half without
-// the last step is the steady state. Errors: costs that are negative, infinite or not a number, or ask for a resource
-// without a positive rate.
+// `first` runs once, then `later`, with the waits of DeriveWaits, at least 4 steps in all. The
+// second half without the last step is the steady state. Errors: costs that are negative, infinite
+// or not a number, or ask for a resource without a positive rate.
 absl::StatusOr<Simulated> Simulate(const Cells& cells, const Fragment& first, const Fragment& later,
                                    const Costs& costs, int steps = kSimulatedSteps);
 // Steps of a plan. Each but the first carries updates of the step before.

@@ -1,5 +1,5 @@
-// The virtual clock of Simulate. It runs instructions of several steps on a machine, and records when each began and
-// ended and which wait was its last.
+// The virtual clock of Simulate. It runs instructions of several steps on a machine, and records
+// when each began and ended and which wait was its last.
 #pragma once
 
 #include <array>
@@ -32,8 +32,8 @@ struct ClockedInstruction {
   int step = 0, instruction = 0;
   double begin = 0, end = 0;
   double since = 0;  // its line is in use for this one alone
-  // The last event before it began, and before `since`: the end of another instruction, or the caller's work after
-  // that. kNone: the beginning.
+  // The last event before it began, and before `since`: the end of another instruction, or the
+  // caller's work after that. kNone: the beginning.
   static constexpr int kNone = -1;
   int begin_cause = kNone, cause = kNone;
   std::array<double, kResources + 1> limited = {};  // seconds, by Limit

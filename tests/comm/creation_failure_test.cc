@@ -1,4 +1,5 @@
-// Ranks that fail or never come while communicators, parts of one and parts of a world are made, and in those parts.
+// Ranks that fail or never come while communicators, parts of one and parts of a world are made,
+// and in those parts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

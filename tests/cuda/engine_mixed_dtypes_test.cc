@@ -1,4 +1,5 @@
-// Units of several dtypes on a GPU have the bits of the CPU, also where one gather by NCCL has all dtypes. On the stand-in.
+// Units of several dtypes on a GPU have the bits of the CPU, also where one gather by NCCL has all
+// dtypes. On the stand-in.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

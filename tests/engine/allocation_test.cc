@@ -61,8 +61,8 @@ class AllocationTest : public ::testing::TestWithParam<Setting> {
             for (int s = 0; s < count; ++s) {
               Train(engine, model, {});
               Train(engine, model, {.micro_batches = 1, .hold_updates = true});
-              // By then the logs of opened scopes have room for the longest step. Nothing else depends on how many
-              // rounds there are.
+              // By then the logs of opened scopes have room for the longest step. Nothing else
+              // depends on how many rounds there are.
               Train(engine, model, {.micro_batches = count == kCountedSteps ? 3 + s : kRoundsMax});
               Evaluate(engine, model);
             }

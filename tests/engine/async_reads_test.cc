@@ -1,5 +1,5 @@
-// State that is read beside later steps. It is the state of the step before, whatever the steps do meanwhile, and
-// they train to the bits that they have without it.
+// State that is read beside later steps. It is the state of the step before, whatever the steps do
+// meanwhile, and they train to the bits that they have without it.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -209,8 +209,8 @@ TEST_P(AsyncReadsTest, GiveTheLastStepAndChangeNoBitOfTheNextOnes) {
   }
 }
 
-// If the reads would come behind a step's first work, they run without a step when AsyncReadBegin asks for that, when
-// the step is dropped, and when any other call reads the state.
+// If the reads would come behind a step's first work, they run without a step when AsyncReadBegin
+// asks for that, when the step is dropped, and when any other call reads the state.
 TEST_P(AsyncReadsTest, BeginAlsoWithoutAnotherStep) {
   const std::function<absl::Status(Engine&)> ways[] = {
       [](Engine& engine) { return engine.AsyncReadBegin()(); },
@@ -289,8 +289,8 @@ TEST_P(AsyncReadsTest, CannotBeWaitedForInTheStepThatStartsThem) {
   });
 }
 
-// Masters and states on NVMe have a second place, so that no update waits until theirs are read. Each save begins where
-// the one before has left them.
+// Masters and states on NVMe have a second place, so that no update waits until theirs are read.
+// Each save begins where the one before has left them.
 TEST_P(AsyncReadsTest, DoNotDelayStepsIfStatesAreOnTheDisk) {
   if (GetParam().states != Tier::kNvme || GetParam().split) GTEST_SKIP();
   std::vector<Snapshot> expected(static_cast<size_t>(GetParam().setting.world));

@@ -1,5 +1,5 @@
-// What decides whether all that is on the disk has checksums: a step's bytes from its plan, and the share
-// of a step that sums can take.
+// What decides whether all that is on the disk has checksums: a step's bytes from its plan, and the
+// share of a step that sums can take.
 #include "ebb/runtime/engine/checksum_cost.h"
 
 #include <gtest/gtest.h>

@@ -107,8 +107,8 @@ TEST(CopyRefusal, AnErrorOfOneRankIsEveryRanks) {
   EXPECT_THAT(std::string(statuses[1].message()), HasSubstr("alive"));
 }
 
-// Any one collective fails on one rank: all ranks have the error, and the destination's values are the old ones or
-// all the new ones, unless it says that it has failed.
+// Any one collective fails on one rank: all ranks have the error, and the destination's values are
+// the old ones or all the new ones, unless it says that it has failed.
 TEST(CopyRefusal, AFailureOnTheWayIsEveryRanks) {
   Side to = kPlain;
   to.setting.stage = 2;

@@ -1,6 +1,6 @@
-// Random trainers of models that declare an order (ModelSpec::order, Visit's flags). They have the bits of the same
-// model without one, whatever is open together, recomputed or left out. Each scope shows its own data from its
-// opening to its close.
+// Random trainers of models that declare an order (ModelSpec::order, Visit's flags). They have the
+// bits of the same model without one, whatever is open together, recomputed or left out. Each scope
+// shows its own data from its opening to its close.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -47,7 +47,8 @@ void ExpectFilled(const TensorView& view, float value, const char* what) {
 // One round after another, as the model declares them.
 class DeclaredTrainer {
  public:
-  // `deviates`: some forward scopes and recomputes are left out, and some that are declared to stay open close early.
+  // `deviates`: some forward scopes and recomputes are left out, and some that are declared to stay
+  // open close early.
   DeclaredTrainer(const ModelSpec& model, const ScriptedTrainer& trainer, uint64_t seed,
                   bool deviates)
       : model_(model),
@@ -194,7 +195,7 @@ TEST_P(DeclaredOrdersTest, GiveTheNumbersOfTheModelWithoutOne) {
   }
 }
 
-// F0 F1 F2 F3 F4 F5  R3 R4 B5 B4 B3 ...: the backward of 4 reads the output that the recompute of 3 had to write.
+// F0 F1 F2 F3 F4 F5  R3 R4 B5 B4 B3 ...: the backward of 4 reads what the recompute of 3 wrote.
 TEST(DeclaredOrderTest, ARecomputeThatIsLeftOutIsAnErrorWhereItWritesABoundary) {
   for (const bool owns_boundaries : {false, true}) {
     ModelSpec model = ScriptedModel(owns_boundaries ? kBoundaryBytes : 0);

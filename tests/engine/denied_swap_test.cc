@@ -1,5 +1,6 @@
-// An engine where the system refuses io_uring, as a container's seccomp profile does: it trains with threads in its
-// place, to the same bits, and says so once. The test also reads the arguments of the system calls.
+// An engine where the system refuses io_uring, as a container's seccomp profile does: it trains
+// with threads in its place, to the same bits, and says so once. The test also reads the arguments
+// of the system calls.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -107,8 +107,8 @@ void ExpectSticky(Engine& engine, ScriptedTrainer& trainer, const absl::Status& 
   EXPECT_EQ(evaluation.Finish().status(), first);
 }
 
-// Behaviour of a rank: it asks for the report of each step, and calls on after an error; or it asks for none, and
-// leaves when a Finish returns an error.
+// Behaviour of a rank: it asks for the report of each step, and calls on after an error; or it asks
+// for none, and leaves when a Finish returns an error.
 enum class Trainers { kAsk, kLeave };
 
 // Fails call `number` of rank `culprit` in `step`; a number beyond its calls fails none.
@@ -220,8 +220,8 @@ TEST_P(FaultTest, EveryCollectiveOfCreateFailsItOnEveryRank) {
   }
 }
 
-// Fails call `number` of the last rank in an evaluation between steps. The status of each rank; `calls`: of the last
-// rank in the evaluation.
+// Fails call `number` of the last rank in an evaluation between steps. The status of each rank;
+// `calls`: of the last rank in the evaluation.
 std::vector<absl::Status> EvaluateWithFault(const Setting& setting, int64_t number,
                                             WatchedCalls::Fault fault, int64_t& calls) {
   std::vector<absl::Status> statuses(static_cast<size_t>(setting.world));
@@ -262,7 +262,8 @@ TEST_P(FaultTest, ACollectiveOfAnEvaluationThatFailsIsTheEnginesError) {
       for (const absl::Status& status : EvaluateWithFault(GetParam(), n, fault, ignored)) {
         EXPECT_THAT(std::string(status.message()),
                     AllOf(StartsWith("the engine has failed: "), HasSubstr(kInjected)));
-        // The last is the exchange. It breaks on its stream, where other ranks may still run earlier work.
+        // The last is the exchange. It breaks on its stream, where other ranks may still run
+        // earlier work.
         if (n + 1 == calls && fault == WatchedCalls::kAbort) {
           EXPECT_THAT(std::string(status.message()), HasSubstr("in an evaluation, at the "));
         }

@@ -159,8 +159,8 @@ void Fp64Reference::UpdateElement(const OptimizerConfig& o, double g, double& w,
   w -= o.learning_rate * (m_hat / (std::sqrt(v_hat) + o.epsilon) + decay);
 }
 
-// You et al. 2020, algorithm 2, with DeepSpeed's bounds of the ratio; You et al. 2017, algorithm 1, with the
-// rate outside of the momentum.
+// You et al. 2020, algorithm 2, with DeepSpeed's bounds of the ratio; You et al. 2017, algorithm 1,
+// with the rate outside of the momentum.
 void Fp64Reference::UpdateWhole(const OptimizerConfig& o, const Vector& g, Vector& w, Vector& m,
                                 Vector& v) const {
   Vector u(w.size());

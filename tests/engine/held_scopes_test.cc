@@ -1,5 +1,5 @@
-// Scopes that are open beside others, and random trainers that hold scopes open, leave them out and open them again:
-// right numbers, or an error that says what to do.
+// Scopes that are open beside others, and random trainers that hold scopes open, leave them out and
+// open them again: right numbers, or an error that says what to do.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,8 @@ const char kWarning[] = "where the declared order has";
 using HeldScopesTest = ::testing::TestWithParam<Setting>;
 INSTANTIATE_TEST_SUITE_P(Cells, HeldScopesTest, ::testing::ValuesIn(WorldsAndStages()), NameOf);
 
-// Work issued before a scope that is held open is there for later scopes, also the results of carried updates.
+// Work issued before a scope that is held open is there for later scopes, also the results of
+// carried updates.
 TEST_P(HeldScopesTest, ScopesHeldOpenOverOthersShowTheirOwnUnits) {
   if (GetParam().stage == 0) GTEST_SKIP() << "nothing is offloaded at stage 0";
   if (GetParam().world > 2) GTEST_SKIP() << "a disk for three ranks takes its time";
@@ -124,7 +125,8 @@ TEST_P(HeldScopesTest, ScopesAheadOfAHeldOneShowTheirOwnUnits) {
   EXPECT_GT(right_runs, 0);
 }
 
-// A unit that is gathered for its backward lies where another one may be gathered for a forward outside the order.
+// A unit that is gathered for its backward lies where another one may be gathered for a forward
+// outside the order.
 TEST_P(HeldScopesTest, AForwardAgainBesideAnotherShowsItsOwnUnit) {
   if (GetParam().stage < 3 || GetParam().world != 2) GTEST_SKIP() << "every unit is kept whole";
   Scratch scratch;
@@ -173,7 +175,8 @@ TEST_P(HeldScopesTest, AForwardAgainBesideAnotherShowsItsOwnUnit) {
   EXPECT_GT(refused_runs, 0);
 }
 
-// A unit without a forward is updated just ahead of its backward, if the step before carries the update.
+// A unit without a forward is updated just ahead of its backward, if the step before carries the
+// update.
 TEST_P(HeldScopesTest, AForwardOutsideTheOrderShowsTheCarriedUpdate) {
   if (GetParam().stage < 3 || GetParam().world > 2) GTEST_SKIP() << "no update is carried";
   Scratch scratch;
@@ -231,8 +234,8 @@ TEST(ScopesHeldOpenTest, AreAnErrorIfTheNextScopeHasNoRoom) {
                     HasSubstr("close that scope first")));
 }
 
-// Behind a scope that is held open, the rounds between it and another one are not issued: neither are their
-// reductions, which read what the next round writes over.
+// Behind a scope that is held open, the rounds between it and another one are not issued: neither
+// are their reductions, which read what the next round writes over.
 TEST(ScopesHeldOpenTest, AreAnErrorIfAWholeRoundFollows) {
   ModelSpec model;
   for (const char* name : {"first", "second", "frozen"}) {
@@ -306,9 +309,9 @@ TEST(ScopesHeldOpenTest, AreAnErrorIfABoundaryFollows) {
   }
 }
 
-// A step of a random trainer that leaves scopes out, holds them open and opens them again, as far as that is legal:
-// the same on every rank. Units 1 to 4 are visited once, so a scope that is opened again cannot be taken for a later
-// visit.
+// A step of a random trainer that leaves scopes out, holds them open and opens them again, as far
+// as that is legal: the same on every rank. Units 1 to 4 are visited once, so a scope that is
+// opened again cannot be taken for a later visit.
 class RandomStep {
  public:
   RandomStep(uint64_t seed, int rounds) : random_(seed), rounds_(rounds) {}

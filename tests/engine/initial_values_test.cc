@@ -13,7 +13,8 @@
 namespace ebb::testing::initial_values_test {
 namespace {
 
-// Each element is the generator's next, whatever its name and index: a hidden state, which no other source may have.
+// Each element is the generator's next, whatever its name and index: a hidden state, which no other
+// source may have.
 ModelSpec DrawnInTurn(const std::shared_ptr<std::mt19937>& generator) {
   ModelSpec model = ScriptedModel();
   for (ParameterSpec& parameter : model.parameters) {

@@ -26,8 +26,8 @@ constexpr Rounds kRoundLevels[] = {{1, 1}, {4, 1}, {4, 2}, {4, 4}};
 
 enum Update : int { kAuto, kLate, kOff, kHeld };
 
-// Optimizers with two states, with one, with one that does not begin with zero, with three; and with norms of whole
-// parameters, with and without other rules beside them.
+// Optimizers with two states, with one, with one that does not begin with zero, with three; and
+// with norms of whole parameters, with and without other rules beside them.
 constexpr OptimizerType kRules[] = {OptimizerType::kAdamW,   OptimizerType::kLion,
                                     OptimizerType::kAdagrad, OptimizerType::kRmsprop,
                                     OptimizerType::kLamb,    OptimizerType::kLars};

@@ -2,12 +2,12 @@
 // what overlaps change no bit of masters, moments, losses and norms (DESIGN.md, "Same bits"). All
 // are near those of a plain loop in fp64.
 //
-// Always: a pairwise covering array of all settings, the same with secondary shards, 50 random cells (EBB_SEED=n for others), and 12 of
-// early updates on NVMe.
-// With EBB_FULL=1: the product of all settings, as IsRedundant and ProductCells thin it out.
+// Always: a pairwise covering array of all settings, the same with secondary shards, 50 random
+// cells (EBB_SEED=n for others), and 12 of early updates on NVMe. With EBB_FULL=1: the product of
+// all settings, as IsRedundant and ProductCells thin it out.
 //
-// matrix_test --digests=FILE writes what all these cells left behind instead of testing them, so that two
-// commits can be compared (matrix_digests.h).
+// matrix_test --digests=FILE writes what all these cells left behind instead of testing them, so
+// that two commits can be compared (matrix_digests.h).
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -172,11 +172,12 @@ const absl::StatusOr<Outcome>& ReferenceOutcome(const Cell& cell) {
                                  : outcomes.emplace(reference, RunCell(reference)).first->second;
 }
 
-// How far rounding may take a cell from the exact result. The first step's loss and norm: 5 visits, forward and
-// backward, are about 15 successive roundings u in the coarsest dtype of the gradients, so 32 u if all of them have
-// one sign. Masters and later reports: Adam and LAMB divide a gradient by its size, and here no epsilon keeps a small
-// gradient from a whole step. If gradients of relative error e nearly cancel, a share e of the weights moves the
-// wrong way and is off by twice the step. That is 2 sqrt(e) of the distance that all weights moved.
+// How far rounding may take a cell from the exact result. The first step's loss and norm: 5 visits,
+// forward and backward, are about 15 successive roundings u in the coarsest dtype of the gradients,
+// so 32 u if all of them have one sign. Masters and later reports: Adam and LAMB divide a gradient
+// by its size, and here no epsilon keeps a small gradient from a whole step. If gradients of
+// relative error e nearly cancel, a share e of the weights moves the wrong way and is off by twice
+// the step. That is 2 sqrt(e) of the distance that all weights moved.
 struct Precision {
   double first = 0, later = 0;
 };
@@ -190,8 +191,8 @@ Precision PrecisionOf(const Config& config) {
   return {.first = 32 * u, .later = 2 * std::sqrt(32 * u)};
 }
 
-// Whether the weights stay near too. Lion's step has one size even for small gradients, and in 16 bits so do the
-// first steps of Adam and LAMB. Masters with stochastic rounding drift apart.
+// Whether the weights stay near too. Lion's step has one size even for small gradients, and in 16
+// bits so do the first steps of Adam and LAMB. Masters with stochastic rounding drift apart.
 bool FollowsFp64(const Config& config) {
   const OptimizerType type = config.optimizer.type;
   const bool divides = type == OptimizerType::kAdamW || type == OptimizerType::kLamb;
@@ -220,7 +221,8 @@ absl::StatusOr<Fp64Reference::Vectors> FirstMasters(const ToyModel& model, const
   return masters;
 }
 
-// Each cell against arithmetic that knows nothing of engines: all cells that agree with each other could be wrong in the same way.
+// Each cell against arithmetic that knows nothing of engines: all cells that agree with each other
+// could be wrong in the same way.
 void ExpectNearFp64(const Cell& cell, const Outcome& outcome) {
   const Config config = cell.MakeConfig();
   const ToyModel model(cell.MakeModel());

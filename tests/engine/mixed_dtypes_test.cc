@@ -1,4 +1,5 @@
-// Units whose parameters have dtypes of their own: biases in fp32 beside weights in bf16, frozen bytes.
+// Units whose parameters have dtypes of their own: biases in fp32 beside weights in bf16, frozen
+// bytes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

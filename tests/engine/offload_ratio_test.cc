@@ -1,5 +1,5 @@
-// "zero_optimization.offload_optimizer.ratio" "auto" on the CPU, where memory alone decides, and the
-// measurement behind it elsewhere.
+// "zero_optimization.offload_optimizer.ratio" "auto" on the CPU, where memory alone decides, and
+// the measurement behind it elsewhere.
 #include "tests/engine/offload_ratio.h"
 
 #include <gmock/gmock.h>

@@ -13,13 +13,14 @@ namespace ebb::testing {
 // the step did not run.
 using StepSpans = std::vector<const TraceSpan*>;
 
-// Those of one rank and step. Fails the test where a stream has others than the plan's, or in another
-// order. `carrying`: the step ran updates of the one before.
+// Those of one rank and step. Fails the test where a stream has others than the plan's, or in
+// another order. `carrying`: the step ran updates of the one before.
 StepSpans Match(const sharding::Plan& plan, const TraceTracks& tracks, int rank, int64_t step,
                 bool carrying = false);
 
-// No operation begins before its waits have ended, in its step and in the step before, which may be null. A GPU's
-// times are late by some microseconds, so the host's later work is not compared with them.
+// No operation begins before its waits have ended, in its step and in the step before, which may be
+// null. A GPU's times are late by some microseconds, so the host's later work is not compared with
+// them.
 enum class Clocks { kOne, kOfGpuAndHost };
 void ExpectOrder(const sharding::Plan& plan, const StepSpans& spans, const StepSpans* before,
                  Clocks clocks = Clocks::kOne);

@@ -1,4 +1,5 @@
-// What a profiler is shown of an engine's calls: ranges that nest, named by operation, scope and unit.
+// What a profiler is shown of an engine's calls: ranges that nest, named by operation, scope and
+// unit.
 #include "ebb/runtime/engine/profiler_ranges.h"
 
 #include <gmock/gmock.h>

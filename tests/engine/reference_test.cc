@@ -1,5 +1,5 @@
-// The engine against the plain loop in fp64 of fp64_reference.h, with every optimizer. The matrix test also compares
-// its cells with it.
+// The engine against the plain loop in fp64 of fp64_reference.h, with every optimizer. The matrix
+// test also compares its cells with it.
 #include <gtest/gtest.h>
 
 #include <algorithm>

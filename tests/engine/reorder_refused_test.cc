@@ -1,5 +1,5 @@
-// An order that has no room on one rank: the engine goes on with its present order, and no call shows that it was
-// asked.
+// An order that has no room on one rank: the engine goes on with its present order, and no call
+// shows that it was asked.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -146,8 +146,8 @@ TEST_F(ReorderRefusedTest, BoundariesWithoutAFileAreFoundBeforeAnyMemoryIsTaken)
         });
 }
 
-// Errors count the trainer's visits and events, and name its units. They never show the parts of a unit with several
-// dtypes.
+// Errors count the trainer's visits and events, and name its units. They never show the parts of a
+// unit with several dtypes.
 TEST(ReorderRefused, ErrorsAreOfTheTrainersOwnOrder) {
   const absl::Status status = RunThreads(1, [](World world) -> absl::Status {
     ToyModel toy({.own_dtypes = true});

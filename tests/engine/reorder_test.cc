@@ -1,5 +1,5 @@
-// Another order of scopes for an engine that has trained. It goes on with the bits, the memory and the traffic of an
-// engine that was created with that order and given the same state.
+// Another order of scopes for an engine that has trained. It goes on with the bits, the memory and
+// the traffic of an engine that was created with that order and given the same state.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -301,7 +301,8 @@ TEST(ReorderCallTest, HeldMemoryStaysAndViewsAreOfTheNewPools) {
         });
 }
 
-// Boundaries and gradients that live on the disk behind the states, where more of them comes to the file.
+// Boundaries and gradients that live on the disk behind the states, where more of them comes to the
+// file.
 class ReorderOnDiskTest : public ::testing::Test {
  protected:
   const Scratch scratch_;

@@ -1,5 +1,5 @@
-// The process's peak in RAM is the prediction for its pools, plus its plans, within 5%. No memory is held twice, not
-// even while it is made or locked, and no pool is larger than laid out.
+// The process's peak in RAM is the prediction for its pools, plus its plans, within 5%. No memory
+// is held twice, not even while it is made or locked, and no pool is larger than laid out.
 #include "ebb/runtime/trace/resident_set.h"
 
 #include <gmock/gmock.h>
@@ -55,9 +55,9 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << c.name;
 }
 
-// By how much a count of the system's may be wrong: bytes. Since Linux 6.2 each of n processors that may exist keeps
-// up to max(32, 2 n) pages back from each of three counters (of files', anonymous and shared pages). /proc reads the
-// counters without asking the processors.
+// By how much a count of the system's may be wrong: bytes. Since Linux 6.2 each of n processors
+// that may exist keeps up to max(32, 2 n) pages back from each of three counters (of files',
+// anonymous and shared pages). /proc reads the counters without asking the processors.
 double CountingError() {
   const auto processors = static_cast<double>(sysconf(_SC_NPROCESSORS_CONF));
   return 3 * processors * std::max(32.0, 2 * processors) *
@@ -165,8 +165,8 @@ TEST_P(ResidentSetOfEnginesTest, PeaksAtThePrediction) {
       grown(m.peak) / kMebi, error / kMebi));
   EXPECT_LE(grown(m.created), predicted * (1 + kTolerance) + error);
   EXPECT_LE(grown(m.peak), predicted * (1 + kTolerance) + error);
-  // Steps write to all of every pool. Where memory is short some of it may have left RAM before the rest
-  // came, and how much of it nothing says.
+  // Steps write to all of every pool. Where memory is short some of it may have left RAM before the
+  // rest came, and how much of it nothing says.
   if (m.swapped != 0) GTEST_SKIP() << "swapped out, so not all was in RAM at once: " << m.swapped;
   EXPECT_GE(grown(m.peak), predicted * (1 - kTolerance) - error);
 }

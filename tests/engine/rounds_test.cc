@@ -1,4 +1,5 @@
-// Steps of any number of rounds. An engine plans three: the first, one for all in the middle, and the last.
+// Steps of any number of rounds. An engine plans three: the first, one for all in the middle, and
+// the last.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -109,8 +109,8 @@ std::vector<OffPlanOrder> OffPlanOrders() {
 
 class OffPlanScopesTest : public ::testing::TestWithParam<Setting> {
  protected:
-  // Runs `rounds` rounds a step, in the declared order and with `order` in the rounds `off_plan_rounds`. Compares
-  // every view and the masters.
+  // Runs `rounds` rounds a step, in the declared order and with `order` in the rounds
+  // `off_plan_rounds`. Compares every view and the masters.
   static void Compare(const Setting& setting, const OffPlanOrder& order, Config config,
                       int rounds = 1, std::vector<int> off_plan_rounds = {0}) {
     SCOPED_TRACE(::testing::Message() << order.name << ", " << setting << ", " << rounds
@@ -187,8 +187,8 @@ TEST_P(OffPlanScopesTest, GivesThemWithEverythingOnNvme) {
   }
 }
 
-// OffPlanOrders that leave no doubt about the round: a repeated walk, or a first unit that is left out
-// or recomputed, could as well be the next round.
+// OffPlanOrders that leave no doubt about the round: a repeated walk, or a first unit that is left
+// out or recomputed, could as well be the next round.
 TEST_P(OffPlanScopesTest, GivesThemInAnyRound) {
   Setting setting = GetParam();
   for (const OffPlanOrder& order : OffPlanOrders()) {
@@ -214,8 +214,9 @@ TEST_P(OffPlanScopesTest, GivesThemInAllRounds) {
   }
 }
 
-// A gradient has one place in the order. A scope out of its place, or a second one, is an error that names the scope
-// and the place where the order is declared. The step is dropped, and the engine goes on.
+// A gradient has one place in the order. A scope out of its place, or a second one, is an error
+// that names the scope and the place where the order is declared. The step is dropped, and the
+// engine goes on.
 TEST_P(OffPlanScopesTest, ABackwardOutOfOrderOrAgainIsAnErrorThatChangesNothing) {
   struct Refused {
     std::vector<int> backward;  // visits

@@ -52,7 +52,8 @@ Config OnNvme(Config config, const std::string& path) {
 std::vector<Setting> WorldsAndStages(std::initializer_list<int> worlds) {
   std::vector<Setting> settings;
   for (const int world : worlds) {
-    // The bitwise matrix has all pairs. Here stage 3, which has most to do, is at each world, and the others at one each.
+    // The bitwise matrix has all pairs. Here stage 3, which has most to do, is at each world, and
+    // the others at one each.
     const auto place = static_cast<int>((settings.size() + 1) % 3);
     for (int stage = 0; stage <= 3; ++stage) {
       if (stage == 3 || stage == place || std::getenv("EBB_FULL") != nullptr)

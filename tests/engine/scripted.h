@@ -34,7 +34,8 @@ std::ostream& operator<<(std::ostream& out, const Setting& setting);
 Config ConfigFor(const Setting& setting);
 // With all that its stage allows on NVMe, and no RAM but for staging.
 Config OnNvme(Config config, const std::string& path);
-// Each world at stage 3 and at one of the others, with EBB_FULL at each; and one of them at several timings.
+// Each world at stage 3 and at one of the others, with EBB_FULL at each; and one of them at several
+// timings.
 std::vector<Setting> WorldsAndStages(std::initializer_list<int> worlds = {1, 2, 3});
 std::vector<Setting> At(Setting setting, std::span<const Timing> timings);
 std::string NameOf(const ::testing::TestParamInfo<Setting>& info);

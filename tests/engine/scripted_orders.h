@@ -1,4 +1,5 @@
-// The scripted model in other orders of scopes, and the final state of an engine that trained in one of them.
+// The scripted model in other orders of scopes, and the final state of an engine that trained in
+// one of them.
 #pragma once
 
 #include <cstdint>

@@ -176,7 +176,8 @@ class Ranks {
   }
 
  private:
-  // The all-gather of records, which waits for the ranks that are not there yet, and what follows from it.
+  // The all-gather of records, which waits for the ranks that are not there yet, and what follows
+  // from it.
   bool Exchange(Rank& rank, int parity, const RankScript& script) {
     const int64_t exchange = rank.outcome->exchange(parity);
     if (script.exchanged.ok()) {

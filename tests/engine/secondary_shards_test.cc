@@ -1,5 +1,6 @@
 // ZeRO++'s hpZ: gathers within a group of ranks from parts that the first gather of a step has left
-// there. Nothing that a trainer does shows whether they are there, but the tables of memory and bytes.
+// there. Nothing that a trainer does shows whether they are there, but the tables of memory and
+// bytes.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -176,8 +177,8 @@ TEST(SecondaryShardsTest, TakeTheMemoryAndMoveTheBytesThatArePredicted) {
   }
 }
 
-// Units take one slot after each other. A unit may be opened again in the place of another that was gathered from its
-// secondary shards. That changes neither the shards nor the values shown.
+// Units take one slot after each other. A unit may be opened again in the place of another that was
+// gathered from its secondary shards. That changes neither the shards nor the values shown.
 TEST(SecondaryShardsTest, AreKeptBesideScopesThatAreOpenedAgain) {
   constexpr int kUnits = 4;
   ModelSpec model;

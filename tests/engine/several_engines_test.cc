@@ -199,8 +199,9 @@ TEST_P(SeveralEnginesTest, EachEndsAsIfItWereAlone) {
   }
 }
 
-// If two ranks enqueued the communicators of different engines in different orders, these would wait for each other
-// on a GPU. So every call enqueues its own collectives, on the calling thread, before the next call.
+// If two ranks enqueued the communicators of different engines in different orders, these would
+// wait for each other on a GPU. So every call enqueues its own collectives, on the calling thread,
+// before the next call.
 TEST_P(SeveralEnginesTest, CollectivesAreInTheOrderOfTheCallsOnEveryRank) {
   for (const Woven& woven : kWeaves) {
     SCOPED_TRACE(woven.name);
@@ -260,8 +261,8 @@ TEST_P(SeveralEnginesTest, ACallEnqueuesItsOwnEnginesCollectivesOnly) {
     expect_only(0);
     EBB_RETURN_IF_ERROR(second.Finish());
     expect_only(1);
-    // Both are the same model: gathers, reductions and an exchange, as many in each. On one rank only the exchange
-    // calls a communicator.
+    // Both are the same model: gathers, reductions and an exchange, as many in each. On one rank
+    // only the exchange calls a communicator.
     EXPECT_EQ(of[0], of[1]);
     EXPECT_GT(of[0], GetParam() == 1 ? 0 : 2);
     calls->lists = false;

@@ -1,5 +1,5 @@
-// State that passes through the staging between disk and host: more than a slot holds, and with a read running while
-// a sink or a source has the values of another slot.
+// State that passes through the staging between disk and host: more than a slot holds, and with a
+// read running while a sink or a source has the values of another slot.
 #include <gtest/gtest.h>
 
 #include <ostream>

@@ -120,7 +120,8 @@ TEST(StepOutcomeTest, WithoutOverflowChecksAnOverflowIsAnErrorThatNamesUnitAndRa
   }
 }
 
-// Whether the streams run as soon as all is enqueued, once Finish has returned, or when a rank waits.
+// Whether the streams run as soon as all is enqueued, once Finish has returned, or when a rank
+// waits.
 enum class StreamsRun { kAtOnce, kAfterFinish, kWhenAwaited };
 
 struct Case {
@@ -132,8 +133,8 @@ struct Case {
 
 constexpr int kRanks = 3, kSteps = 4, kFaulty = 0;
 
-// The faulty step comes first. A rank learns of it by Finish or by Report. A step is applied or not depending on the
-// errors that every rank knows at its end.
+// The faulty step comes first. A rank learns of it by Finish or by Report. A step is applied or not
+// depending on the errors that every rank knows at its end.
 void RunCase(const Case& of) {
   Ranks ranks(kRanks);
   std::vector<bool> knows(kRanks, false);

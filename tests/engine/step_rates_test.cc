@@ -1,5 +1,5 @@
-// Learning rates, weight decays and a scale of the gradient that a trainer gives for one step, at its begin or its
-// end: the bits of a config with these values.
+// Learning rates, weight decays and a scale of the gradient that a trainer gives for one step, at
+// its begin or its end: the bits of a config with these values.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

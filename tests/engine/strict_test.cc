@@ -1,5 +1,5 @@
-// ebb.strict: a step that leaves out a backward of a trainable visit, or a round, is the same error on
-// every rank, unless it may.
+// ebb.strict: a step that leaves out a backward of a trainable visit, or a round, is the same error
+// on every rank, unless it may.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -186,8 +186,8 @@ TEST_P(StrictTest, AHeldStepLearnsOfItFromReduceAndMayBeDropped) {
         });
 }
 
-// Scopes that ask for no gradient, forwards left out or repeated, and backwards of frozen units left out, repeated or
-// out of order.
+// Scopes that ask for no gradient, forwards left out or repeated, and backwards of frozen units
+// left out, repeated or out of order.
 TEST_P(StrictTest, EveryOtherOffPlanScopeIsLegal) {
   const Script off_plan[] = {
       [](const ScriptedTrainer& trainer, Step& step) {

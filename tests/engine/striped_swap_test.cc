@@ -37,8 +37,8 @@ using ::testing::Not;
 
 constexpr int kWorld = 2, kSteps = 4;
 
-// A rank's half of 4 layers of 400 x 400 in fp32: 1.3 MB of parameters and 3.8 MB of states, where a
-// stripe has 1 MiB.
+// A rank's half of 4 layers of 400 x 400 in fp32: 1.3 MB of parameters and 3.8 MB of states, where
+// a stripe has 1 MiB.
 ToyModel SomeModel() {
   return ToyModel({.width = 400});
 }

@@ -1,5 +1,5 @@
-// What Suspend gives back and Resume takes again: in the ledger, from the system, and on all ranks or
-// on none.
+// What Suspend gives back and Resume takes again: in the ledger, from the system, and on all ranks
+// or on none.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// Disks and paths that cannot hold an engine's files. Every rank's Create says what is wrong and what to do, and
-// nothing is left on the disk.
+// Disks and paths that cannot hold an engine's files. Every rank's Create says what is wrong and
+// what to do, and nothing is left on the disk.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -387,8 +387,8 @@ TEST(SwapFaults, AFailureAfterTheLastStepIsInTheLog) {
     EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), model.spec(), config,
                                                        {.name = "toy"}));
     EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), 0));
-    // Waits for the updates of the first step. Otherwise they would be held too, and with them the next step's
-    // gradients.
+    // Waits for the updates of the first step. Otherwise they would be held too, and with them the
+    // next step's gradients.
     EBB_RETURN_IF_ERROR(engine.Read(StateClass::kMaster, [](const Slice&, std::span<const float>) {
       return absl::OkStatus();
     }));

@@ -201,8 +201,8 @@ TEST_P(SwapTest, ReadsAndWritesOfEveryClassChangeNoBit) {
   ExpectTheBitsOfTheDevice(between);
 }
 
-// As the master is written with it. Where updates carry parameters to their place, a step that is skipped makes them of their
-// masters.
+// As the master is written with it. Where updates carry parameters to their place, a step that is
+// skipped makes them of their masters.
 TEST_P(SwapTest, AWrittenParameterOutlivesASkippedStep) {
   for (const Timing timing : kNotEarly) {
     const Config config = ConfigOf(GetParam(), timing, scratch_.path());

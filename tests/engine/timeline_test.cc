@@ -116,8 +116,9 @@ TEST_P(SecondaryTimelineTest, ShowsFillsAndGathersFromThem) {
   ExpectEveryOperation(GetParam(), config, path_);
 }
 
-// Steps have the numbers of their reports, evaluations numbers of their own; a step that was dropped or
-// has failed leaves its number to the next one. An evaluation that is not to be traced is not there.
+// Steps have the numbers of their reports, evaluations numbers of their own; a step that was
+// dropped or has failed leaves its number to the next one. An evaluation that is not to be traced
+// is not there.
 TEST_P(TimelineTest, EvaluationsAreNamedAndAreNoSteps) {
   const ModelSpec model = ScriptedModel();
   Config config = ConfigFor(GetParam());
@@ -255,8 +256,8 @@ std::vector<TraceSpan> Named(const TraceTracks& tracks, sharding::StreamId strea
   return named.empty() ? std::vector<TraceSpan>(1) : named;
 }
 
-// The disk writes slowly for one update and reads slowly for another, and an update between them is slow. Scopes open
-// and close meanwhile.
+// The disk writes slowly for one update and reads slowly for another, and an update between them is
+// slow. Scopes open and close meanwhile.
 TEST(OffloadedTimeline, ReadsUpdatesAndWritesOverlapEachOtherAndCompute) {
   const ModelSpec model = ScriptedModel();
   for (const Offloaded& offloaded : {Offloaded{Timing::kLate, false, 0, 3, 4},

@@ -113,9 +113,10 @@ void AddTo(const MutableTensorView& view, std::span<const float> values) {
 struct Reach::Far {
   explicit Far(const Device& device)
       : stream(device.CallerStream()), scalar(*device.Allocate(sizeof(float), "a loss")) {}
-  // A trainer's kernels would not wait. A copy of pageable memory does wait, inside the driver. Another rank of this
-  // process may then be blocked before it enqueues the gather that is waited for. So the host waits for the gather
-  // first. The check of the order of streams (tests/cuda/stand_in/order.h) counts a wait for its own thread alone.
+  // A trainer's kernels would not wait. A copy of pageable memory does wait, inside the driver.
+  // Another rank of this process may then be blocked before it enqueues the gather that is waited
+  // for. So the host waits for the gather first. The check of the order of streams
+  // (tests/cuda/stand_in/order.h) counts a wait for its own thread alone.
   void Copy(void* to, const void* from, int64_t bytes) {
     Wait();
     stream.Copy(to, from, bytes);

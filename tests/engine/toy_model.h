@@ -37,8 +37,8 @@ float ToyTarget(int rank, int64_t step, size_t i);
 // Frozen parameters that are bytes have all values from 0 to 255.
 absl::Status ToyBytes(const Slice& slice, std::span<float> values);
 
-// How plain loops reach the memory of views: where it is, or, on a device that has it for itself, by
-// copies on the compute stream.
+// How plain loops reach the memory of views: where it is, or, on a device that has it for itself,
+// by copies on the compute stream.
 class Reach {
  public:
   explicit Reach(const Device& device);

@@ -1,5 +1,5 @@
-// Trainers that leave the declared order as the engine allows, each against the same trainer in the declared order:
-// the same bits, in masters and moments.
+// Trainers that leave the declared order as the engine allows, each against the same trainer in the
+// declared order: the same bits, in masters and moments.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -21,7 +21,8 @@ namespace {
 constexpr int64_t kWidth = 40;
 using Numbers = std::vector<float>;
 
-// Layers y = tanh(w x), element by element, of one unit each; `visits` names them in the order of forward.
+// Layers y = tanh(w x), element by element, of one unit each; `visits` names them in the order of
+// forward.
 class Chain {
  public:
   Chain(const std::string& name, int layers, const std::vector<int>& visits) {
@@ -108,8 +109,8 @@ class TrainersTest : public ::testing::TestWithParam<Setting> {
 };
 INSTANTIATE_TEST_SUITE_P(Cells, TrainersTest, ::testing::ValuesIn(WorldsAndStages({1, 2})), NameOf);
 
-// The generator's gradient comes through the discriminator: a step of that which is held, asks for no
-// gradient and is dropped. Without it the discriminator's parameters are gathered between steps.
+// The generator's gradient comes through the discriminator: a step of that which is held, asks for
+// no gradient and is dropped. Without it the discriminator's parameters are gathered between steps.
 TEST_P(TrainersTest, AGanPassesThroughTheDiscriminatorInAStepThatIsDropped) {
   const auto gan = [](bool passes) {
     return [passes](World world, const Config& config) -> absl::StatusOr<std::vector<Snapshot>> {
@@ -206,8 +207,9 @@ TEST_P(TrainersTest, AGanPassesThroughTheDiscriminatorInAStepThatIsDropped) {
   Compare(/*rounds=*/1, gan(true), gan(false));
 }
 
-// One layer is applied several times, a different number in each step, and then some of three others. The model
-// declares the most visits, and a step leaves out the rest. Without that it opens every visit, and asks for nothing.
+// One layer is applied several times, a different number in each step, and then some of three
+// others. The model declares the most visits, and a step leaves out the rest. Without that it opens
+// every visit, and asks for nothing.
 TEST_P(TrainersTest, AVaryingDepthLeavesOutUnusedVisits) {
   const auto varying = [](bool leaves_out) {
     return [leaves_out](World world,
@@ -219,7 +221,8 @@ TEST_P(TrainersTest, AVaryingDepthLeavesOutUnusedVisits) {
       for (int64_t number = 0; number < 4; ++number) {
         Step step = engine.BeginStep({.may_leave_out = leaves_out});
         for (int round = 0; round < step.rounds(); ++round) {
-          // The last `again` of the four visits of layer 1, and the first `beyond` of the visits of layers 2 to 4.
+          // The last `again` of the four visits of layer 1, and the first `beyond` of the visits of
+          // layers 2 to 4.
           const int again = static_cast<int>(number + round) % 4 + 1;
           const int beyond = static_cast<int>(2 * number + round) % 4;
           std::vector<bool> used(visits.size(), true);
@@ -252,8 +255,9 @@ TEST_P(TrainersTest, AVaryingDepthLeavesOutUnusedVisits) {
   for (const int rounds : {1, 2}) Compare(rounds, varying(true), varying(false));
 }
 
-// A root's weights are used before its blocks and behind them. Its scope stays open over those of its blocks, like a
-// module's. Without that it is opened before them in forward, behind them in backward, and its values are kept.
+// A root's weights are used before its blocks and behind them. Its scope stays open over those of
+// its blocks, like a module's. Without that it is opened before them in forward, behind them in
+// backward, and its values are kept.
 TEST_P(TrainersTest, ARootStaysOpenOverItsBlocks) {
   enum class Root { kApart, kOver, kDeclaredOver };
   const auto nested = [](Root root) {
@@ -327,8 +331,9 @@ TEST_P(TrainersTest, ARootStaysOpenOverItsBlocks) {
   Compare(/*rounds=*/1, nested(Root::kDeclaredOver), nested(Root::kApart));
 }
 
-// Segments of two layers keep their input only. Backward computes both layers again, in scopes of their own.
-// Boundaries are the trainer's, or the engine's, which then keeps those between segments only.
+// Segments of two layers keep their input only. Backward computes both layers again, in scopes of
+// their own. Boundaries are the trainer's, or the engine's, which then keeps those between segments
+// only.
 TEST_P(TrainersTest, SegmentsAreRecomputedInBackward) {
   const auto checkpointed = [](bool recomputes, bool owns_boundaries) {
     return [recomputes, owns_boundaries](
@@ -402,8 +407,8 @@ TEST_P(TrainersTest, SegmentsAreRecomputedInBackward) {
             checkpointed(false, owns_boundaries));
 }
 
-// Backward adds up the gradients of a block's uses, and hands the sum over in the last of them, as autograd does. The
-// others take no gradient. Without that they do, and it is zero.
+// Backward adds up the gradients of a block's uses, and hands the sum over in the last of them, as
+// autograd does. The others take no gradient. Without that they do, and it is zero.
 TEST_P(TrainersTest, OneUseOfASharedBlockTakesItsGradients) {
   const auto shared = [](bool declares) {
     return [declares](World world, const Config& config) -> absl::StatusOr<std::vector<Snapshot>> {

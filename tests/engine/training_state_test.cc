@@ -1,5 +1,5 @@
-// What a run is beside its tensors, read and set. That a resumed run has the bits of one that was never
-// interrupted is shown by the matrix ("between another engine").
+// What a run is beside its tensors, read and set. That a resumed run has the bits of one that was
+// never interrupted is shown by the matrix ("between another engine").
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

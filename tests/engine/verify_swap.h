@@ -30,8 +30,8 @@ struct Cell {
   Timing timing = Timing::kLate;
   DType compute = DType::kBFloat16;
   bool split = false, without_masters = false, groups = false, own = false, threads = false;
-  // What passes through the disk within a step: gradients, of several rounds or of one, and boundary
-  // activations.
+  // What passes through the disk within a step: gradients, of several rounds or of one, and
+  // boundary activations.
   bool gradients = false, rounds = false, boundaries = false;
   bool frozen = true;  // also parameters that are not trained
   OptimizerType optimizer = OptimizerType::kAdamW;
@@ -105,8 +105,8 @@ inline void FlipBit(const std::string& file, int64_t offset) {
   close(fd);
 }
 
-// Another program that changes a byte of a rank's states while a step goes on: a bit of it, as the next
-// read of the byte begins.
+// Another program that changes a byte of a rank's states while a step goes on: a bit of it, as the
+// next read of the byte begins.
 class FlipAtRead {
  public:
   explicit FlipAtRead(int rank) {

@@ -1,5 +1,5 @@
-// The classes on the disk that have checksums: the choice of ebb.verify_swap "auto", and the message about classes
-// without checksums.
+// The classes on the disk that have checksums: the choice of ebb.verify_swap "auto", and the
+// message about classes without checksums.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,6 @@
-// A swap file that another program has changed between two steps, or between a write and a read. The step that reads
-// it ends with a Status that says so, on every rank, before its bytes are used (ebb.verify_swap).
+// A swap file that another program has changed between two steps, or between a write and a read.
+// The step that reads it ends with a Status that says so, on every rank, before its bytes are used
+// (ebb.verify_swap).
 #include "tests/engine/verify_swap.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
-// A world between the engine and the real one. It counts and lists the calls of one rank, fails the call that a test
-// has chosen, and reports the calls that have run.
+// A world between the engine and the real one. It counts and lists the calls of one rank, fails the
+// call that a test has chosen, and reports the calls that have run.
 #pragma once
 
 #include <atomic>

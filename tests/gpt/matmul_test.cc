@@ -33,8 +33,8 @@ class MatmulTest : public OpsTest {
                  .k = p.k});
     expected_ =
         reference::Matmul(a.Values(), a_transposed, b.Values(), b_transposed, p.m, p.n, p.k);
-    // Some kernels of cuBLASLt round the product to C's dtype before they add to it: on an H200 those
-    // that add to C, and some that add a bias.
+    // Some kernels of cuBLASLt round the product to C's dtype before they add to it: on an H200
+    // those that add to C, and some that add a bias.
     const bool adds = bias || target_like.beta != 0;
     const bool rounds = OnCuda() && target_like.dtype == Compute() && adds;
     rounded_.assign(rounds ? expected_.size() : 0, 0);

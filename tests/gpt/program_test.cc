@@ -186,7 +186,8 @@ TEST_F(ProgramTest, AConfigAboveACapIsRefusedWithTheClassesAndTheChange) {
   }
 }
 
-// For every setting of the order and placement of gradients' sums, also of those that a cap decides.
+// For every setting of the order and placement of gradients' sums, also of those that a cap
+// decides.
 TEST_F(ProgramTest, AdviceForACapTrainsTheSameNumbersOrSaysThatItDoesNot) {
   std::string varied;
   for (int i = 0; i < 400; ++i) varied += "the quick brown fox "[i * i % 20];

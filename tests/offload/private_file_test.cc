@@ -1,4 +1,5 @@
-// A file of shards is private to its process: other users cannot read it, it is gone at the end, and changes from outside are found.
+// A file of shards is private to its process: other users cannot read it, it is gone at the end,
+// and changes from outside are found.
 #include "ebb/offload/private_file.h"
 
 #include <gmock/gmock.h>

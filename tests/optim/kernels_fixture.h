@@ -1,4 +1,5 @@
-// Kernels of every device: arrays in its memory, and their results beside those of the CPU's free functions.
+// Kernels of every device: arrays in its memory, and their results beside those of the CPU's free
+// functions.
 #pragma once
 
 #include <gtest/gtest.h>

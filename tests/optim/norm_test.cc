@@ -106,7 +106,8 @@ TEST(NormTest, SumOfSquaresOfFp16CountsItsSubnormals) {
   ForEveryTarget([&] { EXPECT_EQ(Sum(team, values), 1000 * 0x1p-48); });
 }
 
-// The largest fp32 squares stay finite, so an infinite sum means that an element is infinite or NaN.
+// The largest fp32 squares stay finite, so an infinite sum means that an element is infinite or
+// NaN.
 TEST(NormTest, TheSumIsFiniteExactlyWhereAllElementsAre) {
   ThreadTeam team(2);
   constexpr float kInfinity = std::numeric_limits<float>::infinity();

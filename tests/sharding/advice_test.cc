@@ -1,4 +1,5 @@
-// What the error of a cap advises is what fits: each piece of advice is taken, as the JSON that it is.
+// What the error of a cap advises is what fits: each piece of advice is taken, as the JSON that it
+// is.
 #include "ebb/sharding/advice.h"
 
 #include <gmock/gmock.h>

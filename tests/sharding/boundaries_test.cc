@@ -74,8 +74,8 @@ TEST(Boundaries, SegmentsKeepTheirInputsOnly) {
   EXPECT_EQ(UsesInRound(ScopesOfStep(model, 1), 0, 4), expected);
 }
 
-// The boundary stays for the scope after its reader, 2, and is back one scope before its backward. With backward 4
-// that is scope 3, so it is never away. With backward 5 it is away in 3.
+// The boundary stays for the scope after its reader, 2, and is back one scope before its backward.
+// With backward 4 that is scope 3, so it is never away. With backward 5 it is away in 3.
 TEST(Boundaries, AreEvictedIfThereIsTimeBetweenWriteAndRead) {
   const std::vector<PlannedScope> scopes = ScopesOfStep(UnitChain({1, 1, 1}), 1);
   const auto leaves = [&](const BoundaryUse& use) { return LeavesDevice(scopes, use); };
@@ -87,8 +87,8 @@ TEST(Boundaries, AreEvictedIfThereIsTimeBetweenWriteAndRead) {
   EXPECT_FALSE(leaves({}));
 }
 
-// Of 16 visits in order, 15 boundaries are live at once, and the first gradient. In segments of 4: the inputs of
-// three segments, the three inside of one, and a gradient.
+// Of 16 visits in order, 15 boundaries are live at once, and the first gradient. In segments of 4:
+// the inputs of three segments, the three inside of one, and a gradient.
 TEST(Boundaries, SegmentsShareMemory) {
   constexpr int64_t kBytes = 1'024;
   Config config;

@@ -66,8 +66,8 @@ struct Instructions {
   bool IsIssued(int operation, int before) const {
     return fragment.instruction_of[static_cast<size_t>(operation)] < before;
   }
-  // The wait of a scope's kernels, and of the kernels of scopes ahead of it, that is not issued yet; -1: they may
-  // start. Kernels are the compute stream's own.
+  // The wait of a scope's kernels, and of the kernels of scopes ahead of it, that is not issued
+  // yet; -1: they may start. Kernels are the compute stream's own.
   int Missing(int scope, int before) const {
     for (int i = before; i < Opening(scope).end; ++i) {
       const Instruction& instruction = fragment.instructions[static_cast<size_t>(i)];
@@ -193,8 +193,9 @@ TEST(Conflicts, ThereAreNoneInTheDeclaredOrder) {
   });
 }
 
-// Whether a later scope may open while one is held open is one question: is all issued that its kernels wait for?
-// Then its unit is gathered over no shown memory, and its gradient goes over none that is still to be reduced.
+// Whether a later scope may open while one is held open is one question: is all issued that its
+// kernels wait for? Then its unit is gathered over no shown memory, and its gradient goes over none
+// that is still to be reduced.
 TEST(Conflicts, AScopeThatMayOpenBesideAHeldOneOverlapsNoLiveMemory) {
   int opens = 0, waits = 0;
   ForRandomPlans([&](const Plan& plan) {

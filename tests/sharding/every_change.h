@@ -1,5 +1,5 @@
-// Every combination of changes that the error of a cap may advise, for random models with configs and caps. Advice is
-// compared with it.
+// Every combination of changes that the error of a cap may advise, for random models with configs
+// and caps. Advice is compared with it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -120,8 +120,9 @@ class BruteForce {
     Vary(0, given_);
   }
 
-  // The fewest of a change that fits. Of changes that keep the numbers, and of those that change them: the ones that
-  // need no more on the device, and the ones that need more without a cap there.
+  // The fewest of a change that fits. Of changes that keep the numbers, and of those that change
+  // them: the ones that need no more on the device, and the ones that need more without a cap
+  // there.
   struct Fewest {
     int keys = INT_MAX, growing = INT_MAX;
     bool any() const { return std::min(keys, growing) < INT_MAX; }

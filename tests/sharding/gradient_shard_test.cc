@@ -113,7 +113,8 @@ TEST(GradientShard, HasOneBufferWhereNothingIsCutCastOrAddedUp) {
   }
 }
 
-// A unit that is visited twice adds its gradients up in a shard; those around it have one buffer each.
+// A unit that is visited twice adds its gradients up in a shard; those around it have one buffer
+// each.
 TEST(GradientShard, IsDecidedByUnit) {
   ModelSpec model = UnitChain({kSizes, std::end(kSizes)});
   model.forward.push_back({.unit = UnitId{1}});
@@ -126,8 +127,8 @@ TEST(GradientShard, IsDecidedByUnit) {
   EXPECT_TRUE(GradientIsShard(plan->decisions, plan->pools.placement, 2));
 }
 
-// Backward of such a unit waits for the update that reads the memory it writes. So does the zeroing of the gradient
-// of a scope that is left out.
+// Backward of such a unit waits for the update that reads the memory it writes. So does the zeroing
+// of the gradient of a scope that is left out.
 TEST(GradientShard, IsWrittenAfterTheUpdateOfTheStepBefore) {
   int kernels = 0;
   for (int number = 1; number <= Cases(300); ++number) {

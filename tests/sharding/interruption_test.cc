@@ -1,5 +1,5 @@
-// A step goes on after an evaluation with the same data. Its memory is modelled as one number for each cell, which
-// stands for its writer and the contents that the writer read.
+// A step goes on after an evaluation with the same data. Its memory is modelled as one number for
+// each cell, which stands for its writer and the contents that the writer read.
 #include "ebb/sharding/interruption.h"
 
 #include <gtest/gtest.h>

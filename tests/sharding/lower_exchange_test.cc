@@ -81,7 +81,8 @@ TEST(LowerExchange, EachPartIsAnOperationOfItsOwn) {
   });
 }
 
-// A record goes from the cell where it is sealed to the cells that are concluded from, through the staging pool.
+// A record goes from the cell where it is sealed to the cells that are concluded from, through the
+// staging pool.
 TEST(LowerExchange, EachPartReadsTheOutputOfThePartBefore) {
   ForEachPlan([](const Plan& plan, bool) {
     const std::vector<const Operation*> parts = ExchangeOf(plan);

@@ -100,7 +100,8 @@ TEST_F(MachineCostsTest, ReplicasOfAShardLieApart) {
 TEST_F(MachineCostsTest, UpdatesReadAndWriteTheirArrays) {
   Config config = ConfigOf(3);
   constexpr double kElements = 1024;
-  // Gradient 4 (its shard is fp32) or 2, master and two states read and written, the bf16 parameter written.
+  // Gradient 4 (its shard is fp32) or 2, master and two states read and written, the bf16 parameter
+  // written.
   const auto bytes = [&](const Plan& plan) {
     return kElements * (static_cast<double>(SizeOf(plan.decisions.shard_dtype(0))) + 3 * 8 + 2);
   };
@@ -224,7 +225,8 @@ TEST(SimulatedMachine, GathersOfALargeModelHideUnderKernelsWhereTheNetworkIsFast
   EXPECT_LT(fast.seconds_per_step, 1.05 * kKernels);
   EXPECT_EQ(fast.critical_line(), LineOf(StreamId::kCompute));
   EXPECT_EQ(fast.critical_resource(), kDevice);
-  // Each layer is gathered in forward and in backward but the last, which stays between them, and reduced once.
+  // Each layer is gathered in forward and in backward but the last, which stays between them, and
+  // reduced once.
   const double received = kLayer * 2.0 * 1023 / 1024 / 8,
                of_network = (3.0 * kLayers - 1) * received / 5e9;
   EXPECT_NEAR(slow.busy.resources[static_cast<size_t>(kNetwork)], of_network, 0.01 * of_network);

@@ -1,7 +1,8 @@
-// Issues fragments like an engine, one after the other, as one rank sees them, and checks the order alone. If two
-// instructions touch the same bytes of that rank, and one of them writes, the second starts when the first is over.
-// Nothing here knows of cells. The bytes are those of the operands at this rank's slice, and vector clocks decide
-// what is over. Any one wait can be left out, to see whether it is missed.
+// Issues fragments like an engine, one after the other, as one rank sees them, and checks the order
+// alone. If two instructions touch the same bytes of that rank, and one of them writes, the second
+// starts when the first is over. Nothing here knows of cells. The bytes are those of the operands
+// at this rank's slice, and vector clocks decide what is over. Any one wait can be left out, to see
+// whether it is missed.
 #pragma once
 
 #include <array>
@@ -20,8 +21,8 @@
 
 namespace ebb::sharding {
 
-// What instructions of some fragments touch on one rank, in stretches of bytes that no operand cuts. Instructions
-// are numbered over all fragments, which outlive this.
+// What instructions of some fragments touch on one rank, in stretches of bytes that no operand
+// cuts. Instructions are numbered over all fragments, which outlive this.
 class RankTouches {
  public:
   struct Touch {
@@ -52,7 +53,8 @@ struct TakenWait {
 
 class OrderCheck {
  public:
-  // `without`: the wait that is left out each time; the frontier believes that it was made. The other arguments outlive this.
+  // `without`: the wait that is left out each time; the frontier believes that it was made. The
+  // other arguments outlive this.
   OrderCheck(std::span<const Fragment* const> fragments, const Cells& cells,
              const RankTouches& touches, std::optional<TakenWait> without = std::nullopt);
 
@@ -60,8 +62,8 @@ class OrderCheck {
   void Run(int fragment, int begin, int end, int parity);
   // What the instruction touches, wherever it has its place otherwise: between two fences.
   void RunAlone(int fragment, int instruction);
-  // Like StreamOrder: all streams of steps wait for all work issued on any of them. The host waits too, and so does its
-  // later work.
+  // Like StreamOrder: all streams of steps wait for all work issued on any of them. The host waits
+  // too, and so does its later work.
   void Fence();
   void EndEarly();
   void WaitForSteps();

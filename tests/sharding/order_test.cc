@@ -45,8 +45,8 @@ std::vector<PlannedScope> ScopesOf(const SmallModel& model) {
   return model.rounds == 0 ? ScopesOfWalk(spec) : ScopesOfStep(spec, 1);
 }
 
-// What a sequence of calls means, worked out anew from all that came before: `taken` holds the scopes
-// of the order that were opened, by round and place.
+// What a sequence of calls means, worked out anew from all that came before: `taken` holds the
+// scopes of the order that were opened, by round and place.
 class Specification {
  public:
   explicit Specification(const SmallModel& model) : model_(model), order_(ScopesOf(model)) {}
@@ -83,7 +83,8 @@ class Specification {
     if (round < rounds) {
       if (const int s = first(next, (round + 1) * n); s >= 0) {
         if (backward && round > 0) {
-          // But for a round that has nothing or one Forward where the round before lacks this backward.
+          // But for a round that has nothing or one Forward where the round before lacks this
+          // backward.
           const auto forwards = std::count_if(taken_.begin(), taken_.end(), [&](int t) {
             return t / n == round && !order_[t % n].backward && !order_[t % n].recompute;
           });
@@ -112,8 +113,8 @@ class Specification {
       match.kind = Match::kAgain;
       return match;
     }
-    // 4. A Forward starts the next round if this round's backward has begun and is over for its unit, or if the unit
-    // is the round's first and nothing was recomputed.
+    // 4. A Forward starts the next round if this round's backward has begun and is over for its
+    // unit, or if the unit is the round's first and nothing was recomputed.
     const bool begun = std::any_of(taken_.begin(), taken_.end(),
                                    [&](int t) { return t / n == round && order_[t % n].backward; });
     bool to_come = false;

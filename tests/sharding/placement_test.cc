@@ -161,8 +161,8 @@ TEST(StatePlacement, AnOptimizerOfTheTrainersGetsSlicesUncut) {
   EXPECT_THAT(SubGroups(placement), ElementsAre("0: 0-10 cpu"));
 }
 
-// Half of the states stay, alternating with those that leave: a sub-group stays while at most half of the elements so
-// far would have stayed.
+// Half of the states stay, alternating with those that leave: a sub-group stays while at most half
+// of the elements so far would have stayed.
 TEST(StatePlacement, TheDevicesShareOfTheStatesIsSpreadEvenly) {
   const StatePlacement placement = Case{
       .units = {4 * k, 4 * k},

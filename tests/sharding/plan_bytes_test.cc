@@ -78,8 +78,8 @@ TEST(PlanBytes, CollectivesMoveTheBytesOfRings) {
     int64_t gather = 0, secondary = 0, fill = 0, reduce = 0, gather_gradient = 0, refresh = 0;
     for (int u = 0; u < std::ssize(plan.layout.units); ++u) {
       const int64_t unit_bytes = plan.layout.units[u].elements() * SizeOf(c.config().compute);
-      // With secondary shards all ranks meet for the first gather of a unit only, which fills them for
-      // the others.
+      // With secondary shards all ranks meet for the first gather of a unit only, which fills them
+      // for the others.
       const int gathers = plan.decisions.kept_whole[u] ? 0 : c.Gathers(u);
       const int later = c.secondary() > 1 ? std::max(gathers - 1, 0) : 0;
       gather += (gathers - later) * c.RingBytes(unit_bytes);

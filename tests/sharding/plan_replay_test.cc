@@ -76,8 +76,8 @@ TEST(PlanLaws, NothingIsReadBeforeItIsWrittenAndLiveMemoryDoesNotOverlap) {
   }
 }
 
-// With secondary shards a step gathers in other groups than a walk does, and there must be room for these too. Found
-// by more cases than the test above has.
+// With secondary shards a step gathers in other groups than a walk does, and there must be room for
+// these too. Found by more cases than the test above has.
 TEST(PlanLaws, TheGroupsOfAnEvaluationFitInThePool) {
   const RandomCase random_case(458, /*offloads=*/true);
   const PlanInputs inputs = random_case.inputs();

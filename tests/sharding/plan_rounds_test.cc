@@ -74,8 +74,8 @@ std::vector<std::vector<ShownMoment>> RoundsOf(const Plan& plan, bool carrying) 
   return rounds;
 }
 
-// A round finds everything where the round before has left it, in the same places. So the second of three stands for
-// any number.
+// A round finds everything where the round before has left it, in the same places. So the second of
+// three stands for any number.
 TEST(PlanOfRounds, TheSecondOfThreeStandsForAllBetweenTheFirstAndTheLast) {
   int cases = 0;
   for (int number = 1; number <= Cases(400); ++number) {

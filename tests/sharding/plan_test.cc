@@ -259,7 +259,8 @@ TEST(PlanLaws, AfterAUnitsFirstGatherNoByteOfItsParametersCrossesTheGroupsOfSeco
   EXPECT_GT(later, 0);
 }
 
-// Clipping, overflow checks, norms of parameters and held updates need all gradients before the first update.
+// Clipping, overflow checks, norms of parameters and held updates need all gradients before the
+// first update.
 TEST(PlanLaws, UpdatesStartUnderBackwardOnlyWhereNothingNeedsAllGradientsFirst) {
   for (int number = 1; number <= Cases(600); ++number) {
     const RandomCase random_case = CaseOf(number);

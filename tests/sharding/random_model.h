@@ -41,9 +41,9 @@ ParameterSpec RandomParameter(Random& random, int64_t elements_max);
 // What the plan reads of a config, resolved.
 Config RandomConfig(Random& random);
 
-// The random order of a round, in terms of ModelSpec::order and Visit's flags: scopes that stay open over others,
-// several walks, backwards out of order, recomputes alone and by segments, visits that take no gradients. All that
-// the model's boundaries allow, by chance.
+// The random order of a round, in terms of ModelSpec::order and Visit's flags: scopes that stay
+// open over others, several walks, backwards out of order, recomputes alone and by segments, visits
+// that take no gradients. All that the model's boundaries allow, by chance.
 void DeclareOrder(Random& random, ModelSpec& model);
 
 struct RandomCase {
@@ -62,7 +62,8 @@ struct RandomCase {
     return config.ebb.shard_group > 0 ? static_cast<int>(config.ebb.shard_group) : world;
   }
   std::string description() const;
-  // Gives some parameters dtypes of their own, bytes among them, where no boundaries are the engine's.
+  // Gives some parameters dtypes of their own, bytes among them, where no boundaries are the
+  // engine's.
   void MixDTypes();
   // Some trainable parameter's optimizer takes norms.
   bool TakesNorms() const;

@@ -319,7 +319,8 @@ void Replay::LeaveOut(int thing, int scope) {
   memory_.Write(thing, WholeGradient(scope), GradientOf(Content::kWholeGradient, scope));
 }
 
-// After the kernels of the last scope that a gather serves, because debug builds poison released memory.
+// After the kernels of the last scope that a gather serves, because debug builds poison released
+// memory.
 void Replay::Release(int thing, int scope) {
   const int gather = plan_->gather_of_scope[scope], unit = plan_->scopes[scope].unit;
   if (gather < 0) return;

@@ -1,7 +1,7 @@
-// Replays the operations of an engine and a trainer for a sequence of plans, in the order of issue, on a model of
-// memory. Which bytes each operation and each scope's kernels touch is written down here a second time, from the
-// descriptions in plan.h, not taken from the passes. Moves between tiers carry any contents: the user of the bytes
-// knows the right ones.
+// Replays the operations of an engine and a trainer for a sequence of plans, in the order of issue,
+// on a model of memory. Which bytes each operation and each scope's kernels touch is written down
+// here a second time, from the descriptions in plan.h, not taken from the passes. Moves between
+// tiers carry any contents: the user of the bytes knows the right ones.
 #pragma once
 
 #include <array>
@@ -19,7 +19,8 @@
 
 namespace ebb::sharding {
 
-// The fragments of plans of one engine. Cells are cut by the operands of the first fragments; others may come later.
+// The fragments of plans of one engine. Cells are cut by the operands of the first fragments;
+// others may come later.
 class Fragments {
  public:
   explicit Fragments(std::span<const Plan* const> plans);

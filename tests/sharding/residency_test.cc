@@ -256,7 +256,8 @@ TEST(Residency, WithoutReshardingAUnitStaysFromForwardToBackward) {
 
 // Scopes of ModelSpec::order.
 
-// F0( F1 F2 F0)  B0( B2 B1 B0): the root stays, as its backward comes next, and the blocks come and go beside it.
+// F0( F1 F2 F0)  B0( B2 B1 B0): the root stays gathered, because its
+// backward comes next; the blocks come and go.
 TEST(Residency, AUnitStaysWhileAScopeOfItIsOpen) {
   ModelSpec model = UnitChain({10, 10, 10});
   for (const bool backward : {false, true}) {

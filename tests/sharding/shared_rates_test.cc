@@ -45,7 +45,8 @@ TEST(ShareRates, AFullResourceSlowsItsUsersAndLeavesTheRestToOthers) {
   EXPECT_EQ(shares[2].limit, static_cast<Limit>(kDisk));
 }
 
-// None is above its rate; each is as fast as alone or uses one that is full; together at least one's full speed.
+// None is above its rate; each is as fast as alone or uses one that is full; together at least
+// one's full speed.
 TEST(ShareRates, NoRateIsExceededAndNoneIsLeftWhereItIsWanted) {
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     SCOPED_TRACE(seed);

@@ -176,9 +176,9 @@ TEST_F(SimulatedModels, TakeHalfTheTimeOnAMachineTwiceAsFast) {
   });
 }
 
-// An earlier gather takes a little of the network from a reduction, for which more may wait: of 4,500 cases the worst
-// is slower by 0.2%. (Below the device, reads for gathers share streams with other reads; there another visit ahead
-// costs up to 8%.)
+// An earlier gather takes a little of the network from a reduction, for which more may wait: of
+// 4,500 cases the worst is slower by 0.2%. (Below the device, reads for gathers share streams with
+// other reads; there another visit ahead costs up to 8%.)
 TEST(SimulatedModel, IsNotSlowedByMorePrefetch) {
   constexpr double kTolerance = 1.005;
   int faster = 0;

@@ -1,5 +1,5 @@
-// Where the elements of a rank's slice live, and the instructions that move them: of random plans, against the
-// layout itself.
+// Where the elements of a rank's slice live, and the instructions that move them: of random plans,
+// against the layout itself.
 #include "ebb/sharding/state_pieces.h"
 
 #include <gtest/gtest.h>
@@ -114,7 +114,8 @@ TEST(StatePieces, RunsCoverTheRequestOnceForAnyCut) {
   });
 }
 
-// StatePlacement are within the pools and files that the plan has, of masters together with their other half.
+// StatePlacement are within the pools and files that the plan has, of masters together with their
+// other half.
 TEST(StatePieces, PlacesAreWithinTheirPools) {
   OnPlans([](const Plan& plan, int shard, const Asked& asked) {
     for (const StateRun& run : RunsOf(plan, shard, {asked.array, 0, asked.shard})) {
@@ -230,7 +231,8 @@ TEST(StatePieces, StagedDataPassesInWholeBlocks) {
   EXPECT_GT(edges, 0);
 }
 
-// The slot of a run of the most elements is full but for less than a cut, of any dtype, however it lies in its blocks.
+// The slot of a run of the most elements is full but for less than a cut, of any dtype, however it
+// lies in its blocks.
 TEST(StatePieces, TheLongestRunFitsItsSlot) {
   constexpr int64_t kInBlock = kSwapAlignment - 4;
   const auto fits = [](const StateRun& run) {

@@ -194,8 +194,8 @@ TEST(Traffic, ADrainMovesTheBytesOfItsUpdatesAlone) {
     const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs(), 0, /*hold_updates=*/true),
                                drain = PlanDrain(random_case.inputs());
     ASSERT_TRUE(plan.ok() && drain.ok()) << plan.status() << drain.status();
-    // A first step and then the drain move the same bytes as a step in steady state, and read once more the
-    // parameters that the update would have handed on.
+    // A first step and then the drain move the same bytes as a step in steady state, and read once
+    // more the parameters that the update would have handed on.
     Table both = Predicted(*plan, /*carrying=*/false);
     for (const auto& [key, bytes] : Predicted(*drain, /*carrying=*/true)) both[key] += bytes;
     for (auto& [key, bytes] : Predicted(*plan, /*carrying=*/true)) both[key] -= bytes;
@@ -214,8 +214,8 @@ TEST(Traffic, ADrainMovesTheBytesOfItsUpdatesAlone) {
   }
 }
 
-// Equal layers, all on NVMe, in layer-major order: one round of all micro-batches. In bytes per owned
-// element of the layers but the last, which stays gathered from forward to backward.
+// Equal layers, all on NVMe, in layer-major order: one round of all micro-batches. In bytes per
+// owned element of the layers but the last, which stays gathered from forward to backward.
 struct PlainCase {
   const char* name;
   bool early = false, split = false, without_masters = false;
@@ -262,9 +262,9 @@ TEST_P(TrafficOfAllOnNvme, IsTheLeastThatTheSchemeNeeds) {
   EXPECT_EQ(read, (c.parameters_read * kLayers - 2) * kShard);
 }
 
-// Forward and backward each read, and the update spares one read. A late update hands its parameters on to the next
-// forward; an early one reads for the backward before it. Split masters and none are a matter of the parameters,
-// which are read for one more.
+// Forward and backward each read, and the update spares one read. A late update hands its
+// parameters on to the next forward; an early one reads for the backward before it. Split masters
+// and none are a matter of the parameters, which are read for one more.
 INSTANTIATE_TEST_SUITE_P(Timings, TrafficOfAllOnNvme,
                          testing::Values(PlainCase{.name = "Late",
                                                    .states = 12,

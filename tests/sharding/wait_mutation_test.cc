@@ -1,6 +1,7 @@
-// Waits over whatever sequence of steps, evaluations and looks at the state an engine may run: they are enough, and
-// none is too many. If a wait is left out, the first or the last rank misses it. Exceptions are waits for ranks in
-// between, because a slice counts as those of all ranks (waits.h).
+// Waits over whatever sequence of steps, evaluations and looks at the state an engine may run: they
+// are enough, and none is too many. If a wait is left out, the first or the last rank misses it.
+// Exceptions are waits for ranks in between, because a slice counts as those of all ranks
+// (waits.h).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,8 +24,8 @@
 namespace ebb::sharding {
 namespace {
 
-// Of one engine: its steps of one, two and more rounds, held or not, its walk and its drain, each with and without
-// carried updates.
+// Of one engine: its steps of one, two and more rounds, held or not, its walk and its drain, each
+// with and without carried updates.
 class EnginePrograms {
  public:
   // `slice`: of the rank that reads state beside steps.
@@ -93,7 +94,8 @@ class EnginePrograms {
   std::optional<Cells> cells_;
 };
 
-// What a trainer does with an engine, by chance, and what the engine then issues. A seed is the same sequence.
+// What a trainer does with an engine, by chance, and what the engine then issues. A seed is the
+// same sequence.
 class RandomTrainer {
  public:
   // `saves`: also reads state beside its steps.
@@ -208,7 +210,8 @@ class RandomTrainer {
     RunBehindFences(FindToBringAgain(programs_.cells(), programs_[fragment_], issued));
     check_.Fence();
   }
-  // A scope that is not in the order: its unit is gathered, and at its close the earlier unit is gathered again.
+  // A scope that is not in the order: its unit is gathered, and at its close the earlier unit is
+  // gathered again.
   void OpenAgain() {
     ShowSomeUnit();
     ShowSomeUnit();
@@ -322,7 +325,8 @@ TEST(DerivedWaits, NineteenOfTwentyAreMissedOnTheFirstOrTheLastRank) {
   }
 }
 
-// The record waits for losses, norms and files, and updates for the constants that follow from all records.
+// The record waits for losses, norms and files, and updates for the constants that follow from all
+// records.
 TEST(DerivedWaits, AllOfTheExchangeAreMissed) {
   int taken = 0;
   for (int number = 1; number <= Cases(12); ++number) {

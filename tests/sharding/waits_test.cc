@@ -1,5 +1,5 @@
-// Waits that are derived from what instructions touch. That they are enough is for plan_test; here that none is
-// too many: whichever is taken away, the replay misses it.
+// Waits that are derived from what instructions touch. That they are enough is for plan_test; here
+// that none is too many: whichever is taken away, the replay misses it.
 #include "ebb/sharding/waits.h"
 
 #include <gtest/gtest.h>
@@ -288,8 +288,8 @@ bool IsNoticed(const PlanInputs& inputs, const Plans& plans, Fragments& fragment
   return false;
 }
 
-// Leaves out one wait, or one wait for earlier fragments. Those that are not noticed stand for slices of ranks in
-// between.
+// Leaves out one wait, or one wait for earlier fragments. Those that are not noticed stand for
+// slices of ranks in between.
 TEST(DeriveWaits, NineteenOfTwentyAreMissedWhenTheyAreTakenAway) {
   constexpr int kTries = 6;
   int taken = 0, noticed = 0;

@@ -21,8 +21,8 @@ namespace ebb {
 
 class MpiLibrary {
  public:
-  // Opens and initialises MPI if needed, on a thread of its own, which also ends MPI at exit. So a rank that
-  // never comes to MPI_Init costs the others the time-out and no more.
+  // Opens and initialises MPI if needed, on a thread of its own, which also ends MPI at exit. So a
+  // rank that never comes to MPI_Init costs the others the time-out and no more.
   static absl::StatusOr<MpiLibrary*> Get(double timeout_seconds);
 
   const OpenMpi& mpi() const { return mpi_; }

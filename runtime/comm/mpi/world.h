@@ -38,9 +38,9 @@ class MpiRank : public HostsRank {
   const std::shared_ptr<MpiEndpoint> endpoint_;
 };
 
-// This process's rank. All ranks call it, and it waits for all of them until the time-out. A program
-// that has initialised MPI itself must have asked for MPI_THREAD_MULTIPLE, and must end MPI after
-// its worlds. Otherwise MPI is initialised here, and ended when the program exits.
+// This process's rank. All ranks call it, and it waits for all of them until the time-out. A
+// program that has initialised MPI itself must have asked for MPI_THREAD_MULTIPLE, and must end MPI
+// after its worlds. Otherwise MPI is initialised here, and ended when the program exits.
 absl::StatusOr<std::shared_ptr<WorldBackend>> NewMpiWorld(const MpiWorldOptions& options);
 
 }  // namespace ebb

@@ -1,6 +1,6 @@
 // One rank's end of an NCCL communicator: enqueues its operations, and watches them.
 //
-//   enqueuing thread   [ begin | ncclGroup ... | end ]  on the stream, once the host's part is ready
+//   enqueuing thread   [ begin | ncclGroup ... | end ]  on the stream, after the host's part
 //   watching thread    asynchronous errors, late operations, waits for a rank that left
 //
 // Every failure fails the world, and so aborts its communicators on all ranks.

@@ -105,8 +105,8 @@ class Store {
   void Fail(const absl::Status& why);
   absl::Status status() const { return failure_->Get(); }
   const std::shared_ptr<WorldFailure>& failure() const { return failure_; }
-  // Calls `listener`, on any thread, with the first failure of any rank: at once if one has happened
-  // already.
+  // Calls `listener`, on any thread, with the first failure of any rank: at once if one has
+  // happened already.
   void OnFailure(Listener listener);
   // As WorldBackend's.
   CallOrder* calls() { return participants_.size() > 1 ? calls_.get() : nullptr; }

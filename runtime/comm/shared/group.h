@@ -2,9 +2,9 @@
 // first failure. The group is a communicator, or a world in which communicators are formed.
 //
 // An operation is a few meetings, and so is forming a group. At a meeting each rank publishes its
-// call or proposal and arrives; after the meeting it knows those of all ranks. A meeting costs each rank one atomic increment, and the last
-// rank to come one system call. Failing and leaving end the waits for every meeting that is not
-// complete.
+// call or proposal and arrives; after the meeting it knows those of all ranks. A meeting costs each
+// rank one atomic increment, and the last rank to come one system call. Failing and leaving end the
+// waits for every meeting that is not complete.
 #pragma once
 
 #include <atomic>

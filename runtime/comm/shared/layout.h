@@ -2,8 +2,10 @@
 // of one file for processes. All of it but the wait points begins as zeros. Processes map it at
 // different places, so only threads may use addresses.
 //
-//   a world:         header | places of ranks | a communicator without slots, in which others are formed
+//   a world:         header | places of ranks | a communicator without slots
 //   a communicator:  header | records of ranks | slots of ranks
+//
+// In the communicator without slots the ranks form the others.
 #pragma once
 
 #include <algorithm>

@@ -33,8 +33,8 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   // names.
   static absl::StatusOr<std::shared_ptr<SharedWorld>> Form(
       int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher = std::nullopt);
-  // What ranks that are threads share beside memory. Only GPUs need the stores: the first call makes
-  // all.
+  // What ranks that are threads share beside memory. Only GPUs need the stores: the first call
+  // makes all.
   struct Threads {
     std::mutex mutex;
     std::vector<int> failures;  // ranks in the order in which they first failed
