@@ -289,8 +289,8 @@ class Bench {
     return absl::StrCat(*FindCheckpoint(folder_.path()), "/", RankFileName(0, 1));
   }
 
-  // Kernels: as much arithmetic on each thread as takes so long alone. A save that needs one of
-  // these cores makes them longer.
+  // Kernels: arithmetic on each thread that takes `seconds` if nothing else runs. A save that needs
+  // one of these cores makes them longer.
   void Compute(double seconds) const {
     const auto rounds = static_cast<int64_t>(seconds * rounds_per_second_);
     team_->Run(team_->threads(), /*grain=*/1, [&](int64_t begin, int64_t end) {

@@ -58,7 +58,7 @@ absl::Status TakeTurns(benchmark::State& state, World& world, Communicator& comm
     EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
     const auto begin = std::chrono::steady_clock::now();
     EBB_RETURN_IF_ERROR(run());
-    EBB_RETURN_IF_ERROR(communicator.Barrier(stream));  // the last rank ends the turn
+    EBB_RETURN_IF_ERROR(communicator.Barrier(stream));  // the slowest rank ends it
     return Seconds(std::chrono::steady_clock::now() - begin);
   };
   const auto turn = [&]() -> absl::Status {

@@ -26,8 +26,8 @@ class PrivateFile {
   // link. `whole_need`: part of the message if the disk is full.
   static absl::StatusOr<PrivateFile> Create(std::string path, int64_t bytes,
                                             std::string_view whole_need = {});
-  // Makes the data so many bytes long. Old data up to there stay; added bytes are not zeros. Call
-  // it while no transfer is under way. After an error the file has its old length.
+  // Sets the length of the data. Old data are kept; added bytes are undefined. Call it while no
+  // transfer is under way. After an error the file has its old length.
   absl::Status Resize(int64_t bytes, std::string_view whole_need);
   PrivateFile(PrivateFile&&) = default;
   PrivateFile& operator=(PrivateFile&&) = delete;

@@ -101,8 +101,8 @@ struct FragmentMoment {
   int scope = -1;
   int begin = 0, end = 0;  // instructions issued now, in their order
   // The last of them, if scopes are open from now on: the trainer's kernels, which end before the
-  // next moment. Those that stay open over others have one more behind each of these. -1: nothing
-  // is open.
+  // next moment. A scope that is open over others has one more kernel after each of them. -1: no
+  // scope is open.
   int kernels = -1;
 };
 

@@ -4,7 +4,7 @@
 //
 //   read     m3     m2     m1
 //   gather      g3     g2     g1
-//   update             u3     u2     u1       what m3 has brought stays until u3 has used it
+//   update             u3     u2     u1       the masters of m3 are kept until u3
 #pragma once
 
 #include <limits>

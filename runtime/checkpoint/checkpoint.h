@@ -61,6 +61,8 @@ class SaveTicket {
 
 // The most host memory that a save takes, beside the header of its file.
 inline constexpr int64_t kSaveBytesMax = int64_t{48} << 20;
+// The same of a load. Later saves use it.
+inline constexpr int64_t kLoadBytesMax = int64_t{64} << 20;
 
 // Writes `folder`/step-N, where N is the number of finished steps, and points `folder`/latest to
 // it. Waits for the verdict on the last step, then returns while the save goes on. The saved state

@@ -12,9 +12,11 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "ebb/optim/checksum.h"
 #include "ebb/runtime/checkpoint/file_access.h"
@@ -117,9 +119,10 @@ absl::Status MayBeReplaced(const std::string& checkpoint, const std::string& run
 // In a run's name, before a step: the run was loaded from a checkpoint of that step without a run's
 // name.
 constexpr char kAfterUnnamed = '+';
-// Between the name of a loaded run, the token of the last save in its folder, and the path of its
-// checkpoint. Names and tokens do not contain it.
-constexpr char kLoadedFrom = '\n';
+// Between the parts of Engine::run after a load: the run's name, its name in other folders, the
+// token of the last save in the checkpoint's folder (empty: the run has claimed that folder since),
+// and that folder.
+constexpr char kBetween[] = "\n";
 
 std::string NewRunName() {
   std::random_device random;
@@ -159,26 +162,30 @@ void RemoveEmptyFolder(const std::string& folder) {
 
 std::string RunOfLoaded(const Manifest& manifest, const std::string& checkpoint,
                         const std::string& last_save) {
-  const std::string name = manifest.run.empty() ? absl::StrCat(std::string(1, kAfterUnnamed),
-                                                               manifest.state.finished_steps)
-                                                : manifest.run;
-  const std::string between(1, kLoadedFrom);
-  return absl::StrCat(name, between, last_save, between, checkpoint);
+  std::string name = manifest.run;
+  if (name.empty())
+    name = absl::StrCat(NewRunName(), std::string(1, kAfterUnnamed), manifest.state.finished_steps);
+  if (absl::StrContains(name, kBetween)) name = NewRunName();  // no run of ours had it
+  // The checkpoint may be removed before the first save.
+  std::error_code error;
+  const std::string folder = std::filesystem::canonical(checkpoint + "/..", error).string();
+  return absl::StrCat(name, kBetween, NewRunName(), kBetween, last_save, kBetween, folder);
 }
 
-absl::StatusOr<std::string> RunIn(const std::string& folder, const std::string& run) {
-  if (run.empty()) return NewRunName();
-  const std::vector<std::string> parts =
-      absl::StrSplit(run, absl::MaxSplits(kLoadedFrom, /*limit=*/2));
+absl::StatusOr<std::string> RunIn(const std::string& folder, std::string& run) {
+  if (run.empty()) return run = NewRunName();
+  std::vector<std::string> parts = absl::StrSplit(run, absl::MaxSplits(kBetween, /*limit=*/3));
   if (parts.size() == 1) return run;
   std::error_code error;
-  if (!std::filesystem::equivalent(parts[2] + "/..", folder, error)) return NewRunName();
-  if (LastSaveIn(folder) != parts[1]) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("another run has saved to '", folder, "' since this one loaded '", parts[2],
-                     "': load the newest checkpoint again, or save to a folder of your own"));
+  if (!std::filesystem::equivalent(parts[3], folder, error)) return parts[1];
+  if (!parts[2].empty() && LastSaveIn(folder) != parts[2]) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "another run has saved to '", folder, "' since this one loaded a checkpoint from there: ",
+        "load the newest checkpoint again, or save to a folder of your own"));
   }
-  return parts[0].front() == kAfterUnnamed ? NewRunName() + parts[0] : parts[0];
+  parts[2].clear();
+  run = absl::StrJoin(parts, kBetween);
+  return parts[0];
 }
 
 absl::Status CheckFreeAfter(const std::string& folder, int64_t step, int64_t last,
@@ -324,6 +331,7 @@ absl::Status NewCheckpoint::Name(const std::string& path) {
 absl::StatusOr<std::string> NewCheckpoint::Commit(int keep) {
   const std::string name = CheckpointName(step_), path = absl::StrCat(folder_, "/", name);
   EBB_RETURN_IF_ERROR(SyncFolder(path_));
+  EBB_RETURN_IF_ERROR(lock_->Sync());
   EBB_RETURN_IF_ERROR(Name(path));
   EBB_RETURN_IF_ERROR(SyncFolder(folder_));
   EBB_RETURN_IF_ERROR(ReplaceFile(absl::StrCat(folder_, "/", kLatest), name + "\n"));

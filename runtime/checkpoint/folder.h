@@ -48,17 +48,18 @@ std::string WayOutOf(const std::string& checkpoint);
 
 // Makes the folder and its parents, if there is none.
 absl::Status MakeSaveFolder(const std::string& folder);
-// Removes a folder that has nothing but its lock, which nobody holds.
+// Removes a folder that has only its lock, if no run holds it.
 void RemoveEmptyFolder(const std::string& folder);
 
 // Engine::run after a load of the checkpoint. If the engine saves beside that checkpoint, the run
 // keeps its name. `last_save`: LastSaveIn the checkpoint's folder, from before the load.
 std::string RunOfLoaded(const Manifest& manifest, const std::string& checkpoint,
                         const std::string& last_save);
-// Manifest::run of the checkpoints that an engine saves to `folder`, from its Engine::run. It is a
-// new name if the engine has saved and loaded nothing, or was loaded from another folder.
-// kFailedPrecondition: another run has saved there since the load. Call it with the folder's lock.
-absl::StatusOr<std::string> RunIn(const std::string& folder, const std::string& run);
+// Manifest::run of the checkpoints that an engine saves to `folder`. `run` is its Engine::run; this
+// call changes it, so that later calls return the same. It is a new name if the engine has saved and
+// loaded nothing, or was loaded from another folder. kFailedPrecondition: another run
+// has saved there since the load. Call it with the folder's lock.
+absl::StatusOr<std::string> RunIn(const std::string& folder, std::string& run);
 // kFailedPrecondition names a checkpoint after `step`, up to `last`, that this run may not replace.
 absl::Status CheckFreeAfter(const std::string& folder, int64_t step, int64_t last,
                             const std::string& run);

@@ -74,7 +74,8 @@ absl::Status WriteText(int file, const std::string& path, const std::string& tok
 absl::Status Refused(const std::string& folder, const std::string& holder) {
   return absl::FailedPreconditionError(
       absl::StrCat("another run saves to '", folder, "' (", holder, " holds '", LockPath(folder),
-                   "'): wait until it has ended, or give each run a folder of its own"));
+                   "'): wait until it has ended, or give each run a folder of its own. If its "
+                   "host has failed and the lock is still held, remove that file"));
 }
 
 std::string HolderIn(const std::string& text) {
@@ -134,6 +135,10 @@ absl::Status FolderLock::Sign() const {
   return WriteText(file_, path_, absl::StrFormat("%08x%08x", random(), random()));
 }
 
+absl::Status FolderLock::Sync() const {
+  return SyncFile(file_, path_);
+}
+
 void FolderLock::Remove() const {
   unlink(path_.c_str());
 }
@@ -150,7 +155,10 @@ absl::StatusOr<std::shared_ptr<FolderLock>> LockOf(const std::string& folder,
                                                    std::vector<std::shared_ptr<FolderLock>>& held) {
   const auto found =
       std::find_if(held.begin(), held.end(), [&](const auto& lock) { return lock->IsOf(folder); });
-  if (found != held.end()) return *found;
+  if (found != held.end()) {
+    std::rotate(found, found + 1, held.end());  // the last one used
+    return held.back();
+  }
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<FolderLock> lock, FolderLock::Take(folder));
   // Of the last two folders, such as all and the best. A trainer may save to a new folder each time
   // and remove old ones, which NFS cannot do while a file there is open.

@@ -31,6 +31,8 @@ class FolderLock {
 
   // Writes a new token. Call it before each save.
   absl::Status Sign() const;
+  // When it returns, the token is on the disk, and other hosts see it.
+  absl::Status Sync() const;
   // Removes the file. Another process that has opened it sees that before it locks it.
   void Remove() const;
   // Whether it still locks this folder, which may have been removed and made again.

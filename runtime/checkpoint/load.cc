@@ -172,6 +172,15 @@ absl::Status WithWayOut(absl::Status own, const std::string& checkpoint) {
   return absl::DataLossError(absl::StrCat(own.message(), WayOutOf(checkpoint)));
 }
 
+static_assert(kLoadBytesMax == ReadAhead::kMemoryBytes && kLoadBytesMax >= kSaveBytesMax);
+
+// Whether a file may be readable later, for example by another user. Loading an older checkpoint now
+// would lose steps.
+bool MayPass(const absl::Status& status) {
+  return absl::IsPermissionDenied(status) || absl::IsResourceExhausted(status) ||
+         absl::IsUnavailable(status);
+}
+
 struct Found {
   std::string path;
   Manifest manifest;
@@ -183,7 +192,9 @@ absl::StatusOr<Found> FindTogether(Engine& engine, const std::string& path) {
   const absl::StatusOr<std::vector<std::string>> listed = CandidatesIn(path);
   const bool none = absl::IsNotFound(listed.status());
   const std::vector<std::string> candidates = listed.value_or(std::vector<std::string>());
-  const absl::Status own = none ? absl::OkStatus() : listed.status();
+  absl::Status own = none ? absl::OkStatus() : listed.status();
+  // Agree gives this code to ranks with other candidates.
+  if (absl::IsFailedPrecondition(own)) own = absl::InvalidArgumentError(own.message());
   const absl::Status same = engine.Agree(
       own, absl::StrCat("LoadCheckpoint: candidates ", absl::StrJoin(candidates, " ")));
   if (!same.ok() && own.ok() && absl::IsFailedPrecondition(same))
@@ -202,6 +213,9 @@ absl::StatusOr<Found> FindTogether(Engine& engine, const std::string& path) {
     if (agreed.ok()) return Found{.path = checkpoint, .manifest = *std::move(manifest)};
     if (absl::IsFailedPrecondition(agreed)) return absl::CancelledError(agreed.message());
     if (!absl::IsDataLoss(agreed)) return agreed;
+    EBB_RETURN_IF_ERROR(
+        engine.Agree(MayPass(manifest.status()) ? manifest.status() : absl::OkStatus(),
+                     "LoadCheckpoint: readable"));
     if (checkpoint == path) {
       // Another version's checkpoint is not damaged.
       return absl::IsFailedPrecondition(manifest.status()) ? manifest.status()

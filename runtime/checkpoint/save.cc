@@ -88,7 +88,13 @@ class Saving {
                                                        folder_, "/", RankFileName(rank, ranks_))));
       manifest_.files.push_back(std::move(written.entry));
     }
-    const std::string path = absl::StrCat(folder_, "/", kManifestName), text = ToText(manifest_);
+    const std::string path = absl::StrCat(folder_, "/", kManifestName);
+    std::string text = ToText(manifest_);
+    if (std::ssize(text) > kManifestBytesMax) {
+      // They may be missing, because the checksums of headers include them.
+      for (Manifest::File& file : manifest_.files) file.slice_checksums.clear();
+      text = ToText(manifest_);
+    }
     if (std::ssize(text) > kManifestBytesMax)
       return absl::ResourceExhaustedError(absl::StrCat(
           "'", path, "' would have ", text.size(), " bytes, more than the ", kManifestBytesMax,
@@ -108,9 +114,10 @@ class Saving {
   ThreadTeam caller_only_{1};
 };
 
-Manifest ManifestOf(const Engine& engine, const TrainingState& state, const SaveOptions& options) {
+Manifest ManifestOf(const Engine& engine, const TrainingState& state, const SaveOptions& options,
+                    const std::string& run) {
   Manifest manifest{.state = state,
-                    .run = engine.run(),
+                    .run = run,
                     .config = engine.config().ToJson(),
                     .parameters = {},
                     .files = {},
@@ -160,6 +167,14 @@ absl::StatusOr<std::shared_ptr<FolderLock>> LockFor(Engine& engine, const std::s
   return LockOf(folder, *engine.folder_locks());
 }
 
+// The run's name in the folder, whose lock is held.
+absl::StatusOr<std::string> RunOf(Engine& engine, const std::string& folder) {
+  std::string run = engine.run();
+  EBB_ASSIGN_OR_RETURN(std::string name, RunIn(folder, run));
+  engine.SetRun(std::move(run));
+  return name;
+}
+
 // `beside_steps`: steps may run before the save ends.
 absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
                                  const SaveOptions& options, bool beside_steps) {
@@ -173,13 +188,13 @@ absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
                                               "ticket, or let SaveOptions::waits be true"));
   }
   if (options.waits) engine.AwaitAsyncRead();
-  std::optional<NewCheckpoint> checkpoint;  // rank 0's
+  std::string run;                          // rank 0's
+  std::optional<NewCheckpoint> checkpoint;  // likewise
   if (own.ok() && rank == 0) {
     const auto begin = [&]() -> absl::StatusOr<NewCheckpoint> {
       EBB_ASSIGN_OR_RETURN(std::shared_ptr<FolderLock> lock, LockFor(engine, folder));
-      EBB_ASSIGN_OR_RETURN(std::string run, RunIn(folder, engine.run()));
-      engine.SetRun(std::move(run));
-      return NewCheckpoint::Begin(folder, state->finished_steps, engine.run(), std::move(lock));
+      EBB_ASSIGN_OR_RETURN(run, RunOf(engine, folder));
+      return NewCheckpoint::Begin(folder, state->finished_steps, run, std::move(lock));
     };
     absl::StatusOr<NewCheckpoint> begun = begin();
     own = begun.status();
@@ -188,7 +203,7 @@ absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
   EBB_RETURN_IF_ERROR(engine.Agree(own, "SaveCheckpoint: begin"));
   const auto saving =
       std::make_shared<Saving>(PathOfNewCheckpoint(folder, state->finished_steps), ranks,
-                               ManifestOf(engine, *state, options), options.keep);
+                               ManifestOf(engine, *state, options, run), options.keep);
   if (checkpoint.has_value()) saving->Name(*std::move(checkpoint));
   const std::vector<StateSlice> slices = engine.StateSlices();
   own = saving->Open(engine, rank, slices, options.of_this_rank);
@@ -263,7 +278,7 @@ absl::Status CheckSaves(Engine& engine, const std::string& folder, int64_t last_
   if (own.ok() && engine.world().rank() == 0) {
     own = [&]() -> absl::Status {
       EBB_RETURN_IF_ERROR(LockFor(engine, folder).status());
-      EBB_ASSIGN_OR_RETURN(const std::string run, RunIn(folder, engine.run()));
+      EBB_ASSIGN_OR_RETURN(const std::string run, RunOf(engine, folder));
       return CheckFreeAfter(folder, state->finished_steps, last_step, run);
     }();
   }

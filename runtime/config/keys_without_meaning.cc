@@ -7,7 +7,7 @@ namespace {
 constexpr std::string_view kTimeline = "the timeline (ebb.trace) shows it";
 constexpr std::string_view kReport = "a program logs what Engine::Report gives it";
 constexpr std::string_view kTrainersChoice = "the trainer chooses what is recomputed";
-constexpr std::string_view kCheckpoints = "checkpoints are not written by the engine";
+constexpr std::string_view kCheckpoints = "a trainer calls SaveCheckpoint";
 constexpr std::string_view kDataParallel = "every rank is data-parallel";
 constexpr std::string_view kNoCompiler =
     "there is no graph to compile: the plan of a step is fixed";
@@ -34,7 +34,7 @@ constexpr WithoutMeaning kList[] = {
      "mode"},
     {"", "wall_clock_breakdown|timers|flops_profiler", kTimeline},
     {"", "comms_logger", kTimeline, "enabled|prof_all|prof_ops|verbose|debug"},
-    {"", "memory_breakdown", "every run prints its memory table"},
+    {"", "memory_breakdown", "Engine::memory has its table"},
     {"", "dump_state", "Config::ToJson gives all of it"},
     {"", "log_level", "logging is the program's"},
     {"", "dataloader_drop_last", kTrainersData},

@@ -1,5 +1,5 @@
-// The error of any rank, once all have told each other: the same on each rank. First a rank tells
-// the others what only its own communicators know, so that no other rank waits for it.
+// The error of any rank, after an exchange: the same on each rank. Before that, a rank sends what
+// only its own communicators know, so that no other rank waits for it.
 #pragma once
 
 #include <cstdint>

@@ -159,7 +159,7 @@ absl::StatusOr<int64_t> Measuring::DeviceBudget() {
   return *std::min_element(all.begin(), all.end());
 }
 
-// What is known of the files stays known, whichever it is.
+// The facts that are known of the files are kept, whatever is chosen.
 absl::Status Measuring::ChooseVerifySwap() {
   if (!with_.storage->files().exist()) return absl::OkStatus();
   const sharding::SwapFiles files = sharding::LayOutSwapFiles(plan());

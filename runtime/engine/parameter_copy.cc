@@ -9,7 +9,7 @@ namespace ebb {
 
 using sharding::Transfer;
 
-// What a device receives lies behind what it sends.
+// In the staging, the bytes that a device receives follow those that it sends.
 absl::Status ParameterCopy::Prepare(const Device& device, int ranks, MemoryLedger& ledger) {
   const auto side = [](const StateAccess& of) {
     return sharding::CopySide{.model = &of.model(),
@@ -58,7 +58,8 @@ absl::Status ParameterCopy::InParts(const Transfer& transfer,
   return absl::OkStatus();
 }
 
-// What is to be sent into the staging, and what stays to where it goes. Bytes to be sent.
+// Copies elements for other ranks into the staging, and the others to their destination. Returns
+// the bytes to send.
 absl::StatusOr<int64_t> ParameterCopy::Pack(std::span<const Transfer> transfers) {
   ThreadTeam& team = source_.values().team();
   int64_t packed = 0;

@@ -1,5 +1,5 @@
 // The communicators of an engine's steps together: the first failure with its operation, and how
-// all ranks are told of it.
+// all ranks get it.
 #pragma once
 
 #include <mutex>

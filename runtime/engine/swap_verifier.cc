@@ -35,7 +35,7 @@ void SwapVerifier::VerifyStatesOnly() {
   checksums_.KeepStatesOnly();
 }
 
-// Other ranks are told the beginning and the end (ExchangeRecord).
+// Other ranks get its beginning and its end (ExchangeRecord).
 void SwapVerifier::FailAt(const Extent& extent, const Place& place) {
   errors_.Fail(absl::DataLossError(absl::StrCat(
       "the engine has failed: the ", std::string(Name(extent.of().what)), " of unit '",

@@ -17,8 +17,8 @@ namespace ebb::sharding {
 
 using ClassBytes = std::array<int64_t, kStateClasses>;
 
-// By instruction of a step that follows and is followed by others like it, on the rank that has the
-// first slices. The workspace does not count, because no instruction names it.
+// By instruction of a step between others like it, on the rank that has the first slices. The
+// workspace does not count, because no instruction names it.
 std::vector<ClassBytes> AliveBytes(const Fragment& fragment, Tier tier);
 
 }  // namespace ebb::sharding

@@ -169,19 +169,25 @@ TEST_F(FolderTest, ARunThatWasLoadedGoesOnBesideItsCheckpointAlone) {
   ASSERT_EQ(Save(7, /*keep=*/0, "a"), absl::OkStatus());
   const std::string checkpoint = At("step-000000007");
   for (const std::string& path : {checkpoint, checkpoint + "/"}) {
-    const std::string loaded = RunOfLoaded(*ReadManifest(path), path, LastSaveIn(folder_));
-    EXPECT_EQ(*RunIn(folder_, loaded), "a");
+    std::string loaded = RunOfLoaded(*ReadManifest(path), path, LastSaveIn(folder_));
     const std::string elsewhere = *RunIn(::testing::TempDir(), loaded);
     EXPECT_NE(elsewhere, "a");
-    EXPECT_NE(elsewhere, *RunIn(folder_ + "/not-made-yet", loaded));
-    EXPECT_EQ(elsewhere, *RunIn(folder_, elsewhere));
+    EXPECT_EQ(elsewhere, *RunIn(folder_ + "/not-made-yet", loaded));
+    EXPECT_EQ(*RunIn(folder_, loaded), "a");
+    std::string other = RunOfLoaded(*ReadManifest(path), path, LastSaveIn(folder_));
+    EXPECT_NE(elsewhere, *RunIn(::testing::TempDir(), other));
+    // After its own save.
+    ASSERT_EQ(Save(8, /*keep=*/0, "a"), absl::OkStatus());
+    EXPECT_EQ(*RunIn(folder_, loaded), "a");
+    EXPECT_EQ(*RunIn(::testing::TempDir(), loaded), elsewhere);
   }
 }
 
 TEST_F(FolderTest, ARunThatGoesOnFromUnnamedCheckpointsRemovesThem) {
   for (const int64_t step : {10, 20, 35}) ASSERT_EQ(Save(step), absl::OkStatus());
   const auto load = [&](const std::string& name) {
-    return *RunIn(folder_, RunOfLoaded(*ReadManifest(At(name)), At(name), LastSaveIn(folder_)));
+    std::string loaded = RunOfLoaded(*ReadManifest(At(name)), At(name), LastSaveIn(folder_));
+    return *RunIn(folder_, loaded);
   };
   const std::string run = load("step-000000020");
   ASSERT_EQ(Save(30, /*keep=*/2, run), absl::OkStatus());
@@ -316,10 +322,12 @@ TEST_F(FolderTest, ALockOfAFolderThatWasMadeAgainIsTakenAgain) {
 
 TEST_F(FolderTest, ARunThatWasLoadedBeforeAnotherOneSavedIsRefused) {
   ASSERT_EQ(Save(7, /*keep=*/0, "a"), absl::OkStatus());
-  const std::string loaded =
-      RunOfLoaded(*ReadManifest(At("step-000000007")), At("step-000000007"), LastSaveIn(folder_));
-  EXPECT_EQ(RunIn(folder_, loaded).value_or(""), "a");
+  const std::string before = LastSaveIn(folder_);
+  std::string loaded =
+      RunOfLoaded(*ReadManifest(At("step-000000007")), At("step-000000007"), before);
   ASSERT_EQ(Save(8, /*keep=*/0, "a"), absl::OkStatus());  // by the other one
+  // Also if that one has removed the checkpoint.
+  fs::remove_all(At("step-000000007"));
   const absl::Status refused = RunIn(folder_, loaded).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(

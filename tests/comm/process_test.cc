@@ -268,7 +268,7 @@ TEST(Killed, ARankKilledWhileItFailsTheWorldBlocksNoRank) {
     }
     while (waiting->load() == 0) sched_yield();
     AwaitAsleep(waiting->load());
-    // The state that a rank leaves which is killed in SharedWorld::Fail.
+    // The state left by a rank that is killed in SharedWorld::Fail.
     const absl::StatusOr<Mapping> pages = (*node)->file().Map(0, sizeof(shared::WorldHeader));
     reinterpret_cast<shared::WorldHeader*>(pages->data())
         ->failure.TrySet(absl::AbortedError("the first failure"));

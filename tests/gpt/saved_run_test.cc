@@ -210,11 +210,11 @@ TEST_F(SavedRunTest, AFileBeyondTheLimitOfItsSizeIsAnErrorWithARemedy) {
 TEST_F(SavedRunTest, SavesTakeTheirMemoryFromTheHosts) {
   Program program(Command({"--save", saves_, "--host-memory", "40MiB"}, "2"));
   EXPECT_EQ(program.Finish(), 2) << program.printed();
-  EXPECT_THAT(program.printed(), HasSubstr("saves take 48 MiB of it"));
+  EXPECT_THAT(program.printed(), HasSubstr("saves and loads take 48 MiB of it"));
   Program more(
       Command({"--save", saves_, "--host-memory", "80MiB", "--offload-optimizer", "cpu"}, "2"));
   EXPECT_EQ(more.Finish(), 0) << more.printed();
-  EXPECT_THAT(more.printed(), HasSubstr("saves take 48 MiB of --host-memory"));
+  EXPECT_THAT(more.printed(), HasSubstr("saves and loads take 48 MiB of --host-memory"));
 }
 
 TEST_F(SavedRunTest, AnImpossibleResumeIsRefused) {

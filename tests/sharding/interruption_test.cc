@@ -51,7 +51,7 @@ class CellMemory {
   std::vector<uint64_t> contents_;
 };
 
-// Cells whose contents at `next` the rest of the fragment reads.
+// Cells that the rest of the fragment reads with their contents at `next`.
 std::vector<size_t> FindExpected(const CellMemory& memory, const Fragment& fragment, int next,
                                  int cells) {
   std::vector<uint8_t> is_written(static_cast<size_t>(cells), 0);

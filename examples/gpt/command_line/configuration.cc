@@ -87,16 +87,18 @@ absl::Status CheckTier(NameView flag, std::optional<Tier> tier, int stage, int l
       stage, "; give --stage ", least, " or leave ", flag, " out"));
 }
 
-// The part of --host-memory that saves need.
-int64_t SaveBytes(const Options& options) {
+// The part of --host-memory that saves and loads need.
+int64_t CheckpointBytes(const Options& options) {
+  if (!options.resume.empty()) return kLoadBytesMax;
   return options.save_folder.empty() ? 0 : kSaveBytesMax;
 }
 
 absl::Status CheckHostMemory(const Options& options) {
-  if (!options.host_memory || *options.host_memory > SaveBytes(options)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("--host-memory of %d bytes: saves take %d MiB of it (--save); give more",
-                      *options.host_memory, SaveBytes(options) >> 20));
+  if (!options.host_memory || *options.host_memory > CheckpointBytes(options))
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "--host-memory of %d bytes: saves and loads take %d MiB of it (--save, --resume); give more",
+      *options.host_memory, CheckpointBytes(options) >> 20));
 }
 
 void OverrideOffload(const Options& options, Config& config) {
@@ -110,7 +112,7 @@ void OverrideOffload(const Options& options, Config& config) {
       if (paths->empty()) *paths = {"/"};
   }
   if (options.device_memory) config.ebb.device_memory = *options.device_memory;
-  if (options.host_memory) config.ebb.host_memory = *options.host_memory - SaveBytes(options);
+  if (options.host_memory) config.ebb.host_memory = *options.host_memory - CheckpointBytes(options);
   if (options.split_master) config.ebb.split_master = true;
   if (options.stochastic_rounding) config.ebb.stochastic_rounding = true;
 }
@@ -221,9 +223,9 @@ absl::StatusOr<Config> OverriddenConfig(const Options& options) {
 absl::StatusOr<Config> ResolveConfig(const Options& options) {
   GPT_ASSIGN_OR_RETURN(Config config, OverriddenConfig(options));
   const int stage = config.zero.stage;
-  if (options.host_memory && SaveBytes(options) > 0)
-    config.remarks.push_back(
-        absl::StrFormat("saves take %d MiB of --host-memory", SaveBytes(options) >> 20));
+  if (options.host_memory && CheckpointBytes(options) > 0)
+    config.remarks.push_back(absl::StrFormat("saves and loads take %d MiB of --host-memory",
+                                             CheckpointBytes(options) >> 20));
   GPT_RETURN_IF_ERROR(CheckTier("--offload-param", options.offload_param, stage, 3));
   GPT_RETURN_IF_ERROR(CheckTier("--offload-optimizer", options.offload_optimizer, stage, 1));
   const int fitting = options.ranks_given ? options.ranks : config.FittingWorld(options.ranks);

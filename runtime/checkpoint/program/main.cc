@@ -114,12 +114,11 @@ constexpr char kPathHelp[] =
     "a checkpoint, a folder of them, a safetensors file ... (ebb-checkpoint --help)";
 constexpr char kFooter[] =
     "PATH is a checkpoint, a folder of them (the newest complete one is taken), a safetensors file "
-    "or "
-    "one of torch.save,\n"
+    "or one of torch.save,\n"
     "a folder with model.safetensors, pytorch_model.bin or the index of either, or a universal "
     "checkpoint of DeepSpeed.\n"
     "ebb-checkpoint COMMAND --help shows a command's options, with examples.\n"
-    "Nothing of a pickle is executed. Memory stays below 256 MiB, however large the model is.\n"
+    "Nothing of a pickle is executed. Memory is usually below 256 MiB, and always below 1 GiB.\n"
     "Exit status: 0 done (diff: no difference); 1 data is damaged (diff: they differ); 2 it cannot "
     "be done as asked.";
 

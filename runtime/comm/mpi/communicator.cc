@@ -14,7 +14,7 @@
 namespace ebb {
 namespace {
 
-// How long a rank that leaves waits for what it has sent. Within this time it has been sent, or
+// A rank that leaves waits this long for its messages. Within this time they have been sent, or
 // another rank has ended. After a failure other ranks may have failed too, so the wait is shorter.
 constexpr std::chrono::milliseconds kLeaving{2000}, kLeavingFailed{200};
 

@@ -20,8 +20,8 @@ absl::StatusOr<Buffer> NcclRegistrations::Allocate(const NcclLibrary& nccl, cons
   void* data = nullptr;
   const ncclResult_t result = nccl.MemAlloc(&data, static_cast<size_t>(bytes));
   if (result != ncclSuccess) {
-    // If memory is missing, CUDA's message says more, so CUDA allocates then. In no other case:
-    // freeing CUDA's memory would wait for the device, where another rank may wait for this one.
+    // If memory is missing, CUDA's message says more, so CUDA allocates then. Only then, because
+    // freeing CUDA's memory waits for the device, and another rank may wait for this one.
     if (device.free_bytes().value_or(bytes) < bytes)
       EBB_RETURN_IF_ERROR(device.Allocate(bytes, what).status());
     const absl::Status failed = NcclStatus(nccl, result, nullptr, "ncclMemAlloc");

@@ -90,7 +90,7 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
 
   bool failed() const { return header().failure.is_set(); }
   absl::Status status() const { return header().failure.Get(); }
-  // This rank gives up. The first failure stays.
+  // This rank fails the world. The first failure is kept.
   void Fail(const absl::Status& why);
   // For threads: `rank` has failed, aborted, returned an error, or made another rank fail by
   // leaving.
