@@ -60,7 +60,7 @@ function(ebb_test name)
   ebb_unity_of_tests(${name})
   ebb_ctest_entry(${name} ${name} SHARDS "${arg_SHARDS}")
   if(arg_LONG)
-    ebb_start_first(${name})
+    ebb_start_early(${name})
   endif()
 endfunction()
 
@@ -69,9 +69,13 @@ function(ebb_command_line_sources)
   set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "$<$<CONFIG:Release>:-O1>")
 endfunction()
 
-# The longest tests start first, so that no core is idle at the end.
-function(ebb_start_first)
+# The longest tests start early, so that no core is idle at the end. Those that use no disk start first, because a disk is slow while
+# the system still writes the files of the build.
+function(ebb_start_early)
   set_tests_properties(${ARGN} PROPERTIES COST 100)
+endfunction()
+function(ebb_start_first)
+  set_tests_properties(${ARGN} PROPERTIES COST 200)
 endfunction()
 
 # ebb_ctest_entry(NAME PROGRAM [SHARDS n] [FILTER filter]): all tests of PROGRAM that match FILTER, in one process or in SHARDS
@@ -95,7 +99,7 @@ function(ebb_ctest_entry name program)
   math(EXPR last "${arg_SHARDS} - 1")
   foreach(shard RANGE ${last})
     add_test(NAME ${name}/${shard} COMMAND ${command})
-    ebb_start_first(${name}/${shard})
+    ebb_start_early(${name}/${shard})
     set_tests_properties(${name}/${shard} PROPERTIES ${properties}
       ENVIRONMENT "GTEST_TOTAL_SHARDS=${arg_SHARDS};GTEST_SHARD_INDEX=${shard}")
   endforeach()
