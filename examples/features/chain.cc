@@ -1,5 +1,5 @@
 // A chain of layers: kernels, initial values, a step in any order of its micro-batches, an
-// evaluation.
+// evaluation. Run: build/release/bin/features.
 #include "chain.h"
 
 #include <cmath>

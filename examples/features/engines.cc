@@ -1,4 +1,5 @@
-// Several engines of one world, and the parts into which World::Split divides a world.
+// Several engines of one world, and the parts into which World::Split divides a world. Run:
+// build/release/bin/features.
 #include <utility>
 
 #include "chain.h"

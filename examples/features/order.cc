@@ -1,5 +1,5 @@
 // Scopes that differ from the order of ModelSpec::forward: one is left out, some are open together,
-// some are computed again.
+// some are computed again. Run: build/release/bin/features.
 #include <string>
 #include <utility>
 

@@ -1,4 +1,5 @@
-// Reads, writes and gathers state, and continues a run from saved state.
+// Reads, writes and gathers state, and continues a run from saved state. Run:
+// build/release/bin/features.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
