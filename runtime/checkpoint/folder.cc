@@ -178,7 +178,8 @@ absl::StatusOr<std::string> RunIn(const std::string& folder, std::string& run) {
   if (parts.size() == 1) return run;
   std::error_code error;
   if (!std::filesystem::equivalent(parts[3], folder, error)) return parts[1];
-  if (!parts[2].empty() && LastSaveIn(folder) != parts[2]) {
+  const std::string last_save = LastSaveIn(folder);
+  if (!parts[2].empty() && last_save != parts[2] && last_save != kNoSave) {
     return absl::FailedPreconditionError(absl::StrCat(
         "another run has saved to '", folder, "' since this one loaded a checkpoint from there: ",
         "load the newest checkpoint again, or save to a folder of your own"));

@@ -54,11 +54,9 @@ std::string TextIn(int file) {
   return text;
 }
 
-// Zeros: no run has saved.
-constexpr std::string_view kNoToken = "0000000000000000";
 std::string TokenIn(int file) {
   const std::string text = TextIn(file);
-  return text.size() > kTokenDigits ? text.substr(0, kTokenDigits) : std::string(kNoToken);
+  return text.size() > kTokenDigits ? text.substr(0, kTokenDigits) : std::string(kNoSave);
 }
 
 absl::Status WriteText(int file, const std::string& path, const std::string& token) {
@@ -172,11 +170,11 @@ std::string LastSaveIn(const std::string& folder) {
   Locks& locks = LocksOfProcess();
   const std::scoped_lock guard(locks.mutex);
   struct stat named = {};
-  if (lstat(LockPath(folder).c_str(), &named) != 0) return std::string(kNoToken);
+  if (lstat(LockPath(folder).c_str(), &named) != 0) return std::string(kNoSave);
   const auto own = locks.files.find(IdOf(named));
   if (own != locks.files.end()) return TokenIn(own->second);
   const absl::StatusOr<FileHandle> file = OpenToRead(LockPath(folder));
-  return file.ok() ? TokenIn(file->get()) : std::string(kNoToken);
+  return file.ok() ? TokenIn(file->get()) : std::string(kNoSave);
 }
 
 }  // namespace ebb

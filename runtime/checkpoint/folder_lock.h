@@ -12,6 +12,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -52,7 +53,8 @@ class FolderLock {
 absl::StatusOr<std::shared_ptr<FolderLock>> LockOf(const std::string& folder,
                                                    std::vector<std::shared_ptr<FolderLock>>& held);
 
-// The token of the last save to the folder; zeros: there is none.
+// The token of the last save to the folder. kNoSave: there was none, or the lock has been removed.
+inline constexpr std::string_view kNoSave = "0000000000000000";
 std::string LastSaveIn(const std::string& folder);
 
 }  // namespace ebb

@@ -326,13 +326,15 @@ TEST_F(FolderTest, ARunThatWasLoadedBeforeAnotherOneSavedIsRefused) {
   std::string loaded =
       RunOfLoaded(*ReadManifest(At("step-000000007")), At("step-000000007"), before);
   ASSERT_EQ(Save(8, /*keep=*/0, "a"), absl::OkStatus());  // by the other one
-  // Also if that one has removed the checkpoint.
+  // Also if that one has removed the checkpoint, but not if the folder was emptied.
   fs::remove_all(At("step-000000007"));
   const absl::Status refused = RunIn(folder_, loaded).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(
       std::string(refused.message()),
       AllOf(HasSubstr("another run has saved to '" + folder_), HasSubstr("load the newest")));
+  fs::remove(At(".lock"));
+  EXPECT_EQ(RunIn(folder_, loaded).value_or(""), "a");
 }
 
 TEST_F(FolderTest, TheRemainsOfAKilledRunAreRemoved) {
