@@ -55,8 +55,8 @@ double WarmupCosine(const SchedulerConfig& scheduler, double base, int64_t itera
 // The height on the triangle at the update after `applied` updates: 0 at both feet, 1 at the peak.
 double CycleHeight(const SchedulerConfig& scheduler, double first, double second, double applied) {
   const double whole = first + second, peak = first / whole;
-  const double turn = 1 + applied / whole;
-  const double x = turn - std::floor(turn);
+  const double cycle = 1 + applied / whole;
+  const double x = cycle - std::floor(cycle);
   const bool rising = x <= peak;
   const int64_t stairs =
       rising ? scheduler.cycle_first_stair_count

@@ -102,7 +102,7 @@ struct VectorOps {
   }
   static HWY_INLINE hn::Vec<Halves> LowHalves(Number value) {
     const auto cut = hn::And(hn::BitCast(Bits(), value), hn::Set(Bits(), 0xffffu));
-    return Narrow(cut);
+    return UpperHalves(cut);
   }
   static HWY_INLINE void StoreLow(Number value, uint16_t* low) {
     hn::StoreU(LowHalves(value), Halves(), low);
@@ -140,10 +140,10 @@ struct VectorOps {
     const auto rounded = hn::ShiftRight<16>(hn::Add(u, bias));
     const auto quiet = hn::Or(hn::ShiftRight<16>(u), hn::Set(bits, 0x40u));
     const auto is_nan = hn::RebindMask(bits, hn::IsNaN(value));
-    return Narrow(hn::IfThenElse(is_nan, quiet, rounded));
+    return UpperHalves(hn::IfThenElse(is_nan, quiet, rounded));
   }
   // Values are below 2^16, so this narrowing never saturates.
-  static HWY_INLINE hn::Vec<Halves> Narrow(hn::Vec<Bits> value) {
+  static HWY_INLINE hn::Vec<Halves> UpperHalves(hn::Vec<Bits> value) {
     const hn::Rebind<int32_t, D> integers;
     return hn::DemoteTo(Halves(), hn::BitCast(integers, value));
   }

@@ -63,8 +63,8 @@ absl::Status LookAtGradients(ebb::Engine& engine, const std::vector<Layer>& chai
                              const std::vector<Sample>& samples, float& largest_here);
 
 // engines.cc
-absl::Status TakeTurns(const ebb::World& world, ebb::Engine& policy,
-                       const std::vector<Layer>& chain, const std::vector<Sample>& samples);
+absl::Status TrainTwoEngines(const ebb::World& world, ebb::Engine& policy,
+                             const std::vector<Layer>& chain, const std::vector<Sample>& samples);
 struct Parts {
   ebb::World cut;     // which hold one model together: communicators of the trainer's own
   ebb::World copies;  // which hold the same part of it: an engine's world

@@ -5,8 +5,8 @@
 #include "chain.h"
 
 // A policy that trains and a copy of it that generates, on a device that has room for one of them.
-absl::Status TakeTurns(const ebb::World& world, ebb::Engine& policy,
-                       const std::vector<Layer>& chain, const std::vector<Sample>& samples) {
+absl::Status TrainTwoEngines(const ebb::World& world, ebb::Engine& policy,
+                             const std::vector<Layer>& chain, const std::vector<Sample>& samples) {
   absl::Status status = policy.Suspend();  // room for the other one's pools
   if (!status.ok()) return status;
   ebb::ModelSpec model;

@@ -97,14 +97,14 @@ absl::StatusOr<std::string> ImportInto(TensorSource& source, const std::string& 
   const std::string path = absl::StrCat(checkpoint.path(), "/", RankFileName(0, 1));
   EBB_ASSIGN_OR_RETURN(RankFileWriter file, RankFileWriter::Create(path, std::move(slices), {}));
   ThreadTeam caller_only(1);
-  std::vector<std::byte> narrow;
+  std::vector<std::byte> cast_bytes;
   EBB_RETURN_IF_ERROR(ForEachPiece(source, [&](size_t tensor, std::span<const float> values) {
     std::span<const std::byte> bytes = std::as_bytes(values);
     if (const DType dtype = StoredDType(source.tensors()[tensor]); dtype != DType::kFloat32) {
-      narrow.resize(values.size() * static_cast<size_t>(SizeOf(dtype)));
-      optim::Cast(caller_only, values.data(), DType::kFloat32, narrow.data(), dtype,
+      cast_bytes.resize(values.size() * static_cast<size_t>(SizeOf(dtype)));
+      optim::Cast(caller_only, values.data(), DType::kFloat32, cast_bytes.data(), dtype,
                   std::ssize(values), optim::Rounding::kNearest);
-      bytes = narrow;
+      bytes = cast_bytes;
     }
     const absl::Status written = file.Append(bytes);
     progress(static_cast<int64_t>(values.size()));

@@ -159,13 +159,14 @@ class DiskMeasurement {
     absl::Status status;
     const double seconds = Seconds([&] {
       IoTransfer transfers[2][kWindows];
-      for (int64_t at = 0, turn = 0; at < kHalf; at += kWindow, turn = (turn + 1) % kWindows) {
+      for (int64_t at = 0, window = 0; at < kHalf;
+           at += kWindow, window = (window + 1) % kWindows) {
         for (int way = 0; way < 2; ++way) {
           if (halves[way] < 0) continue;
-          IoTransfer& transfer = transfers[way][turn];
+          IoTransfer& transfer = transfers[way][window];
           status.Update(file_->Wait(transfer));
           const int64_t offset = halves[way] * kHalf + at;
-          std::byte* const data = memory_.data() + (way * kWindows + turn) * kWindow;
+          std::byte* const data = memory_.data() + (way * kWindows + window) * kWindow;
           way == 0 ? file_->StartRead(transfer, offset, data, kWindow)
                    : file_->StartWrite(transfer, offset, data, kWindow);
         }

@@ -33,13 +33,13 @@ absl::StatusOr<Batches> Batches::Create(const Device& device, int64_t count, int
     GPT_ASSIGN_OR_RETURN(Event event, NewAwaitedEvent(device));
     batches.copied_.push_back(std::move(event));
   }
-  batches.turns_.resize(static_cast<size_t>(count));
+  batches.parity_.resize(static_cast<size_t>(count));
   batches.batches_.resize(static_cast<size_t>(count));
   return batches;
 }
 
 Batches::HostArrays Batches::Fill(int64_t index) {
-  turns_[static_cast<size_t>(index)] ^= 1;
+  parity_[static_cast<size_t>(index)] ^= 1;
   const size_t slot = SlotOf(index);
   copied_[slot].Wait();
   const auto rows = static_cast<size_t>(rows_);

@@ -40,15 +40,15 @@ class Batches {
   Batches(const Device& device, int64_t rows, std::span<std::byte> memory)
       : stream_(device.CallerStream()), rows_(rows), memory_(memory) {}
   size_t SlotOf(int64_t index) const {
-    return 2 * static_cast<size_t>(index) + turns_[static_cast<size_t>(index)];
+    return 2 * static_cast<size_t>(index) + parity_[static_cast<size_t>(index)];
   }
 
   Stream stream_;
   int64_t rows_;
   std::span<std::byte> memory_;
-  Buffer host_;                 // by slot: a micro-batch has two, used in turn
-  std::vector<Event> copied_;   // by slot
-  std::vector<uint8_t> turns_;  // by micro-batch
+  Buffer host_;                  // by slot: a micro-batch has two, used in turn
+  std::vector<Event> copied_;    // by slot
+  std::vector<uint8_t> parity_;  // by micro-batch
   std::vector<Batch> batches_;
 };
 

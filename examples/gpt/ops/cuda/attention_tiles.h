@@ -42,18 +42,18 @@ EBB_HOST_DEVICE void CopyTile(Thread& thread, int tile, const HeadRows<const cha
   using Layout = TileLayout<kDepth>;
   // Rows at a time, by as many threads as have a chunk, so that a thread's chunk is always at the
   // same place.
-  constexpr int kTurnRows = kThreads / Layout::kChunks / 8 * 8;
-  static_assert(kRows % kTurnRows == 0);
+  constexpr int kRowsPerPass = kThreads / Layout::kChunks / 8 * 8;
+  static_assert(kRows % kRowsPerPass == 0);
   const int row = thread.index() / Layout::kChunks, chunk = thread.index() % Layout::kChunks;
-  if (row >= kTurnRows) return;
+  if (row >= kRowsPerPass) return;
   const int to = thread.Opaque(tile + Layout::Place(row, chunk));
   const char* from = thread.Opaque(rows.Row(first + row) + chunk * kChunkBytes);
   const int left =
       chunk * kChunkNumbers < shape.depth ? static_cast<int>(shape.tokens) - first - row : 0;
   EBB_UNROLL
-  for (int turn = 0; turn < kRows; turn += kTurnRows) {
-    thread.CopyAsync(to + turn * Layout::kRowBytes, from, turn < left);
-    from += kTurnRows * rows.stride;
+  for (int pass = 0; pass < kRows; pass += kRowsPerPass) {
+    thread.CopyAsync(to + pass * Layout::kRowBytes, from, pass < left);
+    from += kRowsPerPass * rows.stride;
   }
 }
 
@@ -257,8 +257,8 @@ EBB_HOST_DEVICE void StoreRows(Thread& thread, const float (&product)[kRowTiles]
   }
   thread.SyncWarp();
   EBB_UNROLL
-  for (int turn = 0; turn < 16 * kRowTiles * Layout::kChunks / kernel::kWarp; ++turn) {
-    const int i = turn * kernel::kWarp + lane;
+  for (int pass = 0; pass < 16 * kRowTiles * Layout::kChunks / kernel::kWarp; ++pass) {
+    const int i = pass * kernel::kWarp + lane;
     const int row = i / Layout::kChunks, chunk = i % Layout::kChunks;
     if (first + row < shape.tokens && chunk * kChunkNumbers < shape.depth) {
       *reinterpret_cast<Chunk*>(rows.Row(first + row) + chunk * kChunkBytes) =
