@@ -264,21 +264,24 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& path) {
   return absl::DataLossError(absl::StrCat("no checkpoint in '", path, "' is whole", why));
 }
 
-std::string WayOutOf(const std::string& checkpoint) {
+absl::Status WithWayOut(const absl::Status& own, const std::string& checkpoint) {
+  if (!absl::IsNotFound(own) && !absl::IsDataLoss(own)) return own;
   std::filesystem::path path(checkpoint);
   if (path.filename().empty()) path = path.parent_path();  // it ended in a slash
-  const std::string folder = path.parent_path().string(), own = path.filename().string();
+  const std::string folder = path.parent_path().string(), damaged = path.filename().string();
   std::vector<std::string> names =
       CheckpointsIn(folder.empty() ? "." : folder).value_or(std::vector<std::string>());
   std::stable_partition(names.begin(), names.end(),
-                        [&](const std::string& name) { return Newer(own, name); });
+                        [&](const std::string& name) { return Newer(damaged, name); });
   for (const std::string& name : names) {
     const std::string other = (path.parent_path() / name).string();
-    if (name != own && CheckWhole(other).ok())
-      return absl::StrCat("; name ", Newer(own, name) ? "an older" : "a newer", " checkpoint: '",
-                          other, "'");
+    if (name != damaged && CheckWhole(other).ok())
+      return absl::DataLossError(absl::StrCat(own.message(), "; name ",
+                                              Newer(damaged, name) ? "an older" : "a newer",
+                                              " checkpoint: '", other, "'"));
   }
-  return "; there is no other whole checkpoint beside it";
+  return absl::DataLossError(
+      absl::StrCat(own.message(), "; there is no other whole checkpoint beside it"));
 }
 
 std::string PathOfNewCheckpoint(const std::string& folder, int64_t step) {

@@ -42,9 +42,11 @@ struct Share {
   int rank = 0, ranks = 1;
 };
 absl::StatusOr<Manifest> CheckWhole(const std::string& checkpoint, Share share = {});
-// "; name an older checkpoint: 'PATH'", with the newest whole checkpoint of an earlier step in the
-// same folder, or else with another whole one there; or that there is none.
-std::string WayOutOf(const std::string& checkpoint);
+// If `own` is an error about a damaged or missing file of the checkpoint, it also says which one to
+// name instead: the newest whole checkpoint of an earlier step in the same folder, or else another
+// whole one there; or that there is none. A file that is missing now does not mean that there was no
+// checkpoint, so the error is kDataLoss.
+absl::Status WithWayOut(const absl::Status& own, const std::string& checkpoint);
 
 // Makes the folder and its parents, if there is none.
 absl::Status MakeSaveFolder(const std::string& folder);

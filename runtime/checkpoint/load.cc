@@ -165,13 +165,6 @@ void WarnOfOtherBits(const Config& now, const LoadedCheckpoint& loaded) {
                           ": the next steps do not have the bits of an uninterrupted run"));
 }
 
-// An error about a damaged or missing file says which checkpoint to name instead. A file that is
-// missing now does not mean that there was no checkpoint.
-absl::Status WithWayOut(absl::Status own, const std::string& checkpoint) {
-  if (!absl::IsNotFound(own) && !absl::IsDataLoss(own)) return own;
-  return absl::DataLossError(absl::StrCat(own.message(), WayOutOf(checkpoint)));
-}
-
 static_assert(kLoadBytesMax == ReadAhead::kMemoryBytes && kLoadBytesMax >= kSaveBytesMax);
 
 // Whether a file may be readable later, for example by another user. Loading an older checkpoint now

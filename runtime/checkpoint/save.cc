@@ -167,7 +167,7 @@ absl::StatusOr<std::shared_ptr<FolderLock>> LockFor(Engine& engine, const std::s
   return LockOf(folder, *engine.folder_locks());
 }
 
-// The run's name in the folder, whose lock is held.
+// The run's name in the folder. Call it while the engine holds the folder's lock.
 absl::StatusOr<std::string> RunOf(Engine& engine, const std::string& folder) {
   std::string run = engine.run();
   EBB_ASSIGN_OR_RETURN(std::string name, RunIn(folder, run));

@@ -80,7 +80,7 @@ class StoredValues {
   absl::Status AddPiece(const StoredTensor& tensor, SafetensorsHeader& header, int rank);
   // The piece with the element. Reads headers until one has it.
   absl::StatusOr<const Piece*> PieceAt(const Key& key, int64_t element);
-  // The rank whose header is the next to read for an element; -1: all were read.
+  // The rank of the next header to read for an element; -1: all were read.
   int NextFile(const Array& array, int64_t element) const;
   std::string PathOf(int rank) const;
 

@@ -1,4 +1,4 @@
-// Units whose parameters have dtypes of their own: biases in fp32 beside weights in bf16, frozen
+// Units with parameters of several dtypes: biases in fp32 beside weights in bf16, frozen
 // bytes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

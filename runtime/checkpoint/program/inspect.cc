@@ -46,21 +46,13 @@ absl::Status PrintFiles(const std::string& path) {
   return absl::OkStatus();
 }
 
-// Names another checkpoint if this one is damaged.
-absl::Status WithWayOut(const absl::Status& status, const std::string& checkpoint) {
-  if (!absl::IsDataLoss(status)) return status;
-  return absl::DataLossError(absl::StrCat(status.message(), WayOutOf(checkpoint)));
-}
-
 // Other commands take an older checkpoint if the newest of a folder is damaged. This one reports
 // the damage.
 absl::Status CheckNewest(const std::string& path) {
   const absl::StatusOr<std::vector<std::string>> candidates = CandidatesIn(path);
   if (!candidates.ok()) return absl::OkStatus();  // not a folder of checkpoints
-  const absl::Status whole = CheckWhole(candidates->front()).status();
-  return absl::IsNotFound(whole)
-             ? WithWayOut(absl::DataLossError(whole.message()), candidates->front())
-             : WithWayOut(whole, candidates->front());
+  const std::string& newest = candidates->front();
+  return WithWayOut(CheckWhole(newest).status(), newest);
 }
 
 }  // namespace

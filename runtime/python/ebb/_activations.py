@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_iter
 from ._library import Error
 from ._model import Config, config_text, dtype_function, resolved
 from ._order import _as_it_was, _faked, call, loss_of
-
-_TAKEN_AT_ONCE = 1 << 20  # the engine takes a gradient of so many bytes when torch has made it
+from ._steps import LARGE_GRADIENT
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class _Count(TorchDispatchMode):
 
 
 def _give(parameter: torch.Tensor) -> None:
-    if parameter.grad.nbytes >= _TAKEN_AT_ONCE:
+    if parameter.grad.nbytes >= LARGE_GRADIENT:
         parameter.grad = None
 
 

@@ -16,7 +16,7 @@ from ._units import Unit
 
 Rates = list[tuple[str, float, "float | None"]]  # group, learning rate, weight decay; None: the configuration's
 _FP16_SCALE_MAX = 2.0**15
-_LARGE = 1 << 20  # bytes of a gradient that goes to the engine as it comes; smaller ones are worth no call of their own
+LARGE_GRADIENT = 1 << 20  # bytes of a gradient that goes to the engine as it comes; smaller ones are worth no call of their own
 
 
 class _Asked:
@@ -56,7 +56,7 @@ class Steps:
         self.handles = [
             parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulated, unit, i))
             for unit in units if not unit.keep_whole
-            for i, parameter in enumerate(unit.parameters) if parameter.requires_grad and parameter.numel() * parameter.itemsize >= _LARGE
+            for i, parameter in enumerate(unit.parameters) if parameter.requires_grad and parameter.numel() * parameter.itemsize >= LARGE_GRADIENT
         ]
         self._asked: dict[tuple[int, tuple[int, ...]], _Asked] = {}
 
