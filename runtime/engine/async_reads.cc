@@ -197,6 +197,7 @@ void AsyncReads::Read(int unit) {
 // Each parameter's part of the run.
 absl::Status AsyncReads::Give(const Array& array, const StateRun& run,
                               std::span<const float> values) {
+  with_.core->Leave();
   for (const auto& [slice, offset] : array.parts) {
     const int64_t begin = std::max(run.begin, offset),
                   end = std::min(run.end, offset + slice.end - slice.begin);

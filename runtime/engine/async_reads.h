@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/runtime/device/callers_core.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "ebb/runtime/engine/engine_communicators.h"
 #include "ebb/runtime/engine/engine_inputs.h"
@@ -50,6 +51,7 @@ class AsyncReads {
     Issuer* issuer = nullptr;
     SwapVerifier* verifier = nullptr;
     StepErrors* errors = nullptr;
+    const CallersCore* core = nullptr;
   };
   explicit AsyncReads(const Parts& parts) : with_(parts) {}
 

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "ebb/offload/pinned_memory.h"
 #include "ebb/optim/kernels.h"
+#include "ebb/runtime/device/callers_core.h"
 #include "ebb/runtime/engine/async_reads.h"
 #include "ebb/runtime/engine/call_barrier.h"
 #include "ebb/runtime/engine/collective_pools.h"
@@ -80,6 +81,7 @@ struct IssueParts {
 
 // What is between a trainer's scopes and the plan.
 struct ScopeParts {
+  CallersCore core = {};  // of the thread that opens scopes
   ViewErrors view_errors;
   StepProgress progress = {};
   OrderNotices notices;

@@ -27,6 +27,7 @@ void OpenScopes::Begin() {
 }
 
 int64_t OpenScopes::Open(sharding::ScopeKind kind, UnitId unit) {
+  with_.core->Note();
   const int64_t scope = OpenUnit(kind, unit, /*whole=*/0);
   if (scope == 0) return 0;
   for (UnitId part : with_.inputs->model[unit].parts) OpenUnit(kind, part, scope);

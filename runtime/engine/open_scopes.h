@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <string>
 
+#include "ebb/runtime/device/callers_core.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/fragment_runner.h"
 #include "ebb/runtime/engine/order_notices.h"
@@ -41,6 +42,7 @@ class OpenScopes {
     const OutcomeMessages* messages = nullptr;
     ProfilerRanges* ranges = nullptr;
     StepTimeline* timeline = nullptr;
+    CallersCore* core = nullptr;
   };
   explicit OpenScopes(const Parts& parts) : with_(parts) {}
 

@@ -329,7 +329,8 @@ void Setup::MakeScopes() {
                                        .errors = &outcome.errors,
                                        .messages = &outcome.messages,
                                        .ranges = &*with_.issue.ranges,
-                                       .timeline = &with_.timeline});
+                                       .timeline = &with_.timeline,
+                                       .core = &parts.core});
   parts.paused.emplace(PausedStep::Parts{.progress = &parts.progress,
                                          .runner = &runner,
                                          .scopes = &*parts.open,
@@ -375,7 +376,8 @@ void Setup::MakeCalls() {
                                         .order = &*with_.issue.order,
                                         .issuer = with_.issue.issuer.get(),
                                         .verifier = &*with_.verifier,
-                                        .errors = &outcome.errors});
+                                        .errors = &outcome.errors,
+                                        .core = &with_.scopes.core});
   parts.state.emplace(StateCalls::Parts{.inputs = &with_.inputs,
                                         .calls = &with_.calls,
                                         .communicators = &with_.communicators,

@@ -1,0 +1,27 @@
+// The core where a trainer's thread runs its kernels, for a thread that works beside it for long.
+// Linux wakes a thread where it last ran, also while another core is idle. There it takes the core
+// from the kernels for 4 ms at a time.
+#pragma once
+
+#include <sched.h>
+
+#include <atomic>
+
+namespace ebb {
+
+class CallersCore {
+ public:
+  // Of the cores on which the calling thread may run.
+  CallersCore();
+
+  // The trainer's thread.
+  void Note() { core_.store(sched_getcpu(), std::memory_order_relaxed); }
+  // Another thread: if it is on the trainer's core, it goes to another one and keeps off this one.
+  void Leave() const;
+
+ private:
+  cpu_set_t cores_;
+  std::atomic<int> core_{-1};  // -1: not known
+};
+
+}  // namespace ebb
