@@ -57,7 +57,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kKiB = int64_t{1} << 10;
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr double kNearBest = 1.03;
-constexpr int kFailed = 1, kCannotBe = kArgumentsCannotBe, kStopped = 130;
+constexpr int kFailed = 1, kStopped = 130;
 
 constexpr int64_t kBlocksTried[] = {128 * kKiB, 256 * kKiB, 512 * kKiB, kMiB, 2 * kMiB, 4 * kMiB};
 constexpr int kDepthsTried[] = {4, 8, 16, 32, 64};
@@ -473,7 +473,7 @@ int Main(int argc, char** argv) {
   if (status.ok()) return 0;
   std::fprintf(stderr, "io_bench: %s\n", std::string(status.message()).c_str());
   if (absl::IsCancelled(status)) return kStopped;
-  return bench.transfer_failed() ? kFailed : kCannotBe;
+  return bench.transfer_failed() ? kFailed : kUsageError;
 }
 
 }  // namespace

@@ -72,11 +72,11 @@ std::optional<int> Parse(int argc, char** argv, Arguments& arguments) {
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
     std::fprintf(stderr, "io_bench: %s (see --help)\n", error.what());
-    return kArgumentsCannotBe;
+    return kUsageError;
   }
   if (const absl::Status status = CheckAio(arguments); !status.ok()) {
     std::fprintf(stderr, "io_bench: %s\n", std::string(status.message()).c_str());
-    return kArgumentsCannotBe;
+    return kUsageError;
   }
   return std::nullopt;
 }

@@ -11,7 +11,7 @@ namespace ebb::bench {
 inline constexpr int64_t kBytesMin = int64_t{1} << 20;
 
 // The exit code for an impossible command line.
-inline constexpr int kArgumentsCannotBe = 2;
+inline constexpr int kUsageError = 2;
 
 struct Arguments {
   std::string path;

@@ -215,9 +215,10 @@ absl::Status Compare(const Arguments& arguments) {
                arguments.batch, shape.context);
   EBB_ASSIGN_OR_RETURN(const planner::Machine first, planner::MeasureHere(arguments.disk));
   absl::PrintF(
-      "GB/s: a core's copies %.1f, its updates %.1f, RAM %.1f; disk read %.2f, write %.2f, both "
+      "GB/s: a core's copies %.1f, sums %.1f, updates %.1f; RAM %.1f; disk read %.2f, write %.2f, "
+      "both "
       "%.2f\n",
-      first.core_gb_s, first.update_gb_s, first.ram_gb_s, first.disk_read_gb_s,
+      first.core_gb_s, first.sum_gb_s, first.update_gb_s, first.ram_gb_s, first.disk_read_gb_s,
       first.disk_write_gb_s, first.disk_both_gb_s);
   absl::PrintF("%5s %5s %-7s %12s %13s %13s %8s  %s\n", "ranks", "stage", "on", "kernels ms",
                "simulated ms", "measured ms", "", "half of the steps, ms");

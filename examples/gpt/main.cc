@@ -40,7 +40,7 @@
 namespace ebb::gpt {
 namespace {
 
-constexpr int kFailed = 1, kCannotBe = 2, kSaved = 75, kStopped = 130;
+constexpr int kFailed = 1, kUsageError = 2, kSaved = 75, kStopped = 130;
 
 int Plan(const std::optional<Launch>& launch, const Options& options);
 int RunRanksAsThreads(Options& options, const Config& config);
@@ -69,19 +69,19 @@ int Main(int argc, char** argv) {
   Options& options = *command.options;
   if (options.explain_config) {
     const auto explained = ExplainConfig(options);
-    if (!explained.ok()) return Fail(explained.status(), kCannotBe);
+    if (!explained.ok()) return Fail(explained.status(), kUsageError);
     return PrintAll(*explained);
   }
   const auto launch = DescribeLaunch(ThisEnvironment());
-  if (!launch.ok()) return Fail(launch.status(), kCannotBe);
+  if (!launch.ok()) return Fail(launch.status(), kUsageError);
   if (const auto status = SettleRanks(*launch, options); !status.ok())
-    return Fail(status, kCannotBe);
+    return Fail(status, kUsageError);
   if (options.PlansOnly()) return Plan(*launch, options);
   const auto config = ResolveConfig(options);
-  if (!config.ok()) return Fail(config.status(), kCannotBe);
+  if (!config.ok()) return Fail(config.status(), kUsageError);
   options.ranks = RanksOf(*config);
-  if (const auto status = CheckSave(options); !status.ok()) return Fail(status, kCannotBe);
-  if (const auto status = CheckExport(options); !status.ok()) return Fail(status, kCannotBe);
+  if (const auto status = CheckSave(options); !status.ok()) return Fail(status, kUsageError);
+  if (const auto status = CheckExport(options); !status.ok()) return Fail(status, kUsageError);
   const bool launched = *launch && (*launch)->size > 1;
   return launched ? RunRankOfLauncher(options, *config) : RunRanksAsThreads(options, *config);
 }
@@ -89,7 +89,7 @@ int Main(int argc, char** argv) {
 // Among a launcher's processes only the first one prints. They do not connect.
 int Plan(const std::optional<Launch>& launch, const Options& options) {
   const auto text = PlanningText(options);
-  if (!text.ok()) return Fail(text.status(), kCannotBe);
+  if (!text.ok()) return Fail(text.status(), kUsageError);
   return launch && launch->rank > 0 ? 0 : PrintAll(*text);
 }
 
@@ -104,7 +104,7 @@ absl::StatusOr<Text> LoadText(Options& options) {
 
 // If one rank refuses, the others may fail because it is gone.
 int CodeOf(std::span<const absl::Status> errors) {
-  return std::any_of(errors.begin(), errors.end(), IsRefusal) ? kCannotBe : kFailed;
+  return std::any_of(errors.begin(), errors.end(), IsRefusal) ? kUsageError : kFailed;
 }
 
 // A scheduler may start the same command again, because the saved run can be resumed.
@@ -114,9 +114,9 @@ int CodeOfStop(const Options& options) {
 
 int RunRanksAsThreads(Options& options, const Config& config) {
   const auto text = LoadText(options);
-  if (!text.ok()) return Fail(text.status(), kCannotBe);
+  if (!text.ok()) return Fail(text.status(), kUsageError);
   auto reports = Reports::Open(options, config);
-  if (!reports.ok()) return Fail(reports.status(), kCannotBe);
+  if (!reports.ok()) return Fail(reports.status(), kUsageError);
 
   CatchStopSignals(/*before_time_is_up=*/!options.save_folder.empty());
   std::atomic<bool> stopped{false};
@@ -136,7 +136,7 @@ int RunRanksAsThreads(Options& options, const Config& config) {
     const bool alike =
         !ended[0].ok() && std::count(ended.begin(), ended.end(), ended[0]) == options.ranks;
     // A rank without a thread has not ended.
-    return Fail(alike ? ended[0] : status, IsRefusal(status) ? kCannotBe : CodeOf(ended));
+    return Fail(alike ? ended[0] : status, IsRefusal(status) ? kUsageError : CodeOf(ended));
   }
   return stopped ? CodeOfStop(options) : 0;
 }
@@ -151,9 +151,9 @@ int RunRankOfLauncher(Options& options, const Config& config) {
   const auto world = World::FromEnvironment({.timeout_seconds = config.ebb.timeout_seconds});
   if (!world.ok()) return Fail(world.status(), CodeOf(std::span(&world.status(), 1)));
   const auto text = LoadText(options);
-  if (!text.ok()) return FailRank(*world, text.status(), kCannotBe);
+  if (!text.ok()) return FailRank(*world, text.status(), kUsageError);
   auto reports = world->rank() == 0 ? Reports::Open(options, config) : Reports();
-  if (!reports.ok()) return FailRank(*world, reports.status(), kCannotBe);
+  if (!reports.ok()) return FailRank(*world, reports.status(), kUsageError);
   CatchStopSignals(/*before_time_is_up=*/!options.save_folder.empty());
   ResidentMemory resident;
   const auto stopped = RunRank(*world, {.options = options,
@@ -184,5 +184,5 @@ int main(int argc, char** argv) {
   backtrace(&caller, 1);
   const auto code =
       ebb::gpt::OrOutOfMemory([&]() -> absl::StatusOr<int> { return ebb::gpt::Main(argc, argv); });
-  return code.ok() ? *code : ebb::gpt::Fail(code.status(), ebb::gpt::kCannotBe);
+  return code.ok() ? *code : ebb::gpt::Fail(code.status(), ebb::gpt::kUsageError);
 }

@@ -48,7 +48,7 @@ struct StreamedFile::State {
   void StartFull();
   absl::Status StartTransfers(std::byte* block);
   // Waits until the disk has all full slots. Later writes go through the page cache.
-  absl::Status Settle();
+  absl::Status Flush();
 
   FileHandle file;
   const std::string path;
@@ -160,7 +160,7 @@ absl::Status StreamedFile::State::StartTransfers(std::byte* block) {
   return absl::OkStatus();
 }
 
-absl::Status StreamedFile::State::Settle() {
+absl::Status StreamedFile::State::Flush() {
   if (transfers != nullptr) {
     StartFull();
     const int64_t whole = filled / kDiskAlignment * kDiskAlignment;
@@ -181,12 +181,12 @@ absl::Status StreamedFile::State::Settle() {
 }
 
 absl::Status StreamedFile::WriteAt(int64_t byte, std::span<const std::byte> bytes) {
-  EBB_RETURN_IF_ERROR(state_->Settle());
+  EBB_RETURN_IF_ERROR(state_->Flush());
   return ebb::WriteAt(state_->file.get(), state_->path, byte, bytes);
 }
 
 absl::Status StreamedFile::Sync() {
-  EBB_RETURN_IF_ERROR(state_->Settle());
+  EBB_RETURN_IF_ERROR(state_->Flush());
   return SyncFile(state_->file.get(), state_->path);
 }
 

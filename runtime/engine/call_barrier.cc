@@ -73,7 +73,7 @@ absl::Status CallBarrier::Enter(CollectiveCall call, int64_t subject, const absl
 
 absl::Status CallBarrier::Agree(const absl::Status& own, std::string_view about) {
   with_.calls->Note(CallKind::kAgree);
-  const absl::Status settled = with_.outcome->Settle();
+  const absl::Status settled = with_.outcome->AwaitVerdicts();
   return Enter(CollectiveCall::kAgree, static_cast<int64_t>(sharding::Hasher().Add(about).hash()),
                settled.ok() ? own : settled);
 }

@@ -36,7 +36,7 @@ absl::Status ValidateGiven(ModelSpec model) {
 
 absl::Status Reorder::To(std::vector<Visit> forward, std::vector<ScopeEvent> order) {
   with_.calls.Note(CallKind::kReorder);
-  absl::Status own = with_.outcome.outcome->Settle();
+  absl::Status own = with_.outcome.outcome->AwaitVerdicts();
   if (own.ok() && with_.call.suspension->suspended())
     own = absl::FailedPreconditionError("Reorder of a suspended engine: call Resume first");
   // Updates that were carried over are the old plan's.

@@ -63,12 +63,12 @@ absl::Status Setup::Make() {
   EBB_RETURN_IF_ERROR(AgreeOnPlans(Control(), inputs, with_.programs.Fingerprint()));
   EBB_RETURN_IF_ERROR(
       AgreeOnInitialValues(Control(), inputs.model, inputs.options.initial_values_of_rank_0));
-  EBB_RETURN_IF_ERROR(with_.communicators.MakeGather(Settled().shards));
+  EBB_RETURN_IF_ERROR(with_.communicators.MakeGather(decisions().shards));
   EBB_RETURN_IF_ERROR(measuring.Measure());
   // No rank waits on its device for another rank here, because that one may be freeing memory of
   // the measurements.
-  EBB_RETURN_IF_ERROR(with_.communicators.MakeSecondary(Settled().secondary_shards));
-  EBB_RETURN_IF_ERROR(with_.communicators.MakeReduce(Settled().shards));
+  EBB_RETURN_IF_ERROR(with_.communicators.MakeSecondary(decisions().secondary_shards));
+  EBB_RETURN_IF_ERROR(with_.communicators.MakeReduce(decisions().shards));
   EBB_RETURN_IF_ERROR(CheckHostMemory(inputs, plan().pools, Control()));
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), MakeMemory()));
   EBB_RETURN_IF_ERROR(with_.collective_pools.Show(*with_.storage, plan().pools));
@@ -88,19 +88,19 @@ void Setup::LogMade() const {
       WarnOfFewQueues(StreamsOfDevice(), std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
   if (!queues.empty()) LogWarning(absl::StrCat(name, ": ", queues));
   for (const std::string& remark : inputs.config.remarks) LogInfo(absl::StrCat(name, ": ", remark));
-  const sharding::Decisions& settled = Settled();
+  const sharding::Decisions& decided = decisions();
   const std::string unused =
-      sharding::WhyNoneIsOffloaded(settled, plan().pools.placement, inputs.config);
+      sharding::WhyNoneIsOffloaded(decided, plan().pools.placement, inputs.config);
   if (!unused.empty()) LogWarning(absl::StrCat(name, ": ", unused));
-  const std::string_view timing = sharding::Name(settled.timing);
+  const std::string_view timing = sharding::Name(decided.timing);
   const std::string cut =
-      settled.replicas() == 1 ? "" : absl::StrCat(" cut over groups of ", settled.shards, " ranks");
+      decided.replicas() == 1 ? "" : absl::StrCat(" cut over groups of ", decided.shards, " ranks");
   LogInfo(absl::StrCat(
       name, ": ", inputs.size(), inputs.size() == 1 ? " rank on " : " ranks on ",
-      inputs.device.description(), ", stage ", settled.stage, cut, ", reduction group ",
-      settled.replicas() > 1 ? settled.shards : with_.communicators.ReductionGroup(),
+      inputs.device.description(), ", stage ", decided.stage, cut, ", reduction group ",
+      decided.replicas() > 1 ? decided.shards : with_.communicators.ReductionGroup(),
       ", reduced once a ", inputs.config.reduces_at_round() ? "round" : "step", ", updates ",
-      std::string(timing), ": ", settled.timing_reason));
+      std::string(timing), ": ", decided.timing_reason));
 }
 
 // With the trainer's, the one that zeroes memory, the crossings of host streams, and one of NCCL's
@@ -173,7 +173,7 @@ absl::Status Setup::MakeMemory() {
       with_.streams.MakeOffload(inputs.device, plan(), with_.storage->files().exist()));
   EBB_RETURN_IF_ERROR(with_.timeline.Make(plan()));
   with_.updates.table =
-      UpdateTable(inputs.model, inputs.config, plan(), Slice(), Settled().stochastic_rounding);
+      UpdateTable(inputs.model, inputs.config, plan(), Slice(), decisions().stochastic_rounding);
   if (inputs.own_optimizer() != nullptr)
     with_.updates.own.emplace(*inputs.own_optimizer(), inputs.model, inputs.config, plan(),
                               Slice());
@@ -182,12 +182,12 @@ absl::Status Setup::MakeMemory() {
   ControlBlock::Sizes sizes{.units = inputs.model.units.size(),
                             .ranks = static_cast<size_t>(inputs.size()),
                             .sets = with_.updates.table.sets().size()};
-  const bool has_norms = Settled().has_norms();
+  const bool has_norms = decisions().has_norms();
   if (has_norms) {
     sizes.norm_sums = sizes.sets;
     if (const sharding::NormRecords records = sharding::NormRecordsOf(plan()); records.exchanged) {
       sizes.norm_record = static_cast<size_t>(records.bytes());
-      sizes.norm_records = static_cast<size_t>(Settled().shards);
+      sizes.norm_records = static_cast<size_t>(decisions().shards);
     }
   }
   EBB_RETURN_IF_ERROR(
@@ -212,7 +212,7 @@ void Setup::MakeOutcome() {
                                            .control = &*with_.control,
                                            .constants = &*parts.constants,
                                            .messages = &parts.messages,
-                                           .adds_squares = inputs.rank() < Settled().shards,
+                                           .adds_squares = inputs.rank() < decisions().shards,
                                            .backwards = &parts.backwards});
 }
 
@@ -296,10 +296,10 @@ absl::Status Setup::MakeIssuer() {
           .errors = &outcome.errors,
           .gather = &communicators.gather(),
           .rank = inputs.rank(),
-          .shards = Settled().shards,
-          .compute = Settled().compute,
-          .master = Settled().stochastic_rounding ? Settled().compute : DType::kFloat32,
-          .parameters_on_device = Settled().parameter_tier == Tier::kDevice},
+          .shards = decisions().shards,
+          .compute = decisions().compute,
+          .master = decisions().stochastic_rounding ? decisions().compute : DType::kFloat32,
+          .parameters_on_device = decisions().parameter_tier == Tier::kDevice},
       StateValues::Parts{.plan = &plan(),
                          .config = &inputs.config,
                          .device = &inputs.device,

@@ -34,9 +34,9 @@ class Setup {
   int StreamsOfDevice() const;
   void LogMade() const;
   const sharding::Plan& plan() const { return with_.programs.plan(); }
-  const sharding::Decisions& Settled() const { return plan().decisions; }
+  const sharding::Decisions& decisions() const { return plan().decisions; }
   // Which slice of every unit is this rank's.
-  int Slice() const { return with_.inputs.rank() % Settled().shards; }
+  int Slice() const { return with_.inputs.rank() % decisions().shards; }
   KernelsByStream Kernels() const { return {with_.kernels.device.get(), with_.kernels.host.get()}; }
   HostLane Control() const { return with_.communicators.Control(with_.streams.reduce()); }
 

@@ -26,8 +26,8 @@ int64_t SubjectOf(const TrainingState& state) {
 }  // namespace
 
 // Until pending updates have written state, and nothing reads it. Returns earlier errors first.
-absl::Status StateCalls::Settle(StateClass what) {
-  EBB_RETURN_IF_ERROR(with_.outcome->Settle());
+absl::Status StateCalls::AwaitState(StateClass what) {
+  EBB_RETURN_IF_ERROR(with_.outcome->AwaitVerdicts());
   EBB_RETURN_IF_ERROR(with_.runner->MayLook());
   if (what == StateClass::kGradient &&
       (!with_.progress->alive || !with_.progress->gradients.are_final))
@@ -43,7 +43,7 @@ float StateCalls::ScaleOf(StateClass what) const {
 
 absl::Status StateCalls::Read(StateClass what, Engine::Sink sink,
                               std::string_view optimizer_state) {
-  EBB_RETURN_IF_ERROR(Settle(what));
+  EBB_RETURN_IF_ERROR(AwaitState(what));
   EBB_RETURN_IF_ERROR(with_.state->Read(what, optimizer_state, ScaleOf(what), sink));
   return with_.errors->Report();
 }
@@ -56,7 +56,7 @@ absl::Status StateCalls::Write(StateClass what, const Initialiser& source,
         "Reduce and Finish");
   }
   with_.state->NoteWrite(what);
-  EBB_RETURN_IF_ERROR(Settle(what));
+  EBB_RETURN_IF_ERROR(AwaitState(what));
   EBB_RETURN_IF_ERROR(with_.state->Write(what, optimizer_state, ScaleOf(what), source));
   return with_.errors->Report();
 }
@@ -86,7 +86,7 @@ absl::Status StateCalls::Gather(ParameterId p, StateClass what, int root,
   with_.calls->Note(CallKind::kGather);
   if (with_.errors->has_failed()) return with_.barrier->Withdraw();
   const auto check = [&]() -> absl::Status {
-    EBB_RETURN_IF_ERROR(with_.outcome->Settle());
+    EBB_RETURN_IF_ERROR(with_.outcome->AwaitVerdicts());
     EBB_RETURN_IF_ERROR(with_.runner->MayLook());
     if (static_cast<size_t>(p) >= with_.inputs->model.parameters.size())
       return absl::InvalidArgumentError(absl::StrCat("Gather of parameter ", static_cast<int>(p),
@@ -107,7 +107,7 @@ absl::Status StateCalls::Gather(ParameterId p, StateClass what, int root,
 absl::StatusOr<std::shared_future<absl::Status>> StateCalls::ReadAsync(StateReader reader) {
   with_.calls->Note(CallKind::kReadAsync);
   if (with_.errors->has_failed()) return with_.barrier->Withdraw();
-  absl::Status own = with_.outcome->Settle();
+  absl::Status own = with_.outcome->AwaitVerdicts();
   if (own.ok() && with_.suspension->suspended())
     own = absl::FailedPreconditionError("ReadAsync of a suspended engine: call Resume first");
   AwaitReads();
@@ -138,7 +138,7 @@ absl::Status StateCalls::BeginReads() {
 }
 
 absl::StatusOr<TrainingState> StateCalls::training_state() {
-  EBB_RETURN_IF_ERROR(with_.outcome->Settle());
+  EBB_RETURN_IF_ERROR(with_.outcome->AwaitVerdicts());
   return with_.outcome->training_state();
 }
 
@@ -149,7 +149,7 @@ absl::Status StateCalls::SetTrainingState(const TrainingState& state) {
         "first");
   }
   with_.calls->Note(CallKind::kSetTrainingState);
-  absl::Status own = with_.outcome->Settle();
+  absl::Status own = with_.outcome->AwaitVerdicts();
   if (own.ok()) own = Validate(state);
   // A carried update is of the steps that were counted so far.
   with_.runner->Drain();
@@ -189,8 +189,8 @@ absl::Status StateCalls::CopyParametersFrom(StateCalls& source) {
   with_.calls->Note(CallKind::kCopy);
   ParameterCopy copy(*source.with_.state, *with_.state, Control(), copy_mirror_,
                      with_.inputs->rank());
-  absl::Status own = with_.outcome->Settle();
-  own.Update(source.with_.outcome->Settle());
+  absl::Status own = with_.outcome->AwaitVerdicts();
+  own.Update(source.with_.outcome->AwaitVerdicts());
   if (own.ok()) own = source.CheckCopyInto(*this);
   if (own.ok()) own = copy.Prepare(with_.inputs->device, with_.inputs->size(), *with_.ledger);
   const EngineInputs& from = *source.with_.inputs;

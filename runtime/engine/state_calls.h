@@ -60,7 +60,7 @@ class StateCalls {
   absl::Status CopyParametersFrom(StateCalls& source);
 
  private:
-  absl::Status Settle(StateClass what);
+  absl::Status AwaitState(StateClass what);
   float ScaleOf(StateClass what) const;
   // `fits`: a further check of an existing parameter.
   absl::Status Gather(ParameterId p, StateClass what, int root,

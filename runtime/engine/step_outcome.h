@@ -93,7 +93,7 @@ class StepOutcome {
   // Waits for the verdicts of all finished steps but the last `untaken_max`.
   void Take(int untaken_max = 0);
   // For calls that read or change the state: an error comes before the state it has left.
-  absl::Status Settle() {
+  absl::Status AwaitVerdicts() {
     Take();
     return with_.errors->Report();
   }

@@ -27,7 +27,7 @@ absl::Status Suspension::MovePools(Storage::Room room) {
 
 absl::Status Suspension::Suspend() {
   with_.calls->Note(CallKind::kSuspend);
-  const absl::Status settled = with_.outcome->Settle();
+  const absl::Status settled = with_.outcome->AwaitVerdicts();
   with_.runner->AwaitState();
   Storage::Room room;
   absl::Status made = settled;
@@ -41,7 +41,7 @@ absl::Status Suspension::Suspend() {
 
 absl::Status Suspension::Resume() {
   with_.calls->Note(CallKind::kResume);
-  const absl::Status settled = with_.outcome->Settle();
+  const absl::Status settled = with_.outcome->AwaitVerdicts();
   Storage::Room room;
   absl::Status made = settled;
   if (made.ok() && suspended_) made = with_.storage->MakeRoom(Tier::kDevice, room);

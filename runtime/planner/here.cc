@@ -4,6 +4,7 @@
 #include <sys/statvfs.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -24,6 +25,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/stream.h"
+#include "ebb/runtime/kernels/reduce.h"
 
 namespace ebb::planner {
 namespace {
@@ -36,11 +38,13 @@ double Seconds(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// The shortest of a few runs, because other programs disturb that run least.
-double LeastSeconds(const std::function<void()>& work) {
-  double least = Seconds(work);
-  for (int again = 0; again < 4; ++again) least = std::min(least, Seconds(work));
-  return least;
+// The median of a few runs, as a trainer's steps are. The first run fills caches and page tables.
+double MedianSeconds(const std::function<void()>& work) {
+  work();
+  std::array<double, 5> seconds;
+  for (double& of : seconds) of = Seconds(work);
+  std::nth_element(seconds.begin(), seconds.begin() + 2, seconds.end());
+  return seconds[2];
 }
 
 int Cores() {
@@ -49,21 +53,38 @@ int Cores() {
                                                               : 1;
 }
 
-// Bytes read and written a second by copies that are larger than the caches, in memory like an
-// engine's pools.
+// The arrays below are larger than the caches, in memory like an engine's pools. None lies a
+// multiple of 128 MiB from another: that would halve the rates, and an engine's arrays do not.
+//
+// Bytes read and written a second by copies.
 absl::StatusOr<double> CopyRate(int threads) {
-  constexpr int64_t kBytes = int64_t{256} << 20;
+  constexpr int64_t kBytes = 250'000'000;
   const Device device = Device::Cpu(threads);
   EBB_ASSIGN_OR_RETURN(const Buffer from, device.Allocate(kBytes, "measuring copies"));
   EBB_ASSIGN_OR_RETURN(const Buffer to, device.Allocate(kBytes, "measuring copies"));
   std::memset(from.data(), 'a', kBytes);
   Stream stream = device.CallerStream();
-  return 2.0 * kBytes / LeastSeconds([&] { stream.Copy(to.data(), from.data(), kBytes); });
+  return 2.0 * kBytes / MedianSeconds([&] { stream.Copy(to.data(), from.data(), kBytes); });
 }
 
-// Bytes read and written a second by AdamW's updates, of more elements than any cache holds.
+// Bytes read and written a second by the sum of two ranks' gradients.
+absl::StatusOr<double> SumRate(int threads) {
+  constexpr int64_t kElements = 33'000'000;
+  const Device device = Device::Cpu(threads);
+  EBB_ASSIGN_OR_RETURN(const Buffer memory, device.Allocate(3 * 2 * kElements, "measuring sums"));
+  std::memset(memory.data(), 0, static_cast<size_t>(memory.bytes()));
+  const void* const inputs[] = {memory.data(), memory.data() + 2 * kElements};
+  Stream stream = device.CallerStream();
+  return 3 * 2 * kElements / MedianSeconds([&] {
+           Reduce(stream.team(), {.dtype = DType::kBFloat16}, inputs,
+                  memory.data() + 2 * 2 * kElements, kElements);
+         });
+}
+
+// Bytes read and written a second by AdamW's updates, of pieces as large as parameters.
 absl::StatusOr<double> UpdateRate(int threads) {
-  constexpr int64_t kElements = int64_t{1} << 25, kStored = 3 * sizeof(float) + 2 + 2,
+  constexpr int64_t kPiece = 1'000'000, kElements = 33 * kPiece,
+                    kStored = 3 * sizeof(float) + 2 + 2,
                     kMoved = 3 * 2 * sizeof(float) + 2 + 2;  // bytes of an element
   const Device device = Device::Cpu(threads);
   EBB_ASSIGN_OR_RETURN(const Buffer memory,
@@ -71,25 +92,27 @@ absl::StatusOr<double> UpdateRate(int threads) {
   std::memset(memory.data(), 0, static_cast<size_t>(memory.bytes()));
   auto* const floats = reinterpret_cast<float*>(memory.data());
   std::byte* const halves = memory.data() + kElements * 3 * int64_t{sizeof(float)};
-  optim::UpdateArrays arrays{.master = floats,
-                             .gradient = halves,
-                             .gradient_dtype = DType::kBFloat16,
-                             .parameter = halves + kElements * 2,
-                             .parameter_dtype = DType::kBFloat16,
-                             .count = kElements};
-  arrays.states[0] = floats + kElements;
-  arrays.states[1] = floats + 2 * kElements;
   Stream stream = device.CallerStream();
-  return kElements * kMoved / LeastSeconds([&] {
-           optim::Update(stream.team(), OptimizerConfig(), arrays,
-                         {.step = 2, .learning_rate = 1e-4});
+  const auto update = [&](int64_t begin) {
+    optim::UpdateArrays piece{.master = floats + begin,
+                              .gradient = halves + 2 * begin,
+                              .gradient_dtype = DType::kBFloat16,
+                              .parameter = halves + 2 * (kElements + begin),
+                              .parameter_dtype = DType::kBFloat16,
+                              .count = kPiece};
+    piece.states[0] = floats + kElements + begin;
+    piece.states[1] = floats + 2 * kElements + begin;
+    optim::Update(stream.team(), OptimizerConfig(), piece, {.step = 2, .learning_rate = 1e-4});
+  };
+  return kElements * kMoved / MedianSeconds([&] {
+           for (int64_t begin = 0; begin < kElements; begin += kPiece) update(begin);
          });
 }
 
 // Operations a second of fp32 products in a core's cache: c += a b.
 double ProductRate(int threads) {
   constexpr size_t kSide = 192;
-  const double seconds = LeastSeconds([&] {
+  const double seconds = MedianSeconds([&] {
     std::vector<std::thread> others;
     const auto product = [] {
       std::vector<float> a(kSide * kSide, 0.5f), b(a), c(kSide * kSide);
@@ -235,9 +258,11 @@ absl::StatusOr<Machine> MeasureHere(const std::string& folder) {
   }
   // A core's rates are measured while all cores do the same, because ranks do so.
   EBB_ASSIGN_OR_RETURN(const double copies, CopyRate(cores));
+  EBB_ASSIGN_OR_RETURN(const double sums, SumRate(cores));
   EBB_ASSIGN_OR_RETURN(const double updates, UpdateRate(cores));
   machine.ram_gb_s = std::max(copies, updates) / kGiga;
   machine.core_gb_s = copies / cores / kGiga;
+  machine.sum_gb_s = sums / cores / kGiga;
   machine.update_gb_s = updates / cores / kGiga;
   machine.disk = 0;
   if (!folder.empty()) EBB_RETURN_IF_ERROR(MeasureDisk(folder, machine));

@@ -28,6 +28,7 @@ struct Machine {
   double network_gb_s = 0;  // of the host; 0: there is no other host
   double ram = 0, ram_gb_s = 0;
   double cores = 1, core_gb_s = 8;
+  double sum_gb_s = 0;     // of a core in sums of gradients; 0: core_gb_s
   double update_gb_s = 0;  // of a core in updates; 0: core_gb_s
   double disk = 0, disk_read_gb_s = 0, disk_write_gb_s = 0, disk_both_gb_s = 0;  // 0: none
   double launch_us = 5, collective_us = 20, collective_rank_us = 1, disk_us = 100;

@@ -23,6 +23,21 @@ bool RunsOnHost(StreamId stream) {
   }
 }
 
+// Of an all-gather: this rank's own part, unless it lies where the whole goes.
+int64_t OwnBytesCopied(const Instruction& gather) {
+  int64_t bytes = 0;
+  for (const Operand& own : gather.operands) {
+    if (!Reads(own.access)) continue;
+    const bool in_place =
+        std::any_of(gather.operands.begin(), gather.operands.end(), [&](const Operand& whole) {
+          return Writes(whole.access) && whole.place.tier == own.place.tier &&
+                 whole.place.pool == own.place.pool;
+        });
+    if (!in_place) bytes += own.bytes();
+  }
+  return bytes;
+}
+
 }  // namespace
 
 absl::StatusOr<MachineCosts> MachineCosts::Make(const Plan& plan, const Machine& machine,
@@ -108,6 +123,24 @@ void MachineCosts::AddKernels(const Instruction& instruction, Cost& cost) const 
   }
 }
 
+double MachineCosts::BytesOfCore(Code code) const {
+  double bytes = 0;
+  switch (code) {
+    case Code::kReduceScatter:
+    case Code::kAllReduce:
+    case Code::kAccumulate:
+    case Code::kNorm:
+      bytes = machine_.sum_bytes;
+      break;
+    case Code::kUpdate:
+      bytes = machine_.update_bytes;
+      break;
+    default:
+      break;
+  }
+  return bytes > 0 ? bytes : machine_.core_bytes;
+}
+
 Cost MachineCosts::Of(const Instruction& instruction) const {
   Cost cost{.caller_seconds = machine_.issue};
   if (instruction.code == Code::kKernels) {
@@ -125,13 +158,10 @@ Cost MachineCosts::Of(const Instruction& instruction) const {
   AddCollective(instruction, cost);
   if (machine_.device_is_host || RunsOnHost(instruction.stream)) {
     if (machine_.device_is_host && instruction.code == Code::kAllGather) {
-      // A rank copies the other ranks' parts, and nothing else.
-      bytes = 2 * static_cast<double>(instruction.bytes);
+      bytes = 2 * static_cast<double>(instruction.bytes + OwnBytesCopied(instruction));
       cost.amounts[Resource::kHostMemory] = bytes;
     }
-    const bool updates = instruction.code == Code::kUpdate && machine_.update_bytes > 0;
-    cost.amounts[Resource::kCores] =
-        bytes / (updates ? machine_.update_bytes : machine_.core_bytes);
+    cost.amounts[Resource::kCores] = bytes / BytesOfCore(instruction.code);
   } else if (instruction.code == Code::kCopy) {
     const bool comes = instruction.stream == StreamId::kUpload,
                leaves = instruction.stream == StreamId::kDownload;

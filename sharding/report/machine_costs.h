@@ -24,7 +24,8 @@ struct Machine {
   int ranks_per_host = 1;
   // The device's memory is the host's, its kernels run on the cores, and the caller computes.
   bool device_is_host = false;
-  double core_bytes = 0;    // that a core reads and writes a second in copies, sums and casts ...
+  double core_bytes = 0;    // that a core reads and writes a second in copies and casts ...
+  double sum_bytes = 0;     // ... in sums of gradients and their norms; 0: as many
   double update_bytes = 0;  // ... and in updates; 0: as many
   // Latencies, in seconds.
   double issue = 0;            // of the caller, an instruction
@@ -65,6 +66,7 @@ class MachineCosts : public Costs {
   };
   Group GroupOf(Lane lane) const;
   double AddMemory(const Instruction& instruction, Amounts& amounts) const;
+  double BytesOfCore(Code code) const;
   void AddCollective(const Instruction& instruction, Cost& cost) const;
   void AddKernels(const Instruction& instruction, Cost& cost) const;
 

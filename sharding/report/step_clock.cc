@@ -146,7 +146,7 @@ void StepClock::Await(int number, int other) {
 }
 
 // Handles all events of this moment.
-void StepClock::Settle() {
+void StepClock::HandleEvents() {
   do {
     while (to_look_at_ != 0) {
       const uint32_t lines = std::exchange(to_look_at_, 0u);
@@ -264,7 +264,7 @@ absl::Status StepClock::Run() {
   for (int step = 0; step < steps_; ++step) count += static_cast<size_t>(Of(step).count());
   clocked_.reserve(count);
   progress_.reserve(count);
-  for (Settle();; Settle()) {
+  for (HandleEvents();; HandleEvents()) {
     const double next = NextEvent();
     if (!std::isfinite(next)) break;
     Advance(next);

@@ -129,7 +129,7 @@ class StepClock {
 
   // Lines.
   void Look(Line line) { to_look_at_ |= 1u << line; }
-  void Settle();
+  void HandleEvents();
   void Start(Line line);
   void Move(Line line);
   void End(int number);

@@ -52,8 +52,9 @@ TEST(Machine, NamesTheErrorInAFile) {
   EXPECT_THAT(Wrong("{" + cpu + R"(, "launch_us": 1e300})"), HasSubstr("allowed are"));
   EXPECT_THAT(Wrong("{" + cpu + R"(, "launch_us": 1e7})"), HasSubstr("from 0 to 1e+06"));
   EXPECT_EQ(Wrong("{" + cpu + R"(, "link_gb_s": 0})"), "");
-  for (const char* rate : {"gpu_memory_gb_s", "link_gb_s", "pcie_gb_s", "network_gb_s", "core_gb_s",
-                           "update_gb_s", "disk_read_gb_s", "disk_write_gb_s", "disk_both_gb_s"}) {
+  for (const char* rate :
+       {"gpu_memory_gb_s", "link_gb_s", "pcie_gb_s", "network_gb_s", "core_gb_s", "sum_gb_s",
+        "update_gb_s", "disk_read_gb_s", "disk_write_gb_s", "disk_both_gb_s"}) {
     const std::string message = Wrong("{" + cpu + ", \"" + rate + "\": 1e-300}");
     EXPECT_THAT(message, HasSubstr(rate));
     EXPECT_THAT(message, HasSubstr("from 0.001 to"));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ebb/sharding/report/simulate.h"
@@ -123,19 +124,22 @@ TEST_F(MachineCostsTest, UpdatesReadAndWriteTheirArrays) {
   EXPECT_EQ(upload.amounts[kDeviceMemory], kElements * 2);
 }
 
-TEST_F(MachineCostsTest, UpdatesMoveBytesAtTheirOwnRate) {
+TEST_F(MachineCostsTest, UpdatesAndSumsMoveBytesAtTheirOwnRates) {
   Config config = ConfigOf(3);
   config.zero.offload_optimizer.device = Tier::kCpu;
   const Plan plan = PlanOf(model_, config, 4);
   Machine machine = MachineOf(4);
-  const Cost as_copies = CostOf(plan, CostsOf(plan, machine), OperationKind::kUpdate);
+  const MachineCosts as_copies = CostsOf(plan, machine);
   machine.update_bytes = 2 * machine.core_bytes;
+  machine.sum_bytes = 4 * machine.core_bytes;
   const MachineCosts costs = CostsOf(plan, machine);
-  const Cost update = CostOf(plan, costs, OperationKind::kUpdate);
-  EXPECT_EQ(update.amounts[kCores], as_copies.amounts[kCores] / 2);
-  EXPECT_EQ(update.amounts[kHostMemory], as_copies.amounts[kHostMemory]);
-  const Cost norm = CostOf(plan, costs, OperationKind::kNorm);
-  EXPECT_GT(norm.amounts[kCores], 0) << "at the rate of copies";
+  for (const auto& [role, times] :
+       {std::pair(OperationKind::kUpdate, 2), std::pair(OperationKind::kNorm, 4)}) {
+    const Cost copied = CostOf(plan, as_copies, role), own = CostOf(plan, costs, role);
+    EXPECT_GT(own.amounts[kCores], 0);
+    EXPECT_EQ(own.amounts[kCores], copied.amounts[kCores] / times);
+    EXPECT_EQ(own.amounts[kHostMemory], copied.amounts[kHostMemory]);
+  }
 }
 
 TEST_F(MachineCostsTest, ARankAloneMovesNothingInCollectives) {
@@ -176,9 +180,14 @@ TEST_F(MachineCostsTest, OnTheCpuAllIsTheHosts) {
   EXPECT_EQ(kernels.amounts[kDevice], 0);
   EXPECT_EQ(kernels.caller_seconds, 0.125) << "and its own time is that of the kernels";
   EXPECT_EQ(gather.amounts[kDeviceMemory], 0);
-  constexpr double kOfOthers = 3 * 1024 * 2;
-  EXPECT_EQ(gather.amounts[kHostMemory], 2 * kOfOthers) << "read there and written here";
-  EXPECT_EQ(gather.amounts[kCores], 2 * kOfOthers / 100);
+  constexpr double kWhole = 4 * 1024 * 2;
+  EXPECT_EQ(gather.amounts[kHostMemory], 2 * kWhole) << "read there and written here";
+  EXPECT_EQ(gather.amounts[kCores], 2 * kWhole / 100);
+  const Plan replicated = PlanOf(model_, ConfigOf(1), 4);
+  EXPECT_EQ(CostOf(replicated, CostsOf(replicated, machine), OperationKind::kRefresh)
+                .amounts[kHostMemory],
+            2 * kWhole * 3 / 4)
+      << "the rank's own part is in its place";
   const Cost on_gpu = CostOf(plan, CostsOf(plan, MachineOf(4)), OperationKind::kMark);
   EXPECT_EQ(on_gpu.amounts[kDevice], 2);
   EXPECT_EQ(on_gpu.caller_seconds, 0.125 + 1);

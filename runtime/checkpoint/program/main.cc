@@ -216,18 +216,18 @@ int Main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
-    return Fail(absl::StrCat(error.what(), "\nTry ebb-checkpoint --help."), kCannotBe);
+    return Fail(absl::StrCat(error.what(), "\nTry ebb-checkpoint --help."), kUsageError);
   }
   converted.file_bytes_max = config::ToBytes(size).value_or(0);
   if (converted.file_bytes_max <= 0)
-    return Fail(absl::StrCat("--file-size ", size, " is not a size such as 5GB"), kCannotBe);
+    return Fail(absl::StrCat("--file-size ", size, " is not a size such as 5GB"), kUsageError);
   const absl::StatusOr<int> code = command();
   if (!code.ok()) {
     const auto& message = code.status().message();
     return Fail({message.data(), message.size()},
-                absl::IsDataLoss(code.status()) ? kDamaged : kCannotBe);
+                absl::IsDataLoss(code.status()) ? kDamaged : kUsageError);
   }
-  if (std::fflush(stdout) != 0) return Fail("standard output cannot be written", kCannotBe);
+  if (std::fflush(stdout) != 0) return Fail("standard output cannot be written", kUsageError);
   return *code;
 }
 
@@ -241,6 +241,6 @@ int main(int argc, char** argv) {
   try {
     return ebb::Main(argc, argv);
   } catch (const std::bad_alloc&) {
-    return ebb::Fail("too little memory for the headers of these files", ebb::kCannotBe);
+    return ebb::Fail("too little memory for the headers of these files", ebb::kUsageError);
   }
 }

@@ -8,7 +8,7 @@
 namespace ebb {
 
 // Exit statuses: kOther for diff, kDamaged for all commands.
-inline constexpr int kDone = 0, kOther = 1, kDamaged = 1, kCannotBe = 2;
+inline constexpr int kDone = 0, kOther = 1, kDamaged = 1, kUsageError = 2;
 
 struct InspectOptions {
   std::string path;
