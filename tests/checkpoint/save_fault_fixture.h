@@ -17,7 +17,7 @@
 #include "ebb/runtime/checkpoint/copy_tensors.h"
 #include "ebb/runtime/checkpoint/folder.h"
 #include "file_calls.h"
-#include "tests/engine/snapshot.h"
+#include "tests/engine/scripted.h"
 #include "way.h"
 
 namespace ebb::testing {

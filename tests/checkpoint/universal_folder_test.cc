@@ -17,7 +17,7 @@
 #include "ebb/runtime/checkpoint/import_checkpoint.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/checkpoint/torch_archive.h"
-#include "tests/engine/snapshot.h"
+#include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 
 namespace ebb::testing::universal_folder_test {

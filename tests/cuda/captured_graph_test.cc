@@ -15,6 +15,7 @@
 #include "ebb/runtime/device/device.h"
 #include "order.h"
 #include "stand_in.h"
+#include "tests/status.h"
 
 namespace ebb {
 namespace {
@@ -48,7 +49,7 @@ class CapturedGraphTest : public ::testing::Test {
   void SetFirst(int value) { *from_.data() = static_cast<std::byte>(value); }
   bool StreamWorks() {
     SetFirst(77);
-    EXPECT_TRUE(Copy().ok());
+    EXPECT_OK(Copy());
     return First() == 77 && stream_.status().ok();
   }
 
@@ -59,27 +60,25 @@ class CapturedGraphTest : public ::testing::Test {
 
 TEST_F(CapturedGraphTest, RunsWithTheContentsOfEachLaunchAndNotWhenItIsCaptured) {
   SetFirst(1);
-  const auto graph = Capture([&] { return Copy(); });
-  ASSERT_TRUE(graph.ok()) << graph.status();
+  ASSERT_OK_AND_ASSIGN(const auto graph, Capture([&] { return Copy(); }));
   EXPECT_EQ(First(), 0);
   for (int value : {2, 3}) {
     SetFirst(value);
-    ASSERT_EQ(graph->Launch(native()), cudaSuccess);
+    ASSERT_EQ(graph.Launch(native()), cudaSuccess);
     EXPECT_EQ(First(), value);
   }
   EXPECT_EQ(stand_in::GraphLaunches(), 2);
 }
 
 TEST_F(CapturedGraphTest, RunsInStreamOrderWithAllOfItsOperations) {
-  const auto graph = Capture([&] {
-    stream_.Zero(to_.data(), kBytes);
-    stream_.Copy(to_.data() + 1, from_.data(), 1);
-    return absl::OkStatus();
-  });
-  ASSERT_TRUE(graph.ok()) << graph.status();
+  ASSERT_OK_AND_ASSIGN(const auto graph, Capture([&] {
+                         stream_.Zero(to_.data(), kBytes);
+                         stream_.Copy(to_.data() + 1, from_.data(), 1);
+                         return absl::OkStatus();
+                       }));
   SetFirst(9);
-  EXPECT_TRUE(Copy().ok());
-  ASSERT_EQ(graph->Launch(native()), cudaSuccess);
+  EXPECT_OK(Copy());
+  ASSERT_EQ(graph.Launch(native()), cudaSuccess);
   EXPECT_EQ(First(), 0);
   EXPECT_EQ(static_cast<int>(to_.data()[1]), 9);
 }
@@ -88,9 +87,8 @@ TEST_F(CapturedGraphTest, MayGoWhileItRuns) {
   SetFirst(4);
   stand_in::HoldUntilHostWaits(native());
   {
-    const auto graph = Capture([&] { return Copy(); });
-    ASSERT_TRUE(graph.ok()) << graph.status();
-    ASSERT_EQ(graph->Launch(native()), cudaSuccess);
+    ASSERT_OK_AND_ASSIGN(const auto graph, Capture([&] { return Copy(); }));
+    ASSERT_EQ(graph.Launch(native()), cudaSuccess);
   }
   EXPECT_EQ(stand_in::Alive().graphs, 0);
   EXPECT_EQ(First(), 4);
@@ -99,9 +97,8 @@ TEST_F(CapturedGraphTest, MayGoWhileItRuns) {
 TEST_F(CapturedGraphTest, IsFreedOnceAfterAMove) {
   std::optional<CapturedGraph> kept;
   {
-    auto graph = Capture([&] { return Copy(); });
-    ASSERT_TRUE(graph.ok()) << graph.status();
-    kept = *std::move(graph);
+    ASSERT_OK_AND_ASSIGN(auto graph, Capture([&] { return Copy(); }));
+    kept = std::move(graph);
   }
   EXPECT_EQ(stand_in::Alive().graphs, 1);
   SetFirst(5);
@@ -117,7 +114,7 @@ TEST_F(CapturedGraphTest, AnErrorOfTheSequenceIsItsErrorAndNothingHasRun) {
   const absl::Status error = absl::InternalError("no such product");
   SetFirst(6);
   const auto graph = Capture([&] {
-    EXPECT_TRUE(Copy().ok());
+    EXPECT_OK(Copy());
     return error;
   });
   EXPECT_EQ(graph.status(), error);
@@ -134,7 +131,7 @@ TEST_F(CapturedGraphTest, EachStepThatFailsIsNamedAndLeavesTheStreamAsItWas) {
     stand_in::FailCall(function, cudaErrorMemoryAllocation);
     const auto graph = Capture([&] { return Copy(); });
     EXPECT_EQ(graph.status().code(), absl::StatusCode::kResourceExhausted) << function;
-    EXPECT_THAT(std::string(graph.status().message()), HasSubstr(named));
+    EXPECT_THAT(graph.status(), testing::Says(named));
     EXPECT_EQ(stand_in::Alive().graphs, 0) << function;
     EXPECT_TRUE(StreamWorks()) << function;
   }
@@ -201,10 +198,10 @@ TEST_F(CapturedGraphTest, ACallThatCudaRefusesUnderCaptureSpoilsIt) {
 
 TEST_F(CapturedGraphTest, OtherThreadsMayAllocateMeanwhile) {
   const auto graph = Capture([&] {
-    std::thread([&] { EXPECT_TRUE(device_.Allocate(kBytes, "beside").ok()); }).join();
+    std::thread([&] { EXPECT_OK(device_.Allocate(kBytes, "beside")); }).join();
     return Copy();
   });
-  EXPECT_TRUE(graph.ok()) << graph.status();
+  EXPECT_OK(graph);
 }
 
 TEST_F(CapturedGraphTest, AnotherThreadCannotEndIt) {
@@ -222,17 +219,16 @@ TEST_F(CapturedGraphTest, OrderIsCheckedAtTheLaunch) {
   const Buffer memory = *device_.Allocate(kBytes, "watched");
   Stream other = *device_.NewStream("other");
   Event event = *device_.NewEvent();
-  const auto graph = Capture([&] {
-    stream_.Zero(memory.data(), kBytes);
-    return absl::OkStatus();
-  });
-  ASSERT_TRUE(graph.ok()) << graph.status();
+  ASSERT_OK_AND_ASSIGN(const auto graph, Capture([&] {
+                         stream_.Zero(memory.data(), kBytes);
+                         return absl::OkStatus();
+                       }));
   // The captured work has touched nothing.
   other.Zero(memory.data(), kBytes);
   other.Record(event);
   EXPECT_THAT(stand_in::TakeRaces(), IsEmpty());
   stream_.Wait(event);
-  ASSERT_EQ(graph->Launch(native()), cudaSuccess);
+  ASSERT_EQ(graph.Launch(native()), cudaSuccess);
   EXPECT_THAT(stand_in::TakeRaces(), IsEmpty());
   std::thread([&] { stream_.WaitIdle(); }).join();
   other.Zero(memory.data(), kBytes);
@@ -240,10 +236,9 @@ TEST_F(CapturedGraphTest, OrderIsCheckedAtTheLaunch) {
 }
 
 TEST_F(CapturedGraphTest, ALostDeviceRefusesItsLaunch) {
-  const auto graph = Capture([&] { return Copy(); });
-  ASSERT_TRUE(graph.ok()) << graph.status();
+  ASSERT_OK_AND_ASSIGN(const auto graph, Capture([&] { return Copy(); }));
   stand_in::LoseDevice(cudaErrorIllegalAddress);
-  EXPECT_EQ(graph->Launch(native()), cudaErrorIllegalAddress);
+  EXPECT_EQ(graph.Launch(native()), cudaErrorIllegalAddress);
   stand_in::Reset();
 }
 

@@ -4,6 +4,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,14 +16,22 @@
 #include <vector>
 
 #include "cuda_device.h"
+#include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/cpu/pages.h"
 #include "ebb/runtime/device/stream_priority.h"
 #include "stand_in.h"
+#include "tests/status.h"
 
 namespace ebb::cuda_device {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Ne;
+using ::testing::Not;
 
 TEST_F(CudaDeviceTest, AMachineWithoutADriverIsAnError) {
   stand_in::SetDevices(0, cudaErrorInsufficientDriver);
@@ -31,7 +41,7 @@ TEST_F(CudaDeviceTest, AMachineWithoutADriverIsAnError) {
     EXPECT_THAT(Message(status), AllOf(HasSubstr("no CUDA driver or device"),
                                        HasSubstr("insufficient"), HasSubstr("--device cpu")));
   }
-  EXPECT_TRUE(Device::FromName("cpu").ok());
+  EXPECT_OK(Device::FromName("cpu"));
 }
 
 TEST_F(CudaDeviceTest, AMachineWithoutADeviceIsAnError) {
@@ -51,9 +61,8 @@ TEST_F(CudaDeviceTest, DevicesAreFoundByNameAndLocalRank) {
   EXPECT_EQ(Device::FromName("cuda:1")->kind(), DeviceKind::kCuda);
   EXPECT_THAT(Message(Device::FromName("cuda:2").status()),
               AllOf(HasSubstr("no CUDA device 2"), HasSubstr("sees 2")));
-  for (const char* name : {"gpu", "", "cuda:", "cuda:x", "CPU"}) {
+  for (const char* name : {"gpu", "", "cuda:", "cuda:x", "CPU"})
     EXPECT_EQ(Device::FromName(name).status().code(), absl::StatusCode::kInvalidArgument) << name;
-  }
 }
 
 TEST_F(CudaDeviceTest, SaysHowMuchOfItsMemoryIsFree) {
@@ -163,7 +172,7 @@ TEST_F(CudaDeviceTest, ThreadKeepsTheDeviceThatItUses) {
   OnAnotherThread([] {
     ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
     const Device device = *Device::Cuda(1);
-    EXPECT_TRUE(device.NewEvent().ok());
+    EXPECT_OK(device.NewEvent());
     EXPECT_EQ(CurrentDevice(), 0);
   });
 }
@@ -183,8 +192,8 @@ TEST_F(CudaDeviceTest, AFailedAllocationNamesItsUseItsSizeAndTheFreeBytes) {
   EXPECT_THAT(Message(status),
               AllOf(HasSubstr("12345 bytes"), HasSubstr("the gather pool"),
                     HasSubstr("CUDA device 0 (stand-in)"), HasSubstr("4294967296 bytes are free")));
-  EXPECT_TRUE(device.status().ok());  // the device has not failed
-  EXPECT_TRUE(device.Allocate(12345, "the gather pool").ok());
+  EXPECT_OK(device.status());  // the device has not failed
+  EXPECT_OK(device.Allocate(12345, "the gather pool"));
 }
 
 TEST_F(CudaDeviceTest, AnyFailureAtCreationIsAStatusAndLeavesNothing) {
@@ -227,7 +236,7 @@ TEST_P(CudaFailureTest, FailsAllStreamsForGoodAndTasksStillRunOnceInOrder) {
     stream.WaitIdle();
   };
   use_everything(0);
-  EXPECT_TRUE(stream.status().ok());
+  EXPECT_OK(stream.status());
   stand_in::FailCall(GetParam(), cudaErrorIllegalAddress);
   use_everything(2);
   use_everything(4);
@@ -295,6 +304,194 @@ TEST_F(CudaDeviceTest, EnqueuerDoesNotWaitForRoomOnALostDevice) {
   EXPECT_EQ(ran.size(), static_cast<size_t>(kTasks));
   EXPECT_TRUE(std::is_sorted(ran.begin(), ran.end()));
 }
+
+// Host streams and locked memory of the CUDA device, on the stand-in.
+
+using CudaHostStreamsTest = CudaDeviceTest;
+
+TEST_F(CudaHostStreamsTest, HostStreamsNeedADriverThatWaitsForValues) {
+  const Device device = *Device::Cuda();
+  stand_in::HideStreamWaitValue();
+  const absl::Status status = device.NewHostStream("update").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(Message(status),
+              AllOf(HasSubstr("cuStreamWaitValue64"), HasSubstr("CUDA device 0 (stand-in)")));
+  EXPECT_OK(device.status());
+  stand_in::Reset();
+  EXPECT_OK(device.NewHostStream("update"));
+}
+
+TEST_F(CudaHostStreamsTest, AFailedHostStreamOrLockNamesItsPurpose) {
+  const Device device = *Device::Cuda();
+  stand_in::FailCall("cudaHostAlloc", cudaErrorMemoryAllocation);
+  EXPECT_EQ(device.NewHostStream("update").status().code(), absl::StatusCode::kResourceExhausted);
+  stand_in::FailCall("cudaStreamCreateWithPriority", cudaErrorInvalidValue);
+  EXPECT_THAT(Message(device.NewHostStream("update").status()), HasSubstr("stream 'update'"));
+  std::vector<std::byte> memory(12345);
+  stand_in::FailCall("cudaHostRegister", cudaErrorMemoryAllocation);
+  const absl::Status status = device.LockHostMemory(memory, "the pinned pool").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("12345 bytes"), HasSubstr("the pinned pool"),
+                                     HasSubstr("keep less in host memory")));
+  EXPECT_OK(device.status());
+  const LockedRange locked = *device.LockHostMemory(memory, "the pinned pool");
+  EXPECT_EQ(stand_in::Alive().locked, 1);
+}
+
+// The device's threads make it resident, before CUDA, which would do it on one thread.
+TEST_F(CudaHostStreamsTest, MemoryIsResidentBeforeItIsLocked) {
+  constexpr int64_t kBytes = (int64_t{9} << 20) + 1;
+  const Device device = *Device::Cuda();
+  const Buffer memory = *AllocatePrivatePages(kBytes, "test");
+  if (madvise(memory.data(), kBytes, MADV_POPULATE_WRITE) != 0)
+    GTEST_SKIP() << "the system does not make pages resident when asked to";
+  ASSERT_EQ(madvise(memory.data(), kBytes, MADV_DONTNEED), 0);
+  const LockedRange locked = *device.LockHostMemory(memory.span(), "test");
+  std::vector<unsigned char> resident(static_cast<size_t>(kBytes / sysconf(_SC_PAGESIZE) + 1));
+  ASSERT_EQ(mincore(memory.data(), kBytes, resident.data()), 0);
+  EXPECT_THAT(resident, Each(Ne(0)));
+}
+
+// An error that CUDA returns then is an earlier one. Left as its last error, the next launch would
+// report it.
+TEST_F(CudaHostStreamsTest, FreeingMemoryLeavesNoError) {
+  const Device device = *Device::Cuda();
+  std::vector<std::byte> memory(64);
+  Buffer allocated = *device.Allocate(64, "test"), shared = *device.AllocateShared(64, "test");
+  LockedRange locked = *device.LockHostMemory(memory, "test");
+  for (const char* call : {"cudaFree", "cudaFreeHost", "cudaHostUnregister"})
+    stand_in::FailCall(call, cudaErrorIllegalAddress);
+  allocated = Buffer();
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  shared = Buffer();
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  locked = LockedRange();
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+TEST_F(CudaHostStreamsTest, LeavesACoreToTheTrainer) {
+  const Device device = *Device::Cuda();
+  EXPECT_EQ(device.CallerStream().team().threads(), std::max(CoreShare::CoresPerRank() - 1, 1));
+}
+
+TEST_F(CudaHostStreamsTest, MoreHostStreamsThanCountsOfOnePage) {
+  constexpr size_t kStreams = 100;
+  const Device device = *Device::Cuda();
+  Stream last = *device.NewStream("last");
+  std::atomic<size_t> ran{0};
+  size_t seen = 0;
+  {
+    std::vector<Stream> hosts;
+    std::vector<Event> events;
+    for (size_t i = 0; i < kStreams; ++i) {
+      hosts.push_back(*device.NewHostStream("host"));
+      events.push_back(*device.NewEvent());
+      hosts.back().Enqueue([&] { ++ran; });
+      hosts.back().Record(events.back());
+      last.Wait(events.back());
+    }
+    last.Enqueue([&] { seen = ran; });
+  }
+  last.WaitIdle();
+  EXPECT_EQ(seen, kStreams);
+}
+
+TEST_F(CudaHostStreamsTest, LostDeviceWakesHostStreamsThatWaitForIt) {
+  const Device device = *Device::Cuda();
+  std::atomic<bool> running{false}, go{false};
+  std::vector<int> ran;
+  Event computed = *device.NewEvent(), updated = *device.NewEvent();
+  {
+    Stream stream = *device.NewStream("device"), waiting = *device.NewStream("waiting");
+    Stream host = *device.NewHostStream("host");
+    stream.Enqueue([&] {
+      running = true;
+      running.notify_all();
+      go.wait(false);
+    });
+    stream.Record(computed);
+    host.Wait(computed);
+    host.Enqueue([&ran] { ran.push_back(1); });
+    host.Record(updated);
+    waiting.Wait(updated);
+    running.wait(false);
+    stand_in::LoseDevice(cudaErrorIllegalAddress);
+    updated.Wait();  // although the device's own task still runs
+    EXPECT_EQ(host.status().code(), absl::StatusCode::kInternal);
+    EXPECT_TRUE(computed.Passed());
+    EXPECT_TRUE(updated.Passed());
+    host.Wait(computed);
+    host.Enqueue([&ran] { ran.push_back(2); });
+    host.Record(updated);
+    host.WaitIdle();
+    EXPECT_TRUE(updated.Passed());
+    EXPECT_EQ(device.NewHostStream("late").status(), device.status());
+    go = true;
+    go.notify_all();
+  }
+  EXPECT_EQ(ran, (std::vector<int>{1, 2}));
+}
+
+// Their call might wait for the driver, and the driver for the device, which waits for these
+// threads.
+TEST_F(CudaHostStreamsTest, ThreadsOfHostStreamsNeverCallCudaWhileTheyWait) {
+  const Device device = *Device::Cuda();
+  Stream stream = *device.NewStream("device"), host = *device.NewHostStream("waiting host");
+  Event computed = *device.NewEvent(), updated = *device.NewEvent();
+  std::atomic<bool> go{false};
+  stream.Enqueue([&] { go.wait(false); });
+  stream.Record(computed);
+  stand_in::ForgetCallers();
+  host.Wait(computed);
+  host.Record(updated);
+  stream.Wait(updated);
+  // Until the watch has asked for the device's state.
+  while (stand_in::Callers("cudaStreamQuery").empty()) std::this_thread::yield();
+  go = true;
+  go.notify_all();
+  stream.WaitIdle();
+  EXPECT_THAT(stand_in::Callers("cudaStreamQuery"), ElementsAre("ebb cuda watch"));
+  EXPECT_THAT(stand_in::Callers(), Not(Contains("waiting host")));
+}
+
+class CudaHostFailureTest : public CudaHostStreamsTest,
+                            public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(CudaHostFailureTest, FailsTheDeviceAndHostTasksStillRunOnceInOrder) {
+  const Device device = *Device::Cuda();
+  std::vector<int> ran;
+  {
+    Stream stream = *device.NewStream("device"), host = *device.NewHostStream("host");
+    Event event = *device.NewEvent();
+    std::atomic<bool> go{false};
+    stand_in::FailCall(GetParam(), cudaErrorIllegalAddress);
+    for (int lap = 0; lap < 3; ++lap) {
+      stream.Record(event);
+      host.Wait(event);
+      host.Enqueue([&, lap] {
+        go.wait(false);
+        ran.push_back(lap);
+      });
+      host.Record(event);
+      stream.Wait(event);
+    }
+    go = true;
+    go.notify_all();
+    event.Wait();
+    host.WaitIdle();
+    stream.WaitIdle();
+    EXPECT_THAT(Message(host.status()),
+                AllOf(HasSubstr(GetParam()), HasSubstr("illegal memory access")));
+    EXPECT_EQ(stream.status(), host.status());
+  }
+  EXPECT_EQ(ran, (std::vector<int>{0, 1, 2}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Calls, CudaHostFailureTest,
+                         ::testing::Values("cudaEventRecord", "cudaStreamWaitEvent",
+                                           "cudaLaunchHostFunc", "cuStreamWaitValue64",
+                                           "cudaStreamSynchronize"),
+                         [](const auto& test) { return std::string(test.param); });
 
 }  // namespace
 }  // namespace ebb::cuda_device

@@ -12,10 +12,11 @@
 #include <tuple>
 #include <vector>
 
-#include "ebb/runtime/config/status_macros.h"
 #include "stand_in.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::engine_async_reads_test {
 namespace {
@@ -70,17 +71,17 @@ class EngineAsyncReadsTest : public ::testing::TestWithParam<Cell> {
     if (GetParam().tier == Tier::kNvme) config.zero.offload_param.max_in_cpu = 0;
 
     Trained trained;
-    const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
-      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+    OnThreads(kRanks, [&](World world) {
+      ASSERT_OK_AND_ASSIGN(const Device device, Device::Cuda());
       ToyModel model({}, device);
-      EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, device, model.spec(), config));
+      ASSERT_OK_AND_ASSIGN(Engine engine, Engine::Create(world, device, model.spec(), config));
       State read;
       std::shared_future<absl::Status> over;
       for (int step = 0; step < kSteps; ++step) {
-        EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), step));
+        ASSERT_OK(model.Train(engine, world.rank(), step));
         if (step + 1 != kReadAfter) continue;
         if (beside) {
-          EBB_ASSIGN_OR_RETURN(
+          ASSERT_OK_AND_ASSIGN(
               over, engine.ReadAsync({.take =
                                           [&](StateClass what, std::string_view state,
                                               const Slice& slice, std::span<const float> values) {
@@ -95,7 +96,7 @@ class EngineAsyncReadsTest : public ::testing::TestWithParam<Cell> {
         for (const auto& [what, state] :
              {std::pair(StateClass::kMaster, ""), std::pair(StateClass::kOptimizer, "exp_avg"),
               std::pair(StateClass::kOptimizer, "exp_avg_sq")}) {
-          EBB_RETURN_IF_ERROR(engine.Read(
+          ASSERT_OK(engine.Read(
               what,
               [&](const Slice& slice, std::span<const float> values) {
                 Add(read, what, state, slice, values);
@@ -104,12 +105,10 @@ class EngineAsyncReadsTest : public ::testing::TestWithParam<Cell> {
               state));
         }
       }
-      if (over.valid()) EBB_RETURN_IF_ERROR(over.get());
-      EBB_ASSIGN_OR_RETURN(std::vector<uint32_t> masters, MasterBits(engine, model.spec()));
+      if (over.valid()) ASSERT_OK(over.get());
+      ASSERT_OK_AND_ASSIGN(std::vector<uint32_t> masters, MasterBits(engine, model.spec()));
       if (world.rank() == 0) trained = {std::move(read), std::move(masters)};
-      return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
     return trained;
   }
 

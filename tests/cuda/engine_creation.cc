@@ -5,18 +5,18 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/engine.h"
 #include "tests/engine/toy_model.h"
+#include "tests/status.h"
 
 namespace ebb::testing {
 
 std::vector<absl::Status> CreationOnAll(int ranks, const Config& config) {
   std::vector<absl::Status> said(static_cast<size_t>(ranks));
-  const absl::Status status = RunThreads(ranks, [&](World world) -> absl::Status {
+  ExpectOk(RunThreads(ranks, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
     said[static_cast<size_t>(world.rank())] =
         Engine::Create(world, device, ToyModel(ToyOptions()).spec(), config).status();
     return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
+  }));
   return said;
 }
 

@@ -9,11 +9,12 @@
 #include <string>
 #include <utility>
 
-#include "ebb/runtime/config/status_macros.h"
 #include "engine_creation.h"
 #include "nccl_shares_device.h"
 #include "stand_in.h"
 #include "tests/engine/toy_model.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::engine_failure_test {
 namespace {
@@ -43,16 +44,16 @@ class EngineOnFailingGpuTest : public ::testing::Test {
   Seen TrainWith(const std::function<void()>& fault, Second second = Second::kGoesOn) {
     Seen seen;
     std::latch all_have_trained(kRanks), first_has_failed(1);
-    const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
-      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+    OnThreads(kRanks, [&](World world) {
+      ASSERT_OK_AND_ASSIGN(const Device device, Device::Cuda());
       ToyModel model(ToyOptions(), device);
-      EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, device, model.spec(), config_));
-      EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), 0));
-      EBB_RETURN_IF_ERROR(engine.Report().status());
+      ASSERT_OK_AND_ASSIGN(Engine engine, Engine::Create(world, device, model.spec(), config_));
+      ASSERT_OK(model.Train(engine, world.rank(), 0));
+      ASSERT_OK(engine.Report().status());
       all_have_trained.arrive_and_wait();
       absl::Status& own = seen[static_cast<size_t>(world.rank())];
       if (world.rank() == 0) fault();
-      if (world.rank() == 1 && second == Second::kLeaves) return absl::OkStatus();
+      if (world.rank() == 1 && second == Second::kLeaves) return;
       if (world.rank() == 1 && second == Second::kStalls) first_has_failed.wait();
       for (int step = 1; step < 4 && own.ok(); ++step)
         own = model.Train(engine, world.rank(), step);
@@ -60,9 +61,7 @@ class EngineOnFailingGpuTest : public ::testing::Test {
       // The error stays.
       EXPECT_FALSE(model.Train(engine, world.rank(), 9).ok());
       EXPECT_FALSE(engine.Report().ok());
-      return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
     return seen;
   }
 
@@ -141,10 +140,10 @@ TEST_F(EngineOnFailingGpuTest, AllRanksReportAFullDevice) {
 TEST_F(EngineOnFailingGpuTest, TheTrainersStreamIsTheEnginesComputeStream) {
   const Device device = *Device::Cuda();
   const Stream own = *device.NewStream("trainer");
-  const auto engine = Engine::Create(World::Single(), device, ToyModel(ToyOptions()).spec(),
-                                     config_, {.compute = own.view()});
-  ASSERT_TRUE(engine.ok()) << engine.status();
-  EXPECT_EQ(engine->compute_stream().native, own.view().native);
+  ASSERT_OK_AND_ASSIGN(const auto engine,
+                       Engine::Create(World::Single(), device, ToyModel(ToyOptions()).spec(),
+                                      config_, {.compute = own.view()}));
+  EXPECT_EQ(engine.compute_stream().native, own.view().native);
 }
 
 }  // namespace

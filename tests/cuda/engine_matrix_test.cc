@@ -19,6 +19,7 @@
 #include "nccl_shares_device.h"
 #include "tests/engine/covering_array.h"
 #include "tests/engine/matrix_cell.h"
+#include "tests/status.h"
 
 namespace ebb::testing {
 namespace {
@@ -124,10 +125,9 @@ class EngineOnGpuTest : public ::testing::TestWithParam<std::tuple<Ranks, int>> 
     if (ranks != Ranks::kLocal && !NcclCanShareDevice().ok()) GTEST_SKIP() << NcclCanShareDevice();
     SCOPED_TRACE(cell.Describe());
     const absl::StatusOr<Outcome>& reference = ReferenceOutcome(cell, ranks);
-    ASSERT_TRUE(reference.ok()) << reference.status();
-    const absl::StatusOr<Outcome> outcome = RunOnGpu(cell, ranks);
-    ASSERT_TRUE(outcome.ok()) << outcome.status();
-    EXPECT_EQ(FirstDifference(*outcome, *reference), "");
+    ASSERT_OK(reference);
+    ASSERT_OK_AND_ASSIGN(const Outcome outcome, RunOnGpu(cell, ranks));
+    EXPECT_EQ(FirstDifference(outcome, *reference), "");
   }
 };
 

@@ -13,10 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/runtime/config/status_macros.h"
 #include "stand_in.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::engine_off_order_test {
 namespace {
@@ -141,25 +142,23 @@ class EngineOffOrderTest : public ::testing::TestWithParam<OffOrder> {
 
     ParameterValues masters;
     const ModelSpec model = ScriptedModel();
-    const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+    OnThreads(kRanks, [&](World world) {
       absl::StatusOr<Device> device = Device::Cpu(1);
       if (on_gpu) device = Device::Cuda();
-      EBB_RETURN_IF_ERROR(device.status());
+      ASSERT_OK(device.status());
       Trainer trainer(model, *device, world.rank());
-      EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, *device, model, config));
+      ASSERT_OK_AND_ASSIGN(Engine engine, Engine::Create(world, *device, model, config));
       for (int64_t number = 0; number < 4; ++number) {
-        if (before != nullptr) EBB_RETURN_IF_ERROR(before(engine, number));
+        if (before != nullptr) ASSERT_OK(before(engine, number));
         Step step = engine.BeginStep({.may_leave_out = true});
         script(engine, trainer, step, number);
-        EBB_RETURN_IF_ERROR(step.Finish());
+        ASSERT_OK(step.Finish());
         if (number % 2 == 1) trainer.ExpectOneValueInEachStep();
       }
-      EBB_RETURN_IF_ERROR(engine.Report().status());
-      EBB_ASSIGN_OR_RETURN(ParameterValues all, GatherAll(engine, model, StateClass::kMaster));
+      ASSERT_OK(engine.Report().status());
+      ASSERT_OK_AND_ASSIGN(ParameterValues all, GatherAll(engine, model, StateClass::kMaster));
       if (world.rank() == 0) masters = std::move(all);
-      return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
     return masters;
   }
 };
@@ -192,7 +191,7 @@ TEST_P(EngineOffOrderTest, HasTheBitsOfTheDeclaredOrderOnTheCpu) {
     const auto evaluate = [&] {
       Evaluation evaluation = engine.BeginEvaluation();
       for (int unit : kScriptedUnits) trainer.Look(evaluation.Forward(UnitId{unit}), unit, number);
-      EXPECT_TRUE(evaluation.Finish().ok());
+      EXPECT_OK(evaluation.Finish());
     };
     for (int round = 0; round < step.rounds(); ++round) {
       if (number > 1) evaluate();

@@ -15,6 +15,7 @@
 #include "tests/engine/plan_spans.h"
 #include "tests/engine/scripted.h"
 #include "tests/offload/scratch.h"
+#include "tests/status.h"
 
 namespace ebb::testing::engine_timeline_test {
 namespace {
@@ -89,22 +90,21 @@ TEST_P(TimelineOfGpuTest, ShowsEachOfTwoOpenStepsInItsOrder) {
     }
     return engine.Report().status();
   });
-  ASSERT_TRUE(status.ok()) << status;
-  const absl::StatusOr<TraceTracks> tracks = ReadTraceEvents(path);
-  ASSERT_TRUE(tracks.ok()) << tracks.status();
+  ASSERT_OK(status);
+  ASSERT_OK_AND_ASSIGN(const TraceTracks tracks, ReadTraceEvents(path));
   for (int rank = 0; rank < kRanks; ++rank) {
     StepSpans before;
     for (int64_t step = 1; step <= kSteps; ++step) {
       SCOPED_TRACE(::testing::Message() << "rank " << rank << ", step " << step);
       const bool carrying = step > 1 && plan.carries_updates;
-      const StepSpans spans = Match(plan, *tracks, rank, step, carrying);
+      const StepSpans spans = Match(plan, tracks, rank, step, carrying);
       ExpectOrder(plan, spans, before.empty() || carrying ? nullptr : &before,
                   Clocks::kOfGpuAndHost);
       if (HasFailure()) return;
       // Two steps were open: the host had closed the second one's scopes before the first had its
       // verdict.
       int64_t closed = 0, concluded = 0;
-      for (const TraceSpan& span : tracks->at({rank, 0}).spans)
+      for (const TraceSpan& span : tracks.at({rank, 0}).spans)
         if (span.step == 2) closed = std::max(closed, span.end_ns);
       for (size_t i = 0; step == 1 && i < spans.size(); ++i) {
         if (plan.operations[i].kind == sharding::OperationKind::kConclude)
@@ -150,16 +150,15 @@ TEST_P(TimelineOfGpuTest, EnqueuesNoHostFunctionAndKeepsSpansInTheirStep) {
   const absl::StatusOr<int> traced = host_functions();
   ASSERT_TRUE(untraced.ok() && traced.ok()) << untraced.status() << traced.status();
   EXPECT_EQ(*traced, *untraced);
-  const absl::StatusOr<TraceTracks> tracks = ReadTraceEvents(path);
-  ASSERT_TRUE(tracks.ok()) << tracks.status();
+  ASSERT_OK_AND_ASSIGN(const TraceTracks tracks, ReadTraceEvents(path));
   for (int rank = 0; rank < kRanks; ++rank) {
     std::map<int64_t, int64_t> begun;  // by step
-    for (const TraceSpan& span : tracks->at({rank, 0}).spans) {
+    for (const TraceSpan& span : tracks.at({rank, 0}).spans) {
       const auto [found, is_first] = begun.try_emplace(span.step, span.begin_ns);
       if (!is_first) found->second = std::min(found->second, span.begin_ns);
     }
     int64_t ended = 0, reduced_in = 0;
-    for (const auto& [id, track] : *tracks) {
+    for (const auto& [id, track] : tracks) {
       if (id.first != rank || track.name != "reduce") continue;
       for (const TraceSpan& span : track.spans) {
         SCOPED_TRACE(::testing::Message()

@@ -13,6 +13,8 @@
 #include "ebb/runtime/engine/engine.h"
 #include "nccl_shares_device.h"
 #include "stand_in.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 #include "thread_ranks.h"
 
 namespace ebb::host_lane_test {
@@ -29,7 +31,7 @@ TEST(HostLaneTest, ListsLongerThanTheMirrorGoInPieces) {
   std::vector<std::vector<int64_t>> expected;
   for (int rank = 0; rank < kRanks; ++rank) expected.push_back(ListOf(rank));
   for (const int64_t bytes : {64, 256, 1000, 1 << 20}) {  // the mirror's sizes
-    const absl::Status status = testing::RunOnGpu(kRanks, [&](World world) -> absl::Status {
+    testing::ExpectOk(testing::RunOnGpu(kRanks, [&](World world) -> absl::Status {
       EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
       EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
       EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("comm"));
@@ -40,8 +42,7 @@ TEST(HostLaneTest, ListsLongerThanTheMirrorGoInPieces) {
                            AllLists({communicator, stream, mirror}, ListOf(world.rank())));
       EXPECT_EQ(all, expected) << bytes;
       return absl::OkStatus();
-    });
-    EXPECT_TRUE(status.ok()) << status;
+    }));
   }
   stand_in::Reset();
 }
@@ -78,17 +79,15 @@ TEST(HostLaneTest, AParameterIsGatheredInPieces) {
   const Config config = ShardedConfig();
   for (const bool nccl : {false, true}) {
     const testing::NcclSharesDevice shares(nccl);
-    const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
-      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
-      EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, device, model, config));
+    testing::OnThreads(kRanks, [&](World world) {
+      ASSERT_OK_AND_ASSIGN(const Device device, Device::Cuda());
+      ASSERT_OK_AND_ASSIGN(Engine engine, Engine::Create(world, device, model, config));
       for (const int root : {-1, 0, 1}) {
         std::vector<float> whole(root < 0 || root == world.rank() ? kElements : 0);
-        EBB_RETURN_IF_ERROR(engine.Gather(parameter, StateClass::kMaster, whole, root));
+        ASSERT_OK(engine.Gather(parameter, StateClass::kMaster, whole, root));
         EXPECT_TRUE(whole.empty() || whole == expected) << "to " << root;
       }
-      return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
   }
   stand_in::Reset();
 }
@@ -112,23 +111,21 @@ TEST(HostLaneTest, TheMirrorsAreInTheTableOfMemory) {
       if (row.tier == Tier::kDevice && !suspended) bytes -= row.predicted_bytes;
     return bytes;
   };
-  const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+  testing::OnThreads(kRanks, [&](World world) {
     constexpr uint64_t kAgreement = 1 << 20, kCopy = 8 << 20;
-    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
-    EBB_ASSIGN_OR_RETURN(Engine from, Engine::Create(world, device, model, config));
-    EBB_ASSIGN_OR_RETURN(Engine into, Engine::Create(world, device, model, config));
+    ASSERT_OK_AND_ASSIGN(const Device device, Device::Cuda());
+    ASSERT_OK_AND_ASSIGN(Engine from, Engine::Create(world, device, model, config));
+    ASSERT_OK_AND_ASSIGN(Engine into, Engine::Create(world, device, model, config));
     EXPECT_EQ(beside(into, /*suspended=*/false), kAgreement);
-    EBB_RETURN_IF_ERROR(into.CopyParametersFrom(from));
-    EBB_RETURN_IF_ERROR(into.CopyParametersFrom(from));
+    ASSERT_OK(into.CopyParametersFrom(from));
+    ASSERT_OK(into.CopyParametersFrom(from));
     EXPECT_EQ(beside(from, /*suspended=*/false), kAgreement);
     EXPECT_EQ(beside(into, /*suspended=*/false), kAgreement + kCopy);
-    EBB_RETURN_IF_ERROR(into.Suspend());
+    ASSERT_OK(into.Suspend());
     EXPECT_EQ(beside(into, /*suspended=*/true), kAgreement + kCopy);
-    EBB_RETURN_IF_ERROR(into.Resume());
+    ASSERT_OK(into.Resume());
     EXPECT_EQ(beside(into, /*suspended=*/false), kAgreement + kCopy);
-    return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
   stand_in::Reset();
 }
 

@@ -10,12 +10,10 @@
 #include "ebb/runtime/device/backend.h"
 #include "ebb/runtime/device/device.h"
 #include "stand_in.h"
+#include "tests/status.h"
 
 namespace ebb::optim {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 class KernelsFailureTest : public ::testing::TestWithParam<const char*> {
  protected:
@@ -52,15 +50,14 @@ TEST_P(KernelsFailureTest, ALaunchThatFailsFailsTheDeviceAndNothingIsLaunchedAny
   Memory& memory = *::new (shared.data()) Memory;
   UseEverything(*kernels, stream, memory);
   stream.WaitIdle();
-  EXPECT_TRUE(device.status().ok());
+  EXPECT_OK(device.status());
   EXPECT_EQ(memory.sum, 204 + 1);
 
   stand_in::FailCall(GetParam(), cudaErrorInvalidValue);
   UseEverything(*kernels, stream, memory);
   const absl::Status status = device.status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
-  EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("launching"), HasSubstr("CUDA device 0 (stand-in)")));
+  EXPECT_THAT(status, testing::StatusIs(absl::StatusCode::kInternal, "launching",
+                                        "CUDA device 0 (stand-in)"));
   EXPECT_EQ(stream.status(), status);
   stream.WaitIdle();
   memory.sum = 5;
@@ -79,10 +76,10 @@ INSTANTIATE_TEST_SUITE_P(Launches, KernelsFailureTest,
 TEST(KernelsLoadTest, ADeviceWithoutCodeInTheBuildIsAnError) {
   const Device device = *Device::Cuda();
   stand_in::FailCall("LoadKernels", cudaErrorNoKernelImageForDevice);
-  EXPECT_THAT(std::string(Kernels::For(device).status().message()),
-              AllOf(HasSubstr("loading the kernels"), HasSubstr("CUDA device 0 (stand-in)")));
-  EXPECT_TRUE(device.status().ok());
-  EXPECT_TRUE(Kernels::For(device).ok());
+  EXPECT_THAT(Kernels::For(device).status(),
+              testing::Says("loading the kernels", "CUDA device 0 (stand-in)"));
+  EXPECT_OK(device.status());
+  EXPECT_OK(Kernels::For(device));
 }
 
 }  // namespace

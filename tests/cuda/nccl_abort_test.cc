@@ -12,6 +12,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "stand_in.h"
+#include "tests/status.h"
 #include "thread_ranks.h"
 
 namespace {
@@ -35,7 +36,7 @@ namespace {
 // The engine notices a broken communicator in a host function, which may make no call of CUDA.
 TEST(NcclAbortTest, AnAbortInAHostFunctionRunsOnAnExistingThread) {
   std::array<absl::Status, 2> seen;
-  const absl::Status status = testing::RunOnGpus(2, 2, [&](World world) -> absl::Status {
+  testing::ExpectOk(testing::RunOnGpus(2, 2, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda(world.rank()));
     EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("comm"));
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
@@ -51,8 +52,7 @@ TEST(NcclAbortTest, AnAbortInAHostFunctionRunsOnAnExistingThread) {
     stream.WaitIdle();
     seen[static_cast<size_t>(world.rank())] = communicator.status();
     return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
+  }));
   for (const absl::Status& of_rank : seen)
     EXPECT_TRUE(absl::StrContains(of_rank.message(), "seen on the stream")) << of_rank;
   EXPECT_EQ(stand_in::Alive(), stand_in::Live{});

@@ -19,6 +19,7 @@
 #include "ebb/runtime/device/device.h"
 #include "nccl_ranks.h"
 #include "stand_in.h"
+#include "tests/status.h"
 #include "thread_ranks.h"
 
 namespace ebb::nccl_ranks {
@@ -67,7 +68,7 @@ TEST_F(NcclFailureTest, RanksThatCallMoreLearnAtOnceWhichRankHasLeft) {
       EXPECT_EQ(all.status(), left);
       return left;
     });
-    EXPECT_TRUE(seen[0].ok()) << seen[0];
+    EXPECT_OK(seen[0]);
     for (const int rank : {1, 2}) {
       EXPECT_EQ(seen[static_cast<size_t>(rank)].code(), absl::StatusCode::kUnavailable);
       EXPECT_THAT(Message(seen[static_cast<size_t>(rank)]),
@@ -98,7 +99,7 @@ TEST_F(NcclFailureTest, RanksMayLeaveOneAfterTheOther) {
     EBB_RETURN_IF_ERROR(Outcome(unaffected, gpu.stream));
     return world.NewCommunicator().status();
   });
-  for (const absl::Status& status : seen) EXPECT_TRUE(status.ok()) << status;
+  for (const absl::Status& status : seen) EXPECT_OK(status);
 }
 
 TEST_F(NcclFailureTest, LaunchThatIsNeverReadyEndsInTime) {
@@ -158,12 +159,11 @@ TEST_F(NcclFailureTest, AsynchronousErrorsAreAskedForWithoutWaitingForACall) {
   const NcclLibrary& nccl = **LoadNccl();
   const std::shared_ptr<NcclChannel> channel =
       *NcclChannel::Create(nccl, /*device=*/0, std::make_shared<WorldFailure>());
-  const absl::Status called = channel->Call("a call", [&](ncclComm_t&) {
-    std::thread watch([&] { EXPECT_TRUE(channel->AsynchronousError().ok()); });
+  testing::ExpectOk(channel->Call("a call", [&](ncclComm_t&) {
+    std::thread watch([&] { EXPECT_OK(channel->AsynchronousError()); });
     watch.join();
     return ncclSuccess;
-  });
-  EXPECT_TRUE(called.ok()) << called;
+  }));
 }
 
 // A call of an operation that fails on one rank.
@@ -355,7 +355,7 @@ TEST_F(NcclFailureTest, CallsThatNcclCannotDoAreRefusedAtOnce) {
         communicator.AllReduce(gpu.stream, {&span, 1}, DType::kInt8, ReduceOp::kMax));
     return Outcome(communicator, gpu.stream);
   });
-  for (const absl::Status& status : seen) EXPECT_TRUE(status.ok()) << status;
+  for (const absl::Status& status : seen) EXPECT_OK(status);
 }
 
 TEST_F(NcclFailureTest, WorldNeedsACudaDevice) {
@@ -376,7 +376,7 @@ TEST_F(NcclFailureTest, MoreOperationsAreEnqueuedThanAreUnderWay) {
     EXPECT_EQ(communicator.bytes_enqueued(), 1000 * 16);
     return absl::OkStatus();
   });
-  for (const absl::Status& status : seen) EXPECT_TRUE(status.ok()) << status;
+  for (const absl::Status& status : seen) EXPECT_OK(status);
 }
 
 }  // namespace

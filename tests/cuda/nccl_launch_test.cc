@@ -7,6 +7,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "stand_in.h"
+#include "tests/status.h"
 #include "thread_ranks.h"
 
 namespace {
@@ -43,15 +44,13 @@ absl::Status Launch(int looks, int* slept) {
 
 TEST(NcclLaunchTest, AShortWaitDoesNotSleep) {
   int slept = -1;
-  const absl::Status status = Launch(/*looks=*/100, &slept);
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(Launch(/*looks=*/100, &slept));
   EXPECT_EQ(slept, 0);
 }
 
 TEST(NcclLaunchTest, ALongWaitKeepsNoCoreBusy) {
   int slept = -1;
-  const absl::Status status = Launch(/*looks=*/450, &slept);
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(Launch(/*looks=*/450, &slept));
   EXPECT_GT(slept, 0);
 }
 

@@ -11,6 +11,7 @@
 #include "ebb/runtime/comm/communicator.h"
 #include "ebb/runtime/device/device.h"
 #include "stand_in.h"
+#include "tests/status.h"
 #include "thread_ranks.h"
 
 namespace ebb::nccl_ranks {
@@ -35,11 +36,10 @@ class NcclFailureTest : public ::testing::Test {
   // Runs `body` on every rank. Its result is what that rank saw.
   std::vector<absl::Status> Seen(int ranks, std::function<absl::Status(World&)> body) {
     std::vector<absl::Status> seen(static_cast<size_t>(ranks));
-    const absl::Status status = testing::RunOnGpus(ranks, kRanksMax, [&](World world) {
+    testing::ExpectOk(testing::RunOnGpus(ranks, kRanksMax, [&](World world) {
       seen[static_cast<size_t>(world.rank())] = body(world);
       return absl::OkStatus();
-    });
-    EXPECT_TRUE(status.ok()) << status;
+    }));
     return seen;
   }
 };

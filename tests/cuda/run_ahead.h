@@ -20,6 +20,7 @@
 #include "state.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
+#include "tests/status.h"
 
 namespace ebb::testing::run_ahead {
 
@@ -180,7 +181,7 @@ class EngineRunsAheadTest : public ::testing::TestWithParam<RunAhead> {
           for (const int64_t number : numbers) EBB_RETURN_IF_ERROR(trainer.Train(engine, number));
           return Keep(engine, rank, masters);
         });
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_OK(status);
     return masters;
   }
   absl::Status Keep(Engine& engine, int rank, ParameterValues& masters) const {

@@ -10,9 +10,10 @@
 #include <vector>
 
 #include "ebb/runtime/comm/world.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "stand_in.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb {
 namespace {
@@ -44,26 +45,24 @@ class SharedDeviceFailureTest : public ::testing::Test {
   std::array<Seen, kRanks> SumUntilFailed(Fail fail, bool waits_work = true) {
     std::array<std::vector<Buffer>, kRanks> kept;
     std::array<Seen, kRanks> seen;
-    const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
-      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
-      EBB_ASSIGN_OR_RETURN(const World gpus, world.On(device));
-      EBB_ASSIGN_OR_RETURN(Communicator communicator, gpus.NewCommunicator());
-      EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("sum"));
+    testing::OnThreads(kRanks, [&](World world) {
+      ASSERT_OK_AND_ASSIGN(const Device device, Device::Cuda());
+      ASSERT_OK_AND_ASSIGN(const World gpus, world.On(device));
+      ASSERT_OK_AND_ASSIGN(Communicator communicator, gpus.NewCommunicator());
+      ASSERT_OK_AND_ASSIGN(Stream stream, device.NewStream("sum"));
       for (int round = 0; communicator.status().ok(); ++round) {
         auto& memory = kept[static_cast<size_t>(world.rank())];
-        EBB_ASSIGN_OR_RETURN(Buffer values, device.AllocateShared(16000, "test"));
+        ASSERT_OK_AND_ASSIGN(Buffer values, device.AllocateShared(16000, "test"));
         const CollectiveSpan span = {
             .send = values.data(), .receive = values.data(), .count = 4000};
         memory.push_back(std::move(values));
         if (round == 2 && world.rank() == 0) fail();
-        EBB_RETURN_IF_ERROR(communicator.AllReduce(stream, {&span, 1}, DType::kFloat32));
+        ASSERT_OK(communicator.AllReduce(stream, {&span, 1}, DType::kFloat32));
         stream.WaitIdle();
         if (waits_work) memory.clear();
       }
       seen[static_cast<size_t>(world.rank())] = {device.status(), communicator.status()};
-      return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
     return seen;
   }
 };
@@ -73,7 +72,7 @@ TEST_F(SharedDeviceFailureTest, AKernelThatCannotBeLaunchedFailsOnlyTheCommunica
     const auto seen =
         SumUntilFailed([&] { stand_in::FailCall("cudaLaunchKernel", cudaErrorInvalidValue, nth); });
     for (const Seen& rank : seen) {
-      EXPECT_TRUE(rank.device.ok()) << rank.device;
+      EXPECT_OK(rank.device);
       EXPECT_EQ(rank.communicator, seen[0].communicator);
       EXPECT_EQ(rank.communicator.code(), absl::StatusCode::kInternal);
       EXPECT_THAT(Message(rank.communicator),
@@ -101,10 +100,9 @@ TEST_F(SharedDeviceFailureTest, AFailureOfAnyCallIsAnErrorOnAllRanks) {
 
 TEST_F(SharedDeviceFailureTest, LostDeviceFailsAllRanks) {
   const auto seen = SumUntilFailed([] { stand_in::LoseDevice(cudaErrorIllegalAddress); }, false);
-  for (const Seen& rank : seen) {
+  for (const Seen& rank : seen)
     EXPECT_THAT(Message(rank.communicator),
                 AllOf(HasSubstr("rank "), HasSubstr("illegal memory access")));
-  }
 }
 
 // One rank cannot make its communicator.
@@ -112,20 +110,18 @@ class SharedDeviceCreationTest : public SharedDeviceFailureTest {
  protected:
   std::array<absl::Status, kRanks> MakeUntilFailed() {
     std::array<absl::Status, kRanks> seen;
-    const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
-      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
-      EBB_ASSIGN_OR_RETURN(const World gpus, world.On(device));
+    testing::OnThreads(kRanks, [&](World world) {
+      ASSERT_OK_AND_ASSIGN(const Device device, Device::Cuda());
+      ASSERT_OK_AND_ASSIGN(const World gpus, world.On(device));
       absl::StatusOr<Communicator> communicator = gpus.NewCommunicator();
       absl::Status& mine = seen[static_cast<size_t>(world.rank())];
       mine = communicator.status();
-      if (!communicator.ok()) return absl::OkStatus();
+      if (!communicator.ok()) return;
       Stream stream = device.CallerStream();
-      EBB_RETURN_IF_ERROR(communicator->Barrier(stream));
+      ASSERT_OK(communicator->Barrier(stream));
       stream.WaitIdle();
       mine = communicator->status();
-      return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
     return seen;
   }
 };
@@ -138,10 +134,9 @@ TEST_F(SharedDeviceCreationTest, RankWithoutEventsFailsTheCommunicatorOfAll) {
 
 TEST_F(SharedDeviceCreationTest, DeviceThatTheBuildHasNoCodeForFailsTheCommunicatorOfAll) {
   stand_in::FailCall("LoadReductions", cudaErrorNoKernelImageForDevice, 2);
-  for (const absl::Status& rank : MakeUntilFailed()) {
+  for (const absl::Status& rank : MakeUntilFailed())
     EXPECT_THAT(Message(rank), AllOf(HasSubstr("loading the kernels of reductions"),
                                      HasSubstr("CUDA device 0 (stand-in)")));
-  }
 }
 
 TEST_F(SharedDeviceFailureTest, StreamOfTheCpuIsRefused) {
@@ -155,18 +150,15 @@ TEST_F(SharedDeviceFailureTest, StreamOfTheCpuIsRefused) {
 
 TEST_F(SharedDeviceFailureTest, CommunicatorOfTheCpuAndOneOfTheDeviceAreDifferent) {
   std::array<absl::Status, 2> seen;
-  const absl::Status status = RunThreads(2, [&](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
-    EBB_ASSIGN_OR_RETURN(const World gpus, world.On(device));
+  testing::OnThreads(2, [&](World world) {
+    ASSERT_OK_AND_ASSIGN(const Device device, Device::Cuda());
+    ASSERT_OK_AND_ASSIGN(const World gpus, world.On(device));
     const World& one_of_them = world.rank() == 0 ? world : gpus;
     seen[static_cast<size_t>(world.rank())] = one_of_them.NewCommunicator().status();
-    return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
-  for (const absl::Status& rank : seen) {
+  for (const absl::Status& rank : seen)
     EXPECT_THAT(Message(rank),
                 AllOf(HasSubstr("different communicators"), HasSubstr("on CUDA device 0")));
-  }
 }
 
 }  // namespace

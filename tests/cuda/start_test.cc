@@ -10,6 +10,7 @@
 #include "ebb/runtime/device/device.h"
 #if EBB_NCCL
 #include "ebb/runtime/comm/nccl/library.h"
+#include "tests/status.h"
 #endif
 
 namespace ebb {
@@ -26,8 +27,7 @@ TEST(CudaStart, ListsDevicesOrTheReasonForNone) {
     EXPECT_THAT(device->description(), HasSubstr("CUDA device 0"));
     return;
   }
-  EXPECT_EQ(device.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(device.status().message()), HasSubstr("--device cpu"));
+  EXPECT_THAT(device.status(), testing::StatusIs(absl::StatusCode::kUnavailable, "--device cpu"));
 }
 
 TEST(CudaStart, KernelsRunInTheOrderOfTheStream) {
@@ -51,15 +51,14 @@ TEST(CudaStart, KernelsRunInTheOrderOfTheStream) {
   second.Copy(seen.data(), values, bytes);
   second.WaitIdle();
   EXPECT_EQ(seen, std::vector<float>(kCount, 300));
-  EXPECT_TRUE(device->status().ok()) << device->status();
+  EXPECT_OK(device->status());
 }
 
 #if EBB_NCCL
 TEST(NcclStart, TheLibraryIsFoundOrTheErrorNamesIt) {
   const auto nccl = LoadNccl();
   if (!nccl.ok()) {
-    EXPECT_EQ(nccl.status().code(), absl::StatusCode::kUnavailable);
-    EXPECT_THAT(std::string(nccl.status().message()), HasSubstr("libnccl.so.2"));
+    EXPECT_THAT(nccl.status(), testing::StatusIs(absl::StatusCode::kUnavailable, "libnccl.so.2"));
     GTEST_SKIP() << nccl.status();
   }
   EXPECT_GE((*nccl)->version, 21900);

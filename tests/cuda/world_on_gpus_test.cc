@@ -19,12 +19,11 @@
 #include "ebb/runtime/device/device.h"
 #include "nccl_shares_device.h"
 #include "stand_in.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 // A rank that says it is on one of several hosts.
 class PairedRank : public WorldBackend {
@@ -49,14 +48,12 @@ class PairedRank : public WorldBackend {
 
 void ExpectTheCpusReductionGroup() {
   const auto ranks = std::make_shared<ThreadWorld>(4);
-  const absl::Status status = RunThreads(4, [&](World world) -> absl::Status {
+  testing::OnThreads(4, [&](World world) {
     const World pairs(std::make_shared<PairedRank>(ranks, world.rank()));
-    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
-    EBB_ASSIGN_OR_RETURN(const World gpus, pairs.On(device));
+    ASSERT_OK_AND_ASSIGN(const Device device, Device::Cuda());
+    ASSERT_OK_AND_ASSIGN(const World gpus, pairs.On(device));
     EXPECT_EQ(gpus.ranks_per_host(), 2);
-    return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
 }
 
 // A rank that is a process alone.
@@ -76,22 +73,21 @@ class ConnectionTest : public ::testing::Test {
   // How many communicators of NCCL exist while every rank has one of its world on its device.
   int NcclCommunicators(int ranks, std::function<absl::StatusOr<World>(const World&)> on_device) {
     int seen = -1;
-    const absl::Status status = RunThreads(ranks, [&](World world) -> absl::Status {
-      EBB_ASSIGN_OR_RETURN(const World gpus, on_device(world));
+    testing::OnThreads(ranks, [&](World world) {
+      ASSERT_OK_AND_ASSIGN(const World gpus, on_device(world));
       EXPECT_EQ(gpus.rank(), world.rank());
       EXPECT_EQ(gpus.size(), world.size());
       EXPECT_EQ(gpus.local_rank(), world.local_rank());
       EXPECT_EQ(gpus.local_size(), world.local_size());
       EXPECT_EQ(gpus.ranks_per_host(), world.ranks_per_host());
-      EBB_ASSIGN_OR_RETURN(const Communicator communicator, gpus.NewCommunicator());
-      EBB_ASSIGN_OR_RETURN(Communicator together, world.NewCommunicator());
+      ASSERT_OK_AND_ASSIGN(const Communicator communicator, gpus.NewCommunicator());
+      ASSERT_OK_AND_ASSIGN(Communicator together, world.NewCommunicator());
       Stream stream = Device::Cpu(1).CallerStream();
-      EBB_RETURN_IF_ERROR(together.Barrier(stream));
+      ASSERT_OK(together.Barrier(stream));
       if (world.rank() == 0) seen = stand_in::Alive().communicators;
-      EBB_RETURN_IF_ERROR(together.Barrier(stream));
-      return together.status();
+      ASSERT_OK(together.Barrier(stream));
+      ASSERT_OK(together.status());
     });
-    EXPECT_TRUE(status.ok()) << status;
     return seen;
   }
 };
@@ -130,21 +126,20 @@ TEST_F(ConnectionTest, ARankAloneOnItsDeviceNeedsNoNcclInAnyWorld) {
 
 TEST_F(ConnectionTest, PartsOfThreadsThatShareADeviceShareIt) {
   for (const bool splits_first : {false, true}) {
-    const absl::Status status = RunThreads(4, [&](World world) -> absl::Status {
-      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
-      EBB_ASSIGN_OR_RETURN(const World given, splits_first ? world : world.On(device));
-      EBB_ASSIGN_OR_RETURN(const World part, given.Split(world.rank() % 2, 0));
-      EBB_ASSIGN_OR_RETURN(const World gpus,
+    testing::OnThreads(4, [&](World world) {
+      ASSERT_OK_AND_ASSIGN(const Device device, Device::Cuda());
+      ASSERT_OK_AND_ASSIGN(const World given, splits_first ? world : world.On(device));
+      ASSERT_OK_AND_ASSIGN(const World part, given.Split(world.rank() % 2, 0));
+      ASSERT_OK_AND_ASSIGN(const World gpus,
                            splits_first ? part.On(device) : absl::StatusOr<World>(part));
-      EBB_ASSIGN_OR_RETURN(Communicator pair, gpus.NewCommunicator());
+      ASSERT_OK_AND_ASSIGN(Communicator pair, gpus.NewCommunicator());
       EXPECT_EQ(pair.size(), 2);
       EXPECT_EQ(stand_in::Alive().communicators, 0);
-      EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("barrier"));
-      EBB_RETURN_IF_ERROR(pair.Barrier(stream));
+      ASSERT_OK_AND_ASSIGN(Stream stream, device.NewStream("barrier"));
+      ASSERT_OK(pair.Barrier(stream));
       stream.WaitIdle();
-      return pair.status();
+      ASSERT_OK(pair.status());
     });
-    EXPECT_TRUE(status.ok()) << status;
   }
 }
 
@@ -153,31 +148,28 @@ TEST_F(ConnectionTest, SharingRanksKeepTheCpusDefaultReductionGroup) {
 }
 
 TEST_F(ConnectionTest, SharedDeviceMayBeTakenAgain) {
-  const absl::Status status = RunThreads(2, [](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
-    EBB_ASSIGN_OR_RETURN(const World kept, world.On(device));
+  testing::OnThreads(2, [](World world) {
+    ASSERT_OK_AND_ASSIGN(const Device device, Device::Cuda());
+    ASSERT_OK_AND_ASSIGN(const World kept, world.On(device));
     for (int round = 0; round < 3; ++round) {
-      EBB_ASSIGN_OR_RETURN(const World gpus, world.On(device));
-      EBB_RETURN_IF_ERROR(gpus.NewCommunicator().status());
+      ASSERT_OK_AND_ASSIGN(const World gpus, world.On(device));
+      ASSERT_OK(gpus.NewCommunicator().status());
     }
-    return kept.NewCommunicator().status();
+    ASSERT_OK(kept.NewCommunicator().status());
   });
-  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST_F(ConnectionTest, AFailureOfTheCpusWorldFailsTheSharedDevices) {
   std::array<absl::Status, 3> seen;
-  const absl::Status status = RunThreads(3, [&](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
-    EBB_ASSIGN_OR_RETURN(const World gpus, world.On(device));
-    EBB_ASSIGN_OR_RETURN(Communicator communicator, gpus.NewCommunicator());
+  testing::OnThreads(3, [&](World world) {
+    ASSERT_OK_AND_ASSIGN(const Device device, Device::Cuda());
+    ASSERT_OK_AND_ASSIGN(const World gpus, world.On(device));
+    ASSERT_OK_AND_ASSIGN(Communicator communicator, gpus.NewCommunicator());
     Stream stream = device.CallerStream();
     if (world.rank() == 1) world.Fail(absl::DataLossError("a page is missing"));
-    EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
+    ASSERT_OK(communicator.Barrier(stream));
     seen[static_cast<size_t>(world.rank())] = communicator.status();
-    return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
   for (const absl::Status& rank : seen)
     EXPECT_EQ(std::string(rank.message()), "rank 1 failed: a page is missing");
 }
@@ -210,27 +202,26 @@ TEST_F(WorldOnGpusTest, TheCpusIsTheWorldItself) {
 }
 
 TEST_F(WorldOnGpusTest, RanksKeepTheirPlacesAndSumOnTheirDevices) {
-  const absl::Status status = RunThreads(3, [](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
-    EBB_ASSIGN_OR_RETURN(const World gpus, world.On(device));
+  testing::OnThreads(3, [](World world) {
+    ASSERT_OK_AND_ASSIGN(const Device device, Device::Cuda());
+    ASSERT_OK_AND_ASSIGN(const World gpus, world.On(device));
     EXPECT_EQ(gpus.rank(), world.rank());
     EXPECT_EQ(gpus.size(), 3);
     EXPECT_EQ(gpus.local_rank(), world.local_rank());
-    EBB_ASSIGN_OR_RETURN(Communicator communicator, gpus.NewCommunicator());
-    EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("sum"));
-    EBB_ASSIGN_OR_RETURN(Buffer memory, device.Allocate(256, "sum"));
+    ASSERT_OK_AND_ASSIGN(Communicator communicator, gpus.NewCommunicator());
+    ASSERT_OK_AND_ASSIGN(Stream stream, device.NewStream("sum"));
+    ASSERT_OK_AND_ASSIGN(Buffer memory, device.Allocate(256, "sum"));
     const float own = static_cast<float>(world.rank() + 1);
     float sum = 0;
     stream.Copy(memory.data(), &own, sizeof(own));
     const CollectiveSpan span = {.send = memory.data(), .receive = memory.data(), .count = 1};
-    EBB_RETURN_IF_ERROR(communicator.AllReduce(stream, {&span, 1}, DType::kFloat32));
+    ASSERT_OK(communicator.AllReduce(stream, {&span, 1}, DType::kFloat32));
     stream.WaitIdle();
     stream.Copy(&sum, memory.data(), sizeof(sum));
     stream.WaitIdle();
     EXPECT_EQ(sum, 6);
-    return communicator.status();
+    ASSERT_OK(communicator.status());
   });
-  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST_F(WorldOnGpusTest, TheDefaultReductionGroupIsTheCpusWorlds) {
@@ -249,7 +240,7 @@ TEST_F(WorldOnGpusTest, RanksWithoutCommunicatorsForTheCpuMeetThroughRankZero) {
     EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
     stream.WaitIdle();
     if (rank == 1) {
-      EXPECT_TRUE(communicator.status().ok()) << communicator.status();
+      EXPECT_OK(communicator.status());
       hosts.Fail(absl::DataLossError("a page is missing"));
       return absl::OkStatus();
     }
@@ -259,16 +250,11 @@ TEST_F(WorldOnGpusTest, RanksWithoutCommunicatorsForTheCpuMeetThroughRankZero) {
     return communicator.status();
   };
   std::array<absl::Status, 3> seen;
-  const absl::Status status = RunThreads(3, [&](World threads) -> absl::Status {
-    seen[static_cast<size_t>(threads.rank())] = run(threads.rank());
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
-  EXPECT_TRUE(seen[1].ok()) << seen[1];
-  for (const int rank : {0, 2}) {
-    EXPECT_THAT(std::string(seen[static_cast<size_t>(rank)].message()),
-                AllOf(HasSubstr("rank 1"), HasSubstr("a page is missing")));
-  }
+  testing::OnThreads(
+      3, [&](World threads) { seen[static_cast<size_t>(threads.rank())] = run(threads.rank()); });
+  EXPECT_OK(seen[1]);
+  for (const int rank : {0, 2})
+    EXPECT_THAT(seen[static_cast<size_t>(rank)], testing::Says("rank 1", "a page is missing"));
 }
 
 // For threads, and for ranks connected only through rank 0; one part is connected before the other
@@ -278,34 +264,33 @@ TEST_F(WorldOnGpusTest, PartsOfAWorldHaveGpusOfTheirOwn) {
     for (const bool splits_first : {false, true}) {
       const std::string name = ebb::testing::NewMeetingName();
       std::latch first_is_done(1);
-      const absl::Status status = RunThreads(kRanks, [&](World threads) -> absl::Status {
+      testing::OnThreads(kRanks, [&](World threads) {
         const int rank = threads.rank();
-        EBB_ASSIGN_OR_RETURN(const World world,
+        ASSERT_OK_AND_ASSIGN(const World world,
                              as_hosts ? MeetAsHosts(rank, name) : absl::StatusOr<World>(threads));
-        EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
-        EBB_ASSIGN_OR_RETURN(const World given, splits_first ? world : world.On(device));
-        EBB_ASSIGN_OR_RETURN(const World part, given.Split(rank == 1 ? 1 : 0, -rank));
+        ASSERT_OK_AND_ASSIGN(const Device device, Device::Cuda());
+        ASSERT_OK_AND_ASSIGN(const World given, splits_first ? world : world.On(device));
+        ASSERT_OK_AND_ASSIGN(const World part, given.Split(rank == 1 ? 1 : 0, -rank));
         if (rank == 1) first_is_done.wait();
-        EBB_ASSIGN_OR_RETURN(const World gpus,
+        ASSERT_OK_AND_ASSIGN(const World gpus,
                              splits_first ? part.On(device) : absl::StatusOr<World>(part));
         EXPECT_EQ(gpus.size(), rank == 1 ? 1 : 2);
         EXPECT_EQ(gpus.rank(), rank == 0 ? 1 : 0);
-        EBB_ASSIGN_OR_RETURN(Communicator pair, gpus.NewCommunicator());
-        EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("sum"));
-        EBB_ASSIGN_OR_RETURN(Buffer memory, device.Allocate(256, "sum"));
+        ASSERT_OK_AND_ASSIGN(Communicator pair, gpus.NewCommunicator());
+        ASSERT_OK_AND_ASSIGN(Stream stream, device.NewStream("sum"));
+        ASSERT_OK_AND_ASSIGN(Buffer memory, device.Allocate(256, "sum"));
         const float own = static_cast<float>(rank + 1);
         float sum = 0;
         stream.Copy(memory.data(), &own, sizeof(own));
         const CollectiveSpan span = {.send = memory.data(), .receive = memory.data(), .count = 1};
-        EBB_RETURN_IF_ERROR(pair.AllReduce(stream, {&span, 1}, DType::kFloat32));
+        ASSERT_OK(pair.AllReduce(stream, {&span, 1}, DType::kFloat32));
         stream.WaitIdle();
         stream.Copy(&sum, memory.data(), sizeof(sum));
         stream.WaitIdle();
         EXPECT_EQ(sum, rank == 1 ? 2 : 4);
         if (rank == 0) first_is_done.count_down();
-        return pair.status();
+        ASSERT_OK(pair.status());
       });
-      EXPECT_TRUE(status.ok()) << status;
     }
   }
 }
@@ -334,13 +319,11 @@ TEST_F(WorldOnGpusTest, ARankThatDestroysItsCommunicatorIsNotWaitedFor) {
       rank == 1 ? others_know.wait() : others_know.count_down();
       return absl::OkStatus();
     };
-    const absl::Status status = RunThreads(kRanks, run);
-    EXPECT_TRUE(status.ok()) << status;
-    EXPECT_TRUE(seen[1].ok()) << seen[1];
-    for (const int rank : {0, 2}) {
-      EXPECT_THAT(std::string(seen[static_cast<size_t>(rank)].message()),
-                  HasSubstr("rank 1 has left communicator 'part'"));
-    }
+    EXPECT_OK(RunThreads(kRanks, run));
+    EXPECT_OK(seen[1]);
+    for (const int rank : {0, 2})
+      EXPECT_THAT(seen[static_cast<size_t>(rank)],
+                  testing::Says("rank 1 has left communicator 'part'"));
   }
 }
 
@@ -358,15 +341,9 @@ TEST_F(WorldOnGpusTest, ARankThatFailsOnTheCpuFailsTheGpusOfAll) {
     return communicator.status();
   };
   std::array<absl::Status, 3> seen;
-  const absl::Status status = RunThreads(3, [&](World world) -> absl::Status {
-    seen[static_cast<size_t>(world.rank())] = run(world);
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
-  for (const int rank : {0, 2}) {
-    EXPECT_THAT(std::string(seen[static_cast<size_t>(rank)].message()),
-                AllOf(HasSubstr("rank 1"), HasSubstr("a page is missing")));
-  }
+  testing::OnThreads(3, [&](World world) { seen[static_cast<size_t>(world.rank())] = run(world); });
+  for (const int rank : {0, 2})
+    EXPECT_THAT(seen[static_cast<size_t>(rank)], testing::Says("rank 1", "a page is missing"));
 }
 
 TEST_F(WorldOnGpusTest, TheStatusNamesARankWithoutADevice) {
@@ -377,7 +354,7 @@ TEST_F(WorldOnGpusTest, TheStatusNamesARankWithoutADevice) {
     return gpus.NewCommunicator().status();
   });
   EXPECT_FALSE(status.ok());
-  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
+  EXPECT_THAT(status, testing::Says("rank 1"));
 }
 
 }  // namespace

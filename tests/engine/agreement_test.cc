@@ -16,11 +16,12 @@
 #include "ebb/runtime/engine/exchange.h"
 #include "tests/engine/scripted.h"
 #include "tests/offload/scratch.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::agreement_test {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 struct Difference {
@@ -121,8 +122,7 @@ TEST_P(CreateTest, NamesTheDifferenceOnEveryRank) {
       SCOPED_TRACE(::testing::Message() << difference.name << " on rank " << odd);
       for (const absl::Status& status : Create(odd, difference.change)) {
         EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-        for (const std::string& part : difference.says)
-          EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+        for (const std::string& part : difference.says) EXPECT_THAT(status, Says(part));
       }
     }
   }
@@ -131,12 +131,11 @@ TEST_P(CreateTest, NamesTheDifferenceOnEveryRank) {
 TEST(CreateFromNvmeTest, RanksMayReachTheirDisksInDifferentWays) {
   const Scratch scratch;
   const Config config = OnNvme(ConfigFor({.world = 2, .stage = 3}), scratch.path());
-  const absl::Status status = RunThreads(2, [&](World world) {
+  OnThreads(2, [&](World world) {
     Config own = config;
     if (world.rank() == 1) own.ebb.io_backend = IoBackend::kThreads;
-    return Engine::Create(world, Device::Cpu(), ScriptedModel(), own).status();
+    ASSERT_OK(Engine::Create(world, Device::Cpu(), ScriptedModel(), own).status());
   });
-  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST_P(CreateTest, NamesAnInitialValueThatDiffers) {
@@ -144,11 +143,9 @@ TEST_P(CreateTest, NamesAnInitialValueThatDiffers) {
   const auto seed_by_rank = [](ModelSpec& model, Config&) {
     model.parameters[4].init = Normal(0.5f, /*seed=*/1'000);
   };
-  for (const absl::Status& status : Create(odd, seed_by_rank)) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("initial value of rank"), HasSubstr("parameter 'base2'")));
-  }
+  for (const absl::Status& status : Create(odd, seed_by_rank))
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition, "initial value of rank",
+                                 "parameter 'base2'"));
 }
 
 TEST_P(CreateTest, NamesAnOptimizerThatDiffers) {
@@ -164,20 +161,17 @@ TEST_P(CreateTest, NamesAnOptimizerThatDiffers) {
       {OptimizerSpec{.states = {"variance", "momentum"}, .update = update}, "first at state 0 ('"}};
   for (const auto& different : kCases) {
     for (int odd = 0; odd < GetParam().world; ++odd) {
-      std::vector<absl::Status> statuses(static_cast<size_t>(GetParam().world));
-      RunThreads(GetParam().world, [&](World world) {
-        const std::optional<OptimizerSpec> own =
-            world.rank() == odd ? different.optimizer : std::optional(usual);
-        return statuses[static_cast<size_t>(world.rank())] =
-                   Engine::Create(world, Device::Cpu(1), ScriptedModel(), ConfigFor(GetParam()),
+      const std::vector<absl::Status> statuses =
+          StatusesOnThreads(GetParam().world, [&](World world) {
+            const std::optional<OptimizerSpec> own =
+                world.rank() == odd ? different.optimizer : std::optional(usual);
+            return Engine::Create(world, Device::Cpu(1), ScriptedModel(), ConfigFor(GetParam()),
                                   {.optimizer = own})
-                       .status();
-      }).IgnoreError();
-      for (const absl::Status& status : statuses) {
-        EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-        EXPECT_THAT(std::string(status.message()),
-                    AllOf(HasSubstr("the optimizer of rank "), HasSubstr(different.says)));
-      }
+                .status();
+          });
+      for (const absl::Status& status : statuses)
+        EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                     "the optimizer of rank ", different.says));
     }
   }
 }
@@ -220,10 +214,9 @@ TEST_P(CreateTest, AnErrorThatOnlyOneRankCanSeeReachesAll) {
     const std::vector<absl::Status> statuses = Create(odd, fault.change);
     for (const absl::Status& status : statuses) {
       SCOPED_TRACE(fault.name);
-      for (const std::string& part : fault.says)
-        EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+      for (const std::string& part : fault.says) EXPECT_THAT(status, Says(part));
     }
-    EXPECT_THAT(std::string(statuses[0].message()), HasSubstr(absl::StrCat("rank ", odd)));
+    EXPECT_THAT(statuses[0], Says(absl::StrCat("rank ", odd)));
   }
 }
 
@@ -232,13 +225,10 @@ TEST_P(CreateTest, ACapThatAllRanksExceedGivesTheAdviceOfAPlanOnEveryRank) {
   Config config = ConfigFor(GetParam());
   config.ebb.device_memory = 4096;
   const absl::Status alone = PredictMemory(model, GetParam().world, config).status();
-  EXPECT_EQ(alone.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(alone.message()), HasSubstr(": raise it, or take "));
-  std::vector<absl::Status> statuses(static_cast<size_t>(GetParam().world));
-  RunThreads(GetParam().world, [&](World world) {
-    return statuses[static_cast<size_t>(world.rank())] =
-               Engine::Create(world, Device::Cpu(1), model, config).status();
-  }).IgnoreError();
+  EXPECT_THAT(alone, StatusIs(absl::StatusCode::kResourceExhausted, ": raise it, or take "));
+  const std::vector<absl::Status> statuses = StatusesOnThreads(GetParam().world, [&](World world) {
+    return Engine::Create(world, Device::Cpu(1), model, config).status();
+  });
   for (const absl::Status& status : statuses) EXPECT_EQ(status, alone);
 }
 
@@ -270,7 +260,7 @@ class AdvisedStatusTest : public ::testing::Test {
                                          });
           return absl::OkStatus();
         });
-    EXPECT_TRUE(run.ok()) << run;
+    EXPECT_OK(run);
     return statuses;
   }
 
@@ -299,7 +289,7 @@ TEST_F(AdvisedStatusTest, OneRankOfEachCauseSearchesAndSendsTheAdvice) {
 
 TEST_F(AdvisedStatusTest, WithoutAnErrorOfThatKindNoRankSearches) {
   const Advise none = [](int, Communicator&) { return std::string("ask"); };
-  for (const absl::Status& status : Agreed({{{}, 7}, {{}, 7}}, none)) EXPECT_TRUE(status.ok());
+  for (const absl::Status& status : Agreed({{{}, 7}, {{}, 7}}, none)) EXPECT_OK(status);
   EXPECT_EQ(Agreed({{{}, 7}, {absl::AbortedError("gone")}}, none)[0],
             absl::AbortedError("rank 1: gone"));
   EXPECT_EQ(searches_, 0);
@@ -408,14 +398,7 @@ std::vector<Deviation> Deviations() {
 }
 
 class StepAgreementTest : public ::testing::TestWithParam<Setting> {};
-std::vector<Setting> SeveralRanks() {
-  std::vector<Setting> settings;
-  for (const Setting& setting : WorldsAndStages()) {
-    if (setting.world > 1) settings.push_back(setting);
-  }
-  return settings;
-}
-INSTANTIATE_TEST_SUITE_P(Cells, StepAgreementTest, ::testing::ValuesIn(SeveralRanks()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Cells, StepAgreementTest, ::testing::ValuesIn(WorldsAndStages()), NameOf);
 
 // Either nothing has been updated and the step is as if it had not been, or the engine has failed.
 TEST_P(StepAgreementTest, NamesTheFirstDifferenceOnEveryRank) {
@@ -428,46 +411,41 @@ TEST_P(StepAgreementTest, NamesTheFirstDifferenceOnEveryRank) {
         RunScript(setting, model, config,
                   [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); },
                   {.step = one_round});
-    ASSERT_TRUE(agreed.status.ok()) << agreed.status;
+    ASSERT_OK(agreed.status);
     for (const Deviation& deviation : Deviations()) {
       const int odd = setting.world - 1;
       SCOPED_TRACE(::testing::Message() << deviation.name << ", " << setting);
       std::vector<absl::Status> differs(static_cast<size_t>(setting.world));
-      const absl::Status run = RunEngines(
-          setting, model, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-            bool failed = false;
-            for (int number = 0; number < 3; ++number) {
-              trainer.BeginStep(number, nullptr);
-              if (number == 1) {
-                const bool is_odd = trainer.rank() == odd;
-                Step step = engine.BeginStep(is_odd ? deviation.options : kOneRound);
-                if (is_odd) {
-                  deviation.script(trainer, step);
-                } else {
-                  trainer.Round(step);
-                }
-                const absl::Status status = differs[static_cast<size_t>(trainer.rank())] =
-                    FinishAndReport(engine, step);
-                failed = status.message().find("the engine has failed") != absl::string_view::npos;
-                EXPECT_EQ(engine.Report().status(), status);
-              }
-              Step step = engine.BeginStep(one_round);
+      RunOn(setting, model, config, [&](Engine& engine, ScriptedTrainer& trainer) {
+        bool failed = false;
+        for (int number = 0; number < 3; ++number) {
+          trainer.BeginStep(number, nullptr);
+          if (number == 1) {
+            const bool is_odd = trainer.rank() == odd;
+            Step step = engine.BeginStep(is_odd ? deviation.options : kOneRound);
+            if (is_odd) {
+              deviation.script(trainer, step);
+            } else {
               trainer.Round(step);
-              const absl::Status finished = FinishAndReport(engine, step);
-              EXPECT_EQ(finished.ok(), !failed || number == 0) << finished;
             }
-            if (!failed) {
-              EXPECT_EQ(*GatherAll(engine, model, StateClass::kMaster), agreed.masters);
-            }
-            return absl::OkStatus();
-          });
-      EXPECT_TRUE(run.ok()) << run;
+            const absl::Status status = differs[static_cast<size_t>(trainer.rank())] =
+                FinishAndReport(engine, step);
+            failed = status.message().find("the engine has failed") != absl::string_view::npos;
+            EXPECT_EQ(engine.Report().status(), status);
+          }
+          Step step = engine.BeginStep(one_round);
+          trainer.Round(step);
+          const absl::Status finished = FinishAndReport(engine, step);
+          EXPECT_EQ(finished.ok(), !failed || number == 0) << finished;
+        }
+        if (!failed) {
+          EXPECT_EQ(*GatherAll(engine, model, StateClass::kMaster), agreed.masters);
+        }
+      });
       for (const absl::Status& status : differs) {
-        EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-        EXPECT_THAT(std::string(status.message()),
-                    AllOf(HasSubstr("rank 0"), HasSubstr(absl::StrCat("rank ", odd))));
-        for (const std::string& part : deviation.says)
-          EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+        EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition, "rank 0",
+                                     absl::StrCat("rank ", odd)));
+        for (const std::string& part : deviation.says) EXPECT_THAT(status, Says(part));
       }
     }
   }

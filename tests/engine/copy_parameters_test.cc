@@ -1,13 +1,20 @@
 // Parameters of one engine into another: every value, whatever cuts, keeps and rounds it on either
 // side.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <bit>
+#include <functional>
 
+#include "absl/strings/match.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/copy_side.h"
-#include "tests/engine/snapshot.h"
+#include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
+#include "tests/engine/watched_world.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::copy_parameters_test {
 namespace {
@@ -142,7 +149,7 @@ TEST_P(CopyParametersTest, EveryValueArrives) {
                                           << to.shard_group << ", case " << number);
         const absl::Status status =
             RunThreads(world, [&](World w) { return CopyAndCompare(w, from, to); });
-        ASSERT_TRUE(status.ok()) << status;
+        ASSERT_OK(status);
         ASSERT_FALSE(HasFailure());
       }
     }
@@ -157,22 +164,20 @@ TEST_P(CopyParametersTest, TrainingGoesOnFromTheCopy) {
     const Side to{.model = ScriptedModel(),
                   .setting = {.world = GetParam(), .stage = stage},
                   .dtype = DType::kBFloat16};
-    const absl::Status status = RunThreads(GetParam(), [&](World world) -> absl::Status {
-      EBB_ASSIGN_OR_RETURN(Engine source, from.Create(world, "source"));
-      EBB_RETURN_IF_ERROR(source.Write(StateClass::kMaster, Normal(0.7f, 99)));
+    OnThreads(GetParam(), [&](World world) {
+      ASSERT_OK_AND_ASSIGN(Engine source, from.Create(world, "source"));
+      ASSERT_OK(source.Write(StateClass::kMaster, Normal(0.7f, 99)));
       Snapshot ends[2];
       for (const bool copies : {false, true}) {
-        EBB_ASSIGN_OR_RETURN(Engine destination, to.Create(world, "destination"));
-        EBB_RETURN_IF_ERROR(Train(destination, to.model, world.rank()));
-        EBB_RETURN_IF_ERROR(copies ? destination.CopyParametersFrom(source)
-                                   : destination.Write(StateClass::kMaster, Normal(0.7f, 99)));
-        for (int n = 0; n < 2; ++n) EBB_RETURN_IF_ERROR(Train(destination, to.model, world.rank()));
-        EBB_ASSIGN_OR_RETURN(ends[copies], TakeSnapshot(destination, to.model));
+        ASSERT_OK_AND_ASSIGN(Engine destination, to.Create(world, "destination"));
+        ASSERT_OK(Train(destination, to.model, world.rank()));
+        ASSERT_OK(copies ? destination.CopyParametersFrom(source)
+                         : destination.Write(StateClass::kMaster, Normal(0.7f, 99)));
+        for (int n = 0; n < 2; ++n) ASSERT_OK(Train(destination, to.model, world.rank()));
+        ASSERT_OK_AND_ASSIGN(ends[copies], TakeSnapshot(destination, to.model));
       }
       EXPECT_EQ(ends[0], ends[1]);
-      return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
   }
 }
 
@@ -193,13 +198,13 @@ TEST_P(CopyParametersTest, HalvesAreRoundedAwayFromZero) {
                   .setting = {.world = GetParam(), .stage = 3},
                   .dtype = DType::kBFloat16,
                   .shard_group = 1};
-    const absl::Status status = RunThreads(GetParam(), [&](World world) -> absl::Status {
-      EBB_ASSIGN_OR_RETURN(Engine source, from.Create(world, "source"));
-      EBB_ASSIGN_OR_RETURN(Engine destination, to.Create(world, "destination"));
-      EBB_RETURN_IF_ERROR(source.Write(StateClass::kMaster, halves));
-      EBB_RETURN_IF_ERROR(destination.CopyParametersFrom(source));
-      EBB_ASSIGN_OR_RETURN(const ParameterValues shown, Shown(destination, to.model));
-      EBB_ASSIGN_OR_RETURN(const ParameterValues values,
+    OnThreads(GetParam(), [&](World world) {
+      ASSERT_OK_AND_ASSIGN(Engine source, from.Create(world, "source"));
+      ASSERT_OK_AND_ASSIGN(Engine destination, to.Create(world, "destination"));
+      ASSERT_OK(source.Write(StateClass::kMaster, halves));
+      ASSERT_OK(destination.CopyParametersFrom(source));
+      ASSERT_OK_AND_ASSIGN(const ParameterValues shown, Shown(destination, to.model));
+      ASSERT_OK_AND_ASSIGN(const ParameterValues values,
                            GatherAll(source, from.model, StateClass::kMaster));
       for (size_t q = 0; q < shown.size(); ++q) {
         for (size_t p = 0; p < values.size(); ++p) {
@@ -210,9 +215,7 @@ TEST_P(CopyParametersTest, HalvesAreRoundedAwayFromZero) {
           EXPECT_NE(shown[q], values[p]);
         }
       }
-      return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
   }
 }
 
@@ -233,18 +236,16 @@ TEST_P(CopyParametersTest, TheSourcesUpdatesComeFirst) {
   const Side from{.model = LargeModel(), .setting = {.world = GetParam(), .stage = 3}};
   const Side to{.model = LargeModel(),
                 .setting = {.world = GetParam(), .stage = GetParam() == 1 ? 0 : 2}};
-  const absl::Status status = RunThreads(GetParam(), [&](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Engine source, from.Create(world, "source"));
-    EBB_ASSIGN_OR_RETURN(Engine destination, to.Create(world, "destination"));
-    EBB_RETURN_IF_ERROR(Train(source, from.model, world.rank()));
-    EBB_RETURN_IF_ERROR(destination.CopyParametersFrom(source));
+  OnThreads(GetParam(), [&](World world) {
+    ASSERT_OK_AND_ASSIGN(Engine source, from.Create(world, "source"));
+    ASSERT_OK_AND_ASSIGN(Engine destination, to.Create(world, "destination"));
+    ASSERT_OK(Train(source, from.model, world.rank()));
+    ASSERT_OK(destination.CopyParametersFrom(source));
     std::vector<float> here(kLargeElements), there(kLargeElements);
-    EBB_RETURN_IF_ERROR(destination.Gather(kLarge, StateClass::kMaster, here));
-    EBB_RETURN_IF_ERROR(source.Gather(kLarge, StateClass::kMaster, there));
+    ASSERT_OK(destination.Gather(kLarge, StateClass::kMaster, here));
+    ASSERT_OK(source.Gather(kLarge, StateClass::kMaster, there));
     EXPECT_TRUE(here == there);
-    return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(CopyParameters, StagingIsBoundedCountedAndGivenBack) {
@@ -253,10 +254,10 @@ TEST(CopyParameters, StagingIsBoundedCountedAndGivenBack) {
   const Side from{.model = model, .setting = {.world = 2, .stage = 1}};
   Side to{.model = model, .setting = {.world = 2, .stage = 1}, .shard_group = 1};
   for (ParameterSpec& parameter : to.model.parameters) parameter.init = Constant(0);
-  const absl::Status status = RunThreads(2, [&](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Engine source, from.Create(world, "source"));
-    EBB_ASSIGN_OR_RETURN(Engine destination, to.Create(world, "destination"));
-    EBB_RETURN_IF_ERROR(destination.CopyParametersFrom(source));
+  OnThreads(2, [&](World world) {
+    ASSERT_OK_AND_ASSIGN(Engine source, from.Create(world, "source"));
+    ASSERT_OK_AND_ASSIGN(Engine destination, to.Create(world, "destination"));
+    ASSERT_OK(destination.CopyParametersFrom(source));
     bool counted = false;
     for (const MemoryRow& row : destination.memory()) {
       if (row.state != StateClass::kStaging || row.tier != Tier::kCpu) continue;
@@ -266,12 +267,10 @@ TEST(CopyParameters, StagingIsBoundedCountedAndGivenBack) {
     }
     EXPECT_TRUE(counted);
     std::vector<float> here(kLargeElements), there(kLargeElements);
-    EBB_RETURN_IF_ERROR(source.Gather(kLarge, StateClass::kMaster, there));
-    EBB_RETURN_IF_ERROR(destination.Gather(kLarge, StateClass::kMaster, here));
+    ASSERT_OK(source.Gather(kLarge, StateClass::kMaster, there));
+    ASSERT_OK(destination.Gather(kLarge, StateClass::kMaster, here));
     EXPECT_TRUE(here == there);
-    return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(CopyParameters, OtherParametersOfTheSourceAreLeftOut) {
@@ -280,7 +279,156 @@ TEST(CopyParameters, OtherParametersOfTheSourceAreLeftOut) {
   const Side to{.model = Served(), .setting = {.world = 2, .stage = 3}, .dtype = DType::kBFloat16};
   const absl::Status status =
       RunThreads(2, [&](World world) { return CopyAndCompare(world, from, to); });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
+}
+
+// What CopyParametersFrom refuses, before anything is copied, and failures on the way.
+
+// Runs `copy` with two engines on every rank; each rank's status, and the destination's masters are
+// those from before.
+std::vector<absl::Status> Refused(
+    const Side& from, const Side& to,
+    const std::function<absl::Status(Engine& destination, Engine& source, int rank)>& copy) {
+  const int world = from.setting.world;
+  std::vector<absl::Status> statuses(static_cast<size_t>(world));
+  OnThreads(world, [&](World w) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Engine source, from.Create(w, "source"));
+    EBB_ASSIGN_OR_RETURN(Engine destination, to.Create(w, "destination"));
+    EBB_ASSIGN_OR_RETURN(const Snapshot before, TakeSnapshot(destination, to.model));
+    EBB_RETURN_IF_ERROR(source.Write(StateClass::kMaster, Constant(5)));
+    statuses[static_cast<size_t>(w.rank())] = copy(destination, source, w.rank());
+    EBB_ASSIGN_OR_RETURN(const Snapshot after, TakeSnapshot(destination, to.model));
+    EXPECT_EQ(before, after);
+    return Train(destination, to.model, w.rank());  // and it works on
+  });
+  return statuses;
+}
+
+const Side kPlain{.model = ScriptedModel(), .setting = {.world = 2, .stage = 3}};
+
+absl::Status Copy(Engine& destination, Engine& source, int) {
+  return destination.CopyParametersFrom(source);
+}
+
+TEST(CopyRefusal, AMissingNameIsRefusedBeforeAnythingIsCopied) {
+  Side to = kPlain;
+  to.model.Add(UnitId{4}, {.name = "head", .shape = {40}, .init = Constant(1)});
+  for (const absl::Status& status : Refused(kPlain, to, Copy))
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, "'head'"));
+}
+
+TEST(CopyRefusal, AnotherShapeIsRefused) {
+  Side to = kPlain;
+  to.model.parameters[2].shape = {10, 13};
+  for (const absl::Status& status : Refused(kPlain, to, Copy))
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, "'w1'", "[13, 10]"));
+}
+
+TEST(CopyRefusal, FromItselfIsRefused) {
+  for (const absl::Status& status : Refused(kPlain, kPlain, [](Engine&destination, Engine&, int) {
+         return destination.CopyParametersFrom(destination);
+       })) {
+    EXPECT_THAT(status, Says("itself"));
+  }
+}
+
+TEST(CopyRefusal, NotWhileTheDestinationIsInAStep) {
+  for (const absl::Status& status :
+       Refused(kPlain, kPlain, [](Engine&destination, Engine&source, int) {
+         const Step step = destination.BeginStep({.hold_updates = true});
+         return destination.CopyParametersFrom(source);
+       })) {
+    EXPECT_THAT(status, Says("'destination'", "alive"));
+  }
+}
+
+TEST(CopyRefusal, NotWhileTheSourceIsInAnEvaluation) {
+  for (const absl::Status& status :
+       Refused(kPlain, kPlain, [](Engine&destination, Engine&source, int) {
+         const Evaluation evaluation = source.BeginEvaluation();
+         return destination.CopyParametersFrom(source);
+       })) {
+    EXPECT_THAT(status, Says("'source'", "alive"));
+  }
+}
+
+// A rank alone sees the error, and every rank has it.
+TEST(CopyRefusal, AnErrorOfOneRankIsEveryRanks) {
+  Side whole = kPlain;
+  whole.setting.stage = 0;  // its evaluations begin without a gather
+  const std::vector<absl::Status> statuses =
+      Refused(whole, kPlain, [](Engine& destination, Engine& source, int rank) {
+        // Written values spread over the ranks when the first scope opens, which is collective.
+        EBB_RETURN_IF_ERROR(source.BeginEvaluation().Finish().status());
+        Evaluation evaluation = source.BeginEvaluation();
+        if (rank == 0) evaluation = {};
+        return destination.CopyParametersFrom(source);
+      });
+  EXPECT_THAT(statuses[0], Says("rank 1", "alive"));
+  EXPECT_THAT(statuses[1], Says("alive"));
+}
+
+// Any one collective fails on one rank: all ranks have the error, and the destination's values are
+// the old ones or all the new ones, unless it says that it has failed.
+TEST(CopyRefusal, AFailureOnTheWayIsEveryRanks) {
+  Side to = kPlain;
+  to.setting.stage = 2;
+  to.shard_group =
+      1;  // so that half of everything is sent, and parameters that are kept whole follow
+  for (const WatchedCalls::Fault fault : {WatchedCalls::kRefuse, WatchedCalls::kAbort}) {
+    bool failed = true;
+    int64_t call = 0;
+    std::atomic<int> in_the_middle{0};
+    for (; failed; ++call) {
+      SCOPED_TRACE(::testing::Message() << "call " << call << ", fault " << int{fault});
+      ASSERT_LT(call, 100);
+      std::vector<absl::Status> statuses(2);
+      const absl::Status run = RunThreads(2, [&](World world) -> absl::Status {
+        auto calls = std::make_shared<WatchedCalls>();
+        calls->fault = fault;
+        const World watched = Watch(world, calls);
+        EBB_ASSIGN_OR_RETURN(Engine source, kPlain.Create(watched, "source"));
+        EBB_ASSIGN_OR_RETURN(Engine destination, to.Create(watched, "destination"));
+        EBB_RETURN_IF_ERROR(source.Write(StateClass::kMaster, Constant(5)));
+        if (world.rank() == 1) calls->fail_at = calls->calls + call;
+        absl::Status& status = statuses[static_cast<size_t>(world.rank())];
+        status = destination.CopyParametersFrom(source);
+        calls->fail_at = -1;
+        const bool ended = absl::StrContains(status.message(), "ended in the middle");
+        in_the_middle += ended;
+        if (ended) {
+          EXPECT_EQ(destination.BeginStep().Finish(), status);
+          return absl::OkStatus();
+        }
+        return destination.Read(StateClass::kMaster,
+                                [&](const Slice& slice, std::span<const float> values) {
+                                  for (const float value : values)
+                                    EXPECT_EQ(value == 5, status.ok()) << slice.name;
+                                  return absl::OkStatus();
+                                });
+      });
+      // A destination that failed before anything was copied cannot be read either.
+      if (!run.ok()) {
+        EXPECT_THAT(run, Says(kInjected));
+      }
+      EXPECT_EQ(statuses[0].ok(), statuses[1].ok()) << statuses[0] << "\n" << statuses[1];
+      failed = !statuses[1].ok();
+      if (!failed) continue;
+      for (const absl::Status& status : statuses) EXPECT_THAT(status, Says(kInjected));
+    }
+    EXPECT_GT(call, 8);
+    EXPECT_GT(in_the_middle, 0);
+  }
+}
+
+TEST(CopyRefusal, EnginesOfDifferentWorldsAreRefused) {
+  const Side side{.model = ScriptedModel(), .setting = {.world = 1}};
+  absl::StatusOr<Engine> source = side.Create(World::Single(), "source");
+  absl::StatusOr<Engine> destination = side.Create(World::Single(), "destination");
+  ASSERT_OK(source);
+  ASSERT_OK(destination);
+  const absl::Status status = destination->CopyParametersFrom(*source);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition, "different worlds"));
 }
 
 }  // namespace

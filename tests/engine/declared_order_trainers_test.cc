@@ -19,12 +19,10 @@
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
 #include "tests/sharding/random_model.h"
+#include "tests/status.h"
 
 namespace ebb::testing::declared_order_trainers_test {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 constexpr int64_t kBoundaryBytes = 48 * sizeof(float);
 
@@ -139,8 +137,8 @@ class DeclaredTrainer {
 };
 
 class DeclaredOrdersTest : public ::testing::TestWithParam<Setting> {};
-INSTANTIATE_TEST_SUITE_P(Cells, DeclaredOrdersTest, ::testing::ValuesIn(WorldsAndStages({1, 2})),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Cells, DeclaredOrdersTest,
+                         ::testing::ValuesIn(WorldsAndStages({.world = 1, .stage = 1})), NameOf);
 
 TEST_P(DeclaredOrdersTest, GiveTheNumbersOfTheModelWithoutOne) {
   Scratch scratch;
@@ -172,7 +170,7 @@ TEST_P(DeclaredOrdersTest, GiveTheNumbersOfTheModelWithoutOne) {
           for (int round = 0; round < step.rounds(); ++round) trainer.Round(step, without);
         },
         options);
-    ASSERT_TRUE(right.status.ok()) << right.status;
+    ASSERT_OK(right.status);
     options.shown = &right.shown;
     if (owns_boundaries && setting.stage > 0)
       config.ebb.offload_activations =
@@ -186,7 +184,7 @@ TEST_P(DeclaredOrdersTest, GiveTheNumbersOfTheModelWithoutOne) {
                 .Run(step);
           },
           options);
-      ASSERT_TRUE(run.status.ok()) << run.status;
+      ASSERT_OK(run.status);
       ASSERT_EQ(run.masters, right.masters) << (deviates ? "deviates" : "as declared");
       if (!deviates) {
         EXPECT_EQ(Occurrences(run.log, "declared order"), 0) << run.log;
@@ -207,9 +205,8 @@ TEST(DeclaredOrderTest, ARecomputeThatIsLeftOutIsAnErrorWhereItWritesABoundary) 
                   [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); });
     EXPECT_EQ(run.status.ok(), !owns_boundaries) << run.status;
     if (owns_boundaries) {
-      EXPECT_THAT(std::string(run.status.message()),
-                  AllOf(HasSubstr("Backward('u0') where the declared order has Recompute('u3')"),
-                        HasSubstr("Visit::output_bytes")));
+      EXPECT_THAT(run.status, Says("Backward('u0') where the declared order has Recompute('u3')",
+                                   "Visit::output_bytes"));
     } else {
       EXPECT_EQ(Occurrences(run.log, "declared order"), 0) << run.log;
     }
@@ -221,7 +218,7 @@ TEST(DeclaredOrderTest, ARecomputeThatIsNotDeclaredShowsTheUnit) {
   const Setting setting{.world = 2, .stage = 3};
   const Script declared = [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); };
   const ScriptRun right = RunScript(setting, ScriptedModel(), ConfigFor(setting), declared);
-  ASSERT_TRUE(right.status.ok()) << right.status;
+  ASSERT_OK(right.status);
   ScriptOptions options;
   options.shown = &right.shown;
   const ScriptRun run = RunScript(
@@ -233,10 +230,24 @@ TEST(DeclaredOrderTest, ARecomputeThatIsNotDeclaredShowsTheUnit) {
         for (int visit = 4; visit >= 0; --visit) trainer.Backward(step, visit);
       },
       options);
-  EXPECT_TRUE(run.status.ok()) << run.status;
+  EXPECT_OK(run.status);
   EXPECT_EQ(run.masters, right.masters);
   EXPECT_EQ(Occurrences(run.log, "Recompute('u1') where the declared order has Backward('u4')"), 1)
       << run.log;
+}
+
+TEST(DeclaredOrderTest, AGradientOfAVisitThatHasNoneIsAnErrorThatNamesTheVisit) {
+  ModelSpec model = ScriptedModel();
+  model.forward.push_back({.unit = UnitId{1}, .gradients = false});
+  const Setting setting{.world = 1, .stage = 3};
+  RunOn(setting, model, ConfigFor(setting), [](Engine& engine, ScriptedTrainer& trainer) {
+    Step step = engine.BeginStep();
+    trainer.ForwardAll(step);
+    trainer.Forward(step, 1);
+    step.Backward(UnitId{1}).gradient(ParameterId{2});
+    EXPECT_THAT(step.Finish(), Says("the gradient of parameter 'w1' in Backward('u1'), visit 6",
+                                    "Visit::gradients"));
+  });
 }
 
 }  // namespace

@@ -35,6 +35,8 @@
 #include "tests/offload/locked_memory.h"
 #include "tests/offload/ordinary_user.h"
 #include "tests/offload/scratch.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::denied_swap_test {
 namespace {
@@ -69,7 +71,7 @@ TEST(DeniedSwapTest, ThreadsReplaceIoUringWithTheSameBitsAndOneLogLine) {
     for (size_t i = 0; i < denied.size(); ++i) {
       const Config config = DeviceConfig(kTimings[i]);
       const auto on_device = Trained(config), allowed = Trained(OnNvme(config, scratch.path()));
-      ASSERT_TRUE(denied[i].ok()) << denied[i].status();
+      ASSERT_OK(denied[i]);
       ASSERT_TRUE(on_device.ok() && allowed.ok()) << on_device.status() << allowed.status();
       EXPECT_EQ(*denied[i], *on_device);
       EXPECT_EQ(*denied[i], *allowed);
@@ -86,19 +88,16 @@ TEST(DeniedSwapTest, IoUringThatIsAskedForIsAnErrorOfCreateOnEveryRank) {
   const Scratch scratch;
   Config config = OnNvme(DeviceConfig(Timing::kLate), scratch.path());
   config.ebb.io_backend = IoBackend::kUring;
-  std::vector<absl::Status> statuses(kWorld);
+  std::vector<absl::Status> statuses;
   const bool ran = RunRefused(kRefusal, [&] {
-    RunThreads(kWorld, [&](World world) {
-      return statuses[static_cast<size_t>(world.rank())] =
-                 Engine::Create(world, Device::Cpu(1), ToyModel({}).spec(), config).status();
-    }).IgnoreError();
+    statuses = StatusesOnThreads(kWorld, [&](World world) {
+      return Engine::Create(world, Device::Cpu(1), ToyModel({}).spec(), config).status();
+    });
   });
   if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
-  for (const absl::Status& status : statuses) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("io_uring"), HasSubstr("ebb.io_backend \"auto\"")));
-  }
+  for (const absl::Status& status : statuses)
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition, "io_uring",
+                                 "ebb.io_backend \"auto\""));
   EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
 }
 
@@ -152,10 +151,9 @@ TEST(DeniedSwapTest, RingsThatAreRefusedForEverEndAStepAndACreateTogether) {
       }
       return absl::OkStatus();
     }).IgnoreError();
-    RunThreads(kWorld, [&](World world) {
-      return creates[static_cast<size_t>(world.rank())] =
-                 Engine::Create(world, Device::Cpu(1), ToyModel({}).spec(), config).status();
-    }).IgnoreError();
+    creates = StatusesOnThreads(kWorld, [&](World world) {
+      return Engine::Create(world, Device::Cpu(1), ToyModel({}).spec(), config).status();
+    });
     reads = false;
     reader.join();
   });

@@ -13,7 +13,9 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/comm/processes.h"
-#include "tests/engine/snapshot.h"
+#include "tests/engine/scripted.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::engine_calls_test {
 namespace {
@@ -90,7 +92,7 @@ using Run = absl::Status (*)(int ranks, std::function<absl::Status(World)> body)
 std::vector<absl::Status> Disagree(Run run, const Setting& setting, int odd, const Act& its,
                                    const Act& rest) {
   Results seen;
-  const absl::Status ran = run(setting.world, [&](World world) -> absl::Status {
+  ExpectOk(run(setting.world, [&](World world) -> absl::Status {
     const ModelSpec model = ScriptedModel();
     const Config config = ConfigFor(setting);
     EBB_ASSIGN_OR_RETURN(Engine policy,
@@ -114,8 +116,7 @@ std::vector<absl::Status> Disagree(Run run, const Setting& setting, int odd, con
     if (status.ok()) status = (world.rank() == odd ? its : rest).run(trainer);
     seen.Set(world.rank(), status);
     return absl::OkStatus();
-  });
-  EXPECT_TRUE(ran.ok()) << ran;
+  }));
   return seen.Take(setting.world);
 }
 
@@ -172,13 +173,11 @@ TEST_P(EngineCallsTest, ARankThatEndsWhileOthersGoOnIsNamed) {
     SCOPED_TRACE(rest.name);
     const std::vector<absl::Status> statuses =
         Disagree(run, setting, setting.world - 1, ends, rest);
-    EXPECT_TRUE(statuses.back().ok()) << statuses.back();
+    EXPECT_OK(statuses.back());
     for (int rank = 0; rank < setting.world - 1; ++rank) {
       const absl::Status& status = statuses[static_cast<size_t>(rank)];
-      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-      EXPECT_THAT(
-          std::string(status.message()),
-          AllOf(HasSubstr(absl::StrCat("rank ", setting.world - 1)), HasSubstr("has left")));
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable,
+                                   absl::StrCat("rank ", setting.world - 1), "has left"));
     }
   }
 }
@@ -186,7 +185,7 @@ TEST_P(EngineCallsTest, ARankThatEndsWhileOthersGoOnIsNamed) {
 // Each rank creates it anew when it has heard of the error, some sooner than others.
 TEST_P(EngineCallsTest, AfterAnErrorRanksMayMakeOtherCalls) {
   const auto& [name, run, setting] = GetParam();
-  const absl::Status ran = run(setting.world, [&](World world) -> absl::Status {
+  ExpectOk(run(setting.world, [&](World world) -> absl::Status {
     const ModelSpec model = ScriptedModel();
     Config config = ConfigFor(setting);
     const auto create = [&] { return Engine::Create(world, Device::Cpu(1), model, config); };
@@ -197,8 +196,7 @@ TEST_P(EngineCallsTest, AfterAnErrorRanksMayMakeOtherCalls) {
     EBB_ASSIGN_OR_RETURN(Engine engine, create());
     ScriptedTrainer trainer(model, world.rank());
     return TrainStep(engine, trainer, 0);
-  });
-  EXPECT_TRUE(ran.ok()) << ran;
+  }));
 }
 
 // All have had an error from the same call, so they are where they would be without it.
@@ -206,7 +204,7 @@ TEST_P(EngineCallsTest, AfterAnErrorOfTheSameCallRanksAreComparedAgain) {
   const auto& [name, run, setting] = GetParam();
   const int odd = setting.world - 1;
   Results seen;
-  const absl::Status ran = run(setting.world, [&](World world) -> absl::Status {
+  ExpectOk(run(setting.world, [&](World world) -> absl::Status {
     const ModelSpec model = ScriptedModel();
     Config config = ConfigFor(setting);
     config.ebb.timeout_seconds = 20;
@@ -225,14 +223,134 @@ TEST_P(EngineCallsTest, AfterAnErrorOfTheSameCallRanksAreComparedAgain) {
       status = world.rank() == odd ? Evaluate(engine) : TrainStep(engine, trainer, 1);
     seen.Set(world.rank(), status);
     return absl::OkStatus();
+  }));
+  for (const absl::Status& status : seen.Take(setting.world))
+    EXPECT_THAT(status,
+                StatusIs(absl::StatusCode::kFailedPrecondition, "ranks do different things",
+                         "began a step", absl::StrCat("rank ", odd, " began an evaluation")));
+}
+
+// Ranks that call different things of one engine, among them Suspend, Resume, CopyParametersFrom or
+// SetTrainingState: every rank gets a Status that says so, and none waits for the time-out.
+
+struct BarrierAct {
+  const char* name;
+  const char* said;    // about a rank that calls it, if all ranks enter the barrier
+  const char* called;  // the same, if some do not
+  std::function<absl::Status(Engine& engine, Engine& other, ScriptedTrainer& trainer)> run;
+  bool enters = true;
+};
+
+const BarrierAct kCalls[] = {
+    {"Suspend", "calls Suspend", "called Suspend",
+     [](Engine& engine, Engine&, ScriptedTrainer&) { return engine.Suspend(); }},
+    {"Resume", "calls Resume", "called Resume",
+     [](Engine& engine, Engine&, ScriptedTrainer&) { return engine.Resume(); }},
+    {"Copy", "calls CopyParametersFrom", "copied parameters into it",
+     [](Engine& engine, Engine& other, ScriptedTrainer&) {
+       return engine.CopyParametersFrom(other);
+     }},
+    {"SetTrainingState", "calls SetTrainingState", "called SetTrainingState",
+     [](Engine& engine, Engine&, ScriptedTrainer&) {
+       return engine.SetTrainingState(TrainingState());
+     }},
+    {"Agree", "calls Agree", "called Agree",
+     [](Engine& engine, Engine&, ScriptedTrainer&) { return engine.Agree(absl::OkStatus()); }},
+};
+const BarrierAct kOthers[] = {
+    {"Step", "", "began a step",
+     [](Engine& engine, Engine&, ScriptedTrainer& trainer) {
+       return TrainStep(engine, trainer, 1);
+     },
+     /*enters=*/false},
+    {"Evaluation", "", "began an evaluation",
+     [](Engine& engine, Engine&, ScriptedTrainer&) {
+       Evaluation evaluation = engine.BeginEvaluation();
+       for (int unit : kScriptedUnits) evaluation.Forward(UnitId{unit});
+       return evaluation.Finish().status();
+     },
+     /*enters=*/false},
+    kCalls[0],
+    kCalls[1],
+    kCalls[2],
+    kCalls[3],
+    kCalls[4],
+};
+
+// Every rank's status of its call. Rank `odd` makes another call than the rest.
+std::vector<absl::Status> DisagreeAtBarrier(const Setting& setting, int odd, const BarrierAct& its,
+                                            const BarrierAct& rest) {
+  const ModelSpec model = ScriptedModel();
+  const Config config = ConfigFor(setting);
+  std::vector<absl::Status> statuses(static_cast<size_t>(setting.world));
+  OnThreads(setting.world, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Engine engine,
+                         Engine::Create(world, Device::Cpu(1), model, config, {.name = "policy"}));
+    EBB_ASSIGN_OR_RETURN(Engine other, Engine::Create(world, Device::Cpu(1), model, config));
+    ScriptedTrainer trainer(model, world.rank());
+    EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
+    // Otherwise a rank that is still in the first step learns of the difference there.
+    EBB_RETURN_IF_ERROR(world.MeetOnHost());
+    absl::Status& status = statuses[static_cast<size_t>(world.rank())];
+    status = (world.rank() == odd ? its : rest).run(engine, other, trainer);
+    if (its.enters && rest.enters) {
+      // They have met, and nothing has happened.
+      EXPECT_OK(engine.Suspend());
+      EXPECT_OK(engine.Resume());
+      return TrainStep(engine, trainer, 1);
+    }
+    // What the ranks computed went apart, for good: a later call says the same.
+    EXPECT_EQ(engine.Suspend(), status);
+    EXPECT_EQ(TrainStep(engine, trainer, 2), status);
+    return absl::OkStatus();
   });
-  EXPECT_TRUE(ran.ok()) << ran;
-  for (const absl::Status& status : seen.Take(setting.world)) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("ranks do different things"), HasSubstr("began a step"),
-                      HasSubstr(absl::StrCat("rank ", odd, " began an evaluation"))));
+  return statuses;
+}
+
+class CallBarrierTest : public ::testing::TestWithParam<Setting> {};
+INSTANTIATE_TEST_SUITE_P(Cells, CallBarrierTest,
+                         ::testing::Values(Setting{.world = 2, .stage = 0},
+                                           Setting{.world = 2, .stage = 3},
+                                           Setting{.world = 3, .stage = 1},
+                                           Setting{.world = 4, .stage = 3}),
+                         NameOf);
+
+TEST_P(CallBarrierTest, RanksThatDisagreeAllGetAStatus) {
+  for (const BarrierAct& call : kCalls) {
+    for (const BarrierAct& other : kOthers) {
+      if (std::string(call.name) == other.name) continue;
+      for (const bool swapped : {false, true}) {
+        const BarrierAct &its = swapped ? other : call, &rest = swapped ? call : other;
+        const int odd = GetParam().world - 1;
+        SCOPED_TRACE(::testing::Message() << its.name << " on one rank, " << rest.name);
+        const bool all_enter = its.enters && rest.enters;
+        for (const absl::Status& status : DisagreeAtBarrier(GetParam(), odd, its, rest))
+          EXPECT_THAT(status,
+                      StatusIs(absl::StatusCode::kFailedPrecondition,
+                               "ranks do different things with the engine 'policy'",
+                               absl::StrCat("rank 0 ", all_enter ? rest.said : rest.called),
+                               absl::StrCat("rank ", odd, " ", all_enter ? its.said : its.called)));
+      }
+    }
   }
+}
+
+TEST_P(CallBarrierTest, RanksThatCopyFromDifferentEnginesAllGetAStatus) {
+  const ModelSpec model = ScriptedModel();
+  const Config config = ConfigFor(GetParam());
+  OnThreads(GetParam().world, [&](World world) {
+    std::vector<Engine> engines;
+    for (const char* name : {"policy", "reference", "rollout"}) {
+      ASSERT_OK_AND_ASSIGN(Engine engine,
+                           Engine::Create(world, Device::Cpu(1), model, config, {.name = name}));
+      engines.push_back(std::move(engine));
+    }
+    const absl::Status status = engines[2].CopyParametersFrom(engines[world.rank() == 1]);
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                 "into the engine 'rollout' from different engines", "rank 1"));
+    // Both sources, and the destination, work on.
+    for (Engine& engine : engines) EXPECT_OK(engine.Suspend());
+  });
 }
 
 }  // namespace

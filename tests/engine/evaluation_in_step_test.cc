@@ -10,14 +10,15 @@
 #include <vector>
 
 #include "ebb/runtime/config/status_macros.h"
-#include "tests/engine/snapshot.h"
+#include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::evaluation_in_step_test {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // A walk: every parameter equals the one that the step shows, and the sum is that of all ranks.
@@ -99,30 +100,31 @@ class EvaluationInStepTest : public ::testing::TestWithParam<Setting> {
                                                 trainer.Round(step);
                                             },
                                             {.step = kExactStep});
-          ASSERT_TRUE(right.status.ok()) << right.status;
+          ASSERT_OK(right.status);
           check(setting, config, right);
         }
       }
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(Cells, EvaluationInStepTest, ::testing::ValuesIn(WorldsAndStages({1, 2})),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Cells, EvaluationInStepTest,
+                         ::testing::ValuesIn(WorldsAndStages({.world = 1, .stage = 1})), NameOf);
 
 TEST_P(EvaluationInStepTest, BetweenRoundsChangesNoBit) {
-  ForConfigs(/*rounds=*/3, kTimings,
-             [](const Setting& setting, const Config& config, const ScriptRun& right) {
-               const auto masters = TrainWith(
-                   setting, config, right.shown,
-                   [&](Engine& engine, const ScriptedTrainer& trainer, int point) {
-                     const bool between_rounds = point % kScopes == 0 && point < 3 * kScopes;
-                     return between_rounds
-                                ? Evaluate(engine, trainer, setting.world, 1 + point / kScopes)
-                                : absl::OkStatus();
-                   });
-               ASSERT_TRUE(masters.ok()) << masters.status();
-               EXPECT_EQ(*masters, right.masters);
-             });
+  ForConfigs(
+      /*rounds=*/3, kTimings,
+      [](const Setting& setting, const Config& config, const ScriptRun& right) {
+        ASSERT_OK_AND_ASSIGN(
+            const auto masters,
+            TrainWith(setting, config, right.shown,
+                      [&](Engine& engine, const ScriptedTrainer& trainer, int point) {
+                        const bool between_rounds = point % kScopes == 0 && point < 3 * kScopes;
+                        return between_rounds
+                                   ? Evaluate(engine, trainer, setting.world, 1 + point / kScopes)
+                                   : absl::OkStatus();
+                      }));
+        EXPECT_EQ(masters, right.masters);
+      });
 }
 
 // Late updates leave the parameters unchanged until Finish, early ones until the last backward.
@@ -130,16 +132,18 @@ TEST_P(EvaluationInStepTest, BetweenAnyScopesChangesNoBit) {
   ForConfigs(/*rounds=*/2, kTimings,
              [](const Setting& setting, const Config& config, const ScriptRun& right) {
                for (const int every : {1, 5}) {
-                 const auto masters = TrainWith(
-                     setting, config, right.shown,
-                     [&](Engine& engine, const ScriptedTrainer& trainer, int point) {
-                       const bool early = setting.timing == Timing::kEarly;
-                       const bool may = point <= kScopes + (early ? kScriptedVisits : kScopes);
-                       return may && point % every == 0 ? Evaluate(engine, trainer, setting.world)
-                                                        : absl::OkStatus();
-                     });
-                 ASSERT_TRUE(masters.ok()) << masters.status();
-                 EXPECT_EQ(*masters, right.masters);
+                 ASSERT_OK_AND_ASSIGN(
+                     const auto masters,
+                     TrainWith(setting, config, right.shown,
+                               [&](Engine& engine, const ScriptedTrainer& trainer, int point) {
+                                 const bool early = setting.timing == Timing::kEarly;
+                                 const bool may =
+                                     point <= kScopes + (early ? kScriptedVisits : kScopes);
+                                 return may && point % every == 0
+                                            ? Evaluate(engine, trainer, setting.world)
+                                            : absl::OkStatus();
+                               }));
+                 EXPECT_EQ(masters, right.masters);
                }
              });
 }
@@ -157,7 +161,7 @@ TEST_P(EvaluationInStepTest, DroppedInTheMiddleOfAWalkChangesNoBit) {
                                               kScriptedUnits[visit]);
                                return absl::OkStatus();
                              });
-               ASSERT_TRUE(masters.ok()) << masters.status();
+               ASSERT_OK(masters);
                EXPECT_EQ(*masters, right.masters);
              });
 }
@@ -166,15 +170,13 @@ TEST_P(EvaluationInStepTest, AfterAnEarlyUpdateIsAnError) {
   Setting setting = GetParam();
   setting.timing = Timing::kEarly;
   RunOn(setting, ScriptedModel(), ConfigFor(setting),
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+        [&](Engine& engine, ScriptedTrainer& trainer) {
           trainer.BeginStep(0, nullptr);
           Step step = engine.BeginStep(kExactStep);
           trainer.Round(step);
           EXPECT_FALSE(engine.BeginEvaluation(1).Finish().ok());
-          EXPECT_THAT(std::string(step.Finish().message()),
-                      AllOf(HasSubstr("BeginEvaluation in a Step after the update of unit"),
-                            HasSubstr("ebb.asynchronous_step")));
-          return absl::OkStatus();
+          EXPECT_THAT(step.Finish(), Says("BeginEvaluation in a Step after the update of unit",
+                                          "ebb.asynchronous_step"));
         });
 }
 
@@ -196,7 +198,7 @@ TEST_P(EvaluationInStepTest, CallsOfTheStepWhileItIsAliveAreErrors) {
        [](Engine& engine, Step& step) {
          Evaluation evaluation = engine.BeginEvaluation(1), second = engine.BeginEvaluation(1);
          const absl::StatusOr<double> finished = evaluation.Finish();
-         EXPECT_THAT(std::string(finished.status().message()), HasSubstr("while another"));
+         EXPECT_THAT(finished.status(), Says("while another"));
          step.Forward(UnitId{99});  // so that the step fails too
        }},
       {"BeginEvaluation while Forward('u0') of a Step of the same engine is open",
@@ -205,7 +207,7 @@ TEST_P(EvaluationInStepTest, CallsOfTheStepWhileItIsAliveAreErrors) {
          EXPECT_FALSE(engine.BeginEvaluation(1).Finish().ok());
        }}};
   RunOn(GetParam(), ScriptedModel(), ConfigFor(GetParam()),
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+        [&](Engine& engine, ScriptedTrainer& trainer) {
           for (const auto& [says, call] : kWrong) {
             SCOPED_TRACE(says);
             trainer.BeginStep(0, nullptr);
@@ -216,31 +218,29 @@ TEST_P(EvaluationInStepTest, CallsOfTheStepWhileItIsAliveAreErrors) {
               const std::string message(step.Finish().message());
               EXPECT_THAT(message, ::testing::AnyOf(HasSubstr(says), HasSubstr("unit 99")));
             }
-            EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
+            ASSERT_OK(TrainStep(engine, trainer, 0));
           }
-          return absl::OkStatus();
         });
 }
 
 TEST_P(EvaluationInStepTest, AFinishOfTheStepWhileItIsAliveDropsBoth) {
   RunOn(GetParam(), ScriptedModel(), ConfigFor(GetParam()),
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+        [&](Engine& engine, ScriptedTrainer& trainer) {
           trainer.BeginStep(0, nullptr);
           Step step = engine.BeginStep(kExactStep);
           trainer.Round(step);
           Evaluation evaluation = engine.BeginEvaluation(1);
-          EXPECT_THAT(std::string(step.Finish().message()),
-                      HasSubstr("Finish of a Step while an Evaluation in it is alive"));
+          EXPECT_THAT(step.Finish(), Says("Finish of a Step while an Evaluation in it is alive"));
           EXPECT_FALSE(evaluation.Finish().ok());
-          return TrainStep(engine, trainer, 0);
+          ASSERT_OK(TrainStep(engine, trainer, 0));
         });
 }
 
 // A Step that goes before its Evaluation takes that with it.
 TEST_P(EvaluationInStepTest, AStepThatIsDroppedDropsIt) {
   RunOn(GetParam(), ScriptedModel(), ConfigFor(GetParam()),
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          EBB_ASSIGN_OR_RETURN(const Snapshot before, TakeSnapshot(engine, ScriptedModel()));
+        [&](Engine& engine, ScriptedTrainer& trainer) {
+          ASSERT_OK_AND_ASSIGN(const Snapshot before, TakeSnapshot(engine, ScriptedModel()));
           trainer.BeginStep(0, nullptr);
           std::optional<Step> step = engine.BeginStep(kExactStep);
           trainer.Forward(*step, 0);
@@ -248,9 +248,9 @@ TEST_P(EvaluationInStepTest, AStepThatIsDroppedDropsIt) {
           trainer.Look(evaluation.Forward(UnitId{0}), 0);
           step.reset();
           EXPECT_FALSE(evaluation.Finish().ok());
-          EBB_ASSIGN_OR_RETURN(const Snapshot after, TakeSnapshot(engine, ScriptedModel()));
+          ASSERT_OK_AND_ASSIGN(const Snapshot after, TakeSnapshot(engine, ScriptedModel()));
           EXPECT_EQ(before, after);
-          return TrainStep(engine, trainer, 0);
+          ASSERT_OK(TrainStep(engine, trainer, 0));
         });
 }
 
@@ -265,33 +265,31 @@ TEST_P(EvaluationInStepTest, BetweenRoundsLeavesTheEnginesBoundariesAlone) {
     config.gradient_accumulation_steps = 3;
     std::vector<uint32_t> masters[2];
     for (const bool evaluates : {false, true}) {
-      const absl::Status status = RunThreads(GetParam().world, [&](World world) -> absl::Status {
+      OnThreads(GetParam().world, [&](World world) {
         ToyModel model({.boundaries = true});
-        EBB_ASSIGN_OR_RETURN(Engine engine,
+        ASSERT_OK_AND_ASSIGN(Engine engine,
                              Engine::Create(world, Device::Cpu(1), model.spec(), config));
         for (int64_t number = 0; number < 3; ++number) {
-          EBB_ASSIGN_OR_RETURN(const double loss, model.Evaluate(engine, world.rank()));
+          ASSERT_OK_AND_ASSIGN(const double loss, model.Evaluate(engine, world.rank()));
           Step step = engine.BeginStep();
           for (int round = 0; round < step.rounds(); ++round) {
             for (int v = 0; v < model.visits(); ++v) model.Forward(step, v, world.rank(), number);
             for (int v = model.visits(); v-- > 0;) model.Backward(step, v, world.rank(), number);
             if (!evaluates || round + 1 == step.rounds()) continue;
-            EBB_ASSIGN_OR_RETURN(const double again, model.Evaluate(engine, world.rank()));
+            ASSERT_OK_AND_ASSIGN(const double again, model.Evaluate(engine, world.rank()));
             EXPECT_EQ(again, loss);
           }
-          EBB_RETURN_IF_ERROR(step.Finish());
+          ASSERT_OK(step.Finish());
         }
-        EBB_ASSIGN_OR_RETURN(std::vector<uint32_t> bits, MasterBits(engine, model.spec()));
+        ASSERT_OK_AND_ASSIGN(std::vector<uint32_t> bits, MasterBits(engine, model.spec()));
         if (world.rank() == 0) masters[evaluates] = std::move(bits);
         // Within a round they are there.
-        if (!evaluates) return absl::OkStatus();
+        if (!evaluates) return;
         Step step = engine.BeginStep();
         model.Forward(step, 0, world.rank(), 3);
         EXPECT_FALSE(engine.BeginEvaluation(1).Finish().ok());
-        EXPECT_THAT(std::string(step.Finish().message()), HasSubstr("Evaluate between rounds"));
-        return absl::OkStatus();
+        EXPECT_THAT(step.Finish(), Says("Evaluate between rounds"));
       });
-      EXPECT_TRUE(status.ok()) << status;
     }
     EXPECT_FALSE(masters[0].empty());
     EXPECT_EQ(masters[0], masters[1]);

@@ -80,6 +80,12 @@ void Fp64Reference::Update(size_t parameter, const Vector& gradient) {
     UpdateElement(o, gradient[i], w[i], m[i], v[i], average_[parameter][i]);
 }
 
+double Fp64Reference::ScaleOf(const ToyModel::Layer& layer, size_t i) const {
+  if (!layer.scale) return 1;
+  const double value = Of(*layer.scale)[i];
+  return model_.spec()[*layer.scale].compute == DType::kInt8 ? 0.5 + value / 256 : value;
+}
+
 // The loss of one sample; adds its gradients.
 double Fp64Reference::Sample(int rank, int micro_batch, int64_t number, Vectors& gradients) const {
   const size_t n = static_cast<size_t>(model_.width());
@@ -93,7 +99,7 @@ double Fp64Reference::Sample(int rank, int micro_batch, int64_t number, Vectors&
       double sum = layer.bias ? Of(*layer.bias)[o] : 0;
       for (size_t k = 0; k < n; ++k) sum += Of(layer.weight)[o * n + k] * x[at][k];
       t[at][o] = std::tanh(sum);
-      x[at + 1][o] = (layer.scale ? Of(*layer.scale)[o] : 1) * t[at][o];
+      x[at + 1][o] = ScaleOf(layer, o) * t[at][o];
     }
   }
   double loss = 0;
@@ -108,8 +114,7 @@ double Fp64Reference::Sample(int rank, int micro_batch, int64_t number, Vectors&
     const size_t at = static_cast<size_t>(v);
     Vector dx(n);
     for (size_t o = 0; o < n; ++o) {
-      const double scale = layer.scale ? Of(*layer.scale)[o] : 1;
-      const double d = dy[o] * scale * (1 - t[at][o] * t[at][o]);
+      const double d = dy[o] * ScaleOf(layer, o) * (1 - t[at][o] * t[at][o]);
       if (layer.bias) gradients[static_cast<size_t>(*layer.bias)][o] += d;
       for (size_t k = 0; k < n; ++k) {
         gradients[static_cast<size_t>(layer.weight)][o * n + k] += d * x[at][k];

@@ -27,6 +27,7 @@ class Fp64Reference {
 
  private:
   const Vector& Of(ParameterId p) const { return weights_[static_cast<size_t>(p)]; }
+  double ScaleOf(const ToyModel::Layer& layer, size_t i) const;
   double Sample(int rank, int micro_batch, int64_t number, Vectors& gradients) const;
   const OptimizerConfig& OptimizerOf(size_t parameter) const { return optimizers_[parameter]; }
   void Update(size_t parameter, const Vector& gradient);

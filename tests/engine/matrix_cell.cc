@@ -27,7 +27,7 @@ constexpr Rounds kRoundLevels[] = {{1, 1}, {4, 1}, {4, 2}, {4, 4}};
 enum Update : int { kAuto, kLate, kOff, kHeld };
 
 // Optimizers with two states, with one, with one that does not begin with zero, with three; and
-// with norms of whole parameters, with and without other rules beside them.
+// with norms of whole parameters. The large model's biases have other rules beside three of them.
 constexpr OptimizerType kRules[] = {OptimizerType::kAdamW,   OptimizerType::kLion,
                                     OptimizerType::kAdagrad, OptimizerType::kRmsprop,
                                     OptimizerType::kLamb,    OptimizerType::kLars};
@@ -115,7 +115,7 @@ std::span<const AxisLevels> Axes() {
       {"accumulation", {"fp32", "bf16"}},
       {"reduction_group", {"world", "1", "half"}},
       {"shard_group", {"world", "1", "half"}},
-      {"model", {"tied", "frozen first"}},
+      {"model", {"tied", "frozen first", "several dtypes"}},
       {"between", {"nothing", "evaluation", "suspension", "another engine"}},
       {"size", {"small", "large"}},
       {"parameters", {"device", "cpu", "nvme"}},
@@ -128,7 +128,7 @@ std::span<const AxisLevels> Axes() {
       {"disk", {"default", "threads"}},
       {"rule",
        {"AdamW", "Lion, and AdamW of biases", "Adagrad", "centered RMSprop with momentum",
-        "LAMB, and AdamW of biases", "LARS with momentum"}},
+        "LAMB, and Adam of biases", "LARS with momentum, and SGD of biases"}},
       {"reports", {"each step", "last"}},
       {"secondary", {"1", "2", "4"}},
   };
@@ -154,8 +154,9 @@ std::string Cell::Describe() const {
 ToyOptions Cell::MakeModel() const {
   return {.width = kWidths[(*this)[kSize]],
           .frozen_first = (*this)[kModel] == 1,
+          .own_dtypes = (*this)[kModel] == 2,
           .groups = (*this)[kSize] == 1,
-          .boundaries = (*this)[kBoundaries] == 1};
+          .boundaries = (*this)[kBoundaries] == 1 && (*this)[kModel] != 2};
 }
 
 Tier Cell::parameter_tier() const {
@@ -225,9 +226,22 @@ Config Cell::MakeConfig(const std::string& nvme_path) const {
   }
   if (MakeModel().groups) {
     ParameterGroupConfig& bias = config.ebb.parameter_groups["bias"];
-    if (config.optimizer.type == OptimizerType::kLion ||
-        config.optimizer.type == OptimizerType::kLamb) {
-      bias.optimizer = OptimizerConfig();
+    OptimizerConfig own = {.learning_rate = 1e-2};
+    switch (config.optimizer.type) {
+      case OptimizerType::kLamb:
+        own.type = OptimizerType::kAdam;
+        own.decoupled_weight_decay = false;
+        own.weight_decay = 0.1;
+        break;
+      case OptimizerType::kLars:
+        own.type = OptimizerType::kSgd;
+        own.momentum = 0.5;
+        break;
+      default:
+        break;
+    }
+    if (config.optimizer.type == OptimizerType::kLion || own.type != OptimizerType::kAdamW) {
+      bias.optimizer = own;
     } else {
       bias.weight_decay = 0.0;
     }
@@ -317,6 +331,7 @@ bool Cell::IsRedundant() const {
   if ((*this)[kSecondary] != 0 && !has_secondary()) return true;
   if (shard_group() > 0 && (*this)[kReductionGroup] != 0) return true;
   if (world() < 4 && (*this)[kReductionGroup] != 0) return true;
+  if ((*this)[kModel] == 2 && (*this)[kBoundaries] != 0) return true;
   if ((*this)[kParameters] != 0 && parameter_tier() == Tier::kDevice) return true;
   if ((*this)[kOptimizer] != 0 && optimizer_tier() == Tier::kDevice) return true;
   if ((*this)[kMasters] != 0 && (*this)[kDType] != 1) return true;

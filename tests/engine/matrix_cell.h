@@ -33,7 +33,8 @@ enum Axis : int {
   kAccumulation,    // dtype
   kReductionGroup,  // ranks; half: of the world, where that is even
   kShardGroup,      // likewise; at stage 0 the world
-  kModel,           // frozen first: backward ends before the first visit
+  kModel,           // frozen first: backward ends before the first visit. Several dtypes: without
+                    // boundaries of the engine
   kBetween,         // the call after each step
   kSize,            // of a unit; large: shards of several sub-groups
   kParameters,      // tier, at stage 3

@@ -29,6 +29,7 @@
 #include "tests/engine/matrix_cell.h"
 #include "tests/engine/matrix_digests.h"
 #include "tests/sharding/random_model.h"
+#include "tests/status.h"
 
 namespace ebb::testing {
 namespace {
@@ -226,10 +227,9 @@ absl::StatusOr<Fp64Reference::Vectors> FirstMasters(const ToyModel& model, const
 void ExpectNearFp64(const Cell& cell, const Outcome& outcome) {
   const Config config = cell.MakeConfig();
   const ToyModel model(cell.MakeModel());
-  const absl::StatusOr<Fp64Reference::Vectors> first = FirstMasters(model, config);
-  ASSERT_TRUE(first.ok()) << first.status();
+  ASSERT_OK_AND_ASSIGN(const Fp64Reference::Vectors first, FirstMasters(model, config));
   const Precision precision = PrecisionOf(config);
-  Fp64Reference reference(model, config, *first);
+  Fp64Reference reference(model, config, first);
   std::vector<Fp64Reference::Report> reports;
   for (int step = 0; step < kMatrixSteps; ++step) {
     reports.push_back(reference.Step(cell.world(),
@@ -248,11 +248,11 @@ void ExpectNearFp64(const Cell& cell, const Outcome& outcome) {
   if (!FollowsFp64(config)) return;
   double apart = 0, way = 0;
   size_t at = 0;
-  for (size_t p = 0; p < first->size(); ++p) {
-    for (size_t i = 0; i < (*first)[p].size(); ++i, ++at) {
+  for (size_t p = 0; p < first.size(); ++p) {
+    for (size_t i = 0; i < first[p].size(); ++i, ++at) {
       const double expected = reference.weights()[p][i];
       apart += std::pow(std::bit_cast<float>(outcome.state[0][at]) - expected, 2);
-      way += std::pow(expected - (*first)[p][i], 2);
+      way += std::pow(expected - first[p][i], 2);
     }
   }
   EXPECT_LT(std::sqrt(apart / way), precision.later);
@@ -276,10 +276,9 @@ TEST_P(MatrixTest, CellHasTheBitsOfItsReference) {
     SCOPED_TRACE(cell.Describe());
     const absl::StatusOr<Outcome>& reference = ReferenceOutcome(cell);
     ASSERT_TRUE(reference.ok()) << cell.Reference().Describe() << ": " << reference.status();
-    const absl::StatusOr<Outcome> outcome = RunCell(cell);
-    ASSERT_TRUE(outcome.ok()) << outcome.status();
-    ASSERT_EQ(FirstDifference(*outcome, *reference), "");
-    ExpectNearFp64(cell, *outcome);
+    ASSERT_OK_AND_ASSIGN(const Outcome outcome, RunCell(cell));
+    ASSERT_EQ(FirstDifference(outcome, *reference), "");
+    ExpectNearFp64(cell, outcome);
   }
 }
 
@@ -351,8 +350,8 @@ TEST(ShardGroupTest, HasTheMastersOfAWorldWithThatReductionGroup) {
           grouped[kShardGroup] = group;
           SCOPED_TRACE(grouped.Describe());
           const absl::StatusOr<Outcome> expected = RunCell(plain), outcome = RunCell(grouped);
-          ASSERT_TRUE(expected.ok()) << expected.status();
-          ASSERT_TRUE(outcome.ok()) << outcome.status();
+          ASSERT_OK(expected);
+          ASSERT_OK(outcome);
           ASSERT_EQ(outcome->state, expected->state);
         }
       }

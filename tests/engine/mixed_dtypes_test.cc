@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/scripted.h"
-#include "tests/engine/snapshot.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::mixed_dtypes_test {
 namespace {
@@ -30,16 +30,13 @@ ToyOptions SomeModel() {
 struct Cell {
   int world = 2, stage = 3;
   Tier parameters = Tier::kDevice, optimizer = Tier::kDevice;
-  Timing timing = Timing::kLate;
-  int64_t coalesce = 0, prefetch = 1, micro_batches = 1, persistence = 0, shard_group = 0;
-  bool split = false, stochastic = false, nested = false;
-  ReduceAt reduce_at = ReduceAt::kDefault;
+  int64_t coalesce = 0, prefetch = 1, persistence = 0;
+  bool split = false;
 };
 
 Config ConfigOf(const Cell& cell, const std::string& path) {
-  Config config = ConfigFor({.world = cell.world, .stage = cell.stage, .timing = cell.timing});
+  Config config = ConfigFor({.world = cell.world, .stage = cell.stage});
   config.compute = DType::kBFloat16;
-  config.gradient_accumulation_steps = cell.micro_batches;
   config.zero.offload_param.device = cell.parameters;
   config.zero.offload_optimizer.device = cell.optimizer;
   config.zero.offload_param.nvme_paths = config.zero.offload_optimizer.nvme_paths = {path};
@@ -48,27 +45,24 @@ Config ConfigOf(const Cell& cell, const std::string& path) {
   config.zero.sub_group_size = 2048;
   config.ebb.coalesce_bytes = cell.coalesce;
   config.ebb.prefetch_depth = cell.prefetch;
-  config.ebb.shard_group = cell.shard_group;
   config.ebb.split_master = cell.split;
-  config.ebb.stochastic_rounding = cell.stochastic;
-  config.ebb.reduce_at = cell.reduce_at;
   return config;
 }
 
-ParameterValues Train(const Cell& cell, const ToyOptions& options = SomeModel()) {
+ParameterValues Train(const Cell& cell) {
   const Scratch scratch;
   ParameterValues trained;
-  const absl::Status status = RunThreads(cell.world, [&](World world) -> absl::Status {
-    ToyModel model(options);
+  OnThreads(cell.world, [&](World world) {
+    ToyModel model(SomeModel());
     const Config config = ConfigOf(cell, scratch.path());
-    EBB_ASSIGN_OR_RETURN(Engine engine,
+    ASSERT_OK_AND_ASSIGN(Engine engine,
                          Engine::Create(world, Device::Cpu(1), model.spec(), config));
-    EBB_ASSIGN_OR_RETURN(const std::vector<MemoryRow> predicted,
+    ASSERT_OK_AND_ASSIGN(const std::vector<MemoryRow> predicted,
                          PredictMemory(model.spec(), cell.world, config));
     for (int step = 0; step < kSteps; ++step) {
-      EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), step));
-      EBB_RETURN_IF_ERROR(engine.Report().status());
-      if (step == 0) EBB_RETURN_IF_ERROR(model.Evaluate(engine, world.rank()).status());
+      ASSERT_OK(model.Train(engine, world.rank(), step));
+      ASSERT_OK(engine.Report().status());
+      if (step == 0) ASSERT_OK(model.Evaluate(engine, world.rank()).status());
     }
     const bool on_disk = cell.parameters == Tier::kNvme || cell.optimizer == Tier::kNvme;
     std::map<std::pair<StateClass, Tier>, uint64_t> rows;
@@ -84,12 +78,10 @@ ParameterValues Train(const Cell& cell, const ToyOptions& options = SomeModel())
       EXPECT_EQ(row.bytes, row.predicted_bytes) << row.operation;
     for (const TrafficRow& row : engine.traffic())
       EXPECT_EQ(row.bytes, row.predicted_bytes) << Name(row.state) << " " << Name(row.tier);
-    EBB_ASSIGN_OR_RETURN(ParameterValues masters,
+    ASSERT_OK_AND_ASSIGN(ParameterValues masters,
                          GatherAll(engine, model.spec(), StateClass::kMaster));
     if (world.rank() == 0) trained = std::move(masters);
-    return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
   return trained;
 }
 
@@ -99,83 +91,34 @@ ParameterValues InitialBytes(const ModelSpec& model) {
     const ParameterSpec& parameter = model.parameters[p];
     if (parameter.compute != DType::kInt8) continue;
     std::vector<float>& values = all.emplace_back(static_cast<size_t>(Elements(parameter.shape)));
-    EXPECT_TRUE(parameter
-                    .init({.parameter = ParameterId{static_cast<int32_t>(p)},
-                           .name = parameter.name,
-                           .shape = parameter.shape,
-                           .begin = 0,
-                           .end = std::ssize(values)},
-                          values)
-                    .ok());
+    EXPECT_OK(parameter.init({.parameter = ParameterId{static_cast<int32_t>(p)},
+                              .name = parameter.name,
+                              .shape = parameter.shape,
+                              .begin = 0,
+                              .end = std::ssize(values)},
+                             values));
   }
   return all;
 }
 
-// The same bits wherever state lives and whenever it moves.
-TEST(MixedDTypes, TrainToTheSameBitsOverStagesAndTiers) {
+// The matrix has the bits of all worlds, stages, tiers and times of updates.
+TEST(MixedDTypes, TakeThePredictedMemoryAndKeepTheirBytes) {
   using enum Tier;
   const ModelSpec model = ToyModel(SomeModel()).spec();
-  for (const int world : {1, 2, 3}) {
-    const ParameterValues expected = Train({.world = world, .stage = 0});
-    ParameterValues bytes;
-    for (size_t p = 0; p < expected.size(); ++p)
-      if (model.parameters[p].compute == DType::kInt8) bytes.push_back(expected[p]);
-    EXPECT_EQ(bytes, InitialBytes(model));
-    const std::vector<Cell> cells = {
-        {.world = world, .stage = 1},
-        {.world = world, .stage = 2, .optimizer = kCpu},
-        {.world = world, .stage = 3},
-        {.world = world, .stage = 3, .coalesce = 1 << 30, .prefetch = 3},
-        {.world = world, .stage = 3, .persistence = 100},
-        {.world = world, .stage = 3, .parameters = kCpu, .optimizer = kNvme},
-        {.world = world, .stage = 3, .parameters = kNvme, .optimizer = kNvme},
-        {.world = world, .stage = 3, .parameters = kNvme, .optimizer = kNvme, .coalesce = 1 << 30},
-        {.world = world, .stage = 3, .parameters = kNvme, .split = true},
-        {.world = world, .stage = 3, .parameters = kNvme, .optimizer = kNvme, .split = true},
-        {.world = world, .stage = 2, .split = true},
-    };
-    for (size_t i = 0; i < cells.size(); ++i) {
-      SCOPED_TRACE(absl::StrCat("world ", world, ", cell ", i));
-      EXPECT_EQ(Train(cells[i]), expected);
-    }
+  const ParameterValues expected = Train({.stage = 0});
+  ParameterValues bytes;
+  for (size_t p = 0; p < expected.size(); ++p)
+    if (model.parameters[p].compute == DType::kInt8) bytes.push_back(expected[p]);
+  EXPECT_EQ(bytes, InitialBytes(model));
+  const Cell cells[] = {{.stage = 2, .optimizer = kCpu},
+                        {.coalesce = 1 << 30, .prefetch = 3},
+                        {.persistence = 100},
+                        {.parameters = kNvme, .optimizer = kNvme, .coalesce = 1 << 30},
+                        {.parameters = kNvme, .optimizer = kNvme, .split = true}};
+  for (const Cell& cell : cells) {
+    SCOPED_TRACE(::testing::Message() << "cell " << &cell - cells);
+    EXPECT_EQ(Train(cell), expected);
   }
-}
-
-// Without clipping updates run early, and gathers and updates share reads.
-TEST(MixedDTypes, TrainToTheSameBitsWithEarlyUpdates) {
-  using enum Tier;
-  const ParameterValues expected = Train({.stage = 0, .timing = Timing::kEarly});
-  for (const bool split : {false, true}) {
-    for (const Tier tier : {kDevice, kCpu, kNvme}) {
-      SCOPED_TRACE(absl::StrCat("split ", split, ", tier ", static_cast<int>(tier)));
-      const Cell cell{
-          .parameters = tier, .optimizer = tier, .timing = Timing::kEarly, .split = split};
-      EXPECT_EQ(Train(cell), expected);
-    }
-  }
-}
-
-TEST(MixedDTypes, TrainToTheSameBitsWithAccumulation) {
-  using enum Tier;
-  for (const ReduceAt reduce_at : {ReduceAt::kRound, ReduceAt::kStep}) {
-    const ParameterValues expected =
-        Train({.stage = 0, .micro_batches = 4, .reduce_at = reduce_at});
-    for (const Tier tier : {kDevice, kNvme}) {
-      EXPECT_EQ(
-          Train(
-              {.parameters = tier, .optimizer = tier, .micro_batches = 4, .reduce_at = reduce_at}),
-          expected);
-    }
-  }
-  EXPECT_EQ(Train({.world = 4, .micro_batches = 2, .shard_group = 2}).size(),
-            ToyModel(SomeModel()).spec().parameters.size());
-}
-
-TEST(MixedDTypes, ParametersAloneAreMastersOfThoseInBf16Only) {
-  const ParameterValues expected = Train({.stage = 1, .stochastic = true});
-  EXPECT_EQ(Train({.stage = 3, .stochastic = true}), expected);
-  EXPECT_EQ(Train({.parameters = Tier::kNvme, .optimizer = Tier::kNvme, .stochastic = true}),
-            expected);
 }
 
 // For all other purposes the dtype of such a parameter is the config's.
@@ -189,25 +132,22 @@ TEST(MixedDTypes, ParametersOfOneDTypeTrainAsTheConfigsDo) {
     Config config = ConfigOf({}, scratch.path());
     config.compute = compute;
     config.ebb.check_overflow = false;
-    const absl::Status status = RunThreads(2, [&](World world) -> absl::Status {
+    OnThreads(2, [&](World world) {
       ToyModel model({.width = 67});
-      EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), spec, config));
-      for (int step = 0; step < kSteps; ++step)
-        EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), step));
-      EBB_ASSIGN_OR_RETURN(ParameterValues masters, GatherAll(engine, spec, StateClass::kMaster));
+      ASSERT_OK_AND_ASSIGN(Engine engine, Engine::Create(world, Device::Cpu(1), spec, config));
+      for (int step = 0; step < kSteps; ++step) ASSERT_OK(model.Train(engine, world.rank(), step));
+      ASSERT_OK_AND_ASSIGN(ParameterValues masters, GatherAll(engine, spec, StateClass::kMaster));
       if (world.rank() == 0) values = std::move(masters);
-      return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
     return values;
   };
   EXPECT_EQ(train(fp32, DType::kBFloat16), train(own.spec(), DType::kFloat32));
 }
 
 TEST(MixedDTypes, ScopesShowEachParameterInItsDType) {
-  const absl::Status status = RunThreads(2, [&](World world) -> absl::Status {
+  OnThreads(2, [&](World world) {
     ToyModel model(SomeModel());
-    EBB_ASSIGN_OR_RETURN(Engine engine,
+    ASSERT_OK_AND_ASSIGN(Engine engine,
                          Engine::Create(world, Device::Cpu(1), model.spec(), ConfigOf({}, "")));
     const ToyModel::Layer& layer = model.layer(0);
     const std::vector<ParameterView> views = engine.Views(model.unit(0));
@@ -226,65 +166,58 @@ TEST(MixedDTypes, ScopesShowEachParameterInItsDType) {
     EXPECT_EQ(scope.gradient(*layer.bias).dtype, DType::kFloat32);
     scope.Close();
     EXPECT_EQ(scope.parameter(*layer.bias).size(), 0);
-    return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(MixedDTypes, BytesAreReadAndWrittenAsTheyAre) {
-  const absl::Status status = RunThreads(2, [&](World world) -> absl::Status {
+  OnThreads(2, [&](World world) {
     ToyModel model(SomeModel());
-    EBB_ASSIGN_OR_RETURN(Engine engine,
+    ASSERT_OK_AND_ASSIGN(Engine engine,
                          Engine::Create(world, Device::Cpu(1), model.spec(), ConfigOf({}, "")));
     const ParameterId scale = *model.layer(0).scale;
-    EBB_RETURN_IF_ERROR(
-        engine.Write(StateClass::kMaster, [&](const Slice& slice, std::span<float> values) {
-          for (size_t i = 0; i < values.size(); ++i)
-            values[i] = static_cast<float>((slice.begin + static_cast<int64_t>(i)) % 256);
-          return absl::OkStatus();
-        }));
+    ASSERT_OK(engine.Write(StateClass::kMaster, [&](const Slice& slice, std::span<float> values) {
+      for (size_t i = 0; i < values.size(); ++i)
+        values[i] = static_cast<float>((slice.begin + static_cast<int64_t>(i)) % 256);
+      return absl::OkStatus();
+    }));
     std::vector<float> whole(67);
-    EBB_RETURN_IF_ERROR(engine.Gather(scale, StateClass::kParameter, whole));
+    ASSERT_OK(engine.Gather(scale, StateClass::kParameter, whole));
     for (size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(whole[i], static_cast<float>(i % 256));
     const absl::Status refused =
         engine.Write(StateClass::kMaster, [](const Slice&, std::span<float> values) {
           std::ranges::fill(values, 0.5f);
           return absl::OkStatus();
         });
-    EXPECT_THAT(std::string(refused.message()),
-                HasSubstr("parameter 's0' is bytes (ParameterSpec::compute is int8), so its values "
-                          "must be whole numbers from 0 to 255, not 0.5"));
-    return absl::OkStatus();
+    EXPECT_THAT(refused,
+                Says("parameter 's0' is bytes (ParameterSpec::compute is int8), so its values "
+                     "must be whole numbers from 0 to 255, not 0.5"));
   });
-  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(MixedDTypes, AnotherOrderGoesOnBitForBit) {
-  const absl::Status status = RunThreads(2, [&](World world) -> absl::Status {
+  OnThreads(2, [&](World world) {
     ToyModel model(SomeModel());
-    EBB_ASSIGN_OR_RETURN(Engine engine,
+    ASSERT_OK_AND_ASSIGN(Engine engine,
                          Engine::Create(world, Device::Cpu(1), model.spec(), ConfigOf({}, "")));
-    EBB_ASSIGN_OR_RETURN(Engine other,
+    ASSERT_OK_AND_ASSIGN(Engine other,
                          Engine::Create(world, Device::Cpu(1), model.spec(), ConfigOf({}, "")));
     for (int step = 0; step < kSteps; ++step) {
       std::vector<Visit> forward = model.spec().forward;
-      EBB_RETURN_IF_ERROR(engine.Reorder(forward));
+      ASSERT_OK(engine.Reorder(forward));
       for (Engine* each : {&engine, &other}) {
-        EBB_RETURN_IF_ERROR(model.Train(*each, world.rank(), step));
-        EBB_RETURN_IF_ERROR(each->Report().status());
+        ASSERT_OK(model.Train(*each, world.rank(), step));
+        ASSERT_OK(each->Report().status());
       }
     }
-    EBB_ASSIGN_OR_RETURN(const auto bits, MasterBits(engine, model.spec()));
-    EBB_ASSIGN_OR_RETURN(const auto expected, MasterBits(other, model.spec()));
+    ASSERT_OK_AND_ASSIGN(const auto bits, MasterBits(engine, model.spec()));
+    ASSERT_OK_AND_ASSIGN(const auto expected, MasterBits(other, model.spec()));
     EXPECT_EQ(bits, expected);
     const absl::Status refused = engine.Reorder({{.unit = UnitId{99}}});
     EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
-    EBB_RETURN_IF_ERROR(other.CopyParametersFrom(engine));
-    EBB_ASSIGN_OR_RETURN(const auto copied, MasterBits(other, model.spec()));
+    ASSERT_OK(other.CopyParametersFrom(engine));
+    ASSERT_OK_AND_ASSIGN(const auto copied, MasterBits(other, model.spec()));
     EXPECT_EQ(copied, bits);
-    return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
 }
 
 std::string RefusalOf(const ModelSpec& model, DType compute = DType::kBFloat16) {
@@ -315,7 +248,7 @@ TEST(MixedDTypes, AnImpossibleDTypeIsRefusedWithTheParametersName) {
 TEST(MixedDTypes, Fp16IsTrainedOnlyWhereThereIsALossScale) {
   ModelSpec model = ToyModel({.width = 67}).spec();
   model.parameters[1].compute = DType::kFloat16;
-  for (const DType compute : {DType::kBFloat16, DType::kFloat32}) {
+  for (const DType compute : {DType::kBFloat16, DType::kFloat32})
     EXPECT_THAT(
         RefusalOf(model, compute),
         HasSubstr(absl::StrCat("parameter 'b0' is fp16 (ParameterSpec::compute) and "
@@ -323,7 +256,6 @@ TEST(MixedDTypes, Fp16IsTrainedOnlyWhereThereIsALossScale) {
                                std::string(Name(compute)),
                                ", which has no loss scale: give the parameter bf16 or fp32, "
                                "set trainable to false")));
-  }
   EXPECT_EQ(RefusalOf(model, DType::kFloat16), "");
   model.parameters[1].trainable = false;
   EXPECT_EQ(RefusalOf(model), "");

@@ -10,14 +10,15 @@
 #include <mutex>
 
 #include "ebb/runtime/config/status_macros.h"
-#include "tests/engine/snapshot.h"
+#include "tests/engine/scripted.h"
+#include "tests/engine/toy_model.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::optimizer_spec_test {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::Each;
-using ::testing::HasSubstr;
 
 class OptimizerSpecTest : public ::testing::TestWithParam<Setting> {
  protected:
@@ -40,15 +41,15 @@ TEST_P(OptimizerSpecTest, ItsStatesAreInWhatIsPredicted) {
   OptimizerSpec spec = SignSgd();
   spec.states = {"a", "b", "c"};
   const Config config = ConfigFor(GetParam());
-  const auto predicted = PredictMemory(model_, GetParam().world, config, &spec);
-  ASSERT_TRUE(predicted.ok()) << predicted.status();
+  ASSERT_OK_AND_ASSIGN(const auto predicted,
+                       PredictMemory(model_, GetParam().world, config, &spec));
   const auto look = [&](Engine& engine, ScriptedTrainer&) {
     for (const MemoryRow& row : engine.memory()) {
       const auto same =
-          std::find_if(predicted->begin(), predicted->end(), [&](const MemoryRow& other) {
+          std::find_if(predicted.begin(), predicted.end(), [&](const MemoryRow& other) {
             return other.state == row.state && other.tier == row.tier;
           });
-      EXPECT_EQ(row.predicted_bytes, same == predicted->end() ? 0 : same->predicted_bytes)
+      EXPECT_EQ(row.predicted_bytes, same == predicted.end() ? 0 : same->predicted_bytes)
           << Name(row.state);
     }
     return absl::OkStatus();
@@ -167,7 +168,7 @@ TEST_P(OptimizerSpecTest, IsCalledOncePerOwnedRangeAndAppliedStep) {
     config.ebb.parameter_groups["special"].lr_factor = 0.5;
     for (ParameterSpec& parameter : model_.parameters)
       parameter.group = parameter.name == "w4" ? "special" : "";
-    const absl::Status status = RunThreads(setting.world, [&](World world) -> absl::Status {
+    OnThreads(setting.world, [&](World world) {
       std::mutex mutex;
       std::map<int64_t, std::vector<Range>> calls;  // by step of applied updates
       const OptimizerSpec spec{
@@ -194,10 +195,10 @@ TEST_P(OptimizerSpecTest, IsCalledOncePerOwnedRangeAndAppliedStep) {
             }
             return absl::OkStatus();
           }};
-      EBB_ASSIGN_OR_RETURN(
+      ASSERT_OK_AND_ASSIGN(
           Engine engine, Engine::Create(world, Device::Cpu(), model_, config, {.optimizer = spec}));
       std::vector<Range> owned;
-      EBB_RETURN_IF_ERROR(engine.Read(
+      ASSERT_OK(engine.Read(
           StateClass::kOptimizer,
           [&](const Slice& slice, std::span<const float> values) {
             owned.emplace_back(static_cast<int>(slice.parameter), slice.begin, slice.end);
@@ -213,12 +214,12 @@ TEST_P(OptimizerSpecTest, IsCalledOncePerOwnedRangeAndAppliedStep) {
           BackwardScope scope = step.Backward(UnitId{0});
           scope.gradient(ParameterId{0}).as<float>()[0] = INFINITY;
           scope.Close();
-          EBB_RETURN_IF_ERROR(step.Finish());
+          ASSERT_OK(step.Finish());
         } else {
-          EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, number));
+          ASSERT_OK(TrainStep(engine, trainer, number));
         }
       }
-      EBB_RETURN_IF_ERROR(TakeSnapshot(engine, model_, {"a", "b", "c"}).status());
+      ASSERT_OK(TakeSnapshot(engine, model_, {"a", "b", "c"}).status());
       const std::lock_guard lock(mutex);
       EXPECT_EQ(calls.size(), 3u);
       for (auto& [step, ranges] : calls) {
@@ -234,9 +235,7 @@ TEST_P(OptimizerSpecTest, IsCalledOncePerOwnedRangeAndAppliedStep) {
         }
         EXPECT_EQ(ranges, whole) << "step " << step << ", " << setting;
       }
-      return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
   }
 }
 
@@ -256,9 +255,7 @@ TEST_P(OptimizerSpecTest, ItsErrorFailsTheEngineOnEveryRank) {
       EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
       absl::Status failed = TrainStep(engine, trainer, 1);
       if (failed.ok()) failed = TrainStep(engine, trainer, 2);
-      EXPECT_THAT(std::string(failed.message()),
-                  AllOf(HasSubstr("the engine has failed"), HasSubstr("the moon is full"),
-                        HasSubstr("unit 'u0'")))
+      EXPECT_THAT(failed, Says("the engine has failed", "the moon is full", "unit 'u0'"))
           << setting;
       EXPECT_FALSE(engine.Report().ok());
       EXPECT_FALSE(TrainStep(engine, trainer, 3).ok());
@@ -302,17 +299,14 @@ TEST_P(OptimizerSpecTest, WrongSpecsAreRefusedAtCreate) {
   };
   for (const auto& [spec, message] : wrongs) {
     for (const bool on_one_rank : {false, true}) {
-      const absl::Status status = RunThreads(GetParam().world, [&](World world) {
+      OnThreads(GetParam().world, [&](World world) {
         EngineOptions options{.optimizer = OptimizerSpec{.update = fine}};
         if (!on_one_rank || world.rank() == 0) options.optimizer = spec;
         const absl::Status made =
             Engine::Create(world, Device::Cpu(), model_, ConfigFor(GetParam()), options).status();
-        EXPECT_EQ(made.code(), absl::StatusCode::kInvalidArgument) << made;
-        EXPECT_THAT(std::string(made.message()),
-                    AllOf(HasSubstr("EngineOptions::optimizer"), HasSubstr(message)));
-        return absl::OkStatus();
+        EXPECT_THAT(made, StatusIs(absl::StatusCode::kInvalidArgument, "EngineOptions::optimizer",
+                                   message));
       });
-      EXPECT_TRUE(status.ok()) << status;
     }
   }
 }
@@ -333,7 +327,7 @@ TEST(OptimizerSpecs, LimitsThatItOverrulesAreRemarkedUponAtStart) {
     EXPECT_EQ(Occurrences(::testing::internal::GetCapturedStderr(),
                           "\"zero_optimization.sub_group_size\" 2048 is no limit"),
               own ? 1 : 0);
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_OK(status);
   }
 }
 
@@ -348,8 +342,8 @@ TEST_P(OptimizerSpecTest, GroupSettingsThatItWouldIgnoreAreRefusedAtCreate) {
                     OptimizerSpec{.update = [](const UpdateSlice&) { return absl::OkStatus(); }}})
         .status();
   });
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("parameter_groups.special.weight_decay"));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                               "parameter_groups.special.weight_decay"));
 }
 
 }  // namespace

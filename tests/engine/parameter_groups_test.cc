@@ -13,13 +13,17 @@
 
 #include "ebb/optim/schedule.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "tests/engine/snapshot.h"
+#include "ebb/runtime/engine/update_table.h"
+#include "ebb/sharding/interval.h"
+#include "ebb/sharding/norm_records.h"
+#include "tests/engine/scripted.h"
+#include "tests/sharding/random_model.h"
+#include "tests/status.h"
 
 namespace ebb::testing::parameter_groups_test {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
+using sharding::Interval;
 using ::testing::UnorderedElementsAre;
 
 constexpr double kRate = 0.25, kOwnRate = 0.0625, kFactor = 0.5;
@@ -38,8 +42,8 @@ class ParameterGroupsTest : public ::testing::TestWithParam<Setting> {
  protected:
   ModelSpec model_ = GroupedModel();
 };
-INSTANTIATE_TEST_SUITE_P(Cells, ParameterGroupsTest, ::testing::ValuesIn(WorldsAndStages({2})),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Cells, ParameterGroupsTest,
+                         ::testing::ValuesIn(WorldsAndStages({.world = 2, .stage = 0})), NameOf);
 
 struct Schedule {
   const char* name;
@@ -86,15 +90,15 @@ TEST_P(ParameterGroupsTest, AScheduleScalesEachGroupsOwnRate) {
           {"own",
            {.optimizer = OptimizerConfig{.type = OptimizerType::kSgd, .learning_rate = kOwnRate}}},
           {"factor", {.lr_factor = kFactor}}};
-      RunOn(setting, model_, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+      RunOn(setting, model_, config, [&](Engine& engine, ScriptedTrainer& trainer) {
         for (int64_t number = 0; number < 5; ++number) {
-          EBB_ASSIGN_OR_RETURN(const ParameterValues before,
+          ASSERT_OK_AND_ASSIGN(const ParameterValues before,
                                GatherAll(engine, model_, StateClass::kMaster));
           StepOptions options = kExactStep;
           if (number == 4) options.learning_rate = 0.03125;  // of all groups
-          EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, number, options));
+          ASSERT_OK(TrainStep(engine, trainer, number, options));
           const ParameterValues sums = GradientSums(model_, setting.world, number);
-          EBB_ASSIGN_OR_RETURN(const ParameterValues after,
+          ASSERT_OK_AND_ASSIGN(const ParameterValues after,
                                GatherAll(engine, model_, StateClass::kMaster));
           const auto rate_of = [&](double base) {
             return options.learning_rate.value_or(
@@ -112,10 +116,9 @@ TEST_P(ParameterGroupsTest, AScheduleScalesEachGroupsOwnRate) {
               if (after[p][i] != expected) break;
             }
           }
-          EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
+          ASSERT_OK_AND_ASSIGN(const StepReport report, engine.Report());
           EXPECT_EQ(report.learning_rate, rate_of(kRate));
         }
-        return absl::OkStatus();
       });
     }
   }
@@ -150,20 +153,20 @@ TEST_P(ParameterGroupsTest, StatesAreNamedByTheRuleOfTheirOwnGroup) {
   config.ebb.parameter_groups = {{"own", {.optimizer = OptimizerConfig()}}};
   std::set<std::string> with_momentum, with_moments;
   std::mutex mutex;
-  RunOn(GetParam(), model_, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-    EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
+  RunOn(GetParam(), model_, config, [&](Engine& engine, ScriptedTrainer& trainer) {
+    ASSERT_OK(TrainStep(engine, trainer, 0));
     for (const char* name : {"momentum_buffer", "exp_avg", "exp_avg_sq"}) {
-      EBB_ASSIGN_OR_RETURN(const std::set<std::string> here, ParametersWith(engine, name));
+      ASSERT_OK_AND_ASSIGN(const std::set<std::string> here, ParametersWith(engine, name));
       const std::lock_guard<std::mutex> lock(mutex);
       (name[0] == 'm' ? with_momentum : with_moments).insert(here.begin(), here.end());
     }
     // Each name reaches its own array and no other's, which training goes on with.
-    EBB_RETURN_IF_ERROR(engine.Write(StateClass::kOptimizer, Constant(0.5f), "momentum_buffer"));
-    EBB_RETURN_IF_ERROR(engine.Write(StateClass::kOptimizer, Constant(0.25f), "exp_avg"));
-    EBB_RETURN_IF_ERROR(engine.Write(StateClass::kOptimizer, Constant(4), "exp_avg_sq"));
+    ASSERT_OK(engine.Write(StateClass::kOptimizer, Constant(0.5f), "momentum_buffer"));
+    ASSERT_OK(engine.Write(StateClass::kOptimizer, Constant(0.25f), "exp_avg"));
+    ASSERT_OK(engine.Write(StateClass::kOptimizer, Constant(4), "exp_avg_sq"));
     for (const auto& [name, value] : std::vector<std::pair<const char*, float>>{
              {"momentum_buffer", 0.5f}, {"exp_avg", 0.25f}, {"exp_avg_sq", 4.0f}}) {
-      EBB_RETURN_IF_ERROR(engine.Read(
+      ASSERT_OK(engine.Read(
           StateClass::kOptimizer,
           [&, value = value](const Slice&, std::span<const float> values) {
             for (const float each : values) EXPECT_EQ(each, value) << name;
@@ -172,11 +175,8 @@ TEST_P(ParameterGroupsTest, StatesAreNamedByTheRuleOfTheirOwnGroup) {
           name));
     }
     const absl::Status unknown = ParametersWith(engine, "velocity").status();
-    EXPECT_EQ(unknown.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(
-        std::string(unknown.message()),
-        AllOf(HasSubstr("no state 'velocity'"), HasSubstr("momentum_buffer, exp_avg, exp_avg_sq")));
-    return absl::OkStatus();
+    EXPECT_THAT(unknown, StatusIs(absl::StatusCode::kInvalidArgument, "no state 'velocity'",
+                                  "momentum_buffer, exp_avg, exp_avg_sq"));
   });
   EXPECT_THAT(with_momentum, UnorderedElementsAre("embedding", "norm", "w3", "w4", "b4"));
   EXPECT_THAT(with_moments, UnorderedElementsAre("w1"));
@@ -190,13 +190,12 @@ TEST_P(ParameterGroupsTest, AGroupThatKeepsNoStateHasNone) {
       {"factor", {.optimizer = kMomentum}}};
   std::set<std::string> with_first, with_second;
   std::mutex mutex;
-  RunOn(GetParam(), model_, config, [&](Engine& engine, ScriptedTrainer&) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(const std::set<std::string> first, ParametersWith(engine, "exp_avg"));
-    EBB_ASSIGN_OR_RETURN(const std::set<std::string> second, ParametersWith(engine, "exp_avg_sq"));
+  RunOn(GetParam(), model_, config, [&](Engine& engine, ScriptedTrainer&) {
+    ASSERT_OK_AND_ASSIGN(const std::set<std::string> first, ParametersWith(engine, "exp_avg"));
+    ASSERT_OK_AND_ASSIGN(const std::set<std::string> second, ParametersWith(engine, "exp_avg_sq"));
     const std::lock_guard<std::mutex> lock(mutex);
     with_first.insert(first.begin(), first.end());
     with_second.insert(second.begin(), second.end());
-    return absl::OkStatus();
   });
   EXPECT_THAT(with_first, UnorderedElementsAre("embedding", "norm", "w3", "b4"));
   EXPECT_EQ(with_second, with_first);
@@ -213,30 +212,175 @@ TEST_P(ParameterGroupsTest, StatesBeginAsTheirRuleSays) {
                                        .initial_accumulator_value = 0.25}}}};
     config.ebb.parameter_groups["factor"] = {.lr_factor = 0.5};
     std::atomic<int64_t> sums = 0, others = 0;
-    RunOn(
-        GetParam(), model_, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          const auto expect = [&](float value, std::atomic<int64_t>& seen) {
-            return [&, value](const Slice& slice, std::span<const float> values) {
-              for (const float each : values) EXPECT_EQ(each, value) << slice.name;
-              seen += static_cast<int64_t>(values.size());
-              return absl::OkStatus();
-            };
-          };
-          EBB_RETURN_IF_ERROR(engine.Read(StateClass::kOptimizer, expect(0.25f, sums), "sum"));
-          EBB_RETURN_IF_ERROR(engine.Read(StateClass::kOptimizer, expect(0, others), "exp_avg"));
-          EBB_RETURN_IF_ERROR(engine.Read(StateClass::kOptimizer, expect(0, others), "exp_avg_sq"));
-          // The first update adds to it, on every rank that keeps a copy.
-          EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
-          return engine.Read(
-              StateClass::kOptimizer,
-              [](const Slice&, std::span<const float> values) {
-                for (const float each : values) EXPECT_GE(each, 0.25f);
-                return absl::OkStatus();
-              },
-              "sum");
-        });
+    RunOn(GetParam(), model_, config, [&](Engine& engine, ScriptedTrainer& trainer) {
+      const auto expect = [&](float value, std::atomic<int64_t>& seen) {
+        return [&, value](const Slice& slice, std::span<const float> values) {
+          for (const float each : values) EXPECT_EQ(each, value) << slice.name;
+          seen += static_cast<int64_t>(values.size());
+          return absl::OkStatus();
+        };
+      };
+      ASSERT_OK(engine.Read(StateClass::kOptimizer, expect(0.25f, sums), "sum"));
+      ASSERT_OK(engine.Read(StateClass::kOptimizer, expect(0, others), "exp_avg"));
+      ASSERT_OK(engine.Read(StateClass::kOptimizer, expect(0, others), "exp_avg_sq"));
+      // The first update adds to it, on every rank that keeps a copy.
+      ASSERT_OK(TrainStep(engine, trainer, 0));
+      ASSERT_OK(engine.Read(
+          StateClass::kOptimizer,
+          [](const Slice&, std::span<const float> values) {
+            for (const float each : values) EXPECT_GE(each, 0.25f);
+            return absl::OkStatus();
+          },
+          "sum"));
+    });
     EXPECT_EQ(sums, 13 * 10);
     EXPECT_EQ(others, 2 * (11 * 9 + 7 + 13 * 10 + 300 + 1));
+  }
+}
+
+// Every element of a shard has the options of its parameter's group, in as few parts as their rules
+// allow.
+
+// "a" and "b" follow the config's rule, "other" has its own; "unnamed" is not in the config.
+void AddGroups(sharding::Random& random, ModelSpec& model, Config& config) {
+  config.ebb.parameter_groups = {
+      {"a", {.weight_decay = 0.0}},
+      {"b", {.lr_factor = 0.5}},
+      {"other", {.optimizer = OptimizerConfig{.type = OptimizerType::kSgd, .momentum = 0.9}}}};
+  for (ParameterSpec& parameter : model.parameters)
+    parameter.group = random.OneOf<std::string>({"", "unnamed", "a", "b", "other"});
+}
+
+void ExpectOptions(const UpdateTable::Set& set, const Config& config, const std::string& group) {
+  if (group == "other") {
+    EXPECT_EQ(set.optimizer, *config.ebb.parameter_groups.at("other").optimizer);
+  } else {
+    OptimizerConfig expected = config.optimizer;
+    if (group == "a") expected.weight_decay = 0;
+    EXPECT_EQ(set.optimizer, expected);
+  }
+  EXPECT_EQ(set.lr_factor, group == "b" ? 0.5 : 1);
+}
+
+// The set of element `at`, as an update of elements [at, at + 1) finds it.
+const UpdateTable::Set& SetAt(const UpdateTable& table, int unit, int64_t at) {
+  for (const UpdateTable::Part& part : table.parts(unit)) {
+    if (at < part.begin || at >= part.end) continue;
+    const UpdateTable::Runs in = table.RunsIn(part, at, at + 1);
+    EXPECT_EQ(in.count, 1);
+    const optim::UpdateRun& run = table.runs()[static_cast<size_t>(in.first)];
+    EXPECT_GT(run.end, at);
+    const UpdateTable::Set& set = table.sets()[static_cast<size_t>(run.set)];
+    EXPECT_EQ(optim::UpdateRuleOf(set.optimizer), part.rule);
+    return set;
+  }
+  ADD_FAILURE() << "no part has element " << at << " of unit " << unit;
+  return table.sets().front();
+}
+
+TEST(UpdateTable, HasTheOptionsOfEveryElement) {
+  int planned = 0;
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    sharding::RandomCase random_case(seed);
+    random_case.own_optimizer = false;
+    random_case.config.optimizer = {.weight_decay = 0.1};
+    sharding::Random random(seed);
+    AddGroups(random, random_case.model, random_case.config);
+    random_case.optimizer_states = 2;
+    SCOPED_TRACE(random_case.description());
+    const auto plan = sharding::PlanStep(random_case.inputs());
+    if (!plan.ok()) continue;  // row cuts that cannot be
+    ++planned;
+    for (int shard = 0; shard < plan->decisions.shards; ++shard) {
+      const UpdateTable table(random_case.model, random_case.config, *plan, shard,
+                              plan->decisions.stochastic_rounding);
+      for (int u = 0; u < static_cast<int>(random_case.model.units.size()); ++u) {
+        const sharding::Section& section = plan->layout.units[static_cast<size_t>(u)].trainable;
+        const bool whole = plan->decisions.stage == 0;
+        const int64_t begin = whole ? 0 : shard * section.shard;
+        const int64_t elements = whole ? section.elements : section.shard;
+        const std::vector<Interval> intervals =
+            sharding::IntervalsIn(section, begin, begin + elements);
+        for (const Interval& interval : intervals) {
+          const std::string& group = random_case.model[interval.parameter].group;
+          const int64_t last = interval.offset + interval.end - interval.begin - 1;
+          for (const int64_t at : {interval.offset, last})
+            ExpectOptions(SetAt(table, u, at), random_case.config, group);
+        }
+        int64_t end = 0;
+        const UpdateTable::Part* before = nullptr;
+        for (const UpdateTable::Part& part : table.parts(u)) {
+          EXPECT_EQ(part.begin, end);
+          end = part.end;
+          EXPECT_EQ(end % optim::kRunMultiple, 0);
+          EXPECT_TRUE(before == nullptr || part.rule != before->rule);
+          before = &part;
+        }
+        EXPECT_EQ(end, intervals.empty() ? 0 : elements);
+      }
+    }
+  }
+  EXPECT_GT(planned, 30);
+}
+
+// A matrix and a vector by turns, as a model's blocks have them.
+TEST(UpdateTable, RunsOfOneRuleAreOnePart) {
+  ModelSpec model;
+  const UnitId unit = model.AddUnit("block");
+  for (int i = 0; i < 6; ++i) {
+    const bool vector = i % 2 == 1;
+    model.Add(unit, {.name = std::to_string(i),
+                     .shape = {vector ? 64 : 4096},
+                     .init = Constant(0),
+                     .group = vector ? "no_decay" : ""});
+  }
+  model.forward = {{.unit = unit}};
+  Config config;
+  config.ebb.parameter_groups = {{"no_decay", {.weight_decay = 0.0}}};
+  const sharding::PlanInputs inputs = {
+      .model = &model, .config = &config, .world = 1, .optimizer_states = 2};
+  ASSERT_OK_AND_ASSIGN(const auto plan, sharding::PlanStep(inputs));
+  const UpdateTable table(model, config, plan, /*slice=*/0, plan.decisions.stochastic_rounding);
+  EXPECT_EQ(table.sets().size(), 2u);
+  ASSERT_EQ(table.parts(0).size(), 1u);
+  const UpdateTable::Part& part = table.parts(0).front();
+  EXPECT_EQ(part.runs, 6);
+  EXPECT_EQ(part.end, 3 * (4096 + 64));
+  const UpdateTable::Runs in = table.RunsIn(part, 4096, 2 * (4096 + 64));
+  EXPECT_EQ(in.first, 1);
+  EXPECT_EQ(in.count, 3);
+}
+
+// Each parameter with norms has a set of constants, so its runs are its own.
+TEST(UpdateTable, EveryParameterHasASetOfNorms) {
+  ModelSpec model;
+  const UnitId unit = model.AddUnit("block");
+  for (int i = 0; i < 6; ++i) {
+    model.Add(unit, {.name = std::to_string(i),
+                     .shape = {i % 2 == 1 ? 64 : 4096},
+                     .init = Constant(0),
+                     .group = i == 5 ? "plain" : ""});
+  }
+  model.forward = {{.unit = unit}};
+  Config config;
+  config.zero.stage = 3;
+  config.optimizer.type = OptimizerType::kLamb;
+  config.ebb.parameter_groups["plain"].optimizer = OptimizerConfig();
+  const sharding::PlanInputs inputs = {
+      .model = &model, .config = &config, .world = 2, .optimizer_states = 2};
+  ASSERT_OK_AND_ASSIGN(const auto plan, sharding::PlanStep(inputs));
+  // Slices of 6,272 elements: parameter 2 is cut.
+  for (const int shard : {0, 1}) {
+    const UpdateTable table(model, config, plan, shard, plan.decisions.stochastic_rounding);
+    std::vector<int> of;
+    for (const UpdateTable::Set& set : table.sets())
+      of.push_back(set.parameter ? static_cast<int>(*set.parameter) : -1);
+    EXPECT_EQ(of, shard == 0 ? (std::vector<int>{0, 1, 2}) : (std::vector<int>{2, 3, 4, -1}));
+    ASSERT_EQ(table.parts(0).size(), shard == 0 ? 1u : 2u);
+    EXPECT_EQ(table.parts(0).front().runs, 3);
+    const sharding::NormRecords records = sharding::LayOutNormRecords(plan.layout, plan.decisions);
+    EXPECT_EQ(records.entries, 3);
+    EXPECT_TRUE(records.exchanged);
   }
 }
 

@@ -15,6 +15,8 @@
 #include "tests/engine/scripted_orders.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::reorder_refused_test {
 namespace {
@@ -36,8 +38,7 @@ class ReorderRefusedTest : public ::testing::Test {
       };
     ASSERT_EQ(engine.Agree(absl::OkStatus()), absl::OkStatus());
     const absl::Status full = Reorder(engine, order);
-    EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
-    EXPECT_THAT(std::string(full.message()), HasSubstr("cannot reserve"));
+    EXPECT_THAT(full, StatusIs(absl::StatusCode::kResourceExhausted, "cannot reserve"));
   }
 
   // That it trains in steps with these options as if it had not been asked.
@@ -55,11 +56,7 @@ class ReorderRefusedTest : public ::testing::Test {
           options);
     };
     const std::vector<Ended> right = run(false), asked = run(true);
-    for (size_t rank = 0; rank < right.size(); ++rank) {
-      EXPECT_TRUE(right[rank].snapshot == asked[rank].snapshot) << "rank " << rank;
-      EXPECT_EQ(right[rank].report, asked[rank].report);
-      EXPECT_EQ(right[rank].bytes, asked[rank].bytes);
-    }
+    ExpectSame(right, asked);
   }
 
   Order Longer() const { return Repeated(kLargeBytes); }
@@ -82,16 +79,14 @@ TEST_F(ReorderRefusedTest, HeldStepsOfFewerVisitsGoOn) {
 
 TEST_F(ReorderRefusedTest, ScopesShowBoundariesOfTheirOwnOrder) {
   const Order order = AsScripted(kBoundaryBytes);
-  RunOn(kTwoRanks, order.model, config_,
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          RefuseFor(engine, trainer, Longer());
-          EXPECT_EQ(engine.model().forward.size(), order.model.forward.size());
-          trainer.BeginStep(0, nullptr);
-          Step step = engine.BeginStep(kExactStep);
-          ForwardScope scope = step.Forward(UnitId{0});
-          EXPECT_EQ(scope.output(0).size() * static_cast<int64_t>(sizeof(float)), kBoundaryBytes);
-          return absl::OkStatus();
-        });
+  RunOn(kTwoRanks, order.model, config_, [&](Engine& engine, ScriptedTrainer& trainer) {
+    RefuseFor(engine, trainer, Longer());
+    EXPECT_EQ(engine.model().forward.size(), order.model.forward.size());
+    trainer.BeginStep(0, nullptr);
+    Step step = engine.BeginStep(kExactStep);
+    ForwardScope scope = step.Forward(UnitId{0});
+    EXPECT_EQ(scope.output(0).size() * static_cast<int64_t>(sizeof(float)), kBoundaryBytes);
+  });
 }
 
 std::string CountsOf(Engine& engine) {
@@ -109,17 +104,15 @@ std::string CountsOf(Engine& engine) {
 TEST_F(ReorderRefusedTest, TheLastStepsCountsStay) {
   config_.gradient_accumulation_steps = 3;
   const Order order = AsScripted(kBoundaryBytes);
-  RunOn(kTwoRanks, order.model, config_,
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          EBB_RETURN_IF_ERROR(Train(engine, order, trainer, 0, nullptr,
-                                    {.micro_batches = 2, .gradient_divisor = 4}));
-          EBB_RETURN_IF_ERROR(engine.Report().status());
-          const std::string counts = CountsOf(engine);
-          EXPECT_THAT(counts, HasSubstr("activation nvme"));
-          RefuseFor(engine, trainer, Longer());
-          EXPECT_EQ(CountsOf(engine), counts);
-          return absl::OkStatus();
-        });
+  RunOn(kTwoRanks, order.model, config_, [&](Engine& engine, ScriptedTrainer& trainer) {
+    ASSERT_OK(
+        Train(engine, order, trainer, 0, nullptr, {.micro_batches = 2, .gradient_divisor = 4}));
+    ASSERT_OK(engine.Report().status());
+    const std::string counts = CountsOf(engine);
+    EXPECT_THAT(counts, HasSubstr("activation nvme"));
+    RefuseFor(engine, trainer, Longer());
+    EXPECT_EQ(CountsOf(engine), counts);
+  });
 }
 
 std::string PeaksOf(Engine& engine) {
@@ -134,35 +127,31 @@ TEST_F(ReorderRefusedTest, BoundariesWithoutAFileAreFoundBeforeAnyMemoryIsTaken)
   config_.zero.offload_optimizer.device = Tier::kCpu;
   config_.ebb.offload_gradients = Tier::kDevice;
   const Order order = AsScripted();
-  RunOn(kTwoRanks, order.model, config_,
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          EBB_RETURN_IF_ERROR(Train(engine, order, trainer, 0));
-          const std::string peaks = PeaksOf(engine);
-          const absl::Status refused = Reorder(engine, Shuffled(kLargeBytes));
-          EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
-          EXPECT_THAT(std::string(refused.message()), HasSubstr("created without a file"));
-          EXPECT_EQ(PeaksOf(engine), peaks);
-          return Train(engine, order, trainer, 1);
-        });
+  RunOn(kTwoRanks, order.model, config_, [&](Engine& engine, ScriptedTrainer& trainer) {
+    ASSERT_OK(Train(engine, order, trainer, 0));
+    const std::string peaks = PeaksOf(engine);
+    const absl::Status refused = Reorder(engine, Shuffled(kLargeBytes));
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, "created without a file"));
+    EXPECT_EQ(PeaksOf(engine), peaks);
+    ASSERT_OK(Train(engine, order, trainer, 1));
+  });
 }
 
 // Errors count the trainer's visits and events, and name its units. They never show the parts of a
 // unit with several dtypes.
 TEST(ReorderRefused, ErrorsAreOfTheTrainersOwnOrder) {
-  const absl::Status status = RunThreads(1, [](World world) -> absl::Status {
+  OnThreads(1, [](World world) {
     ToyModel toy({.own_dtypes = true});
     Config config = ConfigFor({.world = 1});
     config.compute = DType::kBFloat16;
-    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), toy.spec(), config));
+    ASSERT_OK_AND_ASSIGN(Engine engine, Engine::Create(world, Device::Cpu(1), toy.spec(), config));
     const ModelSpec divided = engine.model();
     const size_t units = toy.spec().units.size();
     EXPECT_GT(divided.units.size(), units);
     const auto expect = [&](const ModelSpec& model, const std::string& said) {
       const absl::Status refused = engine.Reorder(model.forward, model.order);
-      EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
-      EXPECT_THAT(std::string(refused.message()), HasSubstr(said));
-      EXPECT_THAT(std::string(refused.message()),
-                  HasSubstr(std::string(Validate(model).message())));
+      EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, said));
+      EXPECT_THAT(refused, Says(std::string(Validate(model).message())));
     };
     ModelSpec wrong = toy.spec();
     for (int v = 0; v < 2; ++v) wrong.AddScope({.visit = v});
@@ -176,11 +165,10 @@ TEST(ReorderRefused, ErrorsAreOfTheTrainersOwnOrder) {
     expect(wrong, "layer1");
 
     // The order that an engine shows is one to come back to.
-    EBB_RETURN_IF_ERROR(engine.Reorder(toy.spec().forward));
-    EBB_RETURN_IF_ERROR(engine.Reorder(divided.forward, divided.order));
-    return toy.Train(engine, world.rank(), 0);
+    ASSERT_OK(engine.Reorder(toy.spec().forward));
+    ASSERT_OK(engine.Reorder(divided.forward, divided.order));
+    ASSERT_OK(toy.Train(engine, world.rank(), 0));
   });
-  EXPECT_TRUE(status.ok()) << status;
 }
 
 }  // namespace

@@ -18,12 +18,11 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/scripted_orders.h"
 #include "tests/offload/scratch.h"
+#include "tests/status.h"
 #include "tests/trace/trace_events.h"
 
 namespace ebb::testing::reorder_test {
 namespace {
-
-using ::testing::HasSubstr;
 
 // What a rank goes on from.
 struct Saved {
@@ -66,7 +65,7 @@ std::string NameOfCell(const ::testing::TestParamInfo<Cell>& info) {
 std::vector<Cell> Cells() {
   std::vector<Cell> cells;
   for (const Tier tier : {Tier::kDevice, Tier::kCpu, Tier::kNvme})
-    for (const Setting& setting : WorldsAndStages({1, 2}))
+    for (const Setting& setting : WorldsAndStages({.world = 1, .stage = 1}))
       if (tier == Tier::kDevice || setting.stage > 0) cells.push_back({setting, tier});
   return cells;
 }
@@ -100,14 +99,10 @@ TEST_P(ReorderTest, GoesOnAsAnEngineThatWasCreatedSo) {
     SCOPED_TRACE(::testing::Message() << setting << ", " << order.name);
     const Order before = AsScripted();
     std::vector<Saved> saved(static_cast<size_t>(setting.world));
-    RunOn(setting, before.model, config,
-          [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-            for (const int64_t number : {0, 1})
-              EBB_RETURN_IF_ERROR(Train(engine, before, trainer, number));
-            EBB_ASSIGN_OR_RETURN(saved[static_cast<size_t>(trainer.rank())],
-                                 Save(engine, before.model));
-            return absl::OkStatus();
-          });
+    RunOn(setting, before.model, config, [&](Engine& engine, ScriptedTrainer& trainer) {
+      for (const int64_t number : {0, 1}) ASSERT_OK(Train(engine, before, trainer, number));
+      ASSERT_OK_AND_ASSIGN(saved[static_cast<size_t>(trainer.rank())], Save(engine, before.model));
+    });
     const std::vector<Ended> created =
         EndOf(setting, config, order, order, [&](Engine& engine, ScriptedTrainer& trainer) {
           return Load(engine, saved[static_cast<size_t>(trainer.rank())]);
@@ -123,11 +118,7 @@ TEST_P(ReorderTest, GoesOnAsAnEngineThatWasCreatedSo) {
                 EXPECT_EQ(report.step, 2);
                 return absl::OkStatus();
               });
-    for (size_t rank = 0; rank < created.size(); ++rank) {
-      EXPECT_TRUE(created[rank].snapshot == reordered[rank].snapshot) << "rank " << rank;
-      EXPECT_EQ(created[rank].report, reordered[rank].report);
-      EXPECT_EQ(created[rank].bytes, reordered[rank].bytes);
-    }
+    ExpectSame(created, reordered);
   }
 }
 
@@ -146,12 +137,7 @@ TEST_P(ReorderTest, ReorderingAndBackChangesNothing) {
                    return Reorder(engine, order);
                  });
   };
-  const std::vector<Ended> right = run(false), there_and_back = run(true);
-  for (size_t rank = 0; rank < right.size(); ++rank) {
-    EXPECT_TRUE(right[rank].snapshot == there_and_back[rank].snapshot) << "rank " << rank;
-    EXPECT_EQ(right[rank].report, there_and_back[rank].report);
-    EXPECT_EQ(right[rank].bytes, there_and_back[rank].bytes);
-  }
+  ExpectSame(run(false), run(true));
 }
 
 // None of them changes anything: the next step is the same as without them.
@@ -162,8 +148,7 @@ TEST_P(ReorderTest, AnOrderThatIsRefusedLeavesTheEngineAsItWas) {
   const auto refused = [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
     const auto expect = [](const absl::Status& status, absl::StatusCode code,
                            std::string_view why) {
-      EXPECT_EQ(status.code(), code) << status;
-      EXPECT_THAT(std::string(status.message()), HasSubstr(std::string(why)));
+      EXPECT_THAT(status, StatusIs(code, std::string(why)));
     };
     std::vector<Visit> missing = order.model.forward;
     missing.erase(missing.begin() + 3);
@@ -191,47 +176,40 @@ TEST_P(ReorderTest, AnOrderThatIsRefusedLeavesTheEngineAsItWas) {
                    return asks ? refused(engine, trainer) : absl::OkStatus();
                  });
   };
-  const std::vector<Ended> right = run(false), asked = run(true);
-  for (size_t rank = 0; rank < right.size(); ++rank) {
-    EXPECT_TRUE(right[rank].snapshot == asked[rank].snapshot) << "rank " << rank;
-    EXPECT_EQ(right[rank].report, asked[rank].report);
-    EXPECT_EQ(right[rank].bytes, asked[rank].bytes);
-  }
+  ExpectSame(run(false), run(true));
 }
 
 TEST(ReorderCallTest, OrdersThatDifferInAnEventSaySo) {
   const Order order = Nested();
   RunOn(kTwoRanks, order.model, ConfigFor(kTwoRanks),
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+        [&](Engine& engine, ScriptedTrainer& trainer) {
           std::vector<ScopeEvent> events = order.model.order;
           if (trainer.rank() == 1) {  // the recompute of visit 4 is left out
             events.erase(events.begin() + 11, events.begin() + 13);
           }
           const absl::Status status = engine.Reorder(order.model.forward, events);
-          EXPECT_THAT(std::string(status.message()),
-                      HasSubstr("first at event 11, Recompute of unit 'u1' opens on rank 0 and "
-                                "Backward of unit 'u1' opens on rank 1"));
-          return Train(engine, order, trainer, 0);
+          EXPECT_THAT(status, Says("first at event 11, Recompute of unit 'u1' opens on rank 0 and "
+                                   "Backward of unit 'u1' opens on rank 1"));
+          ASSERT_OK(Train(engine, order, trainer, 0));
         });
 }
 
 TEST(ReorderCallTest, BelongsBetweenSteps) {
   RunOn(kTwoRanks, ScriptedModel(), ConfigFor(kTwoRanks),
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+        [&](Engine& engine, ScriptedTrainer& trainer) {
           const auto expect_refused = [&](std::string_view why) {
             const absl::Status status = Reorder(engine, Shuffled());
-            EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-            EXPECT_THAT(std::string(status.message()), HasSubstr(std::string(why)));
+            EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition, std::string(why)));
           };
           trainer.BeginStep(0, nullptr);
           Step step = engine.BeginStep(kExactStep);
           expect_refused("Reorder while a Step or Evaluation of the engine is alive");
           trainer.Round(step);
-          EBB_RETURN_IF_ERROR(FinishAndReport(engine, step));
-          EBB_RETURN_IF_ERROR(engine.Suspend());
+          ASSERT_OK(FinishAndReport(engine, step));
+          ASSERT_OK(engine.Suspend());
           expect_refused("Reorder of a suspended engine: call Resume first");
-          EBB_RETURN_IF_ERROR(engine.Resume());
-          return TrainStep(engine, trainer, 1);
+          ASSERT_OK(engine.Resume());
+          ASSERT_OK(TrainStep(engine, trainer, 1));
         });
 }
 
@@ -241,15 +219,14 @@ TEST(ReorderCallTest, RanksThatMakeAnotherCallGetAnError) {
                  [&](Engine& engine, ScriptedTrainer& trainer) {
                    return trainer.rank() == 0 ? Reorder(engine, Shuffled()) : engine.Suspend();
                  });
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("rank 0 calls Reorder, rank 1 calls Suspend"));
+  EXPECT_THAT(status, Says("rank 0 calls Reorder, rank 1 calls Suspend"));
 }
 
 TEST(ReorderCallTest, ReportAndCountsAreOfTheLastStepUntilTheNext) {
   RunOn(kTwoRanks, ScriptedModel(), ConfigFor(kTwoRanks),
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          EBB_RETURN_IF_ERROR(Train(engine, AsScripted(), trainer, 0));
-          EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
+        [&](Engine& engine, ScriptedTrainer& trainer) {
+          ASSERT_OK(Train(engine, AsScripted(), trainer, 0));
+          ASSERT_OK_AND_ASSIGN(const StepReport report, engine.Report());
           const auto gathered = [&] {
             const CommunicationRow row = engine.communication().front();
             EXPECT_EQ(row.bytes, row.predicted_bytes);
@@ -257,36 +234,35 @@ TEST(ReorderCallTest, ReportAndCountsAreOfTheLastStepUntilTheNext) {
           };
           const uint64_t before = gathered();
           EXPECT_GT(before, 0u);
-          EBB_RETURN_IF_ERROR(Reorder(engine, Nested()));
+          ASSERT_OK(Reorder(engine, Nested()));
           EXPECT_EQ(gathered(), before);
-          EBB_ASSIGN_OR_RETURN(const StepReport after, engine.Report());
+          ASSERT_OK_AND_ASSIGN(const StepReport after, engine.Report());
           EXPECT_EQ(after.step, report.step);
-          EBB_RETURN_IF_ERROR(Train(engine, Nested(), trainer, 1));
-          EBB_RETURN_IF_ERROR(engine.Report().status());
+          ASSERT_OK(Train(engine, Nested(), trainer, 1));
+          ASSERT_OK(engine.Report().status());
           EXPECT_NE(gathered(), before);
-          return absl::OkStatus();
         });
 }
 
 TEST(ReorderCallTest, EarlierWritesAreSeenAfterIt) {
   RunOn(kTwoRanks, ScriptedModel(), ConfigFor(kTwoRanks),
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          EBB_RETURN_IF_ERROR(engine.Write(StateClass::kParameter, Constant(2.5f)));
+        [&](Engine& engine, ScriptedTrainer& trainer) {
+          ASSERT_OK(engine.Write(StateClass::kParameter, Constant(2.5f)));
           const Order order = Shuffled();
-          EBB_RETURN_IF_ERROR(Reorder(engine, order));
+          ASSERT_OK(Reorder(engine, order));
           ParameterValues shown;
           for (const ParameterSpec& parameter : order.model.parameters)
             shown.emplace_back(static_cast<size_t>(Elements(parameter.shape)), 2.5f);
-          return Train(engine, order, trainer, 0, &shown);
+          ASSERT_OK(Train(engine, order, trainer, 0, &shown));
         });
 }
 
 TEST(ReorderCallTest, HeldMemoryStaysAndViewsAreOfTheNewPools) {
   RunOn(kTwoRanks, ScriptedModel(), ConfigFor(kTwoRanks),
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+        [&](Engine& engine, ScriptedTrainer& trainer) {
           const std::shared_ptr<void> held = engine.HoldMemory();
           const std::vector<ParameterView> before = engine.Views(UnitId{0});
-          EBB_RETURN_IF_ERROR(Reorder(engine, Nested()));
+          ASSERT_OK(Reorder(engine, Nested()));
           for (const ParameterView& view : before) {  // still memory
             volatile const float* const first = static_cast<const float*>(view.value.data);
             [[maybe_unused]] const float read = *first;
@@ -297,7 +273,6 @@ TEST(ReorderCallTest, HeldMemoryStaysAndViewsAreOfTheNewPools) {
           const ForwardScope scope = step.Forward(UnitId{0});
           for (const ParameterView& view : after)
             EXPECT_EQ(scope.parameter(view.parameter).data, view.value.data);
-          return absl::OkStatus();
         });
 }
 
@@ -319,11 +294,7 @@ TEST_F(ReorderOnDiskTest, FilesGrow) {
                    return reorders ? Reorder(engine, large) : absl::OkStatus();
                  });
   };
-  const std::vector<Ended> created = run(false), reordered = run(true);
-  for (size_t rank = 0; rank < created.size(); ++rank) {
-    EXPECT_TRUE(created[rank].snapshot == reordered[rank].snapshot) << "rank " << rank;
-    EXPECT_EQ(created[rank].bytes, reordered[rank].bytes);
-  }
+  ExpectSame(run(false), run(true));
 }
 
 // Of all files under a path.
@@ -336,65 +307,61 @@ uintmax_t BytesOnDisk(const std::string& path) {
 
 TEST_F(ReorderOnDiskTest, FilesAreAsLongAsTheOrderNeeds) {
   const Order small = AsScripted(kBoundaryBytes), large = Shuffled(4096 * kBoundaryBytes);
-  RunOn(kTwoRanks, small.model, config_,
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus()));
-          const uintmax_t before = BytesOnDisk(scratch_.path());
-          EBB_RETURN_IF_ERROR(Train(engine, small, trainer, 0));
-          EBB_RETURN_IF_ERROR(Reorder(engine, large));
-          EXPECT_GT(BytesOnDisk(scratch_.path()), before);
-          EBB_RETURN_IF_ERROR(Train(engine, large, trainer, 1));
-          EBB_RETURN_IF_ERROR(Reorder(engine, small));
-          EXPECT_EQ(BytesOnDisk(scratch_.path()), before);
-          EBB_RETURN_IF_ERROR(Train(engine, small, trainer, 2));
-          EBB_RETURN_IF_ERROR(engine.Report().status());
-          return engine.Agree(absl::OkStatus());
-        });
+  RunOn(kTwoRanks, small.model, config_, [&](Engine& engine, ScriptedTrainer& trainer) {
+    ASSERT_OK(engine.Agree(absl::OkStatus()));
+    const uintmax_t before = BytesOnDisk(scratch_.path());
+    ASSERT_OK(Train(engine, small, trainer, 0));
+    ASSERT_OK(Reorder(engine, large));
+    EXPECT_GT(BytesOnDisk(scratch_.path()), before);
+    ASSERT_OK(Train(engine, large, trainer, 1));
+    ASSERT_OK(Reorder(engine, small));
+    EXPECT_EQ(BytesOnDisk(scratch_.path()), before);
+    ASSERT_OK(Train(engine, small, trainer, 2));
+    ASSERT_OK(engine.Report().status());
+    ASSERT_OK(engine.Agree(absl::OkStatus()));
+  });
 }
 
 TEST_F(ReorderOnDiskTest, FilesAreCountedOnce) {
   const Order before = AsScripted(kBoundaryBytes), order = Shuffled(kBoundaryBytes);
-  RunOn(kTwoRanks, before.model, config_, [&](Engine& engine, ScriptedTrainer&) -> absl::Status {
-    EBB_RETURN_IF_ERROR(Reorder(engine, order));
+  RunOn(kTwoRanks, before.model, config_, [&](Engine& engine, ScriptedTrainer&) {
+    ASSERT_OK(Reorder(engine, order));
     for (const MemoryRow& row : engine.memory()) {
       if (row.tier == Tier::kNvme) {
         EXPECT_EQ(row.peak_bytes, row.current_bytes) << Name(row.state);
       }
     }
-    return absl::OkStatus();
   });
 }
 
 TEST_F(ReorderOnDiskTest, ReadsBesideStepsEndBeforeItAndGoOnAfterIt) {
   const Order before = AsScripted(kBoundaryBytes), order = Shuffled(kBoundaryBytes);
-  RunOn(kTwoRanks, before.model, config_,
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          using Values = std::map<std::pair<std::string, int>, std::vector<float>>;
-          const auto read = [&](Values& values) {
-            StateReader reader;
-            reader.take = [&values](StateClass what, std::string_view state, const Slice& slice,
-                                    std::span<const float> of) {
-              std::vector<float>& all =
-                  values[{absl::StrCat(static_cast<int>(what), std::string(state)),
-                          static_cast<int>(slice.parameter)}];
-              all.insert(all.end(), of.begin(), of.end());
-              return absl::OkStatus();
-            };
-            return engine.ReadAsync(std::move(reader));
-          };
-          EBB_RETURN_IF_ERROR(Train(engine, before, trainer, 0));
-          Values first, second;
-          EBB_ASSIGN_OR_RETURN(const std::shared_future<absl::Status> first_over, read(first));
-          EBB_RETURN_IF_ERROR(Reorder(engine, order));
-          EXPECT_FALSE(engine.IsReadingAsync());
-          EBB_RETURN_IF_ERROR(first_over.get());
-          EXPECT_EQ(engine.StateSlices().front().parameter, order.model[UnitId{3}].parameters[0]);
-          EBB_ASSIGN_OR_RETURN(const std::shared_future<absl::Status> second_over, read(second));
-          EBB_RETURN_IF_ERROR(Train(engine, order, trainer, 1));
-          EBB_RETURN_IF_ERROR(second_over.get());
-          EXPECT_EQ(first, second);
-          return engine.Report().status();
-        });
+  RunOn(kTwoRanks, before.model, config_, [&](Engine& engine, ScriptedTrainer& trainer) {
+    using Values = std::map<std::pair<std::string, int>, std::vector<float>>;
+    const auto read = [&](Values& values) {
+      StateReader reader;
+      reader.take = [&values](StateClass what, std::string_view state, const Slice& slice,
+                              std::span<const float> of) {
+        std::vector<float>& all = values[{absl::StrCat(static_cast<int>(what), std::string(state)),
+                                          static_cast<int>(slice.parameter)}];
+        all.insert(all.end(), of.begin(), of.end());
+        return absl::OkStatus();
+      };
+      return engine.ReadAsync(std::move(reader));
+    };
+    ASSERT_OK(Train(engine, before, trainer, 0));
+    Values first, second;
+    ASSERT_OK_AND_ASSIGN(const std::shared_future<absl::Status> first_over, read(first));
+    ASSERT_OK(Reorder(engine, order));
+    EXPECT_FALSE(engine.IsReadingAsync());
+    ASSERT_OK(first_over.get());
+    EXPECT_EQ(engine.StateSlices().front().parameter, order.model[UnitId{3}].parameters[0]);
+    ASSERT_OK_AND_ASSIGN(const std::shared_future<absl::Status> second_over, read(second));
+    ASSERT_OK(Train(engine, order, trainer, 1));
+    ASSERT_OK(second_over.get());
+    EXPECT_EQ(first, second);
+    ASSERT_OK(engine.Report().status());
+  });
 }
 
 // Spans are written when the engine ends.
@@ -406,16 +373,15 @@ TEST(ReorderCallTest, TheTimelineNamesTheUnitsOfEveryOrder) {
   for (UnitSpec& unit : model.units)  // too long to lie in a string itself
     unit.name = absl::StrCat("a unit with a long name, ", unit.name);
   std::set<std::string> named;
-  RunOn(kTwoRanks, model, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+  RunOn(kTwoRanks, model, config, [&](Engine& engine, ScriptedTrainer& trainer) {
     const Order before = AsScripted(), order = Nested();
-    EBB_RETURN_IF_ERROR(Train(engine, before, trainer, 0));
-    EBB_RETURN_IF_ERROR(Reorder(engine, order));
-    EBB_RETURN_IF_ERROR(Train(engine, order, trainer, 1));
-    return engine.Report().status();
+    ASSERT_OK(Train(engine, before, trainer, 0));
+    ASSERT_OK(Reorder(engine, order));
+    ASSERT_OK(Train(engine, order, trainer, 1));
+    ASSERT_OK(engine.Report().status());
   });
-  const absl::StatusOr<TraceTracks> tracks = ReadTraceEvents(config.ebb.trace);
-  ASSERT_TRUE(tracks.ok()) << tracks.status();
-  for (const auto& [at, track] : *tracks) {
+  ASSERT_OK_AND_ASSIGN(const TraceTracks tracks, ReadTraceEvents(config.ebb.trace));
+  for (const auto& [at, track] : tracks) {
     for (const TraceSpan& span : track.spans)
       if (span.name.starts_with("gather ")) named.insert(span.name.substr(7));
   }
@@ -443,11 +409,8 @@ TEST(ReorderOfFourRanksTest, GoesOnAsAnEngineThatWasCreatedSo) {
                        return reorders ? Reorder(engine, order) : absl::OkStatus();
                      });
       };
-      const std::vector<Ended> right = run(false), reordered = run(true);
-      for (size_t rank = 0; rank < right.size(); ++rank) {
-        EXPECT_TRUE(right[rank].snapshot == reordered[rank].snapshot) << order.name;
-        EXPECT_EQ(right[rank].bytes, reordered[rank].bytes) << order.name;
-      }
+      SCOPED_TRACE(order.name);
+      ExpectSame(run(false), run(true));
     }
   }
 }
@@ -459,21 +422,20 @@ TEST(ReorderOnDiskBudgetTest, StatesStayInTheHostMemoryThatTheyHave) {
   Config config = OnNvme(ConfigFor(setting), scratch.path());
   config.ebb.host_memory = 256 << 10;
   const Order before = AsScripted(), order = Shuffled();
-  RunOn(setting, before.model, config,
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          EBB_RETURN_IF_ERROR(Train(engine, before, trainer, 0));
-          const auto on_host = [&] {
-            uint64_t bytes = 0;
-            for (const MemoryRow& row : engine.memory())
-              if (row.tier == Tier::kCpu && row.state == StateClass::kOptimizer)
-                bytes = row.current_bytes;
-            return bytes;
-          };
-          const uint64_t states = on_host();
-          EBB_RETURN_IF_ERROR(Reorder(engine, order));
-          EXPECT_EQ(on_host(), states);
-          return Train(engine, order, trainer, 1);
-        });
+  RunOn(setting, before.model, config, [&](Engine& engine, ScriptedTrainer& trainer) {
+    ASSERT_OK(Train(engine, before, trainer, 0));
+    const auto on_host = [&] {
+      uint64_t bytes = 0;
+      for (const MemoryRow& row : engine.memory())
+        if (row.tier == Tier::kCpu && row.state == StateClass::kOptimizer)
+          bytes = row.current_bytes;
+      return bytes;
+    };
+    const uint64_t states = on_host();
+    ASSERT_OK(Reorder(engine, order));
+    EXPECT_EQ(on_host(), states);
+    ASSERT_OK(Train(engine, order, trainer, 1));
+  });
 }
 
 }  // namespace

@@ -4,107 +4,50 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
+#include <string_view>
 
 #include "ebb/runtime/engine/scope.h"
 #include "ebb/sharding/order.h"
 #include "tests/engine/scripted.h"
-#include "tests/engine/snapshot.h"
 #include "tests/offload/scratch.h"
+#include "tests/status.h"
 
 namespace ebb::testing::scopes_test {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const char kWarning[] = "where the declared order has";
 
 struct OffPlanOrder {
   const char* name;
-  Script script;                  // of one round
+  std::string_view scopes;        // of one round: F and a unit, B and a visit
   std::vector<int> without = {};  // visits without a backward in it
 };
 
-std::vector<OffPlanOrder> OffPlanOrders() {
-  return {
-      {"ForwardLeftOut",
-       [](const ScriptedTrainer& trainer, Step& step) {
-         ForwardOf(trainer, step, {0, 1, 2, 4, 0});
-         trainer.BackwardAll(step);
-       }},
-      {"FirstForwardLeftOut",
-       [](const ScriptedTrainer& trainer, Step& step) {
-         ForwardOf(trainer, step, {1, 2, 3, 4, 0});
-         trainer.BackwardAll(step);
-       }},
-      {"UnitLeftOutOfForwardAndBackward",
-       [](const ScriptedTrainer& trainer, Step& step) {
-         ForwardOf(trainer, step, {0, 1, 2, 4, 0});
-         BackwardOf(trainer, step, {5, 4, 2, 1, 0});
-       },
-       {3}},
-      {"BackwardLeftOut",
-       [](const ScriptedTrainer& trainer, Step& step) {
-         trainer.ForwardAll(step);
-         BackwardOf(trainer, step, {5, 3, 2, 1, 0});
-       },
-       {4}},
-      {"NeighboursLeftOutOfBackward",
-       [](const ScriptedTrainer& trainer, Step& step) {
-         trainer.ForwardAll(step);
-         BackwardOf(trainer, step, {5, 4, 0});
-       },
-       {1, 3}},
-      {"LastBackwardLeftOut",
-       [](const ScriptedTrainer& trainer, Step& step) {
-         trainer.ForwardAll(step);
-         BackwardOf(trainer, step, {5, 4, 3, 2, 1});
-       },
-       {0}},
-      {"ForwardSwapped",
-       [](const ScriptedTrainer& trainer, Step& step) {
-         ForwardOf(trainer, step, {0, 3, 2, 1, 4, 0});
-         trainer.BackwardAll(step);
-       }},
-      {"FrozenBackwardOutOfOrderAndAgain",
-       [](const ScriptedTrainer& trainer, Step& step) {
-         trainer.ForwardAll(step);
-         BackwardOf(trainer, step, {5, 4, 3, 1, 2, 2, 0});
-       }},
-      {"ForwardAgainBetweenBackwards",
-       [](const ScriptedTrainer& trainer, Step& step) {
-         trainer.ForwardAll(step);
-         trainer.Backward(step, 5);
-         ForwardOf(trainer, step, {3, 2});
-         BackwardOf(trainer, step, {4, 3});
-         ForwardOf(trainer, step, {1});
-         BackwardOf(trainer, step, {2, 1, 0});
-       }},
-      {"ForwardAgainAtOnce",
-       [](const ScriptedTrainer& trainer, Step& step) {
-         ForwardOf(trainer, step, {0, 1, 1, 2, 3, 4, 0});
-         trainer.BackwardAll(step);
-       }},
-      {"ForwardAgainLater",
-       [](const ScriptedTrainer& trainer, Step& step) {
-         ForwardOf(trainer, step, {0, 1, 2, 3, 1, 4, 0});
-         trainer.BackwardAll(step);
-       }},
-      {"RecomputedByForwardScopes",
-       [](const ScriptedTrainer& trainer, Step& step) {
-         trainer.ForwardAll(step);
-         for (int visit = kScriptedVisits - 1; visit >= 0; --visit) {
-           trainer.Forward(step, kScriptedUnits[visit]);
-           trainer.Backward(step, visit);
-         }
-       }},
-      {"WalkRepeated",
-       [](const ScriptedTrainer& trainer, Step& step) {
-         trainer.ForwardAll(step);
-         trainer.ForwardAll(step);
-         trainer.BackwardAll(step);
-       }},
-  };
+const OffPlanOrder kOffPlanOrders[] = {
+    {"ForwardLeftOut", "F0 F1 F2 F4 F0 B5 B4 B3 B2 B1 B0"},
+    {"FirstForwardLeftOut", "F1 F2 F3 F4 F0 B5 B4 B3 B2 B1 B0"},
+    {"UnitLeftOutOfForwardAndBackward", "F0 F1 F2 F4 F0 B5 B4 B2 B1 B0", {3}},
+    {"BackwardLeftOut", "F0 F1 F2 F3 F4 F0 B5 B3 B2 B1 B0", {4}},
+    {"NeighboursLeftOutOfBackward", "F0 F1 F2 F3 F4 F0 B5 B4 B0", {1, 3}},
+    {"LastBackwardLeftOut", "F0 F1 F2 F3 F4 F0 B5 B4 B3 B2 B1", {0}},
+    {"ForwardSwapped", "F0 F3 F2 F1 F4 F0 B5 B4 B3 B2 B1 B0"},
+    {"FrozenBackwardOutOfOrderAndAgain", "F0 F1 F2 F3 F4 F0 B5 B4 B3 B1 B2 B2 B0"},
+    {"ForwardAgainBetweenBackwards", "F0 F1 F2 F3 F4 F0 B5 F3 F2 B4 B3 F1 B2 B1 B0"},
+    {"ForwardAgainAtOnce", "F0 F1 F1 F2 F3 F4 F0 B5 B4 B3 B2 B1 B0"},
+    {"ForwardAgainLater", "F0 F1 F2 F3 F1 F4 F0 B5 B4 B3 B2 B1 B0"},
+    {"RecomputedByForwardScopes", "F0 F1 F2 F3 F4 F0 F0 B5 F4 B4 F3 B3 F2 B2 F1 B1 F0 B0"},
+    {"WalkRepeated", "F0 F1 F2 F3 F4 F0 F0 F1 F2 F3 F4 F0 B5 B4 B3 B2 B1 B0"},
+};
+
+void Open(std::string_view scopes, const ScriptedTrainer& trainer, Step& step) {
+  for (size_t at = 0; at < scopes.size(); at += 3) {
+    const int number = scopes[at + 1] - '0';
+    if (scopes[at] == 'F') trainer.Forward(step, number);
+    if (scopes[at] == 'B') trainer.Backward(step, number);
+  }
 }
 
 class OffPlanScopesTest : public ::testing::TestWithParam<Setting> {
@@ -126,7 +69,7 @@ class OffPlanScopesTest : public ::testing::TestWithParam<Setting> {
           for (int r = 0; r < step.rounds(); ++r)
             trainer.Round(step, is_off_plan(r) ? order.without : std::vector<int>());
         });
-    ASSERT_TRUE(declared.status.ok()) << declared.status;
+    ASSERT_OK(declared.status);
     EXPECT_EQ(Occurrences(declared.log, kWarning), 0) << declared.log;
     StepOptions options = kExactStep;
     options.may_leave_out = !order.without.empty();
@@ -134,29 +77,30 @@ class OffPlanScopesTest : public ::testing::TestWithParam<Setting> {
                                          [&](const ScriptedTrainer& trainer, Step& step) {
                                            for (int r = 0; r < step.rounds(); ++r) {
                                              if (is_off_plan(r)) {
-                                               order.script(trainer, step);
+                                               Open(order.scopes, trainer, step);
                                              } else {
                                                trainer.Round(step);
                                              }
                                            }
                                          },
                                          {.step = options, .shown = &declared.shown});
-    ASSERT_TRUE(off_plan.status.ok()) << off_plan.status;
+    ASSERT_OK(off_plan.status);
     EXPECT_EQ(off_plan.masters, declared.masters);
     EXPECT_EQ(Occurrences(off_plan.log, kWarning), 1) << off_plan.log;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Cells, OffPlanScopesTest, ::testing::ValuesIn(WorldsAndStages()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Cells, OffPlanScopesTest,
+                         ::testing::ValuesIn(WorldsAndStages({.world = 3, .stage = 2})), NameOf);
 
 TEST_P(OffPlanScopesTest, GivesTheNumbersOfTheDeclaredOrderAndOneWarning) {
   for (const Setting& setting : At(GetParam(), kTimings)) {
-    for (const OffPlanOrder& order : OffPlanOrders()) Compare(setting, order, ConfigFor(setting));
+    for (const OffPlanOrder& order : kOffPlanOrders) Compare(setting, order, ConfigFor(setting));
   }
 }
 
 TEST_P(OffPlanScopesTest, GivesThemAtAnyPrefetchDepthAndInBuckets) {
   Setting setting = GetParam();
-  for (const OffPlanOrder& order : OffPlanOrders()) {
+  for (const OffPlanOrder& order : kOffPlanOrders) {
     for (const int64_t depth : {0, 2}) {
       setting.timing = depth == 0 ? Timing::kLate : Timing::kEarly;
       Config config = ConfigFor(setting);
@@ -180,18 +124,18 @@ TEST_P(OffPlanScopesTest, GivesThemWithEverythingOnNvme) {
       config.ebb.offload_gradients = Tier::kNvme;
       config.ebb.verify_swap = VerifySwap::kAll;
     }
-    for (const OffPlanOrder& order : OffPlanOrders()) Compare(setting, order, config);
+    for (const OffPlanOrder& order : kOffPlanOrders) Compare(setting, order, config);
     const Script round = [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); };
     EXPECT_EQ(RunScript(setting, ScriptedModel(), config, round).masters,
               RunScript(setting, ScriptedModel(), ConfigFor(setting), round).masters);
   }
 }
 
-// OffPlanOrders that leave no doubt about the round: a repeated walk, or a first unit that is left
+// Orders that leave no doubt about the round: a repeated walk, or a first unit that is left
 // out or recomputed, could as well be the next round.
 TEST_P(OffPlanScopesTest, GivesThemInAnyRound) {
   Setting setting = GetParam();
-  for (const OffPlanOrder& order : OffPlanOrders()) {
+  for (const OffPlanOrder& order : kOffPlanOrders) {
     const std::string name = order.name;
     if (name == "WalkRepeated" || name == "RecomputedByForwardScopes") continue;
     for (const ReduceAt at : {ReduceAt::kRound, ReduceAt::kStep}) {
@@ -207,7 +151,7 @@ TEST_P(OffPlanScopesTest, GivesThemInAnyRound) {
 
 TEST_P(OffPlanScopesTest, GivesThemInAllRounds) {
   Setting setting = GetParam();
-  for (const OffPlanOrder& order : OffPlanOrders()) {
+  for (const OffPlanOrder& order : kOffPlanOrders) {
     const std::string name = order.name;
     if (name == "WalkRepeated" || name == "RecomputedByForwardScopes") continue;
     Compare(setting, order, ConfigFor(setting), /*rounds=*/3, {0, 1, 2});
@@ -236,33 +180,29 @@ TEST_P(OffPlanScopesTest, ABackwardOutOfOrderOrAgainIsAnErrorThatChangesNothing)
     const ScriptRun right =
         RunScript(setting, model, config,
                   [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); });
-    ASSERT_TRUE(right.status.ok()) << right.status;
+    ASSERT_OK(right.status);
     for (const Refused& refused : kRefused) {
       SCOPED_TRACE(::testing::Message() << refused.says << " " << refused.why << ", " << setting);
-      const absl::Status status = RunEngines(
-          setting, model, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-            for (int number = 0; number < 3; ++number) {
-              trainer.BeginStep(number, nullptr);
-              if (number == 1) {
-                Step step = engine.BeginStep({.gradient_divisor = 4, .may_leave_out = true});
-                trainer.ForwardAll(step);
-                BackwardOf(trainer, step, refused.backward);
-                const absl::Status wrong = FinishAndReport(engine, step);
-                EXPECT_EQ(wrong.code(), absl::StatusCode::kFailedPrecondition) << wrong;
-                EXPECT_THAT(std::string(wrong.message()),
-                            AllOf(HasSubstr(refused.says), HasSubstr(refused.why),
-                                  HasSubstr(sharding::kOrderDeclaredIn)));
-                EXPECT_EQ(engine.Report().status(), wrong);
-              }
-              trainer.BeginStep(number, &right.shown[static_cast<size_t>(number)]);
-              Step step = engine.BeginStep({.gradient_divisor = 4});
-              trainer.Round(step);
-              if (absl::Status finished = step.Finish(); !finished.ok()) return finished;
-            }
-            EXPECT_EQ(*GatherAll(engine, model, StateClass::kMaster), right.masters);
-            return absl::OkStatus();
-          });
-      EXPECT_TRUE(status.ok()) << status;
+      RunOn(setting, model, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+        for (int number = 0; number < 3; ++number) {
+          trainer.BeginStep(number, nullptr);
+          if (number == 1) {
+            Step step = engine.BeginStep({.gradient_divisor = 4, .may_leave_out = true});
+            trainer.ForwardAll(step);
+            BackwardOf(trainer, step, refused.backward);
+            const absl::Status wrong = FinishAndReport(engine, step);
+            EXPECT_THAT(wrong, StatusIs(absl::StatusCode::kFailedPrecondition, refused.says,
+                                        refused.why, sharding::kOrderDeclaredIn));
+            EXPECT_EQ(engine.Report().status(), wrong);
+          }
+          trainer.BeginStep(number, &right.shown[static_cast<size_t>(number)]);
+          Step step = engine.BeginStep({.gradient_divisor = 4});
+          trainer.Round(step);
+          if (absl::Status finished = step.Finish(); !finished.ok()) return finished;
+        }
+        EXPECT_EQ(*GatherAll(engine, model, StateClass::kMaster), right.masters);
+        return absl::OkStatus();
+      });
     }
   }
 }
@@ -289,7 +229,7 @@ TEST_P(OffPlanScopesTest, ABackwardRefusedOnOneRankIsNamedOnAll) {
                    trainer.Round(step);
                    return FinishAndReport(engine, step);
                  });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
 }
 
 // Where parts of the step were updated before it, nothing can be right any more.
@@ -301,9 +241,8 @@ TEST_P(OffPlanScopesTest, ABackwardAgainAfterAnEarlyUpdateFailsTheEngine) {
                                     trainer.ForwardAll(step);
                                     BackwardOf(trainer, step, {5, 4, 4, 3, 2, 1, 0});
                                   });
-  EXPECT_THAT(std::string(run.status.message()),
-              AllOf(HasSubstr("the engine has failed"), HasSubstr("Backward('u4')"),
-                    HasSubstr(sharding::kOrderDeclaredIn)));
+  EXPECT_THAT(run.status,
+              Says("the engine has failed", "Backward('u4')", sharding::kOrderDeclaredIn));
 }
 
 // It would show parameters of the next step.
@@ -315,9 +254,7 @@ TEST_P(OffPlanScopesTest, AForwardAgainAfterAnEarlyUpdateFailsTheEngine) {
                                     trainer.Round(step);
                                     trainer.Forward(step, 4);
                                   });
-  EXPECT_THAT(std::string(run.status.message()),
-              AllOf(HasSubstr("the engine has failed"), HasSubstr("Forward('u4')"),
-                    HasSubstr("ebb.asynchronous_step")));
+  EXPECT_THAT(run.status, Says("the engine has failed", "Forward('u4')", "ebb.asynchronous_step"));
 }
 
 // The error drops the step on every rank, and the engine goes on as if it had never been.
@@ -328,30 +265,27 @@ TEST_P(OffPlanScopesTest, IsAnErrorWhereBoundariesBelongToTheEngine) {
     const ScriptRun right =
         RunScript(setting, model, config,
                   [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); });
-    ASSERT_TRUE(right.status.ok()) << right.status;
-    for (const OffPlanOrder& order : OffPlanOrders()) {
+    ASSERT_OK(right.status);
+    for (const OffPlanOrder& order : kOffPlanOrders) {
       SCOPED_TRACE(::testing::Message() << order.name << ", " << setting);
-      const absl::Status status = RunEngines(
-          setting, model, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-            for (int number = 0; number < 3; ++number) {
-              trainer.BeginStep(number, &right.shown[static_cast<size_t>(number)]);
-              if (number == 1) {
-                Step step = engine.BeginStep({.gradient_divisor = 4});
-                order.script(trainer, step);
-                const absl::Status wrong = FinishAndReport(engine, step);
-                EXPECT_EQ(wrong.code(), absl::StatusCode::kFailedPrecondition) << wrong;
-                EXPECT_THAT(std::string(wrong.message()),
-                            AllOf(HasSubstr(kWarning), HasSubstr("Visit::output_bytes")));
-                EXPECT_EQ(engine.Report().status(), wrong);
-              }
-              Step step = engine.BeginStep({.gradient_divisor = 4});
-              trainer.Round(step);
-              if (absl::Status finished = step.Finish(); !finished.ok()) return finished;
-            }
-            EXPECT_EQ(*GatherAll(engine, model, StateClass::kMaster), right.masters);
-            return absl::OkStatus();
-          });
-      EXPECT_TRUE(status.ok()) << status;
+      RunOn(setting, model, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+        for (int number = 0; number < 3; ++number) {
+          trainer.BeginStep(number, &right.shown[static_cast<size_t>(number)]);
+          if (number == 1) {
+            Step step = engine.BeginStep({.gradient_divisor = 4});
+            Open(order.scopes, trainer, step);
+            const absl::Status wrong = FinishAndReport(engine, step);
+            EXPECT_THAT(wrong, StatusIs(absl::StatusCode::kFailedPrecondition, kWarning,
+                                        "Visit::output_bytes"));
+            EXPECT_EQ(engine.Report().status(), wrong);
+          }
+          Step step = engine.BeginStep({.gradient_divisor = 4});
+          trainer.Round(step);
+          if (absl::Status finished = step.Finish(); !finished.ok()) return finished;
+        }
+        EXPECT_EQ(*GatherAll(engine, model, StateClass::kMaster), right.masters);
+        return absl::OkStatus();
+      });
     }
   }
 }

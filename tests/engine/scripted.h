@@ -15,7 +15,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "ebb/ebb.h"
+#include "tests/ranks.h"
 
 namespace ebb::testing {
 
@@ -34,9 +36,10 @@ std::ostream& operator<<(std::ostream& out, const Setting& setting);
 Config ConfigFor(const Setting& setting);
 // With all that its stage allows on NVMe, and no RAM but for staging.
 Config OnNvme(Config config, const std::string& path);
-// Each world at stage 3 and at one of the others, with EBB_FULL at each; and one of them at several
-// timings.
-std::vector<Setting> WorldsAndStages(std::initializer_list<int> worlds = {1, 2, 3});
+// Two cells, because the bitwise matrix has all pairs: two ranks at stage 3, which has most to do, and
+// another, which differs between tests. With EBB_FULL both worlds at each stage.
+std::vector<Setting> WorldsAndStages(Setting other = {.world = 3, .stage = 1});
+// A cell at several timings.
 std::vector<Setting> At(Setting setting, std::span<const Timing> timings);
 std::string NameOf(const ::testing::TestParamInfo<Setting>& info);
 
@@ -133,5 +136,44 @@ absl::StatusOr<ParameterValues> GatherAll(Engine& engine, const ModelSpec& model
 
 // How often `part` occurs in `text`.
 int Occurrences(const std::string& text, const std::string& part);
+
+struct Snapshot {
+  ParameterValues masters, parameters;     // whole
+  std::vector<std::vector<float>> states;  // this rank's slices, by state
+  friend bool operator==(const Snapshot&, const Snapshot&) = default;
+};
+inline void PrintTo(const Snapshot& snapshot, std::ostream* out) {
+  *out << "a snapshot of " << snapshot.masters.size() << " parameters";
+}
+
+// Collective.
+absl::StatusOr<Snapshot> TakeSnapshot(Engine& engine, const ModelSpec& model,
+                                      const std::vector<std::string>& states = {"exp_avg",
+                                                                                "exp_avg_sq"});
+
+// This rank's slices of one class, laid into whole parameters; NaN where other ranks' are.
+absl::StatusOr<ParameterValues> ReadSlices(Engine& engine, const ModelSpec& model, StateClass what,
+                                           const std::string& state = "");
+
+// One step in the declared order. The divisor is a power of two, so gradients stay exact.
+inline constexpr StepOptions kExactStep = {.gradient_divisor = 4};
+absl::Status TrainStep(Engine& engine, ScriptedTrainer& trainer, int64_t number,
+                       StepOptions options = kExactStep);
+
+// What ScriptedTrainer::Add puts into the gradients of a step, over all ranks, visits and
+// micro-batches, undivided; 0 for the frozen ones.
+ParameterValues GradientSums(const ModelSpec& model, int world, int64_t step,
+                             int micro_batches = 1);
+
+// Fails the test where `body`, of an Engine& and a ScriptedTrainer&, asserts or returns an error.
+template <class Body>
+void RunOn(const Setting& setting, const ModelSpec& model, const Config& config, const Body& body,
+           const EngineOptions& options = {}) {
+  const absl::Status status = RunEngines(
+      setting, model, config,
+      [&](Engine& engine, ScriptedTrainer& trainer) { return StatusOfRank(body, engine, trainer); },
+      options);
+  EXPECT_TRUE(status.ok()) << setting << ": " << status;
+}
 
 }  // namespace ebb::testing

@@ -119,6 +119,16 @@ absl::Status Evaluate(Engine& engine, const Order& order, const ScriptedTrainer&
   return evaluation.Finish().status();
 }
 
+void ExpectSame(const std::vector<Ended>& one, const std::vector<Ended>& other) {
+  ASSERT_EQ(one.size(), other.size());
+  for (size_t rank = 0; rank < one.size(); ++rank) {
+    SCOPED_TRACE(absl::StrCat("rank ", rank));
+    EXPECT_TRUE(one[rank].snapshot == other[rank].snapshot);
+    EXPECT_EQ(one[rank].report, other[rank].report);
+    EXPECT_EQ(one[rank].bytes, other[rank].bytes);
+  }
+}
+
 absl::StatusOr<Ended> End(Engine& engine, const ModelSpec& model) {
   Ended ended;
   EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
@@ -133,19 +143,16 @@ std::vector<Ended> EndOf(const Setting& setting, const Config& config, const Ord
                          const std::function<absl::Status(Engine&, ScriptedTrainer&)>& make,
                          StepOptions options) {
   std::vector<Ended> ended(static_cast<size_t>(setting.world));
-  RunOn(setting, created.model, config,
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          EBB_RETURN_IF_ERROR(make(engine, trainer));
-          EBB_RETURN_IF_ERROR(Evaluate(engine, order, trainer));
-          for (const int64_t number : {2, 3}) {
-            EBB_ASSIGN_OR_RETURN(const ParameterValues shown,
-                                 GatherAll(engine, order.model, StateClass::kParameter));
-            EBB_RETURN_IF_ERROR(Train(engine, order, trainer, number, &shown, options));
-          }
-          EBB_ASSIGN_OR_RETURN(ended[static_cast<size_t>(trainer.rank())],
-                               End(engine, order.model));
-          return absl::OkStatus();
-        });
+  RunOn(setting, created.model, config, [&](Engine& engine, ScriptedTrainer& trainer) {
+    ASSERT_OK(make(engine, trainer));
+    ASSERT_OK(Evaluate(engine, order, trainer));
+    for (const int64_t number : {2, 3}) {
+      ASSERT_OK_AND_ASSIGN(const ParameterValues shown,
+                           GatherAll(engine, order.model, StateClass::kParameter));
+      ASSERT_OK(Train(engine, order, trainer, number, &shown, options));
+    }
+    ASSERT_OK_AND_ASSIGN(ended[static_cast<size_t>(trainer.rank())], End(engine, order.model));
+  });
   return ended;
 }
 

@@ -10,7 +10,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tests/engine/scripted.h"
-#include "tests/engine/snapshot.h"
 
 namespace ebb::testing {
 
@@ -46,6 +45,8 @@ struct Ended {
   Snapshot snapshot;
   std::string report, bytes;
 };
+// On every rank.
+void ExpectSame(const std::vector<Ended>& one, const std::vector<Ended>& other);
 absl::StatusOr<Ended> End(Engine& engine, const ModelSpec& model);
 
 // By rank. `make`: prepares the engine before the last two steps, which are in the new order.

@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/engine/step_outcome.h"
+#include "tests/status.h"
 
 namespace ebb::testing {
 
@@ -81,9 +82,8 @@ struct Rank {
   int parity = 0;
 
   Rank(const Config& of, int rank, int ranks) : config(of), messages("engine", rank, model) {
-    EXPECT_TRUE(ControlBlock::Create(Device::Cpu(1),
-                                     {.units = 2, .ranks = static_cast<size_t>(ranks)}, {}, control)
-                    .ok());
+    EXPECT_OK(ControlBlock::Create(Device::Cpu(1),
+                                   {.units = 2, .ranks = static_cast<size_t>(ranks)}, {}, control));
     constants.emplace(config, table, *control, /*own_optimizer=*/false);
     outcome.emplace(StepOutcome::Parts{.config = &config,
                                        .errors = &errors,

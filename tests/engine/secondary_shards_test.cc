@@ -11,9 +11,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::secondary_shards_test {
 namespace {
@@ -57,18 +58,18 @@ std::string Describe(const Cell& cell) {
 // Trains, and does between the steps whatever could leave an old copy behind.
 std::vector<std::vector<uint32_t>> BitsOf(const Cell& cell, int64_t secondary) {
   std::vector<std::vector<uint32_t>> bits(static_cast<size_t>(cell.world));
-  const absl::Status status = RunThreads(cell.world, [&](World world) -> absl::Status {
+  OnThreads(cell.world, [&](World world) {
     const int rank = world.rank();
     ToyModel model({});
-    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), model.spec(),
+    ASSERT_OK_AND_ASSIGN(Engine engine, Engine::Create(world, Device::Cpu(1), model.spec(),
                                                        ConfigOf(cell, secondary)));
-    EBB_RETURN_IF_ERROR(model.Train(engine, rank, 0));
+    ASSERT_OK(model.Train(engine, rank, 0));
     // Some of its gathers are on their way, and are given up.
     { const Evaluation left = engine.BeginEvaluation(); }
-    EBB_RETURN_IF_ERROR(model.Train(engine, rank, 1));
-    EBB_ASSIGN_OR_RETURN(const double loss, model.Evaluate(engine, rank));
-    EBB_RETURN_IF_ERROR(engine.Write(StateClass::kParameter, Normal(0.5f, /*seed=*/7)));
-    EBB_RETURN_IF_ERROR(model.Train(engine, rank, 2));
+    ASSERT_OK(model.Train(engine, rank, 1));
+    ASSERT_OK_AND_ASSIGN(const double loss, model.Evaluate(engine, rank));
+    ASSERT_OK(engine.Write(StateClass::kParameter, Normal(0.5f, /*seed=*/7)));
+    ASSERT_OK(model.Train(engine, rank, 2));
     // Off the declared order, from a backward on and within forward.
     for (const bool in_forward : {false, true}) {
       Step step = engine.BeginStep({.hold_updates = true});
@@ -80,24 +81,22 @@ std::vector<std::vector<uint32_t>> BitsOf(const Cell& cell, int64_t secondary) {
         model.Backward(step, visit, rank, 3);
       if (!in_forward) step.Forward(model.unit(1));
     }  // dropped
-    EBB_RETURN_IF_ERROR(engine.Write(StateClass::kMaster, Normal(0.5f, /*seed=*/8)));
-    EBB_RETURN_IF_ERROR(engine.Suspend());
-    EBB_RETURN_IF_ERROR(engine.Resume());
+    ASSERT_OK(engine.Write(StateClass::kMaster, Normal(0.5f, /*seed=*/8)));
+    ASSERT_OK(engine.Suspend());
+    ASSERT_OK(engine.Resume());
     // Skipped where overflows are looked for: the same parameters once more.
     const bool overflows = !cell.early && rank == 1;
-    EBB_RETURN_IF_ERROR(model.Train(engine, rank, 4, {}, overflows));
-    EBB_RETURN_IF_ERROR(model.Train(engine, rank, 5, {.hold_updates = true}));
+    ASSERT_OK(model.Train(engine, rank, 4, {}, overflows));
+    ASSERT_OK(model.Train(engine, rank, 5, {.hold_updates = true}));
     // Other rounds than the config's.
-    EBB_RETURN_IF_ERROR(model.Train(engine, rank, 6, {.micro_batches = 1}));
-    EBB_RETURN_IF_ERROR(model.Train(engine, rank, 7));
-    EBB_ASSIGN_OR_RETURN(bits[static_cast<size_t>(rank)], MasterBits(engine, model.spec()));
-    EBB_ASSIGN_OR_RETURN(const double last, model.Evaluate(engine, rank));
+    ASSERT_OK(model.Train(engine, rank, 6, {.micro_batches = 1}));
+    ASSERT_OK(model.Train(engine, rank, 7));
+    ASSERT_OK_AND_ASSIGN(bits[static_cast<size_t>(rank)], MasterBits(engine, model.spec()));
+    ASSERT_OK_AND_ASSIGN(const double last, model.Evaluate(engine, rank));
     for (const double number : {loss, last})
       bits[static_cast<size_t>(rank)].push_back(
           static_cast<uint32_t>(std::bit_cast<uint64_t>(number)));
-    return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
   return bits;
 }
 
@@ -113,21 +112,11 @@ TEST_P(SecondaryShards, ChangeNoBitWithAnyCallsBetweenSteps) {
 INSTANTIATE_TEST_SUITE_P(
     Cells, SecondaryShards,
     ::testing::Values(
-        Cell{}, Cell{.dtype = DType::kFloat16, .prefetch = 0},
-        Cell{.dtype = DType::kBFloat16, .prefetch = std::numeric_limits<int64_t>::max()},
+        Cell{.dtype = DType::kFloat16, .prefetch = 0},
         Cell{.dtype = DType::kBFloat16, .early = true},
-        Cell{.world = 8, .shard_group = 4},  // replicas beside it
+        // Replicas beside it.
         Cell{.world = 8, .shard_group = 4, .dtype = DType::kFloat16, .states = Tier::kCpu},
-        Cell{.dtype = DType::kBFloat16, .parameters = Tier::kCpu, .states = Tier::kCpu},
-        Cell{.dtype = DType::kBFloat16, .parameters = Tier::kNvme, .states = Tier::kNvme},
-        Cell{.dtype = DType::kBFloat16,
-             .parameters = Tier::kNvme,
-             .states = Tier::kNvme,
-             .early = true},
-        Cell{.dtype = DType::kFloat16,
-             .parameters = Tier::kNvme,
-             .states = Tier::kCpu,
-             .prefetch = 0}));
+        Cell{.parameters = Tier::kNvme, .states = Tier::kNvme, .prefetch = 3}));
 
 // The tables: counted bytes equal predicted ones, and the model crosses the groups once.
 TEST(SecondaryShardsTest, TakeTheMemoryAndMoveTheBytesThatArePredicted) {
@@ -140,14 +129,13 @@ TEST(SecondaryShardsTest, TakeTheMemoryAndMoveTheBytesThatArePredicted) {
                         .states = tier,
                         .micro_batches = micro_batches};
         SCOPED_TRACE(Describe(cell));
-        const absl::Status status = RunThreads(world, [&](World ranks) -> absl::Status {
+        OnThreads(world, [&](World ranks) {
           ToyModel model({});
           uint64_t gathered[2] = {}, secondary[2] = {}, uploaded[2] = {};
           for (const int on : {0, 1}) {
-            EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(ranks, Device::Cpu(1), model.spec(),
+            ASSERT_OK_AND_ASSIGN(Engine engine, Engine::Create(ranks, Device::Cpu(1), model.spec(),
                                                                ConfigOf(cell, 1 + on)));
-            for (int step = 0; step < 3; ++step)
-              EBB_RETURN_IF_ERROR(model.Train(engine, ranks.rank(), step));
+            for (int step = 0; step < 3; ++step) ASSERT_OK(model.Train(engine, ranks.rank(), step));
             for (const MemoryRow& row : engine.memory()) {
               EXPECT_EQ(row.peak_bytes, row.predicted_bytes) << Name(row.state);
               EXPECT_TRUE(row.state != StateClass::kSecondary || on == 1);
@@ -169,9 +157,7 @@ TEST(SecondaryShardsTest, TakeTheMemoryAndMoveTheBytesThatArePredicted) {
           EXPECT_LT(gathered[1] * (micro_batches == 1 ? 1 : 4), gathered[0]);
           // What is copied on the device comes up once a step.
           EXPECT_TRUE(tier == Tier::kDevice || uploaded[1] < uploaded[0]);
-          return absl::OkStatus();
         });
-        EXPECT_TRUE(status.ok()) << status;
       }
     }
   }
@@ -193,8 +179,8 @@ TEST(SecondaryShardsTest, AreKeptBesideScopesThatAreOpenedAgain) {
   Config config = ConfigOf({.prefetch = 0, .micro_batches = 1}, 2);
   config.zero.param_persistence_threshold = 64;  // the first unit's
   config.optimizer.learning_rate = 0;
-  const absl::Status status = RunThreads(4, [&](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), model, config));
+  OnThreads(4, [&](World world) {
+    ASSERT_OK_AND_ASSIGN(Engine engine, Engine::Create(world, Device::Cpu(1), model, config));
     const auto look = [&](const Scope& scope, int u) {
       const std::vector<float> values = Values(scope.parameter(weights[static_cast<size_t>(u)]));
       EXPECT_EQ(values, std::vector<float>(values.size(), static_cast<float>(u + 1)))
@@ -213,15 +199,13 @@ TEST(SecondaryShardsTest, AreKeptBesideScopesThatAreOpenedAgain) {
         look(scope, u);
         scope.gradient(weights[static_cast<size_t>(u)]);
       }
-      EBB_RETURN_IF_ERROR(step.Finish());
+      ASSERT_OK(step.Finish());
     }
     for (const CommunicationRow& row : engine.communication()) {
       EXPECT_EQ(row.bytes, row.predicted_bytes) << row.operation;
       EXPECT_TRUE(row.operation != "gather_secondary" || row.bytes > 0);
     }
-    return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
 }
 
 }  // namespace

@@ -8,9 +8,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "tests/engine/snapshot.h"
+#include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/engine/watched_world.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::several_engines_test {
 namespace {
@@ -73,13 +75,11 @@ constexpr int kSteps = 3;
 // What an engine ends with that trains alone.
 Bits Alone(int world, const Trainer& trainer) {
   std::vector<Bits> bits(static_cast<size_t>(world));
-  const absl::Status status = RunThreads(world, [&](World w) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Running alone, Running::Create(w, trainer, "alone"));
-    for (int n = 0; n < kSteps; ++n) EBB_RETURN_IF_ERROR(alone.Train(n));
-    EBB_ASSIGN_OR_RETURN(bits[static_cast<size_t>(w.rank())], alone.Masters());
-    return absl::OkStatus();
+  OnThreads(world, [&](World w) {
+    ASSERT_OK_AND_ASSIGN(Running alone, Running::Create(w, trainer, "alone"));
+    for (int n = 0; n < kSteps; ++n) ASSERT_OK(alone.Train(n));
+    ASSERT_OK_AND_ASSIGN(bits[static_cast<size_t>(w.rank())], alone.Masters());
   });
-  EXPECT_TRUE(status.ok()) << status;
   return bits[0];
 }
 
@@ -183,18 +183,16 @@ TEST_P(SeveralEnginesTest, EachEndsAsIfItWereAlone) {
     for (const Woven& woven : kWeaves) {
       SCOPED_TRACE(::testing::Message()
                    << woven.name << ", stages " << pair[0].stage << " and " << pair[1].stage);
-      const absl::Status status = RunThreads(GetParam(), [&](World world) -> absl::Status {
+      OnThreads(GetParam(), [&](World world) {
         const Device shared = Device::Cpu(2);
-        EBB_ASSIGN_OR_RETURN(Running a, Running::Create(world, pair[0], "a", shared));
-        EBB_ASSIGN_OR_RETURN(Running b, Running::Create(world, pair[1], "b", shared));
-        for (int n = 0; n < kSteps; ++n) EBB_RETURN_IF_ERROR(woven.weave(world, a, b, n));
-        EBB_ASSIGN_OR_RETURN(const Bits first, a.Masters());
-        EBB_ASSIGN_OR_RETURN(const Bits second, b.Masters());
+        ASSERT_OK_AND_ASSIGN(Running a, Running::Create(world, pair[0], "a", shared));
+        ASSERT_OK_AND_ASSIGN(Running b, Running::Create(world, pair[1], "b", shared));
+        for (int n = 0; n < kSteps; ++n) ASSERT_OK(woven.weave(world, a, b, n));
+        ASSERT_OK_AND_ASSIGN(const Bits first, a.Masters());
+        ASSERT_OK_AND_ASSIGN(const Bits second, b.Masters());
         EXPECT_TRUE(first == alone[0]);
         EXPECT_TRUE(second == alone[1]);
-        return absl::OkStatus();
       });
-      EXPECT_TRUE(status.ok()) << status;
     }
   }
 }
@@ -219,26 +217,25 @@ TEST_P(SeveralEnginesTest, CollectivesAreInTheOrderOfTheCallsOnEveryRank) {
       lists[static_cast<size_t>(world.rank())] = std::move(calls->list);
       return absl::OkStatus();
     });
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_OK(status);
     ASSERT_FALSE(lists[0].empty());
     for (const auto& list : lists) EXPECT_TRUE(list == lists[0]);
   }
 }
 
 TEST_P(SeveralEnginesTest, ACallEnqueuesItsOwnEnginesCollectivesOnly) {
-  const absl::Status status = RunThreads(GetParam(), [&](World world) -> absl::Status {
+  OnThreads(GetParam(), [&](World world) {
     auto calls = std::make_shared<WatchedCalls>();
     const World watched = Watch(world, calls);
     const Trainer trainer{.stage = 3};
-    EBB_ASSIGN_OR_RETURN(Running a, Running::Create(watched, trainer, "a"));
-    EBB_ASSIGN_OR_RETURN(Running b, Running::Create(watched, trainer, "b"));
+    ASSERT_OK_AND_ASSIGN(Running a, Running::Create(watched, trainer, "a"));
+    ASSERT_OK_AND_ASSIGN(Running b, Running::Create(watched, trainer, "b"));
     calls->lists = true;
     int of[2] = {};
     const auto expect_only = [&](int which) {
-      for (const WatchedCalls::Call& call : calls->list) {
+      for (const WatchedCalls::Call& call : calls->list)
         EXPECT_TRUE(absl::StartsWith(call.communicator, which == 0 ? "a " : "b "))
             << call.communicator;
-      }
       of[which] += static_cast<int>(calls->list.size());
       calls->list.clear();
     };
@@ -257,18 +254,16 @@ TEST_P(SeveralEnginesTest, ACallEnqueuesItsOwnEnginesCollectivesOnly) {
         expect_only(which);
       }
     }
-    EBB_RETURN_IF_ERROR(first.Finish());
+    ASSERT_OK(first.Finish());
     expect_only(0);
-    EBB_RETURN_IF_ERROR(second.Finish());
+    ASSERT_OK(second.Finish());
     expect_only(1);
     // Both are the same model: gathers, reductions and an exchange, as many in each. On one rank
     // only the exchange calls a communicator.
     EXPECT_EQ(of[0], of[1]);
     EXPECT_GT(of[0], GetParam() == 1 ? 0 : 2);
     calls->lists = false;
-    return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
 }
 
 // API use: an actor trains, a second engine of frozen parameters generates from it; only one of
@@ -276,9 +271,9 @@ TEST_P(SeveralEnginesTest, ACallEnqueuesItsOwnEnginesCollectivesOnly) {
 TEST_P(SeveralEnginesTest, ActorAndRolloutTakeTurns) {
   const Trainer actor{.stage = 2, .dtype = DType::kBFloat16};
   const Bits alone = Alone(GetParam(), actor);
-  const absl::Status status = RunThreads(GetParam(), [&](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Running policy, Running::Create(world, actor, "policy"));
-    EBB_RETURN_IF_ERROR(policy.engine.Suspend());
+  OnThreads(GetParam(), [&](World world) {
+    ASSERT_OK_AND_ASSIGN(Running policy, Running::Create(world, actor, "policy"));
+    ASSERT_OK(policy.engine.Suspend());
     ToyModel frozen(actor.options);
     ModelSpec spec = frozen.spec();
     for (ParameterSpec& parameter : spec.parameters) {
@@ -286,20 +281,20 @@ TEST_P(SeveralEnginesTest, ActorAndRolloutTakeTurns) {
       parameter.init = Constant(0);
     }
     const Trainer serving{.stage = 3, .dtype = DType::kBFloat16};
-    EBB_ASSIGN_OR_RETURN(
+    ASSERT_OK_AND_ASSIGN(
         Engine rollout,
         Engine::Create(world, Device::Cpu(1), spec, serving.config(),
                        {.compute = policy.engine.compute_stream(), .name = "rollout"}));
     std::vector<double> generated, expected;
     for (int n = 0; n < kSteps; ++n) {
-      EBB_RETURN_IF_ERROR(rollout.CopyParametersFrom(policy.engine));
-      EBB_ASSIGN_OR_RETURN(generated.emplace_back(), frozen.Evaluate(rollout, world.rank()));
-      EBB_RETURN_IF_ERROR(rollout.Suspend());
-      EBB_RETURN_IF_ERROR(policy.engine.Resume());
-      EBB_ASSIGN_OR_RETURN(expected.emplace_back(), policy.Evaluate());
-      EBB_RETURN_IF_ERROR(policy.Train(n));
-      EBB_RETURN_IF_ERROR(policy.engine.Suspend());
-      EBB_RETURN_IF_ERROR(rollout.Resume());
+      ASSERT_OK(rollout.CopyParametersFrom(policy.engine));
+      ASSERT_OK_AND_ASSIGN(generated.emplace_back(), frozen.Evaluate(rollout, world.rank()));
+      ASSERT_OK(rollout.Suspend());
+      ASSERT_OK(policy.engine.Resume());
+      ASSERT_OK_AND_ASSIGN(expected.emplace_back(), policy.Evaluate());
+      ASSERT_OK(policy.Train(n));
+      ASSERT_OK(policy.engine.Suspend());
+      ASSERT_OK(rollout.Resume());
       // Neither holds a device pool while the other has its own.
       uint64_t of_policy = 0, of_rollout = 0;
       for (const MemoryRow& row : policy.engine.memory())
@@ -311,12 +306,10 @@ TEST_P(SeveralEnginesTest, ActorAndRolloutTakeTurns) {
     }
     EXPECT_EQ(generated, expected);
     EXPECT_NE(generated.front(), generated.back());  // it has followed the training
-    EBB_RETURN_IF_ERROR(policy.engine.Resume());
-    EBB_ASSIGN_OR_RETURN(const Bits masters, policy.Masters());
+    ASSERT_OK(policy.engine.Resume());
+    ASSERT_OK_AND_ASSIGN(const Bits masters, policy.Masters());
     EXPECT_TRUE(masters == alone);
-    return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
 }
 
 }  // namespace

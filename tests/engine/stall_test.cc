@@ -10,10 +10,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/wait_point.h"
-#include "tests/engine/snapshot.h"
+#include "tests/engine/scripted.h"
 #include "tests/engine/watched_world.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::stall_test {
 namespace {
@@ -52,7 +53,7 @@ std::vector<absl::Status> WhatIsSaid(const Case& test) {
   std::vector<absl::Status> statuses(static_cast<size_t>(test.setting.world));
   std::atomic<int> done{0};
   WaitPoint all_others;
-  const absl::Status run = RunThreads(test.setting.world, [&](World world) -> absl::Status {
+  OnThreads(test.setting.world, [&](World world) {
     const auto watched = std::make_shared<WatchedCalls>();
     watched->adapt = [&](CommunicatorOptions& options) {
       options.timeout_seconds = kDays;
@@ -61,13 +62,13 @@ std::vector<absl::Status> WhatIsSaid(const Case& test) {
       }
     };
     const World patient = Watch(world, watched);
-    EBB_ASSIGN_OR_RETURN(
+    ASSERT_OK_AND_ASSIGN(
         Engine policy, Engine::Create(patient, Device::Cpu(1), model, config, {.name = "policy"}));
-    EBB_ASSIGN_OR_RETURN(Engine other,
+    ASSERT_OK_AND_ASSIGN(Engine other,
                          Engine::Create(patient, Device::Cpu(1), model, config, {.name = "other"}));
     Engines engines{std::move(policy), std::move(other), ScriptedTrainer(model, world.rank())};
-    EBB_RETURN_IF_ERROR(TrainStep(engines.policy, engines.trainer, 0));
-    EBB_RETURN_IF_ERROR(world.MeetOnHost());  // all have finished the step
+    ASSERT_OK(TrainStep(engines.policy, engines.trainer, 0));
+    ASSERT_OK(world.MeetOnHost());  // all have finished the step
     const auto others_are_done = [&] { return done.load(std::memory_order_acquire) == last; };
     if (test.stalls && world.rank() == last) all_others.Await(others_are_done);
     statuses[static_cast<size_t>(world.rank())] = test.act(engines);
@@ -75,9 +76,7 @@ std::vector<absl::Status> WhatIsSaid(const Case& test) {
     all_others.Notify();
     // None leaves while another still waits: it would be named for that.
     all_others.Await([&] { return done.load(std::memory_order_acquire) > last; });
-    return absl::OkStatus();
   });
-  EXPECT_TRUE(run.ok()) << run;
   return statuses;
 }
 
@@ -203,10 +202,9 @@ TEST(StallTest, RanksThatCallEnginesInDifferentOrdersNameBothCalls) {
                                    : engines.policy.Resume();
                       },
                   .stalls = false});
-  for (const absl::Status& status : calls) {
+  for (const absl::Status& status : calls)
     EXPECT_THAT(Text(status), HasSubstr("rank 1 called Resume of the engine 'policy' where rank 0 "
                                         "copied parameters into the engine 'other'"));
-  }
 }
 
 // One waits in a gather for another that waits in a reduction for it. All are alive.

@@ -10,14 +10,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
-#include "tests/engine/snapshot.h"
+#include "tests/engine/scripted.h"
+#include "tests/status.h"
 
 namespace ebb::testing::step_rates_test {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 constexpr int kSteps = 3;
 constexpr double kRate = 0.03, kDecay = 0.25, kUngrouped = 0.002;
@@ -53,19 +50,18 @@ class StepRatesTest : public ::testing::TestWithParam<Setting> {
   // Of the last rank.
   Result Train(const Setting& setting, const Config& config, const Given& given) {
     Result result;
-    RunOn(setting, model_, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+    RunOn(setting, model_, config, [&](Engine& engine, ScriptedTrainer& trainer) {
       for (int number = 0; number < kSteps; ++number) {
         trainer.BeginStep(number, nullptr);
         Step step = engine.BeginStep(given.begin);
         const float loss = 3;
         step.AddLoss({.data = &loss});
         trainer.Round(step);
-        EBB_RETURN_IF_ERROR(step.Finish(given.finish));
+        ASSERT_OK(step.Finish(given.finish));
       }
-      EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
-      EBB_ASSIGN_OR_RETURN(Snapshot state, TakeSnapshot(engine, model_));
+      ASSERT_OK_AND_ASSIGN(const StepReport report, engine.Report());
+      ASSERT_OK_AND_ASSIGN(Snapshot state, TakeSnapshot(engine, model_));
       if (trainer.rank() + 1 == setting.world) result = {std::move(state), report};
-      return absl::OkStatus();
     });
     return result;
   }
@@ -79,8 +75,8 @@ class StepRatesTest : public ::testing::TestWithParam<Setting> {
 
   const ModelSpec model_ = ModelWithGroup();
 };
-INSTANTIATE_TEST_SUITE_P(Cells, StepRatesTest, ::testing::ValuesIn(WorldsAndStages({1, 2})),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Cells, StepRatesTest,
+                         ::testing::ValuesIn(WorldsAndStages({.world = 1, .stage = 0})), NameOf);
 
 TEST_P(StepRatesTest, HaveTheBitsOfAConfigThatSaysTheSame) {
   for (const Setting& setting : At(GetParam(), kTimings)) {
@@ -113,15 +109,14 @@ TEST_P(StepRatesTest, HaveTheBitsOfAConfigThatSaysTheSame) {
 
 TEST_P(StepRatesTest, AreOfTheirStepAlone) {
   const Config config = ConfigWithGroup(GetParam());
-  RunOn(GetParam(), model_, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+  RunOn(GetParam(), model_, config, [&](Engine& engine, ScriptedTrainer& trainer) {
     for (int number = 0; number < 4; ++number) {
       Step step = engine.BeginStep({.gradient_divisor = 4});
       trainer.Round(step);
-      EBB_RETURN_IF_ERROR(step.Finish({.rates = number == 1 ? kRates : std::vector<GroupRates>()}));
-      EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
+      ASSERT_OK(step.Finish({.rates = number == 1 ? kRates : std::vector<GroupRates>()}));
+      ASSERT_OK_AND_ASSIGN(const StepReport report, engine.Report());
       EXPECT_EQ(report.learning_rate, number == 1 ? kUngrouped : config.optimizer.learning_rate);
     }
-    return absl::OkStatus();
   });
 }
 
@@ -147,13 +142,10 @@ TEST_P(StepRatesTest, WithEarlyUpdatesAValueAtFinishIsAnErrorWithARemedy) {
   setting.timing = Timing::kEarly;
   for (const FinishOptions& finish :
        {FinishOptions{.rates = kRates}, FinishOptions{.gradient_scale = 0.5}}) {
-    RunOn(setting, model_, ConfigWithGroup(setting),
-          [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-            EXPECT_THAT(
-                std::string(Refused(engine, trainer, {.finish = finish}).message()),
-                AllOf(HasSubstr("updates are early"), HasSubstr("StepOptions::rates_at_finish")));
-            return absl::OkStatus();
-          });
+    RunOn(setting, model_, ConfigWithGroup(setting), [&](Engine& engine, ScriptedTrainer& trainer) {
+      EXPECT_THAT(Refused(engine, trainer, {.finish = finish}),
+                  Says("updates are early", "StepOptions::rates_at_finish"));
+    });
   }
 }
 
@@ -177,18 +169,16 @@ TEST_P(StepRatesTest, WrongValuesAreRefusedAndLeaveNothing) {
       {{.finish = {.gradient_scale = kNaN}}, "gradient_scale nan"},
   };
   for (const Setting& setting : At(GetParam(), kNotEarly)) {
-    RunOn(setting, model_, ConfigWithGroup(setting),
-          [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-            EBB_ASSIGN_OR_RETURN(const Snapshot before, TakeSnapshot(engine, model_));
-            for (const Wrong& wrong : wrongs) {
-              const absl::Status status = Refused(engine, trainer, wrong.given);
-              EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-              EXPECT_THAT(std::string(status.message()), HasSubstr(wrong.says));
-            }
-            EBB_ASSIGN_OR_RETURN(const Snapshot after, TakeSnapshot(engine, model_));
-            EXPECT_EQ(before, after);
-            return TrainStep(engine, trainer, 0);
-          });
+    RunOn(setting, model_, ConfigWithGroup(setting), [&](Engine& engine, ScriptedTrainer& trainer) {
+      ASSERT_OK_AND_ASSIGN(const Snapshot before, TakeSnapshot(engine, model_));
+      for (const Wrong& wrong : wrongs) {
+        const absl::Status status = Refused(engine, trainer, wrong.given);
+        EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, wrong.says));
+      }
+      ASSERT_OK_AND_ASSIGN(const Snapshot after, TakeSnapshot(engine, model_));
+      EXPECT_EQ(before, after);
+      ASSERT_OK(TrainStep(engine, trainer, 0));
+    });
   }
 }
 
@@ -200,17 +190,15 @@ TEST_P(StepRatesTest, RanksThatDifferAreAnErrorThatNamesOne) {
          {Given{.begin = {.gradient_divisor = 4, .rates = other}},
           Given{.finish = {.rates = other}}, Given{.finish = {.gradient_scale = 0.5}}}) {
       RunOn(setting, model_, ConfigWithGroup(setting),
-            [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-              EBB_ASSIGN_OR_RETURN(const Snapshot before, TakeSnapshot(engine, model_));
+            [&](Engine& engine, ScriptedTrainer& trainer) {
+              ASSERT_OK_AND_ASSIGN(const Snapshot before, TakeSnapshot(engine, model_));
               const absl::Status status =
                   Refused(engine, trainer, trainer.rank() == 1 ? odd : Given{});
-              EXPECT_THAT(
-                  std::string(status.message()),
-                  AllOf(HasSubstr("different learning rates or weight decays of groups"),
-                        HasSubstr("gradient_scale"), HasSubstr("rank 1 differs from rank 0")));
-              EBB_ASSIGN_OR_RETURN(const Snapshot after, TakeSnapshot(engine, model_));
+              EXPECT_THAT(status, Says("different learning rates or weight decays of groups",
+                                       "gradient_scale", "rank 1 differs from rank 0"));
+              ASSERT_OK_AND_ASSIGN(const Snapshot after, TakeSnapshot(engine, model_));
               EXPECT_EQ(before, after);
-              return TrainStep(engine, trainer, 0);
+              ASSERT_OK(TrainStep(engine, trainer, 0));
             });
     }
   }
@@ -225,20 +213,17 @@ TEST_P(StepRatesTest, AnOptimizerOfTheTrainersHasTheRatesAndItsOwnDecay) {
     return absl::OkStatus();
   }};
   Config config = ConfigWithGroup(GetParam());
-  const absl::Status status = RunEngines(
-      GetParam(), model_, config,
-      [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-        Step step = engine.BeginStep();
-        trainer.Round(step);
-        EBB_RETURN_IF_ERROR(step.Finish(
-            {.rates = {{.group = "some", .learning_rate = kRate}, {.learning_rate = kUngrouped}}}));
-        EBB_RETURN_IF_ERROR(TakeSnapshot(engine, model_, {}).status());
-        EXPECT_THAT(std::string(Refused(engine, trainer, {.finish = {.rates = kRates}}).message()),
-                    HasSubstr("EngineOptions::optimizer it is that optimizer's own"));
-        return absl::OkStatus();
-      },
-      {.optimizer = spec});
-  EXPECT_TRUE(status.ok()) << status;
+  RunOn(GetParam(), model_, config,
+        [&](Engine& engine, ScriptedTrainer& trainer) {
+          Step step = engine.BeginStep();
+          trainer.Round(step);
+          ASSERT_OK(step.Finish({.rates = {{.group = "some", .learning_rate = kRate},
+                                           {.learning_rate = kUngrouped}}}));
+          ASSERT_OK(TakeSnapshot(engine, model_, {}).status());
+          EXPECT_THAT(Refused(engine, trainer, {.finish = {.rates = kRates}}),
+                      Says("EngineOptions::optimizer it is that optimizer's own"));
+        },
+        {.optimizer = spec});
   const std::lock_guard lock(mutex);
   EXPECT_EQ(of_group, std::set<double>{kRate});
   EXPECT_EQ(of_others, std::set<double>{kUngrouped});

@@ -3,18 +3,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "tests/engine/snapshot.h"
+#include "ebb/sharding/plan.h"
+#include "tests/engine/scripted.h"
+#include "tests/offload/scratch.h"
+#include "tests/status.h"
 
 namespace ebb::testing::step_test {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 constexpr absl::StatusCode kPrecondition = absl::StatusCode::kFailedPrecondition;
 constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
@@ -82,7 +84,8 @@ class StepTest : public ::testing::TestWithParam<Setting> {
   }
   ModelSpec model_ = ScriptedModel();
 };
-INSTANTIATE_TEST_SUITE_P(Cells, StepTest, ::testing::ValuesIn(WorldsAndStages()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Cells, StepTest,
+                         ::testing::ValuesIn(WorldsAndStages({.world = 3, .stage = 0})), NameOf);
 
 TEST_P(StepTest, FinishClosesOpenScopesAndAllLaterCallsAreErrors) {
   for (const Setting& setting : At(GetParam(), kTimings)) {
@@ -176,9 +179,8 @@ TEST_P(StepTest, FinishWithoutAnyBackwardIsAnErrorThatLeavesNothing) {
         const absl::Status finished = FinishAndReport(engine, step);
         ExpectDead(open);
         ExpectDead(step);
-        EXPECT_EQ(finished.code(), kPrecondition) << finished;
-        EXPECT_THAT(std::string(finished.message()),
-                    AllOf(HasSubstr("Finish without any Backward"), HasSubstr("BeginEvaluation")));
+        EXPECT_THAT(finished,
+                    StatusIs(kPrecondition, "Finish without any Backward", "BeginEvaluation"));
         EXPECT_EQ(engine.Report().status(), finished);
         return absl::OkStatus();
       });
@@ -217,12 +219,11 @@ TEST_P(StepTest, ABackwardAfterReduceIsAnError) {
     trainer.BeginStep(/*step=*/1, nullptr);
     Step step = engine.BeginStep(options);
     trainer.Round(step);
-    EXPECT_TRUE(step.Reduce().ok());
+    EXPECT_OK(step.Reduce());
     BackwardScope late = step.Backward(UnitId{1});
     ExpectDead(late);
     const absl::Status finished = FinishAndReport(engine, step);
-    EXPECT_EQ(finished.code(), kPrecondition);
-    EXPECT_THAT(std::string(finished.message()), HasSubstr("after Step::Reduce"));
+    EXPECT_THAT(finished, StatusIs(kPrecondition, "after Step::Reduce"));
     return absl::OkStatus();
   });
 }
@@ -236,9 +237,8 @@ TEST_P(StepTest, DroppedAfterItsFirstEarlyUpdateItFailsTheEngine) {
       DeclaredScopes(trainer, step, 0, kScriptedScopes);
     }
     const absl::Status failed = engine.Report().status();
-    EXPECT_EQ(failed.code(), absl::StatusCode::kAborted) << failed;
-    EXPECT_THAT(std::string(failed.message()),
-                AllOf(HasSubstr("the engine has failed"), HasSubstr("hold_updates")));
+    EXPECT_THAT(failed,
+                StatusIs(absl::StatusCode::kAborted, "the engine has failed", "hold_updates"));
     EXPECT_EQ(TrainStep(engine, trainer, 1).code(), absl::StatusCode::kAborted);
     EXPECT_EQ(GatherAll(engine, model_, StateClass::kMaster).status(), failed);
     return absl::OkStatus();
@@ -262,11 +262,10 @@ TEST_P(StepTest, OnlyOneStepIsAliveAndNoEvaluationBesideItsScopes) {
         }
         trainer.Round(first);
         const absl::Status finished = FinishAndReport(engine, first);
-        EXPECT_EQ(finished.code(), kPrecondition);
-        EXPECT_THAT(std::string(finished.message()),
-                    AllOf(HasSubstr(evaluation ? "BeginEvaluation while" : "BeginStep while"),
-                          HasSubstr(evaluation ? "close that scope first"
-                                               : "finish or drop that one first")));
+        EXPECT_THAT(
+            finished,
+            StatusIs(kPrecondition, evaluation ? "BeginEvaluation while" : "BeginStep while",
+                     evaluation ? "close that scope first" : "finish or drop that one first"));
         return absl::OkStatus();
       });
     }
@@ -311,14 +310,128 @@ TEST_P(StepTest, AWrongRequestOfOneRankFailsTheStepOfAll) {
           if (visit == 1 && trainer.rank() == culprit) request.make(step, scope);
         }
         const absl::Status finished = FinishAndReport(engine, step);
-        EXPECT_EQ(finished.code(), kInvalid) << finished;
-        EXPECT_THAT(std::string(finished.message()), HasSubstr(request.what));
+        EXPECT_THAT(finished, StatusIs(kInvalid, request.what));
         const std::string who = trainer.rank() == culprit ? "" : absl::StrCat("rank ", culprit);
-        EXPECT_THAT(std::string(finished.message()), HasSubstr(who));
+        EXPECT_THAT(finished, Says(who));
       }
       return absl::OkStatus();
     });
   }
+}
+
+// Steps of any number of rounds. An engine plans three: the first, one for all in the middle, and
+// the last.
+
+constexpr int kRounds[] = {3, 1, 64, 2, 5, 4, 64, 3};
+
+class RoundsTest : public ::testing::TestWithParam<Setting> {
+ protected:
+  // The masters behind steps of those rounds, one after another.
+  ParameterValues MastersAfter(const Setting& setting, Config config) const {
+    config.gradient_accumulation_steps = 3;
+    ParameterValues masters;
+    RunOn(setting, model_, config, [&](Engine& engine, ScriptedTrainer& trainer) {
+      const size_t operations = engine.program().plan().operations.size();
+      int64_t number = 0;
+      for (const int rounds : kRounds) {
+        StepOptions options = kExactStep;
+        options.micro_batches = rounds;
+        ASSERT_OK(TrainStep(engine, trainer, number++, options));
+        for (const TrafficRow& row : engine.traffic())
+          EXPECT_EQ(row.bytes, row.predicted_bytes) << rounds << " rounds";
+        for (const CommunicationRow& row : engine.communication())
+          EXPECT_EQ(row.bytes, row.predicted_bytes) << rounds << " rounds";
+      }
+      EXPECT_EQ(engine.program().plan().operations.size(), operations);
+      ASSERT_OK_AND_ASSIGN(const ParameterValues all,
+                           GatherAll(engine, model_, StateClass::kMaster));
+      if (trainer.rank() == 0) masters = all;
+    });
+    return masters;
+  }
+  // This rank's gradients of held steps are the sums of all of their micro-batches.
+  void ExpectSums(const Setting& setting, Config config) const {
+    config.gradient_accumulation_steps = 3;
+    RunOn(setting, model_, config, [&](Engine& engine, ScriptedTrainer& trainer) {
+      int64_t number = 0;
+      for (const int rounds : kRounds) {
+        trainer.BeginStep(number, nullptr);
+        Step step = engine.BeginStep(
+            {.micro_batches = rounds, .gradient_divisor = 8, .hold_updates = true});
+        EXPECT_EQ(step.rounds(), rounds);
+        for (int round = 0; round < rounds; ++round) trainer.Round(step);
+        ASSERT_OK(step.Reduce());
+        ASSERT_OK_AND_ASSIGN(const ParameterValues slices,
+                             ReadSlices(engine, model_, StateClass::kGradient));
+        const ParameterValues sums = GradientSums(model_, setting.world, number++, rounds);
+        for (size_t p = 0; p < sums.size(); ++p) {
+          for (size_t i = 0; i < sums[p].size(); ++i) {
+            if (std::isnan(slices[p][i])) continue;  // another rank's
+            EXPECT_EQ(slices[p][i], sums[p][i] / 8) << rounds << " rounds, parameter " << p;
+          }
+        }
+        ASSERT_OK(step.Finish());
+      }
+    });
+  }
+
+  const ModelSpec model_ = ScriptedModel();
+  const Scratch folder_;
+};
+INSTANTIATE_TEST_SUITE_P(Cells, RoundsTest,
+                         ::testing::ValuesIn(WorldsAndStages({.world = 1, .stage = 1})), NameOf);
+
+TEST_P(RoundsTest, AnyNumberIsTheSameWhereverStateLives) {
+  for (const Setting& setting : At(GetParam(), kTimings)) {
+    SCOPED_TRACE(setting);
+    // Early updates are without clipping.
+    const Setting plain{.world = setting.world, .timing = setting.timing};
+    const ParameterValues expected = MastersAfter(plain, ConfigFor(plain));
+    Config config = ConfigFor(setting);
+    EXPECT_EQ(MastersAfter(setting, config), expected);
+    for (const int64_t depth : {0, 3}) {
+      config.ebb.prefetch_depth = depth;
+      config.ebb.coalesce_bytes = depth == 0 ? 0 : 1200;
+      EXPECT_EQ(MastersAfter(setting, OnNvme(config, folder_.path())), expected);
+    }
+  }
+}
+
+TEST_P(RoundsTest, HeldGradientsAreTheSumsOfAllRounds) {
+  ExpectSums(GetParam(), ConfigFor(GetParam()));
+  ExpectSums(GetParam(), OnNvme(ConfigFor(GetParam()), folder_.path()));
+}
+
+// An overlap by one scope also crosses the end of a round.
+TEST_P(RoundsTest, AScopeMayCloseAfterTheNextRoundHasOpened) {
+  const auto run = [&](bool overlaps) {
+    Config config = ConfigFor(GetParam());
+    config.gradient_accumulation_steps = 5;
+    return RunScript(GetParam(), model_, config,
+                     [&](const ScriptedTrainer& trainer, Step& step) {
+                       std::optional<BackwardScope> last;
+                       for (int round = 0; round < step.rounds(); ++round) {
+                         {
+                           const ForwardScope first = step.Forward(UnitId{kScriptedUnits[0]});
+                           trainer.Look(first, kScriptedUnits[0]);
+                           last.reset();
+                         }
+                         for (int visit = 1; visit < kScriptedVisits; ++visit)
+                           trainer.Forward(step, kScriptedUnits[visit]);
+                         for (int visit = kScriptedVisits - 1; visit > 0; --visit)
+                           trainer.Backward(step, visit);
+                         BackwardScope scope = step.Backward(UnitId{kScriptedUnits[0]});
+                         trainer.Look(scope, kScriptedUnits[0]);
+                         trainer.Add(scope, 0);
+                         if (overlaps && round + 1 < step.rounds()) last.emplace(std::move(scope));
+                       }
+                     },
+                     {.step = kExactStep});
+  };
+  const ScriptRun apart = run(false), overlapping = run(true);
+  EXPECT_OK(apart.status);
+  EXPECT_OK(overlapping.status);
+  EXPECT_EQ(overlapping.masters, apart.masters);
 }
 
 }  // namespace

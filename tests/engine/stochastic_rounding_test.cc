@@ -9,12 +9,13 @@
 #include <vector>
 
 #include "ebb/optim/update.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/layout.h"
-#include "tests/engine/snapshot.h"
+#include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::stochastic_rounding_test {
 namespace {
@@ -79,33 +80,31 @@ OptimizerSpec OwnSgd() {
 
 ParameterValues Train(const Cell& cell, const std::string& path) {
   ParameterValues trained;
-  const absl::Status status = RunThreads(cell.world, [&](World world) -> absl::Status {
+  OnThreads(cell.world, [&](World world) {
     ToyModel model(SomeModel());
     EngineOptions options;
     if (cell.own) options.optimizer = OwnSgd();
-    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), model.spec(),
+    ASSERT_OK_AND_ASSIGN(Engine engine, Engine::Create(world, Device::Cpu(1), model.spec(),
                                                        ConfigOf(cell, path), options));
     for (int number = 0; number < kSteps; ++number) {
       Step step = engine.BeginStep({.hold_updates = true});
       for (int v = 0; v < model.visits(); ++v) model.Forward(step, v, world.rank(), number);
       for (int v = model.visits(); v-- > 0;) model.Backward(step, v, world.rank(), number);
-      EBB_RETURN_IF_ERROR(step.Reduce());
-      EBB_RETURN_IF_ERROR(WriteGradients(engine, number));
-      EBB_RETURN_IF_ERROR(step.Finish());
+      ASSERT_OK(step.Reduce());
+      ASSERT_OK(WriteGradients(engine, number));
+      ASSERT_OK(step.Finish());
     }
     for (const MemoryRow& row : engine.memory()) {
       EXPECT_NE(row.state, StateClass::kMaster);
       EXPECT_EQ(row.predicted_bytes, row.peak_bytes) << Name(row.state) << " " << Name(row.tier);
     }
-    EBB_ASSIGN_OR_RETURN(const ParameterValues parameters,
+    ASSERT_OK_AND_ASSIGN(const ParameterValues parameters,
                          GatherAll(engine, model.spec(), StateClass::kParameter));
-    EBB_ASSIGN_OR_RETURN(ParameterValues masters,
+    ASSERT_OK_AND_ASSIGN(ParameterValues masters,
                          GatherAll(engine, model.spec(), StateClass::kMaster));
     EXPECT_EQ(masters, parameters);
     if (world.rank() == 0) trained = std::move(masters);
-    return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
   return trained;
 }
 
@@ -128,7 +127,7 @@ ParameterValues Expected() {
                           .shape = parameter.shape,
                           .begin = 0,
                           .end = placement.elements};
-        EXPECT_TRUE(parameter.init(whole, values[p]).ok());
+        EXPECT_OK(parameter.init(whole, values[p]));
         std::vector<BFloat16> rounded(count);
         for (size_t i = 0; i < count; ++i) rounded[i] = RoundHalfAway(values[p][i]);
         std::vector<float> gradient(count), first(count), second(count);
@@ -193,31 +192,29 @@ TEST(StochasticRounding, ValuesFromOutsideAreRoundedToTheNearest) {
   const Scratch scratch;
   for (const Tier tier : {Tier::kDevice, Tier::kNvme}) {
     const Cell cell{.world = 2, .stage = 3, .parameters = tier, .optimizer = tier};
-    const absl::Status status = RunThreads(cell.world, [&](World world) -> absl::Status {
+    OnThreads(cell.world, [&](World world) {
       ToyModel model(SomeModel());
       const ModelSpec& spec = model.spec();
-      EBB_ASSIGN_OR_RETURN(
+      ASSERT_OK_AND_ASSIGN(
           Engine source,
           Engine::Create(world, Device::Cpu(1), spec, ConfigFor({.world = cell.world, .stage = 1}),
                          {.name = "source"}));
-      EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), spec,
+      ASSERT_OK_AND_ASSIGN(Engine engine, Engine::Create(world, Device::Cpu(1), spec,
                                                          ConfigOf(cell, scratch.path())));
-      EBB_RETURN_IF_ERROR(source.Write(StateClass::kMaster, Normal(0.7f, 99)));
-      EBB_ASSIGN_OR_RETURN(ParameterValues expected, GatherAll(source, spec, StateClass::kMaster));
+      ASSERT_OK(source.Write(StateClass::kMaster, Normal(0.7f, 99)));
+      ASSERT_OK_AND_ASSIGN(ParameterValues expected, GatherAll(source, spec, StateClass::kMaster));
       for (std::vector<float>& values : expected) {
         for (float& value : values) value = static_cast<float>(RoundHalfAway(value));
       }
-      EBB_RETURN_IF_ERROR(engine.CopyParametersFrom(source));
+      ASSERT_OK(engine.CopyParametersFrom(source));
       EXPECT_EQ(*GatherAll(engine, spec, StateClass::kMaster), expected);
-      EBB_RETURN_IF_ERROR(engine.Write(StateClass::kMaster, Constant(0)));
-      EBB_RETURN_IF_ERROR(engine.Write(StateClass::kMaster, Normal(0.7f, 99)));
+      ASSERT_OK(engine.Write(StateClass::kMaster, Constant(0)));
+      ASSERT_OK(engine.Write(StateClass::kMaster, Normal(0.7f, 99)));
       EXPECT_EQ(*GatherAll(engine, spec, StateClass::kParameter), expected);
       // And back, where nothing is lost.
-      EBB_RETURN_IF_ERROR(source.CopyParametersFrom(engine));
+      ASSERT_OK(source.CopyParametersFrom(engine));
       EXPECT_EQ(*GatherAll(source, spec, StateClass::kMaster), expected);
-      return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
   }
 }
 

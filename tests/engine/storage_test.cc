@@ -14,6 +14,7 @@
 #include "tests/engine/scripted.h"
 #include "tests/offload/locked_memory.h"
 #include "tests/offload/scratch.h"
+#include "tests/status.h"
 
 namespace ebb::testing::storage_test {
 namespace {
@@ -62,19 +63,17 @@ class StorageTest : public ::testing::Test {
     plan_ = sharding::PlanStep(
                 {.model = &model, .config = &resolved, .world = 2, .optimizer_states = 2})
                 .value();
-    const absl::Status created = Storage::Create(
+    ExpectOk(Storage::Create(
         device_, plan_, resolved, 1, 2, "test", ledger_,
         [this](StateClass, int64_t bytes, std::string_view what) {
           return device_.Allocate(bytes, what);
         },
-        storage_);
-    EXPECT_TRUE(created.ok()) << created;
+        storage_));
   }
 
   Storage::Room RoomIn(Tier tier) const {
     Storage::Room room;
-    const absl::Status made = storage_->MakeRoom(tier, room);
-    EXPECT_TRUE(made.ok()) << made;
+    EXPECT_OK(storage_->MakeRoom(tier, room));
     return room;
   }
 
@@ -122,7 +121,7 @@ TEST_F(StorageTest, MovesKeptPoolsAndFreesTheRest) {
   EXPECT_EQ(Current(Tier::kCpu), Current(StateClass::kParameter, Tier::kDevice) +
                                      Current(StateClass::kMaster, Tier::kDevice) +
                                      Current(StateClass::kOptimizer, Tier::kDevice));
-  EXPECT_TRUE(storage_->MoveInto(std::move(host), stream_).ok());
+  EXPECT_OK(storage_->MoveInto(std::move(host), stream_));
   EXPECT_EQ(FarDevice::held, 0);
   EXPECT_EQ(Current(Tier::kDevice), 0u);
   EXPECT_GT(Current(StateClass::kMaster, Tier::kCpu), 0u);
@@ -137,7 +136,7 @@ TEST_F(StorageTest, MovesKeptPoolsAndFreesTheRest) {
   expect_values();
   for (size_t i = 0; i < on_device.size(); ++i) EXPECT_NE(Kept()[i], on_device[i]);
 
-  EXPECT_TRUE(storage_->MoveInto(RoomIn(Tier::kDevice), stream_).ok());
+  EXPECT_OK(storage_->MoveInto(RoomIn(Tier::kDevice), stream_));
   EXPECT_EQ(FarDevice::held, all);
   EXPECT_EQ(Current(Tier::kDevice), static_cast<uint64_t>(all));
   EXPECT_EQ(Current(Tier::kCpu), 0u);
@@ -148,7 +147,7 @@ TEST_F(StorageTest, MovesKeptPoolsAndFreesTheRest) {
 TEST_F(StorageTest, WithoutRoomItStaysWhereItIs) {
   const int64_t all = FarDevice::held;
   std::memset(Master(1), 7, 64);
-  EXPECT_TRUE(storage_->MoveInto(RoomIn(Tier::kCpu), stream_).ok());
+  EXPECT_OK(storage_->MoveInto(RoomIn(Tier::kCpu), stream_));
   FarDevice::limit = all - 1;
   {
     Storage::Room room;
@@ -160,7 +159,7 @@ TEST_F(StorageTest, WithoutRoomItStaysWhereItIs) {
   EXPECT_EQ(Current(Tier::kDevice), 0u);
   EXPECT_EQ(*reinterpret_cast<unsigned char*>(Master(1)), 7);
   FarDevice::limit = all;
-  EXPECT_TRUE(storage_->MoveInto(RoomIn(Tier::kDevice), stream_).ok());
+  EXPECT_OK(storage_->MoveInto(RoomIn(Tier::kDevice), stream_));
   EXPECT_EQ(*reinterpret_cast<unsigned char*>(Master(1)), 7);
 }
 
@@ -176,10 +175,10 @@ TEST_F(StorageTest, HeldMemoryIsFreedByItsLastHolder) {
   std::shared_ptr<void> held = storage_->Hold();
   std::shared_ptr<void> other = storage_->Hold();
   std::byte* const gradient = storage_->At(sharding::WholeGradientPlace(plan_, 0));
-  EXPECT_TRUE(storage_->MoveInto(RoomIn(Tier::kCpu), stream_).ok());
+  EXPECT_OK(storage_->MoveInto(RoomIn(Tier::kCpu), stream_));
   EXPECT_EQ(FarDevice::held, all);
   std::memset(gradient, 1, 64);
-  EXPECT_TRUE(storage_->MoveInto(RoomIn(Tier::kDevice), stream_).ok());
+  EXPECT_OK(storage_->MoveInto(RoomIn(Tier::kDevice), stream_));
   EXPECT_EQ(FarDevice::held, 2 * all);
   storage_.reset();
   EXPECT_EQ(FarDevice::held, 2 * all);
@@ -206,10 +205,9 @@ TEST(HostPoolsTest, AreLockedOnlyIfAsked) {
   for (const Tier tier : {Tier::kCpu, Tier::kNvme}) {
     Config config = OnNvme(ConfigFor({.world = 1, .stage = 3}), scratch.path());
     config.zero.offload_param.device = config.zero.offload_optimizer.device = tier;
-    const auto rows = PredictMemory(model, 1, config);
-    ASSERT_TRUE(rows.ok()) << rows.status();
+    ASSERT_OK_AND_ASSIGN(const auto rows, PredictMemory(model, 1, config));
     int64_t host_bytes = 0;
-    for (const MemoryRow& row : *rows)
+    for (const MemoryRow& row : rows)
       if (row.tier == Tier::kCpu) host_bytes += static_cast<int64_t>(row.predicted_bytes);
     ASSERT_GT(host_bytes, 0);
     const auto pin_both = [&](bool pin) {
@@ -218,15 +216,15 @@ TEST(HostPoolsTest, AreLockedOnlyIfAsked) {
     const int64_t before = LockedBytes();
     const auto locked_by_one = [&]() -> int64_t {
       const auto engine = Engine::Create(World::Single(), Device::Cpu(1), model, config);
-      EXPECT_TRUE(engine.ok()) << engine.status();
+      EXPECT_OK(engine);
       return LockedBytes() - before;
     };
     pin_both(false);
     EXPECT_EQ(locked_by_one(), 0);
     {
-      auto probe = AllocatePinned(host_bytes + (int64_t{1} << 20), /*pin=*/true, "a test");
-      ASSERT_TRUE(probe.ok()) << probe.status();
-      if (!probe->pinned) GTEST_SKIP() << "no such memory can be locked here";
+      ASSERT_OK_AND_ASSIGN(auto probe,
+                           AllocatePinned(host_bytes + (int64_t{1} << 20), /*pin=*/true, "a test"));
+      if (!probe.pinned) GTEST_SKIP() << "no such memory can be locked here";
     }
     pin_both(true);
     const int64_t locked = locked_by_one();

@@ -3,11 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "ebb/runtime/config/status_macros.h"
-#include "tests/engine/snapshot.h"
+#include "ebb/runtime/engine/missing_backwards.h"
+#include "ebb/sharding/declared_order.h"
+#include "tests/engine/scripted.h"
+#include "tests/status.h"
 
 namespace ebb::testing::strict_test {
 namespace {
@@ -136,7 +140,7 @@ TEST_P(StrictTest, AStepMayLeaveOutAndAConfigMayAllowItToAll) {
                         RunLeaving(left_out, trainer, step);
                       },
                       {.steps = 2, .step = {.gradient_divisor = 4, .may_leave_out = strict}});
-        EXPECT_TRUE(run.status.ok()) << run.status;
+        EXPECT_OK(run.status);
         masters.push_back(run.masters);
       }
       EXPECT_EQ(masters[0], masters[1]);
@@ -170,20 +174,18 @@ TEST_P(StrictTest, WithEarlyUpdatesTheEngineFailsUnlessItWasFoundBeforeTheFirst)
 }
 
 TEST_P(StrictTest, AHeldStepLearnsOfItFromReduceAndMayBeDropped) {
-  RunOn(GetParam(), model_, ConfigOf(GetParam(), 1),
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          StepOptions held = kExactStep;
-          held.hold_updates = true;
-          for (const bool reduces : {false, true}) {
-            Step step = engine.BeginStep(held);
-            RunLeaving(kABackward, trainer, step);
-            if (!reduces) continue;  // a dropped step may leave out any scope
-            EXPECT_THAT(std::string(step.Reduce().message()), HasSubstr(kABackward.says));
-            EXPECT_THAT(std::string(FinishAndReport(engine, step).message()),
-                        HasSubstr(kABackward.says));
-          }
-          return TrainStep(engine, trainer, 0);
-        });
+  RunOn(GetParam(), model_, ConfigOf(GetParam(), 1), [&](Engine& engine, ScriptedTrainer& trainer) {
+    StepOptions held = kExactStep;
+    held.hold_updates = true;
+    for (const bool reduces : {false, true}) {
+      Step step = engine.BeginStep(held);
+      RunLeaving(kABackward, trainer, step);
+      if (!reduces) continue;  // a dropped step may leave out any scope
+      EXPECT_THAT(step.Reduce(), Says(kABackward.says));
+      EXPECT_THAT(FinishAndReport(engine, step), Says(kABackward.says));
+    }
+    ASSERT_OK(TrainStep(engine, trainer, 0));
+  });
 }
 
 // Scopes that ask for no gradient, forwards left out or repeated, and backwards of frozen units
@@ -221,51 +223,143 @@ TEST_P(StrictTest, TheFirstErrorIsReported) {
          step.Backward(UnitId{1}).gradient(ParameterId{3});
        }},
       {"Finish without any Backward", [](const ScriptedTrainer&, Step&) {}}};
-  RunOn(GetParam(), model_, ConfigOf(GetParam(), 2),
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          for (const auto& [says, wrong] : kWrong) {
-            Step step = engine.BeginStep(kExactStep);
-            trainer.ForwardAll(step);
-            wrong(trainer, step);
-            EXPECT_THAT(std::string(FinishAndReport(engine, step).message()), HasSubstr(says));
-          }
-          return TrainStep(engine, trainer, 0);
-        });
+  RunOn(GetParam(), model_, ConfigOf(GetParam(), 2), [&](Engine& engine, ScriptedTrainer& trainer) {
+    for (const auto& [says, wrong] : kWrong) {
+      Step step = engine.BeginStep(kExactStep);
+      trainer.ForwardAll(step);
+      wrong(trainer, step);
+      EXPECT_THAT(FinishAndReport(engine, step), Says(says));
+    }
+    ASSERT_OK(TrainStep(engine, trainer, 0));
+  });
 }
 
 // It is a rank's own error, and the others hear which rank's.
 TEST(StrictOnOneRank, IsNamedOnAll) {
   const ModelSpec model = ScriptedModel();
   const Setting setting = {.world = 2, .stage = 2};
-  RunOn(setting, model, ConfigFor(setting),
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          Step step = engine.BeginStep(kExactStep);
-          RunLeaving(trainer.rank() == 1 ? kABackward : kLeftOut[0], trainer, step);
-          const std::string message(FinishAndReport(engine, step).message());
-          EXPECT_THAT(message, HasSubstr(kABackward.says));
-          EXPECT_THAT(message, HasSubstr(trainer.rank() == 0 ? "rank 1" : ""));
-          return TrainStep(engine, trainer, 0);
-        });
+  RunOn(setting, model, ConfigFor(setting), [&](Engine& engine, ScriptedTrainer& trainer) {
+    Step step = engine.BeginStep(kExactStep);
+    RunLeaving(trainer.rank() == 1 ? kABackward : kLeftOut[0], trainer, step);
+    const std::string message(FinishAndReport(engine, step).message());
+    EXPECT_THAT(message, HasSubstr(kABackward.says));
+    EXPECT_THAT(message, HasSubstr(trainer.rank() == 0 ? "rank 1" : ""));
+    ASSERT_OK(TrainStep(engine, trainer, 0));
+  });
 }
 
 // The engine's own boundaries need every visit, in any order.
 TEST(StrictWithBoundaries, TheErrorIsThatOfTheBoundaries) {
   const ModelSpec model = ScriptedModel(/*boundary_bytes=*/40);
   const Setting setting = {.world = 2, .stage = 2};
-  RunOn(setting, model, ConfigFor(setting),
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          for (const bool may : {false, true}) {
-            StepOptions options = kExactStep;
-            options.may_leave_out = may;
-            for (const LeftOut& left_out : {kABackward, kLeftOut[5]}) {
-              Step step = engine.BeginStep(options);
-              RunLeaving(left_out, trainer, step);
-              EXPECT_THAT(std::string(FinishAndReport(engine, step).message()),
-                          AllOf(HasSubstr("Visit::output_bytes"), Not(HasSubstr("may_leave_out"))));
-            }
-          }
-          return TrainStep(engine, trainer, 0);
-        });
+  RunOn(setting, model, ConfigFor(setting), [&](Engine& engine, ScriptedTrainer& trainer) {
+    for (const bool may : {false, true}) {
+      StepOptions options = kExactStep;
+      options.may_leave_out = may;
+      for (const LeftOut& left_out : {kABackward, kLeftOut[5]}) {
+        Step step = engine.BeginStep(options);
+        RunLeaving(left_out, trainer, step);
+        EXPECT_THAT(std::string(FinishAndReport(engine, step).message()),
+                    AllOf(HasSubstr("Visit::output_bytes"), Not(HasSubstr("may_leave_out"))));
+      }
+    }
+    ASSERT_OK(TrainStep(engine, trainer, 0));
+  });
+}
+
+// forward: u0 u1 u2 u3 u4 u0; u2 is frozen.
+class MissingBackwardsTest : public ::testing::Test {
+ protected:
+  sharding::Plan PlanOf(int rounds, const ModelSpec& model) {
+    Config config = ConfigFor({.world = 2, .stage = 2});
+    config.gradient_accumulation_steps = rounds;
+    const absl::StatusOr<sharding::Plan> plan =
+        sharding::PlanStep({.model = &model, .config = &config, .world = 2, .optimizer_states = 2});
+    EXPECT_OK(plan);
+    return *plan;
+  }
+  // A step of `rounds` rounds. Each opens all of its forward, and the backwards of `backwards`.
+  std::string After(int rounds, const std::vector<std::vector<int>>& backwards) {
+    const sharding::Plan plan = PlanOf(rounds, model_);
+    missing_.Begin(plan, plan.step_rounds);
+    const int of_round = static_cast<int>(plan.scopes.size()) / plan.decisions.rounds;
+    int next = 0;
+    for (int s = 0; s < static_cast<int>(backwards.size()) * of_round; ++s) {
+      const sharding::PlannedScope& scope = plan.scopes[static_cast<size_t>(s % of_round)];
+      const std::vector<int>& visits = backwards[static_cast<size_t>(s / of_round)];
+      if (scope.backward && std::find(visits.begin(), visits.end(), scope.visit) == visits.end())
+        continue;
+      missing_.LeftOut(next, s);
+      next = s + 1;
+    }
+    missing_.LeftOut(next, rounds * of_round);
+    return std::string(missing_.Error().message());
+  }
+
+  const ModelSpec model_ = ScriptedModel();
+  MissingBackwards missing_;
+};
+
+TEST_F(MissingBackwardsTest, NothingIsMissingWithoutFrozenUnits) {
+  EXPECT_EQ(After(1, {{5, 4, 3, 2, 1, 0}}), "");
+  EXPECT_EQ(After(1, {{5, 4, 3, 1, 0}}), "");
+  EXPECT_EQ(After(3, {{5, 4, 3, 2, 1, 0}, {5, 4, 3, 1, 0}, {5, 4, 3, 1, 0}}), "");
+}
+
+TEST_F(MissingBackwardsTest, TheFirstInTheOrderOfBackwardIsNamed) {
+  EXPECT_THAT(
+      After(1, {{5, 2, 0}}),
+      AllOf(HasSubstr("Backward('u4') was left out of the step, so its gradient would be zero"),
+            HasSubstr("in the order of the model (ModelSpec::forward, ModelSpec::order)"),
+            HasSubstr("StepOptions::may_leave_out"), HasSubstr("\"strict\": false")));
+  EXPECT_THAT(After(1, {{5, 4, 2, 0}}), HasSubstr("Backward('u3') was left out of the step"));
+  for (const std::vector<int>& backwards : {std::vector{5, 4, 3, 2, 1}, {4, 3, 2, 1, 0}})
+    EXPECT_THAT(After(1, {backwards}),
+                HasSubstr("Backward('u0') was left out of the step once of the 2 times that "
+                          "the model has it, so its gradient would lack a part"));
+}
+
+TEST_F(MissingBackwardsTest, TheRoundIsNamedIfThereAreSeveral) {
+  const std::vector<int> whole = {5, 4, 3, 2, 1, 0};
+  EXPECT_THAT(After(3, {whole, {5, 4, 3, 2, 0}, {5, 0}}),
+              HasSubstr("Backward('u1') was left out of round 2 of 3, so its gradient would lack"));
+  EXPECT_THAT(After(2, {whole, {5, 3, 2, 1, 0}}),
+              HasSubstr("Backward('u4') was left out of round 2 of 2"));
+  EXPECT_THAT(After(2, {whole, {}}), HasSubstr("Backward('u0') was left out of round 2 of 2, so"));
+}
+
+TEST_F(MissingBackwardsTest, RoundsThatNeverBeganAreCounted) {
+  const std::vector<int> whole = {5, 4, 3, 2, 1, 0};
+  EXPECT_THAT(
+      After(4, {whole}),
+      AllOf(HasSubstr("the step ended after 1 of its 4 rounds"), HasSubstr("Step::rounds()"),
+            HasSubstr("StepOptions::micro_batches"), HasSubstr("StepOptions::may_leave_out")));
+  EXPECT_THAT(After(4, {whole, whole, whole}), HasSubstr("ended after 3 of its 4 rounds"));
+}
+
+// What is left out comes no more, so it is known before the updates that follow.
+TEST_F(MissingBackwardsTest, IsKnownAtOnce) {
+  const sharding::Plan plan = PlanOf(2, model_);
+  missing_.Begin(plan, plan.step_rounds);
+  missing_.LeftOut(9, 10);  // of u2, which is frozen
+  EXPECT_OK(missing_.Error());
+  missing_.LeftOut(10, 11);
+  EXPECT_THAT(missing_.Error(), Says("Backward('u1')"));
+  missing_.LeftOut(11, 12);
+  EXPECT_THAT(missing_.Error(), Says("Backward('u1')"));
+  missing_.Begin(plan, plan.step_rounds);
+  EXPECT_OK(missing_.Error());
+}
+
+// Backward ends at the first trainable visit. Earlier visits of forward have none.
+TEST_F(MissingBackwardsTest, UnitsBeforeTheFirstTrainableVisitAreNotMissed) {
+  ModelSpec model = ScriptedModel();
+  for (ParameterId id : model.units[0].parameters)
+    model.parameters[static_cast<size_t>(id)].trainable = false;
+  const sharding::Plan plan = PlanOf(1, model);
+  missing_.Begin(plan, plan.step_rounds);
+  missing_.LeftOut(0, 6);  // every Forward
+  EXPECT_OK(missing_.Error());
 }
 
 }  // namespace

@@ -17,6 +17,8 @@
 #include "tests/engine/toy_model.h"
 #include "tests/offload/faulty_queue.h"
 #include "tests/offload/scratch.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb {
 
@@ -101,9 +103,8 @@ TEST_P(StripedSwapTest, SeveralPathsHaveTheBitsOfOneAndAllAreUsed) {
       ++(file == "parameters" ? of_parameters.at(disk) : of_states.at(disk));
       return std::optional<int64_t>();
     });
-    const auto striped = Trained(config);
-    ASSERT_TRUE(striped.ok()) << striped.status();
-    EXPECT_EQ(*striped, *expected);
+    ASSERT_OK_AND_ASSIGN(const auto striped, Trained(config));
+    EXPECT_EQ(striped, *expected);
     EXPECT_THAT(of_parameters, Each(Gt(0)));
     EXPECT_THAT(of_states, Each(Gt(0)));
     EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
@@ -123,18 +124,16 @@ TEST_P(StripedSwapTest, OneDiskThatFailsIsNamedOnEveryRank) {
       return fails ? std::optional<int64_t>(-EIO) : std::nullopt;
     });
     std::vector<absl::Status> statuses(kWorld);
-    const absl::Status ran = RunThreads(kWorld, [&](World world) -> absl::Status {
+    OnThreads(kWorld, [&](World world) {
       ToyModel model = SomeModel();
-      EBB_ASSIGN_OR_RETURN(Engine engine,
+      ASSERT_OK_AND_ASSIGN(Engine engine,
                            Engine::Create(world, Device::Cpu(1), model.spec(), config));
       absl::Status& result = statuses[static_cast<size_t>(world.rank())];
       for (int step = 0; step < kSteps && result.ok(); ++step) {
         if (step == 1) armed = true;
         result = model.Train(engine, world.rank(), step);
       }
-      return absl::OkStatus();
     });
-    EXPECT_TRUE(ran.ok()) << ran;
     for (const absl::Status& status : statuses) {
       EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
       EXPECT_THAT(std::string(status.message()),
@@ -193,7 +192,7 @@ TEST_P(StripedSwapTest, SoManyAreInFlightAsAllThreadsQueuesHold) {
   };
   const auto trained = Trained(config);
   GetOffloadTestHooks() = {};
-  EXPECT_TRUE(trained.ok()) << trained.status();
+  EXPECT_OK(trained);
   EXPECT_EQ(of_parameters, 6);
   EXPECT_EQ(of_states, 12);
 }

@@ -17,6 +17,8 @@
 #include "tests/engine/swap_faults.h"
 #include "tests/offload/ordinary_user.h"
 #include "tests/offload/scratch.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::swap_faults::swap_creation_test {
 namespace {
@@ -28,53 +30,42 @@ TEST(SwapCreation, ANameThatNoDirectoryCanHaveIsRefusedAtCreate) {
   const Scratch scratch;
   Config config = OnNvme(scratch.path(), Timing::kLate);
   const auto create = [&](const std::string& name) {
-    std::vector<absl::Status> statuses(kWorld);
-    RunThreads(kWorld, [&](World world) {
-      ToyModel model = SomeModel();
-      statuses[static_cast<size_t>(world.rank())] =
-          Engine::Create(world, Device::Cpu(1), model.spec(), config, {.name = name}).status();
-      return absl::OkStatus();
-    }).IgnoreError();
-    return statuses;
+    return StatusesOnThreads(kWorld, [&](World world) {
+      return Engine::Create(world, Device::Cpu(1), SomeModel().spec(), config, {.name = name})
+          .status();
+    });
   };
   for (const auto& [name, why] :
        {std::pair(std::string("my model"), "letters, digits, '_', '.', '-'"),
         {std::string("a/b"), "letters, digits, '_', '.', '-'"},
         {std::string(217, 'x'), "is too long for a swap directory: 223 characters, 222 at most"}}) {
-    for (const absl::Status& status : create(name)) {
-      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-      EXPECT_THAT(std::string(status.message()),
-                  AllOf(HasSubstr("EngineOptions::name"), HasSubstr(name), HasSubstr(why)));
-    }
+    for (const absl::Status& status : create(name))
+      EXPECT_THAT(status,
+                  StatusIs(absl::StatusCode::kInvalidArgument, "EngineOptions::name", name, why));
   }
   EXPECT_EQ(EntriesUnder(scratch.path()), 0);
-  for (const absl::Status& status : create(std::string(216, 'x')))
-    EXPECT_TRUE(status.ok()) << status;
+  for (const absl::Status& status : create(std::string(216, 'x'))) EXPECT_OK(status);
   // Where none has it, it may be anything.
   config.zero.offload_param = {};
   config.zero.offload_optimizer = {};
-  for (const absl::Status& status : create("my model")) EXPECT_TRUE(status.ok()) << status;
+  for (const absl::Status& status : create("my model")) EXPECT_OK(status);
 }
 
 // Create on both ranks, `before` on the thread of each; the Statuses.
 std::vector<absl::Status> CreateBoth(const Config& config,
                                      const std::function<void(int rank)>& before = {}) {
-  std::vector<absl::Status> statuses(kWorld);
-  RunThreads(kWorld, [&](World world) {
+  return StatusesOnThreads(kWorld, [&](World world) {
     if (before) before(world.rank());
-    ToyModel model = SomeModel();
-    statuses[static_cast<size_t>(world.rank())] =
-        Engine::Create(world, Device::Cpu(1), model.spec(), config, {.name = "toy"}).status();
-    return absl::OkStatus();
-  }).IgnoreError();
-  return statuses;
+    return Engine::Create(world, Device::Cpu(1), SomeModel().spec(), config, {.name = "toy"})
+        .status();
+  });
 }
 
 TEST(SwapCreation, ADiskThatIsFullAtCreateIsNamedOnEveryRank) {
   Scratch scratch;
   const auto predicted =
       PredictMemory(SomeModel().spec(), kWorld, OnNvme(scratch.path(), Timing::kLate));
-  ASSERT_TRUE(predicted.ok()) << predicted.status();
+  ASSERT_OK(predicted);
   for (const char* file : {"parameters", "states"}) {
     Hooks hooks;
     hooks.Reserve([&](std::string_view path) {
@@ -84,10 +75,8 @@ TEST(SwapCreation, ADiskThatIsFullAtCreateIsNamedOnEveryRank) {
     const auto statuses = CreateBoth(OnNvme(scratch.path(), Timing::kLate));
     for (int rank = 0; rank < kWorld; ++rank) {
       const absl::Status& status = statuses[static_cast<size_t>(rank)];
-      EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-      EXPECT_THAT(std::string(status.message()),
-                  AllOf(HasSubstr("cannot reserve"), HasSubstr(file), HasSubstr(scratch.path()),
-                        HasSubstr("No space left"), HasSubstr("nvme_path")));
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, "cannot reserve", file,
+                                   scratch.path(), "No space left", "nvme_path"));
       // What a rank needs, and all of this host, by the plan.
       std::string need = "; this rank needs ";
       int64_t all = 0;
@@ -105,10 +94,10 @@ TEST(SwapCreation, ADiskThatIsFullAtCreateIsNamedOnEveryRank) {
       absl::StrAppend(&need, "; every rank of this host needs as much, 2 of them ",
                       sharding::Megabytes(2 * all), ")");
       EXPECT_GT(all, 0);
-      EXPECT_THAT(std::string(status.message()), HasSubstr(need));
+      EXPECT_THAT(status, Says(need));
       // A rank's own errors do not name it.
       if (rank == 0) {
-        EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
+        EXPECT_THAT(status, Says("rank 1"));
       }
     }
     EXPECT_EQ(EntriesUnder(scratch.path()), 0);
@@ -123,17 +112,14 @@ TEST(SwapCreation, ADiskThatIsFullAtCreateSaysHowMuchGoesWhere) {
   config.zero.offload_optimizer.nvme_paths = {disks[1], disks[2]};
   Hooks hooks;
   hooks.Reserve([](std::string_view path) { return path.ends_with("states") ? ENOSPC : 0; });
-  for (const absl::Status& status : CreateBoth(config)) {
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr(absl::StrCat(" KiB in '", disks[0], "' and ")),
-                      HasSubstr(absl::StrCat(" MiB in '", disks[1], "', '", disks[2], "')"))));
-  }
+  for (const absl::Status& status : CreateBoth(config))
+    EXPECT_THAT(status, Says(absl::StrCat(" KiB in '", disks[0], "' and "),
+                             absl::StrCat(" MiB in '", disks[1], "', '", disks[2], "')")));
   // What more space does not mend says nothing of space.
   hooks.Reserve([](std::string_view) { return EFBIG; });
-  for (const absl::Status& status : CreateBoth(config)) {
+  for (const absl::Status& status : CreateBoth(config))
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr("ulimit -f"), ::testing::Not(HasSubstr("this rank needs"))));
-  }
 }
 
 TEST(SwapCreation, AnNvmePathThatCannotBeUsedIsNamedOnEveryRank) {
@@ -146,9 +132,7 @@ TEST(SwapCreation, AnNvmePathThatCannotBeUsedIsNamedOnEveryRank) {
   for (const auto& [path, said] : {std::pair(missing, "does not exist"), std::pair(link, "link"),
                                    std::pair(file, "is not a directory")}) {
     const auto statuses = CreateBoth(OnNvme(path, Timing::kLate));
-    for (const absl::Status& status : statuses) {
-      EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(path), HasSubstr(said)));
-    }
+    for (const absl::Status& status : statuses) EXPECT_THAT(status, Says(path, said));
   }
 }
 
@@ -163,12 +147,9 @@ TEST(SwapCreation, AnNvmePathThatOneRankMayNotWriteIsNamedOnEveryRank) {
   const auto statuses = CreateBoth(OnNvme(scratch.path(), Timing::kLate), [](int rank) {
     EXPECT_TRUE(rank != 1 || ReachFilesAsOrdinaryUser());
   });
-  for (const absl::Status& status : statuses) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << status;
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr(scratch.path()), HasSubstr("may write")));
-  }
-  EXPECT_THAT(std::string(statuses[0].message()), HasSubstr("rank 1"));
+  for (const absl::Status& status : statuses)
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kPermissionDenied, scratch.path(), "may write"));
+  EXPECT_THAT(statuses[0], Says("rank 1"));
   EXPECT_EQ(EntriesUnder(scratch.path()), 0);
 }
 

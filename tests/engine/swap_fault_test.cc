@@ -18,6 +18,8 @@
 #include "tests/engine/swap_faults.h"
 #include "tests/offload/gate.h"
 #include "tests/offload/scratch.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::swap_faults::swap_fault_test {
 namespace {
@@ -111,10 +113,10 @@ FaultyRun RunWithFault(const Config& config, const DiskFault& fault, int faulty,
         return -fault.error;
       },
       hold);
-  const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
+  OnThreads(kWorld, [&](World world) {
     const size_t rank = static_cast<size_t>(world.rank());
     ToyModel model = SomeModel();
-    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), model.spec(), config,
+    ASSERT_OK_AND_ASSIGN(Engine engine, Engine::Create(world, Device::Cpu(1), model.spec(), config,
                                                        {.name = "toy"}));
     absl::Status& result = run.statuses[rank];
     for (int step = 0; step < kSteps && result.ok(); ++step) {
@@ -127,9 +129,7 @@ FaultyRun RunWithFault(const Config& config, const DiskFault& fault, int faulty,
     EXPECT_EQ(model.Train(engine, world.rank(), kSteps), result);
     std::vector<float> whole(67 * 67);
     EXPECT_EQ(engine.Gather(ParameterId{0}, StateClass::kMaster, whole), result);
-    return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
   return run;
 }
 
@@ -194,7 +194,7 @@ TEST_P(SwapFaultTest, NoUpdatePassesTheError) {
           return std::nullopt;
         return -fault.error;
       });
-      const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
+      OnThreads(kWorld, [&](World world) {
         ToyModel model = SomeModel();
         OptimizerSpec optimizer{
             .states = {"momentum"}, .update = [&](const UpdateSlice& update) {
@@ -208,7 +208,7 @@ TEST_P(SwapFaultTest, NoUpdatePassesTheError) {
             }};
         Config config = OnNvme(scratch_.path(), timing);
         config.ebb.io_backend = BackendOf(seed);
-        EBB_ASSIGN_OR_RETURN(Engine engine,
+        ASSERT_OK_AND_ASSIGN(Engine engine,
                              Engine::Create(world, Device::Cpu(1), model.spec(), config,
                                             {.optimizer = std::move(optimizer), .name = "toy"}));
         absl::Status result;
@@ -223,9 +223,7 @@ TEST_P(SwapFaultTest, NoUpdatePassesTheError) {
         EXPECT_LE(step, faulty + 2);
         for (int further = 0; further < 2; ++further)
           EXPECT_EQ(model.Train(engine, world.rank(), step), result);
-        return absl::OkStatus();
       });
-      EXPECT_TRUE(status.ok()) << status;
       EXPECT_EQ(after, 0);
       // Early updates of other ranks may have started in the step in which they learn of it.
       EXPECT_LE(latest[0], faulty + (timing == Timing::kEarly ? 1 : 0));
@@ -242,8 +240,7 @@ TEST_P(SwapFaultTest, NoUpdatePassesTheError) {
 TEST(SwapFaults, SlowAndPartialAnswersChangeNoBit) {
   for (const Timing timing : kTimings) {
     SCOPED_TRACE(static_cast<int>(timing));
-    const auto expected = Trained(OnDevice(OnNvme("/unused", timing)));
-    ASSERT_TRUE(expected.ok()) << expected.status();
+    ASSERT_OK_AND_ASSIGN(const auto expected, Trained(OnDevice(OnNvme("/unused", timing))));
     for (const IoBackend backend : {IoBackend::kAuto, IoBackend::kThreads}) {
       Scratch scratch;
       Config config = OnNvme(scratch.path(), timing);
@@ -252,9 +249,8 @@ TEST(SwapFaults, SlowAndPartialAnswersChangeNoBit) {
         Hooks reversed;
         reversed.Between([](const std::string&, IoRequest&) { return std::nullopt; },
                          FaultyQueue::kAllInFlight);
-        const auto bits = Trained(config);
-        ASSERT_TRUE(bits.ok()) << bits.status();
-        EXPECT_EQ(*bits, *expected);
+        ASSERT_OK_AND_ASSIGN(const auto bits, Trained(config));
+        EXPECT_EQ(bits, expected);
       }
       config.aio.block_size = 16384;
       std::atomic<int> requests = 0;
@@ -266,9 +262,8 @@ TEST(SwapFaults, SlowAndPartialAnswersChangeNoBit) {
         if (number % 2 == 0 && request.bytes > 4096) request.bytes = 4096;
         return std::nullopt;
       });
-      const auto bits = Trained(config);
-      ASSERT_TRUE(bits.ok()) << bits.status();
-      EXPECT_EQ(*bits, *expected);
+      ASSERT_OK_AND_ASSIGN(const auto bits, Trained(config));
+      EXPECT_EQ(bits, expected);
       EXPECT_GT(requests, 0);
       EXPECT_EQ(EntriesUnder(scratch.path()), 0);
     }
@@ -343,24 +338,21 @@ TEST(SwapFaults, ThreadsInThePlaceOfIoUringChangeNoBit) {
 TEST(SwapFaults, TwoEnginesOnOnePathDoNotDisturbEachOther) {
   Scratch scratch;
   const Config config = OnNvme(scratch.path(), Timing::kLate);
-  const auto expected = Trained(config);
-  ASSERT_TRUE(expected.ok()) << expected.status();
-  const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
+  ASSERT_OK_AND_ASSIGN(const auto expected, Trained(config));
+  OnThreads(kWorld, [&](World world) {
     ToyModel model = SomeModel(), other = SomeModel();
-    EBB_ASSIGN_OR_RETURN(Engine first, Engine::Create(world, Device::Cpu(1), model.spec(), config));
-    EBB_ASSIGN_OR_RETURN(Engine second,
+    ASSERT_OK_AND_ASSIGN(Engine first, Engine::Create(world, Device::Cpu(1), model.spec(), config));
+    ASSERT_OK_AND_ASSIGN(Engine second,
                          Engine::Create(world, Device::Cpu(1), other.spec(), config));
     for (int step = 0; step < kSteps; ++step) {
-      EBB_RETURN_IF_ERROR(model.Train(first, world.rank(), step));
-      EBB_RETURN_IF_ERROR(other.Train(second, world.rank(), step));
+      ASSERT_OK(model.Train(first, world.rank(), step));
+      ASSERT_OK(other.Train(second, world.rank(), step));
     }
     for (Engine* engine : {&first, &second}) {
-      EBB_ASSIGN_OR_RETURN(const std::vector<uint32_t> bits, MasterBits(*engine, model.spec()));
-      EXPECT_EQ(bits, *expected);
+      ASSERT_OK_AND_ASSIGN(const std::vector<uint32_t> bits, MasterBits(*engine, model.spec()));
+      EXPECT_EQ(bits, expected);
     }
-    return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
   EXPECT_EQ(EntriesUnder(scratch.path()), 0);
 }
 
@@ -398,7 +390,7 @@ TEST(SwapFaults, AFailureAfterTheLastStepIsInTheLog) {
     return trained;
   });
   const std::string log = ::testing::internal::GetCapturedStderr();
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
   EXPECT_THAT(log, AllOf(HasSubstr("toy rank 1"), HasSubstr("write"), HasSubstr("states")));
 }
 
@@ -406,13 +398,12 @@ TEST(SwapFaults, AFailureAfterTheLastStepIsInTheLog) {
 TEST(SwapFaults, ADroppedStepLosesNoUpdateThatWasCarriedIntoIt) {
   Scratch scratch;
   const Config config = OnNvme(scratch.path(), Timing::kLate);
-  const auto expected = Trained(config);
-  ASSERT_TRUE(expected.ok()) << expected.status();
+  ASSERT_OK_AND_ASSIGN(const auto expected, Trained(config));
   for (int opened = 0; opened <= 10; ++opened) {
     SCOPED_TRACE(opened);
-    const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
+    OnThreads(kWorld, [&](World world) {
       ToyModel model = SomeModel();
-      EBB_ASSIGN_OR_RETURN(Engine engine,
+      ASSERT_OK_AND_ASSIGN(Engine engine,
                            Engine::Create(world, Device::Cpu(1), model.spec(), config));
       for (int step = 0; step < kSteps; ++step) {
         if (step == 3) {
@@ -425,13 +416,11 @@ TEST(SwapFaults, ADroppedStepLosesNoUpdateThatWasCarriedIntoIt) {
             }
           }
         }
-        EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), step));
+        ASSERT_OK(model.Train(engine, world.rank(), step));
       }
-      EBB_ASSIGN_OR_RETURN(const std::vector<uint32_t> bits, MasterBits(engine, model.spec()));
-      EXPECT_EQ(bits, *expected);
-      return absl::OkStatus();
+      ASSERT_OK_AND_ASSIGN(const std::vector<uint32_t> bits, MasterBits(engine, model.spec()));
+      EXPECT_EQ(bits, expected);
     });
-    EXPECT_TRUE(status.ok()) << status;
   }
 }
 
@@ -440,13 +429,12 @@ TEST(SwapFaults, AnEngineMayGoInMidStepAndWithUpdatesToCome) {
   for (const Timing timing : kTimings) {
     for (int opened = 0; opened <= 10; ++opened) {
       SCOPED_TRACE(absl::StrCat("timing ", static_cast<int>(timing), ", scopes ", opened));
-      const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
+      OnThreads(kWorld, [&](World world) {
         ToyModel model = SomeModel();
-        EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), model.spec(),
+        ASSERT_OK_AND_ASSIGN(Engine engine, Engine::Create(world, Device::Cpu(1), model.spec(),
                                                            OnNvme(scratch.path(), timing)));
-        for (int step = 0; step < 2; ++step)
-          EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), step));
-        if (opened == 0) return absl::OkStatus();
+        for (int step = 0; step < 2; ++step) ASSERT_OK(model.Train(engine, world.rank(), step));
+        if (opened == 0) return;
         Step step = engine.BeginStep();
         for (int scope = 0; scope < opened; ++scope) {
           if (scope < model.visits()) {
@@ -455,9 +443,7 @@ TEST(SwapFaults, AnEngineMayGoInMidStepAndWithUpdatesToCome) {
             model.Backward(step, 2 * model.visits() - 1 - scope, world.rank(), 2);
           }
         }
-        return absl::OkStatus();
       });
-      EXPECT_TRUE(status.ok()) << status;
       EXPECT_EQ(EntriesUnder(scratch.path()), 0);
     }
   }

@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "ebb/runtime/config/status_macros.h"
-#include "tests/engine/snapshot.h"
+#include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::swap_test {
 namespace {
@@ -60,25 +62,23 @@ using Between = std::function<absl::Status(Engine& engine, const ModelSpec& spec
 
 Outcome RunAll(const Config& config, const Between& between) {
   Outcome outcome;
-  const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
+  OnThreads(kWorld, [&](World world) {
     ToyModel model = SomeModel();
-    EBB_ASSIGN_OR_RETURN(Engine engine,
+    ASSERT_OK_AND_ASSIGN(Engine engine,
                          Engine::Create(world, Device::Cpu(1), model.spec(), config));
     const bool keeps = world.rank() == 0;
     for (int step = 0; step < kSteps; ++step) {
       const bool held = step == 2;
-      EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), step, {.hold_updates = held}));
-      EBB_RETURN_IF_ERROR(between(engine, model.spec(), step));
+      ASSERT_OK(model.Train(engine, world.rank(), step, {.hold_updates = held}));
+      ASSERT_OK(between(engine, model.spec(), step));
       if (step % 2 == 1) continue;
-      EBB_ASSIGN_OR_RETURN(const double evaluation, model.Evaluate(engine, world.rank()));
+      ASSERT_OK_AND_ASSIGN(const double evaluation, model.Evaluate(engine, world.rank()));
       if (keeps) outcome.evaluations.push_back(evaluation);
       if (step == 2) continue;  // no call looks at state between these steps
-      EBB_ASSIGN_OR_RETURN(Snapshot snapshot, TakeSnapshot(engine, model.spec()));
+      ASSERT_OK_AND_ASSIGN(Snapshot snapshot, TakeSnapshot(engine, model.spec()));
       if (keeps) outcome.snapshots.push_back(std::move(snapshot));
     }
-    return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
   return outcome;
 }
 
@@ -103,65 +103,26 @@ class SwapTest : public ::testing::TestWithParam<Tiers> {
   Scratch scratch_;
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    Tiers, SwapTest,
-    ::testing::Values(
-        Tiers{.name = "AllOnNvme", .parameters = Tier::kNvme, .optimizer = Tier::kNvme},
-        Tiers{.name = "AllOnNvmeInBf16",
-              .parameters = Tier::kNvme,
-              .optimizer = Tier::kNvme,
-              .dtype = DType::kBFloat16},
-        Tiers{.name = "SplitMasters",
-              .parameters = Tier::kNvme,
-              .optimizer = Tier::kNvme,
-              .dtype = DType::kBFloat16,
-              .split = true},
-        Tiers{.name = "Shares",
-              .parameters = Tier::kNvme,
-              .optimizer = Tier::kNvme,
-              .dtype = DType::kBFloat16,
-              .shares = true},
-        Tiers{.name = "ParametersOnNvme", .parameters = Tier::kNvme, .optimizer = Tier::kDevice},
-        Tiers{.name = "ParametersInCpuStatesOnNvme",
-              .parameters = Tier::kCpu,
-              .optimizer = Tier::kNvme,
-              .dtype = DType::kFloat16},
-        Tiers{.name = "SplitInCpu",
-              .parameters = Tier::kCpu,
-              .optimizer = Tier::kCpu,
-              .dtype = DType::kBFloat16,
-              .split = true},
-        Tiers{.name = "WithoutMasters",
-              .parameters = Tier::kNvme,
-              .optimizer = Tier::kNvme,
-              .dtype = DType::kBFloat16,
-              .shares = true,
-              .without_masters = true},
-        Tiers{.name = "StatesOnNvmeWithoutMasters",
-              .parameters = Tier::kDevice,
-              .optimizer = Tier::kNvme,
-              .dtype = DType::kBFloat16,
-              .without_masters = true},
-        Tiers{.name = "ParametersOnNvmeWithoutMasters",
-              .parameters = Tier::kNvme,
-              .optimizer = Tier::kDevice,
-              .dtype = DType::kBFloat16,
-              .without_masters = true}),
-    [](const auto& test) { return test.param.name; });
-
-TEST_P(SwapTest, StepsAndEvaluationsChangeNoBit) {
-  ExpectTheBitsOfTheDevice([](Engine&, const ModelSpec&, int) { return absl::OkStatus(); });
-}
-
-TEST_P(SwapTest, SuspensionsDuringUpdatesChangeNoBit) {
-  ExpectTheBitsOfTheDevice([](Engine& engine, const ModelSpec&, int step) -> absl::Status {
-    for (int n = 0; n < step % 3; ++n) {
-      EBB_RETURN_IF_ERROR(engine.Suspend());
-      EBB_RETURN_IF_ERROR(engine.Resume());
-    }
-    return absl::OkStatus();
-  });
-}
+INSTANTIATE_TEST_SUITE_P(Tiers, SwapTest,
+                         ::testing::Values(Tiers{.name = "ParametersOnNvme",
+                                                 .parameters = Tier::kNvme,
+                                                 .optimizer = Tier::kDevice},
+                                           Tiers{.name = "ParametersInCpuStatesOnNvme",
+                                                 .parameters = Tier::kCpu,
+                                                 .optimizer = Tier::kNvme,
+                                                 .dtype = DType::kFloat16},
+                                           Tiers{.name = "SplitMasters",
+                                                 .parameters = Tier::kNvme,
+                                                 .optimizer = Tier::kNvme,
+                                                 .dtype = DType::kBFloat16,
+                                                 .split = true},
+                                           Tiers{.name = "WithoutMasters",
+                                                 .parameters = Tier::kNvme,
+                                                 .optimizer = Tier::kNvme,
+                                                 .dtype = DType::kBFloat16,
+                                                 .shares = true,
+                                                 .without_masters = true}),
+                         [](const auto& test) { return test.param.name; });
 
 TEST_P(SwapTest, ReadsAndWritesOfEveryClassChangeNoBit) {
   // Without masters a value is kept as the cast of parameters makes it.
@@ -206,24 +167,22 @@ TEST_P(SwapTest, ReadsAndWritesOfEveryClassChangeNoBit) {
 TEST_P(SwapTest, AWrittenParameterOutlivesASkippedStep) {
   for (const Timing timing : kNotEarly) {
     const Config config = ConfigOf(GetParam(), timing, scratch_.path());
-    const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
+    OnThreads(kWorld, [&](World world) {
       ToyModel model = SomeModel();
       const ModelSpec& spec = model.spec();
-      EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), spec, config));
-      EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), 0));
-      EBB_RETURN_IF_ERROR(engine.Write(StateClass::kParameter, Normal(0.3f, 10)));
-      EBB_ASSIGN_OR_RETURN(const ParameterValues written,
+      ASSERT_OK_AND_ASSIGN(Engine engine, Engine::Create(world, Device::Cpu(1), spec, config));
+      ASSERT_OK(model.Train(engine, world.rank(), 0));
+      ASSERT_OK(engine.Write(StateClass::kParameter, Normal(0.3f, 10)));
+      ASSERT_OK_AND_ASSIGN(const ParameterValues written,
                            GatherAll(engine, spec, StateClass::kParameter));
-      EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), 1, {}, /*blow_up=*/true));
-      EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
+      ASSERT_OK(model.Train(engine, world.rank(), 1, {}, /*blow_up=*/true));
+      ASSERT_OK_AND_ASSIGN(const StepReport report, engine.Report());
       EXPECT_FALSE(report.applied);
       for (const StateClass what : {StateClass::kParameter, StateClass::kMaster}) {
-        EBB_ASSIGN_OR_RETURN(const ParameterValues kept, GatherAll(engine, spec, what));
+        ASSERT_OK_AND_ASSIGN(const ParameterValues kept, GatherAll(engine, spec, what));
         EXPECT_EQ(kept, written) << Name(what);
       }
-      return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
   }
 }
 
@@ -264,7 +223,7 @@ TEST_P(SwapTest, GradientsOfHeldStepsAreReadBesideUpdatesOfTheStepBefore) {
         return TrainAndReadGradients(world, config, on_device ? expected_gradients : gradients,
                                      on_device ? expected : last);
       });
-      ASSERT_TRUE(status.ok()) << status;
+      ASSERT_OK(status);
     }
     ASSERT_EQ(gradients.size(), expected_gradients.size());
     for (size_t i = 0; i < gradients.size(); ++i) {
@@ -289,36 +248,34 @@ TEST_P(SwapTest, CopiesBetweenEnginesOfOtherTiers) {
                      .without_masters = GetParam().without_masters};
   for (const Timing timing : kTimings) {
     SCOPED_TRACE(static_cast<int>(timing));
-    const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
+    OnThreads(kWorld, [&](World world) {
       ToyModel model = SomeModel(), other = SomeModel();
       const ModelSpec& spec = model.spec();
-      EBB_ASSIGN_OR_RETURN(
+      ASSERT_OK_AND_ASSIGN(
           Engine above, Engine::Create(world, Device::Cpu(1), spec,
                                        ConfigOf(device, timing, scratch_.path()), {.name = "a"}));
-      EBB_ASSIGN_OR_RETURN(
+      ASSERT_OK_AND_ASSIGN(
           Engine below,
           Engine::Create(world, Device::Cpu(1), spec, ConfigOf(GetParam(), timing, scratch_.path()),
                          {.name = "b"}));
       for (int step = 0; step < 2; ++step) {
-        EBB_RETURN_IF_ERROR(model.Train(above, world.rank(), step));
-        EBB_RETURN_IF_ERROR(other.Train(below, world.rank(), step + 7));
+        ASSERT_OK(model.Train(above, world.rank(), step));
+        ASSERT_OK(other.Train(below, world.rank(), step + 7));
       }
       for (Engine* to : {&below, &above, &below}) {
         Engine& from = to == &below ? above : below;
-        EBB_RETURN_IF_ERROR(to->CopyParametersFrom(from));
-        EBB_ASSIGN_OR_RETURN(const ParameterValues copied,
+        ASSERT_OK(to->CopyParametersFrom(from));
+        ASSERT_OK_AND_ASSIGN(const ParameterValues copied,
                              GatherAll(*to, spec, StateClass::kMaster));
-        EBB_ASSIGN_OR_RETURN(const ParameterValues original,
+        ASSERT_OK_AND_ASSIGN(const ParameterValues original,
                              GatherAll(from, spec, StateClass::kMaster));
         EXPECT_TRUE(copied == original);
-        EBB_ASSIGN_OR_RETURN(const double shown, model.Evaluate(*to, world.rank()));
-        EBB_ASSIGN_OR_RETURN(const double of_original, model.Evaluate(from, world.rank()));
+        ASSERT_OK_AND_ASSIGN(const double shown, model.Evaluate(*to, world.rank()));
+        ASSERT_OK_AND_ASSIGN(const double of_original, model.Evaluate(from, world.rank()));
         EXPECT_EQ(shown, of_original);
-        EBB_RETURN_IF_ERROR(model.Train(from, world.rank(), 20));
+        ASSERT_OK(model.Train(from, world.rank(), 20));
       }
-      return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
     EXPECT_TRUE(scratch_.Entries().empty());
   }
 }

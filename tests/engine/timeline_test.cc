@@ -11,21 +11,29 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/test_hooks.h"
+#include "ebb/runtime/engine/profiler_ranges.h"
 #include "ebb/sharding/plan.h"
 #include "tests/engine/plan_spans.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/watched_world.h"
 #include "tests/offload/gate.h"
 #include "tests/offload/scratch.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 #include "tests/trace/trace_events.h"
 
 namespace ebb::testing {
 namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
 
 constexpr int kSteps = 3;
 
@@ -36,7 +44,8 @@ class TimelineTest : public ::testing::TestWithParam<Setting> {
   const std::string path_ = absl::StrCat(::testing::TempDir(), "engine_timeline_test.", getpid(),
                                          ".", GetParam().world, ".", GetParam().stage, ".json");
 };
-INSTANTIATE_TEST_SUITE_P(Cells, TimelineTest, ::testing::ValuesIn(WorldsAndStages()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Cells, TimelineTest,
+                         ::testing::ValuesIn(WorldsAndStages({.world = 3, .stage = 2})), NameOf);
 
 // A reduction begins after its backward scope has been closed, a scope after its gather has ended.
 void ExpectScopes(const sharding::Plan& plan, const StepSpans& spans, const TraceTrack& compute,
@@ -79,16 +88,15 @@ void ExpectEveryOperation(const Setting& setting, Config config, const std::stri
                    }
                    return absl::OkStatus();
                  });
-  ASSERT_TRUE(status.ok()) << status;
-  const absl::StatusOr<TraceTracks> tracks = ReadTraceEvents(path);
-  ASSERT_TRUE(tracks.ok()) << tracks.status();
+  ASSERT_OK(status);
+  ASSERT_OK_AND_ASSIGN(const TraceTracks tracks, ReadTraceEvents(path));
   for (int rank = 0; rank < setting.world; ++rank) {
     StepSpans before;
     for (int64_t step = 1; step <= kSteps; ++step) {
       SCOPED_TRACE(::testing::Message() << "rank " << rank << ", step " << step);
-      const StepSpans spans = Match(plan, *tracks, rank, step);
+      const StepSpans spans = Match(plan, tracks, rank, step);
       ExpectOrder(plan, spans, before.empty() ? nullptr : &before);
-      ExpectScopes(plan, spans, tracks->at({rank, 0}), step);
+      ExpectScopes(plan, spans, tracks.at({rank, 0}), step);
       before = spans;
       if (::testing::Test::HasFailure()) return;
     }
@@ -147,12 +155,11 @@ TEST_P(TimelineTest, EvaluationsAreNamedAndAreNoSteps) {
         if (absl::Status failed = train(2); !failed.ok()) return failed;
         return evaluate({});
       });
-  ASSERT_TRUE(status.ok()) << status;
-  const absl::StatusOr<TraceTracks> tracks = ReadTraceEvents(path_);
-  ASSERT_TRUE(tracks.ok()) << tracks.status();
+  ASSERT_OK(status);
+  ASSERT_OK_AND_ASSIGN(const TraceTracks tracks, ReadTraceEvents(path_));
   std::map<int64_t, int> forwards;  // by evaluation
   std::set<int64_t> steps;
-  for (const auto& [id, track] : *tracks) {
+  for (const auto& [id, track] : tracks) {
     for (const TraceSpan& span : track.spans) {
       EXPECT_EQ(span.name.starts_with("evaluation: "), span.evaluation > 0) << span.name;
       if (span.evaluation == 0) steps.insert(span.step);
@@ -179,7 +186,7 @@ TEST_P(TimelineTest, ReductionsRunWhileALaterBackwardIsOpen) {
   const ModelSpec model = ScriptedModel();
   for (const Setting& setting : At(GetParam(), kTimings)) {
     SCOPED_TRACE(::testing::Message() << setting);
-    const absl::Status status = RunThreads(setting.world, [&](World world) -> absl::Status {
+    OnThreads(setting.world, [&](World world) -> absl::Status {
       const auto calls = std::make_shared<WatchedCalls>();
       absl::StatusOr<Engine> engine =
           Engine::Create(Watch(world, calls), Device::Cpu(), model, ConfigFor(setting));
@@ -197,7 +204,6 @@ TEST_P(TimelineTest, ReductionsRunWhileALaterBackwardIsOpen) {
       }
       return step.Finish();
     });
-    EXPECT_TRUE(status.ok()) << status;
   }
 }
 
@@ -209,7 +215,7 @@ TEST_P(TimelineTest, TheNextForwardRunsWhileUpdatesDo) {
   setting.timing = Timing::kLate;
   std::vector<std::atomic<bool>> begun(static_cast<size_t>(setting.world));
   std::vector<int> overlapped(begun.size());
-  const absl::Status status = RunThreads(setting.world, [&](World world) -> absl::Status {
+  OnThreads(setting.world, [&](World world) -> absl::Status {
     const size_t rank = static_cast<size_t>(world.rank());
     const auto update = [&, rank](const UpdateSlice& slice) {
       if (slice.step == 1 && slice.slice.name == "w4")  // of the last unit
@@ -233,7 +239,6 @@ TEST_P(TimelineTest, TheNextForwardRunsWhileUpdatesDo) {
     }
     return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
   for (const int rank : overlapped) EXPECT_EQ(rank, 1);
 }
 
@@ -346,18 +351,16 @@ TEST(OffloadedTimeline, ReadsUpdatesAndWritesOverlapEachOtherAndCompute) {
       return absl::OkStatus();
     });
     GetOffloadTestHooks() = {};
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_OK(status);
 
-    const absl::StatusOr<TraceTracks> tracks = ReadTraceEvents(path);
-    ASSERT_TRUE(tracks.ok()) << tracks.status();
+    ASSERT_OK_AND_ASSIGN(const TraceTracks tracks, ReadTraceEvents(path));
     using sharding::StreamId;
     const int64_t step = offloaded.parameters ? 2 : 1;  // the first one's updates run in the next
     const TraceSpan parts[] = {
-        Named(*tracks, StreamId::kWrite, absl::StrCat("write u", offloaded.written), step).front(),
-        Named(*tracks, StreamId::kHostUpdate, absl::StrCat("update u", offloaded.updated), step)
+        Named(tracks, StreamId::kWrite, absl::StrCat("write u", offloaded.written), step).front(),
+        Named(tracks, StreamId::kHostUpdate, absl::StrCat("update u", offloaded.updated), step)
             .front(),
-        Named(*tracks, StreamId::kReadStates, absl::StrCat("read u", offloaded.read), step)
-            .front()};
+        Named(tracks, StreamId::kReadStates, absl::StrCat("read u", offloaded.read), step).front()};
     int64_t from = INT64_MIN, to = INT64_MAX;  // when all of them were under way
     for (const TraceSpan& part : parts) {
       from = std::max(from, part.begin_ns);
@@ -365,11 +368,11 @@ TEST(OffloadedTimeline, ReadsUpdatesAndWritesOverlapEachOtherAndCompute) {
     }
     EXPECT_LT(from, to);
     if (late) {  // a whole scope meanwhile
-      const TraceSpan scope = Named(*tracks, StreamId::kCompute, "forward u1", 2).front();
+      const TraceSpan scope = Named(tracks, StreamId::kCompute, "forward u1", 2).front();
       EXPECT_LE(from, scope.begin_ns);
       EXPECT_LE(scope.end_ns, to);
     } else {
-      const TraceSpan scope = Named(*tracks, StreamId::kCompute, "backward u0", 1).back();
+      const TraceSpan scope = Named(tracks, StreamId::kCompute, "backward u0", 1).back();
       EXPECT_LT(from, scope.end_ns);
       EXPECT_LT(scope.begin_ns, to);
     }
@@ -382,7 +385,7 @@ TEST_P(TimelineTest, TheLedgerPeaksAtThePrediction) {
     const Config config = ConfigFor(setting);
     const absl::StatusOr<std::vector<MemoryRow>> predicted =
         PredictMemory(model, setting.world, config);
-    ASSERT_TRUE(predicted.ok()) << predicted.status();
+    ASSERT_OK(predicted);
     const absl::Status status =
         RunEngines(setting, model, config, [&](Engine& engine, ScriptedTrainer& trainer) {
           Step step = engine.BeginStep();
@@ -400,8 +403,82 @@ TEST_P(TimelineTest, TheLedgerPeaksAtThePrediction) {
           }
           return finished;
         });
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_OK(status);
   }
+}
+
+// What a profiler is shown of an engine's calls: ranges that nest, named by operation, scope and
+// unit.
+
+// "forward u0 > gather u1": the ranges that are open whenever one begins.
+struct Shown {
+  std::vector<std::string> open, paths;
+  int depth_wrong = 0;
+} shown;
+
+constexpr profiler::Sink kSink = {
+    .push =
+        [](const char* name) {
+          shown.open.push_back(shown.open.empty() ? name
+                                                  : absl::StrCat(shown.open.back(), " > ", name));
+          shown.paths.push_back(shown.open.back());
+        },
+    .pop =
+        [] {
+          shown.depth_wrong += shown.open.empty() ? 1 : 0;
+          if (!shown.open.empty()) shown.open.pop_back();
+        }};
+
+class ProfilerRangesTest : public ::testing::Test {
+ protected:
+  ProfilerRangesTest() {
+    shown = {};
+    profiler::SetSink(&kSink);
+  }
+  ~ProfilerRangesTest() override { profiler::SetSink(nullptr); }
+};
+
+TEST_F(ProfilerRangesTest, ScopesThatAreClosedInAnotherOrderNestAllTheSame) {
+  const std::vector<std::string> units = {"a", "b"};
+  ProfilerRanges ranges(units);
+  ranges.Open(1, sharding::ScopeKind::kForward, 0);
+  ranges.Open(2, sharding::ScopeKind::kBackward, 1);
+  ranges.Close(1);
+  EXPECT_THAT(shown.open, ElementsAre("forward a", "forward a > backward b"));
+  ranges.Close(2);
+  EXPECT_TRUE(shown.open.empty());
+  EXPECT_EQ(shown.depth_wrong, 0);
+}
+
+// Each thread has its own ranges.
+TEST_F(ProfilerRangesTest, AScopeThatAnotherThreadClosesEndsWithTheNextCallOfItsOwn) {
+  const std::vector<std::string> units = {"a"};
+  ProfilerRanges ranges(units);
+  ranges.Open(1, sharding::ScopeKind::kForward, 0);
+  std::thread([&] { ranges.Close(1); }).join();
+  EXPECT_THAT(shown.open, ElementsAre("forward a"));
+  ranges.Open(2, sharding::ScopeKind::kBackward, 0);
+  EXPECT_THAT(shown.open, ElementsAre("backward a"));
+  ranges.Close(2);
+  EXPECT_TRUE(shown.open.empty());
+}
+
+TEST_F(ProfilerRangesTest, AStepShowsEachScopeAndItsOperations) {
+  const Setting setting{.world = 1, .stage = 2};
+  const ModelSpec model = ScriptedModel();
+  absl::StatusOr<Engine> engine =
+      Engine::Create(World::Single(), Device::Cpu(1), model, ConfigFor(setting));
+  ASSERT_OK(engine);
+  const ScriptedTrainer trainer(model, /*rank=*/0);
+  shown = {};
+  Step step = engine->BeginStep();
+  trainer.Round(step);
+  ASSERT_OK(step.Finish());
+  EXPECT_TRUE(shown.open.empty());
+  EXPECT_EQ(shown.depth_wrong, 0);
+  for (const char* path : {"forward u0", "backward u4", "backward u4 > reduce u4",
+                           "backward u4 > norm u4", "exchange", "update u1"})
+    EXPECT_THAT(shown.paths, Contains(path));
 }
 
 }  // namespace

@@ -8,9 +8,9 @@
 #include <span>
 #include <vector>
 
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/plan.h"
 #include "tests/engine/scripted.h"
+#include "tests/status.h"
 
 namespace ebb::testing::unit_views_test {
 namespace {
@@ -46,109 +46,97 @@ void ExpectSame(const TensorView& view, const TensorView& shown) {
 
 TEST_P(UnitViewsTest, AreTheSameInEveryScopeOfTheUnit) {
   const ModelSpec model = ScriptedModel();
-  const absl::Status status = RunEngines(
-      GetParam().setting, model, ConfigOf(),
-      [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-        std::vector<std::vector<ParameterView>> views;
-        for (int unit = 0; unit < static_cast<int>(model.units.size()); ++unit)
-          views.push_back(engine.Views(UnitId{unit}));
-        EXPECT_TRUE(engine.Views(UnitId{-1}).empty());
-        EXPECT_TRUE(engine.Views(UnitId{99}).empty());
-        for (int number = 0; number < 2; ++number) {
-          Step step = engine.BeginStep();
-          for (int unit : kScriptedUnits) {
-            const ForwardScope scope = step.Forward(UnitId{unit});
-            for (const ParameterView& view : views[static_cast<size_t>(unit)])
-              ExpectSame(view.value, scope.parameter(view.parameter));
-          }
-          for (int visit = kScriptedVisits; visit-- > 0;) {
-            BackwardScope scope = step.Backward(UnitId{kScriptedUnits[visit]});
-            for (const ParameterView& view : views[static_cast<size_t>(kScriptedUnits[visit])]) {
-              ExpectSame(view.value, scope.parameter(view.parameter));
-              EXPECT_EQ(view.gradient.has_value(), model[view.parameter].trainable);
-              if (!view.gradient) continue;
-              EXPECT_EQ(*view.gradient, scope.gradient(view.parameter).dtype);
-            }
-            trainer.Add(scope, visit);
-          }
-          EBB_RETURN_IF_ERROR(step.Finish());
+  RunOn(GetParam().setting, model, ConfigOf(), [&](Engine& engine, ScriptedTrainer& trainer) {
+    std::vector<std::vector<ParameterView>> views;
+    for (int unit = 0; unit < static_cast<int>(model.units.size()); ++unit)
+      views.push_back(engine.Views(UnitId{unit}));
+    EXPECT_TRUE(engine.Views(UnitId{-1}).empty());
+    EXPECT_TRUE(engine.Views(UnitId{99}).empty());
+    for (int number = 0; number < 2; ++number) {
+      Step step = engine.BeginStep();
+      for (int unit : kScriptedUnits) {
+        const ForwardScope scope = step.Forward(UnitId{unit});
+        for (const ParameterView& view : views[static_cast<size_t>(unit)])
+          ExpectSame(view.value, scope.parameter(view.parameter));
+      }
+      for (int visit = kScriptedVisits; visit-- > 0;) {
+        BackwardScope scope = step.Backward(UnitId{kScriptedUnits[visit]});
+        for (const ParameterView& view : views[static_cast<size_t>(kScriptedUnits[visit])]) {
+          ExpectSame(view.value, scope.parameter(view.parameter));
+          EXPECT_EQ(view.gradient.has_value(), model[view.parameter].trainable);
+          if (!view.gradient) continue;
+          EXPECT_EQ(*view.gradient, scope.gradient(view.parameter).dtype);
         }
-        return engine.Report().status();
-      });
-  EXPECT_TRUE(status.ok()) << status;
+        trainer.Add(scope, visit);
+      }
+      ASSERT_OK(step.Finish());
+    }
+    ASSERT_OK(engine.Report().status());
+  });
 }
 
 // In one call as one by one: the same places, and zero when first asked for.
 TEST_P(UnitViewsTest, GradientsOfAUnitInOneCallEqualThoseOneByOne) {
   const ModelSpec model = ScriptedModel();
-  const absl::Status status = RunEngines(
-      GetParam().setting, model, ConfigOf(),
-      [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-        for (int number = 0; number < 2; ++number) {
-          Step step = engine.BeginStep();
-          trainer.ForwardAll(step);
-          for (int visit = kScriptedVisits; visit-- > 0;) {
-            const UnitId unit{kScriptedUnits[visit]};
-            BackwardScope scope = step.Backward(unit);
-            std::vector<ParameterId> of;
-            for (const ParameterId p : model[unit].parameters)
-              if (model[p].trainable) of.push_back(p);
-            std::vector<BackwardScope::Fused> fused(of.size());
-            std::vector<MutableTensorView> views(of.size());
-            const bool one_first = visit % 2 == 0 && !of.empty();
-            if (one_first)
-              WithNumbers(scope.gradient(of[0]), [](auto values) {
-                values[0] = typename decltype(values)::value_type(1.0f);
-              });
-            if (number == 0) {
-              scope.gradients(of, views);
-            } else {
-              scope.fused_gradients(of, fused);
-            }
-            for (size_t i = 0; i < of.size(); ++i) {
-              const bool was_asked_for = i == 0 && one_first;
-              if (number == 1) {
-                EXPECT_EQ(fused[i].beta, was_asked_for ? 1 : 0);
-                views[i] = fused[i].tensor;
-              } else {
-                WithNumbers(views[i], [&](auto values) {
-                  for (size_t k = 0; k < values.size(); ++k)
-                    EXPECT_EQ(static_cast<float>(values[k]), was_asked_for && k == 0 ? 1 : 0);
-                });
-              }
-              ExpectSame(views[i], scope.gradient(of[i]));
-              WithNumbers(views[i], [](auto values) {
-                std::ranges::fill(values, typename decltype(values)::value_type(0.0f));
-              });
-            }
-          }
-          EBB_RETURN_IF_ERROR(FinishAndReport(engine, step));
+  RunOn(GetParam().setting, model, ConfigOf(), [&](Engine& engine, ScriptedTrainer& trainer) {
+    for (int number = 0; number < 2; ++number) {
+      Step step = engine.BeginStep();
+      trainer.ForwardAll(step);
+      for (int visit = kScriptedVisits; visit-- > 0;) {
+        const UnitId unit{kScriptedUnits[visit]};
+        BackwardScope scope = step.Backward(unit);
+        std::vector<ParameterId> of;
+        for (const ParameterId p : model[unit].parameters)
+          if (model[p].trainable) of.push_back(p);
+        std::vector<BackwardScope::Fused> fused(of.size());
+        std::vector<MutableTensorView> views(of.size());
+        const bool one_first = visit % 2 == 0 && !of.empty();
+        if (one_first)
+          WithNumbers(scope.gradient(of[0]),
+                      [](auto values) { values[0] = typename decltype(values)::value_type(1.0f); });
+        if (number == 0) {
+          scope.gradients(of, views);
+        } else {
+          scope.fused_gradients(of, fused);
         }
-        return absl::OkStatus();
-      });
-  EXPECT_TRUE(status.ok()) << status;
+        for (size_t i = 0; i < of.size(); ++i) {
+          const bool was_asked_for = i == 0 && one_first;
+          if (number == 1) {
+            EXPECT_EQ(fused[i].beta, was_asked_for ? 1 : 0);
+            views[i] = fused[i].tensor;
+          } else {
+            WithNumbers(views[i], [&](auto values) {
+              for (size_t k = 0; k < values.size(); ++k)
+                EXPECT_EQ(static_cast<float>(values[k]), was_asked_for && k == 0 ? 1 : 0);
+            });
+          }
+          ExpectSame(views[i], scope.gradient(of[i]));
+          WithNumbers(views[i], [](auto values) {
+            std::ranges::fill(values, typename decltype(values)::value_type(0.0f));
+          });
+        }
+      }
+      ASSERT_OK(FinishAndReport(engine, step));
+    }
+  });
 }
 
 TEST_P(UnitViewsTest, GradientsWithoutAViewForEachAreRefused) {
   const ModelSpec model = ScriptedModel();
-  const absl::Status status = RunEngines(
-      GetParam().setting, model, ConfigOf(),
-      [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-        Step step = engine.BeginStep();
-        trainer.ForwardAll(step);
-        MutableTensorView views[3];
-        {
-          BackwardScope scope = step.Backward(UnitId{kScriptedUnits[kScriptedVisits - 1]});
-          const ParameterId one[] = {model.units[0].parameters[0]};
-          scope.gradients(one, views);
-          EXPECT_EQ(views[0].size(), 0);
-        }
-        const absl::Status refused = FinishAndReport(engine, step);
-        EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
-        EXPECT_NE(refused.message().find("give a view for each"), absl::string_view::npos);
-        return absl::OkStatus();
-      });
-  EXPECT_TRUE(status.ok()) << status;
+  RunOn(GetParam().setting, model, ConfigOf(), [&](Engine& engine, ScriptedTrainer& trainer) {
+    Step step = engine.BeginStep();
+    trainer.ForwardAll(step);
+    MutableTensorView views[3];
+    {
+      BackwardScope scope = step.Backward(UnitId{kScriptedUnits[kScriptedVisits - 1]});
+      const ParameterId one[] = {model.units[0].parameters[0]};
+      scope.gradients(one, views);
+      EXPECT_EQ(views[0].size(), 0);
+    }
+    const absl::Status refused = FinishAndReport(engine, step);
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+    EXPECT_NE(refused.message().find("give a view for each"), absl::string_view::npos);
+  });
 }
 
 // A tensor over the engine's memory may outlive it.
@@ -171,7 +159,7 @@ TEST_P(UnitViewsTest, MemoryThatIsHeldOutlivesTheEngine) {
                    }
                    return absl::OkStatus();
                  });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
   for (const Held& of_rank : held) {
     EXPECT_FALSE(of_rank.tensors.empty());
     for (const std::span<std::byte> tensor : of_rank.tensors)
@@ -184,16 +172,15 @@ TEST_P(UnitViewsTest, AUnitThatIsKeptWholeIsNotGatheredAndTrainsToTheSameBits) {
   const Script round = [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); };
   ModelSpec model = ScriptedModel();
   const ScriptRun gathered = RunScript(setting, model, ConfigOf(), round);
-  ASSERT_TRUE(gathered.status.ok()) << gathered.status;
+  ASSERT_OK(gathered.status);
   model.units[1].keep_whole = true;
-  const absl::StatusOr<Program> program = PredictProgram(model, setting.world, ConfigOf());
-  ASSERT_TRUE(program.ok()) << program.status();
-  for (const sharding::Operation& operation : program->plan().operations) {
+  ASSERT_OK_AND_ASSIGN(const Program program, PredictProgram(model, setting.world, ConfigOf()));
+  for (const sharding::Operation& operation : program.plan().operations) {
     if (operation.kind != sharding::OperationKind::kGather) continue;
     for (const sharding::Part& part : operation.parts) EXPECT_NE(part.unit, 1);
   }
   const ScriptRun kept = RunScript(setting, model, ConfigOf(), round);
-  ASSERT_TRUE(kept.status.ok()) << kept.status;
+  ASSERT_OK(kept.status);
   EXPECT_EQ(kept.masters, gathered.masters);
 }
 

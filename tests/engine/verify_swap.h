@@ -21,6 +21,7 @@
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/faulty_queue.h"
+#include "tests/status.h"
 
 namespace ebb::testing::verify_swap {
 
@@ -153,7 +154,7 @@ inline Trained Train(const Cell& cell, const Config& config, int before, int ste
   run.statuses.resize(static_cast<size_t>(cell.world));
   setenv("EBB_IO_URING", cell.threads ? "0" : "1", /*overwrite=*/1);
   const std::string path = config.zero.offload_optimizer.nvme_paths.front();
-  const absl::Status status = RunThreads(cell.world, [&](World world) -> absl::Status {
+  ExpectOk(RunThreads(cell.world, [&](World world) -> absl::Status {
     ToyModel model(ModelOf(cell));
     absl::StatusOr<Engine> engine =
         Engine::Create(world, Device::Cpu(/*threads=*/1), model.spec(), config, OptionsFor(cell));
@@ -180,8 +181,7 @@ inline Trained Train(const Cell& cell, const Config& config, int before, int ste
       MasterBits(*engine, model.spec()).status().IgnoreError();
     }
     return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
+  }));
   return run;
 }
 

@@ -17,6 +17,8 @@
 #include <vector>
 
 #include "tests/offload/scratch.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::verify_swap::verify_swap_test {
 namespace {
@@ -27,19 +29,13 @@ using ::testing::HasSubstr;
 const Cell kCells[] = {
     {.name = "late"},
     {.name = "early", .timing = Timing::kEarly},
-    {.name = "off", .timing = Timing::kOff},
     {.name = "fp32", .compute = DType::kFloat32},
-    {.name = "split", .split = true},
+    {.name = "split_lamb", .split = true, .optimizer = OptimizerType::kLamb},
     {.name = "without_masters", .without_masters = true},
     {.name = "without_masters_own_optimizer", .without_masters = true, .own = true},
     {.name = "of_two_groups", .groups = true},
-    {.name = "own_optimizer", .own = true},
     {.name = "without_io_uring", .threads = true},
-    {.name = "lamb", .groups = true, .optimizer = OptimizerType::kLamb},
-    {.name = "split_lamb", .split = true, .optimizer = OptimizerType::kLamb},
     {.name = "two_ranks_lars", .world = 2, .optimizer = OptimizerType::kLars},
-    {.name = "two_ranks", .world = 2},
-    {.name = "two_ranks_early", .world = 2, .timing = Timing::kEarly},
     {.name = "two_ranks_off", .world = 2, .timing = Timing::kOff},
 };
 
@@ -55,14 +51,10 @@ class VerifySwapTest : public ::testing::TestWithParam<Cell> {
   void ExpectFailure(const Trained& run, const std::string& text) {
     for (size_t rank = 0; rank < run.statuses.size(); ++rank) {
       const absl::Status& status = run.statuses[rank];
-      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-      EXPECT_THAT(std::string(status.message()),
-                  AllOf(HasSubstr("the engine has failed"), HasSubstr("of unit '"),
-                        HasSubstr("reload the model")));
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, "the engine has failed",
+                                   "of unit '", "reload the model"));
       if (static_cast<int>(rank) != culprit()) continue;
-      EXPECT_THAT(std::string(status.message()),
-                  AllOf(HasSubstr(text), HasSubstr("ebb.verify_swap"),
-                        HasSubstr("Another program has changed")));
+      EXPECT_THAT(status, Says(text, "ebb.verify_swap", "Another program has changed"));
     }
     EXPECT_THAT(scratch_.Entries(), ::testing::IsEmpty());
   }
@@ -79,7 +71,7 @@ TEST_P(VerifySwapTest, UnchangedFilesAgree) {
     config.ebb.verify_swap = verify;
     const Trained run =
         Train(GetParam(), config, 2, 4, [](const std::string&, const sharding::Plan&) {});
-    for (const absl::Status& status : run.statuses) EXPECT_TRUE(status.ok()) << status;
+    for (const absl::Status& status : run.statuses) EXPECT_OK(status);
     if (expected.empty()) expected = run.masters;
     EXPECT_FALSE(run.masters.empty());
     EXPECT_EQ(run.masters, expected);
@@ -111,7 +103,7 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheMastersIsFoundByEachRead) {
     setenv("EBB_IO_URING", cell.threads ? "0" : "1", /*overwrite=*/1);
     std::string file;
     std::vector<absl::Status> found(static_cast<size_t>(cell.world));
-    const absl::Status status = RunThreads(cell.world, [&](World world) -> absl::Status {
+    OnThreads(cell.world, [&](World world) -> absl::Status {
       ToyModel model(ModelOf(cell));
       Config config = MakeConfig();
       absl::StatusOr<Engine> engine =
@@ -142,13 +134,10 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheMastersIsFoundByEachRead) {
       }
       return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
-    for (const absl::Status& of_rank : found) {
-      EXPECT_EQ(of_rank.code(), absl::StatusCode::kDataLoss) << of_rank;
-      EXPECT_THAT(
-          std::string(of_rank.message()),
-          HasSubstr(cell.without_masters ? "the parameter of unit '" : "the master of unit '"));
-    }
+    for (const absl::Status& of_rank : found)
+      EXPECT_THAT(of_rank, StatusIs(absl::StatusCode::kDataLoss, cell.without_masters
+                                                                     ? "the parameter of unit '"
+                                                                     : "the master of unit '"));
   }
 }
 
@@ -212,9 +201,7 @@ TEST_P(VerifySwapTest, AFileThatIsNoLongerOursEndsTheTrainingAlways) {
           });
       EXPECT_LE(run.steps_done, 3);
       for (const absl::Status& status : run.statuses) {
-        EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-        EXPECT_THAT(std::string(status.message()),
-                    AllOf(HasSubstr("the engine has failed"), HasSubstr(file)));
+        EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, "the engine has failed", file));
         EXPECT_THAT(scratch_.Entries(), ::testing::Each(HasSubstr(".link")));
       }
       for (const auto& entry : std::filesystem::directory_iterator(scratch_.path()))
@@ -247,7 +234,7 @@ TEST_P(VerifySwapTest, WhetherFilesAreOursIsLookedAtBesideTheTrainersThread) {
     return model.Evaluate(*engine, world.rank()).status();
   });
   GetOffloadTestHooks() = {};
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
   EXPECT_FALSE(looked.empty());
   for (const std::thread::id trainer : trainers) EXPECT_EQ(looked.count(trainer), 0u);
 }
@@ -277,7 +264,7 @@ TEST_P(VerifySwapTest, WithoutChecksumsAFlippedBitGoesUnnoticed) {
       Train(GetParam(), config, 2, 4, [&](const std::string& path, const sharding::Plan&) {
         FlipBit(FileOf(path, culprit(), "states"), 1);
       });
-  for (const absl::Status& status : run.statuses) EXPECT_TRUE(status.ok()) << status;
+  for (const absl::Status& status : run.statuses) EXPECT_OK(status);
 }
 
 // Data that pass through the disk in every step.
@@ -296,7 +283,7 @@ TEST_P(VerifySwapTest, GradientsAndActivationsThatAreLeftAloneAgree) {
       config.ebb.verify_swap = verify;
       const Trained run =
           Train(cell, config, 2, 4, [](const std::string&, const sharding::Plan&) {});
-      for (const absl::Status& status : run.statuses) EXPECT_TRUE(status.ok()) << status;
+      for (const absl::Status& status : run.statuses) EXPECT_OK(status);
       if (expected.empty()) expected = run.masters;
       EXPECT_FALSE(run.masters.empty());
       EXPECT_EQ(run.masters, expected);
@@ -359,7 +346,7 @@ TEST(VerifySwap, GradientsAndActivationsHaveNoSumsWithStates) {
                                                     : plan.pools.units[0].gradient_shard);
                               });
     EXPECT_NE(flip.path(), "");
-    EXPECT_TRUE(run.statuses.front().ok()) << run.statuses.front();
+    EXPECT_OK(run.statuses.front());
   }
 }
 
@@ -391,8 +378,7 @@ TEST(VerifySwap, GradientsAreVerifiedWhenReadOffThePlan) {
     EXPECT_EQ(flip.path().empty(), !flips);
     EXPECT_EQ(status.code(), flips ? absl::StatusCode::kDataLoss : absl::StatusCode::kOk) << status;
     if (!flips) continue;
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("the gradient of unit 'layer0'"), HasSubstr(flip.path())));
+    EXPECT_THAT(status, Says("the gradient of unit 'layer0'", flip.path()));
   }
 }
 
@@ -403,7 +389,7 @@ TEST(VerifySwap, WritesThroughTheEngineAgree) {
     const Scratch scratch;
     Config config = ConfigFor(cell, scratch.path());
     config.ebb.verify_swap = VerifySwap::kAll;
-    const absl::Status status = RunThreads(1, [&](World world) -> absl::Status {
+    OnThreads(1, [&](World world) -> absl::Status {
       ToyModel model(ModelOf(cell));
       absl::StatusOr<Engine> engine =
           Engine::Create(world, Device::Cpu(/*threads=*/1), model.spec(), config);
@@ -427,7 +413,6 @@ TEST(VerifySwap, WritesThroughTheEngineAgree) {
       }
       return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
   }
 }
 

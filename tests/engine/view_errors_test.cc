@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "ebb/runtime/config/status_macros.h"
-#include "tests/engine/snapshot.h"
+#include "tests/engine/scripted.h"
+#include "tests/status.h"
 
 namespace ebb::testing::view_errors_test {
 namespace {
@@ -150,16 +150,14 @@ TEST_P(ViewErrorsTest, EachIsOneLineAndTheErrorOfItsStepAlone) {
   for (const Mistake& mistake : kMistakes) {
     SCOPED_TRACE(mistake.says);
     ::testing::internal::CaptureStderr();
-    RunOn(GetParam(), model, HalfConfig(GetParam()),
-          [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-            EBB_ASSIGN_OR_RETURN(const Snapshot before, TakeSnapshot(engine, model));
-            const absl::Status finished = StepWith(engine, trainer, mistake.make);
-            EXPECT_EQ(finished.code(), absl::StatusCode::kInvalidArgument) << finished;
-            EXPECT_THAT(std::string(finished.message()), HasSubstr(mistake.says));
-            EBB_ASSIGN_OR_RETURN(const Snapshot after, TakeSnapshot(engine, model));
-            EXPECT_EQ(before, after);
-            return StepWith(engine, trainer, [](const Scopes&) {});
-          });
+    RunOn(GetParam(), model, HalfConfig(GetParam()), [&](Engine& engine, ScriptedTrainer& trainer) {
+      ASSERT_OK_AND_ASSIGN(const Snapshot before, TakeSnapshot(engine, model));
+      const absl::Status finished = StepWith(engine, trainer, mistake.make);
+      EXPECT_THAT(finished, StatusIs(absl::StatusCode::kInvalidArgument, mistake.says));
+      ASSERT_OK_AND_ASSIGN(const Snapshot after, TakeSnapshot(engine, model));
+      EXPECT_EQ(before, after);
+      ASSERT_OK(StepWith(engine, trainer, [](const Scopes&) {}));
+    });
     const std::string log = ::testing::internal::GetCapturedStderr();
     EXPECT_EQ(Occurrences(log, mistake.says), GetParam().world) << log;
   }
@@ -169,14 +167,13 @@ TEST_P(ViewErrorsTest, OneRanksMistakeIsTheErrorOfAll) {
   const ModelSpec model = ModelWithWorkspace();
   const int culprit = GetParam().world - 1;
   ::testing::internal::CaptureStderr();
-  RunOn(GetParam(), model, HalfConfig(GetParam()),
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          const absl::Status finished = StepWith(engine, trainer, [&](const Scopes& scopes) {
-            if (trainer.rank() == culprit) kMistakes[2].make(scopes);
-          });
-          EXPECT_THAT(std::string(finished.message()), HasSubstr(kMistakes[2].says));
-          return StepWith(engine, trainer, [](const Scopes&) {});
-        });
+  RunOn(GetParam(), model, HalfConfig(GetParam()), [&](Engine& engine, ScriptedTrainer& trainer) {
+    const absl::Status finished = StepWith(engine, trainer, [&](const Scopes& scopes) {
+      if (trainer.rank() == culprit) kMistakes[2].make(scopes);
+    });
+    EXPECT_THAT(finished, Says(kMistakes[2].says));
+    ASSERT_OK(StepWith(engine, trainer, [](const Scopes&) {}));
+  });
   EXPECT_EQ(Occurrences(::testing::internal::GetCapturedStderr(), kMistakes[2].says), 1);
 }
 
@@ -185,20 +182,19 @@ TEST_P(ViewErrorsTest, BlocksEarlyUpdates) {
   const ModelSpec model = ScriptedModel();
   Setting setting = GetParam();
   setting.timing = Timing::kEarly;
-  RunOn(setting, model, ConfigFor(setting),
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          EBB_ASSIGN_OR_RETURN(const Snapshot before, TakeSnapshot(engine, model));
-          Step step = engine.BeginStep(kExactStep);
-          trainer.ForwardAll(step);
-          Take<BFloat16>(step.Backward(UnitId{0}).gradient(kEmbedding));
-          for (int visit = kScriptedVisits - 2; visit >= 0; --visit) trainer.Backward(step, visit);
-          EXPECT_THAT(std::string(FinishAndReport(engine, step).message()),
-                      AllOf(HasSubstr("the gradient of parameter 'embedding' is fp32"),
-                            ::testing::Not(HasSubstr("the engine has failed"))));
-          EBB_ASSIGN_OR_RETURN(const Snapshot after, TakeSnapshot(engine, model));
-          EXPECT_EQ(before, after);
-          return TrainStep(engine, trainer, 0);
-        });
+  RunOn(setting, model, ConfigFor(setting), [&](Engine& engine, ScriptedTrainer& trainer) {
+    ASSERT_OK_AND_ASSIGN(const Snapshot before, TakeSnapshot(engine, model));
+    Step step = engine.BeginStep(kExactStep);
+    trainer.ForwardAll(step);
+    Take<BFloat16>(step.Backward(UnitId{0}).gradient(kEmbedding));
+    for (int visit = kScriptedVisits - 2; visit >= 0; --visit) trainer.Backward(step, visit);
+    EXPECT_THAT(std::string(FinishAndReport(engine, step).message()),
+                AllOf(HasSubstr("the gradient of parameter 'embedding' is fp32"),
+                      ::testing::Not(HasSubstr("the engine has failed"))));
+    ASSERT_OK_AND_ASSIGN(const Snapshot after, TakeSnapshot(engine, model));
+    EXPECT_EQ(before, after);
+    ASSERT_OK(TrainStep(engine, trainer, 0));
+  });
 }
 
 TEST_P(ViewErrorsTest, AreErrorsOfTheOpenEvaluationOrTheNextStep) {
@@ -211,23 +207,21 @@ TEST_P(ViewErrorsTest, AreErrorsOfTheOpenEvaluationOrTheNextStep) {
     }
     return std::string(evaluation.Finish().status().message());
   };
-  RunOn(GetParam(), model, HalfConfig(GetParam()),
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          EXPECT_THAT(evaluate(engine, true), HasSubstr("parameter 'w1' is bf16"));
-          EXPECT_EQ(evaluate(engine, false), "");
-          Take<float>(engine.workspace());
-          EXPECT_THAT(evaluate(engine, false), HasSubstr("the workspace is int8"));
-          EXPECT_EQ(evaluate(engine, false), "");
-          Take<float>(engine.workspace());
-          EXPECT_THAT(std::string(StepWith(engine, trainer, [](const Scopes&) {}).message()),
-                      HasSubstr("the workspace is int8"));
-          // A dropped step leaves no trace.
-          {
-            Step step = engine.BeginStep({.hold_updates = true});
-            Take<float>(step.Forward(UnitId{0}).parameter(kEmbedding));
-          }
-          return StepWith(engine, trainer, [](const Scopes&) {});
-        });
+  RunOn(GetParam(), model, HalfConfig(GetParam()), [&](Engine& engine, ScriptedTrainer& trainer) {
+    EXPECT_THAT(evaluate(engine, true), HasSubstr("parameter 'w1' is bf16"));
+    EXPECT_EQ(evaluate(engine, false), "");
+    Take<float>(engine.workspace());
+    EXPECT_THAT(evaluate(engine, false), HasSubstr("the workspace is int8"));
+    EXPECT_EQ(evaluate(engine, false), "");
+    Take<float>(engine.workspace());
+    EXPECT_THAT(StepWith(engine, trainer, [](const Scopes&) {}), Says("the workspace is int8"));
+    // A dropped step leaves no trace.
+    {
+      Step step = engine.BeginStep({.hold_updates = true});
+      Take<float>(step.Forward(UnitId{0}).parameter(kEmbedding));
+    }
+    ASSERT_OK(StepWith(engine, trainer, [](const Scopes&) {}));
+  });
 }
 
 // What is asked of a scope after its Close is lost without a word otherwise.
@@ -254,47 +248,44 @@ TEST_P(ViewErrorsTest, ScopesThatAreClosedOrWereMovedFromSayIt) {
                            scope.Close();
                            EXPECT_TRUE(scope.micro_batches().empty());
                          }}};
-  RunOn(GetParam(), model, ConfigFor(GetParam()),
-        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-          for (const Late& late : lates) {
-            Step step = engine.BeginStep(kExactStep);
-            trainer.ForwardAll(step);
-            for (int visit : {5, 4, 3}) trainer.Backward(step, visit);
-            late.make(step);
-            trainer.Backward(step, 0);
-            EXPECT_THAT(std::string(FinishAndReport(engine, step).message()), HasSubstr(late.says));
-          }
-          // Scopes that end with their step are empty, and that is all.
-          BackwardScope kept;
-          {
-            Step step = engine.BeginStep(kExactStep);
-            trainer.ForwardAll(step);
-            for (int visit : {5, 4, 3, 2, 1}) trainer.Backward(step, visit);
-            kept = step.Backward(UnitId{0});
-            EBB_RETURN_IF_ERROR(step.Finish());
-          }
-          EXPECT_EQ(kept.gradient(kEmbedding).size(), 0);
-          kept.Close();
-          EXPECT_EQ(kept.gradient(kEmbedding).size(), 0);
-          Step next = engine.BeginStep(kExactStep);
-          EXPECT_EQ(kept.gradient(kEmbedding).size(), 0);
-          trainer.Round(next);
-          return next.Finish();
-        });
+  RunOn(GetParam(), model, ConfigFor(GetParam()), [&](Engine& engine, ScriptedTrainer& trainer) {
+    for (const Late& late : lates) {
+      Step step = engine.BeginStep(kExactStep);
+      trainer.ForwardAll(step);
+      for (int visit : {5, 4, 3}) trainer.Backward(step, visit);
+      late.make(step);
+      trainer.Backward(step, 0);
+      EXPECT_THAT(FinishAndReport(engine, step), Says(late.says));
+    }
+    // Scopes that end with their step are empty, and that is all.
+    BackwardScope kept;
+    {
+      Step step = engine.BeginStep(kExactStep);
+      trainer.ForwardAll(step);
+      for (int visit : {5, 4, 3, 2, 1}) trainer.Backward(step, visit);
+      kept = step.Backward(UnitId{0});
+      ASSERT_OK(step.Finish());
+    }
+    EXPECT_EQ(kept.gradient(kEmbedding).size(), 0);
+    kept.Close();
+    EXPECT_EQ(kept.gradient(kEmbedding).size(), 0);
+    Step next = engine.BeginStep(kExactStep);
+    EXPECT_EQ(kept.gradient(kEmbedding).size(), 0);
+    trainer.Round(next);
+    ASSERT_OK(next.Finish());
+  });
 }
 
 TEST(ViewErrors, ViewsOutliveScopesAndEngines) {
   const ModelSpec model = ModelWithWorkspace();
   TensorView kept;
   ::testing::internal::CaptureStderr();
-  RunOn({}, model, HalfConfig({}), [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-    EXPECT_TRUE(StepWith(engine, trainer, [&](const Scopes& scopes) {
-                  if (scopes.forward) kept = scopes.forward->parameter(kW1);
-                }).ok());
+  RunOn({}, model, HalfConfig({}), [&](Engine& engine, ScriptedTrainer& trainer) {
+    EXPECT_OK(StepWith(engine, trainer, [&](const Scopes& scopes) {
+      if (scopes.forward) kept = scopes.forward->parameter(kW1);
+    }));
     EXPECT_THAT(kept.as<float>(), IsEmpty());  // between steps
-    EXPECT_THAT(std::string(StepWith(engine, trainer, [](const Scopes&) {}).message()),
-                HasSubstr("parameter 'w1' is bf16"));
-    return absl::OkStatus();
+    EXPECT_THAT(StepWith(engine, trainer, [](const Scopes&) {}), Says("parameter 'w1' is bf16"));
   });
   for (int i = 0; i < 3; ++i) EXPECT_THAT(kept.as<float>(), IsEmpty());
   const std::string log = ::testing::internal::GetCapturedStderr();
@@ -305,7 +296,7 @@ TEST(ViewErrors, ViewsOutliveScopesAndEngines) {
 TEST(ViewErrors, ThatAnyThreadMakesAreTakenBeforeTheScopeCloses) {
   const ModelSpec model = ModelWithWorkspace();
   ::testing::internal::CaptureStderr();
-  RunOn({}, model, HalfConfig({}), [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+  RunOn({}, model, HalfConfig({}), [&](Engine& engine, ScriptedTrainer& trainer) {
     const absl::Status finished = StepWith(engine, trainer, [](const Scopes& scopes) {
       if (scopes.backward == nullptr) return;
       const MutableTensorView view = scopes.backward->gradient(kW1);
@@ -313,8 +304,8 @@ TEST(ViewErrors, ThatAnyThreadMakesAreTakenBeforeTheScopeCloses) {
       for (int t = 0; t < 4; ++t) threads.emplace_back([view] { Take<float>(view); });
       for (std::thread& thread : threads) thread.join();
     });
-    EXPECT_THAT(std::string(finished.message()), HasSubstr("the gradient of parameter 'w1'"));
-    return StepWith(engine, trainer, [](const Scopes&) {});
+    EXPECT_THAT(finished, Says("the gradient of parameter 'w1'"));
+    ASSERT_OK(StepWith(engine, trainer, [](const Scopes&) {}));
   });
   EXPECT_EQ(Occurrences(::testing::internal::GetCapturedStderr(), "the gradient of parameter"), 1);
 }
@@ -322,10 +313,9 @@ TEST(ViewErrors, ThatAnyThreadMakesAreTakenBeforeTheScopeCloses) {
 TEST(ViewErrors, ALineThatComesInEveryStepIsLoggedOnce) {
   const ModelSpec model = ModelWithWorkspace();
   ::testing::internal::CaptureStderr();
-  RunOn({}, model, HalfConfig({}), [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+  RunOn({}, model, HalfConfig({}), [&](Engine& engine, ScriptedTrainer& trainer) {
     for (int i = 0; i < 3; ++i) EXPECT_FALSE(StepWith(engine, trainer, kMistakes[0].make).ok());
     for (int i = 0; i < 3; ++i) EXPECT_FALSE(StepWith(engine, trainer, kMistakes[2].make).ok());
-    return absl::OkStatus();
   });
   const std::string log = ::testing::internal::GetCapturedStderr();
   EXPECT_EQ(Occurrences(log, kMistakes[0].says), 1) << log;
@@ -336,9 +326,9 @@ TEST(ViewErrors, AMistakeWithATrainersOwnViewIsALineAndNoError) {
   const ModelSpec model = ScriptedModel();
   const float loss = 1;
   ::testing::internal::CaptureStderr();
-  RunOn({}, model, ConfigFor({}), [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+  RunOn({}, model, ConfigFor({}), [&](Engine& engine, ScriptedTrainer& trainer) {
     Take<Float16>(TensorView{.data = &loss});
-    return TrainStep(engine, trainer, 0);
+    ASSERT_OK(TrainStep(engine, trainer, 0));
   });
   EXPECT_EQ(Occurrences(::testing::internal::GetCapturedStderr(),
                         "as<Float16>() asks for fp16, but the trainer's own TensorView is fp32"),
@@ -371,14 +361,12 @@ TEST(DeclaredDTypes, CreateAndPredictMemoryRefuseDTypesThatTheTrainerLacks) {
       return Engine::Create(world, Device::Cpu(), model, config).status();
     });
   };
-  for (const absl::Status& status : {create(), PredictMemory(model, 2, config).status()}) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("gradients are bf16"), HasSubstr("\"communication_data_type\""),
-                      HasSubstr("the trainer takes fp32 (ModelSpec::gradient_dtypes)")));
-  }
+  for (const absl::Status& status : {create(), PredictMemory(model, 2, config).status()})
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, "gradients are bf16",
+                                 "\"communication_data_type\"",
+                                 "the trainer takes fp32 (ModelSpec::gradient_dtypes)"));
   config.communication = DType::kFloat32;
-  EXPECT_TRUE(create().ok()) << create();
+  EXPECT_OK(create());
 }
 
 }  // namespace

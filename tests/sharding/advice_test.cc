@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/sharding/budget.h"
 #include "every_change.h"
+#include "tests/status.h"
 #include "unit_chain.h"
 
 namespace ebb::sharding::advice_test {
@@ -249,18 +250,16 @@ TEST(Advice, IsTheSmallestChangeThatFitsAndElseTheLeast) {
     SCOPED_TRACE(status.message());
     const std::string message(status.message());
     const BruteForce all(capped, *resolved);
-    const absl::StatusOr<Config> taken = Taken(capped.given, message);
-    ASSERT_TRUE(taken.ok()) << taken.status();
-    const absl::StatusOr<Config> applied = taken->ForWorld(capped.world);
-    ASSERT_TRUE(applied.ok()) << applied.status();
+    ASSERT_OK_AND_ASSIGN(const Config taken, Taken(capped.given, message));
+    ASSERT_OK_AND_ASSIGN(const Config applied, taken.ForWorld(capped.world));
     if (!all.keeping.any() && !all.changing.any()) {
       EXPECT_THAT(message, ::testing::AnyOf(HasSubstr("no setting fits"),
                                             HasSubstr("no other setting needs less")));
-      EXPECT_EQ(Beyond(*PlanPools(capped.inputs(*applied)), *applied), all.least());
+      EXPECT_EQ(Beyond(*PlanPools(capped.inputs(applied)), applied), all.least());
       ++impossible;
       continue;
     }
-    EXPECT_EQ(PlanStep(capped.inputs(*applied)).status(), absl::OkStatus());
+    EXPECT_EQ(PlanStep(capped.inputs(applied)).status(), absl::OkStatus());
     const BruteForce::Fewest& fewest = all.keeping.any() ? all.keeping : all.changing;
     const bool grows = fewest.keys == INT_MAX;
     EXPECT_THAT(message, HasSubstr(grows ? " would fit if the device has room" : " would fit ("));
@@ -286,7 +285,7 @@ TEST(Advice, FitsAlsoIfTheDevicesMemoryIsTheHosts) {
   for (const Config& start : {OnDevice(0), OnDevice(2), OnNvme(), filled}) {
     const auto bytes = [&](const Config& config) {
       const auto pools = LaidOut(config, kWorld);
-      EXPECT_TRUE(pools.ok()) << pools.status();
+      EXPECT_OK(pools);
       return DeviceBytes(*pools) + HostBytes(*pools);
     };
     for (const int share : {2, 30, 60, 95}) {
@@ -297,15 +296,14 @@ TEST(Advice, FitsAlsoIfTheDevicesMemoryIsTheHosts) {
           Advice({.model = &model, .config = &resolved, .world = kWorld, .optimizer_states = 2},
                  {.together = cap, .of_config = false, .relief = "free memory"});
       SCOPED_TRACE(message);
-      const auto taken = Taken(start, message);
-      ASSERT_TRUE(taken.ok()) << taken.status();
+      ASSERT_OK_AND_ASSIGN(const auto taken, Taken(start, message));
       if (message.find(" would fit (") != std::string::npos) {
-        EXPECT_LE(bytes(*taken), cap);
+        EXPECT_LE(bytes(taken), cap);
         EXPECT_THAT(message, HasSubstr("or free memory"));
         ++fitted;
         continue;
       }
-      EXPECT_GT(bytes(*taken), cap);
+      EXPECT_GT(bytes(taken), cap);
       EXPECT_THAT(message, HasSubstr("more hosts"));
       ++impossible;
     }

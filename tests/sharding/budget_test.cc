@@ -3,11 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 #include <vector>
 
 #include "ebb/sharding/memory_model.h"
+#include "ebb/sharding/offload_ratio.h"
 #include "ebb/sharding/placement.h"
+#include "random_model.h"
+#include "tests/status.h"
 #include "unit_chain.h"
 
 namespace ebb::sharding::budget_test {
@@ -60,14 +64,13 @@ int64_t StatesInRam(const StatePlacement& placement) {
 // cut.
 TEST(Budget, PoolSizesAreUpperLimits) {
   const Config config = AllOnNvme();
-  const auto pools = LaidOut(config);
-  ASSERT_TRUE(pools.ok()) << pools.status();
-  EXPECT_EQ(pools->parameter_slots.count, 5);
-  EXPECT_EQ(pools->parameter_slots.bytes, 2 * kMebi);
+  ASSERT_OK_AND_ASSIGN(const auto pools, LaidOut(config));
+  EXPECT_EQ(pools.parameter_slots.count, 5);
+  EXPECT_EQ(pools.parameter_slots.bytes, 2 * kMebi);
   const int64_t quarter = 16 * kMebi / 64 / kCutElements * kCutElements;
-  EXPECT_EQ(pools->placement.units[0].sub_groups, 4);
-  EXPECT_EQ(Counts(pools->placement).front(), quarter);
-  EXPECT_EQ(pools->host_work.ring.count, 4);
+  EXPECT_EQ(pools.placement.units[0].sub_groups, 4);
+  EXPECT_EQ(Counts(pools.placement).front(), quarter);
+  EXPECT_EQ(pools.host_work.ring.count, 4);
 }
 
 TEST(Budget, FewerOrSmallerBuffersMakeFewerSlotsAndSmallerSubGroups) {
@@ -75,10 +78,9 @@ TEST(Budget, FewerOrSmallerBuffersMakeFewerSlotsAndSmallerSubGroups) {
   config.zero.offload_param.buffer_count = 2;
   config.zero.offload_optimizer.buffer_count = 1;
   config.zero.sub_group_size = kMebi;
-  const auto pools = LaidOut(config);
-  ASSERT_TRUE(pools.ok()) << pools.status();
-  EXPECT_EQ(pools->parameter_slots.count, 2);
-  EXPECT_EQ(Counts(pools->placement).front(), 4 * kMebi / 64 / kCutElements * kCutElements);
+  ASSERT_OK_AND_ASSIGN(const auto pools, LaidOut(config));
+  EXPECT_EQ(pools.parameter_slots.count, 2);
+  EXPECT_EQ(Counts(pools.placement).front(), 4 * kMebi / 64 / kCutElements * kCutElements);
   config.zero.sub_group_size = 3 * kCutElements;
   EXPECT_THAT(Counts(LaidOut(config)->placement), Each(::testing::Le(3 * kCutElements)));
 }
@@ -89,13 +91,11 @@ TEST(Budget, AnyNumberOfBuffersOfAnySizeIsALimit) {
   Config config = AllOnNvme();
   config.zero.offload_param.buffer_size.reset();
   config.zero.sub_group_size = int64_t{1} << 40;
-  const auto usual = LaidOut(config, units);
-  ASSERT_TRUE(usual.ok()) << usual.status();
+  ASSERT_OK_AND_ASSIGN(const auto usual, LaidOut(config, units));
   config.zero.offload_optimizer.buffer_count = (int64_t{1} << 31) - 1;
-  const auto pools = LaidOut(config, units);
-  ASSERT_TRUE(pools.ok()) << pools.status();
-  EXPECT_EQ(pools->placement.sub_groups.size(), usual->placement.sub_groups.size());
-  EXPECT_EQ(pools->host_work.ring.bytes, usual->host_work.ring.bytes);
+  ASSERT_OK_AND_ASSIGN(const auto pools, LaidOut(config, units));
+  EXPECT_EQ(pools.placement.sub_groups.size(), usual.placement.sub_groups.size());
+  EXPECT_EQ(pools.host_work.ring.bytes, usual.host_work.ring.bytes);
 }
 
 TEST(Budget, NamesKeysThatTheTrainersOptimizerOverrules) {
@@ -119,12 +119,11 @@ TEST(Budget, ASliceThatIsLargerThanABufferIsNamed) {
   Config config = AllOnNvme();
   config.zero.offload_param.buffer_size = kMebi - 1;
   const absl::Status status = LaidOut(config).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("buffer_size is 1048575 elements"), HasSubstr("unit 'unit0'"),
-                    HasSubstr("raise it to at least 1048576"), HasSubstr("max_in_cpu")));
+  EXPECT_THAT(status, testing::StatusIs(absl::StatusCode::kInvalidArgument,
+                                        "buffer_size is 1048575 elements", "unit 'unit0'",
+                                        "raise it to at least 1048576", "max_in_cpu"));
   config.zero.offload_param.max_in_cpu = 4 * kMebi;  // nothing of it is on the disk
-  EXPECT_TRUE(LaidOut(config).ok());
+  EXPECT_OK(LaidOut(config));
 }
 
 // DeepSpeed's default is of a parameter, and a unit has many of them.
@@ -156,18 +155,16 @@ TEST(Budget, UnitsThatAreGatheredTogetherShareABuffer) {
 
 TEST(Budget, StatesFillTheRestOfHostMemory) {
   Config config = AllOnNvme();
-  const auto least = LaidOut(config);
-  ASSERT_TRUE(least.ok()) << least.status();
-  EXPECT_EQ(StatesInRam(least->placement), 0);
-  const int64_t staging = HostBytes(*least);
+  ASSERT_OK_AND_ASSIGN(const auto least, LaidOut(config));
+  EXPECT_EQ(StatesInRam(least.placement), 0);
+  const int64_t staging = HostBytes(least);
   config.ebb.host_memory = staging;
   EXPECT_EQ(StatesInRam(LaidOut(config)->placement), 0);
   config.ebb.host_memory = staging + 24 * kMebi;  // half of the states
-  const auto half = LaidOut(config);
-  ASSERT_TRUE(half.ok()) << half.status();
-  EXPECT_LE(HostBytes(*half), *config.ebb.host_memory);
-  EXPECT_LE(StatesInRam(half->placement), 24 * kMebi);
-  EXPECT_GT(StatesInRam(half->placement), 20 * kMebi);  // but for a sub-group of 4 MiB
+  ASSERT_OK_AND_ASSIGN(const auto half, LaidOut(config));
+  EXPECT_LE(HostBytes(half), *config.ebb.host_memory);
+  EXPECT_LE(StatesInRam(half.placement), 24 * kMebi);
+  EXPECT_GT(StatesInRam(half.placement), 20 * kMebi);  // but for a sub-group of 4 MiB
   config.ebb.host_memory = staging + 48 * kMebi;
   EXPECT_EQ(StatesInRam(LaidOut(config)->placement), 48 * kMebi);
 }
@@ -177,29 +174,26 @@ TEST(Budget, WhereAllStatesFitInRamNoneIsOnTheDisk) {
   Config config = AllOnNvme();
   const int64_t staging = HostBytes(*LaidOut(config));
   config.ebb.host_memory = int64_t{1} << 40;
-  const auto roomy = LaidOut(config);
-  ASSERT_TRUE(roomy.ok()) << roomy.status();
-  EXPECT_EQ(StatesInRam(roomy->placement), 48 * kMebi);
-  ASSERT_LT(HostBytes(*roomy), staging + 48 * kMebi);
-  config.ebb.host_memory = HostBytes(*roomy);
+  ASSERT_OK_AND_ASSIGN(const auto roomy, LaidOut(config));
+  EXPECT_EQ(StatesInRam(roomy.placement), 48 * kMebi);
+  ASSERT_LT(HostBytes(roomy), staging + 48 * kMebi);
+  config.ebb.host_memory = HostBytes(roomy);
   EXPECT_EQ(StatesInRam(LaidOut(config)->placement), 48 * kMebi);
   // Fewer slots of parameters before states on the disk.
-  config.ebb.host_memory = HostBytes(*roomy) - 1;
-  const auto tight = LaidOut(config);
-  ASSERT_TRUE(tight.ok()) << tight.status();
-  EXPECT_EQ(StatesInRam(tight->placement), 48 * kMebi);
-  EXPECT_LT(tight->parameter_slots.count, roomy->parameter_slots.count);
+  config.ebb.host_memory = HostBytes(roomy) - 1;
+  ASSERT_OK_AND_ASSIGN(const auto tight, LaidOut(config));
+  EXPECT_EQ(StatesInRam(tight.placement), 48 * kMebi);
+  EXPECT_LT(tight.parameter_slots.count, roomy.parameter_slots.count);
 }
 
 TEST(Budget, LessHostMemoryMakesSubGroupsSmallerAndThenSlotsFewer) {
   Config config = AllOnNvme();
   const int64_t wanted = HostBytes(*LaidOut(config));
   config.ebb.host_memory = wanted - 1;
-  const auto less = LaidOut(config);
-  ASSERT_TRUE(less.ok()) << less.status();
-  EXPECT_EQ(less->parameter_slots.count, 5);
-  EXPECT_LT(Counts(less->placement).front(), 16 * kMebi / 48 / 2 + 1);
-  EXPECT_LE(HostBytes(*less), wanted - 1);
+  ASSERT_OK_AND_ASSIGN(const auto less, LaidOut(config));
+  EXPECT_EQ(less.parameter_slots.count, 5);
+  EXPECT_LT(Counts(less.placement).front(), 16 * kMebi / 48 / 2 + 1);
+  EXPECT_LE(HostBytes(less), wanted - 1);
   // With the least that is granted: two slots, and sub-groups of 64 Ki elements.
   int64_t refused = 0, granted = wanted;
   while (granted - refused > 1) {
@@ -207,11 +201,10 @@ TEST(Budget, LessHostMemoryMakesSubGroupsSmallerAndThenSlotsFewer) {
     (LaidOut(config).ok() ? granted : refused) = *config.ebb.host_memory;
   }
   config.ebb.host_memory = granted;
-  const auto least = LaidOut(config);
-  ASSERT_TRUE(least.ok()) << least.status();
-  EXPECT_EQ(least->parameter_slots.count, 2);
-  EXPECT_LE(Counts(least->placement).front(), int64_t{1} << 16);
-  EXPECT_EQ(HostBytes(*least), granted);
+  ASSERT_OK_AND_ASSIGN(const auto least, LaidOut(config));
+  EXPECT_EQ(least.parameter_slots.count, 2);
+  EXPECT_LE(Counts(least.placement).front(), int64_t{1} << 16);
+  EXPECT_EQ(HostBytes(least), granted);
 }
 
 // Whatever asks for small ones: sub_group_size, or what host_memory leaves to staging.
@@ -226,9 +219,8 @@ TEST(Budget, AUnitOfAnySizeIsCutIntoABoundedNumberOfSubGroups) {
       const ModelSpec model = UnitChain({kElements, kElements});
       const PlanInputs inputs{
           .model = &model, .config = &config, .world = 1, .optimizer_states = 2};
-      const auto pools = PlanPools(inputs);
-      ASSERT_TRUE(pools.ok()) << pools.status();
-      const std::vector<int64_t> counts = Counts(pools->placement);
+      ASSERT_OK_AND_ASSIGN(const auto pools, PlanPools(inputs));
+      const std::vector<int64_t> counts = Counts(pools.placement);
       EXPECT_LE(counts.size(), static_cast<size_t>(kSubGroupsMax + 2));
       EXPECT_EQ(counts.front() % kCutElements, 0);
     }
@@ -249,20 +241,171 @@ TEST(Budget, ACapThatCannotBeKeptIsAnErrorWithTheTableAndARemedy) {
   config.ebb.host_memory = 4096;
   config.ebb.device_memory = DeviceBytes(*LaidOut(AllOnNvme()));
   const absl::Status host = LaidOut(config).status();
-  EXPECT_EQ(host.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(host.message()),
-              AllOf(HasSubstr("ebb.host_memory is 4.0 KiB a rank"), HasSubstr("staging "),
-                    HasSubstr("no setting fits; the least, ")));
+  EXPECT_THAT(host, testing::StatusIs(absl::StatusCode::kResourceExhausted,
+                                      "ebb.host_memory is 4.0 KiB a rank", "staging ",
+                                      "no setting fits; the least, "));
   config = AllOnNvme();
   const int64_t device = DeviceBytes(*LaidOut(config));
   config.ebb.device_memory = device;
-  EXPECT_TRUE(LaidOut(config).ok());
+  EXPECT_OK(LaidOut(config));
   config.ebb.device_memory = device - 1;
   const absl::Status refused = LaidOut(config).status();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr("ebb.device_memory is "), HasSubstr("gather "),
-                    HasSubstr("; {\"ebb\": {\"prefetch_depth\": 0}} would fit (")));
+  EXPECT_THAT(refused,
+              testing::StatusIs(absl::StatusCode::kResourceExhausted, "ebb.device_memory is ",
+                                "gather ", "; {\"ebb\": {\"prefetch_depth\": 0}} would fit ("));
+}
+
+double HundredthBelow(double ratio) {
+  return std::round(ratio * 100 - 1) / 100;
+}
+
+TEST(BalancedRatio, IsTheHostsShareOfBothRates) {
+  EXPECT_EQ(BalancedRatio({.device = 3, .host = 1, .copies = 9}), 0.25);
+  EXPECT_EQ(BalancedRatio({.device = 1, .host = 3, .copies = 9}), 0.75);
+  EXPECT_EQ(BalancedRatio({.device = 3, .host = 9, .copies = 1}), 0.25);  // copies hold it up
+}
+
+TEST(BalancedRatio, LetsBothPartsEndTogether) {
+  Random random(1);
+  for (int i = 0; i < 200; ++i) {
+    const auto rate = [&] {
+      return std::pow(10, static_cast<double>(random.Between(30, 130)) / 10);
+    };
+    const UpdateRates rates = {.device = rate(), .host = rate(), .copies = rate()};
+    const double ratio = BalancedRatio(rates);
+    EXPECT_GT(ratio, 0);
+    EXPECT_LT(ratio, 1);
+    const double below = ratio / std::min(rates.host, rates.copies);
+    EXPECT_NEAR(below / ((1 - ratio) / rates.device), 1, 1e-6);
+    // What is faster has more of it.
+    for (const double factor : {1.5, 10.0}) {
+      UpdateRates other = rates;
+      other.device *= factor;
+      EXPECT_LT(BalancedRatio(other), ratio);
+      other = rates;
+      other.host *= factor;
+      EXPECT_GE(BalancedRatio(other), ratio);
+      other.copies *= factor;
+      EXPECT_GT(BalancedRatio(other), ratio);
+    }
+  }
+}
+
+// Four units of 1 Mi elements on one rank, in 64 sub-groups.
+class ChooseRatioTest : public ::testing::Test {
+ protected:
+  ChooseRatioTest() {
+    config_.compute = DType::kBFloat16;
+    config_.gradient_accumulation_steps = 1;
+    config_.zero.stage = 1;
+    config_.zero.sub_group_size = kMebi / 16;
+    config_.zero.offload_optimizer.device = Tier::kCpu;
+  }
+  PlanInputs inputs() const {
+    return {.model = &model_, .config = &config_, .world = 1, .optimizer_states = 2};
+  }
+  int64_t BytesWith(double ratio, Tier tier = Tier::kDevice) const {
+    Config config = config_;
+    config.ebb.device_memory.reset();
+    config.ebb.host_memory.reset();
+    config.zero.offload_optimizer.ratio = ratio;
+    PlanInputs of_config = inputs();
+    of_config.config = &config;
+    return BytesOn(tier, *PlanStep(of_config));
+  }
+
+  const ModelSpec model_ = UnitChain(std::vector<int64_t>(4, kMebi));
+  Config config_;
+};
+
+TEST_F(ChooseRatioTest, WithoutABoundItIsTheBalanceInHundredths) {
+  for (const auto& [balanced, ratio] : std::vector<std::pair<double, double>>{
+           {0, 0}, {0.004, 0}, {0.006, 0.01}, {0.25, 0.25}, {0.333, 0.33}, {0.999, 1}, {1, 1}}) {
+    EXPECT_EQ(ChooseRatio(inputs(), balanced, std::nullopt), ratio) << balanced;
+    EXPECT_EQ(ChooseRatio(inputs(), balanced, int64_t{1} << 40), ratio) << balanced;
+  }
+}
+
+TEST_F(ChooseRatioTest, IsRaisedUntilTheDeviceHoldsTheRest) {
+  const int64_t bound = BytesWith(0.5);
+  const double least = ChooseRatio(inputs(), 0, bound);
+  EXPECT_GT(least, 0.4);
+  EXPECT_LE(least, 0.5);
+  EXPECT_LE(BytesWith(least), bound);
+  EXPECT_GT(BytesWith(HundredthBelow(least)), bound);
+  EXPECT_EQ(ChooseRatio(inputs(), 0.3, bound), least);
+  EXPECT_EQ(ChooseRatio(inputs(), 0.8, bound), 0.8);
+  EXPECT_LT(ChooseRatio(inputs(), 0, bound + 4 * kMebi), least);
+}
+
+TEST_F(ChooseRatioTest, WhereNoRatioFitsThePlanReportsTheLack) {
+  config_.ebb.device_memory = BytesWith(1) - 1;
+  config_.zero.offload_optimizer.ratio = ChooseRatio(inputs(), 0, config_.ebb.device_memory);
+  EXPECT_EQ(config_.zero.offload_optimizer.ratio, 1);
+  EXPECT_EQ(PlanStep(inputs()).status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST_F(ChooseRatioTest, TheHostsMemoryBoundsTheBalanceButNotTheNeedOfTheDevice) {
+  config_.ebb.host_memory = BytesWith(0.6, Tier::kCpu);
+  EXPECT_EQ(ChooseRatio(inputs(), 0.55, std::nullopt), 0.55);
+  EXPECT_EQ(ChooseRatio(inputs(), 0.9, std::nullopt), 0);
+  const int64_t bound = BytesWith(0.5);
+  const double least = ChooseRatio(inputs(), 0, bound);
+  EXPECT_EQ(ChooseRatio(inputs(), 0.9, bound), least);
+  // Between both there is nothing.
+  config_.ebb.device_memory = BytesWith(0.8);
+  config_.zero.offload_optimizer.ratio = ChooseRatio(inputs(), 0, config_.ebb.device_memory);
+  EXPECT_EQ(PlanStep(inputs()).status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+// Otherwise the plan would report a lack on the device instead of the host.
+TEST_F(ChooseRatioTest, TheNeedOfTheDeviceDoesNotDependOnTheHost) {
+  const int64_t bound = BytesWith(0.8);
+  const double asked = ChooseRatio(inputs(), 0, bound);
+  for (const double held : {0.0, 0.3, 0.7}) {
+    config_.ebb.host_memory = BytesWith(held, Tier::kCpu) + 4096;
+    EXPECT_EQ(ChooseRatio(inputs(), 0, bound), asked) << held;
+    EXPECT_EQ(ChooseRatio(inputs(), 0.9, bound), asked) << held;
+  }
+}
+
+TEST_F(ChooseRatioTest, WhereStatesStayOnTheDeviceItIsAllThatIsOffloaded) {
+  config_.zero.offload_optimizer.device = Tier::kDevice;
+  EXPECT_EQ(ChooseRatio(inputs(), 0.5, 1), 1);
+  config_.zero.offload_optimizer.device = Tier::kCpu;
+  config_.zero.stage = 0;
+  EXPECT_EQ(ChooseRatio(inputs(), 0.5, 1), 1);
+}
+
+// For any plan: the chosen ratio fits, and a hundredth less would not.
+TEST(ChooseRatio, IsTheLeastOfItsNeighbours) {
+  int raised = 0;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    RandomCase random_case(seed, /*offloads=*/true);
+    random_case.config.ebb.host_memory.reset();
+    if (random_case.config.optimizer_tier() == Tier::kDevice) continue;
+    SCOPED_TRACE(random_case.description());
+    const auto bytes = [&](double ratio) {
+      random_case.config.zero.offload_optimizer.ratio = ratio;
+      const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs());
+      return plan.ok() ? BytesOn(Tier::kDevice, *plan) : -1;
+    };
+    const int64_t all = bytes(1), none = bytes(0);
+    if (all < 0) continue;
+    for (const int64_t bound : {all - 1, all, (all + none) / 2, none}) {
+      for (const double balanced : {0.0, 0.37}) {
+        const double ratio = ChooseRatio(random_case.inputs(), balanced, bound);
+        EXPECT_GE(ratio, balanced);
+        if (ratio < 1) {
+          EXPECT_LE(bytes(ratio), bound);
+        }
+        if (ratio == balanced) continue;
+        EXPECT_GT(bytes(HundredthBelow(ratio)), bound);
+        ++raised;
+      }
+    }
+  }
+  EXPECT_GT(raised, 100);
 }
 
 }  // namespace

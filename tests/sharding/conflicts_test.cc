@@ -13,6 +13,7 @@
 #include "ebb/sharding/residency.h"
 #include "ebb/sharding/waits.h"
 #include "random_model.h"
+#include "tests/status.h"
 #include "unit_chain.h"
 
 namespace ebb::sharding::conflicts_test {
@@ -35,7 +36,7 @@ Config ConfigOf(int stage, int64_t prefetch_depth) {
 Plan PlanOf(const ModelSpec& model, const Config& config) {
   absl::StatusOr<Plan> plan =
       PlanStep({.model = &model, .config = &config, .world = 2, .optimizer_states = 2});
-  EXPECT_TRUE(plan.ok()) << plan.status();
+  EXPECT_OK(plan);
   return plan.ok() ? *std::move(plan) : Plan{};
 }
 

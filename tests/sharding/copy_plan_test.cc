@@ -14,11 +14,10 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/sharding/interval.h"
 #include "random_model.h"
+#include "tests/status.h"
 
 namespace ebb::sharding::copy_plan_test {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 
@@ -84,11 +83,11 @@ TEST(CopyPlan, FillsEverySliceOnceFromARankThatOwnsIt) {
   for (int seed = 1; seed <= Cases(150); ++seed) {
     const Case c(static_cast<uint64_t>(seed));
     SCOPED_TRACE(c.base.description());
-    const absl::StatusOr<CopyPlan> plan = PlanCopy(c.source, c.destination, c.world, c.bytes_max);
-    ASSERT_TRUE(plan.ok()) << plan.status();
+    ASSERT_OK_AND_ASSIGN(const CopyPlan plan,
+                         PlanCopy(c.source, c.destination, c.world, c.bytes_max));
     // By parameter and rank: what arrives there.
     std::map<std::pair<ParameterId, int>, std::vector<std::pair<int64_t, int64_t>>> arrived;
-    for (const std::vector<Transfer>& round : plan->rounds) {
+    for (const std::vector<Transfer>& round : plan.rounds) {
       for (const Transfer& transfer : round) {
         ASSERT_EQ(c.source_model[transfer.source].name,
                   c.destination_model[transfer.destination].name);
@@ -124,10 +123,10 @@ TEST(CopyPlan, StagingStaysBelowItsLimit) {
   for (int seed = 1; seed <= Cases(150); ++seed) {
     const Case c(static_cast<uint64_t>(seed));
     SCOPED_TRACE(c.base.description());
-    const absl::StatusOr<CopyPlan> plan = PlanCopy(c.source, c.destination, c.world, c.bytes_max);
-    ASSERT_TRUE(plan.ok()) << plan.status();
+    ASSERT_OK_AND_ASSIGN(const CopyPlan plan,
+                         PlanCopy(c.source, c.destination, c.world, c.bytes_max));
     int64_t most = 0;
-    for (const std::vector<Transfer>& round : plan->rounds) {
+    for (const std::vector<Transfer>& round : plan.rounds) {
       std::vector<int64_t> sent(static_cast<size_t>(c.world)), received(sent.size());
       for (const Transfer& transfer : round) {
         const int64_t bytes = transfer.staged_bytes();
@@ -140,7 +139,7 @@ TEST(CopyPlan, StagingStaysBelowItsLimit) {
                          received[static_cast<size_t>(transfer.to)] += bytes});
       }
     }
-    EXPECT_EQ(plan->staging_bytes, most);
+    EXPECT_EQ(plan.staging_bytes, most);
     EXPECT_LE(most, c.bytes_max);
     largest_round = std::max(largest_round, most);
   }
@@ -151,9 +150,9 @@ TEST(CopyPlan, SendsOneMessageAPairAndRound) {
   for (int seed = 1; seed <= Cases(100); ++seed) {
     const Case c(static_cast<uint64_t>(seed));
     SCOPED_TRACE(c.base.description());
-    const absl::StatusOr<CopyPlan> plan = PlanCopy(c.source, c.destination, c.world, c.bytes_max);
-    ASSERT_TRUE(plan.ok()) << plan.status();
-    for (const std::vector<Transfer>& round : plan->rounds) {
+    ASSERT_OK_AND_ASSIGN(const CopyPlan plan,
+                         PlanCopy(c.source, c.destination, c.world, c.bytes_max));
+    for (const std::vector<Transfer>& round : plan.rounds) {
       std::set<std::pair<int, int>> seen;
       std::pair<int, int> current{-1, -1};
       for (const Transfer& transfer : round) {
@@ -195,11 +194,10 @@ TEST(CopyPlan, SendsNothingBetweenEqualPartitions) {
   const RandomCase base(7);
   const ModelLayout layout = LayOut(base.model, 4).value();
   const CopySide side{&base.model, &layout, DType::kFloat32};
-  const absl::StatusOr<CopyPlan> plan = PlanCopy(side, side, /*world=*/8, 4096);
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->staging_bytes, 0);
-  ASSERT_FALSE(plan->rounds.empty());
-  for (const std::vector<Transfer>& round : plan->rounds) {
+  ASSERT_OK_AND_ASSIGN(const CopyPlan plan, PlanCopy(side, side, /*world=*/8, 4096));
+  EXPECT_EQ(plan.staging_bytes, 0);
+  ASSERT_FALSE(plan.rounds.empty());
+  for (const std::vector<Transfer>& round : plan.rounds) {
     for (const Transfer& transfer : round) EXPECT_EQ(transfer.from, transfer.to);
   }
 }
@@ -215,10 +213,10 @@ TEST(CopyPlan, NamesParametersThatTheSourceLacks) {
   const ModelLayout a = LayOut(source, 1).value(), b = LayOut(destination, 1).value();
   const absl::Status status =
       PlanCopy({&source, &a, DType::kFloat32}, {&destination, &b, DType::kFloat32}, 1, 64).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(
-      std::string(status.message()),
-      HasSubstr("lacks 6 parameters of the destination: 'p0', 'p1', 'p2', 'p4', 'p5', ..."));
+  EXPECT_THAT(status,
+              testing::StatusIs(
+                  absl::StatusCode::kInvalidArgument,
+                  "lacks 6 parameters of the destination: 'p0', 'p1', 'p2', 'p4', 'p5', ..."));
 }
 
 TEST(CopyPlan, NamesAParameterOfAnotherShape) {
@@ -230,9 +228,9 @@ TEST(CopyPlan, NamesAParameterOfAnotherShape) {
   const ModelLayout a = LayOut(source, 1).value(), b = LayOut(destination, 1).value();
   const absl::Status status =
       PlanCopy({&source, &a, DType::kFloat32}, {&destination, &b, DType::kFloat32}, 1, 64).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("'w' has the shape [4, 3]"));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("[3, 4]"));
+  EXPECT_THAT(status,
+              testing::StatusIs(absl::StatusCode::kInvalidArgument, "'w' has the shape [4, 3]"));
+  EXPECT_THAT(status, testing::Says("[3, 4]"));
 }
 
 }  // namespace

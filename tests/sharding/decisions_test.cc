@@ -3,10 +3,24 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "ebb/sharding/fingerprint.h"
+#include "ebb/sharding/instructions.h"
+#include "ebb/sharding/layout.h"
+#include "ebb/sharding/memory_model.h"
+#include "ebb/sharding/model.h"
+#include "ebb/sharding/plan.h"
+#include "ebb/sharding/pool.h"
+#include "ebb/sharding/reduction.h"
+#include "random_model.h"
+#include "tests/status.h"
 #include "unit_chain.h"
 
 namespace ebb::sharding::decisions_test {
@@ -26,9 +40,9 @@ Config ConfigOf(int stage) {
 Decisions DecideFor(const ModelSpec& model, const Config& config, int world, bool hold = false) {
   const PlanInputs inputs{.model = &model, .config = &config, .world = world};
   const absl::StatusOr<ModelLayout> layout = LayOut(model, world);
-  EXPECT_TRUE(layout.ok()) << layout.status();
+  EXPECT_OK(layout);
   const absl::StatusOr<Decisions> decisions = Decide(inputs, *layout, 0, hold);
-  EXPECT_TRUE(decisions.ok()) << decisions.status();
+  EXPECT_OK(decisions);
   return *decisions;
 }
 
@@ -196,6 +210,181 @@ TEST(Decisions, GroupsAreOfCoalesceBytesElseOfTheBucketsUpToOneMebibyte) {
   config.ebb.coalesce_bytes = 0;
   EXPECT_EQ(GatherGroupElements(config, DType::kBFloat16), 0);
   EXPECT_EQ(ReduceGroupBytes(config), 0);
+}
+
+ParameterId Add(ModelSpec& model, UnitId unit, std::string name, std::optional<DType> compute,
+                bool trainable = true) {
+  return model.Add(unit, {.name = std::move(name),
+                          .shape = {4},
+                          .init = Constant(0),
+                          .trainable = trainable,
+                          .compute = compute});
+}
+
+ModelSpec Block() {
+  ModelSpec model;
+  const UnitId block = model.AddUnit("block"), head = model.AddUnit("head");
+  Add(model, block, "base", DType::kInt8, /*trainable=*/false);
+  Add(model, block, "norm", DType::kFloat32);
+  Add(model, block, "adapter", std::nullopt);
+  Add(model, block, "bias", DType::kFloat32);
+  Add(model, head, "head", DType::kBFloat16);
+  model.forward = {{.unit = block}, {.unit = head}};
+  return model;
+}
+
+std::string Events(const ModelSpec& model) {
+  std::string text;
+  for (const ScopeEvent& event : model.order) {
+    text += event.opens ? "(" : ")";
+    text += event.backward ? "B" : "F";
+    text += std::to_string(event.visit);
+  }
+  return text;
+}
+
+TEST(DivideByDType, PartsOpenAndCloseInsideTheirUnitWhichKeepsTheTrainedParameters) {
+  const ModelSpec model = DivideByDType(Block(), DType::kBFloat16);
+  ASSERT_EQ(model.units.size(), 4u);
+  EXPECT_EQ(model.units[0].name, "block");
+  EXPECT_EQ(model.units[0].parameters, (std::vector{ParameterId{1}, ParameterId{3}}));
+  EXPECT_EQ(model.units[0].parts, (std::vector{UnitId{2}, UnitId{3}}));
+  EXPECT_EQ(model.units[2].name, "block [bf16]");
+  EXPECT_EQ(model.units[2].parameters, (std::vector{ParameterId{2}}));
+  EXPECT_EQ(model.units[3].name, "block [int8]");
+  EXPECT_EQ(model.units[3].parameters, (std::vector{ParameterId{0}}));
+  std::vector<UnitId> visits;
+  for (const Visit& visit : model.forward) visits.push_back(visit.unit);
+  EXPECT_EQ(visits, (std::vector{UnitId{0}, UnitId{2}, UnitId{3}, UnitId{1}}));
+  EXPECT_EQ(Events(model), "(F0(F1(F2)F2)F1)F0(F3)F3(B3)B3(B0(B1(B2)B2)B1)B0");
+  EXPECT_OK(Validate(model));
+  EXPECT_EQ(sharding::Fingerprint(DivideByDType(model, DType::kBFloat16)),
+            sharding::Fingerprint(model));
+}
+
+TEST(DivideByDType, AModelOfOneDTypeStaysAsItIs) {
+  ModelSpec model = Block();
+  for (ParameterSpec& parameter : model.parameters) parameter.compute = std::nullopt;
+  model.parameters[3].compute = DType::kFloat32;
+  EXPECT_EQ(sharding::Fingerprint(DivideByDType(model, DType::kFloat32)),
+            sharding::Fingerprint(model));
+}
+
+TEST(DivideByDType, AnOrderThatCannotBeIsRefusedLater) {
+  ModelSpec model = Block();
+  model.forward[1].unit = UnitId{9};
+  EXPECT_FALSE(Validate(DivideByDType(model, DType::kBFloat16)).ok());
+  model = Block();
+  model.order = {{.visit = 7}};
+  EXPECT_FALSE(Validate(DivideByDType(model, DType::kBFloat16)).ok());
+}
+
+// Where one rank's slice is all of a gradient, the buffer that backward writes is the shard.
+
+constexpr int64_t kSizes[] = {3'000, 5'000, 700};
+
+int64_t GradientBytes(const Plan& plan) {
+  for (const MemoryRow& row : PredictMemory(plan)) {
+    if (row.state == StateClass::kGradient && row.tier == Tier::kDevice)
+      return static_cast<int64_t>(row.predicted_bytes);
+  }
+  return 0;
+}
+
+struct Setting {
+  std::string name;
+  Config config = {};
+  int world = 1;
+  bool is_shard = true;
+};
+
+// bf16, one round, one micro-batch: nothing is cut, cast or added up.
+Config Plain() {
+  Config config;
+  config.compute = DType::kBFloat16;
+  config.gradient_accumulation_steps = 1;
+  config.zero.stage = 2;
+  return config;
+}
+
+std::vector<Setting> Settings() {
+  std::vector<Setting> settings;
+  const auto add = [&](std::string name, bool is_shard, auto change, int world = 1) {
+    settings.push_back(
+        {.name = std::move(name), .config = Plain(), .world = world, .is_shard = is_shard});
+    change(settings.back().config);
+  };
+  for (int stage = 0; stage <= 3; ++stage)
+    add(absl::StrCat("Stage", stage), true, [&](Config& c) { c.zero.stage = stage; });
+  add(
+      "Replicas", true,
+      [](Config& c) {
+        c.compute = DType::kFloat32;
+        c.ebb.shard_group = 1;
+      },
+      /*world=*/2);
+  add("SummedInFp32OverAStep", true, [](Config& c) {
+    c.communication = DType::kFloat32;
+    c.gradient_accumulation_steps = 3;
+    c.ebb.reduce_at = ReduceAt::kStep;
+  });
+  add("ParametersOnNvme", true, [](Config& c) {
+    c.zero.stage = 3;
+    c.zero.offload_param.device = Tier::kNvme;
+  });
+  add(
+      "TwoShards", false, [](Config&) {}, /*world=*/2);
+  add(
+      "ReplicasThatRound", false, [](Config& c) { c.ebb.shard_group = 1; }, /*world=*/2);
+  add("SeveralRounds", false, [](Config& c) { c.gradient_accumulation_steps = 2; });
+  add("CastToSend", false,
+      [](Config& c) { c.gradient_accumulation_steps = c.ebb.micro_batches_per_round = 2; });
+  add("GradientsInRam", false, [](Config& c) {
+    c.zero.offload_optimizer.device = Tier::kCpu;
+    c.ebb.offload_gradients = Tier::kCpu;
+  });
+  return settings;
+}
+
+TEST(GradientShard, HasOneBufferWhereNothingIsCutCastOrAddedUp) {
+  const ModelSpec model = UnitChain({kSizes, std::end(kSizes)});
+  for (const Setting& setting : Settings()) {
+    SCOPED_TRACE(setting.name);
+    ASSERT_OK_AND_ASSIGN(const Plan plan, PlanStep({.model = &model,
+                                                    .config = &setting.config,
+                                                    .world = setting.world,
+                                                    .optimizer_states = 2}));
+    int64_t shards = 0;
+    for (size_t u = 0; u < std::size(kSizes); ++u) {
+      const UnitPlacement& placement = plan.pools.placement.units[u];
+      shards += PoolAligned(plan.layout.units[u].trainable.shard *
+                            SizeOf(plan.decisions.shard_dtype(static_cast<int>(u))));
+      const bool same = placement.gradient == Tier::kDevice &&
+                        plan.pools.visits[u].gradient == plan.pools.units[u].gradient_shard;
+      EXPECT_EQ(same, setting.is_shard) << "unit " << u;
+      EXPECT_EQ(GradientIsShard(plan.decisions, plan.pools.placement, static_cast<int>(u)), same);
+    }
+    // The table has the shards and, elsewhere, whole gradients beside them.
+    if (setting.is_shard) {
+      EXPECT_EQ(GradientBytes(plan), BufferBytes(shards));
+    } else if (plan.pools.placement.units[0].gradient == Tier::kDevice) {
+      EXPECT_GT(GradientBytes(plan), BufferBytes(shards));
+    }
+  }
+}
+
+// A unit that is visited twice adds its gradients up in a shard; those around it have one buffer
+// each.
+TEST(GradientShard, IsDecidedByUnit) {
+  ModelSpec model = UnitChain({kSizes, std::end(kSizes)});
+  model.forward.push_back({.unit = UnitId{1}});
+  const Config config = Plain();
+  const absl::StatusOr<Plan> plan =
+      PlanStep({.model = &model, .config = &config, .world = 1, .optimizer_states = 2});
+  ASSERT_OK(plan);
+  EXPECT_TRUE(GradientIsShard(plan->decisions, plan->pools.placement, 0));
+  EXPECT_FALSE(GradientIsShard(plan->decisions, plan->pools.placement, 1));
+  EXPECT_TRUE(GradientIsShard(plan->decisions, plan->pools.placement, 2));
 }
 
 }  // namespace

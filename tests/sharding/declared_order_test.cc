@@ -13,13 +13,13 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "ebb/sharding/scopes.h"
+#include "tests/status.h"
 #include "unit_chain.h"
 
 namespace ebb::sharding::declared_order_test {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 // "F0( R1 B1 F0)": F0 opens, R1 and B1 open and close, F0 closes.
 std::vector<ScopeEvent> Events(const char* text) {
@@ -74,7 +74,7 @@ TEST(DeclaredOrder, VisitsKnowTheirBackwardAndGradients) {
                    {.unit = UnitId{1}, .backward = false},
                    {.unit = UnitId{0}, .gradients = false},
                    {.unit = UnitId{2}, .forward = false}};
-  ASSERT_TRUE(Validate(model).ok()) << Validate(model);
+  ASSERT_OK(Validate(model));
   EXPECT_EQ(Written(EventsOfRound(model)), Written(Events("F0 F1 F2 F3 B4 B3 B1 B0")));
   EXPECT_THAT(VisitsWithBackward(model), ElementsAre(true, true, false, true, true));
   EXPECT_THAT(VisitsWithGradients(model), ElementsAre(true, true, false, false, true));
@@ -95,7 +95,7 @@ std::vector<std::string> Described(const std::vector<PlannedScope>& scopes) {
 TEST(Scopes, HaveTicksAsTheyOpenAndClose) {
   ModelSpec model = Chain("F0( F1 F2 F0) B0( B2 R1 B1 B0)");
   model.parameters[2].trainable = false;
-  ASSERT_TRUE(Validate(model).ok()) << Validate(model);
+  ASSERT_OK(Validate(model));
   EXPECT_THAT(Described(ScopesOfStep(model, 1)),
               ElementsAre("F0 1-6 0", "F1 2-3 1", "F2 4-5 2", "B0 7-14 0*", "B2 8-9 2",
                           "R1 10-11 1", "B1 12-13 1*"));
@@ -130,8 +130,7 @@ TEST_P(CheckOrderTest, NamesTheEventTheUnitAndTheRemedy) {
   GetParam().change(model);
   const absl::Status status = Validate(model);
   EXPECT_EQ(status.ok(), GetParam().errors.empty()) << status;
-  for (const std::string& error : GetParam().errors)
-    EXPECT_THAT(std::string(status.message()), HasSubstr(error));
+  for (const std::string& error : GetParam().errors) EXPECT_THAT(status, testing::Says(error));
 }
 
 void Boundaries(ModelSpec& model) {

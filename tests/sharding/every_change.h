@@ -15,6 +15,7 @@
 #include "ebb/sharding/advice.h"
 #include "ebb/sharding/budget.h"
 #include "random_model.h"
+#include "tests/status.h"
 #include "unit_chain.h"
 
 namespace ebb::sharding {
@@ -202,11 +203,10 @@ class BruteForce {
       return;
     const auto pools = PlanPools(capped_.inputs(config));
     if (!pools.ok()) return;
-    const auto bound = PlanLeastPools(capped_.inputs(config));
-    ASSERT_TRUE(bound.ok()) << bound.status();
+    ASSERT_OK_AND_ASSIGN(const auto bound, PlanLeastPools(capped_.inputs(config)));
     for (int c = 0; c < kStateClasses; ++c) {
-      ASSERT_LE(bound->bytes[c], pools->bytes[c]) << config.ToJson();
-      ASSERT_LE(bound->host_bytes[c], pools->host_bytes[c]) << config.ToJson();
+      ASSERT_LE(bound.bytes[c], pools->bytes[c]) << config.ToJson();
+      ASSERT_LE(bound.host_bytes[c], pools->host_bytes[c]) << config.ToJson();
     }
     least_ = std::min(least_, Beyond(*pools, config));
     if (Beyond(*pools, config) > 0) return;

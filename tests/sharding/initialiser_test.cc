@@ -13,13 +13,13 @@
 
 #include "ebb/sharding/model.h"
 #include "ebb/sharding/philox.h"
+#include "tests/status.h"
 
 namespace ebb::initialiser_test {
 namespace {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 // Values [begin, end) of a parameter.
 std::vector<float> Values(const Initialiser& init, std::string_view name, int64_t begin,
@@ -28,7 +28,7 @@ std::vector<float> Values(const Initialiser& init, std::string_view name, int64_
   std::vector<float> values(static_cast<size_t>(end - begin));
   const absl::Status status =
       init({.parameter = {}, .name = name, .shape = shape, .begin = begin, .end = end}, values);
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
   return values;
 }
 
@@ -117,7 +117,7 @@ TEST(Normal, FollowsTheNormalDistribution) {
 
 TEST(Normal, DoesNotDependOnHowAParameterIsCut) {
   const uint32_t test_seed = 20240611;
-  SCOPED_TRACE(testing::Message() << "seed " << test_seed);
+  SCOPED_TRACE(::testing::Message() << "seed " << test_seed);
   std::mt19937 random(test_seed);
   const Initialiser init = Normal(0.5f, 3);
   // Also where the pair's number needs more than 32 bits.
@@ -167,7 +167,7 @@ TEST(Normal, RefusesANegativeOrNonFiniteStandardDeviation) {
        {-1.0f, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     const absl::Status status = Normal(stddev, 1)(slice, values);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << stddev;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("parameter \"w\""));
+    EXPECT_THAT(status, testing::Says("parameter \"w\""));
   }
 }
 

@@ -1,18 +1,28 @@
 // The memory table against formulas for models of equal layers, where nothing is padded.
 #include "ebb/sharding/memory_model.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "ebb/sharding/plan_table.h"
 #include "random_model.h"
+#include "tests/status.h"
 #include "unit_chain.h"
 
 namespace ebb::sharding::memory_model_test {
 namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 // Equal layers of 1,024 x world elements: whole slices of whole alignments.
 struct Layers {
@@ -44,7 +54,7 @@ struct Layers {
     const PlanInputs inputs{
         .model = &model, .config = &config, .world = world, .optimizer_states = states};
     const absl::StatusOr<Plan> plan = PlanStep(inputs);
-    EXPECT_TRUE(plan.ok()) << plan.status();
+    EXPECT_OK(plan);
     std::map<StateClass, int64_t> bytes;
     for (const MemoryRow& row : PredictMemory(*plan)) {
       EXPECT_EQ(row.tier, Tier::kDevice);
@@ -58,8 +68,8 @@ int64_t Pages(int64_t bytes) {
   return (bytes + 4095) / 4096 * 4096;
 }
 
-class MemoryOfLayers : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Worlds, MemoryOfLayers, testing::Values(1, 2, 4, 8));
+class MemoryOfLayers : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, MemoryOfLayers, ::testing::Values(1, 2, 4, 8));
 
 TEST_P(MemoryOfLayers, ParametersMastersAndStatesAreWholeOrOverTheRanksByStage) {
   for (int stage : {0, 1, 2, 3}) {
@@ -95,7 +105,7 @@ TEST_P(MemoryOfLayers, GathersTakeTheUnitInUseAndThoseAhead) {
 TEST_P(MemoryOfLayers, SecondaryShardsAreTheModelOverTheirGroup) {
   for (const int64_t group : {1, 2, 4}) {
     for (const int rounds : {1, 2, 4}) {
-      SCOPED_TRACE(testing::Message() << "groups of " << group << ", " << rounds << " rounds");
+      SCOPED_TRACE(::testing::Message() << "groups of " << group << ", " << rounds << " rounds");
       Layers layers{.world = GetParam(), .rounds = rounds, .secondary = group};
       if (group >= layers.world) continue;
       const int64_t copied = layers.layers - (rounds == 1 ? 1 : 0);
@@ -164,17 +174,16 @@ TEST(MemoryModel, HasARowForEachClassThatThePlanUses) {
   for (int seed = 1; seed <= Cases(300); ++seed) {
     const RandomCase random_case(seed);
     SCOPED_TRACE(random_case.description());
-    const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs());
-    ASSERT_TRUE(plan.ok()) << plan.status();
+    ASSERT_OK_AND_ASSIGN(const Plan plan, PlanStep(random_case.inputs()));
     std::map<StateClass, uint64_t> rows;
-    for (const MemoryRow& row : PredictMemory(*plan)) {
+    for (const MemoryRow& row : PredictMemory(plan)) {
       ASSERT_TRUE(rows.emplace(row.state, row.predicted_bytes).second);
       ASSERT_GT(row.predicted_bytes, 0u);
     }
     for (int c = 0; c < kStateClasses; ++c) {
       const auto row = rows.find(static_cast<StateClass>(c));
       const uint64_t predicted = row == rows.end() ? 0 : row->second;
-      ASSERT_EQ(predicted, static_cast<uint64_t>(Pages(plan->pools.bytes[c])));
+      ASSERT_EQ(predicted, static_cast<uint64_t>(Pages(plan.pools.bytes[c])));
     }
     const auto workspace = rows.find(StateClass::kWorkspace);
     ASSERT_EQ(workspace != rows.end(), random_case.model.workspace_bytes > 0);
@@ -187,17 +196,16 @@ TEST(MemoryModel, PermanentStateIsWhatThePaddedShardsNeed) {
   for (int seed = 1; seed <= Cases(300); ++seed) {
     const RandomCase random_case(seed);
     SCOPED_TRACE(random_case.description());
-    const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs());
-    ASSERT_TRUE(plan.ok()) << plan.status();
+    ASSERT_OK_AND_ASSIGN(const Plan plan, PlanStep(random_case.inputs()));
     const Config& config = random_case.config;
     int64_t parameters = 0, owned = 0;
-    for (size_t u = 0; u < plan->layout.units.size(); ++u) {
-      const UnitLayout& unit = plan->layout.units[u];
-      parameters += plan->decisions.kept_whole[u] ? unit.elements() : unit.shard();
+    for (size_t u = 0; u < plan.layout.units.size(); ++u) {
+      const UnitLayout& unit = plan.layout.units[u];
+      parameters += plan.decisions.kept_whole[u] ? unit.elements() : unit.shard();
       owned += config.zero.stage == 0 ? unit.trainable.elements : unit.trainable.shard;
     }
-    const int64_t alignment = 2 * 256 * std::ssize(plan->layout.units), skew = 70'000;
-    const auto bytes = [&](StateClass c) { return plan->pools.bytes[static_cast<int>(c)]; };
+    const int64_t alignment = 2 * 256 * std::ssize(plan.layout.units), skew = 70'000;
+    const auto bytes = [&](StateClass c) { return plan.pools.bytes[static_cast<int>(c)]; };
     const auto expect = [&](StateClass c, int64_t least, int64_t most) {
       EXPECT_GE(bytes(c), least);
       EXPECT_LE(bytes(c), most);
@@ -216,16 +224,167 @@ TEST(MemoryModel, AnEvaluationOfARoundsMicroBatchesFits) {
   for (int seed = 1; seed <= Cases(300); ++seed) {
     const RandomCase random_case(seed);
     SCOPED_TRACE(random_case.description());
-    const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs());
-    ASSERT_TRUE(plan.ok()) << plan.status();
+    ASSERT_OK_AND_ASSIGN(const Plan plan, PlanStep(random_case.inputs()));
     int64_t largest = 0;
-    for (const VisitAddresses& visit : plan->pools.visits)
+    for (const VisitAddresses& visit : plan.pools.visits)
       largest = std::max(largest, visit.boundary_stride);
     if (largest == 0) continue;
-    const int64_t micro_batches = plan->pools.evaluation_micro_batches;
+    const int64_t micro_batches = plan.pools.evaluation_micro_batches;
     ASSERT_GE(micro_batches, random_case.config.ebb.micro_batches_per_round);
     ASSERT_LE(2 * largest * micro_batches,
-              plan->pools.bytes[static_cast<int>(StateClass::kActivation)]);
+              plan.pools.bytes[static_cast<int>(StateClass::kActivation)]);
+  }
+}
+
+// What the step is, the columns and the rows; the legend is left out.
+std::vector<std::string> Lines(const Plan& plan) {
+  std::vector<std::string> lines = absl::StrSplit(PlanTable(plan), '\n');
+  EXPECT_EQ(lines.back(), "");
+  lines.pop_back();
+  const auto columns = std::find_if(lines.begin(), lines.end(), [](const std::string& line) {
+    return line.find_first_not_of(' ') == line.find('#') && line.find("address") != line.npos;
+  });
+  EXPECT_GT(columns - lines.begin(), 2);
+  lines.erase(lines.begin() + 1, columns);
+  return lines;
+}
+
+// Two layers at stage 3 on 2 ranks in bf16, one step of one micro-batch.
+Plan TwoLayers() {
+  const ModelSpec model = UnitChain({1'024, 1'024});
+  Config config;
+  config.compute = DType::kBFloat16;
+  config.gradient_accumulation_steps = 1;
+  config.zero.stage = 3;
+  config.zero.param_persistence_threshold = 0;
+  config.ebb.coalesce_bytes = 0;
+  const PlanInputs inputs{.model = &model, .config = &config, .world = 2, .optimizer_states = 2};
+  const absl::StatusOr<Plan> plan = PlanStep(inputs);
+  EXPECT_OK(plan);
+  return *plan;
+}
+
+TEST(PlanTable, StartsWithTheStepAndTheColumns) {
+  const std::vector<std::string> lines = Lines(TwoLayers());
+  EXPECT_THAT(lines[0], HasSubstr("2 ranks, stage 3, 1 rounds of 1 micro-batches, updates late"));
+  const std::vector<std::string> columns = absl::StrSplit(lines[1], ' ', absl::SkipEmpty());
+  EXPECT_THAT(columns, ::testing::ElementsAre("#", "when", "operation", "unit", "stage", "stream",
+                                              "after", "bytes", "address"));
+}
+
+TEST(PlanTable, HasALegendOfItsColumns) {
+  const std::string table = PlanTable(TwoLayers());
+  for (const char* column : {"when", "operation", "after", "address"})
+    EXPECT_THAT(table, HasSubstr(absl::StrCat("\n  ", column, " ")));
+  for (const char* word :
+       {"#N operation N", "B3 the kernels", "earlier the last uses", "F forward, B backward"})
+    EXPECT_THAT(table, HasSubstr(word));
+}
+
+// The lines that hold all of these words.
+int Count(const std::vector<std::string>& lines, std::vector<std::string> words) {
+  return static_cast<int>(std::count_if(lines.begin(), lines.end(), [&](const std::string& line) {
+    return std::all_of(words.begin(), words.end(), [&](const std::string& word) {
+      return line.find(word) != std::string::npos;
+    });
+  }));
+}
+
+TEST(PlanTable, ShowsMomentStreamAndWaits) {
+  const std::vector<std::string> lines = Lines(TwoLayers());
+  EXPECT_EQ(Count(lines, {"begin", "gather", "unit0", "earlier", "1024", "gather+0x0"}), 1);
+  EXPECT_EQ(Count(lines, {"open F0", "use", "unit0", "compute"}), 1);
+  EXPECT_EQ(Count(lines, {"open B1", "use", "unit1", "earlier"}), 1);
+  EXPECT_EQ(Count(lines, {"close B1", "reduce", "unit1", "B1 earlier", "gradient+0x800"}), 1);
+  EXPECT_EQ(Count(lines, {"close B0", "norm", "unit0", "reduce", "gradient+0x1000"}), 1);
+  EXPECT_EQ(Count(lines, {"finish", "seal", "reduce"}), 1);
+  EXPECT_EQ(Count(lines, {"finish", "exchange", "reduce"}), 1);
+  EXPECT_EQ(Count(lines, {"finish", "conclude", "reduce"}), 1);
+  EXPECT_EQ(Count(lines, {"finish", "copy control", "reduce"}), 3);
+  EXPECT_EQ(Count(lines, {"finish", "update", "unit1", "master+0x800"}), 1);
+}
+
+TEST(PlanTable, NamesEachOperationAndEachUseOnce) {
+  for (int seed = 1; seed <= Cases(100); ++seed) {
+    const RandomCase random_case(seed);
+    SCOPED_TRACE(random_case.description());
+    ASSERT_OK_AND_ASSIGN(const Plan plan, PlanStep(random_case.inputs()));
+    const std::vector<std::string> lines = Lines(plan);
+    const size_t when = lines[1].find("when");
+    const auto named = std::count_if(lines.begin() + 2, lines.end(),
+                                     [&](const auto& line) { return line[when] != ' '; });
+    ASSERT_EQ(named, plan.operations.size() + plan.scopes.size());
+    for (const std::string& line : lines) ASSERT_NE(line.back(), ' ');
+    ASSERT_THAT(lines[0], StartsWith("Plan of a step: "));
+  }
+}
+
+// The root's kernels go on when a block's scope closes.
+TEST(PlanTable, ShowsOverlappingScopesAndRecomputes) {
+  Config config;
+  config.gradient_accumulation_steps = 1;
+  config.zero.stage = 3;
+  config.zero.param_persistence_threshold = 0;
+  config.ebb.coalesce_bytes = 0;
+  ModelSpec model = UnitChain({1'024, 1'024, 1'024});
+  const auto lines = [&] {
+    const PlanInputs inputs{.model = &model, .config = &config, .world = 2, .optimizer_states = 2};
+    const absl::StatusOr<Plan> plan = PlanStep(inputs);
+    EXPECT_OK(plan);
+    const std::string table = PlanTable(*plan);
+    const std::vector<std::string> all = absl::StrSplit(table, '\n');
+    return all;
+  };
+  EXPECT_EQ(Count(lines(), {"a recompute of the visit"}), 0);
+  EXPECT_EQ(Count(lines(), {"goes on with what is still open"}), 0);
+  for (const bool backward : {false, true}) {
+    model.order.push_back({.backward = backward, .visit = 0});
+    if (backward) model.AddScope({.recompute = true, .visit = 2});
+    for (int visit : {1, 2})
+      model.AddScope({.backward = backward, .visit = backward ? 3 - visit : visit});
+    model.order.push_back({.opens = false, .backward = backward, .visit = 0});
+  }
+  EXPECT_EQ(Count(lines(), {"a recompute of the visit"}), 1);
+  EXPECT_EQ(Count(lines(), {"goes on with what is still open"}), 1);
+  EXPECT_EQ(Count(lines(), {"open R2", "use", "unit2"}), 1);
+  EXPECT_EQ(Count(lines(), {"close F1", "use", "unit0"}), 1);
+  EXPECT_EQ(Count(lines(), {"close F0", "use"}), 0);
+  EXPECT_EQ(Count(lines(), {"close B0", "norm", "unit0"}), 1);
+  EXPECT_EQ(Count(lines(), {"close R2", "reduce"}), 0);
+}
+
+TEST(PlanTable, ABucketHasALineForEachUnitWithItsAddress) {
+  const ModelSpec model = UnitChain(std::vector<int64_t>(48, 1'024));
+  Config config;
+  config.compute = DType::kBFloat16;
+  config.gradient_accumulation_steps = 1;
+  config.zero.stage = 3;
+  config.zero.param_persistence_threshold = 0;
+  const PlanInputs inputs{.model = &model, .config = &config, .world = 2, .optimizer_states = 2};
+  ASSERT_OK_AND_ASSIGN(const Plan plan, PlanStep(inputs));
+  ASSERT_TRUE(
+      std::any_of(plan.operations.begin(), plan.operations.end(), [](const Operation& operation) {
+        return operation.kind == OperationKind::kReduce && operation.parts.size() > 40;
+      }));
+  const std::vector<std::string> lines = Lines(plan);
+  for (const std::string& line : lines) EXPECT_LE(line.size(), 140u) << line;
+  for (int u = 0; u < 48; ++u) {
+    const auto address = [&](const char* pool, int64_t offset) {
+      return absl::StrFormat("%s+0x%x", pool, offset);
+    };
+    const std::string unit = absl::StrCat("unit", u, " ");
+    const UnitAddresses& of_unit = plan.pools.units[u];
+    for (const std::string& at :
+         {address("gather", of_unit.gather_trainable),
+          address("gradient", plan.pools.visits[u].gradient),
+          address("gradient", of_unit.gradient_shard),
+          address("master", plan.pools.placement.sub_groups[u].master.offset)}) {
+      EXPECT_TRUE(std::any_of(lines.begin(), lines.end(),
+                              [&](const std::string& line) {
+                                return line.find(unit) != std::string::npos && line.ends_with(at);
+                              }))
+          << unit << at;
+    }
   }
 }
 

@@ -10,11 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "tests/status.h"
+
 namespace ebb::model_test {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 constexpr ParameterId kWeight{0}, kBias{1}, kScale{2};
 constexpr UnitId kEmbedding{0}, kBlock{1};
@@ -64,13 +65,11 @@ TEST_P(Validation, AcceptsOrNamesTheFault) {
   GetParam().change(model);
   const absl::Status status = Validate(model);
   if (GetParam().says.empty()) {
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_OK(status);
     return;
   }
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  for (const std::string& part : GetParam().says) {
-    EXPECT_THAT(std::string(status.message()), HasSubstr(part));
-  }
+  for (const std::string& part : GetParam().says) EXPECT_THAT(status, testing::Says(part));
 }
 
 // Sets the output_bytes of the three visits.

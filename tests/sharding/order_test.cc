@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/status.h"
 #include "unit_chain.h"
 
 namespace ebb::sharding::order_test {
@@ -41,7 +42,7 @@ std::vector<PlannedScope> ScopesOf(const SmallModel& model) {
   spec.forward.clear();
   for (int unit : model.forward) spec.forward.push_back({.unit = UnitId{unit}});
   spec.order = model.order;
-  EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
+  EXPECT_OK(Validate(spec));
   return model.rounds == 0 ? ScopesOfWalk(spec) : ScopesOfStep(spec, 1);
 }
 

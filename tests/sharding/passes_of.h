@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ebb/sharding/lower_tiers.h"
+#include "tests/status.h"
 
 namespace ebb::sharding {
 
@@ -55,7 +56,7 @@ struct PassesOf {
     absl::StatusOr<Plan> plan = kind == PlanKind::kStep   ? PlanStep(inputs)
                                 : kind == PlanKind::kWalk ? PlanWalk(inputs)
                                                           : PlanDrain(inputs);
-    EXPECT_TRUE(plan.ok()) << plan.status();
+    EXPECT_OK(plan);
     return *std::move(plan);
   }
   static std::vector<int64_t> Elements(const Plan& plan) {

@@ -9,6 +9,7 @@
 
 #include "ebb/sharding/plan.h"
 #include "random_model.h"
+#include "tests/status.h"
 #include "unit_chain.h"
 
 namespace ebb::sharding::plan_bytes_test {
@@ -170,7 +171,7 @@ Plan LayersPlan(int stage, int rounds, int64_t secondary = 1) {
   const PlanInputs inputs{
       .model = &model, .config = &config, .world = kWorld, .optimizer_states = 2};
   const absl::StatusOr<Plan> plan = PlanStep(inputs);
-  EXPECT_TRUE(plan.ok()) << plan.status();
+  EXPECT_OK(plan);
   return *plan;
 }
 

@@ -7,6 +7,7 @@
 
 #include "ebb/sharding/plan.h"
 #include "random_model.h"
+#include "tests/status.h"
 
 namespace ebb::sharding {
 
@@ -29,7 +30,7 @@ struct Variant {
 inline std::vector<Variant> Variants(const RandomCase& random_case) {
   std::vector<Variant> variants;
   const auto add = [&](absl::StatusOr<Plan> plan, bool walk) {
-    ASSERT_TRUE(plan.ok()) << plan.status();
+    ASSERT_OK(plan);
     variants.push_back({*std::move(plan), walk});
   };
   Random random(random_case.seed + 1'000'000);

@@ -13,6 +13,7 @@
 
 #include "ebb/sharding/unit_places.h"
 #include "random_model.h"
+#include "tests/status.h"
 
 namespace ebb::sharding::state_pieces_test {
 namespace {
@@ -52,12 +53,11 @@ void OnPlans(Check check) {
   for (int i = 0; i < Cases(kPlans); ++i) {
     const RandomCase random(static_cast<uint64_t>(i), /*offloads=*/i % 3 != 0);
     SCOPED_TRACE(random.description());
-    const absl::StatusOr<Plan> plan = PlanStep(random.inputs());
-    ASSERT_TRUE(plan.ok()) << plan.status();
-    for (const int shard : {0, plan->decisions.shards - 1}) {
-      for (const Asked& asked : ArraysOf(*plan)) {
+    ASSERT_OK_AND_ASSIGN(const Plan plan, PlanStep(random.inputs()));
+    for (const int shard : {0, plan.decisions.shards - 1}) {
+      for (const Asked& asked : ArraysOf(plan)) {
         SCOPED_TRACE(asked.name);
-        check(*plan, shard, asked);
+        check(plan, shard, asked);
         if (::testing::Test::HasFailure()) return;
       }
     }

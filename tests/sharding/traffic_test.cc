@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "random_model.h"
+#include "tests/status.h"
 #include "unit_chain.h"
 
 namespace ebb::sharding::traffic_test {
@@ -173,15 +174,13 @@ TEST(Traffic, FollowsFromPlacementGathersAndReductions) {
     const RandomCase random_case(static_cast<uint64_t>(seed), /*offloads=*/true);
     SCOPED_TRACE(random_case.description());
     for (const bool hold : {false, true}) {
-      const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs(), 0, hold);
-      ASSERT_TRUE(plan.ok()) << plan.status();
-      if (plan->carries_updates) {
+      ASSERT_OK_AND_ASSIGN(const Plan plan, PlanStep(random_case.inputs(), 0, hold));
+      if (plan.carries_updates) {
         // Without carried updates of the step before, and with those that it carries over.
-        ASSERT_EQ(ToString(Predicted(*plan, true)), ToString(Formula(*plan, true)));
+        ASSERT_EQ(ToString(Predicted(plan, true)), ToString(Formula(plan, true)));
       } else {
-        for (const bool carrying : {false, true}) {
-          ASSERT_EQ(ToString(Predicted(*plan, carrying)), ToString(Formula(*plan, false)));
-        }
+        for (const bool carrying : {false, true})
+          ASSERT_EQ(ToString(Predicted(plan, carrying)), ToString(Formula(plan, false)));
       }
     }
   }
@@ -225,7 +224,7 @@ void PrintTo(const PlainCase& plain, std::ostream* out) {
   *out << plain.name;
 }
 
-class TrafficOfAllOnNvme : public testing::TestWithParam<PlainCase> {};
+class TrafficOfAllOnNvme : public ::testing::TestWithParam<PlainCase> {};
 
 TEST_P(TrafficOfAllOnNvme, IsTheLeastThatTheSchemeNeeds) {
   const PlainCase& c = GetParam();
@@ -245,7 +244,7 @@ TEST_P(TrafficOfAllOnNvme, IsTheLeastThatTheSchemeNeeds) {
   config.ebb.check_overflow = !c.early;
   const absl::StatusOr<Plan> plan =
       PlanStep({.model = &model, .config = &config, .world = kWorld, .optimizer_states = 2});
-  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_OK(plan);
   int64_t states = 0, read = 0, written = 0;
   for (const TrafficRow& row : PredictTraffic(*plan)) {
     if (row.tier != Tier::kNvme) continue;
@@ -266,37 +265,37 @@ TEST_P(TrafficOfAllOnNvme, IsTheLeastThatTheSchemeNeeds) {
 // parameters on to the next forward; an early one reads for the backward before it. Split masters
 // and none are a matter of the parameters, which are read for one more.
 INSTANTIATE_TEST_SUITE_P(Timings, TrafficOfAllOnNvme,
-                         testing::Values(PlainCase{.name = "Late",
-                                                   .states = 12,
-                                                   .parameters_read = 2,
-                                                   .parameters_written = 2},
-                                         PlainCase{.name = "LateSplit",
-                                                   .split = true,
-                                                   .states = 10,
-                                                   .parameters_read = 4,
-                                                   .parameters_written = 2},
-                                         PlainCase{.name = "LateWithoutMasters",
-                                                   .without_masters = true,
-                                                   .states = 8,
-                                                   .parameters_read = 4,
-                                                   .parameters_written = 2},
-                                         PlainCase{.name = "Early",
-                                                   .early = true,
-                                                   .states = 12,
-                                                   .parameters_read = 2,
-                                                   .parameters_written = 2},
-                                         PlainCase{.name = "EarlySplit",
-                                                   .early = true,
-                                                   .split = true,
-                                                   .states = 10,
-                                                   .parameters_read = 4,
-                                                   .parameters_written = 2},
-                                         PlainCase{.name = "EarlyWithoutMasters",
-                                                   .early = true,
-                                                   .without_masters = true,
-                                                   .states = 8,
-                                                   .parameters_read = 4,
-                                                   .parameters_written = 2}),
+                         ::testing::Values(PlainCase{.name = "Late",
+                                                     .states = 12,
+                                                     .parameters_read = 2,
+                                                     .parameters_written = 2},
+                                           PlainCase{.name = "LateSplit",
+                                                     .split = true,
+                                                     .states = 10,
+                                                     .parameters_read = 4,
+                                                     .parameters_written = 2},
+                                           PlainCase{.name = "LateWithoutMasters",
+                                                     .without_masters = true,
+                                                     .states = 8,
+                                                     .parameters_read = 4,
+                                                     .parameters_written = 2},
+                                           PlainCase{.name = "Early",
+                                                     .early = true,
+                                                     .states = 12,
+                                                     .parameters_read = 2,
+                                                     .parameters_written = 2},
+                                           PlainCase{.name = "EarlySplit",
+                                                     .early = true,
+                                                     .split = true,
+                                                     .states = 10,
+                                                     .parameters_read = 4,
+                                                     .parameters_written = 2},
+                                           PlainCase{.name = "EarlyWithoutMasters",
+                                                     .early = true,
+                                                     .without_masters = true,
+                                                     .states = 8,
+                                                     .parameters_read = 4,
+                                                     .parameters_written = 2}),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace

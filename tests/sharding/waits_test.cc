@@ -12,6 +12,7 @@
 
 #include "random_model.h"
 #include "replay.h"
+#include "tests/status.h"
 
 namespace ebb::sharding::waits_test {
 namespace {
@@ -267,65 +268,6 @@ TEST(Frontier, StepsOfOneParityMeetAgain) {
   runs.Run(fragment, 0);
   EXPECT_EQ(runs.Run(fragment, 1)[0], Waits{});
   EXPECT_EQ(runs.Run(fragment, 0)[0], Waits{1}) << "the update of the step before the last";
-}
-
-// Over random models.
-
-struct Plans {
-  Plan step, walk, drain;
-};
-
-// Whether the replay of some steps complains, as the first or the last rank sees them.
-bool IsNoticed(const PlanInputs& inputs, const Plans& plans, Fragments& fragments) {
-  for (int rank : {0, inputs.world - 1}) {
-    Replay replay(inputs, plans.step, rank, fragments, &plans.drain);
-    for (int i = 0; i < 3; ++i) replay.Step(plans.step);
-    replay.Walk(plans.walk);
-    replay.Step(plans.step);
-    replay.Drain();
-    if (!replay.violation().empty()) return true;
-  }
-  return false;
-}
-
-// Leaves out one wait, or one wait for earlier fragments. Those that are not noticed stand for
-// slices of ranks in between.
-TEST(DeriveWaits, NineteenOfTwentyAreMissedWhenTheyAreTakenAway) {
-  constexpr int kTries = 6;
-  int taken = 0, noticed = 0;
-  for (int number = 1; number <= Cases(200); ++number) {
-    const RandomCase random_case(static_cast<uint64_t>((number + 1) / 2),
-                                 /*offloads=*/number % 2 == 0, /*orders=*/number % 3 == 0);
-    SCOPED_TRACE(random_case.description());
-    const PlanInputs inputs = random_case.inputs();
-    absl::StatusOr<Plan> step = PlanStep(inputs), walk = PlanWalk(inputs),
-                         drain = PlanDrain(inputs);
-    ASSERT_TRUE(step.ok() && walk.ok() && drain.ok());
-    const Plans plans{*std::move(step), *std::move(walk), *std::move(drain)};
-    const Plan* const all[] = {&plans.step, &plans.walk, &plans.drain};
-    Fragments fragments(all);
-    ASSERT_FALSE(IsNoticed(inputs, plans, fragments));
-    Random random(random_case.seed);
-    Fragment& fragment = fragments.Of(plans.step, plans.step.carries_updates);
-    std::vector<size_t> waiting;
-    for (size_t i = 0; i < fragment.instructions.size(); ++i) {
-      if (!fragment.instructions[i].waits.empty()) waiting.push_back(i);
-    }
-    for (int tries = 0; tries < kTries && !waiting.empty(); ++tries) {
-      const size_t at = waiting[static_cast<size_t>(random.Between(0, std::ssize(waiting) - 1))];
-      Instruction& instruction = fragment.instructions[at];
-      const std::span<const int> waits = instruction.waits;
-      std::vector<int> fewer(waits.begin(), waits.end());
-      fewer.erase(fewer.begin() + random.Between(0, std::ssize(fewer) - 1));
-      instruction.waits = fewer;
-      ++taken;
-      noticed += IsNoticed(inputs, plans, fragments) ? 1 : 0;
-      instruction.waits = waits;
-    }
-  }
-  RecordProperty("taken", taken);
-  RecordProperty("noticed", noticed);
-  EXPECT_GE(noticed, taken * 95 / 100) << noticed << " of " << taken;
 }
 
 }  // namespace

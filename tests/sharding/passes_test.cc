@@ -1,14 +1,23 @@
-#include "ebb/sharding/reduction.h"
-
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "ebb/sharding/decisions.h"
+#include "ebb/sharding/logical.h"
+#include "ebb/sharding/reduction.h"
+#include "ebb/sharding/swap_ins.h"
+#include "passes_of.h"
 #include "random_model.h"
+#include "tests/status.h"
+#include "unit_chain.h"
 
-namespace ebb::sharding::reduction_test {
+namespace ebb::sharding::passes_test {
 namespace {
 
 struct Case {
@@ -92,5 +101,63 @@ TEST(Reduction, AnAccumulatorOfAStepLivesFromTheFirstRound) {
   EXPECT_GT(accumulators, 0);
 }
 
+constexpr int kUnits = 6;
+
+ModelSpec Chain() {
+  return UnitChain(std::vector<int64_t>(kUnits, 50'000));
+}
+
+// All on NVMe, with two slots for parameters.
+Config OnNvme(bool early) {
+  Config config;
+  config.compute = DType::kBFloat16;
+  config.gradient_accumulation_steps = 1;
+  config.gradient_clipping = early ? 0 : 1;
+  config.ebb.check_overflow = !early;
+  config.zero.stage = 3;
+  config.zero.param_persistence_threshold = 0;
+  config.zero.offload_param.device = config.zero.offload_optimizer.device = Tier::kNvme;
+  config.zero.offload_param.max_in_cpu = 0;
+  config.zero.offload_param.buffer_count = 2;
+  return config;
+}
+
+PlanInputs InputsOf(const ModelSpec& model, const Config& config) {
+  return {.model = &model, .config = &config, .world = 1, .optimizer_states = 2};
+}
+
+// A round in the middle always reads parameters, and only some updates can use them.
+TEST(SwapIns, ReadsThatTheRoundBeforeIssuesAheadShareParametersOnly) {
+  for (const bool split : {false, true}) {
+    const ModelSpec model = Chain();
+    Config config = OnNvme(/*early=*/true);
+    config.zero.offload_param.buffer_count = 2 * kUnits;
+    config.ebb.split_master = split;
+    const auto shared_of = [&](int64_t rounds) {
+      config.gradient_accumulation_steps = rounds;
+      const PassesOf passes(InputsOf(model, config));
+      size_t shared = 0;
+      for (const SwapIn& swap_in : passes.swap_ins.reads) shared += swap_in.shared.size();
+      return shared;
+    };
+    if (split) {
+      EXPECT_EQ(shared_of(5), shared_of(1));
+    } else {
+      EXPECT_LT(shared_of(5), shared_of(1));
+    }
+  }
+}
+
+// If all parameters fit into RAM, none is on the disk, even if the config names one.
+TEST(CarriedUpdates, AreOfParametersOnNvmeAlone) {
+  const ModelSpec model = Chain();
+  Config config = OnNvme(/*early=*/false);
+  for (const bool fits : {false, true}) {
+    config.zero.offload_param.max_in_cpu = fits ? 1'000'000'000 : 0;
+    ASSERT_OK_AND_ASSIGN(const Plan step, PlanStep(InputsOf(model, config)));
+    EXPECT_EQ(step.carries_updates, !fits);
+  }
+}
+
 }  // namespace
-}  // namespace ebb::sharding::reduction_test
+}  // namespace ebb::sharding::passes_test

@@ -1,5 +1,4 @@
-// "ebb.coalesce" "auto": measured if NCCL connects the ranks, and then a number that repeats the
-// run. On the stand-in.
+// What an engine chooses and says on GPUs when it is created. On the stand-in.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,16 +9,68 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/bucket_measurement.h"
+#include "ebb/runtime/engine/device_queues.h"
+#include "ebb/runtime/engine/engine.h"
 #include "engine_creation.h"
 #include "nccl_shares_device.h"
 #include "stand_in.h"
 #include "tests/engine/toy_model.h"
+#include "tests/ranks.h"
+#include "tests/status.h"
 
-namespace ebb::testing::engine_coalesce_test {
+namespace ebb::testing::engine_choices_test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
+
+// What an engine logs if its streams share queues of the device. On the stand-in.
+
+constexpr char kName[] = "CUDA_DEVICE_MAX_CONNECTIONS";
+
+TEST(DeviceQueuesTest, AWarningNamesStreamsAndQueues) {
+  EXPECT_EQ(WarnOfFewQueues(8, nullptr), "");
+  EXPECT_EQ(WarnOfFewQueues(15, "32"), "");
+  EXPECT_EQ(WarnOfFewQueues(0, "1"), "");
+  EXPECT_THAT(WarnOfFewQueues(9, nullptr), AllOf(HasSubstr(kName), HasSubstr("not set"),
+                                                 HasSubstr("9 streams"), HasSubstr("8 queues")));
+  EXPECT_THAT(WarnOfFewQueues(5, "1"), AllOf(HasSubstr("is 1"), HasSubstr("share 1 queue of")));
+  EXPECT_THAT(WarnOfFewQueues(9, "many"), HasSubstr("8 queues"));
+}
+
+// What engines write to standard error when they are made, once for any number of ranks.
+std::string Said(const char* connections, const Config& config) {
+  setenv(kName, connections, /*overwrite=*/1);
+  ModelSpec model;
+  const UnitId unit = model.AddUnit("unit");
+  model.Add(unit, {.name = "weight", .shape = {64}, .init = Constant(0)});
+  model.forward.push_back({.unit = unit});
+  const testing::NcclSharesDevice shares;
+  ::testing::internal::CaptureStderr();
+  const absl::Status status = RunThreads(2, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+    return Engine::Create(world, device, model, config).status();
+  });
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_OK(status);
+  setenv(kName, "1000000", /*overwrite=*/1);
+  stand_in::Reset();
+  return said;
+}
+
+TEST(DeviceQueuesTest, AnEngineWarnsOnce) {
+  Config config;
+  config.micro_batch_size = 1;
+  config.zero.stage = 3;
+  EXPECT_EQ(Said("32", config).find(kName), std::string::npos);
+  const std::string said = Said("7", config);
+  EXPECT_THAT(said, HasSubstr("8 streams"));  // five, and three communicators of NCCL's
+  EXPECT_EQ(said.find(kName), said.rfind(kName)) << said;
+}
+
+// "ebb.coalesce" "auto": measured if NCCL connects the ranks, and then a number that repeats the
+// run. On the stand-in.
 
 class EngineCoalesceTest : public ::testing::Test {
  protected:
@@ -38,21 +89,19 @@ class EngineCoalesceTest : public ::testing::Test {
   // The configs of the engines that it made, after a step.
   std::vector<Config> Train(const Config& config) {
     std::vector<Config> resolved(kRanks);
-    const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
-      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+    OnThreads(kRanks, [&](World world) {
+      ASSERT_OK_AND_ASSIGN(const Device device, Device::Cuda());
       ToyModel model(ToyOptions(), device);
-      EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, device, model.spec(), config));
-      EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), 0));
-      EBB_RETURN_IF_ERROR(engine.Report().status());
+      ASSERT_OK_AND_ASSIGN(Engine engine, Engine::Create(world, device, model.spec(), config));
+      ASSERT_OK(model.Train(engine, world.rank(), 0));
+      ASSERT_OK(engine.Report().status());
       for (const MemoryRow& row : engine.memory()) {
         if (row.state != StateClass::kDriver) {
           EXPECT_EQ(row.predicted_bytes, row.peak_bytes);
         }
       }
       resolved[static_cast<size_t>(world.rank())] = engine.config();
-      return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
     return resolved;
   }
 
@@ -71,9 +120,8 @@ TEST_F(EngineCoalesceTest, AutoIsOneNumberOfAllRanksThatRepeatsTheRun) {
       EXPECT_FALSE(config.ebb.measures_coalesce);
       EXPECT_EQ(config.ToJson(), first[0].ToJson());
     }
-    const absl::StatusOr<Config> again = Config::FromJson(first[0].ToJson());
-    ASSERT_TRUE(again.ok()) << again.status();
-    EXPECT_EQ(Train(*again)[0].ToJson(), first[0].ToJson());
+    ASSERT_OK_AND_ASSIGN(const Config again, Config::FromJson(first[0].ToJson()));
+    EXPECT_EQ(Train(again)[0].ToJson(), first[0].ToJson());
   }
 }
 
@@ -119,4 +167,4 @@ TEST_F(EngineCoalesceTest, AllRanksReportThatThereIsNoRoomForMeasuring) {
 }
 
 }  // namespace
-}  // namespace ebb::testing::engine_coalesce_test
+}  // namespace ebb::testing::engine_choices_test
