@@ -27,6 +27,18 @@ void TaskCommunicator::RunInTurn(const Collective& call, uint64_t number, Thread
   }
 }
 
+bool TaskCommunicator::RunStaged(const Collective& call, WaitPoint::Deadline deadline,
+                                 ThreadTeam& team) {
+  for (int half = 0; half < Movement::Halves(call); ++half) {
+    const Movement movement = {call, rank(), size(), half};
+    const StagedMovement staged(movement, slot_bytes(movement.same_for_all()), reduction_group_,
+                                inputs_, team);
+    staged.CopyOwn();
+    if (!RunSteps(staged, deadline)) return false;
+  }
+  return true;
+}
+
 void TaskCommunicator::AwaitAllEnded() {
   ended_->changed.Await([&] { return ended_->count.load(std::memory_order_acquire) == taken_; });
 }

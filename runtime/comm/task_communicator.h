@@ -1,13 +1,15 @@
 // The common part of communicators with operations that run on the CPU. Each operation is a task of
 // the stream it was enqueued on, and operations run in the order of their calls, even on different
-// streams.
+// streams. Where ranks cannot read each other's memory, operations run in steps (staged.h).
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/staged.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "ebb/runtime/device/wait_point.h"
 
@@ -15,10 +17,16 @@ namespace ebb {
 
 class TaskCommunicator : public CommunicatorBackend {
  public:
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(inputs_.size()); }
   absl::Status Enqueue(Stream& stream, const Collective& call) override;
 
  protected:
-  explicit TaskCommunicator(double timeout_seconds) : timeout_seconds_(timeout_seconds) {}
+  TaskCommunicator(int rank, size_t size, const CommunicatorOptions& options)
+      : rank_(rank),
+        reduction_group_(options.reduction_group),
+        timeout_seconds_(options.timeout_seconds),
+        inputs_(size) {}
 
   virtual void Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) = 0;
   virtual bool failed() = 0;
@@ -27,6 +35,11 @@ class TaskCommunicator : public CommunicatorBackend {
   // The destructor of a derived class calls it first.
   void AwaitAllEnded();
 
+  // Call it once all ranks have made the same call. False, as below: the communicator has failed.
+  bool RunStaged(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
+  virtual int64_t slot_bytes(bool same_for_all) const = 0;
+  virtual bool RunSteps(const StagedMovement& movement, WaitPoint::Deadline deadline) = 0;
+
  private:
   struct Ended {
     std::atomic<uint64_t> count{0};
@@ -34,7 +47,9 @@ class TaskCommunicator : public CommunicatorBackend {
   };
   void RunInTurn(const Collective& call, uint64_t number, ThreadTeam& team);
 
+  const int rank_, reduction_group_;
   const double timeout_seconds_;
+  std::vector<const void*> inputs_;  // of a staged reduction, by rank
   uint64_t taken_ = 0;
   const std::shared_ptr<Ended> ended_ = std::make_shared<Ended>();
 };

@@ -77,14 +77,6 @@ void Backoff::Pause() {
   std::this_thread::sleep_for(std::min(kLongest, kShortest * (1 + (looks_ - kYields) / 50)));
 }
 
-MpiMessage& MpiMessage::operator=(MpiMessage&& other) noexcept {
-  std::swap(endpoint_, other.endpoint_);
-  std::swap(request_, other.request_);
-  std::swap(memory_, other.memory_);
-  std::swap(is_receive_, other.is_receive_);
-  return *this;
-}
-
 MpiMessage::~MpiMessage() {
   if (!is_under_way()) return;
   MpiLibrary& library = endpoint_->library();

@@ -32,8 +32,8 @@ class MpiEndpoint;
 class MpiMessage {
  public:
   MpiMessage() = default;
-  MpiMessage(MpiMessage&& other) noexcept { *this = std::move(other); }
-  MpiMessage& operator=(MpiMessage&& other) noexcept;
+  MpiMessage(const MpiMessage&) = delete;
+  MpiMessage& operator=(const MpiMessage&) = delete;
   // Gives up a message that is still under way. Its memory stays as long as MPI may use it.
   ~MpiMessage();
 

@@ -1,13 +1,13 @@
 // Reductions over NCCL with sums in the order of communicator.h, whatever NCCL's version and
 // algorithm: ranks send each other the inputs, and one kernel of ours sums them.
 //
-//   rank 1's send   [ for 0 | for 1 | for 2 ]     a group of sends and receives, a piece at a time
+//   rank 1's send   [ for 0 | for 1 | for 2 ]     a group of sends and receives, a step at a time
 //                         \      |      /
 //   scratch         [ of 0  | of 1  | of 2  ]     every rank's input for rank 1's elements
 //                             |
 //   receive                [ sum ]                the kernel; of an all-reduce then sent to all
 //
-// A reduce-scatter moves the same bytes as NCCL's. A piece may hold parts of several small spans.
+// A reduce-scatter moves the same bytes as NCCL's. A step may hold several small spans.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/movement.h"
 #include "ebb/runtime/kernels/stream_mover.h"
 
 namespace ebb {
@@ -43,37 +43,20 @@ class OrderedSums {
   absl::Status Run(const Collective& call, Exchange exchange, StreamMover& mover);
 
  private:
-  // Consecutive elements of a span in one piece: of each rank's block of a reduce-scatter, or of an
-  // all-reduced span, of which each rank sums a part.
-  struct Cut {
-    const CollectiveSpan* span = nullptr;
-    int64_t begin = 0;  // elements
-    int64_t count = 0;
-    std::byte* scratch = nullptr;
-  };
-  struct Part {
-    int64_t begin = 0;  // in the cut's send memory, in elements from the span's start
-    int64_t count = 0;
-  };
-
-  // Puts the next piece into cuts_, from element `begin` of span `span` on, and moves both on.
-  // False: the call is done.
-  bool NextPiece(const Collective& call, size_t& span, int64_t& begin);
-  Part PartOf(const Collective& call, const Cut& cut, int rank) const;
-  // The bytes of one rank's inputs in the scratch.
-  int64_t StrideOf(const Collective& call, const Cut& cut) const;
-  std::byte* DestinationOf(const Collective& call, const Cut& cut) const;
-
-  void SendInputs(const Collective& call);
-  void Sum(const Collective& call, StreamMover& mover) const;
-  void SendSums(const Collective& call);
+  // Adds what this rank sends to `peer` in a step, and what it receives from it: at `to`, or if
+  // that is null, in the memory of the call.
+  void AddMessages(const Movement& movement, int64_t step, int peer, std::byte* to);
+  // Of one rank's inputs in the scratch.
+  int64_t stride() const {
+    return static_cast<int64_t>(scratch_.size()) / size_ / FlatSpans::kAlignment *
+           FlatSpans::kAlignment;
+  }
 
   const int rank_;
   const int size_;
   const int reduction_group_;
   const std::span<std::byte> scratch_;
-  std::vector<Cut> cuts_;  // of the piece; kept for its memory, like the messages
-  std::vector<Message> messages_;
+  std::vector<Message> messages_;  // of a step; kept for its memory
 };
 
 }  // namespace ebb

@@ -46,7 +46,7 @@ SharedDeviceCommunicator::SharedDeviceCommunicator(std::shared_ptr<SharedWorld> 
     : world_(std::move(world)),
       group_(*world_, std::move(place)),
       device_(device),
-      transfer_(rank(), size(), group_.options().reduction_group),
+      transfer_(size(), group_.options().reduction_group),
       marks_(std::move(marks)) {}
 
 SharedDeviceCommunicator::~SharedDeviceCommunicator() {
@@ -81,37 +81,25 @@ bool SharedDeviceCommunicator::RunCollective(Stream& stream, const Collective& c
   const uint64_t meeting = group_.next();
   const CallSummary summary = Summarise(call);
   group_.call(rank(), meeting) = {.summary = summary, .spans = call.spans.data(), .readable = 1};
-  const auto span_of = [&](int peer, size_t span) {
-    return group_.call(peer, meeting).spans[span];
-  };
   // No rank reads anything before all ranks have come here.
   if (!RecordMark(next_mark(), stream, mover) || !Meet(stream, summary, deadline)) return false;
-  const auto run = [&] {
-    if (!group_.AllCalledTheSame(meeting)) return false;
-    transfer_.Run(
-        call, [&](int peer, size_t span) { return span_of(peer, span).send; }, mover);
-    return true;
-  };
-  if (!RunPart(stream, mover, summary, deadline, run)) return false;
-  return !Transfer::HasSecond(call) || RunPart(stream, mover, summary, deadline, [&] {
-    transfer_.RunSecond(
-        call, [&](int peer, size_t span) -> const void* { return span_of(peer, span).receive; },
-        mover);
-    return true;
-  });
-}
-
-bool SharedDeviceCommunicator::RunPart(Stream& stream, StreamMover& mover, const CallSummary& call,
-                                       WaitPoint::Deadline deadline,
-                                       absl::FunctionRef<bool()> read_others) {
-  bool came = false;
-  {
-    const SharedGroup::Reading reading(group_);
-    came = reading.allowed() && read_others() && RecordMark(next_mark(), stream, mover);
+  for (int half = 0; half < Movement::Halves(call); ++half) {
+    bool came = false;
+    {
+      const SharedGroup::Reading reading(group_);
+      came = reading.allowed() && (half > 0 || group_.AllCalledTheSame(meeting));
+      if (came) {
+        transfer_.Run(
+            {call, rank(), size(), half},
+            [&](int peer, size_t span) { return group_.call(peer, meeting).spans[span]; }, mover);
+      }
+      came = came && RecordMark(next_mark(), stream, mover);
+    }
+    if (came && Meet(stream, summary, deadline)) continue;
+    AwaitReaders(stream);
+    return false;
   }
-  if (came && Meet(stream, call, deadline)) return true;
-  AwaitReaders(stream);
-  return false;
+  return true;
 }
 
 bool SharedDeviceCommunicator::RunExchange(Stream& stream, const Collective& call,
@@ -127,10 +115,9 @@ bool SharedDeviceCommunicator::RunExchange(Stream& stream, const Collective& cal
         const SharedGroup::Reading reading(group_);
         if (!reading.allowed()) return false;
         stream.Wait(Mark(call.peer, kExchangeMark));  // the peer's memory is ready
-        for (size_t i = 0; i < call.spans.size(); ++i) {
-          mover.Copy(call.spans[i].receive, other.post.spans[i].send,
-                     call.spans[i].count * SizeOf(call.dtype), TotalBytes(call, 1));
-        }
+        transfer_.Run(
+            {call, rank(), size()}, [&](int, size_t span) { return other.post.spans[span]; },
+            mover);
         return RecordMark(kExchangeMark, stream, mover);
       });
   if (call.kind == CollectiveKind::kSend) {

@@ -19,8 +19,8 @@
 #include <memory>
 #include <vector>
 
+#include "ebb/runtime/comm/movement.h"
 #include "ebb/runtime/comm/shared/world.h"
-#include "ebb/runtime/comm/transfer.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/event.h"
 #include "ebb/runtime/kernels/stream_mover.h"
@@ -53,10 +53,6 @@ class SharedDeviceCommunicator : public CommunicatorBackend {
 
   bool RunCollective(Stream& stream, const Collective& call, StreamMover& mover);
   bool RunExchange(Stream& stream, const Collective& call, StreamMover& mover);
-  // The part between two meetings of a collective, and the second meeting.
-  bool RunPart(Stream& stream, StreamMover& mover, const CallSummary& call,
-               WaitPoint::Deadline deadline, absl::FunctionRef<bool()> read_others);
-
   // Records where `stream` is now, for the others. False: the group has failed, because the stream
   // or the mover has.
   bool RecordMark(size_t mark, Stream& stream, const StreamMover& mover);
