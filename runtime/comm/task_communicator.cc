@@ -17,11 +17,11 @@ absl::Status TaskCommunicator::Enqueue(Stream& stream, const Collective& call) {
 }
 
 void TaskCommunicator::RunInTurn(const Collective& call, uint64_t number, ThreadTeam& team) {
-  const WaitPoint::Deadline deadline = DeadlineAfter(timeout_seconds_);
+  const WaitPoint::Deadline deadline = DeadlineAfter(members_.options.timeout_seconds);
   // The earlier call also ends when the communicator fails.
   if (!ended_->changed.Await(
           [&] { return ended_->count.load(std::memory_order_acquire) + 1 == number; }, deadline)) {
-    FailBehindAnother(call);
+    Fail(members_.LateBehindAnother(Summarise(call)));
   } else if (!failed()) {
     Run(call, deadline, team);
   }
@@ -31,8 +31,8 @@ bool TaskCommunicator::RunStaged(const Collective& call, WaitPoint::Deadline dea
                                  ThreadTeam& team) {
   for (int half = 0; half < Movement::Halves(call); ++half) {
     const Movement movement = {call, rank(), size(), half};
-    const StagedMovement staged(movement, slot_bytes(movement.same_for_all()), reduction_group_,
-                                inputs_, team);
+    const StagedMovement staged(movement, slot_bytes(movement.same_for_all()),
+                                members_.options.reduction_group, inputs_, team);
     staged.CopyOwn();
     if (!RunSteps(staged, deadline)) return false;
   }

@@ -6,9 +6,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/staged.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "ebb/runtime/device/wait_point.h"
@@ -17,21 +19,18 @@ namespace ebb {
 
 class TaskCommunicator : public CommunicatorBackend {
  public:
-  int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(inputs_.size()); }
+  int rank() const override { return members_.rank; }
+  int size() const override { return members_.size(); }
   absl::Status Enqueue(Stream& stream, const Collective& call) override;
 
  protected:
-  TaskCommunicator(int rank, size_t size, const CommunicatorOptions& options)
-      : rank_(rank),
-        reduction_group_(options.reduction_group),
-        timeout_seconds_(options.timeout_seconds),
-        inputs_(size) {}
+  explicit TaskCommunicator(Members members)
+      : members_(std::move(members)), inputs_(members_.world_ranks.size()) {}
+  const Members& members() const { return members_; }
 
   virtual void Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) = 0;
   virtual bool failed() = 0;
-  // `call` has waited too long for the call before it of this rank.
-  virtual void FailBehindAnother(const Collective& call) = 0;
+  virtual void Fail(const absl::Status& why) = 0;
   // The destructor of a derived class calls it first.
   void AwaitAllEnded();
 
@@ -47,8 +46,7 @@ class TaskCommunicator : public CommunicatorBackend {
   };
   void RunInTurn(const Collective& call, uint64_t number, ThreadTeam& team);
 
-  const int rank_, reduction_group_;
-  const double timeout_seconds_;
+  const Members members_;
   std::vector<const void*> inputs_;  // of a staged reduction, by rank
   uint64_t taken_ = 0;
   const std::shared_ptr<Ended> ended_ = std::make_shared<Ended>();

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/config/status_macros.h"
 
@@ -44,10 +43,9 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiCommunicator::Form(
 
 MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiEndpoint> endpoint,
                                  std::shared_ptr<StoreGroup> group, CommunicatorOptions options)
-    : TaskCommunicator(group->rank(), group->world_ranks().size(), options),
+    : TaskCommunicator({std::move(options), group->world_ranks(), group->rank()}),
       endpoint_(std::move(endpoint)),
       group_(std::move(group)),
-      options_(std::move(options)),
       announcements_(new std::byte[kPlaces * sizeof(Announcement) * static_cast<size_t>(size())]()),
       pairs_(static_cast<size_t>(size())),
       absent_(static_cast<size_t>(size())),
@@ -86,22 +84,7 @@ void MpiCommunicator::Leave() {
 }
 
 void MpiCommunicator::Abort(absl::Status why) {
-  store().Fail(AbortStatus(options_, endpoint_->rank(), why));
-}
-
-void MpiCommunicator::FailBehindAnother(const Collective& call) {
-  store().Fail(LateStatus(options_, RankName(rank()), Summarise(call),
-                          "the operation that it had called before"));
-}
-
-void MpiCommunicator::FailMismatch(int first, const CallSummary& first_call, int second,
-                                   const CallSummary& second_call) {
-  store().Fail(
-      MismatchStatus(options_, RankName(first), first_call, RankName(second), second_call));
-}
-
-std::string MpiCommunicator::RankName(int rank) const {
-  return ebb::RankName(group_->world_ranks(), rank);
+  Fail(members().Aborted(why));
 }
 
 bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> condition,
@@ -113,17 +96,16 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
     if (condition()) return true;
     if (failed()) return false;
     const absl::Status mpi = endpoint_->status();
-    if (!mpi.ok()) store().Fail(RankFailedStatus(endpoint_->rank(), mpi));
+    if (!mpi.ok()) Fail(RankFailedStatus(endpoint_->rank(), mpi));
     const WaitPoint::Deadline now = WaitPoint::Clock::now();
     if (now >= deadline) {
       const std::vector<int> late = absent();
-      const std::string known = store().CompareCalls(WorldRanksOf(group_->world_ranks(), late));
-      store().Fail(LateStatus(options_, RankName(rank()), Summarise(call),
-                              RankNames(group_->world_ranks(), late), known));
+      const std::string known = store().CompareCalls(members().OfWorld(late));
+      Fail(members().Late(Summarise(call), members().Names(late), known));
       return false;
     }
     if (!notice.has_value()) {
-      NoticeTimes times = options_.notices;
+      NoticeTimes times = members().options.notices;
       notice.emplace(times, now);
       times.first_seconds /= 5;  // the other hosts need this rank's calls to compare
       sending.emplace(times, now);
@@ -131,13 +113,9 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
     if (sending->Take(now).has_value()) store().SendCalls();
     if (const std::optional<double> seconds = notice->Take(now)) {
       const std::vector<int> missing = absent();
-      const std::string known = store().CompareCalls(WorldRanksOf(group_->world_ranks(), missing));
-      if (!failed() && !missing.empty() && LogsFor(call.kind, rank(), missing)) {
-        LogWaiting(
-            RankName(rank()), *seconds,
-            WaitsInCall(options_, Summarise(call), RankNames(group_->world_ranks(), missing)),
-            options_.timeout_seconds, known);
-      }
+      const std::string known = store().CompareCalls(members().OfWorld(missing));
+      if (!failed() && !missing.empty() && members().Logs(call.kind, missing))
+        members().LogWait(*seconds, Summarise(call), members().Names(missing), known);
     }
     backoff.Pause();
   }
@@ -199,7 +177,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
       pair.here = pair.incoming.Test();
       if (!pair.here) return false;
       if (!AnnouncementOf(peer, kIncoming)->leaves) return Fits(mine, peer);
-      store().Fail(LeftStatus(options_, RankName(peer), "its communicator was destroyed"));
+      Fail(members().Left(members().Name(peer), "its communicator was destroyed"));
       return false;
     });
     return absent_.empty() && !failed();
@@ -211,7 +189,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
   };
   for (int member = 1; member < size() && !IsPointToPoint(call.kind); ++member) {
     if (called(member).fingerprint == called(0).fingerprint) continue;
-    FailMismatch(0, called(0), member, called(member));
+    Fail(members().Mismatch(0, called(0), member, called(member)));
     return false;
   }
   for (const int peer : peers) Expect(peer);
@@ -225,7 +203,8 @@ bool MpiCommunicator::Fits(const CallSummary& mine, int peer) {
   const bool exchanges = IsPointToPoint(mine.kind);
   if (exchanges ? FitForExchange(mine, theirs) : !IsPointToPoint(theirs.kind)) return true;
   const int first = std::min(rank(), peer), second = std::max(rank(), peer);
-  FailMismatch(first, first == rank() ? mine : theirs, second, second == rank() ? mine : theirs);
+  Fail(members().Mismatch(first, first == rank() ? mine : theirs, second,
+                          second == rank() ? mine : theirs));
   return false;
 }
 

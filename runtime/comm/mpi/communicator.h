@@ -50,7 +50,7 @@ class MpiCommunicator : public TaskCommunicator {
  protected:
   void Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) override;
   bool failed() override { return endpoint_->abandoned(); }
-  void FailBehindAnother(const Collective& call) override;
+  void Fail(const absl::Status& why) override { store().Fail(why); }
   int64_t slot_bytes(bool /*same_for_all*/) const override { return slot_bytes_; }
   bool RunSteps(const StagedMovement& movement, WaitPoint::Deadline deadline) override;
 
@@ -76,7 +76,7 @@ class MpiCommunicator : public TaskCommunicator {
 
   MpiCommunicator(std::shared_ptr<MpiEndpoint> endpoint, std::shared_ptr<StoreGroup> group,
                   CommunicatorOptions options);
-  int world_rank(int rank) const { return group_->world_ranks()[static_cast<size_t>(rank)]; }
+  int world_rank(int rank) const { return members().world_rank(rank); }
   int data_tag() const { return kTags * static_cast<int>(group_->number()) + 1; }
   Announcement* AnnouncementOf(int peer, int place) const;
   void Announce(MpiMessage& message, int peer, int place, const Announcement& announcement);
@@ -84,9 +84,6 @@ class MpiCommunicator : public TaskCommunicator {
   bool Meet(const Collective& call, std::span<const int> peers, WaitPoint::Deadline deadline);
   // Whether what `peer` has announced fits this rank's call.
   bool Fits(const CallSummary& mine, int peer);
-  void FailMismatch(int first, const CallSummary& first_call, int second,
-                    const CallSummary& second_call);
-  std::string RankName(int rank) const;
   // Polls messages until `condition()`. False: the communicator has failed, by this call if the
   // ranks that `absent()` names are late.
   bool Await(const Collective& call, absl::FunctionRef<bool()> condition,
@@ -105,7 +102,6 @@ class MpiCommunicator : public TaskCommunicator {
 
   const std::shared_ptr<MpiEndpoint> endpoint_;
   const std::shared_ptr<StoreGroup> group_;
-  const CommunicatorOptions options_;
   std::vector<int> others_;
   const MessageMemory announcements_;  // by peer, then place
   std::vector<Pair> pairs_;

@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/launch/launch.h"
-#include "ebb/runtime/comm/rendezvous/participant.h"
+#include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"

@@ -10,7 +10,6 @@
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/collective.h"
 #include "ebb/runtime/comm/grouping.h"
-#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/packer.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
@@ -163,6 +162,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
 NcclCommunicator::NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> channel,
                                    std::unique_ptr<InFlight> in_flight, Buffer barrier)
     : parts_(std::move(parts)),
+      members_{parts_.options, parts_.group->world_ranks(), parts_.group->rank()},
       channel_(std::move(channel)),
       in_flight_(std::move(in_flight)),
       barrier_(std::move(barrier)),
@@ -184,8 +184,9 @@ void NcclCommunicator::Leave() {
   if (std::exchange(left_, true)) return;
   while (!in_flight_->empty()) std::this_thread::sleep_for(kPauseUntilEmpty);
   if (channel_->failed()) return;
-  store().LeaveCommunicator(parts_.group->name(), group_.size,
-                            {.name = RankName(), .calls = calls_.load(std::memory_order_acquire)});
+  store().LeaveCommunicator(
+      parts_.group->name(), group_.size,
+      {.name = members_.Me(), .calls = calls_.load(std::memory_order_acquire)});
 }
 
 absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
@@ -211,7 +212,7 @@ absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
   if (enqueued.ok()) enqueued = stream.status();
   if (enqueued.ok() || channel_->failed()) return absl::OkStatus();
   const bool late = absl::IsDeadlineExceeded(enqueued) && enqueued.message().empty();
-  store().Fail(late ? LateStatus(summary) : Named(enqueued, summary));
+  store().Fail(late ? members_.Late(summary, kUnknownRanks) : Named(enqueued, summary));
   return absl::OkStatus();
 }
 
@@ -274,7 +275,7 @@ absl::Status NcclCommunicator::Register(std::span<std::byte> memory) {
            : std::string(added.message());
   const absl::Status named(
       added.code(),
-      absl::StrCat(RankName(), " registering ", memory.size(), " bytes on communicator '",
+      absl::StrCat(members_.Me(), " registering ", memory.size(), " bytes on communicator '",
                    parts_.options.name, "': ", why, "; ebb.register_buffers false does without"));
   // The communicator cannot be used any more.
   if (late || !channel_->AsynchronousError().ok()) store().Fail(named);
@@ -289,7 +290,7 @@ void NcclCommunicator::Deregister() {
 }
 
 void NcclCommunicator::Abort(absl::Status why) {
-  store().Fail(AbortStatus(parts_.options, store().rank(), why));
+  store().Fail(members_.Aborted(why));
 }
 
 void NcclCommunicator::Watch() {
@@ -316,11 +317,11 @@ void NcclCommunicator::Watch() {
 absl::Status NcclCommunicator::WhatIsWrong() {
   EBB_RETURN_IF_ERROR(LeftByAnother());
   const std::optional<CallSummary> late = in_flight_->Late(parts_.options.timeout_seconds);
-  if (late) return LateStatus(*late);
+  if (late) return members_.Late(*late, kUnknownRanks);
   absl::Status error = channel_->AsynchronousError();
   if (error.ok()) error = parts_.device.status();
   if (error.ok() || channel_->failed()) return absl::OkStatus();
-  return absl::Status(error.code(), absl::StrCat(RankName(), " on communicator '",
+  return absl::Status(error.code(), absl::StrCat(members_.Me(), " on communicator '",
                                                  parts_.options.name, "': ", error.message()));
 }
 
@@ -351,32 +352,22 @@ void NcclCommunicator::LogIfWaiting() {
   const bool logs =
       IsPointToPoint(call->kind) || group_.rank <= 1 || (order != nullptr && order->IsFirstHere());
   if (!logs) return;
-  LogWaiting(RankName(), sends_after + *more_seconds,
-             WaitsInCall(parts_.options, *call, "other ranks"), parts_.options.timeout_seconds,
-             known);
+  members_.LogWait(sends_after + *more_seconds, *call, "other ranks", known);
 }
 
 absl::Status NcclCommunicator::LeftByAnother() {
   const std::optional<LeftRank> left = store().FirstToLeave(parts_.group->name());
   const uint64_t calls = calls_.load(std::memory_order_acquire);
   if (!left.has_value() || left->calls >= calls) return absl::OkStatus();
-  return LeftStatus(parts_.options, left->name,
-                    absl::StrCat("it has destroyed it after ", left->calls, " calls, of which ",
-                                 RankName(), " has made ", calls));
-}
-
-absl::Status NcclCommunicator::LateStatus(const CallSummary& call) const {
-  return ebb::LateStatus(parts_.options, RankName(), call, kUnknownRanks);
+  return members_.Left(left->name,
+                       absl::StrCat("it has destroyed it after ", left->calls, " calls, of which ",
+                                    members_.Me(), " has made ", calls));
 }
 
 absl::Status NcclCommunicator::Named(const absl::Status& error, const CallSummary& call) const {
   return absl::Status(error.code(),
-                      absl::StrCat(RankName(), " in ", Describe(call), " on communicator '",
+                      absl::StrCat(members_.Me(), " in ", Describe(call), " on communicator '",
                                    parts_.options.name, "': ", error.message()));
-}
-
-std::string NcclCommunicator::RankName() const {
-  return ebb::RankName(parts_.group->world_ranks(), group_.rank);
 }
 
 }  // namespace ebb

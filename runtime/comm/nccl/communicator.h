@@ -23,6 +23,7 @@
 #include "ebb/runtime/comm/nccl/operations.h"
 #include "ebb/runtime/comm/nccl/ordered_sums.h"
 #include "ebb/runtime/comm/nccl/registrations.h"
+#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/device/device.h"
@@ -76,11 +77,10 @@ class NcclCommunicator : public CommunicatorBackend {
   void LogIfWaiting();
   absl::Status LeftByAnother();
   Store& store() const { return parts_.group->store(); }
-  absl::Status LateStatus(const CallSummary& call) const;
   absl::Status Named(const absl::Status& error, const CallSummary& call) const;
-  std::string RankName() const;
 
   Parts parts_;
+  const Members members_;
   const std::shared_ptr<NcclChannel> channel_;
   const std::unique_ptr<InFlight> in_flight_;
   const Buffer barrier_;

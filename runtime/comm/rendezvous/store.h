@@ -31,12 +31,41 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
-#include "ebb/runtime/comm/rendezvous/participant.h"
+#include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
-#include "ebb/runtime/comm/rendezvous/world_failure.h"
 #include "ebb/runtime/comm/wait_notice.h"
+#include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
+
+// The first failure of a world, as far as this process knows it. It ends all communicators over MPI
+// and NCCL. Any thread.
+class WorldFailure {
+ public:
+  // The first stays. Neither waits nor calls CUDA.
+  void Set(const absl::Status& why) {
+    {
+      const std::scoped_lock lock(mutex_);
+      status_.Update(why);
+      is_set_.store(!status_.ok(), std::memory_order_release);
+    }
+    changed_.Notify();
+  }
+  bool is_set() const { return is_set_.load(std::memory_order_acquire); }
+  absl::Status Get() const {
+    if (!is_set()) return absl::OkStatus();
+    const std::scoped_lock lock(mutex_);
+    return status_;
+  }
+  // Notified by a failure.
+  WaitPoint& changed() { return changed_; }
+
+ private:
+  mutable std::mutex mutex_;
+  absl::Status status_;
+  std::atomic<bool> is_set_{false};
+  WaitPoint changed_;
+};
 
 // The process that has started this one.
 struct ParentProcess {
@@ -74,9 +103,6 @@ class Store {
   // other their calls. `ended_in_order`: whether a rank had left before its process ended; null for
   // threads. Call it before any rank makes calls.
   void ShareMemory(std::shared_ptr<CallOrder> calls, std::function<bool(int rank)> ended_in_order);
-  // The thread receives nothing more.
-  bool has_ended() const { return has_ended_.load(std::memory_order_acquire); }
-
   int rank() const { return rank_; }
   const std::vector<Participant>& participants() const { return participants_; }
 
@@ -138,7 +164,7 @@ class Store {
   Store(int rank, std::vector<Participant> participants, std::vector<Connection> connections,
         std::optional<ParentProcess> launcher);
   static absl::StatusOr<std::shared_ptr<Store>> Start(std::shared_ptr<Store> store);
-  static void Stop(std::shared_ptr<Store> store);
+  static void Stop(const std::shared_ptr<Store>& store);
   void Run();
   void ReceiveFrom(size_t connection);
   // The rank at the other end of a connection.
@@ -165,7 +191,6 @@ class Store {
   const std::vector<Participant> participants_;
   const Descriptor wake_;
   const std::shared_ptr<WorldFailure> failure_ = std::make_shared<WorldFailure>();
-  std::atomic<bool> has_ended_{false};
   bool sends_calls_ = true;
   std::shared_ptr<CallOrder> calls_;
   std::vector<pollfd> polled_;               // used by the thread
@@ -179,7 +204,8 @@ class Store {
   std::function<bool(int rank)> ended_in_order_;
   std::vector<Descriptor> processes_;  // by rank, for ranks of this host
   bool stopping_ = false;
-  bool to_report_ = false;  // failure_ is still to be reported to the listeners
+  std::shared_ptr<Store> self_;  // until the thread ends, if no thread waits for it
+  bool to_report_ = false;       // failure_ is still to be reported to the listeners
   std::vector<Listener> listeners_;
   std::vector<bool> has_left_;               // by rank
   std::map<std::string, Collected> rounds_;  // rank 0's

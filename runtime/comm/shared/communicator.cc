@@ -21,7 +21,7 @@ constexpr uint64_t kSlotsOfExchange = 2;
 }  // namespace
 
 SharedCommunicator::SharedCommunicator(std::shared_ptr<SharedWorld> world, SharedGroup::Place place)
-    : TaskCommunicator(place.rank, place.world_ranks.size(), place.options),
+    : TaskCommunicator(place.members),
       world_(std::move(world)),
       group_(*world_, std::move(place)),
       transfer_(size(), group_.options().reduction_group) {}
@@ -29,10 +29,6 @@ SharedCommunicator::SharedCommunicator(std::shared_ptr<SharedWorld> world, Share
 SharedCommunicator::~SharedCommunicator() {
   AwaitAllEnded();
   group_.Leave("its communicator was destroyed");
-}
-
-void SharedCommunicator::FailBehindAnother(const Collective& call) {
-  group_.FailBehindAnother(Summarise(call));
 }
 
 void SharedCommunicator::Run(const Collective& call, WaitPoint::Deadline deadline,
@@ -76,7 +72,7 @@ shared::RankRecord::Call SharedCommunicator::Publish(const Collective& call, uin
 CollectiveSpan SharedCommunicator::SpanOf(int rank, const shared::RankRecord::Call& published,
                                           uint64_t meeting, size_t span) const {
   if (world_->is_threads()) return published.spans[span];
-  const uintptr_t base = world_->BaseOf(group_.world_rank(rank));
+  const uintptr_t base = world_->BaseOf(members().world_rank(rank));
   CollectiveSpan place = reinterpret_cast<const CollectiveSpan*>(group_.slot(rank, meeting))[span];
   place.send = reinterpret_cast<const void*>(base + reinterpret_cast<uintptr_t>(place.send));
   place.receive = reinterpret_cast<void*>(base + reinterpret_cast<uintptr_t>(place.receive));

@@ -40,7 +40,7 @@ class SharedCommunicator : public TaskCommunicator {
  protected:
   void Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) override;
   bool failed() override { return group_.failed(); }
-  void FailBehindAnother(const Collective& call) override;
+  void Fail(const absl::Status& why) override { group_.Fail(why); }
   int64_t slot_bytes(bool same_for_all) const override;
   bool RunSteps(const StagedMovement& movement, WaitPoint::Deadline deadline) override;
 
