@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
-#include <string>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

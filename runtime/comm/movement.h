@@ -1,6 +1,6 @@
 // Which elements move between the ranks in an operation. One description serves ranks that read
-// each other's memory (Transfer), ranks that send each other steps (staged.h), and sums in our
-// order over NCCL (nccl/ordered_sums.h).
+// each other's memory (Transfer), ranks that send each other steps (task_communicator.h), and sums
+// in our order over NCCL (nccl/operations.h).
 #pragma once
 
 #include <algorithm>

@@ -103,10 +103,6 @@ std::string RankNames(std::span<const int> world_ranks) {
                        [](std::string* out, int rank) { absl::StrAppend(out, "rank ", rank); });
 }
 
-std::string WaitsForCreation(const CommunicatorOptions& options, std::string_view awaited) {
-  return absl::StrCat("for ", NameView(awaited), " to create communicator '", options.name, "'");
-}
-
 absl::Status LateCreationStatus(const CommunicatorOptions& options, std::string_view awaited) {
   return absl::DeadlineExceededError(absl::StrCat("creating communicator '", options.name,
                                                   "' has waited ", options.timeout_seconds,

@@ -54,7 +54,6 @@ struct Members {
 std::string RankNames(std::span<const int> world_ranks);
 
 // Of ranks that form communicators.
-std::string WaitsForCreation(const CommunicatorOptions& options, std::string_view awaited);
 absl::Status LateCreationStatus(const CommunicatorOptions& options, std::string_view awaited);
 absl::Status LeftBeforeCreationStatus(int world_rank, std::string_view how);
 

@@ -1,9 +1,7 @@
 #include "ebb/runtime/comm/world.h"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/call_order.h"

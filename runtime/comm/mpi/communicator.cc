@@ -46,7 +46,7 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiEndpoint> endpoint,
     : TaskCommunicator({std::move(options), group->world_ranks(), group->rank()}),
       endpoint_(std::move(endpoint)),
       group_(std::move(group)),
-      announcements_(new std::byte[kPlaces * sizeof(Announcement) * static_cast<size_t>(size())]()),
+      announcements_(new Announcements[static_cast<size_t>(size())]()),
       pairs_(static_cast<size_t>(size())),
       absent_(static_cast<size_t>(size())),
       slot_bytes_(SlotBytes(int64_t{kWays * kSlots} * size())),
@@ -66,8 +66,10 @@ MpiCommunicator::~MpiCommunicator() {
 }
 
 void MpiCommunicator::Leave() {
-  for (const int peer : others_)
-    Announce(pairs_[static_cast<size_t>(peer)].goodbye, peer, kGoodbye, {.leaves = true});
+  for (const int peer : others_) {
+    announcements_[peer].goodbye.leaves = true;
+    Announce(pairs_[static_cast<size_t>(peer)].goodbye, peer, announcements_[peer].goodbye);
+  }
   const auto sent = [&] {
     bool complete = true;
     for (MpiMessage& message : messages_) complete = message.Test() && complete;
@@ -121,23 +123,17 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
   }
 }
 
-MpiCommunicator::Announcement* MpiCommunicator::AnnouncementOf(int peer, int place) const {
-  return reinterpret_cast<Announcement*>(announcements_.get()) + kPlaces * peer + place;
-}
-
-void MpiCommunicator::Announce(MpiMessage& message, int peer, int place,
-                               const Announcement& announcement) {
-  Announcement* const announced = AnnouncementOf(peer, place);
-  *announced = announcement;
+// `announcement`: in announcements_.
+void MpiCommunicator::Announce(MpiMessage& message, int peer, const Announcement& announcement) {
   endpoint_->Send(message, world_rank(peer), data_tag() - 1, announcements_,
-                  reinterpret_cast<const std::byte*>(announced), sizeof(Announcement));
+                  reinterpret_cast<const std::byte*>(&announcement), sizeof(announcement));
 }
 
 void MpiCommunicator::Expect(int peer) {
   Pair& pair = pairs_[static_cast<size_t>(peer)];
   pair.here = false;
   endpoint_->Receive(pair.incoming, world_rank(peer), data_tag() - 1, announcements_,
-                     reinterpret_cast<std::byte*>(AnnouncementOf(peer, kIncoming)),
+                     reinterpret_cast<std::byte*>(&announcements_[peer].incoming),
                      sizeof(Announcement));
 }
 
@@ -168,7 +164,9 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
     if (!Await(
             call, [&] { return outgoing.Test(); }, absent, deadline))
       return false;
-    Announce(outgoing, peer, kOutgoing + which, {.call = mine});
+    Announcement& announced = announcements_[peer].outgoing[which];
+    announced.call = mine;
+    Announce(outgoing, peer, announced);
   }
   const auto look = [&] {
     std::erase_if(absent_, [&](int peer) {
@@ -176,7 +174,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
       if (pair.here) return true;
       pair.here = pair.incoming.Test();
       if (!pair.here) return false;
-      if (!AnnouncementOf(peer, kIncoming)->leaves) return Fits(mine, peer);
+      if (!announcements_[peer].incoming.leaves) return Fits(mine, peer);
       Fail(members().Left(members().Name(peer), "its communicator was destroyed"));
       return false;
     });
@@ -185,7 +183,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
   if (!Await(call, look, absent, deadline)) return false;
   // Every rank compares with the first rank, so all that find a difference find the same one.
   const auto called = [&](int member) -> const CallSummary& {
-    return member == rank() ? mine : AnnouncementOf(member, kIncoming)->call;
+    return member == rank() ? mine : announcements_[member].incoming.call;
   };
   for (int member = 1; member < size() && !IsPointToPoint(call.kind); ++member) {
     if (called(member).fingerprint == called(0).fingerprint) continue;
@@ -197,7 +195,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
 }
 
 bool MpiCommunicator::Fits(const CallSummary& mine, int peer) {
-  const CallSummary& theirs = AnnouncementOf(peer, kIncoming)->call;
+  const CallSummary& theirs = announcements_[peer].incoming.call;
   // A rank calls in one order. So if one rank wants an exchange and the other a meeting of all,
   // neither will come to the other's call.
   const bool exchanges = IsPointToPoint(mine.kind);

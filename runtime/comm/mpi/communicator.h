@@ -3,9 +3,9 @@
 // anything moves. A rank that leaves announces that, too. The store forms communicators. A failure
 // fails the whole world, and from then on no rank sends anything over MPI.
 //
-// Then elements move straight between the ranks in steps (staged.h). In step s a rank fills a slot
-// for every peer that it sends to. It consumes later, at once, what all ranks have sent in that
-// step:
+// Then elements move straight between the ranks in steps (task_communicator.h). In step s a rank
+// fills a slot for every peer that it sends to. It consumes later, at once, what all ranks have
+// sent in that step:
 //
 //   fill 0 | fill 1 | fill 2 | fill 3, consume 0 | fill 4, consume 1 | ...
 //
@@ -21,7 +21,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -60,16 +59,16 @@ class MpiCommunicator : public TaskCommunicator {
     CallSummary call = {};
     bool leaves = false;
   };
-  // The announcements between this rank and a peer. The n-th announcement of the one answers the
-  // n-th of the other.
+  struct Announcements {
+    Announcement incoming, outgoing[2], goodbye;
+  };
+  // Their messages, between this rank and a peer. The n-th announcement of the one answers the n-th
+  // of the other.
   struct Pair {
     MpiMessage incoming, outgoing[2], goodbye;
     uint64_t sent = 0;
     bool here = false;
   };
-  // Places of a pair's announcements.
-  static constexpr int kIncoming = 0, kOutgoing = 1, kGoodbye = 3, kPlaces = 4;
-
   // Slots for what a rank sends to a peer, and as many for what comes from it.
   static constexpr int kSlots = 4;
   enum Way : uint8_t { kSent, kReceived, kWays };
@@ -78,8 +77,7 @@ class MpiCommunicator : public TaskCommunicator {
                   CommunicatorOptions options);
   int world_rank(int rank) const { return members().world_rank(rank); }
   int data_tag() const { return kTags * static_cast<int>(group_->number()) + 1; }
-  Announcement* AnnouncementOf(int peer, int place) const;
-  void Announce(MpiMessage& message, int peer, int place, const Announcement& announcement);
+  void Announce(MpiMessage& message, int peer, const Announcement& announcement);
   void Expect(int peer);
   bool Meet(const Collective& call, std::span<const int> peers, WaitPoint::Deadline deadline);
   // Whether what `peer` has announced fits this rank's call.
@@ -103,11 +101,11 @@ class MpiCommunicator : public TaskCommunicator {
   const std::shared_ptr<MpiEndpoint> endpoint_;
   const std::shared_ptr<StoreGroup> group_;
   std::vector<int> others_;
-  const MessageMemory announcements_;  // by peer, then place
+  const std::shared_ptr<Announcements[]> announcements_;  // by peer
   std::vector<Pair> pairs_;
   std::vector<int> absent_;  // peers without an announcement yet
   const int64_t slot_bytes_;
-  const MessageMemory slots_;
+  const std::shared_ptr<std::byte[]> slots_;
   std::vector<MpiMessage> messages_;  // by slot
 };
 

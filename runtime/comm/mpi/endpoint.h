@@ -11,11 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/mpi/library.h"
@@ -24,7 +21,7 @@
 
 namespace ebb {
 
-using MessageMemory = std::shared_ptr<std::byte[]>;
+using MessageMemory = std::shared_ptr<void>;
 
 class MpiEndpoint;
 

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
 #include <system_error>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/collective.h"
@@ -39,26 +39,6 @@ ncclConfig_t NonBlocking() {
   config.blocking = 0;
   return config;
 }
-
-}  // namespace
-
-// Begins before this rank's first call of NCCL, which waits on the host for ranks that it has not
-// met yet.
-class NcclCommunicator::Calling {
- public:
-  explicit Calling(NcclCommunicator& communicator) : communicator_(communicator) {
-    communicator_.calling_.store(true, std::memory_order_release);
-    communicator_.changed_.Notify();
-  }
-  ~Calling() { communicator_.calling_.store(false, std::memory_order_release); }
-  Calling(const Calling&) = delete;
-  Calling& operator=(const Calling&) = delete;
-
- private:
-  NcclCommunicator& communicator_;
-};
-
-namespace {
 
 // Ranks that cannot reach each other any more have failed for good.
 template <class T>
@@ -201,7 +181,9 @@ absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
   const CallSummary summary = Summarise(call);
   // The other ranks do not count an exchange between two ranks.
   if (!IsPointToPoint(call.kind)) calls_.fetch_add(1, std::memory_order_acq_rel);
-  const Calling calling(*this);
+  calling_.store(true, std::memory_order_release);
+  changed_.Notify();
+  const absl::Cleanup called = [this] { calling_.store(false, std::memory_order_release); };
   // NCCL connects ranks and loads kernels when it first needs them.
   std::optional<DriverMemory::Measured> measured;
   if (!std::exchange(has_called_[static_cast<size_t>(call.kind)], true))
@@ -221,18 +203,21 @@ absl::Status NcclCommunicator::EnqueueNow(Stream& stream, const Collective& call
   const auto native = static_cast<cudaStream_t>(stream.view().native);
   const NcclScale scale = ScaleFor(call, group_.size);
   const bool multiplies = scale.inputs != 1;
-  NcclSum sum;
+  ncclRedOp_t op = PlainOp(call.op);
   EBB_RETURN_IF_ERROR(channel_->Call(name, [&](ncclComm_t& comm) {
-    const ncclResult_t made = sum.Create(parts_.nccl, comm, scale.inputs);
-    if (made != ncclSuccess) return made;
-    return EnqueueGroup(parts_.nccl, comm, group_, call, multiplies ? sum.op() : PlainOp(call.op),
-                        native);
+    if (multiplies) {
+      Float16 factor(scale.inputs);
+      const ncclResult_t made = parts_.nccl.RedOpCreatePreMulSum(&op, &factor, ncclFloat16,
+                                                                 ncclScalarHostImmediate, comm);
+      if (made != ncclSuccess) return made;
+    }
+    return EnqueueGroup(parts_.nccl, comm, group_, call, op, native);
   }));
   // The next operation, on this communicator or another, is enqueued behind this one.
   EBB_RETURN_IF_ERROR(channel_->AwaitReady(DeadlineAfter(parts_.options.timeout_seconds)));
   if (multiplies) {
     EBB_RETURN_IF_ERROR(channel_->Call(
-        "ncclRedOpDestroy", [&](ncclComm_t& comm) { return sum.Destroy(parts_.nccl, comm); }));
+        "ncclRedOpDestroy", [&](ncclComm_t& comm) { return parts_.nccl.RedOpDestroy(op, comm); }));
   }
   if (scale.sum == 1) return absl::OkStatus();
   StreamMover mover(parts_.device, *parts_.grids, stream);
@@ -264,7 +249,9 @@ absl::Status NcclCommunicator::Register(std::span<std::byte> memory) {
   if (memory.empty() || channel_->failed()) return absl::OkStatus();
   calls_.fetch_add(1, std::memory_order_acq_rel);
   ++registering_calls_;
-  const Calling calling(*this);
+  calling_.store(true, std::memory_order_release);
+  changed_.Notify();
+  const absl::Cleanup called = [this] { calling_.store(false, std::memory_order_release); };
   const DriverMemory::Measured measured(parts_.device);
   const absl::Status added =
       registrations_.Add(memory, DeadlineAfter(parts_.options.timeout_seconds));

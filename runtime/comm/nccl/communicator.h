@@ -9,11 +9,9 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <thread>
 
 #include "ebb/runtime/comm/backend.h"
@@ -21,7 +19,6 @@
 #include "ebb/runtime/comm/nccl/in_flight.h"
 #include "ebb/runtime/comm/nccl/library.h"
 #include "ebb/runtime/comm/nccl/operations.h"
-#include "ebb/runtime/comm/nccl/ordered_sums.h"
 #include "ebb/runtime/comm/nccl/registrations.h"
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/store_group.h"
@@ -64,9 +61,6 @@ class NcclCommunicator : public CommunicatorBackend {
   void Abort(absl::Status why) override;
 
  private:
-  // Exists while this rank calls NCCL.
-  class Calling;
-
   NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> channel,
                    std::unique_ptr<InFlight> in_flight, Buffer barrier);
 
@@ -87,9 +81,9 @@ class NcclCommunicator : public CommunicatorBackend {
   const NcclGroup group_;
   std::optional<OrderedSums> ordered_sums_;
   NcclRegistrations registrations_;
-  std::atomic<uint64_t> calls_{0};  // of all ranks together
-  uint64_t registering_calls_ = 0;  // of those, since the last Deregister
-  std::atomic<bool> calling_{false};
+  std::atomic<uint64_t> calls_{0};    // of all ranks together
+  uint64_t registering_calls_ = 0;    // of those, since the last Deregister
+  std::atomic<bool> calling_{false};  // NCCL, which waits on the host for ranks not met yet
   bool left_ = false;
   std::array<bool, kCollectiveKinds> has_called_ = {};  // by kind
   std::atomic<bool> stop_{false};

@@ -1,7 +1,5 @@
 #include "ebb/runtime/comm/nccl/library.h"
 
-#include <string>
-
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

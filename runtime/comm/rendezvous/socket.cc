@@ -18,10 +18,8 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
-#include <string>
 #include <system_error>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -94,7 +92,8 @@ Answer Ask(const std::string& host, int port, int flags) {
 }
 
 // One question to the name servers, on a thread of its own: nothing can interrupt it, and servers
-// that do not answer block it until the resolver's own time-outs. The thread is not waited for then.
+// that do not answer block it until the resolver's own time-outs. No thread waits for it then, not
+// even the end of the process.
 struct Question {
   Answer answer;
   std::atomic<bool> answered{false};

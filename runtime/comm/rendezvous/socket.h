@@ -4,7 +4,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/device/wait_point.h"
 

@@ -151,11 +151,9 @@ class Store {
  private:
   // A round at rank 0, until all members have come.
   struct Collected {
-    std::vector<int> members;
+    Round round;                                    // as the first of them has come to it
     std::vector<std::optional<std::string>> texts;  // by place
     size_t here = 0;                                // members that have come
-    std::string what;
-    double timeout_seconds = 0;
     WaitPoint::Deadline due = WaitPoint::kNever;
     std::optional<WaitNotice> notice;
     bool is_settled = false;
@@ -178,8 +176,7 @@ class Store {
   void Handle(int from, Message message);
   bool AreRanks(const std::vector<int>& ranks) const;
   void Collect(int from, const Round& round, std::string text);
-  void Settle(const std::string& name, Collected& round, Gathered::Outcome outcome,
-              std::vector<int> absent);
+  void Settle(Collected& all, Gathered::Outcome outcome, std::vector<int> absent);
   void LookAtRounds(WaitPoint::Deadline now);
   void Leave(int rank);
   void SetFailed(const absl::Status& why, int reported_by);

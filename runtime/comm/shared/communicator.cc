@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/shared_heap.h"
 #include "ebb/runtime/kernels/mover.h"
 

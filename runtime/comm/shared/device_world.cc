@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -14,7 +13,6 @@
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/event.h"
 #include "ebb/runtime/kernels/stream_mover.h"
 

@@ -125,8 +125,10 @@ void SharedGroup::LogWait(const CommunicatorOptions& options, const CallSummary*
   if (failed() || header().broken.is_set() || absent.empty() || !members().Logs(kind, absent))
     return;
   if (call != nullptr) return members().LogWait(seconds, *call, members().Names(absent), known);
-  LogWaiting(absl::StrCat("rank ", members().world_rank(rank())), seconds,
-             WaitsForCreation(options, RankNames(of_world)), options.timeout_seconds, known);
+  LogWaiting(
+      absl::StrCat("rank ", members().world_rank(rank())), seconds,
+      absl::StrCat("for ", RankNames(of_world), " to create communicator '", options.name, "'"),
+      options.timeout_seconds, known);
 }
 
 void SharedGroup::FailLate(const CallSummary& call, std::span<const int> absent) {

@@ -7,7 +7,6 @@
 // waits for every meeting that is not complete.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
@@ -19,7 +18,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/collective.h"
-#include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/shared/layout.h"
 #include "ebb/runtime/comm/shared/shared_file.h"

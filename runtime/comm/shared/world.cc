@@ -4,14 +4,10 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <memory>
 #include <new>
 #include <numeric>
-#include <string>
 #include <system_error>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/rank_errors.h"
