@@ -20,11 +20,13 @@
 #include <memory>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "ebb/runtime/comm/rendezvous/kept.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/machine.h"
 #include "ebb/runtime/device/thread_limit.h"
@@ -92,27 +94,40 @@ Answer Ask(const std::string& host, int port, int flags) {
 }
 
 // One question to the name servers, on a thread of its own: nothing can interrupt it, and servers
-// that do not answer block it until the resolver's own time-outs. No thread waits for it then, not
-// even the end of the process.
-struct Question {
-  Answer answer;
-  std::atomic<bool> answered{false};
-  WaitPoint point;
+// that do not answer block it until the resolver's own time-outs.
+class Question {
+ public:
+  Question(std::string host, int port)
+      : thread_([this, host = std::move(host), port] {
+          answer_ = Ask(host, port, 0);
+          answered_.store(true, std::memory_order_release);
+          point_.Notify();
+        }) {}
+  ~Question() { thread_.join(); }
+
+  bool has_ended() const { return answered_.load(std::memory_order_acquire); }
+  bool Wait(WaitPoint::Deadline deadline) {
+    return point_.Await([this] { return has_ended(); }, deadline);
+  }
+  Answer& answer() { return answer_; }
+
+ private:
+  Answer answer_;
+  std::atomic<bool> answered_{false};
+  WaitPoint point_;
+  std::thread thread_;  // last, because the thread uses the other members
 };
 
 absl::StatusOr<Answer> AskInTime(const MeetingPlace& place, WaitPoint::Deadline deadline) {
-  const auto question = std::make_shared<Question>();
+  Kept<Question>::RemoveEnded();
+  std::shared_ptr<Question> question;
   try {
-    std::thread([question, host = place.host, port = place.port] {
-      question->answer = Ask(host, port, 0);
-      question->answered.store(true, std::memory_order_release);
-      question->point.Notify();
-    }).detach();
+    question = std::make_shared<Question>(place.host, place.port);
   } catch (const std::system_error& error) {
     return NoThread("no thread to resolve a host's name", error);
   }
-  const auto answered = [&] { return question->answered.load(std::memory_order_acquire); };
-  if (question->point.Await(answered, deadline)) return std::move(question->answer);
+  if (question->Wait(deadline)) return std::move(question->answer());
+  Kept<Question>::Add(std::move(question));
   return absl::DeadlineExceededError(
       absl::StrCat(Describe(place), ": no name server has answered"));
 }

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/rank_errors.h"
+#include "ebb/runtime/comm/rendezvous/kept.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/thread_limit.h"
 
@@ -98,12 +99,15 @@ absl::StatusOr<std::shared_ptr<Store>> Store::Start(std::shared_ptr<Store> store
   if (!store->wake_.is_open())
     return absl::ResourceExhaustedError(absl::StrCat("eventfd: ", std::strerror(errno)));
   try {
-    store->thread_ = std::thread([of = store.get()] { of->Run(); });
+    store->thread_ = std::thread([of = store.get()] {
+      of->Run();
+      of->has_ended_.store(true, std::memory_order_release);
+    });
   } catch (const std::system_error& error) {
     return NoThread("no thread to receive from the other ranks", error);
   }
   pthread_setname_np(store->thread_.native_handle(), "ebb-store");
-  return std::shared_ptr<Store>(store.get(), [store](Store*) { Stop(store); });
+  return std::shared_ptr<Store>(store.get(), [store](Store*) mutable { Stop(std::move(store)); });
 }
 
 Store::~Store() {
@@ -140,25 +144,25 @@ bool Store::IsOnThisHost(int rank) const {
          participants_[static_cast<size_t>(rank_)].pid_namespace;
 }
 
-void Store::Stop(const std::shared_ptr<Store>& store) {
-  const std::scoped_lock lock(store->mutex_);
-  store->stopping_ = true;
-  bool goes_on =
-      store->thread_.get_id() == std::this_thread::get_id();  // on which a listener stops
-  if (store->rank_ == 0) {
-    store->Leave(0);
-    store->SendToOthers(MessageType::kLeaves, "", store->rank_);
-    goes_on = goes_on || (!store->failure_->is_set() && store->HasOthers());
-  }
-  if (goes_on) {  // not even the end of the process waits for the thread
-    store->thread_.detach();
-    store->self_ = store;
+void Store::Stop(std::shared_ptr<Store> store) {
+  bool goes_on = false;
+  {
+    const std::scoped_lock lock(store->mutex_);
+    store->stopping_ = true;
+    if (store->rank_ == 0) {
+      store->Leave(0);
+      store->SendToOthers(MessageType::kLeaves, "", store->rank_);
+      goes_on = !store->failure_->is_set() && store->HasOthers();
+    }
   }
   Wake(store->wake_);
+  Kept<Store>::RemoveEnded();
+  // The others still need the thread, or a listener on it has ended the world.
+  if (goes_on || store->thread_.get_id() == std::this_thread::get_id())
+    Kept<Store>::Add(std::move(store));
 }
 
 void Store::Run() {
-  std::shared_ptr<Store> self;  // may be its last owner
   std::unique_lock lock(mutex_);
   // Bytes that came with the last message of the rendezvous cannot be polled for.
   for (size_t i = 0; i < connections_.size(); ++i)
@@ -217,7 +221,6 @@ void Store::Run() {
     LookAtRounds(WaitPoint::Clock::now());
   }
   SendToOthers(MessageType::kGoodbye, "", rank_);
-  self = std::move(self_);
 }
 
 void Store::ReceiveFrom(size_t connection) {

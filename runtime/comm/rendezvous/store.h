@@ -103,6 +103,8 @@ class Store {
   // other their calls. `ended_in_order`: whether a rank had left before its process ended; null for
   // threads. Call it before any rank makes calls.
   void ShareMemory(std::shared_ptr<CallOrder> calls, std::function<bool(int rank)> ended_in_order);
+  // The thread receives nothing more.
+  bool has_ended() const { return has_ended_.load(std::memory_order_acquire); }
   int rank() const { return rank_; }
   const std::vector<Participant>& participants() const { return participants_; }
 
@@ -162,7 +164,7 @@ class Store {
   Store(int rank, std::vector<Participant> participants, std::vector<Connection> connections,
         std::optional<ParentProcess> launcher);
   static absl::StatusOr<std::shared_ptr<Store>> Start(std::shared_ptr<Store> store);
-  static void Stop(const std::shared_ptr<Store>& store);
+  static void Stop(std::shared_ptr<Store> store);
   void Run();
   void ReceiveFrom(size_t connection);
   // The rank at the other end of a connection.
@@ -201,8 +203,8 @@ class Store {
   std::function<bool(int rank)> ended_in_order_;
   std::vector<Descriptor> processes_;  // by rank, for ranks of this host
   bool stopping_ = false;
-  std::shared_ptr<Store> self_;  // until the thread ends, if no thread waits for it
-  bool to_report_ = false;       // failure_ is still to be reported to the listeners
+  std::atomic<bool> has_ended_{false};
+  bool to_report_ = false;  // failure_ is still to be reported to the listeners
   std::vector<Listener> listeners_;
   std::vector<bool> has_left_;               // by rank
   std::map<std::string, Collected> rounds_;  // rank 0's
