@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstddef>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -83,42 +82,33 @@ std::string_view Name(CollectiveKind kind) {
 }
 
 absl::Status CheckArguments(const Collective& call, int rank, int size) {
-  const absl::string_view name = NameView(Name(call.kind));
+  const auto invalid = [&](const auto&... why) {
+    return absl::InvalidArgumentError(absl::StrCat(NameView(Name(call.kind)), ": ", why...));
+  };
   const bool has_peer = IsPointToPoint(call.kind) || call.kind == CollectiveKind::kBroadcast;
-  if (has_peer && (call.peer < 0 || call.peer >= size)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, ": there is no rank ", call.peer, " among ", size, " ranks"));
-  }
-  if (IsPointToPoint(call.kind) && call.peer == rank) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, ": rank ", rank, " cannot be its own peer"));
-  }
-  if (!std::isfinite(call.scale)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, ": the scale ", call.scale, " is not finite"));
-  }
+  if (has_peer && (call.peer < 0 || call.peer >= size))
+    return invalid("there is no rank ", call.peer, " among ", size, " ranks");
+  if (IsPointToPoint(call.kind) && call.peer == rank)
+    return invalid("rank ", rank, " cannot be its own peer");
+  if (!std::isfinite(call.scale)) return invalid("the scale ", call.scale, " is not finite");
   const Sides sides = SidesOf(call, rank, size);
   const int64_t count_max = std::numeric_limits<int64_t>::max() / SizeOf(call.dtype) / size;
   for (size_t i = 0; i < call.spans.size(); ++i) {
     const CollectiveSpan& span = call.spans[i];
-    if (span.count < 0 || span.count > count_max) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, ": span ", i, " has ", span.count, " elements"));
-    }
+    if (span.count < 0 || span.count > count_max)
+      return invalid("span ", i, " has ", span.count, " elements");
     if (span.count == 0) continue;
     if ((sides.send > 0 && span.send == nullptr) ||
         (sides.receive > 0 && span.receive == nullptr)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, ": span ", i, " has no memory to ",
-                       sides.send > 0 && span.send == nullptr ? "send" : "receive into"));
+      return invalid("span ", i, " has no memory to ",
+                     sides.send > 0 && span.send == nullptr ? "send" : "receive into");
     }
     const int64_t bytes = span.count * SizeOf(call.dtype);
     if (sides.send > 0 && sides.receive > 0 && !IsInPlace(call, rank, span) &&
         Overlap(span.send, sides.send * bytes, span.receive, sides.receive * bytes)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, ": span ", i,
-                       " sends from and receives into memory that overlaps, and not in the way "
-                       "that is allowed"));
+      return invalid("span ", i,
+                     " sends from and receives into memory that overlaps, and not in the way that "
+                     "is allowed");
     }
   }
   return absl::OkStatus();

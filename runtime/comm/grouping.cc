@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
-#include <string>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -23,16 +21,13 @@ std::string Describe(const Proposal& proposal) {
 
 absl::Status CheckOptions(const CommunicatorOptions& options, size_t size) {
   const int group = options.reduction_group;
-  if (group < 0 || (group > 0 && size % static_cast<size_t>(group) != 0)) {
-    return absl::InvalidArgumentError(absl::StrCat("communicator '", options.name,
-                                                   "': a reduction group of ", group,
-                                                   " ranks does not divide its ", size, " ranks"));
-  }
-  if (!(options.timeout_seconds > 0)) {
-    return absl::InvalidArgumentError(absl::StrCat("communicator '", options.name,
-                                                   "': the time-out of ", options.timeout_seconds,
-                                                   " s is not positive"));
-  }
+  const auto invalid = [&](const auto&... why) {
+    return absl::InvalidArgumentError(absl::StrCat("communicator '", options.name, "': ", why...));
+  };
+  if (group < 0 || (group > 0 && size % static_cast<size_t>(group) != 0))
+    return invalid("a reduction group of ", group, " ranks does not divide its ", size, " ranks");
+  if (!(options.timeout_seconds > 0))
+    return invalid("the time-out of ", options.timeout_seconds, " s is not positive");
   return absl::OkStatus();
 }
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/config/name_view.h"
 
 namespace ebb {
@@ -33,30 +34,22 @@ bool NamesItsRank(const absl::Status& why) {
 
 }  // namespace
 
-std::string RankName(std::span<const int> world_ranks, int rank) {
-  const int world_rank = world_ranks[static_cast<size_t>(rank)];
-  if (world_rank == rank) return absl::StrCat("rank ", rank);
-  return absl::StrCat("rank ", rank, " (world rank ", world_rank, ")");
-}
-
-std::string RankNames(std::span<const int> world_ranks, std::span<const int> ranks) {
-  return absl::StrJoin(ranks, ", ", [&](std::string* out, int rank) {
-    absl::StrAppend(out, RankName(world_ranks, rank));
-  });
-}
-
-std::string RankNames(std::span<const int> world_ranks) {
-  return absl::StrJoin(world_ranks, ", ",
-                       [](std::string* out, int rank) { absl::StrAppend(out, "rank ", rank); });
-}
-
-std::vector<int> WorldRanksOf(std::span<const int> world_ranks, std::span<const int> ranks) {
+std::vector<int> Members::OfWorld(std::span<const int> ranks) const {
   std::vector<int> of_world;
-  for (const int rank : ranks) of_world.push_back(world_ranks[static_cast<size_t>(rank)]);
+  for (const int of : ranks) of_world.push_back(world_rank(of));
   return of_world;
 }
 
-bool LogsFor(CollectiveKind kind, int rank, std::span<const int> absent) {
+std::string Members::Name(int of) const {
+  return world_rank(of) == of ? absl::StrCat("rank ", of)
+                              : absl::StrCat("rank ", of, " (world rank ", world_rank(of), ")");
+}
+
+std::string Members::Names(std::span<const int> ranks) const {
+  return absl::StrJoin(ranks, ", ", [this](std::string* out, int of) { *out += Name(of); });
+}
+
+bool Members::Logs(CollectiveKind kind, std::span<const int> absent) const {
   if (IsPointToPoint(kind)) return true;
   for (int first = 0; first < rank; ++first) {
     if (std::find(absent.begin(), absent.end(), first) == absent.end()) return false;
@@ -64,21 +57,50 @@ bool LogsFor(CollectiveKind kind, int rank, std::span<const int> absent) {
   return true;
 }
 
-std::string WaitsInCall(const CommunicatorOptions& options, const CallSummary& call,
-                        std::string_view awaited) {
+std::string Members::Waits(const CallSummary& call, std::string_view awaited) const {
   return absl::StrCat("for ", NameView(awaited), " in ", Describe(call), " on communicator '",
                       options.name, "'");
 }
 
-std::string WaitsForCreation(const CommunicatorOptions& options, std::string_view awaited) {
-  return absl::StrCat("for ", NameView(awaited), " to create communicator '", options.name, "'");
+void Members::LogWait(double seconds, const CallSummary& call, std::string_view awaited,
+                      std::string_view more) const {
+  LogWaiting(Me(), seconds, Waits(call, awaited), options.timeout_seconds, more);
 }
 
-absl::Status LateStatus(const CommunicatorOptions& options, std::string_view waiting,
-                        const CallSummary& call, std::string_view awaited, std::string_view more) {
-  return absl::DeadlineExceededError(
-      absl::StrCat(NameView(waiting), " has waited ", options.timeout_seconds, " s ",
-                   WaitsInCall(options, call, awaited), more.empty() ? "" : ": ", NameView(more)));
+absl::Status Members::Late(const CallSummary& call, std::string_view awaited,
+                           std::string_view more) const {
+  return absl::DeadlineExceededError(absl::StrCat(Me(), " has waited ", options.timeout_seconds,
+                                                  " s ", Waits(call, awaited),
+                                                  more.empty() ? "" : ": ", NameView(more)));
+}
+
+absl::Status Members::LateBehindAnother(const CallSummary& call) const {
+  return Late(call, "the operation that it had called before");
+}
+
+absl::Status Members::Left(std::string_view name, std::string_view how) const {
+  return absl::UnavailableError(
+      absl::StrCat(NameView(name), " has left communicator '", options.name, "': ", NameView(how)));
+}
+
+absl::Status Members::Mismatch(int first, const CallSummary& first_call, int second,
+                               const CallSummary& second_call) const {
+  return absl::FailedPreconditionError(
+      absl::StrCat("ranks called different operations on communicator '", options.name,
+                   "': ", DescribeMismatch(Name(first), first_call, Name(second), second_call),
+                   ". Every rank has to call the same operations in the same order"));
+}
+
+absl::Status Members::Aborted(const absl::Status& why) const {
+  if (NamesItsRank(why)) return why;
+  return absl::Status(
+      CodeOf(why), absl::StrCat("rank ", world_rank(rank), " aborted communicator '", options.name,
+                                "': ", MessageOf(why)));
+}
+
+std::string RankNames(std::span<const int> world_ranks) {
+  return absl::StrJoin(world_ranks, ", ",
+                       [](std::string* out, int rank) { absl::StrAppend(out, "rank ", rank); });
 }
 
 absl::Status LateCreationStatus(const CommunicatorOptions& options, std::string_view awaited) {
@@ -87,30 +109,8 @@ absl::Status LateCreationStatus(const CommunicatorOptions& options, std::string_
                                                   " s for ", NameView(awaited)));
 }
 
-absl::Status LeftStatus(const CommunicatorOptions& options, std::string_view rank,
-                        std::string_view how) {
-  return absl::UnavailableError(
-      absl::StrCat(NameView(rank), " has left communicator '", options.name, "': ", NameView(how)));
-}
-
 absl::Status LeftBeforeCreationStatus(int world_rank, std::string_view how) {
   return absl::UnavailableError(absl::StrCat("rank ", world_rank, " has left: ", NameView(how)));
-}
-
-absl::Status MismatchStatus(const CommunicatorOptions& options, std::string_view first_rank,
-                            const CallSummary& first, std::string_view second_rank,
-                            const CallSummary& second) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("ranks called different operations on communicator '", options.name,
-                   "': ", DescribeMismatch(first_rank, first, second_rank, second),
-                   ". Every rank has to call the same operations in the same order"));
-}
-
-absl::Status AbortStatus(const CommunicatorOptions& options, int world_rank,
-                         const absl::Status& why) {
-  if (NamesItsRank(why)) return why;
-  return absl::Status(CodeOf(why), absl::StrCat("rank ", world_rank, " aborted communicator '",
-                                                options.name, "': ", MessageOf(why)));
 }
 
 absl::Status RankFailedStatus(int world_rank, const absl::Status& why) {

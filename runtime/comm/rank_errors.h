@@ -1,4 +1,4 @@
-// What a communicator's Status says when a rank fails the others: one wording for all backends.
+// What a Status says when a rank fails the others: one wording for all backends.
 #pragma once
 
 #include <span>
@@ -9,46 +9,58 @@
 #include "absl/status/status.h"
 #include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/collective.h"
-#include "ebb/runtime/comm/of_rank.h"
 
 namespace ebb {
 
-// "rank 1", or "rank 1 (world rank 5)". `world_ranks`: of the communicator's members, in their
-// order.
-std::string RankName(std::span<const int> world_ranks, int rank);
-// The same for several: "rank 1, rank 2 (world rank 5)".
-std::string RankNames(std::span<const int> world_ranks, std::span<const int> ranks);
+// The ranks of a communicator. `awaited` completes "has waited 5 s for ...". `more`: what else is
+// known, or "".
+struct Members {
+  CommunicatorOptions options;
+  std::vector<int> world_ranks;
+  int rank = 0;  // this one
+
+  int size() const { return static_cast<int>(world_ranks.size()); }
+  int world_rank(int of) const { return world_ranks[static_cast<size_t>(of)]; }
+  // The ranks in the world of these ranks.
+  std::vector<int> OfWorld(std::span<const int> ranks) const;
+  // "rank 1", or "rank 1 (world rank 5)".
+  std::string Name(int of) const;
+  std::string Me() const { return Name(rank); }
+  // The same for several: "rank 1, rank 2 (world rank 5)".
+  std::string Names(std::span<const int> ranks) const;
+
+  // One of the ranks that wait in a call of `kind` for `absent` logs it: the first one that has
+  // come, or in an exchange the one that waits.
+  bool Logs(CollectiveKind kind, std::span<const int> absent) const;
+  // What this rank waits for: "for rank 1 in barrier on communicator 'reduce'".
+  std::string Waits(const CallSummary& call, std::string_view awaited) const;
+  void LogWait(double seconds, const CallSummary& call, std::string_view awaited,
+               std::string_view more) const;
+
+  // kDeadlineExceeded: this rank has waited too long for others, or for its own call before.
+  absl::Status Late(const CallSummary& call, std::string_view awaited,
+                    std::string_view more = {}) const;
+  absl::Status LateBehindAnother(const CallSummary& call) const;
+  // kUnavailable. `how` completes "rank 1 has left: ...".
+  absl::Status Left(std::string_view name, std::string_view how) const;
+  // kFailedPrecondition.
+  absl::Status Mismatch(int first, const CallSummary& first_call, int second,
+                        const CallSummary& second_call) const;
+  // This rank's own decision to abort, as the other ranks see it.
+  absl::Status Aborted(const absl::Status& why) const;
+};
+
 // For ranks of the world: "rank 1, rank 5".
 std::string RankNames(std::span<const int> world_ranks);
-// The ranks in the world of these ranks of a communicator.
-std::vector<int> WorldRanksOf(std::span<const int> world_ranks, std::span<const int> ranks);
 
-// One of the ranks that wait in a call of `kind` for `absent` logs it: the first one that has come,
-// or in an exchange the one that waits.
-bool LogsFor(CollectiveKind kind, int rank, std::span<const int> absent);
-
-// What a rank waits for: "for rank 1 in barrier on communicator 'reduce'".
-std::string WaitsInCall(const CommunicatorOptions& options, const CallSummary& call,
-                        std::string_view awaited);
-std::string WaitsForCreation(const CommunicatorOptions& options, std::string_view awaited);
-
-// kDeadlineExceeded: a rank has waited too long for others. `awaited` completes "has waited 5 s
-// for ...". `more`: what else is known, or "".
-absl::Status LateStatus(const CommunicatorOptions& options, std::string_view waiting,
-                        const CallSummary& call, std::string_view awaited,
-                        std::string_view more = {});
+// Of ranks that form communicators.
 absl::Status LateCreationStatus(const CommunicatorOptions& options, std::string_view awaited);
-// kUnavailable. `how` completes "rank 1 has left: ...".
-absl::Status LeftStatus(const CommunicatorOptions& options, std::string_view rank,
-                        std::string_view how);
 absl::Status LeftBeforeCreationStatus(int world_rank, std::string_view how);
-// kFailedPrecondition.
-absl::Status MismatchStatus(const CommunicatorOptions& options, std::string_view first_rank,
-                            const CallSummary& first, std::string_view second_rank,
-                            const CallSummary& second);
-// A rank's own decision to abort, as the other ranks see it.
-absl::Status AbortStatus(const CommunicatorOptions& options, int world_rank,
-                         const absl::Status& why);
+
 absl::Status RankFailedStatus(int world_rank, const absl::Status& why);
+// "rank 1: ...", with the code and the payloads of `why`. A rank passes on the errors of other
+// ranks: a message that begins with its rank's name ("rank 2: ...", "rank 2 failed: ...") or says
+// how several ranks differ ("ranks ...") stays as it is. OK becomes kAborted.
+absl::Status OfRank(int world_rank, const absl::Status& why);
 
 }  // namespace ebb

@@ -4,28 +4,94 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/movement.h"
+#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
 
+// Operations on memory that other ranks cannot read run in steps. In each step every rank puts what
+// each other rank needs, unreduced, into slots, and takes what the others have put there for it.
+// Ranks of a host read a slot in place (shared/communicator.h), others get a message
+// (mpi/communicator.h). Sums have the order of communicator.h for any size of step, because a
+// step's inputs are read at once.
+//
+// Ranks that see the same call have the same steps.
+class StagedMovement {
+ public:
+  // Where this rank finds what `peer` has sent it in a step.
+  using Received = absl::FunctionRef<const std::byte*(int peer, int64_t step)>;
+
+  // `inputs`: memory for a pointer to each rank's elements.
+  StagedMovement(const Movement& movement, int64_t slot_bytes, int reduction_group,
+                 std::vector<const void*>& inputs, ThreadTeam& team)
+      : movement_(movement),
+        flat_(movement.flat),
+        per_step_(slot_bytes / flat_.element_bytes()),
+        reduction_group_(reduction_group),
+        inputs_(inputs),
+        team_(team) {}
+
+  const Collective& call() const { return movement_.call; }
+  // One slot is filled for all.
+  bool same_for_all() const { return movement_.same_for_all(); }
+  int64_t steps() const { return (movement_.elements_max() + per_step_ - 1) / per_step_; }
+  // At most a slot; 0: nothing.
+  int64_t SentBytes(int peer, int64_t step) const { return BytesOf(SentTo(peer), step); }
+  int64_t ReceivedBytes(int peer, int64_t step) const { return BytesOf(SentFrom(peer), step); }
+  void Fill(int peer, int64_t step, std::byte* slot) const;
+  void Consume(int64_t step, Received received) const;
+  // What this rank sends to itself and no one sums.
+  void CopyOwn() const;
+
+ private:
+  Movement::Part SentTo(int peer) const { return movement_.Sent(movement_.rank, peer); }
+  Movement::Part SentFrom(int peer) const { return movement_.Sent(peer, movement_.rank); }
+  ElementRange At(const Movement::Part& part, int64_t step) const {
+    return part.range.Step(step, per_step_);
+  }
+  int64_t BytesOf(const Movement::Part& part, int64_t step) const {
+    return flat_.BytesOf(At(part, step));
+  }
+  void Sum(int64_t step, Received received) const;
+
+  const Movement& movement_;
+  const FlatSpans& flat_;
+  const int64_t per_step_;
+  const int reduction_group_;
+  std::vector<const void*>& inputs_;
+  ThreadTeam& team_;
+};
+
 class TaskCommunicator : public CommunicatorBackend {
  public:
+  int rank() const override { return members_.rank; }
+  int size() const override { return members_.size(); }
   absl::Status Enqueue(Stream& stream, const Collective& call) override;
 
  protected:
-  explicit TaskCommunicator(double timeout_seconds) : timeout_seconds_(timeout_seconds) {}
+  explicit TaskCommunicator(Members members)
+      : members_(std::move(members)), inputs_(members_.world_ranks.size()) {}
+  const Members& members() const { return members_; }
 
   virtual void Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) = 0;
   virtual bool failed() = 0;
-  // `call` has waited too long for the call before it of this rank.
-  virtual void FailBehindAnother(const Collective& call) = 0;
+  virtual void Fail(const absl::Status& why) = 0;
   // The destructor of a derived class calls it first.
   void AwaitAllEnded();
+
+  // Call it once all ranks have made the same call. False, as below: the communicator has failed.
+  bool RunStaged(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
+  virtual int64_t slot_bytes(bool same_for_all) const = 0;
+  virtual bool RunSteps(const StagedMovement& movement, WaitPoint::Deadline deadline) = 0;
 
  private:
   struct Ended {
@@ -34,7 +100,8 @@ class TaskCommunicator : public CommunicatorBackend {
   };
   void RunInTurn(const Collective& call, uint64_t number, ThreadTeam& team);
 
-  const double timeout_seconds_;
+  const Members members_;
+  std::vector<const void*> inputs_;  // of a staged reduction, by rank
   uint64_t taken_ = 0;
   const std::shared_ptr<Ended> ended_ = std::make_shared<Ended>();
 };

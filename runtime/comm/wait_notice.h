@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
-#include <string>
 #include <string_view>
 
 #include "ebb/runtime/comm/backend.h"

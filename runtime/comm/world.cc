@@ -1,9 +1,7 @@
 #include "ebb/runtime/comm/world.h"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/call_order.h"
@@ -12,8 +10,8 @@
 #include "ebb/runtime/comm/mpi/world.h"
 #include "ebb/runtime/comm/nccl/nccl_world.h"
 #include "ebb/runtime/comm/rendezvous/hosts.h"
-#include "ebb/runtime/comm/rendezvous/hosts_rank.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
+#include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/comm/shared/device_world.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/config/status_macros.h"

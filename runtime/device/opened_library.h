@@ -71,4 +71,41 @@ class OpenedLibrary {
   std::string description_;
 };
 
+// The base of a struct whose members are functions of a library. Each member finds its own:
+//
+//   struct Nccl : LibraryFunctions {
+//     using LibraryFunctions::LibraryFunctions;
+//     decltype(&::ncclSend) Send = Find("ncclSend");
+//   };
+class LibraryFunctions {
+ public:
+  explicit LibraryFunctions(OpenedLibrary library) : library_(std::move(library)) {}
+  // What the library lacks, if it lacks any.
+  const absl::Status& found() const { return found_; }
+
+ protected:
+  struct Symbol {
+    void* address = nullptr;
+    template <class Pointer>
+    operator Pointer() const {
+      return reinterpret_cast<Pointer>(address);
+    }
+  };
+  Symbol Find(const char* name) {
+    Symbol symbol;
+    found_.Update(library_.Find(name, symbol.address));
+    return symbol;
+  }
+  // Null in libraries that lack it.
+  Symbol FindIfThere(const char* name) {
+    Symbol symbol;
+    library_.FindIfThere(name, symbol.address);
+    return symbol;
+  }
+
+ private:
+  OpenedLibrary library_;
+  absl::Status found_;
+};
+
 }  // namespace ebb

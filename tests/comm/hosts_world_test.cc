@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "ebb/runtime/comm/call_order.h"
-#include "ebb/runtime/comm/rendezvous/hosts_rank.h"
+#include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "processes.h"
 

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/nccl/nccl_world.h"
-#include "ebb/runtime/comm/rendezvous/hosts_rank.h"
+#include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "../comm/processes.h"
-#include "ebb/runtime/comm/rendezvous/hosts_rank.h"
+#include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/status_macros.h"

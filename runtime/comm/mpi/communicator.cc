@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/config/status_macros.h"
 
@@ -17,6 +16,13 @@ namespace {
 // A rank that leaves waits this long for its messages. Within this time they have been sent, or
 // another rank has ended. After a failure other ranks may have failed too, so the wait is shorter.
 constexpr std::chrono::milliseconds kLeaving{2000}, kLeavingFailed{200};
+
+// Large enough for the network's bandwidth, and small enough in a large communicator.
+int64_t SlotBytes(int64_t slots) {
+  constexpr int64_t kLargest = int64_t{512} << 10, kSmallest = int64_t{64} << 10;
+  constexpr int64_t kTogether = int64_t{32} << 20;
+  return std::clamp(kTogether / slots / kSmallest * kSmallest, kSmallest, kLargest);
+}
 
 }  // namespace
 
@@ -37,18 +43,18 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiCommunicator::Form(
 
 MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiEndpoint> endpoint,
                                  std::shared_ptr<StoreGroup> group, CommunicatorOptions options)
-    : TaskCommunicator(options.timeout_seconds),
+    : TaskCommunicator({std::move(options), group->world_ranks(), group->rank()}),
       endpoint_(std::move(endpoint)),
       group_(std::move(group)),
-      rank_(group_->rank()),
-      options_(std::move(options)),
-      announcements_(new std::byte[kPlaces * sizeof(Announcement) * static_cast<size_t>(size())]()),
+      announcements_(new Announcements[static_cast<size_t>(size())]()),
       pairs_(static_cast<size_t>(size())),
       absent_(static_cast<size_t>(size())),
-      messages_(*this, size()),
-      operations_(rank_, size(), options_.reduction_group, messages_) {
+      slot_bytes_(SlotBytes(int64_t{kWays * kSlots} * size())),
+      // Not initialised, so that slots that are never used take no pages.
+      slots_(new std::byte[static_cast<size_t>(kWays * kSlots * size() * slot_bytes_)]),
+      messages_(static_cast<size_t>(kWays * kSlots * size())) {
   for (int peer = 0; peer < size(); ++peer) {
-    if (peer == rank_) continue;
+    if (peer == rank()) continue;
     others_.push_back(peer);
     Expect(peer);
   }
@@ -60,10 +66,13 @@ MpiCommunicator::~MpiCommunicator() {
 }
 
 void MpiCommunicator::Leave() {
-  for (const int peer : others_)
-    Announce(pairs_[static_cast<size_t>(peer)].goodbye, peer, kGoodbye, {.leaves = true});
+  for (const int peer : others_) {
+    announcements_[peer].goodbye.leaves = true;
+    Announce(pairs_[static_cast<size_t>(peer)].goodbye, peer, announcements_[peer].goodbye);
+  }
   const auto sent = [&] {
-    bool complete = messages_.TestAll();
+    bool complete = true;
+    for (MpiMessage& message : messages_) complete = message.Test() && complete;
     for (Pair& pair : pairs_) {
       for (MpiMessage& message : pair.outgoing) complete = message.Test() && complete;
       complete = pair.goodbye.Test() && complete;
@@ -72,27 +81,12 @@ void MpiCommunicator::Leave() {
   };
   const WaitPoint::Deadline deadline =
       WaitPoint::Clock::now() + (failed() ? kLeavingFailed : kLeaving);
-  for (Backoff backoff; !sent() && !endpoint().abandoned() && WaitPoint::Clock::now() < deadline;)
+  for (Backoff backoff; !sent() && !failed() && WaitPoint::Clock::now() < deadline;)
     backoff.Pause();
 }
 
 void MpiCommunicator::Abort(absl::Status why) {
-  store().Fail(AbortStatus(options_, endpoint_->rank(), why));
-}
-
-void MpiCommunicator::FailBehindAnother(const Collective& call) {
-  store().Fail(LateStatus(options_, RankName(rank_), Summarise(call),
-                          "the operation that it had called before"));
-}
-
-void MpiCommunicator::FailMismatch(int first, const CallSummary& first_call, int second,
-                                   const CallSummary& second_call) {
-  store().Fail(
-      MismatchStatus(options_, RankName(first), first_call, RankName(second), second_call));
-}
-
-std::string MpiCommunicator::RankName(int rank) const {
-  return ebb::RankName(group_->world_ranks(), rank);
+  Fail(members().Aborted(why));
 }
 
 bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> condition,
@@ -103,18 +97,17 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
   for (;;) {
     if (condition()) return true;
     if (failed()) return false;
-    const absl::Status mpi = endpoint().status();
-    if (!mpi.ok()) store().Fail(RankFailedStatus(endpoint_->rank(), mpi));
+    const absl::Status mpi = endpoint_->status();
+    if (!mpi.ok()) Fail(RankFailedStatus(endpoint_->rank(), mpi));
     const WaitPoint::Deadline now = WaitPoint::Clock::now();
     if (now >= deadline) {
       const std::vector<int> late = absent();
-      const std::string known = store().CompareCalls(WorldRanksOf(group_->world_ranks(), late));
-      store().Fail(LateStatus(options_, RankName(rank_), Summarise(call),
-                              RankNames(group_->world_ranks(), late), known));
+      const std::string known = store().CompareCalls(members().OfWorld(late));
+      Fail(members().Late(Summarise(call), members().Names(late), known));
       return false;
     }
     if (!notice.has_value()) {
-      NoticeTimes times = options_.notices;
+      NoticeTimes times = members().options.notices;
       notice.emplace(times, now);
       times.first_seconds /= 5;  // the other hosts need this rank's calls to compare
       sending.emplace(times, now);
@@ -122,49 +115,39 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
     if (sending->Take(now).has_value()) store().SendCalls();
     if (const std::optional<double> seconds = notice->Take(now)) {
       const std::vector<int> missing = absent();
-      const std::string known = store().CompareCalls(WorldRanksOf(group_->world_ranks(), missing));
-      if (!failed() && !missing.empty() && LogsFor(call.kind, rank_, missing)) {
-        LogWaiting(
-            RankName(rank_), *seconds,
-            WaitsInCall(options_, Summarise(call), RankNames(group_->world_ranks(), missing)),
-            options_.timeout_seconds, known);
-      }
+      const std::string known = store().CompareCalls(members().OfWorld(missing));
+      if (!failed() && !missing.empty() && members().Logs(call.kind, missing))
+        members().LogWait(*seconds, Summarise(call), members().Names(missing), known);
     }
     backoff.Pause();
   }
 }
 
-MpiCommunicator::Announcement* MpiCommunicator::AnnouncementOf(int peer, int place) const {
-  return reinterpret_cast<Announcement*>(announcements_.get()) + kPlaces * peer + place;
-}
-
-void MpiCommunicator::Announce(MpiMessage& message, int peer, int place,
-                               const Announcement& announcement) {
-  Announcement* const announced = AnnouncementOf(peer, place);
-  *announced = announcement;
-  endpoint().Send(message, world_rank(peer), data_tag() - 1, announcements_,
-                  reinterpret_cast<const std::byte*>(announced), sizeof(Announcement));
+// `announcement`: in announcements_.
+void MpiCommunicator::Announce(MpiMessage& message, int peer, const Announcement& announcement) {
+  endpoint_->Send(message, world_rank(peer), data_tag() - 1, announcements_,
+                  reinterpret_cast<const std::byte*>(&announcement), sizeof(announcement));
 }
 
 void MpiCommunicator::Expect(int peer) {
   Pair& pair = pairs_[static_cast<size_t>(peer)];
   pair.here = false;
-  endpoint().Receive(pair.incoming, world_rank(peer), data_tag() - 1, announcements_,
-                     reinterpret_cast<std::byte*>(AnnouncementOf(peer, kIncoming)),
+  endpoint_->Receive(pair.incoming, world_rank(peer), data_tag() - 1, announcements_,
+                     reinterpret_cast<std::byte*>(&announcements_[peer].incoming),
                      sizeof(Announcement));
 }
 
 void MpiCommunicator::Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) {
   const int peer[] = {call.peer};
   const std::span<const int> peers =
-      IsPointToPoint(call.kind) ? std::span<const int>(peer) : others();
+      IsPointToPoint(call.kind) ? std::span<const int>(peer) : others_;
   if (!Meet(call, peers, deadline)) return;
   // A rank that gives up had announced its call before. If no elements follow, for which the others
   // would wait, all ranks meet once more.
   if (Summarise(call).elements == 0) {
     Meet(call, peers, deadline);
   } else {
-    operations_.Run(call, deadline, team);
+    RunStaged(call, deadline, team);
   }
 }
 
@@ -181,7 +164,9 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
     if (!Await(
             call, [&] { return outgoing.Test(); }, absent, deadline))
       return false;
-    Announce(outgoing, peer, kOutgoing + which, {.call = mine});
+    Announcement& announced = announcements_[peer].outgoing[which];
+    announced.call = mine;
+    Announce(outgoing, peer, announced);
   }
   const auto look = [&] {
     std::erase_if(absent_, [&](int peer) {
@@ -189,8 +174,8 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
       if (pair.here) return true;
       pair.here = pair.incoming.Test();
       if (!pair.here) return false;
-      if (!AnnouncementOf(peer, kIncoming)->leaves) return Fits(mine, peer);
-      store().Fail(LeftStatus(options_, RankName(peer), "its communicator was destroyed"));
+      if (!announcements_[peer].incoming.leaves) return Fits(mine, peer);
+      Fail(members().Left(members().Name(peer), "its communicator was destroyed"));
       return false;
     });
     return absent_.empty() && !failed();
@@ -198,11 +183,11 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
   if (!Await(call, look, absent, deadline)) return false;
   // Every rank compares with the first rank, so all that find a difference find the same one.
   const auto called = [&](int member) -> const CallSummary& {
-    return member == rank_ ? mine : AnnouncementOf(member, kIncoming)->call;
+    return member == rank() ? mine : announcements_[member].incoming.call;
   };
   for (int member = 1; member < size() && !IsPointToPoint(call.kind); ++member) {
     if (called(member).fingerprint == called(0).fingerprint) continue;
-    FailMismatch(0, called(0), member, called(member));
+    Fail(members().Mismatch(0, called(0), member, called(member)));
     return false;
   }
   for (const int peer : peers) Expect(peer);
@@ -210,14 +195,81 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
 }
 
 bool MpiCommunicator::Fits(const CallSummary& mine, int peer) {
-  const CallSummary& theirs = AnnouncementOf(peer, kIncoming)->call;
+  const CallSummary& theirs = announcements_[peer].incoming.call;
   // A rank calls in one order. So if one rank wants an exchange and the other a meeting of all,
   // neither will come to the other's call.
   const bool exchanges = IsPointToPoint(mine.kind);
   if (exchanges ? FitForExchange(mine, theirs) : !IsPointToPoint(theirs.kind)) return true;
-  const int first = std::min(rank_, peer), second = std::max(rank_, peer);
-  FailMismatch(first, first == rank_ ? mine : theirs, second, second == rank_ ? mine : theirs);
+  const int first = std::min(rank(), peer), second = std::max(rank(), peer);
+  Fail(members().Mismatch(first, first == rank() ? mine : theirs, second,
+                          second == rank() ? mine : theirs));
   return false;
+}
+
+bool MpiCommunicator::RunSteps(const StagedMovement& movement, WaitPoint::Deadline deadline) {
+  const Collective& call = movement.call();
+  const int64_t steps = movement.steps();
+  for (int64_t step = 0; step < std::min<int64_t>(kSlots, steps); ++step) Expect(movement, step);
+  constexpr int64_t kAhead = kSlots - 1;
+  for (int64_t step = 0; step < steps + kAhead; ++step) {
+    if (step < steps && !Send(movement, step, deadline)) return false;
+    const int64_t arrived = step - kAhead;
+    if (arrived < 0) continue;
+    if (!AwaitSlots(kReceived, arrived, call, deadline)) return false;
+    movement.Consume(arrived, [&](int peer, int64_t) { return Slot(kReceived, peer, arrived); });
+    if (arrived + kSlots < steps) Expect(movement, arrived + kSlots);
+  }
+  for (int64_t step = std::max<int64_t>(0, steps - kSlots); step < steps; ++step) {
+    if (!AwaitSlots(kSent, step, call, deadline)) return false;
+  }
+  return true;
+}
+
+void MpiCommunicator::Expect(const StagedMovement& movement, int64_t step) {
+  for (const int peer : others_) {
+    const int64_t bytes = movement.ReceivedBytes(peer, step);
+    if (bytes == 0) continue;
+    endpoint_->Receive(messages_[SlotOf(kReceived, peer, step)], world_rank(peer), data_tag(),
+                       slots_, Slot(kReceived, peer, step), bytes);
+  }
+}
+
+bool MpiCommunicator::Send(const StagedMovement& movement, int64_t step,
+                           WaitPoint::Deadline deadline) {
+  if (!AwaitSlots(kSent, step, movement.call(), deadline)) return false;
+  const std::byte* common = nullptr;
+  for (const int peer : others_) {
+    const int64_t bytes = movement.SentBytes(peer, step);
+    if (bytes == 0) continue;
+    const std::byte* slot = common;
+    if (slot == nullptr) {
+      std::byte* const filled = Slot(kSent, peer, step);
+      movement.Fill(peer, step, filled);
+      slot = filled;
+      if (movement.same_for_all()) common = slot;
+    }
+    endpoint_->Send(messages_[SlotOf(kSent, peer, step)], world_rank(peer), data_tag(), slots_,
+                    slot, bytes, /*to_be_taken=*/true);
+  }
+  return true;
+}
+
+bool MpiCommunicator::AwaitSlots(Way way, int64_t step, const Collective& call,
+                                 WaitPoint::Deadline deadline) {
+  const auto message = [&](int peer) -> MpiMessage& { return messages_[SlotOf(way, peer, step)]; };
+  const auto all = [&] {
+    bool complete = true;
+    for (const int peer : others_) complete = message(peer).Test() && complete;
+    return complete;
+  };
+  const auto absent = [&] {
+    std::vector<int> late;
+    for (const int peer : others_) {
+      if (message(peer).is_under_way()) late.push_back(peer);
+    }
+    return late;
+  };
+  return Await(call, all, absent, deadline);
 }
 
 }  // namespace ebb

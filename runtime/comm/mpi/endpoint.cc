@@ -7,11 +7,11 @@
 #include <new>
 #include <optional>
 #include <thread>
-#include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/launch/launch.h"
-#include "ebb/runtime/comm/rendezvous/participant.h"
+#include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
@@ -19,14 +19,19 @@
 namespace ebb {
 namespace {
 
-// Waits until a non-blocking collective of `comm` is complete. If it never is, `memory` stays
-// allocated, because MPI may still write to it.
+// Begins a non-blocking collective of `comm`, and waits until it is complete. If it never is,
+// `memory` stays allocated, because MPI may still write to it.
 //
 // MPI does not say which ranks are missing. So the first two ranks log it, because one of them may
 // be the missing one, and so does the first rank of each host, because both may be missing.
-absl::Status AwaitRequest(MpiLibrary& library, OpenMpi::Comm comm, OpenMpi::Request request,
-                          const MessageMemory& memory, const char* what,
-                          WaitPoint::Deadline deadline) {
+absl::Status RunCollective(MpiLibrary& library, OpenMpi::Comm comm, const MessageMemory& memory,
+                           const char* what, WaitPoint::Deadline deadline,
+                           absl::FunctionRef<int(OpenMpi::Request*)> begin) {
+  OpenMpi::Request request = nullptr;
+  {
+    const std::scoped_lock lock(library.mutex());
+    EBB_RETURN_IF_ERROR(library.ToStatus(what, begin(&request)));
+  }
   int rank = 0, size = 0;
   const auto test = [&](absl::Status& status) {
     int result = OpenMpi::kSuccess;
@@ -77,14 +82,6 @@ void Backoff::Pause() {
   std::this_thread::sleep_for(std::min(kLongest, kShortest * (1 + (looks_ - kYields) / 50)));
 }
 
-MpiMessage& MpiMessage::operator=(MpiMessage&& other) noexcept {
-  std::swap(endpoint_, other.endpoint_);
-  std::swap(request_, other.request_);
-  std::swap(memory_, other.memory_);
-  std::swap(is_receive_, other.is_receive_);
-  return *this;
-}
-
 MpiMessage::~MpiMessage() {
   if (!is_under_way()) return;
   MpiLibrary& library = endpoint_->library();
@@ -111,15 +108,10 @@ bool MpiMessage::Test() {
 absl::StatusOr<std::unique_ptr<MpiEndpoint>> MpiEndpoint::Open(MpiLibrary& library,
                                                                OpenMpi::Comm parent,
                                                                WaitPoint::Deadline deadline) {
-  const MessageMemory memory(new std::byte[sizeof(OpenMpi::Comm)]);
-  auto* const comm = new (memory.get()) OpenMpi::Comm(nullptr);
-  OpenMpi::Request request = nullptr;
-  {
-    const std::scoped_lock lock(library.mutex());
-    EBB_RETURN_IF_ERROR(
-        library.ToStatus("MPI_Comm_idup", library.mpi().Comm_idup(parent, comm, &request)));
-  }
-  EBB_RETURN_IF_ERROR(AwaitRequest(library, parent, request, memory, "MPI_Comm_idup", deadline));
+  const auto comm = std::make_shared<OpenMpi::Comm>(nullptr);
+  EBB_RETURN_IF_ERROR(RunCollective(
+      library, parent, comm, "MPI_Comm_idup", deadline,
+      [&](auto* request) { return library.mpi().Comm_idup(parent, comm.get(), request); }));
   return std::unique_ptr<MpiEndpoint>(new MpiEndpoint(library, *comm));
 }
 
@@ -172,19 +164,15 @@ void MpiEndpoint::Receive(MpiMessage& message, int from, int tag, MessageMemory 
 
 absl::StatusOr<std::string> MpiEndpoint::Broadcast(std::string_view mine,
                                                    WaitPoint::Deadline deadline) {
-  constexpr size_t kBytes = 2048;
-  const MessageMemory memory(new std::byte[kBytes]());
-  auto* const text = reinterpret_cast<char*>(memory.get());
-  if (rank_ == 0) std::copy_n(mine.data(), std::min(mine.size(), kBytes), text);
-  OpenMpi::Request request = nullptr;
-  {
-    const std::scoped_lock lock(library_.mutex());
-    EBB_RETURN_IF_ERROR(library_.ToStatus(
-        "MPI_Ibcast",
-        library_.mpi().Ibcast(text, kBytes, library_.mpi().byte, /*root=*/0, comm_, &request)));
-  }
-  EBB_RETURN_IF_ERROR(AwaitRequest(library_, comm_, request, memory, "MPI_Ibcast", deadline));
-  return std::string(text, kBytes);
+  constexpr int kBytes = 2048;
+  const auto text = std::make_shared<std::string>(rank_ == 0 ? mine : "");
+  text->resize(kBytes);
+  EBB_RETURN_IF_ERROR(
+      RunCollective(library_, comm_, text, "MPI_Ibcast", deadline, [&](auto* request) {
+        return library_.mpi().Ibcast(text->data(), kBytes, library_.mpi().byte, /*root=*/0, comm_,
+                                     request);
+      }));
+  return *text;
 }
 
 void MpiEndpoint::NoteLocked(const char* what, int result) {

@@ -11,11 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/mpi/library.h"
@@ -24,7 +21,7 @@
 
 namespace ebb {
 
-using MessageMemory = std::shared_ptr<std::byte[]>;
+using MessageMemory = std::shared_ptr<void>;
 
 class MpiEndpoint;
 
@@ -32,8 +29,8 @@ class MpiEndpoint;
 class MpiMessage {
  public:
   MpiMessage() = default;
-  MpiMessage(MpiMessage&& other) noexcept { *this = std::move(other); }
-  MpiMessage& operator=(MpiMessage&& other) noexcept;
+  MpiMessage(const MpiMessage&) = delete;
+  MpiMessage& operator=(const MpiMessage&) = delete;
   // Gives up a message that is still under way. Its memory stays as long as MPI may use it.
   ~MpiMessage();
 

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <system_error>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/grouping.h"

@@ -42,7 +42,7 @@ class MpiLibrary {
 
   // Keeps memory of messages that MPI is not asked about any more, until the process ends. Call it
   // with mutex() held.
-  void KeepLocked(std::shared_ptr<std::byte[]> memory) { kept_.push_back(std::move(memory)); }
+  void KeepLocked(std::shared_ptr<void> memory) { kept_.push_back(std::move(memory)); }
 
  private:
   explicit MpiLibrary(const OpenMpi& mpi) : mpi_(mpi) {}
@@ -53,7 +53,7 @@ class MpiLibrary {
 
   const OpenMpi& mpi_;
   std::mutex mutex_;  // of MPI and of what follows
-  std::vector<std::shared_ptr<std::byte[]>> kept_;
+  std::vector<std::shared_ptr<void>> kept_;
   int worlds_ = 0;
   bool one_has_ended_well_ = false;
   bool failed_ = false;

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/device/opened_library.h"
 
 namespace ebb {
 namespace {
@@ -14,7 +13,6 @@ namespace {
 constexpr const char* kNeededFor = "CPU ranks on several hosts";
 constexpr const char* kInstead = "start all ranks on one host";
 constexpr const char* kVersionFunction = "MPI_Get_library_version";
-constexpr const char* kCommWorld = "ompi_mpi_comm_world";
 
 std::string VersionText(void* version_function) {
   constexpr int kBytes = 8192;  // of the longest, MPICH's
@@ -34,7 +32,7 @@ LibraryVersion OpenMpiVersionOf(void* version_function) {
 
 absl::StatusOr<OpenMpi> Open() {
   void* const loaded = dlsym(RTLD_DEFAULT, kVersionFunction);
-  if (loaded != nullptr && dlsym(RTLD_DEFAULT, kCommWorld) == nullptr) {
+  if (loaded != nullptr && dlsym(RTLD_DEFAULT, OpenMpi::kCommWorld) == nullptr) {
     const std::string text = VersionText(loaded);
     return absl::UnavailableError(absl::StrCat(
         kNeededFor, " need Open MPI, but this program has linked or loaded another MPI (",
@@ -50,32 +48,8 @@ absl::StatusOr<OpenMpi> Open() {
                                             .has_plugins = true,
                                             .version_function = kVersionFunction,
                                             .version = &OpenMpiVersionOf}));
-  OpenMpi mpi;
-  absl::Status found;
-  const auto find = [&](const char* name, auto& symbol) {
-    found.Update(library.Find(name, symbol));
-  };
-  find(kCommWorld, mpi.comm_world);
-  find("ompi_mpi_byte", mpi.byte);
-  find("ompi_mpi_errors_return", mpi.errors_return);
-  find("MPI_Init_thread", mpi.Init_thread);
-  find("MPI_Initialized", mpi.Initialized);
-  find("MPI_Query_thread", mpi.Query_thread);
-  find("MPI_Finalize", mpi.Finalize);
-  find("MPI_Finalized", mpi.Finalized);
-  find("MPI_Error_string", mpi.Error_string);
-  find("MPI_Comm_rank", mpi.Comm_rank);
-  find("MPI_Comm_size", mpi.Comm_size);
-  find("MPI_Comm_idup", mpi.Comm_idup);
-  find("MPI_Comm_get_attr", mpi.Comm_get_attr);
-  find("MPI_Comm_set_errhandler", mpi.Comm_set_errhandler);
-  find("MPI_Ibcast", mpi.Ibcast);
-  find("MPI_Isend", mpi.Isend);
-  find("MPI_Issend", mpi.Issend);
-  find("MPI_Irecv", mpi.Irecv);
-  find("MPI_Test", mpi.Test);
-  find("MPI_Cancel", mpi.Cancel);
-  EBB_RETURN_IF_ERROR(found);
+  OpenMpi mpi(library);
+  EBB_RETURN_IF_ERROR(mpi.found());
   return mpi;
 }
 

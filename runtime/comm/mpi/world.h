@@ -7,12 +7,11 @@
 #include <memory>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/mpi/endpoint.h"
-#include "ebb/runtime/comm/rendezvous/hosts_rank.h"
 #include "ebb/runtime/comm/rendezvous/store.h"
+#include "ebb/runtime/comm/rendezvous/store_group.h"
 
 namespace ebb {
 

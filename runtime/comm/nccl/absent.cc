@@ -1,5 +1,4 @@
 // Stands in for the NCCL communicator in a build without it.
-#include "absl/status/status.h"
 #include "ebb/runtime/comm/nccl/nccl_world.h"
 
 namespace ebb {

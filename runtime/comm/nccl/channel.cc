@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <system_error>
-#include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "ebb/runtime/device/cuda/context.h"
 #include "ebb/runtime/device/thread_limit.h"
 

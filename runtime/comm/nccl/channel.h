@@ -30,7 +30,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/nccl/library.h"
-#include "ebb/runtime/comm/rendezvous/world_failure.h"
+#include "ebb/runtime/comm/rendezvous/store.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {

@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
 #include <system_error>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/collective.h"
 #include "ebb/runtime/comm/grouping.h"
-#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/packer.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
@@ -40,26 +39,6 @@ ncclConfig_t NonBlocking() {
   config.blocking = 0;
   return config;
 }
-
-}  // namespace
-
-// Begins before this rank's first call of NCCL, which waits on the host for ranks that it has not
-// met yet.
-class NcclCommunicator::Calling {
- public:
-  explicit Calling(NcclCommunicator& communicator) : communicator_(communicator) {
-    communicator_.calling_.store(true, std::memory_order_release);
-    communicator_.changed_.Notify();
-  }
-  ~Calling() { communicator_.calling_.store(false, std::memory_order_release); }
-  Calling(const Calling&) = delete;
-  Calling& operator=(const Calling&) = delete;
-
- private:
-  NcclCommunicator& communicator_;
-};
-
-namespace {
 
 // Ranks that cannot reach each other any more have failed for good.
 template <class T>
@@ -163,6 +142,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
 NcclCommunicator::NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> channel,
                                    std::unique_ptr<InFlight> in_flight, Buffer barrier)
     : parts_(std::move(parts)),
+      members_{parts_.options, parts_.group->world_ranks(), parts_.group->rank()},
       channel_(std::move(channel)),
       in_flight_(std::move(in_flight)),
       barrier_(std::move(barrier)),
@@ -184,8 +164,9 @@ void NcclCommunicator::Leave() {
   if (std::exchange(left_, true)) return;
   while (!in_flight_->empty()) std::this_thread::sleep_for(kPauseUntilEmpty);
   if (channel_->failed()) return;
-  store().LeaveCommunicator(parts_.group->name(), group_.size,
-                            {.name = RankName(), .calls = calls_.load(std::memory_order_acquire)});
+  store().LeaveCommunicator(
+      parts_.group->name(), group_.size,
+      {.name = members_.Me(), .calls = calls_.load(std::memory_order_acquire)});
 }
 
 absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
@@ -200,7 +181,9 @@ absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
   const CallSummary summary = Summarise(call);
   // The other ranks do not count an exchange between two ranks.
   if (!IsPointToPoint(call.kind)) calls_.fetch_add(1, std::memory_order_acq_rel);
-  const Calling calling(*this);
+  calling_.store(true, std::memory_order_release);
+  changed_.Notify();
+  const absl::Cleanup called = [this] { calling_.store(false, std::memory_order_release); };
   // NCCL connects ranks and loads kernels when it first needs them.
   std::optional<DriverMemory::Measured> measured;
   if (!std::exchange(has_called_[static_cast<size_t>(call.kind)], true))
@@ -211,7 +194,7 @@ absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
   if (enqueued.ok()) enqueued = stream.status();
   if (enqueued.ok() || channel_->failed()) return absl::OkStatus();
   const bool late = absl::IsDeadlineExceeded(enqueued) && enqueued.message().empty();
-  store().Fail(late ? LateStatus(summary) : Named(enqueued, summary));
+  store().Fail(late ? members_.Late(summary, kUnknownRanks) : Named(enqueued, summary));
   return absl::OkStatus();
 }
 
@@ -220,18 +203,21 @@ absl::Status NcclCommunicator::EnqueueNow(Stream& stream, const Collective& call
   const auto native = static_cast<cudaStream_t>(stream.view().native);
   const NcclScale scale = ScaleFor(call, group_.size);
   const bool multiplies = scale.inputs != 1;
-  NcclSum sum;
+  ncclRedOp_t op = PlainOp(call.op);
   EBB_RETURN_IF_ERROR(channel_->Call(name, [&](ncclComm_t& comm) {
-    const ncclResult_t made = sum.Create(parts_.nccl, comm, scale.inputs);
-    if (made != ncclSuccess) return made;
-    return EnqueueGroup(parts_.nccl, comm, group_, call, multiplies ? sum.op() : PlainOp(call.op),
-                        native);
+    if (multiplies) {
+      Float16 factor(scale.inputs);
+      const ncclResult_t made = parts_.nccl.RedOpCreatePreMulSum(&op, &factor, ncclFloat16,
+                                                                 ncclScalarHostImmediate, comm);
+      if (made != ncclSuccess) return made;
+    }
+    return EnqueueGroup(parts_.nccl, comm, group_, call, op, native);
   }));
   // The next operation, on this communicator or another, is enqueued behind this one.
   EBB_RETURN_IF_ERROR(channel_->AwaitReady(DeadlineAfter(parts_.options.timeout_seconds)));
   if (multiplies) {
     EBB_RETURN_IF_ERROR(channel_->Call(
-        "ncclRedOpDestroy", [&](ncclComm_t& comm) { return sum.Destroy(parts_.nccl, comm); }));
+        "ncclRedOpDestroy", [&](ncclComm_t& comm) { return parts_.nccl.RedOpDestroy(op, comm); }));
   }
   if (scale.sum == 1) return absl::OkStatus();
   StreamMover mover(parts_.device, *parts_.grids, stream);
@@ -263,7 +249,9 @@ absl::Status NcclCommunicator::Register(std::span<std::byte> memory) {
   if (memory.empty() || channel_->failed()) return absl::OkStatus();
   calls_.fetch_add(1, std::memory_order_acq_rel);
   ++registering_calls_;
-  const Calling calling(*this);
+  calling_.store(true, std::memory_order_release);
+  changed_.Notify();
+  const absl::Cleanup called = [this] { calling_.store(false, std::memory_order_release); };
   const DriverMemory::Measured measured(parts_.device);
   const absl::Status added =
       registrations_.Add(memory, DeadlineAfter(parts_.options.timeout_seconds));
@@ -274,7 +262,7 @@ absl::Status NcclCommunicator::Register(std::span<std::byte> memory) {
            : std::string(added.message());
   const absl::Status named(
       added.code(),
-      absl::StrCat(RankName(), " registering ", memory.size(), " bytes on communicator '",
+      absl::StrCat(members_.Me(), " registering ", memory.size(), " bytes on communicator '",
                    parts_.options.name, "': ", why, "; ebb.register_buffers false does without"));
   // The communicator cannot be used any more.
   if (late || !channel_->AsynchronousError().ok()) store().Fail(named);
@@ -289,7 +277,7 @@ void NcclCommunicator::Deregister() {
 }
 
 void NcclCommunicator::Abort(absl::Status why) {
-  store().Fail(AbortStatus(parts_.options, store().rank(), why));
+  store().Fail(members_.Aborted(why));
 }
 
 void NcclCommunicator::Watch() {
@@ -316,11 +304,11 @@ void NcclCommunicator::Watch() {
 absl::Status NcclCommunicator::WhatIsWrong() {
   EBB_RETURN_IF_ERROR(LeftByAnother());
   const std::optional<CallSummary> late = in_flight_->Late(parts_.options.timeout_seconds);
-  if (late) return LateStatus(*late);
+  if (late) return members_.Late(*late, kUnknownRanks);
   absl::Status error = channel_->AsynchronousError();
   if (error.ok()) error = parts_.device.status();
   if (error.ok() || channel_->failed()) return absl::OkStatus();
-  return absl::Status(error.code(), absl::StrCat(RankName(), " on communicator '",
+  return absl::Status(error.code(), absl::StrCat(members_.Me(), " on communicator '",
                                                  parts_.options.name, "': ", error.message()));
 }
 
@@ -351,32 +339,22 @@ void NcclCommunicator::LogIfWaiting() {
   const bool logs =
       IsPointToPoint(call->kind) || group_.rank <= 1 || (order != nullptr && order->IsFirstHere());
   if (!logs) return;
-  LogWaiting(RankName(), sends_after + *more_seconds,
-             WaitsInCall(parts_.options, *call, "other ranks"), parts_.options.timeout_seconds,
-             known);
+  members_.LogWait(sends_after + *more_seconds, *call, "other ranks", known);
 }
 
 absl::Status NcclCommunicator::LeftByAnother() {
   const std::optional<LeftRank> left = store().FirstToLeave(parts_.group->name());
   const uint64_t calls = calls_.load(std::memory_order_acquire);
   if (!left.has_value() || left->calls >= calls) return absl::OkStatus();
-  return LeftStatus(parts_.options, left->name,
-                    absl::StrCat("it has destroyed it after ", left->calls, " calls, of which ",
-                                 RankName(), " has made ", calls));
-}
-
-absl::Status NcclCommunicator::LateStatus(const CallSummary& call) const {
-  return ebb::LateStatus(parts_.options, RankName(), call, kUnknownRanks);
+  return members_.Left(left->name,
+                       absl::StrCat("it has destroyed it after ", left->calls, " calls, of which ",
+                                    members_.Me(), " has made ", calls));
 }
 
 absl::Status NcclCommunicator::Named(const absl::Status& error, const CallSummary& call) const {
   return absl::Status(error.code(),
-                      absl::StrCat(RankName(), " in ", Describe(call), " on communicator '",
+                      absl::StrCat(members_.Me(), " in ", Describe(call), " on communicator '",
                                    parts_.options.name, "': ", error.message()));
-}
-
-std::string NcclCommunicator::RankName() const {
-  return ebb::RankName(parts_.group->world_ranks(), group_.rank);
 }
 
 }  // namespace ebb

@@ -9,11 +9,9 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <thread>
 
 #include "ebb/runtime/comm/backend.h"
@@ -21,8 +19,8 @@
 #include "ebb/runtime/comm/nccl/in_flight.h"
 #include "ebb/runtime/comm/nccl/library.h"
 #include "ebb/runtime/comm/nccl/operations.h"
-#include "ebb/runtime/comm/nccl/ordered_sums.h"
 #include "ebb/runtime/comm/nccl/registrations.h"
+#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/device/device.h"
@@ -63,9 +61,6 @@ class NcclCommunicator : public CommunicatorBackend {
   void Abort(absl::Status why) override;
 
  private:
-  // Exists while this rank calls NCCL.
-  class Calling;
-
   NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> channel,
                    std::unique_ptr<InFlight> in_flight, Buffer barrier);
 
@@ -76,20 +71,19 @@ class NcclCommunicator : public CommunicatorBackend {
   void LogIfWaiting();
   absl::Status LeftByAnother();
   Store& store() const { return parts_.group->store(); }
-  absl::Status LateStatus(const CallSummary& call) const;
   absl::Status Named(const absl::Status& error, const CallSummary& call) const;
-  std::string RankName() const;
 
   Parts parts_;
+  const Members members_;
   const std::shared_ptr<NcclChannel> channel_;
   const std::unique_ptr<InFlight> in_flight_;
   const Buffer barrier_;
   const NcclGroup group_;
   std::optional<OrderedSums> ordered_sums_;
   NcclRegistrations registrations_;
-  std::atomic<uint64_t> calls_{0};  // of all ranks together
-  uint64_t registering_calls_ = 0;  // of those, since the last Deregister
-  std::atomic<bool> calling_{false};
+  std::atomic<uint64_t> calls_{0};    // of all ranks together
+  uint64_t registering_calls_ = 0;    // of those, since the last Deregister
+  std::atomic<bool> calling_{false};  // NCCL, which waits on the host for ranks not met yet
   bool left_ = false;
   std::array<bool, kCollectiveKinds> has_called_ = {};  // by kind
   std::atomic<bool> stop_{false};

@@ -1,10 +1,7 @@
 #include "ebb/runtime/comm/nccl/library.h"
 
-#include <string>
-
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/device/opened_library.h"
 
 namespace ebb {
 namespace {
@@ -36,32 +33,8 @@ absl::StatusOr<NcclLibrary> OpenNccl() {
                                             .oldest = kOldest,
                                             .version_function = "ncclGetVersion",
                                             .version = &NcclVersionOf}));
-  NcclLibrary nccl;
-  EBB_RETURN_IF_ERROR(library.Find("ncclGetVersion", nccl.GetVersion));
-  EBB_RETURN_IF_ERROR(library.Find("ncclGetErrorString", nccl.GetErrorString));
-  EBB_RETURN_IF_ERROR(library.Find("ncclGetLastError", nccl.GetLastError));
-  EBB_RETURN_IF_ERROR(library.Find("ncclGetUniqueId", nccl.GetUniqueId));
-  EBB_RETURN_IF_ERROR(library.Find("ncclCommInitRankConfig", nccl.CommInitRankConfig));
-  EBB_RETURN_IF_ERROR(library.Find("ncclCommGetAsyncError", nccl.CommGetAsyncError));
-  EBB_RETURN_IF_ERROR(library.Find("ncclCommFinalize", nccl.CommFinalize));
-  EBB_RETURN_IF_ERROR(library.Find("ncclCommDestroy", nccl.CommDestroy));
-  EBB_RETURN_IF_ERROR(library.Find("ncclCommAbort", nccl.CommAbort));
-  EBB_RETURN_IF_ERROR(library.Find("ncclRedOpCreatePreMulSum", nccl.RedOpCreatePreMulSum));
-  EBB_RETURN_IF_ERROR(library.Find("ncclRedOpDestroy", nccl.RedOpDestroy));
-  EBB_RETURN_IF_ERROR(library.Find("ncclGroupStart", nccl.GroupStart));
-  EBB_RETURN_IF_ERROR(library.Find("ncclGroupEnd", nccl.GroupEnd));
-  EBB_RETURN_IF_ERROR(library.Find("ncclAllGather", nccl.AllGather));
-  EBB_RETURN_IF_ERROR(library.Find("ncclReduceScatter", nccl.ReduceScatter));
-  EBB_RETURN_IF_ERROR(library.Find("ncclAllReduce", nccl.AllReduce));
-  EBB_RETURN_IF_ERROR(library.Find("ncclBroadcast", nccl.Broadcast));
-  EBB_RETURN_IF_ERROR(library.Find("ncclSend", nccl.Send));
-  EBB_RETURN_IF_ERROR(library.Find("ncclRecv", nccl.Recv));
-  EBB_RETURN_IF_ERROR(library.Find("ncclMemAlloc", nccl.MemAlloc));
-  EBB_RETURN_IF_ERROR(library.Find("ncclMemFree", nccl.MemFree));
-  EBB_RETURN_IF_ERROR(library.Find("ncclCommRegister", nccl.CommRegister));
-  EBB_RETURN_IF_ERROR(library.Find("ncclCommDeregister", nccl.CommDeregister));
-  library.FindIfThere("ncclCommWindowRegister", nccl.CommWindowRegister);
-  library.FindIfThere("ncclCommWindowDeregister", nccl.CommWindowDeregister);
+  NcclLibrary nccl(library);
+  EBB_RETURN_IF_ERROR(nccl.found());
   EBB_RETURN_IF_ERROR(NcclStatus(nccl, nccl.GetVersion(&nccl.version), nullptr, "ncclGetVersion"));
   return nccl;
 }

@@ -5,7 +5,7 @@
 //   multiplies the inputs instead, so that a sum overflows only if its result does. The bits are
 //   the same for the same version, algorithm and world, but not for the same reduction group. int8
 //   is carried but not summed, because NCCL wraps where our sums saturate. After SumInOrder
-//   (ordered_sums.h) all this does not hold: the bits are those of the CPU.
+//   (operations.h) all this does not hold: the bits are those of the CPU.
 // - NCCL does not compare what ranks call. Different calls fail by the time-out, unless they happen
 //   to fit; the engine compares a hash of its steps.
 // - A communicator that fails (a rank ended, gave up, left or did not come in time) fails its whole

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -15,19 +16,15 @@ namespace ebb {
 namespace {
 
 constexpr uint32_t kMagic = 0x21626245;  // "Ebb!"
-constexpr size_t kHeaderBytes = 12;
+// In the byte order of all hosts that Ebb runs on.
+struct Header {
+  uint32_t magic = kMagic;
+  uint16_t version = kProtocolVersion;
+  MessageType type = MessageType::kHello;
+  uint32_t payload_bytes = 0;
+};
+static_assert(sizeof(Header) == 12 && std::endian::native == std::endian::little);
 constexpr int kPollSliceMilliseconds = 60'000;
-
-void Append(std::string& bytes, uint64_t number, int width) {
-  for (int i = 0; i < width; ++i) bytes.push_back(static_cast<char>(number >> (8 * i)));
-}
-
-uint64_t Read(const char* from, int width) {
-  uint64_t number = 0;
-  for (int i = 0; i < width; ++i)
-    number |= static_cast<uint64_t>(static_cast<unsigned char>(from[i])) << (8 * i);
-  return number;
-}
 
 bool IsDue(WaitPoint::Deadline deadline) {
   return deadline != WaitPoint::kNever && WaitPoint::Clock::now() >= deadline;
@@ -42,11 +39,8 @@ absl::Status Closed() {
 absl::Status Connection::Send(MessageType type, std::string_view payload,
                               WaitPoint::Deadline deadline) {
   if (!is_open()) return Closed();
-  std::string bytes;
-  Append(bytes, kMagic, 4);
-  Append(bytes, kProtocolVersion, 2);
-  Append(bytes, static_cast<uint64_t>(type), 2);
-  Append(bytes, payload.size(), 4);
+  const Header header = {.type = type, .payload_bytes = static_cast<uint32_t>(payload.size())};
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
   bytes.append(payload);
   size_t sent = 0;
   while (sent < bytes.size()) {
@@ -96,28 +90,26 @@ absl::StatusOr<std::optional<Message>> Connection::TryReceive() {
 absl::StatusOr<std::optional<Message>> Connection::Parse() {
   // The part of the magic number that has come must be right: a stranger may send less than twelve
   // bytes.
-  const size_t magic_bytes = std::min<size_t>(received_.size(), 4);
-  for (size_t i = 0; i < magic_bytes; ++i) {
-    if (static_cast<unsigned char>(received_[i]) != (kMagic >> (8 * i) & 0xff))
-      return absl::DataLossError("the other side does not speak Ebb's protocol");
+  Header header;
+  if (std::memcmp(received_.data(), &kMagic, std::min(received_.size(), sizeof(kMagic))) != 0)
+    return absl::DataLossError("the other side does not speak Ebb's protocol");
+  if (received_.size() < sizeof(header)) return std::optional<Message>();
+  std::memcpy(&header, received_.data(), sizeof(header));
+  if (header.version != kProtocolVersion && header.type != MessageType::kHello) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the other side speaks version ", header.version, " of Ebb's protocol, this one ",
+        kProtocolVersion, ": all ranks must run the same version of Ebb"));
   }
-  if (received_.size() < kHeaderBytes) return std::optional<Message>();
-  const auto version = static_cast<uint16_t>(Read(received_.data() + 4, 2));
-  const auto type = static_cast<MessageType>(Read(received_.data() + 6, 2));
-  if (version != kProtocolVersion && type != MessageType::kHello) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the other side speaks version ", version, " of Ebb's protocol, this one ",
-                     kProtocolVersion, ": all ranks must run the same version of Ebb"));
-  }
-  const uint64_t payload_bytes = Read(received_.data() + 8, 4);
-  if (payload_bytes > payload_bytes_max_) {
+  if (header.payload_bytes > payload_bytes_max_) {
     return absl::DataLossError(
-        absl::StrCat("the other side announces a message of ", payload_bytes, " bytes"));
+        absl::StrCat("the other side announces a message of ", header.payload_bytes, " bytes"));
   }
-  if (received_.size() < kHeaderBytes + payload_bytes) return std::optional<Message>();
-  Message message = {
-      .type = type, .payload = received_.substr(kHeaderBytes, payload_bytes), .version = version};
-  received_.erase(0, kHeaderBytes + payload_bytes);
+  const size_t bytes = sizeof(header) + header.payload_bytes;
+  if (received_.size() < bytes) return std::optional<Message>();
+  Message message = {.type = header.type,
+                     .payload = received_.substr(sizeof(header), header.payload_bytes),
+                     .version = header.version};
+  received_.erase(0, bytes);
   return std::optional<Message>(std::move(message));
 }
 

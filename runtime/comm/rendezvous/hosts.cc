@@ -1,11 +1,101 @@
 #include "ebb/runtime/comm/rendezvous/hosts.h"
 
+#include <sched.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "ebb/runtime/comm/rendezvous/packer.h"
+#include "ebb/runtime/comm/shared/layout.h"
+#include "ebb/runtime/device/machine.h"
 
 namespace ebb {
+namespace {
+
+std::string PidNamespace() {
+  struct stat info = {};
+  return stat("/proc/self/ns/pid", &info) == 0 ? absl::StrCat(info.st_dev, ":", info.st_ino)
+                                               : "unknown";
+}
+
+std::string SharedMemory() {
+  struct stat info = {};
+  return stat("/dev/shm", &info) == 0 ? absl::StrCat(info.st_dev) : "none";
+}
+
+std::string Cores() {
+  cpu_set_t allowed;
+  std::string bits;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return bits;
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    bits.push_back(CPU_ISSET(core, &allowed) ? '1' : '0');
+  bits.erase(bits.find_last_of('1') + 1);
+  return bits;
+}
+
+// FNV-1a of all offsets in shared memory.
+constexpr uint64_t LayoutNumber() {
+  const uint64_t numbers[] = {sizeof(void*),
+                              sizeof(shared::WorldHeader),
+                              sizeof(shared::RankPlace),
+                              sizeof(shared::GroupHeader),
+                              sizeof(shared::RankRecord),
+                              sizeof(SharedStatus),
+                              sizeof(shared::Point),
+                              sizeof(CallSummary),
+                              shared::kSlots,
+                              shared::kSlotBytes,
+                              shared::kWaitPoints};
+  uint64_t hash = 14695981039346656037u;
+  for (const uint64_t number : numbers) hash = (hash ^ number) * 1099511628211u;
+  return hash;
+}
+
+// "Ebb 0.1.0 (shared memory 5a0f...)": the version, and a number that differs if the structures
+// that ranks share differ in size.
+std::string ThisBuild() {
+  return absl::StrCat("Ebb ", EBB_VERSION, " (shared memory ", absl::Hex(LayoutNumber()), ")");
+}
+
+}  // namespace
+
+Participant Myself(int rank, int size, std::string launcher) {
+  const std::string kernel = BootId();
+  return {.launcher = std::move(launcher),
+          .build = ThisBuild(),
+          .rank = rank,
+          .size = size,
+          .host_name = HostName(),
+          .shared_memory = absl::StrCat(kernel, " ", SharedMemory()),
+          .pid_namespace = absl::StrCat(kernel, " ", PidNamespace()),
+          .pid = getpid(),
+          .cores = Cores()};
+}
+
+std::string Describe(const Participant& participant) {
+  if (participant.host_name.empty()) return absl::StrCat("rank ", participant.rank);
+  return absl::StrCat("rank ", participant.rank, " (process ", participant.pid, " on host '",
+                      participant.host_name, "')");
+}
+
+std::string Pack(const Participant& p) {
+  return Packer()
+      .Add(p.launcher, p.build, p.rank, p.size, p.host_name, p.shared_memory, p.pid_namespace,
+           p.pid, p.cores)
+      .Take();
+}
+
+absl::StatusOr<Participant> UnpackParticipant(std::string_view payload) {
+  Participant p;
+  if (!Unpacker(payload).Read(p.launcher, p.build, p.rank, p.size, p.host_name, p.shared_memory,
+                              p.pid_namespace, p.pid, p.cores))
+    return absl::DataLossError("an introduction that cannot be read");
+  return p;
+}
 
 const std::vector<int>& Hosts::With(int rank) const {
   return *std::find_if(ranks.begin(), ranks.end(), [&](const std::vector<int>& here) {

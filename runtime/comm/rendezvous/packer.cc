@@ -3,12 +3,13 @@
 namespace ebb {
 namespace {
 
-constexpr size_t kNumberBytes = 8;  // little-endian
+// In the byte order of all hosts that Ebb runs on.
+static_assert(std::endian::native == std::endian::little);
 
 }  // namespace
 
 void Packer::AddNumber(uint64_t number) {
-  for (size_t i = 0; i < kNumberBytes; ++i) bytes_.push_back(static_cast<char>(number >> (8 * i)));
+  bytes_.append(reinterpret_cast<const char*>(&number), sizeof(number));
 }
 
 void Packer::AddOne(std::string_view text) {
@@ -21,12 +22,11 @@ void Packer::AddOne(const absl::Status& status) {
 }
 
 uint64_t Unpacker::Number() {
-  ok_ = ok_ && bytes_.size() >= kNumberBytes;
-  if (!ok_) return 0;
   uint64_t number = 0;
-  for (size_t i = 0; i < kNumberBytes; ++i)
-    number |= static_cast<uint64_t>(static_cast<unsigned char>(bytes_[i])) << (8 * i);
-  bytes_.remove_prefix(kNumberBytes);
+  ok_ = ok_ && bytes_.size() >= sizeof(number);
+  if (!ok_) return 0;
+  bytes_.copy(reinterpret_cast<char*>(&number), sizeof(number));
+  bytes_.remove_prefix(sizeof(number));
   return number;
 }
 

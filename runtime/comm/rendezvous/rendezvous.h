@@ -21,7 +21,7 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
-#include "ebb/runtime/comm/rendezvous/participant.h"
+#include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/rendezvous/socket.h"
 
 namespace ebb {
@@ -37,9 +37,6 @@ struct RendezvousOptions {
   std::shared_ptr<Descriptor> listener = nullptr;  // rank 0's, if it listens already
   std::string host_name = {};                      // replaces this host's name; for tests
 };
-
-// How this process introduces itself.
-Participant Me(const RendezvousOptions& options);
 
 class Rendezvous {
  public:

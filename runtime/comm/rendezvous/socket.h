@@ -1,14 +1,29 @@
-// The byte streams between ranks that have not met yet.
+// Where ranks find each other, and the byte streams between ranks that have not met yet.
 #pragma once
 
+#include <string>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/comm/rendezvous/meeting_place.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
+
+// An address that all ranks know before they know each other.
+struct MeetingPlace {
+  // A name, an IPv4 or IPv6 address, or several addresses with commas in between.
+  std::string host;
+  int port = 0;
+  // Ranks of one host may meet at a name in the abstract namespace of Unix sockets. It needs no
+  // port, leaves no file, and admits no other user.
+  std::string name;
+};
+// "host 'node1', port 29500" or "the socket '@ebb-...'".
+std::string Describe(const MeetingPlace& place);
+
+// Addresses at which other hosts may reach this host, in the form of MeetingPlace::host; its name
+// if it has none.
+std::string AddressesOfThisHost();
 
 // An open file; never standard input, output or error. It is closed with this object.
 class Descriptor {
@@ -38,8 +53,10 @@ absl::StatusOr<Descriptor> Listen(const MeetingPlace& place, bool one_host,
 int PortOf(const Descriptor& listener);
 // A connection that waits at `listener`; not open if there is none.
 Descriptor Accept(const Descriptor& listener);
-// One attempt at every address of the place; waits for its name to resolve. kUnavailable: no
-// process listens there yet.
+// One attempt at every address of the place; waits for its name to resolve. A name that does not
+// exist may exist in a moment, like the names of a cluster's services. So it is asked for until the
+// deadline. kUnavailable: no process listens there yet. kDeadlineExceeded: the name still does not
+// exist, or no server has answered.
 absl::StatusOr<Descriptor> Connect(const MeetingPlace& place, WaitPoint::Deadline deadline);
 
 // The poll(2) time-out until `deadline`, at most `milliseconds_max`.

@@ -291,47 +291,47 @@ bool Store::AreRanks(const std::vector<int>& ranks) const {
 
 void Store::Collect(int from, const Round& round, std::string text) {
   Collected& all = rounds_[round.name];
-  if (all.members.empty()) {  // the first member that comes sets the time
-    all.members = round.members;
-    all.texts.resize(round.members.size());
-    all.what = round.what;
-    all.timeout_seconds = round.timeout_seconds;
+  const std::vector<int>& members = all.round.members;
+  if (members.empty()) {  // the first member that comes sets the time
+    all.round = round;
+    all.texts.resize(members.size());
     all.due = DeadlineAfter(round.timeout_seconds);
     all.notice.emplace(round.notices);
   }
-  const auto found = std::find(all.members.begin(), all.members.end(), from);
-  if (found == all.members.end()) return;
-  all.texts[static_cast<size_t>(found - all.members.begin())] = std::move(text);
+  const auto found = std::find(members.begin(), members.end(), from);
+  if (found == members.end()) return;
+  all.texts[static_cast<size_t>(found - members.begin())] = std::move(text);
   ++all.here;
   if (from == rank_) all.notice.emplace(round.notices);
-  const bool all_are_here = all.here == all.members.size();
+  const bool all_are_here = all.here == members.size();
   if (!all.is_settled) {
-    const auto left = std::find_if(all.members.begin(), all.members.end(), [this](int member) {
+    const auto left = std::find_if(members.begin(), members.end(), [this](int member) {
       return has_left_[static_cast<size_t>(member)];
     });
     if (all_are_here) {
-      Settle(round.name, all, Gathered::Outcome::kAll, {});
-    } else if (left != all.members.end()) {
-      Settle(round.name, all, Gathered::Outcome::kLeft, {*left});
+      Settle(all, Gathered::Outcome::kAll, {});
+    } else if (left != members.end()) {
+      Settle(all, Gathered::Outcome::kLeft, {*left});
     }
   }
   if (all_are_here) rounds_.erase(round.name);
 }
 
 // Answers all members, also those that have not come, because rank 0 may leave before they do.
-void Store::Settle(const std::string& name, Collected& round, Gathered::Outcome outcome,
-                   std::vector<int> absent) {
-  round.is_settled = true;
+void Store::Settle(Collected& all, Gathered::Outcome outcome, std::vector<int> absent) {
+  all.is_settled = true;
   Gathered gathered = {
       .outcome = outcome, .number = ++settled_, .texts = {}, .absent = std::move(absent)};
   if (outcome == Gathered::Outcome::kAll) {
-    for (std::optional<std::string>& text : round.texts) gathered.texts.push_back(*std::move(text));
+    for (std::optional<std::string>& text : all.texts) gathered.texts.push_back(*std::move(text));
   }
   const std::string packed =
-      Packer().Add(name, gathered.outcome, gathered.number, gathered.absent, gathered.texts).Take();
-  for (const int member : round.members) {
+      Packer()
+          .Add(all.round.name, gathered.outcome, gathered.number, gathered.absent, gathered.texts)
+          .Take();
+  for (const int member : all.round.members) {
     if (member == rank_) {
-      outcomes_[name] = gathered;
+      outcomes_[all.round.name] = gathered;
     } else {  // a member that has ended shows elsewhere
       connections_[static_cast<size_t>(member)]
           .Send(MessageType::kBlobs, packed, Soon())
@@ -342,19 +342,16 @@ void Store::Settle(const std::string& name, Collected& round, Gathered::Outcome 
 }
 
 void Store::LookAtRounds(WaitPoint::Deadline now) {
-  for (auto& [name, round] : rounds_) {
-    if (round.is_settled) continue;
-    std::vector<int> absent;
-    for (size_t place = 0; place < round.members.size(); ++place) {
-      if (!round.texts[place].has_value()) absent.push_back(round.members[place]);
-    }
-    if (now >= round.due) {
-      Settle(name, round, Gathered::Outcome::kLate, std::move(absent));
-    } else if (const std::optional<double> seconds = round.notice->Take(now)) {
-      const auto first = std::find_if(round.texts.begin(), round.texts.end(),
-                                      [](const auto& text) { return text.has_value(); });
-      const int logs = round.members[static_cast<size_t>(first - round.texts.begin())];
-      LogWaiting(absl::StrCat("rank ", logs), *seconds,
+  for (auto& [name, all] : rounds_) {
+    if (all.is_settled) continue;
+    const Round& round = all.round;
+    std::vector<int> here, absent;
+    for (size_t place = 0; place < round.members.size(); ++place)
+      (all.texts[place].has_value() ? here : absent).push_back(round.members[place]);
+    if (now >= all.due) {
+      Settle(all, Gathered::Outcome::kLate, std::move(absent));
+    } else if (const std::optional<double> seconds = all.notice->Take(now)) {
+      LogWaiting(RankNames({here.data(), 1}), *seconds,
                  absl::StrCat("for ", RankNames(absent), " ", round.what), round.timeout_seconds,
                  calls_->Describe(absent));
     }
@@ -364,10 +361,10 @@ void Store::LookAtRounds(WaitPoint::Deadline now) {
 // A departure is a failure only if a rank waits for it.
 void Store::Leave(int rank) {
   has_left_[static_cast<size_t>(rank)] = true;
-  for (auto& [name, round] : rounds_) {
-    if (!round.is_settled &&
-        std::find(round.members.begin(), round.members.end(), rank) != round.members.end())
-      Settle(name, round, Gathered::Outcome::kLeft, {rank});
+  for (auto& [name, all] : rounds_) {
+    const std::vector<int>& members = all.round.members;
+    if (!all.is_settled && std::find(members.begin(), members.end(), rank) != members.end())
+      Settle(all, Gathered::Outcome::kLeft, {rank});
   }
   changed_.notify_all();
 }

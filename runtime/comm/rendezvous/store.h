@@ -31,12 +31,41 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
-#include "ebb/runtime/comm/rendezvous/participant.h"
+#include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
-#include "ebb/runtime/comm/rendezvous/world_failure.h"
 #include "ebb/runtime/comm/wait_notice.h"
+#include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
+
+// The first failure of a world, as far as this process knows it. It ends all communicators over MPI
+// and NCCL. Any thread.
+class WorldFailure {
+ public:
+  // The first stays. Neither waits nor calls CUDA.
+  void Set(const absl::Status& why) {
+    {
+      const std::scoped_lock lock(mutex_);
+      status_.Update(why);
+      is_set_.store(!status_.ok(), std::memory_order_release);
+    }
+    changed_.Notify();
+  }
+  bool is_set() const { return is_set_.load(std::memory_order_acquire); }
+  absl::Status Get() const {
+    if (!is_set()) return absl::OkStatus();
+    const std::scoped_lock lock(mutex_);
+    return status_;
+  }
+  // Notified by a failure.
+  WaitPoint& changed() { return changed_; }
+
+ private:
+  mutable std::mutex mutex_;
+  absl::Status status_;
+  std::atomic<bool> is_set_{false};
+  WaitPoint changed_;
+};
 
 // The process that has started this one.
 struct ParentProcess {
@@ -76,7 +105,6 @@ class Store {
   void ShareMemory(std::shared_ptr<CallOrder> calls, std::function<bool(int rank)> ended_in_order);
   // The thread receives nothing more.
   bool has_ended() const { return has_ended_.load(std::memory_order_acquire); }
-
   int rank() const { return rank_; }
   const std::vector<Participant>& participants() const { return participants_; }
 
@@ -125,11 +153,9 @@ class Store {
  private:
   // A round at rank 0, until all members have come.
   struct Collected {
-    std::vector<int> members;
+    Round round;                                    // as the first of them has come to it
     std::vector<std::optional<std::string>> texts;  // by place
     size_t here = 0;                                // members that have come
-    std::string what;
-    double timeout_seconds = 0;
     WaitPoint::Deadline due = WaitPoint::kNever;
     std::optional<WaitNotice> notice;
     bool is_settled = false;
@@ -152,8 +178,7 @@ class Store {
   void Handle(int from, Message message);
   bool AreRanks(const std::vector<int>& ranks) const;
   void Collect(int from, const Round& round, std::string text);
-  void Settle(const std::string& name, Collected& round, Gathered::Outcome outcome,
-              std::vector<int> absent);
+  void Settle(Collected& all, Gathered::Outcome outcome, std::vector<int> absent);
   void LookAtRounds(WaitPoint::Deadline now);
   void Leave(int rank);
   void SetFailed(const absl::Status& why, int reported_by);
@@ -165,7 +190,6 @@ class Store {
   const std::vector<Participant> participants_;
   const Descriptor wake_;
   const std::shared_ptr<WorldFailure> failure_ = std::make_shared<WorldFailure>();
-  std::atomic<bool> has_ended_{false};
   bool sends_calls_ = true;
   std::shared_ptr<CallOrder> calls_;
   std::vector<pollfd> polled_;               // used by the thread
@@ -179,6 +203,7 @@ class Store {
   std::function<bool(int rank)> ended_in_order_;
   std::vector<Descriptor> processes_;  // by rank, for ranks of this host
   bool stopping_ = false;
+  std::atomic<bool> has_ended_{false};
   bool to_report_ = false;  // failure_ is still to be reported to the listeners
   std::vector<Listener> listeners_;
   std::vector<bool> has_left_;               // by rank

@@ -8,7 +8,9 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/rendezvous/store.h"
 
@@ -49,6 +51,26 @@ class StoreGroup {
   const int rank_;
   uint64_t number_ = 0;
   uint64_t rounds_ = 0;
+};
+
+// Ranks on several hosts. They know each other's numbers and hosts, and exchange through the store
+// what GPUs need to be connected (World::On). They have operations of their own only if MPI
+// connects them (mpi/world.h).
+class HostsRank : public WorldBackend {
+ public:
+  static absl::StatusOr<std::shared_ptr<WorldBackend>> Form(int rank, Rendezvous rendezvous);
+  explicit HostsRank(std::shared_ptr<StoreGroup> group);
+
+  // kUnimplemented, on every rank and at once.
+  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
+      const CommunicatorOptions& options) override;
+  absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) override;
+  void Fail(absl::Status why) override;
+  CallOrder* calls() override;
+  absl::StatusOr<std::shared_ptr<StoreGroup>> bootstrap() override { return group_; }
+
+ protected:
+  const std::shared_ptr<StoreGroup> group_;
 };
 
 }  // namespace ebb

@@ -7,18 +7,24 @@
 //   rank 0   publish --+-- read others --+-- done
 //   rank 1   publish --+-- read others --+-- done
 //
-// Small operations are staged through slots (ring.h), which saves a meeting and costs a copy. So
-// are operations on memory that other processes cannot read (memory not from World::Allocate).
+// Small operations are staged through slots, which saves a meeting and costs a copy. So are
+// operations on memory that other processes cannot read (memory not from World::Allocate). In step
+// s a rank fills a slot of its own for the others, comes to a meeting, and reads the slots that
+// they filled one step before:
+//
+//   rank 0   fill 0 | fill 1  read 0 | fill 2  read 1 | ...
+//   rank 1   fill 0 | fill 1  read 0 | fill 2  read 1 | ...
+//
+// A rank fills its four slots in turn, one for each meeting. It fills a slot once it has waited for
+// all meetings but its last one, because the others come to those after they have read the slot's
+// old contents.
 #pragma once
 
 #include <memory>
 
 #include "ebb/runtime/comm/shared/group.h"
-#include "ebb/runtime/comm/shared/ring.h"
 #include "ebb/runtime/comm/shared/world.h"
-#include "ebb/runtime/comm/staged.h"
 #include "ebb/runtime/comm/task_communicator.h"
-#include "ebb/runtime/comm/transfer.h"
 
 namespace ebb {
 
@@ -28,21 +34,22 @@ class SharedCommunicator : public TaskCommunicator {
   // Waits for what was enqueued, then leaves.
   ~SharedCommunicator() override;
 
-  int rank() const override { return group_.rank(); }
-  int size() const override { return group_.size(); }
   absl::Status status() const override { return group_.status(); }
   void Abort(absl::Status why) override { group_.Abort(why); }
 
  protected:
   void Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) override;
   bool failed() override { return group_.failed(); }
-  void FailBehindAnother(const Collective& call) override;
+  void Fail(const absl::Status& why) override { group_.Fail(why); }
+  int64_t slot_bytes(bool same_for_all) const override;
+  bool RunSteps(const StagedMovement& movement, WaitPoint::Deadline deadline) override;
 
  private:
   bool RunNow(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
   bool RunExchange(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
   bool RunDirect(const Collective& call, uint64_t meeting, WaitPoint::Deadline deadline,
                  ThreadTeam& team);
+  bool RunStepsOfExchange(const StagedMovement& movement, WaitPoint::Deadline deadline);
   // What the others need to know of `call`, for `meeting`: where its memory lies, if they can read
   // it.
   shared::RankRecord::Call Publish(const Collective& call, uint64_t meeting);
@@ -52,9 +59,11 @@ class SharedCommunicator : public TaskCommunicator {
 
   const std::shared_ptr<SharedWorld> world_;
   SharedGroup group_;
-  SharedRing ring_;
-  StagedOperations staged_;
   Transfer transfer_;
+  // Of the operation that is staged: what the others know of it, and whether all ranks are known to
+  // have made the same call.
+  CallSummary summary_;
+  bool is_checked_ = false;
 };
 
 }  // namespace ebb

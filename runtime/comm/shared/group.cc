@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -30,7 +29,7 @@ SharedGroup::SharedGroup(SharedWorld& world, Place place)
     : world_(world),
       place_(std::move(place)),
       spins_(world.size() <= CoreShare::Cores()),
-      exchanges_(place_.world_ranks.size()) {
+      exchanges_(place_.members.world_ranks.size()) {
   world_.Add(*this);
 }
 
@@ -46,10 +45,6 @@ WaitPoint& SharedGroup::point() const {
 
 void SharedGroup::Wake() {
   point().Notify();
-}
-
-std::string SharedGroup::RankName(int rank) const {
-  return ebb::RankName(place_.world_ranks, rank);
 }
 
 uint64_t SharedGroup::Arrive() {
@@ -104,10 +99,10 @@ absl::Status SharedGroup::AwaitMeeting(uint64_t meeting, const CommunicatorOptio
   if (header().broken.is_set()) return header().broken.Get();
   if (met()) return absl::OkStatus();
   if (const int rank = left(); rank >= 0) {
-    world_.NoteFailure(world_rank(rank));
-    return Break(LeftBeforeCreationStatus(world_rank(rank), HowLeft(rank)));
+    world_.NoteFailure(members().world_rank(rank));
+    return Break(LeftBeforeCreationStatus(members().world_rank(rank), HowLeft(rank)));
   }
-  return Break(LateCreationStatus(options, RankNames(WorldRanksOf(place_.world_ranks, absent()))));
+  return Break(LateCreationStatus(options, RankNames(members().OfWorld(absent()))));
 }
 
 void SharedGroup::Sleep(absl::FunctionRef<bool()> condition, WaitPoint::Deadline deadline,
@@ -124,21 +119,21 @@ void SharedGroup::Sleep(absl::FunctionRef<bool()> condition, WaitPoint::Deadline
 
 void SharedGroup::LogWait(const CommunicatorOptions& options, const CallSummary* call,
                           std::span<const int> absent, double seconds) {
-  const std::vector<int> world_ranks = WorldRanksOf(place_.world_ranks, absent);
-  const std::string known = world_.CompareCalls(world_ranks);
+  const std::vector<int> of_world = members().OfWorld(absent);
+  const std::string known = world_.CompareCalls(of_world);
   const CollectiveKind kind = call != nullptr ? call->kind : CollectiveKind::kBarrier;
-  if (failed() || header().broken.is_set() || absent.empty() || !LogsFor(kind, rank(), absent))
+  if (failed() || header().broken.is_set() || absent.empty() || !members().Logs(kind, absent))
     return;
-  LogWaiting(call != nullptr ? RankName(rank()) : absl::StrCat("rank ", world_rank(rank())),
-             seconds,
-             call != nullptr ? WaitsInCall(options, *call, RankNames(place_.world_ranks, absent))
-                             : WaitsForCreation(options, RankNames(world_ranks)),
-             options.timeout_seconds, known);
+  if (call != nullptr) return members().LogWait(seconds, *call, members().Names(absent), known);
+  LogWaiting(
+      absl::StrCat("rank ", members().world_rank(rank())), seconds,
+      absl::StrCat("for ", RankNames(of_world), " to create communicator '", options.name, "'"),
+      options.timeout_seconds, known);
 }
 
 void SharedGroup::FailLate(const CallSummary& call, std::span<const int> absent) {
-  const std::string known = world_.CompareCalls(WorldRanksOf(place_.world_ranks, absent));
-  Fail(LateStatus(options(), RankName(rank()), call, RankNames(place_.world_ranks, absent), known));
+  const std::string known = world_.CompareCalls(members().OfWorld(absent));
+  Fail(members().Late(call, members().Names(absent), known));
 }
 
 bool SharedGroup::AllCalledTheSame(uint64_t meeting) {
@@ -146,7 +141,7 @@ bool SharedGroup::AllCalledTheSame(uint64_t meeting) {
   for (int other = 1; other < size(); ++other) {
     const CallSummary& called = call(other, meeting).summary;
     if (called.fingerprint == first.fingerprint) continue;
-    FailMismatch(0, first, other, called);
+    Fail(members().Mismatch(0, first, other, called));
     return false;
   }
   return true;
@@ -197,7 +192,7 @@ bool SharedGroup::Exchange(const RankRecord::Call& call, WaitPoint::Deadline dea
     // A rank calls in one order. So the peer cannot have passed its next meeting, which needs this
     // rank, and it never comes here.
     if (!is_there) {
-      FailMismatch(peer, this->call(peer, met + 1).summary, rank(), own.post.summary);
+      Fail(members().Mismatch(peer, this->call(peer, met + 1).summary, rank(), own.post.summary));
       return false;
     }
     // The receiver compares the calls, because the sender's call stays until the receiver has ended
@@ -205,7 +200,8 @@ bool SharedGroup::Exchange(const RankRecord::Call& call, WaitPoint::Deadline dea
     const bool compares = receives || (posted & kReceives) == 0;
     if (compares && !FitForExchange(own.post.summary, other.post.summary)) {
       const int first = std::min(rank(), peer), second = std::max(rank(), peer);
-      FailMismatch(first, record(first).post.summary, second, record(second).post.summary);
+      Fail(members().Mismatch(first, record(first).post.summary, second,
+                              record(second).post.summary));
       return false;
     }
     if (receives) {
@@ -229,7 +225,7 @@ void SharedGroup::FailIfAwaited(const CallSummary& call, uint64_t meeting) {
     // A rank that has come to the meeting may have gone on already.
     if ((record(peer).posted.load(std::memory_order_seq_cst) & ~kReceives) == Word(next, rank()) &&
         record(peer).post_meeting < meeting)
-      FailMismatch(rank(), call, peer, record(peer).post.summary);
+      Fail(members().Mismatch(rank(), call, peer, record(peer).post.summary));
   }
 }
 
@@ -269,26 +265,28 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
     proposals.push_back(UnpackProposal({theirs.packed, theirs.bytes}));
   }
   const auto me = static_cast<size_t>(rank());
-  EBB_ASSIGN_OR_RETURN(const std::vector<size_t> members,
-                       FormGroup(place_.world_ranks, proposals, me));
+  EBB_ASSIGN_OR_RETURN(const std::vector<size_t> formed,
+                       FormGroup(members().world_ranks, proposals, me));
   Place place;
-  place.options = proposals[me].options;
-  place.options.notices = options.notices;
+  place.members.options = proposals[me].options;
+  place.members.options.notices = options.notices;
   place.path = absl::StrCat(path(), ".", number, ":", proposal.colour);
-  place.layout = shared::GroupLayout(static_cast<int>(members.size()));
-  for (const size_t member : members) place.world_ranks.push_back(place_.world_ranks[member]);
-  place.rank = static_cast<int>(std::find(members.begin(), members.end(), me) - members.begin());
-  if (place.rank == 0) {
+  place.layout = shared::GroupLayout(static_cast<int>(formed.size()));
+  for (const size_t member : formed)
+    place.members.world_ranks.push_back(members().world_ranks[member]);
+  place.members.rank =
+      static_cast<int>(std::find(formed.begin(), formed.end(), me) - formed.begin());
+  if (place.members.rank == 0) {
     const absl::StatusOr<int64_t> offset =
-        MakeMemory(place.layout, static_cast<int>(members.size()));
+        MakeMemory(place.layout, static_cast<int>(formed.size()));
     if (!offset.ok()) Break(offset.status()).IgnoreError();
     mine().formed[half] = offset.value_or(-1);
   }
   {
     const Reading reading(*this);
     if (!reading.allowed()) return status();
-    for (size_t i = 0; i < members.size(); ++i)
-      see(static_cast<int>(i), record(static_cast<int>(members[i])).proposals[half].attached);
+    for (size_t i = 0; i < formed.size(); ++i)
+      see(static_cast<int>(i), record(static_cast<int>(formed[i])).proposals[half].attached);
   }
   if (const absl::Status met = AwaitMeeting(Arrive(), options, nullptr, deadline,
                                             /*is_agreed=*/true);
@@ -296,7 +294,7 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
     AwaitNoReader();  // so no rank reads the attached object
     return met;
   }
-  place.offset = record(static_cast<int>(members[0])).formed[half];
+  place.offset = record(static_cast<int>(formed[0])).formed[half];
   if (place.offset < 0) return header().broken.Get();
   absl::StatusOr<Mapping> memory = world_.Map(place.offset, place.layout.bytes());
   if (!memory.ok()) return Break(memory.status());
@@ -338,16 +336,7 @@ void SharedGroup::Fail(const absl::Status& why) {
 
 void SharedGroup::Abort(const absl::Status& why) {
   world_.NoteFailure(world_.rank());
-  Fail(AbortStatus(options(), world_.rank(), why));
-}
-
-void SharedGroup::FailBehindAnother(const CallSummary& call) {
-  Fail(LateStatus(options(), RankName(rank()), call, "the operation that it had called before"));
-}
-
-void SharedGroup::FailMismatch(int first, const CallSummary& first_call, int second,
-                               const CallSummary& second_call) {
-  Fail(MismatchStatus(options(), RankName(first), first_call, RankName(second), second_call));
+  Fail(members().Aborted(why));
 }
 
 std::string SharedGroup::HowLeft(int rank) const {
@@ -356,8 +345,8 @@ std::string SharedGroup::HowLeft(int rank) const {
 }
 
 bool SharedGroup::FailBecauseLeft(int rank) {
-  world_.NoteFailure(world_rank(rank));
-  Fail(LeftStatus(options(), RankName(rank), HowLeft(rank)));
+  world_.NoteFailure(members().world_rank(rank));
+  Fail(members().Left(members().Name(rank), HowLeft(rank)));
   return false;
 }
 

@@ -7,7 +7,6 @@
 // waits for every meeting that is not complete.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
@@ -19,7 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/collective.h"
-#include "ebb/runtime/comm/grouping.h"
+#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/shared/layout.h"
 #include "ebb/runtime/comm/shared/shared_file.h"
 #include "ebb/runtime/device/wait_point.h"
@@ -32,10 +31,8 @@ class SharedGroup {
  public:
   // A rank's place in a communicator. `offset`: of its memory.
   struct Place {
-    CommunicatorOptions options;
-    std::string path;  // no other communicator that shares ranks with it has it
-    std::vector<int> world_ranks;
-    int rank = 0;
+    Members members = {};
+    std::string path = {};  // no other communicator that shares ranks with it has it
     int64_t offset = 0;
     shared::GroupLayout layout{1};
     Mapping memory;
@@ -47,12 +44,11 @@ class SharedGroup {
   SharedGroup(const SharedGroup&) = delete;
   SharedGroup& operator=(const SharedGroup&) = delete;
 
-  int rank() const { return place_.rank; }
-  int size() const { return static_cast<int>(place_.world_ranks.size()); }
-  int world_rank(int rank) const { return place_.world_ranks[static_cast<size_t>(rank)]; }
-  const std::vector<int>& world_ranks() const { return place_.world_ranks; }
+  const Members& members() const { return place_.members; }
+  int rank() const { return members().rank; }
+  int size() const { return members().size(); }
   const std::string& path() const { return place_.path; }
-  const CommunicatorOptions& options() const { return place_.options; }
+  const CommunicatorOptions& options() const { return members().options; }
   SharedWorld& world() const { return world_; }
 
   shared::GroupHeader& header() const {
@@ -126,8 +122,6 @@ class SharedGroup {
   void Fail(const absl::Status& why);
   // This rank has decided to fail it.
   void Abort(const absl::Status& why);
-  // As TaskCommunicator's.
-  void FailBehindAnother(const CallSummary& call);
   // This rank makes no more calls.
   void Leave(const std::string& how);
 
@@ -145,12 +139,9 @@ class SharedGroup {
   void FailIfAwaited(const CallSummary& call, uint64_t meeting);
   bool FailBecauseLeft(int rank);
   std::string HowLeft(int rank) const;
-  void FailMismatch(int first, const CallSummary& first_call, int second,
-                    const CallSummary& second_call);
   absl::Status Break(const absl::Status& why);
   absl::StatusOr<int64_t> MakeMemory(const shared::GroupLayout& layout, int ranks);
   WaitPoint& point() const;
-  std::string RankName(int rank) const;
 
   SharedWorld& world_;
   Place place_;

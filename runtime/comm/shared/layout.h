@@ -22,7 +22,7 @@
 namespace ebb::shared {
 
 // A rank fills its slots in turn: it fills the next one while slower ranks read the ones before it
-// (ring.h).
+// (communicator.h).
 inline constexpr int kSlots = 4;
 inline constexpr int64_t kSlotBytes = int64_t{128} << 10;
 // Communicators share the points where their ranks sleep, so that a rank that fails a world can

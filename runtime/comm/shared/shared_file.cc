@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/shared_heap.h"
@@ -17,10 +17,10 @@
 namespace ebb {
 namespace {
 
-absl::StatusOr<Descriptor> OpenNamed(std::string_view name, int flags) {
+absl::StatusOr<SharedFile> OpenNamed(std::string_view name, int flags) {
   const std::string path = absl::StrCat("/", absl::string_view(name.data(), name.size()));
   Descriptor file(shm_open(path.c_str(), flags | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR));
-  if (file.is_open()) return file;
+  if (file.is_open()) return SharedFile(std::move(file));
   const std::string message =
       absl::StrCat("shared memory '/dev/shm", path, "': ", std::strerror(errno));
   if (errno == EEXIST) return absl::AlreadyExistsError(message);
@@ -28,44 +28,24 @@ absl::StatusOr<Descriptor> OpenNamed(std::string_view name, int flags) {
   return absl::FailedPreconditionError(message);
 }
 
-struct Identity {
-  uint64_t device = 0;
-  uint64_t inode = 0;
-  friend bool operator==(const Identity&, const Identity&) = default;
-};
-
-Identity IdentityOf(int file) {
+// Its device and inode.
+std::pair<uint64_t, uint64_t> IdentityOf(int file) {
   struct stat info = {};
   if (fstat(file, &info) != 0) return {};
-  return {.device = info.st_dev, .inode = info.st_ino};
+  return {info.st_dev, info.st_ino};
 }
 
 }  // namespace
 
-Mapping::~Mapping() {
-  if (data_ != nullptr && bytes_ > 0) munmap(data_, bytes_);
-}
-
-std::optional<SharedFile> SharedFile::CreateNameless() {
-  Descriptor file(memfd_create("ebb-world", MFD_CLOEXEC));
-  if (!file.is_open()) return std::nullopt;
-  return SharedFile(std::move(file));
+void Mapping::Unmap::operator()(std::byte* data) const {
+  if (bytes > 0) munmap(data, bytes);
 }
 
 absl::StatusOr<SharedFile> SharedFile::Create(std::string_view name) {
-  absl::StatusOr<Descriptor> file = OpenNamed(name, O_CREAT | O_EXCL);
-  if (!file.ok()) return file.status();
-  return SharedFile(*std::move(file));
-}
-
-absl::StatusOr<SharedFile> SharedFile::Open(std::string_view name) {
-  absl::StatusOr<Descriptor> file = OpenNamed(name, 0);
-  if (!file.ok()) return file.status();
-  return SharedFile(*std::move(file));
-}
-
-void SharedFile::RemoveName(std::string_view name) {
-  shm_unlink(absl::StrCat("/", absl::string_view(name.data(), name.size())).c_str());
+  if (!name.empty()) return OpenNamed(name, O_CREAT | O_EXCL);
+  Descriptor file(memfd_create("ebb-world", MFD_CLOEXEC));
+  if (!file.is_open()) return absl::UnavailableError(std::strerror(errno));
+  return SharedFile(std::move(file));
 }
 
 absl::Status SharedFile::Reserve(int64_t offset, int64_t bytes) {
@@ -99,80 +79,19 @@ namespace {
 
 // What other processes need to open this process's `file`.
 std::string PackFile(int file) {
-  const Identity identity = IdentityOf(file);
-  return Packer().Add(file, identity.device, identity.inode).Take();
+  const auto [device, inode] = IdentityOf(file);
+  return Packer().Add(file, device, inode).Take();
 }
 
 // The file that `owner` has packed. Not open if a container hides processes from each other, or
 // `owner`'s process id belongs to another process here.
 Descriptor OpenPeerFile(const Participant& owner, std::string_view packed, int flags) {
   int number = 0;
-  Identity identity;
-  if (!Unpacker(packed).Read(number, identity.device, identity.inode)) return Descriptor();
+  std::pair<uint64_t, uint64_t> identity;
+  if (!Unpacker(packed).Read(number, identity.first, identity.second)) return Descriptor();
   const std::string path = absl::StrCat("/proc/", owner.pid, "/fd/", number);
   Descriptor file(open(path.c_str(), flags | O_CLOEXEC));
   if (!file.is_open() || IdentityOf(file.get()) != identity) return Descriptor();
-  return file;
-}
-
-using Fill = absl::FunctionRef<absl::Status(SharedFile& file)>;
-
-// If one rank fails, all ranks learn it here, before they wait for it.
-template <class T>
-absl::StatusOr<T> OrFail(StoreGroup& ranks, absl::StatusOr<T> result) {
-  if (!result.ok()) ranks.store().Fail(result.status());
-  return result;
-}
-
-absl::StatusOr<SharedFile> Filled(absl::StatusOr<SharedFile> file, Fill fill) {
-  EBB_RETURN_IF_ERROR(file.status());
-  EBB_RETURN_IF_ERROR(fill(*file));
-  return file;
-}
-
-// Nothing, on all ranks, if one of them cannot open it.
-absl::StatusOr<std::optional<SharedFile>> ShareNameless(StoreGroup& ranks, double timeout_seconds,
-                                                        Fill fill) {
-  std::optional<SharedFile> file;
-  if (ranks.rank() == 0) file = SharedFile::CreateNameless();
-  if (file.has_value()) {
-    EBB_ASSIGN_OR_RETURN(file, OrFail(ranks, Filled(*std::move(file), fill)));
-  }
-  EBB_ASSIGN_OR_RETURN(
-      const std::vector<std::string> packed,
-      ranks.AllGather(file.has_value() ? PackFile(file->descriptor()) : "", timeout_seconds));
-  if (ranks.rank() != 0) {
-    Descriptor opened = OpenPeerFile(ranks.store().participants()[0], packed[0], O_RDWR);
-    if (opened.is_open()) file = SharedFile(std::move(opened));
-  }
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> open,
-                       ranks.AllGather(file.has_value() ? "open" : "not open", timeout_seconds));
-  if (std::count(open.begin(), open.end(), "open") < static_cast<int64_t>(open.size()))
-    file.reset();
-  return file;
-}
-
-absl::StatusOr<SharedFile> OpenAs(const Participant& me, const std::string& name) {
-  absl::StatusOr<SharedFile> file = SharedFile::Open(name);
-  if (file.ok()) return file;
-  return absl::Status(file.status().code(),
-                      absl::StrCat(Describe(me), ": ", file.status().message()));
-}
-
-absl::StatusOr<SharedFile> ShareNamed(StoreGroup& ranks, double timeout_seconds, Fill fill,
-                                      const std::string& name) {
-  absl::StatusOr<SharedFile> file = absl::UnknownError("not tried");
-  if (ranks.rank() == 0) {
-    file = OrFail(ranks, Filled(SharedFile::Create(name), fill));
-    EBB_RETURN_IF_ERROR(file.status());
-  }
-  EBB_RETURN_IF_ERROR(ranks.AllGather("", timeout_seconds).status());
-  if (ranks.rank() != 0) {
-    const Participant& me = ranks.store().participants()[static_cast<size_t>(ranks.rank())];
-    file = OrFail(ranks, OpenAs(me, name));
-    EBB_RETURN_IF_ERROR(file.status());
-  }
-  EBB_RETURN_IF_ERROR(ranks.AllGather("", timeout_seconds).status());
   return file;
 }
 
@@ -197,14 +116,45 @@ std::string SharedFileName(const Rendezvous& rendezvous) {
 }
 
 absl::StatusOr<SharedFile> ShareFile(StoreGroup& ranks, const std::string& name,
-                                     double timeout_seconds, Fill fill) {
-  EBB_ASSIGN_OR_RETURN(std::optional<SharedFile> nameless,
-                       ShareNameless(ranks, timeout_seconds, fill));
-  if (nameless.has_value()) return *std::move(nameless);
-  absl::StatusOr<SharedFile> file = ShareNamed(ranks, timeout_seconds, fill, name);
+                                     double timeout_seconds,
+                                     absl::FunctionRef<absl::Status(SharedFile& file)> fill) {
+  const std::vector<Participant>& participants = ranks.store().participants();
   // Every rank removes the name, on every path, because its maker may have been killed.
-  SharedFile::RemoveName(name);
-  return file;
+  const absl::Cleanup unnamed = [&] { shm_unlink(absl::StrCat("/", name).c_str()); };
+  for (const bool has_name : {false, true}) {
+    absl::StatusOr<SharedFile> file = absl::UnavailableError("rank 0's file cannot be opened");
+    if (ranks.rank() == 0) {
+      file = SharedFile::Create(has_name ? name : "");
+      if (file.ok()) {
+        if (const absl::Status filled = fill(*file); !filled.ok()) file = filled;
+      }
+    }
+    // If one rank fails, all ranks learn it here, before they wait for it.
+    const auto settle = [&] {
+      if (has_name && !file.ok()) ranks.store().Fail(file.status());
+    };
+    if (ranks.rank() == 0) settle();
+    EBB_ASSIGN_OR_RETURN(
+        const std::vector<std::string> packed,
+        ranks.AllGather(ranks.rank() == 0 && file.ok() ? PackFile(file->descriptor()) : "",
+                        timeout_seconds));
+    if (ranks.rank() != 0 && has_name) {
+      file = OpenNamed(name, 0);
+      const Participant& me = participants[static_cast<size_t>(ranks.rank())];
+      if (!file.ok()) {
+        file = absl::Status(file.status().code(),
+                            absl::StrCat(Describe(me), ": ", file.status().message()));
+      }
+      settle();
+    } else if (ranks.rank() != 0) {
+      Descriptor opened = OpenPeerFile(participants[0], packed[0], O_RDWR);
+      if (opened.is_open()) file = SharedFile(std::move(opened));
+    }
+    EBB_ASSIGN_OR_RETURN(const std::vector<std::string> open,
+                         ranks.AllGather(file.ok() ? "open" : "not open", timeout_seconds));
+    if (std::count(open.begin(), open.end(), "open") == ranks.size()) return file;
+  }
+  return ranks.store().status();
 }
 
 absl::StatusOr<std::vector<Mapping>> MapPeerMemory(StoreGroup& ranks, double timeout_seconds) {

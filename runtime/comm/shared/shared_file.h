@@ -5,7 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,23 +25,18 @@ namespace ebb {
 class Mapping {
  public:
   Mapping() = default;
-  Mapping(std::byte* data, size_t bytes) : data_(data), bytes_(bytes) {}
-  Mapping(Mapping&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  Mapping& operator=(Mapping&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~Mapping();
+  Mapping(std::byte* data, size_t bytes) : data_(data, Unmap{bytes}) {}
 
-  std::byte* data() const { return data_; }
+  std::byte* data() const { return data_.get(); }
   // Keeps the pages mapped for good.
-  std::byte* Keep() && { return std::exchange(data_, nullptr); }
+  std::byte* Keep() && { return data_.release(); }
 
  private:
-  std::byte* data_ = nullptr;
-  size_t bytes_ = 0;
+  struct Unmap {
+    size_t bytes;
+    void operator()(std::byte* data) const;
+  };
+  std::unique_ptr<std::byte, Unmap> data_;
 };
 
 // A file that exists in memory only. Processes map it to share its pages. It has no name, or a name
@@ -49,12 +44,8 @@ class Mapping {
 class SharedFile {
  public:
   explicit SharedFile(Descriptor file) : file_(std::move(file)) {}
-  // Nothing if the kernel does not allow it.
-  static std::optional<SharedFile> CreateNameless();
-  // Private to this user, and new. kAlreadyExists: the name is taken.
+  // Private to this user, and new. An empty name: no name. kAlreadyExists: the name is taken.
   static absl::StatusOr<SharedFile> Create(std::string_view name);
-  static absl::StatusOr<SharedFile> Open(std::string_view name);
-  static void RemoveName(std::string_view name);
 
   // Allocates the pages, filled with zeros, so that no later access can fail. kResourceExhausted
   // says how much is missing where.

@@ -1,18 +1,22 @@
 #include "ebb/runtime/comm/shared/world.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <new>
 #include <numeric>
-#include <utility>
+#include <system_error>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/shared/communicator.h"
+#include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/thread_limit.h"
 
 namespace ebb {
 namespace {
@@ -67,6 +71,17 @@ Mapping NewPages(int64_t bytes) {
                              : Mapping(static_cast<std::byte*>(pages), static_cast<size_t>(bytes));
 }
 
+absl::Status RunRank(const std::shared_ptr<SharedWorld>& world,
+                     const std::function<absl::Status(World)>& body) {
+  const CoreShare share(world->size());
+  const auto handle = std::make_shared<SharedRank>(world);
+  absl::Status status = body(World(handle));
+  if (!status.ok()) world->NoteFailure(world->rank());
+  world->Leave(status.ok() ? "its thread has ended"
+                           : absl::StrCat("its thread has ended with ", status.ToString()));
+  return status;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<SharedWorld>> SharedWorld::Form(
@@ -113,14 +128,14 @@ SharedWorld::SharedWorld(int rank, int size, Parts parts)
   calls_ = std::shared_ptr<CallOrder>(new CallOrder(rank_, std::move(records)),
                                       [memory = memory_](CallOrder* calls) { delete calls; });
   SharedGroup::Place all;
-  all.options.name = "world";
+  all.members.options.name = "world";
   all.path = "ranks";  // "world" is the group that has formed it
-  all.world_ranks.resize(static_cast<size_t>(size_));
-  all.rank = rank_;
+  all.members.world_ranks.resize(static_cast<size_t>(size_));
+  all.members.rank = rank_;
   all.offset = layout_.all;
   all.layout = shared::GroupLayout(size_, /*has_slots=*/false);
   all.memory = Mapping(memory_->data() + layout_.all, 0);
-  std::iota(all.world_ranks.begin(), all.world_ranks.end(), 0);
+  std::iota(all.members.world_ranks.begin(), all.members.world_ranks.end(), 0);
   all_ = std::make_unique<SharedGroup>(*this, std::move(all));
 }
 
@@ -265,13 +280,40 @@ absl::StatusOr<std::shared_ptr<StoreGroup>> SharedRank::bootstrap() {
   if (bootstrap_ == nullptr) {
     EBB_ASSIGN_OR_RETURN(std::shared_ptr<Store> store, world_->store());
     bootstrap_ =
-        std::make_shared<StoreGroup>(std::move(store), group_.path(), group_.world_ranks());
+        std::make_shared<StoreGroup>(std::move(store), group_.path(), group_.members().world_ranks);
   }
   return bootstrap_;
 }
 
 void SharedRank::Fail(absl::Status why) {
   world_->Fail(RankFailedStatus(world_->rank(), why));
+}
+
+absl::Status RunThreads(int ranks, std::function<absl::Status(World)> body) {
+  if (ranks < 1)
+    return absl::InvalidArgumentError(absl::StrCat("cannot run ", ranks, " ranks; at least 1"));
+  if (body == nullptr) return absl::InvalidArgumentError("RunThreads without a function to run");
+  const auto world = std::make_shared<ThreadWorld>(ranks);
+  std::vector<absl::Status> statuses(static_cast<size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    absl::Status& status = statuses[static_cast<size_t>(rank)];
+    try {
+      threads.emplace_back(
+          [&world, rank, &body, &status] { status = RunRank(world->rank(rank), body); });
+    } catch (const std::system_error& error) {
+      status = NoThread("cannot start a thread for this rank", error);
+      world->rank(rank)->Fail(RankFailedStatus(rank, status));
+      break;
+    }
+    pthread_setname_np(threads.back().native_handle(), absl::StrCat("ebb-rank-", rank).c_str());
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const int rank : world->failures()) {
+    const absl::Status& status = statuses[static_cast<size_t>(rank)];
+    if (!status.ok()) return OfRank(rank, status);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace ebb

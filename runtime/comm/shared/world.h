@@ -147,7 +147,7 @@ class SharedRank : public WorldBackend {
         group_(world_->all()) {}
   // For a part of it.
   SharedRank(std::shared_ptr<SharedWorld> world, SharedGroup::Place part)
-      : WorldBackend(OnOneHost(part.rank, static_cast<int>(part.world_ranks.size()))),
+      : WorldBackend(OnOneHost(part.members.rank, part.members.size())),
         world_(std::move(world)),
         part_(std::make_unique<SharedGroup>(*world_, std::move(part))),
         group_(*part_) {}
