@@ -27,7 +27,7 @@
 #include "command_line/options.h"
 #include "command_line/planning.h"
 #include "data/text.h"
-#include "ebb/runtime/comm/rank_errors.h"
+#include "ebb/runtime/comm/of_rank.h"
 #include "ebb/runtime/trace/standard_streams.h"
 #include "out_of_memory.h"
 #include "refusal.h"

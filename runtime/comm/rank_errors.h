@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/collective.h"
+#include "ebb/runtime/comm/of_rank.h"
 
 namespace ebb {
 
@@ -58,9 +59,5 @@ absl::Status LateCreationStatus(const CommunicatorOptions& options, std::string_
 absl::Status LeftBeforeCreationStatus(int world_rank, std::string_view how);
 
 absl::Status RankFailedStatus(int world_rank, const absl::Status& why);
-// "rank 1: ...", with the code and the payloads of `why`. A rank passes on the errors of other
-// ranks: a message that begins with its rank's name ("rank 2: ...", "rank 2 failed: ...") or says
-// how several ranks differ ("ranks ...") stays as it is. OK becomes kAborted.
-absl::Status OfRank(int world_rank, const absl::Status& why);
 
 }  // namespace ebb

@@ -77,7 +77,6 @@ class EngineCoalesceTest : public ::testing::Test {
   static constexpr int kRanks = 4;
 
   void SetUp() override {
-    setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0);
     config_.micro_batch_size = 1;
     config_.zero.stage = 3;
     config_.zero.param_persistence_threshold = 0;

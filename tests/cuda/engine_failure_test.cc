@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <cstdlib>
 #include <functional>
 #include <latch>
 #include <string>
@@ -31,7 +30,6 @@ class EngineOnFailingGpuTest : public ::testing::Test {
   static constexpr int kRanks = 2;
   using Seen = std::array<absl::Status, kRanks>;
 
-  static void SetUpTestSuite() { setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0); }
   void TearDown() override { stand_in::Reset(); }
 
   enum class Second : uint8_t {

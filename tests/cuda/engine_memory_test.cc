@@ -8,7 +8,6 @@
 #include <array>
 #include <barrier>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -188,7 +187,6 @@ class RegistrationsTest : public ::testing::Test {
   static constexpr int kRanks = 4;
 
   void SetUp() override {
-    setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0);
     config_.micro_batch_size = 1;
     config_.gradient_accumulation_steps = 2;
     config_.zero.stage = 3;

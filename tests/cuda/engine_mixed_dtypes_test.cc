@@ -2,7 +2,6 @@
 // dtypes. On the stand-in.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <vector>
 
 #include "ebb/runtime/config/status_macros.h"
@@ -20,7 +19,6 @@ constexpr int kRanks = 2, kSteps = 3;
 
 class MixedDTypesOnGpuTest : public ::testing::TestWithParam<Tier> {
  protected:
-  static void SetUpTestSuite() { setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0); }
   void TearDown() override { stand_in::Reset(); }
 
   Config ConfigOf(int64_t coalesce) const {

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -29,7 +28,6 @@ struct Outcome {
 class EngineOffloadRatioTest : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
-    setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0);
     config_.micro_batch_size = 1;
     config_.compute = DType::kBFloat16;
     config_.zero.stage = 2;

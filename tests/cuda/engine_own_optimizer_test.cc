@@ -6,7 +6,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <ostream>
@@ -120,7 +119,6 @@ const OwnCase kCases[] = {
 
 class OwnOptimizerOnGpuTest : public ::testing::TestWithParam<OwnCase> {
  protected:
-  static void SetUpTestSuite() { setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0); }
   void TearDown() override { stand_in::Reset(); }
 
   Config MakeConfig() const {

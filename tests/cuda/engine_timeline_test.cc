@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <ostream>
 #include <string>
@@ -37,7 +36,6 @@ void PrintTo(const Traced& of, std::ostream* out) {
 
 class TimelineOfGpuTest : public ::testing::TestWithParam<Traced> {
  protected:
-  static void SetUpTestSuite() { setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0); }
   void TearDown() override { stand_in::Reset(); }
 
   // Opens every scope and computes nothing; gradients are zeros.

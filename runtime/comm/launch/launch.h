@@ -16,7 +16,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "ebb/runtime/comm/rendezvous/socket.h"
+#include "ebb/runtime/comm/rendezvous/meeting_place.h"
 
 namespace ebb {
 

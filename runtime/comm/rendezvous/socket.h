@@ -5,21 +5,10 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "ebb/runtime/comm/rendezvous/meeting_place.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
-
-// An address that all ranks know before they know each other.
-struct MeetingPlace {
-  // A name, an IPv4 or IPv6 address, or several addresses with commas in between.
-  std::string host;
-  int port = 0;
-  // Ranks of one host may meet at a name in the abstract namespace of Unix sockets. It needs no
-  // port, leaves no file, and admits no other user.
-  std::string name;
-};
-// "host 'node1', port 29500" or "the socket '@ebb-...'".
-std::string Describe(const MeetingPlace& place);
 
 // Addresses at which other hosts may reach this host, in the form of MeetingPlace::host; its name
 // if it has none.
