@@ -89,9 +89,9 @@ struct ThreadTeam::State {
     for (;;) {
       work.Await([&] { return HasWork() || stop.load(std::memory_order_acquire); },
                  WaitPoint::kNever, std::chrono::nanoseconds(0));
-      if (!HasWork()) return;
+      if (stop.load(std::memory_order_acquire)) return;  // the team ends between runs
       worker.core.store(sched_getcpu(), std::memory_order_relaxed);
-      RunParts();
+      RunParts();  // does nothing if the others have claimed all parts since
     }
   }
 };

@@ -4,7 +4,10 @@
 #include <sched.h>
 
 #include <atomic>
+#include <filesystem>
+#include <fstream>
 #include <functional>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -95,6 +98,26 @@ TEST(ThreadTeam, AWorkerLeavesTheCoreOfItsCaller) {
   in_worker([] {});  // the worker begins it there, at the latest
   in_worker([&] { EXPECT_NE(sched_getcpu(), core); });
   ASSERT_EQ(sched_setaffinity(0, sizeof(cores), &cores), 0);
+}
+
+// The caller takes the last part while the worker wakes for it.
+TEST(ThreadTeam, AWorkerThatFindsNoPartLeftGoesOnWaiting) {
+  ThreadTeam team(2);
+  const std::thread::id caller = std::this_thread::get_id();
+  std::atomic<int> of_worker{0};
+  for (int run = 0; run < 1'000'000; ++run) {
+    team.Run(2, 1, [&](int64_t, int64_t) {
+      if (std::this_thread::get_id() != caller) of_worker.fetch_add(1, std::memory_order_relaxed);
+    });
+  }
+  EXPECT_GT(of_worker, 0);
+  int workers = 0;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(thread.path() / "comm") >> std::ws, name);
+    workers += name == "ebb-team" ? 1 : 0;
+  }
+  EXPECT_EQ(workers, 1);
 }
 
 TEST(ThreadTeam, NestedRunIsDoneByItsCallerWhole) {
