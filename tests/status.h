@@ -18,7 +18,7 @@
 
 namespace ebb::testing {
 
-// An error whose message has all of some texts, and, where given, that code.
+// An error with all of some texts in its message, and, where given, with that code.
 class ErrorMatcher {
  public:
   using is_gtest_matcher = void;

@@ -71,7 +71,7 @@ class OpenedLibrary {
   std::string description_;
 };
 
-// The base of a struct whose members are functions of a library. Each member finds its own:
+// The base of a struct of functions of one library. Each member finds the function of its name:
 //
 //   struct Nccl : LibraryFunctions {
 //     using LibraryFunctions::LibraryFunctions;
