@@ -9,6 +9,7 @@ fsdp2      each block a unit of FSDP2's, gloo, torch's fused AdamW; and torch, e
 world1     one rank of two threads beside torch with its fused AdamW
 deepspeed_cpu, deepspeed_nvme: ZeRO-3 with parameters and states in RAM, or on the disk; one JSON for both libraries
 nvme       ebb with parameters and states on the disk beside ebb with both on the device
+gpu        one rank on a GPU: ebb with states there and in RAM, FSDP2 and plain torch, GPT-2's 124 M parameters in bf16, batch 16 x 1024
 memory, memory_nvme: a GPT-2 of 12 x 768 over 16 tokens, with very small activations; ebb with everything on the device, or with
            parameters, gradients and states on the disk. It gathers no unit ahead ("prefetch_depth": 0)
 scopes     microseconds that hooks and calls add to a scope of 12 parameters
@@ -30,7 +31,7 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-TOKENS = 4 * 256  # of a rank's batch; not used for "memory"
+TOKENS = {"gpu": 16 * 1024}  # of a rank's batch; others: 4 * 256
 # Systems; ranks; comparisons: ours, the other, the measure, the bar.
 COMPARISONS = {
     "fsdp2": (["fsdp2", "ebb", "torch"], 2, [("ebb", "fsdp2", "speed", 1.3), ("ebb", "torch", "speed", None)]),
@@ -38,6 +39,7 @@ COMPARISONS = {
     "deepspeed_cpu": (["deepspeed_cpu", "ebb_cpu"], 2, [("ebb_cpu", "deepspeed_cpu", "speed", 1.3)]),
     "deepspeed_nvme": (["deepspeed_nvme", "ebb_nvme"], 2, [("ebb_nvme", "deepspeed_nvme", "speed", 1.3)]),
     "nvme": (["ebb", "ebb_nvme"], 2, [("ebb_nvme", "ebb", "speed", 0.95)]),
+    "gpu": (["torch", "fsdp2", "ebb", "ebb_cpu"], 1, [("ebb", "fsdp2", "speed", None), ("ebb", "torch", "speed", None), ("ebb", "fsdp2", "peak", None)]),
     "memory": (["fsdp2", "ebb"], 2, [("ebb", "fsdp2", "peak", 0.6), ("ebb", "its table", "held", 1.02)]),
     "memory_nvme": (["fsdp2", "ebb_nvme_all"], 2, [("ebb_nvme_all", "fsdp2", "peak", 0.6), ("ebb_nvme_all", "its table", "held", 1.02)]),
 }
@@ -106,7 +108,8 @@ def ratio_of(rows, ours, other, key):
 def compare(what, model, rounds, steps, folder):
     names, ranks, pairs = COMPARISONS[what]
     counts_memory = what.startswith("memory")
-    systems = [System(name, "memory" if counts_memory else model, ranks, folder) for name in names]
+    model = "memory" if counts_memory else "gpu" if what == "gpu" else model
+    systems = [System(name, model, ranks, folder) for name in names]
     for system in systems:
         system.run(3)  # the first steps allocate
     rows = []
@@ -125,7 +128,7 @@ def compare(what, model, rounds, steps, folder):
     print("| system | ms a step | ms of cores, a rank | tokens/s | peak, MiB | held, MiB | engine's table, MiB |\n|---|---|---|---|---|---|---|")
     for name in names:
         ms, cores, peak, held, table = (median_of(rows, name, key) for key in ("ms", "core_ms", "peak_mib", "held_mib", "table_mib"))
-        tokens = "" if counts_memory else f"{ranks * TOKENS / ms * 1e3:.0f}"
+        tokens = "" if counts_memory else f"{ranks * TOKENS.get(what, 4 * 256) / ms * 1e3:.0f}"
         print(f"| {name} | {ms:.1f} | {cores:.1f} | {tokens} | {peak:.0f} | {held:.0f} | {f'{table:.1f}' if table else ''} |")
     for ours, other, measure, bar in pairs:
         if other == "its table":

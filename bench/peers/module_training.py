@@ -1,9 +1,11 @@
 """One rank of one system that trains a model of transformers: module_training.py SYSTEM MODEL FOLDER, its place as torchrun gives it.
 
 SYSTEM: torch, fsdp2, deepspeed_cpu, deepspeed_nvme, ebb, ebb_cpu, ebb_nvme; those with offload read one JSON for both libraries.
-ebb_nvme_all also has gradients on the disk. MODEL: gpt2, llama, or "states", a GPT-2 with very small activations. Each line of the
-input is a number of steps. For it, a line of the output has each step's seconds and core seconds, the loss, the bytes that the system
-counts above a process with all libraries and no model, at the peak of those steps and after them, and the engine's own table.
+ebb_nvme_all also has gradients on the disk. MODEL: gpt2, llama, "states", a GPT-2 with very small activations, or "gpu", GPT-2's 124 M
+parameters on a GPU in bf16 with fp32 masters (torch: autocast). Each line of the input is a number of steps. For it, a line of the
+output has each step's seconds and core seconds, the loss, the bytes that the system counts above a process with all libraries and no
+model, at the peak of those steps and after them, and the engine's own table. On a GPU the bytes are those of its memory that torch and
+the engine have taken.
 """
 
 import ctypes
@@ -16,10 +18,14 @@ import time
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-VOCABULARY = 8192
+VOCABULARIES = {"gpu": 50304}  # others: 8192
 ADAMW = {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
 # Layers, width, heads, context, batch of a rank.
-SHAPES = {"gpt2": (6, 384, 6, 256, 4), "llama": (6, 384, 6, 256, 4), "states": (12, 768, 12, 16, 1)}
+SHAPES = {"gpt2": (6, 384, 6, 256, 4), "llama": (6, 384, 6, 256, 4), "states": (12, 768, 12, 16, 1), "gpu": (12, 768, 12, 1024, 16)}
+
+
+def vocabulary_of(kind):
+    return VOCABULARIES.get(kind, 8192)
 
 
 def make_model(kind):
@@ -28,11 +34,11 @@ def make_model(kind):
     if kind == "llama":
         # As many parameters as the GPT-2: three matrices of 8/3 widths instead of two of 4 widths, and a tied head.
         return LlamaForCausalLM(LlamaConfig(
-            vocab_size=VOCABULARY, hidden_size=width, intermediate_size=8 * width // 3, num_hidden_layers=layers, num_attention_heads=heads,
+            vocab_size=vocabulary_of(kind), hidden_size=width, intermediate_size=8 * width // 3, num_hidden_layers=layers, num_attention_heads=heads,
             max_position_embeddings=context, tie_word_embeddings=True, use_cache=False,
         ))
     return GPT2LMHeadModel(GPT2Config(
-        vocab_size=VOCABULARY, n_positions=context, n_embd=width, n_layer=layers, n_head=heads, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
+        vocab_size=vocabulary_of(kind), n_positions=context, n_embd=width, n_layer=layers, n_head=heads, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
         bos_token_id=1, eos_token_id=2, use_cache=False,
     ))
 
@@ -50,6 +56,8 @@ def settings_of(system, kind, folder):
             zero.update(stage3_prefetch_bucket_size=1_000_000)
     settings = {"train_micro_batch_size_per_gpu": SHAPES[kind][-1], "gradient_clipping": 0, "zero_optimization": zero,
                 "optimizer": {"type": "AdamW", "params": ADAMW}}
+    if kind == "gpu":
+        settings["bf16"] = {"enabled": True}
     own = {"offload_gradients": "nvme"} if system.endswith("_all") else {}
     if kind == "states":
         own["prefetch_depth"] = 0  # for comparisons of memory
@@ -66,7 +74,7 @@ def ebb_calls(model, settings):
         engine.step()
         return engine.report().loss
 
-    return step, lambda: sum(row.peak for row in engine.memory() if row.tier != "nvme")
+    return step, lambda *tiers: sum(row.peak for row in engine.memory() if row.tier in tiers)
 
 
 def deepspeed_calls(kind, settings):
@@ -83,26 +91,28 @@ def deepspeed_calls(kind, settings):
         engine.step()
         return loss.item()
 
-    return step, lambda: 0
+    return step, lambda *tiers: 0
 
 
-def torch_calls(model, shards):
+def torch_calls(model, shards, on_gpu):
     if shards:
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16) if on_gpu else MixedPrecisionPolicy()
         for block in model.transformer.h if hasattr(model, "transformer") else model.model.layers:
-            fully_shard(block)
-        fully_shard(model)
+            fully_shard(block, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
 
     def step(ids):
-        loss = model(input_ids=ids, labels=ids).loss
+        with torch.autocast("cuda", torch.bfloat16, enabled=on_gpu and not shards):
+            loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         return loss.item()
 
-    return step, lambda: 0
+    return step, lambda *tiers: 0
 
 
 def counted(file, key):
@@ -117,6 +127,8 @@ def peak():
 
 def main():
     system, kind, folder = sys.argv[1:]
+    on_gpu = kind == "gpu"
+    device = torch.device("cuda" if on_gpu else "cpu")
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(max(1, os.cpu_count() // world))
     *_, context, batch = SHAPES[kind]
@@ -129,15 +141,15 @@ def main():
 
         ebb.world()
     elif system == "fsdp2":
-        torch.distributed.init_process_group("gloo")
+        torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
     idle = counted("smaps_rollup", "Pss")
     settings = settings_of(system, kind, folder)
     if system.startswith("ebb"):
-        step, table = ebb_calls(make_model(kind), settings)
+        step, table = ebb_calls(make_model(kind).to(device), settings)
     elif system.startswith("deepspeed"):
         step, table = deepspeed_calls(kind, settings)
     else:
-        step, table = torch_calls(make_model(kind), system == "fsdp2")
+        step, table = torch_calls(make_model(kind).to(device), system == "fsdp2", on_gpu)
     generator = torch.Generator().manual_seed(rank)
     trim = ctypes.CDLL(None).malloc_trim
     print("READY", flush=True)
@@ -147,15 +159,18 @@ def main():
         pathlib.Path("/proc/self/clear_refs").write_text("5")
         times, cores = [], []
         for _ in range(int(line)):
-            ids = torch.randint(0, VOCABULARY, (batch, context), generator=generator)
+            ids = torch.randint(0, vocabulary_of(kind), (batch, context), generator=generator).to(device)
             begin, begin_cores = time.monotonic(), time.process_time()
             loss = step(ids)
             times.append(time.monotonic() - begin)
             cores.append(time.process_time() - begin_cores)
-        highest = peak() - idle
-        trim(0)
-        held = counted("smaps_rollup", "Pss") - idle
-        print("RESULT", json.dumps({"seconds": times, "cores": cores, "loss": loss, "peak": highest, "held": held, "table": table()}), flush=True)
+        if on_gpu:
+            highest = held = torch.cuda.max_memory_reserved() + table("device")
+        else:
+            highest = peak() - idle
+            trim(0)
+            held = counted("smaps_rollup", "Pss") - idle
+        print("RESULT", json.dumps({"seconds": times, "cores": cores, "loss": loss, "peak": highest, "held": held, "table": table("device", "cpu")}), flush=True)
 
 
 if __name__ == "__main__":

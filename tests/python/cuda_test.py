@@ -1,9 +1,11 @@
-"""On a GPU: torch's bits with SGD, at every stage and tier; AdamW beside torch's."""
+"""On a GPU: torch's bits with SGD, at every stage and tier; AdamW beside torch's; two ranks."""
+
+import os
 
 import pytest
 import torch
 import transformers
-from training import config, offloaded, with_engine, with_torch
+from training import config, digest, offloaded, with_engine, with_torch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 STEPS = 12
@@ -45,3 +47,25 @@ def test_sixteen_bits_have_the_same_losses_on_the_device_and_from_the_disk(dtype
         with_engine(make_model(), batches(), settings=config(zero=zero, **{dtype: {"enabled": True}}))[0] for zero in tiers(str(tmp_path))
     )
     assert on_device == in_ram == on_disk
+
+
+def _digests(folder: str) -> list[str]:
+    """Of two ranks, at every stage and tier; and the losses beside torch's over both ranks' samples."""
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    steps = batches()
+    both = [[first[0], second[0]] for first, second in zip(steps[0::2], steps[1::2])]
+    expected = with_torch(make_model(), both, optimizer=SGD, clip=float("inf"))
+    digests = []
+    for of_tier in [{"stage": 1}, {"stage": 2}, *tiers(folder)]:
+        settings = config(optimizer=SGD, zero=of_tier, gradient_clipping=0, ebb={"reduce_at": "round"})
+        losses, of_masters = with_engine(make_model(), both, settings=settings, after=digest)
+        assert all(abs(ours - theirs) <= 1e-6 * theirs for ours, theirs in zip(losses, expected)), (of_tier, losses, expected)
+        digests.append(of_masters)
+    return digests
+
+
+@pytest.mark.skipif(os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1" and torch.cuda.device_count() < 2,
+                    reason="needs two GPUs, or NCCL 2.30 with NCCL_MULTI_RANK_GPU_ENABLE=1")
+def test_two_ranks_have_one_digest_at_every_stage_and_tier(two, tmp_path):
+    first, second = two.run(_digests, str(tmp_path))
+    assert first == second and len(set(first)) == 1, first
