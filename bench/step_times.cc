@@ -6,8 +6,9 @@
 //
 // The simulation (ebb/sharding/report/simulate.h) runs the engine's own program on the machine that
 // `ebb-plan --machine here` measures. The times of gpt's kernels come from passes of the bare
-// trainer, by all ranks at once. Passes and steps take turns, because the speed of a shared machine
-// changes every second; medians.
+// trainer, by all ranks at once. Measurements of the machine, passes and steps take turns, because
+// the speed of a shared machine changes every second. Each turn is simulated for itself; medians of
+// the turns.
 #include <algorithm>
 #include <barrier>
 #include <chrono>
@@ -87,9 +88,11 @@ Config ConfigOf(const Arguments& arguments, const Case& of) {
   return config;
 }
 
-// The slowest rank's seconds of each visit in each pass, because collectives wait for that rank.
+// The slowest rank's seconds of each visit in each pass of a turn, because collectives wait for
+// that rank.
 class KernelSamples {
  public:
+  void Clear() { passes_.clear(); }
   void Add(size_t pass, const std::vector<KernelWork>& of_rank) {
     const std::lock_guard lock(mutex_);
     passes_.resize(std::max(passes_.size(), pass + 1));
@@ -130,25 +133,23 @@ absl::StatusOr<double> SimulatedSeconds(const sharding::Plan& plan, const planne
 
 class Comparison {
  public:
-  Comparison(const Arguments& arguments, const planner::Machine& machine, const gpt::Text& text,
-             int ranks, const Case& of)
-      : arguments_(arguments),
-        machine_(machine),
-        text_(text),
-        ranks_(ranks),
-        of_(of),
-        together_(ranks) {
+  Comparison(const Arguments& arguments, const gpt::Text& text, int ranks, const Case& of)
+      : arguments_(arguments), text_(text), ranks_(ranks), of_(of), together_(ranks) {
     options_.ranks = ranks;
     options_.shape = arguments.shape;
   }
 
   absl::StatusOr<Times> Run() {
     EBB_RETURN_IF_ERROR(RunThreads(ranks_, [this](World world) { return Rank(std::move(world)); }));
-    return times_;
+    return Times{.measured = Median(seconds_),
+                 .simulated = Median(simulated_),
+                 .kernels = Median(kernel_seconds_),
+                 .shortest = Quartile(seconds_, 1),
+                 .longest = Quartile(seconds_, 3)};
   }
 
  private:
-  static constexpr int kPasses = 3;  // of a turn
+  static constexpr int kPasses = 5;  // of a turn
 
   absl::Status Rank(World world) {
     const Config config = ConfigOf(arguments_, of_);
@@ -163,14 +164,19 @@ class Comparison {
     EBB_ASSIGN_OR_RETURN(const auto trainer,
                          gpt::Trainer::Create(world, device, options_, resolved, text_));
     const bool reports = world.rank() == 0;
-    std::vector<double> seconds;
     int64_t step = 0;
     for (int turn = -1; turn < arguments_.turns; ++turn) {
       together_.arrive_and_wait();
-      for (int pass = 0; pass < kPasses; ++pass) {
+      if (reports) {
+        machine_ = planner::MeasureHere(of_.tier == Tier::kNvme ? arguments_.disk : "");
+        kernels_.Clear();
+      }
+      together_.arrive_and_wait();
+      EBB_RETURN_IF_ERROR(machine_.status());
+      for (size_t pass = 0; pass < kPasses; ++pass) {
         std::vector<KernelWork> work(static_cast<size_t>(arguments_.shape.layers + 2));
         EBB_RETURN_IF_ERROR(bare->Pass(step, work));
-        if (turn >= 0) kernels_.Add(static_cast<size_t>(turn * kPasses + pass), work);
+        kernels_.Add(pass, work);
       }
       together_.arrive_and_wait();
       // From the end of one step's kernels to the end of the next step's, as simulated. The first
@@ -180,31 +186,34 @@ class Comparison {
       for (int i = 0; i < arguments_.steps; ++i) {
         EBB_RETURN_IF_ERROR(trainer->Step(step++, ignore));
         const double begin = std::exchange(end, Now());
-        if (turn >= 0 && i >= 2) seconds.push_back(end - begin);
+        if (reports && turn >= 0 && i >= 2) seconds_.push_back(end - begin);
       }
       EBB_RETURN_IF_ERROR(trainer->AwaitReport(ignore));
+      if (reports && turn >= 0) EBB_RETURN_IF_ERROR(Simulate(trainer->engine().program().plan()));
     }
-    together_.arrive_and_wait();
-    if (!reports) return absl::OkStatus();
+    return absl::OkStatus();
+  }
+
+  // A step on the machine, and with the kernels, of this turn.
+  absl::Status Simulate(const sharding::Plan& plan) {
     const std::vector<KernelWork> work = kernels_.Medians();
-    times_.measured = Median(seconds);
-    times_.shortest = Quartile(seconds, 1);
-    times_.longest = Quartile(seconds, 3);
-    for (const KernelWork& visit : work) times_.kernels += visit.forward + visit.backward;
-    EBB_ASSIGN_OR_RETURN(times_.simulated, SimulatedSeconds(trainer->engine().program().plan(),
-                                                            machine_, ranks_, work));
+    double& kernels = kernel_seconds_.emplace_back(0);
+    for (const KernelWork& visit : work) kernels += visit.forward + visit.backward;
+    EBB_ASSIGN_OR_RETURN(const double seconds, SimulatedSeconds(plan, *machine_, ranks_, work));
+    simulated_.push_back(seconds);
     return absl::OkStatus();
   }
 
   const Arguments& arguments_;
-  const planner::Machine& machine_;
   const gpt::Text& text_;
   const int ranks_;
   const Case of_;
   gpt::Options options_;
   std::barrier<> together_;
+  absl::StatusOr<planner::Machine> machine_;  // of this turn
   KernelSamples kernels_;
-  Times times_;
+  std::vector<double> seconds_;                     // of all steps that count
+  std::vector<double> simulated_, kernel_seconds_;  // by turn
 };
 
 absl::Status Compare(const Arguments& arguments) {
@@ -224,10 +233,7 @@ absl::Status Compare(const Arguments& arguments) {
                "simulated ms", "measured ms", "", "half of the steps, ms");
   for (const int ranks : arguments.ranks) {
     for (const Case& of : kCases) {
-      const std::string disk = of.tier == Tier::kNvme ? arguments.disk : "";
-      EBB_ASSIGN_OR_RETURN(const planner::Machine machine, planner::MeasureHere(disk));
-      EBB_ASSIGN_OR_RETURN(const Times times,
-                           Comparison(arguments, machine, text, ranks, of).Run());
+      EBB_ASSIGN_OR_RETURN(const Times times, Comparison(arguments, text, ranks, of).Run());
       absl::PrintF("%5d %5d %-7s %12.1f %13.1f %13.1f %+7.1f%%  %.1f to %.1f\n", ranks, of.stage,
                    std::string(Name(of.tier)), 1e3 * times.kernels, 1e3 * times.simulated,
                    1e3 * times.measured, 100 * (times.simulated / times.measured - 1),

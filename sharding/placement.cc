@@ -39,13 +39,17 @@ std::vector<ParameterPiece> Pieces(const Decisions& d, int unit, int64_t shard, 
   return pieces;
 }
 
-// The parameters that a sub-group writes are in one tier.
+// The parameters that a sub-group writes are in one tier. Sub-groups of one tier are equally large,
+// because a small one at the end would take as long from a busy disk as a large one.
 std::vector<int64_t> CutsOf(const std::vector<ParameterPiece>& pieces, int64_t elements,
                             int64_t step) {
   std::vector<int64_t> cuts = {0};
   for (const ParameterPiece& piece : pieces) {
-    const int64_t end = std::min(piece.end, elements);
-    while (cuts.back() < end) cuts.push_back(std::min(end, cuts.back() + step));
+    const int64_t end = std::min(piece.end, elements), count = end - cuts.back();
+    if (count <= 0) continue;
+    const int64_t block_of_each = (count + step - 1) / step * kCutElements;
+    const int64_t equal = (count + block_of_each - 1) / block_of_each * kCutElements;
+    while (cuts.back() < end) cuts.push_back(std::min(end, cuts.back() + equal));
   }
   return cuts;
 }

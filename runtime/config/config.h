@@ -119,7 +119,7 @@ struct OffloadOptimizerConfig {
 // How swap files are read and written.
 struct AioConfig {
   int64_t block_size = 1048576;      // bytes of one request, a multiple of 4096
-  int64_t queue_depth = 8;           // requests in flight, per thread of I/O
+  int64_t queue_depth = 32;          // requests in flight, per thread of I/O
   int64_t intra_op_parallelism = 1;  // threads of I/O
   bool single_submit = false;        // requests submitted one by one
 

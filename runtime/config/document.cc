@@ -203,11 +203,11 @@ class Builder : public nlohmann::json_sax<Json> {
 
 absl::StatusOr<Document> ParseDocument(std::string_view text) {
   if (text.size() > kDocumentBytesMax) {
-    return Invalid({"it has more than ", std::to_string(kDocumentBytesMax),
-                    " bytes, the most that a configuration may have"});
+    return Invalid(
+        {"it has more than ", std::to_string(kDocumentBytesMax), " bytes, the most that is read"});
   }
   if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) {
-    return Invalid({"it is empty; the smallest configuration is {\"train_batch_size\": 8}"});
+    return Invalid({"it must be an object, {...}, but it is empty"});
   }
   Relaxed relaxed(text);
   const absl::StatusOr<std::string> strict = relaxed.Strict();

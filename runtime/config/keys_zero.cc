@@ -116,7 +116,7 @@ constexpr Key kZeroRows[] = {
     OpenBlock("aio", kLiterally, "how swap files are read and written"),
     Integer("aio.block_size", "1048576", kLiterally, "bytes of a request, a multiple of 4096")
         .From(kDiskAlignment, 1 << 30),
-    Integer("aio.queue_depth", "8", kLiterally,
+    Integer("aio.queue_depth", "32", kLiterally,
             "requests in flight, for each of aio.intra_op_parallelism")
         .From(1, 4096),
     Integer("aio.intra_op_parallelism", "1", kLiterally,

@@ -22,6 +22,8 @@
 #include "ebb/offload/shard_file.h"
 #include "ebb/offload/swap_directory.h"
 #include "ebb/optim/update.h"
+#include "ebb/runtime/config/config.h"
+#include "ebb/runtime/config/requests_in_flight.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/stream.h"
@@ -132,8 +134,8 @@ double ProductRate(int threads) {
   return 2.0 * kSide * kSide * kSide * threads / seconds;
 }
 
-// A file of shards as an engine has it, and its bytes a second. Two whole windows are under way at
-// a time, so that the disk always has requests in line.
+// A file of shards as an engine has it by default, and its bytes a second. Two whole windows are
+// under way at a time, so that the disk always has requests in line.
 class DiskMeasurement {
  public:
   static absl::StatusOr<DiskMeasurement> Make(const std::string& folder) {
@@ -145,6 +147,9 @@ class DiskMeasurement {
     options.directories = {directory.path()};
     options.name = "states";
     options.bytes = 2 * kHalf;
+    const Config by_default;
+    options.aio.block_bytes = by_default.aio.block_size;
+    options.aio.queue_depth = static_cast<int>(RequestsInFlight(by_default.aio));
     EBB_ASSIGN_OR_RETURN(std::unique_ptr<ShardFile> file, ShardFile::Create(options));
     return DiskMeasurement(std::move(directory), std::move(memory), std::move(file));
   }

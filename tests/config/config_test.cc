@@ -367,7 +367,7 @@ TEST(Config, ReadsTiers) {
     EXPECT_EQ(Read(both).aio.intra_op_parallelism, 3);
   EXPECT_EQ(Read(R"({"aio": {"thread_count": "auto", "intra_op_parallelism": "auto"}})").aio,
             AioConfig());
-  EXPECT_EQ(RequestsInFlight(Read("{}").aio), 8);
+  EXPECT_EQ(RequestsInFlight(Read("{}").aio), 32);
   EXPECT_EQ(RequestsInFlight(Read(R"({"aio": {"queue_depth": 16, "thread_count": 3}})").aio), 48);
   EXPECT_EQ(RequestsInFlight(Read(R"({"aio": {"queue_depth": 4096, "thread_count": 64}})").aio),
             4096);

@@ -361,7 +361,8 @@ TEST(StatePlacement, TheFirstUnitsParametersAreInRam) {
   EXPECT_EQ(SwapBytes(placement, 2, 2), 10 * 4096);
 }
 
-// What a sub-group writes of the parameters is in one tier, so it ends where a piece does.
+// What a sub-group writes of the parameters is in one tier, so it ends where a piece does. Those of
+// one piece are equally large.
 TEST(StatePlacement, SubGroupsCrossNoPieceOfTheParameters) {
   const StatePlacement placement = Case{
       .units = {10 * k},
@@ -371,7 +372,7 @@ TEST(StatePlacement, SubGroupsCrossNoPieceOfTheParameters) {
           .sub_group_elements = 4 * k,
           .parameters_in_cpu = 5 * k}}.Decide();
   EXPECT_THAT(SubGroups(placement),
-              ElementsAre("0: 0-4 nvme", "0: 4-5 nvme", "0: 5-9 nvme", "0: 9-10 nvme"));
+              ElementsAre("0: 0-3 nvme", "0: 3-5 nvme", "0: 5-8 nvme", "0: 8-10 nvme"));
 }
 
 TEST(StatePlacement, AnOptimizerOfTheTrainersGetsSlicesUncut) {
