@@ -21,7 +21,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 VOCABULARIES = {"gpu": 50304}  # others: 8192
 ADAMW = {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
 # Layers, width, heads, context, batch of a rank.
-SHAPES = {"gpt2": (6, 384, 6, 256, 4), "llama": (6, 384, 6, 256, 4), "states": (12, 768, 12, 16, 1), "gpu": (12, 768, 12, 1024, 16)}
+SHAPES = {"gpt2": (6, 384, 6, 256, 4), "llama": (6, 384, 6, 256, 4), "states": (12, 1536, 12, 16, 1), "gpu": (12, 768, 12, 1024, 16)}
 
 
 def vocabulary_of(kind):
