@@ -123,7 +123,9 @@ TEST_P(FusedTest, GeluAndItsSlopeAgreeWithFp64) {
     }
     ExpectClose(y, expected, 1e-7, "gelu");
     ExpectClose(again, expected, 1e-7, "gelu again");
-    ExpectClose(dx, slopes, kElementError, "slope");
+    // The slope that cuBLASLt fuses into a product has an error of up to 1.05e-5 of the largest slope
+    // (measured on an H200, with cuBLASLt 13).
+    ExpectClose(dx, slopes, OnCuda() ? 2e-5 : kElementError, "slope");
   });
 }
 
