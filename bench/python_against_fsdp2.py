@@ -10,12 +10,12 @@ world1     one rank of two threads beside torch with its fused AdamW
 deepspeed_cpu, deepspeed_nvme: ZeRO-3 with parameters and states in RAM, or on the disk; one JSON for both libraries
 nvme       ebb with parameters and states on the disk beside ebb with both on the device
 gpu        one rank on a GPU: ebb with states there and in RAM, FSDP2 and plain torch, GPT-2's 124 M parameters in bf16, batch 16 x 1024
-memory, memory_nvme: a GPT-2 of 12 x 768 over 16 tokens, with very small activations; ebb with everything on the device, or with
+memory, memory_nvme: a GPT-2 of 12 x 1536 over 16 tokens, with very small activations; ebb with everything on the device, or with
            parameters, gradients and states on the disk. It gathers no unit ahead ("prefetch_depth": 0)
 scopes     microseconds that hooks and calls add to a scope of 12 parameters
 All processes stay alive. A round is some steps of each, in an order that changes, so that other load disturbs all alike. The table
 has the medians of all rounds' steps, and the median of the rounds' ratios. Peaks are those of the larger rank in these steps, above a
-process with all libraries and no model. Held memory is counted after the steps; the engine's table predicts it. Needs torch and
+process that has all libraries and has run the plain model once. Held memory is counted after the steps; the engine's table predicts it. Needs torch and
 transformers, for DeepSpeed also ninja and libaio-dev. ebb has keep_memory=True, except in comparisons of memory. Figures need a
 machine without other load."""
 

@@ -48,7 +48,7 @@ def settings_of(system, kind, folder):
     place = {"cpu": {"device": "cpu"}, "nvme": {"device": "nvme", "nvme_path": folder}}.get(system.removesuffix("_all").partition("_")[2])
     if place:
         # Buffers of DeepSpeed's for the largest parameter instead of 400 MB each, and for all parameters of some blocks.
-        parameters = dict(place, max_in_cpu=0, buffer_size=4_000_000, buffer_count=40) if place["device"] == "nvme" else place
+        parameters = dict(place, max_in_cpu=0, buffer_size=16_000_000 if kind == "states" else 4_000_000, buffer_count=40) if place["device"] == "nvme" else place
         zero.update(offload_param=parameters, offload_optimizer=place)
         if system == "deepspeed_nvme":
             # By default it prefetches across the turn from forward to backward and asks for one parameter twice, which fails ("already
@@ -142,6 +142,14 @@ def main():
         ebb.world()
     elif system == "fsdp2":
         torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
+    trim = ctypes.CDLL(None).malloc_trim
+    if kind == "states":
+        # Buffers that torch's first products take and keep belong to no engine.
+        plain = make_model(kind)
+        ids = torch.zeros((batch, context), dtype=torch.long)
+        plain(input_ids=ids, labels=ids).loss.backward()
+        del plain
+        trim(0)
     idle = counted("smaps_rollup", "Pss")
     settings = settings_of(system, kind, folder)
     if system.startswith("ebb"):
@@ -151,7 +159,6 @@ def main():
     else:
         step, table = torch_calls(make_model(kind).to(device), system == "fsdp2", on_gpu)
     generator = torch.Generator().manual_seed(rank)
-    trim = ctypes.CDLL(None).malloc_trim
     print("READY", flush=True)
     for line in sys.stdin:
         # Gives freed memory back to the system, and starts a new peak.
