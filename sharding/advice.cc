@@ -211,7 +211,7 @@ class Search {
       return cap ? std::max<int64_t>(0, bytes - *cap) : 0;
     };
     Need need{.device = DeviceBytes(pools), .host = HostBytes(pools), .disk = DiskBytes(pools)};
-    // Memory is dearer than disks, so nothing that exceeds a disk moves to a device without room.
+    // A byte of a disk counts less than one of memory, because it costs less.
     constexpr int64_t kDiskBytes = 16;
     need.over = std::max(over(need.device, caps_.device) + over(need.host, caps_.host),
                          over(need.device + need.host, caps_.together)) +

@@ -232,8 +232,11 @@ TEST_F(PlanProgramTest, TheConfigurationAskedAboutHasALine) {
 }
 
 TEST_F(PlanProgramTest, AnswersWithTheRemedyWhereNoLineFits) {
-  const std::string printed = Run("--model llama-2-7b --layers 160 --machine rtx4090-64gb").printed;
-  EXPECT_THAT(printed, HasSubstr("only this fits: stage 3"));
+  const std::string small = Write("small.json", R"({"gpus": 1, "gpu_memory": "5GiB",
+      "gpu_teraflops": 50, "gpu_memory_gb_s": 500, "pcie_gb_s": 20, "ram": "2GiB", "ram_gb_s": 50,
+      "cores": 8, "disk": "1TB", "disk_read_gb_s": 5, "disk_write_gb_s": 5})");
+  const std::string printed = Run("--model gpt2-xl --machine " + small).printed;
+  EXPECT_THAT(printed, HasSubstr("this fits with other keys: stage 3"));
   EXPECT_THAT(printed, testing::Not(HasSubstr("Nothing fits")));
 }
 

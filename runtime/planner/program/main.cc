@@ -103,7 +103,7 @@ void WarnOf(const std::string& path, const Answer& answer) {
     Warn(absl::StrCat(path, answer.refused.ok() ? ": it does not fit: it " : ": Ebb refuses it: ",
                       answer.lacks()));
   if (answer.choice.recompute)
-    Warn(absl::StrCat(path, ": the trainer must recompute blocks in backward, no key does it"));
+    Warn(absl::StrCat(path, ": the trainer must recompute blocks in backward itself"));
 }
 
 // Writes the requested files for the chosen configuration.
@@ -200,7 +200,7 @@ int AnswerQuestion(const Arguments& arguments) {
       absl::StrAppend(&text, "\n* ",
                       arguments.asked ? "as asked: "
                       : fastest       ? "the fastest that fits: "
-                                      : "only this fits: ",
+                                      : "this fits with other keys: ",
                       WordsOf(*chosen), "\n\n", AnswerText(question, *chosen),
                       ChangesText(advised));
       if (arguments.asked && fastest && !(*fastest == chosen->choice))
