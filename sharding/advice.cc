@@ -43,10 +43,13 @@ class Search {
     return Advise();
   }
 
+  // After Run. None: no setting fits.
+  const std::optional<Config>& fitting() const { return fitting_; }
+
  private:
   struct Need {
-    int64_t device = 0, host = 0;  // bytes
-    int64_t over = 0;              // bytes of `together` above the caps
+    int64_t device = 0, host = 0, disk = 0;  // bytes
+    int64_t over = 0;                        // bytes above the caps, by what they cost
   };
   struct Candidate {
     uint64_t choices = 0;  // a digit of kChoices for each setting; 0: as given
@@ -207,9 +210,12 @@ class Search {
     const auto over = [](int64_t bytes, std::optional<int64_t> cap) {
       return cap ? std::max<int64_t>(0, bytes - *cap) : 0;
     };
-    Need need{.device = DeviceBytes(pools), .host = HostBytes(pools)};
+    Need need{.device = DeviceBytes(pools), .host = HostBytes(pools), .disk = DiskBytes(pools)};
+    // A byte of a disk counts less than one of memory, because it costs less.
+    constexpr int64_t kDiskBytes = 16;
     need.over = std::max(over(need.device, caps_.device) + over(need.host, caps_.host),
-                         over(need.device + need.host, caps_.together));
+                         over(need.device + need.host, caps_.together)) +
+                (over(need.disk, caps_.disk) + kDiskBytes - 1) / kDiskBytes;
     return need;
   }
   std::optional<Need> TryOf(const Config& changed) {
@@ -221,9 +227,13 @@ class Search {
   }
   // Bytes beyond the caps; INT64_MAX if the plan cannot be laid out.
   int64_t OverAtLeast(const Config& changed) {
-    const absl::StatusOr<Pools> pools = trials_.lay_out_least(changed);
+    absl::StatusOr<Pools> pools = trials_.lay_out_least(changed);
     work_left_ -= units_;
-    return pools.ok() ? NeedOf(*pools).over : INT64_MAX;
+    if (!pools.ok()) return INT64_MAX;
+    // The least pools have all states in files, but RAM or the device may hold some of them.
+    if (changed.ebb.host_memory || changed.zero.offload_optimizer.ratio != 1)
+      std::fill(std::begin(pools->file_bytes), std::end(pools->file_bytes), 0);
+    return NeedOf(*pools).over;
   }
 
   // The device's room is not known then, so such a change is advised last.
@@ -244,9 +254,11 @@ class Search {
     return changed;
   }
 
-  static std::string Shown(const Need& need, bool fills) {
-    return absl::StrCat(Megabytes(need.device), " on the device and ", fills ? "at least " : "",
-                        Megabytes(need.host), " in host memory");
+  std::string Shown(const Need& need, bool fills) const {
+    return absl::StrCat(
+        Megabytes(need.device), " on the device and ", fills ? "at least " : "",
+        Megabytes(need.host), " in host memory",
+        caps_.disk && need.disk > 0 ? absl::StrCat(" and ", Megabytes(need.disk), " on NVMe") : "");
   }
   static absl::string_view Warning(const Candidate& candidate) {
     if (!candidate.changes_numbers) return "";
@@ -259,6 +271,7 @@ class Search {
     Loosen(changed, [](Config& c) -> int64_t& { return c.zero.sub_group_size; });
     const Need need = *TryOf(changed);
     changed = Capped(changed, need);
+    fitting_ = changed;
     // States that would be on NVMe fill the room below a cap.
     const bool fills = changed.optimizer_tier() == Tier::kNvme &&
                        changed.ebb.host_memory.value_or(need.host) > need.host;
@@ -287,6 +300,7 @@ class Search {
   int64_t units_ = 1, work_left_ = 0;
   Need now_, least_;
   Candidate with_least_;
+  std::optional<Config> fitting_;
 };
 
 }  // namespace
@@ -304,8 +318,11 @@ MemoryCaps CapsOf(const Config& config) {
   return {.device = config.ebb.device_memory, .host = config.ebb.host_memory};
 }
 
-std::string FindAdvice(const Config& config, const MemoryCaps& caps, const AdviceTrials& trials) {
-  return Search(config, caps, trials).Run();
+FoundAdvice FindAdvice(const Config& config, const MemoryCaps& caps, const AdviceTrials& trials) {
+  Search search(config, caps, trials);
+  FoundAdvice found{.text = search.Run(), .config = search.fitting()};
+  if (found.config) found.keys = Described(config, *found.config);
+  return found;
 }
 
 }  // namespace ebb::sharding

@@ -28,6 +28,8 @@
 
 namespace ebb::sharding {
 
+struct PlanInputs;
+
 // The most combinations that are looked at. Each is laid out once more if its least need
 // (LeastPools) does not exceed the caps. A combination that fits is mostly among the first hundred;
 // all are needed only if none fits. A config with few of these settings to change has some
@@ -47,6 +49,7 @@ int64_t SmallSubGroup(const Pools& pools);
 struct MemoryCaps {
   std::optional<int64_t> device = {}, host = {};
   std::optional<int64_t> together = {};  // of both tiers, where the device's memory is the host's
+  std::optional<int64_t> disk = {};      // for swap files
   bool of_config = true;                 // the config's keys set the caps; false: the machine does
   std::string_view relief = "raise it";  // what helps without a change of the config
 };
@@ -62,9 +65,18 @@ struct AdviceTrials {
   bool sums_depend_on_groups = false;  // PlanInputs
 };
 
-// `config` is resolved, and its pools exceed a cap. For a message: the change that fits, as JSON to
-// merge into the config's file. It keeps the trained numbers if any does (else the text says so)
-// with the fewest keys and least traffic. If none fits: what needs least.
-std::string FindAdvice(const Config& config, const MemoryCaps& caps, const AdviceTrials& trials);
+// For a message: the change that fits, as JSON to merge into the config's file. It keeps the trained
+// numbers if any does (else the text says so) with the fewest keys and least traffic. If none fits:
+// what needs least.
+struct FoundAdvice {
+  std::string text;
+  std::optional<Config> config = {};  // resolved; none: no setting fits
+  std::string keys = "";              // of the config, as JSON
+};
+
+// `config` is resolved, and its pools exceed a cap.
+FoundAdvice FindAdvice(const Config& config, const MemoryCaps& caps, const AdviceTrials& trials);
+// For the pools of these inputs (plan.h).
+FoundAdvice FindAdvice(const PlanInputs& inputs, const MemoryCaps& caps);
 
 }  // namespace ebb::sharding

@@ -273,6 +273,9 @@ int64_t DeviceBytes(const Pools& pools) {
 int64_t HostBytes(const Pools& pools) {
   return Total(pools.host_bytes);
 }
+int64_t DiskBytes(const Pools& pools) {
+  return Total(pools.file_bytes);
+}
 
 namespace {
 

@@ -69,6 +69,7 @@ std::string HostRoomWarning(const Pools& pools, const HostRoom& room);
 // All classes of a rank.
 int64_t DeviceBytes(const Pools& pools);
 int64_t HostBytes(const Pools& pools);
+int64_t DiskBytes(const Pools& pools);
 std::string Megabytes(int64_t bytes);  // "7.1 MiB"; of less than a tenth "20.5 KiB", "7 bytes"
 
 }  // namespace ebb::sharding

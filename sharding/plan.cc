@@ -165,7 +165,7 @@ absl::StatusOr<Pools> PlanLeastPools(const PlanInputs& inputs) {
   return PoolsOf(base, inputs, Extent::kLeast);
 }
 
-std::string Advice(const PlanInputs& inputs, const MemoryCaps& caps) {
+FoundAdvice FindAdvice(const PlanInputs& inputs, const MemoryCaps& caps) {
   const auto with = [&](const Config& changed) {
     PlanInputs other = inputs;
     other.config = &changed;
@@ -176,6 +176,10 @@ std::string Advice(const PlanInputs& inputs, const MemoryCaps& caps) {
       {.lay_out = [&](const Config& changed) { return PlanPools(with(changed)); },
        .lay_out_least = [&](const Config& changed) { return PlanLeastPools(with(changed)); },
        .sums_depend_on_groups = inputs.sums_depend_on_groups});
+}
+
+std::string Advice(const PlanInputs& inputs, const MemoryCaps& caps) {
+  return FindAdvice(inputs, caps).text;
 }
 
 absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs) {

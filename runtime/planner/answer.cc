@@ -10,7 +10,6 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/trace/timeline.h"
-#include "ebb/sharding/advice.h"
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/report/alive.h"
@@ -204,8 +203,8 @@ std::string_view UnitOf(const sharding::Plan& plan, const sharding::Instruction&
 
 Choice ChoiceOf(const Config& config, bool recompute) {
   return {.stage = config.zero.stage,
-          .parameters = config.parameter_tier(),
-          .states = config.optimizer_tier(),
+          .parameters = config.zero.offload_param.device,
+          .states = config.zero.offload_optimizer.device,
           .boundaries = config.activation_tier(),
           .recompute = recompute};
 }
@@ -265,17 +264,26 @@ Answer AnswerFor(const Question& question, const Choice& choice, Depth depth) {
   return AnswerFor(question, question.With(choice), choice.recompute, depth);
 }
 
-std::string RemedyFor(const Question& question, const Answer& answer) {
+sharding::FoundAdvice RemedyFor(const Question& question, const Answer& answer) {
   const absl::StatusOr<Resolved> resolved = Resolve(question, answer);
-  if (!resolved.ok()) return "";
+  if (!resolved.ok()) return {};
   const auto& [device, ram, disk] = answer.room;
   sharding::MemoryCaps caps{.device = device,
                             .host = ram - 2 * sharding::kStateStagingBytes,
+                            .disk = disk,
                             .of_config = false,
                             .relief = "use a machine with more memory"};
   if (question.machine.is_cpu)
-    caps = {.together = device, .of_config = false, .relief = caps.relief};
-  return sharding::Advice(resolved->Inputs(question.ranks), caps);
+    caps = {.together = device, .disk = disk, .of_config = false, .relief = caps.relief};
+  return sharding::FindAdvice(resolved->Inputs(question.ranks), caps);
+}
+
+std::optional<Answer> AnswerOf(const Question& question, const sharding::FoundAdvice& remedy,
+                               const Answer& changed, Depth depth) {
+  if (!remedy.config) return std::nullopt;
+  Answer answer = AnswerFor(question, *remedy.config, changed.choice.recompute, depth);
+  answer.keys = remedy.keys;
+  return answer;
 }
 
 double DiskBytesWrittenADay(const Answer& answer, const Machine& machine, int ranks) {

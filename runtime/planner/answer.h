@@ -16,6 +16,7 @@
 #include "ebb/runtime/planner/activations.h"
 #include "ebb/runtime/planner/machine.h"
 #include "ebb/runtime/planner/model.h"
+#include "ebb/sharding/advice.h"
 #include "ebb/sharding/report/simulate.h"
 #include "ebb/sharding/state.h"
 
@@ -28,6 +29,7 @@ struct Choice {
   bool recompute = false;
   friend bool operator==(const Choice&, const Choice&) = default;
 };
+// The config's own words: at stage 0 its states may be on NVMe, which is refused.
 Choice ChoiceOf(const Config& config, bool recompute);
 
 struct Question {
@@ -62,6 +64,7 @@ struct StepTime {
 struct Answer {
   Choice choice;
   Config config;
+  std::string keys = "";      // what an advice changed in the config, as JSON
   absl::Status refused = {};  // the config's error; after an error there are no results
   std::vector<MemoryRow> memory = {};
   TierBytes held = {}, room = {};  // of a rank
@@ -79,9 +82,12 @@ Answer AnswerFor(const Question& question, const Choice& choice, Depth depth);
 // The same for a whole config.
 Answer AnswerFor(const Question& question, const Config& config, bool recompute, Depth depth);
 
-// The keys to change so that an answer fits. The search is that of the errors of memory caps
-// (ebb/sharding/advice.h).
-std::string RemedyFor(const Question& question, const Answer& answer);
+// The keys to change so that an answer fits into the machine's memory and disks, from the search
+// that also advises in the errors of memory caps.
+sharding::FoundAdvice RemedyFor(const Question& question, const Answer& answer);
+// The answer of a remedy, which changed an answer. Nothing: there is no remedy.
+std::optional<Answer> AnswerOf(const Question& question, const sharding::FoundAdvice& remedy,
+                               const Answer& changed, Depth depth);
 
 // Bytes that a day of steps writes to a host's disks.
 double DiskBytesWrittenADay(const Answer& answer, const Machine& machine, int ranks);

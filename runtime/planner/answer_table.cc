@@ -241,6 +241,10 @@ std::string WordsOf(const Choice& choice) {
   return text;
 }
 
+std::string WordsOf(const Answer& answer) {
+  return absl::StrCat(WordsOf(answer.choice), answer.keys.empty() ? "" : ", with ", answer.keys);
+}
+
 std::string TitleOf(const Question& question) {
   const int64_t sequences = std::max<int64_t>(1, question.config.micro_batch_size),
                 micro_batches = std::max<int64_t>(1, question.config.gradient_accumulation_steps);
@@ -257,9 +261,11 @@ std::string TitleOf(const Question& question) {
          StoredText(question.model);
 }
 
-std::vector<const Answer*> ShownAnswers(std::span<const Answer> answers, bool all) {
+std::vector<const Answer*> ShownAnswers(std::span<const Answer> answers, const Answer* marked,
+                                        bool all) {
   std::vector<const Answer*> shown;
-  const auto better = [](const Answer& a, const Answer& b) {
+  const auto better = [&](const Answer& a, const Answer& b) {
+    if (&a == marked || &b == marked) return &a == marked;
     if (a.time && b.time) return a.time->tokens_per_second > b.time->tokens_per_second;
     if (a.time || b.time) return a.time.has_value();
     return a.held[0] < b.held[0];
@@ -279,26 +285,24 @@ std::vector<const Answer*> ShownAnswers(std::span<const Answer> answers, bool al
 }
 
 std::string AnswerTable(const Question& question, std::span<const Answer> answers,
-                        const Choice* marked, bool all) {
+                        const Answer* marked, bool all) {
   std::string text =
       absl::StrFormat("  %-5s %-10s %-6s %-9s %7s %7s %8s %7s %9s  %s\n", "stage", "parameters",
                       "states", "recompute", absl::StrCat(DeviceName(question.machine), " GiB"),
                       "RAM GiB", "NVMe GiB", "step s", "tokens/s", "waits for");
-  for (const Answer* answer : ShownAnswers(answers, all)) {
-    const bool has_mark = marked != nullptr && answer->choice == *marked;
-    absl::StrAppend(&text, LineOf(question, *answer, has_mark), "\n");
-  }
+  for (const Answer* answer : ShownAnswers(answers, marked, all))
+    absl::StrAppend(&text, LineOf(question, *answer, answer == marked), "\n");
   return text;
 }
 
 std::string OffersText(const Question& question, std::span<const Offer> offers) {
   std::string text = absl::StrFormat(
       "%s: %.4g B parameters, %s; %d tokens a sequence\n\n"
-      "  %-14s %5s %5s %9s %10s %13s  %s\n",
+      "  %-14s %5s %5s %9s %10s %13s\n",
       config::Shortened(question.model.name, 40),
       static_cast<double>(question.model.parameters()) / 1e9,
       std::string(Name(question.config.compute)), question.pass.context, "machine", "hosts",
-      "ranks", "tokens/s", "price/hour", "of 10^9 tokens", "configuration");
+      "ranks", "tokens/s", "price/hour", "of 10^9 tokens");
   const Offer* const cheapest = Cheapest(offers);
   for (const Offer& offer : offers) {
     const std::string& name = offer.machine.name;
@@ -311,12 +315,12 @@ std::string OffersText(const Question& question, std::span<const Offer> offers) 
     const auto price = [&](double of) {
       return offer.price_an_hour > 0 ? absl::StrFormat("%.2f", of) : "-";
     };
-    absl::StrAppendFormat(&line, "%5d %5d %9s %10s %13s  %s", offer.hosts,
+    absl::StrAppendFormat(&line, "%5d %5d %9s %10s %13s\n    %s\n", offer.hosts,
                           static_cast<int>(offer.machine.gpus) * offer.hosts,
                           Grouped(offer.answer->time->tokens_per_second),
                           price(offer.price_an_hour * offer.hosts), price(offer.price_of(1e9)),
-                          WordsOf(offer.answer->choice));
-    absl::StrAppend(&text, config::Shortened(line, kColumns), "\n");
+                          WordsOf(*offer.answer));
+    text += line;
   }
   return text;
 }

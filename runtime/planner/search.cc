@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/difference.h"
+#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb::planner {
 namespace {
@@ -18,11 +19,6 @@ constexpr double kWorthIt = 1.005;
 
 double Speed(const Answer& answer) {
   return answer.fits() && answer.time ? answer.time->tokens_per_second : 0;
-}
-
-int Differences(const Choice& a, const Choice& b) {
-  return (a.stage != b.stage) + (a.parameters != b.parameters) + (a.states != b.states) +
-         (a.boundaries != b.boundaries) + (a.recompute != b.recompute);
 }
 
 // The difference of two choices, in the keys of a configuration file.
@@ -37,6 +33,30 @@ std::string Described(const Choice& from, const Choice& to) {
   if (from.parameters != to.parameters) return offload("offload_param", to.parameters);
   if (from.states != to.states) return offload("offload_optimizer", to.states);
   return offload("offload_activations", to.boundaries);
+}
+
+std::vector<Tier> TiersOf(const Machine& machine) {
+  std::vector<Tier> tiers = {Tier::kDevice};
+  if (!machine.is_cpu) tiers.push_back(Tier::kCpu);  // a CPU's RAM is the device's memory
+  if (machine.disk > 0) tiers.push_back(Tier::kNvme);
+  return tiers;
+}
+
+// The choices that differ from this one in one setting.
+std::vector<Choice> Neighbours(const Choice& choice, const Machine& machine) {
+  std::vector<Choice> neighbours;
+  const auto add = [&](auto Choice::*setting, auto value) {
+    if (choice.*setting == value) return;
+    neighbours.push_back(choice);
+    neighbours.back().*setting = value;
+  };
+  for (int stage = 0; stage <= 3; ++stage) add(&Choice::stage, stage);
+  for (const Tier tier : TiersOf(machine)) {
+    for (Tier Choice::*const of : {&Choice::parameters, &Choice::states, &Choice::boundaries})
+      add(of, tier);
+  }
+  add(&Choice::recompute, !choice.recompute);
+  return neighbours;
 }
 
 // The model with so many blocks, all like its first.
@@ -106,6 +126,24 @@ std::optional<Answer> AnyThatFits(const Question& question, std::vector<Choice> 
   return std::nullopt;
 }
 
+// The choice that needs least of the device's memory, with the keys that let it fit.
+std::optional<Answer> Remedied(const Question& question, const Choice& choice, Depth depth) {
+  const Answer changed = AnswerFor(question, choice, Depth::kMemory);
+  return AnswerOf(question, RemedyFor(question, changed), changed, depth);
+}
+
+// The same settings for another model, context or batch.
+Answer AnswerLike(const Question& question, const Answer& like, Depth depth) {
+  Config config = like.config;
+  if (question.config.micro_batch_size > 0) {
+    config.micro_batch_size = question.config.micro_batch_size;
+    config.train_batch_size = 0;
+  }
+  Answer answer = AnswerFor(question, config, like.choice.recompute, depth);
+  answer.keys = like.keys;
+  return answer;
+}
+
 std::vector<Answer> AnswersOf(const Question& question, std::span<const Choice> choices) {
   std::vector<Answer> answers;
   for (const Choice& choice : choices) answers.push_back(AnswerFor(question, choice, Depth::kTime));
@@ -115,9 +153,7 @@ std::vector<Answer> AnswersOf(const Question& question, std::span<const Choice> 
 }  // namespace
 
 std::vector<Choice> Choices(const Question& question) {
-  std::vector<Tier> tiers = {Tier::kDevice, Tier::kCpu, Tier::kNvme};
-  if (question.machine.disk <= 0) tiers.pop_back();
-  if (question.machine.is_cpu) tiers.erase(tiers.begin() + 1);  // its RAM is the device's memory
+  const std::vector<Tier> tiers = TiersOf(question.machine);
   std::vector<Choice> choices;
   for (int stage = 0; stage <= 3; ++stage) {
     for (const Tier parameters : tiers) {
@@ -150,18 +186,17 @@ const Answer* Fastest(std::span<const Answer> answers) {
                         [&](const Answer& answer) { return Speed(answer) * kWorthIt >= most; });
 }
 
-std::optional<Change> BestChange(const Question& question, std::span<const Answer> answers,
-                                 const Answer& from) {
+std::optional<Change> BestChange(const Question& question, const Answer& from) {
   std::optional<Change> best;
   const auto consider = [&](std::string what, const Answer& answer) {
     if (Speed(answer) <= std::max(Speed(from) * kWorthIt, best ? best->tokens_per_second : 0))
       return;
     best = Change{.what = std::move(what), .tokens_per_second = Speed(answer)};
   };
-  for (const Answer& answer : answers) {
-    if (Differences(answer.choice, from.choice) == 1)
-      consider(Described(from.choice, answer.choice), answer);
-  }
+  Question asked = question;
+  asked.config = from.config;
+  for (const Choice& choice : Neighbours(from.choice, question.machine))
+    consider(Described(from.choice, choice), AnswerFor(asked, choice, Depth::kTime));
   const auto changed = [&](void (*change)(Config&, const Model&)) {
     Config config = from.config;
     change(config, question.model);
@@ -238,20 +273,26 @@ double Offer::price_of(double tokens) const {
 }
 
 void FillOffer(Question question, Offer& offer) {
-  constexpr int kHostsMax = 1024;
   question.machine = offer.machine;
   const int most = offer.machine.network_gb_s > 0 ? kHostsMax : 1;
+  double least = 0;  // hosts for a token a second
   for (int hosts = 1; hosts <= most; hosts *= 2) {
+    if (offer.hosts > 0 && hosts > offer.hosts * kHostsAhead) return;
     question.ranks = static_cast<int>(offer.machine.gpus) * hosts;
     // The choice that needs least memory is tried alone until it fits.
     if (!AnyThatFits(question, Choices(question))) continue;
     const std::vector<Answer> answers = AnswerAll(question);
     const Answer* const fastest = Fastest(answers);
     if (fastest == nullptr) continue;
+    const double of_token = hosts / Speed(*fastest);
+    if (offer.hosts > 0 && of_token * kWorthIt >= least) continue;
+    least = of_token;
     offer.hosts = hosts;
     offer.answer = *fastest;
-    return;
   }
+  if (offer.hosts > 0) return;
+  offer.answer = Remedied(question, Choices(question).back(), Depth::kTime);
+  if (offer.answer) offer.hosts = most;
 }
 
 const Offer* Cheapest(std::span<const Offer> offers) {
@@ -268,36 +309,55 @@ const Offer* Cheapest(std::span<const Offer> offers) {
 absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
                                     const std::optional<Choice>& asked) {
   constexpr int64_t kMost[] = {kUnitsMax - 2, 1 << 20, 1 << 28};
+  const int64_t most = kMost[static_cast<int>(quantity)];
   const std::vector<Choice> choices = asked ? std::vector{*asked} : Choices(question);
   Largest found{.question = question};
-  int64_t too_many = kMost[static_cast<int>(quantity)] + 1;
+  std::optional<Answer> remedied;  // of a size at which no choice fits
   const auto fits = [&](int64_t number) -> absl::StatusOr<bool> {
-    absl::StatusOr<Question> changed = With(question, quantity, number);
-    if (!changed.ok()) return changed.status();
-    std::optional<Answer> answer = AnyThatFits(*changed, choices);
-    if (!answer) return false;
-    found = {.most = number, .question = *std::move(changed), .answer = *std::move(answer)};
+    EBB_ASSIGN_OR_RETURN(Question changed, With(question, quantity, number));
+    std::optional<Answer> answer =
+        remedied ? AnswerLike(changed, *remedied, Depth::kMemory) : AnyThatFits(changed, choices);
+    if (!answer || !answer->fits()) return false;
+    found = {.most = number, .question = std::move(changed), .answer = *std::move(answer)};
     return true;
   };
-  for (int64_t number = 1; number < too_many; number *= 2) {
-    const absl::StatusOr<bool> fitted = fits(number);
-    if (!fitted.ok()) return fitted.status();
-    if (!*fitted) too_many = number;
-  }
   // A context is searched in multiples of 64.
-  const int64_t unit = quantity == Quantity::kContext && found.most >= 1024 ? 64 : 1;
-  while (too_many - found.most > unit) {
-    const int64_t number = (found.most + (too_many - found.most) / 2) / unit * unit;
-    if (number <= found.most) break;
-    const absl::StatusOr<bool> fitted = fits(number);
-    if (!fitted.ok()) return fitted.status();
-    if (!*fitted) too_many = number;
+  const auto unit = [&] {
+    return quantity == Quantity::kContext && found.most >= 1024 ? int64_t{64} : int64_t{1};
+  };
+  const auto search = [&]() -> absl::Status {
+    int64_t too_many = most + 1;
+    for (int64_t number = std::max<int64_t>(1, 2 * found.most); number < too_many; number *= 2) {
+      EBB_ASSIGN_OR_RETURN(const bool fitted, fits(number));
+      if (!fitted) too_many = number;
+    }
+    while (too_many - found.most > unit()) {
+      const int64_t number = (found.most + (too_many - found.most) / 2) / unit() * unit();
+      if (number <= found.most) break;
+      EBB_ASSIGN_OR_RETURN(const bool fitted, fits(number));
+      if (!fitted) too_many = number;
+    }
+    return absl::OkStatus();
+  };
+  EBB_RETURN_IF_ERROR(search());
+  // A remedy for one more is searched further with its keys, until there is no other.
+  while (!asked && found.most + unit() <= most) {
+    const int64_t more = found.most + unit();
+    EBB_ASSIGN_OR_RETURN(Question changed, With(question, quantity, more));
+    remedied = Remedied(changed, choices.back(), Depth::kMemory);
+    if (!remedied || !remedied->fits()) break;
+    found = {.most = more, .question = std::move(changed), .answer = *remedied};
+    EBB_RETURN_IF_ERROR(search());
   }
-  if (found.most > 0) {
-    // The fastest of all choices that fit with it.
-    const std::vector<Answer> answers = AnswersOf(found.question, choices);
-    if (const Answer* const best = Fastest(answers)) found.answer = *best;
+  found.is_limit = found.most == most;
+  if (found.most == 0) return found;
+  if (!found.answer.keys.empty()) {
+    found.answer = AnswerLike(found.question, found.answer, Depth::kTime);
+    return found;
   }
+  // The fastest of all choices that fit with it.
+  const std::vector<Answer> answers = AnswersOf(found.question, choices);
+  if (const Answer* const best = Fastest(answers)) found.answer = *best;
   return found;
 }
 

@@ -28,26 +28,26 @@ struct Change {
   std::string what;  // "zero_optimization.stage 3", "recompute", "twice the network"
   double tokens_per_second = 0;
 };
-// The best change of one setting from `from`, of the micro-batch or of gathers further ahead: the
-// fastest answer that fits. Nothing: no change is faster, or none fits.
-std::optional<Change> BestChange(const Question& question, std::span<const Answer> answers,
-                                 const Answer& from);
+// The best change of one setting of `from`'s config, of the micro-batch or of gathers further ahead:
+// the fastest answer that fits. Nothing: no change is faster, or none fits.
+std::optional<Change> BestChange(const Question& question, const Answer& from);
 // A machine with twice the resource that the step waits for most. Nothing: the step waits for no
 // resource.
 std::optional<Change> BestPurchase(const Question& question, const Answer& from);
 
 enum class Quantity { kModel, kBatch, kContext };
 struct Largest {
-  int64_t most = 0;    // layers, sequences of a micro-batch, tokens of a sequence; 0: not even one
-  Question question;   // with `most` of them
-  Answer answer = {};  // of the choice that fits
+  int64_t most = 0;  // layers, sequences of a micro-batch, tokens of a sequence; 0: not even one
+  bool is_limit = false;  // more may fit, but no more are planned
+  Question question;      // with `most` of them
+  Answer answer = {};     // of the choice that fits
 };
 // kModel: more layers of the same shape; the model has equal blocks. `asked`: the choice that must
-// fit; none: any choice.
+// fit; none: any choice, or what RemedyFor makes of one.
 absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
                                     const std::optional<Choice>& asked = std::nullopt);
 
-// A machine to rent, and the answer for the fewest hosts that fit.
+// A machine to rent, and the answer for the number of hosts with the cheapest tokens.
 struct Offer {
   Machine machine;
   double price_an_hour = 0;  // of a host, in any currency; 0: not known
@@ -56,6 +56,8 @@ struct Offer {
   // 0: not known.
   double price_of(double tokens) const;
 };
+// Tries powers of two up to kHostsMax, and up to kHostsAhead times the best so far.
+inline constexpr int kHostsMax = 1024, kHostsAhead = 4;
 void FillOffer(Question question, Offer& offer);
 // Null: none fits, or none has a price.
 const Offer* Cheapest(std::span<const Offer> offers);

@@ -164,14 +164,64 @@ TEST(Search, OneChangeMakesItFitOrFaster) {
   const Answer too_large = AnswerFor(question, {.stage = 0}, Depth::kTime);
   ASSERT_FALSE(too_large.fits());
   EXPECT_THAT(too_large.lacks(), HasSubstr("on the device"));
-  const std::optional<Change> fits = BestChange(question, answers, too_large);
+  const std::optional<Change> fits = BestChange(question, too_large);
   ASSERT_TRUE(fits);
   EXPECT_THAT(fits->what, HasSubstr("stage"));
   const Answer slow =
       AnswerFor(question, {.stage = 3, .states = Tier::kCpu, .recompute = true}, Depth::kTime);
-  const std::optional<Change> faster = BestChange(question, answers, slow);
+  const std::optional<Change> faster = BestChange(question, slow);
   ASSERT_TRUE(faster);
   EXPECT_GT(faster->tokens_per_second, slow.time->tokens_per_second);
+}
+
+// What is refused for one setting is not fixed by a change of another.
+TEST(Search, AChangeIsMadeToTheConfigurationAsGiven) {
+  const Question question = QuestionOf("llama-2-7b", "8xh100", 8);
+  const Choice on_nvme{.stage = 0, .states = Tier::kNvme};
+  const std::optional<Change> stage =
+      BestChange(question, AnswerFor(question, on_nvme, Depth::kTime));
+  ASSERT_TRUE(stage);
+  EXPECT_EQ(stage->what, "\"stage\": 1");
+  const Answer changed = AnswerFor(question, {.stage = 1, .states = Tier::kNvme}, Depth::kTime);
+  EXPECT_EQ(stage->tokens_per_second, changed.time->tokens_per_second);
+
+  const Choice in_ram{.stage = 1, .parameters = Tier::kCpu};
+  const std::optional<Change> place =
+      BestChange(question, AnswerFor(question, in_ram, Depth::kTime));
+  ASSERT_TRUE(place);
+  EXPECT_THAT(place->what, HasSubstr("offload_param"));
+}
+
+TEST(Search, ARemedyFitsAlsoOnTheDisk) {
+  Question question = QuestionOf("llama-3-405b", "rtx4090-64gb", 1);
+  const Answer answer = AnswerFor(question, Choices(question).back(), Depth::kMemory);
+  ASSERT_GT(answer.held[2], answer.room[2]);
+  EXPECT_FALSE(RemedyFor(question, answer).config);
+  question.machine.disk = 1e13;
+  const Answer more_disk = AnswerFor(question, answer.choice, Depth::kMemory);
+  ASSERT_FALSE(more_disk.fits());
+  const std::optional<Answer> remedied =
+      AnswerOf(question, RemedyFor(question, more_disk), more_disk, Depth::kTime);
+  ASSERT_TRUE(remedied);
+  EXPECT_TRUE(remedied->fits()) << remedied->lacks();
+  EXPECT_THAT(WordsOf(*remedied), HasSubstr("{"));
+}
+
+TEST(Search, AnOfferHasTheNumberOfHostsWithTheCheapestTokens) {
+  Question question = QuestionOf("gpt2-xl", "rtx4090-64gb", 1);
+  question.machine.network_gb_s = 100;
+  Offer offer{.machine = question.machine, .price_an_hour = 1};
+  FillOffer(question, offer);
+  EXPECT_GT(offer.hosts, 1);
+  for (int hosts = 1; hosts <= 2 * offer.hosts; hosts *= 2) {
+    question.ranks = hosts;
+    const std::vector<Answer> answers = AnswerAll(question);
+    const Answer* const fastest = Fastest(answers);
+    ASSERT_NE(fastest, nullptr) << hosts;
+    const Offer other{
+        .machine = question.machine, .price_an_hour = 1, .hosts = hosts, .answer = *fastest};
+    EXPECT_LE(offer.price_of(1), 1.006 * other.price_of(1)) << hosts;
+  }
 }
 
 TEST(Search, TwiceTheCriticalResourceMakesAStepFaster) {
@@ -201,6 +251,27 @@ TEST(Search, OneMoreThanTheLargestFitsNowhere) {
   EXPECT_GE(context->most, 2048 * batch->most / 2);
 }
 
+// As many as the remedy of one more lets in.
+TEST(Search, TheLargestNeedsMoreThanTheChoices) {
+  const Question question = QuestionOf("llama-2-7b", "rtx4090-64gb", 1);
+  const absl::StatusOr<Largest> batch = FindLargest(question, Quantity::kBatch);
+  ASSERT_TRUE(batch.ok()) << batch.status();
+  EXPECT_TRUE(batch->answer.time);
+  EXPECT_NE(batch->answer.keys, "");
+  EXPECT_EQ(batch->answer.config.micro_batch_size, batch->most);
+  for (const Choice& choice : Choices(question))
+    EXPECT_FALSE(AnswerFor(batch->question, choice, Depth::kMemory).fits()) << WordsOf(choice);
+  EXPECT_FALSE(batch->is_limit);
+}
+
+TEST(Search, TheLargestModelThatIsPlannedIsALimit) {
+  const absl::StatusOr<Largest> model = FindLargest(
+      QuestionOf("gpt2", "8xh100", 8), Quantity::kModel, Choice{.stage = 3, .recompute = true});
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(model->most, kUnitsMax - 2);
+  EXPECT_TRUE(model->is_limit);
+}
+
 TEST(Search, TheLargestIsOfTheChoiceThatWasAskedFor) {
   const Question question = QuestionOf("gpt2-xl", "rtx4090-64gb", 1);
   const Choice asked{.stage = 2, .states = Tier::kCpu};
@@ -217,13 +288,14 @@ TEST(Search, TheLargestIsOfTheChoiceThatWasAskedFor) {
 TEST(Search, ALargerBatchIsMarkedAsTrainingDifferently) {
   const Question question = QuestionOf("gpt2", "8xh100", 8);
   const Answer answer = AnswerFor(question, {.stage = 0}, Depth::kTime);
-  const std::optional<Change> change = BestChange(question, {&answer, 1}, answer);
+  const std::optional<Change> change = BestChange(question, answer);
   ASSERT_TRUE(change);
   EXPECT_THAT(change->what, HasSubstr("trains differently"));
 }
 
 TEST(Search, TheLargestModelHasMoreBlocksThanOneThatFits) {
-  const Question question = QuestionOf("llama-2-7b", "rtx4090-64gb", 1);
+  Question question = QuestionOf("llama-2-7b", "rtx4090-64gb", 1);
+  question.machine.disk = 3e11;
   const absl::StatusOr<Largest> model = FindLargest(question, Quantity::kModel);
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_GT(model->most, 32);
@@ -260,7 +332,7 @@ TEST(AnswerJson, HasEveryAnswerAndTheChosenConfiguration) {
   EXPECT_EQ(json["chosen"]["stage"], best->choice.stage);
   EXPECT_GT(json["chosen"]["step_seconds"], 0);
   EXPECT_TRUE(Config::FromJson(json["config"].dump()).ok());
-  const std::vector<const Answer*> shown = ShownAnswers(answers, false);
+  const std::vector<const Answer*> shown = ShownAnswers(answers, best, false);
   const std::string svg = AnswersAsSvg(question, shown);
   EXPECT_THAT(svg, HasSubstr("<svg"));
   EXPECT_THAT(svg, HasSubstr("stage 3"));

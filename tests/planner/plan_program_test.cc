@@ -210,6 +210,34 @@ TEST_F(PlanProgramTest, FindsTheLargest) {
   const Ended ended = Run("--model gpt2 --machine rtx4090-64gb --largest batch");
   ASSERT_EQ(ended.code, 0) << ended.printed;
   EXPECT_THAT(ended.printed, HasSubstr("sequences a micro-batch"));
+  EXPECT_THAT(ended.printed, HasSubstr("at most "));
+  EXPECT_THAT(Run("--model gpt2 --largest model --stage 3 --recompute").printed,
+              HasSubstr("at least 1998 layers"));
+}
+
+TEST_F(PlanProgramTest, SaysWhatAWrittenFileDoesNotSay) {
+  const std::string question = "--model llama-2-7b --write " + Path("w.json");
+  EXPECT_THAT(Run(question).printed, testing::Not(HasSubstr("w.json: ")));
+  EXPECT_THAT(Run(question + " --stage 3 --recompute").printed,
+              HasSubstr("w.json: the trainer must recompute"));
+  EXPECT_THAT(Run(question + " --stage 0").printed, HasSubstr("w.json: it does not fit"));
+}
+
+TEST_F(PlanProgramTest, TheConfigurationAskedAboutHasALine) {
+  EXPECT_THAT(Run("--model llama-2-7b --stage 3 --recompute").printed,
+              HasSubstr("\n* 3     device     device yes"));
+  const std::string printed = Run("--model llama-2-7b --stage 0 --offload-optimizer nvme").printed;
+  EXPECT_THAT(printed, HasSubstr("\n* 0     device     NVMe "));
+  EXPECT_THAT(printed, HasSubstr("as asked: stage 0, states on NVMe"));
+}
+
+TEST_F(PlanProgramTest, AnswersWithTheRemedyWhereNoLineFits) {
+  const std::string small = Write("small.json", R"({"gpus": 1, "gpu_memory": "5GiB",
+      "gpu_teraflops": 50, "gpu_memory_gb_s": 500, "pcie_gb_s": 20, "ram": "2GiB", "ram_gb_s": 50,
+      "cores": 8, "disk": "1TB", "disk_read_gb_s": 5, "disk_write_gb_s": 5})");
+  const std::string printed = Run("--model gpt2-xl --machine " + small).printed;
+  EXPECT_THAT(printed, HasSubstr("this fits with other keys: stage 3"));
+  EXPECT_THAT(printed, testing::Not(HasSubstr("Nothing fits")));
 }
 
 TEST_F(PlanProgramTest, ListsModelsAndMachines) {
@@ -221,9 +249,10 @@ TEST_F(PlanProgramTest, ListsModelsAndMachines) {
 }
 
 TEST_F(PlanProgramTest, PrintsAtMostAHundredColumns) {
-  for (const char* arguments :
-       {"--help", "--model gpt2 --micro-batches 16 --all",
-        "--model gpt3-175b --machine rtx4090-64gb", "--model mixtral-8x7b --ranks 16 --stage 3"}) {
+  for (const char* arguments : {"--help", "--model gpt2 --micro-batches 16 --all",
+                                "--model gpt3-175b --machine rtx4090-64gb",
+                                "--model llama-2-7b --layers 160 --compare rtx4090-64gb=1",
+                                "--model mixtral-8x7b --ranks 16 --stage 3"}) {
     std::istringstream lines(Run(arguments).printed);
     for (std::string line; std::getline(lines, line);)
       EXPECT_LE(line.size(), 100u) << arguments << "\n" << line;

@@ -198,7 +198,8 @@ TEST(Advice, LaysOutNoMoreThanItSays) {
     int trials = 0, least_trials = 0;
     const std::string advice =
         FindAdvice(config, {.device = 64},
-                   {.lay_out = with(128, trials), .lay_out_least = with(least, least_trials)});
+                   {.lay_out = with(128, trials), .lay_out_least = with(least, least_trials)})
+            .text;
     EXPECT_THAT(advice, HasSubstr("no other setting needs less"));
     EXPECT_LE(trials, kAdviceTrialsMax);
     EXPECT_LE(least_trials, kAdviceTrialsMax);

@@ -288,7 +288,7 @@ void AddOptions(CLI::App& app, Given& given) {
       ->option_text("NAME|FILE|here");
   CLI::Option* const compared =
       app.add_option("--compare", given.compared,
-                     "machines, with a host's price an hour; finds the fewest hosts that fit")
+                     "machines, with a host's price an hour; finds how many are cheapest")
           ->option_text("MACHINE[=PRICE]...");
   app.add_option("--nvme-path", given.nvme_path, "folder of the swap files")->option_text("DIR");
   app.add_option("--config,--deepspeed", given.config, "ask about this DeepSpeed or Ebb JSON file")

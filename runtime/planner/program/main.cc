@@ -1,10 +1,12 @@
 // ebb-plan: predicts the memory and the time of training a model on a machine, without that
 // machine.
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <new>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -79,15 +81,29 @@ std::string LargestText(const Arguments& arguments, const Largest& found) {
   if (found.most == 0)
     return absl::StrCat("not even one of the ", what, " fits",
                         arguments.asked ? "" : " in any configuration", "\n");
-  std::string text = absl::StrCat("at most ", found.most, " ", what);
+  std::string text = absl::StrCat(found.is_limit ? "at least " : "at most ", found.most, " ", what);
   if (*arguments.largest == Quantity::kModel)
     absl::StrAppendFormat(&text, ", %.4g B parameters",
                           static_cast<double>(found.question.model.parameters()) / 1e9);
+  if (found.is_limit) text += ", the most that ebb-plan plans";
   const int64_t longest = found.question.model.context;
   if (longest > 0 && found.question.pass.context > longest)
     absl::StrAppend(&text, ", of a model that is made for ", longest);
-  return absl::StrCat(text, "\n", WordsOf(found.answer.choice), "\n\n",
+  return absl::StrCat(text, "\n", WordsOf(found.answer), "\n\n",
                       AnswerText(found.question, found.answer));
+}
+
+void Warn(const std::string& what) {
+  std::fprintf(stderr, "ebb-plan: %s\n", what.c_str());
+}
+
+// Says what a file of this configuration does not say.
+void WarnOf(const std::string& path, const Answer& answer) {
+  if (!answer.fits())
+    Warn(absl::StrCat(path, answer.refused.ok() ? ": it does not fit: it " : ": Ebb refuses it: ",
+                      answer.lacks()));
+  if (answer.choice.recompute)
+    Warn(absl::StrCat(path, ": the trainer must recompute blocks in backward itself"));
 }
 
 // Writes the requested files for the chosen configuration.
@@ -97,9 +113,11 @@ int WriteFiles(const Arguments& arguments, const Question& question,
     return Fail(absl::StrCat(arguments.svg_file, ": it cannot be written"));
   if (arguments.write_file.empty() && arguments.trace_file.empty()) return 0;
   if (chosen == nullptr) return Fail("nothing fits, so there is no configuration to write");
-  if (!arguments.write_file.empty() &&
-      !WriteFile(arguments.write_file, chosen->config.ToJson() + "\n"))
-    return Fail(absl::StrCat(arguments.write_file, ": it cannot be written"));
+  if (!arguments.write_file.empty()) {
+    if (!WriteFile(arguments.write_file, chosen->config.ToJson() + "\n"))
+      return Fail(absl::StrCat(arguments.write_file, ": it cannot be written"));
+    WarnOf(arguments.write_file, *chosen);
+  }
   if (arguments.trace_file.empty()) return 0;
   const absl::Status traced = WriteTrace(question, *chosen, arguments.trace_file);
   return traced.ok() ? 0 : Fail(std::string(traced.message()));
@@ -124,52 +142,76 @@ int AnswerLargest(const Arguments& arguments) {
 int Compare(Arguments arguments) {
   const Question& question = arguments.question;
   for (Offer& offer : arguments.offers) FillOffer(question, offer);
-  std::fputs((arguments.json ? OffersAsJson : OffersText)(question, arguments.offers).c_str(),
-             stdout);
+  if (arguments.json) {
+    std::fputs(OffersAsJson(question, arguments.offers).c_str(), stdout);
+  } else {
+    Print(OffersText(question, arguments.offers));
+  }
   return 0;
+}
+
+// Puts the answer among the others, which are sorted by stage and place, in place of the one of the
+// same choice.
+const Answer* PutAmong(std::vector<Answer>& answers, const Answer& chosen) {
+  const auto line = [](const Answer& answer) {
+    return std::tuple(answer.choice.stage, answer.choice.parameters, answer.choice.states);
+  };
+  for (Answer& answer : answers) {
+    if (answer.choice == chosen.choice && chosen.keys.empty()) return &(answer = chosen);
+  }
+  const auto after = std::find_if(answers.begin(), answers.end(), [&](const Answer& answer) {
+    return line(answer) > line(chosen);
+  });
+  return &*answers.insert(after, chosen);
 }
 
 int AnswerQuestion(const Arguments& arguments) {
   const Question& question = arguments.question;
-  const std::vector<Answer> answers = AnswerAll(question);
-  const Answer* const fastest = Fastest(answers);
+  std::vector<Answer> answers = AnswerAll(question);
+  std::optional<Choice> fastest;
+  if (const Answer* const found = Fastest(answers)) fastest = found->choice;
   // The chosen answer once more, with the peak.
   std::optional<Answer> chosen;
+  sharding::FoundAdvice remedy;
   if (arguments.asked) {
     const bool as_it_is = *arguments.asked == ChoiceOf(question.config, arguments.asked->recompute);
     chosen = AnswerFor(question, as_it_is ? question.config : question.With(*arguments.asked),
                        arguments.asked->recompute, Depth::kTimeAndPeak);
-  } else if (fastest != nullptr) {
-    chosen = AnswerFor(question, fastest->choice, Depth::kTimeAndPeak);
+  } else if (fastest) {
+    chosen = AnswerFor(question, *fastest, Depth::kTimeAndPeak);
+  } else {
+    remedy = RemedyFor(question, answers.back());
+    chosen = AnswerOf(question, remedy, answers.back(), Depth::kTimeAndPeak);
   }
-  Advised advised{.chosen = chosen ? &*chosen : nullptr};
+  Advised advised;
   if (chosen) {
-    advised.change = BestChange(question, answers, *chosen);
-    advised.purchase = BestPurchase(question, *chosen);
+    if (!chosen->fits()) remedy = RemedyFor(question, *chosen);
+    advised = {.chosen = PutAmong(answers, *chosen),
+               .change = BestChange(question, *chosen),
+               .purchase = BestPurchase(question, *chosen)};
   }
-  if (chosen ? !chosen->fits() : true)
-    advised.remedy = RemedyFor(question, chosen ? *chosen : answers.back());
+  if (!chosen || !chosen->fits()) advised.remedy = remedy.text;
   if (arguments.json) {
     std::fputs(AnswersAsJson(question, answers, advised).c_str(), stdout);
   } else {
     std::string text = TitleOf(question) + "\n";
-    const Choice* const marked = arguments.asked      ? &*arguments.asked
-                                 : fastest != nullptr ? &fastest->choice
-                                                      : nullptr;
-    text += AnswerTable(question, answers, marked, arguments.all);
+    text += AnswerTable(question, answers, advised.chosen, arguments.all);
     if (chosen) {
-      absl::StrAppend(&text, "\n* ", arguments.asked ? "as asked: " : "the fastest that fits: ",
-                      WordsOf(chosen->choice), "\n\n", AnswerText(question, *chosen),
+      absl::StrAppend(&text, "\n* ",
+                      arguments.asked ? "as asked: "
+                      : fastest       ? "the fastest that fits: "
+                                      : "this fits with other keys: ",
+                      WordsOf(*chosen), "\n\n", AnswerText(question, *chosen),
                       ChangesText(advised));
-      if (arguments.asked && fastest != nullptr && !(fastest->choice == chosen->choice))
-        absl::StrAppend(&text, "The fastest that fits: ", WordsOf(fastest->choice), "\n");
+      if (arguments.asked && fastest && !(*fastest == chosen->choice))
+        absl::StrAppend(&text, "The fastest that fits: ", WordsOf(*fastest), "\n");
     } else {
       absl::StrAppend(&text, "\nNothing fits.\nWhat to change in ", WordsOf(answers.back().choice),
                       ": ", advised.remedy, "\n");
     }
     Print(std::move(text));
   }
-  const std::vector<const Answer*> shown = ShownAnswers(answers, arguments.all);
+  const std::vector<const Answer*> shown = ShownAnswers(answers, advised.chosen, arguments.all);
   return WriteFiles(arguments, question, shown, advised.chosen);
 }
 
@@ -180,8 +222,7 @@ int Main(int argc, char** argv) {
     std::fputs(line.text.c_str(), stdout);
     return 0;
   }
-  if (!line.arguments->warning.empty())
-    std::fprintf(stderr, "ebb-plan: %s\n", line.arguments->warning.c_str());
+  if (!line.arguments->warning.empty()) Warn(line.arguments->warning);
   const int code = !line.arguments->offers.empty() ? Compare(*line.arguments)
                    : line.arguments->largest       ? AnswerLargest(*line.arguments)
                                                    : AnswerQuestion(*line.arguments);
