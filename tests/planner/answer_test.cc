@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
+#include <map>
 #include <string>
 
 #include "ebb/runtime/planner/answer_json.h"
@@ -229,6 +231,27 @@ TEST(Search, TheLargestModelHasMoreBlocksThanOneThatFits) {
   EXPECT_GT(model->most, 32);
   EXPECT_EQ(model->question.model.units.size(), static_cast<size_t>(model->most) + 2);
   EXPECT_TRUE(model->answer.fits());
+}
+
+// Perfetto drops spans of one track that partly overlap.
+TEST(Trace, SpansOfATrackDoNotOverlap) {
+  const Question question = QuestionOf("gpt2", "rtx4090-64gb", 1);
+  const Answer answer = AnswerFor(
+      question, {.stage = 3, .parameters = Tier::kNvme, .states = Tier::kNvme}, Depth::kTime);
+  const std::string path = testing::TempDir() + "/trace.json";
+  ASSERT_TRUE(WriteTrace(question, answer, path).ok());
+  std::ifstream file(path);
+  std::map<int, double> ends;  // of the last span of each track
+  size_t spans = 0;
+  for (const auto& event : nlohmann::json::parse(file)) {
+    if (event["ph"] != "X") continue;
+    ++spans;
+    const double begin = event["ts"], end = begin + event["dur"].get<double>();
+    double& last = ends[event["tid"]];
+    EXPECT_TRUE(begin >= last - 1e-4 || end <= last + 1e-4) << event;
+    last = std::max(last, end);
+  }
+  EXPECT_GT(spans, 100u);
 }
 
 TEST(AnswerTable, HasAtMostAHundredColumns) {
