@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "ebb/runtime/config/message.h"
@@ -199,21 +200,14 @@ std::string StepText(const Question& question, const Answer& answer) {
 }
 
 std::string PeersText(const Question& question, const Answer& answer) {
-  const PeerModel model{.parameters = question.model.parameters(),
-                        .largest_unit = question.model.largest_unit(),
-                        .ranks = question.ranks,
-                        .ranks_per_host = question.machine.ranks_per_host(question.ranks)};
-  const bool states = answer.choice.states != Tier::kDevice;
-  const DeepSpeedEstimate estimate =
-      answer.choice.stage == 3
-          ? DeepSpeedStage3(model, states, answer.choice.parameters != Tier::kDevice)
-          : DeepSpeedStage2(model, states);
-  std::string text = "Other programs, without activations\n ";
-  if (answer.choice.stage >= 2)
-    absl::StrAppendFormat(&text,
-                          " DeepSpeed's estimate %.1f GiB a GPU and %.1f GiB of a host's RAM,",
-                          estimate.gpu / kGiB, estimate.host_ram / kGiB);
-  absl::StrAppendFormat(&text, " FSDP2 %.1f GiB a GPU\n", Fsdp2(model) / kGiB);
+  std::string text = absl::StrFormat("Other programs, without activations, GiB\n  %-22s %9s %9s\n",
+                                     "", "of a GPU", "host RAM");
+  for (const PeerEstimate& peer : PeerEstimates(question, answer.choice)) {
+    const std::string ram = peer.host_ram > 0 ? absl::StrFormat("%.1f", peer.host_ram / kGiB) : "-",
+                      line = absl::StrFormat("  %-22s %9.1f %9s  %s", peer.program, peer.gpu / kGiB,
+                                             ram, peer.remark);
+    absl::StrAppend(&text, absl::StripTrailingAsciiWhitespace(line), "\n");
+  }
   return text;
 }
 

@@ -19,6 +19,7 @@
 namespace ebb::planner::answer_test {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 Question QuestionOf(const char* model, const char* machine, int ranks) {
@@ -52,7 +53,7 @@ double StateGB(const Answer& answer, Tier tier) {
 // in 16 bits.
 TEST(Anchors, ZeroTable1IsReproduced) {
   constexpr double kPublished[] = {120, 31.4, 16.6, 1.9};
-  const auto table = ZeroTable({.parameters = 7'500'000'000, .largest_unit = 0, .ranks = 64});
+  const auto table = ZeroTable({.parameters = 7'500'000'000, .ranks = 64});
   for (int stage = 0; stage <= 3; ++stage)
     EXPECT_NEAR(table[static_cast<size_t>(stage)] / 1e9, kPublished[stage], 0.05) << stage;
 
@@ -87,12 +88,50 @@ TEST(Anchors, ZeroTable1IsReproduced) {
 // GPUs: 0.12 GiB of the largest layer and 5.97 GiB of states a GPU.
 TEST(Anchors, DeepSpeedsEstimatorOf3BIsReproduced) {
   const PeerModel model{
-      .parameters = 2'851'000'000, .largest_unit = 32'000'000, .ranks = 8, .ranks_per_host = 8};
+      .parameters = 2'851'000'000, .largest_module = 32'000'000, .ranks = 8, .ranks_per_host = 8};
   constexpr double kGiB = 1 << 30;
   EXPECT_NEAR(DeepSpeedStage3(model, false, false).gpu / kGiB, 0.12 + 5.97, 0.01);
   EXPECT_NEAR(DeepSpeedStage3(model, true, true).gpu / kGiB, 0.12, 0.005);
   EXPECT_NEAR(DeepSpeedStage3(model, true, true).host_ram / kGiB, 71.7, 0.1);
   EXPECT_NEAR(DeepSpeedStage2(model, false).gpu / kGiB, 5.31 + 5.97, 0.01);
+}
+
+// DeepSpeed takes the largest module by m.parameters(recurse=False): here the table of tokens, not a
+// block; of a mixture the matrix of one expert.
+TEST(Anchors, DeepSpeedsLargestLayerIsOneMatrix) {
+  const Question question = QuestionOf("gpt3-175b", "8xh100", 1024);
+  EXPECT_EQ(question.model.largest_module(), int64_t{50257} * 12288);
+  ModelShape mixture = *ShapeOfName("mixtral-8x7b");
+  mixture.vocabulary = 1000;
+  EXPECT_EQ(ModelOf(mixture).largest_module(), int64_t{14336} * 4096);
+  const PeerEstimate estimate = PeerEstimates(question, {.stage = 3}).front();
+  constexpr double kGiB = 1 << 30;
+  EXPECT_NEAR(estimate.gpu / kGiB, 5.2, 0.05);
+  EXPECT_NEAR(estimate.host_ram / kGiB, 27.6, 0.05);
+}
+
+TEST(Peers, AreThoseWithTheStageAndTheOffload) {
+  const Question question = QuestionOf("gpt2-xl", "8xh100", 8);
+  const double p = static_cast<double>(question.model.parameters()),
+               gathered = 8 * static_cast<double>(question.model.largest_unit());
+  const auto programs = [&](const Choice& choice) {
+    std::vector<std::string> names;
+    for (const PeerEstimate& peer : PeerEstimates(question, choice)) names.push_back(peer.program);
+    return names;
+  };
+  EXPECT_THAT(programs({.stage = 0}), ElementsAre("DDP", "FSDP2"));
+  EXPECT_THAT(programs({.stage = 1}), ElementsAre("DeepSpeed's estimate", "FSDP2"));
+  EXPECT_THAT(programs({.stage = 3, .parameters = Tier::kCpu}), ElementsAre("FSDP2, CPU offload"));
+  EXPECT_EQ(PeerEstimates(question, {.stage = 0})[0].gpu, 16 * p);
+  EXPECT_EQ(PeerEstimates(question, {.stage = 1})[0].gpu, (2 + 2 + 16 / 8.) * p);
+  EXPECT_EQ(PeerEstimates(question, {.stage = 1, .states = Tier::kCpu})[0].gpu, 4 * p);
+  const std::vector<PeerEstimate> on_nvme =
+      PeerEstimates(question, {.stage = 3, .parameters = Tier::kNvme, .states = Tier::kNvme});
+  ASSERT_EQ(on_nvme.size(), 2u);
+  EXPECT_EQ(on_nvme[0].remark, "it counts NVMe as RAM");
+  EXPECT_EQ(on_nvme[1].gpu, gathered);
+  EXPECT_EQ(on_nvme[1].host_ram, 16 * p);  // all ranks are on one host
+  EXPECT_EQ(on_nvme[1].remark, "it has no NVMe");
 }
 
 TEST(Anchors, ABatchOfFsdpsPaperFitsItsGpus) {
