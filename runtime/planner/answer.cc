@@ -246,7 +246,8 @@ Config Question::With(const Choice& choice) const {
   std::vector<std::string>& others = changed.zero.offload_optimizer.nvme_paths;
   if (choice.parameters == Tier::kNvme && parameters.empty())
     parameters = others.empty() ? std::vector<std::string>{kNvmeFolder} : others;
-  if (choice.states == Tier::kNvme && others.empty())
+  // Boundary activations are in the swap file of the states.
+  if ((choice.states == Tier::kNvme || choice.boundaries == Tier::kNvme) && others.empty())
     others = parameters.empty() ? std::vector<std::string>{kNvmeFolder} : parameters;
   return changed;
 }

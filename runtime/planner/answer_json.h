@@ -26,7 +26,7 @@ struct MemoryBar {
   int64_t unclassed = 0;           // without an answer: bytes on the device, of no known class
 };
 // One stacked bar of a rank's memory for each of `bars`, a row for each tier, and a dashed line at
-// the tier's room.
+// the tier's room if the row is long enough. A title may have several lines.
 std::string BarsAsSvg(std::string_view title, std::string_view device,
                       std::span<const MemoryBar> bars);
 std::string AnswersAsSvg(const Question& question, std::span<const Answer* const> answers);

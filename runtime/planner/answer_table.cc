@@ -39,6 +39,11 @@ std::string Grouped(double number) {
   return grouped;
 }
 
+// "0.031", "4.2", "121".
+std::string Times(double ratio) {
+  return ratio < 10 ? absl::StrFormat("%.2g", ratio) : Grouped(ratio);
+}
+
 const char* DeviceName(const Machine& machine) {
   return machine.is_cpu ? "CPU" : kTierNames[0];
 }
@@ -194,8 +199,8 @@ std::string StepText(const Question& question, const Answer& answer) {
   text += separator[0] == ' ' ? "  nothing\n" : "\n";
   const double wear = DiskBytesWrittenADay(answer, question.machine, question.ranks);
   if (wear > 0)
-    absl::StrAppendFormat(&text, "A host's disks write %.3g TB a day, %.2g times their capacity\n",
-                          wear / 1e12, wear / question.machine.disk);
+    absl::StrAppendFormat(&text, "A host's disks write %.3g TB a day, %s times their capacity\n",
+                          wear / 1e12, Times(wear / question.machine.disk));
   return text;
 }
 

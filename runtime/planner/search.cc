@@ -32,11 +32,12 @@ std::string Described(const Choice& from, const Choice& to) {
   if (from.stage != to.stage) return absl::StrCat("\"stage\": ", to.stage);
   const auto offload = [](const char* key, Tier tier) {
     const std::string_view name = tier == Tier::kDevice ? "none" : Name(tier);
-    return absl::StrCat("\"", key, "\": \"", absl::string_view(name.data(), name.size()), "\"");
+    return absl::StrCat("\"", key, "\": {\"device\": \"",
+                        absl::string_view(name.data(), name.size()), "\"}");
   };
   if (from.parameters != to.parameters) return offload("offload_param", to.parameters);
   if (from.states != to.states) return offload("offload_optimizer", to.states);
-  return offload("offload_activations", to.boundaries);
+  return absl::StrCat("\"offload_activations\": \"", std::string(Name(to.boundaries)), "\"");
 }
 
 // The model with so many blocks, all like its first.

@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "ebb/runtime/planner/answer_json.h"
 #include "ebb/runtime/planner/answer_table.h"
 #include "ebb/runtime/planner/model_shape.h"
@@ -19,8 +20,11 @@
 namespace ebb::planner::answer_test {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 Question QuestionOf(const char* model, const char* machine, int ranks) {
   Question question{.model = ModelOf(*ShapeOfName(model)),
@@ -192,6 +196,7 @@ TEST(Search, StateOnNvmeMovesOverTheDisk) {
   EXPECT_GT(answer.time->moved[sharding::Resource::kDiskWrite], 13 * parameters);
   EXPECT_LT(answer.time->moved[sharding::Resource::kDiskWrite], 15 * parameters);
   EXPECT_GT(DiskBytesWrittenADay(answer, question.machine, 1), 0);
+  EXPECT_THAT(AnswerText(question, answer), ContainsRegex("a day, [0-9.,]+ times their capacity"));
   ASSERT_TRUE(answer.peak);
   EXPECT_LE(answer.peak->bytes, answer.held[0]);
   EXPECT_THAT(answer.peak->moment, HasSubstr("backward"));
@@ -253,6 +258,26 @@ TEST(Search, TheLargestIsOfTheChoiceThatWasAskedFor) {
   Question more = question;
   more.config.micro_batch_size = of_asked->most + 1;
   EXPECT_FALSE(AnswerFor(more, asked, Depth::kMemory).fits());
+}
+
+TEST(Search, AChangeIsAKeyOfAFile) {
+  const Question question = QuestionOf("gpt2", "rtx4090-64gb", 1);
+  const Answer slow = AnswerFor(question, {.stage = 3, .states = Tier::kNvme}, Depth::kTime);
+  const std::optional<Change> change = BestChange(question, AnswerAll(question), slow);
+  ASSERT_TRUE(change);
+  EXPECT_EQ(change->what, "\"offload_optimizer\": {\"device\": \"none\"}");
+  const absl::StatusOr<Config> read = Config::FromJson(absl::StrCat(
+      R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
+          "zero_optimization": {"stage": 3, )",
+      change->what, "}}"));
+  EXPECT_TRUE(read.ok()) << read.status();
+}
+
+TEST(Question, GivesActivationsOnNvmeAFolder) {
+  const Question question = QuestionOf("gpt2", "rtx4090-64gb", 1);
+  const Answer answer =
+      AnswerFor(question, {.boundaries = Tier::kNvme, .recompute = true}, Depth::kMemory);
+  EXPECT_TRUE(answer.fits()) << answer.lacks();
 }
 
 TEST(Search, ALargerBatchIsMarkedAsTrainingDifferently) {
@@ -326,6 +351,15 @@ TEST(AnswerJson, HasEveryAnswerAndTheChosenConfiguration) {
   const std::string svg = AnswersAsSvg(question, shown);
   EXPECT_THAT(svg, HasSubstr("<svg"));
   EXPECT_THAT(svg, HasSubstr("stage 3"));
+  EXPECT_THAT(svg,
+              HasSubstr(">a step of a rank: "));  // each line of the title is a text of its own
+  // No bar is half as long as the GPU's memory, so the picture has no room for its line.
+  EXPECT_THAT(svg, HasSubstr(">GPU of a rank, of 22.6 GiB<"));
+  EXPECT_THAT(svg, Not(HasSubstr("dash")));
+  const Question large = QuestionOf("gpt2-xl", "rtx4090-64gb", 1);
+  const Answer answer = AnswerFor(large, {.stage = 1}, Depth::kMemory);
+  EXPECT_THAT(AnswersAsSvg(large, std::vector{&answer}),
+              AllOf(HasSubstr("of 22.6 GiB (dashed)"), HasSubstr("stroke-dasharray")));
 }
 
 }  // namespace
