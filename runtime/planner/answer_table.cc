@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/planner/peers.h"
+#include "ebb/sharding/budget.h"
 
 namespace ebb::planner {
 namespace {
@@ -225,6 +226,12 @@ std::string StoredText(const Model& model) {
   return text.empty() ? "" : absl::StrCat("its files hold ", text, "\n");
 }
 
+std::string OwnActivationsText(const Pass& pass) {
+  if (pass.own_activations < 0) return "";
+  return absl::StrCat("activations take the given ", sharding::Megabytes(pass.own_activations),
+                      ", also where blocks are recomputed\n");
+}
+
 }  // namespace
 
 std::string WordsOf(const Choice& choice) {
@@ -253,7 +260,7 @@ std::string TitleOf(const Question& question) {
              question.ranks == 1 ? "rank" : "ranks", config::Shortened(question.machine.name, 20),
              micro_batches, sequences, question.pass.context,
              question.model.context > 0 ? "" : "; its operations are estimated from its matrices") +
-         StoredText(question.model);
+         StoredText(question.model) + OwnActivationsText(question.pass);
 }
 
 std::vector<const Answer*> ShownAnswers(std::span<const Answer> answers, bool all) {

@@ -159,7 +159,10 @@ std::optional<Change> BestChange(const Question& question, std::span<const Answe
       return;
     best = Change{.what = std::move(what), .tokens_per_second = Speed(answer)};
   };
+  // Given activations are those of one batch, with or without recomputing.
+  const bool has_own_activations = question.pass.own_activations >= 0;
   for (const Answer& answer : answers) {
+    if (has_own_activations && answer.choice.recompute != from.choice.recompute) continue;
     if (Differences(answer.choice, from.choice) == 1)
       consider(Described(from.choice, answer.choice), answer);
   }
@@ -174,10 +177,11 @@ std::optional<Change> BestChange(const Question& question, std::span<const Answe
                           is_same_batch ? "" : " (a larger batch, which trains differently)"),
              answer);
   };
-  changed([](Config& config, const Model&) {
-    config.micro_batch_size = std::max<int64_t>(1, config.micro_batch_size) * 2;
-    config.train_batch_size = 0;
-  });
+  if (!has_own_activations)
+    changed([](Config& config, const Model&) {
+      config.micro_batch_size = std::max<int64_t>(1, config.micro_batch_size) * 2;
+      config.train_batch_size = 0;
+    });
   changed([](Config& config, const Model&) {
     config.gradient_accumulation_steps =
         std::max<int64_t>(1, config.gradient_accumulation_steps) * 2;
