@@ -1,12 +1,14 @@
 #include "ebb/runtime/planner/answer_json.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "ebb/runtime/planner/answer_table.h"
+#include "ebb/runtime/planner/peers.h"
 #include "nlohmann/json.hpp"
 
 namespace ebb::planner {
@@ -86,6 +88,16 @@ Json JsonOf(const std::optional<Change>& change) {
   return {{"change", change->what}, {"tokens_per_second", change->tokens_per_second}};
 }
 
+Json JsonOf(std::span<const PeerEstimate> peers) {
+  Json json = Json::array();
+  for (const PeerEstimate& peer : peers)
+    json.push_back({{"program", peer.program},
+                    {"gpu_bytes", std::llround(peer.gpu)},
+                    {"host_ram_bytes", std::llround(peer.host_ram)},
+                    {"remark", peer.remark}});
+  return json;
+}
+
 constexpr const char* kColours[kStateClasses] = {"#4e79a7", "#a0cbe8", "#e15759",
                                                  "#59a14f", "#f28e2b", "#edc948",
                                                  "#bab0ac", "#9c755f", "#b07aa1"};
@@ -131,20 +143,29 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
   Json json = {{"model",
                 {{"name", question.model.name},
                  {"parameters", question.model.parameters()},
-                 {"units", question.model.units.size()}}},
+                 {"units", question.model.units.size()},
+                 {"operations_are_estimated", question.model.context == 0}}},
                {"machine", Json::parse(ToJson(question.machine))},
                {"ranks", question.ranks},
+               {"dtype", Text(Name(question.config.compute))},
                {"context", question.pass.context},
                {"micro_batch_size", question.config.micro_batch_size},
                {"micro_batches", question.config.gradient_accumulation_steps}};
   if (!question.model.stored_bytes.empty())
     json["model"]["stored_bytes"] = question.model.stored_bytes;
   json["machine"]["name"] = question.machine.name;
+  if (advised.largest) {
+    constexpr const char* kQuantities[] = {"model", "batch", "context"};
+    json["largest"] = {{"quantity", kQuantities[static_cast<int>(*advised.largest)]},
+                       {"most", advised.most}};
+  }
   json["answers"] = Json::array();
   for (const Answer& answer : answers) json["answers"].push_back(JsonOf(question, answer));
   json["chosen"] = nullptr;
   if (advised.chosen != nullptr) {
     json["chosen"] = JsonOf(question, *advised.chosen);
+    if (advised.chosen->refused.ok() && !question.machine.is_cpu)
+      json["chosen"]["peers"] = JsonOf(PeerEstimates(question, advised.chosen->choice));
     json["config"] = Json::parse(advised.chosen->config.ToJson());
   }
   json["best_change"] = JsonOf(advised.change);

@@ -13,7 +13,9 @@ namespace ebb::planner {
 struct Advised {
   const Answer* chosen = nullptr;  // the fastest that fits, or the one asked about
   std::optional<Change> change = {}, purchase = {};
-  std::string remedy = {};  // if `chosen` does not fit: the keys to change
+  std::string remedy = {};               // if `chosen` does not fit: the keys to change
+  std::optional<Quantity> largest = {};  // the question has the largest that fits
+  int64_t most = 0;                      // Largest::most
 };
 std::string AnswersAsJson(const Question& question, std::span<const Answer> answers,
                           const Advised& advised);

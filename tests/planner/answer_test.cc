@@ -345,6 +345,10 @@ TEST(AnswerJson, HasEveryAnswerAndTheChosenConfiguration) {
   const auto json = nlohmann::json::parse(AnswersAsJson(question, answers, {.chosen = best}));
   EXPECT_EQ(json["answers"].size(), answers.size());
   EXPECT_EQ(json["chosen"]["stage"], best->choice.stage);
+  EXPECT_EQ(json["dtype"], "bf16");
+  EXPECT_EQ(json["model"]["operations_are_estimated"], false);
+  EXPECT_EQ(json["chosen"]["peers"].size(), PeerEstimates(question, best->choice).size());
+  EXPECT_GT(json["chosen"]["peers"][0]["gpu_bytes"], 0);
   EXPECT_GT(json["chosen"]["step_seconds"], 0);
   EXPECT_TRUE(Config::FromJson(json["config"].dump()).ok());
   const std::vector<const Answer*> shown = ShownAnswers(answers, false);
