@@ -221,10 +221,11 @@ class HostFit {
 }  // namespace
 
 std::string Megabytes(int64_t bytes) {
-  constexpr int64_t kKibi = 1 << 10, kMebi = 1 << 20;
+  constexpr int64_t kKibi = 1 << 10, kMebi = 1 << 20, kGibi = 1 << 30;
   if (0 < bytes && bytes < kKibi) return absl::StrCat(bytes, bytes == 1 ? " byte" : " bytes");
   if (0 < bytes && bytes < kMebi / 10)
     return absl::StrFormat("%.1f KiB", static_cast<double>(bytes) / kKibi);
+  if (bytes >= 10 * kGibi) return absl::StrFormat("%.1f GiB", static_cast<double>(bytes) / kGibi);
   return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / kMebi);
 }
 

@@ -16,6 +16,7 @@
 #include <fstream>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -93,23 +94,43 @@ void Print(const MeasuredRun& run) {
   std::fflush(stdout);
 }
 
-std::string Csv(const std::vector<MeasuredRun>& runs) {
+// A peer's run, and Ebb's run with the same shards and tiers.
+struct Pair {
+  const Peer* peer;
+  int world = 1;
+  std::optional<int64_t> theirs = {};  // bytes above the idle process
+  MeasuredRun ours = {};  // `resident` is the growth of the process; no rows: it has not run
+  std::string remark = {};
+};
+
+std::string Csv(const std::vector<MeasuredRun>& runs, const std::vector<Pair>& pairs) {
   std::string text = "ranks,stage,parameters,states,tier,class,predicted,measured\n";
   const auto word = [](std::string_view name) { return std::string(name); };
+  const auto start_of = [&](int world, const Choice& choice) {
+    return absl::StrCat(world, ",", choice.stage, ",", word(Name(choice.parameters)), ",",
+                        word(Name(choice.states)), ",");
+  };
   for (const MeasuredRun& run : runs) {
-    const std::string start =
-        absl::StrCat(run.world, ",", run.choice.stage, ",", word(Name(run.choice.parameters)), ",",
-                     word(Name(run.choice.states)), ",");
+    const std::string start = start_of(run.world, run.choice);
     for (const MemoryRow& row : run.rows)
       absl::StrAppend(&text, start, word(Name(row.tier)), ",", word(Name(row.state)), ",",
                       row.predicted_bytes, ",", row.peak_bytes, "\n");
     absl::StrAppend(&text, start, "system,resident,", run.predicted_resident, ",", run.resident,
                     "\n");
   }
+  for (const Pair& pair : pairs) {
+    const std::string start = start_of(pair.world, pair.peer->choice);
+    if (pair.theirs)
+      absl::StrAppend(&text, start, pair.peer->kind, ",resident,,", *pair.theirs, "\n");
+    if (!pair.ours.rows.empty())
+      absl::StrAppend(&text, start, "ebb beside ", pair.peer->kind, ",resident,",
+                      pair.ours.predicted_resident, ",", pair.ours.resident, "\n");
+  }
   return text;
 }
 
-std::string Json(const Question& question, const std::vector<MeasuredRun>& runs) {
+std::string Json(const Question& question, const std::vector<MeasuredRun>& runs,
+                 const std::vector<Pair>& pairs) {
   nlohmann::ordered_json json = {{"model", question.model.name},
                                  {"parameters", question.model.parameters()},
                                  {"context", question.pass.context},
@@ -126,6 +147,12 @@ std::string Json(const Question& question, const std::vector<MeasuredRun>& runs)
       each["tiers"][word(Name(row.tier))][word(Name(row.state))] = {
           {"predicted", row.predicted_bytes}, {"measured", row.peak_bytes}};
     json["runs"].push_back(each);
+  }
+  for (const Pair& pair : pairs) {
+    nlohmann::ordered_json& each = json["peers"].emplace_back();
+    each = {{"peer", pair.peer->name}, {"ranks", pair.world}, {"remark", pair.remark}};
+    if (pair.theirs) each["bytes"] = *pair.theirs;
+    if (!pair.ours.rows.empty()) each["ebb_bytes"] = pair.ours.resident;
   }
   return json.dump(2) + "\n";
 }
@@ -158,15 +185,6 @@ std::string Svg(const Question& question, const std::vector<MeasuredRun>& runs) 
                       question.model.name, static_cast<double>(question.model.parameters()) / 1e6),
       "CPU", bars);
 }
-
-// A peer's run, and Ebb's run with the same shards and tiers.
-struct Pair {
-  const Peer* peer;
-  int world = 1;
-  std::optional<int64_t> theirs = {};  // bytes above the idle process
-  MeasuredRun ours = {};  // `resident` is the growth of the process; no rows: it has not run
-  std::string remark = {};
-};
 
 std::string SvgOfPairs(const Question& question, const std::vector<Pair>& pairs) {
   const int world = pairs.back().world;
@@ -349,7 +367,7 @@ int Run(const Options& options) {
   std::vector<Pair> pairs;
   if (!options.peers.empty()) pairs = MeasurePairs(options, question);
   const bool written =
-      Write(options.csv, Csv(runs)) && Write(options.json, Json(question, runs)) &&
+      Write(options.csv, Csv(runs, pairs)) && Write(options.json, Json(question, runs, pairs)) &&
       Write(options.svg, pairs.empty() ? Svg(question, runs) : SvgOfPairs(question, pairs));
   if (!written) return 2;
   return as_predicted ? 0 : 1;
@@ -361,13 +379,17 @@ int Run(const Options& options) {
 int main(int argc, char** argv) {
   ebb::bench::Options options;
   CLI::App app("Memory of training a model: measured against predicted.", "footprint");
-  app.add_option("--model", options.model, "a name that ebb-plan knows (default: gpt2)");
-  app.add_option(
+  CLI::Option* const model =
+      app.add_option("--model", options.model, "a name that ebb-plan knows (default: gpt2)");
+  CLI::Option* const layers = app.add_option(
       "--layers", options.shape.layers,
       "blocks; with the next three the sizes of a gated transformer, instead of --model");
-  app.add_option("--width", options.shape.width, "width of the residual stream");
-  app.add_option("--heads", options.shape.heads, "attention heads");
-  app.add_option("--vocabulary", options.shape.vocabulary, "tokens of the vocabulary");
+  layers->excludes(model)->check(CLI::PositiveNumber);
+  for (const auto& [flag, size, what] :
+       {std::tuple("--width", &options.shape.width, "width of the residual stream"),
+        std::tuple("--heads", &options.shape.heads, "attention heads"),
+        std::tuple("--vocabulary", &options.shape.vocabulary, "tokens of the vocabulary")})
+    app.add_option(flag, *size, what)->needs(layers);
   app.add_option("--batch", options.batch, "sequences (default: 1)")->check(CLI::Range(1, 1 << 20));
   app.add_option("--context", options.context, "tokens of a sequence (default: 128)")
       ->check(CLI::Range(1, 1 << 20));

@@ -199,6 +199,31 @@ std::string_view UnitOf(const sharding::Plan& plan, const sharding::Instruction&
   return unit < 0 ? std::string_view() : plan.unit_names[static_cast<size_t>(unit)];
 }
 
+// Adds a track for each line, and more of them while several spans of a line are in flight, because
+// Perfetto drops spans of one track that partly overlap. Each span's track is its line before.
+void PutOnTracks(std::vector<Timeline::Span>& spans, Timeline& timeline) {
+  std::stable_sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.track, a.begin_ns) < std::pair(b.track, b.begin_ns);
+  });
+  std::vector<std::pair<int, int64_t>>
+      tracks;  // of the line: each track, and until when it is used
+  int line = -1;
+  for (Timeline::Span& span : spans) {
+    if (span.track != line) tracks.clear();
+    line = span.track;
+    auto free = std::find_if(tracks.begin(), tracks.end(),
+                             [&](const auto& track) { return track.second <= span.begin_ns; });
+    if (free == tracks.end()) {
+      const std::string number = tracks.empty() ? "" : absl::StrCat(" ", tracks.size() + 1);
+      const int track =
+          timeline.AddTrack(absl::StrCat(std::string(sharding::NameOfLine(line)), number));
+      free = tracks.insert(free, {track, 0});
+    }
+    span.track = free->first;
+    free->second = span.end_ns;
+  }
+}
+
 }  // namespace
 
 Choice ChoiceOf(const Config& config, bool recompute) {
@@ -220,7 +245,8 @@ Config Question::With(const Choice& choice) const {
   std::vector<std::string>& others = changed.zero.offload_optimizer.nvme_paths;
   if (choice.parameters == Tier::kNvme && parameters.empty())
     parameters = others.empty() ? std::vector<std::string>{kNvmeFolder} : others;
-  if (choice.states == Tier::kNvme && others.empty())
+  // Boundary activations are in the swap file of the states.
+  if ((choice.states == Tier::kNvme || choice.boundaries == Tier::kNvme) && others.empty())
     others = parameters.empty() ? std::vector<std::string>{kNvmeFolder} : parameters;
   return changed;
 }
@@ -296,22 +322,23 @@ double DiskBytesWrittenADay(const Answer& answer, const Machine& machine, int ra
 absl::Status WriteTrace(const Question& question, const Answer& answer, const std::string& path) {
   EBB_ASSIGN_OR_RETURN(const Resolved resolved, Resolve(question, answer));
   EBB_ASSIGN_OR_RETURN(const PlannedStep step, StepOf(question, resolved));
-  Timeline timeline({.name = "ebb-plan", .spans_max = std::ssize(step.simulated.spans) + 1});
-  for (int line = 0; line < sharding::kLines; ++line)
-    timeline.AddTrack(std::string(sharding::NameOfLine(line)));
+  std::vector<Timeline::Span> spans;
   std::set<std::string> names;  // spans refer to them
   for (const sharding::SimulatedSpan& span : step.simulated.spans) {
     const Fragment& fragment = span.step == 0 ? step.first : step.later;
     const sharding::Instruction& instruction =
         fragment.instructions[static_cast<size_t>(span.instruction)];
-    timeline.Add({.operation = names.insert(NameOf(step.plan, instruction)).first->c_str(),
-                  .subject = UnitOf(step.plan, instruction),
-                  .track = instruction.ends,
-                  .begin_ns = std::llround(span.begin * 1e9),
-                  .end_ns = std::llround(span.end * 1e9),
-                  .step = span.step + 1,
-                  .bytes = instruction.bytes});
+    spans.push_back({.operation = names.insert(NameOf(step.plan, instruction)).first->c_str(),
+                     .subject = UnitOf(step.plan, instruction),
+                     .track = instruction.ends,
+                     .begin_ns = std::llround(span.begin * 1e9),
+                     .end_ns = std::llround(span.end * 1e9),
+                     .step = span.step + 1,
+                     .bytes = instruction.bytes});
   }
+  Timeline timeline({.name = "ebb-plan", .spans_max = std::ssize(spans) + 1});
+  PutOnTracks(spans, timeline);
+  for (const Timeline::Span& span : spans) timeline.Add(span);
   EBB_RETURN_IF_ERROR(Timeline::Create(path));
   return timeline.AppendTo(path);
 }

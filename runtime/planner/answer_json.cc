@@ -1,11 +1,14 @@
 #include "ebb/runtime/planner/answer_json.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "ebb/runtime/planner/answer_table.h"
+#include "ebb/runtime/planner/peers.h"
 #include "nlohmann/json.hpp"
 
 namespace ebb::planner {
@@ -85,6 +88,16 @@ Json JsonOf(const std::optional<Change>& change) {
   return {{"change", change->what}, {"tokens_per_second", change->tokens_per_second}};
 }
 
+Json JsonOf(std::span<const PeerEstimate> peers) {
+  Json json = Json::array();
+  for (const PeerEstimate& peer : peers)
+    json.push_back({{"program", peer.program},
+                    {"gpu_bytes", std::llround(peer.gpu)},
+                    {"host_ram_bytes", std::llround(peer.host_ram)},
+                    {"remark", peer.remark}});
+  return json;
+}
+
 constexpr const char* kColours[kStateClasses] = {"#4e79a7", "#a0cbe8", "#e15759",
                                                  "#59a14f", "#f28e2b", "#edc948",
                                                  "#bab0ac", "#9c755f", "#b07aa1"};
@@ -130,20 +143,29 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
   Json json = {{"model",
                 {{"name", question.model.name},
                  {"parameters", question.model.parameters()},
-                 {"units", question.model.units.size()}}},
+                 {"units", question.model.units.size()},
+                 {"operations_are_estimated", question.model.context == 0}}},
                {"machine", Json::parse(ToJson(question.machine))},
                {"ranks", question.ranks},
+               {"dtype", Text(Name(question.config.compute))},
                {"context", question.pass.context},
                {"micro_batch_size", question.config.micro_batch_size},
                {"micro_batches", question.config.gradient_accumulation_steps}};
   if (!question.model.stored_bytes.empty())
     json["model"]["stored_bytes"] = question.model.stored_bytes;
   json["machine"]["name"] = question.machine.name;
+  if (advised.largest) {
+    constexpr const char* kQuantities[] = {"model", "batch", "context"};
+    json["largest"] = {{"quantity", kQuantities[static_cast<int>(*advised.largest)]},
+                       {"most", advised.most}};
+  }
   json["answers"] = Json::array();
   for (const Answer& answer : answers) json["answers"].push_back(JsonOf(question, answer));
   json["chosen"] = nullptr;
   if (advised.chosen != nullptr) {
     json["chosen"] = JsonOf(question, *advised.chosen);
+    if (advised.chosen->refused.ok() && !question.machine.is_cpu)
+      json["chosen"]["peers"] = JsonOf(PeerEstimates(question, advised.chosen->choice));
     json["config"] = Json::parse(advised.chosen->config.ToJson());
   }
   json["best_change"] = JsonOf(advised.change);
@@ -170,10 +192,19 @@ std::string OffersAsJson(const Question& question, std::span<const Offer> offers
 
 std::string BarsAsSvg(std::string_view title, std::string_view device,
                       std::span<const MemoryBar> bars) {
-  constexpr int kLeft = 360, kWide = 560, kRow = 22, kTop = 70;
+  constexpr int kLeft = 360, kWide = 560, kRow = 22;
+  std::string heading;
+  int legend_at = 22;
+  const std::vector<std::string> lines =
+      absl::StrSplit(std::string(title), '\n', absl::SkipEmpty());
+  for (const std::string& line : lines) {
+    absl::StrAppendFormat(&heading, "<text x=\"10\" y=\"%d\" font-size=\"14\">%s</text>\n",
+                          legend_at, Escaped(line));
+    legend_at += 18;
+  }
   const std::string_view names[] = {device, "RAM", "NVMe"};
   std::string rows;
-  int y = kTop;
+  int y = legend_at + 30;
   for (size_t tier = 0; tier < kTiers; ++tier) {
     double most = 0, room = 0;
     for (const MemoryBar& bar : bars) {
@@ -182,9 +213,12 @@ std::string BarsAsSvg(std::string_view title, std::string_view device,
     }
     if (most == 0) continue;
     const double scale = kWide / std::max(most, std::min(room, 2 * most));
-    absl::StrAppendFormat(&rows,
-                          "<text x=\"10\" y=\"%d\" font-weight=\"bold\">%s of a rank</text>\n",
-                          y + 15, std::string(names[tier]));
+    const bool has_line = room > 0 && scale * room <= kWide + 1;
+    absl::StrAppendFormat(
+        &rows, "<text x=\"10\" y=\"%d\" font-weight=\"bold\">%s of a rank%s%s</text>\n", y + 15,
+        std::string(names[tier]),
+        room > 0 ? absl::StrCat(", of ", SizeText(static_cast<int64_t>(room))) : "",
+        has_line ? " (dashed)" : "");
     y += kRow;
     const int first = y;
     for (const MemoryBar& bar : bars) {
@@ -208,7 +242,7 @@ std::string BarsAsSvg(std::string_view title, std::string_view device,
                             SizeText(HeldBy(bar, tier)));
       y += kRow;
     }
-    if (const double x = kLeft + scale * room; room > 0 && x <= kLeft + kWide + 1)
+    if (const double x = kLeft + scale * room; has_line)
       absl::StrAppendFormat(&rows,
                             "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\" stroke=\"black\" "
                             "stroke-dasharray=\"4\"/>\n",
@@ -218,24 +252,23 @@ std::string BarsAsSvg(std::string_view title, std::string_view device,
   std::string legend;
   for (int c = 0; c < kStateClasses; ++c) {
     absl::StrAppendFormat(&legend,
-                          "<rect x=\"%d\" y=\"40\" width=\"12\" height=\"12\" fill=\"%s\"/>"
-                          "<text x=\"%d\" y=\"51\">%s</text>\n",
-                          10 + c * 104, kColours[c], 26 + c * 104,
+                          "<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/>"
+                          "<text x=\"%d\" y=\"%d\">%s</text>\n",
+                          10 + c * 104, legend_at, kColours[c], 26 + c * 104, legend_at + 11,
                           std::string(Name(static_cast<StateClass>(c))));
   }
   return absl::StrFormat(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
       "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" "
-      "fill=\"white\"/>\n<text x=\"10\" y=\"22\" font-size=\"14\">%s</text>\n%s%s</svg>\n",
-      kLeft + kWide + 70, y + 10, Escaped(title), legend, rows);
+      "fill=\"white\"/>\n%s%s%s</svg>\n",
+      kLeft + kWide + 70, y + 10, heading, legend, rows);
 }
 
 std::string AnswersAsSvg(const Question& question, std::span<const Answer* const> answers) {
   std::vector<MemoryBar> bars;
   for (const Answer* answer : answers)
     bars.push_back({.label = WordsOf(answer->choice), .answer = answer});
-  return BarsAsSvg(TitleOf(question) + "dashed: a rank's memory",
-                   question.machine.is_cpu ? "CPU" : "GPU", bars);
+  return BarsAsSvg(TitleOf(question), question.machine.is_cpu ? "CPU" : "GPU", bars);
 }
 
 }  // namespace ebb::planner

@@ -13,7 +13,9 @@ namespace ebb::planner {
 struct Advised {
   const Answer* chosen = nullptr;  // the fastest that fits, or the one asked about
   std::optional<Change> change = {}, purchase = {};
-  std::string remedy = {};  // if `chosen` does not fit: the keys to change
+  std::string remedy = {};               // if `chosen` does not fit: the keys to change
+  std::optional<Quantity> largest = {};  // the question has the largest that fits
+  int64_t most = 0;                      // Largest::most
 };
 std::string AnswersAsJson(const Question& question, std::span<const Answer> answers,
                           const Advised& advised);
@@ -26,7 +28,7 @@ struct MemoryBar {
   int64_t unclassed = 0;           // without an answer: bytes on the device, of no known class
 };
 // One stacked bar of a rank's memory for each of `bars`, a row for each tier, and a dashed line at
-// the tier's room.
+// the tier's room if the row is long enough. A title may have several lines.
 std::string BarsAsSvg(std::string_view title, std::string_view device,
                       std::span<const MemoryBar> bars);
 std::string AnswersAsSvg(const Question& question, std::span<const Answer* const> answers);

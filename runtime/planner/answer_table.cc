@@ -6,10 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/planner/peers.h"
+#include "ebb/sharding/budget.h"
 
 namespace ebb::planner {
 namespace {
@@ -36,6 +38,11 @@ std::string Grouped(double number) {
     grouped += digits[at];
   }
   return grouped;
+}
+
+// "0.031", "4.2", "121".
+std::string Times(double ratio) {
+  return ratio < 10 ? absl::StrFormat("%.2g", ratio) : Grouped(ratio);
 }
 
 const char* DeviceName(const Machine& machine) {
@@ -193,27 +200,20 @@ std::string StepText(const Question& question, const Answer& answer) {
   text += separator[0] == ' ' ? "  nothing\n" : "\n";
   const double wear = DiskBytesWrittenADay(answer, question.machine, question.ranks);
   if (wear > 0)
-    absl::StrAppendFormat(&text, "A host's disks write %.3g TB a day, %.2g times their capacity\n",
-                          wear / 1e12, wear / question.machine.disk);
+    absl::StrAppendFormat(&text, "A host's disks write %.3g TB a day, %s times their capacity\n",
+                          wear / 1e12, Times(wear / question.machine.disk));
   return text;
 }
 
 std::string PeersText(const Question& question, const Answer& answer) {
-  const PeerModel model{.parameters = question.model.parameters(),
-                        .largest_unit = question.model.largest_unit(),
-                        .ranks = question.ranks,
-                        .ranks_per_host = question.machine.ranks_per_host(question.ranks)};
-  const bool states = answer.choice.states != Tier::kDevice;
-  const DeepSpeedEstimate estimate =
-      answer.choice.stage == 3
-          ? DeepSpeedStage3(model, states, answer.choice.parameters != Tier::kDevice)
-          : DeepSpeedStage2(model, states);
-  std::string text = "Other programs, without activations\n ";
-  if (answer.choice.stage >= 2)
-    absl::StrAppendFormat(&text,
-                          " DeepSpeed's estimate %.1f GiB a GPU and %.1f GiB of a host's RAM,",
-                          estimate.gpu / kGiB, estimate.host_ram / kGiB);
-  absl::StrAppendFormat(&text, " FSDP2 %.1f GiB a GPU\n", Fsdp2(model) / kGiB);
+  std::string text = absl::StrFormat("Other programs, without activations, GiB\n  %-22s %9s %9s\n",
+                                     "", "of a GPU", "host RAM");
+  for (const PeerEstimate& peer : PeerEstimates(question, answer.choice)) {
+    const std::string ram = peer.host_ram > 0 ? absl::StrFormat("%.1f", peer.host_ram / kGiB) : "-",
+                      line = absl::StrFormat("  %-22s %9.1f %9s  %s", peer.program, peer.gpu / kGiB,
+                                             ram, peer.remark);
+    absl::StrAppend(&text, absl::StripTrailingAsciiWhitespace(line), "\n");
+  }
   return text;
 }
 
@@ -224,6 +224,12 @@ std::string StoredText(const Model& model) {
     absl::StrAppendFormat(&text, "%s%.4g GB of %s", text.empty() ? "" : ", ",
                           static_cast<double>(bytes) / 1e9, dtype);
   return text.empty() ? "" : absl::StrCat("its files hold ", text, "\n");
+}
+
+std::string OwnActivationsText(const Pass& pass) {
+  if (pass.own_activations < 0) return "";
+  return absl::StrCat("activations take the given ", sharding::Megabytes(pass.own_activations),
+                      ", also where blocks are recomputed\n");
 }
 
 }  // namespace
@@ -258,7 +264,7 @@ std::string TitleOf(const Question& question) {
              question.ranks == 1 ? "rank" : "ranks", config::Shortened(question.machine.name, 20),
              micro_batches, sequences, question.pass.context,
              question.model.context > 0 ? "" : "; its operations are estimated from its matrices") +
-         StoredText(question.model);
+         StoredText(question.model) + OwnActivationsText(question.pass);
 }
 
 std::vector<const Answer*> ShownAnswers(std::span<const Answer> answers, const Answer* marked,

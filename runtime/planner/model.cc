@@ -52,6 +52,18 @@ int64_t Model::largest_unit() const {
   return elements;
 }
 
+int64_t Model::largest_module() const {
+  int64_t elements = 0;
+  for (const ModelUnit& unit : units) {
+    for (const ModelTensor& tensor : unit.tensors) {
+      const auto& shape = tensor.shape;
+      const bool is_of_experts = shape.size() == 3;
+      elements = std::max(elements, Elements(shape) / (is_of_experts ? shape[0] : 1));
+    }
+  }
+  return elements;
+}
+
 absl::StatusOr<ModelSpec> SpecOf(const Model& model, const Pass& pass) {
   EBB_ASSIGN_OR_RETURN(const Activations activations, ActivationsOf(model, pass));
   const bool keeps = HasStored(model, pass.compute);

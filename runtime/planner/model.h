@@ -64,6 +64,9 @@ struct Model {
 
   int64_t parameters() const;
   int64_t largest_unit() const;  // elements
+  // Elements of the largest matrix. Here all experts of a block are one tensor, of three dimensions;
+  // a module has the matrix of one expert.
+  int64_t largest_module() const;
 };
 
 // How a rank trains the model.

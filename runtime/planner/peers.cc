@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+
 namespace ebb::planner {
 namespace {
 
@@ -15,27 +17,75 @@ std::array<double, 4> ZeroTable(const PeerModel& model) {
   return {16 * p, 4 * p + 12 * p / n, 2 * p + 14 * p / n, 16 * p / n};
 }
 
-DeepSpeedEstimate DeepSpeedStage2(const PeerModel& model, bool offloads_optimizer) {
+PeerEstimate DeepSpeedStage1(const PeerModel& model, bool offloads_optimizer) {
+  const auto p = static_cast<double>(model.parameters);
+  PeerEstimate estimate = DeepSpeedStage2(model, offloads_optimizer);
+  // Stage 2 has a rank's 16-bit gradients on the GPU, or with offload none.
+  estimate.gpu += 2 * p - (offloads_optimizer ? 0 : 2 * p / model.ranks);
+  estimate.remark = "stage 2's with whole gradients";
+  return estimate;
+}
+
+PeerEstimate DeepSpeedStage2(const PeerModel& model, bool offloads_optimizer) {
   const auto p = static_cast<double>(model.parameters);
   const double all = model.ranks, here = model.ranks_per_host;
-  if (offloads_optimizer) return {.gpu = 2 * p, .host_ram = kFactor * p * std::max(4 * all, 16.0)};
-  return {.gpu = 2 * p + 18 * p / all, .host_ram = kFactor * p * 4 * here};
+  PeerEstimate estimate{.program = "DeepSpeed's estimate"};
+  estimate.gpu = 2 * p + (offloads_optimizer ? 0 : 18 * p / all);
+  estimate.host_ram = kFactor * p * (offloads_optimizer ? std::max(4 * all, 16.0) : 4 * here);
+  return estimate;
 }
 
-DeepSpeedEstimate DeepSpeedStage3(const PeerModel& model, bool offloads_optimizer,
-                                  bool offloads_parameters) {
+PeerEstimate DeepSpeedStage3(const PeerModel& model, bool offloads_optimizer,
+                             bool offloads_parameters) {
   const auto p = static_cast<double>(model.parameters),
-             largest = static_cast<double>(model.largest_unit);
+             largest = static_cast<double>(model.largest_module);
   const double all = model.ranks, here = model.ranks_per_host, hosts = std::max(1.0, all / here);
-  if (!offloads_optimizer)
-    return {.gpu = 4 * largest + 18 * p / all, .host_ram = kFactor * 4 * largest * here};
-  return {.gpu = 4 * largest + (offloads_parameters ? 0 : 2 * p / all),
-          .host_ram = kFactor * (offloads_parameters ? 18 : 16) * p / hosts};
+  PeerEstimate estimate{.program = "DeepSpeed's estimate"};
+  if (!offloads_optimizer) {
+    estimate.gpu = 4 * largest + 18 * p / all;
+    estimate.host_ram = kFactor * 4 * largest * here;
+    return estimate;
+  }
+  estimate.gpu = 4 * largest + (offloads_parameters ? 0 : 2 * p / all);
+  estimate.host_ram = kFactor * (offloads_parameters ? 18 : 16) * p / hosts;
+  return estimate;
 }
 
-double Fsdp2(const PeerModel& model) {
-  return 16 * static_cast<double>(model.parameters) / model.ranks +
-         8 * static_cast<double>(model.largest_unit);
+PeerEstimate Fsdp2(const PeerModel& model, bool offloads) {
+  const double cut = 16 * static_cast<double>(model.parameters) / model.ranks,
+               whole = 8 * static_cast<double>(model.largest_unit);
+  if (!offloads) return {.gpu = cut + whole, .program = "FSDP2"};
+  return {.gpu = whole, .host_ram = cut * model.ranks_per_host, .program = "FSDP2, CPU offload"};
+}
+
+PeerEstimate Ddp(const PeerModel& model) {
+  return {.gpu = 16 * static_cast<double>(model.parameters), .program = "DDP"};
+}
+
+std::vector<PeerEstimate> PeerEstimates(const Question& question, const Choice& choice) {
+  const PeerModel model{.parameters = question.model.parameters(),
+                        .largest_module = question.model.largest_module(),
+                        .largest_unit = question.model.largest_unit(),
+                        .ranks = question.ranks,
+                        .ranks_per_host = question.machine.ranks_per_host(question.ranks)};
+  const bool states = choice.states != Tier::kDevice,
+             parameters = choice.parameters != Tier::kDevice,
+             is_on_nvme = choice.states == Tier::kNvme || choice.parameters == Tier::kNvme;
+  std::vector<PeerEstimate> estimates;
+  if (choice.stage == 0) estimates.push_back(Ddp(model));
+  if (choice.stage == 1) estimates.push_back(DeepSpeedStage1(model, states));
+  if (choice.stage == 2) estimates.push_back(DeepSpeedStage2(model, states));
+  // DeepSpeed has no formula for parameters that are offloaded without states.
+  if (choice.stage == 3 && (states || !parameters))
+    estimates.push_back(DeepSpeedStage3(model, states, parameters));
+  if (is_on_nvme) {
+    for (PeerEstimate& estimate : estimates)
+      absl::StrAppend(&estimate.remark, estimate.remark.empty() ? "" : "; ",
+                      "it counts NVMe as RAM");
+  }
+  estimates.push_back(Fsdp2(model, states || parameters));
+  if (is_on_nvme) estimates.back().remark = "it has no NVMe";
+  return estimates;
 }
 
 }  // namespace ebb::planner

@@ -28,11 +28,12 @@ std::string Described(const Choice& from, const Choice& to) {
   if (from.stage != to.stage) return absl::StrCat("\"stage\": ", to.stage);
   const auto offload = [](const char* key, Tier tier) {
     const std::string_view name = tier == Tier::kDevice ? "none" : Name(tier);
-    return absl::StrCat("\"", key, "\": \"", absl::string_view(name.data(), name.size()), "\"");
+    return absl::StrCat("\"", key, "\": {\"device\": \"",
+                        absl::string_view(name.data(), name.size()), "\"}");
   };
   if (from.parameters != to.parameters) return offload("offload_param", to.parameters);
   if (from.states != to.states) return offload("offload_optimizer", to.states);
-  return offload("offload_activations", to.boundaries);
+  return absl::StrCat("\"offload_activations\": \"", std::string(Name(to.boundaries)), "\"");
 }
 
 std::vector<Tier> TiersOf(const Machine& machine) {
@@ -195,8 +196,12 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
   };
   Question asked = question;
   asked.config = from.config;
-  for (const Choice& choice : Neighbours(from.choice, question.machine))
+  // Given activations are those of one batch, with or without recomputing.
+  const bool has_own_activations = question.pass.own_activations >= 0;
+  for (const Choice& choice : Neighbours(from.choice, question.machine)) {
+    if (has_own_activations && choice.recompute != from.choice.recompute) continue;
     consider(Described(from.choice, choice), AnswerFor(asked, choice, Depth::kTime));
+  }
   const auto changed = [&](void (*change)(Config&, const Model&)) {
     Config config = from.config;
     change(config, question.model);
@@ -208,10 +213,11 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
                           is_same_batch ? "" : " (a larger batch, which trains differently)"),
              answer);
   };
-  changed([](Config& config, const Model&) {
-    config.micro_batch_size = std::max<int64_t>(1, config.micro_batch_size) * 2;
-    config.train_batch_size = 0;
-  });
+  if (!has_own_activations)
+    changed([](Config& config, const Model&) {
+      config.micro_batch_size = std::max<int64_t>(1, config.micro_batch_size) * 2;
+      config.train_batch_size = 0;
+    });
   changed([](Config& config, const Model&) {
     config.gradient_accumulation_steps =
         std::max<int64_t>(1, config.gradient_accumulation_steps) * 2;

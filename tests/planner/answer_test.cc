@@ -5,8 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
+#include <map>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "ebb/runtime/planner/answer_json.h"
 #include "ebb/runtime/planner/answer_table.h"
 #include "ebb/runtime/planner/model_shape.h"
@@ -17,7 +20,11 @@
 namespace ebb::planner::answer_test {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 Question QuestionOf(const char* model, const char* machine, int ranks) {
   Question question{.model = ModelOf(*ShapeOfName(model)),
@@ -50,7 +57,7 @@ double StateGB(const Answer& answer, Tier tier) {
 // in 16 bits.
 TEST(Anchors, ZeroTable1IsReproduced) {
   constexpr double kPublished[] = {120, 31.4, 16.6, 1.9};
-  const auto table = ZeroTable({.parameters = 7'500'000'000, .largest_unit = 0, .ranks = 64});
+  const auto table = ZeroTable({.parameters = 7'500'000'000, .ranks = 64});
   for (int stage = 0; stage <= 3; ++stage)
     EXPECT_NEAR(table[static_cast<size_t>(stage)] / 1e9, kPublished[stage], 0.05) << stage;
 
@@ -85,12 +92,50 @@ TEST(Anchors, ZeroTable1IsReproduced) {
 // GPUs: 0.12 GiB of the largest layer and 5.97 GiB of states a GPU.
 TEST(Anchors, DeepSpeedsEstimatorOf3BIsReproduced) {
   const PeerModel model{
-      .parameters = 2'851'000'000, .largest_unit = 32'000'000, .ranks = 8, .ranks_per_host = 8};
+      .parameters = 2'851'000'000, .largest_module = 32'000'000, .ranks = 8, .ranks_per_host = 8};
   constexpr double kGiB = 1 << 30;
   EXPECT_NEAR(DeepSpeedStage3(model, false, false).gpu / kGiB, 0.12 + 5.97, 0.01);
   EXPECT_NEAR(DeepSpeedStage3(model, true, true).gpu / kGiB, 0.12, 0.005);
   EXPECT_NEAR(DeepSpeedStage3(model, true, true).host_ram / kGiB, 71.7, 0.1);
   EXPECT_NEAR(DeepSpeedStage2(model, false).gpu / kGiB, 5.31 + 5.97, 0.01);
+}
+
+// DeepSpeed takes the largest module by m.parameters(recurse=False): here the table of tokens, not a
+// block; of a mixture the matrix of one expert.
+TEST(Anchors, DeepSpeedsLargestLayerIsOneMatrix) {
+  const Question question = QuestionOf("gpt3-175b", "8xh100", 1024);
+  EXPECT_EQ(question.model.largest_module(), int64_t{50257} * 12288);
+  ModelShape mixture = *ShapeOfName("mixtral-8x7b");
+  mixture.vocabulary = 1000;
+  EXPECT_EQ(ModelOf(mixture).largest_module(), int64_t{14336} * 4096);
+  const PeerEstimate estimate = PeerEstimates(question, {.stage = 3}).front();
+  constexpr double kGiB = 1 << 30;
+  EXPECT_NEAR(estimate.gpu / kGiB, 5.2, 0.05);
+  EXPECT_NEAR(estimate.host_ram / kGiB, 27.6, 0.05);
+}
+
+TEST(Peers, AreThoseWithTheStageAndTheOffload) {
+  const Question question = QuestionOf("gpt2-xl", "8xh100", 8);
+  const double p = static_cast<double>(question.model.parameters()),
+               gathered = 8 * static_cast<double>(question.model.largest_unit());
+  const auto programs = [&](const Choice& choice) {
+    std::vector<std::string> names;
+    for (const PeerEstimate& peer : PeerEstimates(question, choice)) names.push_back(peer.program);
+    return names;
+  };
+  EXPECT_THAT(programs({.stage = 0}), ElementsAre("DDP", "FSDP2"));
+  EXPECT_THAT(programs({.stage = 1}), ElementsAre("DeepSpeed's estimate", "FSDP2"));
+  EXPECT_THAT(programs({.stage = 3, .parameters = Tier::kCpu}), ElementsAre("FSDP2, CPU offload"));
+  EXPECT_EQ(PeerEstimates(question, {.stage = 0})[0].gpu, 16 * p);
+  EXPECT_EQ(PeerEstimates(question, {.stage = 1})[0].gpu, (2 + 2 + 16 / 8.) * p);
+  EXPECT_EQ(PeerEstimates(question, {.stage = 1, .states = Tier::kCpu})[0].gpu, 4 * p);
+  const std::vector<PeerEstimate> on_nvme =
+      PeerEstimates(question, {.stage = 3, .parameters = Tier::kNvme, .states = Tier::kNvme});
+  ASSERT_EQ(on_nvme.size(), 2u);
+  EXPECT_EQ(on_nvme[0].remark, "it counts NVMe as RAM");
+  EXPECT_EQ(on_nvme[1].gpu, gathered);
+  EXPECT_EQ(on_nvme[1].host_ram, 16 * p);  // all ranks are on one host
+  EXPECT_EQ(on_nvme[1].remark, "it has no NVMe");
 }
 
 TEST(Anchors, ABatchOfFsdpsPaperFitsItsGpus) {
@@ -151,6 +196,7 @@ TEST(Search, StateOnNvmeMovesOverTheDisk) {
   EXPECT_GT(answer.time->moved[sharding::Resource::kDiskWrite], 13 * parameters);
   EXPECT_LT(answer.time->moved[sharding::Resource::kDiskWrite], 15 * parameters);
   EXPECT_GT(DiskBytesWrittenADay(answer, question.machine, 1), 0);
+  EXPECT_THAT(AnswerText(question, answer), ContainsRegex("a day, [0-9.,]+ times their capacity"));
   ASSERT_TRUE(answer.peak);
   EXPECT_LE(answer.peak->bytes, answer.held[0]);
   EXPECT_THAT(answer.peak->moment, HasSubstr("backward"));
@@ -285,6 +331,26 @@ TEST(Search, TheLargestIsOfTheChoiceThatWasAskedFor) {
   EXPECT_FALSE(AnswerFor(more, asked, Depth::kMemory).fits());
 }
 
+TEST(Search, AChangeIsAKeyOfAFile) {
+  const Question question = QuestionOf("gpt2", "rtx4090-64gb", 1);
+  const Answer slow = AnswerFor(question, {.stage = 3, .states = Tier::kNvme}, Depth::kTime);
+  const std::optional<Change> change = BestChange(question, slow);
+  ASSERT_TRUE(change);
+  EXPECT_EQ(change->what, "\"offload_optimizer\": {\"device\": \"none\"}");
+  const absl::StatusOr<Config> read = Config::FromJson(absl::StrCat(
+      R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
+          "zero_optimization": {"stage": 3, )",
+      change->what, "}}"));
+  EXPECT_TRUE(read.ok()) << read.status();
+}
+
+TEST(Question, GivesActivationsOnNvmeAFolder) {
+  const Question question = QuestionOf("gpt2", "rtx4090-64gb", 1);
+  const Answer answer =
+      AnswerFor(question, {.boundaries = Tier::kNvme, .recompute = true}, Depth::kMemory);
+  EXPECT_TRUE(answer.fits()) << answer.lacks();
+}
+
 TEST(Search, ALargerBatchIsMarkedAsTrainingDifferently) {
   const Question question = QuestionOf("gpt2", "8xh100", 8);
   const Answer answer = AnswerFor(question, {.stage = 0}, Depth::kTime);
@@ -301,6 +367,27 @@ TEST(Search, TheLargestModelHasMoreBlocksThanOneThatFits) {
   EXPECT_GT(model->most, 32);
   EXPECT_EQ(model->question.model.units.size(), static_cast<size_t>(model->most) + 2);
   EXPECT_TRUE(model->answer.fits());
+}
+
+// Perfetto drops spans of one track that partly overlap.
+TEST(Trace, SpansOfATrackDoNotOverlap) {
+  const Question question = QuestionOf("gpt2", "rtx4090-64gb", 1);
+  const Answer answer = AnswerFor(
+      question, {.stage = 3, .parameters = Tier::kNvme, .states = Tier::kNvme}, Depth::kTime);
+  const std::string path = testing::TempDir() + "/trace.json";
+  ASSERT_TRUE(WriteTrace(question, answer, path).ok());
+  std::ifstream file(path);
+  std::map<int, double> ends;  // of the last span of each track
+  size_t spans = 0;
+  for (const auto& event : nlohmann::json::parse(file)) {
+    if (event["ph"] != "X") continue;
+    ++spans;
+    const double begin = event["ts"], end = begin + event["dur"].get<double>();
+    double& last = ends[event["tid"]];
+    EXPECT_TRUE(begin >= last - 1e-4 || end <= last + 1e-4) << event;
+    last = std::max(last, end);
+  }
+  EXPECT_GT(spans, 100u);
 }
 
 TEST(AnswerTable, HasAtMostAHundredColumns) {
@@ -330,12 +417,25 @@ TEST(AnswerJson, HasEveryAnswerAndTheChosenConfiguration) {
   const auto json = nlohmann::json::parse(AnswersAsJson(question, answers, {.chosen = best}));
   EXPECT_EQ(json["answers"].size(), answers.size());
   EXPECT_EQ(json["chosen"]["stage"], best->choice.stage);
+  EXPECT_EQ(json["dtype"], "bf16");
+  EXPECT_EQ(json["model"]["operations_are_estimated"], false);
+  EXPECT_EQ(json["chosen"]["peers"].size(), PeerEstimates(question, best->choice).size());
+  EXPECT_GT(json["chosen"]["peers"][0]["gpu_bytes"], 0);
   EXPECT_GT(json["chosen"]["step_seconds"], 0);
   EXPECT_TRUE(Config::FromJson(json["config"].dump()).ok());
   const std::vector<const Answer*> shown = ShownAnswers(answers, best, false);
   const std::string svg = AnswersAsSvg(question, shown);
   EXPECT_THAT(svg, HasSubstr("<svg"));
   EXPECT_THAT(svg, HasSubstr("stage 3"));
+  EXPECT_THAT(svg,
+              HasSubstr(">a step of a rank: "));  // each line of the title is a text of its own
+  // No bar is half as long as the GPU's memory, so the picture has no room for its line.
+  EXPECT_THAT(svg, HasSubstr(">GPU of a rank, of 22.6 GiB<"));
+  EXPECT_THAT(svg, Not(HasSubstr("dash")));
+  const Question large = QuestionOf("gpt2-xl", "rtx4090-64gb", 1);
+  const Answer answer = AnswerFor(large, {.stage = 1}, Depth::kMemory);
+  EXPECT_THAT(AnswersAsSvg(large, std::vector{&answer}),
+              AllOf(HasSubstr("of 22.6 GiB (dashed)"), HasSubstr("stroke-dasharray")));
 }
 
 }  // namespace

@@ -206,11 +206,24 @@ TEST_F(PlanProgramTest, FindsTheCheapestMachine) {
   ExpectRefused("--model gpt2 --compare 8xh100 --stage 3", "--stage");
 }
 
+TEST_F(PlanProgramTest, OwnActivationsAreOfOneBatch) {
+  ExpectRefused("--model gpt2 --activations 12", "at least 1MiB");
+  ExpectRefused("--model gpt2 --activations 1GiB --largest batch", "leave --activations out");
+  const std::string printed = Run("--model gpt2 --activations 12GiB --recompute").printed;
+  EXPECT_THAT(printed, HasSubstr("the given 12.0 GiB, also where blocks are recomputed"));
+  EXPECT_THAT(printed, testing::Not(HasSubstr("not recomputing")));
+}
+
 TEST_F(PlanProgramTest, FindsTheLargest) {
   const Ended ended = Run("--model gpt2 --machine rtx4090-64gb --largest batch");
   ASSERT_EQ(ended.code, 0) << ended.printed;
   EXPECT_THAT(ended.printed, HasSubstr("sequences a micro-batch"));
   EXPECT_THAT(ended.printed, HasSubstr("at most "));
+  EXPECT_THAT(ended.printed, HasSubstr("A machine with twice"));
+  const auto json = nlohmann::json::parse(
+      Run("--model gpt2 --machine rtx4090-64gb --largest batch --json").printed);
+  EXPECT_EQ(json["largest"]["quantity"], "batch");
+  EXPECT_EQ(json["largest"]["most"], json["micro_batch_size"]);
   EXPECT_THAT(Run("--model gpt2 --largest model --stage 3 --recompute").printed,
               HasSubstr("at least 1998 layers"));
 }

@@ -234,6 +234,8 @@ TEST(Budget, SizesOfAnyMagnitudeAreShown) {
   EXPECT_EQ(Megabytes(1536), "1.5 KiB");
   EXPECT_EQ(Megabytes(100 << 10), "100.0 KiB");
   EXPECT_EQ(Megabytes(kMebi / 2), "0.5 MiB");
+  EXPECT_EQ(Megabytes(int64_t{9} << 30), "9216.0 MiB");
+  EXPECT_EQ(Megabytes(int64_t{12} << 30), "12.0 GiB");
 }
 
 TEST(Budget, ACapThatCannotBeKeptIsAnErrorWithTheTableAndARemedy) {

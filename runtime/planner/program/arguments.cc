@@ -23,6 +23,7 @@ namespace {
 constexpr int64_t kContextDefault = 4096;  // if the model allows a longer one
 constexpr int kRanksMax = 1 << 20;
 constexpr int64_t kBatchMax = 1 << 20, kContextMax = 1 << 28, kSizeMax = 1 << 30;
+constexpr int64_t kActivationsMin = 1 << 20;
 constexpr double kPriceMax = 1e9;
 
 // The values of the flags, unchecked.
@@ -212,10 +213,10 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
   pass.whole_logits = given.whole_logits;
   if (!given.activations.empty()) {
     const auto bytes = ParseBytes(given.activations);
-    if (!bytes)
-      return absl::InvalidArgumentError(absl::StrCat("--activations is ",
-                                                     config::Quoted(given.activations),
-                                                     ": it must be a size such as 4GiB"));
+    if (!bytes || *bytes < kActivationsMin)
+      return absl::InvalidArgumentError(
+          absl::StrCat("--activations is ", config::Quoted(given.activations),
+                       ": it must be a size such as 4GiB, at least 1MiB"));
     pass.own_activations = *bytes;
   }
   // So that every product of sizes fits 64 bits.
@@ -240,6 +241,10 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
   }
   if (!given.largest.empty()) {
     EBB_ASSIGN_OR_RETURN(arguments.largest, MeaningOf("--largest", given.largest, kQuantityWords));
+    if (pass.own_activations >= 0 && *arguments.largest != Quantity::kModel)
+      return absl::InvalidArgumentError(
+          absl::StrCat("--activations is the memory of one batch and context, but --largest ",
+                       given.largest, " tries others; leave --activations out"));
   }
   for (const std::string& word : given.compared) {
     EBB_ASSIGN_OR_RETURN(arguments.offers.emplace_back(), OfferOf(word, given.nvme_path));

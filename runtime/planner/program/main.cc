@@ -128,13 +128,18 @@ int AnswerLargest(const Arguments& arguments) {
       FindLargest(arguments.question, *arguments.largest, arguments.asked);
   if (!found.ok()) return Fail(std::string(found.status().message()));
   const Answer* const chosen = found->most > 0 ? &found->answer : nullptr;
+  Advised advised{.chosen = chosen, .largest = arguments.largest, .most = found->most};
+  if (chosen != nullptr) {
+    advised.change = BestChange(found->question, *chosen);
+    advised.purchase = BestPurchase(found->question, *chosen);
+  }
   if (arguments.json) {
-    const Advised advised{.chosen = chosen};
     std::fputs(
         AnswersAsJson(found->question, {chosen, chosen == nullptr ? 0u : 1u}, advised).c_str(),
         stdout);
   } else {
-    Print(TitleOf(found->question) + LargestText(arguments, *found));
+    Print(TitleOf(found->question) + LargestText(arguments, *found) +
+          (chosen == nullptr ? "" : ChangesText(advised)));
   }
   return WriteFiles(arguments, found->question, {&chosen, chosen == nullptr ? 0u : 1u}, chosen);
 }
