@@ -384,7 +384,7 @@ int main(int argc, char** argv) {
   CLI::Option* const layers = app.add_option(
       "--layers", options.shape.layers,
       "blocks; with the next three the sizes of a gated transformer, instead of --model");
-  layers->excludes(model)->check(CLI::PositiveNumber);
+  layers->excludes(model)->check(CLI::Range(1, 1998));
   for (const auto& [flag, size, what] :
        {std::tuple("--width", &options.shape.width, "width of the residual stream"),
         std::tuple("--heads", &options.shape.heads, "attention heads"),
@@ -405,7 +405,11 @@ int main(int argc, char** argv) {
   app.add_option("--csv", options.csv, "a row for each class")->option_text("FILE");
   app.add_option("--json", options.json, "all results as JSON")->option_text("FILE");
   app.add_option("--svg", options.svg, "stacked bars")->option_text("FILE");
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
   options.shape.name = "a gated transformer";
   options.shape.context = options.context;
   return ebb::bench::Run(options);

@@ -300,7 +300,10 @@ sharding::FoundAdvice RemedyFor(const Question& question, const Answer& answer) 
                             .of_config = false,
                             .relief = "use a machine with more memory"};
   if (question.machine.is_cpu)
-    caps = {.together = device, .disk = disk, .of_config = false, .relief = caps.relief};
+    caps = {.together = device - (disk > 0 ? 2 * sharding::kStateStagingBytes : 0),
+            .disk = disk,
+            .of_config = false,
+            .relief = caps.relief};
   return sharding::FindAdvice(resolved->Inputs(question.ranks), caps);
 }
 
@@ -308,6 +311,7 @@ std::optional<Answer> AnswerOf(const Question& question, const sharding::FoundAd
                                const Answer& changed, Depth depth) {
   if (!remedy.config) return std::nullopt;
   Answer answer = AnswerFor(question, *remedy.config, changed.choice.recompute, depth);
+  if (!answer.fits()) return std::nullopt;
   answer.keys = remedy.keys;
   return answer;
 }

@@ -85,7 +85,7 @@ Answer AnswerFor(const Question& question, const Config& config, bool recompute,
 // The keys to change so that an answer fits into the machine's memory and disks, from the search
 // that also advises in the errors of memory caps.
 sharding::FoundAdvice RemedyFor(const Question& question, const Answer& answer);
-// The answer of a remedy, which changed an answer. Nothing: there is no remedy.
+// The answer of a remedy, which changed an answer. Nothing: there is no remedy that fits.
 std::optional<Answer> AnswerOf(const Question& question, const sharding::FoundAdvice& remedy,
                                const Answer& changed, Depth depth);
 

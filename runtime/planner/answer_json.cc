@@ -52,6 +52,7 @@ Json TiersOf(const TierBytes& bytes) {
 Json JsonOf(const Question& question, const Answer& answer) {
   Json json = JsonOf(answer.choice);
   json["fits"] = answer.fits();
+  if (!answer.keys.empty()) json["keys"] = answer.keys;
   if (!answer.refused.ok()) {
     json["refused"] = std::string(answer.refused.message());
     return json;

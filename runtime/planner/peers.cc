@@ -53,7 +53,7 @@ PeerEstimate DeepSpeedStage3(const PeerModel& model, bool offloads_optimizer,
 
 PeerEstimate Fsdp2(const PeerModel& model, bool offloads) {
   const double cut = 16 * static_cast<double>(model.parameters) / model.ranks,
-               whole = 8 * static_cast<double>(model.largest_unit);
+               whole = 4.0 * static_cast<double>(model.compute_bytes * model.largest_unit);
   if (!offloads) return {.gpu = cut + whole, .program = "FSDP2"};
   return {.gpu = whole, .host_ram = cut * model.ranks_per_host, .program = "FSDP2, CPU offload"};
 }
@@ -67,7 +67,8 @@ std::vector<PeerEstimate> PeerEstimates(const Question& question, const Choice& 
                         .largest_module = question.model.largest_module(),
                         .largest_unit = question.model.largest_unit(),
                         .ranks = question.ranks,
-                        .ranks_per_host = question.machine.ranks_per_host(question.ranks)};
+                        .ranks_per_host = question.machine.ranks_per_host(question.ranks),
+                        .compute_bytes = SizeOf(question.config.compute)};
   const bool states = choice.states != Tier::kDevice,
              parameters = choice.parameters != Tier::kDevice,
              is_on_nvme = choice.states == Tier::kNvme || choice.parameters == Tier::kNvme;
@@ -78,10 +79,12 @@ std::vector<PeerEstimate> PeerEstimates(const Question& question, const Choice& 
   // DeepSpeed has no formula for parameters that are offloaded without states.
   if (choice.stage == 3 && (states || !parameters))
     estimates.push_back(DeepSpeedStage3(model, states, parameters));
-  if (is_on_nvme) {
-    for (PeerEstimate& estimate : estimates)
-      absl::StrAppend(&estimate.remark, estimate.remark.empty() ? "" : "; ",
-                      "it counts NVMe as RAM");
+  for (PeerEstimate& estimate : estimates) {
+    const auto remark = [&](const char* text) {
+      absl::StrAppend(&estimate.remark, estimate.remark.empty() ? "" : "; ", text);
+    };
+    if (is_on_nvme) remark("it counts NVMe as RAM");
+    if (choice.stage > 0 && model.compute_bytes != 2) remark("of 16-bit training");
   }
   estimates.push_back(Fsdp2(model, states || parameters));
   if (is_on_nvme) estimates.back().remark = "it has no NVMe";

@@ -16,6 +16,7 @@ struct PeerModel {
   int64_t largest_module = 0;  // of DeepSpeed: those that one module itself owns, such as a matrix
   int64_t largest_unit = 0;    // of FSDP2: those that are gathered together, such as a block
   int ranks = 1, ranks_per_host = 1;
+  int64_t compute_bytes = 2;  // of an element that is computed with
 };
 
 // ZeRO's table 1 (Rajbhandari et al., "ZeRO: memory optimizations toward training trillion
@@ -37,7 +38,7 @@ PeerEstimate DeepSpeedStage2(const PeerModel& model, bool offloads_optimizer);
 PeerEstimate DeepSpeedStage3(const PeerModel& model, bool offloads_optimizer,
                              bool offloads_parameters);
 
-// FSDP2 with 16-bit compute: fp32 parameters, gradients and states are cut; two units and their
+// FSDP2: fp32 parameters, gradients and states are cut; two units and their
 // gradients are whole. `offloads`: CPUOffloadPolicy keeps all that is cut in RAM.
 PeerEstimate Fsdp2(const PeerModel& model, bool offloads);
 

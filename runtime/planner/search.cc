@@ -21,19 +21,23 @@ double Speed(const Answer& answer) {
   return answer.fits() && answer.time ? answer.time->tokens_per_second : 0;
 }
 
-// The difference of two choices, in the keys of a configuration file.
+// The difference of two choices, as JSON to merge into a configuration file.
 std::string Described(const Choice& from, const Choice& to) {
   if (from.recompute != to.recompute)
     return to.recompute ? "recomputing blocks in backward" : "keeping activations, not recomputing";
-  if (from.stage != to.stage) return absl::StrCat("\"stage\": ", to.stage);
-  const auto offload = [](const char* key, Tier tier) {
+  if (from.boundaries != to.boundaries)
+    return absl::StrCat("{\"ebb\": {\"offload_activations\": \"", std::string(Name(to.boundaries)),
+                        "\"}}");
+  const auto of_zero = [](auto... text) {
+    return absl::StrCat("{\"zero_optimization\": {\"", text..., "}}");
+  };
+  if (from.stage != to.stage) return of_zero("stage\": ", to.stage);
+  const auto offload = [&](const char* key, Tier tier) {
     const std::string_view name = tier == Tier::kDevice ? "none" : Name(tier);
-    return absl::StrCat("\"", key, "\": {\"device\": \"",
-                        absl::string_view(name.data(), name.size()), "\"}");
+    return of_zero(key, "\": {\"device\": \"", absl::string_view(name.data(), name.size()), "\"}");
   };
   if (from.parameters != to.parameters) return offload("offload_param", to.parameters);
-  if (from.states != to.states) return offload("offload_optimizer", to.states);
-  return absl::StrCat("\"offload_activations\": \"", std::string(Name(to.boundaries)), "\"");
+  return offload("offload_optimizer", to.states);
 }
 
 std::vector<Tier> TiersOf(const Machine& machine) {
@@ -351,12 +355,16 @@ absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
     const int64_t more = found.most + unit();
     EBB_ASSIGN_OR_RETURN(Question changed, With(question, quantity, more));
     remedied = Remedied(changed, choices.back(), Depth::kMemory);
-    if (!remedied || !remedied->fits()) break;
+    if (!remedied) break;
     found = {.most = more, .question = std::move(changed), .answer = *remedied};
     EBB_RETURN_IF_ERROR(search());
   }
   found.is_limit = found.most == most;
-  if (found.most == 0) return found;
+  if (found.most == 0) {
+    EBB_ASSIGN_OR_RETURN(found.question, With(question, quantity, 1));
+    found.answer = AnswerFor(found.question, choices.back(), Depth::kMemory);
+    return found;
+  }
   if (!found.answer.keys.empty()) {
     found.answer = AnswerLike(found.question, found.answer, Depth::kTime);
     return found;

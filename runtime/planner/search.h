@@ -39,8 +39,8 @@ enum class Quantity { kModel, kBatch, kContext };
 struct Largest {
   int64_t most = 0;  // layers, sequences of a micro-batch, tokens of a sequence; 0: not even one
   bool is_limit = false;  // more may fit, but no more are planned
-  Question question;      // with `most` of them
-  Answer answer = {};     // of the choice that fits
+  Question question;      // with `most` of them, or with one
+  Answer answer = {};     // of the choice that fits, or of the one that needs least memory
 };
 // kModel: more layers of the same shape; the model has equal blocks. `asked`: the choice that must
 // fit; none: any choice, or what RemedyFor makes of one.

@@ -227,7 +227,7 @@ TEST(Search, AChangeIsMadeToTheConfigurationAsGiven) {
   const std::optional<Change> stage =
       BestChange(question, AnswerFor(question, on_nvme, Depth::kTime));
   ASSERT_TRUE(stage);
-  EXPECT_EQ(stage->what, "\"stage\": 1");
+  EXPECT_EQ(stage->what, "{\"zero_optimization\": {\"stage\": 1}}");
   const Answer changed = AnswerFor(question, {.stage = 1, .states = Tier::kNvme}, Depth::kTime);
   EXPECT_EQ(stage->tokens_per_second, changed.time->tokens_per_second);
 
@@ -336,12 +336,31 @@ TEST(Search, AChangeIsAKeyOfAFile) {
   const Answer slow = AnswerFor(question, {.stage = 3, .states = Tier::kNvme}, Depth::kTime);
   const std::optional<Change> change = BestChange(question, slow);
   ASSERT_TRUE(change);
-  EXPECT_EQ(change->what, "\"offload_optimizer\": {\"device\": \"none\"}");
-  const absl::StatusOr<Config> read = Config::FromJson(absl::StrCat(
-      R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
-          "zero_optimization": {"stage": 3, )",
-      change->what, "}}"));
-  EXPECT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(change->what,
+            "{\"zero_optimization\": {\"offload_optimizer\": {\"device\": \"none\"}}}");
+  EXPECT_TRUE(Config::FromJson(change->what).ok());
+}
+
+TEST(Search, ARemedyOfACpuLeavesRoomForTheStaging) {
+  Question question = QuestionOf("gpt2", "rtx4090-64gb", 1);
+  question.machine.is_cpu = true;
+  question.machine.gpu_memory = question.machine.gpu_reserved = 0;
+  for (const double ram : {0.70e9, 0.747498746e9, 0.80e9}) {
+    question.machine.ram = ram;
+    const Answer answer = AnswerFor(question, Choices(question).back(), Depth::kMemory);
+    const sharding::FoundAdvice remedy = RemedyFor(question, answer);
+    const std::optional<Answer> remedied = AnswerOf(question, remedy, answer, Depth::kMemory);
+    EXPECT_EQ(remedied.has_value(), remedy.config.has_value()) << ram;
+  }
+}
+
+TEST(Search, WhatDoesNotFitOnceIsAnsweredWithOne) {
+  const Question question = QuestionOf("gpt2-xl", "rtx4090-64gb", 1);
+  const absl::StatusOr<Largest> none = FindLargest(question, Quantity::kBatch, Choice{.stage = 3});
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_EQ(none->most, 0);
+  EXPECT_FALSE(none->answer.fits());
+  EXPECT_NE(none->answer.lacks(), "");
 }
 
 TEST(Question, GivesActivationsOnNvmeAFolder) {

@@ -61,6 +61,10 @@ std::string Described(const Change& change, const Answer& from) {
                          change.tokens_per_second / from.time->tokens_per_second);
 }
 
+std::string TextOfRemedy(const sharding::FoundAdvice& remedy, const Answer& answer) {
+  return remedy.text.empty() ? answer.lacks() : remedy.text;
+}
+
 std::string ChangesText(const Advised& advised) {
   std::string text;
   if (advised.change)
@@ -68,7 +72,7 @@ std::string ChangesText(const Advised& advised) {
                     "The one change that helps most: ", Described(*advised.change, *advised.chosen),
                     "\n");
   if (!advised.remedy.empty()) absl::StrAppend(&text, "What to change: ", advised.remedy, "\n");
-  if (!advised.change && advised.chosen->fits())
+  if (!advised.change && advised.chosen != nullptr && advised.chosen->fits())
     text += "No change of one setting makes it faster by more than 0.5%\n";
   if (advised.purchase)
     absl::StrAppend(&text, "A machine with ", Described(*advised.purchase, *advised.chosen), "\n");
@@ -80,7 +84,8 @@ std::string LargestText(const Arguments& arguments, const Largest& found) {
   const char* const what = kWhat[static_cast<int>(*arguments.largest)];
   if (found.most == 0)
     return absl::StrCat("not even one of the ", what, " fits",
-                        arguments.asked ? "" : " in any configuration", "\n");
+                        arguments.asked ? "" : " in any configuration", "; ", WordsOf(found.answer),
+                        ": it ", found.answer.lacks(), "\n");
   std::string text = absl::StrCat(found.is_limit ? "at least " : "at most ", found.most, " ", what);
   if (*arguments.largest == Quantity::kModel)
     absl::StrAppendFormat(&text, ", %.4g B parameters",
@@ -132,14 +137,15 @@ int AnswerLargest(const Arguments& arguments) {
   if (chosen != nullptr) {
     advised.change = BestChange(found->question, *chosen);
     advised.purchase = BestPurchase(found->question, *chosen);
+  } else {
+    advised.remedy = RemedyFor(found->question, found->answer).text;
   }
   if (arguments.json) {
     std::fputs(
         AnswersAsJson(found->question, {chosen, chosen == nullptr ? 0u : 1u}, advised).c_str(),
         stdout);
   } else {
-    Print(TitleOf(found->question) + LargestText(arguments, *found) +
-          (chosen == nullptr ? "" : ChangesText(advised)));
+    Print(TitleOf(found->question) + LargestText(arguments, *found) + ChangesText(advised));
   }
   return WriteFiles(arguments, found->question, {&chosen, chosen == nullptr ? 0u : 1u}, chosen);
 }
@@ -195,7 +201,8 @@ int AnswerQuestion(const Arguments& arguments) {
                .change = BestChange(question, *chosen),
                .purchase = BestPurchase(question, *chosen)};
   }
-  if (!chosen || !chosen->fits()) advised.remedy = remedy.text;
+  if (!chosen || !chosen->fits())
+    advised.remedy = TextOfRemedy(remedy, chosen ? *chosen : answers.back());
   if (arguments.json) {
     std::fputs(AnswersAsJson(question, answers, advised).c_str(), stdout);
   } else {
