@@ -18,27 +18,23 @@ import time
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-VOCABULARIES = {"gpu": 50304}  # others: 8192
 ADAMW = {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
-# Layers, width, heads, context, batch of a rank.
-SHAPES = {"gpt2": (6, 384, 6, 256, 4), "llama": (6, 384, 6, 256, 4), "states": (12, 1536, 12, 16, 1), "gpu": (12, 768, 12, 1024, 16)}
-
-
-def vocabulary_of(kind):
-    return VOCABULARIES.get(kind, 8192)
+# Vocabulary, layers, width, heads, context, batch of a rank.
+SHAPES = {"gpt2": (8192, 6, 384, 6, 256, 4), "llama": (8192, 6, 384, 6, 256, 4), "states": (8192, 12, 1536, 12, 16, 1),
+          "gpu": (50304, 12, 768, 12, 1024, 16)}
 
 
 def make_model(kind):
-    layers, width, heads, context, _ = SHAPES[kind]
+    vocabulary, layers, width, heads, context, _ = SHAPES[kind]
     torch.manual_seed(1)
     if kind == "llama":
         # As many parameters as the GPT-2: three matrices of 8/3 widths instead of two of 4 widths, and a tied head.
         return LlamaForCausalLM(LlamaConfig(
-            vocab_size=vocabulary_of(kind), hidden_size=width, intermediate_size=8 * width // 3, num_hidden_layers=layers, num_attention_heads=heads,
+            vocab_size=vocabulary, hidden_size=width, intermediate_size=8 * width // 3, num_hidden_layers=layers, num_attention_heads=heads,
             max_position_embeddings=context, tie_word_embeddings=True, use_cache=False,
         ))
     return GPT2LMHeadModel(GPT2Config(
-        vocab_size=vocabulary_of(kind), n_positions=context, n_embd=width, n_layer=layers, n_head=heads, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
+        vocab_size=vocabulary, n_positions=context, n_embd=width, n_layer=layers, n_head=heads, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
         bos_token_id=1, eos_token_id=2, use_cache=False,
     ))
 
@@ -48,7 +44,8 @@ def settings_of(system, kind, folder):
     place = {"cpu": {"device": "cpu"}, "nvme": {"device": "nvme", "nvme_path": folder}}.get(system.removesuffix("_all").partition("_")[2])
     if place:
         # Buffers of DeepSpeed's for the largest parameter instead of 400 MB each, and for all parameters of some blocks.
-        parameters = dict(place, max_in_cpu=0, buffer_size=16_000_000 if kind == "states" else 4_000_000, buffer_count=40) if place["device"] == "nvme" else place
+        largest = 16_000_000 if kind == "states" else 4_000_000
+        parameters = dict(place, max_in_cpu=0, buffer_size=largest, buffer_count=40) if place["device"] == "nvme" else place
         zero.update(offload_param=parameters, offload_optimizer=place)
         if system == "deepspeed_nvme":
             # By default it prefetches across the turn from forward to backward and asks for one parameter twice, which fails ("already
@@ -131,7 +128,7 @@ def main():
     device = torch.device("cuda" if on_gpu else "cpu")
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(max(1, os.cpu_count() // world))
-    *_, context, batch = SHAPES[kind]
+    vocabulary, *_, context, batch = SHAPES[kind]
     if system.startswith("deepspeed"):
         import deepspeed
 
@@ -166,7 +163,7 @@ def main():
         pathlib.Path("/proc/self/clear_refs").write_text("5")
         times, cores = [], []
         for _ in range(int(line)):
-            ids = torch.randint(0, vocabulary_of(kind), (batch, context), generator=generator).to(device)
+            ids = torch.randint(0, vocabulary, (batch, context), generator=generator).to(device)
             begin, begin_cores = time.monotonic(), time.process_time()
             loss = step(ids)
             times.append(time.monotonic() - begin)
