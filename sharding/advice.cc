@@ -256,9 +256,9 @@ class Search {
 
   std::string Shown(const Need& need, bool fills) const {
     return absl::StrCat(
-        Megabytes(need.device), " on the device and ", fills ? "at least " : "",
-        Megabytes(need.host), " in host memory",
-        caps_.disk && need.disk > 0 ? absl::StrCat(" and ", Megabytes(need.disk), " on NVMe") : "");
+        SizeText(need.device), " on the device and ", fills ? "at least " : "", SizeText(need.host),
+        " in host memory",
+        caps_.disk && need.disk > 0 ? absl::StrCat(" and ", SizeText(need.disk), " on NVMe") : "");
   }
   static absl::string_view Warning(const Candidate& candidate) {
     if (!candidate.changes_numbers) return "";

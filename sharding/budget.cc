@@ -35,7 +35,7 @@ std::string Table(const int64_t (&bytes)[kStateClasses]) {
   for (int c = 0; c < kStateClasses; ++c) {
     if (bytes[c] == 0) continue;
     const std::string_view name = Name(static_cast<StateClass>(c));
-    rows.push_back(absl::StrCat(std::string(name), " ", Megabytes(BufferBytes(bytes[c]))));
+    rows.push_back(absl::StrCat(std::string(name), " ", SizeText(BufferBytes(bytes[c]))));
   }
   return absl::StrJoin(rows, ", ");
 }
@@ -220,12 +220,12 @@ class HostFit {
 
 }  // namespace
 
-std::string Megabytes(int64_t bytes) {
+std::string SizeText(int64_t bytes) {
   constexpr int64_t kKibi = 1 << 10, kMebi = 1 << 20, kGibi = 1 << 30;
   if (0 < bytes && bytes < kKibi) return absl::StrCat(bytes, bytes == 1 ? " byte" : " bytes");
   if (0 < bytes && bytes < kMebi / 10)
     return absl::StrFormat("%.1f KiB", static_cast<double>(bytes) / kKibi);
-  if (bytes >= 10 * kGibi) return absl::StrFormat("%.1f GiB", static_cast<double>(bytes) / kGibi);
+  if (bytes >= kGibi) return absl::StrFormat("%.2f GiB", static_cast<double>(bytes) / kGibi);
   return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / kMebi);
 }
 
@@ -285,14 +285,14 @@ std::string Needed(const Pools& pools, const HostRoom& room) {
   if (room.holds_device) tiers.push_back(absl::StrCat("device: ", Table(pools.bytes)));
   if (HostBytes(pools) > 0) tiers.push_back(absl::StrCat("cpu: ", Table(pools.host_bytes)));
   if (room.holds_device && room.untouched > 0)
-    tiers.push_back(absl::StrCat("of the workspace untouched: ", Megabytes(room.untouched)));
+    tiers.push_back(absl::StrCat("of the workspace untouched: ", SizeText(room.untouched)));
   const int64_t bytes = BytesInRam(pools, room);
   const std::string all = room.ranks == 1
                               ? ""
-                              : absl::StrCat(", ", Megabytes(bytes * room.ranks), " for the ",
+                              : absl::StrCat(", ", SizeText(bytes * room.ranks), " for the ",
                                              room.ranks, " ranks that share it");
-  return absl::StrCat("has ", Megabytes(room.ram), " of RAM and ", Megabytes(room.swap),
-                      " of swap space left, but the pools in RAM need ", Megabytes(bytes),
+  return absl::StrCat("has ", SizeText(room.ram), " of RAM and ", SizeText(room.swap),
+                      " of swap space left, but the pools in RAM need ", SizeText(bytes),
                       " a rank (", absl::StrJoin(tiers, "; "), ")", all);
 }
 
@@ -323,13 +323,13 @@ absl::Status CheckBudget(const Pools& pools, const Config& config, bool names_cl
   const std::optional<int64_t> host = config.ebb.host_memory, device = config.ebb.device_memory;
   if (host && HostBytes(pools) > *host) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "ebb.host_memory is ", Megabytes(*host), " a rank, but the pools in host memory need ",
-        Megabytes(HostBytes(pools)), classes(pools.host_bytes)));
+        "ebb.host_memory is ", SizeText(*host), " a rank, but the pools in host memory need ",
+        SizeText(HostBytes(pools)), classes(pools.host_bytes)));
   }
   if (device && DeviceBytes(pools) > *device) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "ebb.device_memory is ", Megabytes(*device), " a rank, but the pools on the device need ",
-        Megabytes(DeviceBytes(pools)), classes(pools.bytes)));
+        "ebb.device_memory is ", SizeText(*device), " a rank, but the pools on the device need ",
+        SizeText(DeviceBytes(pools)), classes(pools.bytes)));
   }
   return absl::OkStatus();
 }

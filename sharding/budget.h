@@ -70,6 +70,6 @@ std::string HostRoomWarning(const Pools& pools, const HostRoom& room);
 int64_t DeviceBytes(const Pools& pools);
 int64_t HostBytes(const Pools& pools);
 int64_t DiskBytes(const Pools& pools);
-std::string Megabytes(int64_t bytes);  // "7.1 MiB", "20.5 KiB", "7 bytes", "12.0 GiB"
+std::string SizeText(int64_t bytes);  // "7 bytes", "20.5 KiB", "7.1 MiB", "12.03 GiB"
 
 }  // namespace ebb::sharding

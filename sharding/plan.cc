@@ -103,8 +103,8 @@ absl::Status Check(const Pools& pools, const PlanInputs& inputs) {
   const absl::Status status =
       CheckBudget(pools, *inputs.config, /*names_classes=*/inputs.cap_error != CapError::kNeed);
   if (status.ok() || inputs.cap_error != CapError::kAdvice) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat(status.message(), "; ", Advice(inputs, CapsOf(*inputs.config))));
+  return absl::Status(status.code(), absl::StrCat(status.message(), "; ",
+                                                  FindAdvice(inputs, CapsOf(*inputs.config)).text));
 }
 
 absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updates, PlanKind kind) {
@@ -176,10 +176,6 @@ FoundAdvice FindAdvice(const PlanInputs& inputs, const MemoryCaps& caps) {
       {.lay_out = [&](const Config& changed) { return PlanPools(with(changed)); },
        .lay_out_least = [&](const Config& changed) { return PlanLeastPools(with(changed)); },
        .sums_depend_on_groups = inputs.sums_depend_on_groups});
-}
-
-std::string Advice(const PlanInputs& inputs, const MemoryCaps& caps) {
-  return FindAdvice(inputs, caps).text;
 }
 
 absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs) {

@@ -382,7 +382,5 @@ absl::StatusOr<Pools> PlanPools(const PlanInputs& inputs);
 // LeastPools of these inputs: what exceeds a cap with these does with PlanPools(), which may take
 // much longer.
 absl::StatusOr<Pools> PlanLeastPools(const PlanInputs& inputs);
-// FindAdvice for the pools of these inputs, which exceed `caps`.
-std::string Advice(const PlanInputs& inputs, const MemoryCaps& caps);
 
 }  // namespace ebb::sharding

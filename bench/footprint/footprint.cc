@@ -25,7 +25,7 @@
 #include "absl/strings/str_format.h"
 #include "ebb/runtime/planner/answer_json.h"
 #include "ebb/runtime/planner/answer_table.h"
-#include "ebb/runtime/planner/model_shape.h"
+#include "ebb/runtime/planner/program/model_arguments.h"
 #include "ebb/runtime/planner/search.h"
 #include "measured_run.h"
 #include "nlohmann/json.hpp"
@@ -43,8 +43,8 @@ constexpr double kMiB = 1 << 20;
 constexpr double kClassOffMost = 1, kSystemOffMost = 5, kSystemBytesLeast = 500 * kMiB;
 
 struct Options {
-  std::string model = "gpt2", disk = ".", csv, json, svg, peers;
-  planner::ModelShape shape;
+  planner::ModelArguments model;
+  std::string disk = ".", csv, json, svg, peers;
   int64_t batch = 1, context = 128;
   std::vector<int> worlds = {1, 2, 4}, stages = {0, 1, 2, 3};
   int steps = 3;
@@ -318,10 +318,9 @@ std::vector<Choice> ChoicesOf(const Question& question, const Options& options) 
 }
 
 int Run(const Options& options) {
-  absl::StatusOr<planner::ModelShape> shape = planner::ShapeOfName(options.model);
-  if (options.shape.layers > 0) shape = planner::Complete(options.shape);
-  if (!shape.ok()) return Fail(shape.status());
-  Question question{.model = planner::ModelOf(*shape),
+  absl::StatusOr<planner::Model> model = planner::ModelOf(options.model);
+  if (!model.ok()) return Fail(model.status());
+  Question question{.model = *std::move(model),
                     .machine = *planner::MachineOfName("8xh100"),  // it has every tier
                     .ranks = 1,
                     .config = {},
@@ -379,17 +378,7 @@ int Run(const Options& options) {
 int main(int argc, char** argv) {
   ebb::bench::Options options;
   CLI::App app("Memory of training a model: measured against predicted.", "footprint");
-  CLI::Option* const model =
-      app.add_option("--model", options.model, "a name that ebb-plan knows (default: gpt2)");
-  CLI::Option* const layers = app.add_option(
-      "--layers", options.shape.layers,
-      "blocks; with the next three the sizes of a gated transformer, instead of --model");
-  layers->excludes(model)->check(CLI::Range(1, 1998));
-  for (const auto& [flag, size, what] :
-       {std::tuple("--width", &options.shape.width, "width of the residual stream"),
-        std::tuple("--heads", &options.shape.heads, "attention heads"),
-        std::tuple("--vocabulary", &options.shape.vocabulary, "tokens of the vocabulary")})
-    app.add_option(flag, *size, what)->needs(layers);
+  ebb::planner::AddModelOptions(app, options.model);
   app.add_option("--batch", options.batch, "sequences (default: 1)")->check(CLI::Range(1, 1 << 20));
   app.add_option("--context", options.context, "tokens of a sequence (default: 128)")
       ->check(CLI::Range(1, 1 << 20));
@@ -410,7 +399,6 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  options.shape.name = "a gated transformer";
-  options.shape.context = options.context;
+  if (!options.model.names_model()) options.model.name = "gpt2";
   return ebb::bench::Run(options);
 }

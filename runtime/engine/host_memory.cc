@@ -27,7 +27,7 @@ std::string AdviceFor(const EngineInputs& inputs, const sharding::HostRoom& room
   } else {
     caps.host = of_pools;
   }
-  return sharding::Advice(inputs.ForPlan(), caps);
+  return sharding::FindAdvice(inputs.ForPlan(), caps).text;
 }
 
 }  // namespace

@@ -217,8 +217,9 @@ absl::Status AgreeOnPlanned(EngineParts& parts, const absl::Status& own) {
   const uint64_t cause = sharding::Hasher().Add({what.data(), what.size()}).hash();
   return AgreeOnStatus(parts.communicators.Control(parts.streams.reduce()), own,
                        exceeds_cap ? static_cast<int64_t>(cause) : 0, [&parts] {
-                         return sharding::Advice(parts.inputs.ForPlan(),
-                                                 sharding::CapsOf(parts.inputs.config));
+                         return sharding::FindAdvice(parts.inputs.ForPlan(),
+                                                     sharding::CapsOf(parts.inputs.config))
+                             .text;
                        });
 }
 

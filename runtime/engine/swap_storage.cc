@@ -22,7 +22,7 @@ namespace {
 // What the run needs on the disks of a host, where one file finds no room: by class, and over the
 // ranks.
 std::string NeedOnNvme(const sharding::Plan& plan, const Config& config, int ranks) {
-  using sharding::Megabytes;
+  using sharding::SizeText;
   const std::vector<std::string>&parameter_paths = config.zero.offload_param.nvme_paths,
         &state_paths = config.zero.offload_optimizer.nvme_paths;
   std::vector<std::string> classes;
@@ -32,21 +32,21 @@ std::string NeedOnNvme(const sharding::Plan& plan, const Config& config, int ran
     if (bytes == 0) continue;
     const StateClass named = static_cast<StateClass>(state);
     (named == StateClass::kParameter ? of_parameters : of_states) += bytes;
-    classes.push_back(absl::StrCat(std::string(Name(named)), " ", Megabytes(bytes)));
+    classes.push_back(absl::StrCat(std::string(Name(named)), " ", SizeText(bytes)));
   }
   const int64_t all = of_parameters + of_states;
-  std::string need = absl::StrCat("this rank needs ", Megabytes(all),
+  std::string need = absl::StrCat("this rank needs ", SizeText(all),
                                   " on NVMe in all: ", absl::StrJoin(classes, ", "));
   if (ranks > 1) {
     absl::StrAppend(&need, "; every rank of this host needs as much, ", ranks, " of them ",
-                    Megabytes(ranks * all));
+                    SizeText(ranks * all));
   }
   if (of_parameters > 0 && of_states > 0 && parameter_paths != state_paths) {
     const auto in = [](const std::vector<std::string>& paths) {
       return absl::StrCat("in '", absl::StrJoin(paths, "', '"), "'");
     };
-    absl::StrAppend(&need, ", of that ", Megabytes(ranks * of_parameters), " ", in(parameter_paths),
-                    " and ", Megabytes(ranks * of_states), " ", in(state_paths));
+    absl::StrAppend(&need, ", of that ", SizeText(ranks * of_parameters), " ", in(parameter_paths),
+                    " and ", SizeText(ranks * of_states), " ", in(state_paths));
   }
   return need;
 }
@@ -147,8 +147,8 @@ absl::Status SwapStorage::TakeSecondPlaces(const sharding::SwapFiles& files, int
     const auto needed = static_cast<uintmax_t>(2 * bytes / striped * ranks_on_host);
     if (error || space.available >= needed) continue;
     return absl::ResourceExhaustedError(absl::StrCat(
-        "'", directory, "' has ", sharding::Megabytes(static_cast<int64_t>(space.available)),
-        " free, of ", sharding::Megabytes(static_cast<int64_t>(needed)),
+        "'", directory, "' has ", sharding::SizeText(static_cast<int64_t>(space.available)),
+        " free, of ", sharding::SizeText(static_cast<int64_t>(needed)),
         " for second places of masters and states, and for a checkpoint"));
   }
   ShardFile::Options options = state_options_;

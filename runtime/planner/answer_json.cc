@@ -9,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "ebb/runtime/planner/answer_table.h"
 #include "ebb/runtime/planner/peers.h"
+#include "ebb/sharding/budget.h"
 #include "nlohmann/json.hpp"
 
 namespace ebb::planner {
@@ -16,6 +17,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using sharding::Resource;
+using sharding::SizeText;
 
 std::string Text(std::string_view text) {
   return std::string(text);
@@ -105,13 +107,6 @@ constexpr const char* kColours[kStateClasses] = {"#4e79a7", "#a0cbe8", "#e15759"
 
 constexpr char kUnclassed[] = "#4d4d4d";
 
-std::string SizeText(int64_t bytes) {
-  constexpr double kMiB = 1 << 20, kGiB = 1 << 30;
-  const auto size = static_cast<double>(bytes);
-  return size < kGiB / 10 ? absl::StrFormat("%.3g MiB", size / kMiB)
-                          : absl::StrFormat("%.1f GiB", size / kGiB);
-}
-
 std::string Escaped(std::string_view text) {
   std::string escaped;
   for (const char c : text) {
@@ -183,6 +178,7 @@ std::string OffersAsJson(const Question& question, std::span<const Offer> offers
     each = {{"machine", offer.machine.name}, {"hosts", offer.hosts}};
     if (offer.hosts == 0) continue;
     each["answer"] = JsonOf(question, *offer.answer);
+    each["config"] = Json::parse(offer.answer->config.ToJson());
     each["is_cheapest"] = &offer == cheapest;
     if (offer.price_an_hour <= 0) continue;
     each["price_an_hour"] = offer.price_an_hour * offer.hosts;
@@ -268,7 +264,7 @@ std::string BarsAsSvg(std::string_view title, std::string_view device,
 std::string AnswersAsSvg(const Question& question, std::span<const Answer* const> answers) {
   std::vector<MemoryBar> bars;
   for (const Answer* answer : answers)
-    bars.push_back({.label = WordsOf(answer->choice), .answer = answer});
+    bars.push_back({.label = WordsOf(*answer), .answer = answer});
   return BarsAsSvg(TitleOf(question), question.machine.is_cpu ? "CPU" : "GPU", bars);
 }
 

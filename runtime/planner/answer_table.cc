@@ -228,7 +228,7 @@ std::string StoredText(const Model& model) {
 
 std::string OwnActivationsText(const Pass& pass) {
   if (pass.own_activations < 0) return "";
-  return absl::StrCat("activations take the given ", sharding::Megabytes(pass.own_activations),
+  return absl::StrCat("activations take the given ", sharding::SizeText(pass.own_activations),
                       ", also where blocks are recomputed\n");
 }
 

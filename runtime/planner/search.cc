@@ -137,6 +137,21 @@ std::optional<Answer> Remedied(const Question& question, const Choice& choice, D
   return AnswerOf(question, RemedyFor(question, changed), changed, depth);
 }
 
+std::vector<Answer> AnswersOf(const Question& question, std::span<const Choice> choices) {
+  std::vector<Answer> answers;
+  for (const Choice& choice : choices) answers.push_back(AnswerFor(question, choice, Depth::kTime));
+  return answers;
+}
+
+// The fastest of all choices that fit, or what a remedy makes of the smallest.
+std::optional<Answer> BestOf(const Question& question) {
+  const std::vector<Choice> choices = Choices(question);
+  if (!AnyThatFits(question, choices)) return Remedied(question, choices.back(), Depth::kTime);
+  const std::vector<Answer> answers = AnswersOf(question, choices);
+  const Answer* const fastest = Fastest(answers);
+  return fastest == nullptr ? std::nullopt : std::optional(*fastest);
+}
+
 // The same settings for another model, context or batch.
 Answer AnswerLike(const Question& question, const Answer& like, Depth depth) {
   Config config = like.config;
@@ -147,12 +162,6 @@ Answer AnswerLike(const Question& question, const Answer& like, Depth depth) {
   Answer answer = AnswerFor(question, config, like.choice.recompute, depth);
   answer.keys = like.keys;
   return answer;
-}
-
-std::vector<Answer> AnswersOf(const Question& question, std::span<const Choice> choices) {
-  std::vector<Answer> answers;
-  for (const Choice& choice : choices) answers.push_back(AnswerFor(question, choice, Depth::kTime));
-  return answers;
 }
 
 }  // namespace
@@ -289,20 +298,14 @@ void FillOffer(Question question, Offer& offer) {
   for (int hosts = 1; hosts <= most; hosts *= 2) {
     if (offer.hosts > 0 && hosts > offer.hosts * kHostsAhead) return;
     question.ranks = static_cast<int>(offer.machine.gpus) * hosts;
-    // The choice that needs least memory is tried alone until it fits.
-    if (!AnyThatFits(question, Choices(question))) continue;
-    const std::vector<Answer> answers = AnswerAll(question);
-    const Answer* const fastest = Fastest(answers);
-    if (fastest == nullptr) continue;
-    const double of_token = hosts / Speed(*fastest);
+    const std::optional<Answer> best = BestOf(question);
+    if (!best) continue;
+    const double of_token = hosts / Speed(*best);
     if (offer.hosts > 0 && of_token * kWorthIt >= least) continue;
     least = of_token;
     offer.hosts = hosts;
-    offer.answer = *fastest;
+    offer.answer = best;
   }
-  if (offer.hosts > 0) return;
-  offer.answer = Remedied(question, Choices(question).back(), Depth::kTime);
-  if (offer.answer) offer.hosts = most;
 }
 
 const Offer* Cheapest(std::span<const Offer> offers) {

@@ -83,16 +83,16 @@ TEST(SwapCreation, ADiskThatIsFullAtCreateIsNamedOnEveryRank) {
       for (const MemoryRow& row : predicted.value()) {
         if (row.tier == Tier::kNvme) all += static_cast<int64_t>(row.predicted_bytes);
       }
-      absl::StrAppend(&need, sharding::Megabytes(all), " on NVMe in all: ");
+      absl::StrAppend(&need, sharding::SizeText(all), " on NVMe in all: ");
       const char* comma = "";
       for (const MemoryRow& row : predicted.value()) {
         if (row.tier != Tier::kNvme) continue;
         absl::StrAppend(&need, comma, std::string(Name(row.state)), " ",
-                        sharding::Megabytes(static_cast<int64_t>(row.predicted_bytes)));
+                        sharding::SizeText(static_cast<int64_t>(row.predicted_bytes)));
         comma = ", ";
       }
       absl::StrAppend(&need, "; every rank of this host needs as much, 2 of them ",
-                      sharding::Megabytes(2 * all), ")");
+                      sharding::SizeText(2 * all), ")");
       EXPECT_GT(all, 0);
       EXPECT_THAT(status, Says(need));
       // A rank's own errors do not name it.

@@ -1,4 +1,4 @@
-"""The memory of activations, counted without computing."""
+"""What a model needs, counted without computing: the memory of its activations, and its shapes for ebb-plan."""
 
 import pytest
 import torch
@@ -90,3 +90,20 @@ def test_a_model_that_looks_at_values_is_an_error():
 
     with pytest.raises(ebb.Error, match="fake tensors"):
         counted(Looks())
+
+
+def test_shapes_are_written_as_a_file_that_libraries_read(tmp_path):
+    from safetensors import safe_open
+
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(1 << 16, 1 << 16, dtype=torch.bfloat16), nn.LayerNorm(8))
+    file = tmp_path / "shapes.safetensors"
+    ebb.write_shapes(model, file)
+    assert file.stat().st_blocks * 512 < 1 << 20  # 8 GiB of values take no space
+    with safe_open(file, "pt") as read:
+        shapes = {name: (read.get_slice(name).get_dtype(), read.get_slice(name).get_shape()) for name in read.keys()}
+    assert shapes == {
+        "0.weight": ("BF16", [1 << 16, 1 << 16]), "0.bias": ("BF16", [1 << 16]), "1.weight": ("F32", [8]), "1.bias": ("F32", [8]),
+    }
+    with pytest.raises(ebb.Error, match="'weight' is torch.complex64"):
+        ebb.write_shapes(nn.Linear(2, 2, dtype=torch.complex64), file)

@@ -215,9 +215,11 @@ TEST(Advice, IsFoundForUnitsOfAnySize) {
     config.ebb.device_memory = int64_t{1} << 30;
     if (has_host) config.ebb.host_memory = int64_t{1} << 30;
     const Config resolved = *config.ForWorld(2);
-    EXPECT_THAT(Advice({.model = &model, .config = &resolved, .world = 2, .optimizer_states = 2},
-                       CapsOf(resolved)),
-                HasSubstr("no setting fits; the least, "));
+    EXPECT_THAT(
+        FindAdvice({.model = &model, .config = &resolved, .world = 2, .optimizer_states = 2},
+                   CapsOf(resolved))
+            .text,
+        HasSubstr("no setting fits; the least, "));
   }
 }
 
@@ -294,8 +296,9 @@ TEST(Advice, FitsAlsoIfTheDevicesMemoryIsTheHosts) {
       const Config resolved = *start.ForWorld(kWorld);
       const ModelSpec model = Chain();
       const std::string message =
-          Advice({.model = &model, .config = &resolved, .world = kWorld, .optimizer_states = 2},
-                 {.together = cap, .of_config = false, .relief = "free memory"});
+          FindAdvice({.model = &model, .config = &resolved, .world = kWorld, .optimizer_states = 2},
+                     {.together = cap, .of_config = false, .relief = "free memory"})
+              .text;
       SCOPED_TRACE(message);
       ASSERT_OK_AND_ASSIGN(const auto taken, Taken(start, message));
       if (message.find(" would fit (") != std::string::npos) {

@@ -228,14 +228,15 @@ TEST(Budget, AUnitOfAnySizeIsCutIntoABoundedNumberOfSubGroups) {
 }
 
 TEST(Budget, SizesOfAnyMagnitudeAreShown) {
-  EXPECT_EQ(Megabytes(0), "0.0 MiB");
-  EXPECT_EQ(Megabytes(1), "1 byte");
-  EXPECT_EQ(Megabytes(1023), "1023 bytes");
-  EXPECT_EQ(Megabytes(1536), "1.5 KiB");
-  EXPECT_EQ(Megabytes(100 << 10), "100.0 KiB");
-  EXPECT_EQ(Megabytes(kMebi / 2), "0.5 MiB");
-  EXPECT_EQ(Megabytes(int64_t{9} << 30), "9216.0 MiB");
-  EXPECT_EQ(Megabytes(int64_t{12} << 30), "12.0 GiB");
+  EXPECT_EQ(SizeText(0), "0.0 MiB");
+  EXPECT_EQ(SizeText(1), "1 byte");
+  EXPECT_EQ(SizeText(1023), "1023 bytes");
+  EXPECT_EQ(SizeText(1536), "1.5 KiB");
+  EXPECT_EQ(SizeText(100 << 10), "100.0 KiB");
+  EXPECT_EQ(SizeText(kMebi / 2), "0.5 MiB");
+  EXPECT_EQ(SizeText(1023 * kMebi), "1023.0 MiB");
+  EXPECT_EQ(SizeText(1536 * kMebi), "1.50 GiB");
+  EXPECT_EQ(SizeText(int64_t{12} << 30), "12.00 GiB");
 }
 
 TEST(Budget, ACapThatCannotBeKeptIsAnErrorWithTheTableAndARemedy) {

@@ -14,23 +14,23 @@
 #include "ebb/runtime/config/nearest.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/planner/here.h"
-#include "ebb/runtime/planner/hugging_face_config.h"
-#include "ebb/runtime/planner/model_of_tensors.h"
+#include "ebb/runtime/planner/model_shape.h"
+#include "ebb/runtime/planner/program/model_arguments.h"
 
 namespace ebb::planner {
 namespace {
 
 constexpr int64_t kContextDefault = 4096;  // if the model allows a longer one
 constexpr int kRanksMax = 1 << 20;
-constexpr int64_t kBatchMax = 1 << 20, kContextMax = 1 << 28, kSizeMax = 1 << 30;
+constexpr int64_t kBatchMax = 1 << 20, kContextMax = 1 << 28;
 constexpr int64_t kActivationsMin = 1 << 20;
 constexpr double kPriceMax = 1e9;
 
 // The values of the flags, unchecked.
 struct Given {
-  std::string model, config_json, machine, config, activations, nvme_path;
-  std::vector<std::string> safetensors, compared;
-  ModelShape shape{.experts = 0, .experts_of_token = 0};
+  ModelArguments model;
+  std::string machine, config, activations, nvme_path;
+  std::vector<std::string> compared;
   int64_t batch = 0, micro_batches = 0, context = 0;
   int ranks = 0, stage = -1;
   std::string offload_param, offload_optimizer, offload_activations, dtype, largest;
@@ -69,42 +69,6 @@ absl::StatusOr<Offer> OfferOf(const std::string& word, const std::string& nvme_p
     return absl::InvalidArgumentError(absl::StrCat(
         "--compare ", config::Quoted(word), ": a price is a number above 0, at most ", kPriceMax));
   return offer;
-}
-
-// A given size replaces that of the named model or of the file.
-absl::StatusOr<ModelShape> WithSizes(ModelShape shape, const ModelShape& given) {
-  const ModelShape before = shape;
-  for (int64_t ModelShape::*const size :
-       {&ModelShape::layers, &ModelShape::width, &ModelShape::heads, &ModelShape::key_value_heads,
-        &ModelShape::head_width, &ModelShape::feed_forward, &ModelShape::vocabulary}) {
-    if (given.*size > 0) shape.*size = given.*size;
-  }
-  // 0: Complete derives these sizes from the new width and heads.
-  if (given.head_width == 0 && (given.width > 0 || given.heads > 0)) shape.head_width = 0;
-  if (given.key_value_heads == 0 && given.heads > 0) shape.key_value_heads = 0;
-  if (given.feed_forward == 0 && given.width > 0) shape.feed_forward = 0;
-  if (given.experts > 0) {
-    shape.experts = given.experts;
-    shape.experts_of_token = std::min(shape.experts_of_token, shape.experts);
-  }
-  if (given.experts_of_token > 0) shape.experts_of_token = given.experts_of_token;
-  if (shape.layers != before.layers || shape.width != before.width) shape.name += ", other sizes";
-  return Complete(std::move(shape));
-}
-
-absl::StatusOr<Model> ModelOf(const Given& given) {
-  if (!given.safetensors.empty()) return ModelOfSafetensors(given.safetensors);
-  ModelShape shape{.name = "a gated transformer", .vocabulary = 32000, .context = 1 << 20};
-  if (!given.config_json.empty()) {
-    EBB_ASSIGN_OR_RETURN(const std::string text, ReadFile(given.config_json));
-    absl::StatusOr<ModelShape> read = ShapeOfConfigJson(text, given.config_json);
-    if (!read.ok()) return Of(given.config_json, read.status());
-    shape = *std::move(read);
-  } else if (!given.model.empty()) {
-    EBB_ASSIGN_OR_RETURN(shape, ShapeOfName(given.model));
-  }
-  EBB_ASSIGN_OR_RETURN(shape, WithSizes(std::move(shape), given.shape));
-  return ModelOf(shape);
 }
 
 template <class T>
@@ -181,12 +145,7 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
                       .trace_file = given.trace_file,
                       .svg_file = given.svg_file};
   Question& question = arguments.question;
-  const bool has_sizes = given.shape.layers > 0;
-  if (given.model.empty() && given.config_json.empty() && given.safetensors.empty() && !has_sizes)
-    return absl::InvalidArgumentError(
-        "no model: give --model NAME, --config-json FILE, --safetensors FILE or --layers, --width "
-        "and --heads");
-  EBB_ASSIGN_OR_RETURN(question.model, ModelOf(given));
+  EBB_ASSIGN_OR_RETURN(question.model, ModelOf(given.model));
   EBB_ASSIGN_OR_RETURN(question.machine, MachineOf(given.machine, given.nvme_path));
   question.ranks = given.ranks > 0 ? given.ranks : question.machine.ranks_per_host(kRanksMax);
   if (question.ranks > question.machine.gpus && question.machine.network_gb_s <= 0)
@@ -253,33 +212,10 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
 }
 
 void AddOptions(CLI::App& app, Given& given) {
-  CLI::Option* const named =
-      app.add_option("--model", given.model, "the name of a model; --list shows all")
-          ->option_text("NAME");
-  CLI::Option* const described =
-      app.add_option("--config-json", given.config_json, "Hugging Face's config.json of a model")
-          ->option_text("FILE");
-  CLI::Option* const stored = app.add_option("--safetensors", given.safetensors,
-                                             "files of a model; only their headers are read")
-                                  ->option_text("FILE...");
-  named->excludes(described)->excludes(stored);
-  described->excludes(stored);
+  AddModelOptions(app, given.model);
   const auto number = [&](const char* flag, int64_t& to, int64_t most, const char* what) {
-    return app.add_option(flag, to, what)->option_text("N")->check(CLI::Range(int64_t{1}, most));
+    app.add_option(flag, to, what)->option_text("N")->check(CLI::Range(int64_t{1}, most));
   };
-  const auto size = [&](const char* flag, int64_t& to, const char* what) {
-    number(flag, to, kSizeMax, what)->excludes(stored);
-  };
-  size("--layers", given.shape.layers,
-       "blocks; sizes describe a gated transformer, or replace the model's");
-  size("--width", given.shape.width, "width of the residual stream");
-  size("--heads", given.shape.heads, "attention heads");
-  size("--key-value-heads", given.shape.key_value_heads, "heads of keys and values");
-  size("--head-width", given.shape.head_width, "width of a head");
-  size("--feed-forward", given.shape.feed_forward, "width inside the feed-forward layer");
-  size("--vocabulary", given.shape.vocabulary, "tokens of the vocabulary");
-  size("--experts", given.shape.experts, "experts of a block");
-  size("--experts-of-token", given.shape.experts_of_token, "experts that a token goes through");
   number("--context", given.context, kContextMax,
          "tokens of a sequence (default: the model's, at most 4096)");
   number("--batch", given.batch, kBatchMax, "sequences of a micro-batch on a rank (default: 1)");

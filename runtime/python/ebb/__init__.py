@@ -24,11 +24,12 @@ from ._making import initialize, plan, predict_memory
 from ._world import World, world
 from .engine import CommunicationRow, Engine, MemoryRow, Report, Ticket, TrafficRow
 from .optimizer import Optimizer
+from .saving import write_shapes
 
 __version__ = _library.library.ebb_version().decode()
 __all__ = [
     "Activations", "CommunicationRow", "Engine", "Error", "MemoryRow", "Optimizer", "Report", "Ticket", "TrafficRow", "World", "count_activations",
-    "empty_parameters", "initialize", "log_to", "plan", "predict_memory", "world",
+    "empty_parameters", "initialize", "log_to", "plan", "predict_memory", "world", "write_shapes",
 ]
 
 _log = None

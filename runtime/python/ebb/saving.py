@@ -237,6 +237,35 @@ def _adapter_name(key: str, adapter: str) -> str:
     return re.sub(rf"\.{re.escape(adapter)}(\.|$)", r"\1", key)
 
 
+def _format_name(key: str, dtype: torch.dtype) -> str:
+    if dtype not in FORMAT_NAMES:
+        raise Error(f"'{key}' is {dtype}, which safetensors files have no name for", "UNIMPLEMENTED")
+    return FORMAT_NAMES[dtype]
+
+
+def _header(tensors: list[tuple[str, torch.Tensor]], types: Mapping[str, torch.dtype]) -> tuple[bytes, int]:
+    """The header of a file with these tensors in these types, and the bytes of values behind it."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for key, tensor in tensors:
+        size = tensor.numel() * types[key].itemsize
+        header[key] = {"dtype": _format_name(key, types[key]), "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, offset
+
+
+def write_shapes(model: nn.Module, file: str | os.PathLike[str]) -> None:
+    """Writes the names, types and shapes of a model's parameters for `ebb-plan --safetensors FILE`. The model may be on the meta device.
+    The file has zeros for values, which take no space on the disk."""
+    tensors = [(name, parameter) for name, parameter in model.named_parameters()]
+    header, size = _header(tensors, {name: parameter.dtype for name, parameter in tensors})
+    with open(file, "wb") as out:
+        out.write(header)
+        out.truncate(len(header) + size)
+
+
 class _Writer:
     """Writes `folder`/`stem`.safetensors, or several files and their index. The files get their names when all of them are written."""
 
@@ -248,8 +277,7 @@ class _Writer:
         sizes = [0]
         for key, tensor in tensors:
             kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-            if kind not in FORMAT_NAMES:
-                raise Error(f"'{key}' is {kind}, which safetensors files have no name for", "UNIMPLEMENTED")
+            _format_name(key, kind)  # an error comes before any file
             self.types[key] = kind
             size = tensor.numel() * kind.itemsize
             if parts[-1] and sizes[-1] + size > file_bytes:
@@ -275,24 +303,13 @@ class _Writer:
             self._close()
             self.at = self.part_of[key]
             self.file = open(self._unfinished(self.names[self.at]), "wb")
-            self._write_header(self.parts[self.at])
+            self.file.write(_header(self.parts[self.at], self.types)[0])
         kind = self.types[key]
 
         def piece(values: torch.Tensor) -> None:
             self.file.write(values.to(kind).contiguous().view(torch.uint8).numpy().tobytes())
 
         return piece
-
-    def _write_header(self, part: list[tuple[str, torch.Tensor]]) -> None:
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        offset = 0
-        for key, tensor in part:
-            size = tensor.numel() * self.types[key].itemsize
-            header[key] = {"dtype": FORMAT_NAMES[self.types[key]], "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
-            offset += size
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        self.file.write(len(text).to_bytes(8, "little") + text)
 
     def _unfinished(self, name: str) -> Path:
         return self.folder / f".{name}.part"

@@ -1,0 +1,98 @@
+#include "ebb/runtime/planner/program/model_arguments.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/checkpoint/file_access.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/planner/hugging_face_config.h"
+#include "ebb/runtime/planner/model_of_tensors.h"
+
+namespace ebb::planner {
+namespace {
+
+constexpr int64_t kSizeMax = 1 << 30;
+
+// A given size replaces that of the named model or of the file.
+absl::StatusOr<ModelShape> WithSizes(ModelShape shape, const ModelShape& given) {
+  const ModelShape before = shape;
+  for (int64_t ModelShape::*const size :
+       {&ModelShape::layers, &ModelShape::width, &ModelShape::heads, &ModelShape::key_value_heads,
+        &ModelShape::head_width, &ModelShape::feed_forward, &ModelShape::vocabulary}) {
+    if (given.*size > 0) shape.*size = given.*size;
+  }
+  // 0: Complete derives these sizes from the new width and heads.
+  if (given.head_width == 0 && (given.width > 0 || given.heads > 0)) shape.head_width = 0;
+  if (given.key_value_heads == 0 && given.heads > 0) shape.key_value_heads = 0;
+  if (given.feed_forward == 0 && given.width > 0) shape.feed_forward = 0;
+  if (given.experts > 0) {
+    shape.experts = given.experts;
+    shape.experts_of_token = std::min(shape.experts_of_token, shape.experts);
+  }
+  if (given.experts_of_token > 0) shape.experts_of_token = given.experts_of_token;
+  if (before.layers > 0 && (shape.layers != before.layers || shape.width != before.width))
+    shape.name += ", other sizes";
+  return Complete(std::move(shape));
+}
+
+}  // namespace
+
+bool ModelArguments::names_model() const {
+  return !name.empty() || !config_json.empty() || !safetensors.empty() || shape.layers > 0;
+}
+
+absl::StatusOr<Model> ModelOf(const ModelArguments& arguments) {
+  if (!arguments.names_model())
+    return absl::InvalidArgumentError(
+        "no model: give --model NAME, --config-json FILE, --safetensors FILE or --layers, --width "
+        "and --heads");
+  if (!arguments.safetensors.empty()) return ModelOfSafetensors(arguments.safetensors);
+  ModelShape shape{.name = "a gated transformer", .vocabulary = 32000, .context = 1 << 20};
+  if (!arguments.config_json.empty()) {
+    EBB_ASSIGN_OR_RETURN(const std::string text,
+                         ReadWholeFile(TargetOf(arguments.config_json), /*bytes_max=*/1 << 20));
+    absl::StatusOr<ModelShape> read = ShapeOfConfigJson(text, arguments.config_json);
+    if (!read.ok())
+      return absl::Status(read.status().code(),
+                          absl::StrCat(arguments.config_json, ": ", read.status().message()));
+    shape = *std::move(read);
+  } else if (!arguments.name.empty()) {
+    EBB_ASSIGN_OR_RETURN(shape, ShapeOfName(arguments.name));
+  }
+  EBB_ASSIGN_OR_RETURN(shape, WithSizes(std::move(shape), arguments.shape));
+  return ModelOf(shape);
+}
+
+void AddModelOptions(CLI::App& app, ModelArguments& arguments) {
+  CLI::Option* const named =
+      app.add_option("--model", arguments.name, "the name of a model; ebb-plan --list shows all")
+          ->option_text("NAME");
+  CLI::Option* const described = app.add_option("--config-json", arguments.config_json,
+                                                "Hugging Face's config.json of a model")
+                                     ->option_text("FILE");
+  CLI::Option* const stored = app.add_option("--safetensors", arguments.safetensors,
+                                             "files of a model; only their headers are read")
+                                  ->option_text("FILE...");
+  named->excludes(described)->excludes(stored);
+  described->excludes(stored);
+  const auto size = [&](const char* flag, int64_t& to, const char* what) {
+    app.add_option(flag, to, what)
+        ->option_text("N")
+        ->check(CLI::Range(int64_t{1}, kSizeMax))
+        ->excludes(stored);
+  };
+  size("--layers", arguments.shape.layers,
+       "blocks; sizes describe a gated transformer, or replace the model's");
+  size("--width", arguments.shape.width, "width of the residual stream");
+  size("--heads", arguments.shape.heads, "attention heads");
+  size("--key-value-heads", arguments.shape.key_value_heads, "heads of keys and values");
+  size("--head-width", arguments.shape.head_width, "width of a head");
+  size("--feed-forward", arguments.shape.feed_forward, "width inside the feed-forward layer");
+  size("--vocabulary", arguments.shape.vocabulary, "tokens of the vocabulary");
+  size("--experts", arguments.shape.experts, "experts of a block");
+  size("--experts-of-token", arguments.shape.experts_of_token, "experts that a token goes through");
+}
+
+}  // namespace ebb::planner
