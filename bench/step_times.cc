@@ -7,8 +7,8 @@
 // The simulation (ebb/sharding/report/simulate.h) runs the engine's own program on the machine that
 // `ebb-plan --machine here` measures. The times of gpt's kernels come from passes of the bare
 // trainer, by all ranks at once. Measurements of the machine, passes and steps take turns, because
-// the speed of a shared machine changes every second. Each turn is simulated for itself; medians of
-// the turns.
+// the speed of a shared machine changes every second. Each turn is simulated for itself, and
+// compared with the median of its own steps. What is printed are medians of the turns.
 #include <algorithm>
 #include <barrier>
 #include <chrono>
@@ -53,7 +53,8 @@ constexpr Case kCases[] = {
 
 struct Times {
   double measured = 0, simulated = 0, kernels = 0;  // seconds of a step
-  double shortest = 0, longest = 0;                 // of the middle half of the measured steps
+  double ratio = 0;                // of the simulated to the measured step of a turn
+  double least = 0, greatest = 0;  // of the middle half of the turns' ratios
 };
 
 double Now() {
@@ -141,11 +142,12 @@ class Comparison {
 
   absl::StatusOr<Times> Run() {
     EBB_RETURN_IF_ERROR(RunThreads(ranks_, [this](World world) { return Rank(std::move(world)); }));
-    return Times{.measured = Median(seconds_),
+    return Times{.measured = Median(measured_),
                  .simulated = Median(simulated_),
                  .kernels = Median(kernel_seconds_),
-                 .shortest = Quartile(seconds_, 1),
-                 .longest = Quartile(seconds_, 3)};
+                 .ratio = Median(ratios_),
+                 .least = Quartile(ratios_, 1),
+                 .greatest = Quartile(ratios_, 3)};
   }
 
  private:
@@ -183,24 +185,28 @@ class Comparison {
       // step waits for no update.
       const auto ignore = [](const StepReport&) {};
       double end = 0;
+      std::vector<double> seconds;
       for (int i = 0; i < arguments_.steps; ++i) {
         EBB_RETURN_IF_ERROR(trainer->Step(step++, ignore));
         const double begin = std::exchange(end, Now());
-        if (reports && turn >= 0 && i >= 2) seconds_.push_back(end - begin);
+        if (i >= 2) seconds.push_back(end - begin);
       }
       EBB_RETURN_IF_ERROR(trainer->AwaitReport(ignore));
-      if (reports && turn >= 0) EBB_RETURN_IF_ERROR(Simulate(trainer->engine().program().plan()));
+      if (reports && turn >= 0)
+        EBB_RETURN_IF_ERROR(Simulate(trainer->engine().program().plan(), Median(seconds)));
     }
     return absl::OkStatus();
   }
 
   // A step on the machine, and with the kernels, of this turn.
-  absl::Status Simulate(const sharding::Plan& plan) {
+  absl::Status Simulate(const sharding::Plan& plan, double measured) {
     const std::vector<KernelWork> work = kernels_.Medians();
     double& kernels = kernel_seconds_.emplace_back(0);
     for (const KernelWork& visit : work) kernels += visit.forward + visit.backward;
     EBB_ASSIGN_OR_RETURN(const double seconds, SimulatedSeconds(plan, *machine_, ranks_, work));
     simulated_.push_back(seconds);
+    measured_.push_back(measured);
+    ratios_.push_back(seconds / measured);
     return absl::OkStatus();
   }
 
@@ -212,8 +218,7 @@ class Comparison {
   std::barrier<> together_;
   absl::StatusOr<planner::Machine> machine_;  // of this turn
   KernelSamples kernels_;
-  std::vector<double> seconds_;                     // of all steps that count
-  std::vector<double> simulated_, kernel_seconds_;  // by turn
+  std::vector<double> measured_, simulated_, ratios_, kernel_seconds_;  // by turn
 };
 
 absl::Status Compare(const Arguments& arguments) {
@@ -230,14 +235,14 @@ absl::Status Compare(const Arguments& arguments) {
       first.core_gb_s, first.sum_gb_s, first.update_gb_s, first.ram_gb_s, first.disk_read_gb_s,
       first.disk_write_gb_s, first.disk_both_gb_s);
   absl::PrintF("%5s %5s %-7s %12s %13s %13s %8s  %s\n", "ranks", "stage", "on", "kernels ms",
-               "simulated ms", "measured ms", "", "half of the steps, ms");
+               "simulated ms", "measured ms", "", "half of the turns");
   for (const int ranks : arguments.ranks) {
     for (const Case& of : kCases) {
       EBB_ASSIGN_OR_RETURN(const Times times, Comparison(arguments, text, ranks, of).Run());
-      absl::PrintF("%5d %5d %-7s %12.1f %13.1f %13.1f %+7.1f%%  %.1f to %.1f\n", ranks, of.stage,
-                   std::string(Name(of.tier)), 1e3 * times.kernels, 1e3 * times.simulated,
-                   1e3 * times.measured, 100 * (times.simulated / times.measured - 1),
-                   1e3 * times.shortest, 1e3 * times.longest);
+      absl::PrintF("%5d %5d %-7s %12.1f %13.1f %13.1f %+7.1f%%  %+.1f to %+.1f%%\n", ranks,
+                   of.stage, std::string(Name(of.tier)), 1e3 * times.kernels, 1e3 * times.simulated,
+                   1e3 * times.measured, 100 * (times.ratio - 1), 100 * (times.least - 1),
+                   100 * (times.greatest - 1));
       std::fflush(stdout);
     }
   }

@@ -210,7 +210,7 @@ TEST_F(PlanProgramTest, OwnActivationsAreOfOneBatch) {
   ExpectRefused("--model gpt2 --activations 12", "at least 1MiB");
   ExpectRefused("--model gpt2 --activations 1GiB --largest batch", "leave --activations out");
   const std::string printed = Run("--model gpt2 --activations 12GiB --recompute").printed;
-  EXPECT_THAT(printed, HasSubstr("the given 12.0 GiB, also where blocks are recomputed"));
+  EXPECT_THAT(printed, HasSubstr("the given 12.00 GiB, also where blocks are recomputed"));
   EXPECT_THAT(printed, testing::Not(HasSubstr("not recomputing")));
 }
 

@@ -57,7 +57,8 @@ else
 fi
 
 install() { # PACKAGE...
-  "$python" -m pip install --quiet "$@" && return
+  # Compiling thousands of unused modules takes a minute.
+  "$python" -m pip install --quiet --no-compile "$@" && return
   if "$python" -m pip index versions torch >/dev/null 2>&1; then
     exit 1
   fi
