@@ -22,7 +22,7 @@ if(EBB_CUDA)
     set(CMAKE_CUDA_ARCHITECTURES 80-virtual)
   elseif(NOT CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 100-virtual)
-    set(GPT_CUDA_ARCHITECTURES 80-virtual 90-real)  # of the example (examples/gpt/CMakeLists.txt)
+    set(GPT_CUDA_ARCHITECTURES 80)  # of the example: one, with PTX for later devices
   endif()
   if(EBB_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
     set(CMAKE_CUDA_COMPILER_LAUNCHER ${EBB_CCACHE})
