@@ -53,8 +53,12 @@ Config OnNvme(Config config, const std::string& path) {
   return config;
 }
 
+bool Full() {
+  return std::getenv("EBB_FULL") != nullptr;
+}
+
 std::vector<Setting> WorldsAndStages(Setting other) {
-  if (std::getenv("EBB_FULL") == nullptr) return {{.world = 2, .stage = 3}, other};
+  if (!Full()) return {{.world = 2, .stage = 3}, other};
   std::set<std::pair<int, int>> cells;
   for (int stage = 0; stage <= 3; ++stage)
     for (const int world : {2, other.world}) cells.emplace(world, stage);
@@ -95,18 +99,21 @@ ModelSpec ScriptedModel(int64_t boundary_bytes) {
   return model;
 }
 
-void ScriptedTrainer::BeginStep(int64_t step, const ParameterValues* shown) {
+void ScriptedTrainer::BeginStep(int64_t step, const ParameterValues* shown,
+                                std::vector<std::string>* wrong) {
   step_ = step;
   shown_ = shown;
+  wrong_ = wrong;
 }
 
 void ScriptedTrainer::Look(const Scope& scope, int unit) const {
   for (ParameterId id : model_[UnitId{unit}].parameters) {
     const std::vector<float> values = Values(scope.parameter(id));
-    if (shown_ == nullptr) continue;
-    EXPECT_TRUE(values == (*shown_)[static_cast<size_t>(id)])
-        << "parameter '" << model_[id].name << "' shows other values on rank " << rank_
-        << " in step " << step_;
+    if (shown_ == nullptr || values == (*shown_)[static_cast<size_t>(id)]) continue;
+    const std::string what = absl::StrCat(
+        "parameter '", model_[id].name, "' shows other values on rank ", rank_, " in step ", step_);
+    if (wrong_ == nullptr) ADD_FAILURE() << what;
+    if (wrong_ != nullptr) wrong_->push_back(what);
   }
 }
 
@@ -187,6 +194,7 @@ absl::Status Reported(Engine& engine, const absl::Status& finished) {
 ScriptRun RunScript(const Setting& setting, const ModelSpec& model, const Config& config,
                     const Script& script, ScriptOptions options) {
   ScriptRun run;
+  std::vector<std::vector<std::string>> wrong(static_cast<size_t>(setting.world));
   ::testing::internal::CaptureStderr();
   run.status = RunEngines(
       setting, model, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
@@ -198,7 +206,8 @@ ScriptRun RunScript(const Setting& setting, const ModelSpec& model, const Config
             if (trainer.rank() == 0) run.shown.push_back(*std::move(shown));
             trainer.BeginStep(number, nullptr);
           } else {
-            trainer.BeginStep(number, &(*options.shown)[static_cast<size_t>(number)]);
+            trainer.BeginStep(number, &(*options.shown)[static_cast<size_t>(number)],
+                              &wrong[static_cast<size_t>(trainer.rank())]);
           }
           Step step = engine.BeginStep(options.step);
           script(trainer, step);
@@ -213,6 +222,9 @@ ScriptRun RunScript(const Setting& setting, const ModelSpec& model, const Config
         return absl::OkStatus();
       });
   run.log = ::testing::internal::GetCapturedStderr();
+  for (const std::vector<std::string>& of_rank : wrong) {
+    for (const std::string& what : of_rank) EXPECT_FALSE(run.status.ok()) << what;
+  }
   return run;
 }
 

@@ -32,12 +32,15 @@ struct Setting {
 };
 std::ostream& operator<<(std::ostream& out, const Setting& setting);
 
+// Whether tests run all of their cases in place of a covering selection: with EBB_FULL.
+bool Full();
+
 // fp32, AdamW; every unit is released at stage 3, and every collective is of one unit.
 Config ConfigFor(const Setting& setting);
 // With all that its stage allows on NVMe, and no RAM but for staging.
 Config OnNvme(Config config, const std::string& path);
 // Two cells, because the bitwise matrix has all pairs: two ranks at stage 3, which has most to do, and
-// another, which differs between tests. With EBB_FULL both worlds at each stage.
+// another, which differs between tests. If Full() both worlds at each stage.
 std::vector<Setting> WorldsAndStages(Setting other = {.world = 3, .stage = 1});
 // A cell at several timings.
 std::vector<Setting> At(Setting setting, std::span<const Timing> timings);
@@ -55,8 +58,10 @@ class ScriptedTrainer {
  public:
   ScriptedTrainer(const ModelSpec& model, int rank) : model_(model), rank_(rank) {}
 
-  // What scopes must show from now on; null: not compared.
-  void BeginStep(int64_t step, const ParameterValues* shown);
+  // What scopes must show from now on; null: not compared. `wrong` gets what differs; null: that
+  // fails the test.
+  void BeginStep(int64_t step, const ParameterValues* shown,
+                 std::vector<std::string>* wrong = nullptr);
   void Look(const Scope& scope, int unit) const;
   // `visit`: the gradient's, wherever it comes in the step.
   void Add(BackwardScope& scope, int visit) const;
@@ -76,6 +81,7 @@ class ScriptedTrainer {
   int rank_ = 0;
   int64_t step_ = 0;
   const ParameterValues* shown_ = nullptr;
+  std::vector<std::string>* wrong_ = nullptr;
 };
 
 // One after the other, in any order.
@@ -127,7 +133,8 @@ struct ScriptOptions {
 };
 
 // Runs `script` as every step. Gathers between steps only where asked to, so that late updates of
-// one step are still on their way in the next.
+// one step are still on their way in the next. What scopes show is compared only if no step fails,
+// because a scope for which there is no room shows anything, and Finish says so.
 ScriptRun RunScript(const Setting& setting, const ModelSpec& model, const Config& config,
                     const Script& script, ScriptOptions options = {});
 
