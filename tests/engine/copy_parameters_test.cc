@@ -129,9 +129,12 @@ TEST_P(CopyParametersTest, EveryValueArrives) {
   const ModelSpec kDestinations[] = {Served(), ScriptedModel(), Inverted()};
   int number = 0;
   for (int pair = 0; pair < 16; ++pair) {
-    for (const DType from_dtype : kDTypes) {
-      for (const DType to_dtype : kDTypes) {
+    for (int from_number = 0; from_number < 3; ++from_number) {
+      for (int to_number = 0; to_number < 3; ++to_number) {
+        // Every two of the stages and the dtypes.
+        if (!Full() && to_number != (from_number + pair) % 3) continue;
         ++number;
+        const DType from_dtype = kDTypes[from_number], to_dtype = kDTypes[to_number];
         Side from{.model = kSources[number % 2],
                   .setting = {.world = world, .stage = pair % 4},
                   .dtype = from_dtype,
