@@ -75,6 +75,10 @@ TEST_F(CheckpointTest, ResumesBitForBitAtAnyStageAndTierOfItsWorld) {
                   absl::OkStatus());
         for (const Way& loader : kWays) {
           if (loader.world != world) continue;
+          // Each pair of ways with one dtype, each way with all.
+          const bool turn =
+              (&saver - kWays + (&loader - kWays)) % 3 == static_cast<int>(compute) % 3;
+          if (!Full() && world > 1 && !turn) continue;
           ASSERT_EQ(RunWay(way_of(loader),
                            [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
                              EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
