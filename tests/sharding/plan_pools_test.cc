@@ -116,7 +116,7 @@ TEST(PlanLaws, AddressesAreAligned) {
 
 // A config may grant a tier exactly the bytes of its pools, and not a page less.
 TEST(PlanLaws, PoolsStayWithinWhatTheConfigGrants) {
-  for (int seed = 1; seed <= Cases(300); ++seed) {
+  for (int seed = 1; seed <= Cases(120); ++seed) {
     RandomCase random_case(static_cast<uint64_t>(seed), /*offloads=*/true);
     SCOPED_TRACE(random_case.description());
     ASSERT_OK_AND_ASSIGN(const Plan plan, PlanStep(random_case.inputs()));
@@ -140,7 +140,7 @@ TEST(PlanLaws, PoolsStayWithinWhatTheConfigGrants) {
     ASSERT_THAT(refused.status(),
                 testing::StatusIs(absl::StatusCode::kResourceExhausted, "ebb.device_memory"));
     ebb.device_memory.reset();
-    for (const int64_t budget : {host, host / 2, int64_t{0}}) {
+    for (const int64_t budget : {host, seed % 2 == 0 ? host / 2 : int64_t{0}}) {
       ebb.host_memory = budget;
       const absl::StatusOr<Plan> granted = PlanStep(random_case.inputs());
       if (granted.ok()) {
