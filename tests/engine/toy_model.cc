@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -112,7 +111,9 @@ void AddTo(const MutableTensorView& view, std::span<const float> values) {
 
 struct Reach::Far {
   explicit Far(const Device& device)
-      : stream(device.CallerStream()), scalar(*device.Allocate(sizeof(float), "a loss")) {}
+      : stream(device.CallerStream()),
+        waiter(*Device::Cpu(1).NewStream("waiter")),
+        scalar(*device.Allocate(sizeof(float), "a loss")) {}
   // A trainer's kernels would not wait. A copy of pageable memory does wait, inside the driver.
   // Another rank of this process may then be blocked before it enqueues the gather that is waited
   // for. So the host waits for the gather first. The check of the order of streams
@@ -123,10 +124,11 @@ struct Reach::Far {
     Wait();
   }
   void Wait() {
-    std::thread([this] { stream.WaitIdle(); }).join();
+    waiter.Enqueue([this] { stream.WaitIdle(); });
+    waiter.WaitIdle();
   }
 
-  Stream stream;
+  Stream stream, waiter;
   Buffer scalar;  // calls that read it are in the order of the stream
 };
 
