@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "command_line/configuration.h"
 #include "ebb/runtime/trace/resident_set.h"
 #include "gmock/gmock.h"
@@ -109,6 +110,10 @@ nlohmann::json Train(const Recipe& recipe, std::atomic<int>* ranks_stopped = nul
   return status.ok() ? nlohmann::json::parse(files.Read("summary.json")) : nlohmann::json();
 }
 
+bool Full() {
+  return std::getenv("EBB_FULL") != nullptr;
+}
+
 std::string Digest(const Recipe& recipe) {
   return Train(recipe)["parameter_digest"];
 }
@@ -142,23 +147,26 @@ TEST_P(TrainingTest, RecomputingTrainsToTheSameBits) {
 TEST_P(TrainingTest, LayerMajorTrainsToTheSameBits) {
   Recipe recipe = OnDevice({.steps = 2, .accumulation = 4, .ebb = R"({"reduce_at": "step"})"});
   const std::string expected = Digest(recipe);
-  for (const char* ebb : {R"({"reduce_at": "step", "micro_batches_per_round": 2})",
-                          R"({"reduce_at": "step", "micro_batches_per_round": "all"})"}) {
-    for (bool recompute : {false, true}) {
-      recipe.ebb = ebb, recipe.recompute = recompute;
-      EXPECT_EQ(Digest(recipe), expected) << ebb << " recompute " << recompute;
+  for (const bool all : {false, true}) {
+    for (const bool recompute : {false, true}) {
+      if (GetParam().kind == DeviceKind::kCuda && recompute == all && !Full()) continue;
+      recipe.ebb = absl::StrCat(R"({"reduce_at": "step", "micro_batches_per_round": )",
+                                all ? R"("all")" : "2", "}");
+      recipe.recompute = recompute;
+      EXPECT_EQ(Digest(recipe), expected) << recipe.ebb << " recompute " << recompute;
     }
   }
 }
 
 TEST_P(TrainingTest, CudaGraphsTrainToTheSameBits) {
   const Recipe plain = {.stage = 3},
-               once_a_step = {.accumulation = 2, .ebb = R"({"reduce_at": "step"})"},
-               recompute = {.accumulation = 2, .recompute = true},
-               layer_major = {.accumulation = 2,
+               once_a_step = {.steps = 2, .accumulation = 2, .ebb = R"({"reduce_at": "step"})"},
+               recompute = {.steps = 2, .accumulation = 2, .recompute = true},
+               layer_major = {.steps = 2,
+                              .accumulation = 2,
                               .recompute = true,
                               .ebb = R"({"reduce_at": "step", "micro_batches_per_round": "all"})"},
-               one_rank = {.ranks = 1, .stage = 0, .micro_batch = 2, .accumulation = 2};
+               one_rank = {.ranks = 1, .stage = 0, .steps = 2, .micro_batch = 2, .accumulation = 2};
   for (const Recipe& each : {plain, once_a_step, recompute, layer_major, one_rank}) {
     Recipe recipe = OnDevice(each);
     SCOPED_TRACE(testing::Message() << recipe.ebb << ", accumulation " << recipe.accumulation
@@ -193,29 +201,36 @@ TEST_P(TrainingTest, ChoosingCudaGraphsByMeasurementChangesNoBit) {
 }
 
 TEST_P(TrainingTest, EveryTierTrainsToTheSameBits) {
-  Recipe recipe = OnDevice({.steps = 4, .accumulation = 2, .width = 32});
+  Recipe recipe = OnDevice({.steps = 3, .accumulation = 2, .width = 32});
   const bool cuda = GetParam().kind == DeviceKind::kCuda;
-  for (const char* ebb : {"{}", R"({"micro_batches_per_round": "all"})"}) {
-    recipe.ebb = ebb, recipe.split_master = false;
+  for (const bool layer_major : {false, true}) {
+    recipe.ebb = layer_major ? R"({"micro_batches_per_round": "all"})" : "{}";
+    recipe.split_master = false;
     recipe.parameters = recipe.states = Tier::kDevice;
     const nlohmann::json expected = Train(recipe);
     EXPECT_TRUE(expected["traffic"].empty());
+    ExpectMemoryAsPredicted(expected);
     for (const bool split_master : {false, true}) {
       if (split_master && GetParam().compute != DType::kBFloat16) continue;
       for (const Tier parameters : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
         for (const Tier states : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
           recipe.parameters = parameters, recipe.states = states;
           recipe.split_master = split_master;
+          const bool moves = parameters != Tier::kDevice || states != Tier::kDevice;
+          if (!moves && !split_master) continue;
           if (cuda && parameters != states) continue;  // the engine's matrix has them all
-          SCOPED_TRACE(testing::Message() << "parameters " << Name(parameters) << ", states "
-                                          << Name(states) << ", split " << split_master << ebb);
+          // Every two of tier, split and order: kernels of a GPU take long on the stand-in.
+          const int number = static_cast<int>(states) + split_master + layer_major;
+          if (cuda && number % 2 == 0 && !Full()) continue;
+          SCOPED_TRACE(testing::Message()
+                       << "parameters " << Name(parameters) << ", states " << Name(states)
+                       << ", split " << split_master << recipe.ebb);
           const nlohmann::json summary = Train(recipe);
           EXPECT_EQ(summary["parameter_digest"], expected["parameter_digest"]);
           EXPECT_EQ(summary["losses"], expected["losses"]);
           ExpectMemoryAsPredicted(summary);
           for (const auto& row : summary["traffic"])
             EXPECT_EQ(row["predicted_bytes"], row["bytes"]) << row;
-          const bool moves = parameters != Tier::kDevice || states != Tier::kDevice;
           EXPECT_EQ(!summary["traffic"].empty(), moves);
         }
       }
