@@ -74,11 +74,9 @@ TEST_F(CheckpointTest, ResumesBitForBitAtAnyStageAndTierOfItsWorld) {
                          }),
                   absl::OkStatus());
         for (const Way& loader : kWays) {
-          if (loader.world != world) continue;
           // Each pair of ways with one dtype, each way with all.
-          const bool turn =
-              (&saver - kWays + (&loader - kWays)) % 3 == static_cast<int>(compute) % 3;
-          if (!Full() && world > 1 && !turn) continue;
+          const auto turn = &saver - kWays + (&loader - kWays) - static_cast<int>(compute);
+          if (loader.world != world || (!Full() && world > 1 && turn % 3 != 0)) continue;
           ASSERT_EQ(RunWay(way_of(loader),
                            [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
                              EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
