@@ -36,7 +36,7 @@ tests         8   20  gpt        gpt-digest                      --cuda-graphs o
 tests         8   20  same       gpt-digest_again                --cuda-graphs off --products default
 tests         8   20  same       gpt-digest_graphs               --cuda-graphs on --products default
 tests         8   20  same       gpt-digest_states_in_ram        --offload-optimizer cpu --products default
-tests        45   50  test       engine_on_cuda_test-nccl        --gtest_filter=*Pairs*/nccl_?
+tests        45   50  test       engine_on_cuda_test-nccl        --gtest_filter=*Pairs*/nccl_?:*Pairs*/nccl_1?
 sanitizers   22   59  memcheck   optim_kernels_test              --gtest_filter=*/cuda*
 sanitizers   22   59  racecheck  layer_norm_test                 --gtest_filter=*/cuda_bf16
 sanitizers   22   59  memcheck   attention_test                  --gtest_filter=*/cuda_bf16
@@ -46,7 +46,7 @@ sanitizers    -   59  racecheck  optim_kernels_test              --gtest_filter=
 sanitizers    -   59  memcheck   kernels_test                    --gtest_filter=*/cuda_*
 sanitizers    -   59  memcheck   layers_test                     --gtest_filter=*/cuda_*
 sanitizers    -   59  racecheck  layers_test                     --gtest_filter=*/cuda_bf16
-sanitizers    -   59  memcheck   engine_on_cuda_test             --gtest_filter=*local_0:*local_1:*local_2
+sanitizers    -   59  memcheck   engine_on_cuda_test             --gtest_filter=*local_?
 benchmarks   20   25  kernels    gpu_kernels_bench
 benchmarks   25   30  engine     engine_bench-124M               --benchmark_filter=OnGpu/layers:12/
 benchmarks   45   60  engine     engine_bench-1.5B               --benchmark_filter=OnGpu/layers:48/

@@ -451,12 +451,12 @@ TEST(AnswerJson, HasEveryAnswerAndTheChosenConfiguration) {
   EXPECT_THAT(svg,
               HasSubstr(">a step of a rank: "));  // each line of the title is a text of its own
   // No bar is half as long as the GPU's memory, so the picture has no room for its line.
-  EXPECT_THAT(svg, HasSubstr(">GPU of a rank, of 22.6 GiB<"));
+  EXPECT_THAT(svg, HasSubstr(">GPU of a rank, of 22.60 GiB<"));
   EXPECT_THAT(svg, Not(HasSubstr("dash")));
   const Question large = QuestionOf("gpt2-xl", "rtx4090-64gb", 1);
   const Answer answer = AnswerFor(large, {.stage = 1}, Depth::kMemory);
   EXPECT_THAT(AnswersAsSvg(large, std::vector{&answer}),
-              AllOf(HasSubstr("of 22.6 GiB (dashed)"), HasSubstr("stroke-dasharray")));
+              AllOf(HasSubstr("of 22.60 GiB (dashed)"), HasSubstr("stroke-dasharray")));
 }
 
 }  // namespace

@@ -88,8 +88,8 @@ absl::StatusOr<std::optional<Message>> Connection::TryReceive() {
 }
 
 absl::StatusOr<std::optional<Message>> Connection::Parse() {
-  // The part of the magic number that has come must be right: a stranger may send less than twelve
-  // bytes.
+  // The part of the magic number that has come must be right, because another program may send less
+  // than twelve bytes.
   Header header;
   if (std::memcmp(received_.data(), &kMagic, std::min(received_.size(), sizeof(kMagic))) != 0)
     return absl::DataLossError("the other side does not speak Ebb's protocol");

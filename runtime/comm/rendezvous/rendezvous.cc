@@ -34,7 +34,7 @@ constexpr double kGraceSeconds = 0.5;
 // How long the process that listens in rank 0's place may take to answer another rank 0.
 constexpr std::chrono::seconds kOccupantPatience{1};
 // How long another rank waits for the welcome. Rank 0 welcomes each rank at once, also while others
-// are missing; a process that accepts connections and closes them for so long is a stranger.
+// are missing; a process that accepts connections and closes them for so long is another program.
 constexpr std::chrono::seconds kWelcomePatience{5};
 
 uint64_t NewNonce() {
@@ -78,7 +78,7 @@ class Admission {
   std::vector<Participant> participants_;  // by rank; valid where a connection is open
   std::vector<Connection> connections_;    // by rank
   std::vector<Connection> unknown_;        // processes that have not said hello yet
-  int strangers_ = 0;
+  int refused_connections_ = 0;
   int missing_;
 };
 
@@ -139,7 +139,7 @@ absl::Status Admission::ReceiveHello(Connection& connection) {
     if (const auto candidate = UnpackParticipant((*message)->payload); candidate.ok())
       return Admit(connection, *candidate);
   }
-  ++strangers_;
+  ++refused_connections_;
   connection.Close();
   return absl::OkStatus();
 }
@@ -150,7 +150,7 @@ absl::StatusOr<bool> Admission::CheckBuild(Connection& connection, const Message
   Unpacker unpacker(hello.payload);
   const std::string launcher = unpacker.Text(), build = unpacker.Text();
   if (!unpacker.ok()) {
-    ++strangers_;
+    ++refused_connections_;
     connection.Close();
     return false;
   }
@@ -161,7 +161,7 @@ absl::StatusOr<bool> Admission::CheckBuild(Connection& connection, const Message
                    " of the protocol; ", Describe(participants_[0]), " is ", participants_[0].build,
                    " with version ", kProtocolVersion, ". All ranks must run the same build"));
   if (launcher == options_.launcher) return why;
-  ++strangers_;
+  ++refused_connections_;
   connection.Send(MessageType::kRefusal, PackStatus(why), Soon(kSendPatience)).IgnoreError();
   connection.Close();
   return false;
@@ -229,8 +229,9 @@ std::string Admission::MissingRanks() const {
   std::string text = absl::StrCat(RankNames(/*have_come=*/false), " of ", options_.size, " ranks");
   if (const std::string here = RankNames(/*have_come=*/true); !here.empty())
     absl::StrAppend(&text, " (here: ", here, ")");
-  if (strangers_ > 0)
-    absl::StrAppend(&text, "; ", strangers_, " connections of other programs have been closed");
+  if (refused_connections_ > 0)
+    absl::StrAppend(&text, "; ", refused_connections_,
+                    " connections of other programs have been closed");
   return text;
 }
 

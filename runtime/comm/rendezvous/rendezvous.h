@@ -5,10 +5,10 @@
 //   rank r   connect --- hello --- welcome ----+
 //
 // Rank 0 welcomes each rank at once, also while others are missing. So a rank without a welcome
-// knows that it has reached a stranger.
+// knows that it has reached another program.
 //
 // An error goes to every rank that can be reached: a rank came twice or too late, or with another
-// size, launcher or build of Ebb. Strangers are disconnected and do not disturb. The connections
+// size, launcher or build of Ebb. Other programs are disconnected and do not disturb. Connections
 // stay open: a closed one means that a rank has ended.
 #pragma once
 
