@@ -274,6 +274,20 @@ TEST(Search, AnOfferHasTheNumberOfHostsWithTheCheapestTokens) {
   }
 }
 
+// Two hosts need no other keys, but a slow network makes their tokens dearer.
+TEST(Search, AnOfferMayBeOneHostWithAdvisedKeys) {
+  ModelShape shape = *ShapeOfName("llama-2-7b");
+  shape.layers = 160;
+  Question question = QuestionOf("llama-2-7b", "rtx4090-64gb", 1);
+  question.model = ModelOf(shape);
+  question.machine.network_gb_s = 0.01;
+  Offer offer{.machine = question.machine, .price_an_hour = 1};
+  FillOffer(question, offer);
+  EXPECT_EQ(offer.hosts, 1);
+  ASSERT_TRUE(offer.answer);
+  EXPECT_FALSE(offer.answer->keys.empty());
+}
+
 TEST(Search, TwiceTheCriticalResourceMakesAStepFaster) {
   const Question question = QuestionOf("llama-2-7b", "rtx4090-64gb", 1);
   const Answer answer = AnswerFor(

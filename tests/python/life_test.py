@@ -17,8 +17,12 @@ STEPS = int(os.environ.get("EBB_STEPS", "200"))  # 1000 in a run by hand
 
 
 def _tensors():
-    gc.collect()
-    return sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
+    """How many there are, when what earlier tests have left is gone. A collection may leave garbage for the next one."""
+    count, before = -1, None
+    while count != before:
+        gc.collect()
+        count, before = sum(isinstance(one, torch.Tensor) for one in gc.get_objects()), count
+    return count
 
 
 def _resident_bytes():

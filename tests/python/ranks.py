@@ -60,6 +60,7 @@ class Ranks:
             try:
                 ok, value = pipe.recv()
             except EOFError:
+                self.processes[rank].join(TIMEOUT)  # the pipe closes before the process has ended
                 ok, value = False, f"rank {rank} has died, exit code {self.processes[rank].exitcode}"
             results.append(value) if ok else failures.append(f"rank {rank}: {value}")
         if failures:
