@@ -17,12 +17,13 @@
 #include "ebb/runtime/checkpoint/slice_name.h"
 #include "ebb/runtime/checkpoint/torch_file.h"
 #include "tests/checkpoint/torch_archive.h"
+#include "tests/full.h"
 
 namespace ebb::untrusted_files_test {
 namespace {
 
 int Rounds() {
-  return std::getenv("EBB_FULL") != nullptr ? 2'000'000 : 20'000;
+  return testing::Full() ? 2'000'000 : 20'000;
 }
 
 // A few bytes changed, put in, taken out or doubled; also what parsers take for structure and large

@@ -27,6 +27,7 @@
 #include "ebb/runtime/device/cpu/core_share.h"
 #include "ebb/runtime/device/device.h"
 #include "processes.h"
+#include "tests/full.h"
 
 namespace ebb {
 namespace {
@@ -417,7 +418,7 @@ TEST(Killed, AtAnyMomentOfTheStartLeavesNothingBehind) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
-  const int rounds = std::getenv("EBB_FULL") == nullptr ? 16 : 40;
+  const int rounds = ebb::testing::Full() ? 40 : 16;
   for (int round = 0; round < rounds; ++round) {
     const bool all = round % 2 == 1;
     const auto victim = random() % 3;

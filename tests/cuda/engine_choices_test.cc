@@ -14,8 +14,8 @@
 #include "engine_creation.h"
 #include "nccl_shares_device.h"
 #include "stand_in.h"
-#include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
+#include "tests/full.h"
 #include "tests/ranks.h"
 #include "tests/status.h"
 

@@ -21,6 +21,7 @@
 #include "nccl_shares_device.h"
 #include "tests/engine/covering_array.h"
 #include "tests/engine/matrix_cell.h"
+#include "tests/full.h"
 #include "tests/status.h"
 
 namespace ebb::testing {
@@ -162,8 +163,7 @@ auto Cells(int count, int (*kind_of)(int cell)) {
   std::vector<std::tuple<Ranks, int>> cells;
   for (int cell = 0; cell < count; ++cell) {
     for (int kind = 0; kind < kKinds; ++kind) {
-      if (kind == kind_of(cell) || std::getenv("EBB_FULL") != nullptr)
-        cells.emplace_back(static_cast<Ranks>(kind), cell);
+      if (kind == kind_of(cell) || Full()) cells.emplace_back(static_cast<Ranks>(kind), cell);
     }
   }
   return ::testing::ValuesIn(cells);

@@ -24,6 +24,7 @@
 #include "tests/engine/offload_ratio.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
+#include "tests/full.h"
 #include "tests/offload/has_once.h"
 #include "tests/offload/locked_memory.h"
 #include "tests/offload/scratch.h"

@@ -28,6 +28,7 @@
 #include "tests/engine/fp64_reference.h"
 #include "tests/engine/matrix_cell.h"
 #include "tests/engine/matrix_digests.h"
+#include "tests/full.h"
 #include "tests/sharding/random_model.h"
 #include "tests/status.h"
 
@@ -48,11 +49,6 @@ struct Batch {
 uint64_t Seed() {
   const char* given = std::getenv("EBB_SEED");
   return given == nullptr ? 1 : std::strtoull(given, nullptr, 10);
-}
-
-bool Full() {
-  const char* full = std::getenv("EBB_FULL");
-  return full != nullptr && std::string_view(full) == "1";
 }
 
 bool Contains(std::span<const Axis> axes, Axis axis) {

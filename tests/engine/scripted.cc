@@ -53,10 +53,6 @@ Config OnNvme(Config config, const std::string& path) {
   return config;
 }
 
-bool Full() {
-  return std::getenv("EBB_FULL") != nullptr;
-}
-
 std::vector<Setting> WorldsAndStages(Setting other) {
   if (!Full()) return {{.world = 2, .stage = 3}, other};
   std::set<std::pair<int, int>> cells;
@@ -112,8 +108,11 @@ void ScriptedTrainer::Look(const Scope& scope, int unit) const {
     if (shown_ == nullptr || values == (*shown_)[static_cast<size_t>(id)]) continue;
     const std::string what = absl::StrCat(
         "parameter '", model_[id].name, "' shows other values on rank ", rank_, " in step ", step_);
-    if (wrong_ == nullptr) ADD_FAILURE() << what;
-    if (wrong_ != nullptr) wrong_->push_back(what);
+    if (wrong_ == nullptr) {
+      ADD_FAILURE() << what;
+    } else {
+      wrong_->push_back(what);
+    }
   }
 }
 

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/ebb.h"
+#include "tests/full.h"
 #include "tests/ranks.h"
 
 namespace ebb::testing {
@@ -31,9 +32,6 @@ struct Setting {
   Timing timing = Timing::kLate;
 };
 std::ostream& operator<<(std::ostream& out, const Setting& setting);
-
-// Whether tests run all of their cases in place of a covering selection: with EBB_FULL.
-bool Full();
 
 // fp32, AdamW; every unit is released at stage 3, and every collective is of one unit.
 Config ConfigFor(const Setting& setting);

@@ -24,6 +24,7 @@
 #include "run.h"
 #include "scratch_files.h"
 #include "stop.h"
+#include "tests/full.h"
 
 namespace ebb::gpt {
 namespace {
@@ -110,15 +111,11 @@ nlohmann::json Train(const Recipe& recipe, std::atomic<int>* ranks_stopped = nul
   return status.ok() ? nlohmann::json::parse(files.Read("summary.json")) : nlohmann::json();
 }
 
-bool Full() {
-  return std::getenv("EBB_FULL") != nullptr;
-}
-
 std::string Digest(const Recipe& recipe) {
   return Train(recipe)["parameter_digest"];
 }
 
-class TrainingTest : public testing::TestWithParam<OpsCase> {
+class TrainingTest : public ::testing::TestWithParam<OpsCase> {
  protected:
   void SetUp() override {
     if (GetParam().kind == DeviceKind::kCpu) return;
@@ -149,7 +146,8 @@ TEST_P(TrainingTest, LayerMajorTrainsToTheSameBits) {
   const std::string expected = Digest(recipe);
   for (const bool all : {false, true}) {
     for (const bool recompute : {false, true}) {
-      if (GetParam().kind == DeviceKind::kCuda && recompute == all && !Full()) continue;
+      if (GetParam().kind == DeviceKind::kCuda && recompute == all && !ebb::testing::Full())
+        continue;
       recipe.ebb = absl::StrCat(R"({"reduce_at": "step", "micro_batches_per_round": )",
                                 all ? R"("all")" : "2", "}");
       recipe.recompute = recompute;
@@ -169,8 +167,8 @@ TEST_P(TrainingTest, CudaGraphsTrainToTheSameBits) {
                one_rank = {.ranks = 1, .stage = 0, .steps = 2, .micro_batch = 2, .accumulation = 2};
   for (const Recipe& each : {plain, once_a_step, recompute, layer_major, one_rank}) {
     Recipe recipe = OnDevice(each);
-    SCOPED_TRACE(testing::Message() << recipe.ebb << ", accumulation " << recipe.accumulation
-                                    << ", recompute " << recipe.recompute);
+    SCOPED_TRACE(::testing::Message() << recipe.ebb << ", accumulation " << recipe.accumulation
+                                      << ", recompute " << recipe.recompute);
     const nlohmann::json expected = Train(recipe);
     EXPECT_FALSE(expected.contains("cuda_graphs"));
     recipe.graphs = CudaGraphs::kOn;
@@ -221,8 +219,8 @@ TEST_P(TrainingTest, EveryTierTrainsToTheSameBits) {
           if (cuda && parameters != states) continue;  // the engine's matrix has them all
           // Every two of tier, split and order: kernels of a GPU take long on the stand-in.
           const int number = static_cast<int>(states) + split_master + layer_major;
-          if (cuda && number % 2 == 0 && !Full()) continue;
-          SCOPED_TRACE(testing::Message()
+          if (cuda && number % 2 == 0 && !ebb::testing::Full()) continue;
+          SCOPED_TRACE(::testing::Message()
                        << "parameters " << Name(parameters) << ", states " << Name(states)
                        << ", split " << split_master << recipe.ebb);
           const nlohmann::json summary = Train(recipe);
@@ -253,7 +251,7 @@ TEST_P(TrainingTest, EveryDeviceFollowsTheCpuInFp32) {
               expected["held_out"][0]["loss"].get<double>(), 5 * bound);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, TrainingTest, testing::ValuesIn(OpsCases()), OpsTestName);
+INSTANTIATE_TEST_SUITE_P(Devices, TrainingTest, ::testing::ValuesIn(OpsCases()), OpsTestName);
 
 TEST(TrainingWithoutMasters, IsTheSameInEveryStageAndTierAndKeepsNone) {
   Recipe recipe = {.stage = 0,
@@ -279,8 +277,8 @@ TEST(TrainingWithoutMasters, IsTheSameInEveryStageAndTierAndKeepsNone) {
                         {3, kNvme, kDevice},
                         {3, kCpu, kNvme},
                         {3, kNvme, kNvme}}) {
-    SCOPED_TRACE(testing::Message() << "stage " << c.stage << ", parameters " << Name(c.parameters)
-                                    << ", states " << Name(c.states));
+    SCOPED_TRACE(::testing::Message() << "stage " << c.stage << ", parameters "
+                                      << Name(c.parameters) << ", states " << Name(c.states));
     recipe.stage = c.stage, recipe.parameters = c.parameters, recipe.states = c.states;
     recipe.ebb = c.stage >= 2 ? R"({"reduce_at": "step"})" : "{}";
     const nlohmann::json summary = Train(recipe);
@@ -396,7 +394,7 @@ bool TakesDirectIo(const std::string& folder) {
 
 TEST(TrafficOfTraining, OnNvmeEqualsTheKernelsCounts) {
   if (const ScratchFiles files; !TakesDirectIo(files.Path("")))
-    GTEST_SKIP() << "no direct I/O in " << testing::TempDir() << "; set TEST_TMPDIR to a disk";
+    GTEST_SKIP() << "no direct I/O in " << ::testing::TempDir() << "; set TEST_TMPDIR to a disk";
   if (!BytesOfThisProcess()) GTEST_SKIP() << "no /proc/self/io";
   for (const bool split_master : {false, true}) {
     Recipe recipe = {.ranks = 1,
@@ -441,7 +439,7 @@ TEST(StopDeathTest, ASignalDuringTheLastStepEndsTheRunInItsEvaluation) {
                  summary["losses"].size(), summary["held_out"].size());
     std::exit(0);
   };
-  EXPECT_EXIT(train_and_exit(), testing::ExitedWithCode(0),
+  EXPECT_EXIT(train_and_exit(), ::testing::ExitedWithCode(0),
               "3 ranks stopped, 1 losses, 0 held out");
 }
 

@@ -224,6 +224,8 @@ TEST_F(PlanProgramTest, FindsTheLargest) {
       Run("--model gpt2 --machine rtx4090-64gb --largest batch --json").printed);
   EXPECT_EQ(json["largest"]["quantity"], "batch");
   EXPECT_EQ(json["largest"]["most"], json["micro_batch_size"]);
+  EXPECT_THAT(Run("--model gpt2 --largest model --stage 3 --recompute").printed,
+              HasSubstr("at least 1998 layers"));
   EXPECT_THAT(
       Run("--layers 1 --width 64 --heads 1 --context 1 --vocabulary 16 --largest batch").printed,
       HasSubstr("at least 1048576 sequences"));

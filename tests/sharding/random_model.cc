@@ -11,6 +11,7 @@
 #include "ebb/sharding/declared_order.h"
 #include "ebb/sharding/layout.h"
 #include "ebb/sharding/memory_model.h"
+#include "tests/full.h"
 
 namespace ebb::sharding {
 namespace {
@@ -368,8 +369,7 @@ std::string RandomCase::description() const {
 }
 
 int Cases(int count) {
-  const char* full = std::getenv("EBB_FULL");
-  return full != nullptr && std::string_view(full) == "1" ? 20 * count : count;
+  return testing::Full() ? 20 * count : count;
 }
 
 }  // namespace ebb::sharding

@@ -243,8 +243,8 @@ def _format_name(key: str, dtype: torch.dtype) -> str:
     return FORMAT_NAMES[dtype]
 
 
-def _header(tensors: list[tuple[str, torch.Tensor]], types: Mapping[str, torch.dtype]) -> tuple[bytes, int]:
-    """The header of a file with these tensors in these types, and the bytes of values behind it."""
+def _header(tensors: list[tuple[str, torch.Tensor]], types: Mapping[str, torch.dtype]) -> bytes:
+    """The header of a file with these tensors in these types."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for key, tensor in tensors:
@@ -253,17 +253,17 @@ def _header(tensors: list[tuple[str, torch.Tensor]], types: Mapping[str, torch.d
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, offset
+    return len(text).to_bytes(8, "little") + text
 
 
 def write_shapes(model: nn.Module, file: str | os.PathLike[str]) -> None:
     """Writes the names, types and shapes of a model's parameters for `ebb-plan --safetensors FILE`. The model may be on the meta device.
     The file has zeros for values, which take no space on the disk."""
-    tensors = [(name, parameter) for name, parameter in model.named_parameters()]
-    header, size = _header(tensors, {name: parameter.dtype for name, parameter in tensors})
+    tensors = list(model.named_parameters())
+    header = _header(tensors, {name: parameter.dtype for name, parameter in tensors})
     with open(file, "wb") as out:
         out.write(header)
-        out.truncate(len(header) + size)
+        out.truncate(len(header) + sum(parameter.nbytes for _, parameter in tensors))
 
 
 class _Writer:
@@ -303,7 +303,7 @@ class _Writer:
             self._close()
             self.at = self.part_of[key]
             self.file = open(self._unfinished(self.names[self.at]), "wb")
-            self.file.write(_header(self.parts[self.at], self.types)[0])
+            self.file.write(_header(self.parts[self.at], self.types))
         kind = self.types[key]
 
         def piece(values: torch.Tensor) -> None:
