@@ -4,12 +4,9 @@
 #include <sys/statvfs.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -28,26 +25,13 @@
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/kernels/reduce.h"
+#include "ebb/runtime/planner/cuda/product_rate.h"
+#include "ebb/runtime/planner/median_seconds.h"
 
 namespace ebb::planner {
 namespace {
 
 constexpr double kGiga = 1e9;
-
-double Seconds(const std::function<void()>& work) {
-  const auto begin = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-// The median of a few runs, as a trainer's steps are. The first run fills caches and page tables.
-double MedianSeconds(const std::function<void()>& work) {
-  work();
-  std::array<double, 5> seconds;
-  for (double& of : seconds) of = Seconds(work);
-  std::nth_element(seconds.begin(), seconds.begin() + 2, seconds.end());
-  return seconds[2];
-}
 
 int Cores() {
   cpu_set_t allowed;
@@ -220,24 +204,49 @@ absl::Status MeasureDisk(const std::string& folder, Machine& machine) {
   return measurement.Into(machine);
 }
 
-// The named machine that has the GPUs of this one.
+// Bytes a second of copies between two memories, one way.
+double CopyRate(Stream& stream, const Buffer& to, const Buffer& from) {
+  return static_cast<double>(from.bytes()) / MedianSeconds([&] {
+           stream.Copy(to.data(), from.data(), from.bytes());
+           stream.WaitIdle();
+         });
+}
+
+// Whole trainers reach this part of the rate of a large product: examples/gpt 0.56 to 0.73 on an
+// H200 (bench/results/2026-11-26-h200.md).
+constexpr double kOfProductRate = 0.63;
+
+// What the driver and the first GPU say. A rate that cannot be measured here is that of the named
+// machine with the same GPUs.
 absl::StatusOr<Machine> MachineOfGpus(int gpus) {
   EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
   const std::string description = device.description();
+  Machine machine{.gpu_reserved = 2.0 * (1 << 30)};
   constexpr std::pair<const char*, const char*> kKinds[] = {
       {"H200", "8xh200"}, {"H100", "8xh100"}, {"A100", "8xa100"}, {"4090", "rtx4090-64gb"}};
   for (const auto& [kind, name] : kKinds) {
     if (!absl::StrContains(description, kind)) continue;
-    EBB_ASSIGN_OR_RETURN(Machine machine, MachineOfName(name));
-    machine.gpus = gpus;
-    machine.network_gb_s = 0;  // this host's network is not known
-    if (const auto bytes = device.free_bytes())
-      machine.gpu_memory = static_cast<double>(*bytes) + machine.gpu_reserved;
-    if (gpus > 1 && machine.link_gb_s == 0) machine.link_gb_s = machine.pcie_gb_s / 2;
-    return machine;
+    EBB_ASSIGN_OR_RETURN(machine, MachineOfName(name));
+    break;
   }
-  return absl::UnimplementedError(absl::StrCat(
-      "the rates of ", description, " are not known: write them into a file for --machine"));
+  machine.gpus = gpus;
+  machine.network_gb_s = 0;  // this host's network is not known
+  if (const auto bytes = device.free_bytes())
+    machine.gpu_memory = static_cast<double>(*bytes) + machine.gpu_reserved;
+
+  Stream stream = device.CallerStream();
+  constexpr int64_t kBytes = 500'000'000;
+  EBB_ASSIGN_OR_RETURN(const Buffer here, device.Allocate(kBytes, "measuring copies"));
+  EBB_ASSIGN_OR_RETURN(const Buffer there, device.Allocate(kBytes, "measuring copies"));
+  EBB_ASSIGN_OR_RETURN(const Buffer ram, device.AllocateShared(kBytes, "measuring copies"));
+  machine.gpu_memory_gb_s = 2 * CopyRate(stream, there, here) / kGiga;  // reads and writes
+  machine.pcie_gb_s = std::min(CopyRate(stream, here, ram), CopyRate(stream, ram, here)) / kGiga;
+  EBB_RETURN_IF_ERROR(stream.status());
+  if (gpus > 1 && machine.link_gb_s == 0) machine.link_gb_s = machine.pcie_gb_s / 2;
+  const absl::StatusOr<double> products = ProductRateOfGpu(device);
+  if (products.ok()) machine.gpu_teraflops = kOfProductRate * *products / 1e12;
+  if (machine.gpu_teraflops == 0) return products.status();
+  return machine;
 }
 
 }  // namespace

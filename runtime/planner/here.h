@@ -1,6 +1,7 @@
-// This machine in figures, measured in a few seconds: RAM by copies, the disk by a file in a
-// folder, arithmetic by a product of matrices. The driver gives the number and the memory of GPUs.
-// Their rates are those of the named machine with the same GPUs.
+// This machine in figures, measured in a few seconds: RAM by copies, sums and updates, the disk by a
+// file in a folder, arithmetic by a product of matrices. Of GPUs the driver gives the number and
+// the free memory; the first one's memory and link are measured by copies, its arithmetic by
+// cuBLASLt's products.
 #pragma once
 
 #include <string>
@@ -10,8 +11,7 @@
 
 namespace ebb::planner {
 
-// `folder`: a folder on the disk; "": no disk is measured. kUnimplemented: no named machine has
-// such GPUs.
+// `folder`: a folder on the disk; "": no disk is measured.
 absl::StatusOr<Machine> MeasureHere(const std::string& folder);
 
 }  // namespace ebb::planner

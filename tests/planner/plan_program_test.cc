@@ -276,10 +276,12 @@ TEST_F(PlanProgramTest, PrintsAtMostAHundredColumns) {
 }
 
 TEST_F(PlanProgramTest, AMachineThatIsShownIsAMachine) {
-  const Ended shown = Run("--machine 8xa100 --show-machine");
-  ASSERT_EQ(shown.code, 0) << shown.printed;
-  const Ended ended = Run("--model gpt2 --machine " + Write("a100.json", shown.printed));
-  EXPECT_EQ(ended.code, 0) << ended.printed;
+  for (const char* word : {"8xa100", "here"}) {
+    const Ended shown = Run(absl::StrCat("--show-machine --machine ", word));
+    ASSERT_EQ(shown.code, 0) << shown.printed;
+    const Ended ended = Run("--model gpt2 --machine " + Write("machine.json", shown.printed));
+    EXPECT_EQ(ended.code, 0) << ended.printed;
+  }
 }
 
 }  // namespace
