@@ -1,6 +1,5 @@
 #include "ebb/runtime/planner/here.h"
 
-#include <sched.h>
 #include <sys/statvfs.h>
 
 #include <algorithm>
@@ -22,6 +21,7 @@
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/requests_in_flight.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cpu/core_share.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/kernels/reduce.h"
@@ -32,12 +32,6 @@ namespace ebb::planner {
 namespace {
 
 constexpr double kGiga = 1e9;
-
-int Cores() {
-  cpu_set_t allowed;
-  return sched_getaffinity(0, sizeof(allowed), &allowed) == 0 ? std::max(1, CPU_COUNT(&allowed))
-                                                              : 1;
-}
 
 // The arrays below are larger than the caches, in memory like an engine's pools. None lies a
 // multiple of 128 MiB from another: that would halve the rates, and an engine's arrays do not.
@@ -257,7 +251,7 @@ absl::StatusOr<Machine> MeasureHere(const std::string& folder) {
   if (gpus.ok() && *gpus > 0) {
     EBB_ASSIGN_OR_RETURN(machine, MachineOfGpus(*gpus));
   }
-  const int cores = Cores();
+  const int cores = CoreShare::Cores();
   machine.name = "here";
   machine.cores = cores;
   if (machine.is_cpu) {

@@ -1,13 +1,16 @@
 #include "ebb/runtime/planner/search.h"
 
 #include <algorithm>
-#include <array>
+#include <functional>
+#include <iterator>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/difference.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/thread_team.h"
 
 namespace ebb::planner {
 namespace {
@@ -137,10 +140,27 @@ std::optional<Answer> Remedied(const Question& question, const Choice& choice, D
   return AnswerOf(question, RemedyFor(question, changed), changed, depth);
 }
 
-std::vector<Answer> AnswersOf(const Question& question, std::span<const Choice> choices) {
-  std::vector<Answer> answers;
-  for (const Choice& choice : choices) answers.push_back(AnswerFor(question, choice, Depth::kTime));
+// A way to answer, which may run beside others.
+using Try = std::function<Answer()>;
+
+// In their order, on all cores.
+std::vector<Answer> AnswersOf(const std::vector<Try>& tries) {
+  if (tries.empty()) return {};
+  std::vector<Answer> answers(tries.size());
+  const int most = static_cast<int>(tries.size());
+  ThreadTeam team(std::min(CoreShare::Cores(), most), /*parts_per_thread=*/most);
+  team.Run(std::ssize(tries), /*grain=*/1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      answers[static_cast<size_t>(i)] = tries[static_cast<size_t>(i)]();
+  });
   return answers;
+}
+
+std::vector<Answer> AnswersOf(const Question& question, std::span<const Choice> choices) {
+  std::vector<Try> tries;
+  for (const Choice& choice : choices)
+    tries.push_back([&question, &choice] { return AnswerFor(question, choice, Depth::kTime); });
+  return AnswersOf(tries);
 }
 
 // The fastest of all choices that fit, or what a remedy makes of the smallest.
@@ -150,6 +170,18 @@ std::optional<Answer> BestOf(const Question& question) {
   const std::vector<Answer> answers = AnswersOf(question, choices);
   const Answer* const fastest = Fastest(answers);
   return fastest == nullptr ? std::nullopt : std::optional(*fastest);
+}
+
+// The change that makes the fastest answer, if it is faster than `from`.
+std::optional<Change> BestOf(const std::vector<std::string>& changes,
+                             const std::vector<Answer>& answers, const Answer& from) {
+  std::optional<Change> best;
+  for (size_t i = 0; i < answers.size(); ++i) {
+    const double speed = Speed(answers[i]);
+    if (speed > std::max(Speed(from) * kWorthIt, best ? best->tokens_per_second : 0))
+      best = Change{.what = changes[i], .tokens_per_second = speed};
+  }
+  return best;
 }
 
 // The same settings for another model, context or batch.
@@ -201,57 +233,54 @@ const Answer* Fastest(std::span<const Answer> answers) {
 }
 
 std::optional<Change> BestChange(const Question& question, const Answer& from) {
-  std::optional<Change> best;
-  const auto consider = [&](std::string what, const Answer& answer) {
-    if (Speed(answer) <= std::max(Speed(from) * kWorthIt, best ? best->tokens_per_second : 0))
-      return;
-    best = Change{.what = std::move(what), .tokens_per_second = Speed(answer)};
-  };
+  std::vector<std::string> changes;
+  std::vector<Try> tries;
   Question asked = question;
   asked.config = from.config;
   // Given activations are those of one batch, with or without recomputing.
   const bool has_own_activations = question.pass.own_activations >= 0;
   for (const Choice& choice : Neighbours(from.choice, question.machine)) {
     if (has_own_activations && choice.recompute != from.choice.recompute) continue;
-    consider(Described(from.choice, choice), AnswerFor(asked, choice, Depth::kTime));
+    changes.push_back(Described(from.choice, choice));
+    tries.push_back([&asked, choice] { return AnswerFor(asked, choice, Depth::kTime); });
   }
-  const auto changed = [&](void (*change)(Config&, const Model&)) {
+  const auto changed = [&](const std::function<void(Config&)>& change) {
     Config config = from.config;
-    change(config, question.model);
-    const Answer answer = AnswerFor(question, config, from.choice.recompute, Depth::kTime);
+    change(config);
     const bool is_same_batch =
         config.micro_batch_size == from.config.micro_batch_size &&
         config.gradient_accumulation_steps == from.config.gradient_accumulation_steps;
-    consider(absl::StrCat(config::Difference(from.config, config),
-                          is_same_batch ? "" : " (a larger batch, which trains differently)"),
-             answer);
+    changes.push_back(
+        absl::StrCat(config::Difference(from.config, config),
+                     is_same_batch ? "" : " (a larger batch, which trains differently)"));
+    tries.push_back(
+        [&, config] { return AnswerFor(question, config, from.choice.recompute, Depth::kTime); });
   };
   if (!has_own_activations)
-    changed([](Config& config, const Model&) {
+    changed([](Config& config) {
       config.micro_batch_size = std::max<int64_t>(1, config.micro_batch_size) * 2;
       config.train_batch_size = 0;
     });
-  changed([](Config& config, const Model&) {
+  changed([](Config& config) {
     config.gradient_accumulation_steps =
         std::max<int64_t>(1, config.gradient_accumulation_steps) * 2;
     config.train_batch_size = 0;
   });
   if (from.config.uses_nvme() && from.held[1] < from.room[1]) {
     // Free RAM holds a part of the state that is on NVMe.
-    Config config = from.config;
-    config.ebb.host_memory = (from.room[1] - (from.room[1] - from.held[1]) / 8) >> 20 << 20;
-    consider(config::Difference(from.config, config),
-             AnswerFor(question, config, from.choice.recompute, Depth::kTime));
+    changed([&](Config& config) {
+      config.ebb.host_memory = (from.room[1] - (from.room[1] - from.held[1]) / 8) >> 20 << 20;
+    });
   }
   if (from.choice.stage == 3) {
-    changed([](Config& config, const Model& model) {
-      config.zero.prefetch_bucket_size = 2 * model.largest_unit();
+    changed([&](Config& config) {
+      config.zero.prefetch_bucket_size = 2 * question.model.largest_unit();
       config.zero.max_live_parameters =
-          std::max(config.zero.max_live_parameters, 4 * model.largest_unit());
+          std::max(config.zero.max_live_parameters, 4 * question.model.largest_unit());
     });
-    changed([](Config& config, const Model&) { config.ebb.reshard_after_forward = false; });
+    changed([](Config& config) { config.ebb.reshard_after_forward = false; });
   }
-  return best;
+  return BestOf(changes, AnswersOf(tries), from);
 }
 
 std::optional<Change> BestPurchase(const Question& question, const Answer& from) {
@@ -272,18 +301,22 @@ std::optional<Change> BestPurchase(const Question& question, const Answer& from)
       {Resource::kNetwork, "the network", &Machine::network_gb_s},
       {Resource::kDiskRead, "the disks' reads", &Machine::disk_read_gb_s},
       {Resource::kDiskWrite, "the disks' writes", &Machine::disk_write_gb_s}};
-  std::optional<Change> best;
+  std::vector<std::string> changes;
+  std::vector<Try> tries;
   for (const Part& part : kParts) {
     if (from.time->simulated.critical.resources[static_cast<size_t>(part.resource)] <= 0) continue;
-    Question richer = question;
-    richer.machine.*part.rate *= 2;
+    Machine richer = question.machine;
+    richer.*part.rate *= 2;
     if (part.resource == Resource::kDiskRead || part.resource == Resource::kDiskWrite)
-      richer.machine.disk_both_gb_s = 0;
-    const Answer answer = AnswerFor(richer, from.config, from.choice.recompute, Depth::kTime);
-    if (Speed(answer) <= (best ? best->tokens_per_second : Speed(from) * kWorthIt)) continue;
-    best = Change{.what = absl::StrCat("twice ", part.name), .tokens_per_second = Speed(answer)};
+      richer.disk_both_gb_s = 0;
+    changes.push_back(absl::StrCat("twice ", part.name));
+    tries.push_back([&, richer] {
+      Question with = question;
+      with.machine = richer;
+      return AnswerFor(with, from.config, from.choice.recompute, Depth::kTime);
+    });
   }
-  return best;
+  return BestOf(changes, AnswersOf(tries), from);
 }
 
 double Offer::price_of(double tokens) const {
@@ -325,42 +358,52 @@ absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
   const int64_t most = kMost[static_cast<int>(quantity)];
   const std::vector<Choice> choices = asked ? std::vector{*asked} : Choices(question);
   Largest found{.question = question};
-  std::optional<Answer> remedied;  // of a size at which no choice fits
-  const auto fits = [&](int64_t number) -> absl::StatusOr<bool> {
-    EBB_ASSIGN_OR_RETURN(Question changed, With(question, quantity, number));
-    std::optional<Answer> answer =
-        remedied ? AnswerLike(changed, *remedied, Depth::kMemory) : AnyThatFits(changed, choices);
-    if (!answer || !answer->fits()) return false;
-    found = {.most = number, .question = std::move(changed), .answer = *std::move(answer)};
-    return true;
-  };
   // A context is searched in multiples of 64.
   const auto unit = [&] {
     return quantity == Quantity::kContext && found.most >= 1024 ? int64_t{64} : int64_t{1};
   };
-  const auto search = [&]() -> absl::Status {
+  using Answering = std::function<Answer(const Question&)>;
+  const auto fits = [&](int64_t number, const Answering& answering) -> absl::StatusOr<bool> {
+    EBB_ASSIGN_OR_RETURN(Question changed, With(question, quantity, number));
+    Answer answer = answering(changed);
+    if (!answer.fits()) return false;
+    found = {.most = number, .question = std::move(changed), .answer = std::move(answer)};
+    return true;
+  };
+  // Looks for more than what is found.
+  const auto search = [&](const Answering& answering) -> absl::Status {
     int64_t too_many = most + 1;
     for (int64_t number = std::max<int64_t>(1, 2 * found.most); number < too_many; number *= 2) {
-      EBB_ASSIGN_OR_RETURN(const bool fitted, fits(number));
+      EBB_ASSIGN_OR_RETURN(const bool fitted, fits(number, answering));
       if (!fitted) too_many = number;
     }
     while (too_many - found.most > unit()) {
       const int64_t number = (found.most + (too_many - found.most) / 2) / unit() * unit();
       if (number <= found.most) break;
-      EBB_ASSIGN_OR_RETURN(const bool fitted, fits(number));
+      EBB_ASSIGN_OR_RETURN(const bool fitted, fits(number, answering));
       if (!fitted) too_many = number;
     }
     return absl::OkStatus();
   };
-  EBB_RETURN_IF_ERROR(search());
+  // One choice after the other, those that need least of the device's memory first. Most of the
+  // others do not fit with one more, and are searched no further.
+  for (auto choice = choices.rbegin(); choice != choices.rend(); ++choice) {
+    const Answering answering = [&](const Question& of) {
+      return AnswerFor(of, *choice, Depth::kMemory);
+    };
+    if (found.most + unit() > most) break;
+    EBB_ASSIGN_OR_RETURN(const bool fitted, fits(found.most + unit(), answering));
+    if (fitted) EBB_RETURN_IF_ERROR(search(answering));
+  }
   // A remedy for one more is searched further with its keys, until there is no other.
   while (!asked && found.most + unit() <= most) {
     const int64_t more = found.most + unit();
     EBB_ASSIGN_OR_RETURN(Question changed, With(question, quantity, more));
-    remedied = Remedied(changed, choices.back(), Depth::kMemory);
+    const std::optional<Answer> remedied = Remedied(changed, choices.back(), Depth::kMemory);
     if (!remedied) break;
     found = {.most = more, .question = std::move(changed), .answer = *remedied};
-    EBB_RETURN_IF_ERROR(search());
+    EBB_RETURN_IF_ERROR(
+        search([&](const Question& of) { return AnswerLike(of, *remedied, Depth::kMemory); }));
   }
   found.is_limit = found.most == most;
   if (found.most == 0) {

@@ -93,7 +93,7 @@ absl::StatusOr<double> ProductRateOfGpu(const Device& device) {
       const OpenedLibrary opened,
       OpenedLibrary::Open({.name = "cuBLASLt",
                            .file = absl::StrCat("libcublasLt.so.", CUBLAS_VER_MAJOR),
-                           .needed_for = "the rate of a GPU's products",
+                           .needed_for = "measurements of a GPU's products",
                            .instead = "write the rate into a file for --machine",
                            .oldest = {.major = CUBLAS_VER_MAJOR, .minor = 0, .patch = 0},
                            .version_function = "cublasLtGetVersion",

@@ -1,7 +1,6 @@
 #include "ops/cuda/cublaslt.h"
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/device/opened_library.h"
 #include "status_macros.h"
 
 namespace ebb::gpt::cuda {
@@ -26,21 +25,8 @@ absl::StatusOr<CublasLt> OpenCublasLt() {
                            .oldest = {.major = CUBLAS_VER_MAJOR, .minor = 0, .patch = 0},
                            .version_function = "cublasLtGetVersion",
                            .version = &AskVersion}));
-  CublasLt lt;
-  GPT_RETURN_IF_ERROR(library.Find("cublasLtCreate", lt.Create));
-  GPT_RETURN_IF_ERROR(library.Find("cublasLtDestroy", lt.Destroy));
-  GPT_RETURN_IF_ERROR(library.Find("cublasLtGetStatusString", lt.GetStatusString));
-  GPT_RETURN_IF_ERROR(library.Find("cublasLtMatmulDescCreate", lt.MatmulDescCreate));
-  GPT_RETURN_IF_ERROR(library.Find("cublasLtMatmulDescDestroy", lt.MatmulDescDestroy));
-  GPT_RETURN_IF_ERROR(library.Find("cublasLtMatmulDescSetAttribute", lt.MatmulDescSetAttribute));
-  GPT_RETURN_IF_ERROR(library.Find("cublasLtMatrixLayoutCreate", lt.MatrixLayoutCreate));
-  GPT_RETURN_IF_ERROR(library.Find("cublasLtMatrixLayoutDestroy", lt.MatrixLayoutDestroy));
-  GPT_RETURN_IF_ERROR(library.Find("cublasLtMatmulPreferenceCreate", lt.MatmulPreferenceCreate));
-  GPT_RETURN_IF_ERROR(library.Find("cublasLtMatmulPreferenceDestroy", lt.MatmulPreferenceDestroy));
-  GPT_RETURN_IF_ERROR(
-      library.Find("cublasLtMatmulPreferenceSetAttribute", lt.MatmulPreferenceSetAttribute));
-  GPT_RETURN_IF_ERROR(library.Find("cublasLtMatmulAlgoGetHeuristic", lt.MatmulAlgoGetHeuristic));
-  GPT_RETURN_IF_ERROR(library.Find("cublasLtMatmul", lt.Matmul));
+  CublasLt lt(library);
+  GPT_RETURN_IF_ERROR(lt.found());
   return lt;
 }
 

@@ -10,23 +10,31 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/runtime/device/opened_library.h"
 
 namespace ebb::gpt::cuda {
 
-struct CublasLt {
-  decltype(&::cublasLtCreate) Create = nullptr;
-  decltype(&::cublasLtDestroy) Destroy = nullptr;
-  decltype(&::cublasLtGetStatusString) GetStatusString = nullptr;
-  decltype(&::cublasLtMatmulDescCreate) MatmulDescCreate = nullptr;
-  decltype(&::cublasLtMatmulDescDestroy) MatmulDescDestroy = nullptr;
-  decltype(&::cublasLtMatmulDescSetAttribute) MatmulDescSetAttribute = nullptr;
-  decltype(&::cublasLtMatrixLayoutCreate) MatrixLayoutCreate = nullptr;
-  decltype(&::cublasLtMatrixLayoutDestroy) MatrixLayoutDestroy = nullptr;
-  decltype(&::cublasLtMatmulPreferenceCreate) MatmulPreferenceCreate = nullptr;
-  decltype(&::cublasLtMatmulPreferenceDestroy) MatmulPreferenceDestroy = nullptr;
-  decltype(&::cublasLtMatmulPreferenceSetAttribute) MatmulPreferenceSetAttribute = nullptr;
-  decltype(&::cublasLtMatmulAlgoGetHeuristic) MatmulAlgoGetHeuristic = nullptr;
-  decltype(&::cublasLtMatmul) Matmul = nullptr;
+struct CublasLt : LibraryFunctions {
+  using LibraryFunctions::LibraryFunctions;
+  decltype(&::cublasLtCreate) Create = Find("cublasLtCreate");
+  decltype(&::cublasLtDestroy) Destroy = Find("cublasLtDestroy");
+  decltype(&::cublasLtGetStatusString) GetStatusString = Find("cublasLtGetStatusString");
+  decltype(&::cublasLtMatmulDescCreate) MatmulDescCreate = Find("cublasLtMatmulDescCreate");
+  decltype(&::cublasLtMatmulDescDestroy) MatmulDescDestroy = Find("cublasLtMatmulDescDestroy");
+  decltype(&::cublasLtMatmulDescSetAttribute) MatmulDescSetAttribute =
+      Find("cublasLtMatmulDescSetAttribute");
+  decltype(&::cublasLtMatrixLayoutCreate) MatrixLayoutCreate = Find("cublasLtMatrixLayoutCreate");
+  decltype(&::cublasLtMatrixLayoutDestroy) MatrixLayoutDestroy =
+      Find("cublasLtMatrixLayoutDestroy");
+  decltype(&::cublasLtMatmulPreferenceCreate) MatmulPreferenceCreate =
+      Find("cublasLtMatmulPreferenceCreate");
+  decltype(&::cublasLtMatmulPreferenceDestroy) MatmulPreferenceDestroy =
+      Find("cublasLtMatmulPreferenceDestroy");
+  decltype(&::cublasLtMatmulPreferenceSetAttribute) MatmulPreferenceSetAttribute =
+      Find("cublasLtMatmulPreferenceSetAttribute");
+  decltype(&::cublasLtMatmulAlgoGetHeuristic) MatmulAlgoGetHeuristic =
+      Find("cublasLtMatmulAlgoGetHeuristic");
+  decltype(&::cublasLtMatmul) Matmul = Find("cublasLtMatmul");
 };
 
 // kUnavailable says what is missing, or which version does not work.
