@@ -4,9 +4,9 @@
     tests/mutate.py [--count 200] [--seed 1] [--first 0] [--under FOLDER]... [--build build/release]
 
 A change is a comparison, an operator or a constant replaced, a call or a wait left out; as many of each kind. The same seed draws the same
-changes of the same sources. --first and --count cut a long run into pieces. Nothing in the tree or in the build folder, which must be built,
-is touched: the changed file is compiled apart, and each test program of its room that has a function of it is linked once more with that
-object before the libraries. A change is noticed when one of them fails, or takes ten times as long as it did and 20 s.
+changes of the same sources. --first and --count cut a long run into pieces. Nothing in the tree or in the build folder, which must be built with
+-DEBB_UNITY=OFF, is touched: the changed file is compiled apart, and each test program of its room that has a function of it is linked once
+more with that object before the libraries. A change is noticed when one of them fails, or takes ten times as long as it did and 20 s.
 """
 
 import argparse
