@@ -140,8 +140,11 @@ std::optional<Answer> Remedied(const Question& question, const Choice& choice, D
   return AnswerOf(question, RemedyFor(question, changed), changed, depth);
 }
 
-// A way to answer, which may run beside others.
-using Try = std::function<Answer()>;
+// A change, and its answer, which may be computed beside others.
+struct Try {
+  std::string change;
+  std::function<Answer()> answer;
+};
 
 // In their order. A try of 700 blocks takes 0.8 GB.
 std::vector<Answer> AnswersOf(const std::vector<Try>& tries) {
@@ -152,7 +155,7 @@ std::vector<Answer> AnswersOf(const std::vector<Try>& tries) {
   ThreadTeam team(std::min({CoreShare::Cores(), kAtOnce, count}), /*parts_per_thread=*/count);
   team.Run(std::ssize(tries), /*grain=*/1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      answers[static_cast<size_t>(i)] = tries[static_cast<size_t>(i)]();
+      answers[static_cast<size_t>(i)] = tries[static_cast<size_t>(i)].answer();
   });
   return answers;
 }
@@ -160,7 +163,9 @@ std::vector<Answer> AnswersOf(const std::vector<Try>& tries) {
 std::vector<Answer> AnswersOf(const Question& question, std::span<const Choice> choices) {
   std::vector<Try> tries;
   for (const Choice& choice : choices)
-    tries.push_back([&question, &choice] { return AnswerFor(question, choice, Depth::kTime); });
+    tries.push_back({.change = "", .answer = [&question, &choice] {
+                       return AnswerFor(question, choice, Depth::kTime);
+                     }});
   return AnswersOf(tries);
 }
 
@@ -173,14 +178,14 @@ std::optional<Answer> BestOf(const Question& question) {
   return fastest == nullptr ? std::nullopt : std::optional(*fastest);
 }
 
-// The change that makes the fastest answer, if it is faster than `from`.
-std::optional<Change> BestOf(const std::vector<std::string>& changes,
-                             const std::vector<Answer>& answers, const Answer& from) {
+// The change with the fastest answer, if that is faster than `from`.
+std::optional<Change> FastestChange(const std::vector<Try>& tries, const Answer& from) {
+  const std::vector<Answer> answers = AnswersOf(tries);
   std::optional<Change> best;
   for (size_t i = 0; i < answers.size(); ++i) {
     const double speed = Speed(answers[i]);
     if (speed > std::max(Speed(from) * kWorthIt, best ? best->tokens_per_second : 0))
-      best = Change{.what = changes[i], .tokens_per_second = speed};
+      best = Change{.what = tries[i].change, .tokens_per_second = speed};
   }
   return best;
 }
@@ -234,7 +239,6 @@ const Answer* Fastest(std::span<const Answer> answers) {
 }
 
 std::optional<Change> BestChange(const Question& question, const Answer& from) {
-  std::vector<std::string> changes;
   std::vector<Try> tries;
   Question asked = question;
   asked.config = from.config;
@@ -242,8 +246,9 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
   const bool has_own_activations = question.pass.own_activations >= 0;
   for (const Choice& choice : Neighbours(from.choice, question.machine)) {
     if (has_own_activations && choice.recompute != from.choice.recompute) continue;
-    changes.push_back(Described(from.choice, choice));
-    tries.push_back([&asked, choice] { return AnswerFor(asked, choice, Depth::kTime); });
+    tries.push_back({.change = Described(from.choice, choice), .answer = [&asked, choice] {
+                       return AnswerFor(asked, choice, Depth::kTime);
+                     }});
   }
   const auto changed = [&](const std::function<void(Config&)>& change) {
     Config config = from.config;
@@ -251,11 +256,12 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
     const bool is_same_batch =
         config.micro_batch_size == from.config.micro_batch_size &&
         config.gradient_accumulation_steps == from.config.gradient_accumulation_steps;
-    changes.push_back(
-        absl::StrCat(config::Difference(from.config, config),
-                     is_same_batch ? "" : " (a larger batch, which trains differently)"));
     tries.push_back(
-        [&, config] { return AnswerFor(question, config, from.choice.recompute, Depth::kTime); });
+        {.change = absl::StrCat(config::Difference(from.config, config),
+                                is_same_batch ? "" : " (a larger batch, which trains differently)"),
+         .answer = [&, config] {
+           return AnswerFor(question, config, from.choice.recompute, Depth::kTime);
+         }});
   };
   if (!has_own_activations)
     changed([](Config& config) {
@@ -281,7 +287,7 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
     });
     changed([](Config& config) { config.ebb.reshard_after_forward = false; });
   }
-  return BestOf(changes, AnswersOf(tries), from);
+  return FastestChange(tries, from);
 }
 
 std::optional<Change> BestPurchase(const Question& question, const Answer& from) {
@@ -302,7 +308,6 @@ std::optional<Change> BestPurchase(const Question& question, const Answer& from)
       {Resource::kNetwork, "the network", &Machine::network_gb_s},
       {Resource::kDiskRead, "the disks' reads", &Machine::disk_read_gb_s},
       {Resource::kDiskWrite, "the disks' writes", &Machine::disk_write_gb_s}};
-  std::vector<std::string> changes;
   std::vector<Try> tries;
   for (const Part& part : kParts) {
     if (from.time->simulated.critical.resources[static_cast<size_t>(part.resource)] <= 0) continue;
@@ -310,14 +315,13 @@ std::optional<Change> BestPurchase(const Question& question, const Answer& from)
     richer.*part.rate *= 2;
     if (part.resource == Resource::kDiskRead || part.resource == Resource::kDiskWrite)
       richer.disk_both_gb_s = 0;
-    changes.push_back(absl::StrCat("twice ", part.name));
-    tries.push_back([&, richer] {
-      Question with = question;
-      with.machine = richer;
-      return AnswerFor(with, from.config, from.choice.recompute, Depth::kTime);
-    });
+    tries.push_back({.change = absl::StrCat("twice ", part.name), .answer = [&, richer] {
+                       Question with = question;
+                       with.machine = richer;
+                       return AnswerFor(with, from.config, from.choice.recompute, Depth::kTime);
+                     }});
   }
-  return BestOf(changes, AnswersOf(tries), from);
+  return FastestChange(tries, from);
 }
 
 double Offer::price_of(double tokens) const {

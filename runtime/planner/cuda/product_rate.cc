@@ -36,7 +36,7 @@ LibraryVersion AskVersion(void* get_version) {
 // c = a b, all of kSide x kSide.
 class Products {
  public:
-  // As in bench/gpu_against_torch.py, whose utilisation is of this rate.
+  // The size that bench/gpu_against_torch.py multiplies, too.
   static constexpr int64_t kSide = 8192;
 
   explicit Products(const CublasLt& library)
