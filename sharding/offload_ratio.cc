@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ebb/sharding/budget.h"
+#include "ebb/sharding/pools/budget.h"
 
 namespace ebb::sharding {
 namespace {

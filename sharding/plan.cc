@@ -6,11 +6,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/sharding/advice.h"
-#include "ebb/sharding/budget.h"
 #include "ebb/sharding/decisions.h"
-#include "ebb/sharding/lower_tiers.h"
-#include "ebb/sharding/pools.h"
+#include "ebb/sharding/lower/lower_tiers.h"
+#include "ebb/sharding/pools/advice.h"
+#include "ebb/sharding/pools/budget.h"
+#include "ebb/sharding/pools/pools.h"
 
 namespace ebb::sharding {
 namespace {

@@ -7,7 +7,7 @@
 #include "ebb/sharding/norm_records.h"
 #include "ebb/sharding/place.h"
 #include "ebb/sharding/plan.h"
-#include "ebb/sharding/reduction.h"
+#include "ebb/sharding/pools/reduction.h"
 #include "ebb/sharding/state_pieces.h"
 
 namespace ebb::sharding {

@@ -15,11 +15,11 @@
 #include "ebb/runtime/checkpoint/state_arrays.h"
 #include "ebb/runtime/checkpoint/stored_values.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/engine/update_table.h"
+#include "ebb/runtime/engine/updates/update_table.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/interval.h"
+#include "ebb/sharding/lower/unit_places.h"
 #include "ebb/sharding/plan.h"
-#include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 namespace {

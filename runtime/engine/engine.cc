@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/backend.h"
+#include "ebb/runtime/engine/create/reorder.h"
+#include "ebb/runtime/engine/create/setup.h"
 #include "ebb/runtime/engine/engine_parts.h"
-#include "ebb/runtime/engine/reorder.h"
-#include "ebb/runtime/engine/setup.h"
 
 namespace ebb {
 

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/engine/issuer.h"
+#include "ebb/runtime/engine/issue/issuer.h"
 
 namespace ebb {
 

@@ -7,8 +7,8 @@
 #include "ebb/sharding/offload_ratio.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/plan_facts.h"
-#include "ebb/sharding/plan_table.h"
-#include "ebb/sharding/traffic.h"
+#include "ebb/sharding/report/plan_table.h"
+#include "ebb/sharding/report/traffic.h"
 
 namespace ebb {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "ebb/runtime/engine/open_scopes.h"
-#include "ebb/runtime/engine/view_errors.h"
+#include "ebb/runtime/engine/steps/open_scopes.h"
+#include "ebb/runtime/engine/steps/view_errors.h"
 
 namespace ebb {
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "ebb/runtime/engine/steps.h"
+#include "ebb/runtime/engine/steps/steps.h"
 
 namespace ebb {
 namespace {

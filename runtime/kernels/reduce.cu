@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
+#include "ebb/runtime/device/cuda/resident_blocks.h"
 #include "ebb/runtime/kernels/reduce_launch.h"
 #include "ebb/runtime/kernels/reduce_work.h"
-#include "ebb/runtime/device/cuda/resident_blocks.h"
 
 namespace ebb {
 namespace {

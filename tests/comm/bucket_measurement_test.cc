@@ -1,4 +1,4 @@
-#include "ebb/runtime/engine/bucket_measurement.h"
+#include "ebb/runtime/engine/create/bucket_measurement.h"
 
 #include <gtest/gtest.h>
 

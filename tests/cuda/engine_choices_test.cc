@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/engine/bucket_measurement.h"
-#include "ebb/runtime/engine/device_queues.h"
+#include "ebb/runtime/engine/create/bucket_measurement.h"
+#include "ebb/runtime/engine/create/device_queues.h"
 #include "ebb/runtime/engine/engine.h"
 #include "engine_creation.h"
 #include "nccl_shares_device.h"

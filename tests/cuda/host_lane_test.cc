@@ -1,6 +1,6 @@
 // Agreements of ranks on a device, and values that they pass to each other, through a mirror that
 // is smaller than the values. On the stand-in.
-#include "ebb/runtime/engine/host_lane.h"
+#include "ebb/runtime/engine/ranks/host_lane.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/engine/agreement.h"
 #include "ebb/runtime/engine/engine.h"
+#include "ebb/runtime/engine/ranks/agreement.h"
 #include "nccl_shares_device.h"
 #include "stand_in.h"
 #include "tests/ranks.h"

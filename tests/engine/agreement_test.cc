@@ -1,6 +1,6 @@
 // Ranks that do not agree on the engine that they create, or on the scopes of a step: every rank
 // gets a Status that names the first difference.
-#include "ebb/runtime/engine/agreement.h"
+#include "ebb/runtime/engine/ranks/agreement.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/engine/exchange.h"
+#include "ebb/runtime/engine/ranks/exchange.h"
 #include "tests/engine/scripted.h"
 #include "tests/offload/scratch.h"
 #include "tests/ranks.h"

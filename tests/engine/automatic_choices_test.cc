@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "ebb/optim/kernels.h"
-#include "ebb/runtime/engine/checksum_cost.h"
-#include "ebb/runtime/engine/update_rates.h"
-#include "ebb/sharding/traffic.h"
+#include "ebb/runtime/engine/create/checksum_cost.h"
+#include "ebb/runtime/engine/create/update_rates.h"
+#include "ebb/sharding/report/traffic.h"
 #include "tests/engine/offload_ratio.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"

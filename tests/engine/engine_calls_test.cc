@@ -1,6 +1,6 @@
 // Ranks, as threads and as processes, that make different calls of engines. Every rank gets a
 // Status that says which rank called what, and at once, so no time-out of these tests ever ends.
-#include "ebb/runtime/engine/engine_calls.h"
+#include "ebb/runtime/engine/ranks/engine_calls.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -14,7 +14,7 @@
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/report/machine_costs.h"
 #include "ebb/sharding/report/simulate.h"
-#include "ebb/sharding/traffic.h"
+#include "ebb/sharding/report/traffic.h"
 #include "ebb/sharding/waits.h"
 #include "tests/sharding/random_model.h"
 

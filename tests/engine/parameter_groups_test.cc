@@ -13,7 +13,7 @@
 
 #include "ebb/optim/schedule.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/engine/update_table.h"
+#include "ebb/runtime/engine/updates/update_table.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/norm_records.h"
 #include "tests/engine/scripted.h"

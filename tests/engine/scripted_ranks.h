@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/engine/step_outcome.h"
+#include "ebb/runtime/engine/outcome/step_outcome.h"
 #include "tests/status.h"
 
 namespace ebb::testing {

@@ -1,6 +1,6 @@
 // Gradients and losses that are not finite. The step is skipped on every rank and counted. If
 // overflow checks are off, it is an error that names the first such gradient.
-#include "ebb/runtime/engine/step_errors.h"
+#include "ebb/runtime/engine/outcome/step_errors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "ebb/runtime/engine/scope_trail.h"
+#include "ebb/runtime/engine/ranks/scope_trail.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/sharding/random_model.h"

@@ -1,5 +1,5 @@
 // Outcomes of steps, on ranks that a script plays.
-#include "ebb/runtime/engine/step_outcome.h"
+#include "ebb/runtime/engine/outcome/step_outcome.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Pools of a device with memory that is not the host's: kept bytes are copied, other memory is
 // given back, and the ledger says where everything is. And which of a host's pools are locked.
-#include "ebb/runtime/engine/storage.h"
+#include "ebb/runtime/engine/memory/storage.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/device/backend.h"
-#include "ebb/sharding/unit_places.h"
+#include "ebb/sharding/lower/unit_places.h"
 #include "tests/engine/scripted.h"
 #include "tests/offload/locked_memory.h"
 #include "tests/offload/scratch.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/engine/missing_backwards.h"
+#include "ebb/runtime/engine/steps/missing_backwards.h"
 #include "ebb/sharding/declared_order.h"
 #include "tests/engine/scripted.h"
 #include "tests/status.h"

@@ -18,7 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/test_hooks.h"
-#include "ebb/runtime/engine/profiler_ranges.h"
+#include "ebb/runtime/engine/issue/profiler_ranges.h"
 #include "ebb/sharding/plan.h"
 #include "tests/engine/plan_spans.h"
 #include "tests/engine/scripted.h"

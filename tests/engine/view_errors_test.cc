@@ -1,6 +1,6 @@
 // A view taken with a wrong type, or asked of a scope that does not hold it: one line that names
 // it, and an error of the step; never an abort, never a wrong number.
-#include "ebb/runtime/engine/view_errors.h"
+#include "ebb/runtime/engine/steps/view_errors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "ebb/sharding/budget.h"
+#include "ebb/sharding/pools/budget.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "ebb/sharding/conflicts.h"
+#include "ebb/sharding/pools/conflicts.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/sharding/residency.h"
+#include "ebb/sharding/pools/residency.h"
 #include "ebb/sharding/waits.h"
 #include "random_model.h"
 #include "tests/status.h"

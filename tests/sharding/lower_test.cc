@@ -8,10 +8,10 @@
 
 #include "absl/hash/hash.h"
 #include "ebb/sharding/interruption.h"
-#include "ebb/sharding/lower_exchange.h"
-#include "ebb/sharding/lower_tiers.h"
+#include "ebb/sharding/lower/lower_exchange.h"
+#include "ebb/sharding/lower/lower_tiers.h"
+#include "ebb/sharding/lower/unit_places.h"
 #include "ebb/sharding/norm_records.h"
-#include "ebb/sharding/unit_places.h"
 #include "passes_of.h"
 #include "random_model.h"
 #include "tests/status.h"

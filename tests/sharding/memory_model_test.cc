@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "ebb/sharding/plan_table.h"
+#include "ebb/sharding/report/plan_table.h"
 #include "random_model.h"
 #include "tests/status.h"
 #include "unit_chain.h"

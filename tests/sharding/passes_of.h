@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ebb/sharding/lower_tiers.h"
+#include "ebb/sharding/lower/lower_tiers.h"
 #include "tests/status.h"
 
 namespace ebb::sharding {

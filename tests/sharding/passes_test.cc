@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "ebb/sharding/decisions.h"
-#include "ebb/sharding/logical.h"
-#include "ebb/sharding/reduction.h"
-#include "ebb/sharding/swap_ins.h"
+#include "ebb/sharding/lower/logical.h"
+#include "ebb/sharding/lower/swap_ins.h"
+#include "ebb/sharding/pools/reduction.h"
 #include "passes_of.h"
 #include "random_model.h"
 #include "tests/status.h"

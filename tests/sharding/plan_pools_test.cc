@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/sharding/placement.h"
 #include "ebb/sharding/plan.h"
-#include "ebb/sharding/pool.h"
+#include "ebb/sharding/pools/pool.h"
 #include "plan_variants.h"
 #include "random_model.h"
 #include "tests/status.h"

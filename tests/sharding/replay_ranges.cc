@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "ebb/sharding/norm_records.h"
-#include "ebb/sharding/pool.h"
+#include "ebb/sharding/pools/pool.h"
 #include "replay.h"
 
 namespace ebb::sharding {

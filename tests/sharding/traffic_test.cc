@@ -1,5 +1,5 @@
 // What a step moves between tiers, against formulas that know nothing of moves.
-#include "ebb/sharding/traffic.h"
+#include "ebb/sharding/report/traffic.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,100 @@
+#include "ebb/runtime/engine/create/reorder.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/ranks/agreement.h"
+#include "ebb/sharding/swap_files.h"
+
+namespace ebb {
+namespace {
+
+// Checks the order as the trainer gave it, so that errors count the trainer's visits and events and
+// name its units. The units in `model` are divided. An order with a visit to every part came from
+// Engine::model(), which shows divided units. It is divided already.
+absl::Status ValidateGiven(ModelSpec model) {
+  std::vector<UnitId> parts;
+  for (const UnitSpec& unit : model.units)
+    parts.insert(parts.end(), unit.parts.begin(), unit.parts.end());
+  const auto is_visited = [&](UnitId part) {
+    return std::any_of(model.forward.begin(), model.forward.end(),
+                       [&](const Visit& visit) { return visit.unit == part; });
+  };
+  if (std::all_of(parts.begin(), parts.end(), is_visited)) return Validate(model);
+  const size_t units = model.units.size() - parts.size();
+  for (size_t u = 0; u < units; ++u)
+    model.units[u].parameters = WithParts(model, static_cast<UnitId>(u));
+  model.units.resize(units);  // parts are behind the trainer's own
+  for (UnitSpec& unit : model.units) unit.parts.clear();
+  return Validate(model);
+}
+
+}  // namespace
+
+absl::Status Reorder::To(std::vector<Visit> forward, std::vector<ScopeEvent> order) {
+  with_.calls.Note(CallKind::kReorder);
+  absl::Status own = with_.outcome.outcome->AwaitVerdicts();
+  if (own.ok() && with_.call.suspension->suspended())
+    own = absl::FailedPreconditionError("Reorder of a suspended engine: call Resume first");
+  // Updates that were carried over are the old plan's.
+  with_.issue.runner->AwaitState();
+  own.Update(with_.state->values().Await());
+  model_.forward = std::move(forward);
+  model_.order = std::move(order);
+  if (own.ok()) own = ValidateGiven(model_);
+  model_ = DivideByDType(std::move(model_), with_.inputs.config.compute);
+  if (own.ok()) own = Plan();
+  EBB_RETURN_IF_ERROR(with_.call.barrier->Enter(CollectiveCall::kReorder, /*subject=*/0, own));
+  EBB_RETURN_IF_ERROR(AgreeOnOrder(Control(), model_, next_.Fingerprint()));
+  return Change();
+}
+
+// All that can be refused before anything changes.
+absl::Status Reorder::Plan() {
+  next_.KeepPlacement(with_.programs.plan().pools.placement);
+  EBB_RETURN_IF_ERROR(next_.Plan());
+  EBB_RETURN_IF_ERROR(with_.storage->files().HasFilesFor(next_.plan()));
+  return next_.Held().status();
+}
+
+// An engine that has neither order's pools has failed for good.
+absl::Status Reorder::Change() {
+  with_.collective_pools.Deregister();
+  with_.programs.Swap(next_);
+  const absl::Status followed = AgreeOnStatus(Control(), FollowPlan());
+  if (!followed.ok()) {
+    with_.programs.Swap(next_);
+    if (const absl::Status back = AgreeOnStatus(Control(), FollowPlan()); !back.ok()) {
+      with_.call.suspension->LosePools();
+      with_.outcome.errors.Fail(absl::Status(
+          back.code(), absl::StrCat("the engine has failed: Reorder has lost its pools; make it "
+                                    "anew. ",
+                                    back.message())));
+      return with_.outcome.errors.Report();
+    }
+  }
+  absl::Status shown = with_.communicators.BarrierAfterFreedMemory();
+  if (shown.ok()) shown = with_.collective_pools.Show(*with_.storage, with_.programs.plan().pools);
+  if (shown.ok()) return followed;
+  with_.outcome.errors.Fail(
+      absl::Status(shown.code(), absl::StrCat("the engine has failed: ", shown.message())));
+  return with_.outcome.errors.Report();
+}
+
+absl::Status Reorder::FollowPlan() {
+  const sharding::Plan& plan = with_.programs.plan();
+  const Device& device = with_.inputs.device;
+  EBB_RETURN_IF_ERROR(with_.storage->FollowPlan());
+  with_.verifier->FollowPlan(sharding::LayOutSwapFiles(plan));
+  EBB_RETURN_IF_ERROR(with_.streams.Make(device, &plan));
+  EBB_RETURN_IF_ERROR(with_.streams.MakeOffload(device, plan, with_.storage->files().exist()));
+  with_.call.reads->FollowPlan();
+  with_.scopes.progress.run = nullptr;
+  with_.scopes.progress.fragment = nullptr;
+  return LinkPlan(with_);
+}
+
+}  // namespace ebb

@@ -1,0 +1,61 @@
+// Sees every instruction when it is issued, in the order of the streams. Timelines use it, and
+// checks of the order.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ebb/runtime/device/device.h"
+#include "ebb/runtime/device/stream.h"
+#include "ebb/runtime/engine/issue/linked_fragment.h"
+#include "ebb/runtime/engine/issue/step_tag.h"
+#include "ebb/runtime/engine/memory/storage.h"
+#include "ebb/runtime/engine/outcome/control_block.h"
+
+namespace ebb {
+
+class IssueObserver {
+ public:
+  virtual ~IssueObserver() = default;
+
+  // On the thread that calls the engine: `stream` comes to the instruction next, ...
+  virtual void Begin(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) = 0;
+  // ... and `stream`, perhaps another one for a transfer, has come to the instruction's end.
+  virtual void End(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) = 0;
+
+  // The calling thread is about to touch the control block itself.
+  enum class CallerTouch : uint8_t { kBeginLoss, kBeginRecord, kReadScale };
+  virtual void Touch(CallerTouch, int /*parity*/) {}
+};
+
+// All observers of an engine's instructions; borrowed.
+class IssueObservers {
+ public:
+  void Add(IssueObserver& observer) { observers_.push_back(&observer); }
+  void Begin(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) const {
+    for (IssueObserver* observer : observers_) observer->Begin(run, instruction, step, stream);
+  }
+  void End(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) const {
+    for (IssueObserver* observer : observers_) observer->End(run, instruction, step, stream);
+  }
+  void Touch(IssueObserver::CallerTouch touch, int parity) const {
+    for (IssueObserver* observer : observers_) observer->Touch(touch, parity);
+  }
+
+ private:
+  std::vector<IssueObserver*> observers_;
+};
+
+// For programs that check the order of what engines enqueue: a factory of observers for each engine
+// made from now on. Null, as at first: none.
+struct ObservedEngine {
+  const Device* device = nullptr;
+  const Storage* storage = nullptr;
+  const ControlBlock* control = nullptr;
+};
+using MakeIssueObserver = std::unique_ptr<IssueObserver> (*)(const ObservedEngine& engine);
+void SetIssueObserver(MakeIssueObserver make);
+std::unique_ptr<IssueObserver> NewIssueObserver(const ObservedEngine& engine);
+
+}  // namespace ebb

@@ -1,0 +1,117 @@
+#include "ebb/runtime/engine/issue/programs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/engine_plans.h"
+#include "ebb/sharding/fingerprint.h"
+#include "ebb/sharding/plan_facts.h"
+#include "ebb/sharding/report/traffic.h"
+
+namespace ebb {
+
+using sharding::Fragment;
+
+sharding::PlanInputs Programs::PlanInputs() const {
+  sharding::PlanInputs inputs = inputs_.ForPlan();
+  inputs.model = &model_;
+  if (placement_) inputs.placement = &*placement_;
+  return inputs;
+}
+
+absl::Status Programs::Plan() {
+  EBB_ASSIGN_OR_RETURN(sharding::EnginePlans plans, sharding::PlanEngine(PlanInputs()));
+  own_ = std::make_unique<Runnable>(std::move(plans.step));
+  walk_ = std::make_unique<Runnable>(std::move(plans.walk));
+  drain_ = std::make_unique<Runnable>(std::move(plans.drain));
+  return absl::OkStatus();
+}
+
+void Programs::Swap(Programs& other) {
+  model_.forward.swap(other.model_.forward);
+  model_.order.swap(other.model_.order);
+  placement_.swap(other.placement_);
+  std::swap(*own_, *other.own_);
+  std::swap(*walk_, *other.walk_);
+  std::swap(*drain_, *other.drain_);
+  others_.swap(other.others_);
+  Unlink();
+  other.Unlink();
+}
+
+template <class Do>
+void Programs::ForEachLinked(const Do& act) {
+  const auto both = [&](Runnable& run) {
+    for (std::unique_ptr<LinkedFragment>& linked : run.linked) act(linked);
+  };
+  for (const auto* run : {&own_, &walk_, &drain_}) both(**run);
+  for (const std::unique_ptr<Runnable>& run : others_) both(*run);
+}
+
+void Programs::Unlink() {
+  ForEachLinked([](std::unique_ptr<LinkedFragment>& linked) { linked.reset(); });
+}
+
+absl::StatusOr<Runnable*> Programs::Of(int rounds, bool hold_updates) {
+  const int planned = std::min(rounds, sharding::kPlannedRounds);
+  if (planned == sharding::PlannedRounds(own_->plan) && !hold_updates) return own_.get();
+  for (const std::unique_ptr<Runnable>& run : others_) {
+    if (sharding::PlannedRounds(run->plan) == planned && run->hold_updates == hold_updates)
+      return run.get();
+  }
+  EBB_ASSIGN_OR_RETURN(sharding::Plan plan,
+                       sharding::PlanVariant(PlanInputs(), planned, hold_updates));
+  others_.push_back(std::make_unique<Runnable>(std::move(plan)));
+  others_.back()->hold_updates = hold_updates;
+  return others_.back().get();
+}
+
+uint64_t Programs::Fingerprint() const {
+  sharding::Hasher hasher;
+  for (const auto* run : {&own_, &walk_, &drain_})
+    hasher.Add(static_cast<int64_t>(sharding::Fingerprint((*run)->plan)));
+  return hasher.hash();
+}
+
+absl::Status Programs::CutCells() {
+  EBB_ASSIGN_OR_RETURN(const Runnable* const held, Held());
+  std::vector<Fragment> fragments;
+  for (const Runnable* run :
+       {static_cast<const Runnable*>(own_.get()), held, static_cast<const Runnable*>(walk_.get()),
+        static_cast<const Runnable*>(drain_.get())}) {
+    for (const bool carrying : {false, true})
+      fragments.push_back(sharding::Lower(run->plan, carrying));
+  }
+  std::vector<const Fragment*> all;
+  for (const Fragment& fragment : fragments) all.push_back(&fragment);
+  cells_.emplace(all, plan());
+  return absl::OkStatus();
+}
+
+absl::Status Programs::LinkOwn(StreamOrder& order, const Storage& storage) {
+  order_ = &order;
+  storage_ = &storage;
+  EBB_RETURN_IF_ERROR(Link(*own_, /*carrying=*/false));
+  if (sharding::CarriesUpdates(plan())) EBB_RETURN_IF_ERROR(Link(*own_, /*carrying=*/true));
+  EBB_RETURN_IF_ERROR(Link(*walk_, /*carrying=*/false));
+  return Link(*drain_, /*carrying=*/true);
+}
+
+absl::Status Programs::Link(Runnable& run, bool carrying) {
+  std::unique_ptr<LinkedFragment>& linked = run.linked[carrying ? 1 : 0];
+  if (linked != nullptr) return absl::OkStatus();
+  Fragment fragment = sharding::Lower(run.plan, carrying);
+  sharding::DeriveWaits(*cells_, fragment);
+  EBB_ASSIGN_OR_RETURN(linked, LinkedFragment::Link(std::move(fragment), run.plan, inputs_.device,
+                                                    *storage_, *order_));
+  return absl::OkStatus();
+}
+
+void Programs::PointAll() {
+  ForEachLinked([this](std::unique_ptr<LinkedFragment>& linked) {
+    if (linked != nullptr) linked->Point(*storage_);
+  });
+}
+
+}  // namespace ebb

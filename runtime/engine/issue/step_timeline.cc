@@ -1,0 +1,63 @@
+#include "ebb/runtime/engine/issue/step_timeline.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/trace/log.h"
+
+namespace ebb {
+
+absl::Status StepTimeline::Make(const sharding::Plan& plan) {
+  if (inputs_.config.ebb.trace.empty()) return absl::OkStatus();
+  if (inputs_.rank() == 0) EBB_RETURN_IF_ERROR(Timeline::Create(inputs_.config.ebb.trace));
+  timeline_ = std::make_unique<Timeline>(
+      Timeline::Options{.rank = inputs_.rank(), .name = inputs_.options.name});
+  for (int s = 0; s < sharding::kStreams; ++s)
+    timeline_->AddTrack(std::string(sharding::Name(static_cast<sharding::StreamId>(s))));
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<SpanClock> clock, inputs_.device.NewSpanClock());
+  if (clock != nullptr) device_spans_ = std::make_unique<DeviceSpans>(std::move(clock), *timeline_);
+  tracer_.emplace(inputs_.model.units, *timeline_, device_spans_.get());
+  if (device_spans_ == nullptr) return absl::OkStatus();
+  // The host is two steps ahead of the device at most.
+  return device_spans_->Reserve(3 * static_cast<int>(plan.operations.size()));
+}
+
+void StepTimeline::Add(const TraceLabel& step, const char* operation, std::string_view subject,
+                       int64_t begin_ns, int64_t end_ns) {
+  if (timeline_ == nullptr || !step.shown) return;
+  timeline_->Add({.operation = operation,
+                  .subject = subject,
+                  .track = 0,
+                  .begin_ns = begin_ns,
+                  .end_ns = end_ns,
+                  .step = step.step,
+                  .evaluation = step.evaluation});
+}
+
+// A device that has no room for more events has failed by now, or will say so elsewhere: a timeline
+// is no reason to fail.
+void StepTimeline::Collect(int64_t next) {
+  if (device_spans_ == nullptr) return;
+  device_spans_->Collect();
+  if (next == 0) return;
+  const absl::Status reserved = device_spans_->Reserve(static_cast<int>(next));
+  if (!reserved.ok()) {
+    LogWarning(absl::StrCat("operations are missing from the timeline: ", reserved.message()));
+  }
+}
+
+void StepTimeline::Write() {
+  if (timeline_ == nullptr) return;
+  Collect(/*next=*/0);
+  const std::string& path = inputs_.config.ebb.trace;
+  if (absl::Status written = timeline_->AppendTo(path); !written.ok()) {
+    LogWarning(absl::StrCat("the timeline was not written: ", written.message()));
+  } else if (timeline_->dropped() > 0) {
+    LogWarning(absl::StrCat("the timeline was full: ", timeline_->dropped(),
+                            " later spans are not in '", path, "'"));
+  }
+}
+
+}  // namespace ebb

@@ -1,0 +1,52 @@
+// Messages about steps that failed or were skipped. Pure: from records and logs of ranks to text.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/engine/engine.h"
+#include "ebb/runtime/engine/ranks/exchange.h"
+#include "ebb/sharding/model.h"
+
+namespace ebb {
+
+class OutcomeMessages {
+ public:
+  // `model`: borrowed.
+  OutcomeMessages(std::string engine, int rank, const ModelSpec& model)
+      : engine_(std::move(engine)), rank_(rank), model_(model) {}
+
+  std::string ScopeName(sharding::ScopeKind kind, int unit) const;
+  std::string ScopeName(int64_t code) const;  // as a log names it
+  std::string Skipped(const Verdict& ranks, const StepReport& report, float next_loss_scale) const;
+  absl::Status OtherRates(const Verdict& ranks) const;
+  absl::Status Overflowed(const Verdict& ranks) const;  // if overflows are not checked
+  // The failure, and this rank's call at that time. `operation`: that saw the failure; empty:
+  // unknown.
+  absl::Status Located(const absl::Status& broken, std::string_view operation,
+                       std::span<const int64_t> log, int64_t step) const;
+  // The first difference between ranks, from the logs of all, or from the trails in their records;
+  // OK: there is none.
+  absl::Status DifferenceOfLogs(std::span<const std::vector<int64_t>> logs) const;
+  absl::Status DifferenceOfTrails(std::span<const ExchangeRecord> records) const;
+
+  const std::string& engine() const { return engine_; }
+  int rank() const { return rank_; }
+
+ private:
+  std::string NonFinite(const Verdict& ranks) const;
+  absl::Status BegunDifferently(std::span<const int64_t> first, std::span<const int64_t> other,
+                                size_t rank) const;
+  absl::Status OpenedDifferently(int number, int first, int other, size_t rank) const;
+
+  const std::string engine_;
+  const int rank_ = 0;
+  const ModelSpec& model_;
+};
+
+}  // namespace ebb

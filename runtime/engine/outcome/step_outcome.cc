@@ -1,0 +1,285 @@
+#include "ebb/runtime/engine/outcome/step_outcome.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/rank_errors.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/trace/log.h"
+
+namespace ebb {
+namespace {
+
+std::span<const int> BackwardsOf(const std::vector<int>* order) {
+  return order == nullptr ? std::span<const int>() : *order;
+}
+
+}  // namespace
+
+StepOutcome::StepOutcome(const Parts& parts)
+    : with_(parts),
+      agreed_({.errors = parts.errors,
+               .peers = parts.peers,
+               .control = parts.control,
+               .messages = parts.messages}),
+      training_(*parts.config) {
+  with_.control->loss_scale() = training_.loss_scale();
+}
+
+// The last steps and their updates may fail when the trainer asks no more.
+StepOutcome::~StepOutcome() {
+  const StepErrors& errors = *with_.errors;
+  const std::string& engine = with_.messages->engine();
+  const int rank = with_.messages->rank();
+  if (const absl::Status failed = errors.UnreportedFailure(); !failed.ok())
+    LogWarning(absl::StrCat(engine, " ", OfRank(rank, failed).message()));
+  if (errors.has_failed()) return;
+  const bool failed = std::any_of(std::begin(slots_), std::end(slots_), [&](const Slot& slot) {
+    return slot.state == State::kJudged && !slot.evaluation && slot.judged.failed &&
+           slot.judged.cause > errors.known_exchange();
+  });
+  if (failed || errors.has_unreported())
+    LogWarning(absl::StrCat(engine, " rank ", rank,
+                            ": one of the last steps has failed, and Report was not called"));
+}
+
+// By the calling thread.
+
+int StepOutcome::FreeSlot(bool evaluation) {
+  Take(/*untaken_max=*/evaluation ? 0 : 1);
+  return evaluation ? ControlBlock::kEvaluation : 1 - last_;
+}
+
+int StepOutcome::Begin(bool evaluation) {
+  const int parity = FreeSlot(evaluation);
+  outer_ = open_;
+  Slot& slot = slots_[parity];
+  slot.state = State::kBegun;
+  slot.evaluation = evaluation;
+  slot.updates_started = false;
+  open_ = parity;
+  for (double& sum : with_.control->sums(parity)) sum = 0;
+  with_.errors->Open(evaluation ? StepErrors::kEvaluation : parity);
+  return parity;
+}
+
+void StepOutcome::EndOpen() {
+  open_ = std::exchange(outer_, std::nullopt);
+  with_.errors->Close();
+}
+
+void StepOutcome::StartEarlyUpdate() {
+  if (!with_.errors->blocked(*open_) && !with_.errors->has_failed())
+    slots_[*open_].updates_started = true;
+}
+
+bool StepOutcome::MayUpdate(int parity, bool early) const {
+  if (with_.errors->has_failed()) return false;
+  return !early || (!with_.errors->blocked(parity) && with_.peers->Broken().ok());
+}
+
+void StepOutcome::Close(const Closing& closing) {
+  const int parity = *open_;
+  Slot& slot = slots_[parity];
+  slot.terms = closing.terms;
+  slot.terms.exchange = with_.errors->NextExchange();
+  slot.error = with_.errors->Peek();
+  slot.log.assign(closing.log.begin(), closing.log.end());
+  ExchangeRecord& record = with_.control->own_record(parity);
+  const uint64_t rates = slot.evaluation ? 0 : with_.constants->rates().hash(parity);
+  record = {.scopes_hash = closing.scopes_hash,
+            .rates_hash = rates ^ std::bit_cast<uint64_t>(closing.terms.gradient_scale),
+            .exchange = slot.terms.exchange,
+            .known = with_.errors->known_exchange(),
+            .updates_started = slot.updates_started,
+            .returned = !slot.error.ok()};
+  if (!slot.error.ok()) {
+    record.SetError(slot.error);
+  } else if (slot.evaluation) {
+    record.SetSums(*closing.sums);
+  } else {
+    record.SetTrail(*closing.trail);
+  }
+  slot.state = State::kSealed;
+}
+
+absl::Status StepOutcome::Finish() {
+  Slot& slot = slots_[*open_];
+  // In no record, and the step may be applied: a collective behind the exchange that was not
+  // enqueued.
+  if (const absl::Status known = with_.errors->Peek(); slot.error.ok() && !known.ok()) {
+    with_.errors->Fail(
+        absl::Status(known.code(), absl::StrCat("the engine has failed: ", known.message())));
+  }
+  last_ = *open_;
+  // A failure for good is not left open, as nothing waits long for it.
+  if (slot.terms.waits || with_.errors->has_failed() || !with_.peers->Broken().ok()) Take();
+  absl::Status reported = with_.errors->Report();
+  EndOpen();
+  return reported;
+}
+
+absl::StatusOr<Evaluation::Sums> StepOutcome::FinishEvaluation() {
+  const int parity = *open_;
+  Slot& slot = slots_[parity];
+  with_.peers->AwaitConclusion(parity);
+  slot.error = with_.errors->Peek();
+  slot.state = State::kFree;
+  if (const absl::Status agreed = agreed_.ErrorOf(slot.Known(parity, finished_ + 1)); !agreed.ok())
+    with_.errors->NoteJudged(agreed, slot.terms.exchange);
+  const absl::Status reported = with_.errors->Report();
+  EndOpen();
+  if (!reported.ok()) return reported;
+  return slot.sums;
+}
+
+void StepOutcome::Drop() {
+  Slot& slot = slots_[*open_];
+  if (slot.updates_started && with_.constants->of(*open_, /*early=*/true).apply) {
+    with_.errors->Fail(
+        absl::AbortedError("the engine has failed: a step was dropped after its first updates had "
+                           "started; reload the model, or begin such steps with hold_updates"));
+  }
+  slot.state = State::kFree;
+  EndOpen();
+}
+
+void StepOutcome::Take(int untaken_max) {
+  const int last = last_;
+  if (untaken_max < 2 && slots_[1 - last].IsUntaken()) TakeOne(slots_[1 - last], 1 - last);
+  if (untaken_max < 1 && slots_[last].IsUntaken()) TakeOne(slots_[last], last);
+}
+
+void StepOutcome::TakeOne(Slot& slot, int parity) {
+  with_.peers->AwaitConclusion(parity);
+  slot.state = State::kFree;
+  StepErrors& errors = *with_.errors;
+  const Judgement& judged = slot.judged;
+  absl::Status status = agreed_.ErrorOf(slot.Known(parity, finished_ + 1));
+  if (!errors.has_failed()) {
+    if (judged.failed && judged.cause != slot.terms.exchange) {
+      status = last_failure_;  // held back for an error of a step before it
+    } else if (status.ok() && judged.failed) {
+      status = with_.messages->Overflowed(slot.ranks);
+    }
+  }
+  if (status.ok()) {
+    report_ = judged.report;
+    finished_ = judged.report.step;
+    if (judged.report.applied || with_.messages->rank() != 0) return;
+    const std::string message =
+        with_.messages->Skipped(slot.ranks, judged.report, judged.next_loss_scale);
+    // fp16 finds its scale by overflowing now and then; anything else deserves attention.
+    return with_.config->compute == DType::kFloat16 && !judged.at_minimum ? LogInfo(message)
+                                                                          : LogWarning(message);
+  }
+  if (slot.updates_started || slot.ranks.updates_started) {
+    errors.Fail(
+        absl::InternalError(absl::StrCat("the engine has failed: parts of the step were updated "
+                                         "before it went wrong; reload the model. ",
+                                         status.message())));
+    status = errors.failure();
+  }
+  if (errors.has_failed()) {
+    // Ranks may wait in the next step for this one. No update begins after its failure was
+    // returned.
+    with_.peers->Abort(errors.failure());
+    with_.peers->AwaitUpdates();
+  }
+  report_ = last_failure_ = status;
+  errors.NoteJudged(status, judged.cause);
+}
+
+absl::StatusOr<StepReport> StepOutcome::Report() {
+  Take();
+  // An error in an open step is returned by its Finish.
+  if (open_ && !with_.errors->has_unreported() && report_.ok()) return report_;
+  EBB_RETURN_IF_ERROR(with_.errors->Report());
+  return report_;
+}
+
+int64_t StepOutcome::finished_steps() const {
+  int64_t steps = finished_;
+  for (const int parity : {0, 1})
+    if (open_ != parity && slots_[parity].IsUntaken() && slots_[parity].error.ok()) ++steps;
+  return steps;
+}
+
+void StepOutcome::SetTrainingState(const TrainingState& state) {
+  training_.Resume(state);
+  finished_ = state.finished_steps;
+  with_.control->loss_scale() = training_.loss_scale();
+  report_ = absl::FailedPreconditionError("no step has finished since SetTrainingState");
+  last_failure_ = absl::OkStatus();
+}
+
+// In the order of the reduce stream.
+
+void StepOutcome::Prepare(int parity, std::optional<double> learning_rate) {
+  with_.constants->Set(parity, /*early=*/true, training_.Early(learning_rate));
+}
+
+void StepOutcome::Seal(int parity) {
+  Slot& slot = slots_[parity];
+  ExchangeRecord& record = with_.control->own_record(parity);
+  const std::span<const double> values = with_.control->sums(parity);
+  record.loss = values.front();
+  if (slot.evaluation && record.failed == 0) {
+    Evaluation::Sums sums = record.Sums();
+    for (size_t i = 0; i < sums.size(); ++i) sums[i].sum = values[i];
+    record.SetSums(sums);
+  }
+  const std::span<const int> backwards = BackwardsOf(with_.backwards);
+  const std::span<const double> squares = with_.control->squares();  // frozen units have none
+  for (size_t u = 0; u < squares.size() && !slot.evaluation; ++u) {
+    const auto unit = static_cast<int32_t>(u);
+    if (!std::isfinite(squares[u]) &&
+        (record.non_finite_unit < 0 || IsEarlier(unit, record.non_finite_unit, backwards)))
+      record.non_finite_unit = unit;
+    if (with_.adds_squares) record.squares += squares[u];
+  }
+  const absl::Status broken = with_.peers->Broken();
+  record.broken = !broken.ok();
+  if (with_.errors->has_failed()) {
+    record.engine_failed = true;
+    record.SetError(with_.errors->failure());
+  } else if (record.failed == 0 && record.broken) {
+    record.SetError(broken);
+  }
+  // Those of a step that was held back have run and written nothing.
+  slot.terms.early_applied = slot.terms.early && with_.constants->of(parity, /*early=*/true).apply;
+  record.updates_started = record.updates_started && slot.terms.early_applied;
+  slot.updates_started = record.updates_started;
+}
+
+void StepOutcome::Conclude(int parity, const absl::Status& exchanged) {
+  Slot& slot = slots_[parity];
+  // A rank may have reported its failure and left since. Its report counts.
+  const std::span<const ExchangeRecord> records = with_.control->records(parity);
+  slot.complete = std::all_of(records.begin(), records.end(), [&](const ExchangeRecord& record) {
+    return record.exchange == slot.terms.exchange;
+  });
+  if (exchanged.ok() || slot.complete) {
+    slot.ranks = ebb::Conclude(records, BackwardsOf(with_.backwards));
+    if (slot.evaluation && slot.ranks.error.ok()) slot.sums = SumsOf(records);
+  } else {
+    slot.ranks = {};
+    slot.ranks.error = exchanged;
+  }
+  if (!slot.evaluation) {
+    slot.judged = training_.Judge(slot.terms, slot.ranks);
+    if (!slot.judged.scalars.apply) with_.errors->Block(parity);
+    with_.constants->Set(parity, /*early=*/false, slot.judged.scalars);
+    double& rate = slot.judged.report.learning_rate;
+    rate = with_.constants->rates().learning_rate(parity, /*group=*/nullptr).value_or(rate);
+    if (!slot.judged.failed && with_.config->compute == DType::kFloat16)
+      with_.control->loss_scale() = slot.judged.next_loss_scale;
+  }
+  slot.state = State::kJudged;
+}
+
+}  // namespace ebb

@@ -1,0 +1,54 @@
+// The barrier of collective calls outside of steps. Either all ranks make the same call, or every
+// rank gets a Status and nothing has changed.
+//
+// First comes a barrier on each communicator of steps. A rank that is in a step or evaluation has
+// another collective there, so the barrier fails at once instead of at the time-out. Then the hosts
+// exchange records.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/engine/issue/engine_streams.h"
+#include "ebb/runtime/engine/outcome/control_block.h"
+#include "ebb/runtime/engine/outcome/outcome_messages.h"
+#include "ebb/runtime/engine/outcome/step_errors.h"
+#include "ebb/runtime/engine/outcome/step_outcome.h"
+#include "ebb/runtime/engine/ranks/engine_calls.h"
+#include "ebb/runtime/engine/ranks/engine_communicators.h"
+#include "ebb/runtime/engine/ranks/scope_trail.h"
+#include "ebb/runtime/engine/ranks/step_communicators.h"
+
+namespace ebb {
+
+class CallBarrier {
+ public:
+  struct Parts {  // borrowed
+    EngineCalls* calls = nullptr;
+    EngineCommunicators* communicators = nullptr;
+    EngineStreams* streams = nullptr;
+    ControlBlock* control = nullptr;
+    StepCommunicators* peers = nullptr;
+    StepErrors* errors = nullptr;
+    StepOutcome* outcome = nullptr;
+    const OutcomeMessages* messages = nullptr;
+  };
+  explicit CallBarrier(const Parts& parts) : with_(parts) {}
+
+  // `subject`: a value beside the call that must be the same on all ranks. `own`: this rank's
+  // error. It becomes every rank's error, and then nothing has happened.
+  absl::Status Enter(CollectiveCall call, int64_t subject, const absl::Status& own);
+  // Engine::Agree, with no step alive.
+  absl::Status Agree(const absl::Status& own, std::string_view about);
+  // Tells the engine's failure to the other ranks, so that none waits for this one any longer.
+  absl::Status Withdraw();
+
+ private:
+  absl::Status WaitOnStepCommunicators();
+
+  const Parts with_;
+  CallLog log_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,74 @@
+#include "ebb/runtime/engine/ranks/collective_pools.h"
+
+#include <initializer_list>
+#include <span>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/memory/device_reach.h"
+#include "ebb/runtime/engine/ranks/agreement.h"
+#include "ebb/runtime/trace/log.h"
+#include "ebb/sharding/lower/unit_places.h"
+
+namespace ebb {
+
+using sharding::Lane;
+
+absl::StatusOr<Buffer> AllocatePool(const EngineInputs& inputs, StateClass state, int64_t bytes,
+                                    std::string_view what) {
+  const bool sent = state == StateClass::kParameter || state == StateClass::kGather ||
+                    state == StateClass::kSecondary || state == StateClass::kGradient ||
+                    state == StateClass::kStaging;
+  if (sent && inputs.config.ebb.register_buffers)
+    return inputs.world.Allocate(inputs.device, bytes, what);
+  return inputs.device.Allocate(bytes, what);
+}
+
+absl::Status CollectivePools::Show(const Storage& storage, const sharding::Pools& pools) {
+  if (inputs_.config.ebb.register_buffers && !HostReaches(inputs_.device))
+    EBB_RETURN_IF_ERROR(Register(storage));
+  if (pools.staging_sums_bytes == 0) return absl::OkStatus();
+  const std::span<std::byte> scratch(storage.At(sharding::StagingPlace(pools.staging_sums)),
+                                     static_cast<size_t>(pools.staging_sums_bytes));
+  // Both sum on the reduce stream, one after the other.
+  for (const Lane lane : {Lane::kReduce, Lane::kReplicas})
+    if (auto* const communicator = communicators_.at(lane); communicator->has_value())
+      EBB_RETURN_IF_ERROR((*communicator)->SumInOrder(scratch));
+  return absl::OkStatus();
+}
+
+// Those that steps send from and receive into, with the communicators that do: all of them on all
+// ranks, or none.
+absl::Status CollectivePools::Register(const Storage& storage) {
+  absl::Status first;
+  const auto show = [&](Lane lane, std::initializer_list<StateClass> pools) {
+    std::optional<Communicator>& communicator = *communicators_.at(lane);
+    for (const StateClass state : pools) {
+      // After an error a next one would meet another of the other ranks'.
+      if (communicator.has_value() && first.ok())
+        first = communicator->Register(storage.Pool(state));
+    }
+  };
+  show(Lane::kGather, {StateClass::kGather, StateClass::kParameter});
+  show(Lane::kSecondary, {StateClass::kGather, StateClass::kSecondary});
+  show(Lane::kReduce, {StateClass::kGradient, StateClass::kStaging});
+  show(Lane::kReplicas, {StateClass::kGradient, StateClass::kStaging});
+  show(Lane::kExchange, {StateClass::kStaging});
+  const absl::Status any = AgreeOnStatus(communicators_.Control(streams_.reduce()), first);
+  if (any.ok()) return absl::OkStatus();
+  EBB_RETURN_IF_ERROR(communicators_.control().status());
+  Deregister();
+  if (inputs_.rank() == 0 && !std::exchange(logged_copies_, true)) {
+    LogInfo(absl::StrCat(inputs_.options.name,
+                         ": collectives copy through NCCL's own buffers: ", any.message()));
+  }
+  return absl::OkStatus();
+}
+
+void CollectivePools::Deregister() {
+  for (std::optional<Communicator>& communicator : communicators_.of_steps())
+    if (communicator.has_value()) communicator->Deregister();
+}
+
+}  // namespace ebb

@@ -1,0 +1,92 @@
+#include "ebb/runtime/engine/ranks/engine_communicators.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+
+using sharding::Lane;
+
+int EngineCommunicators::ReductionGroup() const {
+  const auto group = static_cast<int>(inputs_.config.ebb.reduction_group);
+  return group == 0 ? inputs_.world.ranks_per_host() : group;
+}
+
+CommunicatorOptions EngineCommunicators::OptionsOf(std::string_view name) const {
+  return {.name = absl::StrCat(inputs_.options.name, " ", std::string(name)),
+          .reduction_group = ReductionGroup(),
+          .timeout_seconds = inputs_.config.ebb.timeout_seconds};
+}
+
+absl::Status EngineCommunicators::MakeForHost(std::string_view name, MemoryLedger& ledger,
+                                              std::optional<Communicator>& communicator,
+                                              DeviceMirror& mirror) const {
+  if (communicator.has_value()) return absl::OkStatus();
+  EBB_ASSIGN_OR_RETURN(Communicator made, inputs_.world.NewCommunicator(OptionsOf(name)));
+  communicator.emplace(std::move(made));
+  constexpr int64_t kMirrorBytes = int64_t{1} << 20, kOfRankMin = 512;
+  const absl::Status mirrored = mirror.Allocate(
+      inputs_.device, std::max(kMirrorBytes, (inputs_.size() + 1) * kOfRankMin), ledger);
+  if (!mirrored.ok()) communicator->Abort(mirrored);  // the others are about to wait in it
+  return mirrored;
+}
+
+absl::Status EngineCommunicators::MakeControl(MemoryLedger& ledger) {
+  return MakeForHost("control", ledger, control_, mirror_);
+}
+
+absl::Status EngineCommunicators::MakeAsyncReads(MemoryLedger& ledger) {
+  return MakeForHost("async reads", ledger, async_reads_, async_reads_mirror_);
+}
+
+absl::Status EngineCommunicators::Make(std::string_view name, Lane lane) {
+  EBB_ASSIGN_OR_RETURN(Communicator made, inputs_.world.NewCommunicator(OptionsOf(name)));
+  at(lane)->emplace(std::move(made));
+  return absl::OkStatus();
+}
+
+absl::Status EngineCommunicators::Split(std::string_view name, int group, Lane lane) {
+  CommunicatorOptions options = OptionsOf(name);
+  options.reduction_group = 0;  // the world's need not divide its parts
+  EBB_ASSIGN_OR_RETURN(const World part,
+                       inputs_.world.Split(/*colour=*/group, /*key=*/inputs_.rank(), options));
+  EBB_ASSIGN_OR_RETURN(Communicator made, part.NewCommunicator(options));
+  at(lane)->emplace(std::move(made));
+  return absl::OkStatus();
+}
+
+absl::Status EngineCommunicators::MakeGather(int shards) {
+  if (shards == inputs_.size()) return Make("gather", Lane::kGather);
+  return Split("gather", inputs_.rank() / shards, Lane::kGather);
+}
+
+// Gathers of either kind are on one stream; these reach the ranks of one group only.
+absl::Status EngineCommunicators::MakeSecondary(int secondary_shards) {
+  if (secondary_shards == 0) return absl::OkStatus();
+  return Split("gather secondary", inputs_.rank() / secondary_shards, Lane::kSecondary);
+}
+
+absl::Status EngineCommunicators::MakeReduce(int shards) {
+  if (shards == inputs_.size()) return Make("reduce", Lane::kReduce);
+  EBB_RETURN_IF_ERROR(Split("reduce", inputs_.rank() / shards, Lane::kReduce));
+  EBB_RETURN_IF_ERROR(Split("replicas", inputs_.rank() % shards, Lane::kReplicas));
+  return Make("exchange", Lane::kExchange);
+}
+
+absl::Status EngineCommunicators::BarrierAfterFreedMemory() const {
+  return inputs_.uses_nccl() ? inputs_.given_world.MeetOnHost(OptionsOf("moved"))
+                             : absl::OkStatus();
+}
+
+void EngineCommunicators::Leave() {
+  for (std::optional<Communicator>& communicator : lanes_)
+    if (communicator.has_value()) communicator->Leave();
+  if (control_.has_value()) control_->Leave();
+  if (async_reads_.has_value()) async_reads_->Leave();
+}
+
+}  // namespace ebb

@@ -1,0 +1,66 @@
+// What ranks tell each other once a step: the parts of the norm and the loss, whether anything went
+// wrong, and which scopes they opened. One small all-gather, between two tasks of
+// record_exchange.h, so every rank reaches the same verdict.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/engine/ranks/scope_trail.h"
+#include "ebb/runtime/engine/step.h"
+#include "ebb/sharding/plan.h"
+
+namespace ebb {
+
+struct ExchangeRecord {
+  double squares = 0;  // of this rank's slices, scaled as the gradients are
+  double loss = 0;     // sum of the losses that were added
+  uint64_t scopes_hash = 0;
+  uint64_t rates_hash = 0;  // of the step's given StepRates and gradient scale
+  // A unit with a non-finite gradient here. If several have one, it is the first that finished its
+  // backward, because such gradients spread towards the input.
+  int32_t non_finite_unit = -1;
+  int32_t failed = 0;  // this rank has an error; `message` says which
+  int32_t status_code = 0;
+  int32_t message_bytes = 0;
+  int64_t exchange = 0;  // number of the exchange, from 1; an older record is not the awaited one
+  int64_t known = 0;     // this rank's caller knows the errors of exchanges up to this one
+  bool engine_failed = false;         // the error is the engine's, for good
+  bool updates_started = false;       // early updates of this step
+  bool returned = false;              // its Finish returns this error
+  bool broken = false;                // a communicator of its steps is broken, or its device
+  int32_t non_finite_parameter = -1;  // one of that unit; -1: not known
+  // The error's text; without one the trail of the step's scopes, or the evaluation's sums.
+  char message[440] = {};
+
+  // Keeps the beginning and the end of a long message.
+  void SetError(const absl::Status& status);
+  absl::Status Error(int rank) const;
+  void SetTrail(const ScopeTrail& trail);
+  ScopeTrail Trail() const;
+  void SetSums(const Evaluation::Sums& sums);
+  Evaluation::Sums Sums() const;
+};
+static_assert(sizeof(ExchangeRecord) == sharding::kExchangeBytes);
+
+// What all ranks conclude from all records, in rank order.
+struct Verdict {
+  double squares = 0, loss = 0;
+  int non_finite_rank = -1, non_finite_unit = -1, non_finite_parameter = -1;
+  bool scopes_differ = false;
+  int other_rates = -1;   // the first rank with other rates than rank 0
+  int64_t known = 0;      // on every rank
+  bool returned = false;  // on every rank
+  bool engine_failed = false, updates_started = false, broken = false;  // on any rank
+  absl::Status error;  // of the first rank that has one
+};
+// `backwards`: by unit, a number that grows with the time of its last backward; empty: the units'
+// own order.
+Verdict Conclude(std::span<const ExchangeRecord> records, std::span<const int> backwards = {});
+// Whether the unit finished its backward before the other.
+bool IsEarlier(int unit, int other, std::span<const int> backwards);
+// The sums of an evaluation without an error on any rank.
+Evaluation::Sums SumsOf(std::span<const ExchangeRecord> records);
+
+}  // namespace ebb

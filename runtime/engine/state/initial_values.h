@@ -1,0 +1,44 @@
+// The first values of a model: initialisers fill the slices of this rank.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "ebb/runtime/config/config.h"
+#include "ebb/runtime/engine/state/state_values.h"
+#include "ebb/sharding/interval.h"
+#include "ebb/sharding/model.h"
+#include "ebb/sharding/partition.h"
+
+namespace ebb {
+
+// Whether the initial values of a parameter of bytes are bytes.
+absl::Status CheckBytes(const ParameterSpec& parameter, std::span<const float> values);
+
+struct InitialValues {
+  const ModelSpec* model = nullptr;
+  const Config* config = nullptr;
+  bool own_optimizer = false;
+  bool of_rank_0 = false;  // EngineOptions::initial_values_of_rank_0
+
+  // Some optimizer states begin with other values than 0.
+  bool OfStates() const;
+  // From this rank's initialisers.
+  absl::Status Fill(StateValues& state) const;
+  // Collective: from rank 0's. All ranks call `broadcast` equally often; it gives rank 0's values.
+  using Broadcast = absl::FunctionRef<absl::Status(std::span<float>)>;
+  absl::Status FillAsRank0(StateValues& state, bool is_rank_0, Broadcast broadcast) const;
+
+ private:
+  absl::Status AskInTurn(const sharding::Section& section, int64_t begin,
+                         std::span<float> values) const;
+  Slice Of(const sharding::Interval& interval) const;
+  // Stores values of this rank's slice, from element `first` of the section on, and the optimizer's
+  // states.
+  absl::Status Store(StateValues& state, int unit, bool trainable, int64_t first,
+                     std::span<const float> values) const;
+};
+
+}  // namespace ebb

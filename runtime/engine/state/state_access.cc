@@ -1,0 +1,253 @@
+#include "ebb/runtime/engine/state/state_access.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/optim/cast.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/ranks/agreement.h"
+#include "ebb/sharding/interval.h"
+#include "ebb/sharding/lower/unit_places.h"
+#include "ebb/sharding/plan_facts.h"
+
+namespace ebb {
+
+using sharding::SliceOf;
+using sharding::StateArray;
+using sharding::StateRange;
+
+absl::StatusOr<StateAccess::Found> StateAccess::Find(ParameterId p, StateClass what,
+                                                     std::string_view state) const {
+  const sharding::ParameterLocation& location = plan().layout.parameters[static_cast<size_t>(p)];
+  Found found{.array = {.what = what, .unit = location.unit, .trainable = location.trainable}};
+  switch (what) {
+    case StateClass::kMaster:
+      if (!location.trainable) found.array.what = StateClass::kParameter;
+      break;
+    case StateClass::kParameter:
+      break;
+    case StateClass::kGradient:
+      if (!location.trainable) return found;
+      break;
+    case StateClass::kOptimizer: {
+      EBB_ASSIGN_OR_RETURN(const int index, with_.names->IndexOf(model()[p].group, state));
+      if (!location.trainable || index < 0) return found;
+      found.array.state = index;
+      break;
+    }
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          "state of class '", std::string(Name(what)),
+          "' cannot be read or written; parameter, master, gradient and optimizer can"));
+  }
+  const sharding::Section& section = sharding::SectionOf(plan(), location.unit, location.trainable);
+  for (const sharding::Interval& interval : sharding::IntervalsOf(section, values_.shard())) {
+    if (interval.parameter != p) continue;
+    found.begin = interval.begin;
+    found.end = interval.end;
+    found.offset = interval.offset;
+  }
+  return found;
+}
+
+absl::StatusOr<std::vector<StateAccess::Piece>> StateAccess::PiecesOf(
+    StateClass what, std::string_view state) const {
+  std::vector<Piece> pieces;
+  for (size_t i = 0; i < model().parameters.size(); ++i) {
+    const ParameterId p{static_cast<int32_t>(i)};
+    EBB_ASSIGN_OR_RETURN(const Found found, Find(p, what, state));
+    for (int64_t begin = found.begin; begin < found.end; begin += sharding::kRunElements) {
+      const int64_t end = std::min(found.end, begin + sharding::kRunElements);
+      pieces.push_back(
+          {.slice = SliceOf(model(), p, begin, end), .range = found.Range(begin, end)});
+    }
+  }
+  return pieces;
+}
+
+absl::Status StateAccess::Read(StateClass what, std::string_view state, float scale, Sink sink) {
+  EBB_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, PiecesOf(what, state));
+  std::vector<float> values;
+  std::optional<StateArray> verified;
+  const auto read = [&](size_t i) -> absl::Status {
+    const auto& [slice, range] = pieces[i];
+    if (verified != range.array) EBB_RETURN_IF_ERROR(values_.Verify({.array = range.array}));
+    verified = range.array;
+    values.resize(static_cast<size_t>(range.count()));
+    const bool goes_on = i + 1 < pieces.size() && pieces[i + 1].range.array == range.array;
+    EBB_RETURN_IF_ERROR(values_.Read(range, values, goes_on ? &pieces[i + 1].range : nullptr));
+    if (scale != 1)
+      for (float& value : values) value *= scale;
+    return sink(slice, values);
+  };
+  absl::Status status;
+  for (size_t i = 0; i < pieces.size() && status.ok(); ++i) status = read(i);
+  status.Update(values_.Await());
+  return status;
+}
+
+void StateAccess::NoteWrite(StateClass what) {
+  const bool parameters = what == StateClass::kParameter;
+  written_.parameters |= parameters;
+  written_.masters |= parameters || what == StateClass::kMaster;
+  written_.states |= what == StateClass::kOptimizer;
+}
+
+// A parameter and its master become one value, the parameter's. Another master would replace the
+// parameter after a skipped step, or not, depending on the tier.
+absl::Status StateAccess::WriteParameters(const StateRange& range, std::span<float> values) {
+  const int unit = range.array.unit;
+  if (!range.array.trainable || !sharding::HasMasters(plan(), unit))
+    return values_.Write(range, values);
+  if (const DType compute = sharding::ParameterDType(plan(), unit); compute != DType::kFloat32) {
+    std::vector<std::byte> rounded(values.size() * static_cast<size_t>(SizeOf(compute)));
+    optim::Cast(values_.team(), values.data(), DType::kFloat32, rounded.data(), compute,
+                std::ssize(values), optim::Rounding::kParameter);
+    optim::Cast(values_.team(), rounded.data(), compute, values.data(), DType::kFloat32,
+                std::ssize(values), optim::Rounding::kNearest);
+  }
+  StateRange masters = range;
+  masters.array.what = StateClass::kMaster;
+  EBB_RETURN_IF_ERROR(values_.Write(masters, values));
+  return sharding::CopiesMasters(plan(), unit) ? values_.Write(range, values) : absl::OkStatus();
+}
+
+absl::Status StateAccess::Write(StateClass what, std::string_view state, float scale,
+                                const Initialiser& source) {
+  EBB_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, PiecesOf(what, state));
+  std::vector<float> values;
+  const auto write = [&](const Slice& slice, const StateRange& range) -> absl::Status {
+    // Parameters are rounded on their way.
+    float* const in_place =
+        scale == 1 && what != StateClass::kParameter ? values_.InPlace(range) : nullptr;
+    if (in_place != nullptr) {
+      const std::span<float> own(in_place, static_cast<size_t>(range.count()));
+      EBB_RETURN_IF_ERROR(source(slice, own));
+      return CastMasters(range, own);
+    }
+    values.resize(static_cast<size_t>(range.count()));
+    EBB_RETURN_IF_ERROR(source(slice, values));
+    EBB_RETURN_IF_ERROR(CheckBytes(model()[slice.parameter], values));
+    if (scale != 1)
+      for (float& value : values) value /= scale;
+    if (what == StateClass::kParameter) return WriteParameters(range, values);
+    EBB_RETURN_IF_ERROR(values_.Write(range, values));
+    return CastMasters(range, values);
+  };
+  absl::Status status;
+  for (const auto& [slice, range] : pieces) {
+    // Cut where sub-groups end, so that each part lies together and can be written in place.
+    for (const sharding::StateRun& run : sharding::RunsOf(plan(), values_.shard(), range)) {
+      const int64_t begin = slice.begin + run.begin - range.begin;
+      if (status.ok())
+        status = write(SliceOf(model(), slice.parameter, begin, begin + run.count()),
+                       {range.array, run.begin, run.end});
+    }
+  }
+  status.Update(values_.Await());
+  return status;
+}
+
+absl::Status StateAccess::Gather(ParameterId p, StateClass what, int root, Sink sink) {
+  constexpr int64_t kPieceElements = int64_t{1} << 18;
+  EBB_ASSIGN_OR_RETURN(const Found own, Find(p, what, ""));
+  absl::Status read = with_.errors->Report();  // of the update that was waited for, on this rank
+  if (read.ok() && own.begin != own.end) read = values_.Verify(own.Range(own.begin, own.end));
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(lane_, read));
+  const sharding::Section& section =
+      sharding::SectionOf(plan(), own.array.unit, own.array.trainable);
+  const bool receives = root < 0 || root == with_.rank;
+  std::vector<float> values;
+  absl::Status taken;
+  for (int r = 0; r < with_.shards; ++r) {  // the first shard group has it all
+    const bool sends = with_.rank == r;
+    if (!sends && !receives) continue;
+    for (const sharding::Interval& interval : sharding::IntervalsOf(section, r)) {
+      if (interval.parameter != p) continue;
+      for (int64_t begin = interval.begin; begin < interval.end; begin += kPieceElements) {
+        const int64_t end = std::min(interval.end, begin + kPieceElements);
+        values.resize(static_cast<size_t>(end - begin));
+        // A piece that cannot be read is passed on all the same: the others wait for it.
+        if (sends && read.ok()) read = values_.Read(own.Range(begin, end), values);
+        if (!sends || root != r) EBB_RETURN_IF_ERROR(Pass(values, r, root));
+        if (receives && taken.ok()) taken = sink(SliceOf(model(), p, begin, end), values);
+      }
+    }
+  }
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(lane_, read));
+  return taken;
+}
+
+// Called by ranks that send or receive. `to`: -1: all.
+absl::Status StateAccess::Pass(std::span<float> values, int from, int to) {
+  const auto& [control, stream, mirror] = lane_;
+  const bool sends = with_.rank == from, receives = to < 0 || to == with_.rank;
+  auto* const host = reinterpret_cast<std::byte*>(values.data());
+  const auto bytes = static_cast<int64_t>(values.size_bytes());
+  const int64_t piece = mirror.Fitting(bytes, /*others=*/0);
+  for (int64_t begin = 0; begin < bytes; begin += piece) {
+    const int64_t length = std::min(piece, bytes - begin);
+    std::byte* const data = mirror.Of(host + begin, 0);
+    const CollectiveSpan span{
+        .send = data, .receive = data, .count = length / int64_t{sizeof(float)}};
+    if (sends) mirror.Upload(stream, host + begin, 0, length);
+    EBB_RETURN_IF_ERROR(to < 0  ? control.Broadcast(stream, {&span, 1}, DType::kFloat32, from)
+                        : sends ? control.Send(stream, {&span, 1}, DType::kFloat32, to)
+                                : control.Receive(stream, {&span, 1}, DType::kFloat32, from));
+    if (receives) mirror.Download(stream, 0, length);
+    stream.WaitIdle();
+    if (receives) mirror.Take(host + begin, 0, length);
+  }
+  return absl::OkStatus();
+}
+
+void StateAccess::GatherUnit(int unit) {
+  absl::Status uploaded;
+  for (const bool trainable : {true, false}) {
+    if (with_.parameters_on_device || !uploaded.ok()) break;
+    const StateRange slice{
+        .array = {.what = StateClass::kParameter, .unit = unit, .trainable = trainable},
+        .end = sharding::SectionOf(plan(), unit, trainable).shard};
+    uploaded = values_.Verify(slice);
+    if (uploaded.ok()) uploaded = values_.Upload(slice);
+  }
+  uploaded.Update(values_.Await());
+  uploaded.Update(values_.Leave(sharding::LowerGather(plan(), unit)));
+  with_.errors->Fail(uploaded);
+}
+
+absl::Status StateAccess::CastMasters(StateRange range, std::span<const float> masters) {
+  if (range.array.what != StateClass::kMaster || !sharding::CopiesMasters(plan(), range.array.unit))
+    return absl::OkStatus();
+  range.array.what = StateClass::kParameter;
+  return values_.Write(range, masters);
+}
+
+absl::Status StateAccess::Spread(const sharding::SpreadClasses& classes) {
+  for (int unit = 0; unit < std::ssize(model().units); ++unit) {
+    EBB_RETURN_IF_ERROR(values_.Run(sharding::LowerSpread(plan(), unit, classes)));
+    EBB_RETURN_IF_ERROR(with_.gather->status());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StateAccess::FillSlices() {
+  if (!with_.initial.of_rank_0) return with_.initial.Fill(values_);
+  return with_.initial.FillAsRank0(
+      values_, /*is_rank_0=*/with_.rank == 0,
+      [this](std::span<float> values) { return Pass(values, /*from=*/0, /*to=*/-1); });
+}
+
+absl::Status StateAccess::SpreadFilled() {
+  return Spread({.masters = true, .parameters = true, .states = with_.initial.OfStates()});
+}
+
+absl::Status StateAccess::SpreadWritten() {
+  const sharding::SpreadClasses written = std::exchange(written_, {});
+  with_.errors->Fail(values_.Await());  // of this rank; the exchange spreads it to all ranks
+  return Spread(written);
+}
+
+}  // namespace ebb

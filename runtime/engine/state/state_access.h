@@ -1,0 +1,96 @@
+// Access to an engine's state between steps: slices are read and written, a parameter is gathered,
+// and what ranks keep whole follows. Call it with no work of steps under way.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/engine/ranks/host_lane.h"
+#include "ebb/runtime/engine/state/initial_values.h"
+#include "ebb/runtime/engine/state/state_values.h"
+#include "ebb/runtime/engine/updates/optimizer_state_names.h"
+#include "ebb/sharding/model.h"
+#include "ebb/sharding/state_pieces.h"
+
+namespace ebb {
+
+class StateAccess {
+ public:
+  using Sink = absl::FunctionRef<absl::Status(const Slice&, std::span<const float>)>;
+  struct Parts {  // borrowed
+    InitialValues initial;
+    const OptimizerStateNames* names = nullptr;
+    StepErrors* errors = nullptr;
+    Communicator* gather = nullptr;
+    int rank = 0, shards = 1;
+    // The config's dtype of parameters, and what Read shows as their masters.
+    DType compute{}, master{};
+    bool parameters_on_device = true;
+  };
+  StateAccess(const Parts& parts, const StateValues::Parts& values, const HostLane& lane)
+      : with_(parts), lane_(lane), values_(values) {}
+
+  // Values are multiplied with `scale` on the way out and divided by it on the way in. Writing a
+  // parameter writes its master too.
+  absl::Status Read(StateClass what, std::string_view state, float scale, Sink sink);
+  absl::Status Write(StateClass what, std::string_view state, float scale,
+                     const Initialiser& source);
+  // Note each Write, also one that fails, perhaps on this rank only: all ranks spread their state.
+  void NoteWrite(StateClass what);
+  // Collective, as are those below: an existing parameter's kMaster or kParameter.
+  absl::Status Gather(ParameterId p, StateClass what, int root, Sink sink);
+
+  // This rank's slices from the initialisers; collective if rank 0's count for all.
+  absl::Status FillSlices();
+  // Spreads slices that were filled, or written since the last call, to what ranks keep whole.
+  absl::Status SpreadFilled();
+  absl::Status SpreadWritten();
+  bool has_written() const { return written_.masters || written_.parameters || written_.states; }
+
+  // Between all else on the streams: gathers a unit from its slices to where a scope finds it
+  // whole. May return before the all-gather is over.
+  void GatherUnit(int unit);
+
+  // This rank's slice of one parameter: elements [begin, end), the first at `offset` of the unit's
+  // slice. Empty if it has none of that class.
+  struct Found {
+    sharding::StateArray array;
+    int64_t begin = 0, end = 0, offset = 0;
+
+    // By elements of the parameter.
+    sharding::StateRange Range(int64_t first, int64_t last) const {
+      return {array, offset + first - begin, offset + last - begin};
+    }
+  };
+  absl::StatusOr<Found> Find(ParameterId p, StateClass what, std::string_view state) const;
+  // Casts written masters, still in the cache, to this rank's parameters if these are copies.
+  absl::Status CastMasters(sharding::StateRange range, std::span<const float> masters);
+  StateValues& values() { return values_; }
+  DType compute() const { return with_.compute; }
+  DType master() const { return with_.master; }
+  const sharding::Plan& plan() const { return values_.plan(); }
+  const ModelSpec& model() const { return *with_.initial.model; }
+
+ private:
+  struct Piece {
+    Slice slice;
+    sharding::StateRange range;
+  };
+
+  absl::StatusOr<std::vector<Piece>> PiecesOf(StateClass what, std::string_view state) const;
+  absl::Status WriteParameters(const sharding::StateRange& range, std::span<float> values);
+  absl::Status Pass(std::span<float> values, int from, int to);
+  absl::Status Spread(const sharding::SpreadClasses& classes);
+
+  const Parts with_;
+  const HostLane lane_;
+  StateValues values_;
+  sharding::SpreadClasses written_;
+};
+
+}  // namespace ebb

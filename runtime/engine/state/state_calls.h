@@ -1,0 +1,75 @@
+// The calls of an engine for its state: the checks and waits of each before StateAccess and
+// ParameterCopy do the work.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/engine/engine.h"
+#include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/runtime/engine/issue/engine_streams.h"
+#include "ebb/runtime/engine/outcome/control_block.h"
+#include "ebb/runtime/engine/outcome/step_errors.h"
+#include "ebb/runtime/engine/outcome/step_outcome.h"
+#include "ebb/runtime/engine/ranks/call_barrier.h"
+#include "ebb/runtime/engine/ranks/engine_communicators.h"
+#include "ebb/runtime/engine/state/async_reads.h"
+#include "ebb/runtime/engine/state/state_access.h"
+#include "ebb/runtime/engine/steps/fragment_runner.h"
+#include "ebb/runtime/engine/steps/step_progress.h"
+#include "ebb/runtime/engine/steps/suspension.h"
+#include "ebb/runtime/trace/ledger.h"
+
+namespace ebb {
+
+class StateCalls {
+ public:
+  struct Parts {  // borrowed
+    const EngineInputs* inputs = nullptr;
+    EngineCalls* calls = nullptr;
+    EngineCommunicators* communicators = nullptr;
+    EngineStreams* streams = nullptr;
+    MemoryLedger* ledger = nullptr;
+    const ControlBlock* control = nullptr;
+    const StepProgress* progress = nullptr;
+    FragmentRunner* runner = nullptr;
+    StateAccess* state = nullptr;
+    AsyncReads* reads = nullptr;
+    CallBarrier* barrier = nullptr;
+    const Suspension* suspension = nullptr;
+    StepErrors* errors = nullptr;
+    StepOutcome* outcome = nullptr;
+  };
+  explicit StateCalls(const Parts& parts) : with_(parts) {}
+
+  // As Engine's calls of these names.
+  absl::Status Read(StateClass what, Engine::Sink sink, std::string_view optimizer_state);
+  absl::Status Write(StateClass what, const Initialiser& source, std::string_view optimizer_state);
+  absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root);
+  absl::Status Gather(ParameterId p, StateClass what, Engine::Sink sink, int root);
+  absl::StatusOr<std::shared_future<absl::Status>> ReadAsync(StateReader reader);
+  // The first only between steps. The second is an error in a step with earlier work that the reads
+  // wait for.
+  void AwaitReads();
+  absl::Status BeginReads();
+  absl::StatusOr<TrainingState> training_state();
+  absl::Status SetTrainingState(const TrainingState& state);
+  absl::Status CopyParametersFrom(StateCalls& source);
+
+ private:
+  absl::Status AwaitState(StateClass what);
+  float ScaleOf(StateClass what) const;
+  // `fits`: a further check of an existing parameter.
+  absl::Status Gather(ParameterId p, StateClass what, int root,
+                      absl::FunctionRef<absl::Status()> fits, Engine::Sink sink);
+  absl::Status CheckCopyInto(const StateCalls& destination) const;
+  HostLane Control() const { return with_.communicators->Control(with_.streams->reduce()); }
+
+  const Parts with_;
+  DeviceMirror copy_mirror_;  // for data of a copy between ranks
+};
+
+}  // namespace ebb

@@ -1,0 +1,328 @@
+#include "ebb/runtime/engine/steps/scope_views.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/engine/memory/device_reach.h"
+#include "ebb/runtime/trace/log.h"
+#include "ebb/sharding/declared_order.h"
+#include "ebb/sharding/lower/unit_places.h"
+#include "ebb/sharding/plan_facts.h"
+
+namespace ebb {
+
+using sharding::Section;
+
+ScopeViews::ScopeViews(const Parts& parts, const sharding::Plan& plan) : with_(parts), plan_(plan) {
+  const ModelSpec& model = with_.inputs->model;
+  const size_t visits = model.forward.size();
+  requested_.resize(static_cast<size_t>(sharding::WholeGradients(plan)));
+  const DType dtype = sharding::BoundaryDType(plan);
+  round_numbers_.resize(2);
+  for (RoundNumbers& numbers : round_numbers_)
+    numbers.numbers.resize(static_cast<size_t>(sharding::MicroBatchesOfRound(plan)));
+  for (size_t v = 0; v < visits; ++v) {
+    const size_t unit = static_cast<size_t>(model.forward[v].unit);
+    requested_[static_cast<size_t>(
+                   sharding::WholeGradientOf(plan, static_cast<int>(v), static_cast<int>(unit)))]
+        .resize(plan.layout.units[unit].trainable.placements.size());
+    const int64_t bytes = model.forward[v].output_bytes, size = SizeOf(dtype);
+    boundary_dtypes_.push_back(bytes % size == 0 ? dtype : DType::kInt8);
+    boundary_elements_.push_back(bytes % size == 0 ? bytes / size : bytes);
+  }
+}
+
+void ScopeViews::Begin(bool evaluation, int micro_batches) {
+  for (std::vector<uint8_t>& requested : requested_)
+    if (!evaluation) std::fill(requested.begin(), requested.end(), uint8_t{0});
+  if (!evaluation) return;
+  while (static_cast<int>(walk_numbers_.size()) < micro_batches)
+    walk_numbers_.push_back(static_cast<int>(walk_numbers_.size()));
+}
+
+// Parameters.
+
+const OpenScope* ScopeViews::Find(int64_t id, ParameterId p) const {
+  const OpenScope* const scope = Find(id);
+  const size_t index = static_cast<size_t>(p);
+  if (scope == nullptr || index >= plan_.layout.parameters.size()) return scope;
+  for (const OpenScope& part : with_.progress->open)
+    if (part.whole == id && part.unit == plan_.layout.parameters[index].unit) return &part;
+  return scope;
+}
+
+// Null: the scope does not hold it, which was said.
+const sharding::ParameterLocation* ScopeViews::Locate(std::string_view what, const OpenScope& scope,
+                                                      ParameterId p) {
+  const std::vector<sharding::ParameterLocation>& parameters = plan_.layout.parameters;
+  const size_t index = static_cast<size_t>(p);
+  if (index < parameters.size() && parameters[index].unit == scope.unit) return &parameters[index];
+  Refuse(NotHeld(what, scope, p));
+  return nullptr;
+}
+
+absl::Status ScopeViews::NotHeld(std::string_view what, const OpenScope& scope,
+                                 ParameterId p) const {
+  const ModelSpec& model = with_.inputs->model;
+  const std::vector<sharding::ParameterLocation>& parameters = plan_.layout.parameters;
+  const size_t index = static_cast<size_t>(p);
+  const std::string of(what);
+  const std::string asked =
+      absl::StrCat(" asked of ", with_.messages->ScopeName(scope.kind, scope.unit), ", ");
+  if (index >= parameters.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(of, "parameter ", static_cast<int>(p), asked,
+                                                   "but the model has ", parameters.size(),
+                                                   " parameters: the view is empty"));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      of, "parameter '", model.parameters[index].name, "'", asked,
+      "which does not hold it: it is of unit '",
+      model.units[static_cast<size_t>(parameters[index].unit)].name, "', and the view is empty"));
+}
+
+TensorView ScopeViews::ViewOf(ParameterId p, const sharding::ParameterLocation& location) const {
+  const size_t index = static_cast<size_t>(p);
+  const DType dtype = sharding::ParameterDType(plan_, location.unit);
+  return {
+      .data = with_.storage->At(sharding::WholePlace(plan_, location.unit, location.trainable)) +
+              location.offset * SizeOf(dtype),
+      .dtype = dtype,
+      .shape = with_.inputs->model.parameters[index].shape,
+      .origin = with_.view_errors->Of(Shown::kParameter, static_cast<int>(index))};
+}
+
+TensorView ScopeViews::Parameter(int64_t id, ParameterId p) {
+  const OpenScope* scope = Find(id, p);
+  if (scope == nullptr) return {};
+  const sharding::ParameterLocation* const location = Locate("", *scope, p);
+  return location == nullptr ? TensorView{} : ViewOf(p, *location);
+}
+
+std::vector<ParameterView> ScopeViews::Unit(UnitId unit) const {
+  const std::vector<UnitSpec>& units = with_.inputs->model.units;
+  const size_t index = static_cast<size_t>(unit);
+  if (index >= units.size()) return {};
+  std::vector<ParameterView> views;
+  for (const ParameterId p : WithParts(with_.inputs->model, unit)) {
+    const sharding::ParameterLocation& location = plan_.layout.parameters[static_cast<size_t>(p)];
+    ParameterView& view = views.emplace_back(ParameterView{p, ViewOf(p, location), std::nullopt});
+    if (location.trainable) view.gradient = sharding::GradientDType(plan_, location.unit);
+  }
+  return views;
+}
+
+MutableTensorView ScopeViews::Workspace() const {
+  const ModelSpec& model = with_.inputs->model;
+  return {.data = with_.storage->Pool(StateClass::kWorkspace).data(),
+          .dtype = DType::kInt8,
+          .shape = {&model.workspace_bytes, 1},
+          .origin = with_.view_errors->Of(Shown::kWorkspace)};
+}
+
+// Gradients.
+
+std::vector<uint8_t>& ScopeViews::RequestedOf(const OpenScope& scope) {
+  return requested_[static_cast<size_t>(sharding::WholeGradientOf(plan_, scope.visit, scope.unit))];
+}
+
+bool ScopeViews::TakesGradients(const OpenScope& scope) const {
+  return scope.planned >= 0
+             ? with_.progress->PlannedScopeOf(scope.planned).gradients
+             : with_.inputs->model.forward[static_cast<size_t>(scope.visit)].gradients;
+}
+
+BackwardScope::Fused ScopeViews::Gradient(int64_t id, ParameterId p, bool zero_fill) {
+  const OpenScope* scope = Find(id, p);
+  if (scope == nullptr) return {};
+  const sharding::ParameterLocation* const location = Locate("the gradient of ", *scope, p);
+  if (location == nullptr) return {};
+  const size_t index = static_cast<size_t>(p);
+  const ModelSpec& model = with_.inputs->model;
+  if (!location->trainable) {
+    Refuse(absl::InvalidArgumentError(absl::StrCat("the gradient of parameter '",
+                                                   model.parameters[index].name,
+                                                   "', which is frozen (trainable = false)")));
+    return {};
+  }
+  if (!TakesGradients(*scope)) {
+    Refuse(absl::InvalidArgumentError(
+        absl::StrCat("the gradient of parameter '", model.parameters[index].name, "' in ",
+                     with_.messages->ScopeName(scope->kind, scope->unit), ", visit ", scope->visit,
+                     " of forward, which takes no gradients (Visit::gradients is false)")));
+    return {};
+  }
+  const Section& section = plan_.layout.units[static_cast<size_t>(scope->unit)].trainable;
+  const auto placement =
+      std::find_if(section.placements.begin(), section.placements.end(),
+                   [&](const sharding::Placement& candidate) { return candidate.parameter == p; });
+  uint8_t& requested =
+      RequestedOf(*scope)[static_cast<size_t>(placement - section.placements.begin())];
+  const DType dtype = sharding::GradientDType(plan_, scope->unit);
+  std::byte* const data = with_.storage->At(sharding::WholeGradientPlace(plan_, scope->visit)) +
+                          location->offset * SizeOf(dtype);
+  const bool first = requested == 0;
+  requested = 1;
+  if (first && zero_fill) with_.compute->Zero(data, location->elements * SizeOf(dtype));
+  return {.tensor = {.data = data,
+                     .dtype = dtype,
+                     .shape = model.parameters[index].shape,
+                     .origin = with_.view_errors->Of(Shown::kGradient, static_cast<int>(index))},
+          .beta = first ? 0.0f : 1.0f};
+}
+
+void ScopeViews::Gradients(int64_t id, std::span<const ParameterId> of, size_t room, bool zero_fill,
+                           absl::FunctionRef<void(size_t, const BackwardScope::Fused&)> show) {
+  if (room != of.size()) {
+    return Refuse(absl::InvalidArgumentError(
+        absl::StrCat("the gradients of ", of.size(), " parameters were asked for, with ", room,
+                     " views to hold them; give a view for each")));
+  }
+  std::byte *begin = nullptr, *end = nullptr;  // to be zeroed
+  for (size_t i = 0; i < of.size(); ++i) {
+    const BackwardScope::Fused gradient = Gradient(id, of[i], /*zero_fill=*/false);
+    show(i, gradient);
+    if (!zero_fill || gradient.tensor.data == nullptr || gradient.beta != 0) continue;
+    auto* const first = static_cast<std::byte*>(gradient.tensor.data);
+    const int64_t size = SizeOf(gradient.tensor.dtype);
+    // What is less than the alignment is padding, and no other parameter.
+    const bool is_neighbour =
+        begin != nullptr && first >= end && first - end < sharding::kAlignment * size;
+    if (!is_neighbour) {
+      if (begin != nullptr) with_.compute->Zero(begin, end - begin);
+      begin = first;
+    }
+    end = first + gradient.tensor.size() * size;
+  }
+  if (begin != nullptr) with_.compute->Zero(begin, end - begin);
+}
+
+void ScopeViews::CompleteGradient(const OpenScope& scope) {
+  const Section& section = plan_.layout.units[static_cast<size_t>(scope.unit)].trainable;
+  const int64_t size = SizeOf(sharding::GradientDType(plan_, scope.unit));
+  std::byte* const whole = with_.storage->At(sharding::WholeGradientPlace(plan_, scope.visit));
+  std::vector<uint8_t>& requested = RequestedOf(scope);
+  int64_t end = 0;
+  for (size_t p = 0; p < section.placements.size(); ++p) {
+    const sharding::Placement& placement = section.placements[p];
+    if (!requested[p]) continue;
+    if (placement.offset > end)
+      with_.compute->Zero(whole + end * size, (placement.offset - end) * size);
+    end = placement.offset + placement.elements;
+    requested[p] = 0;
+  }
+  if (section.elements > end)
+    with_.compute->Zero(whole + end * size, (section.elements - end) * size);
+}
+
+// Boundaries.
+
+std::span<const int> ScopeViews::MicroBatches(int64_t id) {
+  const OpenScope* scope = Find(id);
+  if (scope == nullptr) return {};
+  const StepProgress& progress = *with_.progress;
+  if (progress.evaluation)
+    return std::span(walk_numbers_).first(static_cast<size_t>(progress.micro_batches));
+  RoundNumbers* of_round = nullptr;
+  for (RoundNumbers& known : round_numbers_) {
+    if (known.round == scope->round) return known.numbers;
+    const bool is_shown =
+        std::any_of(progress.open.begin(), progress.open.end(),
+                    [&](const OpenScope& open) { return open.round == known.round; });
+    if (!is_shown) of_round = &known;
+  }
+  if (of_round == nullptr) {
+    of_round = &round_numbers_.emplace_back();
+    of_round->numbers.resize(static_cast<size_t>(sharding::MicroBatchesOfRound(plan_)));
+  }
+  of_round->round = scope->round;
+  std::iota(of_round->numbers.begin(), of_round->numbers.end(),
+            scope->round * static_cast<int>(of_round->numbers.size()));
+  return of_round->numbers;
+}
+
+// What visit `visit` wrote as its output, or the gradient of that.
+MutableTensorView ScopeViews::Boundary(int64_t id, int micro_batch, int visit, bool gradient,
+                                       Shown shown) {
+  const OpenScope* scope = Find(id);
+  const ModelSpec& model = with_.inputs->model;
+  if (scope == nullptr || visit < 0 || visit + 1 >= static_cast<int>(model.forward.size()) ||
+      model.forward[static_cast<size_t>(visit)].output_bytes == 0)
+    return {};
+  const std::span<const int> served = MicroBatches(id);
+  if (std::find(served.begin(), served.end(), micro_batch) == served.end()) {
+    Refuse(absl::InvalidArgumentError(
+        absl::StrCat("micro-batch ", micro_batch, " asked of ",
+                     with_.messages->ScopeName(scope->kind, scope->unit), ", which serves ",
+                     served.front(), " to ", served.back())));
+    return {};
+  }
+  const int index = micro_batch - served.front();
+  const sharding::Place place = with_.progress->evaluation
+                                    ? sharding::WalkOutputPlace(plan_, visit, index)
+                                : gradient ? sharding::OutputGradientPlace(plan_, visit, index)
+                                           : sharding::OutputPlace(plan_, visit, index);
+  return {.data = with_.storage->At(place),
+          .dtype = boundary_dtypes_[static_cast<size_t>(visit)],
+          .shape = {&boundary_elements_[static_cast<size_t>(visit)], 1},
+          .origin = with_.view_errors->Of(shown, scope->visit)};
+}
+
+MutableTensorView ScopeViews::Input(int64_t id, int micro_batch) {
+  const OpenScope* scope = Find(id);
+  if (scope == nullptr) return {};
+  return Boundary(id, micro_batch, scope->visit - 1, /*gradient=*/false, Shown::kInput);
+}
+MutableTensorView ScopeViews::Output(int64_t id, int micro_batch) {
+  const OpenScope* scope = Find(id);
+  if (scope == nullptr) return {};
+  return Boundary(id, micro_batch, scope->visit, /*gradient=*/false, Shown::kOutput);
+}
+MutableTensorView ScopeViews::OutputGradient(int64_t id, int micro_batch) {
+  const OpenScope* scope = Find(id);
+  if (scope == nullptr) return {};
+  return Boundary(id, micro_batch, scope->visit, /*gradient=*/true, Shown::kOutputGradient);
+}
+MutableTensorView ScopeViews::InputGradient(int64_t id, int micro_batch) {
+  const OpenScope* scope = Find(id);
+  if (scope == nullptr) return {};
+  const bool has_one = scope->planned < 0
+                           ? scope->visit > sharding::FirstTrainableVisit(with_.inputs->model)
+                           : with_.progress->PlannedScopeOf(scope->planned).input_gradient;
+  if (!has_one) return {};
+  return Boundary(id, micro_batch, scope->visit - 1, /*gradient=*/true, Shown::kInputGradient);
+}
+
+// Mistakes.
+
+void ScopeViews::Refuse(absl::Status mistake) {
+  if (const std::string line = with_.view_errors->Note(std::move(mistake)); !line.empty())
+    LogWarning(line);
+  TakeErrors();
+}
+
+void ScopeViews::TakeErrors() {
+  if (with_.view_errors->any()) with_.errors->Note(with_.view_errors->Take());
+}
+
+void ScopeViews::Poison(const OpenScope& closed) {
+  const std::vector<OpenScope>& open = with_.progress->open;
+  const bool is_shown = std::any_of(
+      open.begin(), open.end(), [&](const OpenScope& other) { return other.unit == closed.unit; });
+  if (!is_shown && with_.progress->PlannedScopeOf(closed.planned).releases) Poison(closed.unit);
+}
+
+void ScopeViews::Poison(int unit) {
+  if (!kPoisonReleased || !HostReaches(with_.inputs->device)) return;
+  const sharding::UnitLayout& layout = plan_.layout.units[static_cast<size_t>(unit)];
+  const int64_t size = SizeOf(sharding::ParameterDType(plan_, unit));
+  std::memset(with_.storage->At(sharding::WholePlace(plan_, unit, true)), kPoison,
+              static_cast<size_t>(layout.trainable.elements * size));
+  std::memset(with_.storage->At(sharding::WholePlace(plan_, unit, false)), kPoison,
+              static_cast<size_t>(layout.frozen.elements * size));
+}
+
+}  // namespace ebb

@@ -1,0 +1,174 @@
+#include "ebb/runtime/engine/updates/update_call.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace ebb {
+
+using sharding::Code;
+using sharding::Instruction;
+using sharding::Operand;
+
+namespace {
+
+enum { kGradient, kMaster, kParameter, kStates };  // operands
+
+}  // namespace
+
+UpdateCall::Work UpdateCall::WorkOf(const LinkedFragment& run, int index,
+                                    const StepTag& step) const {
+  const Instruction& instruction = run[index];
+  const sharding::UpdateDetail& detail = instruction.updates.front();
+  Work of{.detail = detail,
+          .unit = instruction.parts.front().unit,
+          .parity = instruction.carried ? 1 - step.parity : step.parity,
+          .arrays = {.gradient = run.At(index, kGradient),
+                     .gradient_dtype = instruction.operands[kGradient].dtype,
+                     .parameter = run.At(index, kParameter),
+                     .parameter_dtype = instruction.operands[kParameter].dtype,
+                     .count = detail.count()},
+          .master = run.At(index, kMaster),
+          .states = run.AllFrom(index, kStates).first(static_cast<size_t>(detail.states))};
+  const Operand& master = instruction.operands[kMaster];
+  if (master.access == sharding::Access::kNone) {
+    of.arrays.rounding = {detail.rounding_unit, detail.begin + with_.slice * detail.per_slice};
+  } else if (master.dtype == DType::kFloat32) {
+    of.arrays.master = reinterpret_cast<float*>(of.master);
+  } else {
+    of.arrays.master_low = reinterpret_cast<uint16_t*>(of.master);
+  }
+  // An optimizer of the trainer's may have more.
+  for (size_t k = 0; k < std::min<size_t>(of.states.size(), optim::kStatesMax); ++k)
+    of.arrays.states[k] = reinterpret_cast<float*>(of.states[k]);
+  return of;
+}
+
+void UpdateCall::Run(const LinkedFragment& run, int index, const StepTag& step,
+                     Stream& stream) const {
+  const Work of = WorkOf(run, index, step);
+  if (run[index].code == Code::kUpdate) return Update(run, index, of, stream);
+  const int sums = kStates + of.detail.states;
+  const auto all = static_cast<size_t>(run[index].operands[static_cast<size_t>(sums)].count /
+                                       sharding::kNormSumsBytes);
+  SumNorms(of, {reinterpret_cast<optim::NormSums*>(run.At(index, sums)), all},
+           run[index].parts.front().first, stream);
+}
+
+// A late update belongs to a step that all ranks agreed on. An error in the next step, which may
+// already run, does not stop it. An early update uses the errors that are known by now, which cover
+// every collective before it. Kernels that enqueue themselves are enqueued before the errors are
+// known, and read them when they run. An optimizer of the trainer's is called only when the host
+// knows them.
+void UpdateCall::Update(const LinkedFragment& run, int index, const Work& of,
+                        Stream& stream) const {
+  const StepScalars& scalars = with_.constants->of(of.parity, of.detail.early);
+  optim::Kernels& kernels = with_.kernels.Of(stream);
+  const bool known = !with_.kernels.Enqueue(stream) || with_.own_enqueues;
+  if ((known && !scalars.apply) || !with_.outcome->MayUpdate(of.parity, of.detail.early) ||
+      (with_.own_enqueues && !with_.device->status().ok()))
+    return Keep(of, stream);
+  if (!known) Keep(of, stream);  // for an update that then writes nothing
+  SwapVerifier& verifier = *with_.verifier;
+  const int sub_group = of.detail.sub_group;
+  const bool verifies = verifier.Verifies(sub_group);
+  const UpdateTable::Set* const only =
+      with_.own == nullptr
+          ? with_.table->OnlySetOf(of.unit, of.detail.begin, of.detail.end, of.detail.states)
+          : nullptr;
+  if (verifies && only != nullptr) {
+    // A rank that disagrees fails its engine, and the values just written are not used.
+    const optim::UpdateChecksums sums =
+        optim::UpdateAndSum(stream.team(), with_.constants->OptimizerOf(*only, scalars), of.arrays,
+                            with_.constants->ScalarsOf(*only, scalars), verifier.scratch());
+    if (Agrees(of, sums.read)) verifier.SetStates(sub_group, sums.written);
+    return;
+  }
+  if (verifies && !Agrees(of, Checksums(of, stream))) return;
+  if (with_.own != nullptr) {
+    const int staging = kStates + of.detail.states + 1;  // behind the constants
+    const bool has_master = staging + 1 < std::ssize(run[index].operands);
+    const absl::Status status = with_.own->Update(
+        {.sub_group = sub_group,
+         .arrays = of.arrays,
+         .states = of.states,
+         .gradient = reinterpret_cast<float*>(run.At(index, staging)),
+         .master = has_master ? reinterpret_cast<float*>(run.At(index, staging + 1)) : nullptr},
+        *with_.constants, scalars, kernels, stream);
+    if (!status.ok()) {
+      with_.errors->Fail(absl::Status(
+          status.code(), absl::StrCat("the engine has failed: its optimizer, in unit '",
+                                      std::string(run.unit_name(index)), "': ", status.message())));
+    }
+  } else {
+    ForEachPart(of, stream, [&](const Part& part) {
+      kernels.Update(stream, part.rule, part.arrays, part.runs);
+    });
+  }
+  if (verifies) verifier.SetStates(sub_group, Checksums(of, stream));
+}
+
+// The operations behind an update carry its parameters to their place, even if the update did not
+// happen. Then they are the cast of the master. Those that updates read are in their slot already,
+// and others are in their place.
+void UpdateCall::Keep(const Work& of, Stream& stream) const {
+  // The parameters below, and the bytes that are written back, are unchanged.
+  if (with_.verifier->Verifies(of.detail.sub_group) && !with_.errors->has_failed() &&
+      !Agrees(of, Checksums(of, stream)))
+    return;
+  if (!of.detail.keeps_parameter) return;
+  with_.kernels.Of(stream).Cast(stream, of.arrays.master, DType::kFloat32, of.arrays.parameter,
+                                of.arrays.parameter_dtype, of.arrays.count,
+                                optim::Rounding::kParameter);
+}
+
+// Nothing is written but the sums. A rank that cannot take them says so with its record, and no
+// rank updates anything.
+void UpdateCall::SumNorms(const Work& of, std::span<optim::NormSums> sums, bool first,
+                          Stream& stream) const {
+  if (first) with_.kernels.Of(stream).ClearNorms(stream, sums);
+  const bool known = !with_.kernels.Enqueue(stream);
+  if ((known && !with_.constants->of(of.parity, /*early=*/false).apply) ||
+      with_.errors->has_failed())
+    return;
+  if (with_.verifier->Verifies(of.detail.sub_group) && !Agrees(of, Checksums(of, stream))) return;
+  ForEachPart(of, stream, [&](const Part& part) {
+    if (!optim::TakesNorms(part.rule)) return;
+    with_.kernels.Of(stream).SumNorms(stream, part.rule, part.arrays, part.runs,
+                                      sums.subspan(static_cast<size_t>(part.first_set)));
+  });
+}
+
+void UpdateCall::ForEachPart(const Work& of, const Stream& stream,
+                             absl::FunctionRef<void(const Part&)> visit) const {
+  const bool on_device = with_.kernels.Enqueue(stream);
+  const auto constants = with_.control->constants_for(on_device, of.parity, of.detail.early);
+  const auto runs = with_.control->runs_for(on_device);
+  for (const UpdateTable::Part& part : with_.table->parts(of.unit)) {
+    const int64_t first = std::max(part.begin, of.detail.begin),
+                  last = std::min(part.end, of.detail.end);
+    if (first >= last) continue;
+    const UpdateTable::Runs in = with_.table->RunsIn(part, first, last);
+    Part some{
+        .rule = part.rule,
+        .arrays = optim::PartOf(of.arrays, first - of.detail.begin, last - first),
+        .runs = {.constants = constants,
+                 .runs = runs.subspan(static_cast<size_t>(in.first), static_cast<size_t>(in.count)),
+                 .begin = first}};
+    if (in.count == 1) {
+      some.first_set = with_.table->runs()[static_cast<size_t>(in.first)].set;
+      some.runs = {.constants = constants.subspan(static_cast<size_t>(some.first_set), 1)};
+    }
+    visit(some);
+  }
+}
+
+std::span<const uint64_t> UpdateCall::Checksums(const Work& of, Stream& stream) const {
+  return with_.verifier->SumStates(of.detail.sub_group, of.master, of.states, stream.team());
+}
+
+bool UpdateCall::Agrees(const Work& of, std::span<const uint64_t> checksums) const {
+  return with_.verifier->AgreeStates(of.detail.sub_group, checksums, of.detail.states);
+}
+
+}  // namespace ebb

@@ -1,0 +1,89 @@
+// The update of one sub-group, on the stream of its tier, with the table's rules and options; and
+// before LAMB and LARS the sums over its parameters. Decides whether the update happens, and calls
+// an optimizer of the trainer's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "absl/functional/function_ref.h"
+#include "ebb/optim/kernels.h"
+#include "ebb/optim/update.h"
+#include "ebb/runtime/device/stream.h"
+#include "ebb/runtime/engine/issue/linked_fragment.h"
+#include "ebb/runtime/engine/issue/step_tag.h"
+#include "ebb/runtime/engine/memory/device_reach.h"
+#include "ebb/runtime/engine/memory/swap_verifier.h"
+#include "ebb/runtime/engine/outcome/control_block.h"
+#include "ebb/runtime/engine/outcome/step_errors.h"
+#include "ebb/runtime/engine/outcome/step_outcome.h"
+#include "ebb/runtime/engine/outcome/step_scalars.h"
+#include "ebb/runtime/engine/updates/norm_exchange.h"
+#include "ebb/runtime/engine/updates/own_optimizer.h"
+#include "ebb/runtime/engine/updates/update_table.h"
+#include "ebb/sharding/instructions.h"
+
+namespace ebb {
+
+// The kernels that a stream takes: the device's on its own streams, the host's on the others.
+struct KernelsByStream {  // borrowed
+  optim::Kernels* device = nullptr;
+  optim::Kernels* host = nullptr;
+
+  optim::Kernels& Of(const Stream& stream) const { return RunsOnDevice(stream) ? *device : *host; }
+  // Calls enqueue kernels, which run later.
+  bool Enqueue(const Stream& stream) const { return Of(stream).enqueues(); }
+};
+
+class UpdateCall {
+ public:
+  struct Parts {                        // borrowed
+    const OwnOptimizer* own = nullptr;  // of the trainer's; null: the config's
+    const UpdateTable* table = nullptr;
+    const StepConstants* constants = nullptr;
+    const ControlBlock* control = nullptr;
+    const StepOutcome* outcome = nullptr;
+    StepErrors* errors = nullptr;
+    SwapVerifier* verifier = nullptr;
+    const Device* device = nullptr;
+    KernelsByStream kernels;
+    int slice = 0;  // the number of this rank's slice of every unit
+    // The trainer's optimizer enqueues on the device: the host has waited for the verdict.
+    bool own_enqueues = false;
+  };
+  explicit UpdateCall(const Parts& parts) : with_(parts) {}
+
+  // kUpdate and kParameterNorms; instructions.h lists their operands.
+  void Run(const LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) const;
+
+ private:
+  // The arrays of one sub-group.
+  struct Work {
+    const sharding::UpdateDetail& detail;
+    int unit = 0, parity = 0;
+    optim::UpdateArrays arrays;
+    std::byte* master = nullptr;  // or its low half
+    std::span<std::byte* const> states = {};
+  };
+  // The part that one rule updates, with its constants: runs are counted from `first_set`.
+  struct Part {
+    optim::UpdateRule rule{};
+    optim::UpdateArrays arrays;
+    optim::UpdateRuns runs;
+    int64_t first_set = 0;
+  };
+
+  Work WorkOf(const LinkedFragment& run, int instruction, const StepTag& step) const;
+  void Update(const LinkedFragment& run, int instruction, const Work& of, Stream& stream) const;
+  void Keep(const Work& of, Stream& stream) const;
+  void SumNorms(const Work& of, std::span<optim::NormSums> sums, bool first, Stream& stream) const;
+  void ForEachPart(const Work& of, const Stream& stream,
+                   absl::FunctionRef<void(const Part&)> visit) const;
+  std::span<const uint64_t> Checksums(const Work& of, Stream& stream) const;
+  bool Agrees(const Work& of, std::span<const uint64_t> checksums) const;
+
+  const Parts with_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,236 @@
+#include "ebb/sharding/lower/lower_reductions.h"
+
+#include <utility>
+
+#include "ebb/sharding/lower/unit_places.h"
+#include "ebb/sharding/pools/pool.h"
+
+namespace ebb::sharding {
+namespace {
+
+constexpr int64_t kNormBlock = 1024;  // elements; a norm has one sum for each block
+
+}  // namespace
+
+ReductionLowering::Gradient ReductionLowering::OfUnit(const Part& part) const {
+  const auto unit = static_cast<size_t>(part.unit);
+  return {.part = part,
+          .section = in_.plan.layout.units[unit].trainable,
+          .shard_tier = in_.plan.pools.placement.units[unit].gradient,
+          .communication = d_.communication_of(part.unit),
+          .accumulates = d_.accumulates[unit],
+          .shard = GradientSlicePlace(in_.plan, part.unit)};
+}
+
+// Casts and slices of a bucket lie end to end.
+ReductionLowering::Gradients ReductionLowering::OfGroup(const std::vector<int>& group) const {
+  const Pools& pools = in_.plan.pools;
+  Gradients gradients;
+  int64_t cast = pools.staging_cast, rounded = pools.staging_rounded, landed = 0;
+  for (int s : group) {
+    const auto scope = static_cast<size_t>(s);
+    const PlannedScope& planned = in_.plan.scopes[scope];
+    Gradient& gradient =
+        gradients.emplace_back(OfUnit({.unit = planned.unit,
+                                       .scope = s,
+                                       .first = in_.reduction.is_first[scope],
+                                       .last = in_.reduction.is_last[scope] && !d_.holds}));
+    const int64_t slice_bytes =
+        PoolAligned(gradient.section.shard * SizeOf(gradient.communication));
+    const bool is_shard = !gradient.accumulates && gradient.shard_tier == Tier::kDevice;
+    gradient.whole = WholeGradientPlace(in_.plan, planned.visit);
+    gradient.source = d_.casts(planned.unit) ? StagingPlace(cast) : gradient.whole;
+    gradient.summed = gradient.source;
+    gradient.summed.per_slice = gradient.section.shard * SizeOf(d_.reduced(planned.unit));
+    gradient.rounded = d_.rounds_slices(planned.unit) ? StagingPlace(rounded) : gradient.summed;
+    if (is_shard) {
+      gradient.rounded = gradient.shard;
+      if (!d_.rounds_slices(planned.unit)) gradient.summed = gradient.shard;
+    }
+    gradient.landed = gradient.lands() ? pools.landing.Plus(landed) : gradient.rounded;
+    cast += PoolAligned(gradient.section.elements * SizeOf(d_.reduced(planned.unit)));
+    rounded += slice_bytes;
+    if (gradient.lands()) landed += slice_bytes;
+  }
+  return gradients;
+}
+
+ReductionLowering::Gradients ReductionLowering::Those(bool accumulate, Tier shard_tier,
+                                                      const Gradients& gradients) const {
+  Gradients those;
+  for (const Gradient& gradient : gradients) {
+    // A norm is taken of final gradients.
+    if (gradient.accumulates == accumulate && gradient.shard_tier == shard_tier &&
+        (accumulate || gradient.part.last))
+      those.push_back(gradient);
+  }
+  return those;
+}
+
+void ReductionLowering::Issue(OperationKind kind, StreamId stream,
+                              std::span<const Gradient> gradients,
+                              absl::FunctionRef<int64_t(const Gradient&)> add) {
+  OperationDraft operation{.kind = kind, .stream = stream};
+  for (const Gradient& gradient : gradients) {
+    operation.parts.push_back(gradient.part);
+    operation.bytes += add(gradient);
+  }
+  // A ring's: a reduce-scatter and an all-gather.
+  if (kind == OperationKind::kAllReduce)
+    operation.bytes = 2 * (d_.replicas() - 1) * operation.bytes / d_.replicas();
+  // Where pieces of all ranks are summed in one order.
+  const Pools& pools = in_.plan.pools;
+  const bool sums = kind == OperationKind::kReduce || kind == OperationKind::kAllReduce;
+  if (sums && pools.staging_sums_bytes > 0)
+    to_.AddBytes(StagingPlace(pools.staging_sums), Access::kWrite, pools.staging_sums_bytes);
+  writer_.Issue(operation);
+}
+
+void ReductionLowering::Reduce(int group) {
+  const Gradients gradients = OfGroup(in_.reduction.groups[static_cast<size_t>(group)]);
+  // All units of a group have the same dtypes.
+  const int unit = gradients.front().part.unit;
+  const DType whole = d_.gradient_of(unit), sent = d_.reduced(unit);
+  if (d_.casts(unit)) {
+    Issue(OperationKind::kCast, StreamId::kReduce, gradients, [&](const Gradient& of) {
+      to_.Add(of.whole, whole, Access::kRead, of.section.elements);
+      to_.Add(of.source, sent, Access::kWrite, of.section.elements);
+      return of.section.elements * (SizeOf(whole) + SizeOf(sent));
+    });
+  }
+  Issue(OperationKind::kReduce, StreamId::kReduce, gradients, [&](const Gradient& of) {
+    to_.Add(of.source, sent, Access::kRead, of.section.elements);
+    to_.Add(of.summed, sent, Access::kWrite, of.section.shard);
+    return d_.RingBytes(of.section.shard, sent);
+  });
+  if (d_.replicas() > 1) {
+    Issue(OperationKind::kAllReduce, StreamId::kReduce, gradients, [&](const Gradient& of) {
+      to_.Add(of.summed, sent, Access::kReadWrite, of.section.shard);
+      return of.section.shard * SizeOf(sent);
+    });
+  }
+  if (d_.rounds_slices(unit)) {
+    Issue(OperationKind::kRound, StreamId::kReduce, gradients, [&](const Gradient& of) {
+      to_.Add(of.summed, sent, Access::kRead, of.section.shard);
+      to_.Add(of.rounded, of.communication, Access::kWrite, of.section.shard);
+      return of.section.shard * (SizeOf(sent) + SizeOf(of.communication));
+    });
+  }
+  Sum(Tier::kDevice, gradients);
+  Land(gradients);
+  for (const Gradient& gradient : gradients)
+    if (gradient.shard_tier == Tier::kNvme) SumInSlot(gradient);
+}
+
+// The first contribution is written, later ones are read, added and written.
+int64_t ReductionLowering::AddAccumulate(const Gradient& gradient) {
+  const int64_t shard = gradient.section.shard;
+  to_.Add(gradient.landed, gradient.communication, Access::kRead, shard);
+  to_.Add(gradient.shard, d_.shard_dtype(gradient.part.unit),
+          gradient.part.first ? Access::kWrite : Access::kReadWrite, shard);
+  AddSquares(gradient, gradient.part.last);
+  return shard *
+         (SizeOf(d_.accumulation) * (gradient.part.first ? 1 : 2) + SizeOf(gradient.communication));
+}
+
+int64_t ReductionLowering::AddNorm(const Gradient& gradient) {
+  to_.Add(gradient.shard, d_.shard_dtype(gradient.part.unit), Access::kRead,
+          gradient.section.shard);
+  AddSquares(gradient, /*last=*/true);
+  return gradient.section.shard * SizeOf(gradient.communication);
+}
+
+void ReductionLowering::AddSquares(const Gradient& gradient, bool last) {
+  const Pools& pools = in_.plan.pools;
+  const int64_t blocks = (gradient.section.shard + kNormBlock - 1) / kNormBlock;
+  to_.AddControl(to_.cells().squares + gradient.part.unit, last ? Access::kWrite : Access::kNone);
+  to_.AddBytes(
+      gradient.shard_tier == Tier::kDevice ? StagingPlace(pools.staging_norm) : pools.host_norm,
+      Access::kWrite, last ? blocks * static_cast<int64_t>(sizeof(double)) : 0);
+}
+
+void ReductionLowering::Sum(Tier shard_tier, const Gradients& gradients) {
+  const StreamId stream = shard_tier == Tier::kDevice ? StreamId::kReduce : StreamId::kHostSum;
+  const auto accumulate = [this](const Gradient& of) { return AddAccumulate(of); };
+  const auto norm = [this](const Gradient& of) { return AddNorm(of); };
+  if (const Gradients summed = Those(true, shard_tier, gradients); !summed.empty())
+    Issue(OperationKind::kAccumulate, stream, summed, accumulate);
+  if (const Gradients direct = Those(false, shard_tier, gradients); !direct.empty())
+    Issue(OperationKind::kNorm, stream, direct, norm);
+}
+
+void ReductionLowering::Land(const Gradients& gradients) {
+  OperationDraft download{.kind = OperationKind::kDownload, .stream = StreamId::kDownload};
+  for (const Gradient& gradient : gradients) {
+    if (gradient.shard_tier != Tier::kCpu) continue;
+    download.parts.push_back(gradient.part);
+    download.moves.push_back({.state = StateClass::kGradient,
+                              .from = gradient.rounded,
+                              .to = gradient.lands() ? gradient.landed : gradient.shard,
+                              .bytes = gradient.section.shard * SizeOf(gradient.communication)});
+    download.bytes += download.moves.back().bytes;
+  }
+  if (download.parts.empty()) return;
+  writer_.Issue(download);
+  Sum(Tier::kCpu, gradients);
+}
+
+void ReductionLowering::Move(OperationKind kind, StreamId stream, const Gradient& gradient,
+                             const Place& from, const Place& to, int64_t bytes) {
+  writer_.Issue(
+      {.kind = kind,
+       .stream = stream,
+       .parts = {gradient.part},
+       .bytes = bytes,
+       .moves = {{.state = StateClass::kGradient, .from = from, .to = to, .bytes = bytes}}});
+}
+
+int64_t ReductionLowering::StoredBytes(const Gradient& gradient) const {
+  return SwapAligned(gradient.section.shard * SizeOf(d_.shard_dtype(gradient.part.unit)));
+}
+
+void ReductionLowering::SumInSlot(Gradient gradient) {
+  const Place place = std::exchange(gradient.shard, slots_.Next());
+  if (gradient.accumulates && !gradient.part.first) {
+    Move(OperationKind::kRead, StreamId::kReadParameters, gradient, place, gradient.shard,
+         StoredBytes(gradient));
+  }
+  Move(OperationKind::kDownload, StreamId::kDownload, gradient, gradient.rounded,
+       gradient.accumulates ? gradient.landed : gradient.shard,
+       gradient.section.shard * SizeOf(gradient.communication));
+  Sum(Tier::kNvme, {gradient});
+  Move(OperationKind::kWrite, StreamId::kWrite, gradient, gradient.shard, place,
+       StoredBytes(gradient));
+}
+
+// Those on NVMe pass through their slots.
+void ReductionLowering::HeldNorms(const std::vector<int>& units) {
+  Gradients gradients;
+  for (int unit : units) {
+    Gradient gradient = OfUnit({.unit = unit, .first = true, .last = true});
+    gradient.accumulates = false;  // not any more
+    if (gradient.shard_tier != Tier::kNvme) {
+      gradients.push_back(gradient);
+      continue;
+    }
+    const Place place = std::exchange(gradient.shard, slots_.Next());
+    Move(OperationKind::kRead, StreamId::kReadParameters, gradient, place, gradient.shard,
+         StoredBytes(gradient));
+    Sum(Tier::kNvme, {gradient});
+  }
+  for (const Tier shard_tier : {Tier::kDevice, Tier::kCpu}) Sum(shard_tier, gradients);
+}
+
+void ReductionLowering::GatherGradients(const std::vector<int>& units) {
+  OperationDraft gather{.kind = OperationKind::kGatherGradient, .stream = StreamId::kReduce};
+  for (int unit : units) {
+    const Section& section = SectionOf(in_.plan, unit, true);
+    gather.parts.push_back({.unit = unit});
+    gather.bytes += d_.RingBytes(section.shard, d_.accumulation);
+    to_.Add(GradientSlicePlace(in_.plan, unit), d_.accumulation, Access::kRead, section.shard);
+    to_.Add(in_.plan.pools.GradientShard(unit), d_.accumulation, Access::kWrite, section.elements);
+  }
+  writer_.Issue(gather);
+}
+
+}  // namespace ebb::sharding

@@ -1,0 +1,294 @@
+#include "ebb/sharding/lower/lower_updates.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ebb/sharding/fingerprint.h"
+#include "ebb/sharding/lower/lower_exchange.h"
+#include "ebb/sharding/lower/unit_places.h"
+#include "ebb/sharding/norm_records.h"
+
+namespace ebb::sharding {
+
+UpdateLowering::UpdateLowering(const PassInputs& in, const SwapIns& swap_ins, PlanWriter& writer)
+    : in_(in),
+      swap_ins_(swap_ins),
+      d_(in.plan.decisions),
+      writer_(writer),
+      to_(writer.operands()),
+      host_slots_(in.plan.pools.host_work.ring),
+      device_slots_(in.plan.pools.device_work.ring) {}
+
+void UpdateLowering::ReadStates(int sub_group) {
+  const int unit = in_.plan.pools.placement.sub_groups[static_cast<size_t>(sub_group)].unit;
+  const bool carried = swap_ins_.carried[static_cast<size_t>(unit)];
+  const int swap_in =
+      carried || d_.reads_parameters(unit) ? swap_ins_.of_update[static_cast<size_t>(unit)] : -1;
+  Route route = RouteOf(sub_group, swap_in);
+  route.carried = carried;
+  TakeSlots(swap_in, route);
+  Read(d_.optimizer_states, route);
+  read_.emplace(sub_group, route);
+}
+
+void UpdateLowering::Update(int sub_group) {
+  Route route = read_.extract(sub_group).mapped();
+  Bring(route);
+  AddArrays(route, Access::kReadWrite, d_.optimizer_states, d_.writes_parameters(route.unit));
+  const UpdateDetail detail = DetailOf(route, d_.optimizer_states);
+  AddConstants(route, detail.early);
+  if (d_.own_optimizer) AddOwnStaging(route);
+  const int64_t states = 2 * d_.state_bytes(route.unit) + SizeOf(d_.shard_dtype(route.unit));
+  const int64_t parameter =
+      (d_.writes_parameters(route.unit) ? SizeOf(d_.compute_of(route.unit)) : 0) *
+      (d_.reads_parameters(route.unit) ? 2 : 1);
+  writer_.Issue({.kind = OperationKind::kUpdate,
+                 .stream = route.stream(),
+                 .parts = {{.unit = route.unit}},
+                 .bytes = GroupOf(route).count() * (states + parameter),
+                 .condition = route.carried ? Condition::kCarrying : Condition::kAlways,
+                 .updates = {detail}});
+  WriteBack(route);
+}
+
+void UpdateLowering::TakeNorms(int sub_group) {
+  Route route = RouteOf(sub_group, /*swap_in=*/-1);
+  const int states_read = d_.norm_states[static_cast<size_t>(route.unit)];
+  // Read where it is the master or a half of it, and never written.
+  route.moves_parameter = route.moves_parameter && d_.reads_parameters(route.unit);
+  TakeSlots(/*swap_in=*/-1, route);
+  Read(states_read, route);
+  Bring(route);
+  const bool is_first = !std::exchange(norms_begun_[route.on_host ? 1 : 0], true);
+  AddArrays(route, Access::kRead, states_read, d_.reads_parameters(route.unit));
+  to_.AddBytes(NormSums(in_.plan, route.on_host), is_first ? Access::kWrite : Access::kReadWrite,
+               LayOutNormRecords(in_.plan.layout, d_).sums * kNormSumsBytes);
+  AddConstants(route, /*early=*/false);
+  const int64_t states = d_.master_size(route.unit) + 4 * states_read,
+                parameter = d_.reads_parameters(route.unit) ? SizeOf(d_.compute_of(route.unit)) : 0;
+  writer_.Issue(
+      {.kind = OperationKind::kParameterNorms,
+       .stream = route.stream(),
+       .parts = {{.unit = route.unit, .first = is_first}},
+       .bytes = GroupOf(route).count() * (states + SizeOf(d_.shard_dtype(route.unit)) + parameter),
+       .updates = {DetailOf(route, states_read)}});
+}
+
+UpdateLowering::Route UpdateLowering::RouteOf(int sub_group, int swap_in) const {
+  const Pools& pools = in_.plan.pools;
+  const SubGroup& group = pools.placement.sub_groups[static_cast<size_t>(sub_group)];
+  const UnitPlacement& unit = pools.placement.units[static_cast<size_t>(group.unit)];
+  Route route{.unit = group.unit,
+              .sub_group = sub_group,
+              .on_host = group.tier != Tier::kDevice,
+              .swaps = group.tier == Tier::kNvme};
+  route.moves_gradient = unit.gradient != route.here();
+  route.gradient =
+      pools.GradientShard(group.unit).Plus(group.begin * SizeOf(d_.shard_dtype(group.unit)));
+  route.master = group.master;
+  route.states = group.states;
+  route.states_stride = group.states_stride;
+  if (!d_.writes_parameters(route.unit)) return route;
+  const ParameterPiece& piece = PieceOf(unit.trainable, d_.stage == 0 ? 0 : group.begin);
+  route.parameter_place =
+      piece.place.Plus((group.begin - piece.begin) * SizeOf(d_.compute_of(route.unit)));
+  if (d_.stage == 0) route.parameter_place.per_slice = 0;  // updates the whole
+  route.parameter = route.parameter_place;
+  route.moves_parameter = route.parameter_place.tier != route.here();
+  route.in_parameter_slot =
+      route.moves_parameter && route.parameter_place.tier == Tier::kNvme && swap_in >= 0;
+  return route;
+}
+
+void UpdateLowering::TakeSlots(int swap_in, Route& route) {
+  const WorkSlots& host = in_.plan.pools.host_work;
+  // Parameters on NVMe pass through host memory also if the update runs on the device.
+  const bool parameter_in_host = route.moves_parameter && !route.in_parameter_slot &&
+                                 (route.on_host || route.parameter_place.tier == Tier::kNvme);
+  const bool gradient_in_host =
+      route.on_host ? route.moves_gradient : route.gradient.tier == Tier::kNvme;
+  if (route.swaps || gradient_in_host || parameter_in_host) route.host_slot = host_slots_.Next();
+  if (!route.on_host && (route.moves_gradient || route.moves_parameter))
+    route.device_slot = device_slots_.Next();
+  route.host_parameter = route.in_parameter_slot
+                             ? InSlot(in_.plan, swap_ins_.reads[static_cast<size_t>(swap_in)],
+                                      route.unit, true, GroupOf(route).begin)
+                             : route.host_slot.Plus(host.parameter);
+  if (!route.swaps) return;
+  if (swap_ins_.shares_masters(route.sub_group)) {
+    route.master = in_.plan.pools.master_slots.Slot(
+        swap_ins_.master_slot[static_cast<size_t>(route.sub_group)]);
+  } else if (d_.master_size(route.unit) > 0) {
+    route.master = route.host_slot.Plus(host.master);
+  }
+  route.states = route.host_slot.Plus(host.states);
+  route.states_stride = host.states_stride;
+}
+
+void UpdateLowering::Read(int states, const Route& route) {
+  const SubGroup& group = GroupOf(route);
+  std::vector<sharding::Move> reads;
+  if (route.swaps && d_.master_size(route.unit) > 0 && !swap_ins_.shares_masters(route.sub_group)) {
+    reads.push_back({.state = StateClass::kMaster,
+                     .from = group.master,
+                     .to = route.master,
+                     .bytes = SwapAligned(group.count() * d_.master_size(route.unit))});
+  }
+  for (int k = 0; route.swaps && k < states; ++k) {
+    reads.push_back({.state = StateClass::kOptimizer,
+                     .from = group.states.Plus(k * group.states_stride),
+                     .to = route.states.Plus(k * route.states_stride),
+                     .bytes = group.states_stride});
+  }
+  const bool is_there = route.in_parameter_slot && !route.carried;
+  if (route.moves_parameter && d_.reads_parameters(route.unit) && !is_there &&
+      route.parameter_place.tier == Tier::kNvme) {
+    reads.push_back({.state = StateClass::kParameter,
+                     .from = route.parameter_place,
+                     .to = route.host_parameter,
+                     .bytes = SwapAligned(group.count() * SizeOf(d_.compute_of(route.unit)))});
+  }
+  if (!reads.empty()) Move(route, OperationKind::kRead, StreamId::kReadStates, std::move(reads));
+}
+
+void UpdateLowering::Bring(Route& route) {
+  BringGradient(route);
+  BringParameter(route);
+}
+
+void UpdateLowering::BringGradient(Route& route) {
+  const int64_t bytes = GroupOf(route).count() * SizeOf(d_.shard_dtype(route.unit));
+  if (route.gradient.tier == Tier::kNvme) {
+    const Place in_host = route.host_slot.Plus(in_.plan.pools.host_work.gradient);
+    Move(route, OperationKind::kRead, StreamId::kReadStates,
+         {{.state = StateClass::kGradient,
+           .from = route.gradient,
+           .to = in_host,
+           .bytes = SwapAligned(bytes)}});
+    route.gradient = in_host;
+  }
+  if (!route.moves_gradient || route.gradient.tier == route.here()) return;
+  const WorkSlots& slots = route.on_host ? in_.plan.pools.host_work : in_.plan.pools.device_work;
+  const Place to = route.slot().Plus(slots.gradient);
+  Copy(route, route.on_host,
+       {.state = StateClass::kGradient, .from = route.gradient, .to = to, .bytes = bytes});
+  route.gradient = to;
+}
+
+void UpdateLowering::BringParameter(Route& route) {
+  if (!route.moves_parameter) return;
+  const WorkSlots& slots = route.on_host ? in_.plan.pools.host_work : in_.plan.pools.device_work;
+  const bool of_file = route.parameter_place.tier == Tier::kNvme;
+  route.parameter =
+      route.on_host && of_file ? route.host_parameter : route.slot().Plus(slots.parameter);
+  // What is there is needed as the master or half of it, and from the swap file has come already.
+  if (!d_.reads_parameters(route.unit) || (route.on_host && of_file)) return;
+  Copy(route, route.on_host,
+       {.state = StateClass::kParameter,
+        .from = of_file ? route.host_parameter : route.parameter_place,
+        .to = route.parameter,
+        .bytes = GroupOf(route).count() * SizeOf(d_.compute_of(route.unit))});
+}
+
+// Carries the new parameters from the update to their place.
+void UpdateLowering::WriteBack(const Route& route) {
+  const SubGroup& group = GroupOf(route);
+  const Place& place = route.parameter_place;
+  const int64_t parameter_bytes = group.count() * SizeOf(d_.compute_of(route.unit));
+  if (route.moves_parameter && (!route.on_host || place.tier == Tier::kDevice)) {
+    Copy(route, /*to_host=*/!route.on_host,
+         {.state = StateClass::kParameter,
+          .from = route.parameter,
+          .to = place.tier == Tier::kNvme ? route.host_parameter : place,
+          .bytes = parameter_bytes});
+  }
+  std::vector<sharding::Move> writes;
+  if (route.swaps && d_.master_size(route.unit) > 0) {
+    writes.push_back({.state = StateClass::kMaster,
+                      .from = route.master,
+                      .to = group.master,
+                      .bytes = SwapAligned(group.count() * d_.master_size(route.unit))});
+  }
+  for (int k = 0; route.swaps && k < d_.optimizer_states; ++k) {
+    writes.push_back({.state = StateClass::kOptimizer,
+                      .from = route.states.Plus(k * route.states_stride),
+                      .to = group.states.Plus(k * group.states_stride),
+                      .bytes = group.states_stride});
+  }
+  if (route.moves_parameter && place.tier == Tier::kNvme) {
+    writes.push_back({.state = StateClass::kParameter,
+                      .from = route.host_parameter,
+                      .to = place,
+                      .bytes = SwapAligned(parameter_bytes)});
+  }
+  if (!writes.empty()) Move(route, OperationKind::kWrite, StreamId::kWrite, std::move(writes));
+}
+
+void UpdateLowering::Move(const Route& route, OperationKind kind, StreamId stream,
+                          std::vector<sharding::Move> moves) {
+  OperationDraft operation{.kind = kind,
+                           .stream = stream,
+                           .parts = {{.unit = route.unit}},
+                           .moves = std::move(moves),
+                           .condition = route.carried ? Condition::kCarrying : Condition::kAlways};
+  for (const sharding::Move& move : operation.moves) operation.bytes += move.bytes;
+  writer_.Issue(operation);
+}
+
+void UpdateLowering::Copy(const Route& route, bool to_host, const sharding::Move& move) {
+  Move(route, to_host ? OperationKind::kDownload : OperationKind::kUpload,
+       to_host ? StreamId::kDownload : StreamId::kUpload, {move});
+}
+
+// gradient, master, parameter, states.
+void UpdateLowering::AddArrays(const Route& route, Access access, int states, bool has_parameter) {
+  const int64_t count = GroupOf(route).count();
+  to_.Add(route.gradient, d_.shard_dtype(route.unit), Access::kRead, count);
+  // Low halves count as 16 bits, whatever they mean. If only parameters are kept, a master has no
+  // bytes.
+  const bool reads = d_.reads_parameters(route.unit);
+  to_.Add(route.master, reads && d_.split_master ? DType::kBFloat16 : DType::kFloat32, access,
+          reads && d_.stochastic_rounding ? 0 : count);
+  const Access of_parameter = !Writes(access) ? Access::kRead
+                              : reads         ? Access::kReadWrite
+                                              : Access::kWrite;
+  to_.Add(route.parameter, d_.compute_of(route.unit), of_parameter, has_parameter ? count : 0);
+  for (int k = 0; k < states; ++k)
+    to_.Add(route.states.Plus(k * route.states_stride), DType::kFloat32, access, count);
+}
+
+// An optimizer of the trainer's gets one part of a parameter in fp32.
+void UpdateLowering::AddOwnStaging(const Route& route) {
+  const Pools& pools = in_.plan.pools;
+  int64_t longest = 0;
+  for (const Placement& placement : SectionOf(in_.plan, route.unit, true).placements)
+    longest = std::max(longest, std::min(placement.elements, GroupOf(route).count()));
+  to_.Add(route.on_host ? pools.host_gradient : StagingPlace(pools.staging_gradient),
+          DType::kFloat32, Access::kWrite, longest);
+  if (!d_.reads_parameters(route.unit)) return;
+  to_.Add(route.on_host ? pools.host_master : StagingPlace(pools.staging_master), DType::kFloat32,
+          Access::kWrite, longest);
+}
+
+UpdateDetail UpdateLowering::DetailOf(const Route& route, int states) const {
+  const SubGroup& group = GroupOf(route);
+  return {
+      .sub_group = route.sub_group,
+      .begin = group.begin,
+      .end = group.end,
+      .states = states,
+      .early = d_.timing == UpdateTiming::kEarly && !route.carried,
+      .keeps_parameter = route.moves_parameter && !d_.reads_parameters(route.unit),
+      .per_slice = d_.stage == 0 ? 0 : SectionOf(in_.plan, route.unit, true).shard,
+      .rounding_unit = Hasher().Add(in_.plan.unit_names[static_cast<size_t>(route.unit)]).hash()};
+}
+
+// The device has a copy of the host's constants.
+void UpdateLowering::AddConstants(const Route& route, bool early) {
+  const ControlCells& cells = to_.cells();
+  const int64_t of_host = early ? cells.early() : cells.constants(),
+                of_device = early ? cells.device_early() : cells.device_constants();
+  to_.AddControl(route.on_host ? of_host : of_device, Access::kRead);
+}
+
+}  // namespace ebb::sharding

@@ -1,0 +1,81 @@
+// Updates of sub-groups as operations: arrays are brought to where the sub-group is updated, and
+// changed arrays are brought back. States and other arrays that are kept on another tier pass
+// through a slot:
+//
+//   read states   s0  s1  s2  s3 | s4
+//   update            s0  s1  s2   s3         the slot of s0 is free for s4
+//   write                 s0  s1   s2  s3
+//
+// Some optimizers take norms of parameters before. Those reads go the same way.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "ebb/sharding/lower/plan_writer.h"
+#include "ebb/sharding/lower/swap_ins.h"
+#include "ebb/sharding/slots.h"
+
+namespace ebb::sharding {
+
+class UpdateLowering {
+ public:
+  UpdateLowering(const PassInputs& in, const SwapIns& swap_ins, PlanWriter& writer);
+
+  // Reads need no verdict and no gradient, only that the bytes were written.
+  void ReadStates(int sub_group);
+  void Update(int sub_group);  // after its ReadStates
+  void TakeNorms(int sub_group);
+
+ private:
+  // The route of one sub-group: the slots that it moves through, and where its arrays are by now.
+  struct Route {
+    int unit = 0, sub_group = 0;
+    bool carried = false;
+    bool on_host = false;  // it is updated on the host
+    bool swaps = false;    // its states, from and to the swap file
+    bool moves_gradient = false, moves_parameter = false;
+    bool in_parameter_slot = false;  // its parameters pass through the slot that gathers read from
+    Place parameter_place = {};
+    Place host_slot = {}, device_slot = {};
+    Place host_parameter = {};  // on the way to or from the swap file
+    Place gradient = {}, master = {}, states = {}, parameter = {};
+    int64_t states_stride = 0;
+
+    Tier here() const { return on_host ? Tier::kCpu : Tier::kDevice; }
+    StreamId stream() const { return on_host ? StreamId::kHostUpdate : StreamId::kUpdate; }
+    const Place& slot() const { return on_host ? host_slot : device_slot; }
+  };
+  const SubGroup& GroupOf(const Route& route) const {
+    return in_.plan.pools.placement.sub_groups[static_cast<size_t>(route.sub_group)];
+  }
+  // `swap_in`: a carried update fills its parameter slot, or an early update shares its read; -1:
+  // none.
+  Route RouteOf(int sub_group, int swap_in) const;
+  void TakeSlots(int swap_in, Route& route);
+  // Reads the first `states` states, the master, and the parameters if the update reads them.
+  void Read(int states, const Route& route);
+  void Bring(Route& route);
+  void BringGradient(Route& route);
+  void BringParameter(Route& route);
+  void WriteBack(const Route& route);
+  void Move(const Route& route, OperationKind kind, StreamId stream,
+            std::vector<sharding::Move> moves);
+  void Copy(const Route& route, bool to_host, const sharding::Move& move);
+  void AddArrays(const Route& route, Access access, int states, bool has_parameter);
+  void AddOwnStaging(const Route& route);
+  UpdateDetail DetailOf(const Route& route, int states) const;
+  void AddConstants(const Route& route, bool early);
+
+  const PassInputs& in_;
+  const SwapIns& swap_ins_;
+  const Decisions& d_;
+  PlanWriter& writer_;
+  OperandWriter& to_;
+  SlotCursor host_slots_, device_slots_;
+  std::map<int, Route> read_;  // by sub-group with states on their way
+  bool norms_begun_[2] = {};   // on the device, on the host
+};
+
+}  // namespace ebb::sharding

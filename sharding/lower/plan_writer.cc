@@ -1,0 +1,76 @@
+#include "ebb/sharding/lower/plan_writer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+
+namespace ebb::sharding {
+namespace {
+
+void MarkReleases(Plan& plan) {
+  absl::flat_hash_map<std::pair<int, int>, PlannedScope*> last;  // by gather and unit
+  for (size_t s = 0; s < plan.scopes.size(); ++s) {
+    PlannedScope& scope = plan.scopes[s];
+    const int gather = plan.gather_of_scope[s];
+    if (gather < 0) continue;
+    PlannedScope*& newest = last.try_emplace({gather, scope.unit}, &scope).first->second;
+    if (newest->close_tick < scope.close_tick) newest = &scope;
+  }
+  for (const auto& [key, scope] : last) scope->releases = true;
+}
+
+}  // namespace
+
+void PlanLists::Close() {
+  parts.Close();
+  operands.Close();
+  moves.Close();
+}
+
+int64_t PlanLists::bytes() const {
+  return parts.bytes() + operands.bytes() + moves.bytes() + updates.bytes();
+}
+
+PlanWriter::PlanWriter(const Plan& plan)
+    : operands_(plan), gather_of_scope_(plan.scopes.size(), -1) {}
+
+void PlanWriter::BeginMoment(Moment::Kind kind, int scope) {
+  const int next = static_cast<int>(operations_.size());
+  moments_.push_back({.kind = kind, .scope = scope, .begin = next, .end = next});
+}
+
+int PlanWriter::Issue(const OperationDraft& operation) {
+  for (const Move& move : operation.moves) {
+    operands_.AddBytes(move.from, Access::kRead, move.bytes);
+    operands_.AddBytes(move.to, Access::kWrite, move.bytes);
+  }
+  operations_.push_back({.kind = operation.kind,
+                         .stream = operation.stream,
+                         .condition = operation.condition,
+                         .bytes = operation.bytes,
+                         .parts = lists_->parts.KeepOnce(operation.parts),
+                         .operands = lists_->operands.KeepOnce(operands_.operands()),
+                         .moves = lists_->moves.KeepOnce(operation.moves),
+                         .updates = lists_->updates.Keep(operation.updates)});
+  operands_.operands().clear();
+  return moments_.back().end++;
+}
+
+void PlanWriter::Gathers(int scope, int operation) {
+  gather_of_scope_[static_cast<size_t>(scope)] = operation;
+}
+
+void PlanWriter::Finish(Plan& plan) && {
+  lists_->Close();
+  plan.operations = std::move(operations_);
+  plan.carries_updates = std::any_of(
+      plan.operations.begin(), plan.operations.end(),
+      [](const Operation& operation) { return operation.condition == Condition::kCarrying; });
+  plan.moments = std::move(moments_);
+  plan.lists = std::move(lists_);
+  plan.gather_of_scope = std::move(gather_of_scope_);
+  MarkReleases(plan);
+}
+
+}  // namespace ebb::sharding

@@ -1,0 +1,328 @@
+#include "ebb/sharding/pools/advice.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/sharding/placement.h"
+#include "ebb/sharding/pools/advice_settings.h"
+#include "ebb/sharding/pools/budget.h"
+
+namespace ebb::sharding {
+namespace {
+
+class Search {
+ public:
+  Search(const Config& config, const MemoryCaps& caps, const AdviceTrials& trials)
+      : config_(config), start_(config), caps_(caps), trials_(trials) {}
+
+  std::string Run() {
+    absl::StatusOr<Pools> pools = trials_.lay_out(start_);
+    if (!pools.ok()) return std::string(caps_.relief);
+    now_ = NeedOf(*pools);
+    // The advised host_memory must not exceed the host's memory, so states do not fill it.
+    if (const int64_t room = HostRoom();
+        !caps_.of_config && room > 0 && room < start_.ebb.host_memory.value_or(0)) {
+      start_.ebb.host_memory = room;
+      const std::optional<Need> lower = TryOf(start_);
+      if (lower && lower->over == 0) return Fits({}, start_);
+      start_.ebb.host_memory
+          .reset();  // count only what must be there, no states that could be elsewhere
+      pools = trials_.lay_out(start_);
+      if (!pools.ok()) return std::string(caps_.relief);
+      now_ = NeedOf(*pools);
+      if (now_.over == 0) return Fits({}, start_);
+    }
+    settings_ = SettingsOf(start_, *pools, trials_.sums_depend_on_groups);
+    units_ = std::max<int64_t>(1, static_cast<int64_t>(pools->units.size()));
+    work_left_ = std::max(kAdviceTrialsMin * units_, kAdviceWorkMax);
+    return Advise();
+  }
+
+  // After Run. None: no setting fits.
+  const std::optional<Config>& fitting() const { return fitting_; }
+
+ private:
+  struct Need {
+    int64_t device = 0, host = 0, disk = 0;  // bytes
+    int64_t over = 0;                        // bytes above the caps, by what they cost
+  };
+  struct Candidate {
+    uint64_t choices = 0;  // a digit of kChoices for each setting; 0: as given
+    int keys = 0, cost = 0;
+    bool changes_numbers = false;
+    // A lower bound of the bytes beyond the caps; INT64_MAX when nothing is left to try.
+    int64_t over = INT64_MAX;
+  };
+  static constexpr uint64_t kChoices = 16;
+
+  std::string Advise() {
+    std::vector<Candidate> candidates = Candidates();
+    least_ = now_;
+    std::optional<Candidate> growing;
+    for (Candidate& candidate : candidates) {
+      if (work_left_ <= 0 || (candidate.changes_numbers && growing)) break;
+      const Config changed = With(candidate);
+      if (!MakesSense(start_, changed)) continue;
+      candidate.over = OverAtLeast(changed);
+      if (candidate.over > 0) continue;
+      const std::optional<Need> need = TryOf(changed);
+      candidate.over = INT64_MAX;
+      if (!need) continue;
+      if (need->over > 0) {
+        Keep(candidate, *need);
+      } else if (!Grows(*need)) {
+        return Fits(candidate, changed);
+      } else if (!growing) {
+        growing = candidate;
+      }
+    }
+    if (growing) return Fits(*growing, With(*growing));
+    FindLeast(candidates);
+    if (work_left_ <= 0) {
+      for (const bool changes_numbers : {false, true}) {
+        if (least_.over > 0) TryAllTogether(changes_numbers);
+      }
+    }
+    Trim();
+    const Config with_least = With(with_least_);
+    if (least_.over == 0) return Fits(with_least_, with_least);
+    const std::string wanted = absl::StrCat(
+        std::string(caps_.relief), ", or take smaller units, a smaller micro-batch or more ",
+        caps_.of_config ? "ranks" : "hosts");
+    if (with_least == start_) return absl::StrCat("no other setting needs less: ", wanted);
+    return absl::StrCat("no setting fits; the least, ", Shown(least_, /*fills=*/false),
+                        ", is with ", Described(config_, Capped(with_least, least_)),
+                        Warning(with_least_), ": ", wanted);
+  }
+
+  bool Keep(const Candidate& candidate, const Need& need) {
+    if (need.over >= least_.over) return false;
+    least_ = need;
+    with_least_ = candidate;
+    return true;
+  }
+
+  // Nothing fits: the lowest lower bound is tried first, until no other one is lower than a need
+  // that is known.
+  void FindLeast(std::vector<Candidate> candidates) {
+    std::erase_if(candidates, [&](const Candidate& c) { return c.over >= least_.over; });
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.over < b.over; });
+    for (const Candidate& candidate : candidates) {
+      if (work_left_ <= 0 || candidate.over >= least_.over) break;
+      if (const std::optional<Need> need = TryOf(With(candidate))) Keep(candidate, *need);
+    }
+  }
+
+  // For each setting, the choice that needs the fewest bytes by itself.
+  void TryAllTogether(bool changes_numbers) {
+    Candidate all;
+    uint64_t place = 1;
+    for (const Setting& setting : settings_) {
+      for (size_t i = setting.size(); i > 0; --i) {
+        const Choice& choice = setting[i - 1];
+        if (!choice.saves || (choice.changes_numbers && !changes_numbers)) continue;
+        Add(choice, place * i, all);
+        break;
+      }
+      place *= kChoices;
+    }
+    const Config changed = With(all);
+    if (!MakesSense(start_, changed)) return;
+    const std::optional<Need> need = TryOf(changed);
+    if (need && !(need->over == 0 && Grows(*need))) Keep(all, *need);
+  }
+
+  // The changes of the smallest need that can be left out.
+  void Trim() {
+    uint64_t place = 1;
+    for (size_t s = 0; s < settings_.size(); ++s, place *= kChoices) {
+      const uint64_t digit = with_least_.choices / place % kChoices;
+      if (digit == 0) continue;
+      const Candidate fewer = CandidateOf(with_least_.choices - digit * place);
+      const Config changed = With(fewer);
+      if (!MakesSense(start_, changed)) continue;
+      const std::optional<Need> need = TryOf(changed);
+      if (!need || need->over > least_.over || (need->over == 0 && Grows(*need))) continue;
+      least_ = *need;
+      with_least_ = fewer;
+    }
+  }
+
+  static void Add(const Choice& choice, uint64_t digit, Candidate& candidate) {
+    candidate.choices += digit;
+    candidate.keys += choice.keys;
+    candidate.cost += choice.cost;
+    candidate.changes_numbers |= choice.changes_numbers;
+  }
+  Candidate CandidateOf(uint64_t choices) const {
+    Candidate candidate;
+    uint64_t place = 1;
+    for (const Setting& setting : settings_) {
+      const uint64_t digit = choices / place % kChoices;
+      if (digit > 0) Add(setting[digit - 1], digit * place, candidate);
+      place *= kChoices;
+    }
+    return candidate;
+  }
+
+  // All combinations. Those that keep the numbers come first, and among these the smallest change.
+  std::vector<Candidate> Candidates() const {
+    std::vector<Candidate> candidates = {{}};
+    uint64_t digit = 1;
+    for (const Setting& setting : settings_) {
+      const size_t before = candidates.size();
+      for (size_t i = 0; i < setting.size(); ++i) {
+        for (size_t c = 0; c < before; ++c) {
+          Candidate candidate = candidates[c];
+          Add(setting[i], digit * (i + 1), candidate);
+          candidates.push_back(candidate);
+        }
+      }
+      digit *= kChoices;
+    }
+    candidates.erase(candidates.begin());
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [](const Candidate& a, const Candidate& b) {
+                       return std::tuple(a.changes_numbers, a.keys, a.cost) <
+                              std::tuple(b.changes_numbers, b.keys, b.cost);
+                     });
+    return candidates;
+  }
+
+  Config With(const Candidate& candidate) const {
+    Config changed = start_;
+    uint64_t choices = candidate.choices;
+    for (const Setting& setting : settings_) {
+      if (const uint64_t choice = choices % kChoices; choice > 0) setting[choice - 1].make(changed);
+      choices /= kChoices;
+    }
+    GiveFolders(changed);
+    return changed;
+  }
+
+  Need NeedOf(const Pools& pools) const {
+    const auto over = [](int64_t bytes, std::optional<int64_t> cap) {
+      return cap ? std::max<int64_t>(0, bytes - *cap) : 0;
+    };
+    Need need{.device = DeviceBytes(pools), .host = HostBytes(pools), .disk = DiskBytes(pools)};
+    // A byte of a disk counts less than one of memory, because it costs less.
+    constexpr int64_t kDiskBytes = 16;
+    need.over = std::max(over(need.device, caps_.device) + over(need.host, caps_.host),
+                         over(need.device + need.host, caps_.together)) +
+                (over(need.disk, caps_.disk) + kDiskBytes - 1) / kDiskBytes;
+    return need;
+  }
+  std::optional<Need> TryOf(const Config& changed) {
+    const absl::StatusOr<Pools> pools = trials_.lay_out(changed);
+    work_left_ -= units_;
+    if (!pools.ok()) return std::nullopt;
+    work_left_ -= static_cast<int64_t>(pools->placement.sub_groups.size()) / kSubGroupsOfAUnit;
+    return NeedOf(*pools);
+  }
+  // Bytes beyond the caps; INT64_MAX if the plan cannot be laid out.
+  int64_t OverAtLeast(const Config& changed) {
+    absl::StatusOr<Pools> pools = trials_.lay_out_least(changed);
+    work_left_ -= units_;
+    if (!pools.ok()) return INT64_MAX;
+    // The least pools have all states in files, but RAM or the device may hold some of them.
+    if (changed.ebb.host_memory || changed.zero.offload_optimizer.ratio != 1)
+      std::fill(std::begin(pools->file_bytes), std::end(pools->file_bytes), 0);
+    return NeedOf(*pools).over;
+  }
+
+  // The device's room is not known then, so such a change is advised last.
+  bool Grows(const Need& need) const {
+    return !caps_.device && !caps_.together && need.device > now_.device;
+  }
+
+  // The caps' sizes, for pools in host memory beside those on the device, in whole MiB.
+  int64_t HostRoom() const {
+    int64_t room = caps_.host.value_or(INT64_MAX);
+    if (caps_.together) room = std::min(room, std::max<int64_t>(0, *caps_.together - now_.device));
+    return room >> 20 << 20;
+  }
+  // A cap that the search left out is a cap again, as large as the need.
+  Config Capped(Config changed, const Need& need) const {
+    if (config_.ebb.host_memory && !changed.ebb.host_memory)
+      changed.ebb.host_memory = std::max<int64_t>(need.host, 1);
+    return changed;
+  }
+
+  std::string Shown(const Need& need, bool fills) const {
+    return absl::StrCat(
+        SizeText(need.device), " on the device and ", fills ? "at least " : "", SizeText(need.host),
+        " in host memory",
+        caps_.disk && need.disk > 0 ? absl::StrCat(" and ", SizeText(need.disk), " on NVMe") : "");
+  }
+  static absl::string_view Warning(const Candidate& candidate) {
+    if (!candidate.changes_numbers) return "";
+    return ", but changes the numbers (sums of gradients are rounded otherwise)";
+  }
+  // Lowers a setting no further than it must.
+  std::string Fits(const Candidate& candidate, Config changed) {
+    Loosen(changed, [](Config& c) -> int64_t& { return c.ebb.micro_batches_per_round; });
+    Loosen(changed, [](Config& c) -> int64_t& { return c.ebb.prefetch_depth; });
+    Loosen(changed, [](Config& c) -> int64_t& { return c.zero.sub_group_size; });
+    const Need need = *TryOf(changed);
+    changed = Capped(changed, need);
+    fitting_ = changed;
+    // States that would be on NVMe fill the room below a cap.
+    const bool fills = changed.optimizer_tier() == Tier::kNvme &&
+                       changed.ebb.host_memory.value_or(need.host) > need.host;
+    return absl::StrCat(Described(config_, changed), " would fit",
+                        Grows(need) ? " if the device has room for it" : "", " (",
+                        Shown(need, fills), ")", Warning(candidate), ", or ",
+                        std::string(caps_.relief));
+  }
+  void Loosen(Config& changed, int64_t& (*number)(Config&)) {
+    Config given = start_;
+    Config looser = changed;
+    while (number(changed) < number(given) / 2) {
+      number(looser) = std::max<int64_t>(1, 2 * number(changed));
+      if (looser.gradient_accumulation_steps % looser.ebb.micro_batches_per_round != 0) return;
+      const std::optional<Need> need = TryOf(looser);
+      if (!need || need->over > 0 || (Grows(*need) && !Grows(*TryOf(changed)))) return;
+      changed = looser;
+    }
+  }
+
+  const Config& config_;
+  Config start_;  // changes are made to this one
+  const MemoryCaps& caps_;
+  const AdviceTrials& trials_;
+  std::vector<Setting> settings_;
+  int64_t units_ = 1, work_left_ = 0;
+  Need now_, least_;
+  Candidate with_least_;
+  std::optional<Config> fitting_;
+};
+
+}  // namespace
+
+int64_t SmallSubGroup(const Pools& pools) {
+  constexpr int64_t kSubGroups = 256;
+  int64_t elements = 0;
+  for (const SubGroup& group : pools.placement.sub_groups) elements += group.count();
+  const int64_t cuts = std::max<int64_t>(1, elements / kSubGroups / kCutElements);
+  return std::max(std::min(cuts * kCutElements, kSubGroupElementsMin),
+                  SubGroupElementsLeast(elements));
+}
+
+MemoryCaps CapsOf(const Config& config) {
+  return {.device = config.ebb.device_memory, .host = config.ebb.host_memory};
+}
+
+FoundAdvice FindAdvice(const Config& config, const MemoryCaps& caps, const AdviceTrials& trials) {
+  Search search(config, caps, trials);
+  FoundAdvice found{.text = search.Run(), .config = search.fitting()};
+  if (found.config) found.keys = Described(config, *found.config);
+  return found;
+}
+
+}  // namespace ebb::sharding

@@ -1,0 +1,45 @@
+// The scopes that one reduce-scatter takes gradients of, and how long each whole gradient keeps its
+// memory.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ebb/sharding/plan.h"
+#include "ebb/sharding/pools/pool.h"
+#include "ebb/sharding/pools/residency.h"
+
+namespace ebb::sharding {
+
+struct Reduction {
+  std::vector<std::vector<int>>
+      groups;  // scopes in the order they close; issued when the last one closes
+  std::vector<int> group_of_scope;  // -1: no reduction follows this scope
+  // By reduced scope: whether it is the step's first, or last, contribution to its unit's gradient.
+  std::vector<bool> is_first, is_last;
+  // Whole gradients by key: the unit (reduce_at round) or the visit (reduce_at step). See
+  // GradientKey.
+  std::vector<std::vector<Lifetime>> lifetimes;
+};
+
+// Gradients with one key share one address.
+inline int GradientKey(const Decisions& decisions, const PlannedScope& scope) {
+  return decisions.keeps_step_gradients ? scope.visit : scope.unit;
+}
+
+// Whether the whole gradient of backward is also the shard: one rank's slice is all of it, a step
+// reduces it once, and dtype and tier are the same. Then it has one buffer. The update of the step
+// before reads the buffer until backward writes it again.
+inline bool GradientIsShard(const Decisions& decisions, const StatePlacement& placement, int unit) {
+  return decisions.shards == 1 && !decisions.casts(unit) && decisions.trainable[unit] &&
+         !decisions.accumulates[unit] &&
+         placement.units[static_cast<size_t>(unit)].gradient == Tier::kDevice;
+}
+
+// Neighbouring backward scopes with slices that fit `group_bytes` together; a unit is once in a
+// group at most. A gradient keeps its memory until two ticks after its group's last scope closes.
+// So its reduction runs beside the backward of the scope after that.
+Reduction PlanReduction(const std::vector<PlannedScope>& scopes, const ModelLayout& layout,
+                        const Decisions& decisions, int visits, int64_t group_bytes);
+
+}  // namespace ebb::sharding
