@@ -51,8 +51,7 @@ struct alignas(64) RankPlace {
 };
 
 struct GroupHeader {
-  SharedStatus failure;
-  SharedStatus broken;         // no more parts are formed
+  SharedStatus failure;        // of the communicator; or no more groups are formed in this one
   std::atomic<int32_t> users;  // ranks that have not left; the last releases the memory
   uint32_t point;
   std::atomic<int32_t> posted;   // records with a posted send or receive
