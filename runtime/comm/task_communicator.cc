@@ -7,8 +7,8 @@
 namespace ebb {
 
 void StagedMovement::Fill(int peer, int64_t step, std::byte* slot) const {
-  const Movement::Part part = SentTo(peer);
-  flat_.Visit(At(part, step), [&](const FlatSpans::Piece& piece) {
+  const Movement::Part part = movement_.Sent(movement_.rank, peer);
+  flat_.Visit(part.range.Step(step, per_step_), [&](const FlatSpans::Piece& piece) {
     std::memcpy(slot + piece.at * flat_.element_bytes(),
                 flat_.At(piece, movement_.side(), part.from_block),
                 static_cast<size_t>(piece.count * flat_.element_bytes()));

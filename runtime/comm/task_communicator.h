@@ -41,19 +41,14 @@ class StagedMovement {
   bool same_for_all() const { return movement_.same_for_all(); }
   int64_t steps() const { return (movement_.elements_max() + per_step_ - 1) / per_step_; }
   // At most a slot; 0: nothing.
-  int64_t SentBytes(int peer, int64_t step) const { return BytesOf(SentTo(peer), step); }
-  int64_t ReceivedBytes(int peer, int64_t step) const { return BytesOf(SentFrom(peer), step); }
+  int64_t SentBytes(int peer, int64_t step) const { return Bytes(movement_.rank, peer, step); }
+  int64_t ReceivedBytes(int peer, int64_t step) const { return Bytes(peer, movement_.rank, step); }
   void Fill(int peer, int64_t step, std::byte* slot) const;
   void Consume(int64_t step, Received received) const;
 
  private:
-  Movement::Part SentTo(int peer) const { return movement_.Sent(movement_.rank, peer); }
-  Movement::Part SentFrom(int peer) const { return movement_.Sent(peer, movement_.rank); }
-  ElementRange At(const Movement::Part& part, int64_t step) const {
-    return part.range.Step(step, per_step_);
-  }
-  int64_t BytesOf(const Movement::Part& part, int64_t step) const {
-    return flat_.BytesOf(At(part, step));
+  int64_t Bytes(int from, int to, int64_t step) const {
+    return flat_.BytesOf(movement_.Sent(from, to).range.Step(step, per_step_));
   }
 
   const Movement& movement_;

@@ -110,8 +110,7 @@ absl::Status Admission::AdmitSome(WaitPoint::Deadline deadline) {
     polled.push_back({.fd = connection.fd(), .events = POLLIN, .revents = 0});
   for (const Connection& connection : connections_)  // poll passes over -1
     polled.push_back({.fd = connection.fd(), .events = POLLIN, .revents = 0});
-  constexpr int kSliceMilliseconds = 60'000;
-  poll(polled.data(), polled.size(), PollMilliseconds(deadline, kSliceMilliseconds));
+  poll(polled.data(), polled.size(), PollMilliseconds(deadline));
 
   const size_t unknown_count = unknown_.size();
   for (size_t rank = 0; rank < connections_.size(); ++rank) {
@@ -258,8 +257,7 @@ void Admission::RefuseAll(const absl::Status& why, WaitPoint::Deadline deadline)
   const WaitPoint::Deadline end = std::min(Soon(kRefusing), deadline);
   while (refused_count < options_.size - 1 && WaitPoint::Clock::now() < end) {
     pollfd polled = {.fd = listener_.get(), .events = POLLIN, .revents = 0};
-    constexpr int kSliceMilliseconds = 1000;
-    if (poll(&polled, 1, PollMilliseconds(end, kSliceMilliseconds)) <= 0) continue;
+    if (poll(&polled, 1, PollMilliseconds(end)) <= 0) continue;
     Connection connection(Accept(listener_));
     refuse(connection);
   }

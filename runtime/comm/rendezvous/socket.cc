@@ -141,9 +141,8 @@ absl::StatusOr<std::vector<Address>> Resolve(const MeetingPlace& place,
     if (answer.error == 0) return std::move(answer.addresses);
     const std::string why = absl::StrCat(
         Describe(place), ": the name cannot be resolved: ", gai_strerror(answer.error));
-    const bool is_late =
-        deadline != WaitPoint::kNever && WaitPoint::Clock::now() + kBetweenQuestions >= deadline;
-    if (is_late) return absl::DeadlineExceededError(why);
+    if (WaitPoint::Clock::now() + kBetweenQuestions >= deadline)
+      return absl::DeadlineExceededError(why);
     if (first) LogInfo(absl::StrCat(why, "; trying again until the time limit"));
     std::this_thread::sleep_for(kBetweenQuestions);
   }
@@ -266,7 +265,6 @@ Descriptor::~Descriptor() {
 }
 
 int PollMilliseconds(WaitPoint::Deadline deadline, int milliseconds_max) {
-  if (deadline == WaitPoint::kNever) return milliseconds_max;
   const auto left =
       std::chrono::ceil<std::chrono::milliseconds>(deadline - WaitPoint::Clock::now());
   return static_cast<int>(std::clamp<int64_t>(left.count(), 0, milliseconds_max));

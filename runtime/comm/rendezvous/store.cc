@@ -187,8 +187,7 @@ void Store::Run() {
     for (const Connection& connection : connections_) add(connection.fd());
     for (const Descriptor& process : processes_) add(process.get());
     add(launcher_.has_value() ? launcher_->process.get() : -1);
-    constexpr int kSliceMilliseconds = 60'000;
-    const int wait = PollMilliseconds(next, kSliceMilliseconds);
+    const int wait = PollMilliseconds(next);
     lock.unlock();
     const int ready = poll(polled_.data(), polled_.size(), wait);
     lock.lock();

@@ -39,7 +39,7 @@ int Sharers(const std::vector<Participant>& participants, int rank) {
 void MakeWorld(const Mapping& memory, int ranks, WaitPoint::Scope scope) {
   const shared::WorldLayout layout(ranks);
   reinterpret_cast<shared::WorldHeader*>(memory.data())
-      ->next_offset.store(shared::GroupLayout::RoundUp(layout.bytes, kPage));
+      ->next_offset.store(RoundUp(layout.bytes, kPage));
   for (int point = 0; point < shared::kWaitPoints; ++point) {
     new (memory.data() + layout.points + point * int64_t{sizeof(shared::Point)})
         shared::Point(scope);
@@ -139,7 +139,7 @@ SharedWorld::~SharedWorld() {
 }
 
 absl::StatusOr<int64_t> SharedWorld::Reserve(int64_t bytes) {
-  const int64_t whole = shared::GroupLayout::RoundUp(bytes, kPage);
+  const int64_t whole = RoundUp(bytes, kPage);
   if (is_threads()) {
     Mapping pages = NewPages(whole);
     if (pages.data() == nullptr)
@@ -158,7 +158,7 @@ absl::StatusOr<Mapping> SharedWorld::Map(int64_t offset, int64_t bytes) const {
 }
 
 void SharedWorld::Release(int64_t offset, int64_t bytes) {
-  const int64_t whole = shared::GroupLayout::RoundUp(bytes, kPage);
+  const int64_t whole = RoundUp(bytes, kPage);
   if (!is_threads()) return file_->Release(offset, whole);
   Mapping(reinterpret_cast<std::byte*>(offset), static_cast<size_t>(whole));
 }
