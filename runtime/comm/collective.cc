@@ -11,25 +11,6 @@
 namespace ebb {
 namespace {
 
-// Which counts a call uses of its spans, in units of a span's count; 0: not used.
-struct Sides {
-  int64_t send = 0;
-  int64_t receive = 0;
-};
-
-Sides SidesOf(const Collective& call, int rank, int size) {
-  const int64_t root = rank == call.peer ? 1 : 0;
-  const Sides by_kind[kCollectiveKinds] = {{.send = 1, .receive = size},     // all-gather
-                                           {.send = size, .receive = 1},     // reduce-scatter
-                                           {.send = 1, .receive = 1},        // all-reduce
-                                           {.send = root, .receive = 1},     // broadcast
-                                           {.send = size, .receive = size},  // all-to-all
-                                           {.send = 1, .receive = 0},        // send
-                                           {.send = 0, .receive = 1},        // receive
-                                           {.send = 0, .receive = 0}};       // barrier
-  return by_kind[static_cast<size_t>(call.kind)];
-}
-
 bool IsInPlace(const Collective& call, int rank, const CollectiveSpan& span) {
   const auto* send = static_cast<const std::byte*>(span.send);
   const auto* receive = static_cast<const std::byte*>(span.receive);
@@ -79,6 +60,19 @@ std::string_view Name(CollectiveKind kind) {
       "all-gather", "reduce-scatter", "all-reduce", "broadcast",
       "all-to-all", "send",           "receive",    "barrier"};
   return kNames[static_cast<size_t>(kind)];
+}
+
+Sides SidesOf(const Collective& call, int rank, int size) {
+  const int64_t root = rank == call.peer ? 1 : 0;
+  const Sides by_kind[kCollectiveKinds] = {{.send = 1, .receive = size},     // all-gather
+                                           {.send = size, .receive = 1},     // reduce-scatter
+                                           {.send = 1, .receive = 1},        // all-reduce
+                                           {.send = root, .receive = 1},     // broadcast
+                                           {.send = size, .receive = size},  // all-to-all
+                                           {.send = 1, .receive = 0},        // send
+                                           {.send = 0, .receive = 1},        // receive
+                                           {.send = 0, .receive = 0}};       // barrier
+  return by_kind[static_cast<size_t>(call.kind)];
 }
 
 absl::Status CheckArguments(const Collective& call, int rank, int size) {
@@ -132,12 +126,11 @@ CallSummary Summarise(const Collective& call) {
                          .scale = call.scale,
                          .peer = call.peer,
                          .spans = static_cast<int64_t>(call.spans.size()),
+                         .elements = ElementsOf(call),
                          .fingerprint = Fingerprint(call),
                          .shape = Shape(call)};
-  for (size_t i = 0; i < call.spans.size(); ++i) {
-    summary.elements += call.spans[i].count;
-    if (i < CallSummary::kCounts) summary.counts[i] = call.spans[i].count;
-  }
+  for (size_t i = 0; i < std::min(call.spans.size(), CallSummary::kCounts); ++i)
+    summary.counts[i] = call.spans[i].count;
   return summary;
 }
 
@@ -183,10 +176,14 @@ bool MovesNothing(const Collective& call, int size) {
                      [&](const CollectiveSpan& span) { return IsInPlace(call, /*rank=*/0, span); });
 }
 
-int64_t BytesMoved(const Collective& call, int rank, int size) {
+int64_t ElementsOf(const Collective& call) {
   int64_t count = 0;
   for (const CollectiveSpan& span : call.spans) count += span.count;
-  const int64_t bytes = count * SizeOf(call.dtype);
+  return count;
+}
+
+int64_t BytesMoved(const Collective& call, int rank, int size) {
+  const int64_t bytes = BytesOf(call);
   switch (call.kind) {
     case CollectiveKind::kAllGather:
     case CollectiveKind::kReduceScatter:

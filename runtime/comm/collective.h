@@ -25,6 +25,13 @@ inline bool IsReduction(const Collective& call) {
 // documented in-place way.
 absl::Status CheckArguments(const Collective& call, int rank, int size);
 
+// How much memory a call uses of its spans, in units of a span's count; 0: none.
+struct Sides {
+  int64_t send = 0;
+  int64_t receive = 0;
+};
+Sides SidesOf(const Collective& call, int rank, int size);
+
 // Equal for calls that may meet. Different for all others, but for a chance of 2^-64. It covers
 // kind, dtype, operation, scale, root and the counts of all spans.
 uint64_t Fingerprint(const Collective& call);
@@ -59,6 +66,12 @@ std::string DescribeMismatch(std::string_view first_rank, const CallSummary& fir
 // Whether the call leaves every byte as it is: one rank, in place, unscaled. A backend might still
 // change the payload of a NaN, which no caller needs.
 bool MovesNothing(const Collective& call, int size);
+
+// The elements of all spans, and the bytes of these.
+int64_t ElementsOf(const Collective& call);
+inline int64_t BytesOf(const Collective& call) {
+  return ElementsOf(call) * SizeOf(call.dtype);
+}
 
 // Bytes as Communicator::bytes_enqueued counts them.
 int64_t BytesMoved(const Collective& call, int rank, int size);

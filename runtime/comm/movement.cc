@@ -46,50 +46,52 @@ Transfer::Transfer(int size, int reduction_group)
       copies_(static_cast<size_t>(size)) {}
 
 void Transfer::Run(const Movement& movement, SpanOf span_of, Mover& mover) {
-  movement.sums() ? Sum(movement, span_of, mover) : Copy(movement, span_of, mover);
+  const auto source = [&](int from, const Movement::Part& part, const FlatSpans::Piece& piece) {
+    return movement.flat.At(span_of(from, piece.span), piece, movement.side(), part.from_block);
+  };
+  RunStep(movement, /*step=*/0, movement.elements_max(), source, mover);
 }
 
-void Transfer::Sum(const Movement& movement, SpanOf span_of, Mover& mover) {
+void Transfer::RunStep(const Movement& movement, int64_t step, int64_t per_step, Source source,
+                       Mover& mover) {
   const FlatSpans& flat = movement.flat;
-  const Movement::Part part = movement.Sent(/*from=*/0, movement.rank);  // others send as much
-  const Reduction reduction = ReductionOf(movement.call, reduction_group_);
-  flat.Visit(part.range, [&](const FlatSpans::Piece& piece) {
-    for (int peer = 0; peer < movement.size; ++peer) {
-      inputs_[static_cast<size_t>(peer)] =
-          flat.At(span_of(peer, piece.span), piece, FlatSpans::kSend, part.from_block);
-    }
-    mover.Reduce(reduction, inputs_, flat.At(piece, FlatSpans::kReceive, 0), piece.count,
-                 flat.BytesOf(part.range));
-  });
-}
-
-void Transfer::Copy(const Movement& movement, SpanOf span_of, Mover& mover) {
-  const FlatSpans& flat = movement.flat;
+  const auto part_from = [&](int rank) { return movement.Sent(rank, movement.rank); };
+  if (movement.sums()) {
+    const Movement::Part part = part_from(movement.rank);  // others send as much
+    const ElementRange range = part.range.Step(step, per_step);
+    flat.Visit(range, [&](const FlatSpans::Piece& piece) {
+      for (int peer = 0; peer < movement.size; ++peer)
+        inputs_[static_cast<size_t>(peer)] = source(peer, part, piece);
+      mover.Reduce(ReductionOf(movement.call, reduction_group_), inputs_,
+                   flat.At(piece, FlatSpans::kReceive, 0), piece.count, flat.BytesOf(range));
+    });
+    return;
+  }
   const bool from_all = movement.call.kind == CollectiveKind::kAllGather ||
                         movement.call.kind == CollectiveKind::kAllToAll;
-  const int64_t total = TotalBytes(movement.call, from_all ? movement.size : 1);
+  // Whether a copy bypasses the caches depends on the operation, not on its pieces.
+  const int64_t total = BytesOf(movement.call) * (from_all ? movement.size : 1);
   const auto ends = [&](int peer, const Movement::Part& part, const FlatSpans::Piece& piece) {
-    return CopyEnds{
-        .destination = flat.At(piece, FlatSpans::kReceive, part.to_block),
-        .source = flat.At(span_of(peer, piece.span), piece, movement.side(), part.from_block)};
+    return CopyEnds{.destination = flat.At(piece, FlatSpans::kReceive, part.to_block),
+                    .source = source(peer, part, piece)};
   };
-  const auto peer_at = [&](int step) {  // every rank begins elsewhere
-    return (movement.rank + step) % movement.size;
+  const auto peer_at = [&](int place) {  // every rank begins elsewhere
+    return (movement.rank + place) % movement.size;
   };
   if (from_all) {
-    flat.Visit(flat.all(), [&](const FlatSpans::Piece& piece) {
-      for (int step = 0; step < movement.size; ++step) {
-        const int peer = peer_at(step);
-        copies_[static_cast<size_t>(step)] = ends(peer, movement.Sent(peer, movement.rank), piece);
+    flat.Visit(flat.all().Step(step, per_step), [&](const FlatSpans::Piece& piece) {
+      for (int place = 0; place < movement.size; ++place) {
+        const int peer = peer_at(place);
+        copies_[static_cast<size_t>(place)] = ends(peer, part_from(peer), piece);
       }
       mover.CopyInStep(copies_, piece.count * flat.element_bytes(), total);
     });
     return;
   }
-  for (int step = 0; step < movement.size; ++step) {
-    const int peer = peer_at(step);
-    const Movement::Part part = movement.Sent(peer, movement.rank);
-    flat.Visit(part.range, [&](const FlatSpans::Piece& piece) {
+  for (int place = 0; place < movement.size; ++place) {
+    const int peer = peer_at(place);
+    const Movement::Part part = part_from(peer);
+    flat.Visit(part.range.Step(step, per_step), [&](const FlatSpans::Piece& piece) {
       const CopyEnds copy = ends(peer, part, piece);
       mover.Copy(copy.destination, copy.source, piece.count * flat.element_bytes(), total);
     });
@@ -98,12 +100,6 @@ void Transfer::Copy(const Movement& movement, SpanOf span_of, Mover& mover) {
 
 Reduction ReductionOf(const Collective& call, int reduction_group) {
   return {.dtype = call.dtype, .op = call.op, .scale = call.scale, .group = reduction_group};
-}
-
-int64_t TotalBytes(const Collective& call, int64_t blocks) {
-  int64_t count = 0;
-  for (const CollectiveSpan& span : call.spans) count += span.count;
-  return count * blocks * SizeOf(call.dtype);
 }
 
 }  // namespace ebb

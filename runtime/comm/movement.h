@@ -1,6 +1,6 @@
-// Which elements move between the ranks in an operation. One description serves ranks that read
-// each other's memory (Transfer), ranks that send each other steps (task_communicator.h), and sums
-// in our order over NCCL (nccl/operations.h).
+// Which elements move between the ranks in an operation, and what a rank does with them. One
+// description serves ranks that read each other's memory, ranks that send each other steps
+// (task_communicator.h), and sums in our order over NCCL (nccl/operations.h).
 #pragma once
 
 #include <algorithm>
@@ -121,21 +121,26 @@ struct Movement {
   int64_t elements_max() const;
 };
 
-// This rank's work in an operation if it can read the other ranks' memory in place. All ranks have
-// made the same call, and no rank's memory changes until all are done.
+// This rank's work in an operation: it copies or sums what all ranks send it, which it reads in
+// place in their memory, or in steps where their elements have arrived.
 class Transfer {
  public:
   // A rank's memory of a span, as this rank reads it.
   using SpanOf = absl::FunctionRef<CollectiveSpan(int rank, size_t span)>;
+  // Where this rank reads a piece of the part that `from`, which may be this rank, sends it.
+  using Source = absl::FunctionRef<const std::byte*(int from, const Movement::Part& part,
+                                                    const FlatSpans::Piece& piece)>;
 
   Transfer(int size, int reduction_group);
 
+  // For ranks that can read each other's memory. All have made the same call, and no rank's memory
+  // changes until all are done.
   void Run(const Movement& movement, SpanOf span_of, Mover& mover);
+  // Step `step` of it, with `per_step` elements of every part.
+  void RunStep(const Movement& movement, int64_t step, int64_t per_step, Source source,
+               Mover& mover);
 
  private:
-  void Copy(const Movement& movement, SpanOf span_of, Mover& mover);
-  void Sum(const Movement& movement, SpanOf span_of, Mover& mover);
-
   const int reduction_group_;
   std::vector<const void*> inputs_;  // of a reduction, by rank
   std::vector<CopyEnds> copies_;     // of a piece, one for each rank
@@ -143,9 +148,5 @@ class Transfer {
 
 // The arithmetic of a call.
 Reduction ReductionOf(const Collective& call, int reduction_group);
-
-// The bytes that a rank writes of all of a call's spans. Whether a copy bypasses the caches depends
-// on the operation, not on its pieces.
-int64_t TotalBytes(const Collective& call, int64_t blocks);
 
 }  // namespace ebb

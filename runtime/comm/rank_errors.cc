@@ -74,10 +74,6 @@ absl::Status Members::Late(const CallSummary& call, std::string_view awaited,
                                                   more.empty() ? "" : ": ", NameView(more)));
 }
 
-absl::Status Members::LateBehindAnother(const CallSummary& call) const {
-  return Late(call, "the operation that it had called before");
-}
-
 absl::Status Members::Left(std::string_view name, std::string_view how) const {
   return absl::UnavailableError(
       absl::StrCat(NameView(name), " has left communicator '", options.name, "': ", NameView(how)));

@@ -38,10 +38,9 @@ struct Members {
   void LogWait(double seconds, const CallSummary& call, std::string_view awaited,
                std::string_view more) const;
 
-  // kDeadlineExceeded: this rank has waited too long for others, or for its own call before.
+  // kDeadlineExceeded: this rank has waited too long.
   absl::Status Late(const CallSummary& call, std::string_view awaited,
                     std::string_view more = {}) const;
-  absl::Status LateBehindAnother(const CallSummary& call) const;
   // kUnavailable. `how` completes "rank 1 has left: ...".
   absl::Status Left(std::string_view name, std::string_view how) const;
   // kFailedPrecondition.

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/movement.h"
@@ -30,14 +29,11 @@ class StagedMovement {
   // Where this rank finds what `peer` has sent it in a step.
   using Received = absl::FunctionRef<const std::byte*(int peer, int64_t step)>;
 
-  // `inputs`: memory for a pointer to each rank's elements.
-  StagedMovement(const Movement& movement, int64_t slot_bytes, int reduction_group,
-                 std::vector<const void*>& inputs, ThreadTeam& team)
+  StagedMovement(const Movement& movement, int64_t slot_bytes, Transfer& transfer, ThreadTeam& team)
       : movement_(movement),
         flat_(movement.flat),
         per_step_(slot_bytes / flat_.element_bytes()),
-        reduction_group_(reduction_group),
-        inputs_(inputs),
+        transfer_(transfer),
         team_(team) {}
 
   const Collective& call() const { return movement_.call; }
@@ -45,29 +41,20 @@ class StagedMovement {
   bool same_for_all() const { return movement_.same_for_all(); }
   int64_t steps() const { return (movement_.elements_max() + per_step_ - 1) / per_step_; }
   // At most a slot; 0: nothing.
-  int64_t SentBytes(int peer, int64_t step) const { return BytesOf(SentTo(peer), step); }
-  int64_t ReceivedBytes(int peer, int64_t step) const { return BytesOf(SentFrom(peer), step); }
+  int64_t SentBytes(int peer, int64_t step) const { return Bytes(movement_.rank, peer, step); }
+  int64_t ReceivedBytes(int peer, int64_t step) const { return Bytes(peer, movement_.rank, step); }
   void Fill(int peer, int64_t step, std::byte* slot) const;
   void Consume(int64_t step, Received received) const;
-  // What this rank sends to itself and no one sums.
-  void CopyOwn() const;
 
  private:
-  Movement::Part SentTo(int peer) const { return movement_.Sent(movement_.rank, peer); }
-  Movement::Part SentFrom(int peer) const { return movement_.Sent(peer, movement_.rank); }
-  ElementRange At(const Movement::Part& part, int64_t step) const {
-    return part.range.Step(step, per_step_);
+  int64_t Bytes(int from, int to, int64_t step) const {
+    return flat_.BytesOf(movement_.Sent(from, to).range.Step(step, per_step_));
   }
-  int64_t BytesOf(const Movement::Part& part, int64_t step) const {
-    return flat_.BytesOf(At(part, step));
-  }
-  void Sum(int64_t step, Received received) const;
 
   const Movement& movement_;
   const FlatSpans& flat_;
   const int64_t per_step_;
-  const int reduction_group_;
-  std::vector<const void*>& inputs_;
+  Transfer& transfer_;
   ThreadTeam& team_;
 };
 
@@ -79,8 +66,10 @@ class TaskCommunicator : public CommunicatorBackend {
 
  protected:
   explicit TaskCommunicator(Members members)
-      : members_(std::move(members)), inputs_(members_.world_ranks.size()) {}
+      : members_(std::move(members)),
+        transfer_(members_.size(), members_.options.reduction_group) {}
   const Members& members() const { return members_; }
+  Transfer& transfer() { return transfer_; }
 
   virtual void Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) = 0;
   virtual bool failed() = 0;
@@ -101,7 +90,7 @@ class TaskCommunicator : public CommunicatorBackend {
   void RunInTurn(const Collective& call, uint64_t number, ThreadTeam& team);
 
   const Members members_;
-  std::vector<const void*> inputs_;  // of a staged reduction, by rank
+  Transfer transfer_;
   uint64_t taken_ = 0;
   const std::shared_ptr<Ended> ended_ = std::make_shared<Ended>();
 };

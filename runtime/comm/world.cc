@@ -12,7 +12,6 @@
 #include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
 #include "ebb/runtime/comm/rendezvous/store_group.h"
-#include "ebb/runtime/comm/shared/device_world.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/machine.h"
@@ -74,7 +73,7 @@ absl::StatusOr<World> World::FromEnvironment(const WorldOptions& options) {
 }
 
 World World::Single() {
-  return World(std::make_shared<SharedRank>(ThreadWorld(1).rank(0)));
+  return World(std::make_shared<SharedRank>(SharedWorld::OfThreads(1)[0]));
 }
 
 absl::StatusOr<World> World::On(const Device& device) const {

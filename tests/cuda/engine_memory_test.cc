@@ -244,8 +244,8 @@ class RegistrationsTest : public ::testing::Test {
 // A rank with a host that fails when it is to make the `nth` communicator of a name.
 class RankOfAFailingHost : public SharedRank {
  public:
-  RankOfAFailingHost(std::shared_ptr<ThreadWorld> world, int rank, std::string name, int nth)
-      : SharedRank(std::move(world), rank), name_(std::move(name)), left_(nth) {}
+  RankOfAFailingHost(std::shared_ptr<SharedWorld> world, std::string name, int nth)
+      : SharedRank(std::move(world)), name_(std::move(name)), left_(nth) {}
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override {
     if (options.name == name_ && --left_ == 0) Fail(absl::DataLossError("the host is gone"));
@@ -262,11 +262,11 @@ TEST_F(RegistrationsTest, PoolsThatMoveWithoutTheRanksMeetingAfterwardsFailTheEn
   config_.ebb.timeout_seconds = 3600;
   for (const bool resumes : {false, true}) {
     SCOPED_TRACE(resumes ? "Resume" : "Suspend");
-    const auto host = std::make_shared<ThreadWorld>(kRanks);
+    const auto host = SharedWorld::OfThreads(kRanks);
     OnThreads(kRanks, [&](World threads) {
       const int rank = threads.rank();
-      const World world(std::make_shared<RankOfAFailingHost>(host, rank, "engine moved",
-                                                             rank == 1 ? 1 + resumes : 0));
+      const World world(std::make_shared<RankOfAFailingHost>(
+          host[static_cast<size_t>(rank)], "engine moved", rank == 1 ? 1 + resumes : 0));
       ASSERT_OK_AND_ASSIGN(const Device device, Device::Cuda());
       ToyModel model(ToyOptions(), device);
       ASSERT_OK_AND_ASSIGN(Engine engine, Engine::Create(world, device, model.spec(), config_));

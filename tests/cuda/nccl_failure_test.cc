@@ -359,7 +359,7 @@ TEST_F(NcclFailureTest, CallsThatNcclCannotDoAreRefusedAtOnce) {
 }
 
 TEST_F(NcclFailureTest, WorldNeedsACudaDevice) {
-  const auto alone = std::make_shared<SharedRank>(ThreadWorld(1).rank(0));
+  const auto alone = std::make_shared<SharedRank>(SharedWorld::OfThreads(1)[0]);
   EXPECT_EQ(NewNcclWorld(alone, Device::Cpu(1)).status().code(),
             absl::StatusCode::kInvalidArgument);
 }

@@ -28,9 +28,9 @@ namespace {
 // A rank that says it is on one of several hosts.
 class PairedRank : public WorldBackend {
  public:
-  PairedRank(const std::shared_ptr<ThreadWorld>& threads, int rank)
-      : WorldBackend({.rank = rank, .size = threads->size(), .ranks_per_host = 2}),
-        thread_(threads, rank) {}
+  explicit PairedRank(const std::shared_ptr<SharedWorld>& thread)
+      : WorldBackend({.rank = thread->rank(), .size = thread->size(), .ranks_per_host = 2}),
+        thread_(thread) {}
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override {
     return thread_.NewCommunicator(options);
@@ -47,9 +47,9 @@ class PairedRank : public WorldBackend {
 };
 
 void ExpectTheCpusReductionGroup() {
-  const auto ranks = std::make_shared<ThreadWorld>(4);
+  const auto ranks = SharedWorld::OfThreads(4);
   testing::OnThreads(4, [&](World world) {
-    const World pairs(std::make_shared<PairedRank>(ranks, world.rank()));
+    const World pairs(std::make_shared<PairedRank>(ranks[static_cast<size_t>(world.rank())]));
     ASSERT_OK_AND_ASSIGN(const Device device, Device::Cuda());
     ASSERT_OK_AND_ASSIGN(const World gpus, pairs.On(device));
     EXPECT_EQ(gpus.ranks_per_host(), 2);
@@ -114,7 +114,7 @@ TEST_F(ConnectionTest, NcclConnectsRanksOnOneDeviceIfTheEnvironmentAllowsIt) {
 
 TEST_F(ConnectionTest, ARankAloneOnItsDeviceNeedsNoNcclInAnyWorld) {
   EXPECT_EQ(NcclCommunicators(1, [](const World& world) { return world.On(*Device::Cuda()); }), 0);
-  const World lonely(std::make_shared<LonelyProcess>(std::make_shared<ThreadWorld>(1), 0));
+  const World lonely(std::make_shared<LonelyProcess>(SharedWorld::OfThreads(1)[0]));
   const World gpus = *lonely.On(*Device::Cuda());
   const Communicator communicator = *gpus.NewCommunicator();
   EXPECT_EQ(communicator.size(), 1);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -73,10 +72,7 @@ void MpiCommunicator::Leave() {
   const auto sent = [&] {
     bool complete = true;
     for (MpiMessage& message : messages_) complete = message.Test() && complete;
-    for (Pair& pair : pairs_) {
-      for (MpiMessage& message : pair.outgoing) complete = message.Test() && complete;
-      complete = pair.goodbye.Test() && complete;
-    }
+    for (Pair& pair : pairs_) complete = pair.outgoing.Test() && pair.goodbye.Test() && complete;
     return complete;
   };
   const WaitPoint::Deadline deadline =
@@ -97,8 +93,6 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
   for (;;) {
     if (condition()) return true;
     if (failed()) return false;
-    const absl::Status mpi = endpoint_->status();
-    if (!mpi.ok()) Fail(RankFailedStatus(endpoint_->rank(), mpi));
     const WaitPoint::Deadline now = WaitPoint::Clock::now();
     if (now >= deadline) {
       const std::vector<int> late = absent();
@@ -144,7 +138,7 @@ void MpiCommunicator::Run(const Collective& call, WaitPoint::Deadline deadline, 
   if (!Meet(call, peers, deadline)) return;
   // A rank that gives up had announced its call before. If no elements follow, for which the others
   // would wait, all ranks meet once more.
-  if (Summarise(call).elements == 0) {
+  if (ElementsOf(call) == 0) {
     Meet(call, peers, deadline);
   } else {
     RunStaged(call, deadline, team);
@@ -157,16 +151,13 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
   absent_.assign(peers.begin(), peers.end());
   const auto absent = [&] { return absent_; };
   for (const int peer : peers) {
-    Pair& pair = pairs_[static_cast<size_t>(peer)];
-    const int which = static_cast<int>(pair.sent++ % 2);
-    MpiMessage& outgoing = pair.outgoing[which];
-    // The announcement of two meetings ago: the peer has answered it.
+    MpiMessage& outgoing = pairs_[static_cast<size_t>(peer)].outgoing;
+    // The last announcement. The peer has expected it since its meeting before that.
     if (!Await(
             call, [&] { return outgoing.Test(); }, absent, deadline))
       return false;
-    Announcement& announced = announcements_[peer].outgoing[which];
-    announced.call = mine;
-    Announce(outgoing, peer, announced);
+    announcements_[peer].outgoing.call = mine;
+    Announce(outgoing, peer, announcements_[peer].outgoing);
   }
   const auto look = [&] {
     std::erase_if(absent_, [&](int peer) {

@@ -60,13 +60,12 @@ class MpiCommunicator : public TaskCommunicator {
     bool leaves = false;
   };
   struct Announcements {
-    Announcement incoming, outgoing[2], goodbye;
+    Announcement incoming, outgoing, goodbye;
   };
   // Their messages, between this rank and a peer. The n-th announcement of the one answers the n-th
   // of the other.
   struct Pair {
-    MpiMessage incoming, outgoing[2], goodbye;
-    uint64_t sent = 0;
+    MpiMessage incoming, outgoing, goodbye;
     bool here = false;
   };
   // Slots for what a rank sends to a peer, and as many for what comes from it.

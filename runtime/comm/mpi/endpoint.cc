@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstring>
-#include <new>
 #include <optional>
 #include <thread>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/launch/launch.h"
+#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -112,19 +111,20 @@ absl::StatusOr<std::unique_ptr<MpiEndpoint>> MpiEndpoint::Open(MpiLibrary& libra
   EBB_RETURN_IF_ERROR(RunCollective(
       library, parent, comm, "MPI_Comm_idup", deadline,
       [&](auto* request) { return library.mpi().Comm_idup(parent, comm.get(), request); }));
-  return std::unique_ptr<MpiEndpoint>(new MpiEndpoint(library, *comm));
-}
-
-MpiEndpoint::MpiEndpoint(MpiLibrary& library, OpenMpi::Comm comm) : library_(library), comm_(comm) {
-  const std::scoped_lock lock(library_.mutex());
-  const OpenMpi& mpi = library_.mpi();
-  NoteLocked("MPI_Comm_set_errhandler", mpi.Comm_set_errhandler(comm_, mpi.errors_return));
-  NoteLocked("MPI_Comm_rank", mpi.Comm_rank(comm_, &rank_));
-  NoteLocked("MPI_Comm_size", mpi.Comm_size(comm_, &size_));
+  std::unique_ptr<MpiEndpoint> endpoint(new MpiEndpoint(library, *comm));
+  const std::scoped_lock lock(library.mutex());
+  const OpenMpi& mpi = library.mpi();
+  const auto check = [&](const char* what, int result) { return library.ToStatus(what, result); };
   int* most = nullptr;
   int found = 0;
-  NoteLocked("MPI_Comm_get_attr", mpi.Comm_get_attr(comm_, OpenMpi::kTagUpperBound, &most, &found));
-  if (found != 0) tag_max_ = *most;
+  EBB_RETURN_IF_ERROR(
+      check("MPI_Comm_set_errhandler", mpi.Comm_set_errhandler(*comm, mpi.errors_return)));
+  EBB_RETURN_IF_ERROR(check("MPI_Comm_rank", mpi.Comm_rank(*comm, &endpoint->rank_)));
+  EBB_RETURN_IF_ERROR(check("MPI_Comm_size", mpi.Comm_size(*comm, &endpoint->size_)));
+  EBB_RETURN_IF_ERROR(
+      check("MPI_Comm_get_attr", mpi.Comm_get_attr(*comm, OpenMpi::kTagUpperBound, &most, &found)));
+  if (found != 0) endpoint->tag_max_ = *most;
+  return endpoint;
 }
 
 MpiEndpoint::~MpiEndpoint() {
@@ -176,14 +176,8 @@ absl::StatusOr<std::string> MpiEndpoint::Broadcast(std::string_view mine,
 }
 
 void MpiEndpoint::NoteLocked(const char* what, int result) {
-  if (result == OpenMpi::kSuccess || failed_.load(std::memory_order_relaxed)) return;
-  status_ = library_.ToStatus(what, result);
-  failed_.store(true, std::memory_order_release);
-}
-
-absl::Status MpiEndpoint::status() const {
-  if (!failed()) return absl::OkStatus();
-  return status_;
+  if (result != OpenMpi::kSuccess)
+    store_->Fail(RankFailedStatus(rank_, library_.ToStatus(what, result)));
 }
 
 }  // namespace ebb

@@ -7,7 +7,6 @@
 // rank has failed.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -75,13 +74,10 @@ class MpiEndpoint {
   Store& store() const { return *store_; }
   bool abandoned() const { return store_ != nullptr && store_->failure()->is_set(); }
 
-  // The first call of MPI that has failed.
-  bool failed() const { return failed_.load(std::memory_order_acquire); }
-  absl::Status status() const;
-
  private:
   friend class MpiMessage;
-  MpiEndpoint(MpiLibrary& library, OpenMpi::Comm comm);
+  MpiEndpoint(MpiLibrary& library, OpenMpi::Comm comm) : library_(library), comm_(comm) {}
+  // A call of MPI that has failed fails the world.
   void NoteLocked(const char* what, int result);
 
   MpiLibrary& library_;
@@ -91,8 +87,6 @@ class MpiEndpoint {
   int size_ = 1;
   int tag_max_ = 32'767;  // at least, by the standard
   std::shared_ptr<Store> store_;
-  std::atomic<bool> failed_{false};
-  absl::Status status_;
 };
 
 // Sleeps between looks. MPI has no wait that a message ends, so a waiting thread has to look: at

@@ -77,16 +77,15 @@ absl::Status MpiLibrary::Initialise(double timeout_seconds) {
     pthread_setname_np(thread_.native_handle(), "ebb-mpi");
     std::atexit([] { TheLibrary().AtExit(); });
   }
-  const auto log_wait = [](double seconds) {
-    LogWarning(absl::StrCat("MPI_Init_thread has waited ", std::round(seconds),
-                            " s: not all processes that the launcher has started have come to it"));
+  const auto waited = [](double seconds) {
+    return absl::StrCat("MPI_Init_thread has waited ", seconds,
+                        " s: not all processes that the launcher has started have come to it");
   };
+  const auto log_wait = [&](double seconds) { LogWarning(waited(std::round(seconds))); };
   if (!AwaitAndLog(
           changed_, [&] { return initialised_.load(std::memory_order_acquire); },
           DeadlineAfter(timeout_seconds), WaitPoint::kSpin, NoticeTimes(), log_wait)) {
-    return absl::DeadlineExceededError(
-        absl::StrCat("MPI_Init_thread has waited ", timeout_seconds,
-                     " s: not all processes that the launcher has started have come to it"));
+    return absl::DeadlineExceededError(waited(timeout_seconds));
   }
   EBB_RETURN_IF_ERROR(ToStatus("MPI_Init_thread", init_result_));
   if (init_level_ >= OpenMpi::kThreadSerialized) return absl::OkStatus();

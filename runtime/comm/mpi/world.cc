@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/mpi/communicator.h"
-#include "ebb/runtime/comm/rendezvous/connection.h"
 #include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/rendezvous/socket.h"
 #include "ebb/runtime/config/status_macros.h"

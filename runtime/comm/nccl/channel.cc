@@ -6,6 +6,8 @@
 #include <chrono>
 #include <system_error>
 
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
 #include "ebb/runtime/device/thread_limit.h"
 
@@ -18,6 +20,9 @@ namespace {
 // which no core should be kept busy.
 constexpr int kLooksWithoutPause = 400;
 constexpr std::chrono::microseconds kFirstPause{50}, kLongestPause{1000};
+
+// NCCL_WIN_COLL_SYMMETRIC, which headers before 2.27 lack.
+constexpr int kSymmetric = 1;
 
 }  // namespace
 
@@ -103,6 +108,38 @@ absl::Status NcclChannel::AwaitReady(WaitPoint::Deadline deadline) {
 absl::Status NcclChannel::AsynchronousError() {
   const std::unique_lock lock(calls_, std::try_to_lock);
   return lock.owns_lock() ? PollLocked().error : absl::OkStatus();
+}
+
+absl::Status NcclChannel::Register(std::span<std::byte> memory, WaitPoint::Deadline deadline) {
+  Registration& made = registrations_.emplace_back();
+  if (nccl_.CommWindowRegister != nullptr && nccl_.CommWindowDeregister != nullptr) {
+    EBB_RETURN_IF_ERROR(Call("ncclCommWindowRegister", [&](ncclComm_t& comm) {
+      return nccl_.CommWindowRegister(comm, memory.data(), memory.size(), &made.window, kSymmetric);
+    }));
+    EBB_RETURN_IF_ERROR(AwaitReady(deadline));
+    if (made.window != nullptr) return absl::OkStatus();
+  }
+  EBB_RETURN_IF_ERROR(Call("ncclCommRegister", [&](ncclComm_t& comm) {
+    return nccl_.CommRegister(comm, memory.data(), memory.size(), &made.handle);
+  }));
+  EBB_RETURN_IF_ERROR(AwaitReady(deadline));
+  if (made.handle != nullptr) return absl::OkStatus();
+  registrations_.pop_back();
+  return absl::UnimplementedError(
+      absl::StrCat("NCCL ", NcclVersionText(nccl_.version),
+                   " registers no memory here (NCCL_DEBUG=INFO in the environment says why)"));
+}
+
+void NcclChannel::Deregister() {
+  for (auto made = registrations_.rbegin(); made != registrations_.rend(); ++made) {
+    Call("deregistering", [&](ncclComm_t& comm) {
+      if (made->window != nullptr) return nccl_.CommWindowDeregister(comm, made->window);
+      return made->handle == nullptr ? ncclSuccess : nccl_.CommDeregister(comm, made->handle);
+    }).IgnoreError();
+  }
+  // A communicator that has failed drops its registrations itself.
+  if (!registrations_.empty() && failed()) WaitAborted();
+  registrations_.clear();
 }
 
 void NcclChannel::Abort() {

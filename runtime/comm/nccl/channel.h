@@ -1,5 +1,5 @@
-// Owns one ncclComm_t: makes its calls one at a time and without blocking, reports its asynchronous
-// errors, and ends it: by ncclCommAbort once anything has failed.
+// Owns one ncclComm_t: makes its calls one at a time and without blocking, registers memory with it,
+// reports its asynchronous errors, and ends it: by ncclCommAbort once anything has failed.
 //
 // ncclCommAbort blocks. First it ends the kernels of its own communicator. Then it frees
 // memory, which waits for the whole device, where kernels of other communicators wait for the same
@@ -14,14 +14,21 @@
 // for each operation. Only then may ncclCommAbort come while a call has not finished: it ends and
 // joins that thread. It would free memory that a blocking call still uses (NCCL's user guide,
 // "Fault Tolerance", asks for it).
+//
+// Operations read and write registered memory in place, without copies through NCCL's own buffers,
+// and may use algorithms that reach all ranks' memory. It is registered as a symmetric window (from
+// NCCL 2.27 on), otherwise as a buffer.
 #pragma once
 
 #include <nccl.h>
 
 #include <atomic>
+#include <cstddef>
 #include <latch>
+#include <list>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -56,6 +63,12 @@ class NcclChannel {
   // An error that has come up meanwhile. Does not wait for a call: while one runs, it reports none.
   absl::Status AsynchronousError();
 
+  // Collective. kUnimplemented: NCCL does not take the memory, and the communicator works on
+  // without it. Other errors are those of Call and AwaitReady.
+  absl::Status Register(std::span<std::byte> memory, WaitPoint::Deadline deadline);
+  // Undoes every Register. Call it when no operation uses the memory.
+  void Deregister();
+
   // Call it after a failure. Waits until NCCL uses neither the communicator nor the memory of its
   // operations.
   void WaitAborted() const { aborted_.wait(); }
@@ -69,6 +82,10 @@ class NcclChannel {
     absl::Status error;
     bool in_progress = false;
   };
+  struct Registration {
+    void* window = nullptr;
+    void* handle = nullptr;
+  };
   State Poll();
   State PollLocked();
   void Abort();
@@ -79,6 +96,7 @@ class NcclChannel {
   const std::shared_ptr<WorldFailure> failure_;
   std::mutex calls_;  // around every use of comm_
   ncclComm_t comm_ = nullptr;
+  std::list<Registration> registrations_;  // NCCL writes to one while it makes it
   std::atomic<bool> ends_{false};
   std::thread abort_;
   std::latch aborted_{1};

@@ -147,8 +147,7 @@ NcclCommunicator::NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> cha
       in_flight_(std::move(in_flight)),
       barrier_(std::move(barrier)),
       group_{
-          .rank = parts_.group->rank(), .size = parts_.group->size(), .barrier = barrier_.data()},
-      registrations_(parts_.nccl, channel_) {}
+          .rank = parts_.group->rank(), .size = parts_.group->size(), .barrier = barrier_.data()} {}
 
 NcclCommunicator::~NcclCommunicator() {
   Leave();
@@ -156,7 +155,7 @@ NcclCommunicator::~NcclCommunicator() {
   changed_.Notify();
   if (watch_.joinable()) watch_.join();
   const DriverMemory::Measured measured(parts_.device);
-  registrations_.RemoveAll();
+  channel_->Deregister();
   channel_->Close(DeadlineAfter(std::min(parts_.options.timeout_seconds, kCloseSecondsMax)));
 }
 
@@ -254,7 +253,7 @@ absl::Status NcclCommunicator::Register(std::span<std::byte> memory) {
   const absl::Cleanup called = [this] { calling_.store(false, std::memory_order_release); };
   const DriverMemory::Measured measured(parts_.device);
   const absl::Status added =
-      registrations_.Add(memory, DeadlineAfter(parts_.options.timeout_seconds));
+      channel_->Register(memory, DeadlineAfter(parts_.options.timeout_seconds));
   if (added.ok() || absl::IsUnimplemented(added) || channel_->failed()) return added;
   const bool late = absl::IsDeadlineExceeded(added) && added.message().empty();
   const std::string why =
@@ -272,7 +271,7 @@ absl::Status NcclCommunicator::Register(std::span<std::byte> memory) {
 // After it all ranks have made the same number of calls, also a rank where NCCL has refused a
 // buffer and that has registered no later ones.
 void NcclCommunicator::Deregister() {
-  registrations_.RemoveAll();
+  channel_->Deregister();
   calls_.fetch_sub(std::exchange(registering_calls_, 0), std::memory_order_acq_rel);
 }
 

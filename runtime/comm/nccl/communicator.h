@@ -19,7 +19,6 @@
 #include "ebb/runtime/comm/nccl/in_flight.h"
 #include "ebb/runtime/comm/nccl/library.h"
 #include "ebb/runtime/comm/nccl/operations.h"
-#include "ebb/runtime/comm/nccl/registrations.h"
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/comm/wait_notice.h"
@@ -80,7 +79,6 @@ class NcclCommunicator : public CommunicatorBackend {
   const Buffer barrier_;
   const NcclGroup group_;
   std::optional<OrderedSums> ordered_sums_;
-  NcclRegistrations registrations_;
   std::atomic<uint64_t> calls_{0};    // of all ranks together
   uint64_t registering_calls_ = 0;    // of those, since the last Deregister
   std::atomic<bool> calling_{false};  // NCCL, which waits on the host for ranks not met yet

@@ -5,10 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/nccl/communicator.h"
 #include "ebb/runtime/comm/nccl/library.h"
-#include "ebb/runtime/comm/nccl/registrations.h"
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cuda/context.h"
 
 namespace ebb {
 namespace {
@@ -37,9 +37,7 @@ class NcclWorld : public WorldBackend {
   bool connected_by_nccl() const override { return true; }
 
   absl::StatusOr<Buffer> Allocate(const Device& device, int64_t bytes,
-                                  std::string_view what) override {
-    return NcclRegistrations::Allocate(nccl_, device, bytes, what);
-  }
+                                  std::string_view what) override;
 
   void Fail(absl::Status why) override {
     group_->store().Fail(RankFailedStatus(group_->store().rank(), why));
@@ -51,6 +49,36 @@ class NcclWorld : public WorldBackend {
   const std::shared_ptr<StoreGroup> group_;
   const Device device_;
 };
+
+// Zero-filled memory that can be registered.
+absl::StatusOr<Buffer> NcclWorld::Allocate(const Device& device, int64_t bytes,
+                                           std::string_view what) {
+  if (bytes <= 0) return device.Allocate(bytes, what);
+  EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("ebb fill"));
+  const CudaCurrent current(device.ordinal());
+  void* data = nullptr;
+  const ncclResult_t result = nccl_.MemAlloc(&data, static_cast<size_t>(bytes));
+  if (result != ncclSuccess) {
+    // If memory is missing, CUDA's message says more, so CUDA allocates then. Only then, because
+    // freeing CUDA's memory waits for the device, and another rank may wait for this one.
+    if (device.free_bytes().value_or(bytes) < bytes)
+      EBB_RETURN_IF_ERROR(device.Allocate(bytes, what).status());
+    const absl::Status failed = NcclStatus(nccl_, result, nullptr, "ncclMemAlloc");
+    return absl::Status(failed.code(),
+                        absl::StrCat("allocating ", bytes, " bytes for ",
+                                     absl::string_view(what.data(), what.size()), ": ",
+                                     failed.message(), "; or set ebb.register_buffers to false"));
+  }
+  const auto release = [](void* freed, int64_t, int ordinal) {
+    const CudaCurrent owner(ordinal);
+    (*LoadNccl())->MemFree(freed);
+  };
+  Buffer buffer(data, bytes, release, device.ordinal());
+  stream.Zero(data, bytes);
+  stream.WaitIdle();
+  EBB_RETURN_IF_ERROR(stream.status());
+  return buffer;
+}
 
 }  // namespace
 

@@ -77,11 +77,16 @@ struct Enqueuer {
   }
 };
 
-// The group ends also after an error, because NCCL demands it.
-ncclResult_t InGroup(const NcclLibrary& nccl, absl::FunctionRef<ncclResult_t()> calls) {
-  const ncclResult_t started = nccl.GroupStart();
-  if (Failed(started)) return started;
-  const ncclResult_t result = calls();
+// Enqueues all items as one group. It ends also after an error, because NCCL demands it.
+template <class Item>
+ncclResult_t InGroup(const NcclLibrary& nccl, std::span<const Item> items,
+                     absl::FunctionRef<ncclResult_t(const Item&)> enqueue) {
+  ncclResult_t result = nccl.GroupStart();
+  if (Failed(result)) return result;
+  for (const Item& item : items) {
+    result = enqueue(item);
+    if (Failed(result)) break;
+  }
   const ncclResult_t ended = nccl.GroupEnd();
   return Failed(result) ? result : ended;
 }
@@ -122,14 +127,8 @@ ncclResult_t EnqueueGroup(const NcclLibrary& nccl, ncclComm_t comm, const NcclGr
   const Enqueuer enqueuer = {nccl, comm, group, call, op, stream};
   if (call.kind == CollectiveKind::kBarrier)
     return nccl.AllReduce(group.barrier, group.barrier, 1, ncclInt8, ncclMax, comm, stream);
-  return InGroup(nccl, [&] {
-    ncclResult_t result = ncclSuccess;
-    for (const CollectiveSpan& span : call.spans) {
-      if (span.count == 0) continue;
-      result = enqueuer.Span(span);
-      if (Failed(result)) break;
-    }
-    return result;
+  return InGroup<CollectiveSpan>(nccl, call.spans, [&](const CollectiveSpan& span) {
+    return span.count == 0 ? ncclSuccess : enqueuer.Span(span);
   });
 }
 
@@ -149,16 +148,11 @@ void ScaleReceived(StreamMover& mover, const Collective& call, float factor) {
 
 ncclResult_t EnqueueMessages(const NcclLibrary& nccl, ncclComm_t comm,
                              std::span<const OrderedSums::Message> messages, cudaStream_t stream) {
-  return InGroup(nccl, [&] {
-    ncclResult_t result = ncclSuccess;
-    for (const OrderedSums::Message& message : messages) {
-      const auto bytes = static_cast<size_t>(message.bytes);
-      result = message.send != nullptr
-                   ? nccl.Send(message.send, bytes, ncclInt8, message.peer, comm, stream)
-                   : nccl.Recv(message.receive, bytes, ncclInt8, message.peer, comm, stream);
-      if (Failed(result)) break;
-    }
-    return result;
+  return InGroup<OrderedSums::Message>(nccl, messages, [&](const OrderedSums::Message& message) {
+    const auto bytes = static_cast<size_t>(message.bytes);
+    return message.send != nullptr
+               ? nccl.Send(message.send, bytes, ncclInt8, message.peer, comm, stream)
+               : nccl.Recv(message.receive, bytes, ncclInt8, message.peer, comm, stream);
   });
 }
 

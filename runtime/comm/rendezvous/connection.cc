@@ -24,11 +24,6 @@ struct Header {
   uint32_t payload_bytes = 0;
 };
 static_assert(sizeof(Header) == 12 && std::endian::native == std::endian::little);
-constexpr int kPollSliceMilliseconds = 60'000;
-
-bool IsDue(WaitPoint::Deadline deadline) {
-  return deadline != WaitPoint::kNever && WaitPoint::Clock::now() >= deadline;
-}
 
 absl::Status Closed() {
   return absl::UnavailableError("the other side has closed the connection");
@@ -48,9 +43,10 @@ absl::Status Connection::Send(MessageType type, std::string_view payload,
     if (n >= 0) {
       sent += static_cast<size_t>(n);
     } else if (errno == EAGAIN) {
-      if (IsDue(deadline)) return absl::DeadlineExceededError("the other side does not read");
+      if (WaitPoint::Clock::now() >= deadline)
+        return absl::DeadlineExceededError("the other side does not read");
       pollfd poll_for = {.fd = fd(), .events = POLLOUT, .revents = 0};
-      poll(&poll_for, 1, PollMilliseconds(deadline, kPollSliceMilliseconds));
+      poll(&poll_for, 1, PollMilliseconds(deadline));
     } else if (errno != EINTR) {
       return absl::UnavailableError(absl::StrCat("cannot send: ", std::strerror(errno)));
     }
@@ -62,9 +58,10 @@ absl::StatusOr<Message> Connection::Receive(WaitPoint::Deadline deadline) {
   for (;;) {
     EBB_ASSIGN_OR_RETURN(std::optional<Message> message, TryReceive());
     if (message.has_value()) return *std::move(message);
-    if (IsDue(deadline)) return absl::DeadlineExceededError("the other side has not answered");
+    if (WaitPoint::Clock::now() >= deadline)
+      return absl::DeadlineExceededError("the other side has not answered");
     pollfd poll_for = {.fd = fd(), .events = POLLIN, .revents = 0};
-    poll(&poll_for, 1, PollMilliseconds(deadline, kPollSliceMilliseconds));
+    poll(&poll_for, 1, PollMilliseconds(deadline));
   }
 }
 

@@ -1,12 +1,9 @@
 #include "ebb/runtime/comm/rendezvous/packer.h"
 
 namespace ebb {
-namespace {
 
 // In the byte order of all hosts that Ebb runs on.
 static_assert(std::endian::native == std::endian::little);
-
-}  // namespace
 
 void Packer::AddNumber(uint64_t number) {
   bytes_.append(reinterpret_cast<const char*>(&number), sizeof(number));

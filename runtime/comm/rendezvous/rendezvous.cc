@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/wait_notice.h"
+#include "ebb/runtime/config/name_view.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
@@ -65,7 +66,7 @@ class Admission {
   absl::Status AdmitSome(WaitPoint::Deadline deadline);
   absl::Status ReceiveHello(Connection& connection);
   absl::Status CheckConnected(int rank);
-  absl::StatusOr<bool> CheckBuild(Connection& connection, const Message& hello);
+  absl::Status CheckBuild(std::string_view build, uint16_t version) const;
   absl::Status Admit(Connection& connection, const Participant& candidate);
   std::string RankNames(bool have_come) const;
   std::string MissingRanks() const;
@@ -109,8 +110,7 @@ absl::Status Admission::AdmitSome(WaitPoint::Deadline deadline) {
     polled.push_back({.fd = connection.fd(), .events = POLLIN, .revents = 0});
   for (const Connection& connection : connections_)  // poll passes over -1
     polled.push_back({.fd = connection.fd(), .events = POLLIN, .revents = 0});
-  constexpr int kSliceMilliseconds = 60'000;
-  poll(polled.data(), polled.size(), PollMilliseconds(deadline, kSliceMilliseconds));
+  poll(polled.data(), polled.size(), PollMilliseconds(deadline));
 
   const size_t unknown_count = unknown_.size();
   for (size_t rank = 0; rank < connections_.size(); ++rank) {
@@ -134,37 +134,31 @@ absl::Status Admission::ReceiveHello(Connection& connection) {
   absl::StatusOr<std::optional<Message>> message = connection.TryReceive();
   if (message.ok() && !message->has_value()) return absl::OkStatus();
   if (message.ok() && (*message)->type == MessageType::kHello) {
-    EBB_ASSIGN_OR_RETURN(const bool is_of_this_build, CheckBuild(connection, **message));
-    if (!is_of_this_build) return absl::OkStatus();
-    if (const auto candidate = UnpackParticipant((*message)->payload); candidate.ok())
-      return Admit(connection, *candidate);
+    const Message& hello = **message;
+    std::string launcher, build;
+    if (Unpacker(hello.payload).Read(launcher, build)) {
+      const absl::Status built = CheckBuild(build, hello.version);
+      if (!built.ok() && launcher == options_.launcher) return built;
+      if (!built.ok()) {
+        connection.Send(MessageType::kRefusal, PackStatus(built), Soon(kSendPatience))
+            .IgnoreError();
+      } else if (const auto candidate = UnpackParticipant(hello.payload); candidate.ok()) {
+        return Admit(connection, *candidate);
+      }
+    }
   }
   ++refused_connections_;
   connection.Close();
   return absl::OkStatus();
 }
 
-// False: the connection is a stranger's and has been closed. An error: it is a rank's of this
-// launch.
-absl::StatusOr<bool> Admission::CheckBuild(Connection& connection, const Message& hello) {
-  Unpacker unpacker(hello.payload);
-  const std::string launcher = unpacker.Text(), build = unpacker.Text();
-  if (!unpacker.ok()) {
-    ++refused_connections_;
-    connection.Close();
-    return false;
-  }
-  if (hello.version == kProtocolVersion && build == participants_[0].build) return true;
-  absl::Status why = absl::FailedPreconditionError(
+absl::Status Admission::CheckBuild(std::string_view build, uint16_t version) const {
+  if (version == kProtocolVersion && build == participants_[0].build) return absl::OkStatus();
+  return absl::FailedPreconditionError(
       absl::StrCat("a rank that has connected to ", Describe(options_.place),
-                   " is of another build: ", build, " with version ", hello.version,
+                   " is of another build: ", NameView(build), " with version ", version,
                    " of the protocol; ", Describe(participants_[0]), " is ", participants_[0].build,
                    " with version ", kProtocolVersion, ". All ranks must run the same build"));
-  if (launcher == options_.launcher) return why;
-  ++refused_connections_;
-  connection.Send(MessageType::kRefusal, PackStatus(why), Soon(kSendPatience)).IgnoreError();
-  connection.Close();
-  return false;
 }
 
 absl::Status Admission::Admit(Connection& connection, const Participant& candidate) {
@@ -263,8 +257,7 @@ void Admission::RefuseAll(const absl::Status& why, WaitPoint::Deadline deadline)
   const WaitPoint::Deadline end = std::min(Soon(kRefusing), deadline);
   while (refused_count < options_.size - 1 && WaitPoint::Clock::now() < end) {
     pollfd polled = {.fd = listener_.get(), .events = POLLIN, .revents = 0};
-    constexpr int kSliceMilliseconds = 1000;
-    if (poll(&polled, 1, PollMilliseconds(end, kSliceMilliseconds)) <= 0) continue;
+    if (poll(&polled, 1, PollMilliseconds(end)) <= 0) continue;
     Connection connection(Accept(listener_));
     refuse(connection);
   }

@@ -12,15 +12,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <future>
 #include <memory>
 #include <system_error>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -93,41 +92,26 @@ Answer Ask(const std::string& host, int port, int flags) {
   return answer;
 }
 
-// One question to the name servers, on a thread of its own: nothing can interrupt it, and servers
-// that do not answer block it until the resolver's own time-outs.
-class Question {
- public:
-  Question(std::string host, int port)
-      : thread_([this, host = std::move(host), port] {
-          answer_ = Ask(host, port, 0);
-          answered_.store(true, std::memory_order_release);
-          point_.Notify();
-        }) {}
-  ~Question() { thread_.join(); }
-
-  bool has_ended() const { return answered_.load(std::memory_order_acquire); }
-  bool Wait(WaitPoint::Deadline deadline) {
-    return point_.Await([this] { return has_ended(); }, deadline);
+// A question to the name servers, on a thread of its own: nothing can interrupt it, and servers that
+// do not answer block it until the resolver's own time-outs. The future waits for its thread.
+struct Question {
+  std::future<Answer> answer;
+  bool has_ended() const {
+    return answer.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
   }
-  Answer& answer() { return answer_; }
-
- private:
-  Answer answer_;
-  std::atomic<bool> answered_{false};
-  WaitPoint point_;
-  std::thread thread_;  // last, because the thread uses the other members
 };
 
 absl::StatusOr<Answer> AskInTime(const MeetingPlace& place, WaitPoint::Deadline deadline) {
   Kept<Question>::RemoveEnded();
-  std::shared_ptr<Question> question;
+  const auto question = std::make_shared<Question>();
   try {
-    question = std::make_shared<Question>(place.host, place.port);
+    question->answer = std::async(std::launch::async, &Ask, place.host, place.port, 0);
   } catch (const std::system_error& error) {
     return NoThread("no thread to resolve a host's name", error);
   }
-  if (question->Wait(deadline)) return std::move(question->answer());
-  Kept<Question>::Add(std::move(question));
+  if (question->answer.wait_until(deadline) == std::future_status::ready)
+    return question->answer.get();
+  Kept<Question>::Add(question);
   return absl::DeadlineExceededError(
       absl::StrCat(Describe(place), ": no name server has answered"));
 }
@@ -157,9 +141,8 @@ absl::StatusOr<std::vector<Address>> Resolve(const MeetingPlace& place,
     if (answer.error == 0) return std::move(answer.addresses);
     const std::string why = absl::StrCat(
         Describe(place), ": the name cannot be resolved: ", gai_strerror(answer.error));
-    const bool is_late =
-        deadline != WaitPoint::kNever && WaitPoint::Clock::now() + kBetweenQuestions >= deadline;
-    if (is_late) return absl::DeadlineExceededError(why);
+    if (WaitPoint::Clock::now() + kBetweenQuestions >= deadline)
+      return absl::DeadlineExceededError(why);
     if (first) LogInfo(absl::StrCat(why, "; trying again until the time limit"));
     std::this_thread::sleep_for(kBetweenQuestions);
   }
@@ -282,7 +265,6 @@ Descriptor::~Descriptor() {
 }
 
 int PollMilliseconds(WaitPoint::Deadline deadline, int milliseconds_max) {
-  if (deadline == WaitPoint::kNever) return milliseconds_max;
   const auto left =
       std::chrono::ceil<std::chrono::milliseconds>(deadline - WaitPoint::Clock::now());
   return static_cast<int>(std::clamp<int64_t>(left.count(), 0, milliseconds_max));

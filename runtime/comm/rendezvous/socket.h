@@ -48,7 +48,8 @@ Descriptor Accept(const Descriptor& listener);
 // exist, or no server has answered.
 absl::StatusOr<Descriptor> Connect(const MeetingPlace& place, WaitPoint::Deadline deadline);
 
-// The poll(2) time-out until `deadline`, at most `milliseconds_max`.
-int PollMilliseconds(WaitPoint::Deadline deadline, int milliseconds_max);
+// The poll(2) time-out until `deadline`, at most `milliseconds_max`: a minute, after which the caller
+// looks again.
+int PollMilliseconds(WaitPoint::Deadline deadline, int milliseconds_max = 60'000);
 
 }  // namespace ebb

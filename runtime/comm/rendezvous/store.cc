@@ -187,8 +187,7 @@ void Store::Run() {
     for (const Connection& connection : connections_) add(connection.fd());
     for (const Descriptor& process : processes_) add(process.get());
     add(launcher_.has_value() ? launcher_->process.get() : -1);
-    constexpr int kSliceMilliseconds = 60'000;
-    const int wait = PollMilliseconds(next, kSliceMilliseconds);
+    const int wait = PollMilliseconds(next);
     lock.unlock();
     const int ready = poll(polled_.data(), polled_.size(), wait);
     lock.lock();
@@ -303,18 +302,19 @@ void Store::Collect(int from, const Round& round, std::string text) {
   all.texts[static_cast<size_t>(found - members.begin())] = std::move(text);
   ++all.here;
   if (from == rank_) all.notice.emplace(round.notices);
-  const bool all_are_here = all.here == members.size();
-  if (!all.is_settled) {
-    const auto left = std::find_if(members.begin(), members.end(), [this](int member) {
-      return has_left_[static_cast<size_t>(member)];
-    });
-    if (all_are_here) {
-      Settle(all, Gathered::Outcome::kAll, {});
-    } else if (left != members.end()) {
-      Settle(all, Gathered::Outcome::kLeft, {*left});
-    }
-  }
-  if (all_are_here) rounds_.erase(round.name);
+  SettleIfOver(all);
+  if (all.here == members.size()) rounds_.erase(round.name);
+}
+
+// A departure is a failure only if a rank waits for it.
+void Store::SettleIfOver(Collected& all) {
+  if (all.is_settled) return;
+  const std::vector<int>& members = all.round.members;
+  if (all.here == members.size()) return Settle(all, Gathered::Outcome::kAll, {});
+  const auto left = std::find_if(members.begin(), members.end(), [this](int member) {
+    return has_left_[static_cast<size_t>(member)];
+  });
+  if (left != members.end()) Settle(all, Gathered::Outcome::kLeft, {*left});
 }
 
 // Answers all members, also those that have not come, because rank 0 may leave before they do.
@@ -358,14 +358,9 @@ void Store::LookAtRounds(WaitPoint::Deadline now) {
   }
 }
 
-// A departure is a failure only if a rank waits for it.
 void Store::Leave(int rank) {
   has_left_[static_cast<size_t>(rank)] = true;
-  for (auto& [name, all] : rounds_) {
-    const std::vector<int>& members = all.round.members;
-    if (!all.is_settled && std::find(members.begin(), members.end(), rank) != members.end())
-      Settle(all, Gathered::Outcome::kLeft, {rank});
-  }
+  for (auto& [name, all] : rounds_) SettleIfOver(all);
   changed_.notify_all();
 }
 

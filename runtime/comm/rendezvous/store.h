@@ -178,6 +178,7 @@ class Store {
   void Handle(int from, Message message);
   bool AreRanks(const std::vector<int>& ranks) const;
   void Collect(int from, const Round& round, std::string text);
+  void SettleIfOver(Collected& all);
   void Settle(Collected& all, Gathered::Outcome outcome, std::vector<int> absent);
   void LookAtRounds(WaitPoint::Deadline now);
   void Leave(int rank);

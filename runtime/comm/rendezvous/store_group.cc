@@ -31,8 +31,7 @@ WorldRank RankOf(const StoreGroup& group) {
   const std::vector<int>& here = hosts.With(group.rank());
   return {.rank = group.rank(),
           .size = group.size(),
-          .local_rank =
-              static_cast<int>(std::find(here.begin(), here.end(), group.rank()) - here.begin()),
+          .local_rank = PlaceOf(group.rank(), here),
           .local_size = static_cast<int>(here.size()),
           .ranks_per_host = hosts.is_even ? hosts.ranks_per_host() : group.size()};
 }

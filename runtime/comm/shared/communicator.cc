@@ -22,8 +22,7 @@ constexpr uint64_t kSlotsOfExchange = 2;
 SharedCommunicator::SharedCommunicator(std::shared_ptr<SharedWorld> world, SharedGroup::Place place)
     : TaskCommunicator(place.members),
       world_(std::move(world)),
-      group_(*world_, std::move(place)),
-      transfer_(size(), group_.options().reduction_group) {}
+      group_(*world_, std::move(place)) {}
 
 SharedCommunicator::~SharedCommunicator() {
   AwaitAllEnded();
@@ -47,16 +46,11 @@ shared::RankRecord::Call SharedCommunicator::Publish(const Collective& call, uin
     return published;
   const SharedHeap& heap = *SharedHeap::Installed();
   auto* const places = reinterpret_cast<CollectiveSpan*>(group_.slot(rank(), meeting));
-  const bool sends = call.kind == CollectiveKind::kBroadcast
-                         ? call.peer == rank()
-                         : call.kind != CollectiveKind::kReceive;
-  const int64_t blocks =
-      call.kind == CollectiveKind::kReduceScatter || call.kind == CollectiveKind::kAllToAll ? size()
-                                                                                            : 1;
+  const int64_t blocks = SidesOf(call, rank(), size()).send;
   for (size_t i = 0; i < call.spans.size(); ++i) {
     const CollectiveSpan& span = call.spans[i];
     const int64_t bytes = span.count * SizeOf(call.dtype);
-    const int64_t send = sends && bytes > 0 ? heap.OffsetOf(span.send, blocks * bytes) : 0;
+    const int64_t send = blocks * bytes > 0 ? heap.OffsetOf(span.send, blocks * bytes) : 0;
     const int64_t receive =
         Movement::Halves(call) == 2 && bytes > 0 ? heap.OffsetOf(span.receive, bytes) : 0;
     if (send < 0 || receive < 0) return published;
@@ -85,7 +79,7 @@ bool SharedCommunicator::RunNow(const Collective& call, WaitPoint::Deadline dead
   summary_ = Summarise(call);
   is_checked_ = false;
   const bool is_barrier = call.kind == CollectiveKind::kBarrier;
-  if (!is_barrier && TotalBytes(call, size()) <= staged_max) return RunStaged(call, deadline, team);
+  if (!is_barrier && size() * BytesOf(call) <= staged_max) return RunStaged(call, deadline, team);
   group_.call(rank(), meeting) = Publish(call, meeting);
   if (!group_.Meet(summary_, deadline)) return false;
   bool readable = true;
@@ -112,7 +106,7 @@ bool SharedCommunicator::RunDirect(const Collective& call, uint64_t meeting,
     {
       const SharedGroup::Reading reading(group_);
       if (!reading.allowed()) return false;
-      transfer_.Run({call, rank(), size(), half}, span_of, mover);
+      transfer().Run({call, rank(), size(), half}, span_of, mover);
     }
     if (!group_.Meet(summary_, deadline)) return false;
   }
@@ -132,7 +126,7 @@ bool SharedCommunicator::RunExchange(const Collective& call, WaitPoint::Deadline
         const SharedGroup::Reading reading(group_);
         if (!reading.allowed()) return false;
         TeamMover mover(team);
-        transfer_.Run(
+        transfer().Run(
             {call, rank(), size()},
             [&](int peer, size_t span) {
               return SpanOf(peer, other.post, other.post_meeting + 1, span);

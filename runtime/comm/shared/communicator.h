@@ -59,7 +59,6 @@ class SharedCommunicator : public TaskCommunicator {
 
   const std::shared_ptr<SharedWorld> world_;
   SharedGroup group_;
-  Transfer transfer_;
   // Of the operation that is staged: what the others know of it, and whether all ranks are known to
   // have made the same call.
   CallSummary summary_;

@@ -1,5 +1,4 @@
-#include "ebb/runtime/comm/shared/device_world.h"
-
+// The world of ranks that share one GPU.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
@@ -322,7 +321,7 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> ShareDevice(std::shared_ptr<WorldB
                                                    device.description(), "; at most ",
                                                    StreamMover::kInputsMax));
   }
-  if (threads == nullptr) threads = std::make_shared<SharedRank>(ThreadWorld(1).rank(0));
+  if (threads == nullptr) threads = std::make_shared<SharedRank>(SharedWorld::OfThreads(1)[0]);
   return std::make_shared<SharedDeviceRank>(std::move(world), std::move(threads), device);
 }
 

@@ -51,7 +51,10 @@ uint64_t SharedGroup::Arrive() {
   const uint64_t meeting = mine().arrived.load(std::memory_order_relaxed) + 1;
   mine().arrived.store(meeting, std::memory_order_seq_cst);
   const uint64_t all = (meeting + 1) / 2 * static_cast<uint64_t>(size());
-  if (header().arrivals[meeting % 2].fetch_add(1, std::memory_order_seq_cst) + 1 == all) Wake();
+  const uint64_t arrived =
+      header().arrivals[meeting % 2].fetch_add(1, std::memory_order_seq_cst) + 1;
+  // A rank that waits for this one in a send or receive looks whether this one has come here.
+  if (arrived == all || header().posted.load(std::memory_order_seq_cst) > 0) Wake();
   return meeting;
 }
 
@@ -59,7 +62,8 @@ bool SharedGroup::Await(uint64_t meeting, const CallSummary& call, WaitPoint::De
   return AwaitMeeting(meeting, options(), &call, deadline).ok();
 }
 
-// `call` is none when ranks meet to form groups with the options that they propose. Once they have
+// `call` is none when ranks meet to form groups with the options that they propose. A failure then
+// is for good, also for a rank that comes when all the others are there already. Once the ranks have
 // agreed on the options, a failure does not undo the groups.
 absl::Status SharedGroup::AwaitMeeting(uint64_t meeting, const CommunicatorOptions& options,
                                        const CallSummary* call, WaitPoint::Deadline deadline,
@@ -69,7 +73,6 @@ absl::Status SharedGroup::AwaitMeeting(uint64_t meeting, const CommunicatorOptio
   const auto met = [&] { return arrivals.load(std::memory_order_seq_cst) >= all; };
   if (call != nullptr && met()) return absl::OkStatus();
   const auto left = [&] { return header().left.load(std::memory_order_acquire) - 1; };
-  const auto is_over = [&] { return met() || left() >= 0 || header().broken.is_set(); };
   const auto absent = [&] {
     std::vector<int> ranks;
     for (int rank = 0; rank < size(); ++rank) {
@@ -77,32 +80,19 @@ absl::Status SharedGroup::AwaitMeeting(uint64_t meeting, const CommunicatorOptio
     }
     return ranks;
   };
-  if (call != nullptr && header().posted.load(std::memory_order_seq_cst) > 0)
-    FailIfAwaited(*call, meeting);
-  Sleep(is_over, deadline, options.notices,
+  Sleep([&] { return met() || left() >= 0; }, deadline, options.notices,
         [&](double seconds) { LogWait(options, call, absent(), seconds); });
-  if (call != nullptr) {
-    // A rank that has left had come to this meeting before, or the meeting would not be complete.
-    // So that is looked at last.
-    if (met()) return absl::OkStatus();
-    if (failed()) return status();
-    if (left() >= 0) {
-      FailBecauseLeft(left());
-    } else {
-      FailLate(*call, absent());
-    }
-    return status();
-  }
-  if (is_agreed && met()) return absl::OkStatus();
-  // A failure is for good: also for a rank that comes when all the others are there already.
-  EBB_RETURN_IF_ERROR(status());
-  if (header().broken.is_set()) return header().broken.Get();
-  if (met()) return absl::OkStatus();
+  const bool failure_undoes = call == nullptr && !is_agreed;
+  if (met() && !(failure_undoes && failed())) return absl::OkStatus();
+  if (failed()) return status();
+  // A rank that has left had come to this meeting before, or the meeting would not be complete. So
+  // that is looked at last.
   if (const int rank = left(); rank >= 0) {
-    world_.NoteFailure(members().world_rank(rank));
-    return Break(LeftBeforeCreationStatus(members().world_rank(rank), HowLeft(rank)));
+    FailBecauseLeft(rank, call);
+  } else {
+    FailLate(options, call, absent());
   }
-  return Break(LateCreationStatus(options, RankNames(members().OfWorld(absent()))));
+  return status();
 }
 
 void SharedGroup::Sleep(absl::FunctionRef<bool()> condition, WaitPoint::Deadline deadline,
@@ -122,8 +112,7 @@ void SharedGroup::LogWait(const CommunicatorOptions& options, const CallSummary*
   const std::vector<int> of_world = members().OfWorld(absent);
   const std::string known = world_.CompareCalls(of_world);
   const CollectiveKind kind = call != nullptr ? call->kind : CollectiveKind::kBarrier;
-  if (failed() || header().broken.is_set() || absent.empty() || !members().Logs(kind, absent))
-    return;
+  if (failed() || absent.empty() || !members().Logs(kind, absent)) return;
   if (call != nullptr) return members().LogWait(seconds, *call, members().Names(absent), known);
   LogWaiting(
       absl::StrCat("rank ", members().world_rank(rank())), seconds,
@@ -131,9 +120,12 @@ void SharedGroup::LogWait(const CommunicatorOptions& options, const CallSummary*
       options.timeout_seconds, known);
 }
 
-void SharedGroup::FailLate(const CallSummary& call, std::span<const int> absent) {
-  const std::string known = world_.CompareCalls(members().OfWorld(absent));
-  Fail(members().Late(call, members().Names(absent), known));
+void SharedGroup::FailLate(const CommunicatorOptions& options, const CallSummary* call,
+                           std::span<const int> absent) {
+  const std::vector<int> of_world = members().OfWorld(absent);
+  if (call == nullptr) return Fail(LateCreationStatus(options, RankNames(of_world)));
+  const std::string known = world_.CompareCalls(of_world);
+  Fail(members().Late(*call, members().Names(absent), known));
 }
 
 bool SharedGroup::AllCalledTheSame(uint64_t meeting) {
@@ -157,8 +149,11 @@ bool SharedGroup::AwaitPeer(const CallSummary& call, WaitPoint::Deadline deadlin
         });
   if (condition()) return true;
   if (failed()) return false;
-  if (has_left()) return FailBecauseLeft(peer);
-  FailLate(call, {&peer, 1});
+  if (has_left()) {
+    FailBecauseLeft(peer, &call);
+  } else {
+    FailLate(options(), &call, {&peer, 1});
+  }
   return false;
 }
 
@@ -217,18 +212,6 @@ bool SharedGroup::Exchange(const RankRecord::Call& call, WaitPoint::Deadline dea
   return true;
 }
 
-// For a rank that has come to a meeting of all: a peer that waits for it in a send or receive never
-// comes to that meeting. Of the two ranks, the one that comes second sees it.
-void SharedGroup::FailIfAwaited(const CallSummary& call, uint64_t meeting) {
-  for (int peer = 0; peer < size(); ++peer) {
-    const uint64_t next = exchanges_[static_cast<size_t>(peer)] + 1;
-    // A rank that has come to the meeting may have gone on already.
-    if ((record(peer).posted.load(std::memory_order_seq_cst) & ~kReceives) == Word(next, rank()) &&
-        record(peer).post_meeting < meeting)
-      Fail(members().Mismatch(rank(), call, peer, record(peer).post.summary));
-  }
-}
-
 SharedGroup::Reading::Reading(SharedGroup& group) : group_(group) {
   // This comes before the look for a failure: either the rank that fails the group sees this
   // reader, or this reader sees the failure.
@@ -279,25 +262,29 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
   if (place.members.rank == 0) {
     const absl::StatusOr<int64_t> offset =
         MakeMemory(place.layout, static_cast<int>(formed.size()));
-    if (!offset.ok()) Break(offset.status()).IgnoreError();
+    if (!offset.ok()) Fail(offset.status());
     mine().formed[half] = offset.value_or(-1);
   }
+  bool sees = false;
   {
     const Reading reading(*this);
-    if (!reading.allowed()) return status();
-    for (size_t i = 0; i < formed.size(); ++i)
+    sees = reading.allowed();
+    for (size_t i = 0; i < formed.size() && sees; ++i)
       see(static_cast<int>(i), record(static_cast<int>(formed[i])).proposals[half].attached);
   }
-  if (const absl::Status met = AwaitMeeting(Arrive(), options, nullptr, deadline,
-                                            /*is_agreed=*/true);
-      !met.ok()) {
+  const absl::Status met =
+      sees ? AwaitMeeting(Arrive(), options, nullptr, deadline, /*is_agreed=*/true) : status();
+  if (!met.ok()) {
     AwaitNoReader();  // so no rank reads the attached object
     return met;
   }
   place.offset = record(static_cast<int>(formed[0])).formed[half];
-  if (place.offset < 0) return header().broken.Get();
+  if (place.offset < 0) return status();
   absl::StatusOr<Mapping> memory = world_.Map(place.offset, place.layout.bytes());
-  if (!memory.ok()) return Break(memory.status());
+  if (!memory.ok()) {
+    Fail(memory.status());
+    return status();
+  }
   place.memory = *std::move(memory);
   return place;
 }
@@ -309,12 +296,6 @@ absl::StatusOr<int64_t> SharedGroup::MakeMemory(const shared::GroupLayout& layou
   made->users.store(ranks);
   made->point = world_.NextPoint();
   return offset;
-}
-
-absl::Status SharedGroup::Break(const absl::Status& why) {
-  header().broken.TrySet(why);
-  Wake();
-  return header().broken.Get();
 }
 
 bool SharedGroup::failed() const {
@@ -344,10 +325,11 @@ std::string SharedGroup::HowLeft(int rank) const {
                      strnlen(record(rank).how_left, shared::kReasonBytesMax));
 }
 
-bool SharedGroup::FailBecauseLeft(int rank) {
-  world_.NoteFailure(members().world_rank(rank));
-  Fail(members().Left(members().Name(rank), HowLeft(rank)));
-  return false;
+void SharedGroup::FailBecauseLeft(int rank, const CallSummary* call) {
+  const int of_world = members().world_rank(rank);
+  world_.NoteFailure(of_world);
+  Fail(call != nullptr ? members().Left(members().Name(rank), HowLeft(rank))
+                       : LeftBeforeCreationStatus(of_world, HowLeft(rank)));
 }
 
 void SharedGroup::Leave(const std::string& how) {

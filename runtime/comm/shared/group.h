@@ -135,11 +135,10 @@ class SharedGroup {
              const NoticeTimes& notices, absl::FunctionRef<void(double seconds)> log_wait);
   void LogWait(const CommunicatorOptions& options, const CallSummary* call,
                std::span<const int> absent, double seconds);
-  void FailLate(const CallSummary& call, std::span<const int> absent);
-  void FailIfAwaited(const CallSummary& call, uint64_t meeting);
-  bool FailBecauseLeft(int rank);
+  void FailLate(const CommunicatorOptions& options, const CallSummary* call,
+                std::span<const int> absent);
+  void FailBecauseLeft(int rank, const CallSummary* call);
   std::string HowLeft(int rank) const;
-  absl::Status Break(const absl::Status& why);
   absl::StatusOr<int64_t> MakeMemory(const shared::GroupLayout& layout, int ranks);
   WaitPoint& point() const;
 

@@ -17,6 +17,7 @@
 #include "ebb/runtime/comm/collective.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/shared/shared_status.h"
+#include "ebb/runtime/device/cpu/pages.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb::shared {
@@ -51,8 +52,7 @@ struct alignas(64) RankPlace {
 };
 
 struct GroupHeader {
-  SharedStatus failure;
-  SharedStatus broken;         // no more parts are formed
+  SharedStatus failure;        // of the communicator; or no more groups are formed in this one
   std::atomic<int32_t> users;  // ranks that have not left; the last releases the memory
   uint32_t point;
   std::atomic<int32_t> posted;   // records with a posted send or receive
@@ -111,8 +111,6 @@ class GroupLayout {
   }
   int64_t bytes() const { return slots() + int64_t{ranks_} * kSlots * slot_bytes_; }
 
-  static int64_t RoundUp(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
-
  private:
   int64_t slots() const {
     constexpr int64_t kPage = 4096;
@@ -126,7 +124,7 @@ class GroupLayout {
 // The offsets of a world's parts.
 struct WorldLayout {
   explicit WorldLayout(int ranks)
-      : points(GroupLayout::RoundUp(sizeof(WorldHeader), 64)),
+      : points(RoundUp(sizeof(WorldHeader), 64)),
         places(points + kWaitPoints * int64_t{sizeof(Point)}),
         all(places + ranks * int64_t{sizeof(RankPlace)}),
         bytes(all + GroupLayout(ranks, /*has_slots=*/false).bytes()) {}

@@ -23,16 +23,6 @@ namespace {
 
 constexpr int64_t kPage = 4096;
 
-absl::Status CheckOneHost(const std::vector<Participant>& participants) {
-  if (ShareMemory(participants)) return absl::OkStatus();
-  if (FindHosts(participants).count() == 1) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the ranks on host '", participants[0].host_name,
-                     "' do not share a /dev/shm: give the containers of one job a common one"));
-  }
-  return CpuRanksNeedMpi(participants);
-}
-
 // How many processes have to share this one's cores.
 int Sharers(const std::vector<Participant>& participants, int rank) {
   const std::string& mine = participants[static_cast<size_t>(rank)].cores;
@@ -49,7 +39,7 @@ int Sharers(const std::vector<Participant>& participants, int rank) {
 void MakeWorld(const Mapping& memory, int ranks, WaitPoint::Scope scope) {
   const shared::WorldLayout layout(ranks);
   reinterpret_cast<shared::WorldHeader*>(memory.data())
-      ->next_offset.store(shared::GroupLayout::RoundUp(layout.bytes, kPage));
+      ->next_offset.store(RoundUp(layout.bytes, kPage));
   for (int point = 0; point < shared::kWaitPoints; ++point) {
     new (memory.data() + layout.points + point * int64_t{sizeof(shared::Point)})
         shared::Point(scope);
@@ -86,7 +76,11 @@ absl::Status RunRank(const std::shared_ptr<SharedWorld>& world,
 
 absl::StatusOr<std::shared_ptr<SharedWorld>> SharedWorld::Form(
     int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher) {
-  EBB_RETURN_IF_ERROR(CheckOneHost(rendezvous.participants()));
+  if (!ShareMemory(rendezvous.participants())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the ranks on host '", rendezvous.participants()[0].host_name,
+                     "' do not share a /dev/shm: give the containers of one job a common one"));
+  }
   const std::string file_name = shared::SharedFileName(rendezvous);
   const double seconds = rendezvous.timeout_seconds();
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<Store> store,
@@ -145,7 +139,7 @@ SharedWorld::~SharedWorld() {
 }
 
 absl::StatusOr<int64_t> SharedWorld::Reserve(int64_t bytes) {
-  const int64_t whole = shared::GroupLayout::RoundUp(bytes, kPage);
+  const int64_t whole = RoundUp(bytes, kPage);
   if (is_threads()) {
     Mapping pages = NewPages(whole);
     if (pages.data() == nullptr)
@@ -164,7 +158,7 @@ absl::StatusOr<Mapping> SharedWorld::Map(int64_t offset, int64_t bytes) const {
 }
 
 void SharedWorld::Release(int64_t offset, int64_t bytes) {
-  const int64_t whole = shared::GroupLayout::RoundUp(bytes, kPage);
+  const int64_t whole = RoundUp(bytes, kPage);
   if (!is_threads()) return file_->Release(offset, whole);
   Mapping(reinterpret_cast<std::byte*>(offset), static_cast<size_t>(whole));
 }
@@ -186,7 +180,7 @@ void SharedWorld::Fail(const absl::Status& why) {
   std::shared_ptr<Store> store = store_;
   if (is_threads()) {
     const std::scoped_lock lock(threads_->mutex);
-    if (threads_->has_stores) store = threads_->stores[static_cast<size_t>(rank_)];
+    if (!threads_->stores.empty()) store = threads_->stores[static_cast<size_t>(rank_)];
   }
   if (store != nullptr) store->Fail(status());
 }
@@ -205,9 +199,8 @@ absl::StatusOr<std::shared_ptr<Store>> SharedWorld::store() {
   {
     const std::scoped_lock lock(threads_->mutex);
     std::vector<std::shared_ptr<Store>>& stores = threads_->stores;
-    if (!threads_->has_stores) {
+    if (stores.empty()) {
       EBB_ASSIGN_OR_RETURN(stores, Store::OfThreads(size_, threads_->calls));
-      threads_->has_stores = true;
       for (size_t rank = 0; rank < stores.size(); ++rank) {
         if (threads_->has_left[rank])
           of_ranks_that_left.push_back(std::exchange(stores[rank], nullptr));
@@ -233,7 +226,7 @@ void SharedWorld::Leave(const std::string& how) {
     std::shared_ptr<Store> store;  // its destructor waits for its thread
     const std::scoped_lock lock(threads_->mutex);
     threads_->has_left[static_cast<size_t>(rank_)] = true;
-    if (threads_->has_stores) store.swap(threads_->stores[static_cast<size_t>(rank_)]);
+    if (!threads_->stores.empty()) store.swap(threads_->stores[static_cast<size_t>(rank_)]);
   }
   const std::scoped_lock lock(groups_mutex_);
   for (SharedGroup* const group : groups_) group->Leave(how);
@@ -249,18 +242,22 @@ void SharedWorld::Remove(SharedGroup& group) {
   std::erase(groups_, &group);
 }
 
-ThreadWorld::ThreadWorld(int size) {
+std::vector<std::shared_ptr<SharedWorld>> SharedWorld::OfThreads(int size) {
   const auto memory = std::make_shared<const Mapping>(NewPages(shared::WorldLayout(size).bytes));
   if (memory->data() == nullptr) throw std::bad_alloc();
   MakeWorld(*memory, size, WaitPoint::Scope::kThreads);
-  threads_->has_left.resize(static_cast<size_t>(size));
-  for (int rank = 0; rank < size; ++rank)
-    ranks_.push_back(std::make_shared<SharedWorld>(
-        rank, size, SharedWorld::Parts{.memory = memory, .threads = threads_}));
-  for (const auto& rank : ranks_) threads_->calls.push_back(rank->shared_calls());
+  const auto threads = std::make_shared<Threads>();
+  threads->has_left.resize(static_cast<size_t>(size));
+  std::vector<std::shared_ptr<SharedWorld>> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    ranks.push_back(
+        std::make_shared<SharedWorld>(rank, size, Parts{.memory = memory, .threads = threads}));
+    threads->calls.push_back(ranks.back()->calls_);
+  }
+  return ranks;
 }
 
-std::vector<int> ThreadWorld::failures() const {
+std::vector<int> SharedWorld::failures() const {
   const std::scoped_lock lock(threads_->mutex);
   return threads_->failures;
 }
@@ -293,23 +290,23 @@ absl::Status RunThreads(int ranks, std::function<absl::Status(World)> body) {
   if (ranks < 1)
     return absl::InvalidArgumentError(absl::StrCat("cannot run ", ranks, " ranks; at least 1"));
   if (body == nullptr) return absl::InvalidArgumentError("RunThreads without a function to run");
-  const auto world = std::make_shared<ThreadWorld>(ranks);
+  const std::vector<std::shared_ptr<SharedWorld>> worlds = SharedWorld::OfThreads(ranks);
   std::vector<absl::Status> statuses(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
+    const std::shared_ptr<SharedWorld>& world = worlds[static_cast<size_t>(rank)];
     absl::Status& status = statuses[static_cast<size_t>(rank)];
     try {
-      threads.emplace_back(
-          [&world, rank, &body, &status] { status = RunRank(world->rank(rank), body); });
+      threads.emplace_back([&world, &body, &status] { status = RunRank(world, body); });
     } catch (const std::system_error& error) {
       status = NoThread("cannot start a thread for this rank", error);
-      world->rank(rank)->Fail(RankFailedStatus(rank, status));
+      world->Fail(RankFailedStatus(rank, status));
       break;
     }
     pthread_setname_np(threads.back().native_handle(), absl::StrCat("ebb-rank-", rank).c_str());
   }
   for (std::thread& thread : threads) thread.join();
-  for (const int rank : world->failures()) {
+  for (const int rank : worlds[0]->failures()) {
     const absl::Status& status = statuses[static_cast<size_t>(rank)];
     if (!status.ok()) return OfRank(rank, status);
   }

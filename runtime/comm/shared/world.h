@@ -29,16 +29,16 @@ namespace ebb {
 
 class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
  public:
-  // For processes that have met. kUnimplemented: the ranks are on several hosts, which the message
-  // names.
+  // For threads of this process: each rank's view.
+  static std::vector<std::shared_ptr<SharedWorld>> OfThreads(int size);
+  // For processes of one host that have met. kFailedPrecondition: they do not share a /dev/shm.
   static absl::StatusOr<std::shared_ptr<SharedWorld>> Form(
       int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher = std::nullopt);
   // What ranks that are threads share beside memory. Only GPUs need the stores: the first call
   // makes all.
   struct Threads {
     std::mutex mutex;
-    std::vector<int> failures;  // ranks in the order in which they first failed
-    bool has_stores = false;
+    std::vector<int> failures;                   // ranks in the order in which they first failed
     std::vector<std::shared_ptr<Store>> stores;  // by rank; null if that rank has left
     std::vector<bool> has_left;
     std::vector<std::shared_ptr<CallOrder>> calls;
@@ -60,7 +60,6 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   // The group in which others are formed.
   SharedGroup& all() { return *all_; }
   CallOrder* calls() { return size_ > 1 ? calls_.get() : nullptr; }
-  const std::shared_ptr<CallOrder>& shared_calls() const { return calls_; }
   // Where ranks exchange what connects their GPUs.
   absl::StatusOr<std::shared_ptr<Store>> store();
   // Fails, with all communicators, if the ranks' calls differ. Otherwise returns what `ranks` have
@@ -95,6 +94,8 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   // For threads: `rank` has failed, aborted, returned an error, or made another rank fail by
   // leaving.
   void NoteFailure(int rank);
+  // Ranks that are threads, in the order in which they first failed.
+  std::vector<int> failures() const;
   // This rank makes no more calls, on any communicator.
   void Leave(const std::string& how);
 
@@ -122,22 +123,6 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   bool listens_ = false;  // to the store of this thread
 };
 
-// What ranks that are threads share.
-class ThreadWorld {
- public:
-  explicit ThreadWorld(int size);
-  int size() const { return static_cast<int>(ranks_.size()); }
-  const std::shared_ptr<SharedWorld>& rank(int rank) const {
-    return ranks_[static_cast<size_t>(rank)];
-  }
-  // Ranks in the order in which they first failed.
-  std::vector<int> failures() const;
-
- private:
-  const std::shared_ptr<SharedWorld::Threads> threads_ = std::make_shared<SharedWorld::Threads>();
-  std::vector<std::shared_ptr<SharedWorld>> ranks_;
-};
-
 // One rank's handle.
 class SharedRank : public WorldBackend {
  public:
@@ -151,8 +136,6 @@ class SharedRank : public WorldBackend {
         world_(std::move(world)),
         part_(std::make_unique<SharedGroup>(*world_, std::move(part))),
         group_(*part_) {}
-  SharedRank(const std::shared_ptr<ThreadWorld>& threads, int rank)
-      : SharedRank(threads->rank(rank)) {}
   // Communicators go on; no rank waits for new ones of this rank.
   ~SharedRank() override { group_.Leave("its World was destroyed"); }
 
@@ -175,5 +158,12 @@ class SharedRank : public WorldBackend {
   SharedGroup& group_;
   std::shared_ptr<StoreGroup> bootstrap_;  // made when it is first needed
 };
+
+// The ranks of `world` on `device`, a CUDA device that they share: threads of a process that have
+// all named the same GPU, or a single rank (device_world.cc). Null if they do not share it: they are
+// processes, have different devices, or NCCL is to connect ranks that share one
+// (NCCL_MULTI_RANK_GPU_ENABLE=1). Collective; the same on all ranks.
+absl::StatusOr<std::shared_ptr<WorldBackend>> ShareDevice(std::shared_ptr<WorldBackend> world,
+                                                          const Device& device);
 
 }  // namespace ebb
