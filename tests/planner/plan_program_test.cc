@@ -94,6 +94,11 @@ TEST_F(PlanProgramTest, ImpossibleQuestionsAreRefused) {
 }
 
 // A pipe without a writer would block the program.
+TEST_F(PlanProgramTest, OutputThatCannotBeWrittenIsAnError) {
+  for (const char* arguments : {"--model gpt2", "--model gpt2 --json", "--list", "--help"})
+    EXPECT_EQ(Run(absl::StrCat(arguments, " >/dev/full")).code, 2) << arguments;
+}
+
 TEST_F(PlanProgramTest, PipesAreRefused) {
   const std::string pipe = Path("pipe");
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
