@@ -279,6 +279,8 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
       config.ebb.host_memory = (from.room[1] - (from.room[1] - from.held[1]) / 8) >> 20 << 20;
     });
   }
+  if (from.choice.states != Tier::kDevice)
+    changed([](Config& config) { config.ebb.offload_gradients = Tier::kDevice; });
   if (from.choice.stage == 3) {
     changed([&](Config& config) {
       config.zero.prefetch_bucket_size = 2 * question.model.largest_unit();

@@ -182,6 +182,19 @@ TEST_F(PlanProgramTest, AdvisesChangesToAFileThatDoesNotFit) {
   EXPECT_EQ(answer["remedy"], nullptr);
 }
 
+// With states in RAM, gradients are in RAM too. Two cores take long to sum four of them.
+TEST_F(PlanProgramTest, AdvisesToKeepGradientsOnTheGpu) {
+  const std::string machine = Write("machine.json", R"({"gpus": 1, "gpu_memory": "3.8GiB",
+      "gpu_teraflops": 400, "gpu_memory_gb_s": 1000, "pcie_gb_s": 3, "network_gb_s": 400,
+      "ram": "5.2GiB", "ram_gb_s": 60, "cores": 2})");
+  const Ended ended =
+      Run("--model qwen3-0.6b --context 1024 --batch 8 --micro-batches 4 --ranks 2 "
+          "--stage 2 --offload-optimizer cpu --recompute --machine " +
+          machine);
+  EXPECT_THAT(ended.printed,
+              HasSubstr("helps most: {\"ebb\": {\"offload_gradients\": \"device\"}}"));
+}
+
 TEST_F(PlanProgramTest, FindsTheCheapestMachine) {
   // One GPU in each host. Several hosts hold a model that one does not.
   const std::string small = Write("small.json", R"({"gpus": 1, "gpu_memory": "4GiB",
