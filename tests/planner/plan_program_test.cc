@@ -162,6 +162,16 @@ TEST_F(PlanProgramTest, AnswersAboutADeepSpeedFile) {
   EXPECT_LT(json["chosen"]["locked_bytes"], json["chosen"]["bytes"]["cpu"]);
 }
 
+TEST_F(PlanProgramTest, ATrainBatchSizeIsDividedOverTheRanks) {
+  const std::string file = Write("ds.json", R"({"train_batch_size": 64})");
+  const std::string question = "--model gpt2 --deepspeed " + file;
+  EXPECT_THAT(Run(question).printed, HasSubstr("1 x 8 sequences of"));
+  EXPECT_THAT(Run(question + " --micro-batches 2").printed, HasSubstr("2 x 4 sequences of"));
+  const auto json = nlohmann::json::parse(Run(question + " --ranks 64 --json").printed);
+  EXPECT_EQ(json["micro_batch_size"], 1);
+  EXPECT_THAT(std::string(json["best_change"]["change"]), HasSubstr("\": 2}"));
+}
+
 // As in the error of a memory cap: keys to merge into the file.
 TEST_F(PlanProgramTest, AdvisesChangesToAFileThatDoesNotFit) {
   const std::string file = Write("ds.json", R"({"zero_optimization": {"stage": 0}})");
