@@ -1,6 +1,7 @@
 #include "saved_run.h"
 
 #include <filesystem>
+#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/trace/log.h"
@@ -41,6 +42,21 @@ std::map<std::string, std::string> OwnValues(const Trainer& trainer, const Run& 
           {kSeed, absl::StrCat(run.options.seed)},
           {kTokens, absl::StrCat(trainer.tokens_per_step())},
           {kModelConfig, ModelConfig(run.options.shape)}};
+}
+
+// The shapes of tensors do not say how many heads there are, or what is between two products. A
+// folder of Hugging Face's files has a config.json, which does.
+absl::Status CheckModelConfig(const std::string& path, const GptShape& shape) {
+  std::ifstream file(path + "/" + kModelConfig);
+  const auto theirs = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false),
+             ours = nlohmann::json::parse(ModelConfig(shape));
+  for (const char* key : {"n_head", "activation_function"}) {
+    if (theirs.is_object() && theirs.contains(key) && theirs[key] != ours[key])
+      return absl::InvalidArgumentError(absl::StrCat("its ", kModelConfig, " has \"", key,
+                                                     "\": ", theirs[key].dump(),
+                                                     ", but the model has ", ours[key].dump()));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -112,7 +128,8 @@ std::string Saves::TakeEnded() {
 absl::Status InitFrom(Trainer& trainer, const Run& run, int64_t resumed) {
   const std::string& path = run.options.init_from;
   if (path.empty() || resumed > 0) return absl::OkStatus();
-  const absl::Status imported = ImportParameters(trainer.engine(), path);
+  absl::Status imported = ImportParameters(trainer.engine(), path);
+  if (imported.ok()) imported = CheckModelConfig(path, run.options.shape);
   if (imported.ok()) return imported;
   return RefusalByCode(
       absl::Status(imported.code(), absl::StrCat("--init-from ", path, ": ", imported.message())));

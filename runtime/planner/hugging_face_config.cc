@@ -24,8 +24,9 @@ struct Family {
   const char* type;
   bool gated = true, tied_head = false, query_biases = false, query_norms = false;
   bool has_experts = false;
-  int64_t key_value_heads = 0;  // 0: as many as heads
-  int64_t head_width = 0;       // 0: the width over the heads
+  bool has_expert_width = false;  // a key of its own for the width inside an expert
+  int64_t key_value_heads = 0;    // 0: as many as heads
+  int64_t head_width = 0;         // 0: the width over the heads
 };
 constexpr Family kFamilies[] = {
     {.type = "gpt2", .gated = false, .tied_head = true},
@@ -34,14 +35,18 @@ constexpr Family kFamilies[] = {
     {.type = "mixtral", .has_experts = true, .key_value_heads = 8},
     {.type = "qwen2", .query_biases = true, .key_value_heads = 32},
     {.type = "qwen3", .query_norms = true, .key_value_heads = 32, .head_width = 128},
-    {.type = "qwen3_moe", .query_norms = true, .has_experts = true, .key_value_heads = 4},
+    {.type = "qwen3_moe",
+     .query_norms = true,
+     .has_experts = true,
+     .has_expert_width = true,
+     .key_value_heads = 4},
     {.type = "gemma", .tied_head = true, .key_value_heads = 16, .head_width = 256}};
 
-// The names of one size, in the order of preference; GPT-2's are last.
-enum class Needed { kNo, kByAll, kByGated, kByExperts };
+// The names of one size, in the order of preference; GPT-2's begin with the second.
+enum class Needed { kNo, kByAll, kByGated, kByExperts, kByExpertWidth };
 struct Size {
   int64_t ModelShape::*to;
-  std::array<const char*, 4> names;
+  std::array<const char*, 3> names;
   Needed needed = Needed::kNo;
 };
 constexpr Size kSizes[] = {
@@ -50,9 +55,8 @@ constexpr Size kSizes[] = {
     {&ModelShape::heads, {"num_attention_heads", "n_head"}, Needed::kByAll},
     {&ModelShape::key_value_heads, {"num_key_value_heads"}},
     {&ModelShape::head_width, {"head_dim"}},
-    {&ModelShape::feed_forward,
-     {"moe_intermediate_size", "intermediate_size", "n_inner"},
-     Needed::kByGated},
+    {&ModelShape::feed_forward, {"intermediate_size", "n_inner"}, Needed::kByGated},
+    {&ModelShape::feed_forward, {"moe_intermediate_size"}, Needed::kByExpertWidth},
     {&ModelShape::vocabulary, {"vocab_size"}, Needed::kByAll},
     {&ModelShape::context, {"max_position_embeddings", "n_positions", "n_ctx"}},
     {&ModelShape::experts, {"num_local_experts", "num_experts"}, Needed::kByExperts},
@@ -119,7 +123,8 @@ absl::Status CheckForeign(const Json& root, const Family& family) {
 
 bool IsNeeded(Needed needed, const Family& family) {
   return needed == Needed::kByAll || (needed == Needed::kByGated && family.gated) ||
-         (needed == Needed::kByExperts && family.has_experts);
+         (needed == Needed::kByExperts && family.has_experts) ||
+         (needed == Needed::kByExpertWidth && family.has_expert_width);
 }
 
 absl::Status Read(const Json& root, const Family& family, const Size& size, ModelShape& shape) {
@@ -138,7 +143,8 @@ absl::Status Read(const Json& root, const Family& family, const Size& size, Mode
     return absl::OkStatus();
   }
   if (!IsNeeded(size.needed, family)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("\"", size.names[0], "\" is missing"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("\"", size.names[family.gated ? 0 : 1], "\" is missing"));
 }
 
 bool Flag(const Json& root, const char* name, bool otherwise) {
@@ -151,8 +157,10 @@ absl::StatusOr<ModelShape> ShapeOfConfigJson(std::string_view text, std::string 
   EBB_ASSIGN_OR_RETURN(const config::Document document, config::ParseDocument(text));
   EBB_RETURN_IF_ERROR(document.problems.status());
   const Json* root = &document.root;
-  if (root->contains("text_config") && (*root)["text_config"].is_object())
+  if (root->contains("text_config") && (*root)["text_config"].is_object()) {
     root = &(*root)["text_config"];
+    name += ", only its text_config";
+  }
   EBB_ASSIGN_OR_RETURN(const Family family, FamilyOf(*root));
   EBB_RETURN_IF_ERROR(CheckForeign(*root, family));
   ModelShape shape{.name = std::move(name),

@@ -279,6 +279,8 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
       config.ebb.host_memory = (from.room[1] - (from.room[1] - from.held[1]) / 8) >> 20 << 20;
     });
   }
+  if (from.choice.states != Tier::kDevice)
+    changed([](Config& config) { config.ebb.offload_gradients = Tier::kDevice; });
   if (from.choice.stage == 3) {
     changed([&](Config& config) {
       config.zero.prefetch_bucket_size = 2 * question.model.largest_unit();
@@ -292,29 +294,31 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
 
 std::optional<Change> BestPurchase(const Question& question, const Answer& from) {
   if (!from.time) return std::nullopt;
-  struct Part {
+  using Rates = std::vector<double Machine::*>;
+  const Rates disks = {&Machine::disk_read_gb_s, &Machine::disk_write_gb_s,
+                       &Machine::disk_both_gb_s};
+  Rates cores = {&Machine::cores};
+  if (question.machine.is_cpu) cores.push_back(&Machine::gpu_teraflops);
+  const struct {
     Resource resource;
     const char* name;
-    double Machine::*rate;
-  };
-  constexpr Part kParts[] = {
-      {Resource::kDevice, "the GPUs' arithmetic", &Machine::gpu_teraflops},
-      {Resource::kDeviceMemory, "the GPUs' bandwidth", &Machine::gpu_memory_gb_s},
-      {Resource::kCores, "the cores", &Machine::cores},
-      {Resource::kHostMemory, "the RAM's bandwidth", &Machine::ram_gb_s},
-      {Resource::kToDevice, "PCIe's bandwidth", &Machine::pcie_gb_s},
-      {Resource::kToHost, "PCIe's bandwidth", &Machine::pcie_gb_s},
-      {Resource::kPeers, "the GPUs' links", &Machine::link_gb_s},
-      {Resource::kNetwork, "the network", &Machine::network_gb_s},
-      {Resource::kDiskRead, "the disks' reads", &Machine::disk_read_gb_s},
-      {Resource::kDiskWrite, "the disks' writes", &Machine::disk_write_gb_s}};
+    Rates rates;
+  } parts[] = {{Resource::kDevice, "the GPUs' arithmetic", {&Machine::gpu_teraflops}},
+               {Resource::kDeviceMemory, "the GPUs' bandwidth", {&Machine::gpu_memory_gb_s}},
+               {Resource::kCores, "the cores", cores},
+               {Resource::kHostMemory, "the RAM's bandwidth", {&Machine::ram_gb_s}},
+               {Resource::kToDevice, "PCIe's bandwidth", {&Machine::pcie_gb_s}},
+               {Resource::kToHost, "PCIe's bandwidth", {&Machine::pcie_gb_s}},
+               {Resource::kPeers, "the GPUs' links", {&Machine::link_gb_s}},
+               {Resource::kNetwork, "the network", {&Machine::network_gb_s}},
+               {Resource::kDiskRead, "the disks", disks},
+               {Resource::kDiskWrite, "the disks", disks},
+               {Resource::kDisk, "the disks", disks}};
   std::vector<Try> tries;
-  for (const Part& part : kParts) {
+  for (const auto& part : parts) {
     if (from.time->simulated.critical.resources[static_cast<size_t>(part.resource)] <= 0) continue;
     Machine richer = question.machine;
-    richer.*part.rate *= 2;
-    if (part.resource == Resource::kDiskRead || part.resource == Resource::kDiskWrite)
-      richer.disk_both_gb_s = 0;
+    for (double Machine::*const rate : part.rates) richer.*rate *= 2;
     tries.push_back({.change = absl::StrCat("twice ", part.name), .answer = [&, richer] {
                        Question with = question;
                        with.machine = richer;

@@ -236,5 +236,17 @@ TEST_F(SavedRunTest, AnImpossibleResumeIsRefused) {
                     testing::Not(HasSubstr("LoadOptions"))));
 }
 
+// Another number of heads changes no shape of a tensor.
+TEST_F(SavedRunTest, AModelWithOtherHeadsIsRefused) {
+  const std::string exported = files_.Path("exported");
+  Program first(Command({"--export", exported}, "1"));
+  ASSERT_EQ(first.Finish(), 0) << first.printed();
+  Program same(Command({"--init-from", exported}, "1"));
+  EXPECT_EQ(same.Finish(), 0) << same.printed();
+  Program other(Command({"--init-from", exported, "--heads", "2"}, "1"));
+  EXPECT_EQ(other.Finish(), 2) << other.printed();
+  EXPECT_THAT(other.printed(), HasSubstr("has \"n_head\": 1, but the model has 2"));
+}
+
 }  // namespace
 }  // namespace ebb::gpt::saved_run_test

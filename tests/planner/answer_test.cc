@@ -299,6 +299,22 @@ TEST(Search, TwiceTheCriticalResourceMakesAStepFaster) {
   EXPECT_GT(purchase->tokens_per_second, 1.2 * answer.time->tokens_per_second);
 }
 
+// Reads and writes together are a rate of their own, and the cores of a CPU machine compute.
+TEST(Search, TwiceTheDisksAreTwiceAllTheirRatesAndTwiceTheCoresComputeTwiceAsFast) {
+  Question question = QuestionOf("qwen2.5-1.5b", "rtx4090-64gb", 1);
+  question.machine.disk_both_gb_s = 2;
+  const auto factor = [&](const Choice& choice, const char* what) {
+    const Answer answer = AnswerFor(question, choice, Depth::kTime);
+    const std::optional<Change> purchase = BestPurchase(question, answer);
+    EXPECT_EQ(purchase ? purchase->what : "", what);
+    return purchase ? purchase->tokens_per_second / answer.time->tokens_per_second : 0;
+  };
+  EXPECT_GT(factor({.stage = 3, .states = Tier::kNvme}, "twice the disks"), 1.5);
+  question.machine.is_cpu = true;
+  question.machine.gpu_teraflops = 1;
+  EXPECT_GT(factor({.stage = 3}, "twice the cores"), 1.9);
+}
+
 TEST(Search, OneMoreThanTheLargestFitsNowhere) {
   const Question question = QuestionOf("gpt2", "rtx4090-64gb", 1);
   const absl::StatusOr<Largest> batch = FindLargest(question, Quantity::kBatch);

@@ -151,6 +151,15 @@ TEST(HuggingFaceConfig, GivesTheShapeOfEachFamily) {
             2'506'172'416);
 }
 
+TEST(HuggingFaceConfig, OfAMultimodalModelOnlyTheTextIsCountedAndTheNameSaysSo) {
+  const auto shape = ShapeOfConfigJson(R"({"model_type": "llava", "vision_config": {},
+      "text_config": {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+      "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100}})",
+                                       "config.json");
+  ASSERT_TRUE(shape.ok()) << shape.status();
+  EXPECT_EQ(shape->name, "config.json, only its text_config");
+}
+
 // A count as Llama would be wrong by up to a third.
 TEST(HuggingFaceConfig, RefusesModelsThatItWouldCountWrongly) {
   const auto message = [](const std::string& keys) {
@@ -176,6 +185,9 @@ TEST(HuggingFaceConfig, RefusesModelsThatItWouldCountWrongly) {
                 HasSubstr(key.substr(0, key.find(':'))));
   EXPECT_THAT(message(R"("model_type": "mixtral", "num_local_experts": 8)"),
               HasSubstr("num_experts_per_tok"));
+  // Its class has a default for the width of an expert, which is not that of a dense block.
+  EXPECT_THAT(message(R"("model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2)"),
+              HasSubstr("\"moe_intermediate_size\" is missing"));
 }
 
 TEST(HuggingFaceConfig, NamesTheError) {
@@ -184,6 +196,10 @@ TEST(HuggingFaceConfig, NamesTheError) {
   };
   EXPECT_THAT(message("{}"), HasSubstr("\"model_type\" is missing"));
   EXPECT_THAT(message(R"({"model_type": "llama"})"), HasSubstr("num_hidden_layers"));
+  EXPECT_THAT(message(R"({"model_type": "gpt2"})"), HasSubstr("\"n_layer\" is missing"));
+  EXPECT_THAT(message(R"({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+      "num_attention_heads": 4, "vocab_size": 100})"),
+              HasSubstr("\"intermediate_size\" is missing"));
   for (const char* number : {"\"x\"", "1e300", "-1"})
     EXPECT_THAT(
         message(absl::StrCat(R"({"model_type": "llama", "num_hidden_layers": )", number, "}")),

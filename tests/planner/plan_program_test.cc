@@ -94,6 +94,11 @@ TEST_F(PlanProgramTest, ImpossibleQuestionsAreRefused) {
 }
 
 // A pipe without a writer would block the program.
+TEST_F(PlanProgramTest, OutputThatCannotBeWrittenIsAnError) {
+  for (const char* arguments : {"--model gpt2", "--model gpt2 --json", "--list", "--help"})
+    EXPECT_EQ(Run(absl::StrCat(arguments, " >/dev/full")).code, 2) << arguments;
+}
+
 TEST_F(PlanProgramTest, PipesAreRefused) {
   const std::string pipe = Path("pipe");
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
@@ -157,6 +162,16 @@ TEST_F(PlanProgramTest, AnswersAboutADeepSpeedFile) {
   EXPECT_LT(json["chosen"]["locked_bytes"], json["chosen"]["bytes"]["cpu"]);
 }
 
+TEST_F(PlanProgramTest, ATrainBatchSizeIsDividedOverTheRanks) {
+  const std::string file = Write("ds.json", R"({"train_batch_size": 64})");
+  const std::string question = "--model gpt2 --deepspeed " + file;
+  EXPECT_THAT(Run(question).printed, HasSubstr("1 x 8 sequences of"));
+  EXPECT_THAT(Run(question + " --micro-batches 2").printed, HasSubstr("2 x 4 sequences of"));
+  const auto json = nlohmann::json::parse(Run(question + " --ranks 64 --json").printed);
+  EXPECT_EQ(json["micro_batch_size"], 1);
+  EXPECT_THAT(std::string(json["best_change"]["change"]), HasSubstr("\": 2}"));
+}
+
 // As in the error of a memory cap: keys to merge into the file.
 TEST_F(PlanProgramTest, AdvisesChangesToAFileThatDoesNotFit) {
   const std::string file = Write("ds.json", R"({"zero_optimization": {"stage": 0}})");
@@ -175,6 +190,19 @@ TEST_F(PlanProgramTest, AdvisesChangesToAFileThatDoesNotFit) {
       Run(question + Write("other.json", changed.dump()) + " --json").printed);
   EXPECT_TRUE(answer["chosen"]["fits"]) << remedy;
   EXPECT_EQ(answer["remedy"], nullptr);
+}
+
+// With states in RAM, gradients are in RAM too. Two cores take long to sum four of them.
+TEST_F(PlanProgramTest, AdvisesToKeepGradientsOnTheGpu) {
+  const std::string machine = Write("machine.json", R"({"gpus": 1, "gpu_memory": "3.8GiB",
+      "gpu_teraflops": 400, "gpu_memory_gb_s": 1000, "pcie_gb_s": 3, "network_gb_s": 400,
+      "ram": "5.2GiB", "ram_gb_s": 60, "cores": 2})");
+  const Ended ended =
+      Run("--model qwen3-0.6b --context 1024 --batch 8 --micro-batches 4 --ranks 2 "
+          "--stage 2 --offload-optimizer cpu --recompute --machine " +
+          machine);
+  EXPECT_THAT(ended.printed,
+              HasSubstr("helps most: {\"ebb\": {\"offload_gradients\": \"device\"}}"));
 }
 
 TEST_F(PlanProgramTest, FindsTheCheapestMachine) {

@@ -118,9 +118,10 @@ absl::StatusOr<Config> ConfigOf(const Given& given, const Model& model) {
     absl::StatusOr<Config> read = Config::FromJson(text, options);
     if (!read.ok()) return Of(given.config, read.status());
     config = *std::move(read);
-    if (given.batch > 0 || given.micro_batches > 0) config.train_batch_size = 0;
     if (given.batch > 0) config.micro_batch_size = given.batch;
     if (given.micro_batches > 0) config.gradient_accumulation_steps = given.micro_batches;
+    if ((given.batch > 0 || given.micro_batches > 0) && config.micro_batch_size > 0)
+      config.train_batch_size = 0;
   } else {
     config.compute = DType::kBFloat16;
     config.micro_batch_size = std::max<int64_t>(1, given.batch);
@@ -136,6 +137,18 @@ absl::StatusOr<Config> ConfigOf(const Given& given, const Model& model) {
     EBB_ASSIGN_OR_RETURN(config.compute, MeaningOf("--dtype", given.dtype, kDTypeWords));
   }
   return config;
+}
+
+// Adds the sizes of a batch that the ranks and the other sizes give, if these fit together.
+void CompleteBatch(int ranks, Config& config) {
+  Config batch;
+  batch.train_batch_size = config.train_batch_size;
+  batch.micro_batch_size = config.micro_batch_size;
+  batch.gradient_accumulation_steps = config.gradient_accumulation_steps;
+  const absl::StatusOr<Config> whole = batch.ForWorld(ranks);
+  if (!whole.ok()) return;
+  config.micro_batch_size = whole->micro_batch_size;
+  config.gradient_accumulation_steps = whole->gradient_accumulation_steps;
 }
 
 absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
@@ -155,6 +168,7 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
   if (question.machine.is_cpu)
     question.machine.gpus = std::max<double>(question.machine.gpus, question.ranks);
   EBB_ASSIGN_OR_RETURN(question.config, ConfigOf(given, question.model));
+  if (given.compared.empty()) CompleteBatch(question.ranks, question.config);
   if (!given.nvme_path.empty()) {
     question.config.zero.offload_param.nvme_paths = {given.nvme_path};
     question.config.zero.offload_optimizer.nvme_paths = {given.nvme_path};

@@ -230,15 +230,17 @@ int AnswerQuestion(const Arguments& arguments) {
 int Main(int argc, char** argv) {
   const CommandLine line = ParseCommandLine(argc, argv);
   if (line.exit_code != 0) return Fail(line.text);
+  int code = 0;
   if (!line.arguments) {
     std::fputs(line.text.c_str(), stdout);
-    return 0;
+  } else {
+    if (!line.arguments->warning.empty()) Warn(line.arguments->warning);
+    code = !line.arguments->offers.empty() ? Compare(*line.arguments)
+           : line.arguments->largest       ? AnswerLargest(*line.arguments)
+                                           : AnswerQuestion(*line.arguments);
   }
-  if (!line.arguments->warning.empty()) Warn(line.arguments->warning);
-  const int code = !line.arguments->offers.empty() ? Compare(*line.arguments)
-                   : line.arguments->largest       ? AnswerLargest(*line.arguments)
-                                                   : AnswerQuestion(*line.arguments);
-  if (code == 0 && std::fflush(stdout) != 0) return Fail("standard output cannot be written");
+  if (code == 0 && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0))
+    return Fail("standard output cannot be written");
   return code;
 }
 
