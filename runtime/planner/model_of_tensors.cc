@@ -1,6 +1,7 @@
 #include "ebb/runtime/planner/model_of_tensors.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "ebb/offload/file_handle.h"
 #include "ebb/runtime/checkpoint/file_access.h"
+#include "ebb/runtime/checkpoint/model_index.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -85,6 +87,24 @@ void AddVisit(Model& model, bool is_block, bool is_table) {
   model.visits.push_back(visit);
 }
 
+// The files themselves, where some are the index of a model in several files.
+absl::StatusOr<std::vector<std::string>> WithoutIndexes(std::span<const std::string> paths) {
+  std::vector<std::string> files;
+  for (const std::string& path : paths) {
+    if (!path.ends_with(".index.json")) {
+      files.push_back(path);
+      continue;
+    }
+    EBB_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(TargetOf(path), kIndexBytesMax));
+    EBB_ASSIGN_OR_RETURN(const auto file_of_tensor, ParseModelIndex(text, path, ".safetensors"));
+    std::set<std::string> of_index;
+    for (const auto& [tensor, file] : file_of_tensor)
+      of_index.insert(std::filesystem::path(path).replace_filename(file));
+    files.insert(files.end(), of_index.begin(), of_index.end());
+  }
+  return files;
+}
+
 }  // namespace
 
 absl::StatusOr<Model> ModelOfTensors(std::vector<ModelTensor> tensors, std::string name) {
@@ -154,7 +174,8 @@ absl::StatusOr<Model> ModelOfSafetensors(std::span<const std::string> paths) {
   std::vector<ModelTensor> tensors;
   std::set<std::string> names;
   std::map<std::string, int64_t> stored_bytes;
-  for (const std::string& path : paths) {
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> files, WithoutIndexes(paths));
+  for (const std::string& path : files) {
     EBB_ASSIGN_OR_RETURN(const FileHandle file, OpenToRead(TargetOf(path)));
     EBB_ASSIGN_OR_RETURN(SafetensorsHeader header, ReadSafetensorsHeader(file.get(), path));
     for (StoredTensor& tensor : header.tensors) {

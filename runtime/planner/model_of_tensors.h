@@ -25,7 +25,7 @@ namespace ebb::planner {
 // kInvalidArgument: no tensor can be trained, or a size is impossible. kUnimplemented: experts.
 absl::StatusOr<Model> ModelOfTensors(std::vector<ModelTensor> tensors, std::string name);
 
-// Errors name the file.
+// Files of safetensors, or indexes of such files ("....index.json"). Errors name the file.
 absl::StatusOr<Model> ModelOfSafetensors(std::span<const std::string> paths);
 
 }  // namespace ebb::planner

@@ -277,6 +277,22 @@ class SafetensorsModelTest : public ::testing::Test {
   const std::string path_ = absl::StrCat(testing::TempDir(), "/planner-", getpid(), ".safetensors");
 };
 
+TEST_F(SafetensorsModelTest, AnIndexStandsForItsFiles) {
+  Write({{"a.weight", {64, 64}}, {"b.weight", {8, 64}}});
+  const std::string index = path_ + ".index.json";
+  const auto parameters = [&](const std::string& file) {
+    std::ofstream(index) << R"({"weight_map": {"a.weight": ")" << file << R"(", "b.weight": ")"
+                         << file << "\"}}";
+    return ModelOfSafetensors({&index, 1});
+  };
+  const auto model = parameters(std::filesystem::path(path_).filename());
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(model->parameters(), 64 * 64 + 8 * 64);
+  EXPECT_EQ(model->name, index);
+  EXPECT_THAT(parameters("../x.safetensors").status().message(), HasSubstr("not the plain name"));
+  std::filesystem::remove(index);
+}
+
 TEST_F(SafetensorsModelTest, BlocksAreUnitsInTheirOrder) {
   Write({{"model.embed_tokens.weight", {1000, 64}},
          {"model.layers.0.mlp.weight", {256, 64}},

@@ -72,9 +72,10 @@ void AddModelOptions(CLI::App& app, ModelArguments& arguments) {
   CLI::Option* const described = app.add_option("--config-json", arguments.config_json,
                                                 "Hugging Face's config.json of a model")
                                      ->option_text("FILE");
-  CLI::Option* const stored = app.add_option("--safetensors", arguments.safetensors,
-                                             "files of a model; only their headers are read")
-                                  ->option_text("FILE...");
+  CLI::Option* const stored =
+      app.add_option("--safetensors", arguments.safetensors,
+                     "files of a model, or their index; only their headers are read")
+          ->option_text("FILE...");
   named->excludes(described)->excludes(stored);
   described->excludes(stored);
   const auto size = [&](const char* flag, int64_t& to, const char* what) {
