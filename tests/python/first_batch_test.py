@@ -239,3 +239,27 @@ def _lazy():
 
 def test_a_lazy_module_is_named(one):
     one.run(_lazy)
+
+
+class LengthOnly(nn.Module):
+    """Asks for a value, so that fake tensors cannot run it, and has two resident parameters."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.scale, self.offset = nn.Parameter(torch.rand(8)), nn.Parameter(torch.rand(8))
+        self.blocks = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        for block in self.blocks[: 2 if x.sum().item() < 1e9 else 1]:
+            x = torch.tanh(block(x)) * self.scale + self.offset
+        return self.head(x)
+
+
+def _without_fake_tensors():
+    compare(LengthOnly, vector_batches(3, 2), squared_error)
+
+
+def test_two_resident_parameters_of_a_model_that_fake_tensors_cannot_run(two):
+    two.run(_without_fake_tensors)

@@ -284,7 +284,7 @@ class Walk:
         self.ending = False
         self._close_recompute()
         self._close_backward()
-        for visit in self.resident_visits:
+        for visit in reversed(self.resident_visits):
             if visit.unit.parameters[0].requires_grad:
                 self.scopes.close(BACKWARD, visit, self.scopes.open(BACKWARD, visit))
         self._new_round()
