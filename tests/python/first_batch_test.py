@@ -263,3 +263,43 @@ def _without_fake_tensors():
 
 def test_two_resident_parameters_of_a_model_that_fake_tensors_cannot_run(two):
     two.run(_without_fake_tensors)
+
+
+def _frozen_later(frozen, stage):
+    model, plain = Blocks(), Blocks()
+    engine = ebb.initialize(model, config(stage, optimizer=training.SGD, gradient_clipping=0.0))
+    optimizer = torch.optim.SGD(plain.parameters(), **training.SGD["params"])
+    for trains in (False, True):
+        for one in (model, plain):
+            one.get_submodule(frozen).requires_grad_(trains)
+        for of_step in vector_batches(2, 2):
+            engine.backward(squared_error(model, of_step[engine.world.rank]))
+            assert engine.step()
+            sum(squared_error(plain, batch) / 2 for batch in of_step).backward()
+            optimizer.step(), optimizer.zero_grad()
+    for name, value in plain.state_dict().items():
+        assert torch.allclose(engine.gather(name), value, atol=2e-6), name
+    engine.close()
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("frozen", ["blocks.0", "blocks", "head"])
+def test_what_is_frozen_for_the_first_steps_is_trained_later(two, frozen, stage):
+    two.run(_frozen_later, frozen, stage)
+
+
+def _unfrozen():
+    model = Blocks()
+    model.blocks[0].requires_grad_(False)
+    engine = ebb.initialize(model, config())
+    train(model, engine)
+    model.blocks[0].requires_grad_(True)
+    refused(lambda: train(model, engine), "'blocks.0.weight' has a gradient, but was frozen at ebb.initialize.*after ebb.initialize")
+    engine.drop()
+    model.blocks[0].requires_grad_(False)
+    train(model, engine)
+    engine.close()
+
+
+def test_what_was_frozen_at_initialize_cannot_be_unfrozen(two):
+    two.run(_unfrozen)

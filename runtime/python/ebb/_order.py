@@ -131,17 +131,13 @@ class _Record:
             visits[number].gradients = True
         for number, visit in enumerate(visits):
             # The loss does not depend on its output, so it has no backward. It is declared, because a step may leave it out.
-            if visit.unit not in last and _is_trainable(self.visits[number].unit):
+            if visit.unit not in last and any(self.visits[number].unit.trainable):
                 last[visit.unit] = number
                 visit.backward = visit.gradients = True
                 below = (i for i, (_, kind, other) in enumerate(self.events) if kind == BACKWARD and other < number)
                 at = next(below, len(self.events))
                 self.events[at:at] = [(1, BACKWARD, number), (0, BACKWARD, number)]
         return Order(visits, [] if self.events == _in_turn(visits) else self.events, seen=True)
-
-
-def _is_trainable(unit: Unit) -> bool:
-    return any(parameter.requires_grad for parameter in unit.parameters)
 
 
 def of_visits(units: list[int]) -> Order:
@@ -230,7 +226,7 @@ def observe(model: nn.Module, units: list[Unit], example: Any, device: torch.dev
         return order
     at = next(i for i, event in enumerate(order.events) if event[1] == BACKWARD)
     for unit in left_out:  # the engine asks for a visit of each
-        number, trains = len(order.visits), _is_trainable(unit)
+        number, trains = len(order.visits), any(unit.trainable)
         order.visits.append(Declared(unit.index, backward=trains, gradients=trains))
         backward = [(1, BACKWARD, number), (0, BACKWARD, number)] if trains else []
         order.events[at:at] = [(1, FORWARD, number), (0, FORWARD, number), *backward]

@@ -216,6 +216,12 @@ class Steps:
         ready = tuple([i for i in of if gradients[i] is not None])
         if not ready:
             return
+        frozen = next((i for i in ready if not unit.trainable[i]), None)
+        if frozen is not None:
+            raise Error(
+                f"'{unit.names[frozen]}' has a gradient, but was frozen at ebb.initialize, so it has no optimizer state: freeze parameters that will "
+                "be trained later after ebb.initialize, not before it"
+            )
         asked = self._asked.get((unit.index, ready))
         if asked is None:
             asked = self._asked[unit.index, ready] = _Asked(self.first_id[unit.index], ready)
