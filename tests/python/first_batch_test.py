@@ -303,3 +303,28 @@ def _unfrozen():
 
 def test_what_was_frozen_at_initialize_cannot_be_unfrozen(two):
     two.run(_unfrozen)
+
+
+class OffAtFirst(Blocks):
+    """A block that early steps do not run."""
+
+    runs = False
+
+    def forward(self, x):
+        x = torch.tanh(self.blocks[0](x))
+        if self.runs:
+            x = torch.tanh(self.blocks[1](x))
+        return self.head(torch.tanh(self.blocks[2](x)))
+
+
+def _off_at_first():
+    def loss_of(model, batch):
+        model.runs = batch is batches[1][0] or batch is batches[1][1]
+        return squared_error(model, batch)
+
+    batches = vector_batches(3, 2)
+    compare(OffAtFirst, batches, loss_of, optimizer=training.SGD)
+
+
+def test_a_block_that_the_first_batch_leaves_out_comes_in_its_place_later(two):
+    two.run(_off_at_first)
