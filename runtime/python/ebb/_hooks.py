@@ -321,7 +321,7 @@ class Walk:
             visit = next((one for one in region if one.unit is unit and not one.is_repeated), visit)
             visit.is_repeated = True
             visit.first_node = _sequence_number()
-        elif self._in_checkpoint():  # the backward of what it computes follows at once
+        elif self._in_checkpoint() and torch.is_grad_enabled():  # the backward of what it computes follows at once
             self._backward_begins(visit)
             return
         self.again = _Open(visit, self.scopes.open(RECOMPUTE, visit))
