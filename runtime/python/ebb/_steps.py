@@ -64,6 +64,8 @@ class Steps:
 
     def begin(self, trains: bool) -> None:
         self.memory.check_process()
+        if not self.slots[0].views:
+            raise Error("a forward of the model while the engine is suspended: call resume() first")
         if trains:
             self.finish_evaluation()
             if not self.in_step:
