@@ -98,7 +98,8 @@ class Steps:
         if kind == BACKWARD and self._takes(visit):
             self._taken = None
             self._take_gradients(visit.unit, scope, range(len(visit.unit.parameters)))
-        self.slots[index].check()
+        if kind == FORWARD:  # hide() would undo a write to `.data` unseen
+            self.slots[index].check()
         self.slots[index].hide()
         check(library.ebb_scope_close(self.memory.handle, scope))
 
