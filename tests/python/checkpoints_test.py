@@ -47,6 +47,18 @@ class Nested(Body):
         return self.head(x)
 
 
+class ReentrantInside(Body):
+    """Two reentrant checkpoints within one that is not: its recompute repeats their forwards without gradients."""
+
+    def forward(self, x):
+        def two(y):
+            for block in self.blocks[:2]:
+                y = checkpoint(block, y, use_reentrant=True)
+            return y
+
+        return self.head(self.blocks[2:](checkpoint(two, x.requires_grad_(), use_reentrant=False)))
+
+
 class Selective(Body):
     def forward(self, x):
         saves_products = lambda context, operator, *arguments, **keywords: (
@@ -95,7 +107,9 @@ def _train(kind, loss_of, shown):
     compare(kind, batches, loss_of, optimizer=training.SGD, settings=config(optimizer=training.SGD), example=example)
 
 
-@pytest.mark.parametrize("kind", [Sequential, SequentialReentrant, LastIsCheckpointed, Nested, Selective, OnTheHost, OwnFunction])
+@pytest.mark.parametrize(
+    "kind", [Sequential, SequentialReentrant, LastIsCheckpointed, Nested, ReentrantInside, Selective, OnTheHost, OwnFunction]
+)
 @pytest.mark.parametrize("shown", [False, True])
 def test_a_kind_of_checkpoint(two, kind, shown):
     two.run(_train, kind, squared_error, shown)

@@ -239,3 +239,92 @@ def _lazy():
 
 def test_a_lazy_module_is_named(one):
     one.run(_lazy)
+
+
+class LengthOnly(nn.Module):
+    """Asks for a value, so that fake tensors cannot run it, and has two resident parameters."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.scale, self.offset = nn.Parameter(torch.rand(8)), nn.Parameter(torch.rand(8))
+        self.blocks = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        for block in self.blocks[: 2 if x.sum().item() < 1e9 else 1]:
+            x = torch.tanh(block(x)) * self.scale + self.offset
+        return self.head(x)
+
+
+def _without_fake_tensors():
+    compare(LengthOnly, vector_batches(3, 2), squared_error)
+
+
+def test_two_resident_parameters_of_a_model_that_fake_tensors_cannot_run(two):
+    two.run(_without_fake_tensors)
+
+
+def _frozen_later(frozen, stage):
+    model, plain = Blocks(), Blocks()
+    engine = ebb.initialize(model, config(stage, optimizer=training.SGD, gradient_clipping=0.0))
+    optimizer = torch.optim.SGD(plain.parameters(), **training.SGD["params"])
+    for trains in (False, True):
+        for one in (model, plain):
+            one.get_submodule(frozen).requires_grad_(trains)
+        for of_step in vector_batches(2, 2):
+            engine.backward(squared_error(model, of_step[engine.world.rank]))
+            assert engine.step()
+            sum(squared_error(plain, batch) / 2 for batch in of_step).backward()
+            optimizer.step(), optimizer.zero_grad()
+    for name, value in plain.state_dict().items():
+        assert torch.allclose(engine.gather(name), value, atol=2e-6), name
+    engine.close()
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("frozen", ["blocks.0", "blocks", "head"])
+def test_what_is_frozen_for_the_first_steps_is_trained_later(two, frozen, stage):
+    two.run(_frozen_later, frozen, stage)
+
+
+def _unfrozen():
+    model = Blocks()
+    model.blocks[0].requires_grad_(False)
+    engine = ebb.initialize(model, config())
+    train(model, engine)
+    model.blocks[0].requires_grad_(True)
+    refused(lambda: train(model, engine), "'blocks.0.weight' has a gradient, but was frozen at ebb.initialize.*after ebb.initialize")
+    engine.drop()
+    model.blocks[0].requires_grad_(False)
+    train(model, engine)
+    engine.close()
+
+
+def test_what_was_frozen_at_initialize_cannot_be_unfrozen(two):
+    two.run(_unfrozen)
+
+
+class OffAtFirst(Blocks):
+    """A block that early steps do not run."""
+
+    runs = False
+
+    def forward(self, x):
+        x = torch.tanh(self.blocks[0](x))
+        if self.runs:
+            x = torch.tanh(self.blocks[1](x))
+        return self.head(torch.tanh(self.blocks[2](x)))
+
+
+def _off_at_first():
+    def loss_of(model, batch):
+        model.runs = batch is batches[1][0] or batch is batches[1][1]
+        return squared_error(model, batch)
+
+    batches = vector_batches(3, 2)
+    compare(OffAtFirst, batches, loss_of, optimizer=training.SGD)
+
+
+def test_a_block_that_the_first_batch_leaves_out_comes_in_its_place_later(two):
+    two.run(_off_at_first)

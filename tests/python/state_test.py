@@ -163,6 +163,8 @@ def _suspend():
         train(engine, model, batches[:2], squared_error)
         if suspended:
             engine.suspend()
+            with pytest.raises(ebb.Error, match="suspended: call resume"):
+                model(torch.ones(2, 8))
             engine.gather("0.weight")
             engine.resume()
         losses.append(train(engine, model, batches[2:], squared_error))

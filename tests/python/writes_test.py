@@ -1,5 +1,7 @@
 """What the trainer's own code writes to a parameter is refused by name, or holds: nothing is lost in silence."""
 
+import functools
+
 import pytest
 import torch
 import training
@@ -113,3 +115,37 @@ def _as_in_torch():
 
 def test_resident_parameters_and_those_of_one_element_learn_as_in_torch(two):
     two.run(_as_in_torch)
+
+
+class _Constrained(nn.Linear):
+    """Limits its weight in forward, as models for EEG do."""
+
+    def forward(self, x):
+        self.weight.data = torch.renorm(self.weight.data, 2, 0, 0.1)
+        return super().forward(x)
+
+
+class _Clamped(nn.Linear):
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+def _written_in_forward(make, stage):
+    torch.manual_seed(2)
+    model = nn.Sequential(make(), nn.Flatten(), nn.Linear(8, 8), nn.Linear(8, 1))
+    engine = ebb.initialize(model, config(stage, optimizer=SGD))
+    ids = torch.zeros(2, 1, dtype=torch.long)
+    x = ids if isinstance(model[0], nn.Embedding) else torch.ones(2, 8)
+    refused(lambda: model(x), WRITTEN.format("0.weight"))
+    engine.drop()
+    with torch.no_grad():
+        refused(lambda: model(x), WRITTEN.format("0.weight"))
+    engine.close()
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("make", [functools.partial(_Constrained, 8, 8), functools.partial(_Clamped, 8, 8), functools.partial(nn.Embedding, 4, 8, max_norm=0.1)])
+def test_a_module_that_writes_to_its_own_parameter_is_refused(two, make, stage):
+    two.run(_written_in_forward, make, stage)

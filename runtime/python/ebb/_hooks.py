@@ -284,7 +284,7 @@ class Walk:
         self.ending = False
         self._close_recompute()
         self._close_backward()
-        for visit in self.resident_visits:
+        for visit in reversed(self.resident_visits):
             if visit.unit.parameters[0].requires_grad:
                 self.scopes.close(BACKWARD, visit, self.scopes.open(BACKWARD, visit))
         self._new_round()
@@ -321,7 +321,7 @@ class Walk:
             visit = next((one for one in region if one.unit is unit and not one.is_repeated), visit)
             visit.is_repeated = True
             visit.first_node = _sequence_number()
-        elif self._in_checkpoint():  # the backward of what it computes follows at once
+        elif self._in_checkpoint() and torch.is_grad_enabled():  # the backward of what it computes follows at once
             self._backward_begins(visit)
             return
         self.again = _Open(visit, self.scopes.open(RECOMPUTE, visit))

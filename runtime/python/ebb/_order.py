@@ -118,6 +118,18 @@ class _Record:
                     self.outside[name] = None
         return list(self.outside)
 
+    def add_left_out(self, units: list[Unit]) -> None:
+        """Adds a visit of each unit that was not visited, perhaps by chance, because the engine asks for one. It comes behind the unit that is
+        registered before it."""
+        for before, unit in zip([None, *units], units):
+            if any(visit.unit is unit for visit in self.visits):
+                continue
+            at = 0 if before is None else max(number for number, visit in enumerate(self.visits) if visit.unit is before) + 1
+            self.visits.insert(at, Visit(unit, 0, 0))
+            self.events = [(opens, kind, number + (number >= at)) for opens, kind, number in self.events]
+            place = next((i for i, (_, kind, number) in enumerate(self.events) if kind != FORWARD or number > at), len(self.events))
+            self.events[place:place] = [(1, FORWARD, at), (0, FORWARD, at)]
+
     def order(self) -> Order:
         has_backward = {visit for opens, kind, visit in self.events if opens and kind == BACKWARD}
         visits = [Declared(visit.unit.index, backward=number in has_backward, gradients=False) for number, visit in enumerate(self.visits)]
@@ -131,17 +143,13 @@ class _Record:
             visits[number].gradients = True
         for number, visit in enumerate(visits):
             # The loss does not depend on its output, so it has no backward. It is declared, because a step may leave it out.
-            if visit.unit not in last and _is_trainable(self.visits[number].unit):
+            if visit.unit not in last and any(self.visits[number].unit.trainable):
                 last[visit.unit] = number
                 visit.backward = visit.gradients = True
                 below = (i for i, (_, kind, other) in enumerate(self.events) if kind == BACKWARD and other < number)
                 at = next(below, len(self.events))
                 self.events[at:at] = [(1, BACKWARD, number), (0, BACKWARD, number)]
         return Order(visits, [] if self.events == _in_turn(visits) else self.events, seen=True)
-
-
-def _is_trainable(unit: Unit) -> bool:
-    return any(parameter.requires_grad for parameter in unit.parameters)
 
 
 def of_visits(units: list[int]) -> Order:
@@ -221,20 +229,9 @@ def observe(model: nn.Module, units: list[Unit], example: Any, device: torch.dev
         for unit in never:
             unit.modules = [owner for module in unit.modules for owner in owners(module)]
         record, outside = _run(model, units, example, device, fake)
-        visited = {visit.unit.index for visit in record.visits}
+    record.add_left_out(units)
     order = record.order()
     order.outside = outside
-    left_out = [unit for unit in units if unit.index not in visited]
-    if not order.events:
-        order.visits = [Declared(unit.index) for unit in left_out] + order.visits
-        return order
-    at = next(i for i, event in enumerate(order.events) if event[1] == BACKWARD)
-    for unit in left_out:  # the engine asks for a visit of each
-        number, trains = len(order.visits), _is_trainable(unit)
-        order.visits.append(Declared(unit.index, backward=trains, gradients=trains))
-        backward = [(1, BACKWARD, number), (0, BACKWARD, number)] if trains else []
-        order.events[at:at] = [(1, FORWARD, number), (0, FORWARD, number), *backward]
-        at += 2
     return order
 
 

@@ -64,6 +64,8 @@ class Steps:
 
     def begin(self, trains: bool) -> None:
         self.memory.check_process()
+        if not self.slots[0].views:
+            raise Error("a forward of the model while the engine is suspended: call resume() first")
         if trains:
             self.finish_evaluation()
             if not self.in_step:
@@ -96,6 +98,8 @@ class Steps:
         if kind == BACKWARD and self._takes(visit):
             self._taken = None
             self._take_gradients(visit.unit, scope, range(len(visit.unit.parameters)))
+        if kind == FORWARD:  # hide() would undo a write to `.data` unseen
+            self.slots[index].check()
         self.slots[index].hide()
         check(library.ebb_scope_close(self.memory.handle, scope))
 
@@ -215,6 +219,12 @@ class Steps:
         ready = tuple([i for i in of if gradients[i] is not None])
         if not ready:
             return
+        frozen = next((i for i in ready if not unit.trainable[i]), None)
+        if frozen is not None:
+            raise Error(
+                f"'{unit.names[frozen]}' has a gradient, but was frozen at ebb.initialize, so it has no optimizer state: freeze parameters that will "
+                "be trained later after ebb.initialize, not before it"
+            )
         asked = self._asked.get((unit.index, ready))
         if asked is None:
             asked = self._asked[unit.index, ready] = _Asked(self.first_id[unit.index], ready)

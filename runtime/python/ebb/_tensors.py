@@ -73,7 +73,7 @@ class Slots:
         self.copies: list[torch.Tensor] = []  # of those that are kept whole
         self.bits: list[int] = []  # of the copies, as they were made
         self.places: list[tuple[int, int]] = []  # where a parameter's memory is, hidden or shown
-        self.versions = [parameter._version if parameter.numel() == 1 else None for parameter in parameters]
+        self.versions = [parameter._version for parameter in parameters]  # which an in-place operation counts, but not one through `.data`
 
     def place(self, views: list[torch.Tensor]) -> None:
         self.views = views
@@ -97,17 +97,16 @@ class Slots:
             parameter.data = hidden
 
     def check(self) -> None:
-        """Raises if a parameter was written to after it was shown or hidden, and undoes the write. For NaN of one element it compares bits, so it
-        misses a clamp_ through `.data`, which keeps the bits."""
+        """Raises if a parameter was written to after it was shown or hidden, and undoes the write. It misses in-place operations through `.data`
+        on values that are shown, and a clamp_ through `.data` of a hidden parameter of one element, which keeps the bits of NaN."""
         for i, (parameter, places) in enumerate(zip(self.parameters, self.places)):
-            if parameter.data_ptr() not in places:
+            if parameter.data_ptr() not in places or parameter._version != self.versions[i]:
                 self._refuse(i)
             elif self.copies:
                 if _bits_of(self.copies[i]) != self.bits[i]:
                     self._refuse(i)
-            elif self.versions[i] is not None:
-                if parameter._version != self.versions[i] or _bits_of(self.hidden[i]) != _NAN_BITS[parameter.dtype]:
-                    self._refuse(i)
+            elif parameter.numel() == 1 and _bits_of(self.hidden[i]) != _NAN_BITS[parameter.dtype]:
+                self._refuse(i)
 
     def _copy(self) -> None:
         for copied, view in zip(self.copies, self.views):
@@ -122,8 +121,7 @@ class Slots:
             self.hidden[i] = _nan_like(self.views[i])
         parameter.data = self.copies[i] if self.keep_whole else self.hidden[i]
         self.places[i] = (self.hidden[i].data_ptr(), (self.copies or self.views)[i].data_ptr())
-        if self.versions[i] is not None:
-            self.versions[i] = parameter._version
+        self.versions[i] = parameter._version
         raise Error(
             f"the trainer's own code has written to '{parameter._ebb_name}', but the engine does not see that: "
             "set it with engine.write(name, tensor), between steps and on every rank"

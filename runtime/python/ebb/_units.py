@@ -28,6 +28,7 @@ class Unit:
         self.keep_whole = keep_whole
         self.names: list[str] = []
         self.parameters: list[nn.Parameter] = []
+        self.trainable: list[bool] = []  # at ebb.initialize: a loop may freeze parameters later, and unfreeze them
         self.index = -1
 
     def __repr__(self) -> str:
@@ -164,6 +165,7 @@ def divide(model: nn.Module, units: UnitsArgument = None, resident: Iterable[str
     taken: set[str] = set()
     for index, unit in enumerate(result):
         unit.index = index
+        unit.trainable = [parameter.requires_grad for parameter in unit.parameters]
         parts = unit.name.split("+")
         if len(parts) > 4:
             unit.name = f"{parts[0]}+...+{parts[-1]}"
