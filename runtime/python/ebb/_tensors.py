@@ -71,15 +71,18 @@ class Slots:
         self.views: list[torch.Tensor] = []
         self.hidden: list[torch.Tensor] = []
         self.copies: list[torch.Tensor] = []  # of those that are kept whole
-        self.bits: list[int] = []  # of the copies, as they were made
-        self.places: list[tuple[int, int]] = []  # where a parameter's memory is, hidden or shown
+        self.bits: list[int] = []  # of the copies as they were made, or of hidden parameters
+        self.probed: list[int] = []  # the parameters whose bits are looked at, because torch can write to them
+        self.places: tuple[list[int], ...] = ()  # where the parameters' memory is: hidden, and shown
         self.versions = [parameter._version for parameter in parameters]  # which an in-place operation counts, but not one through `.data`
 
     def place(self, views: list[torch.Tensor]) -> None:
         self.views = views
         self.hidden = [_nan_like(view) for view in views]
         self.copies = [view.clone() for view in views] if self.keep_whole else []
-        self.places = [(one.data_ptr(), other.data_ptr()) for one, other in zip(self.hidden, self.copies or views)]
+        self.bits = [_NAN_BITS[view.dtype] for view in views]
+        self.probed = [i for i, view in enumerate(views) if self.keep_whole or view.numel() == 1]
+        self.places = tuple([tensor.data_ptr() for tensor in tensors] for tensors in (self.hidden, self.copies or views))
         self.show() if self.keep_whole else self.hide()
 
     def show(self) -> None:
@@ -99,13 +102,14 @@ class Slots:
     def check(self) -> None:
         """Raises if a parameter was written to after it was shown or hidden, and undoes the write. It misses in-place operations through `.data`
         on values that are shown, and a clamp_ through `.data` of a hidden parameter of one element, which keeps the bits of NaN."""
-        for i, (parameter, places) in enumerate(zip(self.parameters, self.places)):
-            if parameter.data_ptr() not in places or parameter._version != self.versions[i]:
-                self._refuse(i)
-            elif self.copies:
-                if _bits_of(self.copies[i]) != self.bits[i]:
+        at = [parameter.data_ptr() for parameter in self.parameters]
+        versions = [parameter._version for parameter in self.parameters]
+        if at not in self.places or versions != self.versions:
+            for i, place in enumerate(at):
+                if all(place != places[i] for places in self.places) or versions[i] != self.versions[i]:
                     self._refuse(i)
-            elif parameter.numel() == 1 and _bits_of(self.hidden[i]) != _NAN_BITS[parameter.dtype]:
+        for i in self.probed:
+            if _bits_of((self.copies or self.hidden)[i]) != self.bits[i]:
                 self._refuse(i)
 
     def _copy(self) -> None:
@@ -120,7 +124,8 @@ class Slots:
         else:
             self.hidden[i] = _nan_like(self.views[i])
         parameter.data = self.copies[i] if self.keep_whole else self.hidden[i]
-        self.places[i] = (self.hidden[i].data_ptr(), (self.copies or self.views)[i].data_ptr())
+        for places, tensors in zip(self.places, (self.hidden, self.copies or self.views)):
+            places[i] = tensors[i].data_ptr()
         self.versions[i] = parameter._version
         raise Error(
             f"the trainer's own code has written to '{parameter._ebb_name}', but the engine does not see that: "
