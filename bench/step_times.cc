@@ -8,7 +8,8 @@
 // `ebb-plan --machine here` measures. The times of gpt's kernels come from passes of the bare
 // trainer, by all ranks at once. Measurements of the machine, passes and steps take turns, because
 // the speed of a shared machine changes every second. Each turn is simulated for itself, and
-// compared with the median of its own steps. What is printed are medians of the turns.
+// compared with the median of its own steps. What is printed are medians of the turns. The bound of a
+// step is the longer of its kernels and its transfers with the disk, each alone.
 #include <algorithm>
 #include <barrier>
 #include <chrono>
@@ -35,6 +36,7 @@ namespace ebb::bench {
 namespace {
 
 using sharding::KernelWork;
+using sharding::Resource;
 
 struct Arguments {
   std::string disk = ".";
@@ -53,6 +55,7 @@ constexpr Case kCases[] = {
 
 struct Times {
   double measured = 0, simulated = 0, kernels = 0;  // seconds of a step
+  double of_bound = 0;                              // the measured step over its bound, in a turn
   double ratio = 0;                // of the simulated to the measured step of a turn
   double least = 0, greatest = 0;  // of the middle half of the turns' ratios
 };
@@ -123,13 +126,20 @@ class KernelSamples {
   std::vector<std::vector<KernelWork>> passes_;
 };
 
-absl::StatusOr<double> SimulatedSeconds(const sharding::Plan& plan, const planner::Machine& machine,
-                                        int ranks, const std::vector<KernelWork>& work) {
+absl::StatusOr<sharding::Simulated> SimulateStep(const sharding::Plan& plan,
+                                                 const planner::Machine& machine, int ranks,
+                                                 const std::vector<KernelWork>& work) {
   EBB_ASSIGN_OR_RETURN(const sharding::MachineCosts costs,
                        sharding::MachineCosts::Make(plan, machine.ForSimulation(ranks), work,
                                                     /*caller_awaits_report=*/false));
-  EBB_ASSIGN_OR_RETURN(const sharding::Simulated simulated, sharding::Simulate(plan, costs));
-  return simulated.seconds_per_step;
+  return sharding::Simulate(plan, costs);
+}
+
+double DiskSeconds(const sharding::Simulated& step) {
+  double seconds = 0;
+  for (const Resource of : {Resource::kDiskRead, Resource::kDiskWrite, Resource::kDisk})
+    seconds = std::max(seconds, step.busy.resources[static_cast<size_t>(of)]);
+  return seconds;
 }
 
 class Comparison {
@@ -145,6 +155,7 @@ class Comparison {
     return Times{.measured = Median(measured_),
                  .simulated = Median(simulated_),
                  .kernels = Median(kernel_seconds_),
+                 .of_bound = Median(of_bounds_),
                  .ratio = Median(ratios_),
                  .least = Quartile(ratios_, 1),
                  .greatest = Quartile(ratios_, 3)};
@@ -203,10 +214,12 @@ class Comparison {
     const std::vector<KernelWork> work = kernels_.Medians();
     double& kernels = kernel_seconds_.emplace_back(0);
     for (const KernelWork& visit : work) kernels += visit.forward + visit.backward;
-    EBB_ASSIGN_OR_RETURN(const double seconds, SimulatedSeconds(plan, *machine_, ranks_, work));
-    simulated_.push_back(seconds);
+    EBB_ASSIGN_OR_RETURN(const sharding::Simulated step,
+                         SimulateStep(plan, *machine_, ranks_, work));
+    simulated_.push_back(step.seconds_per_step);
     measured_.push_back(measured);
-    ratios_.push_back(seconds / measured);
+    ratios_.push_back(step.seconds_per_step / measured);
+    of_bounds_.push_back(measured / std::max(kernels, DiskSeconds(step)));
     return absl::OkStatus();
   }
 
@@ -218,7 +231,7 @@ class Comparison {
   std::barrier<> together_;
   absl::StatusOr<planner::Machine> machine_;  // of this turn
   KernelSamples kernels_;
-  std::vector<double> measured_, simulated_, ratios_, kernel_seconds_;  // by turn
+  std::vector<double> measured_, simulated_, ratios_, kernel_seconds_, of_bounds_;  // by turn
 };
 
 absl::Status Compare(const Arguments& arguments) {
@@ -234,15 +247,16 @@ absl::Status Compare(const Arguments& arguments) {
       "%.2f\n",
       first.core_gb_s, first.sum_gb_s, first.update_gb_s, first.ram_gb_s, first.disk_read_gb_s,
       first.disk_write_gb_s, first.disk_both_gb_s);
-  absl::PrintF("%5s %5s %-7s %12s %13s %13s %8s  %s\n", "ranks", "stage", "on", "kernels ms",
-               "simulated ms", "measured ms", "", "half of the turns");
+  absl::PrintF("%5s %5s %-7s %12s %13s %13s %8s  %-18s %s\n", "ranks", "stage", "on", "kernels ms",
+               "simulated ms", "measured ms", "", "half of the turns", "measured / bound");
   for (const int ranks : arguments.ranks) {
     for (const Case& of : kCases) {
       EBB_ASSIGN_OR_RETURN(const Times times, Comparison(arguments, text, ranks, of).Run());
-      absl::PrintF("%5d %5d %-7s %12.1f %13.1f %13.1f %+7.1f%%  %+.1f to %+.1f%%\n", ranks,
-                   of.stage, std::string(Name(of.tier)), 1e3 * times.kernels, 1e3 * times.simulated,
-                   1e3 * times.measured, 100 * (times.ratio - 1), 100 * (times.least - 1),
-                   100 * (times.greatest - 1));
+      const std::string half =
+          absl::StrFormat("%+.1f to %+.1f%%", 100 * (times.least - 1), 100 * (times.greatest - 1));
+      absl::PrintF("%5d %5d %-7s %12.1f %13.1f %13.1f %+7.1f%%  %-18s %.2f\n", ranks, of.stage,
+                   std::string(Name(of.tier)), 1e3 * times.kernels, 1e3 * times.simulated,
+                   1e3 * times.measured, 100 * (times.ratio - 1), half, times.of_bound);
       std::fflush(stdout);
     }
   }

@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/decisions.h"
+#include "ebb/sharding/fit/advice.h"
+#include "ebb/sharding/fit/budget.h"
 #include "ebb/sharding/lower/lower_tiers.h"
-#include "ebb/sharding/pools/advice.h"
-#include "ebb/sharding/pools/budget.h"
 #include "ebb/sharding/pools/pools.h"
 
 namespace ebb::sharding {

@@ -4,7 +4,7 @@
 #include <initializer_list>
 #include <utility>
 
-#include "ebb/sharding/lower/unit_places.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb::sharding {
 namespace {

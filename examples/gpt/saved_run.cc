@@ -44,10 +44,12 @@ std::map<std::string, std::string> OwnValues(const Trainer& trainer, const Run& 
           {kModelConfig, ModelConfig(run.options.shape)}};
 }
 
-// The shapes of tensors do not say how many heads there are, or what is between two products. A
-// folder of Hugging Face's files has a config.json, which does.
-absl::Status CheckModelConfig(const std::string& path, const GptShape& shape) {
-  std::ifstream file(path + "/" + kModelConfig);
+// The shapes of tensors do not say how many heads there are, or which the activation function is.
+// The config.json beside Hugging Face's files does.
+absl::Status CheckModelConfig(const std::filesystem::path& path, const GptShape& shape) {
+  std::error_code error;
+  const bool is_folder = std::filesystem::is_directory(path, error);
+  std::ifstream file((is_folder ? path : path.parent_path()) / kModelConfig);
   const auto theirs = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false),
              ours = nlohmann::json::parse(ModelConfig(shape));
   for (const char* key : {"n_head", "activation_function"}) {
@@ -128,8 +130,8 @@ std::string Saves::TakeEnded() {
 absl::Status InitFrom(Trainer& trainer, const Run& run, int64_t resumed) {
   const std::string& path = run.options.init_from;
   if (path.empty() || resumed > 0) return absl::OkStatus();
-  absl::Status imported = ImportParameters(trainer.engine(), path);
-  if (imported.ok()) imported = CheckModelConfig(path, run.options.shape);
+  absl::Status imported = CheckModelConfig(path, run.options.shape);
+  imported.Update(ImportParameters(trainer.engine(), path));  // on all ranks, or they would wait
   if (imported.ok()) return imported;
   return RefusalByCode(
       absl::Status(imported.code(), absl::StrCat("--init-from ", path, ": ", imported.message())));

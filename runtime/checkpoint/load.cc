@@ -18,8 +18,8 @@
 #include "ebb/runtime/engine/updates/update_table.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/interval.h"
-#include "ebb/sharding/lower/unit_places.h"
 #include "ebb/sharding/plan.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 namespace {

@@ -136,7 +136,7 @@ class Transfer {
   // For ranks that can read each other's memory. All have made the same call, and no rank's memory
   // changes until all are done.
   void Run(const Movement& movement, SpanOf span_of, Mover& mover);
-  // Step `step` of it, with `per_step` elements of every part.
+  // Step `step` of a movement, with `per_step` elements of every part.
   void RunStep(const Movement& movement, int64_t step, int64_t per_step, Source source,
                Mover& mover);
 

@@ -3,8 +3,8 @@
 #include <thread>
 #include <utility>
 
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/engine_parts.h"
-#include "ebb/runtime/engine/memory/device_reach.h"
 
 namespace ebb {
 namespace {

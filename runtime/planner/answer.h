@@ -16,7 +16,7 @@
 #include "ebb/runtime/planner/activations.h"
 #include "ebb/runtime/planner/machine.h"
 #include "ebb/runtime/planner/model.h"
-#include "ebb/sharding/pools/advice.h"
+#include "ebb/sharding/fit/advice.h"
 #include "ebb/sharding/report/simulate.h"
 #include "ebb/sharding/state.h"
 

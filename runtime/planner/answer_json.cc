@@ -9,7 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "ebb/runtime/planner/answer_table.h"
 #include "ebb/runtime/planner/peers.h"
-#include "ebb/sharding/pools/budget.h"
+#include "ebb/sharding/fit/budget.h"
 #include "nlohmann/json.hpp"
 
 namespace ebb::planner {

@@ -11,7 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/planner/peers.h"
-#include "ebb/sharding/pools/budget.h"
+#include "ebb/sharding/fit/budget.h"
 
 namespace ebb::planner {
 namespace {

@@ -42,7 +42,7 @@ constexpr Family kFamilies[] = {
      .key_value_heads = 4},
     {.type = "gemma", .tied_head = true, .key_value_heads = 16, .head_width = 256}};
 
-// The names of one size, in the order of preference; GPT-2's begin with the second.
+// The names of one size, in the order of preference. GPT-2's own name is the second, if there is one.
 enum class Needed { kNo, kByAll, kByGated, kByExperts, kByExpertWidth };
 struct Size {
   int64_t ModelShape::*to;
@@ -122,12 +122,14 @@ absl::Status CheckForeign(const Json& root, const Family& family) {
 }
 
 bool IsNeeded(Needed needed, const Family& family) {
-  return needed == Needed::kByAll || (needed == Needed::kByGated && family.gated) ||
+  const bool is_dense = family.gated && !family.has_expert_width;
+  return needed == Needed::kByAll || (needed == Needed::kByGated && is_dense) ||
          (needed == Needed::kByExperts && family.has_experts) ||
          (needed == Needed::kByExpertWidth && family.has_expert_width);
 }
 
 absl::Status Read(const Json& root, const Family& family, const Size& size, ModelShape& shape) {
+  if (size.needed == Needed::kByExpertWidth && !family.has_expert_width) return absl::OkStatus();
   for (const char* name : size.names) {
     if (name == nullptr || !root.contains(name)) continue;
     if (root[name].is_null()) {  // derived from the other sizes, in every family
@@ -143,8 +145,9 @@ absl::Status Read(const Json& root, const Family& family, const Size& size, Mode
     return absl::OkStatus();
   }
   if (!IsNeeded(size.needed, family)) return absl::OkStatus();
+  const bool has_own_name = !family.gated && size.names[1] != nullptr;
   return absl::InvalidArgumentError(
-      absl::StrCat("\"", size.names[family.gated ? 0 : 1], "\" is missing"));
+      absl::StrCat("\"", size.names[has_own_name ? 1 : 0], "\" is missing"));
 }
 
 bool Flag(const Json& root, const char* name, bool otherwise) {

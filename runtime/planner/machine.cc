@@ -12,7 +12,7 @@
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/nearest.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/sharding/pools/budget.h"
+#include "ebb/sharding/fit/budget.h"
 
 namespace ebb::planner {
 namespace {

@@ -294,29 +294,29 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
 
 std::optional<Change> BestPurchase(const Question& question, const Answer& from) {
   if (!from.time) return std::nullopt;
-  using Rates = std::vector<double Machine::*>;
-  const Rates disks = {&Machine::disk_read_gb_s, &Machine::disk_write_gb_s,
-                       &Machine::disk_both_gb_s};
-  Rates cores = {&Machine::cores};
-  if (question.machine.is_cpu) cores.push_back(&Machine::gpu_teraflops);
-  const struct {
-    Resource resource;
+  struct Part {
     const char* name;
-    Rates rates;
-  } parts[] = {{Resource::kDevice, "the GPUs' arithmetic", {&Machine::gpu_teraflops}},
-               {Resource::kDeviceMemory, "the GPUs' bandwidth", {&Machine::gpu_memory_gb_s}},
-               {Resource::kCores, "the cores", cores},
-               {Resource::kHostMemory, "the RAM's bandwidth", {&Machine::ram_gb_s}},
-               {Resource::kToDevice, "PCIe's bandwidth", {&Machine::pcie_gb_s}},
-               {Resource::kToHost, "PCIe's bandwidth", {&Machine::pcie_gb_s}},
-               {Resource::kPeers, "the GPUs' links", {&Machine::link_gb_s}},
-               {Resource::kNetwork, "the network", {&Machine::network_gb_s}},
-               {Resource::kDiskRead, "the disks", disks},
-               {Resource::kDiskWrite, "the disks", disks},
-               {Resource::kDisk, "the disks", disks}};
+    std::vector<Resource> resources;
+    std::vector<double Machine::*> rates;
+  };
+  std::vector<Part> parts = {
+      {"the GPUs' arithmetic", {Resource::kDevice}, {&Machine::gpu_teraflops}},
+      {"the GPUs' bandwidth", {Resource::kDeviceMemory}, {&Machine::gpu_memory_gb_s}},
+      {"the RAM's bandwidth", {Resource::kHostMemory}, {&Machine::ram_gb_s}},
+      {"PCIe's bandwidth", {Resource::kToDevice, Resource::kToHost}, {&Machine::pcie_gb_s}},
+      {"the GPUs' links", {Resource::kPeers}, {&Machine::link_gb_s}},
+      {"the network", {Resource::kNetwork}, {&Machine::network_gb_s}},
+      {"the disks",
+       {Resource::kDiskRead, Resource::kDiskWrite, Resource::kDisk},
+       {&Machine::disk_read_gb_s, &Machine::disk_write_gb_s, &Machine::disk_both_gb_s}},
+      {"the cores", {Resource::kCores}, {&Machine::cores}}};
+  if (question.machine.is_cpu) parts.back().rates.push_back(&Machine::gpu_teraflops);
   std::vector<Try> tries;
-  for (const auto& part : parts) {
-    if (from.time->simulated.critical.resources[static_cast<size_t>(part.resource)] <= 0) continue;
+  for (const Part& part : parts) {
+    const auto is_critical = [&](Resource resource) {
+      return from.time->simulated.critical.resources[static_cast<size_t>(resource)] > 0;
+    };
+    if (std::none_of(part.resources.begin(), part.resources.end(), is_critical)) continue;
     Machine richer = question.machine;
     for (double Machine::*const rate : part.rates) richer.*rate *= 2;
     tries.push_back({.change = absl::StrCat("twice ", part.name), .answer = [&, richer] {

@@ -1,6 +1,6 @@
 #include "ebb/sharding/lower/lower_boundaries.h"
 
-#include "ebb/sharding/lower/unit_places.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb::sharding {
 

@@ -5,8 +5,8 @@
 #include <iterator>
 
 #include "ebb/sharding/instructions.h"
-#include "ebb/sharding/lower/unit_places.h"
 #include "ebb/sharding/norm_records.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb::sharding {
 namespace {

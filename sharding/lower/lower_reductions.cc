@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "ebb/sharding/lower/unit_places.h"
 #include "ebb/sharding/pools/pool.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb::sharding {
 namespace {

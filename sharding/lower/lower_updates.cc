@@ -5,8 +5,8 @@
 
 #include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/lower/lower_exchange.h"
-#include "ebb/sharding/lower/unit_places.h"
 #include "ebb/sharding/norm_records.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb::sharding {
 

@@ -13,7 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/engine/ranks/exchange.h"
+#include "ebb/runtime/engine/outcome/exchange.h"
 #include "tests/engine/scripted.h"
 #include "tests/offload/scratch.h"
 #include "tests/ranks.h"

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "ebb/runtime/engine/ranks/scope_trail.h"
+#include "ebb/runtime/engine/outcome/scope_trail.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/sharding/random_model.h"

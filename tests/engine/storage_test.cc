@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/device/backend.h"
-#include "ebb/sharding/lower/unit_places.h"
+#include "ebb/sharding/unit_places.h"
 #include "tests/engine/scripted.h"
 #include "tests/offload/locked_memory.h"
 #include "tests/offload/scratch.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/sharding/pools/budget.h"
+#include "ebb/sharding/fit/budget.h"
 #include "tests/engine/swap_faults.h"
 #include "tests/offload/ordinary_user.h"
 #include "tests/offload/scratch.h"

@@ -243,9 +243,11 @@ TEST_F(SavedRunTest, AModelWithOtherHeadsIsRefused) {
   ASSERT_EQ(first.Finish(), 0) << first.printed();
   Program same(Command({"--init-from", exported}, "1"));
   EXPECT_EQ(same.Finish(), 0) << same.printed();
-  Program other(Command({"--init-from", exported, "--heads", "2"}, "1"));
-  EXPECT_EQ(other.Finish(), 2) << other.printed();
-  EXPECT_THAT(other.printed(), HasSubstr("has \"n_head\": 1, but the model has 2"));
+  for (const std::string& path : {exported, exported + "/model.safetensors"}) {
+    Program other(Command({"--init-from", path, "--heads", "2"}, "1"));
+    EXPECT_EQ(other.Finish(), 2) << other.printed();
+    EXPECT_THAT(other.printed(), HasSubstr("has \"n_head\": 1, but the model has 2"));
+  }
 }
 
 }  // namespace

@@ -197,6 +197,8 @@ TEST(HuggingFaceConfig, NamesTheError) {
   EXPECT_THAT(message("{}"), HasSubstr("\"model_type\" is missing"));
   EXPECT_THAT(message(R"({"model_type": "llama"})"), HasSubstr("num_hidden_layers"));
   EXPECT_THAT(message(R"({"model_type": "gpt2"})"), HasSubstr("\"n_layer\" is missing"));
+  EXPECT_THAT(message(R"({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1})"),
+              HasSubstr("\"vocab_size\" is missing"));
   EXPECT_THAT(message(R"({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
       "num_attention_heads": 4, "vocab_size": 100})"),
               HasSubstr("\"intermediate_size\" is missing"));

@@ -93,12 +93,12 @@ TEST_F(PlanProgramTest, ImpossibleQuestionsAreRefused) {
   ExpectRefused("--model gpt2 --config " + folder_, folder_);
 }
 
-// A pipe without a writer would block the program.
 TEST_F(PlanProgramTest, OutputThatCannotBeWrittenIsAnError) {
   for (const char* arguments : {"--model gpt2", "--model gpt2 --json", "--list", "--help"})
     EXPECT_EQ(Run(absl::StrCat(arguments, " >/dev/full")).code, 2) << arguments;
 }
 
+// A pipe without a writer would block the program.
 TEST_F(PlanProgramTest, PipesAreRefused) {
   const std::string pipe = Path("pipe");
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
@@ -169,7 +169,7 @@ TEST_F(PlanProgramTest, ATrainBatchSizeIsDividedOverTheRanks) {
   EXPECT_THAT(Run(question + " --micro-batches 2").printed, HasSubstr("2 x 4 sequences of"));
   const auto json = nlohmann::json::parse(Run(question + " --ranks 64 --json").printed);
   EXPECT_EQ(json["micro_batch_size"], 1);
-  EXPECT_THAT(std::string(json["best_change"]["change"]), HasSubstr("\": 2}"));
+  EXPECT_THAT(std::string(json["best_change"]["change"]), HasSubstr("_batch_size\": "));
 }
 
 // As in the error of a memory cap: keys to merge into the file.

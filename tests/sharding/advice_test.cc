@@ -1,6 +1,6 @@
 // What the error of a cap advises is what fits: each piece of advice is taken, as the JSON that it
 // is.
-#include "ebb/sharding/pools/advice.h"
+#include "ebb/sharding/fit/advice.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/sharding/pools/budget.h"
+#include "ebb/sharding/fit/budget.h"
 #include "every_change.h"
 #include "tests/status.h"
 #include "unit_chain.h"

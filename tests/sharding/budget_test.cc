@@ -1,4 +1,4 @@
-#include "ebb/sharding/pools/budget.h"
+#include "ebb/sharding/fit/budget.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "ebb/sharding/fit/offload_ratio.h"
 #include "ebb/sharding/memory_model.h"
-#include "ebb/sharding/offload_ratio.h"
 #include "ebb/sharding/placement.h"
 #include "random_model.h"
 #include "tests/status.h"

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "ebb/sharding/pools/advice.h"
-#include "ebb/sharding/pools/budget.h"
+#include "ebb/sharding/fit/advice.h"
+#include "ebb/sharding/fit/budget.h"
 #include "random_model.h"
 #include "tests/status.h"
 #include "unit_chain.h"

@@ -11,7 +11,7 @@
 #include <tuple>
 #include <vector>
 
-#include "ebb/sharding/lower/unit_places.h"
+#include "ebb/sharding/unit_places.h"
 #include "random_model.h"
 #include "tests/status.h"
 

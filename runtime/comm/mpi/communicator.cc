@@ -152,7 +152,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
   const auto absent = [&] { return absent_; };
   for (const int peer : peers) {
     MpiMessage& outgoing = pairs_[static_cast<size_t>(peer)].outgoing;
-    // The last announcement. The peer has expected it since its meeting before that.
+    // The peer has waited for the last announcement since the end of the meeting before it.
     if (!Await(
             call, [&] { return outgoing.Test(); }, absent, deadline))
       return false;

@@ -95,12 +95,15 @@ MpiMessage::~MpiMessage() {
 
 bool MpiMessage::Test() {
   if (endpoint_ == nullptr) return true;
-  const std::scoped_lock lock(endpoint_->library().mutex());
-  if (endpoint_->abandoned()) return false;
-  if (!is_under_way()) return true;
   int result = OpenMpi::kSuccess;
-  const bool has_ended = endpoint_->library().TestLocked(request_, result);
-  endpoint_->NoteLocked("MPI_Test", result);
+  bool has_ended = false;
+  {
+    const std::scoped_lock lock(endpoint_->library().mutex());
+    if (endpoint_->abandoned()) return false;
+    if (!is_under_way()) return true;
+    has_ended = endpoint_->library().TestLocked(request_, result);
+  }
+  endpoint_->Note("MPI_Test", result);
   return has_ended && result == OpenMpi::kSuccess;
 }
 
@@ -143,11 +146,10 @@ void MpiEndpoint::Send(MpiMessage& message, int to, int tag, MessageMemory memor
   message.endpoint_ = this;
   message.memory_ = std::move(memory);
   message.is_receive_ = false;
-  const std::scoped_lock lock(library_.mutex());
-  if (abandoned()) return;
   const auto send = to_be_taken ? mpi.Issend : mpi.Isend;
-  NoteLocked(to_be_taken ? "MPI_Issend" : "MPI_Isend",
-             send(data, static_cast<int>(bytes), mpi.byte, to, tag, comm_, &message.request_));
+  Call(to_be_taken ? "MPI_Issend" : "MPI_Isend", [&] {
+    return send(data, static_cast<int>(bytes), mpi.byte, to, tag, comm_, &message.request_);
+  });
 }
 
 void MpiEndpoint::Receive(MpiMessage& message, int from, int tag, MessageMemory memory,
@@ -156,10 +158,9 @@ void MpiEndpoint::Receive(MpiMessage& message, int from, int tag, MessageMemory 
   message.endpoint_ = this;
   message.memory_ = std::move(memory);
   message.is_receive_ = true;
-  const std::scoped_lock lock(library_.mutex());
-  if (abandoned()) return;
-  NoteLocked("MPI_Irecv", mpi.Irecv(data, static_cast<int>(bytes), mpi.byte, from, tag, comm_,
-                                    &message.request_));
+  Call("MPI_Irecv", [&] {
+    return mpi.Irecv(data, static_cast<int>(bytes), mpi.byte, from, tag, comm_, &message.request_);
+  });
 }
 
 absl::StatusOr<std::string> MpiEndpoint::Broadcast(std::string_view mine,
@@ -175,7 +176,17 @@ absl::StatusOr<std::string> MpiEndpoint::Broadcast(std::string_view mine,
   return *text;
 }
 
-void MpiEndpoint::NoteLocked(const char* what, int result) {
+void MpiEndpoint::Call(const char* what, absl::FunctionRef<int()> call) {
+  int result = OpenMpi::kSuccess;
+  {
+    const std::scoped_lock lock(library_.mutex());
+    if (abandoned()) return;
+    result = call();
+  }
+  Note(what, result);
+}
+
+void MpiEndpoint::Note(const char* what, int result) {
   if (result != OpenMpi::kSuccess)
     store_->Fail(RankFailedStatus(rank_, library_.ToStatus(what, result)));
 }

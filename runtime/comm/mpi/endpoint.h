@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/mpi/library.h"
 #include "ebb/runtime/comm/rendezvous/store.h"
@@ -77,8 +78,10 @@ class MpiEndpoint {
  private:
   friend class MpiMessage;
   MpiEndpoint(MpiLibrary& library, OpenMpi::Comm comm) : library_(library), comm_(comm) {}
-  // A call of MPI that has failed fails the world.
-  void NoteLocked(const char* what, int result);
+  // Calls MPI, unless the endpoint has been abandoned.
+  void Call(const char* what, absl::FunctionRef<int()> call);
+  // A call of MPI that has failed fails the world, which may take a while: without the lock.
+  void Note(const char* what, int result);
 
   MpiLibrary& library_;
   // Never freed: freeing is a collective call, and ranks end at different times.

@@ -64,7 +64,7 @@ bool SharedGroup::Await(uint64_t meeting, const CallSummary& call, WaitPoint::De
 
 // `call` is none when ranks meet to form groups with the options that they propose. A failure then
 // is for good, also for a rank that comes when all the others are there already. Once the ranks have
-// agreed on the options, a failure does not undo the groups.
+// come again after they have agreed, a failure does not undo the groups.
 absl::Status SharedGroup::AwaitMeeting(uint64_t meeting, const CommunicatorOptions& options,
                                        const CallSummary* call, WaitPoint::Deadline deadline,
                                        bool is_agreed) {
@@ -262,8 +262,10 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
   if (place.members.rank == 0) {
     const absl::StatusOr<int64_t> offset =
         MakeMemory(place.layout, static_cast<int>(formed.size()));
-    if (!offset.ok()) Fail(offset.status());
-    mine().formed[half] = offset.value_or(-1);
+    if (offset.ok())
+      mine().formed[half] = *offset;
+    else
+      Fail(offset.status());  // of all groups that are formed now
   }
   bool sees = false;
   {
@@ -279,7 +281,6 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
     return met;
   }
   place.offset = record(static_cast<int>(formed[0])).formed[half];
-  if (place.offset < 0) return status();
   absl::StatusOr<Mapping> memory = world_.Map(place.offset, place.layout.bytes());
   if (!memory.ok()) {
     Fail(memory.status());

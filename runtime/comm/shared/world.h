@@ -159,11 +159,4 @@ class SharedRank : public WorldBackend {
   std::shared_ptr<StoreGroup> bootstrap_;  // made when it is first needed
 };
 
-// The ranks of `world` on `device`, a CUDA device that they share: threads of a process that have
-// all named the same GPU, or a single rank (device_world.cc). Null if they do not share it: they are
-// processes, have different devices, or NCCL is to connect ranks that share one
-// (NCCL_MULTI_RANK_GPU_ENABLE=1). Collective; the same on all ranks.
-absl::StatusOr<std::shared_ptr<WorldBackend>> ShareDevice(std::shared_ptr<WorldBackend> world,
-                                                          const Device& device);
-
 }  // namespace ebb

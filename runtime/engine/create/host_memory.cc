@@ -7,12 +7,12 @@
 #include "ebb/offload/memory_limits.h"
 #include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/engine/memory/device_reach.h"
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/fingerprint.h"
-#include "ebb/sharding/pools/advice.h"
-#include "ebb/sharding/pools/budget.h"
+#include "ebb/sharding/fit/advice.h"
+#include "ebb/sharding/fit/budget.h"
 
 namespace ebb {
 namespace {

@@ -12,14 +12,14 @@
 #include "ebb/runtime/engine/create/bucket_measurement.h"
 #include "ebb/runtime/engine/create/checksum_cost.h"
 #include "ebb/runtime/engine/create/update_rates.h"
-#include "ebb/runtime/engine/memory/device_reach.h"
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
 #include "ebb/runtime/engine/ranks/collective_pools.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/fingerprint.h"
-#include "ebb/sharding/offload_ratio.h"
-#include "ebb/sharding/pools/advice.h"
-#include "ebb/sharding/pools/budget.h"
+#include "ebb/sharding/fit/advice.h"
+#include "ebb/sharding/fit/budget.h"
+#include "ebb/sharding/fit/offload_ratio.h"
 
 namespace ebb {
 namespace {

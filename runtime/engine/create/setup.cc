@@ -12,12 +12,12 @@
 #include "ebb/runtime/engine/create/device_queues.h"
 #include "ebb/runtime/engine/create/host_memory.h"
 #include "ebb/runtime/engine/create/measure.h"
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/issue/issuer.h"
-#include "ebb/runtime/engine/memory/device_reach.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
 #include "ebb/runtime/trace/log.h"
-#include "ebb/sharding/offload_ratio.h"
-#include "ebb/sharding/pools/budget.h"
+#include "ebb/sharding/fit/budget.h"
+#include "ebb/sharding/fit/offload_ratio.h"
 
 namespace ebb {
 absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngine(World world, Device device, ModelSpec model,

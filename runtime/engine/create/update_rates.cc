@@ -7,7 +7,7 @@
 #include "absl/functional/function_ref.h"
 #include "ebb/optim/update_constants.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/engine/memory/device_reach.h"
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/sharding/placement.h"
 
 namespace ebb {

@@ -10,7 +10,7 @@
 #include "ebb/optim/kernels.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/device/device.h"
-#include "ebb/sharding/offload_ratio.h"
+#include "ebb/sharding/fit/offload_ratio.h"
 
 namespace ebb {
 

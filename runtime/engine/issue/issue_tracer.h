@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <span>
 
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/issue/device_spans.h"
 #include "ebb/runtime/engine/issue/issue_observer.h"
-#include "ebb/runtime/engine/memory/device_reach.h"
 #include "ebb/runtime/trace/timeline.h"
 #include "ebb/sharding/model.h"
 

@@ -8,7 +8,7 @@
 #include "ebb/optim/update_constants.h"
 #include "ebb/runtime/config/dtype.h"
 #include "ebb/sharding/interval.h"
-#include "ebb/sharding/lower/unit_places.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 

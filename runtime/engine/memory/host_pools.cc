@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/engine/memory/device_reach.h"
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/state_pieces.h"
 

@@ -13,8 +13,8 @@
 #include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/config/requests_in_flight.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/fit/budget.h"
 #include "ebb/sharding/memory_model.h"
-#include "ebb/sharding/pools/budget.h"
 
 namespace ebb {
 namespace {

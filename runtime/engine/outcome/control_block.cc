@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/engine/memory/device_reach.h"
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/sharding/operands.h"
 
 namespace ebb {

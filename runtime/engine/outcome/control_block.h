@@ -17,7 +17,7 @@
 #include "ebb/optim/kernels.h"
 #include "ebb/optim/parameter_norms.h"
 #include "ebb/runtime/device/device.h"
-#include "ebb/runtime/engine/ranks/exchange.h"
+#include "ebb/runtime/engine/outcome/exchange.h"
 #include "ebb/runtime/engine/step.h"
 
 namespace ebb {

@@ -7,9 +7,9 @@
 
 #include "absl/status/status.h"
 #include "ebb/runtime/engine/outcome/control_block.h"
+#include "ebb/runtime/engine/outcome/exchange.h"
 #include "ebb/runtime/engine/outcome/outcome_messages.h"
 #include "ebb/runtime/engine/outcome/step_errors.h"
-#include "ebb/runtime/engine/ranks/exchange.h"
 #include "ebb/runtime/engine/ranks/step_peers.h"
 
 namespace ebb {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/engine/ranks/scope_trail.h"
+#include "ebb/runtime/engine/outcome/scope_trail.h"
 
 namespace ebb {
 namespace {

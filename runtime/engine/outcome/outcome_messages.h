@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "ebb/runtime/engine/engine.h"
-#include "ebb/runtime/engine/ranks/exchange.h"
+#include "ebb/runtime/engine/outcome/exchange.h"
 #include "ebb/sharding/model.h"
 
 namespace ebb {

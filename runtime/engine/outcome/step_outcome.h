@@ -29,11 +29,11 @@
 #include "ebb/runtime/engine/engine.h"
 #include "ebb/runtime/engine/outcome/control_block.h"
 #include "ebb/runtime/engine/outcome/error_agreement.h"
+#include "ebb/runtime/engine/outcome/exchange.h"
 #include "ebb/runtime/engine/outcome/outcome_messages.h"
 #include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/outcome/step_scalars.h"
 #include "ebb/runtime/engine/outcome/training_progress.h"
-#include "ebb/runtime/engine/ranks/exchange.h"
 #include "ebb/runtime/engine/ranks/step_peers.h"
 
 namespace ebb {

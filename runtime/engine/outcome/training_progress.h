@@ -15,8 +15,8 @@
 #include "ebb/optim/loss_scaler.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/engine/engine.h"
+#include "ebb/runtime/engine/outcome/exchange.h"
 #include "ebb/runtime/engine/outcome/step_scalars.h"
-#include "ebb/runtime/engine/ranks/exchange.h"
 #include "ebb/runtime/engine/training_state.h"
 
 namespace ebb {

@@ -1,10 +1,10 @@
 #include "ebb/runtime/engine/ranks/call_barrier.h"
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/engine/memory/device_reach.h"
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/outcome/error_agreement.h"
+#include "ebb/runtime/engine/outcome/exchange.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
-#include "ebb/runtime/engine/ranks/exchange.h"
 #include "ebb/sharding/fingerprint.h"
 
 namespace ebb {

@@ -13,11 +13,11 @@
 #include "ebb/runtime/engine/issue/engine_streams.h"
 #include "ebb/runtime/engine/outcome/control_block.h"
 #include "ebb/runtime/engine/outcome/outcome_messages.h"
+#include "ebb/runtime/engine/outcome/scope_trail.h"
 #include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/outcome/step_outcome.h"
 #include "ebb/runtime/engine/ranks/engine_calls.h"
 #include "ebb/runtime/engine/ranks/engine_communicators.h"
-#include "ebb/runtime/engine/ranks/scope_trail.h"
 #include "ebb/runtime/engine/ranks/step_communicators.h"
 
 namespace ebb {

@@ -6,10 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/engine/memory/device_reach.h"
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
 #include "ebb/runtime/trace/log.h"
-#include "ebb/sharding/lower/unit_places.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/engine/memory/device_reach.h"
+#include "ebb/runtime/engine/device_reach.h"
 
 namespace ebb {
 namespace {

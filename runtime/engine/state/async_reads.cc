@@ -7,14 +7,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/issue/issuer.h"
-#include "ebb/runtime/engine/memory/device_reach.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/interval.h"
-#include "ebb/sharding/lower/unit_places.h"
 #include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/swap_files.h"
+#include "ebb/sharding/unit_places.h"
 #include "ebb/sharding/waits.h"
 
 namespace ebb {

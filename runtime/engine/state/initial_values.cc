@@ -12,8 +12,8 @@
 #include "ebb/runtime/device/buffer.h"
 #include "ebb/runtime/engine/updates/update_table.h"
 #include "ebb/sharding/interval.h"
-#include "ebb/sharding/lower/unit_places.h"
 #include "ebb/sharding/plan_facts.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 namespace {

@@ -9,8 +9,8 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
 #include "ebb/sharding/interval.h"
-#include "ebb/sharding/lower/unit_places.h"
 #include "ebb/sharding/plan_facts.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 

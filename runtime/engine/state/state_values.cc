@@ -6,8 +6,8 @@
 #include "ebb/optim/cast.h"
 #include "ebb/optim/split_master.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/issue/issuer.h"
-#include "ebb/runtime/engine/memory/device_reach.h"
 
 namespace ebb {
 

@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/engine/memory/device_reach.h"
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/declared_order.h"
-#include "ebb/sharding/lower/unit_places.h"
 #include "ebb/sharding/plan_facts.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 

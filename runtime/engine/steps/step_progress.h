@@ -11,7 +11,7 @@
 
 #include "ebb/runtime/engine/issue/runnable.h"
 #include "ebb/runtime/engine/issue/step_tag.h"
-#include "ebb/runtime/engine/ranks/scope_trail.h"
+#include "ebb/runtime/engine/outcome/scope_trail.h"
 #include "ebb/runtime/engine/step.h"
 #include "ebb/runtime/engine/steps/missing_backwards.h"
 #include "ebb/sharding/order.h"

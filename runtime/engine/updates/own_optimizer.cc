@@ -1,7 +1,7 @@
 #include "ebb/runtime/engine/updates/own_optimizer.h"
 
 #include "ebb/sharding/interval.h"
-#include "ebb/sharding/lower/unit_places.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 

@@ -119,12 +119,12 @@ class _Record:
         return list(self.outside)
 
     def add_left_out(self, units: list[Unit]) -> None:
-        """Adds a visit of each unit that was not visited, perhaps by chance, because the engine asks for one. It comes behind the unit that is
-        registered before it."""
-        for before, unit in zip([None, *units], units):
-            if any(visit.unit is unit for visit in self.visits):
+        """The engine asks for a visit of each unit, so a unit that was left out, perhaps by chance, gets one."""
+        for unit in units:
+            visited = [visit.unit.index for visit in self.visits]
+            if unit.index in visited:
                 continue
-            at = 0 if before is None else max(number for number, visit in enumerate(self.visits) if visit.unit is before) + 1
+            at = _place_of(unit, visited)
             self.visits.insert(at, Visit(unit, 0, 0))
             self.events = [(opens, kind, number + (number >= at)) for opens, kind, number in self.events]
             place = next((i for i, (_, kind, number) in enumerate(self.events) if kind != FORWARD or number > at), len(self.events))
@@ -150,6 +150,11 @@ class _Record:
                 at = next(below, len(self.events))
                 self.events[at:at] = [(1, BACKWARD, number), (0, BACKWARD, number)]
         return Order(visits, [] if self.events == _in_turn(visits) else self.events, seen=True)
+
+
+def _place_of(left_out: Unit, visited: list[int]) -> int:
+    """Behind the unit that is registered before it."""
+    return len(visited) - visited[::-1].index(left_out.index - 1) if left_out.index > 0 else 0
 
 
 def of_visits(units: list[int]) -> Order:
@@ -198,10 +203,9 @@ def of_evaluation(model: nn.Module, units: list[Unit], example: Any, visited: li
         example = Call(example.arguments, example.keywords)  # without a checkpoint, because nothing is computed again
     with torch.no_grad(), torch.random.fork_rng(devices=[]), _as_it_was(model, (*_LIBRARIES, "ebb", "functools")), _kept(model):
         call(model, example)
-    for before, unit in zip([None, *units], units):  # what is left out by chance comes behind the unit that is registered before it
+    for unit in units:
         if unit.index not in visited:
-            at = 0 if before is None else len(visited) - visited[::-1].index(before.index)
-            visited.insert(at, unit.index)
+            visited.insert(_place_of(unit, visited), unit.index)
     return of_visits(visited)
 
 

@@ -72,6 +72,7 @@ class Slots:
         self.hidden: list[torch.Tensor] = []
         self.copies: list[torch.Tensor] = []  # of those that are kept whole
         self.bits: list[int] = []  # of the copies as they were made, or of hidden parameters
+        self.changed = ""  # a parameter that was written to in the engine's memory, which nothing undoes
         self.probed: list[int] = []  # the parameters whose bits are looked at, because torch can write to them
         self.places: tuple[list[int], ...] = ()  # where the parameters' memory is: hidden, and shown
         self.versions = [parameter._version for parameter in parameters]  # which an in-place operation counts, but not one through `.data`
@@ -100,8 +101,9 @@ class Slots:
             parameter.data = hidden
 
     def check(self) -> None:
-        """Raises if a parameter was written to after it was shown or hidden, and undoes the write. It misses in-place operations through `.data`
-        on values that are shown, and a clamp_ through `.data` of a hidden parameter of one element, which keeps the bits of NaN."""
+        """Raises if a parameter was written to after it was shown or hidden, and undoes the write unless it is `changed`. It misses in-place
+        operations through `.data` on values that are shown, and a clamp_ through `.data` of a hidden parameter of one element, which keeps
+        the bits of NaN."""
         at = [parameter.data_ptr() for parameter in self.parameters]
         versions = [parameter._version for parameter in self.parameters]
         if at not in self.places or versions != self.versions:
@@ -119,6 +121,8 @@ class Slots:
 
     def _refuse(self, i: int) -> None:
         parameter = self.parameters[i]
+        if parameter.data_ptr() == self.views[i].data_ptr():
+            self.changed = parameter._ebb_name
         if self.keep_whole:
             self._copy()
         else:

@@ -9,7 +9,7 @@
 #include "ebb/runtime/device/cuda/cuda_host_stream.h"
 #include "ebb/runtime/engine/issue/issue_observer.h"
 #include "ebb/runtime/engine/outcome/control_block.h"
-#include "ebb/runtime/engine/ranks/exchange.h"
+#include "ebb/runtime/engine/outcome/exchange.h"
 #include "order.h"
 
 namespace ebb {

@@ -7,7 +7,7 @@
 
 #include "ebb/sharding/instructions.h"
 #include "ebb/sharding/lower/operand_writer.h"
-#include "ebb/sharding/lower/unit_places.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb::sharding {
 namespace {

@@ -1,4 +1,4 @@
-#include "ebb/sharding/pools/advice.h"
+#include "ebb/sharding/fit/advice.h"
 
 #include <algorithm>
 #include <optional>
@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/sharding/fit/advice_settings.h"
+#include "ebb/sharding/fit/budget.h"
 #include "ebb/sharding/placement.h"
-#include "ebb/sharding/pools/advice_settings.h"
-#include "ebb/sharding/pools/budget.h"
 
 namespace ebb::sharding {
 namespace {

@@ -7,7 +7,7 @@
 #include <span>
 
 #include "absl/status/status.h"
-#include "ebb/runtime/engine/ranks/scope_trail.h"
+#include "ebb/runtime/engine/outcome/scope_trail.h"
 #include "ebb/runtime/engine/step.h"
 #include "ebb/sharding/plan.h"
 

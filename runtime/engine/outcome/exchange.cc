@@ -1,4 +1,4 @@
-#include "ebb/runtime/engine/ranks/exchange.h"
+#include "ebb/runtime/engine/outcome/exchange.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "ebb/sharding/lower/unit_places.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb::sharding {
 

@@ -1,4 +1,4 @@
-#include "ebb/runtime/engine/ranks/scope_trail.h"
+#include "ebb/runtime/engine/outcome/scope_trail.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,9 +1,9 @@
-#include "ebb/sharding/offload_ratio.h"
+#include "ebb/sharding/fit/offload_ratio.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "ebb/sharding/pools/budget.h"
+#include "ebb/sharding/fit/budget.h"
 
 namespace ebb::sharding {
 namespace {

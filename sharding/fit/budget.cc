@@ -1,4 +1,4 @@
-#include "ebb/sharding/pools/budget.h"
+#include "ebb/sharding/fit/budget.h"
 
 #include <algorithm>
 #include <optional>

@@ -1,10 +1,10 @@
-#include "ebb/sharding/pools/advice_settings.h"
+#include "ebb/sharding/fit/advice_settings.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "ebb/runtime/config/difference.h"
-#include "ebb/sharding/pools/advice.h"
+#include "ebb/sharding/fit/advice.h"
 
 namespace ebb::sharding {
 namespace {
