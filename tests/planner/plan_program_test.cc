@@ -169,7 +169,8 @@ TEST_F(PlanProgramTest, ATrainBatchSizeIsDividedOverTheRanks) {
   EXPECT_THAT(Run(question + " --micro-batches 2").printed, HasSubstr("2 x 4 sequences of"));
   const auto json = nlohmann::json::parse(Run(question + " --ranks 64 --json").printed);
   EXPECT_EQ(json["micro_batch_size"], 1);
-  EXPECT_THAT(std::string(json["best_change"]["change"]), HasSubstr("_batch_size\": "));
+  EXPECT_THAT(std::string(json["best_change"]["change"]),
+              HasSubstr("{\"train_micro_batch_size_per_gpu\": 2}"));
 }
 
 // As in the error of a memory cap: keys to merge into the file.
