@@ -59,11 +59,12 @@ void Transfer::RunStep(const Movement& movement, int64_t step, int64_t per_step,
   if (movement.sums()) {
     const Movement::Part part = part_from(movement.rank);  // others send as much
     const ElementRange range = part.range.Step(step, per_step);
+    const Reduction reduction = ReductionOf(movement.call, reduction_group_);
     flat.Visit(range, [&](const FlatSpans::Piece& piece) {
       for (int peer = 0; peer < movement.size; ++peer)
         inputs_[static_cast<size_t>(peer)] = source(peer, part, piece);
-      mover.Reduce(ReductionOf(movement.call, reduction_group_), inputs_,
-                   flat.At(piece, FlatSpans::kReceive, 0), piece.count, flat.BytesOf(range));
+      mover.Reduce(reduction, inputs_, flat.At(piece, FlatSpans::kReceive, 0), piece.count,
+                   flat.BytesOf(range));
     });
     return;
   }

@@ -148,6 +148,8 @@ def _written_in_forward(make, stage):
 
 
 @pytest.mark.parametrize("stage", [0, 3])
-@pytest.mark.parametrize("make", [functools.partial(_Constrained, 8, 8), functools.partial(_Clamped, 8, 8), functools.partial(nn.Embedding, 4, 8, max_norm=0.1)])
+@pytest.mark.parametrize(
+    "make", [functools.partial(_Constrained, 8, 8), functools.partial(_Clamped, 8, 8), functools.partial(nn.Embedding, 4, 8, max_norm=0.1)]
+)
 def test_a_module_that_writes_to_its_own_parameter_is_refused(two, make, stage):
     two.run(_written_in_forward, make, stage)

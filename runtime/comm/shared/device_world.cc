@@ -1,4 +1,5 @@
-// The world of ranks that share one GPU.
+#include "ebb/runtime/comm/shared/device_world.h"
+
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

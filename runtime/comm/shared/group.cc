@@ -262,10 +262,11 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
   if (place.members.rank == 0) {
     const absl::StatusOr<int64_t> offset =
         MakeMemory(place.layout, static_cast<int>(formed.size()));
-    if (offset.ok())
+    if (offset.ok()) {
       mine().formed[half] = *offset;
-    else
+    } else {
       Fail(offset.status());  // of all groups that are formed now
+    }
   }
   bool sees = false;
   {

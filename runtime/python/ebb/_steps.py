@@ -58,15 +58,15 @@ class Steps:
             for unit in units if not unit.keep_whole
             for i, parameter in enumerate(unit.parameters) if parameter.requires_grad and parameter.numel() * parameter.itemsize >= LARGE_GRADIENT
         ]
-        self.changed = ""  # a parameter that the trainer's own code has written to, in the engine's memory
         self._asked: dict[tuple[int, tuple[int, ...]], _Asked] = {}
 
     # Of _hooks.Scopes.
 
     def begin(self, trains: bool) -> None:
         self.memory.check_process()
-        if self.changed:
-            raise Error(f"the trainer's own code has changed values of '{self.changed}' in place, perhaps on this rank alone: make a new engine")
+        changed = next((slots.changed for slots in self.slots if slots.changed), "")
+        if changed:
+            raise Error(f"the trainer's own code has changed values of '{changed}' in place, perhaps on this rank alone: make a new engine")
         if not self.slots[0].views:
             raise Error("a forward of the model while the engine is suspended: call resume() first")
         if trains:
@@ -106,7 +106,6 @@ class Steps:
             if kind == FORWARD and not slots.keep_whole:  # hide() would undo a write to `.data` unseen
                 slots.check()
         finally:
-            self.changed = self.changed or slots.changed
             slots.hide()
             check(library.ebb_scope_close(self.memory.handle, scope))
 
