@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from ctypes import byref, c_double, c_float, c_int32, c_int64
 from typing import Callable, Sequence
 
@@ -17,6 +18,8 @@ from ._units import Unit
 Rates = list[tuple[str, float, "float | None"]]  # group, learning rate, weight decay; None: the configuration's
 _FP16_SCALE_MAX = 2.0**15
 LARGE_GRADIENT = 1 << 20  # bytes of a gradient that goes to the engine as it comes; smaller ones are worth no call of their own
+_STRIDED = {torch.strided}
+_layout_of = operator.attrgetter("layout")
 
 
 class _Asked:
@@ -64,9 +67,8 @@ class Steps:
 
     def begin(self, trains: bool) -> None:
         self.memory.check_process()
-        changed = next((slots.changed for slots in self.slots if slots.changed), "")
-        if changed:
-            raise Error(f"the trainer's own code has changed values of '{changed}' in place, perhaps on this rank alone: make a new engine")
+        if self.memory.changed:
+            raise Error(f"the trainer's own code has changed values of '{self.memory.changed}' in place, perhaps on this rank alone: make a new engine")
         if not self.slots[0].views:
             raise Error("a forward of the model while the engine is suspended: call resume() first")
         if trains:
@@ -225,14 +227,14 @@ class Steps:
         ready = tuple([i for i in of if gradients[i] is not None])
         if not ready:
             return
-        frozen = next((i for i in ready if not unit.trainable[i]), None)
-        if frozen is not None:
-            raise Error(
-                f"'{unit.names[frozen]}' has a gradient, but was frozen at ebb.initialize, so it has no optimizer state: freeze parameters that will "
-                "be trained later after ebb.initialize, not before it"
-            )
         asked = self._asked.get((unit.index, ready))
         if asked is None:
+            frozen = next((i for i in ready if not unit.trainable[i]), None)
+            if frozen is not None:
+                raise Error(
+                    f"'{unit.names[frozen]}' has a gradient, but was frozen at ebb.initialize, so it has no optimizer state: freeze parameters that "
+                    "will be trained later after ebb.initialize, not before it"
+                )
             asked = self._asked[unit.index, ready] = _Asked(self.first_id[unit.index], ready)
         code = library.ebb_scope_gradients(self.memory.handle, scope, asked.ids, len(ready), asked.views)
         if code:
@@ -245,7 +247,9 @@ class Steps:
                 over(self.memory, view.data, unit.parameters[i].shape, DTYPES[view.dtype], self.device) for i, view in zip(ready, asked.views)
             ]
             asked.added[memory] = [n for n, view in enumerate(asked.views) if not view.first]
-        given = [gradients[i] if gradients[i].layout == torch.strided else gradients[i].to_dense() for i in ready]
+        given = [gradients[i] for i in ready]
+        if set(map(_layout_of, given)) != _STRIDED:
+            given = [gradient if gradient.layout == torch.strided else gradient.to_dense() for gradient in given]
         added = asked.added[memory]
         # One call for all tensors of a unit takes half of the time of a call for each.
         if not added:

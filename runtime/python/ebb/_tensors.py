@@ -5,6 +5,7 @@ Only this file has code for CUDA: tensors are made with DLPack, because it has b
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 from typing import Sequence
 
@@ -23,6 +24,7 @@ class Memory:
         self.handle = handle
         self.process = os.getpid()
         self.closed = False
+        self.changed = ""  # a parameter that the trainer's own code has written to in this memory, which nothing undoes
 
     def check_process(self) -> None:
         if os.getpid() != self.process:
@@ -65,14 +67,14 @@ class Slots:
     The engine does not see writes of the trainer's own code. NaN of several elements is one number in memory, and torch refuses to write
     to it. check() finds other writes."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter], keep_whole: bool):
+    def __init__(self, memory: Memory, parameters: list[torch.nn.Parameter], keep_whole: bool):
+        self.memory = memory
         self.parameters = parameters
         self.keep_whole = keep_whole
         self.views: list[torch.Tensor] = []
         self.hidden: list[torch.Tensor] = []
         self.copies: list[torch.Tensor] = []  # of those that are kept whole
         self.bits: list[int] = []  # of the copies as they were made, or of hidden parameters
-        self.changed = ""  # a parameter that was written to in the engine's memory, which nothing undoes
         self.probed: list[int] = []  # the parameters whose bits are looked at, because torch can write to them
         self.places: tuple[list[int], ...] = ()  # where the parameters' memory is: hidden, and shown
         self.versions = [parameter._version for parameter in parameters]  # which an in-place operation counts, but not one through `.data`
@@ -101,11 +103,11 @@ class Slots:
             parameter.data = hidden
 
     def check(self) -> None:
-        """Raises if a parameter was written to after it was shown or hidden, and undoes the write unless it is `changed`. It misses in-place
+        """Raises if a parameter was written to after it was shown or hidden, and undoes the write unless it is `memory.changed`. It misses in-place
         operations through `.data` on values that are shown, and a clamp_ through `.data` of a hidden parameter of one element, which keeps
         the bits of NaN."""
-        at = [parameter.data_ptr() for parameter in self.parameters]
-        versions = [parameter._version for parameter in self.parameters]
+        at = list(map(_address_of, self.parameters))
+        versions = list(map(_version_of, self.parameters))
         if at not in self.places or versions != self.versions:
             for i, place in enumerate(at):
                 if all(place != places[i] for places in self.places) or versions[i] != self.versions[i]:
@@ -122,7 +124,7 @@ class Slots:
     def _refuse(self, i: int) -> None:
         parameter = self.parameters[i]
         if parameter.data_ptr() == self.views[i].data_ptr():
-            self.changed = parameter._ebb_name
+            self.memory.changed = parameter._ebb_name
         if self.keep_whole:
             self._copy()
         else:
@@ -136,6 +138,10 @@ class Slots:
             "set it with engine.write(name, tensor), between steps and on every rank"
         )
 
+
+# Called by map(), which is faster than a loop.
+_address_of = torch._C.TensorBase.data_ptr
+_version_of = operator.attrgetter("_version")
 
 # Signalling and negative, so that arithmetic changes its bits. Bytes have no NaN.
 _NAN_BITS = {torch.float32: -0x5FFFFF, torch.bfloat16: -0x5F, torch.float16: -0x2FF, torch.uint8: 0xFF}

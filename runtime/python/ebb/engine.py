@@ -109,7 +109,7 @@ class Engine:
                 self._parameters[name] = parameter
                 parameter._ebb_name = name
         self._aliases = {alias: name for alias, name in self._names_of_aliases()}
-        self._slots = [Slots(unit.parameters, unit.keep_whole) for unit in units]
+        self._slots = [Slots(self._memory, unit.parameters, unit.keep_whole) for unit in units]
         self._place()
         half = compute_dtype(settings) == torch.float16  # a parameter that keeps fp16 beside another type has no loss scale
         trainable = [(name, parameter) for name, parameter in self._parameters.items() if parameter.requires_grad]
