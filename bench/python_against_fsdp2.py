@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A transformers model that trains through ebb, beside FSDP2, DeepSpeed and plain torch on this machine's CPU, in turns.
 
-    bench/python_against_fsdp2.py [--compare WHAT] [--model gpt2|llama] [--rounds 8] [--steps 4] [--folder FOLDER]
-                                  [--output FILE.csv]
+    bench/python_against_fsdp2.py [--compare WHAT] [--model gpt2|llama] [--rounds 8] [--steps 4] [--compile]
+                                  [--folder FOLDER] [--output FILE.csv]
 
 gpt2 and llama: 6 layers, width 384, context 256, batch 4 of a rank, fp32, AdamW without clipping, 2 ranks of one thread each.
 fsdp2      each block a unit of FSDP2's, gloo, torch's fused AdamW; and torch, each rank by itself, for the time of compute alone
@@ -54,14 +54,14 @@ def free_port():
 class System:
     """The processes of one system. They stay alive."""
 
-    def __init__(self, name, model, ranks, folder):
+    def __init__(self, name, model, ranks, folder, *options):
         self.name = name
         place = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
                  "OMP_NUM_THREADS": str(max(1, os.cpu_count() // ranks)), "DS_ACCELERATOR": "cpu", "EBB_LOG_LEVEL": "warn"}
         if model == "memory":
             place["MALLOC_MMAP_THRESHOLD_"] = "65536"  # freed memory goes back at once, so that the system counts only held memory
             model = "states"
-        command = [sys.executable, HERE / "peers/module_training.py", name, model, folder]
+        command = [sys.executable, HERE / "peers/module_training.py", name, model, folder, *options]
         self.ranks = [
             subprocess.Popen(command, env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True, stdin=subprocess.PIPE,
                              stdout=subprocess.PIPE)
@@ -105,11 +105,11 @@ def ratio_of(rows, ours, other, key):
     return statistics.median(both[ours] / both[other] for both in by_round.values())
 
 
-def compare(what, model, rounds, steps, folder):
+def compare(what, model, rounds, steps, folder, *options):
     names, ranks, pairs = COMPARISONS[what]
     counts_memory = what.startswith("memory")
     model = "memory" if counts_memory else "gpu" if what == "gpu" else model
-    systems = [System(name, model, ranks, folder) for name in names]
+    systems = [System(name, model, ranks, folder, *options) for name in names]
     for system in systems:
         system.run(3)  # the first steps allocate
     rows = []
@@ -149,6 +149,7 @@ def main():
     parser.add_argument("--model", choices=("gpt2", "llama"), default="gpt2")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--compile", action="store_true", help="torch compiles the blocks of all systems but DeepSpeed")
     parser.add_argument("--folder", default=None, help="on the disk that is measured; default: the system's for temporary files")
     parser.add_argument("--output", default=None, help="one row for each round and system")
     options = parser.parse_args()
@@ -156,7 +157,7 @@ def main():
         environment = os.environ | {"OMP_NUM_THREADS": "1", "EBB_LOG_LEVEL": "warn"}
         return subprocess.run([sys.executable, HERE / "peers/module_scopes.py"], env=environment, check=True)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        rows = compare(options.compare, options.model, options.rounds, options.steps, folder)
+        rows = compare(options.compare, options.model, options.rounds, options.steps, folder, *(["compile"] if options.compile else []))
     if options.output:
         with open(options.output, "w", newline="") as file:
             writer = csv.DictWriter(file, rows[0].keys())

@@ -1,11 +1,11 @@
-"""One rank of one system that trains a model of transformers: module_training.py SYSTEM MODEL FOLDER, its place as torchrun gives it.
+"""One rank of one system that trains a model of transformers: module_training.py SYSTEM MODEL FOLDER [compile], its place as torchrun gives it.
 
 SYSTEM: torch, fsdp2, deepspeed_cpu, deepspeed_nvme, ebb, ebb_cpu, ebb_nvme; those with offload read one JSON for both libraries.
 ebb_nvme_all also has gradients on the disk. MODEL: gpt2, llama, "states", a GPT-2 with very small activations, or "gpu", GPT-2's 124 M
 parameters on a GPU in bf16 with fp32 masters (torch: autocast). Each line of the input is a number of steps. For it, a line of the
 output has each step's seconds and core seconds, the loss, the bytes that the system counts above a process with all libraries and no
 model, at the peak of those steps and after them, and the engine's own table. On a GPU the bytes are those of its memory that torch and
-the engine have taken.
+the engine have taken. "compile": torch compiles the blocks, but not DeepSpeed's.
 """
 
 import ctypes
@@ -37,6 +37,10 @@ def make_model(kind):
         vocab_size=vocabulary, n_positions=context, n_embd=width, n_layer=layers, n_head=heads, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
         bos_token_id=1, eos_token_id=2, use_cache=False,
     ))
+
+
+def blocks_of(model):
+    return model.transformer.h if hasattr(model, "transformer") else model.model.layers
 
 
 def settings_of(system, kind, folder):
@@ -96,7 +100,7 @@ def torch_calls(model, shards, on_gpu):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16) if on_gpu else MixedPrecisionPolicy()
-        for block in model.transformer.h if hasattr(model, "transformer") else model.model.layers:
+        for block in blocks_of(model):
             fully_shard(block, mp_policy=policy)
         fully_shard(model, mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
@@ -123,7 +127,7 @@ def peak():
 
 
 def main():
-    system, kind, folder = sys.argv[1:]
+    system, kind, folder, *compile_blocks = sys.argv[1:]
     on_gpu = kind == "gpu"
     device = torch.device("cuda" if on_gpu else "cpu")
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -149,12 +153,13 @@ def main():
         trim(0)
     idle = counted("smaps_rollup", "Pss")
     settings = settings_of(system, kind, folder)
-    if system.startswith("ebb"):
-        step, table = ebb_calls(make_model(kind).to(device), settings)
-    elif system.startswith("deepspeed"):
+    if system.startswith("deepspeed"):
         step, table = deepspeed_calls(kind, settings)
     else:
-        step, table = torch_calls(make_model(kind).to(device), system == "fsdp2", on_gpu)
+        model = make_model(kind).to(device)
+        for block in blocks_of(model) if compile_blocks else ():
+            block.compile()
+        step, table = ebb_calls(model, settings) if system.startswith("ebb") else torch_calls(model, system == "fsdp2", on_gpu)
     generator = torch.Generator().manual_seed(rank)
     print("READY", flush=True)
     for line in sys.stdin:

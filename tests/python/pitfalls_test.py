@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import shutil
 
 import pytest
 import torch
@@ -182,20 +183,42 @@ def test_ranks_that_differ_get_an_error(two):
     two.stop()
 
 
-def _compiled():
-    batches = vector_batches(3, 2)
+def _compiled(shown):
+    batches, graphs = vector_batches(3, 2), []
+
+    def counted(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
 
     def make():
         model = Blocks()
         for block in model.blocks:
-            block.compile(backend="eager")
+            block.compile(backend=counted, dynamic=False)
         return model
 
-    compare(make, batches, squared_error)
+    compare(make, batches, squared_error, example=(batches[0][0][0],) if shown else None)
+    assert graphs, "compile() was given another backend"
 
 
-def test_compiled_blocks(two):
-    two.run(_compiled)
+@pytest.mark.parametrize("shown", [True, False])
+def test_compiled_blocks(two, shown):
+    two.run(_compiled, shown)
+
+
+def _compiled_llama():
+    def make():
+        model = llama()
+        for layer in model.model.layers:
+            layer.compile()
+        return model
+
+    compare(make, token_batches(2, 2))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++")
+def test_blocks_of_torchs_compiler(two):
+    """Its code reads memory, which the fake tensors that show the order do not have."""
+    two.run(_compiled_llama)
 
 
 def _hooks_of_others():

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_iter
 
 from ._library import Error
 from ._model import Config, config_text, dtype_function, resolved
-from ._order import _as_it_was, _faked, call, loss_of
+from ._order import _as_it_was, _faked, call, loss_of, uncompiled
 from ._steps import LARGE_GRADIENT
 
 
@@ -82,7 +82,7 @@ def count_activations(model: nn.Module, config: Config, world: int, *, example: 
         return made
 
     try:
-        with torch.random.fork_rng(devices=[]), mode, _as_it_was(model), faked as fakes, torch.enable_grad():
+        with torch.random.fork_rng(devices=[]), mode, _as_it_was(model), uncompiled(), faked as fakes, torch.enable_grad():
             for tensor in fakes.values():
                 count.ignore(tensor)
                 if tensor.requires_grad:

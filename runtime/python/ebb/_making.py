@@ -188,9 +188,14 @@ def _say_dtypes(model: nn.Module, dtype_of) -> None:
 
 
 def _move_compilation(units: Sequence[Unit]) -> None:
-    """Moves what module.compile() has compiled to the module's forward, because it would compile the hooks too."""
+    """Moves what module.compile() has compiled to the module's forward, with the same arguments, because it would compile the hooks too."""
     for unit in units:
         for module in unit.modules:
-            if getattr(module, "_compiled_call_impl", None) is not None:
+            compiled = getattr(module, "_compiled_call_impl", None)
+            if compiled is not None:
+                held = [cell.cell_contents for cell in compiled.__closure__ or ()]
+                with_arguments = [one for one in held if isinstance(one, torch._dynamo.eval_frame._TorchDynamoContext)]
+                if not with_arguments:
+                    log.warning("%s: this torch does not tell the arguments of compile(), so the default ones are used", unit.name)
                 module._compiled_call_impl = None
-                module.forward = torch.compile(module.forward)
+                module.forward = (with_arguments[0] if with_arguments else torch.compile)(module.forward)

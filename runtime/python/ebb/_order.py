@@ -247,7 +247,7 @@ def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
     change = mode.from_tensor if fake else (lambda tensor: tensor)
     faked = _faked(model, device) if fake else _kept(model)
-    with torch.random.fork_rng(devices=[]), mode, _as_it_was(model), faked as record.fakes:
+    with torch.random.fork_rng(devices=[]), mode, _as_it_was(model), uncompiled(), faked as record.fakes:
         for unit in units:
             record.hide(unit)
         walk.attach()
@@ -260,6 +260,11 @@ def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device
             walk.detach()
             walk.settle()
         return record, record.used_outside(units)
+
+
+def uncompiled() -> Any:
+    """Compiled code would read the memory of fake tensors, which they do not have."""
+    return torch.compiler.set_stance("force_eager")
 
 
 def call(model: nn.Module, example: Any, change: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor) -> Any:
