@@ -1,7 +1,6 @@
 #include "saved_run.h"
 
 #include <filesystem>
-#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/trace/log.h"
@@ -45,12 +44,9 @@ std::map<std::string, std::string> OwnValues(const Trainer& trainer, const Run& 
 }
 
 // The shapes of tensors do not say how many heads there are, or which the activation function is.
-// The config.json beside Hugging Face's files does.
-absl::Status CheckModelConfig(const std::filesystem::path& path, const GptShape& shape) {
-  std::error_code error;
-  const bool is_folder = std::filesystem::is_directory(path, error);
-  std::ifstream file((is_folder ? path : path.parent_path()) / kModelConfig);
-  const auto theirs = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false),
+// `model_config`: of the parameters that are read; empty: there is none.
+absl::Status CheckModelConfig(const std::string& model_config, const GptShape& shape) {
+  const auto theirs = nlohmann::json::parse(model_config, nullptr, /*allow_exceptions=*/false),
              ours = nlohmann::json::parse(ModelConfig(shape));
   for (const char* key : {"n_head", "activation_function"}) {
     if (theirs.is_object() && theirs.contains(key) && theirs[key] != ours[key])
@@ -80,6 +76,13 @@ absl::StatusOr<int64_t> Resume(Trainer& trainer, const Run& run) {
                          ? "; name a checkpoint (step-...) or a folder that --save has written, or "
                            "leave --resume out to begin afresh"
                          : "")));
+  }
+  const auto model_config = loaded->trainer.find(kModelConfig);
+  if (model_config != loaded->trainer.end()) {
+    const absl::Status same = CheckModelConfig(model_config->second, options.shape);
+    if (!same.ok())
+      return RefusalByCode(absl::Status(
+          same.code(), absl::StrCat("--resume ", options.resume, ": ", same.message())));
   }
   const int64_t finished = loaded->state.finished_steps;
   if (trainer.world().rank() != 0) return finished;
@@ -130,8 +133,10 @@ std::string Saves::TakeEnded() {
 absl::Status InitFrom(Trainer& trainer, const Run& run, int64_t resumed) {
   const std::string& path = run.options.init_from;
   if (path.empty() || resumed > 0) return absl::OkStatus();
-  absl::Status imported = CheckModelConfig(path, run.options.shape);
-  imported.Update(ImportParameters(trainer.engine(), path));  // on all ranks, or they would wait
+  const absl::Status imported =
+      ImportParameters(trainer.engine(), path, {.check = [&](const std::string& model_config) {
+        return CheckModelConfig(model_config, run.options.shape);
+      }});
   if (imported.ok()) return imported;
   return RefusalByCode(
       absl::Status(imported.code(), absl::StrCat("--init-from ", path, ": ", imported.message())));

@@ -114,7 +114,13 @@ bool HasModelFiles(const std::string& folder) {
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenModelFiles(const std::string& path) {
   SourceDescription about = {.path = path};
   std::error_code error;
-  if (!std::filesystem::is_directory(path, error)) {
+  const bool is_folder = std::filesystem::is_directory(path, error);
+  const std::string folder = is_folder ? path : std::filesystem::path(path).parent_path().string();
+  const std::string config_path = std::filesystem::path(folder) / kModelConfig;
+  if (IsThere(config_path)) {
+    EBB_ASSIGN_OR_RETURN(about.model_config, ReadWholeFile(config_path, kModelConfigBytesMax));
+  }
+  if (!is_folder) {
     const FileKind& kind = LooksLikeTorchFile(path) ? kTorch : kSafetensors;
     about.kind = kind.words;
     auto tensors = std::make_unique<RawTensors>(std::move(about));
@@ -124,10 +130,6 @@ absl::StatusOr<std::unique_ptr<TensorSource>> OpenModelFiles(const std::string& 
   const FileKind* const found = KindIn(path);
   const FileKind& kind = found != nullptr ? *found : kSafetensors;
   about.kind = kind.words;
-  const std::string config_path = absl::StrCat(path, "/", kModelConfig);
-  if (IsThere(config_path)) {
-    EBB_ASSIGN_OR_RETURN(about.model_config, ReadWholeFile(config_path, kModelConfigBytesMax));
-  }
   auto tensors = std::make_unique<RawTensors>(std::move(about));
   const std::string index_path = absl::StrCat(path, "/", kind.index);
   if (!IsThere(index_path)) {

@@ -116,6 +116,7 @@ absl::Status ImportParameters(Engine& engine, const std::string& path,
     absl::StatusOr<std::vector<size_t>> fit = Fit(model, **source);
     own = fit.status();
     if (fit.ok()) tensor_of = *std::move(fit);
+    if (options.check) own.Update(options.check((*source)->description().model_config));
   }
   EBB_RETURN_IF_ERROR(engine.Agree(own, absl::StrCat("ImportParameters: ", path)));
   // After an error no more values are read, but each rank makes the same collective calls.

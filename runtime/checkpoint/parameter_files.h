@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -26,6 +27,9 @@ enum class ParameterNames : uint8_t {
 
 struct ImportOptions {
   ParameterNames names = ParameterNames::kAuto;
+  // Takes the config.json beside the tensors or in the checkpoint (empty: there is none) before a
+  // value is read. Its error is the import's. For what shapes do not show, such as heads.
+  std::function<absl::Status(const std::string& model_config)> check = {};
 };
 
 // Sets every parameter of the model; optimizer states stay unchanged. A missing or unknown

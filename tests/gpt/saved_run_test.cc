@@ -239,12 +239,17 @@ TEST_F(SavedRunTest, AnImpossibleResumeIsRefused) {
 // Another number of heads changes no shape of a tensor.
 TEST_F(SavedRunTest, AModelWithOtherHeadsIsRefused) {
   const std::string exported = files_.Path("exported");
-  Program first(Command({"--export", exported}, "1"));
+  Program first(Command({"--export", exported, "--save", saves_}, "1"));
   ASSERT_EQ(first.Finish(), 0) << first.printed();
   Program same(Command({"--init-from", exported}, "1"));
   EXPECT_EQ(same.Finish(), 0) << same.printed();
-  for (const std::string& path : {exported, exported + "/model.safetensors"}) {
-    Program other(Command({"--init-from", path, "--heads", "2"}, "1"));
+  const std::vector<std::string> reads[] = {{"--init-from", exported},
+                                            {"--init-from", exported + "/model.safetensors"},
+                                            {"--init-from", saves_},
+                                            {"--resume", saves_}};
+  for (std::vector<std::string> options : reads) {
+    options.insert(options.end(), {"--heads", "2"});
+    Program other(Command(options, "1"));
     EXPECT_EQ(other.Finish(), 2) << other.printed();
     EXPECT_THAT(other.printed(), HasSubstr("has \"n_head\": 1, but the model has 2"));
   }
