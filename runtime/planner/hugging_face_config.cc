@@ -150,6 +150,7 @@ absl::Status Read(const Json& root, const Family& family, const Size& size, Mode
       absl::StrCat("\"", size.names[has_own_name ? 1 : 0], "\" is missing"));
 }
 
+constexpr char kTied[] = "tie_word_embeddings";
 bool Flag(const Json& root, const char* name, bool otherwise) {
   return root.contains(name) && root[name].is_boolean() ? root[name].get<bool>() : otherwise;
 }
@@ -171,7 +172,9 @@ absl::StatusOr<ModelShape> ShapeOfConfigJson(std::string_view text, std::string 
                    .head_width = family.head_width,
                    .context = 4096,
                    .gated = family.gated,
-                   .tied_head = Flag(*root, "tie_word_embeddings", family.tied_head),
+                   // A multimodal model ties them if its own value or its text's says so.
+                   .tied_head = Flag(*root, kTied, family.tied_head) ||
+                                (root != &document.root && Flag(document.root, kTied, false)),
                    .query_biases = family.query_biases,
                    .query_norms = family.query_norms};
   for (const Size& size : kSizes) EBB_RETURN_IF_ERROR(Read(*root, family, size, shape));

@@ -153,11 +153,13 @@ TEST(HuggingFaceConfig, GivesTheShapeOfEachFamily) {
 
 TEST(HuggingFaceConfig, OfAMultimodalModelOnlyTheTextIsCountedAndTheNameSaysSo) {
   const auto shape = ShapeOfConfigJson(R"({"model_type": "llava", "vision_config": {},
+      "tie_word_embeddings": true,
       "text_config": {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
       "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100}})",
                                        "config.json");
   ASSERT_TRUE(shape.ok()) << shape.status();
   EXPECT_EQ(shape->name, "config.json, only its text_config");
+  EXPECT_TRUE(shape->tied_head) << "by the whole model's value; the text has none";
 }
 
 // A count as Llama would be wrong by up to a third.
