@@ -168,6 +168,8 @@ TEST(ReorderRefused, ErrorsAreOfTheTrainersOwnOrder) {
     ASSERT_OK(engine.Reorder(toy.spec().forward));
     ASSERT_OK(engine.Reorder(divided.forward, divided.order));
     ASSERT_OK(toy.Train(engine, world.rank(), 0));
+    ASSERT_OK(engine.Reorder(divided.forward));  // without order: parts open with their unit
+    ASSERT_OK(toy.Train(engine, world.rank(), 1));
   });
 }
 

@@ -12,10 +12,9 @@
 namespace ebb {
 namespace {
 
-// Checks the order as the trainer gave it, so that errors count the trainer's visits and events and
-// name its units. The units in `model` are divided. An order with a visit to every part came from
-// Engine::model(), which shows divided units. It is divided already.
-absl::Status ValidateGiven(ModelSpec model) {
+// The units that DivideByDType has added, if forward visits all of them: then the order came from
+// Engine::model(), which shows divided units. Otherwise none.
+std::vector<UnitId> VisitedParts(const ModelSpec& model) {
   std::vector<UnitId> parts;
   for (const UnitSpec& unit : model.units)
     parts.insert(parts.end(), unit.parts.begin(), unit.parts.end());
@@ -23,8 +22,22 @@ absl::Status ValidateGiven(ModelSpec model) {
     return std::any_of(model.forward.begin(), model.forward.end(),
                        [&](const Visit& visit) { return visit.unit == part; });
   };
-  if (std::all_of(parts.begin(), parts.end(), is_visited)) return Validate(model);
-  const size_t units = model.units.size() - parts.size();
+  if (!std::all_of(parts.begin(), parts.end(), is_visited)) parts.clear();
+  return parts;
+}
+
+// Forward of Engine::model() without its order: parts are visited with their unit, as before.
+void LeaveOutParts(ModelSpec& model) {
+  for (const UnitId part : VisitedParts(model))
+    std::erase_if(model.forward, [&](const Visit& visit) { return visit.unit == part; });
+}
+
+// Checks the order as the trainer gave it, so that errors count the trainer's visits and events and
+// name its units. The units in `model` are divided.
+absl::Status ValidateGiven(ModelSpec model) {
+  if (!VisitedParts(model).empty()) return Validate(model);
+  size_t units = model.units.size();
+  for (const UnitSpec& unit : model.units) units -= unit.parts.size();
   for (size_t u = 0; u < units; ++u)
     model.units[u].parameters = WithParts(model, static_cast<UnitId>(u));
   model.units.resize(units);  // parts are behind the trainer's own
@@ -44,6 +57,7 @@ absl::Status Reorder::To(std::vector<Visit> forward, std::vector<ScopeEvent> ord
   own.Update(with_.state->values().Await());
   model_.forward = std::move(forward);
   model_.order = std::move(order);
+  if (model_.order.empty()) LeaveOutParts(model_);
   if (own.ok()) own = ValidateGiven(model_);
   model_ = DivideByDType(std::move(model_), with_.inputs.config.compute);
   if (own.ok()) own = Plan();
