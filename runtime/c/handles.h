@@ -134,7 +134,9 @@ template <class T>
 absl::StatusOr<std::vector<const T*>> Elements(const T* first, int32_t count,
                                                std::string_view what) {
   if (count < 0 || (count > 0 && first == nullptr))
-    return absl::InvalidArgumentError(absl::StrCat("an array of ", count, " ", std::string(what)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the array of ", std::string(what),
+        count < 0 ? " has a number below 0: " : " is null, but its number is ", count));
   std::vector<const T*> elements;
   const auto* at = reinterpret_cast<const unsigned char*>(first);
   for (int32_t i = 0; i < count; ++i) {

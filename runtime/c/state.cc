@@ -27,8 +27,12 @@ auto Into(ebb_sink sink, void* user) {
 
 absl::Status AddBytes(const void* bytes, int64_t size, const char* key,
                       std::map<std::string, std::string>& to) {
-  if (size < 0 || (size > 0 && bytes == nullptr))
-    return absl::InvalidArgumentError(absl::StrCat(size, " bytes to save"));
+  if (size < 0 || (size > 0 && bytes == nullptr)) {
+    const std::string field = std::string(key).substr(2);  // without "c."
+    return absl::InvalidArgumentError(
+        absl::StrCat(field, "_bytes of ebb_save_options is ", size,
+                     size < 0 ? ", below 0" : absl::StrCat(", but ", field, " is null")));
+  }
   if (size > 0) to[key] = std::string(static_cast<const char*>(bytes), static_cast<size_t>(size));
   return absl::OkStatus();
 }

@@ -212,6 +212,9 @@ TEST_F(CInterface, ElementsOfAnArrayHaveOneSize) {
   options.group_count = 2;
   EXPECT_EQ(ebb_step_begin(engine_, &options), EBB_INVALID_ARGUMENT);
   EXPECT_THAT(ebb_error(), HasSubstr("ebb_group_options 1 is 8"));
+  options.groups = nullptr;
+  EXPECT_EQ(ebb_step_begin(engine_, &options), EBB_INVALID_ARGUMENT);
+  EXPECT_THAT(ebb_error(), HasSubstr("ebb_group_options is null, but its number is 2"));
 }
 
 TEST_F(CInterface, ADroppedStepLeavesNothing) {
@@ -300,8 +303,10 @@ TEST_F(CInterface, ACheckpointKeepsTheCallersBytes) {
   const std::string folder = ::testing::TempDir() + "c_interface_checkpoint";
   std::filesystem::remove_all(folder);
   auto options = Sized<ebb_save_options>();
-  options.trainer = "place 17";
   options.trainer_bytes = 8;
+  EXPECT_EQ(ebb_save(engine_, folder.c_str(), &options, nullptr), EBB_INVALID_ARGUMENT);
+  EXPECT_THAT(ebb_error(), HasSubstr("trainer_bytes of ebb_save_options is 8, but trainer is"));
+  options.trainer = "place 17";
   int64_t ticket = 0;
   ASSERT_EQ(ebb_save(engine_, folder.c_str(), &options, &ticket), EBB_OK) << ebb_error();
   ASSERT_EQ(ebb_save_wait(engine_, ticket, nullptr), EBB_OK) << ebb_error();
