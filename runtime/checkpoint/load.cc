@@ -292,6 +292,7 @@ bool WasRemoved(Engine& engine, const std::string& checkpoint) {
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::string& path,
                                                 const LoadOptions& options) {
   constexpr int kTries = 5;
+  EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus(), "LoadCheckpoint: begin"));  // not in a step
   for (int tries = 1;; ++tries) {
     // Read before the checkpoint is found: a save meanwhile is one of another run.
     const std::string last_save =

@@ -74,8 +74,11 @@ absl::StatusOr<StepReport> Engine::Report() {
 }
 absl::Status Engine::Agree(const absl::Status& own, std::string_view about) {
   if (parts_ == nullptr) return MovedFrom();
-  if (parts_->scopes.progress.alive)
-    return parts_->calls.Returned(WhileAlive("Agree", kFinishFirst));
+  if (parts_->scopes.progress.alive) {
+    // `about` begins with the call that the trainer has made: "SaveCheckpoint: begin".
+    const std::string_view call = about.empty() ? "Agree" : about.substr(0, about.find(':'));
+    return parts_->calls.Returned(WhileAlive(call, kFinishFirst));
+  }
   return parts_->calls.Returned(parts_->call.barrier->Agree(own, about));
 }
 absl::Status Engine::Suspend() {

@@ -57,6 +57,20 @@ TEST_F(SavingRunsTest, ASaveTakesAtMost64MiBAlsoInAResumedRunAndTheTablePredicts
   }
 }
 
+TEST_F(SavingRunsTest, InAStepAnErrorNamesTheCall) {
+  ASSERT_EQ(RunWay({.world = 1},
+                   [&](Engine& engine, ToyModel&, int) -> absl::Status {
+                     const Step step = engine.BeginStep();
+                     EXPECT_THAT(std::string(SaveCheckpoint(engine, folder_).status().message()),
+                                 HasSubstr("SaveCheckpoint while a Step or Evaluation"));
+                     EXPECT_EQ(LoadCheckpoint(engine, folder_).status().message(),
+                               "LoadCheckpoint while a Step or Evaluation of the engine is alive: "
+                               "finish or drop it first");
+                     return absl::OkStatus();
+                   }),
+            absl::OkStatus());
+}
+
 // Both are of one run, so each might replace and remove the other's.
 TEST_F(SavingRunsTest, OfTwoRunsThatResumeFromOneFolderOnlyTheFirstSaves) {
   const Way way = {.world = 2, .stage = 3};

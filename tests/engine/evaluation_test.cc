@@ -177,7 +177,7 @@ TEST_P(EvaluationTest, RefusedChangesNoBit) {
     std::function<absl::Status(Engine& engine)> run;
   };
   const Refusal refusals[] = {
-      {"an evaluation of 0 micro-batches",
+      {"an evaluation of 0 micro-batches in one walk: it must be at least 1",
        [](Engine& engine) { return engine.BeginEvaluation(0).Finish().status(); }},
       {"an evaluation of -1 micro-batches",
        [](Engine& engine) { return engine.BeginEvaluation(-1).Finish().status(); }},

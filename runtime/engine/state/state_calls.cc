@@ -109,7 +109,8 @@ absl::StatusOr<std::shared_future<absl::Status>> StateCalls::ReadAsync(StateRead
   if (with_.errors->has_failed()) return with_.barrier->Withdraw();
   absl::Status own = with_.outcome->AwaitVerdicts();
   if (own.ok() && with_.suspension->suspended())
-    own = absl::FailedPreconditionError("ReadAsync of a suspended engine: call Resume first");
+    own = absl::FailedPreconditionError(
+        "a save (ReadAsync) of a suspended engine: call Resume first");
   AwaitReads();
   const absl::Status prepared = with_.reads->Prepare(reader.beside_steps);
   EBB_RETURN_IF_ERROR(

@@ -124,10 +124,13 @@ int64_t Steps::BeginEvaluation(int micro_batches, const EvaluationOptions& optio
   const sharding::Pools& pools = progress.plan().pools;
   const bool has_boundaries = pools.bytes[static_cast<int>(StateClass::kActivation)] > 0;
   if (micro_batches < 1 || (has_boundaries && micro_batches > pools.evaluation_micro_batches)) {
-    errors().Note(absl::InvalidArgumentError(absl::StrCat(
-        "an evaluation of ", micro_batches,
-        " micro-batches in one walk: the activation pool holds the boundaries of 1 to ",
-        pools.evaluation_micro_batches, "; evaluate the rest in further walks")));
+    const std::string why =
+        micro_batches < 1
+            ? "it must be at least 1"
+            : absl::StrCat("the activation pool holds the boundaries of 1 to ",
+                           pools.evaluation_micro_batches, "; evaluate the rest in further walks");
+    errors().Note(absl::InvalidArgumentError(
+        absl::StrCat("an evaluation of ", micro_batches, " micro-batches in one walk: ", why)));
     progress.micro_batches = 1;
   }
   progress.LogBegun();
