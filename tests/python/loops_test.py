@@ -284,6 +284,73 @@ def test_other_dtypes_are_said_and_an_fp16_loss_is_scaled_in_fp32(one):
     one.run(_dtypes)
 
 
+def _losses():
+    model = Blocks()
+    engine = ebb.initialize(model, settings())
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        loss = squared_error(model, (X, Y)).to(dtype)
+        engine.backward(loss)
+        engine.step()
+        assert engine.report().loss == pytest.approx(loss.item(), rel=1e-6)
+    for loss, text in ((model(X), r"the shape \[2, 1\]"), (model(X).sum() * 1j, "the loss is torch.complex64"), (0.5, "the loss is float"),
+                       (model(X).sum().detach(), "needs no gradient")):
+        refused(lambda: engine.backward(loss), text, "INVALID_ARGUMENT")
+    engine.close()
+
+
+def test_losses_of_all_dtypes_are_counted(one):
+    one.run(_losses)
+
+
+def _lowest_rates():
+    from transformers import get_scheduler
+
+    engine = ebb.initialize(Blocks(), settings())
+    plain = torch.optim.SGD(Blocks().parameters(), lr=0.1)
+    rates = []
+    for optimizer in (engine.optimizer, plain):
+        schedule = get_scheduler("cosine_with_min_lr", optimizer, 0, 10, scheduler_specific_kwargs={"min_lr": 0.01})
+        rates.append([schedule.step() or schedule.get_last_lr() for _ in range(4)])
+    assert rates[0] == rates[1]
+    engine.close()
+
+
+def test_a_scheduler_with_a_lowest_rate(one):
+    one.run(_lowest_rates)
+
+
+def _clipped_by_the_loop():
+    from torch.nn.utils import clip_grad_norm_  # before the engine, and so by its own name
+
+    model, plain = Blocks(), Blocks()
+    engine = ebb.initialize(model, settings())
+    engine.backward(squared_error(model, (X, Y)))
+    refused(lambda: clip_grad_norm_(model.parameters(), 1.0), 'gradient of .* Set "gradient_clipping"')
+    engine.close()
+    squared_error(plain, (X, Y)).backward()
+    clip_grad_norm_(plain.parameters(), 0.01)
+    assert clip_grad_norm_(plain.parameters(), 1.0) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_clipping_by_the_loop_is_refused(one):
+    one.run(_clipped_by_the_loop)
+
+
+def _added():
+    model = Blocks()
+    engine = ebb.initialize(model, settings(), example=(X,))
+    model.blocks[1] = nn.Linear(8, 8)
+    engine.backward(squared_error(model, (X, Y)))
+    for call in (engine.step, engine.state_dict, lambda: engine.load_state_dict(Blocks().state_dict())):
+        refused(call, "'blocks.1.weight' came into the model after ebb.initialize")
+        engine.drop()
+    engine.close()
+
+
+def test_a_parameter_that_comes_later_is_named(one):
+    one.run(_added)
+
+
 def test_a_forked_child_neither_computes_nor_ends_the_run():
     done = subprocess.run([sys.executable, "-c", """
 import os, sys, torch, ebb

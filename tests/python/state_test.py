@@ -91,6 +91,25 @@ def test_peft_loads_an_adapter_of_a_base_on_the_disk(two, tmp_path):
     two.run(_adapter, str(tmp_path))
 
 
+def _prompt(folder):
+    import peft
+    import safetensors.torch
+
+    model = peft.get_peft_model(llama(), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    engine = ebb.initialize(model, config())
+    train(engine, model, token_batches(1, 1))
+    with pytest.raises(ebb.Error, match="model.save_pretrained"):
+        engine.save_pretrained(folder, trainable_only=True)
+    model.save_pretrained(folder)
+    saved = safetensors.torch.load_file(folder + "/adapter_model.safetensors")
+    assert torch.equal(saved["prompt_embeddings"], engine.gather("prompt_encoder.default.embedding.weight"))
+    engine.close()
+
+
+def test_a_prompt_is_saved_by_peft(one, tmp_path):
+    one.run(_prompt, str(tmp_path))
+
+
 def _meta(folder):
     import transformers
 

@@ -191,7 +191,8 @@ class Steps:
         loss.backward(torch.full_like(loss, first))
 
     def add_loss(self, loss: torch.Tensor) -> None:
-        check(library.ebb_add_loss(self.memory.handle, loss.detach().float().contiguous().data_ptr()))
+        value = loss.detach().float().contiguous()  # of another dtype it is a new tensor, which has to live as long as the call
+        check(library.ebb_add_loss(self.memory.handle, value.data_ptr()))
 
     def clear_gradients(self) -> None:
         for unit in self.units:

@@ -137,8 +137,13 @@ class Engine:
 
         Without fp16, loss.backward() does the same, but report().loss is then 0."""
         self._check()
+        if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
+            kind = loss.dtype if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise Error(f"the loss is {kind}: backward takes a floating-point tensor", "INVALID_ARGUMENT")
         if loss.numel() != 1:
             raise Error(f"the loss has the shape {list(loss.shape)}: backward takes a scalar", "INVALID_ARGUMENT")
+        if not loss.requires_grad:
+            raise Error("the loss needs no gradient: it was detached, or computed under torch.no_grad()", "INVALID_ARGUMENT")
         if not self._steps.in_step:
             raise Error("backward() without a forward of the model with gradients since the last step()")
         self._walk.check_whole()
@@ -173,6 +178,10 @@ class Engine:
             raise Error("step() without a forward of the model with gradients since the last one")
         if steps.backwards == 0 or (steps.backwards == steps.counted and not now):
             raise Error("step() without a backward through the model since the last one")
+        if self._finished < 2:
+            for name, parameter in self.model.named_parameters():
+                if parameter.requires_grad:
+                    saving.name_of(parameter, name)
         steps.counted = steps.backwards
         if steps.counted < self.accumulation and not now:
             return False

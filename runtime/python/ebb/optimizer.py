@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 import torch
 from torch import nn
@@ -19,8 +19,8 @@ class Optimizer(torch.optim.Optimizer):
     The engine has the optimizer states."""
 
     def __init__(self, groups: list[dict[str, Any]], step: Callable[[], bool], zero_grad: Callable[[], None]):
-        # Schedulers that cycle the momentum ask for its name.
-        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, **{name: groups[0][name] for name in _MOMENTA if name in groups[0]}})
+        # Schedulers read the defaults: one that cycles the momentum asks for its name, and one with a lowest rate divides by the rate.
+        super().__init__(groups, {name: groups[0][name] for name in ("lr", "weight_decay", *_MOMENTA) if name in groups[0]})
         self._step = step
         self._zero_grad = zero_grad
         self._of_json = [(group["lr"], group["weight_decay"]) for group in self.param_groups]
@@ -85,19 +85,37 @@ def _momentum(group: dict[str, Any]) -> list[Any]:
 
 
 def refuse_other_optimizers() -> None:
-    """Makes step() of other optimizers over the engine's parameters raise, because they would train nothing."""
+    """Makes step() of other optimizers over the engine's parameters raise, because they would train nothing, and torch's clip_grad_norm_(),
+    because it finds no gradients and would clip nothing."""
+
+    def name_in(parameters: Iterable[torch.Tensor]) -> str | None:
+        return next((name for parameter in parameters if (name := getattr(parameter, "_ebb_name", None)) is not None), None)
 
     def before_step(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
         if isinstance(optimizer, Optimizer):
             return
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if getattr(parameter, "_ebb_name", None) is not None:
-                    raise Error(
-                        f"{type(optimizer).__name__}.step(): the engine updates '{parameter._ebb_name}', with the optimizer of the "
-                        "configuration: call engine.step(), and give schedulers engine.optimizer"
-                    )
+        name = name_in(parameter for group in optimizer.param_groups for parameter in group["params"])
+        if name is not None:
+            raise Error(
+                f"{type(optimizer).__name__}.step(): the engine updates '{name}', with the optimizer of the configuration: call engine.step(), "
+                "and give schedulers engine.optimizer"
+            )
 
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     register_optimizer_step_pre_hook(before_step)
+    clipping = torch.nn.utils.clip_grad
+    scale = getattr(clipping, "_clip_grads_with_norm_", None)  # clip_grad_norm_() calls it, under whatever name that was imported
+
+    def refuse_or_scale(parameters: Any, *arguments: Any, **keywords: Any) -> None:
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        name = name_in(parameters)
+        if name is not None:
+            raise Error(
+                f"clip_grad_norm_(): the engine has the gradient of '{name}'. Set \"gradient_clipping\" in the configuration instead; "
+                "engine.report().gradient_norm is the norm"
+            )
+        scale(parameters, *arguments, **keywords)
+
+    if scale is not None:
+        clipping._clip_grads_with_norm_ = refuse_or_scale

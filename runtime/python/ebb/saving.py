@@ -57,9 +57,17 @@ def _gathered(engine: "Engine"):
     def hook(module: nn.Module, values: dict[str, Any], prefix: str, metadata: Any) -> None:
         for key, parameter in module._parameters.items():
             if parameter is not None and prefix + key in values:
-                values[prefix + key] = engine.gather(parameter._ebb_name)
+                values[prefix + key] = engine.gather(name_of(parameter, prefix + key))
 
     return hook
+
+
+def name_of(parameter: nn.Parameter, key: str) -> str:
+    """The engine's name of a parameter that the model has as `key`."""
+    name = getattr(parameter, "_ebb_name", None)
+    if name is None:
+        raise Error(f"'{key}' came into the model after ebb.initialize, so the engine does not train it: add it before, or make a new engine")
+    return name
 
 
 def keys(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -79,7 +87,7 @@ def state_dict(engine: "Engine", rank: int) -> dict[str, torch.Tensor]:
     gathered: dict[str, torch.Tensor | None] = {}
     for key, tensor in keys(engine.model):
         if isinstance(tensor, nn.Parameter):
-            name = tensor._ebb_name
+            name = name_of(tensor, key)
             if name not in gathered:
                 gathered[name] = engine.gather(name, rank)
             tensor = gathered[name]
@@ -100,7 +108,7 @@ def load_state_dict(engine: "Engine", values: Mapping[str, torch.Tensor], strict
     given = {key: tensor for key, tensor in known.items() if key in values}
     for key, tensor in given.items():
         if isinstance(tensor, nn.Parameter):
-            name = tensor._ebb_name
+            name = name_of(tensor, key)
             first = key_of.setdefault(name, key)
             one, other = values[first], values[key]
             if one.data_ptr() != other.data_ptr() and not torch.equal(one.cpu().float(), other.cpu().float()):
@@ -162,11 +170,18 @@ def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype:
     adapter = getattr(model, "active_adapter", None) if hasattr(model, "peft_config") else None
     tensors: list[tuple[str, torch.Tensor]] = []
     seen: set[int] = set()
+    if trainable_only and adapter and model.peft_config[adapter].is_prompt_learning:
+        raise Error(
+            "save_pretrained(trainable_only=True): the file of a prompt has values that peft computes from the parameters: call "
+            "model.save_pretrained(folder, is_main_process=engine.world.rank == 0) on every rank", "UNIMPLEMENTED"
+        )
     for key, tensor in keys(engine.model):
         is_parameter = isinstance(tensor, nn.Parameter)
         if id(tensor) in seen or (trainable_only and not (is_parameter and tensor.requires_grad)):
             continue
         seen.add(id(tensor))
+        if is_parameter:
+            name_of(tensor, key)  # an error comes before any file
         tensors.append((_adapter_name(key, adapter) if trainable_only and adapter else key, tensor))
     if not tensors:
         raise Error("save_pretrained: nothing is trainable", "INVALID_ARGUMENT")
@@ -191,7 +206,7 @@ def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype:
             attempt(lambda: piece(torch.frombuffer(numbers, dtype=torch.float32)))
 
         if isinstance(tensor, nn.Parameter):
-            engine.gather_pieces(tensor._ebb_name, take, rank=0)
+            engine.gather_pieces(name_of(tensor, key), take, rank=0)
         else:
             attempt(lambda: piece(tensor.detach().cpu().contiguous().view(-1)))
 
