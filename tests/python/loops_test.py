@@ -312,10 +312,15 @@ def _lowest_rates():
         schedule = get_scheduler("cosine_with_min_lr", optimizer, 0, 10, scheduler_specific_kwargs={"min_lr": 0.01})
         rates.append([schedule.step() or schedule.get_last_lr() for _ in range(4)])
     assert rates[0] == rates[1]
+    refused(lambda: engine.optimizer.add_param_group({"params": [nn.Parameter(X)]}), "groups=", "UNIMPLEMENTED")
     engine.close()
+    with torch.inference_mode():
+        model = Blocks()
+        refused(lambda: ebb.initialize(model, settings()), "under torch.inference_mode")
+    refused(lambda: ebb.initialize(model, settings()), "'blocks.0.weight' was made under torch.inference_mode")
 
 
-def test_a_scheduler_with_a_lowest_rate(one):
+def test_what_schedulers_read_and_groups_that_come_later(one):
     one.run(_lowest_rates)
 
 

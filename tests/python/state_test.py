@@ -100,7 +100,8 @@ def _prompt(folder):
     train(engine, model, token_batches(1, 1))
     with pytest.raises(ebb.Error, match="model.save_pretrained"):
         engine.save_pretrained(folder, trainable_only=True)
-    model.save_pretrained(folder)
+    with torch.no_grad():
+        model.save_pretrained(folder)
     saved = safetensors.torch.load_file(folder + "/adapter_model.safetensors")
     assert torch.equal(saved["prompt_embeddings"], engine.gather("prompt_encoder.default.embedding.weight"))
     engine.close()
@@ -108,6 +109,41 @@ def _prompt(folder):
 
 def test_a_prompt_is_saved_by_peft(one, tmp_path):
     one.run(_prompt, str(tmp_path))
+
+
+def _adapter_of_transformers(folder):
+    import peft
+    import transformers.integrations.peft
+
+    transformers.integrations.peft.check_peft_version = lambda **wanted: None  # the newest peft may be older than it asks for
+    model = llama()
+    model.add_adapter(peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
+    engine = ebb.initialize(model, config())
+    train(engine, model, token_batches(1, 1))
+    engine.save_pretrained(folder, trainable_only=True)
+    loaded = peft.PeftModel.from_pretrained(llama(), folder).state_dict()
+    values = {f"base_model.model.{name}": value for name, value in engine.state_dict().items() if "lora" in name}
+    assert values and all(torch.equal(value, loaded[name]) for name, value in values.items())
+    engine.close()
+
+
+def test_peft_loads_an_adapter_that_transformers_made(one, tmp_path):
+    one.run(_adapter_of_transformers, str(tmp_path))
+
+
+def _no_weights(folder):
+    file = f"{folder}/model.safetensors"
+    for content in (b"", b"PK\3\4" + 40 * b"x", (2).to_bytes(8, "little") + b"{]....."):
+        with open(file, "wb") as out:
+            out.write(content)
+        with ebb.empty_parameters():
+            model = mlp()
+        with pytest.raises(ebb.Error, match="is no safetensors file"):
+            ebb.initialize(model, config(), weights=file)
+
+
+def test_a_file_that_has_no_weights_is_named(one, tmp_path):
+    one.run(_no_weights, str(tmp_path))
 
 
 def _meta(folder):

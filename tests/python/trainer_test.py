@@ -187,6 +187,22 @@ def _lora(folder):
     resumed.engine.close()
 
 
+def _prompt(folder):
+    import peft
+
+    model = peft.get_peft_model(llama(), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    trainer = ours(model, folder, samples=8, max_steps=2, save_strategy="steps", save_steps=2)
+    trainer.train()
+    loaded = peft.PeftModel.from_pretrained(llama(), f"{folder}/checkpoint-2").state_dict()
+    name = "prompt_encoder.default.embedding.weight"
+    assert torch.equal(loaded[name], trainer.engine.gather(name))
+    trainer.engine.close()
+
+
+def test_a_prompt_is_saved_by_peft(one, tmp_path):
+    one.run(_prompt, str(tmp_path))
+
+
 def test_an_adapter_on_a_base_on_the_disk(one, tmp_path):
     one.run(_lora, str(tmp_path))
 

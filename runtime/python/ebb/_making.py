@@ -155,6 +155,8 @@ def _refuse(model: nn.Module) -> None:
     engine = model.__dict__.get("_ebb_engine")
     if engine is not None and engine() is not None:
         raise Error(f"{type(model).__name__} has an engine: close() it first", "ALREADY_EXISTS")
+    if torch.is_inference_mode_enabled():
+        raise Error("initialize under torch.inference_mode(), whose tensors torch cannot train")
     for path, module in model.named_modules():
         kind = type(module).__name__
         if kind in ("DistributedDataParallel", "FullyShardedDataParallel") or kind.startswith("FSDP"):

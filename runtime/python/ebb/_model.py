@@ -104,7 +104,12 @@ class Files:
         if not path.exists():
             raise Error(f"there is no '{path}'", "NOT_FOUND")
         with path.open("rb") as file:
-            return dict.fromkeys(json.loads(file.read(int.from_bytes(file.read(8), "little"))).keys() - {"__metadata__"}, path)
+            size = int.from_bytes(file.read(8), "little")
+            try:
+                header = json.loads(file.read(size if size < path.stat().st_size else 0))
+            except ValueError:
+                raise Error(f"'{path}' is no safetensors file, or a part of one", "INVALID_ARGUMENT") from None
+            return dict.fromkeys(header.keys() - {"__metadata__"}, path)
 
 
 class Model:

@@ -32,6 +32,11 @@ class Optimizer(torch.optim.Optimizer):
             raise Error("step(closure) is not supported", "UNIMPLEMENTED")
         return self._step()
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if hasattr(self, "_of_json"):  # else it is torch's own call, for a group of the engine's
+            raise Error("add_param_group(): the engine's parameters are those of ebb.initialize, in the groups of groups=", "UNIMPLEMENTED")
+        super().add_param_group(param_group)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Engine.zero_grad()."""
         self._zero_grad()
@@ -97,8 +102,8 @@ def refuse_other_optimizers() -> None:
         name = name_in(parameter for group in optimizer.param_groups for parameter in group["params"])
         if name is not None:
             raise Error(
-                f"{type(optimizer).__name__}.step(): the engine updates '{name}', with the optimizer of the configuration: call engine.step(), "
-                "and give schedulers engine.optimizer"
+                f"{type(optimizer).__name__}.step(): the engine updates '{name}', with the optimizer of the configuration: call "
+                "engine.step(), and give schedulers engine.optimizer"
             )
 
     from torch.optim.optimizer import register_optimizer_step_pre_hook

@@ -66,7 +66,7 @@ def name_of(parameter: nn.Parameter, key: str) -> str:
     """The engine's name of a parameter that the model has as `key`."""
     name = getattr(parameter, "_ebb_name", None)
     if name is None:
-        raise Error(f"'{key}' came into the model after ebb.initialize, so the engine does not train it: add it before, or make a new engine")
+        raise Error(f"'{key}' came into the model after ebb.initialize, so the engine does not train it: add it before ebb.initialize")
     return name
 
 
@@ -167,13 +167,13 @@ def write(engine: "Engine", values: Mapping[str, torch.Tensor]) -> None:
 
 def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype: torch.dtype | None, file_bytes: int) -> None:
     model = engine.model
-    adapter = getattr(model, "active_adapter", None) if hasattr(model, "peft_config") else None
+    adapter, prefix = _adapter_of(model)
     tensors: list[tuple[str, torch.Tensor]] = []
     seen: set[int] = set()
     if trainable_only and adapter and model.peft_config[adapter].is_prompt_learning:
         raise Error(
-            "save_pretrained(trainable_only=True): the file of a prompt has values that peft computes from the parameters: call "
-            "model.save_pretrained(folder, is_main_process=engine.world.rank == 0) on every rank", "UNIMPLEMENTED"
+            "save_pretrained(trainable_only=True): the file of a prompt has values that peft computes from the parameters. On every rank, "
+            "under torch.no_grad(), call model.save_pretrained(folder, is_main_process=engine.world.rank == 0)", "UNIMPLEMENTED"
         )
     for key, tensor in keys(engine.model):
         is_parameter = isinstance(tensor, nn.Parameter)
@@ -182,7 +182,7 @@ def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype:
         seen.add(id(tensor))
         if is_parameter:
             name_of(tensor, key)  # an error comes before any file
-        tensors.append((_adapter_name(key, adapter) if trainable_only and adapter else key, tensor))
+        tensors.append((prefix + _adapter_name(key, adapter) if trainable_only and adapter else key, tensor))
     if not tensors:
         raise Error("save_pretrained: nothing is trainable", "INVALID_ARGUMENT")
     writes = engine.world.rank == 0
@@ -245,6 +245,16 @@ def _of_rank_0(engine: "Engine", text: str) -> str:
     encoded = encoded.ljust(size + 1, b"\0")
     pairs = [number(int.from_bytes(encoded[i : i + 2], "little")).to_bytes(2, "little") for i in range(0, size, 2)]
     return b"".join(pairs)[:size].decode(errors="replace")
+
+
+def _adapter_of(model: nn.Module) -> tuple[str | None, str]:
+    """The adapter that is trained, and what stands in its file before the model's own names."""
+    if not hasattr(model, "peft_config"):
+        return None, ""
+    active = getattr(model, "active_adapters", None)
+    if callable(active):  # a model of transformers that has made the adapter itself, with add_adapter()
+        return active()[0], "base_model.model."
+    return getattr(model, "active_adapter", None), ""
 
 
 def _adapter_name(key: str, adapter: str) -> str:
