@@ -135,8 +135,8 @@ absl::Status InitFrom(Trainer& trainer, const Run& run, int64_t resumed) {
   if (path.empty() || resumed > 0) return absl::OkStatus();
   const absl::Status imported =
       ImportParameters(trainer.engine(), path, {.check = [&](const std::string& model_config) {
-        return CheckModelConfig(model_config, run.options.shape);
-      }});
+                         return CheckModelConfig(model_config, run.options.shape);
+                       }});
   if (imported.ok()) return imported;
   return RefusalByCode(
       absl::Status(imported.code(), absl::StrCat("--init-from ", path, ": ", imported.message())));

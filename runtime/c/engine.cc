@@ -44,6 +44,9 @@ int32_t ebb_engine_create(ebb_world* world, const ebb_model* model, const char* 
     if (engine == nullptr) return absl::InvalidArgumentError("the pointer to the engine is null");
     EBB_ASSIGN_OR_RETURN(const ebb_engine_options options,
                          ebb::c::Taken(given, ebb_engine_options{}, "ebb_engine_options"));
+    if (options.threads < 0)
+      return absl::InvalidArgumentError(absl::StrCat("threads of ebb_engine_options is ",
+                                                     options.threads, ": it must be 0 or above"));
     EBB_ASSIGN_OR_RETURN(const ebb::Config config, ebb::c::ReadConfig(json));
     EBB_ASSIGN_OR_RETURN(const ebb::Device device,
                          ebb::Device::FromName(ebb::c::TextOr(options.device, "cpu"),

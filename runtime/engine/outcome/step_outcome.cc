@@ -213,7 +213,8 @@ void StepOutcome::SetTrainingState(const TrainingState& state) {
   training_.Resume(state);
   finished_ = state.finished_steps;
   with_.control->loss_scale() = training_.loss_scale();
-  report_ = absl::FailedPreconditionError("no step has finished since SetTrainingState");
+  report_ =
+      absl::FailedPreconditionError("no step has finished since the training state was loaded");
   last_failure_ = absl::OkStatus();
 }
 
