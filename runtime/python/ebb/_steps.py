@@ -282,3 +282,13 @@ def _group_options(rates: Rates):
             for name, rate, decay in rates
         ]
     )
+
+
+def check_loss(loss: torch.Tensor) -> None:
+    if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
+        kind = loss.dtype if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise Error(f"the loss is {kind}: backward takes a floating-point tensor", "INVALID_ARGUMENT")
+    if loss.numel() != 1:
+        raise Error(f"the loss has the shape {list(loss.shape)}: backward takes a scalar", "INVALID_ARGUMENT")
+    if not loss.requires_grad:
+        raise Error("the loss needs no gradient: it was detached, or computed under torch.no_grad()", "INVALID_ARGUMENT")

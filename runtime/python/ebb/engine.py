@@ -17,7 +17,7 @@ from ._hooks import Visit, Walk, checkpoint_around, without_saved_hooks
 from ._library import DIRECTIONS, MASTER, STATES, TIERS, Error, check, library
 from ._model import Views, compute_dtype, structs_of
 from ._order import Call, Order, of_evaluation, order_of, warn_of_registration
-from ._steps import Steps
+from ._steps import Steps, check_loss
 from ._tensors import DTYPES, Memory, Slots, over
 from ._units import Unit
 from ._world import World, engines
@@ -137,13 +137,7 @@ class Engine:
 
         Without fp16, loss.backward() does the same, but report().loss is then 0."""
         self._check()
-        if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
-            kind = loss.dtype if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise Error(f"the loss is {kind}: backward takes a floating-point tensor", "INVALID_ARGUMENT")
-        if loss.numel() != 1:
-            raise Error(f"the loss has the shape {list(loss.shape)}: backward takes a scalar", "INVALID_ARGUMENT")
-        if not loss.requires_grad:
-            raise Error("the loss needs no gradient: it was detached, or computed under torch.no_grad()", "INVALID_ARGUMENT")
+        check_loss(loss)
         if not self._steps.in_step:
             raise Error("backward() without a forward of the model with gradients since the last step()")
         self._walk.check_whole()
