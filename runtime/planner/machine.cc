@@ -21,7 +21,7 @@ using config::Json;
 using sharding::Resource;
 
 enum class Kind { kNumber, kWhole, kBytes, kRate };  // a rate of 0: there is none
-constexpr double kMost = 1e15, kLeastRate = 1e-3, kMostMicroseconds = 1e6;
+constexpr double kMost = 1e15, kLeastRate = 1e-6, kMostMicroseconds = 1e6;
 struct Key {
   const char* name;
   double Machine::*of;

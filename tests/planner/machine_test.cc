@@ -57,7 +57,7 @@ TEST(Machine, NamesTheErrorInAFile) {
         "update_gb_s", "disk_read_gb_s", "disk_write_gb_s", "disk_both_gb_s"}) {
     const std::string message = Wrong("{" + cpu + ", \"" + rate + "\": 1e-300}");
     EXPECT_THAT(message, HasSubstr(rate));
-    EXPECT_THAT(message, HasSubstr("from 0.001 to"));
+    EXPECT_THAT(message, HasSubstr("from 1e-06 to"));
   }
   EXPECT_THAT(Wrong("{" + cpu + R"(, "launch_us": "1"})"), HasSubstr("must be a number"));
   EXPECT_THAT(Wrong("{" + cpu + R"(, "device": "tpu"})"), HasSubstr("device"));
