@@ -292,7 +292,7 @@ def _losses():
         engine.backward(loss)
         engine.step()
         assert engine.report().loss == pytest.approx(loss.item(), rel=1e-6)
-    for loss, text in ((model(X), r"the shape \[2, 1\]"), (model(X).sum() * 1j, "the loss is torch.complex64"), (0.5, "the loss is float"),
+    for loss, text in ((model(X), r"the shape \[2, 1\]"), (model(X).sum() * 1j, "the loss is a tensor of torch.complex64"), (0.5, "the loss is a float"),
                        (model(X).sum().detach(), "needs no gradient")):
         refused(lambda: engine.backward(loss), text, "INVALID_ARGUMENT")
     engine.close()
@@ -349,6 +349,12 @@ def _added():
     for call in (engine.step, engine.state_dict, lambda: engine.load_state_dict(Blocks().state_dict())):
         refused(call, "'blocks.1.weight' came into the model after ebb.initialize")
         engine.drop()
+    engine.close()
+    model = Blocks()
+    engine = ebb.initialize(model, settings(), example=(X,))
+    model.criterion = nn.Linear(1, 1)  # of the loss, with an optimizer of its own
+    engine.backward(model.criterion(squared_error(model, (X, Y)).view(1)).sum())
+    engine.step()
     engine.close()
 
 

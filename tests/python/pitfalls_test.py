@@ -200,6 +200,21 @@ def _compiled(shown):
     assert graphs, "compile() was given another backend"
 
 
+def _compiled_but_disabled():
+    model, graphs = Blocks(), []
+    for block in model.blocks:
+        block.compile(backend=lambda graph, inputs: graphs.append(graph) or graph.forward, disable=True)
+    engine = ebb.initialize(model, config())
+    engine.backward(squared_error(model, vector_batches(1, 1)[0][0]))
+    engine.step()
+    engine.close()
+    assert not graphs and all("forward" not in vars(block) for block in model.blocks)
+
+
+def test_blocks_whose_compilation_is_disabled(one):
+    one.run(_compiled_but_disabled)
+
+
 @pytest.mark.parametrize("shown", [True, False])
 def test_compiled_blocks(two, shown):
     two.run(_compiled, shown)

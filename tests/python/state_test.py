@@ -97,25 +97,46 @@ def _prompt(folder):
 
     model = peft.get_peft_model(llama(), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
     engine = ebb.initialize(model, config())
-    train(engine, model, token_batches(1, 1))
-    with pytest.raises(ebb.Error, match="model.save_pretrained"):
-        engine.save_pretrained(folder, trainable_only=True)
-    with torch.no_grad():
-        model.save_pretrained(folder)
+    train(engine, model, token_batches(1, 2))
+    engine.save_pretrained(folder, trainable_only=True)
     saved = safetensors.torch.load_file(folder + "/adapter_model.safetensors")
     assert torch.equal(saved["prompt_embeddings"], engine.gather("prompt_encoder.default.embedding.weight"))
     engine.close()
 
 
-def test_a_prompt_is_saved_by_peft(one, tmp_path):
-    one.run(_prompt, str(tmp_path))
+def test_a_prompt_is_saved(two, tmp_path):
+    two.run(_prompt, str(tmp_path))
+
+
+def _multitask_prompt(folder):
+    import peft
+
+    model = peft.get_peft_model(llama(), peft.MultitaskPromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, num_tasks=2))
+    engine = ebb.initialize(model, config())
+    with pytest.raises(ebb.Error, match="multitask"):
+        engine.save_pretrained(folder, trainable_only=True)
+    engine.close()
+
+
+def test_a_prompt_that_peft_cannot_read_is_refused(one, tmp_path):
+    one.run(_multitask_prompt, str(tmp_path))
 
 
 def _adapter_of_transformers(folder):
     import peft
     import transformers.integrations.peft
 
+    checks = transformers.integrations.peft.check_peft_version
     transformers.integrations.peft.check_peft_version = lambda **wanted: None  # the newest peft may be older than it asks for
+    try:
+        _saved_by_transformers(folder)
+    finally:
+        transformers.integrations.peft.check_peft_version = checks
+
+
+def _saved_by_transformers(folder):
+    import peft
+
     model = llama()
     model.add_adapter(peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
     engine = ebb.initialize(model, config())
@@ -133,12 +154,12 @@ def test_peft_loads_an_adapter_that_transformers_made(one, tmp_path):
 
 def _no_weights(folder):
     file = f"{folder}/model.safetensors"
-    for content in (b"", b"PK\3\4" + 40 * b"x", (2).to_bytes(8, "little") + b"{]....."):
+    for content in (b"", b"PK\3\4" + 40 * b"x", (2).to_bytes(8, "little") + b"{].....", (2).to_bytes(8, "little") + b"12....."):
         with open(file, "wb") as out:
             out.write(content)
         with ebb.empty_parameters():
             model = mlp()
-        with pytest.raises(ebb.Error, match="is no safetensors file"):
+        with pytest.raises(ebb.Error, match="is not a whole safetensors file"):
             ebb.initialize(model, config(), weights=file)
 
 

@@ -199,7 +199,7 @@ def _prompt(folder):
     trainer.engine.close()
 
 
-def test_a_prompt_is_saved_by_peft(one, tmp_path):
+def test_peft_loads_a_prompt(one, tmp_path):
     one.run(_prompt, str(tmp_path))
 
 

@@ -156,7 +156,7 @@ def _refuse(model: nn.Module) -> None:
     if engine is not None and engine() is not None:
         raise Error(f"{type(model).__name__} has an engine: close() it first", "ALREADY_EXISTS")
     if torch.is_inference_mode_enabled():
-        raise Error("initialize under torch.inference_mode(), whose tensors torch cannot train")
+        raise Error("initialize under torch.inference_mode(): torch cannot train its tensors", "INVALID_ARGUMENT")
     for path, module in model.named_modules():
         kind = type(module).__name__
         if kind in ("DistributedDataParallel", "FullyShardedDataParallel") or kind.startswith("FSDP"):
@@ -166,6 +166,8 @@ def _refuse(model: nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             raise Error(f"'{path or kind}' is a script of torch.jit", "UNIMPLEMENTED")
     for name, parameter in model.named_parameters():
+        if parameter.is_inference():
+            raise Error(f"parameter '{name}' was made under torch.inference_mode(): torch cannot train it", "INVALID_ARGUMENT")
         if getattr(parameter, "_ebb_name", None) is not None:
             raise Error(f"another engine has parameter '{name}' already, as '{parameter._ebb_name}': close() that engine first", "ALREADY_EXISTS")
     for name, buffer in model.named_buffers():
@@ -190,11 +192,13 @@ def _say_dtypes(model: nn.Module, dtype_of) -> None:
 
 
 def _move_compilation(units: Sequence[Unit]) -> None:
-    """Moves what module.compile() has compiled to the module's forward, with the same arguments, because it would compile the hooks too."""
+    """Compiles the forward of modules with the arguments of module.compile(), which would compile the hooks too."""
     for unit in units:
         for module in unit.modules:
             compiled = getattr(module, "_compiled_call_impl", None)
-            if compiled is not None:
+            if getattr(compiled, "__func__", None) is nn.Module._call_impl:  # compile(disable=True)
+                module._compiled_call_impl = None
+            elif compiled is not None:
                 held = [cell.cell_contents for cell in compiled.__closure__ or ()]
                 with_arguments = [one for one in held if isinstance(one, torch._dynamo.eval_frame._TorchDynamoContext)]
                 if not with_arguments:

@@ -106,9 +106,9 @@ class Files:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             try:
-                header = json.loads(file.read(size if size < path.stat().st_size else 0))
-            except ValueError:
-                raise Error(f"'{path}' is no safetensors file, or a part of one", "INVALID_ARGUMENT") from None
+                header = dict(json.loads(file.read(size if size < path.stat().st_size else 0)))
+            except (TypeError, ValueError):
+                raise Error(f"'{path}' is not a whole safetensors file", "INVALID_ARGUMENT") from None
             return dict.fromkeys(header.keys() - {"__metadata__"}, path)
 
 

@@ -263,7 +263,7 @@ def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device
 
 
 def uncompiled() -> Any:
-    """Compiled code would read the memory of fake tensors, which they do not have."""
+    """Fake tensors have no memory. Compiled code would read it."""
     return torch.compiler.set_stance("force_eager")
 
 

@@ -286,8 +286,8 @@ def _group_options(rates: Rates):
 
 def check_loss(loss: torch.Tensor) -> None:
     if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
-        kind = loss.dtype if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise Error(f"the loss is {kind}: backward takes a floating-point tensor", "INVALID_ARGUMENT")
+        kind = f"a tensor of {loss.dtype}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+        raise Error(f"the loss is {kind}: backward takes a tensor of floating-point numbers", "INVALID_ARGUMENT")
     if loss.numel() != 1:
         raise Error(f"the loss has the shape {list(loss.shape)}: backward takes a scalar", "INVALID_ARGUMENT")
     if not loss.requires_grad:

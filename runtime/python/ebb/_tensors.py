@@ -24,7 +24,7 @@ class Memory:
         self.handle = handle
         self.process = os.getpid()
         self.closed = False
-        self.changed = ""  # a parameter that the trainer's own code has written to in this memory, which nothing undoes
+        self.changed = ""  # a parameter whose values here the trainer's own code has changed; nothing undoes that
 
     def check_process(self) -> None:
         if os.getpid() != self.process:

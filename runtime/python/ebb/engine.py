@@ -173,9 +173,7 @@ class Engine:
         if steps.backwards == 0 or (steps.backwards == steps.counted and not now):
             raise Error("step() without a backward through the model since the last one")
         if self._finished < 2:
-            for name, parameter in self.model.named_parameters():
-                if parameter.requires_grad:
-                    saving.name_of(parameter, name)
+            saving.check_added(self)
         steps.counted = steps.backwards
         if steps.counted < self.accumulation and not now:
             return False

@@ -19,7 +19,7 @@ class Optimizer(torch.optim.Optimizer):
     The engine has the optimizer states."""
 
     def __init__(self, groups: list[dict[str, Any]], step: Callable[[], bool], zero_grad: Callable[[], None]):
-        # Schedulers read the defaults: one that cycles the momentum asks for its name, and one with a lowest rate divides by the rate.
+        # Some schedulers ask the defaults for the name of the momentum, others divide by the rate in them.
         super().__init__(groups, {name: groups[0][name] for name in ("lr", "weight_decay", *_MOMENTA) if name in groups[0]})
         self._step = step
         self._zero_grad = zero_grad

@@ -70,6 +70,14 @@ def name_of(parameter: nn.Parameter, key: str) -> str:
     return name
 
 
+def check_added(engine: "Engine") -> None:
+    """Raises if a unit has got a parameter since initialize. Others, such as a loss's own, may have another optimizer."""
+    inside = {id(parameter) for unit in engine.units for module in unit.modules for parameter in module.parameters()}
+    for name, parameter in engine.model.named_parameters():
+        if parameter.requires_grad and (id(parameter) in inside or name in engine._parameters):
+            name_of(parameter, name)
+
+
 def keys(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The entries of model.state_dict(), without gathering any parameter."""
     for path, module in model.named_modules(remove_duplicate=False):
@@ -167,26 +175,22 @@ def write(engine: "Engine", values: Mapping[str, torch.Tensor]) -> None:
 
 def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype: torch.dtype | None, file_bytes: int) -> None:
     model = engine.model
-    adapter, prefix = _adapter_of(model)
-    tensors: list[tuple[str, torch.Tensor]] = []
+    adapter, prefix = _adapter_of(model) if trainable_only else (None, "")
+    is_prompt = adapter is not None and model.peft_config[adapter].is_prompt_learning
+    tensors: list[tuple[str, torch.Tensor]] = _prompt(engine, adapter) if is_prompt else []
     seen: set[int] = set()
-    if trainable_only and adapter and model.peft_config[adapter].is_prompt_learning:
-        raise Error(
-            "save_pretrained(trainable_only=True): the file of a prompt has values that peft computes from the parameters. On every rank, "
-            "under torch.no_grad(), call model.save_pretrained(folder, is_main_process=engine.world.rank == 0)", "UNIMPLEMENTED"
-        )
-    for key, tensor in keys(engine.model):
+    for key, tensor in () if is_prompt else keys(engine.model):
         is_parameter = isinstance(tensor, nn.Parameter)
         if id(tensor) in seen or (trainable_only and not (is_parameter and tensor.requires_grad)):
             continue
         seen.add(id(tensor))
         if is_parameter:
             name_of(tensor, key)  # an error comes before any file
-        tensors.append((prefix + _adapter_name(key, adapter) if trainable_only and adapter else key, tensor))
+        tensors.append((prefix + _adapter_name(key, adapter) if adapter else key, tensor))
     if not tensors:
         raise Error("save_pretrained: nothing is trainable", "INVALID_ARGUMENT")
     writes = engine.world.rank == 0
-    stem = "adapter_model" if trainable_only and adapter else "model"
+    stem = "adapter_model" if adapter else "model"
     failure: Exception | None = None  # of rank 0, which nevertheless makes all the collective calls
 
     def attempt(call: Any, *arguments: Any) -> Any:
@@ -212,7 +216,7 @@ def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype:
 
     def finish() -> None:
         writer.finish()
-        if trainable_only and adapter:
+        if adapter:
             configuration = copy.copy(model.peft_config[adapter])
             configuration.inference_mode = True
             configuration.save_pretrained(str(folder))
@@ -248,13 +252,30 @@ def _of_rank_0(engine: "Engine", text: str) -> str:
 
 
 def _adapter_of(model: nn.Module) -> tuple[str | None, str]:
-    """The adapter that is trained, and what stands in its file before the model's own names."""
+    """The active adapter, and what stands in its file before the model's own names."""
     if not hasattr(model, "peft_config"):
         return None, ""
     active = getattr(model, "active_adapters", None)
     if callable(active):  # a model of transformers that has made the adapter itself, with add_adapter()
-        return active()[0], "base_model.model."
+        names = active()
+        if len(names) > 1:
+            raise Error(f"save_pretrained: the adapters {', '.join(names)} are active: activate one, model.set_adapter(name)", "UNIMPLEMENTED")
+        return names[0], "base_model.model."
     return getattr(model, "active_adapter", None), ""
+
+
+def _prompt(engine: "Engine", adapter: str) -> list[tuple[str, torch.Tensor]]:
+    """Collective: the values of a prompt's file. peft computes them from the parameters, in modules that every rank runs."""
+    import peft
+
+    model = engine.model
+    if model.peft_config[adapter].peft_type == peft.PeftType.MULTITASK_PROMPT_TUNING:
+        raise Error("save_pretrained of a multitask prompt: peft reads its parameters outside of their units. Use engine.save", "UNIMPLEMENTED")
+    trained = {key: engine.gather(name_of(one, key)) for key, one in keys(model) if isinstance(one, nn.Parameter) and one.requires_grad}
+    with torch.no_grad():
+        values = peft.get_peft_model_state_dict(model, trained, adapter)
+    engine._between_forwards()
+    return list(values.items())
 
 
 def _adapter_name(key: str, adapter: str) -> str:

@@ -157,12 +157,7 @@ class Trainer(transformers.Trainer):
         if self.engine is None:
             return super().save_model(output_dir, _internal_call)
         folder = output_dir or self.args.output_dir
-        adapters = getattr(self.model, "peft_config", {}).values()
-        if any(adapter.is_prompt_learning for adapter in adapters):
-            with torch.no_grad():  # peft computes the prompt that it saves
-                self.model.save_pretrained(folder, is_main_process=self.args.should_save)
-        else:
-            self.engine.save_pretrained(folder, trainable_only=bool(adapters))
+        self.engine.save_pretrained(folder, trainable_only=hasattr(self.model, "peft_config"))
         if self.args.should_save:
             described = self.processing_class if self.processing_class is not None else getattr(self.data_collator, "tokenizer", None)
             if described is not None:
