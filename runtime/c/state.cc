@@ -25,14 +25,12 @@ auto Into(ebb_sink sink, void* user) {
   };
 }
 
-absl::Status AddBytes(const void* bytes, int64_t size, const char* key,
+absl::Status AddBytes(const void* bytes, int64_t size, const char* field, const char* key,
                       std::map<std::string, std::string>& to) {
-  if (size < 0 || (size > 0 && bytes == nullptr)) {
-    const std::string field = std::string(key).substr(2);  // without "c."
+  if (size < 0 || (size > 0 && bytes == nullptr))
     return absl::InvalidArgumentError(
         absl::StrCat(field, "_bytes of ebb_save_options is ", size,
                      size < 0 ? ", below 0" : absl::StrCat(", but ", field, " is null")));
-  }
   if (size > 0) to[key] = std::string(static_cast<const char*>(bytes), static_cast<size_t>(size));
   return absl::OkStatus();
 }
@@ -101,10 +99,10 @@ int32_t ebb_save(ebb_engine* handle, const char* folder, const ebb_save_options*
                          ebb::c::Taken(given, ebb_save_options{}, "ebb_save_options"));
     ebb::SaveOptions with;
     with.keep = options.keep;
-    EBB_RETURN_IF_ERROR(
-        ebb::c::AddBytes(options.trainer, options.trainer_bytes, ebb::c::kTrainer, with.trainer));
+    EBB_RETURN_IF_ERROR(ebb::c::AddBytes(options.trainer, options.trainer_bytes, "trainer",
+                                         ebb::c::kTrainer, with.trainer));
     EBB_RETURN_IF_ERROR(ebb::c::AddBytes(options.of_this_rank, options.of_this_rank_bytes,
-                                         ebb::c::kOfThisRank, with.of_this_rank));
+                                         "of_this_rank", ebb::c::kOfThisRank, with.of_this_rank));
     if (ticket == nullptr) return ebb::SaveCheckpoint(*engine->engine, folder, with).status();
     EBB_ASSIGN_OR_RETURN(ebb::SaveTicket saving, ebb::SaveAsync(*engine->engine, folder, with));
     engine->tickets.push_back(std::move(saving));

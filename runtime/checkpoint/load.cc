@@ -125,9 +125,6 @@ absl::Status ReadAheadForFill(Engine& engine, std::span<const StateArrayName> ar
     }
   }
   engine.AwaitAsyncRead();  // it uses the buffer
-  if (engine.IsReadingAsync())
-    return absl::FailedPreconditionError(
-        "LoadCheckpoint in a step, while a save is under way: load between steps");
   EBB_ASSIGN_OR_RETURN(const std::span<std::byte> memory,
                        engine.FileBuffer(ReadAhead::kMemoryBytes));
   return stored.Expect(intervals, engine.config().ebb.io_backend, memory);
@@ -292,7 +289,7 @@ bool WasRemoved(Engine& engine, const std::string& checkpoint) {
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::string& path,
                                                 const LoadOptions& options) {
   constexpr int kTries = 5;
-  EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus(), "LoadCheckpoint: begin"));  // not in a step
+  EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus(), "LoadCheckpoint: begin"));
   for (int tries = 1;; ++tries) {
     // Read before the checkpoint is found: a save meanwhile is one of another run.
     const std::string last_save =

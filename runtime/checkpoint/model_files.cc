@@ -115,10 +115,14 @@ absl::StatusOr<std::unique_ptr<TensorSource>> OpenModelFiles(const std::string& 
   SourceDescription about = {.path = path};
   std::error_code error;
   const bool is_folder = std::filesystem::is_directory(path, error);
-  const std::string folder = is_folder ? path : std::filesystem::path(path).parent_path().string();
-  const std::string config_path = std::filesystem::path(folder) / kModelConfig;
+  const std::filesystem::path folder =
+      is_folder ? path : std::filesystem::path(path).parent_path().string();
+  const std::string config_path = folder / kModelConfig;
   if (IsThere(config_path)) {
-    EBB_ASSIGN_OR_RETURN(about.model_config, ReadWholeFile(config_path, kModelConfigBytesMax));
+    const auto text = ReadWholeFile(TargetOf(config_path), kModelConfigBytesMax);
+    // Beside a single file it may be another program's.
+    if (is_folder) EBB_RETURN_IF_ERROR(text.status());
+    about.model_config = text.value_or("");
   }
   if (!is_folder) {
     const FileKind& kind = LooksLikeTorchFile(path) ? kTorch : kSafetensors;

@@ -27,8 +27,8 @@ enum class ParameterNames : uint8_t {
 
 struct ImportOptions {
   ParameterNames names = ParameterNames::kAuto;
-  // Takes the config.json beside the tensors or in the checkpoint (empty: there is none) before a
-  // value is read. Its error is the import's. For what shapes do not show, such as heads.
+  // Gets the config.json beside the tensors or in the checkpoint (empty: there is none) before any
+  // value is read, and can refuse what shapes do not show, such as another number of heads.
   std::function<absl::Status(const std::string& model_config)> check = {};
 };
 

@@ -75,8 +75,9 @@ absl::StatusOr<StepReport> Engine::Report() {
 absl::Status Engine::Agree(const absl::Status& own, std::string_view about) {
   if (parts_ == nullptr) return MovedFrom();
   if (parts_->scopes.progress.alive) {
-    // `about` begins with the call that the trainer has made: "SaveCheckpoint: begin".
-    const std::string_view call = about.empty() ? "Agree" : about.substr(0, about.find(':'));
+    // "SaveCheckpoint: begin" is of the call that the trainer has made.
+    const size_t colon = about.find(':');
+    const std::string_view call = colon == about.npos ? "Agree" : about.substr(0, colon);
     return parts_->calls.Returned(WhileAlive(call, kFinishFirst));
   }
   return parts_->calls.Returned(parts_->call.barrier->Agree(own, about));

@@ -145,7 +145,8 @@ class Engine : public EngineState {
   absl::Status Reorder(std::vector<Visit> forward, std::vector<ScopeEvent> order = {});
 
   // Collective, between steps: OK if every rank passes OK and the same `about`. Otherwise this
-  // rank's own error, or the error of the first rank that has one, cut to 440 bytes.
+  // rank's own error, or the error of the first rank that has one, cut to 440 bytes. In a step the
+  // error names the text of `about` before a colon as the call.
   absl::Status Agree(const absl::Status& own, std::string_view about = "");
 
   // Any thread.

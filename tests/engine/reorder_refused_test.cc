@@ -170,6 +170,11 @@ TEST(ReorderRefused, ErrorsAreOfTheTrainersOwnOrder) {
     ASSERT_OK(toy.Train(engine, world.rank(), 0));
     ASSERT_OK(engine.Reorder(divided.forward));  // without order: parts open with their unit
     ASSERT_OK(toy.Train(engine, world.rank(), 1));
+    std::vector<Visit> unlike = divided.forward;  // the visit to a part, and that to its unit
+    for (Visit& visit : unlike) visit.backward = static_cast<size_t>(visit.unit) < units;
+    EXPECT_EQ(engine.Reorder(unlike).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(engine.Reorder(std::vector<Visit>(1, Visit{.unit = UnitId{1000}})).code(),
+              absl::StatusCode::kInvalidArgument);
   });
 }
 

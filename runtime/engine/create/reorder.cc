@@ -12,9 +12,32 @@
 namespace ebb {
 namespace {
 
-// The units that DivideByDType has added, if forward visits all of them: then the order came from
-// Engine::model(), which shows divided units. Otherwise none.
-std::vector<UnitId> VisitedParts(const ModelSpec& model) {
+// Forward as Engine::model() shows it: each unit, and then the parts that DivideByDType has added.
+// Without an order, parts are visited with their unit.
+void LeaveOutParts(ModelSpec& model) {
+  std::vector<Visit> forward;
+  const auto parts_of = [&](UnitId unit) {
+    return static_cast<size_t>(unit) < model.units.size() ? model[unit].parts
+                                                          : std::vector<UnitId>();
+  };
+  const auto is_part_of = [&](const Visit& visit, const Visit& of) {
+    const std::vector<UnitId> parts = parts_of(of.unit);
+    return std::count(parts.begin(), parts.end(), visit.unit) > 0 && visit.forward == of.forward &&
+           visit.backward == of.backward && visit.gradients == of.gradients;
+  };
+  size_t shown = 0;  // visits, if each unit is followed by its parts
+  for (const Visit& visit : model.forward) {
+    if (!forward.empty() && is_part_of(visit, forward.back())) continue;
+    forward.push_back(visit);
+    shown += 1 + parts_of(visit.unit).size();
+  }
+  if (shown == model.forward.size()) model.forward = std::move(forward);
+}
+
+// Checks the order as the trainer gave it, so that errors count the trainer's visits and events and
+// name its units. The units in `model` are divided. An order with a visit to every part came from
+// Engine::model(). It is divided already.
+absl::Status ValidateGiven(ModelSpec model) {
   std::vector<UnitId> parts;
   for (const UnitSpec& unit : model.units)
     parts.insert(parts.end(), unit.parts.begin(), unit.parts.end());
@@ -22,22 +45,8 @@ std::vector<UnitId> VisitedParts(const ModelSpec& model) {
     return std::any_of(model.forward.begin(), model.forward.end(),
                        [&](const Visit& visit) { return visit.unit == part; });
   };
-  if (!std::all_of(parts.begin(), parts.end(), is_visited)) parts.clear();
-  return parts;
-}
-
-// Forward of Engine::model() without its order: parts are visited with their unit, as before.
-void LeaveOutParts(ModelSpec& model) {
-  for (const UnitId part : VisitedParts(model))
-    std::erase_if(model.forward, [&](const Visit& visit) { return visit.unit == part; });
-}
-
-// Checks the order as the trainer gave it, so that errors count the trainer's visits and events and
-// name its units. The units in `model` are divided.
-absl::Status ValidateGiven(ModelSpec model) {
-  if (!VisitedParts(model).empty()) return Validate(model);
-  size_t units = model.units.size();
-  for (const UnitSpec& unit : model.units) units -= unit.parts.size();
+  if (std::all_of(parts.begin(), parts.end(), is_visited)) return Validate(model);
+  const size_t units = model.units.size() - parts.size();
   for (size_t u = 0; u < units; ++u)
     model.units[u].parameters = WithParts(model, static_cast<UnitId>(u));
   model.units.resize(units);  // parts are behind the trainer's own

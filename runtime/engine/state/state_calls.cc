@@ -110,7 +110,7 @@ absl::StatusOr<std::shared_future<absl::Status>> StateCalls::ReadAsync(StateRead
   absl::Status own = with_.outcome->AwaitVerdicts();
   if (own.ok() && with_.suspension->suspended())
     own = absl::FailedPreconditionError(
-        "a save (ReadAsync) of a suspended engine: call Resume first");
+        "a suspended engine cannot save (ReadAsync): call Resume first");
   AwaitReads();
   const absl::Status prepared = with_.reads->Prepare(reader.beside_steps);
   EBB_RETURN_IF_ERROR(
