@@ -166,8 +166,6 @@ def _refuse(model: nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             raise Error(f"'{path or kind}' is a script of torch.jit", "UNIMPLEMENTED")
     for name, parameter in model.named_parameters():
-        if parameter.is_inference():
-            raise Error(f"parameter '{name}' was made under torch.inference_mode(): torch cannot train it", "INVALID_ARGUMENT")
         if getattr(parameter, "_ebb_name", None) is not None:
             raise Error(f"another engine has parameter '{name}' already, as '{parameter._ebb_name}': close() that engine first", "ALREADY_EXISTS")
     for name, buffer in model.named_buffers():

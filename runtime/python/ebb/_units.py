@@ -199,5 +199,7 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
             f"parameter '{name}' is {parameter.dtype}: only floating-point numbers of 16, 32 and 64 bits and bytes (torch.uint8) can be "
             "sharded. Give a frozen parameter of another type as bytes, with view(torch.uint8)", "UNIMPLEMENTED"
         )
+    if parameter.is_inference():
+        raise Error(f"parameter '{name}' was made under torch.inference_mode(): torch cannot train it", "INVALID_ARGUMENT")
     if parameter.numel() == 0:
         raise Error(f"parameter '{name}' has no elements", "INVALID_ARGUMENT")
