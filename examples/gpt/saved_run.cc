@@ -1,6 +1,7 @@
 #include "saved_run.h"
 
 #include <filesystem>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/trace/log.h"
@@ -57,6 +58,13 @@ absl::Status CheckModelConfig(const std::string& model_config, const GptShape& s
   return absl::OkStatus();
 }
 
+// `error` of what an option of the command line asks for; OK stays OK.
+absl::Status RefusalOf(std::string_view option, std::string_view value, const absl::Status& error) {
+  return RefusalByCode(absl::Status(
+      error.code(),
+      absl::StrCat(std::string(option), " ", std::string(value), ": ", error.message())));
+}
+
 }  // namespace
 
 absl::StatusOr<int64_t> Resume(Trainer& trainer, const Run& run) {
@@ -80,9 +88,7 @@ absl::StatusOr<int64_t> Resume(Trainer& trainer, const Run& run) {
   const auto model_config = loaded->trainer.find(kModelConfig);
   if (model_config != loaded->trainer.end()) {
     const absl::Status same = CheckModelConfig(model_config->second, options.shape);
-    if (!same.ok())
-      return RefusalByCode(absl::Status(
-          same.code(), absl::StrCat("--resume ", options.resume, ": ", same.message())));
+    if (!same.ok()) return RefusalOf("--resume", options.resume, same);
   }
   const int64_t finished = loaded->state.finished_steps;
   if (trainer.world().rank() != 0) return finished;
@@ -105,9 +111,7 @@ absl::StatusOr<int64_t> Resume(Trainer& trainer, const Run& run) {
 absl::Status CheckSaves(Trainer& trainer, const Run& run) {
   const std::string& folder = run.options.save_folder;
   if (folder.empty()) return absl::OkStatus();
-  const absl::Status checked = ebb::CheckSaves(trainer.engine(), folder, run.options.steps);
-  return RefusalByCode(
-      absl::Status(checked.code(), absl::StrCat("--save ", folder, ": ", checked.message())));
+  return RefusalOf("--save", folder, ebb::CheckSaves(trainer.engine(), folder, run.options.steps));
 }
 
 absl::Status Saves::Begin() {
@@ -133,13 +137,11 @@ std::string Saves::TakeEnded() {
 absl::Status InitFrom(Trainer& trainer, const Run& run, int64_t resumed) {
   const std::string& path = run.options.init_from;
   if (path.empty() || resumed > 0) return absl::OkStatus();
-  const absl::Status imported =
+  return RefusalOf(
+      "--init-from", path,
       ImportParameters(trainer.engine(), path, {.check = [&](const std::string& model_config) {
                          return CheckModelConfig(model_config, run.options.shape);
-                       }});
-  if (imported.ok()) return imported;
-  return RefusalByCode(
-      absl::Status(imported.code(), absl::StrCat("--init-from ", path, ": ", imported.message())));
+                       }}));
 }
 
 absl::Status Export(Trainer& trainer, const Run& run) {

@@ -289,6 +289,7 @@ bool WasRemoved(Engine& engine, const std::string& checkpoint) {
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::string& path,
                                                 const LoadOptions& options) {
   constexpr int kTries = 5;
+  // FindTogether would take the error of a step for that of ranks with other candidates.
   EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus(), "LoadCheckpoint: begin"));
   for (int tries = 1;; ++tries) {
     // Read before the checkpoint is found: a save meanwhile is one of another run.

@@ -167,16 +167,16 @@ absl::StatusOr<ModelShape> ShapeOfConfigJson(std::string_view text, std::string 
   }
   EBB_ASSIGN_OR_RETURN(const Family family, FamilyOf(*root));
   EBB_RETURN_IF_ERROR(CheckForeign(*root, family));
-  ModelShape shape{.name = std::move(name),
-                   .key_value_heads = family.key_value_heads,
-                   .head_width = family.head_width,
-                   .context = 4096,
-                   .gated = family.gated,
-                   // A multimodal model ties them if its own value or its text's says so.
-                   .tied_head = Flag(*root, kTied, family.tied_head) ||
-                                (root != &document.root && Flag(document.root, kTied, false)),
-                   .query_biases = family.query_biases,
-                   .query_norms = family.query_norms};
+  ModelShape shape{
+      .name = std::move(name),
+      .key_value_heads = family.key_value_heads,
+      .head_width = family.head_width,
+      .context = 4096,
+      .gated = family.gated,
+      // A multimodal model ties them if its own value or its text's says so.
+      .tied_head = Flag(*root, kTied, family.tied_head) || Flag(document.root, kTied, false),
+      .query_biases = family.query_biases,
+      .query_norms = family.query_norms};
   for (const Size& size : kSizes) EBB_RETURN_IF_ERROR(Read(*root, family, size, shape));
   if (shape.experts == 0) shape.experts = 1;
   return Complete(shape);

@@ -176,17 +176,10 @@ def write(engine: "Engine", values: Mapping[str, torch.Tensor]) -> None:
 def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype: torch.dtype | None, file_bytes: int) -> None:
     model = engine.model
     adapter, prefix = _adapter_of(model) if trainable_only else (None, "")
-    is_prompt = adapter is not None and model.peft_config[adapter].is_prompt_learning
-    tensors: list[tuple[str, torch.Tensor]] = _prompt(engine, adapter) if is_prompt else []
-    seen: set[int] = set()
-    for key, tensor in () if is_prompt else keys(engine.model):
-        is_parameter = isinstance(tensor, nn.Parameter)
-        if id(tensor) in seen or (trainable_only and not (is_parameter and tensor.requires_grad)):
-            continue
-        seen.add(id(tensor))
-        if is_parameter:
-            name_of(tensor, key)  # an error comes before any file
-        tensors.append((prefix + _adapter_name(key, adapter) if adapter else key, tensor))
+    if adapter and model.peft_config[adapter].is_prompt_learning:
+        tensors = _prompt(engine, adapter)
+    else:
+        tensors = [(prefix + _adapter_name(key, adapter) if adapter else key, tensor) for key, tensor in _once(model, trainable_only)]
     if not tensors:
         raise Error("save_pretrained: nothing is trainable", "INVALID_ARGUMENT")
     writes = engine.world.rank == 0
@@ -210,7 +203,7 @@ def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype:
             attempt(lambda: piece(torch.frombuffer(numbers, dtype=torch.float32)))
 
         if isinstance(tensor, nn.Parameter):
-            engine.gather_pieces(name_of(tensor, key), take, rank=0)
+            engine.gather_pieces(tensor._ebb_name, take, rank=0)
         else:
             attempt(lambda: piece(tensor.detach().cpu().contiguous().view(-1)))
 
@@ -251,6 +244,19 @@ def _of_rank_0(engine: "Engine", text: str) -> str:
     return b"".join(pairs)[:size].decode(errors="replace")
 
 
+def _once(model: nn.Module, trainable_only: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """The entries of model.state_dict(), shared tensors under their first key. Raises for a parameter that the engine does not have."""
+    seen: set[int] = set()
+    for key, tensor in keys(model):
+        is_parameter = isinstance(tensor, nn.Parameter)
+        if id(tensor) in seen or (trainable_only and not (is_parameter and tensor.requires_grad)):
+            continue
+        seen.add(id(tensor))
+        if is_parameter:
+            name_of(tensor, key)
+        yield key, tensor
+
+
 def _adapter_of(model: nn.Module) -> tuple[str | None, str]:
     """The active adapter, and what stands in its file before the model's own names."""
     if not hasattr(model, "peft_config"):
@@ -271,7 +277,7 @@ def _prompt(engine: "Engine", adapter: str) -> list[tuple[str, torch.Tensor]]:
     model = engine.model
     if model.peft_config[adapter].peft_type == peft.PeftType.MULTITASK_PROMPT_TUNING:
         raise Error("save_pretrained of a multitask prompt: peft reads its parameters outside of their units. Use engine.save", "UNIMPLEMENTED")
-    trained = {key: engine.gather(name_of(one, key)) for key, one in keys(model) if isinstance(one, nn.Parameter) and one.requires_grad}
+    trained = {key: engine.gather(parameter._ebb_name) for key, parameter in _once(model, trainable_only=True)}
     with torch.no_grad():
         values = peft.get_peft_model_state_dict(model, trained, adapter)
     engine._between_forwards()
