@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from . import _library
 from ._library import check, library
-from .optimizer import refuse_other_optimizers
+from .optimizer import refuse_clipping, refuse_other_optimizers
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -42,6 +42,7 @@ def open_world() -> tuple[int, World]:
         _world = (handle.value, World(facts.rank, facts.size, facts.local_rank, facts.local_size))
         atexit.register(_close_all)
         refuse_other_optimizers()
+        refuse_clipping()
     return _world
 
 

@@ -89,17 +89,18 @@ def _momentum(group: dict[str, Any]) -> list[Any]:
     return [group.get(name) for name in _MOMENTA]
 
 
-def refuse_other_optimizers() -> None:
-    """Makes step() of other optimizers over the engine's parameters raise, because they would train nothing, and torch's clip_grad_norm_(),
-    because it finds no gradients and would clip nothing."""
+def _name_in(parameters: Iterable[torch.Tensor]) -> str | None:
+    """The engine's name of the first parameter that an engine has."""
+    return next((name for parameter in parameters if (name := getattr(parameter, "_ebb_name", None)) is not None), None)
 
-    def name_in(parameters: Iterable[torch.Tensor]) -> str | None:
-        return next((name for parameter in parameters if (name := getattr(parameter, "_ebb_name", None)) is not None), None)
+
+def refuse_other_optimizers() -> None:
+    """Makes step() of other optimizers over the engine's parameters raise, because they would train nothing."""
 
     def before_step(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
         if isinstance(optimizer, Optimizer):
             return
-        name = name_in(parameter for group in optimizer.param_groups for parameter in group["params"])
+        name = _name_in(parameter for group in optimizer.param_groups for parameter in group["params"])
         if name is not None:
             raise Error(
                 f"{type(optimizer).__name__}.step(): the engine updates '{name}', with the optimizer of the configuration: call "
@@ -109,12 +110,16 @@ def refuse_other_optimizers() -> None:
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     register_optimizer_step_pre_hook(before_step)
+
+
+def refuse_clipping() -> None:
+    """Makes torch's clip_grad_norm_() over the engine's parameters raise, because it finds no gradients and would clip nothing."""
     clipping = torch.nn.utils.clip_grad
     scale = getattr(clipping, "_clip_grads_with_norm_", None)  # clip_grad_norm_() calls it, under whatever name that was imported
 
     def refuse_or_scale(parameters: Any, *arguments: Any, **keywords: Any) -> None:
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        name = name_in(parameters)
+        name = _name_in(parameters)
         if name is not None:
             raise Error(
                 f"clip_grad_norm_(): the engine has the gradient of '{name}'. Set \"gradient_clipping\" in the configuration instead; "
