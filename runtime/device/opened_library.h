@@ -31,7 +31,7 @@ struct WantedLibrary {
   std::string name;                        // "NCCL": its name in messages
   std::string file;                        // "libnccl.so.2": its name for the dynamic linker
   std::string needed_for;                  // "ranks on GPUs": begins a message
-  std::string instead;                     // "use --device cpu": ends a message
+  std::string instead;                     // "run on the CPU": ends a message
   LibraryVersion oldest;                   // later ones of its major version work too
   int last_major = 0;                      // so do versions up to this major version; 0: no other
   bool has_plugins = false;                // which look for its functions among the program's

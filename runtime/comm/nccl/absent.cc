@@ -7,7 +7,7 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> NewNcclWorld(std::shared_ptr<World
                                                            const Device&) {
   return absl::UnimplementedError(
       "this build has no NCCL, which connects ranks on GPUs: configure with -DEBB_NCCL=ON where "
-      "nccl.h is installed, or use --device cpu");
+      "nccl.h is installed, or run on the CPU (gpt: --device cpu)");
 }
 
 }  // namespace ebb

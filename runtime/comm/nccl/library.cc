@@ -29,7 +29,7 @@ absl::StatusOr<NcclLibrary> OpenNccl() {
                        OpenedLibrary::Open({.name = "NCCL",
                                             .file = "libnccl.so.2",
                                             .needed_for = "ranks on GPUs",
-                                            .instead = "use --device cpu",
+                                            .instead = "run on the CPU (gpt: --device cpu)",
                                             .oldest = kOldest,
                                             .version_function = "ncclGetVersion",
                                             .version = &NcclVersionOf}));

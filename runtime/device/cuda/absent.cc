@@ -9,7 +9,7 @@ absl::Status NotBuilt() {
   return absl::UnimplementedError(
       "this build has no CUDA: configure with -DEBB_CUDA=ON where the CUDA toolkit is installed, "
       "or "
-      "use --device cpu");
+      "run on the CPU (gpt: --device cpu)");
 }
 
 }  // namespace

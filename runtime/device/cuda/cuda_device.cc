@@ -28,7 +28,7 @@ absl::StatusOr<int> CountDevices() {
   return absl::UnavailableError(absl::StrCat(
       "no CUDA driver or device: ",
       result == cudaSuccess ? "this process sees no device" : cudaGetErrorString(result),
-      "; install a driver, look at CUDA_VISIBLE_DEVICES, or use --device cpu"));
+      "; install a driver, look at CUDA_VISIBLE_DEVICES, or run on the CPU (gpt: --device cpu)"));
 }
 
 // Uses all 16 bytes of the UUID, because devices may differ in any of them.

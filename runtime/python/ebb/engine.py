@@ -121,6 +121,7 @@ class Engine:
         self._walk.attach()
         self._steps.refresh_residents()
         self._finished = 0
+        self._may_have_more = False  # parameters than were given to initialize
         self._handles = saving.attach(self) + self._steps.handles
         self._handles.append(model.register_forward_pre_hook(self._see_first_batch, prepend=True, with_kwargs=True))
         self._checks_reads = checks_reads
@@ -172,8 +173,9 @@ class Engine:
             raise Error("step() without a forward of the model with gradients since the last one")
         if steps.backwards == 0 or (steps.backwards == steps.counted and not now):
             raise Error("step() without a backward through the model since the last one")
-        if self._finished < 2:
+        if self._may_have_more:
             saving.check_added(self)
+            self._may_have_more = False
         steps.counted = steps.backwards
         if steps.counted < self.accumulation and not now:
             return False

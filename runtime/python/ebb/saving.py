@@ -15,6 +15,7 @@ from torch import nn
 
 from . import _library
 from ._library import MASTER, Error, check, library
+from ._world import engines
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -68,6 +69,16 @@ def name_of(parameter: nn.Parameter, key: str) -> str:
     if name is None:
         raise Error(f"'{key}' came into the model after ebb.initialize, so the engine does not train it: add it before ebb.initialize")
     return name
+
+
+def _note_registered(*_: Any) -> None:
+    for engine in engines:
+        engine._may_have_more = True
+
+
+# torch calls it for each parameter and each module that any module of this process gets.
+nn.modules.module.register_module_parameter_registration_hook(_note_registered)
+nn.modules.module.register_module_module_registration_hook(_note_registered)
 
 
 def check_added(engine: "Engine") -> None:
