@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -25,6 +23,7 @@
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/kernels/reduce.h"
+#include "ebb/runtime/planner/cpu/product_rate.h"
 #include "ebb/runtime/planner/cuda/product_rate.h"
 #include "ebb/runtime/planner/median_seconds.h"
 
@@ -87,29 +86,6 @@ absl::StatusOr<double> UpdateRate(int threads) {
   return kElements * kMoved / MedianSeconds([&] {
            for (int64_t begin = 0; begin < kElements; begin += kPiece) update(begin);
          });
-}
-
-// Operations a second of fp32 products in a core's cache: c += a b.
-double ProductRate(int threads) {
-  constexpr size_t kSide = 192;
-  const double seconds = MedianSeconds([&] {
-    std::vector<std::thread> others;
-    const auto product = [] {
-      std::vector<float> a(kSide * kSide, 0.5f), b(a), c(kSide * kSide);
-      for (size_t i = 0; i < kSide; ++i) {
-        for (size_t k = 0; k < kSide; ++k) {
-          const float factor = a[i * kSide + k];
-          for (size_t j = 0; j < kSide; ++j) c[i * kSide + j] += factor * b[k * kSide + j];
-        }
-      }
-      // Uses the result, so that the compiler keeps the computation.
-      if (c[0] < 0) std::abort();
-    };
-    for (int thread = 1; thread < threads; ++thread) others.emplace_back(product);
-    product();
-    for (std::thread& other : others) other.join();
-  });
-  return 2.0 * kSide * kSide * kSide * threads / seconds;
 }
 
 // A file of shards as an engine has it by default, and its bytes a second. Two whole windows are
@@ -206,9 +182,10 @@ double CopyRate(Stream& stream, const Buffer& to, const Buffer& from) {
          });
 }
 
-// Whole trainers reach this part of the rate of a large product: examples/gpt 0.56 to 0.73 on an
-// H200 (bench/results/2026-11-26-h200.md).
-constexpr double kOfProductRate = 0.63;
+// Whole trainers reach this part of the rate of a large product. On an H200 examples/gpt reached
+// 0.56 to 0.73 (bench/results/2026-11-26-h200.md), on two cores of an EPYC 0.63 to 0.83
+// (bench/results/2026-11-26-plan.md).
+constexpr double kOfProductRate = 0.63, kOfProductRateOfCores = 0.78;
 
 // What the driver and the first GPU say. A rate that cannot be measured here is that of the named
 // machine with the same GPUs.
@@ -256,7 +233,8 @@ absl::StatusOr<Machine> MeasureHere(const std::string& folder) {
   machine.cores = cores;
   if (machine.is_cpu) {
     machine.gpus = cores;
-    machine.gpu_teraflops = ProductRate(cores) / 1e12;
+    EBB_ASSIGN_OR_RETURN(const double products, ProductRateOfCores(cores));
+    machine.gpu_teraflops = kOfProductRateOfCores * products / 1e12;
     machine.launch_us = 1;
   }
   machine.ram = 0;

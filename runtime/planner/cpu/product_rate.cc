@@ -1,0 +1,70 @@
+#include "ebb/runtime/planner/cpu/product_rate.h"
+
+#include <omp.h>
+
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/planner/median_seconds.h"
+#include "oneapi/dnnl/dnnl.hpp"
+
+namespace ebb::planner {
+namespace {
+
+dnnl::memory::data_type FastestType() {
+  constexpr int kBf16 = static_cast<int>(dnnl::cpu_isa::avx512_core_bf16);
+  const bool has_bf16 = (static_cast<int>(dnnl::get_effective_cpu_isa()) & kBf16) == kBf16;
+  return has_bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
+}
+
+// c = a b, all of kSide x kSide. oneDNN's own threads stay off, as with ranks.
+double RateOfThread() {
+  constexpr dnnl::memory::dim kSide = 1024;
+  omp_set_num_threads(1);
+  const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  const dnnl::memory::desc matrix({kSide, kSide}, FastestType(), dnnl::memory::format_tag::ab);
+#if DNNL_VERSION_MAJOR >= 3
+  const dnnl::matmul product(dnnl::matmul::primitive_desc(engine, matrix, matrix, matrix));
+#else
+  const dnnl::matmul product(dnnl::matmul::primitive_desc({matrix, matrix, matrix}, engine));
+#endif
+  std::vector<float> zeros(3 * kSide * kSide);
+  std::unordered_map<int, dnnl::memory> matrices;
+  for (const int of : {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST}) {
+    float* const data =
+        zeros.data() + static_cast<dnnl::memory::dim>(matrices.size()) * kSide * kSide;
+    matrices.emplace(of, dnnl::memory(matrix, engine, data));
+  }
+  dnnl::stream stream(engine);
+  return 2.0 * kSide * kSide * kSide / MedianSeconds([&] {
+           product.execute(stream, matrices);
+           stream.wait();
+         });
+}
+
+}  // namespace
+
+absl::StatusOr<double> ProductRateOfCores(int threads) {
+  std::vector<absl::StatusOr<double>> rates(static_cast<size_t>(threads), 0.0);
+  const auto measure = [](absl::StatusOr<double>& rate) {
+    try {
+      rate = RateOfThread();
+    } catch (const dnnl::error& error) {
+      rate = absl::UnavailableError(absl::StrCat("oneDNN cannot multiply: ", error.what()));
+    }
+  };
+  std::vector<std::thread> all;
+  for (absl::StatusOr<double>& rate : rates) all.emplace_back(measure, std::ref(rate));
+  for (std::thread& each : all) each.join();
+  double sum = 0;
+  for (const absl::StatusOr<double>& rate : rates) {
+    if (!rate.ok()) return rate.status();
+    sum += *rate;
+  }
+  return sum;
+}
+
+}  // namespace ebb::planner
