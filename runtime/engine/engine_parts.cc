@@ -15,7 +15,7 @@ EngineParts::EngineParts(EngineInputs made_of)
       timeline(inputs),
       communicators(inputs),
       collective_pools(inputs, communicators, streams),
-      programs(inputs, inputs.model),
+      plans(inputs, inputs.model),
       outcome{.messages = OutcomeMessages(inputs.options.name, inputs.rank(), inputs.model),
               .peers = StepCommunicators(inputs, communicators, streams)},
       scopes{.view_errors = ViewErrors(absl::StrCat(inputs.options.name, " rank ", inputs.rank()),
@@ -53,12 +53,12 @@ std::vector<int> LastBackwards(const sharding::Plan& plan) {
 absl::Status LinkPlan(EngineParts& parts) {
   OutcomeParts& outcome = parts.outcome;
   IssueParts& issue = parts.issue;
-  outcome.backwards = LastBackwards(parts.programs.plan());
-  EBB_RETURN_IF_ERROR(parts.programs.CutCells());
-  issue.order.emplace(parts.streams.all(), parts.programs.cells(),
+  outcome.backwards = LastBackwards(parts.plans.plan());
+  EBB_RETURN_IF_ERROR(parts.plans.CutCells());
+  issue.order.emplace(parts.streams.all(), parts.plans.cells(),
                       static_cast<int>(parts.inputs.model.units.size()));
   EBB_RETURN_IF_ERROR(issue.order->MakeFence(parts.inputs.device));
-  EBB_RETURN_IF_ERROR(parts.programs.LinkOwn(*issue.order, *parts.storage));
+  EBB_RETURN_IF_ERROR(parts.plans.LinkOwn(*issue.order, *parts.storage));
   parts.scopes.views.emplace(ScopeViews::Parts{.inputs = &parts.inputs,
                                                .storage = &*parts.storage,
                                                .compute = &parts.streams.compute(),
@@ -66,7 +66,7 @@ absl::Status LinkPlan(EngineParts& parts) {
                                                .errors = &outcome.errors,
                                                .messages = &outcome.messages,
                                                .view_errors = &parts.scopes.view_errors},
-                             parts.programs.plan());
+                             parts.plans.plan());
   return absl::OkStatus();
 }
 

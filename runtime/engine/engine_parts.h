@@ -17,8 +17,8 @@
 #include "ebb/runtime/engine/issue/engine_streams.h"
 #include "ebb/runtime/engine/issue/issue_observer.h"
 #include "ebb/runtime/engine/issue/profiler_ranges.h"
-#include "ebb/runtime/engine/issue/programs.h"
 #include "ebb/runtime/engine/issue/record_exchange.h"
+#include "ebb/runtime/engine/issue/runnable_plans.h"
 #include "ebb/runtime/engine/issue/step_timeline.h"
 #include "ebb/runtime/engine/issue/stream_order.h"
 #include "ebb/runtime/engine/memory/storage.h"
@@ -123,7 +123,7 @@ struct EngineParts {
   StepTimeline timeline;
   EngineCommunicators communicators;
   CollectivePools collective_pools;
-  Programs programs;
+  RunnablePlans plans;
   std::optional<Program> program;  // what of it is public
   KernelParts kernels;
   std::optional<Storage> storage;

@@ -50,7 +50,7 @@ absl::Status Measuring::Measure() {
       config_.zero.offload_optimizer.ratio == planned.zero.offload_optimizer.ratio)
     return absl::OkStatus();
   // A plan that fails does on every rank: all have chosen the same.
-  if (const absl::Status own = with_.programs.Plan(); !own.ok()) return AgreeOnPlanned(with_, own);
+  if (const absl::Status own = with_.plans.Plan(); !own.ok()) return AgreeOnPlanned(with_, own);
   // Streams have room for all planned instructions.
   return with_.streams.Make(with_.inputs.device, &plan());
 }

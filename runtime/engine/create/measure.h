@@ -33,7 +33,7 @@ class Measuring {
   absl::StatusOr<int64_t> DeviceBudget();
   absl::Status MeasureVerifySwap(const ChecksumWork& work);
   void LogChosen(std::string_view key, std::string_view what) const;
-  const sharding::Plan& plan() const { return with_.programs.plan(); }
+  const sharding::Plan& plan() const { return with_.plans.plan(); }
   HostLane Control() const { return with_.communicators.Control(with_.streams.reduce()); }
 
   EngineParts& with_;

@@ -77,7 +77,7 @@ absl::Status Reorder::To(std::vector<Visit> forward, std::vector<ScopeEvent> ord
 
 // All that can be refused before anything changes.
 absl::Status Reorder::Plan() {
-  next_.KeepPlacement(with_.programs.plan().pools.placement);
+  next_.KeepPlacement(with_.plans.plan().pools.placement);
   EBB_RETURN_IF_ERROR(next_.Plan());
   EBB_RETURN_IF_ERROR(with_.storage->files().HasFilesFor(next_.plan()));
   return next_.Held().status();
@@ -86,10 +86,10 @@ absl::Status Reorder::Plan() {
 // An engine that has neither order's pools has failed for good.
 absl::Status Reorder::Change() {
   with_.collective_pools.Deregister();
-  with_.programs.Swap(next_);
+  with_.plans.Swap(next_);
   const absl::Status followed = AgreeOnStatus(Control(), FollowPlan());
   if (!followed.ok()) {
-    with_.programs.Swap(next_);
+    with_.plans.Swap(next_);
     if (const absl::Status back = AgreeOnStatus(Control(), FollowPlan()); !back.ok()) {
       with_.call.suspension->LosePools();
       with_.outcome.errors.Fail(absl::Status(
@@ -100,7 +100,7 @@ absl::Status Reorder::Change() {
     }
   }
   absl::Status shown = with_.communicators.BarrierAfterFreedMemory();
-  if (shown.ok()) shown = with_.collective_pools.Show(*with_.storage, with_.programs.plan().pools);
+  if (shown.ok()) shown = with_.collective_pools.Show(*with_.storage, with_.plans.plan().pools);
   if (shown.ok()) return followed;
   with_.outcome.errors.Fail(
       absl::Status(shown.code(), absl::StrCat("the engine has failed: ", shown.message())));
@@ -108,7 +108,7 @@ absl::Status Reorder::Change() {
 }
 
 absl::Status Reorder::FollowPlan() {
-  const sharding::Plan& plan = with_.programs.plan();
+  const sharding::Plan& plan = with_.plans.plan();
   const Device& device = with_.inputs.device;
   EBB_RETURN_IF_ERROR(with_.storage->FollowPlan());
   with_.verifier->FollowPlan(sharding::LayOutSwapFiles(plan));

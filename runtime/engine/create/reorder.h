@@ -26,13 +26,13 @@ class Reorder {
  private:
   absl::Status Plan();
   absl::Status Change();
-  // All other members use the present programs.
+  // All other members use the present plans.
   absl::Status FollowPlan();
   HostLane Control() const { return with_.communicators.Control(with_.streams.reduce()); }
 
   EngineParts& with_;
-  ModelSpec model_;  // in the new order
-  Programs next_;    // of that; of the old one, once they have changed places
+  ModelSpec model_;     // in the new order
+  RunnablePlans next_;  // of that; of the old one, once they have changed places
 };
 
 }  // namespace ebb

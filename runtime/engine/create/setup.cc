@@ -42,7 +42,7 @@ absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngine(World world, Device devi
                                                           .options = std::move(options)});
   EBB_RETURN_IF_ERROR(Setup(*parts).Make());
   parts->program.emplace(
-      std::shared_ptr<const sharding::Plan>(std::shared_ptr<void>(), &parts->programs.plan()));
+      std::shared_ptr<const sharding::Plan>(std::shared_ptr<void>(), &parts->plans.plan()));
   return parts;
 }
 
@@ -55,12 +55,12 @@ absl::Status Setup::Make() {
   absl::Status own = CheckGroups();
   if (own.ok()) own = CheckOptimizer();
   if (own.ok()) measuring.ChooseRatioByCap();
-  if (own.ok()) own = with_.programs.Plan();
+  if (own.ok()) own = with_.plans.Plan();
   EBB_RETURN_IF_ERROR(with_.communicators.MakeControl(with_.ledger));
   EBB_RETURN_IF_ERROR(
-      with_.streams.Make(inputs.device, with_.programs.has_plans() ? &plan() : nullptr));
+      with_.streams.Make(inputs.device, with_.plans.has_plans() ? &plan() : nullptr));
   EBB_RETURN_IF_ERROR(AgreeOnPlanned(with_, own));
-  EBB_RETURN_IF_ERROR(AgreeOnPlans(Control(), inputs, with_.programs.Fingerprint()));
+  EBB_RETURN_IF_ERROR(AgreeOnPlans(Control(), inputs, with_.plans.Fingerprint()));
   EBB_RETURN_IF_ERROR(
       AgreeOnInitialValues(Control(), inputs.model, inputs.options.initial_values_of_rank_0));
   EBB_RETURN_IF_ERROR(with_.communicators.MakeGather(decisions().shards));
@@ -280,7 +280,7 @@ absl::Status Setup::MakeIssuer() {
                     .peers = &outcome.peers,
                     .observers = &parts.observers});
   parts.runner.emplace(FragmentRunner::Parts{.progress = &with_.scopes.progress,
-                                             .programs = &with_.programs,
+                                             .plans = &with_.plans,
                                              .order = &*parts.order,
                                              .issuer = parts.issuer.get(),
                                              .outcome = &*outcome.outcome,
@@ -357,7 +357,7 @@ void Setup::MakeCalls() {
                                              .calls = &with_.calls,
                                              .communicators = &with_.communicators,
                                              .streams = &with_.streams,
-                                             .programs = &with_.programs,
+                                             .plans = &with_.plans,
                                              .storage = &*with_.storage,
                                              .pools = &with_.collective_pools,
                                              .runner = &runner,
@@ -366,7 +366,7 @@ void Setup::MakeCalls() {
                                              .errors = &outcome.errors,
                                              .outcome = &*outcome.outcome});
   parts.reads.emplace(AsyncReads::Parts{.inputs = &with_.inputs,
-                                        .programs = &with_.programs,
+                                        .plans = &with_.plans,
                                         .communicators = &with_.communicators,
                                         .streams = &with_.streams,
                                         .ledger = &with_.ledger,
@@ -394,7 +394,7 @@ void Setup::MakeCalls() {
                                         .outcome = &*outcome.outcome});
   parts.steps.emplace(Steps::Parts{.inputs = &with_.inputs,
                                    .calls = &with_.calls,
-                                   .programs = &with_.programs,
+                                   .plans = &with_.plans,
                                    .progress = &with_.scopes.progress,
                                    .runner = &runner,
                                    .scopes = &*with_.scopes.open,

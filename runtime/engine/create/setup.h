@@ -33,7 +33,7 @@ class Setup {
   bool OwnOptimizerEnqueues() const;
   int StreamsOfDevice() const;
   void LogMade() const;
-  const sharding::Plan& plan() const { return with_.programs.plan(); }
+  const sharding::Plan& plan() const { return with_.plans.plan(); }
   const sharding::Decisions& decisions() const { return plan().decisions; }
   // Which slice of every unit is this rank's.
   int Slice() const { return with_.inputs.rank() % decisions().shards; }

@@ -38,8 +38,8 @@ absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own);
 absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own, int64_t cause,
                            absl::FunctionRef<std::string()> advise);
 
-// Refuses ranks that differ in model, config, optimizer or plans (Programs::Fingerprint), and names
-// the first difference.
+// Refuses ranks that differ in model, config, optimizer or plans (RunnablePlans::Fingerprint), and
+// names the first difference.
 absl::Status AgreeOnPlans(const HostLane& lane, const EngineInputs& inputs, uint64_t plans);
 
 // Refuses ranks that ask for different orders of the same units, and names the first difference.

@@ -44,7 +44,7 @@ absl::Status AsyncReads::Prepare(bool beside_steps) {
 // Updates that read parameters write these as well, which a step reads in pieces of their own: they
 // wait for the save.
 void AsyncReads::TakeSecondPlaces() {
-  const sharding::Plan& plan = with_.programs->plan();
+  const sharding::Plan& plan = with_.plans->plan();
   if (sharding::UpdatesReadParameters(plan) || !with_.storage->files().exist()) return;
   const absl::Status taken = with_.storage->files().TakeSecondPlaces(
       sharding::LayOutSwapFiles(plan), with_.inputs->world.local_size());
@@ -65,7 +65,7 @@ absl::Status AsyncReads::MakeStreams() {
   }
   EBB_ASSIGN_OR_RETURN(Stream agreement, device.NewStream("ebb save agree"));
   agreement_.emplace(std::move(agreement));
-  state_values_.emplace(StateValues::Parts{.plan = &with_.programs->plan(),
+  state_values_.emplace(StateValues::Parts{.plan = &with_.plans->plan(),
                                            .config = &with_.inputs->config,
                                            .device = &device,
                                            .team = &team_,
@@ -84,11 +84,11 @@ absl::Status AsyncReads::MakeStreams() {
 
 absl::Status AsyncReads::MakeRead() {
   const Device& device = with_.inputs->device;
-  const sharding::Plan& plan = with_.programs->plan();
+  const sharding::Plan& plan = with_.plans->plan();
   sharding::Fragment fragment = sharding::LowerAsyncRead(
       plan, with_.state->values().shard(),
       /*has_second_places=*/with_.storage->files().second_places() != nullptr);
-  sharding::DeriveWaits(with_.programs->cells(), fragment);
+  sharding::DeriveWaits(with_.plans->cells(), fragment);
   with_.order->UseStream(sharding::kAsyncReads, with_.streams->async_reads());
   with_.issuer->OnReadAsync([this](int unit) { Read(unit); });
   EBB_ASSIGN_OR_RETURN(
@@ -108,7 +108,7 @@ std::vector<AsyncReads::Array> AsyncReads::ArraysOf(int unit) const {
     });
     if (array == arrays.end()) {
       const int64_t end =
-          sharding::SectionOf(with_.programs->plan(), unit, found->array.trainable).shard;
+          sharding::SectionOf(with_.plans->plan(), unit, found->array.trainable).shard;
       array = arrays.insert(array, {.range = {.array = found->array, .end = end}, .parts = {}});
     }
     array->parts.push_back({{what, state, p, found->begin, found->end}, found->offset});
@@ -133,8 +133,8 @@ std::vector<AsyncReads::Array> AsyncReads::ArraysOf(int unit) const {
 
 std::vector<StateSlice> AsyncReads::Slices() const {
   std::vector<StateSlice> slices;
-  if (with_.inputs->rank() >= sharding::Slices(with_.programs->plan())) return slices;
-  for (const int unit : sharding::UnitsByUpdate(with_.programs->plan()))
+  if (with_.inputs->rank() >= sharding::Slices(with_.plans->plan())) return slices;
+  for (const int unit : sharding::UnitsByUpdate(with_.plans->plan()))
     for (const Array& array : ArraysOf(unit))
       for (const Array::Part& part : array.parts) slices.push_back(part.slice);
   return slices;
@@ -144,7 +144,7 @@ std::shared_future<absl::Status> AsyncReads::Take(StateReader reader) {
   Await();
   reader_ = std::move(reader);
   // The ranks of the first shard group have all of it.
-  if (with_.inputs->rank() >= sharding::Slices(with_.programs->plan())) reader_.take = nullptr;
+  if (with_.inputs->rank() >= sharding::Slices(with_.plans->plan())) reader_.take = nullptr;
   status_ = absl::OkStatus();
   waits_ = std::make_shared<std::atomic<bool>>(true);
   end_ = {};

@@ -19,7 +19,7 @@
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/issue/engine_streams.h"
 #include "ebb/runtime/engine/issue/linked_fragment.h"
-#include "ebb/runtime/engine/issue/programs.h"
+#include "ebb/runtime/engine/issue/runnable_plans.h"
 #include "ebb/runtime/engine/issue/stream_order.h"
 #include "ebb/runtime/engine/memory/storage.h"
 #include "ebb/runtime/engine/memory/swap_verifier.h"
@@ -40,7 +40,7 @@ class AsyncReads {
  public:
   struct Parts {  // borrowed
     const EngineInputs* inputs = nullptr;
-    Programs* programs = nullptr;
+    RunnablePlans* plans = nullptr;
     EngineCommunicators* communicators = nullptr;
     EngineStreams* streams = nullptr;
     MemoryLedger* ledger = nullptr;

@@ -19,21 +19,21 @@ StepTag FragmentRunner::Tag() const {
           .divide = static_cast<float>(1.0 / progress.gradients.divisor)};
 }
 
-// A rank that cannot link a fragment fails, and runs the config's own, which Programs::LinkOwn has
-// linked, because the other ranks issue the step's collectives.
+// A rank that cannot link a fragment fails, and runs the config's own, which RunnablePlans::LinkOwn
+// has linked, because the other ranks issue the step's collectives.
 void FragmentRunner::Choose(Runnable& run) {
   StepProgress& progress = *with_.progress;
-  absl::Status linked = with_.programs->Link(run, /*carrying=*/false);
-  if (linked.ok() && carries_) linked = with_.programs->Link(run, /*carrying=*/true);
+  absl::Status linked = with_.plans->Link(run, /*carrying=*/false);
+  if (linked.ok() && carries_) linked = with_.plans->Link(run, /*carrying=*/true);
   if (!linked.ok()) with_.errors->Fail(linked);
-  progress.run = linked.ok() ? &run : &with_.programs->own();
+  progress.run = linked.ok() ? &run : &with_.plans->own();
   progress.fragment = progress.run->linked[carries_ ? 1 : 0].get();
   progress.run->Predict(carries_, progress.rounds, moved_[progress.parity]);
 }
 
 void FragmentRunner::ChooseWalk() {
-  with_.progress->run = &with_.programs->walk();
-  with_.progress->fragment = with_.programs->walk().linked[0].get();
+  with_.progress->run = &with_.plans->walk();
+  with_.progress->fragment = with_.plans->walk().linked[0].get();
 }
 
 void FragmentRunner::ReserveSpans() const {
@@ -92,8 +92,8 @@ void FragmentRunner::EndKernels(int instruction) {
 void FragmentRunner::Drain() {
   if (!carries_) return;
   carries_ = false;
-  with_.timeline->Collect(std::ssize(with_.programs->drain().plan.operations));
-  LinkedFragment& drain = *with_.programs->drain().linked[1];
+  with_.timeline->Collect(std::ssize(with_.plans->drain().plan.operations));
+  LinkedFragment& drain = *with_.plans->drain().linked[1];
   StepTag step = Tag();
   step.parity = 1 - with_.outcome->last_parity();
   step.counts = false;
@@ -137,7 +137,7 @@ void FragmentRunner::AwaitState() {
 }
 
 void FragmentRunner::BringAgain() {
-  IssueBehindFences(sharding::FindToBringAgain(with_.programs->cells(),
+  IssueBehindFences(sharding::FindToBringAgain(with_.plans->cells(),
                                                with_.progress->fragment->fragment(), issued()));
   with_.order->Fence();
 }

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "ebb/runtime/engine/issue/moved_bytes.h"
-#include "ebb/runtime/engine/issue/programs.h"
+#include "ebb/runtime/engine/issue/runnable_plans.h"
 #include "ebb/runtime/engine/issue/step_timeline.h"
 #include "ebb/runtime/engine/issue/stream_order.h"
 #include "ebb/runtime/engine/outcome/step_errors.h"
@@ -23,7 +23,7 @@ class FragmentRunner {
  public:
   struct Parts {  // borrowed
     StepProgress* progress = nullptr;
-    Programs* programs = nullptr;
+    RunnablePlans* plans = nullptr;
     StreamOrder* order = nullptr;
     Issuer* issuer = nullptr;
     StepOutcome* outcome = nullptr;

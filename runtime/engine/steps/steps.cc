@@ -48,7 +48,7 @@ void Steps::TakeOptions(const StepOptions& options) {
   StepProgress& progress = *with_.progress;
   const Config& config = with_.inputs->config;
   progress.options = options;
-  progress.run = &with_.programs->own();
+  progress.run = &with_.plans->own();
   progress.micro_batches = options.micro_batches > 0
                                ? options.micro_batches
                                : static_cast<int>(config.gradient_accumulation_steps);
@@ -60,7 +60,7 @@ void Steps::TakeOptions(const StepOptions& options) {
         per_round)));
     progress.micro_batches = static_cast<int>(config.gradient_accumulation_steps);
   }
-  const bool early = sharding::TimingOf(with_.programs->plan()) == sharding::UpdateTiming::kEarly;
+  const bool early = sharding::TimingOf(with_.plans->plan()) == sharding::UpdateTiming::kEarly;
   const bool holds = options.hold_updates || (options.rates_at_finish && early);
   if (const int most = std::numeric_limits<int>::max() / (2 * progress.scopes_of_round() + 1);
       progress.micro_batches / per_round > most) {
@@ -69,7 +69,7 @@ void Steps::TakeOptions(const StepOptions& options) {
                      " are counted: begin it with fewer micro-batches")));
     progress.micro_batches = static_cast<int>(config.gradient_accumulation_steps);
   }
-  absl::StatusOr<Runnable*> run = with_.programs->Of(progress.micro_batches / per_round, holds);
+  absl::StatusOr<Runnable*> run = with_.plans->Of(progress.micro_batches / per_round, holds);
   if (run.ok()) {
     progress.run = *run;
   } else {

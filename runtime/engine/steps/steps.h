@@ -9,8 +9,8 @@
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/issue/engine_streams.h"
 #include "ebb/runtime/engine/issue/issue_observer.h"
-#include "ebb/runtime/engine/issue/programs.h"
 #include "ebb/runtime/engine/issue/record_exchange.h"
+#include "ebb/runtime/engine/issue/runnable_plans.h"
 #include "ebb/runtime/engine/issue/step_timeline.h"
 #include "ebb/runtime/engine/issue/stream_order.h"
 #include "ebb/runtime/engine/outcome/control_block.h"
@@ -31,7 +31,7 @@ class Steps {
   struct Parts {  // borrowed
     const EngineInputs* inputs = nullptr;
     EngineCalls* calls = nullptr;
-    Programs* programs = nullptr;
+    RunnablePlans* plans = nullptr;
     StepProgress* progress = nullptr;
     FragmentRunner* runner = nullptr;
     OpenScopes* scopes = nullptr;

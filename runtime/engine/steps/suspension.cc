@@ -51,8 +51,8 @@ absl::Status Suspension::Resume() {
     with_.peers->Abort(moved);  // the others are about to register their pools
     return moved;
   }
-  with_.programs->PointAll();
-  EBB_RETURN_IF_ERROR(with_.pools->Show(*with_.storage, with_.programs->plan().pools));
+  with_.plans->PointAll();
+  EBB_RETURN_IF_ERROR(with_.pools->Show(*with_.storage, with_.plans->plan().pools));
   suspended_ = has_refused_step_ = false;
   return absl::OkStatus();
 }

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/issue/engine_streams.h"
-#include "ebb/runtime/engine/issue/programs.h"
+#include "ebb/runtime/engine/issue/runnable_plans.h"
 #include "ebb/runtime/engine/memory/storage.h"
 #include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/outcome/step_outcome.h"
@@ -26,7 +26,7 @@ class Suspension {
     EngineCalls* calls = nullptr;
     EngineCommunicators* communicators = nullptr;
     EngineStreams* streams = nullptr;
-    Programs* programs = nullptr;
+    RunnablePlans* plans = nullptr;
     Storage* storage = nullptr;
     CollectivePools* pools = nullptr;
     FragmentRunner* runner = nullptr;

@@ -17,10 +17,10 @@
 
 namespace ebb {
 
-class Programs {
+class RunnablePlans {
  public:
   // `model`: the one of the inputs, or the same in another order. Both outlive this.
-  Programs(const EngineInputs& inputs, ModelSpec& model) : inputs_(inputs), model_(model) {}
+  RunnablePlans(const EngineInputs& inputs, ModelSpec& model) : inputs_(inputs), model_(model) {}
 
   // The config's own. Again once the config has changed.
   absl::Status Plan();
@@ -28,7 +28,7 @@ class Programs {
   void KeepPlacement(const sharding::StatePlacement& placement) { placement_ = placement; }
   // Each model takes the order of the other's scopes and its plans, which are linked again. The
   // config's own plans stay at the addresses where the others' were.
-  void Swap(Programs& other);
+  void Swap(RunnablePlans& other);
   bool has_plans() const { return own_ != nullptr; }
   Runnable& own() const { return *own_; }      // the config's own step
   Runnable& walk() const { return *walk_; }    // a walk of an evaluation

@@ -1,4 +1,4 @@
-#include "ebb/runtime/engine/issue/programs.h"
+#include "ebb/runtime/engine/issue/runnable_plans.h"
 
 #include <algorithm>
 #include <utility>
@@ -13,14 +13,14 @@ namespace ebb {
 
 using sharding::Fragment;
 
-sharding::PlanInputs Programs::PlanInputs() const {
+sharding::PlanInputs RunnablePlans::PlanInputs() const {
   sharding::PlanInputs inputs = inputs_.ForPlan();
   inputs.model = &model_;
   if (placement_) inputs.placement = &*placement_;
   return inputs;
 }
 
-absl::Status Programs::Plan() {
+absl::Status RunnablePlans::Plan() {
   EBB_ASSIGN_OR_RETURN(sharding::EnginePlans plans, sharding::PlanEngine(PlanInputs()));
   own_ = std::make_unique<Runnable>(std::move(plans.step));
   walk_ = std::make_unique<Runnable>(std::move(plans.walk));
@@ -28,7 +28,7 @@ absl::Status Programs::Plan() {
   return absl::OkStatus();
 }
 
-void Programs::Swap(Programs& other) {
+void RunnablePlans::Swap(RunnablePlans& other) {
   model_.forward.swap(other.model_.forward);
   model_.order.swap(other.model_.order);
   placement_.swap(other.placement_);
@@ -41,7 +41,7 @@ void Programs::Swap(Programs& other) {
 }
 
 template <class Do>
-void Programs::ForEachLinked(const Do& act) {
+void RunnablePlans::ForEachLinked(const Do& act) {
   const auto both = [&](Runnable& run) {
     for (std::unique_ptr<LinkedFragment>& linked : run.linked) act(linked);
   };
@@ -49,11 +49,11 @@ void Programs::ForEachLinked(const Do& act) {
   for (const std::unique_ptr<Runnable>& run : others_) both(*run);
 }
 
-void Programs::Unlink() {
+void RunnablePlans::Unlink() {
   ForEachLinked([](std::unique_ptr<LinkedFragment>& linked) { linked.reset(); });
 }
 
-absl::StatusOr<Runnable*> Programs::Of(int rounds, bool hold_updates) {
+absl::StatusOr<Runnable*> RunnablePlans::Of(int rounds, bool hold_updates) {
   const int planned = std::min(rounds, sharding::kPlannedRounds);
   if (planned == sharding::PlannedRounds(own_->plan) && !hold_updates) return own_.get();
   for (const std::unique_ptr<Runnable>& run : others_) {
@@ -67,14 +67,14 @@ absl::StatusOr<Runnable*> Programs::Of(int rounds, bool hold_updates) {
   return others_.back().get();
 }
 
-uint64_t Programs::Fingerprint() const {
+uint64_t RunnablePlans::Fingerprint() const {
   sharding::Hasher hasher;
   for (const auto* run : {&own_, &walk_, &drain_})
     hasher.Add(static_cast<int64_t>(sharding::Fingerprint((*run)->plan)));
   return hasher.hash();
 }
 
-absl::Status Programs::CutCells() {
+absl::Status RunnablePlans::CutCells() {
   EBB_ASSIGN_OR_RETURN(const Runnable* const held, Held());
   std::vector<Fragment> fragments;
   for (const Runnable* run :
@@ -89,7 +89,7 @@ absl::Status Programs::CutCells() {
   return absl::OkStatus();
 }
 
-absl::Status Programs::LinkOwn(StreamOrder& order, const Storage& storage) {
+absl::Status RunnablePlans::LinkOwn(StreamOrder& order, const Storage& storage) {
   order_ = &order;
   storage_ = &storage;
   EBB_RETURN_IF_ERROR(Link(*own_, /*carrying=*/false));
@@ -98,7 +98,7 @@ absl::Status Programs::LinkOwn(StreamOrder& order, const Storage& storage) {
   return Link(*drain_, /*carrying=*/true);
 }
 
-absl::Status Programs::Link(Runnable& run, bool carrying) {
+absl::Status RunnablePlans::Link(Runnable& run, bool carrying) {
   std::unique_ptr<LinkedFragment>& linked = run.linked[carrying ? 1 : 0];
   if (linked != nullptr) return absl::OkStatus();
   Fragment fragment = sharding::Lower(run.plan, carrying);
@@ -108,7 +108,7 @@ absl::Status Programs::Link(Runnable& run, bool carrying) {
   return absl::OkStatus();
 }
 
-void Programs::PointAll() {
+void RunnablePlans::PointAll() {
   ForEachLinked([this](std::unique_ptr<LinkedFragment>& linked) {
     if (linked != nullptr) linked->Point(*storage_);
   });
