@@ -2,12 +2,15 @@
 
 #include <omp.h>
 
-#include <thread>
+#include <cstdint>
+#include <mutex>
 #include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/thread_team.h"
 #include "ebb/runtime/planner/median_seconds.h"
 #include "oneapi/dnnl/dnnl.hpp"
 
@@ -48,22 +51,25 @@ double RateOfThread() {
 }  // namespace
 
 absl::StatusOr<double> ProductRateOfCores(int threads) {
-  std::vector<absl::StatusOr<double>> rates(static_cast<size_t>(threads), 0.0);
-  const auto measure = [](absl::StatusOr<double>& rate) {
+  std::mutex mutex;
+  double sum = 0;
+  absl::Status status;
+  const auto measure = [&] {
+    double rate = 0;
+    absl::Status own;
     try {
       rate = RateOfThread();
     } catch (const dnnl::error& error) {
-      rate = absl::UnavailableError(absl::StrCat("oneDNN cannot multiply: ", error.what()));
+      own = absl::UnavailableError(absl::StrCat("oneDNN cannot multiply: ", error.what()));
     }
+    const std::lock_guard lock(mutex);
+    sum += rate;
+    status.Update(own);
   };
-  std::vector<std::thread> all;
-  for (absl::StatusOr<double>& rate : rates) all.emplace_back(measure, std::ref(rate));
-  for (std::thread& each : all) each.join();
-  double sum = 0;
-  for (const absl::StatusOr<double>& rate : rates) {
-    if (!rate.ok()) return rate.status();
-    sum += *rate;
-  }
+  ThreadTeam(threads).Run(threads, /*grain=*/1, [&](int64_t begin, int64_t end) {
+    for (int64_t thread = begin; thread < end; ++thread) measure();
+  });
+  EBB_RETURN_IF_ERROR(status);
   return sum;
 }
 
