@@ -27,12 +27,13 @@ struct Family {
   bool has_expert_width = false;  // a key of its own for the width inside an expert
   int64_t key_value_heads = 0;    // 0: as many as heads
   int64_t head_width = 0;         // 0: the width over the heads
+  int64_t context = 32768;
 };
 constexpr Family kFamilies[] = {
-    {.type = "gpt2", .gated = false, .tied_head = true},
-    {.type = "llama"},
-    {.type = "mistral", .key_value_heads = 8},
-    {.type = "mixtral", .has_experts = true, .key_value_heads = 8},
+    {.type = "gpt2", .gated = false, .tied_head = true, .context = 1024},
+    {.type = "llama", .context = 2048},
+    {.type = "mistral", .key_value_heads = 8, .context = 131072},
+    {.type = "mixtral", .has_experts = true, .key_value_heads = 8, .context = 131072},
     {.type = "qwen2", .query_biases = true, .key_value_heads = 32},
     {.type = "qwen3", .query_norms = true, .key_value_heads = 32, .head_width = 128},
     {.type = "qwen3_moe",
@@ -40,13 +41,17 @@ constexpr Family kFamilies[] = {
      .has_experts = true,
      .has_expert_width = true,
      .key_value_heads = 4},
-    {.type = "gemma", .tied_head = true, .key_value_heads = 16, .head_width = 256}};
+    {.type = "gemma",
+     .tied_head = true,
+     .key_value_heads = 16,
+     .head_width = 256,
+     .context = 8192}};
 
 // The names of one size, in the order of preference. GPT-2's own name is the second, if there is one.
 enum class Needed { kNo, kByAll, kByGated, kByExperts, kByExpertWidth };
 struct Size {
   int64_t ModelShape::*to;
-  std::array<const char*, 3> names;
+  std::array<const char*, 2> names;
   Needed needed = Needed::kNo;
 };
 constexpr Size kSizes[] = {
@@ -58,7 +63,7 @@ constexpr Size kSizes[] = {
     {&ModelShape::feed_forward, {"intermediate_size", "n_inner"}, Needed::kByGated},
     {&ModelShape::feed_forward, {"moe_intermediate_size"}, Needed::kByExpertWidth},
     {&ModelShape::vocabulary, {"vocab_size"}, Needed::kByAll},
-    {&ModelShape::context, {"max_position_embeddings", "n_positions", "n_ctx"}},
+    {&ModelShape::context, {"max_position_embeddings", "n_positions"}},
     {&ModelShape::experts, {"num_local_experts", "num_experts"}, Needed::kByExperts},
     {&ModelShape::experts_of_token, {"num_experts_per_tok"}, Needed::kByExperts}};
 
@@ -171,14 +176,19 @@ absl::StatusOr<ModelShape> ShapeOfConfigJson(std::string_view text, std::string 
       .name = std::move(name),
       .key_value_heads = family.key_value_heads,
       .head_width = family.head_width,
-      .context = 4096,
+      .context = family.context,
       .gated = family.gated,
       // A multimodal model ties them if its own value or its text's says so.
       .tied_head = Flag(*root, kTied, family.tied_head) || Flag(document.root, kTied, false),
       .query_biases = family.query_biases,
       .query_norms = family.query_norms};
   for (const Size& size : kSizes) EBB_RETURN_IF_ERROR(Read(*root, family, size, shape));
-  if (shape.experts == 0) shape.experts = 1;
+  if (!family.has_experts) shape.experts = 1;
+  // One expert has a router, too; a block with none is as wide as another key says.
+  if (family.has_experts && shape.experts < 2)
+    return absl::UnimplementedError(absl::StrCat("a block has ", shape.experts,
+                                                 " experts, which is not supported for ",
+                                                 family.type, ": give ", Instead(*root)));
   return Complete(shape);
 }
 

@@ -129,6 +129,10 @@ TEST(HuggingFaceConfig, GivesTheShapeOfEachFamily) {
   EXPECT_EQ(parameters(R"({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
       "n_positions": 1024, "n_inner": null, "vocab_size": 50257})"),
             124'439'808);
+  EXPECT_EQ(parameters(R"({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
+      "vocab_size": 50257})"),
+            124'439'808)
+      << "GPT-2's class has 1024 positions";
   EXPECT_EQ(parameters(R"({"model_type": "mixtral", "hidden_size": 4096,
       "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
       "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8,
@@ -187,6 +191,13 @@ TEST(HuggingFaceConfig, RefusesModelsThatItWouldCountWrongly) {
                 HasSubstr(key.substr(0, key.find(':'))));
   EXPECT_THAT(message(R"("model_type": "mixtral", "num_local_experts": 8)"),
               HasSubstr("num_experts_per_tok"));
+  // A router of one expert, or a dense block of another width.
+  EXPECT_THAT(message(R"("model_type": "mixtral", "num_local_experts": 1,
+      "num_experts_per_tok": 1)"),
+              HasSubstr("a block has 1 experts"));
+  EXPECT_THAT(message(R"("model_type": "qwen3_moe", "num_experts": 0, "num_experts_per_tok": 1,
+      "moe_intermediate_size": 32)"),
+              HasSubstr("a block has 0 experts"));
   // Its class has a default for the width of an expert, which is not that of a dense block.
   EXPECT_THAT(message(R"("model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2)"),
               HasSubstr("\"moe_intermediate_size\" is missing"));
