@@ -24,23 +24,12 @@ double Speed(const Answer& answer) {
   return answer.fits() && answer.time ? answer.time->tokens_per_second : 0;
 }
 
-// The difference of two choices, as JSON to merge into a configuration file.
-std::string Described(const Choice& from, const Choice& to) {
-  if (from.recompute != to.recompute)
-    return to.recompute ? "recomputing blocks in backward" : "keeping activations, not recomputing";
-  if (from.boundaries != to.boundaries)
-    return absl::StrCat("{\"ebb\": {\"offload_activations\": \"", std::string(Name(to.boundaries)),
-                        "\"}}");
-  const auto of_zero = [](auto... text) {
-    return absl::StrCat("{\"zero_optimization\": {\"", text..., "}}");
-  };
-  if (from.stage != to.stage) return of_zero("stage\": ", to.stage);
-  const auto offload = [&](const char* key, Tier tier) {
-    const std::string_view name = tier == Tier::kDevice ? "none" : Name(tier);
-    return of_zero(key, "\": {\"device\": \"", absl::string_view(name.data(), name.size()), "\"}");
-  };
-  if (from.parameters != to.parameters) return offload("offload_param", to.parameters);
-  return offload("offload_optimizer", to.states);
+// As JSON to merge into a configuration file, or in words if no key says it.
+std::string Described(const Answer& from, const Choice& choice, const Config& changed) {
+  if (from.choice.recompute != choice.recompute)
+    return choice.recompute ? "recomputing blocks in backward"
+                            : "keeping activations, not recomputing";
+  return config::Difference(from.config, changed);
 }
 
 std::vector<Tier> TiersOf(const Machine& machine) {
@@ -246,9 +235,9 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
   const bool has_own_activations = question.pass.own_activations >= 0;
   for (const Choice& choice : Neighbours(from.choice, question.machine)) {
     if (has_own_activations && choice.recompute != from.choice.recompute) continue;
-    tries.push_back({.change = Described(from.choice, choice), .answer = [&asked, choice] {
-                       return AnswerFor(asked, choice, Depth::kTime);
-                     }});
+    tries.push_back(
+        {.change = Described(from, choice, asked.With(choice)),
+         .answer = [&asked, choice] { return AnswerFor(asked, choice, Depth::kTime); }});
   }
   const auto changed = [&](const std::function<void(Config&)>& change) {
     Config config = from.config;
@@ -266,12 +255,12 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
   if (!has_own_activations)
     changed([](Config& config) {
       config.micro_batch_size = std::max<int64_t>(1, config.micro_batch_size) * 2;
-      config.train_batch_size = 0;
+      config.train_batch_size *= 2;
     });
   changed([](Config& config) {
     config.gradient_accumulation_steps =
         std::max<int64_t>(1, config.gradient_accumulation_steps) * 2;
-    config.train_batch_size = 0;
+    config.train_batch_size *= 2;
   });
   if (from.config.uses_nvme() && from.held[1] < from.room[1]) {
     // Free RAM holds a part of the state that is on NVMe.

@@ -366,13 +366,18 @@ TEST(Search, TheLargestIsOfTheChoiceThatWasAskedFor) {
 }
 
 TEST(Search, AChangeIsAKeyOfAFile) {
-  const Question question = QuestionOf("gpt2", "rtx4090-64gb", 1);
+  Question question = QuestionOf("gpt2", "rtx4090-64gb", 1);
   const Answer slow = AnswerFor(question, {.stage = 3, .states = Tier::kNvme}, Depth::kTime);
   const std::optional<Change> change = BestChange(question, slow);
   ASSERT_TRUE(change);
   EXPECT_EQ(change->what,
             "{\"zero_optimization\": {\"offload_optimizer\": {\"device\": \"none\"}}}");
   EXPECT_TRUE(Config::FromJson(change->what).ok());
+  question = QuestionOf("gpt2-xl", "rtx4090-64gb", 1);
+  question.machine.ram = 8e9;
+  const auto to_nvme = BestChange(question, AnswerFor(question, {.stage = 1}, Depth::kTime));
+  ASSERT_TRUE(to_nvme);
+  EXPECT_THAT(to_nvme->what, HasSubstr("\"nvme_path\": \"/local_nvme\""));
 }
 
 TEST(Search, ARemedyOfACpuLeavesRoomForTheStaging) {
@@ -405,11 +410,13 @@ TEST(Question, GivesActivationsOnNvmeAFolder) {
 }
 
 TEST(Search, ALargerBatchIsMarkedAsTrainingDifferently) {
-  const Question question = QuestionOf("gpt2", "8xh100", 8);
+  Question question = QuestionOf("gpt2", "8xh100", 8);
+  question.config.train_batch_size = 8;
   const Answer answer = AnswerFor(question, {.stage = 0}, Depth::kTime);
   const std::optional<Change> change = BestChange(question, answer);
   ASSERT_TRUE(change);
   EXPECT_THAT(change->what, HasSubstr("trains differently"));
+  EXPECT_THAT(change->what, HasSubstr("\"train_batch_size\": 16"));
 }
 
 TEST(Search, TheLargestModelHasMoreBlocksThanOneThatFits) {

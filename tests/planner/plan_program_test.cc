@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -170,7 +169,7 @@ TEST_F(PlanProgramTest, ATrainBatchSizeIsDividedOverTheRanks) {
   const auto json = nlohmann::json::parse(Run(question + " --ranks 64 --json").printed);
   EXPECT_EQ(json["micro_batch_size"], 1);
   EXPECT_THAT(std::string(json["best_change"]["change"]),
-              HasSubstr("{\"train_micro_batch_size_per_gpu\": 2}"));
+              HasSubstr("{\"train_batch_size\": 128, \"train_micro_batch_size_per_gpu\": 2}"));
 }
 
 // As in the error of a memory cap: keys to merge into the file.
