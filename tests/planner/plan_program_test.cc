@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -265,6 +266,14 @@ TEST_F(PlanProgramTest, SaysWhatAWrittenFileDoesNotSay) {
   EXPECT_THAT(Run(question + " --stage 3 --recompute").printed,
               HasSubstr("w.json: the trainer must recompute"));
   EXPECT_THAT(Run(question + " --stage 0").printed, HasSubstr("w.json: it does not fit"));
+}
+
+TEST_F(PlanProgramTest, DoesNotWriteWhatEbbRefuses) {
+  const Ended ended =
+      Run("--model gpt2 --stage 0 --offload-optimizer cpu --write " + Path("refused.json"));
+  EXPECT_EQ(ended.code, 2) << ended.printed;
+  EXPECT_THAT(ended.printed, HasSubstr("refused.json: it is not written, because Ebb refuses"));
+  EXPECT_FALSE(std::filesystem::exists(Path("refused.json")));
 }
 
 TEST_F(PlanProgramTest, TheConfigurationAskedAboutHasALine) {

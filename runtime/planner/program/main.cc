@@ -104,9 +104,7 @@ void Warn(const std::string& what) {
 
 // Says what a file of this configuration does not say.
 void WarnOf(const std::string& path, const Answer& answer) {
-  if (!answer.fits())
-    Warn(absl::StrCat(path, answer.refused.ok() ? ": it does not fit: it " : ": Ebb refuses it: ",
-                      answer.lacks()));
+  if (!answer.fits()) Warn(absl::StrCat(path, ": it does not fit: it ", answer.lacks()));
   if (answer.choice.recompute)
     Warn(absl::StrCat(path, ": the trainer must recompute blocks in backward itself"));
 }
@@ -119,6 +117,10 @@ int WriteFiles(const Arguments& arguments, const Question& question,
   if (arguments.write_file.empty() && arguments.trace_file.empty()) return 0;
   if (chosen == nullptr) return Fail("nothing fits, so there is no configuration to write");
   if (!arguments.write_file.empty()) {
+    if (!chosen->refused.ok())
+      return Fail(absl::StrCat(arguments.write_file,
+                               ": it is not written, because Ebb refuses the configuration: ",
+                               std::string(chosen->refused.message())));
     if (!WriteFile(arguments.write_file, chosen->config.ToJson() + "\n"))
       return Fail(absl::StrCat(arguments.write_file, ": it cannot be written"));
     WarnOf(arguments.write_file, *chosen);
