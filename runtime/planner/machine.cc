@@ -21,7 +21,7 @@ using config::Json;
 using sharding::Resource;
 
 enum class Kind { kNumber, kWhole, kBytes, kRate };  // a rate of 0: there is none
-constexpr double kMost = 1e15, kLeastRate = 1e-6, kMostMicroseconds = 1e6;
+constexpr double kMost = 1e15, kLeastRate = 1e-6, kMostMicroseconds = 1e6, kMostGpus = 1e6;
 struct Key {
   const char* name;
   double Machine::*of;
@@ -31,7 +31,7 @@ struct Key {
   double most = kMost;
 };
 constexpr Key kKeys[] = {
-    {"gpus", &Machine::gpus, Kind::kWhole, 1, true},
+    {"gpus", &Machine::gpus, Kind::kWhole, 1, true, kMostGpus},
     {"gpu_memory", &Machine::gpu_memory, Kind::kBytes},
     {"gpu_reserved", &Machine::gpu_reserved, Kind::kBytes},
     {"gpu_teraflops", &Machine::gpu_teraflops, Kind::kNumber, kLeastRate, true},
@@ -180,7 +180,7 @@ absl::Status CheckTogether(const Machine& machine, const std::set<std::string>& 
 }  // namespace
 
 int Machine::ranks_per_host(int ranks) const {
-  return std::max(1, std::min(ranks, static_cast<int>(std::min(gpus, 1e6))));
+  return std::max(1, std::min(ranks, static_cast<int>(gpus)));
 }
 double Machine::flops_of_rank(int ranks) const {
   return 1e12 * gpu_teraflops * (is_cpu ? rank_share(ranks) : 1);

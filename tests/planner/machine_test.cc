@@ -63,6 +63,7 @@ TEST(Machine, NamesTheErrorInAFile) {
   EXPECT_THAT(Wrong("{" + cpu + R"(, "device": "tpu"})"), HasSubstr("device"));
   EXPECT_THAT(Wrong(R"({"device": "gpu"})"), HasSubstr("\"gpus\" is missing"));
   EXPECT_THAT(Wrong(R"({"gpus": 1.5})"), HasSubstr("whole numbers"));
+  EXPECT_THAT(Wrong(R"({"gpus": 3e9})"), HasSubstr("from 1 to 1e+06"));
   std::string gpus = ToJson(*MachineOfName("rtx4090-64gb"));
   gpus.replace(gpus.find("\"gpus\": 1"), 9, "\"gpus\": 2");
   EXPECT_THAT(Wrong(gpus), HasSubstr("\"link_gb_s\" is missing"));
