@@ -49,6 +49,17 @@ const char* DeviceName(const Machine& machine) {
   return machine.is_cpu ? "CPU" : kTierNames[0];
 }
 
+// Of a long name the end, which is that of a path and says what is counted.
+std::string NameOf(const Model& model) {
+  constexpr size_t kMost = 40;
+  std::string_view name = model.name;
+  if (name.size() <= kMost) return config::Shortened(name, kMost);
+  name.remove_prefix(name.size() - kMost);
+  while (!name.empty() && (static_cast<unsigned char>(name[0]) & 0xc0u) == 0x80u)
+    name.remove_prefix(1);
+  return absl::StrCat("...", config::Shortened(name, kMost));
+}
+
 // The resource that the step waits for most, with its share of the step.
 std::string WaitsFor(const StepTime& time) {
   const auto& lines = time.simulated.critical.lines;
@@ -259,8 +270,8 @@ std::string TitleOf(const Question& question) {
   return absl::StrFormat(
              "%s: %.4g %s parameters, %s; %d %s on %s\n"
              "a step of a rank: %d x %d sequences of %d tokens%s\n",
-             config::Shortened(question.model.name, 40), parameters / (is_small ? 1e6 : 1e9),
-             is_small ? "M" : "B", std::string(Name(question.config.compute)), question.ranks,
+             NameOf(question.model), parameters / (is_small ? 1e6 : 1e9), is_small ? "M" : "B",
+             std::string(Name(question.config.compute)), question.ranks,
              question.ranks == 1 ? "rank" : "ranks", config::Shortened(question.machine.name, 20),
              micro_batches, sequences, question.pass.context,
              question.model.context > 0 ? "" : "; its operations are estimated from its matrices") +
@@ -305,8 +316,7 @@ std::string OffersText(const Question& question, std::span<const Offer> offers) 
   std::string text = absl::StrFormat(
       "%s: %.4g B parameters, %s; %d tokens a sequence\n\n"
       "  %-14s %5s %5s %9s %10s %13s\n",
-      config::Shortened(question.model.name, 40),
-      static_cast<double>(question.model.parameters()) / 1e9,
+      NameOf(question.model), static_cast<double>(question.model.parameters()) / 1e9,
       std::string(Name(question.config.compute)), question.pass.context, "machine", "hosts",
       "ranks", "tokens/s", "price/hour", "of 10^9 tokens");
   const Offer* const cheapest = Cheapest(offers);

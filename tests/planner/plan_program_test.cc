@@ -121,6 +121,16 @@ TEST_F(PlanProgramTest, FlagsThatWouldDoNothingAreRefused) {
             nlohmann::json::parse(Run("--model mistral-7b --json").printed)["model"]["parameters"]);
 }
 
+TEST_F(PlanProgramTest, SaysThatOnlyTheTextIsCountedAlsoOfALongPath) {
+  const std::string file = Write("config_of_a_model_with_quite_a_long_name.json",
+                                 R"({"text_config": {"model_type": "llama", "hidden_size": 64,
+      "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
+      "vocab_size": 100}})");
+  for (const char* question : {" --stage 0", " --compare 8xh100"})
+    EXPECT_THAT(Run("--config-json " + file + question).printed,
+                HasSubstr(".json, only its text_config: "));
+}
+
 TEST_F(PlanProgramTest, SaysThatAContextIsLongerThanTheModels) {
   EXPECT_THAT(Run("--model gpt2 --context 2048").printed,
               HasSubstr("longer than the 1024 tokens that gpt2 is made for"));
