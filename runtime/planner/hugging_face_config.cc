@@ -155,6 +155,16 @@ absl::Status Read(const Json& root, const Family& family, const Size& size, Mode
       absl::StrCat("\"", size.names[has_own_name ? 1 : 0], "\" is missing"));
 }
 
+// Whether the model that the file is of is no language model, but, for example, a classifier.
+bool HasOtherHead(const Json& root) {
+  const auto named = root.find("architectures");
+  if (named == root.end() || !named->is_array() || named->empty() || !(*named)[0].is_string())
+    return false;
+  const auto name = (*named)[0].get<std::string>();
+  return name.find("LMHead") == name.npos && name.find("ForCausalLM") == name.npos &&
+         name.find("ForConditionalGeneration") == name.npos;
+}
+
 constexpr char kTied[] = "tie_word_embeddings";
 bool Flag(const Json& root, const char* name, bool otherwise) {
   return root.contains(name) && root[name].is_boolean() ? root[name].get<bool>() : otherwise;
@@ -170,6 +180,7 @@ absl::StatusOr<ModelShape> ShapeOfConfigJson(std::string_view text, std::string 
     root = &(*root)["text_config"];
     name += ", only its text_config";
   }
+  if (HasOtherHead(document.root)) name += ", with a language model's head";
   EBB_ASSIGN_OR_RETURN(const Family family, FamilyOf(*root));
   EBB_RETURN_IF_ERROR(CheckForeign(*root, family));
   ModelShape shape{

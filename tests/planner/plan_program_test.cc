@@ -131,6 +131,23 @@ TEST_F(PlanProgramTest, SaysThatOnlyTheTextIsCountedAlsoOfALongPath) {
                 HasSubstr(".json, only its text_config: "));
 }
 
+TEST_F(PlanProgramTest, SaysWhatIsCountedOtherThanTheNameSays) {
+  const std::string file = Write("c.json", R"({"model_type": "llama", "hidden_size": 64,
+      "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
+      "vocab_size": 100, "architectures": ["LlamaForSequenceClassification"]})");
+  EXPECT_THAT(Run("--config-json " + file + " --stage 0").printed,
+              HasSubstr("c.json, with a language model's head: "));
+  EXPECT_THAT(Run("--model gpt2 --stage 0 --vocabulary 1000").printed,
+              HasSubstr("gpt2, other sizes: "));
+  EXPECT_THAT(Run("--model gpt2 --stage 0 --vocabulary 50257").printed, HasSubstr("gpt2: "));
+}
+
+TEST_F(PlanProgramTest, NamesUnknownKeysOfAConfiguration) {
+  const std::string file = Write("unknown.json", R"({"job": 7})");
+  EXPECT_THAT(Run("--model gpt2 --deepspeed " + file).printed,
+              HasSubstr("unknown.json: \"job\" is not a key"));
+}
+
 TEST_F(PlanProgramTest, SaysThatAContextIsLongerThanTheModels) {
   EXPECT_THAT(Run("--model gpt2 --context 2048").printed,
               HasSubstr("longer than the 1024 tokens that gpt2 is made for"));

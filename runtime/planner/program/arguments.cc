@@ -168,6 +168,8 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
   if (question.machine.is_cpu)
     question.machine.gpus = std::max<double>(question.machine.gpus, question.ranks);
   EBB_ASSIGN_OR_RETURN(question.config, ConfigOf(given, question.model));
+  for (const std::string& unknown : question.config.warnings)
+    arguments.warnings.push_back(absl::StrCat(given.config, ": ", unknown));
   if (given.compared.empty()) CompleteBatch(question.ranks, question.config);
   if (!given.nvme_path.empty()) {
     question.config.zero.offload_param.nvme_paths = {given.nvme_path};
@@ -179,8 +181,9 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
                  : longest > 0     ? std::min(longest, kContextDefault)
                                    : kContextDefault;
   if (longest > 0 && pass.context > longest)
-    arguments.warning = absl::StrCat("--context ", pass.context, " is longer than the ", longest,
-                                     " tokens that ", question.model.name, " is made for");
+    arguments.warnings.push_back(absl::StrCat("--context ", pass.context, " is longer than the ",
+                                              longest, " tokens that ", question.model.name,
+                                              " is made for"));
   question.model.GrowPositions(pass.context);
   pass.fused_attention = !given.unfused;
   pass.whole_logits = given.whole_logits;

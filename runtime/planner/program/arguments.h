@@ -17,7 +17,7 @@ struct Arguments {
   std::optional<Quantity> largest = {};
   std::vector<Offer> offers = {};  // machines to compare; none: only the question's
   bool all = false, json = false;
-  std::string warning = "";                                     // a line; "": none
+  std::vector<std::string> warnings = {};                       // a line each
   std::string write_file = "", trace_file = "", svg_file = "";  // "": not written
 };
 

@@ -236,7 +236,7 @@ int Main(int argc, char** argv) {
   if (!line.arguments) {
     std::fputs(line.text.c_str(), stdout);
   } else {
-    if (!line.arguments->warning.empty()) Warn(line.arguments->warning);
+    for (const std::string& warning : line.arguments->warnings) Warn(warning);
     code = !line.arguments->offers.empty() ? Compare(*line.arguments)
            : line.arguments->largest       ? AnswerLargest(*line.arguments)
                                            : AnswerQuestion(*line.arguments);

@@ -15,25 +15,27 @@ namespace {
 
 constexpr int64_t kSizeMax = 1 << 30;
 
+constexpr int64_t ModelShape::*kSizes[] = {
+    &ModelShape::layers,       &ModelShape::width,           &ModelShape::heads,
+    &ModelShape::head_width,   &ModelShape::key_value_heads, &ModelShape::experts_of_token,
+    &ModelShape::feed_forward, &ModelShape::vocabulary,      &ModelShape::experts};
+
 // A given size replaces that of the named model or of the file.
 absl::StatusOr<ModelShape> WithSizes(ModelShape shape, const ModelShape& given) {
-  const ModelShape before = shape;
-  for (int64_t ModelShape::*const size :
-       {&ModelShape::layers, &ModelShape::width, &ModelShape::heads, &ModelShape::key_value_heads,
-        &ModelShape::head_width, &ModelShape::feed_forward, &ModelShape::vocabulary}) {
-    if (given.*size > 0) shape.*size = given.*size;
+  const bool is_known = shape.layers > 0;
+  bool has_others = false;
+  for (int64_t ModelShape::*const size : kSizes) {
+    if (given.*size == 0) continue;
+    has_others = has_others || shape.*size != given.*size;
+    shape.*size = given.*size;
   }
   // 0: Complete derives these sizes from the new width and heads.
   if (given.head_width == 0 && (given.width > 0 || given.heads > 0)) shape.head_width = 0;
   if (given.key_value_heads == 0 && given.heads > 0) shape.key_value_heads = 0;
   if (given.feed_forward == 0 && given.width > 0) shape.feed_forward = 0;
-  if (given.experts > 0) {
-    shape.experts = given.experts;
+  if (given.experts_of_token == 0)
     shape.experts_of_token = std::min(shape.experts_of_token, shape.experts);
-  }
-  if (given.experts_of_token > 0) shape.experts_of_token = given.experts_of_token;
-  if (before.layers > 0 && (shape.layers != before.layers || shape.width != before.width))
-    shape.name += ", other sizes";
+  if (is_known && has_others) shape.name += ", other sizes";
   return Complete(std::move(shape));
 }
 
