@@ -50,6 +50,7 @@ constexpr WithoutMeaning kList[] = {
      "group",
      kDataParallel},
     {"", "graph_harvesting", kNoCompiler},
+    {"compile.", "enabled|disable|backend|kwargs", kNoCompiler},  // in files for earlier releases
     {"compile.",
      "deepcompile|free_activation|free_activation_threshold|offload_activation_pin_memory|double_"
      "buffer|symmetric_memory|debug_log|sync_before_reduce|sync_after_reduce|sync_before_allgather|"
@@ -63,6 +64,12 @@ constexpr WithoutMeaning kList[] = {
     {"", "zero_force_ds_cpu_optimizer", kOneUpdate},
     {"data_types.", "buffer_dtype", "buffers belong to the trainer"},
     {"fp16.", "auto_cast", "inputs are the trainer's"},
+    {"fp16.", "opt_level", "it belongs to Apex"},
+    // Releases of DeepSpeed before June 2025 read no more than "enabled" and
+    // "immediate_grad_update", so files have a copy of "fp16" here.
+    {"bf16.", "auto_cast", "inputs are the trainer's"},
+    {"bf16.", "loss_scale|initial_scale_power|loss_scale_window|hysteresis|min_loss_scale",
+     "losses are not scaled in bf16"},
     {"bf16.", "immediate_grad_update", "gradients are accumulated as soon as they are reduced"},
     {"optimizer.", "legacy_fusion", kOnePass},
     {kParameters, "torch_adam|fused|foreach|capturable|differentiable|fp32_optimizer_states",

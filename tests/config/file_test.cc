@@ -98,9 +98,9 @@ TEST_F(FromFile, SyntaxErrorHasPathLineAndColumn) {
 }
 
 TEST_F(FromFile, WrongKeyHasThePath) {
-  const std::string path = Write("{\n\"fp16\": {\"opt_level\": \"O2\"}}");
+  const std::string path = Write("{\n\"fp16\": {\"level\": \"O2\"}}");
   EXPECT_THAT(std::string(ErrorOf(path).message()),
-              StartsWith(path + ": line 2, column 10: \"fp16.opt_level\" is not a key"));
+              StartsWith(path + ": line 2, column 10: \"fp16.level\" is not a key"));
 }
 
 TEST_F(FromFile, ExplainTakesAFileToo) {

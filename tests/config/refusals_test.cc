@@ -413,7 +413,7 @@ TEST(Problems, AreBounded) {
 
 TEST(UnknownKeys, AreErrorsOrWarningsAsAsked) {
   const std::string json =
-      R"({"job": 1, "train_batchsize": 2, "fp16": {"opt_level": "O2"}, "_note": 1, "ebb": {)";
+      R"({"job": 1, "train_batchsize": 2, "fp16": {"level": "O2"}, "_note": 1, "ebb": {)";
   EXPECT_EQ(ProblemsOf(json + "}}").size(), 3u) << "2 of them, under a head";
   EXPECT_EQ(ProblemsOf(json + R"("unknown_keys": "error"}})").size(), 4u);
   EXPECT_EQ(ProblemsOf(json + "}}", {.unknown_keys = UnknownKeys::kError}).size(), 4u);
@@ -426,7 +426,7 @@ TEST(UnknownKeys, AreErrorsOrWarningsAsAsked) {
                 ElementsAre("\"job\" is not a key; it is ignored, as in DeepSpeed",
                             "\"train_batchsize\" is not a key; the nearest is "
                             "\"train_batch_size\"; it is ignored, as in DeepSpeed",
-                            "\"fp16.opt_level\" is not a key; it is ignored"));
+                            "\"fp16.level\" is not a key; it is ignored"));
   }
 }
 

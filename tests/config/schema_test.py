@@ -42,7 +42,7 @@ WRONG = [
     {"zero_optimization": {"zero_quantized_weights": True}},
     {"train_batch_size": 0},
     {"train_batch_size": "8"},
-    {"fp16": {"opt_level": "O2"}},
+    {"fp16": {"level": "O2"}},
     {"fp16": {"enabled": "yes"}},
     {"bfloat16": {"enabled": 3}},
     {"optimizer": {"type": "Adan"}},

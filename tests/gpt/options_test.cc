@@ -347,7 +347,7 @@ TEST(OptionsTest, WithoutRanksThereAreAsManyAsTheFilesBatchNeeds) {
 
 TEST(OptionsTest, UnknownKeysAreAsAsked) {
   ScratchFiles files;
-  const std::string path = files.Write("config.json", R"({"job": 1, "fp16": {"opt_level": "O2"}})");
+  const std::string path = files.Write("config.json", R"({"job": 1, "fp16": {"level": "O2"}})");
   EXPECT_FALSE(ResolveConfig(*Parse({"--config", path.c_str()}).options).ok());
   const auto warned =
       ResolveConfig(*Parse({"--config", path.c_str(), "--unknown-keys", "warn"}).options);
