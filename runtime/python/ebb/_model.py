@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import re
 from ctypes import byref, c_int32, c_int64
 from pathlib import Path
@@ -24,9 +25,16 @@ Config = Union[str, Path, Mapping[str, Any]]
 def config_text(config: Config) -> str:
     """The configuration as JSON text. `config` is a dict, a path, or text that begins with a brace."""
     if isinstance(config, Mapping):
-        return json.dumps(config)
+        return json.dumps(_without_infinity(config))
     text = str(config)
     return text if text.lstrip().startswith("{") else Path(text).read_text()
+
+
+def _without_infinity(value: Any) -> Any:
+    """The value with text in place of infinity and NaN, which JSON does not have. Dicts for DeepSpeed have "steps_per_print": float("inf")."""
+    if isinstance(value, Mapping):
+        return {name: _without_infinity(element) for name, element in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def resolved(text: str, world: int) -> dict[str, Any]:
