@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import pathlib
 
 import pytest
 import torch
@@ -266,3 +267,21 @@ def _contradictions(folder):
 
 def test_what_contradicts_the_arguments_is_named(one, tmp_path):
     one.run(_contradictions, str(tmp_path))
+
+
+def _files(folder):
+    from ebb.integrations.transformers import filled, read_config
+
+    file = pathlib.Path(folder) / "ds_config.json"
+    file.write_bytes(b"\xef\xbb\xbf{\"scheduler\": null, \"bf16\": null, \"gradient_clipping\": \"auto\"}\r\n")
+    made = filled(read_config(file), arguments(folder, bf16=True), 100)
+    assert "scheduler" not in made and made["bf16"] == {"enabled": True} and made["gradient_clipping"] == 1.0
+    file.write_text("{\n  // samples\n}")
+    with pytest.raises(ebb.Error, match="line 2.*Write plain JSON, without comments"):
+        read_config(file)
+    with pytest.raises(ebb.Error, match="'stage' is there twice"):
+        read_config('{"zero_optimization": {"stage": 2, "stage": 3}}')
+
+
+def test_a_file_with_null_comments_or_a_key_twice(one, tmp_path):
+    one.run(_files, str(tmp_path))

@@ -27,7 +27,7 @@ def config_text(config: Config) -> str:
     if isinstance(config, Mapping):
         return json.dumps(_without_infinity(config))
     text = str(config)
-    return text if text.lstrip().startswith("{") else Path(text).read_text()
+    return text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8-sig")
 
 
 def _without_infinity(value: Any) -> Any:

@@ -58,7 +58,7 @@ class Trainer(transformers.Trainer):
 
     def __init__(self, *arguments: Any, ebb_config: Config | None = None, ebb_options: Mapping[str, Any] | None = None, **keywords: Any):
         self.engine: Engine | None = None
-        self._stated = {"zero_optimization": {"stage": 3}} if ebb_config is None else json.loads(config_text(ebb_config))
+        self._stated = {"zero_optimization": {"stage": 3}} if ebb_config is None else read_config(ebb_config)
         self._options = dict(ebb_options or {})
         super().__init__(*arguments, **keywords)
         self._refuse()
@@ -213,6 +213,22 @@ class _ScheduleOfConfig:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
+
+
+def read_config(config: Config) -> dict[str, Any]:
+    """The configuration as a dict, without the keys that are null, because those count as missing."""
+    try:
+        return json.loads(config_text(config), object_pairs_hook=_given)
+    except json.JSONDecodeError as error:
+        raise Error(f"ebb_config: {error}. Write plain JSON, without comments and trailing commas", "INVALID_ARGUMENT") from None
+
+
+def _given(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    for name in made:
+        if sum(name == each for each, _ in pairs) > 1:
+            raise Error(f"ebb_config: the key '{name}' is there twice in one object", "INVALID_ARGUMENT")
+    return {name: value for name, value in made.items() if value is not None}
 
 
 def filled(stated: Mapping[str, Any], args: transformers.TrainingArguments, steps: int) -> dict[str, Any]:
