@@ -69,9 +69,7 @@ constexpr Key kTrainingRows[] = {
          "MuAdamW|"
          "MuSGD|Adadelta|Adafactor|Adamax|ASGD|LBFGS|NAdam|RAdam|RMSprop|Rprop|SparseAdam",
          "AdamW", kRefused,
-         "not built; built are Adam, AdamW, SGD, Lion, Adagrad, RMSprop, Lamb and Lars, and your "
-         "own "
-         "(EngineOptions::optimizer, an OptimizerSpec)")
+         "not built, but you can write your own (EngineOptions::optimizer, an OptimizerSpec)")
         .Unless("Adam|AdamW|SGD|Lion|Adagrad|RMSprop|Lamb|Lars"),
     Block("optimizer.params", kLiterally, "parameters of the optimizer"),
     Number("optimizer.params.lr", "0.001", kLiterally,
