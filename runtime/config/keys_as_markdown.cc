@@ -28,7 +28,7 @@ the headers.
 - **`"auto"`** becomes the trainer's value (`ReadOptions::trainer`; gpt: its options and their defaults), else the default. Missing keys
   that training needs are filled in like `"auto"`: the size of the batch, the optimizer, the steps of a schedule.
 - **Unknown keys** are errors in a section in which DeepSpeed refuses them ("strict" below), or if they look like a misspelling. The error
-  names the nearest key. DeepSpeed ignores all others silently, and Ebb ignores them with a warning. `ebb.unknown_keys`, or
+  names a key that looks like it. DeepSpeed ignores all others silently, and Ebb ignores them with a warning. `ebb.unknown_keys`, or
   `gpt --unknown-keys`, makes all of them errors, or warnings.
 - **Values.** `5e8` is an integer. Words may be in upper or lower case. A key with `null` counts as missing. In `zero_optimization`, `fp16`
   and `bf16`, text and numbers are converted as DeepSpeed converts them (`"true"`, `1`, `"3"`).

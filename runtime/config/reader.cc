@@ -14,6 +14,11 @@ namespace {
 constexpr int kUnknownMax = 100;    // unknown keys that get a sentence of their own
 constexpr size_t kPlacesShown = 3;  // for a misplaced key
 
+// Whether so many edits of the name lead to the key that was meant, and not to another word.
+bool IsNear(int edits, std::string_view name) {
+  return edits * 2 <= static_cast<int>(name.size());
+}
+
 // The walk's place in the document.
 struct Block {
   std::string rows = "";   // prefix of its keys' rows: "bf16."
@@ -190,7 +195,7 @@ class Reader {
       hint = " is one name with a dot in it; write nested objects instead";
     } else if (!is_sibling && !nearest.empty() && edits == 0) {
       hint = Join({" is not a key; ", Misplaced(name, nearest)});
-    } else if (nearest.empty()) {
+    } else if (nearest.empty() || !IsNear(edits, name)) {
       hint = " is not a key";
     } else {
       hint = Join({" is not a key; the nearest is ",
@@ -217,8 +222,15 @@ class Reader {
     Say(block.shown + name, value, "unknown: ignored", nullptr);
   }
 
+  static bool IsNeverTaken(const Key& key) {
+    return key.taken == Taken::kRefused && key.harmless.empty();
+  }
+
   // The places for a key of this name. `nearest` is one of them.
   static std::string Misplaced(std::string_view name, const std::string& nearest) {
+    if (const Key* key = FindKey(nearest); key != nullptr && IsNeverTaken(*key)) {
+      return std::string(key->meaning);
+    }
     const std::vector<std::string> all = PathsNamed(name);
     if (all.size() > 1 && all.size() <= kPlacesShown) {
       std::string paths;
