@@ -88,7 +88,7 @@ struct Triple {
       return Invalid({"the batch size is not given (", Numbers(),
                       "): give \"train_batch_size\" or \"train_micro_batch_size_per_gpu\" as a "
                       "number; \"auto\" counts as not given unless the trainer sets it "
-                      "(ReadOptions::trainer)"});
+                      "(in C++ ReadOptions::trainer, in Python transformers' Trainer)"});
     }
     int64_t unit = 0;  // the train batch must be a multiple of it; if both are given, be
     if (__builtin_mul_overflow(std::max<int64_t>(micro, 1) * std::max<int64_t>(accumulation, 1),

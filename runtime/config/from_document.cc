@@ -129,7 +129,8 @@ void CheckType(const Values& values, std::string_view block, Problems& problems)
     } else {
       problems.Add(shown, {Quoted(shown), " is \"auto\", but its value is not known (", key.meaning,
                            "); give ", Allowed(key),
-                           " instead, or let the trainer set it (ReadOptions::trainer)"});
+                           " instead, or let the trainer set it (in C++ ReadOptions::trainer, in "
+                           "Python transformers' Trainer)"});
     }
   }
 }

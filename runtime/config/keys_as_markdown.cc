@@ -25,8 +25,9 @@ the headers.
 
 - **Comments.** A file may have `//`, `/* */`, `#` and trailing commas. Keys that begin with `_` or `//`, or are named `comment` or
   `$schema`, are comments.
-- **`"auto"`** becomes the trainer's value (`ReadOptions::trainer`; gpt: its options and their defaults), else the default. Missing keys
-  that training needs are filled in like `"auto"`: the size of the batch, the optimizer, the steps of a schedule.
+- **`"auto"`** becomes the trainer's value (`ReadOptions::trainer`; gpt: its options and their defaults; transformers' Trainer:
+  TrainingArguments), else the default. Missing keys that training needs are filled in like `"auto"`: the size of the batch, the optimizer,
+  the steps of a schedule.
 - **Unknown keys** are errors in a section in which DeepSpeed refuses them ("strict" below), or if they look like a misspelling. The error
   names a key that looks like it. DeepSpeed ignores all others silently, and Ebb ignores them with a warning. `ebb.unknown_keys`, or
   `gpt --unknown-keys`, makes all of them errors, or warnings.
