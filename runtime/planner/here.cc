@@ -183,7 +183,7 @@ double CopyRate(Stream& stream, const Buffer& to, const Buffer& from) {
 }
 
 // Whole trainers reach this part of the rate of a large product. On an H200 examples/gpt reached
-// 0.56 to 0.73 (bench/results/2026-11-26-h200.md), on two cores of an EPYC 0.63 to 0.83
+// 0.56 to 0.73 (bench/results/2026-11-26-h200.md), on two cores of an EPYC 0.63 to 0.84
 // (bench/results/2026-11-26-plan.md).
 constexpr double kOfProductRate = 0.63, kOfProductRateOfCores = 0.78;
 
