@@ -21,16 +21,18 @@ constexpr const char* kMetadata = "__metadata__";
 
 struct ElementKind {
   const char* name;
-  int64_t bytes;
+  int64_t bits;
 };
-constexpr ElementKind kKinds[] = {{"F64", 8},  {"F32", 4},     {"F16", 2},    {"BF16", 2},
-                                  {"I64", 8},  {"I32", 4},     {"I16", 2},    {"I8", 1},
-                                  {"U64", 8},  {"U32", 4},     {"U16", 2},    {"U8", 1},
-                                  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
+constexpr ElementKind kKinds[] = {
+    {"F64", 64},        {"F32", 32},    {"F16", 16},        {"BF16", 16},   {"I64", 64},
+    {"I32", 32},        {"I16", 16},    {"I8", 8},          {"U64", 64},    {"U32", 32},
+    {"U16", 16},        {"U8", 8},      {"BOOL", 8},        {"C64", 64},    {"F8_E4M3", 8},
+    {"F8_E4M3FNUZ", 8}, {"F8_E5M2", 8}, {"F8_E5M2FNUZ", 8}, {"F8_E8M0", 8}, {"F6_E2M3", 6},
+    {"F6_E3M2", 6},     {"F4", 4}};
 
-int64_t BytesOf(std::string_view dtype) {
+int64_t BitsOf(std::string_view dtype) {
   for (const ElementKind& kind : kKinds)
-    if (kind.name == dtype) return kind.bytes;
+    if (kind.name == dtype) return kind.bits;
   return 0;
 }
 
@@ -160,12 +162,13 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   bool AddTensor() {
     if (fields_ != (kDtype | kShape | kOffsets)) return FailTensor(kOtherFields);
     if (offsets_.size() != 2) return FailTensor(kOtherKinds);
-    const int64_t element = BytesOf(tensor_.dtype);
-    if (element == 0) return FailTensor(absl::StrCat("unknown dtype ", Shown(tensor_.dtype)));
-    int64_t bytes = element;
+    int64_t bits = BitsOf(tensor_.dtype);
+    if (bits == 0) return FailTensor(absl::StrCat("unknown dtype ", Shown(tensor_.dtype)));
     for (const int64_t size : tensor_.shape)
-      if (__builtin_mul_overflow(bytes, size, &bytes))
+      if (__builtin_mul_overflow(bits, size, &bits))
         return FailTensor("its shape is not a list of sizes that a file can hold");
+    if (bits % 8 != 0) return FailTensor("its elements end within a byte");
+    const int64_t bytes = bits / 8;
     const int64_t begin = offsets_[0], end = offsets_[1];
     if (begin > end || end > data_bytes_)
       return FailTensor(

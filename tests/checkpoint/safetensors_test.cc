@@ -37,6 +37,23 @@ TEST(SafetensorsTest, ReadsBackWhatItWrote) {
   }
 }
 
+// torch has these dtypes, so any file may have them.
+TEST(SafetensorsTest, ReadsHeadersWithDtypesOfTorchAlone) {
+  const auto parse = [](const std::string& dtype, const std::string& shape, int64_t bytes) {
+    const std::string end = std::to_string(bytes);
+    const std::string text = R"({"a": {"dtype": ")" + dtype + R"(", "shape": )" + shape +
+                             R"(, "data_offsets": [0, )" + end + "]}}";
+    return ParseSafetensorsHeader(text, static_cast<int64_t>(text.size()) + 8 + bytes, "file")
+        .status();
+  };
+  for (const char* dtype : {"F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
+    EXPECT_EQ(parse(dtype, "[3, 2]", 6), absl::OkStatus()) << dtype;
+  EXPECT_EQ(parse("C64", "[3]", 24), absl::OkStatus());
+  EXPECT_EQ(parse("F4", "[3, 2]", 3), absl::OkStatus());
+  EXPECT_EQ(parse("F6_E2M3", "[4]", 3), absl::OkStatus());
+  EXPECT_THAT(std::string(parse("F4", "[3]", 2).message()), HasSubstr("end within a byte"));
+}
+
 struct Wrong {
   const char* text;
   const char* said;
