@@ -52,8 +52,13 @@ absl::StatusOr<Initialiser> FromFile(ebb_model& model, const ebb_parameter& para
   }
   const std::string name = TextOr(parameter.tensor, parameter.name);
   const auto found = files->tensor_of_name.find(name);
-  if (found == files->tensor_of_name.end())
+  if (found == files->tensor_of_name.end()) {
+    for (const LeftOutTensor& other : files->source->description().left_out)
+      if (other.name == name)
+        return absl::InvalidArgumentError(
+            absl::StrCat("'", name, "' of '", parameter.file, "' is ", other.why));
     return absl::NotFoundError(absl::StrCat("'", parameter.file, "' has no tensor '", name, "'"));
+  }
   const TensorInfo& tensor = files->source->tensors()[found->second];
   if (tensor.shape != shape) {
     return absl::InvalidArgumentError(absl::StrCat("'", name, "' of '", parameter.file,

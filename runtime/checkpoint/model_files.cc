@@ -20,7 +20,11 @@ namespace {
 
 constexpr int64_t kModelConfigBytesMax = int64_t{1} << 20;
 constexpr char kModelConfig[] = "config.json";
-constexpr char kNoParameter[] = "no parameter";
+
+// `dtype`: the format's name.
+std::string WhyLeftOut(const std::string& dtype) {
+  return dtype.starts_with("F") ? absl::StrCat(dtype, ", not F32, BF16 or F16") : "no parameter";
+}
 
 // `wanted`: the index's tensors of a file; null without an index.
 using Wanted = const std::set<std::string>*;
@@ -38,7 +42,7 @@ absl::StatusOr<size_t> AddSafetensors(RawTensors& tensors, const std::string& pa
     ++found;
     const std::optional<DType> dtype = DTypeOfSafetensors(tensor.dtype);
     if (!dtype) {
-      tensors.LeaveOut(tensor.name, kNoParameter);
+      tensors.LeaveOut(tensor.name, WhyLeftOut(tensor.dtype));
       continue;
     }
     tensors.Add({.name = tensor.name, .dtype = *dtype, .shape = tensor.shape},
@@ -70,7 +74,7 @@ absl::StatusOr<size_t> AddTorch(RawTensors& tensors, const std::string& path, Wa
     ++found;
     EBB_ASSIGN_OR_RETURN(const TorchTensor tensor, file.TensorOf(value, key.text));
     if (!tensor.dtype) {
-      tensors.LeaveOut(key.text, kNoParameter);
+      tensors.LeaveOut(key.text, "no parameter");
       continue;
     }
     tensors.Add({.name = key.text, .dtype = *tensor.dtype, .shape = tensor.shape}, tensor.at);

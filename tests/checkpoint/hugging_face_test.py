@@ -103,4 +103,5 @@ with tempfile.TemporaryDirectory() as made:
     save_file(odd, folder / "odd.safetensors", {"a": "b"})
     shown = run("inspect", folder / "odd.safetensors")
     assert "long is no parameter" in shown and "scalar" in shown, shown
+    assert "double is F64, not F32, BF16 or F16" in shown and "eight is F8_E4M3, not" in shown, shown
 print("imported, exported and compared")
