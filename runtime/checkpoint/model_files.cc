@@ -140,8 +140,9 @@ absl::StatusOr<std::unique_ptr<TensorSource>> OpenModelFiles(const std::string& 
   about.kind = kind.words;
   auto tensors = std::make_unique<RawTensors>(std::move(about));
   const std::string index_path = absl::StrCat(path, "/", kind.index);
-  if (!IsThere(index_path)) {
-    EBB_RETURN_IF_ERROR(AddFile(kind, *tensors, absl::StrCat(path, "/", kind.file), nullptr));
+  const std::string one_file = absl::StrCat(path, "/", kind.file);
+  if (IsThere(one_file) || !IsThere(index_path)) {
+    EBB_RETURN_IF_ERROR(AddFile(kind, *tensors, one_file, nullptr));
     return tensors;
   }
   EBB_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(index_path, kIndexBytesMax));

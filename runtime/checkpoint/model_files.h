@@ -23,7 +23,8 @@ inline constexpr char kSafetensorsIndex[] = "model.safetensors.index.json";
 // Whether the folder has one of these four files.
 bool HasModelFiles(const std::string& folder);
 // Opens a safetensors file, a file of torch.save, or such a folder. If a folder has both kinds,
-// safetensors files are read. Only fp32, bf16 and fp16 tensors are read.
+// safetensors files are read; if it has one file and an index, the file is read, as by
+// transformers. Only fp32, bf16 and fp16 tensors are read.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenModelFiles(const std::string& path);
 
 }  // namespace ebb

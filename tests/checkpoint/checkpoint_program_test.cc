@@ -188,6 +188,16 @@ TEST_F(CheckpointProgramTest, AnIndexNamesFilesBesideItAndNoOthers) {
   EXPECT_THAT(ended.printed, HasSubstr("has 1 of the 2 tensors"));
 }
 
+// As in transformers: a writer that names one file, and then removes the earlier index, may have
+// been killed between the two.
+TEST_F(CheckpointProgramTest, OneFileIsReadBeforeAnIndex) {
+  WriteZeros(Path(kSafetensorsFile), 2, 3, "new");
+  Write(Path(kSafetensorsIndex), R"({"weight_map": {"old": "model-1.safetensors"}})");
+  const Ended ended = Run("inspect " + folder_);
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_THAT(ended.printed, HasSubstr("new"));
+}
+
 TEST_F(CheckpointProgramTest, MemoryDoesNotDependOnTheModel) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer takes the address space for itself";
