@@ -76,24 +76,52 @@ class Files:
 
     def of(self, parameter: nn.Parameter) -> str:
         aliases = self.aliases[id(parameter)]
-        found = next((name for name in aliases if name in self.names), None)
-        if found is None:
+        found = [name for name in aliases if name in self.names]
+        if not found:
             raise Error(f"'{self.path}' has no tensor '{aliases[0]}'", "NOT_FOUND")
-        return found
+        for other in found[1:]:
+            if not self._are_same(found[0], other):
+                raise Error(f"'{found[0]}' and '{other}' are one parameter, and have different values in '{self.path}'", "INVALID_ARGUMENT")
+        return found[0]
+
+    def _are_same(self, name: str, other: str) -> bool:
+        (path, begin, entry), (other_path, other_begin, other_entry) = self._find(name), self._find(other)
+        begins, ends = zip(entry.pop("data_offsets"), other_entry.pop("data_offsets"))
+        if entry != other_entry or ends[0] - begins[0] != ends[1] - begins[1]:
+            return False
+        with path.open("rb") as file, other_path.open("rb") as other_file:
+            file.seek(begin + begins[0])
+            other_file.seek(other_begin + begins[1])
+            piece = 4 << 20
+            return all(
+                file.read(min(piece, ends[0] - at)) == other_file.read(min(piece, ends[0] - at)) for at in range(begins[0], ends[0], piece)
+            )
+
+    def _find(self, name: str) -> tuple[Path, int, dict[str, Any]]:
+        """The file of a tensor, where its data begin, and the tensor's entry in the header."""
+        path = self.names[name]
+        header, begin = self._header(path)
+        try:
+            entry = dict(header[name])
+            entry["data_offsets"] = [int(offset) for offset in entry["data_offsets"]]
+            return path, begin, entry
+        except (LookupError, TypeError, ValueError):
+            raise Error(f"'{path}' lacks '{name}', which the index has for it", "INVALID_ARGUMENT") from None
 
     def _read(self, name: str, shape: list[int]) -> torch.Tensor:
         if name not in self.names:
             raise Error(f"'{self.path}' has no buffer '{name}'", "NOT_FOUND")
-        with self.names[name].open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            entry = json.loads(file.read(size))[name]
-            if entry["shape"] != shape:
-                raise Error(f"buffer '{name}' has the shape {shape}, and in '{self.path}' {entry['shape']}", "INVALID_ARGUMENT")
-            begin, end = entry["data_offsets"]
-            file.seek(8 + size + begin)
-            values = torch.empty(shape, dtype=saving.DTYPE_OF_FORMAT[entry["dtype"]])
-            file.readinto(values.view(-1).view(torch.uint8).numpy())
-            return values
+        path, start, entry = self._find(name)
+        if entry["shape"] != shape:
+            raise Error(f"buffer '{name}' has the shape {shape}, and in '{self.path}' {entry['shape']}", "INVALID_ARGUMENT")
+        if entry["dtype"] not in saving.DTYPE_OF_FORMAT:
+            raise Error(f"buffer '{name}' is {entry['dtype']} in '{self.path}', which is not supported", "UNIMPLEMENTED")
+        values = torch.empty(shape, dtype=saving.DTYPE_OF_FORMAT[entry["dtype"]])
+        with path.open("rb") as file:
+            file.seek(start + entry["data_offsets"][0])
+            if file.readinto(values.view(-1).view(torch.uint8).numpy()) != values.nbytes:
+                raise Error(f"'{path}' is not a whole safetensors file", "INVALID_ARGUMENT")
+        return values
 
     def load_buffers(self, model: nn.Module) -> None:
         """Loads persistent buffers. Every rank has them whole."""
@@ -105,19 +133,25 @@ class Files:
     def _names(path: Path) -> dict[str, Path]:
         """For the name of each tensor the file that has it."""
         if path.is_dir():
-            index = path / "model.safetensors.index.json"
-            if index.exists():
-                return {name: path / file for name, file in json.loads(index.read_text())["weight_map"].items()}
-            path = path / "model.safetensors"
+            index, path = path / "model.safetensors.index.json", path / "model.safetensors"
+            if index.exists() and not path.exists():
+                try:
+                    return {name: index.parent / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+                except (ValueError, LookupError, TypeError, AttributeError):
+                    raise Error(f"'{index}' is not an index of a model's files", "INVALID_ARGUMENT") from None
+        return dict.fromkeys(Files._header(path)[0].keys() - {"__metadata__"}, path)
+
+    @staticmethod
+    def _header(path: Path) -> tuple[dict[str, Any], int]:
+        """The header of a file, and where the data begin."""
         if not path.exists():
             raise Error(f"there is no '{path}'", "NOT_FOUND")
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             try:
-                header = dict(json.loads(file.read(size if size < path.stat().st_size else 0)))
+                return dict(json.loads(file.read(size if size < path.stat().st_size else 0))), 8 + size
             except (TypeError, ValueError):
                 raise Error(f"'{path}' is not a whole safetensors file", "INVALID_ARGUMENT") from None
-            return dict.fromkeys(header.keys() - {"__metadata__"}, path)
 
 
 class Model:

@@ -133,6 +133,8 @@ def load_state_dict(engine: "Engine", values: Mapping[str, torch.Tensor], strict
             if one.data_ptr() != other.data_ptr() and not torch.equal(one.cpu().float(), other.cpu().float()):
                 raise Error(f"load_state_dict: '{first}' and '{key}' are one parameter, and were given different values", "INVALID_ARGUMENT")
             of_parameters[name] = values[key]
+        elif values[key].shape != tensor.shape:
+            raise Error(f"buffer '{key}' has the shape {list(tensor.shape)}, and was given {list(values[key].shape)}", "INVALID_ARGUMENT")
     write(engine, of_parameters)
     for key, tensor in given.items():
         if not isinstance(tensor, nn.Parameter):
