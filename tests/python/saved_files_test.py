@@ -1,5 +1,7 @@
 """Files of models: what a killed or failed writer leaves, and what readers say about files of other programs."""
 
+import os
+
 import pytest
 import safetensors.torch
 import torch
@@ -9,6 +11,50 @@ from training import config, gpt2, mlp
 import ebb
 
 
+class Killed(BaseException):
+    """Raised in place of a call to the system. Unlike an Exception, it ends save_pretrained at once."""
+
+
+def _changes(monkeypatch, fails_at):
+    """The calls that change names, counted. Call `fails_at` raises."""
+    made = []
+    for name in ("replace", "link", "unlink"):
+        def call(*arguments, real=getattr(os, name), **keywords):
+            made.append(arguments)
+            if len(made) == fails_at:
+                raise Killed
+            return real(*arguments, **keywords)
+
+        monkeypatch.setattr(os, name, call)
+    return made
+
+
+def _killed_at_any_change(folder, before, after):
+    engine = ebb.initialize(model := gpt2(), config())
+    values = engine.state_dict()
+    later = {key: value + 1 for key, value in values.items()}
+    made, calls = [()], 0
+    while len(made) >= calls:  # the last save is not killed
+        calls += 1
+        place = f"{folder}/{calls}"
+        engine.load_state_dict(values)
+        engine.save_pretrained(place, file_bytes=before)
+        engine.load_state_dict(later)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            made = _changes(monkeypatch, calls)
+            try:
+                engine.save_pretrained(place, file_bytes=after)
+            except Killed:
+                pass
+        for read in (type(model).from_pretrained(place).state_dict(), _with_ebb(place, model.config)):
+            assert any(all(torch.equal(read[key], whole[key]) for key in whole) for whole in (values, later)), (calls, made[-1])
+        assert len(made) >= calls or torch.equal(read["lm_head.weight"], later["lm_head.weight"])
+        engine.save_pretrained(place, file_bytes=after)
+        left = [name for name in os.listdir(place) if name.startswith(".") or "earlier" in name]
+        assert not left, left
+    engine.close()
+
+
 def _with_ebb(folder, described):
     import transformers
 
@@ -16,6 +62,35 @@ def _with_ebb(folder, described):
         model = transformers.GPT2LMHeadModel(described)
     with ebb.initialize(model, config(), weights=folder) as engine:
         return engine.state_dict()
+
+
+@pytest.mark.parametrize("before, after", [(60_000, 60_000), (60_000, 10**9), (10**9, 60_000)])
+def test_a_killed_save_pretrained_leaves_the_earlier_model_or_the_new_one(one, tmp_path, before, after):
+    one.run(_killed_at_any_change, str(tmp_path), before, after)
+
+
+def _full_disk(folder):
+    engine = ebb.initialize(mlp(), config())
+    engine.save_pretrained(folder)
+    expected = engine.state_dict()
+    files = sorted(os.listdir(folder))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        def fsync(file):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        with pytest.raises(ebb.Error, match="No space left"):
+            engine.save_pretrained(folder)
+    assert sorted(os.listdir(folder)) == files
+    with pytest.raises(ebb.Error, match="dtype=torch.int8 would cut the values"):
+        engine.save_pretrained(folder, dtype=torch.int8)
+    loaded = safetensors.torch.load_file(f"{folder}/model.safetensors")
+    assert all(torch.equal(loaded[name], value) for name, value in expected.items())
+    engine.close()
+
+
+def test_a_failed_save_pretrained_leaves_no_unfinished_file(one, tmp_path):
+    one.run(_full_disk, str(tmp_path))
 
 
 def _other_files(folder):

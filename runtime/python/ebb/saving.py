@@ -233,6 +233,11 @@ def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype:
                 described.save_pretrained(str(folder))
 
     attempt(finish)
+    if failure is not None and writer is not None:
+        try:
+            writer.drop()
+        except OSError:
+            pass  # the first error is the one to raise
     text = _of_rank_0(engine, "" if failure is None else f"{type(failure).__name__}: {failure}")
     if text:
         raise Error(f"save_pretrained: rank 0 has not written '{folder}': {text}") from failure
@@ -332,9 +337,12 @@ def write_shapes(model: nn.Module, file: str | os.PathLike[str]) -> None:
 
 
 class _Writer:
-    """Writes `folder`/`stem`.safetensors, or several files and their index. The files get their names when all of them are written."""
+    """Writes `folder`/`stem`.safetensors, or several files and their index. The files get their names when all of them are written. At any
+    moment, readers find the earlier model or the new one: they take one file before an index, and only files that the index names."""
 
     def __init__(self, folder: Path, stem: str, tensors: list[tuple[str, torch.Tensor]], dtype: torch.dtype | None, file_bytes: int):
+        if dtype is not None and not dtype.is_floating_point:
+            raise Error(f"dtype={dtype} would cut the values: give a floating-point type", "INVALID_ARGUMENT")
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.types: dict[str, torch.dtype] = {}
@@ -386,17 +394,63 @@ class _Writer:
             self.file.close()
             self.file = None
 
+    def _write(self, name: str, text: str) -> None:
+        with open(self._unfinished(name), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _name(self, name: str) -> None:
+        os.replace(self._unfinished(name), self.folder / name)
+
+    def _keep_earlier(self, index: str) -> None:
+        """Gives files of an earlier index that are to be replaced second names. That index has these until the new one replaces it."""
+        earlier = self.folder / index
+        try:
+            described = json.loads(earlier.read_text())
+            second = {name: name.replace(".safetensors", "-earlier.safetensors") for name in self.names}
+            file_of = described["weight_map"]
+            for name in set(file_of.values()).intersection(second):
+                (self.folder / second[name]).unlink(missing_ok=True)
+                os.link(self.folder / name, self.folder / second[name])
+            described["weight_map"] = {key: second.get(name, name) for key, name in file_of.items()}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            earlier.unlink(missing_ok=True)  # it is damaged, or the file system has no links: better no model than a mixed one
+            return
+        self._write(index, json.dumps(described))
+        self._name(index)
+
     def finish(self) -> None:
-        """Names the files, and removes those of an earlier call, because readers prefer one file to several parts."""
+        """Names the files, and removes those of an earlier call."""
         self._close()
         index = f"{self.stem}.safetensors.index.json"
-        names = list(self.names)
         if self.index is not None:
-            self._unfinished(index).write_text(json.dumps(self.index, indent=2, sort_keys=True) + "\n")
-            names.append(index)
-        for name in names:
-            os.replace(self._unfinished(name), self.folder / name)
-        ours = re.compile(rf"{re.escape(self.stem)}(-\d{{5}}-of-\d{{5}})?\.safetensors(\.index\.json)?")
-        for path in list(self.folder.iterdir()):
-            if ours.fullmatch(path.name) and path.name not in names:
+            self._keep_earlier(index)
+        for name in self.names:
+            self._name(name)
+        names = set(self.names)
+        if self.index is not None:
+            self._write(index, json.dumps(self.index, indent=2, sort_keys=True) + "\n")
+            self._name(index)
+            names.add(index)
+        folder = os.open(self.folder, os.O_RDONLY)
+        os.fsync(folder)  # the new names are on the disk before old files are removed
+        os.close(folder)
+        self._remove(names, finished=True)
+
+    def drop(self) -> None:
+        """Removes what is unfinished."""
+        if self.file is not None:
+            self.file.close()
+        self._remove(set(), finished=False)
+
+    def _remove(self, names: set[str], finished: bool) -> None:
+        """Removes unfinished files, and finished ones that are not in `names`."""
+        ours = re.compile(rf"(\.?){re.escape(self.stem)}(-\d{{5}}-of-\d{{5}}(-earlier)?)?\.safetensors(\.index\.json)?(\.part)?")
+        # The index first, because it names the others.
+        for path in sorted(self.folder.iterdir(), key=lambda path: path.suffix != ".json"):
+            match = ours.fullmatch(path.name)
+            if not match or bool(match[1]) != bool(match[5]):
+                continue
+            if match[5] or (finished and path.name not in names):
                 path.unlink()
