@@ -93,6 +93,36 @@ def test_a_failed_save_pretrained_leaves_no_unfinished_file(one, tmp_path):
     one.run(_full_disk, str(tmp_path))
 
 
+def _buffers_of_a_run(folder):
+    make = lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    torch.manual_seed(1)
+    engine = ebb.initialize(model := make(), config())
+    engine.backward(model(torch.full((2, 4), 1.0 + engine.world.rank)).square().mean())
+    engine.step()
+    expected = {key: value.clone() for key, value in model[1].named_buffers()}
+    assert expected["num_batches_tracked"] == 1
+    engine.save(folder, trainer=b"place", of_this_rank=b"own")
+    engine.close()
+    torch.manual_seed(1)
+    engine = ebb.initialize(model := make(), config())
+    assert engine.load(folder) == (1, b"place", b"own")
+    assert all(torch.equal(value, expected[key]) for key, value in model[1].named_buffers())
+    engine.close()
+    return expected
+
+
+def _buffers_elsewhere(folder, of_rank_0):
+    engine = ebb.initialize(model := nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), config())
+    assert engine.load(folder) == (1, b"place", b"")
+    assert all(torch.equal(value, of_rank_0[key]) for key, value in model[1].named_buffers())
+    engine.close()
+
+
+def test_a_checkpoint_has_the_buffers_of_each_rank(one, two, tmp_path):
+    of_rank_0, _ = two.run(_buffers_of_a_run, str(tmp_path))
+    one.run(_buffers_elsewhere, str(tmp_path), of_rank_0)
+
+
 def _other_files(folder):
     def refused(said, make=mlp):
         with ebb.empty_parameters():

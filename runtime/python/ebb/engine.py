@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple
 import torch
 from torch import nn
 
-from . import _library, checks, saving
+from . import _buffers, _library, checks, saving
 from ._hooks import Visit, Walk, checkpoint_around, without_saved_hooks
 from ._library import DIRECTIONS, MASTER, STATES, TIERS, Error, check, library
 from ._model import Views, compute_dtype, structs_of
@@ -292,13 +292,14 @@ class Engine:
     def save(
         self, folder: str | os.PathLike, *, keep: int = 0, trainer: bytes = b"", of_this_rank: bytes = b"", asynchronous: bool = False
     ) -> Ticket | None:
-        """Collective: saves the run as the checkpoint `folder`/step-N, which load() takes at any number of ranks, stage and tier. Only the
-        newest `keep` checkpoints are kept; 0: all. `trainer`: the caller's own bytes; those of rank 0 are saved. `of_this_rank`: bytes of
-        each rank.
+        """Collective: saves the run as the checkpoint `folder`/step-N, which load() takes at any number of ranks, stage and tier. It has
+        the persistent buffers of each rank's model. Only the newest `keep` checkpoints are kept; 0: all. `trainer`: the caller's own bytes;
+        those of rank 0 are saved. `of_this_rank`: bytes of each rank.
 
         asynchronous: returns a Ticket as soon as the save has been started. It goes on while later steps run, and saves the state after
         the last finished step. A second save waits for the first."""
         self._between_steps("save")
+        trainer, of_this_rank = _buffers.added(self.model, trainer, of_this_rank)
         options = _library.SaveOptions(
             keep=keep, trainer=trainer, trainer_bytes=len(trainer), of_this_rank=of_this_rank, of_this_rank_bytes=len(of_this_rank)
         )
@@ -314,11 +315,8 @@ class Engine:
         found = _library.Loaded()
         check(library.ebb_load(self._memory.handle, os.fspath(path).encode(), byref(found)))
         self._steps.refresh_residents()
-        return (
-            found.step,
-            ctypes.string_at(found.trainer, found.trainer_bytes),
-            ctypes.string_at(found.of_this_rank, found.of_this_rank_bytes),
-        )
+        trainer, of_this_rank = (found.trainer, found.trainer_bytes), (found.of_this_rank, found.of_this_rank_bytes)
+        return found.step, *_buffers.taken(self.model, ctypes.string_at(*trainer), ctypes.string_at(*of_this_rank))
 
     def save_pretrained(
         self, folder: str | os.PathLike, *, trainable_only: bool = False, dtype: torch.dtype | None = None, file_bytes: int = 5_000_000_000
