@@ -162,13 +162,9 @@ absl::Status CheckSave(const Options& options) {
 }
 
 absl::Status CheckExport(const Options& options) {
-  const std::string& folder = options.export_folder;
-  std::error_code error;
-  if (folder.empty() || !std::filesystem::exists(folder, error) ||
-      std::filesystem::is_empty(folder, error))
-    return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--export ", folder, ": exists and is not empty: name a new folder"));
+  if (options.export_folder.empty()) return absl::OkStatus();
+  const absl::Status free = CheckExports(options.export_folder);
+  return free.ok() ? free : absl::InvalidArgumentError(absl::StrCat("--export: ", free.message()));
 }
 
 }  // namespace ebb::gpt

@@ -173,4 +173,8 @@ absl::Status ExportParameters(Engine& engine, const std::string& folder,
   return engine.Agree(own, "ExportParameters: values");
 }
 
+absl::Status CheckExports(const std::string& folder) {
+  return SafetensorsWriter::CheckFolder(folder);
+}
+
 }  // namespace ebb

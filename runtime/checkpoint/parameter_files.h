@@ -49,5 +49,7 @@ struct ExportOptions {
 // transposed matrix whole, and pieces of all other parameters.
 absl::Status ExportParameters(Engine& engine, const std::string& folder,
                               const ExportOptions& options = {});
+// Call it before training on the rank that writes: it refuses a folder that an export would refuse.
+absl::Status CheckExports(const std::string& folder);
 
 }  // namespace ebb

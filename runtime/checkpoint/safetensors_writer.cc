@@ -24,25 +24,48 @@ namespace fs = std::filesystem;
 const std::map<std::string, std::string> kFormatMetadata = {{"format", "pt"}};
 constexpr int64_t kAlignment = 64;
 
+fs::path Named(const std::string& folder) {
+  std::error_code error;
+  const fs::path path = fs::absolute(folder, error).lexically_normal();
+  return path.has_filename() ? path : path.parent_path();  // of "DIR/"
+}
+
+// The folder's name until all of it is on the disk.
+std::string Unfinished(const fs::path& path) {
+  return (path.parent_path() / absl::StrCat(".writing-", path.filename().string())).string();
+}
+
+absl::Status IsWritten(const fs::path& path) {
+  return absl::AlreadyExistsError(
+      absl::StrCat("'", Unfinished(path), "' exists: another program writes '", path.string(),
+                   "', or was killed; if it was killed, remove '", Unfinished(path), "'"));
+}
+
 }  // namespace
+
+absl::Status SafetensorsWriter::CheckFolder(const std::string& folder) {
+  const fs::path path = Named(folder);
+  std::error_code error;
+  const fs::file_status there = fs::symlink_status(path, error);
+  // A folder cannot take the name of a link or of a file.
+  if (fs::exists(there) && !fs::is_directory(there))
+    return absl::AlreadyExistsError(
+        absl::StrCat("'", path.string(), "' is a link or a file: name a new folder"));
+  if (fs::exists(there) && !fs::is_empty(path, error))
+    return absl::AlreadyExistsError(
+        absl::StrCat("'", path.string(), "' exists and is not empty: name a new folder"));
+  return IsThere(Unfinished(path)) ? IsWritten(path) : absl::OkStatus();
+}
 
 absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
     const std::string& folder, const std::vector<TensorInfo>& tensors, int64_t file_bytes_max) {
+  EBB_RETURN_IF_ERROR(CheckFolder(folder));
+  const fs::path path = Named(folder);
   std::error_code error;
-  fs::path path = fs::absolute(folder, error).lexically_normal();
-  if (!path.has_filename()) path = path.parent_path();  // of "DIR/"
-  if (fs::exists(fs::symlink_status(path, error)) && !fs::is_empty(path, error))
-    return absl::AlreadyExistsError(
-        absl::StrCat("'", path.string(), "' exists and is not empty: name a new folder"));
   fs::create_directories(path.parent_path(), error);
-  const std::string written =
-      (path.parent_path() / absl::StrCat(".writing-", path.filename().string())).string();
-  if (mkdir(written.c_str(), 0777) != 0) {
-    if (errno != EEXIST) return FileError("making the folder", written, errno);
-    return absl::AlreadyExistsError(
-        absl::StrCat("'", written, "' exists: another program writes '", path.string(),
-                     "', or was killed; if it was killed, remove '", written, "'"));
-  }
+  const std::string written = Unfinished(path);
+  if (mkdir(written.c_str(), 0777) != 0)
+    return errno == EEXIST ? IsWritten(path) : FileError("making the folder", written, errno);
   std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter(path.string(), written));
   writer->CutIntoFiles(tensors, file_bytes_max);
   EBB_RETURN_IF_ERROR(writer->NextFile());

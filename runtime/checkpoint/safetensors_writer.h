@@ -23,6 +23,8 @@ namespace ebb {
 
 class SafetensorsWriter {
  public:
+  // Whether Create can make files for `folder`. Call it before long work.
+  static absl::Status CheckFolder(const std::string& folder);
   // `folder`: a new or empty folder. `tensors`: names, shapes and dtypes, in the order of the
   // values. `file_bytes_max`: bytes of a file's tensors; a larger tensor has a file of its own.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(

@@ -100,6 +100,13 @@ with tempfile.TemporaryDirectory() as made:
         train(ranks, "--init-from", folder / f"runs{ranks}", "--steps", 0)
 
     assert "not empty" in train(1, "--export", out, code=2)
+    # An export that cannot get its name is an error before training, which would be lost.
+    (folder / "link").symlink_to(folder / "real")
+    (folder / "real").mkdir()
+    (folder / ".writing-killed").mkdir()
+    for name, said in (("link", "is a link or a file"), ("link/", "is a link or a file"), ("killed", "or was killed")):
+        shown = train(1, "--export", f"{folder}/{name}", code=2)
+        assert said in shown and "step 1/" not in shown, shown
     said = train(2, "--init-from", folder / "first", "--layers", 3, code=2)
     assert "it lacks 'block2.norm1.weight'" in said, said
     said = train(1, "--init-from", folder / "first", "--context", 16, code=2)
