@@ -38,7 +38,7 @@ def added(model: nn.Module, trainer: bytes, of_this_rank: bytes) -> tuple[bytes,
 
 def taken(model: nn.Module, trainer: bytes, of_this_rank: bytes) -> tuple[bytes, bytes]:
     """Sets the buffers to this rank's, or else to rank 0's. Returns the caller's bytes."""
-    (trainer, of_rank_0), (of_this_rank, own) = (_split(bytes) for bytes in (trainer, of_this_rank))
+    (trainer, of_rank_0), (of_this_rank, own) = (_split(saved) for saved in (trainer, of_this_rank))
     saved, buffers = own or of_rank_0, of_model(model)
     kept = [key for key, tensor in buffers.items() if key not in saved or saved[key].shape != tensor.shape]
     if kept:
