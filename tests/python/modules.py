@@ -221,6 +221,53 @@ class OtherMethod(Blocks):
         return self.head(x)
 
 
+class _Product(torch.autograd.Function):
+    """A fused head, as in TRL: its backward reads the weight."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient @ weight, gradient.t() @ x
+
+
+class FusedHead(nn.Module):
+    """The model itself uses weights of a unit after another module of that unit: between blocks, and at its end."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.before = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+        self.norm, self.middle = nn.LayerNorm(8), nn.Linear(8, 8, bias=False)
+        self.after = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+        self.last_norm, self.head = nn.LayerNorm(8), nn.Linear(8, 1, bias=False)
+
+    def forward(self, x):
+        for block in self.before:
+            x = torch.tanh(block(x))
+        x = _Product.apply(self.norm(x), self.middle.weight)
+        for block in self.after:
+            x = torch.tanh(block(x))
+        return _Product.apply(self.last_norm(x), self.head.weight)
+
+
+class ReadInBackward(FusedHead):
+    """What the weight has made reaches the loss past the blocks that come next, so its backward runs within theirs."""
+
+    def forward(self, x):
+        for block in self.before:
+            x = torch.tanh(block(x))
+        x = self.norm(x)
+        aside = _Product.apply(x, self.middle.weight)
+        for block in self.after:
+            x = torch.tanh(block(x))
+        return self.head(self.last_norm(x)) + aside.sum(-1, keepdim=True)
+
+
 class MixtureOfExperts(nn.Module):
     """Each rank's samples take other experts."""
 

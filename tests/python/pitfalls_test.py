@@ -8,15 +8,16 @@ import pytest
 import torch
 import training
 from modules import (Blocks, CachedIntermediate, Checkpointed, CheckpointedReentrant, CheckpointOverTwo, Containers, EarlyStopped,
-                     FrozenFirst, FrozenMiddle, InPlaceOnAView, LeftOut, ListsOfLists, MixtureOfExperts, OtherMethod, PassedThrough,
-                     Resident, SharedList, UsedTwice)
+                     FrozenFirst, FrozenMiddle, FusedHead, InPlaceOnAView, LeftOut, ListsOfLists, MixtureOfExperts, OtherMethod,
+                     PassedThrough, ReadInBackward, Resident, SharedList, UsedTwice)
 from torch import nn
 from training import compare, config, llama, mlp, squared_error, token_batches, vector_batches
 
 import ebb
 
 RIGHT = [Blocks, InPlaceOnAView, CachedIntermediate, UsedTwice, Checkpointed, CheckpointedReentrant, CheckpointOverTwo, EarlyStopped, FrozenMiddle,
-         FrozenFirst, LeftOut, Containers, PassedThrough, Resident, ListsOfLists, OtherMethod, MixtureOfExperts, SharedList]
+         FrozenFirst, LeftOut, Containers, PassedThrough, Resident, ListsOfLists, OtherMethod, MixtureOfExperts, SharedList, FusedHead,
+         ReadInBackward]
 
 
 def _right(kind, registered):
@@ -30,7 +31,8 @@ def test_numbers_are_those_of_torch(two, kind):
     two.run(_right, kind, False)
 
 
-@pytest.mark.parametrize("kind", [Blocks, InPlaceOnAView, CachedIntermediate, Checkpointed, EarlyStopped, Containers, Resident, OtherMethod, SharedList])
+@pytest.mark.parametrize("kind", [Blocks, InPlaceOnAView, CachedIntermediate, Checkpointed, EarlyStopped, Containers, Resident, OtherMethod,
+                                  SharedList, FusedHead])
 def test_without_an_example_too(two, kind):
     two.run(_right, kind, True)
 
@@ -98,6 +100,10 @@ def _external():
     with torch.no_grad():
         assert model(batches[0][0][0]).isnan().all()
     refused(lambda: model(batches[0][0][0]), "'blocks.0.bias' is used outside of its module: name it in resident=")
+    engine.close()
+    model = ReadInBackward()
+    engine = ebb.initialize(model, config())
+    refused(lambda: model(batches[0][0][0]), "'middle.weight' is used outside of its module: name it in resident=")
     engine.close()
 
 

@@ -151,6 +151,7 @@ class Walk:
         if self.forward is not None and self.forward.visit.unit is unit:
             return
         self._check_begin(unit)
+        self._watch_open((arguments, keywords))
         self.settle()
         trains = torch.is_grad_enabled()
         around = None if trains else function_around()
@@ -201,6 +202,7 @@ class Walk:
     def _model_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:
         if _graph_task() != -1 or self.is_paused:
             return
+        self._watch_open(output)
         self._close_forward()
         if len(self.residents) == len(self.units) and self.in_round and torch.is_grad_enabled():
             for tensor in tensors_in(output):  # no unit's backward will say that backward has begun
@@ -227,6 +229,11 @@ class Walk:
             # In-place operations on a view replace its node, and keep its base's.
             if tensor._is_view() and tensor._base is not None:
                 self._watch_node(visit, tensor._base.grad_fn)
+
+    def _watch_open(self, values: Any) -> None:
+        """Watches what the model itself has computed after a module of the open unit, perhaps with another parameter of that unit."""
+        if self.forward is not None and torch.is_grad_enabled():
+            self._watch(self.forward.visit, values)
 
     def _watch_node(self, visit: Visit, node: Any) -> None:
         # An older node is not watched, because it belongs to the unit that made it.
