@@ -121,6 +121,21 @@ def test_the_model_is_as_before():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+class Unchangeable(dict):
+    """As the configuration of a model of diffusers."""
+
+    def update(self, *_):
+        raise AssertionError("changed")
+
+
+def test_a_configuration_that_cannot_be_changed_stays():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model.settings, model.calls = Unchangeable(width=4), []
+    model[0].forward = lambda x: (model.calls.append(x), nn.Linear.forward(model[0], x))[1]
+    observe(model, divide(model), torch.zeros(2, 4), CPU)
+    assert model.settings == {"width": 4} and model.calls == []
+
+
 class Outside(nn.Module):
     def __init__(self):
         super().__init__()

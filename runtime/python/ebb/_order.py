@@ -323,8 +323,9 @@ def _as_it_was(model: nn.Module, whose: tuple[str, ...] = _LIBRARIES) -> Iterato
         yield
     finally:
         for container, before in contents.values():
-            container.clear()
-            container.extend(before) if isinstance(container, list) else container.update(before)
+            if not _are_same(container, before):  # a configuration of diffusers refuses changes
+                container.clear()
+                container.extend(before) if isinstance(container, list) else container.update(before)
         for (_, module), values in zip(modules, attributes):
             module.__dict__.clear()
             module.__dict__.update(values)
@@ -335,6 +336,13 @@ def _as_it_was(model: nn.Module, whose: tuple[str, ...] = _LIBRARIES) -> Iterato
                     f"'{name}' of '{path}' keeps a tensor without values from the forward that shows the order of units: call the model once "
                     "before ebb.initialize, so that it keeps a real tensor, or keep the tensor in an attribute of a module"
                 )
+
+
+def _are_same(container: Any, before: Any) -> bool:
+    if isinstance(container, set):
+        return container == before
+    one, other = ([*values, *values.values()] if isinstance(values, dict) else values for values in (container, before))
+    return list(map(id, one)) == list(map(id, other))
 
 
 def _module_of(hook: Any) -> str:
