@@ -242,7 +242,54 @@ def test_a_model_that_is_made_anew_begins_anew(one, tmp_path):
     one.run(_model_init, str(tmp_path))
 
 
+def ours_of(kind):
+    """A trainer that others have derived from transformers' own, such as TRL's, on the engine."""
+    from ebb.integrations.transformers import Trainer
+
+    return type("Ours", (Trainer, kind), {})
+
+
+def _preference(folder, sharded):
+    import transformers
+
+    class Preference(transformers.Trainer):
+        """Does what TRL's DPOTrainer does: prepares the reference at once, and compares with it in the loss."""
+
+        def __init__(self, *arguments, reference, **keywords):
+            super().__init__(*arguments, **keywords)
+            self.reference = self.accelerator.prepare_model(reference, evaluation_mode=True)
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            with torch.no_grad():
+                expected = self.reference(input_ids=inputs["input_ids"]).logits
+            return (model(input_ids=inputs["input_ids"]).logits - expected).square().mean()
+
+    make_reference = lambda: llama(rope_parameters={"rope_type": "default", "rope_theta": 10.0}).requires_grad_(False)
+    plain = Preference(llama(), arguments(folder, **EXACT), train_dataset=Sequences(10), reference=make_reference())
+    plain.train()
+    reference = make_reference()
+    of_reference = ebb.initialize(reference, training.config()) if sharded else None
+    schedule = {"type": "WarmupLR", "params": {"warmup_min_lr": 0.0625, "warmup_max_lr": 0.0625, "warmup_num_steps": "auto"}}
+    trainer = ours_of(Preference)(
+        llama(), arguments(folder, **{**EXACT, "max_steps": -1, "num_train_epochs": 1}), train_dataset=Sequences(10), reference=reference,
+        ebb_config={"zero_optimization": ZERO, "scheduler": schedule},
+    )
+    assert trainer.engine is None  # the number of steps is not known yet
+    trainer.train()
+    assert logged(trainer) == logged(plain) and len(logged(plain)) == 5
+    same_parameters(trainer, plain.model)
+    trainer.engine.close()
+    if sharded:
+        of_reference.close()
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
+def test_a_trainer_with_a_reference_model(one, tmp_path, sharded):
+    one.run(_preference, str(tmp_path), sharded)
+
+
 def _contradictions(folder):
+    import transformers
     from ebb.integrations.transformers import filled
 
     args = arguments(folder, learning_rate=3e-4, gradient_accumulation_steps=4, warmup_steps=10, fp16=False)
@@ -258,6 +305,10 @@ def _contradictions(folder):
         filled({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}}, args, -1)
     with pytest.raises(ebb.Error, match="optim='adafactor'.*into the JSON"):
         filled({}, arguments(folder, optim="adafactor"), 100)
+    args.sync_ref_model = True  # an argument of TRL's
+    with pytest.raises(ebb.Error, match="sync_ref_model=.*reads parameters between steps"):
+        ours_of(transformers.Trainer)(llama(), args, train_dataset=Sequences(4))
+    args.sync_ref_model = False
     with pytest.raises(ebb.Error, match="optimizers="):
         from ebb.integrations.transformers import Trainer
 

@@ -71,6 +71,7 @@ class Trainer(transformers.Trainer):
             ("torch_compile", "compile the blocks of the model, block.compile()"),
             ("auto_find_batch_size", "give per_device_train_batch_size"),
             ("fp16_full_eval", "the JSON says the dtype"), ("bf16_full_eval", "the JSON says the dtype"),
+            ("sync_ref_model", "TRL's callback reads parameters between steps, when they show NaN"),
         ):
             if getattr(self.args, name, None):
                 raise Error(f"TrainingArguments({name}=) is not supported here: {instead}", "UNIMPLEMENTED")
@@ -97,9 +98,15 @@ class Trainer(transformers.Trainer):
         return model
 
     def _prepare_model(self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False) -> nn.Module:
+        if model is not self.model:  # TRL's reference or reward model: whole on every rank, unless it has an engine of its own
+            return model.to(self._device)
         self._shard()
         self.accelerator._models.append(model)
         return model
+
+    @property
+    def _device(self) -> str:
+        return "cpu" if self.args.device.type == "cpu" else str(self.args.device)  # torch.distributed numbers CPUs
 
     def _shard(self) -> None:
         if self.engine is not None and self.engine.model is not self.model:  # model_init has made another
@@ -115,8 +122,7 @@ class Trainer(transformers.Trainer):
             if names:
                 options["groups"] = {"no_decay": f"^({'|'.join(map(re.escape, names))})$"}
                 settings.setdefault("ebb", {}).setdefault("parameter_groups", {})["no_decay"] = {"weight_decay": 0.0}
-        device = "cpu" if self.args.device.type == "cpu" else str(self.args.device)  # torch.distributed numbers CPUs
-        self.engine = initialize(self.model, settings, device=device, **options)
+        self.engine = initialize(self.model, settings, device=self._device, **options)
         self.engine.sums_micro_batches = True  # training_step() divides the loss
         if self.engine.optimizer is not None:
             # The loop decides when a step ends, also the shorter last step of an epoch.
