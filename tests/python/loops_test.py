@@ -341,6 +341,29 @@ def test_clipping_by_the_loop_is_refused(one):
     one.run(_clipped_by_the_loop)
 
 
+def _of_torchs_loops():
+    model, plain = Blocks(), Blocks()
+    engine = ebb.initialize(model, settings(), example=(X,))
+    for scaler in (torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu", enabled=False)):
+        scaler.scale(squared_error(model, (X, Y))).backward()
+        if scaler.is_enabled():
+            scaler.unscale_(engine.optimizer)
+            refused(lambda: scaler.step(engine.optimizer), r"GradScaler.step\(\): .* without a GradScaler")
+            engine.drop()
+        else:
+            refused(lambda: torch.nn.utils.clip_grad_value_(model.parameters(), 0.1), "clip_grad_value_.*'blocks.0.weight'.*by norm only")
+            scaler.step(engine.optimizer)
+    assert engine.report().applied
+    engine.close()
+    squared_error(plain, (X, Y)).backward()
+    torch.nn.utils.clip_grad_value_(plain.parameters(), 1e-4)
+    assert max(parameter.grad.abs().max() for parameter in plain.parameters()) <= 1e-4
+
+
+def test_a_scaler_and_clipping_by_value_are_refused(one):
+    one.run(_of_torchs_loops)
+
+
 def _added():
     model = Blocks()
     engine = ebb.initialize(model, settings(), example=(X,))

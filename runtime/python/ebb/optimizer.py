@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any, Callable, Iterable
 
@@ -31,6 +32,14 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             raise Error("step(closure) is not supported", "UNIMPLEMENTED")
         return self._step()
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """torch.amp.GradScaler.step() asks for it, and would find no gradients."""
+        raise Error(
+            "GradScaler.step(): the engine has the gradients, and with \"fp16\" in the configuration it scales the loss itself: call "
+            "engine.backward(loss) and engine.step(), without a GradScaler, or make it with enabled=False", "UNIMPLEMENTED"
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "_of_json"):  # else it is torch's own call, for a group of the engine's
@@ -113,8 +122,22 @@ def refuse_other_optimizers() -> None:
 
 
 def refuse_clipping() -> None:
-    """Makes torch's clip_grad_norm_() over the engine's parameters raise, because it finds no gradients and would clip nothing."""
+    """Makes torch's clipping over the engine's parameters raise, because it finds no gradients and would clip nothing."""
     clipping = torch.nn.utils.clip_grad
+    by_value = clipping.clip_grad_value_
+
+    @functools.wraps(by_value)
+    def refuse_or_clip(parameters: Any, *arguments: Any, **keywords: Any) -> None:
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        name = _name_in(parameters)
+        if name is not None:
+            raise Error(
+                f"clip_grad_value_(): the engine has the gradient of '{name}', and clips by norm only (\"gradient_clipping\")",
+                "UNIMPLEMENTED"
+            )
+        by_value(parameters, *arguments, **keywords)
+
+    clipping.clip_grad_value_ = torch.nn.utils.clip_grad_value_ = refuse_or_clip
     scale = getattr(clipping, "_clip_grads_with_norm_", None)  # clip_grad_norm_() calls it, under whatever name that was imported
 
     def refuse_or_scale(parameters: Any, *arguments: Any, **keywords: Any) -> None:
