@@ -287,6 +287,8 @@ typedef struct {
   int64_t trainer_bytes;
   const void* of_this_rank; /* bytes of the caller; those of each rank are saved */
   int64_t of_this_rank_bytes;
+  const void* buffers; /* what a model has beside its parameters; those of each rank are saved */
+  int64_t buffers_bytes;
 } ebb_save_options;
 typedef struct {
   uint32_t struct_size;
@@ -296,6 +298,8 @@ typedef struct {
   int64_t trainer_bytes;
   const void* of_this_rank; /* null at another number of ranks */
   int64_t of_this_rank_bytes;
+  const void* buffers; /* at another number of ranks, those of rank 0 */
+  int64_t buffers_bytes;
 } ebb_loaded;
 
 /* Collective. `ticket` null: returns when the checkpoint is on the disk. Otherwise it returns as

@@ -53,7 +53,7 @@ struct ebb_engine {
   std::vector<OpenScope> scopes;
   int64_t last_scope = 0;
   std::vector<ebb::SaveTicket> tickets;
-  std::string trainer, of_this_rank;  // that the last ebb_load has found
+  std::string trainer, of_this_rank, buffers;  // that the last ebb_load has found
 };
 
 namespace ebb::c {

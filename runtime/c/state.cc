@@ -4,7 +4,7 @@
 namespace ebb::c {
 namespace {
 
-constexpr char kTrainer[] = "c.trainer", kOfThisRank[] = "c.of_this_rank";
+constexpr char kTrainer[] = "c.trainer", kOfThisRank[] = "c.of_this_rank", kBuffers[] = "c.buffers";
 
 absl::StatusOr<StateClass> ReadableState(int32_t state) {
   if (state < EBB_PARAMETER || state > EBB_OPTIMIZER) {
@@ -103,6 +103,9 @@ int32_t ebb_save(ebb_engine* handle, const char* folder, const ebb_save_options*
                                          ebb::c::kTrainer, with.trainer));
     EBB_RETURN_IF_ERROR(ebb::c::AddBytes(options.of_this_rank, options.of_this_rank_bytes,
                                          "of_this_rank", ebb::c::kOfThisRank, with.of_this_rank));
+    for (auto* const to : {&with.of_this_rank, &with.trainer})  // the latter for other worlds
+      EBB_RETURN_IF_ERROR(ebb::c::AddBytes(options.buffers, options.buffers_bytes, "buffers",
+                                           ebb::c::kBuffers, *to));
     if (ticket == nullptr) return ebb::SaveCheckpoint(*engine->engine, folder, with).status();
     EBB_ASSIGN_OR_RETURN(ebb::SaveTicket saving, ebb::SaveAsync(*engine->engine, folder, with));
     engine->tickets.push_back(std::move(saving));
@@ -136,6 +139,9 @@ int32_t ebb_load(ebb_engine* handle, const char* path, ebb_loaded* loaded) {
                          ebb::LoadCheckpoint(*engine->engine, path, {.advice = ""}));
     engine->trainer = ebb::c::BytesIn(found.trainer, ebb::c::kTrainer);
     engine->of_this_rank = ebb::c::BytesIn(found.of_this_rank, ebb::c::kOfThisRank);
+    engine->buffers = ebb::c::BytesIn(
+        found.of_this_rank.contains(ebb::c::kBuffers) ? found.of_this_rank : found.trainer,
+        ebb::c::kBuffers);
     if (loaded == nullptr) return absl::OkStatus();
     return ebb::c::Give({.struct_size = 0,
                          .ranks = found.ranks,
@@ -143,7 +149,9 @@ int32_t ebb_load(ebb_engine* handle, const char* path, ebb_loaded* loaded) {
                          .trainer = engine->trainer.data(),
                          .trainer_bytes = static_cast<int64_t>(engine->trainer.size()),
                          .of_this_rank = engine->of_this_rank.data(),
-                         .of_this_rank_bytes = static_cast<int64_t>(engine->of_this_rank.size())},
+                         .of_this_rank_bytes = static_cast<int64_t>(engine->of_this_rank.size()),
+                         .buffers = engine->buffers.data(),
+                         .buffers_bytes = static_cast<int64_t>(engine->buffers.size())},
                         loaded, "ebb_loaded");
   });
 }

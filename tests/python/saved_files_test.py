@@ -1,5 +1,6 @@
 """Files of models: what a killed or failed writer leaves, and what readers say about files of other programs."""
 
+import logging
 import os
 
 import pytest
@@ -123,6 +124,51 @@ def test_a_checkpoint_has_the_buffers_of_each_rank(one, two, tmp_path):
     one.run(_buffers_elsewhere, str(tmp_path), of_rank_0)
 
 
+class Queue(nn.Module):
+    def __init__(self, elements, kept=None):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 1)
+        self.register_buffer("queue", torch.zeros(elements))
+        self.register_buffer("later", kept)
+
+    def forward(self, x):
+        return self.last(self.first(x))
+
+
+def _warned(call):
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("ebb").addHandler(handler)
+    try:
+        call()
+    finally:
+        logging.getLogger("ebb").removeHandler(handler)
+    return said
+
+
+def _buffers_that_do_not_fit(folder):
+    engine = ebb.initialize(model := Queue(2, torch.ones(3)), config())
+    model.queue.fill_(7)
+    assert _warned(lambda: engine.save(f"{folder}/small")) == []
+    engine.close()
+    engine = ebb.initialize(model := Queue(3), config())
+    assert _warned(lambda: engine.load(f"{folder}/small")) == [
+        "1 buffers keep their values, because the checkpoint lacks them or has another shape: queue",
+        "1 buffers of the checkpoint are not in the model: later"]
+    assert model.queue.sum() == 0
+    engine.close()
+    engine = ebb.initialize(Queue((4 << 20) + 1), config())
+    (said,) = _warned(lambda: engine.save(f"{folder}/large"))
+    assert said.startswith("the checkpoint is saved without the model's buffers, because they have 16777220 bytes")
+    assert len(_warned(lambda: engine.load(f"{folder}/large"))) == 1
+    engine.close()
+
+
+def test_buffers_that_do_not_fit_are_named(one, tmp_path):
+    one.run(_buffers_that_do_not_fit, str(tmp_path))
+
+
 def _other_files(folder):
     def refused(said, make=mlp):
         with ebb.empty_parameters():
@@ -146,7 +192,7 @@ def _other_files(folder):
     _with_ebb(folder, model.config)
     tied["lm_head.weight"][-1, -1] += 1
     safetensors.torch.save_file(tied, f"{folder}/model.safetensors")
-    with pytest.raises(ebb.Error, match="'transformer.wte.weight' and 'lm_head.weight' are one parameter, and have different values"):
+    with pytest.raises(ebb.Error, match="'transformer.wte.weight' and 'lm_head.weight' are one parameter, and differ"):
         _with_ebb(folder, model.config)
 
 

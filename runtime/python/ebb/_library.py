@@ -119,14 +119,14 @@ class StepReport(Struct):
 class SaveOptions(Struct):
     _fields_ = [
         ("struct_size", c_uint32), ("keep", c_int32), ("trainer", c_char_p), ("trainer_bytes", c_int64), ("of_this_rank", c_char_p),
-        ("of_this_rank_bytes", c_int64),
+        ("of_this_rank_bytes", c_int64), ("buffers", c_char_p), ("buffers_bytes", c_int64),
     ]
 
 
 class Loaded(Struct):
     _fields_ = [
         ("struct_size", c_uint32), ("ranks", c_int32), ("step", c_int64), ("trainer", c_void_p), ("trainer_bytes", c_int64),
-        ("of_this_rank", c_void_p), ("of_this_rank_bytes", c_int64),
+        ("of_this_rank", c_void_p), ("of_this_rank_bytes", c_int64), ("buffers", c_void_p), ("buffers_bytes", c_int64),
     ]
 
 

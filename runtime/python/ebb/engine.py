@@ -299,9 +299,10 @@ class Engine:
         asynchronous: returns a Ticket as soon as the save has been started. It goes on while later steps run, and saves the state after
         the last finished step. A second save waits for the first."""
         self._between_steps("save")
-        trainer, of_this_rank = _buffers.added(self.model, trainer, of_this_rank)
+        buffers = _buffers.packed(self.model, self.world.rank)
         options = _library.SaveOptions(
-            keep=keep, trainer=trainer, trainer_bytes=len(trainer), of_this_rank=of_this_rank, of_this_rank_bytes=len(of_this_rank)
+            keep=keep, trainer=trainer, trainer_bytes=len(trainer), of_this_rank=of_this_rank, of_this_rank_bytes=len(of_this_rank),
+            buffers=buffers, buffers_bytes=len(buffers),
         )
         number = ctypes.c_int64()
         of_ticket = byref(number) if asynchronous else None
@@ -315,8 +316,9 @@ class Engine:
         found = _library.Loaded()
         check(library.ebb_load(self._memory.handle, os.fspath(path).encode(), byref(found)))
         self._steps.refresh_residents()
-        trainer, of_this_rank = (found.trainer, found.trainer_bytes), (found.of_this_rank, found.of_this_rank_bytes)
-        return found.step, *_buffers.taken(self.model, ctypes.string_at(*trainer), ctypes.string_at(*of_this_rank))
+        _buffers.set_to(self.model, ctypes.string_at(found.buffers, found.buffers_bytes))
+        of_this_rank = ctypes.string_at(found.of_this_rank, found.of_this_rank_bytes)
+        return found.step, ctypes.string_at(found.trainer, found.trainer_bytes), of_this_rank
 
     def save_pretrained(
         self, folder: str | os.PathLike, *, trainable_only: bool = False, dtype: torch.dtype | None = None, file_bytes: int = 5_000_000_000
