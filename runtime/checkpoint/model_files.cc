@@ -23,7 +23,8 @@ constexpr char kModelConfig[] = "config.json";
 
 // `dtype`: the format's name.
 std::string WhyLeftOut(const std::string& dtype) {
-  return dtype.starts_with("F") ? absl::StrCat(dtype, ", not F32, BF16 or F16") : "no parameter";
+  const bool may_be_parameter = dtype.starts_with("F") || dtype == "I8" || dtype == "U8";
+  return may_be_parameter ? absl::StrCat(dtype, ", not F32, BF16 or F16") : "no parameter";
 }
 
 // `wanted`: the index's tensors of a file; null without an index.

@@ -167,7 +167,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
     for (const int64_t size : tensor_.shape)
       if (__builtin_mul_overflow(bits, size, &bits))
         return FailTensor("its shape is not a list of sizes that a file can hold");
-    if (bits % 8 != 0) return FailTensor("its elements end within a byte");
+    if (bits % 8 != 0) return FailTensor("its bits do not fill whole bytes");
     const int64_t bytes = bits / 8;
     const int64_t begin = offsets_[0], end = offsets_[1];
     if (begin > end || end > data_bytes_)

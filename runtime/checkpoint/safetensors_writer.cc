@@ -1,6 +1,7 @@
 #include "ebb/runtime/checkpoint/safetensors_writer.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -35,7 +36,18 @@ std::string Unfinished(const fs::path& path) {
   return (path.parent_path() / absl::StrCat(".writing-", path.filename().string())).string();
 }
 
-absl::Status IsWritten(const fs::path& path) {
+// In `path`, or, where it does not exist, in the first folder above it that does.
+absl::Status CanMakeFolders(fs::path path) {
+  while (!IsThere(path.string()) && path.has_relative_path()) path = path.parent_path();
+  struct stat at;
+  if (stat(path.c_str(), &at) != 0) return FileError("making a folder in", path.string(), errno);
+  if (!S_ISDIR(at.st_mode)) return FileError("making a folder in", path.string(), ENOTDIR);
+  if (access(path.c_str(), W_OK | X_OK) != 0)
+    return FileError("making a folder in", path.string(), errno);
+  return absl::OkStatus();
+}
+
+absl::Status BeingWritten(const fs::path& path) {
   return absl::AlreadyExistsError(
       absl::StrCat("'", Unfinished(path), "' exists: another program writes '", path.string(),
                    "', or was killed; if it was killed, remove '", Unfinished(path), "'"));
@@ -54,7 +66,14 @@ absl::Status SafetensorsWriter::CheckFolder(const std::string& folder) {
   if (fs::exists(there) && !fs::is_empty(path, error))
     return absl::AlreadyExistsError(
         absl::StrCat("'", path.string(), "' exists and is not empty: name a new folder"));
-  return IsThere(Unfinished(path)) ? IsWritten(path) : absl::OkStatus();
+  EBB_RETURN_IF_ERROR(CanMakeFolders(path.parent_path()));
+  // Another file system, mounted there, cannot be renamed.
+  struct stat at, above;
+  if (stat(path.c_str(), &at) == 0 && stat(path.parent_path().c_str(), &above) == 0 &&
+      at.st_dev != above.st_dev)
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", path.string(), "' is a mount point: name a new folder within it"));
+  return IsThere(Unfinished(path)) ? BeingWritten(path) : absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
@@ -65,7 +84,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
   fs::create_directories(path.parent_path(), error);
   const std::string written = Unfinished(path);
   if (mkdir(written.c_str(), 0777) != 0)
-    return errno == EEXIST ? IsWritten(path) : FileError("making the folder", written, errno);
+    return errno == EEXIST ? BeingWritten(path) : FileError("making the folder", written, errno);
   std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter(path.string(), written));
   writer->CutIntoFiles(tensors, file_bytes_max);
   EBB_RETURN_IF_ERROR(writer->NextFile());

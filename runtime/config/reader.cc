@@ -229,7 +229,7 @@ class Reader {
   // The places for a key of this name. `nearest` is one of them.
   static std::string Misplaced(std::string_view name, const std::string& nearest) {
     if (const Key* key = FindKey(nearest); key != nullptr && IsNeverTaken(*key)) {
-      return std::string(key->meaning);
+      return Join({Quoted(nearest), " is, but Ebb refuses it: ", key->meaning});
     }
     const std::vector<std::string> all = PathsNamed(name);
     if (all.size() > 1 && all.size() <= kPlacesShown) {

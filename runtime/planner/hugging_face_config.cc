@@ -197,9 +197,9 @@ absl::StatusOr<ModelShape> ShapeOfConfigJson(std::string_view text, std::string 
   if (!family.has_experts) shape.experts = 1;
   // One expert has a router, too; a block with none is as wide as another key says.
   if (family.has_experts && shape.experts < 2)
-    return absl::UnimplementedError(absl::StrCat("a block has ", shape.experts,
-                                                 " experts, which is not supported for ",
-                                                 family.type, ": give ", Instead(*root)));
+    return absl::UnimplementedError(absl::StrCat("experts of a block: ", shape.experts,
+                                                 ", which is not supported for ", family.type,
+                                                 ": give ", Instead(*root)));
   return Complete(shape);
 }
 

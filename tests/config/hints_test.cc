@@ -26,9 +26,11 @@ TEST(Hint, NamesNoKeyThatIsAnotherWord) {
 TEST(Hint, NamesNoPlaceWhereTheKeyIsRefused) {
   const absl::StatusOr<Config> config = Config::FromJson(R"({"max_grad_norm": 0.5})");
   ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_THAT(config->warnings,
-              ElementsAre("\"max_grad_norm\" is not a key; clipping is not the optimizer's: set "
-                          "\"gradient_clipping\"; it is ignored, as in DeepSpeed"));
+  EXPECT_THAT(
+      config->warnings,
+      ElementsAre("\"max_grad_norm\" is not a key; \"optimizer.params.max_grad_norm\" is, but "
+                  "Ebb refuses it: clipping is not the optimizer's: set "
+                  "\"gradient_clipping\"; it is ignored, as in DeepSpeed"));
 }
 
 }  // namespace

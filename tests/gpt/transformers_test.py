@@ -104,7 +104,9 @@ with tempfile.TemporaryDirectory() as made:
     (folder / "link").symlink_to(folder / "real")
     (folder / "real").mkdir()
     (folder / ".writing-killed").mkdir()
-    for name, said in (("link", "is a link or a file"), ("link/", "is a link or a file"), ("killed", "or was killed")):
+    (folder / "file").touch()
+    for name, said in (("link", "is a link or a file"), ("link/", "is a link or a file"), ("killed", "or was killed"),
+                       ("file/new/export", "Not a directory")):
         shown = train(1, "--export", f"{folder}/{name}", code=2)
         assert said in shown and "step 1/" not in shown, shown
     said = train(2, "--init-from", folder / "first", "--layers", 3, code=2)

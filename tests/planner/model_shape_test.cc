@@ -194,10 +194,10 @@ TEST(HuggingFaceConfig, RefusesModelsThatItWouldCountWrongly) {
   // A router of one expert, or a dense block of another width.
   EXPECT_THAT(message(R"("model_type": "mixtral", "num_local_experts": 1,
       "num_experts_per_tok": 1)"),
-              HasSubstr("a block has 1 experts"));
+              HasSubstr("experts of a block: 1,"));
   EXPECT_THAT(message(R"("model_type": "qwen3_moe", "num_experts": 0, "num_experts_per_tok": 1,
       "moe_intermediate_size": 32)"),
-              HasSubstr("a block has 0 experts"));
+              HasSubstr("experts of a block: 0,"));
   // Its class has a default for the width of an expert, which is not that of a dense block.
   EXPECT_THAT(message(R"("model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2)"),
               HasSubstr("\"moe_intermediate_size\" is missing"));

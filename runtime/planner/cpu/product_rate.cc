@@ -26,6 +26,7 @@ dnnl::memory::data_type FastestType() {
 // c = a b, all of kSide x kSide. oneDNN's own threads stay off, as with ranks.
 double RateOfThread() {
   constexpr dnnl::memory::dim kSide = 1024;
+  const int threads_before = omp_get_max_threads();
   omp_set_num_threads(1);
   const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
   const dnnl::memory::desc matrix({kSide, kSide}, FastestType(), dnnl::memory::format_tag::ab);
@@ -42,10 +43,12 @@ double RateOfThread() {
     matrices.emplace(of, dnnl::memory(matrix, engine, data));
   }
   dnnl::stream stream(engine);
-  return 2.0 * kSide * kSide * kSide / MedianSeconds([&] {
-           product.execute(stream, matrices);
-           stream.wait();
-         });
+  const double seconds = MedianSeconds([&] {
+    product.execute(stream, matrices);
+    stream.wait();
+  });
+  omp_set_num_threads(threads_before);
+  return 2.0 * kSide * kSide * kSide / seconds;
 }
 
 }  // namespace
@@ -66,11 +69,10 @@ absl::StatusOr<double> ProductRateOfCores(int threads) {
     sum += rate;
     status.Update(own);
   };
-  ThreadTeam(threads).Run(threads, /*grain=*/1, [&](int64_t begin, int64_t end) {
-    for (int64_t thread = begin; thread < end; ++thread) measure();
-  });
+  ThreadTeam team(threads);  // of fewer, if the machine grants no more
+  team.Run(team.threads(), /*grain=*/1, [&](int64_t, int64_t) { measure(); });
   EBB_RETURN_IF_ERROR(status);
-  return sum;
+  return sum * threads / team.threads();
 }
 
 }  // namespace ebb::planner

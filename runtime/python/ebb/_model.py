@@ -31,9 +31,11 @@ def config_text(config: Config) -> str:
 
 
 def _without_infinity(value: Any) -> Any:
-    """The value with text in place of infinity and NaN, which JSON does not have. Dicts for DeepSpeed have "steps_per_print": float("inf")."""
+    """With text in place of infinity and NaN, which JSON does not have. Dicts for DeepSpeed have "steps_per_print": float("inf")."""
     if isinstance(value, Mapping):
         return {name: _without_infinity(element) for name, element in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_infinity(element) for element in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -61,6 +63,10 @@ def group_function(groups: Mapping[str, str] | None):
     return lambda name: next((group for group, pattern in patterns if pattern.search(name)), "")
 
 
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, int) and value >= 0 for value in values)
+
+
 class Files:
     """Finds the tensor of safetensors files that has a parameter's values, by any name of the parameter."""
 
@@ -81,7 +87,7 @@ class Files:
             raise Error(f"'{self.path}' has no tensor '{aliases[0]}'", "NOT_FOUND")
         for other in found[1:]:
             if not self._are_same(found[0], other):
-                raise Error(f"'{found[0]}' and '{other}' are one parameter, and have different values in '{self.path}'", "INVALID_ARGUMENT")
+                raise Error(f"'{found[0]}' and '{other}' are one parameter, and differ in '{self.path}'", "INVALID_ARGUMENT")
         return found[0]
 
     def _are_same(self, name: str, other: str) -> bool:
@@ -103,10 +109,14 @@ class Files:
         header, begin = self._header(path)
         try:
             entry = dict(header[name])
-            entry["data_offsets"] = [int(offset) for offset in entry["data_offsets"]]
-            return path, begin, entry
         except (LookupError, TypeError, ValueError):
             raise Error(f"'{path}' lacks '{name}', which the index has for it", "INVALID_ARGUMENT") from None
+        offsets, shape = entry.get("data_offsets"), entry.get("shape")
+        if not (
+            _are_sizes(offsets) and len(offsets) == 2 and offsets[0] <= offsets[1] and _are_sizes(shape) and isinstance(entry.get("dtype"), str)
+        ):
+            raise Error(f"'{path}' does not say what '{name}' is", "INVALID_ARGUMENT")
+        return path, begin, entry
 
     def _read(self, name: str, shape: list[int]) -> torch.Tensor:
         if name not in self.names:
@@ -117,9 +127,10 @@ class Files:
         if entry["dtype"] not in saving.DTYPE_OF_FORMAT:
             raise Error(f"buffer '{name}' is {entry['dtype']} in '{self.path}', which is not supported", "UNIMPLEMENTED")
         values = torch.empty(shape, dtype=saving.DTYPE_OF_FORMAT[entry["dtype"]])
+        first, last = entry["data_offsets"]
         with path.open("rb") as file:
-            file.seek(start + entry["data_offsets"][0])
-            if file.readinto(values.view(-1).view(torch.uint8).numpy()) != values.nbytes:
+            file.seek(start + first)
+            if last - first != values.nbytes or file.readinto(values.view(-1).view(torch.uint8).numpy()) != values.nbytes:
                 raise Error(f"'{path}' is not a whole safetensors file", "INVALID_ARGUMENT")
         return values
 

@@ -255,16 +255,11 @@ def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device
             with torch.enable_grad(), Watch(record.hidden, record.read):
                 loss = loss_of(call(model, example, change))
                 if loss is not None:
-                    _backward(loss)
+                    torch.autograd.backward(loss)  # loss.backward() would turn Watch off meanwhile
         finally:
             walk.detach()
             walk.settle()
         return record, record.used_outside(units)
-
-
-def _backward(loss: torch.Tensor) -> None:
-    """loss.backward(), which would turn Watch off meanwhile: the backward of a torch.autograd.Function may read parameters."""
-    torch.autograd.Variable._execution_engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, True)
 
 
 def uncompiled() -> Any:

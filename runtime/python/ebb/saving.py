@@ -337,8 +337,9 @@ def write_shapes(model: nn.Module, file: str | os.PathLike[str]) -> None:
 
 
 class _Writer:
-    """Writes `folder`/`stem`.safetensors, or several files and their index. The files get their names when all of them are written. At any
-    moment, readers find the earlier model or the new one: they take one file before an index, and only files that the index names."""
+    """Writes `folder`/`stem`.safetensors, or several files and their index. The files get their names when all of them are written. A
+    reader that begins at any moment finds the earlier model or the new one: it takes one file before an index, and only files that the
+    index names."""
 
     def __init__(self, folder: Path, stem: str, tensors: list[tuple[str, torch.Tensor]], dtype: torch.dtype | None, file_bytes: int):
         if dtype is not None and not dtype.is_floating_point:
@@ -394,8 +395,8 @@ class _Writer:
             self.file.close()
             self.file = None
 
-    def _write(self, name: str, text: str) -> None:
-        with open(self._unfinished(name), "w") as file:
+    def _write(self, path: Path, text: str) -> None:
+        with open(path, "w") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -417,20 +418,21 @@ class _Writer:
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             earlier.unlink(missing_ok=True)  # it is damaged, or the file system has no links: better no model than a mixed one
             return
-        self._write(index, json.dumps(described))
-        self._name(index)
+        described_anew = self._unfinished(f"earlier-{index}")
+        self._write(described_anew, json.dumps(described))
+        os.replace(described_anew, earlier)
 
     def finish(self) -> None:
         """Names the files, and removes those of an earlier call."""
         self._close()
         index = f"{self.stem}.safetensors.index.json"
         if self.index is not None:
+            self._write(self._unfinished(index), json.dumps(self.index, indent=2, sort_keys=True) + "\n")
             self._keep_earlier(index)
         for name in self.names:
             self._name(name)
         names = set(self.names)
         if self.index is not None:
-            self._write(index, json.dumps(self.index, indent=2, sort_keys=True) + "\n")
             self._name(index)
             names.add(index)
         folder = os.open(self.folder, os.O_RDONLY)
@@ -440,13 +442,15 @@ class _Writer:
 
     def drop(self) -> None:
         """Removes what is unfinished."""
-        if self.file is not None:
-            self.file.close()
-        self._remove(set(), finished=False)
+        try:
+            if self.file is not None:
+                self.file.close()  # it writes what is left once more
+        finally:
+            self._remove(set(), finished=False)
 
     def _remove(self, names: set[str], finished: bool) -> None:
         """Removes unfinished files, and finished ones that are not in `names`."""
-        ours = re.compile(rf"(\.?){re.escape(self.stem)}(-\d{{5}}-of-\d{{5}}(-earlier)?)?\.safetensors(\.index\.json)?(\.part)?")
+        ours = re.compile(rf"(\.(?:earlier-)?)?{re.escape(self.stem)}(-\d{{5}}-of-\d{{5}}(-earlier)?)?\.safetensors(\.index\.json)?(\.part)?")
         # The index first, because it names the others.
         for path in sorted(self.folder.iterdir(), key=lambda path: path.suffix != ".json"):
             match = ours.fullmatch(path.name)

@@ -99,7 +99,8 @@ class Trainer(transformers.Trainer):
 
     def _prepare_model(self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False) -> nn.Module:
         if model is not self.model:  # TRL's reference or reward model: whole on every rank, unless it has an engine of its own
-            return model.to(self._device)
+            is_placed = "_ebb_engine" in model.__dict__ or self.accelerator.verify_device_map(model)
+            return model if is_placed else model.to(self._device)
         self._shard()
         self.accelerator._models.append(model)
         return model
