@@ -255,11 +255,16 @@ def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device
             with torch.enable_grad(), Watch(record.hidden, record.read):
                 loss = loss_of(call(model, example, change))
                 if loss is not None:
-                    torch.autograd.backward(loss)  # loss.backward() would turn Watch off meanwhile
+                    _backward(loss)
         finally:
             walk.detach()
             walk.settle()
         return record, record.used_outside(units)
+
+
+def _backward(loss: torch.Tensor) -> None:
+    """The backward of a torch.autograd.Function may read parameters. loss.backward() and torch.autograd.backward() would turn Watch off."""
+    torch.autograd.Variable._execution_engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, True)
 
 
 def uncompiled() -> Any:
