@@ -14,13 +14,9 @@ log = logging.getLogger("ebb")
 _BYTES_MAX = 16 << 20  # a checkpoint's manifest has at most 64 MiB
 
 
-def _of(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {key: tensor for key, tensor in saving.keys(model) if not isinstance(tensor, nn.Parameter)}
-
-
 def packed(model: nn.Module, rank: int) -> bytes:
     """The buffers that model.state_dict() has."""
-    buffers = _of(model)
+    buffers = saving.buffers(model)
     size = sum(tensor.nbytes for tensor in buffers.values())
     if size > _BYTES_MAX and rank == 0:
         log.warning("the checkpoint is saved without the model's buffers, because they have %d bytes, more than %d: save them yourself, "
@@ -35,7 +31,7 @@ def packed(model: nn.Module, rank: int) -> bytes:
 def set_to(model: nn.Module, saved: bytes) -> None:
     """Sets the buffers to those that were packed."""
     values = torch.load(io.BytesIO(saved), weights_only=True) if saved else {}
-    buffers = _of(model)
+    buffers = saving.buffers(model)
     fit = {key for key, tensor in buffers.items() if key in values and values[key].shape == tensor.shape}
     with torch.no_grad():
         for key in fit:

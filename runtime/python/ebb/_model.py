@@ -73,9 +73,8 @@ class Files:
     def __init__(self, path: str, model: nn.Module):
         self.path = path
         self.names = self._names(Path(path))
-        self.buffers = {
-            name: self._read(name, list(tensor.shape)) for name, tensor in saving.keys(model) if not isinstance(tensor, nn.Parameter)
-        }
+        self.headers: dict[Path, tuple[dict[str, Any], int]] = {}
+        self.buffers = {name: self._read(name, list(tensor.shape)) for name, tensor in saving.buffers(model).items()}
         self.aliases: dict[int, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self.aliases.setdefault(id(parameter), []).append(name)
@@ -106,7 +105,9 @@ class Files:
     def _find(self, name: str) -> tuple[Path, int, dict[str, Any]]:
         """The file of a tensor, where its data begin, and the tensor's entry in the header."""
         path = self.names[name]
-        header, begin = self._header(path)
+        if path not in self.headers:
+            self.headers[path] = self._header(path)
+        header, begin = self.headers[path]
         try:
             entry = dict(header[name])
         except (LookupError, TypeError, ValueError):

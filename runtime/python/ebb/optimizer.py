@@ -121,34 +121,33 @@ def refuse_other_optimizers() -> None:
     register_optimizer_step_pre_hook(before_step)
 
 
-def refuse_clipping() -> None:
-    """Makes torch's clipping over the engine's parameters raise, because it finds no gradients and would clip nothing."""
-    clipping = torch.nn.utils.clip_grad
-    by_value = clipping.clip_grad_value_
+def _refusing(clip: Callable[..., None], said: str, code: str) -> Callable[..., None]:
+    """`clip`, but an error over the engine's parameters. `said`: with {} for the name of one."""
 
-    @functools.wraps(by_value)
+    @functools.wraps(clip)
     def refuse_or_clip(parameters: Any, *arguments: Any, **keywords: Any) -> None:
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         name = _name_in(parameters)
         if name is not None:
-            raise Error(
-                f"clip_grad_value_(): the engine has the gradient of '{name}', and clips by norm only (\"gradient_clipping\")",
-                "UNIMPLEMENTED"
-            )
-        by_value(parameters, *arguments, **keywords)
+            raise Error(said.format(name), code)
+        clip(parameters, *arguments, **keywords)
 
-    clipping.clip_grad_value_ = torch.nn.utils.clip_grad_value_ = refuse_or_clip
+    return refuse_or_clip
+
+
+def refuse_clipping() -> None:
+    """Makes torch's clipping over the engine's parameters raise, because it finds no gradients and would clip nothing."""
+    clipping = torch.nn.utils.clip_grad
+    clipping.clip_grad_value_ = torch.nn.utils.clip_grad_value_ = _refusing(
+        clipping.clip_grad_value_,
+        "clip_grad_value_(): the engine has the gradient of '{}', and clips by norm only (\"gradient_clipping\")",
+        "UNIMPLEMENTED",
+    )
     scale = getattr(clipping, "_clip_grads_with_norm_", None)  # clip_grad_norm_() calls it, under whatever name that was imported
-
-    def refuse_or_scale(parameters: Any, *arguments: Any, **keywords: Any) -> None:
-        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        name = _name_in(parameters)
-        if name is not None:
-            raise Error(
-                f"clip_grad_norm_(): the engine has the gradient of '{name}'. Set \"gradient_clipping\" in the configuration instead; "
-                "engine.report().gradient_norm is the norm"
-            )
-        scale(parameters, *arguments, **keywords)
-
     if scale is not None:
-        clipping._clip_grads_with_norm_ = refuse_or_scale
+        clipping._clip_grads_with_norm_ = _refusing(
+            scale,
+            "clip_grad_norm_(): the engine has the gradient of '{}'. Set \"gradient_clipping\" in the configuration instead; "
+            "engine.report().gradient_norm is the norm",
+            "FAILED_PRECONDITION",
+        )

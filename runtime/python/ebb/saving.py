@@ -101,6 +101,11 @@ def keys(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield prefix + key, buffer
 
 
+def buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Of model.state_dict()."""
+    return {key: tensor for key, tensor in keys(model) if not isinstance(tensor, nn.Parameter)}
+
+
 def state_dict(engine: "Engine", rank: int) -> dict[str, torch.Tensor]:
     values: dict[str, torch.Tensor] = {}
     gathered: dict[str, torch.Tensor | None] = {}
