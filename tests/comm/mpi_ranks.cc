@@ -46,6 +46,7 @@ EBB_DECLARED(Comm_set_errhandler);
 EBB_DECLARED(Ibcast);
 EBB_DECLARED(Isend);
 EBB_DECLARED(Issend);
+EBB_DECLARED(Iprobe);
 EBB_DECLARED(Irecv);
 EBB_DECLARED(Test);
 EBB_DECLARED(Cancel);

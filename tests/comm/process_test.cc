@@ -351,7 +351,7 @@ TEST(Killed, AnIncompleteWorldLeavesNothing) {
       if (rank == victim) {
         // Rank 0 has made the file that the others are about to open.
         const std::string file_name = shared::SharedFileName(*rendezvous);
-        StoreGroup ranks(*Store::Hold(rank, *std::move(rendezvous)));
+        StoreGroup ranks(*Store::Hold(rank, *std::move(rendezvous), 60));
         const auto no_descriptor = ranks.AllGather("", 60);
         const auto open = ranks.AllGather("not open", 60);
         const auto file = SharedFile::Create(file_name);

@@ -125,7 +125,7 @@ TEST_P(PlaceTest, EveryRankGetsTheListOfAll) {
       for (int other = 0; other < 3; ++other)
         EXPECT_EQ(rendezvous->participants()[static_cast<size_t>(other)].rank, other);
       nonces[static_cast<size_t>(rank)] = rendezvous->nonce();
-      StoreGroup ranks(*Store::Hold(rank, *std::move(rendezvous)));
+      StoreGroup ranks(*Store::Hold(rank, *std::move(rendezvous), 60));
       for (int round = 0; round < 3; ++round) {
         const auto all = ranks.AllGather(std::to_string(10 * round + rank), 60);
         ASSERT_TRUE(all.ok()) << all.status();
@@ -411,7 +411,7 @@ TEST(Rendezvous, ARankThatEndsAtOnceIsNamed) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
-      StoreGroup ranks(*Store::Hold(rank, *Rendezvous::Join(Rank(rank, 3, place))));
+      StoreGroup ranks(*Store::Hold(rank, *Rendezvous::Join(Rank(rank, 3, place)), 60));
       seen[static_cast<size_t>(rank)] = ranks.AllGather("", 60).status();
     });
   }

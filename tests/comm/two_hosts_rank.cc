@@ -3,7 +3,7 @@
 // end.
 //
 //   two_hosts_rank RANKS_PER_HOST [compare | fails | absent | initialises | killed | exits |
-//       stays_killed | without_mpi]
+//       stays_killed | stays_cut | without_mpi | quiet FILE | leaves_late FILE]
 //
 // RANKS_PER_HOST: the expected default reduction group. Exit codes: 0; 1 after an error; 3 if the
 // world has failed as expected.
@@ -148,7 +148,9 @@ absl::Status WorkUntilTheLastEnds(const World& world, std::string_view how) {
     if (step == 3 && world.rank() == world.size() - 1) {
       if (how == "killed") raise(SIGKILL);
       if (how == "exits") std::exit(1);  // while its world exists
-      world.Fail(absl::DataLossError("the disk is gone"));
+      if (how == "fails") world.Fail(absl::DataLossError("the disk is gone"));
+      if (how == "cut" && std::system("ip link set cable down") != 0)
+        return absl::InternalError("the cable cannot be cut");
     }
     EBB_RETURN_IF_ERROR(all.AllReduce(stream, {&span, 1}, DType::kFloat32));
   }
@@ -224,17 +226,59 @@ std::optional<int> StartAsSrunDoes() {
   return WEXITSTATUS(status) == kFailedAsExpected ? 0 : 1;
 }
 
-// Ranks that do not call MPI after an operation until all others have ended it, too. What they have
-// sent still arrives. They meet in a file that all map.
-absl::Status BeQuiet(const World& world, const char* path) {
+// A number in a file that all ranks map; null: an error.
+std::atomic<int64_t>* MapNumber(const char* path) {
   const int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (file < 0 || ftruncate(file, sizeof(std::atomic<int64_t>)) != 0)
-    return absl::InternalError(absl::StrCat(path, ": ", std::strerror(errno)));
+  if (file < 0 || ftruncate(file, sizeof(std::atomic<int64_t>)) != 0) return nullptr;
   void* const page =
       mmap(nullptr, sizeof(std::atomic<int64_t>), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   close(file);
-  if (page == MAP_FAILED) return absl::InternalError("no memory to meet in");
-  auto* const ended = static_cast<std::atomic<int64_t>*>(page);
+  return page == MAP_FAILED ? nullptr : static_cast<std::atomic<int64_t>*>(page);
+}
+
+// The last rank leaves its communicator when the others have begun to exit. No rank ends MPI before
+// that, although MPI_Finalize does not wait here (OMPI_MCA_async_mpi_finalize).
+std::atomic<int64_t>* leaves = nullptr;  // ranks that exit, and kHasLeft once the last has left
+constexpr int64_t kHasLeft = 1000;
+
+// Call it before MPI is initialised, so that it runs after MPI_Finalize.
+void CheckAtExit(const char* path) {
+  leaves = MapNumber(path);
+  std::atexit([] {
+    if (leaves == nullptr || leaves->load() < kHasLeft) {
+      std::fputs("a rank has ended MPI before the last rank had left\n", stderr);
+      _exit(1);
+    }
+  });
+}
+
+absl::Status LeaveLate(const World& world) {
+  std::optional<Communicator> all;
+  EBB_ASSIGN_OR_RETURN(all, world.NewCommunicator({.name = "all", .timeout_seconds = 60}));
+  Stream stream = Device::Cpu(1).CallerStream();
+  EBB_RETURN_IF_ERROR(all->Barrier(stream));
+  if (world.rank() < world.size() - 1) {
+    std::atexit([] { leaves->fetch_add(1); });
+    return all->status();
+  }
+  const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (leaves->load() < world.size() - 1) {
+    if (std::chrono::steady_clock::now() > late)
+      return absl::DeadlineExceededError("no rank exits");
+    std::this_thread::yield();
+  }
+  // In this time ranks that do not wait for this one end.
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  all.reset();
+  leaves->fetch_add(kHasLeft);
+  return absl::OkStatus();
+}
+
+// Ranks that do not call MPI after an operation until all others have ended it, too. What they have
+// sent still arrives. They meet in a file that all map.
+absl::Status BeQuiet(const World& world, const char* path) {
+  auto* const ended = MapNumber(path);
+  if (ended == nullptr) return absl::InternalError(absl::StrCat(path, ": ", std::strerror(errno)));
   EBB_ASSIGN_OR_RETURN(Communicator all,
                        world.NewCommunicator({.name = "all", .timeout_seconds = 60}));
   EBB_ASSIGN_OR_RETURN(Stream stream, Device::Cpu(1).NewStream("comm"));
@@ -263,10 +307,11 @@ absl::Status BeQuiet(const World& world, const char* path) {
 int Main(int argc, char** argv) {
   const int ranks_per_host = argc > 1 ? std::atoi(argv[1]) : 0;
   std::string_view how = argc > 2 ? argv[2] : "compare";
-  if (how == "stays_killed") {
+  if (how == "stays_killed" || how == "stays_cut") {
     if (const std::optional<int> parent = StartAsSrunDoes()) return *parent;
-    how = "killed";
+    how = how == "stays_cut" ? "cut" : "killed";
   }
+  if (how == "leaves_late") CheckAtExit(argv[3]);
   const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
   if ((how == "absent" || how == "initialises") && rank != nullptr &&
       std::string_view(rank) == "3") {
@@ -287,11 +332,12 @@ int Main(int argc, char** argv) {
     status = absl::InternalError(
         absl::StrCat("the default reduction group is ", world->ranks_per_host()));
   }
-  const bool fails = how != "compare" && how != "quiet";
+  const bool fails = how != "compare" && how != "quiet" && how != "leaves_late";
   if (status.ok()) {
-    status = fails            ? WorkUntilTheLastEnds(*world, how)
-             : how == "quiet" ? BeQuiet(*world, argv[3])
-                              : Compare(*world);
+    status = fails                  ? WorkUntilTheLastEnds(*world, how)
+             : how == "quiet"       ? BeQuiet(*world, argv[3])
+             : how == "leaves_late" ? LeaveLate(*world)
+                                    : Compare(*world);
   }
   if (status.ok()) return 0;
   std::fprintf(stderr, "%s\n", status.ToString().c_str());

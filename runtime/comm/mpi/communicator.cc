@@ -1,7 +1,6 @@
 #include "ebb/runtime/comm/mpi/communicator.h"
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
 #include <utility>
 
@@ -11,10 +10,6 @@
 
 namespace ebb {
 namespace {
-
-// A rank that leaves waits this long for its messages. Within this time they have been sent, or
-// another rank has ended. After a failure other ranks may have failed too, so the wait is shorter.
-constexpr std::chrono::milliseconds kLeaving{2000}, kLeavingFailed{200};
 
 // Large enough for the network's bandwidth, and small enough in a large communicator.
 int64_t SlotBytes(int64_t slots) {
@@ -75,10 +70,7 @@ void MpiCommunicator::Leave() {
     for (Pair& pair : pairs_) complete = pair.outgoing.Test() && pair.goodbye.Test() && complete;
     return complete;
   };
-  const WaitPoint::Deadline deadline =
-      WaitPoint::Clock::now() + (failed() ? kLeavingFailed : kLeaving);
-  for (Backoff backoff; !sent() && !failed() && WaitPoint::Clock::now() < deadline;)
-    backoff.Pause();
+  endpoint_->AwaitSent(sent);
 }
 
 void MpiCommunicator::Abort(absl::Status why) {

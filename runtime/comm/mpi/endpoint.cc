@@ -131,13 +131,20 @@ absl::StatusOr<std::unique_ptr<MpiEndpoint>> MpiEndpoint::Open(MpiLibrary& libra
 }
 
 MpiEndpoint::~MpiEndpoint() {
-  // True also for a rank that has died since then: MPI may wait for it in any later call.
-  if (store_ != nullptr) library_.WorldEnds(store_->failure()->is_set());
+  if (store_ != nullptr) library_.WorldEnds(store_);
 }
 
-void MpiEndpoint::Hold(std::shared_ptr<Store> store) {
+void MpiEndpoint::Hold(std::shared_ptr<Store> store, double timeout_seconds) {
   store_ = std::move(store);
-  library_.WorldBegins();
+  library_.WorldBegins(store_, timeout_seconds);
+}
+
+void MpiEndpoint::AwaitSent(absl::FunctionRef<bool()> sent) {
+  const WaitPoint::Deadline begin = WaitPoint::Clock::now();
+  const WaitPoint::Deadline deadline = begin + patience_.load();
+  for (Backoff backoff; !sent() && !abandoned() && WaitPoint::Clock::now() < deadline;)
+    backoff.Pause();
+  patience_ = std::max(WaitPoint::Clock::duration(0), deadline - WaitPoint::Clock::now());
 }
 
 void MpiEndpoint::Send(MpiMessage& message, int to, int tag, MessageMemory memory,

@@ -7,6 +7,8 @@
 // rank has failed.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -71,8 +73,11 @@ class MpiEndpoint {
   // From now on the world of `store` uses it. Once that world has failed, nothing is sent, received
   // or tested any more, and messages under way never end: after Open MPI could not send to a rank
   // that has died, any later call may spin.
-  void Hold(std::shared_ptr<Store> store);
+  void Hold(std::shared_ptr<Store> store, double timeout_seconds);
   Store& store() const { return *store_; }
+  // Waits until `sent()`. The waits of all communicators that leave take together at most 2 s.
+  // Within this time messages have been sent, or another rank has ended.
+  void AwaitSent(absl::FunctionRef<bool()> sent);
   bool abandoned() const { return store_ != nullptr && store_->failure()->is_set(); }
 
  private:
@@ -90,6 +95,7 @@ class MpiEndpoint {
   int size_ = 1;
   int tag_max_ = 32'767;  // at least, by the standard
   std::shared_ptr<Store> store_;
+  std::atomic<WaitPoint::Clock::duration> patience_{std::chrono::seconds(2)};
 };
 
 // Sleeps between looks. MPI has no wait that a message ends, so a waiting thread has to look: at

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/grouping.h"
+#include "ebb/runtime/comm/mpi/endpoint.h"
 #include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/thread_limit.h"
@@ -98,11 +99,24 @@ void MpiLibrary::OwnFromInitToFinalize() {
   init_result_ = mpi_.Init_thread(nullptr, nullptr, OpenMpi::kThreadMultiple, &init_level_);
   initialised_.store(true, std::memory_order_release);
   changed_.Notify();
-  changed_.Await([&] { return finalize_.load(std::memory_order_acquire); });
-  mpi_.Finalize();
+  changed_.Await([&] { return end_.load(std::memory_order_acquire) != End::kNone; });
+  for (Backoff backoff; end_.load(std::memory_order_acquire) == End::kMeets; backoff.Pause())
+    MoveMessages();
+  if (end_.load(std::memory_order_acquire) == End::kFinalizes) mpi_.Finalize();
+}
+
+// MPI moves messages in any of its calls.
+void MpiLibrary::MoveMessages() {
+  const std::scoped_lock lock(mutex_);
+  for (const World& world : worlds_) {
+    if (world.store->failure()->is_set()) return;
+  }
+  int found = 0;
+  mpi_.Iprobe(OpenMpi::kAnySource, OpenMpi::kAnyTag, mpi_.comm_world, &found, nullptr);
 }
 
 void MpiLibrary::AtExit() {
+  std::vector<World> ended;
   {
     const std::scoped_lock lock(mutex_);
     exiting_ = true;
@@ -111,24 +125,42 @@ void MpiLibrary::AtExit() {
     const bool ready =
         initialised_.load(std::memory_order_acquire) && init_result_ == OpenMpi::kSuccess;
     if (!ready || finalized != 0) return;
-    if (worlds_ > 0 || failed_ || !one_has_ended_well_) return;
+    if (begun_ > 0 || failed_ || worlds_.empty()) return;
+    ended = worlds_;
   }
-  finalize_.store(true, std::memory_order_release);
-  changed_.Notify();
+  const auto enter = [this](End end) {
+    end_.store(end, std::memory_order_release);
+    changed_.Notify();
+  };
+  enter(End::kMeets);
+  for (const World& world : ended) {
+    if (!world.store->MeetLast(world.timeout_seconds)) return enter(End::kFails);
+  }
+  {
+    const std::scoped_lock lock(mutex_);
+    worlds_.clear();
+  }
+  enter(End::kFinalizes);
   thread_.join();
 }
 
-void MpiLibrary::WorldBegins() {
+void MpiLibrary::WorldBegins(std::shared_ptr<Store> store, double timeout_seconds) {
   const std::scoped_lock lock(mutex_);
-  ++worlds_;
+  ++begun_;
+  worlds_.push_back({.store = std::move(store), .timeout_seconds = timeout_seconds});
 }
 
-void MpiLibrary::WorldEnds(bool failed) {
+void MpiLibrary::WorldEnds(const std::shared_ptr<Store>& store) {
+  // True also for a rank that has died since then: MPI may wait for it in any later call.
+  const bool failed = store->failure()->is_set();
+  if (!failed) store->Leave();
   bool late = false;
   {
     const std::scoped_lock lock(mutex_);
-    (failed ? failed_ : one_has_ended_well_) = true;
-    late = --worlds_ == 0 && exiting_ && owned_;
+    failed_ = failed_ || failed;
+    if (failed || !owned_)
+      std::erase_if(worlds_, [&](const World& world) { return world.store == store; });
+    late = --begun_ == 0 && exiting_ && owned_;
   }
   // A world in a static object outlives the functions that are registered to run at exit.
   if (late) AtExit();

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string_view>
@@ -15,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/mpi/open_mpi.h"
+#include "ebb/runtime/comm/rendezvous/store.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
@@ -33,11 +35,15 @@ class MpiLibrary {
 
   std::mutex& mutex() { return mutex_; }
 
-  // A program waits at exit in MPI_Finalize for the other ranks only if all of its worlds have
-  // ended well. After a world has failed, could not be made, or still exists, the other ranks may
-  // never come there. The process then ends without MPI_Finalize, and the launcher ends the job.
-  void WorldBegins();
-  void WorldEnds(bool failed);
+  // A program waits at exit for the other ranks, and then calls MPI_Finalize, only if all of its
+  // worlds have ended well. After a world has failed, could not be made, or still exists, the other
+  // ranks may never come there. The process then ends without MPI_Finalize, and the launcher ends
+  // the job.
+  //
+  // The ranks wait for each other in their stores. MPI_Finalize does not wait for ranks that srun
+  // has started: it would end connections that other ranks still use.
+  void WorldBegins(std::shared_ptr<Store> store, double timeout_seconds);
+  void WorldEnds(const std::shared_ptr<Store>& store);
   void WorldNotMade();
 
   // Keeps memory of messages that MPI is not asked about any more, until the process ends. Call it
@@ -49,13 +55,20 @@ class MpiLibrary {
   absl::Status Initialise(double timeout_seconds);
   static MpiLibrary& TheLibrary();
   void OwnFromInitToFinalize();
+  void MoveMessages();
   void AtExit();
 
   const OpenMpi& mpi_;
   std::mutex mutex_;  // of MPI and of what follows
   std::vector<std::shared_ptr<void>> kept_;
-  int worlds_ = 0;
-  bool one_has_ended_well_ = false;
+  struct World {
+    std::shared_ptr<Store> store;
+    double timeout_seconds = 0;
+  };
+  // Those that have not ended, and those that have ended well and wait for the exit, in the order
+  // in which they were made, which is the same on all ranks.
+  std::vector<World> worlds_;
+  int begun_ = 0;  // worlds that have not ended
   bool failed_ = false;
   bool exiting_ = false;
 
@@ -65,7 +78,9 @@ class MpiLibrary {
   std::atomic<bool> initialised_{false};
   int init_result_ = OpenMpi::kSuccess;
   int init_level_ = OpenMpi::kThreadSingle;
-  std::atomic<bool> finalize_{false};
+  // kMeets: the other ranks may still need this one, to take the last messages.
+  enum class End : uint8_t { kNone, kMeets, kFinalizes, kFails };
+  std::atomic<End> end_{End::kNone};
   WaitPoint changed_;
 };
 

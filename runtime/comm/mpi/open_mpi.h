@@ -26,6 +26,7 @@ struct OpenMpi : LibraryFunctions {
   static constexpr int kSuccess = 0;
   static constexpr int kThreadSingle = 0, kThreadSerialized = 2, kThreadMultiple = 3;
   static constexpr int kTagUpperBound = 0;  // attribute
+  static constexpr int kAnySource = -1, kAnyTag = -1;
   static constexpr int kErrorTextBytes = 256;
   static constexpr const char* kCommWorld = "ompi_mpi_comm_world";
 
@@ -53,6 +54,7 @@ struct OpenMpi : LibraryFunctions {
                 Request* request) = Find("MPI_Issend");
   int (*Irecv)(void* data, int count, Datatype type, int from, int tag, Comm comm,
                Request* request) = Find("MPI_Irecv");
+  int (*Iprobe)(int from, int tag, Comm comm, int* found, Status* status) = Find("MPI_Iprobe");
   int (*Test)(Request* request, int* complete, Status* status) = Find("MPI_Test");
   int (*Cancel)(Request* request) = Find("MPI_Cancel");
 };

@@ -29,6 +29,12 @@ absl::Status Closed() {
   return absl::UnavailableError("the other side has closed the connection");
 }
 
+absl::Status CannotReceive(int error) {
+  const std::string why = absl::StrCat("cannot receive: ", std::strerror(error));
+  const bool is_unreachable = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
+  return is_unreachable ? absl::AbortedError(why) : absl::UnavailableError(why);
+}
+
 }  // namespace
 
 absl::Status Connection::Send(MessageType type, std::string_view payload,
@@ -79,7 +85,7 @@ absl::StatusOr<std::optional<Message>> Connection::TryReceive() {
     } else if (errno == EAGAIN) {
       return std::optional<Message>();
     } else if (errno != EINTR) {
-      return absl::UnavailableError(absl::StrCat("cannot receive: ", std::strerror(errno)));
+      return CannotReceive(errno);
     }
   }
 }

@@ -27,7 +27,7 @@ enum class MessageType : uint16_t {
   kBlob,                // one rank's part of an all-gather
   kBlobs,               // all ranks' parts
   kGoodbye,             // the sender leaves in order
-  kLeaves,              // rank 0 leaves in order and still passes on the others' messages
+  kLeaves,              // the sender leaves in order and still receives, and rank 0 passes on
   kLeavesCommunicator,  // to all ranks: the sender has left a communicator
   kCalls,               // to all ranks: the sender's calls (CallOrder)
 };
@@ -53,7 +53,8 @@ class Connection {
   void Trust() { payload_bytes_max_ = kPayloadBytesMax; }
 
   absl::Status Send(MessageType type, std::string_view payload, WaitPoint::Deadline deadline);
-  // kUnavailable: the other side has closed. kDeadlineExceeded. kDataLoss: the other side does not
+  // kUnavailable: the other side has closed. kAborted: its host cannot be reached any more.
+  // kDeadlineExceeded. kDataLoss: the other side does not
   // speak this protocol. kFailedPrecondition: it speaks another version, and the message is no
   // hello.
   absl::StatusOr<Message> Receive(WaitPoint::Deadline deadline);

@@ -155,25 +155,25 @@ absl::Status Error(absl::StatusCode code, const MeetingPlace& place, absl::strin
   return absl::Status(code, absl::StrCat(Describe(place), ": ", what, ": ", std::strerror(error)));
 }
 
-void SetOption(const Descriptor& socket, int level, int option, int value) {
-  setsockopt(socket.get(), level, option, &value, sizeof(value));
+void SetOption(int socket, int level, int option, int value) {
+  setsockopt(socket, level, option, &value, sizeof(value));
 }
 
 // Options that make a connection prompt, and make it notice that the peer's host has vanished. They
 // are harmless where they have no effect.
 void Tune(const Descriptor& socket) {
-  SetOption(socket, IPPROTO_TCP, TCP_NODELAY, 1);
-  SetOption(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
-  SetOption(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1);
-  SetOption(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);
-  SetOption(socket, IPPROTO_TCP, TCP_KEEPCNT, 5);
+  SetOption(socket.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+  SetOption(socket.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
+  SetOption(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, 1);
+  SetOption(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, 1);
+  SetOption(socket.get(), IPPROTO_TCP, TCP_KEEPCNT, 5);
 }
 
 absl::StatusOr<Descriptor> ListenAt(const MeetingPlace& place, const Address& address) {
   Descriptor socket(::socket(address.family(), kSocketFlags, 0));
   if (!socket.is_open()) return Error(absl::StatusCode::kInternal, place, "no socket", errno);
-  if (address.family() != AF_UNIX) SetOption(socket, SOL_SOCKET, SO_REUSEADDR, 1);
-  if (address.family() == AF_INET6) SetOption(socket, IPPROTO_IPV6, IPV6_V6ONLY, 0);
+  if (address.family() != AF_UNIX) SetOption(socket.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+  if (address.family() == AF_INET6) SetOption(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
   if (bind(socket.get(), address.get(), address.bytes) != 0 ||
       listen(socket.get(), SOMAXCONN) != 0) {
     const absl::StatusCode code = errno == EADDRINUSE ? absl::StatusCode::kAlreadyExists
@@ -282,6 +282,11 @@ absl::StatusOr<Descriptor> Listen(const MeetingPlace& place, bool one_host,
     if (first.ok()) first = listener.status();
   }
   return first;
+}
+
+void FailWhenUnreachable(int socket, double timeout_seconds) {
+  const double seconds = std::clamp(timeout_seconds / 10, 1.0, 60.0);
+  SetOption(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(seconds * 1000));
 }
 
 int PortOf(const Descriptor& listener) {

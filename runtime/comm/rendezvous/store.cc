@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <system_error>
 #include <utility>
 
@@ -29,6 +30,9 @@ constexpr std::chrono::milliseconds kStorePatience{500};
 // The other ranks wait a little longer than rank 0, so that rank 0 can send them which rank is
 // missing.
 constexpr double kRoundGraceSeconds = 1;
+
+// To which ranks come that have left.
+constexpr char kLastRound[] = "last";
 
 WaitPoint::Deadline Soon() {
   return WaitPoint::Clock::now() + kStorePatience;
@@ -62,10 +66,14 @@ std::optional<ParentProcess> ParentProcess::Find(std::string name) {
 }
 
 absl::StatusOr<std::shared_ptr<Store>> Store::Hold(int rank, Rendezvous rendezvous,
+                                                   double timeout_seconds,
                                                    std::optional<ParentProcess> launcher) {
   const std::vector<Participant> participants = rendezvous.participants();
+  std::vector<Connection> connections = std::move(rendezvous).TakeConnections();
+  for (const Connection& connection : connections)
+    FailWhenUnreachable(connection.fd(), timeout_seconds);
   return Start(std::shared_ptr<Store>(
-      new Store(rank, participants, std::move(rendezvous).TakeConnections(), std::move(launcher))));
+      new Store(rank, participants, std::move(connections), std::move(launcher))));
 }
 
 absl::StatusOr<std::vector<std::shared_ptr<Store>>> Store::OfThreads(
@@ -199,7 +207,7 @@ void Store::Run() {
     for (size_t rank = 0; rank < processes_.size(); ++rank) {
       if (!is_ready(1 + connections_.size() + rank)) continue;
       processes_[rank] = Descriptor();
-      Died(static_cast<int>(rank), "");
+      Died(static_cast<int>(rank), absl::OkStatus());
     }
     if (launcher_.has_value() && is_ready(1 + connections_.size() + processes_.size())) {
       SetFailed(absl::UnavailableError(absl::StrCat("the launcher of the ranks, ", launcher_->name,
@@ -233,18 +241,22 @@ void Store::ReceiveFrom(size_t connection) {
     }
     connections_[connection].Close();
     if (message.ok()) return Leave(from);
-    return Died(from, absl::StrCat(" (", message.status().message(), ")"));
+    return Died(from, message.status());
   }
 }
 
-void Store::Died(int rank, std::string_view how) {
+void Store::Died(int rank, const absl::Status& error) {
   // Rank 0 may leave, and its process may end, before this rank shares its memory.
   const bool has_left = has_left_[static_cast<size_t>(rank)] && IsOnThisHost(rank);
   if (has_left || (ended_in_order_ && ended_in_order_(rank))) return Leave(rank);
-  SetFailed(absl::UnavailableError(absl::StrCat(
-                Name(rank), " has died: it was killed, has crashed or has exited without leaving",
-                absl::string_view(how.data(), how.size()))),
-            rank);
+  const bool is_unreachable = absl::IsAborted(error);
+  SetFailed(
+      absl::UnavailableError(absl::StrCat(
+          Name(rank),
+          is_unreachable ? " cannot be reached any more: its host has lost power or its network"
+                         : " has died: it was killed, has crashed or has exited without leaving",
+          error.ok() ? "" : absl::StrCat(" (", error.message(), ")"))),
+      rank);
 }
 
 void Store::Handle(int from, Message message) {
@@ -311,8 +323,10 @@ void Store::SettleIfOver(Collected& all) {
   if (all.is_settled) return;
   const std::vector<int>& members = all.round.members;
   if (all.here == members.size()) return Settle(all, Gathered::Outcome::kAll, {});
-  const auto left = std::find_if(members.begin(), members.end(), [this](int member) {
-    return has_left_[static_cast<size_t>(member)];
+  const bool is_last = all.round.name == kLastRound;
+  const auto left = std::find_if(members.begin(), members.end(), [&](int member) {
+    const auto place = static_cast<size_t>(member);
+    return is_last ? member != rank_ && !connections_[place].is_open() : has_left_[place];
   });
   if (left != members.end()) Settle(all, Gathered::Outcome::kLeft, {*left});
 }
@@ -445,6 +459,23 @@ absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_vi
       .number = 0,
       .texts = {},
       .absent = {0}};
+}
+
+void Store::Leave() {
+  const std::scoped_lock lock(mutex_);
+  Leave(rank_);
+  SendToOthers(MessageType::kLeaves, "", rank_);
+}
+
+bool Store::MeetLast(double timeout_seconds) {
+  std::vector<int> all(participants_.size());
+  std::iota(all.begin(), all.end(), 0);
+  const absl::StatusOr<Gathered> gathered = Gather({.name = kLastRound,
+                                                    .members = std::move(all),
+                                                    .timeout_seconds = timeout_seconds,
+                                                    .what = "to end the program"},
+                                                   "");
+  return gathered.ok() && gathered->outcome != Gathered::Outcome::kLeft;
 }
 
 void Store::Fail(const absl::Status& why) {

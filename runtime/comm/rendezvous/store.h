@@ -88,9 +88,10 @@ class Store {
   using Listener = std::function<void(const absl::Status& why)>;
 
   // For ranks that have met. When its last owner lets go, this rank says goodbye. The end of
-  // `launcher` before this world's end is a failure.
+  // `launcher` before this world's end is a failure. `timeout_seconds`: of the world.
   static absl::StatusOr<std::shared_ptr<Store>> Hold(
-      int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher = std::nullopt);
+      int rank, Rendezvous rendezvous, double timeout_seconds,
+      std::optional<ParentProcess> launcher = std::nullopt);
   // For the ranks of one process, which are threads: a store for each. `calls`: as above, by rank,
   // if there are any.
   static absl::StatusOr<std::vector<std::shared_ptr<Store>>> OfThreads(
@@ -127,6 +128,12 @@ class Store {
   // The outcome is the same on all members, also on those that come after it is settled. An error:
   // the world has failed.
   absl::StatusOr<Gathered> Gather(const Round& round, std::string_view mine);
+
+  // The world has ended on this rank. The store still passes messages on.
+  void Leave();
+  // Waits for all ranks, after Leave(). False: the world has failed, or a rank has let go of its
+  // store.
+  bool MeetLast(double timeout_seconds);
 
   // Reports to all other ranks that the world has failed; does not wait for them. The first failure
   // stays. Any thread.
@@ -184,7 +191,8 @@ class Store {
   void Leave(int rank);
   void SetFailed(const absl::Status& why, int reported_by);
   void NoteLeft(const std::string& communicator, int size, LeftRank left);
-  void Died(int rank, std::string_view how);
+  // `error`: of its connection; OK if its process has ended.
+  void Died(int rank, const absl::Status& error);
   void SendToOthers(MessageType type, std::string_view payload, int except);
 
   const int rank_;

@@ -98,7 +98,9 @@ HostsRank::HostsRank(std::shared_ptr<StoreGroup> group)
     : WorldBackend(RankOf(*group)), group_(std::move(group)) {}
 
 absl::StatusOr<std::shared_ptr<WorldBackend>> HostsRank::Form(int rank, Rendezvous rendezvous) {
-  EBB_ASSIGN_OR_RETURN(std::shared_ptr<Store> store, Store::Hold(rank, std::move(rendezvous)));
+  const double seconds = rendezvous.timeout_seconds();
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<Store> store,
+                       Store::Hold(rank, std::move(rendezvous), seconds));
   return std::make_shared<HostsRank>(std::make_shared<StoreGroup>(std::move(store)));
 }
 

@@ -84,7 +84,7 @@ absl::StatusOr<std::shared_ptr<SharedWorld>> SharedWorld::Form(
   const std::string file_name = shared::SharedFileName(rendezvous);
   const double seconds = rendezvous.timeout_seconds();
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<Store> store,
-                       Store::Hold(rank, std::move(rendezvous), std::move(launcher)));
+                       Store::Hold(rank, std::move(rendezvous), seconds, std::move(launcher)));
   StoreGroup ranks(store);
   EBB_ASSIGN_OR_RETURN(SharedFile file,
                        shared::ShareFile(ranks, file_name, seconds, [&](SharedFile& made) {
