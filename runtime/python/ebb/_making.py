@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from . import _library
+from ._fixed import refuse
 from ._library import STATES, TIERS, Error, library
 from ._model import Config, Files, Model, config_text, dtype_function, group_function, resolved
 from ._order import units_and_order
@@ -63,7 +64,7 @@ def initialize(
     After this call the engine owns the parameters. They show their values while their unit runs, and otherwise NaN of the true shape.
     engine.gather(name) and model.state_dict() read them at any time. Raises ebb.Error."""
     handle, world = open_world()
-    _refuse(model)
+    refuse(model)
     text = config_text(config)
     settings = resolved(text, world.size)
     on = torch.device(device) if device is not None else _device_of(model)
@@ -148,29 +149,6 @@ def _renew_meta_parameters(model: nn.Module, units: list[Unit], device: torch.de
             module._parameters[key] = renewed[id(parameter)]
     for unit in units:
         unit.parameters = [renewed.get(id(parameter), parameter) for parameter in unit.parameters]
-
-
-def _refuse(model: nn.Module) -> None:
-    """Raises an error that names what cannot be sharded."""
-    engine = model.__dict__.get("_ebb_engine")
-    if engine is not None and engine() is not None:
-        raise Error(f"{type(model).__name__} has an engine: close() it first", "ALREADY_EXISTS")
-    if torch.is_inference_mode_enabled():
-        raise Error("initialize under torch.inference_mode(): torch cannot train its tensors", "INVALID_ARGUMENT")
-    for path, module in model.named_modules():
-        kind = type(module).__name__
-        if kind in ("DistributedDataParallel", "FullyShardedDataParallel") or kind.startswith("FSDP"):
-            raise Error(f"'{path or kind}' is wrapped in {kind}: give initialize the plain module", "UNIMPLEMENTED")
-        if hasattr(module, "_hf_hook"):
-            raise Error(f"'{path or kind}' has hooks of accelerate, which move parameters: remove them first", "UNIMPLEMENTED")
-        if isinstance(module, torch.jit.ScriptModule):
-            raise Error(f"'{path or kind}' is a script of torch.jit", "UNIMPLEMENTED")
-    for name, parameter in model.named_parameters():
-        if getattr(parameter, "_ebb_name", None) is not None:
-            raise Error(f"another engine has parameter '{name}' already, as '{parameter._ebb_name}': close() that engine first", "ALREADY_EXISTS")
-    for name, buffer in model.named_buffers():
-        if buffer.is_meta:
-            raise Error(f"buffer '{name}' is on the meta device: make the model under ebb.empty_parameters(), which leaves buffers real")
 
 
 def _say_dtypes(model: nn.Module, dtype_of) -> None:

@@ -67,8 +67,9 @@ class Slots:
     The engine does not see writes of the trainer's own code. NaN of several elements is one number in memory, and torch refuses to write
     to it. check() finds other writes."""
 
-    def __init__(self, memory: Memory, parameters: list[torch.nn.Parameter], keep_whole: bool):
+    def __init__(self, memory: Memory, names: list[str], parameters: list[torch.nn.Parameter], keep_whole: bool):
         self.memory = memory
+        self.names = names
         self.parameters = parameters
         self.keep_whole = keep_whole
         self.views: list[torch.Tensor] = []
@@ -122,19 +123,30 @@ class Slots:
         self.bits = [_bits_of(copied) for copied in self.copies]
 
     def _refuse(self, i: int) -> None:
-        parameter = self.parameters[i]
-        if parameter.data_ptr() == self.views[i].data_ptr():
-            self.memory.changed = parameter._ebb_name
+        parameter, name = self.parameters[i], self.names[i]
+        changes = [
+            f"has the {of} {now} instead of {before}" for of, before, now in (
+                ("shape", list(self.hidden[i].shape), list(parameter.shape)), ("data type", self.hidden[i].dtype, parameter.dtype),
+                ("device", self.hidden[i].device, parameter.device),
+            ) if now != before
+        ]
+        if self.views and parameter.data_ptr() == self.views[i].data_ptr():
+            self.memory.changed = name
         if self.keep_whole:
             self._copy()
         else:
-            self.hidden[i] = _nan_like(self.views[i])
+            self.hidden[i] = _nan_like(self.hidden[i])
         parameter.data = self.copies[i] if self.keep_whole else self.hidden[i]
         for places, tensors in zip(self.places, (self.hidden, self.copies or self.views)):
             places[i] = tensors[i].data_ptr()
         self.versions[i] = parameter._version
+        if changes:
+            raise Error(
+                f"the trainer's own code has changed '{name}', which {' and '.join(changes)}: resize, cast and move the model before "
+                "ebb.initialize (the JSON chooses the data type, and device= the device)"
+            )
         raise Error(
-            f"the trainer's own code has written to '{parameter._ebb_name}', but the engine does not see that: "
+            f"the trainer's own code has written to '{name}', but the engine does not see that: "
             "set it with engine.write(name, tensor), between steps and on every rank"
         )
 

@@ -192,8 +192,15 @@ def registration_order(model: nn.Module, units: list[Unit]) -> list[int]:
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     if isinstance(parameter, nn.parameter.UninitializedParameter):
         raise Error(f"parameter '{name}' of a lazy module has no shape yet: call the model once before ebb.initialize", "INVALID_ARGUMENT")
+    if type(parameter.data).__name__ == "DTensor":
+        raise Error(f"parameter '{name}' is a DTensor: tensor parallelism is not supported, so give initialize the plain module", "UNIMPLEMENTED")
     if type(parameter.data) not in (torch.Tensor, nn.Parameter) and not parameter.is_meta:
         raise Error(f"parameter '{name}' is a {type(parameter.data).__name__}: tensor subclasses are not sharded", "UNIMPLEMENTED")
+    if parameter.is_complex():
+        raise Error(
+            f"parameter '{name}' is {parameter.dtype}: make torch.view_as_real(value) the parameter, and use torch.view_as_complex in forward",
+            "UNIMPLEMENTED",
+        )
     if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8):
         raise Error(
             f"parameter '{name}' is {parameter.dtype}: only floating-point numbers of 16, 32 and 64 bits and bytes (torch.uint8) can be "

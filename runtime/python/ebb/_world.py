@@ -10,6 +10,7 @@ from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import _library
+from ._fixed import refuse_wrappers
 from ._library import check, library
 from .optimizer import refuse_clipping, refuse_other_optimizers
 
@@ -43,6 +44,7 @@ def open_world() -> tuple[int, World]:
         atexit.register(_close_all)
         refuse_other_optimizers()
         refuse_clipping()
+        refuse_wrappers()
     return _world
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from . import _buffers, _library, checks, saving
+from ._fixed import Members, refuse_caller
 from ._hooks import Visit, Walk, checkpoint_around, without_saved_hooks
 from ._library import DIRECTIONS, MASTER, STATES, TIERS, Error, check, library
 from ._model import Views, compute_dtype, structs_of
@@ -109,7 +110,7 @@ class Engine:
                 self._parameters[name] = parameter
                 parameter._ebb_name = name
         self._aliases = {alias: name for alias, name in self._names_of_aliases()}
-        self._slots = [Slots(self._memory, unit.parameters, unit.keep_whole) for unit in units]
+        self._slots = [Slots(self._memory, unit.names, unit.parameters, unit.keep_whole) for unit in units]
         self._place()
         half = compute_dtype(settings) == torch.float16  # a parameter that keeps fp16 beside another type has no loss scale
         trainable = [(name, parameter) for name, parameter in self._parameters.items() if parameter.requires_grad]
@@ -121,9 +122,10 @@ class Engine:
         self._walk.attach()
         self._steps.refresh_residents()
         self._finished = 0
-        self._may_have_more = False  # parameters than were given to initialize
+        self._members = Members(model)
         self._handles = saving.attach(self) + self._steps.handles
         self._handles.append(model.register_forward_pre_hook(self._see_first_batch, prepend=True, with_kwargs=True))
+        self._handles.append(model.register_forward_pre_hook(self._check_model, prepend=True))
         self._checks_reads = checks_reads
         if checks_reads:
             self._handles.append(checks.attach(self))
@@ -163,19 +165,19 @@ class Engine:
 
         An error of any rank is raised on every rank, by this call or by report(). The step is then dropped."""
         self._check()
+        if callable(now):
+            raise Error("step(closure) is not supported: call backward() before step()", "UNIMPLEMENTED")
         if self._walk.backward is not None:
             raise Error("step() after a backward that ended with an error: call drop() to go on")
         self._walk.check_whole()
         self._walk.settle()
         steps = self._steps
+        self._members.check()
         steps.check_writes()
         if not steps.in_step:
             raise Error("step() without a forward of the model with gradients since the last one")
         if steps.backwards == 0 or (steps.backwards == steps.counted and not now):
             raise Error("step() without a backward through the model since the last one")
-        if self._may_have_more:
-            saving.check_added(self)
-            self._may_have_more = False
         steps.counted = steps.backwards
         if steps.counted < self.accumulation and not now:
             return False
@@ -417,6 +419,7 @@ class Engine:
         self._check()
         self._walk.settle()
         if checks_writes:
+            self._members.check()
             self._steps.check_writes()
         self._steps.finish_evaluation()
 
@@ -430,6 +433,11 @@ class Engine:
         if found is None:
             raise Error(f"the model has no parameter '{name}'", "NOT_FOUND")
         return found
+
+    def _check_model(self, module: nn.Module, arguments: tuple) -> None:
+        if torch._C._current_graph_task_id() == -1 and not self._walk.is_paused:
+            refuse_caller()
+            self._members.check()
 
     def _see_first_batch(self, module: nn.Module, arguments: tuple, keywords: dict) -> None:
         if self._is_order_known or torch._C._current_graph_task_id() != -1 or self._steps.in_step:

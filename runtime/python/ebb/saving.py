@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from . import _library
+from ._fixed import refuse_added
 from ._library import MASTER, Error, check, library
-from ._world import engines
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -67,26 +67,8 @@ def name_of(parameter: nn.Parameter, key: str) -> str:
     """The engine's name of a parameter that the model has as `key`."""
     name = getattr(parameter, "_ebb_name", None)
     if name is None:
-        raise Error(f"'{key}' came into the model after ebb.initialize, so the engine does not train it: add it before ebb.initialize")
+        refuse_added(key, parameter)
     return name
-
-
-def _note_registered(*_: Any) -> None:
-    for engine in engines:
-        engine._may_have_more = True
-
-
-# torch calls it for each parameter and each module that any module of this process gets.
-nn.modules.module.register_module_parameter_registration_hook(_note_registered)
-nn.modules.module.register_module_module_registration_hook(_note_registered)
-
-
-def check_added(engine: "Engine") -> None:
-    """Raises if a unit has got a parameter since initialize. Others, such as a loss's own, may have another optimizer."""
-    inside = {id(parameter) for unit in engine.units for module in unit.modules for parameter in module.parameters()}
-    for name, parameter in engine.model.named_parameters():
-        if parameter.requires_grad and (id(parameter) in inside or name in engine._parameters):
-            name_of(parameter, name)
 
 
 def keys(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
