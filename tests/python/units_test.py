@@ -6,6 +6,7 @@ from torch import nn
 from training import gpt2, llama, mlp, token_batches
 
 from ebb import Error
+from ebb._fakes import Fakes
 from ebb._order import observe, of_registration
 from ebb._units import divide
 
@@ -65,7 +66,7 @@ def test_parameters_that_are_no_floating_point_numbers_are_refused_by_name(dtype
 
 def order_of(model, example):
     units = divide(model)
-    return observe(model, units, example, CPU), units
+    return observe(model, units, example, CPU, Fakes()), units
 
 
 def test_the_order_of_a_tied_model():
@@ -115,7 +116,7 @@ def test_the_model_is_as_before():
     model = llama()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    observe(model, divide(model), token_batches(1, 1)[0][0], CPU)
+    observe(model, divide(model), token_batches(1, 1)[0][0], CPU, Fakes())
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -132,7 +133,7 @@ def test_a_configuration_that_cannot_be_changed_stays():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model.settings, model.calls = Unchangeable(width=4), []
     model[0].forward = lambda x: (model.calls.append(x), nn.Linear.forward(model[0], x))[1]
-    observe(model, divide(model), torch.zeros(2, 4), CPU)
+    observe(model, divide(model), torch.zeros(2, 4), CPU, Fakes())
     assert model.settings == {"width": 4} and model.calls == []
 
 

@@ -14,9 +14,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from ._fakes import Fakes, faked
 from ._library import Error
 from ._model import Config, config_text, dtype_function, resolved
-from ._order import _as_it_was, _faked, call, loss_of, uncompiled
+from ._order import _as_it_was, call, loss_of, uncompiled
 from ._steps import LARGE_GRADIENT
 
 
@@ -69,12 +70,10 @@ def count_activations(model: nn.Module, config: Config, world: int, *, example: 
     """Counts the activations of a micro-batch: `example` is one, or a function that takes the model and returns the loss, as for
     initialize. Parameters have the types that `config` gives them. Gradients of less than 1 MiB stay until the end of backward. Give
     `peak` to `ebb-plan --activations`. Raises ebb.Error if the model does not run with fake tensors."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     dtype_of = dtype_function(model, resolved(config_text(config), world))
     dtypes = {id(parameter): dtype_of(parameter) for parameter in model.parameters()}
-    mode, count = FakeTensorMode(allow_non_fake_inputs=True), _Count()
-    faked = _faked(model, torch.device(device), lambda tensor: dtypes.get(id(tensor), tensor.dtype))
+    mode, count = Fakes(), _Count()
+    stand_ins = faked(model, torch.device(device), mode, lambda tensor: dtypes.get(id(tensor), tensor.dtype))
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         made = mode.from_tensor(tensor)
@@ -82,7 +81,7 @@ def count_activations(model: nn.Module, config: Config, world: int, *, example: 
         return made
 
     try:
-        with torch.random.fork_rng(devices=[]), mode, _as_it_was(model), uncompiled(), faked as fakes, torch.enable_grad():
+        with torch.random.fork_rng(devices=[]), mode, _as_it_was(model), uncompiled(), stand_ins as fakes, torch.enable_grad():
             for tensor in fakes.values():
                 count.ignore(tensor)
                 if tensor.requires_grad:
@@ -97,3 +96,5 @@ def count_activations(model: nn.Module, config: Config, world: int, *, example: 
         raise
     except Exception as error:  # what a model may raise for tensors without values
         raise Error(f"the model does not run with fake tensors: {type(error).__name__}: {error}", "INVALID_ARGUMENT") from error
+    finally:
+        mode.end()

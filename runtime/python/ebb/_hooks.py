@@ -163,6 +163,7 @@ class Walk:
         self.forward = _Open(visit, self.scopes.open(FORWARD, visit))
         if in_step:
             self.counts[unit.index] += 1
+        if trains or around is not None:
             self.pending[unit.index].append(visit)
         if trains and unit.index in self.watch_saved and len(unit.modules) == 1 and _top_saved_hooks(True) is None:
             hooks = torch.autograd.graph.saved_tensors_hooks(_kept, functools.partial(self._unpacked, visit))

@@ -1,8 +1,8 @@
 """The order of a round: when each unit is visited, in forward and in backward.
 
-One forward and backward shows it, with the hooks that training uses. The tensors are fake ones, which have shapes but no values. If
-the model does not run with fake tensors, and its parameters are still whole, real tensors are used. Otherwise the order is that in
-which the model registers its modules."""
+One forward and backward shows it, with the hooks that training uses. Parameters and the batch are fake tensors, which have shapes but no
+values. If the model does not run with fake tensors, and its parameters are still whole, real tensors are used. Otherwise the order is
+that in which the model registers its modules."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from ._fakes import Fakes, classes_as_they_were, faked
 from ._hooks import Visit, Walk
 from ._library import BACKWARD, FORWARD, Error
 from .checks import Watch
@@ -78,6 +79,7 @@ class _Record:
         self.fakes: dict[int, torch.Tensor] = {}  # by the id of a parameter
         self.hidden: dict[int, str] = {}  # parameters of closed units: the name, by the id of the fake
         self.outside: dict[str, None] = {}  # names that were used while their unit was closed
+        self.in_step = False  # else scopes are those of an evaluation, such as a reference before the step, and have no place in the order
 
     def hide(self, unit: Unit) -> None:
         if not unit.keep_whole:
@@ -87,7 +89,7 @@ class _Record:
         self.outside[name] = None
 
     def begin(self, trains: bool) -> None:
-        pass
+        self.in_step = trains
 
     def backward_begins(self) -> None:
         pass
@@ -96,15 +98,17 @@ class _Record:
         pass
 
     def open(self, kind: int, visit: Visit) -> None:
-        if id(visit) not in self.numbers:
-            self.numbers[id(visit)] = len(self.visits)
-            self.visits.append(visit)
-        self.events.append((1, kind, self.numbers[id(visit)]))
+        if self.in_step:
+            if id(visit) not in self.numbers:
+                self.numbers[id(visit)] = len(self.visits)
+                self.visits.append(visit)
+            self.events.append((1, kind, self.numbers[id(visit)]))
         for parameter in visit.unit.parameters:
             self.hidden.pop(id(self.fakes[id(parameter)]), None)
 
     def close(self, kind: int, visit: Visit, scope: Any) -> None:
-        self.events.append((0, kind, self.numbers[id(visit)]))
+        if id(visit) in self.numbers:
+            self.events.append((0, kind, self.numbers[id(visit)]))
         if kind == BACKWARD:
             for parameter in visit.unit.parameters:
                 self.fakes[id(parameter)].grad = None
@@ -177,23 +181,28 @@ def order_of(model: nn.Module, units: list[Unit], example: Any, device: torch.de
     if example is None:
         return of_registration(model, units)
     is_whole = is_whole and not any(parameter.is_meta for parameter in model.parameters())
-    for fake in (True, False) if is_whole else (True,):
-        try:
-            return observe(model, units, example, device, fake)
-        except Error:
-            raise
-        except Exception as error:  # what a model may raise for tensors without values
-            failure = error
-    if is_whole:  # else an evaluation can show it
-        warn_of_registration(failure)
-    return of_registration(model, units)
+    fakes = Fakes()
+    order, failure = _tried(model, units, example, device, fakes)
+    fakes.end()
+    if order is None and is_whole:
+        order, failure = _tried(model, units, example, device, None)
+        if order is None:  # else an evaluation can show it
+            warn_of_registration(failure)
+    return order or of_registration(model, units)
 
 
-def warn_of_registration(failure: Exception) -> None:
-    log.warning(
-        "the order of units is the order in which the model registers them, because it could not show another: %s: %s",
-        type(failure).__name__, failure
-    )
+def _tried(model: nn.Module, units: list[Unit], example: Any, device: torch.device, fakes: Fakes | None) -> tuple[Order | None, str]:
+    """The order, or what the model has raised for tensors without values. The exception itself would hold such tensors."""
+    try:
+        return observe(model, units, example, device, fakes), ""
+    except Error:
+        raise
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def warn_of_registration(failure: str) -> None:
+    log.warning("the order of units is the order in which the model registers them, because it could not show another: %s", failure)
 
 
 def of_evaluation(model: nn.Module, units: list[Unit], example: Any, visited: list[int]) -> Order:
@@ -201,7 +210,8 @@ def of_evaluation(model: nn.Module, units: list[Unit], example: Any, visited: li
     taken to be in the reverse order. Raises what the model raises."""
     if isinstance(example, Call):
         example = Call(example.arguments, example.keywords)  # without a checkpoint, because nothing is computed again
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), _as_it_was(model, (*_LIBRARIES, "ebb", "functools")), _kept(model):
+    device = next(model.parameters()).device
+    with torch.no_grad(), generators_as_they_were(device), _as_it_was(model, (*_LIBRARIES, "ebb", "functools")), _kept(model):
         call(model, example)
     for unit in units:
         if unit.index not in visited:
@@ -223,43 +233,45 @@ def units_and_order(
     return divided, order
 
 
-def observe(model: nn.Module, units: list[Unit], example: Any, device: torch.device, fake: bool = True) -> Order:
+def observe(model: nn.Module, units: list[Unit], example: Any, device: torch.device, fakes: Fakes | None) -> Order:
     """`example`: a batch (a tensor, a tuple of arguments, a dict of keywords), or a function that takes the model and returns the
-    loss. Raises what the model raises."""
-    record, outside = _run(model, units, example, device, fake)
+    loss. `fakes`: None: with the model's real tensors. Raises what the model raises."""
+    record, outside = _run(model, units, example, device, fakes)
     visited = {visit.unit.index for visit in record.visits}
     never = [unit for unit in units if unit.index not in visited and not unit.keep_whole]
     if never:  # modules that are not called, but whose inner ones are
         for unit in never:
             unit.modules = [owner for module in unit.modules for owner in owners(module)]
-        record, outside = _run(model, units, example, device, fake)
+        record, outside = _run(model, units, example, device, fakes)
     record.add_left_out(units)
     order = record.order()
     order.outside = outside
     return order
 
 
-def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device, fake: bool) -> tuple[_Record, list[str]]:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
+def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device, fakes: Fakes | None) -> tuple[_Record, list[str]]:
     record = _Record()
     walk = Walk(model, units, record)
-    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
-    change = mode.from_tensor if fake else (lambda tensor: tensor)
-    faked = _faked(model, device) if fake else _kept(model)
-    with torch.random.fork_rng(devices=[]), mode, _as_it_was(model), uncompiled(), faked as record.fakes:
+    is_here = device.type != "cuda" or torch.cuda.is_available()
+    made = faked(model, device, fakes, keeps_buffers=is_here) if fakes else _kept(model)
+    entered = contextlib.nullcontext() if is_here or not fakes else fakes
+    with generators_as_they_were(device), entered, _as_it_was(model), uncompiled(), made as record.fakes:
         for unit in units:
             record.hide(unit)
         walk.attach()
         try:
             with torch.enable_grad(), Watch(record.hidden, record.read):
-                loss = loss_of(call(model, example, change))
+                loss = loss_of(call(model, example, fakes.from_tensor if fakes else lambda tensor: tensor))
                 if loss is not None:
                     _backward(loss)
         finally:
             walk.detach()
             walk.settle()
         return record, record.used_outside(units)
+
+
+def generators_as_they_were(device: torch.device) -> Any:
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" and torch.cuda.is_available() else [])
 
 
 def _backward(loss: torch.Tensor) -> None:
@@ -309,33 +321,27 @@ _LIBRARIES = ("torch", "transformers", "peft")  # their hooks are part of how a 
 def _as_it_was(model: nn.Module, whose: tuple[str, ...] = _LIBRARIES) -> Iterator[None]:
     """Restores the attributes of all modules afterwards, and the contents of lists, dicts and sets among them. Removes the hooks of others than
     `whose` meanwhile, such as the user's, because they would see tensors without values."""
-    modules = list(model.named_modules())
-    attributes = [dict(module.__dict__) for _, module in modules]
+    modules = list(model.modules())
+    attributes = [dict(module.__dict__) for module in modules]
     contents: dict[int, tuple[Any, Any]] = {}
     for values in attributes:
         contents.update({id(value): (value, value.copy()) for value in values.values() if isinstance(value, (dict, list, set))})
-    for _, module in modules:
+    for module in modules:
         for table in _HOOKS:
             hooks = getattr(module, table)
             for number in [number for number, hook in hooks.items() if _module_of(hook) not in whose]:
                 del hooks[number]
     try:
-        yield
+        with classes_as_they_were(model):
+            yield
     finally:
         for container, before in contents.values():
             if not _are_same(container, before):  # a configuration of diffusers refuses changes
                 container.clear()
                 container.extend(before) if isinstance(container, list) else container.update(before)
-        for (_, module), values in zip(modules, attributes):
+        for module, values in zip(modules, attributes):
             module.__dict__.clear()
             module.__dict__.update(values)
-    for path, module in modules:
-        for name, value in module.__dict__.items():
-            if _has_fake(value):
-                raise Error(
-                    f"'{name}' of '{path}' keeps a tensor without values from the forward that shows the order of units: call the model once "
-                    "before ebb.initialize, so that it keeps a real tensor, or keep the tensor in an attribute of a module"
-                )
 
 
 def _are_same(container: Any, before: Any) -> bool:
@@ -347,46 +353,6 @@ def _are_same(container: Any, before: Any) -> bool:
 
 def _module_of(hook: Any) -> str:
     return (getattr(hook, "__module__", None) or "").split(".")[0]
-
-
-def _has_fake(value: Any, depth: int = 0) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    if isinstance(value, torch.Tensor):
-        return isinstance(value, FakeTensor)
-    if depth > 3 or isinstance(value, (str, bytes, int, float, type(None), nn.Module, type)):
-        return False
-    if isinstance(value, (list, tuple, set)):
-        return any(_has_fake(item, depth + 1) for item in value)
-    inner = value if isinstance(value, dict) else getattr(value, "__dict__", None)
-    return isinstance(inner, dict) and any(_has_fake(item, depth + 1) for item in inner.values())
-
-
-@contextlib.contextmanager
-def _faked(
-    model: nn.Module, device: torch.device, dtype_of: Callable[[torch.Tensor], torch.dtype] = lambda tensor: tensor.dtype
-) -> Iterator[dict[int, torch.Tensor]]:
-    """Parameters and buffers of the model as fake tensors. A tensor that is used in several places becomes one fake tensor."""
-    fakes: dict[int, torch.Tensor] = {}
-    places: list[tuple[dict, str, Any]] = []
-
-    def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in fakes:
-            made = torch.empty(tensor.shape, dtype=dtype_of(tensor), device=device)
-            fakes[id(tensor)] = nn.Parameter(made, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
-        return fakes[id(tensor)]
-
-    try:
-        for module in model.modules():
-            for table in (module._parameters, module._buffers):
-                for name, tensor in list(table.items()):
-                    if tensor is not None:
-                        places.append((table, name, tensor))
-                        table[name] = stand_in(tensor)
-        yield fakes
-    finally:
-        for table, name, tensor in places:
-            table[name] = tensor
 
 
 @contextlib.contextmanager

@@ -479,7 +479,7 @@ class Engine:
         except Error:
             raise
         except Exception as failure:
-            warn_of_registration(failure)
+            warn_of_registration(f"{type(failure).__name__}: {failure}")
             return registered
         finally:
             del self._steps.open

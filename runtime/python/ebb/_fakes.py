@@ -1,0 +1,177 @@
+"""Tensors without values (fake tensors) for a forward that only shows what the model does, and for no step.
+
+Whatever the forward keeps outside of the model outlives it: functools.lru_cache, a dict or an attribute of a class, with masks and tables
+of angles. So parameters and the batch alone have no values, and what is made of sizes and of buffers is real. If a cache has got a tensor
+without values all the same, it is emptied. Where that cannot be done, the first operator that takes the tensor raises an error."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import sys
+import types
+from collections import deque
+from typing import Any, Callable, Iterable, Iterator
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_leaves
+
+from ._library import Error
+
+_BUFFER_BYTES_MAX = 16 << 20  # larger buffers get no values, because the real ones are copied
+
+
+class Fakes(FakeTensorMode):
+    """Makes tensors without values. While it is entered, all new tensors are such."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.has_ended = False
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        if self.has_ended:
+            kept = next(one for one in tree_leaves((arguments, keywords or {})) if type(one) is FakeTensor and one.fake_mode is self)
+            raise Error(
+                f"{_holder_of(kept)} keeps a tensor without values from the forward that shows the order of units: call the model once before "
+                "ebb.initialize, so that a real tensor is kept, or keep the tensor in an attribute of a module"
+            )
+        return super().__torch_dispatch__(function, types, arguments, keywords or {})
+
+    def end(self) -> None:
+        """Takes those that are still alive out of the caches that hold them."""
+        self.has_ended = True
+        if self._alive():
+            gc.collect()
+            _take_out(self._alive())
+
+    def _alive(self) -> list[torch.Tensor]:
+        return [one for one in gc.get_objects() if type(one) is FakeTensor and one.fake_mode is self]
+
+
+def has_fake(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, torch.Tensor):
+        return isinstance(value, FakeTensor)
+    if depth > 3 or isinstance(value, (str, bytes, int, float, type(None), nn.Module, type, types.ModuleType)):
+        return False
+    if isinstance(value, (list, tuple, set)):
+        return any(has_fake(item, depth + 1) for item in value)
+    inner = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+    return isinstance(inner, dict) and any(has_fake(item, depth + 1) for item in inner.values())
+
+
+@contextlib.contextmanager
+def classes_as_they_were(model: nn.Module) -> Iterator[None]:
+    """Afterwards, variables of the model's classes and of their Python modules that have got a tensor without values have their old values. So
+    does the cache of torch's parametrizations, whose tensors may also be without gradients."""
+    classes = {kind for module in model.modules() for kind in type(module).__mro__ if kind.__module__.partition(".")[0] not in ("torch", "builtins")}
+    places = [*classes, *(sys.modules[name] for name in {kind.__module__ for kind in classes} if name in sys.modules)]
+    before = [(place, dict(vars(place))) for place in places]
+    of_parametrizations, parametrize._cache = parametrize._cache, {}
+    try:
+        yield
+    finally:
+        parametrize._cache = of_parametrizations
+        for place, values in before:
+            for name, value in list(vars(place).items()):
+                if value is not values.get(name) and has_fake(value):
+                    setattr(place, name, values[name]) if name in values else delattr(place, name)
+
+
+@contextlib.contextmanager
+def faked(
+    model: nn.Module, device: torch.device, mode: Fakes, dtype_of: Callable[[torch.Tensor], torch.dtype] = lambda tensor: tensor.dtype,
+    keeps_buffers: bool = False,
+) -> Iterator[dict[int, torch.Tensor]]:
+    """The model with parameters and buffers without values; with `keeps_buffers`, buffers have their values, as far as they are real and
+    small, and have the same values again afterwards. A tensor that is used in several places becomes one."""
+    fakes: dict[int, torch.Tensor] = {}
+    places: list[tuple[dict, str, Any]] = []
+    kept: list[tuple[torch.Tensor, int, torch.Tensor]] = []
+
+    def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+        if keeps_buffers and not isinstance(tensor, nn.Parameter) and tensor.device == device and tensor.nbytes <= _BUFFER_BYTES_MAX:
+            kept.append((tensor, tensor._version, tensor.clone()))
+            return tensor.detach()  # autograd must not give the buffer itself a node
+        with mode:
+            made = torch.empty(tensor.shape, dtype=dtype_of(tensor), device=device)
+        return nn.Parameter(made, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+
+    try:
+        for module in model.modules():
+            for table in (module._parameters, module._buffers):
+                for name, tensor in list(table.items()):
+                    if tensor is not None:
+                        places.append((table, name, tensor))
+                        if id(tensor) not in fakes:
+                            fakes[id(tensor)] = stand_in(tensor)
+                        table[name] = fakes[id(tensor)]
+        yield fakes
+    finally:
+        for table, name, tensor in places:
+            table[name] = tensor
+        with torch.no_grad():
+            for tensor, version, value in kept:
+                if tensor._version != version:
+                    tensor.copy_(value)
+
+
+def _take_out(values: list[Any], depth: int = 0) -> None:
+    """Empties the caches that hold `values`. Variables stay as they are, because their old values are not known."""
+    ids = set(map(id, values))
+    around = []  # tuples of them
+    for holder in _holders(values):
+        if isinstance(holder, functools._lru_cache_wrapper):
+            holder.cache_clear()
+        elif isinstance(holder, tuple):
+            around.append(holder)
+        elif isinstance(holder, dict):
+            owners = _holders([holder])
+            for cache in owners:
+                if isinstance(cache, functools._lru_cache_wrapper):
+                    cache.cache_clear()
+            if not any(_is_namespace(holder, owner) for owner in owners):
+                for key in [key for key, value in holder.items() if id(value) in ids]:
+                    del holder[key]
+        elif isinstance(holder, (list, deque, set)):
+            rest = [value for value in holder if id(value) not in ids]
+            holder.clear()
+            holder.update(rest) if isinstance(holder, set) else holder.extend(rest)
+    if around and depth < 3:
+        _take_out(around, depth + 1)
+
+
+def _holder_of(value: Any) -> str:
+    """In words: the variable, function or object that holds `value`, perhaps in containers."""
+    inner, name = [value], ""
+    for _ in range(6):
+        ids, following = set(map(id, inner)), []
+        for holder in _holders(inner):
+            if isinstance(holder, functools._lru_cache_wrapper):
+                return f"the cache of {holder.__module__}.{holder.__qualname__}()"
+            if isinstance(holder, types.FunctionType):
+                return f"a variable of {holder.__module__}.{holder.__qualname__}()"
+            if isinstance(holder, types.ModuleType):
+                return f"'{name}' of {holder.__name__}"
+            if isinstance(holder, type):
+                return f"'{name}' of the class {holder.__qualname__}"
+            if isinstance(holder, dict):
+                name = next((key for key, one in holder.items() if id(one) in ids and isinstance(key, str)), name)
+            elif not isinstance(holder, (list, tuple, set, deque, types.CellType)):
+                name = next((key for key, one in getattr(holder, "__dict__", {}).items() if id(one) in ids), name)
+                return f"'{name}' of an object of {type(holder).__qualname__}"
+            following.append(holder)
+        inner = following
+    return "something outside of the model"
+
+
+def _holders(values: list[Any]) -> Iterable[Any]:
+    frames = (types.FrameType, types.GeneratorType, types.TracebackType)
+    return [one for one in gc.get_referrers(*values) if one is not values and not isinstance(one, frames)]
+
+
+def _is_namespace(names: dict, owner: Any) -> bool:
+    return isinstance(owner, (type, types.ModuleType)) or getattr(owner, "__dict__", None) is names

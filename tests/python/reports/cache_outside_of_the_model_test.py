@@ -1,0 +1,225 @@
+"""A forward that keeps tensors outside of the model: in functools.lru_cache, a dict, a class, a variable of a module, torch's parametrizations."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+from training import compare, mlp, squared_error, with_engine, with_torch
+
+import ebb
+
+TABLES = {}
+ALIBI = {"bias": None}
+ANGLES = None
+
+
+@functools.lru_cache
+def mask(n):
+    return torch.tril(torch.ones(n, n)) / n
+
+
+@functools.cache
+def cos_and_sin(n):
+    angles = torch.arange(n).float()
+    return angles.cos(), angles.sin()
+
+
+def remembered(function):
+    kept = None
+
+    def call(n):
+        nonlocal kept
+        if kept is None:
+            kept = function(n)
+        return kept
+
+    return call
+
+
+@remembered
+def slopes(n):
+    return 2.0 ** -torch.arange(n)
+
+
+class Config:
+    bias = None
+
+
+CONFIG = Config()
+
+
+class Block(nn.Module):
+    mask = None
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("frequencies", torch.rand(8), persistent=False)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(self.mixed(x)))
+
+
+class LruCache(Block):
+    def mixed(self, x):
+        return x @ mask(x.shape[1])
+
+
+class CacheOfPairs(Block):
+    def mixed(self, x):
+        cos, sin = cos_and_sin(x.shape[1])
+        return x * cos + x.flip(1) * sin
+
+
+class GlobalDict(Block):
+    def mixed(self, x):
+        if x.shape[1] not in TABLES:
+            TABLES[x.shape[1]] = torch.outer(torch.arange(8.0), self.frequencies).cos().to(x)
+        return x @ TABLES[x.shape[1]]
+
+
+class GlobalDictLikeAnActivation(Block):
+    def mixed(self, x):
+        if x.shape[1] not in TABLES:
+            TABLES[x.shape[1]] = (torch.ones_like(self.linear.weight).tril(), x.new_ones(8).cos())
+        return x @ TABLES[8][0] * TABLES[8][1]
+
+
+class EntryOfADict(Block):
+    def mixed(self, x):
+        if ALIBI["bias"] is None:
+            ALIBI["bias"] = torch.arange(8.0).cos()
+        return x + ALIBI["bias"]
+
+
+class ClassAttribute(Block):
+    def mixed(self, x):
+        if Block.mask is None:
+            Block.mask = torch.tril(torch.ones(8, 8))
+        return x @ Block.mask
+
+
+class ClassAttributeLikeAnActivation(Block):
+    def mixed(self, x):
+        if Block.mask is None:
+            Block.mask = x.new_ones(8).cos()
+        return x * Block.mask
+
+
+class GlobalVariable(Block):
+    def mixed(self, x):
+        global ANGLES
+        if ANGLES is None:
+            ANGLES = x.new_ones(8) * self.frequencies
+        return x * ANGLES
+
+
+class Closure(Block):
+    def mixed(self, x):
+        return x * slopes(x.shape[1])
+
+
+class AttributeOfAnObject(Block):
+    def mixed(self, x):
+        if CONFIG.bias is None:
+            CONFIG.bias = torch.arange(8.0).sin()
+        return x + CONFIG.bias
+
+
+KINDS = [LruCache, CacheOfPairs, GlobalDict, GlobalDictLikeAnActivation, EntryOfADict, ClassAttribute, ClassAttributeLikeAnActivation,
+         GlobalVariable, Closure, AttributeOfAnObject]
+
+
+def made(kind):
+    torch.manual_seed(3)
+    return nn.Sequential(kind(), kind(), kind(), nn.Linear(8, 1))
+
+
+def forget():
+    global ANGLES
+    ANGLES = Block.mask = ALIBI["bias"] = CONFIG.bias = None
+    TABLES.clear(), mask.cache_clear(), cos_and_sin.cache_clear()
+
+
+def _is_right(place, kinds):
+    """The engine comes first, so that no real forward has filled the cache. The second model has the cache of the first."""
+    batches = place.batches(2)
+    for kind in kinds:
+        forget()
+        expected = with_torch(made(kind), batches, squared_error)
+        for example in (None, batches[0][0][:1]) if kind in (LruCache, GlobalDictLikeAnActivation) else (None,):
+            forget()
+            for instance in range(2 if kind is LruCache else 1):
+                losses, _ = with_engine(made(kind), batches, squared_error, place.config(), example=example)
+                assert losses == pytest.approx(expected, abs=2e-6), (kind, example, instance)
+
+
+def test_the_cache_has_real_tensors_and_the_numbers_are_torchs(at):
+    at(_is_right, KINDS)
+
+
+def _counted_first(place):
+    forget()
+    ebb.count_activations(made(LruCache), place.config(), place.ranks, example=torch.ones(2, 8))
+    compare(lambda: made(LruCache), place.batches(), squared_error, place.config())
+
+
+def test_counting_activations_leaves_no_tensor_in_a_cache(at):
+    at(_counted_first)
+
+
+class KeptByAnObject(Block):
+    def mixed(self, x):
+        if CONFIG.bias is None:
+            CONFIG.bias = x.new_ones(8)
+        return x + CONFIG.bias
+
+
+def _is_named(place):
+    forget()
+    model = made(KeptByAnObject)
+    engine = ebb.initialize(model, place.config())
+    for _ in range(2):  # not only once
+        with pytest.raises(ebb.Error, match="'bias' of an object of Config keeps a tensor without values.* call the model once before"):
+            squared_error(model, place.batches()[0][0])
+        engine.drop()
+    engine.close()
+    forget()
+    made(KeptByAnObject)(torch.ones(2, 8))
+    compare(lambda: made(KeptByAnObject), place.batches(), squared_error, place.config())
+
+
+def test_what_cannot_be_taken_back_is_named_when_it_is_used(at):
+    at(_is_named)
+
+
+def _weight_norm():
+    model = mlp()
+    for i in (0, 2, 4):
+        parametrizations.weight_norm(model[i])
+    return model
+
+
+def _cached_parametrization(model, batch):
+    with parametrize.cached():
+        return squared_error(model, batch)
+
+
+class LooksAtValues(nn.Sequential):
+    """Fake tensors cannot show its order, so that the first batch runs as an evaluation, without gradients."""
+
+    def forward(self, x):
+        return super().forward(x if x.sum().item() < 1e9 else -x)
+
+
+def _parametrized(place):
+    batches = place.batches()
+    for make in (_weight_norm, lambda: LooksAtValues(*_weight_norm())):
+        compare(make, batches, _cached_parametrization, place.config())
+    compare(_weight_norm, batches, _cached_parametrization, place.config(), example=lambda model: _cached_parametrization(model, batches[0][0]))
+
+
+def test_cached_parametrizations(at):
+    at(_parametrized)
