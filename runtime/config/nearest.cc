@@ -1,6 +1,7 @@
 #include "ebb/runtime/config/nearest.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -32,6 +33,27 @@ const std::vector<std::string>& KnownPaths() {
   return *all;
 }
 
+// In lower case.
+std::vector<std::string> WordsOf(std::string_view name) {
+  std::vector<std::string> words(1);
+  for (const char c : name) {
+    if (c == '_') {
+      words.emplace_back();
+    } else {
+      words.back() += absl::ascii_tolower(static_cast<unsigned char>(c));
+    }
+  }
+  return words;
+}
+
+// Of two names of which one has the other's words.
+int SharedWords(std::string_view a, std::string_view b) {
+  return static_cast<int>(std::min(WordsOf(a).size(), WordsOf(b).size()));
+}
+int OtherWords(std::string_view a, std::string_view b) {
+  return static_cast<int>(std::max(WordsOf(a).size(), WordsOf(b).size())) - SharedWords(a, b);
+}
+
 }  // namespace
 
 // Optimal string alignment (Damerau-Levenshtein without moving a letter twice), three rows at a
@@ -58,19 +80,33 @@ int EditDistance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
+bool HasWordsOf(std::string_view a, std::string_view b) {
+  if (a.size() > b.size()) std::swap(a, b);
+  const std::vector<std::string> fewer = WordsOf(a), more = WordsOf(b);
+  size_t found = 0;
+  for (const std::string& word : more) found += found < fewer.size() && word == fewer[found];
+  return found == fewer.size();
+}
+
 std::string NearestPath(std::string_view block, std::string_view name) {
   if (name.size() > kNameBytesMax) return "";
+  if (const size_t dot = name.rfind('.'); dot != name.npos)
+    return NearestPath(Join({block, name.substr(0, dot + 1)}), name.substr(dot + 1));
   const std::string* nearest = nullptr;
   int least = 0;
   for (const std::string& path : KnownPaths()) {
     const size_t name_at = path.rfind('.') + 1;  // npos + 1 is 0
     const std::string_view own = std::string_view(path).substr(name_at);
-    const int detour = std::string_view(path).substr(0, name_at) == block ? 0 : kOtherBlock;
+    const bool is_sibling = std::string_view(path).substr(0, name_at) == block;
+    const int detour = is_sibling ? 0 : kOtherBlock;
+    int distance = detour + static_cast<int>(std::max(own.size(), name.size()));
+    if (HasWordsOf(name, own) && (is_sibling || SharedWords(name, own) > 1))
+      distance = detour + OtherWords(name, own);
     // At least as many edits as the difference of the lengths.
-    const size_t longer =
-        own.size() > name.size() ? own.size() - name.size() : name.size() - own.size();
-    if (nearest != nullptr && static_cast<int>(longer) + detour >= least) continue;
-    const int distance = EditDistance(name, own) + detour;
+    const auto longer =
+        static_cast<int>(std::max(own.size(), name.size()) - std::min(own.size(), name.size()));
+    if (nearest == nullptr || std::min(distance, longer + detour) < least)
+      distance = std::min(distance, EditDistance(name, own) + detour);
     if (nearest == nullptr || distance < least) {
       nearest = &path;
       least = distance;

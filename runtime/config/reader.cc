@@ -187,24 +187,34 @@ class Reader {
                const std::string& nearest) {
     ++unknown_;
     const std::string shown = Quoted(block.shown + name);
-    const size_t name_at = nearest.rfind('.') + 1;  // npos + 1 is 0
-    const bool is_sibling = !nearest.empty() && nearest.substr(0, name_at) == block.rows;
-    const int edits = nearest.empty() ? 0 : EditDistance(name, nearest.substr(name_at));
+    // A dot in a name does not lead into a block, but shows which one was meant.
+    const size_t dot = name.rfind('.') + 1;  // npos + 1 is 0
+    const std::string_view last = std::string_view(name).substr(dot);
+    const Key* const meant = dot == 0 ? nullptr : FindKey(block.rows + name.substr(0, dot - 1));
+    const size_t name_at = nearest.rfind('.') + 1;  // likewise
+    const bool is_sibling =
+        !nearest.empty() && nearest.substr(0, name_at) == block.rows + name.substr(0, dot);
+    const int edits = nearest.empty() ? 0 : EditDistance(last, nearest.substr(name_at));
+    const bool has_its_words = !nearest.empty() &&
+                               HasWordsOf(last, std::string_view(nearest).substr(name_at)) &&
+                               (is_sibling || last.find('_') != last.npos);
+    const bool is_dotted = meant != nullptr;
     std::string hint;
     if (FindKey(block.rows + name) != nullptr) {
       hint = " is one name with a dot in it; write nested objects instead";
     } else if (!is_sibling && !nearest.empty() && edits == 0) {
-      hint = Join({" is not a key; ", Misplaced(name, nearest)});
-    } else if (nearest.empty() || !IsNear(edits, name)) {
+      hint = Join({" is not a key; ", Misplaced(last, nearest)});
+    } else if (nearest.empty() || !(IsNear(edits, last) || has_its_words)) {
       hint = " is not a key";
     } else {
-      hint = Join({" is not a key; the nearest is ",
-                   Quoted(is_sibling ? block.shown + nearest.substr(name_at) : nearest)});
+      hint =
+          Join({" is not a key; the nearest is ",
+                Quoted(is_sibling && !is_dotted ? block.shown + nearest.substr(name_at) : nearest),
+                is_dotted ? ", in nested objects instead of one name with a dot" : ""});
     }
     // Up to two typing errors, in a name long enough not to be another word.
     const bool is_misspelled =
         is_sibling && edits * 3 <= static_cast<int>(name.size()) && edits <= 2;
-    const bool is_dotted = FindKey(block.rows + name) != nullptr;
     const bool refuses = unknown_keys_.has_value() ? *unknown_keys_ == UnknownKeys::kError
                                                    : !block.is_open || is_misspelled || is_dotted;
     if (refuses) {
@@ -215,7 +225,8 @@ class Reader {
     if (unknown_ > kUnknownMax) {
       return Remark(reading_.warnings, "more unknown keys are ignored");
     }
-    const bool says_nearest = is_misspelled || is_dotted || (!is_sibling && edits == 0);
+    const bool says_nearest = is_misspelled || is_dotted || (!is_sibling && edits == 0) ||
+                              (has_its_words && last.find('_') != last.npos);
     Remark(reading_.warnings,
            Join({shown, says_nearest ? hint : " is not a key",
                  block.is_open ? "; it is ignored, as in DeepSpeed" : "; it is ignored"}));

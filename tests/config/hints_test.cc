@@ -23,6 +23,34 @@ TEST(Hint, NamesNoKeyThatIsAnotherWord) {
               EndsWith("the nearest is \"zero_optimization.ignore_unused_parameters\""));
 }
 
+TEST(Hint, NamesTheKeyWithMoreWords) {
+  EXPECT_THAT(ErrorOf(R"({"ebb": {"prefetch": 2}})"),
+              EndsWith("\"ebb.prefetch\" is not a key; the nearest is \"ebb.prefetch_depth\""));
+  EXPECT_THAT(ErrorOf(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_steps": 9}}})"),
+              EndsWith("the nearest is \"scheduler.params.warmup_num_steps\""));
+  const absl::StatusOr<Config> config = Config::FromJson(R"({"warmup_steps": 9})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_THAT(config->warnings,
+              ElementsAre("\"warmup_steps\" is not a key; the nearest is "
+                          "\"scheduler.params.warmup_num_steps\"; it is ignored, as in DeepSpeed"));
+}
+
+// As a dotted path it would be ignored without a word.
+TEST(Hint, ANameWithADotThatBeginsWithABlockIsAnError) {
+  EXPECT_THAT(ErrorOf(R"({"ebb.prefetch_depth": 2})"),
+              EndsWith("\"ebb.prefetch_depth\" is one name with a dot in it; write nested objects "
+                       "instead"));
+  EXPECT_THAT(ErrorOf(R"({"ebb.prefetch": 2})"),
+              EndsWith("\"ebb.prefetch\" is not a key; the nearest is \"ebb.prefetch_depth\", in "
+                       "nested objects instead of one name with a dot"));
+  EXPECT_THAT(ErrorOf(R"({"ebb.stage": 2})"),
+              EndsWith("\"ebb.stage\" is not a key; \"zero_optimization.stage\" is: move it into "
+                       "\"zero_optimization\""));
+  EXPECT_THAT(ErrorOf(R"({"zero_optimization.stagee": 2})"),
+              EndsWith("the nearest is \"zero_optimization.stage\", in nested objects instead of "
+                       "one name with a dot"));
+}
+
 TEST(Hint, NamesNoPlaceWhereTheKeyIsRefused) {
   const absl::StatusOr<Config> config = Config::FromJson(R"({"max_grad_norm": 0.5})");
   ASSERT_TRUE(config.ok()) << config.status();

@@ -38,6 +38,22 @@ TEST(NearestPath, FindsAMisplacedKey) {
   EXPECT_EQ(NearestPath("optimizer.", "betas"), "optimizer.params.betas");
 }
 
+TEST(NearestPath, CountsAWordMoreOrLessAsOneEdit) {
+  EXPECT_EQ(NearestPath("ebb.", "prefetch"), "ebb.prefetch_depth");
+  EXPECT_EQ(NearestPath("scheduler.params.", "warmup_steps"), "scheduler.params.warmup_num_steps");
+  EXPECT_EQ(NearestPath("", "warmup_steps"), "scheduler.params.warmup_num_steps");
+  EXPECT_EQ(NearestPath("", "Warmup_Steps"), "scheduler.params.warmup_num_steps");
+  EXPECT_EQ(NearestPath("ebb.", "host_memory_limit"), "ebb.host_memory");
+  EXPECT_TRUE(HasWordsOf("num_steps", "warmup_num_steps"));
+  EXPECT_FALSE(HasWordsOf("steps_warmup", "warmup_num_steps")) << "another order";
+}
+
+TEST(NearestPath, TakesADotInANameForABlock) {
+  EXPECT_EQ(NearestPath("", "ebb.prefetch"), "ebb.prefetch_depth");
+  EXPECT_EQ(NearestPath("", "zero_optimization.stag"), "zero_optimization.stage");
+  EXPECT_EQ(NearestPath("", "ebb.gradient_clipping"), "gradient_clipping");
+}
+
 TEST(NearestPath, KnowsKeysWithoutMeaning) {
   EXPECT_EQ(NearestPath("", "wall_clock_breakdwon"), "wall_clock_breakdown");
   EXPECT_EQ(NearestWord("enabled|output_path", "output_pat"), "output_path");
