@@ -132,6 +132,29 @@ INSTANTIATE_TEST_SUITE_P(
         Understood{"slurm_with_pmi2",
                    With(kSlurmOfOneHost, {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}, {"PMI_FD", "11"}}),
                    "SLURM's srun", 5, 8, true, "the socket '@ebb-"},
+        // A script exports one of the two for another program.
+        Understood{"slurm_with_its_size_exported", With(kSlurmOfOneHost, {{"WORLD_SIZE", "8"}}),
+                   "SLURM's srun", 5, 8, true, "the socket '@ebb-"},
+        Understood{"slurm_with_its_rank_exported", With(kSlurmOfOneHost, {{"RANK", "5"}}),
+                   "SLURM's srun", 5, 8, true, "the socket '@ebb-"},
+        Understood{"mpirun_with_its_size_exported", With(kMpirun, {{"WORLD_SIZE", "2"}}),
+                   "Open MPI's mpirun", 1, 2, true, "the socket '@ebb-"},
+        Understood{"mpich_with_its_size_exported",
+                   {{"PMI_RANK", "1"},
+                    {"PMI_SIZE", "2"},
+                    {"WORLD_SIZE", "2"},
+                    {"MASTER_ADDR", "h"},
+                    {"MASTER_PORT", "9"}},
+                   "an MPI launcher",
+                   1,
+                   2,
+                   false,
+                   "host 'h', port 9"},
+        // srun has started mpirun's daemon, whose numbers are not those of the ranks.
+        Understood{
+            "mpirun_inside_slurm_with_its_size_exported",
+            With(With(kSlurm, {{"SLURM_PROCID", "0"}}), With(kMpirun, {{"WORLD_SIZE", "2"}})),
+            "Open MPI's mpirun", 1, 2, true, "the socket '@ebb-"},
         Understood{"one_process", {{"RANK", "0"}, {"WORLD_SIZE", "1"}}, kByHand, 0, 1, false, ""}),
     NameOf<Understood>);
 
@@ -145,6 +168,13 @@ TEST(Launch, AnMpiThatWouldFindAllRanksIsKnown) {
   EXPECT_TRUE(has_mpi(With(kSlurm, pmix)));
   EXPECT_FALSE(has_mpi(kSlurm));
   EXPECT_FALSE(has_mpi(kTorchrun));
+  // MPICH's launcher serves PMI to its own MPI, also where srun has started it.
+  const Environment mpich = {{"PMI_RANK", "1"},      {"PMI_SIZE", "2"},    {"PMI_FD", "7"},
+                             {"PMI_PORT", "h:1234"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "9"}};
+  EXPECT_FALSE(has_mpi(mpich));
+  EXPECT_FALSE(has_mpi(With(With(kSlurm, pmix), mpich)));
+  const Environment pmi2 = {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}, {"PMI_FD", "7"}};
+  EXPECT_TRUE(has_mpi(With(kSlurm, pmi2)));
   // srun has started torchrun, and torchrun the ranks.
   EXPECT_FALSE(has_mpi(With(With(With(kSlurm, kTorchrun), pmix), {{"TORCHELASTIC_RUN_ID", "r1"}})));
 }
@@ -190,6 +220,19 @@ TEST(Launch, RanksOfOneJobMeetAtOnePlaceAndThoseOfAnotherElsewhere) {
     }
     EXPECT_EQ(places.size(), 3u);
   }
+}
+
+TEST(Launch, RanksStartedByHandAreOfTheirSlurmJob) {
+  const auto job = [](const Environment& environment) {
+    const auto launch = DescribeLaunch(environment);
+    return launch.ok() && launch->has_value() ? (*launch)->job : "no launch";
+  };
+  EXPECT_EQ(job(kTorchrun), "");
+  const Environment batch_script = {{"SLURM_JOB_ID", "77"}, {"SLURM_PROCID", "0"}};
+  EXPECT_EQ(job(With(kTorchrun, batch_script)), "77");
+  // A job may have one step a host.
+  EXPECT_EQ(job(With(kTorchrun, {{"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", "3"}})), "77");
+  EXPECT_EQ(job(With(With(kTorchrun, batch_script), {{"TORCHELASTIC_RUN_ID", "r1"}})), "r1");
 }
 
 TEST(Launch, WithoutALauncherThereIsNone) {
@@ -249,6 +292,18 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"torchrun_and_mpirun", With(kTorchrun, kMpirun), kPrecondition,
                 "OMPI_COMM_WORLD_SIZE=2"},
         Refused{"left_over_and_srun", With(kTorchrun, kSlurm), kPrecondition, "SLURM_NTASKS=8"},
+        Refused{"size_alone_beside_srun_with_another", With(kSlurm, {{"WORLD_SIZE", "4"}}),
+                kPrecondition, "WORLD_SIZE=4, but SLURM_NTASKS=8 (SLURM's srun): unset WORLD_SIZE"},
+        Refused{"rank_alone_beside_mpirun_with_another", With(kMpirun, {{"RANK", "0"}}),
+                kPrecondition, "RANK=0, but OMPI_COMM_WORLD_RANK=1"},
+        Refused{"size_alone_in_a_batch_script",
+                {{"SLURM_JOB_ID", "7"}, {"SLURM_PROCID", "0"}, {"WORLD_SIZE", "4"}},
+                kInvalid,
+                "WORLD_SIZE=4 but no RANK"},
+        Refused{"mpich_without_a_place",
+                {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}},
+                kInvalid,
+                "no MASTER_ADDR and MASTER_PORT"},
         Refused{"slurm_without_hosts",
                 {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}},
                 kInvalid,

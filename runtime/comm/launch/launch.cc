@@ -12,6 +12,8 @@
 namespace ebb {
 namespace {
 
+constexpr int kRanksMax = 1 << 20;
+
 // How a kind of launcher numbers its processes.
 struct Numbering {
   const char* launcher;
@@ -63,7 +65,6 @@ absl::StatusOr<std::optional<Launch>> Read(const Environment& environment,
         "the environment has ", present, "=", *Find(environment, present), " but no ", absent, ": ",
         numbering.launcher, " sets both. Set ", absent, ", or unset ", present));
   }
-  constexpr int kRanksMax = 1 << 20;
   EBB_ASSIGN_OR_RETURN(const int size,
                        Number(environment, numbering.size, 1, kRanksMax, "number of ranks"));
   EBB_ASSIGN_OR_RETURN(const int rank, Number(environment, numbering.rank, 0, size - 1, "rank"));
@@ -108,12 +109,32 @@ bool Agree(const Launch& a, const Launch& b) {
   return a.rank == b.rank && a.size == b.size;
 }
 
-// Where MPI_Init finds the other processes: PMIx (Open MPI, srun --mpi=pmix) or PMI (MPICH).
-bool HasMpiServer(const Environment& environment) {
-  for (const char* name : {"PMIX_NAMESPACE", "PMI_FD", "PMI_PORT"}) {
-    if (Find(environment, name) != nullptr) return true;
-  }
-  return false;
+// RANK and WORLD_SIZE. A script may export one of them beside `other`, the numbers of a launcher.
+// It must then be the launcher's, which says the rest.
+absl::StatusOr<std::optional<Launch>> ReadTorchrun(const Environment& environment,
+                                                   const Launch* other, const Numbering& of_other) {
+  const bool is_half = (Find(environment, kTorchrun.rank) != nullptr) !=
+                       (Find(environment, kTorchrun.size) != nullptr);
+  if (!is_half || other == nullptr) return Read(environment, kTorchrun);
+  const bool has_rank = Find(environment, kTorchrun.rank) != nullptr;
+  const auto number = has_rank
+                          ? Number(environment, kTorchrun.rank, 0, kRanksMax, "rank")
+                          : Number(environment, kTorchrun.size, 1, kRanksMax, "number of ranks");
+  EBB_RETURN_IF_ERROR(number.status());
+  if (*number == (has_rank ? other->rank : other->size)) return std::optional<Launch>();
+  const char* const half = has_rank ? kTorchrun.rank : kTorchrun.size;
+  return absl::FailedPreconditionError(
+      absl::StrCat("the environment has ", half, "=", *number, ", but ",
+                   has_rank ? of_other.rank : of_other.size, "=",
+                   has_rank ? other->rank : other->size, " (", other->launcher, "): unset ", half));
+}
+
+// Where Open MPI's MPI_Init finds the other processes: PMIx, or PMI if srun provides it
+// (--mpi=pmi2). The PMI of other MPIs' launchers is not for Open MPI.
+bool HasMpiServer(const Environment& environment, bool by_srun) {
+  return Find(environment, "PMIX_NAMESPACE") != nullptr ||
+         (by_srun &&
+          (Find(environment, "PMI_FD") != nullptr || Find(environment, "PMI_PORT") != nullptr));
 }
 
 // FNV-1a, for ports: the same on every host.
@@ -159,7 +180,9 @@ MeetingPlace Named(const std::string& job) {
 }
 
 absl::Status PlaceTorchrun(const Environment& environment, Launch& launch) {
-  launch.job = ValueOr(environment, {"TORCHELASTIC_RUN_ID"}, "none");
+  // Started by hand, ranks of two SLURM jobs differ in nothing else. A step has a name of its own,
+  // but a job may have one step a host.
+  launch.job = ValueOr(environment, {"TORCHELASTIC_RUN_ID"}, SlurmJob(environment));
   if (!launch.place.has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the environment has RANK=", launch.rank, " and WORLD_SIZE=", launch.size,
@@ -181,10 +204,18 @@ absl::Status PlaceTorchrun(const Environment& environment, Launch& launch) {
 }
 
 absl::Status PlaceMpi(const Environment& environment, Launch& launch) {
-  launch.job =
-      ValueOr(environment, {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"}, "none");
+  const bool is_open_mpi = Find(environment, kOpenMpi.rank) != nullptr;
+  launch.job = is_open_mpi ? ValueOr(environment, {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"})
+                           : ValueOr(environment, {"PMI_JOBID"});
   EBB_RETURN_IF_ERROR(ReadLocalSize(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", launch));
-  if (!launch.place.has_value() && launch.one_host && launch.job != "none")
+  if (launch.place.has_value()) return absl::OkStatus();
+  if (!is_open_mpi) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the environment has PMI_RANK=", launch.rank, " and PMI_SIZE=", launch.size,
+        " but no MASTER_ADDR and MASTER_PORT, where the ranks of this launcher meet: set them to a "
+        "host name and a free port of rank 0's host"));
+  }
+  if (launch.one_host && !launch.job.empty())
     launch.place = Named(absl::StrCat("mpirun-", launch.job));
   return absl::OkStatus();
 }
@@ -213,10 +244,6 @@ absl::Status PlaceSlurm(const Environment& environment, Launch& launch) {
 }  // namespace
 
 absl::StatusOr<std::optional<Launch>> DescribeLaunch(const Environment& environment) {
-  EBB_ASSIGN_OR_RETURN(std::optional<Launch> torchrun, Read(environment, kTorchrun));
-  const bool is_torchrun = Find(environment, "TORCHELASTIC_RUN_ID") != nullptr;
-  if (torchrun.has_value() && !is_torchrun)
-    torchrun->launcher = "a shell or a launcher like torchrun";
   EBB_ASSIGN_OR_RETURN(std::optional<Launch> mpi, Read(environment, kOpenMpi));
   const bool is_open_mpi = mpi.has_value();
   if (!is_open_mpi) {
@@ -225,6 +252,16 @@ absl::StatusOr<std::optional<Launch>> DescribeLaunch(const Environment& environm
   EBB_ASSIGN_OR_RETURN(std::optional<Launch> slurm, ReadSlurm(environment));
   // srun --mpi=pmi2 sets PMI's variables beside its own, and its own say more.
   if (mpi.has_value() && !is_open_mpi && slurm.has_value() && Agree(*mpi, *slurm)) mpi.reset();
+  EBB_ASSIGN_OR_RETURN(std::optional<Launch> torchrun, ReadTorchrun(environment,
+                                                                    mpi.has_value()     ? &*mpi
+                                                                    : slurm.has_value() ? &*slurm
+                                                                                        : nullptr,
+                                                                    is_open_mpi       ? kOpenMpi
+                                                                    : mpi.has_value() ? kPmi
+                                                                                      : kSlurm));
+  const bool is_torchrun = Find(environment, "TORCHELASTIC_RUN_ID") != nullptr;
+  if (torchrun.has_value() && !is_torchrun)
+    torchrun->launcher = "a shell or a launcher like torchrun";
 
   if (torchrun.has_value() && mpi.has_value() && !Agree(*torchrun, *mpi)) {
     return Disagreement(environment, *torchrun, *mpi, kTorchrun, is_open_mpi ? kOpenMpi : kPmi);
@@ -236,8 +273,11 @@ absl::StatusOr<std::optional<Launch>> DescribeLaunch(const Environment& environm
   }
   std::optional<Launch> launch = torchrun.has_value() ? torchrun : mpi.has_value() ? mpi : slurm;
   if (!launch.has_value() || launch->size == 1) return launch;
-  // torchrun's processes inherit the variables of torchrun's own launcher.
-  launch->has_mpi = !is_torchrun && HasMpiServer(environment);
+  // torchrun's processes, and those of other MPIs' launchers, inherit the variables of the launcher
+  // that has started theirs.
+  const bool is_other_mpi = mpi.has_value() && !is_open_mpi;
+  launch->has_mpi = !is_torchrun && !is_other_mpi &&
+                    HasMpiServer(environment, slurm.has_value() && !torchrun.has_value());
   launch->launcher_outlives_ranks = torchrun.has_value() ? is_torchrun : is_open_mpi;
   EBB_ASSIGN_OR_RETURN(launch->place, Master(environment));
   EBB_RETURN_IF_ERROR(torchrun.has_value() ? PlaceTorchrun(environment, *launch)

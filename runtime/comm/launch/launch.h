@@ -3,12 +3,13 @@
 //
 //   torchrun and its like   RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; LOCAL_WORLD_SIZE
 //   Open MPI                OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_SIZE; PMIX_NAMESPACE
-//   other MPIs              PMI_RANK, PMI_SIZE; needs MASTER_ADDR and MASTER_PORT on one host
+//   other MPIs              PMI_RANK, PMI_SIZE, MASTER_ADDR, MASTER_PORT
 //   SLURM                   SLURM_PROCID, SLURM_NTASKS of a step; SLURM_STEP_NODELIST; also with
 //                           PMI's variables, which agree (srun --mpi=pmi2)
 //
 // RANK and WORLD_SIZE come first, then MPI, then SLURM, because SLURM may have started the other
-// launchers. MASTER_ADDR and MASTER_PORT say where to meet, whatever the launcher.
+// launchers. One of RANK and WORLD_SIZE alone is no launch where MPI or SLURM says the same number.
+// MASTER_ADDR and MASTER_PORT say where to meet, whatever the launcher.
 #pragma once
 
 #include <map>
@@ -22,11 +23,11 @@ namespace ebb {
 
 struct Launch {
   std::string launcher;  // "torchrun"
-  std::string job;       // distinguishes this launch from others, if the launcher has such a name
+  std::string job;       // distinguishes this launch from others; empty: it has no such name
   int rank = 0;
   int size = 1;
   bool one_host = false;  // as far as is known
-  bool has_mpi = false;   // the launcher is an MPI's: MPI_Init would find all ranks
+  bool has_mpi = false;   // Open MPI's MPI_Init would find all ranks
   // The launcher is the parent process and stays until all ranks have ended. If it ends earlier, it
   // was killed. False for a process that a shell or a script started with variables set by hand.
   bool launcher_outlives_ranks = false;
