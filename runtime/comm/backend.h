@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -90,6 +91,12 @@ struct WorldRank {
   // How many consecutive ranks always share a host, the same on all ranks; all of them if no number
   // divides every host. It is the default reduction group and so decides the bits of sums.
   int ranks_per_host = 1;
+  // Of a part (World::Split): the size of the whole world, and the part's ranks there, by rank.
+  int whole_size = 0;
+  std::vector<int> world_ranks = {};
+
+  // As World's.
+  std::string RankName(int of) const;
 };
 
 class WorldBackend {

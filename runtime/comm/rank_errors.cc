@@ -22,17 +22,41 @@ absl::string_view MessageOf(const absl::Status& why) {
   return why.ok() ? "for no stated reason" : why.message();
 }
 
-// "rank 2: ...", "rank 2 failed: ...", "ranks do different things: rank 1 ..."
+// "rank 2: ...", "rank 2 (process 7 on host 'a') has died", "ranks do different things: ...".
 bool NamesItsRank(const absl::Status& why) {
   absl::string_view text = why.message();
-  if (absl::StartsWith(text, "ranks do different things")) return true;
+  if (absl::StartsWith(text, "ranks ") || absl::StartsWith(text, "the ranks ")) return true;
   if (!absl::ConsumePrefix(&text, "rank ") || text.empty() || !absl::ascii_isdigit(text.front()))
     return false;
   while (!text.empty() && absl::ascii_isdigit(text.front())) text.remove_prefix(1);
-  return absl::StartsWith(text, ": ") || absl::StartsWith(text, " failed: ");
+  for (const absl::string_view next :
+       {": ", " failed: ", " has ", " cannot ", " (process ", " (world rank "}) {
+    if (absl::StartsWith(text, next)) return true;
+  }
+  return false;
 }
 
 }  // namespace
+
+std::string PartRankName(int rank, int world_rank) {
+  return world_rank == rank ? absl::StrCat("rank ", rank)
+                            : absl::StrCat("rank ", rank, " (world rank ", world_rank, ")");
+}
+
+std::string WorldRank::RankName(int of) const {
+  return PartRankName(of, world_ranks.empty() ? of : world_ranks[static_cast<size_t>(of)]);
+}
+
+std::string NamesAndHosts(std::span<const NameAndHost> ranks) {
+  std::string text;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : ", ", ranks[i].name);
+    const std::string& host = ranks[i].host;
+    if (!host.empty() && (i + 1 == ranks.size() || ranks[i + 1].host != host))
+      absl::StrAppend(&text, " on host '", host, "'");
+  }
+  return text;
+}
 
 std::vector<int> Members::OfWorld(std::span<const int> ranks) const {
   std::vector<int> of_world;
@@ -40,13 +64,11 @@ std::vector<int> Members::OfWorld(std::span<const int> ranks) const {
   return of_world;
 }
 
-std::string Members::Name(int of) const {
-  return world_rank(of) == of ? absl::StrCat("rank ", of)
-                              : absl::StrCat("rank ", of, " (world rank ", world_rank(of), ")");
-}
-
-std::string Members::Names(std::span<const int> ranks) const {
-  return absl::StrJoin(ranks, ", ", [this](std::string* out, int of) { *out += Name(of); });
+std::string Members::NamesAndHosts(std::span<const int> ranks) const {
+  std::vector<NameAndHost> all;
+  for (const int of : ranks)
+    all.push_back({Name(of), hosts.empty() ? "" : hosts[static_cast<size_t>(of)]});
+  return ebb::NamesAndHosts(std::span<const NameAndHost>(all));
 }
 
 bool Members::Logs(CollectiveKind kind, std::span<const int> absent) const {
@@ -64,14 +86,15 @@ std::string Members::Waits(const CallSummary& call, std::string_view awaited) co
 
 void Members::LogWait(double seconds, const CallSummary& call, std::string_view awaited,
                       std::string_view more) const {
-  LogWaiting(Me(), seconds, Waits(call, awaited), options.timeout_seconds, more);
+  LogWaiting(NamesAndHosts({&rank, 1}), seconds, Waits(call, awaited), options.timeout_seconds,
+             more);
 }
 
 absl::Status Members::Late(const CallSummary& call, std::string_view awaited,
                            std::string_view more) const {
-  return absl::DeadlineExceededError(absl::StrCat(Me(), " has waited ", options.timeout_seconds,
-                                                  " s ", Waits(call, awaited),
-                                                  more.empty() ? "" : ": ", NameView(more)));
+  return absl::DeadlineExceededError(
+      absl::StrCat(NamesAndHosts({&rank, 1}), " has waited ", options.timeout_seconds, " s ",
+                   Waits(call, awaited), more.empty() ? "" : ": ", NameView(more)));
 }
 
 absl::Status Members::Left(std::string_view name, std::string_view how) const {
@@ -115,8 +138,12 @@ absl::Status RankFailedStatus(int world_rank, const absl::Status& why) {
 }
 
 absl::Status OfRank(int world_rank, const absl::Status& why) {
+  return OfRank(absl::StrCat("rank ", world_rank), why);
+}
+
+absl::Status OfRank(std::string_view rank_name, const absl::Status& why) {
   if (NamesItsRank(why)) return why;
-  absl::Status named(CodeOf(why), absl::StrCat("rank ", world_rank, ": ", MessageOf(why)));
+  absl::Status named(CodeOf(why), absl::StrCat(NameView(rank_name), ": ", MessageOf(why)));
   why.ForEachPayload(
       [&](absl::string_view type, const absl::Cord& payload) { named.SetPayload(type, payload); });
   return named;

@@ -13,22 +13,32 @@
 
 namespace ebb {
 
+// "rank 1", or of a part whose ranks have other numbers in the world "rank 1 (world rank 5)".
+std::string PartRankName(int rank, int world_rank);
+
+// "rank 1, rank 5 on host 'b', rank 7 on host 'c'": a host is said after the last of its ranks.
+// `host` is empty for threads.
+struct NameAndHost {
+  std::string name, host;
+};
+std::string NamesAndHosts(std::span<const NameAndHost> ranks);
+
 // The ranks of a communicator. `awaited` completes "has waited 5 s for ...". `more`: what else is
 // known, or "".
 struct Members {
   CommunicatorOptions options;
   std::vector<int> world_ranks;
-  int rank = 0;  // this one
+  int rank = 0;                         // this one
+  std::vector<std::string> hosts = {};  // by rank; empty: the ranks are threads
 
   int size() const { return static_cast<int>(world_ranks.size()); }
   int world_rank(int of) const { return world_ranks[static_cast<size_t>(of)]; }
   // The ranks in the world of these ranks.
   std::vector<int> OfWorld(std::span<const int> ranks) const;
-  // "rank 1", or "rank 1 (world rank 5)".
-  std::string Name(int of) const;
+  std::string Name(int of) const { return PartRankName(of, world_rank(of)); }
   std::string Me() const { return Name(rank); }
-  // The same for several: "rank 1, rank 2 (world rank 5)".
-  std::string Names(std::span<const int> ranks) const;
+  // For lines about waits: "rank 1, rank 2 (world rank 5) on host 'b'".
+  std::string NamesAndHosts(std::span<const int> ranks) const;
 
   // One of the ranks that wait in a call of `kind` for `absent` logs it: the first one that has
   // come, or in an exchange the one that waits.

@@ -1,7 +1,9 @@
 #include "ebb/runtime/comm/world.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/call_order.h"
@@ -24,10 +26,10 @@ namespace {
 // `mpi`: why this process cannot use it.
 absl::Status NeedsMpi(const Launch& launch, const absl::Status& mpi) {
   return absl::UnimplementedError(absl::StrCat(
-      "this process, on host '", HostName(), "', is rank ", launch.rank, " of ", launch.size,
-      " that ", launch.launcher, " has started on several hosts: ",
-      mpi.ok() ? "CPU ranks on several hosts need MPI. Start them with mpirun or srun --mpi=pmix, "
-                 "or start all ranks on one host"
+      "rank ", launch.rank, " of ", launch.size, ", on host '", HostName(), "', was started by ",
+      launch.launcher, " on several hosts: ",
+      mpi.ok() ? "CPU ranks on several hosts need MPI. Start them with Open MPI's mpirun or srun "
+                 "--mpi=pmix, or start all ranks on one host"
                : mpi.message(),
       "; set MASTER_ADDR and MASTER_PORT if they are"));
 }
@@ -39,17 +41,18 @@ absl::StatusOr<World> World::FromEnvironment(const WorldOptions& options) {
   if (!launch.has_value() || launch->size == 1) return Single();
   const bool over_mpi = launch->has_mpi && !launch->one_host;
   const absl::Status mpi = over_mpi ? LoadOpenMpi().status() : absl::OkStatus();
-  const std::string launcher = absl::StrCat(launch->launcher, ", job ", launch->job);
-  if (over_mpi && mpi.ok()) {
-    EBB_ASSIGN_OR_RETURN(std::shared_ptr<WorldBackend> backend,
-                         NewMpiWorld({.rank = launch->rank,
-                                      .size = launch->size,
-                                      .timeout_seconds = options.timeout_seconds,
-                                      .launcher = launcher}));
+  MpiWorldOptions with_mpi = {.rank = launch->rank,
+                              .size = launch->size,
+                              .timeout_seconds = options.timeout_seconds,
+                              .launcher = LauncherText(launch->launcher, launch->job)};
+  const auto new_mpi_world = [&]() -> absl::StatusOr<World> {
+    EBB_ASSIGN_OR_RETURN(std::shared_ptr<WorldBackend> backend, NewMpiWorld(with_mpi));
     return World(std::move(backend));
-  }
-  if (!launch->place.has_value()) return NeedsMpi(*launch, mpi);
-  if (!mpi.ok() && launch->rank == 0) LogWarning(std::string(mpi.message()));
+  };
+  if (!launch->place.has_value())
+    return over_mpi && mpi.ok() ? new_mpi_world() : NeedsMpi(*launch, mpi);
+  // The ranks meet before MPI is initialised, because MPI_Init would wait for a rank that cannot
+  // call it.
   std::optional<ParentProcess> parent;
   if (launch->launcher_outlives_ranks) parent = ParentProcess::Find(launch->launcher);
   EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous,
@@ -57,13 +60,25 @@ absl::StatusOr<World> World::FromEnvironment(const WorldOptions& options) {
                                          .size = launch->size,
                                          .place = *launch->place,
                                          .one_host = launch->one_host,
-                                         .launcher = launcher,
-                                         .timeout_seconds = options.timeout_seconds}));
+                                         .launcher = with_mpi.launcher,
+                                         .timeout_seconds = options.timeout_seconds,
+                                         .without_mpi = std::string(mpi.message())}));
   if (launch->rank == 0) {
     LogInfo(absl::StrCat(launch->size, " ranks, started by ", launch->launcher, ", have met at ",
                          Describe(*launch->place)));
   }
-  if (FindHosts(rendezvous.participants()).count() > 1 && !ShareMemory(rendezvous.participants())) {
+  const std::vector<Participant>& ranks = rendezvous.participants();
+  if (FindHosts(ranks).count() > 1 && !ShareMemory(ranks)) {
+    const std::string missing = HostsWithoutMpi(ranks);
+    if (over_mpi && missing.empty()) {
+      with_mpi.met = std::make_shared<Rendezvous>(std::move(rendezvous));
+      return new_mpi_world();
+    }
+    // Every log says it if some hosts could use MPI, because then one host lacks what the job needs.
+    const bool all_lack_it = std::none_of(ranks.begin(), ranks.end(), [](const Participant& each) {
+      return each.without_mpi.empty();
+    });
+    if (!missing.empty() && (launch->rank == 0 || !all_lack_it)) LogWarning(missing);
     EBB_ASSIGN_OR_RETURN(std::shared_ptr<WorldBackend> backend,
                          HostsRank::Form(launch->rank, std::move(rendezvous)));
     return World(std::move(backend));

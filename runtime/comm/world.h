@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -40,6 +41,12 @@ class World {
   // and rank. It is all ranks if they share one host, or if the hosts have different numbers of
   // ranks or ranks that are not consecutive.
   int ranks_per_host() const { return backend_->me().ranks_per_host; }
+
+  // Whether ranks of the whole world are missing here (Split).
+  bool is_part() const { return size() < backend_->me().whole_size; }
+  // For messages: "rank 1", or of a part whose ranks have other numbers in the whole world "rank 1
+  // (world rank 5)".
+  std::string RankName(int rank) const { return backend_->me().RankName(rank); }
 
   // Collective: every rank calls it, in the same order, with the same options.
   absl::StatusOr<Communicator> NewCommunicator(const CommunicatorOptions& options = {}) const;

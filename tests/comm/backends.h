@@ -25,6 +25,8 @@ struct Backend {
   bool exact_order = true;
   // A communicator that fails ends the others of its world.
   bool fails_as_a_whole = false;
+  // Lines about waits name the hosts of the ranks.
+  bool names_hosts = false;
   // The bytes that the suite of sums gives to SumInOrder. 0: it is not called.
   int64_t sum_scratch = 0;
 };

@@ -49,5 +49,29 @@ TEST(FindHosts, ParticipantsAreOnTheHostsThatTheyName) {
   EXPECT_NE(CpuRanksNeedMpi(participants).message().find("2 hosts (a, b)"), std::string::npos);
 }
 
+TEST(HostsWithoutMpi, NamesTheHostsAndTheRanksThatLackIt) {
+  std::vector<Participant> participants(5);
+  const std::vector<std::string> names = {"a", "a", "b", "b", "c"};
+  for (size_t i = 0; i < names.size(); ++i) participants[i].host_name = names[i];
+  EXPECT_EQ(HostsWithoutMpi(participants), "");
+  participants[2].without_mpi = participants[3].without_mpi = "no such file";
+  participants[4].without_mpi = "too old";
+  const std::string missing =
+      "Open MPI is missing on host 'b' (rank 2, rank 3), host 'c' (rank 4): no such file";
+  EXPECT_EQ(HostsWithoutMpi(participants), missing);
+  EXPECT_NE(CpuRanksNeedMpi(participants).message().find(missing), std::string::npos);
+}
+
+TEST(NamesAndHosts, AHostIsNamedAfterItsLastRank) {
+  std::vector<Participant> participants(4);
+  const std::vector<std::string> names = {"a", "a", "b", "c"};
+  for (size_t i = 0; i < names.size(); ++i) participants[i].host_name = names[i];
+  const std::vector<int> all = {0, 1, 2, 3}, some = {0, 3};
+  EXPECT_EQ(NamesAndHosts(participants, all),
+            "rank 0, rank 1 on host 'a', rank 2 on host 'b', rank 3 on host 'c'");
+  EXPECT_EQ(NamesAndHosts(participants, some), "rank 0 on host 'a', rank 3 on host 'c'");
+  EXPECT_EQ(NamesAndHosts(std::vector<Participant>(4), some), "rank 0, rank 3");  // threads
+}
+
 }  // namespace
 }  // namespace ebb::hosts_test

@@ -137,6 +137,7 @@ Backend On(const char* name) {
   };
   backend.many_ranks = 8;
   backend.fails_as_a_whole = true;
+  backend.names_hosts = true;
   return backend;
 }
 

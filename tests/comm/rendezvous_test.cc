@@ -18,21 +18,36 @@
 #include <vector>
 
 #include "ebb/runtime/comm/rendezvous/store_group.h"
+#include "ebb/runtime/device/machine.h"
 #include "ebb/runtime/trace/log.h"
 #include "processes.h"
 
 namespace ebb {
 namespace {
 
-// Replaces the resolver for two names: one that does not exist at first, and one with a name server
-// that never answers, even until this program ends.
+// Replaces the resolver for three names: one that does not exist at first, one of another host, and
+// one with a name server that never answers, even until this program ends.
 struct NameServer {
   std::atomic<int> asked{0}, missing{0};
   WaitPoint never;
 } name_server;
 
+// Addresses for documentation (RFC 5737), which no host has.
+constexpr char kElsewhere[] = "192.0.2.77";
+constexpr char kTranslated[] = "192.0.2.78";
+
 }  // namespace
 }  // namespace ebb
+
+// Leads one address to this host, as NAT does.
+extern "C" int connect(int socket, const sockaddr* address, socklen_t bytes) {
+  static const auto real = reinterpret_cast<decltype(&connect)>(dlsym(RTLD_NEXT, "connect"));
+  if (address->sa_family != AF_INET) return real(socket, address, bytes);
+  sockaddr_in there = *reinterpret_cast<const sockaddr_in*>(address);
+  if (there.sin_addr.s_addr == inet_addr(ebb::kTranslated))
+    there.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return real(socket, reinterpret_cast<const sockaddr*>(&there), sizeof(there));
+}
 
 extern "C" int getaddrinfo(const char* host, const char* port, const addrinfo* hints,
                            addrinfo** found) {
@@ -46,6 +61,7 @@ extern "C" int getaddrinfo(const char* host, const char* port, const addrinfo* h
     name_server.never.Await([] { return false; });
   }
   if (name == "late.test" && name_server.missing-- > 0) return EAI_NONAME;
+  if (name == "elsewhere.test") return real(ebb::kElsewhere, port, hints, found);
   return real(name == "late.test" ? "127.0.0.1" : host, port, hints, found);
 }
 
@@ -103,6 +119,11 @@ void ExpectAllFail(const std::vector<RendezvousOptions>& all, absl::StatusCode c
   }
 }
 
+// "rank 1 on host 'node1'".
+std::string OnThisHost(int rank) {
+  return "rank " + std::to_string(rank) + " on host '" + HostName() + "'";
+}
+
 MeetingPlace Tcp(const std::string& host) {
   return {.host = host, .port = FreePort(), .name = ""};
 }
@@ -155,9 +176,9 @@ TEST(Rendezvous, RankThatDoesNotComeIsNamedOnAllThatDo) {
 
 TEST(Rendezvous, WithoutRankZeroTheOthersSayWhereTheyHaveWaited) {
   const MeetingPlace place = Tcp("127.0.0.1");
-  ExpectAllFail(
-      {Rank(1, 2, place, 0.2)}, absl::StatusCode::kDeadlineExceeded,
-      "rank 1 has waited for rank 0 at host '127.0.0.1', port " + std::to_string(place.port));
+  ExpectAllFail({Rank(1, 2, place, 0.2)}, absl::StatusCode::kDeadlineExceeded,
+                OnThisHost(1) + " has waited for rank 0 at host '127.0.0.1', port " +
+                    std::to_string(place.port));
 }
 
 // The missing rank comes when the one rank that must log that line has written it.
@@ -190,10 +211,10 @@ TEST(Rendezvous, TheLogNamesTheMissingRank) {
     SurroundLogLines({});
     const std::string log = ::testing::internal::GetCapturedStderr();
     if (missing == 0) {
-      EXPECT_THAT(log, AllOf(HasSubstr("rank 1 has waited "),
+      EXPECT_THAT(log, AllOf(HasSubstr(OnThisHost(1) + " has waited "),
                              HasSubstr(" s for rank 0 at host '127.0.0.1', port ")));
     } else {
-      EXPECT_THAT(log, AllOf(HasSubstr("rank 0 has waited "), HasSubstr("for rank "),
+      EXPECT_THAT(log, AllOf(HasSubstr(OnThisHost(0) + " has waited "), HasSubstr("for rank "),
                              HasSubstr("rank 2"), HasSubstr(" of 3 ranks")));
     }
   }
@@ -215,7 +236,7 @@ TEST(Rendezvous, NameThatDoesNotExistYetIsWaitedFor) {
 TEST(Rendezvous, ADeadNameServerBlocksNoRank) {
   const MeetingPlace place = Tcp("stuck.test");
   ExpectAllFail({Rank(1, 2, place, 0.1)}, absl::StatusCode::kDeadlineExceeded,
-                "rank 1 has waited for rank 0 at host 'stuck.test'");
+                OnThisHost(1) + " has waited for rank 0 at host 'stuck.test'");
   ExpectAllFail({Rank(0, 2, place, 0.1)}, absl::StatusCode::kDeadlineExceeded,
                 "rank 0 (process " + std::to_string(getpid()));
   // If the other ranks may be on other hosts, rank 0 does not need to resolve its own name.
@@ -260,12 +281,60 @@ TEST(Rendezvous, RanksThatDoNotBelongTogetherAreAnErrorOnAll) {
   const MeetingPlace third = Tcp("127.0.0.1");
   ExpectAllFail({Rank(0, 3, third), Rank(1, 2, third)}, absl::StatusCode::kFailedPrecondition,
                 "one of 2");
+}
 
-  const MeetingPlace fourth = Tcp("127.0.0.1");
-  RendezvousOptions other = Rank(1, 2, fourth);
-  other.launcher = "another launcher";
-  ExpectAllFail({Rank(0, 2, fourth), other}, absl::StatusCode::kFailedPrecondition,
-                "by another launcher");
+RendezvousOptions RankOfJob(int rank, int size, const MeetingPlace& place, const std::string& job) {
+  RendezvousOptions options = Rank(rank, size, place);
+  options.launcher = LauncherText("a shell", job);
+  return options;
+}
+
+// Two jobs have been given one place. Ranks of the second come first, with any rank and size.
+TEST(Rendezvous, RanksOfAnotherJobAreRefusedAndTheJobGoesOn) {
+  const MeetingPlace place = Tcp("127.0.0.1");
+  absl::StatusOr<Rendezvous> zero = absl::UnknownError("not run");
+  std::thread rank_zero([&] { zero = Rendezvous::Join(RankOfJob(0, 2, place, "77")); });
+  RendezvousOptions by_another_launcher = Rank(1, 2, place);
+  by_another_launcher.launcher = "srun, job 77";
+  for (const RendezvousOptions& stranger :
+       {RankOfJob(1, 2, place, "78"), RankOfJob(0, 2, place, "78"), RankOfJob(7, 9, place, "770"),
+        by_another_launcher}) {
+    const absl::Status refused = Rendezvous::Join(stranger).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+    EXPECT_THAT(std::string(refused.message()),
+                AllOf(HasSubstr("is the meeting place of another job: rank 0 (process "),
+                      HasSubstr("started by a shell, job 77, has refused rank "),
+                      HasSubstr(stranger.launcher), HasSubstr("a MASTER_PORT of its own")));
+  }
+  const absl::StatusOr<Rendezvous> one = Rendezvous::Join(RankOfJob(1, 2, place, "77"));
+  rank_zero.join();
+  EXPECT_TRUE(zero.ok()) << zero.status();
+  EXPECT_TRUE(one.ok()) << one.status();
+}
+
+TEST(Rendezvous, ARankThatDoesNotKnowItsJobIsAdmitted) {
+  const MeetingPlace place = Tcp("127.0.0.1");
+  for (const auto& result : JoinAll({RankOfJob(0, 3, place, "77"), RankOfJob(1, 3, place, ""),
+                                     RankOfJob(2, 3, place, "77")}))
+    EXPECT_TRUE(result.ok()) << result.status();
+}
+
+TEST(Rendezvous, RankZeroDoesNotWaitWhereAnotherHostIsTheMeetingPlace) {
+  for (const char* host : {kElsewhere, "elsewhere.test"}) {
+    for (const bool one_host : {true, false}) {
+      RendezvousOptions zero = Rank(0, 2, Tcp(host));
+      zero.one_host = one_host;
+      ExpectAllFail({zero}, absl::StatusCode::kFailedPrecondition,
+                    "but rank 0 listens on another host: " + OnThisHost(0));
+    }
+  }
+}
+
+TEST(Rendezvous, TheMeetingPlaceMayBeAnAddressThatIsTranslated) {
+  RendezvousOptions zero = Rank(0, 2, Tcp(kTranslated));
+  zero.one_host = false;
+  for (const auto& result : JoinAll({zero, Rank(1, 2, zero.place)}))
+    EXPECT_TRUE(result.ok()) << result.status();
 }
 
 TEST(Rendezvous, APortThatIsTakenIsAnError) {
@@ -391,7 +460,8 @@ TEST(Rendezvous, ARankOfAnotherBuildIsAnErrorOnAll) {
 }
 
 TEST(Rendezvous, EveryFieldOfAParticipantArrives) {
-  const Participant sent = Myself(3, 4, "a test");
+  Participant sent = Myself(3, 4, "a test");
+  sent.without_mpi = "there is none";
   const absl::StatusOr<Participant> got = UnpackParticipant(Pack(sent));
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_EQ(got->rank, 3);
@@ -403,6 +473,7 @@ TEST(Rendezvous, EveryFieldOfAParticipantArrives) {
   EXPECT_EQ(got->pid_namespace, sent.pid_namespace);
   EXPECT_EQ(got->pid, sent.pid);
   EXPECT_EQ(got->cores, sent.cores);
+  EXPECT_EQ(got->without_mpi, sent.without_mpi);
 }
 
 TEST(Rendezvous, ARankThatEndsAtOnceIsNamed) {

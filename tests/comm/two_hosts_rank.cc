@@ -3,11 +3,12 @@
 // end.
 //
 //   two_hosts_rank RANKS_PER_HOST [compare | fails | absent | initialises | killed | exits |
-//       stays_killed | stays_cut | without_mpi | quiet FILE | leaves_late FILE]
+//       mpi_on_one_host | stays_killed | stays_cut | without_mpi | quiet FILE | leaves_late FILE]
 //
 // RANKS_PER_HOST: the expected default reduction group. Exit codes: 0; 1 after an error; 3 if the
 // world has failed as expected.
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -36,6 +37,7 @@
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
+#include "ebb/runtime/device/machine.h"
 #include "numbers.h"
 
 namespace ebb {
@@ -304,6 +306,23 @@ absl::Status BeQuiet(const World& world, const char* path) {
   return absl::OkStatus();
 }
 
+// MASTER_ADDR and MASTER_PORT are set, and the host ebb-b has no Open MPI: no rank waits in MPI_Init
+// for a rank that cannot come there, and all know the host.
+absl::Status WithMpiOnOneHost() {
+  const bool lacks_it = HostName() == "ebb-b";
+  constexpr const char* kHide =
+      "mount --bind /dev/null \"$(ldconfig -p | sed -n 's/.*libmpi[.]so[.]40 .*=> //p' | head -n "
+      "1)\"";
+  if (lacks_it && (unshare(CLONE_NEWNS) != 0 || std::system(kHide) != 0))
+    return absl::InternalError("Open MPI cannot be hidden");
+  EBB_ASSIGN_OR_RETURN(const World world, World::FromEnvironment({.timeout_seconds = 60}));
+  const absl::Status refused = world.NewCommunicator().status();
+  if (!absl::StrContains(refused.message(),
+                         "Open MPI is missing on host 'ebb-b' (rank 2, rank 3): "))
+    return absl::InternalError(absl::StrCat("not refused, but: ", refused.message()));
+  return absl::OkStatus();
+}
+
 int Main(int argc, char** argv) {
   const int ranks_per_host = argc > 1 ? std::atoi(argv[1]) : 0;
   std::string_view how = argc > 2 ? argv[2] : "compare";
@@ -318,8 +337,9 @@ int Main(int argc, char** argv) {
     if (how == "initialises" && !MpiLibrary::Get(60).ok()) return 1;
     for (;;) pause();
   }
-  if (how == "without_mpi") {
-    const absl::Status status = WithoutMpi(ranks_per_host);
+  if (how == "without_mpi" || how == "mpi_on_one_host") {
+    const absl::Status status =
+        how == "without_mpi" ? WithoutMpi(ranks_per_host) : WithMpiOnOneHost();
     if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
     return status.ok() ? 0 : 1;
   }

@@ -340,9 +340,13 @@ TEST(ExchangeRecord, KeepsTheNameOfTheRankThatAnErrorIsOf) {
     return std::string(record.Error(0).message());
   };
   EXPECT_EQ(text_of("rank 1: a page is missing"), "rank 1: a page is missing");
-  EXPECT_EQ(text_of("rank 12 failed: a page is missing"), "rank 12 failed: a page is missing");
-  for (const char* own :
-       {"a page is missing", "rank: 1", "rank 1", "ranks 1: differ", "rank 1 has left: it"})
+  for (const char* named :
+       {"rank 12 failed: a page is missing", "rank 1 has left: it",
+        "rank 1 has waited 5 s for rank 0", "rank 3 (process 7 on host 'a') has died",
+        "rank 1 (world rank 5): a page is missing", "ranks opened different scopes",
+        "the ranks have waited 5 s"})
+    EXPECT_EQ(text_of(named), named);
+  for (const char* own : {"a page is missing", "rank: 1", "rank 1", "rank 1 of a matrix", "ranks1"})
     EXPECT_EQ(text_of(own), absl::StrCat("rank 0: ", own));
 }
 

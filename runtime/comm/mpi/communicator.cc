@@ -37,7 +37,7 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiCommunicator::Form(
 
 MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiEndpoint> endpoint,
                                  std::shared_ptr<StoreGroup> group, CommunicatorOptions options)
-    : TaskCommunicator({std::move(options), group->world_ranks(), group->rank()}),
+    : TaskCommunicator({std::move(options), group->world_ranks(), group->rank(), group->hosts()}),
       endpoint_(std::move(endpoint)),
       group_(std::move(group)),
       announcements_(new Announcements[static_cast<size_t>(size())]()),
@@ -89,7 +89,7 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
     if (now >= deadline) {
       const std::vector<int> late = absent();
       const std::string known = store().CompareCalls(members().OfWorld(late));
-      Fail(members().Late(Summarise(call), members().Names(late), known));
+      Fail(members().Late(Summarise(call), members().NamesAndHosts(late), known));
       return false;
     }
     if (!notice.has_value()) {
@@ -103,7 +103,7 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
       const std::vector<int> missing = absent();
       const std::string known = store().CompareCalls(members().OfWorld(missing));
       if (!failed() && !missing.empty() && members().Logs(call.kind, missing))
-        members().LogWait(*seconds, Summarise(call), members().Names(missing), known);
+        members().LogWait(*seconds, Summarise(call), members().NamesAndHosts(missing), known);
     }
     backoff.Pause();
   }

@@ -11,6 +11,7 @@
 #include "ebb/runtime/comm/mpi/endpoint.h"
 #include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/machine.h"
 #include "ebb/runtime/device/thread_limit.h"
 #include "ebb/runtime/trace/log.h"
 
@@ -79,7 +80,7 @@ absl::Status MpiLibrary::Initialise(double timeout_seconds) {
     std::atexit([] { TheLibrary().AtExit(); });
   }
   const auto waited = [](double seconds) {
-    return absl::StrCat("MPI_Init_thread has waited ", seconds,
+    return absl::StrCat("on host '", HostName(), "' MPI_Init_thread has waited ", seconds,
                         " s: not all processes that the launcher has started have come to it");
   };
   const auto log_wait = [&](double seconds) { LogWarning(waited(std::round(seconds))); };

@@ -60,17 +60,20 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> Form(MpiLibrary& library,
       const std::shared_ptr<MpiEndpoint> endpoint,
       MpiEndpoint::Open(
           library, options.ranks != nullptr ? options.ranks : library.mpi().comm_world, deadline));
-  EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Meet(*endpoint, options, deadline));
+  const bool have_met = options.met != nullptr;
+  EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous,
+                       have_met ? std::move(*options.met) : Meet(*endpoint, options, deadline));
   const double seconds = rendezvous.timeout_seconds();
-  EBB_ASSIGN_OR_RETURN(
-      std::shared_ptr<Store> store,
-      Store::Hold(endpoint->rank(), std::move(rendezvous), options.timeout_seconds));
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<Store> store,
+                       Store::Hold(have_met ? options.rank : endpoint->rank(),
+                                   std::move(rendezvous), options.timeout_seconds));
   if (const absl::Status fits = CheckRank(*endpoint, options); !fits.ok()) store->Fail(fits);
   const auto ranks = std::make_shared<StoreGroup>(store);
   EBB_RETURN_IF_ERROR(ranks->AllGather("", seconds).status());
   if (endpoint->rank() == 0) {
     LogInfo(absl::StrCat(endpoint->size(), " ranks, started by ", options.launcher,
-                         ", have met through MPI: ", DescribeHosts(store->participants())));
+                         have_met ? ", use MPI: " : ", have met through MPI: ",
+                         DescribeHosts(store->participants())));
   }
   endpoint->Hold(std::move(store), options.timeout_seconds);
   return std::make_shared<MpiRank>(endpoint, ranks);

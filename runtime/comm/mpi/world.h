@@ -1,5 +1,6 @@
 // CPU ranks on several hosts, started by Open MPI's launcher. They behave as communicator.h says.
-// They meet through MPI, which only says where rank 0 listens. From then on they use the store
+// They meet through MPI, which only says where rank 0 listens, unless they have met before, at a
+// place that all know. From then on they use the store
 // (rendezvous/store.h), and every rank sends every other what it needs through MPI. Inside a host
 // MPI's shared memory moves the bytes.
 #pragma once
@@ -10,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/mpi/endpoint.h"
+#include "ebb/runtime/comm/rendezvous/rendezvous.h"
 #include "ebb/runtime/comm/rendezvous/store.h"
 #include "ebb/runtime/comm/rendezvous/store_group.h"
 
@@ -22,6 +24,7 @@ struct MpiWorldOptions {
   // Ranks with different texts count as on different hosts. For tests.
   std::string host = {};
   std::string launcher = "MPI";
+  std::shared_ptr<Rendezvous> met = nullptr;  // if the ranks have met already; taken
 };
 
 class MpiRank : public HostsRank {

@@ -142,7 +142,8 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
 NcclCommunicator::NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> channel,
                                    std::unique_ptr<InFlight> in_flight, Buffer barrier)
     : parts_(std::move(parts)),
-      members_{parts_.options, parts_.group->world_ranks(), parts_.group->rank()},
+      members_{parts_.options, parts_.group->world_ranks(), parts_.group->rank(),
+               parts_.group->hosts()},
       channel_(std::move(channel)),
       in_flight_(std::move(in_flight)),
       barrier_(std::move(barrier)),

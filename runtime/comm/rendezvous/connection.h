@@ -17,7 +17,7 @@
 
 namespace ebb {
 
-inline constexpr uint16_t kProtocolVersion = 5;
+inline constexpr uint16_t kProtocolVersion = 6;
 
 enum class MessageType : uint16_t {
   kHello = 1,           // a rank introduces itself

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/packer.h"
 #include "ebb/runtime/comm/shared/layout.h"
 #include "ebb/runtime/device/machine.h"
@@ -26,6 +27,8 @@ std::string SharedMemory() {
   struct stat info = {};
   return stat("/dev/shm", &info) == 0 ? absl::StrCat(info.st_dev) : "none";
 }
+
+constexpr std::string_view kJob = ", job ";  // between a launcher's name and its job's
 
 std::string Cores() {
   cpu_set_t allowed;
@@ -82,17 +85,42 @@ std::string Describe(const Participant& participant) {
                       participant.host_name, "')");
 }
 
+std::string NamesAndHosts(const std::vector<Participant>& participants,
+                          std::span<const int> ranks) {
+  std::vector<NameAndHost> all;
+  for (const int rank : ranks)
+    all.push_back({absl::StrCat("rank ", rank), participants[static_cast<size_t>(rank)].host_name});
+  return NamesAndHosts(std::span<const NameAndHost>(all));
+}
+
+std::string NameAndHostOf(const Participant& participant) {
+  const NameAndHost one = {absl::StrCat("rank ", participant.rank), participant.host_name};
+  return NamesAndHosts(std::span<const NameAndHost>(&one, 1));
+}
+
+std::string LauncherText(std::string_view launcher, std::string_view job) {
+  std::string text(launcher);
+  if (!job.empty()) text.append(kJob).append(job);
+  return text;
+}
+
+bool MayBeOfOneJob(std::string_view launcher, std::string_view other) {
+  if (launcher.size() > other.size()) std::swap(launcher, other);
+  if (!other.starts_with(launcher)) return false;
+  return launcher.size() == other.size() || other.substr(launcher.size()).starts_with(kJob);
+}
+
 std::string Pack(const Participant& p) {
   return Packer()
       .Add(p.launcher, p.build, p.rank, p.size, p.host_name, p.shared_memory, p.pid_namespace,
-           p.pid, p.cores)
+           p.pid, p.cores, p.without_mpi)
       .Take();
 }
 
 absl::StatusOr<Participant> UnpackParticipant(std::string_view payload) {
   Participant p;
   if (!Unpacker(payload).Read(p.launcher, p.build, p.rank, p.size, p.host_name, p.shared_memory,
-                              p.pid_namespace, p.pid, p.cores))
+                              p.pid_namespace, p.pid, p.cores, p.without_mpi))
     return absl::DataLossError("an introduction that cannot be read");
   return p;
 }
@@ -139,11 +167,31 @@ bool ShareMemory(const std::vector<Participant>& participants) {
   });
 }
 
+std::string HostsWithoutMpi(const std::vector<Participant>& participants) {
+  std::string hosts, why;
+  for (const std::vector<int>& ranks : FindHosts(participants).ranks) {
+    std::vector<int> lacking;
+    for (const int rank : ranks) {
+      const std::string& reason = participants[static_cast<size_t>(rank)].without_mpi;
+      if (reason.empty()) continue;
+      lacking.push_back(rank);
+      if (why.empty()) why = reason;
+    }
+    if (lacking.empty()) continue;
+    absl::StrAppend(&hosts, hosts.empty() ? "" : ", ", "host '",
+                    participants[static_cast<size_t>(ranks[0])].host_name, "' (",
+                    RankNames(lacking), ")");
+  }
+  return hosts.empty() ? "" : absl::StrCat("Open MPI is missing on ", hosts, ": ", why);
+}
+
 absl::Status CpuRanksNeedMpi(const std::vector<Participant>& participants) {
+  const std::string missing = HostsWithoutMpi(participants);
   return absl::UnimplementedError(absl::StrCat(
-      "the ranks are on ", DescribeHosts(participants),
-      ": CPU ranks on several hosts need MPI. Start them with mpirun or srun --mpi=pmix, or start "
-      "all ranks on one host"));
+      "the ranks are on ", DescribeHosts(participants), ": CPU ranks on several hosts need MPI. ",
+      missing.empty() ? "Start them with Open MPI's mpirun or srun --mpi=pmix, or start all ranks "
+                        "on one host"
+                      : missing));
 }
 
 }  // namespace ebb

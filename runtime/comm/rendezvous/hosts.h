@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,7 +17,7 @@
 namespace ebb {
 
 struct Participant {
-  std::string launcher;  // and job: the same on all ranks
+  std::string launcher;  // and job, if it has a name: the same on all ranks
   std::string build;     // of Ebb: the same on all ranks
   int rank = 0;
   int size = 0;
@@ -25,7 +26,8 @@ struct Participant {
   std::string shared_memory;
   std::string pid_namespace;  // and kernel, in which the process id is unique
   int64_t pid = 0;
-  std::string cores;  // on which the process may run, as bits
+  std::string cores;             // on which the process may run, as bits
+  std::string without_mpi = {};  // why the process cannot use MPI; empty: it can
 };
 
 // This process.
@@ -33,6 +35,15 @@ Participant Myself(int rank, int size, std::string launcher);
 
 // "rank 1 (process 4242 on host 'node1')", or "rank 1" of a thread.
 std::string Describe(const Participant& participant);
+
+// "rank 1 on host 'node1'", and the same for several (NameAndHost).
+std::string NameAndHostOf(const Participant& participant);
+std::string NamesAndHosts(const std::vector<Participant>& participants, std::span<const int> ranks);
+
+// "torchrun, job r1": Participant::launcher. `job`: empty if it has no name.
+std::string LauncherText(std::string_view launcher, std::string_view job);
+// Whether two such texts may be of one job. A rank that was started by hand may not know the name.
+bool MayBeOfOneJob(std::string_view launcher, std::string_view other);
 
 // Begins with the launcher and the build in every version of the protocol, so that a rank of
 // another version is recognised.
@@ -58,7 +69,11 @@ std::string DescribeHosts(const std::vector<Participant>& participants);
 
 bool ShareMemory(const std::vector<Participant>& participants);
 
-// kUnimplemented; names the hosts.
+// "Open MPI is missing on host 'b' (rank 2, rank 3): ...", with the reason of the first host that
+// lacks it; empty if none does.
+std::string HostsWithoutMpi(const std::vector<Participant>& participants);
+
+// kUnimplemented; names the hosts, and those that lack MPI.
 absl::Status CpuRanksNeedMpi(const std::vector<Participant>& participants);
 
 }  // namespace ebb

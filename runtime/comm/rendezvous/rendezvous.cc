@@ -38,6 +38,9 @@ constexpr std::chrono::seconds kOccupantPatience{1};
 // are missing; a process that accepts connections and closes them for so long is another program.
 constexpr std::chrono::seconds kWelcomePatience{5};
 
+// A hello must fit what a stranger may send (Connection::kPayloadBytesMaxOfStranger).
+constexpr size_t kReasonBytesMax = 1024;
+
 uint64_t NewNonce() {
   std::random_device device;
   return uint64_t{device()} << 32 | device();
@@ -47,6 +50,7 @@ uint64_t NewNonce() {
 Participant Me(const RendezvousOptions& options) {
   Participant me = Myself(options.rank, options.size, options.launcher);
   if (!options.host_name.empty()) me.host_name = options.host_name;
+  me.without_mpi = options.without_mpi.substr(0, kReasonBytesMax);
   return me;
 }
 
@@ -65,6 +69,7 @@ class Admission {
  private:
   absl::Status AdmitSome(WaitPoint::Deadline deadline);
   absl::Status ReceiveHello(Connection& connection);
+  void RefuseStranger(Connection& connection, std::string_view launcher, const Message& hello);
   absl::Status CheckConnected(int rank);
   absl::Status CheckBuild(std::string_view build, uint16_t version) const;
   absl::Status Admit(Connection& connection, const Participant& candidate);
@@ -80,6 +85,7 @@ class Admission {
   std::vector<Connection> connections_;    // by rank
   std::vector<Connection> unknown_;        // processes that have not said hello yet
   int refused_connections_ = 0;
+  std::string strangers_;  // the last rank of another job that has come; empty if none has
   int missing_;
 };
 
@@ -137,19 +143,36 @@ absl::Status Admission::ReceiveHello(Connection& connection) {
     const Message& hello = **message;
     std::string launcher, build;
     if (Unpacker(hello.payload).Read(launcher, build)) {
-      const absl::Status built = CheckBuild(build, hello.version);
-      if (!built.ok() && launcher == options_.launcher) return built;
-      if (!built.ok()) {
-        connection.Send(MessageType::kRefusal, PackStatus(built), Soon(kSendPatience))
-            .IgnoreError();
-      } else if (const auto candidate = UnpackParticipant(hello.payload); candidate.ok()) {
-        return Admit(connection, *candidate);
+      if (!MayBeOfOneJob(launcher, options_.launcher)) {
+        RefuseStranger(connection, launcher, hello);
+        return absl::OkStatus();
       }
+      EBB_RETURN_IF_ERROR(CheckBuild(build, hello.version));
+      if (const auto candidate = UnpackParticipant(hello.payload); candidate.ok())
+        return Admit(connection, *candidate);
     }
   }
   ++refused_connections_;
   connection.Close();
   return absl::OkStatus();
+}
+
+// A rank of another job, which has been given the same place. `hello` may be of another version.
+void Admission::RefuseStranger(Connection& connection, std::string_view launcher,
+                               const Message& hello) {
+  const auto candidate = UnpackParticipant(hello.payload);
+  const bool is_readable = hello.version == kProtocolVersion && candidate.ok();
+  strangers_ = absl::StrCat(is_readable ? Describe(*candidate) : "a rank", " of another job (",
+                            NameView(launcher), ")");
+  connection
+      .Send(MessageType::kRefusal,
+            PackStatus(absl::FailedPreconditionError(absl::StrCat(
+                Describe(options_.place), " is the meeting place of another job: ",
+                Describe(participants_[0]), ", started by ", options_.launcher, ", has refused ",
+                strangers_, ". Give each job a MASTER_PORT of its own"))),
+            Soon(kSendPatience))
+      .IgnoreError();
+  connection.Close();
 }
 
 absl::Status Admission::CheckBuild(std::string_view build, uint16_t version) const {
@@ -167,10 +190,6 @@ absl::Status Admission::Admit(Connection& connection, const Participant& candida
     return absl::FailedPreconditionError(absl::StrCat(
         "the ranks that meet at ", Describe(options_.place), " do not fit: ", std::move(text)));
   };
-  if (candidate.launcher != options_.launcher) {
-    return refused(absl::StrCat(Describe(participants_[0]), " was started by ", options_.launcher,
-                                ", ", Describe(candidate), " by ", candidate.launcher));
-  }
   if (candidate.size != options_.size) {
     return refused(absl::StrCat(Describe(participants_[0]), " is one of ", options_.size,
                                 " ranks, ", Describe(candidate), " one of ", candidate.size));
@@ -226,19 +245,20 @@ std::string Admission::MissingRanks() const {
   if (refused_connections_ > 0)
     absl::StrAppend(&text, "; ", refused_connections_,
                     " connections of other programs have been closed");
+  if (!strangers_.empty()) absl::StrAppend(&text, "; ", strangers_, " was refused");
   return text;
 }
 
 void Admission::LogMissing(double seconds) const {
-  LogWaiting("rank 0", seconds,
+  LogWaiting(NameAndHostOf(participants_[0]), seconds,
              absl::StrCat("at ", Describe(options_.place), " for ", MissingRanks()),
              options_.timeout_seconds, "");
 }
 
 absl::Status Admission::Late() const {
-  return absl::DeadlineExceededError(absl::StrCat("rank 0 has waited ", options_.timeout_seconds,
-                                                  " s at ", Describe(options_.place), " for ",
-                                                  MissingRanks()));
+  return absl::DeadlineExceededError(
+      absl::StrCat(NameAndHostOf(participants_[0]), " has waited ", options_.timeout_seconds,
+                   " s at ", Describe(options_.place), " for ", MissingRanks()));
 }
 
 void Admission::RefuseAll(const absl::Status& why, WaitPoint::Deadline deadline) {
@@ -304,6 +324,8 @@ absl::Status Rendezvous::JoinAsRankZero() {
     return absl::Status(listener.status().code(),
                         absl::StrCat(Describe(me), ": ", listener.status().message()));
   }
+  if (options_.listener == nullptr)
+    EBB_RETURN_IF_ERROR(CheckIsOfThisHost(options_.place, NameAndHostOf(Me(options_)), deadline_));
   Admission admission(options_, *std::move(listener));
   EBB_RETURN_IF_ERROR(admission.AdmitAll(deadline_));
   participants_ = std::move(admission).TakeParticipants();
@@ -322,23 +344,23 @@ absl::Status Rendezvous::JoinAsRankZero() {
 
 absl::Status Rendezvous::FromRankZero(const absl::Status& error) const {
   return absl::Status(
-      error.code(),
-      absl::StrCat("rank ", options_.rank, " has waited for rank 0 at ", Describe(options_.place),
-                   " for up to ", options_.timeout_seconds, " s: ", error.message()));
+      error.code(), absl::StrCat(NameAndHostOf(Me(options_)), " has waited for rank 0 at ",
+                                 Describe(options_.place), " for up to ", options_.timeout_seconds,
+                                 " s: ", error.message()));
 }
 
 absl::Status Rendezvous::NotWelcomed(const absl::Status& error) const {
   return absl::Status(
       error.code(),
       absl::StrCat(
-          "rank ", options_.rank, " has connected to ", Describe(options_.place),
+          NameAndHostOf(Me(options_)), " has connected to ", Describe(options_.place),
           ", but rank 0 has not answered there: ", error.message(),
           ". If another program uses this address, set MASTER_ADDR and MASTER_PORT to a free "
           "address and port, the same on all ranks. If not, rank 0 has stalled"));
 }
 
 void Rendezvous::LogWait(double seconds, const absl::Status& last) const {
-  LogWaiting(absl::StrCat("rank ", options_.rank), seconds,
+  LogWaiting(NameAndHostOf(Me(options_)), seconds,
              absl::StrCat("for rank 0 at ", Describe(options_.place)), options_.timeout_seconds,
              {last.message().data(), last.message().size()});
 }

@@ -8,8 +8,9 @@
 // knows that it has reached another program.
 //
 // An error goes to every rank that can be reached: a rank came twice or too late, or with another
-// size, launcher or build of Ebb. Other programs are disconnected and do not disturb. Connections
-// stay open: a closed one means that a rank has ended.
+// size or build of Ebb. Other programs are disconnected and do not disturb. A rank of another job,
+// which has the same place, gets an error, and this job goes on. Connections stay open: a closed one
+// means that a rank has ended.
 #pragma once
 
 #include <cstdint>
@@ -31,11 +32,12 @@ struct RendezvousOptions {
   int size = 1;
   MeetingPlace place = {};
   bool one_host = false;  // if the launcher has said so
-  std::string launcher;   // and job: the same on all ranks
+  std::string launcher;   // and job: LauncherText, the same on all ranks
   double timeout_seconds = 600;
   NoticeTimes notices = {};                        // when the log says which ranks are waited for
   std::shared_ptr<Descriptor> listener = nullptr;  // rank 0's, if it listens already
   std::string host_name = {};                      // replaces this host's name; for tests
+  std::string without_mpi = {};                    // of Participant
 };
 
 class Rendezvous {

@@ -365,9 +365,9 @@ void Store::LookAtRounds(WaitPoint::Deadline now) {
     if (now >= all.due) {
       Settle(all, Gathered::Outcome::kLate, std::move(absent));
     } else if (const std::optional<double> seconds = all.notice->Take(now)) {
-      LogWaiting(RankNames({here.data(), 1}), *seconds,
-                 absl::StrCat("for ", RankNames(absent), " ", round.what), round.timeout_seconds,
-                 calls_->Describe(absent));
+      LogWaiting(NamesAndHosts(participants_, {here.data(), 1}), *seconds,
+                 absl::StrCat("for ", NamesAndHosts(participants_, absent), " ", round.what),
+                 round.timeout_seconds, calls_->Describe(absent));
     }
   }
 }

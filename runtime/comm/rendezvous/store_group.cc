@@ -33,10 +33,19 @@ WorldRank RankOf(const StoreGroup& group) {
           .size = group.size(),
           .local_rank = PlaceOf(group.rank(), here),
           .local_size = static_cast<int>(here.size()),
-          .ranks_per_host = hosts.is_even ? hosts.ranks_per_host() : group.size()};
+          .ranks_per_host = hosts.is_even ? hosts.ranks_per_host() : group.size(),
+          .whole_size = static_cast<int>(group.store().participants().size()),
+          .world_ranks = group.world_ranks()};
 }
 
 }  // namespace
+
+std::vector<std::string> StoreGroup::hosts() const {
+  std::vector<std::string> names;
+  for (const int rank : world_ranks_)
+    names.push_back(store_->participants()[static_cast<size_t>(rank)].host_name);
+  return names;
+}
 
 StoreGroup::StoreGroup(std::shared_ptr<Store> store)
     : StoreGroup(store, "world", AllRanks(*store)) {}
@@ -79,7 +88,7 @@ absl::StatusOr<std::shared_ptr<StoreGroup>> StoreGroup::Form(const Proposal& pro
   round.what = absl::StrCat("to create communicator '", wanted.name, "'");
   EBB_ASSIGN_OR_RETURN(Store::Gathered gathered, store_->Gather(round, Pack(proposal)));
   if (gathered.outcome == Store::Gathered::Outcome::kLate)
-    return LateCreationStatus(wanted, RankNames(gathered.absent));
+    return LateCreationStatus(wanted, NamesAndHosts(store_->participants(), gathered.absent));
   if (gathered.outcome == Store::Gathered::Outcome::kLeft)
     return LeftBeforeCreationStatus(gathered.absent[0], "its communicator or World was destroyed");
   std::vector<Proposal> proposals;

@@ -27,6 +27,7 @@ class StoreGroup {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(world_ranks_.size()); }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
+  std::vector<std::string> hosts() const;  // names, by rank; empty names: threads
   const std::string& name() const { return name_; }
   // Of a group that Form has made: no other group has it.
   uint64_t number() const { return number_; }

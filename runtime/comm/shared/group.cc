@@ -113,19 +113,20 @@ void SharedGroup::LogWait(const CommunicatorOptions& options, const CallSummary*
   const std::string known = world_.CompareCalls(of_world);
   const CollectiveKind kind = call != nullptr ? call->kind : CollectiveKind::kBarrier;
   if (failed() || absent.empty() || !members().Logs(kind, absent)) return;
-  if (call != nullptr) return members().LogWait(seconds, *call, members().Names(absent), known);
-  LogWaiting(
-      absl::StrCat("rank ", members().world_rank(rank())), seconds,
-      absl::StrCat("for ", RankNames(of_world), " to create communicator '", options.name, "'"),
-      options.timeout_seconds, known);
+  const std::string awaited = members().NamesAndHosts(absent);
+  if (call != nullptr) return members().LogWait(seconds, *call, awaited, known);
+  const int me = rank();
+  LogWaiting(members().NamesAndHosts({&me, 1}), seconds,
+             absl::StrCat("for ", awaited, " to create communicator '", options.name, "'"),
+             options.timeout_seconds, known);
 }
 
 void SharedGroup::FailLate(const CommunicatorOptions& options, const CallSummary* call,
                            std::span<const int> absent) {
-  const std::vector<int> of_world = members().OfWorld(absent);
-  if (call == nullptr) return Fail(LateCreationStatus(options, RankNames(of_world)));
-  const std::string known = world_.CompareCalls(of_world);
-  Fail(members().Late(*call, members().Names(absent), known));
+  const std::string awaited = members().NamesAndHosts(absent);
+  if (call == nullptr) return Fail(LateCreationStatus(options, awaited));
+  const std::string known = world_.CompareCalls(members().OfWorld(absent));
+  Fail(members().Late(*call, awaited, known));
 }
 
 bool SharedGroup::AllCalledTheSame(uint64_t meeting) {
@@ -255,8 +256,10 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
   place.members.options.notices = options.notices;
   place.path = absl::StrCat(path(), ".", number, ":", proposal.colour);
   place.layout = shared::GroupLayout(static_cast<int>(formed.size()));
-  for (const size_t member : formed)
+  for (const size_t member : formed) {
     place.members.world_ranks.push_back(members().world_ranks[member]);
+    if (!members().hosts.empty()) place.members.hosts.push_back(members().hosts[member]);
+  }
   place.members.rank =
       static_cast<int>(std::find(formed.begin(), formed.end(), me) - formed.begin());
   if (place.members.rank == 0) {

@@ -97,7 +97,8 @@ absl::StatusOr<std::shared_ptr<SharedWorld>> SharedWorld::Form(
       rank, ranks.size(),
       Parts{.file = std::move(file),
             .memory = std::make_shared<const Mapping>(std::move(memory)),
-            .peer_memory = std::move(peer_memory)});
+            .peer_memory = std::move(peer_memory),
+            .hosts = ranks.hosts()});
   store->ShareMemory(world->calls_, [weak = std::weak_ptr(world)](int ended) {
     const auto alive = weak.lock();
     return alive == nullptr || alive->place(ended).ended.load() != 0;
@@ -126,6 +127,7 @@ SharedWorld::SharedWorld(int rank, int size, Parts parts)
   all.path = "ranks";  // "world" is the group that has formed it
   all.members.world_ranks.resize(static_cast<size_t>(size_));
   all.members.rank = rank_;
+  all.members.hosts = std::move(parts.hosts);
   all.offset = layout_.all;
   all.layout = shared::GroupLayout(size_, /*has_slots=*/false);
   all.memory = Mapping(memory_->data() + layout_.all, 0);

@@ -48,6 +48,7 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
     std::optional<SharedFile> file = std::nullopt;
     std::shared_ptr<const Mapping> memory;
     std::vector<Mapping> peer_memory = {};  // by rank; none if not all could be mapped
+    std::vector<std::string> hosts = {};    // names, by rank, if they are processes
     std::shared_ptr<Threads> threads = nullptr;
   };
   SharedWorld(int rank, int size, Parts parts);
@@ -132,7 +133,7 @@ class SharedRank : public WorldBackend {
         group_(world_->all()) {}
   // For a part of it.
   SharedRank(std::shared_ptr<SharedWorld> world, SharedGroup::Place part)
-      : WorldBackend(OnOneHost(part.members.rank, part.members.size())),
+      : WorldBackend(PartOf(*world, part.members)),
         world_(std::move(world)),
         part_(std::make_unique<SharedGroup>(*world_, std::move(part))),
         group_(*part_) {}
@@ -151,6 +152,12 @@ class SharedRank : public WorldBackend {
   static WorldRank OnOneHost(int rank, int size) {
     return {
         .rank = rank, .size = size, .local_rank = rank, .local_size = size, .ranks_per_host = size};
+  }
+  static WorldRank PartOf(const SharedWorld& whole, const Members& members) {
+    WorldRank me = OnOneHost(members.rank, members.size());
+    me.whole_size = whole.size();
+    me.world_ranks = members.world_ranks;
+    return me;
   }
 
   const std::shared_ptr<SharedWorld> world_;
