@@ -1,5 +1,5 @@
 # cmake --install: static libraries, public headers, a CMake package (find_package(ebb), targets ebb::ebb, ebb::engine,
-# ...), ebb.pc, the documentation, examples/minimal and the licence. The package and ebb.pc name the libraries that a program must
+# ...), ebb.pc, the documentation, the examples that it names and the licence. The package and ebb.pc name the libraries that a program must
 # find before it can link Ebb. These names are read from the targets, so none is missing. The package and ebb.pc are relocatable:
 # every path inside is relative to the file.
 include(CMakePackageConfigHelpers)
@@ -93,8 +93,8 @@ install(FILES ${PROJECT_SOURCE_DIR}/runtime/config/ebb-config.schema.json DESTIN
 install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/ARCHITECTURE.md
   DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development)
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples/minimal DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples
-  COMPONENT development)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development
+  USE_SOURCE_PERMISSIONS PATTERN __pycache__ EXCLUDE)
 set(ebb_components development)
 if(TARGET gpt)
   install(TARGETS gpt RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT trainer)

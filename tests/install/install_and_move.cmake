@@ -3,7 +3,7 @@
 # prefix.
 #
 #   cmake -D SOURCE_DIR=... -D BUILD_DIR=... -D WORK_DIR=... -D OPTIONS=... -D LIBRARIES=... -D HEADERS=... -D DOC_DIR=...
-#         -D CONFIG=... -P ...
+#         -D COMPONENTS=... -D CONFIG=... -P ...
 #
 # OPTIONS: what the copy is configured with. LIBRARIES: those of the build folder, which the copy takes instead of building them again.
 cmake_minimum_required(VERSION 3.22)
@@ -48,10 +48,11 @@ endfunction()
 file(GLOB_RECURSE installed RELATIVE ${moved}/include/ebb ${moved}/include/*)
 expect_same(headers "${installed}" "${HEADERS};ebb-config.schema.json")
 file(GLOB_RECURSE installed RELATIVE ${moved}/${DOC_DIR} ${moved}/${DOC_DIR}/*)
-file(GLOB_RECURSE wanted RELATIVE ${SOURCE_DIR} ${SOURCE_DIR}/docs/* ${SOURCE_DIR}/examples/minimal/*)
+file(GLOB_RECURSE wanted RELATIVE ${SOURCE_DIR} ${SOURCE_DIR}/docs/* ${SOURCE_DIR}/examples/*)
+list(FILTER wanted EXCLUDE REGEX __pycache__)
 expect_same(documentation "${installed}" "LICENSE;README.md;ARCHITECTURE.md;${wanted}")
 
-# A page's links lead to installed files.
+# A page's links lead to installed files, and the examples that it names are installed.
 file(GLOB_RECURSE pages ${moved}/${DOC_DIR}/*.md)
 foreach(page ${pages})
   file(READ ${page} text)
@@ -65,10 +66,25 @@ foreach(page ${pages})
     endif()
     list(APPEND followed ${link})
   endforeach()
+  string(REGEX MATCHALL "examples/[A-Za-z0-9_./]*[A-Za-z0-9_]" examples "${text}")
+  foreach(example ${examples})
+    if(NOT EXISTS ${moved}/${DOC_DIR}/${example})
+      message(FATAL_ERROR "${page} names ${example}, which is not installed")
+    endif()
+    list(APPEND followed ${example})
+  endforeach()
 endforeach()
-if(NOT "docs/trainer.md" IN_LIST followed)
-  message(FATAL_ERROR "no link to docs/trainer.md among ${followed}")
-endif()
+foreach(known docs/trainer.md examples/features/state.cc)
+  if(NOT ${known} IN_LIST followed)
+    message(FATAL_ERROR "no page names ${known}, only ${followed}")
+  endif()
+endforeach()
+file(READ ${moved}/${DOC_DIR}/README.md text)
+foreach(component ${COMPONENTS})
+  if(NOT text MATCHES "`${component}`")
+    message(FATAL_ERROR "README.md does not name the component ${component}")
+  endif()
+endforeach()
 
 file(GLOB_RECURSE texts ${moved}/*.h ${moved}/*.cmake ${moved}/*.pc)
 foreach(file ${texts})
