@@ -39,7 +39,9 @@ Initialiser Constant(float value);
 
 // Normal(0, stddev) by a counter: value i of a parameter depends on (seed, name, i) and nothing
 // else. Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011,
-// section 4) and Box-Muller in fp64.
+// section 4) and Box-Muller in fp64. So the models of two engines have equal values where names and
+// seeds are equal. If a parameter is divided over the parts of a world (World::Split), give each
+// part a seed of its own.
 Initialiser Normal(float stddev, uint64_t seed);
 
 struct ParameterSpec {

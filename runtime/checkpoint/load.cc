@@ -272,6 +272,11 @@ absl::StatusOr<LoadedCheckpoint> LoadFound(Engine& engine, Found found, const Lo
   }
   loaded.trainer = std::move(manifest.trainer);
   if (options.states && world.rank() == 0) WarnOfOtherBits(engine.config(), loaded);
+  // The parts of a world load by themselves, and no part knows the step of another.
+  if (options.states && world.is_part() && world.rank() == 0) {
+    LogInfo(absl::StrCat("the part of the world with ", world.RankName(0), " goes on from step ",
+                         loaded.state.finished_steps, " ('", loaded.path, "')"));
+  }
   return loaded;
 }
 

@@ -16,10 +16,12 @@ EngineParts::EngineParts(EngineInputs made_of)
       communicators(inputs),
       collective_pools(inputs, communicators, streams),
       plans(inputs, inputs.model),
-      outcome{.messages = OutcomeMessages(inputs.options.name, inputs.rank(), inputs.model),
+      outcome{.messages =
+                  OutcomeMessages(inputs.options.name, inputs.world.backend()->me(), inputs.model),
               .peers = StepCommunicators(inputs, communicators, streams)},
-      scopes{.view_errors = ViewErrors(absl::StrCat(inputs.options.name, " rank ", inputs.rank()),
-                                       inputs.model),
+      scopes{.view_errors = ViewErrors(
+                 absl::StrCat(inputs.options.name, " ", inputs.world.RankName(inputs.rank())),
+                 inputs.model),
              .notices = OrderNotices(inputs, outcome.messages, outcome.errors, scopes.progress)},
       streams(inputs.device) {}
 

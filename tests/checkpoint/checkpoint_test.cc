@@ -255,6 +255,39 @@ TEST_F(CheckpointTest, WarnsOfKeysThatChangeTheBitsOfTheSavedRun) {
                                    HasSubstr(", scheduler.type:")));
 }
 
+// One part is two steps behind. Neither part's load can know it, so the log says both.
+TEST_F(CheckpointTest, TheLogNamesTheStepOfEachPartOfAWorld) {
+  const Way way = {.world = 2, .stage = 1};
+  const auto on_parts = [&](const WayBody& body) {
+    return RunThreads(2 * way.world, [&](World world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(const World part, world.Split(world.rank() % 2, world.rank()));
+      return RunRank(part, way,
+                     [&, number = world.rank() % 2](Engine& engine, ToyModel& model, int) {
+                       return body(engine, model, number);
+                     });
+    });
+  };
+  const auto folder = [&](int part) { return absl::StrCat(folder_, "/part", part); };
+  fs::create_directories(folder_);
+  ASSERT_EQ(on_parts([&](Engine& engine, ToyModel& model, int part) -> absl::Status {
+              EBB_RETURN_IF_ERROR(Train(engine, model, engine.world().rank(), 0, 2 + 2 * part));
+              return SaveCheckpoint(engine, folder(part)).status();
+            }),
+            absl::OkStatus());
+  std::string lines;
+  SendLogTo([&](LogLevel, std::string_view line) { lines.append(line).append("\n"); });
+  EXPECT_EQ(on_parts([&](Engine& engine, ToyModel&, int part) {
+              return LoadCheckpoint(engine, folder(part)).status();
+            }),
+            absl::OkStatus());
+  SendLogTo({});
+  EXPECT_THAT(lines, HasSubstr("the part of the world with rank 0 goes on from step 2 ('" +
+                               folder(0) + "/step-000000002')"));
+  EXPECT_THAT(lines,
+              HasSubstr("the part of the world with rank 0 (world rank 1) goes on from step 4 ('" +
+                        folder(1) + "/step-000000004')"));
+}
+
 TEST_F(CheckpointTest, ARunThatGoesOnRemovesItsOwnOldOnesAlone) {
   const auto run = [&](int from, int to, bool resumes) {
     return RunWay({.world = 2, .stage = 3},

@@ -253,7 +253,7 @@ class AdvisedStatusTest : public ::testing::Test {
           if (!stream.ok()) return stream.status();
           const DeviceMirror mirror;
           const size_t rank = static_cast<size_t>(world.rank());
-          statuses[rank] = AgreeOnStatus({*communicator, *stream, mirror}, all[rank].status,
+          statuses[rank] = AgreeOnStatus({*communicator, *stream, mirror, world}, all[rank].status,
                                          all[rank].cause, [&] {
                                            ++searches_;
                                            return advise(world.rank(), *communicator);
@@ -314,7 +314,7 @@ TEST(ExchangeRecord, HasTheBeginningAndTheEndOfALongError) {
     while (path.size() < bytes) path += "/\xc3\xa4";  // of two bytes each, which no cut may part
     ExchangeRecord record;
     record.SetError(absl::DataLossError(absl::StrCat("'", path, "' has been replaced")));
-    const absl::Status status = record.Error(1);
+    const absl::Status status = record.Error("rank 1");
     const std::string message(status.message());
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
     EXPECT_TRUE(absl::StartsWith(message, "rank 1: '")) << message;
@@ -337,7 +337,7 @@ TEST(ExchangeRecord, KeepsTheNameOfTheRankThatAnErrorIsOf) {
   const auto text_of = [](const char* message) {
     ExchangeRecord record;
     record.SetError(absl::DataLossError(message));
-    return std::string(record.Error(0).message());
+    return std::string(record.Error("rank 0").message());
   };
   EXPECT_EQ(text_of("rank 1: a page is missing"), "rank 1: a page is missing");
   for (const char* named :

@@ -81,7 +81,8 @@ struct Rank {
   std::map<int64_t, ExchangeRecord> sealed;  // by exchange
   int parity = 0;
 
-  Rank(const Config& of, int rank, int ranks) : config(of), messages("engine", rank, model) {
+  Rank(const Config& of, int rank, int ranks)
+      : config(of), messages("engine", {.rank = rank}, model) {
     EXPECT_OK(ControlBlock::Create(Device::Cpu(1),
                                    {.units = 2, .ranks = static_cast<size_t>(ranks)}, {}, control));
     constants.emplace(config, table, *control, /*own_optimizer=*/false);

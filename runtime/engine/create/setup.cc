@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/create/device_queues.h"
 #include "ebb/runtime/engine/create/host_memory.h"
@@ -88,6 +89,8 @@ void Setup::LogMade() const {
       WarnOfFewQueues(StreamsOfDevice(), std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
   if (!queues.empty()) LogWarning(absl::StrCat(name, ": ", queues));
   for (const std::string& remark : inputs.config.remarks) LogInfo(absl::StrCat(name, ": ", remark));
+  const std::string apart = WhatPartsDoApart();
+  if (!apart.empty()) LogWarning(absl::StrCat(name, ": ", apart));
   const sharding::Decisions& decided = decisions();
   const std::string unused =
       sharding::WhyNoneIsOffloaded(decided, plan().pools.placement, inputs.config);
@@ -101,6 +104,27 @@ void Setup::LogMade() const {
       decided.replicas() > 1 ? decided.shards : with_.communicators.ReductionGroup(),
       ", reduced once a ", inputs.config.reduces_at_round() ? "round" : "step", ", updates ",
       std::string(timing), ": ", decided.timing_reason));
+}
+
+// A trainer may divide one model over the parts of a world (World::Split). Each part then clips and
+// skips by its own gradients.
+std::string Setup::WhatPartsDoApart() const {
+  const EngineInputs& inputs = with_.inputs;
+  if (!inputs.world.is_part()) return "";
+  std::vector<std::string> which;
+  if (inputs.config.gradient_clipping > 0) which.emplace_back("clipping (gradient_clipping)");
+  if (inputs.config.compute == DType::kFloat16) {
+    which.emplace_back("the loss scale (fp16)");
+  } else if (inputs.config.checks_overflow()) {
+    which.emplace_back("skipped steps (ebb.check_overflow)");
+  }
+  if (decisions().has_norms()) which.emplace_back("the ratios of LAMB or LARS (optimizer.type)");
+  if (which.empty()) return "";
+  return absl::StrCat("its world is a part of another, with ", inputs.size(), " of ",
+                      inputs.world.backend()->me().whole_size,
+                      " ranks, and only the part's gradients decide about ",
+                      absl::StrJoin(which, ", "),
+                      ". If the parts hold one model, they do this differently from each other");
 }
 
 // With the trainer's, the one that zeroes memory, the crossings of host streams, and one of NCCL's

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -33,6 +34,7 @@ class Setup {
   bool OwnOptimizerEnqueues() const;
   int StreamsOfDevice() const;
   void LogMade() const;
+  std::string WhatPartsDoApart() const;
   const sharding::Plan& plan() const { return with_.plans.plan(); }
   const sharding::Decisions& decisions() const { return plan().decisions; }
   // Which slice of every unit is this rank's.

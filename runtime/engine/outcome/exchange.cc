@@ -37,9 +37,9 @@ void ExchangeRecord::SetError(const absl::Status& status) {
   std::memcpy(message, text.data(), text.size());
 }
 
-absl::Status ExchangeRecord::Error(int rank) const {
-  return OfRank(rank, absl::Status(static_cast<absl::StatusCode>(status_code),
-                                   {message, static_cast<size_t>(message_bytes)}));
+absl::Status ExchangeRecord::Error(std::string_view rank_name) const {
+  return OfRank(rank_name, absl::Status(static_cast<absl::StatusCode>(status_code),
+                                        {message, static_cast<size_t>(message_bytes)}));
 }
 
 void ExchangeRecord::SetTrail(const ScopeTrail& trail) {
@@ -82,7 +82,9 @@ bool IsEarlier(int unit, int other, std::span<const int> backwards) {
   return backwards[static_cast<size_t>(unit)] < backwards[static_cast<size_t>(other)];
 }
 
-Verdict Conclude(std::span<const ExchangeRecord> records, std::span<const int> backwards) {
+Verdict Conclude(std::span<const ExchangeRecord> records,
+                 absl::FunctionRef<std::string(int rank)> error_name,
+                 std::span<const int> backwards) {
   Verdict verdict;
   verdict.known = records.front().known;
   verdict.returned = true;
@@ -106,7 +108,7 @@ Verdict Conclude(std::span<const ExchangeRecord> records, std::span<const int> b
       verdict.non_finite_parameter = record.non_finite_parameter;
     }
     if (record.failed != 0 && verdict.error.ok())
-      verdict.error = record.Error(static_cast<int>(rank));
+      verdict.error = record.Error(error_name(static_cast<int>(rank)));
   }
   return verdict;
 }

@@ -5,7 +5,10 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "ebb/runtime/engine/outcome/scope_trail.h"
 #include "ebb/runtime/engine/step.h"
@@ -36,7 +39,7 @@ struct ExchangeRecord {
 
   // Keeps the beginning and the end of a long message.
   void SetError(const absl::Status& status);
-  absl::Status Error(int rank) const;
+  absl::Status Error(std::string_view rank_name) const;
   void SetTrail(const ScopeTrail& trail);
   ScopeTrail Trail() const;
   void SetSums(const Evaluation::Sums& sums);
@@ -56,8 +59,10 @@ struct Verdict {
   absl::Status error;  // of the first rank that has one
 };
 // `backwards`: by unit, a number that grows with the time of its last backward; empty: the units'
-// own order.
-Verdict Conclude(std::span<const ExchangeRecord> records, std::span<const int> backwards = {});
+// own order. `error_name`: the name of a rank for its error.
+Verdict Conclude(std::span<const ExchangeRecord> records,
+                 absl::FunctionRef<std::string(int rank)> error_name,
+                 std::span<const int> backwards = {});
 // Whether the unit finished its backward before the other.
 bool IsEarlier(int unit, int other, std::span<const int> backwards);
 // The sums of an evaluation without an error on any rank.

@@ -63,7 +63,7 @@ std::string OutcomeMessages::NonFinite(const Verdict& ranks) const {
       parameter < 0 ? ""
                     : absl::StrCat(", parameter '",
                                    model_.parameters[static_cast<size_t>(parameter)].name, "',"),
-      " of rank ", ranks.non_finite_rank);
+      " of ", RankName(ranks.non_finite_rank));
 }
 
 std::string OutcomeMessages::Skipped(const Verdict& ranks, const StepReport& report,
@@ -82,17 +82,17 @@ absl::Status OutcomeMessages::Overflowed(const Verdict& ranks) const {
 absl::Status OutcomeMessages::OtherRates(const Verdict& ranks) const {
   return absl::FailedPreconditionError(absl::StrCat(
       "ranks gave a step different learning rates or weight decays of groups, or different "
-      "gradient_scale: rank ",
-      ranks.other_rates,
-      " differs from rank 0; give BeginStep and Finish the same values on every rank"));
+      "gradient_scale: ",
+      RankName(ranks.other_rates), " differs from ", RankName(0),
+      "; give BeginStep and Finish the same values on every rank"));
 }
 
 absl::Status OutcomeMessages::Located(const absl::Status& broken, std::string_view operation,
                                       std::span<const int64_t> log, int64_t step) const {
   std::string where = absl::StrCat("in step ", step);
   if (IsCollectiveCall(log)) {
-    where =
-        absl::StrCat("with the engine '", engine_, "' rank ", rank_, " ", DescribeBegun(log[1]));
+    where = absl::StrCat("with the engine '", engine_, "' ", RankName(rank()), " ",
+                         DescribeBegun(log[1]));
   } else if (IsEvaluation(log)) {
     where = "in an evaluation";
   }
@@ -134,7 +134,9 @@ absl::Status OutcomeMessages::DifferenceOfTrails(std::span<const ExchangeRecord>
 
 // Reads logs, or the part of them that trails have.
 absl::Status OutcomeMessages::BegunDifferently(std::span<const int64_t> first,
-                                               std::span<const int64_t> other, size_t rank) const {
+                                               std::span<const int64_t> other,
+                                               size_t other_rank) const {
+  const std::string zero = RankName(0), rank = RankName(static_cast<int>(other_rank));
   size_t index = 0;
   while (index < kBegunEntries && index < first.size() && index < other.size() &&
          first[index] == other[index])
@@ -143,31 +145,31 @@ absl::Status OutcomeMessages::BegunDifferently(std::span<const int64_t> first,
     return absl::OkStatus();
   if (first[1] != other[1] && (IsCollectiveCall(first) || IsCollectiveCall(other))) {
     return absl::FailedPreconditionError(
-        absl::StrCat("ranks do different things with the engine '", engine_, "': rank 0 ",
-                     DescribeBegun(first[1]), ", rank ", rank, " ", DescribeBegun(other[1])));
+        absl::StrCat("ranks do different things with the engine '", engine_, "': ", zero, " ",
+                     DescribeBegun(first[1]), ", ", rank, " ", DescribeBegun(other[1])));
   }
   if (index > 0 && first[1] == static_cast<int64_t>(CollectiveCall::kSetTrainingState)) {
     return absl::FailedPreconditionError(
-        absl::StrCat("ranks set different training states of the engine '", engine_, "': rank ",
-                     rank, " differs from rank 0; every rank must set the same"));
+        absl::StrCat("ranks set different training states of the engine '", engine_, "': ", rank,
+                     " differs from ", zero, "; every rank must set the same"));
   }
   if (index > 0 && first[1] == static_cast<int64_t>(CollectiveCall::kAgree)) {
     return absl::FailedPreconditionError(absl::StrCat("ranks call Agree of the engine '", engine_,
-                                                      "' about different things: rank ", rank,
-                                                      " differs from rank 0"));
+                                                      "' about different things: ", rank,
+                                                      " differs from ", zero));
   }
   if (index > 0 && IsCollectiveCall(first)) {
     return absl::FailedPreconditionError(absl::StrCat("ranks copy parameters into the engine '",
-                                                      engine_, "' from different engines: rank ",
-                                                      rank, " differs from rank 0"));
+                                                      engine_, "' from different engines: ", rank,
+                                                      " differs from ", zero));
   }
   if (index == 1 && IsEvaluation(first) != IsEvaluation(other)) {
     const auto begun = [](bool evaluation) {
       return evaluation ? " began an evaluation" : " began a step";
     };
     return absl::FailedPreconditionError(
-        absl::StrCat("ranks do different things with the engine '", engine_, "': rank ", rank,
-                     begun(IsEvaluation(other)), " where rank 0", begun(IsEvaluation(first))));
+        absl::StrCat("ranks do different things with the engine '", engine_, "': ", rank,
+                     begun(IsEvaluation(other)), " where ", zero, begun(IsEvaluation(first))));
   }
   constexpr const char* kWhat[kBegunEntries] = {
       "are in different steps or evaluations (counted from the first, with every Suspend, Resume, "
@@ -181,19 +183,19 @@ absl::Status OutcomeMessages::BegunDifferently(std::span<const int64_t> first,
     return is_double ? absl::StrCat(std::bit_cast<double>(code)) : absl::StrCat(std::abs(code));
   };
   return absl::FailedPreconditionError(absl::StrCat("ranks ", kWhat[index], ": ",
-                                                    value(first[index]), " on rank 0, ",
-                                                    value(other[index]), " on rank ", rank));
+                                                    value(first[index]), " on ", zero, ", ",
+                                                    value(other[index]), " on ", rank));
 }
 
 absl::Status OutcomeMessages::OpenedDifferently(int number, int first, int other,
-                                                size_t rank) const {
+                                                size_t other_rank) const {
   const auto name = [this](int code) {
     return code == ScopeTrail::kNothing ? std::string("nothing more") : ScopeName(code);
   };
-  return absl::FailedPreconditionError(
-      absl::StrCat("ranks opened different scopes: as number ", number + 1,
-                   " of the step rank 0 opened ", name(first), ", rank ", rank, " ", name(other),
-                   "; every rank must open the same scopes in the same order"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "ranks opened different scopes: as number ", number + 1, " of the step ", RankName(0),
+      " opened ", name(first), ", ", RankName(static_cast<int>(other_rank)), " ", name(other),
+      "; every rank must open the same scopes in the same order"));
 }
 
 }  // namespace ebb

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/engine/engine.h"
 #include "ebb/runtime/engine/outcome/exchange.h"
 #include "ebb/sharding/model.h"
@@ -18,8 +19,8 @@ namespace ebb {
 class OutcomeMessages {
  public:
   // `model`: borrowed.
-  OutcomeMessages(std::string engine, int rank, const ModelSpec& model)
-      : engine_(std::move(engine)), rank_(rank), model_(model) {}
+  OutcomeMessages(std::string engine, WorldRank me, const ModelSpec& model)
+      : engine_(std::move(engine)), me_(std::move(me)), model_(model) {}
 
   std::string ScopeName(sharding::ScopeKind kind, int unit) const;
   std::string ScopeName(int64_t code) const;  // as a log names it
@@ -36,16 +37,17 @@ class OutcomeMessages {
   absl::Status DifferenceOfTrails(std::span<const ExchangeRecord> records) const;
 
   const std::string& engine() const { return engine_; }
-  int rank() const { return rank_; }
+  int rank() const { return me_.rank; }
+  std::string RankName(int rank) const { return me_.RankName(rank); }
 
  private:
   std::string NonFinite(const Verdict& ranks) const;
   absl::Status BegunDifferently(std::span<const int64_t> first, std::span<const int64_t> other,
-                                size_t rank) const;
-  absl::Status OpenedDifferently(int number, int first, int other, size_t rank) const;
+                                size_t other_rank) const;
+  absl::Status OpenedDifferently(int number, int first, int other, size_t other_rank) const;
 
   const std::string engine_;
-  const int rank_ = 0;
+  const WorldRank me_;
   const ModelSpec& model_;
 };
 

@@ -34,7 +34,7 @@ StepOutcome::StepOutcome(const Parts& parts)
 StepOutcome::~StepOutcome() {
   const StepErrors& errors = *with_.errors;
   const std::string& engine = with_.messages->engine();
-  const int rank = with_.messages->rank();
+  const std::string rank = with_.messages->RankName(with_.messages->rank());
   if (const absl::Status failed = errors.UnreportedFailure(); !failed.ok())
     LogWarning(absl::StrCat(engine, " ", OfRank(rank, failed).message()));
   if (errors.has_failed()) return;
@@ -43,7 +43,7 @@ StepOutcome::~StepOutcome() {
            slot.judged.cause > errors.known_exchange();
   });
   if (failed || errors.has_unreported())
-    LogWarning(absl::StrCat(engine, " rank ", rank,
+    LogWarning(absl::StrCat(engine, " ", rank,
                             ": one of the last steps has failed, and Report was not called"));
 }
 
@@ -265,7 +265,9 @@ void StepOutcome::Conclude(int parity, const absl::Status& exchanged) {
     return record.exchange == slot.terms.exchange;
   });
   if (exchanged.ok() || slot.complete) {
-    slot.ranks = ebb::Conclude(records, BackwardsOf(with_.backwards));
+    slot.ranks = ebb::Conclude(
+        records, [this](int rank) { return with_.messages->RankName(rank); },
+        BackwardsOf(with_.backwards));
     if (slot.evaluation && slot.ranks.error.ok()) slot.sums = SumsOf(records);
   } else {
     slot.ranks = {};

@@ -83,16 +83,18 @@ std::vector<absl::Status>::const_iterator FirstFailed(const std::vector<absl::St
 }
 
 // This rank's result from all ranks' statuses.
-absl::Status SeenBy(size_t rank, const std::vector<absl::Status>& all) {
+absl::Status SeenHere(const HostLane& lane, const std::vector<absl::Status>& all) {
+  const absl::Status& own = all[static_cast<size_t>(lane.communicator.rank())];
   const auto failed = FirstFailed(all);
-  if (failed == all.end() || !all[rank].ok()) return all[rank];
-  return OfRank(static_cast<int>(failed - all.begin()), *failed);
+  if (failed == all.end() || !own.ok()) return own;
+  return OfRank(lane.world.RankName(static_cast<int>(failed - all.begin())), *failed);
 }
 
-absl::Status Differs(int rank, absl::string_view what, absl::string_view detail) {
-  return absl::FailedPreconditionError(absl::StrCat("the ", what, " of rank ", rank,
-                                                    " differs from rank 0's", detail,
-                                                    "; every rank must create the same engine"));
+absl::Status Differs(const HostLane& lane, int rank, absl::string_view what,
+                     absl::string_view detail) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the ", what, " of ", lane.world.RankName(rank), " differs from ", lane.world.RankName(0),
+      "'s", detail, "; every rank must create the same engine"));
 }
 
 struct Difference {
@@ -164,7 +166,7 @@ absl::Status GatherRecords(const HostLane& lane, const ExchangeRecord& own,
 
 absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own) {
   EBB_ASSIGN_OR_RETURN(const std::vector<absl::Status> all, OrOwn(own, AllStatuses(lane, own)));
-  return SeenBy(static_cast<size_t>(lane.communicator.rank()), all);
+  return SeenHere(lane, all);
 }
 
 absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own, int64_t cause,
@@ -173,7 +175,7 @@ absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own, int64_
   const size_t rank = static_cast<size_t>(lane.communicator.rank());
   if (FirstFailed(all) == all.end()) return absl::OkStatus();
   const absl::StatusOr<std::vector<int64_t>> causes = AllValues(lane, own.ok() ? 0 : cause);
-  if (!causes.ok()) return SeenBy(rank, all);
+  if (!causes.ok()) return SeenHere(lane, all);
   std::vector<size_t> advisers;  // by rank: the rank that gives it the error
   for (size_t r = 0; r < all.size(); ++r) {
     const auto first = std::find(causes->begin(), causes->end(), (*causes)[r]);
@@ -184,7 +186,7 @@ absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own, int64_
   const absl::StatusOr<std::vector<std::string>> texts = AllTexts(lane, all[rank].message());
   for (size_t r = 0; texts.ok() && r < all.size(); ++r)
     all[r] = absl::Status(all[advisers[r]].code(), (*texts)[advisers[r]]);
-  return SeenBy(rank, all);
+  return SeenHere(lane, all);
 }
 
 namespace {
@@ -200,15 +202,16 @@ absl::Status AgreeOnOptimizer(const HostLane& lane, const OptimizerSpec* own) {
   const std::vector<int64_t>&first = all.front(), &other = all[static_cast<size_t>(at.rank)];
   constexpr absl::string_view kOptimizer = "optimizer";
   if (at.index == 0) {
-    return Differs(at.rank, kOptimizer,
-                   absl::StrCat(": only rank ", first[0] == 1 ? 0 : at.rank,
+    return Differs(lane, at.rank, kOptimizer,
+                   absl::StrCat(": only ", lane.world.RankName(first[0] == 1 ? 0 : at.rank),
                                 " gives EngineOptions::optimizer"));
   }
   const std::string name =
       at.index < states.size() ? absl::StrCat(" ('", own->states[at.index - 1], "' here)") : "";
-  return Differs(at.rank, kOptimizer,
+  return Differs(lane, at.rank, kOptimizer,
                  absl::StrCat(": first at state ", at.index - 1, name, ", of ", first.size() - 1,
-                              " on rank 0 and ", other.size() - 1, " on rank ", at.rank));
+                              " on ", lane.world.RankName(0), " and ", other.size() - 1, " on ",
+                              lane.world.RankName(at.rank)));
 }
 
 // Behind the comparison of all that plans follow from.
@@ -217,7 +220,7 @@ absl::Status AgreeOnFingerprint(const HostLane& lane, uint64_t plans, absl::stri
                        AllValues(lane, static_cast<int64_t>(plans)));
   for (size_t r = 1; r < all.size(); ++r) {
     if (all[r] != all[0])
-      return Differs(static_cast<int>(r), "plan",
+      return Differs(lane, static_cast<int>(r), "plan",
                      absl::StrCat(" for the same ", of_same, ": another version of Ebb"));
   }
   return absl::OkStatus();
@@ -236,10 +239,11 @@ absl::Status AgreeOnPlans(const HostLane& lane, const EngineInputs& inputs, uint
     const std::string name = at.index < model.parameters.size()
                                  ? absl::StrCat(" ('", model.parameters[at.index].name, "' here)")
                                  : "";
-    return Differs(at.rank, "model",
-                   absl::StrCat(": first at parameter ", at.index, name, ", of ", all[0].size(),
-                                " on rank 0 and ", all[static_cast<size_t>(at.rank)].size(),
-                                " on rank ", at.rank));
+    return Differs(
+        lane, at.rank, "model",
+        absl::StrCat(": first at parameter ", at.index, name, ", of ", all[0].size(), " on ",
+                     lane.world.RankName(0), " and ", all[static_cast<size_t>(at.rank)].size(),
+                     " on ", lane.world.RankName(at.rank)));
   }
   // How a rank reaches its host's disk changes nothing for the others.
   Config compared = inputs.config;
@@ -251,14 +255,14 @@ absl::Status AgreeOnPlans(const HostLane& lane, const EngineInputs& inputs, uint
   EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> configs,
                        AllLists(lane, line_hashes));
   if (const Difference at = FirstDifference(configs); at.rank > 0) {
-    return Differs(at.rank, "config",
+    return Differs(lane, at.rank, "config",
                    absl::StrCat(": first at ", DescribeLine(config_lines, at.index), " here"));
   }
   EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> models,
                        AllValues(lane, static_cast<int64_t>(sharding::Fingerprint(model))));
   for (size_t r = 1; r < models.size(); ++r) {
     if (models[r] != models[0])
-      return Differs(static_cast<int>(r), "model",
+      return Differs(lane, static_cast<int>(r), "model",
                      ": the same parameters in other units, visits, order of scopes or workspace");
   }
   EBB_RETURN_IF_ERROR(AgreeOnOptimizer(lane, inputs.own_optimizer()));
@@ -330,10 +334,11 @@ absl::Status AgreeOnOrder(const HostLane& lane, const ModelSpec& model, uint64_t
                        AllLists(lane, OrderNumbers::Of(model)));
   if (const Difference at = FirstDifference(all); at.rank > 0) {
     const OrderNumbers first(model, all.front()), other(model, all[static_cast<size_t>(at.rank)]);
+    const std::string name = lane.world.RankName(at.rank);
     return absl::FailedPreconditionError(absl::StrCat(
-        "Reorder: the order of rank ", at.rank, " differs from rank 0's: first at ",
-        first.Place(at.index), ", ", first.Describe(at.index), " on rank 0 and ",
-        other.Describe(at.index), " on rank ", at.rank, "; every rank must ask for the same"));
+        "Reorder: the order of ", name, " differs from ", lane.world.RankName(0), "'s: first at ",
+        first.Place(at.index), ", ", first.Describe(at.index), " on ", lane.world.RankName(0),
+        " and ", other.Describe(at.index), " on ", name, "; every rank must ask for the same"));
   }
   return AgreeOnFingerprint(lane, plans, "order");
 }
@@ -360,9 +365,9 @@ absl::Status AgreeOnInitialValues(const HostLane& lane, const ModelSpec& model, 
   EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all, AllLists(lane, hashes));
   if (const Difference at = FirstDifference(all); at.rank > 0) {
     if (at.index == 0) {
-      return Differs(at.rank, "EngineOptions::initial_values_of_rank_0", "");
+      return Differs(lane, at.rank, "EngineOptions::initial_values_of_rank_0", "");
     }
-    return Differs(at.rank, "initial value",
+    return Differs(lane, at.rank, "initial value",
                    absl::StrCat(" of parameter '", model.parameters[at.index - 1].name,
                                 "': an initialiser must be the same function on every rank, also "
                                 "its seed"));

@@ -50,7 +50,7 @@ absl::Status CallBarrier::Enter(CollectiveCall call, int64_t subject, const absl
     const std::span<ExchangeRecord> records = with_.control->records(0);
     broken = GatherRecords(with_.communicators->Control(with_.streams->reduce()), record, records);
     if (broken.ok()) {
-      ranks = Conclude(records);
+      ranks = Conclude(records, [this](int rank) { return with_.messages->RankName(rank); });
     } else {
       broken = with_.messages->Located(broken, with_.peers->WhereBroken(broken), log_.entries,
                                        with_.outcome->finished_steps() + 1);

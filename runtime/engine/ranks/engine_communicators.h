@@ -31,11 +31,13 @@ class EngineCommunicators {
 
   // For reading state beside steps. A second call does nothing.
   absl::Status MakeAsyncReads(MemoryLedger& ledger);
-  HostLane AsyncReads(Stream& stream) { return {*async_reads_, stream, async_reads_mirror_}; }
+  HostLane AsyncReads(Stream& stream) {
+    return {*async_reads_, stream, async_reads_mirror_, inputs_.world};
+  }
 
   Communicator& control() { return *control_; }
   // The control communicator for data in host memory; `stream`: the reduce stream.
-  HostLane Control(Stream& stream) { return {*control_, stream, mirror_}; }
+  HostLane Control(Stream& stream) { return {*control_, stream, mirror_, inputs_.world}; }
 
   Communicator& gather() { return **at(sharding::Lane::kGather); }
   Communicator& reduce() { return **at(sharding::Lane::kReduce); }

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "ebb/runtime/comm/communicator.h"
+#include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/trace/ledger.h"
 
@@ -55,6 +56,7 @@ struct HostLane {
   Communicator& communicator;
   Stream& stream;
   const DeviceMirror& mirror;
+  const World& world;  // of the communicator's ranks; names them
 };
 
 }  // namespace ebb

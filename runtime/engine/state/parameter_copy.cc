@@ -94,7 +94,7 @@ absl::Status ParameterCopy::Write(const Transfer& transfer, int64_t begin) {
 
 // One message for each pair of ranks.
 absl::Status ParameterCopy::Exchange(std::span<const Transfer> transfers, int64_t packed) {
-  const auto& [control, stream, others] = lane_;
+  const auto& [control, stream, others, world] = lane_;
   messages_.clear();
   messages_.reserve(transfers.size());
   int64_t sent = 0, received = 0;

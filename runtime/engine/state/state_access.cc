@@ -182,7 +182,7 @@ absl::Status StateAccess::Gather(ParameterId p, StateClass what, int root, Sink 
 
 // Called by ranks that send or receive. `to`: -1: all.
 absl::Status StateAccess::Pass(std::span<float> values, int from, int to) {
-  const auto& [control, stream, mirror] = lane_;
+  const auto& [control, stream, mirror, world] = lane_;
   const bool sends = with_.rank == from, receives = to < 0 || to == with_.rank;
   auto* const host = reinterpret_cast<std::byte*>(values.data());
   const auto bytes = static_cast<int64_t>(values.size_bytes());
