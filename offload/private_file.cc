@@ -82,7 +82,10 @@ absl::Status PrivateFile::Stamp(int64_t data_bytes, size_t bytes) {
 }
 
 PrivateFile::~PrivateFile() {
-  if (handle_.is_open()) unlink(path_.c_str());
+  if (!handle_.is_open()) return;
+  unlink(path_.c_str());
+  // A forked process, such as a data loader's worker, may hold the file open and so keep its space.
+  [[maybe_unused]] const int cut = ftruncate(descriptor(), 0);
 }
 
 absl::Status PrivateFile::Reserve(int64_t from, int64_t bytes, std::string_view whole_need) {

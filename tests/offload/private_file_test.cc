@@ -47,6 +47,20 @@ TEST_P(PrivateShardFileTest, IsPrivateAndGoneAtTheEnd) {
   EXPECT_THAT(scratch_.Entries(), ElementsAre("shards"));  // files that are not ours stay
 }
 
+TEST(PrivateFileTest, ItsSpaceIsFreeAtTheEndThoughAForkedProcessHoldsIt) {
+  const Scratch scratch;
+  int held = -1;
+  {
+    const auto file = PrivateFile::Create(scratch.path() + "/shards", kMiB);
+    ASSERT_TRUE(file.ok()) << file.status();
+    held = dup(file->descriptor());
+  }
+  struct stat found = {};
+  ASSERT_EQ(fstat(held, &found), 0);
+  EXPECT_EQ(found.st_blocks, 0);
+  close(held);
+}
+
 // This is not the file system's refusal of O_DIRECT, after which the page cache would be tried.
 TEST(PrivateFileTest, ABlockThatTheDiskFailsToTakeIsAnError) {
   const Scratch scratch;
