@@ -132,7 +132,7 @@ typedef struct {
   const void* source;
   const char *file, *tensor;
   ebb_fill fill;
-  void* user;
+  void* user; /* NaN from any of them is an error of ebb_engine_create */
   /* The dtype in scopes; has_dtype 0: the configuration's dtype. EBB_INT8: bytes of a frozen
    * parameter, which are never cast; as fp32 they are the numbers 0 to 255. */
   int32_t has_dtype, dtype;
@@ -265,6 +265,9 @@ int32_t ebb_step_finish(ebb_engine*, const ebb_finish_options*); /* options may 
 int32_t ebb_step_drop(ebb_engine*);
 /* Waits for the verdict of the last finished step, and returns it. */
 int32_t ebb_step_report(ebb_engine*, ebb_report*);
+/* The learning rate that the configuration's schedule gives the next update of a group; null: of
+ * the parameters of no group. Waits for the verdict of the last finished step. */
+int32_t ebb_scheduled_rate(ebb_engine*, const char* group, double* rate);
 int32_t ebb_evaluation_begin(ebb_engine*);
 int32_t ebb_evaluation_finish(ebb_engine*, double* loss); /* collective; `loss` may be null */
 

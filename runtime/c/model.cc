@@ -1,4 +1,7 @@
 // The model as data, and what follows from it alone.
+#include <algorithm>
+#include <cmath>
+
 #include "ebb/runtime/c/handles.h"
 #include "ebb/runtime/engine/program.h"
 
@@ -77,6 +80,19 @@ absl::StatusOr<Initialiser> FromFile(ebb_model& model, const ebb_parameter& para
     const std::lock_guard lock(files->mutex);
     return files->source->Read(index, slice.begin, values);
   });
+}
+
+// NaN spreads to every gradient, so no step would be applied.
+Initialiser WithoutNan(Initialiser given) {
+  return [given = std::move(given)](const Slice& slice, std::span<float> values) -> absl::Status {
+    EBB_RETURN_IF_ERROR(given(slice, values));
+    const auto found =
+        std::count_if(values.begin(), values.end(), [](float value) { return std::isnan(value); });
+    if (found == 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("the initial values of '", slice.name,
+                                                   "' are NaN, ", found, " of the ", values.size(),
+                                                   " from ", slice.begin, " on"));
+  };
 }
 
 absl::StatusOr<Initialiser> ValuesOf(ebb_model& model, const ebb_parameter& parameter,
@@ -211,11 +227,12 @@ int32_t ebb_model_add_parameter(ebb_model* model, int32_t unit, const ebb_parame
       return absl::Status(values.status().code(),
                           absl::StrCat(parameter.name, ": ", values.status().message()));
     }
-    ebb::ParameterSpec spec{.name = parameter.name,
-                            .shape = std::move(shape),
-                            .init = *std::move(values),
-                            .trainable = parameter.trainable != 0,
-                            .group = ebb::c::TextOr(parameter.group, "")};
+    ebb::ParameterSpec spec{
+        .name = parameter.name,
+        .shape = std::move(shape),
+        .init = *values == nullptr ? nullptr : ebb::c::WithoutNan(*std::move(values)),
+        .trainable = parameter.trainable != 0,
+        .group = ebb::c::TextOr(parameter.group, "")};
     if (parameter.has_dtype != 0) spec.compute = static_cast<ebb::DType>(parameter.dtype);
     return static_cast<int32_t>(model->spec.Add(ebb::UnitId{unit}, std::move(spec)));
   });

@@ -1,4 +1,5 @@
 // Steps, evaluations and scopes.
+#include "ebb/optim/schedule.h"
 #include "ebb/runtime/c/handles.h"
 
 namespace ebb::c {
@@ -228,6 +229,29 @@ int32_t ebb_step_report(ebb_engine* handle, ebb_report* report) {
                          .loss_scale = of.loss_scale,
                          .learning_rate = of.learning_rate},
                         report, "ebb_report");
+  });
+}
+
+int32_t ebb_scheduled_rate(ebb_engine* handle, const char* name, double* rate) {
+  return Call([&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(ebb::Engine* const engine, ebb::c::Live(handle));
+    if (rate == nullptr) return absl::InvalidArgumentError("the pointer to the rate is null");
+    const ebb::Config& config = engine->config();
+    ebb::ParameterGroupConfig group;
+    if (const std::string of = ebb::c::TextOr(name, ""); !of.empty()) {
+      const auto found = config.ebb.parameter_groups.find(of);
+      if (found == config.ebb.parameter_groups.end()) {
+        return absl::NotFoundError(
+            absl::StrCat("\"ebb.parameter_groups\" does not name group '", of, "'"));
+      }
+      group = found->second;
+    }
+    EBB_ASSIGN_OR_RETURN(const ebb::TrainingState state, engine->training_state());
+    const double base = group.optimizer.value_or(config.optimizer).learning_rate;
+    const double scheduled =
+        ebb::optim::RatesAt(config.scheduler, base, state.applied_steps).learning_rate;
+    *rate = scheduled * group.lr_factor;
+    return absl::OkStatus();
   });
 }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -116,6 +117,37 @@ TEST_F(CInterface, AStepUpdatesEveryParameter) {
   EXPECT_NEAR(report.gradient_norm, std::sqrt(8.0), 1e-6);
   for (int parameter : {0, 1})
     EXPECT_EQ(Gathered(parameter), (std::vector<float>{-0.5f, 0.5f, 1.5f, 2.5f}));
+}
+
+TEST_F(CInterface, InitialValuesThatAreNanAreAnErrorThatNamesTheParameter) {
+  MakeModel(2);
+  values_[2] = std::numeric_limits<float>::quiet_NaN();
+  Refuses(ebb_engine_create(world_, model_, kConfig, nullptr, &engine_),
+          "'w0' are NaN, 1 of the 4");
+}
+
+TEST_F(CInterface, TheScheduledRateIsThatOfTheNextUpdate) {
+  MakeModel(1);
+  const char* const config =
+      R"({"train_micro_batch_size_per_gpu": 1,
+          "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
+          "scheduler": {"type": "LRRangeTest",
+                        "params": {"lr_range_test_min_lr": 0.25, "lr_range_test_step_size": 1}}})";
+  ASSERT_EQ(ebb_engine_create(world_, model_, config, nullptr, &engine_), EBB_OK) << ebb_error();
+  for (double expected : {0.25, 0.5, 0.75}) {
+    double rate = 0;
+    ASSERT_EQ(ebb_scheduled_rate(engine_, nullptr, &rate), EBB_OK) << ebb_error();
+    EXPECT_EQ(rate, expected);
+    ASSERT_EQ(ebb_step_begin(engine_, nullptr), EBB_OK);
+    Forward(0);
+    Backward(0);
+    ASSERT_EQ(ebb_step_finish(engine_, nullptr), EBB_OK) << ebb_error();
+    auto report = Sized<ebb_report>();
+    ASSERT_EQ(ebb_step_report(engine_, &report), EBB_OK) << ebb_error();
+    EXPECT_EQ(report.learning_rate, expected);
+  }
+  double rate = 0;
+  Refuses(ebb_scheduled_rate(engine_, "biases", &rate), "group 'biases'", EBB_NOT_FOUND);
 }
 
 TEST_F(CInterface, AUnitShowsEachParameterInItsDType) {

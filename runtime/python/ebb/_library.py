@@ -185,6 +185,7 @@ SIGNATURES = {
     "ebb_step_drop": (c_int32, _handle),
     "ebb_step_report": (c_int32, _handle, POINTER(StepReport)),
     "ebb_evaluation_begin": (c_int32, _handle),
+    "ebb_scheduled_rate": (c_int32, _handle, c_char_p, POINTER(c_double)),
     "ebb_evaluation_finish": (c_int32, _handle, POINTER(c_double)),
     "ebb_read": (c_int32, _handle, c_int32, c_char_p, SINK, c_void_p),
     "ebb_write": (c_int32, _handle, c_int32, c_char_p, FILL, c_void_p),

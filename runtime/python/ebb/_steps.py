@@ -15,7 +15,7 @@ from ._library import BACKWARD, FORWARD, Error, check, library
 from ._tensors import DTYPES, Memory, Slots, over
 from ._units import Unit
 
-Rates = list[tuple[str, float, "float | None"]]  # group, learning rate, weight decay; None: the configuration's
+Rates = list[tuple[str, "float | None", "float | None"]]  # group, learning rate, weight decay; None: the configuration's
 _FP16_SCALE_MAX = 2.0**15
 LARGE_GRADIENT = 1 << 20  # bytes of a gradient that goes to the engine as it comes; smaller ones are worth no call of their own
 _STRIDED = {torch.strided}
@@ -277,7 +277,8 @@ def _group_options(rates: Rates):
     return (_library.GroupOptions * len(rates))(
         *[
             _library.GroupOptions(
-                group=name.encode(), has_learning_rate=1, learning_rate=rate, has_weight_decay=decay is not None, weight_decay=decay or 0.0
+                group=name.encode(), has_learning_rate=rate is not None, learning_rate=rate or 0.0,
+                has_weight_decay=decay is not None, weight_decay=decay or 0.0,
             )
             for name, rate, decay in rates
         ]

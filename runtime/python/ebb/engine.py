@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from ctypes import byref
+from ctypes import byref, c_double
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, NamedTuple
 
@@ -114,7 +114,8 @@ class Engine:
         self._place()
         half = compute_dtype(settings) == torch.float16  # a parameter that keeps fp16 beside another type has no loss scale
         trainable = [(name, parameter) for name, parameter in self._parameters.items() if parameter.requires_grad]
-        self.optimizer = Optimizer(groups_of(trainable, group_of, settings), self.step, self.zero_grad) if trainable else None
+        scheduled = self._scheduled_rate if settings.get("scheduler", {}).get("type") else None
+        self.optimizer = Optimizer(groups_of(trainable, group_of, settings), self.step, self.zero_grad, scheduled) if trainable else None
         taking = order.taking_visits(len(units))
         rates = self.optimizer.rates if self.optimizer is not None else list
         self._steps = Steps(self._memory, units, self._slots, first_id, taking, device, half, rates, self.accumulation, world.size)
@@ -214,7 +215,8 @@ class Engine:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the first group. Setting it sets the rate of all groups, from the next step on."""
+        """The learning rate of the first group in the next step. Setting it sets the rate of all groups, from the next step on, and ends the
+        JSON's schedule. With such a schedule, reading it waits for the last step's verdict."""
         return self.param_groups[0]["lr"]
 
     @learning_rate.setter
@@ -450,6 +452,42 @@ class Engine:
         if order.outside and not self._checks_reads:  # with check=True the forward that follows also names the operator and the line
             raise Error(f"'{order.outside[0]}' is used outside of its module: name it in resident=, or give initialize this batch, example=")
         # With several ranks it is always called: reorder() compares the orders of all ranks, and names a difference.
+    def _whole_values(self) -> dict[str, torch.Tensor]:
+        self._between_steps("close(keep_values=True)")
+        if self.is_suspended:
+            raise Error("close(keep_values=True) while the engine is suspended: call resume() first")
+        failure, values = None, {}
+        try:
+            for name, parameter in self._parameters.items():
+                values[name] = torch.empty(parameter.shape, dtype=parameter.dtype, device=self.device)
+        except (RuntimeError, MemoryError) as error:
+            failure = error
+        self._steps.begin(trains=False)  # the mean loss of an evaluation tells every rank whether one has failed
+        self._steps.add_loss(torch.tensor(0.0 if failure is None else 1.0, device=self.device))
+        if self._steps.finish_evaluation() > 0:
+            why = f": {failure}" if failure is not None else ", on another rank"
+            raise Error(
+                f"close(keep_values=True): the whole model does not fit into memory{why}. The engine is still open: save with save_pretrained() or "
+                "save(), then close()", "RESOURCE_EXHAUSTED"
+            ) from failure
+        for name, value in values.items():
+            flat = value.view(-1)
+
+            def take(numbers: Any, begin: int, end: int, into: torch.Tensor = flat) -> None:
+                piece = (ctypes.c_float * (end - begin)).from_address(ctypes.addressof(numbers.contents))
+                into[begin:end].copy_(torch.frombuffer(piece, dtype=torch.float32))
+
+            self.gather_pieces(name, take, rank=-1)
+        return values
+
+    def _scheduled_rate(self, group: str) -> float | None:
+        """Of the next step, after the verdict on the last one."""
+        if self._memory.closed:
+            return None
+        rate = c_double()
+        check(library.ebb_scheduled_rate(self._memory.handle, group.encode(), byref(rate)))
+        return rate.value
+
         if self.world.size > 1 or order.seen and (order.visits, order.events) != (self.order.visits, self.order.events):
             self._between_steps("reorder")
             self._adopt(order)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Callable, Iterable
+import sys
+from typing import Any, Callable, Iterable, Iterator
 
 import torch
 from torch import nn
@@ -13,20 +14,91 @@ from ._library import Error
 
 log = logging.getLogger("ebb")
 _MOMENTA = ("betas", "momentum")
+_GIVEN = ("lr", "weight_decay")
+_TWO_SCHEDULES = "two schedules: the JSON has a \"scheduler\", which sets the rate of each step. Remove it there to use a scheduler of torch"
+
+
+class _Group(dict):
+    """A group as torch's optimizers have them. If the JSON has a schedule, "lr" is what that gives the next step, until "lr" is set."""
+
+    def __init__(self, values: dict[str, Any], scheduled: Callable[[str], float | None] | None):
+        super().__init__(values)
+        self._scheduled = scheduled
+        self.of_json = {key: values[key] for key in _GIVEN}
+        self.given: set[str] = set()  # of these, those that were set
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "lr" and self._scheduled is not None:
+            self._refuse_scheduler()
+            if "lr" not in self.given and (rate := self._scheduled(self["group"])) is not None:
+                super().__setitem__("lr", rate)
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key == "lr" and self._scheduled is not None:
+            self._refuse_scheduler()
+        super().__setitem__(key, value)
+        if key in _GIVEN:
+            self.given.add(key)
+
+    def update(self, *values: Any, **more: Any) -> None:
+        for key, value in dict(*values, **more).items():
+            self[key] = value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self else default
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        if key == "initial_lr" and self._scheduled is not None:  # of the schedulers of timm, too
+            raise Error(_TWO_SCHEDULES)
+        return super().setdefault(key, default)
+
+    def __iter__(self) -> Iterator[str]:  # dict(group) then takes its items by __getitem__
+        return super().__iter__()
+
+    def items(self) -> Any:
+        return dict(self).items()
+
+    def values(self) -> Any:
+        return dict(self).values()
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self)
+
+    def load(self, values: dict[str, Any], given: Iterable[str]) -> None:
+        super().update({key: value for key, value in values.items() if key != "params"})
+        differs = {key for key in _GIVEN if values.get(key) != self.of_json[key] and (key != "lr" or self._scheduled is None)}
+        self.given = differs.union(given)
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+    def _refuse_scheduler(self) -> None:
+        frame = sys._getframe(2)
+        for _ in range(4):
+            if frame is None:
+                return
+            if isinstance(frame.f_locals.get("self"), torch.optim.lr_scheduler.LRScheduler):
+                raise Error(_TWO_SCHEDULES)
+            frame = frame.f_back
 
 
 class Optimizer(torch.optim.Optimizer):
-    """If you change `param_groups[i]["lr"]` or `["weight_decay"]`, the next step uses that value. Until then the JSON's values hold.
-    The engine has the optimizer states."""
+    """`param_groups[i]["lr"]` is the rate of the next step. If you set it, or `["weight_decay"]`, that value holds from the next step on.
+    Until then the JSON's hold. The engine has the optimizer states.
 
-    def __init__(self, groups: list[dict[str, Any]], step: Callable[[], bool], zero_grad: Callable[[], None]):
+    scheduled: the rate that the JSON's schedule gives a group's next step; None: the JSON has no schedule."""
+
+    def __init__(
+        self, groups: list[dict[str, Any]], step: Callable[[], bool], zero_grad: Callable[[], None],
+        scheduled: Callable[[str], float | None] | None = None,
+    ):
         # Some schedulers ask the defaults for the name of the momentum, others divide by the rate in them.
-        super().__init__(groups, {name: groups[0][name] for name in ("lr", "weight_decay", *_MOMENTA) if name in groups[0]})
+        defaults = {name: groups[0][name] for name in ("lr", "weight_decay", *_MOMENTA) if name in groups[0]}
+        super().__init__([_Group(group, scheduled) for group in groups], defaults)
         self._step = step
         self._zero_grad = zero_grad
-        self._of_json = [(group["lr"], group["weight_decay"]) for group in self.param_groups]
         self._momenta = [_momentum(group) for group in self.param_groups]
-        self._is_driven = False
 
     def step(self, closure: None = None) -> bool:  # type: ignore[override]
         if closure is not None:
@@ -42,7 +114,7 @@ class Optimizer(torch.optim.Optimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if hasattr(self, "_of_json"):  # else it is torch's own call, for a group of the engine's
+        if hasattr(self, "_momenta"):  # else it is torch's own call, for a group of the engine's
             raise Error("add_param_group(): the engine's parameters are those of ebb.initialize, in the groups of groups=", "UNIMPLEMENTED")
         super().add_param_group(param_group)
 
@@ -51,24 +123,23 @@ class Optimizer(torch.optim.Optimizer):
         self._zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "is_driven": self._is_driven}
+        return {**super().state_dict(), "given": [sorted(group.given) for group in self.param_groups]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        values = dict(state_dict)
-        self._is_driven = values.pop("is_driven", False)
-        super().load_state_dict(values)
+        groups = self.param_groups
+        super().load_state_dict(state_dict)  # makes other groups
+        loaded, self.param_groups = self.param_groups, groups
+        given = state_dict.get("given", [()] * len(groups))
+        for group, values, of_group in zip(groups, loaded, given):
+            group.load(values, of_group)
 
-    def rates(self) -> list[tuple[str, float, float | None]]:
+    def rates(self) -> list[tuple[str, float | None, float | None]]:
+        """What was set: of each group the rate and the weight decay; None: the JSON's."""
         if self._momenta and [_momentum(group) for group in self.param_groups] != self._momenta:
             log.warning("the momentum stays that of the configuration: give the scheduler cycle_momentum=False")
             self._momenta = []  # logged once
-        now = [(group["lr"], group["weight_decay"]) for group in self.param_groups]
-        if not self._is_driven and now == self._of_json:
-            return []
-        self._is_driven = True
         return [
-            (group["group"], float(lr), float(decay) if decay != was else None)
-            for group, (lr, decay), (_, was) in zip(self.param_groups, now, self._of_json)
+            (group["group"], *(float(group[key]) if key in group.given else None for key in _GIVEN)) for group in self.param_groups if group.given
         ]
 
 

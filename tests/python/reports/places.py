@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Callable
 
 import training
 
@@ -27,3 +27,8 @@ class Place:
 PLACES = [Place("one rank", 1), Place("two ranks on NVMe", 2, is_offloaded=True)]
 if os.environ.get("EBB_FULL"):
     PLACES += [Place("stage 0", 1, 0), Place("NVMe", 1, is_offloaded=True), Place("two ranks at stage 0", 2, 0), Place("two ranks", 2)]
+
+
+def with_sgd(place: Place, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls `function` with a configuration whose updates show the gradients."""
+    return function(place.config(optimizer={"type": "SGD", "params": {"lr": 0.1}}, gradient_clipping=0), *arguments)

@@ -212,8 +212,7 @@ class _ScheduleOfConfig:
         pass
 
     def get_last_lr(self) -> list[float]:
-        """The rate of the configuration. The log has the rate of the step instead."""
-        return [self._engine.learning_rate]
+        return [group["lr"] for group in self._engine.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
         return {}
