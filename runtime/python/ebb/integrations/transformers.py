@@ -22,7 +22,7 @@ from torch import nn
 
 from .._library import Error
 from .._making import initialize
-from .._model import Config, compute_dtype, config_text
+from .._model import Config, config_text
 from .._world import world
 from ..engine import Engine
 
@@ -144,12 +144,6 @@ class Trainer(transformers.Trainer):
             self.lr_scheduler = _ScheduleOfConfig(self.engine)
             self._created_lr_scheduler = True
         return self.lr_scheduler
-
-    def _prepare_input(self, data: Any) -> Any:
-        data = super()._prepare_input(data)
-        if self.engine is not None and isinstance(data, torch.Tensor) and data.is_floating_point():
-            data = data.to(compute_dtype(self.engine.config))
-        return data
 
     def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
         if self.engine is not None and "loss" in logs:
