@@ -14,9 +14,9 @@ from torch import nn
 from . import _library
 from ._fixed import refuse
 from ._library import STATES, TIERS, Error, library
-from ._model import Config, Files, Model, config_text, dtype_function, group_function, resolved
+from ._model import Config, Files, Model, config_text, dtype_function, group_function, resolved, tier_of_activations
 from ._order import units_and_order
-from ._tensors import current_stream
+from ._tensors import current_stream, is_hidden
 from ._units import Unit, UnitsArgument
 from ._world import open_world
 from .engine import Engine, MemoryRow
@@ -67,6 +67,10 @@ def initialize(
     refuse(model)
     text = config_text(config)
     settings = resolved(text, world.size)
+    if tier_of_activations(settings) == "nvme":
+        raise Error('"ebb.offload_activations" is "nvme": what a torch module saves for its backward can be in RAM ("cpu"), not on a disk', "UNIMPLEMENTED")
+    if weights is None:
+        _refuse_hidden(model)
     on = torch.device(device) if device is not None else _device_of(model)
     divided, order = units_and_order(model, units, example, resident, on)
     group_of = group_function(groups)
@@ -149,6 +153,15 @@ def _renew_meta_parameters(model: nn.Module, units: list[Unit], device: torch.de
             module._parameters[key] = renewed[id(parameter)]
     for unit in units:
         unit.parameters = [renewed.get(id(parameter), parameter) for parameter in unit.parameters]
+
+
+def _refuse_hidden(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if is_hidden(parameter):
+            raise Error(
+                f"'{name}' has no values, because the engine that had them was closed. Close an engine with close(keep_values=True), or give the "
+                "model values first, load_state_dict(values, assign=True), or name a file of them, weights="
+            )
 
 
 def _say_dtypes(model: nn.Module, dtype_of) -> None:

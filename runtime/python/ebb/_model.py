@@ -48,6 +48,12 @@ def compute_dtype(settings: Mapping[str, Any]) -> torch.dtype:
     return torch.bfloat16 if enabled("bf16") else torch.float16 if enabled("fp16") else torch.float32
 
 
+def tier_of_activations(settings: Mapping[str, Any]) -> str:
+    """Where what forward saves for backward is kept: "device", "cpu" or "nvme"."""
+    in_ram = settings.get("activation_checkpointing", {}).get("cpu_checkpointing")
+    return settings.get("ebb", {}).get("offload_activations") or ("cpu" if in_ram else "device")
+
+
 def dtype_function(model: nn.Module, settings: Mapping[str, Any]):
     """Returns the dtype in which a parameter is computed. If the model has several types and the configured one is among them, each
     parameter keeps its own: for example fp32 for a router in a bf16 model. Bytes stay bytes."""

@@ -164,6 +164,13 @@ def _nan_like(view: torch.Tensor) -> torch.Tensor:
     return bits.view(view.dtype).expand(view.shape)
 
 
+def is_hidden(tensor: torch.Tensor) -> bool:
+    """Whether this is what a parameter shows outside of its unit, and after its engine was closed."""
+    if tensor.is_meta or tensor.dtype not in _NAN_BITS or tensor.numel() == 0 or any(tensor.stride()) or (tensor.dim() == 0 and tensor.dtype == torch.uint8):
+        return False
+    return int(tensor.detach()[(0,) * tensor.dim()].view(_integer(tensor.dtype))) == _NAN_BITS[tensor.dtype]
+
+
 def _bits_of(tensor: torch.Tensor) -> int:
     """A sum of a tensor's bits, which a write changes."""
     return int(tensor.view(_integer(tensor.dtype)).sum())

@@ -387,9 +387,12 @@ class Engine:
         self._place()
         self._steps.refresh_residents()
 
-    def close(self) -> None:
+    def close(self, keep_values: bool = False) -> None:
         """Ends the engine's threads and files, and removes the hooks from the model. After this the parameters show NaN. Tensors over the
-        engine's memory remain readable."""
+        engine's memory remain readable.
+
+        keep_values: the model gets its whole values back, in the dtypes of its parameters and on the engine's device. This is collective,
+        between steps. If a rank lacks the memory for them, that is an error on all ranks and the engine stays open."""
         if self._memory.closed:
             return
         self._walk.forget()
@@ -407,6 +410,7 @@ class Engine:
     def __enter__(self) -> "Engine":
         return self
 
+        values = self._whole_values() if keep_values else {}
     def __exit__(self, *error: Any) -> None:
         self.close()
 
@@ -416,6 +420,8 @@ class Engine:
         if self._memory.closed:
             raise Error("the engine was closed")
         self._memory.check_process()
+            if name in values:
+                parameter.data = values[name]
 
     def _between_forwards(self, checks_writes: bool = True) -> None:
         self._check()
