@@ -5,6 +5,10 @@
   backward  opens before the first node of the unit runs, at a hook on the nodes that made the unit's outputs. If the loss was
             computed from other tensors, it opens when a tensor is unpacked that the unit's forward has saved. It closes when
             the next unit's backward opens, or at the end of backward
+  resident  its backward opens at the next forward or at step(), so that what comes into `.grad` before counts too
+
+A backward that gives no parameter a gradient, such as torch.autograd.grad for an input, only shows the units. The forward that it
+goes through is not counted, because another one of the same micro-batch may follow.
 
 No node is needed for the end. Autograd runs ready nodes by descending sequence number, and accumulates gradients of parameters
 at once. So when the hook of the unit below fires, all gradients of the unit above are complete."""
@@ -21,7 +25,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from ._library import BACKWARD, FORWARD, RECOMPUTE, Error
+from ._library import BACKWARD, FORWARD, RECOMPUTE, SHOW, Error
 from ._units import Unit
 
 
@@ -56,15 +60,17 @@ _engine = torch.autograd.Variable._execution_engine
 class Visit:
     """One use of a unit in a round: a forward, and the backward that belongs to it."""
 
-    __slots__ = ("unit", "number", "round", "first_node", "last_node", "is_repeated")
+    __slots__ = ("unit", "number", "round", "call", "first_node", "last_node", "is_repeated", "is_spent")
 
-    def __init__(self, unit: Unit, number: int, round_number: int):
+    def __init__(self, unit: Unit, number: int, round_number: int, call: int = 0):
         self.unit = unit
         self.number = number  # of this unit's uses in the round
         self.round = round_number
+        self.call = call  # of the model
         self.first_node = _sequence_number()
         self.last_node = self.first_node
         self.is_repeated = False  # in backward, by the node of a function that has run several visits
+        self.is_spent = False  # a backward without gradients has gone through this call, and no other has come yet
 
 
 class Scopes(Protocol):
@@ -75,13 +81,15 @@ class Scopes(Protocol):
     def close(self, kind: int, visit: Visit, scope: Any) -> None: ...
     def backward_begins(self) -> None: ...
     def backward_ends(self) -> None: ...
+    def leave_round(self) -> None: ...
 
 
 class _Open:
-    __slots__ = ("visit", "scope")
+    __slots__ = ("visit", "kind", "scope")
 
-    def __init__(self, visit: Visit, scope: Any):
+    def __init__(self, visit: Visit, kind: int, scope: Any):
         self.visit = visit
+        self.kind = kind
         self.scope = scope
 
 
@@ -99,16 +107,20 @@ class Walk:
         self.round = 0
         self.in_round = False  # a forward with gradients has come, and its backward has not ended
         self.ending = False
-        self.failure: BaseException | None = None  # that has ended a forward of the step
+        self.only_shows = False  # the backward that runs now gives no parameter a gradient
+        self.calls = 0  # of the model
+        self.shown: set[int] = set()  # the calls that such a backward goes through
+        self.failure: BaseException | None = None  # that has ended a forward or backward of the step
         self.counts = [0] * len(units)
         self.pending: list[list[Visit]] = [[] for _ in units]
         self.resident_visits: list[Visit] = []
+        self.resident_ends: list[Visit] = []  # of a round whose backward has ended
         # By the node of a torch.autograd.Function, such as a reentrant checkpoint: the visits that its forward has run without gradients.
         self.regions: dict[Any, list[Visit]] = {}
         # The units that have their saved tensors watched: all at first; later those with a backward that began with a saved tensor.
         self.watch_saved = {unit.index for unit in units if not unit.keep_whole}
         self.saved_began: set[int] = set()
-        self.saved_hooks: Any = None  # those that are pushed now
+        self.saved_hooks: list[tuple[nn.Module, Any]] = []  # that are pushed now, and the module whose forward runs under them
         self.handles: list[Any] = []
         self.attached: set[nn.Module] = set()
         self.is_paused = False  # hooks do nothing: a forward that another walk follows
@@ -149,29 +161,31 @@ class Walk:
             self._recompute(unit)
             return
         if self.forward is not None and self.forward.visit.unit is unit:
+            self._push_saved_hooks(module, self.forward.visit)
             return
         self._check_begin(unit)
         self._watch_open((arguments, keywords))
         self.settle()
+        self.leave_spent()
         trains = torch.is_grad_enabled()
         around = None if trains else function_around()
         in_step = trains or self.in_round or around is not None
         self._begin(in_step)
-        visit = Visit(unit, self.counts[unit.index], self.round)
+        visit = Visit(unit, self.counts[unit.index], self.round, self.calls)
         if around is not None:
             self.regions.setdefault(around, []).append(visit)
-        self.forward = _Open(visit, self.scopes.open(FORWARD, visit))
+        self.forward = self._open(FORWARD, visit)
         if in_step:
             self.counts[unit.index] += 1
         if trains or around is not None:
             self.pending[unit.index].append(visit)
-        if trains and unit.index in self.watch_saved and len(unit.modules) == 1 and _top_saved_hooks(True) is None:
-            hooks = torch.autograd.graph.saved_tensors_hooks(_kept, functools.partial(self._unpacked, visit))
-            hooks.__enter__()
-            self.saved_hooks = hooks
+        self._push_saved_hooks(module, visit)
 
     def _before_residents(self, module: nn.Module, arguments: Any) -> None:
-        if self.is_paused or _graph_task() != -1 or self.in_round or self.forward is not None:
+        if self.is_paused or _graph_task() != -1 or self.forward is not None:
+            return
+        self.leave_spent()
+        if self.in_round:
             return
         self._check_begin(self.residents[0])
         self._begin(torch.is_grad_enabled() or function_around() is not None)
@@ -191,7 +205,8 @@ class Walk:
                 if alone:
                     self._close_recompute()
             return
-        self._pop_saved_hooks()
+        if self.saved_hooks and self.saved_hooks[-1][0] is module:
+            self._pop_saved_hooks()
         open_here = self.forward
         if open_here is None or open_here.visit.unit is not unit:
             return
@@ -205,6 +220,7 @@ class Walk:
             return
         self._watch_open(output)
         self._close_forward()
+        self.calls += 1
         if len(self.residents) == len(self.units) and self.in_round and torch.is_grad_enabled():
             for tensor in tensors_in(output):  # no unit's backward will say that backward has begun
                 tensor.grad_fn.register_prehook(lambda gradients: self._start_backward())
@@ -215,6 +231,7 @@ class Walk:
     # Forward.
 
     def _begin(self, in_step: bool) -> None:
+        self.finish_round()
         self.scopes.begin(in_step)
         if in_step and not self.in_round:
             self.in_round = True
@@ -241,16 +258,43 @@ class Walk:
         if node is not None and node._sequence_nr() >= visit.first_node:
             node.register_prehook(functools.partial(self._reached, visit))
 
+    def _push_saved_hooks(self, module: nn.Module, visit: Visit) -> None:
+        """Watches the tensors that the unit saves. The trainer's own hooks around the model see them too, but not the unit's parameters: several
+        units share a memory, so an address does not tell a parameter. In backward the unit shows its parameters again."""
+        outer = _top_saved_hooks(True)
+        watches = visit.unit.index in self.watch_saved and len(visit.unit.modules) == 1
+        pack, unpack = outer or (_kept, _kept)
+        is_pushed = bool(self.saved_hooks) and pack is self.saved_hooks[-1][1].pack_hook
+        if not torch.is_grad_enabled() or is_pushed or (outer is None and not watches):
+            return
+        if getattr(pack, "__module__", "") == torch.utils.checkpoint.__name__:
+            return
+        own = frozenset(parameter.untyped_storage().data_ptr() for parameter in visit.unit.parameters) if outer else frozenset()
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            functools.partial(_packed, own, pack), functools.partial(self._unpacked, visit if watches else None, unpack)
+        )
+        hooks.__enter__()
+        self.saved_hooks.append((module, hooks))
+
     def _pop_saved_hooks(self) -> None:
-        hooks, self.saved_hooks = self.saved_hooks, None
-        if hooks is not None:
-            hooks.__exit__(None, None, None)
+        """If they are on top. Otherwise code of the module has pushed hooks of its own, which it pops first."""
+        if self.saved_hooks and (top := _top_saved_hooks(True)) is not None and top[0] is self.saved_hooks[-1][1].pack_hook:
+            self.saved_hooks.pop()[1].__exit__(None, None, None)
 
     def _close_forward(self) -> None:
         opened, self.forward = self.forward, None
         if opened is not None:
             opened.visit.last_node = _sequence_number()
-            self.scopes.close(FORWARD, opened.visit, opened.scope)
+            self._close(opened)
+
+    def _open(self, kind: int, visit: Visit) -> _Open:
+        if self.only_shows:
+            kind = SHOW
+            self.shown.add(visit.call)
+        return _Open(visit, kind, self.scopes.open(kind, visit))
+
+    def _close(self, opened: _Open) -> None:
+        self.scopes.close(opened.kind, opened.visit, opened.scope)
 
     # Backward.
 
@@ -258,45 +302,92 @@ class Walk:
         if self.backward is None or self.backward.visit is not visit:
             self._backward_begins(visit)
 
-    def _unpacked(self, visit: Visit, saved: torch.Tensor) -> torch.Tensor:
-        if _graph_task() != -1 and (self.backward is None or self.backward.visit is not visit):
+    def _unpacked(self, visit: Visit | None, unpack: Callable[[Any], torch.Tensor], saved: Any) -> torch.Tensor:
+        if visit is not None and _graph_task() != -1 and (self.backward is None or self.backward.visit is not visit):
             self.saved_began.add(visit.unit.index)
             self._backward_begins(visit)
-        return saved
+        return _restored(unpack, saved)
 
     def _backward_begins(self, visit: Visit) -> None:
         if visit.round != self.round:
-            raise Error(f"backward through a forward of '{visit.unit.name}' whose step, or whose backward, is over")
+            self.failure = Error(
+                f"backward through a forward of '{visit.unit.name}' whose step, or whose backward, is over. Add the losses of one forward and call "
+                "backward once, and call torch.autograd.grad before backward"
+            )
+            raise self.failure  # drop() is asked for, because resident parameters may have got a part of the gradient
         if torch.is_grad_enabled() and not self._in_checkpoint():
             raise Error(f"backward of '{visit.unit.name}' with create_graph=True: second derivatives are not supported", "UNIMPLEMENTED")
         self._start_backward()
         self._close_recompute()
         self._close_backward()
-        if visit in self.pending[visit.unit.index]:
+        if not self.only_shows and visit in self.pending[visit.unit.index]:
             self.pending[visit.unit.index].remove(visit)
-        self.backward = _Open(visit, self.scopes.open(BACKWARD, visit))
+            visit.is_spent = False
+        self.backward = self._open(BACKWARD, visit)
 
     def _start_backward(self) -> None:
         self.settle()
         if not self.ending:
-            self.scopes.backward_begins()
+            self.only_shows = not self._gives_gradients()
+            if not self.only_shows:
+                self.scopes.backward_begins()
             self.ending = True
             _engine.queue_callback(self._backward_ends)
 
     def _close_backward(self) -> None:
         opened, self.backward = self.backward, None
         if opened is not None:
-            self.scopes.close(BACKWARD, opened.visit, opened.scope)
+            self._close(opened)
+
+    def _gives_gradients(self) -> bool:
+        """Whether the backward that runs now puts a gradient into `.grad` of a parameter."""
+        if self.regions and _engine.is_checkpoint_valid():
+            return True  # a reentrant checkpoint has parameters in a graph of its own
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                with torch._C.DisableTorchFunction():  # a mode may look for reads of hidden parameters
+                    node = torch.autograd.graph.get_gradient_edge(parameter).node
+                try:
+                    if torch._C._will_engine_execute_node(node):
+                        return True
+                except RuntimeError:  # torch.autograd.grad returns this parameter's gradient
+                    pass
+        return False
 
     def _backward_ends(self) -> None:
         self.ending = False
         self._close_recompute()
         self._close_backward()
-        for visit in reversed(self.resident_visits):
-            if visit.unit.parameters[0].requires_grad:
-                self.scopes.close(BACKWARD, visit, self.scopes.open(BACKWARD, visit))
+        if self.only_shows:
+            self._spend()
+            return
+        self.resident_ends = self.resident_visits
         self._new_round()
         self.scopes.backward_ends()
+
+    def _spend(self) -> None:
+        """The calls that a backward without gradients has gone through do not count, unless another backward goes through them."""
+        for index, visits in enumerate(self.pending):
+            for visit in visits:
+                if visit.call in self.shown and not visit.is_spent:
+                    visit.is_spent = True
+                    self.counts[index] -= 1
+        self.only_shows = False
+        self.shown.clear()
+
+    def leave_spent(self) -> None:
+        """Leaves a round whose calls are all spent, because the next forward may be one of another loop."""
+        waiting = [visit for visits in self.pending for visit in visits]
+        if waiting and all(visit.is_spent for visit in waiting):
+            self._new_round()
+            self.scopes.leave_round()
+
+    def finish_round(self) -> None:
+        """Hands over the gradients of resident parameters, with what the trainer's own code has put into `.grad` since backward."""
+        visits, self.resident_ends = self.resident_ends, []
+        for visit in reversed(visits):
+            if visit.unit.parameters[0].requires_grad:
+                self._close(self._open(BACKWARD, visit))
 
     def _new_round(self) -> None:
         self.round += 1
@@ -324,7 +415,7 @@ class Walk:
             raise Error(f"'{unit.name}' is computed again in backward, but all its backwards are over")
         self._start_backward()  # here, because the backward within a reentrant checkpoint would end it too early
         region = self.regions.get(torch._C._current_autograd_node(), [])
-        visit = pending[-1]
+        visit = next((one for one in reversed(pending) if not one.is_spent), pending[-1])
         if len(region) > 1:  # the backward of what it computes follows, and visits this unit after others
             visit = next((one for one in region if one.unit is unit and not one.is_repeated), visit)
             visit.is_repeated = True
@@ -332,7 +423,7 @@ class Walk:
         elif self._in_checkpoint() and torch.is_grad_enabled():  # the backward of what it computes follows at once
             self._backward_begins(visit)
             return
-        self.again = _Open(visit, self.scopes.open(RECOMPUTE, visit))
+        self.again = self._open(RECOMPUTE, visit)
 
     def _is_new_reentrant(self, unit: Unit) -> bool:
         """Whether this is a further use of a block that is used several times, each time under a reentrant checkpoint."""
@@ -341,7 +432,7 @@ class Walk:
     def _close_recompute(self) -> None:
         opened, self.again = self.again, None
         if opened is not None:
-            self.scopes.close(RECOMPUTE, opened.visit, opened.scope)
+            self._close(opened)
 
     # From outside.
 
@@ -352,7 +443,7 @@ class Walk:
 
     def check_whole(self) -> None:
         if self.failure is not None:
-            raise Error(f"the forward before ended with {type(self.failure).__name__}: {self.failure}. Call drop() to go on")
+            raise Error(f"the forward or backward before ended with {type(self.failure).__name__}: {self.failure}. Call drop() to go on")
 
     def read_outside(self, loss: torch.Tensor) -> tuple[str, Unit] | None:
         """The name and unit of a parameter that a node of the loss has read while the unit was not open, and so as NaN."""
@@ -377,7 +468,9 @@ class Walk:
         self._pop_saved_hooks()
         self.failure = None
         self.forward = self.backward = self.again = None
-        self.ending = False
+        self.ending = self.only_shows = False
+        self.shown.clear()
+        self.resident_ends = []
         self._new_round()
 
     def watch_less(self) -> None:
@@ -426,6 +519,58 @@ def without_saved_hooks() -> Iterator[None]:
 
 def _kept(saved: torch.Tensor) -> torch.Tensor:
     return saved
+
+
+class _Own:
+    """A parameter of the unit that saves it, or a view of one."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor):
+        self.tensor = tensor
+
+
+def _packed(own: frozenset[int], pack: Callable[[torch.Tensor], Any], saved: torch.Tensor) -> Any:
+    return _Own(saved) if own and _storage_of(saved) in own else pack(saved)
+
+
+def _restored(unpack: Callable[[Any], torch.Tensor], saved: Any) -> torch.Tensor:
+    return saved.tensor if isinstance(saved, _Own) else unpack(saved)
+
+
+class SavedInRam:
+    """Keeps in pinned RAM what the model's forward saves for its backward, except for parameters. It has the attribute `remove` of a handle."""
+
+    def __init__(self, model: nn.Module, units: list[Unit]):
+        self.residents = [parameter for unit in units if unit.keep_whole for parameter in unit.parameters]
+        self.hooks: list[Any] = []  # that are pushed now
+        self.handles = [
+            model.register_forward_pre_hook(self._push, prepend=True),
+            model.register_forward_hook(self._pop, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def _push(self, module: nn.Module, arguments: Any) -> None:
+        if _graph_task() != -1 or not torch.is_grad_enabled() or _top_saved_hooks(True) is not None:
+            return  # the hooks of the trainer decide
+        ram = torch.autograd.graph.save_on_cpu(pin_memory=True)
+        own = frozenset(parameter.untyped_storage().data_ptr() for parameter in self.residents)
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            functools.partial(_packed, own, ram.pack_hook), functools.partial(_restored, ram.unpack_hook)
+        )
+        hooks.__enter__()
+        self.hooks.append(hooks)
+
+    def _pop(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        if self.hooks and _graph_task() == -1:
+            self.hooks.pop().__exit__(None, None, None)
+
+
+def _storage_of(tensor: torch.Tensor) -> int | None:
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else None
 
 
 def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:

@@ -20,6 +20,7 @@ STATES = ("parameter", "master", "gradient", "optimizer", "activation", "gather"
 TIERS = ("device", "cpu", "nvme")
 DIRECTIONS = ("read", "write")
 FORWARD, BACKWARD, RECOMPUTE = 0, 1, 2
+SHOW = 3  # for a backward that gives no parameter a gradient: of the walk, to the library a forward
 PARAMETER, MASTER, GRADIENT, OPTIMIZER = 0, 1, 2, 3
 
 
@@ -184,8 +185,8 @@ SIGNATURES = {
     "ebb_step_finish": (c_int32, _handle, POINTER(FinishOptions)),
     "ebb_step_drop": (c_int32, _handle),
     "ebb_step_report": (c_int32, _handle, POINTER(StepReport)),
-    "ebb_evaluation_begin": (c_int32, _handle),
     "ebb_scheduled_rate": (c_int32, _handle, c_char_p, POINTER(c_double)),
+    "ebb_evaluation_begin": (c_int32, _handle),
     "ebb_evaluation_finish": (c_int32, _handle, POINTER(c_double)),
     "ebb_read": (c_int32, _handle, c_int32, c_char_p, SINK, c_void_p),
     "ebb_write": (c_int32, _handle, c_int32, c_char_p, FILL, c_void_p),

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ._fakes import Fakes, classes_as_they_were, faked
 from ._hooks import Visit, Walk
-from ._library import BACKWARD, FORWARD, Error
+from ._library import BACKWARD, FORWARD, SHOW, Error
 from .checks import Watch
 from ._units import Unit, UnitsArgument, divide, owners, registration_order
 
@@ -97,8 +97,11 @@ class _Record:
     def backward_ends(self) -> None:
         pass
 
+    def leave_round(self) -> None:
+        pass
+
     def open(self, kind: int, visit: Visit) -> None:
-        if self.in_step:
+        if self.in_step and kind != SHOW:
             if id(visit) not in self.numbers:
                 self.numbers[id(visit)] = len(self.visits)
                 self.visits.append(visit)
@@ -107,7 +110,7 @@ class _Record:
             self.hidden.pop(id(self.fakes[id(parameter)]), None)
 
     def close(self, kind: int, visit: Visit, scope: Any) -> None:
-        if id(visit) in self.numbers:
+        if id(visit) in self.numbers and kind != SHOW:
             self.events.append((0, kind, self.numbers[id(visit)]))
         if kind == BACKWARD:
             for parameter in visit.unit.parameters:
@@ -121,6 +124,13 @@ class _Record:
                 if self.fakes[id(parameter)].grad is not None:
                     self.outside[name] = None
         return list(self.outside)
+
+    def leave_out_spent(self) -> None:
+        """Forwards that had only backwards without gradients are not declared, because a step may have any number of them."""
+        kept = [number for number, visit in enumerate(self.visits) if not visit.is_spent]
+        place = {number: at for at, number in enumerate(kept)}
+        self.visits = [self.visits[number] for number in kept]
+        self.events = [(opens, kind, place[number]) for opens, kind, number in self.events if number in place]
 
     def add_left_out(self, units: list[Unit]) -> None:
         """The engine asks for a visit of each unit, so a unit that was left out, perhaps by chance, gets one."""
@@ -264,9 +274,11 @@ def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device
                 loss = loss_of(call(model, example, fakes.from_tensor if fakes else lambda tensor: tensor))
                 if loss is not None:
                     _backward(loss)
+                walk.finish_round()
         finally:
             walk.detach()
             walk.settle()
+            record.leave_out_spent()
         return record, record.used_outside(units)
 
 

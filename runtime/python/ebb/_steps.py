@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import operator
 from ctypes import byref, c_double, c_float, c_int32, c_int64
-from typing import Callable, Sequence
+from typing import Callable, Iterator, Sequence
 
 import torch
 
 from . import _library
 from ._hooks import Visit
-from ._library import BACKWARD, FORWARD, Error, check, library
+from ._library import BACKWARD, FORWARD, SHOW, Error, check, library
 from ._tensors import DTYPES, Memory, Slots, over
 from ._units import Unit
 
@@ -19,6 +19,7 @@ Rates = list[tuple[str, "float | None", "float | None"]]  # group, learning rate
 _FP16_SCALE_MAX = 2.0**15
 LARGE_GRADIENT = 1 << 20  # bytes of a gradient that goes to the engine as it comes; smaller ones are worth no call of their own
 _STRIDED = {torch.strided}
+_UNSCALED = "with fp16 the loss has to be scaled: engine.backward(loss) instead of loss.backward()"
 _layout_of = operator.attrgetter("layout")
 
 
@@ -61,6 +62,11 @@ class Steps:
             for unit in units if not unit.keep_whole
             for i, parameter in enumerate(unit.parameters) if parameter.requires_grad and parameter.numel() * parameter.itemsize >= LARGE_GRADIENT
         ]
+        if is_half:  # a backward that reaches no unit is not seen otherwise
+            self.handles += [
+                parameter.register_post_accumulate_grad_hook(self._refuse_unscaled)
+                for unit in self.residents for parameter in unit.parameters if parameter.requires_grad
+            ]
         self._asked: dict[tuple[int, tuple[int, ...]], _Asked] = {}
 
     # Of _hooks.Scopes.
@@ -89,7 +95,7 @@ class Steps:
     def open(self, kind: int, visit: Visit) -> int:
         index = visit.unit.index
         self.slots[index].check()
-        code = library.ebb_scope_open(self.memory.handle, kind, index, byref(self._scope))
+        code = library.ebb_scope_open(self.memory.handle, FORWARD if kind == SHOW else kind, index, byref(self._scope))
         if code:
             self._fail(visit.unit, code)
         self.slots[index].show()
@@ -113,20 +119,30 @@ class Steps:
 
     def backward_begins(self) -> None:
         if self.is_half and not self.is_scaled:
-            raise Error("with fp16 the loss has to be scaled: engine.backward(loss) instead of loss.backward()")
+            raise Error(_UNSCALED)
+        for unit, name, parameter in self._gradients_left():
+            if parameter.grad.isnan().any():
+                raise Error(
+                    f"`.grad` of '{name}' is NaN before the backward. A loss may have read the parameter outside of its unit '{unit.name}', where it "
+                    "shows NaN: name it in resident=. zero_grad() removes the gradient"
+                )
 
     def backward_ends(self) -> None:
-        self.is_scaled = False
         self.backwards += 1
-        for unit in self.units:
-            for name, parameter in zip(unit.names, unit.parameters):
-                if parameter.grad is not None:
-                    self.clear_gradients()
-                    raise Error(
-                        f"the gradient of '{name}' came outside of the backward of its unit '{unit.name}': the parameter is used by the loss or "
-                        "a module that is not in the unit, or its unit was used more often than the order says. Name it in resident=, "
-                        "make those modules one unit (units=), or give initialize an example, which shows the order"
-                    )
+        left = next(self._gradients_left(), None)
+        if left is not None:
+            self.clear_gradients()
+            raise Error(
+                f"the gradient of '{left[1]}' came outside of the backward of its unit '{left[0].name}': the parameter is used by the loss or "
+                "a module that is not in the unit, or its unit was used more often than the order says. Name it in resident=, "
+                "make those modules one unit (units=), or give initialize an example, which shows the order. If the backward of an earlier "
+                "forward was left out, call engine.drop() instead of that backward"
+            )
+
+    def leave_round(self) -> None:
+        if self.in_step and self.backwards == 0:
+            self.in_step = self.in_evaluation = False
+            check(library.ebb_step_drop(self.memory.handle))
 
     # Steps.
 
@@ -155,6 +171,28 @@ class Steps:
             self.in_evaluation = False
             check(library.ebb_evaluation_finish(self.memory.handle, byref(loss)))
         return loss.value
+
+    def check_gradients(self) -> None:
+        """Raises if the trainer's own code has put a gradient where the engine no longer takes it."""
+        left = next(self._gradients_left(), None)
+        if left is not None:
+            raise Error(
+                f"'{left[1]}' has got a gradient after the backward of its unit '{left[0].name}', in which the engine takes it: by a backward of "
+                "a penalty alone, or by `.grad = ...`. Do that before the backward of the loss, add the penalty to the loss, or name the "
+                "parameter in resident=, so that its gradient may change until step(). zero_grad() and drop() remove the gradient"
+            )
+
+    def _gradients_left(self) -> Iterator[tuple[Unit, str, torch.Tensor]]:
+        """Of parameters that are not resident."""
+        for unit in self.units:
+            if not unit.keep_whole:
+                for name, parameter in zip(unit.names, unit.parameters):
+                    if parameter.grad is not None:
+                        yield unit, name, parameter
+
+    def _refuse_unscaled(self, parameter: torch.Tensor) -> None:
+        if not self.is_scaled:
+            raise Error(_UNSCALED)
 
     def check_writes(self) -> None:
         """Raises if the trainer's own code has written to a parameter."""
@@ -188,7 +226,10 @@ class Steps:
         rest = scale / first
         if rest != 1.0:
             loss.grad_fn.register_hook(lambda gradients, _: tuple(None if one is None else one * rest for one in gradients))
-        loss.backward(torch.full_like(loss, first))
+        try:
+            loss.backward(torch.full_like(loss, first))
+        finally:
+            self.is_scaled = False
 
     def add_loss(self, loss: torch.Tensor) -> None:
         value = loss.detach().float().contiguous()  # of another dtype it is a new tensor, which has to live as long as the call

@@ -14,9 +14,9 @@ from torch import nn
 
 from . import _buffers, _library, checks, saving
 from ._fixed import Members, refuse_caller
-from ._hooks import Visit, Walk, checkpoint_around, without_saved_hooks
+from ._hooks import SavedInRam, Visit, Walk, checkpoint_around, without_saved_hooks
 from ._library import DIRECTIONS, MASTER, STATES, TIERS, Error, check, library
-from ._model import Views, compute_dtype, structs_of
+from ._model import Views, compute_dtype, structs_of, tier_of_activations
 from ._order import Call, Order, of_evaluation, order_of, warn_of_registration
 from ._steps import Steps, check_loss
 from ._tensors import DTYPES, Memory, Slots, over
@@ -127,6 +127,8 @@ class Engine:
         self._handles = saving.attach(self) + self._steps.handles
         self._handles.append(model.register_forward_pre_hook(self._see_first_batch, prepend=True, with_kwargs=True))
         self._handles.append(model.register_forward_pre_hook(self._check_model, prepend=True))
+        if device.type == "cuda" and tier_of_activations(settings) == "cpu":
+            self._handles.append(SavedInRam(model, units))
         self._checks_reads = checks_reads
         if checks_reads:
             self._handles.append(checks.attach(self))
@@ -178,7 +180,12 @@ class Engine:
         if not steps.in_step:
             raise Error("step() without a forward of the model with gradients since the last one")
         if steps.backwards == 0 or (steps.backwards == steps.counted and not now):
-            raise Error("step() without a backward through the model since the last one")
+            raise Error(
+                "step() without a backward through the model since the last one. If a forward's backward was left out, call drop() instead of that "
+                "backward"
+            )
+        self._walk.finish_round()
+        steps.check_gradients()
         steps.counted = steps.backwards
         if steps.counted < self.accumulation and not now:
             return False
@@ -194,11 +201,19 @@ class Engine:
         return True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the step if it has only gradients that no step() has counted, such as those of another model's loss. Micro-batches that
-        step() has counted stay, and so does a forward that has had no backward yet."""
+        """Sets `.grad` of the parameters to None. Drops the step if it has only gradients that no step() has counted, such as those of another
+        model's loss. Micro-batches that step() has counted stay, and so does a forward that has had no backward yet."""
         self._check()
-        if self._steps.in_step and self._steps.backwards > 0 and self._steps.counted == 0:
+        steps = self._steps
+        if not steps.in_step or steps.backwards == steps.counted:
+            steps.clear_gradients()
+        elif steps.counted == 0:
             self.drop()
+        else:
+            raise Error(
+                f"zero_grad() between a backward and its step(), after {steps.counted} micro-batch(es) of the step: one backward cannot be taken "
+                "back alone. drop() drops the whole step"
+            )
 
     def drop(self) -> None:
         """Drops the open step and its gradients. Call it after an exception, to go on with the next step."""
@@ -395,6 +410,7 @@ class Engine:
         between steps. If a rank lacks the memory for them, that is an error on all ranks and the engine stays open."""
         if self._memory.closed:
             return
+        values = self._whole_values() if keep_values else {}
         self._walk.forget()
         self._walk.detach()
         for handle in self._handles:
@@ -402,15 +418,16 @@ class Engine:
         self._memory.close()
         for slots in self._slots:
             slots.conceal()
-        for parameter in self._parameters.values():
+        for name, parameter in self._parameters.items():
             parameter._ebb_name = None
+            if name in values:
+                parameter.data = values[name]
         self.model.__dict__.pop("_ebb_engine", None)
         engines.discard(self)
 
     def __enter__(self) -> "Engine":
         return self
 
-        values = self._whole_values() if keep_values else {}
     def __exit__(self, *error: Any) -> None:
         self.close()
 
@@ -420,12 +437,11 @@ class Engine:
         if self._memory.closed:
             raise Error("the engine was closed")
         self._memory.check_process()
-            if name in values:
-                parameter.data = values[name]
 
     def _between_forwards(self, checks_writes: bool = True) -> None:
         self._check()
         self._walk.settle()
+        self._walk.leave_spent()
         if checks_writes:
             self._members.check()
             self._steps.check_writes()
@@ -436,28 +452,6 @@ class Engine:
         if self._steps.in_step:
             raise Error(f"{call}() within a step: call it after step(), or drop() the step")
 
-    def _named(self, name: str) -> str:
-        found = self._aliases.get(name)
-        if found is None:
-            raise Error(f"the model has no parameter '{name}'", "NOT_FOUND")
-        return found
-
-    def _check_model(self, module: nn.Module, arguments: tuple) -> None:
-        if torch._C._current_graph_task_id() == -1 and not self._walk.is_paused:
-            refuse_caller()
-            self._members.check()
-
-    def _see_first_batch(self, module: nn.Module, arguments: tuple, keywords: dict) -> None:
-        if self._is_order_known or torch._C._current_graph_task_id() != -1 or self._steps.in_step:
-            return
-        is_reentrant = checkpoint_around()
-        if not torch.is_grad_enabled() and not is_reentrant:
-            return
-        self._is_order_known = True
-        order = self._observed(Call(arguments, keywords, is_reentrant))
-        if order.outside and not self._checks_reads:  # with check=True the forward that follows also names the operator and the line
-            raise Error(f"'{order.outside[0]}' is used outside of its module: name it in resident=, or give initialize this batch, example=")
-        # With several ranks it is always called: reorder() compares the orders of all ranks, and names a difference.
     def _whole_values(self) -> dict[str, torch.Tensor]:
         self._between_steps("close(keep_values=True)")
         if self.is_suspended:
@@ -494,6 +488,28 @@ class Engine:
         check(library.ebb_scheduled_rate(self._memory.handle, group.encode(), byref(rate)))
         return rate.value
 
+    def _named(self, name: str) -> str:
+        found = self._aliases.get(name)
+        if found is None:
+            raise Error(f"the model has no parameter '{name}'", "NOT_FOUND")
+        return found
+
+    def _check_model(self, module: nn.Module, arguments: tuple) -> None:
+        if torch._C._current_graph_task_id() == -1 and not self._walk.is_paused:
+            refuse_caller()
+            self._members.check()
+
+    def _see_first_batch(self, module: nn.Module, arguments: tuple, keywords: dict) -> None:
+        if self._is_order_known or torch._C._current_graph_task_id() != -1 or self._steps.in_step:
+            return
+        is_reentrant = checkpoint_around()
+        if not torch.is_grad_enabled() and not is_reentrant:
+            return
+        self._is_order_known = True
+        order = self._observed(Call(arguments, keywords, is_reentrant))
+        if order.outside and not self._checks_reads:  # with check=True the forward that follows also names the operator and the line
+            raise Error(f"'{order.outside[0]}' is used outside of its module: name it in resident=, or give initialize this batch, example=")
+        # With several ranks it is always called: reorder() compares the orders of all ranks, and names a difference.
         if self.world.size > 1 or order.seen and (order.visits, order.events) != (self.order.visits, self.order.events):
             self._between_steps("reorder")
             self._adopt(order)

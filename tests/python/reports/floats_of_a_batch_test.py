@@ -40,7 +40,8 @@ def _seen(folder, kind):
     model = _Regression()
     more = {"ebb_config": {"zero_optimization": ZERO}} if kind == "ebb" else {}
     trainer = (Trainer if kind == "ebb" else transformers.Trainer)(
-        model=model, args=arguments(folder, max_steps=2, bf16=True, label_names=["labels"]), train_dataset=_Vectors(), eval_dataset=_Vectors(), **more
+        model=model, args=arguments(folder, max_steps=2, bf16=True, label_names=["labels"]), train_dataset=_Vectors(), eval_dataset=_Vectors(),
+        data_collator=torch.utils.data.default_collate, **more,
     )
     trainer.train()
     trainer.evaluate()

@@ -259,8 +259,53 @@ def tied_to_two_values(shards):
         refused(lambda: shards(gpt2(), weights=folder), "'transformer.wte.weight' and 'lm_head.weight' are one parameter", "INVALID_ARGUMENT")
 
 
+def several_backwards(shards):
+    model = Blocks()
+    engine = shards.trained(model)
+    y = model(X)
+    engine.backward(y.mean())
+    refused(lambda: engine.backward(y.square().mean()), "a forward of '.*' whose step, or whose backward, is over. Add the losses of one forward")
+    refused(engine.step, r"Call drop\(\)")
+    engine.drop()
+    loss = squared_error(model, (X, Y))
+    loss.backward(retain_graph=True)
+    refused(lambda: loss.backward(), "Add the losses of one forward")
+    refused(engine.step, r"Call drop\(\)")
+    engine.drop()
+    loss = squared_error(model, (X, Y))
+    loss.backward(retain_graph=True)
+    refused(lambda: torch.autograd.grad(loss, list(model.parameters())), "call torch.autograd.grad before backward")
+    engine.drop()
+    y = model(X)
+    engine.backward(y.mean())
+    engine.step()
+    refused(lambda: y.sum().backward(), "whose step, or whose backward, is over")
+    engine.drop()
+    train(model, engine)
+    engine.close()
+
+
+def left_out_backward(shards):
+    model = Blocks()
+    engine = shards.trained(model)
+    values = engine.state_dict()
+    loss = squared_error(model, (X * float("inf"), Y))
+    assert not loss.isfinite()
+    refused(lambda: engine.backward(squared_error(model, (X, Y))), r"If the backward of an earlier forward was left out, call engine.drop\(\)")
+    engine.drop()
+    squared_error(model, (X * float("inf"), Y))
+    refused(engine.step, r"drop\(\)")
+    refused(lambda: engine.save("/nowhere"), r"drop\(\) the step")
+    engine.drop()
+    assert all(torch.equal(value, engine.gather(name)) for name, value in values.items())
+    train(model, engine)
+    engine.close()
+
+
 PROVOCATIONS = {
     "`create_graph=True`": [second_derivatives],
+    "several backwards through one forward": [several_backwards],
+    "a forward whose backward is left out without `engine.drop()`": [left_out_backward],
     "two engines over one module": [two_engines],
     "parameters that are integers (except bytes), complex numbers, 8-bit floating-point numbers or tensor subclasses": [strange_parameters],
     "parameters that are added, removed, replaced, resized, tied, moved or cast after `initialize`": [changes, resized_vocabulary, added_adapter],

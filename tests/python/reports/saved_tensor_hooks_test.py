@@ -1,0 +1,107 @@
+"""Saved-tensor hooks around the model: a store that knows a tensor by its address, torch's save_on_cpu, the engine's own offload."""
+
+import copy
+
+import torch
+from modules import Checkpointed
+from pitfalls_test import refused
+from places import Place, with_sgd
+from torch import nn
+from training import squared_error, vector_batches
+
+import ebb
+from ebb._hooks import SavedInRam
+
+
+class _ByAddress(torch.autograd.graph.saved_tensors_hooks):
+    """Keeps one copy for each address, and the tensor itself, so that torch gives its memory to no other."""
+
+    def __init__(self):
+        self.kept = {}
+        super().__init__(self._pack, self._unpack)
+
+    def _pack(self, tensor):
+        key = tensor.data_ptr(), tensor.shape, tensor.stride()
+        if key not in self.kept:
+            self.kept[key] = tensor, tensor.clone()
+        return key
+
+    def _unpack(self, key):
+        return self.kept[key][1]
+
+
+def _equal_blocks():
+    torch.manual_seed(1)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(4)], nn.Linear(8, 1))
+
+
+def _as_torch(settings, make, hooks_of, options):
+    model, plain = make(), make()
+    engine = ebb.initialize(model, settings, **options)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for of_step in vector_batches(4, engine.world.size):  # an engine watches saved tensors less after two steps
+        for batch in of_step:
+            (squared_error(plain, batch) / len(of_step)).backward()
+        optimizer.step(), optimizer.zero_grad()
+        with hooks_of():
+            loss = squared_error(model, of_step[engine.world.rank])
+        engine.backward(loss), engine.step()
+        for name, value in plain.state_dict().items():
+            assert torch.allclose(engine.gather(name), value, atol=2e-6), name
+    assert torch._C._autograd._saved_tensors_hooks_is_enabled()
+    engine.close()
+
+
+def test_a_store_by_address_gets_each_units_own_values(at):
+    at(with_sgd, _as_torch, _equal_blocks, _ByAddress, {})
+
+
+def test_and_with_units_of_several_modules(at):
+    at(with_sgd, _as_torch, _equal_blocks, _ByAddress, {"units": ["Sequential", "Linear"]})
+
+
+def test_save_on_cpu_and_checkpoints(at):
+    at(with_sgd, _as_torch, Checkpointed, torch.autograd.graph.save_on_cpu, {})
+
+
+def _in_ram(settings, make):
+    """The engine's own offload, which is on for a GPU, because on a CPU all tensors are in RAM."""
+    model, plain = make(), make()
+    engine = ebb.initialize(model, settings, resident=["head.weight"])
+    kept = SavedInRam(model, engine.units)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    packed = []
+    save_on_cpu = torch.autograd.graph.save_on_cpu
+
+    class Counted(save_on_cpu):
+        def __init__(self, **options):
+            super().__init__(**options)
+            pack = self.pack_hook
+            self.pack_hook = lambda tensor: packed.append(tensor.data_ptr()) or pack(tensor)
+
+    torch.autograd.graph.save_on_cpu = Counted
+    try:
+        for (batch,) in vector_batches(3, 1):
+            squared_error(plain, batch).backward()
+            optimizer.step(), optimizer.zero_grad()
+            engine.backward(squared_error(model, batch)), engine.step()
+            for name, value in plain.state_dict().items():
+                assert torch.allclose(engine.gather(name), value, atol=2e-6), name
+    finally:
+        torch.autograd.graph.save_on_cpu = save_on_cpu
+    shown = {slots.places[1][i] for slots in engine._slots for i in range(len(slots.views))}
+    assert packed and not shown.intersection(packed)  # activations, and no parameter
+    kept.remove()
+    before = len(packed)
+    squared_error(model, batch)
+    assert len(packed) == before
+    engine.close()
+    disk = {"offload_activations": "nvme"}
+    zero = {**settings["zero_optimization"], "offload_param": {"device": "nvme", "nvme_path": "/tmp"}}
+    refused(lambda: ebb.initialize(make(), {**settings, "zero_optimization": zero, "ebb": disk}), "not on a disk", "UNIMPLEMENTED")
+    for key in ({"ebb": {"offload_activations": "cpu"}}, {"activation_checkpointing": {"cpu_checkpointing": True}}):
+        ebb.initialize(make(), {**settings, **key}).close()
+
+
+def test_activations_in_ram_are_those_of_torch(one):
+    one.run(with_sgd, Place("one rank", 1), _in_ram, Checkpointed)
