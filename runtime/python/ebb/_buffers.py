@@ -30,7 +30,7 @@ def packed(model: nn.Module, rank: int) -> bytes:
 
 def set_to(model: nn.Module, saved: bytes) -> None:
     """Sets the buffers to those that were packed."""
-    values = torch.load(io.BytesIO(saved), weights_only=True) if saved else {}
+    values = torch.load(io.BytesIO(saved), map_location="cpu", weights_only=True) if saved else {}
     buffers = saving.buffers(model)
     fit = {key for key, tensor in buffers.items() if key in values and values[key].shape == tensor.shape}
     with torch.no_grad():

@@ -201,7 +201,7 @@ class Walk:
         if _graph_task() != -1:
             if self.again is not None and self.again.visit.unit is unit:
                 if self.again.visit.is_repeated and torch.is_grad_enabled():
-                    self._watch(self.again.visit, output)
+                    self._watch(self.again.visit, output, closes=False)
                 if alone:
                     self._close_recompute()
             return
@@ -211,7 +211,7 @@ class Walk:
         if open_here is None or open_here.visit.unit is not unit:
             return
         if torch.is_grad_enabled():
-            self._watch(open_here.visit, output)
+            self._watch(open_here.visit, output, closes=alone)
         if alone:
             self._close_forward()
 
@@ -241,17 +241,23 @@ class Walk:
                 self.scopes.close(FORWARD, visit, scope)
                 self.resident_visits.append(visit)
 
-    def _watch(self, visit: Visit, output: Any) -> None:
+    def _watch(self, visit: Visit, output: Any, closes: bool) -> None:
         for tensor in tensors_in(output):
             self._watch_node(visit, tensor.grad_fn)
             # In-place operations on a view replace its node, and keep its base's.
             if tensor._is_view() and tensor._base is not None:
                 self._watch_node(visit, tensor._base.grad_fn)
+                name = next((name for name, one in zip(visit.unit.names, visit.unit.parameters) if one is tensor._base), None)
+                if closes and name is not None:
+                    raise Error(
+                        f"'{visit.unit.name}' gives a view of its parameter '{name}' to other modules, which would find another unit's values "
+                        "there: give them a clone(), or name the parameter in resident="
+                    )
 
     def _watch_open(self, values: Any) -> None:
         """Watches what the model itself has computed after a module of the open unit, perhaps with another parameter of that unit."""
         if self.forward is not None and torch.is_grad_enabled():
-            self._watch(self.forward.visit, values)
+            self._watch(self.forward.visit, values, closes=True)
 
     def _watch_node(self, visit: Visit, node: Any) -> None:
         # An older node is not watched, because it belongs to the unit that made it.

@@ -133,7 +133,7 @@ class Files:
             raise Error(f"buffer '{name}' has the shape {shape}, and in '{self.path}' {entry['shape']}", "INVALID_ARGUMENT")
         if entry["dtype"] not in saving.DTYPE_OF_FORMAT:
             raise Error(f"buffer '{name}' is {entry['dtype']} in '{self.path}', which is not supported", "UNIMPLEMENTED")
-        values = torch.empty(shape, dtype=saving.DTYPE_OF_FORMAT[entry["dtype"]])
+        values = torch.empty(shape, dtype=saving.DTYPE_OF_FORMAT[entry["dtype"]], device="cpu")
         first, last = entry["data_offsets"]
         with path.open("rb") as file:
             file.seek(start + first)

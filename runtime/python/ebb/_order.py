@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import random
 import re
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, Iterator
 
@@ -20,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from ._fakes import Fakes, classes_as_they_were, faked
 from ._hooks import Visit, Walk
 from ._library import BACKWARD, FORWARD, SHOW, Error
-from .checks import Watch
+from .checks import Watch, storage
 from ._units import Unit, UnitsArgument, divide, owners, registration_order
 
 log = logging.getLogger("ebb")
@@ -77,13 +79,14 @@ class _Record:
         self.visits: list[Visit] = []
         self.events: list[tuple[int, int, int]] = []
         self.fakes: dict[int, torch.Tensor] = {}  # by the id of a parameter
-        self.hidden: dict[int, str] = {}  # parameters of closed units: the name, by the id of the fake
+        self.keys: dict[int, int] = {}  # of the fakes in a Watch, by the id of the parameter
+        self.hidden: dict[int, str] = {}  # parameters of closed units: the name, by the key of the fake
         self.outside: dict[str, None] = {}  # names that were used while their unit was closed
         self.in_step = False  # else scopes are those of an evaluation, such as a reference before the step, and have no place in the order
 
     def hide(self, unit: Unit) -> None:
         if not unit.keep_whole:
-            self.hidden.update({id(self.fakes[id(one)]): name for name, one in zip(unit.names, unit.parameters)})
+            self.hidden.update({self.keys[id(one)]: name for name, one in zip(unit.names, unit.parameters)})
 
     def read(self, name: str, what: str) -> None:
         self.outside[name] = None
@@ -107,7 +110,7 @@ class _Record:
                 self.visits.append(visit)
             self.events.append((1, kind, self.numbers[id(visit)]))
         for parameter in visit.unit.parameters:
-            self.hidden.pop(id(self.fakes[id(parameter)]), None)
+            self.hidden.pop(self.keys[id(parameter)], None)
 
     def close(self, kind: int, visit: Visit, scope: Any) -> None:
         if id(visit) in self.numbers and kind != SHOW:
@@ -266,11 +269,13 @@ def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device
     made = faked(model, device, fakes, keeps_buffers=is_here) if fakes else _kept(model)
     entered = contextlib.nullcontext() if is_here or not fakes else fakes
     with generators_as_they_were(device), entered, _as_it_was(model), uncompiled(), made as record.fakes:
+        key = storage if fakes else id  # a fake has a storage of its own, so that views of it are known too
+        record.keys = {number: key(tensor) for number, tensor in record.fakes.items()}
         for unit in units:
             record.hide(unit)
         walk.attach()
         try:
-            with torch.enable_grad(), Watch(record.hidden, record.read):
+            with torch.enable_grad(), Watch(record.hidden, record.read, key):
                 loss = loss_of(call(model, example, fakes.from_tensor if fakes else lambda tensor: tensor))
                 if loss is not None:
                     _backward(loss)
@@ -282,8 +287,18 @@ def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device
         return record, record.used_outside(units)
 
 
-def generators_as_they_were(device: torch.device) -> Any:
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" and torch.cuda.is_available() else [])
+@contextlib.contextmanager
+def generators_as_they_were(device: torch.device) -> Iterator[None]:
+    """Also those of Python and numpy, which models use to leave layers out."""
+    numpy = sys.modules.get("numpy")
+    python, states = random.getstate(), numpy.random.get_state() if numpy else None
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" and torch.cuda.is_available() else []):
+            yield
+    finally:
+        random.setstate(python)
+        if numpy:
+            numpy.random.set_state(states)
 
 
 def _backward(loss: torch.Tensor) -> None:

@@ -23,21 +23,27 @@ _HARMLESS = {"size", "dim", "numel", "stride", "is_floating_point", "is_complex"
              "ones_like", "new_empty", "new_zeros", "is_same_size", "__get__", "__set__", "__delete__"}
 
 
+def storage(tensor: torch.Tensor) -> int:
+    """The same for all views of a tensor."""
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else 0
+
+
 class Watch(TorchFunctionMode):
     """Calls `read`(name, what) for each operator that reads a parameter of `hidden`, while it is on."""
 
-    def __init__(self, hidden: dict[int, str], read: Callable[[str, str], None]):
+    def __init__(self, hidden: dict[int, str], read: Callable[[str, str], None], key: Callable[[torch.Tensor], int] = id):
         super().__init__()
-        self.hidden = hidden  # by the id of a parameter its name, while it is hidden
+        self.hidden = hidden  # by the key of a parameter its name, while it is hidden
         self.read = read
+        self.key = key
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         name = getattr(function, "__name__", str(function))
         of = getattr(getattr(function, "__self__", None), "__name__", "")
         if name not in _HARMLESS or (name == "__get__" and of in _VIEWS):
             for value in tree_flatten((arguments, keywords or {}))[0]:
-                if isinstance(value, nn.Parameter) and id(value) in self.hidden:
-                    self.read(self.hidden[id(value)], of if name == "__get__" else name)
+                if isinstance(value, torch.Tensor) and (parameter := self.hidden.get(self.key(value))) is not None:
+                    self.read(parameter, of if name == "__get__" else name)
         return function(*arguments, **(keywords or {}))
 
 

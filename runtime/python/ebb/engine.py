@@ -264,7 +264,7 @@ class Engine:
         name = self._named(name)
         shape = self._parameters[name].shape
         here = rank in (-1, self.world.rank)
-        whole = torch.empty(shape, dtype=torch.float32) if here else None
+        whole = torch.empty(shape, dtype=torch.float32, device="cpu") if here else None
         address = whole.data_ptr() if here else 0
 
         def piece(values: Any, begin: int, end: int) -> None:

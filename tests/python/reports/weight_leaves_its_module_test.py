@@ -1,0 +1,102 @@
+"""A module returns its own weight, or a view of it, and another module uses that later: a learned query, a tied table, a hypernetwork."""
+
+import pytest
+import torch
+from modules import Blocks
+from torch import nn
+from training import SGD, compare, squared_error
+
+import ebb
+
+
+def through(of_weight):
+    """A model whose last product is with `of_weight`(the first block's weight), after eleven other blocks have run."""
+
+    class First(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), of_weight(self.weight)
+
+    class Model(Blocks):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(3)
+            self.blocks = nn.ModuleList([First(8, 8)] + [nn.Linear(8, 8) for _ in range(11)])
+
+        def forward(self, x):
+            x, weight = self.blocks[0](x)
+            for block in self.blocks[1:]:
+                x = torch.tanh(block(x))
+            return self.head(x @ weight)
+
+    return Model
+
+
+class Tokens(Blocks):
+    class Learned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.values = nn.Parameter(torch.ones(1, 8) / 2)
+
+        def forward(self, x):
+            return self.values.expand(len(x), -1)
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = self.Learned()
+        self.blocks = nn.ModuleList([nn.Linear(8, 8) for _ in range(12)])
+
+    def forward(self, x):
+        tokens = self.tokens(x)
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return self.head(x * tokens)
+
+
+VIEWS = {
+    "transposed": lambda weight: weight.t(), "detached": lambda weight: weight.detach(), "data": lambda weight: weight.data,
+    "a part": lambda weight: weight[:, :4].repeat(1, 2), "itself": lambda weight: weight,
+}
+
+
+def _settings(place):
+    few = {"stage3_max_live_parameters": 150, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}  # units take turns in memory
+    settings = place.config(optimizer=SGD)
+    settings["zero_optimization"].update(few)
+    return settings
+
+
+def _returned(place):
+    batches = place.batches(2)
+    shown = batches[0][0][0]
+    for name, view in VIEWS.items():
+        compare(through(view), batches, squared_error, _settings(place), optimizer=SGD, example=(shown,))
+        if name == "a part":
+            continue  # repeat() copies within the unit
+        engine = ebb.initialize(model := through(view)(), _settings(place))
+        with pytest.raises(ebb.Error, match="'blocks.0.weight' is used outside of its module: name it in resident="):
+            model(shown)
+        engine.close()
+    compare(through(lambda weight: weight.clone()), batches, squared_error, _settings(place), optimizer=SGD)
+    compare(Tokens, batches, squared_error, _settings(place), optimizer=SGD, example=(shown,))
+
+
+def test_a_weight_that_a_module_returns(at):
+    at(_returned)
+
+
+def _not_shown(place):
+    """A model that does not run without values, so that no walk sees the view."""
+
+    class Model(through(lambda weight: weight.t())):
+        def forward(self, x):
+            return x if x.sum().item() == 3 else super().forward(x)
+
+    engine = ebb.initialize(model := Model(), _settings(place))
+    with pytest.raises(ebb.Error, match=r"'blocks.0' gives a view of its parameter 'blocks.0.weight' to other modules.*clone\(\)"):
+        model(place.batches(1)[0][0][0])
+    engine.close()
+    compare(Model, place.batches(2), squared_error, _settings(place), optimizer=SGD, resident=["blocks.0.weight"])
+
+
+def test_a_view_that_no_example_has_shown(at):
+    at(_not_shown)
