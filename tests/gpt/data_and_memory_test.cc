@@ -55,7 +55,8 @@ TEST_F(DataAndMemoryTest, ARunWithoutMemoryIsRefusedWithAMessage) {
     }
     ++refused;
     EXPECT_EQ(code, 2);
-    EXPECT_THAT(program.printed(), HasSubstr("gpt: "));
+    EXPECT_THAT(program.printed(),
+                testing::ContainsRegex("gpt: .*ulimit -v, now " + std::to_string(kibibytes)));
   }
   EXPECT_GT(refused, 0);
 }

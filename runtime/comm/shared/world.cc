@@ -16,6 +16,7 @@
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/memory_limit.h"
 #include "ebb/runtime/device/thread_limit.h"
 
 namespace ebb {
@@ -144,9 +145,12 @@ absl::StatusOr<int64_t> SharedWorld::Reserve(int64_t bytes) {
   const int64_t whole = RoundUp(bytes, kPage);
   if (is_threads()) {
     Mapping pages = NewPages(whole);
-    if (pages.data() == nullptr)
+    if (pages.data() == nullptr) {
+      const std::string limit = MemoryLimitBelow(whole);
       return absl::ResourceExhaustedError(
-          absl::StrCat("cannot allocate ", whole, " bytes for a communicator"));
+          absl::StrCat("cannot allocate ", whole, " bytes for a communicator",
+                       limit.empty() ? "" : "; raise the limit of ", limit));
+    }
     return reinterpret_cast<int64_t>(std::move(pages).Keep());
   }
   const int64_t offset = header().next_offset.fetch_add(whole);

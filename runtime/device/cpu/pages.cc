@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/shared_heap.h"
+#include "ebb/runtime/device/memory_limit.h"
 
 namespace ebb {
 namespace {
@@ -87,10 +88,11 @@ void ReleaseShared(void* data, int64_t bytes, int) {
 }
 
 absl::Status Exhausted(int64_t bytes, std::string_view what, std::string_view why) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat("cannot allocate ", bytes, " bytes of CPU memory for ",
-                   absl::string_view(what.data(), what.size()), ": ",
-                   absl::string_view(why.data(), why.size())));
+  const std::string limit = MemoryLimitBelow(bytes);
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "cannot allocate ", bytes, " bytes of CPU memory for ",
+      absl::string_view(what.data(), what.size()), ": ", absl::string_view(why.data(), why.size()),
+      limit.empty() ? "" : "; raise the limit of ", limit));
 }
 
 absl::Status CheckRequest(int64_t bytes, std::string_view what) {
