@@ -9,7 +9,9 @@
 #include <utility>
 
 #include "ebb/runtime/config/config.h"
+#include "ebb/runtime/config/convert.h"
 #include "ebb/runtime/config/message.h"
+#include "ebb/runtime/config/problems.h"
 #include "ebb/runtime/config/reader.h"
 #include "ebb/runtime/config/status_macros.h"
 
@@ -18,6 +20,7 @@ namespace {
 
 using config::Invalid;
 using config::Join;
+using config::Problems;
 using config::Quoted;
 using config::Remark;
 
@@ -114,6 +117,16 @@ struct Triple {
   }
 };
 
+absl::Status ResolveRounds(Config& config) {
+  const int64_t accumulation = config.gradient_accumulation_steps;
+  int64_t& of_round = config.ebb.micro_batches_per_round;
+  if (of_round == 0) of_round = accumulation;
+  if (of_round == 0 || accumulation % of_round == 0) return absl::OkStatus();
+  return Invalid({"\"ebb.micro_batches_per_round\" ", std::to_string(of_round),
+                  " does not divide \"gradient_accumulation_steps\" ", std::to_string(accumulation),
+                  "; nearest that do: ", DivisorsNear(accumulation, of_round)});
+}
+
 // ebb.shard_group, given under either of its names. Sums run within the shard groups first, so the
 // reduction group is the shard group.
 absl::Status ResolveShardGroup(int world, Config& config) {
@@ -207,35 +220,38 @@ int Config::FittingWorld(int preferred) const {
   return fitting;
 }
 
+void config::CompleteForWorld(int world, Config& config, Problems& problems) {
+  const auto add = [&](std::string_view path, const absl::Status& status) {
+    if (!status.ok())
+      problems.AddTogether(path, {{status.message().data(), status.message().size()}});
+  };
+  Triple batch{config.train_batch_size, config.micro_batch_size, config.gradient_accumulation_steps,
+               world};
+  add("train_batch_size", batch.Complete());
+  config.train_batch_size = batch.train;
+  config.micro_batch_size = batch.micro;
+  config.gradient_accumulation_steps = batch.accumulation;
+  config.communication = config.communication_dtype();
+  config.ebb.reduce_at = config.reduces_at_round() ? ReduceAt::kRound : ReduceAt::kStep;
+  add("ebb.micro_batches_per_round", ResolveRounds(config));
+  if (const int64_t group = config.ebb.reduction_group; group != 0 && world % group != 0) {
+    add("ebb.reduction_group",
+        Invalid({"\"ebb.reduction_group\" ", std::to_string(group), " does not divide ",
+                 std::to_string(world), " ranks; nearest that do: ", DivisorsNear(world, group)}));
+  }
+  add("ebb.shard_group", ResolveShardGroup(world, config));
+  add("zero_optimization.zero_hpz_partition_size", ResolvePartition(world, config));
+  add("ebb.io_backend", TakeEnvironment(config));
+  ResolvePaths(config);
+}
+
 absl::StatusOr<Config> Config::ForWorld(int world) const {
   if (world < 1) return Invalid({"a world has at least one rank, not ", std::to_string(world)});
   EBB_RETURN_IF_ERROR(Validate());
-  Triple batch{train_batch_size, micro_batch_size, gradient_accumulation_steps, world};
-  EBB_RETURN_IF_ERROR(batch.Complete());
-
   Config resolved = *this;
-  resolved.train_batch_size = batch.train;
-  resolved.micro_batch_size = batch.micro;
-  resolved.gradient_accumulation_steps = batch.accumulation;
-  resolved.communication = communication_dtype();
-  resolved.ebb.reduce_at = reduces_at_round() ? ReduceAt::kRound : ReduceAt::kStep;
-  if (ebb.micro_batches_per_round == 0) {
-    resolved.ebb.micro_batches_per_round = batch.accumulation;
-  } else if (batch.accumulation % ebb.micro_batches_per_round != 0) {
-    return Invalid(
-        {"\"ebb.micro_batches_per_round\" ", std::to_string(ebb.micro_batches_per_round),
-         " does not divide \"gradient_accumulation_steps\" ", std::to_string(batch.accumulation),
-         "; nearest that do: ", DivisorsNear(batch.accumulation, ebb.micro_batches_per_round)});
-  }
-  if (ebb.reduction_group != 0 && world % ebb.reduction_group != 0) {
-    return Invalid({"\"ebb.reduction_group\" ", std::to_string(ebb.reduction_group),
-                    " does not divide ", std::to_string(world),
-                    " ranks; nearest that do: ", DivisorsNear(world, ebb.reduction_group)});
-  }
-  EBB_RETURN_IF_ERROR(ResolveShardGroup(world, resolved));
-  EBB_RETURN_IF_ERROR(ResolvePartition(world, resolved));
-  EBB_RETURN_IF_ERROR(TakeEnvironment(resolved));
-  ResolvePaths(resolved);
+  Problems problems;
+  config::CompleteForWorld(world, resolved, problems);
+  EBB_RETURN_IF_ERROR(problems.status());
   EBB_RETURN_IF_ERROR(resolved.Validate());  // a derived number may be too large
   return resolved;
 }

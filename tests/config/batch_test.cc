@@ -279,6 +279,18 @@ TEST(ForWorld, GradientsAndActivationsOnNvmeUseTheParametersPaths) {
   EXPECT_EQ(resolved(), there);
 }
 
+TEST(ForWorld, ReportsAllErrorsTogether) {
+  Config config;
+  config.train_batch_size = 7;
+  config.micro_batch_size = 2;
+  config.ebb.reduction_group = 3;
+  config.ebb.shard_group = 5;
+  const std::string message(config.ForWorld(4).status().message());
+  for (const char* wrong : {"3 problems", "\"train_batch_size\" 7", "\"ebb.reduction_group\" 3",
+                            "\"ebb.shard_group\" 5"})
+    EXPECT_THAT(message, HasSubstr(wrong));
+}
+
 TEST(ForWorld, RefusesConfigsThatValidateRefuses) {
   Config config = Given(8, 0, 0);
   config.zero.stage = -1;
