@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <utility>
 
@@ -44,6 +45,11 @@ absl::Status CanMakeFolders(fs::path path) {
   if (!S_ISDIR(at.st_mode)) return FileError("making a folder in", path.string(), ENOTDIR);
   if (access(path.c_str(), W_OK | X_OK) != 0)
     return FileError("making a folder in", path.string(), errno);
+  // Some file systems refuse what the rights allow. The name differs from those of other ranks.
+  std::string tried = (path / ".writing-XXXXXX").string();
+  if (mkdtemp(tried.data()) == nullptr)
+    return FileError("making a folder in", path.string(), errno);
+  rmdir(tried.c_str());
   return absl::OkStatus();
 }
 

@@ -140,16 +140,17 @@ int Setup::StreamsOfDevice() const {
 
 // A group that the config names and no parameter has is a misspelling.
 absl::Status Setup::CheckGroups() const {
+  std::string missing;
   for (const auto& [name, group] : with_.inputs.config.ebb.parameter_groups) {
     const bool used =
         std::any_of(with_.inputs.model.parameters.begin(), with_.inputs.model.parameters.end(),
                     [&](const ParameterSpec& parameter) { return parameter.group == name; });
     if (!used)
-      return absl::InvalidArgumentError(
-          absl::StrCat("ebb.parameter_groups.", name,
-                       ": no parameter of the model is in this group (ParameterSpec::group)"));
+      absl::StrAppend(&missing, missing.empty() ? "" : ", ", "ebb.parameter_groups.", name);
   }
-  return absl::OkStatus();
+  if (missing.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(missing, ": no parameter of the model is in this group (ParameterSpec::group)"));
 }
 
 absl::Status Setup::CheckOptimizer() const {

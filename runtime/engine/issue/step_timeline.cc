@@ -1,5 +1,7 @@
 #include "ebb/runtime/engine/issue/step_timeline.h"
 
+#include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -8,6 +10,17 @@
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {
+namespace {
+
+// Once in a process. Ranks that are threads write one file and have one reason, and steps repeat it.
+void WarnOnce(const std::string& what, absl::string_view why) {
+  static std::mutex mutex;
+  static auto* const said = new std::set<std::string>;
+  const std::lock_guard lock(mutex);
+  if (said->insert(what).second) LogWarning(absl::StrCat(what, ": ", why));
+}
+
+}  // namespace
 
 absl::Status StepTimeline::Make(const sharding::Plan& plan) {
   if (inputs_.config.ebb.trace.empty()) return absl::OkStatus();
@@ -44,7 +57,8 @@ void StepTimeline::Collect(int64_t next) {
   if (next == 0) return;
   const absl::Status reserved = device_spans_->Reserve(static_cast<int>(next));
   if (!reserved.ok()) {
-    LogWarning(absl::StrCat("operations are missing from the timeline: ", reserved.message()));
+    WarnOnce(absl::StrCat("operations are missing from the timeline ", inputs_.config.ebb.trace),
+             reserved.message());
   }
 }
 
@@ -53,10 +67,10 @@ void StepTimeline::Write() {
   Collect(/*next=*/0);
   const std::string& path = inputs_.config.ebb.trace;
   if (absl::Status written = timeline_->AppendTo(path); !written.ok()) {
-    LogWarning(absl::StrCat("the timeline was not written: ", written.message()));
-  } else if (timeline_->dropped() > 0) {
+    WarnOnce(absl::StrCat("the timeline was not written to ", path), written.message());
+  } else if (timeline_->dropped() > 0 && inputs_.rank() == 0) {
     LogWarning(absl::StrCat("the timeline was full: ", timeline_->dropped(),
-                            " later spans are not in '", path, "'"));
+                            " later spans of each rank are not in '", path, "'"));
   }
 }
 
