@@ -17,7 +17,7 @@ struct Entry {
 constexpr size_t kEntries = 19;
 using Entries = std::array<Entry, kEntries>;
 
-Entries EntriesOf(const Run& run, const Device& device) {
+Entries EntriesOf(const Run& run) {
   const Options& o = run.options;
   const GptShape& s = o.shape;
   const auto number = [](int64_t value) { return static_cast<uint64_t>(value); };
@@ -39,13 +39,13 @@ Entries EntriesOf(const Run& run, const Device& device) {
           {"--prompt", Hasher().Add(o.prompt).hash()},
           {"--products", Hasher().Add(o.products).hash()},
           {"--summary (given or not)", !o.summary_file.empty()},
-          {"--device (as it was found)", static_cast<uint64_t>(device.kind())}};
+          {"--device", Hasher().Add(o.device).hash()}};
 }
 
 }  // namespace
 
-absl::Status AgreeOnRun(const World& world, const Run& run, const Device& device) {
-  const Entries own = EntriesOf(run, device);
+absl::Status AgreeOnRun(const World& world, const Run& run) {
+  const Entries own = EntriesOf(run);
   std::array<uint64_t, kEntries> values;
   for (size_t i = 0; i < kEntries; ++i) values[i] = own[i].value;
   std::vector<std::array<uint64_t, kEntries>> all(static_cast<size_t>(world.size()));

@@ -15,7 +15,7 @@ namespace ebb::gpt {
 
 // Collective. kFailedPrecondition, on every rank, names the first option that differs and the two
 // ranks. The engine compares model and configuration itself.
-absl::Status AgreeOnRun(const World& world, const Run& run, const Device& device);
+absl::Status AgreeOnRun(const World& world, const Run& run);
 
 // Collective: rank 0's `text`, on every rank. The others wait for it, at most `timeout_seconds`.
 absl::StatusOr<std::string> TextOfFirst(const World& world, const std::string& text,

@@ -14,12 +14,12 @@
 #include <execinfo.h>
 
 #include <algorithm>
-#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -78,10 +78,10 @@ int Main(int argc, char** argv) {
     return Fail(status, kUsageError);
   if (options.PlansOnly()) return Plan(*launch, options);
   const auto config = ResolveConfig(options);
-  if (!config.ok()) return Fail(config.status(), kUsageError);
+  if (const auto status = AllOf({config.status(), CheckSave(options), CheckExport(options)});
+      !status.ok())
+    return Fail(status, kUsageError);
   options.ranks = RanksOf(*config);
-  if (const auto status = CheckSave(options); !status.ok()) return Fail(status, kUsageError);
-  if (const auto status = CheckExport(options); !status.ok()) return Fail(status, kUsageError);
   const bool launched = *launch && (*launch)->size > 1;
   return launched ? RunRankOfLauncher(options, *config) : RunRanksAsThreads(options, *config);
 }
@@ -107,9 +107,16 @@ int CodeOf(std::span<const absl::Status> errors) {
   return std::any_of(errors.begin(), errors.end(), IsRefusal) ? kUsageError : kFailed;
 }
 
-// A scheduler may start the same command again, because the saved run can be resumed.
-int CodeOfStop(const Options& options) {
-  return options.save_folder.empty() ? kStopped : kSaved;
+// `stopped`: RunRank's. A scheduler may start the same command again, because the saved run can be
+// resumed.
+int EndOf(const std::string& stopped, const Options& options, bool speaks) {
+  if (stopped.empty()) return 0;
+  const bool saved = !options.save_folder.empty();
+  if (speaks)
+    std::fprintf(stderr, "gpt: stopped by %s; %s\n", stopped.c_str(),
+                 saved ? ("--resume latest goes on from the save in " + options.save_folder).c_str()
+                       : "nothing was saved, as there is no --save");
+  return saved ? kSaved : kStopped;
 }
 
 int RunRanksAsThreads(Options& options, const Config& config) {
@@ -119,7 +126,7 @@ int RunRanksAsThreads(Options& options, const Config& config) {
   if (!reports.ok()) return Fail(reports.status(), kUsageError);
 
   CatchStopSignals(/*before_time_is_up=*/!options.save_folder.empty());
-  std::atomic<bool> stopped{false};
+  std::string stopped;
   ResidentMemory resident;
   std::vector<absl::Status> ended(static_cast<size_t>(options.ranks));
   const absl::Status status = RunThreads(options.ranks, [&](World world) {
@@ -128,7 +135,7 @@ int RunRanksAsThreads(Options& options, const Config& config) {
                                         .text = *text,
                                         .reports = *reports,
                                         .resident = resident});
-    if (result.ok() && *result) stopped = true;
+    if (result.ok() && world.rank() == 0) stopped = *result;
     return ended[static_cast<size_t>(world.rank())] = result.status();
   });
   if (!status.ok()) {
@@ -138,7 +145,7 @@ int RunRanksAsThreads(Options& options, const Config& config) {
     // A rank without a thread has not ended.
     return Fail(alike ? ended[0] : status, IsRefusal(status) ? kUsageError : CodeOf(ended));
   }
-  return stopped ? CodeOfStop(options) : 0;
+  return EndOf(stopped, options, /*speaks=*/true);
 }
 
 // Reports an error of this rank to the other ranks, which would otherwise wait for it.
@@ -149,7 +156,8 @@ int FailRank(const World& world, const absl::Status& status, int code) {
 
 int RunRankOfLauncher(Options& options, const Config& config) {
   const auto world = World::FromEnvironment({.timeout_seconds = config.ebb.timeout_seconds});
-  if (!world.ok()) return Fail(world.status(), CodeOf(std::span(&world.status(), 1)));
+  if (!world.ok())
+    return Fail(world.status(), IsRefusal(RefusalByCode(world.status())) ? kUsageError : kFailed);
   const auto text = LoadText(options);
   if (!text.ok()) return FailRank(*world, text.status(), kUsageError);
   auto reports = world->rank() == 0 ? Reports::Open(options, config) : Reports();
@@ -163,7 +171,7 @@ int RunRankOfLauncher(Options& options, const Config& config) {
                                         .resident = resident});
   if (!stopped.ok())
     return FailRank(*world, stopped.status(), CodeOf(std::span(&stopped.status(), 1)));
-  return *stopped ? CodeOfStop(options) : 0;
+  return EndOf(*stopped, options, world->rank() == 0);
 }
 
 }  // namespace

@@ -2,13 +2,18 @@
 // with 1. A refusal carries a mark, because both kinds of errors have the same status codes.
 #pragma once
 
+#include <vector>
+
 #include "absl/status/status.h"
 
 namespace ebb::gpt {
 
 // For an error before training: marked if its code says that a request cannot be met here (a cap, a
-// folder, a device). Unchanged if a rank was lost or a device failed.
+// folder, a device, a file that is no checkpoint). Unchanged if a rank was lost or a device failed.
 absl::Status RefusalByCode(absl::Status error);
+
+// All of the errors as one, a line each, so that they can be mended together; OK without any.
+absl::Status AllOf(const std::vector<absl::Status>& errors);
 
 // Marked errors; and, at any time, errors of a machine that grants no thread or has no memory.
 bool IsRefusal(const absl::Status& error);

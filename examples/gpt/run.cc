@@ -23,11 +23,10 @@
 namespace ebb::gpt {
 namespace {
 
-absl::StatusOr<bool> RunRankWithMemory(const World& world, const Run& run);
+absl::StatusOr<std::string> RunRankWithMemory(const World& world, const Run& run);
 absl::StatusOr<Device> DeviceOf(const Run& run, const World& world);
-// True if a signal ended it early.
-absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer& trainer,
-                                    StopVote& vote);
+absl::StatusOr<std::string> TrainAndReport(const World& world, const Run& run, Trainer& trainer,
+                                           StopVote& vote);
 absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Saves& saves,
                         History& history, Progress* progress);
 absl::Status EvaluateInto(History& history, Trainer& trainer, StopVote& vote, Progress* progress);
@@ -39,17 +38,17 @@ int64_t ParameterBytesOnNvme(Trainer& trainer);
 
 }  // namespace
 
-absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
+absl::StatusOr<std::string> RunRank(const World& world, const Run& run) {
   // Caught in the rank's thread, where an exception would end the process.
   return OrOutOfMemory([&] { return RunRankWithMemory(world, run); });
 }
 
 namespace {
 
-absl::StatusOr<bool> RunRankWithMemory(const World& world, const Run& run) {
+absl::StatusOr<std::string> RunRankWithMemory(const World& world, const Run& run) {
   const bool speaks = world.rank() == 0;
+  GPT_RETURN_IF_ERROR(RefusalByCode(AgreeOnRun(world, run)));
   GPT_ASSIGN_OR_RETURN(Device device, DeviceOf(run, world));
-  GPT_RETURN_IF_ERROR(AgreeOnRun(world, run, device));
   absl::StatusOr<std::unique_ptr<Trainer>> made =
       Trainer::Create(world, std::move(device), run.options, run.config, run.text);
   if (!made.ok()) return RefusalByCode(made.status());
@@ -65,7 +64,7 @@ absl::StatusOr<bool> RunRankWithMemory(const World& world, const Run& run) {
                        StopVote::Create(world, Device::Cpu(), run.config.ebb.timeout_seconds));
   // A separate Status. The other ranks hear of it before the vote ends, because ending waits for
   // the votes that are cast.
-  absl::StatusOr<bool> stopped =
+  absl::StatusOr<std::string> stopped =
       OrOutOfMemory([&] { return TrainAndReport(world, run, *trainer, vote); });
   if (!stopped.ok()) world.Fail(stopped.status());
   GPT_RETURN_IF_ERROR(stopped.status());
@@ -75,7 +74,7 @@ absl::StatusOr<bool> RunRankWithMemory(const World& world, const Run& run) {
     // follows from it.
     GPT_RETURN_IF_ERROR(OutputError());
     GPT_RETURN_IF_ERROR(met);
-    return absl::UnavailableError("rank 0 cannot write to its standard output any more");
+    return absl::UnavailableError("rank 0 cannot write its output any more");
   }
   if (speaks) GPT_RETURN_IF_ERROR(OutputError());  // errors after the last vote
   return stopped;
@@ -83,22 +82,19 @@ absl::StatusOr<bool> RunRankWithMemory(const World& world, const Run& run) {
 
 // Rank 0 says which options have no meaning there.
 absl::StatusOr<Device> DeviceOf(const Run& run, const World& world) {
-  absl::StatusOr<ChosenDevice> chosen = ChooseDevice(run.options, world.local_rank());
+  absl::StatusOr<Device> chosen = ChooseDevice(run.options, world.local_rank());
   if (!chosen.ok()) return RefusalByCode(chosen.status());
-  if (world.rank() != 0) return std::move(chosen->device);
-  if (!chosen->instead_of_cuda.empty())
-    LogWarning(
-        absl::StrCat("no --device cuda, so training uses the CPU: ", chosen->instead_of_cuda));
-  const bool is_cpu = chosen->device.kind() == DeviceKind::kCpu;
+  if (world.rank() != 0) return chosen;
+  const bool is_cpu = chosen->kind() == DeviceKind::kCpu;
   if (is_cpu && run.options.cuda_graphs == CudaGraphs::kOn)
     LogWarning("--cuda-graphs on has no meaning on the CPU, which launches nothing");
   if (is_cpu && run.options.products != kMeasuredProducts)
     LogWarning("--products has no meaning on the CPU, which computes all products in one way");
-  return std::move(chosen->device);
+  return chosen;
 }
 
-absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer& trainer,
-                                    StopVote& vote) {
+absl::StatusOr<std::string> TrainAndReport(const World& world, const Run& run, Trainer& trainer,
+                                           StopVote& vote) {
   const bool speaks = world.rank() == 0;
   GPT_ASSIGN_OR_RETURN(const int64_t resumed, Resume(trainer, run));
   GPT_RETURN_IF_ERROR(CheckSaves(trainer, run));
@@ -109,13 +105,16 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
   std::optional<Progress> progress;
   if (speaks) progress.emplace(run.options.steps).Say(Headline(trainer, run, how));
   Progress* shown = progress ? &*progress : nullptr;
-  const bool writes_steps =
-      speaks && (run.reports.losses || run.reports.curve || run.reports.summary);
+  if (speaks && run.reports.losses) {
+    const absl::Status begun = run.reports.losses->Begin(resumed);
+    if (!begun.ok()) return RefusalByCode(absl::FailedPreconditionError(begun.message()));
+  }
+  const bool keeps_steps = speaks && (run.reports.curve || run.reports.summary);
   History history = {.tokens_per_step = trainer.tokens_per_step(),
                      .scales_loss = run.config.compute == DType::kFloat16,
-                     .keeps_steps = writes_steps};
+                     .keeps_steps = keeps_steps};
   history.Begin(resumed, std::max<int64_t>(0, run.options.steps - resumed));
-  if (writes_steps)
+  if (keeps_steps)
     history.steps.reserve(static_cast<size_t>(std::min<int64_t>(run.options.steps, 1 << 16)));
   Saves saves(trainer, run);
   GPT_RETURN_IF_ERROR(TrainSteps(run, trainer, vote, saves, history, shown));
@@ -135,15 +134,23 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
   }
   // After the reports, so that they exist whatever ends the run now.
   GPT_RETURN_IF_ERROR(SampleAndReport(run, trainer, vote, history, summary, shown));
-  return vote.stopped();
+  if (!history.stopped) return "";
+  return absl::StrCat(history.stopped->by, " in ",
+                      history.stopped->during == "training" ? "" : "the ", history.stopped->during,
+                      ", after ", history.stopped->after);
 }
 
 absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Saves& saves,
                         History& history, Progress* progress) {
-  StepRecorder recorder(trainer.engine(), history, progress, run.options.evaluate_every);
+  const bool writes_losses = progress != nullptr && run.reports.losses;
+  StepRecorder recorder(trainer.engine(), history, progress,
+                        writes_losses ? &*run.reports.losses : nullptr, run.options.evaluate_every);
   const auto record = [&](const StepReport& report) { recorder.Take(report); };
   const auto stopped_in = [&](const char* what) {
-    history.stopped = {.by = vote.stopped_by(), .during = what, .steps = history.finished};
+    history.stopped = {.by = vote.stopped_by(),
+                       .during = what,
+                       .steps = history.finished,
+                       .after = absl::StrCat("step ", history.finished, " of ", run.options.steps)};
   };
   for (int64_t step = history.resumed; step < run.options.steps; ++step) {
     const absl::Status voted = vote.Decide();
@@ -165,7 +172,10 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Saves&
       GPT_RETURN_IF_ERROR(trainer.AwaitReport(record));
     recorder.TakeTraffic(step);
     SayEnded(saves, progress);
-    if (is_saved) GPT_RETURN_IF_ERROR(Save(saves, history, progress));
+    if (is_saved) {
+      recorder.SyncLosses();
+      GPT_RETURN_IF_ERROR(Save(saves, history, progress));
+    }
     if (!evaluates) continue;
     GPT_RETURN_IF_ERROR(EvaluateInto(history, trainer, vote, progress));
     if (vote.stopped()) stopped_in("evaluation");
@@ -201,7 +211,7 @@ void SayEnded(Saves& saves, Progress* progress) {
   if (progress != nullptr && !path.empty()) progress->Say(absl::StrCat("saved ", path));
 }
 
-// Continues --prompt. A signal stops it; the summary says so then.
+// Continues --prompt. If a signal stops it, the summary says so.
 absl::Status SampleAndReport(const Run& run, Trainer& trainer, StopVote& vote, History& history,
                              const Summary& summary, Progress* progress) {
   const int64_t read = run.options.sample_bytes ? 0 : ParameterBytesOnNvme(trainer);
@@ -214,14 +224,17 @@ absl::Status SampleAndReport(const Run& run, Trainer& trainer, StopVote& vote, H
   }
   if (vote.stopped() || run.options.steps == 0 || bytes == 0) return absl::OkStatus();
   GPT_ASSIGN_OR_RETURN(const std::string sample, trainer.Sample(run.options.prompt, bytes, vote));
+  if (vote.stopped()) {
+    const int64_t written =
+        std::ssize(sample) - std::max<int64_t>(1, std::ssize(run.options.prompt));
+    history.stopped = {.by = vote.stopped_by(),
+                       .during = "sample",
+                       .steps = history.finished,
+                       .after = absl::StrCat(written, " of ", bytes, " bytes")};
+  }
   if (progress == nullptr) return absl::OkStatus();
   progress->Say("\nSample\n" + Printable(sample));
-  if (!vote.stopped()) return absl::OkStatus();
-  history.stopped = {.by = vote.stopped_by(), .during = "sample", .steps = history.finished};
-  const int64_t written = std::ssize(sample) - std::max<int64_t>(1, std::ssize(run.options.prompt));
-  progress->Say(absl::StrFormat("Stopped by %s in the sample, after %d of %d bytes",
-                                history.stopped->by, written, bytes));
-  if (!run.reports.summary) return absl::OkStatus();
+  if (!vote.stopped() || !run.reports.summary) return absl::OkStatus();
   return run.reports.summary->Replace(SummaryJson(summary, history));
 }
 

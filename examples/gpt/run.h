@@ -1,6 +1,8 @@
 // A whole run of the trainer: the work of each rank, from its model to its reports.
 #pragma once
 
+#include <string>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "command_line/options.h"
@@ -19,8 +21,8 @@ struct Run {
   ResidentMemory& resident;  // of all ranks of this process
 };
 
-// True if a signal ended it early; the reports are written then, too. An error that refuses what
-// the user asked for is marked (refusal.h).
-absl::StatusOr<bool> RunRank(const World& world, const Run& run);
+// Why a signal ended it early ("SIGTERM in training, after step 20 of 400"); the reports are written
+// then, too. Empty: none did. An error that refuses what the user asked for is marked (refusal.h).
+absl::StatusOr<std::string> RunRank(const World& world, const Run& run);
 
 }  // namespace ebb::gpt

@@ -1,5 +1,6 @@
 #include "saved_run.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <string_view>
 
@@ -58,11 +59,22 @@ absl::Status CheckModelConfig(const std::string& model_config, const GptShape& s
   return absl::OkStatus();
 }
 
-// `error` of what an option of the command line asks for; OK stays OK.
-absl::Status RefusalOf(std::string_view option, std::string_view value, const absl::Status& error) {
-  return RefusalByCode(absl::Status(
-      error.code(),
-      absl::StrCat(std::string(option), " ", std::string(value), ": ", error.message())));
+// `error` of what an option of the command line asks for, under the name of one rank at most; OK
+// stays OK.
+absl::Status RefusalOf(std::string_view option, std::string_view value, const absl::Status& error,
+                       std::string_view advice = "") {
+  const std::string asked = absl::StrCat(std::string(option), " ", std::string(value), ": ");
+  std::string message(error.message());
+  if (const size_t told = message.find(asked); told != message.npos) {
+    // This rank was in a call when another one reported the error.
+    message.erase(0, std::min(told, message.rfind("rank ", told)));
+  } else {
+    const size_t name = message.find(": ");
+    const bool names_rank = message.rfind("rank ", 0) == 0 && name != message.npos;
+    message.insert(names_rank ? name + 2 : 0, asked);
+    message += advice;
+  }
+  return RefusalByCode(absl::Status(error.code(), message));
 }
 
 }  // namespace
@@ -77,13 +89,11 @@ absl::StatusOr<int64_t> Resume(Trainer& trainer, const Run& run) {
                                 "checkpoint's parameters, if the model is the same"});
   if (latest && absl::IsNotFound(loaded.status())) return 0;
   if (!loaded.ok()) {
-    return RefusalByCode(absl::Status(
-        loaded.status().code(),
-        absl::StrCat("--resume ", options.resume, ": ", loaded.status().message(),
+    return RefusalOf("--resume", options.resume, loaded.status(),
                      absl::IsNotFound(loaded.status())
                          ? "; name a checkpoint (step-...) or a folder that --save has written, or "
                            "leave --resume out to begin afresh"
-                         : "")));
+                         : "");
   }
   const auto model_config = loaded->trainer.find(kModelConfig);
   if (model_config != loaded->trainer.end()) {

@@ -1,7 +1,10 @@
 #include "stop.h"
 
+#include <signal.h>
+
 #include <atomic>
-#include <csignal>
+#include <cerrno>
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,39 +14,58 @@
 namespace ebb::gpt {
 namespace {
 
-std::atomic<int> signal_seen{0};  // its number
+std::atomic<int> signal_seen{0};         // the first one's number
+std::atomic<int64_t> signal_seen_ns{0};  // its time by a steady clock
 
 // Votes; the highest one counts. A signal's number lies between these two.
 constexpr float kGoOn = 0, kOutputFailed = 1000;
 
 float Vote() {
   if (!OutputError().ok()) return kOutputFailed;
-  return static_cast<float>(signal_seen.load(std::memory_order_relaxed));
+  return static_cast<float>(signal_seen.load());
 }
 
-void Remember(int signal) {
-  signal_seen.store(signal, std::memory_order_relaxed);
-  std::signal(signal, SIG_DFL);
+// Calls only what a signal handler may call.
+void Remember(int signal, siginfo_t* info, void*) {
+  const int error = errno;
+  const int64_t now =
+      std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+  int64_t first = 0;
+  if (signal_seen_ns.compare_exchange_strong(first, now)) {
+    signal_seen.store(signal);
+  } else if (EndsAtOnce(now - first, signal, info->si_code)) {
+    ::signal(signal, SIG_DFL);
+    raise(signal);  // acts when this handler returns
+  }
+  errno = error;
 }
 
-// The write that raises the signal fails, and so do all later writes.
-void RememberClosedOutput(int signal) {
-  signal_seen.store(signal, std::memory_order_relaxed);
-}
+enum class IfIgnored : uint8_t { kCatch, kLeave };
 
-// A signal that the parent has switched off, as nohup does, stays off.
-void CatchUnlessIgnored(int signal, void (*handler)(int)) {
-  if (std::signal(signal, handler) == SIG_IGN) std::signal(signal, SIG_IGN);
+void Catch(int signal, IfIgnored if_ignored) {
+  struct sigaction before = {};
+  // A signal that the parent has switched off, as nohup does, stays off.
+  sigaction(signal, nullptr, &before);
+  if (before.sa_handler == SIG_IGN && if_ignored == IfIgnored::kLeave) return;
+  struct sigaction action = {};
+  action.sa_sigaction = Remember;
+  action.sa_flags = SA_SIGINFO | SA_RESTART;
+  sigaction(signal, &action, nullptr);
 }
 
 }  // namespace
 
+bool EndsAtOnce(int64_t nanoseconds_since_first, int signal, int code) {
+  constexpr int64_t kPressedTwice = 2'000'000'000;
+  return signal == SIGINT && code == SI_KERNEL && nanoseconds_since_first >= kPressedTwice;
+}
+
 void CatchStopSignals(bool before_time_is_up) {
-  std::signal(SIGINT, Remember);
-  std::signal(SIGTERM, Remember);
-  if (before_time_is_up) std::signal(SIGUSR1, Remember);
-  CatchUnlessIgnored(SIGHUP, Remember);
-  CatchUnlessIgnored(SIGPIPE, RememberClosedOutput);
+  Catch(SIGINT, IfIgnored::kCatch);
+  Catch(SIGTERM, IfIgnored::kCatch);
+  if (before_time_is_up) Catch(SIGUSR1, IfIgnored::kCatch);
+  Catch(SIGHUP, IfIgnored::kLeave);
+  Catch(SIGPIPE, IfIgnored::kLeave);
 }
 
 // In this order: the stream is destroyed first, and so its queue is empty before its work's data
@@ -82,7 +104,7 @@ bool StopVote::output_failed() const {
 
 std::string StopVote::stopped_by() const {
   if (!state_->stopped) return "";
-  if (output_failed()) return "standard output, which cannot be written";
+  if (output_failed()) return "output that cannot be written";
   switch (const int signal = static_cast<int>(state_->vote)) {
     case SIGINT:
       return "SIGINT";

@@ -1,7 +1,8 @@
 // Makes all ranks stop after the same step if any of them gets Ctrl-C or another signal, or cannot
-// print any more (standard_output.h).
+// write its output any more (standard_output.h).
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -11,10 +12,15 @@
 
 namespace ebb::gpt {
 
-// From here on SIGINT, SIGTERM and SIGHUP (a closed terminal) are remembered; a second one ends the
-// process at once. `before_time_is_up`: also SIGUSR1, with which SLURM announces the end of the
-// job. SIGPIPE is remembered, any number of times: the output has no reader any more.
+// From here on the first of SIGINT, SIGTERM, SIGHUP (a closed terminal) and SIGPIPE (the output has
+// no reader any more) is remembered. Later ones count as the first, unless EndsAtOnce.
+// `before_time_is_up`: also SIGUSR1, with which SLURM announces the end of the job.
 void CatchStopSignals(bool before_time_is_up);
+
+// Whether a signal after the first one ends the process at once: Ctrl-C in a terminal, where a
+// person waits, but no key that was pressed twice. A launcher sends its signals twice, or passes on
+// what the terminal has sent already. `code`: of siginfo_t.
+bool EndsAtOnce(int64_t nanoseconds_since_first, int signal, int code);
 
 // Before each step, and each walk of an evaluation or sample, every rank casts a vote and reads the
 // result of the vote before. The new vote travels meanwhile.
@@ -29,7 +35,7 @@ class StopVote {
   // vote any more the whole world fails with the returned error; the engine then knows more of it.
   absl::Status Decide();
   bool stopped() const;
-  // Stopped because a rank cannot print.
+  // Stopped because a rank cannot write its output.
   bool output_failed() const;
   // The signal's name, or another reason, if stopped.
   std::string stopped_by() const;

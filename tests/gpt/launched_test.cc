@@ -238,7 +238,7 @@ TEST_F(LaunchedTest, RanksThatDisagreeOnTheWorldsSizeAllSaySo) {
   auto first = Start(Arguments({"--config", Config(20)}), Torchrun(0, 2, port));
   auto second = Start(Arguments({"--config", Config(20)}), Torchrun(1, 3, port));
   for (Program* program : {first.get(), second.get()}) {
-    EXPECT_EQ(program->Finish(), 1);
+    EXPECT_EQ(program->Finish(), 2);
     EXPECT_THAT(program->printed(), AllOf(HasSubstr("2"), HasSubstr("3")));
   }
 }
@@ -249,7 +249,7 @@ TEST_F(LaunchedTest, AnErrorOfOneRankReachesTheOthers) {
   auto second = Start(Tiny({"--data", files_.Path("absent")}), Torchrun(1, 2, port));
   EXPECT_EQ(second->Finish(), 2);
   EXPECT_THAT(second->printed(), HasSubstr(files_.Path("absent")));
-  EXPECT_EQ(first->Finish(), 1);
+  EXPECT_EQ(first->Finish(), 2);
   EXPECT_THAT(first->printed(), AllOf(HasSubstr("rank 1"), HasSubstr(files_.Path("absent"))));
 }
 
@@ -278,6 +278,25 @@ TEST_F(LaunchedTest, ARefusalOfOneRanksEngineIsReportedByAllUnderItsName) {
   }
 }
 
+// All ranks meet the error, and one of them may hear of it from another one.
+TEST_F(LaunchedTest, ARefusalOfAllRanksNamesOneRank) {
+  for (const char* option : {"--save", "--resume", "--init-from"}) {
+    const std::string port = FreePort();
+    std::vector<std::unique_ptr<Program>> ranks;
+    for (int rank = 0; rank < 3; ++rank)
+      ranks.push_back(Start(Arguments({option, data_}), Torchrun(rank, 3, port)));
+    for (auto& rank : ranks) {
+      EXPECT_EQ(rank->Finish(), 2) << rank->printed();
+      std::smatch said;
+      const std::string what = std::string(option) + " " + data_ + ": ";
+      EXPECT_TRUE(std::regex_search(rank->printed(), said,
+                                    std::regex("gpt: rank [0-2]( failed)?: " + what + "(.*)\n")))
+          << rank->printed();
+      EXPECT_THAT(said[2].str(), AllOf(Not(HasSubstr("rank ")), Not(HasSubstr("engine"))));
+    }
+  }
+}
+
 TEST_F(LaunchedTest, ASignalToOneRankEndsAllAfterTheSameStep) {
   const std::string port = FreePort();
   std::vector<std::unique_ptr<Program>> ranks;
@@ -289,6 +308,24 @@ TEST_F(LaunchedTest, ASignalToOneRankEndsAllAfterTheSameStep) {
   ranks[1]->Signal(SIGINT);
   for (auto& rank : ranks) EXPECT_EQ(rank->Finish(), 130) << rank->printed();
   EXPECT_GE(nlohmann::json::parse(files_.Read("s.json"))["steps"], 1);
+}
+
+// Neither rank can end by itself, because the second one stands still.
+TEST_F(LaunchedTest, OfLaterSignalsOnlyCtrlCInATerminalEndsAProgramAtOnce) {
+  const std::string port = FreePort();
+  const std::vector<std::string> arguments = Arguments({"--steps", "100000000"});
+  Program first(arguments, {.columns = 80, .environment = Torchrun(0, 2, port), .before = {}});
+  const auto second = Start(arguments, Torchrun(1, 2, port));
+  ASSERT_TRUE(first.WaitFor("step 1/")) << first.printed();
+  second->Signal(SIGSTOP);
+  const int end = first.FinishWhile([&] {
+    for (const int sent : {SIGTERM, SIGHUP, SIGINT}) first.Signal(sent);
+    first.Interrupt();
+  });
+  EXPECT_EQ(end, -SIGINT) << first.printed();
+  second->Signal(SIGKILL);
+  second->Signal(SIGCONT);
+  EXPECT_EQ(second->Finish(), -SIGKILL);
 }
 
 TEST_F(LaunchedTest, TheOthersLearnThatRankZeroCannotWriteItsOutput) {
@@ -385,7 +422,7 @@ TEST_F(LaunchedTest, RanksWithDifferentOptionsAllSaySo) {
     auto first = Start(Arguments({}), Torchrun(0, 2, port));
     auto second = Start(Arguments(arguments), Torchrun(1, 2, port));
     for (Program* program : {first.get(), second.get()}) {
-      EXPECT_EQ(program->Finish(), 1) << program->printed();
+      EXPECT_EQ(program->Finish(), 2) << program->printed();
       EXPECT_THAT(program->printed(), AllOf(HasSubstr(said), HasSubstr("differs")));
     }
   }

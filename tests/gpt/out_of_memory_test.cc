@@ -42,7 +42,7 @@ namespace {
 struct Case {
   const char* name;
   int64_t layers = 1, steps = 1;
-  bool shows_plan = false, writes_losses = false;
+  bool shows_plan = false, writes_summary = false;
   size_t largest = 0;
 };
 void PrintTo(const Case& c, std::ostream* out) {
@@ -62,7 +62,7 @@ TEST_P(OutOfMemoryTest, IsARefusal) {
   options.steps = c.steps;
   options.sample_bytes = 0;
   if (c.shows_plan) options.show_plan = ShowPlan::kOperations;
-  if (c.writes_losses) options.losses_file = files.Path("losses.csv");
+  if (c.writes_summary) options.summary_file = files.Path("summary.json");
   const auto text = Text::FromBytes(std::vector<uint8_t>(600, 'a'), options.shape.context);
   const auto config = ResolveConfig(options);
   auto reports = Reports::Open(options, *config);
@@ -89,7 +89,7 @@ INSTANTIATE_TEST_SUITE_P(
     Places, OutOfMemoryTest,
     testing::Values(
         Case{.name = "BeforeTraining", .layers = 200, .shows_plan = true, .largest = 550 << 10},
-        Case{.name = "InTraining", .steps = 1 << 20, .writes_losses = true, .largest = 1 << 20}),
+        Case{.name = "InTraining", .steps = 1 << 20, .writes_summary = true, .largest = 1 << 20}),
     [](const auto& c) { return c.param.name; });
 
 }  // namespace

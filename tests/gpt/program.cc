@@ -1,10 +1,12 @@
 #include "program.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <pty.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <utmp.h>
 
 #include <csignal>
 #include <cstdlib>
@@ -51,8 +53,12 @@ Program::Program(std::vector<std::string> arguments, const Options& options) {
     // the same.
     for (const int asked : {SIGHUP, SIGINT, SIGTERM}) std::signal(asked, SIG_DFL);
     for (const auto& [name, value] : options.environment) setenv(name.c_str(), value.c_str(), 1);
-    dup2(ends[1], STDOUT_FILENO);
-    dup2(ends[1], STDERR_FILENO);
+    if (options.columns > 0) {
+      login_tty(ends[1]);
+    } else {
+      dup2(ends[1], STDOUT_FILENO);
+      dup2(ends[1], STDERR_FILENO);
+    }
     execvp(pointers[0], pointers.data());
     _exit(127);
   }
@@ -80,6 +86,22 @@ void Program::CloseOutput() {
 
 void Program::Signal(int signal) const {
   kill(child_, signal);
+}
+
+void Program::Interrupt() const {
+  EXPECT_EQ(write(output_, "\x03", 1), 1);
+}
+
+int Program::FinishWhile(const std::function<void()>& meanwhile) {
+  char piece[4096];
+  while (true) {
+    meanwhile();
+    pollfd polled = {.fd = output_, .events = POLLIN, .revents = 0};
+    if (poll(&polled, 1, 2) == 0) continue;
+    const ssize_t got = read(output_, piece, sizeof(piece));
+    if (got <= 0) return Finish();
+    printed_.append(piece, static_cast<size_t>(got));
+  }
 }
 
 int Program::Finish() {

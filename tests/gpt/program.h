@@ -2,13 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
 namespace ebb::gpt {
 
-// Its standard output and error are one pipe, or one terminal of so many columns.
+// Its standard output and error are one pipe, or its controlling terminal of so many columns.
 class Program {
  public:
   struct Options {
@@ -25,6 +26,10 @@ class Program {
   // Reads until `text` or everything has been printed.
   bool WaitFor(const std::string& text);
   void Signal(int signal) const;
+  // Presses Ctrl-C in its terminal, if it has one.
+  void Interrupt() const;
+  // Does `meanwhile` again and again, 2 ms apart, until the program ends; then as Finish.
+  int FinishWhile(const std::function<void()>& meanwhile);
   void CloseOutput();  // the output has no reader any more: writes fail
   int pid() const { return child_; }
   // Reads the rest. Returns the exit code, or minus the signal that ended it.

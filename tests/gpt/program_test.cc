@@ -67,6 +67,8 @@ TEST_F(ProgramTest, AnImpossibleRequestExitsWithTwoAndAReason) {
         {Tiny({"--data", data_, "--context", "300"}), "--context 300"},
         {Tiny({"--data", data_, "--config", files_.Path("absent")}), files_.Path("absent")},
         {Tiny({"--data", data_, "--losses", files_.Path("no/losses.csv")}), "--losses"},
+        {Tiny({"--data", data_, "--losses", data_ + "/l.csv"}), "--losses"},
+        {Tiny({"--data", data_, "--export", "/proc/none"}), "--export: "},
         {Tiny({"--data", data_, "--trace", files_.Path("no/trace.json")}), "--trace"},
         {Tiny({"--data", data_, "--config",
                files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
@@ -85,6 +87,52 @@ TEST_F(ProgramTest, AnImpossibleRequestExitsWithTwoAndAReason) {
     EXPECT_THAT(program.printed(), testing::StartsWith("gpt: "));
     EXPECT_THAT(program.printed(), testing::Not(HasSubstr("rank")));
   }
+}
+
+// After its ranks have met.
+TEST_F(ProgramTest, AnImpossibleRequestOfAnEngineExitsWithTwoAndAReason) {
+  for (const auto& [option, value, said] :
+       {std::tuple("--losses", std::string("/dev/full"), "writing failed: No space left on device"),
+        {"--save", data_, "is a file, not a folder"},
+        {"--save", "/proc/none", "/proc/none"},
+        {"--resume", data_, "is a file, not a folder"},
+        {"--init-from", data_, "is not"},
+        {"--init-from", files_.Write("m.safetensors", "{"), "is not a complete safetensors file"},
+        {"--init-from", files_.Path("absent"), "absent"}}) {
+    Program program(Tiny({"--data", data_, option, value}));
+    EXPECT_EQ(program.Finish(), 2) << program.printed();
+    EXPECT_THAT(program.printed(),
+                testing::ContainsRegex("gpt: .*" + (option + (" " + value)) + ": "));
+    EXPECT_THAT(program.printed(), HasSubstr(said));
+  }
+}
+
+TEST_F(ProgramTest, AllErrorsOfOptionsConfigurationAndFoldersAreReportedTogether) {
+  const std::string config = files_.Write("config.json", R"({"gradient_accumulation_steps": 4,
+      "ebb": {"micro_batches_per_round": 3, "reduction_group": 3, "shard_group": 5}})");
+  files_.Write("saves", "");
+  Program program(Tiny({"--data", data_, "--config", config, "--ranks", "2", "--stage", "1",
+                        "--offload-param", "cpu", "--export", files_.Path("saves")}));
+  EXPECT_EQ(program.Finish(), 2);
+  for (const char* said : {"ebb.micro_batches_per_round", "ebb.reduction_group", "ebb.shard_group",
+                           "gpt: --offload-param cpu", "gpt: --export: "})
+    EXPECT_THAT(program.printed(), HasSubstr(said));
+}
+
+TEST_F(ProgramTest, ATimelineThatIsFullIsWarnedOfOnce) {
+  Program program(Tiny({"--data", data_, "--steps", "3000", "--ranks", "3", "--sample", "0",
+                        "--trace", files_.Path("t.json")}));
+  EXPECT_EQ(program.Finish(), 0) << program.printed();
+  const size_t first = program.printed().find("the timeline was full: ");
+  ASSERT_NE(first, std::string::npos) << program.printed();
+  EXPECT_EQ(program.printed().find("the timeline was full: ", first + 1), std::string::npos);
+}
+
+TEST_F(ProgramTest, ForCudaThatIsAskedForTheCpuIsNoReplacement) {
+  if (std::filesystem::exists("/dev/nvidiactl")) GTEST_SKIP() << "this machine may have a GPU";
+  Program program(Tiny({"--data", data_, "--device", "cuda"}));
+  EXPECT_EQ(program.Finish(), 2) << program.printed();
+  EXPECT_THAT(program.printed(), testing::StartsWith("gpt: --device cuda: "));
 }
 
 TEST_F(ProgramTest, RefusesTwoReportsInOneFile) {
@@ -397,8 +445,9 @@ TEST_F(ProgramTest, ASignalEndsTrainingAndTheReportsAreWritten) {
     EXPECT_EQ(summary["stopped"]["during"], "training");
     EXPECT_EQ(summary["stopped"]["after_steps"], summary["steps"]);
     EXPECT_THAT(program.printed(),
-                HasSubstr("Stopped by " + name + " in training, after step " +
-                          std::to_string(summary["steps"].get<int>()) + " of 100000000\n"));
+                HasSubstr("gpt: stopped by " + name + " in training, after step " +
+                          std::to_string(summary["steps"].get<int>()) +
+                          " of 100000000; nothing was saved"));
   }
 }
 
@@ -412,7 +461,8 @@ TEST_F(ProgramTest, ASignalEndsTheSampleAndTheReportsAreThereBefore) {
   program.Signal(SIGINT);
   EXPECT_EQ(program.Finish(), 130) << program.printed();
   EXPECT_THAT(program.printed(),
-              testing::ContainsRegex("Stopped by SIGINT in the sample, after [0-9]+ of 100000000"));
+              testing::ContainsRegex(
+                  "gpt: stopped by SIGINT in the sample, after [0-9]+ of 100000000 bytes;"));
   EXPECT_EQ(nlohmann::json::parse(files_.Read("s.json"))["stopped"]["during"], "sample");
 }
 

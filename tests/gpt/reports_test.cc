@@ -1,7 +1,12 @@
 // The files that a run leaves, which are whole or absent: CSV, SVG, digest, summary, lines for
 // people.
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -11,6 +16,7 @@
 #include "nlohmann/json.hpp"
 #include "report/digest.h"
 #include "report/history.h"
+#include "report/losses_file.h"
 #include "report/output_file.h"
 #include "report/progress.h"
 #include "report/summary.h"
@@ -58,6 +64,45 @@ TEST(OutputFileTest, AReplacementIsCompleteToo) {
   ASSERT_TRUE(file->Write("first").ok());
   ASSERT_TRUE(file->Replace("second").ok());
   EXPECT_EQ(files.Read("new"), "second");
+  EXPECT_EQ(files.Count(), 1u);
+}
+
+// No process has such a large number.
+TEST(OutputFileTest, WhatKilledProcessesLeftIsRemoved) {
+  ScratchFiles files;
+  const std::string ended = ".4194304.partial", lives = ".1.partial";
+  const int locked = open(files.Write("s.json.4194305.partial", "").c_str(), O_WRONLY | O_CLOEXEC);
+  ASSERT_EQ(flock(locked, LOCK_EX), 0);  // as a process of another host holds it
+  for (const std::string& left : {"s.json" + ended, "l.csv" + ended, "s.json" + lives,
+                                  "other.json" + ended, std::string("s.json.x.partial")})
+    files.Write(left, "");
+  ASSERT_TRUE(OutputFile::Open("--summary", files.Path("s.json"))->Write("text").ok());
+  { ASSERT_TRUE(OutputFile::OpenToAppend("--losses", files.Path("l.csv")).ok()); }
+  close(locked);
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(files.Path("")))
+    names.push_back(entry.path().filename());
+  EXPECT_THAT(names,
+              testing::UnorderedElementsAre("s.json", "s.json.4194305.partial", "s.json" + lives,
+                                            "other.json" + ended, "s.json.x.partial"));
+}
+
+// gpt --losses /dev/stdout > FILE
+TEST(OutputFileTest, AFileThatIsStandardOutputIsNotReplaced) {
+  ScratchFiles files;
+  const int saved = dup(STDOUT_FILENO);
+  const int out = open(files.Write("out", "").c_str(), O_WRONLY | O_CLOEXEC);
+  dup2(out, STDOUT_FILENO);
+  absl::Status status;
+  for (const char* text : {"a", "b"}) {
+    status.Update(OutputFile::Open("--summary", "/dev/stdout")->Write(text));
+    status.Update(OutputFile::OpenToAppend("--losses", files.Path("out"))->Append(text));
+  }
+  dup2(saved, STDOUT_FILENO);
+  close(saved);
+  close(out);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(files.Read("out"), "aabb");
   EXPECT_EQ(files.Count(), 1u);
 }
 
@@ -136,12 +181,95 @@ TEST(HistoryTest, AtMostHalfOfFewStepsWarmUp) {
   EXPECT_DOUBLE_EQ(Steps(3, History::WarmUp(3)).TokensPerSecond(), 200 / 100.5);
 }
 
-TEST(HistoryTest, CsvHasAHeaderAndALineForEveryStep) {
-  EXPECT_EQ(LossesCsv(ThreeSteps()),
-            "step,loss,gradient_norm,learning_rate,loss_scale,applied,tokens_per_second\n"
-            "1,5,0.5,0.001,2,1,1.0\n"
-            "2,4,0.5,0.001,2,0,1.0\n"
-            "3,3,0.5,0.001,2,1,200.0\n");
+constexpr char kHeader[] =
+    "step,loss,gradient_norm,learning_rate,loss_scale,applied,tokens_per_second\n";
+
+class LossesFileTest : public testing::Test {
+ protected:
+  absl::Status Run(int64_t finished, int64_t last) {
+    auto file = LossesFile::Open(path_);
+    if (!file.ok()) return file.status();
+    absl::Status status = file->Begin(finished);
+    if (!status.ok()) return status;
+    for (int64_t step = finished + 1; step <= last; ++step)
+      status.Update(file->Add(ThreeSteps().steps[static_cast<size_t>(step - 1)], 100));
+    status.Update(file->Sync());
+    return status;
+  }
+
+  ScratchFiles files_;
+  const std::string path_ = files_.Path("losses.csv");
+  const std::string one_ = "1,5,0.5,0.001,2,1,1.0\n", two_ = "2,4,0.5,0.001,2,0,1.0\n",
+                    three_ = "3,3,0.5,0.001,2,1,200.0\n";
+};
+
+TEST_F(LossesFileTest, HasAHeaderAndEachLineAtOnce) {
+  auto file = LossesFile::Open(path_);
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_TRUE(file->Begin(0).ok());
+  EXPECT_EQ(files_.Read("losses.csv"), kHeader);
+  ASSERT_TRUE(file->Add(ThreeSteps().steps[0], 100).ok());
+  EXPECT_EQ(files_.Read("losses.csv"), kHeader + one_);
+  ASSERT_TRUE(file->Add(ThreeSteps().steps[1], 100).ok());
+  EXPECT_EQ(files_.Read("losses.csv"), kHeader + one_ + two_);
+}
+
+TEST_F(LossesFileTest, AResumeKeepsTheLinesBeforeItsStep) {
+  const std::string whole = kHeader + one_ + two_ + three_;
+  struct Case {
+    std::string there;
+    int64_t finished;
+    std::string expected;
+  };
+  for (const Case& c :
+       {Case{kHeader + one_, 1, whole}, Case{whole, 1, whole}, Case{whole, 3, whole},
+        Case{whole, 0, whole}, Case{"", 0, whole},
+        Case{kHeader + one_ + "2,4,0.", 1, whole},                 // killed in the line
+        Case{kHeader + one_ + std::string(4096, '\0'), 1, whole},  // the machine stopped
+        Case{kHeader + one_ + two_ + "9,9\n10,", 1, whole},        // of a later checkpoint
+        Case{"step,lo", 0, whole}, Case{"step,lo", 2, kHeader + three_},
+        Case{"", 2, kHeader + three_}, Case{kHeader + two_, 2, kHeader + two_ + three_}}) {
+    files_.Write("losses.csv", c.there);
+    EXPECT_TRUE(Run(c.finished, 3).ok());
+    EXPECT_EQ(files_.Read("losses.csv"), c.expected) << c.there << " after " << c.finished;
+  }
+}
+
+TEST_F(LossesFileTest, AnotherFileIsRefusedAndStays) {
+  for (const std::string& there :
+       {std::string("notes"), std::string("step,loss\n1,2\n"), kHeader + one_ + "notes\n"}) {
+    files_.Write("losses.csv", there);
+    const absl::Status status = Run(2, 3);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << there;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("--losses " + path_ + ": line "));
+    EXPECT_EQ(files_.Read("losses.csv"), there);
+  }
+}
+
+TEST_F(LossesFileTest, ARunThatDoesNotBeginChangesNothing) {
+  { ASSERT_TRUE(LossesFile::Open(path_).ok()); }
+  EXPECT_EQ(files_.Count(), 0u);
+  files_.Write("losses.csv", kHeader + one_);
+  { ASSERT_TRUE(LossesFile::Open(path_).ok()); }
+  EXPECT_EQ(files_.Read("losses.csv"), kHeader + one_);
+}
+
+// The limit of a file's size stands for a full disk.
+TEST_F(LossesFileTest, ALineThatDoesNotFitComesLaterOrNotAtAll) {
+  auto file = LossesFile::Open(path_);
+  ASSERT_TRUE(file.ok() && file->Begin(0).ok());
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const rlim_t before = std::exchange(limit.rlim_cur, sizeof(kHeader) + 5);
+  setrlimit(RLIMIT_FSIZE, &limit);
+  const absl::Status full = file->Add(ThreeSteps().steps[0], 100);
+  EXPECT_EQ(files_.Read("losses.csv"), kHeader);
+  limit.rlim_cur = before;
+  setrlimit(RLIMIT_FSIZE, &limit);
+  EXPECT_THAT(std::string(full.message()), HasSubstr("--losses " + path_ + ": writing failed"));
+  EXPECT_TRUE(file->Add(ThreeSteps().steps[1], 100).ok());
+  EXPECT_EQ(files_.Read("losses.csv"), kHeader + one_ + two_);
 }
 
 TEST(CurveTest, DrawsLossesAndLeavesOutNaNs) {
@@ -238,7 +366,7 @@ TEST(SummaryTest, SaysWhichSignalStoppedTheRunAndWhen) {
   Summary summary;
   summary.config_json = "{}";
   History history = ThreeSteps();
-  history.stopped = {.by = "SIGINT", .during = "evaluation", .steps = 3};
+  history.stopped = {.by = "SIGINT", .during = "evaluation", .steps = 3, .after = "step 3 of 9"};
   EXPECT_EQ(nlohmann::json::parse(SummaryJson(summary, history))["stopped"],
             nlohmann::json::parse(R"({"by": "SIGINT", "during": "evaluation", "after_steps": 3})"));
 }
@@ -259,6 +387,17 @@ TEST(ProgressTest, TheLineShowsTheProgress) {
   EXPECT_EQ(ProgressLine(history, 403, 3 << 20),
             "step 3/403  loss 3.0000  4.2 ms a step  23810 tokens/s  3.0 MiB a rank  loss scale 2  "
             "skipped 1  2s left");
+}
+
+TEST(ProgressTest, PlainLinesComeEachTwentiethAndEachMinuteWithTheRateSinceTheLast) {
+  PlainLines lines(2000);
+  EXPECT_EQ(lines.Due(7, 1000), 0);  // the first
+  EXPECT_EQ(lines.Due(8, 1059), std::nullopt);
+  EXPECT_EQ(lines.Due(13, 1060), 0.1);
+  EXPECT_EQ(lines.Due(100, 1061), 87);
+  EXPECT_EQ(lines.Due(101, 1062), std::nullopt);
+  EXPECT_EQ(lines.Due(102, 1121), 2 / 60.0);
+  EXPECT_EQ(lines.Due(2000, 1122), 1898);
 }
 
 TEST(ProgressTest, GeneratedTextCannotSteerATerminal) {

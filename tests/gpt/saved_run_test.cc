@@ -1,10 +1,14 @@
 // --save and --resume: a run that was stopped or killed ends with the bits of a run that was not.
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <memory>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -41,18 +45,18 @@ class SavedRunTest : public testing::Test {
 
   ScratchFiles files_;
   const std::string data_ = files_.Write("text", std::string(200, 'a') + std::string(200, 'b'));
+  // With one learning rate the number of steps may be chosen later.
+  const std::string constant_rate_ = files_.Write(
+      "c.json",
+      R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "bf16": {"enabled": true}})");
   const std::string saves_ = files_.Path("saves");
 };
 
-// At one learning rate, so that the number of steps may be chosen later.
 TEST_F(SavedRunTest, ASignalSavesAndTheSameCommandGoesOn) {
-  const std::string config = files_.Write(
-      "c.json",
-      R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "bf16": {"enabled": true}})");
   for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) {
     fs::remove_all(saves_);
     const auto command = [&](const std::string& steps) {
-      return Command({"--config", config, "--save", saves_, "--resume", "latest"}, steps);
+      return Command({"--config", constant_rate_, "--save", saves_, "--resume", "latest"}, steps);
     };
     Program first(command("100000000"));
     ASSERT_TRUE(first.WaitFor("step 1/")) << first.printed();
@@ -65,10 +69,89 @@ TEST_F(SavedRunTest, ASignalSavesAndTheSameCommandGoesOn) {
     EXPECT_EQ(second.Finish(), 0) << second.printed();
     EXPECT_THAT(second.printed(), HasSubstr("after step " + std::to_string(stopped)));
     const std::string resumed = Digest();
-    Program unbroken(Command({"--config", config}, steps));
+    Program unbroken(Command({"--config", constant_rate_}, steps));
     EXPECT_EQ(unbroken.Finish(), 0) << unbroken.printed();
     EXPECT_EQ(Digest(), resumed);
   }
+}
+
+// Slurm sends SIGTERM twice at a time limit, and a launcher passes on what the terminal has sent.
+// Here they come all the time until the program has ended.
+TEST_F(SavedRunTest, SignalsAfterTheFirstOneStopNoSave) {
+  const auto command = [&](const std::string& steps) {
+    return Command({"--config", constant_rate_, "--save", saves_, "--resume", "latest"}, steps);
+  };
+  for (const auto& signals :
+       {std::vector{SIGTERM}, {SIGTERM, SIGINT}, {SIGUSR1, SIGTERM}, {SIGINT, SIGHUP, SIGTERM}}) {
+    fs::remove_all(saves_);
+    Program first(command("100000000"));
+    ASSERT_TRUE(first.WaitFor("step 1/")) << first.printed();
+    const int code = first.FinishWhile([&] {
+      for (const int sent : signals) first.Signal(sent);
+    });
+    EXPECT_EQ(code, 75) << first.printed();
+    EXPECT_THAT(first.printed(),
+                AllOf(HasSubstr("gpt: stopped by SIG"), HasSubstr("--resume latest goes on")));
+    const int64_t stopped = nlohmann::json::parse(files_.Read("s.json"))["steps"].get<int64_t>();
+    Program second(command(std::to_string(stopped + 1)));
+    EXPECT_EQ(second.Finish(), 0) << second.printed();
+    EXPECT_THAT(second.printed(), HasSubstr("after step " + std::to_string(stopped)));
+  }
+}
+
+// Without the speed.
+std::string WithoutLastColumn(const std::string& csv) {
+  return std::regex_replace(csv, std::regex(",[^,\n]*\n"), "\n");
+}
+
+TEST_F(SavedRunTest, TheLossesOverStopsKillsAndResumesAreThoseOfOneRun) {
+  const std::string kSteps = "100000";
+  const auto command = [&](const std::string& save, const std::string& csv,
+                           const std::string& steps) {
+    return Command({"--config", constant_rate_, "--save", files_.Path(save), "--save-every", "7",
+                    "--resume", "latest", "--losses", files_.Path(csv)},
+                   steps);
+  };
+  int64_t ended = 0;
+  for (const int signal : {SIGTERM, SIGKILL, SIGKILL, SIGTERM}) {
+    Program program(command("broken", "broken.csv", kSteps));
+    ASSERT_TRUE(program.WaitFor(ended == 0 ? "saved" : "resumed from"));
+    ASSERT_TRUE(program.WaitFor("saved")) << program.printed();
+    program.Signal(signal);
+    const int code = program.Finish();
+    EXPECT_EQ(code, signal == SIGTERM ? 75 : -SIGKILL) << program.printed();
+    const std::string csv = files_.Read("broken.csv");
+    if (signal == SIGKILL)  // as if the kill had come within a line
+      fs::resize_file(files_.Path("broken.csv"), csv.size() - 3);
+    ended = std::count(csv.begin(), csv.end(), '\n') - 1;
+  }
+  const std::string steps = std::to_string(ended + 5);
+  Program last(command("broken", "broken.csv", steps));
+  EXPECT_EQ(last.Finish(), 0) << last.printed();
+  Program unbroken(command("unbroken", "unbroken.csv", steps));
+  EXPECT_EQ(unbroken.Finish(), 0) << unbroken.printed();
+  EXPECT_EQ(WithoutLastColumn(files_.Read("broken.csv")),
+            WithoutLastColumn(files_.Read("unbroken.csv")));
+  // Without --resume it is another run.
+  Program fresh(Command({"--losses", files_.Path("broken.csv")}, "2"));
+  EXPECT_EQ(fresh.Finish(), 0) << fresh.printed();
+  EXPECT_THAT(files_.Read("broken.csv"), testing::ContainsRegex("second\n1,[^\n]*\n2,[^\n]*\n$"));
+}
+
+// A reader that ends stands for a full disk.
+TEST_F(SavedRunTest, ARunThatCannotWriteItsLossesIsSavedAndNamesTheFile) {
+  const std::string pipe = files_.Path("pipe");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  std::ifstream reader;
+  Program program(Command({"--save", saves_, "--losses", pipe}, "100000000"));
+  reader.open(pipe);
+  for (std::string line; line.rfind("3,", 0) != 0;) ASSERT_TRUE(std::getline(reader, line));
+  reader.close();
+  EXPECT_EQ(program.Finish(), 1) << program.printed();
+  EXPECT_THAT(program.printed(),
+              AllOf(HasSubstr("saved " + saves_),
+                    HasSubstr("gpt: --losses " + pipe + ": writing failed: Broken pipe")));
+  EXPECT_GE(nlohmann::json::parse(files_.Read("s.json"))["steps"], 3);
 }
 
 TEST_F(SavedRunTest, AKilledRunGoesOnFromItsLastSave) {

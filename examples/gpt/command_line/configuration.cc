@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
 #include "ebb/runtime/config/name_view.h"
+#include "refusal.h"
 #include "status_macros.h"
 
 namespace ebb::gpt {
@@ -87,12 +88,6 @@ absl::Status CheckTier(NameView flag, std::optional<Tier> tier, int stage, int l
       stage, "; give --stage ", least, " or leave ", flag, " out"));
 }
 
-// The part of --host-memory that saves and loads need.
-int64_t CheckpointBytes(const Options& options) {
-  if (!options.resume.empty()) return kLoadBytesMax;
-  return options.save_folder.empty() ? 0 : kSaveBytesMax;
-}
-
 absl::Status CheckHostMemory(const Options& options) {
   if (!options.host_memory || *options.host_memory > CheckpointBytes(options))
     return absl::OkStatus();
@@ -146,7 +141,18 @@ ReadOptions Reading(const Options& options) {
           .overrides = [options](Config& config) { Override(options, config); }};
 }
 
+// The ranks of a configuration that is not checked.
+int WorldOf(const Options& options, const Config& config) {
+  const int fitting = options.ranks_given ? options.ranks : config.FittingWorld(options.ranks);
+  return fitting <= kRanksMax ? fitting : options.ranks;
+}
+
 }  // namespace
+
+int64_t CheckpointBytes(const Options& options) {
+  if (!options.resume.empty()) return kLoadBytesMax;
+  return options.save_folder.empty() ? 0 : kSaveBytesMax;
+}
 
 int64_t Recipe::Warmup(int64_t steps) {
   return std::clamp<int64_t>(steps * 3 / 10, 1, kWarmupMost);
@@ -207,37 +213,39 @@ std::string RatesText(const Config& config) {
 }
 
 absl::StatusOr<Config> OverriddenConfig(const Options& options) {
-  GPT_RETURN_IF_ERROR(CheckHostMemory(options));
-  absl::StatusOr<Config> config = DefaultConfig(Recipe::Values(options));
+  Config seen = DefaultConfig(Recipe::Values(options));
+  absl::StatusOr<Config> config = seen;
   if (options.config_file.empty()) {
     Override(options, *config);
   } else {
     config = Config::FromFile(options.config_file, Reading(options));
   }
-  if (config.ok()) GPT_RETURN_IF_ERROR(CheckRates(options, *config));
-  if (!config.ok() && options.nvme_paths.empty() && LacksFolder(config.status()))
-    return WithFolder(config.status());
+  if (config.ok()) seen = *config;
+  const int stage = options.stage.value_or(seen.zero.stage);
+  const absl::Status tiers[] = {
+      CheckTier("--offload-param", options.offload_param, stage, 3),
+      CheckTier("--offload-optimizer", options.offload_optimizer, stage, 1)};
+  if (!tiers[0].ok()) seen.zero.offload_param.device = Tier::kDevice;
+  if (!tiers[1].ok()) seen.zero.offload_optimizer.device = Tier::kDevice;
+  absl::Status wrong = config.status();
+  if (wrong.ok()) wrong = seen.ForWorld(WorldOf(options, seen)).status();
+  if (options.nvme_paths.empty() && LacksFolder(wrong)) wrong = WithFolder(wrong);
+  GPT_RETURN_IF_ERROR(
+      AllOf({wrong, CheckHostMemory(options), CheckRates(options, seen), tiers[0], tiers[1]}));
   return config;
 }
 
 absl::StatusOr<Config> ResolveConfig(const Options& options) {
   GPT_ASSIGN_OR_RETURN(Config config, OverriddenConfig(options));
-  const int stage = config.zero.stage;
   if (options.host_memory && CheckpointBytes(options) > 0)
     config.remarks.push_back(absl::StrFormat("saves and loads take %d MiB of --host-memory",
                                              CheckpointBytes(options) >> 20));
-  GPT_RETURN_IF_ERROR(CheckTier("--offload-param", options.offload_param, stage, 3));
-  GPT_RETURN_IF_ERROR(CheckTier("--offload-optimizer", options.offload_optimizer, stage, 1));
-  const int fitting = options.ranks_given ? options.ranks : config.FittingWorld(options.ranks);
-  const bool fits = fitting <= kRanksMax;
-  if (fits && fitting != options.ranks) {
-    config.remarks.push_back(absl::StrCat("the batch sizes of the configuration need ", fitting,
-                                          fitting == 1 ? " rank" : " ranks"));
+  const int ranks = WorldOf(options, config);
+  if (ranks != options.ranks) {
+    config.remarks.push_back(absl::StrCat("the batch sizes of the configuration need ", ranks,
+                                          ranks == 1 ? " rank" : " ranks"));
   }
-  absl::StatusOr<Config> resolved = config.ForWorld(fits ? fitting : options.ranks);
-  if (!resolved.ok() && options.nvme_paths.empty() && LacksFolder(resolved.status()))
-    return WithFolder(resolved.status());
-  return resolved;
+  return config.ForWorld(ranks);
 }
 
 int RanksOf(const Config& resolved) {

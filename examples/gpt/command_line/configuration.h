@@ -23,12 +23,15 @@ struct Recipe {
 // How a step's learning rate is computed, in words.
 std::string RatesText(const Config& config);
 
-// The file or the recipe, with the flags' overrides, before the number of ranks is known.
+// The file or the recipe, with the flags' overrides, before the number of ranks is known. An error
+// has all that is wrong, also with what ResolveConfig looks at.
 absl::StatusOr<Config> OverriddenConfig(const Options& options);
 // The configuration for these options' ranks, checked and complete. If nothing gives the number of
 // ranks, there are as many as a file's batch sizes need.
 absl::StatusOr<Config> ResolveConfig(const Options& options);
 int RanksOf(const Config& resolved);
+// The part of a rank's RAM that saves and loads need beside the pools.
+int64_t CheckpointBytes(const Options& options);
 
 // How the options' configuration file is taken, as a table.
 absl::StatusOr<std::string> ExplainConfig(const Options& options);

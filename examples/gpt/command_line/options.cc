@@ -240,7 +240,7 @@ void AddModelAndData(CLI::App& app, Options& o) {
 
 void AddReports(CLI::App& app, Options& o) {
   const Section s(app, "Reports");
-  s.Add("--losses", o.losses_file, "FILE", "write a line of CSV for every step", "");
+  s.Add("--losses", o.losses_file, "FILE", "write a line of CSV for every step, at once; a resumed run adds to the file", "");
   s.Add("--curve", o.curve_file, "FILE", "write the loss curve as SVG", "");
   s.Add("--trace", o.trace_file, "FILE", "write a timeline for ui.perfetto.dev", "");
   s.Add("--summary", o.summary_file, "FILE",
@@ -379,13 +379,11 @@ absl::Status SettleRanks(const std::optional<Launch>& launch, Options& options) 
   return absl::OkStatus();
 }
 
-absl::StatusOr<ChosenDevice> ChooseDevice(const Options& options, int local_rank) {
+absl::StatusOr<Device> ChooseDevice(const Options& options, int local_rank) {
   auto device = Device::FromName(options.device, local_rank, options.threads);
-  if (device.ok()) return ChosenDevice{*std::move(device), ""};
-  const bool absent =
-      absl::IsUnavailable(device.status()) || absl::IsUnimplemented(device.status());
-  if (!absent) return device.status();
-  return ChosenDevice{Device::Cpu(options.threads), std::string(device.status().message())};
+  if (device.ok()) return device;
+  return absl::FailedPreconditionError(
+      absl::StrCat("--device ", options.device, ": ", device.status().message()));
 }
 
 }  // namespace ebb::gpt

@@ -83,12 +83,7 @@ CommandLine ParseCommandLine(int argc, const char* const* argv);
 // given and differ, it is an error.
 absl::Status SettleRanks(const std::optional<Launch>& launch, Options& options);
 
-// The device of the rank with this place on its host. If CUDA was asked for and cannot be used: the
-// CPU, and the reason.
-struct ChosenDevice {
-  Device device;
-  std::string instead_of_cuda;  // empty: the device that was asked for
-};
-absl::StatusOr<ChosenDevice> ChooseDevice(const Options& options, int local_rank);
+// The device of the rank with this place on its host. kFailedPrecondition: it cannot be used.
+absl::StatusOr<Device> ChooseDevice(const Options& options, int local_rank);
 
 }  // namespace ebb::gpt

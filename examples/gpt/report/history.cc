@@ -2,9 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-
 namespace ebb::gpt {
 
 int64_t History::WarmUp(int64_t steps) {
@@ -32,17 +29,6 @@ double History::SecondsOfStep() const {
 double History::TokensPerSecond() const {
   const double seconds = SecondsOfStep();
   return seconds > 0 ? static_cast<double>(tokens_per_step) / seconds : 0;
-}
-
-std::string LossesCsv(const History& history) {
-  std::string csv = "step,loss,gradient_norm,learning_rate,loss_scale,applied,tokens_per_second\n";
-  for (const StepRecord& record : history.steps) {
-    const StepReport& r = record.report;
-    absl::StrAppendFormat(&csv, "%d,%.9g,%.9g,%.9g,%.9g,%d,%.1f\n", r.step, r.loss, r.gradient_norm,
-                          r.learning_rate, r.loss_scale, r.applied,
-                          static_cast<double>(history.tokens_per_step) / record.seconds);
-  }
-  return csv;
 }
 
 }  // namespace ebb::gpt

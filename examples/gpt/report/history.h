@@ -1,4 +1,4 @@
-// The reports of all steps, and two files that are made of them: a CSV and a curve as SVG.
+// The reports of all steps, and the curve that is drawn of them, as SVG.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +27,7 @@ struct Stopped {
   std::string by;      // "SIGINT"
   std::string during;  // "training", "evaluation" or "sample"
   int64_t steps = 0;   // finished steps before
+  std::string after;   // "step 20 of 400", or of the sample "5 of 300 bytes"
 };
 
 struct History {
@@ -65,9 +66,6 @@ struct History {
 struct CurveTitle {
   std::string model, data;
 };
-
-// A header and a line for each step.
-std::string LossesCsv(const History& history);
 
 // The loss over the steps, its moving average, and the held-out losses, with the last value of
 // each. Losses that are not numbers are left out.

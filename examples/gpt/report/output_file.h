@@ -1,8 +1,10 @@
-// A file that is written whole or not at all. Open proves, before hours of training, that it can be
-// written. Write puts the contents beside it and renames them into place. A file that is not
-// regular (/dev/stdout, a pipe) is written directly; waiting for a pipe's reader is logged.
+// A file that is written whole or not at all, or one that grows line by line. Opening proves,
+// before hours of training, that it can be written. A file that is not regular (a pipe), and one
+// that is a standard stream (/dev/stdout), is written directly; waiting for a pipe's reader is
+// logged.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -13,24 +15,37 @@ namespace ebb::gpt {
 
 class OutputFile {
  public:
-  // `flag` names the option in messages.
+  // A whole file: Write puts the contents beside it and renames them into place. Removes what
+  // killed processes left there. `flag` names the option in messages.
   static absl::StatusOr<OutputFile> Open(std::string_view flag, const std::string& path);
+  // A file that Append makes longer. Until then it stays as it is.
+  static absl::StatusOr<OutputFile> OpenToAppend(std::string_view flag, const std::string& path);
   OutputFile(OutputFile&& other) noexcept;
   OutputFile& operator=(OutputFile&&) = delete;
-  ~OutputFile();  // removes a file that was not written to its end
+  ~OutputFile();  // removes a whole file that was not written to its end, and an empty one
 
   absl::Status Write(std::string_view contents);
   // Replaces the written contents by others; a device or a pipe keeps what it got.
   absl::Status Replace(std::string_view contents) const;
+
+  // All of it or, if the disk is full, nothing.
+  absl::Status Append(std::string_view contents);
+  absl::Status CutAt(int64_t bytes);
+  absl::Status Sync();  // to the disk
+
   const std::string& path() const { return path_; }
+  bool is_direct() const { return is_direct_; }
+  // With errno's text.
+  absl::Status Failed(std::string_view action) const;
 
  private:
-  OutputFile(std::string flag, std::string path, std::string temporary, int descriptor);
-  absl::Status Failed(std::string_view action) const;  // with errno's text
-  void OpenDirectly();
+  OutputFile(std::string_view flag, const std::string& path) : flag_(flag), path_(path) {}
+  absl::Status MakeBeside();
+  bool OpenDirectly();
   void AwaitReader() const;
+  absl::Status WriteAll(std::string_view contents);
 
-  std::string flag_, path_, temporary_;  // temporary: empty if written directly
+  std::string flag_, path_, temporary_;  // temporary: empty if there is none
   int descriptor_ = -1;
   bool is_direct_ = false;
 };

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <ctime>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -13,7 +15,19 @@
 namespace ebb::gpt {
 namespace {
 
-constexpr int64_t kPlainLines = 20;  // about as many lines, where the line is not rewritten
+constexpr int64_t kPlainLines = 20;
+constexpr double kPlainLineSeconds = 60;
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string TimeOfDay() {
+  const std::time_t now = std::time(nullptr);
+  std::tm local = {};
+  localtime_r(&now, &local);
+  return absl::StrFormat("%02d:%02d:%02d", local.tm_hour, local.tm_min, local.tm_sec);
+}
 
 std::string Duration(double seconds) {
   const int64_t whole = static_cast<int64_t>(seconds + 0.5);
@@ -38,10 +52,22 @@ size_t LineMax() {
 
 }  // namespace
 
+PlainLines::PlainLines(int64_t steps)
+    : steps_(steps), every_(std::max<int64_t>(1, steps / kPlainLines)) {}
+
+std::optional<double> PlainLines::Due(int64_t done, double now) {
+  const bool first = last_done_ < 0;
+  const double since = now - last_time_;
+  if (!first && done != steps_ && done % every_ != 0 && since < kPlainLineSeconds)
+    return std::nullopt;
+  const double rate = first || since <= 0 ? 0 : static_cast<double>(done - last_done_) / since;
+  last_done_ = done;
+  last_time_ = now;
+  return rate;
+}
+
 Progress::Progress(int64_t steps)
-    : steps_(steps),
-      every_(std::max<int64_t>(1, steps / kPlainLines)),
-      terminal_(isatty(STDOUT_FILENO) == 1) {
+    : steps_(steps), terminal_(isatty(STDOUT_FILENO) == 1), plain_lines_(steps) {
   SurroundLogLines([this](const std::function<void()>& write) {
     const std::lock_guard lock(mutex_);
     if (open_) Print("\r\x1b[K");
@@ -56,13 +82,27 @@ Progress::~Progress() {
 }
 
 void Progress::Show(const History& history, uint64_t memory_bytes) {
-  const int64_t done = history.finished;
-  if (!terminal_ && done != 1 && done != steps_ && done % every_ != 0) return;
+  const std::optional<double> rate = terminal_ ? 0 : plain_lines_.Due(history.finished, Now());
+  if (!rate) return;
   std::string line = ProgressLine(history, steps_, memory_bytes);
-  if (terminal_) line.resize(std::min(line.size(), LineMax()));
+  if (terminal_) {
+    line.resize(std::min(line.size(), LineMax()));
+  } else {
+    line = absl::StrCat(TimeOfDay(), "  ", line);
+  }
+  if (*rate > 0) {
+    absl::StrAppendFormat(&line, "  %.0f tokens/s since the last line",
+                          *rate * static_cast<double>(history.tokens_per_step));
+  }
   const std::lock_guard lock(mutex_);
   Print(terminal_ ? absl::StrCat("\r", line, "\x1b[K") : absl::StrCat(line, "\n"));
   open_ = terminal_;
+}
+
+void Progress::Clear() {
+  const std::lock_guard lock(mutex_);
+  if (open_) Print("\r\x1b[K");
+  open_ = false;
 }
 
 void Progress::Say(const std::string& line) {

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -9,6 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/trace/timeline.h"
+#include "refusal.h"
+#include "status_macros.h"
 
 namespace ebb::gpt {
 namespace {
@@ -32,38 +35,50 @@ absl::StatusOr<Reports> Reports::Open(const Options& options, const Config& conf
   struct Wanted {
     const char* flag;
     const std::string& path;
-    std::optional<OutputFile>* file;  // null: the timeline
+    std::function<absl::Status(const Wanted&)> open;
   };
-  const std::array all = {
-      Wanted{"--losses", options.losses_file, &reports.losses},
-      Wanted{"--curve", options.curve_file, &reports.curve},
-      Wanted{"--summary", options.summary_file, &reports.summary},
-      // Last, because it replaces an older timeline by an empty one.
-      Wanted{options.trace_file.empty() ? "ebb.trace" : "--trace", config.ebb.trace, nullptr}};
+  const auto opens = [](std::optional<OutputFile>& into) {
+    return [&into](const Wanted& wanted) -> absl::Status {
+      GPT_ASSIGN_OR_RETURN(OutputFile file, OutputFile::Open(wanted.flag, wanted.path));
+      into.emplace(std::move(file));
+      return absl::OkStatus();
+    };
+  };
+  const auto opens_losses = [&](const Wanted& wanted) -> absl::Status {
+    GPT_ASSIGN_OR_RETURN(LossesFile file, LossesFile::Open(wanted.path));
+    reports.losses.emplace(std::move(file));
+    return absl::OkStatus();
+  };
+  std::vector<absl::Status> errors;
+  const auto makes_timeline = [&](const Wanted& wanted) -> absl::Status {
+    if (!AllOf(errors).ok()) return absl::OkStatus();  // it replaces an older timeline
+    const absl::Status made = Timeline::Create(wanted.path);
+    return absl::Status(made.code(), absl::StrCat(wanted.flag, ": ", made.message()));
+  };
+  const std::array all = {Wanted{"--losses", options.losses_file, opens_losses},
+                          Wanted{"--curve", options.curve_file, opens(reports.curve)},
+                          Wanted{"--summary", options.summary_file, opens(reports.summary)},
+                          Wanted{options.trace_file.empty() ? "ebb.trace" : "--trace",
+                                 config.ebb.trace, makes_timeline}};
   std::vector<std::string> inputs = options.data;
   if (!options.config_file.empty()) inputs.push_back(options.config_file);
   for (auto wanted = all.begin(); wanted != all.end(); ++wanted) {
     if (wanted->path.empty()) continue;
     for (auto other = all.begin(); other != wanted; ++other) {
       if (!SameFile(wanted->path, other->path)) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat(other->flag, " and ", wanted->flag, " name the same file, ", wanted->path));
+      errors.push_back(absl::InvalidArgumentError(
+          absl::StrCat(other->flag, " and ", wanted->flag, " name the same file, ", wanted->path)));
     }
     for (const std::string& input : inputs) {
       if (!SameFile(wanted->path, input)) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat(wanted->flag, " would overwrite ", input, ", which is read"));
+      errors.push_back(absl::InvalidArgumentError(
+          absl::StrCat(wanted->flag, " would overwrite ", input, ", which is read")));
     }
-    if (wanted->file == nullptr) {
-      const absl::Status made = Timeline::Create(wanted->path);
-      if (!made.ok())
-        return absl::Status(made.code(), absl::StrCat(wanted->flag, ": ", made.message()));
-      continue;
-    }
-    auto file = OutputFile::Open(wanted->flag, wanted->path);
-    if (!file.ok()) return file.status();
-    wanted->file->emplace(*std::move(file));
   }
+  GPT_RETURN_IF_ERROR(AllOf(errors));
+  for (const Wanted& wanted : all)
+    if (!wanted.path.empty()) errors.push_back(wanted.open(wanted));
+  GPT_RETURN_IF_ERROR(AllOf(errors));
   return reports;
 }
 

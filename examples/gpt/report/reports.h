@@ -1,5 +1,4 @@
-// The files that rank 0 writes at the end. They are opened first, so that an error comes before
-// training.
+// The files that rank 0 writes. They are opened first, so that an error comes before training.
 #pragma once
 
 #include <optional>
@@ -7,12 +6,14 @@
 #include "absl/status/statusor.h"
 #include "command_line/options.h"
 #include "ebb/runtime/config/config.h"
+#include "report/losses_file.h"
 #include "report/output_file.h"
 
 namespace ebb::gpt {
 
 struct Reports {
-  std::optional<OutputFile> losses, curve, summary;
+  std::optional<LossesFile> losses;
+  std::optional<OutputFile> curve, summary;
 
   // Refuses two reports in the same place, and a report in place of an input. Also tries the
   // timeline, which the engines write.

@@ -28,13 +28,13 @@ CurveTitle TitleOf(const Run& run, const Trainer& trainer, const Config& config)
 
 absl::Status WriteReports(const Run& run, Trainer& trainer, const History& history,
                           const Summary& summary) {
-  if (run.reports.losses) GPT_RETURN_IF_ERROR(run.reports.losses->Write(LossesCsv(history)));
   if (run.reports.curve) {
     const CurveTitle title = TitleOf(run, trainer, trainer.engine().config());
     GPT_RETURN_IF_ERROR(run.reports.curve->Write(CurveSvg(history, title)));
   }
-  if (!run.reports.summary) return absl::OkStatus();
-  return run.reports.summary->Write(SummaryJson(summary, history));
+  if (run.reports.summary)
+    GPT_RETURN_IF_ERROR(run.reports.summary->Write(SummaryJson(summary, history)));
+  return run.reports.losses ? run.reports.losses->Sync() : absl::OkStatus();
 }
 
 }  // namespace
@@ -72,12 +72,6 @@ absl::StatusOr<Summary> Summarize(const World& world, const Run& run, Trainer& t
 
 absl::Status ReportRun(const Run& run, Trainer& trainer, const History& history,
                        const Summary& summary, Progress& progress) {
-  if (history.stopped) {
-    progress.Say(
-        absl::StrFormat("Stopped by %s in %s, after step %d of %d", history.stopped->by,
-                        history.stopped->during == "training" ? "training" : "the evaluation",
-                        history.finished, run.options.steps));
-  }
   GPT_RETURN_IF_ERROR(WriteReports(run, trainer, history, summary));
   const RankUsage& usage = summary.usage;
   progress.Say("\nMemory of the fullest rank\n" + MemoryTable(usage.memory));

@@ -19,7 +19,7 @@ std::string Headline(Trainer& trainer, const Run& run, const std::string& how);
 // Collective, after the last step.
 absl::StatusOr<Summary> Summarize(const World& world, const Run& run, Trainer& trainer,
                                   const History& history);
-// Rank 0's: why the run ended early, the files, and the tables of memory and traffic.
+// Rank 0's: the files, and the tables of memory and traffic.
 absl::Status ReportRun(const Run& run, Trainer& trainer, const History& history,
                        const Summary& summary, Progress& progress);
 

@@ -6,13 +6,23 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 
 #include "absl/strings/str_cat.h"
 
 namespace ebb::gpt {
 namespace {
 
-std::atomic<int> first_error{0};  // errno's number
+std::atomic<int> first_error{0};  // of standard output: errno's number
+
+struct OfFiles {
+  std::mutex mutex;
+  absl::Status first;
+};
+OfFiles& FileErrors() {
+  static OfFiles errors;
+  return errors;
+}
 
 // A non-blocking pipe's reader is awaited like that of a blocking one.
 void AwaitReader() {
@@ -40,10 +50,18 @@ void Print(std::string_view text) {
 
 absl::Status OutputError() {
   const int error = first_error.load(std::memory_order_relaxed);
-  if (error == 0) return absl::OkStatus();
+  if (error == 0) {
+    const std::lock_guard lock(FileErrors().mutex);
+    return FileErrors().first;
+  }
   return absl::UnavailableError(
       absl::StrCat("standard output: writing failed: ", std::strerror(error),
                    "; the report files are complete, the printed text is not"));
+}
+
+void KeepOutputError(const absl::Status& error) {
+  const std::lock_guard lock(FileErrors().mutex);
+  FileErrors().first.Update(error);
 }
 
 }  // namespace ebb::gpt

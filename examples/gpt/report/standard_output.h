@@ -1,4 +1,5 @@
-// Standard output that remembers its errors. The threads of the process share it.
+// Standard output, and the errors of the output that grows while a run trains. The threads of the
+// process share them.
 #pragma once
 
 #include <string_view>
@@ -10,7 +11,10 @@ namespace ebb::gpt {
 // Writes all of it, at once. After an error nothing more is written.
 void Print(std::string_view text);
 
-// The first error, such as a full disk. A closed reader is not one: a signal reports it (stop.h).
+// The first error, such as a full disk. A closed reader of standard output is not one: a signal
+// reports it (stop.h).
 absl::Status OutputError();
+// An error of a file.
+void KeepOutputError(const absl::Status& error);
 
 }  // namespace ebb::gpt

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/trace/log.h"
+#include "report/standard_output.h"
 
 namespace ebb::gpt {
 namespace {
@@ -37,13 +38,22 @@ void StepRecorder::StartClock() {
 void StepRecorder::Take(const StepReport& report) {
   applied_[static_cast<size_t>(report.step % kRemembered)] = report.applied;
   const double now = Now();
-  history_.Add({.report = report, .seconds = now - std::exchange(since_, now)});
+  const StepRecord record = {.report = report, .seconds = now - std::exchange(since_, now)};
+  history_.Add(record);
   if (progress_ == nullptr) return;
+  if (losses_ != nullptr) {
+    if (losses_->is_direct()) progress_->Clear();
+    KeepOutputError(losses_->Add(record, history_.tokens_per_step));
+  }
   progress_->Show(history_, BytesHeld(engine_));
   if (!std::isfinite(report.loss) && !std::exchange(warned_, true)) {
     LogWarning(absl::StrCat("the loss of step ", report.step, " is not a number",
                             report.applied ? "" : "; its update was skipped"));
   }
+}
+
+void StepRecorder::SyncLosses() {
+  if (losses_ != nullptr) KeepOutputError(losses_->Sync());
 }
 
 void StepRecorder::TakeTraffic(int64_t step) {

@@ -1,4 +1,5 @@
-// Puts the reports of steps into the history: losses and times, and the traffic of one step.
+// Puts the reports of steps into the history and into the file of losses: losses and times, and the
+// traffic of one step.
 #pragma once
 
 #include <array>
@@ -6,6 +7,7 @@
 
 #include "ebb/runtime/engine/engine.h"
 #include "report/history.h"
+#include "report/losses_file.h"
 #include "report/progress.h"
 
 namespace ebb::gpt {
@@ -17,13 +19,22 @@ namespace ebb::gpt {
 // step's report says whether its update was applied, and may come a step later.
 class StepRecorder {
  public:
-  // `progress` is null on all ranks but 0, which reports for all.
-  StepRecorder(const Engine& engine, History& history, Progress* progress, int64_t evaluate_every)
-      : engine_(engine), history_(history), progress_(progress), evaluate_every_(evaluate_every) {}
+  // `progress` and `losses` are null on all ranks but 0, which reports for all. Without --losses
+  // `losses` is null, too.
+  StepRecorder(const Engine& engine, History& history, Progress* progress, LossesFile* losses,
+               int64_t evaluate_every)
+      : engine_(engine),
+        history_(history),
+        progress_(progress),
+        losses_(losses),
+        evaluate_every_(evaluate_every) {}
 
   // A step begins, and no report of the step before is awaited.
   void StartClock();
   void Take(const StepReport& report);
+  // Before a save: a resumed run finds the lines of the steps that the checkpoint has, even if this
+  // machine stops.
+  void SyncLosses();
   // Call it after step number `step`, from 0, and before any evaluation.
   void TakeTraffic(int64_t step);
   // Decides whether the traffic is a steady step's, once reports have come.
@@ -33,6 +44,7 @@ class StepRecorder {
   const Engine& engine_;
   History& history_;
   Progress* const progress_;
+  LossesFile* const losses_;
   const int64_t evaluate_every_;
   double since_ = 0;
   bool warned_ = false;
