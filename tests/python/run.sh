@@ -65,7 +65,7 @@ install() { # PACKAGE...
   echo "tests/python/run.sh: SKIPPED, no package index can be reached, so these cannot be had: $*" >&2
   exit 77
 }
-install "$torch" pytest numpy transformers peft safetensors vermin
+install "$torch" pytest numpy transformers peft safetensors bitsandbytes vermin
 
 # The oldest Python that requires-python of pyproject.toml names; the tests run with the one that is here.
 "$environment/bin/vermin" --quiet --no-tips --violations -t=3.10- runtime/python/ebb

@@ -1,42 +1,84 @@
-"""Checkpoints also have the persistent buffers of the torch module, such as the running statistics of BatchNorm."""
+"""Checkpoints also have what model.state_dict() has beside parameters: persistent buffers, such as the running statistics of BatchNorm, and what
+a module's own code gives, such as extra states and the state of 4-bit weights."""
 
 from __future__ import annotations
 
 import io
 import logging
+import pickle
+from typing import TYPE_CHECKING, Any, Iterable
 
 import torch
 from torch import nn
 
-from . import saving
+if TYPE_CHECKING:
+    from .engine import Engine
 
 log = logging.getLogger("ebb")
 _BYTES_MAX = 16 << 20  # a checkpoint's manifest has at most 64 MiB
 
 
-def packed(model: nn.Module, rank: int) -> bytes:
-    """The buffers that model.state_dict() has."""
-    buffers = saving.buffers(model)
-    size = sum(tensor.nbytes for tensor in buffers.values())
-    if size > _BYTES_MAX and rank == 0:
-        log.warning("the checkpoint is saved without the model's buffers, because they have %d bytes, more than %d: save them yourself, "
-                    "for example with save_pretrained()", size, _BYTES_MAX)
-    if not buffers or size > _BYTES_MAX:
-        return b""
+def _entries(engine: "Engine") -> dict[str, Any]:
+    return {key: value for key, value in engine._entries.of_names().items() if not isinstance(value, nn.Parameter)}
+
+
+def _named(keys: Iterable[str]) -> str:
+    names = sorted(keys)
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def _bytes_of(value: Any) -> bytes:
     stream = io.BytesIO()
-    torch.save({key: tensor.detach().cpu().clone() for key, tensor in buffers.items()}, stream)
+    torch.save(value, stream)
     return stream.getvalue()
 
 
-def set_to(model: nn.Module, saved: bytes) -> None:
-    """Sets the buffers to those that were packed."""
-    values = torch.load(io.BytesIO(saved), map_location="cpu", weights_only=True) if saved else {}
-    buffers = saving.buffers(model)
-    fit = {key for key, tensor in buffers.items() if key in values and values[key].shape == tensor.shape}
-    with torch.no_grad():
-        for key in fit:
-            buffers[key].copy_(values[key])
-    for what, keys in (("keep their values, because the checkpoint lacks them or has another shape", buffers.keys() - fit),
-                       ("of the checkpoint are not in the model", values.keys() - buffers.keys())):
+def _read(saved: bytes) -> Any:
+    with torch.serialization.safe_globals([io.BytesIO]):  # of Transformer Engine
+        return torch.load(io.BytesIO(saved), map_location="cpu", weights_only=True)
+
+
+def packed(engine: "Engine") -> bytes:
+    """The entries of model.state_dict() that are not parameters, the smallest first, as far as they fit."""
+    entries = {key: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value for key, value in _entries(engine).items()}
+    unreadable = [key for key, value in entries.items() if not isinstance(value, torch.Tensor) and not _is_readable(value)]
+    if unreadable and engine.world.rank == 0:
+        log.warning("the checkpoint is saved without extra states that torch.load(weights_only=True) does not read: %s", _named(unreadable))
+    size_of = lambda value: value.nbytes if isinstance(value, torch.Tensor) else len(_bytes_of(value))
+    sizes = {key: size_of(value) for key, value in entries.items() if key not in unreadable}
+    total, fitting = 0, []
+    for key in sorted(sizes, key=sizes.__getitem__):
+        total += sizes[key]
+        if total <= _BYTES_MAX:
+            fitting.append(key)
+    if total > _BYTES_MAX and engine.world.rank == 0:
+        log.warning("the checkpoint is saved without the model's buffers, because they have %d bytes, more than %d: %s. Save them yourself, "
+                    "for example with save_pretrained()", total, _BYTES_MAX, _named(sizes.keys() - set(fitting)))
+    return _bytes_of({key: entries[key] for key in entries if key in fitting}) if fitting else b""
+
+
+def _is_readable(value: Any) -> bool:
+    try:
+        _read(_bytes_of(value))
+    except (pickle.UnpicklingError, pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True
+
+
+def set_to(engine: "Engine", saved: bytes) -> None:
+    """Collective: sets the entries to those that were packed."""
+    values, entries = _read(saved) if saved else {}, _entries(engine)
+    buffers = {id(buffer) for buffer in engine.model.buffers()}
+    # An old checkpoint has buffers under the paths of their modules, which hooks of state_dict() may change.
+    key_of = {id(entry): key for key, entry in entries.items()}
+    for path, buffer in engine.model.named_buffers(remove_duplicate=False):
+        if path in values and path not in entries and id(buffer) in key_of:
+            values.setdefault(key_of[id(buffer)], values.pop(path))
+    fits = lambda key, entry: id(entry) not in buffers or values[key].shape == entry.shape
+    fit = {key for key, entry in entries.items() if key in values and fits(key, entry)}
+    if fit:  # the others too, because a module's own code may want all of its entries
+        engine._entries.load({key: values[key] if key in fit else entry for key, entry in entries.items()}, completes=True)
+    for what, keys in (("keep their values, because the checkpoint lacks them or has another shape", entries.keys() - fit),
+                       ("of the checkpoint are not in the model", values.keys() - entries.keys())):
         if keys:
-            log.warning("%d buffers %s: %s", len(keys), what, ", ".join(sorted(keys)[:5]) + (", ..." if len(keys) > 5 else ""))
+            log.warning("%d buffers %s: %s", len(keys), what, _named(keys))

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from . import _library
+from ._files import Files
 from ._fixed import refuse
 from ._library import STATES, TIERS, Error, library
-from ._model import Config, Files, Model, config_text, dtype_function, group_function, resolved, tier_of_activations
+from ._model import Config, Model, config_text, dtype_function, group_function, resolved, tier_of_activations
 from ._order import units_and_order
 from ._tensors import current_stream, is_hidden
 from ._units import Unit, UnitsArgument
@@ -83,14 +84,14 @@ def initialize(
         initial_values_of_rank_0=values_of_rank_0,
     )
     made = c_void_p()
-    _library.check(library.ebb_engine_create(handle, described.handle, text.encode(), byref(options), byref(made)))
+    described.check(library.ebb_engine_create(handle, described.handle, text.encode(), byref(options), byref(made)))
     first_id = described.first_id
     del described  # and the copies of values that it has
     _move_compilation(divided)
     _renew_meta_parameters(model, divided, on)
-    if files is not None:
-        files.load_buffers(model)
     engine = Engine(model, world, settings, on, divided, order, example is not None, made.value, first_id, group_of, check)
+    if files is not None:
+        files.load_others(engine)
     if keep_memory and on.type == "cpu":
         _keep_memory_of_steps()
     return engine

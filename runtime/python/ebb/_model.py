@@ -13,7 +13,8 @@ from typing import Any, Mapping, Union
 import torch
 from torch import nn
 
-from . import _library, saving
+from . import _library
+from ._files import Files
 from ._library import Error, check, check_id, library
 from ._order import Order
 from ._tensors import NUMBER_OF_DTYPE
@@ -27,7 +28,12 @@ def config_text(config: Config) -> str:
     if isinstance(config, Mapping):
         return json.dumps(_without_infinity(config))
     text = str(config)
-    return text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8-sig")
+    if text.lstrip().startswith("{"):
+        return text
+    try:
+        return Path(text).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Error(f"'{text}' is not UTF-8, which JSON files must be: {error}", "INVALID_ARGUMENT") from None
 
 
 def _without_infinity(value: Any) -> Any:
@@ -69,115 +75,13 @@ def group_function(groups: Mapping[str, str] | None):
     return lambda name: next((group for group, pattern in patterns if pattern.search(name)), "")
 
 
-def _are_sizes(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, int) and value >= 0 for value in values)
-
-
-class Files:
-    """Finds the tensor of safetensors files that has a parameter's values, by any name of the parameter."""
-
-    def __init__(self, path: str, model: nn.Module):
-        self.path = path
-        self.names = self._names(Path(path))
-        self.headers: dict[Path, tuple[dict[str, Any], int]] = {}
-        self.buffers = {name: self._read(name, list(tensor.shape)) for name, tensor in saving.buffers(model).items()}
-        self.aliases: dict[int, list[str]] = {}
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            self.aliases.setdefault(id(parameter), []).append(name)
-
-    def of(self, parameter: nn.Parameter) -> str:
-        aliases = self.aliases[id(parameter)]
-        found = [name for name in aliases if name in self.names]
-        if not found:
-            raise Error(f"'{self.path}' has no tensor '{aliases[0]}'", "NOT_FOUND")
-        for other in found[1:]:
-            if not self._are_same(found[0], other):
-                raise Error(f"'{found[0]}' and '{other}' are one parameter, and differ in '{self.path}'", "INVALID_ARGUMENT")
-        return found[0]
-
-    def _are_same(self, name: str, other: str) -> bool:
-        (path, begin, entry), (other_path, other_begin, other_entry) = self._find(name), self._find(other)
-        begins, ends = zip(entry.pop("data_offsets"), other_entry.pop("data_offsets"))
-        if entry != other_entry or ends[0] - begins[0] != ends[1] - begins[1]:
-            return False
-        with path.open("rb") as file, other_path.open("rb") as other_file:
-            file.seek(begin + begins[0])
-            other_file.seek(other_begin + begins[1])
-            piece = 4 << 20
-            return all(
-                file.read(min(piece, ends[0] - at)) == other_file.read(min(piece, ends[0] - at)) for at in range(begins[0], ends[0], piece)
-            )
-
-    def _find(self, name: str) -> tuple[Path, int, dict[str, Any]]:
-        """The file of a tensor, where its data begin, and the tensor's entry in the header."""
-        path = self.names[name]
-        if path not in self.headers:
-            self.headers[path] = self._header(path)
-        header, begin = self.headers[path]
-        try:
-            entry = dict(header[name])
-        except (LookupError, TypeError, ValueError):
-            raise Error(f"'{path}' lacks '{name}', which the index has for it", "INVALID_ARGUMENT") from None
-        offsets, shape = entry.get("data_offsets"), entry.get("shape")
-        if not (
-            _are_sizes(offsets) and len(offsets) == 2 and offsets[0] <= offsets[1] and _are_sizes(shape) and isinstance(entry.get("dtype"), str)
-        ):
-            raise Error(f"'{path}' does not say what '{name}' is", "INVALID_ARGUMENT")
-        return path, begin, entry
-
-    def _read(self, name: str, shape: list[int]) -> torch.Tensor:
-        if name not in self.names:
-            raise Error(f"'{self.path}' has no buffer '{name}'", "NOT_FOUND")
-        path, start, entry = self._find(name)
-        if entry["shape"] != shape:
-            raise Error(f"buffer '{name}' has the shape {shape}, and in '{self.path}' {entry['shape']}", "INVALID_ARGUMENT")
-        if entry["dtype"] not in saving.DTYPE_OF_FORMAT:
-            raise Error(f"buffer '{name}' is {entry['dtype']} in '{self.path}', which is not supported", "UNIMPLEMENTED")
-        values = torch.empty(shape, dtype=saving.DTYPE_OF_FORMAT[entry["dtype"]], device="cpu")
-        first, last = entry["data_offsets"]
-        with path.open("rb") as file:
-            file.seek(start + first)
-            if last - first != values.nbytes or file.readinto(values.view(-1).view(torch.uint8).numpy()) != values.nbytes:
-                raise Error(f"'{path}' is not a whole safetensors file", "INVALID_ARGUMENT")
-        return values
-
-    def load_buffers(self, model: nn.Module) -> None:
-        """Loads persistent buffers. Every rank has them whole."""
-        for name, tensor in saving.keys(model):
-            if name in self.buffers:
-                tensor.copy_(self.buffers[name])
-
-    @staticmethod
-    def _names(path: Path) -> dict[str, Path]:
-        """For the name of each tensor the file that has it."""
-        if path.is_dir():
-            index, path = path / "model.safetensors.index.json", path / "model.safetensors"
-            if index.exists() and not path.exists():
-                try:
-                    return {name: index.parent / file for name, file in json.loads(index.read_text())["weight_map"].items()}
-                except (ValueError, LookupError, TypeError, AttributeError):
-                    raise Error(f"'{index}' is not an index of a model's files", "INVALID_ARGUMENT") from None
-        return dict.fromkeys(Files._header(path)[0].keys() - {"__metadata__"}, path)
-
-    @staticmethod
-    def _header(path: Path) -> tuple[dict[str, Any], int]:
-        """The header of a file, and where the data begin."""
-        if not path.exists():
-            raise Error(f"there is no '{path}'", "NOT_FOUND")
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            try:
-                return dict(json.loads(file.read(size if size < path.stat().st_size else 0))), 8 + size
-            except (TypeError, ValueError):
-                raise Error(f"'{path}' is not a whole safetensors file", "INVALID_ARGUMENT") from None
-
-
 class Model:
     """The handle of an ebb_model, and the memory or files that have its values until the engine is made."""
 
     def __init__(self, units: list[Unit], order: Order, group_of, dtype_of, files: Files | None = None, has_values: bool = True):
         self.handle = library.ebb_model_create()
         self.kept: list[Any] = []
+        self.failure: BaseException | None = None  # of reading values
         self.first_id: list[int] = []
         for unit in units:
             check_id(library.ebb_model_add_unit(self.handle, unit.name.encode(), unit.keep_whole))
@@ -198,7 +102,11 @@ class Model:
             has_dtype=1, dtype=NUMBER_OF_DTYPE[dtype_of(parameter)],
         )
         if files is not None:
-            given.file, given.tensor = files.path.encode(), files.of(parameter).encode()
+            tensor, is_converted = files.of(parameter)
+            if is_converted:
+                given.fill = self._converting(files, tensor)
+            else:
+                given.file, given.tensor = files.path.encode(), tensor.encode()
         elif has_values:
             if parameter.is_meta:
                 raise Error(f"parameter '{name}' is on the meta device: give initialize the folder of its values, weights=", "INVALID_ARGUMENT")
@@ -210,6 +118,26 @@ class Model:
             self.kept.append(values)
         self.kept.append(shape)
         return check_id(library.ebb_model_add_parameter(self.handle, unit.index, byref(given)))
+
+    def _converting(self, files: Files, key: str) -> Any:
+        def fill(user, parameter, begin, end, numbers) -> int:
+            try:
+                values = files.converted.values(key).reshape(-1)[begin:end].float().contiguous()
+            except BaseException as failure:
+                self.failure = self.failure or failure
+                return 1
+            ctypes.memmove(numbers, values.data_ptr(), values.nbytes)
+            return 0
+
+        function = _library.FILL(fill)
+        self.kept.append(function)
+        return function
+
+    def check(self, code: int) -> None:
+        """Raises the error of the call that has asked for values."""
+        if code != 0 and self.failure is not None:
+            raise self.failure
+        check(code)
 
     def plan(self, config: str, world: int) -> str:
         return _library.text_of(library.ebb_plan, self.handle, world, config.encode())

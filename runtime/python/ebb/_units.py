@@ -202,9 +202,13 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
             "UNIMPLEMENTED",
         )
     if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8):
+        if parameter.is_complex():
+            advice = "Give a complex one as real numbers: nn.Parameter(torch.view_as_real(values)), and torch.view_as_complex() of it in forward"
+        else:
+            advice = "Give a frozen parameter of another type as bytes, with view(torch.uint8)"
         raise Error(
             f"parameter '{name}' is {parameter.dtype}: only floating-point numbers of 16, 32 and 64 bits and bytes (torch.uint8) can be "
-            "sharded. Give a frozen parameter of another type as bytes, with view(torch.uint8)", "UNIMPLEMENTED"
+            f"sharded. {advice}", "UNIMPLEMENTED"
         )
     if parameter.is_inference():
         raise Error(f"parameter '{name}' was made under torch.inference_mode(): torch cannot train it", "INVALID_ARGUMENT")

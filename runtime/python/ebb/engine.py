@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from . import _buffers, _library, checks, saving
+from ._entries import Entries
 from ._fixed import Members, refuse_caller
 from ._hooks import SavedInRam, Visit, Walk, checkpoint_around, without_saved_hooks
 from ._library import DIRECTIONS, MASTER, STATES, TIERS, Error, check, library
@@ -124,6 +125,7 @@ class Engine:
         self._steps.refresh_residents()
         self._finished = 0
         self._members = Members(model)
+        self._entries = Entries(self)
         self._handles = saving.attach(self) + self._steps.handles
         self._handles.append(model.register_forward_pre_hook(self._see_first_batch, prepend=True, with_kwargs=True))
         self._handles.append(model.register_forward_pre_hook(self._check_model, prepend=True))
@@ -318,7 +320,7 @@ class Engine:
         asynchronous: returns a Ticket as soon as the save has been started. It goes on while later steps run, and saves the state after
         the last finished step. A second save waits for the first."""
         self._between_steps("save")
-        buffers = _buffers.packed(self.model, self.world.rank)
+        buffers = _buffers.packed(self)
         options = _library.SaveOptions(
             keep=keep, trainer=trainer, trainer_bytes=len(trainer), of_this_rank=of_this_rank, of_this_rank_bytes=len(of_this_rank),
             buffers=buffers, buffers_bytes=len(buffers),
@@ -335,7 +337,7 @@ class Engine:
         found = _library.Loaded()
         check(library.ebb_load(self._memory.handle, os.fspath(path).encode(), byref(found)))
         self._steps.refresh_residents()
-        _buffers.set_to(self.model, ctypes.string_at(found.buffers, found.buffers_bytes))
+        _buffers.set_to(self, ctypes.string_at(found.buffers, found.buffers_bytes))
         of_this_rank = ctypes.string_at(found.of_this_rank, found.of_this_rank_bytes)
         return found.step, ctypes.string_at(found.trainer, found.trainer_bytes), of_this_rank
 
@@ -490,6 +492,8 @@ class Engine:
 
     def _named(self, name: str) -> str:
         found = self._aliases.get(name)
+        if found is None:  # torch's state_dict() may have other names than named_parameters()
+            found = getattr(self._entries.of_names().get(name), "_ebb_name", None)
         if found is None:
             raise Error(f"the model has no parameter '{name}'", "NOT_FOUND")
         return found

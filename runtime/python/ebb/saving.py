@@ -8,13 +8,12 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Mapping
 
 import torch
 from torch import nn
 
 from . import _library
-from ._fixed import refuse_added
 from ._library import MASTER, Error, check, library
 
 if TYPE_CHECKING:
@@ -34,10 +33,7 @@ class _Removal:
 
 def attach(engine: "Engine") -> list[Any]:
     """Makes model.state_dict() gather, model.load_state_dict() write and model.zero_grad() call the engine. Copying the model raises."""
-    model, handles = engine.model, []
-    for module in model.modules():
-        if any(parameter is not None for parameter in module._parameters.values()):
-            handles.append(module.register_state_dict_post_hook(_gathered(engine)))
+    model = engine.model
 
     def load(values: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         return load_state_dict(engine, values, strict)
@@ -50,91 +46,36 @@ def attach(engine: "Engine") -> list[Any]:
 
     attributes = {"load_state_dict": load, "zero_grad": engine.zero_grad, "__deepcopy__": refuse, "__reduce_ex__": refuse}
     model.__dict__.update(attributes)
-    handles.append(_Removal(lambda: [model.__dict__.pop(name, None) for name in attributes]))
-    return handles
+    return [engine._entries, _Removal(lambda: [model.__dict__.pop(name, None) for name in attributes])]
 
 
-def _gathered(engine: "Engine"):
-    def hook(module: nn.Module, values: dict[str, Any], prefix: str, metadata: Any) -> None:
-        for key, parameter in module._parameters.items():
-            if parameter is not None and prefix + key in values:
-                values[prefix + key] = engine.gather(name_of(parameter, prefix + key))
-
-    return hook
+def state_dict(engine: "Engine", rank: int) -> dict[str, Any]:
+    return engine._entries.of_values(rank)
 
 
-def name_of(parameter: nn.Parameter, key: str) -> str:
-    """The engine's name of a parameter that the model has as `key`."""
-    name = getattr(parameter, "_ebb_name", None)
-    if name is None:
-        refuse_added(key, parameter)
-    return name
-
-
-def keys(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The entries of model.state_dict(), without gathering any parameter."""
-    for path, module in model.named_modules(remove_duplicate=False):
-        prefix = path + "." if path else ""
-        for key, parameter in module._parameters.items():
-            if parameter is not None:
-                yield prefix + key, parameter
-        for key, buffer in module._buffers.items():
-            if buffer is not None and key not in module._non_persistent_buffers_set:
-                yield prefix + key, buffer
-
-
-def buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Of model.state_dict()."""
-    return {key: tensor for key, tensor in keys(model) if not isinstance(tensor, nn.Parameter)}
-
-
-def state_dict(engine: "Engine", rank: int) -> dict[str, torch.Tensor]:
-    values: dict[str, torch.Tensor] = {}
-    gathered: dict[str, torch.Tensor | None] = {}
-    for key, tensor in keys(engine.model):
-        if isinstance(tensor, nn.Parameter):
-            name = name_of(tensor, key)
-            if name not in gathered:
-                gathered[name] = engine.gather(name, rank)
-            tensor = gathered[name]
-        if rank in (-1, engine.world.rank):
-            values[key] = tensor.detach().cpu()
-    return values
-
-
-def load_state_dict(engine: "Engine", values: Mapping[str, torch.Tensor], strict: bool = True) -> Any:
+def load_state_dict(engine: "Engine", values: Mapping[str, Any], strict: bool = True) -> Any:
     engine._between_forwards()
-    known = dict(keys(engine.model))
-    missing = [key for key in known if key not in values]
-    unexpected = [key for key in values if key not in known]
+    _check_between_steps(engine)
+    of_parameters, missing, unexpected = engine._entries.load(values)
     if strict and (missing or unexpected):
-        raise Error(f"load_state_dict: missing are {missing[:5]}, and the model has no {unexpected[:5]}", "INVALID_ARGUMENT")
-    of_parameters: dict[str, torch.Tensor] = {}
-    key_of: dict[str, str] = {}
-    given = {key: tensor for key, tensor in known.items() if key in values}
-    for key, tensor in given.items():
-        if isinstance(tensor, nn.Parameter):
-            name = name_of(tensor, key)
-            first = key_of.setdefault(name, key)
-            one, other = values[first], values[key]
-            if one.data_ptr() != other.data_ptr() and not torch.equal(one.cpu().float(), other.cpu().float()):
-                raise Error(f"load_state_dict: '{first}' and '{key}' are one parameter, and were given different values", "INVALID_ARGUMENT")
-            of_parameters[name] = values[key]
-        elif values[key].shape != tensor.shape:
-            raise Error(f"buffer '{key}' has the shape {list(tensor.shape)}, and was given {list(values[key].shape)}", "INVALID_ARGUMENT")
-    write(engine, of_parameters)
-    for key, tensor in given.items():
-        if not isinstance(tensor, nn.Parameter):
-            tensor.copy_(values[key])
+        lacks = f"missing are {', '.join(missing)}" if missing else ""
+        has = f"the model has no {', '.join(unexpected)}" if unexpected else ""
+        raise Error(f"load_state_dict: {lacks}{', and ' if lacks and has else ''}{has}", "INVALID_ARGUMENT")
+    if of_parameters:
+        write(engine, of_parameters)
     from torch.nn.modules.module import _IncompatibleKeys
 
     return _IncompatibleKeys(missing, unexpected)
 
 
-def write(engine: "Engine", values: Mapping[str, torch.Tensor]) -> None:
-    """Sets parameters by their fp32 masters. Parameters that are not named keep their values, which are read and written again."""
+def _check_between_steps(engine: "Engine") -> None:
     if engine._steps.in_step:
         raise Error("parameters can be written only between steps: after step() or drop()")
+
+
+def write(engine: "Engine", values: Mapping[str, torch.Tensor]) -> None:
+    """Sets parameters by their fp32 masters. Parameters that are not named keep their values, which are read and written again."""
+    _check_between_steps(engine)
     given: dict[int, torch.Tensor] = {}
     for name, value in values.items():
         shape = engine._parameters[name].shape
@@ -174,14 +115,19 @@ def write(engine: "Engine", values: Mapping[str, torch.Tensor]) -> None:
 
 
 def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype: torch.dtype | None, file_bytes: int) -> None:
+    if dtype is not None and not dtype.is_floating_point:
+        raise Error(f"dtype={dtype} would cut the values: give a floating-point type", "INVALID_ARGUMENT")
     model = engine.model
+    entries = engine._entries.of_names()
     adapter, prefix = _adapter_of(model) if trainable_only else (None, "")
-    if adapter and model.peft_config[adapter].is_prompt_learning:
-        tensors = _prompt(engine, adapter)
+    if adapter:
+        tensors = [(prefix + key, tensor) for key, tensor in _of_adapter(engine, entries, adapter).items()]
     else:
-        tensors = [(prefix + _adapter_name(key, adapter) if adapter else key, tensor) for key, tensor in _once(model, trainable_only)]
+        tensors = _once(entries, trainable_only)
     if not tensors:
         raise Error("save_pretrained: nothing is trainable", "INVALID_ARGUMENT")
+    cast = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}  # the state of a quantized weight keeps its type
+    types = {key: dtype if dtype is not None and tensor.is_floating_point() and id(tensor) in cast else tensor.dtype for key, tensor in tensors}
     writes = engine.world.rank == 0
     stem = "adapter_model" if adapter else "model"
     failure: Exception | None = None  # of rank 0, which nevertheless makes all the collective calls
@@ -194,7 +140,7 @@ def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype:
             except Exception as error:
                 failure = error
 
-    writer = attempt(_Writer, folder, stem, tensors, dtype, file_bytes)
+    writer = attempt(_Writer, folder, stem, tensors, types, file_bytes)
     for key, tensor in tensors:
         piece = attempt(lambda: writer.begin(key))
 
@@ -249,17 +195,18 @@ def _of_rank_0(engine: "Engine", text: str) -> str:
     return b"".join(pairs)[:size].decode(errors="replace")
 
 
-def _once(model: nn.Module, trainable_only: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """The entries of model.state_dict(), shared tensors under their first key. Raises for a parameter that the engine does not have."""
-    seen: set[int] = set()
-    for key, tensor in keys(model):
-        is_parameter = isinstance(tensor, nn.Parameter)
-        if id(tensor) in seen or (trainable_only and not (is_parameter and tensor.requires_grad)):
+def _once(entries: Mapping[str, Any], trainable_only: bool) -> list[tuple[str, torch.Tensor]]:
+    """The entries for a file, shared tensors under their first key."""
+    chosen: dict[int, tuple[str, torch.Tensor]] = {}
+    for key, tensor in entries.items():
+        if trainable_only and not (isinstance(tensor, nn.Parameter) and tensor.requires_grad):
             continue
-        seen.add(id(tensor))
-        if is_parameter:
-            name_of(tensor, key)
-        yield key, tensor
+        if isinstance(tensor, torch.Tensor):
+            chosen.setdefault(id(tensor), (key, tensor))
+        elif tensor is not None:
+            raise Error(f"save_pretrained: '{key}' is a {type(tensor).__name__}, and safetensors files hold tensors alone: "
+                        "torch.save(engine.state_dict(), file) has it", "UNIMPLEMENTED")
+    return list(chosen.values())
 
 
 def _adapter_of(model: nn.Module) -> tuple[str | None, str]:
@@ -275,23 +222,26 @@ def _adapter_of(model: nn.Module) -> tuple[str | None, str]:
     return getattr(model, "active_adapter", None), ""
 
 
-def _prompt(engine: "Engine", adapter: str) -> list[tuple[str, torch.Tensor]]:
-    """Collective: the values of a prompt's file. peft computes them from the parameters, in modules that every rank runs."""
+def _of_adapter(engine: "Engine", entries: Mapping[str, Any], adapter: str) -> dict[str, torch.Tensor]:
+    """Collective: the entries of an adapter's file, as peft chooses and names them. A value that peft computes, such as a prompt's, is computed
+    from gathered parameters, in modules that every rank runs."""
     import peft
 
     model = engine.model
-    if model.peft_config[adapter].peft_type == peft.PeftType.MULTITASK_PROMPT_TUNING:
+    kind = model.peft_config[adapter].peft_type
+    if kind == peft.PeftType.MULTITASK_PROMPT_TUNING:
         raise Error("save_pretrained of a multitask prompt: peft reads its parameters outside of their units. Use engine.save", "UNIMPLEMENTED")
-    trained = {key: engine.gather(parameter._ebb_name) for key, parameter in _once(model, trainable_only=True)}
     with torch.no_grad():
-        values = peft.get_peft_model_state_dict(model, trained, adapter)
+        if not model.peft_config[adapter].is_prompt_learning:
+            chosen = peft.get_peft_model_state_dict(model, entries, adapter)
+            given = {id(value) for value in entries.values()}
+            if all(id(value) in given for value in chosen.values()):
+                return chosen
+        is_trained = lambda value: isinstance(value, nn.Parameter) and value.requires_grad
+        trained = {key: engine.gather(value._ebb_name) if is_trained(value) else value for key, value in entries.items()}
+        chosen = peft.get_peft_model_state_dict(model, trained, adapter)
     engine._between_forwards()
-    return list(values.items())
-
-
-def _adapter_name(key: str, adapter: str) -> str:
-    key = key.replace(f".modules_to_save.{adapter}.", ".")
-    return re.sub(rf"\.{re.escape(adapter)}(\.|$)", r"\1", key)
+    return chosen
 
 
 def _format_name(key: str, dtype: torch.dtype) -> str:
@@ -328,19 +278,15 @@ class _Writer:
     reader that begins at any moment finds the earlier model or the new one: it takes one file before an index, and only files that the
     index names."""
 
-    def __init__(self, folder: Path, stem: str, tensors: list[tuple[str, torch.Tensor]], dtype: torch.dtype | None, file_bytes: int):
-        if dtype is not None and not dtype.is_floating_point:
-            raise Error(f"dtype={dtype} would cut the values: give a floating-point type", "INVALID_ARGUMENT")
+    def __init__(self, folder: Path, stem: str, tensors: list[tuple[str, torch.Tensor]], types: Mapping[str, torch.dtype], file_bytes: int):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.types: dict[str, torch.dtype] = {}
+        self.types = types
         parts: list[list[tuple[str, torch.Tensor]]] = [[]]
         sizes = [0]
         for key, tensor in tensors:
-            kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-            _format_name(key, kind)  # an error comes before any file
-            self.types[key] = kind
-            size = tensor.numel() * kind.itemsize
+            _format_name(key, types[key])  # an error comes before any file
+            size = tensor.numel() * types[key].itemsize
             if parts[-1] and sizes[-1] + size > file_bytes:
                 parts.append([])
                 sizes.append(0)

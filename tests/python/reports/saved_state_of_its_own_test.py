@@ -1,0 +1,268 @@
+"""The user saved a model whose modules give more to state_dict() than parameters and buffers, or give it under other names."""
+
+import io
+import logging
+
+import bitsandbytes
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from training import config, gpt2, offloaded, squared_error, vector_batches
+
+import ebb
+
+
+class Counted(nn.Module):
+    """Has an extra state, as Transformer Engine's modules: bytes, a tensor or a dict."""
+
+    def __init__(self, seed, kind=dict):
+        super().__init__()
+        self.linear, self.count, self.kind = nn.Linear(8, 8), 10 + seed, kind
+
+    def forward(self, x):
+        return self.linear(x)
+
+    def get_extra_state(self):
+        if self.kind is io.BytesIO:
+            return io.BytesIO(bytes([self.count]))
+        return torch.tensor([self.count]) if self.kind is torch.Tensor else {"count": self.count}
+
+    def set_extra_state(self, state):
+        self.count = state.getvalue()[0] if self.kind is io.BytesIO else int(state["count"] if self.kind is dict else state)
+
+
+class Transposed(nn.Linear):
+    """Saves another value than its parameter, and reads it back."""
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        destination[prefix + "kernel"] = self.weight.t().contiguous()
+        destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
+
+    def _load_from_state_dict(self, given, prefix, metadata, strict, missing, unexpected, errors):
+        with torch.no_grad():
+            self.weight.copy_(given[prefix + "kernel"].t())
+            self.bias.copy_(given[prefix + "bias"])
+
+
+class Hooked(nn.Linear):
+    """Hooks of torch rename an entry, on the way out and in."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self._register_state_dict_hook(lambda module, values, prefix, _: self._rename(values, f"{prefix}weight", f"{prefix}kernel"))
+        self._register_load_state_dict_pre_hook(lambda values, prefix, *_: self._rename(values, f"{prefix}kernel", f"{prefix}weight"))
+
+    @staticmethod
+    def _rename(values, old, new):
+        if old in values:
+            values[new] = values.pop(old)
+
+
+def four_bits(seed):
+    packed = bitsandbytes.nn.Linear4bit(8, 64, compute_dtype=torch.float32, quant_type="nf4", compress_statistics=True)
+    return packed.to("cpu")  # packs the weight
+
+
+def make(seed=1, kind=dict):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        checkpoint_wrapper(nn.Linear(8, 8)), Counted(seed, kind), Transposed(8, 8), Hooked(8, 8), checkpoint_wrapper(nn.BatchNorm1d(8)),
+        four_bits(seed), nn.Linear(64, 1),
+    )
+
+
+def settings(folder):
+    return config(zero=offloaded(folder) if ebb.world().size > 1 else {})
+
+
+def assert_same(values, expected):
+    assert list(values) == list(expected)
+    for key, value in expected.items():
+        other = values[key]
+        if isinstance(value, torch.Tensor):
+            assert other.dtype == value.dtype and torch.equal(other, value), key
+        else:
+            assert other == value or other.getvalue() == value.getvalue(), key
+
+
+def _state_dict(folder, kind):
+    plain = make(kind=kind)
+    expected = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in plain.state_dict().items()}
+    engine = ebb.initialize(model := make(kind=kind), settings(folder))
+    assert_same(engine.state_dict(), expected)
+    assert_same(model.state_dict(), expected)
+    assert_same(model.state_dict(keep_vars=True), expected)
+    assert (engine.state_dict(rank=0) == {}) == (engine.world.rank != 0)
+    assert torch.equal(engine.gather("0.bias"), expected["0.bias"])
+    assert model.load_state_dict(model.state_dict()) == ([], [])
+    assert_same(engine.state_dict(), expected)
+    others = make(2, kind).state_dict()  # other parameters, buffers, extra and 4-bit states
+    model.load_state_dict(others)
+    assert_same(engine.state_dict(), others)
+    batch = vector_batches(1, 1)[0][0]
+    plain.load_state_dict({key: value for key, value in others.items() if not key.startswith("5.weight")}, strict=False)
+    plain[5] = make(2, kind)[5]
+    assert torch.equal(squared_error(model, batch), squared_error(plain, batch))
+    engine.drop()
+    assert_same(model[1].state_dict(), make(2, kind)[1].state_dict())
+    model[3].load_state_dict(make(1, kind)[3].state_dict())  # a part of the model
+    assert torch.equal(engine.state_dict()["3.kernel"], expected["3.kernel"])
+    engine.close()
+    assert list(model.state_dict()) == list(expected)
+
+
+@pytest.mark.parametrize("kind", [dict, torch.Tensor, io.BytesIO])
+def test_state_dict_is_torchs(one, tmp_path, kind):
+    one.run(_state_dict, str(tmp_path), kind)
+
+
+def test_state_dict_is_torchs_on_two_ranks_from_the_disk(two, tmp_path):
+    two.run(_state_dict, str(tmp_path), dict)
+
+
+def _checkpoint(folder, kind):
+    engine = ebb.initialize(model := make(kind=kind), settings(folder + "/first"))
+    engine.backward(squared_error(model, vector_batches(1, 2)[0][engine.world.rank]))
+    engine.step()
+    model[1].count = 77
+    expected = engine.state_dict()
+    engine.save(folder)
+    engine.close()
+    engine = ebb.initialize(model := make(2, kind), settings(folder + "/second"))
+    engine.load(folder)
+    assert_same(engine.state_dict(), expected)
+    assert model[1].count == 77
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", [dict, torch.Tensor, io.BytesIO])
+def test_a_checkpoint_has_it(one, tmp_path, kind):
+    one.run(_checkpoint, str(tmp_path), kind)
+
+
+def test_a_checkpoint_of_two_ranks_has_it(two, tmp_path):
+    two.run(_checkpoint, str(tmp_path), dict)
+
+
+def _old_checkpoint():
+    engine = ebb.initialize(make(), config())
+    stream = io.BytesIO()
+    torch.save({"4._checkpoint_wrapped_module.running_mean": torch.arange(8.0)}, stream)
+    ebb._buffers.set_to(engine, stream.getvalue())
+    assert torch.equal(engine.state_dict()["4.running_mean"], torch.arange(8.0))
+    engine.close()
+
+
+def test_an_old_checkpoint_has_buffers_by_the_paths_of_modules(one):
+    one.run(_old_checkpoint)
+
+
+def _files(folder):
+    engine = ebb.initialize(make(kind=torch.Tensor), settings(folder + "/swap"))
+    engine.save_pretrained(folder, file_bytes=500, dtype=torch.bfloat16)
+    engine.save_pretrained(folder)
+    expected = engine.state_dict()
+    if engine.world.rank == 0:
+        saved = safetensors.torch.load_file(folder + "/model.safetensors")
+        assert_same({key: saved[key] for key in sorted(saved)}, {key: expected[key] for key in sorted(expected)})
+    engine.close()
+    with ebb.empty_parameters():
+        wrapped = nn.Sequential(checkpoint_wrapper(nn.Linear(8, 8)), Counted(5, torch.Tensor))
+    engine = ebb.initialize(wrapped, settings(folder + "/swap"), weights=folder + "/model.safetensors")
+    values = engine.state_dict()
+    assert_same(values, {key: expected[key] for key in values})
+    assert wrapped[1].count == 11
+    engine.close()
+    engine = ebb.initialize(make(kind=dict), config())
+    with pytest.raises(ebb.Error, match="'1._extra_state' is a dict, and safetensors files hold tensors alone"):
+        engine.save_pretrained(folder)
+    engine.close()
+
+
+def test_files_have_it_and_are_read(one, tmp_path):
+    one.run(_files, str(tmp_path))
+
+
+def test_files_of_two_ranks_have_it_and_are_read(two, tmp_path):
+    two.run(_files, str(tmp_path))
+
+
+def _wrapped_blocks(folder):
+    model = gpt2()
+    expected = {key: value.clone() for key, value in model.state_dict().items()}
+    for i, block in enumerate(model.transformer.h):
+        model.transformer.h[i] = checkpoint_wrapper(block)
+    engine = ebb.initialize(model, settings(folder + "/swap"))
+    engine.save_pretrained(folder)
+    engine.close()
+    loaded, report = type(model).from_pretrained(folder, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert_same(loaded.state_dict(), expected)
+
+
+def test_transformers_reads_wrapped_blocks(two, tmp_path):
+    two.run(_wrapped_blocks, str(tmp_path))
+
+
+def _hooks_around(folder):
+    """A hook of the whole model gives new values."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+
+    def halve(module, values, prefix, _):
+        for key in list(values):
+            values["half." + key] = values.pop(key).detach() / 2
+
+    model._register_state_dict_hook(halve)
+    expected = {key: value.clone() for key, value in model.state_dict().items()}
+    engine = ebb.initialize(model, settings(folder + "/swap"), values_of_rank_0=True)
+    values = engine.state_dict()
+    engine.save_pretrained(folder)
+    if engine.world.rank == 0:
+        assert_same(values, expected)
+        assert_same(dict(sorted(safetensors.torch.load_file(folder + "/model.safetensors").items())), dict(sorted(expected.items())))
+    engine.close()
+
+
+def test_hooks_that_compute_values(two, tmp_path):
+    two.run(_hooks_around, str(tmp_path))
+
+
+def _gathered_for_names():
+    """Names alone cost no gathering, unless a module's own code computes with its parameters."""
+    engine = ebb.initialize(make(), config())
+    asked = []
+    gather = engine.gather
+    engine.gather = lambda name, *rest, **more: asked.append(name) or gather(name, *rest, **more)
+    engine._entries.of_names()
+    assert asked == ["2.weight", "2.bias"]
+    engine.close()
+
+
+def test_names_are_asked_for_without_values(one):
+    one.run(_gathered_for_names)
+
+
+class Unsafe:
+    pass
+
+
+def _states_that_do_not_fit(folder):
+    engine = ebb.initialize(make(), config())
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("ebb").addHandler(handler)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Counted, "get_extra_state", lambda self: Unsafe())
+            engine.save(folder)
+    finally:
+        logging.getLogger("ebb").removeHandler(handler)
+    assert said == ["the checkpoint is saved without extra states that torch.load(weights_only=True) does not read: 1._extra_state"]
+    engine.close()
+
+
+def test_an_extra_state_that_no_checkpoint_can_have_is_named(one, tmp_path):
+    one.run(_states_that_do_not_fit, str(tmp_path))
