@@ -18,6 +18,11 @@ add_test_packages() {
   fi
 }
 
+# For tests/gpt/cluster.sh.
+add_cluster_packages() {
+  ebb_packages+=(iproute2 munge openssh-server slurm-client slurmctld slurmd)
+}
+
 # For the Python package: a virtual environment needs ensurepip, which Debian packages separately.
 add_python_packages() {
   if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then

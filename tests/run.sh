@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and runs the tests.
 #
-#   tests/run.sh [release|cuda|asan|tsan] [--full] [--program NAME]... [-- argument of ctest...]
+#   tests/run.sh [release|cuda|asan|tsan] [--full] [--cluster] [--program NAME]... [-- argument of ctest...]
 #   tests/run.sh python [--torch VERSION] [--without-cuda | --library FILE] [argument of pytest...]
 #
 # python: builds the wheel and runs tests/python in an environment of its own, with the newest torch or the one given.
 # release: optimised, with CUDA and NCCL where they are found. cuda: the same, and an error where they are not. asan, tsan: debug builds
 # with the address and undefined-behaviour, or the thread sanitizer. --full: the product of
 # the bitwise matrix' main axes (the others are drawn) and many more random cases, instead of a covering selection.
+# --cluster: installs Slurm and sshd too, for tests/gpt/cluster.sh, which is skipped without them. Their packages start services.
 # --program: builds and runs only the test programs that are named.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -24,6 +25,7 @@ while [ $# -gt 0 ]; do
   case "$1" in
     release | cuda | asan | tsan) preset=$1 ;;
     --full) export EBB_FULL=1 ;;
+    --cluster) add_cluster_packages ;;
     --program)
       programs+=("${2:?--program needs a name}")
       shift
@@ -34,7 +36,7 @@ while [ $# -gt 0 ]; do
       break
       ;;
     *)
-      echo "tests/run.sh: '$1' is not an option; usage: tests/run.sh [release|cuda|asan|tsan] [--full] [--program NAME]... [-- argument of ctest...], or tests/run.sh python" >&2
+      echo "tests/run.sh: '$1' is not an option; usage: tests/run.sh [release|cuda|asan|tsan] [--full] [--cluster] [--program NAME]... [-- argument of ctest...], or tests/run.sh python" >&2
       exit 2
       ;;
   esac

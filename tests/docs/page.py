@@ -6,7 +6,7 @@ The word behind a fence says what a block is, and so what is done with it:
 
   sh            run, in a scratch folder with the programs; gpt is cut down to a tiny model and two steps
   cpp           compiled by tests/docs/CMakeLists.txt, which says so with --compiled
-  c, cpp of F   a part of the file F
+  c, cpp, sh of F   a part of the file F
   json          a configuration: gpt --explain-config takes it; json machine: ebb-plan --machine takes it
   python        compiled; run by tests/python/pages_test.py, where torch is
   (nothing)     output or a picture. After a first line "$ COMMAND" it is what COMMAND prints; "..." stands for any text
@@ -131,7 +131,7 @@ class Page:
     def check(self, info, code):
         """What was done with the block; ValueError: it is wrong."""
         skipped = re.fullmatch(r"(sh|cmake|python|cpp|text) not run: (.+)", info)
-        quoted = re.fullmatch(r"(?:c|cpp) of (\S+)", info)
+        quoted = re.fullmatch(r"(?:c|cpp|sh) of (\S+)", info)
         if skipped:
             if skipped[1] == "python":
                 compile(code, "block", "exec")
