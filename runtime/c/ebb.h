@@ -313,7 +313,7 @@ int32_t ebb_save(ebb_engine*, const char* folder, const ebb_save_options*, int64
  * ebb_save may wait: on another thread it is EBB_FAILED_PRECONDITION, because the two threads could
  * wait for each other. */
 int32_t ebb_save_wait(ebb_engine*, int64_t ticket, int32_t* done);
-/* Collective: loads a checkpoint, or the newest complete one of a folder. The last may be null. */
+/* Collective: loads a checkpoint, or the newest undamaged one of a folder. The last may be null. */
 int32_t ebb_load(ebb_engine*, const char* path, ebb_loaded*);
 
 typedef struct {

@@ -6,7 +6,7 @@
 //   auto loaded = ebb::LoadCheckpoint(engine, "runs/7b");           // the newest complete one
 //
 // All calls are collective and belong between steps. An error on any rank is every rank's. All
-// ranks see one file system. Earlier checkpoints survive any failure: a checkpoint gets its name
+// ranks see one folder, which a save checks; their hosts share it. Earlier checkpoints survive any failure: a checkpoint gets its name
 // when all of it is on the disk, and only then is an older one removed.
 #pragma once
 
@@ -74,7 +74,8 @@ inline constexpr int64_t kLoadBytesMax = int64_t{64} << 20;
 // count it. A save has to end within ebb.timeout_seconds.
 //
 // kFailedPrecondition: another run saves to the folder, or has saved there since this engine has
-// loaded a checkpoint of it. The first save, or CheckSaves, locks the folder until the engine ends;
+// loaded a checkpoint of it; or some ranks see another folder than rank 0, and the error names them
+// and their hosts. The first save, or CheckSaves, locks the folder until the engine ends;
 // if the process dies, the lock ends, too.
 absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
                                      const SaveOptions& options = {});
@@ -82,9 +83,10 @@ absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
 absl::StatusOr<std::string> SaveCheckpoint(Engine& engine, const std::string& folder,
                                            const SaveOptions& options = {});
 
-// Call it before training up to `last_step`: it checks that each of these steps can be saved to
-// `folder`, which it makes if there is none, and locks. Collective. kFailedPrecondition: as for
-// SaveAsync, or it names a checkpoint there that a save would refuse to replace.
+// Call it before training up to `last_step`, and after LoadCheckpoint: it checks that each of these
+// steps can be saved to `folder`, which it makes if there is none, and locks. Collective.
+// kFailedPrecondition: as for SaveAsync, or it names a checkpoint there that a save would refuse to
+// replace. To an engine that has loaded nothing, every checkpoint there is one of another run.
 absl::Status CheckSaves(Engine& engine, const std::string& folder, int64_t last_step);
 
 struct LoadOptions {
@@ -110,10 +112,13 @@ struct LoadedCheckpoint {
       0;  // read values of this rank, in whole checked blocks of at most 4 MiB, without headers
 };
 
-// `path`: a checkpoint, or a folder of checkpoints, of which the newest complete one is loaded.
-// Each rank reads only the headers and bytes that it needs, through 64 MiB of memory, which later
-// saves use. kNotFound: there is no checkpoint. kDataLoss: none is complete. After a failed load
-// the engine's values are undefined: load again, or create the engine again.
+// `path`: a checkpoint, or a folder of checkpoints, of which the newest undamaged one is loaded: if
+// a rank finds damage in its part, all ranks load the one before, with a warning. Saves then go on
+// from there, and replace the damaged one when they come to its step. Each rank reads only the
+// headers and bytes that it needs, through 64 MiB of memory, which later saves use. kNotFound: there
+// is no checkpoint. kDataLoss: none is undamaged; the error lists them. kFailedPrecondition: the
+// ranks see different checkpoints. After a failed load the engine's values are undefined: load
+// again, or create the engine again.
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::string& path,
                                                 const LoadOptions& options = {});
 

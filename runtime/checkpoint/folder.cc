@@ -111,9 +111,13 @@ absl::Status MayBeReplaced(const std::string& checkpoint, const std::string& run
   if (manifest.ok() && (manifest->run.empty() || manifest->run == run)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "'", checkpoint, "' ",
-      manifest.ok() ? "is of another run"
-                    : absl::StrCat("cannot be read (", manifest.status().message(), ")"),
-      ", so it is not replaced: give each run a folder of its own, or move that checkpoint away"));
+      manifest.ok()
+          ? "is of another run, so it is not replaced: a run that goes on from it loads it "
+            "first (LoadCheckpoint, then CheckSaves and saves); give any other run a "
+            "folder of its own, or move that checkpoint away"
+          : absl::StrCat("cannot be read (", manifest.status().message(),
+                         "), so it is not replaced: give each run a folder of its own, or "
+                         "move that checkpoint away")));
 }
 
 // In a run's name, before a step: the run was loaded from a checkpoint of that step without a run's
@@ -191,7 +195,6 @@ absl::StatusOr<std::string> RunIn(const std::string& folder, std::string& run) {
 
 absl::Status CheckFreeAfter(const std::string& folder, int64_t step, int64_t last,
                             const std::string& run) {
-  if (access(folder.c_str(), W_OK) != 0) return FileError("writing to", folder, errno);
   EBB_ASSIGN_OR_RETURN(const std::vector<std::string> names, CheckpointsIn(folder));
   for (const std::string& name : names) {
     int64_t of = 0;

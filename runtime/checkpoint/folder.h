@@ -5,6 +5,7 @@
 //   DIR/latest                "step-000000300"
 //   DIR/.saving-step-000000400/   is being written, or a killed run was writing it
 //   DIR/.removing-step-000000100/ an old one that is being removed
+//   DIR/.saving-seen-8c1f0e6b52a97d34   a file for which all ranks look (common_folder.h)
 //   DIR/.lock                 held by the run that saves (folder_lock.h)
 //
 // A checkpoint gets its name when all of it is on the disk. So a folder with such a name is whole
@@ -47,6 +48,9 @@ absl::StatusOr<Manifest> CheckWhole(const std::string& checkpoint, Share share =
 // whole one there; or that there is none. A file that is missing now does not mean that there was no
 // checkpoint, so the error is kDataLoss.
 absl::Status WithWayOut(const absl::Status& own, const std::string& checkpoint);
+
+// Beginning of the name of the file for which all ranks look. Begin removes one that was left.
+inline constexpr char kSought[] = ".saving-seen-";
 
 // Makes the folder and its parents, if there is none.
 absl::Status MakeSaveFolder(const std::string& folder);

@@ -1,12 +1,15 @@
 #include <algorithm>
-#include <optional>
-#include <set>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
+#include "ebb/runtime/checkpoint/common_folder.h"
 #include "ebb/runtime/checkpoint/config_differences.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/folder.h"
@@ -15,6 +18,7 @@
 #include "ebb/runtime/checkpoint/state_arrays.h"
 #include "ebb/runtime/checkpoint/stored_values.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/machine.h"
 #include "ebb/runtime/engine/updates/update_table.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/interval.h"
@@ -103,9 +107,10 @@ std::string StoredClassOf(const Engine& engine, const StoredValues& stored, Para
   return std::string(of == kMasterClass ? kParameterClass : kMasterClass);
 }
 
-// Starts to read the values that Fill needs.
-absl::Status ReadAheadForFill(Engine& engine, std::span<const StateArrayName> arrays,
-                              StoredValues& stored) {
+// The values that Fill needs, in the order in which it needs them.
+std::vector<StoredValues::Interval> IntervalsOfRank(const Engine& engine,
+                                                    std::span<const StateArrayName> arrays,
+                                                    const StoredValues& stored) {
   const sharding::Plan& plan = engine.program().plan();
   const int shard = engine.world().rank() % plan.decisions.shards;
   std::vector<StoredValues::Interval> intervals;
@@ -124,38 +129,54 @@ absl::Status ReadAheadForFill(Engine& engine, std::span<const StateArrayName> ar
                                .end = interval.end});
     }
   }
-  engine.AwaitAsyncRead();  // it uses the buffer
-  EBB_ASSIGN_OR_RETURN(const std::span<std::byte> memory,
-                       engine.FileBuffer(ReadAhead::kMemoryBytes));
-  return stored.Expect(intervals, engine.config().ebb.io_backend, memory);
+  return intervals;
 }
+
+// This rank's errors while a checkpoint is read into the engine.
+struct ReadErrors {
+  absl::Status engine;
+  absl::Status files;  // of the checkpoint
+};
 
 // Engine::Write is collective, so it is called for each array even after an error, then without
 // values.
-absl::Status Fill(Engine& engine, StoredValues& stored, const LoadOptions& options) {
+ReadErrors Fill(Engine& engine, StoredValues& stored, const LoadOptions& options) {
   std::vector<StateArrayName> arrays = ArraysOf(engine);
   if (!options.states)
     std::erase_if(arrays, [](const auto& array) { return array.what == StateClass::kOptimizer; });
-  absl::Status first = ReadAheadForFill(engine, arrays, stored);
+  engine.AwaitAsyncRead();  // it uses the buffer
+  ReadErrors errors;
+  const absl::StatusOr<std::span<std::byte>> memory = engine.FileBuffer(ReadAhead::kMemoryBytes);
+  errors.engine = memory.status();
+  if (memory.ok()) {
+    errors.files = stored.Expect(IntervalsOfRank(engine, arrays, stored),
+                                 engine.config().ebb.io_backend, *memory);
+  }
   for (const StateArrayName& array : arrays) {
     const auto give = [&](const Slice& slice, std::span<float> values) -> absl::Status {
-      if (!first.ok()) return first;
+      if (!errors.engine.ok()) return errors.engine;
+      if (!errors.files.ok()) return errors.files;
       const std::string name(slice.name);
       const std::string of = StoredClassOf(engine, stored, slice.parameter, array);
       if (!stored.Has(of, name)) return InitialValues(engine, array, slice, values);
-      return stored.Read(of, name, slice.begin, values);
+      return errors.files = stored.Read(of, name, slice.begin, values);
     };
     const absl::Status written = engine.Write(array.what, give, array.state);
-    if (first.ok()) first = written;
+    if (errors.engine.ok() && errors.files.ok()) errors.engine = written;
   }
-  return first;
+  return errors;
 }
 
 // The loaded values are exact, but another configuration may train, sum or round in another way.
-void WarnOfOtherBits(const Config& now, const LoadedCheckpoint& loaded) {
+// `group`: Manifest::reduction_group.
+void WarnOfOtherBits(const Engine& engine, const LoadedCheckpoint& loaded, int64_t group) {
   const absl::StatusOr<Config> saved = Config::FromJson(loaded.config);
   if (!saved.ok() || loaded.config == "{}") return;  // another version's, or an import
-  const std::vector<std::string> others = ConfigDifferences(*saved, now);
+  std::vector<std::string> others = ConfigDifferences(*saved, engine.config());
+  const int64_t now = ReductionGroupOf(engine);
+  if (group != 0 && group != now && loaded.ranks == engine.world().size())
+    others.push_back(absl::StrCat("ebb.reduction_group (", group, ", now ", now,
+                                  "; without the key it is the ranks of a host)"));
   if (others.empty()) return;
   LogWarning(absl::StrCat("the run that saved '", loaded.path, "' had another ",
                           absl::StrJoin(others, ", "),
@@ -176,9 +197,25 @@ struct Found {
   Manifest manifest;
 };
 
-// The checkpoint to load, the same on all ranks. Each file is checked by one of them. kCancelled:
-// the folder has changed meanwhile.
-absl::StatusOr<Found> FindTogether(Engine& engine, const std::string& path) {
+// The checkpoints that a load has read and found damaged, and what was wrong with them.
+struct Damaged {
+  std::vector<std::string> paths;
+  std::string why;
+
+  bool Has(const std::string& path) const {
+    return std::find(paths.begin(), paths.end(), path) != paths.end();
+  }
+  void Skip(const Engine& engine, const std::string& path, const absl::Status& damage) {
+    if (engine.world().rank() == 0)
+      LogWarning(absl::StrCat("the checkpoint '", path, "' is skipped: ", damage.message()));
+    paths.push_back(path);
+    absl::StrAppend(&why, why.empty() ? "; " : ", ", damage.message());
+  }
+};
+
+// The checkpoint to load, the same on all ranks. Each file is checked by one of them. Those that are
+// damaged are added to `damaged`. kCancelled: the folder has changed meanwhile.
+absl::StatusOr<Found> FindTogether(Engine& engine, const std::string& path, Damaged& damaged) {
   const absl::StatusOr<std::vector<std::string>> listed = CandidatesIn(path);
   const bool none = absl::IsNotFound(listed.status());
   const std::vector<std::string> candidates = listed.value_or(std::vector<std::string>());
@@ -192,8 +229,8 @@ absl::StatusOr<Found> FindTogether(Engine& engine, const std::string& path) {
   EBB_RETURN_IF_ERROR(same);
   if (none) return listed.status();
   const Share share = {.rank = engine.world().rank(), .ranks = engine.world().size()};
-  std::string why;
   for (const std::string& checkpoint : candidates) {
+    if (damaged.Has(checkpoint)) continue;
     absl::StatusOr<Manifest> manifest = CheckWhole(checkpoint, share);
     const absl::Status whole =
         manifest.ok() ? absl::OkStatus() : absl::DataLossError(manifest.status().message());
@@ -211,9 +248,7 @@ absl::StatusOr<Found> FindTogether(Engine& engine, const std::string& path) {
       return absl::IsFailedPrecondition(manifest.status()) ? manifest.status()
                                                            : WithWayOut(agreed, checkpoint);
     }
-    if (share.rank == 0)
-      LogWarning(absl::StrCat("the checkpoint '", checkpoint, "' is skipped: ", agreed.message()));
-    absl::StrAppend(&why, why.empty() ? "; " : ", ", agreed.message());
+    damaged.Skip(engine, checkpoint, agreed);
   }
   // A run that saves there may have removed all of them, after it has saved newer ones.
   EBB_RETURN_IF_ERROR(
@@ -221,19 +256,52 @@ absl::StatusOr<Found> FindTogether(Engine& engine, const std::string& path) {
                        ? absl::OkStatus()
                        : absl::CancelledError("it has other checkpoints now"),
                    "LoadCheckpoint: none is whole"));
-  return absl::DataLossError(absl::StrCat("no checkpoint in '", path, "' is whole", why));
+  return absl::DataLossError(absl::StrCat("no checkpoint in '", path, "' is whole", damaged.why));
 }
 
-absl::StatusOr<Found> Find(Engine& engine, const std::string& path) {
+// What each rank sees, if some see other checkpoints than rank 0. Collective.
+absl::StatusOr<std::string> DifferentViews(Engine& engine, const std::string& path) {
+  std::vector<std::string> names;
+  for (const std::string& candidate : CandidatesIn(path).value_or(std::vector<std::string>()))
+    names.push_back(std::filesystem::path(candidate).filename().string());
+  constexpr size_t kShown = 3;
+  if (names.size() > kShown) names.resize(kShown);
+  const std::string own = names.empty() ? "none" : absl::StrJoin(names, ", ");
+  constexpr char kBetween = '\n';
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                       engine.Exchange(absl::OkStatus(), "LoadCheckpoint: views",
+                                       absl::StrCat(HostName(), std::string(1, kBetween), own)));
+  std::map<std::string, std::vector<std::string>> hosts;  // by view, then by rank
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const size_t between = all[rank].find(kBetween);
+    std::vector<std::string>& of_view = hosts[all[rank].substr(between + 1)];
+    of_view.resize(all.size());
+    of_view[rank] = all[rank].substr(0, between);
+  }
+  if (hosts.size() == 1) return "";
+  std::vector<std::string> views;
+  for (const auto& [view, of_view] : hosts)
+    views.push_back(absl::StrCat(RanksOnHosts(of_view), ": ", view));
+  return absl::StrCat(" (", absl::StrJoin(views, "; "), ")");
+}
+
+absl::StatusOr<Found> Find(Engine& engine, const std::string& path, Damaged& damaged) {
   constexpr int kTries = 3;
   for (int tries = 1;; ++tries) {
-    absl::StatusOr<Found> found = FindTogether(engine, path);
-    if (!absl::IsCancelled(found.status())) return found;
+    Damaged tried = damaged;
+    absl::StatusOr<Found> found = FindTogether(engine, path, tried);
+    if (!absl::IsCancelled(found.status())) {
+      damaged = std::move(tried);
+      return found;
+    }
     if (tries < kTries) continue;
+    EBB_ASSIGN_OR_RETURN(const std::string views, DifferentViews(engine, path));
     return absl::FailedPreconditionError(
-        absl::StrCat("LoadCheckpoint of '", path, "': ", found.status().message(),
-                     ". Ranks may see different checkpoints there: check that no other run saves "
-                     "to it, and that all ranks see one file system"));
+        absl::StrCat("LoadCheckpoint of '", path, "': ",
+                     views.empty() ? std::string(found.status().message())
+                                   : absl::StrCat("ranks see different checkpoints there", views),
+                     ". Check that all ranks see one file system, and that no other run saves "
+                     "there"));
   }
 }
 
@@ -243,9 +311,15 @@ int FirstFile(const World& world, int files) {
   return static_cast<int>(int64_t{world.rank()} * files / world.size());
 }
 
+// How far a load of a checkpoint has come.
+struct Attempt {
+  bool has_written = false;  // to the engine
+  absl::Status damage;       // of the checkpoint's files, the same code on all ranks
+};
+
 // `last_save`: RunOfLoaded's.
 absl::StatusOr<LoadedCheckpoint> LoadFound(Engine& engine, Found found, const LoadOptions& options,
-                                           const std::string& last_save) {
+                                           const std::string& last_save, Attempt& attempt) {
   const World& world = engine.world();
   Manifest& manifest = found.manifest;
   LoadedCheckpoint loaded;
@@ -254,24 +328,32 @@ absl::StatusOr<LoadedCheckpoint> LoadFound(Engine& engine, Found found, const Lo
   loaded.config = manifest.config;
   loaded.ranks = static_cast<int>(manifest.files.size());
   EBB_RETURN_IF_ERROR(engine.Agree(CheckFit(engine, manifest, options), "LoadCheckpoint: fit"));
-  absl::Status own;
+  attempt.has_written = true;
+  ReadErrors own;
   {
     StoredValues stored(found.path, manifest, FirstFile(world, loaded.ranks));
     own = Fill(engine, stored, options);
-    if (own.ok() && loaded.ranks == world.size()) {
+    if (own.engine.ok() && own.files.ok() && loaded.ranks == world.size()) {
       absl::StatusOr<std::map<std::string, std::string>> values = stored.OfRank(world.rank());
-      own = values.status();
-      if (own.ok()) loaded.of_this_rank = *std::move(values);
+      own.files = values.status();
+      if (own.files.ok()) loaded.of_this_rank = *std::move(values);
     }
     loaded.bytes_read = stored.bytes_read();
   }
-  EBB_RETURN_IF_ERROR(engine.Agree(WithWayOut(own, loaded.path), "LoadCheckpoint: values"));
+  const bool is_damage = !own.files.ok() && !MayPass(own.files);
+  EBB_RETURN_IF_ERROR(engine.Agree(own.engine.ok() && !is_damage ? own.files : own.engine,
+                                   "LoadCheckpoint: values"));
+  attempt.damage =
+      engine.Agree(is_damage ? absl::DataLossError(own.files.message()) : absl::OkStatus(),
+                   "LoadCheckpoint: checksums");
+  EBB_RETURN_IF_ERROR(attempt.damage);
   if (options.states) {
     EBB_RETURN_IF_ERROR(engine.SetTrainingState(manifest.state));
     engine.SetRun(RunOfLoaded(manifest, loaded.path, last_save));
   }
   loaded.trainer = std::move(manifest.trainer);
-  if (options.states && world.rank() == 0) WarnOfOtherBits(engine.config(), loaded);
+  if (options.states && world.rank() == 0)
+    WarnOfOtherBits(engine, loaded, manifest.reduction_group);
   // The parts of a world load by themselves, and no part knows the step of another.
   if (options.states && world.is_part() && world.rank() == 0) {
     LogInfo(absl::StrCat("the part of the world with ", world.RankName(0), " goes on from step ",
@@ -289,6 +371,16 @@ bool WasRemoved(Engine& engine, const std::string& checkpoint) {
                    "LoadCheckpoint: removed"));
 }
 
+// The error of a load that has overwritten values without loading a whole checkpoint. That there is
+// none would be a reason to begin afresh.
+absl::Status Unusable(const absl::Status& error) {
+  return absl::Status(
+      absl::IsNotFound(error) ? absl::StatusCode::kDataLoss : error.code(),
+      absl::StrCat(error.message(),
+                   ". The values of this run are undefined now: load a whole checkpoint, or create "
+                   "the engine again"));
+}
+
 }  // namespace
 
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::string& path,
@@ -296,16 +388,28 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::strin
   constexpr int kTries = 5;
   // FindTogether would take the error of a step for that of ranks with other candidates.
   EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus(), "LoadCheckpoint: begin"));
-  for (int tries = 1;; ++tries) {
+  Damaged damaged;
+  bool has_written = false;
+  for (int removed = 0;;) {
     // Read before the checkpoint is found: a save meanwhile is one of another run.
     const std::string last_save =
         LastSaveIn(IsThere(absl::StrCat(path, "/", kManifestName)) ? path + "/.." : path);
-    EBB_ASSIGN_OR_RETURN(Found found, Find(engine, path));
-    const std::string checkpoint = found.path;
+    absl::StatusOr<Found> found = Find(engine, path, damaged);
+    if (!found.ok()) return has_written ? Unusable(found.status()) : found.status();
+    const std::string checkpoint = found->path;
+    Attempt attempt;
     absl::StatusOr<LoadedCheckpoint> loaded =
-        LoadFound(engine, std::move(found), options, last_save);
-    if (loaded.ok() || checkpoint == path || tries == kTries || !WasRemoved(engine, checkpoint))
-      return loaded;
+        LoadFound(engine, *std::move(found), options, last_save, attempt);
+    if (loaded.ok()) return loaded;
+    has_written |= attempt.has_written;
+    if (checkpoint == path)
+      return attempt.damage.ok() ? loaded.status() : WithWayOut(attempt.damage, checkpoint);
+    if (removed < kTries && WasRemoved(engine, checkpoint)) {
+      ++removed;
+      continue;
+    }
+    if (attempt.damage.ok()) return has_written ? Unusable(loaded.status()) : loaded.status();
+    damaged.Skip(engine, checkpoint, attempt.damage);
   }
 }
 

@@ -145,6 +145,7 @@ std::string ToText(const Manifest& manifest) {
   json["version"] = kCheckpointVersion;
   json["checksum"] = kNoChecksum;
   if (!manifest.run.empty()) json["run"] = manifest.run;
+  if (manifest.reduction_group > 0) json["reduction_group"] = manifest.reduction_group;
   const TrainingState& state = manifest.state;
   json["training_state"] = {{"finished_steps", state.finished_steps},
                             {"applied_steps", state.applied_steps},
@@ -224,6 +225,7 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::strin
     if (const absl::Status valid = Validate(manifest.state); !valid.ok())
       fields.Fail(valid.ToString());
   if (json.contains("run")) manifest.run = fields.Text(json["run"], "run");
+  if (json.contains("reduction_group")) manifest.reduction_group = count(json, "reduction_group");
   const Json& trainer = fields.At(json, "trainer");
   if (!trainer.is_object()) fields.Fail("\"trainer\" is not an object");
   for (const auto& [name, bytes] : trainer.items()) {

@@ -38,6 +38,9 @@ struct Manifest {
   };
 
   TrainingState state;
+  // Ranks that summed their gradients first: the order of the sums. 0: an older version's, or an
+  // import.
+  int64_t reduction_group = 0;
   std::string run = {};     // Engine::run; empty: an older version's, or an import
   std::string config = {};  // the resolved configuration, JSON
   std::vector<Parameter> parameters;

@@ -1,3 +1,6 @@
+#include <unistd.h>
+
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <functional>
@@ -13,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/optim/cast.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
+#include "ebb/runtime/checkpoint/common_folder.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/manifest.h"
@@ -117,6 +121,7 @@ class Saving {
 Manifest ManifestOf(const Engine& engine, const TrainingState& state, const SaveOptions& options,
                     const std::string& run) {
   Manifest manifest{.state = state,
+                    .reduction_group = ReductionGroupOf(engine),
                     .run = run,
                     .config = engine.config().ToJson(),
                     .parameters = {},
@@ -200,7 +205,7 @@ absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
     own = begun.status();
     if (own.ok()) checkpoint.emplace(*std::move(begun));
   }
-  EBB_RETURN_IF_ERROR(engine.Agree(own, "SaveCheckpoint: begin"));
+  EBB_RETURN_IF_ERROR(CheckCommonFolder(engine, folder, own, "SaveCheckpoint"));
   const auto saving =
       std::make_shared<Saving>(PathOfNewCheckpoint(folder, state->finished_steps), ranks,
                                ManifestOf(engine, *state, options, run), options.keep);
@@ -282,7 +287,10 @@ absl::Status CheckSaves(Engine& engine, const std::string& folder, int64_t last_
       return CheckFreeAfter(folder, state->finished_steps, last_step, run);
     }();
   }
-  return engine.Agree(own, "CheckSaves");
+  EBB_RETURN_IF_ERROR(CheckCommonFolder(engine, folder, own, "CheckSaves"));
+  own =
+      access(folder.c_str(), W_OK) == 0 ? absl::OkStatus() : FileError("writing to", folder, errno);
+  return engine.Agree(own, "CheckSaves: writable");
 }
 
 absl::StatusOr<std::string> SaveCheckpoint(Engine& engine, const std::string& folder,

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ebb/runtime/checkpoint/slice_name.h"
+#include "ebb/sharding/plan.h"
 
 namespace ebb {
 
@@ -36,6 +37,15 @@ DType StoredDType(const Engine& engine, ParameterId parameter, const StateArrayN
   return array.what == StateClass::kMaster && kept_in_dtype
              ? of.compute.value_or(engine.config().compute)
              : DType::kFloat32;
+}
+
+int64_t ReductionGroupOf(const Engine& engine) {
+  const int64_t ranks = engine.world().size(), shards = engine.program().plan().decisions.shards,
+                given = engine.config().ebb.reduction_group;
+  const int64_t group = shards < ranks ? shards
+                        : given > 0    ? given
+                                       : engine.world().ranks_per_host();
+  return group == 1 ? ranks : group;
 }
 
 }  // namespace ebb

@@ -26,6 +26,11 @@ absl::Status WhileAlive(std::string_view call, std::string_view what_now) {
                    std::string(what_now)));
 }
 constexpr std::string_view kFinishFirst = ": finish or drop it first";
+// "SaveCheckpoint: begin" is of the call that the trainer has made.
+std::string_view CallOf(std::string_view about) {
+  const size_t colon = about.find(':');
+  return colon == about.npos ? "Agree" : about.substr(0, colon);
+}
 
 }  // namespace
 
@@ -74,13 +79,17 @@ absl::StatusOr<StepReport> Engine::Report() {
 }
 absl::Status Engine::Agree(const absl::Status& own, std::string_view about) {
   if (parts_ == nullptr) return MovedFrom();
-  if (parts_->scopes.progress.alive) {
-    // "SaveCheckpoint: begin" is of the call that the trainer has made.
-    const size_t colon = about.find(':');
-    const std::string_view call = colon == about.npos ? "Agree" : about.substr(0, colon);
-    return parts_->calls.Returned(WhileAlive(call, kFinishFirst));
-  }
+  if (parts_->scopes.progress.alive)
+    return parts_->calls.Returned(WhileAlive(CallOf(about), kFinishFirst));
   return parts_->calls.Returned(parts_->call.barrier->Agree(own, about));
+}
+absl::StatusOr<std::vector<std::string>> Engine::Exchange(const absl::Status& own,
+                                                          std::string_view about,
+                                                          std::string_view text) {
+  if (parts_ == nullptr) return MovedFrom();
+  if (parts_->scopes.progress.alive)
+    return parts_->calls.Returned(WhileAlive(CallOf(about), kFinishFirst));
+  return parts_->calls.Returned(parts_->call.barrier->Exchange(own, about, text));
 }
 absl::Status Engine::Suspend() {
   if (parts_ == nullptr) return MovedFrom();

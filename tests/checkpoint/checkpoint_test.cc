@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/folder.h"
+#include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 #include "way.h"
@@ -219,6 +221,18 @@ TEST_F(CheckpointTest, WithoutMastersTheParametersAreKeptAsTheyAre) {
             absl::OkStatus());
 }
 
+std::string WarningsOfALoad(const std::string& folder, const Way& way) {
+  std::string warnings;
+  SendLogTo([&](LogLevel level, std::string_view line) {
+    if (level == LogLevel::kWarning) warnings += line;
+  });
+  EXPECT_EQ(RunWay(way, [&](Engine& engine, ToyModel&,
+                            int) { return LoadCheckpoint(engine, folder).status(); }),
+            absl::OkStatus());
+  SendLogTo({});
+  return warnings;
+}
+
 TEST_F(CheckpointTest, WarnsOfKeysThatChangeTheBitsOfTheSavedRun) {
   const Way saver = {.world = 2,
                      .stage = 1,
@@ -228,17 +242,7 @@ TEST_F(CheckpointTest, WarnsOfKeysThatChangeTheBitsOfTheSavedRun) {
   ASSERT_EQ(RunWay(saver, [&](Engine& engine, ToyModel&,
                               int) { return SaveCheckpoint(engine, folder_).status(); }),
             absl::OkStatus());
-  const auto warned = [&](const Way& loader) {
-    std::string warnings;
-    SendLogTo([&](LogLevel level, std::string_view line) {
-      if (level == LogLevel::kWarning) warnings += line;
-    });
-    EXPECT_EQ(RunWay(loader, [&](Engine& engine, ToyModel&,
-                                 int) { return LoadCheckpoint(engine, folder_).status(); }),
-              absl::OkStatus());
-    SendLogTo({});
-    return warnings;
-  };
+  const auto warned = [&](const Way& loader) { return WarningsOfALoad(folder_, loader); };
   EXPECT_THAT(warned(saver), Not(HasSubstr("had another")));
   Way other = saver;
   other.reduce_at = ReduceAt::kStep;
@@ -288,6 +292,39 @@ TEST_F(CheckpointTest, TheLogNamesTheStepOfEachPartOfAWorld) {
                         folder(1) + "/step-000000004')"));
 }
 
+// Without the key the group is the ranks of a host, so the same ranks on other hosts have another one.
+TEST_F(CheckpointTest, WarnsOfAnotherReductionGroupAlsoIfNoKeyHasChanged) {
+  const auto save = [&](const Way& way) {
+    fs::remove_all(folder_);
+    ASSERT_EQ(RunWay(way, [&](Engine& engine, ToyModel&,
+                              int) { return SaveCheckpoint(engine, folder_).status(); }),
+              absl::OkStatus());
+  };
+  const Way of_host = {.world = 4, .stage = 3};
+  const auto with = [&](int group) {
+    Way way = of_host;
+    way.reduction_group = group;
+    return way;
+  };
+  save(with(2));
+  EXPECT_THAT(WarningsOfALoad(folder_, of_host),
+              HasSubstr("had another ebb.reduction_group (2, now 4"));
+  EXPECT_EQ(WarningsOfALoad(folder_, with(2)), "");
+  // Another number of ranks has other bits in any case, and groups of one rank those of all.
+  EXPECT_THAT(WarningsOfALoad(folder_, {.world = 2, .stage = 3}),
+              Not(HasSubstr("reduction_group")));
+  save(of_host);
+  EXPECT_EQ(WarningsOfALoad(folder_, of_host) + WarningsOfALoad(folder_, with(1)), "");
+  EXPECT_THAT(WarningsOfALoad(folder_, {.world = 4, .stage = 3, .shard_group = 2}),
+              HasSubstr("had another ebb.reduction_group (4, now 2"));
+  // An older version's does not say which it had.
+  const std::string path = folder_ + "/step-000000000";
+  Manifest older = *ReadManifest(path);
+  older.reduction_group = 0;
+  ASSERT_EQ(ReplaceFile(path + "/" + kManifestName, ToText(older)), absl::OkStatus());
+  EXPECT_EQ(WarningsOfALoad(folder_, with(2)), "");
+}
+
 TEST_F(CheckpointTest, ARunThatGoesOnRemovesItsOwnOldOnesAlone) {
   const auto run = [&](int from, int to, bool resumes) {
     return RunWay({.world = 2, .stage = 3},
@@ -323,6 +360,16 @@ TEST_F(CheckpointTest, ForksOfOneCheckpointKeepTheirOwn) {
   };
   ASSERT_EQ(run(0, 1, folder_), absl::OkStatus());
   ASSERT_EQ(run(1, 2, forks), absl::OkStatus());
+  // A run that goes on there has to load before it asks.
+  EXPECT_EQ(RunWay({.world = 2, .stage = 3},
+                   [&](Engine& engine, ToyModel&, int) -> absl::Status {
+                     const absl::Status early = CheckSaves(engine, forks, 3);
+                     EXPECT_THAT(std::string(early.message()),
+                                 HasSubstr("loads it first (LoadCheckpoint, then CheckSaves"));
+                     EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, forks).status());
+                     return CheckSaves(engine, forks, 3);
+                   }),
+            absl::OkStatus());
   const absl::Status refused = run(1, 3, forks);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("step-000000002' is of another run"));
   fs::rename(forks + "/step-000000002", forks + "/step-000000004");
@@ -442,49 +489,6 @@ TEST_F(CheckpointTest, NamesAChangedFileOnEveryRank) {
     EXPECT_EQ(status.ok(), change.said.empty()) << status;
     for (const char* said : change.said)
       EXPECT_THAT(std::string(status.message()), HasSubstr(said));
-  }
-}
-
-// If a header or a name shows damage, the checkpoint before is loaded. Changed data is an error,
-// which names the checkpoint before.
-TEST_F(CheckpointTest, WhereTheNewestIsDamagedTheOlderOneIsTakenOrNamed) {
-  const struct {
-    const char* what;
-    Damage damage;
-    bool in_data = false;
-  } kDamages[] = {{"data", Flips(kFile, 4096 + 100), true},
-                  {"header", Flips(kFile, 200)},
-                  {"manifest", Flips(kManifest, 300)},
-                  {"no manifest", Removes(kManifest)},
-                  {"cut", Cuts(5000)},
-                  {"missing", Removes(kFile)},
-                  {"no folder", Removes("")}};
-  for (const auto& damage : kDamages) {
-    SCOPED_TRACE(damage.what);
-    fs::remove_all(folder_);
-    const std::string older = folder_ + "/step-000000001";
-    ASSERT_EQ(RunWay({.world = 2, .stage = 3},
-                     [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                       for (int step : {0, 1}) {
-                         EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, step + 1));
-                         EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
-                       }
-                       if (rank == 0) damage.damage(folder_ + "/step-000000002");
-                       EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus(), "damaged"));
-                       const auto loaded = LoadCheckpoint(engine, folder_);
-                       EXPECT_EQ(loaded.ok(), !damage.in_data) << loaded.status();
-                       if (loaded.ok()) {
-                         EXPECT_EQ(loaded->path, older);
-                       } else {
-                         EXPECT_THAT(
-                             std::string(loaded.status().message()),
-                             HasSubstr(absl::StrCat("name an older checkpoint: '", older, "'")));
-                         EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, older).status());
-                       }
-                       EBB_RETURN_IF_ERROR(Train(engine, model, rank, 1, 2));
-                       return SaveCheckpoint(engine, folder_).status();
-                     }),
-              absl::OkStatus());
   }
 }
 

@@ -20,6 +20,7 @@ Manifest Example() {
                     .applied_steps = 10,
                     .skipped_steps = 2,
                     .loss_scaler = {.scale = 1024.5, .clean_steps = 3, .hysteresis_left = 1}},
+          .reduction_group = 4,
           .run = "0123456789abcdef",
           .config = "{\"a\": \"\\u00e9\"}",
           .parameters = {{.name = "w \"\xc3\xa9\"",
@@ -47,11 +48,13 @@ TEST(ManifestTest, ReadsBackWhatItWrote) {
   EXPECT_EQ(*read, Example());
 }
 
-TEST(ManifestTest, AManifestWithoutARunIsRead) {
+TEST(ManifestTest, AManifestWithoutARunOrAReductionGroupIsRead) {
   Manifest older = Example();
   older.run.clear();
+  older.reduction_group = 0;
   const std::string text = ToText(older);
   EXPECT_EQ(text.find("\"run\""), std::string::npos);
+  EXPECT_EQ(text.find("reduction_group"), std::string::npos);
   const auto read = ParseManifest(text, "manifest.json");
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(*read, older);

@@ -35,6 +35,7 @@ class CallNames {
  public:
   std::string Next(const FileCall& call) {
     std::string path;
+    if (call.path.starts_with(kSought)) return absl::StrCat(call.name, " ", kSought);
     for (size_t i = 0; i < call.path.size(); ++i) {
       const bool in_number = i > 0 && std::isdigit(call.path[i]) != 0 &&
                              path.find("step-") != path.npos && path.find('/') == path.npos;

@@ -18,7 +18,7 @@ struct Way {
   Tier tier = Tier::kDevice;  // of all classes that may leave the device at its stage
   DType compute = DType::kFloat32;
   bool stochastic_rounding = false;
-  int shard_group = 0;
+  int shard_group = 0, reduction_group = 0;
   Timing timing = Timing::kLate;  // of updates; kEarly neither clips nor looks for overflows
   int64_t prefetch_depth = 1, coalesce_bytes = 0;
   int hpz = 1;  // zero_hpz_partition_size
@@ -36,6 +36,7 @@ inline Config ConfigOf(const Way& way) {
   config.loss_scale.initial_scale_power = 8;
   config.ebb.stochastic_rounding = way.stochastic_rounding;
   config.ebb.shard_group = way.shard_group;
+  config.ebb.reduction_group = way.reduction_group;
   config.ebb.prefetch_depth = way.prefetch_depth;
   config.ebb.coalesce_bytes = way.coalesce_bytes;
   config.zero.hpz_partition_size = way.hpz;

@@ -42,21 +42,6 @@ absl::Status GatherBytes(const HostLane& lane, std::span<const std::byte> own,
   return lane.communicator.status();
 }
 
-// Every rank's `text`, whole, by rank.
-absl::StatusOr<std::vector<std::string>> AllTexts(const HostLane& lane, absl::string_view text) {
-  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> sizes,
-                       AllValues(lane, static_cast<int64_t>(text.size())));
-  const size_t longest = static_cast<size_t>(*std::max_element(sizes.begin(), sizes.end()));
-  std::string own(text), all(longest * sizes.size(), '\0');
-  own.resize(longest);
-  EBB_RETURN_IF_ERROR(
-      GatherBytes(lane, std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all))));
-  std::vector<std::string> texts;
-  for (size_t r = 0; r < sizes.size(); ++r)
-    texts.push_back(all.substr(r * longest, static_cast<size_t>(sizes[r])));
-  return texts;
-}
-
 // A rank with an error of its own needs nothing else.
 template <class Value>
 absl::StatusOr<Value> OrOwn(const absl::Status& own, absl::StatusOr<Value> gathered) {
@@ -72,7 +57,8 @@ absl::StatusOr<std::vector<absl::Status>> AllStatuses(const HostLane& lane,
   std::vector<absl::Status> all(codes.size());
   constexpr auto kOk = static_cast<int64_t>(absl::StatusCode::kOk);
   if (std::count(codes.begin(), codes.end(), kOk) == std::ssize(codes)) return all;
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> messages, AllTexts(lane, own.message()));
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> messages,
+                       AllTexts(lane, std::string(own.message())));
   for (size_t r = 0; r < all.size(); ++r)
     all[r] = absl::Status(static_cast<absl::StatusCode>(codes[r]), messages[r]);
   return all;
@@ -141,6 +127,20 @@ absl::StatusOr<std::vector<int64_t>> AllValues(const HostLane& lane, int64_t val
   return all;
 }
 
+absl::StatusOr<std::vector<std::string>> AllTexts(const HostLane& lane, std::string_view text) {
+  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> sizes,
+                       AllValues(lane, static_cast<int64_t>(text.size())));
+  const size_t longest = static_cast<size_t>(*std::max_element(sizes.begin(), sizes.end()));
+  std::string own(text), all(longest * sizes.size(), '\0');
+  own.resize(longest);
+  EBB_RETURN_IF_ERROR(
+      GatherBytes(lane, std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all))));
+  std::vector<std::string> texts;
+  for (size_t r = 0; r < sizes.size(); ++r)
+    texts.push_back(all.substr(r * longest, static_cast<size_t>(sizes[r])));
+  return texts;
+}
+
 absl::StatusOr<std::vector<std::vector<int64_t>>> AllLists(const HostLane& lane,
                                                            std::span<const int64_t> values) {
   EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> counts,
@@ -183,7 +183,8 @@ absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own, int64_
   }
   if ((*causes)[rank] != 0 && advisers[rank] == rank)
     all[rank] = absl::Status(own.code(), absl::StrCat(own.message(), "; ", advise()));
-  const absl::StatusOr<std::vector<std::string>> texts = AllTexts(lane, all[rank].message());
+  const absl::StatusOr<std::vector<std::string>> texts =
+      AllTexts(lane, std::string(all[rank].message()));
   for (size_t r = 0; texts.ok() && r < all.size(); ++r)
     all[r] = absl::Status(all[advisers[r]].code(), (*texts)[advisers[r]]);
   return SeenHere(lane, all);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -22,6 +23,9 @@ absl::StatusOr<std::vector<int64_t>> AllValues(const HostLane& lane, int64_t val
 // Every rank's values, rank after rank; ranks may have different numbers of values. Blocks.
 absl::StatusOr<std::vector<std::vector<int64_t>>> AllLists(const HostLane& lane,
                                                            std::span<const int64_t> values);
+
+// Every rank's text, whole, by rank. Blocks.
+absl::StatusOr<std::vector<std::string>> AllTexts(const HostLane& lane, std::string_view text);
 
 // Every rank's record, by rank. Blocks.
 absl::Status GatherRecords(const HostLane& lane, const ExchangeRecord& own,

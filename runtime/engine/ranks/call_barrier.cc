@@ -1,6 +1,7 @@
 #include "ebb/runtime/engine/ranks/call_barrier.h"
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/outcome/error_agreement.h"
 #include "ebb/runtime/engine/outcome/exchange.h"
@@ -76,6 +77,13 @@ absl::Status CallBarrier::Agree(const absl::Status& own, std::string_view about)
   const absl::Status settled = with_.outcome->AwaitVerdicts();
   return Enter(CollectiveCall::kAgree, static_cast<int64_t>(sharding::Hasher().Add(about).hash()),
                settled.ok() ? own : settled);
+}
+
+absl::StatusOr<std::vector<std::string>> CallBarrier::Exchange(const absl::Status& own,
+                                                               std::string_view about,
+                                                               std::string_view text) {
+  EBB_RETURN_IF_ERROR(Agree(own, about));
+  return AllTexts(with_.communicators->Control(with_.streams->reduce()), text);
 }
 
 absl::Status CallBarrier::Withdraw() {

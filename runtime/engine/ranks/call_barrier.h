@@ -7,9 +7,12 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "ebb/runtime/engine/issue/engine_streams.h"
 #include "ebb/runtime/engine/outcome/control_block.h"
 #include "ebb/runtime/engine/outcome/outcome_messages.h"
@@ -41,6 +44,9 @@ class CallBarrier {
   absl::Status Enter(CollectiveCall call, int64_t subject, const absl::Status& own);
   // Engine::Agree, with no step alive.
   absl::Status Agree(const absl::Status& own, std::string_view about);
+  // Engine::Exchange, likewise.
+  absl::StatusOr<std::vector<std::string>> Exchange(const absl::Status& own, std::string_view about,
+                                                    std::string_view text);
   // Tells the engine's failure to the other ranks, so that none waits for this one any longer.
   absl::Status Withdraw();
 
