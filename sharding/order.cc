@@ -89,7 +89,7 @@ Match OrderProgress::Find(ScopeKind kind, int unit) {
   const bool backward = kind == ScopeKind::kBackward;
   const int n = per_round();
   const int end = std::min(scopes(), (next_ / n + 1) * n);
-  if (const int found = FindFrom(next_, end, kind, unit); found >= 0) {
+  if (const int found = FindInRound(end, kind, unit); found >= 0) {
     const std::string_view reason = backward ? WhyNotInRound(found) : std::string_view();
     if (!reason.empty()) return {.reason = reason};
     return {.kind = found == next_ ? Match::kNext : Match::kAhead, .scope = found};
@@ -115,6 +115,36 @@ int OrderProgress::FindFrom(int begin, int end, ScopeKind kind, int unit) const 
   for (int s = begin; s < end; ++s)
     if (ScopeOf(s).kind() == kind && ScopeOf(s).unit == unit) return s;
   return -1;
+}
+
+// The rest of the round has a backward, or a recompute, for each declared visit. Those whose Forward
+// was left out are only taken if there is no other.
+int OrderProgress::FindInRound(int end, ScopeKind kind, int unit) const {
+  const int first = FindFrom(next_, end, kind, unit);
+  if (kind == ScopeKind::kForward) return first;
+  for (int s = first; s >= 0; s = FindFrom(s + 1, end, kind, unit))
+    if (ForwardHasCome(s) || IsForwardWithin(s)) return s;
+  return first;
+}
+
+bool OrderProgress::ForwardHasCome(int scope) const {
+  const int begin = scope / per_round() * per_round();
+  for (int s = begin; s < next_; ++s)
+    if (ScopeOf(s).kind() == ScopeKind::kForward && ScopeOf(s).visit == ScopeOf(scope).visit)
+      return state(s) != State::kLeftOut;
+  return false;
+}
+
+// Whether the trainer may run this visit's forward in its backward: the one follows the other in the
+// order. If the scope opened last is an earlier Forward of the same unit, the visit was left out.
+bool OrderProgress::IsForwardWithin(int scope) const {
+  const int begin = scope / per_round() * per_round();
+  if (scope <= std::max(begin, next_)) return false;
+  const PlannedScope &backward = ScopeOf(scope), &before = ScopeOf(scope - 1);
+  if (!backward.backward || before.backward || before.recompute || before.visit != backward.visit)
+    return false;
+  return next_ == begin || ScopeOf(next_ - 1).kind() != ScopeKind::kForward ||
+         ScopeOf(next_ - 1).unit != backward.unit;
 }
 
 // After the backward of a round has begun, a Forward belongs to the next round. If the unit's own

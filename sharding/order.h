@@ -7,6 +7,12 @@
 //   opened      F0 F1 F2 B2 R0 B1 B0 | F0 ...         R0 is outside the order, too
 //   opened      F0 F1 F2 B2 B0 B1                     refused: B1 was left out when B0 came
 //
+// A unit may be visited less often than declared. The visits whose Forward came have the backwards:
+//
+//   declared    F0 F1 F1 F1 F2 B2 B1 B1 B1 B0         three visits of unit 1
+//   opened      F0 F1 F1    F2 B2    B1 B1 B0         the last of them is left out
+//   opened      F0 F1 F1 F1    B2 B1 B1 B1 B0         the forward of unit 2 is within its backward
+//
 // Only the order of opens counts. The order of closes does not matter here: scopes that the model
 // declares open together may be open together.
 //
@@ -91,6 +97,9 @@ class OrderProgress {
   void StartWalk();
   Match Find(ScopeKind kind, int unit);
   int FindFrom(int begin, int end, ScopeKind kind, int unit) const;  // -1: none
+  int FindInRound(int end, ScopeKind kind, int unit) const;          // likewise
+  bool ForwardHasCome(int scope) const;
+  bool IsForwardWithin(int scope) const;
   bool MayStartNextRound(int unit) const;
   std::string_view WhyNoBackward(int unit) const;
   std::string_view WhyNotInRound(int scope) const;

@@ -447,6 +447,63 @@ TEST_P(TrainersTest, OneUseOfASharedBlockTakesItsGradients) {
   Compare(/*rounds=*/2, shared(true), shared(false));
 }
 
+// A loop ends before its declared number of passes, in each round after another one. Its gradients
+// are handed over in its last backward, which is that of the first pass. Without that the rest of the
+// visits is opened, and computes nothing.
+TEST_P(TrainersTest, ALoopThatEndsEarlyHasItsGradients) {
+  struct Loop {
+    std::vector<int> visits;
+    size_t begin, of_pass;  // visits
+  };
+  constexpr size_t kPasses = 3;
+  const auto looped = [](const Loop& loop, bool ends_early) {
+    return [loop, ends_early](World world,
+                              const Config& config) -> absl::StatusOr<std::vector<Snapshot>> {
+      Chain chain("u", 3, loop.visits);
+      const size_t end = loop.begin + kPasses * loop.of_pass;
+      for (size_t v = loop.begin + loop.of_pass; v < end; ++v)
+        chain.spec().forward[v].gradients = false;
+      EBB_ASSIGN_OR_RETURN(Engine engine,
+                           Engine::Create(world, Device::Cpu(1), chain.spec(), config));
+      for (int64_t number = 0; number < 4; ++number) {
+        Step step = engine.BeginStep({.may_leave_out = ends_early});
+        for (int round = 0; round < step.rounds(); ++round) {
+          const size_t passes = static_cast<size_t>(number + round) % kPasses + 1;
+          const auto is_used = [&](size_t v) {
+            return v < loop.begin + passes * loop.of_pass || v >= end;
+          };
+          std::vector<Numbers> x = {Sample(world.rank(), number, round)};
+          for (size_t v = 0; v < loop.visits.size(); ++v) {
+            x.push_back(x.back());
+            if (!is_used(v) && ends_early) continue;
+            const ForwardScope scope = step.Forward(UnitId{loop.visits[v]});
+            const Numbers w = Values(scope.parameter(chain.weight(loop.visits[v])));
+            if (is_used(v)) x.back() = Chain::Forward(w, x.back());
+          }
+          Numbers dy = Distance(x.back(), 0.5f);
+          std::vector<Numbers> sums(3, Numbers(kWidth));
+          for (size_t v = loop.visits.size(); v-- > 0;) {
+            if (!is_used(v) && ends_early) continue;
+            const ParameterId w = chain.weight(loop.visits[v]);
+            BackwardScope scope = step.Backward(UnitId{loop.visits[v]});
+            if (!is_used(v)) continue;
+            Numbers dw;
+            dy = Chain::Backward(Values(scope.parameter(w)), x[v], dy, dw);
+            Numbers& sum = sums[static_cast<size_t>(loop.visits[v])];
+            for (size_t i = 0; i < dw.size(); ++i) sum[i] += dw[i];
+            if (chain.spec().forward[v].gradients) AddTo(scope.gradient(w), sum);
+          }
+        }
+        EBB_RETURN_IF_ERROR(step.Finish());
+      }
+      EBB_ASSIGN_OR_RETURN(Snapshot end_of_run, TakeSnapshot(engine, chain.spec()));
+      return std::vector<Snapshot>{std::move(end_of_run)};
+    };
+  };
+  for (const Loop& loop : {Loop{{0, 1, 1, 1, 2}, 1, 1}, Loop{{0, 1, 2, 1, 2, 1, 2}, 1, 2}})
+    Compare(/*rounds=*/2, looped(loop, true), looped(loop, false));
+}
+
 // What a trainer of such a model may do wrong.
 TEST(DeclaredOrderTest, ErrorsNameTheScopeAndWhereTheOrderIsDeclared) {
   using Mistake = std::function<void(Step&, const Chain&)>;

@@ -79,10 +79,32 @@ class Specification {
       return match;
     };
     const auto opened = [&](int s) { return std::count(taken_.begin(), taken_.end(), s) > 0; };
+    // Of several visits of a unit, those whose forward came have backwards and recomputes. But the
+    // forward of a visit may be within its backward, if it is declared directly before it and does
+    // not go on with visits of the same unit.
+    const auto forward_came = [&](int s) {
+      return std::any_of(taken_.begin(), taken_.end(), [&](int t) {
+        return t / n == s / n && !order_[t % n].backward && !order_[t % n].recompute &&
+               order_[t % n].visit == order_[s % n].visit;
+      });
+    };
+    const auto is_within = [&](int s) {
+      if (!order_[s % n].backward || s % n == 0 || s == next) return false;
+      const PlannedScope& before = order_[(s - 1) % n];
+      const bool goes_on = next % n > 0 && !order_[(next - 1) % n].backward &&
+                           !order_[(next - 1) % n].recompute && order_[(next - 1) % n].unit == unit;
+      return !before.backward && !before.recompute && before.visit == order_[s % n].visit &&
+             !goes_on;
+    };
+    const auto first_in_round = [&] {
+      for (int s = next; asked != ScopeKind::kForward && s < (round + 1) * n; ++s)
+        if (is(s) && (forward_came(s) || is_within(s))) return s;
+      return first(next, (round + 1) * n);
+    };
 
     // 1. What is still to come in the round.
     if (round < rounds) {
-      if (const int s = first(next, (round + 1) * n); s >= 0) {
+      if (const int s = first_in_round(); s >= 0) {
         if (backward && round > 0) {
           // But for a round that has nothing or one Forward where the round before lacks this
           // backward.
@@ -274,6 +296,9 @@ const SmallModel kModels[] = {
     {"FrozenMiddle", {0, 1, 2}, {true, false, true}, 2, 5},
     {"FrozenStart", {0, 1}, {false, true}, 2, 7},
     {"OneUnitVisitedThreeTimes", {0, 0, 0}, {true}, 2, 9},
+    {"ALoopBeforeAHead", {0, 0, 0, 1}, {true, true}, 2, 6},
+    {"ALoopOfTwoUnits", {0, 1, 0, 1}, {true, true}, 1, 6},
+    {"ALoopWithRecomputes", {0, 0}, {true}, 2, 7, InTurn({F(0), F(1), R(1), B(1), R(0), B(0)})},
     {"ARootOverItsBlock",
      {0, 1},
      {true, true},
@@ -331,6 +356,49 @@ TEST_P(OrderTest, ScopesOfTheDeclaredOrderAlwaysMatch) {
   }
   EXPECT_FALSE(progress.at_seam());
   EXPECT_EQ(progress.LeaveOutRest(), progress.scopes());
+}
+
+// The rest of a declared loop is left out: its backwards are those of the passes that came.
+TEST(OrderOfFewerVisitsTest, BackwardsBelongToTheForwardsThatCame) {
+  struct Case {
+    std::vector<int> forward;  // declared
+    std::vector<Call> calls;
+    std::vector<int> scopes;  // that they are, in the declared order
+  };
+  const auto f = [](int unit) { return Call{Call::kForward, unit}; };
+  const auto b = [](int unit) { return Call{Call::kBackward, unit}; };
+  const Case cases[] = {
+      // F0 F1 F1 F1 F2 B2 B1 B1 B1 B0
+      {{0, 1, 1, 1, 2}, {f(0), f(1), f(1), f(2), b(2), b(1), b(1), b(0)}, {0, 1, 2, 4, 5, 7, 8, 9}},
+      {{0, 1, 1, 1, 2}, {f(0), f(1), f(2), b(2), b(1), b(0)}, {0, 1, 4, 5, 8, 9}},
+      // The forward of the head is within its backward.
+      {{0, 1, 1, 1, 2}, {f(0), f(1), f(1), b(2), b(1), b(1), b(0)}, {0, 1, 2, 5, 7, 8, 9}},
+      // F0 F1 F1 F1 B1 B1 B1 B0: the loop comes last.
+      {{0, 1, 1, 1}, {f(0), f(1), f(1), b(1), b(1), b(0)}, {0, 1, 2, 5, 6, 7}},
+      // F0 F1 F2 F1 F2 F1 F2 B2 B1 B2 B1 B2 B1 B0: it ends after either of its units.
+      {{0, 1, 2, 1, 2, 1, 2},
+       {f(0), f(1), f(2), f(1), f(2), b(2), b(1), b(2), b(1), b(0)},
+       {0, 1, 2, 3, 4, 9, 10, 11, 12, 13}},
+      {{0, 1, 2, 1, 2, 1, 2},
+       {f(0), f(1), f(2), f(1), b(1), b(2), b(1), b(0)},
+       {0, 1, 2, 3, 10, 11, 12, 13}},
+      // F0 F1 F1 F0 B0 B1 B1 B0: the tied head's forward is within its backward.
+      {{0, 1, 1, 0}, {f(0), f(1), b(0), b(1), b(0)}, {0, 1, 4, 6, 7}},
+  };
+  for (const Case& one : cases) {
+    const int units = *std::max_element(one.forward.begin(), one.forward.end()) + 1;
+    const SmallModel model{"", one.forward, std::vector<bool>(static_cast<size_t>(units), true), 1,
+                           0};
+    const std::vector<PlannedScope> order = ScopesOf(model);
+    OrderProgress progress;
+    progress.BeginStep(order, model.trainable, model.rounds);
+    std::vector<int> scopes;
+    for (const Call& call : one.calls) {
+      scopes.push_back(progress.Open(KindOf(call), call.unit).scope);
+      progress.Close(scopes.back());
+    }
+    EXPECT_EQ(scopes, one.scopes) << Written(one.calls);
+  }
 }
 
 // Every refusal names what declares the order.

@@ -1,0 +1,143 @@
+"""A batch uses a unit less often than example= did: a loop ends earlier, a sequence is shorter, a head is left out."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from training import compare, config, offloaded
+
+MOST = 3  # passes, as the example has them
+UNITS = ("Sequential", "Linear", "GRUCell", "LSTMCell")
+
+
+def block(width=8):
+    return nn.Sequential(nn.Linear(width, width), nn.Tanh())
+
+
+class Loop(nn.Module):
+    """One block, several times, before a head."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.blocks, self.head = block(), nn.ModuleList([block()]), nn.Linear(8, 1)
+
+    def again(self, x):
+        for one in self.blocks:
+            x = one(x)
+        return x
+
+    def forward(self, x, passes):
+        x = self.first(x)
+        for _ in range(passes):
+            x = self.again(x)
+        return self.head(x)
+
+
+class LoopOfTwo(Loop):
+    def __init__(self):
+        super().__init__()
+        self.blocks.append(block())
+
+
+class LoopAtTheEnd(Loop):
+    def forward(self, x, passes):
+        x = self.first(self.head(x).tanh().expand(-1, 8))
+        for _ in range(passes):
+            x = self.again(x)
+        return x.mean(dim=1, keepdim=True)
+
+
+class LoopUnderCheckpoint(Loop):
+    reentrant = False
+
+    def again(self, x):
+        return checkpoint(super().again, x, use_reentrant=self.reentrant)
+
+
+class LoopUnderReentrantCheckpoint(LoopUnderCheckpoint):
+    reentrant = True
+
+
+class TiedEnds(Loop):
+    """The first unit comes behind the loop, too."""
+
+    def forward(self, x, passes):
+        x = self.first(x)
+        for _ in range(passes):
+            x = self.again(x)
+        return self.head(self.first(x))
+
+
+class Supervised(Loop):
+    """The head is called after each pass."""
+
+    def forward(self, x, passes):
+        x, outputs = self.first(x), []
+        for _ in range(passes):
+            x = self.again(x)
+            outputs.append(self.head(x))
+        return sum(outputs)
+
+
+class Cells(nn.Module):
+    """A recurrent cell over a sequence of any length."""
+
+    def __init__(self, kind=nn.GRUCell):
+        super().__init__()
+        torch.manual_seed(4)
+        self.cell, self.head = kind(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x, passes):
+        state = None
+        for at in range(passes):
+            state = self.cell(x * (at + 1), state)
+        return self.head(state[0] if isinstance(state, tuple) else state)
+
+
+class LstmCells(Cells):
+    def __init__(self):
+        super().__init__(nn.LSTMCell)
+
+
+KINDS = [Loop, LoopOfTwo, LoopAtTheEnd, LoopUnderCheckpoint, LoopUnderReentrantCheckpoint, TiedEnds, Supervised, Cells, LstmCells]
+
+
+def _batches(passes, of_step):
+    generator = torch.Generator().manual_seed(5)
+    return [[(torch.randn(2, 8, generator=generator), torch.randn(2, 1, generator=generator), count)] * of_step for count in passes]
+
+
+def _loss(model, batch):
+    x, y, passes = batch
+    return (model(x, passes) - y).square().mean()
+
+
+def _compare(kind, folder, accumulate=1):
+    import ebb
+
+    ranks = ebb.world().size
+    batches = _batches([2, 3, 1, 2, 1, 3], ranks * accumulate)
+    settings = config(zero=offloaded(folder) if folder else {}, gradient_accumulation_steps=accumulate)
+    compare(kind, batches, _loss, settings=settings, accumulate=accumulate, example=(torch.zeros(2, 8), MOST), units=UNITS)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_loop_ends_earlier_than_in_the_example(one, kind):
+    one.run(_compare, kind, None)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_on_two_ranks_with_states_on_nvme(two, kind, tmp_path):
+    two.run(_compare, kind, str(tmp_path))
+
+
+def _micro_batches():
+    """Each micro-batch of a step has passes of its own."""
+    batches = [[one, other] for (one, _), (other, _) in zip(_batches([2, 3, 1, 3], 2), _batches([1, 2, 3, 3], 2))]
+    compare(Loop, batches, _loss, settings=config(gradient_accumulation_steps=2), accumulate=2, example=(torch.zeros(2, 8), MOST),
+            units=UNITS)
+
+
+def test_each_micro_batch_ends_after_another_pass(one):
+    one.run(_micro_batches)
