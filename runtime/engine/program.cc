@@ -1,5 +1,7 @@
 #include "ebb/runtime/engine/program.h"
 
+#include <algorithm>
+
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/sharding/engine_plans.h"
@@ -25,16 +27,22 @@ int64_t Program::own_bytes() const {
   return plan_->OwnBytes();
 }
 std::vector<MemoryRow> Program::memory() const {
-  return sharding::PredictMemory(*plan_);
+  std::vector<MemoryRow> rows = sharding::PredictMemory(*plan_);
+  const auto bytes = static_cast<uint64_t>(sharding::StateStagingBytes(*plan_));
+  if (bytes == 0) return rows;
+  auto row = std::find_if(rows.begin(), rows.end(), [](const MemoryRow& one) {
+    return (one.tier == Tier::kCpu && one.state == StateClass::kStaging) || one.tier == Tier::kNvme;
+  });
+  if (row == rows.end() || row->tier != Tier::kCpu)
+    row = rows.insert(row, {.state = StateClass::kStaging, .tier = Tier::kCpu});
+  row->predicted_bytes += bytes;
+  return rows;
 }
 std::vector<TrafficRow> Program::traffic() const {
   return sharding::PredictTraffic(*plan_);
 }
 std::vector<CommunicationRow> Program::communication() const {
   return sharding::PredictCommunication(*plan_);
-}
-int64_t Program::state_staging_bytes() const {
-  return sharding::StateStagingBytes(*plan_);
 }
 std::string Program::headline() const {
   return sharding::PlanHeadline(*plan_);

@@ -38,9 +38,6 @@ class Program {
   std::vector<MemoryRow> memory() const;
   std::vector<TrafficRow> traffic() const;
   std::vector<CommunicationRow> communication() const;
-  // More bytes of host memory: state passes through these when a call asks for it, if anything is
-  // on NVMe. (An engine on a GPU always has them.)
-  int64_t state_staging_bytes() const;
 
   // For people: a line with ranks, stage, rounds, when updates run and why; and a table of all
   // operations, with their streams, bytes, addresses and waits. The table begins with that line. At
@@ -66,8 +63,8 @@ absl::StatusOr<Program> PredictProgram(const ModelSpec& model, int world, const 
                                        const OptimizerSpec* optimizer = nullptr);
 
 // Its memory table. An engine on a GPU has 1 MiB more of staging for what ranks tell each other
-// from host memory (512 bytes a rank from 2,048 ranks on). On a GPU, or with anything on NVMe, it
-// has 8 MiB more of staging in host memory: state is read and written through it.
+// from host memory (512 bytes a rank from 2,048 ranks on). With nothing on NVMe it also has 8 MiB
+// more of staging in host memory: state is read and written through it.
 absl::StatusOr<std::vector<MemoryRow>> PredictMemory(const ModelSpec& model, int world,
                                                      const Config& config,
                                                      const OptimizerSpec* optimizer = nullptr);

@@ -143,23 +143,38 @@ TEST_P(StagedStateTest, AWriteAfterASinkGaveUpIsReadBack) {
   });
 }
 
-TEST_P(StagedStateTest, TheStagingIsCounted) {
-  Run([&](Engine& engine) -> absl::Status {
-    uint64_t predicted = 0, counted = 0;
-    for (const MemoryRow& row : engine.memory()) {
-      if (row.state != StateClass::kStaging || row.tier != Tier::kCpu) continue;
-      predicted = row.predicted_bytes;
-      counted = row.current_bytes;
+// On each tier: also the staging through which state on the disk passes.
+TEST(PredictedMemoryTest, IsCounted) {
+  const Scratch scratch;
+  const ModelSpec model = ScriptedModel();
+  constexpr Tier kTiersOfState[] = {Tier::kDevice, Tier::kCpu, Tier::kNvme};
+  for (const Tier parameters : kTiersOfState) {
+    for (const Tier states : kTiersOfState) {
+      SCOPED_TRACE(::testing::Message() << "parameters on tier " << static_cast<int>(parameters)
+                                        << ", states on " << static_cast<int>(states));
+      Config config = OnNvme(ConfigFor(kSetting), scratch.path());
+      config.zero.offload_param.device = parameters;
+      config.zero.offload_optimizer.device = states;
+      RunOn(kSetting, model, config, [&](Engine& engine, ScriptedTrainer& trainer) {
+        for (const int64_t step : {0, 1, 2}) ASSERT_OK(TrainStep(engine, trainer, step));
+        ASSERT_OK(engine.Report().status());
+        ASSERT_OK_AND_ASSIGN(const auto predicted,
+                             PredictMemory(model, kSetting.world, engine.config()));
+        const std::vector<MemoryRow> counted = engine.memory();
+        EXPECT_EQ(counted.size(), predicted.size());
+        for (const MemoryRow& row : counted) {
+          const auto same = std::find_if(
+              predicted.begin(), predicted.end(),
+              [&](const MemoryRow& of) { return of.state == row.state && of.tier == row.tier; });
+          const uint64_t bytes = same == predicted.end() ? 0 : same->predicted_bytes;
+          SCOPED_TRACE(::testing::Message() << Name(row.state) << " on " << Name(row.tier));
+          EXPECT_EQ(row.current_bytes, bytes);
+          EXPECT_EQ(row.peak_bytes, bytes);
+          EXPECT_EQ(row.predicted_bytes, bytes);
+        }
+      });
     }
-    EBB_ASSIGN_OR_RETURN(const std::vector<MemoryRow> planned,
-                         PredictMemory(model_, kSetting.world, engine.config()));
-    uint64_t slots = 0;
-    for (const MemoryRow& row : planned)
-      if (row.state == StateClass::kStaging && row.tier == Tier::kCpu) slots = row.predicted_bytes;
-    EXPECT_EQ(counted, slots + 2 * sharding::kStateStagingBytes);
-    EXPECT_EQ(predicted, counted);
-    return absl::OkStatus();
-  });
+  }
 }
 
 // Values that rank 0 gives for all ranks: drawn in turn, or known to it alone.

@@ -86,8 +86,6 @@ absl::StatusOr<std::string> Figures(const Options& options, const Choice& choice
   std::array<double, kTiers> held = {};
   for (const MemoryRow& row : program.memory())
     held[static_cast<size_t>(row.tier)] += static_cast<double>(row.predicted_bytes) / kMebi;
-  held[static_cast<size_t>(Tier::kCpu)] +=
-      static_cast<double>(program.state_staging_bytes()) / kMebi;
   double of_host = 0, of_nvme = 0, of_ranks = 0;
   for (const TrafficRow& row : program.traffic()) {
     (row.tier == Tier::kNvme ? of_nvme : of_host) +=
