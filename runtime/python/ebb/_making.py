@@ -69,7 +69,9 @@ def initialize(
     text = config_text(config)
     settings = resolved(text, world.size)
     if tier_of_activations(settings) == "nvme":
-        raise Error('"ebb.offload_activations" is "nvme": what a torch module saves for its backward can be in RAM ("cpu"), not on a disk', "UNIMPLEMENTED")
+        raise Error(
+            '"ebb.offload_activations" is "nvme": what a torch module saves for its backward can be in RAM ("cpu"), not on a disk', "UNIMPLEMENTED"
+        )
     if weights is None:
         _refuse_hidden(model)
     on = torch.device(device) if device is not None else _device_of(model)

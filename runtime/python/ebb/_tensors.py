@@ -166,8 +166,10 @@ def _nan_like(view: torch.Tensor) -> torch.Tensor:
 
 def is_hidden(tensor: torch.Tensor) -> bool:
     """Whether this is what a parameter shows outside of its unit, and after its engine was closed."""
-    if tensor.is_meta or tensor.dtype not in _NAN_BITS or tensor.numel() == 0 or any(tensor.stride()) or (tensor.dim() == 0 and tensor.dtype == torch.uint8):
+    if tensor.is_meta or tensor.dtype not in _NAN_BITS or tensor.numel() == 0 or any(tensor.stride()):
         return False
+    if tensor.dim() == 0 and tensor.dtype == torch.uint8:
+        return False  # 255 may be its value
     return int(tensor.detach()[(0,) * tensor.dim()].view(_integer(tensor.dtype))) == _NAN_BITS[tensor.dtype]
 
 
