@@ -110,7 +110,7 @@ class Walk:
         self.only_shows = False  # the backward that runs now gives no parameter a gradient
         self.calls = 0  # of the model
         self.shown: set[int] = set()  # the calls that such a backward goes through
-        self.failure: BaseException | None = None  # that has ended a forward or backward of the step
+        self.failure = ""  # of a forward or backward of the step, in words, because the exception would keep tensors
         self.counts = [0] * len(units)
         self.pending: list[list[Visit]] = [[] for _ in units]
         self.resident_visits: list[Visit] = []
@@ -226,7 +226,7 @@ class Walk:
                 tensor.grad_fn.register_prehook(lambda gradients: self._start_backward())
         error = sys.exc_info()[1]
         if output is None and error is not None and self.in_round:
-            self.failure = error
+            self.failure = f"{type(error).__name__}: {error}"
 
     # Forward.
 
@@ -316,11 +316,12 @@ class Walk:
 
     def _backward_begins(self, visit: Visit) -> None:
         if visit.round != self.round:
-            self.failure = Error(
+            error = Error(
                 f"backward through a forward of '{visit.unit.name}' whose step, or whose backward, is over. Add the losses of one forward and call "
                 "backward once, and call torch.autograd.grad before backward"
             )
-            raise self.failure  # drop() is asked for, because resident parameters may have got a part of the gradient
+            self.failure = f"{type(error).__name__}: {error}"
+            raise error  # drop() is asked for, because resident parameters may have got a part of the gradient
         if torch.is_grad_enabled() and not self._in_checkpoint():
             raise Error(f"backward of '{visit.unit.name}' with create_graph=True: second derivatives are not supported", "UNIMPLEMENTED")
         self._start_backward()
@@ -448,8 +449,8 @@ class Walk:
         self._close_forward()
 
     def check_whole(self) -> None:
-        if self.failure is not None:
-            raise Error(f"the forward or backward before ended with {type(self.failure).__name__}: {self.failure}. Call drop() to go on")
+        if self.failure:
+            raise Error(f"the forward or backward before ended with {self.failure}. Call drop() to go on")
 
     def read_outside(self, loss: torch.Tensor) -> tuple[str, Unit] | None:
         """The name and unit of a parameter that a node of the loss has read while the unit was not open, and so as NaN."""
@@ -472,7 +473,7 @@ class Walk:
     def forget(self) -> None:
         """Forgets open visits, because their step was dropped or has ended."""
         self._pop_saved_hooks()
-        self.failure = None
+        self.failure = ""
         self.forward = self.backward = self.again = None
         self.ending = self.only_shows = False
         self.shown.clear()
