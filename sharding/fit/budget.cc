@@ -286,6 +286,7 @@ std::string Needed(const Pools& pools, const HostRoom& room) {
   if (HostBytes(pools) > 0) tiers.push_back(absl::StrCat("cpu: ", Table(pools.host_bytes)));
   if (room.holds_device && room.untouched > 0)
     tiers.push_back(absl::StrCat("of the workspace untouched: ", SizeText(room.untouched)));
+  if (room.later > 0) tiers.push_back(absl::StrCat("saves and loads: ", SizeText(room.later)));
   const int64_t bytes = BytesInRam(pools, room);
   const std::string all = room.ranks == 1
                               ? ""
@@ -299,7 +300,8 @@ std::string Needed(const Pools& pools, const HostRoom& room) {
 }  // namespace
 
 int64_t BytesInRam(const Pools& pools, const HostRoom& room) {
-  return HostBytes(pools) + (room.holds_device ? DeviceBytes(pools) - room.untouched : 0);
+  return HostBytes(pools) + (room.holds_device ? DeviceBytes(pools) - room.untouched : 0) +
+         room.later;
 }
 
 absl::Status CheckHostRoom(const Pools& pools, const HostRoom& room) {

@@ -64,12 +64,12 @@ class HostMemoryTest : public ::testing::Test {
     return kWorld * static_cast<int64_t>(bytes) / 1024;
   }
 
-  std::vector<absl::Status> Created(const Config& config) {
+  std::vector<absl::Status> Created(const Config& config, const EngineOptions& options = {}) {
     std::vector<absl::Status> statuses(kWorld);
     ::testing::internal::CaptureStderr();
     RunThreads(kWorld, [&](World world) {
       return statuses[static_cast<size_t>(world.rank())] =
-                 Engine::Create(world, Device::Cpu(1), model_, config).status();
+                 Engine::Create(world, Device::Cpu(1), model_, config, options).status();
     }).IgnoreError();
     log_ = ::testing::internal::GetCapturedStderr();
     return statuses;
@@ -200,6 +200,19 @@ TEST_F(HostMemoryTest, AControlGroupsLimitCountsBelowTheMachinesMemory) {
     EXPECT_THAT(status,
                 StatusIs(absl::StatusCode::kResourceExhausted,
                          "/sys/fs/cgroup/job (memory.max " + std::to_string(needed + 9'999)));
+}
+
+// Beside the pools.
+TEST_F(HostMemoryTest, WhatSavesTakeLaterIsCountedInAControlGroup) {
+  constexpr int64_t kLater = 1 << 20;
+  const int64_t needed = NeededKib(config_) * 1024 + kWorld * kLater;
+  files_.Memory(int64_t{1} << 40, 0);
+  files_.Group("/job");
+  files_.GroupMemory("/job", std::to_string(needed), 0, 0);
+  for (const absl::Status& status : Created(config_, {.host_bytes_later = kLater}))
+    EXPECT_OK(status);
+  for (const absl::Status& status : Created(config_, {.host_bytes_later = kLater + 1024}))
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, "saves and loads: 1.0 MiB"));
 }
 
 TEST_F(HostMemoryTest, ACapAboveTheHostsMemoryIsAdvisedDown) {

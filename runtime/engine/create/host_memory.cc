@@ -21,7 +21,7 @@ std::string AdviceFor(const EngineInputs& inputs, const sharding::HostRoom& room
   sharding::MemoryCaps caps{
       .device = inputs.config.ebb.device_memory, .of_config = false, .relief = "free memory"};
   const int64_t of_pools =
-      room.bytes_of_rank() - sharding::HostRoom::BesidePools(room.bytes_of_rank());
+      room.bytes_of_rank() - sharding::HostRoom::BesidePools(room.bytes_of_rank()) - room.later;
   if (room.holds_device) {
     caps.together = of_pools + room.untouched;
   } else {
@@ -56,7 +56,8 @@ absl::Status CheckHostMemory(const EngineInputs& inputs, const sharding::Pools& 
                      .ram = limits[i].ram,
                      .swap = limits[i].swap,
                      .holds_device = HostReaches(inputs.device),
-                     .untouched = inputs.model.workspace_untouched_bytes});
+                     .untouched = inputs.model.workspace_untouched_bytes,
+                     .later = inputs.options.host_bytes_later});
     std::string warning = sharding::HostRoomWarning(pools, rooms.back());
     if (first_ranks.back() == inputs.rank() && !warning.empty())
       warnings.push_back(std::move(warning));
