@@ -127,7 +127,7 @@ shows_time_limit() {
   until_true 60 job_shows "$two" JobState=TIMEOUT
   for run in one two; do
     until_true 20 grep -q 'Exited with exit code 75' $run.out
-    has $run.out 'Stopped by SIGTERM in training'
+    has $run.out 'gpt: stopped by SIGTERM in training'
     [ -e $run/latest ] || fail "$run is not saved"
   done
 }
@@ -144,7 +144,7 @@ shows_requeue() {
   srun -N 2 --mpi=pmix gpt --summary whole.json >whole.out
   until_true 1200 job_shows "$id" JobState=COMPLETED
   job_shows "$id" 'Restarts=\([2-9]\|[1-9][0-9]\) ' || fail "not requeued twice: $(scontrol show job "$id")"
-  has requeue.out 'Stopped by SIGUSR1 in training'
+  has requeue.out 'gpt: stopped by SIGUSR1 in training'
   has requeue.out 'resumed from'
   [ "$(digest_of summary.json)" = "$(digest_of whole.json)" ] || fail "the runs have other parameters"
 }
@@ -157,7 +157,7 @@ run_and_signal() {
   code=0
   "$@" --steps 2000000 --save "$folder" --save-every 50 &>"$folder.out" &
   started=$!
-  until_true 60 test -e "$folder/latest"
+  until_true 120 test -e "$folder/latest"
   $signalled
   wait $started || code=$?
 }
@@ -166,28 +166,31 @@ run_and_signal() {
 shows_signals() {
   local mpirun=(mpirun --allow-run-as-root --host ebb-a:1,ebb-b:1)
   to_launcher() { kill "-$signal" $started; }
-  for signal in USR1; do
-    run_and_signal srun-one to_launcher srun -N 1 -n 2 gpt
-    [ $code -eq 75 ] || fail "srun on one host ended with $code"
-    has srun-one.out 'Stopped by SIGUSR1'
-    run_and_signal srun-two to_launcher srun -N 2 --mpi=pmix gpt
-    [ $code -eq 75 ] || fail "srun on two hosts ended with $code"
-    has srun-two.out 'Stopped by SIGUSR1'
-    run_and_signal mpirun-two to_launcher "${mpirun[@]}" "$PWD/bin/gpt"
-    [ $code -eq 75 ] || fail "mpirun ended with $code"
-    has mpirun-two.out 'Stopped by SIGUSR1'
-  done
+  signal=USR1
+  run_and_signal srun-one to_launcher srun -N 1 -n 2 gpt
+  [ $code -eq 75 ] || fail "srun on one host ended with $code"
+  has srun-one.out 'gpt: stopped by SIGUSR1'
+  run_and_signal srun-two to_launcher srun -N 2 --mpi=pmix gpt
+  [ $code -eq 75 ] || fail "srun on two hosts ended with $code"
+  has srun-two.out 'gpt: stopped by SIGUSR1'
+  run_and_signal mpirun-two to_launcher "${mpirun[@]}" "$PWD/bin/gpt"
+  [ $code -eq 75 ] || fail "mpirun ended with $code"
+  has mpirun-two.out 'gpt: stopped by SIGUSR1'
   signal=TERM
+  if command -v torchrun >/dev/null; then
+    run_and_signal torchrun to_launcher torchrun --no-python --nproc-per-node 2 gpt
+    has torchrun.out 'gpt: stopped by SIGTERM'
+  fi
   run_and_signal srun-killed to_launcher srun -N 2 --mpi=pmix gpt
-  ! grep -q 'Stopped by' srun-killed.out || fail "srun has not killed the ranks"
+  ! grep -q 'gpt: stopped by' srun-killed.out || fail "srun has not killed the ranks"
   # scancel: SIGTERM to the ranks, and 30 s later SIGKILL.
   cancel() { scancel --name=cancelled; }
   run_and_signal cancelled cancel srun --job-name=cancelled -N 2 --mpi=pmix gpt
-  has cancelled.out 'Stopped by SIGTERM'
+  has cancelled.out 'gpt: stopped by SIGTERM'
   cancel() { scancel --signal=USR1 --name=signalled; }
   run_and_signal signalled cancel srun --job-name=signalled -N 2 --mpi=pmix gpt
   [ $code -eq 75 ] || fail "scancel --signal=USR1: srun ended with $code"
-  has signalled.out 'Stopped by SIGUSR1'
+  has signalled.out 'gpt: stopped by SIGUSR1'
 }
 
 # Ranks of several hosts end at once and without a word from Open MPI, which MPI_Finalize alone did in half of all runs.
