@@ -187,7 +187,8 @@ inline std::string TextOr(const char* text, const char* otherwise) {
 
 absl::StatusOr<Visit> VisitOf(const ebb_visit* given);
 absl::StatusOr<std::vector<ScopeEvent>> OrderOf(const ebb_event* events, int32_t count);
-absl::StatusOr<Config> ReadConfig(const char* json);
+// `world`: the number of ranks, or 0 if it is not known yet.
+absl::StatusOr<Config> ReadConfig(const char* json, int world = 0);
 std::vector<ebb_memory_row> RowsOf(const std::vector<MemoryRow>& rows);
 
 }  // namespace ebb::c

@@ -68,9 +68,11 @@ absl::Status GiveText(std::string_view text, char* to, size_t capacity, size_t* 
   return absl::OkStatus();
 }
 
-absl::StatusOr<Config> ReadConfig(const char* json) {
+absl::StatusOr<Config> ReadConfig(const char* json, int world) {
   if (json == nullptr) return absl::InvalidArgumentError("the configuration is null");
-  return Config::FromJson(json);
+  ReadOptions options;
+  if (world > 0) options.world = [world](const Config&) { return world; };
+  return Config::FromJson(json, options);
 }
 
 }  // namespace ebb::c
@@ -104,7 +106,7 @@ void ebb_log_to(ebb_log log, void* user) {
 int32_t ebb_config_resolve(const char* json, int32_t world, char* text, size_t capacity,
                            size_t* needed) {
   return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(const ebb::Config config, ebb::c::ReadConfig(json));
+    EBB_ASSIGN_OR_RETURN(const ebb::Config config, ebb::c::ReadConfig(json, world));
     EBB_ASSIGN_OR_RETURN(const ebb::Config resolved, config.ForWorld(world));
     return ebb::c::GiveText(resolved.ToJson(), text, capacity, needed);
   });

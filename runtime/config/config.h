@@ -234,6 +234,9 @@ struct ReadOptions {
   // Called after reading, before the keys are checked together. So a value that the program
   // overrides causes no error in the file.
   std::function<void(Config&)> overrides = {};
+  // The number of ranks, if the program knows it by now. What ForWorld would refuse is then
+  // reported together with the file's other errors.
+  std::function<int(const Config&)> world = {};
 };
 
 struct Config {

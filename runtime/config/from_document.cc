@@ -348,6 +348,10 @@ absl::StatusOr<Config> FromDocument(Document document, const ReadOptions& option
   if (options.overrides) options.overrides(config);
   TakeHarmless(config);
   CheckTogether(config, problems);
+  if (options.world) {
+    Config completed = config;
+    CompleteForWorld(options.world(config), completed, problems);
+  }
   EBB_RETURN_IF_ERROR(problems.status());
   RemarkOnDefaults(values, config);
   RemarkOnTiers(config);

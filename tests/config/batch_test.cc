@@ -291,6 +291,16 @@ TEST(ForWorld, ReportsAllErrorsTogether) {
     EXPECT_THAT(message, HasSubstr(wrong));
 }
 
+TEST(ForWorld, ItsErrorsAreReportedWithTheFilesIfTheWorldIsKnown) {
+  constexpr char kFile[] = R"({"gradient_clipping": -1, "train_batch_size": 7,
+      "train_micro_batch_size_per_gpu": 2, "ebb": {"reduction_group": 3, "shard_group": "four"}})";
+  const std::string message(
+      Config::FromJson(kFile, {.world = [](const Config&) { return 4; }}).status().message());
+  for (const char* wrong : {"4 problems", "\"gradient_clipping\"", "\"train_batch_size\" 7",
+                            "\"ebb.reduction_group\" 3", "\"ebb.shard_group\""})
+    EXPECT_THAT(message, HasSubstr(wrong));
+}
+
 TEST(ForWorld, RefusesConfigsThatValidateRefuses) {
   Config config = Given(8, 0, 0);
   config.zero.stage = -1;

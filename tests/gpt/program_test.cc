@@ -109,13 +109,14 @@ TEST_F(ProgramTest, AnImpossibleRequestOfAnEngineExitsWithTwoAndAReason) {
 
 TEST_F(ProgramTest, AllErrorsOfOptionsConfigurationAndFoldersAreReportedTogether) {
   const std::string config = files_.Write("config.json", R"({"gradient_accumulation_steps": 4,
-      "ebb": {"micro_batches_per_round": 3, "reduction_group": 3, "shard_group": 5}})");
+      "gradient_clipping": -1, "ebb": {"micro_batches_per_round": 3, "reduction_group": 3, "shard_group": 5}})");
   files_.Write("saves", "");
   Program program(Tiny({"--data", data_, "--config", config, "--ranks", "2", "--stage", "1",
                         "--offload-param", "cpu", "--export", files_.Path("saves")}));
   EXPECT_EQ(program.Finish(), 2);
-  for (const char* said : {"ebb.micro_batches_per_round", "ebb.reduction_group", "ebb.shard_group",
-                           "gpt: --offload-param cpu", "gpt: --export: "})
+  for (const char* said :
+       {"gradient_clipping", "ebb.micro_batches_per_round", "ebb.reduction_group",
+        "ebb.shard_group", "gpt: --offload-param cpu", "gpt: --export: "})
     EXPECT_THAT(program.printed(), HasSubstr(said));
 }
 

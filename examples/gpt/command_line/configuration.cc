@@ -135,16 +135,17 @@ void Override(const Options& options, Config& config) {
   if (!options.trace_file.empty()) config.ebb.trace = options.trace_file;
 }
 
-ReadOptions Reading(const Options& options) {
-  return {.trainer = Recipe::Values(options),
-          .unknown_keys = options.unknown_keys,
-          .overrides = [options](Config& config) { Override(options, config); }};
-}
-
 // The ranks of a configuration that is not checked.
 int WorldOf(const Options& options, const Config& config) {
   const int fitting = options.ranks_given ? options.ranks : config.FittingWorld(options.ranks);
   return fitting <= kRanksMax ? fitting : options.ranks;
+}
+
+ReadOptions Reading(const Options& options) {
+  return {.trainer = Recipe::Values(options),
+          .unknown_keys = options.unknown_keys,
+          .overrides = [options](Config& config) { Override(options, config); },
+          .world = [options](const Config& config) { return WorldOf(options, config); }};
 }
 
 }  // namespace
@@ -254,7 +255,9 @@ int RanksOf(const Config& resolved) {
 }
 
 absl::StatusOr<std::string> ExplainConfig(const Options& options) {
-  return Config::ExplainFile(options.config_file, Reading(options));
+  ReadOptions reading = Reading(options);
+  reading.world = nullptr;  // the file is explained for any number of ranks
+  return Config::ExplainFile(options.config_file, reading);
 }
 
 }  // namespace ebb::gpt
