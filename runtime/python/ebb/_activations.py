@@ -30,6 +30,10 @@ class Activations:
     peak: int  # the most at a time, in forward and backward
 
 
+# With a workspace that they save for backward, whose size their fake kernels do not know: of nn.LSTM on a CPU, of all RNNs on a GPU.
+_UNCOUNTED = ("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::miopen_rnn")
+
+
 class _Count(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
@@ -40,6 +44,11 @@ class _Count(TorchDispatchMode):
         self._add(tensor.untyped_storage(), 0)
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: tuple = (), keywords: dict | None = None) -> Any:
+        if function._schema.name in _UNCOUNTED:
+            raise Error(
+                f"the memory of an nn.LSTM, nn.GRU or nn.RNN that runs as {function._schema.name} cannot be counted, because this kernel saves a "
+                "workspace of a size of its own: measure a run, or count the model without this module", "UNIMPLEMENTED"
+            )
         output = function(*arguments, **(keywords or {}))
         for tensor in tree_iter(output):
             if isinstance(tensor, torch.Tensor):
@@ -69,7 +78,8 @@ def _give(parameter: torch.Tensor) -> None:
 def count_activations(model: nn.Module, config: Config, world: int, *, example: Any, device: str = "cpu") -> Activations:
     """Counts the activations of a micro-batch: `example` is one, or a function that takes the model and returns the loss, as for
     initialize. Parameters have the types that `config` gives them. Gradients of less than 1 MiB stay until the end of backward. Give
-    `peak` to `ebb-plan --activations`. Raises ebb.Error if the model does not run with fake tensors."""
+    `peak` to `ebb-plan --activations`. Raises ebb.Error if the model does not run with fake tensors, or has an RNN whose kernel saves a
+    workspace (nn.LSTM on a CPU, any RNN on a GPU)."""
     dtype_of = dtype_function(model, resolved(config_text(config), world))
     dtypes = {id(parameter): dtype_of(parameter) for parameter in model.parameters()}
     mode, count = Fakes(), _Count()

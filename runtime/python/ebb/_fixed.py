@@ -115,6 +115,11 @@ def refuse_added(name: str, parameter: Any, earlier: Any = None) -> None:
             "UNIMPLEMENTED",
         )
     what = "came into the model"
+    if earlier is not None and not isinstance(parameter, nn.Parameter):
+        raise Error(
+            f"'{name}' was replaced by a tensor (as torch.func.functional_call does), so the engine would not train it: change its value with "
+            "engine.write, or use a model without an engine", "UNIMPLEMENTED"
+        )
     if earlier is not None:
         what = "was replaced by another parameter"
         for of, old, new in (("shape", list(earlier.shape), list(parameter.shape)), ("device", earlier.device, parameter.device)):

@@ -132,8 +132,8 @@ class Walk:
         # Residents may be read before the first unit runs.
         owners = {name.rpartition(".")[0] for unit in self.residents for name in unit.names}
         for path in owners | ({""} if self.residents else set()):
-            self.handles.append(self.model.get_submodule(path).register_forward_pre_hook(self._before_residents, prepend=True))
-        self.handles.append(self.model.register_forward_hook(self._model_ends, always_call=True))
+            self.handles.append(self.model.get_submodule(path).register_forward_pre_hook(never_compiled(self._before_residents), prepend=True))
+        self.handles.append(self.model.register_forward_hook(never_compiled(self._model_ends), always_call=True))
 
     def attach_units(self) -> None:
         """Once more if units have got other modules, because theirs were not called."""
@@ -143,10 +143,9 @@ class Walk:
                 if module in self.attached:
                     continue
                 self.attached.add(module)
-                self.handles.append(module.register_forward_pre_hook(functools.partial(self._before, unit), prepend=True, with_kwargs=True))
-                self.handles.append(
-                    module.register_forward_hook(functools.partial(self._after, unit, alone), always_call=True, with_kwargs=True)
-                )
+                before, after = never_compiled(functools.partial(self._before, unit)), never_compiled(functools.partial(self._after, unit, alone))
+                self.handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
+                self.handles.append(module.register_forward_hook(after, always_call=True, with_kwargs=True))
 
     def detach(self) -> None:
         self.attached.clear()
@@ -191,6 +190,11 @@ class Walk:
         self._begin(torch.is_grad_enabled() or function_around() is not None)
 
     def _check_begin(self, unit: Unit) -> None:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise Error(
+                f"'{unit.name}' runs within torch.func (grad, vmap, jvp, ...), for which its parameters would be NaN: use loss.backward() and a loop "
+                "over the samples, or torch.func on a model without an engine", "UNIMPLEMENTED"
+            )
         self.check_whole()
         if self.backward is not None:
             raise Error(f"'{unit.name}' runs forward, but the backward before it ended with an error: call drop() to go on")
@@ -483,6 +487,13 @@ class Walk:
     def watch_less(self) -> None:
         """Stops watching the saved tensors of units whose backward has never begun with one."""
         self.watch_saved &= self.saved_began
+
+
+def never_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """The hook as it is, also in a model that is compiled as a whole: torch.compile would run a part of it while it traces the hook."""
+    disabled = torch.compiler.disable(hook)
+    disabled.__module__ = __name__
+    return disabled
 
 
 def function_around() -> Any:

@@ -65,6 +65,7 @@ def initialize(
     After this call the engine owns the parameters. They show their values while their unit runs, and otherwise NaN of the true shape.
     engine.gather(name) and model.state_dict() read them at any time. Raises ebb.Error."""
     handle, world = open_world()
+    model = getattr(model, "_orig_mod", model)  # of torch.compile(model), which calls it
     refuse(model)
     text = config_text(config)
     settings = resolved(text, world.size)

@@ -275,7 +275,7 @@ def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device
             record.hide(unit)
         walk.attach()
         try:
-            with torch.enable_grad(), Watch(record.hidden, record.read, key):
+            with torch.enable_grad(), Watch(lambda tensor: record.hidden.get(key(tensor)), record.read):
                 loss = loss_of(call(model, example, fakes.from_tensor if fakes else lambda tensor: tensor))
                 if loss is not None:
                     _backward(loss)

@@ -82,7 +82,7 @@ class Slots:
 
     def place(self, views: list[torch.Tensor]) -> None:
         self.views = views
-        self.hidden = [_nan_like(view) for view in views]
+        self.hidden = self.hidden or [_nan_like(view) for view in views]  # the trainer's own code may have a view of one from before
         self.copies = [view.clone() for view in views] if self.keep_whole else []
         self.bits = [_NAN_BITS[view.dtype] for view in views]
         self.probed = [i for i, view in enumerate(views) if self.keep_whole or view.numel() == 1]
@@ -175,7 +175,8 @@ def is_hidden(tensor: torch.Tensor) -> bool:
 
 def _bits_of(tensor: torch.Tensor) -> int:
     """A sum of a tensor's bits, which a write changes."""
-    return int(tensor.view(_integer(tensor.dtype)).sum())
+    with torch._C.DisableTorchFunction():  # it is no read of the trainer's own code
+        return int(tensor.view(_integer(tensor.dtype)).sum())
 
 
 def _integer(dtype: torch.dtype) -> torch.dtype:

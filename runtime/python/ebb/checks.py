@@ -1,5 +1,5 @@
-"""initialize(check=True): if an operator reads a parameter outside of its unit, an error names parameter, operator and line. Without the
-check the operator would read NaN."""
+"""Finds operators that read a parameter outside of its unit, and so NaN: with initialize(check=True) within the model, and in the first steps
+in the loss. An error names parameter, operator and line."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_flatten
 
 from ._library import Error
+from ._tensors import Slots
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -29,35 +30,93 @@ def storage(tensor: torch.Tensor) -> int:
 
 
 class Watch(TorchFunctionMode):
-    """Calls `read`(name, what) for each operator that reads a parameter of `hidden`, while it is on."""
+    """Calls `read`(name, what) for each operator that reads a tensor which has a name by `name_of`, while it is on."""
 
-    def __init__(self, hidden: dict[int, str], read: Callable[[str, str], None], key: Callable[[torch.Tensor], int] = id):
+    def __init__(self, name_of: Callable[[torch.Tensor], str | None], read: Callable[[str, str], None]):
         super().__init__()
-        self.hidden = hidden  # by the key of a parameter its name, while it is hidden
+        self.name_of = name_of
         self.read = read
-        self.key = key
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         name = getattr(function, "__name__", str(function))
         of = getattr(getattr(function, "__self__", None), "__name__", "")
         if name not in _HARMLESS or (name == "__get__" and of in _VIEWS):
             for value in tree_flatten((arguments, keywords or {}))[0]:
-                if isinstance(value, torch.Tensor) and (parameter := self.hidden.get(self.key(value))) is not None:
-                    self.read(parameter, of if name == "__get__" else name)
+                read = self.name_of(value) if isinstance(value, torch.Tensor) else None
+                if read is not None:
+                    self.read(read, of if name == "__get__" else name)
         return function(*arguments, **(keywords or {}))
 
 
+def _where() -> str:
+    frame = next((frame for frame in reversed(traceback.extract_stack()) if not _is_inner(frame.filename)), None)
+    return f" at {frame.filename}:{frame.lineno}" if frame else ""
+
+
 def _refuse(parameter: str, what: str) -> None:
-    where = next((frame for frame in reversed(traceback.extract_stack()) if not _is_inner(frame.filename)), None)
     raise Error(
-        f"'{parameter}' is read by {what} outside of its unit"
-        + (f", at {where.filename}:{where.lineno}" if where else "")
-        + ": name it in resident=, or make the modules that use it one unit (units=)"
+        f"'{parameter}' is read by {what} outside of its unit,{_where()}: name it in resident=, or make the modules that use it one unit (units=)"
     )
 
 
 def _is_inner(path: str) -> bool:
     return "/torch/" in path or path == __file__
+
+
+class _Hidden:
+    """The names of parameters that show NaN, by the address of the NaN. So it finds their views and detached ones too."""
+
+    def __init__(self, slots: list[Slots]):
+        self.names = {
+            hidden.data_ptr(): name for one in slots if not one.keep_whole for hidden, name in zip(one.hidden, one.names)
+        }
+
+    def __call__(self, value: torch.Tensor) -> str | None:
+        return self.names.get(value.data_ptr()) if type(value) in (torch.Tensor, nn.Parameter) and value.layout == torch.strided else None
+
+
+class Reads:
+    """Notes the first read of a hidden parameter between the end of the model's forward and backward, which is by the loss."""
+
+    def __init__(self, slots: list[Slots]):
+        self.slots = slots
+        self.first = ""
+        self.mode: Watch | None = None
+
+    def begin(self) -> None:
+        self.pause()
+        self.mode = Watch(_Hidden(self.slots), self._note)
+        _put_below(self.mode)
+
+    def pause(self) -> None:
+        mode, self.mode = self.mode, None
+        if mode is not None:
+            for one in _all_taken():
+                if one is not mode:
+                    _push_mode(one)
+
+    def end(self) -> str:
+        """In words the read since the last end(); empty: there was none."""
+        self.pause()
+        first, self.first = self.first, ""
+        return first
+
+    def _note(self, name: str, what: str) -> None:
+        self.first = self.first or f"'{name}' was read by {what} outside of its unit,{_where()}"
+
+
+def _put_below(mode: Watch) -> None:
+    """Below the modes that the trainer's own code has entered, because leaving one takes the uppermost. Torch wants the one of
+    torch.set_default_device at the bottom."""
+    others = _all_taken()
+    at_bottom = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    below = [one for one in others if one is at_bottom]
+    for one in (*below, mode, *(one for one in others if one is not at_bottom)):
+        _push_mode(one)
+
+
+def _all_taken() -> list[Any]:
+    return [_pop_mode() for _ in range(torch._C._len_torch_function_stack())][::-1]
 
 
 class _Attached:
@@ -71,27 +130,11 @@ class _Attached:
 
 def attach(engine: "Engine") -> _Attached:
     """Turns the mode on whenever the model runs forward."""
-    hidden = {id(parameter): name for unit in engine.units if not unit.keep_whole for name, parameter in zip(unit.names, unit.parameters)}
-    for slots in engine._slots:
-        if slots.keep_whole:
-            continue
-
-        def show(of=slots, shown=slots.show) -> None:
-            shown()
-            for parameter in of.parameters:
-                hidden.pop(id(parameter), None)
-
-        def hide(of=slots, concealed=slots.hide) -> None:
-            concealed()
-            for parameter in of.parameters:
-                hidden[id(parameter)] = parameter._ebb_name
-
-        slots.show, slots.hide = show, hide  # type: ignore[method-assign]
     modes: list[Watch] = []
 
     def enter(module: nn.Module, arguments: Any) -> None:
         if torch._C._current_graph_task_id() == -1:
-            modes.append(Watch(hidden, _refuse))
+            modes.append(Watch(_Hidden(engine._slots), _refuse))
             modes[-1].__enter__()
 
     def leave(module: nn.Module, arguments: Any, output: Any) -> None:

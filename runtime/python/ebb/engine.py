@@ -15,7 +15,7 @@ from torch import nn
 from . import _buffers, _library, checks, saving
 from ._entries import Entries
 from ._fixed import Members, refuse_caller
-from ._hooks import SavedInRam, Visit, Walk, checkpoint_around, without_saved_hooks
+from ._hooks import SavedInRam, Visit, Walk, checkpoint_around, never_compiled, without_saved_hooks
 from ._library import DIRECTIONS, MASTER, STATES, TIERS, Error, check, library
 from ._model import Views, compute_dtype, structs_of, tier_of_activations
 from ._order import Call, Order, of_evaluation, order_of, warn_of_registration
@@ -124,11 +124,14 @@ class Engine:
         self._walk.attach()
         self._steps.refresh_residents()
         self._finished = 0
+        self._may_be_nan = True  # the loss, in the first two steps and after one that was skipped
+        self._reads = checks.Reads(self._slots)
         self._members = Members(model)
         self._entries = Entries(self)
         self._handles = saving.attach(self) + self._steps.handles
-        self._handles.append(model.register_forward_pre_hook(self._see_first_batch, prepend=True, with_kwargs=True))
-        self._handles.append(model.register_forward_pre_hook(self._check_model, prepend=True))
+        self._handles.append(model.register_forward_pre_hook(never_compiled(self._see_first_batch), prepend=True, with_kwargs=True))
+        self._handles.append(model.register_forward_pre_hook(never_compiled(self._check_model), prepend=True))
+        self._handles.append(model.register_forward_hook(never_compiled(self._watch_loss)))
         if device.type == "cuda" and tier_of_activations(settings) == "cpu":
             self._handles.append(SavedInRam(model, units))
         self._checks_reads = checks_reads
@@ -150,13 +153,12 @@ class Engine:
             raise Error("backward() without a forward of the model with gradients since the last step()")
         self._walk.check_whole()
         self._walk.settle()
-        if self._finished < 2 and loss.isnan():
+        read = self._reads.end()
+        if self._may_be_nan and loss.isnan():
             outside = self._walk.read_outside(loss)
-            if outside is not None:
-                raise Error(
-                    f"the loss is NaN because '{outside[0]}' was read outside of its unit '{outside[1].name}', by the loss or by another module: "
-                    "name it in resident=, or give initialize an example, a function that takes the model and returns the loss"
-                )
+            read = read or outside and f"'{outside[0]}' was read outside of its unit '{outside[1].name}', by the loss or by another module"
+            if read:
+                raise self._is_nan(read)
         self._steps.finish_evaluation()
         self._steps.add_loss(loss)
         self._steps.scaled_backward(loss)
@@ -172,6 +174,7 @@ class Engine:
         self._check()
         if callable(now):
             raise Error("step(closure) is not supported: call backward() before step()", "UNIMPLEMENTED")
+        read = self._reads.end()
         if self._walk.backward is not None:
             raise Error("step() after a backward that ended with an error: call drop() to go on")
         self._walk.check_whole()
@@ -200,6 +203,9 @@ class Engine:
             self.optimizer._opt_called = True  # torch's schedulers warn without it
         if self._finished == 2:
             self._walk.watch_less()
+        self._may_be_nan = self._finished < 2
+        if read and not self.report().applied:  # loss.backward() has not looked at the loss
+            raise self._is_nan(read)
         return True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -221,6 +227,7 @@ class Engine:
         """Drops the open step and its gradients. Call it after an exception, to go on with the next step."""
         self._check()
         self._walk.forget()
+        self._reads.end()
         self._steps.drop()
 
     def report(self) -> Report:
@@ -228,6 +235,7 @@ class Engine:
         self._check()
         row = _library.StepReport()
         check(library.ebb_step_report(self._memory.handle, byref(row)))
+        self._may_be_nan |= not row.applied
         return Report(row.step, bool(row.applied), row.skipped_steps, row.loss, row.gradient_norm, row.loss_scale, row.learning_rate)
 
     @property
@@ -414,6 +422,7 @@ class Engine:
             return
         values = self._whole_values() if keep_values else {}
         self._walk.forget()
+        self._reads.end()
         self._walk.detach()
         for handle in self._handles:
             handle.remove()
@@ -500,8 +509,20 @@ class Engine:
 
     def _check_model(self, module: nn.Module, arguments: tuple) -> None:
         if torch._C._current_graph_task_id() == -1 and not self._walk.is_paused:
+            self._reads.pause()
             refuse_caller()
             self._members.check()
+
+    def _watch_loss(self, module: nn.Module, arguments: tuple, output: Any) -> None:
+        if self._may_be_nan and self._steps.in_step and torch._C._current_graph_task_id() == -1 and torch.is_grad_enabled():
+            self._reads.begin()
+
+    @staticmethod
+    def _is_nan(read: str) -> Error:
+        return Error(
+            f"the loss is NaN because {read}: name it in resident=, or give initialize an example, a function that takes the model and returns "
+            "the loss"
+        )
 
     def _see_first_batch(self, module: nn.Module, arguments: tuple, keywords: dict) -> None:
         if self._is_order_known or torch._C._current_graph_task_id() != -1 or self._steps.in_step:

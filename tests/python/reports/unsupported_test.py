@@ -10,6 +10,7 @@ import torch
 import torch.distributed
 from modules import Blocks
 from torch import nn
+from torch.func import functional_call, grad, jacrev, vmap
 from training import SGD, config, mlp, offloaded, squared_error, vector_batches
 
 import ebb
@@ -233,6 +234,28 @@ def scripted(shards):
     engine.close()
 
 
+def transforms(shards):
+    x = torch.ones(2, 8)
+    model = Blocks()
+    engine = shards.trained(model)
+    values = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    other = {name: parameter + 1 for name, parameter in model.named_parameters()}
+    for within in (
+        lambda: vmap(model)(x),
+        lambda: vmap(model.blocks[1])(x),
+        lambda: jacrev(model)(x),
+        lambda: grad(lambda one: model(one).sum())(x),
+        lambda: grad(lambda given: functional_call(model, given, (x,)).sum())(values),
+        lambda: vmap(grad(lambda given, one: functional_call(model, given, (one,)).sum()), (None, 0))(values, x),
+        lambda: functional_call(model, other, (x,)),
+    ):
+        refused(within, "torch.func", "UNIMPLEMENTED")
+        engine.drop()
+    train(model, engine)
+    assert engine.report().applied
+    engine.close()
+
+
 def closures(shards):
     model = Blocks()
     engine = shards.trained(model)
@@ -313,6 +336,7 @@ PROVOCATIONS = {
     "pipeline parallelism": [pipeline_parallel],
     "DDP, FSDP, DataParallel or accelerate's hooks around the model or inside it": [wrapped],
     "`torch.jit`": [scripted],
+    "`torch.func` (its transforms, and `functional_call` with other tensors)": [transforms],
     "`step(closure)`": [closures],
     "two values for one tied parameter": [tied_to_two_values],
 }

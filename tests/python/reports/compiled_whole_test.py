@@ -1,0 +1,69 @@
+"""torch.compile of the whole model, before or after initialize: blocks are compiled, and hooks of units run between them."""
+
+import pytest
+import torch
+from modules import Blocks
+from training import squared_error, with_torch
+
+import ebb
+
+
+def _trained(place, make, call_of, graphs):
+    """`call_of`: what the loop calls instead of the model."""
+    batches = place.batches()
+    expected = with_torch(Blocks(), batches, squared_error)
+    for example in (None, batches[0][0][:1]):
+        model = make()
+        engine = ebb.initialize(model, place.config(), example=example)
+        call = call_of(model)
+        torch._dynamo.reset()
+        graphs.clear()
+        for of_step, loss in zip(batches, expected):
+            x, y = of_step[engine.world.rank]
+            engine.backward((call(x) - y).square().mean())
+            engine.step()
+            assert engine.report().loss == pytest.approx(loss, abs=2e-6)
+        assert graphs, "nothing was compiled"
+        assert set(engine.state_dict()) == set(Blocks().state_dict())
+        engine.close()
+
+
+def _is_right(place, how):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    def compiled(model):
+        model.compile(backend=backend)
+        return model
+
+    same = lambda model: model
+    wrapped = lambda model: torch.compile(model, backend=backend)
+    {
+        "model.compile() before": lambda: _trained(place, lambda: compiled(Blocks()), same, graphs),
+        "model.compile() after": lambda: _trained(place, Blocks, compiled, graphs),
+        "torch.compile(model) before": lambda: _trained(place, lambda: wrapped(Blocks()), same, graphs),
+        "torch.compile(model) after": lambda: _trained(place, Blocks, wrapped, graphs),
+        "torch.compile of a function": lambda: _trained(place, Blocks, lambda model: torch.compile(lambda x: model(x), backend=backend), graphs),
+    }[how]()
+
+
+@pytest.mark.parametrize("how", ["model.compile() before", "model.compile() after", "torch.compile(model) before", "torch.compile(model) after",
+                                 "torch.compile of a function"])
+def test_numbers_are_those_of_torch(at, how):
+    at(_is_right, how)
+
+
+def _one_graph(place):
+    engine = ebb.initialize(model := Blocks(), place.config())
+    torch._dynamo.reset()  # else the code of an earlier model may fit
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(model, backend="eager", fullgraph=True)(torch.ones(2, 8))
+    engine.drop()
+    engine.close()
+
+
+def test_fullgraph_is_an_error_of_torch(at):
+    at(_one_graph)
