@@ -18,7 +18,8 @@ class Place:
     zero: dict[str, Any] = field(default_factory=dict)
 
     def config(self, **more: Any) -> dict[str, Any]:
-        return training.config(self.stage, zero=dict(self.zero), **more)
+        # Small units would be gathered as one group, so that each has memory of its own. Those of a large model share it.
+        return training.config(self.stage, zero={"allgather_bucket_size": 0, **self.zero}, **more)
 
     def batches(self, steps: int = 3, accumulate: int = 1) -> list[list[Any]]:
         return training.vector_batches(steps, self.ranks * accumulate)
