@@ -66,6 +66,7 @@ install() { # PACKAGE...
   exit 77
 }
 install "$torch" pytest numpy transformers peft safetensors bitsandbytes vermin
+[ -z "${EBB_FULL:-}" ] || install trl # of reports/precomputed_references_test.py
 
 # The oldest Python that requires-python of pyproject.toml names; the tests run with the one that is here.
 "$environment/bin/vermin" --quiet --no-tips --violations -t=3.10- runtime/python/ebb
