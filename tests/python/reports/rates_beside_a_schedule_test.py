@@ -137,3 +137,29 @@ def _of_a_trainer(folder):
 
 def test_transformers_trainer_is_told_the_rate(one, tmp_path):
     one.run(_of_a_trainer, str(tmp_path))
+
+
+def _two_of_a_trainer(folder):
+    from trainer_test import arguments
+
+    from ebb.integrations.transformers import filled
+
+    def tried(kind, params=(), **more):
+        return filled({"scheduler": {"type": kind, "params": dict(params)}}, arguments(folder, **more), 100)
+
+    steps = {"warmup_num_steps": "auto"}
+    tried("WarmupLR", steps)
+    tried("OneCycle")  # beside the default, "linear"
+    for kind, same in (("WarmupLR", "constant_with_warmup"), ("WarmupDecayLR", "linear"), ("WarmupCosineLR", "cosine")):
+        assert tried(kind, steps, lr_scheduler_type=same, warmup_steps=4)["scheduler"]["params"] == {"warmup_num_steps": 4}
+    differ = "the JSON and TrainingArguments differ"
+    for kind, other in (("WarmupLR", "cosine"), ("WarmupDecayLR", "constant"), ("OneCycle", "polynomial"), ("WarmupCosineLR", "cosine_with_restarts")):
+        refused(lambda: tried(kind, lr_scheduler_type=other), f"{differ}: 'scheduler.type' is {kind}, but lr_scheduler_type is {other}. Write")
+    refused(lambda: tried("WarmupLR", steps, lr_scheduler_kwargs={"num_cycles": 2}), f"{differ}: 'scheduler' is there, but lr_scheduler_kwargs is")
+    refused(lambda: tried("OneCycle", warmup_steps=4), "'scheduler.params' of OneCycle has no 'warmup_num_steps', but warmup_steps is 4")
+    refused(lambda: tried("WarmupLR", {"warmup_num_steps": 3}, lr_scheduler_type="cosine", warmup_steps=4), "is 3, but warmup_steps is 4; 'scheduler.type'")
+    assert "scheduler" not in filled({}, arguments(folder, lr_scheduler_type="cosine", warmup_steps=4), 100)
+
+
+def test_a_schedule_of_training_arguments_beside_that_of_the_json(one, tmp_path):
+    one.run(_two_of_a_trainer, str(tmp_path))

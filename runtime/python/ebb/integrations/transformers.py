@@ -27,6 +27,8 @@ from .._world import world
 from ..engine import Engine
 
 _FOLDER = "engine"  # of a checkpoint of the Trainer's: the checkpoint of the engine
+# DeepSpeed's schedules, and the values of TrainingArguments(lr_scheduler_type=) that mean the same.
+_SCHEDULES = {"WarmupLR": ("constant_with_warmup", "constant"), "WarmupDecayLR": ("linear",), "WarmupCosineLR": ("cosine",)}
 _OPTIMIZERS = {"adamw_torch": "AdamW", "adamw_torch_fused": "AdamW", "sgd": "SGD"}  # TrainingArguments(optim=)
 
 
@@ -256,9 +258,27 @@ def filled(stated: Mapping[str, Any], args: transformers.TrainingArguments, step
             node[last] = value
         elif last in node and argument is not None and value is not None and node[last] != value:
             contradictions.append(f"'{key}' is {node[last]}, but {argument} is {value}")
+    if "scheduler" in made:
+        contradictions += _other_schedule(made["scheduler"], args, values["scheduler.params.warmup_num_steps"][0])
     if contradictions:
-        raise Error("the JSON and TrainingArguments differ: " + "; ".join(contradictions) + '. Write "auto" in the JSON', "INVALID_ARGUMENT")
+        raise Error(
+            "the JSON and TrainingArguments differ: " + "; ".join(contradictions) + '. Write "auto" in the JSON, or leave "scheduler" out of it to '
+            "have the schedule of TrainingArguments", "INVALID_ARGUMENT"
+        )
     return made
+
+
+def _other_schedule(scheduler: Mapping[str, Any], args: transformers.TrainingArguments, warmup: int | None) -> list[str]:
+    """What `args` ask of a schedule and `scheduler` does not do. A default, such as "linear", asks nothing."""
+    kind, asked = scheduler.get("type"), getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+    found = []
+    if asked != type(args).lr_scheduler_type and asked not in _SCHEDULES.get(kind, ()):
+        found.append(f"'scheduler.type' is {kind}, but lr_scheduler_type is {asked}")
+    if args.lr_scheduler_kwargs:
+        found.append(f"'scheduler' is there, but lr_scheduler_kwargs is {args.lr_scheduler_kwargs}")
+    if warmup and "warmup_num_steps" not in scheduler.get("params", {}):
+        found.append(f"'scheduler.params' of {kind} has no 'warmup_num_steps', but warmup_steps is {warmup}")
+    return found
 
 
 def _values(args: transformers.TrainingArguments, steps: int) -> dict[str, tuple[Any, str | None]]:
