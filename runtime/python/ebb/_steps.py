@@ -20,6 +20,10 @@ _FP16_SCALE_MAX = 2.0**15
 LARGE_GRADIENT = 1 << 20  # bytes of a gradient that goes to the engine as it comes; smaller ones are worth no call of their own
 _STRIDED = {torch.strided}
 _UNSCALED = "with fp16 the loss has to be scaled: engine.backward(loss) instead of loss.backward()"
+_OTHER_ORDER = (
+    ". This batch uses the unit in another order than the example, such as without the first of several uses: name the unit's parameters in "
+    "resident=, or call engine.reorder(example) before such a batch"
+)
 _layout_of = operator.attrgetter("layout")
 
 
@@ -280,7 +284,7 @@ class Steps:
             asked = self._asked[unit.index, ready] = _Asked(self.first_id[unit.index], ready)
         code = library.ebb_scope_gradients(self.memory.handle, scope, asked.ids, len(ready), asked.views)
         if code:
-            self._fail(unit, code)
+            self._fail(unit, code, _OTHER_ORDER if _library.CODES[code] == "FAILED_PRECONDITION" else "")
         # The same addresses come again and again, as many as the engine has slots.
         memory = bytes(asked.views)
         into = asked.tensors.get(memory)
@@ -302,7 +306,7 @@ class Steps:
         for i in ready:
             unit.parameters[i].grad = None
 
-    def _fail(self, unit: Unit, code: int) -> None:
+    def _fail(self, unit: Unit, code: int, advice: str = "") -> None:
         """Raises the error of the step, which says more than the error of a scope."""
         text = _library.error_text()
         self._taken = None
@@ -311,7 +315,7 @@ class Steps:
             if library.ebb_step_finish(self.memory.handle, None):
                 text = _library.error_text()
             self.clear_gradients()
-        raise Error(f"'{unit.name}': {text}", _library.CODES[code])
+        raise Error(f"'{unit.name}': {text}{advice}", _library.CODES[code])
 
 
 def _group_options(rates: Rates):

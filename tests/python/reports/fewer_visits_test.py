@@ -141,3 +141,55 @@ def _micro_batches():
 
 def test_each_micro_batch_ends_after_another_pass(one):
     one.run(_micro_batches)
+
+
+class HeadAtPlaces(Loop):
+    """The head is called before, between and behind two blocks, and a batch has some of these calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = block()
+
+    def forward(self, x, places):
+        x, outputs = self.first(x), []
+        for place, one in enumerate((self.blocks[0], self.last, nn.Identity())):
+            if place in places:
+                outputs.append(self.head(x))
+            x = one(x)
+        return sum(outputs) + x.mean(dim=1, keepdim=True)
+
+
+def _head_at(places, zero, **options):
+    import ebb
+
+    settings = config(zero=zero)
+    compare(HeadAtPlaces, _batches(places, ebb.world().size), _loss, settings=settings, units=UNITS, **options)
+
+
+def _without_the_first_call(folder):
+    import ebb
+
+    zero, example = offloaded(folder) if folder else {}, (torch.zeros(2, 8), (0, 1, 2))
+    _head_at([(0, 1), (0, 2), (0, 1, 2), (0,)], zero, example=example)
+    for places in ((1, 2), (2,)):
+        advice = "takes no gradients.* This batch uses the unit in another order.* resident=, or call engine.reorder"
+        with pytest.raises(ebb.Error, match=f"^'head': .*{advice}") as caught:
+            _head_at([places], zero, example=example)
+        assert caught.value.code == "FAILED_PRECONDITION"
+        _head_at([places], zero, example=(torch.zeros(2, 8), places))
+    _head_at([(1, 2), (0, 1, 2), (2,), (0,)], zero, example=example, resident=["head.*"])
+    model = HeadAtPlaces()
+    engine = ebb.initialize(model, config(zero=zero), example=example, units=UNITS)
+    for places in ((0, 1, 2), (1, 2)):
+        engine.reorder((torch.zeros(2, 8), places))
+        engine.backward(_loss(model, _batches([places], 1)[0][0])), engine.step()
+        assert engine.report().gradient_norm > 0
+    engine.close()
+
+
+def test_a_head_without_its_first_call_is_an_error_that_says_what_to_do(one):
+    one.run(_without_the_first_call, None)
+
+
+def test_and_on_two_ranks_with_states_on_nvme(two, tmp_path):
+    two.run(_without_the_first_call, str(tmp_path))
