@@ -78,8 +78,9 @@ def _give(parameter: torch.Tensor) -> None:
 def count_activations(model: nn.Module, config: Config, world: int, *, example: Any, device: str = "cpu") -> Activations:
     """Counts the activations of a micro-batch: `example` is one, or a function that takes the model and returns the loss, as for
     initialize. Parameters have the types that `config` gives them. Gradients of less than 1 MiB stay until the end of backward. Give
-    `peak` to `ebb-plan --activations`. Raises ebb.Error if the model does not run with fake tensors, or has an RNN whose kernel saves a
-    workspace (nn.LSTM on a CPU, any RNN on a GPU)."""
+    `peak` to `ebb-plan --activations`. "ebb.offload_activations" and "cpu_checkpointing" are not counted: on a GPU they make the device's peak
+    lower, and pinned RAM holds each saved tensor once for each operation that saves it. Raises ebb.Error if the model does not run with
+    fake tensors, or has an RNN whose kernel saves a workspace (nn.LSTM on a CPU, any RNN on a GPU)."""
     dtype_of = dtype_function(model, resolved(config_text(config), world))
     dtypes = {id(parameter): dtype_of(parameter) for parameter in model.parameters()}
     mode, count = Fakes(), _Count()
