@@ -196,11 +196,6 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
         raise Error(f"parameter '{name}' is a DTensor: tensor parallelism is not supported, so give initialize the plain module", "UNIMPLEMENTED")
     if type(parameter.data) not in (torch.Tensor, nn.Parameter) and not parameter.is_meta:
         raise Error(f"parameter '{name}' is a {type(parameter.data).__name__}: tensor subclasses are not sharded", "UNIMPLEMENTED")
-    if parameter.is_complex():
-        raise Error(
-            f"parameter '{name}' is {parameter.dtype}: make torch.view_as_real(value) the parameter, and use torch.view_as_complex in forward",
-            "UNIMPLEMENTED",
-        )
     if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8):
         if parameter.is_complex():
             advice = "Give a complex one as real numbers: nn.Parameter(torch.view_as_real(values)), and torch.view_as_complex() of it in forward"
