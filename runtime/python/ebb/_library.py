@@ -20,7 +20,7 @@ STATES = ("parameter", "master", "gradient", "optimizer", "activation", "gather"
 TIERS = ("device", "cpu", "nvme")
 DIRECTIONS = ("read", "write")
 FORWARD, BACKWARD, RECOMPUTE = 0, 1, 2
-SHOW = 3  # for a backward that gives no parameter a gradient: of the walk, to the library a forward
+SHOW = 3  # for a backward that gives no parameter a gradient: of the walk, to the library a forward of an evaluation
 PARAMETER, MASTER, GRADIENT, OPTIMIZER = 0, 1, 2, 3
 
 

@@ -92,14 +92,17 @@ class Steps:
                     "step. If another model's loss has left gradients here, drop them with zero_grad() or drop()"
                 )
         elif not self.in_evaluation:
-            check(library.ebb_evaluation_begin(self.memory.handle))
-            self.in_evaluation = True
+            self._begin_evaluation()
             self._show_residents()
 
     def open(self, kind: int, visit: Visit) -> int:
         index = visit.unit.index
         self.slots[index].check()
-        code = library.ebb_scope_open(self.memory.handle, FORWARD if kind == SHOW else kind, index, byref(self._scope))
+        if kind == SHOW:  # in an evaluation within the step, because the step's order has no such scopes
+            kind = FORWARD
+            if not self.in_evaluation:
+                self._begin_evaluation()
+        code = library.ebb_scope_open(self.memory.handle, kind, index, byref(self._scope))
         if code:
             self._fail(visit.unit, code)
         self.slots[index].show()
@@ -122,6 +125,7 @@ class Steps:
             check(library.ebb_scope_close(self.memory.handle, scope))
 
     def backward_begins(self) -> None:
+        self.finish_evaluation()
         if self.is_half and not self.is_scaled:
             raise Error(_UNSCALED)
         for unit, name, parameter in self._gradients_left():
@@ -168,6 +172,10 @@ class Steps:
         for slots in self.slots:
             slots.hide()
         self.clear_gradients()
+
+    def _begin_evaluation(self) -> None:
+        check(library.ebb_evaluation_begin(self.memory.handle))
+        self.in_evaluation = True
 
     def finish_evaluation(self) -> float:
         loss = c_double()
