@@ -1,5 +1,6 @@
 // A private file. Its space is reserved, transfers bypass the page cache if possible, and the
-// destructor removes it and frees its space. After the data lies a stamp that transfers do not touch:
+// destructor removes it and frees its space. After the data lies a stamp that transfers do not
+// touch:
 //
 //   |  data: what transfers may move  |  stamp: 4 KiB  |
 //

@@ -117,8 +117,8 @@ int OrderProgress::FindFrom(int begin, int end, ScopeKind kind, int unit) const 
   return -1;
 }
 
-// The rest of the round has a backward, or a recompute, for each declared visit. Those whose Forward
-// was left out are only taken if there is no other.
+// The rest of the round has a backward, or a recompute, for each declared visit. Those whose
+// Forward was left out are only taken if there is no other.
 int OrderProgress::FindInRound(int end, ScopeKind kind, int unit) const {
   const int first = FindFrom(next_, end, kind, unit);
   if (kind == ScopeKind::kForward) return first;
@@ -135,8 +135,9 @@ bool OrderProgress::ForwardHasCome(int scope) const {
   return false;
 }
 
-// Whether the trainer may run this visit's forward in its backward: the one follows the other in the
-// order. If the scope opened last is an earlier Forward of the same unit, the visit was left out.
+// Whether the trainer may run this visit's forward in its backward: the one follows the other in
+// the order. If the scope opened last is an earlier Forward of the same unit, the visit was left
+// out.
 bool OrderProgress::IsForwardWithin(int scope) const {
   const int begin = scope / per_round() * per_round();
   if (scope <= std::max(begin, next_)) return false;

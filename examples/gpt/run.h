@@ -21,8 +21,9 @@ struct Run {
   ResidentMemory& resident;  // of all ranks of this process
 };
 
-// Why a signal ended it early ("SIGTERM in training, after step 20 of 400"); the reports are written
-// then, too. Empty: none did. An error that refuses what the user asked for is marked (refusal.h).
+// Why a signal ended it early ("SIGTERM in training, after step 20 of 400"); the reports are
+// written then, too. Empty: none did. An error that refuses what the user asked for is marked
+// (refusal.h).
 absl::StatusOr<std::string> RunRank(const World& world, const Run& run);
 
 }  // namespace ebb::gpt

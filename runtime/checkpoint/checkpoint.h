@@ -5,9 +5,10 @@
 //   auto saving = ebb::SaveAsync(engine, "runs/7b", {.keep = 3});   // the same, beside later steps
 //   auto loaded = ebb::LoadCheckpoint(engine, "runs/7b");           // the newest complete one
 //
-// All calls are collective and belong between steps. An error on any rank is every rank's. All
-// ranks see one folder, which a save checks; their hosts share it. Earlier checkpoints survive any failure: a checkpoint gets its name
-// when all of it is on the disk, and only then is an older one removed.
+// All calls are collective and belong between steps. An error on any rank is every rank's. The
+// hosts of all ranks must share the folder, and a save checks that all ranks see the same one.
+// Earlier checkpoints survive any failure: a checkpoint gets its name when all of it is on the
+// disk, and only then is an older one removed.
 #pragma once
 
 #include <cstdint>
@@ -115,9 +116,9 @@ struct LoadedCheckpoint {
 // `path`: a checkpoint, or a folder of checkpoints, of which the newest undamaged one is loaded: if
 // a rank finds damage in its part, all ranks load the one before, with a warning. Saves then go on
 // from there, and replace the damaged one when they come to its step. Each rank reads only the
-// headers and bytes that it needs, through 64 MiB of memory, which later saves use. kNotFound: there
-// is no checkpoint. kDataLoss: none is undamaged; the error lists them. kFailedPrecondition: the
-// ranks see different checkpoints. After a failed load the engine's values are undefined: load
+// headers and bytes that it needs, through 64 MiB of memory, which later saves use. kNotFound:
+// there is no checkpoint. kDataLoss: none is undamaged; the error lists them. kFailedPrecondition:
+// the ranks see different checkpoints. After a failed load the engine's values are undefined: load
 // again, or create the engine again.
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::string& path,
                                                 const LoadOptions& options = {});

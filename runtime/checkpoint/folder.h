@@ -45,8 +45,8 @@ struct Share {
 absl::StatusOr<Manifest> CheckWhole(const std::string& checkpoint, Share share = {});
 // If `own` is an error about a damaged or missing file of the checkpoint, it also says which one to
 // name instead: the newest whole checkpoint of an earlier step in the same folder, or else another
-// whole one there; or that there is none. A file that is missing now does not mean that there was no
-// checkpoint, so the error is kDataLoss.
+// whole one there; or that there is none. A file that is missing now does not mean that there was
+// no checkpoint, so the error is kDataLoss.
 absl::Status WithWayOut(const absl::Status& own, const std::string& checkpoint);
 
 // Beginning of the name of the file for which all ranks look. Begin removes one that was left.
@@ -62,9 +62,9 @@ void RemoveEmptyFolder(const std::string& folder);
 std::string RunOfLoaded(const Manifest& manifest, const std::string& checkpoint,
                         const std::string& last_save);
 // Manifest::run of the checkpoints that an engine saves to `folder`. `run` is its Engine::run; this
-// call changes it, so that later calls return the same. It is a new name if the engine has saved and
-// loaded nothing, or was loaded from another folder. kFailedPrecondition: another run
-// has saved there since the load. Call it with the folder's lock.
+// call changes it, so that later calls return the same. It is a new name if the engine has saved
+// and loaded nothing, or was loaded from another folder. kFailedPrecondition: another run has saved
+// there since the load. Call it with the folder's lock.
 absl::StatusOr<std::string> RunIn(const std::string& folder, std::string& run);
 // kFailedPrecondition names a checkpoint after `step`, up to `last`, that this run may not replace.
 absl::Status CheckFreeAfter(const std::string& folder, int64_t step, int64_t last,

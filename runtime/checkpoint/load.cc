@@ -185,8 +185,8 @@ void WarnOfOtherBits(const Engine& engine, const LoadedCheckpoint& loaded, int64
 
 static_assert(kLoadBytesMax == ReadAhead::kMemoryBytes && kLoadBytesMax >= kSaveBytesMax);
 
-// Whether a file may be readable later, for example by another user. Loading an older checkpoint now
-// would lose steps.
+// Whether a file may be readable later, for example by another user. Loading an older checkpoint
+// now would lose steps.
 bool MayPass(const absl::Status& status) {
   return absl::IsPermissionDenied(status) || absl::IsResourceExhausted(status) ||
          absl::IsUnavailable(status);
@@ -213,8 +213,8 @@ struct Damaged {
   }
 };
 
-// The checkpoint to load, the same on all ranks. Each file is checked by one of them. Those that are
-// damaged are added to `damaged`. kCancelled: the folder has changed meanwhile.
+// The checkpoint to load, the same on all ranks. Each file is checked by one of the ranks. Damaged
+// checkpoints are added to `damaged`. kCancelled: the folder has changed meanwhile.
 absl::StatusOr<Found> FindTogether(Engine& engine, const std::string& path, Damaged& damaged) {
   const absl::StatusOr<std::vector<std::string>> listed = CandidatesIn(path);
   const bool none = absl::IsNotFound(listed.status());

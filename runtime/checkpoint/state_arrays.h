@@ -24,8 +24,8 @@ std::string ClassOf(const Engine& engine, ParameterId parameter, const StateArra
 // parameters and for parameters without masters (ebb.stochastic_rounding).
 DType StoredDType(const Engine& engine, ParameterId parameter, const StateArrayName& array);
 
-// Ranks that sum their gradients first (ebb.reduction_group), as it is in effect. With groups of one
-// rank sums have the order of one group of all ranks.
+// Ranks that sum their gradients first (ebb.reduction_group), as it is in effect. With groups of
+// one rank sums have the order of one group of all ranks.
 int64_t ReductionGroupOf(const Engine& engine);
 
 }  // namespace ebb

@@ -292,7 +292,8 @@ TEST_F(CheckpointTest, TheLogNamesTheStepOfEachPartOfAWorld) {
                         folder(1) + "/step-000000004')"));
 }
 
-// Without the key the group is the ranks of a host, so the same ranks on other hosts have another one.
+// Without the key the group is the ranks of a host, so the same ranks on other hosts have another
+// one.
 TEST_F(CheckpointTest, WarnsOfAnotherReductionGroupAlsoIfNoKeyHasChanged) {
   const auto save = [&](const Way& way) {
     fs::remove_all(folder_);

@@ -240,7 +240,8 @@ void AddModelAndData(CLI::App& app, Options& o) {
 
 void AddReports(CLI::App& app, Options& o) {
   const Section s(app, "Reports");
-  s.Add("--losses", o.losses_file, "FILE", "write a line of CSV for every step, at once; a resumed run adds to the file", "");
+  s.Add("--losses", o.losses_file, "FILE",
+        "write a line of CSV for every step, at once; a resumed run adds to the file", "");
   s.Add("--curve", o.curve_file, "FILE", "write the loss curve as SVG", "");
   s.Add("--trace", o.trace_file, "FILE", "write a timeline for ui.perfetto.dev", "");
   s.Add("--summary", o.summary_file, "FILE",
