@@ -39,7 +39,7 @@ TEST(HostLaneTest, ListsLongerThanTheMirrorGoInPieces) {
       DeviceMirror mirror;
       EBB_RETURN_IF_ERROR(mirror.Allocate(device, bytes, ledger));
       EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all,
-                           AllLists({communicator, stream, mirror}, ListOf(world.rank())));
+                           AllLists({communicator, stream, mirror, world}, ListOf(world.rank())));
       EXPECT_EQ(all, expected) << bytes;
       return absl::OkStatus();
     }));
