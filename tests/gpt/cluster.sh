@@ -185,6 +185,8 @@ shows_signals() {
   if command -v torchrun >/dev/null; then
     run_and_signal torchrun to_launcher torchrun --no-python --nproc-per-node 2 gpt
     has torchrun.out 'gpt: stopped by SIGTERM'
+  else
+    echo "Not shown: signals to torchrun, because it is not in PATH"
   fi
   run_and_signal srun-killed to_launcher srun -N 2 --mpi=pmix gpt
   ! grep -q 'gpt: stopped by' srun-killed.out || fail "srun has not killed the ranks"
