@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 
@@ -27,14 +28,23 @@ std::string MemoryLimitBelow(int64_t bytes) {
     int64_t used;
     const char* name;
   };
+  std::string tightest;
+  int64_t least_room = bytes;
   for (const Limit& limit : {Limit{RLIMIT_AS, pages[0] * page, "the address space (ulimit -v"},
                              Limit{RLIMIT_DATA, pages[5] * page, "the data segment (ulimit -d"}}) {
     rlimit set = {};
     if (getrlimit(limit.resource, &set) != 0 || set.rlim_cur == RLIM_INFINITY) continue;
-    if (static_cast<int64_t>(set.rlim_cur) - limit.used >= bytes) continue;
-    return absl::StrCat(limit.name, ", now ", set.rlim_cur >> 10, " KiB)");
+    const int64_t room =
+        static_cast<int64_t>(std::min<rlim_t>(set.rlim_cur, INT64_MAX)) - limit.used;
+    if (room >= least_room) continue;
+    least_room = room;
+    tightest = absl::StrCat(limit.name, ", now ", set.rlim_cur >> 10, " KiB)");
   }
-  return "";
+  return tightest;
+}
+
+std::string MemoryLimitBelowMachine() {
+  return MemoryLimitBelow(sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE));
 }
 
 }  // namespace ebb

@@ -1,9 +1,13 @@
 // If a rank's thread gets no memory, before or during training, the run is refused and the process
 // goes on.
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <fstream>
 #include <new>
 #include <ostream>
 #include <string>
@@ -11,7 +15,9 @@
 #include <vector>
 
 #include "command_line/configuration.h"
+#include "ebb/runtime/device/memory_limit.h"
 #include "gmock/gmock.h"
+#include "ops/no_memory.h"
 #include "refusal.h"
 #include "run.h"
 #include "scratch_files.h"
@@ -91,6 +97,48 @@ INSTANTIATE_TEST_SUITE_P(
         Case{.name = "BeforeTraining", .layers = 200, .shows_plan = true, .largest = 550 << 10},
         Case{.name = "InTraining", .steps = 1 << 20, .writes_summary = true, .largest = 1 << 20}),
     [](const auto& c) { return c.param.name; });
+
+// A limit of this process that leaves `room` bytes or a little more, until the end of its scope.
+class LimitWithRoom {
+ public:
+  LimitWithRoom(decltype(RLIMIT_AS) resource, int64_t room) : resource_(resource) {
+    int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    EXPECT_EQ(getrlimit(resource_, &before_), 0);
+    rlimit limit = before_;
+    limit.rlim_cur = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE) + room);
+    EXPECT_EQ(setrlimit(resource_, &limit), 0);
+  }
+  ~LimitWithRoom() { setrlimit(resource_, &before_); }
+
+ private:
+  const decltype(RLIMIT_AS) resource_;
+  rlimit before_ = {};
+};
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+TEST(MemoryLimitTest, IsTheOneWithTheLeastRoomThatTheRequestDoesNotFitInto) {
+  const LimitWithRoom address_space(RLIMIT_AS, 100 * kGiB);
+  {
+    const LimitWithRoom data(RLIMIT_DATA, kGiB);
+    EXPECT_THAT(MemoryLimitBelow(1000 * kGiB), testing::HasSubstr("ulimit -d, now "));
+    EXPECT_EQ(MemoryLimitBelow(kGiB / 2), "");
+  }
+  const LimitWithRoom data(RLIMIT_DATA, 200 * kGiB);
+  EXPECT_THAT(MemoryLimitBelow(300 * kGiB), testing::HasSubstr("ulimit -v, now "));
+  EXPECT_EQ(MemoryLimitBelow(50 * kGiB), "");
+}
+
+TEST(MemoryLimitTest, WithMoreRoomThanTheMachineHasMemoryIsNotBlamed) {
+  const int64_t machine = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+  {
+    const LimitWithRoom address_space(RLIMIT_AS, machine + kGiB);
+    EXPECT_THAT(std::string(NoMemoryFor("a test").message()), testing::HasSubstr(": free some, "));
+  }
+  const LimitWithRoom address_space(RLIMIT_AS, machine - kGiB);
+  EXPECT_THAT(std::string(NoMemoryFor("a test").message()), testing::HasSubstr("ulimit -v, now "));
+}
 
 }  // namespace
 }  // namespace ebb::gpt::out_of_memory_test

@@ -1,7 +1,6 @@
 // The message for a system without free memory, which says what to do.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -14,7 +13,7 @@ namespace ebb::gpt {
 
 // `what` completes "no memory is left for ...".
 inline absl::Status NoMemoryFor(std::string_view what) {
-  const std::string limit = MemoryLimitBelow(INT64_MAX);
+  const std::string limit = MemoryLimitBelowMachine();
   return absl::ResourceExhaustedError(
       absl::StrCat("no memory is left for ", absl::string_view(what.data(), what.size()), ": ",
                    limit.empty() ? "free some" : absl::StrCat("raise the limit of ", limit),
