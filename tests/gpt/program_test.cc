@@ -472,7 +472,7 @@ TEST_F(ProgramTest, OnATerminalLogLinesDoNotMixWithTheProgressLine) {
   const std::string config = files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
       "optimizer": {"type": "SGD", "params": {"lr": 1e30}}, "gradient_clipping": 0})");
   Program program(Tiny({"--data", data_, "--config", config, "--steps", "5", "--sample", "0"}),
-                  {.columns = kColumns, .environment = {}, .before = {}});
+                  {.columns = kColumns, .environment = {{"TERM", "vt220"}}, .before = {}});
   EXPECT_EQ(program.Finish(), 0) << program.printed();
   const std::string& printed = program.printed();
   const size_t warning = printed.find("ebb warning");
@@ -488,6 +488,22 @@ TEST_F(ProgramTest, OnATerminalLogLinesDoNotMixWithTheProgressLine) {
     EXPECT_EQ(printed.find("\x1b", at) - at - 1, kColumns - 1) << printed.substr(at, 80);
   }
   EXPECT_EQ(lines, 5);
+}
+
+// Open MPI gives a rank a terminal, and copies what the rank writes there into mpirun's output.
+TEST_F(ProgramTest, ATerminalThatCannotRewriteALineHasPlainLinesWithTheDate) {
+  const std::map<std::string, std::string> open_mpi = {
+      {"TERM", "xterm"}, {"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}};
+  for (const auto& environment :
+       {open_mpi, {{"TERM", "dumb"}}, {{"TERM", ""}}, std::map<std::string, std::string>()}) {
+    Program program(Tiny({"--data", data_, "--steps", "3", "--sample", "0", "--ranks", "1"}),
+                    {.columns = 80, .environment = environment, .before = {}});
+    EXPECT_EQ(program.Finish(), 0) << program.printed();
+    EXPECT_THAT(program.printed(), testing::Not(HasSubstr("\x1b[K")));
+    EXPECT_THAT(program.printed(),
+                testing::ContainsRegex("\n[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}  "
+                                       "step 3/3  loss "));
+  }
 }
 
 TEST_F(ProgramTest, ADivergingModelDoesNotHang) {

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <ctime>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -22,11 +24,20 @@ double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-std::string TimeOfDay() {
+// Whether a line on standard output can be rewritten. Open MPI gives each rank a terminal of its
+// own, whose output mpirun copies into its standard output, which may be a file.
+bool IsRewritable() {
+  const char* const type = std::getenv("TERM");
+  return isatty(STDOUT_FILENO) == 1 && type != nullptr && *type != '\0' &&
+         std::string_view(type) != "dumb" && std::getenv("OMPI_COMM_WORLD_RANK") == nullptr;
+}
+
+std::string DateAndTime() {
   const std::time_t now = std::time(nullptr);
   std::tm local = {};
   localtime_r(&now, &local);
-  return absl::StrFormat("%02d:%02d:%02d", local.tm_hour, local.tm_min, local.tm_sec);
+  return absl::StrFormat("%d-%02d-%02d %02d:%02d:%02d", local.tm_year + 1900, local.tm_mon + 1,
+                         local.tm_mday, local.tm_hour, local.tm_min, local.tm_sec);
 }
 
 std::string Duration(double seconds) {
@@ -66,8 +77,7 @@ std::optional<double> PlainLines::Due(int64_t done, double now) {
   return rate;
 }
 
-Progress::Progress(int64_t steps)
-    : steps_(steps), terminal_(isatty(STDOUT_FILENO) == 1), plain_lines_(steps) {
+Progress::Progress(int64_t steps) : steps_(steps), terminal_(IsRewritable()), plain_lines_(steps) {
   SurroundLogLines([this](const std::function<void()>& write) {
     const std::lock_guard lock(mutex_);
     if (open_) Print("\r\x1b[K");
@@ -88,7 +98,7 @@ void Progress::Show(const History& history, uint64_t memory_bytes) {
   if (terminal_) {
     line.resize(std::min(line.size(), LineMax()));
   } else {
-    line = absl::StrCat(TimeOfDay(), "  ", line);
+    line = absl::StrCat(DateAndTime(), "  ", line);
   }
   if (*rate > 0) {
     absl::StrAppendFormat(&line, "  %.0f tokens/s since the last line",

@@ -1,5 +1,6 @@
-// Progress for the user. On a terminal it is one line, which is rewritten, and cleared
-// before the log writes a line. Elsewhere it is a plain line from time to time, with the time of day.
+// Progress for the user. On a terminal it is one line, which is rewritten, and cleared before the
+// log writes a line. Elsewhere, and under Open MPI, it is a plain line from time to time, with the
+// date and the time of day.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,8 @@ class PlainLines {
  public:
   explicit PlainLines(int64_t steps);
 
-  // Nothing: no line is due after `done` steps, at `now` in seconds of a steady clock. Otherwise the
-  // steps a second since the last line; 0 for the first line.
+  // Nothing: no line is due after `done` steps, at `now` in seconds of a steady clock. Otherwise
+  // the steps a second since the last line; 0 for the first line.
   std::optional<double> Due(int64_t done, double now);
 
  private:
