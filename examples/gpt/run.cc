@@ -68,6 +68,8 @@ absl::StatusOr<std::string> RunRankWithMemory(const World& world, const Run& run
       OrOutOfMemory([&] { return TrainAndReport(world, run, *trainer, vote); });
   if (!stopped.ok()) world.Fail(stopped.status());
   GPT_RETURN_IF_ERROR(stopped.status());
+  const absl::Status losses =
+      speaks && run.reports.losses ? run.reports.losses->Sync() : absl::OkStatus();
   if (vote.output_failed()) {
     const absl::Status met = vote.Meet();  // rank 0 has written its reports
     // Rank 0's own error comes first: a rank that has met earlier may have left with an error that
@@ -77,6 +79,7 @@ absl::StatusOr<std::string> RunRankWithMemory(const World& world, const Run& run
     return absl::UnavailableError("rank 0 cannot write its output any more");
   }
   if (speaks) GPT_RETURN_IF_ERROR(OutputError());  // errors after the last vote
+  GPT_RETURN_IF_ERROR(losses);
   return stopped;
 }
 
@@ -144,7 +147,8 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Saves&
                         History& history, Progress* progress) {
   const bool writes_losses = progress != nullptr && run.reports.losses;
   StepRecorder recorder(trainer.engine(), history, progress,
-                        writes_losses ? &*run.reports.losses : nullptr, run.options.evaluate_every);
+                        writes_losses ? &*run.reports.losses : nullptr, run.options.evaluate_every,
+                        /*saves=*/!run.options.save_folder.empty());
   const auto record = [&](const StepReport& report) { recorder.Take(report); };
   const auto stopped_in = [&](const char* what) {
     history.stopped = {.by = vote.stopped_by(),
@@ -182,6 +186,7 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Saves&
   }
   GPT_RETURN_IF_ERROR(trainer.AwaitReport(record));
   recorder.DecideTraffic();
+  recorder.SyncLosses();
   if (vote.stopped() && !history.stopped) stopped_in("training");
   return absl::OkStatus();
 }

@@ -272,6 +272,23 @@ TEST_F(LossesFileTest, ALineThatDoesNotFitComesLaterOrNotAtAll) {
   EXPECT_EQ(files_.Read("losses.csv"), kHeader + one_ + two_);
 }
 
+TEST_F(LossesFileTest, AResumeOnADiskThatIsStillFullFailsBeforeItsFirstStepAndKeepsTheLines) {
+  files_.Write("losses.csv", kHeader + one_ + two_);
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  // A few more lines would fit.
+  const rlim_t before = std::exchange(limit.rlim_cur, 4096);
+  setrlimit(RLIMIT_FSIZE, &limit);
+  const absl::Status full = LossesFile::Open(path_)->Begin(2);
+  limit.rlim_cur = before;
+  setrlimit(RLIMIT_FSIZE, &limit);
+  EXPECT_THAT(std::string(full.message()), HasSubstr("--losses " + path_ + ": writing failed"));
+  EXPECT_EQ(files_.Read("losses.csv"), kHeader + one_ + two_);
+  EXPECT_TRUE(Run(2, 3).ok());
+  EXPECT_EQ(files_.Read("losses.csv"), kHeader + one_ + two_ + three_);
+}
+
 TEST(CurveTest, DrawsLossesAndLeavesOutNaNs) {
   History history = ThreeSteps();
   history.steps[1].report.loss = std::numeric_limits<double>::quiet_NaN();

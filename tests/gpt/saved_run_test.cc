@@ -105,7 +105,7 @@ std::string WithoutLastColumn(const std::string& csv) {
 }
 
 TEST_F(SavedRunTest, TheLossesOverStopsKillsAndResumesAreThoseOfOneRun) {
-  const std::string kSteps = "100000";
+  const std::string kSteps = "100000000";
   const auto command = [&](const std::string& save, const std::string& csv,
                            const std::string& steps) {
     return Command({"--config", constant_rate_, "--save", files_.Path(save), "--save-every", "7",
@@ -152,6 +152,25 @@ TEST_F(SavedRunTest, ARunThatCannotWriteItsLossesIsSavedAndNamesTheFile) {
               AllOf(HasSubstr("saved " + saves_),
                     HasSubstr("gpt: --losses " + pipe + ": writing failed: Broken pipe")));
   EXPECT_GE(nlohmann::json::parse(files_.Read("s.json"))["steps"], 3);
+}
+
+// The limit of a file's size stands for a full disk. The lines do not fit, the parameters do.
+TEST_F(SavedRunTest, WithoutASaveARunWhoseLossesDoNotFitTrainsAndExportsAndExitsWithOne) {
+  const std::string csv = files_.Path("l.csv");
+  Program program(Tiny({"--data", data_, "--steps", "3000", "--sample", "0", "--ranks", "1",
+                        "--losses", csv, "--export", files_.Path("exported")}),
+                  {.columns = 0,
+                   .environment = {},
+                   .before = {"bash", "-c", "ulimit -f 100; exec \"$0\" \"$@\""}});
+  EXPECT_EQ(program.Finish(), 1) << program.printed();
+  const std::string failed = "--losses " + csv + ": writing failed: File too large";
+  const size_t warned = program.printed().find(failed + "; the run goes on");
+  ASSERT_NE(warned, std::string::npos) << program.printed();
+  EXPECT_EQ(program.printed().find(failed + "; the run goes on", warned + 1), std::string::npos);
+  EXPECT_THAT(program.printed(),
+              AllOf(HasSubstr("step 3000/3000"), HasSubstr("exported " + files_.Path("exported")),
+                    testing::EndsWith("gpt: " + failed + "\n")));
+  EXPECT_THAT(files_.Read("l.csv"), testing::EndsWith("\n"));
 }
 
 TEST_F(SavedRunTest, AKilledRunGoesOnFromItsLastSave) {

@@ -13,6 +13,7 @@ namespace ebb::gpt {
 namespace {
 
 constexpr char kFlag[] = "--losses";
+constexpr size_t kRoom = 64 << 10;  // bytes, of about a thousand lines
 constexpr std::string_view kHeader =
     "step,loss,gradient_norm,learning_rate,loss_scale,applied,tokens_per_second\n";
 
@@ -63,6 +64,10 @@ absl::Status LossesFile::Begin(int64_t finished) {
     if (finished > 0) {
       GPT_ASSIGN_OR_RETURN(kept, EndOfSteps(file_.path(), finished));
     }
+    GPT_RETURN_IF_ERROR(file_.CutAt(kept));
+    // On a disk that is still full each start would train a few steps, and stop.
+    GPT_RETURN_IF_ERROR(file_.Append(std::string(kRoom, '\0')));
+    GPT_RETURN_IF_ERROR(file_.Sync());
     GPT_RETURN_IF_ERROR(file_.CutAt(kept));
   }
   return kept > 0 ? absl::OkStatus() : file_.Append(kHeader);

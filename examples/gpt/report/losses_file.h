@@ -16,8 +16,9 @@ class LossesFile {
  public:
   // Changes nothing yet. kInvalidArgument: the file is there, and is something else.
   static absl::StatusOr<LossesFile> Open(const std::string& path);
-  // Call it once, before the first Add. The lines of the first `finished` steps stay. Later ones go,
-  // because the run repeats their steps, and so does a line that was cut off by a kill.
+  // Call it once, before the first Add. The lines of the first `finished` steps stay. Later ones
+  // go, because the run repeats their steps, and so does a line that was cut off by a kill. An
+  // error if the disk has no room for more lines.
   absl::Status Begin(int64_t finished);
   // The lines of earlier calls that could not be written are tried again.
   absl::Status Add(const StepRecord& record, int64_t tokens_per_step);

@@ -34,7 +34,7 @@ absl::Status WriteReports(const Run& run, Trainer& trainer, const History& histo
   }
   if (run.reports.summary)
     GPT_RETURN_IF_ERROR(run.reports.summary->Write(SummaryJson(summary, history)));
-  return run.reports.losses ? run.reports.losses->Sync() : absl::OkStatus();
+  return absl::OkStatus();
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ void StepRecorder::Take(const StepReport& report) {
   if (progress_ == nullptr) return;
   if (losses_ != nullptr) {
     if (losses_->is_direct()) progress_->Clear();
-    KeepOutputError(losses_->Add(record, history_.tokens_per_step));
+    TakeWritten(losses_->Add(record, history_.tokens_per_step));
   }
   progress_->Show(history_, BytesHeld(engine_));
   if (!std::isfinite(report.loss) && !std::exchange(warned_, true)) {
@@ -53,7 +53,17 @@ void StepRecorder::Take(const StepReport& report) {
 }
 
 void StepRecorder::SyncLosses() {
-  if (losses_ != nullptr) KeepOutputError(losses_->Sync());
+  if (losses_ != nullptr) TakeWritten(losses_->Sync());
+}
+
+void StepRecorder::TakeWritten(const absl::Status& losses) {
+  if (losses.ok()) return;
+  if (saves_) {
+    KeepOutputError(losses);
+  } else if (!std::exchange(warned_of_losses_, true)) {
+    LogWarning(absl::StrCat(losses.message(),
+                            "; the run goes on, and tries the line again after each step"));
+  }
 }
 
 void StepRecorder::TakeTraffic(int64_t step) {

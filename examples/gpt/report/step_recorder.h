@@ -20,14 +20,16 @@ namespace ebb::gpt {
 class StepRecorder {
  public:
   // `progress` and `losses` are null on all ranks but 0, which reports for all. Without --losses
-  // `losses` is null, too.
+  // `losses` is null, too. If a line cannot be written, a run that `saves` stops. A run that does
+  // not save would lose its work, so it goes on, and the line is tried again.
   StepRecorder(const Engine& engine, History& history, Progress* progress, LossesFile* losses,
-               int64_t evaluate_every)
+               int64_t evaluate_every, bool saves)
       : engine_(engine),
         history_(history),
         progress_(progress),
         losses_(losses),
-        evaluate_every_(evaluate_every) {}
+        evaluate_every_(evaluate_every),
+        saves_(saves) {}
 
   // A step begins, and no report of the step before is awaited.
   void StartClock();
@@ -41,13 +43,16 @@ class StepRecorder {
   void DecideTraffic();
 
  private:
+  void TakeWritten(const absl::Status& losses);
+
   const Engine& engine_;
   History& history_;
   Progress* const progress_;
   LossesFile* const losses_;
   const int64_t evaluate_every_;
+  const bool saves_;
   double since_ = 0;
-  bool warned_ = false;
+  bool warned_ = false, warned_of_losses_ = false;
   static constexpr int64_t kRemembered = 4;
   std::array<bool, kRemembered> applied_ = {};  // the last reports, by number
   // The step with traffic in the history that is not decided yet; -1: none.
