@@ -5,7 +5,7 @@
   backward  opens before the first node of the unit runs, at a hook on the nodes that made the unit's outputs. If the loss was
             computed from other tensors, it opens when a tensor is unpacked that the unit's forward has saved. It closes when
             the next unit's backward opens, or at the end of backward
-  resident  its backward opens at the next forward or at step(), so that what comes into `.grad` before counts too
+  resident  its backward opens at the next forward with gradients or at step(), so that what comes into `.grad` before counts too
 
 A backward that gives no parameter a gradient, such as torch.autograd.grad for an input, only shows the units. The forward that it
 goes through is not counted, because another one of the same micro-batch may follow.
@@ -235,7 +235,8 @@ class Walk:
     # Forward.
 
     def _begin(self, in_step: bool) -> None:
-        self.finish_round()
+        if in_step:
+            self.finish_round()
         self.scopes.begin(in_step)
         if in_step and not self.in_round:
             self.in_round = True

@@ -102,6 +102,8 @@ class Steps:
             kind = FORWARD
             if not self.in_evaluation:
                 self._begin_evaluation()
+        elif kind == BACKWARD:
+            self.finish_evaluation()
         code = library.ebb_scope_open(self.memory.handle, kind, index, byref(self._scope))
         if code:
             self._fail(visit.unit, code)
@@ -184,8 +186,16 @@ class Steps:
             check(library.ebb_evaluation_finish(self.memory.handle, byref(loss)))
         return loss.value
 
-    def check_gradients(self) -> None:
-        """Raises if the trainer's own code has put a gradient where the engine no longer takes it."""
+    def check_gradients(self, has_new: bool) -> None:
+        """Raises if the trainer's own code has put a gradient where the engine no longer takes it. `has_new`: a backward has ended since the
+        last step(), so the gradients of residents have just been taken."""
+        if not has_new:
+            late = next((name for unit in self.residents for name, one in zip(unit.names, unit.parameters) if one.grad is not None), None)
+            if late is not None:
+                raise Error(
+                    f"'{late}' has got a gradient after the step() that counted the last backward, so it cannot count in this step any more: do "
+                    "that before that step(). zero_grad() removes the gradient"
+                )
         left = next(self._gradients_left(), None)
         if left is not None:
             raise Error(

@@ -190,7 +190,7 @@ class Engine:
                 "backward"
             )
         self._walk.finish_round()
-        steps.check_gradients()
+        steps.check_gradients(has_new=steps.backwards > steps.counted)
         steps.counted = steps.backwards
         if steps.counted < self.accumulation and not now:
             return False

@@ -33,6 +33,15 @@ def _by_hand(model):
     model.get_parameter(LAST).grad = torch.full((1, 8), 0.25)
 
 
+def _evaluated(change):
+    def after(model):
+        with torch.no_grad():
+            model(torch.ones(2, model[0].in_features))
+        change(model)
+
+    return after
+
+
 def nothing(model):
     pass
 
@@ -45,7 +54,7 @@ class _Pair:
         self.plain = copy.deepcopy(self.model)
         self.engine = ebb.initialize(self.model, {**settings, "gradient_accumulation_steps": ACCUMULATE}, **options)
         self.ranks = self.engine.world.size
-        self.steps = vector_batches(20, self.ranks * ACCUMULATE)
+        self.steps = vector_batches(24, self.ranks * ACCUMULATE)
 
     def step(self, before=nothing, between=nothing, after=nothing, at=0):
         """One step with these calls at the micro-batch `at`. In torch, gradients are the mean over ranks and micro-batches."""
@@ -84,6 +93,9 @@ def _counts(settings):
     for change in (_penalty, _noise, _halved, _by_hand):
         for at in range(ACCUMULATE):
             pair.step(after=change, at=at)
+    for change in (_penalty, _halved):
+        for at in range(ACCUMULATE):
+            pair.step(after=_evaluated(change), at=at)
     pair.step(before=_by_hand)
     for change in (_penalty, _by_hand):
         pair.step(between=change)
@@ -102,6 +114,11 @@ def _counts(settings):
     engine.drop()
     with torch.no_grad():
         pair.model(pair.steps[0][0][0])
+    engine.backward(squared_error(pair.model, pair.steps[0][0]))
+    engine.step()
+    _penalty(pair.model)
+    refused(lambda: engine.step(now=True), f"'{LAST}' has got a gradient after the step.. that counted the last backward")
+    engine.drop()
     pair.step(after=_penalty)
     engine.close()
 
