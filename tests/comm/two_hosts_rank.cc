@@ -3,7 +3,8 @@
 // end.
 //
 //   two_hosts_rank RANKS_PER_HOST [compare | fails | absent | initialises | killed | exits |
-//       mpi_on_one_host | stays_killed | stays_cut | without_mpi | quiet FILE | leaves_late FILE]
+//       mpi_on_one_host | stays_killed | stays_cut | without_mpi [LEAVER] | quiet FILE |
+//       leaves_late FILE | many_worlds]
 //
 // RANKS_PER_HOST: the expected default reduction group. Exit codes: 0; 1 after an error; 3 if the
 // world has failed as expected.
@@ -20,8 +21,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <future>
 #include <initializer_list>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <string>
@@ -38,6 +41,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/machine.h"
+#include "ebb/runtime/trace/log.h"
 #include "numbers.h"
 
 namespace ebb {
@@ -160,8 +164,9 @@ absl::Status WorkUntilTheLastEnds(const World& world, std::string_view how) {
 }
 
 // Ranks started as by torchrun: mpirun only reaches the hosts. They know their hosts, are refused
-// communicators for the CPU, and learn that the last rank has died.
-absl::Status WithoutMpi(int ranks_per_host) {
+// communicators for the CPU, and learn that the last rank has died. With a `leaver`, this rank leaves
+// in order and ends at once instead, and the others learn that no rank has died.
+absl::Status WithoutMpi(int ranks_per_host, std::optional<int> leaver) {
   const int rank = std::atoi(std::getenv("OMPI_COMM_WORLD_RANK"));
   const int size = std::atoi(std::getenv("OMPI_COMM_WORLD_SIZE"));
   setenv("RANK", std::getenv("OMPI_COMM_WORLD_RANK"), 1);
@@ -190,9 +195,20 @@ absl::Status WithoutMpi(int ranks_per_host) {
   EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Rendezvous::Join(options));
   EBB_ASSIGN_OR_RETURN(const auto world, HostsRank::Form(rank, std::move(rendezvous)));
   std::promise<absl::Status> heard;
-  (*world->bootstrap())->store().OnFailure([&](const absl::Status& why) { heard.set_value(why); });
+  Store& store = (*world->bootstrap())->store();
+  store.OnFailure([&](const absl::Status& why) { heard.set_value(why); });
   EBB_RETURN_IF_ERROR((*world->bootstrap())->AllGather("", 60).status());
-  if (rank == size - 1) _exit(0);
+  if (rank == leaver) store.Leave();
+  if (rank == leaver.value_or(size - 1)) _exit(0);
+  if (leaver.has_value()) {
+    const bool has_ended = !store.MeetLast(60);
+    const bool is_cut_off = leaver == 0 && size > 2 && rank >= ranks_per_host;
+    const bool is_right = is_cut_off ? absl::StrContains(store.status().message(),
+                                                         "has left and its process has ended")
+                                     : store.status().ok();
+    if (has_ended && is_right) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat("rank ", rank, ": ", store.status().ToString()));
+  }
   const absl::Status why = heard.get_future().get();
   if (!absl::StrContains(why.message(), absl::StrCat("rank ", size - 1, " (process ")) ||
       !absl::StrContains(why.message(), "on host 'ebb-b') has died"))
@@ -238,42 +254,61 @@ std::atomic<int64_t>* MapNumber(const char* path) {
   return page == MAP_FAILED ? nullptr : static_cast<std::atomic<int64_t>*>(page);
 }
 
-// The last rank leaves its communicator when the others have begun to exit. No rank ends MPI before
-// that, although MPI_Finalize does not wait here (OMPI_MCA_async_mpi_finalize).
-std::atomic<int64_t>* leaves = nullptr;  // ranks that exit, and kHasLeft once the last has left
-constexpr int64_t kHasLeft = 1000;
+// Rank 0 leaves its communicator once its log says that another rank waits at its exit. No rank ends
+// MPI before that, although MPI_Finalize does not wait here (OMPI_MCA_async_mpi_finalize).
+std::atomic<int64_t>* has_left = nullptr;  // 1: rank 0 has
 
 // Call it before MPI is initialised, so that it runs after MPI_Finalize.
 void CheckAtExit(const char* path) {
-  leaves = MapNumber(path);
+  has_left = MapNumber(path);
   std::atexit([] {
-    if (leaves == nullptr || leaves->load() < kHasLeft) {
-      std::fputs("a rank has ended MPI before the last rank had left\n", stderr);
+    if (has_left == nullptr || has_left->load() == 0) {
+      std::fputs("a rank has ended MPI before rank 0 had left\n", stderr);
       _exit(1);
     }
   });
 }
 
 absl::Status LeaveLate(const World& world) {
-  std::optional<Communicator> all;
-  EBB_ASSIGN_OR_RETURN(all, world.NewCommunicator({.name = "all", .timeout_seconds = 60}));
-  Stream stream = Device::Cpu(1).CallerStream();
-  EBB_RETURN_IF_ERROR(all->Barrier(stream));
-  if (world.rank() < world.size() - 1) {
-    std::atexit([] { leaves->fetch_add(1); });
-    return all->status();
+  std::promise<void> waits;
+  if (world.rank() == 0) {
+    SendLogTo([&](LogLevel, std::string_view line) {
+      if (line.find("for rank 0 on host 'ebb-a' to end the program") != line.npos)
+        waits.set_value();
+    });
   }
-  const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (leaves->load() < world.size() - 1) {
-    if (std::chrono::steady_clock::now() > late)
-      return absl::DeadlineExceededError("no rank exits");
-    std::this_thread::yield();
+  {
+    EBB_ASSIGN_OR_RETURN(Communicator all,
+                         world.NewCommunicator({.name = "all", .timeout_seconds = 60}));
+    Stream stream = Device::Cpu(1).CallerStream();
+    EBB_RETURN_IF_ERROR(all.Barrier(stream));
+    if (world.rank() > 0) return all.status();
+    waits.get_future().wait();
   }
-  // In this time ranks that do not wait for this one end.
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  all.reset();
-  leaves->fetch_add(kHasLeft);
+  SendLogTo({});
+  has_left->store(1);
   return absl::OkStatus();
+}
+
+// A world that has ended leaves no thread behind, except the one that all ranks meet in at exit.
+absl::Status MakeManyWorlds() {
+  const auto threads = [] {
+    const std::filesystem::directory_iterator all("/proc/self/task");
+    return std::distance(begin(all), end(all));
+  };
+  constexpr int kFirst = 3, kLast = 33;
+  std::ptrdiff_t at_first = 0;
+  for (int i = 0; i <= kLast; ++i) {
+    EBB_ASSIGN_OR_RETURN(const World world, World::FromEnvironment({.timeout_seconds = 60}));
+    EBB_ASSIGN_OR_RETURN(Communicator all, world.NewCommunicator({.name = "all"}));
+    Stream stream = Device::Cpu(1).CallerStream();
+    EBB_RETURN_IF_ERROR(all.Barrier(stream));
+    if (i == kFirst) at_first = threads();
+  }
+  // Rank 0's thread of the last world but one may still hear that the others have let it go.
+  const std::ptrdiff_t more = threads() - at_first;
+  if (more < (kLast - kFirst) / 2) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(kLast - kFirst, " worlds leave ", more, " threads"));
 }
 
 // Ranks that do not call MPI after an operation until all others have ended it, too. What they have
@@ -330,6 +365,11 @@ int Main(int argc, char** argv) {
     if (const std::optional<int> parent = StartAsSrunDoes()) return *parent;
     how = how == "stays_cut" ? "cut" : "killed";
   }
+  if (how == "many_worlds") {
+    const absl::Status status = MakeManyWorlds();
+    if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+    return status.ok() ? 0 : 1;
+  }
   if (how == "leaves_late") CheckAtExit(argv[3]);
   const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
   if ((how == "absent" || how == "initialises") && rank != nullptr &&
@@ -338,8 +378,9 @@ int Main(int argc, char** argv) {
     for (;;) pause();
   }
   if (how == "without_mpi" || how == "mpi_on_one_host") {
-    const absl::Status status =
-        how == "without_mpi" ? WithoutMpi(ranks_per_host) : WithMpiOnOneHost();
+    const absl::Status status = how == "mpi_on_one_host" ? WithMpiOnOneHost()
+                                : argc > 3 ? WithoutMpi(ranks_per_host, std::atoi(argv[3]))
+                                           : WithoutMpi(ranks_per_host, std::nullopt);
     if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
     return status.ok() ? 0 : 1;
   }

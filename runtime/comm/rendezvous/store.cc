@@ -246,15 +246,18 @@ void Store::ReceiveFrom(size_t connection) {
 }
 
 void Store::Died(int rank, const absl::Status& error) {
-  // Rank 0 may leave, and its process may end, before this rank shares its memory.
-  const bool has_left = has_left_[static_cast<size_t>(rank)] && IsOnThisHost(rank);
-  if (has_left || (ended_in_order_ && ended_in_order_(rank))) return Leave(rank);
+  const bool has_left = has_left_[static_cast<size_t>(rank)];
+  // Ranks of several hosts hear of each other through rank 0 only.
+  const bool is_needed = rank == 0 && participants_.size() > 2 && !IsOnThisHost(rank);
+  if ((has_left && !is_needed) || (ended_in_order_ && ended_in_order_(rank))) return Leave(rank);
   const bool is_unreachable = absl::IsAborted(error);
   SetFailed(
       absl::UnavailableError(absl::StrCat(
           Name(rank),
-          is_unreachable ? " cannot be reached any more: its host has lost power or its network"
-                         : " has died: it was killed, has crashed or has exited without leaving",
+          has_left ? " has left and its process has ended, so that the ranks of other hosts do not "
+                     "hear of each other's failures any more"
+          : is_unreachable ? " cannot be reached any more: its host has lost power or its network"
+                           : " has died: it was killed, has crashed or has exited without leaving",
           error.ok() ? "" : absl::StrCat(" (", error.message(), ")"))),
       rank);
 }
