@@ -2,8 +2,10 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <iterator>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
@@ -156,15 +158,33 @@ void MpiLibrary::WorldEnds(const std::shared_ptr<Store>& store) {
   const bool failed = store->failure()->is_set();
   if (!failed) store->Leave();
   bool late = false;
+  std::vector<World> not_met;  // destroyed without the lock, because that waits for threads
   {
     const std::scoped_lock lock(mutex_);
     failed_ = failed_ || failed;
     if (failed || !owned_)
       std::erase_if(worlds_, [&](const World& world) { return world.store == store; });
+    for (World& world : worlds_) world.has_ended = world.has_ended || world.store == store;
+    not_met = TakeNotMetLocked();
     late = --begun_ == 0 && exiting_ && owned_;
   }
   // A world in a static object outlives the functions that are registered to run at exit.
   if (late) AtExit();
+}
+
+std::vector<MpiLibrary::World> MpiLibrary::TakeNotMetLocked() {
+  std::vector<World> taken;
+  int size = 0;
+  if (mpi_.Comm_size(mpi_.comm_world, &size) != OpenMpi::kSuccess) return taken;
+  const auto last = std::find_if(worlds_.rbegin(), worlds_.rend(), [&](const World& world) {
+    return world.has_ended && world.store->participants().size() == static_cast<size_t>(size);
+  });
+  if (last == worlds_.rend()) return taken;
+  const auto first_kept = std::stable_partition(worlds_.begin(), std::prev(last.base()),
+                                                [](const World& world) { return world.has_ended; });
+  taken.assign(std::make_move_iterator(worlds_.begin()), std::make_move_iterator(first_kept));
+  worlds_.erase(worlds_.begin(), first_kept);
+  return taken;
 }
 
 void MpiLibrary::WorldNotMade() {

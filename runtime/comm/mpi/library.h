@@ -64,7 +64,10 @@ class MpiLibrary {
   struct World {
     std::shared_ptr<Store> store;
     double timeout_seconds = 0;
+    bool has_ended = false;
   };
+  // Removes those whose ranks meet at exit in a later one of all ranks, which has ended, too.
+  std::vector<World> TakeNotMetLocked();
   // Those that have not ended, and those that have ended well and wait for the exit, in the order
   // in which they were made, which is the same on all ranks.
   std::vector<World> worlds_;
