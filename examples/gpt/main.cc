@@ -44,7 +44,7 @@ constexpr int kFailed = 1, kUsageError = 2, kSaved = 75, kStopped = 130;
 
 int Plan(const std::optional<Launch>& launch, const Options& options);
 int RunRanksAsThreads(Options& options, const Config& config);
-int RunRankOfLauncher(Options& options, const Config& config);
+int RunRankOfLauncher(Options& options, const absl::StatusOr<Config>& config);
 
 int Fail(const absl::Status& status, int code) {
   std::fprintf(stderr, "gpt: %s\n", std::string(status.message()).c_str());
@@ -77,13 +77,13 @@ int Main(int argc, char** argv) {
   if (const auto status = SettleRanks(*launch, options); !status.ok())
     return Fail(status, kUsageError);
   if (options.PlansOnly()) return Plan(*launch, options);
-  const auto config = ResolveConfig(options);
+  auto config = ResolveConfig(options);
   if (const auto status = AllOf({config.status(), CheckSave(options), CheckExport(options)});
       !status.ok())
-    return Fail(status, kUsageError);
-  options.ranks = RanksOf(*config);
-  const bool launched = *launch && (*launch)->size > 1;
-  return launched ? RunRankOfLauncher(options, *config) : RunRanksAsThreads(options, *config);
+    config = status;
+  if (config.ok()) options.ranks = RanksOf(*config);
+  if (*launch && (*launch)->size > 1) return RunRankOfLauncher(options, config);
+  return config.ok() ? RunRanksAsThreads(options, *config) : Fail(config.status(), kUsageError);
 }
 
 // Among a launcher's processes only the first one prints. They do not connect.
@@ -109,7 +109,7 @@ int CodeOf(std::span<const absl::Status> errors) {
 
 // `stopped`: RunRank's. A scheduler may start the same command again, because the saved run can be
 // resumed.
-int EndOf(const std::string& stopped, const Options& options, bool speaks) {
+int SayHowItEnded(const std::string& stopped, const Options& options, bool speaks) {
   if (stopped.empty()) return 0;
   const bool saved = !options.save_folder.empty();
   if (speaks)
@@ -145,7 +145,7 @@ int RunRanksAsThreads(Options& options, const Config& config) {
     // A rank without a thread has not ended.
     return Fail(alike ? ended[0] : status, IsRefusal(status) ? kUsageError : CodeOf(ended));
   }
-  return EndOf(stopped, options, /*speaks=*/true);
+  return SayHowItEnded(stopped, options, /*speaks=*/true);
 }
 
 // Reports an error of this rank to the other ranks, which would otherwise wait for it.
@@ -154,24 +154,35 @@ int FailRank(const World& world, const absl::Status& status, int code) {
   return Fail(OfRank(world.rank(), status), code);
 }
 
-int RunRankOfLauncher(Options& options, const Config& config) {
-  const auto world = World::FromEnvironment({.timeout_seconds = config.ebb.timeout_seconds});
-  if (!world.ok())
-    return Fail(world.status(), IsRefusal(RefusalByCode(world.status())) ? kUsageError : kFailed);
+// The other ranks exit with 2 as well, because the code of their error is a refusal's.
+int RefuseRank(const World& world, const absl::Status& status) {
+  return FailRank(world, absl::FailedPreconditionError(status.message()), kUsageError);
+}
+
+// Without a configuration the rank connects all the same, and tells the others why it has none.
+// They may have one, because each host has its own files.
+int RunRankOfLauncher(Options& options, const absl::StatusOr<Config>& config) {
+  const double timeout_seconds = (config.ok() ? *config : Config()).ebb.timeout_seconds;
+  const auto world = World::FromEnvironment({.timeout_seconds = timeout_seconds});
+  if (!world.ok()) {
+    const bool refused = !config.ok() || IsRefusal(RefusalByCode(world.status()));
+    return Fail(AllOf({config.status(), world.status()}), refused ? kUsageError : kFailed);
+  }
+  if (!config.ok()) return RefuseRank(*world, config.status());
   const auto text = LoadText(options);
-  if (!text.ok()) return FailRank(*world, text.status(), kUsageError);
-  auto reports = world->rank() == 0 ? Reports::Open(options, config) : Reports();
-  if (!reports.ok()) return FailRank(*world, reports.status(), kUsageError);
+  if (!text.ok()) return RefuseRank(*world, text.status());
+  auto reports = world->rank() == 0 ? Reports::Open(options, *config) : Reports();
+  if (!reports.ok()) return RefuseRank(*world, reports.status());
   CatchStopSignals(/*before_time_is_up=*/!options.save_folder.empty());
   ResidentMemory resident;
   const auto stopped = RunRank(*world, {.options = options,
-                                        .config = config,
+                                        .config = *config,
                                         .text = *text,
                                         .reports = *reports,
                                         .resident = resident});
   if (!stopped.ok())
     return FailRank(*world, stopped.status(), CodeOf(std::span(&stopped.status(), 1)));
-  return EndOf(*stopped, options, world->rank() == 0);
+  return SayHowItEnded(*stopped, options, world->rank() == 0);
 }
 
 }  // namespace

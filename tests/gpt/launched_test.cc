@@ -253,6 +253,31 @@ TEST_F(LaunchedTest, AnErrorOfOneRankReachesTheOthers) {
   EXPECT_THAT(first->printed(), AllOf(HasSubstr("rank 1"), HasSubstr(files_.Path("absent"))));
 }
 
+// Each host has its own files, so one rank may be refused before the ranks meet.
+TEST_F(LaunchedTest, ARefusalOfOneRankBeforeTheMeetingReachesTheOthers) {
+  std::filesystem::create_directory(files_.Path("saved"));
+  files_.Write("saved/latest", "");
+  for (const auto& [option, value] : {std::pair("--save", files_.Path("saved")),
+                                      {"--export", data_},
+                                      {"--config", files_.Path("absent")},
+                                      {"--losses", files_.Path("absent/l.csv")}}) {
+    for (const int refused : {0, 1}) {
+      if (refused == 1 && option == std::string("--losses")) continue;  // rank 0 alone writes it
+      const std::string port = FreePort();
+      std::vector<std::unique_ptr<Program>> ranks;
+      for (int rank = 0; rank < 2; ++rank) {
+        const auto arguments = rank == refused ? Arguments({option, value}) : Arguments({});
+        ranks.push_back(Start(arguments, Torchrun(rank, 2, port)));
+      }
+      for (auto& rank : ranks) {
+        EXPECT_EQ(rank->Finish(), 2) << rank->printed();
+        EXPECT_THAT(rank->printed(),
+                    AllOf(HasSubstr("rank " + std::to_string(refused)), HasSubstr(value)));
+      }
+    }
+  }
+}
+
 // Each rank has its own folder, and one of them has no disk. All ranks report that rank's error in
 // the same words, under its name alone.
 TEST_F(LaunchedTest, ARefusalOfOneRanksEngineIsReportedByAllUnderItsName) {
