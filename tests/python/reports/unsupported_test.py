@@ -159,16 +159,19 @@ def added_adapter(shards):
 
 
 class alone:
-    """A torch.distributed group of this process only."""
+    """A torch.distributed group of this process only, or the one that TrainingArguments of a test before have made in this process."""
 
     def __enter__(self):
-        self.folder = tempfile.TemporaryDirectory()
-        torch.distributed.init_process_group("gloo", init_method=f"file://{self.folder.name}/store", rank=0, world_size=1)
-        return torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        self.is_own = not torch.distributed.is_initialized()
+        if self.is_own:
+            self.folder = tempfile.TemporaryDirectory()
+            torch.distributed.init_process_group("gloo", init_method=f"file://{self.folder.name}/store", rank=0, world_size=1)
+        return torch.distributed.device_mesh.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
 
     def __exit__(self, *error):
-        torch.distributed.destroy_process_group()
-        self.folder.cleanup()
+        if self.is_own:
+            torch.distributed.destroy_process_group()
+            self.folder.cleanup()
 
 
 def tensor_parallel(shards):
