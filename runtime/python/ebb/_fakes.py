@@ -2,7 +2,8 @@
 
 Whatever the forward keeps outside of the model outlives it: functools.lru_cache, a dict or an attribute of a class, with masks and tables
 of angles. So parameters and the batch alone have no values, and what is made of sizes and of buffers is real. If a cache has got a tensor
-without values all the same, it is emptied. Where that cannot be done, the first operator that takes the tensor raises an error."""
+without values all the same, it gets its old contents back, or is emptied if they are not known. Where that cannot be done, the first operator
+that takes the tensor raises an error."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import functools
 import gc
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from typing import Any, Callable, Iterable, Iterator
 
 import torch
@@ -23,6 +24,9 @@ from torch.utils._pytree import tree_leaves
 from ._library import Error
 
 _BUFFER_BYTES_MAX = 16 << 20  # larger buffers get no values, because the real ones are copied
+_CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)  # not their subclasses, whose methods may do more
+_ITEMS_MAX = 10_000  # of a container whose contents are kept: a larger one is a data set
+_LEAVES = (str, bytes, int, float, complex, type(None), torch.Tensor, nn.Module, types.ModuleType)
 
 
 class Fakes(FakeTensorMode):
@@ -57,7 +61,7 @@ def has_fake(value: Any, depth: int = 0) -> bool:
         return isinstance(value, FakeTensor)
     if depth > 3 or isinstance(value, (str, bytes, int, float, type(None), nn.Module, type, types.ModuleType)):
         return False
-    if isinstance(value, (list, tuple, set)):
+    if isinstance(value, (list, tuple, set, deque)):
         return any(has_fake(item, depth + 1) for item in value)
     inner = value if isinstance(value, dict) else getattr(value, "__dict__", None)
     return isinstance(inner, dict) and any(has_fake(item, depth + 1) for item in inner.values())
@@ -65,20 +69,50 @@ def has_fake(value: Any, depth: int = 0) -> bool:
 
 @contextlib.contextmanager
 def classes_as_they_were(model: nn.Module) -> Iterator[None]:
-    """Afterwards, variables of the model's classes and of their Python modules that have got a tensor without values have their old values. So
-    does the cache of torch's parametrizations, whose tensors may also be without gradients."""
+    """Afterwards, variables of the model's classes and of their Python modules, and containers in these variables, that have got a tensor
+    without values have their old values. So does the cache of torch's parametrizations, whose tensors may also be without gradients."""
     classes = {kind for module in model.modules() for kind in type(module).__mro__ if kind.__module__.partition(".")[0] not in ("torch", "builtins")}
     places = [*classes, *(sys.modules[name] for name in {kind.__module__ for kind in classes} if name in sys.modules)]
     before = [(place, dict(vars(place))) for place in places]
+    contents = _contents_within([value for _, values in before for name, value in values.items() if name != "__builtins__"])
     of_parametrizations, parametrize._cache = parametrize._cache, {}
     try:
         yield
     finally:
         parametrize._cache = of_parametrizations
+        for container, old in contents:
+            if has_fake(container):
+                container.clear()
+                container.extend(old) if isinstance(container, (list, deque)) else container.update(old)
         for place, values in before:
             for name, value in list(vars(place).items()):
                 if value is not values.get(name) and has_fake(value):
                     setattr(place, name, values[name]) if name in values else delattr(place, name)
+
+
+def _contents_within(values: list[Any]) -> list[tuple[Any, Any]]:
+    """The containers among `values` and within them and their attributes, each with a copy, inner ones last."""
+    found: list[tuple[Any, Any]] = []
+    seen: set[int] = set()
+    for _ in range(5):
+        inner: list[Any] = []
+        for value in values:
+            if isinstance(value, _LEAVES) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if type(value) in _CONTAINERS:
+                if len(value) > _ITEMS_MAX:
+                    continue
+                found.append((value, value.copy()))
+            attributes = getattr(value, "__dict__", None)
+            if isinstance(value, dict):
+                inner += dict.values(value)
+            elif isinstance(value, (list, tuple, set, deque)):
+                inner += value
+            elif isinstance(attributes, dict):  # not those of a class
+                inner += attributes.values()
+        values = inner
+    return found
 
 
 @contextlib.contextmanager
@@ -119,29 +153,32 @@ def faked(
                     tensor.copy_(value)
 
 
-def _take_out(values: list[Any], depth: int = 0) -> None:
-    """Empties the caches that hold `values`. Variables stay as they are, because their old values are not known."""
+def _take_out(values: list[Any], depth: int = 0, takes_keys: bool = True) -> None:
+    """Empties the caches of functools that hold `values`, and takes the keys with `values` out of dicts. Variables stay as they are, because
+    their old values are not known, and so do lists, because the items behind would get other indices."""
     ids = set(map(id, values))
-    around = []  # tuples of them
+    tuples, containers = [], []  # of them
     for holder in _holders(values):
         if isinstance(holder, functools._lru_cache_wrapper):
             holder.cache_clear()
         elif isinstance(holder, tuple):
-            around.append(holder)
+            tuples.append(holder)
+        elif isinstance(holder, (list, deque)):
+            containers.append(holder)
         elif isinstance(holder, dict):
-            owners = _holders([holder])
-            for cache in owners:
-                if isinstance(cache, functools._lru_cache_wrapper):
-                    cache.cache_clear()
-            if not any(_is_namespace(holder, owner) for owner in owners):
+            if any(_is_namespace(holder, owner) for owner in _holders([holder])):
+                continue
+            containers.append(holder)
+            if takes_keys:
                 for key in [key for key, value in holder.items() if id(value) in ids]:
                     del holder[key]
-        elif isinstance(holder, (list, deque, set)):
-            rest = [value for value in holder if id(value) not in ids]
-            holder.clear()
-            holder.update(rest) if isinstance(holder, set) else holder.extend(rest)
-    if around and depth < 3:
-        _take_out(around, depth + 1)
+        elif isinstance(holder, set):
+            holder.difference_update([value for value in holder if id(value) in ids])
+    if depth < 3:
+        if tuples:
+            _take_out(tuples, depth + 1, takes_keys)
+        if containers:
+            _take_out(containers, depth + 1, takes_keys=False)
 
 
 def _holder_of(value: Any) -> str:

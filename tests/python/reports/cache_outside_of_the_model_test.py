@@ -1,6 +1,7 @@
 """A forward that keeps tensors outside of the model: in functools.lru_cache, a dict, a class, a variable of a module, torch's parametrizations."""
 
 import functools
+import types
 
 import pytest
 import torch
@@ -13,6 +14,11 @@ import ebb
 TABLES = {}
 ALIBI = {"bias": None}
 ANGLES = None
+GROWING = []
+PRESET = {"angles": None}
+BY_BLOCK = [None] * 3
+SPACE = types.SimpleNamespace(tables=[{"angles": None}])
+LOG = {"output": None, "outputs": []}
 
 
 @functools.lru_cache
@@ -128,19 +134,74 @@ class AttributeOfAnObject(Block):
         return x + CONFIG.bias
 
 
+class GrowingList(Block):
+    """Only the second table comes from the batch. The others are real, and stay at their places."""
+
+    def mixed(self, x):
+        if len(GROWING) <= self.index:
+            GROWING.append(x.new_ones(8, 8).tril() if self.index == 1 else torch.eye(8) * (self.index + 1))
+        return x @ GROWING[self.index]
+
+
+class KeyThatIsThere(Block):
+    def mixed(self, x):
+        if PRESET["angles"] is None:
+            PRESET["angles"] = x.new_ones(8).cos()
+        return x * PRESET["angles"]
+
+
+class ItemThatIsThere(Block):
+    def mixed(self, x):
+        if BY_BLOCK[self.index] is None:
+            BY_BLOCK[self.index] = x.new_ones(8) * (self.index + 1)
+        return x * BY_BLOCK[self.index]
+
+
+class DictWithinAnObject(Block):
+    def mixed(self, x):
+        if SPACE.tables[0]["angles"] is None:
+            SPACE.tables[0]["angles"] = x.new_ones(8).cos()
+        return x * SPACE.tables[0]["angles"]
+
+
+class LogOfActivations(Block):
+    def mixed(self, x):
+        BY_BLOCK[self.index] = LOG["output"] = x.detach()
+        LOG["outputs"].append(LOG["output"])
+        return x + LOG["outputs"][0].mean() + BY_BLOCK[self.index].mean()
+
+
+@functools.lru_cache(maxsize=None)
+def of_block(block, n):
+    return [block.linear.weight.new_ones(n), {"sin": block.linear.weight.new_ones(n).sin()}]
+
+
+class CacheOfLists(Block):
+    def mixed(self, x):
+        return x * of_block(self, 8)[0] + of_block(self, 8)[1]["sin"]
+
+
 KINDS = [LruCache, CacheOfPairs, GlobalDict, GlobalDictLikeAnActivation, EntryOfADict, ClassAttribute, ClassAttributeLikeAnActivation,
          GlobalVariable, Closure, AttributeOfAnObject]
+CONTAINERS = [GrowingList, KeyThatIsThere, ItemThatIsThere, DictWithinAnObject, LogOfActivations, CacheOfLists]
 
 
 def made(kind):
     torch.manual_seed(3)
-    return nn.Sequential(kind(), kind(), kind(), nn.Linear(8, 1))
+    blocks = [kind() for _ in range(3)]
+    for index, block in enumerate(blocks):
+        block.index = index
+    return nn.Sequential(*blocks, nn.Linear(8, 1))
 
 
 def forget():
     global ANGLES
     ANGLES = Block.mask = ALIBI["bias"] = CONFIG.bias = None
-    TABLES.clear(), mask.cache_clear(), cos_and_sin.cache_clear()
+    PRESET["angles"] = SPACE.tables[0]["angles"] = LOG["output"] = None
+    BY_BLOCK[:] = [None] * 3
+    for cache in (TABLES, GROWING, LOG["outputs"]):
+        cache.clear()
+    mask.cache_clear(), cos_and_sin.cache_clear(), of_block.cache_clear()
 
 
 def _is_right(place, kinds):
@@ -158,6 +219,19 @@ def _is_right(place, kinds):
 
 def test_the_cache_has_real_tensors_and_the_numbers_are_torchs(at):
     at(_is_right, KINDS)
+
+
+def _is_as_before(place):
+    _is_right(place, CONTAINERS)
+    forget()
+    kept = GROWING, PRESET, BY_BLOCK, SPACE.tables, LOG
+    for kind in CONTAINERS:
+        ebb.count_activations(made(kind), place.config(), place.ranks, example=torch.ones(2, 8))
+        assert kept == ([], {"angles": None}, [None] * 3, [{"angles": None}], {"output": None, "outputs": []}), kind
+
+
+def test_containers_have_their_old_contents(at):
+    at(_is_as_before)
 
 
 def _counted_first(place):
