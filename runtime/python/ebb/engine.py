@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import weakref
 from ctypes import byref, c_double
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, NamedTuple
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple
 
 import torch
 from torch import nn
@@ -180,8 +181,9 @@ class Engine:
         self._walk.check_whole()
         self._walk.settle()
         steps = self._steps
-        self._members.check()
-        steps.check_writes()
+        with self._failing_step():
+            self._members.check()
+            steps.check_writes()
         if not steps.in_step:
             raise Error("step() without a forward of the model with gradients since the last one")
         if steps.backwards == 0 or (steps.backwards == steps.counted and not now):
@@ -189,8 +191,9 @@ class Engine:
                 "step() without a backward through the model since the last one. If a forward's backward was left out, call drop() instead of that "
                 "backward"
             )
-        self._walk.finish_round()
-        steps.check_gradients(has_new=steps.backwards > steps.counted)
+        with self._failing_step():
+            self._walk.finish_round()
+            steps.check_gradients(has_new=steps.backwards > steps.counted)
         steps.counted = steps.backwards
         if steps.counted < self.accumulation and not now:
             return False
@@ -448,6 +451,16 @@ class Engine:
         if self._memory.closed:
             raise Error("the engine was closed")
         self._memory.check_process()
+
+    @contextlib.contextmanager
+    def _failing_step(self) -> Iterator[None]:
+        """An error within it, perhaps of this rank alone, fails the step on every rank."""
+        try:
+            yield
+        except Error as error:
+            self._walk.forget()
+            self._steps.fail(error)
+            raise
 
     def _between_forwards(self, checks_writes: bool = True) -> None:
         self._check()

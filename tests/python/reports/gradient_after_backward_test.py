@@ -162,6 +162,25 @@ def test_if_it_comes_too_late_for_a_sharded_parameter_that_is_an_error(at):
     at(with_sgd, _sharded)
 
 
+def _on_one_rank(settings):
+    pair = _Pair(settings)
+    engine, model = pair.engine, pair.model
+    engine.backward(squared_error(model, pair.steps[0][0]))
+    text = f"'{INNER}' has got a gradient after the backward"
+    if engine.world.rank == 1:
+        model.get_parameter(INNER).grad = torch.ones(8, 8)
+        refused(lambda: engine.step(now=True), text)
+    else:
+        refused(lambda: (engine.step(now=True), engine.report()), f"rank 1.*{text}")
+    engine.drop()
+    pair.step()
+    engine.close()
+
+
+def test_an_error_of_step_on_one_rank_reaches_the_other_and_training_goes_on(two):
+    two.run(with_sgd, Place("two ranks", 2), _on_one_rank)
+
+
 def _fp16(settings):
     model = mlp()
     engine = ebb.initialize(model, {**settings, "fp16": {"enabled": True, "loss_scale": 1024}}, resident=[r"6\..*"])
