@@ -371,6 +371,19 @@ def _added():
     for call in (lambda: model(X), engine.step, engine.state_dict, lambda: engine.load_state_dict(Blocks().state_dict())):
         refused(call, "'blocks.1.weight' came into the model after ebb.initialize")
     engine.close()
+    model = Blocks()
+    engine = ebb.initialize(model, settings(), example=(X,))
+    model.gain = nn.Parameter(torch.ones(8))
+    refused(lambda: model(X), "'gain' came into the model after ebb.initialize")
+    del model.gain
+    engine.backward(squared_error(model, (X, Y)))
+    model.gain = nn.Parameter(torch.ones(8))
+    refused(engine.step, "'gain' came into the model after ebb.initialize")
+    del model.gain
+    engine.drop()
+    engine.backward(squared_error(model, (X, Y)))
+    assert engine.step() and engine.report().applied
+    engine.close()
 
 
 def test_a_parameter_that_comes_later_is_named(one):
