@@ -4,6 +4,7 @@ in the loss. An error names parameter, operator and line."""
 from __future__ import annotations
 
 import traceback
+import weakref
 from typing import TYPE_CHECKING, Any, Callable
 
 import torch
@@ -76,7 +77,7 @@ class _Hidden:
 
 
 class Reads:
-    """Notes the first read of a hidden parameter between the end of the model's forward and backward, which is by the loss."""
+    """Notes the first read of a hidden parameter before the model's forward or between its end and backward, which is perhaps by the loss."""
 
     def __init__(self, slots: list[Slots]):
         self.slots = slots
@@ -85,7 +86,13 @@ class Reads:
 
     def begin(self) -> None:
         self.pause()
-        self.mode = Watch(_Hidden(self.slots), self._note)
+        note = weakref.WeakMethod(self._note)  # an engine that nobody has closed is freed all the same
+
+        def read(name: str, what: str) -> None:
+            if (living := note()) is not None:
+                living(name, what)
+
+        self.mode = Watch(_Hidden(self.slots), read)
         _put_below(self.mode)
 
     def pause(self) -> None:

@@ -125,7 +125,8 @@ class Engine:
         self._walk.attach()
         self._steps.refresh_residents()
         self._finished = 0
-        self._may_be_nan = True  # the loss, in the first two steps and after one that was skipped
+        self._may_be_nan = True  # the loss, in the first two steps and after one that was skipped or whose loss was NaN
+        self._was_nan = torch.zeros((), dtype=torch.bool, device="cpu", pin_memory=device.type == "cuda")  # a loss; the device writes it later
         self._reads = checks.Reads(self._slots)
         self._members = Members(model)
         self._entries = Entries(self)
@@ -140,6 +141,7 @@ class Engine:
             self._handles.append(checks.attach(self))
         model.__dict__["_ebb_engine"] = weakref.ref(self)
         engines.add(self)
+        self._watch_reads()
 
     # One step.
 
@@ -155,11 +157,14 @@ class Engine:
         self._walk.check_whole()
         self._walk.settle()
         read = self._reads.end()
-        if self._may_be_nan and loss.isnan():
+        is_nan = loss.detach().isnan()
+        if self._may_be_nan and is_nan:
             outside = self._walk.read_outside(loss)
             read = read or outside and f"'{outside[0]}' was read outside of its unit '{outside[1].name}', by the loss or by another module"
             if read:
                 raise self._is_nan(read)
+        self._may_be_nan |= bool(self._was_nan)
+        self._was_nan.copy_(is_nan.view(()), non_blocking=True)
         self._steps.finish_evaluation()
         self._steps.add_loss(loss)
         self._steps.scaled_backward(loss)
@@ -196,6 +201,7 @@ class Engine:
             steps.check_gradients(has_new=steps.backwards > steps.counted)
         steps.counted = steps.backwards
         if steps.counted < self.accumulation and not now:
+            self._watch_reads()
             return False
         try:
             steps.finish(self.accumulation / steps.counted)
@@ -206,7 +212,8 @@ class Engine:
             self.optimizer._opt_called = True  # torch's schedulers warn without it
         if self._finished == 2:
             self._walk.watch_less()
-        self._may_be_nan = self._finished < 2
+        self._may_be_nan = self._finished < 2 or bool(self._was_nan)
+        self._watch_reads()
         if read and not self.report().applied:  # loss.backward() has not looked at the loss
             raise self._is_nan(read)
         return True
@@ -232,6 +239,7 @@ class Engine:
         self._walk.forget()
         self._reads.end()
         self._steps.drop()
+        self._watch_reads()
 
     def report(self) -> Report:
         """The numbers of the last finished step. Waits for that step, and raises its error if it had one."""
@@ -527,7 +535,11 @@ class Engine:
             self._members.check()
 
     def _watch_loss(self, module: nn.Module, arguments: tuple, output: Any) -> None:
-        if self._may_be_nan and self._steps.in_step and torch._C._current_graph_task_id() == -1 and torch.is_grad_enabled():
+        if self._steps.in_step and torch._C._current_graph_task_id() == -1 and torch.is_grad_enabled():
+            self._watch_reads()
+
+    def _watch_reads(self) -> None:
+        if self._may_be_nan:
             self._reads.begin()
 
     @staticmethod

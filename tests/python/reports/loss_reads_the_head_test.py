@@ -80,6 +80,65 @@ def test_a_read_in_a_later_step_is_named(at):
     at(_later)
 
 
+def _later_without_a_report(place):
+    batch = place.batches()[0][0]
+    model = _frozen()
+    engine = ebb.initialize(model, place.config())
+    for _ in range(4):
+        engine.backward(model(batch[0]).square().mean()), engine.step()
+    engine.backward(of_linear(model, batch)), engine.step()
+    with pytest.raises(ebb.Error, match="'head.weight' was read by linear outside of its unit"):
+        engine.backward(of_linear(model, batch))
+    engine.close()
+
+
+def test_a_read_in_a_later_step_is_named_without_a_report(at):
+    at(_later_without_a_report)
+
+
+BEFORE = {
+    "clone": lambda weight: weight.detach().clone(),
+    "to": lambda weight: weight.to(torch.bfloat16).float(),
+    "norm": lambda weight: weight / weight.norm(),
+}
+
+
+def _before_the_forward(place):
+    batch = place.batches()[0][0]
+    for read, value_of in BEFORE.items():
+        for by_engine in (True, False):
+            model = _frozen()
+            engine = ebb.initialize(model, place.config())
+            with pytest.raises(ebb.Error, match=rf"'head.weight' was read by \w*{read}\w* outside of its unit, at .*loss_reads"):
+                loss = _logits(model, value_of(model.head.weight), batch).square().mean()
+                engine.backward(loss) if by_engine else loss.backward()
+                engine.step()
+            engine.close()
+            assert torch._C._len_torch_function_stack() == 0
+
+
+def test_a_read_before_the_forward_is_named(at):
+    at(_before_the_forward)
+
+
+def _harmless_before(place):
+    """A number that is only printed. With two micro-batches, and after a dropped step."""
+    batch = place.batches()[0][0]
+    model = _frozen()
+    engine = ebb.initialize(model, place.config(gradient_accumulation_steps=2))
+    model(batch[0]), engine.drop()
+    for _ in range(6):
+        assert model.head.weight.norm().isnan()
+        engine.backward(model(batch[0]).square().mean()), engine.step()
+    assert engine.report().applied
+    assert torch._C._len_torch_function_stack() == 0
+    engine.close()
+
+
+def test_a_read_for_no_loss_is_no_error(at):
+    at(_harmless_before)
+
+
 def _is_right(place):
     batches = place.batches()
     harmless = lambda model, batch: model(batch[0]).square().mean() * model.head.weight.shape[1] / model.head.weight.numel()
