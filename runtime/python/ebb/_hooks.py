@@ -80,7 +80,7 @@ class Scopes(Protocol):
     def open(self, kind: int, visit: Visit) -> Any: ...
     def close(self, kind: int, visit: Visit, scope: Any) -> None: ...
     def backward_begins(self) -> None: ...
-    def backward_ends(self) -> None: ...
+    def backward_ends(self, is_one_left_out: bool) -> None: ...
     def leave_round(self) -> None: ...
 
 
@@ -374,8 +374,9 @@ class Walk:
             self._spend()
             return
         self.resident_ends = self.resident_visits
+        is_one_left_out = any(not visit.is_spent for visits in self.pending for visit in visits)
         self._new_round()
-        self.scopes.backward_ends()
+        self.scopes.backward_ends(is_one_left_out)
 
     def _spend(self) -> None:
         """The calls that a backward without gradients has gone through do not count, unless another backward goes through them."""

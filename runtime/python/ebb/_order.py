@@ -97,7 +97,7 @@ class _Record:
     def backward_begins(self) -> None:
         pass
 
-    def backward_ends(self) -> None:
+    def backward_ends(self, is_one_left_out: bool) -> None:
         pass
 
     def leave_round(self) -> None:

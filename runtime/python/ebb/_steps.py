@@ -137,16 +137,16 @@ class Steps:
                     "shows NaN: name it in resident=. zero_grad() removes the gradient"
                 )
 
-    def backward_ends(self) -> None:
+    def backward_ends(self, is_one_left_out: bool) -> None:
         self.backwards += 1
         left = next(self._gradients_left(), None)
         if left is not None:
             self.clear_gradients()
+            drop = "If the backward of an earlier forward was left out, call engine.drop() instead of that backward. " if is_one_left_out else ""
             raise Error(
-                f"the gradient of '{left[1]}' came outside of the backward of its unit '{left[0].name}': the parameter is used by the loss or "
+                f"{drop}The gradient of '{left[1]}' came outside of the backward of its unit '{left[0].name}': the parameter is used by the loss or "
                 "a module that is not in the unit, or its unit was used more often than the order says. Name it in resident=, "
-                "make those modules one unit (units=), or give initialize an example, which shows the order. If the backward of an earlier "
-                "forward was left out, call engine.drop() instead of that backward"
+                "make those modules one unit (units=), or give initialize an example, which shows the order"
             )
 
     def leave_round(self) -> None:
