@@ -35,6 +35,7 @@ set(ebb_public_headers
   runtime/device/device.h
   runtime/device/driver_memory.h
   runtime/device/event.h
+  runtime/device/memory_limit.h
   runtime/device/opened_library.h
   runtime/device/span_clock.h
   runtime/device/stream.h

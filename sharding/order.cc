@@ -42,13 +42,15 @@ std::string_view TakenForRound() {
 }  // namespace
 
 void OrderProgress::BeginStep(std::span<const PlannedScope> round,
-                              const std::vector<bool>& trainable, int rounds) {
+                              const std::vector<bool>& trainable, int rounds, bool may_leave_out) {
   trainable_ = &trainable;
+  may_leave_out_ = may_leave_out;
   Begin(round, rounds);
 }
 
 void OrderProgress::BeginWalks(std::span<const PlannedScope> walk) {
   trainable_ = nullptr;
+  may_leave_out_ = false;
   Begin(walk, /*rounds=*/1);
 }
 
@@ -121,7 +123,7 @@ int OrderProgress::FindFrom(int begin, int end, ScopeKind kind, int unit) const 
 // Forward was left out are only taken if there is no other.
 int OrderProgress::FindInRound(int end, ScopeKind kind, int unit) const {
   const int first = FindFrom(next_, end, kind, unit);
-  if (kind == ScopeKind::kForward) return first;
+  if (kind == ScopeKind::kForward || !may_leave_out_) return first;
   for (int s = first; s >= 0; s = FindFrom(s + 1, end, kind, unit))
     if (ForwardHasCome(s) || IsForwardWithin(s)) return s;
   return first;

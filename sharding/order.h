@@ -7,7 +7,8 @@
 //   opened      F0 F1 F2 B2 R0 B1 B0 | F0 ...         R0 is outside the order, too
 //   opened      F0 F1 F2 B2 B0 B1                     refused: B1 was left out when B0 came
 //
-// A unit may be visited less often than declared. The visits whose Forward came have the backwards:
+// A step that may leave out backwards may visit a unit less often than declared. The visits whose
+// Forward came have the backwards:
 //
 //   declared    F0 F1 F1 F1 F2 B2 B1 B1 B1 B0         three visits of unit 1
 //   opened      F0 F1 F1    F2 B2    B1 B1 B0         the last of them is left out
@@ -56,8 +57,10 @@ class OrderProgress {
   enum class State : uint8_t { kToCome, kOpen, kClosed, kLeftOut };
 
   // `round`: a round's scopes, which outlive this. `trainable`: by unit, whether it has gradients.
+  // `may_leave_out`: a visit whose Forward does not come has no backward either. Otherwise all
+  // backwards come, also of visits whose Forward is left out.
   void BeginStep(std::span<const PlannedScope> round, const std::vector<bool>& trainable,
-                 int rounds);
+                 int rounds, bool may_leave_out = false);
   // Begins an evaluation: any number of walks.
   void BeginWalks(std::span<const PlannedScope> walk);
 
@@ -112,6 +115,7 @@ class OrderProgress {
 
   std::span<const PlannedScope> scopes_;
   const std::vector<bool>* trainable_ = nullptr;  // null: walks
+  bool may_leave_out_ = false;
   // States of the rounds from `first_round_` on, as far as they have begun or fit the memory taken.
   std::vector<State> states_;
   int rounds_ = 1, first_round_ = 0, released_round_ = 0;

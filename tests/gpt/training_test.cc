@@ -103,7 +103,7 @@ nlohmann::json Train(const Recipe& recipe, std::atomic<int>* ranks_stopped = nul
                                          .text = *text,
                                          .reports = *reports,
                                          .resident = resident});
-    if (ranks_stopped != nullptr && stopped.ok()) *ranks_stopped += *stopped;
+    if (ranks_stopped != nullptr && stopped.ok()) *ranks_stopped += stopped->empty() ? 0 : 1;
     return stopped.status();
   });
   EXPECT_TRUE(status.ok()) << status;

@@ -50,7 +50,8 @@ std::vector<PlannedScope> ScopesOf(const SmallModel& model) {
 // scopes of the order that were opened, by round and place.
 class Specification {
  public:
-  explicit Specification(const SmallModel& model) : model_(model), order_(ScopesOf(model)) {}
+  Specification(const SmallModel& model, bool may_leave_out)
+      : model_(model), order_(ScopesOf(model)), may_leave_out_(may_leave_out) {}
 
   Match Open(ScopeKind asked, int unit) {
     const bool backward = asked == ScopeKind::kBackward;
@@ -79,9 +80,9 @@ class Specification {
       return match;
     };
     const auto opened = [&](int s) { return std::count(taken_.begin(), taken_.end(), s) > 0; };
-    // Of several visits of a unit, those whose forward came have backwards and recomputes. But the
-    // forward of a visit may be within its backward, if it is declared directly before it and does
-    // not go on with visits of the same unit.
+    // If backwards may be left out, then of several visits of a unit, those whose forward came have
+    // backwards and recomputes. But the forward of a visit may be within its backward, if it is
+    // declared directly before it and does not go on with visits of the same unit.
     const auto forward_came = [&](int s) {
       return std::any_of(taken_.begin(), taken_.end(), [&](int t) {
         return t / n == s / n && !order_[t % n].backward && !order_[t % n].recompute &&
@@ -97,7 +98,8 @@ class Specification {
              !goes_on;
     };
     const auto first_in_round = [&] {
-      for (int s = next; asked != ScopeKind::kForward && s < (round + 1) * n; ++s)
+      const bool looks = may_leave_out_ && asked != ScopeKind::kForward;
+      for (int s = next; looks && s < (round + 1) * n; ++s)
         if (is(s) && (forward_came(s) || is_within(s))) return s;
       return first(next, (round + 1) * n);
     };
@@ -167,6 +169,7 @@ class Specification {
  private:
   const SmallModel& model_;
   const std::vector<PlannedScope> order_;
+  const bool may_leave_out_;
   std::vector<int> taken_;
   int open_ = 0, round_ = 0;
   bool recomputed_ = false;
@@ -186,15 +189,16 @@ std::string Written(const std::vector<Call>& calls) {
 
 class Comparison {
  public:
-  explicit Comparison(const SmallModel& model) : model_(model), order_(ScopesOf(model)) {}
+  Comparison(const SmallModel& model, bool may_leave_out)
+      : model_(model), order_(ScopesOf(model)), may_leave_out_(may_leave_out) {}
 
   // Runs the calls on both; false where they disagree.
   void Run(const std::vector<Call>& calls) {
-    Specification right(model_);
+    Specification right(model_, may_leave_out_);
     if (model_.rounds == 0) {
       progress_.BeginWalks(order_);
     } else {
-      progress_.BeginStep(order_, model_.trainable, model_.rounds);
+      progress_.BeginStep(order_, model_.trainable, model_.rounds, may_leave_out_);
     }
     std::vector<int> open;
     std::vector<bool> closed(static_cast<size_t>(progress_.scopes()), false);
@@ -263,6 +267,7 @@ class Comparison {
 
   const SmallModel& model_;
   const std::vector<PlannedScope> order_;
+  const bool may_leave_out_;
   OrderProgress
       progress_;  // one for all orders: an order that begins anew has forgotten everything
   int kinds_[5] = {};
@@ -322,17 +327,19 @@ INSTANTIATE_TEST_SUITE_P(Models, OrderTest, ::testing::ValuesIn(kModels),
                          [](const auto& test) { return std::string(test.param.name); });
 
 TEST_P(OrderTest, EverySequenceOfCallsFollowsTheSpecification) {
-  Comparison comparison(GetParam());
-  comparison.RunAll();
-  EXPECT_GT(comparison.sequences(), 500);
-  EXPECT_GT(comparison.kinds(Match::kNext), 0);
-  EXPECT_GT(comparison.kinds(Match::kAgain), 0);
   const std::vector<PlannedScope> order = ScopesOf(GetParam());
   const auto backwards = std::count_if(order.begin(), order.end(),
                                        [](const PlannedScope& scope) { return scope.backward; });
-  EXPECT_EQ(comparison.kinds(Match::kNextRound) > 0,
-            GetParam().rounds == 0 || (GetParam().rounds > 1 && backwards > 1));
-  EXPECT_EQ(comparison.kinds(Match::kRefused) > 0, GetParam().rounds > 0);
+  for (const bool may_leave_out : {false, true}) {
+    Comparison comparison(GetParam(), may_leave_out);
+    comparison.RunAll();
+    EXPECT_GT(comparison.sequences(), 500);
+    EXPECT_GT(comparison.kinds(Match::kNext), 0);
+    EXPECT_GT(comparison.kinds(Match::kAgain), 0);
+    EXPECT_EQ(comparison.kinds(Match::kNextRound) > 0,
+              GetParam().rounds == 0 || (GetParam().rounds > 1 && backwards > 1));
+    EXPECT_EQ(comparison.kinds(Match::kRefused) > 0, GetParam().rounds > 0);
+  }
 }
 
 TEST_P(OrderTest, ScopesOfTheDeclaredOrderAlwaysMatch) {
@@ -391,7 +398,7 @@ TEST(OrderOfFewerVisitsTest, BackwardsBelongToTheForwardsThatCame) {
                            0};
     const std::vector<PlannedScope> order = ScopesOf(model);
     OrderProgress progress;
-    progress.BeginStep(order, model.trainable, model.rounds);
+    progress.BeginStep(order, model.trainable, model.rounds, /*may_leave_out=*/true);
     std::vector<int> scopes;
     for (const Call& call : one.calls) {
       scopes.push_back(progress.Open(KindOf(call), call.unit).scope);

@@ -37,7 +37,8 @@ int64_t Steps::Begin(const StepOptions& options) {
   progress.backwards.Begin(plan, progress.rounds);
   progress.order.BeginStep(
       std::span(plan.scopes).first(static_cast<size_t>(progress.scopes_of_round())),
-      plan.decisions.trainable, progress.rounds);
+      plan.decisions.trainable, progress.rounds,
+      options.may_leave_out || !with_.inputs->config.ebb.strict);
   with_.scopes->Begin();
   progress.trail.next = progress.NextCode();
   return number;
