@@ -230,6 +230,7 @@ typedef struct {
   int32_t group_count;
   const ebb_group_options* groups;
   double gradient_scale; /* 0: 1 */
+  const char* error;     /* null, or the caller's error, perhaps of this rank alone: every rank's */
 } ebb_finish_options;
 typedef struct {
   void* data; /* null: frozen */

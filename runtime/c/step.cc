@@ -199,6 +199,7 @@ int32_t ebb_step_finish(ebb_engine* handle, const ebb_finish_options* given) {
     ebb::FinishOptions with;
     EBB_ASSIGN_OR_RETURN(with.rates, ebb::c::RatesOf(options.groups, options.group_count));
     if (options.gradient_scale != 0) with.gradient_scale = options.gradient_scale;
+    if (options.error != nullptr) with.error = absl::FailedPreconditionError(options.error);
     engine->scopes.clear();
     absl::Status status = engine->step->Finish(with);
     engine->step.reset();

@@ -50,6 +50,9 @@ struct FinishOptions {
   std::vector<GroupRates> rates = {};  // replace the rates of StepOptions
   // Divides gradient_divisor. So it scales gradients, their norm (also for clipping) and the loss.
   double gradient_scale = 1;
+  // The trainer's own error, which may be of this rank alone: the step ends with it on every rank,
+  // as with an error of the engine. At any time of updates.
+  absl::Status error = {};
 };
 
 struct EvaluationOptions {

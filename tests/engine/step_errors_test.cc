@@ -177,6 +177,29 @@ TEST_P(OverflowTest, ANaNLossIsReported) {
 const absl::Status kOwn = absl::InvalidArgumentError("own"), kOther = absl::AbortedError("other"),
                    kFailure = absl::DataLossError("failure");
 
+// FinishOptions::error.
+TEST(TrainersOwnErrorTest, OfOneRankEndsTheStepOnEveryRankAndTheNextStepTrains) {
+  const Setting setting{.world = 3, .stage = 2};
+  const ModelSpec model = ScriptedModel();
+  RunOn(setting, model, ConfigFor(setting),
+        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+          for (const bool fails : {true, false}) {
+            trainer.BeginStep(0, nullptr);
+            Step step = engine.BeginStep();
+            RoundWith(trainer, step, 0, /*culprit=*/0);
+            FinishOptions options;
+            if (fails && trainer.rank() == 1) options.error = kOwn;
+            step.Finish(options).IgnoreError();  // of this rank
+            const absl::StatusOr<StepReport> report = engine.Report();
+            EXPECT_EQ(report.ok(), !fails) << report.status();
+            if (!fails) return report.status();
+            EXPECT_EQ(report.status().code(), kOwn.code());
+            EXPECT_EQ(report.status().message(), trainer.rank() == 1 ? "own" : "rank 1: own");
+          }
+          return absl::OkStatus();
+        });
+}
+
 TEST(StepErrorsTest, TheFirstFailureIsTheCause) {
   StepErrors errors;
   EXPECT_FALSE(errors.has_failed());

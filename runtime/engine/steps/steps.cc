@@ -277,6 +277,7 @@ absl::Status Steps::Finish(int64_t number, const FinishOptions& options) {
         "Finish on a Step that is over, or that was begun while another was alive");
   }
   with_.calls->Note(CallKind::kFinish);
+  errors().Note(options.error);
   if (!progress.gradients.any) {
     errors().Note(
         absl::FailedPreconditionError("Finish without any Backward: there is no gradient to update "

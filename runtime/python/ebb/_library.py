@@ -103,6 +103,7 @@ class StepOptions(Struct):
 class FinishOptions(Struct):
     _fields_ = [
         ("struct_size", c_uint32), ("group_count", c_int32), ("groups", POINTER(GroupOptions)), ("gradient_scale", c_double),
+        ("error", c_char_p),
     ]
 
 

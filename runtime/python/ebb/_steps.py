@@ -168,15 +168,13 @@ class Steps:
         check(library.ebb_step_finish(self.memory.handle, byref(options)))
 
     def fail(self, error: Error) -> None:
-        """Ends the step with an error that the library has not seen, so that every rank gets it. The library takes no text of the trainer's,
-        but its own error quotes the name of an unknown group."""
+        """Ends the step with an error that the library has not seen, so that every rank gets it."""
         if not self.in_step:
             return
         self.finish_evaluation()
         self.in_step = False
         self._taken = None
-        keep = _group_options([(f"no group, but an error of step(): {error}", None, None)])
-        library.ebb_step_finish(self.memory.handle, byref(_library.FinishOptions(gradient_scale=1.0, groups=keep, group_count=1)))
+        library.ebb_step_finish(self.memory.handle, byref(_library.FinishOptions(error=str(error).encode())))
         self.clear_gradients()
 
     def drop(self) -> None:
