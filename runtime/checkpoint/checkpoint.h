@@ -6,7 +6,8 @@
 //   auto loaded = ebb::LoadCheckpoint(engine, "runs/7b");           // the newest complete one
 //
 // All calls are collective and belong between steps. An error on any rank is every rank's. The
-// hosts of all ranks must share the folder, and a save checks that all ranks see the same one.
+// hosts of all ranks must share the folder. CheckSaves, or else the first save, checks that all
+// ranks see the same one.
 // Earlier checkpoints survive any failure: a checkpoint gets its name when all of it is on the
 // disk, and only then is an older one removed.
 #pragma once

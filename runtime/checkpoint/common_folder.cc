@@ -65,15 +65,16 @@ std::string RanksOnHosts(const std::vector<std::string>& hosts) {
   return text;
 }
 
-absl::Status CheckCommonFolder(Engine& engine, const std::string& folder, absl::Status own,
-                               std::string_view call) {
+absl::Status CheckCommonFolder(Engine& engine, const std::string& folder, FolderLock* lock,
+                               absl::Status own, std::string_view call) {
   const int rank = engine.world().rank();
   SoughtFile sought(folder);
-  if (own.ok() && rank == 0 && engine.world().size() > 1) own = sought.Create();
+  if (own.ok() && rank == 0 && engine.world().size() > 1 && !lock->is_common())
+    own = sought.Create();
   const std::string about = absl::StrCat(std::string(call), ": folder");
   EBB_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                        engine.Exchange(own, about, sought.name()));
-  if (engine.world().size() == 1) return absl::OkStatus();
+  if (names[0].empty()) return absl::OkStatus();
   OpenEach(folder);
   const bool sees = IsThere(absl::StrCat(folder, "/", names[0]));
   EBB_ASSIGN_OR_RETURN(
@@ -82,7 +83,10 @@ absl::Status CheckCommonFolder(Engine& engine, const std::string& folder, absl::
   const std::string of_rank_0 = hosts[0].substr(1);
   for (std::string& host : hosts) host = host.front() == '-' ? host.substr(1) : "";
   const std::string blind = RanksOnHosts(hosts);
-  if (blind.empty()) return absl::OkStatus();
+  if (blind.empty()) {
+    if (rank == 0) lock->SetCommon();
+    return absl::OkStatus();
+  }
   return absl::FailedPreconditionError(absl::StrCat(
       "'", folder, "' on host '", of_rank_0, "' (rank 0) is another folder than that of ", blind,
       ", so a checkpoint there would lack files: name a folder that all hosts share, such as one "

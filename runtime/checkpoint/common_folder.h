@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "ebb/runtime/checkpoint/folder_lock.h"
 #include "ebb/runtime/engine/engine.h"
 
 namespace ebb {
@@ -17,8 +18,11 @@ namespace ebb {
 //
 // A host that has a network file system keeps attributes and missing names in its cache. No host
 // has looked for the random name before, so its answer does not come from there.
-absl::Status CheckCommonFolder(Engine& engine, const std::string& folder, absl::Status own,
-                               std::string_view call);
+//
+// `lock`: rank 0's, of the folder. It remembers that the ranks have seen the folder, and they do not
+// look again: a late answer of a network file system would end a run in the middle of training.
+absl::Status CheckCommonFolder(Engine& engine, const std::string& folder, FolderLock* lock,
+                               absl::Status own, std::string_view call);
 
 // "rank 1 on host 'b'", "ranks 2 to 5 on host 'c'". `hosts`: by rank; empty: the rank is left out.
 std::string RanksOnHosts(const std::vector<std::string>& hosts);

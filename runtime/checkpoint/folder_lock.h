@@ -39,6 +39,10 @@ class FolderLock {
   // Whether it still locks this folder, which may have been removed and made again.
   bool IsOf(const std::string& folder) const;
 
+  // Whether all ranks have seen the folder since the lock was taken (common_folder.h).
+  bool is_common() const { return is_common_; }
+  void SetCommon() { is_common_ = true; }
+
  private:
   FolderLock(int file, const std::pair<dev_t, ino_t>& id, std::string path)
       : file_(file), id_(id), path_(std::move(path)) {}
@@ -46,6 +50,7 @@ class FolderLock {
   const int file_;
   const std::pair<dev_t, ino_t> id_;  // of the file
   const std::string path_;
+  bool is_common_ = false;
 };
 
 // The folder's lock: one of `held`, or a new one, which is added to them. They are those of the

@@ -195,17 +195,18 @@ absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
   if (options.waits) engine.AwaitAsyncRead();
   std::string run;                          // rank 0's
   std::optional<NewCheckpoint> checkpoint;  // likewise
+  std::shared_ptr<FolderLock> lock;         // likewise
   if (own.ok() && rank == 0) {
     const auto begin = [&]() -> absl::StatusOr<NewCheckpoint> {
-      EBB_ASSIGN_OR_RETURN(std::shared_ptr<FolderLock> lock, LockFor(engine, folder));
+      EBB_ASSIGN_OR_RETURN(lock, LockFor(engine, folder));
       EBB_ASSIGN_OR_RETURN(run, RunOf(engine, folder));
-      return NewCheckpoint::Begin(folder, state->finished_steps, run, std::move(lock));
+      return NewCheckpoint::Begin(folder, state->finished_steps, run, lock);
     };
     absl::StatusOr<NewCheckpoint> begun = begin();
     own = begun.status();
     if (own.ok()) checkpoint.emplace(*std::move(begun));
   }
-  EBB_RETURN_IF_ERROR(CheckCommonFolder(engine, folder, own, "SaveCheckpoint"));
+  EBB_RETURN_IF_ERROR(CheckCommonFolder(engine, folder, lock.get(), own, "SaveCheckpoint"));
   const auto saving =
       std::make_shared<Saving>(PathOfNewCheckpoint(folder, state->finished_steps), ranks,
                                ManifestOf(engine, *state, options, run), options.keep);
@@ -280,14 +281,15 @@ absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
 absl::Status CheckSaves(Engine& engine, const std::string& folder, int64_t last_step) {
   const absl::StatusOr<TrainingState> state = engine.training_state();
   absl::Status own = state.status();
+  std::shared_ptr<FolderLock> lock;  // rank 0's
   if (own.ok() && engine.world().rank() == 0) {
     own = [&]() -> absl::Status {
-      EBB_RETURN_IF_ERROR(LockFor(engine, folder).status());
+      EBB_ASSIGN_OR_RETURN(lock, LockFor(engine, folder));
       EBB_ASSIGN_OR_RETURN(const std::string run, RunOf(engine, folder));
       return CheckFreeAfter(folder, state->finished_steps, last_step, run);
     }();
   }
-  EBB_RETURN_IF_ERROR(CheckCommonFolder(engine, folder, own, "CheckSaves"));
+  EBB_RETURN_IF_ERROR(CheckCommonFolder(engine, folder, lock.get(), own, "CheckSaves"));
   own =
       access(folder.c_str(), W_OK) == 0 ? absl::OkStatus() : FileError("writing to", folder, errno);
   return engine.Agree(own, "CheckSaves: writable");

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ebb/runtime/checkpoint/slice_name.h"
+#include "ebb/runtime/engine/ranks/reduction_group.h"
 #include "ebb/sharding/plan.h"
 
 namespace ebb {
@@ -40,12 +41,9 @@ DType StoredDType(const Engine& engine, ParameterId parameter, const StateArrayN
 }
 
 int64_t ReductionGroupOf(const Engine& engine) {
-  const int64_t ranks = engine.world().size(), shards = engine.program().plan().decisions.shards,
-                given = engine.config().ebb.reduction_group;
-  const int64_t group = shards < ranks ? shards
-                        : given > 0    ? given
-                                       : engine.world().ranks_per_host();
-  return group == 1 ? ranks : group;
+  const int group = ReductionGroupInEffect(engine.world(), engine.config(),
+                                           engine.program().plan().decisions.shards);
+  return group == 1 ? engine.world().size() : group;
 }
 
 }  // namespace ebb

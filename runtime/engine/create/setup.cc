@@ -16,6 +16,7 @@
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/issue/issuer.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
+#include "ebb/runtime/engine/ranks/reduction_group.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/fit/budget.h"
 #include "ebb/sharding/fit/offload_ratio.h"
@@ -98,19 +99,21 @@ void Setup::LogMade() const {
   const std::string_view timing = sharding::Name(decided.timing);
   const std::string cut =
       decided.replicas() == 1 ? "" : absl::StrCat(" cut over groups of ", decided.shards, " ranks");
-  LogInfo(absl::StrCat(
-      name, ": ", inputs.size(), inputs.size() == 1 ? " rank on " : " ranks on ",
-      inputs.device.description(), ", stage ", decided.stage, cut, ", reduction group ",
-      decided.replicas() > 1 ? decided.shards : with_.communicators.ReductionGroup(),
-      ", reduced once a ", inputs.config.reduces_at_round() ? "round" : "step", ", updates ",
-      std::string(timing), ": ", decided.timing_reason));
+  LogInfo(absl::StrCat(name, ": ", inputs.size(), inputs.size() == 1 ? " rank on " : " ranks on ",
+                       inputs.device.description(), ", stage ", decided.stage, cut,
+                       ", reduction group ",
+                       ReductionGroupInEffect(inputs.world, inputs.config, decided.shards),
+                       ", reduced once a ", inputs.config.reduces_at_round() ? "round" : "step",
+                       ", updates ", std::string(timing), ": ", decided.timing_reason));
 }
 
 // A trainer may divide one model over the parts of a world (World::Split). Each part then clips and
-// skips by its own gradients.
+// skips by its own gradients. The part of world rank 0 says it, because there may be many parts.
 std::string Setup::WhatPartsDoApart() const {
   const EngineInputs& inputs = with_.inputs;
-  if (!inputs.world.is_part()) return "";
+  const std::vector<int>& of_world = inputs.world.backend()->me().world_ranks;
+  if (!inputs.world.is_part() || std::find(of_world.begin(), of_world.end(), 0) == of_world.end())
+    return "";
   std::vector<std::string> which;
   if (inputs.config.gradient_clipping > 0) which.emplace_back("clipping (gradient_clipping)");
   if (inputs.config.compute == DType::kFloat16) {

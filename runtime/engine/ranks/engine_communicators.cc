@@ -6,19 +6,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/ranks/reduction_group.h"
 
 namespace ebb {
 
 using sharding::Lane;
 
-int EngineCommunicators::ReductionGroup() const {
-  const auto group = static_cast<int>(inputs_.config.ebb.reduction_group);
-  return group == 0 ? inputs_.world.ranks_per_host() : group;
-}
-
 CommunicatorOptions EngineCommunicators::OptionsOf(std::string_view name) const {
   return {.name = absl::StrCat(inputs_.options.name, " ", std::string(name)),
-          .reduction_group = ReductionGroup(),
+          .reduction_group = ReductionGroupInEffect(inputs_.world, inputs_.config, inputs_.size()),
           .timeout_seconds = inputs_.config.ebb.timeout_seconds};
 }
 

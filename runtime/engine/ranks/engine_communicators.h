@@ -59,8 +59,6 @@ class EngineCommunicators {
   absl::Status BarrierAfterFreedMemory() const;
 
   CommunicatorOptions OptionsOf(std::string_view name) const;
-  // The configured one, or the default: the ranks of a host.
-  int ReductionGroup() const;
   // Collectives under way end with errors.
   void Leave();
 
