@@ -150,7 +150,7 @@ def _two_engines():
     refused(lambda: ebb.initialize(model.head, config()), "another engine has parameter 'weight' already, as 'head.weight'", "ALREADY_EXISTS")
     refused(lambda: ebb.initialize(nn.Sequential(nn.Linear(8, 8), model.blocks[1]), config()), "'1.weight'", "ALREADY_EXISTS")
     train(model, engine)
-    engine.close()
+    engine.close(keep_values=True)
     ebb.initialize(model.head, config()).close()
 
 
@@ -221,7 +221,7 @@ def _loss_reads():
     batches = vector_batches(4, 2)
     model = Blocks()
     engine = ebb.initialize(model, config())
-    refused(lambda: engine.backward(_regularized(model, batches[0][0])), r"the loss is NaN because 'head.* was read outside of its unit 'head'")
+    refused(lambda: engine.backward(_regularized(model, batches[0][0])), r"the loss is NaN because '.+' was read .*outside of its unit")
     engine.drop()
     assert train(model, engine)
     engine.close()

@@ -161,7 +161,7 @@ def _renew_meta_parameters(model: nn.Module, units: list[Unit], device: torch.de
 
 def _refuse_hidden(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
-        if is_hidden(parameter):
+        if not nn.parameter.is_lazy(parameter) and is_hidden(parameter):
             raise Error(
                 f"'{name}' has no values, because the engine that had them was closed. Close an engine with close(keep_values=True), or give the "
                 "model values first, load_state_dict(values, assign=True), or name a file of them, weights="
