@@ -124,8 +124,7 @@ def _trained(stage, folder, offload):
         with torch.no_grad():
             model(batch(9)[0])
     for row in engine.memory():
-        if row.state != "staging":  # on the disk with that of calls for state
-            assert row.predicted == predicted[row.state, row.tier] == row.peak, row
+        assert row.predicted == predicted[row.state, row.tier] == row.peak, row
     assert torch.equal(engine.gather("blocks.1.base.base"), Model().blocks[1].base.base)
     result = digest(engine)
     engine.close()

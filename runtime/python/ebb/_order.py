@@ -80,6 +80,7 @@ class _Record:
         self.events: list[tuple[int, int, int]] = []
         self.fakes: dict[int, torch.Tensor] = {}  # by the id of a parameter
         self.keys: dict[int, int] = {}  # of the fakes in a Watch, by the id of the parameter
+        self.storages: list[torch.UntypedStorage] = []  # of the fakes
         self.hidden: dict[int, str] = {}  # parameters of closed units: the name, by the key of the fake
         self.outside: dict[str, None] = {}  # names that were used while their unit was closed
         self.in_step = False  # else scopes are those of an evaluation, such as a reference before the step, and have no place in the order
@@ -271,6 +272,8 @@ def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device
     with generators_as_they_were(device), entered, _as_it_was(model), uncompiled(), made as record.fakes:
         key = storage if fakes else id  # a fake has a storage of its own, so that views of it are known too
         record.keys = {number: key(tensor) for number, tensor in record.fakes.items()}
+        # Alive as long as the keys: a storage that a module replaces through `.data` would leave its key to another tensor.
+        record.storages = [tensor.untyped_storage() for tensor in record.fakes.values() if tensor.layout == torch.strided]
         for unit in units:
             record.hide(unit)
         walk.attach()

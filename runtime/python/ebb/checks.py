@@ -86,7 +86,7 @@ class Reads:
 
     def begin(self) -> None:
         self.pause()
-        note = weakref.WeakMethod(self._note)  # an engine that nobody has closed is freed all the same
+        note = weakref.WeakMethod(self._note)  # an engine that was not closed is freed all the same
 
         def read(name: str, what: str) -> None:
             if (living := note()) is not None:
