@@ -45,7 +45,7 @@ void DecideTiming(const PlanInputs& inputs, bool hold_updates, Decisions& decisi
   }
 }
 
-// What the config's own steps carry over and share; each variant of the plan has the same.
+// Carried updates and shared reads follow from the config's own steps, for every variant alike.
 void DecideCarried(const PlanInputs& inputs, const ModelLayout& layout, Decisions& decisions) {
   decisions.carried.assign(layout.units.size(), false);
   if (decisions.parameter_tier != Tier::kNvme) return;

@@ -1,4 +1,4 @@
-// What the config means for this model and world: which units are kept whole, which gradients are
+// Decisions of the config for this model and world: which units are kept whole, which gradients are
 // summed where, when updates run.
 #pragma once
 

@@ -45,7 +45,7 @@ void VisitParts(ModelSpec& model) {
   const auto is_of_unit = [&](const Visit& visit) {
     return static_cast<size_t>(visit.unit) < model.units.size();
   };
-  // What is wrong with an order Validate says.
+  // Validate says what is wrong with an order.
   if (!std::all_of(model.forward.begin(), model.forward.end(), is_of_unit)) return;
   const std::vector<ScopeEvent> events = sharding::EventsOfRound(model);
   std::vector<Visit> forward;

@@ -30,13 +30,13 @@ class Hasher {
   uint64_t hash_ = 0xcbf29ce484222325ull;
 };
 
-// Of one parameter's declaration, without its initialiser.
+// Hash of one parameter's declaration, without its initialiser.
 uint64_t Fingerprint(const ParameterSpec& parameter);
-// Of units, visits and parameters.
+// Hash of units, visits and parameters.
 uint64_t Fingerprint(const ModelSpec& model);
-// Of all that its instructions and moments say.
+// Hash of all that a fragment's instructions and moments say.
 uint64_t Fingerprint(const Fragment& fragment);
-// Of what is decided, where everything lies, and the fragments that the plan becomes: without
+// Hash of what is decided, where everything lies, and the fragments that the plan becomes: without
 // updates of the step before, and with them where it has any.
 uint64_t Fingerprint(const Plan& plan);
 

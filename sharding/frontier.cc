@@ -20,8 +20,8 @@ void Frontier::Follow(Line line, int event) {
   clock[of.line] = std::max(clock[of.line], of.number);
 }
 
-// What ends elsewhere than it starts is over when its end is, and all ends before that one are;
-// what starts next does not wait for it.
+// If the lines differ, the operation counts on `ends`, after all that was issued there. The next
+// operation on `starts` does not wait for it.
 void Frontier::Issue(Line starts, Line ends, int event) {
   const int64_t number = ++issued_[ends];
   Clock& clock = clocks_[ends];

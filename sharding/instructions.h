@@ -21,7 +21,7 @@
 
 namespace ebb::sharding {
 
-// What runs. Operands, in order, for each unit of a group:
+// The work of an instruction. Operands, in order, for each unit of a group:
 enum class Code : uint8_t {
   kKernels,         // the trainer's: any
   kAllGather,       // own slice r, whole w

@@ -142,7 +142,7 @@ void Lowering::Lower(int index) {
               .operands = operation.operands});
 }
 
-// What the trainer runs from a moment until the next: of all scopes that are open meanwhile.
+// The trainer's kernels between two moments, which serve all scopes that are open meanwhile.
 void Lowering::KernelsOfOpen() {
   if (open_.empty()) return;
   for (int open : open_) Kernels(open);

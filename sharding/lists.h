@@ -34,7 +34,7 @@ class Lists {
     return std::span<const T>(block).subspan(at);
   }
 
-  // The same, but equal lists share one copy.
+  // A copy of `list`, which equal lists share.
   std::span<const T> KeepOnce(std::span<const T> list) {
     if (const auto found = kept_.find(list); found != kept_.end()) return *found;
     const std::span<const T> copy = Keep(list);

@@ -1,4 +1,4 @@
-// What a rank will hold, from the plan alone: the table that the ledger's count must equal.
+// Memory that a rank will hold, from the plan alone: the table that the ledger's count must equal.
 #pragma once
 
 #include <vector>

@@ -28,7 +28,7 @@ bool AddTo(int64_t& sum, int64_t size) {
 
 class NameSet {
  public:
-  // What is wrong with giving `name` to the `index`-th of its kind.
+  // The error in giving `name` to the `index`-th of its kind.
   absl::Status Add(const char* kind, size_t index, const std::string& name) {
     if (name.empty()) {
       return absl::InvalidArgumentError(

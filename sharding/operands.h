@@ -1,5 +1,5 @@
-// What an instruction touches: places in pools and files, each with the number of elements and the
-// dtype that are read or written there.
+// Operands of an instruction: places in pools and files, each with the number of elements and the
+// dtype that are read or written.
 #pragma once
 
 #include <cstdint>
@@ -33,9 +33,9 @@ struct Operand {
   }
 };
 
-// What host and device tell each other in a step, and ranks each other, as operands of Tier::kCpu
-// and StateClass::kControl. Offsets count cells, not bytes: the engine knows how many constants
-// there are. A cell by parity, for two steps at once, is a pair side by side. The first of the pair
+// Messages of a step between host and device, and between ranks, as operands of Tier::kCpu and
+// StateClass::kControl. Offsets count cells, not bytes: the engine knows how many constants there
+// are. A cell by parity, for two steps at once, is a pair side by side. The first of the pair
 // belongs to the instruction's own step.
 struct ControlCells {
   explicit ControlCells(int units) : squares(0), scale((units + 1) / 2 * 2) {}

@@ -1,4 +1,4 @@
-// What the next Open of a trainer means. A model declares the order of a round's scopes. A trainer
+// The meaning of a trainer's next Open. A model declares the order of a round's scopes. A trainer
 // may leave some of them out, and may open a forward scope, or a recompute, again:
 //
 //   declared    F0 F1 F2 B2 B1 B0 | F0 F1 F2 ...

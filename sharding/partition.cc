@@ -26,7 +26,7 @@ int64_t RowBlock(const ParameterSpec& parameter) {
 std::optional<int64_t> PlaceRows(int64_t offset, int64_t elements, int64_t block, int64_t shard) {
   const int64_t step = std::lcm(block, kAlignment);
   int64_t start = offset;
-  // Before the next cut, or after it; after later cuts it is as after this one.
+  // The first try begins before the next cut, the second at it. One at a later cut would end alike.
   for (int tries = 0; tries < 2; ++tries) {
     const int64_t cut = RoundUp(start + 1, shard);
     if (start + elements <= cut) return start;

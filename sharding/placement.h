@@ -56,7 +56,7 @@ struct StatePlacement {
   std::vector<SubGroup> sub_groups;  // by unit, in order
 };
 
-// What the config grants to the faster tiers.
+// Amounts that the config grants to the faster tiers.
 struct PlacementLimits {
   int64_t sub_group_elements = 0;   // the most in a sub-group that passes through slots
   int64_t parameters_in_cpu = 0;    // elements, where the rest is on NVMe

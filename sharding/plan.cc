@@ -34,7 +34,7 @@ std::vector<int64_t> UnitElements(const ModelLayout& layout) {
   return elements;
 }
 
-// What is decided before anything has an address.
+// Choices that are made before anything has an address.
 struct Basis {
   ModelLayout layout;
   Decisions decisions;

@@ -171,7 +171,7 @@ struct Pools {
   WorkSlots host_work, device_work;  // of one sub-group each
   // Host: reduced slices of one bucket on their way to shards that live there.
   Place landing;
-  // Of a unit's reduced shard.
+  // The place of a unit's reduced shard.
   Place GradientShard(int unit) const {
     return {.tier = placement.units[static_cast<size_t>(unit)].gradient,
             .pool = StateClass::kGradient,
@@ -191,7 +191,7 @@ struct Pools {
   // fp32 gradient of one slice, and where masters are not kept as such their fp32 values, for an
   // optimizer of the trainer's
   int64_t staging_gradient = 0, staging_master = 0;
-  // The same on the host, for updates there.
+  // Places on the host for updates there.
   Place host_norm, host_gradient, host_master;
   // Activation pool in an evaluation, which keeps nothing for backward: two boundaries a
   // micro-batch, taken by visits in turns, and the most micro-batches that one walk holds.
@@ -203,7 +203,7 @@ inline constexpr int64_t kExchangeBytes = 512;
 enum class UpdateTiming : uint8_t { kEarly, kLate, kOff };
 std::string_view Name(UpdateTiming timing);
 
-// What follows from model, world and config and holds for every step.
+// Decisions that follow from model, world and config and hold for every step.
 struct Decisions {
   int world = 1;
   int shards = 1;  // ranks that each unit is cut over: the world, or a shard group of it
@@ -342,7 +342,7 @@ struct Plan {
   std::span<const Operation> MiddleRound() const;
   // In a step of this many rounds, where the plan is one of it; 0: step_rounds.
   int64_t BytesOf(OperationKind kind, int rounds = 0) const;
-  // What the plan itself takes in RAM.
+  // Bytes that the plan itself takes in RAM.
   int64_t OwnBytes() const;
 };
 
@@ -369,7 +369,7 @@ struct PlanInputs {
 // Finish. Every variant has the same pools. Errors: the model's or the config's, and rounds that
 // the config's pools do not hold; kResourceExhausted is a cap of the config's, and nothing else.
 absl::StatusOr<Plan> PlanStep(const PlanInputs& inputs, int rounds = 0, bool hold_updates = false);
-// The same with every round planned, to check the middle round of a shorter plan.
+// PlanStep with every round planned, to check the middle round of a shorter plan.
 absl::StatusOr<Plan> PlanUnrolledStep(const PlanInputs& inputs, int rounds,
                                       bool hold_updates = false);
 // One walk of an evaluation: its moments are of forward scopes only, and kFinish.

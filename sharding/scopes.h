@@ -56,7 +56,7 @@ std::vector<PlannedScope> ScopesOfStep(const ModelSpec& model, int rounds);
 // One walk of an evaluation: forward only.
 std::vector<PlannedScope> ScopesOfWalk(const ModelSpec& model);
 
-// What happens at tick 1, 2, ...: a scope opens or closes.
+// A scope opens or closes at tick 1, 2, ...
 struct ScopeTick {
   int scope = 0;
   bool opens = true;

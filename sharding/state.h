@@ -22,7 +22,7 @@ enum class StateClass : uint8_t {
   // Beside the classes of a plan: device memory of the driver and libraries, which is measured
   // (Device::driver_bytes). There is none where the device's memory is the host's.
   kDriver,
-  // What the host and the streams tell each other in a step (ControlCells). No table counts it.
+  // Values that the host and the streams exchange in a step (ControlCells). No table counts them.
   kControl,
 };
 inline constexpr int kStateClasses = 9;  // the classes that a plan lays out

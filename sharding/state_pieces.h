@@ -36,7 +36,7 @@ struct StateRange {
 // Elements that lie together.
 struct StateRun {
   int64_t begin = 0, end = 0;
-  // Of split masters: the parameters and the low halves. Otherwise one place, and a count of 0.
+  // Places: the parameters and low halves of split masters. Otherwise one, and a count of 0.
   std::array<Operand, 2> stored = {};
 
   int64_t count() const { return end - begin; }

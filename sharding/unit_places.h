@@ -24,7 +24,7 @@ Place SlicePlace(const Plan& plan, int unit, bool trainable);
 // This rank's slice of the reduced gradient.
 Place GradientSlicePlace(const Plan& plan, int unit);
 
-// What a visit writes: its whole gradient; boundaries of a micro-batch of a round, or of a walk.
+// Places of a visit: its whole gradient; boundaries of a micro-batch of a round, or of a walk.
 Place WholeGradientPlace(const Plan& plan, int visit);
 Place OutputPlace(const Plan& plan, int visit, int index_in_round = 0);
 Place OutputGradientPlace(const Plan& plan, int visit, int index_in_round = 0);

@@ -95,7 +95,7 @@ Cells::Cells(std::span<const Fragment* const> fragments, int units, int slices,
         pool.sliced.push_back(section);
       }
     }
-    // What is sliced is not cut where its slices' parts begin and end.
+    // Operands of a section cut its slices, not the pool.
     const auto cuts_slices = [&](const Place& place) {
       return std::any_of(pool.sliced.begin(), pool.sliced.end(), [&](const Slices& section) {
         return section.stride == place.per_slice && place.offset >= section.begin &&
@@ -217,7 +217,7 @@ class Derivation {
   std::vector<CellUse> uses_;
 };
 
-// Of the next instruction, each cell once. What is carried belongs to the other parity.
+// Cells of the next instruction, each once. A carried instruction uses those of the other parity.
 void Derivation::FindTouches(const Instruction& instruction) {
   const auto first = static_cast<std::ptrdiff_t>(touches_.size());
   for (const Operand& operand : instruction.operands) {

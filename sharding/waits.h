@@ -26,8 +26,8 @@ using CellRange = std::pair<int, int>;
 
 class Cells {
  public:
-  // Of all operands of these. `slices`: ranks that a unit is cut over; `secondary_slices`: ranks
-  // that a secondary copy of it is cut over, if there is one.
+  // Cells of all operands of these fragments. `slices`: ranks that a unit is cut over;
+  // `secondary_slices`: ranks that a secondary copy of it is cut over, if any.
   Cells(std::span<const Fragment* const> fragments, int units, int slices, int secondary_slices);
   Cells(std::span<const Fragment* const> fragments, const Plan& plan)
       : Cells(fragments, static_cast<int>(plan.layout.units.size()), plan.decisions.shards,

@@ -15,7 +15,7 @@ namespace ebb::sharding {
 struct Choice {
   std::function<void(Config&)> make;
   int keys = 1;
-  // What a step pays: roughly the bytes that it moves more of each parameter, with bytes of the
+  // The price of a step: roughly the bytes that it moves more of each parameter, with bytes of the
   // disk counted four times. A step that only waits longer counts as much. For sorting only.
   int cost = 0;
   bool changes_numbers = false;  // by rounding: something is summed in another order
@@ -23,7 +23,7 @@ struct Choice {
 };
 using Setting = std::vector<Choice>;
 
-// Of a config with these pools. `sums_depend_on_groups`: PlanInputs.
+// Settings of a config with these pools. `sums_depend_on_groups`: PlanInputs.
 std::vector<Setting> SettingsOf(const Config& config, const Pools& pools,
                                 bool sums_depend_on_groups);
 

@@ -41,7 +41,7 @@ Pools LeastPools(const PoolInputs& inputs, const Config& config);
 // class needs.
 absl::Status CheckBudget(const Pools& pools, const Config& config, bool names_classes = true);
 
-// What a host has left for the pools of some of its ranks.
+// Memory that a host has left for the pools of some of its ranks.
 struct HostRoom {
   std::string of;             // of what: "this machine"
   int64_t ranks = 1;          // ranks that take their pools from it

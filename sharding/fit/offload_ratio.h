@@ -31,14 +31,14 @@
 
 namespace ebb::sharding {
 
-// Of one rank, elements a second.
+// Rates of one rank, in elements a second.
 struct UpdateRates {
   double device = 0;  // updated on the device
   double host = 0;    // updated by the processor, in host memory
   double copies = 0;  // of an update's gradients down, beside copies of fresh parameters up
 };
 
-// As above, with F = 0. Rates are positive.
+// The ratio above, with F = 0. Rates are positive.
 double BalancedRatio(const UpdateRates& rates);
 
 // The share in hundredths: `balanced`, or more until the predicted pools on the device take at most

@@ -170,7 +170,7 @@ void LogicalPlanner::ReadParameters() {
   }
 }
 
-// What is needed soon.
+// Boundaries that are needed soon.
 void LogicalPlanner::BringBoundaries(int tick) {
   if (d_.activation_tier == Tier::kNvme) {
     for (int visit : boundaries_.reading[static_cast<size_t>(tick)])
@@ -180,7 +180,7 @@ void LogicalPlanner::BringBoundaries(int tick) {
     Issue({.kind = LogicalOp::kBringBoundary, .index = visit});
 }
 
-// What the scope that has closed was the last to read.
+// Boundaries that the closed scope was the last to read.
 void LogicalPlanner::SendBoundaries(int tick) {
   for (int visit : boundaries_.leaving[static_cast<size_t>(tick)])
     Issue({.kind = LogicalOp::kSendBoundary, .index = visit});
@@ -200,7 +200,7 @@ void LogicalPlanner::Reduce(int group) {
   ReadParameters();  // into what updates have left
 }
 
-// What the trainer has left in the shards, in the order of the reductions.
+// Norms of the gradients that the trainer has left in the shards, in the order of the reductions.
 void LogicalPlanner::HoldNorms() {
   std::vector<int> units;
   for (const std::vector<int>& group : in_.reduction.groups) {
@@ -286,9 +286,9 @@ void LogicalPlanner::UpdateRest() {
   flush();
 }
 
-// What optimizers that take norms (LAMB, LARS) need before their updates: each rank sums its part
-// of every parameter, sub-group by sub-group, and the ranks exchange the sums. Sub-groups pass
-// through the slots of updates, and nothing is written; the updates bring them again.
+// Optimizers that take norms (LAMB, LARS) need sums before their updates: each rank sums its part
+// of every parameter, sub-group by sub-group, and the ranks exchange these. Sub-groups pass through
+// the slots of updates, and nothing is written; the updates bring them again.
 //
 //   read states    s0  s1  s2             s0  s1  s2
 //   host update        n0  n1  n2             u0  u1  u2        n: sums, u: update

@@ -1,4 +1,4 @@
-// What a step does and in which order, before slots are given out: what may start at each open and
+// The order of a step's operations, before slots are given out: what may start at each open and
 // close of a scope. Gathers come as early as their slot and the prefetch limits allow, reductions
 // with the last gradient of their bucket, early updates when a unit's gradient is final.
 //

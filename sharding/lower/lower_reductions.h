@@ -58,7 +58,7 @@ class ReductionLowering {
   int64_t AddAccumulate(const Gradient& gradient);
   int64_t AddNorm(const Gradient& gradient);
   void AddSquares(const Gradient& gradient, bool last);
-  // What becomes of reduced slices with shards in `shard_tier`.
+  // Sums reduced slices into shards in `shard_tier`, or takes the norms of those that lie there.
   void Sum(Tier shard_tier, const Gradients& gradients);
   void Land(const Gradients& gradients);
   void SumInSlot(Gradient gradient);

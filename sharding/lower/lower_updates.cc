@@ -181,7 +181,7 @@ void UpdateLowering::BringParameter(Route& route) {
   const bool of_file = route.parameter_place.tier == Tier::kNvme;
   route.parameter =
       route.on_host && of_file ? route.host_parameter : route.slot().Plus(slots.parameter);
-  // What is there is needed as the master or half of it, and from the swap file has come already.
+  // The parameter is read as the master or half of it. Here it has come from the swap file already.
   if (!d_.reads_parameters(route.unit) || (route.on_host && of_file)) return;
   Copy(route, route.on_host,
        {.state = StateClass::kParameter,

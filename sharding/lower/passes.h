@@ -19,7 +19,7 @@ namespace ebb::sharding {
 
 enum class PlanKind : uint8_t { kStep, kWalk, kDrain };
 
-// What the passes read. They may read the plan's layout, decisions, pools and scopes.
+// Inputs of the passes, which may read the plan's layout, decisions, pools and scopes.
 struct PassInputs {
   PlanKind kind{};
   const ModelSpec& model;

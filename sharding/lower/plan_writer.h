@@ -1,5 +1,4 @@
-// What the lowering passes write: the operations of a plan, moment by moment, each with its
-// operands.
+// The operations of a plan as lowering passes write them, moment by moment, each with its operands.
 #pragma once
 
 #include <cstdint>

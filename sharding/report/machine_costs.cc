@@ -23,7 +23,7 @@ bool RunsOnHost(StreamId stream) {
   }
 }
 
-// Of an all-gather: this rank's own part, unless it lies where the whole goes.
+// This rank's own part of an all-gather, unless it lies where the whole goes.
 int64_t OwnBytesCopied(const Instruction& gather) {
   int64_t bytes = 0;
   for (const Operand& own : gather.operands) {

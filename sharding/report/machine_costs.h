@@ -1,4 +1,4 @@
-// What a plan's instructions cost on a machine that is described in figures. Memory and disk: the
+// Costs of a plan's instructions on a machine that is described in figures. Memory and disk: the
 // bytes of their operands. Collectives: the bytes that a rank receives. Bytes from its own host
 // come over the link between devices. Rings go through each host once and there are as many as it
 // has ranks of the group:

@@ -7,7 +7,7 @@
 
 namespace ebb::sharding {
 
-// What the step is, in a line: ranks, stage, rounds, when updates run and why.
+// The step in a line: ranks, stage, rounds, when updates run and why.
 std::string PlanHeadline(const Plan& plan);
 // That line, a legend, the columns, and a line per operation: number, time of issue, operation,
 // unit, stage, stream, after what, bytes, address. A line without a number continues the one above:

@@ -40,9 +40,9 @@ struct Simulated {
   double seconds = 0;  // until all that was issued is over
   // In the steady state, how long each line is in use, and each resource would be at its full rate.
   StepSeconds busy;
-  // What a step waits for: the chain of instructions, each the last that the next one waited for,
-  // that ends with a step's kernels. By line these are all of the step's seconds; by resource those
-  // for which one was full.
+  // The critical path: the chain of instructions, each the last that the next one waited for, that
+  // ends with a step's kernels. By line these are all of the step's seconds; by resource those for
+  // which one was full.
   StepSeconds critical;
   std::vector<SimulatedSpan> spans;  // as issued
 

@@ -1,4 +1,4 @@
-// What a step moves between tiers and between ranks, from the plan alone: the tables that the
+// Bytes that a step moves between tiers and between ranks, from the plan alone: the tables that the
 // engine's counts must equal.
 #pragma once
 
@@ -20,8 +20,8 @@ TrafficRow RowOf(const Move& move);
 // if the plan stands for longer ones; 0: the plan's own.
 std::vector<TrafficRow> PredictTraffic(const Plan& plan, bool carrying = true, int rounds = 0);
 
-// What a step's collectives move. `predicted` and `moved` are asked for the bytes of one kind of
-// operation.
+// Bytes that a step's collectives move. `predicted` and `moved` are asked for the bytes of one kind
+// of operation.
 using BytesOfKind = absl::FunctionRef<int64_t(OperationKind)>;
 std::vector<CommunicationRow> CommunicationRows(BytesOfKind predicted, BytesOfKind moved);
 std::vector<CommunicationRow> PredictCommunication(const Plan& plan);
