@@ -152,7 +152,7 @@ class Engine : public EngineState {
   // rank's own error, or the error of the first rank that has one, cut to 440 bytes. In a step the
   // error names the text of `about` before a colon as the call.
   absl::Status Agree(const absl::Status& own, std::string_view about = "");
-  // The same; after OK the ranks' texts, by rank.
+  // Agree, and after OK the ranks' texts, by rank.
   absl::StatusOr<std::vector<std::string>> Exchange(const absl::Status& own, std::string_view about,
                                                     std::string_view text);
 

@@ -1,4 +1,4 @@
-// What the trainer gave for an engine. Create settles the rest: the world's communicators for the
+// The trainer's inputs to an engine. Create settles the rest: the world's communicators for the
 // device, and the values that the config leaves open ("auto").
 #pragma once
 

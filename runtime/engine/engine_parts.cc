@@ -76,8 +76,8 @@ EngineParts::~EngineParts() {
   while (scopes.progress.alive) call.steps->Drop(scopes.progress.number);
   if (call.state.has_value()) call.state->AwaitReads();
   streams.WaitIdle();
-  // Before any memory goes, which waits for the device: there ranks that share it may wait for this
-  // one.
+  // Ranks leave before any memory goes. Freeing memory waits for the device, where ranks that share
+  // it may wait for this one.
   communicators.Leave();
   collective_pools.Deregister();
   outcome.outcome.reset();  // reports work that no call asked for

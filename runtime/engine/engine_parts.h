@@ -68,7 +68,7 @@ struct UpdateParts {
   std::optional<UpdateCall> call;
 };
 
-// What runs plans.
+// The parts that run plans.
 struct IssueParts {
   std::optional<ProfilerRanges> ranges;
   std::unique_ptr<IssueObserver> observer;  // of a check of the order; null: none
@@ -79,7 +79,7 @@ struct IssueParts {
   std::optional<FragmentRunner> runner;
 };
 
-// What is between a trainer's scopes and the plan.
+// The parts between a trainer's scopes and the plan.
 struct ScopeParts {
   CallersCore core = {};  // of the thread that opens scopes
   ViewErrors view_errors;
@@ -90,7 +90,7 @@ struct ScopeParts {
   std::optional<PausedStep> paused = {};
 };
 
-// What state passes through on its way to files or back.
+// Memory that state passes through on its way to files or back.
 struct FileBuffer {
   absl::StatusOr<std::span<std::byte>> Of(int64_t bytes, MemoryLedger& ledger);
 
@@ -99,7 +99,7 @@ struct FileBuffer {
   int64_t predicted = 0;  // bytes: the most that a call has asked for
 };
 
-// What a trainer calls.
+// The parts that a trainer calls.
 struct CallParts {
   std::optional<CallBarrier> barrier;
   std::optional<Suspension> suspension;

@@ -9,7 +9,7 @@
 namespace ebb {
 namespace {
 
-// What a call of this rank alone returns: only an engine that has failed lets its ranks go apart.
+// The result of a call of this rank alone: only an engine that has failed lets its ranks go apart.
 absl::Status Local(const EngineParts& parts, absl::Status status) {
   return parts.outcome.errors.has_failed() ? parts.calls.ReturnedAlone(std::move(status)) : status;
 }

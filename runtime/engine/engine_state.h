@@ -62,12 +62,12 @@ class EngineState {
   // Host memory for one call at a time that brings state to files or back, in memory(). It is kept.
   // With state on NVMe or a GPU a call that asks for less gives the rest back.
   absl::StatusOr<std::span<std::byte>> FileBuffer(int64_t bytes);
-  // What the run is beside its tensors, with all finished steps: waits for the verdict on the last
-  // one. Local, and the same on every rank.
+  // The run's state beside its tensors, with all finished steps: waits for the last step's verdict.
+  // Local, and the same on every rank.
   absl::StatusOr<TrainingState> training_state();
-  // The reverse, to resume a run: the next step is state.finished_steps + 1, and there is no Report
-  // until it has finished. Collective, between steps. It waits for pending updates. An error on any
-  // rank, or states that differ, is every rank's error and nothing is set.
+  // Sets that state, to resume a run: the next step is state.finished_steps + 1, and there is no
+  // Report until it has finished. Collective, between steps. It waits for pending updates. An error
+  // on any rank, or states that differ, is every rank's error and nothing is set.
   absl::Status SetTrainingState(const TrainingState& state);
   // The run's name, so that a save removes no other run's checkpoints: empty until SaveCheckpoint
   // draws it or LoadCheckpoint takes the resumed run's. Rank 0's counts.
@@ -80,8 +80,8 @@ class EngineState {
   // Collective, between steps: one parameter's kMaster or kParameter whole, as fp32. root -1: on
   // every rank; else `whole` may be empty elsewhere.
   absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root = -1);
-  // The same in pieces of at most 1 MiB, in the order of their elements, so that no rank needs
-  // memory for the whole. `sink` is called on the ranks that gather it, on the calling thread. Its
+  // Gathers it in pieces of at most 1 MiB, in the order of their elements, so that no rank needs
+  // memory for the whole. `sink` is called on the ranks that get it, on the calling thread. Its
   // first error ends the calls, and is returned on that rank alone.
   absl::Status Gather(ParameterId p, StateClass what, Sink sink, int root = -1);
 

@@ -33,9 +33,9 @@ class Scope {
   // StepOptions::micro_batches - 1; in an evaluation within the walk. The span is good until the
   // scope closes.
   std::span<const int> micro_batches() const;
-  // What the previous visit wrote as output(); also in backward. One dimension of the previous
-  // visit's output_bytes, in the config's compute dtype, or kInt8 where they are no multiple of its
-  // size; empty in the first visit and if the trainer keeps its own activations.
+  // The previous visit's output(); also in backward. One dimension of that visit's output_bytes, in
+  // the config's compute dtype, or kInt8 where they are no multiple of its size; empty in the first
+  // visit and if the trainer keeps its own activations.
   TensorView input(int micro_batch) const;
   // Releases the parameters. A later request for a view is an error of the step. Backward: an
   // unused gradient counts as zero, and the reduction starts.
@@ -80,7 +80,7 @@ class BackwardScope : public Scope {
   // Write beta * tensor + g. At the first request beta is 0 and the contents are undefined: for
   // GEMM, without the zero-fill and a read.
   Fused fused_gradient(ParameterId p);
-  // The same of several parameters of the unit in one call, in the order of `of`; `into` is as
+  // Gradients of several parameters of the unit in one call, in the order of `of`; `into` is as
   // long. Adjacent gradients are zero-filled in one go.
   void gradients(std::span<const ParameterId> of, std::span<MutableTensorView> into);
   void fused_gradients(std::span<const ParameterId> of, std::span<Fused> into);

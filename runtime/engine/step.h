@@ -44,8 +44,8 @@ struct StepOptions {
   bool may_leave_out = false;
 };
 
-// What a trainer may know only at the end of a step; the same on every rank. With early updates it
-// is an error, unless the step was begun with StepOptions::rates_at_finish.
+// Values that a trainer may know only at the end of a step; the same on every rank. With early
+// updates they are an error, unless the step was begun with StepOptions::rates_at_finish.
 struct FinishOptions {
   std::vector<GroupRates> rates = {};  // replace the rates of StepOptions
   // Divides gradient_divisor. So it scales gradients, their norm (also for clipping) and the loss.
@@ -95,7 +95,7 @@ class Step {
   // The factor of the loss before backward; 1 unless fp16. With fp16 the call waits for the last
   // step's overflow flag.
   float loss_scale() const;
-  // The same as an fp32 scalar on the device, in stream order: no host wait on a GPU.
+  // loss_scale() as an fp32 scalar on the device, in stream order: no host wait on a GPU.
   TensorView device_loss_scale() const;
   // Adds one fp32 scalar on the device, unscaled. The compute stream reads it, so on a GPU it stays
   // there until that stream has come so far. StepReport::loss is the sum over calls and ranks over
@@ -152,7 +152,7 @@ class Evaluation {
   void AddLoss(TensorView scalar) { Add(0, scalar); }
   // The mean of the added losses, over calls and all ranks. Waits. Collective.
   absl::StatusOr<double> Finish();
-  // The same, with all sums: loss, right answers, tokens ...
+  // Finish with all sums: loss, right answers, tokens ...
   absl::StatusOr<Sums> FinishSums();
 
  private:

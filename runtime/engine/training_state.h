@@ -1,5 +1,5 @@
-// What a run is beside its tensors. With the masters (or parameters) and the optimizer's states,
-// read by Engine::Read and written by Engine::Write, it resumes a run bit for bit. The
+// The state of a run beside its tensors. With the masters (or parameters) and the optimizer's
+// states, read by Engine::Read and written by Engine::Write, it resumes the run bit for bit. The
 // learning-rate schedule's only state is applied_steps. The trainer keeps its place in the data.
 #pragma once
 

@@ -88,8 +88,8 @@ absl::Status Measuring::MeasureCoalesce(Scratch& scratch) {
   return absl::OkStatus();
 }
 
-// What ebb.device_memory asks for. On a CPU the same threads update both parts: there it is all
-// that counts.
+// The least ratio that ebb.device_memory allows. On a CPU nothing else counts, because the same
+// threads update both parts.
 void Measuring::ChooseRatioByCap() {
   OffloadOptimizerConfig& optimizer = config_.zero.offload_optimizer;
   if (!optimizer.measures_ratio) return;
@@ -145,8 +145,8 @@ absl::StatusOr<double> Measuring::MeasureBalance(Scratch& scratch) {
   return static_cast<double>(all[0]) / kParts;
 }
 
-// What a rank's pools on the device may take. A tenth of the free memory is left to the trainer and
-// to libraries. The rest is for all ranks that use the device.
+// Bytes that a rank's pools on the device may take. A tenth of the free memory is left to the
+// trainer and to libraries. The rest is for all ranks that use the device.
 absl::StatusOr<int64_t> Measuring::DeviceBudget() {
   if (config_.ebb.device_memory) return *config_.ebb.device_memory;
   EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> devices,
@@ -179,7 +179,7 @@ absl::Status Measuring::ChooseVerifySwap() {
   return absl::OkStatus();
 }
 
-// The same on all ranks: "states" where one of them would get longer by "all".
+// Every rank chooses the same: "states" where one of them would get longer by "all".
 absl::Status Measuring::MeasureVerifySwap(const ChecksumWork& work) {
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), absl::OkStatus()));  // all measure at a time
   const absl::StatusOr<ChecksumRates> rates = MeasureChecksumRates(*with_.storage, plan());

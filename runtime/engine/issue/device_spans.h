@@ -1,5 +1,5 @@
-// What a device does, for a timeline, without a function of the host on its streams: a mark before
-// and behind each operation. The thread that calls the engine reads the times of the marks later.
+// A device's operations, for a timeline, without a function of the host on its streams: a mark
+// before and behind each. The thread that calls the engine reads the times of the marks later.
 #pragma once
 
 #include <cstdint>

@@ -48,7 +48,7 @@ class LinkedFragment {
   std::byte* At(int instruction, int operand) const {
     return pointers_[Of(instruction).first + static_cast<size_t>(operand)];
   }
-  // Of its operands from one on.
+  // Addresses of its operands from `operand` on.
   std::span<std::byte* const> AllFrom(int instruction, int operand) const {
     return std::span(pointers_)
         .subspan(Of(instruction).first, (*this)[instruction].operands.size())
@@ -64,7 +64,7 @@ class LinkedFragment {
   // When it began, for a timeline; whether its transfers were started.
   int64_t& begun(int instruction) { return linked_[static_cast<size_t>(instruction)].begun; }
   bool& started(int instruction) { return linked_[static_cast<size_t>(instruction)].started; }
-  // What went wrong in it, of a call for state.
+  // The error of an instruction of a call for state.
   absl::Status& error(int instruction) { return linked_[static_cast<size_t>(instruction)].error; }
 
  private:
@@ -90,7 +90,7 @@ class LinkedFragment {
   std::vector<std::unique_ptr<Event>> events_;
 };
 
-// What an all-gather moves: numbers, or bytes where its units have several dtypes.
+// The numbers that an all-gather moves, or bytes where its units have several dtypes.
 DType GatheredDType(const sharding::Instruction& gather);
 
 }  // namespace ebb

@@ -42,7 +42,7 @@ void ProfilerRanges::Close(int64_t scope) {
   PopClosed();
 }
 
-// Of this thread's ranges.
+// Pops ranges of this thread only.
 void ProfilerRanges::PopClosed() {
   const std::thread::id here = std::this_thread::get_id();
   for (size_t i = open_.size(); i-- > 0;) {

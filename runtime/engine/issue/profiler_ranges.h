@@ -1,4 +1,4 @@
-// What a profiler shows of a thread that calls an engine: its scope and the instruction that it
+// A profiler's view of a thread that calls an engine: its scope and the instruction that it
 // enqueues, with the timeline's names ("backward block3", "reduce block3").
 #pragma once
 

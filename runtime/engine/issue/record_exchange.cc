@@ -16,7 +16,7 @@ using sharding::OperationKind;
 
 namespace {
 
-// Of `count` numbers; none: `count`.
+// The index of the first non-finite number of `count`; none: `count`.
 int64_t FirstNonFinite(const std::byte* data, DType dtype, int64_t count) {
   const auto first = [&]<class T>(const T* numbers) {
     return std::find_if(numbers, numbers + count,
@@ -47,7 +47,7 @@ void RecordExchange::Seal(const LinkedFragment& run, int instruction, int parity
   });
 }
 
-// What the host does not reach is not read for a name.
+// Memory that the host does not reach is not read for a name.
 void RecordExchange::NameNonFinite(const LinkedFragment& run, int instruction, int parity) const {
   ExchangeRecord& record = with_.control->own_record(parity);
   if (record.non_finite_unit < 0) return;
@@ -93,9 +93,9 @@ void RecordExchange::ConcludeNorms(int parity, Stream& stream) {
   stream.Enqueue([this, parity] { SetTrustRatios(parity); });
 }
 
-// The same on every rank of a shard group, as it follows from the records alone. If a rank has
-// failed, or the communicator broke before a record came, no rank of the group updates. All ranks
-// learn of the failure with the next exchange, as with a failure in a late update.
+// All ranks of a shard group set the same ratios, which follow from the records alone. If a rank
+// has failed, or the communicator broke before a record came, no rank of the group updates. All
+// ranks learn of the failure with the next exchange, as with a failure in a late update.
 void RecordExchange::SetTrustRatios(int parity) {
   with_.peers->NoteIfBroken(
       *with_.of_shards, [] { return std::string(sharding::Name(OperationKind::kExchangeNorms)); });

@@ -51,8 +51,8 @@ struct Runnable {
   std::unique_ptr<LinkedFragment> linked[2];  // without, with those updates
 
  private:
-  // Of the planned rounds [0], and with one middle round more [1]; without [0] and with [1] carried
-  // updates.
+  // Traffic of the planned rounds [0], and with one middle round more [1]; without [0] and with [1]
+  // carried updates.
   std::vector<TrafficRow> traffic_[2][2];
   // The same bytes by operation kind.
   int64_t bytes_of_[2][sharding::kOperationKinds] = {};

@@ -33,7 +33,7 @@ class RunnablePlans {
   Runnable& own() const { return *own_; }      // the config's own step
   Runnable& walk() const { return *walk_; }    // a walk of an evaluation
   Runnable& drain() const { return *drain_; }  // carried updates alone
-  // What is the same in all plans: layout, pools, what plan_facts.h has but for rounds and timing.
+  // Facts that are the same in all plans: layout, pools, all of plan_facts.h but rounds and timing.
   const sharding::Plan& plan() const { return own_->plan; }
   // A step of this many rounds; planned once for all of more than two.
   absl::StatusOr<Runnable*> Of(int rounds, bool hold_updates);
@@ -43,8 +43,8 @@ class RunnablePlans {
     return Of(sharding::PlannedRounds(plan()), /*hold_updates=*/true);
   }
 
-  // Of the config's own plans. Plans of other steps are made when these begin. They follow from the
-  // same model, config, optimizer and placement, which ranks compare, too.
+  // The hash of the config's own plans. Plans of other steps are made when these begin. They follow
+  // from the same model, config, optimizer and placement, which ranks compare, too.
   uint64_t Fingerprint() const;
 
   // Cuts memory into cells at the operands of the config's own plans. Plans of more rounds touch

@@ -39,7 +39,7 @@ absl::Status HostPools::TakeSaveStaging(int64_t bytes) {
   return absl::OkStatus();
 }
 
-// What cannot be locked is used as it is.
+// Memory that cannot be locked is used as it is.
 absl::Status HostPools::Allocate(StateClass state, StateClass counted_as, int64_t bytes, bool pin,
                                  std::string_view what) {
   Pool& pool = pools_[static_cast<size_t>(state)];

@@ -26,7 +26,7 @@ absl::Status CheckName(const sharding::Plan& plan, std::string_view name) {
       absl::StrCat("EngineOptions::name, which swap directories have: ", status.message()));
 }
 
-// What steps leave to each other.
+// State that steps leave to each other.
 bool IsKept(int state) {
   return state == static_cast<int>(StateClass::kParameter) ||
          state == static_cast<int>(StateClass::kMaster) ||

@@ -62,7 +62,7 @@ class Storage {
   Storage(Storage&&) = default;
   ~Storage();
 
-  // What keeps memory of the device: as Engine::HoldMemory.
+  // Keeps memory of the device, like Engine::HoldMemory.
   std::shared_ptr<void> Hold();
 
   // HostPools::kStateStaging, where there is need of it.

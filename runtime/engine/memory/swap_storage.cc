@@ -19,7 +19,7 @@
 namespace ebb {
 namespace {
 
-// What the run needs on the disks of a host, where one file finds no room: by class, and over the
+// The run's need on the disks of a host, where one file finds no room: by class, and over the
 // ranks.
 std::string NeedOnNvme(const sharding::Plan& plan, const Config& config, int ranks) {
   using sharding::SizeText;

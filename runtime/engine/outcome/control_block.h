@@ -1,4 +1,4 @@
-// What the host and the device tell each other in a step, in memory that both reach: the memory of
+// Values that the host and the device exchange in a step, in memory that both reach: the memory of
 // the plan's cells (sharding::ControlCells). Norms, losses and the ranks' records come from the
 // device; the scale and the constants of updates go to it. A device with memory of its own has a
 // copy of the values that every thread of an update reads. On the CPU all of this is plain memory.

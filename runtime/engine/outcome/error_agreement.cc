@@ -7,7 +7,7 @@
 
 namespace ebb {
 
-// What went wrong on any rank, after the exchange; the same step fails on all of them.
+// The error of any rank, after the exchange; the same step fails on all of them.
 absl::Status ErrorAgreement::ErrorOf(const Known& known) {
   StepErrors& errors = *with_.errors;
   if (errors.has_failed()) {
@@ -28,7 +28,7 @@ absl::Status ErrorAgreement::ErrorOf(const Known& known) {
     errors.Fail(status.ok() ? known.ranks.error : status);
     return errors.failure();
   }
-  // What broke after the exchange of a step that was left open fails the next one's.
+  // A failure after the exchange of a step that was left open fails the next step.
   const bool stands = known.is_step && !known.waits && known.complete && !known.ranks.broken;
   absl::Status broken = stands ? with_.peers->DeviceFailure() : with_.peers->Broken();
   if (broken.ok() && known.ranks.broken) broken = known.ranks.error;

@@ -15,8 +15,8 @@ bool BeginsCharacter(char c) {
   return (static_cast<unsigned char>(c) & 0xc0u) != 0x80u;
 }
 
-// What is too long is cut in the middle, between characters: what failed stands at the beginning,
-// and why it did often behind a path of any length.
+// A text that is too long is cut in the middle, between characters: the beginning says what failed,
+// and the reason often stands behind a path of any length.
 std::string Fitting(absl::string_view text, size_t bytes_max) {
   if (text.size() <= bytes_max) return std::string(text);
   constexpr absl::string_view kCut = " ... ";

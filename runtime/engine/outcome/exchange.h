@@ -1,6 +1,6 @@
-// What ranks tell each other once a step: the parts of the norm and the loss, whether anything went
-// wrong, and which scopes they opened. One small all-gather, between two tasks of
-// record_exchange.h, so every rank reaches the same verdict.
+// The ranks' messages of a step: the parts of the norm and the loss, whether anything went wrong,
+// and which scopes they opened. One small all-gather, between two tasks of record_exchange.h, so
+// every rank reaches the same verdict.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ struct ExchangeRecord {
 };
 static_assert(sizeof(ExchangeRecord) == sharding::kExchangeBytes);
 
-// What all ranks conclude from all records, in rank order.
+// Conclusions of all ranks from all records, in rank order.
 struct Verdict {
   double squares = 0, loss = 0;
   int non_finite_rank = -1, non_finite_unit = -1, non_finite_parameter = -1;

@@ -1,4 +1,4 @@
-// What an engine knows of the outcome of its steps. Its other parts borrow it.
+// An engine's knowledge of the outcome of its steps. Other parts of the engine borrow it.
 #pragma once
 
 #include <optional>

@@ -68,7 +68,7 @@ struct ScopeDifference {
   int number = 0;  // of the first scope that differs
   int first = ScopeTrail::kNothing, other = ScopeTrail::kNothing;
 };
-// Of trails with the same `begun`. None if the trails show no difference.
+// Both trails have the same `begun`. None if they show no difference.
 std::optional<ScopeDifference> FirstDifference(const ScopeTrail& first, const ScopeTrail& other);
 
 }  // namespace ebb

@@ -30,7 +30,7 @@ class StepErrors {
   // The oldest error that no call has returned, for a call that returns it now. Each call returns a
   // failure of the engine, or the error of the open step, again.
   absl::Status Report();
-  // The same, but the error counts as unreported. Any thread.
+  // Report's error, which still counts as unreported. Any thread.
   absl::Status Peek() const;
 
   // Any thread.

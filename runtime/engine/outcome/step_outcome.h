@@ -1,4 +1,4 @@
-// What became of a step, from its first scope to its report, as a state machine of two slots by
+// The outcome of a step, from its first scope to its report, as a state machine of two slots by
 // parity. An evaluation may run within a step, so it has a slot of its own.
 //
 //   Free -Begin-> Begun -Close-> Sealed -Conclude-> Judged -Report, or the second Begin-> Free
@@ -14,7 +14,7 @@
 // on all ranks. Callers may hear of an error at different times, so TrainingProgress holds steps
 // back until all know.
 //
-// It knows nothing of storage and plans, and of other ranks only their records and StepPeers.
+// The machine knows nothing of storage and plans, and of other ranks only records and StepPeers.
 #pragma once
 
 #include <atomic>
@@ -68,7 +68,7 @@ class StepOutcome {
   // Whether an update may run; any thread. An early update uses the errors that are known by now.
   bool MayUpdate(int parity, bool early) const;
 
-  // What a rank knows of its step when the exchange of records is enqueued.
+  // A rank's knowledge of its step when the exchange of records is enqueued.
   struct Closing {
     StepTerms terms = {};  // without the results of the exchange
     uint64_t scopes_hash = 0;
@@ -103,7 +103,7 @@ class StepOutcome {
   int last_parity() const { return last_; }  // of the last finished step; any thread
   int64_t exchange(int parity) const { return slots_[parity].terms.exchange; }
   State state(int parity) const { return slots_[parity].state; }
-  // As if every step without a taken verdict had succeeded, except for the errors of this rank.
+  // Counts every step without a taken verdict as a success, except for the errors of this rank.
   int64_t finished_steps() const;
   // No step has finished or failed since the engine was made or its training state was set.
   bool has_nothing_to_report() const { return !report_.ok() && last_failure_.ok(); }
@@ -120,7 +120,7 @@ class StepOutcome {
     StepTerms terms = {};
     absl::Status error = {};        // this rank's
     std::vector<int64_t> log = {};  // as StepProgress has it
-    // Of Conclude.
+    // Results of Conclude.
     bool complete = false;  // all ranks' records have come
     Verdict ranks = {};
     Evaluation::Sums sums = {};  // an evaluation's

@@ -1,5 +1,5 @@
-// What a step's updates depend on beside their arrays, and the constants from it for each set of
-// options (UpdateTable). Updates read the constants in the control block.
+// Inputs of a step's updates beside their arrays, and the constants that follow from them for each
+// set of options (UpdateTable). Updates read the constants in the control block.
 #pragma once
 
 #include <cstdint>

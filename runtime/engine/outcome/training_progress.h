@@ -1,5 +1,5 @@
-// What follows from all steps so far: applied steps, loss scale, held-back steps. All ranks have
-// the same: it follows from their records alone, in the order of the reduce stream.
+// Progress over all steps so far: applied steps, loss scale, held-back steps. It is the same on all
+// ranks, because it follows from their records alone, in the order of the reduce stream.
 //
 //   Healthy -> Holding(cause) -> Healthy
 //
@@ -21,7 +21,7 @@
 
 namespace ebb {
 
-// Of a step, before its verdict.
+// Terms of a step before its verdict.
 struct StepTerms {
   int64_t exchange = 0;       // ExchangeRecord::exchange
   bool waits = false;         // its Finish waits for the verdict

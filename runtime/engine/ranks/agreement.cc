@@ -292,7 +292,7 @@ class OrderNumbers {
   OrderNumbers(const ModelSpec& model, std::span<const int64_t> numbers)
       : model_(model), numbers_(numbers) {}
 
-  // What number `index` is of.
+  // The place in the order that number `index` describes.
   std::string Place(size_t index) const {
     if (index == 0) return "the number of visits";
     if (index > visits() * 2) return absl::StrCat("event ", index - 1 - 2 * visits());

@@ -35,7 +35,7 @@ absl::Status GatherRecords(const HostLane& lane, const ExchangeRecord& own,
 // has one, with that rank's name. Blocks.
 absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own);
 
-// The same for errors that take a while to explain. Among the ranks that pass the same `cause` the
+// Agrees on errors that take a while to explain. Among the ranks that pass the same `cause` the
 // first calls `advise` and adds the returned text behind "; "; all of them get its error. Cause 0:
 // there is nothing to add. The others wait as long as for any collective: after that, or where a
 // rank has gone, their errors are as passed. If all pass OK no more is exchanged.

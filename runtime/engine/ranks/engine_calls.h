@@ -25,14 +25,14 @@ class EngineCalls {
   Result Returned(Result result) const {
     return Returned(world_, std::move(result), engine_);
   }
-  // The same of a call that a rank may make alone.
+  // Returned of a call that a rank may make alone.
   template <class Result>
   Result ReturnedAlone(Result result) const {
     CallOrder* const order = result.ok() ? nullptr : world_.calls();
     if (order != nullptr) order->NoteError(engine_, /*in_call=*/false);
     return result;
   }
-  // The same of a call before there is an engine.
+  // Returned of a call before there is an engine.
   template <class Result>
   static Result Returned(const World& world, Result result, int engine = -1) {
     CallOrder* const order = result.ok() ? nullptr : world.calls();

@@ -55,7 +55,7 @@ class AsyncReads {
   };
   explicit AsyncReads(const Parts& parts) : with_(parts) {}
 
-  // As Engine::StateSlices.
+  // Engine::StateSlices.
   std::vector<StateSlice> Slices() const;
   // Takes memory, a stream and a communicator, at the first read. Collective if there is no error.
   absl::Status Prepare(bool beside_steps);

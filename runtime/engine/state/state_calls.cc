@@ -13,7 +13,7 @@
 namespace ebb {
 namespace {
 
-// The same on all ranks that set the same.
+// A hash of the state, which is equal on all ranks that set the same one.
 int64_t SubjectOf(const TrainingState& state) {
   const optim::LossScalerState& scaler = state.loss_scaler;
   sharding::Hasher hasher;

@@ -45,7 +45,7 @@ class StateCalls {
   };
   explicit StateCalls(const Parts& parts) : with_(parts) {}
 
-  // As Engine's calls of these names.
+  // Engine's calls of these names.
   absl::Status Read(StateClass what, Engine::Sink sink, std::string_view optimizer_state);
   absl::Status Write(StateClass what, const Initialiser& source, std::string_view optimizer_state);
   absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root);

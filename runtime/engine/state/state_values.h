@@ -55,8 +55,8 @@ class StateValues {
   // `next`: the range of the next Read, if known. Its read, and writes, may last until Await.
   absl::Status Read(const sharding::StateRange& range, std::span<float> values,
                     const sharding::StateRange* next = nullptr);
-  // The same run by run, each verified as it comes, with as many runs on their way as there are
-  // slots. Ends at the first error.
+  // Reads run by run, each verified as it comes, with as many runs on their way as there are slots.
+  // Ends at the first error.
   using Show = absl::FunctionRef<absl::Status(const sharding::StateRun&, std::span<const float>)>;
   absl::Status ReadEach(const sharding::StateRange& range, Show show);
   absl::Status Write(const sharding::StateRange& range, std::span<const float> values);

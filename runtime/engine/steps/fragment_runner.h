@@ -58,10 +58,11 @@ class FragmentRunner {
   bool has_after_carried() const { return after_carried_ != nullptr; }
   // Issues the carried updates that are left, because the step is dropped.
   void IssueCarriedLeft();
-  // The same before an evaluation. The step goes on in the fragment without those updates.
+  // Issues carried updates before an evaluation. The step goes on in the fragment without them.
   void FinishCarried();
-  // The same before a unit is gathered out of the step's order, if the order has any left. What
-  // they overwrite comes again, on all ranks: some may have done theirs before (Engine::ReadAsync).
+  // Issues carried updates that are left before a unit is gathered out of the step's order. Data
+  // that they overwrite comes again on all ranks: some may have done theirs before
+  // (Engine::ReadAsync).
   void BringUpToDate();
   // State is not to be looked at between the updates that a step carries.
   absl::Status MayLook() const;

@@ -112,7 +112,7 @@ void OpenScopes::Advance() {
                                .kind = planned.kind()};
       if (ReducesAfter(left_out)) with_.views->CompleteGradient(left_out);
     }
-    // What has run since the moment before.
+    // The kernels since the moment before.
     const int before = at > 0 ? progress.MomentOf(at - 1).kernels : -1;
     if (before >= 0) with_.runner->EndKernels(before);
     with_.runner->Issue(moment.begin, moment.end);
@@ -251,7 +251,7 @@ int OpenScopes::VisitOf(int unit, bool backward) const {
   return found;
 }
 
-// What holds the plan back.
+// The scope that holds the plan back.
 std::string OpenScopes::HeldScope() const {
   const StepProgress& progress = *with_.progress;
   for (const OpenScope& open : progress.open)
@@ -288,7 +288,7 @@ void OpenScopes::CloseAgain(const OpenScope& scope) {
     with_.views->Poison(scope.unit);
     const sharding::Plan& plan = with_.progress->plan();
     for (int unit = 0; unit < static_cast<int>(plan.layout.units.size()); ++unit) {
-      // What another one displaces still, that one brings back.
+      // A unit that another scope still displaces is brought back by that scope.
       const bool displaced = std::any_of(
           with_.progress->open.begin(), with_.progress->open.end(), [&](const OpenScope& other) {
             return other.displaces && sharding::GathersConflict(plan, unit, other.unit);

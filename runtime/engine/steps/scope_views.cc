@@ -188,7 +188,7 @@ void ScopeViews::Gradients(int64_t id, std::span<const ParameterId> of, size_t r
     if (!zero_fill || gradient.tensor.data == nullptr || gradient.beta != 0) continue;
     auto* const first = static_cast<std::byte*>(gradient.tensor.data);
     const int64_t size = SizeOf(gradient.tensor.dtype);
-    // What is less than the alignment is padding, and no other parameter.
+    // A gap shorter than the alignment is padding, and no other parameter.
     const bool is_neighbour =
         begin != nullptr && first >= end && first - end < sharding::kAlignment * size;
     if (!is_neighbour) {
@@ -244,7 +244,7 @@ std::span<const int> ScopeViews::MicroBatches(int64_t id) {
   return of_round->numbers;
 }
 
-// What visit `visit` wrote as its output, or the gradient of that.
+// The output of visit `visit`, or its gradient.
 MutableTensorView ScopeViews::Boundary(int64_t id, int micro_batch, int visit, bool gradient,
                                        Shown shown) {
   const OpenScope* scope = Find(id);

@@ -1,6 +1,6 @@
-// What open scopes show: parameters, gradients, and the boundaries that belong to the engine. A
-// request for a tensor that a scope does not have is an error of the step, and the trainer gets an
-// empty view.
+// Views that open scopes show: parameters, gradients, and the boundaries that belong to the engine.
+// A request for a tensor that a scope does not have is an error of the step, and the trainer gets
+// an empty view.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ class ScopeViews {
   MutableTensorView Output(int64_t scope, int micro_batch);
   MutableTensorView OutputGradient(int64_t scope, int micro_batch);
   MutableTensorView InputGradient(int64_t scope, int micro_batch);
-  // Of every step, until the pools move.
+  // Views that serve every step, until the pools move.
   MutableTensorView Workspace() const;
   std::vector<ParameterView> Unit(UnitId unit) const;
 
@@ -54,8 +54,8 @@ class ScopeViews {
   // Gradients that backward did not ask for become zero, and so does the padding between
   // parameters.
   void CompleteGradient(const OpenScope& scope);
-  // What the scope showed is no longer its unit's: a view that is kept shows nonsense (CPU, debug
-  // builds).
+  // Memory that the scope showed is no longer its unit's: a view that is kept shows nonsense (CPU,
+  // debug builds).
   void Poison(const OpenScope& closed);
   void Poison(int unit);
   // The mistakes with views since the last call become the step's.
@@ -78,7 +78,7 @@ class ScopeViews {
   const sharding::Plan& plan_;  // for facts that are the same in all of an engine's plans
   std::vector<std::vector<uint8_t>> requested_;  // by gradient key, by placement: gradient written
   std::vector<int> walk_numbers_;                // of micro-batches
-  // The same of rounds that a scope that is open was asked for.
+  // Micro-batches of rounds that an open scope was asked for.
   struct RoundNumbers {
     int round = -1;
     std::vector<int> numbers;

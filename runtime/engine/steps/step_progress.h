@@ -58,7 +58,7 @@ struct StepProgress {
   ScopeTrail trail;            // the same for the ranks' records; of a step
   std::vector<OpenScope> open;
 
-  // As the declared order has it.
+  // The declared order's plan and moments.
   const sharding::Plan& plan() const { return run->plan; }
   size_t moments() const { return moments_of_round() * static_cast<size_t>(rounds) + 2; }
   size_t MomentInPlan(size_t at) const;

@@ -44,7 +44,7 @@ int64_t Steps::Begin(const StepOptions& options) {
   return number;
 }
 
-// What is wrong with them is an error of the step, which goes on with what is usual.
+// An option that is wrong is an error of the step, which goes on with the usual value.
 void Steps::TakeOptions(const StepOptions& options) {
   StepProgress& progress = *with_.progress;
   const Config& config = with_.inputs->config;
@@ -298,7 +298,7 @@ absl::Status Steps::Finish(int64_t number, const FinishOptions& options) {
   return status;
 }
 
-// What Finish was given: the updates of the step have not been enqueued yet.
+// The rates that Finish was given. The updates of the step have not been enqueued yet.
 absl::Status Steps::TakeRates(const FinishOptions& options) {
   if (options.rates.empty() && options.gradient_scale == 1) return absl::OkStatus();
   StepProgress& progress = *with_.progress;

@@ -1,4 +1,4 @@
-// What ranks tell each other of whole parameters before LAMB or LARS update them. Each rank sends
+// The ranks' exchange of norms of whole parameters before LAMB or LARS update them. Each rank sends
 // the sums of its sub-groups to all ranks of the shard group in one record; the sums are on the
 // device and in host memory, by set of constants (UpdateTable). The records give the squares of
 // whole parameters. Sums are exact (optim/exact_sum.h), so neither cuts nor the order of ranks

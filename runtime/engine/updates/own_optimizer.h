@@ -25,7 +25,7 @@ class OwnOptimizer {
   OwnOptimizer(const OptimizerSpec& spec, const ModelSpec& model, const Config& config,
                const sharding::Plan& plan, int slice);
 
-  // Of one sub-group.
+  // The work on one sub-group.
   struct Work {
     int sub_group = 0;
     optim::UpdateArrays arrays;
