@@ -1,4 +1,4 @@
-// What a way of connecting ranks implements. It is small, so that processes, GPUs and a simulated
+// The interface of a way of connecting ranks. It is small, so that processes, GPUs and a simulated
 // network fit behind it. One conformance suite (tests/comm/conformance_test.cc) says what every
 // backend must do.
 #pragma once
@@ -75,8 +75,8 @@ struct CommunicatorOptions {
   NoticeTimes notices = {};
 };
 
-// What a rank proposes to the others. Ranks that propose the same colour become a group, ordered by
-// (key, rank). All propose the same options and device.
+// The proposal of a rank to the others. Ranks that propose the same colour become a group, ordered
+// by (key, rank). All propose the same options and device.
 struct Proposal {
   CommunicatorOptions options;
   std::string device = {};  // shared by the ranks, for messages; empty: none that is certain
@@ -91,11 +91,11 @@ struct WorldRank {
   // How many consecutive ranks always share a host, the same on all ranks; all of them if no number
   // divides every host. It is the default reduction group and so decides the bits of sums.
   int ranks_per_host = 1;
-  // Of a part (World::Split): the size of the whole world, and the part's ranks there, by rank.
+  // For a part (World::Split): the size of the whole world, and the part's ranks there, by rank.
   int whole_size = 0;
   std::vector<int> world_ranks = {};
 
-  // As World's.
+  // World::RankName.
   std::string RankName(int of) const;
 };
 
@@ -108,10 +108,10 @@ class WorldBackend {
   int size() const { return me_.size; }
   virtual absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) = 0;
-  // As World::Split.
+  // World::Split.
   virtual absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) = 0;
   virtual bool connected_by_nccl() const { return false; }
-  // As World::Allocate.
+  // World::Allocate.
   virtual absl::StatusOr<Buffer> Allocate(const Device& device, int64_t bytes,
                                           std::string_view what) {
     return device.Allocate(bytes, what);

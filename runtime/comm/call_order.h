@@ -91,7 +91,7 @@ class CallOrder {
   // "rank 2 has begun a step of the engine 'policy' as its last call, number 7; ...", or "" if rank
   // 2's calls are unknown. Any thread.
   std::string Describe(int rank) const;
-  // The same for the first few of `ranks`.
+  // Describes the first few of `ranks`.
   std::string Describe(std::span<const int> ranks) const;
 
   // For records outside of shared memory. Pack makes a text of this rank's record. The other takes

@@ -1,4 +1,4 @@
-// What all backends need to know about a call: whether its arguments can be right, its description,
+// Facts about a call that all backends need: whether its arguments can be right, its description,
 // and whether two ranks have made the same call.
 #pragma once
 
@@ -21,8 +21,8 @@ inline bool IsReduction(const Collective& call) {
   return call.kind == CollectiveKind::kReduceScatter || call.kind == CollectiveKind::kAllReduce;
 }
 
-// What one rank can see alone: counts, pointers, peers, and buffers that overlap other than in the
-// documented in-place way.
+// Checks what one rank can see alone: counts, pointers, peers, and buffers that overlap other than
+// in the documented in-place way.
 absl::Status CheckArguments(const Collective& call, int rank, int size);
 
 // How much memory a call uses of its spans, in units of a span's count; 0: none.
@@ -36,7 +36,7 @@ Sides SidesOf(const Collective& call, int rank, int size);
 // kind, dtype, operation, scale, root and the counts of all spans.
 uint64_t Fingerprint(const Collective& call);
 
-// What another rank needs to know of a call. It has no pointers, so it may cross processes.
+// The facts that another rank needs of a call. They have no pointers, so they may cross processes.
 struct CallSummary {
   static constexpr size_t kCounts = 16;  // of the first spans, for messages
   CollectiveKind kind = CollectiveKind::kBarrier;

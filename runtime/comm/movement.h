@@ -20,7 +20,7 @@ namespace ebb {
 struct ElementRange {
   int64_t begin = 0, end = 0;
   int64_t count() const { return end - begin; }
-  // What moves in step `step`, `per_step` elements at a time. Empty after the last step.
+  // Elements that move in step `step`, `per_step` at a time. Empty after the last step.
   ElementRange Step(int64_t step, int64_t per_step) const {
     const int64_t first = std::min(end, begin + step * per_step);
     return {.begin = first, .end = std::min(end, first + per_step)};
@@ -92,10 +92,10 @@ class FlatSpans {
   mutable int64_t before_ = 0;  // elements before span_
 };
 
-// What moves between the ranks in an operation. An all-reduce has two halves: each rank sums a
-// part, and then all gather the parts. All ranks meet between the two.
+// The elements that move between the ranks in an operation. An all-reduce has two halves: each rank
+// sums a part, and then all gather the parts. All ranks meet between the two.
 struct Movement {
-  // What one rank sends to another: elements, in a block of either one's memory.
+  // Elements that one rank sends to another, in a block of either one's memory.
   struct Part {
     ElementRange range;
     int64_t from_block = 0, to_block = 0;
@@ -109,15 +109,15 @@ struct Movement {
   static int Halves(const Collective& call) {
     return call.kind == CollectiveKind::kAllReduce ? 2 : 1;
   }
-  // What is received is summed, otherwise copied.
+  // Received elements are summed, otherwise copied.
   bool sums() const { return IsReduction(call) && half == 0; }
   // The sent bytes do not depend on the peer.
   bool same_for_all() const { return !sums() && call.kind != CollectiveKind::kAllToAll; }
-  // Of the sender's memory.
+  // The side of the sender's memory.
   FlatSpans::Side side() const { return half == 0 ? FlatSpans::kSend : FlatSpans::kReceive; }
   // `from` or `to` is this rank.
   Part Sent(int from, int to) const;
-  // Of the longest part that any rank sends.
+  // The length of the longest part that any rank sends.
   int64_t elements_max() const;
 };
 

@@ -1,4 +1,4 @@
-// What a Status says when a rank fails the others: one wording for all backends.
+// Statuses of ranks that fail the others: one wording for all backends.
 #pragma once
 
 #include <span>
@@ -43,7 +43,7 @@ struct Members {
   // One of the ranks that wait in a call of `kind` for `absent` logs it: the first one that has
   // come, or in an exchange the one that waits.
   bool Logs(CollectiveKind kind, std::span<const int> absent) const;
-  // What this rank waits for: "for rank 1 in barrier on communicator 'reduce'".
+  // The wait of this rank: "for rank 1 in barrier on communicator 'reduce'".
   std::string Waits(const CallSummary& call, std::string_view awaited) const;
   void LogWait(double seconds, const CallSummary& call, std::string_view awaited,
                std::string_view more) const;
@@ -63,7 +63,7 @@ struct Members {
 // For ranks of the world: "rank 1, rank 5".
 std::string RankNames(std::span<const int> world_ranks);
 
-// Of ranks that form communicators.
+// Errors of ranks that form communicators.
 absl::Status LateCreationStatus(const CommunicatorOptions& options, std::string_view awaited);
 absl::Status LeftBeforeCreationStatus(int world_rank, std::string_view how);
 

@@ -33,7 +33,7 @@ class WaitNotice {
 void LogWaiting(std::string_view waiting, double seconds, std::string_view waits, double time_out,
                 std::string_view more);
 
-// As point.Await(condition, deadline, spin), and calls `log_wait(seconds)` whenever a line is due.
+// point.Await(condition, deadline, spin), which calls `log_wait(seconds)` whenever a line is due.
 template <class Condition, class LogWait>
 bool AwaitAndLog(WaitPoint& point, Condition condition, WaitPoint::Deadline deadline,
                  std::chrono::nanoseconds spin, const NoticeTimes& times, LogWait log_wait) {

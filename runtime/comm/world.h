@@ -70,8 +70,8 @@ class World {
   // OK at once.
   absl::Status MeetOnHost(const CommunicatorOptions& options = {}) const;
 
-  // The same ranks with communicators for streams and memory of `device`, each rank's own; for the
-  // CPU this very world. Collective. On CUDA devices:
+  // A world of these ranks with communicators for streams and memory of `device`, each rank's own;
+  // for the CPU this very world. Collective. On CUDA devices:
   //
   //   one rank                    needs no connection and no NCCL
   //   threads of one process      that name the same device share it: sums have the bits of the

@@ -52,7 +52,7 @@ absl::StatusOr<int> Number(const Environment& environment, const char* name, int
   return number;
 }
 
-// What one launcher says. Nothing: none of the launcher's variables is set.
+// One launcher's answer. Nothing: none of the launcher's variables is set.
 absl::StatusOr<std::optional<Launch>> Read(const Environment& environment,
                                            const Numbering& numbering) {
   const bool has_rank = Find(environment, numbering.rank) != nullptr;

@@ -1,5 +1,5 @@
-// What the launcher of this process says about the world it belongs to. A pure function of the
-// environment, so that every rule has a line in a table of tests.
+// The launcher's answer about the world of this process. A pure function of the environment, so
+// that every rule has a line in a table of tests.
 //
 //   torchrun and its like   RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; LOCAL_WORLD_SIZE
 //   Open MPI                OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_SIZE; PMIX_NAMESPACE

@@ -54,7 +54,7 @@ class MpiCommunicator : public TaskCommunicator {
   bool RunSteps(const StagedMovement& movement, WaitPoint::Deadline deadline) override;
 
  private:
-  // What a rank sends to a peer: its next call, or that it makes no more.
+  // A rank's message to a peer: its next call, or that it makes no more.
   struct Announcement {
     CallSummary call = {};
     bool leaves = false;

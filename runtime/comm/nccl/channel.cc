@@ -49,7 +49,7 @@ void NcclChannel::AbortOnceFailed() {
   pthread_setname_np(pthread_self(), "ebb-nccl-abort");
   failure_->changed().Await([this] { return failed() || ends_.load(std::memory_order_acquire); });
   if (!failed()) return;
-  // What NCCL asks of CUDA is harmless while another thread captures a graph.
+  // NCCL's requests to CUDA are harmless while another thread captures a graph.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaThreadExchangeStreamCaptureMode(&mode);
   Abort();

@@ -282,7 +282,7 @@ void NcclCommunicator::Abort(absl::Status why) {
 
 void NcclCommunicator::Watch() {
   const CudaCurrent current(parts_.device.ordinal());
-  // What this thread asks of CUDA is harmless while another captures a graph.
+  // Requests of this thread to CUDA are harmless while another captures a graph.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaThreadExchangeStreamCaptureMode(&mode);
   const auto stopped = [this] { return stop_.load(std::memory_order_acquire); };

@@ -51,7 +51,7 @@ class OrderedSums {
   // Adds what this rank sends to `peer` in a step, and what it receives from it: at `to`, or if
   // that is null, in the memory of the call.
   void AddMessages(const Movement& movement, int64_t step, int peer, std::byte* to);
-  // Of one rank's inputs in the scratch.
+  // The bytes from one rank's inputs in the scratch to the next rank's.
   int64_t stride() const {
     return static_cast<int64_t>(scratch_.size()) / size_ / FlatSpans::kAlignment *
            FlatSpans::kAlignment;
@@ -88,7 +88,7 @@ struct NcclGroup {
 ncclResult_t EnqueueGroup(const NcclLibrary& nccl, ncclComm_t comm, const NcclGroup& group,
                           const Collective& call, ncclRedOp_t op, cudaStream_t stream);
 
-// The same for sends and receives; they move bytes.
+// Enqueues sends and receives, which move bytes.
 ncclResult_t EnqueueMessages(const NcclLibrary& nccl, ncclComm_t comm,
                              std::span<const OrderedSums::Message> messages, cudaStream_t stream);
 

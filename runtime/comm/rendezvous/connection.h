@@ -58,7 +58,7 @@ class Connection {
   // speak this protocol. kFailedPrecondition: it speaks another version, and the message is no
   // hello.
   absl::StatusOr<Message> Receive(WaitPoint::Deadline deadline);
-  // The same for bytes that have arrived; nothing if they are no whole message yet.
+  // Receives bytes that have arrived; nothing if they are no whole message yet.
   absl::StatusOr<std::optional<Message>> TryReceive();
 
  private:

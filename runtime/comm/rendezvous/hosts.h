@@ -1,5 +1,5 @@
-// What ranks send each other about themselves when they meet. Which of them share a host, and
-// whether the hosts are alike: a pure function, the same on all ranks.
+// The facts that ranks send each other when they meet. A pure function, the same on all ranks,
+// finds which of them share a host, and whether the hosts are alike.
 //
 //   host 0   | 0 | 1 | 2 |        even: every host has as many ranks, numbered host by host
 //   host 1   | 3 | 4 | 5 |

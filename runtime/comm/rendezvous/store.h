@@ -143,12 +143,12 @@ class Store {
   // Calls `listener`, on any thread, with the first failure of any rank: at once if one has
   // happened already.
   void OnFailure(Listener listener);
-  // As WorldBackend's.
+  // WorldBackend::calls.
   CallOrder* calls() { return participants_.size() > 1 ? calls_.get() : nullptr; }
   // Sends this rank's calls to all others. Fails if the known calls differ.
   void SendCalls();
-  // The same for the calls that are known here. If they do not differ, returns what `ranks` have
-  // called last.
+  // Compares the calls that are known here. If they do not differ, returns the last calls of
+  // `ranks`.
   std::string CompareCalls(std::span<const int> ranks);
 
   // Reports to all other ranks that this rank leaves a communicator of `size` ranks. NCCL does not

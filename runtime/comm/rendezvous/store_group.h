@@ -29,7 +29,7 @@ class StoreGroup {
   const std::vector<int>& world_ranks() const { return world_ranks_; }
   std::vector<std::string> hosts() const;  // names, by rank; empty names: threads
   const std::string& name() const { return name_; }
-  // Of a group that Form has made: no other group has it.
+  // Set for a group that Form has made: no other group has the same.
   uint64_t number() const { return number_; }
   Store& store() const { return *store_; }
 

@@ -50,8 +50,7 @@ class SharedCommunicator : public TaskCommunicator {
   bool RunDirect(const Collective& call, uint64_t meeting, WaitPoint::Deadline deadline,
                  ThreadTeam& team);
   bool RunStepsOfExchange(const StagedMovement& movement, WaitPoint::Deadline deadline);
-  // What the others need to know of `call`, for `meeting`: where its memory lies, if they can read
-  // it.
+  // Tells the other ranks where the memory of `call` lies, if they can read it, for `meeting`.
   shared::RankRecord::Call Publish(const Collective& call, uint64_t meeting);
   // The memory of a span that `rank` has published.
   CollectiveSpan SpanOf(int rank, const shared::RankRecord::Call& published, uint64_t meeting,
@@ -59,8 +58,8 @@ class SharedCommunicator : public TaskCommunicator {
 
   const std::shared_ptr<SharedWorld> world_;
   SharedGroup group_;
-  // Of the operation that is staged: what the others know of it, and whether all ranks are known to
-  // have made the same call.
+  // The staged operation: its summary for the others, and whether all ranks are known to have made
+  // the same call.
   CallSummary summary_;
   bool is_checked_ = false;
 };

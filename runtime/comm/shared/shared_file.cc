@@ -77,7 +77,7 @@ absl::StatusOr<Mapping> SharedFile::Map(int64_t offset, int64_t bytes) const {
 namespace shared {
 namespace {
 
-// What other processes need to open this process's `file`.
+// The text by which other processes open this process's `file`.
 std::string PackFile(int file) {
   const auto [device, inode] = IdentityOf(file);
   return Packer().Add(file, device, inode).Take();

@@ -1,6 +1,6 @@
-// What the processes of a host open of each other: the file of pages that all share, which rank 0
-// makes, and the heap of each. Another process opens a file without a name from the open files of
-// its owner, so nothing of it stays behind, whichever process is killed.
+// Files that the processes of a host open of each other: the file of pages that all share, which
+// rank 0 makes, and the heap of each. Another process opens a file without a name from the open
+// files of its owner, so nothing of it stays behind, whichever process is killed.
 #pragma once
 
 #include <cstddef>

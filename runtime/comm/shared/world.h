@@ -34,8 +34,8 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   // For processes of one host that have met. kFailedPrecondition: they do not share a /dev/shm.
   static absl::StatusOr<std::shared_ptr<SharedWorld>> Form(
       int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher = std::nullopt);
-  // What ranks that are threads share beside memory. Only GPUs need the stores: the first call
-  // makes all.
+  // Objects that ranks share beside memory if they are threads. Only GPUs need the stores: the
+  // first call makes all.
   struct Threads {
     std::mutex mutex;
     std::vector<int> failures;                   // ranks in the order in which they first failed
@@ -43,7 +43,7 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
     std::vector<bool> has_left;
     std::vector<std::shared_ptr<CallOrder>> calls;
   };
-  // What the ranks have made together: the file if they are processes, otherwise the threads.
+  // The ranks' common objects: the file if they are processes, otherwise the threads.
   struct Parts {
     std::optional<SharedFile> file = std::nullopt;
     std::shared_ptr<const Mapping> memory;
