@@ -43,7 +43,7 @@ class FileTransfers {
   // Waits for transfers under way.
   ~FileTransfers();
 
-  // As ShardFile's StartRead, StartWrite and Wait. Offsets count in the striped file.
+  // ShardFile's StartRead, StartWrite and Wait. Offsets count in the striped file.
   void Start(IoTransfer& transfer, bool write, int64_t offset, std::byte* data, int64_t bytes);
   absl::Status Wait(IoTransfer& transfer);
 

@@ -11,7 +11,7 @@ namespace ebb {
 
 // `action`: the failed action with the path: "cannot create '/nvme/x'".
 absl::Status IoError(std::string_view action, int error);
-// The same for a transfer between memory and a file.
+// The error of a transfer between memory and a file.
 absl::Status TransferError(bool write, std::string_view path, int64_t offset, int64_t bytes,
                            int error);
 // For a read that reached the end of a file that should be longer.

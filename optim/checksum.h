@@ -32,7 +32,7 @@ constexpr int64_t ChecksumBlocks(int64_t bytes) {
 }
 
 uint64_t Checksum(std::span<const std::byte> bytes);
-// The same on a team; `blocks` is scratch of ChecksumBlocks(bytes.size()).
+// The checksum on a team; `blocks` is scratch of ChecksumBlocks(bytes.size()).
 uint64_t Checksum(ThreadTeam& team, std::span<const std::byte> bytes, std::span<uint64_t> blocks);
 
 // Its parts: the sum of one block, which is whole unless it is the last, and the checksum from all

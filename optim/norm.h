@@ -43,7 +43,7 @@ struct AccumulateArrays {
 
 // destination = (add ? destination : 0) + source in fp32, rounded to nearest even.
 void Accumulate(ThreadTeam& team, const AccumulateArrays& arrays);
-// The same, and returns the sum of squares of the written numbers.
+// Accumulates and returns the sum of squares of the written numbers.
 double AccumulateAndSumSquares(ThreadTeam& team, const AccumulateArrays& arrays,
                                std::span<double> blocks);
 

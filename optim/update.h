@@ -65,7 +65,7 @@ void Update(ThreadTeam& team, const OptimizerConfig& optimizer, const UpdateArra
 struct UpdateChecksums {
   uint64_t read[1 + kStatesMax] = {}, written[1 + kStatesMax] = {};
 };
-// The same update, with the checksums in the same pass, from registers. `scratch`: of
+// An update with the checksums in the same pass, from registers. `scratch`: of
 // UpdateChecksumScratch(arrays.count).
 constexpr int64_t UpdateChecksumScratch(int64_t count) {
   return 2 * (1 + kStatesMax) * ChecksumBlocks(count * int64_t{sizeof(float)});

@@ -163,7 +163,7 @@ cudaError_t LaunchBlocks(cudaStream_t stream, int64_t blocks, int threads,
   return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
 }
 
-// As many threads as there is work for, in at most `blocks_max` blocks.
+// Launches as many threads as there is work for, in at most `blocks_max` blocks.
 template <class... Parameters, class... Arguments>
 cudaError_t Launch(cudaStream_t stream, int64_t threads, int blocks_max,
                    void (*kernel)(Parameters...), const Arguments&... arguments) {

@@ -78,7 +78,7 @@ int32_t Call(Body&& body) noexcept {
   }
   return EBB_INTERNAL;
 }
-// The same of one that returns an id.
+// Call for a `body` that returns an id.
 template <class Body>
 int32_t CallForId(Body&& body) noexcept {
   int32_t id = -1;
@@ -160,7 +160,7 @@ absl::Status CheckRoom(const T* to, std::string_view what) {
   }
   return absl::OkStatus();
 }
-// What a newer caller has behind this library's struct becomes 0.
+// Members that a newer caller has behind this library's struct become 0.
 template <class T>
 absl::Status Give(T value, T* to, std::string_view what) {
   EBB_RETURN_IF_ERROR(CheckRoom(to, what));

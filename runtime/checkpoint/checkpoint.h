@@ -63,7 +63,7 @@ class SaveTicket {
 
 // The most host memory that a save takes, beside the header of its file.
 inline constexpr int64_t kSaveBytesMax = int64_t{48} << 20;
-// The same of a load. Later saves use it.
+// The most that a load takes. Later saves use it.
 inline constexpr int64_t kLoadBytesMax = int64_t{64} << 20;
 
 // Writes `folder`/step-N, where N is the number of finished steps, and points `folder`/latest to
@@ -81,7 +81,7 @@ inline constexpr int64_t kLoadBytesMax = int64_t{64} << 20;
 // if the process dies, the lock ends, too.
 absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
                                      const SaveOptions& options = {});
-// The same, but returns when the checkpoint is on the disk. Returns its path.
+// SaveAsync that returns when the checkpoint is on the disk. Returns its path.
 absl::StatusOr<std::string> SaveCheckpoint(Engine& engine, const std::string& folder,
                                            const SaveOptions& options = {});
 

@@ -158,8 +158,8 @@ absl::StatusOr<std::shared_ptr<FolderLock>> LockOf(const std::string& folder,
     return held.back();
   }
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<FolderLock> lock, FolderLock::Take(folder));
-  // Of the last two folders, such as all and the best. A trainer may save to a new folder each time
-  // and remove old ones, which NFS cannot do while a file there is open.
+  // The last two folders, such as all and the best, stay locked. A trainer may save to a new folder
+  // each time and remove old ones, which NFS cannot do while a file there is open.
   constexpr size_t kHeldMax = 2;
   if (held.size() == kHeldMax) held.erase(held.begin());
   held.push_back(lock);

@@ -259,7 +259,7 @@ absl::StatusOr<Found> FindTogether(Engine& engine, const std::string& path, Dama
   return absl::DataLossError(absl::StrCat("no checkpoint in '", path, "' is whole", damaged.why));
 }
 
-// What each rank sees, if some see other checkpoints than rank 0. Collective.
+// The checkpoints of each rank, if some ranks see others than rank 0. Collective.
 absl::StatusOr<std::string> DifferentViews(Engine& engine, const std::string& path) {
   std::vector<std::string> names;
   for (const std::string& candidate : CandidatesIn(path).value_or(std::vector<std::string>()))

@@ -31,8 +31,8 @@ struct Manifest {
   struct File {  // by rank, RankFileName
     int64_t bytes = 0;
     uint64_t header_checksum = 0;
-    // Of each tensor, in the order of the header: of the text with the checksums of its blocks.
-    // Empty: an older version's.
+    // By tensor, in the order of the header: a checksum of the text with the checksums of its
+    // blocks. Empty: an older version's.
     std::vector<uint64_t> slice_checksums = {};
     friend bool operator==(const File&, const File&) = default;
   };

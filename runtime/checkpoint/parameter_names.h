@@ -31,9 +31,9 @@ std::optional<NameElsewhere> Gpt2NameInside(std::string_view outside);
 
 enum class NameDirection : uint8_t { kInside, kOutside };
 
-// The same tensors under other names, some of them transposed. Buffers (GPT-2's causal masks,
-// Llama's rotary frequencies) are left out. A tied head is left out too, and must equal the table.
-// kInvalidArgument: a name that kGpt2 does not know.
+// The tensors of `source` under other names, some of them transposed. Buffers (GPT-2's causal
+// masks, Llama's rotary frequencies) are left out. A tied head is left out too, and must equal the
+// table. kInvalidArgument: a name that kGpt2 does not know.
 absl::StatusOr<std::unique_ptr<TensorSource>> Renamed(std::unique_ptr<TensorSource> source,
                                                       ParameterNames names,
                                                       NameDirection direction);

@@ -18,7 +18,7 @@ struct StateArrayName {
 std::vector<StateArrayName> ArraysOf(const Engine& engine);
 // Whether the array has values of a parameter.
 bool Keeps(const Engine& engine, ParameterId parameter, const StateArrayName& array);
-// As SliceName::of.
+// SliceName::of.
 std::string ClassOf(const Engine& engine, ParameterId parameter, const StateArrayName& array);
 // The narrowest dtype that holds the engine's values: fp32, or the compute dtype for frozen
 // parameters and for parameters without masters (ebb.stochastic_rounding).

@@ -41,7 +41,7 @@ class TorchFile {
   // Reads the directory and the pickle. kInvalidArgument names an unsupported feature. kDataLoss:
   // the file is damaged.
   static absl::StatusOr<TorchFile> Open(const std::string& path, TorchGlobals globals);
-  // Of an open file; `path` is for messages.
+  // Reads an open file; `path` is for messages.
   static absl::StatusOr<TorchFile> Read(FileHandle file, const std::string& path,
                                         TorchGlobals globals);
   TorchFile(TorchFile&&) = default;

@@ -21,7 +21,7 @@ Json ToDocument(Config config);
 // Checks combinations of keys. Each single key has passed its own check.
 void CheckTogether(const Config& config, Problems& problems);
 
-// What Config::ForWorld does with a configuration that has passed the other checks.
+// Config::ForWorld's work on a configuration that has passed the other checks.
 void CompleteForWorld(int world, Config& config, Problems& problems);
 
 }  // namespace ebb::config

@@ -300,7 +300,7 @@ void ReadGroups(const Values& values, Config& config, Problems& problems) {
   }
 }
 
-// As in DeepSpeed, a schedule that rises to a rate of its own uses it for all parameters.
+// A schedule that rises to a rate of its own uses it for all parameters, like DeepSpeed's.
 void RemarkOnGroupRates(Config& config) {
   const SchedulerConfig& scheduler = config.scheduler;
   const bool scales = scheduler.type == SchedulerType::kNone ||

@@ -20,7 +20,7 @@ class NameView : public absl::string_view {
   constexpr NameView(std::string_view name) : absl::string_view(name.data(), name.size()) {}
   constexpr operator std::string_view() const { return {data(), size()}; }
 
-  // As in C++20's std::string_view.
+  // Counterparts of C++20's std::string_view.
   constexpr bool starts_with(std::string_view part) const {
     return std::string_view(*this).starts_with(part);
   }

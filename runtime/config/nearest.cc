@@ -46,7 +46,7 @@ std::vector<std::string> WordsOf(std::string_view name) {
   return words;
 }
 
-// Of two names of which one has the other's words.
+// Words of two names of which one has the other's words.
 int SharedWords(std::string_view a, std::string_view b) {
   return static_cast<int>(std::min(WordsOf(a).size(), WordsOf(b).size()));
 }

@@ -1,4 +1,4 @@
-// What a kind of device implements: three small classes. One conformance suite
+// The interface of a kind of device: three small classes. One conformance suite
 // (tests/device/conformance_test.cc) says what every backend must do.
 #pragma once
 

@@ -11,12 +11,12 @@ namespace ebb {
 
 class CallersCore {
  public:
-  // Of the cores on which the calling thread may run.
+  // Takes the cores on which the calling thread may run.
   CallersCore();
 
-  // The trainer's thread.
+  // Called by the trainer's thread.
   void Note() { core_.store(sched_getcpu(), std::memory_order_relaxed); }
-  // Another thread: if it is on the trainer's core, it goes to another one and keeps off this one.
+  // Called by another thread. One that runs on the trainer's core moves to other cores for good.
   void Leave() const;
 
  private:

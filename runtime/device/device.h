@@ -46,8 +46,7 @@ class Device {
 
   DeviceKind kind() const;
   int ordinal() const;  // among devices of its kind
-  // The same in every process that uses this piece of hardware, whatever its number there. The CPU:
-  // 0.
+  // Identifies the hardware: equal in every process that uses it, whatever its ordinal. The CPU: 0.
   uint64_t identity() const;
   std::string description() const;  // in messages: "CPU, 2 threads", "CUDA device 0 (NVIDIA H200)"
   // The first failure of the device itself, sticky: its streams then do nothing. OK on the CPU.
@@ -55,7 +54,7 @@ class Device {
   // Device memory that Allocate could still hand out, whichever process uses the rest. Unknown if
   // the device's memory is the host's, or the device has failed.
   std::optional<int64_t> free_bytes() const;
-  // What the driver and libraries have taken of that memory, as far as it was measured
+  // Device memory that the driver and libraries have taken, as far as it was measured
   // (DriverMemory): the context, NCCL's communicators, and what the trainer measured. The context
   // counts as what was in use on the whole device, by any process, once this process had made it; 0
   // if it existed before. 0 on the CPU.

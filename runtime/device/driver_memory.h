@@ -1,7 +1,7 @@
-// What the driver and libraries take of a device's memory beside its buffers: the context, NCCL's
+// Memory of a device that the driver and libraries take beside its buffers: the context, NCCL's
 // communicators, handles, graphs, the code of kernels. None of them reports its size, so the drop
-// of the device's free memory is measured. What other processes take or free on the device
-// meanwhile is counted with it, so the number is for messages only.
+// of the device's free memory is measured. The drop includes what other processes take or free on
+// the device meanwhile, so the number is for messages only.
 //
 //   {
 //     const DriverMemory::Measured measured(device);   // nested and concurrent ones count once

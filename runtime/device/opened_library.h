@@ -80,7 +80,7 @@ class OpenedLibrary {
 class LibraryFunctions {
  public:
   explicit LibraryFunctions(OpenedLibrary library) : library_(std::move(library)) {}
-  // What the library lacks, if it lacks any.
+  // The first function that the library lacks, as an error. OK: the library lacks none.
   const absl::Status& found() const { return found_; }
 
  protected:

@@ -12,7 +12,7 @@ namespace ebb {
 
 enum class StreamPriority { kUsual, kFirst };
 
-// As Device::NewStream, which makes streams of usual priority.
+// Device::NewStream with a priority. Streams of Device::NewStream itself have the usual one.
 absl::StatusOr<Stream> NewStream(const Device& device, std::string_view name, int tasks_max,
                                  StreamPriority priority);
 

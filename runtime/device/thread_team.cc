@@ -15,7 +15,7 @@
 namespace ebb {
 namespace {
 
-// What can be claimed, in one word: the run's number, its parts, and the next unclaimed part. A
+// The claimable parts, in one word: the run's number, its parts, and the next unclaimed part. A
 // worker that wakes late finds a higher number or no part left. So a run never waits for a thread
 // that has not started on it.
 struct Claims {

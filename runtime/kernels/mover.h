@@ -14,12 +14,12 @@ namespace ebb {
 class Mover {
  public:
   virtual ~Mover() = default;
-  // As CopyBytes (device/cpu/copy.h).
+  // CopyBytes (device/cpu/copy.h).
   virtual void Copy(void* destination, const void* source, int64_t bytes,
                     int64_t together_bytes) = 0;
-  // As CopyBytesInStep. By default one copy after the other.
+  // CopyBytesInStep. By default one copy after the other.
   virtual void CopyInStep(std::span<const CopyEnds> copies, int64_t bytes, int64_t together_bytes);
-  // As Reduce (reduce.h), with its bits.
+  // Reduce (reduce.h), with its bits.
   virtual void Reduce(const Reduction& reduction, std::span<const void* const> inputs,
                       void* destination, int64_t count, int64_t together_bytes) = 0;
 };

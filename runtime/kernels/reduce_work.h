@@ -72,7 +72,7 @@ EBB_HOST_DEVICE float Product(float a, float b) {
 #endif
 }
 
-// Of equal values (-0 and +0) max and min keep the first. A NaN remains NaN.
+// Max and min keep the first of equal values (-0 and +0). A NaN remains NaN.
 template <Combine kCombine>
 EBB_HOST_DEVICE float Combined(float so_far, float next) {
   if constexpr (kCombine == Combine::kSum) {

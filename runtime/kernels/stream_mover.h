@@ -32,8 +32,8 @@ class StreamMover final : public Mover {
   void Copy(void* destination, const void* source, int64_t bytes, int64_t together_bytes) override;
   void Reduce(const Reduction& reduction, std::span<const void* const> inputs, void* destination,
               int64_t count, int64_t together_bytes) override;
-  // The same for any number of inputs in a row, each `stride` bytes after the one before. `stride`:
-  // a multiple of 16.
+  // Reduces any number of inputs in a row, each `stride` bytes after the one before. `stride`: a
+  // multiple of 16.
   void ReduceRow(const Reduction& reduction, const void* first, int64_t stride, int inputs,
                  void* destination, int64_t count);
 

@@ -79,7 +79,7 @@ struct Answer {
 
 enum class Depth { kMemory, kTime, kTimeAndPeak };
 Answer AnswerFor(const Question& question, const Choice& choice, Depth depth);
-// The same for a whole config.
+// The answer for a whole config.
 Answer AnswerFor(const Question& question, const Config& config, bool recompute, Depth depth);
 
 // The keys to change so that an answer fits into the machine's memory and disks, from the search

@@ -49,7 +49,7 @@ const char* DeviceName(const Machine& machine) {
   return machine.is_cpu ? "CPU" : kTierNames[0];
 }
 
-// Of a long name the end, which is that of a path and says what is counted.
+// The end of a long name, which is that of a path and says what is counted.
 std::string NameOf(const Model& model) {
   constexpr size_t kMost = 40;
   std::string_view name = model.name;

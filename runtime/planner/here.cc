@@ -187,8 +187,8 @@ double CopyRate(Stream& stream, const Buffer& to, const Buffer& from) {
 // (bench/results/2026-11-26-plan.md).
 constexpr double kOfProductRate = 0.63, kOfProductRateOfCores = 0.78;
 
-// What the driver and the first GPU say. A rate that cannot be measured here is that of the named
-// machine with the same GPUs.
+// The machine that the driver and the first GPU describe. A rate that cannot be measured here is
+// that of the named machine with the same GPUs.
 absl::StatusOr<Machine> MachineOfGpus(int gpus) {
   EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
   const std::string description = device.description();

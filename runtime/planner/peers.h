@@ -46,7 +46,7 @@ PeerEstimate Fsdp2(const PeerModel& model, bool offloads);
 // of its buckets.
 PeerEstimate Ddp(const PeerModel& model);
 
-// What the programs that have the answer's stage and offload would need.
+// The needs of the programs that have the answer's stage and offload.
 std::vector<PeerEstimate> PeerEstimates(const Question& question, const Choice& choice);
 
 }  // namespace ebb::planner

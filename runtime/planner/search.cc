@@ -24,7 +24,7 @@ double Speed(const Answer& answer) {
   return answer.fits() && answer.time ? answer.time->tokens_per_second : 0;
 }
 
-// As JSON to merge into a configuration file, or in words if no key says it.
+// The change as JSON to merge into a configuration file, or in words if no key says it.
 std::string Described(const Answer& from, const Choice& choice, const Config& changed) {
   if (from.choice.recompute != choice.recompute)
     return choice.recompute ? "recomputing blocks in backward"
@@ -179,7 +179,7 @@ std::optional<Change> FastestChange(const std::vector<Try>& tries, const Answer&
   return best;
 }
 
-// The same settings for another model, context or batch.
+// The settings of `like` for another model, context or batch.
 Answer AnswerLike(const Question& question, const Answer& like, Depth depth) {
   Config config = like.config;
   if (question.config.micro_batch_size > 0) {

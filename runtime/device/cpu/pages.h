@@ -18,11 +18,11 @@ constexpr int64_t RoundUp(int64_t bytes, int64_t multiple) {
   return (bytes + multiple - 1) / multiple * multiple;
 }
 
-// As Device::Allocate promises. Larger buffers lie in the SharedHeap, once it exists, where ranks
+// Pages for Device::Allocate. Larger buffers lie in the SharedHeap, once it exists, where ranks
 // that are processes read them. Huge pages there have a system setting of their own
 // (/sys/kernel/mm/transparent_hugepage/shmem_enabled), which is off by default.
 absl::StatusOr<Buffer> AllocatePages(int64_t bytes, std::string_view what);
-// The same for memory that no other rank reads: never in the SharedHeap.
+// Pages that no other rank reads: never in the SharedHeap.
 absl::StatusOr<Buffer> AllocatePrivatePages(int64_t bytes, std::string_view what);
 
 // Makes untouched pages resident, on all threads, because locking would do it on one. If the system

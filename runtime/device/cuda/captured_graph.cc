@@ -12,7 +12,7 @@ namespace {
 
 using Graph = std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, decltype(&cudaGraphDestroy)>;
 
-// As CudaStatus, but clears CUDA's last error, because the caller handles it.
+// CudaStatus, but clears CUDA's last error, because the caller handles it.
 absl::Status Checked(cudaError_t result, const char* what) {
   if (result != cudaSuccess) cudaGetLastError();
   return CudaStatus(result, what);

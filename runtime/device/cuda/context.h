@@ -1,7 +1,7 @@
-// What the streams, events and buffers of one CUDA device share: which device it is, and its first
-// failure. CUDA calls fail late and elsewhere (any later call may report a kernel's fault). So one
-// failure fails the whole device: nothing is enqueued any more, no wait blocks any more, and
-// status() says what failed first.
+// The shared part of the streams, events and buffers of one CUDA device: which device it is, and
+// its first failure. CUDA calls fail late and elsewhere (any later call may report a kernel's
+// fault). So one failure fails the whole device: nothing is enqueued any more, no wait blocks any
+// more, and status() says what failed first.
 #pragma once
 
 #include <cuda_runtime_api.h>

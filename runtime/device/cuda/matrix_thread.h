@@ -39,8 +39,8 @@ class MatrixThread<DeviceThread> : public DeviceThread {
   __device__ __forceinline__ explicit MatrixThread(const DeviceThread& thread)
       : DeviceThread(thread), base_(static_cast<int>(__cvta_generic_to_shared(thread.shared()))) {}
 
-  // The same value, but the compiler does not know how it was computed. For addresses inside loops:
-  // otherwise their sums with constants would be kept in registers from before the loop.
+  // Hides from the compiler how the value was computed. For addresses inside loops: otherwise their
+  // sums with constants would be kept in registers from before the loop.
   __device__ __forceinline__ int Opaque(int place) const {
     asm volatile("" : "+r"(place));
     return place;

@@ -54,7 +54,7 @@ struct Runnable {
   // Traffic of the planned rounds [0], and with one middle round more [1]; without [0] and with [1]
   // carried updates.
   std::vector<TrafficRow> traffic_[2][2];
-  // The same bytes by operation kind.
+  // Bytes of the same steps by operation kind.
   int64_t bytes_of_[2][sharding::kOperationKinds] = {};
 };
 

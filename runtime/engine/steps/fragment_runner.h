@@ -60,9 +60,8 @@ class FragmentRunner {
   void IssueCarriedLeft();
   // Issues carried updates before an evaluation. The step goes on in the fragment without them.
   void FinishCarried();
-  // Issues carried updates that are left before a unit is gathered out of the step's order. Data
-  // that they overwrite comes again on all ranks: some may have done theirs before
-  // (Engine::ReadAsync).
+  // Issues carried updates that are left before a unit is gathered out of order. Data that they
+  // overwrite comes again on all ranks: some may have done theirs before (Engine::ReadAsync).
   void BringUpToDate();
   // State is not to be looked at between the updates that a step carries.
   absl::Status MayLook() const;

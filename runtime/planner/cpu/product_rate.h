@@ -5,8 +5,8 @@
 
 namespace ebb::planner {
 
-// Of so many threads that multiply at once: bf16 where the CPU multiplies it at full speed, else
-// fp32, to which trainers then convert bf16.
+// The rate of so many threads that multiply at once: bf16 where the CPU multiplies it at full
+// speed, else fp32, to which trainers then convert bf16.
 absl::StatusOr<double> ProductRateOfCores(int threads);
 
 }  // namespace ebb::planner
