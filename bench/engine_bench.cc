@@ -85,7 +85,7 @@ void Compare(benchmark::State& state, const Device& device, DType compute,
   gpt::Options options;
   options.ranks = 1;
   options.shape = shape;
-  // As the bare trainer's. Measured products differ from run to run, and so would the bits.
+  // The bare trainer's products. Measured products differ from run to run, and so would the bits.
   options.products = gpt::kDefaultProducts;
   const auto text = LoadText(options.shape.context);
   if (!text.ok()) return state.SkipWithError(text.status().ToString().c_str());

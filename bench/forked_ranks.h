@@ -8,7 +8,7 @@
 
 namespace ebb {
 
-// As RunThreads. No thread of the caller may be running.
+// RunThreads with processes. No thread of the caller may be running.
 absl::Status RunForked(int ranks, const std::function<absl::Status(World)>& body);
 
 }  // namespace ebb

@@ -16,8 +16,8 @@ struct MeasuredRun {
   planner::Choice choice;
   int world = 1;
   std::vector<MemoryRow> rows;  // rank 0's: predicted, and the counted peak
-  // Of one rank: the growth of the peak resident set from before the engine, and the predicted part
-  // of it: the pools of device and RAM, and the program, without the staging of calls that ask for
+  // One rank's growth of the peak resident set from before the engine, and the predicted part of
+  // it: the pools of device and RAM, and the program, without the staging of calls that ask for
   // state.
   int64_t resident = 0, predicted_resident = 0;
 };

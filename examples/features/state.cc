@@ -75,7 +75,7 @@ absl::Status Resume(ebb::Engine& engine, const SavedRun& saved) {
 
 }  // namespace
 
-// The same step from the same state, twice.
+// Takes one step twice from the same state.
 absl::Status StepTwice(ebb::Engine& engine, const std::vector<Layer>& chain,
                        const std::vector<Sample>& samples) {
   const auto saved = Save(engine, {"momentum"});

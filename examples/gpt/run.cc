@@ -243,8 +243,8 @@ absl::Status SampleAndReport(const Run& run, Trainer& trainer, StopVote& vote, H
   return run.reports.summary->Replace(SummaryJson(summary, history));
 }
 
-// Of a rank. 0 also where offload_param names NVMe, but all parameters stay on the device or in
-// RAM.
+// One rank's bytes. 0 also where offload_param names NVMe, but all parameters stay on the device or
+// in RAM.
 int64_t ParameterBytesOnNvme(Trainer& trainer) {
   uint64_t bytes = 0;
   for (const MemoryRow& row : trainer.engine().memory()) {

@@ -13,7 +13,7 @@
 namespace ebb::gpt {
 namespace {
 
-// What Hugging Face's loaders need to know of the model.
+// Facts about the model that Hugging Face's loaders need.
 std::string ModelConfig(const GptShape& shape) {
   return nlohmann::json{{"model_type", "gpt2"},
                         {"architectures", {"GPT2LMHeadModel"}},

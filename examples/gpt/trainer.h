@@ -31,7 +31,7 @@ class Trainer {
   // separate pass over the layers (warm_up.h): rank 0 chooses as the options say, and all ranks
   // follow.
   const std::string& products() const { return products_; }
-  // The same choice as letters of --products; empty: the default.
+  // The choice of products() as letters of --products; empty: the default.
   const std::string& product_letters() const { return product_letters_; }
 
   // Decides, as the options say, whether blocks run as CUDA graphs from now on. Returns the

@@ -33,7 +33,7 @@ class Batches {
   HostArrays Fill(int64_t index);
   // Enqueues the copy of its first sequences * length rows, on the device's compute stream.
   const Batch& Load(int64_t index, int64_t sequences, int64_t length);
-  // As loaded last.
+  // The micro-batch that was loaded last for `index`.
   const Batch& batch(int64_t index) const { return batches_[static_cast<size_t>(index)]; }
 
  private:

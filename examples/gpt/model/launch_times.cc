@@ -61,7 +61,7 @@ absl::StatusOr<LaunchTimes> MeasureLaunches(const Device& device, const Gpt& gpt
   pass();  // the first pass takes longer
   LaunchTimes times;
   times.host_seconds = Best(wait, pass, [] {});
-  // As graphs, so that the device does not wait for the host.
+  // CUDA graphs, so that the device does not wait for the host.
   layers.KeepGraphs(2);
   pass();
   pass();

@@ -66,7 +66,7 @@ class Layers {
   }
   GraphUse graphs() const { return ops_->graphs(); }
 
-  // As of Ops.
+  // Ops' functions of these names.
   void ChooseProducts(const ProductChoice& choice) { ops_->ChooseProducts(choice); }
   std::string product_letters() const { return ops_->product_letters(); }
 
@@ -80,8 +80,8 @@ class Layers {
   // The mean loss over the batch's tokens: a number on the device, valid until the next call in
   // stream order.
   const float* HeadLoss(Parameters parameters, const Batch& batch, const void* input);
-  // The same, and the gradients of loss_scale * loss; the scale is read on the device. Logits are
-  // made again chunk by chunk, and never kept whole.
+  // The loss of HeadLoss, and the gradients of loss_scale * loss; the scale is read on the device.
+  // Logits are made again chunk by chunk, and never kept whole.
   const float* HeadBackward(Parameters parameters, Gradients gradients, const Batch& batch,
                             const void* input, const float* loss_scale, void* input_gradient);
   // The logits of the last position, on the host; valid until the next call. Waits for the device.

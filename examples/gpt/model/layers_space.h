@@ -8,9 +8,9 @@
 
 namespace ebb::gpt {
 
-// What one block keeps of one micro-batch's forward: 9 activations of the model's width for each
-// token, and a few numbers for each row. Outputs of norms and GELU are not kept, because computing
-// them again costs a pass over memory and no product.
+// Memory that one block keeps of one micro-batch's forward: 9 activations of the model's width for
+// each token, and a few numbers for each row. Outputs of norms and GELU are not kept, because
+// computing them again costs a pass over memory and no product.
 struct Layers::Slot {
   void *qkv = nullptr, *attention = nullptr, *middle = nullptr, *up = nullptr;
   float *log_sum_exp = nullptr, *mean1 = nullptr, *deviation1 = nullptr, *mean2 = nullptr,

@@ -1,6 +1,6 @@
-// What a rank computes in a step: the model that it declares to the engine, and the device memory
-// that the trainer takes for itself. Both follow only from options and configuration, so a run can
-// be planned on a machine that is too small for it.
+// A rank's work in a step: the model that it declares to the engine, and the device memory that the
+// trainer takes for itself. Both follow only from options and configuration, so a run can be
+// planned on a machine that is too small for it.
 #pragma once
 
 #include <cstdint>

@@ -117,7 +117,7 @@ struct EmbedBackwardArrays {
   int64_t sequences = 0, tokens = 0, width = 0, vocabulary = 0, context = 0;
 };
 
-// What has become of the call sequences given to Replay.
+// The graphs of the call sequences that were given to Replay.
 struct GraphUse {
   int64_t most = 0;      // keys that can have a graph
   int64_t kept = 0;      // CUDA graphs

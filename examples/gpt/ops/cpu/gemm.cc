@@ -26,9 +26,9 @@ const dnnl::engine& CpuEngine() {
   return engine;
 }
 
-// What each multiplying thread owns. oneDNN's own scratchpad belongs to the thread that made a
+// The state of each multiplying thread. oneDNN's own scratchpad belongs to the thread that made a
 // primitive, so a primitive that several threads run needs the caller's scratch. One block of an
-// operand is packed in it; it grows to the largest shape's need.
+// operand is packed in the scratch, which grows to the largest shape's need.
 struct ThreadState {
   ThreadState() { omp_set_num_threads(1); }
   void* Scratch(size_t bytes) {

@@ -57,7 +57,7 @@ EBB_HOST_DEVICE void CopyTile(Thread& thread, int tile, const HeadRows<const cha
   }
 }
 
-// The same rows of two matrices, one tile after the other, as a group of copies.
+// Copies the same rows of two matrices, one tile after the other, as a group.
 template <int kDepth, int kRows, int kThreads, class Thread>
 EBB_HOST_DEVICE void CopyPair(Thread& thread, int pair, const HeadRows<const char>& a,
                               const HeadRows<const char>& b, int first, const HeadShape& shape) {

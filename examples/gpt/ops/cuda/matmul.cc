@@ -19,7 +19,7 @@
 namespace ebb::gpt::cuda {
 namespace {
 
-// What NVIDIA recommends on Hopper (cuBLAS, "cublasSetWorkspace").
+// NVIDIA's recommendation for Hopper (cuBLAS, "cublasSetWorkspace").
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 // For products that go through fp32, in pieces of rows.
 constexpr int64_t kPieceBytes = int64_t{16} << 20;

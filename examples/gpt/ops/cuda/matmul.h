@@ -31,7 +31,7 @@ class Matmul {
                                                         std::span<std::byte> scratch);
 
   virtual absl::Status Run(cudaStream_t stream, const MatmulArrays& arrays) = 0;
-  // As of Ops.
+  // Ops' functions for products.
   virtual void Choose(const ProductChoice& choice) = 0;
   virtual std::string letters() const = 0;
 };

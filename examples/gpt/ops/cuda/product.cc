@@ -29,7 +29,7 @@ cudaDataType_t CudaType(DType dtype) {
   }
 }
 
-// What cublasLtMatmul returns if it does not support a call, before it has enqueued anything.
+// Results of cublasLtMatmul for a call that it does not support, before it enqueues anything.
 bool IsRefusal(cublasStatus_t result) {
   return result == CUBLAS_STATUS_NOT_SUPPORTED || result == CUBLAS_STATUS_INVALID_VALUE;
 }

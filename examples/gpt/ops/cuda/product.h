@@ -21,7 +21,7 @@
 
 namespace ebb::gpt::cuda {
 
-// What is fused into a product. kGelu: also with the bias if there is one.
+// Work that is fused into a product. kGelu: also with the bias if there is one.
 enum class Fused : uint8_t { kNothing, kBias, kGelu, kGeluBackward, kASums };
 
 struct Product {
