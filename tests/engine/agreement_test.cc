@@ -232,7 +232,7 @@ TEST_P(CreateTest, ACapThatAllRanksExceedGivesTheAdviceOfAPlanOnEveryRank) {
   for (const absl::Status& status : statuses) EXPECT_EQ(status, alone);
 }
 
-// What ranks agree on, and how often advice was looked for.
+// The ranks' agreement, and how often advice was looked for.
 class AdvisedStatusTest : public ::testing::Test {
  protected:
   struct Own {
@@ -350,7 +350,7 @@ TEST(ExchangeRecord, KeepsTheNameOfTheRankThatAnErrorIsOf) {
     EXPECT_EQ(text_of(own), absl::StrCat("rank 0: ", own));
 }
 
-// What the ranks that do as declared begin; with ebb.strict, what one leaves out is its own error.
+// Options of ranks that do as declared; with ebb.strict a scope left out is a rank's own error.
 constexpr StepOptions kOneRound = {.micro_batches = 1, .may_leave_out = true};
 
 struct Deviation {

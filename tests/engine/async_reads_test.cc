@@ -26,7 +26,7 @@ namespace {
 
 using ReadStatus = std::shared_future<absl::Status>;
 
-// What a rank was given, by class, state and parameter.
+// Values that a rank was given, by class, state and parameter.
 class Given {
  public:
   explicit Given(const ModelSpec& model) : model_(model) {}

@@ -265,8 +265,8 @@ TEST(VerifySwapChoice, ClassesOnTheDiskWithoutAChecksumAreSaidAtTheStart) {
   }
 }
 
-// What decides whether all that is on the disk has checksums: a step's bytes from its plan, and the
-// share of a step that sums can take.
+// The choice whether all that is on the disk has checksums: by a step's bytes from its plan, and
+// the share of a step that sums can take.
 
 TEST(ChecksumCost, AStepGetsLongerByTheSumsShareOfTheSlowerFile) {
   struct Case {

@@ -33,7 +33,7 @@ float Rounded(float value, DType dtype) {
   }
 }
 
-// What scopes show of a model.
+// The parameters that scopes show.
 absl::StatusOr<ParameterValues> Shown(Engine& engine, const ModelSpec& model) {
   ParameterValues shown(model.parameters.size());
   Evaluation evaluation = engine.BeginEvaluation();
@@ -285,7 +285,7 @@ TEST(CopyParameters, OtherParametersOfTheSourceAreLeftOut) {
   EXPECT_OK(status);
 }
 
-// What CopyParametersFrom refuses, before anything is copied, and failures on the way.
+// Refusals of CopyParametersFrom, before anything is copied, and failures on the way.
 
 // Runs `copy` with two engines on every rank; each rank's status, and the destination's masters are
 // those from before.

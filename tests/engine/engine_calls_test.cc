@@ -299,7 +299,7 @@ std::vector<absl::Status> DisagreeAtBarrier(const Setting& setting, int odd, con
       EXPECT_OK(engine.Resume());
       return TrainStep(engine, trainer, 1);
     }
-    // What the ranks computed went apart, for good: a later call says the same.
+    // The ranks' results went apart for good: a later call says the same.
     EXPECT_EQ(engine.Suspend(), status);
     EXPECT_EQ(TrainStep(engine, trainer, 2), status);
     return absl::OkStatus();

@@ -275,7 +275,7 @@ TEST_P(EvaluationTest, WithEngineOwnedBoundariesKeepsToOrderAndMicroBatches) {
     off.Forward(UnitId{0});
     off.Forward(UnitId{3});
     EXPECT_EQ(off.Finish().status().code(), absl::StatusCode::kFailedPrecondition);
-    // What a visit wrote is what the next one reads, in every walk.
+    // A visit reads what the visit before wrote, in every walk.
     Evaluation evaluation = engine.BeginEvaluation(most);
     for (int walk = 0; walk < 2; ++walk) {
       for (int visit = 0; visit < kScriptedVisits; ++visit) {

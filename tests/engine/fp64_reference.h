@@ -1,6 +1,6 @@
-// What training should give: a plain loop in fp64 that knows nothing of the engine. It has its own
-// forward and backward of the toy model's chain y = s tanh(w x + b), and its own optimizers from
-// the papers. It has no shards, no casts and no loss scale.
+// The reference for training: a plain loop in fp64 that knows nothing of the engine. The loop has
+// its own forward and backward of the toy model's chain y = s tanh(w x + b), and its own optimizers
+// from the papers. It has no shards, no casts and no loss scale.
 #pragma once
 
 #include <cstdint>

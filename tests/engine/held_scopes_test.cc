@@ -68,7 +68,7 @@ TEST_P(HeldScopesTest, ScopesHeldOpenOverOthersShowTheirOwnUnits) {
   }
 }
 
-// What is left out beside a scope that is open is not gathered over what is shown ahead of it.
+// Units left out beside an open scope are not gathered over units that are shown ahead of it.
 TEST_P(HeldScopesTest, ScopesAheadOfAHeldOneShowTheirOwnUnits) {
   if (GetParam().stage < 3) GTEST_SKIP() << "every unit is kept whole";
   Scratch scratch;
@@ -191,7 +191,7 @@ TEST_P(HeldScopesTest, AForwardOutsideTheOrderShowsTheCarriedUpdate) {
   }
 }
 
-// What has room only after it is an error, which says what to do.
+// A scope that has room only after an open one is an error, which says what to do.
 TEST(ScopesHeldOpenTest, AreAnErrorIfTheNextScopeHasNoRoom) {
   Scratch scratch;
   const auto failed = [](const Setting& setting, const Config& config, int visits_before,

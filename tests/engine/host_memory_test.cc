@@ -282,7 +282,7 @@ double CountingError() {
          static_cast<double>(sysconf(_SC_PAGESIZE));
 }
 
-// What a process measured: bytes.
+// Measurements of a process, in bytes.
 struct Measured {
   int64_t before = 0;     // resident before the engines were created
   int64_t predicted = 0;  // of all ranks: pools that are RAM, and plans
@@ -400,7 +400,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{.name = "InRamPinned", .tier = Tier::kCpu, .pins = true},
         Case{.name = "InRam", .tier = Tier::kCpu}, Case{.name = "OnTheDevice"},
         Case{.name = "TwoRanksInRamPinned", .tier = Tier::kCpu, .pins = true, .ranks = 2},
-        // Of units and of pools: 128.5 MiB of masters, 257 of optimizer states.
+        // Sizes of units and of pools: 128.5 MiB of masters, 257 of optimizer states.
         Case{.name = "JustAbovePowersOfTwo",
              .tier = Tier::kCpu,
              .pins = true,

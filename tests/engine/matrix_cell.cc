@@ -51,7 +51,7 @@ std::vector<StateRead> StatesOf(const Config& config) {
   return states;
 }
 
-// What a run is on a rank, so that another engine can go on with it.
+// The state of a run on a rank, so that another engine can go on with it.
 class SavedRun {
  public:
   // `starts`: of each parameter in a vector of all, and their end.

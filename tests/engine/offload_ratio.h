@@ -18,7 +18,7 @@ inline Config WithAutoRatio(Config config) {
   return config;
 }
 
-// What is predicted of the device's memory.
+// The predicted bytes of the device's memory.
 inline int64_t DeviceBytes(const std::vector<MemoryRow>& rows) {
   int64_t bytes = 0;
   for (const MemoryRow& row : rows)

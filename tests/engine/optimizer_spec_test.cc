@@ -82,7 +82,7 @@ TEST_P(OptimizerSpecTest, SignSgdTrainsExactly) {
           StepBySign(masters, GradientSums(model_, setting.world, number), 0.25f);
         }
         EXPECT_EQ(*GatherAll(engine, model_, StateClass::kMaster), masters) << setting;
-        // What scopes show is the masters in the compute dtype.
+        // Scopes show the masters in the compute dtype.
         for (std::vector<float>& values : masters) {
           for (float& value : values) {
             if (compute == DType::kBFloat16) value = static_cast<float>(BFloat16(value));

@@ -1,5 +1,5 @@
-// What an engine does for each parameter group by itself: its learning rate under a schedule, and
-// the names of its optimizer's states.
+// Things that each parameter group of an engine has for itself: its learning rate under a schedule,
+// and the names of its optimizer's states.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -28,8 +28,8 @@ Config Plain() {
   return config;
 }
 
-// What the engines of four ranks log at Create. The parts have the world ranks 0 and 2, and 1 and
-// 3; with `parts` 1 there is one part, of all ranks.
+// The log of four ranks' engines at Create. The parts have the world ranks 0 and 2, and 1 and 3;
+// with `parts` 1 there is one part, of all ranks.
 std::string LogOfCreate(const Config& config, int parts) {
   ::testing::internal::CaptureStderr();
   OnThreads(4, [&](World world) -> absl::Status {
@@ -129,7 +129,7 @@ TEST(Parts, ASkippedStepNamesTheRankInPartAndWorld) {
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr(" of rank 0 (world rank 1); "));
 }
 
-// The same names are the same values, whatever the part.
+// Equal names are equal values, whatever the part.
 TEST(Parts, NormalGivesThePartsEqualValuesUnlessTheirSeedsDiffer) {
   for (const bool own_seeds : {false, true}) {
     std::vector<std::vector<uint32_t>> bits(2);

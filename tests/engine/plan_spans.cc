@@ -110,7 +110,7 @@ void ExpectOrder(const sharding::Plan& plan, const StepSpans& spans, const StepS
     if (now.operation < 0 || spans[static_cast<size_t>(now.operation)] == nullptr) continue;
     for (int wait : now.waits) follows(now, spans, instructions[static_cast<size_t>(wait)]);
     if (before == nullptr) continue;
-    // What the step before has done with the same bytes.
+    // Operations of the step before on the same bytes.
     for (const sharding::CellUse& entered : now.enters) {
       if (entered.by_parity) continue;
       for (const sharding::Instruction& other : instructions)

@@ -24,7 +24,7 @@
 namespace ebb::testing::reorder_test {
 namespace {
 
-// What a rank goes on from.
+// The state that a rank goes on from.
 struct Saved {
   std::vector<std::pair<std::string, ParameterValues>> arrays;  // the masters; states by name
   TrainingState training;
@@ -107,7 +107,7 @@ TEST_P(ReorderTest, GoesOnAsAnEngineThatWasCreatedSo) {
         EndOf(setting, config, order, order, [&](Engine& engine, ScriptedTrainer& trainer) {
           return Load(engine, saved[static_cast<size_t>(trainer.rank())]);
         });
-    // What the second step has left to the third is done on the way.
+    // Updates that the second step has left to the third are done on the way.
     const std::vector<Ended> reordered =
         EndOf(setting, config, before, order,
               [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
@@ -297,7 +297,7 @@ TEST_F(ReorderOnDiskTest, FilesGrow) {
   ExpectSame(run(false), run(true));
 }
 
-// Of all files under a path.
+// Bytes of all files under a path.
 uintmax_t BytesOnDisk(const std::string& path) {
   uintmax_t bytes = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(path))

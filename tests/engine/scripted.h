@@ -56,8 +56,8 @@ class ScriptedTrainer {
  public:
   ScriptedTrainer(const ModelSpec& model, int rank) : model_(model), rank_(rank) {}
 
-  // What scopes must show from now on; null: not compared. `wrong` gets what differs; null: that
-  // fails the test.
+  // The values that scopes must show from now on; null: not compared. `wrong` gets differences;
+  // null: they fail the test.
   void BeginStep(int64_t step, const ParameterValues* shown,
                  std::vector<std::string>* wrong = nullptr);
   void Look(const Scope& scope, int unit) const;
@@ -110,7 +110,7 @@ absl::Status RunEngines(
 
 // The outcome of a step, on every rank: Finish returns this rank's own error, Report the verdict.
 absl::Status FinishAndReport(Engine& engine, Step& step);
-// The same of a step that has finished.
+// The outcome of a step that has finished.
 absl::Status Reported(Engine& engine, const absl::Status& finished);
 
 using Script = std::function<void(const ScriptedTrainer& trainer, Step& step)>;
@@ -165,7 +165,7 @@ inline constexpr StepOptions kExactStep = {.gradient_divisor = 4};
 absl::Status TrainStep(Engine& engine, ScriptedTrainer& trainer, int64_t number,
                        StepOptions options = kExactStep);
 
-// What ScriptedTrainer::Add puts into the gradients of a step, over all ranks, visits and
+// Sums of what ScriptedTrainer::Add puts into the gradients of a step, over all ranks, visits and
 // micro-batches, undivided; 0 for the frozen ones.
 ParameterValues GradientSums(const ModelSpec& model, int world, int64_t step,
                              int micro_batches = 1);

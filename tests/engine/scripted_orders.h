@@ -40,7 +40,7 @@ absl::Status Train(Engine& engine, const Order& order, ScriptedTrainer& trainer,
                    const ParameterValues* shown = nullptr, StepOptions options = kExactStep);
 absl::Status Evaluate(Engine& engine, const Order& order, const ScriptedTrainer& trainer);
 
-// What a rank has in the end, as text, so that a test names what differs.
+// A rank's state in the end, as text, so that a test names what differs.
 struct Ended {
   Snapshot snapshot;
   std::string report, bytes;

@@ -30,7 +30,7 @@ inline ModelSpec TwoUnits() {
   return model;
 }
 
-// What the script has become of the communicators of one rank.
+// The communicators of one rank, as the script sets them.
 struct ScriptedPeers : StepPeers {
   std::function<void(int parity)> await;
   absl::Status broken, device, aborted, withdrawn;

@@ -155,7 +155,7 @@ TEST(SecondaryShardsTest, TakeTheMemoryAndMoveTheBytesThatArePredicted) {
           // 3 of 4 slices over all ranks; 1 of 2 parts within a group.
           EXPECT_EQ(gathered[1] + secondary[1] * 3 / 2, gathered[0]);
           EXPECT_LT(gathered[1] * (micro_batches == 1 ? 1 : 4), gathered[0]);
-          // What is copied on the device comes up once a step.
+          // Parameters that are copied on the device come up once a step.
           EXPECT_TRUE(tier == Tier::kDevice || uploaded[1] < uploaded[0]);
         });
       }

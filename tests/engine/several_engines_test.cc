@@ -72,7 +72,7 @@ struct Running {
 
 constexpr int kSteps = 3;
 
-// What an engine ends with that trains alone.
+// The masters of an engine that trains alone, in the end.
 Bits Alone(int world, const Trainer& trainer) {
   std::vector<Bits> bits(static_cast<size_t>(world));
   OnThreads(world, [&](World w) {

@@ -284,8 +284,8 @@ TEST(InitialValuesOfRanksTest, RanksThatDoNotAllTakeThoseOfRank0AreRefused) {
       << status;
 }
 
-// What a run is beside its tensors, read and set. That a resumed run has the bits of one that was
-// never interrupted is shown by the matrix ("between another engine").
+// The state of a run beside its tensors, read and set. The matrix ("between another engine") shows
+// that a resumed run has the bits of one that was never interrupted.
 
 constexpr Setting kSettings[] = {{.world = 1, .stage = 0},
                                  {.world = 2, .stage = 3, .timing = Timing::kEarly},

@@ -127,7 +127,7 @@ TEST_P(OverflowTest, IsAnErrorThatNamesUnitAndRankIfChecksAreOff) {
   }
 }
 
-// What is wrong in backward is wrong in all units that come behind it.
+// A wrong gradient makes all units wrong that come behind it in backward.
 TEST_P(OverflowTest, TheFirstUnitInBackwardIsNamed) {
   const ModelSpec model = ScriptedModel();
   Config config = ConfigFor(GetParam());
@@ -318,8 +318,8 @@ TEST(StepErrorsTest, OneOfManyThreadsFailsFirst) {
 
 constexpr int kDeclared = 12;
 
-// As the engine follows a declared order 0 1 2 ...: after a scope the next one is expected, or the
-// one that was expected anyway.
+// The engine's trail with a declared order 0 1 2 ...: after a scope the next one is expected, or
+// the one that was expected anyway.
 ScopeTrail TrailOf(const std::vector<int>& codes) {
   ScopeTrail trail{.next = 0};
   int next = 0;

@@ -254,7 +254,7 @@ TEST(StepOutcomeTest, ABrokenCommunicatorIsTheEnginesFailureAndSaysWhere) {
   }
 }
 
-// What a rank told the others before it left counts, and what breaks after is the next step's.
+// A record sent before its rank left counts, and a later break fails the next step.
 TEST(StepOutcomeTest, AStepIsValidOnceAllRecordsArrived) {
   Ranks ranks(2);
   ranks.Train();
@@ -342,7 +342,7 @@ TEST(StepOutcomeTest, CallsOfAllRanksOutsideOfStepsHaveTheErrorsOfAll) {
   EXPECT_EQ(rank.peers.withdrawn, absl::DataLossError("the disk"));
 }
 
-// What the log says of an engine that goes away.
+// The log of an engine that goes away.
 TEST(StepOutcomeTest, AnErrorThatNoCallHasReturnedIsLoggedInTheEnd) {
   for (const bool asked : {false, true}) {
     ::testing::internal::CaptureStderr();

@@ -47,7 +47,7 @@ class StepRatesTest : public ::testing::TestWithParam<Setting> {
     Snapshot state;
     StepReport report;
   };
-  // Of the last rank.
+  // The last rank's result.
   Result Train(const Setting& setting, const Config& config, const Given& given) {
     Result result;
     RunOn(setting, model_, config, [&](Engine& engine, ScriptedTrainer& trainer) {
@@ -66,7 +66,7 @@ class StepRatesTest : public ::testing::TestWithParam<Setting> {
     return result;
   }
 
-  // What a step with wrong values returns, by Finish or by Report, on this rank.
+  // The error of a step with wrong values, from Finish or from Report, on this rank.
   absl::Status Refused(Engine& engine, ScriptedTrainer& trainer, const Given& given) {
     Step step = engine.BeginStep(given.begin);
     trainer.Round(step);

@@ -1,5 +1,5 @@
-// What a step is told (StepOptions, hold_updates) and what it tells (StepReport, Read of gradients,
-// the communication it took): exact numbers, since the scripted gradients are.
+// A step's inputs (StepOptions, hold_updates) and outputs (StepReport, Read of gradients, the
+// communication it took): exact numbers, because the scripted gradients are exact.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

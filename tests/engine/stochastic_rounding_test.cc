@@ -27,7 +27,7 @@ ToyOptions SomeModel() {
   return {.width = 67, .groups = true};
 }
 
-// The same for every world, as no model's would be: its sums have other roundings.
+// Equal in every world, unlike a model's gradients: their sums have other roundings.
 float Gradient(ParameterId p, int64_t element, int step) {
   return std::sin(0.7f * static_cast<float>(element + 31 * step) + static_cast<float>(p));
 }
@@ -108,7 +108,7 @@ ParameterValues Train(const Cell& cell, const std::string& path) {
   return trained;
 }
 
-// What the kernels make of each unit whole, with the place of its first element.
+// The kernels' results for each unit whole, with the place of its first element.
 ParameterValues Expected() {
   const ToyModel model(SomeModel());
   const ModelSpec& spec = model.spec();

@@ -115,7 +115,7 @@ TEST_P(StrictTest, ALeftOutScopeIsAnErrorThatChangesNothing) {
                 RunLeaving(left_out, trainer, step);
                 const absl::Status finished = FinishAndReport(engine, step);
                 if (*left_out.says == '\0') return finished;
-                // Of the rank's own, not of another's.
+                // The error is the rank's own, not another's.
                 EXPECT_EQ(finished.code(), absl::StatusCode::kFailedPrecondition);
                 EXPECT_THAT(std::string(finished.message()), ::testing::StartsWith(left_out.says));
                 EXPECT_EQ(engine.Report().status(), finished);
@@ -337,7 +337,7 @@ TEST_F(MissingBackwardsTest, RoundsThatNeverBeganAreCounted) {
   EXPECT_THAT(After(4, {whole, whole, whole}), HasSubstr("ended after 3 of its 4 rounds"));
 }
 
-// What is left out comes no more, so it is known before the updates that follow.
+// A backward that is left out comes no more, so it is known before the updates that follow.
 TEST_F(MissingBackwardsTest, IsKnownAtOnce) {
   const sharding::Plan plan = PlanOf(2, model_);
   missing_.Begin(plan, plan.step_rounds);

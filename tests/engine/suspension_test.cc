@@ -88,7 +88,7 @@ TEST_P(SuspensionTest, AStepOffTheDeclaredOrderFindsTheNewPools) {
   EXPECT_EQ(ends[0], ends[1]);
 }
 
-// What a suspended engine refuses, when Suspend and Resume are refused, and failures on the way.
+// Refusals of a suspended engine, and of Suspend and Resume, and failures on the way.
 
 class SuspensionRefusalTest : public ::testing::TestWithParam<Setting> {};
 INSTANTIATE_TEST_SUITE_P(Cells, SuspensionRefusalTest,
@@ -234,8 +234,8 @@ TEST(SuspensionRefusal, AnEngineThatWasMovedFromRefuses) {
   });
 }
 
-// What Suspend gives back and Resume takes again: in the ledger, from the system, and on all ranks
-// or on none.
+// Memory that Suspend gives back and Resume takes again: in the ledger, from the system, and on all
+// ranks or on none.
 
 class SuspensionMemoryTest : public ::testing::TestWithParam<Setting> {};
 INSTANTIATE_TEST_SUITE_P(Cells, SuspensionMemoryTest,

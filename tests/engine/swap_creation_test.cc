@@ -77,7 +77,7 @@ TEST(SwapCreation, ADiskThatIsFullAtCreateIsNamedOnEveryRank) {
       const absl::Status& status = statuses[static_cast<size_t>(rank)];
       EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, "cannot reserve", file,
                                    scratch.path(), "No space left", "nvme_path"));
-      // What a rank needs, and all of this host, by the plan.
+      // The need of a rank, and of all of this host, by the plan.
       std::string need = "; this rank needs ";
       int64_t all = 0;
       for (const MemoryRow& row : predicted.value()) {
@@ -115,7 +115,7 @@ TEST(SwapCreation, ADiskThatIsFullAtCreateSaysHowMuchGoesWhere) {
   for (const absl::Status& status : CreateBoth(config))
     EXPECT_THAT(status, Says(absl::StrCat(" KiB in '", disks[0], "' and "),
                              absl::StrCat(" MiB in '", disks[1], "', '", disks[2], "')")));
-  // What more space does not mend says nothing of space.
+  // An error that more space does not mend says nothing of space.
   hooks.Reserve([](std::string_view) { return EFBIG; });
   for (const absl::Status& status : CreateBoth(config))
     EXPECT_THAT(std::string(status.message()),

@@ -314,7 +314,7 @@ TEST(SwapFaults, ThreadsInThePlaceOfIoUringChangeNoBit) {
   Scratch scratch;
   const Config config = OnNvme(scratch.path(), Timing::kLate);
   const auto expected = Trained(config);
-  // What serves the files.
+  // The queues that serve the files.
   std::mutex mutex;
   std::vector<std::string> queues;
   GetOffloadTestHooks().wrap_queue = [&](std::string_view, std::string_view) {

@@ -34,7 +34,7 @@ inline Config OnNvme(const std::string& path, Timing timing) {
   return config;
 }
 
-// The same with all that it has on NVMe on the device.
+// `config` with all on the device that it has on NVMe.
 inline Config OnDevice(Config config) {
   config.zero.offload_param = {};
   config.zero.offload_optimizer = {};

@@ -57,7 +57,7 @@ struct Outcome {
   friend bool operator==(const Outcome&, const Outcome&) = default;
 };
 
-// What happens after each step, beside looking at it.
+// A call after each step, beside looking at it.
 using Between = std::function<absl::Status(Engine& engine, const ModelSpec& spec, int step)>;
 
 Outcome RunAll(const Config& config, const Between& between) {
@@ -84,7 +84,7 @@ Outcome RunAll(const Config& config, const Between& between) {
 
 class SwapTest : public ::testing::TestWithParam<Tiers> {
  protected:
-  // The same with these tiers as on the device.
+  // Expects the same bits with these tiers as on the device.
   void ExpectTheBitsOfTheDevice(const Between& between) {
     Tiers device = GetParam();
     device.parameters = device.optimizer = Tier::kDevice;
@@ -135,7 +135,7 @@ TEST_P(SwapTest, ReadsAndWritesOfEveryClassChangeNoBit) {
     }
     if (step == 3) {
       EBB_RETURN_IF_ERROR(engine.Write(StateClass::kOptimizer, Constant(0.03f), "exp_avg_sq"));
-      // What has been written is what is read, at once and before any step.
+      // Written values are what is read, at once and before any step.
       EBB_RETURN_IF_ERROR(engine.Write(StateClass::kMaster, Normal(0.25f, 13)));
       EBB_ASSIGN_OR_RETURN(const ParameterValues masters,
                            ReadSlices(engine, spec, StateClass::kMaster));
@@ -162,8 +162,8 @@ TEST_P(SwapTest, ReadsAndWritesOfEveryClassChangeNoBit) {
   ExpectTheBitsOfTheDevice(between);
 }
 
-// As the master is written with it. Where updates carry parameters to their place, a step that is
-// skipped makes them of their masters.
+// The master is written with the parameter. Where updates carry parameters to their place, a
+// skipped step makes parameters of masters.
 TEST_P(SwapTest, AWrittenParameterOutlivesASkippedStep) {
   for (const Timing timing : kNotEarly) {
     const Config config = ConfigOf(GetParam(), timing, scratch_.path());

@@ -309,7 +309,7 @@ TEST(OffloadedTimeline, ReadsUpdatesAndWritesOverlapEachOtherAndCompute) {
       for (const sharding::Operation& operation : engine->program().plan().operations) {
         if (operation.moves.empty()) continue;
         const bool write = operation.kind == sharding::OperationKind::kWrite;
-        // What gathers read, and what sums of gradients leave.
+        // Reads of gathers and writes of gradient sums are left out.
         const StateClass state = operation.moves.front().state;
         if (write ? state == StateClass::kGradient
                   : operation.stream == sharding::StreamId::kReadParameters &&
@@ -407,8 +407,7 @@ TEST_P(TimelineTest, TheLedgerPeaksAtThePrediction) {
   }
 }
 
-// What a profiler is shown of an engine's calls: ranges that nest, named by operation, scope and
-// unit.
+// A profiler's view of an engine's calls: ranges that nest, named by operation, scope and unit.
 
 // "forward u0 > gather u1": the ranges that are open whenever one begins.
 struct Shown {

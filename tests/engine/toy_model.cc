@@ -170,7 +170,7 @@ std::vector<float>& ToyModel::Kept(int micro_batch, int visit) {
   return outputs[static_cast<size_t>(visit)];
 }
 
-// What the visit before wrote; of the first visit, the sample.
+// The output of the visit before; for the first visit, the sample.
 std::vector<float> ToyModel::InputOf(const Scope& scope, int visit, int rank, int64_t step,
                                      int micro_batch) {
   std::vector<float> x(static_cast<size_t>(options_.width));

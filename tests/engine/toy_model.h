@@ -79,7 +79,7 @@ class ToyModel {
   UnitId unit(int visit) const { return spec_.forward[static_cast<size_t>(visit)].unit; }
 
  private:
-  // What a layer's arithmetic reads; empty vectors where the engine gave no view.
+  // Inputs of a layer's arithmetic; empty vectors where the engine gave no view.
   struct Weights {
     std::vector<float> w, b, s;
     DType dtype{};
@@ -101,7 +101,7 @@ class ToyModel {
 
 // SHA-free digest for tests: every master value's bits in declared order, gathered on every rank.
 absl::StatusOr<std::vector<uint32_t>> MasterBits(Engine& engine, const ModelSpec& model);
-// The same of a model that `world` ranks have trained for so many steps, or the first error.
+// MasterBits of a model that `world` ranks have trained for so many steps, or the first error.
 absl::StatusOr<std::vector<uint32_t>> TrainedMasterBits(int world, const ToyModel& model,
                                                         const Config& config, int steps);
 

@@ -77,7 +77,7 @@ Numbers Distance(const Numbers& y, float target) {
 
 class TrainersTest : public ::testing::TestWithParam<Setting> {
  protected:
-  // What `train` leaves on each rank, in memory and, where the stage allows it, on NVMe.
+  // Snapshots that `train` leaves on each rank, in memory and, where the stage allows it, on NVMe.
   using Trainer = std::function<absl::StatusOr<std::vector<Snapshot>>(World world, const Config&)>;
   void Compare(int rounds, const Trainer& with, const Trainer& without) {
     Scratch scratch;
@@ -504,7 +504,7 @@ TEST_P(TrainersTest, ALoopThatEndsEarlyHasItsGradients) {
     Compare(/*rounds=*/2, looped(loop, true), looped(loop, false));
 }
 
-// What a trainer of such a model may do wrong.
+// Mistakes of a trainer of such a model.
 TEST(DeclaredOrderTest, ErrorsNameTheScopeAndWhereTheOrderIsDeclared) {
   using Mistake = std::function<void(Step&, const Chain&)>;
   const auto after = [](const Mistake& mistake) {

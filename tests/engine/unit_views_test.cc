@@ -1,4 +1,4 @@
-// What a unit's scopes show is known before one is opened; a unit may be kept whole on request.
+// Views of a unit are known before a scope is opened; a unit may be kept whole on request.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -31,7 +31,7 @@ struct Cell {
   Timing timing = Timing::kLate;
   DType compute = DType::kBFloat16;
   bool split = false, without_masters = false, groups = false, own = false, threads = false;
-  // What passes through the disk within a step: gradients, of several rounds or of one, and
+  // State that passes through the disk within a step: gradients, of several rounds or of one, and
   // boundary activations.
   bool gradients = false, rounds = false, boundaries = false;
   bool frozen = true;  // also parameters that are not trained

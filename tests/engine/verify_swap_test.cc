@@ -432,7 +432,7 @@ TEST(VerifySwap, ReadsAndSkippedStepsFindItToo) {
       if (absl::Status own = engine->Read(StateClass::kMaster, sink); !own.ok()) return own;
       FlipBit(FileOf(scratch.path(), 0, "states"), 1);
       if (!skips) return engine->Read(StateClass::kMaster, sink);
-      // What is late of step 2 runs in step 3.
+      // Late updates of step 2 run in step 3.
       for (int number = 1; number < 4; ++number) {
         if (absl::Status own = model.Train(*engine, 0, number, {}, /*blow_up=*/number == 1);
             !own.ok())

@@ -224,7 +224,7 @@ TEST_P(ViewErrorsTest, AreErrorsOfTheOpenEvaluationOrTheNextStep) {
   });
 }
 
-// What is asked of a scope after its Close is lost without a word otherwise.
+// A request to a closed scope is lost without a word otherwise.
 TEST_P(ViewErrorsTest, ScopesThatAreClosedOrWereMovedFromSayIt) {
   const ModelSpec model = ScriptedModel();
   struct Late {
