@@ -1,5 +1,4 @@
-// What the error of a cap advises is what fits: each piece of advice is taken, as the JSON that it
-// is.
+// Advice in the error of a cap fits: each piece is taken, as the JSON that it is.
 #include "ebb/sharding/fit/advice.h"
 
 #include <gmock/gmock.h>
@@ -47,7 +46,7 @@ ModelSpec Chain(size_t units = 8) {
   return UnitChain(std::vector<int64_t>(units, kMebi / 2), /*output_bytes=*/kMebi);
 }
 
-// As Engine::Create sees it.
+// Pools that Engine::Create would lay out.
 absl::StatusOr<Pools> LaidOut(const Config& config, int world, size_t units = 8) {
   if (absl::Status valid = config.Validate(); !valid.ok()) return valid;
   const absl::StatusOr<Config> resolved = config.ForWorld(world);

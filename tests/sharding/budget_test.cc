@@ -132,7 +132,7 @@ TEST(Budget, WithoutABufferSizeASlotHoldsTheLargestUnitWhateverItsSize) {
   config.zero.offload_param.buffer_size.reset();
   const std::vector<int64_t> units = {kMebi, 192 * kMebi, kMebi};
   EXPECT_EQ(LaidOut(config, units)->parameter_slots.bytes, 2 * 192 * kMebi);
-  // What is gathered together still shares no more than the default, or the largest unit.
+  // Units that are gathered together still share no more than the default, or the largest unit.
   config.ebb.coalesce_bytes = int64_t{1} << 40;
   EXPECT_EQ(LaidOut(config, units)->parameter_slots.bytes, 2 * 192 * kMebi);
   EXPECT_EQ(LaidOut(config, {60 * kMebi, 30 * kMebi, 60 * kMebi})->parameter_slots.bytes,
@@ -280,7 +280,7 @@ TEST(BalancedRatio, LetsBothPartsEndTogether) {
     EXPECT_LT(ratio, 1);
     const double below = ratio / std::min(rates.host, rates.copies);
     EXPECT_NEAR(below / ((1 - ratio) / rates.device), 1, 1e-6);
-    // What is faster has more of it.
+    // The faster side gets more of the elements.
     for (const double factor : {1.5, 10.0}) {
       UpdateRates other = rates;
       other.device *= factor;

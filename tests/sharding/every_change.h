@@ -85,7 +85,7 @@ inline CappedCase::CappedCase(uint64_t seed) {
   const auto share = [&](int64_t bytes) {
     return bytes * random.OneOf<int64_t>({5, 30, 50, 60, 70, 80, 90, 95, 130}) / 100 + 1;
   };
-  // As much as sums of one micro-batch need. Others may need more.
+  // A cap that holds sums of one micro-batch. Other sums may need more.
   if (given.gradient_accumulation_steps > 1 && random.OneIn(3)) {
     Config least = *resolved;
     least.zero.stage = 3;

@@ -1,4 +1,4 @@
-// What ranks compare before they train together changes with each thing that they could differ in.
+// Hashes that ranks compare before they train together change with each thing that could differ.
 #include "ebb/sharding/fingerprint.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ Plan SomePlan() {
   return *PlanStep({.model = &model, .config = &config, .world = 2, .optimizer_states = 2});
 }
 
-// Of a plan with one field changed.
+// A change of one field of a plan.
 struct PlanChange {
   const char* what;
   void (*change)(Plan& plan);
@@ -85,7 +85,7 @@ const PlanChange kPlanChanges[] = {
        std::span<const Operand>& operands = plan.operations.back().operands;
        operands = operands.first(operands.size() - 1);
      }},
-    // As many bytes.
+    // Another dtype of as many bytes.
     {"a dtype",
      [](Plan& plan) {
        ChangeOperand(plan, [](Operand& operand) { operand.dtype = DType::kFloat16; });
@@ -126,7 +126,7 @@ TEST(Fingerprint, OfAPlanChangesWithAnyOfWhatItSays) {
   }
 }
 
-// Of a fragment with one instruction changed, or one moment.
+// A change of one instruction of a fragment, or of one moment.
 struct FragmentChange {
   const char* what;
   void (*change)(Instruction& instruction, FragmentMoment& moment);

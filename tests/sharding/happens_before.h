@@ -1,7 +1,7 @@
-// What streams and waits guarantee about the order of things: vector clocks, one entry a line. A
-// thing happens after everything that ended on the line where it starts and after all it waits for,
-// and after nothing else. Transfers with swap files start on one line and end on another, in the
-// same order on both, but one may start before the transfer ahead of it ends.
+// The order of things that streams and waits guarantee: vector clocks, one entry a line. A thing
+// happens after everything that ended on the line where it starts and after all it waits for, and
+// after nothing else. Transfers with swap files start on one line and end on another, in the same
+// order on both, but one may start before the transfer ahead of it ends.
 #pragma once
 
 #include <array>

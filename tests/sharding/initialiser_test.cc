@@ -60,8 +60,8 @@ TEST(Constant, FillsTheSlice) {
   EXPECT_THAT(Values(Constant(1.5f), "w", 3, 10), Each(1.5f));
 }
 
-// The same numbers by libm, which the initialiser does not use. They may differ in the last bit of
-// fp32, if the two fp64 values are on either side of a rounding boundary.
+// Numbers by libm, which the initialiser does not use. The last bit of fp32 may differ, if the two
+// fp64 values are on either side of a rounding boundary.
 TEST(Normal, IsBoxAndMullersTransformOfPhilox) {
   const uint64_t seed = 0x0123456789abcdef;
   const std::string name = "block0.attention.weight";

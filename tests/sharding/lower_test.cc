@@ -166,7 +166,7 @@ class CellMemory {
             [&](size_t cell) { content = absl::HashOf(content, contents_[cell]); });
     Write(instruction, content);
   }
-  // As another fragment does. Secondary shards stay, because it has the same parameters.
+  // Writes like another fragment. Secondary shards stay, because fragments share the parameters.
   void Overwrite(const Instruction& instruction) {
     if (instruction.role != OperationKind::kFillSecondary) Write(instruction, kOther);
   }

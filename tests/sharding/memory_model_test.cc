@@ -236,7 +236,7 @@ TEST(MemoryModel, AnEvaluationOfARoundsMicroBatchesFits) {
   }
 }
 
-// What the step is, the columns and the rows; the legend is left out.
+// The table of a plan without its legend: what the step is, the columns and the rows.
 std::vector<std::string> Lines(const Plan& plan) {
   std::vector<std::string> lines = absl::StrSplit(PlanTable(plan), '\n');
   EXPECT_EQ(lines.back(), "");

@@ -15,7 +15,7 @@ struct Bytes {
   int64_t begin = 0, end = 0;
 };
 
-// Of the rank with this slice. On NVMe there are two files: of parameters, and of all else.
+// Bytes of the rank with this slice. On NVMe there are two files: of parameters, and of all else.
 Bytes BytesOf(const Operand& operand, const Decisions& decisions, int slice) {
   const Place& place = operand.place;
   const bool is_state = place.tier == Tier::kNvme && place.pool != StateClass::kParameter;

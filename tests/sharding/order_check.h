@@ -21,7 +21,7 @@
 
 namespace ebb::sharding {
 
-// What instructions of some fragments touch on one rank, in stretches of bytes that no operand
+// The bytes that instructions of some fragments touch on one rank, in stretches that no operand
 // cuts. Instructions are numbered over all fragments, which outlive this.
 class RankTouches {
  public:
@@ -60,7 +60,7 @@ class OrderCheck {
 
   // Instructions of the fragment with this number, in its step of this parity.
   void Run(int fragment, int begin, int end, int parity);
-  // What the instruction touches, wherever it has its place otherwise: between two fences.
+  // Runs the instruction between two fences, wherever it has its place otherwise.
   void RunAlone(int fragment, int instruction);
   // Like StreamOrder: all streams of steps wait for all work issued on any of them. The host waits
   // too, and so does its later work.

@@ -46,7 +46,7 @@ std::vector<PlannedScope> ScopesOf(const SmallModel& model) {
   return model.rounds == 0 ? ScopesOfWalk(spec) : ScopesOfStep(spec, 1);
 }
 
-// What a sequence of calls means, worked out anew from all that came before: `taken` holds the
+// The meaning of a sequence of calls, worked out anew from all that came before: `taken` holds the
 // scopes of the order that were opened, by round and place.
 class Specification {
  public:
@@ -465,7 +465,7 @@ TEST(OrderRestTest, IsLeftOutAtTheEnd) {
     EXPECT_EQ(progress.state(s), OrderProgress::State::kLeftOut);
 }
 
-// What is over is forgotten, so that the rounds of a step take no memory.
+// Rounds that are over are forgotten, so that the rounds of a step take no memory.
 TEST(OrderProgress, RoundsThatAreReleasedAreClosed) {
   using State = OrderProgress::State;
   constexpr int kRounds = 64;

@@ -30,7 +30,7 @@ struct PassesOf {
         logical(PlanLogical(in, swap_ins)) {}
   PassesOf(const PassesOf&) = delete;
 
-  // Of all moments, in their order.
+  // The operations of all moments, in their order.
   std::vector<LogicalOp> Operations() const {
     std::vector<LogicalOp> all;
     for (const LogicalMoment& moment : logical)

@@ -1,4 +1,4 @@
-// What a plan's operations move, against formulas that know nothing of operations.
+// Bytes that a plan's operations move, against formulas that know nothing of operations.
 #include <gtest/gtest.h>
 
 #include <algorithm>

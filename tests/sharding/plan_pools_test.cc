@@ -361,8 +361,8 @@ TEST(StatePlacement, TheFirstUnitsParametersAreInRam) {
   EXPECT_EQ(SwapBytes(placement, 2, 2), 10 * 4096);
 }
 
-// What a sub-group writes of the parameters is in one tier, so it ends where a piece does. Those of
-// one piece are equally large.
+// The parameters that a sub-group writes are in one tier, so it ends where a piece does. Sub-groups
+// of one piece are equally large.
 TEST(StatePlacement, SubGroupsCrossNoPieceOfTheParameters) {
   const StatePlacement placement = Case{
       .units = {10 * k},

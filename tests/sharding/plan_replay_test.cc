@@ -1,4 +1,4 @@
-// What happens in memory when an engine runs plans of random models, one after another.
+// Contents of memory when an engine runs plans of random models, one after another.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -154,7 +154,7 @@ TEST(PlanLaws, AsManyUnitsShareReadsAsThereAreSlotsFor) {
       parameters.device = config.zero.offload_optimizer.device = Tier::kNvme;
       parameters.max_in_cpu = 0;
       parameters.buffer_count = 4;
-      // Of masters: an element is as large as two elements of parameters.
+      // Room for masters: an element is as large as two elements of parameters.
       parameters.buffer_size = kElements + sub_groups * kCutElements / 2;
       const PlanInputs inputs{
           .model = &model, .config = &config, .world = 1, .optimizer_states = 2};
@@ -182,7 +182,7 @@ TEST(PlanLaws, AsManyUnitsShareReadsAsThereAreSlotsFor) {
 
 // Plans of many rounds: three of them are planned.
 
-// What an instruction is, without where in the step it has its place.
+// An instruction without its place in the step.
 struct Shown {
   Code code{};
   OperationKind role{};

@@ -102,7 +102,7 @@ TEST(PlanLaws, EachKindOfOperationHasItsStream) {
       {OperationKind::kReduce, {kReduce}},
       {OperationKind::kAllReduce, {kReduce}},
       {OperationKind::kRound, {kReduce}},
-      // Of gradients that are kept in host memory: kHostSum.
+      // kHostSum: gradients that are kept in host memory.
       {OperationKind::kAccumulate, {kReduce, kHostSum}},
       {OperationKind::kNorm, {kReduce, kHostSum}},
       {OperationKind::kGatherGradient, {kReduce}},

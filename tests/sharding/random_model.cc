@@ -167,7 +167,7 @@ std::vector<ScopeEvent> RandomEvents(Random& random, const ModelSpec& model) {
 }  // namespace
 
 void DeclareOrder(Random& random, ModelSpec& model) {
-  // What the model does not allow is taken back.
+  // A change that the model does not allow is taken back.
   const auto change = [&](auto& what, auto value) {
     const auto before = std::exchange(what, std::move(value));
     if (!CheckOrder(model).ok()) what = before;
@@ -231,7 +231,7 @@ void RandomCase::MixDTypes() {
     parameter.cut_rows = 0;
   }
   model = DivideByDType(std::move(model), config.compute);
-  // Of the model as it was.
+  // These limits were for the model as it was.
   config.ebb.host_memory.reset();
   config.ebb.device_memory.reset();
   config.zero.offload_param.buffer_size.reset();
@@ -297,7 +297,7 @@ void RandomCase::Offload(Random& random) {
         (SwapAligned(unit.trainable.shard * size) + SwapAligned(unit.frozen.shard * size)) / size);
     all += unit.shard();
   }
-  // What the largest unit needs, or little more: groups of units share a slot of it.
+  // Room for the largest unit, or little more: groups of units share a slot of it.
   if (random.OneIn(2)) parameters.buffer_size = slot + random.Between(0, slot);
   parameters.max_in_cpu = random.OneOf<int64_t>({0, 0, random.Between(0, all), 1'000'000'000});
   // A few sub-groups for the largest unit; cuts fall where they may.

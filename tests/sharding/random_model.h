@@ -38,7 +38,7 @@ ModelSpec RandomModel(Random& random);
 // One parameter of a size up to about `elements_max`, now and then with row cuts.
 ParameterSpec RandomParameter(Random& random, int64_t elements_max);
 
-// What the plan reads of a config, resolved.
+// A resolved config, random in all that the plan reads.
 Config RandomConfig(Random& random);
 
 // The random order of a round, in terms of ModelSpec::order and Visit's flags: scopes that stay

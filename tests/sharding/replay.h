@@ -35,8 +35,8 @@ class Fragments {
 
 class Replay {
  public:
-  // As `rank` sees it. The pools are those of `plan`; parameters, masters and states are there.
-  // `drain`: runs when updates were carried and the next fragment does not take them.
+  // Replays plans of `rank`. The pools are those of `plan`; parameters, masters and states are
+  // there. `drain`: runs when updates were carried and the next fragment does not take them.
   Replay(const PlanInputs& inputs, const Plan& plan, int rank, Fragments& fragments,
          const Plan* drain = nullptr);
 

@@ -1,4 +1,4 @@
-// What ranks tell each other, part by part.
+// The exchange between ranks, part by part.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"

@@ -82,7 +82,7 @@ void Replay::Update(int thing, const Operation& operation) {
   }
 }
 
-// What the update of the sub-group will read, which it leaves as it is.
+// Reads what the update of the sub-group will read, and leaves it as it is.
 void Replay::ParameterNorms(int thing, const Operation& operation) {
   const Decisions& d = plan_->decisions;
   for (const Part& part : operation.parts) {
@@ -143,7 +143,7 @@ void Replay::CastMasters(int thing, const Operation& operation) {
   }
 }
 
-// What follows an update that did not happen carries its parameters to their place all the same.
+// Parameters without their update are carried to their place all the same.
 void Replay::KeepParameters(int thing, const Operation& update) {
   const Decisions& d = plan_->decisions;
   const UpdateWork work(update);

@@ -442,7 +442,7 @@ TEST(Boundaries, AreEvictedIfThereIsTimeBetweenWriteAndRead) {
   EXPECT_FALSE(leaves({}));
 }
 
-// Of 16 visits in order, 15 boundaries are live at once, and the first gradient. In segments of 4:
+// 15 boundaries of 16 visits in order are live at once, and the first gradient. In segments of 4:
 // the inputs of three segments, the three inside of one, and a gradient.
 TEST(Boundaries, SegmentsShareMemory) {
   constexpr int64_t kBytes = 1'024;

@@ -15,7 +15,7 @@
 
 namespace ebb::sharding {
 
-// What some bytes hold; the numbers say which one of its kind.
+// The content of some bytes; the numbers say which one of its kind.
 struct Content {
   enum Kind : uint8_t {
     kNothing,

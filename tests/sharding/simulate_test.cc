@@ -210,7 +210,7 @@ TEST(Simulate, TheCriticalResourceIsTheOneThatIsFullOnThePath) {
             8);
 }
 
-// What takes long to answer is asked for ahead; bytes come in order.
+// Transfers are asked for ahead, because answers take long; bytes come in order.
 TEST(Simulate, TransfersStartTogetherAndMoveInTurn) {
   const Cost read{.latency = 0.5, .amounts = Of({{kDiskRead, 1}})};
   const Simulated simulated =

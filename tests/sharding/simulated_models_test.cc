@@ -261,7 +261,7 @@ class MachineCostsTest : public ::testing::Test {
   const ModelSpec model_ = UnitChain({4096, 4096});
 };
 
-// Of 4,096 elements each of 4 ranks has 1,024, and receives those of the 3 others.
+// Each of 4 ranks has 1,024 of 4,096 elements, and receives those of the 3 others.
 TEST_F(MachineCostsTest, CollectivesUseTheLinkWithinAHostAndTheNetworkBetweenThem) {
   const Config config = ConfigOf(3);
   const Plan plan = PlanOf(model_, config, 4);

@@ -251,7 +251,7 @@ TEST(StatePieces, TheLongestRunFitsItsSlot) {
                                at(StateClass::kMaster, DType::kBFloat16)}}));
 }
 
-// What ranks keep whole is gathered from slices that lie within it.
+// Units that ranks keep whole are gathered from slices that lie within them.
 TEST(StatePieces, SpreadsGoFromSlicesToWholeUnits) {
   int gathers = 0;
   for (int i = 0; i < Cases(kPlans); ++i) {

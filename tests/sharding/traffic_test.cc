@@ -1,4 +1,4 @@
-// What a step moves between tiers, against formulas that know nothing of moves.
+// Bytes that a step moves between tiers, against formulas that know nothing of moves.
 #include "ebb/sharding/report/traffic.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ Table Predicted(const Plan& plan, bool carrying) {
   return table;
 }
 
-// What a sub-group's norms read before its update does.
+// Adds the reads of a sub-group's norms, which come before its update's.
 template <class Add>
 void AddNorms(const Plan& plan, const SubGroup& group, const Add& add) {
   using enum StateClass;
@@ -54,7 +54,7 @@ void AddNorms(const Plan& plan, const SubGroup& group, const Add& add) {
   if (on_host != (tier != Tier::kDevice)) add(kParameter, Tier::kCpu, on_host ? kDown : kUp, bytes);
 }
 
-// What follows from where everything lives, how often it is gathered and how often it is reduced.
+// Traffic by where everything lives, how often it is gathered and how often it is reduced.
 Table Formula(const Plan& plan, bool carrying) {
   Table table;
   const auto add = [&](StateClass state, Tier tier, Direction direction, int64_t bytes) {

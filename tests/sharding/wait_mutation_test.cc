@@ -24,8 +24,8 @@
 namespace ebb::sharding {
 namespace {
 
-// Of one engine: its steps of one, two and more rounds, held or not, its walk and its drain, each
-// with and without carried updates.
+// The programs of one engine: its steps of one, two and more rounds, held or not, its walk and its
+// drain, each with and without carried updates.
 class EnginePrograms {
  public:
   // `slice`: of the rank that reads state beside steps.
@@ -94,8 +94,7 @@ class EnginePrograms {
   std::optional<Cells> cells_;
 };
 
-// What a trainer does with an engine, by chance, and what the engine then issues. A seed is the
-// same sequence.
+// Random calls of a trainer, and what the engine then issues. A seed gives one sequence.
 class RandomTrainer {
  public:
   // `saves`: also reads state beside its steps.
