@@ -13,7 +13,7 @@
 
 namespace ebb::testing {
 
-// Of a rank that asserts or returns a Status. The error of one that asserts lets the others go on.
+// The result of a rank that asserts or returns a Status. An assertion lets other ranks go on.
 template <class Body, class... Arguments>
 absl::Status StatusOfRank(const Body& body, Arguments&... arguments) {
   if constexpr (std::is_void_v<std::invoke_result_t<const Body&, Arguments&...>>) {
@@ -32,7 +32,7 @@ void OnThreads(int world, const Body& body,
   ExpectOk(RunThreads(world, [&](World rank) { return StatusOfRank(body, rank); }), at);
 }
 
-// What `body` returns on each rank.
+// The statuses that `body` returns, by rank.
 template <class Body>
 std::vector<absl::Status> StatusesOnThreads(int world, const Body& body) {
   std::vector<absl::Status> statuses(static_cast<size_t>(world));

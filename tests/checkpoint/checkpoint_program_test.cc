@@ -188,7 +188,7 @@ TEST_F(CheckpointProgramTest, AnIndexNamesFilesBesideItAndNoOthers) {
   EXPECT_THAT(ended.printed, HasSubstr("has 1 of the 2 tensors"));
 }
 
-// As in transformers: a writer that names one file, and then removes the earlier index, may have
+// A writer that names one file, and then removes the earlier index, like transformers, may have
 // been killed between the two.
 TEST_F(CheckpointProgramTest, OneFileIsReadBeforeAnIndex) {
   WriteZeros(Path(kSafetensorsFile), 2, 3, "new");

@@ -112,7 +112,7 @@ TEST_F(CommonFolderTest, RanksThatHaveSeenTheFolderDoNotLookAgain) {
   }
 }
 
-// As hosts that mount one file system at different places.
+// Hosts may mount one file system at different places.
 TEST_F(CommonFolderTest, OneFolderMayHaveSeveralPaths) {
   fs::create_directories(root_ + "/folder");
   fs::create_symlink(root_ + "/folder", root_ + "/link");

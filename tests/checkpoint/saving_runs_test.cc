@@ -127,7 +127,7 @@ TEST_F(SavingRunsTest, OfTwoRunsThatResumeFromOneFolderOnlyTheFirstSaves) {
   EXPECT_THAT(*CheckpointsIn(folder_), ElementsAre("step-000000002", "step-000000001"));
 }
 
-// As a run that saves to the folder removes its old ones.
+// A run that saves to the folder removes old checkpoints so.
 TEST_F(SavingRunsTest, IfACheckpointIsRemovedDuringALoadAnotherOneIsLoaded) {
   for (const int world : {1, 2}) {
     fs::remove_all(folder_);

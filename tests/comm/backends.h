@@ -15,7 +15,7 @@ namespace ebb::testing {
 
 struct Backend {
   std::string name;
-  // As RunThreads: `body` on every rank of a world, then the first error.
+  // Runs `body` on every rank of a world, like RunThreads, and returns the first error.
   std::function<absl::Status(int ranks, std::function<absl::Status(World)> body)> run;
   int many_ranks = 64;  // with so many it must work on a machine of two cores
   // The device of its operations. `threads`: of a CPU.

@@ -1,4 +1,4 @@
-// What every way of connecting ranks must keep of streams and communicators: the order in which
+// Rules for streams and communicators of every way of connecting ranks: the order in which
 // operations run, which calls wait and which do not, what a split makes, and that nothing is
 // allocated.
 #include "ebb/runtime/comm/communicator.h"

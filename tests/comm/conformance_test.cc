@@ -1,6 +1,6 @@
-// What every way of connecting ranks must compute and count: all operations against a scalar
-// reference, bit for bit. communicator_test.cc checks the order in which they run, failure_test.cc
-// what happens after a failure.
+// Results and counts of every way of connecting ranks: all operations against a scalar reference,
+// bit for bit. communicator_test.cc checks the order in which operations run, failure_test.cc what
+// happens after a failure.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -59,7 +59,7 @@ class CommunicatorConformance
 
   const Backend& backend() const { return std::get<0>(GetParam()); }
 
-  // What rank r sends in span s; every rank computes the same.
+  // The numbers that rank r sends in span s; every rank computes the same.
   Numbers Sent(int rank, size_t span, int64_t count) const {
     Numbers numbers(dtype(), count);
     const uint64_t seed = static_cast<uint64_t>(rank) * 1000 + span;

@@ -1,6 +1,6 @@
-// What every way of connecting ranks must do when a rank fails, leaves, makes a different call or
-// never comes: all other ranks get a Status that says so, nothing hangs, and no memory is touched
-// after its owner's operation has ended.
+// Every way of connecting ranks, when a rank fails, leaves, makes a different call or never comes:
+// all other ranks get a Status that says so, nothing hangs, and no memory is touched after its
+// owner's operation has ended.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

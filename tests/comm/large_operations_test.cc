@@ -81,7 +81,7 @@ TEST_P(LargeOperations, GiveTheSameBits) {
   const DType dtype = dtype_bound;
   const Memory memory = memory_bound;
   const int threads = threads_bound;
-  // What all ranks send, and its sum, by span.
+  // Numbers that all ranks send, and their sum, by span.
   std::vector<std::vector<Numbers>> sent;
   std::vector<Numbers> sums;
   for (size_t s = 0; s < kCounts.size(); ++s) {

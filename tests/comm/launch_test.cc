@@ -19,7 +19,7 @@ std::string NameOf(const ::testing::TestParamInfo<Parameter>& info) {
   return info.param.name;
 }
 
-// What a launcher sets, and the expected Launch.
+// A launcher's variables, and the expected Launch.
 struct Understood {
   std::string name;
   Environment environment;

@@ -81,7 +81,7 @@ int AllRanks() {
   return size;
 }
 
-// What all processes tell each other about the tests.
+// Messages about the tests, from all processes to all.
 std::vector<std::string> Exchange(std::string_view mine) {
   constexpr size_t kBytes = 2048;
   std::vector<char> all(kBytes * static_cast<size_t>(AllRanks())), own(kBytes);

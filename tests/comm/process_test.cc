@@ -57,7 +57,7 @@ void SetRank(int rank, const char* variable) {
   setenv(variable, std::to_string(rank).c_str(), 1);
 }
 
-// As mpirun sets it for ranks of this host; they need no port.
+// Variables that mpirun sets for ranks of this host; they need no port.
 void SetMpiEnvironment(int rank, int ranks, const std::string& job) {
   SetRank(rank, "OMPI_COMM_WORLD_RANK");
   SetRank(ranks, "OMPI_COMM_WORLD_SIZE");
@@ -279,8 +279,7 @@ TEST(Killed, ARankKilledWhileItFailsTheWorldBlocksNoRank) {
   EXPECT_EQ(seen.Get(0), absl::AbortedError("the first failure"));
 }
 
-// What two ranks see if their parent is killed while they work. They go on for at most `steps`
-// steps.
+// Errors of two ranks whose parent is killed while they work, for at most `steps` steps.
 std::vector<absl::Status> SeenAfterDeathOfParent(int steps,
                                                  const std::function<void(int rank)>& environment) {
   Results seen;
@@ -333,7 +332,7 @@ TEST(Killed, ShellDoesNotEndTheRanksThatItHasStarted) {
   for (const absl::Status& status : seen) EXPECT_THAT(Message(status), HasSubstr("the last step"));
 }
 
-// As a container without the right to look into other processes.
+// A container may have no right to look into other processes.
 void HideFromOtherProcesses() {
   __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
   const __user_cap_data_struct none[2] = {};

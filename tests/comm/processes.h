@@ -93,7 +93,7 @@ std::string NewMeetingName();
 std::vector<int> Fork(int ranks, const std::function<int(int rank)>& body,
                       const std::function<void(const std::vector<int>& pids)>& started = {});
 
-// As RunThreads, with a process for each rank.
+// RunThreads with a process for each rank.
 absl::Status RunProcesses(int ranks, std::function<absl::Status(World)> body);
 
 // The names in /dev/shm of the processes that this one has forked. Other tests run beside it.

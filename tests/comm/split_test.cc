@@ -69,7 +69,7 @@ TEST_P(SplitTest, PartsAreIndependentWorlds) {
   });
 }
 
-// As in replicas that each hold a sharded model: every rank is in a row and in a column.
+// Every rank is in a row and in a column, like in replicas that each hold a sharded model.
 TEST_P(SplitTest, ARankIsInSeveralParts) {
   Run(4, [](World world) -> absl::Status {
     const int rank = world.rank();

@@ -1,4 +1,4 @@
-// What the error or warning about an unknown key advises.
+// Advice in the error or warning about an unknown key.
 #include <string>
 
 #include "ebb/runtime/config/config.h"
@@ -35,7 +35,7 @@ TEST(Hint, NamesTheKeyWithMoreWords) {
                           "\"scheduler.params.warmup_num_steps\"; it is ignored, as in DeepSpeed"));
 }
 
-// As a dotted path it would be ignored without a word.
+// A dotted path would be ignored without a word.
 TEST(Hint, ANameWithADotThatBeginsWithABlockIsAnError) {
   EXPECT_THAT(ErrorOf(R"({"ebb.prefetch_depth": 2})"),
               EndsWith("\"ebb.prefetch_depth\" is one name with a dot in it; write nested objects "

@@ -1,4 +1,4 @@
-// What an engine chooses and says on GPUs when it is created. On the stand-in.
+// Choices and messages of an engine on GPUs when it is created. On the stand-in.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-// What an engine logs if its streams share queues of the device. On the stand-in.
+// Warnings of an engine if its streams share queues of the device. On the stand-in.
 
 constexpr char kName[] = "CUDA_DEVICE_MAX_CONNECTIONS";
 
@@ -40,7 +40,7 @@ TEST(DeviceQueuesTest, AWarningNamesStreamsAndQueues) {
   EXPECT_THAT(WarnOfFewQueues(9, "many"), HasSubstr("8 queues"));
 }
 
-// What engines write to standard error when they are made, once for any number of ranks.
+// Text that engines write to standard error when they are made, once for any number of ranks.
 std::string Said(const char* connections, const Config& config) {
   setenv(kName, connections, /*overwrite=*/1);
   ModelSpec model;

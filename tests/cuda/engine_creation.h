@@ -11,7 +11,7 @@ namespace ebb::testing {
 // Makes an engine of the toy model on `ranks` threads that share the GPU. Returns each rank's
 // status.
 std::vector<absl::Status> CreationOnAll(int ranks, const Config& config);
-// The same if it fails on one of them: then it must fail on all.
+// CreationOnAll where one rank fails: then all must fail.
 std::vector<absl::Status> RefusalsOfAll(int ranks, const Config& config);
 
 }  // namespace ebb::testing

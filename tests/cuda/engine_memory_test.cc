@@ -370,8 +370,8 @@ TEST_F(RegistrationsTest, BuffersStandInForTheWindowsOfALaterNccl) {
   communicator.reset();
 }
 
-// What the driver and libraries take of a GPU, in the memory table. On the stand-in, which says how
-// much each of them takes.
+// Memory of a GPU that the driver and libraries take, in the memory table. On the stand-in, which
+// says how much each of them takes.
 
 class DriverMemoryTest : public ::testing::Test {
  protected:

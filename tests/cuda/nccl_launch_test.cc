@@ -1,5 +1,6 @@
-// What an operation of NCCL costs the thread that enqueues it. The thread must wait until NCCL has
-// launched the operation, which takes microseconds; a sleep takes many times that. On the stand-in.
+// The cost of an NCCL operation for the thread that enqueues it. The thread must wait until NCCL
+// has launched the operation, which takes microseconds; a sleep takes many times that. On the
+// stand-in.
 #include <gtest/gtest.h>
 #include <time.h>
 

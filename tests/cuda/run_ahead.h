@@ -194,7 +194,7 @@ class EngineRunsAheadTest : public ::testing::TestWithParam<RunAhead> {
   const ModelSpec model_ = ScriptedModel();
 };
 
-// What is tested, as values of a suite and in its names.
+// The tested cases, as values of a suite and in its names.
 inline auto RunsAhead() {
   return ::testing::Values(
       RunAhead{.compute = DType::kFloat16}, RunAhead{.compute = DType::kBFloat16, .stage = 1},

@@ -7,7 +7,7 @@
 
 namespace ebb::testing {
 
-// As RunThreads, with NCCL, on `devices` CUDA devices in turn. A rank ends when its body fails.
+// RunThreads with NCCL, on `devices` CUDA devices in turn. A rank ends when its body fails.
 absl::Status RunOnGpus(int ranks, int devices, std::function<absl::Status(World)> body);
 // All ranks on the first device.
 absl::Status RunOnGpu(int ranks, std::function<absl::Status(World)> body);

@@ -1,4 +1,4 @@
-// What the streams of every kind of device must do. Events, host streams and memory have files of
+// Rules for the streams of every kind of device. Events, host streams and memory have files of
 // their own beside this one.
 #include "conformance.h"
 

@@ -83,7 +83,7 @@ TEST(ThreadTeam, AWorkerLeavesTheCoreOfItsCaller) {
   CPU_SET(static_cast<size_t>(core), &one);
   ThreadTeam team(2);
   const std::thread::id caller = std::this_thread::get_id();
-  // What the worker does while the caller waits.
+  // Runs `work` in the worker while the caller waits.
   const auto in_worker = [&](const std::function<void()>& work) {
     std::atomic<bool> done{false};
     team.Run(2, 1, [&](int64_t, int64_t) {

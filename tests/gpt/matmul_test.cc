@@ -96,8 +96,8 @@ TEST_P(MatmulTest, GivesTheSameBitsToRanksThatMultiplyAtOnceAndAtOtherAddresses)
       const TestOps ops = NewTestOps({});
       const Array a = Random(p.m * p.k + 3, 1), b = Random(p.k * p.n, 2);
       const Array row = Random(p.n, 3);
-      // The same numbers further on in memory; on a GPU equally well aligned, because its
-      // algorithms depend on that.
+      // The numbers of `a` further on in memory; on a GPU equally well aligned, because algorithms
+      // there depend on that.
       const int64_t further = OnCuda() ? 16 / SizeOf(Compute()) : 1;
       Array moved(Compute(), p.m * p.k + further);
       for (int64_t i = 0; i < p.m * p.k; ++i) moved.Set(i + further, a[i]);

@@ -1,4 +1,4 @@
-// What the program prints of a plan without training: gpt --show-plan and --predict.
+// Output of the program about a plan, without training: gpt --show-plan and --predict.
 #include <filesystem>
 #include <map>
 #include <sstream>

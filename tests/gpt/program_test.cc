@@ -384,8 +384,8 @@ TEST_F(ProgramTest, WithoutStandardStreamsItTrainsAndItsFilesStayClean) {
   }
 }
 
-// As nohup starts it. Between the signal and the last expected line there is more text than a pipe
-// holds.
+// nohup has hang-ups ignored. Between the signal and the last expected line there is more text than
+// a pipe holds.
 TEST_F(ProgramTest, AHangUpThatIsIgnoredFromOutsideStaysIgnored) {
   Program program(Tiny({"--data", data_, "--steps", "100000000", "--evaluate-every", "1"}),
                   {.columns = 0, .environment = {}, .before = {"nohup"}});

@@ -180,7 +180,7 @@ TEST_F(ManyFilesTest, AReplacedFileIsAnErrorThatNamesIt) {
   EXPECT_THAT(tokens, testing::Each(0));
 }
 
-// The same text, whichever of its files are held.
+// A text is the same, whichever of its files are held.
 TEST(TextTest, BatchesAreTheSameInMemoryOrFromFiles) {
   ScratchFiles files;
   std::string bytes(Text::kFileHeldMax + 3000, ' ');

@@ -236,8 +236,8 @@ TEST_P(TrainingTest, EveryTierTrainsToTheSameBits) {
   }
 }
 
-// The same batches, with sums in another order and other algorithms: only rounding differs, and
-// grows over the steps.
+// All devices take the same batches, with sums in another order and other algorithms: only rounding
+// differs, and grows over the steps.
 TEST_P(TrainingTest, EveryDeviceFollowsTheCpuInFp32) {
   const nlohmann::json expected = Train({.steps = 6, .accumulation = 2});
   const nlohmann::json summary = Train(OnDevice({.steps = 6, .accumulation = 2}));

@@ -113,7 +113,7 @@ TEST(SwapDirectoryTest, EachHasItsOwnAndMovingKeepsIt) {
 
 TEST(SwapDirectoryTest, TheNextRunRemovesKilledRunsAndKeepsLivingOnes) {
   const Scratch scratch;
-  // As in a directory that a group shares: new directories inherit the bit.
+  // A directory that a group shares has this bit, which new directories inherit.
   fs::permissions(scratch.path(), fs::perms::all | fs::perms::set_gid);
   Process dead(scratch.path());
   const Process living(scratch.path());

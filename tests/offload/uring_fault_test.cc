@@ -195,7 +195,7 @@ TEST_P(UringTest, SubmittingTogetherIsOneSystemCall) {
   }
 }
 
-// As if it were short of memory.
+// A system that is short of memory has such errors.
 TEST_P(UringTest, RequestsThatTheSystemTakesLaterSucceed) {
   constexpr int kErrors[] = {EAGAIN, EBUSY, ENOMEM, EINTR};
   int calls = 0;

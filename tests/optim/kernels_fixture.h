@@ -212,7 +212,7 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
             Vector<Parameter>(size),
             Vector<uint16_t>(size)};
   }
-  // The same in device memory.
+  // The contents of `memory` in device memory.
   template <class Gradient, class Parameter>
   Memory<Gradient, Parameter, Array> OnDevice(const Memory<Gradient, Parameter, Vector>& memory,
                                               int64_t offset) {

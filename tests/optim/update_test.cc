@@ -267,7 +267,7 @@ uint64_t ChecksumOf(const T* array, int64_t count) {
   return Checksum(std::as_bytes(std::span(array, static_cast<size_t>(count))));
 }
 
-// The same bits, and the sums of the old and of the new contents.
+// Expects the bits of Update, and the sums of the old and of the new contents.
 template <class Gradient, class Parameter>
 void ExpectSums(const Rule& rule, int64_t count, bool with_parameter, bool split) {
   SCOPED_TRACE(testing::Message() << count << " elements, " << (split ? "split" : "whole"));

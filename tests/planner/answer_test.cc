@@ -220,7 +220,7 @@ TEST(Search, OneChangeMakesItFitOrFaster) {
   EXPECT_GT(faster->tokens_per_second, slow.time->tokens_per_second);
 }
 
-// What is refused for one setting is not fixed by a change of another.
+// A refusal for one setting is not mended by a change of another.
 TEST(Search, AChangeIsMadeToTheConfigurationAsGiven) {
   const Question question = QuestionOf("llama-2-7b", "8xh100", 8);
   const Choice on_nvme{.stage = 0, .states = Tier::kNvme};
@@ -331,7 +331,7 @@ TEST(Search, OneMoreThanTheLargestFitsNowhere) {
   EXPECT_GE(context->most, 2048 * batch->most / 2);
 }
 
-// As many as the remedy of one more lets in.
+// The remedy of one more lets in as many.
 TEST(Search, TheLargestNeedsMoreThanTheChoices) {
   const Question question = QuestionOf("llama-2-7b", "rtx4090-64gb", 1);
   const absl::StatusOr<Largest> batch = FindLargest(question, Quantity::kBatch);

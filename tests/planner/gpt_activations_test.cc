@@ -87,7 +87,7 @@ TEST(Activations, AreWhatGptTakesOnAGpu) {
   }
 }
 
-// The same config gives the same pools as the engine makes for gpt's own model.
+// A config gives the pools that the engine makes for gpt's own model.
 TEST(Activations, EveryClassOfAPlanIsThatOfGptsPlan) {
   for (const Case& c : kCases) {
     for (const int stage : {0, 1, 2, 3}) {

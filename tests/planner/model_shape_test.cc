@@ -25,7 +25,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// As counted by their authors.
+// Published counts of the models' authors.
 TEST(ModelShape, NamedModelsHaveTheirPublishedParameters) {
   const std::pair<const char*, int64_t> kPublished[] = {
       {"gpt2", 124'439'808},           {"gpt2-xl", 1'557'611'200},

@@ -200,7 +200,7 @@ TEST_F(PlanProgramTest, ATrainBatchSizeIsDividedOverTheRanks) {
               HasSubstr("{\"train_batch_size\": 128, \"train_micro_batch_size_per_gpu\": 2}"));
 }
 
-// As in the error of a memory cap: keys to merge into the file.
+// Advice is keys to merge into the file, like in the error of a memory cap.
 TEST_F(PlanProgramTest, AdvisesChangesToAFileThatDoesNotFit) {
   const std::string file = Write("ds.json", R"({"zero_optimization": {"stage": 0}})");
   const std::string question = "--model llama-2-7b --deepspeed ";

@@ -41,8 +41,8 @@ class HostThread {
     return Shuffle(value, lane() ^ mask);
   }
 
-  // What all lanes of the warp passed, by lane; valid until the warp's next exchange but one. For
-  // operations of a whole warp: every lane must call it.
+  // The values that all lanes of the warp passed, by lane; valid until the warp's next exchange but
+  // one. For operations of a whole warp: every lane must call it.
   const char* Exchange(const void* mine, size_t bytes);
 
  private:

@@ -36,7 +36,7 @@ std::array<std::atomic<bool>, 64> contexts;  // of devices that have one
 std::array<std::shared_mutex, 64> context_locks;
 
 std::mutex callers_mutex;
-// Of a fixed size, because tests check that enqueuing threads allocate nothing.
+// A call has a fixed size, because tests check that enqueuing threads allocate nothing.
 struct Call {
   std::string_view function;  // "": any function
   std::array<char, 16> thread = {};

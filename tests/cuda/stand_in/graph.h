@@ -25,7 +25,7 @@ cudaError_t CaptureState(cudaStream_t stream);
 // For calls that may not be captured: an error if the stream captures, which spoils its capture.
 cudaError_t RefuseWhileCapturing(cudaStream_t stream,
                                  cudaError_t error = cudaErrorStreamCaptureUnsupported);
-// The same for a call that names no stream, on a thread that captures on any.
+// For calls that name no stream: an error on a thread that captures on any stream.
 cudaError_t RefuseOnCapturingThread();
 
 // False if the stream does not capture; then nothing is kept.

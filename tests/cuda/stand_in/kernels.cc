@@ -183,7 +183,7 @@ void RunSumNorms(void* given) {
   });
 }
 
-// What both an update and its norms read.
+// Reads that an update and its norms have in common.
 std::vector<Touched> ReadsOf(UpdateRule rule, const UpdateArrays& arrays, const UpdateRuns& runs) {
   const int64_t count = arrays.count, fp32 = count * int64_t{sizeof(float)};
   const bool reads_parameter = arrays.form() != MasterForm::kWhole;

@@ -45,7 +45,7 @@ void ForgetAllocation(const void* data);
 void NoteTouch(cudaStream_t stream, const char* what, std::span<const Touched> touched);
 // For accesses of the calling thread, at once.
 void NoteHostTouch(const char* what, std::span<const Touched> touched);
-// As NoteTouch, for kernels. A kernel that reaches memory which is not CUDA's ends the program.
+// NoteTouch for kernels. A kernel that reaches memory which is not CUDA's ends the program.
 void NoteKernel(cudaStream_t stream, const char* what, std::span<const Touched> touched);
 void NoteRecord(cudaStream_t stream, cudaEvent_t event);
 void NoteWait(cudaStream_t stream, cudaEvent_t event);

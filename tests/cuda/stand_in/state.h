@@ -1,4 +1,4 @@
-// What the parts of the stand-in share: the faults to inject and the count of existing objects.
+// The stand-in's shared state: the faults to inject and the count of existing objects.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -51,7 +51,7 @@ int64_t ProductTime(uint32_t epilogue, int algorithm);
 // Whether the kernel that these numbers identify must be loaded first.
 bool LoadsProductNow(const std::array<int64_t, 8>& kernel);
 
-// Of the two parts, for Reset.
+// Called by Reset.
 void ForgetContexts();
 void ForgetNcclFaults();
 void ForgetGraphLaunches();
