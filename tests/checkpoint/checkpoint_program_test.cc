@@ -1,5 +1,5 @@
-// ebb-checkpoint as a program: exit statuses, messages about unusable files, and memory. What other
-// packages read and write: hugging_face_test.py.
+// ebb-checkpoint as a program: exit statuses, messages about unusable files, and memory. Files that
+// other packages read and write: hugging_face_test.py.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <pty.h>

@@ -132,7 +132,7 @@ TEST_F(DamagedCheckpointsTest, TheOneBeforeIsLoadedAndTheRunHasTheBitsOfOneWitho
                                             LoadCheckpoint(engine, folder_));
                        EXPECT_EQ(loaded.path, At(2));
                        EXPECT_EQ(loaded.state.finished_steps, 2);
-                       // Its saves come to the step of the damaged one, and replace it.
+                       // The run saves again at the damaged step, and replaces it.
                        EBB_RETURN_IF_ERROR(CheckSaves(engine, folder_, 4));
                        for (const int step : {2, 3}) {
                          EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, step + 1));

@@ -28,7 +28,7 @@ struct Way {
   bool warms_up = false;    // the learning rate rises until after the last step of a test
 };
 
-// Its swap files are in the folder for temporary files.
+// A run's swap files are in the folder for temporary files.
 inline Config ConfigOf(const Way& way) {
   Config config = ConfigFor({.world = way.world, .stage = way.stage, .timing = way.timing});
   config.compute = way.compute;

@@ -129,7 +129,7 @@ TEST_P(FailureTest, AbortFromAnotherThreadEndsWaits) {
       EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
       aborter.join();
     }
-    // Its barrier keeps rank 1 here until rank 0 has aborted.
+    // The barrier of `other` keeps rank 1 here until rank 0 has aborted.
     EBB_RETURN_IF_ERROR(other.Barrier(stream));
     if (!GetParam().fails_as_a_whole) EBB_RETURN_IF_ERROR(other.status());
     EBB_RETURN_IF_ERROR(communicator.Barrier(stream));  // it does nothing

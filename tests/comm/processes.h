@@ -1,5 +1,5 @@
 // Ranks as processes, for tests: forked from the test program, so that a test's body runs on them
-// as on threads. What ranks tell each other or the test lies in Shared memory.
+// as on threads. Data that ranks give each other or the test lies in Shared memory.
 #pragma once
 
 #include <sys/mman.h>

@@ -311,8 +311,8 @@ absl::Status MakeManyWorlds() {
   return absl::InternalError(absl::StrCat(kLast - kFirst, " worlds leave ", more, " threads"));
 }
 
-// Ranks that do not call MPI after an operation until all others have ended it, too. What they have
-// sent still arrives. They meet in a file that all map.
+// Ranks that do not call MPI after an operation until all others have ended it, too. Bytes that
+// these ranks have sent still arrive. The ranks meet in a file that all map.
 absl::Status BeQuiet(const World& world, const char* path) {
   auto* const ended = MapNumber(path);
   if (ended == nullptr) return absl::InternalError(absl::StrCat(path, ": ", std::strerror(errno)));

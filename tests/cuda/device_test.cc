@@ -432,7 +432,7 @@ TEST_F(CudaHostStreamsTest, LostDeviceWakesHostStreamsThatWaitForIt) {
   EXPECT_EQ(ran, (std::vector<int>{1, 2}));
 }
 
-// Their call might wait for the driver, and the driver for the device, which waits for these
+// A call of CUDA might wait for the driver, and the driver for the device, which waits for these
 // threads.
 TEST_F(CudaHostStreamsTest, ThreadsOfHostStreamsNeverCallCudaWhileTheyWait) {
   const Device device = *Device::Cuda();

@@ -49,7 +49,7 @@ TEST_F(NcclFailureTest, AMissingCallEndsAllWaitsInTime) {
   }
 }
 
-// It does not matter whether the others wait on the device, or on the host for NCCL's part.
+// The others may wait on the device, or on the host for NCCL's part.
 TEST_F(NcclFailureTest, RanksThatCallMoreLearnAtOnceWhichRankHasLeft) {
   for (const bool on_host : {false, true}) {
     std::latch have_met(3);

@@ -48,7 +48,7 @@ class Arrays {
   }
 
   std::span<const CollectiveSpan> spans() const { return spans_; }
-  // Their contents when the stream comes to this point.
+  // The spans' contents when the stream comes to this point.
   std::vector<Numbers> Read(Stream& stream) {
     for (size_t s = 0; s < spans_.size(); ++s)
       stream.Copy(received_[s].at(0), spans_[s].receive, Bytes(received_[s]));

@@ -295,7 +295,7 @@ TEST_F(WorldOnGpusTest, PartsOfAWorldHaveGpusOfTheirOwn) {
   }
 }
 
-// Whatever its process does then, and however its world notifies the others.
+// The rank may do anything then, and its world may notify the others in any way.
 TEST_F(WorldOnGpusTest, ARankThatDestroysItsCommunicatorIsNotWaitedFor) {
   for (const bool as_hosts : {false, true}) {
     const std::string name = ebb::testing::NewMeetingName();

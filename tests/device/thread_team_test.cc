@@ -95,7 +95,7 @@ TEST(ThreadTeam, AWorkerLeavesTheCoreOfItsCaller) {
   };
   ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
   in_worker([&] { EXPECT_EQ(sched_setaffinity(0, sizeof(one), &one), 0); });
-  // It may begin a run before it has slept, and then it is not moved. Nothing else moves it.
+  // A worker that begins a run before it has slept is not moved. Nothing else moves it.
   bool has_left = false;
   for (int run = 0; run < 1000 && !has_left; ++run)
     in_worker([&] { has_left = sched_getcpu() != core; });

@@ -294,7 +294,7 @@ std::vector<absl::Status> DisagreeAtBarrier(const Setting& setting, int odd, con
     absl::Status& status = statuses[static_cast<size_t>(world.rank())];
     status = (world.rank() == odd ? its : rest).run(engine, other, trainer);
     if (its.enters && rest.enters) {
-      // They have met, and nothing has happened.
+      // The ranks have met, and nothing has happened.
       EXPECT_OK(engine.Suspend());
       EXPECT_OK(engine.Resume());
       return TrainStep(engine, trainer, 1);

@@ -390,7 +390,7 @@ TEST_P(LeftEvaluationTest, ItsReadsFromTheDiskAreOverBeforeAnythingIsWritten) {
     held_from = engine.program().plan().pools.placement.units[1].trainable.front().place.offset;
     EBB_RETURN_IF_ERROR(LookAtTheFirstUnit(engine, model));
     while (gate.held_reads() == 0) std::this_thread::yield();
-    // Who does not wait for the reads needs a while to show it.
+    // A write that does not wait for the reads needs a while to show it.
     std::promise<void> writes;
     std::thread opener([&gate, written = writes.get_future()] {
       written.wait_for(std::chrono::milliseconds(300));

@@ -326,7 +326,7 @@ class RandomStep {
         const bool leaves_out = visit > 0 && random_.OneIn(6);
         if (leaves_out) left_out.push_back(visit);
         if (!leaves_out) Backward(visit);
-        // Its own backward is still to come.
+        // The unit's own backward is still to come.
         if (visit > 1 && random_.OneIn(3)) Forward(Between(1, std::min(visit - 1, 4)));
       }
       Close(/*all=*/true);

@@ -180,7 +180,7 @@ TEST_F(HostMemoryTest, AnUntouchedWorkspaceIsNoReasonToRefuse) {
   EXPECT_THAT(log_, Not(HasSubstr("this machine")));
 }
 
-// It does not count memory that an advised change may need.
+// Untouched workspace does not count as memory that an advised change may need.
 TEST_F(HostMemoryTest, AdviceDoesNotDependOnAnUntouchedWorkspace) {
   files_.Memory(NeededKib(config_) * 9 / 10, /*swap_kib=*/0);
   const auto advised = [&] {

@@ -174,7 +174,7 @@ const absl::StatusOr<Outcome>& ReferenceOutcome(const Cell& cell) {
 // so 32 u if all of them have one sign. Masters and later reports: Adam and LAMB divide a gradient
 // by its size, and here no epsilon keeps a small gradient from a whole step. If gradients of
 // relative error e nearly cancel, a share e of the weights moves the wrong way and is off by twice
-// the step. That is 2 sqrt(e) of the distance that all weights moved.
+// the step. Together they are off by 2 sqrt(e) of the distance that all weights moved.
 struct Precision {
   double first = 0, later = 0;
 };
@@ -285,7 +285,7 @@ std::vector<Batch> Batches(Part part, int count) {
 }
 constexpr int kProductBatches = 12, kTierBatches = 9;
 
-// Those that run always; with EBB_FULL=1 all.
+// Cells that run always; with EBB_FULL=1 all.
 std::vector<Cell> AllCells() {
   std::vector<Cell> cells;
   const auto add = [&](Part part, int count) {

@@ -13,7 +13,7 @@ namespace ebb::testing {
 // the step did not run.
 using StepSpans = std::vector<const TraceSpan*>;
 
-// Those of one rank and step. Fails the test where a stream has others than the plan's, or in
+// Spans of one rank and step. Fails the test where a stream has others than the plan's, or in
 // another order. `carrying`: the step ran updates of the one before.
 StepSpans Match(const sharding::Plan& plan, const TraceTracks& tracks, int rank, int64_t step,
                 bool carrying = false);

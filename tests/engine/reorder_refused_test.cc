@@ -41,7 +41,7 @@ class ReorderRefusedTest : public ::testing::Test {
     EXPECT_THAT(full, StatusIs(absl::StatusCode::kResourceExhausted, "cannot reserve"));
   }
 
-  // That it trains in steps with these options as if it had not been asked.
+  // Expects that a refusal changes nothing in training by steps with these options.
   void ExpectUnchangedBy(const Config& config, const Order& refused, StepOptions options) const {
     const Order order = AsScripted(kBoundaryBytes);
     const auto run = [&](bool asks) {
@@ -69,7 +69,7 @@ TEST_F(ReorderRefusedTest, StepsGoOn) {
   ExpectUnchangedBy(config_, Shuffled(kLargeBytes), kExactStep);
 }
 
-// They have a plan of their own, and each visit's gradient has its own memory.
+// Such steps have a plan of their own, and each visit's gradient has its own memory.
 TEST_F(ReorderRefusedTest, HeldStepsOfFewerVisitsGoOn) {
   config_.ebb.reduce_at = ReduceAt::kStep;
   StepOptions held = kExactStep;
@@ -100,7 +100,7 @@ std::string CountsOf(Engine& engine) {
   return text;
 }
 
-// A step of other rounds than the config's. Its plan goes.
+// A step of other rounds than the config's has a plan of its own, which goes.
 TEST_F(ReorderRefusedTest, TheLastStepsCountsStay) {
   config_.gradient_accumulation_steps = 3;
   const Order order = AsScripted(kBoundaryBytes);

@@ -244,7 +244,7 @@ TEST_P(OffPlanScopesTest, ABackwardAgainAfterAnEarlyUpdateFailsTheEngine) {
               Says("the engine has failed", "Backward('u4')", sharding::kOrderDeclaredIn));
 }
 
-// It would show parameters of the next step.
+// Such a Forward would show parameters of the next step.
 TEST_P(OffPlanScopesTest, AForwardAgainAfterAnEarlyUpdateFailsTheEngine) {
   Setting setting = GetParam();
   setting.timing = Timing::kEarly;

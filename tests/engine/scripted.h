@@ -131,7 +131,7 @@ struct ScriptOptions {
 };
 
 // Runs `script` as every step. Gathers between steps only where asked to, so that late updates of
-// one step are still on their way in the next. What scopes show is compared only if no step fails,
+// one step are still on their way in the next. Views of scopes are compared only if no step fails,
 // because a scope for which there is no room shows anything, and Finish says so.
 ScriptRun RunScript(const Setting& setting, const ModelSpec& model, const Config& config,
                     const Script& script, ScriptOptions options = {});

@@ -167,7 +167,7 @@ class Ranks {
     });
     rank.stream.push_back([this, &rank, parity, script] { return Exchange(rank, parity, script); });
   }
-  // A step of all ranks, `odd` other than the others. What their Finish returns.
+  // The results of Finish in a step of all ranks, with `other` on the rank `odd`.
   std::vector<absl::Status> Train(const RankScript& script = {}, int odd = -1,
                                   const RankScript& other = {}) {
     for (int r = 0; r < size(); ++r) Enqueue(r, r == odd ? other : script);

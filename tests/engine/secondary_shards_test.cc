@@ -164,7 +164,7 @@ TEST(SecondaryShardsTest, TakeTheMemoryAndMoveTheBytesThatArePredicted) {
 }
 
 // Units take one slot after each other. A unit may be opened again in the place of another that was
-// gathered from its secondary shards. That changes neither the shards nor the values shown.
+// gathered from its secondary shards, which changes neither the shards nor the values shown.
 TEST(SecondaryShardsTest, AreKeptBesideScopesThatAreOpenedAgain) {
   constexpr int kUnits = 4;
   ModelSpec model;

@@ -1,6 +1,6 @@
 // A rank that does not come. The time-out passes once, in whatever part of the engine the other
 // ranks wait, and their errors name the first wait. So only that wait has a short time-out here.
-// Those of all other communicators last for days.
+// Time-outs of all other communicators last for days.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

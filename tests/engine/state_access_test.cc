@@ -87,8 +87,8 @@ TEST_P(StateAccessTest, FirstValuesAreTheInitialisersBitForBit) {
   }
 }
 
-// Slices come in declared order, in pieces of at most 4 MiB. Those of all ranks together have every
-// element once.
+// Slices come in declared order, in pieces of at most 4 MiB. Slices of all ranks together have
+// every element once.
 TEST_P(StateAccessTest, ReadGivesEveryElementOnOneRank) {
   ModelSpec model;
   model.Add(model.AddUnit("small"), {.name = "few", .shape = {3}, .init = Normal(1, 1)});
@@ -428,7 +428,7 @@ TEST_P(StateRefusalTest, NothingIsWrittenInsideAStepOrEvaluation) {
   });
 }
 
-// It may have failed after some slices, and on one rank only: the ranks stay together, and a Write
+// A Write may fail after some slices, and on one rank only: the ranks stay together, and a Write
 // that succeeds makes it good.
 TEST_P(StateRefusalTest, AWriteThatFailsAtItsSourceOnOneRankCanBeRepeated) {
   const int culprit = GetParam().world - 1;

@@ -266,7 +266,7 @@ TEST_P(StepReportTest, CommunicationEqualsThePlans) {
       for (int number = 0; number < 3; ++number) {
         ASSERT_OK(TrainStep(engine, trainer, number));
         expect(" after it");
-        // It has neither the calls in between nor the open step.
+        // The report has neither the calls in between nor the open step.
         Evaluation evaluation = engine.BeginEvaluation();
         for (int unit : kScriptedUnits) evaluation.Forward(UnitId{unit});
         ASSERT_OK(evaluation.Finish().status());

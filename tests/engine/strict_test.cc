@@ -234,7 +234,7 @@ TEST_P(StrictTest, TheFirstErrorIsReported) {
   });
 }
 
-// It is a rank's own error, and the others hear which rank's.
+// The error is one rank's own, and the others hear which rank's.
 TEST(StrictOnOneRank, IsNamedOnAll) {
   const ModelSpec model = ScriptedModel();
   const Setting setting = {.world = 2, .stage = 2};

@@ -124,7 +124,7 @@ FaultyRun RunWithFault(const Config& config, const DiskFault& fault, int faulty,
       result = Reported(engine, model.Train(engine, world.rank(), step));
       if (!result.ok()) run.failed_step[rank] = step;
     }
-    // It stays failed, and says so at once.
+    // A failed engine stays failed, and says so at once.
     EXPECT_EQ(engine.Report().status(), result);
     EXPECT_EQ(model.Train(engine, world.rank(), kSteps), result);
     std::vector<float> whole(67 * 67);
@@ -236,7 +236,7 @@ TEST_P(SwapFaultTest, NoUpdatePassesTheError) {
   }
 }
 
-// Whatever order the disk answers in, however little at a time.
+// The disk answers in any order, and little at a time.
 TEST(SwapFaults, SlowAndPartialAnswersChangeNoBit) {
   for (const Timing timing : kTimings) {
     SCOPED_TRACE(static_cast<int>(timing));

@@ -327,7 +327,7 @@ TEST_P(TrainersTest, ARootStaysOpenOverItsBlocks) {
     };
   };
   Compare(/*rounds=*/2, nested(Root::kOver), nested(Root::kApart));
-  // It may also close before its blocks open.
+  // The root may also close before its blocks open.
   Compare(/*rounds=*/1, nested(Root::kDeclaredOver), nested(Root::kApart));
 }
 

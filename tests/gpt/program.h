@@ -9,7 +9,7 @@
 
 namespace ebb::gpt {
 
-// Its standard output and error are one pipe, or its controlling terminal of so many columns.
+// A program with standard output and error in one pipe, or in its terminal of so many columns.
 class Program {
  public:
   struct Options {

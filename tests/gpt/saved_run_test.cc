@@ -280,7 +280,7 @@ TEST_F(SavedRunTest, ARunThatReachesAnotherRunsCheckpointIsRefusedBeforeItTrains
   EXPECT_EQ(refused.Finish(), 2) << refused.printed();
   EXPECT_THAT(refused.printed(), HasSubstr("step-000000004' is of another run"));
   EXPECT_THAT(refused.printed(), testing::Not(HasSubstr("step 3/")));
-  // It ends before that step.
+  // The run ends before that step.
   Program shorter(Command({"--resume", saves_, "--save", others}, "3"));
   EXPECT_EQ(shorter.Finish(), 0) << shorter.printed();
 }

@@ -166,7 +166,7 @@ TEST_F(ManyFilesTest, AreReadWithFewOfThemOpen) {
 TEST_F(ManyFilesTest, AReplacedFileIsAnErrorThatNamesIt) {
   const auto text = Text::Load(paths_, kContext);
   ASSERT_TRUE(text.ok()) << text.status();
-  // Closed long ago: the held-out text, which was read last, begins after it. Of the same size.
+  // Another file of its size replaces a closed one: the held-out text, read last, begins after it.
   const std::string other = files_.Write("other", "b");
   std::filesystem::resize_file(other, kSize);
   std::filesystem::rename(other, paths_[3]);

@@ -404,7 +404,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, UringFileTest, ::testing::ValuesIn(Backends(I
 
 // Other pages take its address; the registered ones are the old pages.
 TEST_P(UringFileTest, RegisteredMemoryIsUsed) {
-  // A huge page and a part of one, and a span of less than one page. That is well below the 8 MiB
+  // A huge page and a part of one, and a span of less than one page. Both are well below the 8 MiB
   // that an ordinary user may lock, even while the system still counts the memory of the test
   // before.
   constexpr size_t kLeft = 128 << 10, kFirst = (2 << 20) + kLeft;
@@ -448,7 +448,7 @@ TEST_P(UringFileTest, RegisteredMemoryIsUsed) {
   EXPECT_TRUE(std::all_of(memory.begin(), memory.end(), [](auto b) { return b == std::byte{0}; }));
 }
 
-// Their descriptors become another file's; the registered ones are the old files.
+// The files' descriptors become another file's; the registered ones are the old files.
 TEST_P(UringFileTest, RegisteredFilesAreUsed) {
   const PinnedMemory written = Memory(kMiB), read = Memory(kMiB);
   FillRandomly(written.buffer.span(), 10);

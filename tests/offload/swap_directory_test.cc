@@ -227,11 +227,11 @@ TEST(SwapDirectoryTest, FilesThatAreNotCertainlyOursStay) {
   WriteFile(named("0000000000000004") / "lock", "");
   copy(named("0000000000000005"));
   WriteFile(named("0000000000000005") / "lock", "host boot 1\n");
-  // Its lock names another process.
+  // The lock in it names another process.
   copy(here / "ebb-run-1-0000000000000006");
   fs::create_directory(here / "ebb-results");
   fs::permissions(here / "ebb-results", fs::perms::owner_all);
-  // This one is certainly ours.
+  // The next directory is certainly ours.
   copy(named("0000000000000007"));
   const auto before = scratch.Entries().size();
   ASSERT_TRUE(SwapDirectory::Create(scratch.path(), "next").ok());
@@ -260,7 +260,7 @@ TEST(SwapDirectoryTest, ADeadRunsSwapFilesAreRemovedAndLinksNotFollowed) {
   EXPECT_FALSE(fs::exists(dead.path()));
   EXPECT_TRUE(fs::exists(elsewhere.path() + "/precious"));
   EXPECT_THAT(scratch.Entries(), ::testing::UnorderedElementsAre("notes", "statesman"));
-  // It has no lock file any more, so it stays.
+  // The crowded directory has no lock file any more, so it stays.
   ::testing::internal::CaptureStderr();
   ASSERT_TRUE(SwapDirectory::Create(scratch.path(), "next").ok());
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");

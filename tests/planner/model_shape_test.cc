@@ -198,7 +198,7 @@ TEST(HuggingFaceConfig, RefusesModelsThatItWouldCountWrongly) {
   EXPECT_THAT(message(R"("model_type": "qwen3_moe", "num_experts": 0, "num_experts_per_tok": 1,
       "moe_intermediate_size": 32)"),
               HasSubstr("experts of a block: 0,"));
-  // Its class has a default for the width of an expert, which is not that of a dense block.
+  // Qwen3-MoE's class has a default for the width of an expert, which is not that of a dense block.
   EXPECT_THAT(message(R"("model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2)"),
               HasSubstr("\"moe_intermediate_size\" is missing"));
 }

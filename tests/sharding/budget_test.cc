@@ -85,7 +85,7 @@ TEST(Budget, FewerOrSmallerBuffersMakeFewerSlotsAndSmallerSubGroups) {
   EXPECT_THAT(Counts(LaidOut(config)->placement), Each(::testing::Le(3 * kCutElements)));
 }
 
-// Their product would not be a number of bytes.
+// The product of count and size would not be a number of bytes.
 TEST(Budget, AnyNumberOfBuffersOfAnySizeIsALimit) {
   const std::vector<int64_t> units = {int64_t{1} << 31};
   Config config = AllOnNvme();
@@ -207,7 +207,7 @@ TEST(Budget, LessHostMemoryMakesSubGroupsSmallerAndThenSlotsFewer) {
   EXPECT_EQ(HostBytes(least), granted);
 }
 
-// Whatever asks for small ones: sub_group_size, or what host_memory leaves to staging.
+// Small sub-groups come of sub_group_size, or of what host_memory leaves to staging.
 TEST(Budget, AUnitOfAnySizeIsCutIntoABoundedNumberOfSubGroups) {
   constexpr int64_t kElements = int64_t{3} << 40;
   for (const int64_t sub_group_size : {int64_t{1}, int64_t{1'000'000'000}}) {

@@ -53,7 +53,7 @@ Pairs GatherConflicts(const Plan& plan) {
   return pairs;
 }
 
-// The instructions of a step. Those before `issued` have been issued.
+// The instructions of a step. Instructions before `issued` have been issued.
 struct Instructions {
   explicit Instructions(const Plan& of) : plan(of), fragment(Lower(of, of.carries_updates)) {
     const Fragment* const only[] = {&fragment};

@@ -121,9 +121,9 @@ class BruteForce {
     Vary(0, given_);
   }
 
-  // The fewest of a change that fits. Of changes that keep the numbers, and of those that change
-  // them: the ones that need no more on the device, and the ones that need more without a cap
-  // there.
+  // The fewest of a change that fits. Changes that keep the numbers, and changes that do not, are
+  // counted apart; so are those that need no more on the device, and those that need more without a
+  // cap there.
   struct Fewest {
     int keys = INT_MAX, growing = INT_MAX;
     bool any() const { return std::min(keys, growing) < INT_MAX; }

@@ -73,7 +73,7 @@ class OrderCheck {
 
   // The first; empty while there is none.
   const std::string& complaint() const { return complaint_; }
-  // Those that made a difference when they came: a fence, or the host, may have waited already.
+  // Waits that made a difference when they came: a fence, or the host, may have waited already.
   const std::set<TakenWait>& waits() const { return waits_; }
 
  private:

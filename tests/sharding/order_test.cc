@@ -104,7 +104,7 @@ class Specification {
       return first(next, (round + 1) * n);
     };
 
-    // 1. What is still to come in the round.
+    // 1. Scopes that are still to come in the round.
     if (round < rounds) {
       if (const int s = first_in_round(); s >= 0) {
         if (backward && round > 0) {
@@ -128,7 +128,7 @@ class Specification {
       match.kind = Match::kAgain;
       return match;
     }
-    // 3. A gradient has one place. What has no gradient is shown.
+    // 3. A gradient has one place. A unit without one is shown.
     if (backward) {
       if (!model_.trainable[unit]) match.kind = Match::kAgain;
       return match;

@@ -25,7 +25,7 @@ namespace {
 
 using ::testing::Each;
 
-// That the laws are checked on orders of all kinds.
+// The laws are checked on orders of all kinds.
 TEST(RandomOrders, AreOfEveryKind) {
   int declared = 0, nested = 0, recomputed = 0, walks = 0, without_gradients = 0, one_sided = 0;
   for (int seed = 1; seed <= 300; ++seed) {

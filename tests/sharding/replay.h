@@ -134,7 +134,7 @@ class Replay {
   Range LandedSlice(const Operation& reduction, size_t part) const;
   // The kReduce that an operation on its slices belongs to.
   const Operation* ReductionOf(const Operation& operation) const;
-  // Its parts with shards in `tier` that accumulate or do not, as indices.
+  // The reduction's parts with shards in `tier` that accumulate or do not, as indices.
   std::vector<size_t> PartsThat(const Operation& reduction, bool accumulate, Tier tier) const;
   std::vector<size_t> PartsThat(const Operation& reduction, bool accumulate, Tier tier,
                                 const Operation& operation) const;

@@ -189,7 +189,7 @@ void Replay::Land(int thing, const Operation& operation) {
   if (reduction == nullptr) return Fail("a landing without its reduction");
   if (operation.moves.size() != operation.parts.size()) return Fail("a landing without its moves");
   size_t landed = 0;
-  // Those of shards in host memory together, each of one on NVMe alone.
+  // Slices of shards in host memory land together, each of a shard on NVMe alone.
   const Tier tier = GradientTier(operation.parts.front().unit);
   for (const Part& part : reduction->parts) {
     if (GradientTier(part.unit) != tier) continue;

@@ -168,7 +168,7 @@ class RandomTrainer {
       check_.Run(fragment_, index, index + 1, parity_);
     }
   }
-  // Those of the last step, with the other parity.
+  // Runs the carried updates of the last step, with the other parity.
   void Drain() {
     if (!std::exchange(carries_, false)) return;
     const int size = static_cast<int>(programs_[programs_.drain()].instructions.size());

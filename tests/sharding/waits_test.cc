@@ -1,5 +1,5 @@
-// Waits that are derived from what instructions touch. That they are enough is for plan_test; here
-// that none is too many: whichever is taken away, the replay misses it.
+// Waits that are derived from what instructions touch. plan_test checks that the waits are enough.
+// Here none is too many: whichever is taken away, the replay misses it.
 #include "ebb/sharding/waits.h"
 
 #include <gtest/gtest.h>

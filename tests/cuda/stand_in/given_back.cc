@@ -1,6 +1,6 @@
 // Checks after every test of a program. No object of the stand-in exists any more. Operations on
-// the same memory had an order. Of the engine's threads only the watches have called CUDA, because
-// the device may be waiting for the threads of host streams.
+// the same memory had an order. Only the watches among the engine's threads have called CUDA,
+// because the device may be waiting for the threads of host streams.
 #include <gtest/gtest.h>
 
 #include "order.h"
