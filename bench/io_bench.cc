@@ -6,7 +6,7 @@
 // if a signal ended it.
 //
 // Each candidate of a stage has a file. All are measured in turns, a write and a read of the whole
-// file, until the stage's share of the time is over; medians. Of the candidates within 3% of the
+// file, until the stage's share of the time is over; medians. Among candidates within 3% of the
 // best (by the time of a write and a read) the one with the least memory is chosen. The stages
 // choose the block size, then the queue depth (without io_uring: the threads), then the files, with
 // as many requests in flight over all of them as before. A folder that is in the list nvme_path

@@ -8,8 +8,8 @@
 // `ebb-plan --machine here` measures. The times of gpt's kernels come from passes of the bare
 // trainer, by all ranks at once. Measurements of the machine, passes and steps take turns, because
 // the speed of a shared machine changes every second. Each turn is simulated for itself, and
-// compared with the median of its own steps. What is printed are medians of the turns. The bound of a
-// step is the longer of its kernels and its transfers with the disk, each alone.
+// compared with the median of its own steps. The program prints medians of the turns. The bound of
+// a step is the longer of its kernels and its transfers with the disk, each alone.
 #include <algorithm>
 #include <barrier>
 #include <chrono>

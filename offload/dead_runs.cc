@@ -160,7 +160,7 @@ std::optional<std::string> RemoveIfDead(int parent, const std::string& leaf,
   if (found.st_uid != geteuid() || (found.st_mode & 0777) != S_IRWXU) return std::nullopt;
   const FileHandle lock(openat(directory.get(), kLockName, O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (!lock.is_open()) {
-    // Its process was killed before it made the lock file, or while it removed the directory. A
+    // The process was killed before it made the lock file, or while it removed the directory. A
     // directory with files stays.
     if (unlinkat(parent, leaf.c_str(), AT_REMOVEDIR) != 0) return std::nullopt;
     return "";
@@ -171,7 +171,7 @@ std::optional<std::string> RemoveIfDead(int parent, const std::string& leaf,
   if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return std::nullopt;
   const std::string text = ReadSmall(lock.get());
   if (text.empty()) {
-    // Its process was killed between lock and text, so the directory has no swap file yet.
+    // The process was killed between lock and text, so the directory has no swap file yet.
     if (found.st_size != 0 || Names(directory.get()).size() != 1) return std::nullopt;
     RemoveFilesAndDirectory(std::move(directory), leaf);
     return "";

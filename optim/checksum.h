@@ -35,8 +35,8 @@ uint64_t Checksum(std::span<const std::byte> bytes);
 // The checksum on a team; `blocks` is scratch of ChecksumBlocks(bytes.size()).
 uint64_t Checksum(ThreadTeam& team, std::span<const std::byte> bytes, std::span<uint64_t> blocks);
 
-// Its parts: the sum of one block, which is whole unless it is the last, and the checksum from all
-// sums.
+// Parts of a checksum: the sum of one block, which is whole unless it is the last, and the checksum
+// from all sums.
 uint64_t ChecksumOfBlock(std::span<const std::byte> block);
 uint64_t ChecksumFromBlocks(std::span<const uint64_t> blocks, int64_t bytes);
 

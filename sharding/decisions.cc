@@ -188,8 +188,8 @@ absl::Status DecideDTypes(const PlanInputs& inputs, Decisions& decisions) {
   return CheckOwnDTypes(model, decisions);
 }
 
-// Whether the trainer supports the dtypes that follow from the config. What follows from which key
-// is said in full: the dtype of gradients depends on several.
+// Whether the trainer supports the dtypes that follow from the config. The error says in full which
+// dtype follows from which key, because the dtype of gradients depends on several.
 absl::Status CheckDTypes(const PlanInputs& inputs, const Decisions& decisions) {
   const Config& config = *inputs.config;
   const ModelSpec& model = *inputs.model;

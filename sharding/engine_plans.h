@@ -1,4 +1,4 @@
-// The plans that an engine runs. Those of its config exist from the start; those of other steps are
+// The plans that an engine runs. The config's plans exist from the start; plans of other steps are
 // made when such a step begins. All plans have the same pools.
 #pragma once
 

@@ -2,8 +2,8 @@
 // whatever fragment ran before. A stream is only a line here and an event a number. The frontier
 // remembers how far each line is known to be behind the others, so that no wait comes twice.
 //
-// An event stands for its newest record. That is enough because an instruction touches the same
-// cells each time it runs. One that touches cells by parity has an event for each parity.
+// An event stands for its newest record, because an instruction touches the same cells each time it
+// runs. An instruction that touches cells by parity has an event for each parity.
 #pragma once
 
 #include <array>
@@ -44,7 +44,7 @@ class Frontier {
   void Follow(Line line, int event);
   // An operation was issued that starts and ends on these lines; -1: without an event.
   void Issue(Line starts, Line ends, int event);
-  // These were the last uses of the cells by that operation.
+  // The last uses of the cells are now those of that operation.
   void Leave(std::span<const CellUse> uses, int parity, int event);
   // Whether the operation of the newest record of `event` is over before the next start on `line`.
   bool Covers(Line line, int event) const {

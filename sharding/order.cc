@@ -119,7 +119,7 @@ int OrderProgress::FindFrom(int begin, int end, ScopeKind kind, int unit) const 
   return -1;
 }
 
-// The rest of the round has a backward, or a recompute, for each declared visit. Those whose
+// The rest of the round has a backward, or a recompute, for each declared visit. Visits whose
 // Forward was left out are only taken if there is no other.
 int OrderProgress::FindInRound(int end, ScopeKind kind, int unit) const {
   const int first = FindFrom(next_, end, kind, unit);

@@ -17,8 +17,8 @@
 // Only the order of opens counts. The order of closes does not matter here: scopes that the model
 // declares open together may be open together.
 //
-// So a scope of the order is opened once or left out, and opened scopes come in its order. Whatever
-// belongs to a place in the order, such as the reduction of a gradient, happens once and there.
+// So a scope of the order is opened once or left out, and opened scopes come in its order. Work of
+// a place in the order, such as the reduction of a gradient, happens once and there.
 //
 // Pure: the result depends on the calls alone. Reset in place, so that a step allocates nothing.
 #pragma once

@@ -109,7 +109,7 @@ struct Part {
 // Whether an operation runs depends on whether updates of the step before are still to be done.
 enum class Condition : uint8_t { kAlways, kCarrying, kNotCarrying };
 
-// Its lists are in Plan::lists.
+// An operation's lists are in Plan::lists.
 struct Operation {
   OperationKind kind{};
   StreamId stream{};
@@ -377,7 +377,7 @@ absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs);
 // Only the updates that a step carries into the next one: for a look at the state before that step.
 absl::StatusOr<Plan> PlanDrain(const PlanInputs& inputs);
 // The pools alone, which take a small part of a plan's time. Unlike a plan, they may exceed a cap
-// of the config (CheckBudget). What host memory has left is left.
+// of the config (CheckBudget). Free host memory stays free.
 absl::StatusOr<Pools> PlanPools(const PlanInputs& inputs);
 // LeastPools of these inputs: what exceeds a cap with these does with PlanPools(), which may take
 // much longer.

@@ -109,8 +109,8 @@ absl::Status CheckHandle(const Handles& handles, const void* handle, std::string
 absl::StatusOr<Engine*> Live(ebb_engine* handle);
 absl::StatusOr<ebb_engine*> LiveHandle(ebb_engine* handle);
 
-// Copies the fields that the caller's struct and this library's share. What a newer caller has
-// behind it must be 0.
+// Copies the fields that the caller's struct and this library's share. Fields of a newer caller
+// behind these must be 0.
 template <class T>
 absl::StatusOr<T> Taken(const T* given, T defaults, std::string_view what) {
   if (given == nullptr) return defaults;

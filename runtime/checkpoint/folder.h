@@ -30,9 +30,9 @@ std::string CheckpointName(int64_t step);
 // The names of a folder's checkpoints, the newest first. No checkpoint is opened.
 absl::StatusOr<std::vector<std::string>> CheckpointsIn(const std::string& folder);
 
-// The checkpoints to load from `path`, the best first: `path` itself if it is a checkpoint. Of a
-// folder it is the one that `latest` names, then the others, the newest first. kNotFound: there is
-// no checkpoint.
+// The checkpoints to load from `path`, the best first: `path` itself if it is a checkpoint. Those
+// of a folder: the checkpoint that `latest` names, then the others, the newest first. kNotFound:
+// there is no checkpoint.
 absl::StatusOr<std::vector<std::string>> CandidatesIn(const std::string& path);
 // The first candidate that is whole; a warning names those before it. kDataLoss: none is whole, and
 // why.

@@ -371,8 +371,8 @@ bool WasRemoved(Engine& engine, const std::string& checkpoint) {
                    "LoadCheckpoint: removed"));
 }
 
-// The error of a load that has overwritten values without loading a whole checkpoint. That there is
-// none would be a reason to begin afresh.
+// The error of a load that has overwritten values without loading a whole checkpoint. A folder
+// without a checkpoint would be a reason to begin afresh.
 absl::Status Unusable(const absl::Status& error) {
   return absl::Status(
       absl::IsNotFound(error) ? absl::StatusCode::kDataLoss : error.code(),

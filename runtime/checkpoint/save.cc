@@ -95,7 +95,7 @@ class Saving {
     const std::string path = absl::StrCat(folder_, "/", kManifestName);
     std::string text = ToText(manifest_);
     if (std::ssize(text) > kManifestBytesMax) {
-      // They may be missing, because the checksums of headers include them.
+      // Checksums of slices may be missing, because the checksums of headers include them.
       for (Manifest::File& file : manifest_.files) file.slice_checksums.clear();
       text = ToText(manifest_);
     }

@@ -85,8 +85,8 @@ class CallOrder {
   // Whether `rank` is known to have made fewer calls than this one.
   bool IsBehind(int rank) const;
   // Whether this rank is the first that is known to have come so far: all ranks before it are
-  // behind. Of the ranks that wait, this one sends its calls. False if one of them has had other
-  // errors. Any thread.
+  // behind. Among the ranks that wait, the first sends its calls. False if one of them has had
+  // other errors. Any thread.
   bool IsFirstHere() const;
   // "rank 2 has begun a step of the engine 'policy' as its last call, number 7; ...", or "" if rank
   // 2's calls are unknown. Any thread.

@@ -234,8 +234,8 @@ struct ReadOptions {
   // Called after reading, before the keys are checked together. So a value that the program
   // overrides causes no error in the file.
   std::function<void(Config&)> overrides = {};
-  // The number of ranks, if the program knows it by now. What ForWorld would refuse is then
-  // reported together with the file's other errors.
+  // The number of ranks, if the program knows it by now. Errors of ForWorld are then reported
+  // together with the file's other errors.
   std::function<int(const Config&)> world = {};
 };
 

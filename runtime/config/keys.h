@@ -43,7 +43,7 @@ struct Key {
   Kind kind = Kind::kBlock;
   std::string_view default_value;  // the value if it is not given, as in the JSON; "": none
   Taken taken = Taken::kLiterally;
-  // Its meaning in one line. kRefused: the reason, as the end of the error.
+  // The key's meaning in one line. kRefused: the reason, as the end of the error.
   std::string_view meaning;
 
   // kInteger, kNumber, kNumberPair: the range; an open end excludes its bound.

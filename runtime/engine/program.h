@@ -62,9 +62,9 @@ absl::StatusOr<Program> PredictProgram(const ModelSpec& model, int world, const 
                                        bool advises = true,
                                        const OptimizerSpec* optimizer = nullptr);
 
-// Its memory table. An engine on a GPU has 1 MiB more of staging for what ranks tell each other
-// from host memory (512 bytes a rank from 2,048 ranks on). With nothing on NVMe it also has 8 MiB
-// more of staging in host memory: state is read and written through it.
+// The program's memory table. An engine on a GPU has 1 MiB more of staging for what ranks tell each
+// other from host memory (512 bytes a rank from 2,048 ranks on). With nothing on NVMe it also has 8
+// MiB more of staging in host memory: state is read and written through it.
 absl::StatusOr<std::vector<MemoryRow>> PredictMemory(const ModelSpec& model, int world,
                                                      const Config& config,
                                                      const OptimizerSpec* optimizer = nullptr);

@@ -33,8 +33,8 @@ struct StepOptions {
   // Instead of the schedule's and of the groups' own; a group's lr_factor scales it.
   std::optional<double> learning_rate = {};
   std::vector<GroupRates> rates = {};  // the same on every rank
-  // Then FinishOptions may have rates or a gradient_scale, and this step's updates wait for Finish,
-  // even early ones.
+  // Lets FinishOptions have rates or a gradient_scale: this step's updates wait for Finish, even
+  // early ones.
   bool rates_at_finish = false;
   bool hold_updates = false;  // no update before Finish(): gradients readable, step droppable
   // With ebb.strict (the default): this step may leave out rounds, and backwards of trainable

@@ -37,7 +37,7 @@ struct TensorView {
     return elements;
   }
   // The elements as T, which must be the dtype: another T is an error that is reported. To ask, use
-  // `dtype`; WithNumbers serves code for several dtypes. Of an empty view: empty.
+  // `dtype`; WithNumbers serves code for several dtypes. An empty view gives no elements.
   template <class T>
   std::span<const T> as() const {
     static_assert(kIsNumber<T>, "float, BFloat16, Float16 or int8_t");

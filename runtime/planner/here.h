@@ -1,7 +1,7 @@
-// This machine in figures, measured in a few seconds: RAM by copies, sums and updates, the disk by a
-// file in a folder, arithmetic by oneDNN's products. Of GPUs the driver gives the number and the
-// free memory; the first one's memory and link are measured by copies, its arithmetic by cuBLASLt's
-// products.
+// This machine in figures, measured in a few seconds: RAM by copies, sums and updates, the disk by
+// a file in a folder, arithmetic by oneDNN's products. The driver gives the number of GPUs and
+// their free memory; the first GPU's memory and link are measured by copies, its arithmetic by
+// cuBLASLt's products.
 #pragma once
 
 #include <string>

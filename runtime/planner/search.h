@@ -20,8 +20,8 @@ std::vector<Choice> Choices(const Question& question);
 
 std::vector<Answer> AnswerAll(const Question& question);
 
-// The answer with most tokens a second of those that fit. Of answers within half a percent of it,
-// the first, because it offloads least. Null: none fits.
+// The answer with most tokens a second of those that fit. Among answers within half a percent of
+// it, the first, because it offloads least. Null: none fits.
 const Answer* Fastest(std::span<const Answer> answers);
 
 struct Change {

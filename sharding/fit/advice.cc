@@ -171,7 +171,7 @@ class Search {
     return candidate;
   }
 
-  // All combinations. Those that keep the numbers come first, and among these the smallest change.
+  // All combinations: first those that keep the numbers, and among these the smallest change.
   std::vector<Candidate> Candidates() const {
     std::vector<Candidate> candidates = {{}};
     uint64_t digit = 1;

@@ -156,8 +156,8 @@ class HostFit {
     }
     inputs_.parameter_slots = slots;
     pools = LayOut();
-    // Without slots for masters, gathers read parameters. That is more bytes, but nothing else gets
-    // slower.
+    // Without slots for masters, gathers read parameters. Parameters are more bytes, but nothing
+    // else gets slower.
     if (!Fits(pools)) {
       inputs_.gather_slot_bytes = 0;
       pools = LayOut();

@@ -1,5 +1,5 @@
 // Lays the pools out within the limits of the config: ebb.device_memory, ebb.host_memory and
-// DeepSpeed's pool sizes. What host_memory leaves is used for states that would else be on NVMe.
+// DeepSpeed's pool sizes. States that would else be on NVMe use the rest of host_memory.
 #pragma once
 
 #include <algorithm>

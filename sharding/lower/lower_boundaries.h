@@ -1,5 +1,5 @@
-// Boundary activations that wait below the device for their backward, as operations. Those on NVMe
-// pass through a slot in host memory, both ways.
+// Boundary activations that wait below the device for their backward, as operations. Boundaries on
+// NVMe pass through a slot in host memory, both ways.
 #pragma once
 
 #include <map>

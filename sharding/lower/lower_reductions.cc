@@ -203,7 +203,7 @@ void ReductionLowering::SumInSlot(Gradient gradient) {
        StoredBytes(gradient));
 }
 
-// Those on NVMe pass through their slots.
+// Gradients on NVMe pass through their slots.
 void ReductionLowering::HeldNorms(const std::vector<int>& units) {
   Gradients gradients;
   for (int unit : units) {

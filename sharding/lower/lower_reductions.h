@@ -2,7 +2,7 @@
 // On the reduce stream, in order: the cast to the sent dtype; the reduce-scatter; with replicas the
 // all-reduce between shard groups and the rounding of its sums; the sum of the slices into the
 // shard, or their norm if they are the shard; and at stage 0 the gather that makes gradients whole
-// again. Slices with shards in host memory go there first, and are summed there. Those with shards
+// again. Slices with shards in host memory go there first, and are summed there. Slices with shards
 // on NVMe are summed one at a time, in a slot.
 #pragma once
 

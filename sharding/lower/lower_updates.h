@@ -6,7 +6,7 @@
 //   update            s0  s1  s2   s3         the slot of s0 is free for s4
 //   write                 s0  s1   s2  s3
 //
-// Some optimizers take norms of parameters before. Those reads go the same way.
+// Some optimizers take norms of parameters before. Reads for norms go the same way.
 #pragma once
 
 #include <cstdint>

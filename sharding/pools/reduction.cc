@@ -24,7 +24,7 @@ Reduction PlanReduction(const std::vector<PlannedScope>& scopes, const ModelLayo
     if (!scope.gradients) continue;
     if (decisions.keeps_step_gradients && !last_round) continue;
     if (opens) {
-      // It writes where a gradient of the group lies, which is reduced before.
+      // The scope writes where a gradient of the group lies, which is reduced before.
       sealed |= has_unit(scope.unit);
       continue;
     }

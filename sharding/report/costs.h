@@ -42,8 +42,8 @@ class Amounts {
 struct Cost {
   double caller_seconds = 0;  // of the thread that calls, to issue it
   double latency = 0;         // seconds before it uses anything; of transfers these overlap
-  // Then its amounts. Alone it runs as long as the slowest resource takes, but at least `seconds`,
-  // because one thread or one transfer cannot use all of some resources.
+  // Afterwards an instruction uses its amounts. Alone it runs as long as the slowest resource
+  // takes, but at least `seconds`, because one thread or transfer cannot use all of some resources.
   double seconds = 0;
   Amounts amounts = {};
 };
@@ -56,7 +56,7 @@ class Costs {
   // The compute stream is the thread that calls, as on the CPU: it issues nothing while kernels
   // run.
   virtual bool caller_computes() const = 0;
-  // It asks for each step's report before it begins the next one.
+  // The caller asks for each step's report before it begins the next one.
   virtual bool caller_awaits_report() const = 0;
 };
 

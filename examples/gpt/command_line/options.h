@@ -41,7 +41,7 @@ struct Options {
   std::string device = "cpu";
   CudaGraphs cuda_graphs = CudaGraphs::kAuto;
   std::string products = kMeasuredProducts;
-  // These override the configuration.
+  // Options that override the configuration.
   std::optional<int> stage;
   std::optional<double> learning_rate;
   std::optional<int64_t> warmup;                                      // steps

@@ -142,8 +142,8 @@ class Ops {
   // The first error of a call: nothing is computed since.
   virtual absl::Status status() const { return absl::OkStatus(); }
   // `calls` makes, on the ops that it gets, the calls that will come on these ops, with any
-  // addresses. What they need is made now, so that no memory for it is missing later. Nothing is
-  // computed. On a GPU nothing is made: a call that fails is an error of the step.
+  // addresses. Everything that the calls need is made now, so that no memory is missing later.
+  // Nothing is computed. On a GPU nothing is made: a call that fails is an error of the step.
   virtual absl::Status Prepare(absl::FunctionRef<void(Ops&)> /*calls*/) { return absl::OkStatus(); }
   // How often a call had to make something that had not been prepared.
   virtual int64_t unprepared() const { return 0; }

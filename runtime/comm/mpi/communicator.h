@@ -62,8 +62,8 @@ class MpiCommunicator : public TaskCommunicator {
   struct Announcements {
     Announcement incoming, outgoing, goodbye;
   };
-  // Their messages, between this rank and a peer. The n-th announcement of the one answers the n-th
-  // of the other.
+  // Messages of announcements between this rank and a peer. The n-th announcement of the one
+  // answers the n-th of the other.
   struct Pair {
     MpiMessage incoming, outgoing, goodbye;
     bool here = false;

@@ -68,7 +68,7 @@ class MpiLibrary {
   };
   // Removes those whose ranks meet at exit in a later one of all ranks, which has ended, too.
   std::vector<World> TakeNotMetLocked();
-  // Those that have not ended, and those that have ended well and wait for the exit, in the order
+  // Worlds that have not ended, and worlds that have ended well and wait for the exit, in the order
   // in which they were made, which is the same on all ranks.
   std::vector<World> worlds_;
   int begun_ = 0;  // worlds that have not ended

@@ -186,7 +186,7 @@ absl::Status Admission::CheckBuild(std::string_view build, uint16_t version) con
 
 absl::Status Admission::Admit(Connection& connection, const Participant& candidate) {
   const auto refused = [&](std::string text) {
-    // It stays among the unknown connections, so that it gets the error with the others.
+    // The connection stays among the unknown ones, so that it gets the error with the others.
     return absl::FailedPreconditionError(absl::StrCat(
         "the ranks that meet at ", Describe(options_.place), " do not fit: ", std::move(text)));
   };
@@ -374,7 +374,7 @@ absl::Status Rendezvous::JoinAsOtherRank() {
     if (const std::optional<double> seconds = notice.Take()) LogWait(*seconds, last);
     absl::StatusOr<Descriptor> socket = Connect(options_.place, std::min(deadline_, notice.due()));
     last = socket.status();
-    // It only was time for a line in the log.
+    // Connect may have ended only because a line in the log was due.
     const bool goes_on = absl::IsDeadlineExceeded(last) && WaitPoint::Clock::now() < deadline_;
     if (socket.ok()) {
       Connection connection(*std::move(socket));

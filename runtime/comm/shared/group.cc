@@ -214,8 +214,8 @@ bool SharedGroup::Exchange(const RankRecord::Call& call, WaitPoint::Deadline dea
 }
 
 SharedGroup::Reading::Reading(SharedGroup& group) : group_(group) {
-  // This comes before the look for a failure: either the rank that fails the group sees this
-  // reader, or this reader sees the failure.
+  // The increment comes before the look for a failure: either the rank that fails the group sees
+  // this reader, or this reader sees the failure.
   if (group_.world_.is_threads()) group_.header().readers.fetch_add(1, std::memory_order_seq_cst);
   allowed_ = !group_.failed();
 }

@@ -76,8 +76,8 @@ struct alignas(64) RankRecord {
   // The rank's calls, by meeting.
   struct Call {
     CallSummary summary;
-    // Its spans, for threads. Processes copy them to the rank's slot, with heap offsets instead of
-    // addresses.
+    // The call's spans, for threads. Processes copy spans to the rank's slot, with heap offsets
+    // instead of addresses.
     const CollectiveSpan* spans;
     int32_t readable;  // others can read the memory of it that they need
   } calls[kSlots];

@@ -28,7 +28,7 @@ absl::StatusOr<SharedFile> OpenNamed(std::string_view name, int flags) {
   return absl::FailedPreconditionError(message);
 }
 
-// Its device and inode.
+// The device and inode of a file.
 std::pair<uint64_t, uint64_t> IdentityOf(int file) {
   struct stat info = {};
   if (fstat(file, &info) != 0) return {};

@@ -44,7 +44,7 @@ void FailureWatch::Look() {
 void FailureWatch::Run() {
   pthread_setname_np(pthread_self(), "ebb cuda watch");
   const CudaCurrent current(context_.ordinal());
-  // These calls of CUDA do no harm while another thread captures a graph.
+  // The watch's calls of CUDA do no harm while another thread captures a graph.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaThreadExchangeStreamCaptureMode(&mode);
   const auto stopped = [this] { return stop_.load(std::memory_order_acquire); };

@@ -37,7 +37,7 @@ void HostTasks::Run(void* place) {
 void HostTasks::RunAbandoned() {
   while (ended_.load(std::memory_order_acquire) < put_) {
     Place& oldest = ring_[ended_.load(std::memory_order_acquire) % tasks_max_];
-    // It is claimed, because CUDA was already running it when the device failed.
+    // The oldest task may be claimed, because CUDA was already running it when the device failed.
     if (!RunUnclaimed(oldest)) std::this_thread::yield();
   }
   while (left_.load(std::memory_order_acquire) < put_) std::this_thread::yield();

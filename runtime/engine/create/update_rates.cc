@@ -102,7 +102,7 @@ absl::StatusOr<sharding::UpdateRates> MeasureUpdateRates(const Device& device,
       shape.optimizer, {.step = 2, .learning_rate = shape.optimizer.learning_rate});
   std::byte* const in_device = scratch.device.data();
   std::byte* const in_host = scratch.host.buffer.data();
-  // They end before the memory goes.
+  // Streams end before the memory goes.
   EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("ebb measure"));
   EBB_ASSIGN_OR_RETURN(Stream upload, device.NewStream("ebb measure up"));
   EBB_ASSIGN_OR_RETURN(Stream host, device.NewHostStream("ebb measure cpu"));

@@ -53,7 +53,7 @@ class Storage {
     Buffer buffers_[kStateClasses];
     MemoryLedger::Charge charges_[kStateClasses];
   };
-  // kDevice, or kCpu: suspended. As Create if there is an error.
+  // kDevice, or kCpu: suspended. An error: `room` holds what could be taken.
   absl::Status MakeRoom(Tier tier, Room& room) const;
   // Waits for the copies, which go over `stream`, and gives the memory of the old place back.
   // Pointers from before are not valid any more. An error: nothing has moved.

@@ -251,7 +251,7 @@ void StepOutcome::Seal(int parity) {
   } else if (record.failed == 0 && record.broken) {
     record.SetError(broken);
   }
-  // Those of a step that was held back have run and written nothing.
+  // Updates of a step that was held back have run and written nothing.
   slot.terms.early_applied = slot.terms.early && with_.constants->of(parity, /*early=*/true).apply;
   record.updates_started = record.updates_started && slot.terms.early_applied;
   slot.updates_started = record.updates_started;

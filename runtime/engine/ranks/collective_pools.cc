@@ -38,8 +38,8 @@ absl::Status CollectivePools::Show(const Storage& storage, const sharding::Pools
   return absl::OkStatus();
 }
 
-// Those that steps send from and receive into, with the communicators that do: all of them on all
-// ranks, or none.
+// Registers pools that steps send from and receive into, with the communicators that do: all pools
+// on all ranks, or none.
 absl::Status CollectivePools::Register(const Storage& storage) {
   absl::Status first;
   const auto show = [&](Lane lane, std::initializer_list<StateClass> pools) {

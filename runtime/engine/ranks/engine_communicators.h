@@ -51,7 +51,7 @@ class EngineCommunicators {
     std::optional<Communicator>* const own = at(sharding::Lane::kExchange);
     return own->has_value() ? own : at(sharding::Lane::kReduce);
   }
-  // Those of steps, made or not; the first, of Lane::kNone, is never made.
+  // Communicators of steps, made or not; the first, of Lane::kNone, is never made.
   std::array<std::optional<Communicator>, sharding::kLanes>& of_steps() { return lanes_; }
 
   // To give memory of the device back waits for the device, and a rank must not wait there for

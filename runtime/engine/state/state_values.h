@@ -45,8 +45,8 @@ class StateValues {
     int shard = 0;
     size_t slots = 2;
     sharding::Place staging = HostPools::kStateStaging;  // where they are
-    // It only reads, while steps go on. Data on a device that the host does not reach is copied
-    // over this.
+    // A save only reads, while steps go on. Data on a device that the host does not reach is copied
+    // over `copies`.
     bool of_save = false;
     Stream* copies = nullptr;
   };

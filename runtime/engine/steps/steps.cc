@@ -169,7 +169,7 @@ void Steps::SpreadWritten() {
   errors().Note(with_.state->SpreadWritten());
 }
 
-// While one is alive. What is asked of a step while an evaluation in it is alive fails the step.
+// Whether step `number` is alive. Calls of a step fail it while an evaluation in it is alive.
 bool Steps::IsOpen(int64_t number, std::string_view call) {
   if (with_.progress->alive && with_.progress->number == number) return true;
   if (with_.paused->Is(number)) with_.paused->Misuse(call);

@@ -109,8 +109,8 @@ void UpdateCall::Update(const LinkedFragment& run, int index, const Work& of,
 }
 
 // The operations behind an update carry its parameters to their place, even if the update did not
-// happen. Then they are the cast of the master. Those that updates read are in their slot already,
-// and others are in their place.
+// happen. Parameters are then the cast of the master. Parameters that updates read are in their
+// slot already, and others are in their place.
 void UpdateCall::Keep(const Work& of, Stream& stream) const {
   // The parameters below, and the bytes that are written back, are unchanged.
   if (with_.verifier->Verifies(of.detail.sub_group) && !with_.errors->has_failed() &&

@@ -28,7 +28,7 @@ struct CrossEntropyKernel {
     const int64_t row = thread.block();
     const T* const logits = static_cast<const T*>(a.logits) + row * a.vocabulary;
     const int target = a.targets[row];
-    // It may be in host memory, so each block reads it once, during the first pass.
+    // The loss scale may be in host memory, so each block reads it once, during the first pass.
     float* const scale = reinterpret_cast<float*>(thread.shared()) + 2 * kWarps;
     if (thread.index() == 0)
       *scale = a.gradient_scale * (a.loss_scale == nullptr ? 1.0f : *a.loss_scale);

@@ -20,9 +20,9 @@
 
 namespace ebb::gpt::cuda {
 
-// Parts have at least 16 rows. An H200 runs two waves of the largest blocks. Of the blocks of 128
-// threads it runs one wave, three of them on each SM (146 registers for each thread): then 12 warps
-// instead of 8 take turns at a row's barriers.
+// Parts have at least 16 rows. An H200 runs two waves of the largest blocks, and one wave of blocks
+// of 128 threads, three of them on each SM (146 registers for each thread): then 12 warps instead
+// of 8 take turns at a row's barriers.
 inline constexpr int64_t kNormPartsMax = 396;
 
 inline int64_t NormParts(int64_t rows, int64_t most) {
