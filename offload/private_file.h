@@ -50,7 +50,7 @@ class PrivateFile {
       : handle_(std::move(handle)), path_(std::move(path)) {}
   absl::Status Reserve(int64_t from, int64_t bytes, std::string_view whole_need);
   absl::Status Stamp(int64_t data_bytes, size_t bytes);
-  // Writes the first `bytes` of the last block. Its errno, or 0.
+  // Writes the first `bytes` of the last block. Returns errno, or 0.
   int WriteStamp(size_t bytes) const;
   absl::Status CheckStamp() const;
   absl::Status Changed(std::string_view how) const;

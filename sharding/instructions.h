@@ -126,7 +126,7 @@ struct Fragment {
   int again = 0;  // how often more than once the plan's step runs the second
   // Belongs to a call that waits for it: a failure is that call's error, not the step's.
   bool of_state = false;
-  // Likewise. It reads state that is saved beside steps, from the place of the last update.
+  // Likewise, for a read of state for a save beside steps, from the place of the last update.
   bool of_save = false;
   std::shared_ptr<FragmentLists> lists = std::make_shared<FragmentLists>();
   std::shared_ptr<const PlanLists> lists_of_plan = nullptr;

@@ -23,7 +23,7 @@ class Lists {
   Lists(const Lists&) = delete;  // spans that were given out would not lead into the copy
   Lists& operator=(const Lists&) = delete;
 
-  // A copy of `list`. It stays where it is as long as this lives.
+  // A copy of `list`. The copy stays where it is as long as this lives.
   std::span<const T> Keep(std::span<const T> list) {
     if (list.empty()) return {};
     if (blocks_.empty() || blocks_.back().capacity() - blocks_.back().size() < list.size())

@@ -30,9 +30,9 @@ struct Slice {
 };
 
 // Fills one slice with fp32 values. Called at Create, concurrently, only for slices that this rank
-// owns, in pieces of at most 4 MiB. It must be a pure function of (name, index), so that any world
-// size gives the same model. Debug builds call some pieces a second time with other cuts, and
-// refuse a source that gives other values then.
+// owns, in pieces of at most 4 MiB. The values must be a pure function of (name, index), so that
+// any world size gives the same model. Debug builds call some pieces a second time with other cuts,
+// and refuse a source that gives other values then.
 using Initialiser = std::function<absl::Status(const Slice&, std::span<float>)>;
 
 Initialiser Constant(float value);
@@ -53,7 +53,7 @@ struct ParameterSpec {
   std::string group = "";  // key of "ebb.parameter_groups" in the JSON
   int64_t cut_rows =
       0;  // 0: shards may be cut anywhere; n: only at multiples of n rows (first dimension)
-  // The dtype that scopes show it in; none: the config's ("bf16", "fp16", else fp32). Its gradient
+  // The dtype that scopes show it in; none: the config's ("bf16", "fp16", else fp32). The gradient
   // has this dtype too, unless the config sets one for all. kInt8: bytes that only the trainer
   // understands, as a quantised base. Such a parameter is frozen and never cast, and its values are
   // 0 to 255.
@@ -68,7 +68,7 @@ struct UnitSpec {
   // stage3_model_persistence_threshold). These settings do not count units with keep_whole.
   bool keep_whole = false;
   // Set by DivideByDType for a unit with several dtypes: the units with its parameters of the other
-  // dtypes. Their scopes open and close with this unit's.
+  // dtypes. The parts' scopes open and close with this unit's.
   std::vector<UnitId> parts = {};
 };
 
@@ -80,7 +80,7 @@ struct Visit {
       0;  // most bytes of the boundary activation per micro-batch; 0: the trainer keeps its own
   // Which scopes the visit has. A head that is computed in its backward has no forward. A use that
   // needs no gradient has no backward. A unit with several uses in a round may take all gradients
-  // in one backward, because autograd adds them up until then. Its other backwards only show
+  // in one backward, because autograd adds them up until then. The unit's other backwards only show
   // parameters, and reduce nothing. The backward that takes gradients must be the unit's last scope
   // in the round.
   bool forward = true;

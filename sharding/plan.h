@@ -8,7 +8,7 @@
 //   - every visit's gradient is reduced exactly once;
 //   - the bytes of all ranks' operations are what ring collectives move.
 //
-// A plan is the same on every rank. It has three rounds at most. The middle one stands for all
+// A plan is the same on every rank, and has three rounds at most. The middle one stands for all
 // rounds of a longer step but the first and the last, because each finds and leaves the same
 // contents in memory.
 #pragma once
@@ -304,10 +304,10 @@ struct Decisions {
   bool holds = false;
   // By unit with any parameters on NVMe: its update runs in the next step, just ahead of its
   // gather. The gather takes the new parameters while they are on their way to the disk. The same
-  // in every variant of a step. All late updates are carried. One of three early updates is,
-  // because forward is about a third of a step's kernels; so the disk has the same work in each
-  // second of a step. It is the second of three: the first forward then waits for little, and after
-  // the last forward the disk is not behind when the first gradient comes.
+  // in every variant of a step. All late updates are carried. One of three early updates is
+  // carried, because forward is about a third of a step's kernels; so the disk has the same work in
+  // each second of a step. This is the second of three: the first forward then waits for little,
+  // and after the last forward the disk is not behind when the first gradient comes.
   std::vector<bool> carried;
   // If the config's updates are early and parameters are on NVMe: from a unit's last gather on, the
   // masters (or parameters) that its update reads are in memory. So the update reads none of its

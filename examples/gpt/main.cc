@@ -86,7 +86,7 @@ int Main(int argc, char** argv) {
   return config.ok() ? RunRanksAsThreads(options, *config) : Fail(config.status(), kUsageError);
 }
 
-// Among a launcher's processes only the first one prints. They do not connect.
+// Among a launcher's processes only the first one prints. These processes do not connect.
 int Plan(const std::optional<Launch>& launch, const Options& options) {
   const auto text = PlanningText(options);
   if (!text.ok()) return Fail(text.status(), kUsageError);
@@ -159,8 +159,8 @@ int RefuseRank(const World& world, const absl::Status& status) {
   return FailRank(world, absl::FailedPreconditionError(status.message()), kUsageError);
 }
 
-// Without a configuration the rank connects all the same, and tells the others why it has none.
-// They may have one, because each host has its own files.
+// Without a configuration the rank connects all the same, and tells the others why it has none. The
+// others may have one, because each host has its own files.
 int RunRankOfLauncher(Options& options, const absl::StatusOr<Config>& config) {
   const double timeout_seconds = (config.ok() ? *config : Config()).ebb.timeout_seconds;
   const auto world = World::FromEnvironment({.timeout_seconds = timeout_seconds});
@@ -197,8 +197,8 @@ int main(int argc, char** argv) {
   // end of the process.
   std::signal(SIGXFSZ, SIG_IGN);
   // The C library opens libgcc when an exception first passes one of its own functions, as
-  // std::bad_alloc does in a library that calls pthread_once. It aborts if it lacks memory for
-  // that. A stack trace opens it too.
+  // std::bad_alloc does in a library that calls pthread_once. The library aborts if it lacks memory
+  // for libgcc. A stack trace opens it too.
   void* caller = nullptr;
   backtrace(&caller, 1);
   const auto code =

@@ -1,7 +1,7 @@
 // The kernels as the host calls them. Each function enqueues one kernel (LaunchSumSquares a few,
-// one after the other) on a stream of the current device. It returns CUDA's error for this launch,
-// not for earlier work. A test that defines these functions replaces kernels.cu, because other
-// files use only these functions of it.
+// one after the other) on a stream of the current device. The function returns CUDA's error for
+// this launch, not for earlier work. A test that defines these functions replaces kernels.cu,
+// because other files use only these functions of it.
 #pragma once
 
 #include <cuda_runtime_api.h>

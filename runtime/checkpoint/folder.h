@@ -62,8 +62,8 @@ void RemoveEmptyFolder(const std::string& folder);
 std::string RunOfLoaded(const Manifest& manifest, const std::string& checkpoint,
                         const std::string& last_save);
 // Manifest::run of the checkpoints that an engine saves to `folder`. `run` is its Engine::run; this
-// call changes it, so that later calls return the same. It is a new name if the engine has saved
-// and loaded nothing, or was loaded from another folder. kFailedPrecondition: another run has saved
+// call changes it, so that later calls return the same. The name is new if the engine has saved and
+// loaded nothing, or was loaded from another folder. kFailedPrecondition: another run has saved
 // there since the load. Call it with the folder's lock.
 absl::StatusOr<std::string> RunIn(const std::string& folder, std::string& run);
 // kFailedPrecondition names a checkpoint after `step`, up to `last`, that this run may not replace.

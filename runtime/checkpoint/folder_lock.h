@@ -53,8 +53,7 @@ class FolderLock {
   bool is_common_ = false;
 };
 
-// The folder's lock: one of `held`, or a new one, which is added to them. They are those of the
-// last two folders.
+// The folder's lock: one of `held`, or a new one, which is added. `held` has the last two folders'.
 absl::StatusOr<std::shared_ptr<FolderLock>> LockOf(const std::string& folder,
                                                    std::vector<std::shared_ptr<FolderLock>>& held);
 

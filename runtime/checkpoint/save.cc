@@ -254,8 +254,8 @@ bool SaveTicket::is_over() const {
   return over_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
 
-// Only the second call begins the save, because a step may begin it before. It ignores the error of
-// a step under way.
+// Only the second call begins the save, because a step may begin it before. Done ignores the error
+// of a step under way.
 bool SaveTicket::Done() const {
   if (is_over()) return true;
   if (std::this_thread::get_id() == asked_->thread && std::exchange(asked_->once, true))

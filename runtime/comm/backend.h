@@ -89,7 +89,7 @@ struct WorldRank {
   int rank = 0, size = 1;
   int local_rank = 0, local_size = 1;  // on its host
   // How many consecutive ranks always share a host, the same on all ranks; all of them if no number
-  // divides every host. It is the default reduction group and so decides the bits of sums.
+  // divides every host. The number is the default reduction group and so decides the bits of sums.
   int ranks_per_host = 1;
   // For a part (World::Split): the size of the whole world, and the part's ranks there, by rank.
   int whole_size = 0;

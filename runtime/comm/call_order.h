@@ -66,7 +66,7 @@ class CallOrder {
   // rank's memory. Null at this rank's own place: this rank can read no record.
   CallOrder(int rank, std::vector<CallRecord*> records);
 
-  // The number of a new engine. Its Create is the next call.
+  // The number of a new engine. The engine's Create is the next call.
   int AddEngine(std::string_view name);
   // This rank's next call. kFailedPrecondition: another rank has made a different call in its
   // place.

@@ -32,8 +32,8 @@ struct Sides {
 };
 Sides SidesOf(const Collective& call, int rank, int size);
 
-// Equal for calls that may meet. Different for all others, but for a chance of 2^-64. It covers
-// kind, dtype, operation, scale, root and the counts of all spans.
+// A hash that is equal for calls that may meet. Different for all others, but for a chance of
+// 2^-64. It covers kind, dtype, operation, scale, root and the counts of all spans.
 uint64_t Fingerprint(const Collective& call);
 
 // The facts that another rank needs of a call. They have no pointers, so they may cross processes.

@@ -78,10 +78,10 @@ class Communicator {
 
   // From now on sums have the order above also on a backend with its own order (NCCL). The ranks'
   // inputs meet in `scratch`, which operations use one after the other and which is borrowed until
-  // another one is given. Communicators may share it if their reductions all run on one stream. It
-  // is device memory, aligned to 16 bytes, with at least 16 bytes for each rank; larger operations
-  // are cut into more pieces. Other backends ignore it. Call it between operations, on all ranks,
-  // with the same size.
+  // another one is given. Communicators may share it if their reductions all run on one stream.
+  // `scratch` is device memory, aligned to 16 bytes, with at least 16 bytes for each rank; larger
+  // operations are cut into more pieces. Other backends ignore it. Call it between operations, on
+  // all ranks, with the same size.
   absl::Status SumInOrder(std::span<std::byte> scratch);
 
   // Registers memory of World::Allocate that operations use again and again, so that NCCL may move

@@ -30,7 +30,7 @@ Movement::Part Movement::Sent(int from, int to) const {
   return {};
 }
 
-// An all-reduced sequence is cut into one part for each rank, none longer than the first. They are
+// An all-reduced sequence is cut into one part for each rank, none longer than the first. Parts are
 // of whole cache lines, so that no two ranks write to one line.
 int64_t Movement::elements_max() const {
   const int64_t elements = flat.all().count();

@@ -38,8 +38,8 @@ class World {
   int local_rank() const { return backend_->me().local_rank; }  // on this host
   int local_size() const { return backend_->me().local_size; }
   // The default reduction group: consecutive ranks that share a host, the same number on every host
-  // and rank. It is all ranks if they share one host, or if the hosts have different numbers of
-  // ranks or ranks that are not consecutive.
+  // and rank. The group is all ranks if they share one host, or if the hosts have different numbers
+  // of ranks or ranks that are not consecutive.
   int ranks_per_host() const { return backend_->me().ranks_per_host; }
 
   // Whether ranks of the whole world are missing here (Split).
@@ -63,11 +63,11 @@ class World {
   // job. The name in `options`, for messages, and the time-out are for this call.
   absl::StatusOr<World> Split(int colour, int key, const CommunicatorOptions& options = {}) const;
 
-  // Collective, as NewCommunicator: returns when all ranks have come here. It uses the device only
-  // in a world that On has made. Use it where ranks may be threads that share a GPU and have just
-  // freed memory of it: freeing waits for the device, so no rank may go on to a collective before
-  // all ranks have freed theirs. Ranks of several hosts without MPI share no GPU and cannot meet:
-  // OK at once.
+  // Collective, as NewCommunicator: returns when all ranks have come here. The call uses the device
+  // only in a world that On has made. Use it where ranks may be threads that share a GPU and have
+  // just freed memory of it: freeing waits for the device, so no rank may go on to a collective
+  // before all ranks have freed theirs. Ranks of several hosts without MPI share no GPU and cannot
+  // meet: OK at once.
   absl::Status MeetOnHost(const CommunicatorOptions& options = {}) const;
 
   // A world of these ranks with communicators for streams and memory of `device`, each rank's own;

@@ -29,7 +29,7 @@ class Problems {
   void AddNearest(std::string_view path) {
     if (!offsets_.contains(path)) meant_.emplace_back(path);
   }
-  // A conflict between keys that are allowed by themselves. It is left out if one of them is wrong.
+  // A conflict between keys that are allowed by themselves. Left out if one of the keys is wrong.
   void AddTogether(std::string_view path, std::initializer_list<std::string_view> sentence);
 
   // kInvalidArgument with all problems in the file's order, or OK.

@@ -1,5 +1,5 @@
-// A point in a stream that others can wait for. Move-only. It may be recorded any number of times;
-// an event that was never recorded counts as passed.
+// A point in a stream that others can wait for. Move-only. An event may be recorded any number of
+// times; an event that was never recorded counts as passed.
 #pragma once
 
 #include <memory>

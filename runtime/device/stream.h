@@ -56,7 +56,7 @@ class Stream {
   ~Stream();
 
   // Runs `function` after everything enqueued before. On CUDA it is a host function in stream
-  // order. It may neither call CUDA nor wait for another stream, because one thread may run the
+  // order, and may neither call CUDA nor wait for another stream, because one thread may run the
   // host functions of all streams. Work that waits belongs on host streams (Device::NewHostStream).
   template <class F>
   void Enqueue(F function) {

@@ -1,4 +1,4 @@
-// The error if the system grants no thread. It is one kind everywhere, so that a program can tell
+// The error if the system grants no thread. The kind is one everywhere, so that a program can tell
 // it from other exhausted resources.
 #pragma once
 

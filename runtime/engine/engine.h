@@ -97,13 +97,13 @@ class Engine : public EngineState {
   // ModelSpec::workspace_bytes of device memory as kInt8, for the trainer between any two calls.
   MutableTensorView workspace() const;
   // Shape, dtype and address in every scope of a unit, so that a trainer makes its tensors once.
-  // The address stays until Suspend or Reorder. Its elements are the parameter's only while a scope
-  // of the unit is open. Empty: no unit of this model.
+  // The address stays until Suspend or Reorder. The elements there are the parameter's only while a
+  // scope of the unit is open. Empty: no unit of this model.
   std::vector<ParameterView> Views(UnitId unit) const;
   // Keeps the device memory behind Views, scopes and workspace() in place while the result lives,
-  // even after the engine's end. Its contents are then undefined, and shapes of views are gone.
-  // Meanwhile Suspend and Reorder give none of it back. The last owner to let go gives it back, on
-  // any thread; on a GPU that waits for the device. Null: the engine was moved from.
+  // even after the engine's end. The memory's contents are then undefined, and shapes of views are
+  // gone. Meanwhile Suspend and Reorder give none of it back. The last owner to let go gives it
+  // back, on any thread; on a GPU that waits for the device. Null: the engine was moved from.
   std::shared_ptr<void> HoldMemory();
 
   // Waits for the updates of the step before the last, so two steps are in the queues at most.
@@ -115,7 +115,7 @@ class Engine : public EngineState {
 
   // The report of the last finished step; waits for its verdict, and returns its error if it had
   // one. If the next step has begun and is before its Finish, Report does not wait for that step.
-  // It misses no step; the last step needs a Report of its own.
+  // Report misses no step; the last step needs a Report of its own.
   absl::StatusOr<StepReport> Report();
 
   // Each is collective. For engines that share a device, between steps. Suspend waits for pending

@@ -141,7 +141,7 @@ struct EngineParts {
 
 // Makes the parts that follow from a plan: cells of memory, fragments with the order of their
 // streams, and what scopes show. Once all that these parts work on is there; again for another
-// plan, while nothing is under way. They stay at their addresses.
+// plan, while nothing is under way. The parts stay at their addresses.
 absl::Status LinkPlan(EngineParts& parts);
 
 // The error of every call of an Engine that was moved from, or of its EngineState.

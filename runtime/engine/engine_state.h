@@ -66,8 +66,8 @@ class EngineState {
   // Local, and the same on every rank.
   absl::StatusOr<TrainingState> training_state();
   // Sets that state, to resume a run: the next step is state.finished_steps + 1, and there is no
-  // Report until it has finished. Collective, between steps. It waits for pending updates. An error
-  // on any rank, or states that differ, is every rank's error and nothing is set.
+  // Report until it has finished. Collective, between steps. Waits for pending updates. An error on
+  // any rank, or states that differ, is every rank's error and nothing is set.
   absl::Status SetTrainingState(const TrainingState& state);
   // The run's name, so that a save removes no other run's checkpoints: empty until SaveCheckpoint
   // draws it or LoadCheckpoint takes the resumed run's. Rank 0's counts.
@@ -81,8 +81,8 @@ class EngineState {
   // every rank; else `whole` may be empty elsewhere.
   absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root = -1);
   // Gathers it in pieces of at most 1 MiB, in the order of their elements, so that no rank needs
-  // memory for the whole. `sink` is called on the ranks that get it, on the calling thread. Its
-  // first error ends the calls, and is returned on that rank alone.
+  // memory for the whole. `sink` is called on the ranks that get it, on the calling thread. The
+  // first error of `sink` ends the calls, and is returned on that rank alone.
   absl::Status Gather(ParameterId p, StateClass what, Sink sink, int root = -1);
 
   // Collective. Every parameter of this engine takes the value of the parameter with the same name

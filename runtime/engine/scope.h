@@ -26,7 +26,7 @@ class Scope {
   Scope& operator=(Scope&& other) noexcept;
   ~Scope() { Close(); }
 
-  // The whole parameter in its ParameterSpec::compute, else in the config's compute dtype. Its
+  // The whole parameter in its ParameterSpec::compute, else in the config's compute dtype. The
   // address is the same at every visit, in forward and backward, in every step.
   TensorView parameter(ParameterId p) const;
   // The micro-batches this scope serves: loop over them, always. Numbers within the step, 0 ...

@@ -21,8 +21,8 @@ struct StateSlice {
   int64_t begin = 0, end = 0;
 };
 
-// Called on a thread of the engine's, one call after the other. A null function is skipped. They
-// must not call the engine.
+// Called on a thread of the engine's, one call after the other. A null function is skipped. The
+// functions must not call the engine.
 struct StateReader {
   // At most 4 MiB a call, of one StateSlice; slices come in the order of Engine::StateSlices. The
   // first error ends the calls.
@@ -36,7 +36,7 @@ struct StateReader {
   // False: no training before the end, so states on NVMe need no second place on the disk.
   bool beside_steps = true;
   // True: the next step does not wait for updates that it would otherwise carry (parameters on
-  // NVMe). It does these itself, and the calls come after that, or after Engine::AsyncReadBegin.
+  // NVMe), but does these itself. The calls come after that, or after Engine::AsyncReadBegin.
   bool may_begin_in_step = false;
 };
 

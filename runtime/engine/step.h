@@ -38,9 +38,9 @@ struct StepOptions {
   bool rates_at_finish = false;
   bool hold_updates = false;  // no update before Finish(): gradients readable, step droppable
   // With ebb.strict (the default): this step may leave out rounds, and backwards of trainable
-  // visits. They add zero to the gradient. Otherwise Reduce and Finish return an error. If early
-  // updates ran before it was known, the engine has failed. The same on every rank. No effect if
-  // the engine keeps boundary activations, as these need every visit.
+  // visits. Visits left out add zero to the gradient. Otherwise Reduce and Finish return an error.
+  // If early updates ran before it was known, the engine has failed. The same on every rank. No
+  // effect if the engine keeps boundary activations, as these need every visit.
   bool may_leave_out = false;
 };
 
@@ -105,12 +105,12 @@ class Step {
   // and no Backward may follow.
   absl::Status Reduce();
   // Closes open scopes, enqueues norm, clip and update, and returns this rank's own error, or an
-  // earlier error that no call has returned. It does not wait for other ranks. The step's verdict,
-  // the same on all ranks, also has their errors and the exchanged norms: Engine::Report waits for
-  // it and returns it. Read, Write, Gather, an Evaluation, Suspend and CopyParametersFrom wait for
-  // it too, and return an error that no call has returned. So does the Finish of the second next
-  // step. After an error nothing of the step was updated, or the engine says that it has failed.
-  // Later steps are dropped until all ranks have returned the error (with early updates, one step
+  // earlier error that no call has returned. Does not wait for other ranks. The step's verdict, the
+  // same on all ranks, also has their errors and the exchanged norms: Engine::Report waits for it
+  // and returns it. Read, Write, Gather, an Evaluation, Suspend and CopyParametersFrom wait for it
+  // too, and return an error that no call has returned. So does the Finish of the second next step.
+  // After an error nothing of the step was updated, or the engine says that it has failed. Later
+  // steps are dropped until all ranks have returned the error (with early updates, one step
   // longer). With asynchronous_step off, or if an optimizer of the trainer's enqueues on the
   // device, Finish waits and returns the verdict.
   absl::Status Finish(const FinishOptions& options = {});

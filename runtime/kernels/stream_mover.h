@@ -24,7 +24,7 @@ class StreamMover final : public Mover {
   // A kernel's parameters hold no more inputs of a reduction.
   static constexpr int kInputsMax = 64;
 
-  // Loads the kernels onto a CUDA device. Its movers are made from the result.
+  // Loads the kernels onto a CUDA device. Movers of the device are made from the result.
   static absl::StatusOr<std::shared_ptr<const ReduceGrids>> Load(const Device& device);
   StreamMover(const Device& device, const ReduceGrids& grids, Stream& stream)
       : device_(device), grids_(grids), stream_(stream) {}

@@ -65,9 +65,9 @@ struct AdviceTrials {
   bool sums_depend_on_groups = false;  // PlanInputs
 };
 
-// For a message: the change that fits, as JSON to merge into the config's file. It keeps the trained
-// numbers if any does (else the text says so) with the fewest keys and least traffic. If none fits:
-// what needs least.
+// For a message: the change that fits, as JSON to merge into the config's file. The change keeps
+// the trained numbers if any does (else the text says so) with the fewest keys and least traffic.
+// If none fits: what needs least.
 struct FoundAdvice {
   std::string text;
   std::optional<Config> config = {};  // resolved; none: no setting fits

@@ -16,7 +16,7 @@ namespace ebb::sharding {
 // ebb.host_memory makes sub-groups smaller, down to this many elements.
 inline constexpr int64_t kSubGroupElementsMin = int64_t{1} << 16;
 // A plan has operations for each sub-group. So a rank has at most this many, and one or two for
-// each unit, even if the config asks for smaller ones. Their slots are small beside so many
+// each unit, even if the config asks for smaller ones. Slots of sub-groups are small beside so many
 // elements.
 inline constexpr int64_t kSubGroupsMax = int64_t{1} << 16;
 // The least elements of a sub-group, where a rank updates so many in all.
@@ -32,9 +32,9 @@ absl::StatusOr<Pools> LayOutNearBudget(const PoolInputs& inputs, const Config& c
 // trainer's, and why; "": none.
 std::string WhatOwnOptimizerOverrules(const Config& config);
 
-// Pools that need no more than LayOutNearBudget's in any class. They come without cuts of units
-// into sub-groups and without trying one size of slots after another: to ask only whether a cap is
-// exceeded.
+// Pools that need no more than LayOutNearBudget's in any class. These pools come without cuts of
+// units into sub-groups and without trying one size of slots after another: to ask only whether a
+// cap is exceeded.
 Pools LeastPools(const PoolInputs& inputs, const Config& config);
 
 // kResourceExhausted: a cap is exceeded. With names_classes the error names the bytes that each

@@ -7,16 +7,15 @@
 //
 // Both begin when the norm is known (late updates) and run under the next forward, or as gradients
 // become final (early updates) and run under backward. For a sub-group below the device the
-// gradient comes down, the processor updates, and the new parameter goes up. These overlap with
-// those steps of other sub-groups. So n elements take n / h seconds with h = min(host, copies). On
-// the device they take n / device, beside F seconds of the trainer's kernels. The two end together
-// at
+// gradient comes down, the processor updates, and the new parameter goes up. The three overlap with
+// those of other sub-groups. So n elements take n / h seconds with h = min(host, copies). On the
+// device they take n / device, beside F seconds of the trainer's kernels. The two end together at
 //
 //   ratio = h / (h + device) * (1 + F * device / n),   at most 1
 //
-// F is the trainer's, and is not known when an engine is made. It is taken as 0, which gives the
-// least of these ratios. This loses at most the updates that stay on the device, (1 - ratio) n /
-// device; an engine that offloads nothing has all of these. A ratio for an F that is too large
+// F is the trainer's, and is not known when an engine is made. F is taken as 0, which gives the
+// least of these ratios. The choice loses at most the updates that stay on the device, (1 - ratio)
+// n / device; an engine that offloads nothing has all of these. A ratio for an F that is too large
 // would make the step wait for the processor.
 //
 // The model leaves out work that the engine hides or cannot know: the gradients of a unit that is

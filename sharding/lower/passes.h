@@ -28,7 +28,7 @@ struct PassInputs {
   const Reduction& reduction;
   int64_t group_elements = 0;  // the most elements of units that are gathered together
 
-  // The plan stands for a longer step. Its rounds in the middle are all the same.
+  // The plan stands for a longer step. The longer step's rounds in the middle are all the same.
   bool repeats_round() const { return plan.decisions.rounds >= kPlannedRounds; }
 };
 

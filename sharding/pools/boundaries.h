@@ -21,7 +21,7 @@ struct BoundaryUse {
 };
 
 // A boundary leaves this many ticks after its last use in forward, and comes back this many ticks
-// before its next use. They are the ticks of one scope, if scopes follow each other.
+// before its next use. Both are the ticks of one scope, if scopes follow each other.
 inline constexpr int kBoundaryAhead = 2;
 
 // By visit, the uses in the round that scope `first` begins.

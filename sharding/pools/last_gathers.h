@@ -1,5 +1,5 @@
 // The last gather of each unit in a step, and when an early update of the unit may follow. If the
-// unit's parameters are on NVMe, the gather and the update can share one read. They share the
+// unit's parameters are on NVMe, the gather and the update can share one read. Both share the
 // masters if the gather takes a cast of masters, or the parameters if updates read those.
 //
 //   read     m3     m2     m1

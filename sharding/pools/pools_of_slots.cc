@@ -33,8 +33,8 @@ struct WorkNeeds {
 };
 
 // Slots for masters that a gather shares with an early update: for all units between their last
-// gather and their update, and for one more that is read meanwhile. They serve as many groups of
-// gathers as there are parameter slots, and take no more bytes than are left.
+// gather and their update, and for one more that is read meanwhile. These slots serve as many
+// groups of gathers as there are parameter slots, and take no more bytes than are left.
 void LayOutMasterSlots(const PoolInputs& in, Pools& pools) {
   struct Shared {
     int group = 0, updated = 0;

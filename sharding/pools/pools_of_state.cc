@@ -6,8 +6,8 @@ namespace ebb::sharding {
 namespace {
 
 constexpr int64_t kHugePage = int64_t{2} << 20;
-// One kernel streams through these arrays together. They must not start at the same offset of a
-// huge page, or their lines compete for the same cache sets and memory banks. A multiple of
+// One kernel streams through these arrays together. The arrays must not start at the same offset of
+// a huge page, or their lines compete for the same cache sets and memory banks. A multiple of
 // kPoolAlignment.
 constexpr int64_t kSkew = 69'888;
 

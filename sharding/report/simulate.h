@@ -4,8 +4,8 @@
 // of its own. It waits where the engine's caller waits, and on the CPU it is the compute stream.
 //
 // Instructions that run at once share the machine's resources, so each takes longer. Transfers that
-// start on one line and end on another move their bytes one after the other. Their latencies
-// (Cost::latency) overlap. One rank stands for all.
+// start on one line and end on another move their bytes one after the other. Latencies of such
+// transfers (Cost::latency) overlap. One rank stands for all.
 #pragma once
 
 #include <array>

@@ -332,7 +332,7 @@ TEST(Killed, ShellDoesNotEndTheRanksThatItHasStarted) {
   for (const absl::Status& status : seen) EXPECT_THAT(Message(status), HasSubstr("the last step"));
 }
 
-// A container may have no right to look into other processes.
+// Like a container without the right to look into other processes.
 void HideFromOtherProcesses() {
   __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
   const __user_cap_data_struct none[2] = {};

@@ -163,9 +163,9 @@ absl::Status WorkUntilTheLastEnds(const World& world, std::string_view how) {
   return all.status();
 }
 
-// Ranks started as by torchrun: mpirun only reaches the hosts. They know their hosts, are refused
-// communicators for the CPU, and learn that the last rank has died. With a `leaver`, this rank leaves
-// in order and ends at once instead, and the others learn that no rank has died.
+// Ranks started as by torchrun: mpirun only reaches the hosts. The ranks know their hosts, are
+// refused communicators for the CPU, and learn that the last rank has died. With a `leaver`, this
+// rank leaves in order and ends at once instead, and the others learn that no rank has died.
 absl::Status WithoutMpi(int ranks_per_host, std::optional<int> leaver) {
   const int rank = std::atoi(std::getenv("OMPI_COMM_WORLD_RANK"));
   const int size = std::atoi(std::getenv("OMPI_COMM_WORLD_SIZE"));

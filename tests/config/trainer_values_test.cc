@@ -6,7 +6,7 @@
 namespace ebb::config::trainer_values_test {
 namespace {
 
-// A file with parameters but without a type is refused later. Its values stay unchanged.
+// A file with parameters but without a type is refused later. The file's values stay unchanged.
 TEST(TrainersShare, ParametersOfAnOptimizerWithoutATypeAreNotReplaced) {
   absl::StatusOr<Document> document = ParseDocument(R"({"optimizer": {"params": {"lr": 0.5}}})");
   ASSERT_TRUE(document.ok()) << document.status();

@@ -1,6 +1,5 @@
-// The cost of an NCCL operation for the thread that enqueues it. The thread must wait until NCCL
-// has launched the operation, which takes microseconds; a sleep takes many times that. On the
-// stand-in.
+// An NCCL operation's cost for the thread that enqueues it. The thread must wait until NCCL has
+// launched it, which takes microseconds; a sleep takes many times that. On the stand-in.
 #include <gtest/gtest.h>
 #include <time.h>
 

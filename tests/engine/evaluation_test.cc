@@ -325,8 +325,8 @@ TEST(EvaluationOfAFrozenModelTest, WorksWhereAStepDoesNot) {
   }
 }
 
-// An evaluation may end when it has seen enough. Its gathers for units that it never opened may
-// still run. They must not overlap later writes.
+// An evaluation may end when it has seen enough. Gathers for units that it never opened may still
+// run, and must not overlap later writes.
 
 float WrittenValue(ParameterId parameter, int64_t element) {
   return 0.25f * static_cast<float>((static_cast<int64_t>(parameter) + element) % 7);

@@ -259,8 +259,8 @@ TEST_P(FaultTest, ACollectiveOfAnEvaluationThatFailsIsTheEnginesError) {
       for (const absl::Status& status : EvaluateWithFault(GetParam(), n, fault, ignored)) {
         EXPECT_THAT(std::string(status.message()),
                     AllOf(StartsWith("the engine has failed: "), HasSubstr(kInjected)));
-        // The last is the exchange. It breaks on its stream, where other ranks may still run
-        // earlier work.
+        // The last is the exchange. The exchange breaks on its stream, where other ranks may still
+        // run earlier work.
         if (n + 1 == calls && fault == WatchedCalls::kAbort) {
           EXPECT_THAT(status, Says("in an evaluation, at the "));
         }

@@ -20,7 +20,7 @@
 namespace ebb::testing::storage_test {
 namespace {
 
-// Says that it is a device of another kind. Its memory is counted, and ends at a limit.
+// Says that it is a device of another kind. The device's memory is counted, and ends at a limit.
 class FarDevice : public DeviceBackend {
  public:
   static inline int64_t held = 0, limit = 0;

@@ -255,9 +255,9 @@ TEST_P(TrainersTest, AVaryingDepthLeavesOutUnusedVisits) {
   for (const int rounds : {1, 2}) Compare(rounds, varying(true), varying(false));
 }
 
-// A root's weights are used before its blocks and behind them. Its scope stays open over those of
-// its blocks, like a module's. Without that it is opened before them in forward, behind them in
-// backward, and its values are kept.
+// A root's weights are used before its blocks and behind them. The root's scope stays open over
+// those of its blocks, like a module's. Without that it is opened before them in forward, behind
+// them in backward, and its values are kept.
 TEST_P(TrainersTest, ARootStaysOpenOverItsBlocks) {
   enum class Root { kApart, kOver, kDeclaredOver };
   const auto nested = [](Root root) {
@@ -447,9 +447,9 @@ TEST_P(TrainersTest, OneUseOfASharedBlockTakesItsGradients) {
   Compare(/*rounds=*/2, shared(true), shared(false));
 }
 
-// A loop ends before its declared number of passes, in each round after another one. Its gradients
-// are handed over in its last backward, which is that of the first pass. Without that the rest of the
-// visits is opened, and computes nothing.
+// A loop ends before its declared number of passes, in each round after another one. The loop's
+// gradients are handed over in its last backward, which is that of the first pass. Without that the
+// rest of the visits is opened, and computes nothing.
 TEST_P(TrainersTest, ALoopThatEndsEarlyHasItsGradients) {
   struct Loop {
     std::vector<int> visits;

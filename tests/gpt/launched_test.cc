@@ -420,8 +420,8 @@ TEST_F(LaunchedTest, ARankThatStallsIsWaitedForOnlySoLong) {
     EXPECT_EQ(first->Finish(), 1);
     EXPECT_THAT(first->printed(), AllOf(HasSubstr("has waited 1 s for"), HasSubstr("rank 1"),
                                         AnyOf(HasSubstr("block"), HasSubstr("embedding"))));
-    // The first wait, and no later one that it caused. It may be the run's own exchange of signals,
-    // which runs beside the engine's.
+    // The first wait, and no later one that it caused. The wait may be the run's own exchange of
+    // signals, which runs beside the engine's.
     std::smatch said;
     const std::string& printed = first->printed();
     if (printed.find("'gpt-stop'") == printed.npos &&

@@ -13,8 +13,8 @@
 
 namespace ebb::testing {
 
-// A gate before the queues of a test. It outlives them, and opens before they are destroyed,
-// because they wait for transfers under way.
+// A gate before the queues of a test. The gate outlives the queues, and opens before these are
+// destroyed, because queues wait for transfers under way.
 class Gate {
  public:
   // Whether a request is held back while the gate is closed. One at a time.

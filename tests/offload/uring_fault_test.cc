@@ -114,8 +114,8 @@ TEST(UringQueueTest, RequestsOfACompletionAreSubmittedBeforeAThreadIsWoken) {
 class UringTest : public IoFaultTest {
  protected:
   // Runs `function`. For each io_uring_enter that submits requests, `answer` decides the outcome,
-  // as in RunAnswered. It gets the number of requests, and the ring's descriptor. One of them may
-  // be the ring's read that waits for wakes.
+  // as in RunAnswered. `answer` gets the number of requests, and the ring's descriptor. One of them
+  // may be the ring's read that waits for wakes.
   static void Run(const std::function<int(uint64_t requests, uint64_t ring)>& answer,
                   const std::function<void()>& function) {
     const auto answers = [&](std::span<const uint64_t, 6> arguments) {

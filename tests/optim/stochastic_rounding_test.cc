@@ -171,10 +171,10 @@ TEST(StochasticRoundingTest, TheMeanOverManyElementsIsTheNumber) {
   }
 }
 
-// Gradient descent on (w - target)^2 / 2 with steps of at most a fiftieth of the last bit. It is
-// linear, so the mean of stochastically rounded numbers follows the exact descent. A step moves an
-// element by `rate` of its distance, so it adds at most that times the last bit to the variance.
-// With rounding to nearest nothing ever moves.
+// Gradient descent on (w - target)^2 / 2 with steps of at most a fiftieth of the last bit. The
+// descent is linear, so the mean of stochastically rounded numbers follows the exact descent. A
+// step moves an element by `rate` of its distance, so it adds at most that times the last bit to
+// the variance. With rounding to nearest nothing ever moves.
 TEST(StochasticRoundingTest, StepsBelowTheLastBitAddUp) {
   constexpr int64_t kCount = 1 << 14, kSteps = 500;
   constexpr float kTarget = 1.125f, kRate = 1e-3f, kLastBit = 0x1p-7f;

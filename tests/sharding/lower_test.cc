@@ -152,8 +152,8 @@ TEST(LowerExchange, UpdatesReadConstantsWhereTheyRun) {
   EXPECT_GT(on_device, 0);
 }
 
-// A step goes on after an evaluation with the same data. Its memory is modelled as one number for
-// each cell, which stands for its writer and the contents that the writer read.
+// A step goes on after an evaluation with the same data. Memory is modelled as one number for each
+// cell, which stands for its writer and the contents that the writer read.
 
 class CellMemory {
  public:

@@ -190,8 +190,8 @@ TEST(MemoryModel, HasARowForEachClassThatThePlanUses) {
   }
 }
 
-// For any model the permanent state is at least its elements. It is at most the shards' padding,
-// the pool's alignment and the skew of large arrays more.
+// For any model the permanent state is at least its elements. The state is at most the shards'
+// padding, the pool's alignment and the skew of large arrays more.
 TEST(MemoryModel, PermanentStateIsWhatThePaddedShardsNeed) {
   for (int seed = 1; seed <= Cases(300); ++seed) {
     const RandomCase random_case(seed);

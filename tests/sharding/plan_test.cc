@@ -154,7 +154,7 @@ TEST(PlanLaws, AfterAUnitsFirstGatherNoByteOfItsParametersCrossesTheGroupsOfSeco
         const bool from_secondary = operation.kind == OperationKind::kGatherSecondary;
         if (!fill && !from_secondary && operation.kind != OperationKind::kGather) continue;
         ASSERT_TRUE(has_secondary || operation.kind == OperationKind::kGather);
-        // Right behind its gather. It keeps parts of some units of the gather.
+        // A fill is right behind its gather, and keeps parts of some units of the gather.
         ASSERT_TRUE(!fill || plan.operations[i - 1].kind == OperationKind::kGather);
         for (const Part& part : operation.parts) {
           const size_t unit = static_cast<size_t>(part.unit);

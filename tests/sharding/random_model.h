@@ -32,7 +32,7 @@ class Random {
 
 // 1 to 12 units, trainable, frozen or mixed; parameters from scalars to 300,000 elements, odd sizes
 // and row cuts among them; units visited again, next to each other or far apart; with and without
-// boundaries. It may ask for row cuts that Partition refuses.
+// boundaries. The model may ask for row cuts that Partition refuses.
 ModelSpec RandomModel(Random& random);
 
 // One parameter of a size up to about `elements_max`, now and then with row cuts.

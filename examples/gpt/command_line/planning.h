@@ -1,4 +1,4 @@
-// gpt --show-plan and gpt --predict: the bytes that a run would hold and move. They need no ranks,
+// gpt --show-plan and gpt --predict: the bytes that a run would hold and move. Both need no ranks,
 // no text and no disk, and work on machines that are too small for the run.
 #pragma once
 

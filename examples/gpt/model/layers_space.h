@@ -54,8 +54,8 @@ struct Layers::Space {
     return std::min(rows, std::max<int64_t>(64, (int64_t{4} << 20) / vocabulary));
   }
   // On a GPU: about `most` rows, so that their logits fit the memory that blocks need anyway. There
-  // are as few chunks as that allows, because each adds to the table's gradient once. They are
-  // equal: whole tiles of a product, and no chunk has more rows.
+  // are as few chunks as that allows, because each adds to the table's gradient once. The chunks
+  // are equal: whole tiles of a product, and no chunk has more rows.
   static int64_t ChunkForTiles(int64_t rows, int64_t most) {
     constexpr int64_t kTile = 256;
     most = std::max(most, kTile);

@@ -110,7 +110,7 @@ bool Agree(const Launch& a, const Launch& b) {
 }
 
 // RANK and WORLD_SIZE. A script may export one of them beside `other`, the numbers of a launcher.
-// It must then be the launcher's, which says the rest.
+// The variable must then be the launcher's, which says the rest.
 absl::StatusOr<std::optional<Launch>> ReadTorchrun(const Environment& environment,
                                                    const Launch* other, const Numbering& of_other) {
   const bool is_half = (Find(environment, kTorchrun.rank) != nullptr) !=

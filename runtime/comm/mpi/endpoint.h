@@ -33,7 +33,7 @@ class MpiMessage {
   MpiMessage() = default;
   MpiMessage(const MpiMessage&) = delete;
   MpiMessage& operator=(const MpiMessage&) = delete;
-  // Gives up a message that is still under way. Its memory stays as long as MPI may use it.
+  // Gives up a message under way. Its memory stays as long as MPI may use it.
   ~MpiMessage();
 
   bool is_under_way() const { return request_ != nullptr; }

@@ -6,18 +6,18 @@
 // dead rank and have not been ended. So every channel aborts on a thread of its own, and none
 // waits for another. The channel starts this thread when it is made, because a host function, which
 // may call no CUDA, can notice a failure, and the system may then grant no thread. NCCL's groups
-// (from 2.22 on) would do for channels that are ready. They would not for a channel with a launch
-// under way, because each ncclCommAbort of a group waits for that launch before the next one is
-// called.
+// (from 2.22 on) would do for channels that are ready. Groups would not do for a channel with a
+// launch under way, because each ncclCommAbort of a group waits for that launch before the next one
+// is called.
 //
 // Communicators do not block (ncclConfig_t::blocking 0), for which NCCL makes and joins a thread
 // for each operation. Only then may ncclCommAbort come while a call has not finished: it ends and
-// joins that thread. It would free memory that a blocking call still uses (NCCL's user guide,
-// "Fault Tolerance", asks for it).
+// joins that thread. The abort would free memory that a blocking call still uses (NCCL's user
+// guide, "Fault Tolerance", asks for it).
 //
 // Operations read and write registered memory in place, without copies through NCCL's own buffers,
-// and may use algorithms that reach all ranks' memory. It is registered as a symmetric window (from
-// NCCL 2.27 on), otherwise as a buffer.
+// and may use algorithms that reach all ranks' memory. The memory is registered as a symmetric
+// window (from NCCL 2.27 on), otherwise as a buffer.
 #pragma once
 
 #include <nccl.h>

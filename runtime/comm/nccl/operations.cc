@@ -77,7 +77,7 @@ struct Enqueuer {
   }
 };
 
-// Enqueues all items as one group. It ends also after an error, because NCCL demands it.
+// Enqueues all items as one group. The group ends also after an error, because NCCL demands it.
 template <class Item>
 ncclResult_t InGroup(const NcclLibrary& nccl, std::span<const Item> items,
                      absl::FunctionRef<ncclResult_t(const Item&)> enqueue) {

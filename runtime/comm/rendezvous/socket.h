@@ -41,8 +41,8 @@ absl::StatusOr<Descriptor> Listen(const MeetingPlace& place, bool one_host,
                                   WaitPoint::Deadline deadline);
 // From now on the socket fails once its peer's host has acknowledged nothing for a tenth of
 // `timeout_seconds`, but at least 1 s and at most a minute. TCP's keep-alive alone does not notice
-// a host without power or network while bytes wait to be acknowledged. Its probes show that of an
-// idle connection, but their number (TCP_KEEPCNT) does not count any more.
+// a host without power or network while bytes wait to be acknowledged. Probes show such a host on
+// an idle connection, but their number (TCP_KEEPCNT) does not count any more.
 void FailWhenUnreachable(int socket, double timeout_seconds);
 // The port of a listener on a network.
 int PortOf(const Descriptor& listener);

@@ -9,7 +9,7 @@
 // Rank 0 goes on passing messages on after it has left, until the others have left or its process
 // ends.
 //
-// A thread of its own receives all this at once, also while the program waits. It also watches the
+// A thread of its own receives all this at once, also while the program waits. The thread watches
 // processes of this host directly, so that they notice each other's end after rank 0 has left.
 #pragma once
 
@@ -38,8 +38,8 @@
 
 namespace ebb {
 
-// The first failure of a world, as far as this process knows it. It ends all communicators over MPI
-// and NCCL. Any thread.
+// The first failure of a world, as far as this process knows it. The failure ends all communicators
+// over MPI and NCCL. Any thread.
 class WorldFailure {
  public:
   // The first stays. Neither waits nor calls CUDA.

@@ -55,7 +55,7 @@ class StoreGroup {
 };
 
 // Ranks on several hosts. They know each other's numbers and hosts, and exchange through the store
-// what GPUs need to be connected (World::On). They have operations of their own only if MPI
+// what GPUs need to be connected (World::On). The ranks have operations of their own only if MPI
 // connects them (mpi/world.h).
 class HostsRank : public WorldBackend {
  public:

@@ -39,8 +39,8 @@ class Mapping {
   std::unique_ptr<std::byte, Unmap> data_;
 };
 
-// A file that exists in memory only. Processes map it to share its pages. It has no name, or a name
-// that is removed once all have opened it. Pages that are added later need no name.
+// A file that exists in memory only. Processes map it to share its pages. The file has no name, or
+// a name that is removed once all have opened it. Pages that are added later need no name.
 class SharedFile {
  public:
   explicit SharedFile(Descriptor file) : file_(std::move(file)) {}

@@ -14,8 +14,8 @@ namespace ebb {
 inline constexpr int64_t kStreamingCopyBytes = int64_t{16} << 20;
 
 // `source` and `destination` are the same, or do not overlap. `together_bytes`: bytes of the whole
-// operation, if they are more than this copy's `bytes`. It decides whether the copy bypasses the
-// caches.
+// operation, if they are more than this copy's `bytes`. The number decides whether the copy
+// bypasses the caches.
 void CopyBytes(ThreadTeam& team, void* destination, const void* source, int64_t bytes,
                int64_t together_bytes = 0);
 

@@ -49,8 +49,8 @@ SharedHeap* SharedHeap::Install() {
     close(file);
     return nullptr;
   }
-  // A forked child would share these pages, although it expects a copy. It may install a heap of
-  // its own.
+  // A forked child would share these pages, although it expects a copy. The child may install a
+  // heap of its own.
   madvise(mapped, static_cast<size_t>(bytes), MADV_DONTFORK);
   pthread_atfork(nullptr, nullptr, [] { installed.store(nullptr, std::memory_order_release); });
   // Fails if huge pages are switched off.

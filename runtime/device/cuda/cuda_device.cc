@@ -39,8 +39,8 @@ uint64_t IdentityOf(const cudaDeviceProp& properties) {
   return halves[0] ^ std::rotl(halves[1], 1);
 }
 
-// If freeing fails, the error is an earlier one, which status() reports. It is cleared because the
-// next launch would report it as its own.
+// If freeing fails, the error is an earlier one, which status() reports. The error is cleared
+// because the next launch would report it as its own.
 void Free(void* data, int64_t, int device) {
   const CudaCurrent current(device);
   if (cudaFree(data) != cudaSuccess) cudaGetLastError();

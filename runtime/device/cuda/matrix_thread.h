@@ -86,8 +86,8 @@ class MatrixThread<DeviceThread> : public DeviceThread {
   }
 
   // Begins to copy 16 bytes to shared memory, both ends at multiples of 16. Without `inside` it
-  // writes zeros and does not read `from`. This thread sees them after WaitForCopies, other threads
-  // after a Sync.
+  // writes zeros and does not read `from`. This thread sees the bytes after WaitForCopies, other
+  // threads after a Sync.
   __device__ __forceinline__ void CopyAsync(int to, const void* from, bool inside) const {
     const uint32_t bytes = inside ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"

@@ -1,6 +1,6 @@
 // The bits of numbers in functions of kernels. Functions marked EBB_HOST_DEVICE are also compiled
-// for the host, where tests run them: with other instructions, and the same results. It includes no
-// header of CUDA, so that those tests need none.
+// for the host, where tests run them: with other instructions, and the same results. This file
+// includes no header of CUDA, so that those tests need none.
 #pragma once
 
 #include <bit>

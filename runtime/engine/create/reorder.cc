@@ -36,7 +36,7 @@ void LeaveOutParts(ModelSpec& model) {
 
 // Checks the order as the trainer gave it, so that errors count the trainer's visits and events and
 // name its units. The units in `model` are divided. An order with a visit to every part came from
-// Engine::model(). It is divided already.
+// Engine::model(). Such an order is divided already.
 absl::Status ValidateGiven(ModelSpec model) {
   std::vector<UnitId> parts;
   for (const UnitSpec& unit : model.units)

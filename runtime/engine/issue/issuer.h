@@ -56,8 +56,8 @@ class Issuer {
   void StartNow(LinkedFragment& run, std::span<Event> over);
   // Waits for the instructions; returns the first error.
   absl::Status AwaitNow(LinkedFragment& run, std::span<Event> over);
-  // StartNow and AwaitNow for reads of a save, on its own thread. Their memory is ordered by
-  // kReadAsync alone. `copies`: null if there are none.
+  // StartNow and AwaitNow for reads of a save, on its own thread. Memory of these reads is ordered
+  // by kReadAsync alone. `copies`: null if there are none.
   void StartOfSave(LinkedFragment& run, Stream* copies);
   absl::Status AwaitOfSave(LinkedFragment& run, Stream* copies);
 

@@ -43,8 +43,8 @@ class RunnablePlans {
     return Of(sharding::PlannedRounds(plan()), /*hold_updates=*/true);
   }
 
-  // The hash of the config's own plans. Plans of other steps are made when these begin. They follow
-  // from the same model, config, optimizer and placement, which ranks compare, too.
+  // The hash of the config's own plans. Plans of other steps are made when these begin. Such plans
+  // follow from the same model, config, optimizer and placement, which ranks compare, too.
   uint64_t Fingerprint() const;
 
   // Cuts memory into cells at the operands of the config's own plans. Plans of more rounds touch

@@ -29,7 +29,7 @@ class StreamOrder {
   // Adds a stream that did not exist so far.
   void UseStream(sharding::Line line, Stream& stream) { streams_[line] = &stream; }
   Stream& At(sharding::Line line) const { return *streams_[line]; }
-  // The number of an event in fragments, for operations that end on `line`. It outlives this.
+  // The number of an event in fragments, for operations that end on `line`. `event` outlives this.
   int AddEvent(sharding::Line line, Event& event);
 
   // Around an instruction: its stream waits, then leaves its event. Evaluations have no parity.

@@ -41,7 +41,7 @@ class Storage {
                              int shard, int ranks_on_host, std::string_view name,
                              MemoryLedger& ledger, Allocate allocate, std::optional<Storage>& into);
 
-  // Call it after the plan was replaced, between steps. It lays out every pool again except
+  // Call it after the plan was replaced, between steps. Lays out every pool again except
   // parameters, masters and states. Pools that change are given back before others are taken. An
   // error: what could not be taken is missing, until a call succeeds.
   absl::Status FollowPlan();

@@ -17,8 +17,8 @@ class StepErrors {
  public:
   static constexpr int kEvaluation = -1;
 
-  // Opens a step of this parity, or an evaluation, also one within a step. It begins with errors
-  // that no call has returned. Closing ends the newest one.
+  // Opens a step of this parity, or an evaluation, also one within a step. The step begins with
+  // errors that no call has returned. Closing ends the newest one.
   void Open(int parity);
   void Close();
 

@@ -9,10 +9,10 @@
 //                                      early updates begins, and around the exchange of records
 //
 // The device and later steps follow the results of Conclude (TrainingProgress, StepConstants). So
-// the calling thread may be two steps ahead of the verdicts that it knows. It takes a verdict when
-// a call asks for it; Begin takes the verdict of the step before the last. The verdict is the same
-// on all ranks. Callers may hear of an error at different times, so TrainingProgress holds steps
-// back until all know.
+// the calling thread may be two steps ahead of the verdicts that it knows. The thread takes a
+// verdict when a call asks for it; Begin takes the verdict of the step before the last. The verdict
+// is the same on all ranks. Callers may hear of an error at different times, so TrainingProgress
+// holds steps back until all know.
 //
 // The machine knows nothing of storage and plans, and of other ranks only records and StepPeers.
 #pragma once

@@ -1,6 +1,6 @@
 // The learning rates and weight decays that a trainer gives for one step, by group. Other rates are
-// the schedule's and the config's. They are kept by parity, because updates of two steps may run at
-// once. A read waits for the write of its own step.
+// the schedule's and the config's. Rates are kept by parity, because updates of two steps may run
+// at once. A read waits for the write of its own step.
 #pragma once
 
 #include <cstdint>

@@ -4,7 +4,7 @@
 //   Healthy -> Holding(cause) -> Healthy
 //
 // Suppose a step was rejected by an error that the Finish of some rank has not returned. Later
-// steps were begun as if it had succeeded. They are held back: none is applied until every rank's
+// steps, which were begun as if it had succeeded, are held back: none is applied until every rank's
 // caller knows of the error. Early updates are held back too. They start before ranks tell each
 // other anything, so the first step after that has none.
 #pragma once

@@ -59,7 +59,7 @@ class AsyncReads {
   std::vector<StateSlice> Slices() const;
   // Takes memory, a stream and a communicator, at the first read. Collective if there is no error.
   absl::Status Prepare(bool beside_steps);
-  // One read at a time. It begins with Begin, once updates of the last step have been issued.
+  // One read at a time. The read begins with Begin, once updates of the last step have been issued.
   std::shared_future<absl::Status> Take(StateReader reader);
   void Begin();
   // Any thread: whether the last read waits for Begin.

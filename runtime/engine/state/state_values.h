@@ -52,7 +52,7 @@ class StateValues {
   };
   explicit StateValues(const Parts& parts) : with_(parts), slots_(parts.slots) {}
 
-  // `next`: the range of the next Read, if known. Its read, and writes, may last until Await.
+  // `next`: the range of the next Read, if known. That read, and writes, may last until Await.
   absl::Status Read(const sharding::StateRange& range, std::span<float> values,
                     const sharding::StateRange* next = nullptr);
   // Reads run by run, each verified as it comes, with as many runs on their way as there are slots.

@@ -1,5 +1,5 @@
-// Which declared backwards a step left out. They come no more: their gradient is zero, or lacks a
-// part. ebb.strict makes that an error of the step.
+// Which declared backwards a step left out. Such backwards come no more: their gradient is zero, or
+// lacks a part. ebb.strict makes that an error of the step.
 #pragma once
 
 #include "absl/status/status.h"

@@ -6,11 +6,11 @@
 // It is as strict as the real ones may be. The host functions of all streams take turns and call
 // neither CUDA nor NCCL. Freeing memory waits for the device. Only copies reach memory that is not
 // CUDA's. A kernel of gpt's that was not loaded ends the program. A copy to or from pageable memory
-// waits inside the call for the work before it on its stream. It holds the context meanwhile, so no
-// other thread's call gets through; behind a collective it ends the program. So do, where tests
-// look for them, a launch that finds its queue full and the first launch of a library's kernel.
-// Once memory could not be locked, copies from memory that is not CUDA's read it when they are
-// called, whatever their stream still has to do.
+// waits inside the call for the work before it on its stream. The copy holds the context meanwhile,
+// so no other thread's call gets through; behind a collective it ends the program. So do, where
+// tests look for them, a launch that finds its queue full and the first launch of a library's
+// kernel. Once memory could not be locked, copies from memory that is not CUDA's read it when they
+// are called, whatever their stream still has to do.
 #pragma once
 
 #include <cuda_runtime_api.h>

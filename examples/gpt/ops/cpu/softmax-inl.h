@@ -22,7 +22,7 @@ HWY_INLINE hn::Vec<D> ExpOrNan(D d, hn::Vec<D> x) {
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
 }
 
-// The largest number of a row. It may skip NaNs, because ExpOrNan finds them.
+// The largest number of a row. The search may skip NaNs, because ExpOrNan finds them.
 HWY_INLINE float RowMax(const float* row, int64_t n) {
   const Full d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));

@@ -11,7 +11,7 @@
 
 namespace ebb::gpt::cuda {
 
-// a * b + c, rounded once. It is explicit, because the compiler contracts nothing by itself.
+// a * b + c, rounded once. The call is explicit, because the compiler contracts nothing by itself.
 EBB_HOST_DEVICE float Fma(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
   return __fmaf_rn(a, b, c);
