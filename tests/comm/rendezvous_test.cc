@@ -35,16 +35,20 @@ struct NameServer {
 // Addresses for documentation (RFC 5737), which no host has.
 constexpr char kElsewhere[] = "192.0.2.77";
 constexpr char kTranslated[] = "192.0.2.78";
+constexpr char kOfAnotherProgram[] = "192.0.2.79";
+std::atomic<int> port_of_another_program{0};
 
 }  // namespace
 }  // namespace ebb
 
-// Leads one address to this host, as NAT does.
+// Leads one address to this host, as NAT does, and one to another program.
 extern "C" int connect(int socket, const sockaddr* address, socklen_t bytes) {
   static const auto real = reinterpret_cast<decltype(&connect)>(dlsym(RTLD_NEXT, "connect"));
   if (address->sa_family != AF_INET) return real(socket, address, bytes);
   sockaddr_in there = *reinterpret_cast<const sockaddr_in*>(address);
-  if (there.sin_addr.s_addr == inet_addr(ebb::kTranslated))
+  const bool is_taken = there.sin_addr.s_addr == inet_addr(ebb::kOfAnotherProgram);
+  if (is_taken) there.sin_port = htons(static_cast<uint16_t>(ebb::port_of_another_program));
+  if (is_taken || there.sin_addr.s_addr == inet_addr(ebb::kTranslated))
     there.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   return real(socket, reinterpret_cast<const sockaddr*>(&there), sizeof(there));
 }
@@ -320,14 +324,18 @@ TEST(Rendezvous, ARankThatDoesNotKnowItsJobIsAdmitted) {
 }
 
 TEST(Rendezvous, RankZeroDoesNotWaitWhereAnotherHostIsTheMeetingPlace) {
-  for (const char* host : {kElsewhere, "elsewhere.test"}) {
+  int port = 0;
+  const Descriptor listener = Occupy(port);
+  port_of_another_program = port;
+  std::vector<RendezvousOptions> zeros;
+  for (const char* host : {kElsewhere, "elsewhere.test", kOfAnotherProgram}) {
     for (const bool one_host : {true, false}) {
-      RendezvousOptions zero = Rank(0, 2, Tcp(host));
-      zero.one_host = one_host;
-      ExpectAllFail({zero}, absl::StatusCode::kFailedPrecondition,
-                    "but rank 0 listens on another host: " + OnThisHost(0));
+      zeros.push_back(Rank(0, 2, Tcp(host)));
+      zeros.back().one_host = one_host;
     }
   }
+  ExpectAllFail(zeros, absl::StatusCode::kFailedPrecondition,
+                "but rank 0 listens on another host: " + OnThisHost(0));
 }
 
 TEST(Rendezvous, TheMeetingPlaceMayBeAnAddressThatIsTranslated) {

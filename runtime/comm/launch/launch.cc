@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -179,6 +180,10 @@ MeetingPlace Named(const std::string& job) {
   return {.host = "", .port = 0, .name = absl::StrCat("ebb-", getuid(), "-", job)};
 }
 
+bool IsLoopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || absl::StartsWith(host, "127.");
+}
+
 absl::Status PlaceTorchrun(const Environment& environment, Launch& launch) {
   // Started by hand, ranks of two SLURM jobs differ in nothing else. A step has a name of its own,
   // but a job may have one step a host.
@@ -190,6 +195,18 @@ absl::Status PlaceTorchrun(const Environment& environment, Launch& launch) {
                      "host name and a free port of rank 0's host"));
   }
   EBB_RETURN_IF_ERROR(ReadLocalSize(environment, "LOCAL_WORLD_SIZE", launch));
+  // Several torchruns of one host may form a world. Torchruns of several hosts would not have met at
+  // such an address.
+  const std::string* const here = Find(environment, "LOCAL_WORLD_SIZE");
+  if (here != nullptr && !launch.one_host && IsLoopback(launch.place->host) &&
+      Find(environment, "TORCHELASTIC_RUN_ID") == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the environment has LOCAL_WORLD_SIZE=", *here, " and WORLD_SIZE=", launch.size,
+        ", so there are several hosts, but MASTER_ADDR=", launch.place->host,
+        " is each host itself: set MASTER_ADDR to the name or address of rank 0's host. If all "
+        "ranks are on this host, set LOCAL_WORLD_SIZE=",
+        launch.size));
+  }
   // torchrun itself then listens at MASTER_PORT, for PyTorch's rendezvous.
   if (ValueOr(environment, {"TORCHELASTIC_USE_AGENT_STORE"}) == "True") {
     const std::string restart = ValueOr(environment, {"TORCHELASTIC_RESTART_COUNT"}, "0");

@@ -30,6 +30,7 @@ enum class MessageType : uint16_t {
   kLeaves,              // the sender leaves in order and still receives, and rank 0 passes on
   kLeavesCommunicator,  // to all ranks: the sender has left a communicator
   kCalls,               // to all ranks: the sender's calls (CallOrder)
+  kProbe,               // of rank 0 to itself: the meeting place leads to it
 };
 
 struct Message {

@@ -34,6 +34,8 @@ constexpr std::chrono::milliseconds kBetweenAttempts{20};
 constexpr double kGraceSeconds = 0.5;
 // How long the process that listens in rank 0's place may take to answer another rank 0.
 constexpr std::chrono::seconds kOccupantPatience{1};
+// How long rank 0's message to itself may be on its way.
+constexpr std::chrono::seconds kProbePatience{2};
 // How long another rank waits for the welcome. Rank 0 welcomes each rank at once, also while others
 // are missing; a process that accepts connections and closes them for so long is another program.
 constexpr std::chrono::seconds kWelcomePatience{5};
@@ -61,12 +63,14 @@ class Admission {
   Admission(const RendezvousOptions& options, Descriptor listener);
 
   // Waits until every rank has said hello. On an error, all ranks that are there have been sent it.
+  // Rank 0 listens on its own host, so it is an error at once if the place is on another one.
   absl::Status AdmitAll(WaitPoint::Deadline deadline);
 
   std::vector<Participant> TakeParticipants() && { return std::move(participants_); }
   std::vector<Connection> TakeConnections() && { return std::move(connections_); }
 
  private:
+  absl::Status CheckPlace(WaitPoint::Deadline deadline);
   absl::Status AdmitSome(WaitPoint::Deadline deadline);
   absl::Status ReceiveHello(Connection& connection);
   void RefuseStranger(Connection& connection, std::string_view launcher, const Message& hello);
@@ -84,6 +88,8 @@ class Admission {
   std::vector<Participant> participants_;  // by rank; valid where a connection is open
   std::vector<Connection> connections_;    // by rank
   std::vector<Connection> unknown_;        // processes that have not said hello yet
+  const std::string probe_ = Packer().Add(NewNonce()).Take();
+  bool probe_has_come_ = false;
   int refused_connections_ = 0;
   std::string strangers_;  // the last rank of another job that has come; empty if none has
   int missing_;
@@ -99,7 +105,7 @@ Admission::Admission(const RendezvousOptions& options, Descriptor listener)
 }
 
 absl::Status Admission::AdmitAll(WaitPoint::Deadline deadline) {
-  absl::Status status;
+  absl::Status status = CheckPlace(deadline);
   WaitNotice notice(options_.notices);
   while (status.ok() && missing_ > 0) {
     const WaitPoint::Deadline now = WaitPoint::Clock::now();
@@ -108,6 +114,27 @@ absl::Status Admission::AdmitAll(WaitPoint::Deadline deadline) {
   }
   if (!status.ok()) RefuseAll(status, deadline);
   return status;
+}
+
+// Behind NAT, no device has the address of the place, but a message to the place arrives here. The
+// message may come through proxies, so only its content shows who has sent it. A connection alone
+// shows nothing, because another program may listen there.
+absl::Status Admission::CheckPlace(WaitPoint::Deadline deadline) {
+  if (options_.listener != nullptr || IsOfThisHost(options_.place, deadline))
+    return absl::OkStatus();
+  if (absl::StatusOr<Descriptor> socket = Connect(options_.place, deadline); socket.ok()) {
+    Connection probe(*std::move(socket));
+    const WaitPoint::Deadline soon = std::min(deadline, Soon(kProbePatience));
+    probe.Send(MessageType::kProbe, probe_, soon).IgnoreError();
+    while (!probe_has_come_ && WaitPoint::Clock::now() < soon) EBB_RETURN_IF_ERROR(AdmitSome(soon));
+    if (probe_has_come_) return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the ranks are to meet at ", Describe(options_.place),
+      ", but rank 0 listens on another host: ", NameAndHostOf(participants_[0]),
+      " has the addresses ", AddressesOfThisHost(),
+      ". Set MASTER_ADDR to one of them on all ranks, or start rank 0 on the other host. If rank 0 "
+      "is behind NAT, set MASTER_ADDR=0.0.0.0 for rank 0 alone"));
 }
 
 absl::Status Admission::AdmitSome(WaitPoint::Deadline deadline) {
@@ -152,7 +179,11 @@ absl::Status Admission::ReceiveHello(Connection& connection) {
         return Admit(connection, *candidate);
     }
   }
-  ++refused_connections_;
+  if (message.ok() && (*message)->type == MessageType::kProbe && (*message)->payload == probe_) {
+    probe_has_come_ = true;
+  } else {
+    ++refused_connections_;
+  }
   connection.Close();
   return absl::OkStatus();
 }
@@ -324,8 +355,6 @@ absl::Status Rendezvous::JoinAsRankZero() {
     return absl::Status(listener.status().code(),
                         absl::StrCat(Describe(me), ": ", listener.status().message()));
   }
-  if (options_.listener == nullptr)
-    EBB_RETURN_IF_ERROR(CheckIsOfThisHost(options_.place, NameAndHostOf(Me(options_)), deadline_));
   Admission admission(options_, *std::move(listener));
   EBB_RETURN_IF_ERROR(admission.AdmitAll(deadline_));
   participants_ = std::move(admission).TakeParticipants();

@@ -26,7 +26,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "ebb/runtime/comm/rendezvous/kept.h"
-#include "ebb/runtime/config/name_view.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/machine.h"
 #include "ebb/runtime/device/thread_limit.h"
@@ -185,7 +184,7 @@ absl::StatusOr<Descriptor> ListenAt(const MeetingPlace& place, const Address& ad
 }
 
 // Whether a socket may have it. If this host has no such family, it has no such address.
-bool IsOfThisHost(Address address) {
+bool IsOfADevice(Address address) {
   if (address.family() == AF_INET6) {
     reinterpret_cast<sockaddr_in6&>(address.storage).sin6_port = 0;
   } else {
@@ -323,26 +322,17 @@ Descriptor Accept(const Descriptor& listener) {
   return socket;
 }
 
-absl::Status CheckIsOfThisHost(const MeetingPlace& place, std::string_view me,
-                               WaitPoint::Deadline deadline) {
-  if (!place.name.empty()) return absl::OkStatus();
+bool IsOfThisHost(const MeetingPlace& place, WaitPoint::Deadline deadline) {
+  if (!place.name.empty()) return true;
   constexpr std::chrono::seconds kAtOnce{1};  // for the name servers
   const WaitPoint::Deadline soon = std::min(deadline, WaitPoint::Clock::now() + kAtOnce);
   std::vector<Address> addresses = LiteralAddresses(place);
   if (addresses.empty()) {
     const absl::StatusOr<Answer> answer = AskInTime(place, soon);
-    if (!answer.ok() || answer->error != 0) return absl::OkStatus();
+    if (!answer.ok() || answer->error != 0) return true;
     addresses = answer->addresses;
   }
-  if (std::any_of(addresses.begin(), addresses.end(), &IsOfThisHost)) return absl::OkStatus();
-  for (const Address& address : addresses) {
-    if (ConnectTo(place, address, deadline).ok()) return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "the ranks are to meet at ", Describe(place), ", but rank 0 listens on another host: ",
-      NameView(me), " has the addresses ", AddressesOfThisHost(),
-      ". Set MASTER_ADDR to one of them on all ranks, or start rank 0 on the other host. If rank 0 "
-      "is behind NAT, set MASTER_ADDR=0.0.0.0 for rank 0 alone"));
+  return std::any_of(addresses.begin(), addresses.end(), &IsOfADevice);
 }
 
 absl::StatusOr<Descriptor> Connect(const MeetingPlace& place, WaitPoint::Deadline deadline) {

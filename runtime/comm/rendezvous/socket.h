@@ -2,7 +2,6 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -48,11 +47,9 @@ void FailWhenUnreachable(int socket, double timeout_seconds);
 int PortOf(const Descriptor& listener);
 // A connection that waits at `listener`; not open if there is none.
 Descriptor Accept(const Descriptor& listener);
-// For rank 0, which listens on its own host: kFailedPrecondition if the place is on another one. A
-// place whose name does not resolve at once, or that can be reached at an address that is no device's
-// (as behind NAT), counts as this host's. `me` names rank 0.
-absl::Status CheckIsOfThisHost(const MeetingPlace& place, std::string_view me,
-                               WaitPoint::Deadline deadline);
+// Whether a device of this host has an address of the place. A Unix socket, and a name that does not
+// resolve at once, count as this host's.
+bool IsOfThisHost(const MeetingPlace& place, WaitPoint::Deadline deadline);
 // One attempt at every address of the place; waits for its name to resolve. A name that does not
 // exist may exist in a moment, like the names of a cluster's services. So it is asked for until the
 // deadline. kUnavailable: no process listens there yet. kDeadlineExceeded: the name still does not
