@@ -9,7 +9,7 @@
 namespace ebb::gpt {
 
 // For an error before training: marked if its code says that a request cannot be met here (a cap, a
-// folder, a device, a file that is no checkpoint). Unchanged if a rank was lost or a device failed.
+// folder, a device, a port, a file that is no checkpoint). Unchanged if a rank was lost or a device failed.
 absl::Status RefusalByCode(absl::Status error);
 
 // All of the errors as one, a line each, so that they can be mended together; OK without any.

@@ -379,13 +379,11 @@ absl::Status Rendezvous::FromRankZero(const absl::Status& error) const {
 }
 
 absl::Status Rendezvous::NotWelcomed(const absl::Status& error) const {
-  return absl::Status(
-      error.code(),
-      absl::StrCat(
-          NameAndHostOf(Me(options_)), " has connected to ", Describe(options_.place),
-          ", but rank 0 has not answered there: ", error.message(),
-          ". If another program uses this address, set MASTER_ADDR and MASTER_PORT to a free "
-          "address and port, the same on all ranks. If not, rank 0 has stalled"));
+  return absl::AlreadyExistsError(
+      absl::StrCat(NameAndHostOf(Me(options_)), " has connected to ", Describe(options_.place),
+                   ", but rank 0 has not answered there: ", error.message(),
+                   ". If another program uses this address, set MASTER_ADDR and MASTER_PORT to a "
+                   "free address and port, the same on all ranks. If not, rank 0 has stalled"));
 }
 
 void Rendezvous::LogWait(double seconds, const absl::Status& last) const {
