@@ -44,11 +44,16 @@ constexpr int kFailed = 1, kUsageError = 2, kSaved = 75, kStopped = 130;
 
 int Plan(const std::optional<Launch>& launch, const Options& options);
 int RunRanksAsThreads(Options& options, const Config& config);
-int RunRankOfLauncher(Options& options, const absl::StatusOr<Config>& config);
+int RunRankOfLauncher(Options& options, const Config& config);
+int RefuseBeforeMeeting(const std::optional<Launch>& launch, const absl::Status& status);
 
 int Fail(const absl::Status& status, int code) {
   std::fprintf(stderr, "gpt: %s\n", std::string(status.message()).c_str());
   return code;
+}
+
+bool IsOneOfSeveral(const std::optional<Launch>& launch) {
+  return launch && launch->size > 1;
 }
 
 int PrintAll(std::string_view text) {
@@ -59,12 +64,11 @@ int PrintAll(std::string_view text) {
 
 int Main(int argc, char** argv) {
   CommandLine command = ParseCommandLine(argc, argv);
+  if (!command.options && command.exit_code == 0) return PrintAll(command.text);
+  const auto launch = DescribeLaunch(ThisEnvironment());
   if (!command.options) {
-    if (command.exit_code != 0) {
-      std::fputs(command.text.c_str(), stderr);
-      return command.exit_code;
-    }
-    return PrintAll(command.text);
+    return RefuseBeforeMeeting(launch.ok() ? *launch : std::nullopt,
+                               absl::InvalidArgumentError(command.text));
   }
   Options& options = *command.options;
   if (options.explain_config) {
@@ -72,18 +76,17 @@ int Main(int argc, char** argv) {
     if (!explained.ok()) return Fail(explained.status(), kUsageError);
     return PrintAll(*explained);
   }
-  const auto launch = DescribeLaunch(ThisEnvironment());
   if (!launch.ok()) return Fail(launch.status(), kUsageError);
   if (const auto status = SettleRanks(*launch, options); !status.ok())
-    return Fail(status, kUsageError);
+    return RefuseBeforeMeeting(options.PlansOnly() ? std::nullopt : *launch, status);
   if (options.PlansOnly()) return Plan(*launch, options);
-  auto config = ResolveConfig(options);
+  const auto config = ResolveConfig(options);
   if (const auto status = AllOf({config.status(), CheckSave(options), CheckExport(options)});
       !status.ok())
-    config = status;
-  if (config.ok()) options.ranks = RanksOf(*config);
-  if (*launch && (*launch)->size > 1) return RunRankOfLauncher(options, config);
-  return config.ok() ? RunRanksAsThreads(options, *config) : Fail(config.status(), kUsageError);
+    return RefuseBeforeMeeting(*launch, status);
+  options.ranks = RanksOf(*config);
+  return IsOneOfSeveral(*launch) ? RunRankOfLauncher(options, *config)
+                                 : RunRanksAsThreads(options, *config);
 }
 
 // Among a launcher's processes only the first one prints. These processes do not connect.
@@ -159,24 +162,30 @@ int RefuseRank(const World& world, const absl::Status& status) {
   return FailRank(world, absl::FailedPreconditionError(status.message()), kUsageError);
 }
 
-// Without a configuration the rank connects all the same, and tells the others why it has none. The
-// others may have one, because each host has its own files.
-int RunRankOfLauncher(Options& options, const absl::StatusOr<Config>& config) {
-  const double timeout_seconds = (config.ok() ? *config : Config()).ebb.timeout_seconds;
-  const auto world = World::FromEnvironment({.timeout_seconds = timeout_seconds});
+// The other ranks may have been asked for something possible, because each has its own command line
+// and each host its own files. So this rank connects all the same, and reports its error to them.
+int RefuseBeforeMeeting(const std::optional<Launch>& launch, const absl::Status& status) {
+  if (!IsOneOfSeveral(launch)) return Fail(status, kUsageError);
+  Fail(OfRank(launch->rank, status), kUsageError);  // now, because the others may never come
+  if (const auto world = World::FromEnvironment(); world.ok())
+    world->Fail(absl::FailedPreconditionError(status.message()));
+  return kUsageError;
+}
+
+int RunRankOfLauncher(Options& options, const Config& config) {
+  const auto world = World::FromEnvironment({.timeout_seconds = config.ebb.timeout_seconds});
   if (!world.ok()) {
-    const bool refused = !config.ok() || IsRefusal(RefusalByCode(world.status()));
-    return Fail(AllOf({config.status(), world.status()}), refused ? kUsageError : kFailed);
+    const bool refused = IsRefusal(RefusalByCode(world.status()));
+    return Fail(world.status(), refused ? kUsageError : kFailed);
   }
-  if (!config.ok()) return RefuseRank(*world, config.status());
   const auto text = LoadText(options);
   if (!text.ok()) return RefuseRank(*world, text.status());
-  auto reports = world->rank() == 0 ? Reports::Open(options, *config) : Reports();
+  auto reports = world->rank() == 0 ? Reports::Open(options, config) : Reports();
   if (!reports.ok()) return RefuseRank(*world, reports.status());
   CatchStopSignals(/*before_time_is_up=*/!options.save_folder.empty());
   ResidentMemory resident;
   const auto stopped = RunRank(*world, {.options = options,
-                                        .config = *config,
+                                        .config = config,
                                         .text = *text,
                                         .reports = *reports,
                                         .resident = resident});

@@ -327,9 +327,8 @@ void AddOffload(CLI::App& app, Options& o) {
 }
 
 CommandLine Wrong(std::string_view why) {
-  return {.options = {},
-          .text = absl::StrCat("gpt: ", std::string(why), "\nTry gpt --help.\n"),
-          .exit_code = 2};
+  return {
+      .options = {}, .text = absl::StrCat(std::string(why), "\nTry gpt --help."), .exit_code = 2};
 }
 
 }  // namespace
