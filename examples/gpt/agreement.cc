@@ -60,9 +60,9 @@ absl::Status AgreeOnRun(const World& world, const Run& run) {
   for (size_t i = 0; i < kEntries; ++i) {
     for (size_t rank = 1; rank < all.size(); ++rank) {
       if (all[rank][i] == all[0][i]) continue;
-      return absl::FailedPreconditionError(
-          absl::StrCat(own[i].option, " differs between rank 0 and rank ", rank,
-                       ": start every rank with the same options and data"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          "ranks have different options: ", own[i].option, " differs between rank 0 and rank ",
+          rank, "; start every rank with the same options and data"));
     }
   }
   return absl::OkStatus();

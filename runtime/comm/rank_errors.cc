@@ -23,17 +23,27 @@ absl::string_view MessageOf(const absl::Status& why) {
 }
 
 // "rank 2: ...", "rank 2 (process 7 on host 'a') has died", "ranks do different things: ...".
-bool NamesItsRank(const absl::Status& why) {
-  absl::string_view text = why.message();
+bool BeginsWithRank(absl::string_view text) {
   if (absl::StartsWith(text, "ranks ") || absl::StartsWith(text, "the ranks ")) return true;
   if (!absl::ConsumePrefix(&text, "rank ") || text.empty() || !absl::ascii_isdigit(text.front()))
     return false;
   while (!text.empty() && absl::ascii_isdigit(text.front())) text.remove_prefix(1);
   for (const absl::string_view next :
-       {": ", " failed: ", " has ", " cannot ", " (process ", " (world rank "}) {
+       {": ", " failed: ", " has ", " cannot ", " on host ", " (process ", " (world rank "}) {
     if (absl::StartsWith(text, next)) return true;
   }
   return false;
+}
+
+// The place may come first: "in step 3, at the gather: rank 2 (process 7 on host 'a') has died".
+bool NamesItsRank(const absl::Status& why) {
+  absl::string_view text = why.message();
+  for (;;) {
+    if (BeginsWithRank(text)) return true;
+    const size_t colon = text.find(": ");
+    if (colon == absl::string_view::npos) return false;
+    text.remove_prefix(colon + 2);
+  }
 }
 
 }  // namespace

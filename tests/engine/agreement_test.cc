@@ -344,9 +344,13 @@ TEST(ExchangeRecord, KeepsTheNameOfTheRankThatAnErrorIsOf) {
        {"rank 12 failed: a page is missing", "rank 1 has left: it",
         "rank 1 has waited 5 s for rank 0", "rank 3 (process 7 on host 'a') has died",
         "rank 1 (world rank 5): a page is missing", "ranks opened different scopes",
-        "the ranks have waited 5 s"})
+        "the ranks have waited 5 s", "rank 1 on host 'a' has waited 5 s for rank 0",
+        "the engine has failed: in step 3, at the gather: rank 3 (process 7 on host 'a') has died",
+        "in step 3: rank 1 failed: a page is missing", "in step 3: ranks opened different scopes"})
     EXPECT_EQ(text_of(named), named);
-  for (const char* own : {"a page is missing", "rank: 1", "rank 1", "rank 1 of a matrix", "ranks1"})
+  for (const char* own :
+       {"a page is missing", "rank: 1", "rank 1", "rank 1 of a matrix", "ranks1",
+        "in step 3: a page is missing", "in step 3: a page of rank 1: missing", "in step: rank 1"})
     EXPECT_EQ(text_of(own), absl::StrCat("rank 0: ", own));
 }
 

@@ -84,6 +84,15 @@ std::unique_ptr<Program> Start(std::vector<std::string> arguments, Variables env
       Program::Options{.columns = 0, .environment = std::move(environment), .before = {}});
 }
 
+// The line that begins with "gpt: "; there is one.
+std::string OneError(const std::string& printed) {
+  std::smatch said;
+  EXPECT_TRUE(std::regex_search(printed, said, std::regex("(?:^|\n)(gpt: .*)\n"))) << printed;
+  EXPECT_EQ(printed.find("\ngpt: ", static_cast<size_t>(said.position(1))), std::string::npos)
+      << printed;
+  return said[1];
+}
+
 // The names in /dev/shm of the process `pid`; other tests run beside this one.
 std::vector<std::string> LeftInSharedMemory(int pid) {
   std::vector<std::string> names;
@@ -388,10 +397,13 @@ TEST_F(LaunchedTest, TheOthersNameAKilledRankAndItsPlace) {
       const std::string& printed = ranks[static_cast<size_t>(rank)]->printed();
       EXPECT_EQ(code, rank == killed ? -SIGKILL : 1) << printed;
       if (rank == killed) continue;
-      EXPECT_THAT(printed,
-                  AllOf(HasSubstr("gpt: rank " + std::to_string(rank)),
-                        HasSubstr("rank " + std::to_string(killed) + " (process "), HasSubstr(host),
-                        AnyOf(HasSubstr("block"), HasSubstr("embedding"))));
+      const std::string line = OneError(printed);
+      EXPECT_THAT(line, AllOf(HasSubstr("rank " + std::to_string(killed) + " (process "),
+                              HasSubstr(host), AnyOf(HasSubstr("block"), HasSubstr("embedding"))));
+      for (int other = 0; other < 3; ++other) {
+        if (other == killed) continue;
+        EXPECT_THAT(line, Not(HasSubstr("rank " + std::to_string(other))));
+      }
     }
     RecordProperty(
         "seconds until all had ended",
@@ -399,6 +411,25 @@ TEST_F(LaunchedTest, TheOthersNameAKilledRankAndItsPlace) {
             std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()));
     EXPECT_THAT(LeftInSharedMemory(ranks[0]->pid()), IsEmpty());
   }
+}
+
+TEST_F(LaunchedTest, AnErrorOfOneRanksStepIsReportedByAllInTheSameWords) {
+  const std::string config = files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
+      "fp32": {"enabled": true}, "ebb": {"check_overflow": false},
+      "optimizer": {"type": "Adam", "params": {"lr": 1e30}}})");
+  const std::string port = FreePort();
+  std::vector<std::unique_ptr<Program>> ranks;
+  for (int rank = 0; rank < 3; ++rank)
+    ranks.push_back(
+        Start(Arguments({"--config", config, "--steps", "100"}), Torchrun(rank, 3, port)));
+  std::set<std::string> lines;
+  for (auto& rank : ranks) {
+    EXPECT_EQ(rank->Finish(), 1) << rank->printed();
+    lines.insert(OneError(rank->printed()));
+  }
+  EXPECT_EQ(lines.size(), 1u) << testing::PrintToString(lines);
+  EXPECT_THAT(*lines.begin(),
+              testing::ContainsRegex("^gpt: .*rank [0-2] has a non-finite gradient"));
 }
 
 TEST_F(LaunchedTest, ARankThatStallsIsWaitedForOnlySoLong) {

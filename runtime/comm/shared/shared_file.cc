@@ -55,8 +55,8 @@ absl::Status SharedFile::Reserve(int64_t offset, int64_t bytes) {
   } while (error == EINTR);
   if (error == 0) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
-      "no ", (bytes + (1 << 20) - 1) >> 20, " MiB of memory can be shared by the ranks of",
-      " this host: ", std::strerror(error),
+      "the ranks of this host cannot share ", (bytes + (1 << 20) - 1) >> 20,
+      " MiB of memory: ", std::strerror(error),
       ". A container may need more memory or a larger /dev/shm (docker run --shm-size=1g)"));
 }
 

@@ -58,12 +58,11 @@ std::string OutcomeMessages::ScopeName(int64_t code) const {
 std::string OutcomeMessages::NonFinite(const Verdict& ranks) const {
   const int parameter = ranks.non_finite_parameter;
   return absl::StrCat(
-      "a non-finite gradient in unit '",
+      RankName(ranks.non_finite_rank), " has a non-finite gradient in unit '",
       model_.units[static_cast<size_t>(ranks.non_finite_unit)].name, "'",
       parameter < 0 ? ""
                     : absl::StrCat(", parameter '",
-                                   model_.parameters[static_cast<size_t>(parameter)].name, "',"),
-      " of ", RankName(ranks.non_finite_rank));
+                                   model_.parameters[static_cast<size_t>(parameter)].name, "'"));
 }
 
 std::string OutcomeMessages::Skipped(const Verdict& ranks, const StepReport& report,

@@ -78,9 +78,9 @@ absl::Status SeenHere(const HostLane& lane, const std::vector<absl::Status>& all
 
 absl::Status Differs(const HostLane& lane, int rank, absl::string_view what,
                      absl::string_view detail) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      "the ", what, " of ", lane.world.RankName(rank), " differs from ", lane.world.RankName(0),
-      "'s", detail, "; every rank must create the same engine"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("ranks create different engines: the ", what, " of ", lane.world.RankName(rank),
+                   " differs from ", lane.world.RankName(0), "'s", detail));
 }
 
 struct Difference {
