@@ -1,6 +1,7 @@
 #include "ebb/runtime/comm/call_order.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <optional>
 #include <utility>
@@ -231,6 +232,11 @@ std::string CallOrder::Describe(std::span<const int> ranks) const {
     if (!one.empty()) absl::StrAppend(&text, text.empty() ? "" : "; ", one);
   }
   return text;
+}
+
+bool CallOrder::IsFirstToWarn(std::string_view warning) {
+  const uint32_t hash = static_cast<uint32_t>(std::hash<std::string_view>()(warning)) | 1;
+  return records_[static_cast<size_t>(nearest_)]->warning.exchange(hash) != hash;
 }
 
 std::string CallOrder::Pack() const {

@@ -56,7 +56,8 @@ struct CallOfWorld {
 struct alignas(64) CallRecord {
   static constexpr uint64_t kKept = 14;
   std::atomic<uint64_t> count;
-  std::atomic<uint32_t> errors;  // a hash of which calls have returned one
+  std::atomic<uint32_t> errors;   // a hash of which calls have returned one
+  std::atomic<uint32_t> warning;  // a hash of the last one, in the record that all ranks can read
   std::atomic<uint64_t> calls[kKept];
 };
 
@@ -93,6 +94,9 @@ class CallOrder {
   std::string Describe(int rank) const;
   // Describes the first few of `ranks`.
   std::string Describe(std::span<const int> ranks) const;
+
+  // Of ranks that share memory and would all log `warning`, the first one does. Any thread.
+  bool IsFirstToWarn(std::string_view warning);
 
   // For records outside of shared memory. Pack makes a text of this rank's record. The other takes
   // another rank's text, and returns what Check says of that rank. Any thread.

@@ -344,6 +344,25 @@ TEST_F(LaunchedTest, ASignalToOneRankEndsAllAfterTheSameStep) {
   EXPECT_GE(nlohmann::json::parse(files_.Read("s.json"))["steps"], 1);
 }
 
+TEST_F(LaunchedTest, ATimelineThatCannotBeWrittenIsWarnedOfOnce) {
+  const std::string folder = files_.Path("folder"), port = FreePort();
+  std::filesystem::create_directory(folder);
+  std::vector<std::unique_ptr<Program>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(Start(Arguments({"--steps", "100000000", "--trace", folder + "/trace.json"}),
+                          Torchrun(rank, 3, port)));
+  }
+  ASSERT_TRUE(ranks[0]->WaitFor("step 1/")) << ranks[0]->printed();
+  std::filesystem::remove_all(folder);
+  ranks[0]->Signal(SIGINT);
+  int warned = 0;
+  for (auto& rank : ranks) {
+    EXPECT_EQ(rank->Finish(), 130) << rank->printed();
+    warned += rank->printed().find("the timeline was not written") != std::string::npos;
+  }
+  EXPECT_EQ(warned, 1);
+}
+
 // Neither rank can end by itself, because the second one stands still.
 TEST_F(LaunchedTest, OfLaterSignalsOnlyCtrlCInATerminalEndsAProgramAtOnce) {
   const std::string port = FreePort();

@@ -6,18 +6,21 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {
 namespace {
 
-// Once in a process. Ranks that are threads write one file and have one reason, and steps repeat it.
-void WarnOnce(const std::string& what, absl::string_view why) {
+// Once for all ranks of a host, because they write one file and have one reason, and steps repeat it.
+void WarnOnce(const World& world, const std::string& what, absl::string_view why) {
   static std::mutex mutex;
   static auto* const said = new std::set<std::string>;
   const std::lock_guard lock(mutex);
-  if (said->insert(what).second) LogWarning(absl::StrCat(what, ": ", why));
+  CallOrder* const calls = world.calls();
+  if (said->insert(what).second && (calls == nullptr || calls->IsFirstToWarn(what)))
+    LogWarning(absl::StrCat(what, ": ", why));
 }
 
 }  // namespace
@@ -57,7 +60,8 @@ void StepTimeline::Collect(int64_t next) {
   if (next == 0) return;
   const absl::Status reserved = device_spans_->Reserve(static_cast<int>(next));
   if (!reserved.ok()) {
-    WarnOnce(absl::StrCat("operations are missing from the timeline ", inputs_.config.ebb.trace),
+    WarnOnce(inputs_.given_world,
+             absl::StrCat("operations are missing from the timeline ", inputs_.config.ebb.trace),
              reserved.message());
   }
 }
@@ -67,7 +71,8 @@ void StepTimeline::Write() {
   Collect(/*next=*/0);
   const std::string& path = inputs_.config.ebb.trace;
   if (absl::Status written = timeline_->AppendTo(path); !written.ok()) {
-    WarnOnce(absl::StrCat("the timeline was not written to ", path), written.message());
+    WarnOnce(inputs_.given_world, absl::StrCat("the timeline was not written to ", path),
+             written.message());
   } else if (timeline_->dropped() > 0 && inputs_.rank() == 0) {
     LogWarning(absl::StrCat("the timeline was full: ", timeline_->dropped(),
                             " later spans of each rank are not in '", path, "'"));
