@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "ebb/runtime/checkpoint/folder.h"
-#include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/slice_name.h"
 #include "ebb/runtime/checkpoint/stored_values.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -47,10 +46,15 @@ class CheckpointSource : public TensorSource {
 
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenCheckpointSource(const std::string& path) {
   EBB_ASSIGN_OR_RETURN(std::string found, FindCheckpoint(path));
-  EBB_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(found));
-  StoredValues values(found, manifest);
+  EBB_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(found));
+  return OpenWholeCheckpoint(std::move(found), std::move(manifest));
+}
+
+absl::StatusOr<std::unique_ptr<TensorSource>> OpenWholeCheckpoint(std::string checkpoint,
+                                                                  Manifest manifest) {
+  StoredValues values(checkpoint, manifest);
   EBB_RETURN_IF_ERROR(values.ReadAllHeaders());
-  return std::make_unique<CheckpointSource>(std::move(found), manifest, std::move(values));
+  return std::make_unique<CheckpointSource>(std::move(checkpoint), manifest, std::move(values));
 }
 
 }  // namespace ebb

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"
 
 namespace ebb {
@@ -12,6 +13,9 @@ namespace ebb {
 // `path`: a checkpoint, or a folder of checkpoints, of which the newest complete one is opened.
 // Every block that is read is checked.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenCheckpointSource(const std::string& path);
+// The same for a checkpoint that was found whole.
+absl::StatusOr<std::unique_ptr<TensorSource>> OpenWholeCheckpoint(std::string checkpoint,
+                                                                  Manifest manifest);
 
 // The name of a trainer's value: the model's config.json, which Hugging Face's loaders need beside
 // the tensors.

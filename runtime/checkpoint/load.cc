@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <span>
 #include <string>
@@ -9,16 +8,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
-#include "ebb/runtime/checkpoint/common_folder.h"
 #include "ebb/runtime/checkpoint/config_differences.h"
-#include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/slice_name.h"
 #include "ebb/runtime/checkpoint/state_arrays.h"
 #include "ebb/runtime/checkpoint/stored_values.h"
+#include "ebb/runtime/checkpoint/whole_checkpoint.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/device/machine.h"
 #include "ebb/runtime/engine/updates/update_table.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/interval.h"
@@ -132,12 +129,6 @@ std::vector<StoredValues::Interval> IntervalsOfRank(const Engine& engine,
   return intervals;
 }
 
-// This rank's errors while a checkpoint is read into the engine.
-struct ReadErrors {
-  absl::Status engine;
-  absl::Status files;  // of the checkpoint
-};
-
 // Engine::Write is collective, so it is called for each array even after an error, then without
 // values.
 ReadErrors Fill(Engine& engine, StoredValues& stored, const LoadOptions& options) {
@@ -185,141 +176,14 @@ void WarnOfOtherBits(const Engine& engine, const LoadedCheckpoint& loaded, int64
 
 static_assert(kLoadBytesMax == ReadAhead::kMemoryBytes && kLoadBytesMax >= kSaveBytesMax);
 
-// Whether a file may be readable later, for example by another user. Loading an older checkpoint
-// now would lose steps.
-bool MayPass(const absl::Status& status) {
-  return absl::IsPermissionDenied(status) || absl::IsResourceExhausted(status) ||
-         absl::IsUnavailable(status);
-}
-
-struct Found {
-  std::string path;
-  Manifest manifest;
-};
-
-// The checkpoints that a load has read and found damaged, and what was wrong with them.
-struct Damaged {
-  std::vector<std::string> paths;
-  std::string why;
-
-  bool Has(const std::string& path) const {
-    return std::find(paths.begin(), paths.end(), path) != paths.end();
-  }
-  void Skip(const Engine& engine, const std::string& path, const absl::Status& damage) {
-    if (engine.world().rank() == 0)
-      LogWarning(absl::StrCat("the checkpoint '", path, "' is skipped: ", damage.message()));
-    paths.push_back(path);
-    absl::StrAppend(&why, why.empty() ? "; " : ", ", damage.message());
-  }
-};
-
-// The checkpoint to load, the same on all ranks. Each file is checked by one of the ranks. Damaged
-// checkpoints are added to `damaged`. kCancelled: the folder has changed meanwhile.
-absl::StatusOr<Found> FindTogether(Engine& engine, const std::string& path, Damaged& damaged) {
-  const absl::StatusOr<std::vector<std::string>> listed = CandidatesIn(path);
-  const bool none = absl::IsNotFound(listed.status());
-  const std::vector<std::string> candidates = listed.value_or(std::vector<std::string>());
-  absl::Status own = none ? absl::OkStatus() : listed.status();
-  // Agree gives this code to ranks with other candidates.
-  if (absl::IsFailedPrecondition(own)) own = absl::InvalidArgumentError(own.message());
-  const absl::Status same = engine.Agree(
-      own, absl::StrCat("LoadCheckpoint: candidates ", absl::StrJoin(candidates, " ")));
-  if (!same.ok() && own.ok() && absl::IsFailedPrecondition(same))
-    return absl::CancelledError(same.message());
-  EBB_RETURN_IF_ERROR(same);
-  if (none) return listed.status();
-  const Share share = {.rank = engine.world().rank(), .ranks = engine.world().size()};
-  for (const std::string& checkpoint : candidates) {
-    if (damaged.Has(checkpoint)) continue;
-    absl::StatusOr<Manifest> manifest = CheckWhole(checkpoint, share);
-    const absl::Status whole =
-        manifest.ok() ? absl::OkStatus() : absl::DataLossError(manifest.status().message());
-    const absl::Status agreed = engine.Agree(
-        whole,
-        absl::StrCat("LoadCheckpoint: ", checkpoint, " ", manifest.ok() ? ToText(*manifest) : ""));
-    if (agreed.ok()) return Found{.path = checkpoint, .manifest = *std::move(manifest)};
-    if (absl::IsFailedPrecondition(agreed)) return absl::CancelledError(agreed.message());
-    if (!absl::IsDataLoss(agreed)) return agreed;
-    EBB_RETURN_IF_ERROR(
-        engine.Agree(MayPass(manifest.status()) ? manifest.status() : absl::OkStatus(),
-                     "LoadCheckpoint: readable"));
-    if (checkpoint == path) {
-      // Another version's checkpoint is not damaged.
-      return absl::IsFailedPrecondition(manifest.status()) ? manifest.status()
-                                                           : WithWayOut(agreed, checkpoint);
-    }
-    damaged.Skip(engine, checkpoint, agreed);
-  }
-  // A run that saves there may have removed all of them, after it has saved newer ones.
-  EBB_RETURN_IF_ERROR(
-      engine.Agree(CandidatesIn(path).value_or(std::vector<std::string>()) == candidates
-                       ? absl::OkStatus()
-                       : absl::CancelledError("it has other checkpoints now"),
-                   "LoadCheckpoint: none is whole"));
-  return absl::DataLossError(absl::StrCat("no checkpoint in '", path, "' is whole", damaged.why));
-}
-
-// The checkpoints of each rank, if some ranks see others than rank 0. Collective.
-absl::StatusOr<std::string> DifferentViews(Engine& engine, const std::string& path) {
-  std::vector<std::string> names;
-  for (const std::string& candidate : CandidatesIn(path).value_or(std::vector<std::string>()))
-    names.push_back(std::filesystem::path(candidate).filename().string());
-  constexpr size_t kShown = 3;
-  if (names.size() > kShown) names.resize(kShown);
-  const std::string own = names.empty() ? "none" : absl::StrJoin(names, ", ");
-  constexpr char kBetween = '\n';
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                       engine.Exchange(absl::OkStatus(), "LoadCheckpoint: views",
-                                       absl::StrCat(HostName(), std::string(1, kBetween), own)));
-  std::map<std::string, std::vector<std::string>> hosts;  // by view, then by rank
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    const size_t between = all[rank].find(kBetween);
-    std::vector<std::string>& of_view = hosts[all[rank].substr(between + 1)];
-    of_view.resize(all.size());
-    of_view[rank] = all[rank].substr(0, between);
-  }
-  if (hosts.size() == 1) return "";
-  std::vector<std::string> views;
-  for (const auto& [view, of_view] : hosts)
-    views.push_back(absl::StrCat(RanksOnHosts(of_view), ": ", view));
-  return absl::StrCat(" (", absl::StrJoin(views, "; "), ")");
-}
-
-absl::StatusOr<Found> Find(Engine& engine, const std::string& path, Damaged& damaged) {
-  constexpr int kTries = 3;
-  for (int tries = 1;; ++tries) {
-    Damaged tried = damaged;
-    absl::StatusOr<Found> found = FindTogether(engine, path, tried);
-    if (!absl::IsCancelled(found.status())) {
-      damaged = std::move(tried);
-      return found;
-    }
-    if (tries < kTries) continue;
-    EBB_ASSIGN_OR_RETURN(const std::string views, DifferentViews(engine, path));
-    return absl::FailedPreconditionError(
-        absl::StrCat("LoadCheckpoint of '", path, "': ",
-                     views.empty() ? std::string(found.status().message())
-                                   : absl::StrCat("ranks see different checkpoints there", views),
-                     ". Check that all ranks see one file system, and that no other run saves "
-                     "there"));
-  }
-}
-
 // In a checkpoint of `files` ranks, the file that has this rank's first values, if both divide the
 // state alike.
 int FirstFile(const World& world, int files) {
   return static_cast<int>(int64_t{world.rank()} * files / world.size());
 }
 
-// How far a load of a checkpoint has come.
-struct Attempt {
-  bool has_written = false;  // to the engine
-  absl::Status damage;       // of the checkpoint's files, the same code on all ranks
-};
-
-// `last_save`: RunOfLoaded's.
-absl::StatusOr<LoadedCheckpoint> LoadFound(Engine& engine, Found found, const LoadOptions& options,
-                                           const std::string& last_save, Attempt& attempt) {
+absl::StatusOr<LoadedCheckpoint> LoadFound(Engine& engine, FoundCheckpoint found,
+                                           const LoadOptions& options, ReadAttempt& attempt) {
   const World& world = engine.world();
   Manifest& manifest = found.manifest;
   LoadedCheckpoint loaded;
@@ -340,16 +204,10 @@ absl::StatusOr<LoadedCheckpoint> LoadFound(Engine& engine, Found found, const Lo
     }
     loaded.bytes_read = stored.bytes_read();
   }
-  const bool is_damage = !own.files.ok() && !MayPass(own.files);
-  EBB_RETURN_IF_ERROR(engine.Agree(own.engine.ok() && !is_damage ? own.files : own.engine,
-                                   "LoadCheckpoint: values"));
-  attempt.damage =
-      engine.Agree(is_damage ? absl::DataLossError(own.files.message()) : absl::OkStatus(),
-                   "LoadCheckpoint: checksums");
-  EBB_RETURN_IF_ERROR(attempt.damage);
+  EBB_RETURN_IF_ERROR(AgreeOnRead(engine, own, attempt));
   if (options.states) {
     EBB_RETURN_IF_ERROR(engine.SetTrainingState(manifest.state));
-    engine.SetRun(RunOfLoaded(manifest, loaded.path, last_save));
+    engine.SetRun(RunOfLoaded(manifest, loaded.path, found.last_save));
   }
   loaded.trainer = std::move(manifest.trainer);
   if (options.states && world.rank() == 0)
@@ -362,55 +220,19 @@ absl::StatusOr<LoadedCheckpoint> LoadFound(Engine& engine, Found found, const Lo
   return loaded;
 }
 
-// Whether a run that saves beside the checkpoint has removed it, on any rank.
-bool WasRemoved(Engine& engine, const std::string& checkpoint) {
-  return absl::IsCancelled(
-      engine.Agree(IsThere(absl::StrCat(checkpoint, "/", kManifestName))
-                       ? absl::OkStatus()
-                       : absl::CancelledError(absl::StrCat("'", checkpoint, "' was removed")),
-                   "LoadCheckpoint: removed"));
-}
-
-// The error of a load that has overwritten values without loading a whole checkpoint. A folder
-// without a checkpoint would be a reason to begin afresh.
-absl::Status Unusable(const absl::Status& error) {
-  return absl::Status(
-      absl::IsNotFound(error) ? absl::StatusCode::kDataLoss : error.code(),
-      absl::StrCat(error.message(),
-                   ". The values of this run are undefined now: load a whole checkpoint, or create "
-                   "the engine again"));
-}
-
 }  // namespace
 
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::string& path,
                                                 const LoadOptions& options) {
-  constexpr int kTries = 5;
   // FindTogether would take the error of a step for that of ranks with other candidates.
   EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus(), "LoadCheckpoint: begin"));
-  Damaged damaged;
-  bool has_written = false;
-  for (int removed = 0;;) {
-    // Read before the checkpoint is found: a save meanwhile is one of another run.
-    const std::string last_save =
-        LastSaveIn(IsThere(absl::StrCat(path, "/", kManifestName)) ? path + "/.." : path);
-    absl::StatusOr<Found> found = Find(engine, path, damaged);
-    if (!found.ok()) return has_written ? Unusable(found.status()) : found.status();
-    const std::string checkpoint = found->path;
-    Attempt attempt;
-    absl::StatusOr<LoadedCheckpoint> loaded =
-        LoadFound(engine, *std::move(found), options, last_save, attempt);
-    if (loaded.ok()) return loaded;
-    has_written |= attempt.has_written;
-    if (checkpoint == path)
-      return attempt.damage.ok() ? loaded.status() : WithWayOut(attempt.damage, checkpoint);
-    if (removed < kTries && WasRemoved(engine, checkpoint)) {
-      ++removed;
-      continue;
-    }
-    if (attempt.damage.ok()) return has_written ? Unusable(loaded.status()) : loaded.status();
-    damaged.Skip(engine, checkpoint, attempt.damage);
-  }
+  LoadedCheckpoint loaded;
+  EBB_RETURN_IF_ERROR(ReadWholeCheckpoint(
+      engine, path, [&](FoundCheckpoint found, ReadAttempt& attempt) -> absl::Status {
+        EBB_ASSIGN_OR_RETURN(loaded, LoadFound(engine, std::move(found), options, attempt));
+        return absl::OkStatus();
+      }));
+  return loaded;
 }
 
 }  // namespace ebb

@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/checkpoint/checkpoint_source.h"
 #include "ebb/runtime/checkpoint/parameter_names.h"
 #include "ebb/runtime/checkpoint/safetensors_writer.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"
+#include "ebb/runtime/checkpoint/whole_checkpoint.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
@@ -19,10 +21,9 @@ bool HasName(const TensorSource& source, const std::string& name) {
                      [&](const TensorInfo& tensor) { return tensor.name == name; });
 }
 
-absl::StatusOr<std::unique_ptr<TensorSource>> OpenFor(const ModelSpec& model,
-                                                      const std::string& path,
-                                                      ParameterNames names) {
-  EBB_ASSIGN_OR_RETURN(std::unique_ptr<TensorSource> source, OpenTensorSource(path));
+absl::StatusOr<std::unique_ptr<TensorSource>> NamedFor(const ModelSpec& model,
+                                                       std::unique_ptr<TensorSource> source,
+                                                       ParameterNames names) {
   if (names == ParameterNames::kAuto && !model.parameters.empty() &&
       HasName(*source, model.parameters[0].name))
     names = ParameterNames::kSame;
@@ -72,6 +73,33 @@ absl::StatusOr<std::vector<size_t>> Fit(const ModelSpec& model, const TensorSour
   return absl::FailedPreconditionError(all);
 }
 
+// Sets the parameters. `opened`: this rank's.
+absl::Status ImportFrom(Engine& engine, absl::StatusOr<std::unique_ptr<TensorSource>> opened,
+                        const ImportOptions& options, ReadAttempt& attempt) {
+  ReadErrors own = {.engine = absl::OkStatus(), .files = opened.status()};
+  std::unique_ptr<TensorSource> source;
+  std::vector<size_t> tensor_of;
+  const auto fit = [&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(source, NamedFor(engine.model(), *std::move(opened), options.names));
+    EBB_ASSIGN_OR_RETURN(tensor_of, Fit(engine.model(), *source));
+    return options.check ? options.check(source->description().model_config) : absl::OkStatus();
+  };
+  if (own.files.ok()) own.engine = fit();
+  if (absl::IsDataLoss(own.engine)) std::swap(own.engine, own.files);  // the names are by values
+  EBB_RETURN_IF_ERROR(AgreeOnRead(engine, own, attempt));
+  attempt.has_written = true;
+  // After an error no more values are read, but each rank makes the same collective calls.
+  const auto give = [&](const Slice& slice, std::span<float> values) -> absl::Status {
+    if (own.files.ok())
+      own.files =
+          source->Read(tensor_of[static_cast<size_t>(slice.parameter)], slice.begin, values);
+    return own.files;
+  };
+  const absl::Status written = engine.Write(StateClass::kMaster, give);
+  if (own.files.ok()) own.engine = written;
+  return AgreeOnRead(engine, own, attempt);
+}
+
 // Rank 0's part. Other ranks take part in the collective calls of `engine`.
 absl::Status WriteValues(Engine& engine, const std::vector<bool>& transposed,
                          SafetensorsWriter* writer) {
@@ -108,25 +136,18 @@ absl::Status WriteValues(Engine& engine, const std::vector<bool>& transposed,
 
 absl::Status ImportParameters(Engine& engine, const std::string& path,
                               const ImportOptions& options) {
-  const ModelSpec& model = engine.model();
-  absl::StatusOr<std::unique_ptr<TensorSource>> source = OpenFor(model, path, options.names);
-  std::vector<size_t> tensor_of;
-  absl::Status own = source.status();
-  if (own.ok()) {
-    absl::StatusOr<std::vector<size_t>> fit = Fit(model, **source);
-    own = fit.status();
-    if (fit.ok()) tensor_of = *std::move(fit);
-    if (options.check) own.Update(options.check((*source)->description().model_config));
-  }
-  EBB_RETURN_IF_ERROR(engine.Agree(own, absl::StrCat("ImportParameters: ", path)));
-  // After an error no more values are read, but each rank makes the same collective calls.
-  const auto give = [&](const Slice& slice, std::span<float> values) -> absl::Status {
-    if (own.ok())
-      own = (*source)->Read(tensor_of[static_cast<size_t>(slice.parameter)], slice.begin, values);
-    return own;
-  };
-  const absl::Status written = engine.Write(StateClass::kMaster, give);
-  return engine.Agree(own.ok() ? written : own, "ImportParameters: values");
+  const bool ours = HasCheckpoints(path);
+  absl::StatusOr<std::unique_ptr<TensorSource>> source;
+  if (!ours) source = OpenTensorSource(path);
+  EBB_RETURN_IF_ERROR(
+      engine.Agree(ours ? absl::OkStatus() : source.status(),
+                   absl::StrCat("ImportParameters: ", path, ours ? " has checkpoints" : "")));
+  ReadAttempt only;
+  if (!ours) return ImportFrom(engine, std::move(source), options, only);
+  return ReadWholeCheckpoint(engine, path, [&](FoundCheckpoint found, ReadAttempt& attempt) {
+    return ImportFrom(engine, OpenWholeCheckpoint(found.path, std::move(found.manifest)), options,
+                      attempt);
+  });
 }
 
 absl::Status ExportParameters(Engine& engine, const std::string& folder,

@@ -4,8 +4,9 @@
 //   ebb::ImportParameters(engine, "gpt2/model.safetensors");
 //   ebb::ExportParameters(engine, "exported");                    // exported/model.safetensors
 //
-// An import takes a file, a folder with an index, or a checkpoint. Both are collective and belong
-// between steps. An error on any rank is every rank's.
+// An import takes a file, a folder with an index, a checkpoint, or of a folder of checkpoints the
+// newest undamaged one, as LoadCheckpoint. Both are collective and belong between steps. An error
+// on any rank is every rank's.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +35,7 @@ struct ImportOptions {
 
 // Sets every parameter of the model; optimizer states stay unchanged. A missing or unknown
 // parameter, or another shape, is an error that names the parameter. Each rank reads only its part.
+// After an error the engine's values are undefined.
 absl::Status ImportParameters(Engine& engine, const std::string& path,
                               const ImportOptions& options = {});
 

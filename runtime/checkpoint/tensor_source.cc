@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "ebb/runtime/checkpoint/checkpoint_source.h"
 #include "ebb/runtime/checkpoint/file_access.h"
+#include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/model_files.h"
 #include "ebb/runtime/checkpoint/universal_folder.h"
 
@@ -29,6 +30,11 @@ absl::StatusOr<std::unique_ptr<TensorSource>> OpenTensorSource(const std::string
   return absl::NotFoundError(absl::StrCat("'", path, "' has no checkpoint of Ebb (step-*), no ",
                                           kSafetensorsFile,
                                           ", no pytorch_model.bin, and no index of either"));
+}
+
+bool HasCheckpoints(const std::string& path) {
+  return !HasModelFiles(path) && !HasUniversalFolder(path) && !LooksLikeDeepSpeed(path) &&
+         CandidatesIn(path).ok();
 }
 
 std::string ShapeText(const std::vector<int64_t>& shape) {

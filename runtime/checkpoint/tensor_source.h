@@ -61,6 +61,8 @@ class TensorSource {
 // Opens `path`: a checkpoint or a folder of checkpoints (the newest complete one), a file or folder
 // of model_files.h, or a universal checkpoint. Headers are read and checked.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenTensorSource(const std::string& path);
+// Whether that would be a checkpoint of Ebb.
+bool HasCheckpoints(const std::string& path);
 
 // "[3, 4]"
 std::string ShapeText(const std::vector<int64_t>& shape);

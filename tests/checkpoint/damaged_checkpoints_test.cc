@@ -1,4 +1,5 @@
-// Folders with a damaged checkpoint: a load takes the one before, on all ranks, and the run goes on.
+// Folders with a damaged checkpoint: a load or an import takes the one before, on all ranks, and the
+// run goes on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
 #include "ebb/runtime/checkpoint/folder.h"
+#include "ebb/runtime/checkpoint/parameter_files.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
@@ -151,6 +153,59 @@ TEST_F(DamagedCheckpointsTest, TheOneBeforeIsLoadedAndTheRunHasTheBitsOfOneWitho
                                                      "step-000000002", "step-000000001"));
     for (const int64_t step : {3, 4}) EXPECT_TRUE(CheckWhole(At(step)).ok());
     for (const absl::Status& status : Loads(At(3))) EXPECT_EQ(status, absl::OkStatus());
+  }
+}
+
+// An import reads no states.
+TEST_F(DamagedCheckpointsTest, AnImportTakesTheOneBefore) {
+  const ParameterValues before = Trained(2), newest = Trained(3);
+  for (const auto& damage : kDamages) {
+    SCOPED_TRACE(damage.what);
+    Trained(3);
+    damage.run(At(3));
+    for (const Way& way : {kWay, Way{.world = 3, .stage = 2}}) {
+      ParameterValues masters;
+      ::testing::internal::CaptureStderr();
+      EXPECT_EQ(RunWay(way,
+                       [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                         EBB_RETURN_IF_ERROR(ImportParameters(engine, folder_));
+                         return KeepMasters(engine, model, rank, masters);
+                       }),
+                absl::OkStatus());
+      const std::string log = ::testing::internal::GetCapturedStderr();
+      const bool of_state = std::string_view(damage.what) == "the last bytes, of a state";
+      const bool is_there = !of_state && fs::exists(At(3));
+      EXPECT_EQ(Occurrences(log, absl::StrCat("the checkpoint '", At(3), "' is skipped")), is_there)
+          << log;
+      EXPECT_EQ(masters, of_state ? newest : before);
+    }
+  }
+}
+
+TEST_F(DamagedCheckpointsTest, AnImportOfANamedOneOrWithoutAWholeOneIsAnErrorOnAllRanks) {
+  Trained(2);
+  FlipBit(At(2) + FileOf(1), kHeaderBytes + 100);
+  const auto imports = [](const std::string& path) {
+    std::vector<absl::Status> statuses(2);
+    EXPECT_EQ(RunWay(kWay,
+                     [&](Engine& engine, ToyModel&, int rank) {
+                       statuses[static_cast<size_t>(rank)] = ImportParameters(engine, path);
+                       return absl::OkStatus();
+                     }),
+              absl::OkStatus());
+    return statuses;
+  };
+  for (const absl::Status& status : imports(At(2))) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(absl::StrCat("name an older checkpoint: '", At(1), "'")));
+  }
+  FlipBit(At(1) + FileOf(0), kHeaderBytes + 100);
+  for (const absl::Status& status : imports(folder_)) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(absl::StrCat("no checkpoint in '", folder_, "' is whole")),
+                      HasSubstr("values of this run are undefined")));
   }
 }
 
