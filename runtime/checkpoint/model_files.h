@@ -3,7 +3,6 @@
 //   DIR/model.safetensors
 //   DIR/model.safetensors.index.json
 //       {"weight_map": {"h.0.ln_1.weight": "model-00001-of-00002.safetensors", ...}, ...}
-//   DIR/pytorch_model.bin, DIR/pytorch_model.bin.index.json    the same, of torch.save
 //
 // Files and index are untrusted. Names in an index must be plain names of files in that folder, not
 // links.
@@ -20,11 +19,16 @@ namespace ebb {
 inline constexpr char kSafetensorsFile[] = "model.safetensors";
 inline constexpr char kSafetensorsIndex[] = "model.safetensors.index.json";
 
-// Whether the folder has one of these four files.
+// Whether the folder has one of these two files.
 bool HasModelFiles(const std::string& folder);
-// Opens a safetensors file, a file of torch.save, or such a folder. If a folder has both kinds,
-// safetensors files are read; if it has one file and an index, the file is read, as by
-// transformers. Only fp32, bf16 and fp16 tensors are read.
+// Whether only torch can read the path: a file of torch.save, or a folder with pytorch_model.bin,
+// its index, or a universal checkpoint of DeepSpeed, and without safetensors files.
+bool IsForTorch(const std::string& path);
+// The text of config.json in the folder, or beside the file; empty if there is none. In Hugging
+// Face's cache it is a link.
+absl::StatusOr<std::string> ModelConfigBeside(const std::string& path);
+// Opens a safetensors file or such a folder. If a folder has one file and an index, the file is
+// read, as by transformers. Only fp32, bf16 and fp16 tensors are read.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenModelFiles(const std::string& path);
 
 }  // namespace ebb

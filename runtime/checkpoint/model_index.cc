@@ -10,11 +10,12 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr char kEnding[] = ".safetensors";
+
 }  // namespace
 
 absl::StatusOr<std::map<std::string, std::string>> ParseModelIndex(const std::string& text,
-                                                                   const std::string& path,
-                                                                   std::string_view ending) {
+                                                                   const std::string& path) {
   const auto bad = [&](std::string_view what) {
     return absl::DataLossError(
         absl::StrCat("'", path, "' is not an index of a model's files: ", std::string(what)));
@@ -27,12 +28,12 @@ absl::StatusOr<std::map<std::string, std::string>> ParseModelIndex(const std::st
   std::map<std::string, std::string> file_of_tensor;
   for (const auto& [tensor, file] : json["weight_map"].items()) {
     const std::string name = file.is_string() ? file.get<std::string>() : "";
-    if (!name.ends_with(ending) || name.front() == '.' || name.find('/') != std::string::npos ||
+    if (!name.ends_with(kEnding) || name.front() == '.' || name.find('/') != std::string::npos ||
         name.find('\0') != std::string::npos || name.size() > 255)
       return bad(
           absl::StrCat("the file of ", config::Quoted(tensor), " is ",
                        config::Quoted(file.dump(-1, ' ', true, Json::error_handler_t::replace)),
-                       ", not the plain name of a ", std::string(ending), " file beside it"));
+                       ", not the plain name of a ", kEnding, " file beside it"));
     file_of_tensor.emplace(tensor, name);
   }
   if (file_of_tensor.empty()) return bad("it names no tensors");

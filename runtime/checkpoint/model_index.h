@@ -13,11 +13,9 @@ namespace ebb {
 
 inline constexpr int64_t kIndexBytesMax = 100'000'000;
 
-// The file of each tensor. Names of files have that ending (".safetensors"). `path` is for
-// messages.
+// The file of each tensor. `path` is for messages.
 absl::StatusOr<std::map<std::string, std::string>> ParseModelIndex(const std::string& text,
-                                                                   const std::string& path,
-                                                                   std::string_view ending);
+                                                                   const std::string& path);
 std::string SafetensorsIndexText(const std::map<std::string, std::string>& file_of_tensor,
                                  int64_t tensor_bytes);
 

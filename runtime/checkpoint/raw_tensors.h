@@ -1,4 +1,4 @@
-// The tensors of safetensors files and of torch's files: plain arrays of fp32, bf16 or fp16.
+// The tensors of safetensors files, and of other files with plain arrays of fp32, bf16 or fp16.
 #pragma once
 
 #include <cstddef>

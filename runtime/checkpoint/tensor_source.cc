@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <filesystem>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -10,15 +11,33 @@
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/model_files.h"
-#include "ebb/runtime/checkpoint/universal_folder.h"
 
 namespace ebb {
+namespace {
+
+// Whether it is a checkpoint that a run of DeepSpeed saved, or a folder of such checkpoints.
+bool LooksLikeDeepSpeed(const std::string& path) {
+  if (IsThere(absl::StrCat(path, "/zero_to_fp32.py"))) return true;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(path, error), end; !error && entry != end;
+       entry.increment(error))
+    if (entry->path().string().ends_with("_optim_states.pt")) return true;
+  return false;
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenTensorSource(const std::string& path) {
   struct stat what = {};
   if (stat(path.c_str(), &what) != 0) return FileError("opening", path, errno);
+  if (IsForTorch(path)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", path,
+        "' has files of torch.save, which only ebb-checkpoint reads: make a checkpoint "
+        "of it with ebb-checkpoint import '",
+        path, "' DIR, and name DIR"));
+  }
   if (!S_ISDIR(what.st_mode) || HasModelFiles(path)) return OpenModelFiles(path);
-  if (HasUniversalFolder(path)) return OpenUniversalFolder(path);
   if (LooksLikeDeepSpeed(path)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "'", path,
@@ -33,7 +52,7 @@ absl::StatusOr<std::unique_ptr<TensorSource>> OpenTensorSource(const std::string
 }
 
 bool HasCheckpoints(const std::string& path) {
-  return !HasModelFiles(path) && !HasUniversalFolder(path) && !LooksLikeDeepSpeed(path) &&
+  return !HasModelFiles(path) && !IsForTorch(path) && !LooksLikeDeepSpeed(path) &&
          CandidatesIn(path).ok();
 }
 

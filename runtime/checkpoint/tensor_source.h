@@ -1,6 +1,6 @@
-// The named tensors of a checkpoint or model: a checkpoint of Ebb, safetensors files or torch's
-// files (one, or several with an index), or a universal checkpoint of DeepSpeed. Values are read as
-// fp32, any interval of a tensor at a time, so memory does not depend on the model.
+// The named tensors of a checkpoint or model: a checkpoint of Ebb, or safetensors files (one, or
+// several with an index). Values are read as fp32, any interval of a tensor at a time, so memory
+// does not depend on the model.
 #pragma once
 
 #include <cstdint>
@@ -58,8 +58,9 @@ class TensorSource {
   std::vector<TensorInfo> tensors_;
 };
 
-// Opens `path`: a checkpoint or a folder of checkpoints (the newest complete one), a file or folder
-// of model_files.h, or a universal checkpoint. Headers are read and checked.
+// Opens `path`: a checkpoint or a folder of checkpoints (the newest complete one), or a file or
+// folder of model_files.h. Headers are read and checked. For torch's files the error names
+// ebb-checkpoint, which imports them.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenTensorSource(const std::string& path);
 // Whether that would be a checkpoint of Ebb.
 bool HasCheckpoints(const std::string& path);

@@ -96,7 +96,7 @@ absl::StatusOr<std::vector<std::string>> WithoutIndexes(std::span<const std::str
       continue;
     }
     EBB_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(TargetOf(path), kIndexBytesMax));
-    EBB_ASSIGN_OR_RETURN(const auto file_of_tensor, ParseModelIndex(text, path, ".safetensors"));
+    EBB_ASSIGN_OR_RETURN(const auto file_of_tensor, ParseModelIndex(text, path));
     std::set<std::string> of_index;
     for (const auto& [tensor, file] : file_of_tensor)
       of_index.insert(std::filesystem::path(path).replace_filename(file));

@@ -1,5 +1,5 @@
 // ebb-checkpoint as a program: exit statuses, messages about unusable files, and memory. Files that
-// other packages read and write: hugging_face_test.py.
+// other packages read and write: hugging_face_test.py, torch_files_test.py.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <pty.h>
@@ -170,15 +170,13 @@ TEST_F(CheckpointProgramTest, AnIndexNamesFilesBesideItAndNoOthers) {
   for (const char* file :
        {"\"../model.safetensors\"", "\"/etc/x.safetensors\"", "\"a/b.safetensors\"",
         "\".safetensors\"", "\"model.bin\"", "7", "\"\"", "\"x\\u0000.safetensors\""}) {
-    const auto index = ParseModelIndex(absl::StrCat(before, file, "}}"), "index", ".safetensors");
+    const auto index = ParseModelIndex(absl::StrCat(before, file, "}}"), "index");
     EXPECT_EQ(index.status().code(), absl::StatusCode::kDataLoss) << file;
     EXPECT_THAT(std::string(index.status().message()), HasSubstr("not the plain name")) << file;
   }
   for (const char* text : {"", "[]", "{}", R"({"weight_map": 1})", R"({"weight_map": {}})",
                            R"({"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}})"})
-    EXPECT_EQ(ParseModelIndex(text, "index", ".safetensors").status().code(),
-              absl::StatusCode::kDataLoss)
-        << text;
+    EXPECT_EQ(ParseModelIndex(text, "index").status().code(), absl::StatusCode::kDataLoss) << text;
   // The index names a tensor that the file lacks.
   WriteZeros(Path("model-1.safetensors"), 2, 3, "a");
   Write(Path(kSafetensorsIndex),
@@ -196,6 +194,84 @@ TEST_F(CheckpointProgramTest, OneFileIsReadBeforeAnIndex) {
   const Ended ended = Run("inspect " + folder_);
   EXPECT_EQ(ended.code, 0);
   EXPECT_THAT(ended.printed, HasSubstr("new"));
+}
+
+// A script stands for python3 with torch and the package ebb. torch_files_test.py has the real ones.
+TEST_F(CheckpointProgramTest, PythonSaysWhereTheTensorsOfTorchLie) {
+  const std::vector<float> values = {1, 2, 3, 4, 5, 6};
+  std::string bytes("PK\3\4", 4);
+  bytes.append(reinterpret_cast<const char*>(values.data()), 24);
+  Write(Path("m.bin"), bytes);
+  const std::string answer = absl::StrCat(
+      R"({"kind": "files of torch", "path": "m", "is_model": true, "left_out": [{"name": "long", )"
+      R"("why": "no parameter"}], "state": {"applied_steps": 3, "skipped_steps": 2, "scale": 8}, )"
+      R"("tensors": [{"name": "w", "state": "", "dtype": "F32", "shape": [5], "file": ")",
+      Path("m.bin"), R"(", "at": 8}]})");
+  const auto import = [&](const std::string& script) {
+    fs::remove_all(Path("runs"));
+    Write(Path("python3"), "#!/bin/sh\n" + script + "\n");
+    fs::permissions(Path("python3"), fs::perms::owner_all);
+    return Run(absl::StrCat("import ", Path("m.bin"), " ", Path("runs")),
+               absl::StrCat("PATH='", folder_, "':$PATH "));
+  };
+  Ended ended = import("echo a warning >&2\necho '" + answer + "'");
+  EXPECT_EQ(ended.code, 0) << ended.printed;
+  EXPECT_THAT(ended.printed, HasSubstr("imported 1 tensors of m as"));
+  EXPECT_THAT(ended.printed, HasSubstr("left out: long, which is no parameter"));
+  const auto imported = OpenTensorSource(Path("runs/step-000000005"));
+  ASSERT_TRUE(imported.ok()) << imported.status();
+  EXPECT_EQ((*imported)->description().state.applied_steps, 3);
+  EXPECT_EQ((*imported)->description().state.loss_scaler.scale, 8);
+  std::vector<float> read(5);
+  EXPECT_TRUE((*imported)->Read(0, 0, read).ok());
+  EXPECT_EQ(read, std::vector<float>(values.begin() + 1, values.end()));
+
+  const struct {
+    std::string script;
+    int code;
+    const char* said;
+  } kWrong[] = {
+      {R"(echo '{"error": "m is cut", "code": "DATA_LOSS"}')", 1, "ebb-checkpoint: m is cut\n"},
+      {R"(echo '{"error": "m is odd", "code": "INVALID_ARGUMENT"}')", 2, "m is odd"},
+      {"echo Traceback:\necho No module named ebb\nexit 1", 2, "python3: No module named ebb\n"},
+      {"kill -9 $$", 2, "signal 9 has ended it"},
+      {"exit 0", 2, "it has printed nothing"},
+      {"echo '{\"kind\": 1}'", 2, "the package ebb is of another version"},
+      {"echo '" + answer + "' | sed s/3,/-3,/", 2, "impossible steps"},
+      {"echo '" + answer + "' | sed 's/: 8}]/: 9}]/'", 1, "m.bin"}};
+  for (const auto& wrong : kWrong) {
+    ended = import(wrong.script);
+    EXPECT_EQ(ended.code, wrong.code) << wrong.script << ended.printed;
+    EXPECT_THAT(ended.printed, HasSubstr(wrong.said));
+    EXPECT_EQ(ended.printed.find("Traceback"), std::string::npos);
+    EXPECT_FALSE(fs::exists(Path("runs"))) << wrong.script;
+  }
+  ended = Run("inspect " + Path("m.bin"), "PATH=/nowhere ");
+  EXPECT_EQ(ended.code, 2);
+  EXPECT_THAT(ended.printed, HasSubstr("pip install torch"));
+  EXPECT_THAT(ended.printed, HasSubstr("python3: No such file or directory"));
+}
+
+TEST_F(CheckpointProgramTest, OfFilesOfTorchTheLibraryNamesTheProgramThatImportsThem) {
+  Write(Path("m.bin"), std::string("PK\3\4", 4));
+  Write(Path("old.bin"), "\x80\x02\x8a\x0a\x6c");
+  for (const char* name : {"model/pytorch_model.bin", "parts/pytorch_model.bin.index.json",
+                           "universal/zero/w", "above/latest_universal"}) {
+    fs::create_directories(fs::path(Path(name)).parent_path());
+    Write(Path(name), "");
+  }
+  for (const char* name : {"m.bin", "old.bin", "model", "parts", "universal", "above"}) {
+    const absl::Status status = OpenTensorSource(Path(name)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(absl::StrCat("ebb-checkpoint import '", Path(name), "' DIR")));
+  }
+  Write(Path("model_optim_states.pt"), "");
+  EXPECT_THAT(std::string(OpenTensorSource(folder_).status().message()),
+              HasSubstr("convert it with deepspeed/checkpoint/ds_to_universal.py"));
+  // As transformers reads it.
+  WriteZeros(Path("model/model.safetensors"), 2, 3, "w");
+  EXPECT_TRUE(OpenTensorSource(Path("model")).ok());
 }
 
 TEST_F(CheckpointProgramTest, MemoryDoesNotDependOnTheModel) {

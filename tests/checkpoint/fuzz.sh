@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes the readers of checkpoints' and other programs' files (fuzz_readers.cc) with libFuzzer, address and
+# Fuzzes the readers of checkpoints and safetensors files (fuzz_readers.cc) with libFuzzer, address and
 # undefined-behaviour sanitizer. Needs clang.
 #
 #   tests/checkpoint/fuzz.sh [SECONDS]     600 by default; exit code 0 if nothing was found
@@ -9,7 +9,7 @@ build=build/fuzz
 mkdir -p "$build/checkpoint_corpus" "$build/include/ebb"
 for folder in runtime optim offload sharding; do ln -sfn "$PWD/$folder" "$build/include/ebb/$folder"; done
 flags=(-std=c++20 -g -O1 -fsanitize=address -fsanitize=undefined -fno-sanitize-recover=all -I"$build/include" -I.)
-readers=(runtime/checkpoint/{file_access,json_text,manifest,model_index,pickle,safetensors,slice_name,torch_file,zip_entries}.cc
+readers=(runtime/checkpoint/{file_access,json_text,manifest,model_index,safetensors,slice_name}.cc
   runtime/config/message.cc runtime/engine/training_state.cc runtime/device/{thread_team,wait_point}.cc runtime/trace/standard_streams.cc
   optim/checksum.cc)
 libraries=(absl_status absl_statusor absl_strings absl_str_format libhwy)
@@ -20,7 +20,7 @@ for source in "${readers[@]}"; do
   clang++ "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source" -o "$object"
   objects+=("$object")
 done
-clang++ "${flags[@]}" tests/checkpoint/{fuzz_seeds,torch_archive}.cc "${objects[@]}" "${packages[@]}" -o "$build/fuzz_seeds"
+clang++ "${flags[@]}" tests/checkpoint/fuzz_seeds.cc "${objects[@]}" "${packages[@]}" -o "$build/fuzz_seeds"
 "$build/fuzz_seeds" "$build/checkpoint_corpus"
 clang++ "${flags[@]}" -fsanitize=fuzzer tests/checkpoint/fuzz_readers.cc "${objects[@]}" "${packages[@]}" -o "$build/fuzz_readers"
 "$build/fuzz_readers" -max_total_time="${1:-600}" -max_len=4096 -timeout=5 -print_final_stats=1 \

@@ -8,6 +8,8 @@ import subprocess
 import sys
 
 tool = os.path.abspath(sys.argv[1])
+# ebb-checkpoint starts python3, which is the one of this test.
+os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
 
 
 def require(*packages):
@@ -25,3 +27,10 @@ def run(*arguments, code=0):
     done = subprocess.run([tool, *map(str, arguments)], capture_output=True, text=True)
     assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr
+
+
+def peak_memory(*arguments):
+    """The bytes that the larger of its processes held. A process of few bytes starts it, because a child begins with its parent's peak."""
+    starts = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=2); " \
+             "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    return 1024 * int(subprocess.check_output([sys.executable, "-S", "-c", starts, tool, *map(str, arguments)]))

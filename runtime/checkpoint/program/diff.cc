@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "ebb/runtime/checkpoint/program/program.h"
 #include "ebb/runtime/checkpoint/program/progress_bar.h"
+#include "ebb/runtime/checkpoint/program/torch_source.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"
 #include "ebb/runtime/config/status_macros.h"
 
@@ -47,8 +48,8 @@ absl::StatusOr<Difference> Compare(TensorSource& a, size_t of_a, TensorSource& b
 }  // namespace
 
 absl::StatusOr<int> Diff(const std::string& a_path, const std::string& b_path) {
-  EBB_ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> a, OpenTensorSource(a_path));
-  EBB_ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> b, OpenTensorSource(b_path));
+  EBB_ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> a, OpenAnySource(a_path));
+  EBB_ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> b, OpenAnySource(b_path));
   const std::string &a_name = a->description().path, &b_name = b->description().path;
   std::map<std::pair<std::string, std::string>, size_t> in_b;
   for (size_t i = 0; i < b->tensors().size(); ++i)

@@ -12,6 +12,7 @@
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/program/program.h"
 #include "ebb/runtime/checkpoint/program/progress_bar.h"
+#include "ebb/runtime/checkpoint/program/torch_source.h"
 #include "ebb/runtime/checkpoint/rank_file.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"
 #include "ebb/runtime/config/message.h"
@@ -59,7 +60,7 @@ absl::Status CheckNewest(const std::string& path) {
 
 absl::StatusOr<int> Inspect(const InspectOptions& options) {
   EBB_RETURN_IF_ERROR(CheckNewest(options.path));
-  EBB_ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source, OpenTensorSource(options.path));
+  EBB_ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source, OpenAnySource(options.path));
   const SourceDescription& about = source->description();
   absl::PrintF("%s: %s\n", about.path, about.kind);
   EBB_RETURN_IF_ERROR(PrintFiles(about.path));

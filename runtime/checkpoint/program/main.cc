@@ -15,6 +15,7 @@
 #include "ebb/runtime/checkpoint/parameter_names.h"
 #include "ebb/runtime/checkpoint/program/program.h"
 #include "ebb/runtime/checkpoint/program/progress_bar.h"
+#include "ebb/runtime/checkpoint/program/torch_source.h"
 #include "ebb/runtime/checkpoint/safetensors_writer.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -60,7 +61,7 @@ class ValuesAlone : public TensorSource {
 };
 
 absl::StatusOr<int> Export(const ConvertOptions& options) {
-  EBB_ASSIGN_OR_RETURN(std::unique_ptr<TensorSource> opened, OpenTensorSource(options.from));
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<TensorSource> opened, OpenAnySource(options.from));
   auto values = std::make_unique<ValuesAlone>(std::move(opened), options.dtype);
   EBB_ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source,
                        Renamed(std::move(values), options.names, NameDirection::kOutside));
@@ -94,7 +95,7 @@ absl::StatusOr<int> Import(const ConvertOptions& options) {
                      "' has checkpoints, and the import would be its newest one: name another "
                      "folder, or add --force"));
   }
-  EBB_ASSIGN_OR_RETURN(std::unique_ptr<TensorSource> opened, OpenTensorSource(options.from));
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<TensorSource> opened, OpenAnySource(options.from));
   EBB_ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source,
                        Renamed(std::move(opened), options.names, NameDirection::kInside));
   std::string path;
@@ -117,8 +118,10 @@ constexpr char kFooter[] =
     "or one of torch.save,\n"
     "a folder with model.safetensors, pytorch_model.bin or the index of either, or a universal "
     "checkpoint of DeepSpeed.\n"
+    "Files of torch.save and DeepSpeed's need python3 with torch and Ebb's package. Nothing of a "
+    "pickle is executed.\n"
     "ebb-checkpoint COMMAND --help shows a command's options, with examples.\n"
-    "Nothing of a pickle is executed. Memory is usually below 256 MiB, and always below 1 GiB.\n"
+    "Memory is usually below 256 MiB, and always below 1 GiB; python3 takes torch's beside it.\n"
     "Exit status: 0 done (diff: no difference); 1 data is damaged (diff: they differ); 2 it cannot "
     "be done as asked.";
 
