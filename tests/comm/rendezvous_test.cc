@@ -284,7 +284,7 @@ TEST(Rendezvous, RanksThatDoNotBelongTogetherAreAnErrorOnAll) {
 
   const MeetingPlace third = Tcp("127.0.0.1");
   ExpectAllFail({Rank(0, 3, third), Rank(1, 2, third)}, absl::StatusCode::kFailedPrecondition,
-                "one of 2");
+                "one of 2. If two jobs meet there, give each a MASTER_PORT of its own");
 }
 
 RendezvousOptions RankOfJob(int rank, int size, const MeetingPlace& place, const std::string& job) {

@@ -218,8 +218,10 @@ absl::Status Admission::CheckBuild(std::string_view build, uint16_t version) con
 absl::Status Admission::Admit(Connection& connection, const Participant& candidate) {
   const auto refused = [&](std::string text) {
     // The connection stays among the unknown ones, so that it gets the error with the others.
+    const bool has_port = options_.place.name.empty();
     return absl::FailedPreconditionError(absl::StrCat(
-        "the ranks that meet at ", Describe(options_.place), " do not fit: ", std::move(text)));
+        "the ranks that meet at ", Describe(options_.place), " do not fit: ", std::move(text),
+        has_port ? ". If two jobs meet there, give each a MASTER_PORT of its own" : ""));
   };
   if (candidate.size != options_.size) {
     return refused(absl::StrCat(Describe(participants_[0]), " is one of ", options_.size,
