@@ -13,7 +13,7 @@ shows=$1 gpt=$2
 case $shows in
   time_limit | requeue) [ "${EBB_FULL:-}" = 1 ] || skip "it takes minutes; tests/run.sh --full runs it" ;;
 esac
-PATH=$PATH:/usr/sbin
+PATH=$PATH:/usr/sbin:$(realpath -m "$(dirname "$0")/../../build/python/torch-newest/bin")
 if [ "${EBB_CLUSTER:-}" != inside ]; then
   EBB_CLUSTER=inside in_own_namespaces slurmctld slurmd srun munged sshd mpirun python3 -- "$0" "$@"
 fi
@@ -24,6 +24,7 @@ start_slurm() {
   munged --force --key-file /run/ebb/munge.key --socket /run/munge/munge.socket.2 --pid-file /run/munge/munged.pid \
     --seed-file /run/munge/seed --log-file /run/ebb/munged.log
   # Four slots a node on any machine. A job that is requeued waits until its credentials have expired, and for the scheduler.
+  # proctrack/pgid kills what a batch script leaves behind, as proctrack/cgroup does, which not every container permits.
   cat >/run/ebb/slurm.conf <<'CONFIGURATION'
 ClusterName=ebb
 SlurmctldHost=ebb-a
@@ -35,7 +36,7 @@ SlurmctldPidFile=/run/ebb/slurmctld.pid
 SlurmdPidFile=/run/ebb/slurmd-%n.pid
 SlurmctldLogFile=/run/ebb/slurmctld.log
 SlurmdLogFile=/run/ebb/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
@@ -71,7 +72,9 @@ if [ "${EBB_CLUSTER_HOST:-}" != ebb-a ]; then
   mkdir -p /run/ebb/bin
   printf '#!/bin/sh\nexec "%s" --layers 1 --width 32 --heads 2 --context 16 --batch 1 --threads 1 --vocabulary 256 \\
     --sample 0 --data "%s" "$@"\n' "$(realpath "$gpt")" "$(realpath "$(dirname "$0")/../../LICENSE")" >/run/ebb/bin/gpt
-  chmod +x /run/ebb/bin/gpt
+  printf '%s\n' '#!/bin/sh' 'export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29517' 'RANK=1 gpt "$@" &' 'RANK=0 exec gpt "$@"' \
+    >/run/ebb/bin/by_hand
+  chmod +x /run/ebb/bin/*
   export PATH=/run/ebb/bin:$PATH EBB_CLUSTER_HOST=ebb-a
   status=0
   (on_host ebb-a "$(realpath "$0")" "$@") || status=$?
@@ -111,6 +114,12 @@ has() {  # FILE TEXT
 $(cat "$1")"
 }
 
+has_torchrun() {
+  command -v torchrun >/dev/null
+}
+torchrun='torchrun --no-python --nproc-per-node 2'
+mpirun='mpirun --allow-run-as-root'
+
 digest_of() {  # SUMMARY
   python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["parameter_digest"])' "$1"
 }
@@ -118,18 +127,31 @@ digest_of() {  # SUMMARY
 until_true 60 both_nodes_are_idle
 srun --mpi=list 2>&1 | grep -q pmix || skip "this Slurm has no plug-in for PMIx"
 
-# A run that Slurm ends at its time limit is saved, on one host and on two.
+# A run that Slurm ends at its time limit is saved, on one host and on two, but for mpirun's.
 shows_time_limit() {
-  local one two
-  one=$(sbatch --parsable -o one.out -t 1 -n 2 --wrap 'srun gpt --steps 2000000 --save one --resume latest')
-  two=$(sbatch --parsable -o two.out -t 1 -N 2 --wrap 'srun --mpi=pmix gpt --steps 2000000 --save two --resume latest')
-  until_true 180 job_shows "$one" JobState=TIMEOUT
-  until_true 60 job_shows "$two" JobState=TIMEOUT
-  for run in one two; do
-    until_true 20 grep -q 'Exited with exit code 75' $run.out
-    has $run.out 'gpt: stopped by SIGTERM in training'
-    [ -e $run/latest ] || fail "$run is not saved"
+  local run
+  local -A jobs
+  submit() {  # FOLDER OPTIONS COMMAND...: the batch script has this last line
+    local run=$1 options=$2
+    shift 2
+    jobs[$run]=$(sbatch --parsable -o "$run.out" -t 1 $options --wrap "exec $* --steps 2000000 --save $run --resume latest")
+  }
+  submit one '-n 2' srun gpt
+  submit two '-N 2' srun --mpi=pmix gpt
+  submit by_hand '-n 1' by_hand
+  submit mpirun '-n 1' $mpirun --oversubscribe -n 2 gpt --accumulate 1000000
+  ! has_torchrun || submit torchrun '-n 1' $torchrun gpt
+  for run in "${!jobs[@]}"; do
+    until_true 240 job_shows "${jobs[$run]}" JobState=TIMEOUT
+    if [ "$run" = mpirun ]; then
+      [ ! -e "$run/latest" ] || fail "mpirun has waited for the end of the step"
+    else
+      has "$run.out" 'gpt: stopped by SIGTERM in training'
+      [ -e "$run/latest" ] || fail "$run is not saved"
+    fi
   done
+  has one.out 'Exited with exit code 75'
+  has two.out 'Exited with exit code 75'
 }
 
 # The batch script of docs/ranks.md, requeued at its limit at least twice, has the bits of a run without a stop.
@@ -154,50 +176,136 @@ shows_requeue() {
   [ "$(digest_of summary.json)" = "$(digest_of whole.json)" ] || fail "the runs have other parameters"
 }
 
-# run_and_signal FOLDER SIGNALLED COMMAND...: starts the command in the background, and runs SIGNALLED once it has saved for
-# the first time. The command's exit code is in $code, what it prints in FOLDER.out.
-run_and_signal() {
-  local folder=$1 signalled=$2
-  shift 2
-  code=0
-  "$@" --steps 2000000 --save "$folder" --save-every 50 &>"$folder.out" &
-  started=$!
-  until_true 120 test -e "$folder/latest"
+# saved CODE SIGNAL SIGNALLED COMMAND...: SIGNALLED is run while the command trains. The command ends with CODE, and the run is
+# saved because of SIGNAL.
+saved() {
+  local code=$1 signal=$2 signalled=$3
+  shift 3
+  start "$@"
+  until_true 120 grep -qs 'step 1/' "$run.out"
   $signalled
-  wait $started || code=$?
+  ends_with "$code"
+  has "$run.out" "gpt: stopped by $signal in training"
+  [ -e "$run/latest" ] || fail "$run is not saved"
 }
 
-# What docs/ranks.md says about signals.
-shows_signals() {
-  local mpirun=(mpirun --allow-run-as-root --host ebb-a:1,ebb-b:1)
-  to_launcher() { kill "-$signal" $started; }
-  signal=USR1
-  run_and_signal srun-one to_launcher srun -N 1 -n 2 gpt
-  [ $code -eq 75 ] || fail "srun on one host ended with $code"
-  has srun-one.out 'gpt: stopped by SIGUSR1'
-  run_and_signal srun-two to_launcher srun -N 2 --mpi=pmix gpt
-  [ $code -eq 75 ] || fail "srun on two hosts ended with $code"
-  has srun-two.out 'gpt: stopped by SIGUSR1'
-  run_and_signal mpirun-two to_launcher "${mpirun[@]}" "$PWD/bin/gpt"
-  [ $code -eq 75 ] || fail "mpirun ended with $code"
-  has mpirun-two.out 'gpt: stopped by SIGUSR1'
-  signal=TERM
-  if command -v torchrun >/dev/null; then
-    run_and_signal torchrun to_launcher torchrun --no-python --nproc-per-node 2 gpt
-    has torchrun.out 'gpt: stopped by SIGTERM'
-  else
-    echo "Not shown: signals to torchrun, because it is not in PATH"
-  fi
-  run_and_signal srun-killed to_launcher srun -N 2 --mpi=pmix gpt
-  ! grep -q 'gpt: stopped by' srun-killed.out || fail "srun has not killed the ranks"
-  # scancel: SIGTERM to the ranks, and 30 s later SIGKILL.
-  cancel() { scancel --name=cancelled; }
-  run_and_signal cancelled cancel srun --job-name=cancelled -N 2 --mpi=pmix gpt
-  has cancelled.out 'gpt: stopped by SIGTERM'
-  cancel() { scancel --signal=USR1 --name=signalled; }
-  run_and_signal signalled cancel srun --job-name=signalled -N 2 --mpi=pmix gpt
-  [ $code -eq 75 ] || fail "scancel --signal=USR1: srun ended with $code"
-  has signalled.out 'gpt: stopped by SIGUSR1'
+# lost CODE SIGNALLED COMMAND...: SIGNALLED is run in a step that takes hours. The command ends with CODE, and nothing is saved.
+lost() {
+  local code=$1 signalled=$2
+  shift 2
+  start "$@" --accumulate 1000000
+  until_true 120 grep -qs 'ebb info: engine:' "$run.out"
+  $signalled
+  ends_with "$code"
+  [ ! -e "$run/latest" ] || fail "$run is saved"
+}
+
+runs=0
+# start COMMAND...: in the background, in a process group of its own as in a terminal: $started. $run is its folder.
+start() {
+  runs=$((runs + 1))
+  run=run$runs
+  echo "$run: $*"
+  set -m
+  "$@" --steps 2000000 --save "$run" &>"$run.out" &
+  set +m
+  started=$!
+}
+
+ends_with() {  # CODE
+  local code=0
+  wait "$started" || code=$?
+  [ "$code" -eq "$1" ] || fail "$run has ended with $code, not with $1:
+$(cat "$run.out")"
+  until_true 60 no_rank_of "$run"
+}
+
+no_rank_of() {  # FOLDER
+  ! pgrep -f -- "--save $1( |\$)" >/dev/null
+}
+
+# in_job OPTIONS COMMAND...: a batch job whose script is this command. It ends with the script's exit code, 0 if a signal has
+# ended the script.
+in_job() {
+  local options=$1 id
+  shift
+  id=$(sbatch --parsable -J in_job -o "$run.out" $options --wrap "$*")
+  until_true 120 job_shows "$id" JobState=CANCELLED
+  return "$(scontrol show job "$id" | sed -n 's/.*ExitCode=\([0-9]*\):.*/\1/p')"
+}
+
+ctrl_c() { kill -INT -- "-$started"; }
+ctrl_c_until_it_ends() { while ctrl_c 2>/dev/null; do sleep 0.3; done; }
+one_ctrl_c_and_usr1() {
+  ctrl_c
+  until_true 20 grep -q 'one more within 1 sec to abort' "$run.out"
+  usr1
+}
+term() { kill -TERM "$started"; }
+usr1() { kill -USR1 "$started"; }
+kill_9() { kill -KILL "$started"; }
+cancel() { scancel -n in_job; }
+cancel_with_usr1() { scancel --signal=USR1 -n srun_of_the_test; }
+
+# The cells of the table in docs/ranks.md, "Signals".
+shows_signals_by_hand() {
+  local ranks
+  for ranks in by_hand 'gpt --ranks 2'; do
+    saved 75 SIGINT ctrl_c $ranks
+    saved 75 SIGTERM term $ranks
+    saved 75 SIGUSR1 usr1 $ranks
+    saved 75 SIGTERM cancel in_job '-n 1' exec $ranks
+    lost 0 cancel in_job '-n 1' $ranks
+  done
+  # The ranks of a shell that is killed go on.
+  kill_shell_and_usr1() {
+    kill_9
+    [ "$(pgrep -cx gpt)" -eq 2 ] || fail "the ranks have ended with their shell"
+    pkill -USR1 -o -x gpt
+  }
+  saved 137 SIGUSR1 kill_shell_and_usr1 sh -c 'by_hand "$@"; exit $?' sh
+}
+
+shows_signals_srun() {
+  local srun=(srun -J srun_of_the_test -N 2 --mpi=pmix gpt) one_host=(srun -N 1 -n 2 gpt)
+  saved 75 SIGUSR1 one_ctrl_c_and_usr1 "${srun[@]}"
+  lost 137 ctrl_c_until_it_ends "${srun[@]}"
+  lost 137 term "${srun[@]}"
+  saved 75 SIGUSR1 usr1 "${srun[@]}"
+  saved 75 SIGUSR1 usr1 "${one_host[@]}"
+  saved 75 SIGUSR1 cancel_with_usr1 "${srun[@]}"
+  lost 137 kill_9 "${srun[@]}"
+  lost 137 kill_9 "${one_host[@]}"
+  saved 75 SIGTERM cancel in_job '-N 2' exec srun --mpi=pmix gpt
+  # srun is killed with the script, and the line of the signal is lost.
+  start in_job '-N 2' srun --mpi=pmix gpt
+  until_true 120 grep -qs 'step 1/' "$run.out"
+  cancel
+  ends_with 0
+  [ -e "$run/latest" ] || fail "$run is not saved"
+}
+
+shows_signals_mpirun() {
+  local one_host="$mpirun --oversubscribe -n 2 gpt" two_hosts="$mpirun --host ebb-a:1,ebb-b:1 $PWD/bin/gpt" ranks
+  for ranks in "$one_host" "$two_hosts"; do
+    lost 1 ctrl_c $ranks
+    lost 1 term $ranks
+    saved 75 SIGUSR1 usr1 $ranks
+    lost 137 kill_9 $ranks
+  done
+  lost 1 cancel in_job '-n 1' exec $one_host
+  lost 1 cancel in_job '-N 2' exec $two_hosts
+  lost 0 cancel in_job '-n 1' $one_host
+}
+
+shows_signals_torchrun() {
+  has_torchrun || skip "there is no torchrun"
+  saved 1 SIGINT ctrl_c $torchrun gpt
+  saved 1 SIGTERM term $torchrun gpt
+  lost 138 usr1 $torchrun gpt
+  lost 137 kill_9 $torchrun gpt
+  saved 1 SIGTERM cancel in_job '-n 1' exec $torchrun gpt
+  lost 0 cancel in_job '-n 1' $torchrun gpt
 }
 
 # Ranks of several hosts end at once and without a word from Open MPI, which MPI_Finalize alone did in half of all runs.
@@ -214,6 +322,51 @@ shows_variables() {
     fail "$(cat variables.out)"
   has variables.out "have met at host 'ebb-a', port 29555"
   has variables.out 'use MPI: 2 hosts (ebb-a, ebb-b)'
+}
+
+# rank NAME ENVIRONMENT...: starts one of two ranks that meet at port 29556. ENVIRONMENT is a command that sets its variables.
+rank() {
+  local name=$1
+  shift
+  "$@" gpt --steps 2 &>"$name.out" &
+  process[$name]=$!
+}
+declare -A process
+by_hand=(env MASTER_ADDR=ebb-a MASTER_PORT=29556 WORLD_SIZE=2)
+mpich=(env MASTER_ADDR=ebb-a MASTER_PORT=29556 PMI_SIZE=2)
+
+# rank_ends NAME CODE [TEXT]: the rank ends with the code, and has printed the text.
+rank_ends() {
+  local code=0
+  wait "${process[$1]}" || code=$?
+  [ "$code" -eq "$2" ] || fail "rank '$1' has ended with $code, not with $2: $(cat "$1.out")"
+  [ $# -eq 2 ] || has "$1.out" "$3"
+}
+
+# A rank of another job at the same MASTER_PORT is refused, and the job goes on. Rank 0 is refused at another host's MASTER_ADDR.
+shows_ports() {
+  rank zero "${by_hand[@]}" SLURM_JOB_ID=1 RANK=0
+  rank stranger "${by_hand[@]}" SLURM_JOB_ID=2 RANK=1
+  rank_ends stranger 2 'started by a shell or a launcher like torchrun, job 1, has refused rank 1 .* of another job (.*, job 2)'
+  rank one "${by_hand[@]}" SLURM_JOB_ID=1 RANK=1
+  rank_ends one 0
+  rank_ends zero 0 "have met at host 'ebb-a', port 29556"
+  rank zero "${by_hand[@]}" RANK=0 MASTER_ADDR=ebb-b
+  rank_ends zero 2 "rank 0 listens on another host: rank 0 on host 'ebb-a' has the addresses 192.0.2.1"
+}
+
+# Ranks of MPICH's launcher meet at MASTER_ADDR. On several hosts they are refused, because they do not use Open MPI.
+shows_mpich() {
+  local name
+  rank zero "${mpich[@]}" PMI_RANK=0
+  rank one "${mpich[@]}" PMI_RANK=1
+  rank_ends one 0
+  rank_ends zero 0 '2 ranks, started by an MPI launcher, have met at'
+  rank zero "${mpich[@]}" PMI_RANK=0
+  rank one on_host ebb-b "${mpich[@]}" PMI_RANK=1
+  for name in zero one; do
+    rank_ends $name 2 'on 2 hosts (ebb-a, ebb-b): CPU ranks on several hosts need MPI'
+  done
 }
 
 # With ebb.reduction_group, a run goes on with the same bits on another number of hosts.
