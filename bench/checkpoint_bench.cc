@@ -4,8 +4,8 @@
 //       [--elements 8388608] [--turns 7] [--compute 1000] [--threads 1] [--early]
 //
 // disk: SaveCheckpoint and LoadCheckpoint of one rank with states in RAM (12 bytes a parameter), in
-//   turns with a bare loop (raw_disk.h: O_DIRECT, 1 MiB, 32 deep). The loop writes as many bytes to
-//   a new file in the same folder, and reads the file that is loaded. Both ways to write end with a
+//   turns with bare transfers (O_DIRECT, 1 MiB, 32 deep). They write as many bytes to
+//   a new file in the same folder, and read the file that is loaded. Both ways to write end with a
 //   sync of the file. Files are dropped from the page cache before they are read.
 // ram, nvme: steps during SaveAsync against steps without a save, in turns: the time that SaveAsync
 //   blocks, the longer steps, and the extra memory. nvme has all state on DIRECTORY's disk.
@@ -43,6 +43,7 @@
 #include "absl/strings/str_format.h"
 #include "ebb/ebb.h"
 #include "ebb/offload/file_handle.h"
+#include "ebb/offload/file_transfers.h"
 #include "ebb/offload/pinned_memory.h"
 #include "ebb/offload/reserve_space.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
@@ -52,7 +53,6 @@
 #include "ebb/runtime/device/thread_team.h"
 #include "ebb/runtime/trace/standard_streams.h"
 #include "io_bench_candidate.h"
-#include "raw_disk.h"
 
 namespace ebb::bench {
 namespace {
@@ -104,7 +104,8 @@ class BareDisk {
     EBB_ASSIGN_OR_RETURN(Folder own, Folder::Create(directory));
     bare.folder_.emplace(std::move(own));
     bare.bytes_ = (bytes + kBlock - 1) / kBlock * kBlock;
-    EBB_ASSIGN_OR_RETURN(bare.memory_, AllocatePinned(kBlock * kDepth, /*pin=*/true, "buffers"));
+    EBB_ASSIGN_OR_RETURN(bare.memory_,
+                         AllocatePinned(2 * kBlock * kDepth, /*pin=*/true, "buffers"));
     return bare;
   }
   std::string path() const { return absl::StrCat(folder_->path(), "/bytes"); }
@@ -143,16 +144,25 @@ class BareDisk {
     if (!file.is_open()) return absl::ErrnoToStatus(errno, path);
     return file;
   }
+  // One half of the memory is filled while the other is transferred.
   absl::Status Move(const FileHandle& file, int64_t bytes, bool write) {
-    const int descriptor = file.get();
-    const RawDiskOptions options{.files = {&descriptor, 1},
-                                 .bytes = bytes,
-                                 .block_bytes = kBlock,
-                                 .depth = kDepth,
-                                 .memory = memory_.buffer.span()};
-    std::unique_ptr<RawDisk> disk = RawUring(options);
-    if (disk == nullptr) disk = RawThreads(options);
-    return write ? disk->Move(0, bytes) : disk->Move(bytes, 0);
+    EBB_ASSIGN_OR_RETURN(
+        const std::unique_ptr<FileTransfers> disk,
+        FileTransfers::Create({1, bytes, kBlock},
+                              {.files = {file.get()},
+                               .paths = {path()},
+                               .direct = true,
+                               .aio = {.block_bytes = kBlock, .queue_depth = kDepth},
+                               .memory = {memory_.buffer.span()}}));
+    IoTransfer transfers[2];
+    const int64_t window = memory_.buffer.bytes() / 2;
+    for (int64_t at = 0, i = 0; at < bytes; at += window, ++i) {
+      EBB_RETURN_IF_ERROR(disk->Wait(transfers[i % 2]));
+      disk->Start(transfers[i % 2], write, at, memory_.buffer.data() + i % 2 * window,
+                  std::min(window, bytes - at));
+    }
+    for (IoTransfer& transfer : transfers) EBB_RETURN_IF_ERROR(disk->Wait(transfer));
+    return absl::OkStatus();
   }
 
   std::optional<Folder> folder_;
@@ -348,7 +358,7 @@ absl::Status Bench::CompareDisk() {
     EBB_RETURN_IF_ERROR(turn(
         save, [&] { return bare.WriteNew(); }, [&] { return Save(); }));
     EBB_ASSIGN_OR_RETURN(over.emplace_back(), bare.Overwrite());
-    // The bare loop reads the bytes that are loaded.
+    // The bare transfers read the bytes that are loaded.
     EBB_RETURN_IF_ERROR(turn(
         load, [&] { return bare.Read(RankFile()); }, [&] { return Load(); }));
   }
@@ -454,7 +464,7 @@ int main(int argc, char** argv) {
   CLI::App app("Checkpoints against the disk, and beside training");
   app.add_option("directory", arguments.directory, "where checkpoints go")->required();
   app.add_option("what", arguments.what,
-                 "disk: saves and loads beside a bare loop; ram, nvme: saves beside steps with "
+                 "disk: saves and loads beside bare transfers; ram, nvme: saves beside steps with "
                  "states there; commands: saves and loads on demand, for "
                  "checkpoint_against_peers.py")
       ->check(CLI::IsMember({"disk", "ram", "nvme", "commands"}));

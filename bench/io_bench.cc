@@ -1,4 +1,4 @@
-// Finds good aio settings for a path, and measures its file system without Ebb in the same run:
+// Finds good aio settings for a path:
 //
 //   build/release/bin/io_bench /nvme/ebb
 //
@@ -12,8 +12,7 @@
 // as many requests in flight over all of them as before. A folder that is in the list nvme_path
 // several times gets several files, because Ebb stripes over the entries.
 //
-// The raw limit is the best of bare loops over as many files: at the chosen settings, and at
-// 1 MiB x 32 (io_uring) and 4 MiB x 8 (threads).
+// io_against_peers.py compares the result with fio.
 #include <fcntl.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -35,19 +34,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "ebb/offload/file_handle.h"
 #include "ebb/offload/io_error.h"
 #include "ebb/offload/pinned_memory.h"
-#include "ebb/offload/reserve_space.h"
 #include "ebb/offload/shard_file.h"
-#include "ebb/offload/swap_directory.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/thread_limit.h"
 #include "ebb/runtime/trace/standard_streams.h"
 #include "io_bench_arguments.h"
 #include "io_bench_candidate.h"
 #include "progress.h"
-#include "raw_disk.h"
 
 namespace ebb::bench {
 namespace {
@@ -88,7 +83,6 @@ absl::Status Stream(ShardFile& file, const PinnedMemory& memory, int64_t bytes, 
 
 // A candidate with a file of its own.
 struct EbbFile {
-  std::vector<SwapDirectory> directories;
   PinnedMemory memory;
   std::unique_ptr<ShardFile> file;
 };
@@ -102,8 +96,6 @@ class Bench {
   bool transfer_failed() const { return transfer_failed_; }
 
  private:
-  absl::Status MakeRaw(const Settings& found);
-  absl::Status AddRaw(int64_t block_bytes, int depth, bool uring);
   absl::Status Probe();
   int64_t FilesAtATime() const;
   absl::Status ChooseBytes();
@@ -124,16 +116,7 @@ class Bench {
 
   Arguments arguments_;
   Progress progress_;
-  std::string directory_;
   std::vector<std::unique_ptr<EbbFile>> files_;  // of the stage
-  struct Raw {
-    std::string name;
-    PinnedMemory memory;
-    std::unique_ptr<RawDisk> disk;
-  };
-  std::vector<FileHandle> raw_files_;
-  std::vector<int> raw_descriptors_;
-  std::vector<Raw> raw_;
   bool uring_ = false;
   bool transfer_failed_ = false;
   bool heading_printed_ = false;
@@ -186,12 +169,7 @@ absl::StatusOr<EbbFile*> Bench::MakeFile(const Settings& settings, int64_t bytes
   const int64_t window = std::max(aio.block_bytes * InFlight(settings), 4 * kMiB);
   EBB_ASSIGN_OR_RETURN(ebb->memory, AllocatePinned(2 * window, true, "io_bench"));
   ShardFile::Options options;
-  // Each file has a directory of its own, like nvme_path's entries.
-  for (int i = 0; i < settings.files; ++i) {
-    EBB_ASSIGN_OR_RETURN(SwapDirectory made, SwapDirectory::Create(arguments_.path, "io-bench"));
-    options.directories.push_back(made.path());
-    ebb->directories.push_back(std::move(made));
-  }
+  options.directories.assign(static_cast<size_t>(settings.files), arguments_.path);
   options.name = "shards";
   options.bytes = bytes;
   options.aio = aio;
@@ -242,43 +220,6 @@ absl::StatusOr<Candidate> Bench::MakePair(const Settings& settings) {
     return own;
   };
   return candidate;
-}
-
-absl::Status Bench::AddRaw(int64_t block_bytes, int depth, bool uring) {
-  Raw raw;
-  raw.name = absl::StrCat(uring ? "bare io_uring " : "bare preadv ", Size(block_bytes), " x ",
-                          depth, uring ? "" : " threads");
-  for (const Raw& other : raw_) {
-    if (other.name == raw.name) return absl::OkStatus();
-  }
-  EBB_ASSIGN_OR_RETURN(raw.memory, AllocatePinned(block_bytes * depth, true, "io_bench"));
-  const RawDiskOptions options{.files = raw_descriptors_,
-                               .bytes = arguments_.bytes,
-                               .block_bytes = block_bytes,
-                               .depth = depth,
-                               .memory = raw.memory.buffer.span()};
-  raw.disk = uring ? RawUring(options) : RawThreads(options);
-  if (raw.disk != nullptr) raw_.push_back(std::move(raw));
-  return absl::OkStatus();
-}
-
-absl::Status Bench::MakeRaw(const Settings& found) {
-  // Large enough for any block size.
-  const int64_t bytes = std::min(
-      arguments_.bytes, arguments_.bytes / found.files + std::max(found.aio.block_bytes, 4 * kMiB));
-  for (int i = 0; i < found.files; ++i) {
-    const std::string path = absl::StrCat(directory_, "/shards-raw", i);
-    FileHandle file(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-    const int error = file.is_open() ? WaitReserved(file.get(), bytes, path) : errno;
-    if (error != 0)
-      return IoError(absl::StrCat("cannot create '", path, "' of ", Size(bytes)), error);
-    if (fcntl(file.get(), F_SETFL, O_DIRECT) != 0 && i == 0) Print("O_DIRECT is refused here");
-    raw_descriptors_.push_back(file.get());
-    raw_files_.push_back(std::move(file));
-  }
-  EBB_RETURN_IF_ERROR(AddRaw(found.aio.block_bytes, InFlight(found), uring_));
-  EBB_RETURN_IF_ERROR(AddRaw(kMiB, 32, true));
-  return AddRaw(4 * kMiB, 8, false);
 }
 
 void Bench::PrintRow(const Candidate& candidate) {
@@ -341,51 +282,31 @@ absl::Status Bench::Compare(const Settings& found, double seconds) {
   ebb.name = absl::StrCat("Ebb ", ebb.name);
   const std::string description = files_.back()->file->description();
   candidates.push_back(std::move(ebb));
-  EBB_RETURN_IF_ERROR(MakeRaw(found));
-  for (const Raw& raw : raw_) {
-    Candidate bare;
-    bare.name = raw.name;
-    bare.pass = [disk = raw.disk.get(), bytes = arguments_.bytes](bool write) {
-      return disk->Move(write ? 0 : bytes, write ? bytes : 0);
-    };
-    candidates.push_back(std::move(bare));
-  }
   if (!arguments_.json_only && arguments_.bytes >= 4 * kMiB) {
     EBB_ASSIGN_OR_RETURN(Candidate pair, MakePair(found));
     candidates.push_back(std::move(pair));
   }
   EBB_RETURN_IF_ERROR(Measure(candidates, seconds));
   progress_.Clear();
-  const Candidate *write = &candidates[1], *read = &candidates[1];
-  for (size_t i = 0; i < candidates.size(); ++i) {
-    PrintRow(candidates[i]);
-    if (i == 0 || i > raw_.size()) continue;
-    if (candidates[i].write_rate() > write->write_rate()) write = &candidates[i];
-    if (candidates[i].read_rate() > read->read_rate()) read = &candidates[i];
-  }
-  if (!arguments_.json_only) {
+  const Candidate& found_rates = candidates.front();
+  if (arguments_.json_only) {
     std::printf(
-        "\nEbb (%s) reaches %.1f%% of the raw limit in writing (%s) and %.1f%% in reading (%s).\n"
-        "For the configuration:\n\n",
-        description.c_str(), 100 * candidates[0].write_rate() / write->write_rate(),
-        write->name.c_str(), 100 * candidates[0].read_rate() / read->read_rate(),
-        read->name.c_str());
-    PrintJson(found);
+        "{\"block_size\": %lld, \"queue_depth\": %d, \"files\": %d, \"write\": %.0f, \"read\": "
+        "%.0f, \"description\": \"%s\"}\n",
+        static_cast<long long>(found.aio.block_bytes), found.aio.queue_depth, found.files,
+        found_rates.write_rate(), found_rates.read_rate(), description.c_str());
     return absl::OkStatus();
   }
-  std::printf(
-      "{\"block_size\": %lld, \"queue_depth\": %d, \"files\": %d, \"write\": %.0f, \"read\": %.0f, "
-      "\"raw_write\": %.0f, \"raw_read\": %.0f, \"description\": \"%s\"}\n",
-      static_cast<long long>(found.aio.block_bytes), found.aio.queue_depth, found.files,
-      candidates[0].write_rate(), candidates[0].read_rate(), write->write_rate(), read->read_rate(),
-      description.c_str());
+  for (const Candidate& candidate : candidates) PrintRow(candidate);
+  std::printf("\nEbb reaches the disk by %s. For the configuration:\n\n", description.c_str());
+  PrintJson(found);
   return absl::OkStatus();
 }
 
 // The number of files of that size at a time: those of the stage with most files. The last stage
-// has Ebb's file, the raw files, which are as large, and the pair's.
+// has a file, and those of the pair, which are as large together.
 int64_t Bench::FilesAtATime() const {
-  size_t files = 3;
+  size_t files = 2;
   if (arguments_.files == 0) files = std::max(files, std::size(kFilesTried));
   if (arguments_.depth == 0) {
     files = std::max(files, uring_ ? std::size(kDepthsTried) : std::size(kThreadsTried));
@@ -397,8 +318,8 @@ int64_t Bench::FilesAtATime() const {
 // Uses the requested bytes, or as many as fit.
 absl::Status Bench::ChooseBytes() {
   struct statvfs disk = {};
-  if (statvfs(directory_.c_str(), &disk) != 0) {
-    return IoError(absl::StrCat("cannot look at '", directory_, "'"), errno);
+  if (statvfs(arguments_.path.c_str(), &disk) != 0) {
+    return IoError(absl::StrCat("cannot look at '", arguments_.path, "'"), errno);
   }
   const auto free = static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize);
   const int64_t files = FilesAtATime();
@@ -418,9 +339,6 @@ absl::Status Bench::ChooseBytes() {
 }
 
 absl::Status Bench::Run() {
-  EBB_ASSIGN_OR_RETURN(const SwapDirectory directory,
-                       SwapDirectory::Create(arguments_.path, "io-bench"));
-  directory_ = directory.path();
   EBB_RETURN_IF_ERROR(Probe());
   EBB_RETURN_IF_ERROR(ChooseBytes());
   const bool find_block = arguments_.block_bytes == 0;

@@ -23,11 +23,9 @@ absl::Status CheckAio(const Arguments& arguments) {
 
 std::optional<int> Parse(int argc, char** argv, Arguments& arguments) {
   CLI::App app(
-      "Finds good aio settings for a path: measures reads and writes past the page cache in a "
-      "private\n"
-      "directory there, which it removes, beside the raw limit of the same file system, and "
-      "prints\n"
-      "the JSON to put into the configuration.");
+      "Finds good aio settings for a path: measures reads and writes past the page cache, in files "
+      "without\n"
+      "a name, and prints the JSON to put into the configuration.");
   app.add_option("PATH", arguments.path, "directory on the disk to measure, as for nvme_path")
       ->required()
       ->check(CLI::ExistingDirectory);  // a new folder may be on the wrong disk

@@ -43,11 +43,10 @@ Meaning MeaningOf(int error) {
     case ENOENT:
     case ENOTDIR:
       return {absl::StatusCode::kNotFound,
-              "nvme_path has to be an existing directory in which new ones can be made"};
-    case EEXIST:
+              "nvme_path has to be a directory in which files can be made"};
     case ELOOP:
       return {absl::StatusCode::kFailedPrecondition,
-              "another program has made a file or a link there: remove it"};
+              "nvme_path has links in a circle: give the directory itself"};
     case ENAMETOOLONG:
       return {absl::StatusCode::kInvalidArgument, "nvme_path has to be shorter"};
     case EAGAIN:

@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ebb/offload/file_transfers.h"
-#include "ebb/offload/private_file.h"
 #include "ebb/offload/stripes.h"
+#include "ebb/offload/unnamed_file.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 
@@ -58,12 +58,12 @@ void SayBuffered(const std::string& path) {
 }
 
 // Sets it for all files or for none, because all stripes must move in the same way.
-absl::StatusOr<bool> SetDirect(std::vector<PrivateFile>& files) {
-  for (PrivateFile& file : files) {
+absl::StatusOr<bool> SetDirect(std::vector<UnnamedFile>& files) {
+  for (UnnamedFile& file : files) {
     EBB_ASSIGN_OR_RETURN(const bool direct, file.SetDirect());
     if (direct) continue;
     SayBuffered(file.path());
-    for (PrivateFile& other : files) other.SetBuffered();
+    for (UnnamedFile& other : files) other.SetBuffered();
     return false;
   }
   return true;
@@ -72,7 +72,7 @@ absl::StatusOr<bool> SetDirect(std::vector<PrivateFile>& files) {
 }  // namespace
 
 struct ShardFile::State {
-  State(std::vector<PrivateFile> made, const Options& as, int64_t bytes)
+  State(std::vector<UnnamedFile> made, const Options& as, int64_t bytes)
       : files(std::move(made)), options(as), stripes(StripesOf(as, bytes)) {}
 
   static Stripes StripesOf(const Options& options, int64_t bytes) {
@@ -80,7 +80,7 @@ struct ShardFile::State {
   }
   FileTransfers::Options TransferOptions() const {
     std::vector<int> descriptors;
-    for (const PrivateFile& file : files) descriptors.push_back(file.descriptor());
+    for (const UnnamedFile& file : files) descriptors.push_back(file.descriptor());
     return {.files = std::move(descriptors),
             .paths = Paths(),
             .direct = direct,
@@ -106,12 +106,12 @@ struct ShardFile::State {
 
   std::vector<std::string> Paths() const {
     std::vector<std::string> paths;
-    for (const PrivateFile& file : files) paths.push_back(file.path());
+    for (const UnnamedFile& file : files) paths.push_back(file.path());
     return paths;
   }
 
   // In the order in which they outlive each other.
-  std::vector<PrivateFile> files;
+  std::vector<UnnamedFile> files;
   Options options;
   Stripes stripes;
   bool direct = false;
@@ -123,14 +123,14 @@ absl::StatusOr<std::unique_ptr<ShardFile>> ShardFile::Create(const Options& opti
   const auto count = static_cast<int>(options.directories.size());
   const int64_t bytes = AlignedUp(options.bytes);
   const Stripes stripes = State::StripesOf(options, bytes);
-  std::vector<PrivateFile> files;
+  std::vector<UnnamedFile> files;
   files.reserve(options.directories.size());
+  const std::string title =
+      options.owner.empty() ? options.name : absl::StrCat(options.name, " of ", options.owner);
   for (int i = 0; i < count; ++i) {
-    EBB_ASSIGN_OR_RETURN(
-        PrivateFile file,
-        PrivateFile::Create(
-            absl::StrCat(options.directories[static_cast<size_t>(i)], "/", options.name),
-            stripes.FileBytes(i), options.whole_need));
+    EBB_ASSIGN_OR_RETURN(UnnamedFile file,
+                         UnnamedFile::Create(options.directories[static_cast<size_t>(i)], title,
+                                             stripes.FileBytes(i), options.whole_need));
     files.push_back(std::move(file));
   }
   auto state = std::make_unique<State>(std::move(files), options, bytes);
@@ -193,11 +193,6 @@ std::string ShardFile::description() const {
 
 std::string ShardFile::paths() const {
   return absl::StrCat("'", absl::StrJoin(state_->Paths(), "', '"), "'");
-}
-
-absl::Status ShardFile::CheckUnchanged() const {
-  for (const PrivateFile& file : state_->files) EBB_RETURN_IF_ERROR(file.CheckUnchanged());
-  return absl::OkStatus();
 }
 
 }  // namespace ebb

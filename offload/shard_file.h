@@ -70,10 +70,10 @@ class ShardFile {
   static constexpr int64_t kAlignment = kDiskAlignment;
 
   struct Options {
-    // Existing private directories (SwapDirectory), one for each nvme_path; the file is striped
-    // over them.
+    // The file is striped over them, one unnamed file in each (unnamed_file.h). They are made if
+    // they do not exist.
     std::vector<std::string> directories;
-    std::string name;
+    std::string name, owner = {};  // for messages: "states", "engine-rank0"
     int64_t bytes = 0;
     // For the error of a full disk: the other files that will be made there.
     std::string whole_need = {};
@@ -91,7 +91,7 @@ class ShardFile {
   // Reserves the space. kResourceExhausted names the path, the needed and the free bytes.
   // kFailedPrecondition: IoBackend::kUring without io_uring.
   static absl::StatusOr<std::unique_ptr<ShardFile>> Create(const Options& options);
-  // Waits for transfers under way, and removes the file.
+  // Waits for transfers under way, and frees the space of the file.
   ~ShardFile();
 
   // Call it between transfers. The file is then `bytes` long (nothing: its old length), keeps its
@@ -115,12 +115,8 @@ class ShardFile {
   IoBackend backend() const;
   // For messages: "io_uring, registered buffers, O_DIRECT" or "4 threads, page cache".
   std::string description() const;
-  // For messages: "'/a/states'", and all paths of a striped file.
+  // For messages: "'/a (states of engine-rank0)'", and all paths of a striped file.
   std::string paths() const;
-
-  // Whether size, inode, links, mode and the stamp behind the data are unchanged since Create;
-  // otherwise kDataLoss says what has changed. Reads a block of each file, and waits for it.
-  absl::Status CheckUnchanged() const;
 
  private:
   struct State;

@@ -11,14 +11,14 @@
 namespace ebb {
 
 struct OffloadTestHooks {
-  // Becomes Options::wrap_queue of an engine's shard file. `directory`: the file's first one.
-  std::function<decltype(ShardFile::Options::wrap_queue)(std::string_view directory,
+  // Becomes Options::wrap_queue of an engine's shard file. `owner`: "engine-rank0".
+  std::function<decltype(ShardFile::Options::wrap_queue)(std::string_view owner,
                                                          std::string_view file)>
       wrap_queue = {};
   // The errno with which reserving space for a file fails; 0: space is reserved.
   std::function<int(std::string_view path)> reserve = {};
-  // Called on the thread that checks whether a file is still this run's.
-  std::function<void(std::string_view path)> check = {};
+  // Called with each new file and its descriptor.
+  std::function<void(std::string_view path, int descriptor)> made = {};
   // The result of measuring the disk's rate, in bytes a second; 0: it is measured.
   double disk_rate = 0;
   // A folder with /proc and /sys that describe the host's memory; "": the system's.

@@ -19,10 +19,10 @@ Line EndOf(StreamId stream) {
 
 std::string_view Name(Code code) {
   constexpr std::string_view kNames[] = {
-      "kernels", "all-gather",   "reduce-scatter", "all-reduce",  "copy",
-      "cast",    "cast masters", "accumulate",     "norm",        "parameter norms",
-      "update",  "read",         "write",          "check files", "read beside",
-      "prepare", "seal",         "conclude",       "seal norms",  "conclude norms"};
+      "kernels", "all-gather",   "reduce-scatter", "all-reduce",    "copy",
+      "cast",    "cast masters", "accumulate",     "norm",          "parameter norms",
+      "update",  "read",         "write",          "read beside",   "prepare",
+      "seal",    "conclude",     "seal norms",     "conclude norms"};
   return kNames[static_cast<size_t>(code)];
 }
 

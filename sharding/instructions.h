@@ -33,20 +33,19 @@ enum class Code : uint8_t {
   kAccumulate,      // slice r, shard w or rw, square w, scratch w
   kNorm,            // shard r, square w, scratch w
   kParameterNorms,  // gradient r, master r, parameter r, states r; then sums w or rw, constants r
-  kUpdate,      // gradient r, master rw, parameter w or rw, states rw; then constants r, staging w
-  kRead,        // file r, memory w
-  kWrite,       // memory r, file w
-  kCheckFiles,  // flag w
-  kReadAsync,   // masters, parameters and states r, of one unit: for a save beside steps
-  kPrepare,     // early constants w, scale r
-  kSeal,        // record w, squares r, sums rw, flag r; then by unit gradient shard r (kSealShards)
-  kConclude,    // records r, constants w, scale rw
-  kSealNorms,   // sums of the device r, of the host r, record w
+  kUpdate,     // gradient r, master rw, parameter w or rw, states rw; then constants r, staging w
+  kRead,       // file r, memory w
+  kWrite,      // memory r, file w
+  kReadAsync,  // masters, parameters and states r, of one unit: for a save beside steps
+  kPrepare,    // early constants w, scale r
+  kSeal,       // record w, squares r, sums rw; then by unit gradient shard r (kSealShards)
+  kConclude,   // records r, constants w, scale rw
+  kSealNorms,  // sums of the device r, of the host r, record w
   kConcludeNorms,  // records r, constants rw
 };
 std::string_view Name(Code code);
 // Operands of kSeal before the shards, in which it finds the name of what is not finite.
-inline constexpr int kSealShards = 4;
+inline constexpr int kSealShards = 3;
 
 // Communicators, each used from one stream only.
 enum class Lane : uint8_t { kNone, kGather, kSecondary, kReduce, kReplicas, kExchange };

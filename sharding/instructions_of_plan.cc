@@ -45,7 +45,6 @@ constexpr Runs kRuns[kOperationKinds] = {
     {Code::kCopy},                               // kDownload
     {Code::kWrite},                              // kWrite
     {Code::kCastMasters, Lane::kNone, true},     // kCastMasters
-    {Code::kCheckFiles},                         // kCheck
 };
 
 // With replicas fp32 is sent, but its values were rounded to the communication dtype. So the sums

@@ -48,21 +48,18 @@ struct ControlCells {
   int64_t early() const { return scale + 6; }
   int64_t device_constants() const { return scale + 8; }
   int64_t device_early() const { return scale + 10; }
-  int64_t files() const { return scale + 12; }  // pair: whether the swap files are still this run's
-  int64_t record() const { return scale + 14; }   // pair: this rank's record
-  int64_t records() const { return scale + 16; }  // pair: the records of all ranks
-  // An evaluation's own: its sums, the state of the files, its record, and the records of all
-  // ranks.
-  int64_t walk_sums() const { return scale + 18; }
-  int64_t walk_files() const { return scale + 19; }
-  int64_t walk_record() const { return scale + 20; }
-  int64_t walk_records() const { return scale + 21; }
+  int64_t record() const { return scale + 12; }   // pair: this rank's record
+  int64_t records() const { return scale + 14; }  // pair: the records of all ranks
+  // An evaluation's own: its sums, its record, and the records of all ranks.
+  int64_t walk_sums() const { return scale + 16; }
+  int64_t walk_record() const { return scale + 17; }
+  int64_t walk_records() const { return scale + 18; }
   // For LAMB and LARS: this rank's sums from the device, its record of all sums, and the records of
   // all ranks.
-  int64_t norm_sums() const { return scale + 22; }
-  int64_t norm_record() const { return scale + 23; }
-  int64_t norm_records() const { return scale + 24; }
-  int64_t count() const { return scale + 26; }
+  int64_t norm_sums() const { return scale + 19; }
+  int64_t norm_record() const { return scale + 20; }
+  int64_t norm_records() const { return scale + 21; }
+  int64_t count() const { return scale + 22; }
   bool by_parity(int64_t cell) const { return cell >= sums() && cell < walk_sums(); }
 };
 

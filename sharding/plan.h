@@ -68,9 +68,8 @@ enum class OperationKind : uint8_t {
   kDownload,        // moves from the device to host memory
   kWrite,           // moves from host memory to the swap file
   kCastMasters,     // low-precision copies of masters in host memory, for a gather
-  kCheck,           // whether the swap files are still this run's
 };
-inline constexpr int kOperationKinds = 27;
+inline constexpr int kOperationKinds = 26;
 std::string_view Name(OperationKind kind);
 
 enum class StreamId : uint8_t {
@@ -87,9 +86,8 @@ enum class StreamId : uint8_t {
   kReadParameters,
   kReadStates,
   kWrite,
-  kCheck,  // alone, as a busy disk takes its time
 };
-inline constexpr int kStreams = 12;
+inline constexpr int kStreams = 11;
 std::string_view Name(StreamId stream);
 
 struct Part {

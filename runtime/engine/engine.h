@@ -60,8 +60,7 @@ struct EngineOptions {
   // handle; its name here is cudaStreamLegacy.
   StreamView compute = {};
   std::optional<OptimizerSpec> optimizer = {};  // instead of the config's
-  // Names logs, timelines, reports and swap directories. With anything on NVMe it has letters,
-  // digits, '_', '.' and '-', some 200 at most; else Create is kInvalidArgument.
+  // Names logs, timelines, reports, and swap files in errors.
   std::string name = "engine";
   // Rank 0's initialisers give the values of all ranks: for values drawn in turn, or that only one
   // rank has. Only rank 0's are called, one at a time: a parameter's elements in order, unit by

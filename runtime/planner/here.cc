@@ -14,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/memory_limits.h"
 #include "ebb/offload/shard_file.h"
-#include "ebb/offload/swap_directory.h"
 #include "ebb/optim/update.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/requests_in_flight.h"
@@ -93,19 +92,18 @@ absl::StatusOr<double> UpdateRate(int threads) {
 class DiskMeasurement {
  public:
   static absl::StatusOr<DiskMeasurement> Make(const std::string& folder) {
-    EBB_ASSIGN_OR_RETURN(SwapDirectory directory, SwapDirectory::Create(folder, "plan"));
     EBB_ASSIGN_OR_RETURN(Buffer memory,
                          Device::Cpu(1).Allocate(2 * kWindows * kWindow, "measuring the disk"));
     std::memset(memory.data(), 'e', static_cast<size_t>(memory.bytes()));
     ShardFile::Options options;
-    options.directories = {directory.path()};
+    options.directories = {folder};
     options.name = "states";
     options.bytes = 2 * kHalf;
     const Config by_default;
     options.aio.block_bytes = by_default.aio.block_size;
     options.aio.queue_depth = static_cast<int>(RequestsInFlight(by_default.aio));
     EBB_ASSIGN_OR_RETURN(std::unique_ptr<ShardFile> file, ShardFile::Create(options));
-    return DiskMeasurement(std::move(directory), std::move(memory), std::move(file));
+    return DiskMeasurement(std::move(memory), std::move(file));
   }
 
   absl::Status Into(Machine& machine) {
@@ -132,8 +130,8 @@ class DiskMeasurement {
   static constexpr int64_t kWindow = int64_t{16} << 20, kHalf = int64_t{256} << 20;
   static constexpr int kWindows = 2;
 
-  DiskMeasurement(SwapDirectory directory, Buffer memory, std::unique_ptr<ShardFile> file)
-      : directory_(std::move(directory)), memory_(std::move(memory)), file_(std::move(file)) {}
+  DiskMeasurement(Buffer memory, std::unique_ptr<ShardFile> file)
+      : memory_(std::move(memory)), file_(std::move(file)) {}
 
   // Bytes a second. Reads half `reads` of the file and writes half `writes`; -1: none.
   absl::StatusOr<double> Pass(int reads, int writes) {
@@ -160,7 +158,6 @@ class DiskMeasurement {
     return static_cast<double>(kHalf * ((reads >= 0) + (writes >= 0))) / seconds;
   }
 
-  SwapDirectory directory_;
   Buffer memory_;
   std::unique_ptr<ShardFile> file_;  // goes first
 };

@@ -213,16 +213,8 @@ void LogicalPlanner::HoldNorms() {
   if (GathersGradients()) Issue({.kind = LogicalOp::kGatherGradients, .units = units});
 }
 
-// Each rank tells the others what became of its swap files: a file that another program truncates,
-// replaces or links has changed. The host checks the files when the caller reaches the end of the
-// step, while the last reductions run. A caller that runs ahead of a GPU is there long before the
-// exchange, so a busy disk does not delay the exchange.
 void LogicalPlanner::Exchange() {
   Issue({.kind = LogicalOp::kMark});
-  const auto& bytes = in_.plan.pools.file_bytes;
-  if (std::any_of(std::begin(bytes), std::end(bytes),
-                  [](int64_t of_class) { return of_class > 0; }))
-    Issue({.kind = LogicalOp::kCheck});
   Issue({.kind = LogicalOp::kExchange});
 }
 

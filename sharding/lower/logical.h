@@ -33,7 +33,6 @@ struct LogicalOp {
     kParameterNorms,    // sub-group
     kExchangeNorms,
     kRefresh,  // `units`
-    kCheck,
     kExchange
   };
   Kind kind{};

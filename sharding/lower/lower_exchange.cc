@@ -69,7 +69,6 @@ void ExchangeRecords(const Plan& plan, PlanWriter& writer) {
   to.AddControl(cells.squares, of_step(Access::kRead),
                 static_cast<int64_t>(plan.layout.units.size()));
   to.AddControl(to.sums(), Access::kReadWrite);
-  to.AddControl(to.files(), Access::kRead);
   AddShards(plan, to);
   Issue(writer, OperationKind::kSeal);
   Gather({.gather = OperationKind::kExchange,

@@ -15,11 +15,6 @@ void Mark(PlanWriter& writer) {
   writer.Issue({.kind = OperationKind::kMark, .stream = StreamId::kCompute});
 }
 
-void Check(PlanWriter& writer) {
-  writer.operands().AddControl(writer.operands().files(), Access::kWrite);
-  writer.Issue({.kind = OperationKind::kCheck, .stream = StreamId::kCheck});
-}
-
 class TierLowering {
  public:
   TierLowering(const PassInputs& in, const SwapIns& swap_ins)
@@ -97,8 +92,6 @@ void TierLowering::Lower(const LogicalOp& operation) {
       return ExchangeNorms(in_.plan, writer_);
     case LogicalOp::kRefresh:
       return gathers_.Refresh(operation.units);
-    case LogicalOp::kCheck:
-      return Check(writer_);
     case LogicalOp::kExchange:
       return ExchangeRecords(in_.plan, writer_);
   }

@@ -17,7 +17,6 @@ class OperandWriter {
   const ControlCells& cells() const { return cells_; }
   bool is_walk() const { return is_walk_; }
   int64_t sums() const { return is_walk_ ? cells_.walk_sums() : cells_.sums(); }
-  int64_t files() const { return is_walk_ ? cells_.walk_files() : cells_.files(); }
   int64_t record() const { return is_walk_ ? cells_.walk_record() : cells_.record(); }
   int64_t records() const { return is_walk_ ? cells_.walk_records() : cells_.records(); }
 

@@ -16,7 +16,6 @@ bool RunsOnHost(StreamId stream) {
     case StreamId::kReadParameters:
     case StreamId::kReadStates:
     case StreamId::kWrite:
-    case StreamId::kCheck:
       return true;
     default:
       return false;
@@ -153,8 +152,10 @@ Cost MachineCosts::Of(const Instruction& instruction) const {
   // kSeal looks at gradients only where one is not finite.
   double bytes = instruction.code == Code::kSeal ? 0 : AddMemory(instruction, cost.amounts);
   const bool moves_file = instruction.code == Code::kRead || instruction.code == Code::kWrite;
-  if (moves_file || instruction.code == Code::kCheckFiles) cost.latency = machine_.transfer;
-  if (moves_file) return cost;
+  if (moves_file) {
+    cost.latency = machine_.transfer;
+    return cost;
+  }
   AddCollective(instruction, cost);
   if (machine_.device_is_host || RunsOnHost(instruction.stream)) {
     if (machine_.device_is_host && instruction.code == Code::kAllGather) {

@@ -201,7 +201,7 @@ TEST(VerifySwapChoice, AutoIsAllIfTheDiskTakesLongerAndLogsTheMeasurement) {
       config.ebb.verify_swap = VerifySwap::kAuto;
       GetOffloadTestHooks().disk_rate = rate;
       const Chosen chosen = ChosenFor(cell, config);
-      GetOffloadTestHooks() = {};
+      MadeFiles::ClearHooks();
       const bool is_all = rate == kDiskRates[0];
       for (const VerifySwap of_rank : chosen.of_ranks)
         EXPECT_EQ(of_rank, is_all ? VerifySwap::kAll : VerifySwap::kStates);
@@ -225,7 +225,7 @@ TEST(VerifySwapChoice, AutoFindsAFlippedBitInTheChosenClasses) {
           Train(cell, config, /*before=*/0, 3, [&](const std::string& path, const sharding::Plan&) {
             FlipBit(FileOf(path, 0, of_states ? "states" : "parameters"), 1);
           });
-      GetOffloadTestHooks() = {};
+      MadeFiles::ClearHooks();
       const bool is_found = of_states || rate == kDiskRates[0];
       EXPECT_EQ(run.statuses.front().code(),
                 is_found ? absl::StatusCode::kDataLoss : absl::StatusCode::kOk)

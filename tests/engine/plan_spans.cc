@@ -70,7 +70,6 @@ bool IsOfHost(sharding::StreamId stream) {
     case sharding::StreamId::kReadParameters:
     case sharding::StreamId::kReadStates:
     case sharding::StreamId::kWrite:
-    case sharding::StreamId::kCheck:
       return true;
     default:
       return false;

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/scripted_orders.h"
+#include "tests/offload/made_files.h"
 #include "tests/offload/scratch.h"
 #include "tests/status.h"
 #include "tests/trace/trace_events.h"
@@ -297,25 +298,24 @@ TEST_F(ReorderOnDiskTest, FilesGrow) {
   ExpectSame(run(false), run(true));
 }
 
-// Bytes of all files under a path.
-uintmax_t BytesOnDisk(const std::string& path) {
-  uintmax_t bytes = 0;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(path))
-    if (entry.is_regular_file()) bytes += entry.file_size();
-  return bytes;
+// The length of rank 0's file of states.
+int64_t BytesOnDisk() {
+  const MadeFiles& files = MadeFiles::OfProcess();
+  return files.StatOf(files.Find("", "(states of engine-rank0)")).st_size;
 }
 
 TEST_F(ReorderOnDiskTest, FilesAreAsLongAsTheOrderNeeds) {
   const Order small = AsScripted(kBoundaryBytes), large = Shuffled(4096 * kBoundaryBytes);
+  MadeFiles::Watch();
   RunOn(kTwoRanks, small.model, config_, [&](Engine& engine, ScriptedTrainer& trainer) {
     ASSERT_OK(engine.Agree(absl::OkStatus()));
-    const uintmax_t before = BytesOnDisk(scratch_.path());
+    const int64_t before = BytesOnDisk();
     ASSERT_OK(Train(engine, small, trainer, 0));
     ASSERT_OK(Reorder(engine, large));
-    EXPECT_GT(BytesOnDisk(scratch_.path()), before);
+    EXPECT_GT(BytesOnDisk(), before);
     ASSERT_OK(Train(engine, large, trainer, 1));
     ASSERT_OK(Reorder(engine, small));
-    EXPECT_EQ(BytesOnDisk(scratch_.path()), before);
+    EXPECT_EQ(BytesOnDisk(), before);
     ASSERT_OK(Train(engine, small, trainer, 2));
     ASSERT_OK(engine.Report().status());
     ASSERT_OK(engine.Agree(absl::OkStatus()));

@@ -152,7 +152,7 @@ TEST_P(SwapFaultTest, FailsEveryRankWithAStatusAndARemedy) {
       Config config = OnNvme(scratch_.path(), timing);
       config.ebb.io_backend = way.backend;
       const FaultyRun run = RunWithFault(config, fault, faulty, skip, way.hold);
-      const std::string path = absl::StrCat(scratch_.path(), "/ebb-toy-rank1-");
+      const std::string path = absl::StrCat(scratch_.path(), " (", fault.file, " of toy-rank1)");
       for (int rank = 0; rank < kWorld; ++rank) {
         const absl::Status& status = run.statuses[static_cast<size_t>(rank)];
         const std::string message(status.message());
@@ -286,7 +286,7 @@ TEST(SwapFaults, OnMemoryNoBitChanges) {
   }
 }
 
-TEST(SwapFaultsDeathTest, TheNextRunRemovesTheFilesOfAKilledOneAndKeepsItsBits) {
+TEST(SwapFaultsDeathTest, AKilledRunLeavesNothingOnTheDisk) {
   const Scratch scratch;
   const Config config = OnNvme(scratch.path(), Timing::kLate);
   const auto killed = [&] {
@@ -302,11 +302,6 @@ TEST(SwapFaultsDeathTest, TheNextRunRemovesTheFilesOfAKilledOneAndKeepsItsBits) 
     }).IgnoreError();
   };
   EXPECT_EXIT(killed(), ::testing::KilledBySignal(SIGKILL), "");
-  EXPECT_THAT(scratch.Entries(),
-              ::testing::IsSupersetOf({"parameters", "parameters", "states", "states"}));
-  const auto expected = Trained(OnDevice(config)), bits = Trained(config);
-  ASSERT_TRUE(bits.ok() && expected.ok()) << bits.status() << expected.status();
-  EXPECT_EQ(*bits, *expected);
   EXPECT_EQ(EntriesUnder(scratch.path()), 0);
 }
 
@@ -365,9 +360,9 @@ TEST(SwapFaults, AFailureAfterTheLastStepIsInTheLog) {
   std::atomic<bool> armed = false;
   // Held until the last Finish is back, which so cannot know of it.
   Gate gate([&](const IoRequest& request) { return armed && request.write; });
-  GetOffloadTestHooks().wrap_queue = [&](std::string_view directory,
+  GetOffloadTestHooks().wrap_queue = [&](std::string_view owner,
                                          std::string_view) -> Gate::WrapQueue {
-    if (directory.find("-rank1-") == directory.npos) return {};
+    if (!owner.ends_with("-rank1")) return {};
     return gate.Before(WithFaults([&](IoRequest& request) -> std::optional<int64_t> {
       if (armed && request.write) return -EIO;
       return std::nullopt;

@@ -58,11 +58,10 @@ class Hooks {
   // `fault`: of the file, by "rank0/states" and the like.
   using Fault = std::function<std::optional<int64_t>(const std::string& whose, IoRequest& request)>;
   void Between(Fault fault, size_t hold = 1) {
-    GetOffloadTestHooks().wrap_queue = [fault, hold](std::string_view directory,
+    GetOffloadTestHooks().wrap_queue = [fault, hold](std::string_view owner,
                                                      std::string_view file) {
-      const size_t rank = directory.find("-rank");
-      const std::string whose =
-          absl::StrCat("rank", std::string(directory.substr(rank + 5, 1)), "/", std::string(file));
+      const std::string whose = absl::StrCat(
+          "rank", std::string(owner.substr(owner.find("-rank") + 5, 1)), "/", std::string(file));
       return WithFaults([fault, whose](IoRequest& request) { return fault(whose, request); }, hold);
     };
   }

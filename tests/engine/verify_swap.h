@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <functional>
 #include <optional>
 #include <ostream>
@@ -21,6 +20,7 @@
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/faulty_queue.h"
+#include "tests/offload/made_files.h"
 #include "tests/status.h"
 
 namespace ebb::testing::verify_swap {
@@ -78,25 +78,21 @@ inline EngineOptions OptionsFor(const Cell& cell) {
                                      }}};
 }
 
-// The file of `rank` for "states" or "parameters".
+// The file of `rank` for "states" or "parameters", as messages call it.
 inline std::string FileOf(const std::string& path, int rank, const std::string& what) {
-  const std::string of_rank = "-rank" + std::to_string(rank) + "-";
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(path)) {
-    if (entry.path().filename() == what && entry.path().string().find(of_rank) != std::string::npos)
-      return entry.path();
-  }
-  ADD_FAILURE() << "no file of " << what << " of rank " << rank << " in " << path;
-  return "";
+  const std::string end = "(" + what + " of engine-rank" + std::to_string(rank) + ")";
+  const std::string file = MadeFiles::OfProcess().Find(path, end);
+  EXPECT_NE(file, "") << "no file of " << what << " of rank " << rank << " in " << path;
+  return file;
 }
 
-// Bytes of the file without the stamp at its end.
 inline int64_t DataBytes(const std::string& file) {
-  return static_cast<int64_t>(std::filesystem::file_size(file)) - 4096;
+  return MadeFiles::OfProcess().StatOf(file).st_size;
 }
 
 // Another program's write, past whatever caches there are.
 inline void FlipBit(const std::string& file, int64_t offset) {
-  const int fd = open(file.c_str(), O_RDWR);
+  const int fd = open(MadeFiles::OfProcess().OpenPath(file).c_str(), O_RDWR);
   ASSERT_GE(fd, 0) << file;
   unsigned char byte = 0;
   ASSERT_EQ(pread(fd, &byte, 1, offset), 1);
@@ -111,24 +107,22 @@ inline void FlipBit(const std::string& file, int64_t offset) {
 class FlipAtRead {
  public:
   explicit FlipAtRead(int rank) {
-    GetOffloadTestHooks().wrap_queue = [this, rank](std::string_view directory,
-                                                    std::string_view file) {
-      const std::string path = std::string(directory) + "/" + std::string(file);
-      const bool is_meant =
-          file == "states" && path.find("-rank" + std::to_string(rank) + "-") != path.npos;
-      return WithFaults([this, path, is_meant](IoRequest& request) -> std::optional<int64_t> {
+    MadeFiles::ClearHooks();
+    GetOffloadTestHooks().wrap_queue = [this, rank](std::string_view owner, std::string_view file) {
+      const bool is_meant = file == "states" && owner.ends_with("-rank" + std::to_string(rank));
+      return WithFaults([this, rank, is_meant](IoRequest& request) -> std::optional<int64_t> {
         int64_t at = at_;
         if (is_meant && !request.write && request.offset <= at &&
             at < request.offset + request.bytes && at_.compare_exchange_strong(at, -1)) {
-          FlipBit(path, at);
-          path_ = path;
+          path_ = FileOf("", rank, "states");
+          FlipBit(path_, at);
         }
         return std::nullopt;
       });
     };
   }
   FlipAtRead(const FlipAtRead&) = delete;
-  ~FlipAtRead() { GetOffloadTestHooks() = {}; }
+  ~FlipAtRead() { MadeFiles::ClearHooks(); }
 
   void Arm(int64_t offset) { at_ = offset; }
   // Where the bit was flipped; empty: nowhere. Once the engines are gone.
@@ -153,6 +147,7 @@ inline Trained Train(const Cell& cell, const Config& config, int before, int ste
   Trained run;
   run.statuses.resize(static_cast<size_t>(cell.world));
   setenv("EBB_IO_URING", cell.threads ? "0" : "1", /*overwrite=*/1);
+  MadeFiles::Watch();
   const std::string path = config.zero.offload_optimizer.nvme_paths.front();
   ExpectOk(RunThreads(cell.world, [&](World world) -> absl::Status {
     ToyModel model(ModelOf(cell));

@@ -98,8 +98,8 @@ class OnEveryBackend : public ::testing::TestWithParam<Backend> {
     file.StartWrite(transfer, offset, data.data(), static_cast<int64_t>(data.size()));
     return file.Wait(transfer);
   }
-  // The first file over which it is striped.
-  std::string FirstPath() const { return scratch_.path() + "/disk0/shards"; }
+  // The first file over which it is striped, as messages call it.
+  std::string FirstPath() const { return scratch_.path() + "/disk0 (shards)"; }
 
   Scratch scratch_;
 };

@@ -23,12 +23,12 @@
 #include <string>
 
 #include "ebb/offload/shard_file.h"
-#include "ebb/offload/swap_directory.h"
 #include "ebb/runtime/device/cpu/pages.h"
 #include "ebb/runtime/device/cpu/shared_heap.h"
 #include "ebb/runtime/device/device.h"
 #include "has_once.h"
 #include "locked_memory.h"
+#include "made_files.h"
 #include "ordinary_user.h"
 #include "scratch.h"
 #include "tests/new_process.h"
@@ -149,21 +149,6 @@ TEST(DeniedTest, IoUringWithoutLockedMemorySaysHowToRaiseTheLimit) {
               AllOf(HasSubstr("io_uring is not available"), HasSubstr(kRaiseLockedMemory)));
 }
 
-TEST(DeniedTest, AFileSystemWithoutLocksIsNamed) {
-  for (const int error : {ENOSYS, ENOLCK, EOPNOTSUPP}) {
-    const Scratch scratch;
-    absl::Status status;
-    const bool ran = RunRefused({SYS_flock, error}, [&] {
-      status = SwapDirectory::Create(scratch.path(), "gpt").status();
-    });
-    if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(status.message(), AllOf(HasSubstr("cannot lock"), HasSubstr(scratch.path()),
-                                        HasSubstr("has no locks"), HasSubstr("nvme_path")));
-    EXPECT_TRUE(std::filesystem::is_empty(scratch.path()));
-  }
-}
-
 TEST(DeniedTest, RegistrationIsNotNeeded) {
   for (const int error : {EPERM, ENOMEM}) {
     const auto outcome = RoundTripsRefused({SYS_io_uring_register, error});
@@ -225,12 +210,12 @@ TEST(DeniedTest, SpaceThatCannotBeReservedIsWrittenFullOfZeros) {
       ::testing::internal::CaptureStderr();
       const bool ran = RunRefused({SYS_fallocate, error}, [&] {
         ShardFile::Options options = OptionsIn(scratch, memory);
+        MadeFiles::Watch();
         auto file = ShardFile::Create(options);
         ASSERT_TRUE(file.ok()) << file.status();
         for (const std::string& directory : options.directories) {
-          struct stat filled = {};
-          ASSERT_EQ(stat((directory + "/shards").c_str(), &filled), 0);
-          EXPECT_GT(filled.st_size, kBytes / 2);
+          const struct stat filled = MadeFiles::OfProcess().StatOf(directory + " (shards)");
+          EXPECT_EQ(filled.st_size, kBytes / 2);
           struct statfs disk = {};
           ASSERT_EQ(statfs(directory.c_str(), &disk), 0);
           if (disk.f_type == BTRFS_SUPER_MAGIC) continue;  // it may compress them
@@ -261,7 +246,7 @@ TEST(DeniedTest, ADiskThatIsFullBeforeTheZerosEndIsAnErrorOfCreate) {
     const PinnedMemory memory = Memory(kBytes);
     absl::Status status;
     bool ran = false;
-    // The zeros come in MiBs; the stamp is shorter.
+    // The zeros come in MiBs.
     const bool ran_both = RunRefused({SYS_fallocate, EOPNOTSUPP}, [&] {
       ran = RunRefused({SYS_pwrite64, error, 2, 1 << 20}, [&] {
         ShardFile::Options options = OptionsIn(scratch, memory);

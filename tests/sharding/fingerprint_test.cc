@@ -134,7 +134,7 @@ struct FragmentChange {
 const FragmentChange kFragmentChanges[] = {
     {"nothing", [](Instruction&, FragmentMoment&) {}},
     {"code", [](Instruction& of, FragmentMoment&) { of.code = Code::kCastMasters; }},
-    {"role", [](Instruction& of, FragmentMoment&) { of.role = OperationKind::kCheck; }},
+    {"role", [](Instruction& of, FragmentMoment&) { of.role = OperationKind::kWrite; }},
     {"stream", [](Instruction& of, FragmentMoment&) { of.stream = StreamId::kUpload; }},
     {"start", [](Instruction& of, FragmentMoment&) { of.starts = kWritten; }},
     {"end", [](Instruction& of, FragmentMoment&) { of.ends = kWritten; }},

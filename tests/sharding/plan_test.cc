@@ -119,8 +119,7 @@ TEST(PlanLaws, EachKindOfOperationHasItsStream) {
       {OperationKind::kCastMasters, {kReadParameters}},
       {OperationKind::kUpload, {kUpload}},
       {OperationKind::kDownload, {kDownload}},
-      {OperationKind::kWrite, {kWrite}},
-      {OperationKind::kCheck, {kCheck}}};
+      {OperationKind::kWrite, {kWrite}}};
   for (int number = 1; number <= Cases(200); ++number) {
     const RandomCase random_case = CaseOf(number);
     SCOPED_TRACE(random_case.description());

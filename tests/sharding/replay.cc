@@ -129,7 +129,6 @@ void Replay::Begin(const Plan& plan, bool walk) {
   things_.assign(fragment_->instructions.size(), HappensBefore::kStart);
   contributions_.assign(plan.layout.units.size(), 0);
   norms_.clear();
-  check_ = -1;
   norms_taken_.assign(plan.pools.placement.sub_groups.size(), -1);
   norms_begun_[0] = norms_begun_[1] = false;
   norms_exchanged_ = -1;
@@ -279,9 +278,6 @@ void Replay::Touch(int thing, const Operation& operation) {
                    {Content::kExchanged, steps_});
       if (!is_walk())
         memory_.Write(thing, Control(cells().constants()), {Content::kExchanged, steps_});
-      break;
-    case OperationKind::kCheck:
-      check_ = thing;
       break;
     case OperationKind::kParameterNorms:
       ParameterNorms(thing, operation);

@@ -147,7 +147,6 @@ class Replay {
   Range Control(int64_t cell, int step) const;
   Range Control(int64_t cell) const { return Control(cell, steps_); }  // of the step that runs
   Range NormSums(bool on_host) const;
-  bool HasFiles() const;
   Range Output(int visit, int64_t micro_batch, bool gradient) const;
   Content GradientOf(Content::Kind kind, int scope) const;
 
@@ -174,7 +173,6 @@ class Replay {
   std::vector<int> contributions_carried_;  // likewise, in the step that carries its updates over
   std::vector<int> norms_;                  // things of this step that the exchange tells of
   int last_kernels_ = HappensBefore::kStart;
-  int check_ = -1;  // of this step or walk
   // By sub-group: the operation that has summed its norms in this step; and the exchange of them.
   // -1: none.
   std::vector<int> norms_taken_;

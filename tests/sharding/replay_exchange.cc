@@ -20,11 +20,9 @@ void Replay::Seal(int thing, const Operation& operation) {
     if (!order_.Before(norm, thing))
       Fail(absl::StrCat("the record may leave out the norm of ", names_[norm]));
   }
-  if (HasFiles() && (check_ < 0 || !order_.Before(check_, thing)))
-    Fail("the record may leave out what became of the swap files");
   const bool reads = !is_walk() && d.timing != UpdateTiming::kEarly,
              gathered = d.stage == 0 && d.world > 1;
-  constexpr size_t kShards = 4;
+  constexpr size_t kShards = 3;
   if (operation.operands.size() != kShards + (reads ? d.trainable.size() : 0))
     Fail("the record reads other shards than there are");
   for (size_t k = kShards; k < operation.operands.size(); ++k) {

@@ -241,12 +241,6 @@ Range Replay::NormSums(bool on_host) const {
   return {StateClass::kStaging, plan_->pools.staging_norm_sums, bytes};
 }
 
-bool Replay::HasFiles() const {
-  const std::span<const int64_t> bytes = plan_->pools.file_bytes;
-  return std::any_of(bytes.begin(), bytes.end(),
-                     [](int64_t class_bytes) { return class_bytes > 0; });
-}
-
 Range Replay::Control(int64_t cell, int step) const {
   return {kControlBytes, cells().by_parity(cell) ? cell + step % 2 : cell, 1, Tier::kCpu};
 }

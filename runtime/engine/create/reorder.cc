@@ -113,7 +113,7 @@ absl::Status Reorder::FollowPlan() {
   EBB_RETURN_IF_ERROR(with_.storage->FollowPlan());
   with_.verifier->FollowPlan(sharding::LayOutSwapFiles(plan));
   EBB_RETURN_IF_ERROR(with_.streams.Make(device, &plan));
-  EBB_RETURN_IF_ERROR(with_.streams.MakeOffload(device, plan, with_.storage->files().exist()));
+  EBB_RETURN_IF_ERROR(with_.streams.MakeOffload(device, plan));
   with_.call.reads->FollowPlan();
   with_.scopes.progress.run = nullptr;
   with_.scopes.progress.fragment = nullptr;

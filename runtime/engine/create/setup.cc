@@ -197,8 +197,7 @@ absl::Status Setup::MakeMemory() {
   with_.verifier.emplace(sharding::LayOutSwapFiles(plan()), inputs.model.units,
                          verify == VerifySwap::kAuto ? VerifySwap::kAll : verify, *with_.storage,
                          with_.outcome.errors);
-  EBB_RETURN_IF_ERROR(
-      with_.streams.MakeOffload(inputs.device, plan(), with_.storage->files().exist()));
+  EBB_RETURN_IF_ERROR(with_.streams.MakeOffload(inputs.device, plan()));
   EBB_RETURN_IF_ERROR(with_.timeline.Make(plan()));
   with_.updates.table =
       UpdateTable(inputs.model, inputs.config, plan(), Slice(), decisions().stochastic_rounding);

@@ -63,8 +63,7 @@ absl::Status EngineStreams::Make(const Device& device, const sharding::Plan* pla
   return absl::OkStatus();
 }
 
-absl::Status EngineStreams::MakeOffload(const Device& device, const sharding::Plan& plan,
-                                        bool has_files) {
+absl::Status EngineStreams::MakeOffload(const Device& device, const sharding::Plan& plan) {
   if (!plan.decisions.offloads()) return absl::OkStatus();
   const std::pair<const char*, StreamId> copies[] = {{"ebb upload", StreamId::kUpload},
                                                      {"ebb download", StreamId::kDownload}};
@@ -80,11 +79,9 @@ absl::Status EngineStreams::MakeOffload(const Device& device, const sharding::Pl
       {"ebb read sta", StreamId::kReadStates, LineOf(StreamId::kReadStates)},
       {"ebb sta read", StreamId::kReadStates, sharding::kStatesRead},
       {"ebb write", StreamId::kWrite, LineOf(StreamId::kWrite)},
-      {"ebb written", StreamId::kWrite, sharding::kWritten},
-      {"ebb check", StreamId::kCheck, LineOf(StreamId::kCheck)}};
+      {"ebb written", StreamId::kWrite, sharding::kWritten}};
   for (const auto& stream : on_host) {
     const StreamId id = std::get<1>(stream);
-    if (id == StreamId::kCheck && !has_files) continue;
     const auto make = [&](int tasks) { return device.NewHostStream(std::get<0>(stream), tasks); };
     EBB_RETURN_IF_ERROR(MakeLine(std::get<2>(stream), TasksMax(&plan, id), make));
   }

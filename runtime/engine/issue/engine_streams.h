@@ -27,7 +27,7 @@ class EngineStreams {
   // another plan while streams are idle: a stream without room for it is made anew, at its address.
   absl::Status Make(const Device& device, const sharding::Plan* plan);
   // Makes the streams of offloading.
-  absl::Status MakeOffload(const Device& device, const sharding::Plan& plan, bool has_files);
+  absl::Status MakeOffload(const Device& device, const sharding::Plan& plan);
 
   // Makes the stream that reads state beside steps, `units` at once. A second call does nothing.
   absl::Status MakeAsyncReads(const Device& device, int64_t units);

@@ -284,9 +284,6 @@ void Issuer::Calculate(const LinkedFragment& run, int index, const StepTag& step
                        Stream& stream) const {
   const Instruction& instruction = run[index];
   switch (instruction.code) {
-    case Code::kCheckFiles:
-      with_.verifier->FilesAreOurs();
-      return;
     case Code::kUpdate:
     case Code::kParameterNorms:
       return with_.updates->Run(run, index, step, stream);

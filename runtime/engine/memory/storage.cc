@@ -15,17 +15,6 @@
 namespace ebb {
 namespace {
 
-// Before any pool is made.
-absl::Status CheckName(const sharding::Plan& plan, std::string_view name) {
-  const int64_t(&bytes)[kStateClasses] = plan.pools.file_bytes;
-  if (std::all_of(std::begin(bytes), std::end(bytes), [](int64_t of) { return of == 0; }))
-    return absl::OkStatus();
-  const absl::Status status = SwapDirectory::CheckName(name);
-  if (status.ok()) return status;
-  return absl::InvalidArgumentError(
-      absl::StrCat("EngineOptions::name, which swap directories have: ", status.message()));
-}
-
 // State that steps leave to each other.
 bool IsKept(int state) {
   return state == static_cast<int>(StateClass::kParameter) ||
@@ -51,7 +40,6 @@ absl::Status Storage::Create(const Device& device, const sharding::Plan& plan, c
   storage.shard_ = shard;
   storage.host_ = HostPools(device, config, ledger);
   storage.files_ = std::make_unique<SwapStorage>(plan, ledger);
-  EBB_RETURN_IF_ERROR(CheckName(plan, name));
   storage.TakeBytes();
   for (int state = 0; state < kStateClasses; ++state) {
     EBB_RETURN_IF_ERROR(

@@ -65,17 +65,11 @@ void SwapStorage::Charge() {
   }
 }
 
-absl::Status SwapStorage::CreateFile(const std::vector<std::string>& paths,
-                                     std::string_view directory, ShardFile::Options& options,
+absl::Status SwapStorage::CreateFile(ShardFile::Options& options,
                                      std::unique_ptr<ShardFile>& file) {
   if (options.bytes == 0) return absl::OkStatus();
-  for (const std::string& path : paths) {
-    EBB_ASSIGN_OR_RETURN(SwapDirectory made, SwapDirectory::Create(path, directory));
-    options.directories.push_back(made.path());
-    directories_.push_back(std::move(made));
-  }
   if (const auto& injected = GetOffloadTestHooks().wrap_queue)
-    options.wrap_queue = injected(options.directories.front(), options.name);
+    options.wrap_queue = injected(options.owner, options.name);
   EBB_ASSIGN_OR_RETURN(file, ShardFile::Create(options));
   return absl::OkStatus();
 }
@@ -85,6 +79,7 @@ absl::Status SwapStorage::Create(const Config& config, std::span<std::byte> stag
   const ShardFile::Options common{
       .directories = {},
       .name = {},
+      .owner = std::string(name),
       .whole_need = NeedOnNvme(*plan_, config, ranks_on_host),
       .aio = {.block_bytes = config.aio.block_size,
               .queue_depth = static_cast<int>(RequestsInFlight(config.aio)),
@@ -96,13 +91,14 @@ absl::Status SwapStorage::Create(const Config& config, std::span<std::byte> stag
   Charge();
   ShardFile::Options parameters = common;
   parameters.name = "parameters";
+  parameters.directories = config.zero.offload_param.nvme_paths;
   parameters.bytes = plan_->pools.file_bytes[static_cast<int>(StateClass::kParameter)];
-  EBB_RETURN_IF_ERROR(
-      CreateFile(config.zero.offload_param.nvme_paths, name, parameters, parameter_file_));
+  EBB_RETURN_IF_ERROR(CreateFile(parameters, parameter_file_));
   state_options_ = common;
   state_options_.name = "states";
+  state_options_.directories = config.zero.offload_optimizer.nvme_paths;
   state_options_.bytes = plan_->pools.state_file_bytes();
-  return CreateFile(config.zero.offload_optimizer.nvme_paths, name, state_options_, state_file_);
+  return CreateFile(state_options_, state_file_);
 }
 
 // Another order can add boundaries, and nothing else.
@@ -154,9 +150,8 @@ absl::Status SwapStorage::TakeSecondPlaces(const sharding::SwapFiles& files, int
   ShardFile::Options options = state_options_;
   options.name = "saved-states";
   options.bytes = bytes;
-  if (const auto& injected = GetOffloadTestHooks().wrap_queue)
-    options.wrap_queue = injected(options.directories.front(), options.name);
-  EBB_ASSIGN_OR_RETURN(std::unique_ptr<ShardFile> second, ShardFile::Create(options));
+  std::unique_ptr<ShardFile> second;
+  EBB_RETURN_IF_ERROR(CreateFile(options, second));
   int64_t of_class[2] = {};
   for (const sharding::SwapExtent& extent : files.extents) {
     if (extent.what == StateClass::kMaster) of_class[0] += sharding::SwapAligned(extent.bytes);
@@ -169,14 +164,6 @@ absl::Status SwapStorage::TakeSecondPlaces(const sharding::SwapFiles& files, int
         MemoryLedger::Charge(*ledger_, state, Tier::kNvme, held);
   }
   second_places_ = std::make_unique<SecondPlaces>(files, *state_file_, std::move(second));
-  return absl::OkStatus();
-}
-
-absl::Status SwapStorage::CheckUnchanged() const {
-  for (const std::unique_ptr<ShardFile>* file : {&parameter_file_, &state_file_}) {
-    if (*file != nullptr) EBB_RETURN_IF_ERROR((*file)->CheckUnchanged());
-  }
-  if (second_places_ != nullptr) return second_places_->second().CheckUnchanged();
   return absl::OkStatus();
 }
 

@@ -1,5 +1,5 @@
-// An engine's swap files: one of a rank's parameters and one of all its other state. With their
-// directories, and with second places for saves beside steps. The plan's pools lay them out.
+// An engine's swap files: one of a rank's parameters and one of all its other state. With second
+// places for saves beside steps. The plan's pools lay them out.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,6 @@
 
 #include "absl/status/status.h"
 #include "ebb/offload/shard_file.h"
-#include "ebb/offload/swap_directory.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/engine/memory/second_places.h"
 #include "ebb/runtime/trace/ledger.h"
@@ -27,7 +26,7 @@ class SwapStorage {
 
   // `staging`: host memory that transfers are of, registered with the files.
   // `ranks_on_host`: that put as much on the disk, for the message that it is full.
-  // `name`: of the swap directories.
+  // `name`: of the engine and the rank, for messages.
   absl::Status Create(const Config& config, std::span<std::byte> staging, int ranks_on_host,
                       std::string_view name);
   // Whether there are files for all that this plan has on the disk.
@@ -38,7 +37,6 @@ class SwapStorage {
 
   bool exist() const { return parameter_file_ != nullptr || state_file_ != nullptr; }
   ShardFile& File(const sharding::Place& place) const;  // where it is now
-  absl::Status CheckUnchanged() const;  // ShardFile::CheckUnchanged of each; waits for the disk
 
   // Makes the second file, which a save beside steps needs. Does nothing the second time.
   // kResourceExhausted: the disk has no room for that file and the checkpoint.
@@ -47,14 +45,11 @@ class SwapStorage {
   SecondPlaces* second_places() const { return second_places_.get(); }
 
  private:
-  absl::Status CreateFile(const std::vector<std::string>& paths, std::string_view directory,
-                          ShardFile::Options& options, std::unique_ptr<ShardFile>& file);
+  static absl::Status CreateFile(ShardFile::Options& options, std::unique_ptr<ShardFile>& file);
   void Charge();
 
   const sharding::Plan* plan_;
   MemoryLedger* ledger_;
-  // Directories go after the files in them, files after their transfers.
-  std::vector<SwapDirectory> directories_;
   std::unique_ptr<ShardFile> parameter_file_, state_file_;
   ShardFile::Options state_options_;
   std::unique_ptr<SecondPlaces> second_places_;

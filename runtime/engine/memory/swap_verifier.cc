@@ -40,19 +40,10 @@ void SwapVerifier::FailAt(const Extent& extent, const Place& place) {
   errors_.Fail(absl::DataLossError(absl::StrCat(
       "the engine has failed: the ", std::string(Name(extent.of().what)), " of unit '",
       units_[static_cast<size_t>(extent.of().unit)].name,
-      "' came back from the disk with other bytes than were written; reload the model. Another "
-      "program has changed ",
+      "' came back from the disk with other bytes than were written; reload the model. The disk "
+      "returns wrong data, in ",
       storage_.files().File(place).paths(), " at offset ", extent.offset(), " to ",
-      extent.offset() + extent.bytes(),
-      ", or the disk returns wrong data (\"ebb.verify_swap\": \"off\" turns this check off)")));
-}
-
-bool SwapVerifier::FilesAreOurs() {
-  const absl::Status changed = storage_.files().CheckUnchanged();
-  if (changed.ok()) return true;
-  errors_.Fail(absl::Status(changed.code(), absl::StrCat("the engine has failed: ",
-                                                         changed.message(), "; reload the model")));
-  return false;
+      extent.offset() + extent.bytes(), " (\"ebb.verify_swap\": \"off\" turns this check off)")));
 }
 
 bool SwapVerifier::Verifies(int sub_group) const {

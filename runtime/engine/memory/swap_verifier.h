@@ -34,11 +34,6 @@ class SwapVerifier {
   // Before the first step of one that has begun with "all": only masters and states from now on.
   void VerifyStatesOnly();
 
-  // Whether the files are still this run's. Another program that truncates, replaces or links a
-  // file changes its contents, and our own writes may hide that by making it long again. If not,
-  // the engine fails.
-  bool FilesAreOurs();
-
   // Whether there are sums of a sub-group's arrays, in this order: its master or the low half of
   // it, states.
   bool Verifies(int sub_group) const;

@@ -169,11 +169,6 @@ void AsyncReads::Begin() {
   read_->Point(*with_.storage);  // pools may have moved
   if (with_.storage->files().second_places() != nullptr)
     with_.storage->files().second_places()->BeginSave();
-  if (with_.storage->files().exist()) {
-    with_.streams->async_reads().Enqueue([this] {
-      if (!with_.verifier->FilesAreOurs()) status_ = with_.errors->failure();
-    });
-  }
   with_.issuer->Run(*read_, 0, read_->size(), StepTag(), /*counted=*/nullptr);
   with_.streams->async_reads().Enqueue([this] { End(); });
   *waits_ = false;
