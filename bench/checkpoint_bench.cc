@@ -273,7 +273,7 @@ class Bench {
     }
     for (int u = arguments_.units; u-- > 0;) {
       BackwardScope scope = step.Backward(UnitId{u});
-      const MutableTensorView gradient = scope.gradient(weights_[static_cast<size_t>(u)]);
+      const MutableTensorView gradient = scope.gradient(weights_[u]);
       std::ranges::fill(gradient.as<BFloat16>(), BFloat16(0x1p-10f));
       Compute(2 * compute);
     }

@@ -129,8 +129,8 @@ absl::StatusOr<std::unique_ptr<ShardFile>> ShardFile::Create(const Options& opti
       options.owner.empty() ? options.name : absl::StrCat(options.name, " of ", options.owner);
   for (int i = 0; i < count; ++i) {
     EBB_ASSIGN_OR_RETURN(UnnamedFile file,
-                         UnnamedFile::Create(options.directories[static_cast<size_t>(i)], title,
-                                             stripes.FileBytes(i), options.whole_need));
+                         UnnamedFile::Create(options.directories[i], title, stripes.FileBytes(i),
+                                             options.whole_need));
     files.push_back(std::move(file));
   }
   auto state = std::make_unique<State>(std::move(files), options, bytes);

@@ -74,7 +74,7 @@ class ThreadQueue final : public IoQueue {
   }
 
   int64_t Do(const IoRequest& request) const {
-    const int file = files_[static_cast<size_t>(request.file)];
+    const int file = files_[request.file];
     const auto bytes = static_cast<size_t>(request.bytes);
     const ssize_t moved = request.write ? pwrite(file, request.data, bytes, request.offset)
                                         : pread(file, request.data, bytes, request.offset);

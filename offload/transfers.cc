@@ -126,7 +126,7 @@ Transfers::Next Transfers::NextOf(Request& request, int64_t result) {
     request.transfer->status_.Update(std::move(status));
     return Next::kOver;
   };
-  const std::string& path = paths_[static_cast<size_t>(request.file)];
+  const std::string& path = paths_[request.file];
   if (result < 0 && !AsksAgain(result)) {
     return fail(TransferError(request.write, path, request.offset, request.bytes,
                               static_cast<int>(-result)));

@@ -121,7 +121,7 @@ class Lanes {
 
   void Scramble() {
     for (int64_t i = 0; i < kLanes; ++i) {
-      const uint64_t key = kKeys[static_cast<size_t>(i)];
+      const uint64_t key = kKeys[i];
       sums_[i] = (sums_[i] ^ (sums_[i] >> 47) ^ key) * kPrime;
     }
   }

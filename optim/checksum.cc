@@ -64,7 +64,7 @@ uint64_t Checksum(ThreadTeam& team, std::span<const std::byte> bytes, std::span<
   const auto used = blocks.first(static_cast<size_t>(ChecksumBlocks(count)));
   team.Run(ChecksumBlocks(count), kGrainBlocks, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
-      used[static_cast<size_t>(i)] = ChecksumOfBlock(BlockAt(bytes, i));
+      used[i] = ChecksumOfBlock(BlockAt(bytes, i));
     }
   });
   return ChecksumFromBlocks(used, count);

@@ -43,7 +43,7 @@ void ForEachRun(const UpdateArrays& arrays, const UpdateRuns& runs, const Visit&
   for (const UpdateRun& run : runs.runs) {
     const int64_t end = std::min(run.end - runs.begin, arrays.count);
     if (end <= at) continue;
-    visit(PartOf(arrays, at, end - at), runs.constants[static_cast<size_t>(run.set)]);
+    visit(PartOf(arrays, at, end - at), runs.constants[run.set]);
     at = end;
   }
 }

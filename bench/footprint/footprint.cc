@@ -165,7 +165,7 @@ planner::Answer AnswerOf(const MeasuredRun& run, bool as_one) {
     row.predicted_bytes = row.peak_bytes;
     if (as_one && row.tier == Tier::kCpu) row.tier = Tier::kDevice;
     answer.memory.push_back(row);
-    answer.held[static_cast<size_t>(row.tier)] += static_cast<int64_t>(row.peak_bytes);
+    answer.held[static_cast<int>(row.tier)] += static_cast<int64_t>(row.peak_bytes);
   }
   return answer;
 }

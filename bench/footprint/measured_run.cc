@@ -72,7 +72,7 @@ absl::Status Train(World world, const ModelSpec& model, const Config& config, in
   if (world.rank() != 0) return absl::OkStatus();
   for (const MemoryRow& row : engine->memory()) {
     if (figures.count == std::ssize(figures.rows)) break;
-    figures.rows[static_cast<size_t>(figures.count++)] = row;
+    figures.rows[figures.count++] = row;
     if (row.tier != Tier::kNvme)
       figures.predicted_resident += static_cast<int64_t>(row.predicted_bytes);
   }

@@ -23,9 +23,8 @@ constexpr size_t kChoices = 40;  // the likeliest bytes, one of which is drawn
 char Draw(std::span<const float> logits, std::mt19937_64& random) {
   std::array<std::pair<float, int>, 256> bytes;
   for (int i = 0; i < 256; ++i) {
-    const float logit = logits[static_cast<size_t>(i)];
-    bytes[static_cast<size_t>(i)] = {
-        std::isnan(logit) ? std::numeric_limits<float>::lowest() : logit, i};
+    const float logit = logits[i];
+    bytes[i] = {std::isnan(logit) ? std::numeric_limits<float>::lowest() : logit, i};
   }
   std::partial_sort(bytes.begin(), bytes.begin() + kChoices, bytes.end(), std::greater<>());
   std::array<double, kChoices> weights;
@@ -52,7 +51,7 @@ ForwardScope Trainer::WalkToHead(Evaluation& evaluation, const Batch& batch) {
     layers_->Embed(ScopeParameters{unit}, batch, unit.output(0).data);
   }
   for (int64_t b = 0; b < options_.shape.layers; ++b) {
-    ForwardScope unit = evaluation.Forward(work_.gpt.blocks[static_cast<size_t>(b)].unit);
+    ForwardScope unit = evaluation.Forward(work_.gpt.blocks[b].unit);
     layers_->BlockForward(ScopeParameters{unit}, b, batch, unit.input(0).data, /*slot=*/0,
                           unit.output(0).data);
   }

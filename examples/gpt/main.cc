@@ -139,7 +139,7 @@ int RunRanksAsThreads(Options& options, const Config& config) {
                                         .reports = *reports,
                                         .resident = resident});
     if (result.ok() && world.rank() == 0) stopped = *result;
-    return ended[static_cast<size_t>(world.rank())] = result.status();
+    return ended[world.rank()] = result.status();
   });
   if (!status.ok()) {
     // If all ranks have the same error, `status` would blame one of them.

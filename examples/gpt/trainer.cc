@@ -58,7 +58,7 @@ void Trainer::RunRound(ebb::Step& step, int64_t step_number) {
     }
   }
   for (int64_t b = 0; b < options_.shape.layers; ++b) {
-    ForwardScope unit = step.Forward(work_.gpt.blocks[static_cast<size_t>(b)].unit);
+    ForwardScope unit = step.Forward(work_.gpt.blocks[b].unit);
     for (int m : unit.micro_batches()) {
       layers_->BlockForward(ScopeParameters{unit}, b, batches_->batch(m), unit.input(m).data,
                             SlotOf(unit, m, b), unit.output(m).data);
@@ -79,7 +79,7 @@ void Trainer::RunRound(ebb::Step& step, int64_t step_number) {
     }
   }
   for (int64_t b = options_.shape.layers; b-- > 0;) {
-    BackwardScope unit = step.Backward(work_.gpt.blocks[static_cast<size_t>(b)].unit);
+    BackwardScope unit = step.Backward(work_.gpt.blocks[b].unit);
     ScopeGradients gradients{unit};
     for (int m : unit.micro_batches()) {
       const Batch& batch = batches_->batch(m);

@@ -229,7 +229,7 @@ absl::StatusOr<Manifest> CheckWhole(const std::string& checkpoint, Share share) 
   for (int file = share.rank; file < files; file += share.ranks) {
     const std::string path = absl::StrCat(checkpoint, "/", RankFileName(file, files));
     EBB_ASSIGN_OR_RETURN(const RankFileHeader found, ReadRankFileHeader(path));
-    EBB_RETURN_IF_ERROR(CheckEntry(found.entry, manifest.files[static_cast<size_t>(file)], path));
+    EBB_RETURN_IF_ERROR(CheckEntry(found.entry, manifest.files[file], path));
   }
   return manifest;
 }

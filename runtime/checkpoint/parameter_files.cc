@@ -91,8 +91,7 @@ absl::Status ImportFrom(Engine& engine, absl::StatusOr<std::unique_ptr<TensorSou
   // After an error no more values are read, but each rank makes the same collective calls.
   const auto give = [&](const Slice& slice, std::span<float> values) -> absl::Status {
     if (own.files.ok())
-      own.files =
-          source->Read(tensor_of[static_cast<size_t>(slice.parameter)], slice.begin, values);
+      own.files = source->Read(tensor_of[static_cast<int>(slice.parameter)], slice.begin, values);
     return own.files;
   };
   const absl::Status written = engine.Write(StateClass::kMaster, give);

@@ -113,8 +113,7 @@ class RenamedSource : public TensorSource {
       EBB_RETURN_IF_ERROR(source_->Read(from.tensor, column * rows + first, stretch_));
       for (int64_t row = first; row <= last; ++row) {
         const int64_t at = row * columns + column;
-        if (at >= begin && at < end)
-          values[static_cast<size_t>(at - begin)] = stretch_[static_cast<size_t>(row - first)];
+        if (at >= begin && at < end) values[at - begin] = stretch_[row - first];
       }
     }
     return absl::OkStatus();

@@ -113,7 +113,7 @@ absl::StatusOr<bool> ReadAhead::State::SetDirect() {
 void ReadAhead::State::Start(size_t range) {
   const Range& of = ranges[range];
   assert(of.bytes <= kRangeMax);
-  const OpenFile& file = files[static_cast<size_t>(of.file)];
+  const OpenFile& file = files[of.file];
   const int64_t begin = Down(of.at);
   const int64_t end = std::min(file.whole, Down(of.at + of.bytes + kDiskAlignment - 1));
   transfers->Start(slots[range % kSlots], /*write=*/false, file.start + begin, SlotOf(range),
@@ -125,7 +125,7 @@ absl::StatusOr<std::span<const std::byte>> ReadAhead::State::Show(size_t range) 
   const Range& of = ranges[range];
   EBB_RETURN_IF_ERROR(transfers->Wait(slots[range % kSlots]));
   std::byte* const data = SlotOf(range) + of.at % kDiskAlignment;
-  const OpenFile& file = files[static_cast<size_t>(of.file)];
+  const OpenFile& file = files[of.file];
   const int64_t rest = of.at + of.bytes - std::max(file.whole, of.at);
   if (rest > 0) {
     EBB_ASSIGN_OR_RETURN(const FileHandle handle, OpenToRead(file.path));

@@ -47,7 +47,7 @@ absl::Status StoredValues::AddFile(int rank) {
   if (read_.contains(rank)) return absl::OkStatus();
   const std::string path = PathOf(rank);
   EBB_ASSIGN_OR_RETURN(RankFileHeader read, ReadRankFileHeader(path));
-  EBB_RETURN_IF_ERROR(CheckEntry(read.entry, files_[static_cast<size_t>(rank)], path));
+  EBB_RETURN_IF_ERROR(CheckEntry(read.entry, files_[rank], path));
   for (const StoredTensor& tensor : read.header.tensors)
     EBB_RETURN_IF_ERROR(AddPiece(tensor, read.header, rank));
   read_[rank] = std::move(read.header.metadata);

@@ -135,8 +135,7 @@ absl::Status CallOrder::Check() const {
 absl::Status CallOrder::Compare(int first, int second, uint64_t oldest) const {
   if (first == second) return absl::OkStatus();
   if (first > second) std::swap(first, second);
-  const CallRecord &one = *records_[static_cast<size_t>(first)],
-                   &other = *records_[static_cast<size_t>(second)];
+  const CallRecord &one = *records_[first], &other = *records_[second];
   const uint64_t last = std::min(one.count.load(std::memory_order_seq_cst),
                                  other.count.load(std::memory_order_seq_cst));
   if (last > CallRecord::kKept) oldest = std::max(oldest, last - CallRecord::kKept + 1);
@@ -199,7 +198,7 @@ absl::Status CallOrder::Different(int first, CallOfWorld one, int second, CallOf
 }
 
 bool CallOrder::IsBehind(int rank) const {
-  const CallRecord& theirs = *records_[static_cast<size_t>(rank)];
+  const CallRecord& theirs = *records_[rank];
   return theirs.count.load() > 0 && theirs.count.load() < Mine().count.load();
 }
 
@@ -211,7 +210,7 @@ bool CallOrder::IsFirstHere() const {
 }
 
 std::string CallOrder::Describe(int rank) const {
-  const CallRecord &theirs = *records_[static_cast<size_t>(rank)], &mine = Mine();
+  const CallRecord &theirs = *records_[rank], &mine = Mine();
   if (theirs.errors.load() != mine.errors.load()) return "";
   const uint64_t count = theirs.count.load(std::memory_order_seq_cst), here = mine.count.load();
   const std::optional<KeptCall> last = count == 0 ? std::nullopt : CallAt(theirs, count);
@@ -236,7 +235,7 @@ std::string CallOrder::Describe(std::span<const int> ranks) const {
 
 bool CallOrder::IsFirstToWarn(std::string_view warning) {
   const uint32_t hash = static_cast<uint32_t>(std::hash<std::string_view>()(warning)) | 1;
-  return records_[static_cast<size_t>(nearest_)]->warning.exchange(hash) != hash;
+  return records_[nearest_]->warning.exchange(hash) != hash;
 }
 
 std::string CallOrder::Pack() const {

@@ -104,7 +104,7 @@ class CallOrder {
   absl::Status Receive(std::string_view packed);
 
  private:
-  CallRecord& Mine() const { return *records_[static_cast<size_t>(rank_)]; }
+  CallRecord& Mine() const { return *records_[rank_]; }
   absl::Status Compare(int first, int second, uint64_t oldest) const;
   std::string NameOf(int engine) const;
   std::string Past(CallOfWorld call, bool with_engine) const;

@@ -59,7 +59,7 @@ std::string_view Name(CollectiveKind kind) {
   static constexpr std::string_view kNames[kCollectiveKinds] = {
       "all-gather", "reduce-scatter", "all-reduce", "broadcast",
       "all-to-all", "send",           "receive",    "barrier"};
-  return kNames[static_cast<size_t>(kind)];
+  return kNames[static_cast<int>(kind)];
 }
 
 Sides SidesOf(const Collective& call, int rank, int size) {
@@ -72,7 +72,7 @@ Sides SidesOf(const Collective& call, int rank, int size) {
                                            {.send = 1, .receive = 0},        // send
                                            {.send = 0, .receive = 1},        // receive
                                            {.send = 0, .receive = 0}};       // barrier
-  return by_kind[static_cast<size_t>(call.kind)];
+  return by_kind[static_cast<int>(call.kind)];
 }
 
 absl::Status CheckArguments(const Collective& call, int rank, int size) {

@@ -61,8 +61,7 @@ void Transfer::RunStep(const Movement& movement, int64_t step, int64_t per_step,
     const ElementRange range = part.range.Step(step, per_step);
     const Reduction reduction = ReductionOf(movement.call, reduction_group_);
     flat.Visit(range, [&](const FlatSpans::Piece& piece) {
-      for (int peer = 0; peer < movement.size; ++peer)
-        inputs_[static_cast<size_t>(peer)] = source(peer, part, piece);
+      for (int peer = 0; peer < movement.size; ++peer) inputs_[peer] = source(peer, part, piece);
       mover.Reduce(reduction, inputs_, flat.At(piece, FlatSpans::kReceive, 0), piece.count,
                    flat.BytesOf(range));
     });
@@ -83,7 +82,7 @@ void Transfer::RunStep(const Movement& movement, int64_t step, int64_t per_step,
     flat.Visit(flat.all().Step(step, per_step), [&](const FlatSpans::Piece& piece) {
       for (int place = 0; place < movement.size; ++place) {
         const int peer = peer_at(place);
-        copies_[static_cast<size_t>(place)] = ends(peer, part_from(peer), piece);
+        copies_[place] = ends(peer, part_from(peer), piece);
       }
       mover.CopyInStep(copies_, piece.count * flat.element_bytes(), total);
     });

@@ -54,7 +54,7 @@ std::string PartRankName(int rank, int world_rank) {
 }
 
 std::string WorldRank::RankName(int of) const {
-  return PartRankName(of, world_ranks.empty() ? of : world_ranks[static_cast<size_t>(of)]);
+  return PartRankName(of, world_ranks.empty() ? of : world_ranks[of]);
 }
 
 std::string NamesAndHosts(std::span<const NameAndHost> ranks) {
@@ -76,8 +76,7 @@ std::vector<int> Members::OfWorld(std::span<const int> ranks) const {
 
 std::string Members::NamesAndHosts(std::span<const int> ranks) const {
   std::vector<NameAndHost> all;
-  for (const int of : ranks)
-    all.push_back({Name(of), hosts.empty() ? "" : hosts[static_cast<size_t>(of)]});
+  for (const int of : ranks) all.push_back({Name(of), hosts.empty() ? "" : hosts[of]});
   return ebb::NamesAndHosts(std::span<const NameAndHost>(all));
 }
 

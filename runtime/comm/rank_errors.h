@@ -32,7 +32,7 @@ struct Members {
   std::vector<std::string> hosts = {};  // by rank; empty: the ranks are threads
 
   int size() const { return static_cast<int>(world_ranks.size()); }
-  int world_rank(int of) const { return world_ranks[static_cast<size_t>(of)]; }
+  int world_rank(int of) const { return world_ranks[of]; }
   // The ranks in the world of these ranks.
   std::vector<int> OfWorld(std::span<const int> ranks) const;
   std::string Name(int of) const { return PartRankName(of, world_rank(of)); }

@@ -64,10 +64,10 @@ Peak PeakOf(const sharding::Plan& plan, const Fragment& fragment,
     const sharding::Instruction& instruction = fragment.instructions[i];
     if (instruction.code == sharding::Code::kKernels && instruction.scope >= 0 &&
         !instruction.goes_on) {
-      const PlannedScope& scope = plan.scopes[static_cast<size_t>(instruction.scope)];
-      workspace = kept.At(scope, IsBlock(visits[static_cast<size_t>(scope.visit)]));
+      const PlannedScope& scope = plan.scopes[instruction.scope];
+      workspace = kept.At(scope, IsBlock(visits[scope.visit]));
       moment = absl::StrCat(scope.backward ? "backward" : "forward", " of ",
-                            plan.unit_names[static_cast<size_t>(scope.unit)]);
+                            plan.unit_names[scope.unit]);
     }
     int64_t bytes = workspace;
     for (const int64_t of_class : alive[i]) bytes += of_class;
@@ -143,8 +143,7 @@ absl::Status AddTime(const Question& question, const Resolved& resolved, Depth d
   StepTime time;
   for (int r = 0; r < sharding::kResources; ++r) {
     const auto resource = static_cast<Resource>(r);
-    time.moved[resource] =
-        step.simulated.busy.resources[static_cast<size_t>(r)] * step.rates[resource];
+    time.moved[resource] = step.simulated.busy.resources[r] * step.rates[resource];
   }
   const double seconds = step.simulated.seconds_per_step,
                micro_batches = static_cast<double>(pass.micro_batches);
@@ -165,7 +164,7 @@ absl::Status AddTime(const Question& question, const Resolved& resolved, Depth d
 void SumUp(const Machine& machine, int ranks, Answer& answer) {
   answer.held = {};
   for (const MemoryRow& row : answer.memory)
-    answer.held[static_cast<size_t>(row.tier)] += static_cast<int64_t>(row.predicted_bytes);
+    answer.held[static_cast<int>(row.tier)] += static_cast<int64_t>(row.predicted_bytes);
   auto& [device, ram, disk] = answer.held;
   // Staging: state passes through it when a call asks for state.
   if (!machine.is_cpu || disk > 0) ram += 2 * sharding::kStateStagingBytes;
@@ -189,14 +188,14 @@ absl::Status Fill(const Question& question, Depth depth, Answer& answer) {
 std::string NameOf(const sharding::Plan& plan, const sharding::Instruction& instruction) {
   if (instruction.code != sharding::Code::kKernels) return std::string(Name(instruction.role));
   if (instruction.scope < 0) return "kernels";
-  return plan.scopes[static_cast<size_t>(instruction.scope)].backward ? "backward" : "forward";
+  return plan.scopes[instruction.scope].backward ? "backward" : "forward";
 }
 
 std::string_view UnitOf(const sharding::Plan& plan, const sharding::Instruction& instruction) {
   int unit = -1;
   if (!instruction.parts.empty()) unit = instruction.parts.front().unit;
-  if (instruction.scope >= 0) unit = plan.scopes[static_cast<size_t>(instruction.scope)].unit;
-  return unit < 0 ? std::string_view() : plan.unit_names[static_cast<size_t>(unit)];
+  if (instruction.scope >= 0) unit = plan.scopes[instruction.scope].unit;
+  return unit < 0 ? std::string_view() : plan.unit_names[unit];
 }
 
 // Adds a track for each line, and more of them while several spans of a line are in flight, because
@@ -330,8 +329,7 @@ absl::Status WriteTrace(const Question& question, const Answer& answer, const st
   std::set<std::string> names;  // spans refer to them
   for (const sharding::SimulatedSpan& span : step.simulated.spans) {
     const Fragment& fragment = span.step == 0 ? step.first : step.later;
-    const sharding::Instruction& instruction =
-        fragment.instructions[static_cast<size_t>(span.instruction)];
+    const sharding::Instruction& instruction = fragment.instructions[span.instruction];
     spans.push_back({.operation = names.insert(NameOf(step.plan, instruction)).first->c_str(),
                      .subject = UnitOf(step.plan, instruction),
                      .track = instruction.ends,

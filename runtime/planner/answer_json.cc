@@ -34,11 +34,11 @@ Json JsonOf(const Choice& choice) {
 Json SecondsOf(const sharding::StepSeconds& of) {
   Json json = {{"streams", Json::object()}, {"resources", Json::object()}};
   for (int line = 0; line <= sharding::kCallerLine; ++line) {
-    const double seconds = of.lines[static_cast<size_t>(line)];
+    const double seconds = of.lines[line];
     if (seconds > 0) json["streams"][Text(sharding::NameOfLine(line))] = seconds;
   }
   for (int r = 0; r < sharding::kResources; ++r) {
-    const double seconds = of.resources[static_cast<size_t>(r)];
+    const double seconds = of.resources[r];
     if (seconds > 0) json["resources"][Text(Name(static_cast<Resource>(r)))] = seconds;
   }
   return json;
@@ -46,8 +46,7 @@ Json SecondsOf(const sharding::StepSeconds& of) {
 
 Json TiersOf(const TierBytes& bytes) {
   Json json;
-  for (int tier = 0; tier < kTiers; ++tier)
-    json[Text(Name(static_cast<Tier>(tier)))] = bytes[static_cast<size_t>(tier)];
+  for (int tier = 0; tier < kTiers; ++tier) json[Text(Name(static_cast<Tier>(tier)))] = bytes[tier];
   return json;
 }
 
@@ -67,7 +66,7 @@ Json JsonOf(const Question& question, const Answer& answer) {
   if (answer.peak) {
     json["peak"] = {{"moment", answer.peak->moment}, {"bytes", answer.peak->bytes}};
     for (int c = 0; c < kStateClasses; ++c) {
-      if (const int64_t bytes = answer.peak->classes[static_cast<size_t>(c)]; bytes > 0)
+      if (const int64_t bytes = answer.peak->classes[c]; bytes > 0)
         json["peak"]["classes"][Text(Name(static_cast<StateClass>(c)))] = bytes;
     }
   }
@@ -233,7 +232,7 @@ std::string BarsAsSvg(std::string_view title, std::string_view device,
       for (const MemoryRow& row :
            bar.answer == nullptr ? std::vector<MemoryRow>() : bar.answer->memory) {
         if (static_cast<size_t>(row.tier) == tier)
-          stack(static_cast<double>(row.predicted_bytes), kColours[static_cast<size_t>(row.state)]);
+          stack(static_cast<double>(row.predicted_bytes), kColours[static_cast<int>(row.state)]);
       }
       absl::StrAppendFormat(&rows, "<text x=\"%.1f\" y=\"%d\">%s</text>\n", x + 4, y + 15,
                             SizeText(HeldBy(bar, tier)));

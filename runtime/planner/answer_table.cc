@@ -69,7 +69,7 @@ std::string WaitsFor(const StepTime& time) {
   if (all <= 0) return "";
   const std::string_view name = sharding::NameOfLine(line);
   return absl::StrFormat("%s %.0f%%", absl::string_view(name.data(), name.size()),
-                         100 * lines[static_cast<size_t>(line)] / all);
+                         100 * lines[line] / all);
 }
 
 std::string Recomputes(const Choice& choice) {
@@ -119,7 +119,7 @@ std::string BarOf(const Answer& answer, Tier tier) {
     if (row.tier != tier) continue;
     until += static_cast<double>(row.predicted_bytes);
     const auto end = static_cast<size_t>(std::llround(kBar * until / whole));
-    if (end > bar.size()) bar.resize(std::min(end, kBar), kLetters[static_cast<size_t>(row.state)]);
+    if (end > bar.size()) bar.resize(std::min(end, kBar), kLetters[static_cast<int>(row.state)]);
   }
   bar.resize(kBar, '.');
   return bar;
@@ -132,7 +132,7 @@ std::string MemoryText(const Question& question, const Answer& answer) {
     TierBytes bytes = {};
     for (const MemoryRow& row : answer.memory) {
       if (static_cast<int>(row.state) == c)
-        bytes[static_cast<size_t>(row.tier)] += static_cast<int64_t>(row.predicted_bytes);
+        bytes[static_cast<int>(row.tier)] += static_cast<int64_t>(row.predicted_bytes);
     }
     if (bytes == TierBytes{}) continue;
     absl::StrAppendFormat(&text, "  %c %-11s", kLetters[c],
@@ -162,8 +162,7 @@ std::string MemoryText(const Question& question, const Answer& answer) {
 std::string PeakText(const Peak& peak) {
   std::vector<std::pair<int64_t, int>> classes;
   for (int c = 0; c < kStateClasses; ++c) {
-    if (peak.classes[static_cast<size_t>(c)] > 0)
-      classes.emplace_back(peak.classes[static_cast<size_t>(c)], c);
+    if (peak.classes[c] > 0) classes.emplace_back(peak.classes[c], c);
   }
   std::sort(classes.rbegin(), classes.rend());
   std::string text =
@@ -184,7 +183,7 @@ std::string StepText(const Question& question, const Answer& answer) {
       100 * time.flops_per_second / question.machine.flops_of_rank(question.ranks));
   std::vector<std::pair<double, int>> lines;
   for (int line = 0; line <= sharding::kCallerLine; ++line) {
-    const double on = time.simulated.critical.lines[static_cast<size_t>(line)];
+    const double on = time.simulated.critical.lines[line];
     if (on > 0.002 * seconds) lines.emplace_back(on, line);
   }
   std::sort(lines.rbegin(), lines.rend());

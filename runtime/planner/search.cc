@@ -143,8 +143,7 @@ std::vector<Answer> AnswersOf(const std::vector<Try>& tries) {
   const int count = static_cast<int>(tries.size());
   ThreadTeam team(std::min({CoreShare::Cores(), kAtOnce, count}), /*parts_per_thread=*/count);
   team.Run(std::ssize(tries), /*grain=*/1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      answers[static_cast<size_t>(i)] = tries[static_cast<size_t>(i)].answer();
+    for (int64_t i = begin; i < end; ++i) answers[i] = tries[i].answer();
   });
   return answers;
 }
@@ -303,7 +302,7 @@ std::optional<Change> BestPurchase(const Question& question, const Answer& from)
   std::vector<Try> tries;
   for (const Part& part : parts) {
     const auto is_critical = [&](Resource resource) {
-      return from.time->simulated.critical.resources[static_cast<size_t>(resource)] > 0;
+      return from.time->simulated.critical.resources[static_cast<int>(resource)] > 0;
     };
     if (std::none_of(part.resources.begin(), part.resources.end(), is_critical)) continue;
     Machine richer = question.machine;

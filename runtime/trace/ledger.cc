@@ -15,7 +15,7 @@ struct MemoryLedger::Cells {
   Cell cell[kStateClasses][kTiers];
 
   Cell& At(StateClass state, Tier tier) {
-    return cell[static_cast<size_t>(state)][static_cast<size_t>(tier)];
+    return cell[static_cast<int>(state)][static_cast<int>(tier)];
   }
 };
 

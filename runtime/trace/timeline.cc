@@ -89,7 +89,7 @@ void Timeline::Add(const Span& span) {
   assert(span.begin_ns >= 0 && span.begin_ns <= span.end_ns);
   const int64_t index = state_->added.fetch_add(1, std::memory_order_relaxed);
   if (index >= state_->options.spans_max) return;
-  State::Slot& slot = state_->slots[static_cast<size_t>(index)];
+  State::Slot& slot = state_->slots[index];
   slot.span = span;
   slot.written.store(true, std::memory_order_release);
 }

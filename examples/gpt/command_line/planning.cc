@@ -85,7 +85,7 @@ absl::StatusOr<std::string> Figures(const Options& options, const Choice& choice
                        PredictProgram(work.spec, options.ranks, resolved, advises));
   std::array<double, kTiers> held = {};
   for (const MemoryRow& row : program.memory())
-    held[static_cast<size_t>(row.tier)] += static_cast<double>(row.predicted_bytes) / kMebi;
+    held[static_cast<int>(row.tier)] += static_cast<double>(row.predicted_bytes) / kMebi;
   double of_host = 0, of_nvme = 0, of_ranks = 0;
   for (const TrafficRow& row : program.traffic()) {
     (row.tier == Tier::kNvme ? of_nvme : of_host) +=
@@ -94,9 +94,8 @@ absl::StatusOr<std::string> Figures(const Options& options, const Choice& choice
   for (const CommunicationRow& row : program.communication())
     of_ranks += static_cast<double>(row.predicted_bytes) / kMebi;
   return absl::StrFormat("%12.1f %12.1f %12.1f   %12.1f %12.1f %12.1f",
-                         held[static_cast<size_t>(Tier::kDevice)],
-                         held[static_cast<size_t>(Tier::kCpu)],
-                         held[static_cast<size_t>(Tier::kNvme)], of_ranks, of_host, of_nvme);
+                         held[static_cast<int>(Tier::kDevice)], held[static_cast<int>(Tier::kCpu)],
+                         held[static_cast<int>(Tier::kNvme)], of_ranks, of_host, of_nvme);
 }
 
 absl::StatusOr<std::string> PredictionText(const Options& options, const Config& resolved) {

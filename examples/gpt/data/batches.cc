@@ -39,7 +39,7 @@ absl::StatusOr<Batches> Batches::Create(const Device& device, int64_t count, int
 }
 
 Batches::HostArrays Batches::Fill(int64_t index) {
-  parity_[static_cast<size_t>(index)] ^= 1;
+  parity_[index] ^= 1;
   const size_t slot = SlotOf(index);
   copied_[slot].Wait();
   const auto rows = static_cast<size_t>(rows_);

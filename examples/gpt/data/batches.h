@@ -34,14 +34,12 @@ class Batches {
   // Enqueues the copy of its first sequences * length rows, on the device's compute stream.
   const Batch& Load(int64_t index, int64_t sequences, int64_t length);
   // The micro-batch that was loaded last for `index`.
-  const Batch& batch(int64_t index) const { return batches_[static_cast<size_t>(index)]; }
+  const Batch& batch(int64_t index) const { return batches_[index]; }
 
  private:
   Batches(const Device& device, int64_t rows, std::span<std::byte> memory)
       : stream_(device.CallerStream()), rows_(rows), memory_(memory) {}
-  size_t SlotOf(int64_t index) const {
-    return 2 * static_cast<size_t>(index) + parity_[static_cast<size_t>(index)];
-  }
+  size_t SlotOf(int64_t index) const { return 2 * static_cast<size_t>(index) + parity_[index]; }
 
   Stream stream_;
   int64_t rows_;

@@ -103,8 +103,8 @@ void Layers::EmbedBackward(Gradients gradients, const Batch& batch, const void* 
 
 void Layers::EnqueueForward(Parameters parameters, int64_t block, const Batch& batch,
                             const void* input, int64_t slot, void* output) {
-  const BlockIds& ids = gpt_.blocks[static_cast<size_t>(block)];
-  const Slot& kept = space_->slots[static_cast<size_t>(slot)];
+  const BlockIds& ids = gpt_.blocks[block];
+  const Slot& kept = space_->slots[slot];
   const int64_t rows = batch.rows(), width = gpt_.shape.width;
   ops_->Norm({.input = input,
               .weight = parameters(ids.norm1_weight),
@@ -161,8 +161,8 @@ void Layers::EnqueueForward(Parameters parameters, int64_t block, const Batch& b
 void Layers::EnqueueBackward(Parameters parameters, Gradients gradients, int64_t block,
                              const Batch& batch, const void* input, int64_t slot,
                              const void* output_gradient, void* input_gradient) {
-  const BlockIds& ids = gpt_.blocks[static_cast<size_t>(block)];
-  const Slot& kept = space_->slots[static_cast<size_t>(slot)];
+  const BlockIds& ids = gpt_.blocks[block];
+  const Slot& kept = space_->slots[slot];
   const int64_t rows = batch.rows(), width = gpt_.shape.width;
 
   // The feed-forward half. The weight's gradient needs GELU's output; GELU's gradient comes only

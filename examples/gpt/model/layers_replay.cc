@@ -58,7 +58,7 @@ class Layers::BlockPass {
 void Layers::BlockForward(Parameters parameters, int64_t block, const Batch& batch,
                           const void* input, int64_t slot, void* output) {
   if (!Replays(batch)) return EnqueueForward(parameters, block, batch, input, slot, output);
-  BlockPass pass(gpt_.blocks[static_cast<size_t>(block)], batch, input, slot);
+  BlockPass pass(gpt_.blocks[block], batch, input, slot);
   pass.Add(output);
   pass.LookUp(parameters);
   const auto parameter = [&](ParameterId id) { return pass.parameter(id); };
@@ -72,7 +72,7 @@ void Layers::BlockBackward(Parameters parameters, Gradients gradients, int64_t b
     return EnqueueBackward(parameters, gradients, block, batch, input, slot, output_gradient,
                            input_gradient);
   }
-  BlockPass pass(gpt_.blocks[static_cast<size_t>(block)], batch, input, slot);
+  BlockPass pass(gpt_.blocks[block], batch, input, slot);
   pass.Add(output_gradient);
   pass.Add(input_gradient);
   pass.LookUp(parameters);

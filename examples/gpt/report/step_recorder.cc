@@ -36,7 +36,7 @@ void StepRecorder::StartClock() {
 }
 
 void StepRecorder::Take(const StepReport& report) {
-  applied_[static_cast<size_t>(report.step % kRemembered)] = report.applied;
+  applied_[report.step % kRemembered] = report.applied;
   const double now = Now();
   const StepRecord record = {.report = report, .seconds = now - std::exchange(since_, now)};
   history_.Add(record);
@@ -77,8 +77,8 @@ void StepRecorder::TakeTraffic(int64_t step) {
 void StepRecorder::DecideTraffic() {
   if (candidate_ < 0 || candidate_ >= history_.finished) return;
   const int64_t number = std::exchange(candidate_, -1) + 1;  // in its report
-  history_.traffic_is_steady = applied_[static_cast<size_t>(number % kRemembered)] &&
-                               applied_[static_cast<size_t>((number - 1) % kRemembered)];
+  history_.traffic_is_steady =
+      applied_[number % kRemembered] && applied_[(number - 1) % kRemembered];
 }
 
 }  // namespace ebb::gpt

@@ -162,8 +162,8 @@ std::string MemoryTable(const std::vector<MemoryRow>& rows, bool counted) {
       continue;
     }
     append(Name(row.state), row.tier, row.predicted_bytes, row.peak_bytes);
-    predicted[static_cast<size_t>(row.tier)] += row.predicted_bytes;
-    peak[static_cast<size_t>(row.tier)] += row.peak_bytes;
+    predicted[static_cast<int>(row.tier)] += row.predicted_bytes;
+    peak[static_cast<int>(row.tier)] += row.peak_bytes;
   }
   for (const Tier tier : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
     const size_t at = static_cast<size_t>(tier);

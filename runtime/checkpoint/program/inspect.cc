@@ -43,7 +43,7 @@ absl::Status PrintFiles(const std::string& path) {
   const int ranks = static_cast<int>(manifest.files.size());
   for (int rank = 0; rank < ranks; ++rank)
     absl::PrintF("rank %d: %s, %s\n", rank, RankFileName(rank, ranks),
-                 Size(manifest.files[static_cast<size_t>(rank)].bytes));
+                 Size(manifest.files[rank].bytes));
   return absl::OkStatus();
 }
 

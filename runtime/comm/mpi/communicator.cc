@@ -40,12 +40,12 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiEndpoint> endpoint,
     : TaskCommunicator({std::move(options), group->world_ranks(), group->rank(), group->hosts()}),
       endpoint_(std::move(endpoint)),
       group_(std::move(group)),
-      announcements_(new Announcements[static_cast<size_t>(size())]()),
+      announcements_(new Announcements[size()]()),
       pairs_(static_cast<size_t>(size())),
       absent_(static_cast<size_t>(size())),
       slot_bytes_(SlotBytes(int64_t{kWays * kSlots} * size())),
       // Not initialised, so that slots that are never used take no pages.
-      slots_(new std::byte[static_cast<size_t>(kWays * kSlots * size() * slot_bytes_)]),
+      slots_(new std::byte[kWays * kSlots * size() * slot_bytes_]),
       messages_(static_cast<size_t>(kWays * kSlots * size())) {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
@@ -62,7 +62,7 @@ MpiCommunicator::~MpiCommunicator() {
 void MpiCommunicator::Leave() {
   for (const int peer : others_) {
     announcements_[peer].goodbye.leaves = true;
-    Announce(pairs_[static_cast<size_t>(peer)].goodbye, peer, announcements_[peer].goodbye);
+    Announce(pairs_[peer].goodbye, peer, announcements_[peer].goodbye);
   }
   const auto sent = [&] {
     bool complete = true;
@@ -116,7 +116,7 @@ void MpiCommunicator::Announce(MpiMessage& message, int peer, const Announcement
 }
 
 void MpiCommunicator::Expect(int peer) {
-  Pair& pair = pairs_[static_cast<size_t>(peer)];
+  Pair& pair = pairs_[peer];
   pair.here = false;
   endpoint_->Receive(pair.incoming, world_rank(peer), data_tag() - 1, announcements_,
                      reinterpret_cast<std::byte*>(&announcements_[peer].incoming),
@@ -143,7 +143,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
   absent_.assign(peers.begin(), peers.end());
   const auto absent = [&] { return absent_; };
   for (const int peer : peers) {
-    MpiMessage& outgoing = pairs_[static_cast<size_t>(peer)].outgoing;
+    MpiMessage& outgoing = pairs_[peer].outgoing;
     // The peer has waited for the last announcement since the end of the meeting before it.
     if (!Await(
             call, [&] { return outgoing.Test(); }, absent, deadline))
@@ -153,7 +153,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
   }
   const auto look = [&] {
     std::erase_if(absent_, [&](int peer) {
-      Pair& pair = pairs_[static_cast<size_t>(peer)];
+      Pair& pair = pairs_[peer];
       if (pair.here) return true;
       pair.here = pair.incoming.Test();
       if (!pair.here) return false;

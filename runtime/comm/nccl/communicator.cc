@@ -186,7 +186,7 @@ absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
   const absl::Cleanup called = [this] { calling_.store(false, std::memory_order_release); };
   // NCCL connects ranks and loads kernels when it first needs them.
   std::optional<DriverMemory::Measured> measured;
-  if (!std::exchange(has_called_[static_cast<size_t>(call.kind)], true))
+  if (!std::exchange(has_called_[static_cast<int>(call.kind)], true))
     measured.emplace(parts_.device);
   in_flight_->Begin(stream, summary);
   absl::Status enqueued = in_order ? EnqueueSums(stream, call) : EnqueueNow(stream, call);

@@ -89,7 +89,7 @@ std::string NamesAndHosts(const std::vector<Participant>& participants,
                           std::span<const int> ranks) {
   std::vector<NameAndHost> all;
   for (const int rank : ranks)
-    all.push_back({absl::StrCat("rank ", rank), participants[static_cast<size_t>(rank)].host_name});
+    all.push_back({absl::StrCat("rank ", rank), participants[rank].host_name});
   return NamesAndHosts(std::span<const NameAndHost>(all));
 }
 
@@ -156,7 +156,7 @@ std::string DescribeHosts(const std::vector<Participant>& participants) {
   const Hosts hosts = FindHosts(participants);
   const std::string names =
       absl::StrJoin(hosts.ranks, ", ", [&](std::string* out, const std::vector<int>& ranks) {
-        absl::StrAppend(out, participants[static_cast<size_t>(ranks[0])].host_name);
+        absl::StrAppend(out, participants[ranks[0]].host_name);
       });
   return absl::StrCat(hosts.count(), hosts.count() == 1 ? " host (" : " hosts (", names, ")");
 }
@@ -172,15 +172,14 @@ std::string HostsWithoutMpi(const std::vector<Participant>& participants) {
   for (const std::vector<int>& ranks : FindHosts(participants).ranks) {
     std::vector<int> lacking;
     for (const int rank : ranks) {
-      const std::string& reason = participants[static_cast<size_t>(rank)].without_mpi;
+      const std::string& reason = participants[rank].without_mpi;
       if (reason.empty()) continue;
       lacking.push_back(rank);
       if (why.empty()) why = reason;
     }
     if (lacking.empty()) continue;
-    absl::StrAppend(&hosts, hosts.empty() ? "" : ", ", "host '",
-                    participants[static_cast<size_t>(ranks[0])].host_name, "' (",
-                    RankNames(lacking), ")");
+    absl::StrAppend(&hosts, hosts.empty() ? "" : ", ", "host '", participants[ranks[0]].host_name,
+                    "' (", RankNames(lacking), ")");
   }
   return hosts.empty() ? "" : absl::StrCat("Open MPI is missing on ", hosts, ": ", why);
 }

@@ -249,8 +249,8 @@ absl::Status Admission::Admit(Connection& connection, const Participant& candida
 
 // A rank that waits for the table sends nothing, so its connection has closed.
 absl::Status Admission::CheckConnected(int rank) {
-  const auto& participant = participants_[static_cast<size_t>(rank)];
-  const auto message = connections_[static_cast<size_t>(rank)].TryReceive();
+  const auto& participant = participants_[rank];
+  const auto message = connections_[rank].TryReceive();
   if (message.ok() && !message->has_value()) return absl::OkStatus();
   if (message.ok() && (*message)->type == MessageType::kRefusal)
     return UnpackStatus((*message)->payload);

@@ -79,7 +79,7 @@ absl::StatusOr<std::shared_ptr<Store>> Store::Hold(int rank, Rendezvous rendezvo
 absl::StatusOr<std::vector<std::shared_ptr<Store>>> Store::OfThreads(
     int size, const std::vector<std::shared_ptr<CallOrder>>& calls) {
   std::vector<Participant> participants(static_cast<size_t>(size));
-  for (int rank = 0; rank < size; ++rank) participants[static_cast<size_t>(rank)].rank = rank;
+  for (int rank = 0; rank < size; ++rank) participants[rank].rank = rank;
   std::vector<Connection> rank_zeros(participants.size());
   std::vector<std::vector<Connection>> others(participants.size());
   for (size_t rank = 1; rank < participants.size(); ++rank) {
@@ -141,15 +141,13 @@ void Store::ShareMemory(std::shared_ptr<CallOrder> calls,
   ended_in_order_ = std::move(ended_in_order);
   for (const Participant& other : participants_) {
     if (!ended_in_order_ || other.rank == rank_ || !IsOnThisHost(other.rank)) continue;
-    processes_[static_cast<size_t>(other.rank)] =
-        OpenProcess(other.pid);  // or connections are left
+    processes_[other.rank] = OpenProcess(other.pid);  // or connections are left
   }
   Wake(wake_);
 }
 
 bool Store::IsOnThisHost(int rank) const {
-  return participants_[static_cast<size_t>(rank)].pid_namespace ==
-         participants_[static_cast<size_t>(rank_)].pid_namespace;
+  return participants_[rank].pid_namespace == participants_[rank_].pid_namespace;
 }
 
 void Store::Stop(std::shared_ptr<Store> store) {
@@ -246,7 +244,7 @@ void Store::ReceiveFrom(size_t connection) {
 }
 
 void Store::Died(int rank, const absl::Status& error) {
-  const bool has_left = has_left_[static_cast<size_t>(rank)];
+  const bool has_left = has_left_[rank];
   // Ranks of several hosts hear of each other through rank 0 only.
   const bool is_needed = rank == 0 && participants_.size() > 2 && !IsOnThisHost(rank);
   if ((has_left && !is_needed) || (ended_in_order_ && ended_in_order_(rank))) return Leave(rank);
@@ -314,7 +312,7 @@ void Store::Collect(int from, const Round& round, std::string text) {
   }
   const auto found = std::find(members.begin(), members.end(), from);
   if (found == members.end()) return;
-  all.texts[static_cast<size_t>(found - members.begin())] = std::move(text);
+  all.texts[found - members.begin()] = std::move(text);
   ++all.here;
   if (from == rank_) all.notice.emplace(round.notices);
   SettleIfOver(all);
@@ -350,9 +348,7 @@ void Store::Settle(Collected& all, Gathered::Outcome outcome, std::vector<int> a
     if (member == rank_) {
       outcomes_[all.round.name] = gathered;
     } else {  // a member that has ended shows elsewhere
-      connections_[static_cast<size_t>(member)]
-          .Send(MessageType::kBlobs, packed, Soon())
-          .IgnoreError();
+      connections_[member].Send(MessageType::kBlobs, packed, Soon()).IgnoreError();
     }
   }
   changed_.notify_all();
@@ -376,7 +372,7 @@ void Store::LookAtRounds(WaitPoint::Deadline now) {
 }
 
 void Store::Leave(int rank) {
-  has_left_[static_cast<size_t>(rank)] = true;
+  has_left_[rank] = true;
   for (auto& [name, all] : rounds_) SettleIfOver(all);
   changed_.notify_all();
 }

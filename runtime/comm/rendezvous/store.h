@@ -177,7 +177,7 @@ class Store {
   // The rank at the other end of a connection.
   int RankAt(size_t connection) const { return rank_ == 0 ? static_cast<int>(connection) : 0; }
   bool IsOnThisHost(int rank) const;
-  std::string Name(int rank) const { return Describe(participants_[static_cast<size_t>(rank)]); }
+  std::string Name(int rank) const { return Describe(participants_[rank]); }
 
   // Call it with mutex_ held.
   bool ReachesRankZero() const { return rank_ == 0 || connections_[0].is_open(); }

@@ -26,7 +26,7 @@ int PlaceOf(int rank, const std::vector<int>& ranks) {
 WorldRank RankOf(const StoreGroup& group) {
   std::vector<Participant> participants;
   for (const int rank : group.world_ranks())
-    participants.push_back(group.store().participants()[static_cast<size_t>(rank)]);
+    participants.push_back(group.store().participants()[rank]);
   const Hosts hosts = FindHosts(participants);
   const std::vector<int>& here = hosts.With(group.rank());
   return {.rank = group.rank(),
@@ -42,8 +42,7 @@ WorldRank RankOf(const StoreGroup& group) {
 
 std::vector<std::string> StoreGroup::hosts() const {
   std::vector<std::string> names;
-  for (const int rank : world_ranks_)
-    names.push_back(store_->participants()[static_cast<size_t>(rank)].host_name);
+  for (const int rank : world_ranks_) names.push_back(store_->participants()[rank].host_name);
   return names;
 }
 
@@ -69,7 +68,7 @@ absl::StatusOr<std::vector<std::string>> StoreGroup::AllGather(std::string_view 
   if (gathered.outcome == Store::Gathered::Outcome::kAll) return std::move(gathered.texts);
   const std::string absent =
       absl::StrJoin(gathered.absent, ", ", [this](std::string* out, int rank) {
-        absl::StrAppend(out, Describe(store_->participants()[static_cast<size_t>(rank)]));
+        absl::StrAppend(out, Describe(store_->participants()[rank]));
       });
   store_->Fail(gathered.outcome == Store::Gathered::Outcome::kLeft
                    ? absl::UnavailableError(absl::StrCat(

@@ -73,7 +73,7 @@ class SharedDeviceCommunicator : public CommunicatorBackend {
   void FollowLastStream(Stream& stream);
 
   size_t next_mark() const { return meetings_ % 2; }
-  Event& Mark(int rank, size_t mark) const { return (*marks_[static_cast<size_t>(rank)])[mark]; }
+  Event& Mark(int rank, size_t mark) const { return (*marks_[rank])[mark]; }
   void FailBecause(const absl::Status& why) const;
 
   const std::shared_ptr<SharedWorld> world_;
@@ -234,7 +234,7 @@ void SharedDeviceCommunicator::WaitForMarks(Stream& stream, size_t mark) {
 }
 
 void SharedDeviceCommunicator::WaitForMark(Stream& stream, int peer, size_t mark) {
-  if (marks_[static_cast<size_t>(peer)]->size() <= mark) return;  // its rank could not make it
+  if (marks_[peer]->size() <= mark) return;  // its rank could not make it
   stream.Wait(Mark(peer, mark));
   // A failed stream does not wait, so the host does: the other rank may be reading this rank's
   // memory.

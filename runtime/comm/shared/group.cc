@@ -161,7 +161,7 @@ bool SharedGroup::AwaitPeer(const CallSummary& call, WaitPoint::Deadline deadlin
 bool SharedGroup::Exchange(const RankRecord::Call& call, WaitPoint::Deadline deadline,
                            absl::FunctionRef<bool()> send, absl::FunctionRef<bool()> receive) {
   const int peer = call.summary.peer;
-  const uint64_t number = ++exchanges_[static_cast<size_t>(peer)];
+  const uint64_t number = ++exchanges_[peer];
   RankRecord &own = mine(), &other = record(peer);
   const uint64_t met = own.arrived.load();
   own.post = call;

@@ -140,7 +140,7 @@ absl::StatusOr<SharedFile> ShareFile(StoreGroup& ranks, const std::string& name,
                         timeout_seconds));
     if (ranks.rank() != 0 && has_name) {
       file = OpenNamed(name, 0);
-      const Participant& me = participants[static_cast<size_t>(ranks.rank())];
+      const Participant& me = participants[ranks.rank()];
       if (!file.ok()) {
         file = absl::Status(file.status().code(),
                             absl::StrCat(Describe(me), ": ", file.status().message()));

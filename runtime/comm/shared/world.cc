@@ -26,7 +26,7 @@ constexpr int64_t kPage = 4096;
 
 // How many processes have to share this one's cores.
 int Sharers(const std::vector<Participant>& participants, int rank) {
-  const std::string& mine = participants[static_cast<size_t>(rank)].cores;
+  const std::string& mine = participants[rank].cores;
   return static_cast<int>(
       std::count_if(participants.begin(), participants.end(), [&](const Participant& other) {
         for (size_t core = 0; core < std::min(mine.size(), other.cores.size()); ++core) {
@@ -186,7 +186,7 @@ void SharedWorld::Fail(const absl::Status& why) {
   std::shared_ptr<Store> store = store_;
   if (is_threads()) {
     const std::scoped_lock lock(threads_->mutex);
-    if (!threads_->stores.empty()) store = threads_->stores[static_cast<size_t>(rank_)];
+    if (!threads_->stores.empty()) store = threads_->stores[rank_];
   }
   if (store != nullptr) store->Fail(status());
 }
@@ -212,7 +212,7 @@ absl::StatusOr<std::shared_ptr<Store>> SharedWorld::store() {
           of_ranks_that_left.push_back(std::exchange(stores[rank], nullptr));
       }
     }
-    mine = stores[static_cast<size_t>(rank_)];
+    mine = stores[rank_];
   }
   if (mine == nullptr) return absl::FailedPreconditionError("this rank has left its world");
   if (!std::exchange(listens_, true)) ListenTo(*mine);
@@ -231,8 +231,8 @@ void SharedWorld::Leave(const std::string& how) {
   if (is_threads()) {
     std::shared_ptr<Store> store;  // its destructor waits for its thread
     const std::scoped_lock lock(threads_->mutex);
-    threads_->has_left[static_cast<size_t>(rank_)] = true;
-    if (!threads_->stores.empty()) store.swap(threads_->stores[static_cast<size_t>(rank_)]);
+    threads_->has_left[rank_] = true;
+    if (!threads_->stores.empty()) store.swap(threads_->stores[rank_]);
   }
   const std::scoped_lock lock(groups_mutex_);
   for (SharedGroup* const group : groups_) group->Leave(how);
@@ -300,8 +300,8 @@ absl::Status RunThreads(int ranks, std::function<absl::Status(World)> body) {
   std::vector<absl::Status> statuses(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
-    const std::shared_ptr<SharedWorld>& world = worlds[static_cast<size_t>(rank)];
-    absl::Status& status = statuses[static_cast<size_t>(rank)];
+    const std::shared_ptr<SharedWorld>& world = worlds[rank];
+    absl::Status& status = statuses[rank];
     try {
       threads.emplace_back([&world, &body, &status] { status = RunRank(world, body); });
     } catch (const std::system_error& error) {
@@ -313,7 +313,7 @@ absl::Status RunThreads(int ranks, std::function<absl::Status(World)> body) {
   }
   for (std::thread& thread : threads) thread.join();
   for (const int rank : worlds[0]->failures()) {
-    const absl::Status& status = statuses[static_cast<size_t>(rank)];
+    const absl::Status& status = statuses[rank];
     if (!status.ok()) return OfRank(rank, status);
   }
   return absl::OkStatus();

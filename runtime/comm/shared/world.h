@@ -75,9 +75,7 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   // that `rank` has published to its place here.
   bool shares_buffers() const { return is_threads() || !peer_memory_.empty(); }
   uintptr_t BaseOf(int rank) const {
-    return is_threads()
-               ? 0
-               : reinterpret_cast<uintptr_t>(peer_memory_[static_cast<size_t>(rank)].data());
+    return is_threads() ? 0 : reinterpret_cast<uintptr_t>(peer_memory_[rank].data());
   }
 
   WaitPoint& point(uint32_t which) const {

@@ -101,17 +101,17 @@ int CudaSpanClock::Begin(Stream& stream) {
   if (unused_.empty()) return -1;
   const int pair = unused_.back();
   unused_.pop_back();
-  pairs_[static_cast<size_t>(pair)].tie = tie_;
-  Record(pairs_[static_cast<size_t>(pair)].begin, stream);
+  pairs_[pair].tie = tie_;
+  Record(pairs_[pair].begin, stream);
   return pair;
 }
 
 void CudaSpanClock::End(int pair, Stream& stream) {
-  Record(pairs_[static_cast<size_t>(pair)].end, stream);
+  Record(pairs_[pair].end, stream);
 }
 
 SpanClock::State CudaSpanClock::Take(int number, Span& span) {
-  const Pair& pair = pairs_[static_cast<size_t>(number)];
+  const Pair& pair = pairs_[number];
   const CudaCurrent current(context_->ordinal());
   const auto at = [&](cudaEvent_t event, int64_t& ns) {
     float milliseconds = 0;
