@@ -51,7 +51,7 @@ absl::Status BareTrainer::MakeArrays() {
     elements_ += unit.elements();
   }
   EBB_ASSIGN_OR_RETURN(kernels_, optim::Kernels::For(device_));
-  const int64_t tied = layout_.units[gpt_.embedding].elements();
+  const int64_t tied = layout_.units[static_cast<int>(gpt_.embedding)].elements();
   const int64_t rows = options_.sequences * options_.shape.context;
   const int64_t size = SizeOf(options_.compute), fp32 = int64_t{sizeof(float)};
   const gpt::Layers::Options layers{
@@ -138,7 +138,7 @@ absl::Status BareTrainer::FillMasters(ParameterId p) {
 }
 
 int64_t BareTrainer::OffsetOf(ParameterId p) const {
-  const sharding::ParameterLocation& location = layout_.parameters[p];
+  const sharding::ParameterLocation& location = layout_.parameters[static_cast<int>(p)];
   return unit_offsets_[location.unit] + location.offset;
 }
 
@@ -149,7 +149,7 @@ const void* BareTrainer::Parameter(ParameterId p) const {
 
 // The head's visit to the tied unit has a gradient of its own, because each visit is reduced alone.
 gpt::Target BareTrainer::Gradient(ParameterId p, bool head) {
-  const sharding::ParameterLocation& location = layout_.parameters[p];
+  const sharding::ParameterLocation& location = layout_.parameters[static_cast<int>(p)];
   const int64_t offset = head ? elements_ + location.offset : OffsetOf(p);
   const size_t index = static_cast<size_t>(p) + (head ? model_.parameters.size() : 0);
   const bool first = !written_[index];
@@ -224,7 +224,7 @@ void BareTrainer::SumSquares() {
   for (size_t index = 0; index < written_.size(); ++index) {
     const bool head = index >= model_.parameters.size();
     const ParameterId p{static_cast<int32_t>(index % model_.parameters.size())};
-    const sharding::ParameterLocation& location = layout_.parameters[p];
+    const sharding::ParameterLocation& location = layout_.parameters[static_cast<int>(p)];
     if (written_[index] || (head && location.unit != static_cast<int>(gpt_.embedding))) continue;
     stream_.Zero(Gradient(p, head).data, location.elements * size);
   }

@@ -138,7 +138,7 @@ absl::StatusOr<sharding::Simulated> SimulateStep(const sharding::Plan& plan,
 double DiskSeconds(const sharding::Simulated& step) {
   double seconds = 0;
   for (const Resource of : {Resource::kDiskRead, Resource::kDiskWrite, Resource::kDisk})
-    seconds = std::max(seconds, step.busy.resources[of]);
+    seconds = std::max(seconds, step.busy.resources[static_cast<int>(of)]);
   return seconds;
 }
 

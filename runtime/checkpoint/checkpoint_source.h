@@ -13,7 +13,7 @@ namespace ebb {
 // `path`: a checkpoint, or a folder of checkpoints, of which the newest complete one is opened.
 // Every block that is read is checked.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenCheckpointSource(const std::string& path);
-// The same for a checkpoint that was found whole.
+// `checkpoint`: one that was found whole.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenWholeCheckpoint(std::string checkpoint,
                                                                   Manifest manifest);
 

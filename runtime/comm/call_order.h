@@ -95,7 +95,7 @@ class CallOrder {
   // Describes the first few of `ranks`.
   std::string Describe(std::span<const int> ranks) const;
 
-  // Of ranks that share memory and would all log `warning`, the first one does. Any thread.
+  // True for the first of the ranks that share memory and would all log `warning`. Any thread.
   bool IsFirstToWarn(std::string_view warning);
 
   // For records outside of shared memory. Pack makes a text of this rank's record. The other takes

@@ -269,7 +269,7 @@ TEST_F(CheckpointProgramTest, OfFilesOfTorchTheLibraryNamesTheProgramThatImports
   Write(Path("model_optim_states.pt"), "");
   EXPECT_THAT(std::string(OpenTensorSource(folder_).status().message()),
               HasSubstr("convert it with deepspeed/checkpoint/ds_to_universal.py"));
-  // As transformers reads it.
+  // Transformers reads such a folder.
   WriteZeros(Path("model/model.safetensors"), 2, 3, "w");
   EXPECT_TRUE(OpenTensorSource(Path("model")).ok());
 }

@@ -14,8 +14,8 @@
 
 namespace ebb {
 
-// As OpenTensorSource, and a path for which IsForTorch holds. An error of python3 says what to
-// install.
+// Opens what OpenTensorSource opens, and a path for which IsForTorch holds. An error of python3 says
+// what to install.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenAnySource(const std::string& path);
 
 }  // namespace ebb
