@@ -42,12 +42,14 @@ make_hosts() {
   printf '127.0.0.1 localhost\n192.0.2.1 ebb-a\n192.0.2.2 ebb-b\n' >/run/ebb/hosts
 }
 
-# on_host NAME COMMAND...: runs the command there, in place of the shell.
+# on_host NAME COMMAND...: runs the command there, in place of the shell. Without a name server, which no host could reach, a
+# name that is not in /etc/hosts is unknown at once.
 on_host() {
   local name=$1
   shift
   exec ip netns exec "$name" unshare --mount --uts sh -c '
     mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs /run/own && export TMPDIR=/run/own &&
-    mount --bind /run/ebb/hosts /etc/hosts && hostname "$0" && exec "$@"
+    mount --bind /run/ebb/hosts /etc/hosts && { [ ! -e /etc/resolv.conf ] || mount --bind /dev/null /etc/resolv.conf; } &&
+    hostname "$0" && exec "$@"
   ' "$name" "$@"
 }
