@@ -75,12 +75,13 @@ TEST_F(ProgramTest, AnImpossibleRequestExitsWithTwoAndAReason) {
                                                "ebb": {"trace": "/absent/trace.json"}})")}),
          "ebb.trace"},
         {Tiny({"--data", data_, "--offload-optimizer", "nvme", "--nvme-path", "/proc/none"}),
-         "nvme_path '/proc/none' does not exist, and '/proc/none' cannot be made"},
+         "nvme_path '/proc/none' does not exist and cannot be made"},
         {Tiny({"--data", data_, "--offload-optimizer", "nvme", "--nvme-path", data_}),
          "is not a directory"},
         {Tiny({"--data", data_, "--offload-optimizer", "nvme", "--nvme-path", "/proc"}),
-         "cannot create a directory in nvme_path '/proc': No such file or directory; nvme_path has "
-         "to be an existing directory in which new ones can be made"}}) {
+         "cannot create a file in nvme_path '/proc': No such file or directory; nvme_path has to "
+         "be a "
+         "directory in which files can be made"}}) {
     Program program(c.arguments);
     EXPECT_EQ(program.Finish(), 2) << program.printed();
     EXPECT_THAT(program.printed(), HasSubstr(c.said));
@@ -303,17 +304,34 @@ TEST_F(ProgramTest, ATierWithoutParametersIsLoggedAtTheStart) {
   }
 }
 
-TEST_F(ProgramTest, ASignalLeavesNothingOnTheDisk) {
-  const std::string disk = files_.Path("disk");
-  std::filesystem::create_directory(disk);
-  Program program(Tiny({"--data", data_, "--steps", "100000000", "--offload-param", "nvme",
-                        "--offload-optimizer", "nvme", "--nvme-path", disk}));
-  ASSERT_TRUE(program.WaitFor("step 1/"));
-  EXPECT_FALSE(std::filesystem::is_empty(disk));
-  program.Signal(SIGINT);
-  EXPECT_EQ(program.Finish(), 130) << program.printed();
-  EXPECT_THAT(program.printed(), HasSubstr("NVMe, bytes a parameter and step: "));
-  EXPECT_TRUE(std::filesystem::is_empty(disk));
+// The unnamed files under the path that the process has open.
+int UnnamedFilesIn(const std::string& path, int pid) {
+  int files = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/fd")) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(entry, gone);
+    files += target.starts_with(path + "/") && target.ends_with("(deleted)");
+  }
+  return files;
+}
+
+TEST_F(ProgramTest, SwapFilesHaveNoNameAndNoSignalLeavesOne) {
+  for (const int signal : {SIGINT, SIGKILL}) {
+    const std::string disk = files_.Path("disk");
+    std::filesystem::create_directory(disk);
+    Program program(Tiny({"--data", data_, "--steps", "100000000", "--offload-param", "nvme",
+                          "--offload-optimizer", "nvme", "--nvme-path", disk}));
+    ASSERT_TRUE(program.WaitFor("step 1/"));
+    EXPECT_EQ(UnnamedFilesIn(disk, program.pid()), 2);  // parameters and states
+    EXPECT_TRUE(std::filesystem::is_empty(disk));
+    program.Signal(signal);
+    const int exit_code = program.Finish();
+    EXPECT_TRUE(std::filesystem::is_empty(disk));
+    if (signal == SIGKILL) continue;
+    EXPECT_EQ(exit_code, 130) << program.printed();
+    EXPECT_THAT(program.printed(), HasSubstr("NVMe, bytes a parameter and step: "));
+  }
 }
 
 TEST_F(ProgramTest, OptionsWithoutMeaningOnTheCpuCauseAWarning) {
@@ -334,7 +352,7 @@ TEST_F(ProgramTest, OutputWithoutAReaderEndsTheRunAndLeavesNothingOnTheDisk) {
       Tiny({"--data", data_, "--steps", "100000000", "--evaluate-every", "1", "--offload-param",
             "nvme", "--offload-optimizer", "nvme", "--nvme-path", disk}));
   ASSERT_TRUE(program.WaitFor("step 1/"));
-  EXPECT_FALSE(std::filesystem::is_empty(disk));
+  EXPECT_EQ(UnnamedFilesIn(disk, program.pid()), 2);
   program.CloseOutput();
   EXPECT_EQ(program.Finish(), 130);
   EXPECT_TRUE(std::filesystem::is_empty(disk));
