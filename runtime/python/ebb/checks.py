@@ -1,16 +1,15 @@
-"""Finds operators that read a parameter outside of its unit, and so NaN: with initialize(check=True) within the model, and in the first steps
-in the loss. An error names parameter, operator and line."""
+"""Finds operators that read a parameter outside of its unit, and so NaN: in the loss, and with initialize(check=True) within the model. An
+error names parameter, operator and line."""
 
 from __future__ import annotations
 
 import traceback
 import weakref
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
-from torch.utils._pytree import tree_flatten
 
 from ._library import Error
 from ._tensors import Slots
@@ -39,14 +38,25 @@ class Watch(TorchFunctionMode):
         self.read = read
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        name = getattr(function, "__name__", str(function))
-        of = getattr(getattr(function, "__self__", None), "__name__", "")
-        if name not in _HARMLESS or (name == "__get__" and of in _VIEWS):
-            for value in tree_flatten((arguments, keywords or {}))[0]:
-                read = self.name_of(value) if isinstance(value, torch.Tensor) else None
-                if read is not None:
+        keywords = keywords or {}
+        for value in _tensors_in(arguments, keywords):
+            read = self.name_of(value)
+            if read is not None:
+                name = getattr(function, "__name__", str(function))
+                of = getattr(getattr(function, "__self__", None), "__name__", "")
+                if name not in _HARMLESS or (name == "__get__" and of in _VIEWS):
                     self.read(read, of if name == "__get__" else name)
-        return function(*arguments, **(keywords or {}))
+        return function(*arguments, **keywords)
+
+
+def _tensors_in(*values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors_in(*value)
+        elif isinstance(value, dict):
+            yield from _tensors_in(*value.values())
 
 
 def _where() -> str:
@@ -77,7 +87,7 @@ class _Hidden:
 
 
 class Reads:
-    """Notes the first read of a hidden parameter before the model's forward or between its end and backward, which is perhaps by the loss."""
+    """Notes the first read of a hidden parameter outside of the model's forward and backward, which is perhaps by the loss."""
 
     def __init__(self, slots: list[Slots]):
         self.slots = slots

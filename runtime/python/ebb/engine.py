@@ -125,15 +125,13 @@ class Engine:
         self._walk.attach()
         self._steps.refresh_residents()
         self._finished = 0
-        self._may_be_nan = True  # the loss, in the first two steps and after one that was skipped or whose loss was NaN
-        self._was_nan = torch.zeros((), dtype=torch.bool, device="cpu", pin_memory=device.type == "cuda")  # a loss; the device writes it later
         self._reads = checks.Reads(self._slots)
         self._members = Members(model)
         self._entries = Entries(self)
         self._handles = saving.attach(self) + self._steps.handles
         self._handles.append(model.register_forward_pre_hook(never_compiled(self._see_first_batch), prepend=True, with_kwargs=True))
         self._handles.append(model.register_forward_pre_hook(never_compiled(self._check_model), prepend=True))
-        self._handles.append(model.register_forward_hook(never_compiled(self._watch_loss)))
+        self._handles.append(model.register_forward_hook(never_compiled(self._watch_reads), always_call=True))
         if device.type == "cuda" and tier_of_activations(settings) == "cpu":
             self._handles.append(SavedInRam(model, units))
         self._checks_reads = checks_reads
@@ -141,7 +139,7 @@ class Engine:
             self._handles.append(checks.attach(self))
         model.__dict__["_ebb_engine"] = weakref.ref(self)
         engines.add(self)
-        self._watch_reads()
+        self._reads.begin()
 
     # One step.
 
@@ -157,14 +155,11 @@ class Engine:
         self._walk.check_whole()
         self._walk.settle()
         read = self._reads.end()
-        is_nan = loss.detach().isnan()
-        if self._may_be_nan and is_nan:
+        if (read or self._finished < 2) and loss.detach().isnan():  # a look at it waits for the device
             outside = self._walk.read_outside(loss)
             read = read or outside and f"'{outside[0]}' was read outside of its unit '{outside[1].name}', by the loss or by another module"
             if read:
                 raise self._is_nan(read)
-        self._may_be_nan |= bool(self._was_nan)
-        self._was_nan.copy_(is_nan.view(()), non_blocking=True)
         self._steps.finish_evaluation()
         self._steps.add_loss(loss)
         self._steps.scaled_backward(loss)
@@ -180,7 +175,7 @@ class Engine:
         self._check()
         if callable(now):
             raise Error("step(closure) is not supported: call backward() before step()", "UNIMPLEMENTED")
-        read = self._reads.end()
+        self._reads.pause()
         if self._walk.backward is not None:
             raise Error("step() after a backward that ended with an error: call drop() to go on")
         self._walk.check_whole()
@@ -201,8 +196,9 @@ class Engine:
             steps.check_gradients(has_new=steps.backwards > steps.counted)
         steps.counted = steps.backwards
         if steps.counted < self.accumulation and not now:
-            self._watch_reads()
+            self._reads.begin()
             return False
+        read = self._reads.end()
         try:
             steps.finish(self.accumulation / steps.counted)
         finally:
@@ -212,8 +208,7 @@ class Engine:
             self.optimizer._opt_called = True  # torch's schedulers warn without it
         if self._finished == 2:
             self._walk.watch_less()
-        self._may_be_nan = self._finished < 2 or bool(self._was_nan)
-        self._watch_reads()
+        self._reads.begin()
         if read and not self.report().applied:  # loss.backward() has not looked at the loss
             raise self._is_nan(read)
         return True
@@ -239,14 +234,13 @@ class Engine:
         self._walk.forget()
         self._reads.end()
         self._steps.drop()
-        self._watch_reads()
+        self._reads.begin()
 
     def report(self) -> Report:
         """The numbers of the last finished step. Waits for that step, and raises its error if it had one."""
         self._check()
         row = _library.StepReport()
         check(library.ebb_step_report(self._memory.handle, byref(row)))
-        self._may_be_nan |= not row.applied
         return Report(row.step, bool(row.applied), row.skipped_steps, row.loss, row.gradient_norm, row.loss_scale, row.learning_rate)
 
     @property
@@ -534,12 +528,8 @@ class Engine:
             refuse_caller()
             self._members.check()
 
-    def _watch_loss(self, module: nn.Module, arguments: tuple, output: Any) -> None:
-        if self._steps.in_step and torch._C._current_graph_task_id() == -1 and torch.is_grad_enabled():
-            self._watch_reads()
-
-    def _watch_reads(self) -> None:
-        if self._may_be_nan:
+    def _watch_reads(self, module: nn.Module, arguments: tuple, output: Any) -> None:
+        if torch._C._current_graph_task_id() == -1 and not self._walk.is_paused:
             self._reads.begin()
 
     @staticmethod

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from modules import Blocks
-from training import SGD, compare
+from training import SGD, compare, squared_error
 
 import ebb
 
@@ -63,37 +63,30 @@ def test_the_parameter_is_named_at_the_first_nan(at):
 
 
 def _later(place):
-    """Later than the first steps: after the first that was skipped."""
+    """In a later step without a report, in the first of two micro-batches."""
     batch = place.batches()[0][0]
-    model = _frozen()
-    engine = ebb.initialize(model, place.config())
-    for _ in range(3):
-        engine.backward(model(batch[0]).square().mean()), engine.step()
-    engine.backward(of_linear(model, batch)), engine.step()
-    assert not engine.report().applied
-    with pytest.raises(ebb.Error, match="'head.weight' was read by linear outside of its unit"):
-        engine.backward(of_linear(model, batch))
-    engine.close()
+    for by_engine in (True, False):
+        model = _frozen()
+        engine = ebb.initialize(model, place.config(gradient_accumulation_steps=2))
 
+        def train(loss):
+            engine.backward(loss) if by_engine else loss.backward()
+            return engine.step()
 
-def test_a_read_in_a_later_step_is_named(at):
-    at(_later)
-
-
-def _later_without_a_report(place):
-    batch = place.batches()[0][0]
-    model = _frozen()
-    engine = ebb.initialize(model, place.config())
-    for _ in range(4):
-        engine.backward(model(batch[0]).square().mean()), engine.step()
-    engine.backward(of_linear(model, batch)), engine.step()
-    with pytest.raises(ebb.Error, match="'head.weight' was read by linear outside of its unit"):
-        engine.backward(of_linear(model, batch))
-    engine.close()
+        for _ in range(8):
+            train(model(batch[0]).square().mean())
+        with pytest.raises(ebb.Error, match="'head.weight' was read by linear outside of its unit"):
+            assert train(of_linear(model, batch)) is False
+            train(model(batch[0]).square().mean())
+        engine.drop()
+        for _ in range(2):
+            train(model(batch[0]).square().mean())
+        assert engine.report().applied
+        engine.close()
 
 
 def test_a_read_in_a_later_step_is_named_without_a_report(at):
-    at(_later_without_a_report)
+    at(_later)
 
 
 BEFORE = {
@@ -103,13 +96,21 @@ BEFORE = {
 }
 
 
-def _before_the_forward(place):
+def _before_the_forward(place, is_late):
+    """`is_late`: in the fourth step, behind an evaluation."""
     batch = place.batches()[0][0]
     for read, value_of in BEFORE.items():
         for by_engine in (True, False):
             model = _frozen()
             engine = ebb.initialize(model, place.config())
+            for _ in range(3 if is_late else 0):
+                loss = squared_error(model, batch)
+                engine.backward(loss) if by_engine else loss.backward()
+                engine.step()
             with pytest.raises(ebb.Error, match=rf"'head.weight' was read by \w*{read}\w* outside of its unit, at .*loss_reads"):
+                if is_late:
+                    with torch.no_grad():
+                        model(batch[0])
                 loss = _logits(model, value_of(model.head.weight), batch).square().mean()
                 engine.backward(loss) if by_engine else loss.backward()
                 engine.step()
@@ -118,7 +119,11 @@ def _before_the_forward(place):
 
 
 def test_a_read_before_the_forward_is_named(at):
-    at(_before_the_forward)
+    at(_before_the_forward, False)
+
+
+def test_a_read_between_an_evaluation_and_the_forward_is_named(at):
+    at(_before_the_forward, True)
 
 
 def _harmless_before(place):
@@ -131,8 +136,8 @@ def _harmless_before(place):
         assert model.head.weight.norm().isnan()
         engine.backward(model(batch[0]).square().mean()), engine.step()
     assert engine.report().applied
-    assert torch._C._len_torch_function_stack() == 0
     engine.close()
+    assert torch._C._len_torch_function_stack() == 0
 
 
 def test_a_read_for_no_loss_is_no_error(at):
