@@ -6,6 +6,8 @@
             computed from other tensors, it opens when a tensor is unpacked that the unit's forward has saved. It closes when
             the next unit's backward opens, or at the end of backward
   resident  its backward opens at the next forward with gradients or at step(), so that what comes into `.grad` before counts too
+  left out  a batch may use a unit less often than the order says. If it leaves out the use whose backward takes the gradients, the walk
+            opens and closes that use by itself, and in its backward the engine takes what the other backwards have left in `.grad`
 
 A backward that gives no parameter a gradient, such as torch.autograd.grad for an input, only shows the units. The forward that it
 goes through is not counted, because another one of the same micro-batch may follow.
@@ -60,13 +62,14 @@ _engine = torch.autograd.Variable._execution_engine
 class Visit:
     """One use of a unit in a round: a forward, and the backward that belongs to it."""
 
-    __slots__ = ("unit", "number", "round", "call", "first_node", "last_node", "is_repeated", "is_spent")
+    __slots__ = ("unit", "number", "round", "call", "place", "first_node", "last_node", "is_repeated", "is_spent")
 
     def __init__(self, unit: Unit, number: int, round_number: int, call: int = 0):
         self.unit = unit
         self.number = number  # of this unit's uses in the round
         self.round = round_number
         self.call = call  # of the model
+        self.place = -1  # in the declared order of backwards; -1: not declared
         self.first_node = _sequence_number()
         self.last_node = self.first_node
         self.is_repeated = False  # in backward, by the node of a function that has run several visits
@@ -113,6 +116,11 @@ class Walk:
         self.failure = ""  # of a forward or backward of the step, in words, because the exception would keep tensors
         self.counts = [0] * len(units)
         self.pending: list[list[Visit]] = [[] for _ in units]
+        self.declared: list[int] = []  # the units of the declared visits
+        self.takes: list[bool] = []  # of these visits: the unit has several, and this one takes its gradients
+        self.places_in_backward: list[int] = []
+        self.next_declared = 0
+        self.left_out: list[Visit] = []  # of those that take gradients, opened here
         self.resident_visits: list[Visit] = []
         self.resident_ends: list[Visit] = []  # of a round whose backward has ended
         # By the node of a torch.autograd.Function, such as a reentrant checkpoint: the visits that its forward has run without gradients.
@@ -170,12 +178,10 @@ class Walk:
         around = None if trains else function_around()
         in_step = trains or self.in_round or around is not None
         self._begin(in_step)
-        visit = Visit(unit, self.counts[unit.index], self.round, self.calls)
+        visit = self._visit_of(unit) if in_step else Visit(unit, 0, self.round, self.calls)
         if around is not None:
             self.regions.setdefault(around, []).append(visit)
         self.forward = self._open(FORWARD, visit)
-        if in_step:
-            self.counts[unit.index] += 1
         if trains or around is not None:
             self.pending[unit.index].append(visit)
         self._push_saved_hooks(module, visit)
@@ -245,6 +251,32 @@ class Walk:
                 scope = self.scopes.open(FORWARD, visit)
                 self.scopes.close(FORWARD, visit, scope)
                 self.resident_visits.append(visit)
+
+    def expect(self, order: Any) -> None:
+        """The declared Order of a round."""
+        self.declared = [visit.unit for visit in order.visits]
+        self.places_in_backward = order.places_in_backward()
+        several = {unit for unit in self.declared if self.declared.count(unit) > 1 and not self.units[unit].keep_whole}
+        self.takes = [visit.gradients and visit.backward and visit.unit in several for visit in order.visits]
+
+    def _visit_of(self, unit: Unit) -> Visit:
+        """The next visit of the unit. Opens and closes those before it that take gradients and have been left out."""
+        at = next((at for at in range(self.next_declared, len(self.declared)) if self.declared[at] == unit.index), None)
+        if at is None:
+            return self._counted(unit, -1)
+        for number in range(self.next_declared, at):
+            if self.takes[number]:
+                left_out = self._counted(self.units[self.declared[number]], self.places_in_backward[number])
+                self._close(self._open(FORWARD, left_out))
+                self.left_out.append(left_out)
+        self.next_declared = at + 1
+        return self._counted(unit, self.places_in_backward[at])
+
+    def _counted(self, unit: Unit, place: int) -> Visit:
+        visit = Visit(unit, self.counts[unit.index], self.round, self.calls)
+        visit.place = place
+        self.counts[unit.index] += 1
+        return visit
 
     def _watch(self, visit: Visit, output: Any, closes: bool) -> None:
         for tensor in tensors_in(output):
@@ -335,7 +367,13 @@ class Walk:
         if not self.only_shows and visit in self.pending[visit.unit.index]:
             self.pending[visit.unit.index].remove(visit)
             visit.is_spent = False
+            self._take_left_out(visit.place)
         self.backward = self._open(BACKWARD, visit)
+
+    def _take_left_out(self, before: float) -> None:
+        for visit in [visit for visit in self.left_out if visit.place < before]:
+            self.left_out.remove(visit)
+            self._close(self._open(BACKWARD, visit))
 
     def _start_backward(self) -> None:
         self.settle()
@@ -373,6 +411,7 @@ class Walk:
         if self.only_shows:
             self._spend()
             return
+        self._take_left_out(float("inf"))
         self.resident_ends = self.resident_visits
         is_one_left_out = any(not visit.is_spent for visits in self.pending for visit in visits)
         self._new_round()
@@ -405,6 +444,8 @@ class Walk:
     def _new_round(self) -> None:
         self.round += 1
         self.in_round = False
+        self.next_declared = 0
+        self.left_out = []
         self.resident_visits = []
         self.regions = {}
         self.counts = [0] * len(self.units)

@@ -61,6 +61,12 @@ class Order:
             counts[visit.unit] += 1
         return taking
 
+    def places_in_backward(self) -> list[int]:
+        """For each visit when its backward comes, counted over backwards."""
+        events = self.events or _in_turn(self.visits)
+        of_visit = {visit: place for place, visit in enumerate(visit for opens, kind, visit in events if opens and kind == BACKWARD)}
+        return [of_visit.get(number, -1) for number in range(len(self.visits))]
+
 
 def of_registration(model: nn.Module, units: list[Unit]) -> Order:
     visits = [Declared(index) for index in registration_order(model, units)]

@@ -21,8 +21,8 @@ LARGE_GRADIENT = 1 << 20  # bytes of a gradient that goes to the engine as it co
 _STRIDED = {torch.strided}
 _UNSCALED = "with fp16 the loss has to be scaled: engine.backward(loss) instead of loss.backward()"
 _OTHER_ORDER = (
-    ". This batch uses the unit in another order than the example, such as without the first of several uses: name the unit's parameters in "
-    "resident=, or call engine.reorder(example) before such a batch"
+    ". This batch uses the unit in another order than the example: name the unit's parameters in resident=, or call engine.reorder(example) "
+    "before such a batch"
 )
 _layout_of = operator.attrgetter("layout")
 

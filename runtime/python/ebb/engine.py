@@ -122,6 +122,7 @@ class Engine:
         rates = self.optimizer.rates if self.optimizer is not None else list
         self._steps = Steps(self._memory, units, self._slots, first_id, taking, device, half, rates, self.accumulation, world.size)
         self._walk = Walk(model, units, self._steps)
+        self._walk.expect(order)
         self._walk.attach()
         self._steps.refresh_residents()
         self._finished = 0
@@ -591,6 +592,7 @@ class Engine:
         check(library.ebb_engine_reorder(self._memory.handle, visits, len(visits), events, len(events)))
         self.order = order
         self._steps.taking = order.taking_visits(len(self.units))
+        self._walk.expect(order)
         self._steps.forget_addresses()
         self._place()
         self._steps.refresh_residents()
