@@ -83,8 +83,8 @@ class Step {
   // has begun, and another round is to come, a Forward of the first unit, or of a unit after its
   // Backward, starts that round. A Backward of a trainable unit that comes again, or after a later
   // scope, is an error. ModelSpec::order declares scopes that are open together, other orders of
-  // backward, forward scopes in backward. A scope that is not the declared next is logged once;
-  // with the engine's boundaries it is an error.
+  // backward, forward scopes in backward. A scope that is not the declared next is logged once,
+  // unless the step may leave out scopes; with the engine's boundaries it is an error.
   ForwardScope Forward(UnitId unit);
   BackwardScope Backward(UnitId unit);
   // The next recompute of `unit` that ModelSpec::order declares: a forward scope inside backward,

@@ -65,7 +65,7 @@ void OrderNotices::Warn(int expected, std::string_view what_came, std::string_vi
         absl::StrCat(what,
                      ": the engine keeps boundary activations (Visit::output_bytes), so every "
                      "visit must come in the declared order")));
-  } else if (!warned_ && inputs_.rank() == 0) {
+  } else if (!warned_ && !progress_.options.may_leave_out && inputs_.rank() == 0) {
     LogWarning(absl::StrCat(inputs_.options.name, ": ", what, ": ", std::string(how), "; ",
                             sharding::kOrderDeclaredIn, " declares the order (said once)"));
   }
