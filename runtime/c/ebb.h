@@ -179,6 +179,8 @@ typedef struct {
   const char* name;     /* for log lines and swap folders; 0: "engine" */
   void* compute_stream; /* a cudaStream_t of the caller; 0: the engine makes one */
   int32_t initial_values_of_rank_0;
+  const char* error; /* null, or the caller's error, perhaps of this rank alone: every rank's. The
+                        model is then not looked at */
 } ebb_engine_options;
 typedef struct {
   void* data; /* the address of the parameter in every scope of the unit */

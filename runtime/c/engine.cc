@@ -55,6 +55,7 @@ int32_t ebb_engine_create(ebb_world* world, const ebb_model* model, const char* 
     with.compute.native = options.compute_stream;
     with.name = ebb::c::TextOr(options.name, "engine");
     with.initial_values_of_rank_0 = options.initial_values_of_rank_0 != 0;
+    if (options.error != nullptr) with.error = absl::FailedPreconditionError(options.error);
     const auto there = std::make_shared<std::atomic<bool>>(true);
     absl::StatusOr<ebb::Engine> made = ebb::Engine::Create(
         world->world, device, ebb::c::WhileThere(model->spec, there), config, std::move(with));

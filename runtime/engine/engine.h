@@ -71,6 +71,9 @@ struct EngineOptions {
   // kLoadBytesMax for one that loads. Create refuses a host, or a control group, without room for
   // it.
   int64_t host_bytes_later = 0;
+  // The trainer's own error, which may be of this rank alone: Create returns it on every rank. The
+  // model is then not looked at.
+  absl::Status error = {};
 };
 
 // One parameter of Engine::Views.

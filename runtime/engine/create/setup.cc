@@ -26,7 +26,7 @@ absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngine(World world, Device devi
                                                         const Config& config,
                                                         EngineOptions options) {
   EBB_RETURN_IF_ERROR(config.Validate());
-  EBB_RETURN_IF_ERROR(Validate(model));
+  if (options.error.ok()) EBB_RETURN_IF_ERROR(Validate(model));
   EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world.size()));
   model = DivideByDType(std::move(model), resolved.compute);
   if (options.optimizer) {
@@ -54,7 +54,8 @@ absl::Status Setup::Make() {
   EBB_ASSIGN_OR_RETURN(with_.kernels.device, optim::Kernels::For(inputs.device));
   EBB_ASSIGN_OR_RETURN(with_.kernels.host, optim::Kernels::For(Device::Cpu(1)));
   Measuring measuring(with_);
-  absl::Status own = CheckGroups();
+  absl::Status own = inputs.options.error;
+  if (own.ok()) own = CheckGroups();
   if (own.ok()) own = CheckOptimizer();
   if (own.ok()) measuring.ChooseRatioByCap();
   if (own.ok()) own = with_.plans.Plan();

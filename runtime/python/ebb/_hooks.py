@@ -85,6 +85,7 @@ class Scopes(Protocol):
     def backward_begins(self) -> None: ...
     def backward_ends(self, is_one_left_out: bool) -> None: ...
     def leave_round(self) -> None: ...
+    def fail(self, error: str, begins: bool = False) -> None: ...
 
 
 class _Open:
@@ -235,8 +236,8 @@ class Walk:
             for tensor in tensors_in(output):  # no unit's backward will say that backward has begun
                 tensor.grad_fn.register_prehook(lambda gradients: self._start_backward())
         error = sys.exc_info()[1]
-        if output is None and error is not None and self.in_round:
-            self.failure = f"{type(error).__name__}: {error}"
+        if output is None and error is not None:
+            self.fail(error, is_whole=not self.in_round)
 
     # Forward.
 
@@ -351,14 +352,25 @@ class Walk:
             self._backward_begins(visit)
         return _restored(unpack, saved)
 
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """drop() is asked for after an error within it, because resident parameters may have got a part of the gradient."""
+        try:
+            yield
+        except Error as error:
+            self.fail(error)
+            raise
+
     def _backward_begins(self, visit: Visit) -> None:
+        with self._failing():
+            self._open_backward(visit)
+
+    def _open_backward(self, visit: Visit) -> None:
         if visit.round != self.round:
-            error = Error(
+            raise Error(
                 f"backward through a forward of '{visit.unit.name}' whose step, or whose backward, is over. Add the losses of one forward and call "
                 "backward once, and call torch.autograd.grad before backward"
             )
-            self.failure = f"{type(error).__name__}: {error}"
-            raise error  # drop() is asked for, because resident parameters may have got a part of the gradient
         if torch.is_grad_enabled() and not self._in_checkpoint():
             raise Error(f"backward of '{visit.unit.name}' with create_graph=True: second derivatives are not supported", "UNIMPLEMENTED")
         self._start_backward()
@@ -415,7 +427,8 @@ class Walk:
         self.resident_ends = self.resident_visits
         is_one_left_out = any(not visit.is_spent for visits in self.pending for visit in visits)
         self._new_round()
-        self.scopes.backward_ends(is_one_left_out)
+        with self._failing():
+            self.scopes.backward_ends(is_one_left_out)
 
     def _spend(self) -> None:
         """The calls that a backward without gradients has gone through do not count, unless another backward goes through them."""
@@ -494,6 +507,14 @@ class Walk:
         """Closes the open forward."""
         self._pop_saved_hooks()
         self._close_forward()
+
+    def fail(self, error: BaseException, is_whole: bool = False) -> None:
+        """The step of a forward or backward that has raised `error`, perhaps on this rank alone, ends with it on every rank. `is_whole`: no unit
+        has run, so that nothing is left open here."""
+        text = self.failure or f"{type(error).__name__}: {error}"
+        if not is_whole:
+            self.failure = text
+        self.scopes.fail(text, begins=torch.is_grad_enabled())
 
     def check_whole(self) -> None:
         if self.failure:

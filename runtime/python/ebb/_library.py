@@ -77,7 +77,7 @@ class MemoryRow(ctypes.Structure):
 class EngineOptions(Struct):
     _fields_ = [
         ("struct_size", c_uint32), ("threads", c_int32), ("device", c_char_p), ("name", c_char_p), ("compute_stream", c_void_p),
-        ("initial_values_of_rank_0", c_int32),
+        ("initial_values_of_rank_0", c_int32), ("error", c_char_p),
     ]
 
 

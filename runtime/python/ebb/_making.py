@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
 from ctypes import byref, c_void_p
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -65,27 +66,28 @@ def initialize(
     After this call the engine owns the parameters. They show their values while their unit runs, and otherwise NaN of the true shape.
     engine.gather(name) and model.state_dict() read them at any time. Raises ebb.Error."""
     handle, world = open_world()
-    model = getattr(model, "_orig_mod", model)  # of torch.compile(model), which calls it
-    refuse(model)
-    text = config_text(config)
-    settings = resolved(text, world.size)
-    if tier_of_activations(settings) == "nvme":
-        raise Error(
-            '"ebb.offload_activations" is "nvme": what a torch module saves for its backward can be in RAM ("cpu"), not on a disk', "UNIMPLEMENTED"
+    with _told_to_all_ranks(handle, world.size, model, config, device, name):
+        model = getattr(model, "_orig_mod", model)  # of torch.compile(model), which calls it
+        refuse(model)
+        text = config_text(config)
+        settings = resolved(text, world.size)
+        if tier_of_activations(settings) == "nvme":
+            raise Error(
+                '"ebb.offload_activations" is "nvme": what a torch module saves for its backward can be in RAM ("cpu"), not on a disk', "UNIMPLEMENTED"
+            )
+        if weights is None:
+            _refuse_hidden(model)
+        on = torch.device(device) if device is not None else _device_of(model)
+        divided, order = units_and_order(model, units, example, resident, on)
+        group_of = group_function(groups)
+        files = Files(os.fspath(weights), model) if weights is not None else None
+        dtype_of = dtype_function(model, settings)
+        _say_dtypes(model, dtype_of)
+        described = Model(divided, order, group_of, dtype_of, files)
+        options = _library.EngineOptions(
+            threads=threads, device=str(on).encode(), name=name.encode(), compute_stream=current_stream(on),
+            initial_values_of_rank_0=values_of_rank_0,
         )
-    if weights is None:
-        _refuse_hidden(model)
-    on = torch.device(device) if device is not None else _device_of(model)
-    divided, order = units_and_order(model, units, example, resident, on)
-    group_of = group_function(groups)
-    files = Files(os.fspath(weights), model) if weights is not None else None
-    dtype_of = dtype_function(model, settings)
-    _say_dtypes(model, dtype_of)
-    described = Model(divided, order, group_of, dtype_of, files)
-    options = _library.EngineOptions(
-        threads=threads, device=str(on).encode(), name=name.encode(), compute_stream=current_stream(on),
-        initial_values_of_rank_0=values_of_rank_0,
-    )
     made = c_void_p()
     described.check(library.ebb_engine_create(handle, described.handle, text.encode(), byref(options), byref(made)))
     first_id = described.first_id
@@ -98,6 +100,26 @@ def initialize(
     if keep_memory and on.type == "cpu":
         _keep_memory_of_steps()
     return engine
+
+
+@contextlib.contextmanager
+def _told_to_all_ranks(handle: int, ranks: int, model: nn.Module, config: Config, device: str | None, name: str) -> Iterator[None]:
+    """An error within it, perhaps of this rank alone, ends initialize() on every rank."""
+    try:
+        yield
+    except Exception as error:
+        if ranks > 1:
+            text = '{"train_micro_batch_size_per_gpu": 1}'
+            with contextlib.suppress(Exception):  # the configuration may be what is wrong
+                given = config_text(config)
+                resolved(given, ranks)
+                text = given
+            on = device or next((str(parameter.device) for parameter in model.parameters() if not parameter.is_meta), "cpu")
+            options = _library.EngineOptions(device=on.encode(), name=name.encode(), error=f"{type(error).__name__}: {error}".encode())
+            nothing = library.ebb_model_create()
+            library.ebb_engine_create(handle, nothing, text.encode(), byref(options), byref(c_void_p()))
+            library.ebb_model_destroy(nothing)
+        raise
 
 
 def _described(model: nn.Module, config: Config, world: int, units: UnitsArgument, example: Any, resident: Iterable[str]) -> tuple[Model, str]:

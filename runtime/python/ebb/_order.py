@@ -110,6 +110,9 @@ class _Record:
     def leave_round(self) -> None:
         pass
 
+    def fail(self, error: str, begins: bool = False) -> None:
+        pass
+
     def open(self, kind: int, visit: Visit) -> None:
         if self.in_step and kind != SHOW:
             if id(visit) not in self.numbers:

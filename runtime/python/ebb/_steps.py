@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from ctypes import byref, c_double, c_float, c_int32, c_int64
@@ -52,6 +53,7 @@ class Steps:
         self.accumulation = accumulation
         self.ranks = ranks
         self.in_step = False
+        self.has_failed = False  # the step that the model's last call belongs to
         self.backwards = 0  # that have ended in the step
         self.counted = 0  # of them, those that step() has seen
         self.in_evaluation = False
@@ -167,14 +169,21 @@ class Steps:
         self.in_step = False
         check(library.ebb_step_finish(self.memory.handle, byref(options)))
 
-    def fail(self, error: Error) -> None:
-        """Ends the step with an error that the library has not seen, so that every rank gets it."""
+    def fail(self, error: str, begins: bool = False) -> None:
+        """Ends the evaluation and the step, with an error that the library has not seen, so that every rank gets it. `begins`: the other ranks are
+        in a step, so this rank begins it if it has not."""
+        with contextlib.suppress(Error):  # of an engine that has failed
+            self.finish_evaluation()
+            if begins and not self.in_step and not self.has_failed and self.ranks > 1:
+                self._begin_step()
         if not self.in_step:
             return
-        self.finish_evaluation()
+        self.has_failed = True
         self.in_step = False
         self._taken = None
-        library.ebb_step_finish(self.memory.handle, byref(_library.FinishOptions(error=str(error).encode())))
+        library.ebb_step_finish(self.memory.handle, byref(_library.FinishOptions(error=error.encode())))
+        for slots in self.slots:
+            slots.hide()
         self.clear_gradients()
 
     def drop(self) -> None:
@@ -338,6 +347,7 @@ class Steps:
         """Raises the error of the step, which says more than the error of a scope."""
         text = _library.error_text()
         self._taken = None
+        self.has_failed = True
         if self.in_step:
             self.in_step = False
             if library.ebb_step_finish(self.memory.handle, None):

@@ -160,10 +160,15 @@ class Engine:
             outside = self._walk.read_outside(loss)
             read = read or outside and f"'{outside[0]}' was read outside of its unit '{outside[1].name}', by the loss or by another module"
             if read:
-                raise self._is_nan(read)
+                with self._failing_step():
+                    raise self._is_nan(read)
         self._steps.finish_evaluation()
         self._steps.add_loss(loss)
-        self._steps.scaled_backward(loss)
+        try:
+            self._steps.scaled_backward(loss)
+        except BaseException as error:
+            self._walk.fail(error)
+            raise
 
     def step(self, now: bool = False) -> bool:
         """Ends a micro-batch, which is one backward. The last of gradient_accumulation_steps micro-batches ends the step and updates
@@ -177,9 +182,11 @@ class Engine:
         if callable(now):
             raise Error("step(closure) is not supported: call backward() before step()", "UNIMPLEMENTED")
         self._reads.pause()
-        if self._walk.backward is not None:
-            raise Error("step() after a backward that ended with an error: call drop() to go on")
         self._walk.check_whole()
+        if self._walk.backward is not None:
+            error = Error("step() after a backward that ended with an error: call drop() to go on")
+            self._walk.fail(error)
+            raise error
         self._walk.settle()
         steps = self._steps
         with self._failing_step():
@@ -445,7 +452,9 @@ class Engine:
     def __enter__(self) -> "Engine":
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None and not self._memory.closed:
+            self._walk.fail(error)
         self.close()
 
     # Inside.
@@ -462,7 +471,7 @@ class Engine:
             yield
         except Error as error:
             self._walk.forget()
-            self._steps.fail(error)
+            self._steps.fail(str(error))
             raise
 
     def _between_forwards(self, checks_writes: bool = True) -> None:
@@ -526,6 +535,7 @@ class Engine:
     def _check_model(self, module: nn.Module, arguments: tuple) -> None:
         if torch._C._current_graph_task_id() == -1 and not self._walk.is_paused:
             self._reads.pause()
+            self._steps.has_failed = False
             refuse_caller()
             self._members.check()
 
