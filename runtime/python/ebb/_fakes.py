@@ -26,7 +26,8 @@ from ._library import Error
 _BUFFER_BYTES_MAX = 16 << 20  # larger buffers get no values, because the real ones are copied
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)  # not their subclasses, whose methods may do more
 _ITEMS_MAX = 10_000  # of a container whose contents are kept: a larger one is a data set
-_LEAVES = (str, bytes, int, float, complex, type(None), torch.Tensor, nn.Module, types.ModuleType)
+_LEAVES = (str, bytes, int, float, complex, type(None), torch.Tensor, types.ModuleType)
+_NOT_THE_USERS = {"torch", "numpy", "ebb", *sys.stdlib_module_names}
 
 
 class Fakes(FakeTensorMode):
@@ -69,10 +70,13 @@ def has_fake(value: Any, depth: int = 0) -> bool:
 
 @contextlib.contextmanager
 def classes_as_they_were(model: nn.Module) -> Iterator[None]:
-    """Afterwards, variables of the model's classes and of their Python modules, and containers in these variables, that have got a tensor
-    without values have their old values. So does the cache of torch's parametrizations, whose tensors may also be without gradients."""
-    classes = {kind for module in model.modules() for kind in type(module).__mro__ if kind.__module__.partition(".")[0] not in ("torch", "builtins")}
-    places = [*classes, *(sys.modules[name] for name in {kind.__module__ for kind in classes} if name in sys.modules)]
+    """Afterwards, variables of the model's classes, of their Python modules and of those that these import from, and containers in these
+    variables, that have got a tensor without values have their old values. So does the cache of torch's parametrizations, whose tensors may
+    also be without gradients."""
+    classes = {kind for module in model.modules() for kind in type(module).__mro__ if _is_the_users(kind.__module__)}
+    own = {kind.__module__ for kind in classes if kind.__module__ in sys.modules}
+    imported = {_origin(value) for name in own for value in vars(sys.modules[name]).values()}
+    places = [*classes, *(sys.modules[name] for name in own | imported if _is_the_users(name) and name in sys.modules)]
     before = [(place, dict(vars(place))) for place in places]
     contents = _contents_within([value for _, values in before for name, value in values.items() if name != "__builtins__"])
     of_parametrizations, parametrize._cache = parametrize._cache, {}
@@ -88,6 +92,15 @@ def classes_as_they_were(model: nn.Module) -> Iterator[None]:
             for name, value in list(vars(place).items()):
                 if value is not values.get(name) and has_fake(value):
                     setattr(place, name, values[name]) if name in values else delattr(place, name)
+
+
+def _is_the_users(name: Any) -> bool:
+    return isinstance(name, str) and name.partition(".")[0] not in _NOT_THE_USERS
+
+
+def _origin(value: Any) -> Any:
+    """The name of the Python module that a variable comes from."""
+    return value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) if callable(value) else None
 
 
 def _contents_within(values: list[Any]) -> list[tuple[Any, Any]]:

@@ -1,6 +1,7 @@
 """A forward that keeps tensors outside of the model: in functools.lru_cache, a dict, a class, a variable of a module, torch's parametrizations."""
 
 import functools
+import sys
 import types
 
 import pytest
@@ -19,6 +20,10 @@ PRESET = {"angles": None}
 BY_BLOCK = [None] * 3
 SPACE = types.SimpleNamespace(tables=[{"angles": None}])
 LOG = {"output": None, "outputs": []}
+ELSEWHERE = sys.modules["elsewhere"] = types.ModuleType("elsewhere")  # a module that no class of the model is in
+ELSEWHERE.PRESET = {"angles": None}
+ELSEWHERE.HELPER = nn.Module()  # not a part of the model
+ELSEWHERE.HELPER.register_buffer("angles", None)
 
 
 @functools.lru_cache
@@ -150,6 +155,20 @@ class KeyThatIsThere(Block):
         return x * PRESET["angles"]
 
 
+class KeyOfAnotherModule(Block):
+    def mixed(self, x):
+        if ELSEWHERE.PRESET["angles"] is None:
+            ELSEWHERE.PRESET["angles"] = x.new_ones(8).cos()
+        return x * ELSEWHERE.PRESET["angles"]
+
+
+class BufferOutsideOfTheModel(Block):
+    def mixed(self, x):
+        if ELSEWHERE.HELPER.angles is None:
+            ELSEWHERE.HELPER.angles = x.new_ones(8).cos()
+        return x * ELSEWHERE.HELPER.angles
+
+
 class ItemThatIsThere(Block):
     def mixed(self, x):
         if BY_BLOCK[self.index] is None:
@@ -183,7 +202,8 @@ class CacheOfLists(Block):
 
 KINDS = [LruCache, CacheOfPairs, GlobalDict, GlobalDictLikeAnActivation, EntryOfADict, ClassAttribute, ClassAttributeLikeAnActivation,
          GlobalVariable, Closure, AttributeOfAnObject]
-CONTAINERS = [GrowingList, KeyThatIsThere, ItemThatIsThere, DictWithinAnObject, LogOfActivations, CacheOfLists]
+CONTAINERS = [GrowingList, KeyThatIsThere, KeyOfAnotherModule, BufferOutsideOfTheModel, ItemThatIsThere, DictWithinAnObject, LogOfActivations,
+              CacheOfLists]
 
 
 def made(kind):
@@ -197,6 +217,7 @@ def made(kind):
 def forget():
     global ANGLES
     ANGLES = Block.mask = ALIBI["bias"] = CONFIG.bias = None
+    ELSEWHERE.PRESET["angles"] = ELSEWHERE.HELPER.angles = None
     PRESET["angles"] = SPACE.tables[0]["angles"] = LOG["output"] = None
     BY_BLOCK[:] = [None] * 3
     for cache in (TABLES, GROWING, LOG["outputs"]):
@@ -227,6 +248,7 @@ def _is_as_before(place):
     kept = GROWING, PRESET, BY_BLOCK, SPACE.tables, LOG
     for kind in CONTAINERS:
         ebb.count_activations(made(kind), place.config(), place.ranks, example=torch.ones(2, 8))
+        assert ELSEWHERE.PRESET == {"angles": None} and ELSEWHERE.HELPER.angles is None, kind
         assert kept == ([], {"angles": None}, [None] * 3, [{"angles": None}], {"output": None, "outputs": []}), kind
 
 
