@@ -341,6 +341,27 @@ def test_clipping_by_the_loop_is_refused(one):
     one.run(_clipped_by_the_loop)
 
 
+def _averages_and_states():
+    """Of torch's, with which a loop would get NaN, or begin again without momenta."""
+    model, plain = Blocks(), Blocks()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    engine = ebb.initialize(model, settings())
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    for one, step in ((model, engine.step), (plain, optimizer.step)):
+        squared_error(one, (X, Y)).backward()
+        step()
+    refused(lambda: average.update_parameters(model), r"AveragedModel.*'blocks.0.weight' shows its value.*state_dict\(\)", "UNIMPLEMENTED")
+    torch.optim.swa_utils.AveragedModel(plain).update_parameters(plain)
+    refused(lambda: engine.optimizer.load_state_dict(optimizer.state_dict()), "another optimizer's states.*engine.load", "UNIMPLEMENTED")
+    engine.optimizer.load_state_dict(engine.optimizer.state_dict())
+    same(engine, plain)
+    engine.close()
+
+
+def test_averages_of_parameters_and_states_of_torch_are_refused(one):
+    one.run(_averages_and_states)
+
+
 def _of_torchs_loops():
     model, plain = Blocks(), Blocks()
     engine = ebb.initialize(model, settings(), example=(X,))

@@ -126,6 +126,11 @@ class Optimizer(torch.optim.Optimizer):
         return {**super().state_dict(), "given": [sorted(group.given) for group in self.param_groups]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict.get("state"):
+            raise Error(
+                "load_state_dict() of another optimizer's states: the engine has the states, and takes them from engine.load(folder); without "
+                '"state" the rates are taken', "UNIMPLEMENTED"
+            )
         groups = self.param_groups
         super().load_state_dict(state_dict)  # makes other groups
         loaded, self.param_groups = self.param_groups, groups
@@ -204,6 +209,24 @@ def _refusing(clip: Callable[..., None], said: str, code: str) -> Callable[..., 
         clip(parameters, *arguments, **keywords)
 
     return refuse_or_clip
+
+
+def refuse_averages() -> None:
+    """Makes torch's AveragedModel of an engine's model raise, because it would average NaN."""
+    kind = torch.optim.swa_utils.AveragedModel
+    update = kind.update_parameters
+
+    @functools.wraps(update)
+    def refuse_or_update(average: nn.Module, model: nn.Module) -> None:
+        name = _name_in(model.parameters())
+        if name is not None:
+            raise Error(
+                f"AveragedModel.update_parameters(): '{name}' shows its value only while its unit runs: average model.state_dict(), as "
+                "timm.utils.ModelEmaV2", "UNIMPLEMENTED"
+            )
+        update(average, model)
+
+    kind.update_parameters = refuse_or_update
 
 
 def refuse_clipping() -> None:
