@@ -26,7 +26,10 @@ _HARMLESS = {"size", "dim", "numel", "stride", "is_floating_point", "is_complex"
 
 def storage(tensor: torch.Tensor) -> int:
     """The same for all views of a tensor."""
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else 0
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided and not _is_wrapped(tensor) else 0
+
+
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # within torch.func, without memory of its own
 
 
 class Watch(TorchFunctionMode):
@@ -83,7 +86,8 @@ class _Hidden:
         }
 
     def __call__(self, value: torch.Tensor) -> str | None:
-        return self.names.get(value.data_ptr()) if type(value) in (torch.Tensor, nn.Parameter) and value.layout == torch.strided else None
+        has_memory = type(value) in (torch.Tensor, nn.Parameter) and value.layout == torch.strided and not _is_wrapped(value)
+        return self.names.get(value.data_ptr()) if has_memory else None
 
 
 class Reads:
