@@ -29,10 +29,10 @@ std::vector<MemoryRow> PredictMemory(const Plan& plan) {
   return PredictMemory(plan.pools);
 }
 
-int64_t StateStagingBytes(const Plan& plan) {
+int64_t StateStagingBytes(const Pools& pools, bool has_gpu) {
   int64_t on_nvme = 0;
-  for (const int64_t bytes : plan.pools.file_bytes) on_nvme += bytes;
-  return on_nvme > 0 ? 2 * kStateStagingBytes : 0;
+  for (const int64_t bytes : pools.file_bytes) on_nvme += bytes;
+  return has_gpu || on_nvme > 0 ? 2 * kStateStagingBytes : 0;
 }
 
 }  // namespace ebb::sharding

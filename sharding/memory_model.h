@@ -17,7 +17,7 @@ std::vector<MemoryRow> PredictMemory(const Plan& plan);
 std::vector<MemoryRow> PredictMemory(const Pools& pools);
 
 // More bytes of host memory: state passes through these when a call asks for it, if anything is on
-// NVMe. (A GPU always has them.)
-int64_t StateStagingBytes(const Plan& plan);
+// NVMe or the device is a GPU.
+int64_t StateStagingBytes(const Pools& pools, bool has_gpu);
 
 }  // namespace ebb::sharding

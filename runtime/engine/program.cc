@@ -28,7 +28,8 @@ int64_t Program::own_bytes() const {
 }
 std::vector<MemoryRow> Program::memory() const {
   std::vector<MemoryRow> rows = sharding::PredictMemory(*plan_);
-  const auto bytes = static_cast<uint64_t>(sharding::StateStagingBytes(*plan_));
+  const auto bytes =
+      static_cast<uint64_t>(sharding::StateStagingBytes(plan_->pools, /*has_gpu=*/false));
   if (bytes == 0) return rows;
   auto row = std::find_if(rows.begin(), rows.end(), [](const MemoryRow& one) {
     return (one.tier == Tier::kCpu && one.state == StateClass::kStaging) || one.tier == Tier::kNvme;

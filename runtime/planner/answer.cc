@@ -294,15 +294,12 @@ sharding::FoundAdvice RemedyFor(const Question& question, const Answer& answer) 
   if (!resolved.ok()) return {};
   const auto& [device, ram, disk] = answer.room;
   sharding::MemoryCaps caps{.device = device,
-                            .host = ram - 2 * sharding::kStateStagingBytes,
+                            .host = ram,
                             .disk = disk,
                             .of_config = false,
                             .relief = "use a machine with more memory"};
   if (question.machine.is_cpu)
-    caps = {.together = device - (disk > 0 ? 2 * sharding::kStateStagingBytes : 0),
-            .disk = disk,
-            .of_config = false,
-            .relief = caps.relief};
+    caps = {.together = device, .disk = disk, .of_config = false, .relief = caps.relief};
   return sharding::FindAdvice(resolved->Inputs(question.ranks), caps);
 }
 

@@ -10,7 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/sharding/fit/advice_settings.h"
 #include "ebb/sharding/fit/budget.h"
+#include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/placement.h"
+#include "ebb/sharding/state_pieces.h"
 
 namespace ebb::sharding {
 namespace {
@@ -210,11 +212,14 @@ class Search {
     const auto over = [](int64_t bytes, std::optional<int64_t> cap) {
       return cap ? std::max<int64_t>(0, bytes - *cap) : 0;
     };
+    // The config's caps do not count it.
+    const int64_t staging =
+        caps_.of_config ? 0 : StateStagingBytes(pools, /*has_gpu=*/!caps_.together.has_value());
     Need need{.device = DeviceBytes(pools), .host = HostBytes(pools), .disk = DiskBytes(pools)};
     // A byte of a disk counts less than one of memory, because it costs less.
     constexpr int64_t kDiskBytes = 16;
-    need.over = std::max(over(need.device, caps_.device) + over(need.host, caps_.host),
-                         over(need.device + need.host, caps_.together)) +
+    need.over = std::max(over(need.device, caps_.device) + over(need.host + staging, caps_.host),
+                         over(need.device + need.host + staging, caps_.together)) +
                 (over(need.disk, caps_.disk) + kDiskBytes - 1) / kDiskBytes;
     return need;
   }
@@ -241,11 +246,13 @@ class Search {
     return !caps_.device && !caps_.together && need.device > now_.device;
   }
 
-  // The caps' sizes, for pools in host memory beside those on the device, in whole MiB.
+  // The caps' sizes, for pools in host memory beside staging and the pools on the device, in whole
+  // MiB.
   int64_t HostRoom() const {
     int64_t room = caps_.host.value_or(INT64_MAX);
     if (caps_.together) room = std::min(room, std::max<int64_t>(0, *caps_.together - now_.device));
-    return room >> 20 << 20;
+    if (!caps_.of_config && room < INT64_MAX) room -= 2 * kStateStagingBytes;
+    return std::max<int64_t>(0, room) >> 20 << 20;
   }
   // A cap that the search left out is a cap again, as large as the need.
   Config Capped(Config changed, const Need& need) const {

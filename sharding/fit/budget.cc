@@ -286,6 +286,8 @@ std::string Needed(const Pools& pools, const HostRoom& room) {
   if (HostBytes(pools) > 0) tiers.push_back(absl::StrCat("cpu: ", Table(pools.host_bytes)));
   if (room.holds_device && room.untouched > 0)
     tiers.push_back(absl::StrCat("of the workspace untouched: ", SizeText(room.untouched)));
+  if (const int64_t staging = StateStagingBytes(pools, !room.holds_device); staging > 0)
+    tiers.push_back(absl::StrCat("staging of calls for state: ", SizeText(staging)));
   if (room.later > 0) tiers.push_back(absl::StrCat("saves and loads: ", SizeText(room.later)));
   const int64_t bytes = BytesInRam(pools, room);
   const std::string all = room.ranks == 1
@@ -301,7 +303,7 @@ std::string Needed(const Pools& pools, const HostRoom& room) {
 
 int64_t BytesInRam(const Pools& pools, const HostRoom& room) {
   return HostBytes(pools) + (room.holds_device ? DeviceBytes(pools) - room.untouched : 0) +
-         room.later;
+         StateStagingBytes(pools, !room.holds_device) + room.later;
 }
 
 absl::Status CheckHostRoom(const Pools& pools, const HostRoom& room) {

@@ -23,7 +23,6 @@
 #include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/trace/resident_set.h"
 #include "ebb/sharding/plan.h"
-#include "ebb/sharding/state_pieces.h"
 #include "tests/engine/scripted.h"
 #include "tests/offload/has_once.h"
 #include "tests/offload/scratch.h"
@@ -50,24 +49,18 @@ class HostMemoryTest : public ::testing::Test {
     for (int u = 0; u < 8; ++u) {
       const UnitId unit = model_.AddUnit("unit" + std::to_string(u));
       model_.Add(unit,
-                 {.name = "w" + std::to_string(u), .shape = {100'000}, .init = Constant(0.5f)});
+                 {.name = "w" + std::to_string(u), .shape = {500'000}, .init = Constant(0.5f)});
       model_.forward.push_back({.unit = unit});
     }
   }
   ~HostMemoryTest() override { GetOffloadTestHooks() = {}; }
 
-  // The pools of all ranks, in whole pages.
+  // The pools of all ranks in whole pages, and the staging of calls for state.
   int64_t NeededKib(const Config& config) const {
     const auto rows = PredictMemory(model_, kWorld, config);
     EXPECT_OK(rows);
     uint64_t bytes = 0;
-    bool on_nvme = false;
-    for (const MemoryRow& row : *rows) {
-      on_nvme = on_nvme || row.tier == Tier::kNvme;
-      bytes += row.tier == Tier::kNvme ? 0 : row.predicted_bytes;
-    }
-    if (on_nvme)
-      bytes -= 2 * sharding::kStateStagingBytes;  // no pool, allocated by calls for state
+    for (const MemoryRow& row : *rows) bytes += row.tier == Tier::kNvme ? 0 : row.predicted_bytes;
     return kWorld * static_cast<int64_t>(bytes) / 1024;
   }
 

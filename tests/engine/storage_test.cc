@@ -10,7 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/device/backend.h"
-#include "ebb/sharding/state_pieces.h"
+#include "ebb/runtime/engine/program.h"
+#include "ebb/sharding/fit/budget.h"
+#include "ebb/sharding/plan.h"
 #include "ebb/sharding/unit_places.h"
 #include "tests/engine/scripted.h"
 #include "tests/offload/locked_memory.h"
@@ -206,12 +208,8 @@ TEST(HostPoolsTest, AreLockedOnlyIfAsked) {
   for (const Tier tier : {Tier::kCpu, Tier::kNvme}) {
     Config config = OnNvme(ConfigFor({.world = 1, .stage = 3}), scratch.path());
     config.zero.offload_param.device = config.zero.offload_optimizer.device = tier;
-    ASSERT_OK_AND_ASSIGN(const auto rows, PredictMemory(model, 1, config));
-    int64_t host_bytes = 0;
-    for (const MemoryRow& row : rows)
-      if (row.tier == Tier::kCpu) host_bytes += static_cast<int64_t>(row.predicted_bytes);
-    // No pool, allocated by calls for state.
-    if (tier == Tier::kNvme) host_bytes -= 2 * sharding::kStateStagingBytes;
+    ASSERT_OK_AND_ASSIGN(const Program program, PredictProgram(model, 1, config));
+    const int64_t host_bytes = sharding::HostBytes(program.plan().pools);
     ASSERT_GT(host_bytes, 0);
     const auto pin_both = [&](bool pin) {
       config.zero.offload_param.pin_memory = config.zero.offload_optimizer.pin_memory = pin;

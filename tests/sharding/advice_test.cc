@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/sharding/fit/budget.h"
+#include "ebb/sharding/memory_model.h"
 #include "every_change.h"
 #include "tests/status.h"
 #include "unit_chain.h"
@@ -288,7 +289,7 @@ TEST(Advice, FitsAlsoIfTheDevicesMemoryIsTheHosts) {
     const auto bytes = [&](const Config& config) {
       const auto pools = LaidOut(config, kWorld);
       EXPECT_OK(pools);
-      return DeviceBytes(*pools) + HostBytes(*pools);
+      return DeviceBytes(*pools) + HostBytes(*pools) + StateStagingBytes(*pools, /*has_gpu=*/false);
     };
     for (const int share : {2, 30, 60, 95}) {
       const int64_t cap = bytes(start) * share / 100;
