@@ -35,4 +35,8 @@ int64_t StateStagingBytes(const Pools& pools, bool has_gpu) {
   return has_gpu || on_nvme > 0 ? 2 * kStateStagingBytes : 0;
 }
 
+int64_t SaveBytes(const Pools& pools, bool has_gpu) {
+  return kSaveBufferBytes + 2 * StateStagingBytes(pools, has_gpu);
+}
+
 }  // namespace ebb::sharding

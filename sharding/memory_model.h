@@ -20,4 +20,8 @@ std::vector<MemoryRow> PredictMemory(const Pools& pools);
 // NVMe or the device is a GPU.
 int64_t StateStagingBytes(const Pools& pools, bool has_gpu);
 
+// A save takes these beside the pools: the buffer of a file, and staging of its own.
+inline constexpr int64_t kSaveBufferBytes = int64_t{32} << 20;
+int64_t SaveBytes(const Pools& pools, bool has_gpu);
+
 }  // namespace ebb::sharding

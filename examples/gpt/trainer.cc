@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "command_line/configuration.h"
 #include "model/scope_access.h"
 #include "status_macros.h"
 
@@ -22,8 +21,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(World world, Device dev
 
 absl::Status Trainer::MakeEngine(const Config& config) {
   GPT_ASSIGN_OR_RETURN(work_, WorkloadOf(options_, config, device_));
-  GPT_ASSIGN_OR_RETURN(engine_, Engine::Create(world_, device_, work_.spec, config,
-                                               {.host_bytes_later = CheckpointBytes(options_)}));
+  GPT_ASSIGN_OR_RETURN(engine_, Engine::Create(world_, device_, work_.spec, config));
   const std::span workspace(static_cast<std::byte*>(engine_->workspace().data),
                             static_cast<size_t>(work_.spec.workspace_bytes));
   const auto cut = static_cast<size_t>(work_.batches_bytes);

@@ -89,6 +89,7 @@ absl::StatusOr<std::string> SaveCheckpoint(Engine& engine, const std::string& fo
 // steps can be saved to `folder`, which it makes if there is none, and locks. Collective.
 // kFailedPrecondition: as for SaveAsync, or it names a checkpoint there that a save would refuse to
 // replace. To an engine that has loaded nothing, every checkpoint there is one of another run.
+// kResourceExhausted: the host has no memory for a save beside the engine's pools.
 absl::Status CheckSaves(Engine& engine, const std::string& folder, int64_t last_step);
 
 struct LoadOptions {

@@ -25,12 +25,14 @@
 #include "ebb/runtime/checkpoint/state_arrays.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/state_pieces.h"
 
 namespace ebb {
 namespace {
 
-static_assert(kSaveBytesMax == StreamedFile::kMemoryBytes + 4 * sharding::kStateStagingBytes);
+static_assert(sharding::kSaveBufferBytes == StreamedFile::kMemoryBytes &&
+              kSaveBytesMax == sharding::kSaveBufferBytes + 4 * sharding::kStateStagingBytes);
 
 // One rank's part of a save. It runs on the engine's thread that reads the state, and must not call
 // the engine.
@@ -280,7 +282,7 @@ absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
 
 absl::Status CheckSaves(Engine& engine, const std::string& folder, int64_t last_step) {
   const absl::StatusOr<TrainingState> state = engine.training_state();
-  absl::Status own = state.status();
+  absl::Status own = state.ok() ? engine.CheckRoomForSaves() : state.status();
   std::shared_ptr<FolderLock> lock;  // rank 0's
   if (own.ok() && engine.world().rank() == 0) {
     own = [&]() -> absl::Status {

@@ -67,10 +67,6 @@ struct EngineOptions {
   // unit, in each unit trainable parameters first. Create takes as long as rank 0 takes for the
   // whole model and its broadcast. The same on every rank.
   bool initial_values_of_rank_0 = false;
-  // RAM that this rank will take beside the engine's pools: kSaveBytesMax for a run that saves,
-  // kLoadBytesMax for one that loads. Create refuses a host, or a control group, without room for
-  // it.
-  int64_t host_bytes_later = 0;
   // The trainer's own error, which may be of this rank alone: Create returns it on every rank. The
   // model is then not looked at.
   absl::Status error = {};

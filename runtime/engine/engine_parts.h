@@ -48,6 +48,7 @@
 #include "ebb/runtime/engine/updates/update_call.h"
 #include "ebb/runtime/engine/updates/update_table.h"
 #include "ebb/runtime/trace/ledger.h"
+#include "ebb/sharding/fit/budget.h"
 
 namespace ebb {
 
@@ -116,6 +117,7 @@ struct EngineParts {
   EngineParts& operator=(const EngineParts&) = delete;
 
   EngineInputs inputs;
+  std::optional<sharding::HostRoom> host_room;  // before Create took the pools
   std::string run;
   std::vector<std::shared_ptr<FolderLock>> folder_locks;
   EngineCalls calls;

@@ -1,10 +1,14 @@
 #include "ebb/runtime/engine/engine_state.h"
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/engine_parts.h"
+#include "ebb/sharding/fit/advice.h"
+#include "ebb/sharding/memory_model.h"
 
 namespace ebb {
 namespace {
@@ -77,6 +81,22 @@ absl::StatusOr<std::span<std::byte>> EngineState::FileBuffer(int64_t bytes) {
     buffer.memory = {};
   }
   return buffer.Of(bytes, parts_->ledger);
+}
+absl::Status EngineState::CheckRoomForSaves() const {
+  if (parts_ == nullptr) return MovedFrom();
+  if (!parts_->host_room) return absl::OkStatus();
+  const sharding::Pools& pools = parts_->plans.plan().pools;
+  sharding::HostRoom room = *parts_->host_room;
+  room.save = sharding::SaveBytes(pools, /*has_gpu=*/!room.holds_device);
+  // A load's buffer is larger. Without staging, saves use it as it is.
+  if (sharding::StateStagingBytes(pools, !room.holds_device) == 0)
+    room.save = std::max(room.save, parts_->call.file_buffer.memory.buffer.bytes());
+  const absl::Status fits = sharding::CheckHostRoom(pools, room);
+  if (fits.ok()) return fits;
+  const EngineInputs& inputs = parts_->inputs;
+  const sharding::MemoryCaps caps = sharding::CapsOf(inputs.config, room);
+  return absl::Status(fits.code(), absl::StrCat(fits.message(), "; ",
+                                                sharding::FindAdvice(inputs.ForPlan(), caps).text));
 }
 absl::StatusOr<TrainingState> EngineState::training_state() {
   if (parts_ == nullptr) return MovedFrom();

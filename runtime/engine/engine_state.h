@@ -62,6 +62,9 @@ class EngineState {
   // Host memory for one call at a time that brings state to files or back, in memory(). It is kept.
   // With state on NVMe or a GPU a call that asks for less gives the rest back.
   absl::StatusOr<std::span<std::byte>> FileBuffer(int64_t bytes);
+  // kResourceExhausted: the host, or a control group, had no room at Create for the pools and the
+  // memory that a save takes. Local. Create warns of it, and CheckSaves refuses.
+  absl::Status CheckRoomForSaves() const;
   // The run's state beside its tensors, with all finished steps: waits for the last step's verdict.
   // Local, and the same on every rank.
   absl::StatusOr<TrainingState> training_state();

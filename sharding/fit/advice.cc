@@ -325,6 +325,18 @@ MemoryCaps CapsOf(const Config& config) {
   return {.device = config.ebb.device_memory, .host = config.ebb.host_memory};
 }
 
+MemoryCaps CapsOf(const Config& config, const HostRoom& room) {
+  MemoryCaps caps{.device = config.ebb.device_memory, .of_config = false, .relief = "free memory"};
+  const int64_t of_pools =
+      room.bytes_of_rank() - HostRoom::BesidePools(room.bytes_of_rank()) - room.save;
+  if (room.holds_device) {
+    caps.together = of_pools + room.untouched;
+  } else {
+    caps.host = of_pools;
+  }
+  return caps;
+}
+
 FoundAdvice FindAdvice(const Config& config, const MemoryCaps& caps, const AdviceTrials& trials) {
   Search search(config, caps, trials);
   FoundAdvice found{.text = search.Run(), .config = search.fitting()};

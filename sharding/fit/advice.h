@@ -28,6 +28,7 @@
 
 namespace ebb::sharding {
 
+struct HostRoom;
 struct PlanInputs;
 
 // The most combinations that are looked at. Each is laid out once more if its least need
@@ -56,6 +57,8 @@ struct MemoryCaps {
 
 // The config's own.
 MemoryCaps CapsOf(const Config& config);
+// The config's for the device, and the host's for what is in RAM.
+MemoryCaps CapsOf(const Config& config, const HostRoom& room);
 
 // How FindAdvice looks at a changed config. Borrowed for the call.
 struct AdviceTrials {

@@ -288,22 +288,23 @@ std::string Needed(const Pools& pools, const HostRoom& room) {
     tiers.push_back(absl::StrCat("of the workspace untouched: ", SizeText(room.untouched)));
   if (const int64_t staging = StateStagingBytes(pools, !room.holds_device); staging > 0)
     tiers.push_back(absl::StrCat("staging of calls for state: ", SizeText(staging)));
-  if (room.later > 0) tiers.push_back(absl::StrCat("saves and loads: ", SizeText(room.later)));
+  if (room.save > 0) tiers.push_back(absl::StrCat("a save: ", SizeText(room.save)));
   const int64_t bytes = BytesInRam(pools, room);
   const std::string all = room.ranks == 1
                               ? ""
                               : absl::StrCat(", ", SizeText(bytes * room.ranks), " for the ",
                                              room.ranks, " ranks that share it");
   return absl::StrCat("has ", SizeText(room.ram), " of RAM and ", SizeText(room.swap),
-                      " of swap space left, but the pools in RAM need ", SizeText(bytes),
-                      " a rank (", absl::StrJoin(tiers, "; "), ")", all);
+                      " of swap space left, but the pools in RAM",
+                      room.save > 0 ? " and a save" : "", " need ", SizeText(bytes), " a rank (",
+                      absl::StrJoin(tiers, "; "), ")", all);
 }
 
 }  // namespace
 
 int64_t BytesInRam(const Pools& pools, const HostRoom& room) {
   return HostBytes(pools) + (room.holds_device ? DeviceBytes(pools) - room.untouched : 0) +
-         StateStagingBytes(pools, !room.holds_device) + room.later;
+         StateStagingBytes(pools, !room.holds_device) + room.save;
 }
 
 absl::Status CheckHostRoom(const Pools& pools, const HostRoom& room) {
@@ -311,13 +312,18 @@ absl::Status CheckHostRoom(const Pools& pools, const HostRoom& room) {
   return absl::ResourceExhaustedError(absl::StrCat(room.of, " ", Needed(pools, room)));
 }
 
-std::string HostRoomWarning(const Pools& pools, const HostRoom& room) {
+std::string HostRoomWarning(const Pools& pools, const HostRoom& room, int64_t save) {
   const int64_t bytes = BytesInRam(pools, room), of_rank = room.ram / room.ranks;
-  if (bytes <= of_rank - HostRoom::BesidePools(of_rank)) return "";
-  return absl::StrCat(room.of, " ", Needed(pools, room),
-                      bytes <= of_rank
-                          ? ": that leaves little to the rest of the process, which may be killed"
-                          : ": what does not fit will be swapped, and the process may be killed");
+  std::string warning;
+  if (bytes > of_rank) {
+    warning = ": what does not fit will be swapped, and the process may be killed";
+  } else if (bytes > of_rank - HostRoom::BesidePools(of_rank)) {
+    warning = ": that leaves little to the rest of the process, which may be killed";
+  }
+  if (bytes + save > room.bytes_of_rank())
+    absl::StrAppend(&warning, warning.empty() ? ": " : "; ",
+                    "a save does not fit, because it takes ", SizeText(save), " more a rank");
+  return warning.empty() ? "" : absl::StrCat(room.of, " ", Needed(pools, room), warning);
 }
 
 absl::Status CheckBudget(const Pools& pools, const Config& config, bool names_classes) {

@@ -49,7 +49,7 @@ struct HostRoom {
   // Pools on the device are in RAM too, without the workspace that the trainer never writes.
   bool holds_device = false;
   int64_t untouched = 0;  // bytes of a rank
-  int64_t later = 0;      // bytes of a rank that are taken after the pools, as by saves
+  int64_t save = 0;       // bytes of a rank that a save takes beside the pools; 0: there is none
 
   int64_t bytes_of_rank() const { return (ram + swap) / ranks; }
   // The part of a rank's `of_rank` bytes that its process takes beside the pools: about 25 MiB for
@@ -58,14 +58,14 @@ struct HostRoom {
     return std::max(of_rank / 20, std::min(of_rank / 4, int64_t{40} << 20));
   }
 };
-// Bytes of a rank's pools that are in RAM, and those that it takes later.
+// Bytes of a rank in RAM: its pools, the staging of calls for state, and the save.
 int64_t BytesInRam(const Pools& pools, const HostRoom& room);
-// kResourceExhausted: the host cannot hold the pools, not even with swap space. The error names the
-// bytes that each class needs.
+// kResourceExhausted: the host cannot hold these bytes, not even with swap space. The error names
+// the bytes that each class needs.
 absl::Status CheckHostRoom(const Pools& pools, const HostRoom& room);
-// A sentence if the host can hold the pools, but perhaps only with swap space or with less than
-// BesidePools() for the rest; else "".
-std::string HostRoomWarning(const Pools& pools, const HostRoom& room);
+// A sentence if the host can hold the pools, but perhaps only with swap space, or with less than
+// BesidePools() for the rest, or without a save of `save` bytes; else "".
+std::string HostRoomWarning(const Pools& pools, const HostRoom& room, int64_t save);
 
 // All classes of a rank.
 int64_t DeviceBytes(const Pools& pools);

@@ -13,11 +13,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
+#include "tests/offload/system_files.h"
 #include "way.h"
 
 namespace ebb::testing::checkpoint_test {
@@ -532,6 +534,21 @@ TEST_F(CheckpointTest, AnErrorOfOneRankIsEveryRanksAndTheOlderOneStays) {
   ASSERT_TRUE(left.ok()) << left.status();
   EXPECT_THAT(*left, ElementsAre("step-000000001"));
   EXPECT_FALSE(fs::exists(folder_ + "/.saving-step-000000002"));
+}
+
+TEST_F(CheckpointTest, ASaveForWhichTheHostHasNoMemoryIsRefusedBeforeTraining) {
+  const SystemFiles files;
+  files.Memory(/*available_kib=*/2 * 30 * 1024, /*swap_kib=*/0);
+  GetOffloadTestHooks().system_root = files.root();
+  EXPECT_EQ(RunWay({.world = 2, .stage = 3},
+                   [&](Engine& engine, ToyModel&, int) {
+                     const absl::Status refused = CheckSaves(engine, folder_, 1);
+                     EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+                     EXPECT_THAT(std::string(refused.message()), HasSubstr("a save: 32.0 MiB"));
+                     return absl::OkStatus();
+                   }),
+            absl::OkStatus());
+  GetOffloadTestHooks() = {};
 }
 
 }  // namespace

@@ -22,6 +22,7 @@
 #include "ebb/ebb.h"
 #include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/trace/resident_set.h"
+#include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/plan.h"
 #include "tests/engine/scripted.h"
 #include "tests/offload/has_once.h"
@@ -41,6 +42,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 
 constexpr int kWorld = 3;
+constexpr int64_t kSavesKib = kWorld * (sharding::kSaveBufferBytes >> 10);
 
 class HostMemoryTest : public ::testing::Test {
  protected:
@@ -64,12 +66,12 @@ class HostMemoryTest : public ::testing::Test {
     return kWorld * static_cast<int64_t>(bytes) / 1024;
   }
 
-  std::vector<absl::Status> Created(const Config& config, const EngineOptions& options = {}) {
+  std::vector<absl::Status> Created(const Config& config) {
     std::vector<absl::Status> statuses(kWorld);
     ::testing::internal::CaptureStderr();
     RunThreads(kWorld, [&](World world) {
       return statuses[static_cast<size_t>(world.rank())] =
-                 Engine::Create(world, Device::Cpu(1), model_, config, options).status();
+                 Engine::Create(world, Device::Cpu(1), model_, config).status();
     }).IgnoreError();
     log_ = ::testing::internal::GetCapturedStderr();
     return statuses;
@@ -95,7 +97,7 @@ class HostMemoryTest : public ::testing::Test {
 };
 
 TEST_F(HostMemoryTest, PoolsThatFitAreTakenWithoutALogLine) {
-  files_.Memory(NeededKib(config_) * 3 / 2, /*swap_kib=*/0);
+  files_.Memory((NeededKib(config_) + kSavesKib) * 3 / 2, /*swap_kib=*/0);
   for (const absl::Status& status : Created(config_)) EXPECT_OK(status);
   EXPECT_THAT(log_, Not(HasSubstr("this machine")));
 }
@@ -163,7 +165,7 @@ TEST_F(HostMemoryTest, PoolsThatNeedSwapSpaceAreTakenWithOneWarning) {
 }
 
 TEST_F(HostMemoryTest, AnUntouchedWorkspaceIsNoReasonToRefuse) {
-  const int64_t without = NeededKib(config_);
+  const int64_t without = NeededKib(config_) + kSavesKib;
   files_.Memory(without * 3 / 2, 0);
   model_.workspace_bytes = int64_t{1} << 40;
   EXPECT_THAT(Created(config_).front(), Says("this machine"));
@@ -202,17 +204,36 @@ TEST_F(HostMemoryTest, AControlGroupsLimitCountsBelowTheMachinesMemory) {
                          "/sys/fs/cgroup/job (memory.max " + std::to_string(needed + 9'999)));
 }
 
-// Beside the pools.
-TEST_F(HostMemoryTest, WhatSavesTakeLaterIsCountedInAControlGroup) {
-  constexpr int64_t kLater = 1 << 20;
-  const int64_t needed = NeededKib(config_) * 1024 + kWorld * kLater;
-  files_.Memory(int64_t{1} << 40, 0);
-  files_.Group("/job");
-  files_.GroupMemory("/job", std::to_string(needed), 0, 0);
-  for (const absl::Status& status : Created(config_, {.host_bytes_later = kLater}))
-    EXPECT_OK(status);
-  for (const absl::Status& status : Created(config_, {.host_bytes_later = kLater + 1024}))
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, "saves and loads: 1.0 MiB"));
+// State on NVMe passes through staging.
+TEST_F(HostMemoryTest, ASaveThatDoesNotFitIsWarnedOfAndRefusedWithAdvice) {
+  const Scratch scratch;
+  for (const int64_t save_mib : {32, 48}) {
+    if (save_mib == 48) config_ = OnNvme(ConfigFor({.world = kWorld, .stage = 3}), scratch.path());
+    const int64_t needed = NeededKib(config_) * 1024 + kWorld * (save_mib << 20);
+    files_.Memory(int64_t{1} << 40, 0);
+    files_.Group("/job");
+    const auto room_for_saves = [&](int64_t bytes) {
+      files_.GroupMemory("/job", std::to_string(bytes), 0, 0);
+      std::vector<absl::Status> statuses(kWorld);
+      ::testing::internal::CaptureStderr();
+      EXPECT_OK(RunThreads(kWorld, [&](World world) -> absl::Status {
+        const auto engine = Engine::Create(world, Device::Cpu(1), model_, config_);
+        if (engine.ok()) statuses[static_cast<size_t>(world.rank())] = engine->CheckRoomForSaves();
+        return engine.status();
+      }));
+      log_ = ::testing::internal::GetCapturedStderr();
+      return statuses;
+    };
+    for (const absl::Status& status : room_for_saves(needed)) EXPECT_OK(status);
+    EXPECT_THAT(log_, Not(HasSubstr("a save")));
+    const std::string bytes = absl::StrCat(save_mib, ".0 MiB");
+    for (const absl::Status& status : room_for_saves(needed - kWorld)) {
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, "a save: " + bytes + ")"));
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("/sys/fs/cgroup/job"), HasSubstr("free memory")));
+    }
+    EXPECT_THAT(log_, HasOnce("a save does not fit, because it takes " + bytes + " more a rank"));
+  }
 }
 
 TEST_F(HostMemoryTest, ACapAboveTheHostsMemoryIsAdvisedDown) {

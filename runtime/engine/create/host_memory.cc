@@ -12,30 +12,13 @@
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/fit/advice.h"
-#include "ebb/sharding/fit/budget.h"
+#include "ebb/sharding/memory_model.h"
 
 namespace ebb {
-namespace {
-
-std::string AdviceFor(const EngineInputs& inputs, const sharding::HostRoom& room) {
-  sharding::MemoryCaps caps{
-      .device = inputs.config.ebb.device_memory, .of_config = false, .relief = "free memory"};
-  const int64_t of_pools =
-      room.bytes_of_rank() - sharding::HostRoom::BesidePools(room.bytes_of_rank()) - room.later;
-  if (room.holds_device) {
-    caps.together = of_pools + room.untouched;
-  } else {
-    caps.host = of_pools;
-  }
-  return sharding::FindAdvice(inputs.ForPlan(), caps).text;
-}
-
-}  // namespace
-
 // All ranks have read the free memory before one takes some, and each knows how many ranks take
 // from it.
 absl::Status CheckHostMemory(const EngineInputs& inputs, const sharding::Pools& pools,
-                             const HostLane& lane) {
+                             const HostLane& lane, std::optional<sharding::HostRoom>& tightest) {
   const std::vector<MemoryLimit> limits = ReadMemoryLimits(GetOffloadTestHooks().system_root);
   std::vector<int64_t> identities;
   for (const MemoryLimit& limit : limits) {
@@ -46,6 +29,7 @@ absl::Status CheckHostMemory(const EngineInputs& inputs, const sharding::Pools& 
   std::vector<sharding::HostRoom> rooms;
   std::vector<int64_t> first_ranks;  // under each
   std::vector<std::string> warnings;
+  const bool holds_device = HostReaches(inputs.device);
   for (size_t i = 0; i < limits.size(); ++i) {
     const auto is_under = [&](const std::vector<int64_t>& rank) {
       return std::find(rank.begin(), rank.end(), identities[i]) != rank.end();
@@ -55,24 +39,29 @@ absl::Status CheckHostMemory(const EngineInputs& inputs, const sharding::Pools& 
                      .ranks = std::count_if(all.begin(), all.end(), is_under),
                      .ram = limits[i].ram,
                      .swap = limits[i].swap,
-                     .holds_device = HostReaches(inputs.device),
-                     .untouched = inputs.model.workspace_untouched_bytes,
-                     .later = inputs.options.host_bytes_later});
-    std::string warning = sharding::HostRoomWarning(pools, rooms.back());
+                     .holds_device = holds_device,
+                     .untouched = inputs.model.workspace_untouched_bytes});
+    std::string warning = sharding::HostRoomWarning(
+        pools, rooms.back(), sharding::SaveBytes(pools, /*has_gpu=*/!holds_device));
     if (first_ranks.back() == inputs.rank() && !warning.empty())
       warnings.push_back(std::move(warning));
   }
-  const auto tightest = std::min_element(
-      rooms.begin(), rooms.end(), [](const sharding::HostRoom& a, const sharding::HostRoom& b) {
-        return a.bytes_of_rank() < b.bytes_of_rank();
-      });
+  const auto least = std::min_element(rooms.begin(), rooms.end(),
+                                      [](const sharding::HostRoom& a, const sharding::HostRoom& b) {
+                                        return a.bytes_of_rank() < b.bytes_of_rank();
+                                      });
   absl::Status own;
-  if (tightest != rooms.end()) own = sharding::CheckHostRoom(pools, *tightest);
+  if (least != rooms.end()) {
+    tightest = *least;
+    own = sharding::CheckHostRoom(pools, *least);
+  }
   // One of the ranks that share a short resource looks for a config that would fit, and tells the
   // others.
   const absl::Status agreed = AgreeOnStatus(
-      lane, own, own.ok() ? 0 : identities[static_cast<size_t>(tightest - rooms.begin())],
-      [&] { return AdviceFor(inputs, *tightest); });
+      lane, own, own.ok() ? 0 : identities[static_cast<size_t>(least - rooms.begin())], [&] {
+        const sharding::MemoryCaps caps = sharding::CapsOf(inputs.config, *least);
+        return sharding::FindAdvice(inputs.ForPlan(), caps).text;
+      });
   for (const std::string& warning : warnings) {
     if (agreed.ok()) LogWarning(absl::StrCat(inputs.options.name, ": ", warning));
   }

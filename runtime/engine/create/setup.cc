@@ -72,7 +72,7 @@ absl::Status Setup::Make() {
   // the measurements.
   EBB_RETURN_IF_ERROR(with_.communicators.MakeSecondary(decisions().secondary_shards));
   EBB_RETURN_IF_ERROR(with_.communicators.MakeReduce(decisions().shards));
-  EBB_RETURN_IF_ERROR(CheckHostMemory(inputs, plan().pools, Control()));
+  EBB_RETURN_IF_ERROR(CheckHostMemory(inputs, plan().pools, Control(), with_.host_room));
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), MakeMemory()));
   EBB_RETURN_IF_ERROR(with_.collective_pools.Show(*with_.storage, plan().pools));
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), with_.state->FillSlices()));
