@@ -108,6 +108,7 @@ int64_t Steps::BeginEvaluation(int micro_batches, const EvaluationOptions& optio
   if (with_.suspension->suspended()) return with_.suspension->RefuseEvaluation();
   StepProgress& progress = *with_.progress;
   const int64_t number = with_.calls->NextNumber();
+  const bool may_leave_out = progress.alive && progress.options.may_leave_out;
   if (progress.alive) {
     if (absl::Status may = with_.paused->MayEvaluate(); !may.ok()) {
       errors().Note(std::move(may));
@@ -118,6 +119,7 @@ int64_t Steps::BeginEvaluation(int micro_batches, const EvaluationOptions& optio
   with_.calls->Note(with_.state->has_written() ? CallKind::kEvaluationWithWritten
                                                : CallKind::kEvaluation);
   Reset(number, /*evaluation=*/true);
+  progress.options.may_leave_out = may_leave_out;  // as the step around it
   if (options.traced) ++traced_evaluations_;
   progress.trace = {.evaluation = traced_evaluations_, .shown = options.traced};
   progress.micro_batches = micro_batches;

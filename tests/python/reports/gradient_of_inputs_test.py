@@ -2,6 +2,9 @@
 parameter a gradient is no micro-batch."""
 
 import copy
+import os
+import subprocess
+import sys
 
 import torch
 from modules import Checkpointed
@@ -137,3 +140,21 @@ def _declared(settings):
 
 def test_an_example_may_have_it_too(at):
     at(with_sgd, _declared)
+
+
+WITH_ATTACKS = """
+import ebb, torch, training
+from gradient_of_inputs_test import _attacked
+model = training.mlp()
+engine = ebb.initialize(model, training.config())
+for batch, in training.vector_batches(2, 1):
+    engine.backward(_attacked(model, batch)), engine.step()
+assert engine.report().applied
+"""
+
+
+def test_no_warning_tells_to_declare_it():
+    folders = [*sys.path, os.path.dirname(__file__)]
+    environment = {**os.environ, "EBB_LOG_LEVEL": "warn", "PYTHONPATH": os.pathsep.join(folders)}
+    ended = subprocess.run([sys.executable, "-c", WITH_ATTACKS], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0 and "declared order" not in ended.stderr, ended.stderr
