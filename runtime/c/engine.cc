@@ -113,6 +113,14 @@ int32_t ebb_engine_views(ebb_engine* handle, int32_t unit, ebb_view* views, int3
   });
 }
 
+int32_t ebb_engine_agree(ebb_engine* handle, const char* error) {
+  return Call([&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(ebb::Engine* const engine, ebb::c::Live(handle));
+    return engine->Agree(error == nullptr ? absl::OkStatus()
+                                          : absl::FailedPreconditionError(error));
+  });
+}
+
 int32_t ebb_engine_reorder(ebb_engine* handle, const ebb_visit* visits, int32_t visit_count,
                            const ebb_event* events, int32_t event_count) {
   return Call([&]() -> absl::Status {

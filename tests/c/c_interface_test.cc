@@ -300,6 +300,13 @@ TEST_F(CInterface, AnEngineTakesAnotherOrder) {
   EXPECT_EQ(ebb_engine_reorder(engine_, visits, 1, nullptr, 0), EBB_INVALID_ARGUMENT);
 }
 
+TEST_F(CInterface, AnErrorOfOneRankIsThatOfTheCallOnAll) {
+  MakeEngine(1);
+  EXPECT_EQ(ebb_engine_agree(engine_, nullptr), EBB_OK) << ebb_error();
+  EXPECT_EQ(ebb_engine_agree(engine_, "the disk is full"), EBB_FAILED_PRECONDITION);
+  EXPECT_STREQ(ebb_error(), "the disk is full");
+}
+
 TEST_F(CInterface, MemoryOutlivesAClosedEngine) {
   MakeEngine(1);
   ebb_view view;

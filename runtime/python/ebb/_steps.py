@@ -61,6 +61,7 @@ class Steps:
         self.sums = False  # over micro-batches, instead of their mean
         self.begun_with_sums = False
         self.given: Rates = []
+        self.visited: list[int] | None = None  # takes the units whose scopes are opened
         self._scope = c_int64()
         self._taken: tuple[int, int] | None = None  # a unit, and the open backward scope that takes its gradients
         self.handles = [
@@ -99,6 +100,8 @@ class Steps:
 
     def open(self, kind: int, visit: Visit) -> int:
         index = visit.unit.index
+        if self.visited is not None:
+            self.visited.append(index)
         self.slots[index].check()
         if kind == SHOW:  # in an evaluation within the step, because the step's order has no such scopes
             kind = FORWARD

@@ -16,7 +16,7 @@ from torch import nn
 from . import _buffers, _library, checks, saving
 from ._entries import Entries
 from ._fixed import Members, refuse_caller
-from ._hooks import SavedInRam, Visit, Walk, checkpoint_around, never_compiled, without_saved_hooks
+from ._hooks import SavedInRam, Walk, checkpoint_around, never_compiled, without_saved_hooks
 from ._library import DIRECTIONS, MASTER, STATES, TIERS, Error, check, library
 from ._model import Views, compute_dtype, structs_of, tier_of_activations
 from ._order import Call, Order, of_evaluation, order_of, warn_of_registration
@@ -579,12 +579,7 @@ class Engine:
     def _evaluated(self, example: Any, registered: Order) -> Order:
         """For a model that does not run with fake tensors: the order of its units in an evaluation, or else that of registration."""
         visited: list[int] = []
-
-        def open_and_note(kind: int, visit: Visit) -> int:
-            visited.append(visit.unit.index)
-            return Steps.open(self._steps, kind, visit)
-
-        self._steps.open = open_and_note  # type: ignore[method-assign]
+        self._steps.visited = visited
         try:
             return of_evaluation(self.model, self.units, example, visited)
         except Error:
@@ -593,7 +588,7 @@ class Engine:
             warn_of_registration(f"{type(failure).__name__}: {failure}")
             return registered
         finally:
-            del self._steps.open
+            self._steps.visited = None
             self._walk.settle()
             self._steps.finish_evaluation()
 

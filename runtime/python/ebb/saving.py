@@ -171,28 +171,19 @@ def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype:
             writer.drop()
         except OSError:
             pass  # the first error is the one to raise
-    text = _of_rank_0(engine, "" if failure is None else f"{type(failure).__name__}: {failure}")
-    if text:
-        raise Error(f"save_pretrained: rank 0 has not written '{folder}': {text}") from failure
+    words = f"save_pretrained has not written '{folder}': {type(failure).__name__}: {failure}"
+    _agree(engine, None if failure is None else Error(words), failure)
 
 
-def _of_rank_0(engine: "Engine", text: str) -> str:
-    """Collective: returns rank 0's text on every rank. Each evaluation carries two bytes of it as its mean loss. A suspended engine cannot
-    evaluate, so there only rank 0 gets the text."""
-    if engine.world.size == 1 or engine.is_suspended:
-        return text
-
-    def number(value: int) -> int:
-        engine._steps.begin(trains=False)
-        loss = torch.tensor(float(value if engine.world.rank == 0 else 0), device=engine.device)
-        engine._steps.add_loss(loss)
-        return round(engine._steps.finish_evaluation() * engine.world.size)
-
-    encoded = text.encode()[:1000]
-    size = number(len(encoded))
-    encoded = encoded.ljust(size + 1, b"\0")
-    pairs = [number(int.from_bytes(encoded[i : i + 2], "little")).to_bytes(2, "little") for i in range(0, size, 2)]
-    return b"".join(pairs)[:size].decode(errors="replace")
+def _agree(engine: "Engine", own: Error | None, cause: BaseException | None) -> None:
+    """Collective: raises the error of the first rank that has one, on every rank. Ranks of a suspended engine tell each other nothing."""
+    try:
+        if not engine.is_suspended:
+            check(library.ebb_engine_agree(engine._memory.handle, None if own is None else str(own).encode()))
+        elif own is not None:
+            raise own
+    except Error as error:
+        raise error from cause
 
 
 def _once(entries: Mapping[str, Any], trainable_only: bool) -> list[tuple[str, torch.Tensor]]:
