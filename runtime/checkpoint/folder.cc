@@ -335,33 +335,41 @@ absl::Status NewCheckpoint::Name(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> NewCheckpoint::Commit(int keep) {
+absl::StatusOr<std::string> NewCheckpoint::Commit(int keep, std::span<const std::string> damaged) {
   const std::string name = CheckpointName(step_), path = absl::StrCat(folder_, "/", name);
   EBB_RETURN_IF_ERROR(SyncFolder(path_));
   EBB_RETURN_IF_ERROR(lock_->Sync());
   EBB_RETURN_IF_ERROR(Name(path));
   EBB_RETURN_IF_ERROR(SyncFolder(folder_));
   EBB_RETURN_IF_ERROR(ReplaceFile(absl::StrCat(folder_, "/", kLatest), name + "\n"));
-  if (keep > 0) RemoveOld(name, keep);
+  if (keep > 0) RemoveOld(name, keep, damaged);
   return path;
 }
 
 // If a run was resumed from an earlier step, checkpoints of later steps than `name` are older than
 // it.
-void NewCheckpoint::RemoveOld(const std::string& name, int keep) const {
+void NewCheckpoint::RemoveOld(const std::string& name, int keep,
+                              std::span<const std::string> damaged) const {
   absl::StatusOr<std::vector<std::string>> names = CheckpointsIn(folder_);
   if (!names.ok())
     return LogWarning(absl::StrCat("old checkpoints are not removed: ", names.status().message()));
   std::erase(*names, name);
   std::stable_partition(names->begin(), names->end(),
                         [&](const std::string& other) { return Newer(name, other); });
+  const auto is_damaged = [&](const std::string& path) {
+    return std::any_of(damaged.begin(), damaged.end(), [&](const std::string& other) {
+      std::error_code gone;
+      return std::filesystem::equivalent(path, other, gone);
+    });
+  };
   int kept = 1;
   for (const std::string& old : *names) {
-    const absl::StatusOr<Manifest> manifest = ReadManifest(absl::StrCat(folder_, "/", old));
+    const std::string path = absl::StrCat(folder_, "/", old);
+    const absl::StatusOr<Manifest> manifest = ReadManifest(path);
     if (!manifest.ok() || !IsOwn(*manifest, run_)) continue;
     if (kept < keep) {
-      if (CheckWhole(absl::StrCat(folder_, "/", old)).ok()) ++kept;
-      continue;  // an incomplete one is kept, for the user to look at
+      if (!is_damaged(path) && CheckWhole(path).ok()) ++kept;
+      continue;  // one that is not whole is kept, for the user to look at
     }
     const absl::Status removed = RemoveCheckpoint(folder_, old);
     if (!removed.ok())

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -86,14 +87,15 @@ class NewCheckpoint {
   const std::string& path() const { return path_; }
   // Call it when all files are on the disk. It gives the checkpoint its name, in place of one of
   // the same step, and points `latest` to it. The `keep` whole checkpoints that this run saved last
-  // stay (0: all), and so do those of other runs. A failed removal is a warning.
-  absl::StatusOr<std::string> Commit(int keep);
+  // stay (0: all), and so do those of other runs. `damaged`: checkpoints of which a load has found
+  // that they are not whole. A failed removal is a warning.
+  absl::StatusOr<std::string> Commit(int keep, std::span<const std::string> damaged = {});
 
  private:
   NewCheckpoint(std::string folder, int64_t step, std::string run,
                 std::shared_ptr<FolderLock> lock);
   absl::Status Name(const std::string& path);
-  void RemoveOld(const std::string& name, int keep) const;
+  void RemoveOld(const std::string& name, int keep, std::span<const std::string> damaged) const;
 
   std::string folder_;
   int64_t step_ = 0;

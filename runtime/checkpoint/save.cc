@@ -38,8 +38,13 @@ static_assert(sharding::kSaveBufferBytes == StreamedFile::kMemoryBytes &&
 // the engine.
 class Saving {
  public:
-  Saving(std::string folder, int ranks, Manifest manifest, int keep)
-      : folder_(std::move(folder)), ranks_(ranks), keep_(keep), manifest_(std::move(manifest)) {}
+  Saving(std::string folder, int ranks, Manifest manifest, int keep,
+         std::vector<std::string> damaged)
+      : folder_(std::move(folder)),
+        ranks_(ranks),
+        keep_(keep),
+        damaged_(std::move(damaged)),
+        manifest_(std::move(manifest)) {}
 
   // Rank 0's part: the folder gets its name at the end.
   void Name(NewCheckpoint checkpoint) { checkpoint_.emplace(std::move(checkpoint)); }
@@ -106,12 +111,13 @@ class Saving {
           "'", path, "' would have ", text.size(), " bytes, more than the ", kManifestBytesMax,
           " that a reader takes: save less in SaveOptions::trainer"));
     EBB_RETURN_IF_ERROR(ReplaceFile(path, text));
-    return checkpoint->Commit(keep_).status();
+    return checkpoint->Commit(keep_, damaged_).status();
   }
 
  private:
   const std::string folder_;
   const int ranks_, keep_;
+  const std::vector<std::string> damaged_;  // earlier checkpoints
   Manifest manifest_;
   std::optional<NewCheckpoint> checkpoint_;
   std::optional<RankFileWriter> file_;
@@ -209,9 +215,9 @@ absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
     if (own.ok()) checkpoint.emplace(*std::move(begun));
   }
   EBB_RETURN_IF_ERROR(CheckCommonFolder(engine, folder, lock.get(), own, "SaveCheckpoint"));
-  const auto saving =
-      std::make_shared<Saving>(PathOfNewCheckpoint(folder, state->finished_steps), ranks,
-                               ManifestOf(engine, *state, options, run), options.keep);
+  const auto saving = std::make_shared<Saving>(PathOfNewCheckpoint(folder, state->finished_steps),
+                                               ranks, ManifestOf(engine, *state, options, run),
+                                               options.keep, *engine.damaged_checkpoints());
   if (checkpoint.has_value()) saving->Name(*std::move(checkpoint));
   const std::vector<StateSlice> slices = engine.StateSlices();
   own = saving->Open(engine, rank, slices, options.of_this_rank);

@@ -34,10 +34,11 @@ struct Damaged {
   bool Has(const std::string& path) const {
     return std::find(paths.begin(), paths.end(), path) != paths.end();
   }
-  void Skip(const Engine& engine, const std::string& path, const absl::Status& damage) {
+  void Skip(Engine& engine, const std::string& path, const absl::Status& damage) {
     if (engine.world().rank() == 0)
       LogWarning(absl::StrCat("the checkpoint '", path, "' is skipped: ", damage.message()));
     paths.push_back(path);
+    engine.damaged_checkpoints()->push_back(path);
     absl::StrAppend(&why, why.empty() ? "; " : ", ", damage.message());
   }
 };

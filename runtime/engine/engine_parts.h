@@ -120,6 +120,7 @@ struct EngineParts {
   std::optional<sharding::HostRoom> host_room;  // before Create took the pools
   std::string run;
   std::vector<std::shared_ptr<FolderLock>> folder_locks;
+  std::vector<std::string> damaged_checkpoints;
   EngineCalls calls;
   MemoryLedger ledger;
   StepTimeline timeline;

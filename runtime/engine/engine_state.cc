@@ -113,6 +113,9 @@ void EngineState::SetRun(std::string run) {
 std::vector<std::shared_ptr<FolderLock>>* EngineState::folder_locks() {
   return parts_ == nullptr ? nullptr : &parts_->folder_locks;
 }
+std::vector<std::string>* EngineState::damaged_checkpoints() {
+  return parts_ == nullptr ? nullptr : &parts_->damaged_checkpoints;
+}
 absl::Status EngineState::SetTrainingState(const TrainingState& state) {
   if (parts_ == nullptr) return MovedFrom();
   return parts_->calls.Returned(parts_->call.state->SetTrainingState(state));

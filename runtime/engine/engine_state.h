@@ -79,6 +79,9 @@ class EngineState {
   // The locks of the last folders that the run saves to, until the engine's end. Null: the engine
   // was moved from.
   std::vector<std::shared_ptr<FolderLock>>* folder_locks();
+  // Paths of checkpoints that a load has found damaged, so that a save counts none of them as one
+  // that it keeps. Null: the engine was moved from.
+  std::vector<std::string>* damaged_checkpoints();
 
   // Collective, between steps: one parameter's kMaster or kParameter whole, as fp32. root -1: on
   // every rank; else `whole` may be empty elsewhere.

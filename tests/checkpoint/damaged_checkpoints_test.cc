@@ -251,6 +251,21 @@ TEST_F(DamagedCheckpointsTest, SeveralAreSkippedAndOldOnesStayUntilNewOnesAreWho
   EXPECT_THAT(*CheckpointsIn(folder_), ElementsAre("step-000000003", "step-000000002"));
 }
 
+// The damage is in values, which a save does not read again.
+TEST_F(DamagedCheckpointsTest, ADamagedOneIsNotCountedAmongThoseThatAreKept) {
+  Trained(3);
+  FlipBit(At(3) + FileOf(0), -1);
+  EXPECT_EQ(RunWay(kWay,
+                   [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                     EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_).status());
+                     EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 5));
+                     return SaveCheckpoint(engine, folder_, {.keep = 2}).status();
+                   }),
+            absl::OkStatus());
+  EXPECT_THAT(*CheckpointsIn(folder_),
+              ElementsAre("step-000000005", "step-000000003", "step-000000002"));
+}
+
 TEST_F(DamagedCheckpointsTest, IfNoneIsWholeTheErrorListsThemAndSaysThatValuesAreUndefined) {
   Trained(3);
   FlipBit(At(3) + FileOf(1), kHeaderBytes + 100);
