@@ -1,10 +1,12 @@
 #include "stop.h"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,6 +27,11 @@ float Vote() {
   return static_cast<float>(signal_seen.load());
 }
 
+// A step may take long, and nothing else shows that the signal has come.
+void Say(std::string_view line) {
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+}
+
 // Calls only what a signal handler may call.
 void Remember(int signal, siginfo_t* info, void*) {
   const int error = errno;
@@ -33,7 +40,10 @@ void Remember(int signal, siginfo_t* info, void*) {
   int64_t first = 0;
   if (signal_seen_ns.compare_exchange_strong(first, now)) {
     signal_seen.store(signal);
+    if (signal == SIGINT && info->si_code == SI_KERNEL)
+      Say("\ngpt: ends after this step; Ctrl-C again ends it at once, and nothing is saved\n");
   } else if (EndsAtOnce(now - first, signal, info->si_code)) {
+    Say("\ngpt: ended by a second Ctrl-C; nothing was saved\n");
     ::signal(signal, SIG_DFL);
     raise(signal);  // acts when this handler returns
   }
@@ -63,7 +73,9 @@ bool EndsAtOnce(int64_t nanoseconds_since_first, int signal, int code) {
 void CatchStopSignals(bool before_time_is_up) {
   Catch(SIGINT, IfIgnored::kCatch);
   Catch(SIGTERM, IfIgnored::kCatch);
-  if (before_time_is_up) Catch(SIGUSR1, IfIgnored::kCatch);
+  if (before_time_is_up) {
+    for (const int signal : {SIGUSR1, SIGUSR2, SIGXCPU}) Catch(signal, IfIgnored::kCatch);
+  }
   Catch(SIGHUP, IfIgnored::kLeave);
   Catch(SIGPIPE, IfIgnored::kLeave);
 }
@@ -114,6 +126,10 @@ std::string StopVote::stopped_by() const {
       return "SIGHUP";
     case SIGUSR1:
       return "SIGUSR1";
+    case SIGUSR2:
+      return "SIGUSR2";
+    case SIGXCPU:
+      return "SIGXCPU";
     case SIGPIPE:
       return "SIGPIPE";
     default:

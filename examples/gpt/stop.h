@@ -14,7 +14,8 @@ namespace ebb::gpt {
 
 // From here on the first of SIGINT, SIGTERM, SIGHUP (a closed terminal) and SIGPIPE (the output has
 // no reader any more) is remembered. Later ones count as the first, unless EndsAtOnce.
-// `before_time_is_up`: also SIGUSR1, with which SLURM announces the end of the job.
+// `before_time_is_up`: also SIGUSR1, SIGUSR2 and SIGXCPU, with which batch systems announce the end
+// of a job.
 void CatchStopSignals(bool before_time_is_up);
 
 // Whether a signal after the first one ends the process at once: Ctrl-C in a terminal, where a

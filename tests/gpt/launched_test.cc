@@ -376,6 +376,7 @@ TEST_F(LaunchedTest, OfLaterSignalsOnlyCtrlCInATerminalEndsAProgramAtOnce) {
     first.Interrupt();
   });
   EXPECT_EQ(end, -SIGINT) << first.printed();
+  EXPECT_THAT(first.printed(), HasSubstr("gpt: ended by a second Ctrl-C; nothing was saved"));
   second->Signal(SIGKILL);
   second->Signal(SIGCONT);
   EXPECT_EQ(second->Finish(), -SIGKILL);

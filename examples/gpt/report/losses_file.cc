@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "ebb/runtime/trace/log.h"
 #include "status_macros.h"
 
 namespace ebb::gpt {
@@ -30,16 +31,22 @@ std::string WholeLine(std::istream& file) {
   return std::getline(file, line) && !file.eof() ? line + "\n" : "";
 }
 
-// Where the lines of the first `finished` steps end; 0 without a whole header.
+// Where the lines of the first `finished` steps end; 0 without a whole header. Warns of missing
+// lines.
 absl::StatusOr<int64_t> EndOfSteps(const std::string& path, int64_t finished) {
   std::ifstream file(path, std::ios::binary);
-  int64_t end = 0, number = 0;
+  int64_t end = 0, number = 0, last = 0;
   for (std::string line = WholeLine(file); !line.empty(); line = WholeLine(file)) {
     int64_t step = 0;
     if (++number > 1 && !absl::SimpleAtoi(line.substr(0, line.find(',')), &step))
       return NotLosses(path, number);
     if (step > finished) break;
     end += std::ssize(line);
+    last = step;
+  }
+  if (last < finished) {
+    LogWarning(absl::StrCat(kFlag, " ", path, " has no lines of steps ", last + 1, " to ", finished,
+                            ", which the checkpoint has"));
   }
   return end;
 }

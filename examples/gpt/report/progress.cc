@@ -71,7 +71,8 @@ std::optional<double> PlainLines::Due(int64_t done, double now) {
   const double since = now - last_time_;
   if (!first && done != steps_ && done % every_ != 0 && since < kPlainLineSeconds)
     return std::nullopt;
-  const double rate = first || since <= 0 ? 0 : static_cast<double>(done - last_done_) / since;
+  // Within less than a second the rate would be that of a burst of reports.
+  const double rate = first || since < 1 ? 0 : static_cast<double>(done - last_done_) / since;
   last_done_ = done;
   last_time_ = now;
   return rate;
