@@ -238,6 +238,8 @@ TEST(Launch, RanksStartedByHandAreOfTheirSlurmJob) {
   // A job may have one step a host.
   EXPECT_EQ(job(With(kTorchrun, {{"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", "3"}})), "77");
   EXPECT_EQ(job(With(With(kTorchrun, batch_script), {{"TORCHELASTIC_RUN_ID", "r1"}})), "r1");
+  for (const char* name : {"PBS_JOBID", "LSB_JOBID"})
+    EXPECT_EQ(job(With(kTorchrun, {{name, "78"}})), "78") << name;
 }
 
 TEST(Launch, WithoutALauncherThereIsNone) {

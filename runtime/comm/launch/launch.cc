@@ -185,9 +185,10 @@ bool IsLoopback(const std::string& host) {
 }
 
 absl::Status PlaceTorchrun(const Environment& environment, Launch& launch) {
-  // Started by hand, ranks of two SLURM jobs differ in nothing else. A step has a name of its own,
+  // Started by hand, ranks of two jobs differ in nothing else. A SLURM step has a name of its own,
   // but a job may have one step a host.
-  launch.job = ValueOr(environment, {"TORCHELASTIC_RUN_ID"}, SlurmJob(environment));
+  launch.job = ValueOr(environment, {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_JOBID",
+                                     "PBS_JOBID", "LSB_JOBID"});
   if (!launch.place.has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the environment has RANK=", launch.rank, " and WORLD_SIZE=", launch.size,

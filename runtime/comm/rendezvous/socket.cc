@@ -329,7 +329,12 @@ bool IsOfThisHost(const MeetingPlace& place, WaitPoint::Deadline deadline) {
   std::vector<Address> addresses = LiteralAddresses(place);
   if (addresses.empty()) {
     const absl::StatusOr<Answer> answer = AskInTime(place, soon);
-    if (!answer.ok() || answer->error != 0) return true;
+    if (!answer.ok() || answer->error != 0) {
+      LogWarning(absl::StrCat(Describe(place),
+                              ": this name has no address here, so it is not known "
+                              "whether the other ranks can find rank 0 there"));
+      return true;
+    }
     addresses = answer->addresses;
   }
   return std::any_of(addresses.begin(), addresses.end(), &IsOfADevice);
