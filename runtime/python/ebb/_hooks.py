@@ -383,7 +383,7 @@ class Walk:
         self.backward = self._open(BACKWARD, visit)
 
     def _take_left_out(self, before: float) -> None:
-        for visit in [visit for visit in self.left_out if visit.place < before]:
+        for visit in sorted((visit for visit in self.left_out if visit.place < before), key=lambda visit: visit.place):
             self.left_out.remove(visit)
             self._close(self._open(BACKWARD, visit))
 

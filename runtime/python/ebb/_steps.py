@@ -53,6 +53,7 @@ class Steps:
         self.accumulation = accumulation
         self.ranks = ranks
         self.in_step = False
+        self.is_stale = False  # residents show the values before the last update
         self.has_failed = False  # the step that the model's last call belongs to
         self.backwards = 0  # that have ended in the step
         self.counted = 0  # of them, those that step() has seen
@@ -170,6 +171,7 @@ class Steps:
             keep = _group_options(rates)
             options.groups, options.group_count = keep, len(rates)
         self.in_step = False
+        self.is_stale = True
         check(library.ebb_step_finish(self.memory.handle, byref(options)))
 
     def fail(self, error: str, begins: bool = False) -> None:
@@ -250,6 +252,7 @@ class Steps:
             self.finish_evaluation()
 
     def _show_residents(self) -> None:
+        self.is_stale = False
         for unit in self.residents:
             self.slots[unit.index].check()
             check(library.ebb_scope_open(self.memory.handle, FORWARD, unit.index, byref(self._scope)))
@@ -297,6 +300,7 @@ class Steps:
             options.groups, options.group_count = keep, len(self.given)
         check(library.ebb_step_begin(self.memory.handle, byref(options)))
         self.in_step = True
+        self.is_stale = False  # the forward that begins the step shows them
         self.backwards = self.counted = 0
 
     def _takes(self, visit: Visit) -> bool:

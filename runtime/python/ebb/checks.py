@@ -15,6 +15,7 @@ from ._library import Error
 from ._tensors import Slots
 
 if TYPE_CHECKING:
+    from ._steps import Steps
     from .engine import Engine
 
 # Of properties, which ask for shapes and flags, those that lead to the values.
@@ -22,6 +23,10 @@ _VIEWS = {"T", "mT", "H", "mH", "real"}
 _HARMLESS = {"size", "dim", "numel", "stride", "is_floating_point", "is_complex", "register_hook", "requires_grad_", "element_size",
              "is_contiguous", "data_ptr", "__repr__", "__hash__", "type", "storage_offset", "__len__", "detach", "empty_like", "zeros_like",
              "ones_like", "new_empty", "new_zeros", "is_same_size", "__get__", "__set__", "__delete__"}
+# Those whose result is no NaN where a parameter is one.
+_LOSE_NAN = {"lt", "le", "gt", "ge", "eq", "ne", "__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "less", "less_equal", "greater",
+             "greater_equal", "not_equal", "sign", "sgn", "nan_to_num", "argmax", "argmin", "sort", "argsort", "topk", "count_nonzero", "nonzero",
+             "nansum", "nanmean", "fmax", "fmin"}
 
 
 def storage(tensor: torch.Tensor) -> int:
@@ -90,11 +95,17 @@ class _Hidden:
         return self.names.get(value.data_ptr()) if has_memory else None
 
 
-class Reads:
-    """Notes the first read of a hidden parameter outside of the model's forward and backward, which is perhaps by the loss."""
+class _Resident(str):
+    """The name of a parameter that is always readable."""
 
-    def __init__(self, slots: list[Slots]):
+
+class Reads:
+    """Outside of the model's forward and backward: notes the first read of a hidden parameter, which is perhaps by the loss, and gives the
+    first reader of a resident one the values after the last update."""
+
+    def __init__(self, slots: list[Slots], steps: "Steps"):
         self.slots = slots
+        self.steps = steps
         self.first = ""
         self.mode: Watch | None = None
 
@@ -106,7 +117,11 @@ class Reads:
             if (living := note()) is not None:
                 living(name, what)
 
-        self.mode = Watch(_Hidden(self.slots), read)
+        hidden = _Hidden(self.slots)
+        if self.steps.is_stale:
+            hidden.names |= {parameter.data_ptr(): _Resident(name) for unit in self.steps.residents
+                             for name, parameter in zip(unit.names, unit.parameters)}
+        self.mode = Watch(hidden, read)
         _put_below(self.mode)
 
     def pause(self) -> None:
@@ -123,7 +138,21 @@ class Reads:
         return first
 
     def _note(self, name: str, what: str) -> None:
+        if isinstance(name, _Resident):
+            return self._refresh(name, what)
+        if what in _LOSE_NAN:
+            _refuse(name, what)
         self.first = self.first or f"'{name}' was read by {what} outside of its unit,{_where()}"
+
+
+    def _refresh(self, name: str, what: str) -> None:
+        if not self.steps.is_stale:
+            return
+        if self.steps.ranks == 1:
+            self.steps.refresh_residents()
+        elif torch.is_grad_enabled():  # the other ranks may not read it, and do not wait for this one
+            raise Error(f"'{name}' is read by {what} before the model's forward,{_where()}, and still has the value of the forward before: read it "
+                        "within the forward or after it. Under torch.no_grad() the old value is given")
 
 
 def _put_below(mode: Watch) -> None:
