@@ -92,7 +92,10 @@ class _Hidden:
 
     def __call__(self, value: torch.Tensor) -> str | None:
         has_memory = type(value) in (torch.Tensor, nn.Parameter) and value.layout == torch.strided and not _is_wrapped(value)
-        return self.names.get(value.data_ptr()) if has_memory else None
+        try:
+            return self.names.get(value.data_ptr()) if has_memory else None
+        except RuntimeError:  # a fake tensor that torch is making
+            return None
 
 
 class _Resident(str):
@@ -146,7 +149,8 @@ class Reads:
 
 
     def _refresh(self, name: str, what: str) -> None:
-        if not self.steps.is_stale:
+        is_write = what.startswith("__i") or what.endswith("_") and not what.startswith("__")  # an error of its own
+        if not self.steps.is_stale or is_write:
             return
         if self.steps.ranks == 1:
             self.steps.refresh_residents()

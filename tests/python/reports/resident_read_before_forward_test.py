@@ -55,6 +55,7 @@ def _logged():
         engine.backward(_temperature_after(model, batch))
         engine.step()
         assert model.scale.item() == engine.gather("scale").item()
+    engine.close()
 
 
 def test_a_log_between_steps_shows_the_updated_value(one):
@@ -73,6 +74,7 @@ def _on_several_ranks():
         _temperature_first(model, batch)
     engine.backward(_temperature_after(model, batch))
     engine.step()
+    engine.close()
 
 
 def test_on_several_ranks_it_is_an_error(two):
