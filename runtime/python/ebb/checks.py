@@ -82,13 +82,22 @@ def _is_inner(path: str) -> bool:
     return "/torch/" in path or path == __file__
 
 
-class _Hidden:
-    """The names of parameters that show NaN, by the address of the NaN. So it finds their views and detached ones too."""
+class _Resident(str):
+    """The name of a parameter that is always readable."""
 
-    def __init__(self, slots: list[Slots]):
-        self.names = {
-            hidden.data_ptr(): name for one in slots if not one.keep_whole for hidden, name in zip(one.hidden, one.names)
-        }
+
+class _Hidden:
+    """The names of parameters that show NaN, by the address of the NaN. So it finds their views and detached ones too. `has_residents`: and the
+    names of residents, by the addresses of their values."""
+
+    def __init__(self, slots: list[Slots], has_residents: bool = False):
+        self.names: dict[int, str] = {}
+        for one in slots:
+            hidden, shown = one.places or ([], [])
+            if not one.keep_whole:
+                self.names.update(zip(hidden, one.names))
+            elif has_residents:
+                self.names.update(zip(shown, map(_Resident, one.names)))
 
     def __call__(self, value: torch.Tensor) -> str | None:
         has_memory = type(value) in (torch.Tensor, nn.Parameter) and value.layout == torch.strided and not _is_wrapped(value)
@@ -98,16 +107,11 @@ class _Hidden:
             return None
 
 
-class _Resident(str):
-    """The name of a parameter that is always readable."""
-
-
 class Reads:
     """Outside of the model's forward and backward: notes the first read of a hidden parameter, which is perhaps by the loss, and gives the
     first reader of a resident one the values after the last update."""
 
-    def __init__(self, slots: list[Slots], steps: "Steps"):
-        self.slots = slots
+    def __init__(self, steps: "Steps"):
         self.steps = steps
         self.first = ""
         self.mode: Watch | None = None
@@ -120,11 +124,7 @@ class Reads:
             if (living := note()) is not None:
                 living(name, what)
 
-        hidden = _Hidden(self.slots)
-        if self.steps.is_stale:
-            hidden.names |= {parameter.data_ptr(): _Resident(name) for unit in self.steps.residents
-                             for name, parameter in zip(unit.names, unit.parameters)}
-        self.mode = Watch(hidden, read)
+        self.mode = Watch(_Hidden(self.steps.slots, has_residents=self.steps.is_stale), read)
         _put_below(self.mode)
 
     def pause(self) -> None:

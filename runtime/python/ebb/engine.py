@@ -126,7 +126,7 @@ class Engine:
         self._walk.attach()
         self._steps.refresh_residents()
         self._finished = 0
-        self._reads = checks.Reads(self._slots, self._steps)
+        self._reads = checks.Reads(self._steps)
         self._members = Members(model)
         self._entries = Entries(self)
         self._handles = saving.attach(self) + self._steps.handles
