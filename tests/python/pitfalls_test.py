@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 import training
-from modules import (Blocks, CachedIntermediate, Checkpointed, CheckpointedReentrant, CheckpointOverTwo, Containers, EarlyStopped,
+from modules import (Blocks, CachedIntermediate, Checkpointed, CheckpointedReentrant, CheckpointOverTwo, Containers, EarlyStopped, FailsInBackward,
                      FrozenFirst, FrozenMiddle, FusedHead, InPlaceOnAView, LeftOut, ListsOfLists, MixtureOfExperts, OtherMethod,
                      PassedThrough, ReadInBackward, Resident, SharedList, UsedTwice)
 from torch import nn
@@ -294,15 +294,6 @@ def _after_exceptions():
     plain = Blocks()
     expected = training.with_torch(plain, batches, squared_error)
 
-    class Fails(torch.autograd.Function):
-        @staticmethod
-        def forward(context, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(context, gradient):
-            raise ValueError("in backward")
-
     model = Blocks()
     engine = ebb.initialize(model, config())
     losses = []
@@ -314,7 +305,7 @@ def _after_exceptions():
         fails.remove()
         engine.drop()
         with pytest.raises(ValueError, match="in backward"):
-            hidden = torch.tanh(Fails.apply(torch.tanh(model.blocks[0](x))))
+            hidden = torch.tanh(FailsInBackward.apply(torch.tanh(model.blocks[0](x))))
             engine.backward(model.head(model.blocks[1](hidden)).sum())
         refused(engine.step, "drop")
         engine.drop()
