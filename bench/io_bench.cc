@@ -13,9 +13,7 @@
 // several times gets several files, because Ebb stripes over the entries.
 //
 // io_against_peers.py compares the result with fio.
-#include <fcntl.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>

@@ -117,7 +117,7 @@ absl::Status Admission::AdmitAll(WaitPoint::Deadline deadline) {
 }
 
 // Behind NAT, no device has the address of the place, but a message to the place arrives here. The
-// message may come through proxies, so only its content shows who has sent it. A connection alone
+// message may come through proxies, so only its content shows its sender. A connection alone
 // shows nothing, because another program may listen there.
 absl::Status Admission::CheckPlace(WaitPoint::Deadline deadline) {
   if (options_.listener != nullptr || IsOfThisHost(options_.place, deadline))

@@ -1,7 +1,6 @@
 #include "ebb/runtime/engine/memory/storage.h"
 
 #include <algorithm>
-#include <iterator>
 #include <string>
 #include <utility>
 
