@@ -220,10 +220,13 @@ absl::Status WithoutMpi(int ranks_per_host, std::optional<int> leaver) {
 // Starts ranks as srun does, which does not end them when one dies: each is a child of a process
 // that mpirun has started. Nothing in the child; the exit code in the parent. mpirun does not know
 // the children. It may end all when the first parent ends, or never. So the killed rank's parent
-// stays, and the surviving rank 0's parent ends mpirun.
+// stays, and the surviving rank 0's parent ends mpirun. Rank 0 writes to mpirun's own standard error,
+// because an mpirun that is killed forwards nothing any more.
 std::optional<int> StartAsSrunDoes() {
   const std::string rank = std::getenv("OMPI_COMM_WORLD_RANK");
   const std::string size = std::getenv("OMPI_COMM_WORLD_SIZE");
+  const std::string standard_error = absl::StrCat("/proc/", getppid(), "/fd/2");
+  if (rank == "0" && std::freopen(standard_error.c_str(), "a", stderr) == nullptr) return 1;
   const pid_t child = fork();
   if (child == 0) {
     for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}) unsetenv(name);
