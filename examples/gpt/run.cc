@@ -239,8 +239,10 @@ absl::Status SampleAndReport(const Run& run, Trainer& trainer, StopVote& vote, H
   }
   if (progress == nullptr) return absl::OkStatus();
   progress->Say("\nSample\n" + Printable(sample));
-  if (!vote.stopped() || !run.reports.summary) return absl::OkStatus();
-  return run.reports.summary->Replace(SummaryJson(summary, history));
+  // A pipe or a device keeps the first.
+  if (!vote.stopped() || !run.reports.summary || run.reports.summary->is_direct())
+    return absl::OkStatus();
+  return run.reports.summary->Write(SummaryJson(summary, history));
 }
 
 // One rank's bytes. 0 also where offload_param names NVMe, but all parameters stay on the device or

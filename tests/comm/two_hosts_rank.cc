@@ -225,8 +225,8 @@ absl::Status WithoutMpi(int ranks_per_host, std::optional<int> leaver) {
 std::optional<int> StartAsSrunDoes() {
   const std::string rank = std::getenv("OMPI_COMM_WORLD_RANK");
   const std::string size = std::getenv("OMPI_COMM_WORLD_SIZE");
-  const std::string standard_error = absl::StrCat("/proc/", getppid(), "/fd/2");
-  if (rank == "0" && std::freopen(standard_error.c_str(), "a", stderr) == nullptr) return 1;
+  const std::string error = absl::StrCat("/proc/", getppid(), "/fd/2");
+  if (rank == "0" && std::freopen(error.c_str(), "a", stderr) == nullptr) return 1;
   const pid_t child = fork();
   if (child == 0) {
     for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}) unsetenv(name);

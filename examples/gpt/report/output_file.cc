@@ -63,8 +63,10 @@ int DescriptorOfStream(const struct stat& status) {
 
 absl::StatusOr<OutputFile> OutputFile::Open(std::string_view flag, const std::string& path) {
   OutputFile file(flag, path);
-  if (!file.OpenDirectly()) GPT_RETURN_IF_ERROR(file.MakeBeside());
+  const bool is_direct = file.OpenDirectly();
+  if (!is_direct) GPT_RETURN_IF_ERROR(file.MakeBeside());
   if (file.descriptor_ < 0) return file.Failed("cannot be written");
+  if (!is_direct) file.Remove();
   return file;
 }
 
@@ -86,6 +88,7 @@ absl::StatusOr<OutputFile> OutputFile::OpenToAppend(std::string_view flag,
 
 absl::Status OutputFile::MakeBeside() {
   RemoveLeftovers(path_);
+  Remove();
   temporary_ = absl::StrCat(path_, ".", getpid(), kBeside);
   // Until it has the lock, another process may take it for a leftover and remove it.
   struct stat status = {};
@@ -136,8 +139,13 @@ OutputFile::OutputFile(OutputFile&& other) noexcept
       is_direct_(other.is_direct_) {}
 
 OutputFile::~OutputFile() {
+  Remove();
+}
+
+void OutputFile::Remove() {
   if (!temporary_.empty()) unlink(temporary_.c_str());
-  if (descriptor_ >= 0) close(descriptor_);
+  temporary_.clear();
+  if (descriptor_ >= 0) close(std::exchange(descriptor_, -1));
 }
 
 absl::Status OutputFile::Failed(std::string_view action) const {
@@ -157,18 +165,13 @@ absl::Status OutputFile::WriteAll(std::string_view contents) {
 }
 
 absl::Status OutputFile::Write(std::string_view contents) {
+  if (is_direct_) return WriteAll(contents);
+  GPT_RETURN_IF_ERROR(MakeBeside());
   GPT_RETURN_IF_ERROR(WriteAll(contents));
-  if (temporary_.empty()) return absl::OkStatus();
   GPT_RETURN_IF_ERROR(Sync());
   if (rename(temporary_.c_str(), path_.c_str()) != 0) return Failed("cannot be put in place");
   temporary_.clear();
   return absl::OkStatus();
-}
-
-absl::Status OutputFile::Replace(std::string_view contents) const {
-  if (is_direct_) return absl::OkStatus();
-  GPT_ASSIGN_OR_RETURN(OutputFile again, Open(flag_, path_));
-  return again.Write(contents);
 }
 
 absl::Status OutputFile::Append(std::string_view contents) {

@@ -15,8 +15,9 @@ namespace ebb::gpt {
 
 class OutputFile {
  public:
-  // A whole file: Write puts the contents beside it and renames them into place. Removes what
-  // killed processes left there. `flag` names the option in messages.
+  // A whole file: Write puts the contents beside it and renames them into place. A process that is
+  // killed before leaves nothing, and what one that was killed in Write has left is removed here.
+  // `flag` names the option in messages.
   static absl::StatusOr<OutputFile> Open(std::string_view flag, const std::string& path);
   // A file that Append makes longer. Until then it stays as it is.
   static absl::StatusOr<OutputFile> OpenToAppend(std::string_view flag, const std::string& path);
@@ -24,10 +25,8 @@ class OutputFile {
   OutputFile& operator=(OutputFile&&) = delete;
   ~OutputFile();  // removes a whole file that was not written to its end, and an empty one
 
+  // Again: other contents in place of the first.
   absl::Status Write(std::string_view contents);
-  // Replaces the written contents by others; a device or a pipe keeps what it got.
-  absl::Status Replace(std::string_view contents) const;
-
   // All of it or, if the disk is full, nothing.
   absl::Status Append(std::string_view contents);
   absl::Status CutAt(int64_t bytes);
@@ -41,6 +40,7 @@ class OutputFile {
  private:
   OutputFile(std::string_view flag, const std::string& path) : flag_(flag), path_(path) {}
   absl::Status MakeBeside();
+  void Remove();  // the file beside or the one that is still empty, and the descriptor
   bool OpenDirectly();
   void AwaitReader() const;
   absl::Status WriteAll(std::string_view contents);
