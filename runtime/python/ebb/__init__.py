@@ -10,6 +10,7 @@ docs/python.md explains all calls."""
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import Callable, Iterator
 
 try:
@@ -33,12 +34,29 @@ __all__ = [
 ]
 
 _log = None
+_of_python: logging.Handler | None = None
+
+
+class _Sink(logging.Handler):
+    """Hands the lines of Python's logger "ebb" to a sink."""
+
+    def __init__(self, sink: Callable[[str, str], None]):
+        super().__init__()
+        self.sink = sink
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.sink("warning" if record.levelno >= logging.WARNING else "info", record.getMessage())
 
 
 def log_to(sink: Callable[[str, str], None] | None) -> None:
-    """Sends the library's log lines to `sink`("info" or "warning", line) instead of standard error; None: to standard error again.
-    Threads of the engine call the sink. The sink must not call the engine."""
-    global _log
+    """Sends the log lines of the library and of this package to `sink`("info" or "warning", line) instead of standard error; None: to standard
+    error again. The package's lines still go to Python's logger "ebb" too, whose level holds for them. Threads of the engine call the sink.
+    The sink must not call the engine."""
+    global _log, _of_python
+    logger = logging.getLogger("ebb")
+    if _of_python is not None:
+        logger.removeHandler(_of_python)
+        _of_python = None
     if sink is None:
         _library.library.ebb_log_to(_library.LOG(), None)
         _log = None
@@ -46,6 +64,8 @@ def log_to(sink: Callable[[str, str], None] | None) -> None:
     made = _library.LOG(lambda user, level, message: sink("warning" if level else "info", message.decode(errors="replace")))
     _library.library.ebb_log_to(made, None)
     _log = made
+    _of_python = _Sink(sink)
+    logger.addHandler(_of_python)
 
 
 @contextlib.contextmanager

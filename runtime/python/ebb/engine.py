@@ -116,8 +116,10 @@ class Engine:
         self._place()
         half = compute_dtype(settings) == torch.float16  # a parameter that keeps fp16 beside another type has no loss scale
         trainable = [(name, parameter) for name, parameter in self._parameters.items() if parameter.requires_grad]
-        scheduled = self._scheduled_rate if settings.get("scheduler", {}).get("type") else None
-        self.optimizer = Optimizer(groups_of(trainable, group_of, settings), self.step, self.zero_grad, scheduled) if trainable else None
+        schedule = settings.get("scheduler", {}).get("type") or ""
+        scheduled = self._scheduled_rate if schedule else None
+        groups = groups_of(trainable, group_of, settings) if trainable else []
+        self.optimizer = Optimizer(groups, self.step, self.zero_grad, scheduled, schedule) if trainable else None
         taking = order.taking_visits(len(units))
         rates = self.optimizer.rates if self.optimizer is not None else list
         self._steps = Steps(self._memory, units, self._slots, first_id, taking, device, half, rates, self.accumulation, world.size)

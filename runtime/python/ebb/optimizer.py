@@ -26,6 +26,7 @@ class _Group(dict):
         self._scheduled = scheduled
         self.of_json = {key: values[key] for key in _GIVEN}
         self.given: set[str] = set()  # of these, those that were set
+        self.replaces_schedule: Callable[[], None] = lambda: None  # is called when "lr" is set beside the JSON's schedule
 
     def __getitem__(self, key: str) -> Any:
         if key == "lr" and self._scheduled is not None:
@@ -39,7 +40,7 @@ class _Group(dict):
             self._refuse_scheduler()
         super().__setitem__(key, value)
         if key in _GIVEN:
-            self.given.add(key)
+            self._give({key})
 
     def update(self, *values: Any, **more: Any) -> None:
         for key, value in dict(*values, **more).items():
@@ -68,7 +69,13 @@ class _Group(dict):
     def load(self, values: dict[str, Any], given: Iterable[str]) -> None:
         super().update({key: value for key, value in values.items() if key != "params"})
         differs = {key for key in _GIVEN if values.get(key) != self.of_json[key] and (key != "lr" or self._scheduled is None)}
-        self.given = differs.union(given)
+        self.given = set()
+        self._give(differs.union(given))
+
+    def _give(self, keys: set[str]) -> None:
+        if "lr" in keys - self.given and self._scheduled is not None:
+            self.replaces_schedule()
+        self.given |= keys
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
@@ -87,11 +94,11 @@ class Optimizer(torch.optim.Optimizer):
     """`param_groups[i]["lr"]` is the rate of the next step. If you set it, or `["weight_decay"]`, that value holds from the next step on.
     Until then the JSON's hold. The engine has the optimizer states.
 
-    scheduled: the rate that the JSON's schedule gives a group's next step; None: the JSON has no schedule."""
+    scheduled: the rate that the JSON's schedule gives a group's next step; None: the JSON has no schedule. schedule: its type."""
 
     def __init__(
         self, groups: list[dict[str, Any]], step: Callable[[], bool], zero_grad: Callable[[], None],
-        scheduled: Callable[[str], float | None] | None = None,
+        scheduled: Callable[[str], float | None] | None = None, schedule: str = "",
     ):
         # Some schedulers ask the defaults for the name of the momentum, others divide by the rate in them.
         defaults = {name: groups[0][name] for name in ("lr", "weight_decay", *_MOMENTA) if name in groups[0]}
@@ -99,6 +106,9 @@ class Optimizer(torch.optim.Optimizer):
         self._step = step
         self._zero_grad = zero_grad
         self._momenta = [_momentum(group) for group in self.param_groups]
+        self._schedule = schedule
+        for group in self.param_groups:
+            group.replaces_schedule = functools.partial(self._say_replaced, group["group"])
 
     def step(self, closure: None = None) -> bool:  # type: ignore[override]
         if closure is not None:
@@ -137,6 +147,14 @@ class Optimizer(torch.optim.Optimizer):
         given = state_dict.get("given", [()] * len(groups))
         for group, values, of_group in zip(groups, loaded, given):
             group.load(values, of_group)
+
+    def _say_replaced(self, group: str) -> None:
+        for one in self.param_groups:  # logged once
+            one.replaces_schedule = lambda: None
+        log.warning(
+            "param_groups[%d][\"lr\"] was set, and that rate holds from the next step on, instead of the schedule %s of the JSON's \"scheduler\". "
+            "Remove \"scheduler\" from the JSON if the loop sets the rates", [one["group"] for one in self.param_groups].index(group), self._schedule
+        )
 
     def rates(self) -> list[tuple[str, float | None, float | None]]:
         """What was set: of each group the rate and the weight decay; None: the JSON's."""

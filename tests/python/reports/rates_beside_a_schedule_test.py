@@ -93,6 +93,55 @@ def test_a_rate_that_was_set_holds(at):
     at(with_sgd, _holds)
 
 
+def _is_told(settings):
+    """A loop with a schedule of its own, which forgot the one of its JSON."""
+    lines = []
+    ebb.log_to(lambda level, line: lines.append((level, line)))
+
+    def told():
+        return [line for level, line in lines if level == "warning" and "instead of the schedule" in line]
+
+    try:
+        engine = _engine(settings)
+        for step in range(3):
+            for group in engine.param_groups:
+                assert dict(group)["lr"] == group["lr"]  # to read it is no reason
+                group["weight_decay"] = 0.01
+            assert told() == []
+            _step(engine)
+        for step in range(3):
+            for group in engine.param_groups:
+                group["lr"] = 0.1 / (step + 1)
+            assert _step(engine) == pytest.approx(0.1 / (step + 1))
+        state = engine.optimizer.state_dict()
+        assert len(told()) == 1 and "WarmupLR of the JSON's \"scheduler\"" in told()[0] and told()[0].startswith('param_groups[0]["lr"]')
+        engine.close()
+        for change in (lambda engine: engine.optimizer.load_state_dict(state), lambda engine: setattr(engine, "learning_rate", 0.1),
+                       lambda engine: engine.param_groups[1].update(lr=0.1)):
+            lines.clear()
+            engine = _engine(settings)
+            change(engine)
+            assert len(told()) == 1
+            engine.close()
+        lines.clear()
+        engine = ebb.initialize(mlp(), settings)
+        engine.learning_rate = 0.2
+        torch.optim.lr_scheduler.LambdaLR(engine.optimizer, lambda step: 1.0)
+        assert told() == []
+        engine.close()
+    finally:
+        ebb.log_to(None)
+    lines.clear()
+    engine = _engine(settings)
+    engine.learning_rate = 0.2
+    engine.close()
+    assert lines == []
+
+
+def test_a_rate_that_replaces_the_schedule_is_logged_once(at):
+    at(with_sgd, _is_told)
+
+
 def _two_schedules(settings):
     engine = _engine(settings)
     kinds = torch.optim.lr_scheduler
