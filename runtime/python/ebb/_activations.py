@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from ._fakes import Fakes, faked
+from ._generators import generators_as_they_were
 from ._library import Error
 from ._model import Config, config_text, dtype_function, resolved
 from ._order import _as_it_was, call, loss_of, uncompiled
@@ -92,7 +93,7 @@ def count_activations(model: nn.Module, config: Config, world: int, *, example: 
         return made
 
     try:
-        with torch.random.fork_rng(devices=[]), mode, _as_it_was(model), uncompiled(), stand_ins as fakes, torch.enable_grad():
+        with generators_as_they_were(model, example, torch.device(device)), mode, _as_it_was(model), uncompiled(), stand_ins as fakes, torch.enable_grad():
             for tensor in fakes.values():
                 count.ignore(tensor)
                 if tensor.requires_grad:

@@ -73,12 +73,8 @@ def classes_as_they_were(model: nn.Module) -> Iterator[None]:
     """Afterwards, variables of the model's classes, of their Python modules and of those that these import from, and containers in these
     variables, that have got a tensor without values have their old values. So does the cache of torch's parametrizations, whose tensors may
     also be without gradients."""
-    classes = {kind for module in model.modules() for kind in type(module).__mro__ if _is_the_users(kind.__module__)}
-    own = {kind.__module__ for kind in classes if kind.__module__ in sys.modules}
-    imported = {_origin(value) for name in own for value in vars(sys.modules[name]).values()}
-    places = [*classes, *(sys.modules[name] for name in own | imported if _is_the_users(name) and name in sys.modules)]
-    before = [(place, dict(vars(place))) for place in places]
-    contents = _contents_within([value for _, values in before for name, value in values.items() if name != "__builtins__"])
+    before = [(place, dict(vars(place))) for place in namespaces_of(model)]
+    contents = [(one, one.copy()) for one in within([values for _, values in before]) if type(one) in _CONTAINERS and len(one) <= _ITEMS_MAX]
     of_parametrizations, parametrize._cache = parametrize._cache, {}
     try:
         yield
@@ -94,6 +90,14 @@ def classes_as_they_were(model: nn.Module) -> Iterator[None]:
                     setattr(place, name, values[name]) if name in values else delattr(place, name)
 
 
+def namespaces_of(model: nn.Module) -> list[Any]:
+    """The user's classes of the model, their Python modules, and the modules that these import from."""
+    classes = {kind for module in model.modules() for kind in type(module).__mro__ if _is_the_users(kind.__module__)}
+    own = {kind.__module__ for kind in classes if kind.__module__ in sys.modules}
+    imported = {_origin(value) for name in own for value in vars(sys.modules[name]).values()}
+    return [*classes, *(sys.modules[name] for name in own | imported if _is_the_users(name) and name in sys.modules)]
+
+
 def _is_the_users(name: Any) -> bool:
     return isinstance(name, str) and name.partition(".")[0] not in _NOT_THE_USERS
 
@@ -103,29 +107,32 @@ def _origin(value: Any) -> Any:
     return value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) if callable(value) else None
 
 
-def _contents_within(values: list[Any]) -> list[tuple[Any, Any]]:
-    """The containers among `values` and within them and their attributes, each with a copy, inner ones last."""
-    found: list[tuple[Any, Any]] = []
+def within(namespaces: list[Any]) -> Iterator[Any]:
+    """What the variables of `namespaces` hold, in containers, in attributes, and in the closures of functions too; inner values last."""
     seen: set[int] = set()
-    for _ in range(5):
+    values = namespaces
+    for depth in range(6):
         inner: list[Any] = []
         for value in values:
             if isinstance(value, _LEAVES) or id(value) in seen:
                 continue
             seen.add(id(value))
-            if type(value) in _CONTAINERS:
-                if len(value) > _ITEMS_MAX:
-                    continue
-                found.append((value, value.copy()))
-            attributes = getattr(value, "__dict__", None)
-            if isinstance(value, dict):
-                inner += dict.values(value)
-            elif isinstance(value, (list, tuple, set, deque)):
-                inner += value
-            elif isinstance(attributes, dict):  # not those of a class
-                inner += attributes.values()
+            if depth > 0:
+                yield value
+            inner += _held_by(value)
         values = inner
-    return found
+
+
+def _held_by(value: Any) -> Iterable[Any]:
+    if isinstance(value, (dict, types.MappingProxyType)):
+        items = dict.items(value) if isinstance(value, dict) else value.items()  # a subclass may import something for each item
+        return [one for name, one in items if name != "__builtins__"] if len(items) <= _ITEMS_MAX else ()
+    if isinstance(value, (list, tuple, set, deque)):
+        return value if len(value) <= _ITEMS_MAX else ()
+    if isinstance(value, types.FunctionType):
+        return [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]  # empty ones have no contents
+    attributes = getattr(value, "__dict__", None)
+    return attributes.values() if isinstance(attributes, dict) else ()  # not those of a class
 
 
 @contextlib.contextmanager

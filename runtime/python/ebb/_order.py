@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import random
 import re
-import sys
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, Iterator
 
@@ -20,6 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ._fakes import Fakes, classes_as_they_were, faked
+from ._generators import generators_as_they_were
 from ._hooks import Visit, Walk
 from ._library import BACKWARD, FORWARD, SHOW, Error
 from .checks import Watch, storage
@@ -234,7 +233,7 @@ def of_evaluation(model: nn.Module, units: list[Unit], example: Any, visited: li
     if isinstance(example, Call):
         example = Call(example.arguments, example.keywords)  # without a checkpoint, because nothing is computed again
     device = next(model.parameters()).device
-    with torch.no_grad(), generators_as_they_were(device), _as_it_was(model, (*_LIBRARIES, "ebb", "functools")), _kept(model):
+    with torch.no_grad(), generators_as_they_were(model, example, device), _as_it_was(model, (*_LIBRARIES, "ebb", "functools")), _kept(model):
         call(model, example)
     for unit in units:
         if unit.index not in visited:
@@ -278,7 +277,7 @@ def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device
     is_here = device.type != "cuda" or torch.cuda.is_available()
     made = faked(model, device, fakes, keeps_buffers=is_here) if fakes else _kept(model)
     entered = contextlib.nullcontext() if is_here or not fakes else fakes
-    with generators_as_they_were(device), entered, _as_it_was(model), uncompiled(), made as record.fakes:
+    with generators_as_they_were(model, example, device), entered, _as_it_was(model), uncompiled(), made as record.fakes:
         key = storage if fakes else id  # a fake has a storage of its own, so that views of it are known too
         record.keys = {number: key(tensor) for number, tensor in record.fakes.items()}
         # Alive as long as the keys: a storage that a module replaces through `.data` would leave its key to another tensor.
@@ -297,20 +296,6 @@ def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device
             walk.settle()
             record.leave_out_spent()
         return record, record.used_outside(units)
-
-
-@contextlib.contextmanager
-def generators_as_they_were(device: torch.device) -> Iterator[None]:
-    """Also those of Python and numpy, which models use to leave layers out."""
-    numpy = sys.modules.get("numpy")
-    python, states = random.getstate(), numpy.random.get_state() if numpy else None
-    try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" and torch.cuda.is_available() else []):
-            yield
-    finally:
-        random.setstate(python)
-        if numpy:
-            numpy.random.set_state(states)
 
 
 def _backward(loss: torch.Tensor) -> None:
