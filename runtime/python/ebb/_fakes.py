@@ -8,9 +8,11 @@ that takes the tensor raises an error."""
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import gc
 import sys
+import traceback
 import types
 from collections import OrderedDict, defaultdict, deque
 from typing import Any, Callable, Iterable, Iterator
@@ -203,26 +205,64 @@ def _take_out(values: list[Any], depth: int = 0, takes_keys: bool = True) -> Non
 
 def _holder_of(value: Any) -> str:
     """In words: the variable, function or object that holds `value`, perhaps in containers."""
-    inner, name = [value], ""
+    inner, name, last = [value], "", ""
+    held = {id(value)}  # and what holds it, so far
     for _ in range(6):
-        ids, following = set(map(id, inner)), []
-        for holder in _holders(inner):
-            if isinstance(holder, functools._lru_cache_wrapper):
-                return f"the cache of {holder.__module__}.{holder.__qualname__}()"
-            if isinstance(holder, types.FunctionType):
-                return f"a variable of {holder.__module__}.{holder.__qualname__}()"
-            if isinstance(holder, types.ModuleType):
-                return f"'{name}' of {holder.__name__}"
-            if isinstance(holder, type):
-                return f"'{name}' of the class {holder.__qualname__}"
+        for variable, kept in contextvars.copy_context().items():
+            if id(kept) in held:
+                return f"the ContextVar '{variable.name}'"
+        following = []
+        for holder in gc.get_referrers(*inner):
+            if holder is inner or isinstance(holder, (types.FrameType, types.TracebackType)):
+                continue
             if isinstance(holder, dict):
-                name = next((key for key, one in holder.items() if id(one) in ids and isinstance(key, str)), name)
-            elif not isinstance(holder, (list, tuple, set, deque, types.CellType)):
-                name = next((key for key, one in getattr(holder, "__dict__", {}).items() if id(one) in ids), name)
-                return f"'{name}' of an object of {type(holder).__qualname__}"
+                name = next((key for key, one in holder.items() if id(one) in held and isinstance(key, str)), name)
+                module = sys.modules.get(holder.get("__name__", ""))
+                if module is not None and vars(module) is holder:
+                    return f"'{name}' of {module.__name__}"
+            elif isinstance(holder, functools._lru_cache_wrapper):
+                return f"the cache of {holder.__module__}.{holder.__qualname__}()"
+            elif isinstance(holder, types.FunctionType):
+                if found := _variable_of(holder, held, name):
+                    return f"{found} of {holder.__module__}.{holder.__qualname__}()"
+                continue
+            elif isinstance(holder, type):
+                return f"'{name}' of the class {holder.__qualname__}"
+            elif frame := getattr(holder, "gi_frame", None) or getattr(holder, "cr_frame", None) or getattr(holder, "ag_frame", None):
+                last = last or _local_in([frame], held)
+                continue
+            elif type(holder).__module__ not in sys.stdlib_module_names:
+                name = _attribute_of(holder, held, name)
+                return f"{f'the attribute {name!r} of ' if name else ''}an object of {type(holder).__qualname__}"
             following.append(holder)
         inner = following
-    return "something outside of the model"
+        held.update(map(id, inner))
+    return last or _local_in([frame for frame, _ in traceback.walk_stack(None)][::-1], held) or "something outside of the model"
+
+
+def _variable_of(function: types.FunctionType, held: set[int], name: str) -> str:
+    """`name`: of the attribute of the function, if it is one that holds."""
+    parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
+    defaults = function.__defaults__ or ()
+    named = [*zip(function.__code__.co_freevars, function.__closure__ or ()), *zip(parameters[len(parameters) - len(defaults):], defaults)]
+    found = next((variable for variable, one in [*named, *(function.__kwdefaults__ or {}).items()] if id(one) in held), "")
+    return f"the variable '{found}'" if found else f"the attribute '{name}'" if id(vars(function)) in held else ""
+
+
+def _attribute_of(holder: Any, held: set[int], name: str) -> str:
+    if isinstance(holder, nn.Module) and any(id(table) in held for table in (holder._buffers, holder._parameters)):
+        return name
+    slots = [slot for kind in type(holder).__mro__ for slot in vars(kind) if isinstance(vars(kind)[slot], types.MemberDescriptorType)]
+    attributes = {**{slot: getattr(holder, slot, None) for slot in slots}, **getattr(holder, "__dict__", {})}
+    return next((attribute for attribute, one in attributes.items() if id(one) in held), "")
+
+
+def _local_in(frames: list[types.FrameType], held: set[int]) -> str:
+    for frame in frames:
+        for variable, one in frame.f_locals.items():
+            if id(one) in held:
+                return f"the variable '{variable}' of {frame.f_globals.get('__name__')}.{frame.f_code.co_name}()"
+    return ""
 
 
 def _holders(values: list[Any]) -> Iterable[Any]:

@@ -29,6 +29,7 @@ from torch import nn
 
 from ._library import BACKWARD, FORWARD, RECOMPUTE, SHOW, Error
 from ._units import Unit
+from .checks import storage
 
 
 def _follow_saved_hooks() -> Callable[[bool], Any]:
@@ -114,6 +115,7 @@ class Walk:
         self.only_shows = False  # the backward that runs now gives no parameter a gradient
         self.calls = 0  # of the model
         self.shown: set[int] = set()  # the calls that such a backward goes through
+        self.reached: set[int] = set()  # of the round, the calls that a backward goes through
         self.failure = ""  # of a forward or backward of the step, in words, because the exception would keep tensors
         self.counts = [0] * len(units)
         self.pending: list[list[Visit]] = [[] for _ in units]
@@ -313,7 +315,7 @@ class Walk:
             return
         if getattr(pack, "__module__", "") == torch.utils.checkpoint.__name__:
             return
-        own = frozenset(parameter.untyped_storage().data_ptr() for parameter in visit.unit.parameters) if outer else frozenset()
+        own = frozenset(storage(parameter) for parameter in visit.unit.parameters) if outer else frozenset()
         hooks = torch.autograd.graph.saved_tensors_hooks(
             functools.partial(_packed, own, pack), functools.partial(self._unpacked, visit if watches else None, unpack)
         )
@@ -376,6 +378,7 @@ class Walk:
         self._start_backward()
         self._close_recompute()
         self._close_backward()
+        self.reached.add(visit.call)
         if not self.only_shows and visit in self.pending[visit.unit.index]:
             self.pending[visit.unit.index].remove(visit)
             visit.is_spent = False
@@ -425,7 +428,8 @@ class Walk:
             return
         self._take_left_out(float("inf"))
         self.resident_ends = self.resident_visits
-        is_one_left_out = any(not visit.is_spent for visits in self.pending for visit in visits)
+        waiting = {visit.call for visits in self.pending for visit in visits if not visit.is_spent}
+        is_one_left_out = not waiting <= self.reached  # a call of the model in which no unit's backward has begun
         self._new_round()
         with self._failing():
             self.scopes.backward_ends(is_one_left_out)
@@ -461,6 +465,7 @@ class Walk:
         self.left_out = []
         self.resident_visits = []
         self.regions = {}
+        self.reached = set()
         self.counts = [0] * len(self.units)
         self.pending = [[] for _ in self.units]
 
@@ -613,7 +618,7 @@ class _Own:
 
 
 def _packed(own: frozenset[int], pack: Callable[[torch.Tensor], Any], saved: torch.Tensor) -> Any:
-    return _Own(saved) if own and _storage_of(saved) in own else pack(saved)
+    return _Own(saved) if own and storage(saved) in own else pack(saved)
 
 
 def _restored(unpack: Callable[[Any], torch.Tensor], saved: Any) -> torch.Tensor:
@@ -639,7 +644,7 @@ class SavedInRam:
         if _graph_task() != -1 or not torch.is_grad_enabled() or _top_saved_hooks(True) is not None:
             return  # the hooks of the trainer decide
         ram = torch.autograd.graph.save_on_cpu(pin_memory=True)
-        own = frozenset(parameter.untyped_storage().data_ptr() for parameter in self.residents)
+        own = frozenset(storage(parameter) for parameter in self.residents)
         hooks = torch.autograd.graph.saved_tensors_hooks(
             functools.partial(_packed, own, ram.pack_hook), functools.partial(_restored, ram.unpack_hook)
         )
@@ -649,10 +654,6 @@ class SavedInRam:
     def _pop(self, module: nn.Module, arguments: Any, output: Any) -> None:
         if self.hooks and _graph_task() == -1:
             self.hooks.pop().__exit__(None, None, None)
-
-
-def _storage_of(tensor: torch.Tensor) -> int | None:
-    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else None
 
 
 def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:

@@ -148,9 +148,13 @@ class Steps:
         left = next(self._gradients_left(), None)
         if left is not None:
             self.clear_gradients()
-            drop = "If the backward of an earlier forward was left out, call engine.drop() instead of that backward. " if is_one_left_out else ""
+            if is_one_left_out:
+                raise Error(
+                    "a forward of the model had no backward, so the next one is not where the order has it. Call engine.drop() instead of a backward "
+                    "that the loop leaves out, and call the model under torch.no_grad() if it needs none"
+                )
             raise Error(
-                f"{drop}The gradient of '{left[1]}' came outside of the backward of its unit '{left[0].name}': the parameter is used by the loss or "
+                f"the gradient of '{left[1]}' came outside of the backward of its unit '{left[0].name}': the parameter is used by the loss or "
                 "a module that is not in the unit, or its unit was used more often than the order says. Name it in resident=, "
                 "make those modules one unit (units=), or give initialize an example, which shows the order"
             )

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 # Of properties, which ask for shapes and flags, those that lead to the values.
 _VIEWS = {"T", "mT", "H", "mH", "real"}
 _HARMLESS = {"size", "dim", "numel", "stride", "is_floating_point", "is_complex", "register_hook", "requires_grad_", "element_size",
-             "is_contiguous", "data_ptr", "__repr__", "__hash__", "type", "storage_offset", "__len__", "detach", "empty_like", "zeros_like",
-             "ones_like", "new_empty", "new_zeros", "is_same_size", "__get__", "__set__", "__delete__"}
+             "is_contiguous", "data_ptr", "untyped_storage", "__repr__", "__hash__", "type", "storage_offset", "__len__", "detach", "empty_like",
+             "zeros_like", "ones_like", "new_empty", "new_zeros", "is_same_size", "__get__", "__set__", "__delete__"}
 # Those whose result is no NaN where a parameter is one.
 _LOSE_NAN = {"lt", "le", "gt", "ge", "eq", "ne", "__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "less", "less_equal", "greater",
              "greater_equal", "not_equal", "sign", "sgn", "nan_to_num", "argmax", "argmin", "sort", "argsort", "topk", "count_nonzero", "nonzero",
@@ -100,9 +100,10 @@ class _Hidden:
                 self.names.update(zip(shown, map(_Resident, one.names)))
 
     def __call__(self, value: torch.Tensor) -> str | None:
-        has_memory = type(value) in (torch.Tensor, nn.Parameter) and value.layout == torch.strided and not _is_wrapped(value)
+        if type(value) not in (torch.Tensor, nn.Parameter) or value.layout != torch.strided or value.is_meta or _is_wrapped(value):
+            return None
         try:
-            return self.names.get(value.data_ptr()) if has_memory else None
+            return self.names.get(value.data_ptr())
         except RuntimeError:  # a fake tensor that torch is making
             return None
 

@@ -1,9 +1,12 @@
 """A forward that keeps tensors outside of the model: in functools.lru_cache, a dict, a class, a variable of a module, torch's parametrizations."""
 
+import contextvars
 import functools
+import itertools
 import sys
 import types
 
+import places
 import pytest
 import torch
 from torch import nn
@@ -289,6 +292,108 @@ def _is_named(place):
 
 def test_what_cannot_be_taken_back_is_named_when_it_is_used(at):
     at(_is_named)
+
+
+ANGLES_OF_CONTEXT = contextvars.ContextVar("angles of the context", default=None)
+
+
+class Slotted:
+    __slots__ = ("other", "table")
+
+    def __init__(self):
+        self.other = self.table = None
+
+    def scaled(self, x):
+        if self.table is None:
+            self.table = (x.new_ones(8),)
+        return x * self.table[0]
+
+
+def of_a_context(x):
+    if ANGLES_OF_CONTEXT.get() is None:
+        ANGLES_OF_CONTEXT.set([x.new_ones(8)])
+    return x * ANGLES_OF_CONTEXT.get()[0]
+
+
+def with_a_cell():
+    kept = None
+
+    def scaled(x):
+        nonlocal kept
+        kept = x.new_ones(8) if kept is None else kept
+        return x * kept
+
+    return scaled
+
+
+def with_a_generator():
+    def tables():
+        x = yield
+        table = x.new_ones(8)
+        while True:
+            yield table
+
+    generator = tables()
+    next(generator)
+    return lambda x: x * generator.send(x)
+
+
+def with_a_default():
+    def scaled(x, kept=[]):
+        if not kept:
+            kept.append(x.new_ones(8))
+        return x * kept[0]
+
+    return scaled
+
+
+def with_an_attribute():
+    def scaled(x):
+        scaled.bias = getattr(scaled, "bias", x)
+        return x + 0 * scaled.bias.sum()
+
+    return scaled
+
+
+def with_an_iterator():
+    iterators = []
+
+    def scaled(x):
+        if not iterators:
+            iterators.append(itertools.cycle([x.new_ones(8)]))
+        return x * next(iterators[0])
+
+    return scaled
+
+
+HOLDERS = {
+    lambda: Slotted().scaled: "the attribute 'table' of an object of Slotted",
+    lambda: of_a_context: "the ContextVar 'angles of the context'",
+    with_a_cell: r"the variable 'kept' of .*with_a_cell.<locals>.scaled\(\)",
+    with_a_generator: r"the variable 'table' of .*tables\(\)",
+    with_a_default: r"the variable 'kept' of .*with_a_default.<locals>.scaled\(\)",
+    with_an_attribute: r"the attribute 'bias' of .*with_an_attribute.<locals>.scaled\(\)",
+    with_an_iterator: r"the variable 'iterators' of .*with_an_iterator.<locals>.scaled\(\)",
+}
+
+
+def _holders(place):
+    for make, words in HOLDERS.items():
+        scaled = make()
+
+        class Scaled(Block):
+            def mixed(self, x):
+                return scaled(x)
+
+        model = made(Scaled)
+        engine = ebb.initialize(model, place.config(), example=place.batches()[0][0][:1])
+        with pytest.raises(ebb.Error, match=f"^{words} keeps a tensor without values"):
+            model(place.batches()[0][0][0])
+        engine.close()
+
+
+def test_the_holder_has_the_users_name(one):
+    one.run(_holders, places.Place("one rank", 1))
 
 
 def _weight_norm():

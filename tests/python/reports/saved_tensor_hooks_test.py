@@ -1,9 +1,10 @@
 """Saved-tensor hooks around the model: a store that knows a tensor by its address, torch's save_on_cpu, the engine's own offload."""
 
 import copy
+import warnings
 
 import torch
-from modules import Checkpointed
+from modules import Blocks, Checkpointed
 from pitfalls_test import refused
 from places import Place, with_sgd
 from torch import nn
@@ -125,3 +126,30 @@ def _in_ram(settings, make):
 
 def test_activations_in_ram_are_those_of_torch(one):
     one.run(with_sgd, Place("one rank", 1), _in_ram, Checkpointed)
+
+
+class _OnCpu(Checkpointed):
+    def forward(self, x):
+        with torch.autograd.graph.save_on_cpu():
+            return super().forward(x)
+
+
+def _warnings(settings):
+    """Of torch, because a tensor without values has no address."""
+    torch.set_warn_always(True)
+    batch = vector_batches(1, 1)[0][0]
+    try:
+        for kind, options in ((kind, options) for kind in (Blocks, _OnCpu) for options in ({}, {"check": True}, {"check": True, "example": batch[:1]})):
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                model = kind()
+                engine = ebb.initialize(model, settings, **options)
+                engine.backward(squared_error(model, batch)), engine.step()
+                engine.close()
+            assert [str(one.message) for one in seen if "FakeTensor" in str(one.message)] == [], (kind, options)
+    finally:
+        torch.set_warn_always(False)
+
+
+def test_the_walk_makes_torch_warn_of_nothing(one):
+    one.run(with_sgd, Place("one rank", 1), _warnings)
