@@ -80,6 +80,9 @@ int Main(int argc, char** argv) {
   if (const auto status = SettleRanks(*launch, options); !status.ok())
     return RefuseBeforeMeeting(options.PlansOnly() ? std::nullopt : *launch, status);
   if (options.PlansOnly()) return Plan(*launch, options);
+  // A run with --save has lost nothing if its time is up before training begins.
+  const bool saves = !options.save_folder.empty();
+  EndOnStopSignals(saves ? kSaved : kStopped, /*before_time_is_up=*/saves);
   const auto config = ResolveConfig(options);
   if (const auto status = AllOf({config.status(), CheckSave(options), CheckExport(options)});
       !status.ok())
@@ -167,6 +170,7 @@ int RefuseRank(const World& world, const absl::Status& status) {
 int RefuseBeforeMeeting(const std::optional<Launch>& launch, const absl::Status& status) {
   if (!IsOneOfSeveral(launch)) return Fail(status, kUsageError);
   Fail(OfRank(launch->rank, status), kUsageError);  // now, because the others may never come
+  EndOnStopSignals(kUsageError, /*before_time_is_up=*/false);
   if (const auto world = World::FromEnvironment(); world.ok())
     world->Fail(absl::FailedPreconditionError(status.message()));
   return kUsageError;

@@ -9,7 +9,6 @@
 #include <string_view>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "report/standard_output.h"
 #include "status_macros.h"
 
@@ -50,17 +49,59 @@ void Remember(int signal, siginfo_t* info, void*) {
   errno = error;
 }
 
-enum class IfIgnored : uint8_t { kCatch, kLeave };
+std::atomic<int> exit_code_before_training{0};
 
-void Catch(int signal, IfIgnored if_ignored) {
+std::string_view NameOfSignal(int signal) {
+  switch (signal) {
+    case SIGINT:
+      return "SIGINT";
+    case SIGTERM:
+      return "SIGTERM";
+    case SIGHUP:
+      return "SIGHUP";
+    case SIGUSR1:
+      return "SIGUSR1";
+    case SIGUSR2:
+      return "SIGUSR2";
+    case SIGXCPU:
+      return "SIGXCPU";
+    case SIGPIPE:
+      return "SIGPIPE";
+    default:
+      return "a signal";
+  }
+}
+
+// Calls only what a signal handler may call.
+void End(int signal, siginfo_t*, void*) {
+  Say("gpt: stopped by ");
+  Say(NameOfSignal(signal));
+  Say(" before training began\n");
+  _exit(exit_code_before_training);
+}
+
+enum class IfIgnored : uint8_t { kCatch, kLeave };
+using Handler = void (*)(int, siginfo_t*, void*);
+
+void Catch(int signal, IfIgnored if_ignored, Handler handler) {
   struct sigaction before = {};
   // A signal that the parent has switched off, as nohup does, stays off.
   sigaction(signal, nullptr, &before);
   if (before.sa_handler == SIG_IGN && if_ignored == IfIgnored::kLeave) return;
   struct sigaction action = {};
-  action.sa_sigaction = Remember;
+  action.sa_sigaction = handler;
   action.sa_flags = SA_SIGINFO | SA_RESTART;
   sigaction(signal, &action, nullptr);
+}
+
+void CatchAll(Handler handler, bool before_time_is_up) {
+  Catch(SIGINT, IfIgnored::kCatch, handler);
+  Catch(SIGTERM, IfIgnored::kCatch, handler);
+  if (before_time_is_up) {
+    for (const int signal : {SIGUSR1, SIGUSR2, SIGXCPU}) Catch(signal, IfIgnored::kCatch, handler);
+  }
+  Catch(SIGHUP, IfIgnored::kLeave, handler);
+  Catch(SIGPIPE, IfIgnored::kLeave, handler);
 }
 
 }  // namespace
@@ -70,14 +111,13 @@ bool EndsAtOnce(int64_t nanoseconds_since_first, int signal, int code) {
   return signal == SIGINT && code == SI_KERNEL && nanoseconds_since_first >= kPressedTwice;
 }
 
+void EndOnStopSignals(int exit_code, bool before_time_is_up) {
+  exit_code_before_training = exit_code;
+  CatchAll(End, before_time_is_up);
+}
+
 void CatchStopSignals(bool before_time_is_up) {
-  Catch(SIGINT, IfIgnored::kCatch);
-  Catch(SIGTERM, IfIgnored::kCatch);
-  if (before_time_is_up) {
-    for (const int signal : {SIGUSR1, SIGUSR2, SIGXCPU}) Catch(signal, IfIgnored::kCatch);
-  }
-  Catch(SIGHUP, IfIgnored::kLeave);
-  Catch(SIGPIPE, IfIgnored::kLeave);
+  CatchAll(Remember, before_time_is_up);
 }
 
 // In this order: the stream is destroyed first, and so its queue is empty before its work's data
@@ -117,24 +157,7 @@ bool StopVote::output_failed() const {
 std::string StopVote::stopped_by() const {
   if (!state_->stopped) return "";
   if (output_failed()) return "output that cannot be written";
-  switch (const int signal = static_cast<int>(state_->vote)) {
-    case SIGINT:
-      return "SIGINT";
-    case SIGTERM:
-      return "SIGTERM";
-    case SIGHUP:
-      return "SIGHUP";
-    case SIGUSR1:
-      return "SIGUSR1";
-    case SIGUSR2:
-      return "SIGUSR2";
-    case SIGXCPU:
-      return "SIGXCPU";
-    case SIGPIPE:
-      return "SIGPIPE";
-    default:
-      return absl::StrCat("signal ", signal);
-  }
+  return std::string(NameOfSignal(static_cast<int>(state_->vote)));
 }
 
 absl::Status StopVote::Meet() {

@@ -12,6 +12,10 @@
 
 namespace ebb::gpt {
 
+// Until CatchStopSignals, the same signals end the process with this exit code and a line: while
+// ranks meet, and text is loaded.
+void EndOnStopSignals(int exit_code, bool before_time_is_up);
+
 // From here on the first of SIGINT, SIGTERM, SIGHUP (a closed terminal) and SIGPIPE (the output has
 // no reader any more) is remembered. Later ones count as the first, unless EndsAtOnce.
 // `before_time_is_up`: also SIGUSR1, SIGUSR2 and SIGXCPU, with which batch systems announce the end

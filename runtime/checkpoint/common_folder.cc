@@ -88,10 +88,10 @@ absl::Status CheckCommonFolder(Engine& engine, const std::string& folder, Folder
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(absl::StrCat(
-      "'", folder, "' on host '", of_rank_0, "' (rank 0) is another folder than that of ", blind,
-      ", so a checkpoint there would lack files: name a folder that all hosts share, such as one "
-      "on "
-      "NFS, by a path that leads to it on each of them"));
+      "ranks have different folders: '", folder, "' on host '", of_rank_0,
+      "' (rank 0) is another one than that of ", blind,
+      ", so a checkpoint there would lack files. Name a folder that all hosts share, such as one "
+      "on NFS, by a path that leads to it on each of them"));
 }
 
 }  // namespace ebb

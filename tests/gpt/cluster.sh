@@ -283,6 +283,15 @@ shows_signals_srun() {
   cancel
   ends_with 0
   [ -e "$run/latest" ] || fail "$run is not saved"
+  # scancel ends a job that requeues itself for good.
+  local id
+  id=$(sbatch --parsable -t 10 -o cancelled.out "$requeue_script")
+  until_true 120 grep -qs 'step 1/' cancelled.out
+  scancel "$id"
+  until_true 60 job_shows "$id" JobState=CANCELLED
+  until_true 60 no_rank_of "runs/$id"
+  [ -e "runs/$id/latest" ] || fail "runs/$id is not saved"
+  job_shows "$id" Restarts=0 && job_shows "$id" JobState=CANCELLED || fail "job $id is back"
 }
 
 shows_signals_mpirun() {

@@ -46,7 +46,7 @@ train "$work_dir/common" 0
 grep -q "loss" "$work_dir/rank0"  # as below, a rank that trains says
 train "$work_dir/each/run" 2
 for rank in 0 1; do
-  grep -q "(rank 0) is another folder than that of rank 1 on host '.*name a folder that all hosts share" "$work_dir/rank$rank" ||
+  grep -q "^gpt: --save .*: ranks have different folders: .*(rank 0) is another one than that of rank 1 on host '.*Name a folder that all hosts share" "$work_dir/rank$rank" ||
     { cat "$work_dir/rank$rank" >&2; exit 1; }
   ! grep -q "^step\|loss" "$work_dir/rank$rank" || { echo "rank $rank has trained" >&2; exit 1; }
 done

@@ -49,6 +49,7 @@ class Listener {
   }
   ~Listener() { close(socket_); }
   const std::string& port() const { return port_; }
+  void Accept() const { close(accept(socket_, nullptr, nullptr)); }
 
  private:
   const int socket_;
@@ -342,6 +343,25 @@ TEST_F(LaunchedTest, ASignalToOneRankEndsAllAfterTheSameStep) {
   ranks[1]->Signal(SIGINT);
   for (auto& rank : ranks) EXPECT_EQ(rank->Finish(), 130) << rank->printed();
   EXPECT_GE(nlohmann::json::parse(files_.Read("s.json"))["steps"], 1);
+}
+
+// Ranks wait for each other for minutes if one does not come.
+TEST_F(LaunchedTest, ASignalWhileRanksMeetEndsTheRankWithALine) {
+  struct Case {
+    std::vector<std::string> arguments;
+    int signal, code;
+  };
+  const std::vector<std::string> saves = {"--save", files_.Path("run")};
+  for (const Case& c : {Case{{}, SIGTERM, 130}, Case{{}, SIGHUP, 130}, Case{saves, SIGTERM, 75},
+                        Case{saves, SIGUSR1, 75}, Case{{"--steps", "many"}, SIGINT, 2}}) {
+    const Listener place;
+    const auto rank = Start(Arguments(c.arguments), Torchrun(1, 2, place.port()));
+    place.Accept();
+    rank->Signal(c.signal);
+    EXPECT_EQ(rank->Finish(), c.code) << rank->printed();
+    EXPECT_THAT(rank->printed(),
+                AllOf(HasSubstr("gpt: stopped by SIG"), HasSubstr(" before training began\n")));
+  }
 }
 
 TEST_F(LaunchedTest, ATimelineThatCannotBeWrittenIsWarnedOfOnce) {
