@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/substitute.h"
 #include "ebb/runtime/comm/rendezvous/packer.h"
@@ -15,6 +16,8 @@ namespace ebb {
 namespace {
 
 constexpr int kEngineShift = 8, kErrorsShift = 32;
+constexpr char kDifferentThings[] = "ranks do different things",
+               kOpenedDifferent[] = "ranks opened different scopes";
 
 // A call, and the errors that its rank had returned before it.
 struct KeptCall {
@@ -50,6 +53,28 @@ bool Meets(CallKind kind) {
          kind == CallKind::kReadAsync || kind == CallKind::kReorder;
 }
 
+WaitCycles::Role RoleOf(CallKind kind) {
+  using Role = WaitCycles::Role;
+  switch (kind) {
+    case CallKind::kStep:
+    case CallKind::kStepWithWritten:
+    case CallKind::kEvaluation:
+    case CallKind::kEvaluationWithWritten:
+      return Role::kBegin;
+    case CallKind::kFinish:
+    case CallKind::kFinishEvaluation:
+      return Role::kFinish;
+    case CallKind::kForward:
+    case CallKind::kBackward:
+    case CallKind::kRecompute:
+      return Role::kScope;
+    case CallKind::kDrop:
+      return Role::kDrop;
+    default:
+      return Role::kCall;
+  }
+}
+
 bool Alike(CallOfWorld one, CallOfWorld other) {
   return one.engine == other.engine &&
          (one.kind == other.kind || (Meets(one.kind) && Meets(other.kind)));
@@ -72,8 +97,14 @@ std::optional<KeptCall> CallAt(const CallRecord& record, uint64_t number) {
 
 }  // namespace
 
-CallOrder::CallOrder(int rank, std::vector<CallRecord*> records)
-    : rank_(rank), records_(std::move(records)) {
+CallOrder::CallOrder(int rank, std::vector<CallRecord*> records, std::vector<RankLog*> logs)
+    : rank_(rank),
+      records_(std::move(records)),
+      cycles_(rank, std::move(logs),
+              [this](int engine, int first, const WaitCycles::What& its, int second,
+                     const WaitCycles::What& others) {
+                return DifferentLogs(engine, first, its, second, others);
+              }) {
   const auto read = std::find_if(records_.begin(), records_.end(),
                                  [](const CallRecord* record) { return record != nullptr; });
   nearest_ = read == records_.end() ? rank : static_cast<int>(read - records_.begin());
@@ -82,10 +113,17 @@ CallOrder::CallOrder(int rank, std::vector<CallRecord*> records)
   }
 }
 
-int CallOrder::AddEngine(std::string_view name) {
+int CallOrder::AddEngine(std::string_view name, std::vector<std::string> units) {
   const std::scoped_lock lock(names_mutex_);
-  names_.emplace_back(name);
-  return static_cast<int>(names_.size()) - 1;
+  names_.push_back({.engine = std::string(name), .units = std::move(units)});
+  const int engine = static_cast<int>(names_.size()) - 1;
+  cycles_.AddEngine(engine);
+  return engine;
+}
+
+void CallOrder::NoteScope(int engine, CallKind kind, int unit) {
+  cycles_.Note(engine, Mine().count.load(std::memory_order_relaxed),
+               {.kind = static_cast<uint8_t>(kind), .role = RoleOf(kind), .unit = unit});
 }
 
 absl::Status CallOrder::Note(CallOfWorld call) {
@@ -97,6 +135,7 @@ absl::Status CallOrder::Note(CallOfWorld call) {
   // The count is stored before the others' counts are read, in one order for all ranks. So of two
   // ranks that differ, the second one sees it.
   mine.count.store(number, std::memory_order_seq_cst);
+  NoteScope(call.engine, call.kind);
   if (rank_ != nearest_) EBB_RETURN_IF_ERROR(Compare(nearest_, rank_, number));
   if (rank_ == nearest_ || !received_.empty()) {
     for (int other = 0; other < static_cast<int>(records_.size()); ++other)
@@ -113,7 +152,8 @@ void CallOrder::NoteError(int engine, bool in_call) {
   // An error that is returned again, like the last step's error by Report, is the same error.
   if (std::find(engines_at_.begin(), engines_at_.end(), engine) != engines_at_.end()) return;
   engines_at_.push_back(engine);
-  mine.errors.fetch_add(HashOf(2 * number + (in_call ? 0 : 1), engine), std::memory_order_seq_cst);
+  const uint32_t error = HashOf(2 * number + (in_call ? 0 : 1), engine);
+  cycles_.NoteError(mine.errors.fetch_add(error, std::memory_order_seq_cst) + error);
 }
 
 absl::Status CallOrder::Check(int rank) const {
@@ -156,7 +196,7 @@ absl::Status CallOrder::Compare(int first, int second, uint64_t oldest) const {
 std::string CallOrder::NameOf(int engine) const {
   const std::scoped_lock lock(names_mutex_);
   const auto index = static_cast<size_t>(engine);
-  return index < names_.size() ? absl::StrCat("the engine '", names_[index], "'")
+  return index < names_.size() ? absl::StrCat("the engine '", names_[index].engine, "'")
                                : "another engine";
 }
 
@@ -179,8 +219,12 @@ std::string CallOrder::Past(CallOfWorld call, bool with_engine) const {
                                           "called SetTrainingState$0",
                                           "called Agree$0",
                                           "called ReadAsync$0",
-                                          "called Reorder$0"};
-  static_assert(std::size(kPast) == static_cast<size_t>(CallKind::kReorder) + 1);
+                                          "called Reorder$0",
+                                          "opened a Forward$0",
+                                          "opened a Backward$0",
+                                          "opened a Recompute$0",
+                                          "dropped a step or evaluation$0"};
+  static_assert(std::size(kPast) == static_cast<size_t>(CallKind::kDrop) + 1);
   const bool names = with_engine && call.engine >= 0;
   const std::string engine = names ? NameOf(call.engine) : "it";
   // Another rank's text may hold any number.
@@ -191,10 +235,54 @@ std::string CallOrder::Past(CallOfWorld call, bool with_engine) const {
 
 absl::Status CallOrder::Different(int first, CallOfWorld one, int second, CallOfWorld other) const {
   const bool same = one.engine == other.engine && one.engine >= 0;
-  return absl::FailedPreconditionError(absl::StrCat(
-      "ranks do different things", same ? absl::StrCat(" with ", NameOf(one.engine)) : "",
-      ": rank ", second, " ", Past(other, !same), " where rank ", first, " ", Past(one, !same),
-      ". Every rank has to make the same calls in the same order"));
+  return absl::FailedPreconditionError(
+      absl::StrCat(kDifferentThings, same ? absl::StrCat(" with ", NameOf(one.engine)) : "",
+                   ": rank ", second, " ", Past(other, !same), " where rank ", first, " ",
+                   Past(one, !same), ". Every rank has to make the same calls in the same order"));
+}
+
+// "nothing more", "Forward('block')", "dropped a step or evaluation".
+std::string CallOrder::InLog(int engine, const WaitCycles::What& what) const {
+  const auto kind = static_cast<CallKind>(what.kind);
+  if (what.role == WaitCycles::Role::kFinish) return "nothing more";
+  if (what.role != WaitCycles::Role::kScope)
+    return Past({.kind = kind, .engine = engine}, /*with_engine=*/false);
+  const char* const name = kind == CallKind::kForward    ? "Forward"
+                           : kind == CallKind::kBackward ? "Backward"
+                                                         : "Recompute";
+  const std::scoped_lock lock(names_mutex_);
+  const auto index = static_cast<size_t>(engine), unit = static_cast<size_t>(what.unit);
+  const bool known = index < names_.size() && unit < names_[index].units.size();
+  return absl::StrCat(name, "('", known ? names_[index].units[unit] : absl::StrCat(what.unit),
+                      "')");
+}
+
+absl::Status CallOrder::DifferentLogs(int engine, int first, const WaitCycles::What& its,
+                                      int second, const WaitCycles::What& others) const {
+  using Role = WaitCycles::Role;
+  const auto of_scopes = [](const WaitCycles::What& what) {
+    return what.role == Role::kScope || what.role == Role::kFinish;
+  };
+  const std::string one = InLog(engine, its), other = InLog(engine, others);
+  if (of_scopes(its) && of_scopes(others)) {
+    const uint32_t number = its.scopes + (its.role == Role::kScope ? 0 : 1);
+    return absl::FailedPreconditionError(absl::StrCat(
+        kOpenedDifferent, ": as number ", number, " of the step rank ", first, " opened ", one,
+        ", rank ", second, " ", other, "; every rank must open the same scopes in the same order"));
+  }
+  const auto act = [&](const WaitCycles::What& what, const std::string& text) {
+    return absl::StrCat(of_scopes(what) ? "opened " : "", text);
+  };
+  return absl::FailedPreconditionError(
+      absl::StrCat(kDifferentThings, " with ", NameOf(engine), ": rank ", second, " ",
+                   act(others, other), " where rank ", first, " ", act(its, one),
+                   ". Every rank has to make the same calls in the same order"));
+}
+
+bool CallOrder::IsDifference(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) &&
+         (absl::StartsWith(status.message(), kOpenedDifferent) ||
+          absl::StartsWith(status.message(), kDifferentThings));
 }
 
 bool CallOrder::IsBehind(int rank) const {
@@ -244,7 +332,8 @@ std::string CallOrder::Pack() const {
     Packer packer;
     packer.Add(rank_, Mine().errors.load(), count);
     for (const std::atomic<uint64_t>& call : Mine().calls) packer.Add(call.load());
-    if (Mine().count.load() == count) return packer.Take();
+    if (Mine().count.load() != count) continue;
+    return packer.Add(cycles_.Pack()).Take();
   }
 }
 
@@ -255,21 +344,25 @@ absl::Status CallOrder::Receive(std::string_view packed) {
   uint64_t count = 0, calls[CallRecord::kKept];
   unpacker.Read(rank, errors, count);
   for (uint64_t& call : calls) unpacker.Read(call);
+  std::vector<uint64_t> log;
+  unpacker.Read(log);
   const bool is_other = rank < records_.size() && rank != static_cast<size_t>(rank_);
   if (!unpacker.ok() || !is_other) return absl::OkStatus();
+  const absl::Status differ = cycles_.Receive(static_cast<int>(rank), log);
   {
     const std::scoped_lock lock(receiving_);
     CallRecord& theirs = *records_[rank];
     const bool is_received =
         std::any_of(received_.begin(), received_.end(),
                     [&](const auto& received) { return received.get() == &theirs; });
-    if (!is_received || count < theirs.count.load()) return absl::OkStatus();
+    if (!is_received || count < theirs.count.load()) return differ;
     theirs.errors.store(errors);
     theirs.count.store(0);  // a comparison meanwhile finds no calls
     for (uint64_t i = 0; i < CallRecord::kKept; ++i) theirs.calls[i].store(calls[i]);
     theirs.count.store(count);
   }
-  return Check(static_cast<int>(rank));
+  const absl::Status apart = Check(static_cast<int>(rank));
+  return apart.ok() ? differ : apart;
 }
 
 }  // namespace ebb

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "ebb/runtime/comm/wait_cycles.h"
 
 namespace ebb {
 
@@ -45,6 +46,11 @@ enum class CallKind : uint8_t {
   kAgree,
   kReadAsync,
   kReorder,
+  // Only in the log of an engine (wait_cycles.h). A rank may drop its last step when it is slower.
+  kForward,
+  kBackward,
+  kRecompute,
+  kDrop,
 };
 
 struct CallOfWorld {
@@ -65,19 +71,26 @@ class CallOrder {
  public:
   // For rank `rank`. `records`: by rank of the world, null where this process cannot read that
   // rank's memory. Null at this rank's own place: this rank can read no record.
-  CallOrder(int rank, std::vector<CallRecord*> records);
+  // `logs` likewise, or none.
+  CallOrder(int rank, std::vector<CallRecord*> records, std::vector<RankLog*> logs = {});
 
-  // The number of a new engine. The engine's Create is the next call.
-  int AddEngine(std::string_view name);
+  // The number of a new engine with these units. The engine's Create is the next call.
+  int AddEngine(std::string_view name, std::vector<std::string> units = {});
   // This rank's next call. kFailedPrecondition: another rank has made a different call in its
   // place.
   absl::Status Note(CallOfWorld call);
+  // A scope of `unit` of the engine, or kDrop. The engine's calling thread.
+  void NoteScope(int engine, CallKind kind, int unit = -1);
   // A call of this engine (-1: of none) has returned an error: this rank's last call, or one before
   // it. From then on ranks may differ, because some learn of a failure one step later than others.
   // So the next calls of two ranks are compared only if both have had errors from the same calls.
   // Any thread. `in_call`: the call is one that all ranks make. An error that a rank only asks for,
   // as with Report, does not count as that.
   void NoteError(int engine, bool in_call = true);
+  // Ranks that wait for each other. Communicators of this world have lanes there.
+  WaitCycles& cycles() { return cycles_; }
+  // Whether the status is of two ranks that have done different things, and names both.
+  static bool IsDifference(const absl::Status& status);
   // Compares all records that are known. Any thread.
   absl::Status Check() const;
   // Compares the record of `rank` with all others. Any thread.
@@ -109,17 +122,25 @@ class CallOrder {
   std::string NameOf(int engine) const;
   std::string Past(CallOfWorld call, bool with_engine) const;
   absl::Status Different(int first, CallOfWorld one, int second, CallOfWorld other) const;
+  std::string InLog(int engine, const WaitCycles::What& what) const;
+  absl::Status DifferentLogs(int engine, int first, const WaitCycles::What& its, int second,
+                             const WaitCycles::What& others) const;
 
   const int rank_;
   std::vector<CallRecord*> records_;
   std::vector<std::unique_ptr<CallRecord>> received_;  // records of ranks in other memory
   int nearest_ = 0;                                    // first rank with a record in reach
   mutable std::mutex names_mutex_;
-  std::vector<std::string> names_;
+  struct Names {
+    std::string engine;
+    std::vector<std::string> units;
+  };
+  std::vector<Names> names_;
   std::mutex errors_mutex_;
   uint64_t errors_at_ = 0;       // the number of calls made when the last errors came
   std::vector<int> engines_at_;  // the engines of those errors
   std::mutex receiving_;
+  WaitCycles cycles_;
 };
 
 }  // namespace ebb

@@ -24,10 +24,17 @@ void StagedMovement::Consume(int64_t step, Received received) const {
   transfer_.RunStep(movement_, step, per_step_, source, mover);
 }
 
+TaskCommunicator::TaskCommunicator(Members members, CallOrder* calls, std::string_view id)
+    : members_(std::move(members)), transfer_(members_.size(), members_.options.reduction_group) {
+  if (calls != nullptr && size() > 1) lane_.emplace(calls->cycles(), id);
+}
+
 absl::Status TaskCommunicator::Enqueue(Stream& stream, const Collective& call) {
   const uint64_t number = ++taken_;
-  stream.Enqueue([this, call, number, team = &stream.team()] {
-    RunInTurn(call, number, *team);
+  const uint64_t collective = IsPointToPoint(call.kind) ? 0 : ++collectives_;
+  if (lane_.has_value()) lane_->Enqueued(collectives_);
+  stream.Enqueue([this, call, number, collective, team = &stream.team()] {
+    RunInTurn(call, number, collective, *team);
     // The destructor may be waiting for this count: after it this object is not touched.
     const std::shared_ptr<Ended> ended = ended_;
     ended->count.fetch_add(1, std::memory_order_acq_rel);
@@ -36,14 +43,17 @@ absl::Status TaskCommunicator::Enqueue(Stream& stream, const Collective& call) {
   return absl::OkStatus();
 }
 
-void TaskCommunicator::RunInTurn(const Collective& call, uint64_t number, ThreadTeam& team) {
+void TaskCommunicator::RunInTurn(const Collective& call, uint64_t number, uint64_t collective,
+                                 ThreadTeam& team) {
   const WaitPoint::Deadline deadline = DeadlineAfter(members_.options.timeout_seconds);
   // The earlier call also ends when the communicator fails.
   if (!ended_->changed.Await(
           [&] { return ended_->count.load(std::memory_order_acquire) + 1 == number; }, deadline)) {
     Fail(members_.Late(Summarise(call), "the operation that it had called before"));
   } else if (!failed()) {
+    if (lane_.has_value()) lane_->Begin(collective);
     Run(call, deadline, team);
+    if (lane_.has_value()) lane_->End();
   }
 }
 
@@ -59,6 +69,7 @@ bool TaskCommunicator::RunStaged(const Collective& call, WaitPoint::Deadline dea
 
 void TaskCommunicator::AwaitAllEnded() {
   ended_->changed.Await([&] { return ended_->count.load(std::memory_order_acquire) == taken_; });
+  lane_.reset();
 }
 
 }  // namespace ebb

@@ -7,9 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string_view>
 #include <utility>
 
 #include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/movement.h"
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/device/thread_team.h"
@@ -65,9 +68,10 @@ class TaskCommunicator : public CommunicatorBackend {
   absl::Status Enqueue(Stream& stream, const Collective& call) override;
 
  protected:
-  explicit TaskCommunicator(Members members)
-      : members_(std::move(members)),
-        transfer_(members_.size(), members_.options.reduction_group) {}
+  // `calls`: of the world; null: there is one rank. `id`: as WaitCycles::Lane.
+  TaskCommunicator(Members members, CallOrder* calls, std::string_view id);
+  // Null: there is one rank in the world.
+  WaitCycles::Lane* lane() { return lane_.has_value() ? &*lane_ : nullptr; }
   const Members& members() const { return members_; }
   Transfer& transfer() { return transfer_; }
 
@@ -87,11 +91,13 @@ class TaskCommunicator : public CommunicatorBackend {
     std::atomic<uint64_t> count{0};
     WaitPoint changed;
   };
-  void RunInTurn(const Collective& call, uint64_t number, ThreadTeam& team);
+  // `collective`: its number among the collectives, or 0.
+  void RunInTurn(const Collective& call, uint64_t number, uint64_t collective, ThreadTeam& team);
 
   const Members members_;
   Transfer transfer_;
-  uint64_t taken_ = 0;
+  std::optional<WaitCycles::Lane> lane_;
+  uint64_t taken_ = 0, collectives_ = 0;
   const std::shared_ptr<Ended> ended_ = std::make_shared<Ended>();
 };
 

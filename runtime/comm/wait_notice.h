@@ -33,16 +33,27 @@ class WaitNotice {
 void LogWaiting(std::string_view waiting, double seconds, std::string_view waits, double time_out,
                 std::string_view more);
 
-// point.Await(condition, deadline, spin), which calls `log_wait(seconds)` whenever a line is due.
-template <class Condition, class LogWait>
-bool AwaitAndLog(WaitPoint& point, Condition condition, WaitPoint::Deadline deadline,
-                 std::chrono::nanoseconds spin, const NoticeTimes& times, LogWait log_wait) {
+// When a rank that waits looks whether it waits in vain: well before the first line.
+inline NoticeTimes TimesOfLooks(const NoticeTimes& lines) {
+  constexpr double kLooksBeforeLine = 5;
+  const double seconds = lines.first_seconds / kLooksBeforeLine;
+  return {.first_seconds = seconds, .interval_seconds = seconds};
+}
+
+// point.Await(condition, deadline, spin), which calls `log_wait(seconds)` whenever a line is due,
+// and `look()` as TimesOfLooks says.
+template <class Condition, class LogWait, class Look = void (*)()>
+bool AwaitAndLog(
+    WaitPoint& point, Condition condition, WaitPoint::Deadline deadline,
+    std::chrono::nanoseconds spin, const NoticeTimes& times, LogWait log_wait, Look look = [] {}) {
   if (condition()) return true;
-  WaitNotice notice(times);
+  WaitNotice notice(times), looking(TimesOfLooks(times));
   for (;;) {
-    if (point.Await(condition, std::min(deadline, notice.due()), spin)) return true;
+    if (point.Await(condition, std::min({deadline, notice.due(), looking.due()}), spin))
+      return true;
     const WaitPoint::Deadline now = WaitPoint::Clock::now();
     if (now >= deadline) return condition();
+    if (looking.Take(now).has_value()) look();
     if (const std::optional<double> seconds = notice.Take(now)) log_wait(*seconds);
     spin = std::chrono::nanoseconds(0);
   }

@@ -11,7 +11,7 @@ namespace ebb {
 
 EngineParts::EngineParts(EngineInputs made_of)
     : inputs(std::move(made_of)),
-      calls(inputs.given_world, inputs.options.name),
+      calls(inputs.given_world, inputs.options.name, inputs.model),
       timeline(inputs),
       communicators(inputs),
       collective_pools(inputs, communicators, streams),

@@ -314,6 +314,42 @@ TEST_P(FailureTest, DifferentCallsAreAnErrorAtOnce) {
   }
 }
 
+// The calls of both are the same so far, and each communicator sees one rank alone.
+TEST_P(FailureTest, RanksThatWaitForEachOtherForEverAllLearnIt) {
+  const auto seen = Seen(3, [&](World& world) -> absl::Status {
+    CallOrder* const order = world.calls();
+    if (order == nullptr) return absl::UnimplementedError("");
+    const int engine = order->AddEngine("policy", {"embed", "head"});
+    constexpr NoticeTimes kEarlyNotices{.first_seconds = 0.05};
+    EBB_ASSIGN_OR_RETURN(Communicator gather,
+                         world.NewCommunicator({.name = "gather", .notices = kEarlyNotices}));
+    EBB_ASSIGN_OR_RETURN(Communicator reduce,
+                         world.NewCommunicator({.name = "reduce", .notices = kEarlyNotices}));
+    EBB_RETURN_IF_ERROR(order->Note({.kind = CallKind::kEvaluation, .engine = engine}));
+    for (const int unit : {0, 1}) order->NoteScope(engine, CallKind::kForward, unit);
+    const bool goes_on = world.rank() == 2;
+    if (goes_on) {
+      order->NoteScope(engine, CallKind::kForward, 0);
+    } else {
+      EBB_RETURN_IF_ERROR(order->Note({.kind = CallKind::kFinishEvaluation, .engine = engine}));
+    }
+    // Ends behind the other one: no rank is named because it has left.
+    Communicator &first = goes_on ? gather : reduce, &second = goes_on ? reduce : gather;
+    const absl::Status status =
+        After(GetParam(), first, [&](Stream& s) { return first.Barrier(s); });
+    second.Abort(status);
+    return status;
+  });
+  if (absl::IsUnimplemented(seen[0])) GTEST_SKIP() << "these worlds do not compare calls";
+  for (const absl::Status& status : seen) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(Message(status),
+                AllOf(HasSubstr("ranks opened different scopes: as number 3 of the step rank "),
+                      HasSubstr(" opened nothing more, rank 2 Forward('embed'); "),
+                      Not(HasSubstr("aborted"))));
+  }
+}
+
 // Ranks that wait for their GPUs make no call of the world that connects them.
 TEST_P(FailureTest, DifferentCallsOutsideOfTheWorldAreAnErrorAtOnce) {
   const auto seen = Seen(3, [](World& world) -> absl::Status {

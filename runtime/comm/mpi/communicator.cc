@@ -37,7 +37,8 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiCommunicator::Form(
 
 MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiEndpoint> endpoint,
                                  std::shared_ptr<StoreGroup> group, CommunicatorOptions options)
-    : TaskCommunicator({std::move(options), group->world_ranks(), group->rank(), group->hosts()}),
+    : TaskCommunicator({std::move(options), group->world_ranks(), group->rank(), group->hosts()},
+                       group->store().calls(), group->name()),
       endpoint_(std::move(endpoint)),
       group_(std::move(group)),
       announcements_(new Announcements[size()]()),
@@ -98,7 +99,11 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
       times.first_seconds /= 5;  // the other hosts need this rank's calls to compare
       sending.emplace(times, now);
     }
-    if (sending->Take(now).has_value()) store().SendCalls();
+    if (sending->Take(now).has_value()) {
+      const std::vector<int> missing = members().OfWorld(absent());
+      if (lane() != nullptr && !missing.empty()) lane()->Waits(missing).IgnoreError();
+      store().SendCalls();
+    }
     if (const std::optional<double> seconds = notice->Take(now)) {
       const std::vector<int> missing = absent();
       const std::string known = store().CompareCalls(members().OfWorld(missing));

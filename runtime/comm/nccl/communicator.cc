@@ -148,7 +148,10 @@ NcclCommunicator::NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> cha
       in_flight_(std::move(in_flight)),
       barrier_(std::move(barrier)),
       group_{
-          .rank = parts_.group->rank(), .size = parts_.group->size(), .barrier = barrier_.data()} {}
+          .rank = parts_.group->rank(), .size = parts_.group->size(), .barrier = barrier_.data()} {
+  if (CallOrder* const calls = store().calls())
+    lane_.emplace(calls->cycles(), parts_.group->name());
+}
 
 NcclCommunicator::~NcclCommunicator() {
   Leave();
@@ -180,7 +183,10 @@ absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
   if (channel_->failed()) return absl::OkStatus();
   const CallSummary summary = Summarise(call);
   // The other ranks do not count an exchange between two ranks.
-  if (!IsPointToPoint(call.kind)) calls_.fetch_add(1, std::memory_order_acq_rel);
+  const bool is_collective = !IsPointToPoint(call.kind);
+  if (is_collective) calls_.fetch_add(1, std::memory_order_acq_rel);
+  const uint64_t calls = calls_.load(std::memory_order_acquire);
+  if (lane_.has_value()) lane_->Enqueued(calls);
   calling_.store(true, std::memory_order_release);
   changed_.Notify();
   const absl::Cleanup called = [this] { calling_.store(false, std::memory_order_release); };
@@ -188,7 +194,7 @@ absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
   std::optional<DriverMemory::Measured> measured;
   if (!std::exchange(has_called_[static_cast<int>(call.kind)], true))
     measured.emplace(parts_.device);
-  in_flight_->Begin(stream, summary);
+  in_flight_->Begin(stream, summary, is_collective ? calls : 0);
   absl::Status enqueued = in_order ? EnqueueSums(stream, call) : EnqueueNow(stream, call);
   in_flight_->End(stream);
   if (enqueued.ok()) enqueued = stream.status();
@@ -319,12 +325,14 @@ void NcclCommunicator::LogIfWaiting() {
   const std::optional<CallSummary> call = in_flight_->Late(sends_after);
   if (!call.has_value() || channel_->failed()) {
     notice_.reset();
+    if (lane_.has_value()) lane_->End();
     return;
   }
   CallOrder* const order = store().calls();
   if (!notice_.has_value()) {
     notice_.emplace(NoticeTimes{.first_seconds = times.first_seconds - sends_after,
                                 .interval_seconds = times.interval_seconds});
+    if (const absl::Status apart = LookForCycle(); !apart.ok()) store().Fail(apart);
     store().SendCalls();
   }
   const std::optional<double> more_seconds = notice_->Take();
@@ -340,6 +348,14 @@ void NcclCommunicator::LogIfWaiting() {
       IsPointToPoint(call->kind) || group_.rank <= 1 || (order != nullptr && order->IsFirstHere());
   if (!logs) return;
   members_.LogWait(sends_after + *more_seconds, *call, "other ranks", known);
+}
+
+// NCCL does not say which ranks are missing: perhaps all others.
+absl::Status NcclCommunicator::LookForCycle() {
+  if (!lane_.has_value()) return absl::OkStatus();
+  std::vector<int> others = members_.world_ranks;
+  std::erase(others, members_.world_rank(members_.rank));
+  return lane_->WaitsIn(in_flight_->collective(), others);
 }
 
 absl::Status NcclCommunicator::LeftByAnother() {

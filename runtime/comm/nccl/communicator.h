@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/nccl/channel.h"
 #include "ebb/runtime/comm/nccl/in_flight.h"
 #include "ebb/runtime/comm/nccl/library.h"
@@ -69,6 +70,7 @@ class NcclCommunicator : public CommunicatorBackend {
   absl::Status WhatIsWrong();
   void LogIfWaiting();
   absl::Status LeftByAnother();
+  absl::Status LookForCycle();
   Store& store() const { return parts_.group->store(); }
   absl::Status Named(const absl::Status& error, const CallSummary& call) const;
 
@@ -79,6 +81,7 @@ class NcclCommunicator : public CommunicatorBackend {
   const Buffer barrier_;
   const NcclGroup group_;
   std::optional<OrderedSums> ordered_sums_;
+  std::optional<WaitCycles::Lane> lane_;
   std::atomic<uint64_t> calls_{0};    // of all ranks together
   uint64_t registering_calls_ = 0;    // of those, since the last Deregister
   std::atomic<bool> calling_{false};  // NCCL, which waits on the host for ranks not met yet

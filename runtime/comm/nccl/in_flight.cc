@@ -18,13 +18,16 @@ absl::StatusOr<std::unique_ptr<InFlight>> InFlight::Create(const Device& device)
   for (size_t i = 0; i < kOperationsMax; ++i) {
     EBB_ASSIGN_OR_RETURN(Event begin, device.NewEvent());
     EBB_ASSIGN_OR_RETURN(Event end, device.NewEvent());
-    ring.push_back(
-        {.begin = std::move(begin), .end = std::move(end), .call = {}, .seen_running = {}});
+    ring.push_back({.begin = std::move(begin),
+                    .end = std::move(end),
+                    .call = {},
+                    .collective = 0,
+                    .seen_running = {}});
   }
   return std::unique_ptr<InFlight>(new InFlight(std::move(ring)));
 }
 
-void InFlight::Begin(Stream& stream, const CallSummary& call) {
+void InFlight::Begin(Stream& stream, const CallSummary& call, uint64_t collective) {
   for (;;) {
     {
       const std::scoped_lock lock(mutex_);
@@ -37,6 +40,7 @@ void InFlight::Begin(Stream& stream, const CallSummary& call) {
   last_stream_ = stream.view().native;
   Operation& operation = At(enqueued_);
   operation.call = call;
+  operation.collective = collective;
   operation.seen_running.reset();
   stream.Record(operation.begin);
 }
@@ -55,6 +59,11 @@ bool InFlight::empty() {
   const std::scoped_lock lock(mutex_);
   RetireLocked();
   return retired_ == enqueued_;
+}
+
+uint64_t InFlight::collective() {
+  const std::scoped_lock lock(mutex_);
+  return retired_ == enqueued_ ? 0 : At(retired_).collective;
 }
 
 std::optional<CallSummary> InFlight::Late(double seconds) {

@@ -26,7 +26,8 @@ class InFlight {
 
   // Around the enqueuing of an operation, by one thread. The operation runs after the one before
   // it, even if that one is on another stream. Begin waits while kOperationsMax are under way.
-  void Begin(Stream& stream, const CallSummary& call);
+  // `collective`: its number, or 0.
+  void Begin(Stream& stream, const CallSummary& call, uint64_t collective);
   void End(Stream& stream);
 
   // Any thread.
@@ -34,11 +35,13 @@ class InFlight {
   // The oldest operation, if the device has worked at it for longer than `seconds`. The time is
   // measured between calls of this function, so call it often.
   std::optional<CallSummary> Late(double seconds);
+  uint64_t collective();  // the oldest operation's; 0 if there is none
 
  private:
   struct Operation {
     Event begin, end;
     CallSummary call;
+    uint64_t collective = 0;
     std::optional<Clock::time_point> seen_running;
   };
 

@@ -20,9 +20,11 @@ constexpr uint64_t kSlotsOfExchange = 2;
 }  // namespace
 
 SharedCommunicator::SharedCommunicator(std::shared_ptr<SharedWorld> world, SharedGroup::Place place)
-    : TaskCommunicator(place.members),
+    : TaskCommunicator(place.members, world->calls(), place.path),
       world_(std::move(world)),
-      group_(*world_, std::move(place)) {}
+      group_(*world_, std::move(place)) {
+  group_.PublishWaits(lane());
+}
 
 SharedCommunicator::~SharedCommunicator() {
   AwaitAllEnded();

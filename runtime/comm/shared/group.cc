@@ -81,7 +81,8 @@ absl::Status SharedGroup::AwaitMeeting(uint64_t meeting, const CommunicatorOptio
     return ranks;
   };
   Sleep([&] { return met() || left() >= 0; }, deadline, options.notices,
-        [&](double seconds) { LogWait(options, call, absent(), seconds); });
+        [&](double seconds) { LogWait(options, call, absent(), seconds); },
+        [&] { LookForCycle(absent()); });
   const bool failure_undoes = call == nullptr && !is_agreed;
   if (met() && !(failure_undoes && failed())) return absl::OkStatus();
   if (failed()) return status();
@@ -97,14 +98,21 @@ absl::Status SharedGroup::AwaitMeeting(uint64_t meeting, const CommunicatorOptio
 
 void SharedGroup::Sleep(absl::FunctionRef<bool()> condition, WaitPoint::Deadline deadline,
                         const NoticeTimes& notices,
-                        absl::FunctionRef<void(double seconds)> log_wait) {
+                        absl::FunctionRef<void(double seconds)> log_wait,
+                        absl::FunctionRef<void()> look) {
   const auto begin = WaitPoint::Clock::now();
   const std::chrono::nanoseconds spin = spins_ ? spin_ : std::chrono::nanoseconds(0);
   AwaitAndLog(
-      point(), [&] { return condition() || failed(); }, deadline, spin, notices, log_wait);
+      point(), [&] { return condition() || failed(); }, deadline, spin, notices, log_wait, look);
   constexpr std::chrono::nanoseconds kShortest{1000}, kLongest{30'000};
   const bool slept = WaitPoint::Clock::now() - begin > spin;
   spin_ = slept ? std::max(kShortest, spin_ / 2) : std::min(kLongest, spin_ * 2);
+}
+
+void SharedGroup::LookForCycle(std::span<const int> absent) {
+  if (lane_ == nullptr || absent.empty()) return;
+  const std::vector<int> of_world = members().OfWorld(absent);
+  if (const absl::Status apart = lane_->Waits(of_world); !apart.ok()) Fail(apart);
 }
 
 void SharedGroup::LogWait(const CommunicatorOptions& options, const CallSummary* call,
@@ -147,6 +155,9 @@ bool SharedGroup::AwaitPeer(const CallSummary& call, WaitPoint::Deadline deadlin
   Sleep([&] { return condition() || has_left(); }, deadline, options().notices,
         [&](double seconds) {
           LogWait(options(), &call, {&peer, 1}, seconds);
+        },
+        [&] {
+          LookForCycle({&peer, 1});
         });
   if (condition()) return true;
   if (failed()) return false;

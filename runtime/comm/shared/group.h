@@ -21,6 +21,7 @@
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/shared/layout.h"
 #include "ebb/runtime/comm/shared/shared_file.h"
+#include "ebb/runtime/comm/wait_cycles.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
@@ -43,6 +44,9 @@ class SharedGroup {
   ~SharedGroup();
   SharedGroup(const SharedGroup&) = delete;
   SharedGroup& operator=(const SharedGroup&) = delete;
+
+  // Long waits of operations are published in `lane`, which outlives them. Null: nowhere.
+  void PublishWaits(WaitCycles::Lane* lane) { lane_ = lane; }
 
   const Members& members() const { return place_.members; }
   int rank() const { return members().rank; }
@@ -132,7 +136,10 @@ class SharedGroup {
   // Waits until `condition()` or a failure. `log_wait`: called with the seconds, when the log is to
   // report the wait.
   void Sleep(absl::FunctionRef<bool()> condition, WaitPoint::Deadline deadline,
-             const NoticeTimes& notices, absl::FunctionRef<void(double seconds)> log_wait);
+             const NoticeTimes& notices, absl::FunctionRef<void(double seconds)> log_wait,
+             absl::FunctionRef<void()> look);
+  // A long wait looks whether it is in vain.
+  void LookForCycle(std::span<const int> absent);
   void LogWait(const CommunicatorOptions& options, const CallSummary* call,
                std::span<const int> absent, double seconds);
   void FailLate(const CommunicatorOptions& options, const CallSummary* call,
@@ -150,6 +157,7 @@ class SharedGroup {
   std::chrono::nanoseconds spin_{2000};
   std::vector<uint64_t> exchanges_;  // with each peer
   uint64_t formed_ = 0;
+  WaitCycles::Lane* lane_ = nullptr;
   mutable std::mutex mutex_;
   mutable absl::Status status_;  // as this rank has first seen it
 };

@@ -48,6 +48,7 @@ struct WorldHeader {
 
 struct alignas(64) RankPlace {
   CallRecord calls;
+  RankLog log;
   std::atomic<uint32_t> ended;  // its process may end now, which is no failure
 };
 

@@ -118,10 +118,14 @@ SharedWorld::SharedWorld(int rank, int size, Parts parts)
       peer_memory_(std::move(parts.peer_memory)),
       threads_(std::move(parts.threads)) {
   std::vector<CallRecord*> records;
-  for (int other = 0; other < size_; ++other) records.push_back(&place(other).calls);
+  std::vector<RankLog*> logs;
+  for (int other = 0; other < size_; ++other) {
+    records.push_back(&place(other).calls);
+    logs.push_back(&place(other).log);
+  }
   // The records are in memory that they own, because a store may use them for longer than the world
   // exists.
-  calls_ = std::shared_ptr<CallOrder>(new CallOrder(rank_, std::move(records)),
+  calls_ = std::shared_ptr<CallOrder>(new CallOrder(rank_, std::move(records), std::move(logs)),
                                       [memory = memory_](CallOrder* calls) { delete calls; });
   SharedGroup::Place all;
   all.members.options.name = "world";

@@ -358,7 +358,8 @@ void Setup::MakeScopes() {
                                        .messages = &outcome.messages,
                                        .ranges = &*with_.issue.ranges,
                                        .timeline = &with_.timeline,
-                                       .core = &parts.core});
+                                       .core = &parts.core,
+                                       .calls = &with_.calls});
   parts.paused.emplace(PausedStep::Parts{.progress = &parts.progress,
                                          .runner = &runner,
                                          .scopes = &*parts.open,

@@ -4,6 +4,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/call_order.h"
 
 namespace ebb {
 
@@ -35,10 +36,13 @@ absl::Status ErrorAgreement::ErrorOf(const Known& known) {
   if (!broken.ok()) {
     // A rank may be waiting in another communicator for this rank.
     with_.peers->Abort(broken);
+    // The others know it too, or are told now.
+    const bool is_difference = CallOrder::IsDifference(broken);
+    if (is_difference) with_.peers->Withdraw(broken);
     // The ranks may have opened different scopes before the collectives noticed, and that explains
     // the failure better. Some ranks may learn of any other failure a step later than others.
     const bool may_have_gone_apart =
-        absl::IsFailedPrecondition(broken) || absl::IsDeadlineExceeded(broken);
+        !is_difference && (absl::IsFailedPrecondition(broken) || absl::IsDeadlineExceeded(broken));
     const absl::Status apart = may_have_gone_apart ? difference(broken) : absl::OkStatus();
     if (status.ok()) status = apart;
     if (status.ok()) {

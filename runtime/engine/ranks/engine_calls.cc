@@ -1,11 +1,18 @@
 #include "ebb/runtime/engine/ranks/engine_calls.h"
 
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace ebb {
 
-EngineCalls::EngineCalls(World world, std::string_view name) : world_(std::move(world)) {
-  if (CallOrder* const order = world_.calls()) engine_ = order->AddEngine(name);
+EngineCalls::EngineCalls(World world, std::string_view name, const ModelSpec& model)
+    : world_(std::move(world)) {
+  if (CallOrder* const order = world_.calls()) {
+    std::vector<std::string> units;
+    for (const UnitSpec& unit : model.units) units.push_back(unit.name);
+    engine_ = order->AddEngine(name, std::move(units));
+  }
   Note(CallKind::kCreate);
 }
 
@@ -14,6 +21,16 @@ void EngineCalls::Note(CallKind kind) const {
   if (order == nullptr) return;
   if (absl::Status apart = order->Note({.kind = kind, .engine = engine_}); !apart.ok())
     world_.Fail(std::move(apart));
+}
+
+void EngineCalls::NoteScope(sharding::ScopeKind kind, UnitId unit) const {
+  constexpr CallKind kKinds[] = {CallKind::kForward, CallKind::kBackward, CallKind::kRecompute};
+  if (CallOrder* const order = world_.calls())
+    order->NoteScope(engine_, kKinds[static_cast<int>(kind)], static_cast<int>(unit));
+}
+
+void EngineCalls::NoteDrop() const {
+  if (CallOrder* const order = world_.calls()) order->NoteScope(engine_, CallKind::kDrop);
 }
 
 }  // namespace ebb

@@ -7,17 +7,22 @@
 
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/world.h"
+#include "ebb/sharding/model.h"
+#include "ebb/sharding/scopes.h"
 
 namespace ebb {
 
 class EngineCalls {
  public:
   // Notes Create, the engine's first call.
-  EngineCalls(World world, std::string_view name);
+  EngineCalls(World world, std::string_view name, const ModelSpec& model);
 
   // Different calls of two ranks fail their world. Every rank gets a Status, now or in the
   // collective that it waits in, and no engine of that world goes on.
   void Note(CallKind kind) const;
+  // For ranks that wait for each other (comm/wait_cycles.h).
+  void NoteScope(sharding::ScopeKind kind, UnitId unit) const;
+  void NoteDrop() const;
   // Numbers steps, evaluations and other calls of all ranks: equal on each, or their logs differ.
   int64_t NextNumber() { return ++last_number_; }
   // Passes a call's result on and notes its error (CallOrder::NoteError).

@@ -54,6 +54,7 @@ int64_t OpenScopes::OpenUnit(sharding::ScopeKind kind, UnitId id, int64_t whole)
   }
   const int code = sharding::ScopeCode(kind, unit);
   progress.log.entries.push_back(code);
+  with_.calls->NoteScope(kind, id);
 
   OpenScope scope{
       .id = ++last_, .whole = whole, .unit = unit, .kind = kind, .opened_ns = Timeline::NowNs()};

@@ -20,6 +20,7 @@
 #include "ebb/runtime/engine/issue/stream_order.h"
 #include "ebb/runtime/engine/outcome/outcome_messages.h"
 #include "ebb/runtime/engine/outcome/step_errors.h"
+#include "ebb/runtime/engine/ranks/engine_calls.h"
 #include "ebb/runtime/engine/state/state_access.h"
 #include "ebb/runtime/engine/steps/fragment_runner.h"
 #include "ebb/runtime/engine/steps/order_notices.h"
@@ -43,6 +44,7 @@ class OpenScopes {
     ProfilerRanges* ranges = nullptr;
     StepTimeline* timeline = nullptr;
     CallersCore* core = nullptr;
+    const EngineCalls* calls = nullptr;
   };
   explicit OpenScopes(const Parts& parts) : with_(parts) {}
 

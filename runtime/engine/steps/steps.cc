@@ -363,6 +363,7 @@ void Steps::Drop(int64_t number) {
   StepProgress& progress = *with_.progress;
   if (with_.paused->Is(number)) Drop(progress.number);
   if (!progress.alive || progress.number != number) return;
+  with_.calls->NoteDrop();
   with_.scopes->CloseAll();
   with_.scopes->views().TakeErrors();  // gone with the step
   with_.runner->IssueCarriedLeft();
