@@ -77,16 +77,17 @@ class Between {
   ~Between() { GetOffloadTestHooks() = {}; }
 };
 
-class StripedSwapTest : public ::testing::TestWithParam<IoBackend> {};
+constexpr IoBackend kBackends[] = {IoBackend::kAuto, IoBackend::kThreads};
+
+class StripedBackendTest : public ::testing::TestWithParam<IoBackend> {};
 std::string NameOfBackend(const ::testing::TestParamInfo<IoBackend>& backend) {
   return ::testing::PrintToString(backend.param);
 }
-INSTANTIATE_TEST_SUITE_P(Backends, StripedSwapTest,
-                         ::testing::Values(IoBackend::kAuto, IoBackend::kThreads), NameOfBackend);
+INSTANTIATE_TEST_SUITE_P(Backends, StripedBackendTest, ::testing::ValuesIn(kBackends),
+                         NameOfBackend);
 
-TEST_P(StripedSwapTest, SeveralPathsHaveTheBitsOfOneAndAllAreUsed) {
+TEST(StripedSwapTest, SeveralPathsHaveTheBitsOfOneAndAllAreUsed) {
   for (const Timing timing : kTimings) {
-    SCOPED_TRACE(static_cast<int>(timing));
     const Scratch scratch;
     const std::vector<std::string> disks = scratch.Directories(3);
     const auto expected = Trained(OnDevice(timing));
@@ -94,24 +95,27 @@ TEST_P(StripedSwapTest, SeveralPathsHaveTheBitsOfOneAndAllAreUsed) {
     ASSERT_TRUE(expected.ok() && one.ok()) << expected.status() << one.status();
     EXPECT_EQ(*one, *expected);
 
-    Config config = Over({disks[0], disks[1]}, disks, timing);
-    config.ebb.io_backend = GetParam();
-    std::array<std::atomic<int>, 2> of_parameters = {};  // requests, by disk
-    std::array<std::atomic<int>, 3> of_states = {};
-    const Between count([&](std::string_view file, IoRequest& request) {
-      const auto disk = static_cast<size_t>(request.file);
-      ++(file == "parameters" ? of_parameters.at(disk) : of_states.at(disk));
-      return std::optional<int64_t>();
-    });
-    ASSERT_OK_AND_ASSIGN(const auto striped, Trained(config));
-    EXPECT_EQ(striped, *expected);
-    EXPECT_THAT(of_parameters, Each(Gt(0)));
-    EXPECT_THAT(of_states, Each(Gt(0)));
-    EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
+    for (const IoBackend backend : kBackends) {
+      SCOPED_TRACE(absl::StrCat(static_cast<int>(timing), " ", static_cast<int>(backend)));
+      Config config = Over({disks[0], disks[1]}, disks, timing);
+      config.ebb.io_backend = backend;
+      std::array<std::atomic<int>, 2> of_parameters = {};  // requests, by disk
+      std::array<std::atomic<int>, 3> of_states = {};
+      const Between count([&](std::string_view file, IoRequest& request) {
+        const auto disk = static_cast<size_t>(request.file);
+        ++(file == "parameters" ? of_parameters.at(disk) : of_states.at(disk));
+        return std::optional<int64_t>();
+      });
+      ASSERT_OK_AND_ASSIGN(const auto striped, Trained(config));
+      EXPECT_EQ(striped, *expected);
+      EXPECT_THAT(of_parameters, Each(Gt(0)));
+      EXPECT_THAT(of_states, Each(Gt(0)));
+      EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
+    }
   }
 }
 
-TEST_P(StripedSwapTest, OneDiskThatFailsIsNamedOnEveryRank) {
+TEST_P(StripedBackendTest, OneDiskThatFailsIsNamedOnEveryRank) {
   for (const bool write : {false, true}) {
     SCOPED_TRACE(write ? "write" : "read");
     const Scratch scratch;
@@ -174,7 +178,7 @@ class CountingQueue final : public IoQueue, public IoListener {
 };
 
 // Like DeepSpeed's threads, which have a queue each, for each folder.
-TEST_P(StripedSwapTest, SoManyAreInFlightAsAllThreadsQueuesHold) {
+TEST_P(StripedBackendTest, SoManyAreInFlightAsAllThreadsQueuesHold) {
   const Scratch scratch;
   const std::vector<std::string> disks = scratch.Directories(2);
   Config config = Over({disks[0]}, disks, Timing::kLate);
