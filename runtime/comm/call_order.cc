@@ -233,11 +233,15 @@ std::string CallOrder::Past(CallOfWorld call, bool with_engine) const {
                           names ? absl::StrCat(" of ", engine) : "", engine);
 }
 
+std::string CallOrder::NameOfRank(int rank) const {
+  return absl::StrCat(has_parts_ ? "world rank " : "rank ", rank);
+}
+
 absl::Status CallOrder::Different(int first, CallOfWorld one, int second, CallOfWorld other) const {
   const bool same = one.engine == other.engine && one.engine >= 0;
   return absl::FailedPreconditionError(
-      absl::StrCat(kDifferentThings, same ? absl::StrCat(" with ", NameOf(one.engine)) : "",
-                   ": rank ", second, " ", Past(other, !same), " where rank ", first, " ",
+      absl::StrCat(kDifferentThings, same ? absl::StrCat(" with ", NameOf(one.engine)) : "", ": ",
+                   NameOfRank(second), " ", Past(other, !same), " where ", NameOfRank(first), " ",
                    Past(one, !same), ". Every rank has to make the same calls in the same order"));
 }
 
@@ -266,16 +270,17 @@ absl::Status CallOrder::DifferentLogs(int engine, int first, const WaitCycles::W
   const std::string one = InLog(engine, its), other = InLog(engine, others);
   if (of_scopes(its) && of_scopes(others)) {
     const uint32_t number = its.scopes + (its.role == Role::kScope ? 0 : 1);
-    return absl::FailedPreconditionError(absl::StrCat(
-        kOpenedDifferent, ": as number ", number, " of the step rank ", first, " opened ", one,
-        ", rank ", second, " ", other, "; every rank must open the same scopes in the same order"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(kOpenedDifferent, ": as number ", number, " of the step ", NameOfRank(first),
+                     " opened ", one, ", ", NameOfRank(second), " ", other,
+                     "; every rank must open the same scopes in the same order"));
   }
   const auto act = [&](const WaitCycles::What& what, const std::string& text) {
     return absl::StrCat(of_scopes(what) ? "opened " : "", text);
   };
   return absl::FailedPreconditionError(
-      absl::StrCat(kDifferentThings, " with ", NameOf(engine), ": rank ", second, " ",
-                   act(others, other), " where rank ", first, " ", act(its, one),
+      absl::StrCat(kDifferentThings, " with ", NameOf(engine), ": ", NameOfRank(second), " ",
+                   act(others, other), " where ", NameOfRank(first), " ", act(its, one),
                    ". Every rank has to make the same calls in the same order"));
 }
 
@@ -304,11 +309,12 @@ std::string CallOrder::Describe(int rank) const {
   const std::optional<KeptCall> last = count == 0 ? std::nullopt : CallAt(theirs, count);
   if (!last.has_value()) return "";
   const std::string text =
-      absl::StrCat("rank ", rank, " last ", Past(last->call, /*with_engine=*/true));
-  if (count == here) return absl::StrCat(text, ", as rank ", rank_, " did");
+      absl::StrCat(NameOfRank(rank), " last ", Past(last->call, /*with_engine=*/true));
+  if (count == here) return absl::StrCat(text, ", as ", NameOfRank(rank_), " did");
   const std::optional<KeptCall> next = count < here ? CallAt(mine, count + 1) : std::nullopt;
   if (!next.has_value()) return text;
-  return absl::StrCat(text, "; rank ", rank_, " then ", Past(next->call, /*with_engine=*/true));
+  return absl::StrCat(text, "; ", NameOfRank(rank_), " then ",
+                      Past(next->call, /*with_engine=*/true));
 }
 
 std::string CallOrder::Describe(std::span<const int> ranks) const {

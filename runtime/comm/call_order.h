@@ -87,6 +87,8 @@ class CallOrder {
   // Any thread. `in_call`: the call is one that all ranks make. An error that a rank only asks for,
   // as with Report, does not count as that.
   void NoteError(int engine, bool in_call = true);
+  // From here on texts say "world rank 2", because parts of the world count their own ranks.
+  void NoteParts() { has_parts_ = true; }
   // Ranks that wait for each other. Communicators of this world have lanes there.
   WaitCycles& cycles() { return cycles_; }
   // Whether the status is of two ranks that have done different things, and names both.
@@ -120,6 +122,7 @@ class CallOrder {
   CallRecord& Mine() const { return *records_[rank_]; }
   absl::Status Compare(int first, int second, uint64_t oldest) const;
   std::string NameOf(int engine) const;
+  std::string NameOfRank(int rank) const;
   std::string Past(CallOfWorld call, bool with_engine) const;
   absl::Status Different(int first, CallOfWorld one, int second, CallOfWorld other) const;
   std::string InLog(int engine, const WaitCycles::What& what) const;
@@ -140,6 +143,7 @@ class CallOrder {
   uint64_t errors_at_ = 0;       // the number of calls made when the last errors came
   std::vector<int> engines_at_;  // the engines of those errors
   std::mutex receiving_;
+  std::atomic<bool> has_parts_{false};
   WaitCycles cycles_;
 };
 

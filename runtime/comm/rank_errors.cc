@@ -121,9 +121,8 @@ absl::Status Members::Mismatch(int first, const CallSummary& first_call, int sec
 
 absl::Status Members::Aborted(const absl::Status& why) const {
   if (NamesItsRank(why)) return why;
-  return absl::Status(
-      CodeOf(why), absl::StrCat("rank ", world_rank(rank), " aborted communicator '", options.name,
-                                "': ", MessageOf(why)));
+  return absl::Status(CodeOf(why), absl::StrCat(Me(), " aborted communicator '", options.name,
+                                                "': ", MessageOf(why)));
 }
 
 std::string RankNames(std::span<const int> world_ranks) {
@@ -142,8 +141,12 @@ absl::Status LeftBeforeCreationStatus(int world_rank, std::string_view how) {
 }
 
 absl::Status RankFailedStatus(int world_rank, const absl::Status& why) {
+  return RankFailedStatus(absl::StrCat("rank ", world_rank), why);
+}
+
+absl::Status RankFailedStatus(std::string_view rank_name, const absl::Status& why) {
   if (NamesItsRank(why)) return why;
-  return absl::Status(CodeOf(why), absl::StrCat("rank ", world_rank, " failed: ", MessageOf(why)));
+  return absl::Status(CodeOf(why), absl::StrCat(NameView(rank_name), " failed: ", MessageOf(why)));
 }
 
 absl::Status OfRank(int world_rank, const absl::Status& why) {

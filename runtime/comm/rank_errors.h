@@ -68,5 +68,7 @@ absl::Status LateCreationStatus(const CommunicatorOptions& options, std::string_
 absl::Status LeftBeforeCreationStatus(int world_rank, std::string_view how);
 
 absl::Status RankFailedStatus(int world_rank, const absl::Status& why);
+// `rank_name`: World::RankName's.
+absl::Status RankFailedStatus(std::string_view rank_name, const absl::Status& why);
 
 }  // namespace ebb

@@ -109,6 +109,7 @@ absl::StatusOr<World> World::Split(int colour, int key, const CommunicatorOption
       backend_->Split({.options = std::move(wanted), .colour = colour, .key = key});
   if (calls() != nullptr && !part.ok()) calls()->NoteError(/*engine=*/-1);
   EBB_RETURN_IF_ERROR(part.status());
+  if (calls() != nullptr) calls()->NoteParts();
   return World(*std::move(part));
 }
 

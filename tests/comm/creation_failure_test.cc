@@ -87,7 +87,8 @@ TEST_P(CreationFailureTest, PartsOfAWorldFailWithIt) {
       EXPECT_EQ(part.NewCommunicator().status(), pair.status());
       return pair.status();
     });
-    for (const absl::Status& status : seen) EXPECT_EQ(Message(status), "rank 3 failed: broken");
+    const std::string name = of_part ? "rank 1 (world rank 3)" : "rank 3";
+    for (const absl::Status& status : seen) EXPECT_EQ(Message(status), name + " failed: broken");
   }
 }
 

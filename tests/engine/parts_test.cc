@@ -115,6 +115,28 @@ TEST(Parts, TheErrorOfARankNamesItInPartAndWorld) {
   EXPECT_EQ(statuses[1], absl::DataLossError("a page is missing"));
 }
 
+TEST(Parts, ARankThatFailsItsPartIsNamedInPartAndWorld) {
+  const std::vector<absl::Status> statuses = OfOddRanks([](World part) -> absl::Status {
+    if (part.rank() == 0) part.Fail(absl::DataLossError("a page is missing"));
+    return part.NewCommunicator({.timeout_seconds = 60}).status();
+  });
+  for (const absl::Status& status : statuses)
+    EXPECT_EQ(status, absl::DataLossError("rank 0 (world rank 1) failed: a page is missing"));
+}
+
+TEST(Parts, DifferentCallsOfTheWorldNameWorldRanks) {
+  OnThreads(2, [](World world) -> absl::Status {
+    EBB_RETURN_IF_ERROR(world.Split(world.rank(), 0).status());
+    const ToyModel model({});
+    const absl::Status apart =
+        world.rank() == 0 ? world.NewCommunicator().status()
+                          : Engine::Create(world, Device::Cpu(1), model.spec(), Plain()).status();
+    EXPECT_THAT(apart, Says("ranks do different things: world rank 1 "));
+    EXPECT_THAT(apart, Says(" where world rank 0 "));
+    return absl::OkStatus();
+  });
+}
+
 TEST(Parts, ASkippedStepNamesTheRankInPartAndWorld) {
   ::testing::internal::CaptureStderr();
   OnThreads(4, [](World world) -> absl::Status {

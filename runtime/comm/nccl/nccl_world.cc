@@ -40,7 +40,7 @@ class NcclWorld : public WorldBackend {
                                   std::string_view what) override;
 
   void Fail(absl::Status why) override {
-    group_->store().Fail(RankFailedStatus(group_->store().rank(), why));
+    group_->store().Fail(RankFailedStatus(me().RankName(me().rank), why));
   }
 
  private:

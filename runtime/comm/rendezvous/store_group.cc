@@ -123,8 +123,7 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> HostsRank::Split(const Proposal& p
 }
 
 void HostsRank::Fail(absl::Status why) {
-  Store& store = group_->store();
-  store.Fail(RankFailedStatus(store.rank(), why));
+  group_->store().Fail(RankFailedStatus(me().RankName(me().rank), why));
 }
 
 // A part of a world makes its calls in an order of its own.

@@ -293,7 +293,7 @@ absl::StatusOr<std::shared_ptr<StoreGroup>> SharedRank::bootstrap() {
 }
 
 void SharedRank::Fail(absl::Status why) {
-  world_->Fail(RankFailedStatus(world_->rank(), why));
+  world_->Fail(RankFailedStatus(me().RankName(me().rank), why));
 }
 
 absl::Status RunThreads(int ranks, std::function<absl::Status(World)> body) {
