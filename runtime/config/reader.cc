@@ -14,9 +14,10 @@ namespace {
 constexpr int kUnknownMax = 100;    // unknown keys that get a sentence of their own
 constexpr size_t kPlacesShown = 3;  // for a misplaced key
 
-// Whether so many edits of the name lead to the key that was meant, and not to another word.
-bool IsNear(int edits, std::string_view name) {
-  return edits * 2 <= static_cast<int>(name.size());
+// Whether so many edits of the name lead to the key that was meant, and not to another word. In
+// another block a short word has too many neighbours.
+bool IsNear(int edits, std::string_view name, bool is_sibling) {
+  return edits * (is_sibling ? 2 : 3) <= static_cast<int>(name.size());
 }
 
 // The walk's place in the document.
@@ -204,7 +205,7 @@ class Reader {
       hint = " is one name with a dot in it; write nested objects instead";
     } else if (!is_sibling && !nearest.empty() && edits == 0) {
       hint = Join({" is not a key; ", Misplaced(last, nearest)});
-    } else if (nearest.empty() || !(IsNear(edits, last) || has_its_words)) {
+    } else if (nearest.empty() || !(IsNear(edits, last, is_sibling) || has_its_words)) {
       hint = " is not a key";
     } else {
       hint =
