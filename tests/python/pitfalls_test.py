@@ -98,7 +98,7 @@ def _external():
     model = External()
     engine = ebb.initialize(model, config())
     with torch.no_grad():
-        assert model(batches[0][0][0]).isnan().all()
+        refused(lambda: model(batches[0][0][0]), r"'blocks.0.bias' is read by sum outside of its unit, at .*pitfalls_test.py")
     refused(lambda: model(batches[0][0][0]), "'blocks.0.bias' is used outside of its module: name it in resident=")
     engine.close()
     model = ReadInBackward()
@@ -115,7 +115,8 @@ def _shapes():
     model, plain = llama(), llama()
     engine = ebb.initialize(model, config())
     for (name, ours), (other, theirs) in zip(model.named_parameters(), plain.named_parameters()):
-        assert name == other and ours.shape == theirs.shape and ours.stride() != () and ours.isnan().all()
+        assert name == other and ours.shape == theirs.shape and ours.stride() != ()
+        refused(ours.isnan, f"'{name}' is read by isnan outside of its unit")
     for name, value in model.state_dict().items():
         assert torch.equal(value, plain.state_dict()[name])
     refused(lambda: copy.deepcopy(model), "sharded")
@@ -128,7 +129,7 @@ def _shapes():
         assert torch.equal(value, changed[name])
     refused(lambda: ebb.initialize(model, config()), "close", "ALREADY_EXISTS")
     engine.close()
-    copy.deepcopy(model)
+    refused(lambda: copy.deepcopy(model), "after its engine was closed")
 
 
 def test_shapes_are_true_and_state_dicts_whole(two):

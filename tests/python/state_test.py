@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 import training
+from pitfalls_test import refused
 from torch import nn
 from training import config, gpt2, llama, mlp, offloaded, squared_error, token_batches, vector_batches
 
@@ -293,7 +294,7 @@ def _closed_with_tensors_alive():
     model = mlp()
     engine = ebb.initialize(model, config())
     kept = []
-    hook = model[0].register_forward_hook(lambda module, arguments, output: kept.append(module.weight.data))
+    hook = model[0].register_forward_pre_hook(lambda module, arguments: kept.append(module.weight.data))
     with torch.no_grad():
         model(torch.ones(2, 8))
     hook.remove()
@@ -301,7 +302,7 @@ def _closed_with_tensors_alive():
     del engine
     gc.collect()
     assert kept[0].shape == (8, 8) and kept[0].sum() is not None  # readable; its contents are another unit's, or undefined
-    model(torch.ones(2, 8))  # hooks are gone
+    refused(lambda: model(torch.ones(2, 8)), "'0.weight' is read by linear after its engine was closed")  # hooks are gone
 
 
 def test_tensors_outlive_the_engine(two):

@@ -58,9 +58,6 @@ def _written(stage):
 
     writes = {
         "scale": lambda: model.scale.data.clamp_(max=0.1),
-        "blocks.0.gate": lambda: model.blocks[0].gate.data.fill_(1.0),
-        "blocks.1.gate": lambda: model.blocks[1].gate.data.mul_(0.9),
-        "blocks.1.slope.weight": clamp,
         "head.weight": lambda: setattr(model.head.weight, "data", torch.ones(1, 8)),
     }
     for name, write in writes.items():
@@ -71,6 +68,15 @@ def _written(stage):
         refused(lambda: engine.save("nowhere"), WRITTEN.format(name))
         with torch.no_grad():  # goes on with what the engine has
             assert model(BATCHES[0][0][0]).isfinite().all()
+    at_once = {
+        "blocks.0.gate": lambda: model.blocks[0].gate.data.fill_(1.0),
+        "blocks.1.gate": lambda: model.blocks[1].gate.data.clamp_(max=0.1),
+        "blocks.1.slope.weight": clamp,
+        "head.weight": lambda: nn.init.uniform_(model.head.weight),
+        "head.bias": lambda: torch._foreach_mul_([model.head.bias], 2.0),
+    }
+    for name, write in at_once.items():
+        refused(write, WRITTEN.format(name))
     loss = squared_error(model, BATCHES[1][engine.world.rank])
     engine.backward(loss)
     model.scale.data.zero_()

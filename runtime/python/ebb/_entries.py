@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._fixed import refuse_added
+from ._hidden import as_shown
 from ._library import Error
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ class Entries:
         """The entries of model.state_dict(), with parameters in place of their values. It gathers what a module's own code computes with."""
         self.only_names, self.made = True, []
         try:
-            entries = self.engine.model.state_dict(keep_vars=True)
+            with as_shown(self.engine.model.parameters()):  # hooks may compute with them
+                entries = self.engine.model.state_dict(keep_vars=True)
             known = {id(value) for value in (*self.made, *self.engine.model.parameters(), *self.engine.model.buffers())}
         finally:
             self.only_names, self.made = False, []
@@ -115,11 +117,13 @@ class Entries:
     def of_values(self, rank: int) -> Values:
         """model.state_dict() on the CPU of `rank`, or of every rank (-1). Other ranks get an empty one."""
         self.rank = rank
+        is_here = rank in (-1, self.engine.world.rank)
         try:
-            values = self.engine.model.state_dict()
+            with as_shown([] if is_here else self.engine.model.parameters()):
+                values = self.engine.model.state_dict()
         finally:
             self.rank = -1
-        if rank not in (-1, self.engine.world.rank):
+        if not is_here:
             values.clear()
         for key, value in values.items():
             if isinstance(value, torch.Tensor):
@@ -148,18 +152,14 @@ class Entries:
         """Parameters have their whole values: on their own device, where a module's own code computes with them. If one rank alone gathers,
         those of the other ranks stay hidden. Yields the values on the CPU."""
         parameters = _parameters(module)
-        hidden = {key: parameter.data for key, parameter in parameters.items()}
         values = {}
-        try:
+        with as_shown(parameters.values()):
             for key, parameter in parameters.items():
                 value = self._gather(name_of(parameter, prefix + key))
                 if value is not None:
                     values[key] = value
                     parameter.data = value.to(parameter.device)
             yield values
-        finally:
-            for key, tensor in hidden.items():
-                parameters[key].data = tensor
 
     def _save_whole(self, module: nn.Module, own: Any, *arguments: Any, **keywords: Any) -> Any:
         with self._shown(module, keywords.get("prefix", "")):
@@ -169,7 +169,7 @@ class Entries:
         parameters = _parameters(module)
         if self.only_names:
             size = len(destination)
-            with _Reads(list(parameters.values())) as reads:
+            with as_shown(parameters.values()), _Reads(list(parameters.values())) as reads:
                 own(destination, prefix, keep_vars)
             if not reads.seen:
                 self._put(parameters, parameters, destination, prefix)
@@ -220,12 +220,14 @@ class Entries:
               errors: list) -> None:
         is_own = _overrides(module, "_load_from_state_dict") or bool(module._load_state_dict_pre_hooks)
         parameters = _parameters(module)
-        held = {key: parameter.data for key, parameter in parameters.items()}
         before: dict[str, torch.Tensor] = {}
         with contextlib.ExitStack() as stack:
-            stack.callback(self._restore, module, parameters, held)
+            stack.enter_context(as_shown(parameters.values()))
+            stack.callback(module._parameters.update, parameters)
             for key, parameter in parameters.items():
                 name = name_of(parameter, prefix + key)
+                if given.get(prefix + key) is parameter:
+                    raise Error(f"load_state_dict: '{name}' is given the model's own parameter, which has no value here: give what state_dict() has given")
                 if is_own:
                     before[key] = self.engine.gather(name)
                     parameter.data = before[key].to(parameter.device, copy=True)
@@ -247,11 +249,6 @@ class Entries:
             return
         for key, value in received.items():
             self._receive(parameters[key]._ebb_name, prefix + key, value)
-
-    def _restore(self, module: nn.Module, parameters: dict[str, nn.Parameter], held: dict[str, torch.Tensor]) -> None:
-        for key, parameter in parameters.items():
-            module._parameters[key] = parameter
-            parameter.data = held[key]
 
     def _receive(self, name: str, key: str, value: torch.Tensor) -> None:
         if self.received is None:  # load_state_dict() of a part of the model

@@ -408,15 +408,15 @@ class Walk:
         """Whether the backward that runs now puts a gradient into `.grad` of a parameter."""
         if self.regions and _engine.is_checkpoint_valid():
             return True  # a reentrant checkpoint has parameters in a graph of its own
-        for parameter in self.model.parameters():
-            if parameter.requires_grad:
-                with torch._C.DisableTorchFunction():  # a mode may look for reads of hidden parameters
+        with torch._C.DisableTorchFunction():  # also of a mode that looks for reads
+            for parameter in self.model.parameters():
+                if parameter.requires_grad:
                     node = torch.autograd.graph.get_gradient_edge(parameter).node
-                try:
-                    if torch._C._will_engine_execute_node(node):
-                        return True
-                except RuntimeError:  # torch.autograd.grad returns this parameter's gradient
-                    pass
+                    try:
+                        if torch._C._will_engine_execute_node(node):
+                            return True
+                    except RuntimeError:  # torch.autograd.grad returns this parameter's gradient
+                        pass
         return False
 
     def _backward_ends(self) -> None:
@@ -524,24 +524,6 @@ class Walk:
     def check_whole(self) -> None:
         if self.failure:
             raise Error(f"the forward or backward before ended with {self.failure}. Call drop() to go on")
-
-    def read_outside(self, loss: torch.Tensor) -> tuple[str, Unit] | None:
-        """The name and unit of a parameter that a node of the loss has read while the unit was not open, and so as NaN."""
-        self.settle()
-        of = {id(parameter): (name, unit) for unit in self.units if not unit.keep_whole for name, parameter in zip(unit.names, unit.parameters)}
-        nodes, seen = [loss.grad_fn], {loss.grad_fn}
-        while nodes:
-            node = nodes.pop()
-            for below, _ in node.next_functions:
-                found = of.get(id(getattr(below, "variable", None)))
-                if found is not None and not any(
-                    visit.first_node <= node._sequence_nr() < visit.last_node for visit in self.pending[found[1].index]
-                ):
-                    return found
-                if below is not None and below not in seen:
-                    seen.add(below)
-                    nodes.append(below)
-        return None
 
     def forget(self) -> None:
         """Forgets open visits, because their step was dropped or has ended."""

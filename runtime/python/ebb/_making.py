@@ -58,13 +58,13 @@ def initialize(
     values_of_rank_0: other ranks take rank 0's initial values. Otherwise, if values differ, an error names the parameter.
     device: "cpu", "cuda", "cuda:1". Default: the device of the parameters.
     threads: the number of threads for updates and reductions on the CPU; 0: the cores of the host divided by its ranks.
-    check: reading a parameter outside of its unit is an error that names the parameter. Otherwise such a read gets NaN.
+    check: if the first batch reads a parameter outside of its unit, the error names the operator and the line, as it does later.
     keep_memory: glibc keeps the memory that a step on the CPU has freed. Otherwise glibc gives it back to the system, which zeroes
         it page by page for the next step. The setting is of the whole process and lasts until its end. The heap can fragment, and
         the process keeps the memory of its largest step. If a MALLOC_* variable or GLIBC_TUNABLES is set, keep_memory does nothing.
 
-    After this call the engine owns the parameters. They show their values while their unit runs, and otherwise NaN of the true shape.
-    engine.gather(name) and model.state_dict() read them at any time. Raises ebb.Error."""
+    After this call the engine owns the parameters. They show their values while their unit runs. Otherwise they have their shape, and reading one
+    is an error. engine.gather(name) and model.state_dict() read them at any time. Raises ebb.Error."""
     handle, world = open_world()
     with _told_to_all_ranks(handle, world.size, model, config, device, name):
         model = getattr(model, "_orig_mod", model)  # of torch.compile(model), which calls it

@@ -11,6 +11,7 @@ from typing import Callable, Iterator, Sequence
 import torch
 
 from . import _library
+from ._hidden import as_plain
 from ._hooks import Visit
 from ._library import BACKWARD, FORWARD, SHOW, Error, check, library
 from ._tensors import DTYPES, Memory, Slots, over
@@ -62,6 +63,7 @@ class Steps:
         self.sums = False  # over micro-batches, instead of their mean
         self.begun_with_sums = False
         self.given: Rates = []
+        self.taken: set[str] = set()  # names of the parameters whose gradients the engine has taken in the step
         self.visited: list[int] | None = None  # takes the units whose scopes are opened
         self._scope = c_int64()
         self._taken: tuple[int, int] | None = None  # a unit, and the open backward scope that takes its gradients
@@ -175,7 +177,10 @@ class Steps:
             keep = _group_options(rates)
             options.groups, options.group_count = keep, len(rates)
         self.in_step = False
+        self.taken.clear()
         self.is_stale = True
+        for unit in self.residents:
+            self.slots[unit.index].age()
         check(library.ebb_step_finish(self.memory.handle, byref(options)))
 
     def fail(self, error: str, begins: bool = False) -> None:
@@ -236,8 +241,10 @@ class Steps:
         """Of parameters that are not resident."""
         for unit in self.units:
             if not unit.keep_whole:
-                for name, parameter in zip(unit.names, unit.parameters):
-                    if parameter.grad is not None:
+                with as_plain():
+                    gradients = [parameter.grad for parameter in unit.parameters]
+                for name, parameter, gradient in zip(unit.names, unit.parameters, gradients):
+                    if gradient is not None:
                         yield unit, name, parameter
 
     def _refuse_unscaled(self, parameter: torch.Tensor) -> None:
@@ -287,9 +294,11 @@ class Steps:
         check(library.ebb_add_loss(self.memory.handle, value.data_ptr()))
 
     def clear_gradients(self) -> None:
-        for unit in self.units:
-            for parameter in unit.parameters:
-                parameter.grad = None
+        self.taken.clear()
+        with as_plain():
+            for unit in self.units:
+                for parameter in unit.parameters:
+                    parameter.grad = None
 
     def forget_addresses(self) -> None:
         self._asked.clear()
@@ -353,6 +362,8 @@ class Steps:
                 target.add_(gradient) if n in added else target.copy_(gradient)
         for i in ready:
             unit.parameters[i].grad = None
+            if not unit.keep_whole:
+                self.taken.add(unit.names[i])
 
     def _fail(self, unit: Unit, code: int, advice: str = "") -> None:
         """Raises the error of the step, which says more than the error of a scope."""

@@ -11,6 +11,7 @@ from typing import Sequence
 
 import torch
 
+from ._hidden import Hidden, Stale, as_plain, guarded, kind_of
 from ._library import Error, library
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
@@ -61,22 +62,23 @@ def current_stream(device: torch.device) -> int | None:
 
 
 class Slots:
-    """The parameters of one unit. They show their values while one of the unit's scopes is open, and otherwise NaN of the true shape.
+    """The parameters of one unit. They show their values while one of the unit's scopes is open. Otherwise they are hidden (_hidden.py), over NaN
+    of the true shape.
     Parameters that the engine keeps whole are always readable, in a copy, because an update may be writing to the engine's memory.
 
-    The engine does not see writes of the trainer's own code. NaN of several elements is one number in memory, and torch refuses to write
-    to it. check() finds other writes."""
+    The engine does not see writes of the trainer's own code to values that are shown. check() finds them."""
 
     def __init__(self, memory: Memory, names: list[str], parameters: list[torch.nn.Parameter], keep_whole: bool):
         self.memory = memory
         self.names = names
         self.parameters = parameters
         self.keep_whole = keep_whole
+        self.kinds = [kind_of(parameter) for parameter in parameters]
+        self.guards = [guarded(kind, Hidden) for kind in self.kinds]
         self.views: list[torch.Tensor] = []
         self.hidden: list[torch.Tensor] = []
         self.copies: list[torch.Tensor] = []  # of those that are kept whole
-        self.bits: list[int] = []  # of the copies as they were made, or of hidden parameters
-        self.probed: list[int] = []  # the parameters whose bits are looked at, because torch can write to them
+        self.bits: list[int] = []  # of the copies as they were made
         self.places: tuple[list[int], ...] = ()  # where the parameters' memory is: hidden, and shown
         self.versions = [parameter._version for parameter in parameters]  # which an in-place operation counts, but not one through `.data`
 
@@ -84,37 +86,43 @@ class Slots:
         self.views = views
         self.hidden = self.hidden or [_nan_like(view) for view in views]  # the trainer's own code may have a view of one from before
         self.copies = [view.clone() for view in views] if self.keep_whole else []
-        self.bits = [_NAN_BITS[view.dtype] for view in views]
-        self.probed = [i for i, view in enumerate(views) if self.keep_whole or view.numel() == 1]
         self.places = tuple([tensor.data_ptr() for tensor in tensors] for tensors in (self.hidden, self.copies or views))
         self.show() if self.keep_whole else self.hide()
 
     def show(self) -> None:
         if self.keep_whole:
             self._copy()
-        for parameter, view in zip(self.parameters, self.copies or self.views):
+        for parameter, kind, view in zip(self.parameters, self.kinds, self.copies or self.views):
+            parameter.__class__ = kind
             parameter.data = view
+
+    def age(self) -> None:
+        """The values that are shown are those before an update."""
+        for parameter, kind in zip(self.parameters, self.kinds):
+            parameter.__class__ = guarded(kind, Stale)
 
     def hide(self) -> None:
         if not self.keep_whole:
             self.conceal()
 
     def conceal(self) -> None:
-        for parameter, hidden in zip(self.parameters, self.hidden):
-            parameter.data = hidden
+        with as_plain():
+            for parameter, kind, hidden in zip(self.parameters, self.guards, self.hidden):
+                parameter.data = hidden
+                parameter.__class__ = kind
 
     def check(self) -> None:
         """Raises if a parameter was written to after it was shown or hidden, and undoes the write unless it is `memory.changed`. It misses in-place
-        operations through `.data` on values that are shown, and a clamp_ through `.data` of a hidden parameter of one element, which keeps
-        the bits of NaN."""
-        at = list(map(_address_of, self.parameters))
-        versions = list(map(_version_of, self.parameters))
+        operations through `.data` on values of sharded parameters that are shown."""
+        with as_plain():
+            at = list(map(_address_of, self.parameters))
+            versions = list(map(_version_of, self.parameters))
         if at not in self.places or versions != self.versions:
             for i, place in enumerate(at):
                 if all(place != places[i] for places in self.places) or versions[i] != self.versions[i]:
                     self._refuse(i)
-        for i in self.probed:
-            if _bits_of((self.copies or self.hidden)[i]) != self.bits[i]:
+        for i, copied in enumerate(self.copies):
+            if _bits_of(copied) != self.bits[i]:
                 self._refuse(i)
 
     def _copy(self) -> None:
@@ -137,6 +145,7 @@ class Slots:
         else:
             self.hidden[i] = _nan_like(self.hidden[i])
         parameter.data = self.copies[i] if self.keep_whole else self.hidden[i]
+        parameter.__class__ = self.kinds[i] if self.keep_whole else self.guards[i]
         for places, tensors in zip(self.places, (self.hidden, self.copies or self.views)):
             places[i] = tensors[i].data_ptr()
         self.versions[i] = parameter._version
@@ -170,13 +179,13 @@ def is_hidden(tensor: torch.Tensor) -> bool:
         return False
     if tensor.dim() == 0 and tensor.dtype == torch.uint8:
         return False  # 255 may be its value
-    return int(tensor.detach()[(0,) * tensor.dim()].view(_integer(tensor.dtype))) == _NAN_BITS[tensor.dtype]
+    with as_plain():
+        return int(tensor.detach()[(0,) * tensor.dim()].view(_integer(tensor.dtype))) == _NAN_BITS[tensor.dtype]
 
 
 def _bits_of(tensor: torch.Tensor) -> int:
     """A sum of a tensor's bits, which a write changes."""
-    with torch._C.DisableTorchFunction():  # it is no read of the trainer's own code
-        return int(tensor.view(_integer(tensor.dtype)).sum())
+    return int(tensor.view(_integer(tensor.dtype)).sum())
 
 
 def _integer(dtype: torch.dtype) -> torch.dtype:

@@ -12,6 +12,7 @@ from typing import Callable, Iterable, Sequence, Union
 import torch
 from torch import nn
 
+from ._hidden import kind_of
 from ._library import Error
 
 UnitsArgument = Union[None, Callable[[str, nn.Module], bool], Sequence[Union[str, nn.Module]]]
@@ -192,10 +193,11 @@ def registration_order(model: nn.Module, units: list[Unit]) -> list[int]:
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     if isinstance(parameter, nn.parameter.UninitializedParameter):
         raise Error(f"parameter '{name}' of a lazy module has no shape yet: call the model once before ebb.initialize", "INVALID_ARGUMENT")
-    if type(parameter.data).__name__ == "DTensor":
+    kind = kind_of(parameter.data)
+    if kind.__name__ == "DTensor":
         raise Error(f"parameter '{name}' is a DTensor: tensor parallelism is not supported, so give initialize the plain module", "UNIMPLEMENTED")
-    if type(parameter.data) not in (torch.Tensor, nn.Parameter) and not parameter.is_meta:
-        raise Error(f"parameter '{name}' is a {type(parameter.data).__name__}: tensor subclasses are not sharded", "UNIMPLEMENTED")
+    if kind not in (torch.Tensor, nn.Parameter) and not parameter.is_meta:
+        raise Error(f"parameter '{name}' is a {kind.__name__}: tensor subclasses are not sharded", "UNIMPLEMENTED")
     if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8):
         if parameter.is_complex():
             advice = "Give a complex one as real numbers: nn.Parameter(torch.view_as_real(values)), and torch.view_as_complex() of it in forward"

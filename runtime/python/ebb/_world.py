@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from . import _library
 from ._fixed import refuse_wrappers
 from ._library import check, library
-from .optimizer import refuse_averages, refuse_clipping, refuse_other_optimizers
+from .optimizer import refuse_clipping, refuse_other_optimizers
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -44,7 +44,6 @@ def open_world() -> tuple[int, World]:
         atexit.register(_close_all)
         refuse_other_optimizers()
         refuse_clipping()
-        refuse_averages()
         refuse_wrappers()
     return _world
 

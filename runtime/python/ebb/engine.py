@@ -13,9 +13,10 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple
 import torch
 from torch import nn
 
-from . import _buffers, _library, checks, saving
+from . import _buffers, _library, saving
 from ._entries import Entries
 from ._fixed import Members, refuse_caller
+from ._hidden import Name
 from ._hooks import SavedInRam, Walk, checkpoint_around, never_compiled, without_saved_hooks
 from ._library import DIRECTIONS, MASTER, STATES, TIERS, Error, check, library
 from ._model import Views, compute_dtype, structs_of, tier_of_activations
@@ -110,7 +111,7 @@ class Engine:
             for i, (name, parameter) in enumerate(zip(unit.names, unit.parameters)):
                 self._ids[name] = first + i
                 self._parameters[name] = parameter
-                parameter._ebb_name = name
+                parameter._ebb_name = Name(name, self)
         self._aliases = {alias: name for alias, name in self._names_of_aliases()}
         self._slots = [Slots(self._memory, unit.names, unit.parameters, unit.keep_whole) for unit in units]
         self._place()
@@ -128,21 +129,16 @@ class Engine:
         self._walk.attach()
         self._steps.refresh_residents()
         self._finished = 0
-        self._reads = checks.Reads(self._steps)
         self._members = Members(model)
         self._entries = Entries(self)
         self._handles = saving.attach(self) + self._steps.handles
         self._handles.append(model.register_forward_pre_hook(never_compiled(self._see_first_batch), prepend=True, with_kwargs=True))
         self._handles.append(model.register_forward_pre_hook(never_compiled(self._check_model), prepend=True))
-        self._handles.append(model.register_forward_hook(never_compiled(self._watch_reads), always_call=True))
         if device.type == "cuda" and tier_of_activations(settings) == "cpu":
             self._handles.append(SavedInRam(model, units))
         self._checks_reads = checks_reads
-        if checks_reads:
-            self._handles.append(checks.attach(self))
         model.__dict__["_ebb_engine"] = weakref.ref(self)
         engines.add(self)
-        self._reads.begin()
 
     # One step.
 
@@ -157,13 +153,6 @@ class Engine:
             raise Error("backward() without a forward of the model with gradients since the last step()")
         self._walk.check_whole()
         self._walk.settle()
-        read = self._reads.end()
-        if (read or self._finished < 2) and loss.detach().isnan():  # a look at it waits for the device
-            outside = self._walk.read_outside(loss)
-            read = read or outside and f"'{outside[0]}' was read outside of its unit '{outside[1].name}', by the loss or by another module"
-            if read:
-                with self._failing_step():
-                    raise self._is_nan(read)
         self._steps.finish_evaluation()
         self._steps.add_loss(loss)
         try:
@@ -183,7 +172,6 @@ class Engine:
         self._check()
         if callable(now):
             raise Error("step(closure) is not supported: call backward() before step()", "UNIMPLEMENTED")
-        self._reads.pause()
         self._walk.check_whole()
         if self._walk.backward is not None:
             error = Error("step() after a backward that ended with an error: call drop() to go on")
@@ -206,9 +194,7 @@ class Engine:
             steps.check_gradients(has_new=steps.backwards > steps.counted)
         steps.counted = steps.backwards
         if steps.counted < self.accumulation and not now:
-            self._reads.begin()
             return False
-        read = self._reads.end()
         try:
             steps.finish(self.accumulation / steps.counted)
         finally:
@@ -218,9 +204,6 @@ class Engine:
             self.optimizer._opt_called = True  # torch's schedulers warn without it
         if self._finished == 2:
             self._walk.watch_less()
-        self._reads.begin()
-        if read and not self.report().applied:  # loss.backward() has not looked at the loss
-            raise self._is_nan(read)
         return True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -242,9 +225,7 @@ class Engine:
         """Drops the open step and its gradients. Call it after an exception, to go on with the next step."""
         self._check()
         self._walk.forget()
-        self._reads.end()
         self._steps.drop()
-        self._reads.begin()
 
     def report(self) -> Report:
         """The numbers of the last finished step. Waits for that step, and raises its error if it had one."""
@@ -407,8 +388,8 @@ class Engine:
         return [CommunicationRow(row.operation.decode(), row.predicted, row.bytes) for row in rows]
 
     def suspend(self) -> None:
-        """Collective, between steps: frees the device's memory and keeps the state on the host, until resume(). Meanwhile parameters show
-        NaN, but state can be read and written."""
+        """Collective, between steps: frees the device's memory and keeps the state on the host, until resume(). Meanwhile parameters have
+        no values, but state can be read and written."""
         self._between_steps("suspend")
         for slots in self._slots:
             slots.conceal()
@@ -428,8 +409,8 @@ class Engine:
         self._steps.refresh_residents()
 
     def close(self, keep_values: bool = False) -> None:
-        """Ends the engine's threads and files, and removes the hooks from the model. After this the parameters show NaN. Tensors over the
-        engine's memory remain readable.
+        """Ends the engine's threads and files, and removes the hooks from the model. After this the parameters have no values, and reading one
+        is an error. Tensors over the engine's memory remain readable.
 
         keep_values: the model gets its whole values back, in the dtypes of its parameters and on the engine's device. This is collective,
         between steps. If a rank lacks the memory for them, that is an error on all ranks and the engine stays open."""
@@ -437,7 +418,6 @@ class Engine:
             return
         values = self._whole_values() if keep_values else {}
         self._walk.forget()
-        self._reads.end()
         self._walk.detach()
         for handle in self._handles:
             handle.remove()
@@ -445,7 +425,7 @@ class Engine:
         for slots in self._slots:
             slots.conceal()
         for name, parameter in self._parameters.items():
-            parameter._ebb_name = None
+            parameter._ebb_name, parameter._ebb_closed = None, name
             if name in values:
                 parameter.data = values[name]
         self.model.__dict__.pop("_ebb_engine", None)
@@ -536,21 +516,9 @@ class Engine:
 
     def _check_model(self, module: nn.Module, arguments: tuple) -> None:
         if torch._C._current_graph_task_id() == -1 and not self._walk.is_paused:
-            self._reads.pause()
             self._steps.has_failed = False
             refuse_caller()
             self._members.check()
-
-    def _watch_reads(self, module: nn.Module, arguments: tuple, output: Any) -> None:
-        if torch._C._current_graph_task_id() == -1 and not self._walk.is_paused:
-            self._reads.begin()
-
-    @staticmethod
-    def _is_nan(read: str) -> Error:
-        return Error(
-            f"the loss is NaN because {read}: name it in resident=, or give initialize an example, a function that takes the model and returns "
-            "the loss"
-        )
 
     def _see_first_batch(self, module: nn.Module, arguments: tuple, keywords: dict) -> None:
         if self._is_order_known or torch._C._current_graph_task_id() != -1 or self._steps.in_step:

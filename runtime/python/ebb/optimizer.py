@@ -229,24 +229,6 @@ def _refusing(clip: Callable[..., None], said: str, code: str) -> Callable[..., 
     return refuse_or_clip
 
 
-def refuse_averages() -> None:
-    """Makes torch's AveragedModel of an engine's model raise, because it would average NaN."""
-    kind = torch.optim.swa_utils.AveragedModel
-    update = kind.update_parameters
-
-    @functools.wraps(update)
-    def refuse_or_update(average: nn.Module, model: nn.Module) -> None:
-        name = _name_in(model.parameters())
-        if name is not None:
-            raise Error(
-                f"AveragedModel.update_parameters(): '{name}' shows its value only while its unit runs: average model.state_dict(), as "
-                "timm.utils.ModelEmaV2", "UNIMPLEMENTED"
-            )
-        update(average, model)
-
-    kind.update_parameters = refuse_or_update
-
-
 def refuse_clipping() -> None:
     """Makes torch's clipping over the engine's parameters raise, because it finds no gradients and would clip nothing."""
     clipping = torch.nn.utils.clip_grad

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from modules import Blocks
-from training import squared_error, with_torch
+from training import squared_error, with_engine, with_torch
 
 import ebb
 
@@ -67,3 +67,28 @@ def _one_graph(place):
 
 def test_fullgraph_is_an_error_of_torch(at):
     at(_one_graph)
+
+
+def _compiled_loss(place):
+    """It is compiled once, and a parameter that it reads outside of its unit has an error."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    error_of = torch.compile(lambda y, target: (y - target).square().mean(), backend=backend)
+    batches = place.batches()
+    losses, _ = with_engine(Blocks(), batches, lambda model, batch: error_of(model(batch[0]), batch[1]), place.config())
+    assert losses == pytest.approx(with_torch(Blocks(), batches, squared_error), abs=2e-6)
+    assert len(graphs) == 1
+    engine = ebb.initialize(model := Blocks(), place.config())
+    penalty = torch.compile(lambda weight: weight.square().sum(), backend=backend)
+    with pytest.raises(Exception, match="'blocks.0.weight' is read by square outside of its unit"):
+        penalty(model.blocks[0].weight)
+    engine.close()
+
+
+def test_a_compiled_loss(at):
+    at(_compiled_loss)

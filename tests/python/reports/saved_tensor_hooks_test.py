@@ -81,8 +81,12 @@ def test_and_with_units_of_several_modules(at):
     at(with_sgd, _by_address, {"units": ["0", "2", "4"]})
 
 
+def _on_the_cpu(settings):
+    _as_torch(settings, Checkpointed, torch.autograd.graph.save_on_cpu, {})
+
+
 def test_save_on_cpu_and_checkpoints(at):
-    at(with_sgd, _as_torch, Checkpointed, torch.autograd.graph.save_on_cpu, {})
+    at(with_sgd, _on_the_cpu)
 
 
 def _in_ram(settings, make):

@@ -73,7 +73,7 @@ class Trainer(transformers.Trainer):
             ("torch_compile", "compile the blocks of the model, block.compile()"),
             ("auto_find_batch_size", "give per_device_train_batch_size"),
             ("fp16_full_eval", "the JSON says the dtype"), ("bf16_full_eval", "the JSON says the dtype"),
-            ("sync_ref_model", "TRL's callback reads parameters between steps, when they show NaN"),
+            ("sync_ref_model", "TRL's callback reads parameters between steps, when they have no value"),
         ):
             if getattr(self.args, name, None):
                 raise Error(f"TrainingArguments({name}=) is not supported here: {instead}", "UNIMPLEMENTED")
