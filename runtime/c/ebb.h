@@ -193,7 +193,8 @@ typedef struct {
 int32_t ebb_engine_create(ebb_world*, const ebb_model*, const char* json, const ebb_engine_options*,
                           ebb_engine**);
 /* Collective, between steps. error: this rank's own, null without one. If a rank has one, it is the
- * error of this call on every rank, cut to 440 bytes on the others. */
+ * error of this call on every rank, cut to 440 bytes on the others. It ends an open evaluation, as
+ * ebb_evaluation_finish does, which then returns the error on the others. */
 int32_t ebb_engine_agree(ebb_engine*, const char* error);
 /* Drops the open step, ends threads and closes files. All later calls are errors, except
  * ebb_engine_destroy, which frees the memory. Until then, tensors over it remain readable. */

@@ -114,11 +114,17 @@ int32_t ebb_engine_views(ebb_engine* handle, int32_t unit, ebb_view* views, int3
 }
 
 int32_t ebb_engine_agree(ebb_engine* handle, const char* error) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb::Engine* const engine, ebb::c::Live(handle));
-    return engine->Agree(error == nullptr ? absl::OkStatus()
-                                          : absl::FailedPreconditionError(error));
+  bool evaluates = false;
+  const int32_t code = Call([&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
+    const absl::Status own =
+        error == nullptr ? absl::OkStatus() : absl::FailedPreconditionError(error);
+    evaluates = engine->evaluation.has_value();
+    if (!evaluates) return engine->engine->Agree(own);
+    engine->evaluation->Fail(own);
+    return absl::OkStatus();
   });
+  return evaluates ? ebb_evaluation_finish(handle, nullptr) : code;
 }
 
 int32_t ebb_engine_reorder(ebb_engine* handle, const ebb_visit* visits, int32_t visit_count,

@@ -76,6 +76,9 @@ ForwardScope Evaluation::Forward(UnitId unit) {
 void Evaluation::Add(int sum, TensorView scalar) {
   if (steps_ != nullptr) steps_->Add(number_, sum, scalar);
 }
+void Evaluation::Fail(const absl::Status& error) {
+  if (steps_ != nullptr) steps_->FailEvaluation(number_, error);
+}
 absl::StatusOr<double> Evaluation::Finish() {
   const absl::StatusOr<Sums> sums = FinishSums();
   if (!sums.ok()) return sums.status();

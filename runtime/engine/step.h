@@ -150,6 +150,8 @@ class Evaluation {
   // trainer gives the others their meaning. The scalar is read as by Step::AddLoss.
   void Add(int sum, TensorView scalar);
   void AddLoss(TensorView scalar) { Add(0, scalar); }
+  // An error that only the trainer of this rank knows: Finish returns it on every rank.
+  void Fail(const absl::Status& error);
   // The mean of the added losses, over calls and all ranks. Waits. Collective.
   absl::StatusOr<double> Finish();
   // Finish with all sums: loss, right answers, tokens ...

@@ -276,6 +276,16 @@ TEST_F(CInterface, AnEvaluationHasTheMeanOfItsLosses) {
   EXPECT_EQ(mean, 2);
 }
 
+TEST_F(CInterface, AnEvaluationEndsWithTheTrainersError) {
+  MakeEngine(1);
+  for (const char* error : {"no batch", static_cast<const char*>(nullptr)}) {
+    ASSERT_EQ(ebb_evaluation_begin(engine_), EBB_OK);
+    EXPECT_EQ(ebb_engine_agree(engine_, error), error ? EBB_FAILED_PRECONDITION : EBB_OK);
+    EXPECT_EQ(ebb_evaluation_finish(engine_, nullptr), EBB_FAILED_PRECONDITION);
+    EXPECT_THAT(ebb_error(), HasSubstr("no evaluation is open"));
+  }
+}
+
 TEST_F(CInterface, ADeclaredOrderMayNestScopes) {
   MakeModel(2);
   const ebb_event events[] = {{1, EBB_FORWARD, 0},  {1, EBB_FORWARD, 1},  {0, EBB_FORWARD, 1},

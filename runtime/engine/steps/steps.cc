@@ -341,6 +341,11 @@ void Steps::IssueFinish() {
   with_.runner->Issue(finish.begin, finish.end);
 }
 
+void Steps::FailEvaluation(int64_t number, const absl::Status& error) {
+  const StepProgress& progress = *with_.progress;
+  if (progress.alive && progress.number == number && progress.evaluation) errors().Note(error);
+}
+
 absl::StatusOr<Evaluation::Sums> Steps::FinishEvaluation(int64_t number) {
   if (number < 0) return with_.suspension->Error();
   StepProgress& progress = *with_.progress;

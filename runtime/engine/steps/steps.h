@@ -66,6 +66,7 @@ class Steps {
 
   absl::Status Reduce(int64_t number);
   absl::Status Finish(int64_t number, const FinishOptions& options);
+  void FailEvaluation(int64_t number, const absl::Status& error);
   absl::StatusOr<Evaluation::Sums> FinishEvaluation(int64_t number);
   void Drop(int64_t number);
   absl::StatusOr<StepReport> Report();

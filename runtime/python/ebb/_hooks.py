@@ -21,7 +21,7 @@ import contextlib
 import functools
 import sys
 import threading
-from typing import Any, Callable, Iterator, Protocol
+from typing import Any, Callable, Iterator, Protocol, Sequence
 
 import torch
 import torch.utils.checkpoint
@@ -86,7 +86,7 @@ class Scopes(Protocol):
     def backward_begins(self) -> None: ...
     def backward_ends(self, is_one_left_out: bool) -> None: ...
     def leave_round(self) -> None: ...
-    def fail(self, error: str, begins: bool = False) -> None: ...
+    def fail(self, error: str, begins: str = "", walk: Sequence[int] = ()) -> None: ...
 
 
 class _Open:
@@ -519,7 +519,7 @@ class Walk:
         text = self.failure or f"{type(error).__name__}: {error}"
         if not is_whole:
             self.failure = text
-        self.scopes.fail(text, begins=torch.is_grad_enabled())
+        self.scopes.fail(text, "step" if torch.is_grad_enabled() else "evaluation" if is_whole else "", self.declared)
 
     def check_whole(self) -> None:
         if self.failure:

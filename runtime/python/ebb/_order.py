@@ -109,7 +109,7 @@ class _Record:
     def leave_round(self) -> None:
         pass
 
-    def fail(self, error: str, begins: bool = False) -> None:
+    def fail(self, error: str, begins: str = "", walk: Iterable[int] = ()) -> None:
         pass
 
     def open(self, kind: int, visit: Visit) -> None:

@@ -59,6 +59,7 @@ class Steps:
         self.backwards = 0  # that have ended in the step
         self.counted = 0  # of them, those that step() has seen
         self.in_evaluation = False
+        self.walked: list[int] = []  # the units of the evaluation, as they came
         self.is_scaled = False  # engine.backward() has multiplied the loss
         self.sums = False  # over micro-batches, instead of their mean
         self.begun_with_sums = False
@@ -106,6 +107,7 @@ class Steps:
         if self.visited is not None:
             self.visited.append(index)
         self.slots[index].check()
+        self.walked.append(index) if self.in_evaluation else None
         if kind == SHOW:  # in an evaluation within the step, because the step's order has no such scopes
             kind = FORWARD
             if not self.in_evaluation:
@@ -183,12 +185,21 @@ class Steps:
             self.slots[unit.index].age()
         check(library.ebb_step_finish(self.memory.handle, byref(options)))
 
-    def fail(self, error: str, begins: bool = False) -> None:
-        """Ends the evaluation and the step, with an error that the library has not seen, so that every rank gets it. `begins`: the other ranks are
-        in a step, so this rank begins it if it has not."""
+    def fail(self, error: str, begins: str = "", walk: Sequence[int] = ()) -> None:
+        """Ends the evaluation and the step, with an error that the library has not seen, so that every rank gets it. `begins`: "step" or
+        "evaluation", which the other ranks are in, so this rank begins it if it has not. `walk`: the units of a forward, in their order; the
+        other ranks gather them all in the evaluation."""
         with contextlib.suppress(Error):  # of an engine that has failed
-            self.finish_evaluation()
-            if begins and not self.in_step and not self.has_failed and self.ranks > 1:
+            if begins == "evaluation" and not self.in_step and self.ranks > 1:
+                if not self.in_evaluation:
+                    self._begin_evaluation()
+                for index in walk[max((walk.index(unit) + 1 for unit in self.walked if unit in walk), default=0) :]:
+                    check(library.ebb_scope_open(self.memory.handle, FORWARD, index, byref(self._scope)))
+                    check(library.ebb_scope_close(self.memory.handle, self._scope))
+            if self.in_evaluation:
+                self.in_evaluation = False
+                library.ebb_engine_agree(self.memory.handle, error.encode())
+            if begins == "step" and not self.in_step and not self.has_failed and self.ranks > 1:
                 self._begin_step()
         if not self.in_step:
             return
@@ -209,6 +220,7 @@ class Steps:
         self.clear_gradients()
 
     def _begin_evaluation(self) -> None:
+        self.walked = []
         check(library.ebb_evaluation_begin(self.memory.handle))
         self.in_evaluation = True
 

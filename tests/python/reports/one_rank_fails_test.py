@@ -53,6 +53,14 @@ def reading_a_hidden_parameter(model, engine):
     engine.backward(squared_error(model, (X, Y)) + model.head.weight.detach().sum())
 
 
+class Deep(Blocks):
+    """More blocks than are gathered ahead."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks.extend([nn.Linear(8, 8) for _ in range(6)])
+
+
 FAILURES = {
     in_forward: (KeyError, "rank 1: KeyError: 'no such key'"),
     before_the_first_unit: (KeyError, "rank 1: KeyError: 'no such key'"),
@@ -160,21 +168,35 @@ def test_a_loader_that_raises_on_one_rank(two):
     assert two.run(_leaves_the_block) == ["rank 1: OSError: no such image", "no such image"]
 
 
-def _in_evaluation():
-    model = Blocks()
-    engine = ebb.initialize(model, config(ebb={"timeout_seconds": 200}))
-    train(model, engine, (X, Y))
-    with torch.no_grad():
-        if engine.world.rank == 1:
-            with pytest.raises(KeyError):
-                in_forward(model, engine)
-        else:
-            model(X)
-            with pytest.raises(ebb.Error, match="ranks opened different scopes.*rank 1 nothing more"):
-                engine.save_pretrained("nowhere")
-    train(model, engine, (X, Y))
+def in_a_unit(model, engine):
+    with removed(model.blocks[1].register_forward_hook(lambda module, arguments, output: {}["no such key"])):
+        model(X)
+
+
+def _in_evaluation(place, kind):
+    """The other rank gets the error when its own evaluation ends."""
+    batches = place.batches(6)
+    expected = with_torch(kind(), batches, squared_error, SGD)
+    model = kind()
+    engine = ebb.initialize(model, place.config(optimizer=SGD, ebb={"timeout_seconds": 100}))
+    losses = [train(model, engine, batches[0][engine.world.rank])]
+    for fail in (in_forward, in_a_unit, before_the_first_unit, before_the_first_unit, in_a_unit):
+        with torch.no_grad():
+            if engine.world.rank == 1:
+                with pytest.raises(KeyError):
+                    fail(model, engine)
+            else:
+                model(X)
+                with pytest.raises(ebb.Error, match="rank 1: KeyError: 'no such key'"):
+                    engine.state_dict()
+        losses.append(train(model, engine, batches[len(losses)][engine.world.rank]))
+    assert losses == pytest.approx(expected, abs=2e-6)
     engine.close()
 
 
 def test_a_validation_that_raises_on_one_rank(two):
-    two.run(_in_evaluation)
+    two.run(_in_evaluation, places.Place("two ranks", 2), Blocks)
+
+
+def test_and_a_validation_from_nvme(two, tmp_path):
+    two.run(_in_evaluation, places.Place("two ranks on NVMe", 2, zero={**offloaded(str(tmp_path)), "stage3_prefetch_bucket_size": 0}), Deep)
