@@ -101,6 +101,12 @@ absl::StatusOr<World> World::On(const Device& device) const {
 }
 
 absl::StatusOr<World> World::Split(int colour, int key, const CommunicatorOptions& options) const {
+  absl::StatusOr<World> part = Divide(colour, key, options);
+  if (calls() != nullptr && part.ok()) calls()->NoteParts();
+  return part;
+}
+
+absl::StatusOr<World> World::Divide(int colour, int key, const CommunicatorOptions& options) const {
   NoteCreation();
   CommunicatorOptions wanted = options;
   wanted.reduction_group = 0;  // those of the whole need not divide a part
@@ -109,7 +115,6 @@ absl::StatusOr<World> World::Split(int colour, int key, const CommunicatorOption
       backend_->Split({.options = std::move(wanted), .colour = colour, .key = key});
   if (calls() != nullptr && !part.ok()) calls()->NoteError(/*engine=*/-1);
   EBB_RETURN_IF_ERROR(part.status());
-  if (calls() != nullptr) calls()->NoteParts();
   return World(*std::move(part));
 }
 

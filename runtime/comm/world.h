@@ -62,6 +62,8 @@ class World {
   // split the world that On makes. A rank that dies or fails ends all parts, because they are one
   // job. The name in `options`, for messages, and the time-out are for this call.
   absl::StatusOr<World> Split(int colour, int key, const CommunicatorOptions& options = {}) const;
+  // Split for an engine's own use: messages go on to count ranks in this world.
+  absl::StatusOr<World> Divide(int colour, int key, const CommunicatorOptions& options) const;
 
   // Collective, as NewCommunicator: returns when all ranks have come here. The call uses the device
   // only in a world that On has made. Use it where ranks may be threads that share a GPU and have

@@ -14,8 +14,7 @@ namespace {
 constexpr int kUnknownMax = 100;    // unknown keys that get a sentence of their own
 constexpr size_t kPlacesShown = 3;  // for a misplaced key
 
-// Whether so many edits of the name lead to the key that was meant, and not to another word. In
-// another block a short word has too many neighbours.
+// Whether so many edits lead to the key that was meant. Other blocks have too many short words.
 bool IsNear(int edits, std::string_view name, bool is_sibling) {
   return edits * (is_sibling ? 2 : 3) <= static_cast<int>(name.size());
 }

@@ -79,7 +79,7 @@ TEST_F(CommonFolderTest, EveryCallNamesTheRanksThatSeeAnotherFolder) {
       EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
       EXPECT_THAT(std::string(status.message()),
                   AllOf(HasSubstr("(rank 0)"), HasSubstr("ranks 2 to 3 on host '"),
-                        HasSubstr("name a folder that all hosts share")));
+                        HasSubstr("Name a folder that all hosts share")));
     }
     EXPECT_THAT(FilesIn(seen), ElementsAre(".lock"));
     EXPECT_TRUE(fs::is_empty(other));

@@ -49,7 +49,7 @@ absl::Status EngineCommunicators::Split(std::string_view name, int group, Lane l
   CommunicatorOptions options = OptionsOf(name);
   options.reduction_group = 0;  // the world's need not divide its parts
   EBB_ASSIGN_OR_RETURN(const World part,
-                       inputs_.world.Split(/*colour=*/group, /*key=*/inputs_.rank(), options));
+                       inputs_.world.Divide(/*colour=*/group, /*key=*/inputs_.rank(), options));
   EBB_ASSIGN_OR_RETURN(Communicator made, part.NewCommunicator(options));
   at(lane)->emplace(std::move(made));
   return absl::OkStatus();
