@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import logging
 import os
 from ctypes import byref, c_void_p
@@ -109,17 +110,27 @@ def _told_to_all_ranks(handle: int, ranks: int, model: nn.Module, config: Config
         yield
     except Exception as error:
         if ranks > 1:
-            text = '{"train_micro_batch_size_per_gpu": 1}'
-            with contextlib.suppress(Exception):  # the configuration may be what is wrong
-                given = config_text(config)
-                resolved(given, ranks)
-                text = given
+            text = _acceptable(config, ranks)
             on = device or next((str(parameter.device) for parameter in model.parameters() if not parameter.is_meta), "cpu")
             options = _library.EngineOptions(device=on.encode(), name=name.encode(), error=f"{type(error).__name__}: {error}".encode())
             nothing = library.ebb_model_create()
             library.ebb_engine_create(handle, nothing, text.encode(), byref(options), byref(c_void_p()))
             library.ebb_model_destroy(nothing)
         raise
+
+
+def _acceptable(config: Config, ranks: int) -> str:
+    """The configuration, or if that is what is wrong, one with as little as possible, by which the ranks meet all the same."""
+    candidates: list[str] = []
+    with contextlib.suppress(Exception):
+        candidates.append(config_text(config))
+        timeout = json.loads(candidates[0])["ebb"]["timeout_seconds"]
+        candidates.append(json.dumps({"train_micro_batch_size_per_gpu": 1, "ebb": {"timeout_seconds": timeout}}))
+    for text in candidates:
+        with contextlib.suppress(Error):
+            resolved(text, ranks)
+            return text
+    return '{"train_micro_batch_size_per_gpu": 1}'
 
 
 def _described(model: nn.Module, config: Config, world: int, units: UnitsArgument, example: Any, resident: Iterable[str]) -> tuple[Model, str]:

@@ -143,6 +143,8 @@ def _refused():
         ebb.initialize(model, config(ebb={"timeout_seconds": 200}))
     with pytest.raises(FileNotFoundError if rank == 1 else ebb.Error, match="no_such_file" if rank == 1 else "rank 1: .*no_such_file"):
         ebb.initialize(Blocks(), config() if rank == 0 else "/no_such_file.json")
+    with pytest.raises(ebb.Error, match="bf17" if rank == 1 else "rank 1: .*bf17"):
+        ebb.initialize(Blocks(), config(ebb={"timeout_seconds": 200}, **({"bf17": {}} if rank == 1 else {})))
     engine = ebb.initialize(Blocks(), config())
     train(engine.model, engine, (X, Y))
     engine.close()
