@@ -18,7 +18,7 @@ def _different_forwards():
         with torch.no_grad():
             for _ in range(3 + 2 * engine.world.rank):
                 engine.model(X)
-        engine.save_pretrained("nowhere")
+        engine.state_dict()
     engine.close()
 
 
