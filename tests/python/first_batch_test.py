@@ -98,7 +98,7 @@ def test_what_a_forward_keeps_is_real(one):
 
 class HidesACache(Blocks):
     class Holder:
-        pass
+        __slots__ = ("mask",)
 
     def __init__(self):
         super().__init__()

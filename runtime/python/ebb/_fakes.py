@@ -26,8 +26,8 @@ from torch.utils._pytree import tree_leaves
 from ._library import Error
 
 _BUFFER_BYTES_MAX = 16 << 20  # larger buffers get no values, because the real ones are copied
-_CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)  # not their subclasses, whose methods may do more
-_ITEMS_MAX = 10_000  # of a container whose contents are kept: a larger one is a data set
+CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)  # not their subclasses, whose methods may do more
+ITEMS_MAX = 10_000  # of a container whose contents are kept: a larger one is a data set
 _LEAVES = (str, bytes, int, float, complex, type(None), torch.Tensor, types.ModuleType)
 _NOT_THE_USERS = {"torch", "numpy", "ebb", *sys.stdlib_module_names}
 
@@ -76,7 +76,8 @@ def classes_as_they_were(model: nn.Module) -> Iterator[None]:
     variables, that have got a tensor without values have their old values. So does the cache of torch's parametrizations, whose tensors may
     also be without gradients."""
     before = [(place, dict(vars(place))) for place in namespaces_of(model)]
-    contents = [(one, one.copy()) for one in within([values for _, values in before]) if type(one) in _CONTAINERS and len(one) <= _ITEMS_MAX]
+    reached = within([values for _, values in before])
+    contents = [(one, one.copy()) for one in reached if type(one) in CONTAINERS and len(one) <= ITEMS_MAX]
     of_parametrizations, parametrize._cache = parametrize._cache, {}
     try:
         yield
@@ -84,23 +85,36 @@ def classes_as_they_were(model: nn.Module) -> Iterator[None]:
         parametrize._cache = of_parametrizations
         for container, old in contents:
             if has_fake(container):
-                container.clear()
-                container.extend(old) if isinstance(container, (list, deque)) else container.update(old)
+                give_back(container, old)
         for place, values in before:
             for name, value in list(vars(place).items()):
                 if value is not values.get(name) and has_fake(value):
                     setattr(place, name, values[name]) if name in values else delattr(place, name)
 
 
+def give_back(container: Any, before: Any) -> None:
+    """The contents of before."""
+    if not _are_same(container, before):  # a configuration of diffusers refuses changes
+        container.clear()
+        container.extend(before) if isinstance(container, (list, deque)) else container.update(before)
+
+
+def _are_same(container: Any, before: Any) -> bool:
+    if isinstance(container, set):
+        return container == before
+    one, other = ([*values, *values.values()] if isinstance(values, dict) else values for values in (container, before))
+    return list(map(id, one)) == list(map(id, other))
+
+
 def namespaces_of(model: nn.Module) -> list[Any]:
     """The user's classes of the model, their Python modules, and the modules that these import from."""
-    classes = {kind for module in model.modules() for kind in type(module).__mro__ if _is_the_users(kind.__module__)}
+    classes = {kind for module in model.modules() for kind in type(module).__mro__ if is_the_users(kind.__module__)}
     own = {kind.__module__ for kind in classes if kind.__module__ in sys.modules}
     imported = {_origin(value) for name in own for value in vars(sys.modules[name]).values()}
-    return [*classes, *(sys.modules[name] for name in own | imported if _is_the_users(name) and name in sys.modules)]
+    return [*classes, *(sys.modules[name] for name in own | imported if is_the_users(name) and name in sys.modules)]
 
 
-def _is_the_users(name: Any) -> bool:
+def is_the_users(name: Any) -> bool:
     return isinstance(name, str) and name.partition(".")[0] not in _NOT_THE_USERS
 
 
@@ -109,8 +123,9 @@ def _origin(value: Any) -> Any:
     return value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) if callable(value) else None
 
 
-def within(namespaces: list[Any]) -> Iterator[Any]:
-    """What the variables of `namespaces` hold, in containers, in attributes, and in the closures of functions too; inner values last."""
+def within(namespaces: list[Any], is_open: Callable[[Any], bool] = lambda value: True) -> Iterator[Any]:
+    """What the variables of `namespaces` hold, in containers, in attributes, and in the closures of functions too; inner values last. Objects
+    are looked into if `is_open`."""
     seen: set[int] = set()
     values = namespaces
     for depth in range(6):
@@ -121,16 +136,19 @@ def within(namespaces: list[Any]) -> Iterator[Any]:
             seen.add(id(value))
             if depth > 0:
                 yield value
-            inner += _held_by(value)
+            if is_open(value):
+                inner += _held_by(value)
         values = inner
 
 
 def _held_by(value: Any) -> Iterable[Any]:
+    if type(value).__module__.partition(".")[0] == "ebb":
+        return ()
     if isinstance(value, (dict, types.MappingProxyType)):
         items = dict.items(value) if isinstance(value, dict) else value.items()  # a subclass may import something for each item
-        return [one for name, one in items if name != "__builtins__"] if len(items) <= _ITEMS_MAX else ()
+        return [one for name, one in items if name != "__builtins__"] if len(items) <= ITEMS_MAX else ()
     if isinstance(value, (list, tuple, set, deque)):
-        return value if len(value) <= _ITEMS_MAX else ()
+        return value if len(value) <= ITEMS_MAX else ()
     if isinstance(value, types.FunctionType):
         return [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]  # empty ones have no contents
     attributes = getattr(value, "__dict__", None)

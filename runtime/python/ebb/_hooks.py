@@ -134,6 +134,7 @@ class Walk:
         self.saved_hooks: list[tuple[nn.Module, Any]] = []  # that are pushed now, and the module whose forward runs under them
         self.handles: list[Any] = []
         self.attached: set[nn.Module] = set()
+        self.last_hooks: dict[nn.Module, int] = {}  # the numbers of those that run after a module's forward
         self.is_paused = False  # hooks do nothing: a forward that another walk follows
 
     # Hooks.
@@ -157,9 +158,11 @@ class Walk:
                 before, after = never_compiled(functools.partial(self._before, unit)), never_compiled(functools.partial(self._after, unit, alone))
                 self.handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
                 self.handles.append(module.register_forward_hook(after, always_call=True, with_kwargs=True))
+                self.last_hooks[module] = self.handles[-1].id
 
     def detach(self) -> None:
         self.attached.clear()
+        self.last_hooks.clear()
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
@@ -167,6 +170,8 @@ class Walk:
     def _before(self, unit: Unit, module: nn.Module, arguments: Any, keywords: Any) -> None:
         if self.is_paused:
             return
+        # The unit is open for the hooks that the user has registered since.
+        module._forward_hooks.move_to_end(self.last_hooks[module])
         if _graph_task() != -1:
             self._recompute(unit)
             return
@@ -371,7 +376,7 @@ class Walk:
         if visit.round != self.round:
             raise Error(
                 f"backward through a forward of '{visit.unit.name}' whose step, or whose backward, is over. Add the losses of one forward and call "
-                "backward once, and call torch.autograd.grad before backward"
+                "backward once, and call torch.autograd.grad before backward. A forward that it has gone through ends when the model is called again"
             )
         if torch.is_grad_enabled() and not self._in_checkpoint():
             raise Error(f"backward of '{visit.unit.name}' with create_graph=True: second derivatives are not supported", "UNIMPLEMENTED")

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import re
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, Iterator
 
@@ -17,7 +18,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ._fakes import Fakes, classes_as_they_were, faked
+from ._counted import counters_as_they_were
+from ._fakes import Fakes, classes_as_they_were, faked, give_back
 from ._generators import generators_as_they_were
 from ._hooks import Visit, Walk
 from ._library import BACKWARD, FORWARD, SHOW, Error
@@ -349,30 +351,21 @@ def _as_it_was(model: nn.Module, whose: tuple[str, ...] = _LIBRARIES) -> Iterato
     attributes = [dict(module.__dict__) for module in modules]
     contents: dict[int, tuple[Any, Any]] = {}
     for values in attributes:
-        contents.update({id(value): (value, value.copy()) for value in values.values() if isinstance(value, (dict, list, set))})
+        contents.update({id(value): (value, value.copy()) for value in values.values() if isinstance(value, (dict, list, set, deque))})
     for module in modules:
         for table in _HOOKS:
             hooks = getattr(module, table)
             for number in [number for number, hook in hooks.items() if _module_of(hook) not in whose]:
                 del hooks[number]
     try:
-        with classes_as_they_were(model):
+        with counters_as_they_were(model), classes_as_they_were(model):
             yield
     finally:
         for container, before in contents.values():
-            if not _are_same(container, before):  # a configuration of diffusers refuses changes
-                container.clear()
-                container.extend(before) if isinstance(container, list) else container.update(before)
+            give_back(container, before)
         for module, values in zip(modules, attributes):
             module.__dict__.clear()
             module.__dict__.update(values)
-
-
-def _are_same(container: Any, before: Any) -> bool:
-    if isinstance(container, set):
-        return container == before
-    one, other = ([*values, *values.values()] if isinstance(values, dict) else values for values in (container, before))
-    return list(map(id, one)) == list(map(id, other))
 
 
 def _module_of(hook: Any) -> str:

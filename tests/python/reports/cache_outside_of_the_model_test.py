@@ -193,6 +193,13 @@ class LogOfActivations(Block):
         return x + LOG["outputs"][-1].mean() + BY_BLOCK[self.index].mean()
 
 
+class KeptByAnObject(Block):
+    def mixed(self, x):
+        if CONFIG.bias is None:
+            CONFIG.bias = x.new_ones(8)
+        return x + CONFIG.bias
+
+
 @functools.lru_cache(maxsize=None)
 def of_block(block, n):
     return [block.linear.weight.new_ones(n), {"sin": block.linear.weight.new_ones(n).sin()}]
@@ -204,7 +211,7 @@ class CacheOfLists(Block):
 
 
 KINDS = [LruCache, CacheOfPairs, GlobalDict, GlobalDictLikeAnActivation, EntryOfADict, ClassAttribute, ClassAttributeLikeAnActivation,
-         GlobalVariable, Closure, AttributeOfAnObject]
+         GlobalVariable, Closure, AttributeOfAnObject, KeptByAnObject]
 CONTAINERS = [GrowingList, KeyThatIsThere, KeyOfAnotherModule, BufferOutsideOfTheModel, ItemThatIsThere, DictWithinAnObject, LogOfActivations,
               CacheOfLists]
 
@@ -219,7 +226,7 @@ def made(kind):
 
 def forget():
     global ANGLES
-    ANGLES = Block.mask = ALIBI["bias"] = CONFIG.bias = None
+    ANGLES = Block.mask = ALIBI["bias"] = CONFIG.bias = SLOTTED.table = None
     ELSEWHERE.PRESET["angles"] = ELSEWHERE.HELPER.angles = None
     PRESET["angles"] = SPACE.tables[0]["angles"] = LOG["output"] = None
     BY_BLOCK[:] = [None] * 3
@@ -269,34 +276,6 @@ def test_counting_activations_leaves_no_tensor_in_a_cache(at):
     at(_counted_first)
 
 
-class KeptByAnObject(Block):
-    def mixed(self, x):
-        if CONFIG.bias is None:
-            CONFIG.bias = x.new_ones(8)
-        return x + CONFIG.bias
-
-
-def _is_named(place):
-    forget()
-    model = made(KeptByAnObject)
-    engine = ebb.initialize(model, place.config())
-    for _ in range(2):  # not only once
-        with pytest.raises(ebb.Error, match="'bias' of an object of Config keeps a tensor without values.* call the model once before"):
-            squared_error(model, place.batches()[0][0])
-        engine.drop()
-    engine.close()
-    forget()
-    made(KeptByAnObject)(torch.ones(2, 8))
-    compare(lambda: made(KeptByAnObject), place.batches(), squared_error, place.config())
-
-
-def test_what_cannot_be_taken_back_is_named_when_it_is_used(at):
-    at(_is_named)
-
-
-ANGLES_OF_CONTEXT = contextvars.ContextVar("angles of the context", default=None)
-
-
 class Slotted:
     __slots__ = ("other", "table")
 
@@ -307,6 +286,35 @@ class Slotted:
         if self.table is None:
             self.table = (x.new_ones(8),)
         return x * self.table[0]
+
+
+SLOTTED = Slotted()
+
+
+class KeptInSlots(Block):
+    def mixed(self, x):
+        return SLOTTED.scaled(x)
+
+
+def _is_named(place):
+    forget()
+    model = made(KeptInSlots)
+    engine = ebb.initialize(model, place.config())
+    for _ in range(2):  # not only once
+        with pytest.raises(ebb.Error, match="'table' of an object of Slotted keeps a tensor without values.* call the model once before"):
+            squared_error(model, place.batches()[0][0])
+        engine.drop()
+    engine.close()
+    forget()
+    made(KeptInSlots)(torch.ones(2, 8))
+    compare(lambda: made(KeptInSlots), place.batches(), squared_error, place.config())
+
+
+def test_what_cannot_be_taken_back_is_named_when_it_is_used(at):
+    at(_is_named)
+
+
+ANGLES_OF_CONTEXT = contextvars.ContextVar("angles of the context", default=None)
 
 
 def of_a_context(x):
@@ -356,12 +364,12 @@ def with_an_attribute():
 
 
 def with_an_iterator():
-    iterators = []
+    iterator = None
 
     def scaled(x):
-        if not iterators:
-            iterators.append(itertools.cycle([x.new_ones(8)]))
-        return x * next(iterators[0])
+        nonlocal iterator
+        iterator = iterator or itertools.cycle([x.new_ones(8)])
+        return x * next(iterator)
 
     return scaled
 
@@ -373,7 +381,7 @@ HOLDERS = {
     with_a_generator: r"the variable 'table' of .*tables\(\)",
     with_a_default: r"the variable 'kept' of .*with_a_default.<locals>.scaled\(\)",
     with_an_attribute: r"the attribute 'bias' of .*with_an_attribute.<locals>.scaled\(\)",
-    with_an_iterator: r"the variable 'iterators' of .*with_an_iterator.<locals>.scaled\(\)",
+    with_an_iterator: r"the variable 'iterator' of .*with_an_iterator.<locals>.scaled\(\)",
 }
 
 
