@@ -117,7 +117,7 @@ int CallOrder::AddEngine(std::string_view name, std::vector<std::string> units) 
   const std::scoped_lock lock(names_mutex_);
   names_.push_back({.engine = std::string(name), .units = std::move(units)});
   const int engine = static_cast<int>(names_.size()) - 1;
-  cycles_.AddEngine(engine);
+  cycles_.AddEngine(engine, Mine().count.load());
   return engine;
 }
 

@@ -62,13 +62,15 @@ WaitCycles::WaitCycles(int rank, std::vector<RankLog*> logs, Different different
   logs_.back() = own_.get();
 }
 
-void WaitCycles::AddEngine(int engine) {
+void WaitCycles::AddEngine(int engine, uint64_t call) {
   const int slot = engine % RankLog::kEngines;
   RankLog::Engine& log = Mine().engines[slot];
   log.number.store(0);
   log.first.store(log.count.load());
   log.is_void.store(0);
+  log.errors.store(Mine().errors.load());
   writers_[slot] = {};
+  made_at_[slot] = call;
   log.number.store(static_cast<uint32_t>(engine) + 1);
 }
 
@@ -80,7 +82,7 @@ void WaitCycles::Note(int engine, uint64_t call, What what) {
   if (writer.depth == 0) {
     if (what.role != Role::kCall && what.role != Role::kBegin) return;
     writer = {};
-    writer.call = call;
+    writer.call = call - made_at_[engine % RankLog::kEngines];
     log.is_void.store(0, std::memory_order_relaxed);
   } else {
     ++writer.position;
@@ -115,7 +117,7 @@ WaitCycles::Copy WaitCycles::Read(const RankLog& log, uint64_t newest) {
   Copy copy;
   copy.errors = log.errors.load(std::memory_order_seq_cst);
   for (const RankLog::Engine& engine : log.engines) {
-    const uint32_t number = engine.number.load();
+    const uint32_t number = engine.number.load(), errors = copy.errors - engine.errors.load();
     const uint64_t count = engine.count.load(std::memory_order_acquire);
     if (number == 0) continue;
     const uint64_t from = std::max(engine.first.load(), count - std::min(count, newest));
@@ -131,7 +133,8 @@ WaitCycles::Copy WaitCycles::Read(const RankLog& log, uint64_t newest) {
     entries.erase(entries.begin(), entries.begin() + static_cast<ptrdiff_t>(
                                                          std::min<uint64_t>(lost, entries.size())));
     if (engine.number.load() != number) continue;
-    copy.engines.emplace_back(static_cast<int>(number) - 1, std::move(entries));
+    copy.engines.push_back(
+        {.number = static_cast<int>(number) - 1, .errors = errors, .entries = std::move(entries)});
   }
   copy.lanes = ReadLanes(log);
   return copy;
@@ -161,12 +164,12 @@ bool WaitCycles::WaitsInVain(std::span<const LaneState> lanes, int other,
 }
 
 absl::Status WaitCycles::Compare(const Copy& mine, int other, const Copy& theirs) const {
-  if (mine.errors != theirs.errors) return absl::OkStatus();
-  for (const auto& [engine, entries] : mine.engines) {
-    const auto found = std::find_if(theirs.engines.begin(), theirs.engines.end(),
-                                    [&](const auto& of) { return of.first == engine; });
+  for (const auto& [engine, errors, entries] : mine.engines) {
+    const auto found = std::find_if(
+        theirs.engines.begin(), theirs.engines.end(),
+        [&](const OfEngine& of) { return of.number == engine && of.errors == errors; });
     if (found == theirs.engines.end()) continue;
-    const std::vector<Entry>& others = found->second;
+    const std::vector<Entry>& others = found->entries;
     const auto dropped = [](const std::vector<Entry>& of, uint64_t call) {
       return std::any_of(of.begin(), of.end(), [&](const Entry& entry) {
         return CallOf(entry.place) == call && Unword(entry.what).role == Role::kDrop;
@@ -219,9 +222,9 @@ absl::Status WaitCycles::LookAt(std::span<const int> absent) {
 
 std::vector<uint64_t> WaitCycles::Pack() const {
   const Copy mine = Read(Mine(), kSent);
-  std::vector<uint64_t> words = {mine.errors, mine.engines.size()};
-  for (const auto& [engine, entries] : mine.engines) {
-    words.insert(words.end(), {static_cast<uint64_t>(engine), entries.size()});
+  std::vector<uint64_t> words = {mine.engines.size()};
+  for (const auto& [engine, errors, entries] : mine.engines) {
+    words.insert(words.end(), {static_cast<uint64_t>(engine), errors, entries.size()});
     for (const Entry& entry : entries)
       words.insert(words.end(), {entry.place, entry.what, entry.hash});
   }
@@ -231,25 +234,24 @@ std::vector<uint64_t> WaitCycles::Pack() const {
 }
 
 absl::Status WaitCycles::Receive(int rank, std::span<const uint64_t> words) const {
-  constexpr size_t kHead = 2, kOfEntry = 3, kOfLane = 4;
+  constexpr size_t kOfEngine = 3, kOfEntry = 3, kOfLane = 4;
   const auto take = [&](size_t count) {
     const std::span<const uint64_t> taken = words.first(std::min(count, words.size()));
     words = words.subspan(taken.size());
     return taken;
   };
   Copy theirs;
-  const std::span<const uint64_t> head = take(kHead);
-  if (head.size() < kHead) return absl::OkStatus();
-  theirs.errors = static_cast<uint32_t>(head[0]);
-  for (uint64_t e = 0; e < head[1]; ++e) {
-    const std::span<const uint64_t> engine = take(kHead);
-    if (engine.size() < kHead) return absl::OkStatus();
+  const std::span<const uint64_t> engines = take(1);
+  for (uint64_t e = 0; !engines.empty() && e < engines[0]; ++e) {
+    const std::span<const uint64_t> engine = take(kOfEngine);
+    if (engine.size() < kOfEngine) return absl::OkStatus();
     const std::span<const uint64_t> entries =
-        take(kOfEntry * static_cast<size_t>(std::min(engine[1], kSent)));
-    std::vector<Entry>& copied =
-        theirs.engines.emplace_back(static_cast<int>(engine[0]), std::vector<Entry>()).second;
+        take(kOfEntry * static_cast<size_t>(std::min(engine[2], kSent)));
+    OfEngine& copied = theirs.engines.emplace_back(OfEngine{
+        .number = static_cast<int>(engine[0]), .errors = static_cast<uint32_t>(engine[1])});
     for (size_t i = 0; i + kOfEntry <= entries.size(); i += kOfEntry)
-      copied.push_back({.place = entries[i], .what = entries[i + 1], .hash = entries[i + 2]});
+      copied.entries.push_back(
+          {.place = entries[i], .what = entries[i + 1], .hash = entries[i + 2]});
   }
   for (; words.size() >= kOfLane; words = words.subspan(kOfLane)) {
     theirs.lanes.push_back(

@@ -19,7 +19,7 @@
 //    one engine, because ranks may open scopes of two engines in different order. These are no
 //    differences: calls that both ranks have dropped, where no exchange compares scopes; calls up
 //    to the last error, which has told the ranks; and all calls while the ranks have had different
-//    errors, because some ranks learn of one later than others. Scopes after an evaluation that was
+//    errors since they made the engine, because some ranks learn of one later than others. Scopes after an evaluation that was
 //    dropped within a step have no entries, because their positions may differ.
 // 2. Each waits for the other in vain: for a collective that the other has not enqueued. Nothing
 //    in its streams leads there. This alone proves nothing, because its thread may still enqueue
@@ -56,6 +56,7 @@ struct alignas(64) RankLog {
   };
   struct Engine {
     std::atomic<uint32_t> number;   // 1 + the engine's
+    std::atomic<uint32_t> errors;   // the rank's when it made the engine
     std::atomic<uint64_t> count;    // entries so far
     std::atomic<uint64_t> first;    // entries before it are not compared
     std::atomic<uint32_t> is_void;  // no entries until the engine's next call
@@ -93,7 +94,7 @@ class WaitCycles {
   WaitCycles(int rank, std::vector<RankLog*> logs, Different different);
 
   // The calling thread of an engine. `call`: the number of this rank's last call in the world.
-  void AddEngine(int engine);
+  void AddEngine(int engine, uint64_t call);
   void Note(int engine, uint64_t call, What what);
   // A call has returned an error. Any thread.
   void NoteError(uint32_t errors);
@@ -135,15 +136,20 @@ class WaitCycles {
   struct LaneState {
     uint64_t id = 0, enqueued = 0, waits = 0, absent = 0;
   };
+  struct OfEngine {
+    int number = -1;
+    uint32_t errors = 0;              // since the rank has made it
+    std::vector<Entry> entries = {};  // the oldest first
+  };
   // A log as a rank has read or received it.
   struct Copy {
     uint32_t errors = 0;
-    std::vector<std::pair<int, std::vector<Entry>>> engines;  // by number; the oldest entry first
+    std::vector<OfEngine> engines;
     std::vector<LaneState> lanes;
   };
   // The calling thread's own notes of an engine.
   struct Writer {
-    uint64_t call = 0, hash = 0;
+    uint64_t call = 0, hash = 0;  // call: since the engine was made
     uint32_t position = 0;
     int depth = 0;            // an evaluation in a step: 2
     uint32_t scopes[3] = {};  // by depth
@@ -162,6 +168,7 @@ class WaitCycles {
   const std::unique_ptr<RankLog> own_;
   const Different different_;
   Writer writers_[RankLog::kEngines];
+  uint64_t made_at_[RankLog::kEngines] = {};  // the calls of this rank before those of the engine
   std::mutex lanes_mutex_;
 };
 

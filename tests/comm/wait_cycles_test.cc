@@ -135,6 +135,20 @@ TEST_P(WaitCyclesTest, AnErrorThatOneRankKnowsEndsTheComparison) {
   EXPECT_TRUE(Wait(1, gather_).ok());
 }
 
+TEST_P(WaitCyclesTest, AnErrorOfOneRankBeforeAnEngineWasMadeDoesNotCount) {
+  orders_[1]->NoteError(0);
+  Call(1, CallKind::kEvaluation);  // as a loop that goes on alone
+  for (const int rank : {0, 1}) {
+    const int engine = orders_[rank]->AddEngine("third", {"a", "b"});
+    Call(rank, CallKind::kCreate, engine);
+    Call(rank, CallKind::kEvaluation, engine);
+    Scopes(rank, 2 + rank, engine);
+  }
+  Call(0, CallKind::kFinishEvaluation, 2);
+  EXPECT_TRUE(Wait(0, reduce_).ok());
+  EXPECT_TRUE(CallOrder::IsDifference(Wait(1, gather_)));
+}
+
 TEST_P(WaitCyclesTest, StepsThatBothRanksHaveDroppedAreNotCompared) {
   for (const int rank : {0, 1}) {
     Call(rank, CallKind::kStep);
