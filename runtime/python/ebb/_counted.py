@@ -75,7 +75,10 @@ def _code_of(model: nn.Module) -> tuple[list[types.FunctionType], list[tuple[dic
     spaces: dict[int, tuple[dict[str, Any], set[str]]] = {}
     while waiting:
         value = waiting.pop()
-        value = getattr(value, "__wrapped__", getattr(value, "__func__", getattr(value, "fget", value)))
+        if isinstance(value, property):
+            value = value.fget
+        value = getattr(value, "__func__", value)
+        value = getattr(value, "__wrapped__", value)
         if id(value) in seen or not is_the_users(getattr(value, "__module__", None)):
             continue
         seen.add(id(value))
