@@ -5,6 +5,7 @@
 #include <pty.h>
 #include <signal.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 #include <utmp.h>
 
@@ -39,6 +40,11 @@ Program::Program(std::vector<std::string> arguments, const Options& options) {
   } else {
     const winsize size = {.ws_row = 24, .ws_col = options.columns, .ws_xpixel = 0, .ws_ypixel = 0};
     EXPECT_EQ(openpty(&ends[0], &ends[1], nullptr, nullptr, &size), 0);
+    // Ctrl-C does not throw away what the program has printed, and is not printed itself.
+    termios settings = {};
+    EXPECT_EQ(tcgetattr(ends[1], &settings), 0);
+    settings.c_lflag = (settings.c_lflag | NOFLSH) & ~static_cast<tcflag_t>(ECHO);
+    EXPECT_EQ(tcsetattr(ends[1], TCSANOW, &settings), 0);
   }
   std::vector<std::string> command = options.before;
   command.push_back(EBB_GPT_PROGRAM);
