@@ -6,21 +6,22 @@
 //
 // Neither communicator sees more than one of the ranks. So each rank keeps a log of the calls and
 // scopes of its engines, and for each communicator how many collectives it has enqueued. A rank
-// that has waited for a second publishes for whom, and compares: at once where ranks share memory,
-// otherwise with what the other rank sends it. Two ranks are stopped only if both of these hold.
+// that has waited for a second publishes the ranks that it waits for, and compares: at once where
+// ranks share memory, otherwise with what the other rank sends. Two are stopped only if both hold.
 //
-// 1. Their logs differ. An entry of the log has a place: the number of the engine's call among all
-//    calls of the world, and its position in that call. It also has a hash of all entries of the
-//    call up to it. Every rank has to make the same calls and open the same scopes of an engine in
-//    the same order (engine.h), and the exchange of records makes any difference an error of the
-//    call. So two entries of the same place with different hashes prove that the ranks' programs
-//    differ. How far a rank has come proves nothing: a rank that loads data, compiles, saves, lags
-//    behind on its streams or stands in a debugger has the same entries, only fewer. The log is of
-//    one engine, because ranks may open scopes of two engines in different order. These are no
+// 1. Their logs differ. An entry of the log has a place: the number of the engine's call among the
+//    calls of the world since its Create, and its position in that call. It also has a hash of all
+//    entries of the call up to it. Every rank has to make the same calls and open the same scopes
+//    of an engine in the same order (engine.h), and the exchange of records makes any difference an
+//    error of the call. So two entries of the same place with different hashes prove that the
+//    ranks' programs differ. How far a rank has come proves nothing: one that loads data, compiles,
+//    saves or lags behind on its streams has the same entries, only fewer. The log is of one
+//    engine, because ranks may open scopes of two engines in different order. These are no
 //    differences: calls that both ranks have dropped, where no exchange compares scopes; calls up
 //    to the last error, which has told the ranks; and all calls while the ranks have had different
-//    errors since they made the engine, because some ranks learn of one later than others. Scopes after an evaluation that was
-//    dropped within a step have no entries, because their positions may differ.
+//    errors since they made the engine, because some ranks learn of one later than others. Scopes
+//    after an evaluation that was dropped within a step have no entries, because their positions
+//    may differ.
 // 2. Each waits for the other in vain: for a collective that the other has not enqueued. Nothing
 //    in its streams leads there. This alone proves nothing, because its thread may still enqueue
 //    the collective. It lets ranks whose logs differ go on for as long as they can meet in the

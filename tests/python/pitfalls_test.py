@@ -3,6 +3,7 @@
 import copy
 import pickle
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -56,6 +57,11 @@ def refused(action, text, code=None):
     with pytest.raises(ebb.Error, match=text) as caught:
         action()
     assert code is None or caught.value.code == code
+
+
+def refused_in_a_thread(action, text):
+    with ThreadPoolExecutor(1) as thread:
+        refused(lambda: thread.submit(action).result(), text)
 
 
 def _two_walks_undeclared():

@@ -1,11 +1,10 @@
 """A loop over `p.grad` between backward and step(): noise, clamping, a norm for the log. The engine has taken the gradients of sharded parameters,
 so the loop gets an error that names one, before a number is used. A hook changes a gradient as with torch."""
 
-import threading
 
 import pytest
 import torch
-from pitfalls_test import refused
+from pitfalls_test import refused, refused_in_a_thread
 from places import Place, with_sgd
 from training import SGD, mlp, squared_error, vector_batches, with_engine, with_torch
 
@@ -144,17 +143,7 @@ def _in_a_thread(settings):
     model = mlp()
     engine = ebb.initialize(model, settings)
     engine.backward(squared_error(model, vector_batches(1, 2)[0][engine.world.rank]))
-    texts = []
-
-    def log():
-        try:
-            LOOPS["norm"](model)
-        except ebb.Error as error:
-            texts.append(str(error))
-
-    thread = threading.Thread(target=log)
-    thread.start(), thread.join()
-    assert len(texts) == 1 and "the gradient of '0.weight' is read by norm" in texts[0]
+    refused_in_a_thread(lambda: LOOPS["norm"](model), "the gradient of '0.weight' is read by norm")
     engine.step()
     assert engine.report().applied
     engine.close()
