@@ -44,19 +44,22 @@ Entries EntriesOf(const Run& run) {
 
 }  // namespace
 
+absl::Status GatherBytes(const World& world, const char* name, double timeout_seconds,
+                         const void* own, int64_t bytes, void* all) {
+  GPT_ASSIGN_OR_RETURN(Communicator communicator,
+                       world.NewCommunicator({.name = name, .timeout_seconds = timeout_seconds}));
+  Stream stream = Device::Cpu(1).CallerStream();
+  const CollectiveSpan span = {.send = own, .receive = all, .count = bytes};
+  GPT_RETURN_IF_ERROR(communicator.AllGather(stream, {&span, 1}, DType::kInt8));
+  return communicator.status();
+}
+
 absl::Status AgreeOnRun(const World& world, const Run& run) {
   const Entries own = EntriesOf(run);
   std::array<uint64_t, kEntries> values;
   for (size_t i = 0; i < kEntries; ++i) values[i] = own[i].value;
-  std::vector<std::array<uint64_t, kEntries>> all(static_cast<size_t>(world.size()));
-  GPT_ASSIGN_OR_RETURN(Communicator communicator,
-                       world.NewCommunicator({.name = "gpt-agreement",
-                                              .timeout_seconds = run.config.ebb.timeout_seconds}));
-  Stream stream = Device::Cpu(1).CallerStream();
-  const CollectiveSpan span = {
-      .send = values.data(), .receive = all.data(), .count = sizeof(values)};
-  GPT_RETURN_IF_ERROR(communicator.AllGather(stream, {&span, 1}, DType::kInt8));
-  GPT_RETURN_IF_ERROR(communicator.status());
+  GPT_ASSIGN_OR_RETURN(
+      const auto all, GatherOnHost(world, "gpt-agreement", run.config.ebb.timeout_seconds, values));
   for (size_t i = 0; i < kEntries; ++i) {
     for (size_t rank = 1; rank < all.size(); ++rank) {
       if (all[rank][i] == all[0][i]) continue;

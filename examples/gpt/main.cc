@@ -31,7 +31,6 @@
 #include "ebb/runtime/trace/standard_streams.h"
 #include "out_of_memory.h"
 #include "refusal.h"
-#include "report/resident.h"
 #include "report/standard_output.h"
 #include "run.h"
 #include "saved_run.h"
@@ -133,14 +132,10 @@ int RunRanksAsThreads(Options& options, const Config& config) {
 
   CatchStopSignals(/*before_time_is_up=*/!options.save_folder.empty());
   std::string stopped;
-  ResidentMemory resident;
   std::vector<absl::Status> ended(static_cast<size_t>(options.ranks));
   const absl::Status status = RunThreads(options.ranks, [&](World world) {
-    const auto result = RunRank(world, {.options = options,
-                                        .config = config,
-                                        .text = *text,
-                                        .reports = *reports,
-                                        .resident = resident});
+    const auto result =
+        RunRank(world, {.options = options, .config = config, .text = *text, .reports = *reports});
     if (result.ok() && world.rank() == 0) stopped = *result;
     return ended[world.rank()] = result.status();
   });
@@ -187,12 +182,8 @@ int RunRankOfLauncher(Options& options, const Config& config) {
   auto reports = world->rank() == 0 ? Reports::Open(options, config) : Reports();
   if (!reports.ok()) return RefuseRank(*world, reports.status());
   CatchStopSignals(/*before_time_is_up=*/!options.save_folder.empty());
-  ResidentMemory resident;
-  const auto stopped = RunRank(*world, {.options = options,
-                                        .config = config,
-                                        .text = *text,
-                                        .reports = *reports,
-                                        .resident = resident});
+  const auto stopped =
+      RunRank(*world, {.options = options, .config = config, .text = *text, .reports = *reports});
   if (!stopped.ok())
     return FailRank(*world, stopped.status(), CodeOf(std::span(&stopped.status(), 1)));
   return SayHowItEnded(*stopped, options, world->rank() == 0);

@@ -11,9 +11,7 @@
 #include "out_of_memory.h"
 #include "refusal.h"
 #include "report/progress.h"
-#include "report/run_report.h"
 #include "report/standard_output.h"
-#include "report/step_recorder.h"
 #include "report/summary.h"
 #include "saved_run.h"
 #include "status_macros.h"
@@ -53,7 +51,7 @@ absl::StatusOr<std::string> RunRankWithMemory(const World& world, const Run& run
       Trainer::Create(world, std::move(device), run.options, run.config, run.text);
   if (!made.ok()) return RefusalByCode(made.status());
   const std::unique_ptr<Trainer> trainer = *std::move(made);
-  run.resident.Add(trainer->engine(), trainer->device().kind());  // before rank 0's digest
+  run.reports.resident->Add(trainer->engine(), trainer->device().kind());  // before rank 0's digest
   if (speaks && run.options.show_plan != ShowPlan::kNo) {
     const Engine& engine = trainer->engine();
     Print(absl::StrCat(PlanText(engine.program(), engine.config(), ParametersOf(trainer->model()),

@@ -9,7 +9,6 @@
 #include "data/text.h"
 #include "ebb/ebb.h"
 #include "report/reports.h"
-#include "report/resident.h"
 
 namespace ebb::gpt {
 
@@ -17,8 +16,7 @@ struct Run {
   const Options& options;
   const Config& config;
   const Text& text;
-  Reports& reports;          // rank 0's
-  ResidentMemory& resident;  // of all ranks of this process
+  Reports& reports;  // the files are rank 0's
 };
 
 // Why a signal ended it early ("SIGTERM in training, after step 20 of 400"); the reports are

@@ -239,13 +239,9 @@ TEST_F(GptRunsAheadTest, HasTheOutputOfARunThatWaitsForEveryStep) {
         /*micro_batches=*/1);
     absl::StatusOr<Reports> reports = Reports::Open(options_, config);
     ASSERT_TRUE(reports.ok()) << reports.status();
-    ResidentMemory resident;
     const absl::Status status = RunThreads(kRanks, [&](World world) {
-      return RunRank(world, {.options = options_,
-                             .config = config,
-                             .text = *text_,
-                             .reports = *reports,
-                             .resident = resident})
+      return RunRank(world,
+                     {.options = options_, .config = config, .text = *text_, .reports = *reports})
           .status();
     });
     ASSERT_TRUE(status.ok()) << status;

@@ -74,16 +74,13 @@ TEST_P(OutOfMemoryTest, IsARefusal) {
   auto reports = Reports::Open(options, *config);
   ASSERT_TRUE(text.ok() && config.ok() && reports.ok())
       << text.status() << config.status() << reports.status();
-  ResidentMemory resident;
   std::vector<absl::Status> ended(static_cast<size_t>(options.ranks));
   largest = c.largest;
   const absl::Status status = RunThreads(options.ranks, [&](World world) {
-    return ended[static_cast<size_t>(world.rank())] = RunRank(world, {.options = options,
-                                                                      .config = *config,
-                                                                      .text = *text,
-                                                                      .reports = *reports,
-                                                                      .resident = resident})
-                                                          .status();
+    return ended[static_cast<size_t>(world.rank())] =
+               RunRank(world,
+                       {.options = options, .config = *config, .text = *text, .reports = *reports})
+                   .status();
   });
   largest = SIZE_MAX;
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr("no memory is left"));

@@ -1,5 +1,7 @@
 // The files that a run leaves, which are whole or absent: CSV, SVG, digest, summary, lines for
 // people.
+#include "report/reports.h"
+
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/resource.h>
@@ -16,11 +18,10 @@
 #include "nlohmann/json.hpp"
 #include "report/digest.h"
 #include "report/history.h"
-#include "report/losses_file.h"
 #include "report/output_file.h"
 #include "report/progress.h"
 #include "report/summary.h"
-#include "report/traffic.h"
+#include "report/tables.h"
 #include "scratch_files.h"
 
 namespace ebb::gpt::reports_test {

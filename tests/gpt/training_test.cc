@@ -96,13 +96,9 @@ nlohmann::json Train(const Recipe& recipe, std::atomic<int>* ranks_stopped = nul
   auto reports = Reports::Open(options, *config);
   EXPECT_TRUE(text.ok() && config.ok() && reports.ok())
       << text.status() << config.status() << reports.status();
-  ResidentMemory resident;
   const absl::Status status = RunThreads(recipe.ranks, [&](World world) {
-    const auto stopped = RunRank(world, {.options = options,
-                                         .config = *config,
-                                         .text = *text,
-                                         .reports = *reports,
-                                         .resident = resident});
+    const auto stopped =
+        RunRank(world, {.options = options, .config = *config, .text = *text, .reports = *reports});
     if (ranks_stopped != nullptr && stopped.ok()) *ranks_stopped += stopped->empty() ? 0 : 1;
     return stopped.status();
   });

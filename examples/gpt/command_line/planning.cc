@@ -12,9 +12,7 @@
 #include "ebb/runtime/engine/program.h"
 #include "model/workload.h"
 #include "ops/cuda/cuda_ops.h"
-#include "report/mebibytes.h"
-#include "report/summary.h"
-#include "report/traffic.h"
+#include "report/tables.h"
 #include "status_macros.h"
 
 namespace ebb::gpt {
@@ -45,15 +43,6 @@ std::string Title(const Options& options, const Workload& work, const Config& co
   if (on_gpu && !CudaOpsAreBuilt())
     title += "Scratch of GPU kernels is left out: this build of gpt has no CUDA.\n";
   return title;
-}
-
-std::string CommunicationTable(const Program& program) {
-  std::string table = absl::StrFormat("%-16s %14s\n", "operation", "predicted MiB");
-  for (const CommunicationRow& row : program.communication()) {
-    absl::StrAppendFormat(&table, "%-16s %14.2f\n", std::string(row.operation),
-                          static_cast<double>(row.predicted_bytes) / kMebi);
-  }
-  return table;
 }
 
 // A stage with placements of parameters and of masters with optimizer states.
@@ -142,8 +131,8 @@ std::string PlanText(const Program& program, const Config& config, int64_t param
                   traffic.empty() ? "none: all state is on the device\n"
                                   : TrafficTable(traffic, config, parameters / program.shards(),
                                                  /*counted=*/false));
-  absl::StrAppend(&text, "\nCommunication of a rank in a step\n", CommunicationTable(program),
-                  "\n");
+  absl::StrAppend(&text, "\nCommunication of a rank in a step\n",
+                  CommunicationTable(program.communication()), "\n");
   if (what == ShowPlan::kOperations) return absl::StrCat(text, program.table());
   return absl::StrCat(text, program.headline(), program.operations(),
                       " operations, which --show-plan=operations lists\n");

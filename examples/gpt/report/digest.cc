@@ -13,31 +13,25 @@ namespace ebb::gpt {
 static_assert(std::endian::native == std::endian::little,
               "numbers are hashed as they lie in memory");
 
-struct ParameterDigest::State {
-  EVP_MD_CTX* context = EVP_MD_CTX_new();
-  ~State() { EVP_MD_CTX_free(context); }
-};
-
-ParameterDigest::ParameterDigest() : state_(std::make_unique<State>()) {
-  EVP_DigestInit_ex(state_->context, EVP_sha256(), nullptr);
+ParameterDigest::ParameterDigest() : context_(EVP_MD_CTX_new(), &EVP_MD_CTX_free) {
+  EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr);
 }
-ParameterDigest::~ParameterDigest() = default;
 
 void ParameterDigest::Begin(std::string_view name, std::span<const int64_t> shape) {
   constexpr char kZero = 0;
-  EVP_DigestUpdate(state_->context, name.data(), name.size());
-  EVP_DigestUpdate(state_->context, &kZero, 1);
-  EVP_DigestUpdate(state_->context, shape.data(), shape.size_bytes());
+  EVP_DigestUpdate(context_.get(), name.data(), name.size());
+  EVP_DigestUpdate(context_.get(), &kZero, 1);
+  EVP_DigestUpdate(context_.get(), shape.data(), shape.size_bytes());
 }
 
 void ParameterDigest::Add(std::span<const float> values) {
-  EVP_DigestUpdate(state_->context, values.data(), values.size_bytes());
+  EVP_DigestUpdate(context_.get(), values.data(), values.size_bytes());
 }
 
 std::string ParameterDigest::Finish() {
   unsigned char digest[EVP_MAX_MD_SIZE];
   unsigned int size = 0;
-  EVP_DigestFinal_ex(state_->context, digest, &size);
+  EVP_DigestFinal_ex(context_.get(), digest, &size);
   return absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(digest), size));
 }
 

@@ -18,20 +18,20 @@
 #include "ebb/runtime/engine/engine.h"
 #include "ebb/sharding/model.h"
 
+struct evp_md_ctx_st;  // OpenSSL's EVP_MD_CTX
+
 namespace ebb::gpt {
 
 class ParameterDigest {
  public:
   ParameterDigest();
-  ~ParameterDigest();
 
   void Begin(std::string_view name, std::span<const int64_t> shape);
   void Add(std::span<const float> values);  // of the parameter that was begun last, in any pieces
   std::string Finish();                     // hexadecimal; once
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<evp_md_ctx_st, void (*)(evp_md_ctx_st*)> context_;
 };
 
 // Collective. Gathers parameters piece by piece to rank 0, which gets the digest; others get "".

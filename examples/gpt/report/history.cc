@@ -1,8 +1,38 @@
 #include "report/history.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/trace/log.h"
+#include "report/progress.h"
+#include "report/reports.h"
+#include "report/standard_output.h"
 
 namespace ebb::gpt {
+namespace {
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Bytes of memory: NVMe takes none, and the driver's bytes may be other processes'.
+uint64_t BytesHeld(const Engine& engine) {
+  uint64_t bytes = 0;
+  for (const MemoryRow& row : engine.memory())
+    if (row.tier != Tier::kNvme && row.state != StateClass::kDriver) bytes += row.current_bytes;
+  return bytes;
+}
+
+// Whether `step`, the `nth` of this run, both from 0, ran the updates of the step before it, after
+// buffers had been used before.
+bool IsSteady(int64_t step, int64_t nth, int64_t evaluate_every) {
+  return nth >= 2 && (evaluate_every == 0 || step % evaluate_every != 0);
+}
+
+}  // namespace
 
 int64_t History::WarmUp(int64_t steps) {
   return std::min(kWarmUp, steps / 2);
@@ -29,6 +59,56 @@ double History::SecondsOfStep() const {
 double History::TokensPerSecond() const {
   const double seconds = SecondsOfStep();
   return seconds > 0 ? static_cast<double>(tokens_per_step) / seconds : 0;
+}
+
+void StepRecorder::StartClock() {
+  since_ = Now();
+}
+
+void StepRecorder::Take(const StepReport& report) {
+  applied_[report.step % kRemembered] = report.applied;
+  const double now = Now();
+  const StepRecord record = {.report = report, .seconds = now - std::exchange(since_, now)};
+  history_.Add(record);
+  if (progress_ == nullptr) return;
+  if (losses_ != nullptr) {
+    if (losses_->is_direct()) progress_->Clear();
+    TakeWritten(losses_->Add(record, history_.tokens_per_step));
+  }
+  progress_->Show(history_, BytesHeld(engine_));
+  if (!std::isfinite(report.loss) && !std::exchange(warned_, true)) {
+    LogWarning(absl::StrCat("the loss of step ", report.step, " is not a number",
+                            report.applied ? "" : "; its update was skipped"));
+  }
+}
+
+void StepRecorder::SyncLosses() {
+  if (losses_ != nullptr) TakeWritten(losses_->Sync());
+}
+
+void StepRecorder::TakeWritten(const absl::Status& losses) {
+  if (losses.ok()) return;
+  if (saves_) {
+    KeepOutputError(losses);
+  } else if (!std::exchange(warned_of_losses_, true)) {
+    LogWarning(absl::StrCat(losses.message(),
+                            "; the run goes on, and tries the line again after each step"));
+  }
+}
+
+void StepRecorder::TakeTraffic(int64_t step) {
+  DecideTraffic();
+  if (history_.traffic_is_steady) return;
+  history_.traffic = engine_.traffic();
+  if (IsSteady(step, step - history_.resumed, evaluate_every_)) candidate_ = step;
+  DecideTraffic();
+}
+
+void StepRecorder::DecideTraffic() {
+  if (candidate_ < 0 || candidate_ >= history_.finished) return;
+  const int64_t number = std::exchange(candidate_, -1) + 1;  // in its report
+  history_.traffic_is_steady =
+      applied_[number % kRemembered] && applied_[(number - 1) % kRemembered];
 }
 
 }  // namespace ebb::gpt

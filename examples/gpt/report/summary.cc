@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <numeric>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "agreement.h"
+#include "command_line/configuration.h"
 #include "nlohmann/json.hpp"
-#include "report/mebibytes.h"
+#include "report/digest.h"
+#include "report/tables.h"
 #include "status_macros.h"
 
 namespace ebb::gpt {
@@ -15,65 +19,62 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kRowsMax = 32;
+// Rows as plain bytes, to be sent.
+template <class Row>
+struct Rows {
+  Rows() = default;
+  explicit Rows(const std::vector<Row>& from) : count(std::min(from.size(), rows.size())) {
+    std::copy_n(from.begin(), count, rows.begin());
+  }
+  std::vector<Row> Vector() const { return {rows.begin(), rows.begin() + count}; }
 
-// A rank's usage as plain bytes, to be sent. Names of operations are literals of the engine, and
-// the receiver has the same ones in the same order.
-struct UsageBytes {
-  std::array<MemoryRow, kRowsMax> memory;
-  std::array<uint64_t, kRowsMax> predicted, moved;
-  std::array<TrafficRow, kRowsMax> traffic;
-  size_t memory_rows = 0, communication_rows = 0, traffic_rows = 0;
+  std::array<Row, 32> rows = {};
+  std::ptrdiff_t count = 0;
 };
 
-uint64_t PeakOf(const UsageBytes& usage) {
-  uint64_t peak = 0;
-  for (size_t i = 0; i < usage.memory_rows; ++i) peak += usage.memory[i].peak_bytes;
-  return peak;
+struct UsageBytes {
+  uint64_t Peak() const {
+    return std::accumulate(memory.rows.begin(), memory.rows.end(), uint64_t{0},
+                           [](uint64_t sum, const MemoryRow& row) { return sum + row.peak_bytes; });
+  }
+
+  Rows<MemoryRow> memory;
+  Rows<CommunicationRow> communication;
+  Rows<TrafficRow> traffic;
+};
+
+// Collective: on every rank, the usage of the rank with the highest peak of memory.
+absl::StatusOr<RankUsage> FullestRank(const World& world, Engine& engine,
+                                      const std::vector<TrafficRow>& traffic) {
+  const std::vector<CommunicationRow> communication = engine.communication();
+  GPT_ASSIGN_OR_RETURN(
+      const std::vector<UsageBytes> all,
+      GatherOnHost(world, "summary", engine.config().ebb.timeout_seconds,
+                   UsageBytes{Rows(engine.memory()), Rows(communication), Rows(traffic)}));
+  const UsageBytes& fullest = *std::max_element(
+      all.begin(), all.end(),
+      [](const UsageBytes& a, const UsageBytes& b) { return a.Peak() < b.Peak(); });
+  RankUsage usage = {fullest.memory.Vector(), fullest.communication.Vector(),
+                     fullest.traffic.Vector()};
+  // Their names are literals of the engine, which every rank has in the same order.
+  for (size_t i = 0; i < usage.communication.size(); ++i)
+    usage.communication[i].operation = communication[i].operation;
+  return usage;
+}
+
+CurveTitle TitleOf(const Run& run, const Trainer& trainer, const Config& config) {
+  const GptShape& shape = run.options.shape;
+  const std::vector<std::string>& data = run.options.data;
+  const std::string more = data.size() > 1 ? absl::StrCat(" and ", data.size() - 1, " more") : "";
+  return {.model = absl::StrFormat(
+              "GPT, %.2f M parameters: %d layers, %d heads, width %d, context %d, %s",
+              static_cast<double>(ParametersOf(trainer.model())) / 1e6, shape.layers, shape.heads,
+              shape.width, shape.context, std::string(Name(config.compute))),
+          .data = absl::StrCat(run.text.training_bytes(), " bytes of ",
+                               data.empty() ? "text" : data.front(), more)};
 }
 
 }  // namespace
-
-absl::StatusOr<RankUsage> FullestRank(const World& world, Engine& engine,
-                                      const std::vector<TrafficRow>& traffic) {
-  const std::vector<MemoryRow> memory = engine.memory();
-  std::vector<CommunicationRow> communication = engine.communication();
-  UsageBytes mine = {};
-  mine.memory_rows = std::min(memory.size(), kRowsMax);
-  mine.communication_rows = std::min(communication.size(), kRowsMax);
-  mine.traffic_rows = std::min(traffic.size(), kRowsMax);
-  std::copy_n(memory.begin(), mine.memory_rows, mine.memory.begin());
-  std::copy_n(traffic.begin(), mine.traffic_rows, mine.traffic.begin());
-  for (size_t i = 0; i < mine.communication_rows; ++i) {
-    mine.predicted[i] = communication[i].predicted_bytes;
-    mine.moved[i] = communication[i].bytes;
-  }
-
-  std::vector<UsageBytes> all(static_cast<size_t>(world.size()));
-  GPT_ASSIGN_OR_RETURN(
-      Communicator communicator,
-      world.NewCommunicator(
-          {.name = "summary", .timeout_seconds = engine.config().ebb.timeout_seconds}));
-  Stream stream = Device::Cpu().CallerStream();
-  const CollectiveSpan span = {.send = &mine, .receive = all.data(), .count = sizeof(UsageBytes)};
-  GPT_RETURN_IF_ERROR(communicator.AllGather(stream, {&span, 1}, DType::kInt8));
-  stream.WaitIdle();
-  GPT_RETURN_IF_ERROR(communicator.status());
-
-  const auto less = [](const UsageBytes& a, const UsageBytes& b) { return PeakOf(a) < PeakOf(b); };
-  const UsageBytes& fullest = *std::max_element(all.begin(), all.end(), less);
-  communication.resize(fullest.communication_rows);
-  for (size_t i = 0; i < fullest.communication_rows; ++i) {
-    communication[i].predicted_bytes = fullest.predicted[i];
-    communication[i].bytes = fullest.moved[i];
-  }
-  return RankUsage{
-      .memory = {fullest.memory.begin(),
-                 fullest.memory.begin() + static_cast<int64_t>(fullest.memory_rows)},
-      .communication = std::move(communication),
-      .traffic = {fullest.traffic.begin(),
-                  fullest.traffic.begin() + static_cast<int64_t>(fullest.traffic_rows)}};
-}
 
 std::string SummaryJson(const Summary& summary, const History& history) {
   Json json;
@@ -140,36 +141,58 @@ std::string SummaryJson(const Summary& summary, const History& history) {
   return json.dump(2) + "\n";
 }
 
-std::string MemoryTable(const std::vector<MemoryRow>& rows, bool counted) {
-  std::string table = absl::StrFormat("%-12s %-8s %14s", "class", "tier", "predicted MiB");
-  if (counted) absl::StrAppendFormat(&table, " %14s", "peak MiB");
-  table += "\n";
-  const auto append = [&](std::string_view what, Tier tier, uint64_t predicted, uint64_t peak) {
-    absl::StrAppendFormat(&table, "%-12s %-8s %14.2f", std::string(what), std::string(Name(tier)),
-                          static_cast<double>(predicted) / kMebi);
-    if (counted) absl::StrAppendFormat(&table, " %14.2f", static_cast<double>(peak) / kMebi);
-    table += "\n";
-  };
-  std::array<uint64_t, kTiers> predicted = {}, peak = {};
-  std::string driver;
-  for (const MemoryRow& row : rows) {
-    if (row.state == StateClass::kDriver) {  // measured; the sums compare predicted rows
-      if (counted) {
-        driver = absl::StrFormat("%-12s %-8s %14s %14.2f\n", std::string(Name(row.state)),
-                                 std::string(Name(row.tier)), "-",
-                                 static_cast<double>(row.peak_bytes) / kMebi);
-      }
-      continue;
-    }
-    append(Name(row.state), row.tier, row.predicted_bytes, row.peak_bytes);
-    predicted[static_cast<int>(row.tier)] += row.predicted_bytes;
-    peak[static_cast<int>(row.tier)] += row.peak_bytes;
+std::string Headline(Trainer& trainer, const Run& run, const std::string& how) {
+  const Config& config = trainer.engine().config();
+  return absl::StrFormat(
+      "%.2f M parameters, %d %s (%s), stage %d, %s, %d tokens a step, %d bytes of text, %s%s",
+      static_cast<double>(ParametersOf(trainer.model())) / 1e6, run.options.ranks,
+      run.options.ranks == 1 ? "rank" : "ranks", trainer.device().description(), config.zero.stage,
+      std::string(Name(config.compute)), trainer.tokens_per_step(), run.text.training_bytes(),
+      RatesText(config), how.empty() ? "" : ", " + how);
+}
+
+absl::StatusOr<Summary> Summarize(const World& world, const Run& run, Trainer& trainer,
+                                  const History& history) {
+  Engine& engine = trainer.engine();
+  GPT_ASSIGN_OR_RETURN(RankUsage usage, FullestRank(world, engine, history.traffic));
+  std::string digest;
+  if (!run.options.summary_file.empty()) {
+    GPT_ASSIGN_OR_RETURN(digest, DigestOf(engine, trainer.model(), world.rank()));
   }
-  for (const Tier tier : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
-    const size_t at = static_cast<size_t>(tier);
-    if (predicted[at] + peak[at] > 0) append("all", tier, predicted[at], peak[at]);
+  return Summary{.config_json = engine.config().ToJson(),
+                 .version = EBB_VERSION,
+                 .parameters = ParametersOf(trainer.model()),
+                 .ranks = run.options.ranks,
+                 .usage = std::move(usage),
+                 .plan_operations = engine.program().operations(),
+                 .plan_bytes = engine.program().own_bytes(),
+                 .resident = run.reports.resident->Row(),
+                 .graphs = trainer.graphs(),
+                 .products = trainer.product_letters(),
+                 .parameter_digest = std::move(digest)};
+}
+
+absl::Status ReportRun(const Run& run, Trainer& trainer, const History& history,
+                       const Summary& summary, Progress& progress) {
+  const Config& config = trainer.engine().config();
+  if (run.reports.curve) {
+    const std::string svg = CurveSvg(history, TitleOf(run, trainer, config));
+    GPT_RETURN_IF_ERROR(run.reports.curve->Write(svg));
   }
-  return table + driver;
+  if (run.reports.summary)
+    GPT_RETURN_IF_ERROR(run.reports.summary->Write(SummaryJson(summary, history)));
+  const RankUsage& usage = summary.usage;
+  progress.Say("\nMemory of the fullest rank\n" + MemoryTable(usage.memory));
+  if (!usage.traffic.empty()) {
+    const int64_t own = ParametersOf(trainer.model()) / trainer.engine().program().shards();
+    progress.Say((history.traffic_is_steady
+                      ? "Traffic of a step\n"
+                      : "Traffic of the last step; none in steady state, with its update and that "
+                        "of the step before it applied, came before\n") +
+                 TrafficTable(usage.traffic, config, own));
+  }
+  progress.Say(absl::StrFormat("%.0f tokens/s", history.TokensPerSecond()));
+  return absl::OkStatus();
 }
 
 }  // namespace ebb::gpt

@@ -1,5 +1,6 @@
-// The table of the bytes that a step moves between tiers, beside the smallest possible number and
-// that of DeepSpeed's scheme.
+// The tables for people of what a rank holds and moves: memory, traffic between tiers beside the
+// smallest possible number and that of DeepSpeed's scheme, and communication. Without `counted`
+// the rows are only predicted.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,19 @@
 #include "ebb/sharding/state.h"
 
 namespace ebb::gpt {
+
+inline constexpr double kMebi = 1024.0 * 1024.0;  // bytes of a MiB, the tables' unit
+
+// Class, tier, predicted and counted peak; and the sums of each tier. Below them the measured
+// memory of a GPU that the driver and libraries take.
+std::string MemoryTable(const std::vector<MemoryRow>& rows, bool counted = true);
+
+// A row for each of `rows`, and NVMe's sum beside both schemes. `parameters`: this rank's own.
+std::string TrafficTable(const std::vector<TrafficRow>& rows, const Config& config,
+                         int64_t parameters, bool counted = true);
+
+// Predicted bytes of each operation.
+std::string CommunicationTable(const std::vector<CommunicationRow>& rows);
 
 // Bytes that a step reads and writes on NVMe, per parameter, if nothing is kept in RAM. Nothing if
 // neither parameters nor states are on NVMe. Nothing either for an optimizer other than Adam or for
@@ -24,10 +38,5 @@ std::optional<double> LeastBytes(const Config& config);
 // Masters, moments and gradients in fp32, both ways; parameters read twice for each micro-batch and
 // written once.
 std::optional<double> DeepSpeedBytes(const Config& config);
-
-// A row for each of `rows`, and NVMe's sum beside both schemes. `parameters`: this rank's own. Rows
-// that are only predicted are not counted.
-std::string TrafficTable(const std::vector<TrafficRow>& rows, const Config& config,
-                         int64_t parameters, bool counted = true);
 
 }  // namespace ebb::gpt
