@@ -6,7 +6,7 @@
 
 #include "../gpt/ops_fixture.h"
 #include "../gpt/reference.h"
-#include "ops/cuda/element_wise.h"
+#include "ops/cuda/kernels.h"
 
 namespace ebb::gpt {
 namespace {

@@ -10,7 +10,6 @@
 
 #include "ebb/runtime/device/cuda/kernel_launch.h"
 #include "host_matrix_thread.h"
-#include "ops/cuda/attention.h"
 #include "ops/cuda/attention_plain.h"
 #include "ops_fixture.h"
 #include "reference.h"

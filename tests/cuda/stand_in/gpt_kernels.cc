@@ -92,5 +92,4 @@ cudaError_t LoadKernels() {
 #include "ops/cuda/element_wise.cu"
 #include "ops/cuda/embedding.cu"
 #include "ops/cuda/layer_norm.cu"
-#include "ops/cuda/plain_product.cu"
-#include "ops/cuda/store.cu"
+#include "ops/cuda/product_kernels.cu"

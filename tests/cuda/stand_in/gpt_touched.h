@@ -19,8 +19,7 @@
 #include "ops/cuda/embedding_kernels.h"
 #include "ops/cuda/norm_backward_kernels.h"
 #include "ops/cuda/norm_kernels.h"
-#include "ops/cuda/plain_product_kernel.h"
-#include "ops/cuda/store_kernel.h"
+#include "ops/cuda/product_kernels.h"
 #include "order.h"
 
 namespace ebb::gpt::cuda {

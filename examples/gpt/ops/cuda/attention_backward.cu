@@ -1,10 +1,13 @@
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "ebb/runtime/device/cuda/kernel_launch.h"
-#include "ops/cuda/attention.h"
 #include "ops/cuda/attention_key_gradients.h"
 #include "ops/cuda/attention_plain_backward.h"
 #include "ops/cuda/attention_query_gradients.h"
+#include "ops/cuda/kernels.h"
+#include "ops/cuda/numbers.h"
 
 namespace ebb::gpt::cuda {
 namespace {
@@ -42,43 +45,34 @@ cudaError_t LaunchPlain(cudaStream_t stream, const AttentionBackwardArrays& x, v
 
 template <class T>
 cudaError_t LaunchOf(cudaStream_t stream, const AttentionBackwardArrays& x, void* scratch) {
-  switch (TiledDepth(x.width / x.heads, x.qkv, x.output, x.output_gradient, x.qkv_gradient)) {
-    case 64:
-      return LaunchTiled<T, 64>(stream, x, scratch);
-    case 128:
-      return LaunchTiled<T, 128>(stream, x, scratch);
-    default:
-      return LaunchPlain<T>(stream, x, scratch);
+  if constexpr (!std::is_same_v<T, float>) {
+    switch (TiledDepth(x.width / x.heads, x.qkv, x.output, x.output_gradient, x.qkv_gradient)) {
+      case 64:
+        return LaunchTiled<T, 64>(stream, x, scratch);
+      case 128:
+        return LaunchTiled<T, 128>(stream, x, scratch);
+      default:
+        break;
+    }
   }
-}
-
-template <class T>
-cudaError_t LoadPlainBackward() {
-  return kernel::LoadKernels<PlainAttentionQueryGradients<T>, PlainAttentionKeyGradients<T>>();
-}
-
-template <class T>
-cudaError_t LoadTiledBackward() {
-  const cudaError_t result =
-      kernel::LoadKernels<AttentionQueryGradients<T, 64>, AttentionQueryGradients<T, 128>,
-                          AttentionKeyGradients<T, 64>, AttentionKeyGradients<T, 128>>();
-  return result != cudaSuccess ? result : LoadPlainBackward<T>();
+  return LaunchPlain<T>(stream, x, scratch);
 }
 
 }  // namespace
 
 cudaError_t LoadAttentionBackwardKernels(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return LoadPlainBackward<float>();
-    case DType::kBFloat16:
-      return LoadTiledBackward<BFloat16>();
-    case DType::kFloat16:
-      return LoadTiledBackward<Float16>();
-    case DType::kInt8:
-      break;
-  }
-  return cudaErrorInvalidValue;
+  return WithType(dtype, [](auto type) {
+    using T = decltype(type);
+    using Queries = PlainAttentionQueryGradients<T>;
+    using Keys = PlainAttentionKeyGradients<T>;
+    if constexpr (std::is_same_v<T, float>) {
+      return kernel::LoadKernels<Queries, Keys>();
+    } else {
+      return kernel::LoadKernels<AttentionQueryGradients<T, 64>, AttentionQueryGradients<T, 128>,
+                                 AttentionKeyGradients<T, 64>, AttentionKeyGradients<T, 128>,
+                                 Queries, Keys>();
+    }
+  });
 }
 
 int64_t AttentionScratchBytes(int64_t sequences, int64_t tokens, int64_t heads) {
@@ -88,17 +82,8 @@ int64_t AttentionScratchBytes(int64_t sequences, int64_t tokens, int64_t heads) 
 cudaError_t LaunchAttentionBackward(cudaStream_t stream, DType dtype,
                                     const AttentionBackwardArrays& arrays, void* scratch) {
   if (arrays.sequences * arrays.tokens == 0) return cudaSuccess;
-  switch (dtype) {
-    case DType::kFloat32:
-      return LaunchPlain<float>(stream, arrays, scratch);
-    case DType::kBFloat16:
-      return LaunchOf<BFloat16>(stream, arrays, scratch);
-    case DType::kFloat16:
-      return LaunchOf<Float16>(stream, arrays, scratch);
-    case DType::kInt8:
-      break;
-  }
-  return cudaErrorInvalidValue;
+  return WithType(dtype,
+                  [&](auto type) { return LaunchOf<decltype(type)>(stream, arrays, scratch); });
 }
 
 }  // namespace ebb::gpt::cuda

@@ -1,9 +1,12 @@
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "ebb/runtime/device/cuda/kernel_launch.h"
-#include "ops/cuda/attention.h"
 #include "ops/cuda/attention_forward.h"
 #include "ops/cuda/attention_plain.h"
+#include "ops/cuda/kernels.h"
+#include "ops/cuda/numbers.h"
 
 namespace ebb::gpt::cuda {
 namespace {
@@ -33,51 +36,36 @@ cudaError_t LaunchPlain(cudaStream_t stream, const AttentionArrays& x) {
 
 template <class T>
 cudaError_t LaunchOf(cudaStream_t stream, const AttentionArrays& x) {
-  switch (TiledDepth(x.width / x.heads, x.qkv, x.output)) {
-    case 64:
-      return LaunchTiled<T, 64>(stream, x);
-    case 128:
-      return LaunchTiled<T, 128>(stream, x);
-    default:
-      return LaunchPlain<T>(stream, x);
+  if constexpr (!std::is_same_v<T, float>) {
+    switch (TiledDepth(x.width / x.heads, x.qkv, x.output)) {
+      case 64:
+        return LaunchTiled<T, 64>(stream, x);
+      case 128:
+        return LaunchTiled<T, 128>(stream, x);
+      default:
+        break;
+    }
   }
-}
-
-template <class T>
-cudaError_t LoadTiled() {
-  return kernel::LoadKernels<AttentionForward<T, 64>, AttentionForward<T, 128>,
-                             PlainAttentionForward<T>>();
+  return LaunchPlain<T>(stream, x);
 }
 
 }  // namespace
 
 cudaError_t LoadAttentionKernels(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return kernel::LoadKernels<PlainAttentionForward<float>>();
-    case DType::kBFloat16:
-      return LoadTiled<BFloat16>();
-    case DType::kFloat16:
-      return LoadTiled<Float16>();
-    case DType::kInt8:
-      break;
-  }
-  return cudaErrorInvalidValue;
+  return WithType(dtype, [](auto type) {
+    using T = decltype(type);
+    if constexpr (std::is_same_v<T, float>) {
+      return kernel::LoadKernels<PlainAttentionForward<T>>();
+    } else {
+      return kernel::LoadKernels<AttentionForward<T, 64>, AttentionForward<T, 128>,
+                                 PlainAttentionForward<T>>();
+    }
+  });
 }
 
 cudaError_t LaunchAttention(cudaStream_t stream, DType dtype, const AttentionArrays& arrays) {
   if (arrays.sequences * arrays.tokens == 0) return cudaSuccess;
-  switch (dtype) {
-    case DType::kFloat32:
-      return LaunchPlain<float>(stream, arrays);
-    case DType::kBFloat16:
-      return LaunchOf<BFloat16>(stream, arrays);
-    case DType::kFloat16:
-      return LaunchOf<Float16>(stream, arrays);
-    case DType::kInt8:
-      break;
-  }
-  return cudaErrorInvalidValue;
+  return WithType(dtype, [&](auto type) { return LaunchOf<decltype(type)>(stream, arrays); });
 }
 
 }  // namespace ebb::gpt::cuda

@@ -10,7 +10,6 @@
 #include "ops/cuda/attention_heads.h"
 #include "ops/cuda/attention_query_walk.h"
 #include "ops/cuda/attention_tiles.h"
-#include "ops/cuda/attention_work.h"
 
 namespace ebb::gpt::cuda {
 

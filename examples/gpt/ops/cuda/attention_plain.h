@@ -13,7 +13,6 @@
 #include "ebb/runtime/config/dtype.h"
 #include "ebb/runtime/device/cuda/kernel_thread.h"
 #include "ops/cuda/attention_heads.h"
-#include "ops/cuda/attention_work.h"
 
 namespace ebb::gpt::cuda {
 

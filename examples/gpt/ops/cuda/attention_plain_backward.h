@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
+#include "ops/cuda/attention_heads.h"
 #include "ops/cuda/attention_plain.h"
-#include "ops/cuda/attention_work.h"
 
 namespace ebb::gpt::cuda {
 

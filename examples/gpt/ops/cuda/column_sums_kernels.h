@@ -1,5 +1,7 @@
-// Sums of columns in two passes: element_wise.h.
+// Sums of columns in two passes: kernels.h.
 #pragma once
+
+#include <cuda_runtime_api.h>
 
 #include <cstdint>
 
@@ -98,5 +100,8 @@ struct AddPartsKernel {
     StoreTarget(total, which == 0 ? a.targets[0] : a.targets[1], column);
   }
 };
+
+// The second pass for the partial sums of one or two targets. element_wise.cu
+cudaError_t LaunchAddParts(cudaStream_t stream, const AddPartsKernel::Arrays& arrays);
 
 }  // namespace ebb::gpt::cuda

@@ -1,6 +1,6 @@
 #include "ebb/runtime/device/cuda/kernel_launch.h"
-#include "ops/cuda/cross_entropy.h"
 #include "ops/cuda/cross_entropy_kernels.h"
+#include "ops/cuda/kernels.h"
 
 namespace ebb::gpt::cuda {
 

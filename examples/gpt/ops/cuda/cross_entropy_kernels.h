@@ -1,4 +1,4 @@
-// Cross-entropy, and the mean of its losses: cross_entropy.h.
+// Cross-entropy, and the mean of its losses: kernels.h.
 #pragma once
 
 #include <cmath>

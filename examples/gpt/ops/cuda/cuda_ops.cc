@@ -9,15 +9,9 @@
 #include "ebb/runtime/device/cuda/current_device.h"
 #include "ebb/runtime/device/cuda/error.h"
 #include "ebb/runtime/device/driver_memory.h"
-#include "ops/cuda/attention.h"
 #include "ops/cuda/call_graphs.h"
-#include "ops/cuda/cross_entropy.h"
-#include "ops/cuda/element_wise.h"
-#include "ops/cuda/embedding.h"
-#include "ops/cuda/layer_norm.h"
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/matmul.h"
-#include "ops/cuda/plain_product.h"
-#include "ops/cuda/store.h"
 #include "status_macros.h"
 
 namespace ebb::gpt {
@@ -136,10 +130,10 @@ cudaError_t LoadKernels(DType compute) {
   for (const auto load :
        {&cuda::LoadElementWiseKernels, &cuda::LoadNormKernels, &cuda::LoadCrossEntropyKernels,
         &cuda::LoadEmbeddingKernels, &cuda::LoadAttentionKernels,
-        &cuda::LoadAttentionBackwardKernels, &cuda::LoadPlainProductKernel}) {
+        &cuda::LoadAttentionBackwardKernels, &cuda::LoadProductKernels}) {
     if (const cudaError_t result = load(compute); result != cudaSuccess) return result;
   }
-  return cuda::LoadStoreKernel();
+  return cudaSuccess;
 }
 
 }  // namespace

@@ -1,10 +1,9 @@
 #include <algorithm>
 
 #include "ebb/runtime/device/cuda/kernel_launch.h"
-#include "ops/cuda/add_parts.h"
 #include "ops/cuda/column_sums_kernels.h"
-#include "ops/cuda/element_wise.h"
 #include "ops/cuda/element_wise_kernels.h"
+#include "ops/cuda/kernels.h"
 
 namespace ebb::gpt::cuda {
 namespace {

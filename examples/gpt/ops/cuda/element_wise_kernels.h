@@ -1,4 +1,4 @@
-// Passes over the elements of activations: element_wise.h.
+// Passes over the elements of activations: kernels.h.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// The embedding and its gradient: embedding.h.
+// The embedding and its gradient: kernels.h.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 #include "ebb/runtime/device/cuda/kernel_launch.h"
-#include "ops/cuda/add_parts.h"
-#include "ops/cuda/layer_norm.h"
+#include "ops/cuda/column_sums_kernels.h"
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/norm_backward_kernels.h"
 #include "ops/cuda/norm_kernels.h"
 

@@ -1,19 +1,20 @@
 #include "ops/cuda/matmul.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/device/cuda/error.h"
 #include "ebb/runtime/trace/log.h"
-#include "ops/cuda/element_wise.h"
-#include "ops/cuda/launch_timer.h"
-#include "ops/cuda/plain_product.h"
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/product.h"
 #include "ops/cuda/product_ways.h"
-#include "ops/cuda/store.h"
 #include "status_macros.h"
 
 namespace ebb::gpt::cuda {
@@ -29,6 +30,51 @@ absl::Status Launched(cudaError_t result, const char* what) {
   return absl::InternalError(
       absl::StrCat("launching ", what, " failed: ", cudaGetErrorString(result)));
 }
+
+// How long the device takes for enqueued work. For use before training, because it waits for the
+// stream.
+class LaunchTimer {
+ public:
+  // For a stream of the current device.
+  static absl::StatusOr<LaunchTimer> Create(cudaStream_t stream) {
+    LaunchTimer timer(stream);
+    for (Event* event : {&timer.begin_, &timer.end_}) {
+      cudaEvent_t made = nullptr;
+      GPT_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&made, cudaEventDefault),
+                                     "creating an event that measures"));
+      event->reset(made);
+    }
+    return timer;
+  }
+
+  // The least of a few measurements of one call of `enqueue`. The first call is not measured,
+  // because it loads kernels. Several launches are timed together, so that the queue is not empty
+  // between short ones.
+  absl::StatusOr<float> Milliseconds(absl::FunctionRef<absl::Status()> enqueue) {
+    constexpr int kRepetitions = 3, kLaunches = 3;
+    GPT_RETURN_IF_ERROR(enqueue());
+    float least = std::numeric_limits<float>::infinity();
+    for (int i = 0; i < kRepetitions; ++i) {
+      cudaError_t result = cudaEventRecord(begin_.get(), stream_);
+      for (int n = 0; n < kLaunches; ++n) GPT_RETURN_IF_ERROR(enqueue());
+      if (result == cudaSuccess) result = cudaEventRecord(end_.get(), stream_);
+      if (result == cudaSuccess) result = cudaEventSynchronize(end_.get());
+      float took = 0;
+      if (result == cudaSuccess) result = cudaEventElapsedTime(&took, begin_.get(), end_.get());
+      GPT_RETURN_IF_ERROR(CudaStatus(result, "timing a product"));
+      least = std::min(least, took / kLaunches);
+    }
+    return least;
+  }
+
+ private:
+  using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, decltype(&cudaEventDestroy)>;
+
+  explicit LaunchTimer(cudaStream_t stream) : stream_(stream) {}
+
+  cudaStream_t stream_;
+  Event begin_{nullptr, &cudaEventDestroy}, end_{nullptr, &cudaEventDestroy};
+};
 
 class FusedMatmul final : public Matmul {
  public:

@@ -1,4 +1,4 @@
-// Layer norm, backward: layer_norm.h.
+// Layer norm, backward: kernels.h.
 //
 //   rows      | part 0 | part 1 | ... | part 0 | part 1 | ...        a block has a part of the rows
 //   columns   | tile 0              | tile 1              | ...      and a tile of their columns

@@ -1,4 +1,4 @@
-// Layer norm: layer_norm.h.
+// Layer norm: kernels.h.
 #pragma once
 
 #include <algorithm>

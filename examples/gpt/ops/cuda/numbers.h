@@ -2,6 +2,8 @@
 // an array can be read in the groups of runtime/device/cuda/numbers.h.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <cstdint>
 #include <initializer_list>
 
@@ -60,17 +62,20 @@ EBB_HOST_DEVICE void StoreTarget(float (&numbers)[kWidth], const Target& target,
   }
 }
 
-// Calls body(T()) with the dtype's T; not for int8, in which nothing is computed.
+// Calls body(T()) with the dtype's T. Nothing is computed in int8: cudaErrorInvalidValue.
 template <class Body>
-auto WithType(DType dtype, const Body& body) {
+cudaError_t WithType(DType dtype, const Body& body) {
   switch (dtype) {
+    case DType::kFloat32:
+      return body(float());
     case DType::kBFloat16:
       return body(BFloat16());
     case DType::kFloat16:
       return body(Float16());
-    default:
-      return body(float());
+    case DType::kInt8:
+      break;
   }
+  return cudaErrorInvalidValue;
 }
 
 // Whether rows of `width` numbers of T can be walked in groups, in all given arrays (null: not
