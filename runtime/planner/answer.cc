@@ -289,10 +289,10 @@ Answer AnswerFor(const Question& question, const Choice& choice, Depth depth) {
   return AnswerFor(question, question.With(choice), choice.recompute, depth);
 }
 
-sharding::FoundAdvice RemedyFor(const Question& question, const Answer& answer) {
-  const absl::StatusOr<Resolved> resolved = Resolve(question, answer);
+Remedy RemedyFor(const Question& question, const Answer& lacking, Depth depth) {
+  const absl::StatusOr<Resolved> resolved = Resolve(question, lacking);
   if (!resolved.ok()) return {};
-  const auto& [device, ram, disk] = answer.room;
+  const auto& [device, ram, disk] = lacking.room;
   sharding::MemoryCaps caps{.device = device,
                             .host = ram,
                             .disk = disk,
@@ -300,16 +300,12 @@ sharding::FoundAdvice RemedyFor(const Question& question, const Answer& answer) 
                             .relief = "use a machine with more memory"};
   if (question.machine.is_cpu)
     caps = {.together = device, .disk = disk, .of_config = false, .relief = caps.relief};
-  return sharding::FindAdvice(resolved->Inputs(question.ranks), caps);
-}
-
-std::optional<Answer> AnswerOf(const Question& question, const sharding::FoundAdvice& remedy,
-                               const Answer& changed, Depth depth) {
-  if (!remedy.config) return std::nullopt;
-  Answer answer = AnswerFor(question, *remedy.config, changed.choice.recompute, depth);
-  if (!answer.fits()) return std::nullopt;
-  answer.keys = remedy.keys;
-  return answer;
+  Remedy remedy{.advice = sharding::FindAdvice(resolved->Inputs(question.ranks), caps)};
+  if (!remedy.advice.config) return remedy;
+  Answer answer = AnswerFor(question, *remedy.advice.config, lacking.choice.recompute, depth);
+  answer.keys = remedy.advice.keys;
+  if (answer.fits()) remedy.answer = std::move(answer);
+  return remedy;
 }
 
 double DiskBytesWrittenADay(const Answer& answer, const Machine& machine, int ranks) {

@@ -83,11 +83,12 @@ Answer AnswerFor(const Question& question, const Choice& choice, Depth depth);
 Answer AnswerFor(const Question& question, const Config& config, bool recompute, Depth depth);
 
 // The keys to change so that an answer fits into the machine's memory and disks, from the search
-// that also advises in the errors of memory caps.
-sharding::FoundAdvice RemedyFor(const Question& question, const Answer& answer);
-// The answer of a remedy, which changed an answer. Nothing: there is no remedy that fits.
-std::optional<Answer> AnswerOf(const Question& question, const sharding::FoundAdvice& remedy,
-                               const Answer& changed, Depth depth);
+// that also advises in the errors of memory caps, and the answer with them, if any fits.
+struct Remedy {
+  sharding::FoundAdvice advice;
+  std::optional<Answer> answer = {};
+};
+Remedy RemedyFor(const Question& question, const Answer& lacking, Depth depth);
 
 // Bytes that a day of steps writes to a host's disks.
 double DiskBytesWrittenADay(const Answer& answer, const Machine& machine, int ranks);

@@ -150,9 +150,7 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
     json["model"]["stored_bytes"] = question.model.stored_bytes;
   json["machine"]["name"] = question.machine.name;
   if (advised.largest) {
-    constexpr const char* kQuantities[] = {"model", "batch", "context"};
-    json["largest"] = {{"quantity", kQuantities[static_cast<int>(*advised.largest)]},
-                       {"most", advised.most}};
+    json["largest"] = {{"quantity", FactsOf(*advised.largest).word}, {"most", advised.most}};
   }
   json["answers"] = Json::array();
   for (const Answer& answer : answers) json["answers"].push_back(JsonOf(question, answer));

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/planner/activations.h"
 
 namespace ebb::planner {
@@ -65,7 +64,8 @@ int64_t Model::largest_module() const {
 }
 
 absl::StatusOr<ModelSpec> SpecOf(const Model& model, const Pass& pass) {
-  EBB_ASSIGN_OR_RETURN(const Activations activations, ActivationsOf(model, pass));
+  const absl::StatusOr<Activations> activations = ActivationsOf(model, pass);
+  if (!activations.ok()) return activations.status();
   const bool keeps = HasStored(model, pass.compute);
   bool is_mixed = false;
   ModelSpec spec;
@@ -82,9 +82,9 @@ absl::StatusOr<ModelSpec> SpecOf(const Model& model, const Pass& pass) {
                     .compute = own});
     }
   }
-  spec.workspace_bytes = activations.workspace();
+  spec.workspace_bytes = activations->workspace();
   for (const ModelVisit& visit : model.visits) {
-    const int64_t boundary = &visit == &model.visits.back() ? 0 : activations.boundary;
+    const int64_t boundary = &visit == &model.visits.back() ? 0 : activations->boundary;
     spec.forward.push_back(
         {.unit = static_cast<UnitId>(visit.unit), .output_bytes = is_mixed ? 0 : boundary});
     if (is_mixed) spec.workspace_bytes += boundary * pass.micro_batches_per_round;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <functional>
-#include <iterator>
+#include <list>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -24,14 +24,6 @@ double Speed(const Answer& answer) {
   return answer.fits() && answer.time ? answer.time->tokens_per_second : 0;
 }
 
-// The change as JSON to merge into a configuration file, or in words if no key says it.
-std::string Described(const Answer& from, const Choice& choice, const Config& changed) {
-  if (from.choice.recompute != choice.recompute)
-    return choice.recompute ? "recomputing blocks in backward"
-                            : "keeping activations, not recomputing";
-  return config::Difference(from.config, changed);
-}
-
 std::vector<Tier> TiersOf(const Machine& machine) {
   std::vector<Tier> tiers = {Tier::kDevice};
   if (!machine.is_cpu) tiers.push_back(Tier::kCpu);  // a CPU's RAM is the device's memory
@@ -39,56 +31,32 @@ std::vector<Tier> TiersOf(const Machine& machine) {
   return tiers;
 }
 
-// The choices that differ from this one in one setting.
-std::vector<Choice> Neighbours(const Choice& choice, const Machine& machine) {
-  std::vector<Choice> neighbours;
-  const auto add = [&](auto Choice::*setting, auto value) {
-    if (choice.*setting == value) return;
-    neighbours.push_back(choice);
-    neighbours.back().*setting = value;
-  };
-  for (int stage = 0; stage <= 3; ++stage) add(&Choice::stage, stage);
-  for (const Tier tier : TiersOf(machine)) {
-    for (Tier Choice::*const of : {&Choice::parameters, &Choice::states, &Choice::boundaries})
-      add(of, tier);
-  }
-  add(&Choice::recompute, !choice.recompute);
-  return neighbours;
-}
-
-// The model with so many blocks, all like its first.
+// The model with so many blocks, all like its first. Blocks follow each other, each with a unit of
+// its own.
 absl::StatusOr<Model> WithBlocks(const Model& model, int64_t blocks) {
-  const auto first = std::find_if(model.visits.begin(), model.visits.end(),
-                                  [](const ModelVisit& visit) { return visit.is_block; });
-  if (first == model.visits.end())
+  const auto is_block = [](const ModelVisit& visit) { return visit.is_block; };
+  const auto begin = model.visits.begin(), end = model.visits.end();
+  const auto first = std::find_if(begin, end, is_block),
+             last = std::find_if_not(first, end, is_block);
+  if (first == end)
     return absl::InvalidArgumentError("--largest model: this model has no equal blocks to add");
+  const int unit = first->unit, more = static_cast<int>(blocks - (last - first));
   Model made = model;
-  made.units.clear();
-  made.visits.clear();
-  std::vector<int> unit_now(model.units.size(), -1);
-  const auto visit = [&](ModelVisit each, const ModelUnit& unit, int& now) {
-    if (now < 0) {
-      now = static_cast<int>(made.units.size());
-      made.units.push_back(unit);
-    }
-    each.unit = now;
-    made.visits.push_back(each);
-  };
-  for (const ModelVisit& each : model.visits) {
-    const auto unit = static_cast<size_t>(each.unit);
-    if (!each.is_block) {
-      visit(each, model.units[unit], unit_now[unit]);
-      continue;
-    }
-    if (&each != &*first) continue;
-    for (int64_t block = 0; block < blocks; ++block) {
-      ModelUnit copy = model.units[unit];
-      copy.name = absl::StrCat("block", block);
-      for (ModelTensor& tensor : copy.tensors)
-        tensor.name = absl::StrCat(copy.name, ".", tensor.name);
-      int none = -1;
-      visit(each, copy, none);
-    }
+  made.units.assign(model.units.begin(), model.units.begin() + unit);
+  made.visits.assign(begin, first);
+  for (int block = 0; block < blocks; ++block) {
+    made.visits.push_back(*first);
+    made.visits.back().unit = unit + block;
+    ModelUnit& copy = made.units.emplace_back(model.units[unit]);
+    copy.name = absl::StrCat("block", block);
+    for (ModelTensor& tensor : copy.tensors)
+      tensor.name = absl::StrCat(copy.name, ".", tensor.name);
+  }
+  made.units.insert(made.units.end(), model.units.begin() + unit + (last - first),
+                    model.units.end());
+  for (auto visit = last; visit != end; ++visit) {
+    made.visits.push_back(*visit);
+    if (visit->unit > unit) made.visits.back().unit += more;
   }
   return made;
 }
@@ -113,67 +81,65 @@ absl::StatusOr<Question> With(const Question& question, Quantity quantity, int64
   return changed;
 }
 
-// Tries the choices that need least of the device's memory first.
-std::optional<Answer> AnyThatFits(const Question& question, std::vector<Choice> choices) {
-  std::reverse(choices.begin(), choices.end());
-  for (const Choice& choice : choices) {
-    Answer answer = AnswerFor(question, choice, Depth::kMemory);
-    if (answer.fits()) return answer;
-  }
-  return std::nullopt;
+bool AnyFits(const Question& question, std::span<const Choice> choices) {
+  // The choices that need least of the device's memory come first.
+  return std::any_of(choices.rbegin(), choices.rend(), [&](const Choice& choice) {
+    return AnswerFor(question, choice, Depth::kMemory).fits();
+  });
 }
 
 // The choice that needs least of the device's memory, with the keys that let it fit.
 std::optional<Answer> Remedied(const Question& question, const Choice& choice, Depth depth) {
-  const Answer changed = AnswerFor(question, choice, Depth::kMemory);
-  return AnswerOf(question, RemedyFor(question, changed), changed, depth);
+  return RemedyFor(question, AnswerFor(question, choice, Depth::kMemory), depth).answer;
 }
 
-// A change, and its answer, which may be computed beside others.
-struct Try {
-  std::string change;
-  std::function<Answer()> answer;
-};
-
-// In their order. A try of 700 blocks takes 0.8 GB.
-std::vector<Answer> AnswersOf(const std::vector<Try>& tries) {
-  if (tries.empty()) return {};
-  std::vector<Answer> answers(tries.size());
+// Several answers are computed at a time. An answer of 700 blocks takes 0.8 GB.
+std::vector<Answer> AnswersOf(size_t count, const std::function<Answer(size_t)>& answer) {
+  if (count == 0) return {};
+  std::vector<Answer> answers(count);
   constexpr int kAtOnce = 8;
-  const int count = static_cast<int>(tries.size());
-  ThreadTeam team(std::min({CoreShare::Cores(), kAtOnce, count}), /*parts_per_thread=*/count);
-  team.Run(std::ssize(tries), /*grain=*/1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) answers[i] = tries[i].answer();
+  const int parts = static_cast<int>(count);
+  ThreadTeam team(std::min({CoreShare::Cores(), kAtOnce, parts}), /*parts_per_thread=*/parts);
+  team.Run(parts, /*grain=*/1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) answers[i] = answer(static_cast<size_t>(i));
   });
   return answers;
 }
 
 std::vector<Answer> AnswersOf(const Question& question, std::span<const Choice> choices) {
-  std::vector<Try> tries;
-  for (const Choice& choice : choices)
-    tries.push_back({.change = "", .answer = [&question, &choice] {
-                       return AnswerFor(question, choice, Depth::kTime);
-                     }});
-  return AnswersOf(tries);
+  return AnswersOf(choices.size(),
+                   [&](size_t i) { return AnswerFor(question, choices[i], Depth::kTime); });
 }
 
 // The fastest of all choices that fit, or what a remedy makes of the smallest.
 std::optional<Answer> BestOf(const Question& question) {
   const std::vector<Choice> choices = Choices(question);
-  if (!AnyThatFits(question, choices)) return Remedied(question, choices.back(), Depth::kTime);
+  if (!AnyFits(question, choices)) return Remedied(question, choices.back(), Depth::kTime);
   const std::vector<Answer> answers = AnswersOf(question, choices);
   const Answer* const fastest = Fastest(answers);
   return fastest == nullptr ? std::nullopt : std::optional(*fastest);
 }
 
-// The change with the fastest answer, if that is faster than `from`.
-std::optional<Change> FastestChange(const std::vector<Try>& tries, const Answer& from) {
-  const std::vector<Answer> answers = AnswersOf(tries);
+// A configuration that may be faster, and the question that it answers.
+struct Try {
+  std::string what;
+  const Question* question = nullptr;
+  Config config;
+  bool recompute = false;
+};
+
+// The try with the fastest answer, if that is faster than `from`.
+std::optional<Change> FastestOf(const std::vector<Try>& tries, const Answer& from) {
+  const std::vector<Answer> answers = AnswersOf(tries.size(), [&](size_t i) {
+    return AnswerFor(*tries[i].question, tries[i].config, tries[i].recompute, Depth::kTime);
+  });
   std::optional<Change> best;
-  for (size_t i = 0; i < answers.size(); ++i) {
+  double least = Speed(from) * kWorthIt;
+  for (size_t i = 0; i < tries.size(); ++i) {
     const double speed = Speed(answers[i]);
-    if (speed > std::max(Speed(from) * kWorthIt, best ? best->tokens_per_second : 0))
-      best = Change{.what = tries[i].change, .tokens_per_second = speed};
+    if (speed <= least) continue;
+    best = Change{.what = tries[i].what, .tokens_per_second = speed};
+    least = speed;
   }
   return best;
 }
@@ -227,57 +193,62 @@ const Answer* Fastest(std::span<const Answer> answers) {
 }
 
 std::optional<Change> BestChange(const Question& question, const Answer& from) {
-  std::vector<Try> tries;
-  Question asked = question;
-  asked.config = from.config;
+  const Choice& choice = from.choice;
   // Given activations are those of one batch, with or without recomputing.
   const bool has_own_activations = question.pass.own_activations >= 0;
-  for (const Choice& choice : Neighbours(from.choice, question.machine)) {
-    if (has_own_activations && choice.recompute != from.choice.recompute) continue;
-    tries.push_back(
-        {.change = Described(from, choice, asked.With(choice)),
-         .answer = [&asked, choice] { return AnswerFor(asked, choice, Depth::kTime); }});
-  }
-  const auto changed = [&](const std::function<void(Config&)>& change) {
-    Config config = from.config;
-    change(config);
-    const bool is_same_batch =
-        config.micro_batch_size == from.config.micro_batch_size &&
-        config.gradient_accumulation_steps == from.config.gradient_accumulation_steps;
-    tries.push_back(
-        {.change = absl::StrCat(config::Difference(from.config, config),
-                                is_same_batch ? "" : " (a larger batch, which trains differently)"),
-         .answer = [&, config] {
-           return AnswerFor(question, config, from.choice.recompute, Depth::kTime);
-         }});
+  std::vector<Try> tries;
+  const auto add = [&](const Config& config, const char* remark = "") {
+    tries.push_back({.what = config::Difference(from.config, config) + remark,
+                     .question = &question,
+                     .config = config,
+                     .recompute = choice.recompute});
   };
-  if (!has_own_activations)
-    changed([](Config& config) {
-      config.micro_batch_size = std::max<int64_t>(1, config.micro_batch_size) * 2;
-      config.train_batch_size *= 2;
-    });
-  changed([](Config& config) {
-    config.gradient_accumulation_steps =
-        std::max<int64_t>(1, config.gradient_accumulation_steps) * 2;
+  Question asked = question;
+  asked.config = from.config;
+  const auto choose = [&](auto Choice::*setting, auto value) {
+    Choice other = choice;
+    other.*setting = value;
+    if (!(other == choice)) add(asked.With(other));
+  };
+  for (int stage = 0; stage <= 3; ++stage) choose(&Choice::stage, stage);
+  for (const Tier tier : TiersOf(question.machine)) {
+    for (Tier Choice::*const of : {&Choice::parameters, &Choice::states, &Choice::boundaries})
+      choose(of, tier);
+  }
+  if (!has_own_activations) {
+    choose(&Choice::recompute, !choice.recompute);
+    tries.back().recompute = !choice.recompute;
+    tries.back().what = choice.recompute ? "keeping activations, not recomputing"
+                                         : "recomputing blocks in backward";
+  }
+  const auto twice = [&](int64_t Config::*batch) {
+    Config config = from.config;
+    config.*batch = std::max<int64_t>(1, config.*batch) * 2;
     config.train_batch_size *= 2;
-  });
-  if (from.config.uses_nvme() && from.held[1] < from.room[1]) {
+    add(config, " (a larger batch, which trains differently)");
+  };
+  if (!has_own_activations) twice(&Config::micro_batch_size);
+  twice(&Config::gradient_accumulation_steps);
+  Config config = from.config;
+  if (const int64_t free = from.room[1] - from.held[1]; config.uses_nvme() && free > 0) {
     // Free RAM holds a part of the state that is on NVMe.
-    changed([&](Config& config) {
-      config.ebb.host_memory = (from.room[1] - (from.room[1] - from.held[1]) / 8) >> 20 << 20;
-    });
+    config.ebb.host_memory = (from.room[1] - free / 8) >> 20 << 20;
+    add(config);
   }
-  if (from.choice.states != Tier::kDevice)
-    changed([](Config& config) { config.ebb.offload_gradients = Tier::kDevice; });
-  if (from.choice.stage == 3) {
-    changed([&](Config& config) {
-      config.zero.prefetch_bucket_size = 2 * question.model.largest_unit();
-      config.zero.max_live_parameters =
-          std::max(config.zero.max_live_parameters, 4 * question.model.largest_unit());
-    });
-    changed([](Config& config) { config.ebb.reshard_after_forward = false; });
+  config = from.config;
+  config.ebb.offload_gradients = Tier::kDevice;
+  if (choice.states != Tier::kDevice) add(config);
+  if (choice.stage == 3) {
+    config = from.config;
+    config.zero.prefetch_bucket_size = 2 * question.model.largest_unit();
+    config.zero.max_live_parameters =
+        std::max(config.zero.max_live_parameters, 4 * question.model.largest_unit());
+    add(config);
+    config = from.config;
+    config.ebb.reshard_after_forward = false;
+    add(config);
   }
-  return FastestChange(tries, from);
+  return FastestOf(tries, from);
 }
 
 std::optional<Change> BestPurchase(const Question& question, const Answer& from) {
@@ -299,21 +270,21 @@ std::optional<Change> BestPurchase(const Question& question, const Answer& from)
        {&Machine::disk_read_gb_s, &Machine::disk_write_gb_s, &Machine::disk_both_gb_s}},
       {"the cores", {Resource::kCores}, {&Machine::cores}}};
   if (question.machine.is_cpu) parts.back().rates.push_back(&Machine::gpu_teraflops);
+  const auto is_critical = [&](Resource resource) {
+    return from.time->simulated.critical.resources[static_cast<int>(resource)] > 0;
+  };
+  std::list<Question> with;
   std::vector<Try> tries;
   for (const Part& part : parts) {
-    const auto is_critical = [&](Resource resource) {
-      return from.time->simulated.critical.resources[static_cast<int>(resource)] > 0;
-    };
     if (std::none_of(part.resources.begin(), part.resources.end(), is_critical)) continue;
-    Machine richer = question.machine;
-    for (double Machine::*const rate : part.rates) richer.*rate *= 2;
-    tries.push_back({.change = absl::StrCat("twice ", part.name), .answer = [&, richer] {
-                       Question with = question;
-                       with.machine = richer;
-                       return AnswerFor(with, from.config, from.choice.recompute, Depth::kTime);
-                     }});
+    Question& richer = with.emplace_back(question);
+    for (double Machine::*const rate : part.rates) richer.machine.*rate *= 2;
+    tries.push_back({.what = absl::StrCat("twice ", part.name),
+                     .question = &richer,
+                     .config = from.config,
+                     .recompute = from.choice.recompute});
   }
-  return FastestChange(tries, from);
+  return FastestOf(tries, from);
 }
 
 double Offer::price_of(double tokens) const {
@@ -351,14 +322,14 @@ const Offer* Cheapest(std::span<const Offer> offers) {
 
 absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
                                     const std::optional<Choice>& asked) {
-  constexpr int64_t kMost[] = {kUnitsMax - 2, 1 << 20, 1 << 28};
-  const int64_t most = kMost[static_cast<int>(quantity)];
+  const int64_t most = FactsOf(quantity).most;
   const std::vector<Choice> choices = asked ? std::vector{*asked} : Choices(question);
   Largest found{.question = question};
   // A context is searched in multiples of 64.
   const auto unit = [&] {
     return quantity == Quantity::kContext && found.most >= 1024 ? int64_t{64} : int64_t{1};
   };
+  const auto next = [&] { return found.most + unit(); };
   using Answering = std::function<Answer(const Question&)>;
   const auto fits = [&](int64_t number, const Answering& answering) -> absl::StatusOr<bool> {
     EBB_ASSIGN_OR_RETURN(Question changed, With(question, quantity, number));
@@ -367,54 +338,50 @@ absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
     found = {.most = number, .question = std::move(changed), .answer = std::move(answer)};
     return true;
   };
-  // Looks for more than what is found.
-  const auto search = [&](const Answering& answering) -> absl::Status {
+  // Looks for more than what is found. False: not even one unit more fits.
+  const auto extend = [&](const Answering& answering) -> absl::StatusOr<bool> {
+    if (next() > most) return false;
+    EBB_ASSIGN_OR_RETURN(const bool extended, fits(next(), answering));
+    if (!extended) return false;
     int64_t too_many = most + 1;
-    for (int64_t number = std::max<int64_t>(1, 2 * found.most); number < too_many; number *= 2) {
+    for (int64_t number = 2 * found.most; number < too_many; number *= 2) {
       EBB_ASSIGN_OR_RETURN(const bool fitted, fits(number, answering));
       if (!fitted) too_many = number;
     }
-    while (too_many - found.most > unit()) {
+    while (next() < too_many) {
       const int64_t number = (found.most + (too_many - found.most) / 2) / unit() * unit();
       if (number <= found.most) break;
       EBB_ASSIGN_OR_RETURN(const bool fitted, fits(number, answering));
       if (!fitted) too_many = number;
     }
-    return absl::OkStatus();
+    return true;
   };
   // One choice after the other, those that need least of the device's memory first. Most of the
   // others do not fit with one more, and are searched no further.
-  for (auto choice = choices.rbegin(); choice != choices.rend(); ++choice) {
-    const Answering answering = [&](const Question& of) {
-      return AnswerFor(of, *choice, Depth::kMemory);
-    };
-    if (found.most + unit() > most) break;
-    EBB_ASSIGN_OR_RETURN(const bool fitted, fits(found.most + unit(), answering));
-    if (fitted) EBB_RETURN_IF_ERROR(search(answering));
-  }
+  for (auto choice = choices.rbegin(); choice != choices.rend(); ++choice)
+    EBB_RETURN_IF_ERROR(extend([&](const Question& of) {
+                          return AnswerFor(of, *choice, Depth::kMemory);
+                        }).status());
   // A remedy for one more is searched further with its keys, until there is no other.
-  while (!asked && found.most + unit() <= most) {
-    const int64_t more = found.most + unit();
-    EBB_ASSIGN_OR_RETURN(Question changed, With(question, quantity, more));
-    const std::optional<Answer> remedied = Remedied(changed, choices.back(), Depth::kMemory);
+  for (bool extended = !asked; extended && next() <= most;) {
+    EBB_ASSIGN_OR_RETURN(const Question more, With(question, quantity, next()));
+    const std::optional<Answer> remedied = Remedied(more, choices.back(), Depth::kMemory);
     if (!remedied) break;
-    found = {.most = more, .question = std::move(changed), .answer = *remedied};
-    EBB_RETURN_IF_ERROR(
-        search([&](const Question& of) { return AnswerLike(of, *remedied, Depth::kMemory); }));
+    EBB_ASSIGN_OR_RETURN(extended, extend([&](const Question& of) {
+                           return AnswerLike(of, *remedied, Depth::kMemory);
+                         }));
   }
   found.is_limit = found.most == most;
   if (found.most == 0) {
     EBB_ASSIGN_OR_RETURN(found.question, With(question, quantity, 1));
     found.answer = AnswerFor(found.question, choices.back(), Depth::kMemory);
-    return found;
-  }
-  if (!found.answer.keys.empty()) {
+  } else if (!found.answer.keys.empty()) {
     found.answer = AnswerLike(found.question, found.answer, Depth::kTime);
-    return found;
+  } else {
+    // The fastest of all choices that fit with it.
+    const std::vector<Answer> answers = AnswersOf(found.question, choices);
+    if (const Answer* const best = Fastest(answers)) found.answer = *best;
   }
-  // The fastest of all choices that fit with it.
-  const std::vector<Answer> answers = AnswersOf(found.question, choices);
-  if (const Answer* const best = Fastest(answers)) found.answer = *best;
   return found;
 }
 

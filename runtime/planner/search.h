@@ -36,8 +36,18 @@ std::optional<Change> BestChange(const Question& question, const Answer& from);
 std::optional<Change> BestPurchase(const Question& question, const Answer& from);
 
 enum class Quantity { kModel, kBatch, kContext };
+struct QuantityFacts {
+  const char *word, *unit;
+  int64_t most;  // that is planned
+};
+inline constexpr QuantityFacts kQuantities[] = {{"model", "layers", kUnitsMax - 2},
+                                                {"batch", "sequences a micro-batch", 1 << 20},
+                                                {"context", "tokens a sequence", 1 << 28}};
+constexpr const QuantityFacts& FactsOf(Quantity quantity) {
+  return kQuantities[static_cast<int>(quantity)];
+}
 struct Largest {
-  int64_t most = 0;  // layers, sequences of a micro-batch, tokens of a sequence; 0: not even one
+  int64_t most = 0;       // in the quantity's unit; 0: not even one
   bool is_limit = false;  // more may fit, but no more are planned
   Question question;      // with `most` of them, or with one
   Answer answer = {};     // of the choice that fits, or of the one that needs least memory

@@ -246,12 +246,11 @@ TEST(Search, ARemedyFitsAlsoOnTheDisk) {
   question.machine.disk = 1e11;
   const Answer answer = AnswerFor(question, Choices(question).back(), Depth::kMemory);
   ASSERT_GT(answer.held[2], answer.room[2]);
-  EXPECT_FALSE(RemedyFor(question, answer).config);
+  EXPECT_FALSE(RemedyFor(question, answer, Depth::kMemory).advice.config);
   question.machine.disk = 1e13;
   const Answer more_disk = AnswerFor(question, answer.choice, Depth::kMemory);
   ASSERT_FALSE(more_disk.fits());
-  const std::optional<Answer> remedied =
-      AnswerOf(question, RemedyFor(question, more_disk), more_disk, Depth::kTime);
+  const std::optional<Answer> remedied = RemedyFor(question, more_disk, Depth::kTime).answer;
   ASSERT_TRUE(remedied);
   EXPECT_TRUE(remedied->fits()) << remedied->lacks();
   EXPECT_THAT(WordsOf(*remedied), HasSubstr("{"));
@@ -387,9 +386,8 @@ TEST(Search, ARemedyOfACpuLeavesRoomForTheStaging) {
   for (const double ram : {0.70e9, 0.747498746e9, 0.80e9}) {
     question.machine.ram = ram;
     const Answer answer = AnswerFor(question, Choices(question).back(), Depth::kMemory);
-    const sharding::FoundAdvice remedy = RemedyFor(question, answer);
-    const std::optional<Answer> remedied = AnswerOf(question, remedy, answer, Depth::kMemory);
-    EXPECT_EQ(remedied.has_value(), remedy.config.has_value()) << ram;
+    const Remedy remedy = RemedyFor(question, answer, Depth::kMemory);
+    EXPECT_EQ(remedy.answer.has_value(), remedy.advice.config.has_value()) << ram;
   }
 }
 

@@ -1,6 +1,6 @@
 #include "ebb/runtime/planner/program/arguments.h"
 
-#include <cstddef>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -26,17 +26,23 @@ constexpr int64_t kBatchMax = 1 << 20, kContextMax = 1 << 28;
 constexpr int64_t kActivationsMin = 1 << 20;
 constexpr double kPriceMax = 1e9;
 
-// The values of the flags, unchecked.
+// The values of the flags; sizes, files and relations between flags are unchecked.
 struct Given {
   ModelArguments model;
-  std::string machine, config, activations, nvme_path;
+  std::string machine = "8xh100", config, activations, nvme_path;
   std::vector<std::string> compared;
   int64_t batch = 0, micro_batches = 0, context = 0;
   int ranks = 0, stage = -1;
-  std::string offload_param, offload_optimizer, offload_activations, dtype, largest;
+  std::optional<Tier> parameters, states, boundaries;
+  std::optional<DType> dtype;
+  std::optional<Quantity> largest;
   bool recompute = false, unfused = false, whole_logits = false, list = false, all = false,
        json = false, show_machine = false;
-  std::string write_file, trace_file, svg_file;
+  Arguments::Files files;
+
+  bool asks() const {
+    return !config.empty() || stage >= 0 || recompute || parameters || states || boundaries;
+  }
 };
 
 // A regular file, or a link to one.
@@ -71,36 +77,6 @@ absl::StatusOr<Offer> OfferOf(const std::string& word, const std::string& nvme_p
   return offer;
 }
 
-template <class T>
-struct Word {
-  const char* word;
-  T meaning;
-};
-constexpr Word<Tier> kTierWords[] = {
-    {"none", Tier::kDevice}, {"cpu", Tier::kCpu}, {"nvme", Tier::kNvme}};
-constexpr Word<DType> kDTypeWords[] = {
-    {"bf16", DType::kBFloat16}, {"fp16", DType::kFloat16}, {"fp32", DType::kFloat32}};
-constexpr Word<Quantity> kQuantityWords[] = {
-    {"model", Quantity::kModel}, {"batch", Quantity::kBatch}, {"context", Quantity::kContext}};
-
-// "none|cpu|nvme".
-template <class T, size_t count>
-std::string Among(const Word<T> (&words)[count]) {
-  std::string all;
-  for (const Word<T>& each : words) absl::StrAppend(&all, all.empty() ? "" : "|", each.word);
-  return all;
-}
-
-template <class T, size_t count>
-absl::StatusOr<T> MeaningOf(const char* flag, const std::string& word,
-                            const Word<T> (&words)[count]) {
-  for (const Word<T>& each : words) {
-    if (word == each.word) return each.meaning;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat(flag, " is ", config::Quoted(word), ": it must be one of ", Among(words)));
-}
-
 // Without a file, the next unit is gathered ahead whatever its size.
 absl::StatusOr<Config> ConfigOf(const Given& given, const Model& model) {
   Config config;
@@ -133,9 +109,7 @@ absl::StatusOr<Config> ConfigOf(const Given& given, const Model& model) {
     config.zero.max_live_parameters =
         std::max(config.zero.max_live_parameters, 4 * model.largest_unit());
   }
-  if (!given.dtype.empty()) {
-    EBB_ASSIGN_OR_RETURN(config.compute, MeaningOf("--dtype", given.dtype, kDTypeWords));
-  }
+  if (given.dtype) config.compute = *given.dtype;
   return config;
 }
 
@@ -152,11 +126,8 @@ void CompleteBatch(int ranks, Config& config) {
 }
 
 absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
-  Arguments arguments{.all = given.all,
-                      .json = given.json,
-                      .write_file = given.write_file,
-                      .trace_file = given.trace_file,
-                      .svg_file = given.svg_file};
+  Arguments arguments{
+      .largest = given.largest, .all = given.all, .json = given.json, .files = given.files};
   Question& question = arguments.question;
   EBB_ASSIGN_OR_RETURN(question.model, ModelOf(given.model));
   EBB_ASSIGN_OR_RETURN(question.machine, MachineOf(given.machine, given.nvme_path));
@@ -199,86 +170,90 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
   if (question.config.micro_batch_size > kBatchMax ||
       question.config.gradient_accumulation_steps > kBatchMax)
     return absl::InvalidArgumentError(absl::StrCat("the batch may be at most ", kBatchMax));
-  const bool asks = !given.config.empty() || given.stage >= 0 || given.recompute ||
-                    !given.offload_param.empty() || !given.offload_optimizer.empty() ||
-                    !given.offload_activations.empty();
-  if (asks) {
+  if (given.asks()) {
     arguments.asked = ChoiceOf(question.config, given.recompute);
     Choice& choice = *arguments.asked;
     if (given.stage >= 0) choice.stage = given.stage;
-    const auto put = [](const char* flag, const std::string& word, Tier& tier) {
-      if (word.empty()) return absl::OkStatus();
-      EBB_ASSIGN_OR_RETURN(tier, MeaningOf(flag, word, kTierWords));
-      return absl::OkStatus();
-    };
-    EBB_RETURN_IF_ERROR(put("--offload-param", given.offload_param, choice.parameters));
-    EBB_RETURN_IF_ERROR(put("--offload-optimizer", given.offload_optimizer, choice.states));
-    EBB_RETURN_IF_ERROR(put("--offload-activations", given.offload_activations, choice.boundaries));
+    choice.parameters = given.parameters.value_or(choice.parameters);
+    choice.states = given.states.value_or(choice.states);
+    choice.boundaries = given.boundaries.value_or(choice.boundaries);
   }
-  if (!given.largest.empty()) {
-    EBB_ASSIGN_OR_RETURN(arguments.largest, MeaningOf("--largest", given.largest, kQuantityWords));
-    if (pass.own_activations >= 0 && *arguments.largest != Quantity::kModel)
-      return absl::InvalidArgumentError(
-          absl::StrCat("--activations is the memory of one batch and context, but --largest ",
-                       given.largest, " tries others; leave --activations out"));
-  }
+  if (given.largest && pass.own_activations >= 0 && *given.largest != Quantity::kModel)
+    return absl::InvalidArgumentError(
+        absl::StrCat("--activations is the memory of one batch and context, but --largest ",
+                     FactsOf(*given.largest).word, " tries others; leave --activations out"));
   for (const std::string& word : given.compared) {
     EBB_ASSIGN_OR_RETURN(arguments.offers.emplace_back(), OfferOf(word, given.nvme_path));
   }
   return arguments;
 }
 
+// An option whose values are words.
+template <class T>
+CLI::Option* AddWords(CLI::App& app, const char* flag, std::optional<T>& to,
+                      std::span<const std::pair<const char*, T>> words, const char* what) {
+  std::string all;
+  for (const auto& [word, meaning] : words) absl::StrAppend(&all, all.empty() ? "" : "|", word);
+  const auto take = [=, &to](const std::string& given) {
+    for (const auto& [word, meaning] : words) {
+      if (given == word) to = meaning;
+    }
+    if (!to)
+      throw CLI::ValidationError(
+          absl::StrCat(flag, " is ", config::Quoted(given), ": it must be one of ", all));
+  };
+  return app.add_option_function<std::string>(flag, take, what)->option_text(all);
+}
+
 void AddOptions(CLI::App& app, Given& given) {
+  static constexpr std::pair<const char*, Tier> kTierWords[] = {
+      {"none", Tier::kDevice}, {"cpu", Tier::kCpu}, {"nvme", Tier::kNvme}};
+  static constexpr std::pair<const char*, DType> kDTypeWords[] = {
+      {"bf16", DType::kBFloat16}, {"fp16", DType::kFloat16}, {"fp32", DType::kFloat32}};
+  static constexpr std::pair<const char*, Quantity> kQuantityWords[] = {
+      {FactsOf(Quantity::kModel).word, Quantity::kModel},
+      {FactsOf(Quantity::kBatch).word, Quantity::kBatch},
+      {FactsOf(Quantity::kContext).word, Quantity::kContext}};
   AddModelOptions(app, given.model);
-  const auto number = [&](const char* flag, int64_t& to, int64_t most, const char* what) {
+  const auto number = [&](const char* flag, auto& to, int64_t most, const char* what) {
     app.add_option(flag, to, what)->option_text("N")->check(CLI::Range(int64_t{1}, most));
+  };
+  const auto text = [&](const char* flag, auto& to, const char* form, const char* what) {
+    return app.add_option(flag, to, what)->option_text(form);
+  };
+  const auto tier = [&](const char* flag, std::optional<Tier>& to, const char* what) {
+    AddWords<Tier>(app, flag, to, kTierWords, what);
   };
   number("--context", given.context, kContextMax,
          "tokens of a sequence (default: the model's, at most 4096)");
   number("--batch", given.batch, kBatchMax, "sequences of a micro-batch on a rank (default: 1)");
   number("--micro-batches", given.micro_batches, kBatchMax,
          "micro-batches of a step on a rank (default: 1)");
-  app.add_option("--ranks", given.ranks, "GPUs in all (default: those of one machine)")
-      ->option_text("N")
-      ->check(CLI::Range(1, kRanksMax));
-  app.add_option("--machine", given.machine,
-                 "a name, a JSON file, or here: this machine, measured (default: 8xh100)")
-      ->option_text("NAME|FILE|here");
+  number("--ranks", given.ranks, kRanksMax, "GPUs in all (default: those of one machine)");
+  text("--machine", given.machine, "NAME|FILE|here",
+       "a name, a JSON file, or here: this machine, measured (default: 8xh100)");
   CLI::Option* const compared =
-      app.add_option("--compare", given.compared,
-                     "machines, with a host's price an hour; finds how many are cheapest")
-          ->option_text("MACHINE[=PRICE]...");
-  app.add_option("--nvme-path", given.nvme_path, "folder of the swap files")->option_text("DIR");
-  app.add_option("--config,--deepspeed", given.config, "ask about this DeepSpeed or Ebb JSON file")
-      ->option_text("FILE");
-  app.add_option("--stage", given.stage, "ask about one configuration: its ZeRO stage")
-      ->option_text("0|1|2|3")
+      text("--compare", given.compared, "MACHINE[=PRICE]...",
+           "machines, with a host's price an hour; finds how many are cheapest");
+  text("--nvme-path", given.nvme_path, "DIR", "folder of the swap files");
+  text("--config,--deepspeed", given.config, "FILE", "ask about this DeepSpeed or Ebb JSON file");
+  text("--stage", given.stage, "0|1|2|3", "ask about one configuration: its ZeRO stage")
       ->check(CLI::Range(0, 3));
-  app.add_option("--offload-param", given.offload_param, "where parameters are")
-      ->option_text(Among(kTierWords));
-  app.add_option("--offload-optimizer", given.offload_optimizer,
-                 "where masters and optimizer states are")
-      ->option_text(Among(kTierWords));
-  app.add_option("--offload-activations", given.offload_activations,
-                 "where boundary activations are")
-      ->option_text(Among(kTierWords));
+  tier("--offload-param", given.parameters, "where parameters are");
+  tier("--offload-optimizer", given.states, "where masters and optimizer states are");
+  tier("--offload-activations", given.boundaries, "where boundary activations are");
   app.add_flag("--recompute", given.recompute, "compute blocks again in backward");
-  app.add_option("--dtype", given.dtype, "compute dtype (default: bf16)")
-      ->option_text(Among(kDTypeWords));
+  AddWords<DType>(app, "--dtype", given.dtype, kDTypeWords, "compute dtype (default: bf16)");
   app.add_flag("--unfused-attention", given.unfused, "keep the scores of attention");
   app.add_flag("--whole-logits", given.whole_logits, "hold all logits of a micro-batch");
-  app.add_option("--activations", given.activations,
-                 "memory of the activations of your own trainer")
-      ->option_text("SIZE");
-  app.add_option("--largest", given.largest, "find the largest one that fits in any configuration")
-      ->option_text(Among(kQuantityWords));
+  text("--activations", given.activations, "SIZE", "memory of the activations of your own trainer");
+  AddWords<Quantity>(app, "--largest", given.largest, kQuantityWords,
+                     "find the largest one that fits in any configuration");
   app.add_flag("--all", given.all, "print a line for each configuration");
   app.add_flag("--json", given.json, "print everything as JSON");
-  app.add_option("--write", given.write_file, "write the configuration as DeepSpeed's JSON")
-      ->option_text("FILE");
-  app.add_option("--trace", given.trace_file, "write a timeline of its steps for ui.perfetto.dev")
-      ->option_text("FILE");
-  app.add_option("--svg", given.svg_file, "write a picture of the memory")->option_text("FILE");
+  text("--write", given.files.write, "FILE", "write the configuration as DeepSpeed's JSON");
+  text("--trace", given.files.trace, "FILE", "write a timeline of its steps for ui.perfetto.dev");
+  text("--svg", given.files.svg, "FILE", "write a picture of the memory");
   app.add_flag("--list", given.list, "show the names of models and machines");
   app.add_flag("--show-machine", given.show_machine, "print the machine's figures as JSON");
   for (const char* of_one : {"--ranks", "--machine", "--stage", "--offload-param",
@@ -324,7 +299,6 @@ std::string Complaint(const CLI::App& app, const std::string& what, int argc, ch
 
 CommandLine ParseCommandLine(int argc, char** argv) {
   Given given;
-  given.machine = "8xh100";
   CLI::App app(
       "Predicts the training of a model: the memory of every tier, the traffic, the time of a\n"
       "step, and the fastest configuration that fits.",
@@ -341,13 +315,15 @@ CommandLine ParseCommandLine(int argc, char** argv) {
                         : absl::StrCat(error.what(), "\n")};
   }
   if (given.list) return {.text = ListText()};
+  const auto refused = [](const absl::Status& status) -> CommandLine {
+    return {.text = std::string(status.message()), .exit_code = 2};
+  };
   if (given.show_machine) {
     const absl::StatusOr<Machine> machine = MachineOf(given.machine, given.nvme_path);
-    if (!machine.ok()) return {.text = std::string(machine.status().message()), .exit_code = 2};
-    return {.text = ToJson(*machine)};
+    return machine.ok() ? CommandLine{.text = ToJson(*machine)} : refused(machine.status());
   }
   absl::StatusOr<Arguments> arguments = ArgumentsOf(given);
-  if (!arguments.ok()) return {.text = std::string(arguments.status().message()), .exit_code = 2};
+  if (!arguments.ok()) return refused(arguments.status());
   return {.arguments = *std::move(arguments)};
 }
 

@@ -12,13 +12,15 @@ namespace ebb::planner {
 
 struct Arguments {
   Question question = {};
-  std::optional<Choice> asked =
-      {};  // one configuration, from a file or from flags; none: the fastest of all is searched
+  // One configuration, from a file or from flags; none: the fastest of all is searched.
+  std::optional<Choice> asked = {};
   std::optional<Quantity> largest = {};
   std::vector<Offer> offers = {};  // machines to compare; none: only the question's
   bool all = false, json = false;
-  std::vector<std::string> warnings = {};                       // a line each
-  std::string write_file = "", trace_file = "", svg_file = "";  // "": not written
+  std::vector<std::string> warnings = {};  // a line each
+  struct Files {
+    std::string write = "", trace = "", svg = "";  // "": not written
+  } files = {};
 };
 
 // Either arguments, or a text to print with an exit code: 0 after --help and --list, 2 for a wrong

@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/planner/answer_json.h"
 #include "ebb/runtime/planner/answer_table.h"
 #include "ebb/runtime/planner/program/arguments.h"
@@ -28,11 +28,16 @@ int Fail(std::string_view what) {
   return kWrong;
 }
 
-bool WriteFile(const std::string& path, const std::string& text) {
+void Warn(const std::string& what) {
+  std::fprintf(stderr, "ebb-plan: %s\n", what.c_str());
+}
+
+absl::Status WriteFile(const std::string& path, const std::string& text) {
   std::FILE* const file = std::fopen(path.c_str(), "w");
-  if (file == nullptr) return false;
-  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  return std::fclose(file) == 0 && written;
+  const bool written =
+      file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  if (file != nullptr && std::fclose(file) == 0 && written) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(path, ": it cannot be written"));
 }
 
 // Prints with at most 100 columns. Longer lines are broken at spaces, so JSON stays valid.
@@ -61,10 +66,6 @@ std::string Described(const Change& change, const Answer& from) {
                          change.tokens_per_second / from.time->tokens_per_second);
 }
 
-std::string TextOfRemedy(const sharding::FoundAdvice& remedy, const Answer& answer) {
-  return remedy.text.empty() ? answer.lacks() : remedy.text;
-}
-
 std::string ChangesText(const Advised& advised) {
   std::string text;
   if (advised.change)
@@ -80,13 +81,12 @@ std::string ChangesText(const Advised& advised) {
 }
 
 std::string LargestText(const Arguments& arguments, const Largest& found) {
-  constexpr const char* kWhat[] = {"layers", "sequences a micro-batch", "tokens a sequence"};
-  const char* const what = kWhat[static_cast<int>(*arguments.largest)];
+  const char* const unit = FactsOf(*arguments.largest).unit;
   if (found.most == 0)
-    return absl::StrCat("not even one of the ", what, " fits",
+    return absl::StrCat("not even one of the ", unit, " fits",
                         arguments.asked ? "" : " in any configuration", "; ", WordsOf(found.answer),
                         ": it ", found.answer.lacks(), "\n");
-  std::string text = absl::StrCat(found.is_limit ? "at least " : "at most ", found.most, " ", what);
+  std::string text = absl::StrCat(found.is_limit ? "at least " : "at most ", found.most, " ", unit);
   if (*arguments.largest == Quantity::kModel)
     absl::StrAppendFormat(&text, ", %.4g B parameters",
                           static_cast<double>(found.question.model.parameters()) / 1e9);
@@ -98,69 +98,66 @@ std::string LargestText(const Arguments& arguments, const Largest& found) {
                       AnswerText(found.question, found.answer));
 }
 
-void Warn(const std::string& what) {
-  std::fprintf(stderr, "ebb-plan: %s\n", what.c_str());
-}
-
-// Says what a file of this configuration does not say.
-void WarnOf(const std::string& path, const Answer& answer) {
+// Writes the configuration, and says what a file of it does not say.
+absl::Status WriteConfig(const std::string& path, const Answer& answer) {
+  if (!answer.refused.ok())
+    return absl::Status(
+        answer.refused.code(),
+        absl::StrCat(path, ": it is not written, because Ebb refuses the configuration: ",
+                     answer.refused.message()));
+  EBB_RETURN_IF_ERROR(WriteFile(path, answer.config.ToJson() + "\n"));
   if (!answer.fits()) Warn(absl::StrCat(path, ": it does not fit: it ", answer.lacks()));
   if (answer.choice.recompute)
     Warn(absl::StrCat(path, ": the trainer must recompute blocks in backward itself"));
+  return absl::OkStatus();
 }
 
-// Writes the requested files for the chosen configuration.
-int WriteFiles(const Arguments& arguments, const Question& question,
-               std::span<const Answer* const> shown, const Answer* chosen) {
-  if (!arguments.svg_file.empty() && !WriteFile(arguments.svg_file, AnswersAsSvg(question, shown)))
-    return Fail(absl::StrCat(arguments.svg_file, ": it cannot be written"));
-  if (arguments.write_file.empty() && arguments.trace_file.empty()) return 0;
-  if (chosen == nullptr) return Fail("nothing fits, so there is no configuration to write");
-  if (!arguments.write_file.empty()) {
-    if (!chosen->refused.ok())
-      return Fail(absl::StrCat(arguments.write_file,
-                               ": it is not written, because Ebb refuses the configuration: ",
-                               std::string(chosen->refused.message())));
-    if (!WriteFile(arguments.write_file, chosen->config.ToJson() + "\n"))
-      return Fail(absl::StrCat(arguments.write_file, ": it cannot be written"));
-    WarnOf(arguments.write_file, *chosen);
-  }
-  if (arguments.trace_file.empty()) return 0;
-  const absl::Status traced = WriteTrace(question, *chosen, arguments.trace_file);
-  return traced.ok() ? 0 : Fail(std::string(traced.message()));
-}
-
-int AnswerLargest(const Arguments& arguments) {
-  const absl::StatusOr<Largest> found =
-      FindLargest(arguments.question, *arguments.largest, arguments.asked);
-  if (!found.ok()) return Fail(std::string(found.status().message()));
-  const Answer* const chosen = found->most > 0 ? &found->answer : nullptr;
-  Advised advised{.chosen = chosen, .largest = arguments.largest, .most = found->most};
-  if (chosen != nullptr) {
-    advised.change = BestChange(found->question, *chosen);
-    advised.purchase = BestPurchase(found->question, *chosen);
-  } else {
-    advised.remedy = RemedyFor(found->question, found->answer).text;
-  }
+// Prints the answers, as the text or as JSON, and writes the requested files for the chosen one.
+absl::Status Report(const Arguments& arguments, const Question& question,
+                    std::span<const Answer> answers, const Advised& advised, std::string text) {
   if (arguments.json) {
-    std::fputs(
-        AnswersAsJson(found->question, {chosen, chosen == nullptr ? 0u : 1u}, advised).c_str(),
-        stdout);
+    std::fputs(AnswersAsJson(question, answers, advised).c_str(), stdout);
   } else {
-    Print(TitleOf(found->question) + LargestText(arguments, *found) + ChangesText(advised));
+    Print(TitleOf(question) + std::move(text));
   }
-  return WriteFiles(arguments, found->question, {&chosen, chosen == nullptr ? 0u : 1u}, chosen);
+  const auto& [write_file, trace_file, svg_file] = arguments.files;
+  const Answer* const chosen = advised.chosen;
+  if (!svg_file.empty())
+    EBB_RETURN_IF_ERROR(
+        WriteFile(svg_file, AnswersAsSvg(question, ShownAnswers(answers, chosen, arguments.all))));
+  if (chosen == nullptr && !(write_file.empty() && trace_file.empty()))
+    return absl::NotFoundError("nothing fits, so there is no configuration to write");
+  if (!write_file.empty()) EBB_RETURN_IF_ERROR(WriteConfig(write_file, *chosen));
+  return trace_file.empty() ? absl::OkStatus() : WriteTrace(question, *chosen, trace_file);
 }
 
-int Compare(Arguments arguments) {
+absl::Status AnswerLargest(const Arguments& arguments) {
+  EBB_ASSIGN_OR_RETURN(const Largest found,
+                       FindLargest(arguments.question, *arguments.largest, arguments.asked));
+  Advised advised{.largest = arguments.largest, .most = found.most};
+  std::span<const Answer> answers;
+  if (found.most > 0) {
+    answers = {&found.answer, 1};
+    advised.chosen = &found.answer;
+    advised.change = BestChange(found.question, found.answer);
+    advised.purchase = BestPurchase(found.question, found.answer);
+  } else {
+    advised.remedy = RemedyFor(found.question, found.answer, Depth::kMemory).advice.text;
+  }
+  return Report(arguments, found.question, answers, advised,
+                LargestText(arguments, found) + ChangesText(advised));
+}
+
+absl::Status Compare(const Arguments& arguments) {
   const Question& question = arguments.question;
-  for (Offer& offer : arguments.offers) FillOffer(question, offer);
+  std::vector<Offer> offers = arguments.offers;
+  for (Offer& offer : offers) FillOffer(question, offer);
   if (arguments.json) {
-    std::fputs(OffersAsJson(question, arguments.offers).c_str(), stdout);
+    std::fputs(OffersAsJson(question, offers).c_str(), stdout);
   } else {
-    Print(OffersText(question, arguments.offers));
+    Print(OffersText(question, offers));
   }
-  return 0;
+  return absl::OkStatus();
 }
 
 // Puts the answer among the others, which are sorted by stage and place, in place of the one of the
@@ -178,72 +175,69 @@ const Answer* PutAmong(std::vector<Answer>& answers, const Answer& chosen) {
   return &*answers.insert(after, chosen);
 }
 
-int AnswerQuestion(const Arguments& arguments) {
+absl::Status AnswerQuestion(const Arguments& arguments) {
   const Question& question = arguments.question;
   std::vector<Answer> answers = AnswerAll(question);
+  const Answer least = answers.back();
   std::optional<Choice> fastest;
   if (const Answer* const found = Fastest(answers)) fastest = found->choice;
   // The chosen answer once more, with the peak.
   std::optional<Answer> chosen;
-  sharding::FoundAdvice remedy;
+  Remedy remedy;
   if (arguments.asked) {
     const bool as_it_is = *arguments.asked == ChoiceOf(question.config, arguments.asked->recompute);
     chosen = AnswerFor(question, as_it_is ? question.config : question.With(*arguments.asked),
                        arguments.asked->recompute, Depth::kTimeAndPeak);
+    if (!chosen->fits()) remedy = RemedyFor(question, *chosen, Depth::kMemory);
   } else if (fastest) {
     chosen = AnswerFor(question, *fastest, Depth::kTimeAndPeak);
   } else {
-    remedy = RemedyFor(question, answers.back());
-    chosen = AnswerOf(question, remedy, answers.back(), Depth::kTimeAndPeak);
+    remedy = RemedyFor(question, least, Depth::kTimeAndPeak);
+    chosen = remedy.answer;
   }
   Advised advised;
+  if (!chosen || !chosen->fits()) {
+    advised.remedy = remedy.advice.text;
+    if (advised.remedy.empty()) advised.remedy = (chosen ? *chosen : least).lacks();
+  }
   if (chosen) {
-    if (!chosen->fits()) remedy = RemedyFor(question, *chosen);
-    advised = {.chosen = PutAmong(answers, *chosen),
-               .change = BestChange(question, *chosen),
-               .purchase = BestPurchase(question, *chosen)};
+    advised.chosen = PutAmong(answers, *chosen);
+    advised.change = BestChange(question, *chosen);
+    advised.purchase = BestPurchase(question, *chosen);
   }
-  if (!chosen || !chosen->fits())
-    advised.remedy = TextOfRemedy(remedy, chosen ? *chosen : answers.back());
-  if (arguments.json) {
-    std::fputs(AnswersAsJson(question, answers, advised).c_str(), stdout);
+  std::string text =
+      absl::StrCat("\n", AnswerTable(question, answers, advised.chosen, arguments.all));
+  if (chosen) {
+    absl::StrAppend(&text, "\n* ",
+                    arguments.asked ? "as asked: "
+                    : fastest       ? "the fastest that fits: "
+                                    : "this fits with other keys: ",
+                    WordsOf(*chosen), "\n\n", AnswerText(question, *chosen), ChangesText(advised));
+    if (arguments.asked && fastest && !(*fastest == chosen->choice))
+      absl::StrAppend(&text, "The fastest that fits: ", WordsOf(*fastest), "\n");
   } else {
-    std::string text = TitleOf(question) + "\n";
-    text += AnswerTable(question, answers, advised.chosen, arguments.all);
-    if (chosen) {
-      absl::StrAppend(&text, "\n* ",
-                      arguments.asked ? "as asked: "
-                      : fastest       ? "the fastest that fits: "
-                                      : "this fits with other keys: ",
-                      WordsOf(*chosen), "\n\n", AnswerText(question, *chosen),
-                      ChangesText(advised));
-      if (arguments.asked && fastest && !(*fastest == chosen->choice))
-        absl::StrAppend(&text, "The fastest that fits: ", WordsOf(*fastest), "\n");
-    } else {
-      absl::StrAppend(&text, "\nNothing fits.\nWhat to change in ", WordsOf(answers.back().choice),
-                      ": ", advised.remedy, "\n");
-    }
-    Print(std::move(text));
+    absl::StrAppend(&text, "\nNothing fits.\nWhat to change in ", WordsOf(least.choice), ": ",
+                    advised.remedy, "\n");
   }
-  const std::vector<const Answer*> shown = ShownAnswers(answers, advised.chosen, arguments.all);
-  return WriteFiles(arguments, question, shown, advised.chosen);
+  return Report(arguments, question, answers, advised, std::move(text));
 }
 
 int Main(int argc, char** argv) {
   const CommandLine line = ParseCommandLine(argc, argv);
   if (line.exit_code != 0) return Fail(line.text);
-  int code = 0;
+  absl::Status status;
   if (!line.arguments) {
     std::fputs(line.text.c_str(), stdout);
   } else {
     for (const std::string& warning : line.arguments->warnings) Warn(warning);
-    code = !line.arguments->offers.empty() ? Compare(*line.arguments)
-           : line.arguments->largest       ? AnswerLargest(*line.arguments)
-                                           : AnswerQuestion(*line.arguments);
+    status = !line.arguments->offers.empty() ? Compare(*line.arguments)
+             : line.arguments->largest       ? AnswerLargest(*line.arguments)
+                                             : AnswerQuestion(*line.arguments);
   }
-  if (code == 0 && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0))
+  if (!status.ok()) return Fail(std::string(status.message()));
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
     return Fail("standard output cannot be written");
-  return code;
+  return 0;
 }
 
 }  // namespace

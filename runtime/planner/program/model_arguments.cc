@@ -15,19 +15,30 @@ namespace {
 
 constexpr int64_t kSizeMax = 1 << 30;
 
-constexpr int64_t ModelShape::*kSizes[] = {
-    &ModelShape::layers,       &ModelShape::width,           &ModelShape::heads,
-    &ModelShape::head_width,   &ModelShape::key_value_heads, &ModelShape::experts_of_token,
-    &ModelShape::feed_forward, &ModelShape::vocabulary,      &ModelShape::experts};
+struct SizeFlag {
+  int64_t ModelShape::*of;
+  const char *flag, *what;
+};
+constexpr SizeFlag kSizes[] = {
+    {&ModelShape::layers, "--layers",
+     "blocks; sizes describe a gated transformer, or replace the model's"},
+    {&ModelShape::width, "--width", "width of the residual stream"},
+    {&ModelShape::heads, "--heads", "attention heads"},
+    {&ModelShape::key_value_heads, "--key-value-heads", "heads of keys and values"},
+    {&ModelShape::head_width, "--head-width", "width of a head"},
+    {&ModelShape::feed_forward, "--feed-forward", "width inside the feed-forward layer"},
+    {&ModelShape::vocabulary, "--vocabulary", "tokens of the vocabulary"},
+    {&ModelShape::experts, "--experts", "experts of a block"},
+    {&ModelShape::experts_of_token, "--experts-of-token", "experts that a token goes through"}};
 
 // A given size replaces that of the named model or of the file.
 absl::StatusOr<ModelShape> WithSizes(ModelShape shape, const ModelShape& given) {
   const bool is_known = shape.layers > 0;
   bool has_others = false;
-  for (int64_t ModelShape::*const size : kSizes) {
-    if (given.*size == 0) continue;
-    has_others = has_others || shape.*size != given.*size;
-    shape.*size = given.*size;
+  for (const SizeFlag& size : kSizes) {
+    if (given.*size.of == 0) continue;
+    has_others = has_others || shape.*size.of != given.*size.of;
+    shape.*size.of = given.*size.of;
   }
   // 0: Complete derives these sizes from the new width and heads.
   if (given.head_width == 0 && (given.width > 0 || given.heads > 0)) shape.head_width = 0;
@@ -80,22 +91,11 @@ void AddModelOptions(CLI::App& app, ModelArguments& arguments) {
           ->option_text("FILE...");
   named->excludes(described)->excludes(stored);
   described->excludes(stored);
-  const auto size = [&](const char* flag, int64_t& to, const char* what) {
-    app.add_option(flag, to, what)
+  for (const SizeFlag& size : kSizes)
+    app.add_option(size.flag, arguments.shape.*size.of, size.what)
         ->option_text("N")
         ->check(CLI::Range(int64_t{1}, kSizeMax))
         ->excludes(stored);
-  };
-  size("--layers", arguments.shape.layers,
-       "blocks; sizes describe a gated transformer, or replace the model's");
-  size("--width", arguments.shape.width, "width of the residual stream");
-  size("--heads", arguments.shape.heads, "attention heads");
-  size("--key-value-heads", arguments.shape.key_value_heads, "heads of keys and values");
-  size("--head-width", arguments.shape.head_width, "width of a head");
-  size("--feed-forward", arguments.shape.feed_forward, "width inside the feed-forward layer");
-  size("--vocabulary", arguments.shape.vocabulary, "tokens of the vocabulary");
-  size("--experts", arguments.shape.experts, "experts of a block");
-  size("--experts-of-token", arguments.shape.experts_of_token, "experts that a token goes through");
 }
 
 }  // namespace ebb::planner
