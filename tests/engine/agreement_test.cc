@@ -46,7 +46,7 @@ const Difference kDifferences[] = {
      [](ModelSpec& model, Config&) {
        model.Add(UnitId{4}, {.name = "more", .shape = {3}, .init = Constant(0)});
      },
-     {"model of rank", "parameter 9", "10 on rank", "9 on rank"}},
+     {"model of rank", "parameter 9 ('more') on rank", "the end (after 9) on rank"}},
     {"Trainable",
      [](ModelSpec& model, Config&) { model.parameters[3].trainable = true; },
      {"model of rank", "parameter 3"}},
@@ -155,8 +155,8 @@ TEST_P(CreateTest, NamesAnOptimizerThatDiffers) {
     std::optional<OptimizerSpec> optimizer;  // of one rank
     const char* says;
   } kCases[] = {
-      {std::nullopt, " gives EngineOptions::optimizer"},
-      {OptimizerSpec{.states = {"momentum"}, .update = update}, "first at state 1"},
+      {std::nullopt, "EngineOptions::optimizer (not given) on rank"},
+      {OptimizerSpec{.states = {"momentum"}, .update = update}, "the end (after 2) on rank"},
       {OptimizerSpec{.states = {"momentum", "mean"}, .update = update}, "first at state 1 ('"},
       {OptimizerSpec{.states = {"variance", "momentum"}, .update = update}, "first at state 0 ('"}};
   for (const auto& different : kCases) {

@@ -161,11 +161,11 @@ TEST_P(ReorderTest, AnOrderThatIsRefusedLeavesTheEngineAsItWas) {
     if (setting.world > 1) {
       expect(Reorder(engine, trainer.rank() == 0 ? Shuffled() : order),
              absl::StatusCode::kFailedPrecondition,
-             "Reorder: the order of rank 1 differs from rank 0's: first at visit 0, unit 'u3' on "
-             "rank 0 and unit 'u0' on rank 1");
+             "Reorder: the order of rank 1 differs from rank 0's: first at visit 0 (unit 'u3') on "
+             "rank 0 and visit 0 (unit 'u0') on rank 1");
       expect(Reorder(engine, trainer.rank() == 0 ? Shuffled() : Nested()),
              absl::StatusCode::kFailedPrecondition,
-             "first at the number of visits, 6 on rank 0 and 5 on rank 1");
+             "first at the number of visits (6) on rank 0 and the number of visits (5) on rank 1");
     }
     return absl::OkStatus();
   };
@@ -189,8 +189,8 @@ TEST(ReorderCallTest, OrdersThatDifferInAnEventSaySo) {
             events.erase(events.begin() + 11, events.begin() + 13);
           }
           const absl::Status status = engine.Reorder(order.model.forward, events);
-          EXPECT_THAT(status, Says("first at event 11, Recompute of unit 'u1' opens on rank 0 and "
-                                   "Backward of unit 'u1' opens on rank 1"));
+          EXPECT_THAT(status, Says("first at event 11 (Recompute of unit 'u1' opens) on rank 0 and "
+                                   "event 11 (Backward of unit 'u1' opens) on rank 1"));
           ASSERT_OK(Train(engine, order, trainer, 0));
         });
 }

@@ -6,7 +6,6 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "ebb/runtime/comm/rank_errors.h"
@@ -74,13 +73,6 @@ absl::Status SeenHere(const HostLane& lane, const std::vector<absl::Status>& all
   const auto failed = FirstFailed(all);
   if (failed == all.end() || !own.ok()) return own;
   return OfRank(lane.world.RankName(static_cast<int>(failed - all.begin())), *failed);
-}
-
-absl::Status Differs(const HostLane& lane, int rank, absl::string_view what,
-                     absl::string_view detail) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("ranks create different engines: the ", what, " of ", lane.world.RankName(rank),
-                   " differs from ", lane.world.RankName(0), "'s", detail));
 }
 
 struct Difference {
@@ -192,160 +184,110 @@ absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own, int64_
 
 namespace {
 
-// An optimizer of the trainer's: whether there is one, and the names of its states.
-absl::Status AgreeOnOptimizer(const HostLane& lane, const OptimizerSpec* own) {
-  std::vector<int64_t> states = {own != nullptr ? 1 : 0};
-  for (size_t k = 0; own != nullptr && k < own->states.size(); ++k)
-    states.push_back(static_cast<int64_t>(sharding::Hasher().Add(own->states[k]).hash()));
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all, AllLists(lane, states));
+// A part of what ranks must have alike: in words, and the hash of what the words leave out.
+struct Fact {
+  std::string text;
+  uint64_t hash = 0;
+};
+
+// Names the first fact that a rank has otherwise than rank 0. `subject`: "Reorder: the order".
+absl::Status AgreeOnFacts(const HostLane& lane, absl::string_view subject,
+                          std::span<const Fact> facts) {
+  std::vector<int64_t> hashes;
+  for (const auto& [text, hash] : facts) {
+    hashes.push_back(
+        static_cast<int64_t>(sharding::Hasher().Add(text).Add(static_cast<int64_t>(hash)).hash()));
+  }
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all, AllLists(lane, hashes));
   const Difference at = FirstDifference(all);
   if (at.rank == 0) return absl::OkStatus();
-  const std::vector<int64_t>&first = all.front(), &other = all[static_cast<size_t>(at.rank)];
-  constexpr absl::string_view kOptimizer = "optimizer";
-  if (at.index == 0) {
-    return Differs(lane, at.rank, kOptimizer,
-                   absl::StrCat(": only ", lane.world.RankName(first[0] == 1 ? 0 : at.rank),
-                                " gives EngineOptions::optimizer"));
-  }
-  const std::string name =
-      at.index < states.size() ? absl::StrCat(" ('", own->states[at.index - 1], "' here)") : "";
-  return Differs(lane, at.rank, kOptimizer,
-                 absl::StrCat(": first at state ", at.index - 1, name, ", of ", first.size() - 1,
-                              " on ", lane.world.RankName(0), " and ", other.size() - 1, " on ",
-                              lane.world.RankName(at.rank)));
+  EBB_ASSIGN_OR_RETURN(
+      const std::vector<std::string> texts,
+      AllTexts(lane, at.index < facts.size() ? facts[at.index].text
+                                             : absl::StrCat("the end (after ", facts.size(), ")")));
+  const std::string &first = texts.front(), &other = texts[static_cast<size_t>(at.rank)],
+                    zero = lane.world.RankName(0), rank = lane.world.RankName(at.rank);
+  return absl::FailedPreconditionError(
+      absl::StrCat(subject, " of ", rank, " differs from ", zero, "'s: first at ", first,
+                   first == other ? "" : absl::StrCat(" on ", zero, " and ", other, " on ", rank),
+                   "; every rank must give the same"));
 }
 
-// Behind the comparison of all that plans follow from.
-absl::Status AgreeOnFingerprint(const HostLane& lane, uint64_t plans, absl::string_view of_same) {
-  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
-                       AllValues(lane, static_cast<int64_t>(plans)));
-  for (size_t r = 1; r < all.size(); ++r) {
-    if (all[r] != all[0])
-      return Differs(lane, static_cast<int>(r), "plan",
-                     absl::StrCat(" for the same ", of_same, ": another version of Ebb"));
+absl::Status AgreeOnCreated(const HostLane& lane, absl::string_view what,
+                            std::span<const Fact> facts) {
+  return AgreeOnFacts(lane, absl::StrCat("ranks create different engines: the ", what), facts);
+}
+
+std::vector<Fact> FactsOf(const Config& config) {
+  // How a rank reaches its host's disk changes nothing for the others.
+  Config compared = config;
+  compared.ebb.io_backend = IoBackend::kAuto;
+  const std::vector<std::string> lines = absl::StrSplit(compared.ToJson(), '\n');
+  std::vector<Fact> facts;
+  for (size_t line = 0; line < lines.size(); ++line) facts.push_back({DescribeLine(lines, line)});
+  return facts;
+}
+
+// `own`: null: there is none of the trainer's.
+std::vector<Fact> FactsOf(const OptimizerSpec* own) {
+  if (own == nullptr) return {{"EngineOptions::optimizer (not given)"}};
+  std::vector<Fact> facts = {{"EngineOptions::optimizer (given)"}};
+  for (const std::string& state : own->states)
+    facts.push_back({absl::StrCat("state ", facts.size() - 1, " ('", state, "')")});
+  return facts;
+}
+
+std::vector<Fact> OrderOf(const ModelSpec& model) {
+  std::vector<Fact> facts = {{absl::StrCat("the number of visits (", model.forward.size(), ")")}};
+  for (size_t v = 0; v < model.forward.size(); ++v) {
+    const Visit& visit = model.forward[v];
+    facts.push_back({absl::StrCat("visit ", v, " (unit '", model[visit.unit].name, "'",
+                                  visit.forward ? "" : " without forward",
+                                  visit.backward ? "" : " without backward",
+                                  visit.gradients ? "" : " without gradients", ")")});
+    facts.push_back({absl::StrCat("visit ", v, " (", visit.output_bytes, " bytes of output)")});
   }
-  return absl::OkStatus();
+  for (size_t e = 0; e < model.order.size(); ++e) {
+    const ScopeEvent& event = model.order[e];
+    const char* const name = event.backward    ? "Backward"
+                             : event.recompute ? "Recompute"
+                                               : "Forward";
+    const UnitId unit = model.forward[static_cast<size_t>(event.visit)].unit;
+    facts.push_back({absl::StrCat("event ", e, " (", name, " of unit '", model[unit].name, "' ",
+                                  event.opens ? "opens" : "closes", ")"),
+                     static_cast<uint64_t>(event.visit)});
+  }
+  return facts;
 }
 
 }  // namespace
 
 absl::Status AgreeOnPlans(const HostLane& lane, const EngineInputs& inputs, uint64_t plans) {
-  const ModelSpec& model = inputs.model;
-  std::vector<int64_t> parameters;
-  for (const ParameterSpec& parameter : model.parameters) {
-    parameters.push_back(static_cast<int64_t>(sharding::Fingerprint(parameter)));
+  std::vector<Fact> parameters;
+  for (const ParameterSpec& parameter : inputs.model.parameters) {
+    parameters.push_back(
+        {absl::StrCat("parameter ", parameters.size(), " ('", parameter.name, "')"),
+         sharding::Fingerprint(parameter)});
   }
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all, AllLists(lane, parameters));
-  if (const Difference at = FirstDifference(all); at.rank > 0) {
-    const std::string name = at.index < model.parameters.size()
-                                 ? absl::StrCat(" ('", model.parameters[at.index].name, "' here)")
-                                 : "";
-    return Differs(
-        lane, at.rank, "model",
-        absl::StrCat(": first at parameter ", at.index, name, ", of ", all[0].size(), " on ",
-                     lane.world.RankName(0), " and ", all[static_cast<size_t>(at.rank)].size(),
-                     " on ", lane.world.RankName(at.rank)));
-  }
-  // How a rank reaches its host's disk changes nothing for the others.
-  Config compared = inputs.config;
-  compared.ebb.io_backend = IoBackend::kAuto;
-  const std::vector<std::string> config_lines = absl::StrSplit(compared.ToJson(), '\n');
-  std::vector<int64_t> line_hashes;
-  for (const std::string& line : config_lines)
-    line_hashes.push_back(static_cast<int64_t>(sharding::Hasher().Add(line).hash()));
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> configs,
-                       AllLists(lane, line_hashes));
-  if (const Difference at = FirstDifference(configs); at.rank > 0) {
-    return Differs(lane, at.rank, "config",
-                   absl::StrCat(": first at ", DescribeLine(config_lines, at.index), " here"));
-  }
-  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> models,
-                       AllValues(lane, static_cast<int64_t>(sharding::Fingerprint(model))));
-  for (size_t r = 1; r < models.size(); ++r) {
-    if (models[r] != models[0])
-      return Differs(lane, static_cast<int>(r), "model",
-                     ": the same parameters in other units, visits, order of scopes or workspace");
-  }
-  EBB_RETURN_IF_ERROR(AgreeOnOptimizer(lane, inputs.own_optimizer()));
-  return AgreeOnFingerprint(lane, plans, "model and config");
+  const Fact model = {"the units, visits, order of scopes or workspace of the same parameters",
+                      sharding::Fingerprint(inputs.model)},
+             plan = {"what the same model and config become: another version of Ebb", plans};
+  EBB_RETURN_IF_ERROR(AgreeOnCreated(lane, "model", parameters));
+  EBB_RETURN_IF_ERROR(AgreeOnCreated(lane, "config", FactsOf(inputs.config)));
+  EBB_RETURN_IF_ERROR(AgreeOnCreated(lane, "model", {&model, 1}));
+  EBB_RETURN_IF_ERROR(AgreeOnCreated(lane, "optimizer", FactsOf(inputs.own_optimizer())));
+  return AgreeOnCreated(lane, "plan", {&plan, 1});
 }
 
-namespace {
-
-// A visit is two numbers, an event of ModelSpec::order one: `Describe` undoes it, of any rank.
-class OrderNumbers {
- public:
-  static std::vector<int64_t> Of(const ModelSpec& model) {
-    std::vector<int64_t> numbers = {std::ssize(model.forward)};
-    for (const Visit& visit : model.forward) {
-      numbers.push_back(8 * static_cast<int64_t>(visit.unit) + (visit.forward ? 1 : 0) +
-                        (visit.backward ? 2 : 0) + (visit.gradients ? 4 : 0));
-      numbers.push_back(visit.output_bytes);
-    }
-    for (const ScopeEvent& event : model.order) {
-      numbers.push_back(8 * int64_t{event.visit} + (event.opens ? 1 : 0) +
-                        (event.backward ? 2 : 0) + (event.recompute ? 4 : 0));
-    }
-    return numbers;
-  }
-
-  OrderNumbers(const ModelSpec& model, std::span<const int64_t> numbers)
-      : model_(model), numbers_(numbers) {}
-
-  // The place in the order that number `index` describes.
-  std::string Place(size_t index) const {
-    if (index == 0) return "the number of visits";
-    if (index > visits() * 2) return absl::StrCat("event ", index - 1 - 2 * visits());
-    return absl::StrCat("visit ", (index - 1) / 2);
-  }
-  std::string Describe(size_t index) const {
-    if (index >= numbers_.size()) return "the end";
-    const int64_t number = numbers_[index];
-    if (index == 0) return absl::StrCat(number);
-    if (index > visits() * 2) {
-      const int64_t unit = numbers_[static_cast<size_t>(1 + 2 * (number / 8))] / 8;
-      return absl::StrCat((number & 2) != 0   ? "Backward"
-                          : (number & 4) != 0 ? "Recompute"
-                                              : "Forward",
-                          " of unit '", NameOf(unit), "' ", (number & 1) != 0 ? "opens" : "closes");
-    }
-    if (index % 2 == 0) return absl::StrCat(number, " bytes of output");
-    std::vector<const char*> parts;
-    if ((number & 1) == 0) parts.push_back("no forward");
-    if ((number & 2) == 0) parts.push_back("no backward");
-    if ((number & 4) == 0) parts.push_back("no gradients");
-    return absl::StrCat("unit '", NameOf(number / 8), "'", parts.empty() ? "" : " with ",
-                        absl::StrJoin(parts, " and "));
-  }
-
- private:
-  size_t visits() const { return static_cast<size_t>(numbers_.front()); }
-  const std::string& NameOf(int64_t unit) const {
-    return model_.units[static_cast<size_t>(unit)].name;
-  }
-
-  const ModelSpec& model_;
-  std::span<const int64_t> numbers_;
-};
-
-}  // namespace
-
 absl::Status AgreeOnOrder(const HostLane& lane, const ModelSpec& model, uint64_t plans) {
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all,
-                       AllLists(lane, OrderNumbers::Of(model)));
-  if (const Difference at = FirstDifference(all); at.rank > 0) {
-    const OrderNumbers first(model, all.front()), other(model, all[static_cast<size_t>(at.rank)]);
-    const std::string name = lane.world.RankName(at.rank);
-    return absl::FailedPreconditionError(absl::StrCat(
-        "Reorder: the order of ", name, " differs from ", lane.world.RankName(0), "'s: first at ",
-        first.Place(at.index), ", ", first.Describe(at.index), " on ", lane.world.RankName(0),
-        " and ", other.Describe(at.index), " on ", name, "; every rank must ask for the same"));
-  }
-  return AgreeOnFingerprint(lane, plans, "order");
+  const Fact plan = {"what the same order becomes: another version of Ebb", plans};
+  EBB_RETURN_IF_ERROR(AgreeOnFacts(lane, "Reorder: the order", OrderOf(model)));
+  return AgreeOnFacts(lane, "Reorder: the plan", {&plan, 1});
 }
 
 absl::Status AgreeOnInitialValues(const HostLane& lane, const ModelSpec& model, bool of_rank_0) {
-  std::vector<int64_t> hashes = {of_rank_0};
+  std::vector<Fact> facts = {
+      {absl::StrCat("EngineOptions::initial_values_of_rank_0 (", of_rank_0 ? "true)" : "false)")}};
   absl::Status own;
   for (size_t p = 0; p < model.parameters.size() && !of_rank_0; ++p) {
     const ParameterSpec& parameter = model.parameters[p];
@@ -360,20 +302,13 @@ absl::Status AgreeOnInitialValues(const HostLane& lane, const ModelSpec& model, 
     }
     sharding::Hasher hasher;
     for (float value : first) hasher.Add(int64_t{std::bit_cast<uint32_t>(value)});
-    hashes.push_back(static_cast<int64_t>(hasher.hash()));
+    facts.push_back({absl::StrCat("parameter '", parameter.name,
+                                  "': an initialiser must be the same function on every rank, also "
+                                  "its seed"),
+                     hasher.hash()});
   }
   EBB_RETURN_IF_ERROR(AgreeOnStatus(lane, own));
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all, AllLists(lane, hashes));
-  if (const Difference at = FirstDifference(all); at.rank > 0) {
-    if (at.index == 0) {
-      return Differs(lane, at.rank, "EngineOptions::initial_values_of_rank_0", "");
-    }
-    return Differs(lane, at.rank, "initial value",
-                   absl::StrCat(" of parameter '", model.parameters[at.index - 1].name,
-                                "': an initialiser must be the same function on every rank, also "
-                                "its seed"));
-  }
-  return absl::OkStatus();
+  return AgreeOnCreated(lane, "initial value", facts);
 }
 
 }  // namespace ebb
