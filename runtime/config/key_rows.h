@@ -1,138 +1,240 @@
-// Functions to write the rows of the table: one call names the kind, and further calls add details.
+// The rows of the table of keys: for each key its name, the field of Config that holds its value,
+// its meaning, and details such as its range.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <functional>
 #include <limits>
-#include <span>
+#include <optional>
+#include <string>
 #include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/keys.h"
+#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/config/value.h"
 
 namespace ebb::config {
 
+// Keys of a parameter group have the fields of the group with this name.
+inline constexpr char kAnyGroup[] = "*";
+inline constexpr std::string_view kGroupPrefix = "ebb.parameter_groups.*.";
+
+template <class Block>
+Block& BlockOf(Config& config) {
+  if constexpr (std::is_same_v<Block, ParameterGroupConfig>) {
+    return config.ebb.parameter_groups[kAnyGroup];
+  } else {
+    return std::get<Block&>(std::tie(config, config.optimizer, config.scheduler, config.loss_scale,
+                                     config.zero, config.zero.offload_param,
+                                     config.zero.offload_optimizer, config.aio,
+                                     config.activation_checkpointing, config.ebb));
+  }
+}
+
+template <class T>
+struct Unwrapped {
+  using Type = T;
+};
+template <class T>
+struct Unwrapped<std::optional<T>> {
+  using Type = T;
+};
+
+template <class T>
+constexpr Kind KindOf() {
+  if (std::is_same_v<T, bool>) return Kind::kFlag;
+  if (std::is_integral_v<T>) return Kind::kInteger;
+  if (std::is_same_v<T, double>) return Kind::kNumber;
+  if (std::is_same_v<T, std::string>) return Kind::kText;
+  return std::is_same_v<T, DType> ? Kind::kDType : Kind::kPaths;
+}
+
+template <class T>
+T FromJson(const Json& value) {
+  if constexpr (KindOf<T>() == Kind::kInteger) {
+    return static_cast<T>(*ToBytes(value));
+  } else if constexpr (KindOf<T>() == Kind::kDType) {
+    return *ToDType(value.get<std::string>());
+  } else if constexpr (KindOf<T>() == Kind::kPaths) {
+    return value.is_string() ? T{value.get<std::string>()} : value.get<T>();
+  } else {
+    return value.get<T>();
+  }
+}
+
+template <class T>
+Json ToJson(const std::optional<T>& value) {
+  if (!value.has_value()) return Json();
+  if constexpr (KindOf<T>() == Kind::kDType) {
+    return std::string(Name(*value));
+  } else if constexpr (KindOf<T>() == Kind::kPaths) {
+    // A single path becomes a text, unless the reader would take that differently.
+    return value->size() == 1 && value->front() != "auto" ? Json(value->front()) : Json(*value);
+  } else {
+    return *value;
+  }
+}
+
+// The way between the value of a key and the field that holds it.
+struct Field {
+  Kind kind;
+  std::string words = "";
+  // Both are empty for a key without a field.
+  std::function<void(const Json&, Config&)> take = {};  // the value has passed Check
+  std::function<Json(Config&)> give = {};
+
+  Field(Kind without_field) : kind(without_field) {}
+  template <class Block, class T, class Value = typename Unwrapped<T>::Type>
+  Field(T Block::*member)
+      : kind(KindOf<Value>()),
+        take([=](const Json& value, Config& config) {
+          BlockOf<Block>(config).*member = FromJson<Value>(value);
+        }),
+        give([=](Config& config) { return ToJson<Value>(BlockOf<Block>(config).*member); }) {}
+};
+
+// One of the words of "a|b", in any case. They name the values from `first` on.
+template <class Block, class T, class Value = typename Unwrapped<T>::Type>
+Field Choice(T Block::*member, std::string_view words, Value first = {}) {
+  const std::vector<std::string> all =
+      absl::StrSplit(absl::string_view(words.data(), words.size()), '|');
+  Field field(Kind::kWord);
+  field.words = words;
+  field.take = [=](const Json& word, Config& config) {
+    const auto named = std::find(all.begin(), all.end(), FindWord(words, word.get<std::string>()));
+    BlockOf<Block>(config).*member =
+        static_cast<Value>(static_cast<int>(first) + (named - all.begin()));
+  };
+  field.give = [=](Config& config) {
+    const std::optional<Value> value = BlockOf<Block>(config).*member;
+    if (!value.has_value()) return Json();
+    // A value below `first` is above all words, too.
+    const size_t index = static_cast<size_t>(*value) - static_cast<size_t>(first);
+    return index < all.size() ? Json(all[index]) : Json();
+  };
+  return field;
+}
+
+// The word "all" stands for one number.
+template <class Block>
+Field OrAll(int64_t Block::*member, int64_t all) {
+  Field field(member);
+  field.words = "all";
+  field.take = [=, number = field.take](const Json& value, Config& config) {
+    number(value.is_string() ? Json(all) : value, config);
+  };
+  field.give = [=, number = field.give](Config& config) {
+    return BlockOf<Block>(config).*member == all ? Json("all") : number(config);
+  };
+  return field;
+}
+
+// The word "auto" stands for a value that is chosen later. An optional field that has its value by
+// now is written as that.
+template <class Block, class T>
+Field OrAuto(T Block::*member, bool Block::*is_auto = nullptr) {
+  Field field(member);
+  field.words = "auto";
+  field.take = [=, number = field.take](const Json& value, Config& config) {
+    const bool is_word = value.is_string() && !FindWord("auto", value.get<std::string>()).empty();
+    if (is_auto != nullptr) BlockOf<Block>(config).*is_auto = is_word;
+    if (!is_word) number(value, config);
+  };
+  field.give = [=, number = field.give](Config& config) {
+    const Json value = number(config);
+    if (is_auto == nullptr || !(BlockOf<Block>(config).*is_auto)) return value;
+    return std::is_same_v<T, std::optional<int64_t>> && !value.is_null() ? value : Json("auto");
+  };
+  return field;
+}
+
+// Text that lives as long as the program.
+std::string_view Kept(std::string text);
+
 struct Row : Key {
-  constexpr Row From(double from, double to = std::numeric_limits<double>::infinity()) const {
-    Row row = *this;
-    row.least = from, row.most = to;
-    return row;
-  }
-  constexpr Row Above(double bound, double to = std::numeric_limits<double>::infinity()) const {
-    Row row = From(bound, to);
-    row.least_is_open = true;
-    return row;
-  }
-  // From `from`, which is allowed, to `bound`, which is not.
-  constexpr Row Within(double from, double bound) const {
-    Row row = From(from, bound);
-    row.most_is_open = true;
-    return row;
-  }
-  constexpr Row Or(std::string_view word) const {
-    Row row = *this;
-    row.words = word;
-    return row;
-  }
-  constexpr Row Unless(std::string_view values) const {
-    Row row = *this;
-    row.harmless = values;
-    return row;
-  }
-  constexpr Row Of(std::string_view types) const {
-    Row row = *this;
-    row.only_for = types;
-    return row;
-  }
-  constexpr Row IfAbsent(std::string_view what) const {
-    Row row = *this;
-    row.if_absent = what;
-    return row;
-  }
-  constexpr Row MayRepeat() const {
-    Row row = *this;
-    row.may_repeat = true;
-    return row;
-  }
-  constexpr Row RequiredBy(std::string_view types) const {
-    Row row = *this;
-    row.required_for = types;
-    return row;
+  Field field;
+  // The default, if the type of the optimizer is one of `own_default_for`.
+  std::string_view own_default_for = "", own_default = "";
+  Json if_default = {};  // the field's value in Config()
+
+  // The details, below, complete the row.
+  template <class... Details>
+  Row(std::string_view name, Field its_field, std::string_view its_meaning,
+      const Details&... details)
+      : field(std::move(its_field)) {
+    path = name, kind = field.kind, meaning = its_meaning;
+    words = Kept(field.words);
+    (details(*this), ...);
   }
 };
 
-constexpr Row MakeRow(Kind kind, std::string_view path, std::string_view default_value, Taken taken,
-                      std::string_view meaning) {
-  Row row;
-  row.path = path, row.kind = kind, row.default_value = default_value;
-  row.taken = taken, row.meaning = meaning;
-  return row;
+template <auto member>
+inline constexpr auto kSet = [](auto value) { return [value](Row& row) { row.*member = value; }; };
+inline constexpr auto For = kSet<&Key::only_for>;
+inline constexpr auto RequiredBy = kSet<&Key::required_for>;
+inline constexpr auto IfAbsent = kSet<&Key::if_absent>;
+inline constexpr auto Unless = kSet<&Key::harmless>;
+inline constexpr auto Default = kSet<&Key::default_value>;  // only if it is spelled differently
+inline constexpr auto Words = kSet<&Key::words>;
+inline constexpr auto SameAs = kSet<&Key::same_as>;
+inline constexpr auto kDeprecated = kSet<&Key::is_deprecated>(true);
+inline constexpr auto kMayRepeat = kSet<&Key::may_repeat>(true);
+inline constexpr auto kInBytes = kSet<&Key::kind>(Kind::kBytes);
+inline constexpr auto kUpperLimit = kSet<&Key::taken>(Taken::kUpperLimit);
+inline constexpr auto kApproximated = kSet<&Key::taken>(Taken::kApproximated);
+
+constexpr auto From(double least, double most = std::numeric_limits<double>::infinity()) {
+  return [=](Row& row) { row.least = least, row.most = most; };
+}
+constexpr auto Above(double bound, double most = std::numeric_limits<double>::infinity()) {
+  return [=](Row& row) { row.least = bound, row.most = most, row.least_is_open = true; };
+}
+// From `least`, which is allowed, to `bound`, which is not.
+constexpr auto Below(double least, double bound) {
+  return [=](Row& row) { row.least = least, row.most = bound, row.most_is_open = true; };
+}
+constexpr auto DefaultFor(std::string_view types, std::string_view value) {
+  return [=](Row& row) { row.own_default_for = types, row.own_default = value; };
+}
+// Every other value is refused.
+constexpr auto RefusedUnless(std::string_view harmless) {
+  return [=](Row& row) {
+    row.taken = Taken::kRefused, row.harmless = harmless;
+    if (row.kind != Kind::kAnything) row.default_value = harmless;
+  };
 }
 
-constexpr Row Block(std::string_view path, Taken taken, std::string_view meaning) {
-  return MakeRow(Kind::kBlock, path, "", taken, meaning);
+inline Row OtherName(std::string_view name, std::string_view path) {
+  return {name, Kind::kAnything, "another name of a key", SameAs(path)};
 }
-constexpr Row OpenBlock(std::string_view path, Taken taken, std::string_view meaning) {
-  return MakeRow(Kind::kOpenBlock, path, "", taken, meaning);
-}
-constexpr Row Flag(std::string_view path, std::string_view default_value, Taken taken,
-                   std::string_view meaning) {
-  Row row = MakeRow(Kind::kFlag, path, default_value, taken, meaning);
-  // A switch that must not be changed is refused in its other position only.
-  if (taken == Taken::kRefused) row.harmless = default_value;
-  return row;
-}
-constexpr Row Integer(std::string_view path, std::string_view default_value, Taken taken,
-                      std::string_view meaning) {
-  return MakeRow(Kind::kInteger, path, default_value, taken, meaning);
-}
-constexpr Row Number(std::string_view path, std::string_view default_value, Taken taken,
-                     std::string_view meaning) {
-  return MakeRow(Kind::kNumber, path, default_value, taken, meaning);
-}
-constexpr Row NumberPair(std::string_view path, std::string_view default_value, Taken taken,
-                         std::string_view meaning) {
-  return MakeRow(Kind::kNumberPair, path, default_value, taken, meaning);
-}
-constexpr Row Bytes(std::string_view path, std::string_view default_value, Taken taken,
-                    std::string_view meaning) {
-  return MakeRow(Kind::kBytes, path, default_value, taken, meaning).From(0);
-}
-constexpr Row Text(std::string_view path, std::string_view default_value, Taken taken,
-                   std::string_view meaning) {
-  return MakeRow(Kind::kText, path, default_value, taken, meaning);
-}
-constexpr Row Paths(std::string_view path, std::string_view default_value, Taken taken,
-                    std::string_view meaning) {
-  return MakeRow(Kind::kPaths, path, default_value, taken, meaning);
-}
-constexpr Row Word(std::string_view path, std::string_view words, std::string_view default_value,
-                   Taken taken, std::string_view meaning) {
-  return MakeRow(Kind::kWord, path, default_value, taken, meaning).Or(words);
-}
-constexpr Row Type(std::string_view path, std::string_view default_value, Taken taken,
-                   std::string_view meaning) {
-  return MakeRow(Kind::kDType, path, default_value, taken, meaning);
-}
-constexpr Row Anything(std::string_view path, Taken taken, std::string_view meaning) {
-  return MakeRow(Kind::kAnything, path, "", taken, meaning);
-}
-constexpr Row OtherName(std::string_view path, std::string_view same_as) {
-  Row row = MakeRow(Kind::kAnything, path, "", Taken::kLiterally, "another name of a key");
-  row.same_as = same_as;
-  return row;
-}
-constexpr Row OldName(std::string_view path, std::string_view same_as) {
-  Row row = OtherName(path, same_as);
-  row.meaning = "an old name of a key";
-  row.is_deprecated = true;
-  return row;
-}
+
+inline constexpr auto kUnlessFalse = RefusedUnless("false");
+
+const std::vector<Row>& Rows();
+const Row& FindRow(std::string_view path);  // which the table has
+
+// The value of the row's field. Null: it is not given.
+Json ValueOf(const Row& row, Config& config);
 
 // The reason why keys about data are refused or have no meaning.
 inline constexpr std::string_view kTrainersData = "the data are the trainer's";
 
-// The parts of the table, by subject.
-std::span<const Key> TrainingKeys();      // batch, precision, gradients, optimizer, scheduler
-std::span<const Key> ZeroKeys();          // zero_optimization and the tiers of state
-std::span<const Key> SurroundingsKeys();  // features that are not built
-std::span<const Key> EbbKeys();           // "ebb"
+// The parts of the table: the rows of one block of the JSON each, with names within the block.
+struct Section {
+  std::string_view prefix;  // "zero_optimization.", or "" for the top level
+  std::vector<Row> rows;
+};
+std::vector<Section> TrainingSections();      // batch, precision, gradients, optimizer, scheduler
+std::vector<Section> ZeroSections();          // zero_optimization and the tiers of state
+std::vector<Section> EbbSections();           // "ebb"
+std::vector<Section> SurroundingsSections();  // features that are not built
 
 }  // namespace ebb::config

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -64,21 +66,56 @@ std::string AllowedKind(const Key& key) {
   return "";
 }
 
+std::string TextOf(const Json& value) {
+  return value.is_string() ? value.get<std::string>() : Shown(value);
+}
+
 }  // namespace
 
-std::span<const Key> Keys() {
-  static const std::vector<Key>* const all = [] {
-    auto* keys = new std::vector<Key>;
-    for (std::span<const Key> part : {TrainingKeys(), ZeroKeys(), EbbKeys(), SurroundingsKeys()}) {
-      keys->insert(keys->end(), part.begin(), part.end());
+std::string_view Kept(std::string text) {
+  static auto* const texts = new std::deque<std::string>;
+  return texts->emplace_back(std::move(text));
+}
+
+const std::vector<Row>& Rows() {
+  static const auto* const all = [] {
+    auto* rows = new std::vector<Row>;
+    Config defaults;
+    for (const auto& sections :
+         {TrainingSections(), ZeroSections(), EbbSections(), SurroundingsSections()}) {
+      for (const auto& [prefix, rows_of_section] : sections) {
+        for (Row row : rows_of_section) {
+          row.path = Kept(Join({prefix, row.path}));
+          if (row.field.give) row.if_default = row.field.give(defaults);
+          if (row.field.give && row.default_value.empty() && row.if_absent.empty() &&
+              row.required_for.empty())
+            row.default_value = Kept(TextOf(row.if_default));
+          rows->push_back(std::move(row));
+        }
+      }
     }
-    return keys;
+    return rows;
   }();
   return *all;
 }
 
+Json ValueOf(const Row& row, Config& config) {
+  Json value = row.field.give(config);
+  return row.if_absent.empty() || value != row.if_default ? value : Json();
+}
+
+const Row& FindRow(std::string_view path) {
+  return *std::find_if(Rows().begin(), Rows().end(),
+                       [&](const Row& row) { return row.path == path; });
+}
+
+std::span<const Key> Keys() {
+  static const auto* const all = new std::vector<Key>(Rows().begin(), Rows().end());
+  return *all;
+}
+
 const Key* FindKey(std::string_view path) {
-  static const std::map<std::string_view, const Key*>* const by_path = [] {
+  static const auto* const by_path = [] {
     auto* map = new std::map<std::string_view, const Key*>;
     for (const Key& key : Keys()) map->emplace(key.path, &key);
     return map;

@@ -2,7 +2,7 @@
 // here, and the "ebb" keys.
 //
 // A row says where a key stands ("zero_optimization.stage"), which values it allows, its default,
-// and how it is taken. Reading, checking, messages, writing, docs/configuration.md and the JSON
+// and how it is taken. In key_rows.h it also has the field of Config that holds the value. Reading, checking, messages, writing, docs/configuration.md and the JSON
 // Schema all come from these rows; only relations between keys are code (together.cc, batch.cc).
 // Old and second names are rows of their own that point at the main key. DeepSpeed's keys without
 // meaning here are names in a list beside the table.

@@ -286,6 +286,12 @@ const Json* Values::Value(std::string_view path) const {
   return found == nullptr ? nullptr : found->value;
 }
 
+std::string_view Values::Type(std::string_view block) const {
+  const Key& key = *FindKey(Join({block, ".type"}));
+  const Json* value = Value(key.path);
+  return value == nullptr ? key.default_value : FindWord(key.words, value->get<std::string>());
+}
+
 Reading ReadValues(Document& document, std::optional<UnknownKeys> unknown_keys) {
   Reading reading;
   if (!unknown_keys.has_value()) unknown_keys = OwnUnknownKeys(document.root);

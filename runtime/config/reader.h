@@ -29,6 +29,8 @@ struct Values {
   const Given* Find(std::string_view path) const;
   // The value, unless it is not given or "auto".
   const Json* Value(std::string_view path) const;
+  // The type of the optimizer or the scheduler, also if it is the default.
+  std::string_view Type(std::string_view block) const;
 };
 
 // How a key of the file was taken.

@@ -1,6 +1,6 @@
 #include "ebb/runtime/config/trainer_values.h"
 
-#include "ebb/runtime/config/fields.h"
+#include "ebb/runtime/config/key_rows.h"
 #include "ebb/runtime/config/message.h"
 
 namespace ebb::config {
@@ -90,14 +90,9 @@ void TrainersShare::FillAuto(Values& values, Problems& problems) {
     } else if (path == "scheduler.params.warmup_max_lr") {
       Say(given.shown, "the optimizer's rate");
     } else if (is_other_precision || !Put(path, values, problems)) {
-      const Key& key = *FindKey(path);
-      const Json* type = values.Value("optimizer.type");
-      const DefaultOfType* own = nullptr;
-      if (type != nullptr && type->is_string()) {
-        own = FindDefault(
-            path, FindWord(FindKey("optimizer.type")->words, type->get_ref<const std::string&>()));
-      }
-      const std::string_view value = own != nullptr ? own->text : key.default_value;
+      const Row& row = FindRow(path);
+      const bool is_own = HasWord(row.own_default_for, values.Type("optimizer"));
+      const std::string_view value = is_own ? row.own_default : row.default_value;
       Append(Join({Quoted(given.shown), " ", value.empty() ? "not given" : value}), left_);
       Say(given.shown, "the default");
     }
@@ -114,10 +109,8 @@ void TrainersShare::FillMissing(Values& values, Problems& problems) {
       if (values.Value(path) == nullptr) Put(path, values, problems);
     }
   }
-  const Json* schedule = values.Value("scheduler.type");
-  if (schedule != nullptr && !has_number(kTotalSteps) &&
-      HasWord(FindKey(kTotalSteps)->required_for,
-              FindWord(FindKey("scheduler.type")->words, schedule->get<std::string>()))) {
+  if (!has_number(kTotalSteps) &&
+      HasWord(FindRow(kTotalSteps).required_for, values.Type("scheduler"))) {
     Put(kTotalSteps, values, problems);
   }
 }

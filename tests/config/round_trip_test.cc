@@ -1,16 +1,17 @@
 // FromJson(ToJson()) is the same Config, over random configurations.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/difference.h"
+#include "ebb/runtime/config/key_rows.h"
 #include "gtest/gtest.h"
 
-namespace ebb::round_trip_test {
+namespace ebb::config::round_trip_test {
 namespace {
 
 class Dice {
@@ -29,112 +30,10 @@ class Dice {
                       static_cast<int>(Below(91)) - 60);
   }
   double Fraction() { return static_cast<double>(Below(int64_t{1} << 53)) * 0x1p-53; }
-  template <class T, class Make>
-  std::optional<T> Perhaps(Make make) {
-    return Coin() ? std::optional<T>(make()) : std::nullopt;
-  }
 
  private:
   std::mt19937_64 generator_;
 };
-
-OptimizerConfig RandomOptimizer(Dice& dice) {
-  OptimizerConfig optimizer = {.type = static_cast<OptimizerType>(dice.Below(8)),
-                               .learning_rate = dice.Number(),
-                               .weight_decay = dice.Number()};
-  switch (optimizer.type) {
-    case OptimizerType::kAdam:
-    case OptimizerType::kAdamW:
-      optimizer.epsilon = dice.Number();
-      optimizer.bias_correction = dice.Coin();
-      optimizer.decoupled_weight_decay = optimizer.type == OptimizerType::kAdamW || dice.Coin();
-      [[fallthrough]];
-    case OptimizerType::kLion:
-      optimizer.beta1 = dice.Fraction();
-      optimizer.beta2 = dice.Fraction();
-      break;
-    case OptimizerType::kSgd:
-      optimizer.momentum = dice.Fraction();
-      optimizer.nesterov = dice.Coin() && optimizer.momentum > 0;
-      optimizer.dampening = optimizer.nesterov ? 0 : dice.Fraction();
-      break;
-    case OptimizerType::kAdagrad:
-      optimizer.epsilon = dice.Number();
-      optimizer.lr_decay = dice.Number();
-      optimizer.initial_accumulator_value = dice.Number();
-      break;
-    case OptimizerType::kRmsprop:
-      optimizer.epsilon = dice.Number();
-      optimizer.momentum = dice.Fraction();
-      optimizer.alpha = dice.Fraction();
-      optimizer.centered = dice.Coin();
-      break;
-    case OptimizerType::kLamb:
-      optimizer.beta1 = dice.Fraction();
-      optimizer.beta2 = dice.Fraction();
-      optimizer.epsilon = dice.Number();
-      optimizer.bias_correction = dice.Coin();
-      optimizer.min_coefficient = dice.Number();
-      optimizer.max_coefficient = optimizer.min_coefficient + dice.Number();
-      optimizer.epsilon_inside_root = dice.Coin();
-      break;
-    case OptimizerType::kLars:
-      optimizer.epsilon = dice.Number();
-      optimizer.momentum = dice.Fraction();
-      optimizer.nesterov = dice.Coin() && optimizer.momentum > 0;
-      optimizer.dampening = optimizer.nesterov ? 0 : dice.Fraction();
-      optimizer.trust_coefficient = dice.Number();
-      break;
-  }
-  return optimizer;
-}
-
-SchedulerConfig RandomScheduler(Dice& dice) {
-  SchedulerConfig scheduler = {.type = static_cast<SchedulerType>(dice.Below(6))};
-  const auto number = [&] { return dice.Number(); };
-  const auto count = [&] { return dice.Count(); };
-  switch (scheduler.type) {
-    case SchedulerType::kNone:
-      break;
-    case SchedulerType::kWarmupDecay:
-      scheduler.total_num_steps = dice.Count();
-      [[fallthrough]];
-    case SchedulerType::kWarmup:
-      scheduler.warmup_min_lr = dice.Number();
-      scheduler.warmup_max_lr = dice.Perhaps<double>(number);
-      scheduler.warmup_num_steps = dice.Count();
-      scheduler.warmup_log = dice.Coin();
-      break;
-    case SchedulerType::kWarmupCosine:
-      scheduler.total_num_steps = dice.Count();
-      scheduler.warmup_num_steps = dice.Count();
-      scheduler.warmup_min_ratio = dice.Number();
-      scheduler.cos_min_ratio = dice.Number();
-      scheduler.warmup_log = dice.Coin();
-      break;
-    case SchedulerType::kOneCycle:
-      scheduler.cycle_min_lr = dice.Number();
-      scheduler.cycle_max_lr = dice.Number();
-      scheduler.decay_lr_rate = dice.Number();
-      scheduler.cycle_first_step_size = dice.Count();
-      scheduler.cycle_second_step_size = dice.Perhaps<int64_t>(count);
-      scheduler.cycle_first_stair_count = dice.Below(10);
-      scheduler.cycle_second_stair_count = dice.Perhaps<int64_t>(count);
-      scheduler.decay_step_size = dice.Below(10);
-      scheduler.cycle_momentum = dice.Coin();
-      scheduler.cycle_min_mom = dice.Fraction();
-      scheduler.cycle_max_mom = dice.Fraction();
-      scheduler.decay_mom_rate = dice.Number();
-      break;
-    case SchedulerType::kLrRangeTest:
-      scheduler.lr_range_test_min_lr = dice.Number();
-      scheduler.lr_range_test_step_rate = dice.Number();
-      scheduler.lr_range_test_step_size = dice.Count();
-      scheduler.lr_range_test_staircase = dice.Coin();
-      break;
-  }
-  return scheduler;
-}
 
 std::string RandomName(Dice& dice) {
   constexpr const char* kPieces[] = {"head", ".",        "*",  "\"", "\\",
@@ -144,116 +43,114 @@ std::string RandomName(Dice& dice) {
   return name;
 }
 
-EbbConfig RandomEbb(Dice& dice) {
-  EbbConfig ebb = {.reduce_at = static_cast<ReduceAt>(dice.Below(3)),
-                   .micro_batches_per_round = dice.Below(4),
-                   .asynchronous_step = static_cast<AsynchronousStep>(dice.Below(3)),
-                   .check_overflow = dice.Coin(),
-                   .prefetch_depth = dice.Coin() ? INT64_MAX : dice.Count(),
-                   .coalesce_bytes = dice.Perhaps<int64_t>([&] { return dice.Count(); }),
-                   .reshard_after_forward = dice.Coin(),
-                   .reduction_group = dice.Below(4),
-                   .timeout_seconds = dice.Fraction() + 0.5,
-                   .deterministic_reduce = dice.Coin(),
-                   .register_buffers = dice.Coin(),
-                   .trace = dice.Coin() ? "" : RandomName(dice)};
-  ebb.measures_coalesce = !ebb.coalesce_bytes.has_value() && dice.Coin();
-  for (int64_t i = dice.Below(4); i > 0; --i) {
-    ParameterGroupConfig& group = ebb.parameter_groups[RandomName(dice)];
-    group = {.lr_factor = dice.Number()};
-    if (dice.Coin()) {
-      group.optimizer = RandomOptimizer(dice);
-    } else {
-      group.weight_decay = dice.Perhaps<double>([&] { return dice.Number(); });
+std::string RandomWord(Dice& dice, std::string_view words) {
+  std::vector<std::string> all;
+  ForEachWord(words, [&](std::string_view word) { all.emplace_back(word); });
+  return all[static_cast<size_t>(dice.Below(static_cast<int64_t>(all.size())))];
+}
+
+// From the row's range, and its lowest number more often than others.
+double RandomNumber(Dice& dice, const Key& key) {
+  if (dice.Below(4) == 0 && !key.least_is_open) return key.least;
+  return key.most <= 1 ? dice.Fraction() : std::clamp(dice.Number(), key.least, key.most);
+}
+int64_t RandomInteger(Dice& dice, const Key& key) {
+  const auto least = static_cast<int64_t>(key.least);
+  if (key.most < 1000) return least + dice.Below(static_cast<int64_t>(key.most) - least + 1);
+  if (dice.Below(4) == 0 && !key.least_is_open) return least;
+  return std::clamp(dice.Count(), least, static_cast<int64_t>(std::min(key.most, 0x1p62)));
+}
+
+// A value that the row allows.
+Json RandomValue(Dice& dice, const Key& key) {
+  const bool has_word = !key.words.empty() && key.kind != Kind::kWord && dice.Below(4) == 0;
+  if (has_word) return RandomWord(dice, key.words);
+  switch (key.kind) {
+    case Kind::kFlag:
+      return dice.Coin();
+    case Kind::kInteger:
+    case Kind::kBytes:
+      return RandomInteger(dice, key);
+    case Kind::kNumber:
+      return RandomNumber(dice, key);
+    case Kind::kNumberPair:
+      return Json::array({RandomNumber(dice, key), RandomNumber(dice, key)});
+    case Kind::kDType:
+      return RandomWord(dice, "fp32|bf16|fp16");
+    case Kind::kWord:
+      return RandomWord(dice, key.taken == Taken::kRefused ? key.harmless : key.words);
+    case Kind::kPaths: {
+      Json paths = {RandomName(dice)};
+      while (dice.Coin()) paths.push_back(dice.Coin() ? "auto" : RandomName(dice));
+      return paths;
     }
+    default:
+      return RandomName(dice);
   }
-  return ebb;
 }
 
-std::vector<std::string> RandomPaths(Dice& dice) {
-  std::vector<std::string> paths;
-  for (int64_t i = dice.Below(3); i > 0; --i) {
-    paths.push_back(dice.Below(4) == 0 ? "auto" : RandomName(dice));
+// Sets the fields of the rows with this prefix, without parameters of other types.
+void Randomise(Dice& dice, std::string_view prefix, Config& config) {
+  std::string type;
+  for (const Row& row : Rows()) {
+    if (!row.field.take || !row.path.starts_with(prefix)) continue;
+    if (row.path.starts_with(kGroupPrefix) != (prefix == kGroupPrefix)) continue;
+    const bool is_of_type = row.only_for.empty() || HasWord(row.only_for, type);
+    const bool is_left_out = !row.if_absent.empty() && dice.Coin();
+    if (is_of_type && !is_left_out) row.field.take(RandomValue(dice, row), config);
+    if (!row.path.ends_with(".type")) continue;
+    const Json chosen = ValueOf(row, config);
+    type = chosen.is_null() ? "" : chosen.get<std::string>();
   }
-  return paths;
 }
 
-// A tier that is allowed: nvme only with a path.
-Tier RandomTier(Dice& dice, bool has_path) {
-  return static_cast<Tier>(dice.Below(has_path ? 3 : 2));
-}
-
-void RandomiseTiers(Dice& dice, Config& config) {
-  OffloadParamConfig& param = config.zero.offload_param;
-  param.nvme_paths = RandomPaths(dice);
-  if (config.zero.stage == 3) param.device = RandomTier(dice, !param.nvme_paths.empty());
-  param.buffer_count = 1 + dice.Below(100);
-  param.buffer_size = dice.Perhaps<int64_t>([&] { return dice.Count(); });
-  param.max_in_cpu = dice.Coin() ? 0 : dice.Count();
-  param.pin_memory = dice.Coin();
-  OffloadOptimizerConfig& optimizer = config.zero.offload_optimizer;
-  optimizer.nvme_paths = RandomPaths(dice);
-  if (config.zero.stage > 0) {
-    optimizer.device = RandomTier(dice, !optimizer.nvme_paths.empty());
+// Makes the parameters fit each other.
+void Fit(Dice& dice, OptimizerConfig& optimizer) {
+  if (optimizer.type == OptimizerType::kAdamW) optimizer.decoupled_weight_decay = true;
+  if (optimizer.nesterov) optimizer.dampening = 0;
+  optimizer.nesterov = optimizer.nesterov && optimizer.momentum > 0;
+  if (optimizer.type == OptimizerType::kLamb) {
+    optimizer.max_coefficient = std::max(optimizer.max_coefficient, optimizer.min_coefficient);
+    if (optimizer.epsilon == 0) optimizer.epsilon = dice.Fraction() + 0x1p-60;
   }
-  optimizer.buffer_count = 1 + dice.Below(100);
-  optimizer.pin_memory = dice.Coin();
-  optimizer.ratio = dice.Coin() ? 1 : dice.Fraction();
-  optimizer.measures_ratio = optimizer.ratio == 1 && dice.Coin();
-  config.zero.sub_group_size = dice.Count();
-  config.aio = {.block_size = 4096 * (1 + dice.Below(1 << 18)),
-                .queue_depth = 1 + dice.Below(4096),
-                .intra_op_parallelism = 1 + dice.Below(64),
-                .single_submit = dice.Coin()};
-  config.activation_checkpointing = {.cpu_checkpointing = dice.Coin()};
-  const bool has_path = !param.nvme_paths.empty() || !optimizer.nvme_paths.empty();
-  const auto tier = [&] { return RandomTier(dice, has_path); };
-  config.ebb.offload_gradients =
-      dice.Perhaps<Tier>([&] { return config.zero.stage == 0 ? Tier::kDevice : tier(); });
-  config.ebb.offload_activations = dice.Perhaps<Tier>(tier);
-  const auto count = [&] { return dice.Count(); };
-  config.ebb.host_memory = dice.Perhaps<int64_t>(count);
-  config.ebb.device_memory = dice.Perhaps<int64_t>(count);
-  config.ebb.split_master = dice.Coin() && config.compute == DType::kBFloat16;
-  config.ebb.stochastic_rounding =
-      dice.Coin() && config.compute == DType::kBFloat16 && !config.ebb.split_master;
-  config.ebb.verify_swap = static_cast<VerifySwap>(dice.Below(4));
-  config.ebb.strict = dice.Coin();
-  config.ebb.io_backend = static_cast<IoBackend>(dice.Below(3));
 }
 
 Config RandomConfig(uint64_t seed) {
   Dice dice(seed);
-  const auto count = [&] { return dice.Count(); };
   Config config;
-  config.train_batch_size = dice.Coin() ? 0 : dice.Count();
-  config.micro_batch_size = dice.Below(100);
-  config.gradient_accumulation_steps = dice.Below(100);
-  config.compute = static_cast<DType>(dice.Below(3));
-  config.communication = dice.Perhaps<DType>([&] { return static_cast<DType>(dice.Below(3)); });
-  config.accumulation = static_cast<DType>(dice.Below(3));
-  config.gradient_clipping = dice.Coin() ? 0 : dice.Number();
-  config.bf16_check_grad_overflow = dice.Coin();
-  config.optimizer = RandomOptimizer(dice);
-  config.scheduler = RandomScheduler(dice);
-  config.loss_scale = {.static_scale = dice.Coin() ? 0 : dice.Number(),
-                       .initial_scale_power = dice.Below(128),
-                       .window = dice.Count(),
-                       .hysteresis = dice.Count(),
-                       .consecutive_hysteresis = dice.Coin(),
-                       .min_scale = dice.Fraction() + 0x1p-60};
-  config.loss_scale.min_scale = std::min(1.0, config.loss_scale.min_scale);
-  config.zero = {.stage = static_cast<int>(dice.Below(4)),
-                 .overlap_comm = dice.Coin(),
-                 .reduce_bucket_size = dice.Perhaps<int64_t>(count),
-                 .allgather_bucket_size = dice.Perhaps<int64_t>(count),
-                 .prefetch_bucket_size = dice.Count(),
-                 .param_persistence_threshold = dice.Count(),
-                 .model_persistence_threshold = dice.Coin() ? INT64_MAX : dice.Count(),
-                 .max_live_parameters = dice.Count(),
-                 .max_reuse_distance = dice.Count()};
-  config.ebb = RandomEbb(dice);
-  RandomiseTiers(dice, config);
+  Randomise(dice, "", config);
+  Fit(dice, config.optimizer);
+  config.loss_scale.min_scale = std::clamp(config.loss_scale.min_scale, 0x1p-60, 1.0);
+  config.zero.sub_group_size = std::max<int64_t>(1, config.zero.sub_group_size);
+  config.aio.block_size -= config.aio.block_size % 4096;
+  ZeroConfig& zero = config.zero;
+  const bool has_param_path = !zero.offload_param.nvme_paths.empty();
+  const bool has_optimizer_path = !zero.offload_optimizer.nvme_paths.empty();
+  // A tier that the stage has. On disks only with a path.
+  const auto fit = [&](Tier& tier, int stage_least, bool has_path) {
+    if (zero.stage < stage_least || (tier == Tier::kNvme && !has_path)) tier = Tier::kDevice;
+  };
+  fit(zero.offload_param.device, 3, has_param_path);
+  fit(zero.offload_optimizer.device, 1, has_optimizer_path);
+  EbbConfig& ebb = config.ebb;
+  if (ebb.offload_gradients) fit(*ebb.offload_gradients, 1, has_param_path || has_optimizer_path);
+  if (ebb.offload_activations)
+    fit(*ebb.offload_activations, 0, has_param_path || has_optimizer_path);
+  if (zero.stage < 3) zero.hpz_partition_size = 1;
+  const bool is_bf16 = config.compute == DType::kBFloat16;
+  ebb.split_master = ebb.split_master && is_bf16;
+  ebb.stochastic_rounding = ebb.stochastic_rounding && is_bf16 && !ebb.split_master;
+  for (int64_t i = dice.Below(4); i > 0; --i) {
+    Config alone;
+    Randomise(dice, kGroupPrefix, alone);
+    ParameterGroupConfig& group = ebb.parameter_groups[RandomName(dice)];
+    group = BlockOf<ParameterGroupConfig>(alone);
+    if (dice.Coin()) {
+      Randomise(dice, "optimizer.", alone);
+      Fit(dice, alone.optimizer);
+      group = {.lr_factor = group.lr_factor, .optimizer = alone.optimizer};
+    }
+  }
   return config;
 }
 
@@ -302,20 +199,20 @@ TEST(ToJson, IsInDeepSpeedsVocabulary) {
 TEST(Difference, IsJsonOfTheOtherConfigsFile) {
   Config from;
   from.zero.offload_param.nvme_paths = {"/old"};
-  EXPECT_EQ(config::Difference(from, from), "");
+  EXPECT_EQ(Difference(from, from), "");
   Config to = from;
   to.zero.stage = 3;
   to.zero.offload_param = {.device = Tier::kNvme, .nvme_paths = {"/a", "/b"}, .max_in_cpu = 0};
   to.ebb.micro_batches_per_round = 0;
   to.ebb.coalesce_bytes = 4;
-  EXPECT_EQ(config::Difference(from, to),
+  EXPECT_EQ(Difference(from, to),
             R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", )"
             R"("nvme_path": ["/a","/b"], "max_in_cpu": 0}}, )"
             R"("ebb": {"micro_batches_per_round": "all", "coalesce": 4}})");
   // A key that is no longer given is not shown.
-  EXPECT_EQ(config::Difference(to, from).find("coalesce"), std::string::npos);
+  EXPECT_EQ(Difference(to, from).find("coalesce"), std::string::npos);
   from.ebb.parameter_groups["group.name"].lr_factor = 2;
-  EXPECT_EQ(config::Difference(Config(), from),
+  EXPECT_EQ(Difference(Config(), from),
             R"({"zero_optimization": {"offload_param": {"nvme_path": "/old"}}, )"
             R"("ebb": {"parameter_groups": {"group.name": {"lr_factor": 2.0}}}})");
 }
@@ -330,4 +227,4 @@ TEST(ToJson, SurvivesValuesThatAProgramSet) {
 }
 
 }  // namespace
-}  // namespace ebb::round_trip_test
+}  // namespace ebb::config::round_trip_test

@@ -1,11 +1,12 @@
+#include "ebb/runtime/config/convert.h"
+
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "ebb/runtime/config/convert.h"
-#include "ebb/runtime/config/fields.h"
+#include "ebb/runtime/config/key_rows.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/reader.h"
 #include "ebb/runtime/config/requests_in_flight.h"
@@ -15,71 +16,18 @@
 namespace ebb::config {
 namespace {
 
-// Sets the fields of the given keys. The values have passed the table.
-class FieldReader {
- public:
-  explicit FieldReader(const Values& values) : values_(values) {}
-
-  template <class Field>
-  void operator()(std::string_view path, Field&& field) const {
-    if (const Json* value = values_.Value(path)) Take(*value, field);
-  }
-
- private:
-  static void Take(const Json& value, bool& field) { field = value.get<bool>(); }
-  static void Take(const Json& value, int& field) { field = static_cast<int>(*ToInteger(value)); }
-  static void Take(const Json& value, int64_t& field) { field = *ToInteger(value); }
-  static void Take(const Json& value, double& field) { field = value.get<double>(); }
-  static void Take(const Json& value, std::string& field) { field = value.get<std::string>(); }
-  static void Take(const Json& value, std::vector<std::string>& field) {
-    field = value.is_string() ? std::vector<std::string>{value.get<std::string>()}
-                              : value.get<std::vector<std::string>>();
-  }
-  static void Take(const Json& value, DType& field) { field = *ToDType(value.get<std::string>()); }
-  static void Take(const Json& value, std::optional<DType>& field) {
-    field = ToDType(value.get<std::string>());
-  }
-  // The code that completes the block handles "auto".
-  static void Take(const Json& value, std::optional<double>& field) {
-    if (value.is_number()) field = value.get<double>();
-  }
-  // Also takes bytes; "auto" leaves the field unset.
-  static void Take(const Json& value, std::optional<int64_t>& field) { field = ToBytes(value); }
-  static void Take(const Json& value, NotZero field) { field.value = *ToInteger(value); }
-  static void Take(const Json& value, OrAll field) {
-    field.value = value.is_string() ? field.all : *ToInteger(value);
-  }
-  static void Take(const Json& value, OrAuto<std::optional<int64_t>> field) {
-    Take(value, field.value);
-    field.is_auto = !field.value.has_value();
-  }
-  static void Take(const Json& value, OrAuto<double> field) {
-    field.is_auto = value.is_string();
-    if (!field.is_auto) Take(value, field.value);
-  }
-  static void Take(const Json& value, Pair field) {
-    field.first = value[0].get<double>();
-    field.second = value[1].get<double>();
-  }
-  static void Take(const Json& value, IsType field) {
-    if (value.get<bool>()) field.value = field.type;
-  }
-  static void Take(const Json& value, Switch field) {
-    field.value = !FindWord(field.word_if_true, value.get<std::string>()).empty();
-  }
-  template <class Enum>
-  static void Take(const Json& value, Choice<Enum> field) {
-    for (const Spelling<Enum>& spelling : field.spellings) {
-      if (!FindWord(spelling.word, value.get<std::string>()).empty()) field.value = spelling.value;
+// Sets the fields of the given keys, and of missing keys whose default depends on the optimizer.
+void ReadFields(const Values& values, Config& config) {
+  const std::string_view optimizer = values.Type("optimizer");
+  for (const Row& row : Rows()) {
+    if (!row.field.take) continue;
+    if (const Json* value = values.Value(row.path)) {
+      row.field.take(*value, config);
+    } else if (HasWord(row.own_default_for, optimizer)) {
+      row.field.take(Json::parse(row.own_default), config);
     }
   }
-  template <class Enum>
-  static void Take(const Json& value, OptionalChoice<Enum> field) {
-    Take(value, Choice<Enum>{field.value.emplace(), field.spellings});
-  }
-
-  const Values& values_;
-};
+}
 
 // "a", "b" or "c": the parameters that an optimizer or scheduler of this type has.
 std::string ParametersOf(std::string_view prefix, std::string_view type) {
@@ -98,20 +46,14 @@ void CheckType(const Values& values, std::string_view block, Problems& problems)
   const Given* given = values.Find(block);
   if (given == nullptr || given->value->empty()) return;
   const Key& type_key = *FindKey(Join({block, ".type"}));
-  const Given* type_given = values.Find(type_key.path);
-  std::string_view type = "";
-  if (type_given != nullptr) {
-    type = type_given->value == nullptr
-               ? type_key.default_value
-               : FindWord(type_key.words, type_given->value->get<std::string>());
-    // An optimizer or scheduler that is not built has no known parameters.
-    if (type_key.taken == Taken::kRefused && FindWord(type_key.harmless, type).empty()) return;
-  }
+  const std::string_view type = values.Find(type_key.path) == nullptr ? "" : values.Type(block);
   if (type.empty()) {
     return problems.AddTogether(
         given->shown + ".type",
         {Quoted(given->shown), " has no \"type\"; allowed: ", Allowed(type_key)});
   }
+  // An optimizer or scheduler that is not built has no known parameters.
+  if (type_key.taken == Taken::kRefused && !HasWord(type_key.harmless, type)) return;
   const std::string prefix = Join({block, ".params."});
   for (const Key& key : Keys()) {
     if (!key.path.starts_with(prefix)) continue;
@@ -137,14 +79,6 @@ void CheckType(const Values& values, std::string_view block, Problems& problems)
 
 void CompleteOptimizer(const Values& values, OptimizerConfig& optimizer,
                        std::vector<std::string>& remarks) {
-  // Parameters that are neither given nor filled in by the trainer.
-  const std::string_view type = Word<OptimizerType>(kOptimizerTypes, optimizer.type);
-  const auto complete = [&](std::string_view path, double& value) {
-    const DefaultOfType* own = FindDefault(path, type);
-    if (own != nullptr && values.Value(path) == nullptr) value = own->value;
-  };
-  complete("optimizer.params.lr", optimizer.learning_rate);
-  complete("optimizer.params.eps", optimizer.epsilon);
   const Given* mode = values.Find("optimizer.params.adam_w_mode");
   if (optimizer.type == OptimizerType::kAdam && mode == nullptr) {
     Remark(remarks,
@@ -173,7 +107,7 @@ void CompleteScheduler(const Values& values, Config& config) {
            "the schedule's total_num_steps is less than its warmup_num_steps: the rate never "
            "reaches its maximum");
   }
-  const std::string_view type = Word<OptimizerType>(kOptimizerTypes, config.optimizer.type);
+  const std::string_view type = values.Type("optimizer");
   if (scheduler.type == SchedulerType::kOneCycle && scheduler.cycle_momentum &&
       !HasWord(FindKey("optimizer.params.betas")->only_for, type)) {
     Remark(config.remarks,
@@ -290,12 +224,13 @@ void RemarkOnDefaults(const Values& values, Config& config) {
 void ReadGroups(const Values& values, Config& config, Problems& problems) {
   for (const auto& [name, group_values] : values.groups) {
     CheckType(group_values, "optimizer", problems);
+    Config alone;  // with the values of this group
+    ReadFields(group_values, alone);
     ParameterGroupConfig& group = config.ebb.parameter_groups[name];
-    FieldReader read(group_values);
-    VisitGroup(group, read);
+    group = BlockOf<ParameterGroupConfig>(alone);
     if (group_values.Find("optimizer.type") != nullptr) {
-      VisitOptimizer(group.optimizer.emplace(), read);
-      CompleteOptimizer(group_values, *group.optimizer, config.remarks);
+      CompleteOptimizer(group_values, alone.optimizer, config.remarks);
+      group.optimizer = alone.optimizer;
     }
   }
 }
@@ -316,11 +251,45 @@ void RemarkOnGroupRates(Config& config) {
   if (groups.empty()) return;
   Remark(config.remarks,
          Join({"the learning rates of the parameter groups ", groups, " are replaced by those of ",
-               Word<SchedulerType>(kSchedulerTypes, scheduler.type),
+               FindRow("scheduler.type").field.give(config).get<std::string>(),
                ", as in DeepSpeed; \"lr_factor\" scales them"}));
 }
 
+// Puts the values of the rows with this prefix at their paths below the object.
+void WriteFields(std::string_view prefix, Config& config, Json& object) {
+  std::string type;  // of the optimizer or scheduler
+  for (const Row& row : Rows()) {
+    std::string_view path = row.path;
+    if (!row.field.give || !path.starts_with(prefix)) continue;
+    if (path.starts_with(kGroupPrefix)) {
+      if (prefix.empty()) continue;
+      path.remove_prefix(kGroupPrefix.size());
+    }
+    Json value = ValueOf(row, config);
+    if (path.ends_with(".type")) type = value.is_null() ? "" : value.get<std::string>();
+    if (value.is_null() || !(row.only_for.empty() || HasWord(row.only_for, type))) continue;
+    Json* block = &object;
+    for (size_t dot; (dot = path.find('.')) != path.npos; path.remove_prefix(dot + 1)) {
+      block = &(*block)[std::string(path.substr(0, dot))];
+    }
+    (*block)[std::string(path)] = std::move(value);
+  }
+}
+
 }  // namespace
+
+Json ToDocument(Config config) {
+  Json document = Json::object();
+  WriteFields("", config, document);
+  for (auto& [name, group] : config.ebb.parameter_groups) {
+    Json& object = document["ebb"]["parameter_groups"][name] = Json::object();
+    Config alone{.optimizer = group.optimizer.value_or(OptimizerConfig())};
+    BlockOf<ParameterGroupConfig>(alone) = group;
+    WriteFields(kGroupPrefix, alone, object);
+    if (group.optimizer.has_value()) WriteFields("optimizer.", alone, object);
+  }
+  return document;
+}
 
 absl::StatusOr<Config> FromDocument(Document document, const ReadOptions& options,
                                     std::vector<TakenKey>* keys) {
@@ -335,8 +304,7 @@ absl::StatusOr<Config> FromDocument(Document document, const ReadOptions& option
   config.warnings = std::move(reading.warnings);
   CheckType(values, "optimizer", problems);
   CheckType(values, "scheduler", problems);
-  const FieldReader read(values);
-  VisitFields(config, read);
+  ReadFields(values, config);
   ReadGroups(values, config, problems);
   CompleteOptimizer(values, config.optimizer, config.remarks);
   CompleteScheduler(values, config);
