@@ -45,7 +45,6 @@
 #include "ebb/offload/file_handle.h"
 #include "ebb/offload/file_transfers.h"
 #include "ebb/offload/pinned_memory.h"
-#include "ebb/offload/reserve_space.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/rank_file.h"

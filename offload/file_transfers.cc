@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/io_queue.h"
-#include "ebb/offload/transfers.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 

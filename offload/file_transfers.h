@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/offload/shard_file.h"
-#include "ebb/offload/stripes.h"
+#include "ebb/offload/transfers.h"
 
 namespace ebb {
 

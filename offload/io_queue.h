@@ -6,9 +6,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 
 #include "absl/status/statusor.h"
 
@@ -73,6 +75,10 @@ absl::StatusOr<std::unique_ptr<IoQueue>> MakeUringQueue(const IoQueueOptions& op
                                                         IoListener& listener);
 absl::StatusOr<std::unique_ptr<IoQueue>> MakeThreadQueue(const IoQueueOptions& options,
                                                          IoListener& listener);
+
+// A thread of a backend. Tools that look at the process show `name`. kResourceExhausted: the system
+// grants no thread.
+absl::StatusOr<std::thread> StartIoThread(const char* name, std::function<void()> body);
 
 // Requests in the order of their arrival, linked through `next`.
 class IoRequestList {

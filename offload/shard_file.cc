@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ebb/offload/file_transfers.h"
-#include "ebb/offload/stripes.h"
 #include "ebb/offload/unnamed_file.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"

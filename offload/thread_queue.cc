@@ -1,18 +1,20 @@
 // The disk through pread and pwrite on a few threads, if io_uring cannot be used.
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/io_queue.h"
-#include "ebb/offload/io_thread.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/thread_limit.h"
 
 namespace ebb {
 namespace {
@@ -95,6 +97,17 @@ class ThreadQueue final : public IoQueue {
 absl::StatusOr<std::unique_ptr<IoQueue>> MakeThreadQueue(const IoQueueOptions& options,
                                                          IoListener& listener) {
   return ThreadQueue::Create(options, listener);
+}
+
+absl::StatusOr<std::thread> StartIoThread(const char* name, std::function<void()> body) {
+  try {
+    std::thread thread(std::move(body));
+    pthread_setname_np(thread.native_handle(), name);
+    return thread;
+  } catch (const std::system_error& error) {
+    return NoThread("cannot start a thread to read and write the disk", error,
+                    "lower aio.thread_count, ");
+  }
 }
 
 }  // namespace ebb

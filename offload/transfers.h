@@ -1,6 +1,6 @@
 // Cuts transfers of any size into requests of one block each, and keeps the queue filled up to its
 // depth. If the system moved less than a request, the rest is requested. If the system refuses for
-// now, the request is repeated for about a second (refusals.h). Reads and writes take turns, each
+// now, the request is repeated for about a second (io_error.h). Reads and writes take turns, each
 // in the order of their start.
 #pragma once
 
@@ -9,18 +9,46 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "ebb/offload/io_error.h"
 #include "ebb/offload/io_queue.h"
-#include "ebb/offload/refusals.h"
 #include "ebb/offload/shard_file.h"
-#include "ebb/offload/stripes.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
+
+// How a file is striped over several files, unit by unit in turn. Or how several files are joined
+// end to end.
+//
+//   file 0: | 0 | 2 | 4 |     file 1: | 1 | 3 | 5 |      joined: | file 0 | file 1 |
+class Stripes {
+ public:
+  struct Place {
+    int file = 0;
+    int64_t offset = 0;  // in that file
+    int64_t bytes = 0;   // to the end of the unit; one file, or joined: to that of the file
+  };
+
+  // The unit is at least 1 MiB, in whole blocks.
+  Stripes(int files, int64_t bytes, int64_t block_bytes);
+  // Joins files of these sizes, each in whole blocks.
+  static Stripes Joined(std::span<const int64_t> sizes);
+
+  Place PlaceOf(int64_t offset) const;
+  int64_t FileBytes(int file) const;
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  int64_t files_;
+  int64_t bytes_;
+  int64_t unit_bytes_;
+  std::vector<int64_t> ends_;  // of joined files
+};
 
 class Transfers final : public IoListener {
  public:

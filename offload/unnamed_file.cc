@@ -18,8 +18,8 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/offload/file_handle.h"
 #include "ebb/offload/io_error.h"
-#include "ebb/offload/reserve_space.h"
 #include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/config/io_backend.h"
 #include "ebb/runtime/config/status_macros.h"

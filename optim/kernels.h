@@ -19,9 +19,9 @@
 
 #include "absl/status/statusor.h"
 #include "ebb/optim/cast.h"
-#include "ebb/optim/master_arrays.h"
 #include "ebb/optim/norm.h"
 #include "ebb/optim/parameter_norms.h"
+#include "ebb/optim/split_master.h"
 #include "ebb/optim/update.h"
 #include "ebb/optim/update_constants.h"
 #include "ebb/optim/update_runs.h"
@@ -49,7 +49,7 @@ class Kernels {
                        void* destination, DType destination_dtype, int64_t count) = 0;
 
   // Before and after a trainer's own optimizer: the gradient as fp32 times `factor`, and the master
-  // as fp32 where it is kept in another form (master_arrays.h).
+  // as fp32 where it is kept in another form (split_master.h).
   virtual void Scale(Stream& stream, const void* source, DType source_dtype, float factor,
                      float* destination, int64_t count) = 0;
   virtual void LoadMaster(Stream& stream, const MasterArrays& arrays) = 0;
@@ -82,5 +82,8 @@ class Kernels {
     Update(stream, UpdateRuleOf(optimizer), arrays, {.constants = {constants, 1}});
   }
 };
+
+// Kernels::For a device from Device::Cuda.
+absl::StatusOr<std::unique_ptr<Kernels>> NewCudaKernels(const Device& device);
 
 }  // namespace ebb::optim

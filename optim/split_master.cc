@@ -1,7 +1,9 @@
 #include "ebb/optim/split_master.h"
 
+#include "ebb/optim/cast.h"
 #include "ebb/optim/scalar_ops.h"
 #include "ebb/optim/simd_targets.h"
+#include "ebb/optim/stochastic_rounding.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ebb/optim/split_master.cc"
@@ -71,6 +73,24 @@ void Join(ThreadTeam& team, const BFloat16* parameter, const uint16_t* low, floa
   team.Run(count, kGrain, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(JoinRange)(parameter, low, master, begin, end);
   });
+}
+
+void LoadMaster(ThreadTeam& team, const MasterArrays& arrays) {
+  if (arrays.low != nullptr) {
+    Join(team, arrays.parameter, arrays.low, arrays.master, arrays.count);
+  } else {
+    Cast(team, arrays.parameter, DType::kBFloat16, arrays.master, DType::kFloat32, arrays.count,
+         Rounding::kNearest);
+  }
+}
+
+void StoreMaster(ThreadTeam& team, const MasterArrays& arrays) {
+  if (arrays.low != nullptr) {
+    Split(team, arrays.master, arrays.parameter, arrays.low, arrays.count);
+  } else {
+    RoundStochastically(team, arrays.master, arrays.parameter, arrays.count, arrays.rounding,
+                        arrays.step);
+  }
 }
 
 }  // namespace ebb::optim

@@ -1,6 +1,6 @@
 // Replaces the CUDA kernels in a build without CUDA.
 #include "absl/status/status.h"
-#include "ebb/optim/cuda/cuda_kernels.h"
+#include "ebb/optim/kernels.h"
 
 namespace ebb::optim {
 

@@ -1,11 +1,10 @@
-#include "ebb/optim/cuda/cuda_kernels.h"
-
 #include <algorithm>
 #include <cassert>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/optim/cuda/launch.h"
+#include "ebb/optim/kernels.h"
 #include "ebb/optim/stochastic_rounding.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"

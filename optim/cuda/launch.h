@@ -7,9 +7,9 @@
 #include <cuda_runtime_api.h>
 
 #include "ebb/optim/cuda/cast_arrays.h"
-#include "ebb/optim/master_arrays.h"
 #include "ebb/optim/norm.h"
 #include "ebb/optim/parameter_norms.h"
+#include "ebb/optim/split_master.h"
 #include "ebb/optim/update_runs.h"
 
 namespace ebb::optim {

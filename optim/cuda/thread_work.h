@@ -16,8 +16,8 @@
 
 #include "ebb/optim/cuda/cast_arrays.h"
 #include "ebb/optim/cuda/numbers.h"
-#include "ebb/optim/master_arrays.h"
 #include "ebb/optim/norm.h"
+#include "ebb/optim/split_master.h"
 #include "ebb/optim/stochastic_rounding.h"
 #include "ebb/optim/update_arrays.h"
 

@@ -9,7 +9,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/awaited_event.h"
 #include "ebb/runtime/device/backend.h"
-#include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/device/cpu/cpu_device.h"
 #include "ebb/runtime/device/stream_priority.h"
 

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "ebb/offload/pinned_memory.h"
 #include "ebb/optim/kernels.h"
-#include "ebb/runtime/device/callers_core.h"
+#include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/issue/engine_streams.h"
 #include "ebb/runtime/engine/issue/issue_observer.h"

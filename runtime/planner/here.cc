@@ -18,7 +18,7 @@
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/requests_in_flight.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/kernels/reduce.h"

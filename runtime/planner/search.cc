@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/difference.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/device/thread_team.h"
 
 namespace ebb::planner {

@@ -24,7 +24,7 @@
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/device/device.h"
 #include "processes.h"
 #include "tests/full.h"

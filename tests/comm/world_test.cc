@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/device/device.h"
 
 namespace ebb::world_test {

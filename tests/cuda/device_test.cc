@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "cuda_device.h"
-#include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/device/cpu/pages.h"
 #include "ebb/runtime/device/stream_priority.h"
 #include "stand_in.h"

@@ -1,10 +1,10 @@
-#include "ebb/runtime/device/callers_core.h"
-
 #include <gtest/gtest.h>
 #include <sched.h>
 
 #include <thread>
 #include <vector>
+
+#include "ebb/runtime/device/cores.h"
 
 namespace ebb::callers_core_test {
 namespace {

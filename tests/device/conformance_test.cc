@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "allocation_counter.h"
-#include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/cores.h"
 
 namespace ebb::conformance_test {
 namespace {

@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "ebb/offload/file_handle.h"
+#include "ebb/offload/io_error.h"
 #include "ebb/offload/pinned_memory.h"
-#include "ebb/offload/refusals.h"
 #include "ebb/offload/shard_file.h"
 #include "ebb/offload/test_hooks.h"
 #include "tests/engine/scripted.h"

@@ -24,7 +24,6 @@
 
 #include "ebb/offload/shard_file.h"
 #include "ebb/runtime/device/cpu/pages.h"
-#include "ebb/runtime/device/cpu/shared_heap.h"
 #include "ebb/runtime/device/device.h"
 #include "has_once.h"
 #include "locked_memory.h"

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "backends.h"
-#include "ebb/offload/refusals.h"
+#include "ebb/offload/io_error.h"
 #include "faulty_queue.h"
 
 namespace ebb::testing {

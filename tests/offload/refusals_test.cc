@@ -1,8 +1,8 @@
-#include "ebb/offload/refusals.h"
-
 #include <gtest/gtest.h>
 
 #include <cerrno>
+
+#include "ebb/offload/io_error.h"
 
 namespace ebb::testing::refusals_test {
 namespace {

@@ -1,12 +1,12 @@
 // Striping is a bijection between the file and its stripes.
-#include "ebb/offload/stripes.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
 #include <utility>
 #include <vector>
+
+#include "ebb/offload/transfers.h"
 
 namespace ebb::stripes_test {
 namespace {

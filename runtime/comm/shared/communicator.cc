@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "ebb/runtime/device/cpu/shared_heap.h"
+#include "ebb/runtime/device/cpu/pages.h"
 #include "ebb/runtime/kernels/mover.h"
 
 namespace ebb {

@@ -8,7 +8,7 @@
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/cores.h"
 
 namespace ebb {
 namespace {

@@ -15,7 +15,7 @@
 #include "ebb/runtime/comm/shared/communicator.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/device/memory_limit.h"
 #include "ebb/runtime/device/thread_limit.h"
 

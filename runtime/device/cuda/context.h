@@ -20,6 +20,10 @@
 
 namespace ebb {
 
+// A function of the CUDA driver, which is not linked, because programs must start on machines
+// without it. Null: there is no driver, or it lacks this function of CUDA 12.0.
+void* DriverFunction(const char* name);
+
 // How often a thread that waits for the device checks that it still works.
 inline constexpr std::chrono::milliseconds kLookEvery{100};
 

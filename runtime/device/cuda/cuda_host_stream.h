@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "ebb/runtime/device/backend.h"
-#include "ebb/runtime/device/cpu/cpu_stream.h"
+#include "ebb/runtime/device/cpu/cpu_device.h"
 #include "ebb/runtime/device/cuda/context.h"
 #include "ebb/runtime/device/cuda/cuda_stream.h"
 #include "ebb/runtime/device/thread_team.h"

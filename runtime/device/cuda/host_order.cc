@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
-#include "ebb/runtime/device/cuda/driver.h"
 #include "ebb/runtime/device/cuda/error.h"
 
 namespace ebb {

@@ -28,8 +28,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/device/buffer.h"
+#include "ebb/runtime/device/cpu/cpu_device.h"
 #include "ebb/runtime/device/cpu/cpu_event.h"
-#include "ebb/runtime/device/cpu/cpu_stream.h"
 #include "ebb/runtime/device/thread_team.h"
 
 namespace ebb {

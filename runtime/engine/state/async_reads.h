@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/device/callers_core.h"
+#include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/issue/engine_streams.h"

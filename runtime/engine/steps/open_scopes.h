@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <string>
 
-#include "ebb/runtime/device/callers_core.h"
+#include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/issue/profiler_ranges.h"
 #include "ebb/runtime/engine/issue/step_timeline.h"

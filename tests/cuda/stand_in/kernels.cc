@@ -8,8 +8,8 @@
 
 #include "ebb/optim/cast.h"
 #include "ebb/optim/cuda/launch.h"
-#include "ebb/optim/master_arrays.h"
 #include "ebb/optim/norm.h"
+#include "ebb/optim/split_master.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "order.h"
 #include "state.h"

@@ -1,4 +1,4 @@
-#include "ebb/offload/reserve_space.h"
+#include "ebb/offload/file_handle.h"
 
 #include <fcntl.h>
 #include <linux/fs.h>
