@@ -2,18 +2,19 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
-#include "ebb/runtime/checkpoint/config_differences.h"
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/manifest.h"
-#include "ebb/runtime/checkpoint/slice_name.h"
+#include "ebb/runtime/checkpoint/rank_file.h"
 #include "ebb/runtime/checkpoint/state_arrays.h"
 #include "ebb/runtime/checkpoint/stored_values.h"
+#include "ebb/runtime/checkpoint/tensor_source.h"
 #include "ebb/runtime/checkpoint/whole_checkpoint.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/updates/update_table.h"
@@ -21,13 +22,10 @@
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/unit_places.h"
+#include "nlohmann/json.hpp"
 
 namespace ebb {
 namespace {
-
-std::string ShapeOf(const std::vector<int64_t>& shape) {
-  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
-}
 
 // The differences between the model and the checkpoint: an error, or a warning with
 // LoadOptions::partial.
@@ -47,9 +45,9 @@ absl::Status CheckFit(const Engine& engine, const Manifest& manifest, const Load
     const Manifest::Parameter& from = *found->second;
     saved.erase(found);
     if (from.shape != parameter.shape) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("parameter '", parameter.name, "' has the shape ", ShapeOf(parameter.shape),
-                       " in the model and ", ShapeOf(from.shape), " in the checkpoint"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          "parameter '", parameter.name, "' has the shape ", ShapeText(parameter.shape),
+          " in the model and ", ShapeText(from.shape), " in the checkpoint"));
     }
     if ((from.dtype == DType::kInt8) != (parameter.compute == DType::kInt8)) {
       const auto kind = [](bool bytes) { return bytes ? "bytes" : "numbers"; };
@@ -156,6 +154,53 @@ ReadErrors Fill(Engine& engine, StoredValues& stored, const LoadOptions& options
     if (errors.engine.ok() && errors.files.ok()) errors.engine = written;
   }
   return errors;
+}
+
+using Json = nlohmann::json;
+
+constexpr std::string_view kTrained[] = {
+    "train_batch_size", "gradient_clipping",       "data_types.grad_accum_dtype", "optimizer.",
+    "scheduler.",       "ebb.stochastic_rounding", "ebb.parameter_groups."};
+constexpr std::string_view kOfDType[] = {"fp16.", "bf16."};
+
+template <size_t kCount>
+bool IsOneOf(const std::string& key, const std::string_view (&begins)[kCount]) {
+  return std::any_of(std::begin(begins), std::end(begins),
+                     [&](std::string_view begin) { return key.starts_with(begin); });
+}
+
+void AddValues(const Json& json, const std::string& path, std::map<std::string, Json>& values) {
+  if (!json.is_object()) {
+    values[path] = json;
+    return;
+  }
+  for (const auto& [key, value] : json.items())
+    AddValues(value, path.empty() ? key : absl::StrCat(path, ".", key), values);
+}
+
+std::map<std::string, Json> ValuesOf(const Config& config) {
+  std::map<std::string, Json> values;
+  AddValues(Json::parse(config.ToJson()), "", values);
+  return values;
+}
+
+// The keys that differ between two runs' configurations and change the result: "optimizer.params.lr",
+// in the order of the JSON's names, "dtype" and "ebb.reduce_at" first. Keys about tiers, movement or
+// logs are left out. A dtype's own keys are compared where both have that dtype.
+std::vector<std::string> ConfigDifferences(const Config& a, const Config& b) {
+  std::vector<std::string> keys;
+  if (a.compute != b.compute) keys.emplace_back("dtype");
+  if (b.gradient_accumulation_steps > 1 && a.reduces_at_round() != b.reduces_at_round())
+    keys.emplace_back("ebb.reduce_at");
+  std::map<std::string, Json> of_a = ValuesOf(a);
+  const std::map<std::string, Json> of_b = ValuesOf(b);
+  for (const auto& [key, value] : of_b) of_a.try_emplace(key);  // null: not given
+  for (const auto& [key, value] : of_a) {
+    if (!IsOneOf(key, kTrained) && (a.compute != b.compute || !IsOneOf(key, kOfDType))) continue;
+    const auto other = of_b.find(key);
+    if ((other == of_b.end() ? Json() : other->second) != value) keys.push_back(key);
+  }
+  return keys;
 }
 
 // The loaded values are exact, but another configuration may train, sum or round in another way.

@@ -7,18 +7,22 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/optim/cast.h"
 #include "ebb/runtime/checkpoint/file_access.h"
-#include "ebb/runtime/checkpoint/model_index.h"
-#include "ebb/runtime/checkpoint/raw_tensors.h"
+#include "ebb/runtime/checkpoint/json_text.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/thread_team.h"
+#include "nlohmann/json.hpp"
 
 namespace ebb {
 namespace {
 
+using Json = nlohmann::json;
+
 constexpr int64_t kModelConfigBytesMax = int64_t{1} << 20;
-constexpr char kModelConfig[] = "config.json";
+constexpr char kModelConfig[] = "config.json", kEnding[] = ".safetensors";
 
 // `dtype`: the format's name.
 std::string WhyLeftOut(const std::string& dtype) {
@@ -68,6 +72,73 @@ bool IsTorchFile(const std::string& path) {
 }
 
 }  // namespace
+
+void RawTensors::Add(TensorInfo tensor, int64_t at) {
+  tensors_.push_back(std::move(tensor));
+  places_.push_back({.file = paths_.size() - 1, .at = at});
+}
+
+absl::Status RawTensors::Read(size_t tensor, int64_t begin, std::span<float> values) {
+  const TensorInfo& info = tensors_[tensor];
+  const Place& place = places_[tensor];
+  if (begin < 0 || begin + static_cast<int64_t>(values.size()) > info.elements())
+    return absl::InvalidArgumentError(absl::StrCat("values beyond the end of ", Described(info)));
+  const std::string& path = paths_[place.file];
+  if (open_ != place.file) {
+    open_ = kNone;
+    EBB_ASSIGN_OR_RETURN(file_, OpenToRead(path));
+    open_ = place.file;
+  }
+  const int64_t size = SizeOf(info.dtype);
+  int64_t at = place.at + begin * size;
+  if (info.dtype == DType::kFloat32)
+    return ReadAt(file_.get(), path, at, std::as_writable_bytes(values));
+  constexpr size_t kReadBytes = size_t{4} << 20;
+  ThreadTeam caller_only(1);
+  while (!values.empty()) {
+    const size_t count = std::min(values.size(), kReadBytes / static_cast<size_t>(size));
+    cast_.resize(count * static_cast<size_t>(size));
+    EBB_RETURN_IF_ERROR(ReadAt(file_.get(), path, at, cast_));
+    optim::Cast(caller_only, cast_.data(), info.dtype, values.data(), DType::kFloat32,
+                static_cast<int64_t>(count), optim::Rounding::kNearest);
+    values = values.subspan(count);
+    at += static_cast<int64_t>(cast_.size());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::map<std::string, std::string>> ParseModelIndex(const std::string& text,
+                                                                   const std::string& path) {
+  const auto bad = [&](std::string_view what) {
+    return absl::DataLossError(
+        absl::StrCat("'", path, "' is not an index of a model's files: ", std::string(what)));
+  };
+  const absl::StatusOr<Json> parsed = ParseJsonObject(text, /*levels_max=*/16);
+  if (!parsed.ok()) return bad(absl::StrCat("it ", parsed.status().message()));
+  const Json& json = *parsed;
+  if (!json.contains("weight_map") || !json["weight_map"].is_object())
+    return bad("it has no \"weight_map\"");
+  std::map<std::string, std::string> file_of_tensor;
+  for (const auto& [tensor, file] : json["weight_map"].items()) {
+    const std::string name = file.is_string() ? file.get<std::string>() : "";
+    if (!name.ends_with(kEnding) || name.front() == '.' || name.find('/') != std::string::npos ||
+        name.find('\0') != std::string::npos || name.size() > 255)
+      return bad(
+          absl::StrCat("the file of ", config::Quoted(tensor), " is ",
+                       config::Quoted(file.dump(-1, ' ', true, Json::error_handler_t::replace)),
+                       ", not the plain name of a ", kEnding, " file beside it"));
+    file_of_tensor.emplace(tensor, name);
+  }
+  if (file_of_tensor.empty()) return bad("it names no tensors");
+  return file_of_tensor;
+}
+
+std::string SafetensorsIndexText(const std::map<std::string, std::string>& file_of_tensor,
+                                 int64_t tensor_bytes) {
+  return Json{{"metadata", {{"total_size", tensor_bytes}}}, {"weight_map", file_of_tensor}}.dump(
+             2) +
+         "\n";
+}
 
 bool HasModelFiles(const std::string& folder) {
   return HasEither(folder, kSafetensorsFile, kSafetensorsIndex);

@@ -2,22 +2,68 @@
 //
 //   DIR/model.safetensors
 //   DIR/model.safetensors.index.json
-//       {"weight_map": {"h.0.ln_1.weight": "model-00001-of-00002.safetensors", ...}, ...}
+//       {"metadata": ..., "weight_map": {"h.0.ln_1.weight": "model-00001-of-00002.safetensors", ...}}
 //
 // Files and index are untrusted. Names in an index must be plain names of files in that folder, not
 // links.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <map>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/offload/file_handle.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"
 
 namespace ebb {
 
 inline constexpr char kSafetensorsFile[] = "model.safetensors";
 inline constexpr char kSafetensorsIndex[] = "model.safetensors.index.json";
+
+inline constexpr int64_t kIndexBytesMax = 100'000'000;
+
+// Tensors of files: plain arrays of fp32, bf16 or fp16, or bytes.
+class RawTensors : public TensorSource {
+ public:
+  explicit RawTensors(SourceDescription description) { description_ = std::move(description); }
+
+  // The file of the tensors that are added next. It is opened again to read them.
+  void BeginFile(std::string path) { paths_.push_back(std::move(path)); }
+  // The tensor lies from byte `at` of the file on, in row-major order.
+  void Add(TensorInfo tensor, int64_t at);
+  void LeaveOut(const std::string& name, std::string why) {
+    description_.left_out.push_back({.name = name, .why = std::move(why)});
+  }
+  void SetState(const TrainingState& state) { description_.state = state; }
+
+  absl::Status Read(size_t tensor, int64_t begin, std::span<float> values) override;
+
+ private:
+  struct Place {
+    size_t file = 0;
+    int64_t at = 0;  // byte of it
+  };
+  static constexpr size_t kNone = ~size_t{0};
+
+  std::vector<Place> places_;  // of tensors_
+  std::vector<std::string> paths_;
+  size_t open_ = kNone;
+  FileHandle file_;
+  std::vector<std::byte> cast_;
+};
+
+// The file of each tensor in an index. `path` is for messages.
+absl::StatusOr<std::map<std::string, std::string>> ParseModelIndex(const std::string& text,
+                                                                   const std::string& path);
+std::string SafetensorsIndexText(const std::map<std::string, std::string>& file_of_tensor,
+                                 int64_t tensor_bytes);
 
 // Whether the folder has one of these two files.
 bool HasModelFiles(const std::string& folder);

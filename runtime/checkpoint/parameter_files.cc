@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/checkpoint/checkpoint_source.h"
+#include "ebb/runtime/checkpoint/checkpoint_tensors.h"
 #include "ebb/runtime/checkpoint/parameter_names.h"
 #include "ebb/runtime/checkpoint/safetensors_writer.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"

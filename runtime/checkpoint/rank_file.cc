@@ -1,6 +1,7 @@
 #include "ebb/runtime/checkpoint/rank_file.h"
 
 #include <algorithm>
+#include <charconv>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,7 +15,35 @@ namespace {
 
 constexpr size_t kSumDigits = 16;
 
+std::optional<int64_t> Number(std::string_view text) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || number < 0) return std::nullopt;
+  return number;
+}
+
 }  // namespace
+
+std::string NameOf(const SliceName& slice) {
+  return absl::StrCat(slice.of, "/", slice.parameter, "@", slice.begin, ":", slice.end);
+}
+
+std::optional<SliceName> ParseSliceName(std::string_view text) {
+  const size_t slash = text.find('/'), at = text.rfind('@');
+  if (slash == std::string_view::npos || slash == 0 || at == std::string_view::npos ||
+      at <= slash + 1)
+    return std::nullopt;
+  const std::string_view interval = text.substr(at + 1);
+  const size_t colon = interval.find(':');
+  if (colon == std::string_view::npos) return std::nullopt;
+  const std::optional<int64_t> begin = Number(interval.substr(0, colon)),
+                               end = Number(interval.substr(colon + 1));
+  if (!begin || !end || *begin >= *end) return std::nullopt;
+  return SliceName{.of = std::string(text.substr(0, slash)),
+                   .parameter = std::string(text.substr(slash + 1, at - slash - 1)),
+                   .begin = *begin,
+                   .end = *end};
+}
 
 std::string RankFileName(int rank, int ranks) {
   return absl::StrFormat("rank-%05d-of-%05d.safetensors", rank, ranks);
@@ -50,24 +79,21 @@ absl::Status CheckEntry(const Manifest::File& found, const Manifest::File& saved
 }
 
 absl::StatusOr<RankFileWriter> RankFileWriter::Create(std::string path,
-                                                      std::vector<StoredTensor> tensors,
+                                                      const std::vector<Slice>& slices,
                                                       std::map<std::string, std::string> metadata,
                                                       IoBackend backend,
                                                       std::span<std::byte> memory) {
   EBB_ASSIGN_OR_RETURN(StreamedFile file, StreamedFile::Create(std::move(path), backend, memory));
   RankFileWriter writer(std::move(file));
   writer.header_.metadata = std::move(metadata);
-  int64_t end = 0;
-  for (StoredTensor& tensor : tensors) {
-    const int64_t bytes = tensor.bytes();
-    tensor.begin = end;
-    tensor.end = end += bytes;
+  for (const Slice& slice : slices) {
+    const StoredTensor& tensor =
+        writer.header_.Add(NameOf(slice.name), slice.dtype, {slice.name.end - slice.name.begin});
     // Zeros, as long as the checksums that replace them.
     writer.header_.metadata[tensor.name].assign(
-        static_cast<size_t>(CheckedBlocks(bytes)) * kSumDigits, '0');
+        static_cast<size_t>(CheckedBlocks(tensor.bytes())) * kSumDigits, '0');
   }
-  writer.sums_.resize(tensors.size());
-  writer.header_.tensors = std::move(tensors);
+  writer.sums_.resize(slices.size());
   const int64_t data_begin =
       static_cast<int64_t>(SafetensorsPrefix(writer.header_, kDataAlignment).size());
   const size_t entries = writer.header_.tensors.size() + writer.header_.metadata.size();
@@ -77,27 +103,31 @@ absl::StatusOr<RankFileWriter> RankFileWriter::Create(std::string path,
                      " bytes with ", entries, " entries; the limits are ", kSafetensorsHeaderMax,
                      " and ", kSafetensorsEntriesMax, ": train on more ranks"));
   }
-  writer.file_.Expect(data_begin, data_begin + end);
+  writer.file_.Expect(data_begin, data_begin + writer.header_.data_bytes());
   return writer;
 }
 
 // Goes block by block of the checksum, so that a block is copied while it is in the cache.
-absl::Status RankFileWriter::Append(std::span<const std::byte> bytes) {
+absl::Status RankFileWriter::Append(std::span<const float> values) {
+  if (values.empty()) return absl::OkStatus();
+  const StoredTensor* const tensor = tensor_ < sums_.size() ? &header_.tensors[tensor_] : nullptr;
+  std::span<const std::byte> bytes;
+  if (tensor != nullptr) bytes = BytesAs(*DTypeOfSafetensors(tensor->dtype), values, cast_);
+  if (tensor == nullptr || std::ssize(bytes) > tensor->bytes() - of_tensor_)
+    return absl::InternalError(
+        absl::StrCat("more data than the tensors of '", file_.path(), "' have"));
   while (!bytes.empty()) {
-    if (tensor_ == sums_.size())
-      return absl::InternalError(
-          absl::StrCat("more data than the tensors of '", file_.path(), "' have"));
-    const int64_t of_tensor = header_.tensors[tensor_].bytes();
-    const int64_t taken = std::min({std::ssize(bytes), of_tensor - of_tensor_,
-                                    optim::kChecksumBlock - of_tensor_ % optim::kChecksumBlock});
+    const int64_t taken =
+        std::min(std::ssize(bytes), optim::kChecksumBlock - of_tensor_ % optim::kChecksumBlock);
     const std::span<const std::byte> block = bytes.first(static_cast<size_t>(taken));
     bytes = bytes.subspan(block.size());
     sum_.Append(block);
     EBB_RETURN_IF_ERROR(file_.Append(block));
     of_tensor_ += taken;
-    if (of_tensor_ == of_tensor || of_tensor_ % kCheckedBlock == 0)
+    if (of_tensor_ == tensor->bytes() || of_tensor_ % kCheckedBlock == 0)
       sums_[tensor_] += absl::StrFormat("%016x", sum_.Take());
-    if (of_tensor_ < of_tensor) continue;
+  }
+  if (of_tensor_ == tensor->bytes()) {
     ++tensor_;
     of_tensor_ = 0;
   }

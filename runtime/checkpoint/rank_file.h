@@ -1,13 +1,16 @@
-// One rank's file of a checkpoint, a safetensors file. Its metadata has, under each tensor's name,
-// the checksums of the tensor's blocks of 4 MiB (ebb/optim/checksum.h): 16 hexadecimal digits a
-// block, end to end. So a reader of a part of a tensor can check that part.
+// One rank's file of a checkpoint, a safetensors file. Its tensors are slices of parameters and
+// states. Its metadata has, under each slice's name, the checksums of the slice's blocks of 4 MiB
+// (ebb/optim/checksum.h): 16 hexadecimal digits a block, end to end. So a reader of a part of a
+// slice can check that part.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -28,6 +31,23 @@ constexpr int64_t CheckedBlocks(int64_t bytes) {
   return (bytes + kCheckedBlock - 1) / kCheckedBlock;
 }
 
+inline constexpr std::string_view kMasterClass = "master", kParameterClass = "parameter";
+
+// A slice, and its name: "master/block0.weight@4096:8192" are elements 4096 to 8191 of the flattened
+// parameter block0.weight.
+struct SliceName {
+  // "master" for trainable parameters, "parameter" for frozen ones, and for other arrays the
+  // optimizer state's own name ("exp_avg").
+  std::string of;
+  std::string parameter;  // which may hold '/', '@' and ':' itself
+  int64_t begin = 0, end = 0;
+
+  friend bool operator==(const SliceName&, const SliceName&) = default;
+};
+std::string NameOf(const SliceName& slice);
+// Nothing: the text is not the name of a slice, or the slice is empty.
+std::optional<SliceName> ParseSliceName(std::string_view text);
+
 // "rank-00002-of-00004.safetensors"
 std::string RankFileName(int rank, int ranks);
 
@@ -43,16 +63,21 @@ absl::Status CheckEntry(const Manifest::File& found, const Manifest::File& saved
 
 class RankFileWriter {
  public:
-  // `tensors`: in the order of their data; Create sets their offsets. `metadata`: more metadata of
-  // the file, without names of tensors. `memory`: as StreamedFile's.
-  static absl::StatusOr<RankFileWriter> Create(std::string path, std::vector<StoredTensor> tensors,
+  struct Slice {
+    SliceName name;
+    DType dtype{};
+  };
+  // `slices`: in the order of their data. `metadata`: more metadata of the file, without names of
+  // slices. `memory`: as StreamedFile's.
+  static absl::StatusOr<RankFileWriter> Create(std::string path, const std::vector<Slice>& slices,
                                                std::map<std::string, std::string> metadata,
                                                IoBackend backend = IoBackend::kAuto,
                                                std::span<std::byte> memory = {});
   RankFileWriter(RankFileWriter&&) = default;
 
-  // Appends the next bytes. A call has bytes of one tensor; a tensor may take several calls.
-  absl::Status Append(std::span<const std::byte> bytes);
+  // Appends the next values, in the dtype of their slice. A call has values of one slice; a slice
+  // may take several calls.
+  absl::Status Append(std::span<const float> values);
   // Call it after all data. Writes the header, and returns when the whole file is on the disk.
   absl::Status Finish();
 
@@ -65,6 +90,7 @@ class RankFileWriter {
   int64_t of_tensor_ = 0;          // bytes of it that have come
   optim::RunningChecksum sum_;     // of its block under way
   std::vector<std::string> sums_;  // by tensor
+  std::vector<std::byte> cast_;
 };
 
 }  // namespace ebb

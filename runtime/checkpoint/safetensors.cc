@@ -7,8 +7,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/optim/cast.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/thread_team.h"
+#include "ebb/sharding/model.h"
 #include "nlohmann/json.hpp"
 
 namespace ebb {
@@ -204,6 +207,16 @@ bool HasNameTwice(const std::vector<StoredTensor>& tensors) {
 
 }  // namespace
 
+const StoredTensor& SafetensorsHeader::Add(std::string name, DType dtype,
+                                           std::vector<int64_t> shape) {
+  const int64_t begin = data_bytes(), bytes = Elements(shape) * SizeOf(dtype);
+  return tensors.emplace_back(StoredTensor{.name = std::move(name),
+                                           .dtype = std::string(SafetensorsName(dtype)),
+                                           .shape = std::move(shape),
+                                           .begin = begin,
+                                           .end = begin + bytes});
+}
+
 std::string_view SafetensorsName(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:
@@ -284,6 +297,16 @@ std::string SafetensorsPrefix(const SafetensorsHeader& header, int64_t alignment
   std::string prefix(kLengthBytes, '\0');
   std::memcpy(prefix.data(), &length, sizeof(length));
   return prefix + text;
+}
+
+std::span<const std::byte> BytesAs(DType dtype, std::span<const float> values,
+                                   std::vector<std::byte>& room) {
+  if (dtype == DType::kFloat32) return std::as_bytes(values);
+  room.resize(values.size() * static_cast<size_t>(SizeOf(dtype)));
+  ThreadTeam caller_only(1);
+  optim::Cast(caller_only, values.data(), DType::kFloat32, room.data(), dtype, std::ssize(values),
+              optim::Rounding::kNearest);
+  return room;
 }
 
 }  // namespace ebb

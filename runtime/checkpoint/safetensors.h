@@ -41,6 +41,10 @@ struct SafetensorsHeader {
   std::vector<StoredTensor> tensors;  // in the order of their data
   std::map<std::string, std::string> metadata;
   int64_t data_begin = 0;  // byte of the file
+
+  // Adds a tensor behind the others.
+  const StoredTensor& Add(std::string name, DType dtype, std::vector<int64_t> shape);
+  int64_t data_bytes() const { return tensors.empty() ? 0 : tensors.back().end; }
 };
 
 // The format's name of a dtype, and the reverse. Nothing for dtypes that Ebb does not have.
@@ -60,5 +64,8 @@ absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(
 // multiple of `alignment`. If a value of the metadata changes and keeps its length, only its bytes
 // change.
 std::string SafetensorsPrefix(const SafetensorsHeader& header, int64_t alignment);
+// The bytes of values in a dtype: of the values themselves, or in `room`.
+std::span<const std::byte> BytesAs(DType dtype, std::span<const float> values,
+                                   std::vector<std::byte>& room);
 
 }  // namespace ebb

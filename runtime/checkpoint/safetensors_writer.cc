@@ -11,10 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "ebb/optim/cast.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/model_files.h"
-#include "ebb/runtime/checkpoint/model_index.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
@@ -104,20 +102,12 @@ SafetensorsWriter::~SafetensorsWriter() {
 
 void SafetensorsWriter::CutIntoFiles(const std::vector<TensorInfo>& tensors,
                                      int64_t file_bytes_max) {
-  int64_t end = 0;
   files_.emplace_back();
   for (const TensorInfo& tensor : tensors) {
-    const int64_t bytes = tensor.elements() * SizeOf(tensor.dtype);
-    if (end > 0 && end + bytes > file_bytes_max) {
+    const int64_t before = files_.back().header.data_bytes();
+    if (before > 0 && before + tensor.elements() * SizeOf(tensor.dtype) > file_bytes_max)
       files_.emplace_back();
-      end = 0;
-    }
-    files_.back().header.tensors.push_back({.name = tensor.name,
-                                            .dtype = std::string(SafetensorsName(tensor.dtype)),
-                                            .shape = tensor.shape,
-                                            .begin = end,
-                                            .end = end + bytes});
-    end += bytes;
+    files_.back().header.Add(tensor.name, tensor.dtype, tensor.shape);
   }
   for (size_t i = 0; i < files_.size(); ++i) {
     files_[i].name = files_.size() == 1
@@ -140,8 +130,7 @@ absl::Status SafetensorsWriter::NextFile() {
     return absl::ResourceExhaustedError(absl::StrCat(
         "'", file_->path(), "' would need a header of ", prefix.size(),
         " bytes; safetensors' limit is ", kSafetensorsHeaderMax, ": write smaller files"));
-  const int64_t data = file.header.tensors.empty() ? 0 : file.header.tensors.back().end;
-  file_->Expect(0, static_cast<int64_t>(prefix.size()) + data);
+  file_->Expect(0, static_cast<int64_t>(prefix.size()) + file.header.data_bytes());
   EBB_RETURN_IF_ERROR(file_->Append(std::as_bytes(std::span(prefix))));
   tensor_ = 0;
   left_ = file.header.tensors.empty() ? 0 : Elements(file.header.tensors[0].shape);
@@ -163,14 +152,7 @@ absl::Status SafetensorsWriter::Append(std::span<const float> values) {
     return absl::InternalError(
         absl::StrCat("more values for '", written_, "' than its tensors have"));
   const DType dtype = *DTypeOfSafetensors(files_[next_file_ - 1].header.tensors[tensor_].dtype);
-  if (dtype == DType::kFloat32) {
-    EBB_RETURN_IF_ERROR(file_->Append(std::as_bytes(values)));
-  } else {
-    cast_.resize(values.size() * static_cast<size_t>(SizeOf(dtype)));
-    optim::Cast(caller_only_, values.data(), DType::kFloat32, cast_.data(), dtype, count,
-                optim::Rounding::kNearest);
-    EBB_RETURN_IF_ERROR(file_->Append(cast_));
-  }
+  EBB_RETURN_IF_ERROR(file_->Append(BytesAs(dtype, values, cast_)));
   left_ -= count;
   return left_ == 0 ? NextTensor() : absl::OkStatus();
 }
@@ -191,7 +173,7 @@ absl::Status SafetensorsWriter::Finish() {
     for (const File& file : files_) {
       for (const StoredTensor& tensor : file.header.tensors)
         file_of_tensor[tensor.name] = file.name;
-      bytes += file.header.tensors.back().end;
+      bytes += file.header.data_bytes();
     }
     EBB_RETURN_IF_ERROR(AddFile(kSafetensorsIndex, SafetensorsIndexText(file_of_tensor, bytes)));
   }

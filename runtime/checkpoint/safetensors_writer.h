@@ -17,7 +17,6 @@
 #include "ebb/runtime/checkpoint/safetensors.h"
 #include "ebb/runtime/checkpoint/streamed_file.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"
-#include "ebb/runtime/device/thread_team.h"
 
 namespace ebb {
 
@@ -60,7 +59,6 @@ class SafetensorsWriter {
   int64_t left_ = 0;  // elements of the tensor under way
   bool finished_ = false;
   std::vector<std::byte> cast_;
-  ThreadTeam caller_only_{1};
 };
 
 }  // namespace ebb

@@ -21,7 +21,6 @@
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/rank_file.h"
-#include "ebb/runtime/checkpoint/slice_name.h"
 #include "ebb/runtime/checkpoint/state_arrays.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -51,20 +50,14 @@ class Saving {
   // Creates this rank's file. `slices`: in the order of their data.
   absl::Status Open(Engine& engine, int rank, std::span<const StateSlice> slices,
                     const std::map<std::string, std::string>& of_this_rank) {
-    std::vector<StoredTensor> tensors;
+    std::vector<RankFileWriter::Slice> stored;
     for (const StateSlice& slice : slices) {
       const StateArrayName array{.what = slice.what, .state = slice.state};
-      const DType dtype = StoredDType(engine, slice.parameter, array);
-      if (slice.what == StateClass::kMaster) master_dtypes_[slice.parameter] = dtype;
-      const int64_t elements = slice.end - slice.begin;
-      tensors.push_back({.name = NameOf(SliceName{.of = ClassOf(engine, slice.parameter, array),
-                                                  .parameter = engine.model()[slice.parameter].name,
-                                                  .begin = slice.begin,
-                                                  .end = slice.end}),
-                         .dtype = std::string(SafetensorsName(dtype)),
-                         .shape = {elements},
-                         .begin = 0,
-                         .end = elements * SizeOf(dtype)});
+      stored.push_back({.name = {.of = ClassOf(engine, slice.parameter, array),
+                                 .parameter = engine.model()[slice.parameter].name,
+                                 .begin = slice.begin,
+                                 .end = slice.end},
+                        .dtype = StoredDType(engine, slice.parameter, array)});
     }
     std::map<std::string, std::string> metadata;
     for (const auto& [name, bytes] : of_this_rank) metadata[name] = absl::Base64Escape(bytes);
@@ -72,22 +65,13 @@ class Saving {
                          engine.FileBuffer(StreamedFile::kMemoryBytes));
     EBB_ASSIGN_OR_RETURN(
         RankFileWriter file,
-        RankFileWriter::Create(absl::StrCat(folder_, "/", RankFileName(rank, ranks_)),
-                               std::move(tensors), std::move(metadata),
-                               engine.config().ebb.io_backend, memory));
+        RankFileWriter::Create(absl::StrCat(folder_, "/", RankFileName(rank, ranks_)), stored,
+                               std::move(metadata), engine.config().ebb.io_backend, memory));
     file_.emplace(std::move(file));
     return absl::OkStatus();
   }
 
-  absl::Status Take(StateClass what, const Slice& slice, std::span<const float> values) {
-    const DType dtype =
-        what == StateClass::kMaster ? master_dtypes_.at(slice.parameter) : DType::kFloat32;
-    if (dtype == DType::kFloat32) return file_->Append(std::as_bytes(values));
-    cast_.resize(values.size() * static_cast<size_t>(SizeOf(dtype)));
-    optim::Cast(caller_only_, values.data(), DType::kFloat32, cast_.data(), dtype,
-                static_cast<int64_t>(values.size()), optim::Rounding::kNearest);
-    return file_->Append(cast_);
-  }
+  absl::Status Take(std::span<const float> values) { return file_->Append(values); }
   absl::Status Close() { return file_->Finish(); }
   // Call it when all ranks have closed their files, or one has failed. After a failure rank 0
   // removes the folder.
@@ -121,9 +105,6 @@ class Saving {
   Manifest manifest_;
   std::optional<NewCheckpoint> checkpoint_;
   std::optional<RankFileWriter> file_;
-  std::map<ParameterId, DType> master_dtypes_;
-  std::vector<std::byte> cast_;
-  ThreadTeam caller_only_{1};
 };
 
 Manifest ManifestOf(const Engine& engine, const TrainingState& state, const SaveOptions& options,
@@ -226,10 +207,9 @@ absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
       std::shared_future<absl::Status> over,
       engine.ReadAsync(
           {.take =
-               [saving](StateClass what, std::string_view, const Slice& slice,
-                        std::span<const float> values) {
+               [saving](StateClass, std::string_view, const Slice&, std::span<const float> values) {
                  BlockFileSizeSignal();
-                 return saving->Take(what, slice, values);
+                 return saving->Take(values);
                },
            .close =
                [saving] {

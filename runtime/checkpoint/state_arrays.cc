@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ebb/runtime/checkpoint/slice_name.h"
+#include "ebb/runtime/checkpoint/rank_file.h"
 #include "ebb/runtime/engine/ranks/reduction_group.h"
 #include "ebb/sharding/plan.h"
 

@@ -10,7 +10,6 @@
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/rank_file.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
-#include "ebb/runtime/checkpoint/slice_name.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/copy.h"
 #include "ebb/sharding/model.h"

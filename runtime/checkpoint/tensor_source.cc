@@ -2,15 +2,17 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "ebb/runtime/checkpoint/checkpoint_source.h"
+#include "ebb/runtime/checkpoint/checkpoint_tensors.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/model_files.h"
+#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {
@@ -54,6 +56,20 @@ absl::StatusOr<std::unique_ptr<TensorSource>> OpenTensorSource(const std::string
 bool HasCheckpoints(const std::string& path) {
   return !HasModelFiles(path) && !IsForTorch(path) && !LooksLikeDeepSpeed(path) &&
          CandidatesIn(path).ok();
+}
+
+absl::Status ForEachPiece(TensorSource& source, TensorSink sink) {
+  constexpr int64_t kPieceElements = int64_t{16} << 20;
+  std::vector<float> values;
+  for (size_t tensor = 0; tensor < source.tensors().size(); ++tensor) {
+    const int64_t elements = source.tensors()[tensor].elements();
+    for (int64_t begin = 0; begin < elements; begin += kPieceElements) {
+      values.resize(static_cast<size_t>(std::min(kPieceElements, elements - begin)));
+      EBB_RETURN_IF_ERROR(source.Read(tensor, begin, values));
+      EBB_RETURN_IF_ERROR(sink(tensor, values));
+    }
+  }
+  return absl::OkStatus();
 }
 
 std::string ShapeText(const std::vector<int64_t>& shape) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/config/dtype.h"
@@ -64,6 +65,11 @@ class TensorSource {
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenTensorSource(const std::string& path);
 // Whether that would be a checkpoint of Ebb.
 bool HasCheckpoints(const std::string& path);
+
+// Copies all tensors of a source, one after the other, in pieces of 64 MiB of values, so that a
+// matrix that is transposed is read a few times at most. Memory does not depend on the model.
+using TensorSink = absl::FunctionRef<absl::Status(size_t tensor, std::span<const float> values)>;
+absl::Status ForEachPiece(TensorSource& source, TensorSink sink);
 
 // "[3, 4]"
 std::string ShapeText(const std::vector<int64_t>& shape);

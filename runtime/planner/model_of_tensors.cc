@@ -14,7 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "ebb/offload/file_handle.h"
 #include "ebb/runtime/checkpoint/file_access.h"
-#include "ebb/runtime/checkpoint/model_index.h"
+#include "ebb/runtime/checkpoint/model_files.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/status_macros.h"

@@ -16,12 +16,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/checkpoint/copy_tensors.h"
 #include "ebb/runtime/checkpoint/model_files.h"
-#include "ebb/runtime/checkpoint/model_index.h"
 #include "ebb/runtime/checkpoint/parameter_names.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
 #include "ebb/runtime/checkpoint/safetensors_writer.h"
+#include "ebb/runtime/checkpoint/tensor_source.h"
 
 namespace ebb {
 namespace {

@@ -1,6 +1,4 @@
 // Bytes (U8) in the files of other programs: codes of numbers, and buffers beside the parameters.
-#include "ebb/runtime/checkpoint/import_checkpoint.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
+#include "ebb/runtime/checkpoint/checkpoint_tensors.h"
 #include "ebb/runtime/checkpoint/parameter_files.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
 #include "ebb/runtime/config/status_macros.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ebb/runtime/checkpoint/slice_name.h"
+#include "ebb/runtime/checkpoint/rank_file.h"
 
 namespace ebb::safetensors_test {
 namespace {

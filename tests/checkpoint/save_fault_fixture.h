@@ -13,9 +13,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
-#include "ebb/runtime/checkpoint/checkpoint_source.h"
-#include "ebb/runtime/checkpoint/copy_tensors.h"
+#include "ebb/runtime/checkpoint/checkpoint_tensors.h"
 #include "ebb/runtime/checkpoint/folder.h"
+#include "ebb/runtime/checkpoint/tensor_source.h"
 #include "file_calls.h"
 #include "tests/engine/scripted.h"
 #include "way.h"

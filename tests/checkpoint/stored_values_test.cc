@@ -37,16 +37,13 @@ class StoredValuesTest : public ::testing::Test {
       const std::string path = folder_ + "/" + RankFileName(rank, ranks);
       auto file = RankFileWriter::Create(
           path,
-          {{.name = "master/w@" + std::to_string(begin) + ":" + std::to_string(end),
-            .dtype = "F32",
-            .shape = {end - begin},
-            .begin = 0,
-            .end = 4 * (end - begin)}},
+          {{.name = {.of = "master", .parameter = "w", .begin = begin, .end = end},
+            .dtype = DType::kFloat32}},
           {});
       ASSERT_TRUE(file.ok()) << file.status();
       const auto slice =
           std::span(saved_).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
-      ASSERT_EQ(file->Append(std::as_bytes(slice)), absl::OkStatus());
+      ASSERT_EQ(file->Append(slice), absl::OkStatus());
       ASSERT_EQ(file->Finish(), absl::OkStatus());
       manifest_.files.push_back(ReadRankFileHeader(path)->entry);
     }

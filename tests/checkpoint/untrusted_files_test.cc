@@ -11,9 +11,9 @@
 #include "absl/strings/str_format.h"
 #include "ebb/optim/checksum.h"
 #include "ebb/runtime/checkpoint/manifest.h"
-#include "ebb/runtime/checkpoint/model_index.h"
+#include "ebb/runtime/checkpoint/model_files.h"
+#include "ebb/runtime/checkpoint/rank_file.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
-#include "ebb/runtime/checkpoint/slice_name.h"
 #include "tests/full.h"
 
 namespace ebb::untrusted_files_test {

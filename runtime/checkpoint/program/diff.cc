@@ -9,8 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "ebb/runtime/checkpoint/program/program.h"
-#include "ebb/runtime/checkpoint/program/progress_bar.h"
-#include "ebb/runtime/checkpoint/program/torch_source.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"
 #include "ebb/runtime/config/status_macros.h"
 

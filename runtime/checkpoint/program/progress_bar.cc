@@ -1,9 +1,9 @@
-#include "ebb/runtime/checkpoint/program/progress_bar.h"
-
 #include <unistd.h>
 
 #include <cstdio>
 #include <utility>
+
+#include "ebb/runtime/checkpoint/program/program.h"
 
 namespace ebb {
 

@@ -1,5 +1,3 @@
-#include "ebb/runtime/checkpoint/program/torch_source.h"
-
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -16,7 +14,7 @@
 #include "ebb/offload/file_handle.h"
 #include "ebb/runtime/checkpoint/json_text.h"
 #include "ebb/runtime/checkpoint/model_files.h"
-#include "ebb/runtime/checkpoint/raw_tensors.h"
+#include "ebb/runtime/checkpoint/program/program.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/status_macros.h"

@@ -1,29 +1,53 @@
-#include "ebb/runtime/checkpoint/import_checkpoint.h"
+#include "ebb/runtime/checkpoint/checkpoint_tensors.h"
 
 #include <map>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/optim/cast.h"
-#include "ebb/runtime/checkpoint/checkpoint_source.h"
-#include "ebb/runtime/checkpoint/copy_tensors.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/rank_file.h"
-#include "ebb/runtime/checkpoint/slice_name.h"
+#include "ebb/runtime/checkpoint/stored_values.h"
+#include "ebb/runtime/checkpoint/tensor_source.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {
 
-// Bytes are copied unchanged. All numbers are fp32, because files do not say which of them are
-// frozen.
-DType StoredDType(const TensorInfo& tensor) {
-  return tensor.dtype == DType::kInt8 ? DType::kInt8 : DType::kFloat32;
-}
+class CheckpointSource : public TensorSource {
+ public:
+  CheckpointSource(std::string path, const Manifest& manifest, StoredValues values)
+      : values_(std::move(values)) {
+    description_ = {.kind = "checkpoint of Ebb",
+                    .path = std::move(path),
+                    .state = manifest.state,
+                    .model_config = ""};
+    const auto config = manifest.trainer.find(kModelConfigName);
+    if (config != manifest.trainer.end()) description_.model_config = config->second;
+    for (const Manifest::Parameter& parameter : manifest.parameters) {
+      tensors_.push_back({.name = parameter.name,
+                          .dtype = parameter.dtype,
+                          .shape = parameter.shape,
+                          .trainable = parameter.trainable});
+    }
+    for (const Manifest::Parameter& parameter : manifest.parameters)
+      for (const std::string& state : parameter.states)
+        tensors_.push_back({.name = parameter.name, .state = state, .shape = parameter.shape});
+  }
+
+  absl::Status Read(size_t tensor, int64_t begin, std::span<float> values) override {
+    const TensorInfo& info = tensors_[tensor];
+    const std::string_view value = info.trainable ? kMasterClass : kParameterClass;
+    return values_.Read(info.state.empty() ? std::string(value) : info.state, info.name, begin,
+                        values);
+  }
+
+ private:
+  StoredValues values_;
+};
 
 // A parameter of a checkpoint has elements. Bytes without elements are a buffer that was never
 // filled.
@@ -34,7 +58,7 @@ bool IsEmptyBuffer(const TensorInfo& tensor) {
 // Adds the parameters to the manifest and the slices to the file. Each tensor with elements is one
 // slice.
 absl::Status Declare(const TensorSource& source, Manifest& manifest,
-                     std::vector<StoredTensor>& slices) {
+                     std::vector<RankFileWriter::Slice>& slices) {
   std::map<std::string, size_t> parameter_of;
   for (const TensorInfo& tensor : source.tensors()) {
     const auto refuse = [&](std::string_view why) {
@@ -46,8 +70,10 @@ absl::Status Declare(const TensorSource& source, Manifest& manifest,
       return refuse("has no elements, but a parameter of a checkpoint needs some");
     if (!config::IsUtf8(tensor.name) || tensor.name.empty())
       return refuse("has a name that is not UTF-8");
-    const DType dtype = StoredDType(tensor);
-    const bool is_bytes = dtype == DType::kInt8;
+    // Bytes are copied unchanged. All numbers are fp32, because files do not say which of them are
+    // frozen.
+    const bool is_bytes = tensor.dtype == DType::kInt8;
+    const DType dtype = is_bytes ? DType::kInt8 : DType::kFloat32;
     if (tensor.state.empty()) {
       if (!parameter_of.emplace(tensor.name, manifest.parameters.size()).second)
         return refuse("is there twice");
@@ -69,11 +95,8 @@ absl::Status Declare(const TensorSource& source, Manifest& manifest,
                                ? tensor.state
                                : std::string(is_bytes ? kParameterClass : kMasterClass);
     slices.push_back(
-        {.name = NameOf({.of = of, .parameter = tensor.name, .begin = 0, .end = tensor.elements()}),
-         .dtype = std::string(SafetensorsName(dtype)),
-         .shape = {tensor.elements()},
-         .begin = 0,
-         .end = tensor.elements() * SizeOf(dtype)});
+        {.name = {.of = of, .parameter = tensor.name, .begin = 0, .end = tensor.elements()},
+         .dtype = dtype});
   }
   return slices.empty() ? absl::InvalidArgumentError(
                               absl::StrCat("'", source.description().path, "' has no parameters"))
@@ -90,25 +113,15 @@ absl::StatusOr<std::string> ImportInto(TensorSource& source, const std::string& 
                     .trainer = {}};
   if (!source.description().model_config.empty())
     manifest.trainer[kModelConfigName] = source.description().model_config;
-  std::vector<StoredTensor> slices;
+  std::vector<RankFileWriter::Slice> slices;
   EBB_RETURN_IF_ERROR(Declare(source, manifest, slices));
   EBB_ASSIGN_OR_RETURN(NewCheckpoint checkpoint,
                        NewCheckpoint::Begin(folder, manifest.state.finished_steps));
   const std::string path = absl::StrCat(checkpoint.path(), "/", RankFileName(0, 1));
-  EBB_ASSIGN_OR_RETURN(RankFileWriter file, RankFileWriter::Create(path, std::move(slices), {}));
-  ThreadTeam caller_only(1);
-  std::vector<std::byte> cast_bytes;
-  EBB_RETURN_IF_ERROR(ForEachPiece(source, [&](size_t tensor, std::span<const float> values) {
-    std::span<const std::byte> bytes = std::as_bytes(values);
-    if (const DType dtype = StoredDType(source.tensors()[tensor]); dtype != DType::kFloat32) {
-      cast_bytes.resize(values.size() * static_cast<size_t>(SizeOf(dtype)));
-      optim::Cast(caller_only, values.data(), DType::kFloat32, cast_bytes.data(), dtype,
-                  std::ssize(values), optim::Rounding::kNearest);
-      bytes = cast_bytes;
-    }
-    const absl::Status written = file.Append(bytes);
-    progress(static_cast<int64_t>(values.size()));
-    return written;
+  EBB_ASSIGN_OR_RETURN(RankFileWriter file, RankFileWriter::Create(path, slices, {}));
+  EBB_RETURN_IF_ERROR(ForEachPiece(source, [&](size_t, std::span<const float> values) {
+    progress(std::ssize(values));
+    return file.Append(values);
   }));
   EBB_RETURN_IF_ERROR(file.Finish());
   EBB_ASSIGN_OR_RETURN(RankFileHeader written, ReadRankFileHeader(path));
@@ -119,6 +132,19 @@ absl::StatusOr<std::string> ImportInto(TensorSource& source, const std::string& 
 }
 
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<TensorSource>> OpenCheckpointSource(const std::string& path) {
+  EBB_ASSIGN_OR_RETURN(std::string found, FindCheckpoint(path));
+  EBB_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(found));
+  return OpenWholeCheckpoint(std::move(found), std::move(manifest));
+}
+
+absl::StatusOr<std::unique_ptr<TensorSource>> OpenWholeCheckpoint(std::string checkpoint,
+                                                                  Manifest manifest) {
+  StoredValues values(checkpoint, manifest);
+  EBB_RETURN_IF_ERROR(values.ReadAllHeaders());
+  return std::make_unique<CheckpointSource>(std::move(checkpoint), manifest, std::move(values));
+}
 
 absl::StatusOr<std::string> ImportCheckpoint(TensorSource& source, const std::string& folder,
                                              absl::FunctionRef<void(int64_t elements)> progress) {
