@@ -5,8 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "agreement.h"
 #include "ebb/runtime/trace/log.h"
-#include "model/launch_times.h"
-#include "model/warm_up.h"
+#include "model/trial_passes.h"
 #include "status_macros.h"
 #include "trainer.h"
 

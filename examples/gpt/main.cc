@@ -29,7 +29,6 @@
 #include "data/text.h"
 #include "ebb/runtime/comm/of_rank.h"
 #include "ebb/runtime/trace/standard_streams.h"
-#include "out_of_memory.h"
 #include "refusal.h"
 #include "report/standard_output.h"
 #include "run.h"

@@ -2,9 +2,12 @@
 // with 1. A refusal carries a mark, because both kinds of errors have the same status codes.
 #pragma once
 
+#include <new>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "ops/no_memory.h"
 
 namespace ebb::gpt {
 
@@ -17,5 +20,15 @@ absl::Status AllOf(const std::vector<absl::Status>& errors);
 
 // Marked errors; and, at any time, errors of a machine that grants no thread or has no memory.
 bool IsRefusal(const absl::Status& error);
+
+// Turns a failed allocation of C++ in `work` into a refusal. `work` returns a Status or a StatusOr.
+template <class Work>
+auto OrOutOfMemory(Work&& work) -> decltype(work()) {
+  try {
+    return std::forward<Work>(work)();
+  } catch (const std::bad_alloc&) {
+    return RefusalByCode(NoMemoryFor("this process"));
+  }
+}
 
 }  // namespace ebb::gpt

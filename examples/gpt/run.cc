@@ -8,7 +8,6 @@
 #include "agreement.h"
 #include "command_line/planning.h"
 #include "ebb/runtime/trace/log.h"
-#include "out_of_memory.h"
 #include "refusal.h"
 #include "report/progress.h"
 #include "report/standard_output.h"

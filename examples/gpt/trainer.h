@@ -28,7 +28,7 @@ class Trainer {
                                                          const Config& config, const Text& text);
 
   // How products are computed, in words; empty on the CPU. On a GPU Create decides it, in a
-  // separate pass over the layers (warm_up.h): rank 0 chooses as the options say, and all ranks
+  // separate pass over the layers (trial_passes.h): rank 0 chooses as the options say, and all ranks
   // follow.
   const std::string& products() const { return products_; }
   // The choice of products() as letters of --products; empty: the default.

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "ebb/runtime/device/device.h"
-#include "model/launch_times.h"
+#include "model/trial_passes.h"
 #include "ops/ops.h"
 #include "small_ops.h"
 #include "stand_in.h"

@@ -91,12 +91,12 @@ TEST(TextTest, APipeThatGivesMoreThanMemoryMayHoldIsRefused) {
   auto file = TextFile::Open(path);
   ASSERT_TRUE(file.ok()) << file.status();
   std::vector<uint8_t> bytes;
-  const absl::Status read = file->ReadToEnd(/*most=*/3 << 20, bytes);
+  const absl::Status read = (*file)->ReadToEnd(/*most=*/3 << 20, bytes);
   EXPECT_EQ(read.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(read.message()),
               testing::AllOf(HasSubstr(path), HasSubstr("gives more than 3 MiB")));
   EXPECT_LE(bytes.size(), size_t{3} << 20);
-  *file = TextFile();
+  file->reset();
 }
 
 TEST(TextTest, LargeFilesAreNotReadIntoMemory) {

@@ -1,11 +1,14 @@
 #include "command_line/options.h"
 
 #include <functional>
+#include <limits>
+#include <map>
 #include <utility>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "command_line/configuration.h"
 #include "ebb/runtime/config/bytes.h"
 #include "nlohmann/json.hpp"
@@ -13,66 +16,72 @@
 namespace ebb::gpt {
 namespace {
 
-// A check without a text in --help, because the option's meaning says what is allowed.
-CLI::Validator Check(std::function<std::string(std::string&)> check) {
-  return CLI::Validator(std::move(check), "");
+// A check without a text in --help, because the option's meaning says what is allowed. `allows` may
+// rewrite the text to what CLI11 converts.
+CLI::Validator Check(const std::string& wrong, std::function<bool(std::string&)> allows) {
+  return CLI::Validator(
+      [=](std::string& text) { return allows(text) ? "" : absl::StrCat(wrong, ": ", text); }, "");
 }
 
 CLI::Validator Any() {
-  return Check([](std::string&) { return std::string(); });
+  return Check("", [](std::string&) { return true; });
 }
 
-// Rewrites the number in plain decimal, because CLI11 would read 010 as 8.
+// Rewrites the number in plain decimal, because CLI11 would read 010 as 8. CLI11 would also turn
+// numbers that are too large, and of an unsigned type -1, into the largest one.
+template <class T>
+bool IsFromTo(T least, T most, std::string& text) {
+  T value = 0;
+  if (!absl::SimpleAtoi(text, &value) || value < least || value > most) return false;
+  text = absl::StrCat(value);
+  return true;
+}
+
 CLI::Validator Number() {
-  return Check([](std::string& text) -> std::string {
-    int64_t value = 0;
-    if (!absl::SimpleAtoi(text, &value)) return "is not a whole number: " + text;
-    text = absl::StrCat(value);
-    return "";
-  });
+  using Limits = std::numeric_limits<int64_t>;
+  return Check("is not a whole number",
+               [](std::string& text) { return IsFromTo(Limits::min(), Limits::max(), text); });
 }
 
 CLI::Validator Whole(int64_t least, int64_t most = int64_t{1} << 40) {
-  return Check([=](std::string& text) -> std::string {
-    int64_t value = 0;
-    if (!absl::SimpleAtoi(text, &value) || value < least || value > most)
-      return absl::StrCat("is not a whole number from ", least, " to ", most, ": ", text);
-    text = absl::StrCat(value);
-    return "";
-  });
+  return Check(absl::StrCat("is not a whole number from ", least, " to ", most),
+               [=](std::string& text) { return IsFromTo(least, most, text); });
 }
 
-// CLI11's own conversion turns -1 and numbers that are too large into the largest number.
 CLI::Validator Seed() {
-  return Check([](std::string& text) -> std::string {
-    uint64_t value = 0;
-    if (!absl::SimpleAtoi(text, &value)) return "is not a number from 0 to 2^64 - 1: " + text;
-    text = absl::StrCat(value);
-    return "";
-  });
+  return Check("is not a number from 0 to 2^64 - 1",
+               [](std::string& text) { return IsFromTo(uint64_t{0}, ~uint64_t{0}, text); });
 }
 
 CLI::Validator Rate() {
-  return Check([](std::string& text) -> std::string {
+  return Check("is not a learning rate such as 0.0006 or 6e-4", [](const std::string& text) {
     double value = 0;
-    if (absl::SimpleAtod(text, &value) && value >= 0 && value <= 1e30) return "";
-    return "is not a learning rate such as 0.0006 or 6e-4: " + text;
+    return absl::SimpleAtod(text, &value) && value >= 0 && value <= 1e30;
   });
 }
 
+// All is 0.
 CLI::Validator CountOrAll() {
-  return Check([](std::string& text) -> std::string {
-    int64_t value = 0;
-    if (text == "all" || (absl::SimpleAtoi(text, &value) && value > 0)) return "";
-    return absl::StrCat("is neither a number above 0 nor all: ", text);
+  return Check("is neither a number above 0 nor all", [](std::string& text) {
+    if (text != "all") return IsFromTo<int64_t>(1, std::numeric_limits<int64_t>::max(), text);
+    text = "0";
+    return true;
   });
 }
 
 CLI::Validator Products() {
-  return Check([](std::string& text) -> std::string {
-    if (text == kMeasuredProducts || text == kDefaultProducts) return "";
-    if (!text.empty() && text.find_first_not_of("abcdABCD") == std::string::npos) return "";
-    return "is neither auto, default nor the letters that a run has printed: " + text;
+  return Check("is neither auto, default nor the letters that a run has printed",
+               [](const std::string& text) {
+                 return text == kMeasuredProducts || text == kDefaultProducts ||
+                        (!text.empty() && text.find_first_not_of("abcdABCD") == text.npos);
+               });
+}
+
+CLI::Validator Size() {
+  return Check("is not a size such as 64MiB, 1.5GiB or 200MB", [](std::string& text) {
+    const int64_t bytes = ParseBytes(text).value_or(0);
+    if (bytes > 0) text = absl::StrCat(bytes);
+    return bytes > 0;
   });
 }
 
@@ -84,20 +93,11 @@ bool IsUtf8(const std::string& text) {
   }
 }
 
-CLI::Validator Size() {
-  return Check([](std::string& text) -> std::string {
-    if (ParseBytes(text).value_or(0) > 0) return "";
-    return absl::StrCat("is not a size such as 64MiB, 1.5GiB or 200MB: ", text);
-  });
-}
-
-// After "--nvme-path=" CLI11 would take the next options as values.
+// After "--nvme-path=" CLI11 would take the next options as values. The configuration, which
+// reports contain, is JSON.
 CLI::Validator Folder() {
-  return Check([](std::string& path) -> std::string {
-    if (path.empty() || path[0] == '-') return "is not a folder: '" + path + "'";
-    // The configuration, which reports contain, is JSON.
-    if (!IsUtf8(path)) return "is not in UTF-8: '" + path + "'; give a folder whose name is";
-    return "";
+  return Check("is empty, begins with - or is not in UTF-8", [](const std::string& path) {
+    return !path.empty() && path[0] != '-' && IsUtf8(path);
   });
 }
 
@@ -117,30 +117,15 @@ class Section {
   CLI::Option& AddWord(const char* flag, Into& into,
                        std::initializer_list<std::pair<const char*, T>> words,
                        const std::string& meaning, const std::string& fallback) const {
-    std::vector<std::pair<std::string, T>> known(words.begin(), words.end());
-    std::string value;
-    for (const auto& [word, stands_for] : known)
-      absl::StrAppend(&value, value.empty() ? "" : "|", word);
-    const auto find = [known](const std::string& text) -> const T* {
-      for (const auto& [word, stands_for] : known)
-        if (word == text) return &stands_for;
-      return nullptr;
-    };
-    const auto check = [=](std::string& text) -> std::string {
-      return find(text) != nullptr ? "" : absl::StrCat("is none of ", value, ": ", text);
-    };
-    const auto take = [&into, find](const std::string& text) {
-      if (const T* stands_for = find(text)) into = *stands_for;
-    };
-    auto& option = *app_.add_option_function<std::string>(flag, take)->check(Check(check));
+    const std::map<std::string, T> known(words.begin(), words.end());
+    const std::string value = absl::StrJoin(
+        words, "|", [](std::string* out, const auto& word) { absl::StrAppend(out, word.first); });
+    const auto take = [&into, known](const std::string& text) { into = known.at(text); };
+    auto& option = *app_.add_option_function<std::string>(flag, take)
+                        ->check(Check("is none of " + value, [known](const std::string& text) {
+                          return known.contains(text);
+                        }));
     return Show(option, value.c_str(), meaning, fallback);
-  }
-  // Any text that `check` passes; `take` converts it.
-  CLI::Option& AddText(const char* flag, const std::function<void(const std::string&)>& take,
-                       const char* value, const std::string& meaning, const std::string& fallback,
-                       const CLI::Validator& check) const {
-    return Show(*app_.add_option_function<std::string>(flag, take)->check(check), value, meaning,
-                fallback);
   }
   void AddFlag(const char* flag, bool& into, const std::string& meaning) const {
     app_.add_flag(flag, into, meaning)->group(name_);
@@ -157,10 +142,6 @@ class Section {
   CLI::App& app_;
   const std::string name_;
 };
-
-std::function<void(const std::string&)> Bytes(std::optional<int64_t>& into) {
-  return [&into](const std::string& text) { into = ParseBytes(text); };
-}
 
 void AddTraining(CLI::App& app, Options& o) {
   const Section s(app, "Training");
@@ -190,14 +171,8 @@ void AddTraining(CLI::App& app, Options& o) {
   s.Add("--batch", o.batch, "N", "sequences of one micro-batch of one rank",
         or_file(Recipe::kBatch), Whole(1));
   s.Add("--accumulate", o.accumulate, "N", "micro-batches of a step", or_file(1), Whole(1));
-  s.AddText(
-      "--micro-batches-per-round",
-      [&o](const std::string& text) {
-        int64_t count = 0;  // used for "all"
-        if (text != "all" && !absl::SimpleAtoi(text, &count)) return;
-        o.micro_batches_per_round = count;
-      },
-      "N|all",
+  s.Add(
+      "--micro-batches-per-round", o.micro_batches_per_round, "N|all",
       "micro-batches in one pass through the model; all: each layer is gathered only twice a step",
       or_file(1), CountOrAll());
   s.Add("--ranks", o.ranks, "N",
@@ -314,12 +289,12 @@ void AddOffload(CLI::App& app, Options& o) {
         "the configuration's", Folder())
       .delimiter(',')
       ->take_all();
-  s.AddText("--device-memory", Bytes(o.device_memory), "SIZE",
-            "upper limit of a rank's pools on the device, such as 64MiB", "what they need", Size());
-  s.AddText("--host-memory", Bytes(o.host_memory), "SIZE",
-            "upper limit of a rank's pools in the host's RAM; optimizer states fill what staging "
-            "buffers leave free",
-            "what they need", Size());
+  s.Add("--device-memory", o.device_memory, "SIZE",
+        "upper limit of a rank's pools on the device, such as 64MiB", "what they need", Size());
+  s.Add("--host-memory", o.host_memory, "SIZE",
+        "upper limit of a rank's pools in the host's RAM; optimizer states fill what staging "
+        "buffers leave free",
+        "what they need", Size());
   s.AddFlag("--split-master", o.split_master,
             "store a master as its bf16 parameter and 16 more bits: the same result, less memory");
   s.AddFlag("--stochastic-rounding", o.stochastic_rounding,

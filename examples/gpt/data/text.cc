@@ -8,7 +8,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "data/text_file.h"
 #include "ebb/offload/memory_limits.h"
 #include "report/hasher.h"
 #include "status_macros.h"
@@ -67,18 +66,18 @@ int64_t Text::held_bytes() const {
 }
 
 absl::Status Text::Append(const std::string& path) {
-  GPT_ASSIGN_OR_RETURN(TextFile file, TextFile::Open(path));
-  const int64_t size = file.size();
+  GPT_ASSIGN_OR_RETURN(const std::shared_ptr<const TextFile> file, TextFile::Open(path));
+  const int64_t size = file->size();
   // A pipe has no size, and cannot be opened again.
   if (size > 0 && (size > kFileHeldMax || held_bytes() + size > kFilesHeldMax)) {
-    parts_.push_back({.begin = size_, .size = size, .file = files_->Add(file), .bytes = {}});
+    parts_.push_back({.begin = size_, .size = size, .file = files_->Add(*file), .bytes = {}});
     size_ += size;
     return absl::OkStatus();
   }
   if (parts_.empty() || parts_.back().file)
     parts_.push_back({.begin = size_, .size = 0, .file = {}, .bytes = {}});
   Part& part = parts_.back();
-  GPT_RETURN_IF_ERROR(file.ReadToEnd(std::max(size, PipeMax()), part.bytes));
+  GPT_RETURN_IF_ERROR(file->ReadToEnd(std::max(size, PipeMax()), part.bytes));
   if (std::ssize(part.bytes) == part.size)
     return absl::InvalidArgumentError(absl::StrCat("--data ", path, ": is empty"));
   size_ += std::ssize(part.bytes) - part.size;

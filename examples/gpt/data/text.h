@@ -15,7 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "data/data_files.h"
+#include "data/text_file.h"
 
 namespace ebb::gpt {
 

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/trace/log.h"
+#include "status_macros.h"
 
 namespace ebb::gpt {
 namespace {
@@ -27,7 +28,7 @@ std::string Of(const std::string& path, const Pieces&... pieces) {
 
 }  // namespace
 
-absl::StatusOr<TextFile> TextFile::Open(const std::string& path) {
+absl::StatusOr<std::shared_ptr<const TextFile>> TextFile::Open(const std::string& path) {
   struct stat status = {};
   if (stat(path.c_str(), &status) == 0) {
     if (S_ISDIR(status.st_mode)) {
@@ -38,37 +39,24 @@ absl::StatusOr<TextFile> TextFile::Open(const std::string& path) {
           Of(path, "is a device, which may never end; name files or pipes"));
     }
   }
-  TextFile file;
-  file.path_ = path;
   // Otherwise opening a pipe would wait for its writer without a message.
-  file.descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  if (file.descriptor_ < 0) {
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (descriptor < 0) {
     if (errno == ENOENT) return absl::NotFoundError(Of(path, "no such file"));
     return absl::PermissionDeniedError(Of(path, "cannot be opened: ", std::strerror(errno)));
   }
-  if (fstat(file.descriptor_, &status) != 0) return file.CannotBeRead(errno);
-  file.version_ = {.device = status.st_dev,
-                   .inode = status.st_ino,
-                   .size = S_ISREG(status.st_mode) ? status.st_size : 0,
-                   .seconds = status.st_mtim.tv_sec,
-                   .nanoseconds = status.st_mtim.tv_nsec};
+  const std::shared_ptr<TextFile> file(new TextFile(path, descriptor));
+  if (fstat(descriptor, &status) != 0) return file->CannotBeRead(errno);
+  file->version_ = {.device = status.st_dev,
+                    .inode = status.st_ino,
+                    .size = S_ISREG(status.st_mode) ? status.st_size : 0,
+                    .seconds = status.st_mtim.tv_sec,
+                    .nanoseconds = status.st_mtim.tv_nsec};
   return file;
 }
 
-TextFile::TextFile(TextFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      descriptor_(std::exchange(other.descriptor_, -1)),
-      version_(other.version_) {}
-
-TextFile& TextFile::operator=(TextFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(descriptor_, other.descriptor_);
-  std::swap(version_, other.version_);
-  return *this;
-}
-
 TextFile::~TextFile() {
-  if (descriptor_ >= 0) close(descriptor_);
+  close(descriptor_);
 }
 
 absl::Status TextFile::CannotBeRead(int error) const {
@@ -120,6 +108,41 @@ absl::Status TextFile::ReadToEnd(int64_t most, std::vector<uint8_t>& bytes) cons
              " bytes; write it to a file, which is read piece by piece"));
     }
   }
+}
+
+size_t DataFiles::Add(const TextFile& file) {
+  known_.push_back({.path = file.path(), .version = file.version()});
+  return known_.size() - 1;
+}
+
+absl::Status DataFiles::ReadAt(size_t file, int64_t begin, std::span<uint8_t> bytes) {
+  GPT_ASSIGN_OR_RETURN(const std::shared_ptr<const TextFile> opened, Get(file));
+  return opened->ReadAt(begin, bytes);
+}
+
+std::shared_ptr<const TextFile> DataFiles::Find(size_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(opened_.begin(), opened_.end(),
+                                  [&](const Opened& o) { return o.number == number; });
+  if (found == opened_.end()) return nullptr;
+  std::rotate(found, found + 1, opened_.end());
+  return opened_.back().file;
+}
+
+absl::StatusOr<std::shared_ptr<const TextFile>> DataFiles::Get(size_t number) {
+  if (std::shared_ptr<const TextFile> open = Find(number)) return open;
+  // Reads without the lock, so that only this thread waits if the folder is slow.
+  const Known& known = known_[number];
+  GPT_ASSIGN_OR_RETURN(std::shared_ptr<const TextFile> file, TextFile::Open(known.path));
+  if (file->version() != known.version) {
+    return absl::DataLossError(absl::StrCat("--data ", known.path,
+                                            ": was replaced or changed since it had ",
+                                            known.version.size, " bytes when training began"));
+  }
+  const std::lock_guard lock(mutex_);
+  if (opened_.size() >= kOpenMax) opened_.erase(opened_.begin());
+  opened_.push_back({.number = number, .file = file});
+  return file;
 }
 
 }  // namespace ebb::gpt

@@ -1,7 +1,9 @@
-// A file of --data that is open for reading.
+// The files of --data: one that is open for reading, and those that are read piece by piece.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,13 +23,11 @@ class TextFile {
   };
 
   // Refuses a missing file, a folder or a device. Does not wait for the writer of a pipe.
-  static absl::StatusOr<TextFile> Open(const std::string& path);
-  TextFile() = default;  // not open
-  TextFile(TextFile&& other) noexcept;
-  TextFile& operator=(TextFile&& other) noexcept;
+  static absl::StatusOr<std::shared_ptr<const TextFile>> Open(const std::string& path);
+  TextFile(const TextFile&) = delete;
+  TextFile& operator=(const TextFile&) = delete;
   ~TextFile();
 
-  bool is_open() const { return descriptor_ >= 0; }
   const std::string& path() const { return path_; }
   const Version& version() const { return version_; }
   // In bytes; 0 for a pipe, and for files that the system fills when they are read.
@@ -40,11 +40,42 @@ class TextFile {
   absl::Status ReadToEnd(int64_t most, std::vector<uint8_t>& bytes) const;
 
  private:
+  TextFile(const std::string& path, int descriptor) : path_(path), descriptor_(descriptor) {}
   absl::Status CannotBeRead(int error) const;
 
-  std::string path_;
-  int descriptor_ = -1;
+  const std::string path_;
+  const int descriptor_;
   Version version_;
+};
+
+// There may be more files than a process may open. So only a few stay open, and the others are
+// opened again when they are read.
+class DataFiles {
+ public:
+  static constexpr size_t kOpenMax = 16;  // not counting files that are being read
+
+  // The file's number. `file` need not stay open.
+  size_t Add(const TextFile& file);
+  // Reads from `begin` of file number `file`. An error: the file cannot be read, it ends before, or
+  // it was replaced or changed since it was added. Any thread.
+  absl::Status ReadAt(size_t file, int64_t begin, std::span<uint8_t> bytes);
+
+ private:
+  struct Known {
+    std::string path;
+    TextFile::Version version;
+  };
+  struct Opened {
+    size_t number = 0;
+    std::shared_ptr<const TextFile> file;
+  };
+
+  absl::StatusOr<std::shared_ptr<const TextFile>> Get(size_t number);
+  std::shared_ptr<const TextFile> Find(size_t number);  // null: not open
+
+  std::vector<Known> known_;
+  std::mutex mutex_;
+  std::vector<Opened> opened_;  // under mutex_; the file that was read last is at the end
 };
 
 }  // namespace ebb::gpt

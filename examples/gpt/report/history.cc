@@ -1,7 +1,6 @@
 #include "report/history.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <utility>
 
@@ -13,10 +12,6 @@
 
 namespace ebb::gpt {
 namespace {
-
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // Bytes of memory: NVMe takes none, and the driver's bytes may be other processes'.
 uint64_t BytesHeld(const Engine& engine) {

@@ -20,10 +20,6 @@ namespace {
 constexpr int64_t kPlainLines = 20;
 constexpr double kPlainLineSeconds = 60;
 
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 // Whether a line on standard output can be rewritten. Open MPI gives each rank a terminal of its
 // own, whose output mpirun copies into its standard output, which may be a file.
 bool IsRewritable() {
@@ -62,6 +58,10 @@ size_t LineMax() {
 }
 
 }  // namespace
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 PlainLines::PlainLines(int64_t steps)
     : steps_(steps), every_(std::max<int64_t>(1, steps / kPlainLines)) {}

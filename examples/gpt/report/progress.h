@@ -13,6 +13,8 @@
 
 namespace ebb::gpt {
 
+double Now();  // seconds of a steady clock
+
 // Which steps have a plain line: the first, the last, about 20 between them, and one each minute.
 class PlainLines {
  public:

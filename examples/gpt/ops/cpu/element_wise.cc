@@ -121,6 +121,44 @@ void ColumnSumsRange(DType dtype, const void* matrix, int64_t rows, int64_t colu
   });
 }
 
+void Widen(DType dtype, Block source, int64_t rows, int64_t columns, float* destination) {
+  WithType(dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    for (int64_t r = 0; r < rows; ++r) {
+      const T* from = static_cast<const T*>(source.data) + r * source.stride;
+      float* to = destination + r * columns;
+      ForEach(columns,
+              [&](auto d, int64_t i) HWY_ATTR { hn::StoreU(LoadAs(d, from + i), d, to + i); });
+    }
+  });
+}
+
+template <class G, class B>
+void StoreOf(const StoreArrays& a, int64_t rows, int64_t columns) {
+  const B* bias = static_cast<const B*>(a.bias);
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* from = a.source + r * columns;
+    G* to = static_cast<G*>(a.target.data) + r * a.target_stride;
+    if (bias != nullptr) {
+      ForEach(columns, [&](auto d, int64_t i) HWY_ATTR {
+        StoreTo(d, hn::Add(hn::LoadU(d, from + i), LoadAs(d, bias + i)), to + i, a.target.beta);
+      });
+    } else {
+      ForEach(columns, [&](auto d, int64_t i)
+                           HWY_ATTR { StoreTo(d, hn::LoadU(d, from + i), to + i, a.target.beta); });
+    }
+  }
+}
+
+void Store(const StoreArrays& arrays, int64_t rows, int64_t columns) {
+  WithType(arrays.target.dtype, [&](auto* type) {
+    using G = std::remove_pointer_t<decltype(type)>;
+    WithType(arrays.bias_dtype, [&](auto* bias_type) {
+      StoreOf<G, std::remove_pointer_t<decltype(bias_type)>>(arrays, rows, columns);
+    });
+  });
+}
+
 }  // namespace ebb::gpt::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -130,6 +168,8 @@ HWY_EXPORT(GeluRange);
 HWY_EXPORT(GeluBackwardRange);
 HWY_EXPORT(AddRange);
 HWY_EXPORT(ColumnSumsRange);
+HWY_EXPORT(Widen);
+HWY_EXPORT(Store);
 void GeluRange(DType dtype, const void* input, void* output, int64_t begin, int64_t end) {
   HWY_DYNAMIC_DISPATCH(GeluRange)(dtype, input, output, begin, end);
 }
@@ -143,6 +183,12 @@ void AddRange(DType dtype, const void* a, const void* b, void* sum, int64_t begi
 void ColumnSumsRange(DType dtype, const void* matrix, int64_t rows, int64_t columns,
                      const Target& sums, int64_t begin, int64_t end) {
   HWY_DYNAMIC_DISPATCH(ColumnSumsRange)(dtype, matrix, rows, columns, sums, begin, end);
+}
+void Widen(DType dtype, Block source, int64_t rows, int64_t columns, float* destination) {
+  HWY_DYNAMIC_DISPATCH(Widen)(dtype, source, rows, columns, destination);
+}
+void Store(const StoreArrays& arrays, int64_t rows, int64_t columns) {
+  HWY_DYNAMIC_DISPATCH(Store)(arrays, rows, columns);
 }
 }  // namespace ebb::gpt::cpu
 #endif

@@ -36,7 +36,6 @@ void AddRange(DType dtype, const void* a, const void* b, void* sum, int64_t begi
 void ColumnSumsRange(DType dtype, const void* matrix, int64_t rows, int64_t columns,
                      const Target& sums, int64_t begin, int64_t end);
 
-// convert.cc
 // To fp32, rows packed tightly.
 void Widen(DType dtype, Block source, int64_t rows, int64_t columns, float* destination);
 // target = beta * target + source + bias, from tightly packed fp32 rows; bias in `bias_dtype`, or
@@ -62,9 +61,6 @@ struct ScatterArrays {
 };
 void ScatterRows(DType dtype, const ScatterArrays& arrays, int64_t begin, int64_t end);
 
-// cross_entropy.cc
-void CrossEntropyRows(DType dtype, const CrossEntropyArrays& arrays, int64_t begin, int64_t end);
-
 // softmax.cc. Rows of a block of causal attention scores: row r may see `visible + r` of the
 // `columns` columns, and the others become 0. probability = exp(scale * score - log_sum_exp).
 struct SoftmaxArrays {
@@ -87,5 +83,6 @@ struct SoftmaxBackwardArrays {
 void SoftmaxBackward(DType dtype, const SoftmaxBackwardArrays& arrays);
 // dots[r] = a[r] . b[r]
 void RowDots(DType dtype, Block a, Block b, int64_t rows, int64_t columns, float* dots);
+void CrossEntropyRows(DType dtype, const CrossEntropyArrays& arrays, int64_t begin, int64_t end);
 
 }  // namespace ebb::gpt::cpu

@@ -1,18 +1,40 @@
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "ops/cpu/softmax.cc"
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "cpu_targets.h"
-#include "hwy/foreach_target.h"  // after cpu_targets.h, before highway.h
-#include "hwy/highway.h"
 #include "ops/cpu/kernels.h"
-#include "ops/cpu/softmax-inl.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/cpu/softmax.cc"
+#include "hwy/foreach_target.h"
+// These come after foreach_target.h, which includes this file again for every target.
+#include "hwy/contrib/math/math-inl.h"
+#include "hwy/highway.h"
 #include "ops/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ebb::gpt::cpu::HWY_NAMESPACE {
+
+// Highway's Exp makes 0 of NaN, but a broken number must reach the loss. For x <= 0, as in
+// softmaxes.
+template <class D>
+HWY_INLINE hn::Vec<D> ExpOrNan(D d, hn::Vec<D> x) {
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
+}
+
+// The largest number of a row. The search may skip NaNs, because ExpOrNan finds them.
+HWY_INLINE float RowMax(const float* row, int64_t n) {
+  const Full d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto top = hn::Set(d, -std::numeric_limits<float>::infinity());
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) top = hn::Max(top, hn::LoadU(d, row + i));
+  float result = hn::GetLane(hn::MaxOfLanes(d, top));
+  for (; i < n; ++i) result = std::max(result, row[i]);
+  return result;
+}
 
 template <class T>
 void SoftmaxOf(const SoftmaxArrays& a) {
@@ -62,6 +84,30 @@ void SoftmaxBackwardOf(const SoftmaxBackwardArrays& b) {
   }
 }
 
+template <class T>
+void CrossEntropyRowsOf(const CrossEntropyArrays& a, int64_t begin, int64_t end) {
+  const float scale = a.gradient_scale * (a.loss_scale == nullptr ? 1.0f : *a.loss_scale);
+  for (int64_t r = begin; r < end; ++r) {
+    const float* logits = static_cast<const float*>(a.logits) + r * a.vocabulary;
+    const float top = RowMax(logits, a.vocabulary);
+    const float target = logits[a.targets[r]];  // read before the gradient may overwrite it
+    const float sum = Sum(a.vocabulary, [&](auto d, int64_t i) HWY_ATTR {
+      return ExpOrNan(d, hn::Sub(hn::LoadU(d, logits + i), hn::Set(d, top)));
+    });
+    const float log_sum_exp = top + std::log(sum);
+    a.losses[r] = log_sum_exp - target;
+    if (a.gradient == nullptr) continue;
+    T* gradient = static_cast<T*>(a.gradient) + r * a.vocabulary;
+    ForEach(a.vocabulary, [&](auto d, int64_t i) HWY_ATTR {
+      const auto probability =
+          ExpOrNan(d, hn::Sub(hn::LoadU(d, logits + i), hn::Set(d, log_sum_exp)));
+      StoreAs(d, hn::Mul(probability, hn::Set(d, scale)), gradient + i);
+    });
+    const float at_target = (std::exp(target - log_sum_exp) - 1) * scale;
+    gradient[a.targets[r]] = static_cast<T>(at_target);
+  }
+}
+
 void Softmax(DType dtype, const SoftmaxArrays& arrays) {
   WithType(dtype, [&](auto* type) { SoftmaxOf<std::remove_pointer_t<decltype(type)>>(arrays); });
 }
@@ -80,6 +126,11 @@ void RowDots(DType dtype, Block a, Block b, int64_t rows, int64_t columns, float
     }
   });
 }
+void CrossEntropyRows(DType dtype, const CrossEntropyArrays& arrays, int64_t begin, int64_t end) {
+  WithType(dtype, [&](auto* type) {
+    CrossEntropyRowsOf<std::remove_pointer_t<decltype(type)>>(arrays, begin, end);
+  });
+}
 
 }  // namespace ebb::gpt::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -89,6 +140,7 @@ namespace ebb::gpt::cpu {
 HWY_EXPORT(Softmax);
 HWY_EXPORT(SoftmaxBackward);
 HWY_EXPORT(RowDots);
+HWY_EXPORT(CrossEntropyRows);
 void Softmax(DType dtype, const SoftmaxArrays& arrays) {
   HWY_DYNAMIC_DISPATCH(Softmax)(dtype, arrays);
 }
@@ -97,6 +149,9 @@ void SoftmaxBackward(DType dtype, const SoftmaxBackwardArrays& arrays) {
 }
 void RowDots(DType dtype, Block a, Block b, int64_t rows, int64_t columns, float* dots) {
   HWY_DYNAMIC_DISPATCH(RowDots)(dtype, a, b, rows, columns, dots);
+}
+void CrossEntropyRows(DType dtype, const CrossEntropyArrays& arrays, int64_t begin, int64_t end) {
+  HWY_DYNAMIC_DISPATCH(CrossEntropyRows)(dtype, arrays, begin, end);
 }
 }  // namespace ebb::gpt::cpu
 #endif
