@@ -138,6 +138,17 @@ class _Clamped(nn.Linear):
         return super().forward(x)
 
 
+class _Masked(nn.Linear):
+    """Masks its weight in forward, as autoregressive models do."""
+
+    masks = False
+
+    def forward(self, x):
+        if self.masks:
+            self.weight.data.mul_(torch.eye(8))
+        return super().forward(x)
+
+
 def _written_in_forward(make, stage):
     torch.manual_seed(2)
     model = nn.Sequential(make(), nn.Flatten(), nn.Linear(8, 8), nn.Linear(8, 1))
@@ -159,3 +170,24 @@ def _written_in_forward(make, stage):
 )
 def test_a_module_that_writes_to_its_own_parameter_is_refused(two, make, stage):
     two.run(_written_in_forward, make, stage)
+
+
+def _masked_in_forward(stage):
+    for clean in (0, 2, 63):
+        model = nn.Sequential(_Masked(8, 8), nn.Linear(8, 8), nn.Linear(8, 1))
+        engine = ebb.initialize(model, config(stage, optimizer=SGD))
+        x = torch.ones(2, 8)
+        with torch.no_grad():
+            for _ in range(clean):
+                model(x)
+        model[0].masks = True
+        with torch.set_grad_enabled(clean == 2):
+            refused(lambda: model(x), WRITTEN.format("0.weight"))
+        engine.drop()
+        refused(lambda: model(x), "changed values of '0.weight' in place.*make a new engine")
+        engine.close()
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_write_through_data_in_forward_is_refused_in_the_forwards_that_are_watched(two, stage):
+    two.run(_masked_in_forward, stage)

@@ -83,7 +83,7 @@ absl::Status OutcomeMessages::OtherRates(const Verdict& ranks) const {
       "ranks gave a step different learning rates or weight decays of groups, or different "
       "gradient_scale: ",
       RankName(ranks.other_rates), " differs from ", RankName(0),
-      "; give BeginStep and Finish the same values on every rank"));
+      "; give the step the same values on every rank"));
 }
 
 absl::Status OutcomeMessages::Located(const absl::Status& broken, std::string_view operation,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import types
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._fixed import refuse_added
-from ._hidden import as_shown
+from ._hidden import are_same, as_shown, has_value, is_of_no_value, without_value
 from ._library import Error
 
 if TYPE_CHECKING:
@@ -28,23 +27,19 @@ def name_of(parameter: nn.Parameter, key: str) -> str:
     return name
 
 
-class _Reads(TorchDispatchMode):
-    """Notes whether an operator reads hidden values. Views read none."""
-
-    def __init__(self, parameters: list[nn.Parameter]):
-        super().__init__()
-        self.hidden = {parameter.data_ptr() for parameter in parameters}
-        self.seen = False
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        if not function.is_view and function is not torch.ops.aten.detach.default:
-            flat = torch.utils._pytree.tree_leaves((arguments, keywords or {}))
-            self.seen |= any(isinstance(value, torch.Tensor) and value.data_ptr() in self.hidden for value in flat)
-        return function(*arguments, **(keywords or {}))
-
-
 def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return {key: parameter for key, parameter in module._parameters.items() if parameter is not None}
+
+
+@contextlib.contextmanager
+def _stood_in(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Within it parameters without values are 0, for hooks that compute with what is not used."""
+    parameters = list(parameters)
+    with as_shown(parameters):
+        for parameter in parameters:
+            if not has_value(parameter):
+                parameter.data = torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
+        yield
 
 
 def _overrides(module: nn.Module, *names: str) -> bool:
@@ -100,7 +95,7 @@ class Entries:
         """The entries of model.state_dict(), with parameters in place of their values. It gathers what a module's own code computes with."""
         self.only_names, self.made = True, []
         try:
-            with as_shown(self.engine.model.parameters()):  # hooks may compute with them
+            with _stood_in(self.engine.model.parameters()):
                 entries = self.engine.model.state_dict(keep_vars=True)
             known = {id(value) for value in (*self.made, *self.engine.model.parameters(), *self.engine.model.buffers())}
         finally:
@@ -119,7 +114,7 @@ class Entries:
         self.rank = rank
         is_here = rank in (-1, self.engine.world.rank)
         try:
-            with as_shown([] if is_here else self.engine.model.parameters()):
+            with _stood_in([] if is_here else self.engine.model.parameters()):
                 values = self.engine.model.state_dict()
         finally:
             self.rank = -1
@@ -169,12 +164,16 @@ class Entries:
         parameters = _parameters(module)
         if self.only_names:
             size = len(destination)
-            with as_shown(parameters.values()), _Reads(list(parameters.values())) as reads:
-                own(destination, prefix, keep_vars)
-            if not reads.seen:
-                self._put(parameters, parameters, destination, prefix)
-            else:
-                with self._shown(module, prefix):
+            try:
+                with as_shown(parameters.values()):
+                    for key, parameter in parameters.items():
+                        parameter.data = without_value(parameter.shape, parameter.dtype, parameter.device, prefix + key)
+                    own(destination, prefix, keep_vars)
+                    self._put(parameters, parameters, destination, prefix)
+            except RuntimeError as error:
+                if not is_of_no_value(error):
+                    raise
+                with self._shown(module, prefix):  # the module's own code computes with the values
                     own(destination, prefix, keep_vars)
                     self._put(parameters, parameters, destination, prefix)
             if has_own_code(module):
@@ -189,7 +188,7 @@ class Entries:
         """Puts `values` in the place of entries that are the parameters."""
         for key, value in values.items():
             entry, parameter = destination.get(prefix + key), parameters[key]
-            if isinstance(entry, torch.Tensor) and entry.data_ptr() == parameter.data_ptr() and entry.shape == parameter.shape:
+            if isinstance(entry, torch.Tensor) and are_same(entry, parameter):
                 destination[prefix + key] = value
 
     # Into the model.

@@ -1,7 +1,7 @@
 """A parameter without a value has another class, so that torch asks this file about every operator that takes it, in any thread. Shapes and
 flags are given, and what would read the value is an error that names the parameter. Other tensors are as fast as before.
 
-  hidden      outside of its unit, where the parameter shows NaN, and after close()
+  hidden      outside of its unit, and after close(). Its storage has no memory, so that what torch does not ask about is an error as well
   stale       a resident parameter between step() and the next forward, with the value before the update
   taken       what stands in `.grad` for a gradient that the engine has taken, until the step ends
 
@@ -43,6 +43,7 @@ _CONVERSIONS = {"to", "type", "type_as", "float", "half", "double", "bfloat16", 
 _WRITES = {"__setitem__"} | {
     f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 }
+_NO_VALUE = "has no value here"  # in torch's errors
 _OF_EBB, _OF_PYTHON = os.path.dirname(__file__), os.path.dirname(os.__file__)
 as_plain = torch._C.DisableTorchFunctionSubclass
 
@@ -79,16 +80,23 @@ class _Guard:
             for value in tensors_in(arguments, keywords):
                 if isinstance(value, _Guard):
                     value._ebb_write(what) if id(value) in written else value._ebb_read(what)
+        if what == "is_pinned" and isinstance(first, (Hidden, _Taken)):
+            return False  # torch asks its memory
+        if what in _CONVERSIONS and arguments and isinstance(first, _Guard):
+            with as_plain():
+                empty = first.new_empty(0)
+                converted = function(empty, *arguments[1:], **keywords)
+            if isinstance(converted, torch.Tensor) and converted is not empty:
+                if not _is_within(nn.Module._apply):
+                    first._ebb_read(what)
+                elif not isinstance(first, Stale):  # a model that is cast has an error of its own, which names what has changed
+                    return without_value(_shape(first), converted.dtype, converted.device, _name(first))
         with as_plain():
             result = function(*arguments, **keywords)
-        if isinstance(first, _Guard):
-            if what in _VIEWS:
-                if _is_within(nn.Parameter.__new__):
-                    first._ebb_read("nn.Parameter")
-                return _like(result, first)
-            # A model that is cast has an error of its own, which names what has changed.
-            if what in _CONVERSIONS and isinstance(result, torch.Tensor) and result is not first and not _is_within(nn.Module._apply):
-                first._ebb_read(what)
+        if what in _VIEWS and isinstance(first, _Guard):
+            if _is_within(nn.Parameter.__new__):
+                first._ebb_read("nn.Parameter")
+            return _like(result, first)
         return result
 
     def _ebb_text(self) -> str:
@@ -296,3 +304,34 @@ def _where() -> str:
 
 def _is_inner(path: str) -> bool:
     return "/torch/" in path or path.startswith(_OF_EBB) or path.startswith(_OF_PYTHON) and "site-packages" not in path
+
+
+def without_value(shape: torch.Size, dtype: torch.dtype, device: torch.device, name: str) -> torch.Tensor:
+    """A tensor that has a shape alone. Torch gives each way to its memory an error of ours: operators, storages, DLPack, scripts, torch.vmap,
+    nested tensors, and whatever shares the memory."""
+    one = torch.empty((), dtype=dtype, device=device)
+    torch._C._set_storage_data_ptr_access_error_msg(
+        one.untyped_storage()._cdata,
+        f"'{name}' {_NO_VALUE}: it has it while its unit runs, and nothing has it after close(). For a copy call engine.gather('{name}'), on every rank",
+    )
+    return one.expand(shape)
+
+
+def has_value(tensor: torch.Tensor) -> bool:
+    try:
+        tensor.data_ptr()
+    except RuntimeError as error:
+        return not is_of_no_value(error)
+    return True
+
+
+def is_of_no_value(error: RuntimeError) -> bool:
+    return _NO_VALUE in str(error)
+
+
+memory_of = torch._C._storage_address  # of a tensor with or without values: equal where two share memory
+
+
+def are_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both are the same part of the same memory."""
+    return memory_of(one) == memory_of(other) and one.storage_offset() == other.storage_offset() and one.shape == other.shape

@@ -16,10 +16,11 @@ from torch import nn
 from . import _library
 from ._files import Files
 from ._fixed import refuse
+from ._hidden import has_value, without_value
 from ._library import STATES, TIERS, Error, library
 from ._model import Config, Model, config_text, dtype_function, group_function, resolved, tier_of_activations
 from ._order import units_and_order
-from ._tensors import current_stream, is_hidden
+from ._tensors import current_stream
 from ._units import Unit, UnitsArgument
 from ._world import open_world
 from .engine import Engine, MemoryRow
@@ -184,8 +185,7 @@ def _renew_meta_parameters(model: nn.Module, units: list[Unit], device: torch.de
             if parameter is None or not parameter.is_meta:
                 continue
             if id(parameter) not in renewed:
-                nothing = float("nan") if parameter.is_floating_point() else 0xFF
-                made = torch.full((), nothing, dtype=parameter.dtype, device=device).expand(parameter.shape)
+                made = without_value(parameter.shape, parameter.dtype, device, key)
                 renewed[id(parameter)] = nn.Parameter(made, requires_grad=parameter.requires_grad)
             module._parameters[key] = renewed[id(parameter)]
     for unit in units:
@@ -194,7 +194,7 @@ def _renew_meta_parameters(model: nn.Module, units: list[Unit], device: torch.de
 
 def _refuse_hidden(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
-        if not nn.parameter.is_lazy(parameter) and is_hidden(parameter):
+        if not nn.parameter.is_lazy(parameter) and not has_value(parameter):
             raise Error(
                 f"'{name}' has no values, because the engine that had them was closed. Close an engine with close(keep_values=True), or give the "
                 "model values first, load_state_dict(values, assign=True), or name a file of them, weights="

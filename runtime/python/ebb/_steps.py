@@ -117,7 +117,7 @@ class Steps:
         code = library.ebb_scope_open(self.memory.handle, kind, index, byref(self._scope))
         if code:
             self._fail(visit.unit, code)
-        self.slots[index].show()
+        self.slots[index].show(in_forward=kind == FORWARD)
         scope = self._scope.value
         if kind == BACKWARD and self._takes(visit):
             self._taken = index, scope
@@ -130,7 +130,7 @@ class Steps:
             self._take_gradients(visit.unit, scope, range(len(visit.unit.parameters)))
         slots = self.slots[index]
         try:
-            if kind == FORWARD and not slots.keep_whole:  # hide() would undo a write to `.data` unseen
+            if kind in (FORWARD, SHOW) and not slots.keep_whole:  # hide() would undo a write to `.data` unseen
                 slots.check()
         finally:
             slots.hide()
@@ -140,12 +140,6 @@ class Steps:
         self.finish_evaluation()
         if self.is_half and not self.is_scaled:
             raise Error(_UNSCALED)
-        for unit, name, parameter in self._gradients_left():
-            if parameter.grad.isnan().any():
-                raise Error(
-                    f"`.grad` of '{name}' is NaN before the backward. A loss may have read the parameter outside of its unit '{unit.name}', where it "
-                    "shows NaN: name it in resident=. zero_grad() removes the gradient"
-                )
 
     def backward_ends(self, is_one_left_out: bool) -> None:
         self.backwards += 1

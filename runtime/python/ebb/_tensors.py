@@ -11,7 +11,7 @@ from typing import Sequence
 
 import torch
 
-from ._hidden import Hidden, Stale, as_plain, guarded, kind_of
+from ._hidden import Hidden, Stale, as_plain, guarded, kind_of, memory_of, without_value
 from ._library import Error, library
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
@@ -62,11 +62,11 @@ def current_stream(device: torch.device) -> int | None:
 
 
 class Slots:
-    """The parameters of one unit. They show their values while one of the unit's scopes is open. Otherwise they are hidden (_hidden.py), over NaN
-    of the true shape.
-    Parameters that the engine keeps whole are always readable, in a copy, because an update may be writing to the engine's memory.
+    """The parameters of one unit. They show their values while one of the unit's scopes is open. Otherwise they are hidden (_hidden.py), and
+    have only a shape. Parameters that the engine keeps whole are always readable, in a copy, because an update may be writing to the engine's memory.
 
-    The engine does not see writes of the trainer's own code to values that are shown. check() finds them."""
+    The engine does not see writes of the trainer's own code to values that are shown. check() finds them, those through `.data` to sharded
+    parameters only while it watches the values, in the first forwards and in every 64th."""
 
     def __init__(self, memory: Memory, names: list[str], parameters: list[torch.nn.Parameter], keep_whole: bool):
         self.memory = memory
@@ -78,20 +78,26 @@ class Slots:
         self.views: list[torch.Tensor] = []
         self.hidden: list[torch.Tensor] = []
         self.copies: list[torch.Tensor] = []  # of those that are kept whole
-        self.bits: list[int] = []  # of the copies as they were made
+        self.bits: list[int] = []  # of the values as they came: of copies, and while they are watched of what a forward shows
+        self.forwards = 0
         self.places: tuple[list[int], ...] = ()  # where the parameters' memory is: hidden, and shown
         self.versions = [parameter._version for parameter in parameters]  # which an in-place operation counts, but not one through `.data`
 
     def place(self, views: list[torch.Tensor]) -> None:
         self.views = views
-        self.hidden = self.hidden or [_nan_like(view) for view in views]  # the trainer's own code may have a view of one from before
+        # Made once, because the trainer's own code may have a view of one from before.
+        self.hidden = self.hidden or [without_value(view.shape, view.dtype, view.device, name) for name, view in zip(self.names, views)]
         self.copies = [view.clone() for view in views] if self.keep_whole else []
-        self.places = tuple([tensor.data_ptr() for tensor in tensors] for tensors in (self.hidden, self.copies or views))
+        self.places = tuple(list(map(memory_of, tensors)) for tensors in (self.hidden, self.copies or views))
         self.show() if self.keep_whole else self.hide()
 
-    def show(self) -> None:
+    def show(self, in_forward: bool = False) -> None:
         if self.keep_whole:
             self._copy()
+        elif in_forward:
+            self.forwards += 1
+            if self.forwards <= 3 or self.forwards % 64 == 0:  # to look at each bit twice takes a device as long as a small batch
+                self.bits = list(map(_bits_of, self.views))
         for parameter, kind, view in zip(self.parameters, self.kinds, self.copies or self.views):
             parameter.__class__ = kind
             parameter.data = view
@@ -106,23 +112,23 @@ class Slots:
             self.conceal()
 
     def conceal(self) -> None:
+        self.bits = []
         with as_plain():
             for parameter, kind, hidden in zip(self.parameters, self.guards, self.hidden):
                 parameter.data = hidden
                 parameter.__class__ = kind
 
     def check(self) -> None:
-        """Raises if a parameter was written to after it was shown or hidden, and undoes the write unless it is `memory.changed`. It misses in-place
-        operations through `.data` on values of sharded parameters that are shown."""
+        """Raises if a parameter was written to after it was shown or hidden, and undoes the write unless it is `memory.changed`."""
         with as_plain():
-            at = list(map(_address_of, self.parameters))
+            at = list(map(memory_of, self.parameters))
             versions = list(map(_version_of, self.parameters))
         if at not in self.places or versions != self.versions:
             for i, place in enumerate(at):
                 if all(place != places[i] for places in self.places) or versions[i] != self.versions[i]:
                     self._refuse(i)
-        for i, copied in enumerate(self.copies):
-            if _bits_of(copied) != self.bits[i]:
+        for i, (value, bits) in enumerate(zip(self.copies or self.views, self.bits)):
+            if _bits_of(value) != bits:
                 self._refuse(i)
 
     def _copy(self) -> None:
@@ -138,16 +144,12 @@ class Slots:
                 ("device", self.hidden[i].device, parameter.device),
             ) if now != before
         ]
-        if self.views and parameter.data_ptr() == self.views[i].data_ptr():
+        if self.views and memory_of(parameter) == memory_of(self.views[i]):
             self.memory.changed = name
         if self.keep_whole:
             self._copy()
-        else:
-            self.hidden[i] = _nan_like(self.hidden[i])
         parameter.data = self.copies[i] if self.keep_whole else self.hidden[i]
         parameter.__class__ = self.kinds[i] if self.keep_whole else self.guards[i]
-        for places, tensors in zip(self.places, (self.hidden, self.copies or self.views)):
-            places[i] = tensors[i].data_ptr()
         self.versions[i] = parameter._version
         if changes:
             raise Error(
@@ -160,27 +162,7 @@ class Slots:
         )
 
 
-# Called by map(), which is faster than a loop.
-_address_of = torch._C.TensorBase.data_ptr
-_version_of = operator.attrgetter("_version")
-
-# Signalling and negative, so that arithmetic changes its bits. Bytes have no NaN.
-_NAN_BITS = {torch.float32: -0x5FFFFF, torch.bfloat16: -0x5F, torch.float16: -0x2FF, torch.uint8: 0xFF}
-
-
-def _nan_like(view: torch.Tensor) -> torch.Tensor:
-    bits = torch.tensor(_NAN_BITS[view.dtype], dtype=_integer(view.dtype), device=view.device)
-    return bits.view(view.dtype).expand(view.shape)
-
-
-def is_hidden(tensor: torch.Tensor) -> bool:
-    """Whether this is what a parameter shows outside of its unit, and after its engine was closed."""
-    if tensor.is_meta or tensor.dtype not in _NAN_BITS or tensor.numel() == 0 or any(tensor.stride()):
-        return False
-    if tensor.dim() == 0 and tensor.dtype == torch.uint8:
-        return False  # 255 may be its value
-    with as_plain():
-        return int(tensor.detach()[(0,) * tensor.dim()].view(_integer(tensor.dtype))) == _NAN_BITS[tensor.dtype]
+_version_of = operator.attrgetter("_version")  # map() with it is faster than a loop
 
 
 def _bits_of(tensor: torch.Tensor) -> int:

@@ -4,7 +4,9 @@ error that names the parameter. What needs no value, as counting parameters, goe
 import copy
 import io
 import pickle
+import warnings
 
+import pytest
 import torch
 from modules import Blocks
 from pitfalls_test import refused, refused_in_a_thread
@@ -51,6 +53,67 @@ COPIES = {
     "histogram": (lambda model, _: torch.histc(model.get_parameter(W).float()), "histc"),
     "penalty": (lambda model, _: sum(parameter.pow(2).sum() for parameter in model.parameters()), "pow"),
 }
+
+
+@torch.jit.script
+def _sum(x: torch.Tensor):
+    return x.sum()
+
+
+def _given(parameter):
+    other = nn.Parameter(torch.zeros_like(parameter))
+    other.data = parameter.data
+    return other.sum()
+
+
+# Ways to a tensor's memory on which torch calls no code of a class. NumPy and DLPack have no error for a tensor that needs a gradient here.
+MEMORY = {
+    "tensor": lambda parameter: torch.tensor(parameter),
+    "Tensor": lambda parameter: torch.Tensor(parameter).sum(),
+    "asarray": lambda parameter: torch.asarray(parameter.detach(), dtype=torch.float64),
+    "plain": lambda parameter: parameter.detach().as_subclass(torch.Tensor).sum(),
+    "kept plain": lambda parameter: torch.Tensor.as_subclass(parameter, torch.Tensor) + 1,
+    "data of another": _given,
+    "storage": lambda parameter: parameter.untyped_storage().tolist(),
+    "typed storage": lambda parameter: parameter.storage()[0],
+    "address": lambda parameter: parameter.data_ptr(),
+    "DLPack": lambda parameter: torch.utils.dlpack.to_dlpack(parameter.detach()),
+    "from DLPack": lambda parameter: torch.from_dlpack(parameter.detach()),
+    "nested": lambda parameter: torch.nested.nested_tensor([parameter]),
+    "vmap": lambda parameter: torch.vmap(lambda row: 2 * row)(parameter),
+    "script": lambda parameter: _sum(parameter),
+    "set_": lambda parameter: torch.empty(0).set_(parameter.detach()).sum(),
+    "without functions": lambda parameter: _without_functions(parameter),
+    "random": lambda parameter: torch.bernoulli(parameter.detach().as_subclass(torch.Tensor)),
+}
+
+
+def _without_functions(parameter):
+    with torch._C.DisableTorchFunction():
+        return parameter.sum()
+
+
+def _memory(settings):
+    model = Blocks()
+    engine = ebb.initialize(model, settings)
+    batch = vector_batches(1, 2)[0][engine.world.rank]
+    for _ in range(2):
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # of copies by torch.tensor, of typed storages and of nested tensors
+            for what, read in MEMORY.items():
+                with pytest.raises(RuntimeError, match="'blocks.0.weight' (has no value here|is read by)"):
+                    print(what, read(model.get_parameter(W)))
+        engine.backward(squared_error(model, batch))
+        assert engine.step() and engine.report().applied
+    parameter = model.get_parameter(W)
+    engine.close()
+    with pytest.raises(RuntimeError, match="'blocks.0.weight' has no value here"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.tensor(parameter)
+
+
+def test_no_way_to_the_memory_finds_any(at):
+    at(_with_config, _memory)
 
 
 def _refused(settings):
