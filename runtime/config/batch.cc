@@ -86,21 +86,24 @@ struct Triple {
     return text;
   }
 
-  absl::Status Complete() {
+  void Complete(Problems& problems) {
+    constexpr std::string_view kTrain = "train_batch_size";
     if (train == 0 && micro == 0) {
-      return Invalid({"the batch size is not given (", Numbers(),
-                      "): give \"train_batch_size\" or \"train_micro_batch_size_per_gpu\" as a "
-                      "number; \"auto\" counts as not given unless the trainer sets it "
-                      "(in C++ ReadOptions::trainer, in Python transformers' Trainer)"});
+      return problems.AddTogether(
+          kTrain, {"the batch size is not given (", Numbers(),
+                   "): give \"train_batch_size\" or \"train_micro_batch_size_per_gpu\" as a "
+                   "number; \"auto\" counts as not given unless the trainer sets it "
+                   "(in C++ ReadOptions::trainer, in Python transformers' Trainer)"});
     }
     int64_t unit = 0;  // the train batch must be a multiple of it; if both are given, be
     if (__builtin_mul_overflow(std::max<int64_t>(micro, 1) * std::max<int64_t>(accumulation, 1),
                                world, &unit)) {
-      return Invalid({"the batch has more than 2^63 samples: ", Numbers()});
+      return problems.AddTogether(kTrain, {"the batch has more than 2^63 samples: ", Numbers()});
     }
     const bool has_all = micro > 0 && accumulation > 0;
     if (train > 0 && (has_all ? train != unit : train % unit != 0)) {
-      return Invalid(
+      return problems.AddTogether(
+          kTrain,
           {"the batch sizes do not fit: \"train_batch_size\" must be "
            "\"train_micro_batch_size_per_gpu\" * \"gradient_accumulation_steps\" * ranks, but the "
            "numbers are ",
@@ -113,87 +116,88 @@ struct Triple {
       micro = train / accumulation / world;
     }
     train = micro * accumulation * world;
-    return absl::OkStatus();
   }
 };
 
-absl::Status ResolveRounds(Config& config) {
+// Whether the number of `key` divides `whole`, which is called `shown`; adds a problem if not.
+bool Divides(std::string_view key, int64_t number, int64_t whole, std::string_view shown,
+             std::string_view path, Problems& problems) {
+  if (whole % number == 0) return true;
+  problems.AddTogether(path, {Quoted(key), " ", std::to_string(number), " does not divide ", shown,
+                              "; nearest that do: ", DivisorsNear(whole, number)});
+  return false;
+}
+
+void ResolveRounds(Config& config, Problems& problems) {
+  constexpr std::string_view kKey = "ebb.micro_batches_per_round";
   const int64_t accumulation = config.gradient_accumulation_steps;
   int64_t& of_round = config.ebb.micro_batches_per_round;
   if (of_round == 0) of_round = accumulation;
-  if (of_round == 0 || accumulation % of_round == 0) return absl::OkStatus();
-  return Invalid({"\"ebb.micro_batches_per_round\" ", std::to_string(of_round),
-                  " does not divide \"gradient_accumulation_steps\" ", std::to_string(accumulation),
-                  "; nearest that do: ", DivisorsNear(accumulation, of_round)});
+  if (of_round == 0) return;
+  Divides(kKey, of_round, accumulation,
+          Join({"\"gradient_accumulation_steps\" ", std::to_string(accumulation)}), kKey, problems);
 }
 
 // ebb.shard_group, given under either of its names. Sums run within the shard groups first, so the
 // reduction group is the shard group.
-absl::Status ResolveShardGroup(int world, Config& config) {
+void ResolveShardGroup(int world, Config& config, Problems& problems) {
+  constexpr std::string_view kOwn = "ebb.shard_group", kMics = "zero_optimization.mics_shard_size";
   int64_t& shards = config.ebb.shard_group;
-  const int64_t mics = config.zero.mics_shard_size;
+  const int64_t mics = config.zero.mics_shard_size, reduction = config.ebb.reduction_group;
+  const std::string_view key = shards > 0 ? kOwn : kMics;
   if (mics > 0 && shards > 0 && mics != shards) {
-    return Invalid({"\"zero_optimization.mics_shard_size\" ", std::to_string(mics),
-                    " and \"ebb.shard_group\" ", std::to_string(shards),
-                    " are two names of one number; give one of them"});
+    return problems.AddTogether(
+        kOwn, {Quoted(kMics), " ", std::to_string(mics), " and ", Quoted(kOwn), " ",
+               std::to_string(shards), " are two names of one number; give one of them"});
   }
-  const std::string_view key = shards > 0 ? "ebb.shard_group" : "zero_optimization.mics_shard_size";
-  if (shards == 0 && mics > 0) shards = mics;
-  if (shards == 0) return absl::OkStatus();
-  if (world % shards != 0) {
-    return Invalid({"\"", key, "\" ", std::to_string(shards), " does not divide ",
-                    std::to_string(world),
-                    " ranks; nearest that do: ", DivisorsNear(world, shards)});
-  }
-  if (shards == world) return absl::OkStatus();
+  if (shards == 0) shards = std::max<int64_t>(mics, 0);
+  if (shards == 0 || shards == world) return;
+  const std::string ranks = Join({std::to_string(world), " ranks"});
+  if (!Divides(key, shards, world, ranks, kOwn, problems)) return;
   if (config.zero.stage == 0) {
-    return Invalid({"\"", key, "\" ", std::to_string(shards),
-                    " cuts states over groups of ranks, but at \"zero_optimization.stage\" 0 "
-                    "nothing is cut; choose stage 1, 2 or 3, or leave the group out"});
+    return problems.AddTogether(
+        kOwn, {Quoted(key), " ", std::to_string(shards),
+               " cuts states over groups of ranks, but at \"zero_optimization.stage\" 0 nothing "
+               "is cut; choose stage 1, 2 or 3, or leave the group out"});
   }
-  if (config.ebb.reduction_group != 0 && config.ebb.reduction_group != shards) {
-    return Invalid({"\"ebb.reduction_group\" ", std::to_string(config.ebb.reduction_group),
-                    " is not the shard group of ", std::to_string(shards), " ranks (\"", key,
-                    "\"), but gradients are summed in shard groups first; leave it out"});
+  if (reduction != 0 && reduction != shards) {
+    problems.AddTogether(
+        kOwn, {"\"ebb.reduction_group\" ", std::to_string(reduction), " is not the shard group of ",
+               std::to_string(shards), " ranks (", Quoted(key),
+               "), but gradients are summed in shard groups first; leave it out"});
   }
-  return absl::OkStatus();
 }
 
 // Sets 1 if the given value would change nothing. At other stages the file's reader makes a remark.
-absl::Status ResolvePartition(int world, Config& config) {
+void ResolvePartition(int world, Config& config, Problems& problems) {
+  constexpr std::string_view kKey = "zero_optimization.zero_hpz_partition_size";
   int64_t& size = config.zero.hpz_partition_size;
   const int64_t given = std::exchange(size, 1);
-  if (given <= 1 || config.zero.stage < 3) return absl::OkStatus();
-  constexpr std::string_view kKey = "zero_optimization.zero_hpz_partition_size";
+  if (given <= 1 || config.zero.stage < 3) return;
   const int64_t shards = config.ebb.shard_group > 0 ? config.ebb.shard_group : world;
   const std::string over = Join({std::to_string(shards), shards == 1 ? " rank" : " ranks",
                                  shards < world ? " of a shard group" : ""});
   if (given >= shards) {
-    Remark(config.remarks, Join({Quoted(kKey), " ", std::to_string(given),
-                                 " changes nothing: parameters are cut over ", over,
-                                 ", which together hold one copy anyway"}));
-    return absl::OkStatus();
+    Remark(config.remarks,
+           {Quoted(kKey), " ", std::to_string(given), " changes nothing: parameters are cut over ",
+            over, ", which together hold one copy anyway"});
+  } else if (Divides(kKey, given, shards, over, kKey, problems)) {
+    size = given;
   }
-  if (shards % given != 0) {
-    return Invalid({Quoted(kKey), " ", std::to_string(given), " does not divide ", over,
-                    "; nearest that do: ", DivisorsNear(shards, given)});
-  }
-  size = given;
-  return absl::OkStatus();
 }
 
 // EBB_IO_URING=0 switches io_uring off on one machine or in one run.
-absl::Status TakeEnvironment(Config& config) {
+void TakeEnvironment(Config& config, Problems& problems) {
   const char* const given = std::getenv("EBB_IO_URING");
   const std::string_view value = given == nullptr ? "" : given;
   if (value != "" && value != "0" && value != "1") {
-    return Invalid({"EBB_IO_URING in the environment is \"", value,
-                    "\"; allowed: 0, which is \"ebb.io_backend\" \"threads\", or 1"});
+    return problems.AddTogether("ebb.io_backend",
+                                {"EBB_IO_URING in the environment is \"", value,
+                                 "\"; allowed: 0, which is \"ebb.io_backend\" \"threads\", or 1"});
   }
   if (value == "0" && config.ebb.io_backend == IoBackend::kAuto) {
     config.ebb.io_backend = IoBackend::kThreads;
   }
-  return absl::OkStatus();
 }
 
 // States, gradients and activations share one swap file.
@@ -221,27 +225,22 @@ int Config::FittingWorld(int preferred) const {
 }
 
 void config::CompleteForWorld(int world, Config& config, Problems& problems) {
-  const auto add = [&](std::string_view path, const absl::Status& status) {
-    if (!status.ok())
-      problems.AddTogether(path, {{status.message().data(), status.message().size()}});
-  };
   Triple batch{config.train_batch_size, config.micro_batch_size, config.gradient_accumulation_steps,
                world};
-  add("train_batch_size", batch.Complete());
+  batch.Complete(problems);
   config.train_batch_size = batch.train;
   config.micro_batch_size = batch.micro;
   config.gradient_accumulation_steps = batch.accumulation;
   config.communication = config.communication_dtype();
   config.ebb.reduce_at = config.reduces_at_round() ? ReduceAt::kRound : ReduceAt::kStep;
-  add("ebb.micro_batches_per_round", ResolveRounds(config));
-  if (const int64_t group = config.ebb.reduction_group; group != 0 && world % group != 0) {
-    add("ebb.reduction_group",
-        Invalid({"\"ebb.reduction_group\" ", std::to_string(group), " does not divide ",
-                 std::to_string(world), " ranks; nearest that do: ", DivisorsNear(world, group)}));
+  ResolveRounds(config, problems);
+  if (const int64_t group = config.ebb.reduction_group; group != 0) {
+    constexpr std::string_view kKey = "ebb.reduction_group";
+    Divides(kKey, group, world, Join({std::to_string(world), " ranks"}), kKey, problems);
   }
-  add("ebb.shard_group", ResolveShardGroup(world, config));
-  add("zero_optimization.zero_hpz_partition_size", ResolvePartition(world, config));
-  add("ebb.io_backend", TakeEnvironment(config));
+  ResolveShardGroup(world, config, problems);
+  ResolvePartition(world, config, problems);
+  TakeEnvironment(config, problems);
   ResolvePaths(config);
 }
 

@@ -6,7 +6,6 @@
 
 #include "ebb/runtime/config/convert.h"
 #include "ebb/runtime/config/document.h"
-#include "ebb/runtime/config/explain.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/status_macros.h"
 

@@ -11,7 +11,6 @@
 #include "ebb/runtime/config/reader.h"
 #include "ebb/runtime/config/requests_in_flight.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/config/trainer_values.h"
 
 namespace ebb::config {
 namespace {
@@ -81,15 +80,14 @@ void CompleteOptimizer(const Values& values, OptimizerConfig& optimizer,
                        std::vector<std::string>& remarks) {
   const Given* mode = values.Find("optimizer.params.adam_w_mode");
   if (optimizer.type == OptimizerType::kAdam && mode == nullptr) {
-    Remark(remarks,
-           "\"Adam\" decouples weight decay, as \"AdamW\" does and as in DeepSpeed; "
-           "\"adam_w_mode\": false makes it part of the gradient");
+    Remark(remarks, {"\"Adam\" decouples weight decay, as \"AdamW\" does and as in DeepSpeed; "
+                     "\"adam_w_mode\": false makes it part of the gradient"});
   }
   if (optimizer.type == OptimizerType::kAdamW && !optimizer.decoupled_weight_decay) {
     optimizer.decoupled_weight_decay = true;
-    Remark(remarks, Join({Quoted(mode->shown),
-                          " is false, but AdamW always decouples weight decay, as in DeepSpeed; "
-                          "choose \"Adam\""}));
+    Remark(remarks, {Quoted(mode->shown),
+                     " is false, but AdamW always decouples weight decay, as in DeepSpeed; "
+                     "choose \"Adam\""});
   }
 }
 
@@ -99,19 +97,18 @@ void CompleteScheduler(const Values& values, Config& config) {
   const Given* most = values.Find("scheduler.params.warmup_max_lr");
   if (most != nullptr && most->value->is_string()) {
     scheduler.warmup_max_lr = config.optimizer.learning_rate;
-    Remark(config.remarks,
-           Join({Quoted(most->shown), " is \"auto\": taken as the optimizer's rate"}));
+    Remark(config.remarks, {Quoted(most->shown), " is \"auto\": taken as the optimizer's rate"});
   }
   if (scheduler.total_num_steps > 0 && scheduler.total_num_steps < scheduler.warmup_num_steps) {
     Remark(config.remarks,
-           "the schedule's total_num_steps is less than its warmup_num_steps: the rate never "
-           "reaches its maximum");
+           {"the schedule's total_num_steps is less than its warmup_num_steps: the rate never "
+            "reaches its maximum"});
   }
   const std::string_view type = values.Type("optimizer");
   if (scheduler.type == SchedulerType::kOneCycle && scheduler.cycle_momentum &&
       !HasWord(FindKey("optimizer.params.betas")->only_for, type)) {
     Remark(config.remarks,
-           Join({"\"scheduler.params.cycle_momentum\" cycles betas, but ", type, " has none"}));
+           {"\"scheduler.params.cycle_momentum\" cycles betas, but ", type, " has none"});
   }
 }
 
@@ -126,7 +123,7 @@ void TakeOldOffload(const Values& values, std::string_view old_path, std::string
                                    ", which is given, too; remove the old one"});
   }
   device = Tier::kCpu;
-  Remark(remarks, Join({Quoted(old_path), " is an old form: taken as ", Quoted(path), " \"cpu\""}));
+  Remark(remarks, {Quoted(old_path), " is an old form: taken as ", Quoted(path), " \"cpu\""});
 }
 
 // DeepSpeed accepts some values that change nothing. Replaces them by the values that they amount
@@ -135,29 +132,29 @@ void TakeHarmless(Config& config) {
   ZeroConfig& zero = config.zero;
   const auto ignore = [&](std::string_view block, int least, Tier& device, std::string_view why) {
     if (device == Tier::kDevice || zero.stage >= least) return;
-    Remark(config.remarks, Join({"\"zero_optimization.", block, ".device\" ", Quoted(Name(device)),
-                                 " is ignored at \"zero_optimization.stage\" ",
-                                 std::to_string(zero.stage), ", as in DeepSpeed: ", why}));
+    Remark(config.remarks, {"\"zero_optimization.", block, ".device\" ", Quoted(Name(device)),
+                            " is ignored at \"zero_optimization.stage\" ",
+                            std::to_string(zero.stage), ", as in DeepSpeed: ", why});
     device = Tier::kDevice;
   };
   ignore("offload_param", 3, zero.offload_param.device, "every rank keeps all parameters");
   ignore("offload_optimizer", 1, zero.offload_optimizer.device,
          "every rank keeps all optimizer states");
   if (zero.hpz_partition_size > 1 && zero.stage < 3) {
-    Remark(config.remarks,
-           Join({"\"zero_optimization.zero_hpz_partition_size\" ",
-                 std::to_string(zero.hpz_partition_size),
-                 " is ignored at \"zero_optimization.stage\" ", std::to_string(zero.stage),
-                 ", as in DeepSpeed: only stage 3 gathers a unit more than once a step"}));
+    Remark(
+        config.remarks,
+        {"\"zero_optimization.zero_hpz_partition_size\" ", std::to_string(zero.hpz_partition_size),
+         " is ignored at \"zero_optimization.stage\" ", std::to_string(zero.stage),
+         ", as in DeepSpeed: only stage 3 gathers a unit more than once a step"});
     zero.hpz_partition_size = 1;
   }
   if (zero.sub_group_size == 0) {
     zero.sub_group_size = ZeroConfig().sub_group_size;
-    Remark(config.remarks, "\"zero_optimization.sub_group_size\" 0 is taken as the default");
+    Remark(config.remarks, {"\"zero_optimization.sub_group_size\" 0 is taken as the default"});
   }
   if (config.loss_scale.min_scale == 0) {
     config.loss_scale.min_scale = LossScaleConfig().min_scale;
-    Remark(config.remarks, "\"fp16.min_loss_scale\" 0 is taken as 1, the default");
+    Remark(config.remarks, {"\"fp16.min_loss_scale\" 0 is taken as 1, the default"});
   }
 }
 
@@ -166,25 +163,25 @@ void RemarkOnTiers(Config& config) {
   const OffloadOptimizerConfig& optimizer = config.zero.offload_optimizer;
   if (optimizer.device == Tier::kDevice && (optimizer.ratio < 1 || optimizer.measures_ratio)) {
     Remark(config.remarks,
-           Join({"\"zero_optimization.offload_optimizer.ratio\" ",
-                 optimizer.measures_ratio ? Quoted("auto") : Shown(optimizer.ratio),
-                 " has no meaning while \"zero_optimization.offload_optimizer.device\" is "
-                 "\"none\": all optimizer states stay on the device"}));
+           {"\"zero_optimization.offload_optimizer.ratio\" ",
+            optimizer.measures_ratio ? Quoted("auto") : Shown(optimizer.ratio),
+            " has no meaning while \"zero_optimization.offload_optimizer.device\" is "
+            "\"none\": all optimizer states stay on the device"});
   }
   const std::optional<Tier> activations = config.ebb.offload_activations;
   if (config.activation_checkpointing.cpu_checkpointing && activations.has_value() &&
       *activations != Tier::kCpu) {
-    Remark(config.remarks, Join({"\"activation_checkpointing.cpu_checkpointing\" is true, but "
-                                 "\"ebb.offload_activations\" is given and decides: ",
-                                 Quoted(Name(*activations))}));
+    Remark(config.remarks, {"\"activation_checkpointing.cpu_checkpointing\" is true, but "
+                            "\"ebb.offload_activations\" is given and decides: ",
+                            Quoted(Name(*activations))});
   }
   if (const AioConfig& aio = config.aio;
       aio.queue_depth * aio.intra_op_parallelism > kRequestsInFlightMax) {
-    Remark(config.remarks, Join({"\"aio.queue_depth\" ", std::to_string(aio.queue_depth),
-                                 " for each of \"aio.intra_op_parallelism\" ",
-                                 std::to_string(aio.intra_op_parallelism), " is more than ",
-                                 std::to_string(kRequestsInFlightMax),
-                                 " requests in flight for each folder: taken as that"}));
+    Remark(config.remarks,
+           {"\"aio.queue_depth\" ", std::to_string(aio.queue_depth),
+            " for each of \"aio.intra_op_parallelism\" ", std::to_string(aio.intra_op_parallelism),
+            " is more than ", std::to_string(kRequestsInFlightMax),
+            " requests in flight for each folder: taken as that"});
   }
 }
 
@@ -192,32 +189,30 @@ void CheckPrecision(const Values& values, const Config& config, Problems& proble
   const Json* fp16 = values.Value("fp16.enabled");
   const Json* bf16 = values.Value("bf16.enabled");
   if (fp16 != nullptr && bf16 != nullptr && fp16->get<bool>() && bf16->get<bool>()) {
-    problems.AddTogether("fp16.enabled",
-                         {"\"fp16.enabled\" and \"bf16.enabled\" are both true; enable one"});
+    problems.AddConflict("fp16.enabled", {" and \"bf16.enabled\" are both true; enable one"});
   }
   const Json* parameters = values.Value("data_types.param_dtype");
   if (parameters != nullptr && ToDType(parameters->get<std::string>()) != config.compute) {
-    problems.AddTogether("data_types.param_dtype",
-                         {"\"data_types.param_dtype\" is ", Shown(*parameters),
-                          ", but \"fp16\" and \"bf16\" say ", Name(config.compute)});
+    problems.AddConflict(
+        "data_types.param_dtype",
+        {" is ", Shown(*parameters), ", but \"fp16\" and \"bf16\" say ", Name(config.compute)});
   }
 }
 
 // Remarks on defaults that may surprise users of another runtime.
 void RemarkOnDefaults(const Values& values, Config& config) {
   if (values.Find("gradient_clipping") == nullptr) {
-    Remark(config.remarks,
-           "gradients are clipped to a global norm of 1.0, DeepSpeed's default; "
-           "\"gradient_clipping\": 0 turns it off");
+    Remark(config.remarks, {"gradients are clipped to a global norm of 1.0, DeepSpeed's default; "
+                            "\"gradient_clipping\": 0 turns it off"});
   }
   if (values.Find("optimizer.type") == nullptr) {
-    Remark(config.remarks, Join({"no \"optimizer\": AdamW, a learning rate of ",
-                                 Shown(config.optimizer.learning_rate)}));
+    Remark(config.remarks,
+           {"no \"optimizer\": AdamW, a learning rate of ", Shown(config.optimizer.learning_rate)});
   }
   if (values.Value("data_types.grad_accum_dtype") == nullptr && config.compute != DType::kFloat32) {
-    Remark(config.remarks, Join({"gradients are accumulated in fp32, where DeepSpeed's default is "
-                                 "the compute dtype; \"data_types\": {\"grad_accum_dtype\": \"",
-                                 Name(config.compute), "\"} does the same"}));
+    Remark(config.remarks, {"gradients are accumulated in fp32, where DeepSpeed's default is "
+                            "the compute dtype; \"data_types\": {\"grad_accum_dtype\": \"",
+                            Name(config.compute), "\"} does the same"});
   }
 }
 
@@ -250,9 +245,9 @@ void RemarkOnGroupRates(Config& config) {
   }
   if (groups.empty()) return;
   Remark(config.remarks,
-         Join({"the learning rates of the parameter groups ", groups, " are replaced by those of ",
-               FindRow("scheduler.type").field.give(config).get<std::string>(),
-               ", as in DeepSpeed; \"lr_factor\" scales them"}));
+         {"the learning rates of the parameter groups ", groups, " are replaced by those of ",
+          FindRow("scheduler.type").field.give(config).get<std::string>(),
+          ", as in DeepSpeed; \"lr_factor\" scales them"});
 }
 
 // Puts the values of the rows with this prefix at their paths below the object.
@@ -296,8 +291,7 @@ absl::StatusOr<Config> FromDocument(Document document, const ReadOptions& option
   Reading reading = ReadValues(document, options.unknown_keys);
   Problems& problems = document.problems;
   const Values& values = reading.values;
-  TrainersShare trainer(options.trainer);
-  trainer.Fill(reading, problems);
+  FillFromTrainer(options.trainer, reading, problems);
 
   Config config;
   config.remarks = std::move(reading.remarks);

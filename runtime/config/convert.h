@@ -1,6 +1,8 @@
 // Config to and from JSON values.
 #pragma once
 
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -17,6 +19,10 @@ absl::StatusOr<Config> FromDocument(Document document, const ReadOptions& option
                                     std::vector<TakenKey>* keys = nullptr);
 
 Json ToDocument(Config config);
+
+// For a user: a line for each key of the text, with its value, its default and how it was taken.
+// Then the log lines of the start of training. Errors are those of Config::FromJson.
+absl::StatusOr<std::string> Explain(std::string_view text, const ReadOptions& options);
 
 // Checks combinations of keys. Each single key has passed its own check.
 void CheckTogether(const Config& config, Problems& problems);

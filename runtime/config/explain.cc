@@ -1,6 +1,6 @@
-#include "ebb/runtime/config/explain.h"
-
 #include <algorithm>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 

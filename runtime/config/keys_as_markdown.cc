@@ -66,10 +66,6 @@ std::string AllowedHere(const Key& key) {
   return key.harmless.empty() ? "nothing" : Allowed(key);
 }
 
-bool IsBlock(const Key& key) {
-  return key.kind == Kind::kBlock || key.kind == Kind::kOpenBlock;
-}
-
 std::string Default(const Key& key) {
   if (!key.default_value.empty()) return Join({"`", key.default_value, "`"});
   return key.required_for.empty() ? Cell(key.if_absent) : "required";
@@ -98,7 +94,7 @@ std::string Section(const Key* block) {
   const std::string prefix = block == nullptr ? "" : Join({block->path, "."});
   std::string rows;
   for (const Key& key : Keys()) {
-    if (IsBlock(key) || !key.path.starts_with(prefix)) continue;
+    if (key.is_block() || !key.path.starts_with(prefix)) continue;
     if (key.path.find('.', prefix.size()) == std::string_view::npos) rows += Row(key, prefix);
   }
   if (rows.empty()) return "";
@@ -132,7 +128,7 @@ std::string NamesWithoutMeaning() {
 std::string KeysAsMarkdown() {
   std::string text = Join({kHead, Section(nullptr)});
   for (const Key& key : Keys()) {
-    if (IsBlock(key) && key.same_as.empty()) text += Section(&key);
+    if (key.is_block() && key.same_as.empty()) text += Section(&key);
   }
   return text + NamesWithoutMeaning();
 }

@@ -135,7 +135,7 @@ Json Property(const Key& key) {
             {"description", Join({key.meaning, ": ", key.same_as})}};
   }
   Json schema;
-  if (key.kind == Kind::kBlock || key.kind == Kind::kOpenBlock) {
+  if (key.is_block()) {
     schema = Object(Join({key.path, "."}), key.kind == Kind::kBlock);
     // Early files have a flag for the whole block.
     if (key.path == "zero_optimization") schema["type"] = {"object", "boolean", "null"};

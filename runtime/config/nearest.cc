@@ -1,11 +1,13 @@
 #include "ebb/runtime/config/nearest.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
 #include "ebb/runtime/config/keys.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/name_view.h"
@@ -35,15 +37,7 @@ const std::vector<std::string>& KnownPaths() {
 
 // In lower case.
 std::vector<std::string> WordsOf(std::string_view name) {
-  std::vector<std::string> words(1);
-  for (const char c : name) {
-    if (c == '_') {
-      words.emplace_back();
-    } else {
-      words.back() += absl::ascii_tolower(static_cast<unsigned char>(c));
-    }
-  }
-  return words;
+  return absl::StrSplit(absl::AsciiStrToLower(NameView(name)), '_');
 }
 
 // Words of two names of which one has the other's words.
@@ -58,21 +52,19 @@ int OtherWords(std::string_view a, std::string_view b) {
 
 // Optimal string alignment (Damerau-Levenshtein without moving a letter twice), three rows at a
 // time.
-int EditDistance(std::string_view a, std::string_view b) {
+int EditDistance(std::string_view from, std::string_view to) {
+  const std::string a = absl::AsciiStrToLower(NameView(from));
+  const std::string b = absl::AsciiStrToLower(NameView(to));
   std::vector<int> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
-  const auto same = [](char x, char y) {
-    return absl::ascii_tolower(static_cast<unsigned char>(x)) ==
-           absl::ascii_tolower(static_cast<unsigned char>(y));
-  };
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
+  std::iota(row.begin(), row.end(), 0);
   for (size_t i = 1; i <= a.size(); ++i) {
     std::swap(before, last);
     std::swap(last, row);
     row[0] = static_cast<int>(i);
     for (size_t j = 1; j <= b.size(); ++j) {
       row[j] =
-          std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (same(a[i - 1], b[j - 1]) ? 0 : 1)});
-      if (i > 1 && j > 1 && same(a[i - 1], b[j - 2]) && same(a[i - 2], b[j - 1])) {
+          std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
         row[j] = std::min(row[j], before[j - 2] + 1);
       }
     }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "ebb/runtime/config/message.h"
 
 namespace ebb::config {
 
@@ -31,6 +32,10 @@ class Problems {
   }
   // A conflict between keys that are allowed by themselves. Left out if one of the keys is wrong.
   void AddTogether(std::string_view path, std::initializer_list<std::string_view> sentence);
+  // A conflict whose sentence begins with the key: "its path" and then `rest`.
+  void AddConflict(std::string_view path, std::initializer_list<std::string_view> rest) {
+    AddTogether(path, {Quoted(path), Join(rest)});
+  }
 
   // kInvalidArgument with all problems in the file's order, or OK.
   absl::Status status() const;

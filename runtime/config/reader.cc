@@ -76,7 +76,7 @@ class Reader {
     const std::string shown = block.shown + name;
     const Key& key = row.same_as.empty() ? row : *FindKey(row.same_as);
     if (row.is_deprecated) {
-      Remark(reading_.remarks, Join({Quoted(shown), " is an old name of ", Quoted(key.path)}));
+      Remark(reading_.remarks, {Quoted(shown), " is an old name of ", Quoted(key.path)});
     }
     if (key.path.ends_with(".*")) {
       if (!Check(key, value, shown, problems_)) return;
@@ -102,7 +102,7 @@ class Reader {
       return;
     }
     Take(key, value, shown);
-    if (key.kind == Kind::kBlock || key.kind == Kind::kOpenBlock) {
+    if (key.is_block()) {
       Read(value,
            {.rows = Join({key.path, "."}),
             .shown = shown + ".",
@@ -119,7 +119,7 @@ class Reader {
     const std::string unread = is_rows_name ? first.shown : shown;
     if (is_rows_name) first = {IsAuto(key, value) ? nullptr : &value, shown};
     Remark(reading_.remarks,
-           Join({Quoted(unread), " is not read beside ", Quoted(key.path), ", as in DeepSpeed"}));
+           {Quoted(unread), " is not read beside ", Quoted(key.path), ", as in DeepSpeed"});
     Say(shown, value, is_rows_name ? "literally" : "not read", &key);
   }
 
@@ -138,7 +138,7 @@ class Reader {
     }
     if (!converted.has_value()) return;
     Remark(reading_.remarks,
-           Join({Quoted(shown), " ", Shown(value), " is taken as ", Shown(*converted), ", ", why}));
+           {Quoted(shown), " ", Shown(value), " is taken as ", Shown(*converted), ", ", why});
     value = *std::move(converted);
   }
 
@@ -157,9 +157,9 @@ class Reader {
       how = Join({"approximated: ", key.meaning});
     }
     if (how != "literally") {
-      Remark(reading_.remarks, Join({Quoted(shown), " ", Shown(value), " is ", how}));
+      Remark(reading_.remarks, {Quoted(shown), " ", Shown(value), " is ", how});
     }
-    if (key.kind != Kind::kBlock && key.kind != Kind::kOpenBlock) {
+    if (!key.is_block()) {
       Say(shown, value, std::move(how), &key);
     }
   }
@@ -172,7 +172,7 @@ class Reader {
 
   void ReadWithoutMeaning(const WithoutMeaning& without, const std::string& shown, Json& value) {
     if (value.is_null()) return Say(shown, value, "not given", nullptr);
-    Remark(reading_.remarks, Join({Quoted(shown), " has no meaning here: ", without.why}));
+    Remark(reading_.remarks, {Quoted(shown), " has no meaning here: ", without.why});
     Say(shown, value, Join({"without meaning: ", without.why}), nullptr);
     if (without.inner.empty() || !value.is_object()) return;
     for (const auto& [name, element] : value.items()) {
@@ -223,13 +223,13 @@ class Reader {
       return;
     }
     if (unknown_ > kUnknownMax) {
-      return Remark(reading_.warnings, "more unknown keys are ignored");
+      return Remark(reading_.warnings, {"more unknown keys are ignored"});
     }
     const bool says_nearest = is_misspelled || is_dotted || (!is_sibling && edits == 0) ||
                               (has_its_words && last.find('_') != last.npos);
     Remark(reading_.warnings,
-           Join({shown, says_nearest ? hint : " is not a key",
-                 block.is_open ? "; it is ignored, as in DeepSpeed" : "; it is ignored"}));
+           {shown, says_nearest ? hint : " is not a key",
+            block.is_open ? "; it is ignored, as in DeepSpeed" : "; it is ignored"});
     Say(block.shown + name, value, "unknown: ignored", nullptr);
   }
 
@@ -299,10 +299,9 @@ Reading ReadValues(Document& document, std::optional<UnknownKeys> unknown_keys) 
   return reading;
 }
 
-void Remark(std::vector<std::string>& remarks, std::string sentence) {
-  if (std::find(remarks.begin(), remarks.end(), sentence) == remarks.end()) {
-    remarks.push_back(std::move(sentence));
-  }
+void Remark(std::vector<std::string>& remarks, std::initializer_list<std::string_view> sentence) {
+  std::string text = Join(sentence);
+  if (std::ranges::find(remarks, text) == remarks.end()) remarks.push_back(std::move(text));
 }
 
 }  // namespace ebb::config

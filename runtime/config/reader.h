@@ -2,6 +2,7 @@
 // that is not taken literally.
 #pragma once
 
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/document.h"
 #include "ebb/runtime/config/keys.h"
+#include "ebb/runtime/config/problems.h"
 #include "ebb/runtime/config/value.h"
 
 namespace ebb::config {
@@ -42,14 +44,21 @@ struct TakenKey {
 
 struct Reading {
   Values values;
-  std::vector<TakenKey> keys;                  // in the file's order
-  std::vector<std::string> remarks, warnings;  // Config's
+  std::map<std::string_view, Json> of_trainer;  // by the key's path
+  std::vector<TakenKey> keys;                   // in the file's order
+  std::vector<std::string> remarks, warnings;   // Config's
 };
 
 // Converts values as DeepSpeed does, such as "true" to true. The document outlives the result.
 Reading ReadValues(Document& document, std::optional<UnknownKeys> unknown_keys);
 
+// Gives every "auto" its value if the trainer knows it, and also fills in required keys that are
+// missing: a size of the batch, an optimizer, the steps of a schedule that needs them. One remark
+// names all filled-in keys, another one every "auto" that got its default. A value that the table
+// does not allow is a problem.
+void FillFromTrainer(const TrainerValues& trainer, Reading& reading, Problems& problems);
+
 // Appends a remark, once.
-void Remark(std::vector<std::string>& remarks, std::string sentence);
+void Remark(std::vector<std::string>& remarks, std::initializer_list<std::string_view> sentence);
 
 }  // namespace ebb::config

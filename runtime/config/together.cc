@@ -10,28 +10,27 @@ namespace ebb::config {
 namespace {
 
 void CheckOptimizer(const OptimizerConfig& optimizer, const std::string& path, Problems& problems) {
-  if (optimizer.type == OptimizerType::kAdamW && !optimizer.decoupled_weight_decay) {
-    problems.AddTogether(path, {Quoted(path), ": AdamW decouples weight decay; choose Adam"});
+  using enum OptimizerType;
+  const OptimizerType type = optimizer.type;
+  if (type == kAdamW && !optimizer.decoupled_weight_decay) {
+    problems.AddConflict(path, {": AdamW decouples weight decay; choose Adam"});
   }
-  if ((optimizer.type == OptimizerType::kSgd || optimizer.type == OptimizerType::kLars) &&
-      optimizer.nesterov && (optimizer.momentum <= 0 || optimizer.dampening != 0)) {
-    const std::string nesterov = path + ".params.nesterov";
-    problems.AddTogether(nesterov,
-                         {Quoted(nesterov), " needs \"momentum\" above 0 and \"dampening\" 0"});
+  if ((type == kSgd || type == kLars) && optimizer.nesterov &&
+      (optimizer.momentum <= 0 || optimizer.dampening != 0)) {
+    problems.AddConflict(path + ".params.nesterov",
+                         {" needs \"momentum\" above 0 and \"dampening\" 0"});
   }
-  if (optimizer.type == OptimizerType::kLamb &&
-      optimizer.min_coefficient > optimizer.max_coefficient) {
-    const std::string least = path + ".params.min_coeff";
-    problems.AddTogether(least, {Quoted(least), " ", Shown(optimizer.min_coefficient),
-                                 " is above \"max_coeff\" ", Shown(optimizer.max_coefficient)});
+  if (type == kLamb && optimizer.min_coefficient > optimizer.max_coefficient) {
+    problems.AddConflict(path + ".params.min_coeff",
+                         {" ", Shown(optimizer.min_coefficient), " is above \"max_coeff\" ",
+                          Shown(optimizer.max_coefficient)});
   }
   // For elements that never had a gradient the update would be 0 / 0, and so would the norm of
   // their parameter.
-  if (optimizer.type == OptimizerType::kLamb && static_cast<float>(optimizer.epsilon) == 0) {
-    const std::string eps = path + ".params.eps";
-    problems.AddTogether(
-        eps,
-        {Quoted(eps), " is 0 as an fp32 number; Lamb divides by it where there was no gradient"});
+  if (type == kLamb && static_cast<float>(optimizer.epsilon) == 0) {
+    problems.AddConflict(
+        path + ".params.eps",
+        {" is 0 as an fp32 number; Lamb divides by it where there was no gradient"});
   }
 }
 
@@ -40,9 +39,9 @@ void CheckLossScale(const Config& config, Problems& problems) {
   if (config.compute != DType::kFloat16 || scale.static_scale != 0) return;
   const double start = std::ldexp(1.0, static_cast<int>(scale.initial_scale_power));
   if (scale.min_scale <= start) return;
-  problems.AddTogether(
+  problems.AddConflict(
       "fp16.min_loss_scale",
-      {"\"fp16.min_loss_scale\" ", Shown(scale.min_scale),
+      {" ", Shown(scale.min_scale),
        " is above the initial scale, 2 to \"fp16.initial_scale_power\" = ", Shown(start)});
 }
 
@@ -54,13 +53,13 @@ void CheckDevice(std::string_view block, Tier device, bool has_path, int stage, 
                  std::string_view why, Problems& problems) {
   if (device == Tier::kDevice) return;
   const std::string key = Join({block, ".device"});
-  const std::string given = Join({Quoted(key), " is ", Quoted(Name(device))});
+  const std::string given = Join({" is ", Quoted(Name(device)), ", but "});
   if (stage < stage_least) {
-    problems.AddTogether(
-        key, {given, ", but at \"zero_optimization.stage\" ", std::to_string(stage), " ", why});
+    problems.AddConflict(
+        key, {given, "at \"zero_optimization.stage\" ", std::to_string(stage), " ", why});
   }
   if (device == Tier::kNvme && !has_path) {
-    problems.AddTogether(key, {given, ", but ", Quoted(Join({block, ".nvme_path"})),
+    problems.AddConflict(key, {given, Quoted(Join({block, ".nvme_path"})),
                                " is not given; give a folder on the disk, or several in brackets"});
   }
 }
@@ -75,8 +74,8 @@ void CheckTiers(const Config& config, Problems& problems) {
               "every rank keeps all optimizer states; remove it or use stage 1, 2 or 3", problems);
   if (const Tier gradients = config.ebb.offload_gradients.value_or(Tier::kDevice);
       zero.stage == 0 && gradients != Tier::kDevice) {
-    problems.AddTogether("ebb.offload_gradients",
-                         {"\"ebb.offload_gradients\" is ", Quoted(Name(gradients)),
+    problems.AddConflict("ebb.offload_gradients",
+                         {" is ", Quoted(Name(gradients)),
                           ", but at \"zero_optimization.stage\" 0 every rank keeps all gradients; "
                           "remove it or use stage 1, 2 or 3"});
   }
@@ -85,7 +84,7 @@ void CheckTiers(const Config& config, Problems& problems) {
        {std::pair("ebb.offload_gradients", config.ebb.offload_gradients),
         std::pair("ebb.offload_activations", config.ebb.offload_activations)}) {
     if (tier == Tier::kNvme) {
-      problems.AddTogether(key, {Quoted(key), " is \"nvme\", but no folder is given; set ",
+      problems.AddConflict(key, {" is \"nvme\", but no folder is given; set ",
                                  Quoted(Join({kOffloadOptimizer, ".nvme_path"})), " or ",
                                  Quoted(Join({kParam, ".nvme_path"}))});
     }
@@ -95,46 +94,42 @@ void CheckTiers(const Config& config, Problems& problems) {
 void CheckBlockSize(int64_t bytes, Problems& problems) {
   if (bytes % kDiskAlignment == 0) return;
   const int64_t below = bytes / kDiskAlignment * kDiskAlignment;
-  problems.AddTogether(
-      "aio.block_size",
-      {"\"aio.block_size\" is ", std::to_string(bytes), "; allowed: a multiple of ",
-       std::to_string(kDiskAlignment), "; the nearest are ", std::to_string(below), " and ",
-       std::to_string(below + kDiskAlignment)});
+  problems.AddConflict("aio.block_size",
+                       {" is ", std::to_string(bytes), "; allowed: a multiple of ",
+                        std::to_string(kDiskAlignment), "; the nearest are ", std::to_string(below),
+                        " and ", std::to_string(below + kDiskAlignment)});
 }
 
 void CheckMasters(const Config& config, Problems& problems) {
   const auto needs_bf16 = [&](std::string_view key, bool is_on, std::string_view why) {
     if (!is_on || config.compute == DType::kBFloat16) return;
-    problems.AddTogether(
-        key, {Quoted(key), " is true, but the compute dtype is ", Name(config.compute), ": ", why,
-              "; remove it or set \"bf16\": {\"enabled\": true}"});
+    problems.AddConflict(key, {" is true, but the compute dtype is ", Name(config.compute), ": ",
+                               why, "; remove it or set \"bf16\": {\"enabled\": true}"});
   };
   needs_bf16("ebb.split_master", config.ebb.split_master,
              "only a bf16 parameter is half of its master");
   needs_bf16("ebb.stochastic_rounding", config.ebb.stochastic_rounding,
              "only bf16 parameters are rounded at random");
   if (config.ebb.stochastic_rounding && config.ebb.split_master) {
-    problems.AddTogether(
-        "ebb.stochastic_rounding",
-        {"\"ebb.stochastic_rounding\" and \"ebb.split_master\" are both true: the first keeps no "
-         "masters, the second keeps half of each; remove one"});
+    problems.AddConflict("ebb.stochastic_rounding",
+                         {" and \"ebb.split_master\" are both true: the first keeps no "
+                          "masters, the second keeps half of each; remove one"});
   }
 }
 
 void CheckGroup(const std::string& name, const ParameterGroupConfig& group, Problems& problems) {
   const std::string path = Join({"ebb.parameter_groups.", name});
   if (name.empty()) {
-    problems.AddTogether("ebb.parameter_groups",
-                         {"\"ebb.parameter_groups\" has a group without a name; give it one "
+    problems.AddConflict("ebb.parameter_groups",
+                         {" has a group without a name; give it one "
                           "(parameters without a group use \"optimizer\")"});
   }
   if (!group.optimizer.has_value()) return;
   CheckOptimizer(*group.optimizer, path + ".optimizer", problems);
   if (group.weight_decay.has_value()) {
-    problems.AddTogether(
+    problems.AddConflict(
         path,
-        {Quoted(path),
-         " has \"weight_decay\" and an \"optimizer\" of its own; give it in \"optimizer.params\""});
+        {" has \"weight_decay\" and an \"optimizer\" of its own; give it in \"optimizer.params\""});
   }
 }
 

@@ -117,7 +117,7 @@ bool Check(const Key& key, const Json& value, std::string_view shown, Problems& 
 
 bool IsHarmless(const Key& key, const Json& value) {
   if (value.is_object()) return IsHarmlessBlock(key, value);
-  if (absl::StartsWith(View(key.harmless), "<=")) {
+  if (key.harmless.starts_with("<=")) {
     double bound = 0;
     return absl::SimpleAtod(View(key.harmless.substr(2)), &bound) && value.is_number() &&
            value.get<double>() <= bound;
@@ -139,8 +139,7 @@ bool IsTooLarge(const Key& key, const Json& value) {
 bool IsAuto(const Key& key, const Json& value) {
   const std::string* text = value.get_ptr<const std::string*>();
   return text != nullptr && *text == "auto" && key.kind != Kind::kText &&
-         key.kind != Kind::kAnything && key.kind != Kind::kBlock && key.kind != Kind::kOpenBlock &&
-         FindWord(key.words, "auto").empty();
+         key.kind != Kind::kAnything && !key.is_block() && FindWord(key.words, "auto").empty();
 }
 
 std::optional<Json> Converted(const Key& key, const Json& value) {
@@ -193,7 +192,7 @@ std::optional<int64_t> ToBytes(const Json& value) {
 
 std::optional<DType> ToDType(std::string_view text) {
   std::string name = absl::AsciiStrToLower(View(text));
-  if (absl::StartsWith(name, "torch.")) name.erase(0, 6);
+  if (name.starts_with("torch.")) name.erase(0, 6);
   for (const DTypeSpellings& spellings : kDTypes) {
     if (HasWord(spellings.words, name)) return spellings.dtype;
   }

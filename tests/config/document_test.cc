@@ -3,6 +3,7 @@
 #include <string>
 
 #include "ebb/runtime/config/message.h"
+#include "ebb/runtime/config/reader.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -165,6 +166,16 @@ TEST(ParseDocument, MessagesAreShort) {
   const std::string many(100'000, 'x');
   EXPECT_LT(ErrorOf(Join({"{\"a\": \"", many})).size(), 400u);
   EXPECT_LT(ErrorOf(Join({"{\"", many, "\":1,\"", many, "\":1}"})).size(), 400u);
+}
+
+// A file with parameters but without a type is refused later. The file's values stay unchanged.
+TEST(FillFromTrainer, ParametersOfAnOptimizerWithoutATypeAreNotReplaced) {
+  absl::StatusOr<Document> document = ParseDocument(R"({"optimizer": {"params": {"lr": 0.5}}})");
+  ASSERT_TRUE(document.ok()) << document.status();
+  Reading reading = ReadValues(*document, std::nullopt);
+  FillFromTrainer({.learning_rate = 3e-4, .epsilon = 1e-6}, reading, document->problems);
+  EXPECT_EQ(*reading.values.Value("optimizer.params.lr"), 0.5);
+  EXPECT_EQ(*reading.values.Value("optimizer.params.eps"), 1e-6);
 }
 
 }  // namespace

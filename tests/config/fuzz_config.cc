@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "ebb/runtime/config/config.h"
-#include "ebb/runtime/config/explain.h"
+#include "ebb/runtime/config/convert.h"
 #include "ebb/runtime/config/message.h"
 
 namespace {

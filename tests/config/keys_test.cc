@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "ebb/runtime/config/key_rows.h"
 #include "ebb/runtime/config/value.h"
@@ -42,7 +43,7 @@ TEST(Keys, EveryKeyStandsInABlockOfTheTable) {
     if (dot == std::string_view::npos) continue;
     const Key* block = FindKey(key.path.substr(0, dot));
     ASSERT_NE(block, nullptr) << key.path;
-    EXPECT_TRUE(block->kind == Kind::kBlock || block->kind == Kind::kOpenBlock) << key.path;
+    EXPECT_TRUE(block->is_block()) << key.path;
   }
 }
 
@@ -88,12 +89,9 @@ TEST(Keys, TypesOfParametersAreWordsOfTheType) {
     for (std::string_view types : {key.only_for, key.required_for}) {
       if (types.empty()) continue;
       const std::string block(key.path.substr(0, key.path.find('.')));
-      std::string_view rest = types;
-      while (!rest.empty()) {
-        const size_t bar = std::min(rest.find('|'), rest.size());
-        EXPECT_TRUE(HasWord(FindKey(block + ".type")->words, rest.substr(0, bar))) << key.path;
-        rest.remove_prefix(std::min(bar + 1, rest.size()));
-      }
+      ForEachWord(types, [&](std::string_view type) {
+        EXPECT_TRUE(HasWord(FindKey(block + ".type")->words, type)) << key.path;
+      });
     }
   }
 }
@@ -124,9 +122,8 @@ TEST(Keys, EveryKeyThatIsNotRefusedHasAField) {
                                               "zero_optimization.cpu_offload",
                                               "zero_optimization.cpu_offload_param"};
   for (const Row& row : Rows()) {
-    const bool is_block = row.kind == Kind::kBlock || row.kind == Kind::kOpenBlock;
     const bool is_known = std::ranges::find(kReadByCode, row.path) != std::end(kReadByCode);
-    if (is_block || is_known || !row.same_as.empty()) continue;
+    if (row.is_block() || is_known || !row.same_as.empty()) continue;
     EXPECT_TRUE(row.taken == Taken::kRefused || (row.field.take && row.field.give)) << row.path;
     if (row.field.give && !row.default_value.empty()) {
       EXPECT_EQ(row.if_default, Parsed(row, row.default_value)) << row.path;
@@ -137,39 +134,26 @@ TEST(Keys, EveryKeyThatIsNotRefusedHasAField) {
 // The vocabulary of DeepSpeed 0.19 that is easy to miss: keys that its code reads and no example
 // has.
 TEST(Keys, KnowsDeepSpeedsVocabulary) {
-  for (const char* path : {"managed_gradient_accumulation",
-                           "seq_parallel_communication_data_type",
-                           "bfloat16",
-                           "data_types.buffer_dtype",
-                           "torch_autocast",
-                           "fp16.consecutive_hysteresis",
-                           "bf16.immediate_grad_update",
-                           "timers",
-                           "zero_optimization.cpu_offload_use_pin_memory",
-                           "zero_optimization.leaf_module",
-                           "zero_optimization.stage3_gather_fp16_weights_on_model_save",
-                           "zero_optimization.zero_quantized_nontrainable_weights",
-                           "zero_optimization.max_live_parameters",
-                           "zero_optimization.zeropp_loco_param",
-                           "zero_optimization.offload_optimizer.cpuadam_cores_perc",
-                           "zero_optimization.zenflow",
-                           "aio.thread_count",
-                           "aio.use_gds",
-                           "activation_checkpointing.synchronize_checkpoint_boundary",
-                           "checkpoint",
-                           "checkpoint",
-                           "flops_profiler",
-                           "comms_logger",
-                           "csv_monitor",
-                           "compile.free_activation_threshold",
-                           "pipeline",
-                           "elasticity",
-                           "use_data_before_expert_parallelism"}) {
-    const std::string_view text = path;
-    const size_t name_at = text.rfind('.') + 1;
-    EXPECT_TRUE(FindKey(path) != nullptr ||
-                FindWithoutMeaning(text.substr(0, name_at), text.substr(name_at)) != nullptr)
-        << path;
+  const std::pair<std::string, std::string_view> known[] = {
+      {"",
+       "managed_gradient_accumulation|seq_parallel_communication_data_type|bfloat16|torch_autocast|"
+       "timers|checkpoint|flops_profiler|comms_logger|csv_monitor|pipeline|elasticity|use_data_"
+       "before_expert_parallelism"},
+      {"data_types.", "buffer_dtype"},
+      {"fp16.", "consecutive_hysteresis"},
+      {"bf16.", "immediate_grad_update"},
+      {"zero_optimization.",
+       "cpu_offload_use_pin_memory|leaf_module|stage3_gather_fp16_weights_on_model_save|zero_"
+       "quantized_nontrainable_weights|max_live_parameters|zeropp_loco_param|zenflow"},
+      {"zero_optimization.offload_optimizer.", "cpuadam_cores_perc"},
+      {"aio.", "thread_count|use_gds"},
+      {"activation_checkpointing.", "synchronize_checkpoint_boundary"},
+      {"compile.", "free_activation_threshold"}};
+  for (const auto& [block, names] : known) {
+    ForEachWord(names, [&](std::string_view name) {
+      const std::string path = block + std::string(name);
+      EXPECT_TRUE(FindKey(path) != nullptr || FindWithoutMeaning(block, name) != nullptr) << path;
+    });
   }
 }
 
